@@ -1,0 +1,36 @@
+# Two of these need no preparation at all: make quickstart, make test. Each target is a script in ci/ that runs by hand, too.
+.PHONY: help quickstart test soak bench lint fmt generate
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+quickstart: ## set up what is missing, then run examples/quickstart
+	@ci/go
+	@ci/engine
+	@ci/image
+	go run ./examples/quickstart
+
+test: ## set up what is missing, then run every test
+	@ci/go
+	@ci/engine
+	@ci/image
+	@ci/test
+
+soak: ## the long-running tests
+	@ci/engine
+	@ci/image
+	@ci/soak
+
+bench: ## the benchmarks
+	@ci/engine
+	@ci/image
+	@ci/bench
+
+lint: ## formatting, go vet, staticcheck
+	@ci/lint
+
+fmt: ## format the Go files in place
+	@ci/fmt -w
+
+generate: ## rebuild the guest, the binary inside every sandbox
+	@ci/generate
