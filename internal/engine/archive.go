@@ -1,0 +1,98 @@
+package engine
+
+import (
+	"context"
+	"io"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+)
+
+// PathStat describes a path in a container.
+type PathStat struct {
+	Name       string
+	Size       int64
+	Mode       fs.FileMode
+	Mtime      time.Time
+	LinkTarget string // resolved by the engine, within the container
+}
+
+// CopyTo unpacks an uncompressed tar archive into dir, which must exist, of a
+// container in any state. A dir that a file of the archive would replace, or
+// the reverse, is refused. The engine holds the container's lock meanwhile:
+// inspect, exec and kill of it wait, so do not feed a running one slowly.
+//
+// An error of tar's own is returned as it is, and what was read before it may
+// have been unpacked. Where tar is an io.Closer it is closed when the engine
+// has read it, or stopped reading.
+func (e *Engine) CopyTo(ctx context.Context, containerID, dir string, tar io.Reader) error {
+	if err := checkName("container", containerID); err != nil {
+		return err
+	}
+	query := url.Values{"path": {dir}, "noOverwriteDirNonDir": {"true"}}
+	src := newSource(tar)
+	// The type matters: under another the engine answers 200 and may unpack
+	// nothing.
+	resp, err := e.call(ctx, http.MethodPut, "/containers/"+containerID+"/archive", query, "application/x-tar", src)
+	if err != nil {
+		return e.fail(ctx, src.blame(err))
+	}
+	_, err = io.Copy(io.Discard, resp.Body)
+	_ = resp.Body.Close()
+	return e.fail(ctx, err)
+}
+
+// StatPath looks at a path in a container in any state. A last element that
+// is a symbolic link is not followed.
+func (e *Engine) StatPath(ctx context.Context, containerID, path string) (PathStat, error) {
+	if err := checkName("container", containerID); err != nil {
+		return PathStat{}, err
+	}
+	s, err := e.cli.ContainerStatPath(ctx, containerID, path)
+	if err != nil {
+		return PathStat{}, e.fail(ctx, err)
+	}
+	return toStat(s), nil
+}
+
+// CopyFrom streams path as a tar archive, the last element of path being its
+// root entry. ctx bounds the stream. The caller closes it, and soon: until
+// then the engine holds the container's lock.
+func (e *Engine) CopyFrom(ctx context.Context, containerID, path string) (io.ReadCloser, PathStat, error) {
+	if err := checkName("container", containerID); err != nil {
+		return nil, PathStat{}, err
+	}
+	rc, s, err := e.cli.CopyFromContainer(ctx, containerID, path)
+	if err != nil {
+		if rc != nil {
+			_ = rc.Close()
+		}
+		return nil, PathStat{}, e.fail(ctx, err)
+	}
+	return &reply{ctx: ctx, e: e, rc: rc}, toStat(s), nil
+}
+
+func toStat(s container.PathStat) PathStat {
+	return PathStat{Name: s.Name, Size: s.Size, Mode: s.Mode, Mtime: s.Mtime, LinkTarget: s.LinkTarget}
+}
+
+// reply is a reply's body whose errors have a class. It keeps the request's
+// context to tell a cancelled stream from a cut one.
+type reply struct {
+	ctx context.Context
+	e   *Engine
+	rc  io.ReadCloser
+}
+
+func (r *reply) Read(p []byte) (int, error) {
+	n, err := r.rc.Read(p)
+	if err != nil && err != io.EOF {
+		err = r.e.fail(r.ctx, err)
+	}
+	return n, err
+}
+
+func (r *reply) Close() error { return r.rc.Close() }

@@ -1,0 +1,473 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"math"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/go-connections/nat"
+)
+
+// ContainerSpec says what container to create. Zero values leave the choice
+// to the image or the engine.
+type ContainerSpec struct {
+	Name       string
+	Image      string
+	Hostname   string
+	User       string
+	WorkingDir string
+	Entrypoint []string // nil means the image's; empty and not nil means none
+	Cmd        []string
+	Env        []string // KEY=value
+	Labels     map[string]string
+
+	NanoCPUs   int64 // billionths of a CPU
+	Memory     int64 // bytes
+	MemorySwap int64 // bytes, memory and swap together; -1 unlimited
+	PidsLimit  int64
+	ShmSize    int64 // bytes
+
+	Mounts         []Mount
+	Tmpfs          map[string]string // path to mount options
+	ReadonlyRootfs bool
+
+	CapAdd, CapDrop []string
+	SecurityOpt     []string
+	Sysctls         map[string]string
+	OOMScoreAdj     int
+	Privileged      bool
+
+	StopSignal  string
+	StopTimeout time.Duration // to the second, rounded up
+
+	NetworkMode     string
+	NetworkDisabled bool
+	Ports           []uint16 // TCP, published on 127.0.0.1 at ephemeral ports
+	DNS             []string
+	ExtraHosts      []string // name:address
+
+	Runtime     string
+	AutoRemove  bool
+	LogMaxSize  string // such as "10m"; not empty selects the json-file driver
+	LogMaxFiles int
+	TTY         bool
+	OpenStdin   bool
+	Init        bool // the engine's own init as PID 1
+}
+
+// Mount is one mount of a container to create.
+type Mount struct {
+	Type          string // "volume", "bind" or "tmpfs"
+	Source        string // volume name, or path on the engine's machine
+	Target        string
+	ReadOnly      bool
+	NoCopy        bool // do not fill an empty volume from the image
+	VolumeLabels  map[string]string
+	VolumeOptions map[string]string // for a volume that the mount would create
+}
+
+// Container is a container as the engine has it. One from a list has only
+// what a list tells: no Env, Cmd, User, WorkingDir, ExitCode, OOMKilled,
+// Error, Pid, StartedAt, FinishedAt or limits.
+type Container struct {
+	ID      string
+	Name    string // without the leading slash
+	Image   string // as it was asked for
+	ImageID string
+	Labels  map[string]string
+
+	Env, Cmd, Entrypoint []string
+	User, WorkingDir     string
+	Hostname             string
+	TTY                  bool
+
+	State      string // created, running, paused, restarting, removing, exited or dead
+	ExitCode   int
+	OOMKilled  bool
+	Error      string
+	Pid        int // on the engine's machine
+	CreatedAt  time.Time
+	StartedAt  time.Time // zero: never
+	FinishedAt time.Time
+
+	Mounts      []MountPoint
+	Ports       map[uint16]netip.AddrPort // published TCP ports; none while stopped
+	IP          netip.Addr                // on the default bridge
+	NetworkMode string
+	Runtime     string
+
+	NanoCPUs, Memory, PidsLimit int64
+	AutoRemove                  bool
+}
+
+// MountPoint is one mount of a container.
+type MountPoint struct {
+	Type   string
+	Name   string // of the volume
+	Source string
+	Target string
+	RW     bool
+}
+
+// Resources are the limits that can change while a container runs. Zero
+// leaves a limit as it is.
+type Resources struct {
+	NanoCPUs, Memory, MemorySwap, PidsLimit int64
+}
+
+// Filter selects containers. Zero means all of them, whatever their state.
+type Filter struct {
+	Labels []string // "key" or "key=value", all of them
+	Volume string   // mounts this volume
+	Names  []string // has one of these names
+}
+
+// CreateContainer creates a container and returns its ID. A name that is
+// taken is [ErrConflict]; a missing image is [ErrNotFound] and a
+// [*NoImageError].
+func (e *Engine) CreateContainer(ctx context.Context, s ContainerSpec) (string, error) {
+	if s.Name != "" {
+		if err := checkName("container", s.Name); err != nil {
+			return "", err
+		}
+	}
+	if err := checkImage(s.Image); err != nil {
+		return "", err
+	}
+	if err := checkMounts(s.Mounts); err != nil {
+		return "", err
+	}
+	config, host := s.config()
+	r, err := e.cli.ContainerCreate(ctx, config, host, nil, nil, s.Name)
+	if err = e.fail(ctx, err); err == nil {
+		return r.ID, nil
+	}
+	if !errors.Is(err, ErrNotFound) {
+		return "", err
+	}
+	// Not found may be a network or a runtime as well: ask which.
+	if _, inspectErr := e.InspectImage(ctx, s.Image); errors.Is(inspectErr, ErrNotFound) {
+		return "", &classed{class: ErrNotFound, text: "no such image " + quote(s.Image), err: errors.Join(&NoImageError{Ref: s.Image}, err)}
+	}
+	return "", err
+}
+
+func checkMounts(mounts []Mount) error {
+	for _, m := range mounts {
+		switch {
+		case m.Target == "":
+			return invalid("mount of %q has no target", m.Source)
+		case m.Type == "volume" && m.Source != "":
+			if err := checkName("volume", m.Source); err != nil {
+				return err
+			}
+		case m.Type == "volume", m.Type == "bind", m.Type == "tmpfs":
+		default:
+			return invalid("mount at %q: unknown type %q", m.Target, m.Type)
+		}
+	}
+	return nil
+}
+
+func (s *ContainerSpec) config() (*container.Config, *container.HostConfig) {
+	config := &container.Config{
+		Image: s.Image, Hostname: s.Hostname, User: s.User, WorkingDir: s.WorkingDir,
+		Entrypoint: s.Entrypoint, Cmd: s.Cmd, Env: s.Env, Labels: s.Labels,
+		StopSignal: s.StopSignal, Tty: s.TTY, OpenStdin: s.OpenStdin, NetworkDisabled: s.NetworkDisabled,
+	}
+	if s.StopTimeout > 0 {
+		config.StopTimeout = seconds(s.StopTimeout)
+	}
+	host := &container.HostConfig{
+		AutoRemove: s.AutoRemove, NetworkMode: container.NetworkMode(s.NetworkMode),
+		CapAdd: s.CapAdd, CapDrop: s.CapDrop, SecurityOpt: s.SecurityOpt, Privileged: s.Privileged,
+		Runtime: s.Runtime, Tmpfs: s.Tmpfs, OomScoreAdj: s.OOMScoreAdj, ShmSize: s.ShmSize,
+		Sysctls: s.Sysctls, ReadonlyRootfs: s.ReadonlyRootfs, DNS: s.DNS, ExtraHosts: s.ExtraHosts,
+		Resources: s.resources().docker(),
+	}
+	if s.Init {
+		host.Init = &s.Init
+	}
+	if s.LogMaxSize != "" {
+		host.LogConfig = container.LogConfig{Type: "json-file", Config: map[string]string{"max-size": s.LogMaxSize}}
+		if s.LogMaxFiles > 0 {
+			host.LogConfig.Config["max-file"] = strconv.Itoa(s.LogMaxFiles)
+		}
+	}
+	for _, m := range s.Mounts {
+		host.Mounts = append(host.Mounts, m.docker())
+	}
+	if len(s.Ports) > 0 {
+		config.ExposedPorts, host.PortBindings = nat.PortSet{}, nat.PortMap{}
+		for _, p := range s.Ports {
+			port := nat.Port(strconv.Itoa(int(p)) + "/tcp")
+			config.ExposedPorts[port] = struct{}{}
+			host.PortBindings[port] = []nat.PortBinding{{HostIP: "127.0.0.1"}}
+		}
+	}
+	return config, host
+}
+
+func (s *ContainerSpec) resources() Resources {
+	return Resources{NanoCPUs: s.NanoCPUs, Memory: s.Memory, MemorySwap: s.MemorySwap, PidsLimit: s.PidsLimit}
+}
+
+func (r Resources) docker() container.Resources {
+	d := container.Resources{NanoCPUs: r.NanoCPUs, Memory: r.Memory, MemorySwap: r.MemorySwap}
+	if r.PidsLimit != 0 {
+		d.PidsLimit = &r.PidsLimit
+	}
+	return d
+}
+
+// docker never uses the engine's old "binds", which create a missing path on
+// the engine's machine.
+func (m Mount) docker() mount.Mount {
+	d := mount.Mount{Type: mount.Type(m.Type), Source: m.Source, Target: m.Target, ReadOnly: m.ReadOnly}
+	if m.Type == "volume" && (m.NoCopy || m.VolumeLabels != nil || m.VolumeOptions != nil) {
+		d.VolumeOptions = &mount.VolumeOptions{NoCopy: m.NoCopy, Labels: m.VolumeLabels}
+		if m.VolumeOptions != nil {
+			d.VolumeOptions.DriverConfig = &mount.Driver{Name: "local", Options: m.VolumeOptions}
+		}
+	}
+	return d
+}
+
+func seconds(d time.Duration) *int {
+	n := int(math.Ceil(d.Seconds()))
+	return &n
+}
+
+// InspectContainer finds a container by name or ID. The engine takes a
+// prefix of an ID, too, so compare what you get with what you meant.
+func (e *Engine) InspectContainer(ctx context.Context, ref string) (Container, error) {
+	if err := checkName("container", ref); err != nil {
+		return Container{}, err
+	}
+	r, err := e.cli.ContainerInspect(ctx, ref)
+	if err != nil {
+		return Container{}, e.fail(ctx, err)
+	}
+	return inspected(&r), nil
+}
+
+func inspected(r *container.InspectResponse) Container {
+	var c Container
+	if b := r.ContainerJSONBase; b != nil {
+		c.ID, c.Name, c.ImageID = b.ID, strings.TrimPrefix(b.Name, "/"), b.Image
+		c.CreatedAt = parseTime(b.Created)
+		if s := b.State; s != nil {
+			c.State, c.ExitCode, c.OOMKilled, c.Error, c.Pid = s.Status, s.ExitCode, s.OOMKilled, s.Error, s.Pid
+			c.StartedAt, c.FinishedAt = parseTime(s.StartedAt), parseTime(s.FinishedAt)
+		}
+		if h := b.HostConfig; h != nil {
+			c.NanoCPUs, c.Memory, c.AutoRemove = h.NanoCPUs, h.Memory, h.AutoRemove
+			c.NetworkMode, c.Runtime = string(h.NetworkMode), h.Runtime
+			if h.PidsLimit != nil {
+				c.PidsLimit = *h.PidsLimit
+			}
+		}
+	}
+	if k := r.Config; k != nil {
+		c.Image, c.Labels, c.Env, c.Cmd, c.Entrypoint = k.Image, k.Labels, k.Env, k.Cmd, k.Entrypoint
+		c.User, c.WorkingDir, c.Hostname, c.TTY = k.User, k.WorkingDir, k.Hostname, k.Tty
+	}
+	if n := r.NetworkSettings; n != nil {
+		c.Ports = bound(n.Ports)
+		for _, network := range n.Networks {
+			if ip, err := netip.ParseAddr(network.IPAddress); err == nil {
+				c.IP = ip
+			}
+		}
+	}
+	c.Mounts = mountPoints(r.Mounts)
+	return c
+}
+
+func bound(ports nat.PortMap) map[uint16]netip.AddrPort {
+	out := map[uint16]netip.AddrPort{}
+	for port, bindings := range ports {
+		if port.Proto() != "tcp" {
+			continue
+		}
+		for _, b := range bindings {
+			ip, err := netip.ParseAddr(b.HostIP)
+			n, portErr := strconv.ParseUint(b.HostPort, 10, 16)
+			if err == nil && portErr == nil && n != 0 {
+				out[uint16(port.Int())] = netip.AddrPortFrom(ip, uint16(n))
+				break
+			}
+		}
+	}
+	return out
+}
+
+func mountPoints(mounts []container.MountPoint) []MountPoint {
+	out := make([]MountPoint, 0, len(mounts))
+	for _, m := range mounts {
+		out = append(out, MountPoint{Type: string(m.Type), Name: m.Name, Source: m.Source, Target: m.Destination, RW: m.RW})
+	}
+	return out
+}
+
+// ListContainers lists the containers f selects, in one call, in any state,
+// ordered by name.
+func (e *Engine) ListContainers(ctx context.Context, f Filter) ([]Container, error) {
+	args := labelFilter(f.Labels)
+	if f.Volume != "" {
+		if err := checkName("volume", f.Volume); err != nil {
+			return nil, err
+		}
+		args.Add("volume", f.Volume)
+	}
+	for _, name := range f.Names {
+		if err := checkName("container", name); err != nil {
+			return nil, err
+		}
+		// The engine takes a pattern, and would match part of a name.
+		args.Add("name", "^/?"+regexp.QuoteMeta(name)+"$")
+	}
+	l, err := e.cli.ContainerList(ctx, container.ListOptions{All: true, Filters: args})
+	if err != nil {
+		return nil, e.fail(ctx, err)
+	}
+	out := make([]Container, 0, len(l))
+	for i := range l {
+		c := summarised(&l[i])
+		// The engine's volume filter matches a mount's path, too.
+		if f.Volume != "" && !slices.ContainsFunc(c.Mounts, func(m MountPoint) bool { return m.Name == f.Volume }) {
+			continue
+		}
+		if len(f.Names) > 0 && !slices.Contains(f.Names, c.Name) {
+			continue
+		}
+		out = append(out, c)
+	}
+	slices.SortFunc(out, func(a, b Container) int { return strings.Compare(a.Name, b.Name) })
+	return out, nil
+}
+
+func summarised(s *container.Summary) Container {
+	c := Container{
+		ID: s.ID, Image: s.Image, ImageID: s.ImageID, Labels: s.Labels, State: s.State,
+		CreatedAt: time.Unix(s.Created, 0), Mounts: mountPoints(s.Mounts),
+		NetworkMode: s.HostConfig.NetworkMode, Ports: map[uint16]netip.AddrPort{},
+	}
+	for _, name := range s.Names {
+		// A second slash belongs to another container's link.
+		if name = strings.TrimPrefix(name, "/"); !strings.Contains(name, "/") {
+			c.Name = name
+		}
+	}
+	for _, p := range s.Ports {
+		if ip, err := netip.ParseAddr(p.IP); err == nil && p.PublicPort != 0 && p.Type == "tcp" {
+			c.Ports[p.PrivatePort] = netip.AddrPortFrom(ip, p.PublicPort)
+		}
+	}
+	return c
+}
+
+// StartContainer starts a container. One that runs already is no error.
+func (e *Engine) StartContainer(ctx context.Context, id string) error {
+	return e.onContainer(ctx, id, func() error { return e.cli.ContainerStart(ctx, id, container.StartOptions{}) })
+}
+
+// StopContainer sends the container its stop signal, and kills it when grace
+// has passed; a negative grace means the container's own. One that does not
+// run is no error. Grace counts in whole seconds, rounded up.
+func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Duration) error {
+	var o container.StopOptions
+	if grace >= 0 {
+		o.Timeout = seconds(grace)
+	}
+	return e.onContainer(ctx, id, func() error { return e.cli.ContainerStop(ctx, id, o) })
+}
+
+// KillContainer sends a signal, such as "SIGKILL", to the container's PID 1.
+// One that does not run is [ErrConflict].
+func (e *Engine) KillContainer(ctx context.Context, id, signal string) error {
+	return e.onContainer(ctx, id, func() error { return e.cli.ContainerKill(ctx, id, signal) })
+}
+
+// PauseContainer freezes every process of the container.
+func (e *Engine) PauseContainer(ctx context.Context, id string) error {
+	return e.onContainer(ctx, id, func() error { return e.cli.ContainerPause(ctx, id) })
+}
+
+// UnpauseContainer undoes [Engine.PauseContainer].
+func (e *Engine) UnpauseContainer(ctx context.Context, id string) error {
+	return e.onContainer(ctx, id, func() error { return e.cli.ContainerUnpause(ctx, id) })
+}
+
+// RenameContainer gives the container another name. One that is taken is
+// [ErrConflict].
+func (e *Engine) RenameContainer(ctx context.Context, id, name string) error {
+	if err := checkName("container", name); err != nil {
+		return err
+	}
+	return e.onContainer(ctx, id, func() error { return e.cli.ContainerRename(ctx, id, name) })
+}
+
+// UpdateContainer changes the container's limits.
+func (e *Engine) UpdateContainer(ctx context.Context, id string, r Resources) error {
+	return e.onContainer(ctx, id, func() error {
+		_, err := e.cli.ContainerUpdate(ctx, id, container.UpdateConfig{Resources: r.docker()})
+		return err
+	})
+}
+
+// RemoveContainer removes a container and leaves its volumes. force kills it
+// first; without it a running one is [ErrConflict]. When somebody else is at
+// it already the error is a [*RemovalInProgressError].
+func (e *Engine) RemoveContainer(ctx context.Context, id string, force bool) error {
+	err := e.onContainer(ctx, id, func() error {
+		return e.cli.ContainerRemove(ctx, id, container.RemoveOptions{Force: force})
+	})
+	if !errors.Is(err, ErrConflict) {
+		return err
+	}
+	c, inspectErr := e.InspectContainer(ctx, id)
+	switch {
+	case errors.Is(inspectErr, ErrNotFound):
+		// The other removal has ended meanwhile.
+		return inspectErr
+	case inspectErr == nil && c.State == container.StateRemoving:
+		return &classed{class: ErrConflict, text: err.Error(), err: errors.Join(&RemovalInProgressError{Ref: id}, err)}
+	}
+	return err
+}
+
+// WaitContainer waits until the container does not run and returns its exit
+// code. One that has not been started counts as not running.
+func (e *Engine) WaitContainer(ctx context.Context, id string) (int, error) {
+	if err := checkName("container", id); err != nil {
+		return 0, err
+	}
+	// ctx ends the request, and with it one of the two channels: receiving
+	// from both leaves no goroutine behind.
+	results, errs := e.cli.ContainerWait(ctx, id, container.WaitConditionNotRunning)
+	select {
+	case r := <-results:
+		if r.Error != nil && r.Error.Message != "" {
+			return int(r.StatusCode), errors.New(r.Error.Message)
+		}
+		return int(r.StatusCode), nil
+	case err := <-errs:
+		return 0, e.fail(ctx, err)
+	}
+}
+
+func (e *Engine) onContainer(ctx context.Context, id string, call func() error) error {
+	if err := checkName("container", id); err != nil {
+		return err
+	}
+	return e.fail(ctx, call())
+}

@@ -1,0 +1,269 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+	"time"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/docker/docker/client"
+)
+
+// The classes of error. Every error of this package matches at most one of
+// them with [errors.Is], and the engine's own error stays reachable below it.
+// One that matches none is the engine's own trouble, or a caller's
+// cancellation, which matches [context.Canceled] or
+// [context.DeadlineExceeded] and no class.
+var (
+	// ErrNotFound: there is no such container, volume, image, exec or path.
+	ErrNotFound = errors.New("not found")
+	// ErrConflict: the name is taken, or the object is in use or in a state
+	// that does not allow the call.
+	ErrConflict = errors.New("conflict")
+	// ErrInvalid: an argument is malformed. Names are refused before any call.
+	ErrInvalid = errors.New("invalid argument")
+	// ErrUnavailable: the engine could not be reached, or the connection to
+	// it broke, so the call may or may not have been carried out.
+	ErrUnavailable = errors.New("engine unavailable")
+	// ErrForbidden: the engine, or a registry, refuses this caller.
+	ErrForbidden = errors.New("forbidden")
+	// ErrUnsupported: this engine cannot do it.
+	ErrUnsupported = errors.New("not supported by the engine")
+)
+
+// StatusError is a refusal by the engine.
+type StatusError struct {
+	Status  int    // HTTP status
+	Message string // the engine's own words
+}
+
+// Error is the engine's own message.
+func (e *StatusError) Error() string { return e.Message }
+
+// NoImageError says that a container could not be created because the engine
+// does not have the image. It matches [ErrNotFound].
+type NoImageError struct{ Ref string }
+
+// Error names the image.
+func (e *NoImageError) Error() string { return fmt.Sprintf("no such image %q", e.Ref) }
+
+// Is reports whether target is [ErrNotFound].
+func (e *NoImageError) Is(target error) bool { return target == ErrNotFound }
+
+// RemovalInProgressError says that somebody else is removing the container
+// already. It matches [ErrConflict]; the container will be gone soon.
+type RemovalInProgressError struct{ Ref string }
+
+// Error names the container.
+func (e *RemovalInProgressError) Error() string {
+	return fmt.Sprintf("container %q is being removed already", e.Ref)
+}
+
+// Is reports whether target is [ErrConflict].
+func (e *RemovalInProgressError) Is(target error) bool { return target == ErrConflict }
+
+// classed is an error with its class.
+type classed struct {
+	class error
+	text  string
+	err   error
+}
+
+func (e *classed) Error() string   { return e.text }
+func (e *classed) Unwrap() []error { return []error{e.class, e.err} }
+
+func invalid(format string, args ...any) error {
+	return &classed{class: ErrInvalid, text: fmt.Sprintf(format, args...), err: ErrInvalid}
+}
+
+// canceled is the caller's own doing: it matches the context's error and its
+// cause, and deliberately nothing the transport made of them.
+type canceled struct{ err, cause error }
+
+func (e *canceled) Error() string   { return e.cause.Error() }
+func (e *canceled) Unwrap() []error { return []error{e.err, e.cause} }
+
+// transportError marks what came out of a request that got no reply. Its text
+// is plain on purpose: the Docker client looks for words in it, and would
+// drop the cause on finding them.
+type transportError struct{ err error }
+
+func (e *transportError) Error() string { return "no reply from the engine" }
+func (e *transportError) Unwrap() error { return e.err }
+
+// opaque keeps the text of an error and not its identity: a dial's own
+// timeout matches context.DeadlineExceeded, which must stay the caller's.
+type opaque string
+
+func (e opaque) Error() string { return string(e) }
+
+// silentError says that an engine accepted a connection and said nothing.
+type silentError struct{ after time.Duration }
+
+func (e *silentError) Error() string { return fmt.Sprintf("no answer within %v", e.after) }
+
+// done is ctx.Err, also for a deadline that has passed and whose timer has
+// yet to fire: a dial watches the deadline itself and may be the first to see.
+func done(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if d, ok := ctx.Deadline(); ok && !time.Now().Before(d) {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// fail gives err its class. ctx is the caller's.
+func (e *Engine) fail(ctx context.Context, err error) error {
+	if err == nil || hasClass(err) {
+		return err
+	}
+	broken := isBroken(err)
+	if ctxErr := done(ctx); ctxErr != nil {
+		cause := context.Cause(ctx)
+		if cause == nil {
+			cause = ctxErr
+		}
+		if broken || errors.Is(err, ctxErr) || errors.Is(err, cause) {
+			return &canceled{err: ctxErr, cause: cause}
+		}
+	}
+	if broken {
+		return unavailable(e.Host(), err)
+	}
+	return refused(err)
+}
+
+func hasClass(err error) bool {
+	for _, class := range []error{ErrNotFound, ErrConflict, ErrInvalid, ErrUnavailable, ErrForbidden, ErrUnsupported} {
+		if errors.Is(err, class) {
+			return true
+		}
+	}
+	var c *canceled
+	return errors.As(err, &c)
+}
+
+// unavailable wraps what broke the connection to host.
+func unavailable(host string, err error) error {
+	text := err.Error()
+	if te := (*transportError)(nil); errors.As(err, &te) {
+		text = te.err.Error()
+		err = te.err
+	}
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		err = opaque(text)
+	}
+	return &classed{class: ErrUnavailable, text: fmt.Sprintf("engine at %s: %s", host, text), err: err}
+}
+
+// isBroken reports whether err is about the connection and not an answer.
+func isBroken(err error) bool {
+	for _, e := range []error{
+		io.EOF, io.ErrUnexpectedEOF, io.ErrClosedPipe, net.ErrClosed, errNotAnEngine,
+		syscall.ECONNRESET, syscall.ECONNREFUSED, syscall.EPIPE,
+	} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	var (
+		transport *transportError
+		silent    *silentError
+		network   net.Error
+		syntax    *json.SyntaxError
+	)
+	return client.IsErrConnectionFailed(err) || errors.As(err, &transport) || errors.As(err, &silent) ||
+		errors.As(err, &network) || errors.As(err, &syntax)
+}
+
+// refused gives an answer of the engine's its class and its plain text.
+func refused(err error) error {
+	var status *StatusError
+	if errors.As(err, &status) {
+		if class := classOfStatus(status.Status); class != nil {
+			return &classed{class: class, text: status.Message, err: err}
+		}
+		return err
+	}
+	for _, c := range []struct {
+		is    func(error) bool
+		class error
+	}{
+		{cerrdefs.IsNotFound, ErrNotFound},
+		{cerrdefs.IsConflict, ErrConflict},
+		{cerrdefs.IsAlreadyExists, ErrConflict},
+		{cerrdefs.IsFailedPrecondition, ErrConflict},
+		{cerrdefs.IsNotModified, ErrConflict},
+		{cerrdefs.IsUnauthorized, ErrForbidden},
+		{cerrdefs.IsPermissionDenied, ErrForbidden},
+		{cerrdefs.IsNotImplemented, ErrUnsupported},
+		{cerrdefs.IsUnavailable, ErrUnavailable},
+		{cerrdefs.IsInvalidArgument, ErrInvalid},
+		{cerrdefs.IsOutOfRange, ErrInvalid},
+	} {
+		if c.is(err) {
+			return &classed{class: c.class, text: plain(err), err: err}
+		}
+	}
+	return err
+}
+
+func classOfStatus(status int) error {
+	switch status {
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return ErrForbidden
+	case http.StatusNotFound:
+		return ErrNotFound
+	case http.StatusConflict, http.StatusPreconditionFailed:
+		return ErrConflict
+	case http.StatusNotImplemented, http.StatusMethodNotAllowed:
+		return ErrUnsupported
+	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return ErrUnavailable
+	}
+	if status >= 400 && status < 500 {
+		return ErrInvalid
+	}
+	return nil
+}
+
+// plain is the engine's own message, without what the client put before it.
+func plain(err error) string {
+	for {
+		next := errors.Unwrap(err)
+		if next == nil {
+			return err.Error()
+		}
+		err = next
+	}
+}
+
+// checkStatus turns a reply that is not a success into a [*StatusError], and
+// closes it.
+func checkStatus(resp *http.Response) error {
+	if resp.StatusCode < 400 {
+		return nil
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	if err != nil {
+		return err
+	}
+	var reply struct{ Message string }
+	if json.Unmarshal(body, &reply) != nil || reply.Message == "" {
+		reply.Message = strings.TrimSpace(string(body))
+	}
+	if reply.Message == "" {
+		reply.Message = resp.Status
+	}
+	return &StatusError{Status: resp.StatusCode, Message: reply.Message}
+}

@@ -1,0 +1,255 @@
+package engine
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+)
+
+// ExecSpec is a command to run in a running container.
+type ExecSpec struct {
+	Argv  []string // never read by a shell
+	Env   []string // KEY=value, on top of the container's
+	User  string   // empty means the container's
+	Dir   string   // empty means the container's
+	Stdin bool     // whether the command gets a stdin
+}
+
+// Stream is a running exec: reading it reads the command's stdout, writing it
+// writes its stdin. One goroutine may read while another writes.
+type Stream struct {
+	e      *Engine
+	id     string
+	conn   net.Conn
+	demux  *Demux
+	stderr tail
+
+	once     sync.Once
+	closeErr error
+	closed   chan struct{}
+
+	mu   sync.Mutex
+	exit *int
+}
+
+// Exec starts a command without a TTY. ctx bounds the start only; the stream
+// lives until it is closed or the command ends. A container that is not
+// running is [ErrConflict]. A program that does not exist starts all the same:
+// it ends with exit code 126 or 127 and the engine's words in its output.
+func (e *Engine) Exec(ctx context.Context, containerID string, s ExecSpec) (*Stream, error) {
+	if err := checkName("container", containerID); err != nil {
+		return nil, err
+	}
+	if len(s.Argv) == 0 {
+		return nil, invalid("exec: no command")
+	}
+	r, err := e.cli.ContainerExecCreate(ctx, containerID, container.ExecOptions{
+		Cmd: s.Argv, Env: s.Env, User: s.User, WorkingDir: s.Dir,
+		AttachStdin: s.Stdin, AttachStdout: true, AttachStderr: true,
+	})
+	if err != nil {
+		return nil, e.fail(ctx, err)
+	}
+	if err := checkName("exec", r.ID); err != nil {
+		return nil, unavailable(e.Host(), err)
+	}
+	conn, br, err := e.hijack(ctx, "/exec/"+r.ID+"/start", container.ExecStartOptions{})
+	if err != nil {
+		return nil, e.fail(ctx, err)
+	}
+	st := &Stream{e: e, id: r.ID, conn: conn, closed: make(chan struct{})}
+	st.demux = NewDemux(br, &st.stderr)
+	return st, nil
+}
+
+// hijack makes a POST whose connection becomes a raw stream. The client's own
+// minds neither ctx while it waits for the reply, nor the reply's status.
+func (e *Engine) hijack(ctx context.Context, path string, body any) (_ net.Conn, _ io.Reader, err error) {
+	b, err := json.Marshal(body)
+	if err != nil {
+		return nil, nil, err
+	}
+	req, err := e.request(ctx, http.MethodPost, path, nil, bytes.NewReader(b))
+	if err != nil {
+		return nil, nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Connection", "Upgrade")
+	req.Header.Set("Upgrade", "tcp")
+	conn, err := e.dialRaw(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	// Closing is the one way to interrupt that every transport knows.
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer func() {
+		if !stop() && err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			_ = conn.Close()
+		}
+	}()
+	if err := req.Write(conn); err != nil {
+		return nil, nil, &transportError{err: err}
+	}
+	br := bufio.NewReader(conn)
+	resp, err := http.ReadResponse(br, req)
+	if err != nil {
+		return nil, nil, &transportError{err: err}
+	}
+	e.clock.learn(resp.Header.Get("Date"), time.Now())
+	if err := checkStatus(resp); err != nil {
+		return nil, nil, err
+	}
+	// Without an upgrade the old engines answer 200 and stream all the same.
+	if resp.StatusCode != http.StatusSwitchingProtocols && resp.StatusCode != http.StatusOK {
+		return nil, nil, &StatusError{Status: http.StatusNotImplemented, Message: "no stream, but " + resp.Status}
+	}
+	if br.Buffered() == 0 {
+		return conn, conn, nil
+	}
+	first, _ := br.Peek(br.Buffered())
+	return conn, io.MultiReader(bytes.NewReader(bytes.Clone(first)), conn), nil
+}
+
+// Read reads stdout, and collects the end of stderr as it meets it. It
+// returns io.EOF only when the command is over: a connection that ends while
+// the engine says the command still runs was cut, and is [ErrUnavailable], as
+// is any other broken one. A command that closes its stdout and stderr and
+// runs on looks the same.
+func (s *Stream) Read(p []byte) (int, error) {
+	n, err := s.demux.Read(p)
+	switch {
+	case err == nil:
+		return n, nil
+	case s.isClosed():
+		return n, net.ErrClosed
+	case errors.Is(err, io.EOF):
+		return n, s.ended()
+	}
+	var garbled *garbledError
+	if errors.As(err, &garbled) {
+		return n, unavailable(s.e.Host(), err)
+	}
+	return n, s.e.fail(context.Background(), err)
+}
+
+const (
+	endedPatience = 2 * time.Second // the engine may notice an exit after the output's end
+	endedTimeout  = 10 * time.Second
+)
+
+// ended asks the engine whether the command is over.
+func (s *Stream) ended() error {
+	s.mu.Lock()
+	known := s.exit != nil
+	s.mu.Unlock()
+	if known {
+		return io.EOF
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), endedTimeout)
+	defer cancel()
+	start := time.Now()
+	for wait := 2 * time.Millisecond; ; wait *= 2 {
+		_, err := s.ExitCode(ctx)
+		switch {
+		case err == nil, errors.Is(err, ErrNotFound):
+			return io.EOF // not found: its container went, and took it along
+		case ctx.Err() != nil:
+			return unavailable(s.e.Host(), &silentError{after: endedTimeout})
+		case !errors.Is(err, errRunning):
+			return err
+		case time.Since(start) > endedPatience:
+			return unavailable(s.e.Host(), fmt.Errorf("stream cut while its command runs: %w", io.ErrUnexpectedEOF))
+		}
+		select {
+		case <-time.After(wait):
+		case <-s.closed:
+			return net.ErrClosed
+		}
+	}
+}
+
+// Write writes to the command's stdin.
+func (s *Stream) Write(p []byte) (int, error) {
+	n, err := s.conn.Write(p)
+	if err != nil {
+		if s.isClosed() {
+			return n, net.ErrClosed
+		}
+		err = s.e.fail(context.Background(), err)
+	}
+	return n, err
+}
+
+// CloseWrite ends the command's stdin.
+func (s *Stream) CloseWrite() error {
+	if s.isClosed() {
+		return net.ErrClosed
+	}
+	c, ok := s.conn.(interface{ CloseWrite() error })
+	if !ok {
+		return &classed{class: ErrUnsupported, text: "this transport cannot end a stdin alone", err: errors.ErrUnsupported}
+	}
+	return s.e.fail(context.Background(), c.CloseWrite())
+}
+
+// Close lets go of the stream. The command is not killed: it sees the end of
+// its stdin, and its output goes nowhere. Only the first call does anything.
+func (s *Stream) Close() error {
+	s.once.Do(func() {
+		close(s.closed)
+		if err := s.conn.Close(); err != nil && !isBroken(err) {
+			s.closeErr = err
+		}
+	})
+	return s.closeErr
+}
+
+func (s *Stream) isClosed() bool {
+	select {
+	case <-s.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// Stderr is the end of what the command wrote to stderr, at most 4 KiB of it,
+// as far as Read has come.
+func (s *Stream) Stderr() string { return s.stderr.String() }
+
+// ID is the engine's name for the exec.
+func (s *Stream) ID() string { return s.id }
+
+var errRunning = errors.New("the command is still running")
+
+// ExitCode is the command's exit code, once it is over; after Read has
+// returned io.EOF it is. Before that the error is [ErrConflict].
+func (s *Stream) ExitCode(ctx context.Context) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.exit != nil {
+		return *s.exit, nil
+	}
+	r, err := s.e.cli.ContainerExecInspect(ctx, s.id)
+	if err != nil {
+		return 0, s.e.fail(ctx, err)
+	}
+	if r.Running {
+		return 0, &classed{class: ErrConflict, text: errRunning.Error(), err: errRunning}
+	}
+	s.exit = &r.ExitCode
+	return r.ExitCode, nil
+}

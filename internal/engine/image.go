@@ -1,0 +1,194 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+
+	"github.com/docker/docker/api/types/image"
+)
+
+// Image is an image as the engine has it. One from a list has only ID, Tags,
+// Labels and Size.
+type Image struct {
+	ID              string
+	Tags            []string
+	Labels          map[string]string
+	Env             []string
+	Cmd, Entrypoint []string
+	User            string
+	WorkingDir      string
+	Arch, OS        string
+	Layers          int
+	Size            int64
+}
+
+// PullEvent is one piece of news from a pull.
+type PullEvent struct {
+	Layer          string // short digest; empty for news of the whole pull
+	Status         string // such as "Downloading", in the engine's words
+	Current, Total int64  // bytes; zero when there is nothing to count
+}
+
+// InspectImage finds an image by reference or ID.
+func (e *Engine) InspectImage(ctx context.Context, ref string) (Image, error) {
+	if err := checkImage(ref); err != nil {
+		return Image{}, err
+	}
+	r, err := e.cli.ImageInspect(ctx, ref)
+	if err != nil {
+		return Image{}, e.fail(ctx, err)
+	}
+	i := Image{ID: r.ID, Tags: r.RepoTags, Arch: r.Architecture, OS: r.Os, Layers: len(r.RootFS.Layers), Size: r.Size}
+	if c := r.Config; c != nil {
+		i.Labels, i.Env, i.Cmd, i.Entrypoint, i.User, i.WorkingDir = c.Labels, c.Env, c.Cmd, c.Entrypoint, c.User, c.WorkingDir
+	}
+	return i, nil
+}
+
+// ListImages lists the images that carry every one of labels ("key" or
+// "key=value").
+func (e *Engine) ListImages(ctx context.Context, labels ...string) ([]Image, error) {
+	l, err := e.cli.ImageList(ctx, image.ListOptions{Filters: labelFilter(labels)})
+	if err != nil {
+		return nil, e.fail(ctx, err)
+	}
+	out := make([]Image, 0, len(l))
+	for _, s := range l {
+		tags := slices.DeleteFunc(s.RepoTags, func(t string) bool { return t == "<none>:<none>" })
+		out = append(out, Image{ID: s.ID, Tags: tags, Labels: s.Labels, Size: s.Size})
+	}
+	return out, nil
+}
+
+// PullImage fetches an image for the engine's own platform, and tells
+// progress, which may be nil, how it goes. Credentials for the registry come
+// from the docker command's configuration, where they are stored in plain.
+// A registry's refusal has a class where the engine gives it a status.
+func (e *Engine) PullImage(ctx context.Context, ref string, progress func(PullEvent)) error {
+	if err := checkImage(ref); err != nil {
+		return err
+	}
+	auth, err := registryAuth(ref)
+	if err != nil {
+		return err
+	}
+	body, err := e.cli.ImagePull(ctx, ref, image.PullOptions{RegistryAuth: auth})
+	if err != nil {
+		return e.fail(ctx, err)
+	}
+	defer body.Close()
+	return e.fail(ctx, readProgress(body, progress))
+}
+
+// ImportImage makes an image of one layer from a tar archive. changes are
+// Dockerfile instructions such as `LABEL a=b`. Where tar is an io.Closer it is
+// closed when the engine has read it, or stopped reading.
+func (e *Engine) ImportImage(ctx context.Context, ref string, tar io.Reader, changes []string) error {
+	if err := checkImage(ref); err != nil {
+		return err
+	}
+	query := url.Values{"fromSrc": {"-"}, "repo": {ref}, "changes": changes}
+	src := newSource(tar)
+	resp, err := e.call(ctx, http.MethodPost, "/images/create", query, "application/x-tar", src)
+	if err == nil {
+		defer resp.Body.Close()
+		err = readProgress(resp.Body, nil)
+	}
+	return e.fail(ctx, src.blame(err))
+}
+
+// RemoveImage takes a tag off an image, or removes it when ref is its last
+// tag or its ID. One that a container uses is [ErrConflict]; force takes the
+// tags of an image used by a stopped one.
+func (e *Engine) RemoveImage(ctx context.Context, ref string, force bool) error {
+	if err := checkImage(ref); err != nil {
+		return err
+	}
+	_, err := e.cli.ImageRemove(ctx, ref, image.RemoveOptions{Force: force, PruneChildren: true})
+	return e.fail(ctx, err)
+}
+
+// readProgress reads a stream of JSON messages to its end. A failure is a
+// message of the stream, under status 200.
+func readProgress(r io.Reader, progress func(PullEvent)) error {
+	dec := json.NewDecoder(r)
+	for {
+		var m struct {
+			ID             string
+			Status         string
+			ProgressDetail struct{ Current, Total int64 }
+			Error          string
+			ErrorDetail    struct {
+				Code    int
+				Message string
+			}
+		}
+		switch err := dec.Decode(&m); {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+		if m.Error != "" || m.ErrorDetail.Message != "" {
+			if m.ErrorDetail.Message == "" {
+				m.ErrorDetail.Message = m.Error
+			}
+			return &StatusError{Status: m.ErrorDetail.Code, Message: m.ErrorDetail.Message}
+		}
+		if progress != nil {
+			progress(PullEvent{Layer: m.ID, Status: m.Status, Current: m.ProgressDetail.Current, Total: m.ProgressDetail.Total})
+		}
+	}
+}
+
+// source remembers what went wrong on the caller's side of a request's body,
+// which would pass for a broken connection.
+type source struct {
+	r   io.Reader
+	err chan error // holds at most one
+}
+
+func newSource(r io.Reader) *source { return &source{r: r, err: make(chan error, 1)} }
+
+func (s *source) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	if err != nil && err != io.EOF {
+		select {
+		case s.err <- err:
+		default:
+		}
+	}
+	return n, err
+}
+
+func (s *source) Close() error {
+	if c, ok := s.r.(io.Closer); ok {
+		return c.Close()
+	}
+	return nil
+}
+
+// blame returns the source's own error when that is what made the call fail.
+func (s *source) blame(err error) error {
+	if err == nil {
+		return nil
+	}
+	select {
+	case own := <-s.err:
+		return &sourceError{err: own}
+	default:
+		return err
+	}
+}
+
+// sourceError is an error of a body's reader.
+type sourceError struct{ err error }
+
+func (e *sourceError) Error() string { return fmt.Sprintf("read archive: %v", e.err) }
+func (e *sourceError) Unwrap() error { return e.err }

@@ -1,0 +1,72 @@
+package engine
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/docker/docker/api/types"
+	"github.com/docker/docker/api/types/system"
+)
+
+// Info describes an engine.
+type Info struct {
+	Version         string // of the engine, such as "28.5.2"
+	APIVersion      string // agreed on with it
+	MaxAPIVersion   string // the newest it speaks
+	OS              string // of its machine, such as "Debian GNU/Linux 12 (bookworm)"
+	OSType          string // "linux" or "windows"
+	Arch            string // as GOARCH
+	Kernel          string
+	Name            string // host name of its machine
+	NCPU            int
+	MemTotal        int64  // bytes
+	StorageDriver   string // such as "overlay2"
+	CgroupVersion   string // "1" or "2"
+	Runtimes        []string
+	DefaultRuntime  string
+	SecurityOptions []string
+	Rootless        bool
+}
+
+// Info asks the engine about itself, in two calls.
+func (e *Engine) Info(ctx context.Context) (Info, error) {
+	var (
+		info    system.Info
+		version types.Version
+	)
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() (err error) { info, err = e.cli.Info(gctx); return e.fail(ctx, err) })
+	g.Go(func() (err error) { version, err = e.cli.ServerVersion(gctx); return e.fail(ctx, err) })
+	if err := g.Wait(); err != nil {
+		return Info{}, err
+	}
+	e.arch.Store(&version.Arch)
+	i := Info{
+		Version: version.Version, APIVersion: e.APIVersion(), MaxAPIVersion: version.APIVersion,
+		OS: info.OperatingSystem, OSType: info.OSType, Arch: version.Arch, Kernel: info.KernelVersion, Name: info.Name,
+		NCPU: info.NCPU, MemTotal: info.MemTotal, StorageDriver: info.Driver, CgroupVersion: info.CgroupVersion,
+		DefaultRuntime: info.DefaultRuntime, SecurityOptions: info.SecurityOptions,
+		Rootless: slices.ContainsFunc(info.SecurityOptions, func(s string) bool { return strings.Contains(s, "name=rootless") }),
+	}
+	for name := range info.Runtimes {
+		i.Runtimes = append(i.Runtimes, name)
+	}
+	slices.Sort(i.Runtimes)
+	return i, nil
+}
+
+// Arch is the engine's architecture as GOARCH says it. It is asked for once.
+func (e *Engine) Arch(ctx context.Context) (string, error) {
+	if arch := e.arch.Load(); arch != nil {
+		return *arch, nil
+	}
+	v, err := e.cli.ServerVersion(ctx)
+	if err != nil {
+		return "", e.fail(ctx, err)
+	}
+	e.arch.Store(&v.Arch)
+	return v.Arch, nil
+}

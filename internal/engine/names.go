@@ -1,0 +1,32 @@
+package engine
+
+import (
+	"regexp"
+
+	"github.com/distribution/reference"
+)
+
+var (
+	nameRE    = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]*$`)
+	imageIDRE = regexp.MustCompile(`^(?:sha256:)?[0-9a-f]{12,64}$`)
+)
+
+// checkName is the second line of defence: the Docker client cleans paths, so
+// a volume called "../containers/x" would reach the container x.
+func checkName(kind, name string) error {
+	if nameRE.MatchString(name) {
+		return nil
+	}
+	return invalid("%s %q: want letters, digits, '_', '.' and '-', the first a letter or digit", kind, name)
+}
+
+// checkImage accepts an image reference or an image ID.
+func checkImage(ref string) error {
+	if imageIDRE.MatchString(ref) {
+		return nil
+	}
+	if _, err := reference.ParseNormalizedNamed(ref); err != nil {
+		return &classed{class: ErrInvalid, text: "image " + quote(ref) + ": " + err.Error(), err: err}
+	}
+	return nil
+}

@@ -1,0 +1,202 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// sshTarget is an engine reached by running "docker system dial-stdio" on its
+// machine.
+type sshTarget struct {
+	user, host, port, socket string
+}
+
+var (
+	sshWordRE   = regexp.MustCompile(`^[A-Za-z0-9_.@:%\[\]][A-Za-z0-9_.@:%\[\]-]*$`)
+	sshSocketRE = regexp.MustCompile(`^/[A-Za-z0-9_./-]+$`)
+)
+
+func parseSSH(u *url.URL) (sshTarget, error) {
+	t := sshTarget{user: u.User.Username(), host: u.Hostname(), port: u.Port()}
+	if _, has := u.User.Password(); has {
+		return t, invalid("an ssh:// host takes no password: use a key or an agent")
+	}
+	// A word that begins with a dash would be an option to ssh.
+	if !sshWordRE.MatchString(t.host) {
+		return t, invalid("%q is no host name for ssh", t.host)
+	}
+	if t.user != "" && !sshWordRE.MatchString(t.user) {
+		return t, invalid("%q is no user name for ssh", t.user)
+	}
+	if t.port != "" {
+		if n, err := strconv.ParseUint(t.port, 10, 16); err != nil || n == 0 {
+			return t, invalid("%q is no port", t.port)
+		}
+	}
+	if u.RawQuery != "" || u.Fragment != "" {
+		return t, invalid("an ssh:// host takes no query and no fragment")
+	}
+	if u.Path != "" && u.Path != "/" {
+		// The far side's shell reads this word, so it may hold nothing special.
+		if !sshSocketRE.MatchString(u.Path) {
+			return t, invalid("%q is no socket path for ssh", u.Path)
+		}
+		t.socket = u.Path
+	}
+	return t, nil
+}
+
+// argv is ssh's command line. No local shell reads it.
+func (t sshTarget) argv() []string {
+	argv := []string{"-o", "ConnectTimeout=30", "-T"}
+	if t.user != "" {
+		argv = append(argv, "-l", t.user)
+	}
+	if t.port != "" {
+		argv = append(argv, "-p", t.port)
+	}
+	argv = append(argv, "--", t.host, "docker")
+	if t.socket != "" {
+		argv = append(argv, "--host", "unix://"+t.socket)
+	}
+	return append(argv, "system", "dial-stdio")
+}
+
+func (t sshTarget) dial(ctx context.Context) (net.Conn, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	// Not CommandContext: the connection outlives the dialling of it.
+	cmd := exec.Command("ssh", t.argv()...)
+	cmd.SysProcAttr = ownSession()
+	// A control master that ssh leaves behind keeps our pipes open.
+	cmd.WaitDelay = time.Second
+	c := &sshConn{cmd: cmd, host: t.host}
+	cmd.Stderr = &c.stderr
+	var err error
+	if c.in, err = cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	if c.out, err = cmd.StdoutPipe(); err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// sshConn is a connection over an ssh process's stdin and stdout.
+type sshConn struct {
+	cmd    *exec.Cmd
+	host   string
+	in     io.WriteCloser
+	out    io.ReadCloser
+	stderr tail
+
+	closing  sync.Once
+	waiting  sync.Once
+	waitErr  error
+	received bool // by Read alone
+}
+
+func (c *sshConn) Read(p []byte) (int, error) {
+	n, err := c.out.Read(p)
+	c.received = c.received || n > 0
+	if err == nil || n > 0 {
+		return n, nil
+	}
+	if errors.Is(err, io.EOF) && !c.received {
+		// Nothing ever came: ssh itself knows why.
+		return 0, c.explain()
+	}
+	return n, err
+}
+
+// explain waits for ssh to end and says in its own words what went wrong.
+func (c *sshConn) explain() error {
+	err := c.wait()
+	text := strings.TrimSpace(c.stderr.String())
+	if text == "" && err != nil {
+		text = err.Error()
+	}
+	return fmt.Errorf("ssh %s: %s: %w", c.host, text, io.EOF)
+}
+
+func (c *sshConn) Write(p []byte) (int, error) {
+	n, err := c.in.Write(p)
+	if err != nil && errors.Is(err, os.ErrClosed) {
+		err = net.ErrClosed
+	}
+	return n, err
+}
+
+// CloseWrite ends the stream to the engine.
+func (c *sshConn) CloseWrite() error { return c.in.Close() }
+
+// Close ends ssh and waits for it.
+func (c *sshConn) Close() error {
+	c.closing.Do(func() {
+		_ = c.in.Close()
+		_ = c.out.Close()
+		_ = c.cmd.Process.Kill()
+		_ = c.wait()
+	})
+	return nil
+}
+
+func (c *sshConn) wait() error {
+	c.waiting.Do(func() { c.waitErr = c.cmd.Wait() })
+	return c.waitErr
+}
+
+func (c *sshConn) LocalAddr() net.Addr              { return sshAddr("local") }
+func (c *sshConn) RemoteAddr() net.Addr             { return sshAddr(c.host) }
+func (c *sshConn) SetDeadline(time.Time) error      { return os.ErrNoDeadline }
+func (c *sshConn) SetReadDeadline(time.Time) error  { return os.ErrNoDeadline }
+func (c *sshConn) SetWriteDeadline(time.Time) error { return os.ErrNoDeadline }
+
+type sshAddr string
+
+func (a sshAddr) Network() string { return "ssh" }
+func (a sshAddr) String() string  { return string(a) }
+
+// tail keeps the last 4 KiB written to it.
+type tail struct {
+	mu  sync.Mutex
+	buf []byte
+}
+
+const tailSize = 4 << 10
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := len(p)
+	if n > tailSize {
+		p = p[n-tailSize:]
+	}
+	if over := len(t.buf) + len(p) - tailSize; over > 0 {
+		t.buf = append(t.buf[:0], t.buf[over:]...)
+	}
+	t.buf = append(t.buf, p...)
+	return n, nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(bytes.ToValidUTF8(t.buf, []byte("\uFFFD")))
+}

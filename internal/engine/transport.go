@@ -1,0 +1,84 @@
+package engine
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/docker/go-connections/sockets"
+)
+
+func quote(s string) string { return strconv.Quote(s) }
+
+// bodyReader is a request's body. It is closed once the engine has read it,
+// or stopped reading, where it is an io.Closer.
+type bodyReader = io.Reader
+
+// roundTripper marks failures as such and learns the engine's clock.
+type roundTripper struct {
+	base  *http.Transport
+	clock *clock
+}
+
+func (t *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := t.base.RoundTrip(req)
+	if err != nil {
+		return nil, &transportError{err: err}
+	}
+	t.clock.learn(resp.Header.Get("Date"), time.Now())
+	return resp, nil
+}
+
+// dialer makes plain connections to ep; TLS comes on top of them.
+func dialer(ep endpoint, timeout time.Duration) (func(context.Context) (net.Conn, error), error) {
+	switch ep.scheme {
+	case "ssh":
+		target, err := parseSSH(ep.url)
+		if err != nil {
+			return nil, err
+		}
+		return target.dial, nil
+	case "npipe":
+		// go-connections knows how to reach a named pipe, on Windows alone.
+		tr := new(http.Transport)
+		if err := sockets.ConfigureTransport(tr, "npipe", ep.addr); err != nil {
+			return nil, fmt.Errorf("named pipes exist on Windows only: %w", err)
+		}
+		return func(ctx context.Context) (net.Conn, error) {
+			ctx, cancel := context.WithTimeout(ctx, timeout)
+			defer cancel()
+			return tr.DialContext(ctx, "", "")
+		}, nil
+	}
+	network := "tcp"
+	if ep.scheme == "unix" {
+		network = "unix"
+	}
+	d := &net.Dialer{Timeout: timeout, KeepAlive: 30 * time.Second}
+	return func(ctx context.Context) (net.Conn, error) {
+		return d.DialContext(ctx, network, ep.addr)
+	}, nil
+}
+
+// dialRaw connects as the HTTP transport would, TLS included.
+func (e *Engine) dialRaw(ctx context.Context) (net.Conn, error) {
+	conn, err := e.dial(ctx)
+	if err != nil {
+		return nil, &transportError{err: err}
+	}
+	cfg := e.clientTLS()
+	if cfg == nil {
+		return conn, nil
+	}
+	tc := tls.Client(conn, cfg)
+	if err := tc.HandshakeContext(ctx); err != nil {
+		_ = conn.Close()
+		return nil, &transportError{err: err}
+	}
+	return tc, nil
+}
