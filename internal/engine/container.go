@@ -182,6 +182,8 @@ func (s *ContainerSpec) config() (*container.Config, *container.HostConfig) {
 		Image: s.Image, Hostname: s.Hostname, User: s.User, WorkingDir: s.WorkingDir,
 		Entrypoint: s.Entrypoint, Cmd: s.Cmd, Env: s.Env, Labels: s.Labels,
 		StopSignal: s.StopSignal, Tty: s.TTY, OpenStdin: s.OpenStdin, NetworkDisabled: s.NetworkDisabled,
+		// An image's own health check would run with all the container's capabilities.
+		Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
 	}
 	if s.StopTimeout > 0 {
 		config.StopTimeout = seconds(s.StopTimeout)
@@ -424,12 +426,13 @@ func (e *Engine) UpdateContainer(ctx context.Context, id string, r Resources) er
 	})
 }
 
-// RemoveContainer removes a container and leaves its volumes. force kills it
+// RemoveContainer removes a container and the unnamed volumes that its image asked
+// for; named ones stay. force kills it
 // first; without it a running one is [ErrConflict]. When somebody else is at
 // it already the error is a [*RemovalInProgressError].
 func (e *Engine) RemoveContainer(ctx context.Context, id string, force bool) error {
 	err := e.onContainer(ctx, id, func() error {
-		return e.cli.ContainerRemove(ctx, id, container.RemoveOptions{Force: force})
+		return e.cli.ContainerRemove(ctx, id, container.RemoveOptions{Force: force, RemoveVolumes: true})
 	})
 	if !errors.Is(err, ErrConflict) {
 		return err

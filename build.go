@@ -1,0 +1,487 @@
+package sandbox
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+const (
+	// undoTimeout bounds everything an undo does, on a context that outlives the caller's.
+	undoTimeout = 60 * time.Second
+	// leaseTime is how long a sandbox that is not persistent outlives a handle that is
+	// not heard of, and leaseRenewal how often a living handle is.
+	leaseTime    = 30 * time.Second
+	leaseRenewal = 10 * time.Second
+
+	pidsLimit   = 4096
+	logMaxSize  = "10m"
+	logMaxFiles = 3
+)
+
+// undo is what has to be taken back when a step fails. Every step registers its undo
+// before it runs, because a lost reply leaves us not knowing whether it was done.
+type undo struct {
+	steps []undoStep
+}
+
+type undoStep struct {
+	what string
+	run  func(context.Context) error
+}
+
+func (u *undo) add(what string, run func(context.Context) error) {
+	u.steps = append(u.steps, undoStep{what, run})
+}
+
+// run takes everything back, newest first, and joins what could not be.
+func (u *undo) run(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	var errs []error
+	for _, s := range slices.Backward(u.steps) {
+		if err := insist(ctx, func() error { return s.run(ctx) }); err != nil {
+			errs = append(errs, fmt.Errorf("left behind: %s: %w", s.what, err))
+		}
+	}
+	u.steps = nil
+	return errors.Join(errs...)
+}
+
+// removeContainer removes the container if it carries our nonce. The look and the removal
+// go by name and then by the ID found, so a stranger's container is never touched.
+func removeContainer(ctx context.Context, eng *engine.Engine, ref, nonce string) error {
+	for {
+		got, err := eng.InspectContainer(ctx, ref)
+		if errors.Is(err, engine.ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if got.Labels[record.Managed] != "true" || got.Labels[record.Nonce] != nonce {
+			return nil
+		}
+		err = eng.RemoveContainer(ctx, got.ID, true)
+		if err == nil || errors.Is(err, engine.ErrNotFound) {
+			return nil
+		}
+		if !errors.Is(err, engine.ErrConflict) {
+			return err
+		}
+		// Somebody else is removing it: see it gone, or its volumes can't go.
+		if err := pause(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// removeVolume removes the volume if it carries our nonce, and waits for a container
+// that is on its way out to let go of it.
+func removeVolume(ctx context.Context, eng *engine.Engine, name, nonce string) error {
+	got, err := eng.InspectVolume(ctx, name)
+	if errors.Is(err, engine.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if got.Labels[record.Managed] != "true" || got.Labels[record.Nonce] != nonce {
+		return nil
+	}
+	return dropVolume(ctx, eng, name)
+}
+
+// dropVolume removes a volume, retrying for as long as a vanishing container may
+// still hold it.
+func dropVolume(ctx context.Context, eng *engine.Engine, name string) error {
+	for try := 0; ; try++ {
+		err := eng.RemoveVolume(ctx, name, false)
+		if err == nil || errors.Is(err, engine.ErrNotFound) {
+			return nil
+		}
+		if !errors.Is(err, engine.ErrConflict) || try == 10 {
+			return err
+		}
+		if err := pause(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return cancelled(ctx)
+	case <-t.C:
+		return nil
+	}
+}
+
+// reporter calls a progress function one call at a time, and never after it was
+// silenced.
+type reporter struct {
+	mu sync.Mutex
+	fn func(Progress)
+}
+
+func (r *reporter) report(p Progress) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.fn != nil {
+		r.fn(p)
+	}
+}
+
+func (r *reporter) silence() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fn = nil
+}
+
+// building marks the context of an OnCreate, so that a Get of the sandbox being made
+// does not wait for itself.
+type building struct{}
+
+// build is one run of the transaction that makes a sandbox.
+type build struct {
+	c      *Client
+	eng    *engine.Engine
+	s      *settings
+	rec    record.Sandbox
+	claim  *record.Claim
+	image  engine.Image
+	guest  guestVolume
+	adopts bool // the workspace existed and is not ours to undo
+	undo   undo
+	report *reporter
+}
+
+func (c *Client) newBuild(eng *engine.Engine, s *settings) *build {
+	seed := make([]byte, ed25519.SeedSize)
+	rand.Read(seed)
+	b := &build{c: c, eng: eng, s: s, report: &reporter{fn: s.progress}}
+	b.rec = record.Sandbox{
+		ID: s.id, Name: s.name, Nonce: record.NewNonce(), CreatedAt: eng.Now(),
+		Tags: s.tags, Persistent: *s.persistent, ControlKey: seed,
+		Settings: record.SandboxSettings{
+			Image: s.image, Runtime: s.runtime, User: s.user, Workdir: s.workdir, Command: s.command,
+			TimeoutMS: s.timeout.Milliseconds(), StopTimeoutMS: s.stopTimeout.Milliseconds(),
+		},
+	}
+	return b
+}
+
+// run makes the sandbox, or nothing. A *record.HeldError says that another maker has
+// the name.
+func (b *build) run(ctx context.Context) (sb *Sandbox, err error) {
+	defer b.report.silence()
+	done := false
+	defer func() {
+		if done {
+			return
+		}
+		// Also when OnCreate panics; the panic goes on afterwards.
+		if sb != nil {
+			sb.release()
+		}
+		if b.claim != nil {
+			b.claim.Stop()
+		}
+		err = errors.Join(err, b.undo.run(ctx))
+		sb = nil
+	}()
+	steps := []func(context.Context) error{
+		b.lock, b.prepare, b.volumes, b.container, b.start,
+	}
+	for _, step := range steps {
+		if err := step(ctx); err != nil {
+			return nil, err
+		}
+		if ctx.Err() != nil {
+			return nil, cancelled(ctx)
+		}
+	}
+	sb, err = b.open(ctx)
+	if err != nil {
+		return sb, err
+	}
+	for _, fn := range b.s.onCreate {
+		if err := fn(context.WithValue(ctx, building{}, b.rec.Name), sb); err != nil {
+			return sb, fmt.Errorf("OnCreate: %w", err)
+		}
+	}
+	if ctx.Err() != nil {
+		return sb, cancelled(ctx)
+	}
+	if err := b.claim.Commit(ctx); err != nil {
+		return sb, err
+	}
+	done = true
+	if err := b.claim.DropRenewals(context.WithoutCancel(ctx)); err != nil {
+		b.c.log.Warn("a renewed marker is left for the next sweep", "sandbox", b.rec.Name, "error", err)
+	}
+	return sb, nil
+}
+
+// lock claims the name among those who are making sandboxes.
+func (b *build) lock(ctx context.Context) error {
+	b.undo.add(fmt.Sprintf("pending marker of %q", b.rec.Name), func(ctx context.Context) error {
+		return record.Drop(ctx, b.eng, b.rec.Name, b.rec.Nonce)
+	})
+	var err error
+	b.claim, err = record.TryClaim(ctx, b.eng, b.rec.Name, b.rec.Nonce, holder())
+	return err
+}
+
+// prepare has everything that is shared and could be slow, before anything of this
+// sandbox exists.
+func (b *build) prepare(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() (err error) {
+		b.image, err = ensureImage(ctx, b.eng, b.s.image, b.report)
+		return err
+	})
+	g.Go(func() (err error) {
+		b.guest, err = b.c.ensureGuest(ctx, b.eng, b.report)
+		return err
+	})
+	return g.Wait()
+}
+
+// volumes makes the workspace, or adopts one that a deleted sandbox left under its ID.
+func (b *build) volumes(ctx context.Context) error {
+	name := record.WorkspaceName(b.rec.ID)
+	b.undo.add("volume "+name, func(ctx context.Context) error {
+		return removeVolume(ctx, b.eng, name, b.rec.Nonce)
+	})
+	got, err := b.eng.CreateVolume(ctx, name, b.rec.VolumeLabels(record.RoleWorkspace))
+	if err != nil {
+		return fmt.Errorf("make volume %s: %w", name, err)
+	}
+	if got.Labels[record.Nonce] == b.rec.Nonce {
+		return nil
+	}
+	if !record.Is(got.Labels, record.RoleWorkspace) {
+		return &record.ForeignError{Kind: "volume", Object: name}
+	}
+	users, err := b.eng.ListContainers(ctx, engine.Filter{Volume: name})
+	if err != nil {
+		return err
+	}
+	if len(users) > 0 {
+		return fmt.Errorf("%w: ID %q is that of container %s", ErrExists, b.rec.ID, users[0].Name)
+	}
+	b.adopts = true
+	return nil
+}
+
+// container makes the container. Its name is the lock: from here on the sandbox's
+// name is ours on this engine, or we fail.
+func (b *build) container(ctx context.Context) error {
+	b.report.report(Progress{Step: "container"})
+	spec, err := b.spec()
+	if err != nil {
+		return err
+	}
+	b.undo.add("container "+spec.Name, func(ctx context.Context) error {
+		return removeContainer(ctx, b.eng, spec.Name, b.rec.Nonce)
+	})
+	for {
+		_, err = b.eng.CreateContainer(ctx, spec)
+		if !errors.Is(err, engine.ErrConflict) {
+			break
+		}
+		if err := nameTaken(ctx, b.eng, b.rec.Name); err != nil {
+			return err
+		}
+		// It is on its way out, or gone since.
+		if err := pause(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("make container %s: %w", spec.Name, err)
+	}
+	if b.adopts {
+		// Two may adopt one workspace at the same moment: each looks after it is in.
+		users, err := b.eng.ListContainers(ctx, engine.Filter{Volume: record.WorkspaceName(b.rec.ID)})
+		if err != nil {
+			return err
+		}
+		if len(users) > 1 {
+			return fmt.Errorf("%w: ID %q is being adopted twice", ErrExists, b.rec.ID)
+		}
+	}
+	return nil
+}
+
+// nameTaken says who has the container name of a sandbox, or nil when nobody has it
+// any more.
+func nameTaken(ctx context.Context, eng *engine.Engine, name string) error {
+	got, err := eng.InspectContainer(ctx, record.ContainerName(name))
+	switch {
+	case errors.Is(err, engine.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	case got.Labels[record.Managed] != "true":
+		return &record.ForeignError{Kind: "container", Object: got.Name}
+	case got.State == engine.StateRemoving:
+		return nil
+	}
+	return ErrExists
+}
+
+// spec is the container as the engine is to make it.
+func (b *build) spec() (engine.ContainerSpec, error) {
+	b.rec.Settings.User = b.user()
+	labels, err := b.rec.Labels()
+	if err != nil {
+		return engine.ContainerSpec{}, invalid("%w", err)
+	}
+	key := ed25519.NewKeyFromSeed(b.rec.ControlKey)
+	boot := wire.Init{
+		ControlKey: key.Public().(ed25519.PublicKey),
+		Timeout:    b.s.timeout,
+		Grace:      b.s.stopTimeout,
+	}
+	if !b.rec.Persistent {
+		boot.Lease = leaseTime
+	}
+	user := b.rec.Settings.User
+	boot.Workspace = wire.Workspace{Path: Workspace, User: user}
+	if len(b.s.command) > 0 {
+		boot.Main = &wire.Exec{Args: b.s.command, Dir: b.s.workdir, User: user}
+	}
+	told, err := json.Marshal(boot)
+	if err != nil {
+		return engine.ContainerSpec{}, err
+	}
+	return engine.ContainerSpec{
+		Name:       record.ContainerName(b.rec.Name),
+		Image:      b.s.image,
+		Hostname:   b.rec.Name,
+		User:       "0:0", // PID 1; commands run as the sandbox's user
+		WorkingDir: b.s.workdir,
+		Entrypoint: []string{wire.Path, wire.VerbInit, string(told)},
+		Env:        b.env(),
+		Labels:     labels,
+		NanoCPUs:   int64(b.s.vcpus * 1e9),
+		Memory:     b.s.memory,
+		MemorySwap: b.s.memory,
+		PidsLimit:  pidsLimit,
+		Mounts: []engine.Mount{
+			{Type: "volume", Source: record.WorkspaceName(b.rec.ID), Target: Workspace,
+				NoCopy: true, VolumeLabels: b.rec.VolumeLabels(record.RoleWorkspace)},
+			b.guest.mount(),
+		},
+		// PID 1 keeps NET_ADMIN for itself and drops it from everything it starts.
+		CapAdd:      []string{"NET_ADMIN"},
+		CapDrop:     []string{"NET_RAW", "MKNOD"},
+		StopSignal:  "SIGTERM",
+		StopTimeout: b.s.stopTimeout,
+		LogMaxSize:  logMaxSize,
+		LogMaxFiles: logMaxFiles,
+	}, nil
+}
+
+// user is who commands run as: the caller's choice, else the image's.
+func (b *build) user() string {
+	if b.s.user != "" {
+		return b.s.user
+	}
+	return b.image.User
+}
+
+func (b *build) env() []string {
+	var env []string
+	for _, k := range slices.Sorted(maps.Keys(b.s.env)) {
+		env = append(env, k+"="+b.s.env[k])
+	}
+	return env
+}
+
+// start starts the first session. A start that the engine reports as done is not yet
+// a session that runs, so the container is looked at again.
+func (b *build) start(ctx context.Context) error {
+	b.report.report(Progress{Step: "start"})
+	return startContainer(ctx, b.eng, b.c, record.ContainerName(b.rec.Name))
+}
+
+// open returns a handle on what was built.
+func (b *build) open(ctx context.Context) (*Sandbox, error) {
+	got, err := b.eng.InspectContainer(ctx, record.ContainerName(b.rec.Name))
+	if err != nil {
+		return nil, err
+	}
+	if got.Labels[record.Nonce] != b.rec.Nonce {
+		return nil, fmt.Errorf("%w: the container was replaced while it was being made", ErrExists)
+	}
+	sb := b.c.handle(b.eng, b.rec, got)
+	sb.onResume = b.s.onResume
+	sb.owner = !b.rec.Persistent
+	if got.State != engine.StateRunning {
+		return sb, fmt.Errorf("%w: the session ended as it began: %s", ErrNotRunning, ended(got))
+	}
+	sb.begin()
+	if len(b.s.command) > 0 {
+		if err := sb.mainStarted(ctx); err != nil {
+			return sb, err
+		}
+	}
+	return sb, nil
+}
+
+// ensureImage has the image on the engine. Only an image that is missing is pulled.
+func ensureImage(ctx context.Context, eng *engine.Engine, ref string, report *reporter) (engine.Image, error) {
+	img, err := eng.InspectImage(ctx, ref)
+	if !errors.Is(err, engine.ErrNotFound) {
+		return img, err
+	}
+	report.report(Progress{Step: "image", Text: "pulling " + ref})
+	var layers pullProgress
+	err = eng.PullImage(ctx, ref, func(e engine.PullEvent) {
+		current, total := layers.add(e)
+		report.report(Progress{Step: "image", Text: e.Status, Current: current, Total: total})
+	})
+	if err == nil {
+		img, err = eng.InspectImage(ctx, ref)
+	}
+	if err != nil && ctx.Err() == nil && !errors.Is(err, engine.ErrUnavailable) {
+		err = fmt.Errorf("%w: %s is not on the engine and pulling it failed: %w", ErrImageNotFound, ref, err)
+	}
+	return img, err
+}
+
+// pullProgress adds up the layers of a pull.
+type pullProgress struct{ layers map[string]engine.PullEvent }
+
+func (p *pullProgress) add(e engine.PullEvent) (current, total int64) {
+	if p.layers == nil {
+		p.layers = map[string]engine.PullEvent{}
+	}
+	if e.Layer != "" && e.Total > 0 {
+		p.layers[e.Layer] = e
+	}
+	for _, l := range p.layers {
+		current += l.Current
+		total += l.Total
+	}
+	return current, total
+}

@@ -1,0 +1,203 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+)
+
+// A Client makes and finds sandboxes on one Docker Engine. It is safe for concurrent
+// use. The package's functions use a client of their own, for the engine that
+// DOCKER_HOST or the current Docker context names.
+type Client struct {
+	host   string
+	log    *slog.Logger
+	limits Limits
+
+	mu     sync.Mutex
+	eng    *engine.Engine
+	closed bool
+	guest  guestCache
+	swept  time.Time     // when this client last swept
+	places chan struct{} // one for each sandbox that may be in the making
+}
+
+// Limits are a client's own bounds on what it makes.
+type Limits struct {
+	// Creates bounds how many sandboxes are being made at once; more wait. Creating
+	// is bound by the engine's CPUs: beyond twice their number only the waiting grows.
+	// Default: twice the engine's CPUs, at least 2 and at most 16.
+	Creates int
+}
+
+// A ClientOption configures [NewClient].
+type ClientOption func(*Client) error
+
+// WithHost names the engine: unix:///path, tcp://host:port (TLS by DOCKER_TLS_VERIFY
+// and DOCKER_CERT_PATH) or ssh://user@host, which runs "docker system dial-stdio"
+// there. Default: DOCKER_HOST, then the current Docker context, then the platform's
+// default socket.
+func WithHost(host string) ClientOption {
+	return func(c *Client) error {
+		if host == "" {
+			return invalid("WithHost: the host is empty")
+		}
+		c.host = host
+		return nil
+	}
+}
+
+// WithLogger lets the client tell of what it can't return: a resumed session, a sweep,
+// a lost connection. Default: nothing is logged.
+func WithLogger(log *slog.Logger) ClientOption {
+	return func(c *Client) error {
+		if log == nil {
+			return invalid("WithLogger: the logger is nil")
+		}
+		c.log = log
+		return nil
+	}
+}
+
+// WithLimits sets the client's limits; a zero field keeps its default.
+func WithLimits(l Limits) ClientOption {
+	return func(c *Client) error {
+		if l.Creates < 0 {
+			return invalid("WithLimits: Creates is %d", l.Creates)
+		}
+		c.limits = l
+		return nil
+	}
+}
+
+// NewClient returns a client. It does not connect: the first call that needs the
+// engine does, and fails with [ErrEngineUnavailable] when there is none. The caller
+// closes it.
+func NewClient(opts ...ClientOption) (*Client, error) {
+	c := &Client{log: slog.New(slog.DiscardHandler)}
+	for _, o := range opts {
+		if err := o(c); err != nil {
+			return nil, fail("client", "", err)
+		}
+	}
+	return c, nil
+}
+
+// Close lets go of the client's connections. Sandboxes go on; handles made by the
+// client are of no use any more and should be closed first.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	eng := c.eng
+	c.eng, c.closed = nil, true
+	c.mu.Unlock()
+	if eng == nil {
+		return nil
+	}
+	return eng.Close()
+}
+
+// engine returns the connection, made by the first caller. A failure is not kept: the
+// engine may come up.
+func (c *Client) engine(ctx context.Context) (*engine.Engine, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.closed:
+		return nil, ErrClosed
+	case c.eng != nil:
+		return c.eng, nil
+	}
+	eng, err := engine.Open(ctx, engine.Options{Host: c.host})
+	if err != nil {
+		return nil, err
+	}
+	c.eng = eng
+	return eng, nil
+}
+
+var defaultClient = sync.OnceValue(func() *Client {
+	c, _ := NewClient() // without options nothing can be wrong
+	return c
+})
+
+// holder says who we are to people who read a pending marker.
+var holder = sync.OnceValue(func() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return fmt.Sprintf("process %d on %s", os.Getpid(), host)
+})
+
+// Create makes a new sandbox and starts its session. It returns when the sandbox can
+// be used; the handle is the caller's to [Sandbox.Close]. When it fails nothing is
+// left behind, also when ctx ended in the middle.
+//
+// Without options it is an unnamed, not persistent sandbox of [DefaultImage] with one
+// CPU and 2048 MiB. A name that is taken is [ErrExists].
+func Create(ctx context.Context, opts ...CreateOption) (*Sandbox, error) {
+	return defaultClient().Create(ctx, opts...)
+}
+
+// Get returns a handle on the sandbox of that name, or else of that ID, and resumes
+// it when it is stopped ([WithoutResume] does not). It waits for a sandbox that is
+// still being made. [ErrNotFound] when there is none.
+func Get(ctx context.Context, nameOrID string, opts ...GetOption) (*Sandbox, error) {
+	return defaultClient().Get(ctx, nameOrID, opts...)
+}
+
+// GetOrCreate returns the sandbox of that name, resumed, and makes it when there is
+// none: of any number of callers in any number of processes one creates it and calls
+// OnCreate, and the others wait and get the same sandbox. Options that only matter to
+// making it are ignored when it exists.
+func GetOrCreate(ctx context.Context, name string, opts ...CreateOption) (*Sandbox, error) {
+	return defaultClient().GetOrCreate(ctx, name, opts...)
+}
+
+// Inspect tells of a sandbox without resuming it.
+func Inspect(ctx context.Context, nameOrID string) (Status, error) {
+	return defaultClient().Inspect(ctx, nameOrID)
+}
+
+// List tells of all sandboxes on the engine, the newest first, then by name, in two
+// engine calls whatever their number. It removes what crashed programs left behind.
+func List(ctx context.Context, opts ...ListOption) ([]Info, error) {
+	return defaultClient().List(ctx, opts...)
+}
+
+// Delete removes a sandbox for good: its session is stopped gracefully, its container
+// removed, its name free. Volumes are preserved unless [PreserveVolumes] says
+// otherwise; the report tells what became of each, also beside an error.
+func Delete(ctx context.Context, nameOrID string, opts ...DeleteOption) (DeleteReport, error) {
+	return defaultClient().Delete(ctx, nameOrID, opts...)
+}
+
+// admit waits for a place among the sandboxes being made.
+func (c *Client) admit(ctx context.Context, eng *engine.Engine) (leave func(), err error) {
+	c.mu.Lock()
+	if c.places == nil {
+		n := c.limits.Creates
+		if n == 0 {
+			info, err := eng.Info(ctx)
+			if err != nil {
+				c.mu.Unlock()
+				return nil, err
+			}
+			n = min(max(2*info.NCPU, 2), 16)
+		}
+		c.places = make(chan struct{}, n)
+	}
+	places := c.places
+	c.mu.Unlock()
+	select {
+	case places <- struct{}{}:
+		return func() { <-places }, nil
+	case <-ctx.Done():
+		return nil, cancelled(ctx)
+	}
+}

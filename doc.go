@@ -1,0 +1,103 @@
+// Package sandbox gives a program named, isolated, disposable Linux environments on
+// any Docker Engine it can reach.
+//
+//	sb, err := sandbox.Create(ctx, sandbox.WithName("build-42"), sandbox.WithVCPUs(2))
+//	if err != nil {
+//		return err
+//	}
+//	defer sb.Close()
+//	out, err := sb.Command(ctx, "node", "-e", "console.log(6*7)").Output()
+//
+// There is no server of ours, no database and no file on the caller's disk: the
+// engine's containers, volumes and labels are the only state. Two processes, or a
+// process and its successor, see the same sandboxes.
+//
+// A sandbox is a container, not a virtual machine: it shares its kernel with the
+// engine's machine. Run code that attacks kernels on an engine that has a machine of
+// its own.
+//
+// # Sandboxes and sessions
+//
+// A sandbox is the durable thing: a name, a record, files. A session is one run of
+// it, from start to stop. [Create] makes a sandbox and starts its first session;
+// [Get] finds it by name or ID and resumes it when it is stopped; [GetOrCreate] does
+// whichever is needed, and of any number of callers in any number of processes
+// exactly one creates it. [Sandbox.Stop] and [Sandbox.Close] end the session: every
+// process in it gets SIGTERM, and SIGKILL when it is still there after the stop
+// timeout (30 s unless [WithStopTimeout] says otherwise).
+//
+// What survives what:
+//
+//	                        persistent            not persistent
+//	                        (default with a name) (default without)
+//	Stop, then Start        files                 files
+//	Close                   files                 nothing
+//	the program dies        everything            nothing, 30 s later
+//	WithTimeout passes      files                 nothing
+//	Detach                  everything            everything, until the session ends
+//	Delete                  the volumes, unless PreserveVolumes(false)
+//
+// Processes, /tmp on a tmpfs and edits to /etc/hosts end with the session. A session
+// outlives its main process ([WithCommand]): a sandbox is an environment, not a job.
+// A method that needs a session resumes a persistent sandbox that has none.
+//
+// A handle's Close is bounded and takes no context, so that it can be deferred.
+// [Sandbox.Detach] is for who wants the session to go on.
+//
+// # Commands
+//
+// [Sandbox.Command] returns a [Cmd], used as the one of os/exec is. Arguments are
+// never parsed by a shell. The environment is the image's, overridden by [WithEnv],
+// overridden by [Cmd.Env]; the directory [Cmd.Dir], else [WithWorkdir], else
+// /workspace. When the context ends, or the program dies, the command and everything
+// it started are killed; one that is [Cmd.Detached] goes on and is found again with
+// [Sandbox.Process].
+//
+// Commands go over one connection for each handle, to a small static program that is
+// mounted read-only into every sandbox at /.agent-sandbox. It is part of this package
+// and is imported into an engine once: any Linux image works, one without a shell too.
+//
+// # State in the engine
+//
+// Names and labels are a contract; other tools may read them.
+//
+//	container  agent-sandbox-<name>            one sandbox
+//	volume     agent-sandbox-<id>              its workspace, at /workspace
+//	volume     agent-sandbox-pending.<name>…   exists while the sandbox is being made or deleted
+//	volume     agent-sandbox-guest-<hash>      the static program, shared and kept
+//	image      agent-sandbox-guest:<hash>      what that volume is filled from
+//	container  agent-sandbox-helper.<…>        exists for the moment of that
+//
+// All carry agent-sandbox.managed=true; nothing without it is ever listed, adopted or
+// removed. Further labels, each with the prefix "agent-sandbox.":
+//
+//	schema       version of this table: 1
+//	role         sandbox, workspace, pending, takeover, guest, helper
+//	id, name     of the sandbox
+//	created-at   RFC 3339 with nanoseconds, by the engine's clock
+//	persistent   true or false
+//	tag.<key>    one tag
+//	record       JSON: image, runtime, user, workdir, command, timeout_ms, stop_timeout_ms
+//	nonce        which operation made the object
+//	control-key  signs what is asked of the sandbox's PID 1; never inside the sandbox
+//	until        of a marker or helper: when its maker counts as dead
+//	holder       of a marker: its maker, for people to read
+//
+// Creating a volume whose name exists returns the old one with its old labels. With a
+// nonce among them, exactly one of any number of processes makes the marker, and that
+// one is the creator. It renews the marker; when it dies, another takes over after
+// 30 s and clears what it left.
+//
+// # Defaults
+//
+// Image node:20-bookworm, 1 CPU, 2048 MiB of memory for each CPU and no swap, 4096
+// processes, a log of at most 3 files of 10 MB. The capabilities NET_RAW and MKNOD
+// are dropped. PID 1 keeps NET_ADMIN for itself; nothing else in the sandbox can have
+// it. An image's HEALTHCHECK is switched off: it would run beside PID 1's rules.
+//
+// # Errors
+//
+// Every error is an *[Error] that says where it happened, or an *[ExitError] of a
+// command that did not succeed. Test for the sentinels ([ErrNotFound], [ErrExists],
+// [ErrEngineUnavailable] …) with errors.Is; what the engine said stays reachable.
+package sandbox

@@ -1,0 +1,644 @@
+package sandbox
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+// DefaultWaitDelay is how long output may stay open after a command's own exit unless
+// [Cmd.WaitDelay] says otherwise.
+const DefaultWaitDelay = time.Second
+
+// KeptOutput is how much of a detached command's output is kept for those who
+// reattach to it: the last 8 MiB, stdout and stderr together.
+const KeptOutput = 8 << 20
+
+// Cmd is a command in a sandbox, used as [exec.Cmd] is: set its fields, then call
+// [Cmd.Run], [Cmd.Output], or [Cmd.Start] and [Cmd.Wait]. No shell takes part. It is
+// used once, and its fields are not touched after Start.
+type Cmd struct {
+	// Path is the program, looked up in the PATH of the command's environment when it
+	// has no slash.
+	Path string
+	// Args is the argument list, with the program's own name as Args[0].
+	Args []string
+	// Env adds to the sandbox's environment, as "key=value"; the last of a key wins.
+	Env []string
+	// Dir is the working directory. Default: the sandbox's, see [WithWorkdir]. A
+	// relative one is relative to that.
+	Dir string
+	// User is who runs it, as [WithUser] takes it. Default: the sandbox's user.
+	User string
+	// Stdin is the command's input; nil is an empty one. Reading it ends with the
+	// command, but a Read that blocks keeps its goroutine until it returns.
+	Stdin io.Reader
+	// Stdout and Stderr take the output; nil discards it. If they are the same writer,
+	// the command has one stream for both, in the order it wrote, and at most one
+	// goroutine at a time calls Write.
+	Stdout, Stderr io.Writer
+	// TTY runs the command on a terminal of 24 rows and 80 columns unless [Cmd.Resize]
+	// was called before. All output goes to Stdout.
+	TTY bool
+	// Timeout kills the command and everything it started, inside the sandbox,
+	// whether or not this program is still there. The error is [ErrTimeout] and an
+	// *[ExitError] with code 137. 0 is none.
+	Timeout time.Duration
+	// WaitDelay bounds how long Wait goes on after the command's own exit while
+	// processes it left behind hold its output open. Then the output is cut, and Wait
+	// returns [exec.ErrWaitDelay] if the command itself succeeded. Default
+	// [DefaultWaitDelay]; negative waits for the end of output.
+	WaitDelay time.Duration
+	// Detached lets the command outlive the handle and the program: it goes on when
+	// they end or ctx does, until it exits or the session ends. [Sandbox.Process]
+	// finds it by [Cmd.ID]. The last [KeptOutput] bytes of its output are kept, and
+	// of the commands that ended the latest 64.
+	Detached bool
+
+	s        *Sandbox
+	ctx      context.Context
+	id       string
+	attached *guest.Process // of a command that runs already
+	proc     *guest.Process
+	size     wire.Size
+
+	copies  sync.WaitGroup
+	copyErr error
+	copyMu  sync.Mutex
+	stdin   chan error       // the result of copying Stdin
+	pipes   []*io.PipeReader // of Stdin
+	outs    []*io.PipeReader // of Stdout and Stderr
+	watched chan struct{}    // closed when the watch on ctx has ended
+	waited  bool
+	dropped int64
+}
+
+// Command returns a command to run in the sandbox, name looked up in PATH. ctx bounds
+// the command: when it ends, the command and everything it started are killed and
+// Wait returns the context's cause. A sandbox that was stopped is resumed by it, if
+// it is persistent.
+func (s *Sandbox) Command(ctx context.Context, name string, args ...string) *Cmd {
+	return &Cmd{Path: name, Args: append([]string{name}, args...), s: s, ctx: ctx, id: record.NewID()}
+}
+
+// Process returns a detached command by its ID, from any handle and any process. Its
+// Path, Args, Dir and User tell how it was started. [Cmd.Output], [Cmd.Run] and
+// [Cmd.Wait] deliver the output it has kept, what it still writes, and its exit; ctx
+// bounds them and leaves the command alone. [ErrProcessNotFound] when the session
+// does not know the ID.
+func (s *Sandbox) Process(ctx context.Context, id string) (*Cmd, error) {
+	c := &Cmd{s: s, ctx: ctx, id: id, Detached: true}
+	if s.isClosed() {
+		return nil, c.fail(ErrClosed)
+	}
+	if !record.ValidName(id) {
+		return nil, c.fail(invalid("%q is not the ID of a command", id))
+	}
+	conn, err := s.connect(ctx)
+	if err != nil {
+		return nil, c.fail(err)
+	}
+	p, err := conn.Attach(ctx, id)
+	if err != nil {
+		return nil, c.fail(c.notStarted(err))
+	}
+	c.attached = p
+	was := p.Started().Exec
+	c.Path, c.Args, c.Dir, c.User, c.TTY, c.Timeout = program(was), was.Args, was.Dir, was.User, was.TTY, was.Timeout
+	return c, nil
+}
+
+func program(e wire.Exec) string {
+	if e.Path == "" && len(e.Args) > 0 {
+		return e.Args[0]
+	}
+	return e.Path
+}
+
+// ID returns the command's ID, by which [Sandbox.Process] finds a detached one.
+func (c *Cmd) ID() string { return c.id }
+
+// String returns the command line for people to read, not for a shell.
+func (c *Cmd) String() string {
+	if len(c.Args) == 0 {
+		return c.Path
+	}
+	return strings.Join(append([]string{c.Path}, c.Args[1:]...), " ")
+}
+
+// Run starts the command and waits for it.
+func (c *Cmd) Run() error {
+	if err := c.Start(); err != nil {
+		return err
+	}
+	return c.Wait()
+}
+
+// Output runs the command and returns what it wrote to stdout. When Stderr is nil an
+// *[ExitError] carries the beginning and the end of what it wrote there.
+func (c *Cmd) Output() ([]byte, error) {
+	if c.Stdout != nil {
+		return nil, c.fail(errors.New("Stdout already set"))
+	}
+	var out bytes.Buffer
+	c.Stdout = &out
+	var kept *excerpt
+	if c.Stderr == nil {
+		kept = &excerpt{}
+		c.Stderr = kept
+	}
+	err := c.Run()
+	var exit *ExitError
+	if kept != nil && errors.As(err, &exit) {
+		exit.Stderr = kept.bytes()
+	}
+	return out.Bytes(), err
+}
+
+// CombinedOutput runs the command and returns what it wrote to stdout and stderr, in
+// the order it wrote it.
+func (c *Cmd) CombinedOutput() ([]byte, error) {
+	if c.Stdout != nil || c.Stderr != nil {
+		return nil, c.fail(errors.New("Stdout or Stderr already set"))
+	}
+	var out bytes.Buffer
+	c.Stdout, c.Stderr = &out, &out
+	err := c.Run()
+	return out.Bytes(), err
+}
+
+// StdinPipe returns a pipe to the command's input; closing it is the end of input.
+func (c *Cmd) StdinPipe() (io.WriteCloser, error) {
+	if c.Stdin != nil || c.proc != nil {
+		return nil, c.fail(errors.New("Stdin already set, or the command has started"))
+	}
+	r, w := io.Pipe()
+	c.Stdin = r
+	c.pipes = append(c.pipes, r)
+	return w, nil
+}
+
+// StdoutPipe returns a pipe from the command's stdout. Read it to its end before Wait.
+func (c *Cmd) StdoutPipe() (io.ReadCloser, error) { return c.outPipe(&c.Stdout, "Stdout") }
+
+// StderrPipe returns a pipe from the command's stderr. Read it to its end before Wait.
+func (c *Cmd) StderrPipe() (io.ReadCloser, error) { return c.outPipe(&c.Stderr, "Stderr") }
+
+func (c *Cmd) outPipe(field *io.Writer, name string) (io.ReadCloser, error) {
+	if *field != nil || c.proc != nil {
+		return nil, c.fail(fmt.Errorf("%s already set, or the command has started", name))
+	}
+	r, w := io.Pipe()
+	*field = w
+	c.outs = append(c.outs, r)
+	return r, nil
+}
+
+// Start starts the command and returns when it runs. A program that is missing is
+// [exec.ErrNotFound]; one that may not be run is [fs.ErrPermission].
+func (c *Cmd) Start() error {
+	if c.s.isClosed() {
+		return c.abort(ErrClosed)
+	}
+	if c.proc != nil {
+		return c.fail(errors.New("already started"))
+	}
+	if c.ctx.Err() != nil {
+		return c.abort(cancelled(c.ctx))
+	}
+	if c.proc = c.attached; c.proc == nil {
+		if err := c.start(); err != nil {
+			return c.abort(err)
+		}
+	}
+	c.watched = make(chan struct{})
+	go c.watch()
+	c.copyStreams()
+	return nil
+}
+
+func (c *Cmd) start() error {
+	if err := c.check(); err != nil {
+		return err
+	}
+	conn, err := c.s.connect(c.ctx)
+	if err != nil {
+		return err
+	}
+	settings := c.s.rec.Settings
+	req := wire.Exec{
+		ID: c.id, Path: c.Path, Args: c.Args, Env: c.environ(), Dir: c.Dir, User: c.User,
+		Stdin: c.Stdin != nil, TTY: c.TTY, Size: c.size, Merge: c.merged(),
+		Detached: c.Detached, Timeout: c.Timeout, WaitDelay: c.WaitDelay,
+	}
+	base := settings.Workdir
+	if base == "" {
+		base = Workspace
+	}
+	if req.Dir == "" {
+		req.Dir = base
+	} else if !strings.HasPrefix(req.Dir, "/") {
+		req.Dir = base + "/" + req.Dir
+	}
+	if req.User == "" {
+		req.User = settings.User
+	}
+	switch {
+	case req.WaitDelay == 0:
+		req.WaitDelay = DefaultWaitDelay
+	case req.WaitDelay < 0:
+		req.WaitDelay = 0
+	}
+	if c.TTY && c.size == (wire.Size{}) {
+		req.Size = wire.Size{Rows: 24, Cols: 80}
+	}
+	c.proc, err = conn.Exec(c.ctx, req)
+	if err != nil {
+		c.proc = nil
+		return c.notStarted(err)
+	}
+	return nil
+}
+
+func (c *Cmd) check() error {
+	var problems []error
+	if c.Path == "" {
+		problems = append(problems, errors.New("there is no program"))
+	}
+	for _, a := range append([]string{c.Path, c.Dir, c.User}, c.Args...) {
+		if strings.ContainsRune(a, 0) {
+			problems = append(problems, fmt.Errorf("%q contains a NUL byte", a))
+		}
+	}
+	for _, kv := range c.Env {
+		k, v, ok := strings.Cut(kv, "=")
+		if !ok {
+			problems = append(problems, fmt.Errorf("Env: %q is not key=value", k))
+		} else if err := checkEnv(k, v); err != nil {
+			problems = append(problems, err)
+		}
+	}
+	if c.Timeout < 0 {
+		problems = append(problems, fmt.Errorf("Timeout: %v is negative", c.Timeout))
+	}
+	if len(problems) > 0 {
+		return classify(ErrInvalidArgument, errors.Join(problems...))
+	}
+	return nil
+}
+
+// environ is image < sandbox < command.
+func (c *Cmd) environ() []string {
+	c.s.mu.Lock()
+	env := slices.Clone(c.s.env)
+	c.s.mu.Unlock()
+	at := map[string]int{}
+	for i, kv := range env {
+		k, _, _ := strings.Cut(kv, "=")
+		at[k] = i
+	}
+	for _, kv := range c.Env {
+		k, _, _ := strings.Cut(kv, "=")
+		if i, ok := at[k]; ok {
+			env[i] = kv
+			continue
+		}
+		at[k] = len(env)
+		env = append(env, kv)
+	}
+	return env
+}
+
+// merged reports whether one writer takes both streams.
+func (c *Cmd) merged() bool {
+	defer func() { recover() }() // writers of a type that can't be compared are two
+	return c.Stdout != nil && c.Stdout == c.Stderr
+}
+
+func (c *Cmd) notStarted(err error) error {
+	var start *wire.StartError
+	switch {
+	case errors.As(err, &start):
+		return startError(c.Path, c.Dir, start)
+	case c.ctx.Err() != nil:
+		return cancelled(c.ctx)
+	case errors.Is(err, guest.ErrConnectionLost):
+		return c.s.lost(c.ctx, err)
+	}
+	return err
+}
+
+// abort lets go of pipes that nobody will serve.
+func (c *Cmd) abort(err error) error {
+	for _, r := range c.pipes {
+		r.CloseWithError(err)
+	}
+	for _, w := range []io.Writer{c.Stdout, c.Stderr} {
+		if p, ok := w.(*io.PipeWriter); ok {
+			p.CloseWithError(err)
+		}
+	}
+	return c.fail(err)
+}
+
+func (c *Cmd) copyStreams() {
+	stdout, stderr := c.Stdout, c.Stderr
+	if c.merged() {
+		stderr = nil
+	}
+	c.copyOut(stdout, c.proc.Stdout())
+	c.copyOut(stderr, c.proc.Stderr())
+	if c.Stdin == nil {
+		return
+	}
+	c.stdin = make(chan error, 1)
+	go func() {
+		in := c.proc.Stdin()
+		_, err := io.Copy(in, c.Stdin)
+		if e := in.Close(); err == nil {
+			err = e
+		}
+		if errors.Is(err, guest.ErrConnectionLost) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) {
+			err = nil // a command need not read all of its input
+		}
+		c.stdin <- err
+	}()
+}
+
+func (c *Cmd) copyOut(to io.Writer, from io.Reader) {
+	if to == nil {
+		to = io.Discard
+	}
+	c.copies.Go(func() {
+		_, err := io.Copy(to, from)
+		if errors.Is(err, guest.ErrConnectionLost) {
+			err = nil // Wait tells
+		}
+		if p, ok := to.(*io.PipeWriter); ok {
+			p.CloseWithError(err) // nil is the end of file
+			if errors.Is(err, io.ErrClosedPipe) || errors.Is(err, os.ErrClosed) {
+				err = nil // the reader has had enough
+			}
+		}
+		if err != nil {
+			c.copyMu.Lock()
+			c.copyErr = errors.Join(c.copyErr, err)
+			c.copyMu.Unlock()
+			// Nobody takes the rest, and the command must not block on it.
+			io.Copy(io.Discard, from)
+		}
+	})
+}
+
+// killGrace is what a killed command gets to be reported as ended.
+const killGrace = 800 * time.Millisecond
+
+// watch kills the command when its context ends. A detached one is only let go of.
+func (c *Cmd) watch() {
+	defer close(c.watched)
+	select {
+	case <-c.proc.Done():
+		return
+	case <-c.ctx.Done():
+	}
+	if !c.Detached {
+		go c.proc.Signal(int(syscall.SIGKILL), true)
+		select {
+		case <-c.proc.Done():
+			return
+		case <-time.After(killGrace):
+		}
+	}
+	c.proc.Close()
+}
+
+// Wait waits for the command to exit and for its output to be copied. It returns an
+// *[ExitError] when the exit code is not 0, the context's cause when ctx ended, and
+// [ErrNotRunning], [ErrNotFound] or [ErrEngineUnavailable] when the session, the
+// sandbox or the engine ended under it.
+func (c *Cmd) Wait() error {
+	if c.proc == nil && c.attached != nil {
+		if err := c.Start(); err != nil {
+			return err
+		}
+	}
+	if c.proc == nil {
+		return c.fail(errors.New("not started"))
+	}
+	if c.waited {
+		return c.fail(errors.New("Wait was already called"))
+	}
+	c.waited = true
+
+	exit, err := c.proc.Wait()
+	<-c.watched
+	c.waitForCopies()
+	for _, r := range c.pipes {
+		r.CloseWithError(io.ErrClosedPipe)
+	}
+	var inErr error
+	if c.stdin != nil {
+		select {
+		case inErr = <-c.stdin:
+		case <-time.After(c.stdinGrace()):
+		}
+	}
+	c.proc.Close()
+	c.dropped = exit.Dropped
+
+	if err != nil {
+		if c.ctx.Err() != nil {
+			return c.fail(cancelled(c.ctx))
+		}
+		return c.fail(c.s.lost(c.ctx, err))
+	}
+	if c.ctx.Err() != nil && exit.Signal != 0 && !c.Detached {
+		return c.fail(cancelled(c.ctx))
+	}
+	if exit.Code != 0 || exit.Signal != 0 || exit.TimedOut {
+		e := &ExitError{cmd: c.Path, sandbox: c.s.rec.Name, code: exit.Code}
+		if exit.Signal != 0 {
+			e.Signal = hostSignal(exit.Signal)
+		}
+		if exit.TimedOut {
+			e.err = ErrTimeout
+		}
+		return e
+	}
+	switch {
+	case c.copyErr != nil:
+		return c.fail(c.copyErr)
+	case inErr != nil:
+		return c.fail(inErr)
+	case exit.WaitDelay:
+		return c.fail(exec.ErrWaitDelay)
+	}
+	return nil
+}
+
+// waitForCopies waits for the output to be taken. Output that nobody reads from a
+// pipe is given up, as os/exec does, once the command had its WaitDelay.
+func (c *Cmd) waitForCopies() {
+	if len(c.outs) > 0 && c.WaitDelay >= 0 {
+		delay := c.WaitDelay
+		if delay == 0 {
+			delay = DefaultWaitDelay
+		}
+		t := time.AfterFunc(delay, func() {
+			for _, r := range c.outs {
+				r.CloseWithError(os.ErrClosed)
+			}
+		})
+		defer t.Stop()
+	}
+	c.copies.Wait()
+}
+
+// stdinGrace is what a reader of Stdin gets to return after the command's exit.
+func (c *Cmd) stdinGrace() time.Duration {
+	if c.WaitDelay > 0 {
+		return c.WaitDelay
+	}
+	return 100 * time.Millisecond
+}
+
+// Dropped returns, after Wait, how many bytes of a detached command's output this
+// reader did not get, because more than [KeptOutput] came before it could take it.
+func (c *Cmd) Dropped() int64 { return c.dropped }
+
+// Pid returns the command's process ID inside the sandbox, or 0 before Start.
+func (c *Cmd) Pid() int {
+	switch {
+	case c.proc != nil:
+		return c.proc.Started().Pid
+	case c.attached != nil:
+		return c.attached.Started().Pid
+	}
+	return 0
+}
+
+// Signal sends a signal to the command's process group. Signals are those of package
+// syscall, whatever this program runs on.
+func (c *Cmd) Signal(sig os.Signal) error { return c.signal(sig, false) }
+
+// Kill kills the command and everything it started.
+func (c *Cmd) Kill() error { return c.signal(os.Kill, true) }
+
+func (c *Cmd) signal(sig os.Signal, tree bool) error {
+	p := c.proc
+	if p == nil {
+		p = c.attached
+	}
+	if p == nil {
+		return c.fail(errors.New("not started"))
+	}
+	n, err := linuxSignal(sig)
+	if err != nil {
+		return c.fail(err)
+	}
+	return c.fail(p.Signal(n, tree))
+}
+
+// Resize sets the size of the command's terminal, also before Start.
+func (c *Cmd) Resize(rows, cols uint16) error {
+	c.size = wire.Size{Rows: rows, Cols: cols}
+	p := c.proc
+	if p == nil {
+		p = c.attached
+	}
+	if p == nil {
+		return nil
+	}
+	return c.fail(p.Resize(c.size))
+}
+
+func (c *Cmd) fail(err error) error {
+	if err == nil {
+		return nil
+	}
+	if c.Path != "" {
+		var notFound *exec.Error
+		if !errors.As(err, &notFound) { // which names the program itself
+			err = fmt.Errorf("%s: %w", c.Path, translate(err))
+		}
+	}
+	return fail("exec", c.s.rec.Name, err)
+}
+
+// ExitError says that a command ran and did not succeed.
+type ExitError struct {
+	// Signal is what ended the command, nil when it exited by itself.
+	Signal os.Signal
+	// Stderr is the beginning and the end of what it wrote there, 32 KiB each, when it
+	// was run by [Cmd.Output] and Stderr was nil.
+	Stderr []byte
+
+	cmd, sandbox string
+	code         int
+	err          error
+}
+
+// ExitCode returns the exit code, or 128 + n when signal n ended the command.
+func (e *ExitError) ExitCode() int { return e.code }
+
+func (e *ExitError) Error() string {
+	how := fmt.Sprintf("exit status %d", e.code)
+	if e.Signal != nil {
+		how = "signal: " + e.Signal.String()
+	}
+	if e.err != nil {
+		how = e.err.Error() + " (" + how + ")"
+	}
+	return fmt.Sprintf("sandbox: exec %q: %s: %s", e.sandbox, e.cmd, how)
+}
+
+// Unwrap returns [ErrTimeout] when [Cmd.Timeout] ended the command.
+func (e *ExitError) Unwrap() error { return e.err }
+
+// excerpt keeps the beginning and the end of what is written to it.
+type excerpt struct {
+	head, tail []byte
+	omitted    int64
+}
+
+const excerptSize = 32 << 10
+
+func (x *excerpt) Write(p []byte) (int, error) {
+	n := len(p)
+	if room := excerptSize - len(x.head); room > 0 {
+		k := min(room, len(p))
+		x.head = append(x.head, p[:k]...)
+		p = p[k:]
+	}
+	x.tail = append(x.tail, p...)
+	// Let it grow to twice its size, so that copying stays cheap.
+	if over := len(x.tail) - excerptSize; over > excerptSize {
+		x.omitted += int64(over)
+		x.tail = append(x.tail[:0], x.tail[over:]...)
+	}
+	return n, nil
+}
+
+func (x *excerpt) bytes() []byte {
+	if over := len(x.tail) - excerptSize; over > 0 {
+		x.omitted += int64(over)
+		x.tail = x.tail[over:]
+	}
+	if x.omitted == 0 {
+		return append(x.head, x.tail...)
+	}
+	return slices.Concat(x.head, fmt.Appendf(nil, "\n... omitting %d bytes ...\n", x.omitted), x.tail)
+}

@@ -1,0 +1,144 @@
+package sandbox
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+// A guestVolume is the guest on one engine: a volume that holds the binary.
+type guestVolume struct{ name string }
+
+func (g guestVolume) mount() engine.Mount {
+	return engine.Mount{
+		Type: "volume", Source: g.name, Target: wire.Dir, ReadOnly: true, NoCopy: true,
+		VolumeLabels: guestLabels(time.Time{}),
+	}
+}
+
+func guestLabels(at time.Time) map[string]string { return record.Base(record.RoleGuest, "", at) }
+
+// guestCache remembers that the guest is on the client's engine.
+type guestCache struct {
+	mu   sync.Mutex
+	have guestVolume
+}
+
+func (c *Client) forgetGuest() {
+	c.guest.mu.Lock()
+	defer c.guest.mu.Unlock()
+	c.guest.have = guestVolume{}
+}
+
+// ensureGuest has the guest on the engine, once for a client. It is shared by all
+// sandboxes of an engine, named by its content, and left there.
+func (c *Client) ensureGuest(ctx context.Context, eng *engine.Engine, report *reporter) (guestVolume, error) {
+	c.guest.mu.Lock()
+	defer c.guest.mu.Unlock()
+	if c.guest.have.name != "" {
+		return c.guest.have, nil
+	}
+	arch, err := eng.Arch(ctx)
+	if err != nil {
+		return guestVolume{}, err
+	}
+	hash, err := guest.Hash(arch)
+	if err != nil {
+		return guestVolume{}, classify(ErrUnsupported, err)
+	}
+	report.report(Progress{Step: "guest"})
+	g := guestVolume{record.GuestName(hash)}
+	if err := placeGuest(ctx, eng, arch, g.name, record.GuestImage(hash)); err != nil {
+		return guestVolume{}, fmt.Errorf("place the guest: %w", err)
+	}
+	c.guest.have = g
+	return g, nil
+}
+
+// placeGuest fills the volume from an image that holds nothing but the binary. The
+// engine copies it while it creates a container with both, which is never started;
+// that container is also how to see that all of the binary is there.
+func placeGuest(ctx context.Context, eng *engine.Engine, arch, volume, image string) (err error) {
+	size, err := guest.Size(arch)
+	if err != nil {
+		return err
+	}
+	if _, err := eng.InspectImage(ctx, image); errors.Is(err, engine.ErrNotFound) {
+		binary, err := guest.Binary(arch)
+		if err != nil {
+			return err
+		}
+		labels := fmt.Sprintf("LABEL %s=true %s=%s %s=%s", record.Managed, record.Role, record.RoleGuest, record.Schema, record.SchemaVersion)
+		if err := eng.ImportImage(ctx, image, guestTar(binary, wire.Path), []string{labels}); err != nil {
+			return err
+		}
+	} else if err != nil {
+		return err
+	}
+	got, err := eng.CreateVolume(ctx, volume, guestLabels(eng.Now()))
+	if err != nil {
+		return err
+	}
+	if !record.Is(got.Labels, record.RoleGuest) {
+		return &record.ForeignError{Kind: "volume", Object: volume}
+	}
+
+	nonce := record.NewNonce()
+	labels := record.Base(record.RoleHelper, nonce, eng.Now())
+	labels[record.Until] = eng.Now().Add(5 * time.Minute).UTC().Format(time.RFC3339Nano)
+	name := record.HelperName(nonce)
+	var u undo
+	u.add("container "+name, func(ctx context.Context) error { return removeContainer(ctx, eng, name, nonce) })
+	defer func() { err = errors.Join(err, u.run(ctx)) }()
+	id, err := eng.CreateContainer(ctx, engine.ContainerSpec{
+		Name: name, Image: image, Labels: labels, NetworkMode: "none",
+		Entrypoint: []string{wire.Path},
+		Mounts:     []engine.Mount{{Type: "volume", Source: volume, Target: wire.Dir}},
+	})
+	if err != nil {
+		return err
+	}
+	for try := 0; ; try++ {
+		stat, err := eng.StatPath(ctx, id, wire.Path)
+		switch {
+		case err == nil && stat.Size == size:
+			return nil
+		case err != nil && !errors.Is(err, engine.ErrNotFound):
+			return err
+		case try == 40:
+			// Nobody is filling it any more. Write over what there is.
+			binary, err := guest.Binary(arch)
+			if err != nil {
+				return err
+			}
+			return eng.CopyTo(ctx, id, wire.Dir, guestTar(binary, path.Base(wire.Path)))
+		}
+		// Another process may be in the middle of it.
+		if err := pause(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// guestTar is an archive of the binary alone.
+func guestTar(binary []byte, name string) io.Reader {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	// Nothing here can fail: the header is ours and a buffer takes everything.
+	w.WriteHeader(&tar.Header{Name: strings.TrimPrefix(name, "/"), Mode: 0o755, Size: int64(len(binary)), ModTime: time.Unix(0, 0)})
+	w.Write(binary)
+	w.Close()
+	return &b
+}

@@ -1,0 +1,355 @@
+package guest
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// ErrConnectionLost is what calls and streams end with when the connection to the
+// guest, or the guest's side of one command, went away underneath them.
+var ErrConnectionLost = errors.New("guest: connection lost")
+
+// Conn is a connection to one `guest serve`. Its methods may be called from any
+// number of goroutines.
+type Conn struct {
+	ssh ssh.Conn
+	rw  io.Closer
+
+	done chan struct{} // closed once err is set
+	err  error
+	// stopped orders the start of goroutines before Close waits for them.
+	mu      sync.Mutex
+	stopped bool
+	wg      sync.WaitGroup
+
+	parts atomic.Uint64 // the last number given to a request sent in parts
+
+	keepLock chan struct{} // one place: held while keep is looked at or made
+	keep     *Conn
+
+	control controlPool
+}
+
+// config is the same for every connection. The stdio of an exec that we started
+// ourselves is the trust, so there is no key to check and nobody to authenticate;
+// what SSH gives here is channels with flow control. One algorithm of each kind
+// keeps the handshake short.
+func config() *ssh.ClientConfig {
+	return &ssh.ClientConfig{
+		Config: ssh.Config{
+			KeyExchanges: []string{ssh.KeyExchangeCurve25519},
+			Ciphers:      []string{ssh.CipherAES128GCM},
+		},
+		User:              "root",
+		HostKeyCallback:   ssh.InsecureIgnoreHostKey(),
+		HostKeyAlgorithms: []string{ssh.KeyAlgoED25519},
+		ClientVersion:     "SSH-2.0-sandbox",
+	}
+}
+
+// Dial speaks to the guest over rw, the standard input and output of `guest serve`.
+// It owns rw from here on and closes it on failure or when the connection ends, so
+// rw.Close must unblock a Read and a Write. ctx bounds the handshake only.
+func Dial(ctx context.Context, rw io.ReadWriteCloser) (*Conn, error) {
+	if err := ctx.Err(); err != nil {
+		rw.Close()
+		return nil, fmt.Errorf("guest: connect: %w", context.Cause(ctx))
+	}
+	closed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		rw.Close()
+		close(closed)
+	})
+	sc, chans, reqs, err := ssh.NewClientConn(&stream{rw}, "guest", config())
+	if !stop() {
+		<-closed
+		if err == nil {
+			go ssh.DiscardRequests(reqs)
+			sc.Close()
+			sc.Wait()
+		}
+		return nil, fmt.Errorf("guest: connect: %w", context.Cause(ctx))
+	}
+	if err != nil {
+		rw.Close()
+		return nil, fmt.Errorf("guest: connect: %w", err)
+	}
+	c := &Conn{ssh: sc, rw: rw, done: make(chan struct{}), keepLock: make(chan struct{}, 1)}
+	c.wg.Add(3)
+	go func() {
+		defer c.wg.Done()
+		ssh.DiscardRequests(reqs)
+	}()
+	go func() {
+		defer c.wg.Done()
+		for nc := range chans {
+			nc.Reject(ssh.Prohibited, "the client serves nothing")
+		}
+	}()
+	go func() {
+		defer c.wg.Done()
+		err := sc.Wait()
+		rw.Close()
+		if err == nil || errors.Is(err, io.EOF) {
+			c.err = ErrConnectionLost
+		} else {
+			c.err = fmt.Errorf("%w: %w", ErrConnectionLost, err)
+		}
+		close(c.done)
+	}()
+	return c, nil
+}
+
+// Close ends the connection. The guest kills the commands that run on it, detached
+// ones excepted. It waits for the connection's goroutines, and may be called twice.
+func (c *Conn) Close() error {
+	c.mu.Lock()
+	c.stopped = true
+	c.mu.Unlock()
+	c.ssh.Close()
+	c.rw.Close()
+	<-c.done
+	c.keepLock <- struct{}{}
+	keep := c.keep
+	c.keep = nil
+	<-c.keepLock
+	if keep != nil {
+		keep.Close()
+	}
+	c.control.close()
+	c.wg.Wait()
+	return nil
+}
+
+// Done is closed when the connection is gone, for whatever reason.
+func (c *Conn) Done() <-chan struct{} { return c.done }
+
+// Err says why the connection is gone; it wraps ErrConnectionLost. It is nil until
+// Done is closed.
+func (c *Conn) Err() error {
+	select {
+	case <-c.done:
+		return c.err
+	default:
+		return nil
+	}
+}
+
+// spawn starts f as a goroutine that Close waits for, unless Close has begun.
+func (c *Conn) spawn(f func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stopped {
+		return false
+	}
+	c.wg.Add(1)
+	go func() {
+		defer c.wg.Done()
+		f()
+	}()
+	return true
+}
+
+// open opens a channel, sending extra in parts where it is too large for one packet.
+func (c *Conn) open(ctx context.Context, kind string, extra []byte) (ssh.Channel, <-chan *ssh.Request, error) {
+	type result struct {
+		ch   ssh.Channel
+		reqs <-chan *ssh.Request
+		err  error
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, nil, context.Cause(ctx)
+	}
+	opened := make(chan result)
+	if !c.spawn(func() {
+		var r result
+		extra, r.err = c.sendParts(extra)
+		if r.err == nil {
+			r.ch, r.reqs, r.err = c.ssh.OpenChannel(kind, extra)
+		}
+		select {
+		case opened <- r:
+		case <-ctx.Done():
+			if r.err == nil {
+				// Closing it is what kills a command that did start.
+				r.ch.Close()
+				ssh.DiscardRequests(r.reqs)
+			}
+		}
+	}) {
+		return nil, nil, ErrConnectionLost
+	}
+	select {
+	case r := <-opened:
+		return r.ch, r.reqs, c.openError(r.err)
+	case <-ctx.Done():
+		return nil, nil, context.Cause(ctx)
+	}
+}
+
+func (c *Conn) openError(err error) error {
+	var refused *ssh.OpenChannelError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &refused):
+		return decodeStartError(refused.Message)
+	}
+	var start *wire.StartError
+	if errors.As(err, &start) {
+		return err
+	}
+	return c.lost(err)
+}
+
+// lost describes an operation that the connection's end cut short.
+func (c *Conn) lost(err error) error {
+	if own := c.Err(); own != nil {
+		return own
+	}
+	if err == nil || errors.Is(err, io.EOF) {
+		return ErrConnectionLost
+	}
+	return fmt.Errorf("%w: %w", ErrConnectionLost, err)
+}
+
+// decodeStartError reads the message of a rejection. What is not a StartError comes
+// from a guest that does not know the request, or from one gone bad: keep its text.
+func decodeStartError(message string) *wire.StartError {
+	e := new(wire.StartError)
+	if err := json.Unmarshal([]byte(message), e); err != nil || e.Kind == "" {
+		if len(message) > 1024 {
+			message = message[:1024]
+		}
+		return &wire.StartError{Kind: wire.KindOther, Message: "the guest refused: " + message}
+	}
+	return e
+}
+
+func (c *Conn) sendParts(extra []byte) ([]byte, error) {
+	if len(extra) <= wire.MaxPart {
+		return extra, nil
+	}
+	ref := binary.BigEndian.AppendUint64(nil, c.parts.Add(1))
+	for len(extra) > 0 {
+		n := min(len(extra), wire.MaxPart)
+		ok, _, err := c.ssh.SendRequest(wire.RequestPart, true, append(ref[:8:8], extra[:n]...))
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			return nil, &wire.StartError{Kind: wire.KindArguments, Message: "argument list too long"}
+		}
+		extra = extra[n:]
+	}
+	return append([]byte(wire.PartsPrefix), ref...), nil
+}
+
+// Exec starts a command and returns once it runs. A *wire.StartError says why it did
+// not start. ctx bounds the start only; when it ends first, the command is killed if
+// it started after all. Detached commands go through the keeper, on a connection
+// that is made at the first need and shared.
+func (c *Conn) Exec(ctx context.Context, req wire.Exec) (*Process, error) {
+	extra, err := json.Marshal(req)
+	if err != nil {
+		return nil, fmt.Errorf("guest: exec: %w", err)
+	}
+	via := c
+	if req.Detached {
+		if via, err = c.keeper(ctx); err != nil {
+			return nil, err
+		}
+	}
+	ch, reqs, err := via.open(ctx, wire.ChannelExec, extra)
+	if err != nil {
+		return nil, err
+	}
+	req.Env = nil
+	return newProcess(ctx, via, ch, reqs, &req)
+}
+
+// Attach follows a detached command by its ID: all of its output that is kept, then
+// what it goes on to write, then its exit. Any number may follow one command. An
+// unknown ID is a *wire.StartError of kind KindUnknownProcess.
+func (c *Conn) Attach(ctx context.Context, id string) (*Process, error) {
+	extra, err := json.Marshal(wire.Attach{ID: id})
+	if err != nil {
+		return nil, fmt.Errorf("guest: attach: %w", err)
+	}
+	via, err := c.keeper(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ch, reqs, err := via.open(ctx, wire.ChannelProcess, extra)
+	if err != nil {
+		return nil, err
+	}
+	return newProcess(ctx, via, ch, reqs, nil)
+}
+
+// keeper returns the connection to the keeper, inside a channel of this one.
+func (c *Conn) keeper(ctx context.Context) (*Conn, error) {
+	select {
+	case c.keepLock <- struct{}{}:
+		defer func() { <-c.keepLock }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	case <-c.done:
+		return nil, c.err
+	}
+	if c.keep != nil {
+		if c.keep.Err() == nil {
+			return c.keep, nil
+		}
+		c.keep.Close()
+		c.keep = nil
+	}
+	ch, reqs, err := c.open(ctx, wire.ChannelKeep, nil)
+	if err != nil {
+		return nil, err
+	}
+	if !c.spawn(func() { ssh.DiscardRequests(reqs) }) {
+		ch.Close()
+		return nil, ErrConnectionLost
+	}
+	keep, err := Dial(ctx, ch)
+	if err != nil {
+		return nil, fmt.Errorf("keeper: %w", err)
+	}
+	// Close may have looked for a keeper while this one was being made.
+	c.mu.Lock()
+	stopped := c.stopped
+	c.mu.Unlock()
+	if stopped {
+		keep.Close()
+		return nil, ErrConnectionLost
+	}
+	c.keep = keep
+	return keep, nil
+}
+
+// stream gives a ReadWriteCloser the rest of what package ssh asks of a connection.
+type stream struct{ io.ReadWriteCloser }
+
+func (*stream) LocalAddr() net.Addr              { return addr{} }
+func (*stream) RemoteAddr() net.Addr             { return addr{} }
+func (*stream) SetDeadline(time.Time) error      { return nil }
+func (*stream) SetReadDeadline(time.Time) error  { return nil }
+func (*stream) SetWriteDeadline(time.Time) error { return nil }
+
+type addr struct{}
+
+func (addr) Network() string { return "stdio" }
+func (addr) String() string  { return "guest" }

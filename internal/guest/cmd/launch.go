@@ -1,0 +1,272 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// defaultPath is Docker's, for a command whose environment has none.
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// launch is a request made definite: what to pass to the kernel, and as whom.
+type launch struct {
+	path string // as execve takes it, relative to dir
+	argv []string
+	env  []string
+	dir  string
+	identity
+}
+
+func refuse(kind, format string, args ...any) *wire.StartError {
+	return &wire.StartError{Kind: kind, Message: fmt.Sprintf(format, args...)}
+}
+
+// prepare resolves a request. What it finds may change before the program starts;
+// explain has the last word then.
+func prepare(req *wire.Exec) (*launch, *wire.StartError) {
+	if len(req.Args) == 0 || req.Args[0] == "" {
+		return nil, refuse(wire.KindArguments, "no program named")
+	}
+	for _, list := range [...][]string{req.Args, req.Env, {req.Dir}} {
+		for _, s := range list {
+			if strings.IndexByte(s, 0) >= 0 {
+				return nil, refuse(wire.KindArguments, "argument, environment or directory contains a NUL byte")
+			}
+		}
+	}
+	id, err := lookupUser(req.User)
+	if err != nil {
+		return nil, refuse(wire.KindUser, "%v", err)
+	}
+	l := &launch{argv: req.Args, dir: req.Dir, identity: id}
+	if l.dir == "" {
+		l.dir = "/"
+	}
+	switch st, err := os.Stat(l.dir); {
+	case err != nil:
+		return nil, refuse(wire.KindDirectory, "directory %q: %v", l.dir, cause(err))
+	case !st.IsDir():
+		return nil, refuse(wire.KindDirectory, "directory %q: not a directory", l.dir)
+	}
+	l.env = environment(req.Env, id, req.TTY)
+	var refused *wire.StartError
+	l.path, refused = l.find(req.Args[0])
+	return l, refused
+}
+
+// environment completes env; of several values for one name the last one counts.
+func environment(env []string, id identity, tty bool) []string {
+	out := make([]string, 0, len(env)+5)
+	at := make(map[string]int, len(env)+5)
+	for _, kv := range env {
+		name, _, ok := strings.Cut(kv, "=")
+		if !ok {
+			continue
+		}
+		if i, dup := at[name]; dup {
+			out[i] = kv
+			continue
+		}
+		at[name] = len(out)
+		out = append(out, kv)
+	}
+	add := func(name, value string) {
+		if _, ok := at[name]; !ok {
+			out = append(out, name+"="+value)
+		}
+	}
+	add("PATH", defaultPath)
+	add("HOME", id.home)
+	if id.name != "" {
+		add("USER", id.name)
+	}
+	if host, err := os.Hostname(); err == nil {
+		add("HOSTNAME", host)
+	}
+	if tty {
+		add("TERM", "xterm")
+	}
+	return out
+}
+
+func value(env []string, name string) string {
+	for _, kv := range env {
+		if v, ok := strings.CutPrefix(kv, name+"="); ok {
+			return v
+		}
+	}
+	return ""
+}
+
+// find looks a program up as execvp would, from the command's own directory and in
+// its own PATH.
+func (l *launch) find(program string) (string, *wire.StartError) {
+	if strings.Contains(program, "/") {
+		if err := l.executable(program); err != nil {
+			return "", l.unusable(program, err)
+		}
+		return program, nil
+	}
+	var blocked error
+	for dir := range strings.SplitSeq(value(l.env, "PATH"), ":") {
+		if dir == "" {
+			dir = "."
+		}
+		candidate := dir + "/" + program
+		err := l.executable(candidate)
+		if err == nil {
+			return candidate, nil
+		}
+		if errors.Is(err, fs.ErrPermission) {
+			blocked = err
+		}
+	}
+	if blocked != nil {
+		return "", l.unusable(program, blocked)
+	}
+	return "", refuse(wire.KindNotFound, "%q: executable file not found in $PATH", program)
+}
+
+func (l *launch) unusable(program string, err error) *wire.StartError {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return refuse(wire.KindPermission, "%q: %v", program, cause(err))
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
+		return refuse(wire.KindNotFound, "%q: no such file or directory", program)
+	}
+	return refuse(wire.KindOther, "%q: %v", program, cause(err))
+}
+
+// executable says whether the mode bits let the command's user run the file.
+func (l *launch) executable(name string) error {
+	if !path.IsAbs(name) {
+		name = l.dir + "/" + name
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(name, &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return unix.EACCES
+	}
+	bit := uint32(0o001)
+	switch {
+	case l.uid == 0:
+		bit = 0o111
+	case st.Uid == l.uid:
+		bit = 0o100
+	case st.Gid == l.gid || slices.Contains(l.groups, st.Gid):
+		bit = 0o010
+	}
+	if st.Mode&bit == 0 && (l.uid == 0 || !hasACL(name)) {
+		return unix.EACCES
+	}
+	return nil
+}
+
+// hasACL says that more than the mode bits decides; then the kernel has to be asked.
+func hasACL(name string) bool {
+	n, err := unix.Getxattr(name, "system.posix_acl_access", nil)
+	return err == nil && n > 0
+}
+
+// explain turns the kernel's refusal to start l into the reason.
+func (l *launch) explain(err error) *wire.StartError {
+	program := l.argv[0]
+	errno, _ := errors.AsType[syscall.Errno](err)
+	switch errno {
+	case unix.E2BIG, unix.EINVAL:
+		return refuse(wire.KindArguments, "%q: %v", program, errno)
+	case unix.EAGAIN, unix.ENOMEM, unix.EMFILE, unix.ENFILE:
+		return refuse(wire.KindResources, "%q: %v", program, errno)
+	case unix.ENOENT, unix.ENOTDIR:
+		if err := l.enter(); err != nil {
+			return refuse(wire.KindDirectory, "directory %q: %v", l.dir, cause(err))
+		}
+		if l.executable(l.path) == nil {
+			return refuse(wire.KindNotFound, "%q: the interpreter it names does not exist", program)
+		}
+		return refuse(wire.KindNotFound, "%q: %v", program, errno)
+	case unix.EACCES, unix.EPERM:
+		if err := l.enter(); err != nil {
+			return refuse(wire.KindDirectory, "directory %q: %v", l.dir, cause(err))
+		}
+		return refuse(wire.KindPermission, "%q: %v", program, errno)
+	case unix.ENOEXEC:
+		return refuse(wire.KindOther, "%q: %v (a script needs a #! line)", program, errno)
+	}
+	return refuse(wire.KindOther, "%q: %v", program, cause(err))
+}
+
+// enter says whether the command's user may change into its directory. Only this
+// thread takes that user's part, and only as far as files are concerned.
+func (l *launch) enter() error {
+	var st unix.Stat_t
+	if l.uid == 0 {
+		return unix.Stat(l.dir+"/.", &st)
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	was, err := unix.Getgroups()
+	if err != nil {
+		return err
+	}
+	setThreadGroups(l.groups)
+	unix.SetfsgidRetGid(int(l.gid))
+	unix.SetfsuidRetUid(int(l.uid))
+	err = unix.Stat(l.dir+"/.", &st)
+	unix.SetfsuidRetUid(0)
+	unix.SetfsgidRetGid(0)
+	back := make([]uint32, len(was))
+	for i, g := range was {
+		back[i] = uint32(g)
+	}
+	setThreadGroups(back)
+	return err
+}
+
+func setThreadGroups(groups []uint32) {
+	unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(groups)), uintptr(unsafe.Pointer(unsafe.SliceData(groups))), 0)
+}
+
+// cause strips what package os says around an errno.
+func cause(err error) error {
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		return errno
+	}
+	return err
+}
+
+// own gives a command's stdio to its user, who may want to open /dev/stdout again.
+func (l *launch) own(fds ...int) {
+	if l.uid == 0 {
+		return
+	}
+	for _, fd := range fds {
+		unix.Fchown(fd, int(l.uid), -1)
+	}
+}
+
+func (l *launch) credential() *syscall.Credential {
+	return &syscall.Credential{Uid: l.uid, Gid: l.gid, Groups: l.groups}
+}
+
+// selfPath is this program, from any process that runs it.
+const selfPath = "/proc/self/exe"
+
+func itoa(n int) string { return strconv.Itoa(n) }

@@ -1,0 +1,36 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+func main() {
+	verb, args := "", []string(nil)
+	if len(os.Args) > 1 {
+		verb, args = os.Args[1], os.Args[2:]
+	}
+	var err error
+	code := 1
+	switch verb {
+	case wire.VerbInit:
+		code = wire.CodeFailed
+		err = runInit(args)
+	case wire.VerbServe:
+		err = runServe()
+	case wire.VerbKeep:
+		err = runKeep()
+	case wire.VerbRun:
+		code, err = runRun(args)
+	default:
+		code, err = 2, fmt.Errorf("unknown verb %q", verb)
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "guest: %v\n", err)
+		os.Exit(code)
+	}
+}

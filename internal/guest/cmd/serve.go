@@ -1,0 +1,216 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// runServe serves one client on standard input and output. It ends when the client
+// is gone, killing what runs, or when the session stops and nothing runs any more.
+func runServe() error {
+	runtime.LockOSThread()
+	if err := defaultSignals(); err != nil {
+		return err
+	}
+	runtime.UnlockOSThread()
+	if err := becomeParent(); err != nil {
+		return err
+	}
+	conn, err := takeStdio()
+	if err != nil {
+		return err
+	}
+	s, err := newServer()
+	if err != nil {
+		return err
+	}
+	s.watchSignals()
+	gone := make(chan error, 1)
+	go func() { gone <- s.serve(conn) }()
+
+	select {
+	case err = <-gone:
+	case <-s.drained:
+	}
+	s.stop()
+	killTree(ourCommands)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
+}
+
+// becomeParent prepares a process that will start commands: without privileges to
+// hand on, and with every orphan of theirs falling to it.
+func becomeParent() error {
+	debug.SetGCPercent(200)
+	if err := shed(); err != nil {
+		return err
+	}
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("become subreaper: %w", err)
+	}
+	return nil
+}
+
+// watchSignals reaps, and stops on SIGTERM, which PID 1 sends to all when the
+// session ends.
+func (s *server) watchSignals() {
+	sigs := make(chan os.Signal, 16)
+	signal.Notify(sigs, unix.SIGCHLD, unix.SIGTERM)
+	go func() {
+		for sig := range sigs {
+			if sig == unix.SIGTERM {
+				s.stop()
+			} else {
+				s.reaper.reap()
+			}
+		}
+	}()
+}
+
+// keepers are the keepers that this process started: its descendants, but not its
+// commands.
+var keepers struct {
+	sync.Mutex
+	pids map[int]bool
+}
+
+// ourCommands finds every process that descends from this one, keepers excepted.
+func ourCommands() []proc {
+	table, err := processes()
+	if err != nil {
+		return nil
+	}
+	keepers.Lock()
+	defer keepers.Unlock()
+	self := os.Getpid()
+	rest := table[:0]
+	for _, p := range table {
+		if p.pid != self && !keepers.pids[p.pid] {
+			rest = append(rest, p)
+		}
+	}
+	return closure(rest, func(p proc) bool { return p.ppid == self })
+}
+
+// stdio is a connection made of standard input and output.
+type stdio struct {
+	in, out *os.File
+	once    sync.Once
+}
+
+// takeStdio moves standard input and output to other descriptors and puts /dev/null
+// in their place, so that nothing else writes there by accident and a closed pipe is
+// an error rather than a signal.
+func takeStdio() (*stdio, error) {
+	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(null)
+	var files [2]*os.File
+	for fd := range files {
+		dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			return nil, fmt.Errorf("standard input and output: %w", err)
+		}
+		files[fd] = os.NewFile(uintptr(dup), "stdio")
+		if err := unix.Dup3(null, fd, 0); err != nil {
+			return nil, err
+		}
+	}
+	return &stdio{in: files[0], out: files[1]}, nil
+}
+
+func (s *stdio) Read(b []byte) (int, error)  { return s.in.Read(b) }
+func (s *stdio) Write(b []byte) (int, error) { return s.out.Write(b) }
+
+func (s *stdio) Close() error {
+	s.once.Do(func() {
+		s.out.Close()
+		s.in.Close()
+	})
+	return nil
+}
+
+func (s *stdio) LocalAddr() net.Addr              { return &net.UnixAddr{} }
+func (s *stdio) RemoteAddr() net.Addr             { return &net.UnixAddr{} }
+func (s *stdio) SetDeadline(time.Time) error      { return nil }
+func (s *stdio) SetReadDeadline(time.Time) error  { return nil }
+func (s *stdio) SetWriteDeadline(time.Time) error { return nil }
+
+// controlChannel connects the client with PID 1.
+func controlChannel(nc ssh.NewChannel) {
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: wire.ControlSocket})
+	if err == nil {
+		// Anyone may take the name once PID 1 has lost it; nobody can take its PID.
+		var peer *unix.Ucred
+		if peer, err = peerOf(conn); err == nil && peer.Pid != 1 {
+			err = fmt.Errorf("process %d has taken the control socket", peer.Pid)
+		}
+		if err != nil {
+			conn.Close()
+		}
+	}
+	if err != nil {
+		reject(nc, refuse(wire.KindOther, "PID 1: %v", err))
+		return
+	}
+	join(nc, conn)
+}
+
+// join carries bytes between a new channel and a connection until both are done.
+func join(nc ssh.NewChannel, conn *net.UnixConn) {
+	defer conn.Close()
+	ch, reqs, err := nc.Accept()
+	if err != nil {
+		return
+	}
+	defer ch.Close()
+	var in sync.WaitGroup
+	in.Go(func() {
+		io.Copy(struct{ io.Writer }{conn}, ch)
+		conn.CloseWrite()
+	})
+	go func() {
+		ssh.DiscardRequests(reqs)
+		conn.Close() // the client closed the channel
+	}()
+	buf := buffers.Get().(*[copySize]byte)
+	defer buffers.Put(buf)
+	io.CopyBuffer(struct{ io.Writer }{ch}, struct{ io.Reader }{conn}, buf[:])
+	ch.Close()
+	in.Wait()
+}
+
+// peerOf tells who is at the other end: for a client, who listens.
+func peerOf(conn syscall.Conn) (*unix.Ucred, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var cred *unix.Ucred
+	if ctlErr := raw.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); ctlErr != nil {
+		return nil, ctlErr
+	}
+	return cred, err
+}

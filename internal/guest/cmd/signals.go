@@ -1,0 +1,77 @@
+//go:build linux
+
+package main
+
+import (
+	"os"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const signals = 64
+
+// perThread is the signal with which Go's runtime makes a system call on every
+// thread (syscall.AllThreadsSyscall).
+const perThread = 33
+
+// kernelSigaction is struct sigaction as the system call takes it. Its zero value is
+// the default disposition.
+type kernelSigaction struct {
+	handler  uintptr
+	flags    uint64
+	restorer uintptr
+	mask     uint64
+}
+
+// defaultDisposition sets signal n back to its default.
+func defaultDisposition(n int) {
+	var act kernelSigaction
+	unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(n), uintptr(unsafe.Pointer(&act)), 0, 8, 0, 0)
+}
+
+// setMask replaces the signal mask of this thread and returns the old one.
+func setMask(mask uint64) (old uint64) {
+	unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK,
+		uintptr(unsafe.Pointer(&mask)), uintptr(unsafe.Pointer(&old)), 8, 0, 0)
+	return old
+}
+
+func mask() (now uint64) {
+	unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_BLOCK, 0, uintptr(unsafe.Pointer(&now)), 8, 0, 0)
+	return now
+}
+
+func maskOf(n int) uint64 { return 1 << (n - 1) }
+
+// defaultSignals undoes what whoever started this process did to its signals, so
+// that nothing of it reaches our own children: no signal ignored, none blocked. Both
+// survive execve, and Go's runtime keeps them for children too. When there is
+// something to undo, this process starts itself anew.
+func defaultSignals() error {
+	ignored := false
+	for n := 1; n <= signals; n++ {
+		var act kernelSigaction
+		unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(n), 0, uintptr(unsafe.Pointer(&act)), 8, 0, 0)
+		if act.handler == 1 { // SIG_IGN
+			ignored = true
+			defaultDisposition(n)
+		}
+	}
+	if !ignored && mask() == 0 {
+		return nil
+	}
+	setMask(0)
+	return reexec(os.Environ())
+}
+
+// reexec replaces this process by a fresh start of the same program. The caller's
+// thread must be locked: its signal mask is what the new one starts with.
+func reexec(env []string) error {
+	self, err := os.Executable()
+	if err != nil {
+		self = "/proc/self/exe"
+	}
+	return syscall.Exec(self, os.Args, env)
+}

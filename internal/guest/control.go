@@ -1,0 +1,166 @@
+package guest
+
+import (
+	"bufio"
+	"context"
+	"crypto/ed25519"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+
+	"golang.org/x/crypto/ssh"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// controlPool keeps one idle connection to PID 1. A used connection has its next
+// nonce at hand, so the next request is one round trip and can't be crowded out.
+type controlPool struct {
+	mu     sync.Mutex
+	closed bool
+	idle   *controlConn
+}
+
+type controlConn struct {
+	ch    ssh.Channel
+	r     *bufio.Reader
+	nonce []byte
+}
+
+func (p *controlPool) take() *controlConn {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.idle
+	p.idle = nil
+	return c
+}
+
+func (p *controlPool) give(c *controlConn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed || p.idle != nil {
+		c.ch.Close()
+		return
+	}
+	p.idle = c
+}
+
+func (p *controlPool) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	if p.idle != nil {
+		p.idle.ch.Close()
+		p.idle = nil
+	}
+}
+
+// Control performs one request to PID 1, signed with key, the private half of
+// Init.ControlKey. ctx bounds all of it. A refusal is an error, with the Reply as it
+// came. Every operation may be repeated, so a request whose connection went stale is
+// sent once more on a new one.
+func (c *Conn) Control(ctx context.Context, key ed25519.PrivateKey, req wire.Control) (wire.Reply, error) {
+	if len(key) != ed25519.PrivateKeySize {
+		return wire.Reply{}, fmt.Errorf("guest: control: the key is %d bytes long", len(key))
+	}
+	payload, err := json.Marshal(req)
+	if err != nil {
+		return wire.Reply{}, fmt.Errorf("guest: control: %w", err)
+	}
+	if idle := c.control.take(); idle != nil {
+		reply, err := c.exchange(ctx, idle, key, payload)
+		if err == nil || ctx.Err() != nil {
+			return controlReply(req, reply, err)
+		}
+	}
+	ch, reqs, err := c.open(ctx, wire.ChannelControl, nil)
+	if err != nil {
+		return wire.Reply{}, fmt.Errorf("guest: control: %w", err)
+	}
+	if !c.spawn(func() { ssh.DiscardRequests(reqs) }) {
+		ch.Close()
+		return wire.Reply{}, ErrConnectionLost
+	}
+	reply, err := c.exchange(ctx, &controlConn{ch: ch, r: bufio.NewReader(ch)}, key, payload)
+	return controlReply(req, reply, err)
+}
+
+func controlReply(req wire.Control, reply wire.Reply, err error) (wire.Reply, error) {
+	if err == nil && reply.Error != "" {
+		err = errors.New(reply.Error)
+	}
+	if err != nil {
+		err = fmt.Errorf("guest: control %q: %w", req.Op, err)
+	}
+	return reply, err
+}
+
+// exchange sends one request and gives the connection back to the pool when it is
+// good for another.
+func (c *Conn) exchange(ctx context.Context, conn *controlConn, key ed25519.PrivateKey, payload []byte) (reply wire.Reply, err error) {
+	stop := context.AfterFunc(ctx, func() { conn.ch.Close() })
+	defer func() {
+		if !stop() {
+			err = context.Cause(ctx)
+		}
+		if err != nil || len(reply.Nonce) == 0 {
+			conn.ch.Close()
+			return
+		}
+		conn.nonce = reply.Nonce
+		c.control.give(conn)
+	}()
+
+	if conn.nonce == nil {
+		var hello wire.Challenge
+		if err := readControl(conn.r, &hello); err != nil {
+			return reply, c.lost(err)
+		}
+		conn.nonce = hello.Nonce
+	}
+	// A nonce that the other side could choose freely would let it collect
+	// signatures over texts of its choice; a fixed length leaves it no room.
+	if len(conn.nonce) != wire.NonceSize {
+		return reply, errors.New("the challenge has the wrong size")
+	}
+	line, err := json.Marshal(wire.Signed{
+		Payload:   payload,
+		Signature: ed25519.Sign(key, append(conn.nonce[:wire.NonceSize:wire.NonceSize], payload...)),
+	})
+	if err != nil {
+		return reply, err
+	}
+	if len(line) >= wire.MaxControlLine {
+		return reply, errors.New("the request is too large")
+	}
+	if _, err := conn.ch.Write(append(line, '\n')); err != nil {
+		return reply, c.lost(err)
+	}
+	if err := readControl(conn.r, &reply); err != nil {
+		return wire.Reply{}, c.lost(err)
+	}
+	return reply, nil
+}
+
+// readControl reads one line of at most wire.MaxControlLine bytes into v.
+func readControl(r *bufio.Reader, v any) error {
+	var line []byte
+	for {
+		part, err := r.ReadSlice('\n')
+		line = append(line, part...)
+		if len(line) > wire.MaxControlLine {
+			return errors.New("the answer is too long")
+		}
+		if err == nil {
+			break
+		}
+		if err != bufio.ErrBufferFull {
+			return err
+		}
+	}
+	if err := json.Unmarshal(line, v); err != nil {
+		return errors.New("the answer makes no sense")
+	}
+	return nil
+}

@@ -1,0 +1,104 @@
+package wire
+
+import (
+	"encoding/json"
+	"unicode/utf8"
+)
+
+// text is a string that JSON gives back byte for byte. Arguments, paths and
+// environment are bytes to Linux, and encoding/json would replace what is not UTF-8.
+type text string
+
+type rawText struct {
+	Bytes []byte `json:"bytes"`
+}
+
+func (t text) MarshalJSON() ([]byte, error) {
+	if utf8.ValidString(string(t)) {
+		return json.Marshal(string(t))
+	}
+	return json.Marshal(rawText{[]byte(t)})
+}
+
+func (t *text) UnmarshalJSON(b []byte) error {
+	if len(b) > 0 && b[0] == '{' {
+		var raw rawText
+		if err := json.Unmarshal(b, &raw); err != nil {
+			return err
+		}
+		*t = text(raw.Bytes)
+		return nil
+	}
+	return json.Unmarshal(b, (*string)(t))
+}
+
+// plain is Exec without its methods; the fields of rawExec hide its own.
+type plain Exec
+
+type rawExec struct {
+	plain
+	ID   text   `json:"id,omitempty"`
+	Args []text `json:"args"`
+	Env  []text `json:"env,omitempty"`
+	Dir  text   `json:"dir,omitempty"`
+	User text   `json:"user,omitempty"`
+}
+
+// MarshalJSON writes a string that is not UTF-8 as {"bytes": base64}.
+func (e Exec) MarshalJSON() ([]byte, error) {
+	if e.utf8() {
+		return json.Marshal(plain(e))
+	}
+	return json.Marshal(rawExec{
+		plain: plain(e), ID: text(e.ID), Args: texts(e.Args), Env: texts(e.Env), Dir: text(e.Dir), User: text(e.User),
+	})
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote.
+func (e *Exec) UnmarshalJSON(b []byte) error {
+	raw := rawExec{plain: plain(*e)}
+	if err := json.Unmarshal(b, &raw); err != nil {
+		return err
+	}
+	*e = Exec(raw.plain)
+	e.ID, e.Args, e.Env, e.Dir, e.User = string(raw.ID), strs(raw.Args), strs(raw.Env), string(raw.Dir), string(raw.User)
+	return nil
+}
+
+func (e Exec) utf8() bool {
+	for _, s := range [...]string{e.ID, e.Dir, e.User} {
+		if !utf8.ValidString(s) {
+			return false
+		}
+	}
+	for _, list := range [...][]string{e.Args, e.Env} {
+		for _, s := range list {
+			if !utf8.ValidString(s) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func texts(in []string) []text {
+	if in == nil {
+		return nil
+	}
+	out := make([]text, len(in))
+	for i, s := range in {
+		out[i] = text(s)
+	}
+	return out
+}
+
+func strs(in []text) []string {
+	if in == nil {
+		return nil
+	}
+	out := make([]string, len(in))
+	for i, s := range in {
+		out[i] = string(s)
+	}
+	return out
+}

@@ -1,0 +1,234 @@
+// Package wire is what the guest inside a sandbox and its client outside say to
+// each other: the shape of the arguments, the SSH channel types and the JSON they
+// carry. It holds no behaviour, so both ends can import it without each other.
+package wire
+
+import "time"
+
+// Where the guest lives inside every sandbox.
+const (
+	Dir  = "/.agent-sandbox"
+	Path = Dir + "/guest"
+)
+
+// Verbs of the guest binary: its first argument.
+const (
+	VerbInit  = "init"  // PID 1; the second argument is Init as JSON
+	VerbServe = "serve" // an SSH server on standard input and output
+	VerbKeep  = "keep"  // holds detached commands; started by serve
+	VerbRun   = "run"   // sheds what a child must not inherit, then executes it
+)
+
+// SSH channel types. The extra data of an open request is JSON of the type named.
+const (
+	// ChannelExec starts a command; Exec. A command that can't start is a
+	// rejection whose message is a StartError as JSON.
+	ChannelExec = "exec@agent-sandbox"
+	// ChannelProcess reattaches to a detached command; Attach. An unknown id is
+	// a rejection whose message is a StartError of kind KindUnknownProcess.
+	ChannelProcess = "process@agent-sandbox"
+	// ChannelControl is a plain pipe to PID 1's control socket; no extra data.
+	ChannelControl = "control@agent-sandbox"
+	// ChannelKeep is a plain pipe to the keeper, which speaks SSH again and serves
+	// ChannelExec and ChannelProcess for detached commands; no extra data. It
+	// starts the keeper when none runs.
+	ChannelKeep = "keep@agent-sandbox"
+)
+
+// Requests on exec and process channels.
+const (
+	RequestSignal  = "signal@agent-sandbox"  // client to guest; Signal
+	RequestResize  = "resize@agent-sandbox"  // client to guest; Size
+	RequestStarted = "started@agent-sandbox" // guest to client, first of all; Started
+	RequestExit    = "exit@agent-sandbox"    // guest to client, last of all; Exit
+)
+
+// Abstract socket names in the sandbox's own network namespace.
+const (
+	ControlSocket = "@agent-sandbox/control"
+	KeepSocket    = "@agent-sandbox/keep"
+)
+
+// An open request or a channel request too large for one SSH packet goes in parts.
+// A connection's client sends global requests RequestPart (8 bytes of a number it
+// chose, big endian, then a part), waiting for each reply, and then opens the
+// channel with the extra data PartsPrefix and the same 8 bytes. The guest sends
+// channel requests RequestPart, each a part, before the request they belong to,
+// whose own payload is the last one.
+const (
+	RequestPart = "part@agent-sandbox"
+	PartsPrefix = "#"
+	MaxPart     = 128 << 10 // bytes in one part
+	MaxParts    = 32 << 20  // bytes one connection may hold that way
+)
+
+// Exit codes of PID 1: why a session ended.
+const (
+	CodeStopped = 143 // a stop was asked for from outside
+	CodeTimeout = 124 // the session's deadline passed
+	CodeLease   = 123 // nobody renewed the lease
+	CodeFailed  = 122 // PID 1 could not set the session up
+)
+
+// Init is what PID 1 is told. It stands in the container's command, where anyone
+// inside can read it: nothing in it is secret.
+type Init struct {
+	// ControlKey is the Ed25519 public key that control requests are signed for.
+	// The private half never enters the sandbox.
+	ControlKey []byte `json:"control_key,omitempty"`
+	// Lease ends the session when it has not been renewed for so long; 0 is no lease.
+	Lease time.Duration `json:"lease,omitempty"`
+	// Timeout ends the session so long after its start; 0 is none.
+	Timeout time.Duration `json:"timeout,omitempty"`
+	// Grace is what processes get between SIGTERM and SIGKILL when PID 1 itself
+	// ends the session.
+	Grace time.Duration `json:"grace,omitempty"`
+	// Workspace is given to its user before anything runs, while it is new: still
+	// root's and empty.
+	Workspace Workspace `json:"workspace,omitzero"`
+	// Main is the optional main process. Its output is the container's log, and its
+	// environment is PID 1's own: values stay out of the argument list.
+	Main *Exec `json:"main,omitempty"`
+}
+
+// Workspace is a directory and who it is for, as Exec.User says it.
+type Workspace struct {
+	Path string `json:"path,omitempty"`
+	User string `json:"user,omitempty"`
+}
+
+// Exec asks for one command. Path is the program, looked up in the PATH of Env when
+// it has no slash; empty, it is Args[0]. Env is complete, but for HOME, USER, PATH,
+// HOSTNAME and TERM, which the guest adds when they are absent.
+type Exec struct {
+	ID   string   `json:"id,omitempty"` // of a detached command, or one to be found again
+	Path string   `json:"path,omitempty"`
+	Args []string `json:"args"`
+	Env  []string `json:"env,omitempty"`
+	Dir  string   `json:"dir,omitempty"`  // default "/"
+	User string   `json:"user,omitempty"` // name|uid[:group|gid], default 0
+	// Stdin says that the client will send input; without it stdin is /dev/null.
+	Stdin bool `json:"stdin,omitempty"`
+	// TTY runs the command on a new pseudo-terminal of Size; stderr joins stdout.
+	TTY  bool `json:"tty,omitempty"`
+	Size Size `json:"size,omitzero"`
+	// Detached commands outlive the connection; only the keeper takes them.
+	Detached bool `json:"detached,omitempty"`
+	// Timeout kills the command and all its descendants; 0 is none.
+	Timeout time.Duration `json:"timeout,omitempty"`
+	// WaitDelay is how long output may stay open after the command's own exit; 0
+	// waits for as long as any process holds it.
+	WaitDelay time.Duration `json:"wait_delay,omitempty"`
+}
+
+// Size of a terminal in character cells.
+type Size struct {
+	Rows uint16 `json:"rows,omitempty"`
+	Cols uint16 `json:"cols,omitempty"`
+}
+
+// Attach asks for a detached command by its ID: its kept output, then what is live.
+type Attach struct {
+	ID string `json:"id"`
+}
+
+// Started is the first request of the guest on an accepted channel.
+type Started struct {
+	Pid int `json:"pid"` // in the sandbox's PID namespace
+	// Exec is the request as it was made, without its environment. On an exec
+	// channel only its ID is sent, since the client has the rest.
+	Exec Exec `json:"exec"`
+}
+
+// Signal asks for a signal to the command's process group, or to every process
+// that descends from it.
+type Signal struct {
+	Number int  `json:"number"` // Linux numbering
+	Tree   bool `json:"tree,omitempty"`
+}
+
+// Exit tells how a command ended.
+type Exit struct {
+	Code     int  `json:"code"`             // 0–255; 128+n after a signal
+	Signal   int  `json:"signal,omitempty"` // the signal that ended it, Linux numbering
+	TimedOut bool `json:"timed_out,omitempty"`
+	// WaitDelay says that output was cut because descendants held it open.
+	WaitDelay bool `json:"wait_delay,omitempty"`
+	// Dropped counts bytes of output that were no longer kept for this reader.
+	Dropped int64 `json:"dropped,omitempty"`
+	// User and Sys are the CPU time of the command and the children it waited for.
+	User time.Duration `json:"user,omitempty"`
+	Sys  time.Duration `json:"sys,omitempty"`
+}
+
+// Kinds of StartError.
+const (
+	KindNotFound       = "not-found"       // no such program
+	KindPermission     = "permission"      // not executable, or not by this user
+	KindDirectory      = "directory"       // the working directory can't be entered
+	KindUser           = "user"            // no such user or group
+	KindArguments      = "arguments"       // argv and environment too large, or malformed
+	KindUnknownProcess = "unknown-process" // no such detached command
+	KindResources      = "resources"       // no memory, processes or files left
+	KindStopping       = "stopping"        // the session is ending
+	KindOther          = "other"
+)
+
+// StartError says why a command did not start.
+type StartError struct {
+	Kind    string `json:"kind"`
+	Message string `json:"message"`
+}
+
+func (e *StartError) Error() string { return e.Message }
+
+// Control requests. On connection PID 1 sends a Challenge line; a client answers
+// with a Signed line; PID 1 answers with a Reply line, which carries the next nonce.
+// A wrong signature is answered with an error and the end of the connection. Lines
+// end with "\n" and are at most MaxControlLine bytes.
+type (
+	// Challenge is what PID 1 says first. A nonce is NonceSize bytes, used once.
+	Challenge struct {
+		Nonce []byte `json:"nonce"`
+	}
+	// Signed is a request. Signature is Ed25519 over the nonce of the last line
+	// that PID 1 sent, followed by Payload.
+	Signed struct {
+		Payload   []byte `json:"payload"` // Control as JSON
+		Signature []byte `json:"signature"`
+	}
+	// Control says what is wanted.
+	Control struct {
+		Op    string        `json:"op"`
+		Lease time.Duration `json:"lease,omitempty"`
+	}
+	// Reply is PID 1's answer to one request.
+	Reply struct {
+		Error string `json:"error,omitempty"`
+		Nonce []byte `json:"nonce"`
+		// Main tells of the main process, for OpStatus.
+		Main *MainStatus `json:"main,omitempty"`
+		// LeaseLeft and TimeLeft are 0 when there is none.
+		LeaseLeft time.Duration `json:"lease_left,omitempty"`
+		TimeLeft  time.Duration `json:"time_left,omitempty"`
+	}
+	// MainStatus tells of the main process; without Start and Exit it runs.
+	MainStatus struct {
+		Pid   int         `json:"pid,omitempty"`
+		Start *StartError `json:"start,omitempty"` // it never started
+		Exit  *Exit       `json:"exit,omitempty"`  // it ended
+	}
+)
+
+// MaxControlLine bounds a line of the control protocol, its end included.
+const MaxControlLine = 64 << 10
+
+// NonceSize is the length of a control nonce in bytes.
+const NonceSize = 32
+
+// Operations of Control.
+const (
+	OpStatus  = "status"  // answered once the main process has started or failed to
+	OpLease   = "lease"   // renew: the session lives at least Lease from now
+	OpRelease = "release" // no lease any more
+)

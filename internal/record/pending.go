@@ -1,0 +1,304 @@
+package record
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+)
+
+// Lease is how long a pending marker speaks for a creator that is not heard of. A
+// living creator renews it three times as often, so a dead one is known after this
+// long at the latest, and a pull or an OnCreate may take as long as it likes.
+const Lease = 30 * time.Second
+
+// Volumes is what this package needs of the engine.
+type Volumes interface {
+	CreateVolume(ctx context.Context, name string, labels map[string]string) (engine.Volume, error)
+	InspectVolume(ctx context.Context, name string) (engine.Volume, error)
+	ListVolumes(ctx context.Context, labels ...string) ([]engine.Volume, error)
+	RemoveVolume(ctx context.Context, name string, force bool) error
+	// Now is the engine's clock: leases made on one machine are judged on another.
+	Now() time.Time
+}
+
+// Names of sandboxes are lower-case, so an upper-case letter after the last dot can't
+// be part of one.
+func markerName(name string) string          { return objects + "pending." + name }
+func renewalName(name string, n int) string  { return markerName(name) + ".R" + strconv.Itoa(n) }
+func takeoverName(name string) string        { return markerName(name) + ".T" }
+func isMarkerName(object, name string) bool  { return object == markerName(name) }
+func isRenewalName(object, name string) bool { return strings.HasPrefix(object, markerName(name)+".R") }
+
+// A Marker says that a sandbox of that name is being made, by whom and until when.
+type Marker struct {
+	Name, Nonce, Holder string
+	Until               time.Time
+}
+
+// HeldError says that somebody else holds the marker.
+type HeldError struct{ Marker Marker }
+
+func (e *HeldError) Error() string {
+	return fmt.Sprintf("%q is being made by %s", e.Marker.Name, cmp.Or(e.Marker.Holder, "another process"))
+}
+
+// ForeignError says that an object with a name of ours is not ours.
+type ForeignError struct{ Kind, Object string }
+
+func (e *ForeignError) Error() string {
+	return fmt.Sprintf("%s %q exists and was not made by this library: remove or rename it", e.Kind, e.Object)
+}
+
+// A Claim is a held marker. Its lease is renewed until Commit or Drop.
+type Claim struct {
+	v    Volumes
+	m    Marker
+	stop context.CancelFunc
+	done sync.WaitGroup
+}
+
+func markerLabels(role string, m Marker, now time.Time) map[string]string {
+	l := Base(role, m.Nonce, now)
+	l[Name], l[Holder] = m.Name, m.Holder
+	l[Until] = m.Until.UTC().Format(time.RFC3339Nano)
+	return l
+}
+
+func decodeMarker(labels map[string]string) Marker {
+	// A marker that can't be read is one whose time has passed.
+	until, _ := time.Parse(time.RFC3339Nano, labels[Until])
+	return Marker{Name: labels[Name], Nonce: labels[Nonce], Holder: labels[Holder], Until: until}
+}
+
+// TryClaim makes the marker for name, or fails with a *HeldError when another has it
+// or a *ForeignError when something else has its name. holder is for people to read.
+// When it fails any other way the marker may exist: Drop it by its nonce.
+func TryClaim(ctx context.Context, v Volumes, name, nonce, holder string) (*Claim, error) {
+	now := v.Now()
+	m := Marker{Name: name, Nonce: nonce, Holder: holder, Until: now.Add(Lease)}
+	got, err := v.CreateVolume(ctx, markerName(name), markerLabels(RolePending, m, now))
+	if err != nil {
+		return nil, err
+	}
+	if !Is(got.Labels, RolePending) {
+		return nil, &ForeignError{"volume", got.Name}
+	}
+	if got.Labels[Nonce] != nonce {
+		return nil, &HeldError{decodeMarker(got.Labels)}
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	c := &Claim{v: v, m: m, stop: cancel}
+	c.done.Go(func() { c.renew(ctx) })
+	return c, nil
+}
+
+func (c *Claim) renew(ctx context.Context) {
+	tick := time.NewTicker(Lease / 3)
+	defer tick.Stop()
+	for n := 1; ; n++ {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now := c.v.Now()
+		m := c.m
+		m.Until = now.Add(Lease)
+		// A renewal that fails is tried again at the next tick, well before the lease ends.
+		if _, err := c.v.CreateVolume(ctx, renewalName(m.Name, n), markerLabels(RolePending, m, now)); err == nil && n > 1 {
+			c.v.RemoveVolume(ctx, renewalName(m.Name, n-1), false)
+		}
+	}
+}
+
+// Commit drops the marker: from here on the sandbox exists for everyone. It fails
+// when the marker is no longer ours, because the lease ran out and another took over.
+func (c *Claim) Commit(ctx context.Context) error {
+	c.Stop()
+	got, err := c.v.InspectVolume(ctx, markerName(c.m.Name))
+	switch {
+	case errors.Is(err, engine.ErrNotFound):
+		return errors.New("the claim on the name was lost: it was not renewed in time")
+	case err != nil:
+		return err
+	case got.Labels[Nonce] != c.m.Nonce:
+		return &HeldError{decodeMarker(got.Labels)}
+	}
+	if err := c.v.RemoveVolume(ctx, got.Name, false); err != nil && !errors.Is(err, engine.ErrNotFound) {
+		// The reply may be what was lost. Whether we committed is what the engine says.
+		ask, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		if _, e := c.v.InspectVolume(ask, got.Name); !errors.Is(e, engine.ErrNotFound) {
+			return err
+		}
+	}
+	return nil
+}
+
+// Stop ends the renewals and waits for them. It may be called often.
+func (c *Claim) Stop() {
+	c.stop()
+	c.done.Wait()
+}
+
+// DropRenewals removes what Commit leaves: renewals speak for nobody without their
+// marker, so this may fail and the sweep will do it.
+func (c *Claim) DropRenewals(ctx context.Context) error {
+	if c.v.Now().Before(c.m.Until.Add(-Lease + Lease/3)) {
+		return nil // none was due yet
+	}
+	return dropRenewals(ctx, c.v, c.m.Name, c.m.Nonce)
+}
+
+// Drop removes the marker of name if it carries nonce.
+func Drop(ctx context.Context, v Volumes, name, nonce string) error {
+	got, err := v.InspectVolume(ctx, markerName(name))
+	if err == nil && Is(got.Labels, RolePending) && got.Labels[Nonce] == nonce {
+		err = v.RemoveVolume(ctx, got.Name, false)
+	}
+	if err != nil && !errors.Is(err, engine.ErrNotFound) {
+		return err
+	}
+	return dropRenewals(ctx, v, name, nonce)
+}
+
+func dropRenewals(ctx context.Context, v Volumes, name, nonce string) error {
+	vols, err := v.ListVolumes(ctx, Filter(Role, RolePending), Filter(Name, name))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, vol := range vols {
+		if isRenewalName(vol.Name, name) && vol.Labels[Nonce] == nonce {
+			if err := v.RemoveVolume(ctx, vol.Name, false); err != nil && !errors.Is(err, engine.ErrNotFound) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Look returns the marker of name, if there is one.
+func Look(ctx context.Context, v Volumes, name string) (m Marker, found bool, err error) {
+	got, err := v.InspectVolume(ctx, markerName(name))
+	if errors.Is(err, engine.ErrNotFound) {
+		return m, false, nil
+	}
+	if err != nil {
+		return m, false, err
+	}
+	if !Is(got.Labels, RolePending) {
+		return m, false, &ForeignError{"volume", got.Name}
+	}
+	m = decodeMarker(got.Labels)
+	if m.Expired(v.Now()) {
+		// Only now is it worth a list to see whether it was renewed.
+		vols, err := v.ListVolumes(ctx, Filter(Role, RolePending), Filter(Name, name))
+		if err != nil {
+			return m, false, err
+		}
+		m = renewed(m, vols)
+	}
+	return m, true, nil
+}
+
+// Expired reports whether the marker's creator has not been heard of for too long.
+func (m Marker) Expired(now time.Time) bool { return now.After(m.Until) }
+
+func renewed(m Marker, vols []engine.Volume) Marker {
+	for _, vol := range vols {
+		if isRenewalName(vol.Name, m.Name) && vol.Labels[Nonce] == m.Nonce {
+			if r := decodeMarker(vol.Labels); r.Until.After(m.Until) {
+				m.Until = r.Until
+			}
+		}
+	}
+	return m
+}
+
+// Markers returns the markers among vols, as a list of all managed volumes shows them.
+func Markers(vols []engine.Volume) []Marker {
+	var ms []Marker
+	for _, vol := range vols {
+		if m := decodeMarker(vol.Labels); Is(vol.Labels, RolePending) && isMarkerName(vol.Name, m.Name) {
+			ms = append(ms, renewed(m, vols))
+		}
+	}
+	return ms
+}
+
+// Stray returns the names of renewals and takeovers among vols that no longer mean
+// anything: their marker is gone, and so is the time of whoever made them.
+func Stray(vols []engine.Volume, now time.Time) []string {
+	held := map[string]bool{}
+	for _, m := range Markers(vols) {
+		held[m.Name+" "+m.Nonce] = true
+	}
+	var names []string
+	for _, vol := range vols {
+		m := decodeMarker(vol.Labels)
+		if !m.Expired(now) {
+			continue
+		}
+		switch {
+		case Is(vol.Labels, RolePending) && isRenewalName(vol.Name, m.Name) && !held[m.Name+" "+m.Nonce],
+			Is(vol.Labels, RoleTakeover) && vol.Name == takeoverName(m.Name):
+			names = append(names, vol.Name)
+		}
+	}
+	return slices.Sorted(slices.Values(names))
+}
+
+// TakeOver clears what a dead creator left: it calls clear, which removes the objects
+// that carry the marker's nonce, and then removes the marker. One caller at a time
+// does it for a name; to the others, and when the marker has changed meanwhile,
+// TakeOver returns nil without doing anything: look again.
+func TakeOver(ctx context.Context, v Volumes, dead Marker, nonce, holder string, clear func(context.Context) error) (err error) {
+	now := v.Now()
+	mine := Marker{Name: dead.Name, Nonce: nonce, Holder: holder, Until: now.Add(Lease)}
+	lock := takeoverName(dead.Name)
+	defer func() {
+		// Also when the reply was lost, so that the lock never waits for its lease.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		if got, e := v.InspectVolume(ctx, lock); e == nil && got.Labels[Nonce] == nonce {
+			err = errors.Join(err, remove(ctx, v, lock))
+		}
+	}()
+	got, err := v.CreateVolume(ctx, lock, markerLabels(RoleTakeover, mine, now))
+	if err != nil {
+		return err
+	}
+	if got.Labels[Nonce] != nonce {
+		if Is(got.Labels, RoleTakeover) && decodeMarker(got.Labels).Expired(now) {
+			return remove(ctx, v, lock)
+		}
+		return nil
+	}
+	m, found, err := Look(ctx, v, dead.Name)
+	if err != nil || !found || m.Nonce != dead.Nonce || !m.Expired(v.Now()) {
+		return err
+	}
+	// Within our own lease, or the next one might be clearing beside us.
+	ctx, cancel := context.WithTimeout(ctx, Lease*2/3)
+	defer cancel()
+	if err := clear(ctx); err != nil {
+		return err
+	}
+	return Drop(ctx, v, dead.Name, dead.Nonce)
+}
+
+func remove(ctx context.Context, v Volumes, name string) error {
+	if err := v.RemoveVolume(ctx, name, false); err != nil && !errors.Is(err, engine.ErrNotFound) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,680 @@
+package sandbox
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+// A Sandbox is a handle on a sandbox: a named, isolated Linux environment that lives
+// in a Docker Engine. It is safe for concurrent use, and any number of handles in any
+// number of processes may be on the same sandbox.
+//
+// Whoever got the handle closes it: [Sandbox.Close] ends the session, [Sandbox.Detach]
+// leaves it running.
+type Sandbox struct {
+	c        *Client
+	eng      *engine.Engine
+	rec      record.Sandbox
+	onResume []hook
+	owner    bool // the sandbox lives as long as this handle
+
+	mu        sync.Mutex
+	container string        // the engine's ID of it
+	env       []string      // the container's whole environment
+	link      *guest.Conn   // connection to the guest, while there is one
+	tether    *tether       // renews the lease of a sandbox that is not persistent
+	closed    bool          // for callers
+	released  bool          // for ourselves: nothing new may begin
+	ending    chan struct{} // closed when Close has finished; nil before Close
+	closeErr  error
+
+	flights singleflight.Group // connecting and resuming, shared by who needs it
+	work    sync.WaitGroup     // who is waiting for a flight
+}
+
+// handle makes a Sandbox of what the engine showed.
+func (c *Client) handle(eng *engine.Engine, rec record.Sandbox, got engine.Container) *Sandbox {
+	return &Sandbox{c: c, eng: eng, rec: rec, container: got.ID, env: got.Env}
+}
+
+// ID returns the sandbox's ID.
+func (s *Sandbox) ID() string { return s.rec.ID }
+
+// Name returns the sandbox's name; an unnamed one is named by its ID.
+func (s *Sandbox) Name() string { return s.rec.Name }
+
+// String returns the name.
+func (s *Sandbox) String() string { return s.rec.Name }
+
+// Create is [Create] on the client's engine.
+func (c *Client) Create(ctx context.Context, opts ...CreateOption) (*Sandbox, error) {
+	s := createSettings(opts)
+	if err := s.check(); err != nil {
+		return nil, fail("create", s.name, err)
+	}
+	sb, err := c.create(ctx, s)
+	return sb, fail("create", s.name, err)
+}
+
+// errNameTaken is the ErrExists that a GetOrCreate waits for.
+var errNameTaken = fmt.Errorf("%w", ErrExists)
+
+func (c *Client) create(ctx context.Context, s *settings) (*Sandbox, error) {
+	eng, err := c.engine(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c.sweepIfDue(ctx, eng)
+	leave, err := c.admit(ctx, eng)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	for {
+		if err := available(ctx, eng, s); err != nil {
+			return nil, err
+		}
+		sb, err := c.newBuild(eng, s).run(ctx)
+		var held *record.HeldError
+		if !errors.As(err, &held) {
+			return sb, err
+		}
+		switch m, found, err := record.Look(ctx, eng, s.name); {
+		case err != nil:
+			return nil, err
+		case found && !m.Expired(eng.Now()):
+			return nil, fmt.Errorf("%w: %w", errNameTaken, held)
+		case found:
+			if err := c.takeOver(ctx, eng, m); err != nil {
+				return nil, err
+			}
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// available reports why the name or the ID can't be had, before anything is made.
+func available(ctx context.Context, eng *engine.Engine, s *settings) error {
+	if err := nameTaken(ctx, eng, s.name); err != nil {
+		if !errors.Is(err, ErrExists) {
+			return err
+		}
+		// A dead creator's container is not a sandbox: the claim will find its marker.
+		if m, found, e := record.Look(ctx, eng, s.name); e != nil || !found || !m.Expired(eng.Now()) {
+			return errors.Join(errNameTaken, e)
+		}
+	}
+	if s.name == s.id {
+		return nil
+	}
+	// A name that is another sandbox's ID, or an ID that is another's name, would hide it.
+	if got, err := eng.InspectVolume(ctx, record.WorkspaceName(s.name)); err == nil && record.Is(got.Labels, record.RoleWorkspace) {
+		users, err := eng.ListContainers(ctx, engine.Filter{Volume: got.Name})
+		if err != nil {
+			return err
+		}
+		for _, u := range users {
+			if r, ok := record.Decode(u.Labels); ok && r.ID == s.name && r.Name != s.name {
+				return fmt.Errorf("%w: %q is the ID of sandbox %q", ErrExists, s.name, r.Name)
+			}
+		}
+	} else if err != nil && !errors.Is(err, engine.ErrNotFound) {
+		return err
+	}
+	err := nameTaken(ctx, eng, s.id)
+	if errors.Is(err, ErrExists) {
+		return fmt.Errorf("%w: ID %q is another sandbox's name", ErrExists, s.id)
+	}
+	return err
+}
+
+// GetOrCreate is [GetOrCreate] on the client's engine.
+func (c *Client) GetOrCreate(ctx context.Context, name string, opts ...CreateOption) (*Sandbox, error) {
+	s := createSettings(append(opts[:len(opts):len(opts)], WithName(name)))
+	if err := s.check(); err != nil {
+		return nil, fail("get or create", name, err)
+	}
+	sb, err := c.getOrCreate(ctx, s)
+	return sb, fail("get or create", name, err)
+}
+
+func (c *Client) getOrCreate(ctx context.Context, s *settings) (*Sandbox, error) {
+	for {
+		sb, err := c.get(ctx, s.name, s)
+		if !errors.Is(err, ErrNotFound) {
+			return sb, err
+		}
+		sb, err = c.create(ctx, s)
+		if !errors.Is(err, errNameTaken) {
+			return sb, err
+		}
+		// Another caller is the creator. Wait for it in get, then use what it made.
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// Get is [Get] on the client's engine.
+func (c *Client) Get(ctx context.Context, nameOrID string, opts ...GetOption) (*Sandbox, error) {
+	if err := checkName(nameOrID); err != nil {
+		return nil, fail("get", nameOrID, err)
+	}
+	s := &settings{}
+	for _, o := range opts {
+		if o != nil {
+			o.applyGet(s)
+		}
+	}
+	sb, err := c.get(ctx, nameOrID, s)
+	return sb, fail("get", nameOrID, err)
+}
+
+func (c *Client) get(ctx context.Context, nameOrID string, s *settings) (*Sandbox, error) {
+	eng, err := c.engine(ctx)
+	if err != nil {
+		return nil, err
+	}
+	rec, got, err := findSettled(ctx, eng, nameOrID)
+	if err != nil {
+		return nil, err
+	}
+	sb := c.handle(eng, rec, got)
+	sb.onResume = s.onResume
+	if s.withoutResume {
+		return sb, nil
+	}
+	report := &reporter{fn: s.progress}
+	defer report.silence()
+	if got.State != engine.StateRunning {
+		report.report(Progress{Step: "start", Text: "resuming"})
+		if err := sb.resume(ctx); err != nil {
+			sb.release()
+			return nil, err
+		}
+	}
+	return sb, nil
+}
+
+// find returns the sandbox of that name, else of that ID. What a caller passes is
+// never taken for a container of its own, and what is found must say that it is the
+// one: Docker would also match the beginning of a container's ID.
+func find(ctx context.Context, eng *engine.Engine, nameOrID string) (record.Sandbox, engine.Container, error) {
+	inspect := func(name string, is func(record.Sandbox) bool) (record.Sandbox, engine.Container, error) {
+		got, err := eng.InspectContainer(ctx, record.ContainerName(name))
+		if err != nil {
+			return record.Sandbox{}, got, err
+		}
+		rec, ok := record.Decode(got.Labels)
+		if !ok || got.Name != record.ContainerName(name) || !is(rec) {
+			return rec, got, engine.ErrNotFound
+		}
+		return rec, got, nil
+	}
+	rec, got, err := inspect(nameOrID, func(r record.Sandbox) bool { return r.Name == nameOrID })
+	if !errors.Is(err, engine.ErrNotFound) {
+		return rec, got, err
+	}
+	isID := func(r record.Sandbox) bool { return r.ID == nameOrID }
+	// The workspace is named by the ID and tells the name its maker had.
+	vol, err := eng.InspectVolume(ctx, record.WorkspaceName(nameOrID))
+	if err == nil && record.Is(vol.Labels, record.RoleWorkspace) && record.ValidName(vol.Labels[record.Name]) {
+		rec, got, err = inspect(vol.Labels[record.Name], isID)
+		if !errors.Is(err, engine.ErrNotFound) {
+			return rec, got, err
+		}
+	} else if err != nil && !errors.Is(err, engine.ErrNotFound) {
+		return rec, got, err
+	}
+	// An adopted workspace tells the name of the sandbox before.
+	list, err := eng.ListContainers(ctx, engine.Filter{Labels: []string{
+		record.Filter(record.Managed, "true"), record.Filter(record.ID, nameOrID)}})
+	if err != nil {
+		return rec, got, err
+	}
+	for _, l := range list {
+		if r, ok := record.Decode(l.Labels); ok && isID(r) && record.ValidName(r.Name) {
+			rec, got, err = inspect(r.Name, isID)
+			if !errors.Is(err, engine.ErrNotFound) {
+				return rec, got, err
+			}
+		}
+	}
+	return record.Sandbox{}, engine.Container{}, ErrNotFound
+}
+
+// findSettled is find for a caller that needs the sandbox made: it waits while
+// somebody makes it.
+func findSettled(ctx context.Context, eng *engine.Engine, nameOrID string) (record.Sandbox, engine.Container, error) {
+	wait := 20 * time.Millisecond
+	for {
+		rec, got, err := find(ctx, eng, nameOrID)
+		name := rec.Name
+		if errors.Is(err, ErrNotFound) {
+			name = nameOrID // perhaps its container is still to come
+		} else if err != nil {
+			return rec, got, err
+		}
+		m, found, lookErr := record.Look(ctx, eng, name)
+		var foreign *record.ForeignError
+		switch {
+		case errors.As(lookErr, &foreign):
+			// Somebody's volume with our marker's name marks nothing.
+			return rec, got, err
+		case lookErr != nil:
+			return rec, got, lookErr
+		case !found, ctx.Value(building{}) == name:
+			return rec, got, err
+		case m.Expired(eng.Now()):
+			return rec, got, fmt.Errorf("%w: its creation was abandoned by %s", ErrNotFound, m.Holder)
+		}
+		if err := pause(ctx, wait); err != nil {
+			return rec, got, err
+		}
+		wait = min(2*wait, 250*time.Millisecond)
+	}
+}
+
+// current looks at the sandbox's container as it is now. The container may have been
+// replaced by another process; a sandbox with another ID is not this one.
+func (s *Sandbox) current(ctx context.Context) (engine.Container, error) {
+	got, err := s.eng.InspectContainer(ctx, record.ContainerName(s.rec.Name))
+	if errors.Is(err, engine.ErrNotFound) {
+		return got, ErrNotFound
+	}
+	if err != nil {
+		return got, err
+	}
+	if rec, ok := record.Decode(got.Labels); !ok || rec.ID != s.rec.ID || got.State == engine.StateRemoving {
+		return got, ErrNotFound
+	}
+	s.mu.Lock()
+	s.container, s.env = got.ID, got.Env
+	s.mu.Unlock()
+	return got, nil
+}
+
+func (s *Sandbox) isClosed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closed
+}
+
+// Start starts the sandbox's session if it has none, and returns [StateRunning]. A
+// session that runs is left as it is.
+func (s *Sandbox) Start(ctx context.Context) (State, error) {
+	if s.isClosed() {
+		return "", fail("start", s.rec.Name, ErrClosed)
+	}
+	got, err := s.current(ctx)
+	if err != nil {
+		return "", fail("start", s.rec.Name, err)
+	}
+	if got.State == engine.StateRunning {
+		s.begin()
+		return StateRunning, nil
+	}
+	if err := s.resume(ctx); err != nil {
+		return "", fail("start", s.rec.Name, err)
+	}
+	return StateRunning, nil
+}
+
+type resumingKey struct{}
+
+// resume starts the session, once for concurrent callers and on a context of its own.
+func (s *Sandbox) resume(ctx context.Context) error {
+	if ctx.Value(resumingKey{}) == s {
+		return nil // OnResume uses the sandbox: it runs already
+	}
+	_, err := s.share(ctx, "resume", undoTimeout, func(ctx context.Context) (any, error) {
+		return nil, s.resumeOnce(ctx)
+	})
+	return err
+}
+
+func (s *Sandbox) resumeOnce(ctx context.Context) error {
+	s.dropLink()
+	if err := startContainer(ctx, s.eng, s.c, record.ContainerName(s.rec.Name)); err != nil {
+		return err
+	}
+	got, err := s.current(ctx)
+	if err != nil {
+		return err
+	}
+	if got.State != engine.StateRunning {
+		return fmt.Errorf("%w: the session ended as it began: %s", ErrNotRunning, ended(got))
+	}
+	s.c.log.Info("session resumed", "sandbox", s.rec.Name)
+	s.begin()
+	ctx = context.WithValue(ctx, resumingKey{}, s)
+	for _, fn := range s.onResume {
+		if err := fn(ctx, s); err != nil {
+			return fmt.Errorf("OnResume: %w", err)
+		}
+	}
+	return nil
+}
+
+// startContainer starts a container of ours. Should the guest's volume have been
+// removed since it was made, it is filled again: that is the one thing a container
+// can't start without and which is not its own.
+func startContainer(ctx context.Context, eng *engine.Engine, c *Client, ref string) error {
+	got, err := eng.InspectContainer(ctx, ref)
+	if errors.Is(err, engine.ErrNotFound) {
+		return ErrNotFound
+	}
+	if err != nil {
+		return err
+	}
+	if got.State == engine.StatePaused {
+		return eng.UnpauseContainer(ctx, got.ID)
+	}
+	err = eng.StartContainer(ctx, got.ID)
+	if err == nil || ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable) {
+		return err
+	}
+	if errors.Is(err, engine.ErrNotFound) {
+		if _, e := eng.InspectContainer(ctx, got.ID); errors.Is(e, engine.ErrNotFound) {
+			return ErrNotFound
+		}
+	}
+	c.forgetGuest()
+	if _, e := c.ensureGuest(ctx, eng, &reporter{}); e != nil {
+		return errors.Join(err, e)
+	}
+	if eng.StartContainer(ctx, got.ID) == nil {
+		return nil
+	}
+	return fmt.Errorf("start container %s: %w", got.Name, err)
+}
+
+// ended says how a session ended.
+func ended(got engine.Container) string {
+	switch {
+	case got.Error != "":
+		return got.Error
+	case got.OOMKilled:
+		return "out of memory"
+	}
+	return fmt.Sprintf("exit code %d", got.ExitCode)
+}
+
+// begin is called when a session is known to run: a handle that owns the sandbox
+// keeps its lease from then on.
+func (s *Sandbox) begin() {
+	if !s.owner {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.tether == nil && !s.closed {
+		s.tether = newTether(s)
+	}
+}
+
+// Stop ends the session: every process gets SIGTERM, and SIGKILL when it is still
+// there after the stop timeout (30 s, see [WithStopTimeout]). Files stay, the handle
+// stays usable. Stopping a stopped sandbox is no error. When ctx ends first the
+// session still ends. A sandbox that is not persistent is kept for an hour after its
+// handle stopped it, should the handle not be heard of again.
+func (s *Sandbox) Stop(ctx context.Context) (State, error) {
+	if s.isClosed() {
+		return "", fail("stop", s.rec.Name, ErrClosed)
+	}
+	if err := s.stop(ctx); err != nil {
+		return "", fail("stop", s.rec.Name, err)
+	}
+	return StateStopped, nil
+}
+
+func (s *Sandbox) stop(ctx context.Context) error {
+	s.letGo()
+	got, err := s.current(ctx)
+	if err != nil {
+		return err
+	}
+	if err := stopContainer(ctx, s.eng, got, s.rec); err != nil {
+		return err
+	}
+	s.dropLink()
+	return nil
+}
+
+// stopContainer ends the session of a container and returns when it has ended.
+func stopContainer(ctx context.Context, eng *engine.Engine, got engine.Container, rec record.Sandbox) error {
+	switch got.State {
+	case engine.StateExited, engine.StateCreated, engine.StateDead:
+		return nil
+	}
+	err := eng.StopContainer(ctx, got.ID, stopTimeout(rec))
+	if errors.Is(err, engine.ErrNotFound) {
+		return ErrNotFound
+	}
+	return err
+}
+
+func stopTimeout(rec record.Sandbox) time.Duration {
+	if ms := rec.Settings.StopTimeoutMS; ms > 0 {
+		return time.Duration(ms) * time.Millisecond
+	}
+	return DefaultStopTimeout
+}
+
+// closeMargin is what Close may take beyond the stop timeout.
+const closeMargin = 15 * time.Second
+
+// Close ends the session, and removes the sandbox when it is not persistent. It takes
+// no context, so that it can be deferred: it is bounded by the stop timeout and 15 s.
+// It is idempotent, may be called from many goroutines, and is no error after
+// [Sandbox.Delete] or when the sandbox is gone. A failure is returned and logged,
+// since defer drops it.
+func (s *Sandbox) Close() error {
+	s.mu.Lock()
+	if s.ending != nil {
+		ending := s.ending
+		s.mu.Unlock()
+		<-ending
+		return s.closeErr
+	}
+	s.ending = make(chan struct{})
+	already := s.closed // detached or deleted
+	s.closed = true
+	s.mu.Unlock()
+	defer close(s.ending)
+
+	s.release()
+	if already {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout(s.rec)+closeMargin)
+	defer cancel()
+	err := s.end(ctx)
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		s.closeErr = fail("close", s.rec.Name, err)
+		s.c.log.LogAttrs(ctx, slog.LevelError, "sandbox not closed", slog.String("sandbox", s.rec.Name), slog.Any("error", s.closeErr))
+	}
+	return s.closeErr
+}
+
+func (s *Sandbox) end(ctx context.Context) error {
+	if s.rec.Persistent {
+		got, err := s.current(ctx)
+		if err != nil {
+			return err
+		}
+		return stopContainer(ctx, s.eng, got, s.rec)
+	}
+	_, err := s.c.delete(ctx, s.eng, s.rec, false)
+	return err
+}
+
+// Detach lets go of the handle and leaves the session running, also of a sandbox that
+// is not persistent: it then ends with its session. The handle can't be used any more;
+// detached commands go on.
+func (s *Sandbox) Detach() error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return nil
+	}
+	s.closed = true
+	s.mu.Unlock()
+
+	var err error
+	if s.owner {
+		ctx, cancel := context.WithTimeout(context.Background(), closeMargin)
+		defer cancel()
+		s.letGo()
+		err = s.control(ctx, wire.Control{Op: wire.OpRelease})
+		if errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotFound) {
+			err = nil // there is no session to leave running
+		}
+	}
+	s.release()
+	return fail("detach", s.rec.Name, err)
+}
+
+// release ends what the handle has running and returns when it has ended.
+func (s *Sandbox) release() {
+	s.letGo()
+	s.mu.Lock()
+	s.closed, s.released = true, true
+	s.mu.Unlock()
+	s.dropLink()
+	s.work.Wait()
+}
+
+// letGo ends the renewal of the lease.
+func (s *Sandbox) letGo() {
+	s.mu.Lock()
+	t := s.tether
+	s.tether = nil
+	s.mu.Unlock()
+	if t != nil {
+		t.stop()
+	}
+}
+
+// Delete removes the sandbox for good, see [Delete]. The handle is closed by it.
+func (s *Sandbox) Delete(ctx context.Context, opts ...DeleteOption) (DeleteReport, error) {
+	if s.isClosed() {
+		return DeleteReport{}, fail("delete", s.rec.Name, ErrClosed)
+	}
+	s.letGo()
+	report, err := s.c.delete(ctx, s.eng, s.rec, deleteSettings(opts).preserve)
+	if err == nil || errors.Is(err, ErrNotFound) {
+		s.release()
+	}
+	return report, fail("delete", s.rec.Name, err)
+}
+
+// Delete is [Delete] on the client's engine.
+func (c *Client) Delete(ctx context.Context, nameOrID string, opts ...DeleteOption) (DeleteReport, error) {
+	if err := checkName(nameOrID); err != nil {
+		return DeleteReport{}, fail("delete", nameOrID, err)
+	}
+	eng, err := c.engine(ctx)
+	if err != nil {
+		return DeleteReport{}, fail("delete", nameOrID, err)
+	}
+	rec, _, err := findSettled(ctx, eng, nameOrID)
+	if err != nil {
+		return DeleteReport{}, fail("delete", nameOrID, err)
+	}
+	report, err := c.delete(ctx, eng, rec, deleteSettings(opts).preserve)
+	return report, fail("delete", nameOrID, err)
+}
+
+// control sends one signed request to PID 1.
+func (s *Sandbox) control(ctx context.Context, req wire.Control) error {
+	_, err := s.ask(ctx, req)
+	return err
+}
+
+func (s *Sandbox) ask(ctx context.Context, req wire.Control) (wire.Reply, error) {
+	if len(s.rec.ControlKey) != ed25519.SeedSize {
+		return wire.Reply{}, fmt.Errorf("%w: the sandbox was made without a control key", ErrUnsupported)
+	}
+	conn, err := s.connect(ctx)
+	if err != nil {
+		return wire.Reply{}, err
+	}
+	reply, err := conn.Control(ctx, ed25519.NewKeyFromSeed(s.rec.ControlKey), req)
+	if err == nil && reply.Error != "" {
+		err = fmt.Errorf("PID 1 refused %s: %s", req.Op, reply.Error)
+	}
+	return reply, err
+}
+
+// mainStarted waits until PID 1 knows whether the main process could be started.
+func (s *Sandbox) mainStarted(ctx context.Context) error {
+	reply, err := s.ask(ctx, wire.Control{Op: wire.OpStatus})
+	if err != nil {
+		return err
+	}
+	if reply.Main != nil && reply.Main.Start != nil {
+		cmd := s.rec.Settings.Command
+		return fmt.Errorf("main process: %w", startError(cmd[0], s.rec.Settings.Workdir, reply.Main.Start))
+	}
+	return nil
+}
+
+// A tether keeps the lease of a sandbox that lives as long as its handle.
+type tether struct {
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+}
+
+func newTether(s *Sandbox) *tether {
+	ctx, cancel := context.WithCancel(context.Background())
+	t := &tether{cancel: cancel}
+	t.done.Go(func() {
+		s.renew(ctx)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.tether == t {
+			s.tether = nil // the session ended; the next one gets its own
+		}
+	})
+	return t
+}
+
+func (t *tether) stop() {
+	t.cancel()
+	t.done.Wait()
+}
+
+func (s *Sandbox) renew(ctx context.Context) {
+	for wait := time.Duration(0); pause(ctx, wait) == nil; {
+		try, cancel := context.WithTimeout(ctx, leaseRenewal)
+		err := s.control(try, wire.Control{Op: wire.OpLease, Lease: leaseTime})
+		cancel()
+		switch {
+		case err == nil:
+			wait = leaseRenewal
+		case errors.Is(err, ErrNotFound), errors.Is(err, ErrNotRunning), errors.Is(err, ErrUnsupported):
+			return
+		default:
+			// Until the lease runs out there is time to try again.
+			wait = 2 * time.Second
+			if ctx.Err() == nil {
+				s.c.log.Warn("lease not renewed", "sandbox", s.rec.Name, "error", err)
+			}
+		}
+	}
+}

@@ -1,0 +1,240 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+// State is what a sandbox is doing.
+type State string
+
+// The states. The engine's own words map to them: created is StateCreating,
+// restarting StateRunning, exited and removing StateStopped, dead StateError.
+const (
+	StateCreating State = "creating" // somebody is making it
+	StateRunning  State = "running"  // it has a session
+	StatePaused   State = "paused"   // its session is frozen
+	StateStopped  State = "stopped"  // it has files and no session
+	StateError    State = "error"    // the engine gave up on it
+)
+
+// Running and its neighbours are the states under the names that read well in a filter.
+const (
+	Creating = StateCreating
+	Running  = StateRunning
+	Paused   = StatePaused
+	Stopped  = StateStopped
+)
+
+func stateOf(s string) State {
+	switch s {
+	case engine.StateCreated:
+		return StateCreating
+	case engine.StateRunning, engine.StateRestarting:
+		return StateRunning
+	case engine.StatePaused:
+		return StatePaused
+	case engine.StateExited, engine.StateRemoving:
+		return StateStopped
+	}
+	return StateError
+}
+
+// Info is what a list tells of a sandbox.
+type Info struct {
+	ID, Name  string
+	State     State
+	Image     string
+	CreatedAt time.Time
+	// Location is where the engine runs: "local", or its host.
+	Location string
+	Tags     map[string]string
+}
+
+// Status is what [Inspect] tells of a sandbox.
+type Status struct {
+	Info
+	// Reason says why the sandbox is not running: "stopped", "timeout", "abandoned",
+	// "out of memory", or how PID 1 failed. Empty while it runs.
+	Reason string
+	// StartedAt is when the present session began, or the last one. Zero if there
+	// was none.
+	StartedAt time.Time
+	// Uptime is how long the session has been running, by the engine's clock; 0
+	// without one.
+	Uptime time.Duration
+	// ExpiresAt is when the session's timeout ends it. Zero without one.
+	ExpiresAt time.Time
+}
+
+// A ListOption narrows [List].
+type ListOption func(*listSettings)
+
+type listSettings struct {
+	states   []State
+	tags     map[string]string
+	prefix   string
+	problems []error
+}
+
+// StatusFilter keeps the sandboxes in one of the states.
+func StatusFilter(states ...State) ListOption {
+	return func(l *listSettings) {
+		for _, s := range states {
+			switch s {
+			case StateCreating, StateRunning, StatePaused, StateStopped, StateError:
+			default:
+				l.problems = append(l.problems, invalid("state %q; there is creating, running, paused, stopped, error", s))
+			}
+		}
+		l.states = append(l.states, states...)
+	}
+}
+
+// TagFilter keeps the sandboxes with that tag. Several must all hold.
+func TagFilter(key, value string) ListOption {
+	return func(l *listSettings) {
+		if l.tags == nil {
+			l.tags = map[string]string{}
+		}
+		if was, ok := l.tags[key]; ok && was != value {
+			l.problems = append(l.problems, invalid("tag %q is asked to be both %q and %q", key, was, value))
+		}
+		l.tags[key] = value
+	}
+}
+
+// NamePrefix keeps the sandboxes whose name begins so.
+func NamePrefix(prefix string) ListOption {
+	return func(l *listSettings) { l.prefix = prefix }
+}
+
+func (l *listSettings) match(i Info) bool {
+	if len(l.states) > 0 && !slices.Contains(l.states, i.State) || !strings.HasPrefix(i.Name, l.prefix) {
+		return false
+	}
+	for k, v := range l.tags {
+		if got, ok := i.Tags[k]; !ok || got != v {
+			return false
+		}
+	}
+	return true
+}
+
+// List is [List] on the client's engine.
+func (c *Client) List(ctx context.Context, opts ...ListOption) ([]Info, error) {
+	l := &listSettings{}
+	for _, o := range opts {
+		if o != nil {
+			o(l)
+		}
+	}
+	if len(l.problems) > 0 {
+		return nil, fail("list", "", l.problems[0])
+	}
+	eng, err := c.engine(ctx)
+	if err != nil {
+		return nil, fail("list", "", err)
+	}
+	all, err := look(ctx, eng)
+	if err != nil {
+		return nil, fail("list", "", err)
+	}
+	gone := c.sweep(ctx, eng, all)
+	infos := []Info{}
+	for _, got := range all.containers {
+		rec, ok := record.Decode(got.Labels)
+		// A container made from an image of a sandbox inherits its labels, not its name.
+		if !ok || !record.OurName(got.Name) || gone[got.ID] {
+			continue
+		}
+		i := info(eng, rec, got)
+		if all.pending(rec, eng.Now()) {
+			i.State = StateCreating
+		}
+		if l.match(i) {
+			infos = append(infos, i)
+		}
+	}
+	slices.SortFunc(infos, func(a, b Info) int {
+		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID))
+	})
+	return infos, nil
+}
+
+func info(eng *engine.Engine, rec record.Sandbox, got engine.Container) Info {
+	i := Info{
+		ID: rec.ID, Name: rec.Name, State: stateOf(got.State), Image: cmp.Or(rec.Settings.Image, got.Image),
+		CreatedAt: rec.CreatedAt, Location: eng.Location(), Tags: rec.Tags,
+	}
+	if i.CreatedAt.IsZero() {
+		i.CreatedAt = got.CreatedAt
+	}
+	return i
+}
+
+// Inspect is [Inspect] on the client's engine.
+func (c *Client) Inspect(ctx context.Context, nameOrID string) (Status, error) {
+	if err := checkName(nameOrID); err != nil {
+		return Status{}, fail("inspect", nameOrID, err)
+	}
+	eng, err := c.engine(ctx)
+	if err != nil {
+		return Status{}, fail("inspect", nameOrID, err)
+	}
+	rec, got, err := find(ctx, eng, nameOrID)
+	if err != nil {
+		return Status{}, fail("inspect", nameOrID, err)
+	}
+	return status(eng, rec, got), nil
+}
+
+// Status tells of the sandbox as it is now. It does not resume it.
+func (s *Sandbox) Status(ctx context.Context) (Status, error) {
+	if s.isClosed() {
+		return Status{}, fail("status", s.rec.Name, ErrClosed)
+	}
+	got, err := s.current(ctx)
+	if err != nil {
+		return Status{}, fail("status", s.rec.Name, err)
+	}
+	return status(s.eng, s.rec, got), nil
+}
+
+func status(eng *engine.Engine, rec record.Sandbox, got engine.Container) Status {
+	st := Status{Info: info(eng, rec, got), StartedAt: got.StartedAt}
+	switch st.State {
+	case StateRunning, StatePaused:
+		st.Uptime = max(0, eng.Now().Sub(got.StartedAt))
+		if ms := rec.Settings.TimeoutMS; ms > 0 {
+			st.ExpiresAt = got.StartedAt.Add(time.Duration(ms) * time.Millisecond)
+		}
+	case StateStopped:
+		st.Reason = reason(got)
+	case StateError:
+		st.Reason = cmp.Or(got.Error, "the engine reports "+got.State)
+	}
+	return st
+}
+
+// reason says why a session ended, from what PID 1 left as its exit code.
+func reason(got engine.Container) string {
+	switch {
+	case got.OOMKilled && got.ExitCode == 137:
+		return "out of memory"
+	case got.ExitCode == wire.CodeTimeout:
+		return "timeout"
+	case got.ExitCode == wire.CodeLease:
+		return "abandoned"
+	case got.ExitCode == wire.CodeStopped, got.ExitCode == 137 && got.Error == "":
+		return "stopped"
+	}
+	return ended(got)
+}

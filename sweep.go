@@ -1,0 +1,199 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+const (
+	// sweepEvery is how often Create sweeps; List always has what a sweep needs.
+	sweepEvery = time.Minute
+	// sweepTimeout bounds one sweep: what it does not get to, the next one does.
+	sweepTimeout = 20 * time.Second
+	// stoppedKept is how long a sandbox that is not persistent is kept after its handle
+	// stopped it and was not heard of again.
+	stoppedKept = time.Hour
+	// youngAge protects what somebody may be in the middle of making or removing.
+	youngAge = time.Minute
+	// stillThere is how long to wait before looking again for what is being removed.
+	stillThere = 50 * time.Millisecond
+)
+
+// everything is all that is ours on an engine, in two calls.
+type everything struct {
+	containers []engine.Container
+	volumes    []engine.Volume
+	markers    map[string]record.Marker
+}
+
+func look(ctx context.Context, eng *engine.Engine) (all everything, err error) {
+	managed := record.Filter(record.Managed, "true")
+	// Volumes first: a marker that goes in between has its container in the other list.
+	if all.volumes, err = eng.ListVolumes(ctx, managed); err != nil {
+		return all, err
+	}
+	if all.containers, err = eng.ListContainers(ctx, engine.Filter{Labels: []string{managed}}); err != nil {
+		return all, err
+	}
+	all.markers = map[string]record.Marker{}
+	for _, m := range record.Markers(all.volumes) {
+		all.markers[m.Name] = m
+	}
+	return all, nil
+}
+
+// pending reports whether a living creator is making the sandbox.
+func (all everything) pending(rec record.Sandbox, now time.Time) bool {
+	m, ok := all.markers[rec.Name]
+	return ok && m.Nonce == rec.Nonce && !m.Expired(now)
+}
+
+// sweepIfDue sweeps on the way to something else, at most once a minute for a client.
+func (c *Client) sweepIfDue(ctx context.Context, eng *engine.Engine) {
+	c.mu.Lock()
+	due := time.Since(c.swept) > sweepEvery
+	c.mu.Unlock()
+	if !due {
+		return
+	}
+	all, err := look(ctx, eng)
+	if err != nil {
+		return // what the caller is about to do will say it better
+	}
+	c.sweep(ctx, eng, all)
+}
+
+// sweep removes what crashed programs left: sandboxes half made, sandboxes whose
+// owner is gone, and what belonged to them. It returns the IDs of the containers it
+// removed. A failure is logged: it is nobody's in particular, and the next sweep
+// tries again.
+func (c *Client) sweep(ctx context.Context, eng *engine.Engine, all everything) map[string]bool {
+	c.mu.Lock()
+	c.swept = time.Now()
+	c.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
+	now := eng.Now()
+	gone := map[string]bool{}
+	note := func(what string, err error) {
+		if err != nil {
+			c.log.Warn("sweep", "object", what, "error", err)
+		} else {
+			c.log.Info("swept", "object", what)
+		}
+	}
+	for _, m := range all.markers {
+		if m.Expired(now) {
+			err := c.takeOver(ctx, eng, m)
+			note("half-made sandbox "+m.Name, err)
+			if err == nil {
+				for _, got := range all.containers {
+					if m.Nonce != "" && got.Labels[record.Nonce] == m.Nonce {
+						gone[got.ID] = true
+					}
+				}
+			}
+		}
+	}
+	for _, name := range record.Stray(all.volumes, now) {
+		note("marker "+name, dropVolume(ctx, eng, name))
+	}
+	owned := map[string]bool{} // IDs of sandboxes that are there
+	for _, got := range all.containers {
+		if gone[got.ID] {
+			continue
+		}
+		if record.Is(got.Labels, record.RoleHelper) {
+			if until, err := time.Parse(time.RFC3339Nano, got.Labels[record.Until]); err != nil || now.After(until) {
+				note("helper "+got.Name, removeContainer(ctx, eng, got.ID, got.Labels[record.Nonce]))
+			}
+			continue
+		}
+		rec, ok := record.Decode(got.Labels)
+		if !ok || !record.OurName(got.Name) {
+			continue
+		}
+		owned[rec.ID] = true
+		if rec.Persistent || all.pending(rec, now) || got.State != engine.StateExited {
+			continue
+		}
+		over, err := c.abandoned(ctx, eng, got.ID, now)
+		if err == nil && over {
+			_, err = c.delete(ctx, eng, rec, false)
+			gone[got.ID] = err == nil
+			note("sandbox "+rec.Name, err)
+		}
+	}
+	for _, v := range all.volumes {
+		if !record.Is(v.Labels, record.RoleWorkspace) || v.Labels[record.Persistent] != "false" || owned[v.Labels[record.ID]] {
+			continue
+		}
+		created, err := time.Parse(time.RFC3339Nano, v.Labels[record.CreatedAt])
+		if _, making := all.markers[v.Labels[record.Name]]; making || err == nil && now.Sub(created) < youngAge {
+			continue
+		}
+		_, err = deleteOwn(ctx, eng, v.Name)
+		note("volume "+v.Name, err)
+	}
+	return gone
+}
+
+// abandoned reports whether a stopped sandbox that is not persistent has outlived its
+// handle: PID 1 ended the session itself, or the handle stopped it long ago.
+func (c *Client) abandoned(ctx context.Context, eng *engine.Engine, id string, now time.Time) (bool, error) {
+	got, err := eng.InspectContainer(ctx, id)
+	if err != nil {
+		return false, err
+	}
+	if got.State != engine.StateExited {
+		return false, nil
+	}
+	byItself := got.ExitCode == wire.CodeLease || got.ExitCode == wire.CodeTimeout
+	return byItself || now.Sub(got.FinishedAt) > stoppedKept, nil
+}
+
+// takeOver clears what a dead creator left of a sandbox, and its marker.
+func (c *Client) takeOver(ctx context.Context, eng *engine.Engine, m record.Marker) error {
+	err := record.TakeOver(ctx, eng, m, record.NewNonce(), holder(), func(ctx context.Context) error {
+		return clear(ctx, eng, m.Nonce)
+	})
+	if err != nil {
+		return fmt.Errorf("clear what %s left of %q: %w", m.Holder, m.Name, err)
+	}
+	return nil
+}
+
+// clear removes every object with the nonce but markers, containers first.
+func clear(ctx context.Context, eng *engine.Engine, nonce string) error {
+	if nonce == "" {
+		return nil
+	}
+	labels := []string{record.Filter(record.Managed, "true"), record.Filter(record.Nonce, nonce)}
+	containers, err := eng.ListContainers(ctx, engine.Filter{Labels: labels})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, got := range containers {
+		errs = append(errs, removeContainer(ctx, eng, got.ID, nonce))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	volumes, err := eng.ListVolumes(ctx, labels...)
+	if err != nil {
+		return err
+	}
+	for _, v := range volumes {
+		if !record.Is(v.Labels, record.RolePending, record.RoleTakeover) {
+			errs = append(errs, removeVolume(ctx, eng, v.Name, nonce))
+		}
+	}
+	return errors.Join(errs...)
+}
