@@ -1,0 +1,236 @@
+package record_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+// memory is the engine's volumes as the marker needs them: making one that exists
+// returns the old one. What the engine really does is tested on one, in the root.
+type memory struct {
+	mu   sync.Mutex
+	vols map[string]engine.Volume
+}
+
+func newMemory() *memory { return &memory{vols: map[string]engine.Volume{}} }
+
+func (m *memory) CreateVolume(_ context.Context, name string, labels map[string]string) (engine.Volume, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if v, ok := m.vols[name]; ok {
+		return v, nil
+	}
+	m.vols[name] = engine.Volume{Name: name, Labels: maps.Clone(labels)}
+	return m.vols[name], nil
+}
+
+func (m *memory) InspectVolume(_ context.Context, name string) (engine.Volume, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if v, ok := m.vols[name]; ok {
+		return v, nil
+	}
+	return engine.Volume{}, engine.ErrNotFound
+}
+
+func (m *memory) ListVolumes(_ context.Context, labels ...string) (vs []engine.Volume, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, v := range m.vols {
+		if !slices.ContainsFunc(labels, func(l string) bool {
+			k, want, _ := strings.Cut(l, "=")
+			return v.Labels[k] != want
+		}) {
+			vs = append(vs, v)
+		}
+	}
+	return vs, nil
+}
+
+func (m *memory) RemoveVolume(_ context.Context, name string, _ bool) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := m.vols[name]; !ok {
+		return engine.ErrNotFound
+	}
+	delete(m.vols, name)
+	return nil
+}
+
+func (m *memory) Now() time.Time { return time.Now() }
+
+func (m *memory) names() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Sorted(maps.Keys(m.vols))
+}
+
+func TestOneOfManyClaims(t *testing.T) {
+	m := newMemory()
+	var won atomic.Int32
+	var wg sync.WaitGroup
+	for i := range 50 {
+		wg.Go(func() {
+			c, err := record.TryClaim(t.Context(), m, "x", record.NewNonce(), fmt.Sprint(i))
+			var held *record.HeldError
+			switch {
+			case err == nil:
+				won.Add(1)
+				c.Stop()
+			case !errors.As(err, &held) || held.Marker.Nonce == "":
+				t.Errorf("TryClaim = %v, want a HeldError with the winner's nonce", err)
+			}
+		})
+	}
+	wg.Wait()
+	if won.Load() != 1 {
+		t.Errorf("%d of 50 claimed it", won.Load())
+	}
+}
+
+func TestLivingCreatorKeepsItsClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory()
+		c, err := record.TryClaim(t.Context(), m, "x", "mine", "me")
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(20 * record.Lease) // in the bubble's own time
+		got, found, err := record.Look(t.Context(), m, "x")
+		if err != nil || !found || got.Expired(m.Now()) {
+			t.Errorf("after 20 leases Look = %+v, %v, %v; want one that has not expired", got, found, err)
+		}
+		if n := len(m.names()); n > 3 {
+			t.Errorf("%d volumes are in use for one claim: %v", n, m.names())
+		}
+		if err := c.Commit(t.Context()); err != nil {
+			t.Errorf("Commit = %v", err)
+		}
+		if err := c.DropRenewals(t.Context()); err != nil || len(m.names()) != 0 {
+			t.Errorf("after Commit there is %v (%v)", m.names(), err)
+		}
+	})
+}
+
+func TestDeadCreatorIsTakenOverOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory()
+		c, err := record.TryClaim(t.Context(), m, "x", "dead", "me")
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * record.Lease) // it was renewed before it died
+		c.Stop()
+		time.Sleep(record.Lease + time.Second)
+		dead, found, err := record.Look(t.Context(), m, "x")
+		if err != nil || !found || !dead.Expired(m.Now()) {
+			t.Fatalf("Look = %+v, %v, %v; want an expired one", dead, found, err)
+		}
+		var cleared atomic.Int32
+		var wg sync.WaitGroup
+		for i := range 20 {
+			wg.Go(func() {
+				err := record.TakeOver(t.Context(), m, dead, fmt.Sprint("n", i), "", func(context.Context) error {
+					cleared.Add(1)
+					time.Sleep(time.Second)
+					return nil
+				})
+				if err != nil {
+					t.Errorf("TakeOver = %v", err)
+				}
+			})
+		}
+		wg.Wait()
+		if cleared.Load() != 1 || len(m.names()) != 0 {
+			t.Errorf("cleared %d times, left %v; want once and nothing", cleared.Load(), m.names())
+		}
+		if err := c.Commit(t.Context()); err == nil {
+			t.Error("the dead creator could still commit")
+		}
+	})
+}
+
+// A taker that looked long ago must not clear what a new creator makes.
+func TestStaleTakeoverLeavesTheNextCreator(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory()
+		old := record.Marker{Name: "x", Nonce: "old"}
+		c, err := record.TryClaim(t.Context(), m, "x", "new", "me")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Stop()
+		err = record.TakeOver(t.Context(), m, old, "late", "", func(context.Context) error {
+			t.Error("it cleared")
+			return nil
+		})
+		if err != nil {
+			t.Errorf("TakeOver = %v", err)
+		}
+		if got, found, _ := record.Look(t.Context(), m, "x"); !found || got.Nonce != "new" {
+			t.Errorf("Look = %+v, %v; want the new creator's", got, found)
+		}
+	})
+}
+
+func TestFailedClearKeepsTheMarker(t *testing.T) {
+	m := newMemory()
+	m.CreateVolume(t.Context(), "agent-sandbox-pending.x", map[string]string{record.Managed: "true",
+		record.Role: record.RolePending, record.Name: "x", record.Nonce: "dead"})
+	dead, _, _ := record.Look(t.Context(), m, "x")
+	want := errors.New("stuck")
+	if err := record.TakeOver(t.Context(), m, dead, "n", "", func(context.Context) error { return want }); !errors.Is(err, want) {
+		t.Errorf("TakeOver = %v, want %v", err, want)
+	}
+	if got := m.names(); !slices.Equal(got, []string{"agent-sandbox-pending.x"}) {
+		t.Errorf("there is %v, want the marker alone", got)
+	}
+}
+
+// E94.
+func TestForeignVolumeIsNotAMarker(t *testing.T) {
+	m := newMemory()
+	m.CreateVolume(t.Context(), "agent-sandbox-pending.x", nil)
+	var foreign *record.ForeignError
+	if _, err := record.TryClaim(t.Context(), m, "x", "n", ""); !errors.As(err, &foreign) {
+		t.Errorf("TryClaim = %v, want a ForeignError", err)
+	}
+	if err := record.Drop(t.Context(), m, "x", ""); err != nil || len(m.names()) != 1 {
+		t.Errorf("Drop = %v, left %v; want the foreign volume untouched", err, m.names())
+	}
+}
+
+func TestStrayRenewalsAreFound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory()
+		c, err := record.TryClaim(t.Context(), m, "x", "n", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(record.Lease)
+		c.Stop()
+		if err := c.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		vols, _ := m.ListVolumes(t.Context())
+		if stray := record.Stray(vols, m.Now()); len(stray) != 0 {
+			t.Errorf("Stray = %v while the lease may still be somebody's", stray)
+		}
+		time.Sleep(2 * record.Lease)
+		if stray := record.Stray(vols, m.Now()); !slices.Equal(stray, m.names()) || len(stray) == 0 {
+			t.Errorf("Stray = %v, want %v", stray, m.names())
+		}
+	})
+}
