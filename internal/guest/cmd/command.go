@@ -22,8 +22,8 @@ type command struct {
 	reaper *reaper
 	child  *child
 
-	// stdin is nil without input. On a terminal stdin and stdout are its master and
-	// stderr is nil.
+	// stdin is nil without input, and stderr when stdout has it too. On a terminal
+	// stdin and stdout are its master.
 	stdin, stdout, stderr *os.File
 
 	over     chan struct{} // closed when run has all the output
@@ -48,7 +48,7 @@ func startCommand(r *reaper, req wire.Exec) (*command, *wire.StartError) {
 	if req.TTY {
 		theirs, err = c.openTerminal(req.Size)
 	} else {
-		theirs, err = c.openPipes(req.Stdin)
+		theirs, err = c.openPipes(req.Stdin, req.Merge)
 	}
 	if err != nil {
 		c.closeStdio()
@@ -92,7 +92,7 @@ func (c *command) openTerminal(size wire.Size) (theirs [3]int, err error) {
 	return [3]int{slave, slave, slave}, nil
 }
 
-func (c *command) openPipes(input bool) (theirs [3]int, err error) {
+func (c *command) openPipes(input, merge bool) (theirs [3]int, err error) {
 	theirs = [3]int{-1, -1, -1}
 	fail := func(err error) ([3]int, error) {
 		for _, fd := range theirs {
@@ -112,7 +112,12 @@ func (c *command) openPipes(input bool) (theirs [3]int, err error) {
 	if theirs[1], c.stdout, err = pipe(0); err != nil {
 		return fail(err)
 	}
-	if theirs[2], c.stderr, err = pipe(0); err != nil {
+	if merge {
+		theirs[2], err = unix.FcntlInt(uintptr(theirs[1]), unix.F_DUPFD_CLOEXEC, 0)
+	} else {
+		theirs[2], c.stderr, err = pipe(0)
+	}
+	if err != nil {
 		return fail(err)
 	}
 	return theirs, nil
@@ -160,19 +165,11 @@ func (c *command) run(stdout, stderr io.Writer) wire.Exit {
 	close(c.over)
 	c.closeStdio()
 
-	exit := wire.Exit{
-		Code:      c.child.status.ExitStatus(),
-		WaitDelay: cut.Load(),
-		User:      micros(c.child.usage.Utime),
-		Sys:       micros(c.child.usage.Stime),
-	}
-	if c.child.status.Signaled() {
-		exit.Signal = int(c.child.status.Signal())
-	}
+	exit := c.child.exit()
+	exit.WaitDelay = cut.Load()
 	if c.timedOut.Load() {
-		exit.TimedOut, exit.Signal = true, int(unix.SIGKILL)
-	}
-	if exit.Signal != 0 {
+		exit.TimedOut = true
+		exit.Signal = int(unix.SIGKILL)
 		exit.Code = 128 + exit.Signal
 	}
 	return exit
@@ -263,7 +260,7 @@ func (c *command) resize(size wire.Size) {
 // feed copies the client's input to the command. A command that stops reading stops
 // the client by the channel's window, until the command ends.
 func (c *command) feed(r io.Reader) {
-	if c.stdin == nil {
+	if !c.req.Stdin {
 		return
 	}
 	buf := buffers.Get().(*[copySize]byte)

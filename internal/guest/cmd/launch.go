@@ -39,10 +39,10 @@ func refuse(kind, format string, args ...any) *wire.StartError {
 // prepare resolves a request. What it finds may change before the program starts;
 // explain has the last word then.
 func prepare(req *wire.Exec) (*launch, *wire.StartError) {
-	if len(req.Args) == 0 || req.Args[0] == "" {
+	if len(req.Args) == 0 || req.Program() == "" {
 		return nil, refuse(wire.KindArguments, "no program named")
 	}
-	for _, list := range [...][]string{req.Args, req.Env, {req.Dir}} {
+	for _, list := range [...][]string{req.Args, req.Env, {req.Path, req.Dir}} {
 		for _, s := range list {
 			if strings.IndexByte(s, 0) >= 0 {
 				return nil, refuse(wire.KindArguments, "argument, environment or directory contains a NUL byte")
@@ -65,7 +65,7 @@ func prepare(req *wire.Exec) (*launch, *wire.StartError) {
 	}
 	l.env = environment(req.Env, id, req.TTY)
 	var refused *wire.StartError
-	l.path, refused = l.find(req.Args[0])
+	l.path, refused = l.find(req.Program())
 	return l, refused
 }
 

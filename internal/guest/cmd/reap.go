@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
 // reaper waits for every child of this process: the ones it started, and orphans of
@@ -103,6 +105,16 @@ func (r *reaper) signal(c *child, n syscall.Signal) error {
 	return syscall.Kill(-c.pid, n)
 }
 
-func micros(t syscall.Timeval) time.Duration {
-	return time.Duration(t.Nano())
+// exit tells how the child ended, which it must have.
+func (c *child) exit() wire.Exit {
+	exit := wire.Exit{
+		Code: c.status.ExitStatus(),
+		User: time.Duration(c.usage.Utime.Nano()),
+		Sys:  time.Duration(c.usage.Stime.Nano()),
+	}
+	if c.status.Signaled() {
+		exit.Signal = int(c.status.Signal())
+		exit.Code = 128 + exit.Signal
+	}
+	return exit
 }

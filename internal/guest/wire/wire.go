@@ -86,9 +86,12 @@ type Init struct {
 	// Workspace is given to its user before anything runs, while it is new: still
 	// root's and empty.
 	Workspace Workspace `json:"workspace,omitzero"`
-	// Main is the optional main process. Its output is the container's log, and its
-	// environment is PID 1's own: values stay out of the argument list.
+	// Main is the optional main process. Its output is the container's log. Without
+	// Env its environment is the container's: values stay out of the argument list.
 	Main *Exec `json:"main,omitempty"`
+	// Home says that HOME in the container's environment is meant. Otherwise it is
+	// the engine's doing, for root, and the main process gets its own user's.
+	Home bool `json:"home,omitempty"`
 }
 
 // Workspace is a directory and who it is for, as Exec.User says it.
@@ -109,6 +112,8 @@ type Exec struct {
 	User string   `json:"user,omitempty"` // name|uid[:group|gid], default 0
 	// Stdin says that the client will send input; without it stdin is /dev/null.
 	Stdin bool `json:"stdin,omitempty"`
+	// Merge makes stderr the same pipe as stdout.
+	Merge bool `json:"merge,omitempty"`
 	// TTY runs the command on a new pseudo-terminal of Size; stderr joins stdout.
 	TTY  bool `json:"tty,omitempty"`
 	Size Size `json:"size,omitzero"`
@@ -119,6 +124,14 @@ type Exec struct {
 	// WaitDelay is how long output may stay open after the command's own exit; 0
 	// waits for as long as any process holds it.
 	WaitDelay time.Duration `json:"wait_delay,omitempty"`
+}
+
+// Program is what to look up and run.
+func (e *Exec) Program() string {
+	if e.Path == "" && len(e.Args) > 0 {
+		return e.Args[0]
+	}
+	return e.Path
 }
 
 // Size of a terminal in character cells.

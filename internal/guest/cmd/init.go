@@ -1,0 +1,294 @@
+//go:build linux
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// session is one run of a sandbox, as PID 1 sees it.
+type session struct {
+	conf     wire.Init
+	environ  []string // the container's, for the main process
+	reaper   *reaper
+	deadline *deadlines
+	listener *net.UnixListener
+	ending   sync.Once
+
+	mainKnown chan struct{} // closed when main's start or its failure is known
+	main      *child
+	mainError *wire.StartError
+}
+
+// runInit is PID 1 of a sandbox. It returns only when the session can't be set up.
+//
+// What can reach it from inside is little. Signals: the kernel drops those that are
+// at their default, and the others are blocked and read one by one. Memory and
+// /proc: it is not dumpable and has a capability that nobody inside has. Limits: see
+// guardLimits. What is left are its sockets.
+func runInit(args []string) error {
+	// Everything below would be a catastrophe in the wrong namespace: kill(-1).
+	if os.Getpid() != 1 {
+		return errors.New("init: not PID 1")
+	}
+	runtime.LockOSThread()
+	if mask()&maskOf(int(unix.SIGTERM)) == 0 {
+		// Go's runtime gives every thread the mask it started with, so start again
+		// with everything blocked. The image's environment does not become ours: it
+		// is kept for the main process.
+		fd, err := stash(os.Environ())
+		if err != nil {
+			return fmt.Errorf("init: keep the environment: %w", err)
+		}
+		setMask(^uint64(0))
+		return fmt.Errorf("init: start again: %w", reexec([]string{"GOTRACEBACK=none", stashed + "=" + itoa(fd)}))
+	}
+	runtime.UnlockOSThread()
+	environ, err := unstash(os.Getenv(stashed))
+	if err != nil {
+		return fmt.Errorf("init: the environment: %w", err)
+	}
+	debug.SetGCPercent(50)
+	debug.SetMemoryLimit(16 << 20)
+
+	if len(args) != 1 {
+		return errors.New("init: wants one argument")
+	}
+	s := &session{reaper: newReaper(), environ: environ, mainKnown: make(chan struct{})}
+	if err := json.Unmarshal([]byte(args[0]), &s.conf); err != nil {
+		return fmt.Errorf("init: read the configuration: %w", err)
+	}
+	if err := s.setUp(); err != nil {
+		return fmt.Errorf("init: %w", err)
+	}
+	go s.startMain()
+	return s.loop()
+}
+
+// setUp puts up every defence and takes everything it will ever need, while no other
+// process exists.
+func (s *session) setUp() error {
+	if err := undumpable(); err != nil {
+		return err
+	}
+	for n := 1; n <= signals; n++ {
+		// SIGCHLD goes through Go's runtime, which unblocks it; the other one is how
+		// the runtime reaches its threads. Neither can do harm.
+		if n != int(unix.SIGCHLD) && n != perThread {
+			defaultDisposition(n)
+		}
+	}
+	var err error
+	if s.listener, err = net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: wire.ControlSocket}); err != nil {
+		return err
+	}
+	if s.deadline, err = newDeadlines(s.conf.Lease, s.conf.Timeout); err != nil {
+		return err
+	}
+	if err := giveWorkspace(s.conf.Workspace); err != nil {
+		return err
+	}
+	guardLimits()
+	// KILL reaches processes of any user when the session ends. Children are not
+	// affected: root's execve gives them what the bounding set has, from which run
+	// and serve take what they must not have.
+	return limitCaps(func(uint64) uint64 { return 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_KILL })
+}
+
+// guardLimits keeps root inside from changing our resource limits (RLIMIT_CPU or
+// RLIMIT_AS could kill us). The kernel lets a process do that to another when all of
+// the other's user and group IDs equal its own; no caller can equal two values at
+// once.
+func guardLimits() {
+	const nogroup = 65534
+	syscall.AllThreadsSyscall(unix.SYS_SETRESGID, ^uintptr(0), ^uintptr(0), nogroup)
+}
+
+// loop waits for what ends the session.
+func (s *session) loop() error {
+	chld := make(chan os.Signal, 1)
+	signal.Notify(chld, unix.SIGCHLD)
+	go func() {
+		for range chld {
+			s.reaper.reap()
+		}
+	}()
+	stop, err := stopRequests()
+	if err != nil {
+		return fmt.Errorf("init: %w", err)
+	}
+	go s.serveControl()
+	select {
+	case <-stop:
+		s.end(wire.CodeStopped, 0)
+	case code := <-s.deadline.passed:
+		s.end(code, max(s.conf.Grace, time.Millisecond))
+	}
+	return nil
+}
+
+// stopRequests tells of SIGTERM from outside the sandbox. All other signals are read
+// and forgotten.
+func stopRequests() (<-chan struct{}, error) {
+	var all unix.Sigset_t
+	for i := range all.Val {
+		all.Val[i] = ^all.Val[i]
+	}
+	fd, err := unix.Signalfd(-1, &all, unix.SFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("signalfd: %w", err)
+	}
+	stop := make(chan struct{})
+	go func() {
+		var once sync.Once
+		var buf [signalInfoSize]byte
+		for {
+			n, err := unix.Read(fd, buf[:])
+			if err != nil || n != len(buf) {
+				if err != unix.EINTR && err != unix.EAGAIN {
+					time.Sleep(10 * time.Millisecond)
+				}
+				continue
+			}
+			if fromOutside(&buf) {
+				once.Do(func() { close(stop) })
+			}
+		}
+	}()
+	return stop, nil
+}
+
+// terminate signals every other process of the sandbox.
+func terminate(n syscall.Signal) error { return syscall.Kill(-1, n) }
+
+// end ends the session: SIGTERM to all, and once grace has passed SIGKILL; without
+// grace whoever asked has a limit of his own. The exit of PID 1 takes whatever is
+// left, so it comes as soon as nobody is.
+func (s *session) end(code int, grace time.Duration) {
+	s.ending.Do(func() {
+		begin := boottime()
+		terminate(unix.SIGTERM)
+		terminate(unix.SIGCONT) // a stopped process can't die of the first one
+		wait := 500 * time.Microsecond
+		for !alone() {
+			if grace > 0 && boottime()-begin >= grace {
+				terminate(unix.SIGKILL)
+			}
+			time.Sleep(wait)
+			wait = min(2*wait, 5*time.Millisecond)
+			s.reaper.reap()
+		}
+		os.Exit(code)
+	})
+}
+
+// alone says that no other process lives in the sandbox. Zombies whose parents are
+// outside may linger a little and don't count.
+func alone() bool {
+	if terminate(0) == unix.ESRCH {
+		return true
+	}
+	table, err := processes()
+	if err != nil {
+		return false
+	}
+	for _, p := range table {
+		if p.pid != 1 && !p.dead() {
+			return false
+		}
+	}
+	return true
+}
+
+// startMain starts the main process, through run.
+func (s *session) startMain() {
+	defer close(s.mainKnown)
+	if s.conf.Main == nil {
+		return
+	}
+	s.main, s.mainError = s.runMain()
+}
+
+func (s *session) runMain() (*child, *wire.StartError) {
+	environ := s.conf.Main.Env
+	if environ == nil {
+		environ = s.environ
+		if !s.conf.Home {
+			environ = slices.DeleteFunc(environ, func(kv string) bool { return strings.HasPrefix(kv, "HOME=") })
+		}
+	}
+	// Its environment goes as one: an argument list is everybody's to read.
+	told := *s.conf.Main
+	told.Env = nil
+	request, err := json.Marshal(told)
+	if err != nil {
+		return nil, refuse(wire.KindArguments, "%v", err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, refuse(wire.KindResources, "%v", err)
+	}
+	defer r.Close()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		w.Close()
+		return nil, refuse(wire.KindResources, "%v", err)
+	}
+	defer null.Close()
+	c, err := s.reaper.start(func() (int, error) {
+		return syscall.ForkExec(selfPath, []string{wire.Path, wire.VerbRun, string(request), itoa(readyFD)}, &syscall.ProcAttr{
+			Dir: "/", Env: environ,
+			Files: []uintptr{null.Fd(), 1, 2, w.Fd()},
+			Sys:   &syscall.SysProcAttr{Setsid: true},
+		})
+	})
+	w.Close()
+	if err != nil {
+		return nil, refuse(wire.KindResources, "%v", err)
+	}
+	report, err := io.ReadAll(io.LimitReader(r, wire.MaxControlLine))
+	if err != nil || len(report) == 0 {
+		return c, nil
+	}
+	refused := new(wire.StartError)
+	if err := json.Unmarshal(report, refused); err != nil {
+		refused = refuse(wire.KindOther, "the main process did not start")
+	}
+	return nil, refused
+}
+
+// mainStatus tells of the main process, once its start or failure is known.
+func (s *session) mainStatus() *wire.MainStatus {
+	<-s.mainKnown
+	if s.conf.Main == nil {
+		return nil
+	}
+	if s.mainError != nil {
+		return &wire.MainStatus{Start: s.mainError}
+	}
+	status := &wire.MainStatus{Pid: s.main.pid}
+	select {
+	case <-s.main.done:
+		exit := s.main.exit()
+		status.Exit = &exit
+	default:
+	}
+	return status
+}
