@@ -10,6 +10,7 @@ package engine
 import (
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"net"
 	"net/http"
@@ -172,6 +173,16 @@ func (e *Engine) call(ctx context.Context, method, p string, query url.Values, c
 		return nil, err
 	}
 	return resp, checkStatus(resp)
+}
+
+// get decodes the reply to a GET.
+func (e *Engine) get(ctx context.Context, p string, v any) error {
+	resp, err := e.call(ctx, http.MethodGet, p, nil, "", nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	return json.NewDecoder(resp.Body).Decode(v)
 }
 
 func (e *Engine) request(ctx context.Context, method, p string, query url.Values, body bodyReader) (*http.Request, error) {

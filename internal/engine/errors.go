@@ -214,8 +214,17 @@ func refused(err error) error {
 			return &classed{class: c.class, text: plain(err), err: err}
 		}
 	}
-	return err
+	return &reworded{text: plain(err), err: err}
 }
+
+// reworded is an error of no class under its plain text.
+type reworded struct {
+	text string
+	err  error
+}
+
+func (e *reworded) Error() string { return e.text }
+func (e *reworded) Unwrap() error { return e.err }
 
 func classOfStatus(status int) error {
 	switch status {

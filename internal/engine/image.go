@@ -69,7 +69,8 @@ func (e *Engine) ListImages(ctx context.Context, labels ...string) ([]Image, err
 // PullImage fetches an image for the engine's own platform, and tells
 // progress, which may be nil, how it goes. Credentials for the registry come
 // from the docker command's configuration, where they are stored in plain.
-// A registry's refusal has a class where the engine gives it a status.
+// An image that its registry does not have is [ErrNotFound], one it keeps from
+// this caller [ErrForbidden] or, with most registries, [ErrNotFound] too.
 func (e *Engine) PullImage(ctx context.Context, ref string, progress func(PullEvent)) error {
 	if err := checkImage(ref); err != nil {
 		return err
@@ -79,11 +80,22 @@ func (e *Engine) PullImage(ctx context.Context, ref string, progress func(PullEv
 		return err
 	}
 	body, err := e.cli.ImagePull(ctx, ref, image.PullOptions{RegistryAuth: auth})
-	if err != nil {
-		return e.fail(ctx, err)
+	if err == nil {
+		defer body.Close()
+		err = readProgress(body, progress)
 	}
-	defer body.Close()
-	return e.fail(ctx, readProgress(body, progress))
+	if err = e.fail(ctx, err); err == nil || hasClass(err) {
+		return err
+	}
+	// Within the stream there is no status, and the old engines answer 500 to
+	// an unknown manifest: their other question to the registry keeps it.
+	_, why := e.cli.DistributionInspect(ctx, ref, auth)
+	for _, class := range []error{ErrNotFound, ErrForbidden} {
+		if errors.Is(e.fail(ctx, why), class) {
+			return &classed{class: class, text: err.Error(), err: err}
+		}
+	}
+	return err
 }
 
 // ImportImage makes an image of one layer from a tar archive. changes are

@@ -38,7 +38,8 @@ func (e *Engine) Info(ctx context.Context) (Info, error) {
 		version types.Version
 	)
 	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() (err error) { info, err = e.cli.Info(gctx); return e.fail(ctx, err) })
+	// Not the client's Info: it drops the cause of a reply that breaks off.
+	g.Go(func() error { return e.fail(ctx, e.get(gctx, "/info", &info)) })
 	g.Go(func() (err error) { version, err = e.cli.ServerVersion(gctx); return e.fail(ctx, err) })
 	if err := g.Wait(); err != nil {
 		return Info{}, err

@@ -15,7 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// ForeignLabel marks the foreign objects that carry a label at all.
+// ForeignLabel marks the foreign objects that carry a label at all: the
+// image, its containers, which inherit it, and all volumes but the first.
 const ForeignLabel = "enginetest.foreign"
 
 // Foreign is a handful of objects that are not ours, under names that look
@@ -64,13 +65,10 @@ func NewForeign(t testing.TB) *Foreign {
 		}
 		must(t, "create the foreign volume "+name, func() error { return post(t, "/volumes/create", body) })
 	}
-	for i, name := range f.Containers {
+	for _, name := range f.Containers {
 		body := map[string]any{
 			"Image": f.Image, "Cmd": []string{"/never"},
 			"HostConfig": map[string]any{"Mounts": []map[string]any{{"Type": "volume", "Source": f.Volume, "Target": "/data"}}},
-		}
-		if i > 0 {
-			body["Labels"] = map[string]string{ForeignLabel: suffix}
 		}
 		must(t, "create the foreign container "+name, func() error { return post(t, "/containers/create"+query("name", name), body) })
 	}

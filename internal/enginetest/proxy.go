@@ -310,7 +310,15 @@ type link struct {
 // may follow.
 func (l *link) exchange(req *http.Request, fault Fault) (more bool) {
 	sent := make(chan error, 1)
-	go func() { sent <- req.Write(l.up) }()
+	go func() {
+		err := req.Write(l.up)
+		if err != nil {
+			// The client left in the middle of its body: so must we, or the
+			// engine waits for the rest, holding its locks.
+			_ = l.up.Close()
+		}
+		sent <- err
+	}()
 	resp, err := readFinal(l.upR, req)
 	if err != nil {
 		l.close()

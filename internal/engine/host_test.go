@@ -1,0 +1,494 @@
+package engine_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+)
+
+// clean takes everything that selects an engine out of the environment, and
+// gives the test a Docker configuration of its own.
+func clean(t *testing.T) (configDir string) {
+	t.Helper()
+	for _, key := range []string{"DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_API_VERSION"} {
+		t.Setenv(key, "")
+	}
+	dir := t.TempDir()
+	t.Setenv("DOCKER_CONFIG", dir)
+	return dir
+}
+
+func write(t *testing.T, name, content string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func addContext(t *testing.T, dir, name, host string) (id string) {
+	t.Helper()
+	sum := sha256.Sum256([]byte(name))
+	id = hex.EncodeToString(sum[:])
+	write(t, filepath.Join(dir, "contexts", "meta", id, "meta.json"),
+		fmt.Sprintf(`{"Name":%q,"Metadata":{},"Endpoints":{"docker":{"Host":%q,"SkipTLSVerify":false}}}`, name, host))
+	return id
+}
+
+func TestOpenAgreesOnAVersion(t *testing.T) {
+	t.Parallel()
+	e := open(t)
+	i, err := e.Info(t.Context())
+	if err != nil {
+		t.Fatalf("Info: %v", err)
+	}
+	arch, err := e.Arch(t.Context())
+	if err != nil || arch != i.Arch || (arch != "amd64" && arch != "arm64") {
+		t.Errorf("Arch = %q, %v, and Info says %q", arch, err, i.Arch)
+	}
+	if i.APIVersion == "" || i.APIVersion != e.APIVersion() || i.Version == "" || i.MaxAPIVersion == "" || i.OSType != "linux" || i.OS == "" ||
+		i.Kernel == "" || i.NCPU < 1 || i.MemTotal < 1<<20 || i.StorageDriver == "" || len(i.Runtimes) == 0 || i.DefaultRuntime == "" || i.CgroupVersion == "" {
+		t.Errorf("Info = %+v", i)
+	}
+	if err := e.Ping(t.Context()); err != nil {
+		t.Errorf("Ping: %v", err)
+	}
+	if got := time.Until(e.Now()).Abs(); got > 2*time.Second {
+		t.Errorf("an engine of this machine is %v off", got)
+	}
+}
+
+func TestArchIsAskedForOnce(t *testing.T) {
+	t.Parallel()
+	p := enginetest.NewProxy(t)
+	e := openAt(t, p.Host())
+	p.Arm(0, enginetest.None, nil)
+	for range 3 {
+		if _, err := e.Arch(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if p.Count() != 1 {
+		t.Errorf("Arch three times made %d calls: %q", p.Count(), p.Calls())
+	}
+}
+
+func TestOpenFindsTheEngine(t *testing.T) {
+	p := enginetest.NewProxy(t)
+	const nowhere = "unix:///nonexistent/docker.sock"
+	for name, arrange := range map[string]func(dir string) string{
+		"the given host": func(string) string { t.Setenv("DOCKER_HOST", nowhere); return p.Host() },
+		"DOCKER_HOST before a context": func(dir string) string {
+			t.Setenv("DOCKER_HOST", p.Host())
+			t.Setenv("DOCKER_CONTEXT", "other")
+			addContext(t, dir, "other", nowhere)
+			return ""
+		},
+		"DOCKER_CONTEXT before the current one": func(dir string) string {
+			addContext(t, dir, "mine", p.Host())
+			addContext(t, dir, "other", nowhere)
+			write(t, filepath.Join(dir, "config.json"), `{"currentContext":"other"}`)
+			t.Setenv("DOCKER_CONTEXT", "mine")
+			return ""
+		},
+		"the current context": func(dir string) string {
+			addContext(t, dir, "my ../ context", p.Host())
+			write(t, filepath.Join(dir, "config.json"), `{"currentContext":"my ../ context","auths":{}}`)
+			return ""
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			host := arrange(clean(t))
+			if name == "the given host" {
+				t.Setenv("DOCKER_HOST", nowhere)
+			}
+			p.Arm(0, enginetest.None, nil)
+			e := openAt(t, host)
+			if p.Count() == 0 || e.Host() != p.Host() || e.Location() != "local" {
+				t.Errorf("opened %q at %q, want %q", e.Host(), e.Location(), p.Host())
+			}
+		})
+	}
+}
+
+func TestUnreachableEngineSaysWhatWasTriedAndWhatToDo(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		arrange func(t *testing.T, dir string)
+		host    string
+		want    []string
+	}{
+		{"no socket", func(t *testing.T, _ string) { t.Setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock") }, "",
+			[]string{"DOCKER_HOST", "unix:///nonexistent/docker.sock", "no such file", "start", "set DOCKER_HOST"}},
+		{"nobody listens", func(t *testing.T, _ string) { t.Setenv("DOCKER_HOST", "tcp://127.0.0.1:1") }, "",
+			[]string{"DOCKER_HOST", "tcp://127.0.0.1:1", "refused", "start"}},
+		{"missing context", func(t *testing.T, dir string) {
+			write(t, filepath.Join(dir, "config.json"), `{"currentContext":"gone"}`)
+		}, "", []string{"DOCKER_HOST: not set", `Docker context "gone"`, "config.json", "no such context"}},
+		{"broken configuration", func(t *testing.T, dir string) {
+			write(t, filepath.Join(dir, "config.json"), `{"currentCon`)
+		}, "", []string{"DOCKER_HOST: not set", "config.json"}},
+		{"dead context", func(t *testing.T, dir string) {
+			t.Setenv("DOCKER_CONTEXT", "dead")
+			addContext(t, dir, "dead", "unix:///nonexistent/other.sock")
+		}, "", []string{"DOCKER_HOST: not set", `Docker context "dead" (DOCKER_CONTEXT)`, "/nonexistent/other.sock"}},
+		{"given host", func(*testing.T, string) {}, "unix:///nonexistent/given.sock", []string{"given host", "/nonexistent/given.sock"}},
+		{"nonsense", func(t *testing.T, _ string) { t.Setenv("DOCKER_HOST", "nonsense") }, "", []string{"DOCKER_HOST", "nonsense", "unix://"}},
+		{"password", func(t *testing.T, _ string) { t.Setenv("DOCKER_HOST", "tcp://me:hunter2@127.0.0.1:1") }, "", []string{"127.0.0.1:1"}},
+		{"no TLS files", func(t *testing.T, dir string) {
+			t.Setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+			t.Setenv("DOCKER_TLS_VERIFY", "1")
+			t.Setenv("DOCKER_CERT_PATH", filepath.Join(dir, "none"))
+		}, "", []string{"TLS files", "ca.pem"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.arrange(t, clean(t))
+			_, err := engine.Open(t.Context(), engine.Options{Host: c.host})
+			wantClass(t, "Open", err, engine.ErrUnavailable)
+			var u *engine.UnreachableError
+			if !errors.As(err, &u) || len(u.Tried) == 0 || len(u.Advice) == 0 {
+				t.Fatalf("Open = %#v, want an UnreachableError", err)
+			}
+			for _, want := range c.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("Open = %q, want it to mention %q", err, want)
+				}
+			}
+			if strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("Open tells the password: %q", err)
+			}
+		})
+	}
+}
+
+func TestMalformedHostIsInvalid(t *testing.T) {
+	for _, host := range []string{
+		"nonsense", "ftp://x", "unix://", "tcp://", "ssh://-oProxyCommand=x", "ssh://-l@x", "ssh://me:pass@x", "ssh://x/a;b",
+		"ssh://x?q=1", "ssh://x:99999", "tcp://x?y=1", "tcp://a b", "ssh://a b", "ssh://$(x)",
+	} {
+		_, err := engine.Open(t.Context(), engine.Options{Host: host})
+		wantClass(t, fmt.Sprintf("Open(%q)", host), err, engine.ErrInvalid)
+	}
+}
+
+func TestSilentEngineIsUnavailable(t *testing.T) {
+	t.Parallel()
+	p := enginetest.NewProxy(t)
+	p.Stall(1)
+	_, err := engine.Open(t.Context(), engine.Options{Host: p.Host(), DialTimeout: 200 * time.Millisecond})
+	wantClass(t, "Open", err, engine.ErrUnavailable)
+
+	p.Stall(1)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err = engine.Open(ctx, engine.Options{Host: p.Host()})
+	wantClass(t, "Open with a deadline of the caller's", err, context.DeadlineExceeded)
+}
+
+func TestAnotherServiceIsNoEngine(t *testing.T) {
+	t.Parallel()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
+	done := make(chan struct{})
+	go func() { defer close(done); _ = srv.Serve(ln) }()
+	t.Cleanup(func() { _ = srv.Close(); <-done })
+	_, err = engine.Open(t.Context(), engine.Options{Host: "tcp://" + ln.Addr().String()})
+	wantClass(t, "Open", err, engine.ErrUnavailable)
+	if err == nil || !strings.Contains(err.Error(), "does not speak the Docker API") {
+		t.Errorf("Open = %v", err)
+	}
+}
+
+func TestClockFollowsTheEngine(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	var ahead time.Duration
+	set := func(d time.Duration) { mu.Lock(); defer mu.Unlock(); ahead = d }
+	host := fakeEngine(t, func(w http.ResponseWriter, _ *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		w.Header().Set("Date", time.Now().Add(ahead).UTC().Format(http.TimeFormat))
+		_, _ = io.WriteString(w, `{"Name":"v"}`)
+	})
+	e := openAt(t, host)
+	offset := func() time.Duration {
+		t.Helper()
+		if _, err := e.InspectVolume(t.Context(), "v"); err != nil {
+			t.Fatal(err)
+		}
+		return time.Until(e.Now())
+	}
+	for _, c := range []struct{ ahead, want time.Duration }{{0, 0}, {time.Second, 0}, {time.Hour, time.Hour}, {-time.Minute, -time.Minute}, {0, 0}} {
+		set(c.ahead)
+		if got := offset(); (got - c.want).Abs() > 1500*time.Millisecond {
+			t.Errorf("an engine %v ahead: Now is off by %v", c.ahead, got)
+		}
+	}
+	set(time.Hour)
+	before := offset()
+	set(time.Hour + time.Second)
+	if after := offset(); (after - before).Abs() > 100*time.Millisecond {
+		t.Errorf("Now jumped from %v to %v for a second's difference", before, after)
+	}
+}
+
+func TestTLS(t *testing.T) {
+	dir := clean(t)
+	ca, server, _ := certificates(t, dir)
+	pool := x509.NewCertPool()
+	pool.AddCert(ca)
+	host := tlsProxy(t, &tls.Config{Certificates: []tls.Certificate{server}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert})
+
+	_, err := engine.Open(t.Context(), engine.Options{Host: host})
+	wantClass(t, "Open without TLS", err, engine.ErrUnavailable)
+	t.Setenv("DOCKER_CERT_PATH", dir)
+	for _, verify := range []string{"1", ""} {
+		t.Setenv("DOCKER_TLS_VERIFY", verify)
+		e := openAt(t, host)
+		if want := strings.TrimPrefix(host, "tcp://"); e.Location() != want {
+			t.Errorf("Location = %q, want %q", e.Location(), want)
+		}
+		id, _ := start(t, e, engine.ContainerSpec{})
+		roundTrip(t, e, id)
+	}
+	// Another authority's client, and no client at all.
+	other := t.TempDir()
+	certificates(t, other)
+	t.Setenv("DOCKER_TLS_VERIFY", "1")
+	t.Setenv("DOCKER_CERT_PATH", other)
+	_, err = engine.Open(t.Context(), engine.Options{Host: host})
+	wantClass(t, "Open with another authority", err, engine.ErrUnavailable)
+
+	// A context carries its own files.
+	t.Setenv("DOCKER_TLS_VERIFY", "")
+	t.Setenv("DOCKER_CERT_PATH", "")
+	config := clean(t)
+	id := addContext(t, config, "remote", host)
+	for _, name := range []string{"ca.pem", "cert.pem", "key.pem"} {
+		b, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(config, "contexts", "tls", id, "docker", name), string(b))
+	}
+	t.Setenv("DOCKER_CONTEXT", "remote")
+	openAt(t, "")
+}
+
+// roundTrip sends a stdin through an exec and back, with its end.
+func roundTrip(t *testing.T, e *engine.Engine, id string) {
+	t.Helper()
+	st := execute(t, e, id, engine.ExecSpec{Argv: []string{"/tool", "cat"}, Stdin: true})
+	if _, err := io.WriteString(st, "there and back"); err != nil {
+		t.Fatalf("Write: %v", err)
+	}
+	if err := st.CloseWrite(); err != nil {
+		t.Fatalf("CloseWrite: %v", err)
+	}
+	if got := readAll(t, st); got != "there and back" {
+		t.Errorf("read %q", got)
+	}
+	if code, err := st.ExitCode(t.Context()); code != 0 || err != nil {
+		t.Errorf("ExitCode = %d, %v", code, err)
+	}
+}
+
+// certificates writes ca.pem, cert.pem and key.pem to dir.
+func certificates(t *testing.T, dir string) (ca *x509.Certificate, server, client tls.Certificate) {
+	t.Helper()
+	make := func(template, parent *x509.Certificate, signer *ecdsa.PrivateKey) (tls.Certificate, *ecdsa.PrivateKey) {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if signer == nil {
+			signer, parent = key, template
+		}
+		der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		leaf, err := x509.ParseCertificate(der)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}, key
+	}
+	template := func(n int64) *x509.Certificate {
+		return &x509.Certificate{
+			SerialNumber: big.NewInt(n), Subject: pkix.Name{CommonName: fmt.Sprint(n)},
+			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+			IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		}
+	}
+	root := template(1)
+	root.IsCA, root.BasicConstraintsValid, root.KeyUsage = true, true, x509.KeyUsageCertSign
+	authority, signer := make(root, nil, nil)
+	server, _ = make(template(2), authority.Leaf, signer)
+	client, key := make(template(3), authority.Leaf, signer)
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, block := range map[string]*pem.Block{
+		"ca.pem":   {Type: "CERTIFICATE", Bytes: authority.Leaf.Raw},
+		"cert.pem": {Type: "CERTIFICATE", Bytes: client.Leaf.Raw},
+		"key.pem":  {Type: "PRIVATE KEY", Bytes: der},
+	} {
+		write(t, filepath.Join(dir, name), string(pem.EncodeToMemory(block)))
+	}
+	return authority.Leaf, server, client
+}
+
+// tlsProxy puts TLS in front of the engine.
+func tlsProxy(t *testing.T, cfg *tls.Config) (host string) {
+	t.Helper()
+	ln, err := tls.Listen("tcp", "127.0.0.1:0", cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var g sync.WaitGroup
+	g.Go(func() {
+		for {
+			down, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			g.Go(func() {
+				defer down.Close()
+				up, err := dialEngine()
+				if err != nil {
+					return
+				}
+				defer up.Close()
+				relay(down, up)
+			})
+		}
+	})
+	t.Cleanup(func() { _ = ln.Close(); g.Wait() })
+	return "tcp://" + ln.Addr().String()
+}
+
+// relay copies both ways until the engine's side ends.
+func relay(down io.ReadWriteCloser, up net.Conn) {
+	var g sync.WaitGroup
+	g.Go(func() {
+		_, _ = io.Copy(up, down)
+		_ = up.(interface{ CloseWrite() error }).CloseWrite()
+	})
+	_, _ = io.Copy(down, up)
+	_ = down.Close()
+	_ = up.Close()
+	g.Wait()
+}
+
+const (
+	sshArgsFile = "ENGINETEST_SSH_ARGS"
+	sshSocket   = "ENGINETEST_SSH_HOST"
+)
+
+// fakeSSH is this test binary, called ssh: it notes its arguments and is the
+// far side's "docker system dial-stdio".
+func fakeSSH() int {
+	f, err := os.OpenFile(os.Getenv(sshArgsFile), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return 1
+	}
+	fmt.Fprintln(f, strings.Join(os.Args[1:], " "))
+	_ = f.Close()
+	if os.Getenv(sshSocket) == "" {
+		fmt.Fprintln(os.Stderr, "me@example.com: Permission denied (publickey).")
+		return 255
+	}
+	network, addr, _ := strings.Cut(os.Getenv(sshSocket), "://")
+	up, err := net.Dial(network, addr)
+	if err != nil {
+		return 1
+	}
+	go func() {
+		_, _ = io.Copy(up, os.Stdin)
+		_ = up.(interface{ CloseWrite() error }).CloseWrite()
+	}()
+	_, _ = io.Copy(os.Stdout, up)
+	return 0
+}
+
+func TestSSH(t *testing.T) {
+	clean(t)
+	dir := t.TempDir()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(self, filepath.Join(dir, "ssh")); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
+	args := filepath.Join(dir, "args")
+	t.Setenv(sshArgsFile, args)
+	real := realHost
+	if real == "" {
+		real = "unix:///var/run/docker.sock"
+	}
+	t.Setenv(sshSocket, real)
+
+	e := openAt(t, "ssh://me@example.com:2222")
+	if e.Host() != "ssh://example.com:2222" || e.Location() != "example.com:2222" {
+		t.Errorf("Host %q, Location %q", e.Host(), e.Location())
+	}
+	id, _ := start(t, e, engine.ContainerSpec{})
+	roundTrip(t, e, id)
+	openAt(t, "ssh://example.com/run/user/1000/docker.sock")
+
+	b, err := os.ReadFile(args)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
+	if diff := cmp.Diff("-o ConnectTimeout=30 -T -l me -p 2222 -- example.com docker system dial-stdio", lines[0]); diff != "" {
+		t.Errorf("ssh's arguments (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff("-o ConnectTimeout=30 -T -- example.com docker --host unix:///run/user/1000/docker.sock system dial-stdio", lines[len(lines)-1]); diff != "" {
+		t.Errorf("ssh's arguments (-want +got):\n%s", diff)
+	}
+
+	t.Setenv(sshSocket, "")
+	_, err = engine.Open(t.Context(), engine.Options{Host: "ssh://me@example.com"})
+	wantClass(t, "Open", err, engine.ErrUnavailable)
+	if err == nil || !strings.Contains(err.Error(), "Permission denied (publickey)") {
+		t.Errorf("Open = %v, want ssh's own words", err)
+	}
+	t.Setenv("PATH", t.TempDir())
+	_, err = engine.Open(t.Context(), engine.Options{Host: "ssh://me@example.com"})
+	wantClass(t, "Open without an ssh", err, engine.ErrUnavailable)
+}
