@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -368,6 +369,8 @@ func (b *build) spec() (engine.ContainerSpec, error) {
 	boot.Workspace = wire.Workspace{Path: Workspace, User: user}
 	if len(b.s.command) > 0 {
 		boot.Main = &wire.Exec{Args: b.s.command, Dir: b.s.workdir, User: user}
+		isHome := func(kv string) bool { return strings.HasPrefix(kv, "HOME=") }
+		boot.Home = slices.ContainsFunc(b.image.Env, isHome) || slices.ContainsFunc(b.env(), isHome)
 	}
 	told, err := json.Marshal(boot)
 	if err != nil {

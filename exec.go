@@ -117,15 +117,8 @@ func (s *Sandbox) Process(ctx context.Context, id string) (*Cmd, error) {
 	}
 	c.attached = p
 	was := p.Started().Exec
-	c.Path, c.Args, c.Dir, c.User, c.TTY, c.Timeout = program(was), was.Args, was.Dir, was.User, was.TTY, was.Timeout
+	c.Path, c.Args, c.Dir, c.User, c.TTY, c.Timeout = was.Program(), was.Args, was.Dir, was.User, was.TTY, was.Timeout
 	return c, nil
-}
-
-func program(e wire.Exec) string {
-	if e.Path == "" && len(e.Args) > 0 {
-		return e.Args[0]
-	}
-	return e.Path
 }
 
 // ID returns the command's ID, by which [Sandbox.Process] finds a detached one.
