@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "9bd6b2220b75265d26dd07f3f7c966ea9c491d43ebd47f525afabca1cea51c0d", size: 4497534},
-	"arm64": {sha256: "073bb9f096dd7cc709b75bb800c1b5f4b82ca64ccdc7f1a9ec7d256c0dd831cf", size: 4259966},
+	"amd64": {sha256: "1f340d7b281176e5661aaa0ca4e0a0147d9a01ddc0e5fbb754e50f8c313cb622", size: 4509822},
+	"arm64": {sha256: "4406d90da50d6381a7b5c405385941def1d4d99b3c65bb723881cabe4e985608", size: 4259966},
 }

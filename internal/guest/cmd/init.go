@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -30,6 +29,7 @@ type session struct {
 	reaper   *reaper
 	deadline *deadlines
 	listener *net.UnixListener
+	stop     <-chan struct{} // closed when the session is to end
 	ending   sync.Once
 
 	mainKnown chan struct{} // closed when main's start or its failure is known
@@ -40,37 +40,34 @@ type session struct {
 // runInit is PID 1 of a sandbox. It returns only when the session can't be set up.
 //
 // What can reach it from inside is little. Signals: the kernel drops those that are
-// at their default, and the others are blocked and read one by one. Memory and
-// /proc: it is not dumpable and has a capability that nobody inside has. Limits: see
-// guardLimits. What is left are its sockets.
+// at their default, and SIGTERM counts only from outside. Memory and /proc: it is not
+// dumpable and has a capability that nobody inside has. Limits: see guardLimits. What
+// is left are its sockets.
 func runInit(args []string) error {
 	// Everything below would be a catastrophe in the wrong namespace: kill(-1).
 	if os.Getpid() != 1 {
 		return errors.New("init: not PID 1")
 	}
-	runtime.LockOSThread()
-	if mask()&maskOf(int(unix.SIGTERM)) == 0 {
-		// Go's runtime gives every thread the mask it started with, so start again
-		// with everything blocked. The image's environment does not become ours: it
-		// is kept for the main process.
+	if len(args) == 1 {
+		// Go's runtime listens to its environment, and this one is the image's. So
+		// start again with one of our own; it is kept for the main process.
 		fd, err := stash(os.Environ())
 		if err != nil {
 			return fmt.Errorf("init: keep the environment: %w", err)
 		}
-		setMask(^uint64(0))
-		return fmt.Errorf("init: start again: %w", reexec([]string{"GOTRACEBACK=none", stashed + "=" + itoa(fd)}))
+		err = syscall.Exec(selfPath, append(os.Args, itoa(fd)), []string{"GOTRACEBACK=none"})
+		return fmt.Errorf("init: start again: %w", err)
 	}
-	runtime.UnlockOSThread()
-	environ, err := unstash(os.Getenv(stashed))
+	if len(args) != 2 {
+		return errors.New("init: wants one argument")
+	}
+	environ, err := unstash(args[1])
 	if err != nil {
 		return fmt.Errorf("init: the environment: %w", err)
 	}
 	debug.SetGCPercent(50)
 	debug.SetMemoryLimit(16 << 20)
 
-	if len(args) != 1 {
-		return errors.New("init: wants one argument")
-	}
 	s := &session{reaper: newReaper(), environ: environ, mainKnown: make(chan struct{})}
 	if err := json.Unmarshal([]byte(args[0]), &s.conf); err != nil {
 		return fmt.Errorf("init: read the configuration: %w", err)
@@ -88,14 +85,18 @@ func (s *session) setUp() error {
 	if err := undumpable(); err != nil {
 		return err
 	}
+	// First of all: until here a SIGTERM ends this program, which is a stop as well.
+	var err error
+	if s.stop, err = stopRequests(); err != nil {
+		return err
+	}
 	for n := 1; n <= signals; n++ {
-		// SIGCHLD goes through Go's runtime, which unblocks it; the other one is how
-		// the runtime reaches its threads. Neither can do harm.
-		if n != int(unix.SIGCHLD) && n != perThread {
+		// SIGCHLD goes through Go's runtime, and the other one is how the runtime
+		// reaches its threads. Neither can do harm.
+		if n != int(unix.SIGTERM) && n != int(unix.SIGCHLD) && n != perThread {
 			defaultDisposition(n)
 		}
 	}
-	var err error
 	if s.listener, err = net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: wire.ControlSocket}); err != nil {
 		return err
 	}
@@ -130,49 +131,14 @@ func (s *session) loop() error {
 			s.reaper.reap()
 		}
 	}()
-	stop, err := stopRequests()
-	if err != nil {
-		return fmt.Errorf("init: %w", err)
-	}
 	go s.serveControl()
 	select {
-	case <-stop:
+	case <-s.stop:
 		s.end(wire.CodeStopped, 0)
 	case code := <-s.deadline.passed:
 		s.end(code, max(s.conf.Grace, time.Millisecond))
 	}
 	return nil
-}
-
-// stopRequests tells of SIGTERM from outside the sandbox. All other signals are read
-// and forgotten.
-func stopRequests() (<-chan struct{}, error) {
-	var all unix.Sigset_t
-	for i := range all.Val {
-		all.Val[i] = ^all.Val[i]
-	}
-	fd, err := unix.Signalfd(-1, &all, unix.SFD_CLOEXEC)
-	if err != nil {
-		return nil, fmt.Errorf("signalfd: %w", err)
-	}
-	stop := make(chan struct{})
-	go func() {
-		var once sync.Once
-		var buf [signalInfoSize]byte
-		for {
-			n, err := unix.Read(fd, buf[:])
-			if err != nil || n != len(buf) {
-				if err != unix.EINTR && err != unix.EAGAIN {
-					time.Sleep(10 * time.Millisecond)
-				}
-				continue
-			}
-			if fromOutside(&buf) {
-				once.Do(func() { close(stop) })
-			}
-		}
-	}()
-	return stop, nil
 }
 
 // terminate signals every other process of the sandbox.

@@ -43,8 +43,6 @@ func mask() (now uint64) {
 	return now
 }
 
-func maskOf(n int) uint64 { return 1 << (n - 1) }
-
 // defaultSignals undoes what whoever started this process did to its signals, so
 // that nothing of it reaches our own children: no signal ignored, none blocked. Both
 // survive execve, and Go's runtime keeps them for children too. When there is

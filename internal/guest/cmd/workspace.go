@@ -41,10 +41,8 @@ func giveWorkspace(w wire.Workspace) error {
 	return dir.Chown(int(id.uid), int(id.gid))
 }
 
-// stashed names the descriptor that carries the container's environment from the
-// first program of PID 1 to the second.
-const stashed = "AGENT_SANDBOX_ENVIRON_FD"
-
+// stash puts the container's environment into a descriptor that the next program of
+// this process inherits.
 func stash(environ []string) (int, error) {
 	fd, err := unix.MemfdCreate("environ", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -62,9 +60,6 @@ func stash(environ []string) (int, error) {
 }
 
 func unstash(fd string) ([]string, error) {
-	if fd == "" { // nobody had to start again
-		return os.Environ(), nil
-	}
 	n, err := strconv.Atoi(fd)
 	if err != nil {
 		return nil, err
