@@ -1,0 +1,134 @@
+// Sandbox makes, lists and uses sandboxes from the command line.
+//
+//	sandbox run -- node -e 'console.log(6*7)'     in a sandbox that is gone afterwards
+//	sandbox run --name build -- npm ci            in one that stays
+//	sandbox exec build -- npm test
+//	sandbox list
+//	sandbox stop build
+//	sandbox rm --volumes build
+//
+// What a command in a sandbox writes is passed on; everything else that is not a
+// result goes to stderr. Exit codes:
+//
+//	0        done
+//	1        what was asked for failed
+//	2        it was asked for wrongly: an unknown flag, a missing argument
+//	125      run, exec: the sandbox or the engine failed, not the command
+//	126      run, exec: the command can't be executed
+//	127      run, exec: there is no such command
+//	130      interrupted
+//	other    run, exec: the command's own, 128+n when signal n ended it
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	// The first signal cleans up, the second one does not wait for it.
+	context.AfterFunc(ctx, stop)
+	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}
+
+const (
+	codeFailed        = 1
+	codeUsage         = 2
+	codeSandboxFailed = 125
+	codeCannotExecute = 126
+	codeNoSuchCommand = 127
+	codeInterrupted   = 130
+)
+
+// run is main with everything it touches passed in; it returns the exit code.
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	a := &app{stdin: stdin, stdout: stdout, stderr: stderr}
+	root := a.root()
+	root.SetArgs(args)
+	root.SetIn(stdin)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	if a.client != nil {
+		err = errors.Join(err, a.client.Close())
+	}
+	code := a.code(ctx, err)
+	var exit *sandbox.ExitError
+	switch {
+	case err == nil, errors.As(err, &exit) && exit.Unwrap() == nil:
+		// The command has said itself what was wrong.
+	case code == codeInterrupted:
+		fmt.Fprintln(stderr, "sandbox: interrupted")
+	default:
+		fmt.Fprintln(stderr, err)
+	}
+	return code
+}
+
+// code is the exit code for what a subcommand returned.
+func (a *app) code(ctx context.Context, err error) int {
+	var exit *sandbox.ExitError
+	var start *exec.Error
+	switch {
+	case err == nil:
+		return 0
+	case !a.began:
+		return codeUsage
+	case errors.As(err, &exit):
+		return exit.ExitCode()
+	case ctx.Err() != nil:
+		return codeInterrupted
+	case !a.runs:
+		return codeFailed
+	case errors.Is(err, exec.ErrNotFound):
+		return codeNoSuchCommand
+	case errors.As(err, &start), errors.Is(err, fs.ErrPermission):
+		return codeCannotExecute
+	}
+	return codeSandboxFailed
+}
+
+// app is what the subcommands share.
+type app struct {
+	stdin          io.Reader
+	stdout, stderr io.Writer
+
+	host   string
+	client *sandbox.Client
+	began  bool // a subcommand has been entered: what fails now is not its usage
+	runs   bool // that subcommand runs a command in a sandbox
+}
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "sandbox",
+		Short:         "Isolated, disposable Linux environments on a Docker Engine",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		PersistentPreRunE: func(*cobra.Command, []string) (err error) {
+			a.began = true
+			var opts []sandbox.ClientOption
+			if a.host != "" {
+				opts = append(opts, sandbox.WithHost(a.host))
+			}
+			a.client, err = sandbox.NewClient(opts...)
+			return err
+		},
+	}
+	root.PersistentFlags().StringVarP(&a.host, "host", "H", "", "the engine: unix://, tcp:// or ssh:// (default DOCKER_HOST, then the current Docker context)")
+	root.AddCommand(a.listCommand(), a.inspectCommand(), a.runCommand(), a.execCommand(), a.stopCommand(), a.rmCommand())
+	return root
+}
