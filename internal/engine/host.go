@@ -384,14 +384,17 @@ func unreachable(places []place) error {
 	return e
 }
 
-// unclassed takes another class off err: the whole is ErrUnavailable and that
-// alone.
+// unclassed takes the class off err: the whole is ErrUnavailable and that
+// alone, and the attempt names its host already.
 func unclassed(err error) error {
 	var c *classed
-	if errors.As(err, &c) && c.class != ErrUnavailable {
-		return opaque(err.Error())
+	switch {
+	case !errors.As(err, &c):
+		return err
+	case c.class == ErrUnavailable:
+		return c.err
 	}
-	return err
+	return opaque(err.Error())
 }
 
 func advice(ep endpoint, err error) []string {

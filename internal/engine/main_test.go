@@ -34,6 +34,9 @@ func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == "ssh" {
 		os.Exit(fakeSSH())
 	}
+	if os.Getenv(unprivilegedHost) != "" {
+		os.Exit(openUnprivileged())
+	}
 	os.Exit(run(m))
 }
 
