@@ -1,0 +1,466 @@
+package sandbox_test
+
+import (
+	"fmt"
+	"go/ast"
+	"go/importer"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// The floor plan of this repository, as tests: which room may do what.
+
+const module = "github.com/seed-1a2d6d8f/sandbox"
+
+// linked is every module whose code gets into a program that imports this package, on
+// whatever system, and why. Ours to decide are those without "by".
+var linked = map[string]string{
+	module: "itself",
+
+	"github.com/docker/docker":                                      "the engine's API: types and client",
+	"github.com/docker/go-connections":                              "published ports and TLS settings in the engine's own types",
+	"github.com/containerd/errdefs":                                 "error classes of the engine's client",
+	"github.com/distribution/reference":                             "image names, as the engine reads them",
+	"golang.org/x/crypto":                                           "SSH, the protocol to the guest",
+	"golang.org/x/sync":                                             "errgroup, singleflight",
+	"golang.org/x/sys":                                              "by x/crypto (CPU features), go-winio and otel (Windows)",
+	"github.com/Microsoft/go-winio":                                 "by the engine's client on Windows: named pipes",
+	"github.com/containerd/errdefs/pkg":                             "by the engine's client: HTTP status to error class",
+	"github.com/docker/go-units":                                    "by the engine's types: ulimits",
+	"github.com/moby/docker-image-spec":                             "by the engine's types: image configuration",
+	"github.com/opencontainers/go-digest":                           "by the engine's types: digests",
+	"github.com/opencontainers/image-spec":                          "by the engine's types: image configuration",
+	"github.com/pkg/errors":                                         "by the engine's client",
+	"github.com/felixge/httpsnoop":                                  "by otelhttp",
+	"github.com/go-logr/logr":                                       "by otel",
+	"github.com/go-logr/stdr":                                       "by otel",
+	"github.com/cespare/xxhash/v2":                                  "by otel: hashing of attributes",
+	"go.opentelemetry.io/auto/sdk":                                  "by otel",
+	"go.opentelemetry.io/otel":                                      "by otelhttp",
+	"go.opentelemetry.io/otel/log":                                  "by otel",
+	"go.opentelemetry.io/otel/metric":                               "by otelhttp",
+	"go.opentelemetry.io/otel/trace":                                "by the engine's client, which wraps its transport in otelhttp",
+	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp": "by the engine's client: tracing of its calls",
+}
+
+// guestOnly never gets into a caller's program: it is for what runs inside a sandbox.
+var guestOnly = []string{
+	module + "/internal/guest/cmd", "github.com/creack/pty", "github.com/google/nftables", "github.com/miekg/dns",
+	"github.com/vishvananda/netlink", "github.com/mdlayher/netlink",
+}
+
+// dockers are the modules of the engine's API, under their names past and to come.
+var dockers = regexp.MustCompile(`^github\.com/(docker/docker|docker/go-connections|moby/moby|moby/client)(/|$)`)
+
+// source is one Go file of this repository.
+type source struct {
+	file string // slash-separated, from the root
+	pkg  string // import path
+	test bool
+	fset *token.FileSet
+	ast  *ast.File
+}
+
+func (s source) at(n ast.Node) string { return s.fset.Position(n.Pos()).String() }
+
+func (s source) imports() []string {
+	var paths []string
+	for _, i := range s.ast.Imports {
+		p, _ := strconv.Unquote(i.Path.Value)
+		paths = append(paths, p)
+	}
+	return paths
+}
+
+// within reports whether the file's package is room or below it.
+func (s source) within(room string) bool {
+	return s.pkg == module+"/"+room || strings.HasPrefix(s.pkg, module+"/"+room+"/")
+}
+
+// sources is every Go file of the repository, for all systems.
+var sources = sync.OnceValues(func() ([]source, error) {
+	var all []source
+	fset := token.NewFileSet()
+	err := filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if base := d.Name(); d.IsDir() && name != "." && (strings.HasPrefix(base, ".") || strings.HasPrefix(base, "_") || base == "testdata") {
+			return filepath.SkipDir
+		}
+		if d.IsDir() || filepath.Ext(name) != ".go" {
+			return nil
+		}
+		f, err := parser.ParseFile(fset, name, nil, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		name = filepath.ToSlash(name)
+		all = append(all, source{name, path.Join(module, path.Dir(name)), strings.HasSuffix(name, "_test.go"), fset, f})
+		return nil
+	})
+	return all, err
+})
+
+// sourcesOf returns the files, without tests, that keep selects.
+func sourcesOf(t *testing.T, keep func(source) bool) []source {
+	t.Helper()
+	all, err := sources()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var some []source
+	for _, s := range all {
+		if !s.test && keep(s) {
+			some = append(some, s)
+		}
+	}
+	if len(some) == 0 {
+		t.Fatal("no file to look at: the rooms have moved, and this test has to follow")
+	}
+	return some
+}
+
+// goList runs go list on the root package.
+func goList(t *testing.T, goos, format string, flags ...string) []string {
+	t.Helper()
+	args := append([]string{"list", "-deps", "-f", format}, flags...)
+	cmd := exec.Command("go", append(args, ".")...)
+	cmd.Env = append(os.Environ(), "GOOS="+goos)
+	if goos != "linux" {
+		cmd.Env = append(cmd.Env, "CGO_ENABLED=0")
+	}
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go %s: %v", strings.Join(cmd.Args[1:], " "), err)
+	}
+	return strings.Fields(string(out))
+}
+
+func TestInternalRoomsDoNotImportTheRoot(t *testing.T) {
+	t.Parallel()
+	all, err := sources()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range all {
+		if s.within("internal") && slices.Contains(s.imports(), module) {
+			t.Errorf("%s imports the root: what it needs belongs below it", s.file)
+		}
+	}
+}
+
+func TestOnlyTheEngineRoomImportsTheDockerAPI(t *testing.T) {
+	t.Parallel()
+	found := false
+	all, err := sources()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range all {
+		for _, i := range s.imports() {
+			switch {
+			case !dockers.MatchString(i):
+			case s.pkg == module+"/internal/engine":
+				found = true
+			default:
+				t.Errorf("%s imports %s: only internal/engine may", s.file, i)
+			}
+		}
+	}
+	if !found {
+		t.Error("internal/engine does not import the Docker API either: has it moved?")
+	}
+}
+
+func TestRootLinksOnlyWhatIsListed(t *testing.T) {
+	t.Parallel()
+	got := map[string]bool{}
+	for _, goos := range []string{"linux", "darwin", "windows"} {
+		for _, m := range goList(t, goos, "{{with .Module}}{{.Path}}{{end}}") {
+			got[m] = true
+		}
+		for _, p := range goList(t, goos, "{{.ImportPath}}") {
+			for _, not := range guestOnly {
+				if p == not || strings.HasPrefix(p, not+"/") {
+					t.Errorf("on %s the root links %s, which is for the guest alone", goos, p)
+				}
+			}
+		}
+	}
+	for m := range got {
+		if linked[m] == "" {
+			t.Errorf("the root links module %s, which is not in the list: is it worth having in every caller's program?", m)
+		}
+	}
+	for m := range linked {
+		if !got[m] {
+			t.Errorf("the root does not link module %s any more: take it off the list", m)
+		}
+	}
+}
+
+// rootAPI is the root package as its callers' compiler sees it.
+func rootAPI(t *testing.T) *types.Package {
+	t.Helper()
+	flags := []string{"-export"}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			if s.Key == "-race" && s.Value == "true" {
+				flags = append(flags, "-race") // what this test was built with is there already
+			}
+		}
+	}
+	files := map[string]string{}
+	for _, line := range goList(t, "linux", "{{if .Export}}{{.ImportPath}}={{.Export}}{{end}}", flags...) {
+		p, file, _ := strings.Cut(line, "=")
+		files[p] = file
+	}
+	open := func(p string) (io.ReadCloser, error) {
+		if files[p] == "" {
+			return nil, fmt.Errorf("no export data for %s", p)
+		}
+		return os.Open(files[p])
+	}
+	pkg, err := importer.ForCompiler(token.NewFileSet(), "gc", open).Import(module)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pkg
+}
+
+// mentions calls visit for every named type that a caller of api meets: in signatures,
+// exported fields and methods, type parameters and the types of variables.
+func mentions(api *types.Package, visit func(where string, named *types.TypeName)) {
+	seen := map[types.Type]bool{}
+	var walk func(where string, t types.Type)
+	tuple := func(where string, list *types.Tuple) {
+		for v := range list.Variables() {
+			walk(where, v.Type())
+		}
+	}
+	walk = func(where string, t types.Type) {
+		if named, ok := t.(interface{ Obj() *types.TypeName }); ok {
+			visit(where, named.Obj())
+		}
+		if seen[t] {
+			return
+		}
+		seen[t] = true
+		switch t := t.(type) {
+		case *types.Alias:
+			walk(where, types.Unalias(t))
+		case *types.Named:
+			for arg := range t.TypeArgs().Types() {
+				walk(where, arg)
+			}
+			if t.Obj().Pkg() != api {
+				return
+			}
+			for m := range t.Methods() {
+				if m.Exported() {
+					walk(where+"."+m.Name(), m.Type())
+				}
+			}
+			walk(where, t.Underlying())
+		case *types.Struct:
+			for f := range t.Fields() {
+				if f.Exported() {
+					walk(where+"."+f.Name(), f.Type())
+				}
+			}
+		case *types.Interface:
+			for m := range t.Methods() {
+				if m.Exported() {
+					walk(where+"."+m.Name(), m.Type())
+				}
+			}
+			for e := range t.EmbeddedTypes() {
+				walk(where, e)
+			}
+		case *types.Signature:
+			tuple(where, t.Params())
+			tuple(where, t.Results())
+		case *types.Map:
+			walk(where, t.Key())
+			walk(where, t.Elem())
+		case interface{ Elem() types.Type }: // pointers, slices, arrays, channels
+			walk(where, t.Elem())
+		}
+	}
+	for _, name := range api.Scope().Names() {
+		if o := api.Scope().Lookup(name); o.Exported() {
+			walk(name, o.Type())
+		}
+	}
+}
+
+func TestExportedAPIMentionsNoTypeOfOthers(t *testing.T) {
+	t.Parallel()
+	api := rootAPI(t)
+	met := 0
+	mentions(api, func(where string, named *types.TypeName) {
+		pkg := named.Pkg()
+		if pkg == nil || pkg == api { // error and comparable, or our own
+			met++
+			return
+		}
+		if first, _, _ := strings.Cut(pkg.Path(), "/"); strings.Contains(first, ".") {
+			t.Errorf("%s mentions %s.%s: the API has its own types and those of the standard library", where, pkg.Path(), named.Name())
+		}
+	})
+	if met < 50 {
+		t.Errorf("the API mentions %d types of its own: the test does not see it", met)
+	}
+}
+
+// A volume comes with a sandbox. Making one alone is not what this library is for.
+func TestNoFunctionMakesAVolumeAlone(t *testing.T) {
+	t.Parallel()
+	makes := regexp.MustCompile(`^(Create|New|Make|Add|Ensure|GetOrCreate|Provision).*Volume`)
+	api := rootAPI(t)
+	check := func(name string, o types.Object) {
+		sig, ok := o.Type().(*types.Signature)
+		if !ok || !o.Exported() {
+			return
+		}
+		if makes.MatchString(o.Name()) {
+			t.Errorf("%s makes a volume alone", name)
+		}
+		// Whoever returns one volume made it or looked for it.
+		for v := range sig.Results().Variables() {
+			named, ok := v.Type().(*types.Named)
+			if ok && named.Obj().Name() == "Volume" && !strings.HasPrefix(o.Name(), "Inspect") {
+				t.Errorf("%s returns a volume: does it make one?", name)
+			}
+		}
+	}
+	for _, name := range api.Scope().Names() {
+		o := api.Scope().Lookup(name)
+		check(name, o)
+		if named, ok := o.Type().(*types.Named); ok && o.Exported() {
+			for m := range named.Methods() {
+				check(name+"."+m.Name(), m)
+			}
+		}
+	}
+}
+
+// The engine is the only place where state lives: no file is written on the caller's
+// machine by the rooms that keep it.
+func TestNoFileIsWritten(t *testing.T) {
+	t.Parallel()
+	writes := regexp.MustCompile(`^(Create|CreateTemp|WriteFile|Mkdir|MkdirAll|MkdirTemp|OpenFile|OpenRoot|OpenInRoot|Rename|Link|Symlink|CopyFS|Truncate|Chmod|Chown|Lchown|Chtimes|Remove|RemoveAll)$`)
+	rooms := sourcesOf(t, func(s source) bool {
+		return s.pkg == module || s.within("internal/engine") || s.within("internal/record")
+	})
+	for _, s := range rooms {
+		names := map[string]bool{} // under which package os is known here
+		for _, i := range s.ast.Imports {
+			switch p, _ := strconv.Unquote(i.Path.Value); {
+			case p == "io/ioutil":
+				t.Errorf("%s imports io/ioutil", s.at(i))
+			case p == "os" && i.Name == nil:
+				names["os"] = true
+			case p == "os":
+				names[i.Name.Name] = true
+			}
+		}
+		ast.Inspect(s.ast, func(n ast.Node) bool {
+			sel, ok := n.(*ast.SelectorExpr)
+			if !ok || !writes.MatchString(sel.Sel.Name) {
+				return true
+			}
+			if x, ok := sel.X.(*ast.Ident); ok && names[x.Name] {
+				t.Errorf("%s: os.%s: labels in the engine are the only state", s.at(n), sel.Sel.Name)
+			}
+			return true
+		})
+	}
+}
+
+// customary are methods that implement what everybody knows.
+var customary = []string{"Error", "Unwrap", "Is", "As", "String", "Write", "Read", "MarshalJSON", "UnmarshalJSON", "LogValue"}
+
+func TestEveryExportedNameIsDocumented(t *testing.T) {
+	t.Parallel()
+	packages := map[string]string{} // import path to a file of it, while undocumented
+	for _, s := range sourcesOf(t, func(source) bool { return true }) {
+		if _, seen := packages[s.pkg]; !seen {
+			packages[s.pkg] = s.file
+		}
+		if s.ast.Doc != nil {
+			packages[s.pkg] = ""
+		}
+		for _, d := range s.ast.Decls {
+			switch d := d.(type) {
+			case *ast.FuncDecl:
+				if undocumentedFunc(d) {
+					t.Errorf("%s: %s has no doc comment", s.at(d), d.Name.Name)
+				}
+			case *ast.GenDecl:
+				for _, name := range undocumented(d) {
+					t.Errorf("%s: %s has no doc comment", s.at(name), name.Name)
+				}
+			}
+		}
+	}
+	for pkg, file := range packages {
+		if file != "" {
+			t.Errorf("package %s (%s) has no doc comment", pkg, file)
+		}
+	}
+}
+
+func undocumentedFunc(d *ast.FuncDecl) bool {
+	if d.Doc != nil || !d.Name.IsExported() {
+		return false
+	}
+	if d.Recv == nil {
+		return true
+	}
+	recv := d.Recv.List[0].Type
+	if star, ok := recv.(*ast.StarExpr); ok {
+		recv = star.X
+	}
+	if index, ok := recv.(*ast.IndexExpr); ok {
+		recv = index.X
+	}
+	id, ok := recv.(*ast.Ident)
+	return ok && id.IsExported() && !slices.Contains(customary, d.Name.Name)
+}
+
+// undocumented returns the exported names of a declaration that neither they nor their
+// group says anything about.
+func undocumented(d *ast.GenDecl) (names []*ast.Ident) {
+	for _, spec := range d.Specs {
+		switch spec := spec.(type) {
+		case *ast.TypeSpec:
+			if d.Doc == nil && spec.Doc == nil && spec.Comment == nil && spec.Name.IsExported() {
+				names = append(names, spec.Name)
+			}
+		case *ast.ValueSpec:
+			for _, name := range spec.Names {
+				if d.Doc == nil && spec.Doc == nil && spec.Comment == nil && name.IsExported() {
+					names = append(names, name)
+				}
+			}
+		}
+	}
+	return names
+}
