@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -19,12 +20,15 @@ type Client struct {
 	log    *slog.Logger
 	limits Limits
 
+	connecting gate // held while the engine is connected to
+	placing    gate // held while the guest is placed
+
 	mu     sync.Mutex
 	eng    *engine.Engine
+	guest  guestVolume // known to be on the engine
 	closed bool
-	guest  guestCache
-	swept  time.Time     // when this client last swept
-	places chan struct{} // one for each sandbox that may be in the making
+	swept  time.Time // when this client last swept
+	places gate      // one for each sandbox that may be in the making
 }
 
 // Limits are a client's own bounds on what it makes.
@@ -79,7 +83,7 @@ func WithLimits(l Limits) ClientOption {
 // engine does, and fails with [ErrEngineUnavailable] when there is none. The caller
 // closes it.
 func NewClient(opts ...ClientOption) (*Client, error) {
-	c := &Client{log: slog.New(slog.DiscardHandler)}
+	c := &Client{log: slog.New(slog.DiscardHandler), connecting: newGate(), placing: newGate()}
 	for _, o := range opts {
 		if err := o(c); err != nil {
 			return nil, fail("client", "", err)
@@ -104,20 +108,51 @@ func (c *Client) Close() error {
 // engine returns the connection, made by the first caller. A failure is not kept: the
 // engine may come up.
 func (c *Client) engine(ctx context.Context) (*engine.Engine, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch {
-	case c.closed:
-		return nil, ErrClosed
-	case c.eng != nil:
-		return c.eng, nil
+	if eng, err := c.connected(); eng != nil || err != nil {
+		return eng, err
+	}
+	leave, err := c.connecting.enter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	if eng, err := c.connected(); eng != nil || err != nil {
+		return eng, err
 	}
 	eng, err := engine.Open(ctx, engine.Options{Host: c.host})
 	if err != nil {
 		return nil, err
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, errors.Join(ErrClosed, eng.Close())
+	}
 	c.eng = eng
 	return eng, nil
+}
+
+func (c *Client) connected() (*engine.Engine, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, ErrClosed
+	}
+	return c.eng, nil
+}
+
+// A gate lets one in at a time, and those who wait can give up.
+type gate chan struct{}
+
+func newGate() gate { return make(gate, 1) }
+
+func (g gate) enter(ctx context.Context) (leave func(), err error) {
+	select {
+	case g <- struct{}{}:
+		return func() { <-g }, nil
+	case <-ctx.Done():
+		return nil, cancelled(ctx)
+	}
 }
 
 var defaultClient = sync.OnceValue(func() *Client {
@@ -180,24 +215,23 @@ func Delete(ctx context.Context, nameOrID string, opts ...DeleteOption) (DeleteR
 // admit waits for a place among the sandboxes being made.
 func (c *Client) admit(ctx context.Context, eng *engine.Engine) (leave func(), err error) {
 	c.mu.Lock()
-	if c.places == nil {
+	places := c.places
+	c.mu.Unlock()
+	if places == nil {
 		n := c.limits.Creates
 		if n == 0 {
 			info, err := eng.Info(ctx)
 			if err != nil {
-				c.mu.Unlock()
 				return nil, err
 			}
 			n = min(max(2*info.NCPU, 2), 16)
 		}
-		c.places = make(chan struct{}, n)
+		c.mu.Lock()
+		if c.places == nil {
+			c.places = make(gate, n)
+		}
+		places = c.places
+		c.mu.Unlock()
 	}
-	places := c.places
-	c.mu.Unlock()
-	select {
-	case places <- struct{}{}:
-		return func() { <-places }, nil
-	case <-ctx.Done():
-		return nil, cancelled(ctx)
-	}
+	return places.enter(ctx)
 }

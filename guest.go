@@ -9,7 +9,6 @@ import (
 	"io"
 	"path"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
@@ -30,25 +29,28 @@ func (g guestVolume) mount() engine.Mount {
 
 func guestLabels(at time.Time) map[string]string { return record.Base(record.RoleGuest, "", at) }
 
-// guestCache remembers that the guest is on the client's engine.
-type guestCache struct {
-	mu   sync.Mutex
-	have guestVolume
+func (c *Client) knownGuest() guestVolume {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.guest
 }
 
-func (c *Client) forgetGuest() {
-	c.guest.mu.Lock()
-	defer c.guest.mu.Unlock()
-	c.guest.have = guestVolume{}
+func (c *Client) setGuest(g guestVolume) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.guest = g
 }
 
 // ensureGuest has the guest on the engine, once for a client. It is shared by all
 // sandboxes of an engine, named by its content, and left there.
 func (c *Client) ensureGuest(ctx context.Context, eng *engine.Engine, report *reporter) (guestVolume, error) {
-	c.guest.mu.Lock()
-	defer c.guest.mu.Unlock()
-	if c.guest.have.name != "" {
-		return c.guest.have, nil
+	leave, err := c.placing.enter(ctx)
+	if err != nil {
+		return guestVolume{}, err
+	}
+	defer leave()
+	if g := c.knownGuest(); g != (guestVolume{}) {
+		return g, nil
 	}
 	arch, err := eng.Arch(ctx)
 	if err != nil {
@@ -63,7 +65,7 @@ func (c *Client) ensureGuest(ctx context.Context, eng *engine.Engine, report *re
 	if err := placeGuest(ctx, eng, arch, g.name, record.GuestImage(hash)); err != nil {
 		return guestVolume{}, fmt.Errorf("place the guest: %w", err)
 	}
-	c.guest.have = g
+	c.setGuest(g)
 	return g, nil
 }
 

@@ -71,6 +71,7 @@ func (s *Sandbox) share(ctx context.Context, key string, d time.Duration, fn fun
 	result := s.flights.DoChan(key, func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d)
 		defer cancel()
+		defer context.AfterFunc(s.life, cancel)()
 		return fn(ctx)
 	})
 	select {

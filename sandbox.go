@@ -42,11 +42,15 @@ type Sandbox struct {
 
 	flights singleflight.Group // connecting and resuming, shared by who needs it
 	work    sync.WaitGroup     // who is waiting for a flight
+	life    context.Context    // what flights run on; ends with the handle
+	die     context.CancelFunc
 }
 
 // handle makes a Sandbox of what the engine showed.
 func (c *Client) handle(eng *engine.Engine, rec record.Sandbox, got engine.Container) *Sandbox {
-	return &Sandbox{c: c, eng: eng, rec: rec, container: got.ID, env: got.Env}
+	s := &Sandbox{c: c, eng: eng, rec: rec, container: got.ID, env: got.Env}
+	s.life, s.die = context.WithCancel(context.Background())
+	return s
 }
 
 // ID returns the sandbox's ID.
@@ -393,7 +397,7 @@ func startContainer(ctx context.Context, eng *engine.Engine, c *Client, ref stri
 			return ErrNotFound
 		}
 	}
-	c.forgetGuest()
+	c.setGuest(guestVolume{})
 	if _, e := c.ensureGuest(ctx, eng, &reporter{}); e != nil {
 		return errors.Join(err, e)
 	}
@@ -555,6 +559,7 @@ func (s *Sandbox) release() {
 	s.mu.Lock()
 	s.closed, s.released = true, true
 	s.mu.Unlock()
+	s.die()
 	s.dropLink()
 	s.work.Wait()
 }
