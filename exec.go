@@ -144,7 +144,7 @@ func (c *Cmd) Run() error {
 // *[ExitError] carries the beginning and the end of what it wrote there.
 func (c *Cmd) Output() ([]byte, error) {
 	if c.Stdout != nil {
-		return nil, c.fail(errors.New("Stdout already set"))
+		return nil, c.fail(errors.New("field Stdout is already set"))
 	}
 	var out bytes.Buffer
 	c.Stdout = &out
@@ -165,7 +165,7 @@ func (c *Cmd) Output() ([]byte, error) {
 // the order it wrote it.
 func (c *Cmd) CombinedOutput() ([]byte, error) {
 	if c.Stdout != nil || c.Stderr != nil {
-		return nil, c.fail(errors.New("Stdout or Stderr already set"))
+		return nil, c.fail(errors.New("field Stdout or Stderr is already set"))
 	}
 	var out bytes.Buffer
 	c.Stdout, c.Stderr = &out, &out
@@ -176,7 +176,7 @@ func (c *Cmd) CombinedOutput() ([]byte, error) {
 // StdinPipe returns a pipe to the command's input; closing it is the end of input.
 func (c *Cmd) StdinPipe() (io.WriteCloser, error) {
 	if c.Stdin != nil || c.proc != nil {
-		return nil, c.fail(errors.New("Stdin already set, or the command has started"))
+		return nil, c.fail(errors.New("field Stdin is already set, or the command has started"))
 	}
 	r, w := io.Pipe()
 	c.Stdin = r
@@ -192,7 +192,7 @@ func (c *Cmd) StderrPipe() (io.ReadCloser, error) { return c.outPipe(&c.Stderr, 
 
 func (c *Cmd) outPipe(field *io.Writer, name string) (io.ReadCloser, error) {
 	if *field != nil || c.proc != nil {
-		return nil, c.fail(fmt.Errorf("%s already set, or the command has started", name))
+		return nil, c.fail(fmt.Errorf("field %s is already set, or the command has started", name))
 	}
 	r, w := io.Pipe()
 	*field = w
@@ -279,13 +279,13 @@ func (c *Cmd) check() error {
 	for _, kv := range c.Env {
 		k, v, ok := strings.Cut(kv, "=")
 		if !ok {
-			problems = append(problems, fmt.Errorf("Env: %q is not key=value", k))
+			problems = append(problems, fmt.Errorf("field Env: %q is not key=value", k))
 		} else if err := checkEnv(k, v); err != nil {
 			problems = append(problems, err)
 		}
 	}
 	if c.Timeout < 0 {
-		problems = append(problems, fmt.Errorf("Timeout: %v is negative", c.Timeout))
+		problems = append(problems, fmt.Errorf("field Timeout: %v is negative", c.Timeout))
 	}
 	if len(problems) > 0 {
 		return classify(ErrInvalidArgument, errors.Join(problems...))

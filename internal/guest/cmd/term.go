@@ -16,6 +16,8 @@ import (
 func termAction() (handler, restorer uintptr)
 
 // termEvent is where the handler tells of a request to stop.
+//
+//lint:ignore U1000 the handler reads it
 var termEvent int32
 
 // stopRequests tells of SIGTERM from outside this PID namespace: a plain kill whose
