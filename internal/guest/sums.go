@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "1f340d7b281176e5661aaa0ca4e0a0147d9a01ddc0e5fbb754e50f8c313cb622", size: 4509822},
-	"arm64": {sha256: "4406d90da50d6381a7b5c405385941def1d4d99b3c65bb723881cabe4e985608", size: 4259966},
+	"amd64": {sha256: "f1227817a6bc90155bdaafb0a0f90b2e77ef62e239e51f4ab100cce7e0320b0f", size: 4509822},
+	"arm64": {sha256: "bcd90c66a81cda56be5e702423f1a1784ddfd20cddba4e46b57b8212c2d71cee", size: 4259966},
 }

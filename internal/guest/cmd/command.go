@@ -21,6 +21,8 @@ type command struct {
 	req    wire.Exec // without its environment
 	reaper *reaper
 	child  *child
+	badge  badge
+	began  uint64 // ticks: nothing of this command is older
 
 	// stdin is nil without input, and stderr when stdout has it too. On a terminal
 	// stdin and stdout are its master.
@@ -70,7 +72,11 @@ func startCommand(r *reaper, req wire.Exec) (*command, *wire.StartError) {
 		// of ours ever ending, which Go promises unless a locked goroutine returns.
 		attr.Sys.Pdeathsig = unix.SIGKILL
 	}
-	c.child, err = r.start(func() (int, error) { return syscall.ForkExec(l.path, l.argv, attr) })
+	c.began = ticks()
+	c.child, err = r.start(func() (pid int, err error) {
+		c.badge, pid, err = r.badges.stamp(func() (int, error) { return syscall.ForkExec(l.path, l.argv, attr) })
+		return pid, err
+	})
 	unix.Close(theirs[0])
 	if !req.TTY {
 		unix.Close(theirs[1])
@@ -164,6 +170,7 @@ func (c *command) run(stdout, stderr io.Writer) wire.Exit {
 	copies.Wait()
 	close(c.over)
 	c.closeStdio()
+	c.reaper.badges.release(c.badge)
 
 	exit := c.child.exit()
 	exit.WaitDelay = cut.Load()
@@ -201,8 +208,9 @@ func (c *command) cut() {
 	}
 }
 
-// tree returns the living processes of the command: its descendants, and whoever is
-// in its process group or session, which outlive a parent's death.
+// tree returns the living processes of the command: its descendants, whoever is in
+// its process group or session, which outlive a parent's death, and orphans that wear
+// its badge.
 func (c *command) tree() []proc {
 	table, err := processes()
 	if err != nil {
@@ -220,7 +228,8 @@ func (c *command) tree() []proc {
 		if p.pid == self {
 			return false
 		}
-		return p.pgrp == pid || p.sid == pid || alive && p.pid == pid
+		return p.pgrp == pid || p.sid == pid || alive && p.pid == pid ||
+			p.ppid == self && p.start >= c.began && c.badge.worn(p.pid)
 	})
 }
 

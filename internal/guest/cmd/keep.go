@@ -177,8 +177,9 @@ func (k *keeper) attach(nc ssh.NewChannel) {
 func (p *kept) follow(ch ssh.Channel, reqs <-chan *ssh.Request, req wire.Exec) {
 	defer ch.Close()
 	f := p.ring.follow()
+	var answering sync.Mutex
 	go func() {
-		p.obey(reqs)
+		p.obey(reqs, &answering)
 		f.cancel()
 	}()
 	if send(ch, wire.RequestStarted, wire.Started{Pid: p.child.pid, Exec: req}) != nil {
@@ -204,6 +205,8 @@ func (p *kept) follow(ch ssh.Channel, reqs <-chan *ssh.Request, req wire.Exec) {
 	}
 	exit := p.exit
 	exit.Dropped = f.dropped
+	answering.Lock()
+	defer answering.Unlock()
 	send(ch, wire.RequestExit, exit)
 }
 

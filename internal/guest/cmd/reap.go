@@ -20,6 +20,7 @@ type reaper struct {
 	known    map[int]*child
 	starting int           // starts under way
 	early    map[int]ended // children that ended while starts were under way
+	badges   badges
 }
 
 type ended struct {

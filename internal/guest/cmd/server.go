@@ -154,8 +154,9 @@ func (s *server) exec(nc ssh.NewChannel, parts *parts) {
 		return
 	}
 	send(ch, wire.RequestStarted, wire.Started{Pid: c.child.pid, Exec: wire.Exec{ID: req.ID}})
+	var answering sync.Mutex
 	go func() {
-		c.obey(reqs)
+		c.obey(reqs, &answering)
 		// The client gave up, or is gone. After the command's end this finds nothing
 		// that is to be killed.
 		select {
@@ -166,6 +167,8 @@ func (s *server) exec(nc ssh.NewChannel, parts *parts) {
 	}()
 	go c.feed(ch)
 	exit := c.run(ch, ch.Stderr())
+	answering.Lock()
+	defer answering.Unlock()
 	send(ch, wire.RequestExit, exit)
 	ch.Close()
 }
@@ -183,10 +186,13 @@ func decodeExec(extra []byte, parts *parts) (req wire.Exec, refused *wire.StartE
 	return req, nil
 }
 
-// obey carries out the client's requests until the channel ends.
-func (c *command) obey(reqs <-chan *ssh.Request) {
+// obey carries out the client's requests until the channel ends. It holds answering
+// from the deed to the answer: a signal that ends the command must not lose its answer
+// to the command's end.
+func (c *command) obey(reqs <-chan *ssh.Request, answering *sync.Mutex) {
 	for r := range reqs {
 		ok := false
+		answering.Lock()
 		switch r.Type {
 		case wire.RequestSignal:
 			var sig wire.Signal
@@ -202,6 +208,7 @@ func (c *command) obey(reqs <-chan *ssh.Request) {
 		if r.WantReply {
 			r.Reply(ok, nil)
 		}
+		answering.Unlock()
 	}
 }
 

@@ -83,10 +83,15 @@ func parseStat(pid int, line []byte) (proc, bool) {
 // one that does. Dead ones pass their children on but are not returned.
 func closure(table []proc, root func(proc) bool) []proc {
 	in := make(map[int]bool)
+	for _, p := range table {
+		if root(p) {
+			in[p.pid] = true
+		}
+	}
 	for grew := true; grew; {
 		grew = false
 		for _, p := range table {
-			if !in[p.pid] && (in[p.ppid] || root(p)) {
+			if !in[p.pid] && in[p.ppid] {
 				in[p.pid] = true
 				grew = true
 			}

@@ -1,0 +1,297 @@
+package guest_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// helperVerb makes the test binary do a part in a test instead of running tests:
+// prepare a process as the engine would, or be the enemy inside.
+const helperVerb = "guest-test-helper"
+
+// engineCaps is what the engine gives our container, and what our CapDrop is meant to
+// take, which the guest takes itself too.
+var engineCaps = []uintptr{
+	unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FSETID, unix.CAP_FOWNER, unix.CAP_SETGID, unix.CAP_SETUID,
+	unix.CAP_SETFCAP, unix.CAP_SETPCAP, unix.CAP_NET_BIND_SERVICE, unix.CAP_SYS_CHROOT, unix.CAP_KILL,
+	unix.CAP_AUDIT_WRITE, unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_MKNOD,
+}
+
+func helper(args []string) {
+	runtime.LockOSThread()
+	fail := func(err error) {
+		if err != nil {
+			fmt.Println("helper:", args, err)
+			os.Exit(99)
+		}
+	}
+	switch args[0] {
+	case "init": // first process of new namespaces
+		fail(unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+		fail(unix.Mount("proc", "/proc", "proc", 0, ""))
+		fallthrough
+	case "capped":
+		for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
+			if !slices.Contains(engineCaps, c) {
+				fail(unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0))
+			}
+		}
+		fail(syscall.Exec(args[1], args[1:], os.Environ()))
+	case "signals":
+		sendSignals()
+	case "limits":
+		limits()
+	case "flood":
+		flood()
+	case "pry":
+		pry()
+	}
+	os.Exit(0)
+}
+
+// box is a sandbox without an engine: PID 1 in namespaces of its own.
+type box struct {
+	t   testing.TB
+	cmd *exec.Cmd // PID 1, seen from outside
+	out *lockedBuffer
+	end chan struct{}
+}
+
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+func newBox(t testing.TB, conf wire.Init) *box {
+	t.Helper()
+	told, err := json.Marshal(conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &box{t: t, out: new(lockedBuffer), end: make(chan struct{})}
+	b.cmd = exec.Command(self, helperVerb, "init", binary, wire.VerbInit, string(told))
+	b.cmd.Stdout, b.cmd.Stderr = b.out, b.out
+	b.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC}
+	if err := b.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		b.cmd.Wait()
+		close(b.end)
+	}()
+	t.Cleanup(func() {
+		b.cmd.Process.Kill()
+		<-b.end
+		if t.Failed() && b.out.String() != "" {
+			t.Logf("PID 1 said: %s", b.out)
+		}
+	})
+	// Not before it is in its final form: signals blocked, socket open.
+	eventually(t, "PID 1 is set up", func() bool {
+		sockets, _ := os.ReadFile(fmt.Sprintf("/proc/%d/net/unix", b.cmd.Process.Pid))
+		select {
+		case <-b.end:
+			t.Fatalf("PID 1 ended: %v\n%s", b.cmd.ProcessState, b.out)
+		default:
+		}
+		return bytes.Contains(sockets, []byte(wire.ControlSocket))
+	})
+	return b
+}
+
+// in is an argv that runs args inside, with the engine's capabilities.
+func (b *box) in(args ...string) []string {
+	self, _ := os.Executable()
+	return append([]string{
+		"nsenter", "--target", strconv.Itoa(b.cmd.Process.Pid), "--pid", "--mount", "--net", "--ipc",
+		self, helperVerb, "capped",
+	}, args...)
+}
+
+func (b *box) serve() *guest.Conn {
+	b.t.Helper()
+	conn, _ := serve(b.t, b.in(binary, wire.VerbServe)...)
+	return conn
+}
+
+func (b *box) alive() bool {
+	select {
+	case <-b.end:
+		return false
+	default:
+		return true
+	}
+}
+
+// code waits for the end of the session and returns PID 1's exit code.
+func (b *box) code() int {
+	b.t.Helper()
+	select {
+	case <-b.end:
+		return b.cmd.ProcessState.ExitCode()
+	case <-time.After(20 * time.Second):
+		b.t.Fatal("the session did not end")
+		return 0
+	}
+}
+
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("did not happen: %s", what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+type result struct {
+	stdout, stderr string
+	exit           wire.Exit
+	started        wire.Started
+}
+
+// run runs a command to its end.
+func run(t testing.TB, conn *guest.Conn, req wire.Exec) result {
+	t.Helper()
+	p, err := conn.Exec(context.Background(), req)
+	if err != nil {
+		t.Fatalf("Exec(%q): %v", req.Args, err)
+	}
+	return finish(t, p)
+}
+
+func finish(t testing.TB, p *guest.Process) result {
+	t.Helper()
+	r := result{started: p.Started()}
+	var wg sync.WaitGroup
+	read := func(s *string, from io.Reader) {
+		wg.Go(func() {
+			b, err := io.ReadAll(from)
+			if err != nil {
+				t.Errorf("read output: %v", err)
+			}
+			*s = string(b)
+		})
+	}
+	read(&r.stdout, p.Stdout())
+	read(&r.stderr, p.Stderr())
+	wg.Wait()
+	var err error
+	if r.exit, err = p.Wait(); err != nil {
+		t.Errorf("Wait: %v", err)
+	}
+	return r
+}
+
+// self runs the test binary's helper inside.
+func self(args ...string) []string {
+	exe, _ := os.Executable()
+	return append([]string{exe, helperVerb}, args...)
+}
+
+func sh(script string) []string { return []string{"sh", "-c", script} }
+
+// kindOf is the kind of a refusal, or a text that no kind equals.
+func kindOf(err error) string {
+	if e, ok := errors.AsType[*wire.StartError](err); ok {
+		return e.Kind
+	}
+	return fmt.Sprintf("not a StartError: %v", err)
+}
+
+// alivePid says whether a process lives, as seen from outside.
+func alivePid(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	rest := stat[bytes.LastIndexByte(stat, ')')+2:]
+	return rest[0] != 'Z' && rest[0] != 'X'
+}
+
+func atoi(t testing.TB, s string) int {
+	t.Helper()
+	n, err := strconv.Atoi(strings.TrimSpace(s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// sendSignals attacks PID 1 with every signal in every way there is.
+func sendSignals() {
+	threads := []int{1}
+	if dir, err := os.ReadDir("/proc/1/task"); err == nil {
+		threads = nil
+		for _, e := range dir {
+			n, _ := strconv.Atoi(e.Name())
+			threads = append(threads, n)
+		}
+	}
+	fd, _ := unix.PidfdOpen(1, 0)
+	for round := 0; round < 3; round++ {
+		for n := 1; n <= 64; n++ {
+			unix.Kill(1, syscall.Signal(n))
+			// A queued signal looks to Go's runtime like a real fault, and may say
+			// that it comes from outside.
+			info := siginfo{signo: int32(n), code: -1}
+			unix.RawSyscall(unix.SYS_RT_SIGQUEUEINFO, 1, uintptr(n), uintptr(unsafe.Pointer(&info)))
+			if fd >= 0 {
+				unix.PidfdSendSignal(fd, syscall.Signal(n), nil, 0)
+			}
+			for _, tid := range threads {
+				unix.Tgkill(1, tid, syscall.Signal(n))
+				unix.RawSyscall6(unix.SYS_RT_TGSIGQUEUEINFO, 1, uintptr(tid), uintptr(n), uintptr(unsafe.Pointer(&info)), 0, 0)
+			}
+		}
+	}
+	fmt.Println("sent", len(threads) > 0)
+}
+
+type siginfo struct {
+	signo, errno, code, _ int32
+	pid, uid              int32
+	_                     [128 - 24]byte
+}
+
+func limits() {}
+func flood()  {}
+func pry()    {}
