@@ -58,8 +58,8 @@ func (p *controlPool) close() {
 
 // Control performs one request to PID 1, signed with key, the private half of
 // Init.ControlKey. ctx bounds all of it. A refusal is an error, with the Reply as it
-// came. Every operation may be repeated, so a request whose connection went stale is
-// sent once more on a new one.
+// came. Every operation may be repeated, so a request whose connection to PID 1 went
+// away (it was idle, or a flood took its place) is sent again on a new one.
 func (c *Conn) Control(ctx context.Context, key ed25519.PrivateKey, req wire.Control) (wire.Reply, error) {
 	if len(key) != ed25519.PrivateKeySize {
 		return wire.Reply{}, fmt.Errorf("guest: control: the key is %d bytes long", len(key))
@@ -68,32 +68,40 @@ func (c *Conn) Control(ctx context.Context, key ed25519.PrivateKey, req wire.Con
 	if err != nil {
 		return wire.Reply{}, fmt.Errorf("guest: control: %w", err)
 	}
-	if idle := c.control.take(); idle != nil {
-		reply, err := c.exchange(ctx, idle, key, payload)
-		if err == nil || ctx.Err() != nil {
-			return controlReply(req, reply, err)
+	const tries = 8
+	conn := c.control.take()
+	for try := 1; ; try++ {
+		var reply wire.Reply
+		if conn == nil {
+			conn, err = c.connectControl(ctx)
 		}
+		if conn != nil {
+			reply, err = c.exchange(ctx, conn, key, payload)
+		}
+		if err == nil && reply.Error != "" {
+			err = errors.New(reply.Error)
+		}
+		again := errors.Is(err, ErrConnectionLost) && c.Err() == nil && ctx.Err() == nil && try < tries
+		switch {
+		case err == nil:
+			return reply, nil
+		case !again:
+			return reply, fmt.Errorf("guest: control %q: %w", req.Op, err)
+		}
+		conn = nil
 	}
+}
+
+func (c *Conn) connectControl(ctx context.Context) (*controlConn, error) {
 	ch, reqs, err := c.open(ctx, wire.ChannelControl, nil)
 	if err != nil {
-		return wire.Reply{}, fmt.Errorf("guest: control: %w", err)
+		return nil, err
 	}
 	if !c.spawn(func() { ssh.DiscardRequests(reqs) }) {
 		ch.Close()
-		return wire.Reply{}, ErrConnectionLost
+		return nil, ErrConnectionLost
 	}
-	reply, err := c.exchange(ctx, &controlConn{ch: ch, r: bufio.NewReader(ch)}, key, payload)
-	return controlReply(req, reply, err)
-}
-
-func controlReply(req wire.Control, reply wire.Reply, err error) (wire.Reply, error) {
-	if err == nil && reply.Error != "" {
-		err = errors.New(reply.Error)
-	}
-	if err != nil {
-		err = fmt.Errorf("guest: control %q: %w", req.Op, err)
-	}
-	return reply, err
+	return &controlConn{ch: ch, r: bufio.NewReader(ch)}, nil
 }
 
 // exchange sends one request and gives the connection back to the pool when it is

@@ -17,7 +17,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -51,6 +50,9 @@ func helper(args []string) {
 		fail(unix.Mount("proc", "/proc", "proc", 0, ""))
 		fallthrough
 	case "capped":
+		if n := atoiOr0(os.Getenv(nofileEnv)); n > 0 {
+			fail(unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: n}))
+		}
 		for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
 			if !slices.Contains(engineCaps, c) {
 				fail(unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0))
@@ -59,14 +61,22 @@ func helper(args []string) {
 		fail(syscall.Exec(args[1], args[1:], os.Environ()))
 	case "signals":
 		sendSignals()
-	case "limits":
-		limits()
 	case "flood":
 		flood()
+	case "impostor":
+		fail(impostor(args[1:]))
 	case "pry":
 		pry()
 	}
 	os.Exit(0)
+}
+
+// nofileEnv sets the limit of descriptors that PID 1 starts with.
+const nofileEnv = "GUEST_TEST_NOFILE"
+
+func atoiOr0(s string) uint64 {
+	n, _ := strconv.ParseUint(s, 10, 64)
+	return n
 }
 
 // box is a sandbox without an engine: PID 1 in namespaces of its own.
@@ -94,7 +104,7 @@ func (b *lockedBuffer) String() string {
 	return b.buf.String()
 }
 
-func newBox(t testing.TB, conf wire.Init) *box {
+func newBox(t testing.TB, conf wire.Init, env ...string) *box {
 	t.Helper()
 	told, err := json.Marshal(conf)
 	if err != nil {
@@ -106,6 +116,7 @@ func newBox(t testing.TB, conf wire.Init) *box {
 	}
 	b := &box{t: t, out: new(lockedBuffer), end: make(chan struct{})}
 	b.cmd = exec.Command(self, helperVerb, "init", binary, wire.VerbInit, string(told))
+	b.cmd.Env = append(os.Environ(), env...)
 	b.cmd.Stdout, b.cmd.Stderr = b.out, b.out
 	b.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC}
 	if err := b.cmd.Start(); err != nil {
@@ -255,43 +266,3 @@ func atoi(t testing.TB, s string) int {
 	}
 	return n
 }
-
-// sendSignals attacks PID 1 with every signal in every way there is.
-func sendSignals() {
-	threads := []int{1}
-	if dir, err := os.ReadDir("/proc/1/task"); err == nil {
-		threads = nil
-		for _, e := range dir {
-			n, _ := strconv.Atoi(e.Name())
-			threads = append(threads, n)
-		}
-	}
-	fd, _ := unix.PidfdOpen(1, 0)
-	for round := 0; round < 3; round++ {
-		for n := 1; n <= 64; n++ {
-			unix.Kill(1, syscall.Signal(n))
-			// A queued signal looks to Go's runtime like a real fault, and may say
-			// that it comes from outside.
-			info := siginfo{signo: int32(n), code: -1}
-			unix.RawSyscall(unix.SYS_RT_SIGQUEUEINFO, 1, uintptr(n), uintptr(unsafe.Pointer(&info)))
-			if fd >= 0 {
-				unix.PidfdSendSignal(fd, syscall.Signal(n), nil, 0)
-			}
-			for _, tid := range threads {
-				unix.Tgkill(1, tid, syscall.Signal(n))
-				unix.RawSyscall6(unix.SYS_RT_TGSIGQUEUEINFO, 1, uintptr(tid), uintptr(n), uintptr(unsafe.Pointer(&info)), 0, 0)
-			}
-		}
-	}
-	fmt.Println("sent", len(threads) > 0)
-}
-
-type siginfo struct {
-	signo, errno, code, _ int32
-	pid, uid              int32
-	_                     [128 - 24]byte
-}
-
-func limits() {}
-func flood()  {}
-func pry()    {}

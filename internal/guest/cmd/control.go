@@ -8,17 +8,23 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
-	"net"
+	"fmt"
+	"io"
+	"os"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
 const (
-	// maxStrangers bounds control connections that have proved nothing yet, and
-	// strangerTime how long each has to do so.
+	// maxStrangers bounds control connections that have proved nothing yet,
+	// maxOfOne those that one process may have of them, and strangerTime how long
+	// each has to prove something.
 	maxStrangers = 64
+	maxOfOne     = 8
 	strangerTime = 5 * time.Second
 	// maxFriends bounds those that have.
 	maxFriends = 32
@@ -29,9 +35,10 @@ func acceptPause() { time.Sleep(20 * time.Millisecond) }
 
 // guests are the open control connections.
 //
-// Anyone inside may connect, so those who have proved nothing are few and lose their
-// place to newcomers: first the process that holds the most. A flood then crowds
-// itself out, and the owner, who comes from a process of his own, gets his turn.
+// Anyone inside may connect. So those who have proved nothing are few; one process
+// gets only some of their places; and when processes are many, a newcomer takes the
+// place of the oldest stranger. The owner comes from a process of his own and needs
+// his for a round trip, once: a connection that has proved who it is, stays.
 type guests struct {
 	mu        sync.Mutex
 	strangers []*guest // oldest first
@@ -39,29 +46,45 @@ type guests struct {
 }
 
 type guest struct {
-	conn net.Conn
+	conn *os.File
 	pid  int32
 }
 
-func (g *guests) add(new *guest) {
+// crowded says that a process has all the places it can get.
+func (g *guests) crowded(pid int32) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.strangers) >= maxStrangers {
-		of := make(map[int32]int)
-		for _, s := range g.strangers {
-			of[s.pid]++
+	n := 0
+	for _, s := range g.strangers {
+		if s.pid == pid {
+			n++
 		}
-		of[new.pid]++
-		victim := 0
-		for i, s := range g.strangers {
-			if of[s.pid] > of[g.strangers[victim].pid] {
-				victim = i
-			}
-		}
-		g.strangers[victim].conn.Close()
-		g.strangers = append(g.strangers[:victim], g.strangers[victim+1:]...)
 	}
-	g.strangers = append(g.strangers, new)
+	return n >= maxOfOne
+}
+
+func (g *guests) add(one *guest) {
+	g.mu.Lock()
+	full := len(g.strangers) >= maxStrangers
+	g.mu.Unlock()
+	if full {
+		g.evict()
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.strangers = append(g.strangers, one)
+}
+
+// evict drops the oldest stranger, if there is one.
+func (g *guests) evict() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.strangers) == 0 {
+		return false
+	}
+	g.strangers[0].conn.Close()
+	g.strangers = g.strangers[1:]
+	return true
 }
 
 // befriend moves one that has proved who it is, at the cost of the oldest such.
@@ -92,34 +115,66 @@ func without(list []*guest, one *guest) []*guest {
 	return list
 }
 
-// serveControl accepts control connections for as long as PID 1 lives.
-func (s *session) serveControl() {
+// listenControl opens the control socket.
+func listenControl() (int, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("control socket: %w", err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: wire.ControlSocket}); err != nil {
+		return -1, fmt.Errorf("control socket: %w", err)
+	}
+	if err := unix.Listen(fd, unix.SOMAXCONN); err != nil {
+		return -1, fmt.Errorf("control socket: %w", err)
+	}
+	return fd, nil
+}
+
+// serveControl accepts control connections for as long as PID 1 lives. Turning one
+// away costs less than making one, or a flood would keep the queue full: so these are
+// plain system calls.
+func (s *session) serveControl(listener int) {
 	var all guests
 	for {
-		conn, err := s.listener.AcceptUnix()
+		fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
 		if err != nil {
-			acceptPause()
+			switch err {
+			case unix.EINTR, unix.ECONNABORTED:
+			case unix.EMFILE:
+				// Whoever proves nothing makes room; its goroutine closes it.
+				all.evict()
+				time.Sleep(time.Millisecond)
+			default:
+				acceptPause()
+			}
 			continue
 		}
-		peer, err := peerOf(conn)
-		if err != nil {
-			conn.Close()
+		peer, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		if err != nil || all.crowded(peer.Pid) {
+			unix.Close(fd)
 			continue
 		}
-		one := &guest{conn: conn, pid: peer.Pid}
+		one := &guest{conn: os.NewFile(uintptr(fd), "control"), pid: peer.Pid}
 		all.add(one)
 		go func() {
-			defer conn.Close()
+			defer one.conn.Close()
 			defer all.remove(one)
-			s.control(conn, func() { all.befriend(one) })
+			s.control(one.conn, func() { all.befriend(one) })
 		}()
 	}
 }
 
 var errLine = errors.New("line too long")
 
+// controlConn is a connected socket.
+type controlConn interface {
+	io.ReadWriter
+	SetDeadline(time.Time) error
+	SetWriteDeadline(time.Time) error
+}
+
 // control answers one connection; proved is called at its first valid signature.
-func (s *session) control(conn net.Conn, proved func()) {
+func (s *session) control(conn controlConn, proved func()) {
 	conn.SetDeadline(time.Now().Add(strangerTime))
 	nonce := make([]byte, wire.NonceSize)
 	rand.Read(nonce)
@@ -167,7 +222,7 @@ func readLine(r *bufio.Reader) ([]byte, error) {
 	}
 }
 
-func writeLine(conn net.Conn, v any) error {
+func writeLine(conn io.Writer, v any) error {
 	line, err := json.Marshal(v)
 	if err != nil {
 		return err

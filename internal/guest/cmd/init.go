@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -28,7 +27,7 @@ type session struct {
 	environ  []string // the container's, for the main process
 	reaper   *reaper
 	deadline *deadlines
-	listener *net.UnixListener
+	listener int             // the control socket
 	stop     <-chan struct{} // closed when the session is to end
 	ending   sync.Once
 
@@ -97,7 +96,7 @@ func (s *session) setUp() error {
 			defaultDisposition(n)
 		}
 	}
-	if s.listener, err = net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: wire.ControlSocket}); err != nil {
+	if s.listener, err = listenControl(); err != nil {
 		return err
 	}
 	if s.deadline, err = newDeadlines(s.conf.Lease, s.conf.Timeout); err != nil {
@@ -131,7 +130,7 @@ func (s *session) loop() error {
 			s.reaper.reap()
 		}
 	}()
-	go s.serveControl()
+	go s.serveControl(s.listener)
 	select {
 	case <-s.stop:
 		s.end(wire.CodeStopped, 0)

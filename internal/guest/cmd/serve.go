@@ -158,7 +158,7 @@ func (s *stdio) SetWriteDeadline(time.Time) error { return nil }
 
 // controlChannel connects the client with PID 1.
 func controlChannel(nc ssh.NewChannel) {
-	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: wire.ControlSocket})
+	conn, err := dialControl()
 	if err == nil {
 		// Anyone may take the name once PID 1 has lost it; nobody can take its PID.
 		var peer *unix.Ucred
@@ -174,6 +174,35 @@ func controlChannel(nc ssh.NewChannel) {
 		return
 	}
 	join(nc, conn)
+}
+
+// dialControl waits its turn when the control socket's queue is full, which only a
+// plain blocking connect does.
+func dialControl() (*net.UnixConn, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	file := os.NewFile(uintptr(fd), "control")
+	defer file.Close()
+	patience := unix.Timeval{Sec: 10}
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &patience); err != nil {
+		return nil, err
+	}
+	for {
+		err = unix.Connect(fd, &unix.SockaddrUnix{Name: wire.ControlSocket})
+		if err != unix.EINTR {
+			break
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	conn, err := net.FileConn(file)
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.UnixConn), nil
 }
 
 // join carries bytes between a new channel and a connection until both are done.

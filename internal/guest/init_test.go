@@ -1,0 +1,484 @@
+package guest_test
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+func newKey(t testing.TB) (ed25519.PublicKey, ed25519.PrivateKey) {
+	t.Helper()
+	public, private, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return public, private
+}
+
+func TestInitRefusesToBeAnyoneElse(t *testing.T) {
+	t.Parallel()
+	out, err := exec.Command(binary, wire.VerbInit, "{}").CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != wire.CodeFailed {
+		t.Errorf("guest init as an ordinary process: %v, %s", err, out)
+	}
+}
+
+func TestStopIsPrompt(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, wire.Init{Grace: time.Hour})
+	conn := b.serve()
+	run(t, conn, wire.Exec{Args: []string{"true"}})
+	begin := time.Now()
+	b.cmd.Process.Signal(unix.SIGTERM)
+	if code := b.code(); code != wire.CodeStopped {
+		t.Errorf("exit code %d, want %d", code, wire.CodeStopped)
+	}
+	if took := time.Since(begin); took > time.Second {
+		t.Errorf("an idle session took %v to stop", took)
+	} else {
+		t.Logf("stopped in %v", took)
+	}
+}
+
+func TestStopWaitsForCommands(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, wire.Init{})
+	conn := b.serve()
+	p, err := conn.Exec(t.Context(), wire.Exec{Args: sh("trap 'echo bye; exit 7' TERM; echo ready; while :; do sleep 0.01; done")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A stopped process gets its SIGTERM only when it goes on.
+	stopped, err := conn.Exec(t.Context(), wire.Exec{Args: sh("echo ready; kill -STOP $$; sleep 1000")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	newTail(stopped.Stdout()).until(t, "ready")
+	out := newTail(p.Stdout())
+	out.until(t, "ready")
+	b.cmd.Process.Signal(unix.SIGTERM)
+	out.until(t, "bye")
+	if exit, err := p.Wait(); err != nil || exit.Code != 7 {
+		t.Errorf("exit %+v, %v: want 7", exit, err)
+	}
+	if exit, err := stopped.Wait(); err != nil || exit.Code != 143 {
+		t.Errorf("stopped process: exit %+v, %v", exit, err)
+	}
+	if code := b.code(); code != wire.CodeStopped {
+		t.Errorf("exit code %d, want %d", code, wire.CodeStopped)
+	}
+}
+
+func TestPID1OutlivesEverySignalFromInside(t *testing.T) {
+	t.Parallel()
+	public, private := newKey(t)
+	b := newBox(t, wire.Init{ControlKey: public})
+	conn := b.serve()
+	for range 3 {
+		got := run(t, conn, wire.Exec{Args: self("signals")})
+		if !strings.HasPrefix(got.stdout, "sent ") || atoi(t, got.stdout[5:]) < 3*3*64 {
+			t.Fatalf("the attack itself failed: %q %q %+v", got.stdout, got.stderr, got.exit)
+		}
+		if _, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpStatus}); err != nil {
+			t.Fatalf("Control after the attack: %v", err)
+		}
+	}
+	// From outside only SIGTERM means anything.
+	for n := unix.Signal(1); n <= 64; n++ {
+		if n != unix.SIGKILL && n != unix.SIGSTOP && n != unix.SIGTERM {
+			b.cmd.Process.Signal(n)
+		}
+	}
+	if _, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpStatus}); err != nil {
+		t.Fatalf("Control after signals from outside: %v", err)
+	}
+	b.cmd.Process.Signal(unix.SIGTERM)
+	if code := b.code(); code != wire.CodeStopped {
+		t.Errorf("exit code %d, want %d", code, wire.CodeStopped)
+	}
+}
+
+func TestRootInsideCannotLookIntoPID1(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, wire.Init{})
+	got := run(t, b.serve(), wire.Exec{Args: self("pry")})
+	tried := map[string]int{}
+	for line := range strings.Lines(got.stdout) {
+		f := strings.Fields(line)
+		if len(f) != 3 {
+			t.Fatalf("line %q", line)
+		}
+		tried[f[0]]++
+		// On a process of its own everything works: the attempts are real.
+		if want := map[string]string{"1": "refused", "own": "done"}[f[0]]; f[2] != want {
+			t.Errorf("on %s: %s was %s, want %s", f[0], f[1], f[2], want)
+		}
+	}
+	if tried["1"] < 13 || tried["1"] != tried["own"] {
+		t.Errorf("attempts: %v (%s)", tried, got.stderr)
+	}
+}
+
+func TestExhaustedDescriptorsDoNotKillPID1(t *testing.T) {
+	public, private := newKey(t)
+	b := newBox(t, wire.Init{ControlKey: public, Lease: time.Hour}, nofileEnv+"=16")
+	conn := b.serve()
+	var attack []*guest.Process
+	for range 4 {
+		p, err := conn.Exec(t.Context(), wire.Exec{Args: self("flood")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		newTail(p.Stdout()).until(t, "flooding")
+		attack = append(attack, p)
+	}
+	fds := fmt.Sprintf("/proc/%d/fd", b.cmd.Process.Pid)
+	eventually(t, "PID 1 has no descriptor left", func() bool {
+		open, err := os.ReadDir(fds)
+		return err == nil && len(open) >= 16
+	})
+	run(t, conn, wire.Exec{Args: sh("setsid -f true")}) // it reaps without descriptors
+	for _, p := range attack {
+		p.Close()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if _, err := conn.Control(ctx, private, wire.Control{Op: wire.OpStatus}); err != nil {
+		t.Errorf("Control afterwards: %v", err)
+	}
+	b.cmd.Process.Signal(unix.SIGTERM)
+	if code := b.code(); code != wire.CodeStopped {
+		t.Errorf("exit code %d, want %d", code, wire.CodeStopped)
+	}
+}
+
+func TestOrphansAreReaped(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, wire.Init{})
+	for range 5 {
+		argv := b.in("/bin/sh", "-c", "for i in 1 2 3 4 5 6; do setsid -f sleep 0.0$i; done")
+		if out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	pid := b.cmd.Process.Pid
+	eventually(t, "PID 1 has no children", func() bool {
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+		return err == nil && len(tasks) > 0 && !slices.ContainsFunc(tasks, func(name string) bool {
+			text, err := os.ReadFile(name)
+			return err == nil && len(text) > 0
+		})
+	})
+}
+
+func TestLeaseEndsTheSession(t *testing.T) {
+	t.Parallel()
+	public, private := newKey(t)
+	lease := 400 * time.Millisecond
+	b := newBox(t, wire.Init{ControlKey: public, Lease: lease, Grace: 50 * time.Millisecond})
+	conn := b.serve()
+	// One that doesn't care is killed when the grace is over.
+	stubborn, err := conn.Exec(t.Context(), wire.Exec{Args: sh("trap '' TERM; echo ready; while :; do sleep 0.01; done")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	newTail(stubborn.Stdout()).until(t, "ready")
+	begin := time.Now()
+	for range 8 {
+		reply, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpLease, Lease: lease})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if reply.LeaseLeft <= 0 || reply.LeaseLeft > lease {
+			t.Fatalf("LeaseLeft %v", reply.LeaseLeft)
+		}
+		time.Sleep(lease / 4)
+	}
+	last := time.Now()
+	if code := b.code(); code != wire.CodeLease {
+		t.Errorf("exit code %d, want %d", code, wire.CodeLease)
+	}
+	if lived := time.Since(begin); lived < 2*lease {
+		t.Errorf("it ended after %v, in spite of renewals", lived)
+	}
+	if late := time.Since(last); late > 2*time.Second {
+		t.Errorf("it ended %v after the last renewal", late)
+	}
+}
+
+func TestReleasedLeaseNeverEnds(t *testing.T) {
+	t.Parallel()
+	public, private := newKey(t)
+	lease := 300 * time.Millisecond
+	b := newBox(t, wire.Init{ControlKey: public, Lease: lease})
+	conn := b.serve()
+	reply, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpRelease})
+	if err != nil || reply.LeaseLeft != 0 {
+		t.Fatalf("Control: %+v, %v", reply, err)
+	}
+	select {
+	case <-b.end:
+		t.Errorf("ended with %d", b.code())
+	case <-time.After(2 * lease):
+	}
+}
+
+func TestTimeoutEndsTheSession(t *testing.T) {
+	t.Parallel()
+	public, private := newKey(t)
+	b := newBox(t, wire.Init{ControlKey: public, Timeout: time.Second, Lease: time.Hour})
+	conn := b.serve()
+	reply, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpStatus})
+	if err != nil || reply.TimeLeft <= 0 || reply.TimeLeft > time.Second || reply.LeaseLeft < time.Minute {
+		t.Errorf("Control: %+v, %v", reply, err)
+	}
+	if code := b.code(); code != wire.CodeTimeout {
+		t.Errorf("exit code %d, want %d", code, wire.CodeTimeout)
+	}
+}
+
+func TestControlWantsTheRightKey(t *testing.T) {
+	t.Parallel()
+	public, private := newKey(t)
+	_, wrong := newKey(t)
+	b := newBox(t, wire.Init{ControlKey: public, Lease: time.Hour})
+	conn := b.serve()
+	for range 3 {
+		if _, err := conn.Control(t.Context(), wrong, wire.Control{Op: wire.OpRelease}); err == nil || !strings.Contains(err.Error(), "wrong signature") {
+			t.Errorf("Control with another key: %v", err)
+		}
+		reply, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpStatus})
+		if err != nil || reply.LeaseLeft == 0 {
+			t.Errorf("Control: %+v, %v", reply, err)
+		}
+	}
+	if _, err := conn.Control(t.Context(), private, wire.Control{Op: "no-such"}); err == nil || !strings.Contains(err.Error(), "unknown operation") {
+		t.Errorf("unknown operation: %v", err)
+	}
+	if _, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpLease, Lease: -1}); err == nil {
+		t.Error("a negative lease was taken")
+	}
+	if _, err := conn.Control(t.Context(), nil, wire.Control{Op: wire.OpStatus}); err == nil {
+		t.Error("Control without a key succeeded")
+	}
+
+	keyless := newBox(t, wire.Init{})
+	if _, err := keyless.serve().Control(t.Context(), private, wire.Control{Op: wire.OpStatus}); err == nil || !strings.Contains(err.Error(), "no control key") {
+		t.Errorf("Control of a session without a key: %v", err)
+	}
+}
+
+func TestAFloodOfTheControlSocketLocksNobodyOut(t *testing.T) {
+	public, private := newKey(t)
+	b := newBox(t, wire.Init{ControlKey: public, Lease: time.Hour})
+	attack := b.serve()
+	for range 2 {
+		p, err := attack.Exec(t.Context(), wire.Exec{Args: self("flood")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		newTail(p.Stdout()).until(t, "flooding")
+		defer p.Close()
+	}
+	worst := time.Duration(0)
+	for range 3 {
+		conn := b.serve()
+		for range 5 {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			begin := time.Now()
+			if _, err := conn.Control(ctx, private, wire.Control{Op: wire.OpLease, Lease: time.Hour}); err != nil {
+				t.Errorf("Control: %v", err)
+			}
+			worst = max(worst, time.Since(begin))
+			cancel()
+		}
+	}
+	t.Logf("slowest request %v; PID 1 has %s", worst, memoryOf(b.cmd.Process.Pid))
+}
+
+// memoryOf is what /proc says of a process's memory.
+func memoryOf(pid int) string {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	for line := range strings.Lines(string(status)) {
+		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			return strings.TrimSpace(rest)
+		}
+	}
+	return "?"
+}
+
+func TestPID1IsSmall(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, wire.Init{Main: &wire.Exec{Args: []string{"sleep", "1000"}}})
+	conn := b.serve()
+	for range 50 {
+		run(t, conn, wire.Exec{Args: []string{"true"}})
+	}
+	text := memoryOf(b.cmd.Process.Pid)
+	t.Logf("PID 1 has %s", text)
+	if kb := atoi(t, strings.TrimSuffix(text, " kB")); kb > 12<<10 {
+		t.Errorf("PID 1 has %s, want at most 12 MiB", text)
+	}
+}
+
+func TestNobodyInsideHasForbiddenCapabilities(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for d := dir; d != "/"; d = filepath.Dir(d) {
+		if st, err := os.Stat(d); err == nil && st.Mode()&0o001 == 0 {
+			os.Chmod(d, 0o755)
+		}
+	}
+	cat, err := os.ReadFile("/bin/cat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := func(name string, mode uint32) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, cat, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	setuid := program("setuid", 0o4755)
+	// Version 2 of security.capability, effective, with NET_ADMIN and KILL; and one
+	// with KILL alone, which shows that such files work here.
+	forbidden, allowed := program("forbidden", 0o755), program("allowed", 0o755)
+	for path, caps := range map[string]byte{forbidden: 1<<5 | 1<<4, allowed: 1 << 5} {
+		attr := make([]byte, 20)
+		attr[0], attr[3] = 1, 2 // effective; version 2
+		attr[4] = caps & (1 << 5)
+		attr[5] = caps & (1 << 4) // bit 12
+		if err := unix.Setxattr(path, "security.capability", attr, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	b := newBox(t, wire.Init{Main: &wire.Exec{Args: sh("grep ^Cap /proc/self/status; echo; grep ^Sig[BI] /proc/self/status; cat /proc/self/oom_score_adj; ps -o pid=,sid= -p $$"), Env: []string{"PATH=/bin:/usr/bin"}}})
+	conn := b.serve()
+	for _, tt := range []struct {
+		name string
+		req  wire.Exec
+		uid  string // effective
+	}{
+		{"root", wire.Exec{Args: []string{"cat", "/proc/self/status"}}, "0"},
+		{"nobody", wire.Exec{Args: []string{"cat", "/proc/self/status"}, User: "nobody"}, "65534"},
+		{"set-user-ID root", wire.Exec{Args: []string{setuid, "/proc/self/status"}, User: "nobody"}, "0"},
+		{"file capability", wire.Exec{Args: []string{allowed, "/proc/self/status"}, User: "nobody"}, "65534"},
+	} {
+		got := run(t, conn, tt.req)
+		if !strings.Contains(got.stdout, "\t"+tt.uid+"\t"+tt.uid+"\t"+tt.uid+"\nGid") {
+			t.Errorf("%s: effective user is not %s: %.300s", tt.name, tt.uid, got.stdout)
+		}
+		checkCaps(t, got.stdout)
+		if tt.name == "file capability" && !strings.Contains(got.stdout, "CapEff:\t0000000000000020") {
+			t.Errorf("a file capability does nothing here: %.600s", got.stdout)
+		}
+	}
+	if _, err := conn.Exec(t.Context(), wire.Exec{Args: []string{forbidden, "/proc/self/status"}, User: "nobody"}); kindOf(err) != wire.KindPermission {
+		t.Errorf("a file with NET_ADMIN: %v, want a refusal", err)
+	}
+
+	eventually(t, "the main process has spoken", func() bool { return strings.Count(b.out.String(), "\n") >= 10 })
+	caps, rest, _ := strings.Cut(b.out.String(), "\n\n")
+	checkCaps(t, caps)
+	f := strings.Fields(rest)
+	want := []string{"SigBlk:", "0000000000000000", "SigIgn:", "0000000000000000", "500", f[5], f[5]}
+	if diff := cmp.Diff(want, f); diff != "" {
+		t.Errorf("the main process's signals, OOM score, PID and session (-want +got):\n%s", diff)
+	}
+}
+
+func TestMainProcess(t *testing.T) {
+	t.Parallel()
+	public, private := newKey(t)
+	status := func(main *wire.Exec) (*box, func() *wire.MainStatus) {
+		b := newBox(t, wire.Init{ControlKey: public, Main: main})
+		conn := b.serve()
+		return b, func() *wire.MainStatus {
+			reply, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpStatus})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return reply.Main
+		}
+	}
+	b, ask := status(&wire.Exec{Args: sh("echo out; echo err >&2; id -u; pwd; echo $A; exit 5"), Dir: "/usr", User: "nobody", Env: []string{"A=x y"}})
+	eventually(t, "the main process has ended", func() bool { return ask().Exit != nil })
+	if got := ask(); got.Exit.Code != 5 || got.Pid == 0 {
+		t.Errorf("status %+v %+v", got, got.Exit)
+	}
+	if want := "out\nerr\n65534\n/usr\nx y\n"; b.out.String() != want {
+		t.Errorf("it wrote %q, want %q", b.out.String(), want)
+	}
+	if !b.alive() {
+		t.Error("the session ended with its main process")
+	}
+
+	_, ask = status(&wire.Exec{Args: []string{"sleep", "1000"}})
+	if got := ask(); got == nil || got.Exit != nil || got.Start != nil || got.Pid == 0 {
+		t.Errorf("a running main process: %+v", got)
+	}
+	_, ask = status(nil)
+	if got := ask(); got != nil {
+		t.Errorf("no main process: %+v", got)
+	}
+	for kind, req := range map[string]*wire.Exec{
+		wire.KindNotFound:   {Args: []string{"no-such-program"}},
+		wire.KindPermission: {Args: []string{"/etc/passwd"}},
+		wire.KindUser:       {Args: []string{"true"}, User: "no-such-user"},
+		wire.KindDirectory:  {Args: []string{"true"}, Dir: "/no/such/dir"},
+	} {
+		_, ask := status(req)
+		if got := ask(); got == nil || got.Start == nil || got.Start.Kind != kind {
+			t.Errorf("want kind %s: %+v", kind, got)
+		}
+	}
+}
+
+func TestControlRefusesAnImpostor(t *testing.T) {
+	t.Parallel()
+	_, private := newKey(t)
+	// Without PID 1 of ours the name is free for all in this network namespace.
+	argv := []string{"unshare", "--net", os.Args[0], helperVerb, "impostor", binary, wire.VerbServe}
+	conn, _ := serve(t, argv...)
+	_, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpStatus})
+	if err == nil || !strings.Contains(err.Error(), "taken the control socket") {
+		t.Errorf("Control: %v", err)
+	}
+}
+
+// impostor listens in PID 1's place while it becomes serve.
+func impostor(args []string) error {
+	listener, err := net.Listen("unix", wire.ControlSocket)
+	if err != nil {
+		return err
+	}
+	fd, err := listener.(*net.UnixListener).File()
+	if err != nil {
+		return err
+	}
+	if _, err := unix.FcntlInt(fd.Fd(), unix.F_SETFD, 0); err != nil {
+		return err
+	}
+	return unix.Exec(args[0], args, os.Environ())
+}
