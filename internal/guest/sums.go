@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "f1227817a6bc90155bdaafb0a0f90b2e77ef62e239e51f4ab100cce7e0320b0f", size: 4509822},
-	"arm64": {sha256: "bcd90c66a81cda56be5e702423f1a1784ddfd20cddba4e46b57b8212c2d71cee", size: 4259966},
+	"amd64": {sha256: "b1aa381fe7ef58fb3dcc40512bf3b81a2678ff50caedfdd073f854bd832481af", size: 4587646},
+	"arm64": {sha256: "d309ad8c459f6941b66186027d89ad2967f4e8460d7196046ae6598f76d4859f", size: 4259966},
 }
