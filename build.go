@@ -23,6 +23,9 @@ import (
 const (
 	// undoTimeout bounds everything an undo does, on a context that outlives the caller's.
 	undoTimeout = 60 * time.Second
+	// settleTime is what a call that makes or removes something gets to come to its end
+	// when its caller has gone.
+	settleTime = 500 * time.Millisecond
 	// leaseTime is how long a sandbox that is not persistent outlives a handle that is
 	// not heard of, and leaseRenewal how often a living handle is.
 	leaseTime    = 30 * time.Second
@@ -60,6 +63,65 @@ func (u *undo) run(ctx context.Context) error {
 	}
 	u.steps = nil
 	return errors.Join(errs...)
+}
+
+// settle makes a call that makes or removes something. The engine carries such a call
+// out whether or not anybody waits for the reply: one given up at once may take effect
+// after we have looked for what it left. So when ctx ends the call has a moment more.
+func settle[T any](ctx context.Context, call func(context.Context) (T, error)) (T, error) {
+	if ctx.Err() != nil {
+		return *new(T), cancelled(ctx)
+	}
+	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() {
+		_ = pause(own, settleTime)
+		cancel()
+	})()
+	got, err := call(own)
+	if err != nil && own.Err() != nil {
+		err = cancelled(ctx)
+	}
+	return got, err
+}
+
+// createContainer creates a container that the undo removes by its nonce.
+func createContainer(ctx context.Context, eng *engine.Engine, u *undo, spec engine.ContainerSpec, nonce string) (string, error) {
+	unsure := false
+	u.add("container "+spec.Name, func(ctx context.Context) error {
+		if unsure {
+			if err := outwait(ctx, eng, spec, nonce); err != nil {
+				return err
+			}
+		}
+		return removeContainer(ctx, eng, spec.Name, nonce)
+	})
+	id, err := settle(ctx, func(ctx context.Context) (string, error) { return eng.CreateContainer(ctx, spec) })
+	unsure = err != nil && (ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable))
+	if errors.Is(err, engine.ErrConflict) {
+		u.steps = u.steps[:len(u.steps)-1] // the name is another's: nothing was made
+	}
+	return id, err
+}
+
+// outwait returns when a create whose reply we did not get can't bring the container
+// about any more. The engine reserves the name first and shows the container last; in
+// between only an attempt to take the name tells.
+func outwait(ctx context.Context, eng *engine.Engine, spec engine.ContainerSpec, nonce string) error {
+	probe := engine.ContainerSpec{Name: spec.Name, Image: spec.Image, Entrypoint: spec.Entrypoint, NetworkMode: "none"}
+	probe.Labels = helperLabels(eng, nonce)
+	for {
+		_, err := eng.InspectContainer(ctx, spec.Name)
+		if !errors.Is(err, engine.ErrNotFound) {
+			return err
+		}
+		if _, err = eng.CreateContainer(ctx, probe); !errors.Is(err, engine.ErrConflict) {
+			return err
+		}
+		if err := pause(ctx, stillThere); err != nil {
+			return err
+		}
+	}
 }
 
 // removeContainer removes the container if it carries our nonce. The look and the removal
@@ -183,6 +245,7 @@ func (c *Client) newBuild(eng *engine.Engine, s *settings) *build {
 		Settings: record.SandboxSettings{
 			Image: s.image, Runtime: s.runtime, User: s.user, Workdir: s.workdir, Command: s.command,
 			TimeoutMS: s.timeout.Milliseconds(), StopTimeoutMS: s.stopTimeout.Milliseconds(),
+			Ports: s.published(),
 		},
 	}
 	return b
@@ -246,7 +309,9 @@ func (b *build) lock(ctx context.Context) error {
 		return record.Drop(ctx, b.eng, b.rec.Name, b.rec.Nonce)
 	})
 	var err error
-	b.claim, err = record.TryClaim(ctx, b.eng, b.rec.Name, b.rec.Nonce, holder())
+	b.claim, err = settle(ctx, func(ctx context.Context) (*record.Claim, error) {
+		return record.TryClaim(ctx, b.eng, b.rec.Name, b.rec.Nonce, holder())
+	})
 	return err
 }
 
@@ -271,7 +336,9 @@ func (b *build) volumes(ctx context.Context) error {
 	b.undo.add("volume "+name, func(ctx context.Context) error {
 		return removeVolume(ctx, b.eng, name, b.rec.Nonce)
 	})
-	got, err := b.eng.CreateVolume(ctx, name, b.rec.VolumeLabels(record.RoleWorkspace))
+	got, err := settle(ctx, func(ctx context.Context) (engine.Volume, error) {
+		return b.eng.CreateVolume(ctx, name, b.rec.VolumeLabels(record.RoleWorkspace))
+	})
 	if err != nil {
 		return fmt.Errorf("make volume %s: %w", name, err)
 	}
@@ -300,11 +367,8 @@ func (b *build) container(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	b.undo.add("container "+spec.Name, func(ctx context.Context) error {
-		return removeContainer(ctx, b.eng, spec.Name, b.rec.Nonce)
-	})
 	for {
-		_, err = b.eng.CreateContainer(ctx, spec)
+		_, err = createContainer(ctx, b.eng, &b.undo, spec, b.rec.Nonce)
 		if !errors.Is(err, engine.ErrConflict) {
 			break
 		}
@@ -389,6 +453,7 @@ func (b *build) spec() (engine.ContainerSpec, error) {
 		Memory:     b.s.memory,
 		MemorySwap: b.s.memory,
 		PidsLimit:  pidsLimit,
+		Ports:      b.rec.Settings.Ports,
 		Mounts: []engine.Mount{
 			{Type: "volume", Source: record.WorkspaceName(b.rec.ID), Target: Workspace,
 				NoCopy: true, VolumeLabels: b.rec.VolumeLabels(record.RoleWorkspace)},

@@ -29,6 +29,14 @@ func (g guestVolume) mount() engine.Mount {
 
 func guestLabels(at time.Time) map[string]string { return record.Base(record.RoleGuest, "", at) }
 
+// helperLabels are those of a container that is needed for a moment. Should it stay, a
+// sweep takes it.
+func helperLabels(eng *engine.Engine, nonce string) map[string]string {
+	l := record.Base(record.RoleHelper, nonce, eng.Now())
+	l[record.Until] = eng.Now().Add(5 * time.Minute).UTC().Format(time.RFC3339Nano)
+	return l
+}
+
 func (c *Client) knownGuest() guestVolume {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -98,17 +106,13 @@ func placeGuest(ctx context.Context, eng *engine.Engine, arch, volume, image str
 	}
 
 	nonce := record.NewNonce()
-	labels := record.Base(record.RoleHelper, nonce, eng.Now())
-	labels[record.Until] = eng.Now().Add(5 * time.Minute).UTC().Format(time.RFC3339Nano)
-	name := record.HelperName(nonce)
 	var u undo
-	u.add("container "+name, func(ctx context.Context) error { return removeContainer(ctx, eng, name, nonce) })
 	defer func() { err = errors.Join(err, u.run(ctx)) }()
-	id, err := eng.CreateContainer(ctx, engine.ContainerSpec{
-		Name: name, Image: image, Labels: labels, NetworkMode: "none",
+	id, err := createContainer(ctx, eng, &u, engine.ContainerSpec{
+		Name: record.HelperName(nonce), Image: image, Labels: helperLabels(eng, nonce), NetworkMode: "none",
 		Entrypoint: []string{wire.Path},
 		Mounts:     []engine.Mount{{Type: "volume", Source: volume, Target: wire.Dir}},
-	})
+	}, nonce)
 	if err != nil {
 		return err
 	}
