@@ -65,6 +65,7 @@ func (s *Sandbox) String() string { return s.rec.Name }
 // Create is [Create] on the client's engine.
 func (c *Client) Create(ctx context.Context, opts ...CreateOption) (*Sandbox, error) {
 	s := createSettings(opts)
+	s.maxPorts = c.limits.Ports
 	if err := s.check(); err != nil {
 		return nil, fail("create", s.name, err)
 	}
@@ -149,6 +150,7 @@ func available(ctx context.Context, eng *engine.Engine, s *settings) error {
 // GetOrCreate is [GetOrCreate] on the client's engine.
 func (c *Client) GetOrCreate(ctx context.Context, name string, opts ...CreateOption) (*Sandbox, error) {
 	s := createSettings(append(opts[:len(opts):len(opts)], WithName(name)))
+	s.maxPorts = c.limits.Ports
 	if err := s.check(); err != nil {
 		return nil, fail("get or create", name, err)
 	}
@@ -517,11 +519,13 @@ func (s *Sandbox) Close() error {
 
 func (s *Sandbox) end(ctx context.Context) error {
 	if s.rec.Persistent {
-		got, err := s.current(ctx)
-		if err != nil {
-			return err
-		}
-		return stopContainer(ctx, s.eng, got, s.rec)
+		return insist(ctx, func() error {
+			got, err := s.current(ctx)
+			if err != nil {
+				return err
+			}
+			return stopContainer(ctx, s.eng, got, s.rec)
+		})
 	}
 	_, err := s.c.delete(ctx, s.eng, s.rec, false)
 	return err
@@ -544,7 +548,7 @@ func (s *Sandbox) Detach() error {
 		ctx, cancel := context.WithTimeout(context.Background(), closeMargin)
 		defer cancel()
 		s.letGo()
-		err = s.control(ctx, wire.Control{Op: wire.OpRelease})
+		err = insist(ctx, func() error { return s.control(ctx, wire.Control{Op: wire.OpRelease}) })
 		if errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotFound) {
 			err = nil // there is no session to leave running
 		}
@@ -612,12 +616,16 @@ func (s *Sandbox) control(ctx context.Context, req wire.Control) error {
 }
 
 func (s *Sandbox) ask(ctx context.Context, req wire.Control) (wire.Reply, error) {
-	if len(s.rec.ControlKey) != ed25519.SeedSize {
-		return wire.Reply{}, fmt.Errorf("%w: the sandbox was made without a control key", ErrUnsupported)
-	}
 	conn, err := s.connect(ctx)
 	if err != nil {
 		return wire.Reply{}, err
+	}
+	return s.askOn(ctx, conn, req)
+}
+
+func (s *Sandbox) askOn(ctx context.Context, conn *guest.Conn, req wire.Control) (wire.Reply, error) {
+	if len(s.rec.ControlKey) != ed25519.SeedSize {
+		return wire.Reply{}, fmt.Errorf("%w: the sandbox was made without a control key", ErrUnsupported)
 	}
 	reply, err := conn.Control(ctx, ed25519.NewKeyFromSeed(s.rec.ControlKey), req)
 	if err == nil && reply.Error != "" {

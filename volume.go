@@ -75,7 +75,11 @@ func (r DeleteReport) String() string {
 // the volumes, which the engine would not let go of before.
 func (c *Client) delete(ctx context.Context, eng *engine.Engine, rec record.Sandbox, preserve bool) (report DeleteReport, err error) {
 	report.Volumes = []VolumeOutcome{}
-	got, err := eng.InspectContainer(ctx, record.ContainerName(rec.Name))
+	var got engine.Container
+	err = insist(ctx, func() (err error) {
+		got, err = eng.InspectContainer(ctx, record.ContainerName(rec.Name))
+		return err
+	})
 	if errors.Is(err, engine.ErrNotFound) {
 		return report, ErrNotFound
 	}
@@ -85,34 +89,51 @@ func (c *Client) delete(ctx context.Context, eng *engine.Engine, rec record.Sand
 	if r, ok := record.Decode(got.Labels); !ok || r.ID != rec.ID {
 		return report, ErrNotFound
 	}
-	volumes, err := ownVolumes(ctx, eng, got)
+	var volumes []string
+	err = insist(ctx, func() (err error) {
+		volumes, err = ownVolumes(ctx, eng, got)
+		return err
+	})
 	if err != nil {
 		return report, err
 	}
 	for _, v := range volumes {
 		report.Volumes = append(report.Volumes, VolumeOutcome{Name: v, Status: VolumePreserved})
 	}
-	if !preserve && rec.Persistent && rec.Nonce != "" {
+	begun := false // some of it may be gone
+	if !preserve && rec.Nonce != "" {
 		// Once the container is gone nothing says that its volumes were to go too. So a
 		// marker with the sandbox's own nonce says it first: should we die in between,
 		// whoever finds it clears the rest. When somebody holds one already, they will.
-		claim, e := record.TryClaim(ctx, eng, rec.Name, rec.Nonce, holder())
+		var claim *record.Claim
+		e := insist(ctx, func() (err error) {
+			claim, err = settle(ctx, func(ctx context.Context) (*record.Claim, error) {
+				return record.TryClaim(ctx, eng, rec.Name, rec.Nonce, holder())
+			})
+			return err
+		})
 		if e != nil && (ctx.Err() != nil || errors.Is(e, engine.ErrUnavailable)) {
 			return report, errors.Join(e, dropMarker(ctx, eng, rec))
 		}
 		if e == nil {
 			defer func() {
 				claim.Stop()
-				err = errors.Join(err, dropMarker(ctx, eng, rec))
+				// What may be half gone, or can't be closed once more, is left to the sweep.
+				unknown := ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable)
+				if err == nil || !unknown || rec.Persistent && !begun {
+					err = errors.Join(err, dropMarker(ctx, eng, rec))
+				}
 			}()
 		}
 	}
-	if err := stopContainer(ctx, eng, got, rec); err != nil && !errors.Is(err, ErrNotFound) {
+	err = insist(ctx, func() error { return stopContainer(ctx, eng, got, rec) })
+	if err != nil && !errors.Is(err, ErrNotFound) {
 		if ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable) {
 			return report, err
 		}
 		c.log.Warn("not stopped before it is removed", "sandbox", rec.Name, "error", err)
 	}
+	begun = true
 	if err := c.removeSandbox(ctx, eng, got.ID); err != nil {
 		return report, err
 	}
@@ -141,7 +162,9 @@ func dropMarker(ctx context.Context, eng *engine.Engine, rec record.Sandbox) err
 // removeSandbox removes the container. Of several who try one wins; to the others the
 // sandbox is not found.
 func (c *Client) removeSandbox(ctx context.Context, eng *engine.Engine, id string) error {
-	err := eng.RemoveContainer(ctx, id, true)
+	_, err := settle(ctx, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, eng.RemoveContainer(ctx, id, true)
+	})
 	switch {
 	case errors.Is(err, engine.ErrNotFound):
 		return ErrNotFound
@@ -157,12 +180,12 @@ func (c *Client) removeSandbox(ctx context.Context, eng *engine.Engine, id strin
 			}
 		}
 	case errors.Is(err, engine.ErrUnavailable):
-		// The reply may be what was lost.
-		ask, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeMargin)
-		defer cancel()
-		if _, e := eng.InspectContainer(ask, id); errors.Is(e, engine.ErrNotFound) {
+		// The reply may be what was lost: not found now means that it was done.
+		lost := insist(ctx, func() error { return eng.RemoveContainer(ctx, id, true) })
+		if errors.Is(lost, engine.ErrNotFound) {
 			return nil
 		}
+		return lost
 	}
 	return err
 }
