@@ -1,0 +1,245 @@
+// Bench measures what the library costs beside the engine it stands on:
+//
+//	go run ./bench                         all figures, some minutes
+//	ONLY=create_vs_floor go run ./bench    one figure
+//
+// A figure is a line "BENCH name value unit" on stdout: the median over rounds, each of
+// which measures both ways one right after the other, in alternating order, after
+// rounds that do not count. What is behind a figure is told on stderr.
+//
+// Nothing is deleted while anything is measured: file systems are slow for a while
+// after a mass deletion. Everything made is removed at the end, also after Ctrl-C.
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	run := bench
+	if len(os.Args) == 3 && os.Args[1] == childArg {
+		run = func(ctx context.Context) error { return child(ctx, os.Args[2]) }
+	}
+	if err := run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+// figure is one line of the result.
+type figure struct {
+	name, unit string
+	measure    func(context.Context, *rig) (float64, error)
+}
+
+var figures = []figure{
+	{"exec_true_vs_engine_exec", "ratio", execTrue},
+	{"exec_64_concurrent_vs_engine", "ratio", exec64},
+	{"create_vs_floor", "ratio", createVsFloor},
+	{"stdout_1GiB_vs_engine_exec", "ratio", stdout1GiB},
+	{"rss_client_100_sandboxes", "MiB", rss100},
+}
+
+// rig is what the figures measure with.
+type rig struct {
+	id     string // of this run, on everything it makes
+	client *sandbox.Client
+	api    *api
+	host   string
+	facts  engine.Info
+	local  bool // the engine's processes are on this machine
+
+	shared *sandbox.Sandbox // warm, for figures that need no new one
+}
+
+func bench(ctx context.Context) (err error) {
+	chosen := figures
+	if only := os.Getenv("ONLY"); only != "" {
+		chosen = slices.DeleteFunc(slices.Clone(figures), func(f figure) bool { return f.name != only })
+		if len(chosen) == 0 {
+			var names []string
+			for _, f := range figures {
+				names = append(names, f.name)
+			}
+			return fmt.Errorf("ONLY=%s: there is %s", only, strings.Join(names, ", "))
+		}
+	}
+	began := time.Now()
+	r, err := newRig(ctx)
+	if err != nil {
+		return err
+	}
+	r.tell()
+	defer func() {
+		note("removing what was measured with")
+		err = errors.Join(err, r.remove(), r.client.Close())
+		note("%v in all", time.Since(began).Round(time.Second))
+	}()
+	for _, f := range chosen {
+		note("")
+		value, err := f.measure(ctx, r)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", f.name, err)
+		}
+		fmt.Printf("BENCH %s %.4g %s\n", f.name, value, f.unit)
+	}
+	return nil
+}
+
+// note tells what is behind a figure.
+func note(format string, args ...any) {
+	fmt.Fprintln(os.Stderr, strings.TrimSpace("# "+fmt.Sprintf(format, args...)))
+}
+
+func newRig(ctx context.Context) (*rig, error) {
+	eng, err := engine.Open(ctx, engine.Options{})
+	if err != nil {
+		return nil, err
+	}
+	defer eng.Close()
+	r := &rig{id: strings.ToLower(rand.Text()[:12]), host: eng.Host(), local: eng.Location() == "local"}
+	if r.facts, err = eng.Info(ctx); err != nil {
+		return nil, err
+	}
+	if r.api, err = newAPI(eng.Host(), eng.APIVersion()); err != nil {
+		return nil, err
+	}
+	r.client, err = sandbox.NewClient()
+	return r, err
+}
+
+// tell says what was measured on.
+func (r *rig) tell() {
+	f := r.facts
+	note("engine %s (API %s) at %s, storage driver %s, cgroup v%s, runtime %s",
+		f.Version, f.APIVersion, r.host, f.StorageDriver, f.CgroupVersion, f.DefaultRuntime)
+	note("%d cores, %d MiB, %s, kernel %s, client built with %s",
+		f.NCPU, f.MemTotal>>20, f.OS, f.Kernel, runtime.Version())
+}
+
+const tag = "bench"
+
+// create makes a sandbox that remove will find.
+func (r *rig) create(ctx context.Context) (*sandbox.Sandbox, error) {
+	return r.client.Create(ctx, sandbox.WithTags(map[string]string{tag: r.id}), sandbox.WithStopTimeout(2*time.Second))
+}
+
+// warm returns the sandbox shared by figures, with its connection made.
+func (r *rig) warm(ctx context.Context) (*sandbox.Sandbox, error) {
+	if r.shared != nil {
+		return r.shared, nil
+	}
+	sb, err := r.create(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r.shared = sb
+	return sb, sb.Command(ctx, "true").Run()
+}
+
+// container is the engine's name for a sandbox.
+func container(sb *sandbox.Sandbox) string { return "agent-sandbox-" + sb.Name() }
+
+// remove deletes everything of this run: what carries its tag, and what was made by
+// hand to compare with.
+func (r *rig) remove() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	defer cancel()
+	infos, err := r.client.List(ctx, sandbox.TagFilter(tag, r.id))
+	errs := []error{err, r.removeByHand(ctx)}
+	var (
+		mu     sync.Mutex
+		wg     sync.WaitGroup
+		places = make(chan struct{}, 4) // more only disturb one another
+	)
+	for _, i := range infos {
+		wg.Go(func() {
+			places <- struct{}{}
+			defer func() { <-places }()
+			_, err := r.client.Delete(ctx, i.Name, sandbox.PreserveVolumes(false))
+			if errors.Is(err, sandbox.ErrNotFound) {
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			errs = append(errs, err)
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// samples are the measurements of one way of doing something.
+type samples []float64
+
+func (s samples) median() float64 {
+	sorted := slices.Sorted(slices.Values(s))
+	n := len(sorted)
+	switch {
+	case n == 0:
+		return 0
+	case n%2 == 1:
+		return sorted[n/2]
+	}
+	return (sorted[n/2-1] + sorted[n/2]) / 2
+}
+
+// String tells the median and the range.
+func (s samples) String() string {
+	return fmt.Sprintf("%.3g (%.3g to %.3g, n=%d)", s.median(), slices.Min(s), slices.Max(s), len(s))
+}
+
+// pairs measures both ways in each of n rounds, after warmup rounds that do not count.
+// ratios has a/b of each round.
+func pairs(ctx context.Context, warmup, n int, a, b func() (float64, error)) (as, bs, ratios samples, err error) {
+	for round := range warmup + n {
+		if ctx.Err() != nil {
+			return nil, nil, nil, context.Cause(ctx)
+		}
+		var x, y float64
+		if round%2 == 0 {
+			x, err = a()
+			if err == nil {
+				y, err = b()
+			}
+		} else {
+			y, err = b()
+			if err == nil {
+				x, err = a()
+			}
+		}
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		if round >= warmup {
+			as, bs, ratios = append(as, x), append(bs, y), append(ratios, x/y)
+		}
+	}
+	return as, bs, ratios, nil
+}
+
+// milliseconds measures fn.
+func milliseconds(fn func() error) (float64, error) {
+	began := time.Now()
+	err := fn()
+	return float64(time.Since(began).Microseconds()) / 1000, err
+}
