@@ -1,0 +1,748 @@
+package sandbox_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/pprof"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+const (
+	// callBound is how long an operation may take whatever happens to one of its calls.
+	callBound = 20 * time.Second
+	// stands is how many trials run at once: more only make the engine slower.
+	stands = 4
+	// spare is how far the loop goes beyond the calls that a run without a fault made:
+	// a lease is renewed in the background, when it pleases, and a fault makes calls.
+	spare = 3
+)
+
+// An operation is what the fault loop makes fail, call by call.
+type operation struct {
+	// arrange brings about, past the proxy, what the operation expects to find.
+	arrange func(x *trial)
+	// open gets the handle that the operation is on, before anything fails.
+	open func(x *trial) error
+	act  func(ctx context.Context, x *trial) error
+	// done checks what the operation promises when it returned nil, failed what it
+	// promises when it did not.
+	done, failed func(x *trial)
+	// after takes away, past the proxy, what is no leftover.
+	after func(x *trial)
+	// noContext: there is nothing to cancel.
+	noContext bool
+}
+
+// A stand is where trials run, one at a time.
+type stand struct {
+	clean *sandbox.Client // past the proxy
+	eng   *engine.Engine
+	proxy *enginetest.Proxy
+	kept  string // a sandbox that trials share
+}
+
+// A trial is one operation with one fault in one of its calls.
+type trial struct {
+	*testing.T
+	*stand
+	op    *operation
+	k     int
+	fault enginetest.Fault
+
+	name string
+	c    *sandbox.Client // through the proxy
+	sb   *sandbox.Sandbox
+	err  error // what the operation returned
+	late *late
+
+	labels context.Context // carries the label of the trial's goroutines
+}
+
+// late is what may outlive its trial, as long as a lease, and no longer.
+type late struct {
+	mu    sync.Mutex
+	names []string
+	until time.Time // when what they left is over
+}
+
+// testFaults runs the operation once, counting its calls, and then with every fault
+// at every one of them.
+func testFaults(t *testing.T, op operation) {
+	foreign := enginetest.NewForeign(t)
+	clean, eng := newClient(t), newEngine(t)
+	began := time.Now()
+	l := &late{}
+	free := make(chan *stand, stands)
+	for range stands {
+		s := &stand{clean: clean, eng: eng, proxy: enginetest.NewProxy(t), kept: uniqueName(t)}
+		remove(t, clean, s.kept)
+		free <- s
+	}
+	try := func(k int, fault enginetest.Fault) (calls []string) {
+		s := <-free
+		defer func() { free <- s }()
+		t.Run(fmt.Sprintf("%02d %v", k, fault), func(t *testing.T) {
+			x := &trial{T: t, stand: s, op: &op, k: k, fault: fault, name: uniqueName(t), late: l}
+			calls = x.run()
+		})
+		return calls
+	}
+	calls := try(0, enginetest.None)
+	n := len(calls)
+	if n == 0 {
+		t.Fatalf("no calls were counted")
+	}
+	var g errgroup.Group
+	g.SetLimit(stands)
+	trials := 0
+	for k := 1; k <= n+spare; k++ {
+		for _, fault := range enginetest.Faults {
+			if fault == enginetest.Cancel && op.noContext {
+				continue
+			}
+			trials++
+			g.Go(func() error { try(k, fault); return nil })
+		}
+	}
+	g.Wait()
+	l.check(t, clean, eng)
+	noHelpers(t, eng, began)
+	foreign.Check(t)
+	t.Logf("%d calls, %d trials in %v: %s", n, trials, time.Since(began).Round(time.Second), strings.Join(calls, ", "))
+}
+
+func newEngine(t *testing.T) *engine.Engine {
+	t.Helper()
+	eng, err := engine.Open(t.Context(), engine.Options{})
+	if err != nil {
+		t.Fatalf("engine.Open: %v", err)
+	}
+	t.Cleanup(func() { eng.Close() })
+	return eng
+}
+
+// run makes the trial and returns the engine calls of the operation.
+func (x *trial) run() (calls []string) {
+	if x.op.arrange != nil {
+		x.op.arrange(x)
+	}
+	// Goroutines inherit the label, so what is left of this trial can be told from its
+	// neighbours'.
+	mark := x.Name()
+	pprof.Do(context.Background(), pprof.Labels("trial", mark), func(ctx context.Context) {
+		var err error
+		x.labels = ctx
+		if x.c, err = sandbox.NewClient(sandbox.WithHost(x.proxy.Host())); err != nil {
+			x.Fatalf("NewClient: %v", err)
+		}
+		if x.op.open != nil {
+			if err := x.op.open(x); err != nil {
+				x.Fatalf("before the fault: %v", err)
+			}
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		x.proxy.Arm(x.k, x.fault, func() {
+			if x.fault == enginetest.Cancel {
+				cancel()
+			}
+		})
+		x.err = x.within(callBound, mark, func() error { return x.op.act(ctx, x) })
+		calls = x.proxy.Calls()
+		x.classify()
+		x.proxy.Disarm()
+		if x.err == nil && x.op.done != nil {
+			x.op.done(x)
+		}
+		if x.err != nil && x.op.failed != nil {
+			x.op.failed(x)
+		}
+		if x.sb != nil {
+			if err := x.sb.Detach(); err != nil {
+				x.Errorf("Detach: %v", err)
+			}
+		}
+		if err := x.c.Close(); err != nil {
+			x.Errorf("Client.Close: %v", err)
+		}
+	})
+	if left := labelled(mark, 5*time.Second); left != "" {
+		x.Errorf("goroutines are left:\n%s", left)
+	}
+	if x.op.after != nil {
+		x.op.after(x)
+	}
+	return calls
+}
+
+// within fails the test when fn takes longer, and waits for it all the same.
+func (x *trial) within(d time.Duration, mark string, fn func() error) error {
+	x.Helper()
+	result := make(chan error, 1)
+	go func() { result <- fn() }()
+	select {
+	case err := <-result:
+		return err
+	case <-time.After(d):
+		x.Errorf("it has not returned after %v; calls so far: %q; it is at\n%s", d, x.proxy.Calls(), labelled(mark, 0))
+		return <-result
+	}
+}
+
+// classify checks that the error is of the class that the fault deserves.
+func (x *trial) classify() {
+	x.Helper()
+	if x.err == nil {
+		return
+	}
+	if x.k == 0 || !x.proxy.Fired() {
+		x.Errorf("without a fault: %v", x.err)
+		return
+	}
+	want := sandbox.ErrEngineUnavailable
+	if x.fault == enginetest.Cancel {
+		want = context.Canceled
+	}
+	if !errors.Is(x.err, want) {
+		x.Errorf("%s: got %v, want %v", x.where(), x.err, want)
+	}
+	if x.fault == enginetest.Cancel && errors.Is(x.err, sandbox.ErrEngineUnavailable) {
+		x.Errorf("%s: got %v; a caller that cancelled blames the engine", x.where(), x.err)
+	}
+}
+
+// where names the call that failed.
+func (x *trial) where() string {
+	if calls := x.proxy.Calls(); 0 < x.k && x.k <= len(calls) {
+		return fmt.Sprintf("%v at call %d, %s", x.fault, x.k, calls[x.k-1])
+	}
+	return "without a fault"
+}
+
+// labelled returns the stacks of a trial's goroutines, once there are none or the
+// time is over.
+func labelled(mark string, d time.Duration) string {
+	for deadline := time.Now().Add(d); ; time.Sleep(10 * time.Millisecond) {
+		var b bytes.Buffer
+		pprof.Lookup("goroutine").WriteTo(&b, 1)
+		var found []string
+		for stack := range strings.SplitSeq(b.String(), "\n\n") {
+			if strings.Contains(stack, fmt.Sprintf("%q", mark)) && !strings.Contains(stack, "runtime/pprof.Do") {
+				found = append(found, stack)
+			}
+		}
+		if len(found) == 0 || time.Now().After(deadline) {
+			return strings.Join(found, "\n\n")
+		}
+	}
+}
+
+// objects names what the engine has of a sandbox, whatever its state.
+func objects(t testing.TB, eng *engine.Engine, label string) []string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	labels := []string{record.Filter(record.Managed, "true"), label}
+	containers, err := eng.ListContainers(ctx, engine.Filter{Labels: labels})
+	if err != nil {
+		t.Fatalf("list containers: %v", err)
+	}
+	volumes, err := eng.ListVolumes(ctx, labels...)
+	if err != nil {
+		t.Fatalf("list volumes: %v", err)
+	}
+	var found []string
+	for _, got := range containers {
+		found = append(found, fmt.Sprintf("container %s (%s)", got.Name, got.State))
+	}
+	for _, v := range volumes {
+		found = append(found, "volume "+v.Name)
+	}
+	return found
+}
+
+func named(name string) string { return record.Filter(record.Name, name) }
+
+// gone checks that nothing of the sandbox is left, after one sweep at the most.
+func gone(t testing.TB, clean *sandbox.Client, eng *engine.Engine, name string) bool {
+	t.Helper()
+	if len(objects(t, eng, named(name))) == 0 {
+		return true
+	}
+	if _, err := clean.List(context.Background()); err != nil {
+		t.Errorf("List: %v", err)
+	}
+	if left := objects(t, eng, named(name)); len(left) > 0 {
+		t.Errorf("left of %q after a sweep: %s", name, strings.Join(left, ", "))
+		return false
+	}
+	return true
+}
+
+// nothing is gone for a trial.
+func (x *trial) nothing() {
+	x.Helper()
+	if !gone(x, x.clean, x.eng, x.name) {
+		x.Logf("%s; the operation returned %v; its calls: %q", x.where(), x.err, x.proxy.Calls())
+	}
+}
+
+func (l *late) add(name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.names = append(l.names, name)
+	l.until = time.Now().Add(record.Lease + time.Second)
+}
+
+// check waits until the leases are over and sees everything go in one sweep.
+func (l *late) check(t *testing.T, clean *sandbox.Client, eng *engine.Engine) {
+	t.Helper()
+	for deadline := time.Now().Add(45 * time.Second); ; time.Sleep(200 * time.Millisecond) {
+		living := slices.DeleteFunc(slices.Clone(l.names), func(name string) bool {
+			got, err := eng.InspectContainer(context.Background(), record.ContainerName(name))
+			return errors.Is(err, engine.ErrNotFound) || err == nil && got.State == engine.StateExited
+		})
+		if len(living) == 0 && time.Now().After(l.until) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("45 s after their handles: %q still run", living)
+			break
+		}
+	}
+	for _, name := range l.names {
+		gone(t, clean, eng, name)
+		removeNow(t, clean, name)
+	}
+}
+
+// noHelpers checks that no helper container that was made since then stays. Those of
+// others come and go.
+func noHelpers(t *testing.T, eng *engine.Engine, since time.Time) {
+	t.Helper()
+	helper := record.Filter(record.Role, record.RoleHelper)
+	list, err := eng.ListContainers(t.Context(), engine.Filter{Labels: []string{helper}})
+	if err != nil {
+		t.Fatalf("list helpers: %v", err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		list = slices.DeleteFunc(list, func(got engine.Container) bool {
+			_, err := eng.InspectContainer(t.Context(), got.ID)
+			return errors.Is(err, engine.ErrNotFound) || got.CreatedAt.Before(since.Add(-2*time.Second))
+		})
+		if len(list) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			for _, got := range list {
+				t.Errorf("helper %s of %v is left", got.Name, got.CreatedAt)
+			}
+			return
+		}
+	}
+}
+
+// look inspects the trial's sandbox past the proxy.
+func (x *trial) look() (st sandbox.Status, err error) {
+	x.aside(func() { st, err = x.clean.Inspect(context.Background(), x.name) })
+	return st, err
+}
+
+// aside runs what is not the trial's own: its goroutines may stay.
+func (x *trial) aside(fn func()) {
+	pprof.Do(context.Background(), pprof.Labels("trial", ""), func(context.Context) { fn() })
+	pprof.SetGoroutineLabels(x.labels)
+}
+
+// usable checks that the sandbox runs and a command in it does.
+func (x *trial) usable() {
+	x.Helper()
+	st, err := x.look()
+	if err != nil || st.State != sandbox.StateRunning {
+		x.Errorf("%s: it returned nil and the sandbox is %q, %v", x.where(), st.State, err)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), callBound)
+	defer cancel()
+	if err := x.sb.Command(ctx, "true").Run(); err != nil {
+		x.Errorf("%s: it returned nil and a command fails: %v", x.where(), err)
+	}
+}
+
+// deleted deletes the trial's sandbox and checks that nothing is left of it.
+func (x *trial) deleted() {
+	x.Helper()
+	removeNow(x.T, x.clean, x.name)
+	x.nothing()
+}
+
+// creatable makes the sandbox that could not be made, and deletes it.
+func (x *trial) creatable(opts ...sandbox.CreateOption) {
+	x.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), callBound)
+	defer cancel()
+	sb, err := x.clean.Create(ctx, opts...)
+	if err != nil {
+		x.Errorf("after %s the same Create: %v", x.where(), err)
+		return
+	}
+	sb.Detach()
+	x.deleted()
+}
+
+// keptIn has the sandbox that the stand's trials share in the state.
+func (x *trial) keptIn(want sandbox.State) {
+	x.Helper()
+	x.name = x.kept
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	sb, err := x.clean.Get(ctx, x.kept, sandbox.WithoutResume())
+	if errors.Is(err, sandbox.ErrNotFound) {
+		sb, err = x.clean.Create(ctx, sandbox.WithName(x.kept), quick)
+	}
+	if err != nil {
+		x.Fatalf("the sandbox of the stand: %v", err)
+	}
+	defer sb.Detach()
+	var is sandbox.State
+	if want == sandbox.StateRunning {
+		is, err = sb.Start(ctx)
+	} else {
+		is, err = sb.Stop(ctx)
+	}
+	if is != want || err != nil {
+		x.Fatalf("the sandbox of the stand: got %q, %v, want %q", is, err, want)
+	}
+}
+
+// quick keeps a session that will not end from making the loop slow.
+var quick = sandbox.WithStopTimeout(time.Second)
+
+// creation is an operation that makes the sandbox with the options.
+func creation(opts func(x *trial) []sandbox.CreateOption, act func(context.Context, *trial, []sandbox.CreateOption) (*sandbox.Sandbox, error)) operation {
+	return operation{
+		act: func(ctx context.Context, x *trial) (err error) {
+			x.sb, err = act(ctx, x, opts(x))
+			return err
+		},
+		done: func(x *trial) { x.usable() },
+		failed: func(x *trial) {
+			if x.sb != nil {
+				x.Errorf("%s: a handle beside the error %v", x.where(), x.err)
+			}
+		},
+		after: func(x *trial) {
+			if x.err == nil {
+				x.deleted()
+				return
+			}
+			x.nothing()
+			x.creatable(opts(x)...)
+		},
+	}
+}
+
+func create(ctx context.Context, x *trial, opts []sandbox.CreateOption) (*sandbox.Sandbox, error) {
+	return x.c.Create(ctx, opts...)
+}
+
+func plain(x *trial) []sandbox.CreateOption {
+	return []sandbox.CreateOption{sandbox.WithName(x.name), quick}
+}
+
+// unnamed is a sandbox without a name whose ID we know all the same.
+func unnamed(x *trial) []sandbox.CreateOption {
+	return []sandbox.CreateOption{sandbox.WithID(x.name), quick}
+}
+
+func rich(x *trial) []sandbox.CreateOption {
+	return []sandbox.CreateOption{
+		sandbox.WithName(x.name), quick, sandbox.WithCommand("sleep", "1000"),
+		sandbox.WithTags(map[string]string{"k": "v"}), sandbox.WithEnv(map[string]string{"A": "b"}),
+		sandbox.OnCreate(func(ctx context.Context, sb *sandbox.Sandbox) error {
+			return sb.Command(ctx, "touch", "made").Run()
+		}),
+	}
+}
+
+// Shows 3; S1.1, S1.p11, E81, E82, E86, E88.
+func TestCreateSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, creation(plain, create))
+}
+
+// Shows 3, X9.
+func TestCreateOfAnUnnamedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, creation(unnamed, create))
+}
+
+// Shows 3, E85: with a main process and an OnCreate that runs a command.
+func TestCreateWithOnCreateSurvivesAFaultInAnyCallSoak(t *testing.T) {
+	soak(t)
+	testFaults(t, creation(rich, create))
+}
+
+// Shows 3; S2.2, E84.
+func TestGetOrCreateOfAnAbsentSandboxSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, creation(plain, func(ctx context.Context, x *trial, opts []sandbox.CreateOption) (*sandbox.Sandbox, error) {
+		return x.c.GetOrCreate(ctx, x.name, opts...)
+	}))
+}
+
+// again checks that the same call without a fault does it.
+func again(op operation) operation {
+	op.failed = func(x *trial) {
+		if x.sb != nil && op.open == nil {
+			x.Errorf("%s: a handle beside the error %v", x.where(), x.err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), callBound)
+		defer cancel()
+		if err := op.act(ctx, x); err != nil {
+			x.Errorf("after %s the same call: %v", x.where(), err)
+			return
+		}
+		if op.done != nil {
+			op.done(x)
+		}
+	}
+	return op
+}
+
+// getting is an operation that returns the stand's sandbox, running.
+func getting(from sandbox.State, act func(ctx context.Context, x *trial) (*sandbox.Sandbox, error)) operation {
+	return again(operation{
+		arrange: func(x *trial) { x.keptIn(from) },
+		act: func(ctx context.Context, x *trial) (err error) {
+			x.sb, err = act(ctx, x)
+			return err
+		},
+		done: func(x *trial) { x.usable() },
+	})
+}
+
+func get(ctx context.Context, x *trial) (*sandbox.Sandbox, error) { return x.c.Get(ctx, x.name) }
+
+func getOrCreate(ctx context.Context, x *trial) (*sandbox.Sandbox, error) {
+	return x.c.GetOrCreate(ctx, x.name, quick)
+}
+
+// Shows 3; S2.1.
+func TestGetOfAStoppedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, getting(sandbox.StateStopped, get))
+}
+
+// Shows 3; S2.1.
+func TestGetOfARunningSandboxSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, getting(sandbox.StateRunning, get))
+}
+
+// Shows 3; S2.2.
+func TestGetOrCreateOfAStoppedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, getting(sandbox.StateStopped, getOrCreate))
+}
+
+// Shows 3; S2.2.
+func TestGetOrCreateOfARunningSandboxSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, getting(sandbox.StateRunning, getOrCreate))
+}
+
+// handle opens the trial's sandbox without starting it.
+func handle(x *trial) (err error) {
+	x.sb, err = x.c.Get(context.Background(), x.name, sandbox.WithoutResume())
+	return err
+}
+
+// is checks the state of the trial's sandbox.
+func (x *trial) is(want sandbox.State) {
+	x.Helper()
+	st, err := x.look()
+	if err != nil || st.State != want {
+		x.Errorf("%s: it returned nil and the sandbox is %q, %v, want %q", x.where(), st.State, err, want)
+	}
+}
+
+// Shows 3; C3.
+func TestStartSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, again(operation{
+		arrange: func(x *trial) { x.keptIn(sandbox.StateStopped) },
+		open:    handle,
+		act: func(ctx context.Context, x *trial) error {
+			_, err := x.sb.Start(ctx)
+			return err
+		},
+		done: func(x *trial) { x.usable() },
+	}))
+}
+
+// Shows 3; C3.
+func TestStopSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, again(operation{
+		arrange: func(x *trial) { x.keptIn(sandbox.StateRunning) },
+		open:    handle,
+		act: func(ctx context.Context, x *trial) error {
+			_, err := x.sb.Stop(ctx)
+			return err
+		},
+		done: func(x *trial) { x.is(sandbox.StateStopped) },
+	}))
+}
+
+// Shows 3; S1.2.
+func TestCloseOfAPersistentSandboxSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, operation{
+		arrange:   func(x *trial) { x.keptIn(sandbox.StateRunning) },
+		open:      handle,
+		act:       func(_ context.Context, x *trial) error { return x.sb.Close() },
+		done:      func(x *trial) { x.is(sandbox.StateStopped) },
+		noContext: true,
+	})
+}
+
+// Shows 3; X9.
+func TestCloseOfAnUnnamedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, operation{
+		open:      create1(unnamed),
+		act:       func(_ context.Context, x *trial) error { return x.sb.Close() },
+		noContext: true,
+		after: func(x *trial) {
+			if x.err == nil {
+				x.nothing()
+				x.creatable(unnamed(x)...)
+			} else {
+				x.late.add(x.name) // nobody renews its lease any more
+			}
+		},
+	})
+}
+
+// Shows 3; X9.
+func TestDetachSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, operation{
+		open: func(x *trial) error {
+			err := create1(unnamed)(x)
+			x.proxy.CloseAll() // a handle that is connected needs no call
+			return err
+		},
+		act:       func(_ context.Context, x *trial) error { return x.sb.Detach() },
+		noContext: true,
+		done:      func(x *trial) { x.is(sandbox.StateRunning) },
+		after:     func(x *trial) { x.deleted() },
+	})
+}
+
+// create1 makes the trial's sandbox.
+func create1(opts func(x *trial) []sandbox.CreateOption) func(x *trial) error {
+	return func(x *trial) (err error) {
+		x.sb, err = x.c.Create(context.Background(), opts(x)...)
+		return err
+	}
+}
+
+// deletion is an operation that deletes the trial's sandbox.
+func deletion(preserve bool, del func(ctx context.Context, x *trial) (sandbox.DeleteReport, error)) operation {
+	return operation{
+		arrange: func(x *trial) {
+			sb, err := x.clean.Create(context.Background(), plain(x)...)
+			if err != nil {
+				x.Fatalf("Create: %v", err)
+			}
+			sb.Detach()
+		},
+		act: func(ctx context.Context, x *trial) error {
+			report, err := del(ctx, x)
+			if want := map[bool]string{true: sandbox.VolumePreserved, false: sandbox.VolumeDeleted}[preserve]; err == nil &&
+				(len(report.Volumes) != 1 || report.Volumes[0].Status != want) {
+				x.Errorf("%s: the report is %q, want one volume %s", x.where(), report, want)
+			}
+			return err
+		},
+		done: func(x *trial) {
+			if _, err := x.look(); !errors.Is(err, sandbox.ErrNotFound) {
+				x.Errorf("%s: it returned nil and Inspect: %v", x.where(), err)
+			}
+		},
+		failed: func(x *trial) {
+			x.aside(func() {
+				if _, err := x.clean.Delete(context.Background(), x.name, sandbox.PreserveVolumes(preserve)); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+					x.Errorf("after %s the same Delete: %v", x.where(), err)
+				}
+			})
+		},
+		after: func(x *trial) {
+			if preserve {
+				// The workspace is what is to be left, and all that is.
+				left := objects(x, x.eng, named(x.name))
+				if len(left) != 1 || !strings.HasPrefix(left[0], "volume ") || strings.Contains(left[0], "pending") {
+					x.Errorf("%s: left after a Delete that preserves volumes: %q", x.where(), left)
+				}
+				for _, o := range left {
+					x.eng.RemoveVolume(context.Background(), strings.TrimPrefix(o, "volume "), false)
+				}
+			}
+			x.nothing()
+			x.creatable(plain(x)...)
+		},
+	}
+}
+
+func deletePreserving(ctx context.Context, x *trial) (sandbox.DeleteReport, error) {
+	return x.c.Delete(ctx, x.name)
+}
+
+func deleteAll(ctx context.Context, x *trial) (sandbox.DeleteReport, error) {
+	return x.c.Delete(ctx, x.name, sandbox.PreserveVolumes(false))
+}
+
+// Shows 3; S4.2.
+func TestDeleteThatPreservesVolumesSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, deletion(true, deletePreserving))
+}
+
+// Shows 3; S4.2.
+func TestDeleteSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, deletion(false, deleteAll))
+}
+
+// Shows 3; S4.2: on a handle.
+func TestDeleteOnAHandleSurvivesAFaultInAnyCallSoak(t *testing.T) {
+	soak(t)
+	op := deletion(false, func(ctx context.Context, x *trial) (sandbox.DeleteReport, error) {
+		return x.sb.Delete(ctx, sandbox.PreserveVolumes(false))
+	})
+	op.open = handle
+	testFaults(t, op)
+}
+
+// Shows 3; V3.
+func TestListSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, again(operation{
+		arrange: func(x *trial) { x.keptIn(sandbox.StateRunning) },
+		act: func(ctx context.Context, x *trial) error {
+			list, err := x.c.List(ctx, sandbox.NamePrefix(x.name))
+			if err == nil && (len(list) != 1 || list[0].Name != x.name || list[0].State != sandbox.StateRunning) {
+				x.Errorf("%s: List = %+v", x.where(), list)
+			}
+			return err
+		},
+	}))
+}
+
+func soak(t *testing.T) {
+	t.Helper()
+	if os.Getenv("SANDBOX_SOAK") == "" {
+		t.Skip("a long test: make soak runs it")
+	}
+}
