@@ -3,6 +3,7 @@ package sandbox
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -72,6 +73,25 @@ type Status struct {
 	Uptime time.Duration
 	// ExpiresAt is when the session's timeout ends it. Zero without one.
 	ExpiresAt time.Time
+	// Usage is what the session uses now. Nil without one.
+	Usage *Usage
+	// LogsEndpoint is the path at which package sandboxhttp serves the sandbox's log:
+	// /sandboxes/<id>/logs.
+	LogsEndpoint string
+}
+
+// Usage is what a session uses at one moment.
+type Usage struct {
+	// CPUPercent is the share of one CPU over the last tenth of a second: 100 is one
+	// CPU kept busy, 200 is two.
+	CPUPercent float64
+	// MemoryBytes is what processes and tmpfs take, without files cached by the kernel,
+	// and MemoryLimit how much they may.
+	MemoryBytes, MemoryLimit int64
+	// Processes counts processes and threads, PID 1's own included.
+	Processes int
+	// NetworkReceived and NetworkSent are bytes since the session began.
+	NetworkReceived, NetworkSent int64
 }
 
 // A ListOption narrows [List].
@@ -193,10 +213,12 @@ func (c *Client) Inspect(ctx context.Context, nameOrID string) (Status, error) {
 	if err != nil {
 		return Status{}, fail("inspect", nameOrID, err)
 	}
-	return status(eng, rec, got), nil
+	st, err := status(ctx, eng, rec, got)
+	return st, fail("inspect", nameOrID, err)
 }
 
-// Status tells of the sandbox as it is now. It does not resume it.
+// Status tells of the sandbox as it is now. It does not resume it. With a session it
+// takes a tenth of a second, to see what the CPUs do.
 func (s *Sandbox) Status(ctx context.Context) (Status, error) {
 	if s.isClosed() {
 		return Status{}, fail("status", s.rec.Name, ErrClosed)
@@ -205,11 +227,29 @@ func (s *Sandbox) Status(ctx context.Context) (Status, error) {
 	if err != nil {
 		return Status{}, fail("status", s.rec.Name, err)
 	}
-	return status(s.eng, s.rec, got), nil
+	st, err := status(ctx, s.eng, s.rec, got)
+	return st, fail("status", s.rec.Name, err)
 }
 
-func status(eng *engine.Engine, rec record.Sandbox, got engine.Container) Status {
-	st := Status{Info: info(eng, rec, got), StartedAt: got.StartedAt}
+func status(ctx context.Context, eng *engine.Engine, rec record.Sandbox, got engine.Container) (Status, error) {
+	var using *Usage
+	if hasSession(got) {
+		var err error
+		if using, err = usage(ctx, eng, got.ID); err != nil {
+			return Status{}, err
+		}
+		if using == nil { // it ended while we looked
+			if got, err = eng.InspectContainer(ctx, got.ID); errors.Is(err, engine.ErrNotFound) {
+				return Status{}, ErrNotFound
+			} else if err != nil {
+				return Status{}, err
+			}
+		}
+	}
+	st := Status{
+		Info: info(eng, rec, got), StartedAt: got.StartedAt, Usage: using,
+		LogsEndpoint: "/sandboxes/" + rec.ID + "/logs",
+	}
 	switch st.State {
 	case StateRunning, StatePaused:
 		st.Uptime = max(0, eng.Now().Sub(got.StartedAt))
@@ -221,7 +261,45 @@ func status(eng *engine.Engine, rec record.Sandbox, got engine.Container) Status
 	case StateError:
 		st.Reason = cmp.Or(got.Error, "the engine reports "+got.State)
 	}
-	return st
+	return st, nil
+}
+
+func hasSession(got engine.Container) bool {
+	return got.State == engine.StateRunning || got.State == engine.StatePaused
+}
+
+// cpuSample is the time between the two looks that CPU use is told from.
+const cpuSample = 100 * time.Millisecond
+
+// usage returns nil when the container does not run.
+func usage(ctx context.Context, eng *engine.Engine, id string) (*Usage, error) {
+	look := func() (engine.Stats, bool, error) {
+		got, ok, err := eng.Stats(ctx, id)
+		// Between two states an engine refuses; what has ended has no usage.
+		if errors.Is(err, engine.ErrNotFound) || errors.Is(err, engine.ErrConflict) {
+			return got, false, nil
+		}
+		return got, ok, err
+	}
+	first, ok, err := look()
+	if err != nil || !ok {
+		return nil, err
+	}
+	if err := pause(ctx, cpuSample); err != nil {
+		return nil, err
+	}
+	last, ok, err := look()
+	if err != nil || !ok {
+		return nil, err
+	}
+	u := &Usage{
+		MemoryBytes: last.Memory, MemoryLimit: last.Limit, Processes: int(last.Tasks),
+		NetworkReceived: last.Received, NetworkSent: last.Sent,
+	}
+	if passed := last.Read.Sub(first.Read); passed > 0 {
+		u.CPUPercent = max(0, 100*float64(last.CPU-first.CPU)/float64(passed))
+	}
+	return u, nil
 }
 
 // reason says why a session ended, from what PID 1 left as its exit code.
