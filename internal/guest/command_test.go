@@ -475,8 +475,8 @@ func TestTerminal(t *testing.T) {
 	out.until(t, "xterm")
 	out.until(t, "terminal")
 	pid := strconv.Itoa(p.Started().Pid)
+	out.until(t, "\n")
 	line := strings.Fields(out.until(t, "\n"))
-	line = strings.Fields(out.until(t, "\n"))
 	if want := []string{pid, pid, pid}; !slices.Equal(line, want) {
 		t.Errorf("pid, session, foreground group: %v, want %v", line, want)
 	}

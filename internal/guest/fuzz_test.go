@@ -1,0 +1,54 @@
+package guest
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+func FuzzDecodeStartError(f *testing.F) {
+	f.Add(`{"kind":"not-found","message":"x"}`)
+	f.Add(`{"kind":1}`)
+	f.Add("null")
+	f.Fuzz(func(t *testing.T, message string) {
+		if e := decodeStartError(message); e == nil || e.Kind == "" {
+			t.Errorf("%q: %+v", message, e)
+		}
+	})
+}
+
+func FuzzInbox(f *testing.F) {
+	started, _ := json.Marshal(wire.Started{Pid: 5, Exec: wire.Exec{Args: []string{"\xff"}}})
+	exit, _ := json.Marshal(wire.Exit{Code: 137, Signal: 9})
+	f.Add(started[:9], started[9:], exit)
+	f.Add([]byte{}, []byte(`{"pid":-1}`), []byte(`{"code":256}`))
+	f.Fuzz(func(t *testing.T, part, rest, exit []byte) {
+		var in inbox
+		in.take(wire.RequestPart, part)
+		if msg, err := in.take(wire.RequestStarted, rest); err == nil && msg.(*wire.Started).Pid <= 0 {
+			t.Errorf("%q %q: %+v", part, rest, msg)
+		}
+		if msg, err := in.take(wire.RequestExit, exit); err == nil {
+			if e := msg.(*wire.Exit); e.Code < 0 || e.Code > 255 {
+				t.Errorf("%q: %+v", exit, e)
+			}
+		}
+		if msg, err := in.take("unknown", exit); msg != nil || err != nil {
+			t.Errorf("an unknown request: %v, %v", msg, err)
+		}
+	})
+}
+
+func TestMessagesInPartsAreBounded(t *testing.T) {
+	var in inbox
+	part := make([]byte, wire.MaxPart)
+	for n := 0; ; n += len(part) {
+		if _, err := in.take(wire.RequestPart, part); err != nil {
+			return
+		}
+		if n > wire.MaxParts {
+			t.Fatal("no bound")
+		}
+	}
+}
