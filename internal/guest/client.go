@@ -262,6 +262,9 @@ func (c *Conn) sendParts(extra []byte) ([]byte, error) {
 // it started after all. Detached commands go through the keeper, on a connection
 // that is made at the first need and shared.
 func (c *Conn) Exec(ctx context.Context, req wire.Exec) (*Process, error) {
+	if !fits(req) {
+		return nil, &wire.StartError{Kind: wire.KindArguments, Message: "argument list too long"}
+	}
 	extra, err := json.Marshal(req)
 	if err != nil {
 		return nil, fmt.Errorf("guest: exec: %w", err)
@@ -278,6 +281,19 @@ func (c *Conn) Exec(ctx context.Context, req wire.Exec) (*Process, error) {
 	}
 	req.Env = nil
 	return newProcess(ctx, via, ch, reqs, &req)
+}
+
+// fits says whether Linux could take the arguments and environment at all, whatever
+// the limits inside: there is no need to send what it can't.
+func fits(req wire.Exec) bool {
+	const most = 6 << 20
+	n := 0
+	for _, list := range [...][]string{req.Args, req.Env} {
+		for _, s := range list {
+			n += len(s) + 1
+		}
+	}
+	return n <= most
 }
 
 // Attach follows a detached command by its ID: all of its output that is kept, then
