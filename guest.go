@@ -90,6 +90,8 @@ func placeGuest(ctx context.Context, eng *engine.Engine, arch, volume, image str
 		if err != nil {
 			return err
 		}
+		// Of two who import at once one loses the tag; the engine keeps its image.
+		defer func() { err = errors.Join(err, dropUntagged(context.WithoutCancel(ctx), eng)) }()
 		labels := fmt.Sprintf("LABEL %s=true %s=%s %s=%s", record.Managed, record.Role, record.RoleGuest, record.Schema, record.SchemaVersion)
 		if err := eng.ImportImage(ctx, image, guestTar(binary, wire.Path), []string{labels}); err != nil {
 			return err
@@ -136,6 +138,28 @@ func placeGuest(ctx context.Context, eng *engine.Engine, arch, volume, image str
 			return err
 		}
 	}
+}
+
+// dropUntagged removes images of the guest that another import took the tag from. One
+// that is in use goes with its user's own call.
+func dropUntagged(ctx context.Context, eng *engine.Engine) error {
+	ctx, cancel := context.WithTimeout(ctx, closeMargin)
+	defer cancel()
+	images, err := eng.ListImages(ctx, record.Filter(record.Managed, "true"), record.Filter(record.Role, record.RoleGuest))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, i := range images {
+		if len(i.Tags) > 0 {
+			continue
+		}
+		err := eng.RemoveImage(ctx, i.ID, false)
+		if !errors.Is(err, engine.ErrNotFound) && !errors.Is(err, engine.ErrConflict) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // guestTar is an archive of the binary alone.
