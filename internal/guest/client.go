@@ -30,9 +30,10 @@ type Conn struct {
 	done chan struct{} // closed once err is set
 	err  error
 	// stopped orders the start of goroutines before Close waits for them.
-	mu      sync.Mutex
-	stopped bool
-	wg      sync.WaitGroup
+	mu       sync.Mutex
+	stopped  bool
+	stopping chan struct{} // closed with stopped
+	wg       sync.WaitGroup
 
 	parts atomic.Uint64 // the last number given to a request sent in parts
 
@@ -86,7 +87,7 @@ func Dial(ctx context.Context, rw io.ReadWriteCloser) (*Conn, error) {
 		rw.Close()
 		return nil, fmt.Errorf("guest: connect: %w", err)
 	}
-	c := &Conn{ssh: sc, rw: rw, done: make(chan struct{}), keepLock: make(chan struct{}, 1)}
+	c := &Conn{ssh: sc, rw: rw, done: make(chan struct{}), stopping: make(chan struct{}), keepLock: make(chan struct{}, 1)}
 	c.wg.Add(3)
 	go func() {
 		defer c.wg.Done()
@@ -116,7 +117,10 @@ func Dial(ctx context.Context, rw io.ReadWriteCloser) (*Conn, error) {
 // ones excepted. It waits for the connection's goroutines, and may be called twice.
 func (c *Conn) Close() error {
 	c.mu.Lock()
-	c.stopped = true
+	if !c.stopped {
+		c.stopped = true
+		close(c.stopping)
+	}
 	c.mu.Unlock()
 	c.ssh.Close()
 	c.rw.Close()
@@ -162,8 +166,14 @@ func (c *Conn) spawn(f func()) bool {
 	return true
 }
 
-// open opens a channel, sending extra in parts where it is too large for one packet.
+// open opens a channel of commands; a rejection is a *wire.StartError.
 func (c *Conn) open(ctx context.Context, kind string, extra []byte) (ssh.Channel, <-chan *ssh.Request, error) {
+	return c.openChannel(ctx, kind, extra, c.openError)
+}
+
+// openChannel opens a channel, sending extra in parts where it is too large for one
+// packet. explain says what a failure means that is not the end of ctx.
+func (c *Conn) openChannel(ctx context.Context, kind string, extra []byte, explain func(error) error) (ssh.Channel, <-chan *ssh.Request, error) {
 	type result struct {
 		ch   ssh.Channel
 		reqs <-chan *ssh.Request
@@ -193,7 +203,7 @@ func (c *Conn) open(ctx context.Context, kind string, extra []byte) (ssh.Channel
 	}
 	select {
 	case r := <-opened:
-		return r.ch, r.reqs, c.openError(r.err)
+		return r.ch, r.reqs, explain(r.err)
 	case <-ctx.Done():
 		return nil, nil, context.Cause(ctx)
 	}

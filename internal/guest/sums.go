@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "b1aa381fe7ef58fb3dcc40512bf3b81a2678ff50caedfdd073f854bd832481af", size: 4587646},
-	"arm64": {sha256: "d309ad8c459f6941b66186027d89ad2967f4e8460d7196046ae6598f76d4859f", size: 4259966},
+	"amd64": {sha256: "69643829c3bc2fb465abf48aee122a410c026000a2880f516936e6709da9b665", size: 4853886},
+	"arm64": {sha256: "b896d98f51c6a43dc6cf4a62b86b6dc83f5e8858c5f7a2a9fe445acb1e376e4d", size: 4522110},
 }

@@ -113,6 +113,12 @@ func (s *server) channel(nc ssh.NewChannel, parts *parts) {
 		controlChannel(nc)
 	case kind == wire.ChannelKeep && s.keeper == nil:
 		keepChannel(nc)
+	case kind == wire.ChannelDial && s.keeper == nil:
+		s.dial(nc)
+	case kind == wire.ChannelListens && s.keeper == nil:
+		listens(nc)
+	case (kind == channelDirectTCP || kind == channelDirectUnix) && s.keeper == nil:
+		s.direct(nc)
 	default:
 		nc.Reject(ssh.UnknownChannelType, fmt.Sprintf("unknown channel type %q", kind))
 	}

@@ -1,0 +1,232 @@
+package guest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/crypto/ssh"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// DialContext connects to an address inside the sandbox: network is tcp, tcp4, tcp6
+// or unix. ctx bounds the dial only. Errors are *net.OpError, as package net's are.
+// When c ends, the connection fails with ECONNRESET and ErrConnectionLost.
+func (c *Conn) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	conn, err := c.dial(ctx, network, address)
+	if err != nil {
+		return nil, &net.OpError{Op: "dial", Net: network, Addr: target{network, address}, Err: err}
+	}
+	return conn, nil
+}
+
+func (c *Conn) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	switch network {
+	case "tcp", "tcp4", "tcp6":
+		if _, _, err := net.SplitHostPort(address); err != nil {
+			return nil, err
+		}
+	case "unix":
+	default:
+		return nil, net.UnknownNetworkError(network)
+	}
+	extra, err := json.Marshal(wire.Dial{Network: network, Address: address})
+	if err != nil {
+		return nil, err
+	}
+	ch, reqs, err := c.openChannel(ctx, wire.ChannelDial, extra, c.dialError)
+	if err != nil {
+		return nil, err
+	}
+	d := &dialed{c: c, ready: make(chan struct{}), told: make(chan struct{}), over: make(chan struct{})}
+	if !c.spawn(func() { d.listen(reqs) }) {
+		ch.Close()
+		return nil, ErrConnectionLost
+	}
+	select {
+	case <-d.ready:
+	case <-ctx.Done():
+		ch.Close()
+		return nil, context.Cause(ctx)
+	}
+	if d.first == nil {
+		ch.Close()
+		return nil, c.lost(nil)
+	}
+	conn := newConn(ch, endpoint(network, d.first.Local), endpoint(network, d.first.Remote))
+	if !c.spawn(func() { d.serve(conn) }) {
+		ch.Close()
+		return nil, ErrConnectionLost
+	}
+	return conn, nil
+}
+
+// dialed is the guest's side of one connection, as far as it tells.
+type dialed struct {
+	c     *Conn
+	ready chan struct{} // closed when first is set, or told
+	first *wire.Dialed
+	told  chan struct{} // closed when end is set, or over
+	end   *wire.DialEnd
+	over  chan struct{} // closed at the end of the channel
+}
+
+// listen takes the guest's requests until the channel ends. The guest is inside the
+// sandbox: what makes no sense is not there.
+func (d *dialed) listen(reqs <-chan *ssh.Request) {
+	ready, told := d.ready, d.told
+	for r := range reqs {
+		if r.WantReply {
+			r.Reply(false, nil)
+		}
+		switch {
+		case r.Type == wire.RequestDialed && ready != nil:
+			var first wire.Dialed
+			if json.Unmarshal(r.Payload, &first) == nil {
+				d.first = &first
+				close(ready)
+				ready = nil
+			}
+		case r.Type == wire.RequestDialEnd && told != nil:
+			var end wire.DialEnd
+			if json.Unmarshal(r.Payload, &end) == nil {
+				d.end = &end
+				close(told)
+				told = nil
+			}
+		}
+	}
+	if ready != nil {
+		close(ready)
+	}
+	if told != nil {
+		close(told)
+	}
+	close(d.over)
+}
+
+// serve moves the connection's bytes until it has ended.
+func (d *dialed) serve(conn *conn) {
+	var copies sync.WaitGroup
+	copies.Go(conn.emptyOut)
+	copies.Go(func() { conn.fillIn(d.explain) })
+	select {
+	case <-d.over:
+	case <-d.c.stopping:
+	}
+	conn.out.abandon(syscall.ECONNRESET)
+	// What came before the end can be read after it, unless all is being closed.
+	select {
+	case <-conn.inDone:
+	case <-d.c.stopping:
+		conn.in.abandon(errCut)
+	}
+	copies.Wait()
+}
+
+// errCut is how a connection ends that lost its connection to the guest.
+var errCut = fmt.Errorf("%w: %w", syscall.ECONNRESET, ErrConnectionLost)
+
+// explain says how the data from inside ended.
+func (d *dialed) explain(err error) error {
+	if !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%w: %w", errCut, err)
+	}
+	<-d.told
+	switch {
+	case d.end == nil:
+		return errCut
+	case d.end.Kind == "":
+		return io.EOF
+	}
+	if errno, ok := dialErrors[d.end.Kind]; ok {
+		return os.NewSyscallError("read", errno)
+	}
+	return syscall.ECONNRESET
+}
+
+// Listens tells whether anything inside accepts connections on a TCP port.
+func (c *Conn) Listens(ctx context.Context, port uint16) (bool, error) {
+	extra, err := json.Marshal(wire.Listens{Port: port})
+	if err != nil {
+		return false, err
+	}
+	ch, reqs, err := c.openChannel(ctx, wire.ChannelListens, extra, c.dialError)
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	ch.Close()
+	// The guest closes it, too: this ends.
+	ssh.DiscardRequests(reqs)
+	return true, nil
+}
+
+// dialErrors are the errors that the kinds stand for.
+var dialErrors = map[string]error{
+	wire.DialRefused:    syscall.ECONNREFUSED,
+	wire.DialReset:      syscall.ECONNRESET,
+	wire.DialTimeout:    syscall.ETIMEDOUT,
+	wire.DialNoHost:     syscall.EHOSTUNREACH,
+	wire.DialNoNetwork:  syscall.ENETUNREACH,
+	wire.DialNoAddress:  syscall.EADDRNOTAVAIL,
+	wire.DialNotFound:   syscall.ENOENT,
+	wire.DialPermission: syscall.EACCES,
+}
+
+// dialError says in Go's own terms why there is no connection.
+func (c *Conn) dialError(err error) error {
+	var refused *ssh.OpenChannelError
+	switch {
+	case err == nil:
+		return nil
+	case !errors.As(err, &refused):
+		return c.lost(err)
+	}
+	return decodeDialError(refused.Message)
+}
+
+// decodeDialError reads the message of a rejection.
+func decodeDialError(message string) error {
+	var e wire.DialError
+	if err := json.Unmarshal([]byte(message), &e); err != nil || e.Kind == "" {
+		return decodeStartError(message)
+	}
+	switch e.Kind {
+	case wire.DialUnknownName:
+		return &net.DNSError{Err: "no such host", Name: e.Name, IsNotFound: true}
+	case wire.DialMalformed:
+		return &net.AddrError{Err: e.Message}
+	}
+	if errno, ok := dialErrors[e.Kind]; ok {
+		return os.NewSyscallError("connect", errno)
+	}
+	return &e
+}
+
+// target is the address of a dial that failed.
+type target struct{ network, address string }
+
+func (t target) Network() string { return t.network }
+func (t target) String() string  { return t.address }
+
+// endpoint is an address as package net has it.
+func endpoint(network, address string) net.Addr {
+	if network == "unix" {
+		return &net.UnixAddr{Net: network, Name: address}
+	}
+	if ap, err := netip.ParseAddrPort(address); err == nil {
+		return net.TCPAddrFromAddrPort(ap)
+	}
+	return target{network, address}
+}
