@@ -37,6 +37,8 @@ type Limits struct {
 	// is bound by the engine's CPUs: beyond twice their number only the waiting grows.
 	// Default: twice the engine's CPUs, at least 2 and at most 16.
 	Creates int
+	// Ports bounds how many ports one sandbox may publish, see [WithPorts]. Default 4.
+	Ports int
 }
 
 // A ClientOption configures [NewClient].
@@ -71,8 +73,8 @@ func WithLogger(log *slog.Logger) ClientOption {
 // WithLimits sets the client's limits; a zero field keeps its default.
 func WithLimits(l Limits) ClientOption {
 	return func(c *Client) error {
-		if l.Creates < 0 {
-			return invalid("WithLimits: Creates is %d", l.Creates)
+		if l.Creates < 0 || l.Ports < 0 {
+			return invalid("WithLimits: %+v: a limit is not negative", l)
 		}
 		c.limits = l
 		return nil

@@ -77,7 +77,7 @@
 //	created-at   RFC 3339 with nanoseconds, by the engine's clock
 //	persistent   true or false
 //	tag.<key>    one tag
-//	record       JSON: image, runtime, user, workdir, command, timeout_ms, stop_timeout_ms
+//	record       JSON: image, runtime, user, workdir, command, ports, timeout_ms, stop_timeout_ms
 //	nonce        which operation made the object
 //	control-key  signs what is asked of the sandbox's PID 1; never inside the sandbox
 //	until        of a marker or helper: when its maker counts as dead

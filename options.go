@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,6 +32,7 @@ const (
 	Workspace = "/workspace"
 
 	maxTags     = 5
+	maxPorts    = 4
 	maxEnvValue = 128 << 10 // Linux' MAX_ARG_STRLEN: longer ones start nothing
 	minMemory   = 6 << 20   // the engine's own lower bound
 )
@@ -61,6 +63,8 @@ type settings struct {
 	command        []string
 	env            map[string]string
 	tags           map[string]string
+	ports          []int
+	maxPorts       int // the client's limit; 0 is the default
 	vcpus          float64
 	memory         int64
 	persistent     *bool
@@ -158,6 +162,16 @@ func WithTags(tags map[string]string) CreateOption {
 		}
 		maps.Copy(s.tags, tags)
 	})
+}
+
+// WithPorts publishes TCP ports of the sandbox on 127.0.0.1 of the engine's machine, at
+// most 4 unless [Limits] says otherwise. Each gets a free port there, another one with
+// each session: [Sandbox.Port] looks it up. What listens inside must do so on all
+// addresses or the container's own, not on localhost alone; [Sandbox.DialContext]
+// reaches that, too, and needs no published port.
+func WithPorts(ports ...int) CreateOption {
+	ports = slices.Clone(ports)
+	return createOption(func(s *settings) { s.ports = ports })
 }
 
 // WithVCPUs limits the sandbox to n CPUs, which may be a fraction, and its memory to
@@ -358,6 +372,17 @@ func (s *settings) check() error {
 	for k, v := range s.tags {
 		if k == "" || !utf8.ValidString(k) || !utf8.ValidString(v) {
 			bad("tag %q=%q: a key is not empty, and both are UTF-8", k, v)
+		}
+	}
+	limit := cmp.Or(s.maxPorts, maxPorts)
+	if len(s.ports) > limit {
+		bad("WithPorts: %d ports; there may be %d", len(s.ports), limit)
+	}
+	for i, p := range s.ports {
+		if p < 1 || p > 65535 {
+			bad("WithPorts: %d is not a port: it takes 1 to 65535", p)
+		} else if slices.Contains(s.ports[:i], p) {
+			bad("WithPorts: %d is there twice", p)
 		}
 	}
 	if s.vcpus == 0 {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -73,6 +74,9 @@ type Status struct {
 	Uptime time.Duration
 	// ExpiresAt is when the session's timeout ends it. Zero without one.
 	ExpiresAt time.Time
+	// Ports are the published ports ([WithPorts]) and where each is reached in this
+	// session. Nil without a session or ports.
+	Ports map[uint16]netip.AddrPort
 	// Usage is what the session uses now. Nil without one.
 	Usage *Usage
 	// LogsEndpoint is the path at which package sandboxhttp serves the sandbox's log:
@@ -252,6 +256,7 @@ func status(ctx context.Context, eng *engine.Engine, rec record.Sandbox, got eng
 	}
 	switch st.State {
 	case StateRunning, StatePaused:
+		st.Ports = bound(rec, got)
 		st.Uptime = max(0, eng.Now().Sub(got.StartedAt))
 		if ms := rec.Settings.TimeoutMS; ms > 0 {
 			st.ExpiresAt = got.StartedAt.Add(time.Duration(ms) * time.Millisecond)

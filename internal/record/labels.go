@@ -125,6 +125,7 @@ type SandboxSettings struct {
 	User          string   `json:"user,omitempty"`
 	Workdir       string   `json:"workdir,omitempty"`
 	Command       []string `json:"command,omitempty"`
+	Ports         []uint16 `json:"ports,omitempty"`
 	TimeoutMS     int64    `json:"timeout_ms,omitempty"`
 	StopTimeoutMS int64    `json:"stop_timeout_ms,omitempty"`
 }

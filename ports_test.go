@@ -1,0 +1,282 @@
+package sandbox_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+)
+
+func TestWrongPortsAreRefusedBeforeAnyEngineCall(t *testing.T) {
+	t.Parallel()
+	for what, test := range map[string]struct {
+		ports []int
+		limit int
+		says  []string
+	}{
+		"a fifth":          {[]int{1, 2, 3, 4, 5}, 0, []string{"5 ports; there may be 4"}},
+		"one over a limit": {[]int{1, 2, 3}, 2, []string{"3 ports; there may be 2"}},
+		"nought":           {[]int{0}, 0, []string{"0 is not a port"}},
+		"below nought":     {[]int{-80}, 0, []string{"-80 is not a port"}},
+		"too high":         {[]int{70000}, 0, []string{"70000 is not a port"}},
+		"twice":            {[]int{80, 81, 80}, 0, []string{"80 is there twice"}},
+		"all at once":      {[]int{0, 70000, 80, 80, 81}, 0, []string{"0 is not", "70000 is not", "80 is there twice", "5 ports"}},
+	} {
+		// There is no engine: whoever calls one fails in another way.
+		c := newClient(t, sandbox.WithHost("unix:///nowhere.sock"), sandbox.WithLimits(sandbox.Limits{Ports: test.limit}))
+		for verb, create := range map[string]func() (*sandbox.Sandbox, error){
+			"Create": func() (*sandbox.Sandbox, error) { return c.Create(t.Context(), sandbox.WithPorts(test.ports...)) },
+			"GetOrCreate": func() (*sandbox.Sandbox, error) {
+				return c.GetOrCreate(t.Context(), "x", sandbox.WithPorts(test.ports...))
+			},
+		} {
+			_, err := create()
+			if !errors.Is(err, sandbox.ErrInvalidArgument) {
+				t.Errorf("%s with %s: %v, want ErrInvalidArgument", verb, what, err)
+				continue
+			}
+			for _, s := range test.says {
+				if !strings.Contains(err.Error(), s) {
+					t.Errorf("%s with %s: %q, want it to say %q", verb, what, err, s)
+				}
+			}
+		}
+	}
+}
+
+func TestLimitsMayAllowMorePorts(t *testing.T) {
+	t.Parallel()
+	c := newClient(t, sandbox.WithLimits(sandbox.Limits{Ports: 15}))
+	var ports []int
+	for p := range 15 {
+		ports = append(ports, 3000+p)
+	}
+	sb, err := c.Create(t.Context(), sandbox.WithPorts(ports...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	remove(t, c, sb.Name())
+	t.Cleanup(func() { sb.Detach() })
+	seen := map[netip.AddrPort]bool{}
+	for _, p := range ports {
+		at, err := sb.Port(t.Context(), p)
+		if err != nil || !at.Addr().IsLoopback() || at.Port() == 0 || seen[at] {
+			t.Errorf("Port(%d) = %v, %v, want an address of its own on 127.0.0.1", p, at, err)
+		}
+		seen[at] = true
+	}
+	if _, err := sandbox.NewClient(sandbox.WithLimits(sandbox.Limits{Ports: -1})); !errors.Is(err, sandbox.ErrInvalidArgument) {
+		t.Errorf("Limits{Ports: -1}: %v, want ErrInvalidArgument", err)
+	}
+}
+
+// webServer answers what it is asked with the text.
+func webServer(port, text string) []string {
+	return []string{"node", "-e", `require("http").createServer((q, s) => s.end(process.argv[2] + q.url)).listen(+process.argv[1])`, port, text}
+}
+
+func fetch(t *testing.T, c *http.Client, url string) string {
+	t.Helper()
+	resp, err := c.Get(url)
+	if err != nil {
+		t.Fatalf("GET %s: %v", url, err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatalf("GET %s: %v", url, err)
+	}
+	return string(body)
+}
+
+func TestPublishedPortIsReachedAndFollowsTheSession(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)), sandbox.WithStopTimeout(time.Second),
+		sandbox.WithPorts(3000, 8080), sandbox.WithCommand(webServer("3000", "hello")...))
+	web := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	look := func() netip.AddrPort {
+		t.Helper()
+		if err := sb.WaitPort(t.Context(), 3000); err != nil {
+			t.Fatalf("WaitPort: %v", err)
+		}
+		at, err := sb.Port(t.Context(), 3000)
+		if err != nil {
+			t.Fatalf("Port(3000): %v", err)
+		}
+		if got := fetch(t, web, "http://"+at.String()+"/x"); got != "hello/x" {
+			t.Errorf("GET at the published port = %q, want hello/x", got)
+		}
+		st, err := sb.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		other, err := sb.Port(t.Context(), 8080)
+		if err != nil {
+			t.Fatalf("Port(8080): %v", err)
+		}
+		want := map[uint16]netip.AddrPort{3000: at, 8080: other}
+		if diff := cmp.Diff(want, st.Ports, cmpopts.EquateComparable(netip.AddrPort{})); diff != "" {
+			t.Errorf("Status.Ports (-want +got):\n%s", diff)
+		}
+		return at
+	}
+	before := look()
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if at, err := sb.Port(t.Context(), 3000); !errors.Is(err, sandbox.ErrNotRunning) {
+		t.Errorf("Port of a stopped sandbox = %v, %v, want ErrNotRunning", at, err)
+	}
+	// Somebody else takes the old address meanwhile, as somebody will.
+	l, err := net.Listen("tcp", before.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if _, err := sb.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if after := look(); after == before {
+		t.Errorf("Port after Stop and Start = %v, as before, want where it is now", after)
+	}
+}
+
+func TestPortThatIsNotPublishedSaysWhatIs(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t, sandbox.WithPorts(3000))
+	for _, p := range []int{3001, 0, 70000, -1} {
+		_, err := sb.Port(t.Context(), p)
+		if !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), "3000") {
+			t.Errorf("Port(%d) = %v, want ErrInvalidArgument that names 3000", p, err)
+		}
+	}
+}
+
+func TestWaitPortWaitsForWhoListens(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t)
+	for _, test := range []struct{ what, port, listen string }{
+		{"all addresses", "4001", `listen(4001)`},
+		{"IPv4", "4002", `listen(4002, "0.0.0.0")`},
+		{"localhost only", "4003", `listen(4003, "127.0.0.1")`},
+	} {
+		begin := time.Now()
+		server := sb.Command(t.Context(), "node", "-e", `setTimeout(() => require("net").createServer(() => {}).`+test.listen+`, 2000)`)
+		if err := server.Start(); err != nil {
+			t.Fatal(err)
+		}
+		port := map[string]int{"4001": 4001, "4002": 4002, "4003": 4003}[test.port]
+		if err := sb.WaitPort(t.Context(), port); err != nil {
+			t.Errorf("%s: WaitPort: %v", test.what, err)
+		}
+		if took := time.Since(begin); took < 2*time.Second || took > 6*time.Second {
+			t.Errorf("%s: WaitPort took %v for a server that listens after 2 s", test.what, took)
+		}
+		conn, err := sb.DialContext(t.Context(), "tcp", "localhost:"+test.port)
+		if err != nil {
+			t.Errorf("%s: dial after WaitPort: %v", test.what, err)
+		} else {
+			conn.Close()
+		}
+		server.Kill()
+		server.Wait()
+	}
+}
+
+func TestWaitPortLeavesTheFirstConnectionToTheClient(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t)
+	once := sb.Command(t.Context(), "node", "-e", `
+		const s = require("net").createServer(c => { c.end("the only one"); s.close() }).listen(4000)`)
+	if err := once.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer once.Wait()
+	if err := sb.WaitPort(t.Context(), 4000); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := sb.DialContext(t.Context(), "tcp", "localhost:4000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if got, err := io.ReadAll(conn); string(got) != "the only one" || err != nil {
+		t.Errorf("read %q, %v, want what the server has for its one client", got, err)
+	}
+}
+
+func TestWaitPortTellsOfTheMainProcessThatDied(t *testing.T) {
+	t.Parallel()
+	for what, test := range map[string]struct {
+		script string
+		code   int
+	}{
+		"exit":   {"sleep 0.5; exit 3", 3},
+		"signal": {"sleep 0.5; kill -9 $$", 137},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			sb := newSandbox(t, sandbox.WithCommand("sh", "-c", test.script))
+			err := sb.WaitPort(t.Context(), 3000)
+			var exit *sandbox.ExitError
+			if !errors.As(err, &exit) || exit.ExitCode() != test.code || !strings.Contains(err.Error(), "3000") {
+				t.Errorf("WaitPort = %v, want the main process's exit code %d and the port", err, test.code)
+			}
+		})
+	}
+}
+
+func TestWaitPortOutlivesALauncher(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t, sandbox.WithCommand("sh", "-c", `(sleep 1; exec node -e 'require("net").createServer().listen(3000)') &`))
+	if err := sb.WaitPort(t.Context(), 3000); err != nil {
+		t.Errorf("WaitPort for the server of a main process that ended well: %v", err)
+	}
+}
+
+func TestWaitPortEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if err := sb.WaitPort(ctx, 3000); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "3000") {
+		t.Errorf("WaitPort = %v, want the deadline and the port", err)
+	}
+	for _, p := range []int{0, 70000} {
+		if err := sb.WaitPort(t.Context(), p); !errors.Is(err, sandbox.ErrInvalidArgument) {
+			t.Errorf("WaitPort(%d) = %v, want ErrInvalidArgument", p, err)
+		}
+	}
+}
+
+func TestWaitPortEndsWithTheSession(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)), sandbox.WithStopTimeout(time.Second))
+	waited := make(chan error, 1)
+	if _, err := sb.DialContext(t.Context(), "tcp", "localhost:1"); err == nil {
+		t.Fatal("something listens on port 1")
+	}
+	go func() { waited <- sb.WaitPort(t.Context(), 3000) }()
+	other, err := sandbox.Get(t.Context(), sb.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Detach()
+	time.Sleep(200 * time.Millisecond) // let it be in the middle of waiting; any moment is good
+	if _, err := other.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-waited; !errors.Is(err, sandbox.ErrNotRunning) {
+		t.Errorf("WaitPort when the session ended = %v, want ErrNotRunning", err)
+	}
+}
