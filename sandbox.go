@@ -42,7 +42,8 @@ type Sandbox struct {
 
 	flights singleflight.Group // connecting and resuming, shared by who needs it
 	work    sync.WaitGroup     // who is waiting for a flight
-	life    context.Context    // what flights run on; ends with the handle
+	servers fileServers
+	life    context.Context // what flights run on; ends with the handle
 	die     context.CancelFunc
 }
 

@@ -26,6 +26,8 @@ func main() {
 		err = runKeep()
 	case wire.VerbRun:
 		code, err = runRun(args)
+	case wire.VerbFiles:
+		err = runFiles()
 	default:
 		code, err = 2, fmt.Errorf("unknown verb %q", verb)
 	}

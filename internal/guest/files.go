@@ -1,0 +1,626 @@
+package guest
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"sync"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// Files is a connection to the file system of a sandbox, as one user: the kernel
+// inside decides what that user may do. Its methods may be called from any number of
+// goroutines. ctx bounds each call; a call given up may still be carried out. A
+// failure that Linux numbers is an error of [Errno]'s making.
+type Files struct {
+	p    *Process
+	conn *Conn
+	out  io.Writer
+	turn chan struct{} // one place: held while a frame is written
+
+	mu    sync.Mutex
+	last  uint32
+	calls map[uint32]*fileCall
+	err   error
+	done  chan struct{}
+}
+
+type fileCall struct {
+	op    byte
+	reply chan fileReply
+}
+
+type fileReply struct {
+	kind    byte
+	message []byte
+}
+
+// Files starts the file server for the user, as wire.Exec has it.
+func (c *Conn) Files(ctx context.Context, user string) (*Files, error) {
+	p, err := c.Exec(ctx, wire.Exec{Args: []string{wire.Path, wire.VerbFiles}, User: user, Stdin: true})
+	if err != nil {
+		return nil, err
+	}
+	f := &Files{
+		p: p, conn: c, out: p.Stdin(), turn: make(chan struct{}, 1),
+		calls: map[uint32]*fileCall{}, done: make(chan struct{}),
+	}
+	if !c.spawn(func() { io.Copy(io.Discard, p.Stderr()) }) || !c.spawn(f.listen) {
+		p.Close()
+		return nil, ErrConnectionLost
+	}
+	return f, nil
+}
+
+// Close ends the server. Files that are open in it are closed, and what was begun
+// and not committed goes. It does not wait.
+func (f *Files) Close() error { return f.p.Close() }
+
+// Done is closed when the server is gone, for whatever reason.
+func (f *Files) Done() <-chan struct{} { return f.done }
+
+// listen hands replies to their callers until the stream ends.
+func (f *Files) listen() {
+	r := bufio.NewReaderSize(f.p.Stdout(), 64<<10)
+	for {
+		id, kind, message, err := wire.ReadFrame(r)
+		if err != nil {
+			f.p.Close()
+			f.end(err)
+			return
+		}
+		f.mu.Lock()
+		call := f.calls[id]
+		delete(f.calls, id)
+		f.mu.Unlock()
+		if call == nil {
+			continue // a reply nobody asked for
+		}
+		select {
+		case call.reply <- fileReply{kind, message}:
+		default:
+			f.orphan(call, fileReply{kind, message})
+		}
+	}
+}
+
+// end fails all calls, those to come too.
+func (f *Files) end(err error) {
+	switch {
+	case errors.Is(err, ErrConnectionLost):
+	case errors.Is(err, wire.ErrFrame):
+		err = fmt.Errorf("%w: the file server said: %w", ErrConnectionLost, err)
+	default:
+		err = fmt.Errorf("%w: the file server ended", ErrConnectionLost)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.err = err
+	close(f.done)
+}
+
+// orphan closes the file that a call opened after its caller had left.
+func (f *Files) orphan(call *fileCall, r fileReply) {
+	if r.kind != wire.FileOK {
+		return
+	}
+	switch call.op {
+	case wire.FileOpen, wire.FileReadAll, wire.FileBegin, wire.FileReadDir:
+		if h := wire.NewUnpack(r.message).Uint(); h != 0 {
+			f.conn.spawn(func() { f.CloseHandle(context.Background(), Handle(h)) })
+		}
+	}
+}
+
+// stuck is how long a frame may take to be written once its caller has left. Then
+// the server is taken for dead: half a frame can't be taken back.
+const stuck = 5 * time.Second
+
+func (f *Files) send(ctx context.Context, frame []byte) error {
+	select {
+	case f.turn <- struct{}{}:
+		defer func() { <-f.turn }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-f.done:
+		return f.err
+	}
+	if ctx.Done() != nil {
+		written := make(chan struct{})
+		defer close(written)
+		defer context.AfterFunc(ctx, func() {
+			select {
+			case <-written:
+			case <-time.After(stuck):
+				f.p.Close()
+			}
+		})()
+	}
+	if _, err := f.out.Write(frame); err != nil {
+		// listen knows why; give it the time to say.
+		select {
+		case <-f.done:
+			return f.err
+		case <-time.After(time.Second):
+			return fmt.Errorf("%w: %w", ErrConnectionLost, err)
+		}
+	}
+	return nil
+}
+
+// call makes a request and waits for its reply.
+func (f *Files) call(ctx context.Context, op byte, body wire.Pack) (*wire.Unpack, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	call := &fileCall{op: op, reply: make(chan fileReply, 1)}
+	f.mu.Lock()
+	if f.err != nil {
+		f.mu.Unlock()
+		return nil, f.err
+	}
+	for taken := true; taken; _, taken = f.calls[f.last] {
+		f.last++
+	}
+	id := f.last
+	f.calls[id] = call
+	f.mu.Unlock()
+	if err := f.send(ctx, body.End(id, op)); err != nil {
+		f.mu.Lock()
+		delete(f.calls, id)
+		f.mu.Unlock()
+		return nil, err
+	}
+	select {
+	case r := <-call.reply:
+		return r.open()
+	case <-ctx.Done():
+		select {
+		case call.reply <- fileReply{kind: wire.FileFailed}: // full from now on: listen sees an orphan
+			return nil, context.Cause(ctx)
+		case r := <-call.reply:
+			return r.open()
+		}
+	case <-f.done:
+		select {
+		case r := <-call.reply:
+			return r.open()
+		default:
+			return nil, f.err
+		}
+	}
+}
+
+func (r fileReply) open() (*wire.Unpack, error) {
+	u := wire.NewUnpack(r.message)
+	if r.kind == wire.FileOK {
+		return u, nil
+	}
+	n := u.Uint()
+	if u.Err() != nil || n == 0 || n > 4095 {
+		return nil, fmt.Errorf("%w: %w", ErrConnectionLost, wire.ErrFrame)
+	}
+	return nil, Errno(int(n))
+}
+
+// garbled is the error of a reply that makes no sense.
+func garbled(u *wire.Unpack) error {
+	if err := u.Err(); err != nil {
+		return fmt.Errorf("%w: the file server's reply: %w", ErrConnectionLost, err)
+	}
+	return nil
+}
+
+func request(path string, more ...int64) wire.Pack {
+	p := wire.NewFrame(len(path) + 24)
+	p.String(path)
+	for _, n := range more {
+		p.Int(n)
+	}
+	return p
+}
+
+// Handle is an open file of the server.
+type Handle uint64
+
+// Info tells of the file of that path; follow says whether through a link.
+func (f *Files) Info(ctx context.Context, path string, follow bool) (wire.FileInfo, error) {
+	op := byte(wire.FileLstat)
+	if follow {
+		op = wire.FileStat
+	}
+	u, err := f.call(ctx, op, request(path))
+	if err != nil {
+		return wire.FileInfo{}, err
+	}
+	i := u.Info()
+	return i, garbled(u)
+}
+
+// Open opens a file; flags are wire's.
+func (f *Files) Open(ctx context.Context, path string, flags int, perm fs.FileMode) (Handle, wire.FileInfo, error) {
+	u, err := f.call(ctx, wire.FileOpen, request(path, int64(flags), int64(LinuxMode(perm))))
+	if err != nil {
+		return 0, wire.FileInfo{}, err
+	}
+	h, i := Handle(u.Uint()), u.Info()
+	return h, i, garbled(u)
+}
+
+func (h Handle) request(more ...int64) wire.Pack {
+	p := wire.NewFrame(32)
+	p.Uint(uint64(h))
+	for _, n := range more {
+		p.Int(n)
+	}
+	return p
+}
+
+// CloseHandle closes a file, or gives up what FileBegin began.
+func (f *Files) CloseHandle(ctx context.Context, h Handle) error {
+	_, err := f.call(ctx, wire.FileClose, h.request())
+	return err
+}
+
+// Fstat tells of an open file.
+func (f *Files) Fstat(ctx context.Context, h Handle) (wire.FileInfo, error) {
+	u, err := f.call(ctx, wire.FileFstat, h.request())
+	if err != nil {
+		return wire.FileInfo{}, err
+	}
+	i := u.Info()
+	return i, garbled(u)
+}
+
+// Ftruncate changes the size of an open file.
+func (f *Files) Ftruncate(ctx context.Context, h Handle, size int64) error {
+	_, err := f.call(ctx, wire.FileFtruncate, h.request(size))
+	return err
+}
+
+// Sync has an open file written to its disk.
+func (f *Files) Sync(ctx context.Context, h Handle) error {
+	_, err := f.call(ctx, wire.FileSync, h.request())
+	return err
+}
+
+// Stream is the offset of files that have none: pipes, terminals.
+const Stream = -1
+
+// ahead is how many requests of one read or write are on their way at once.
+const ahead = 8
+
+// ReadAt fills b from off. Fewer bytes come with io.EOF or another error.
+func (f *Files) ReadAt(ctx context.Context, h Handle, b []byte, off int64) (int, error) {
+	if len(b) <= wire.MaxFileData || off == Stream {
+		return f.readChunk(ctx, h, b[:min(len(b), wire.MaxFileData)], off)
+	}
+	return chunks(b, func(part []byte, at int) (int, error) { return f.readChunk(ctx, h, part, off+int64(at)) })
+}
+
+func (f *Files) readChunk(ctx context.Context, h Handle, b []byte, off int64) (int, error) {
+	u, err := f.call(ctx, wire.FileRead, h.request(off, int64(len(b))))
+	if err != nil {
+		return 0, err
+	}
+	data := u.Bytes()
+	if err := garbled(u); err != nil || len(data) > len(b) {
+		return 0, errors.Join(ErrConnectionLost, err)
+	}
+	n := copy(b, data)
+	if n < len(b) && (off != Stream || n == 0) {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+// WriteAt writes b at off.
+func (f *Files) WriteAt(ctx context.Context, h Handle, b []byte, off int64) (int, error) {
+	if len(b) <= wire.MaxFileData {
+		return f.writeChunk(ctx, h, b, off)
+	}
+	if off == Stream { // in order, one after the other
+		for n := 0; ; {
+			did, err := f.writeChunk(ctx, h, b[n:min(len(b), n+wire.MaxFileData)], off)
+			if n += did; err != nil || n == len(b) {
+				return n, err
+			}
+		}
+	}
+	return chunks(b, func(part []byte, at int) (int, error) { return f.writeChunk(ctx, h, part, off+int64(at)) })
+}
+
+func (f *Files) writeChunk(ctx context.Context, h Handle, b []byte, off int64) (int, error) {
+	p := wire.NewFrame(len(b) + 32)
+	p.Uint(uint64(h))
+	p.Int(off)
+	p.Bytes(b)
+	u, err := f.call(ctx, wire.FileWrite, p)
+	if err != nil {
+		return 0, err
+	}
+	n := u.Uint()
+	if err := garbled(u); err != nil || n > uint64(len(b)) {
+		return 0, errors.Join(ErrConnectionLost, err)
+	}
+	if int(n) < len(b) {
+		return int(n), io.ErrShortWrite
+	}
+	return int(n), nil
+}
+
+// chunks does b in parts, some at once, and returns how much of its beginning was
+// done and the first error in the order of b.
+func chunks(b []byte, do func(part []byte, at int) (int, error)) (int, error) {
+	type result struct {
+		n   int
+		err error
+	}
+	var results []chan result
+	total, failed := 0, error(nil)
+	take := func() {
+		r := <-results[0]
+		results = results[1:]
+		if failed == nil {
+			total, failed = total+r.n, r.err
+		}
+	}
+	for at := 0; at < len(b) && failed == nil; at += wire.MaxFileData {
+		if len(results) == ahead {
+			take()
+		}
+		done := make(chan result, 1)
+		results = append(results, done)
+		part := b[at:min(len(b), at+wire.MaxFileData)]
+		go func() {
+			n, err := do(part, at)
+			done <- result{n, err}
+		}()
+	}
+	for len(results) > 0 {
+		take()
+	}
+	return total, failed
+}
+
+// ReadAll opens a file and returns its beginning, and a handle when there is more.
+func (f *Files) ReadAll(ctx context.Context, path string) ([]byte, Handle, wire.FileInfo, error) {
+	u, err := f.call(ctx, wire.FileReadAll, request(path))
+	if err != nil {
+		return nil, 0, wire.FileInfo{}, err
+	}
+	h, i, b := Handle(u.Uint()), u.Info(), u.Bytes()
+	return b, h, i, garbled(u)
+}
+
+// Replace makes data the whole content of a file, or leaves the file as it is.
+func (f *Files) Replace(ctx context.Context, path string, data []byte, perm fs.FileMode) error {
+	if len(data) <= wire.MaxFileData {
+		p := wire.NewFrame(len(path) + len(data) + 24)
+		p.String(path)
+		p.Int(int64(LinuxMode(perm)))
+		p.Bytes(data)
+		_, err := f.call(ctx, wire.FileReplace, p)
+		return err
+	}
+	h, err := f.Begin(ctx, path, perm)
+	if err != nil {
+		return err
+	}
+	if _, err = f.WriteAt(ctx, h, data, 0); err == nil {
+		err = f.Commit(ctx, h)
+	}
+	if err != nil {
+		f.conn.spawn(func() { f.CloseHandle(context.Background(), h) })
+	}
+	return err
+}
+
+// Begin opens an empty file that will replace path when it is committed.
+func (f *Files) Begin(ctx context.Context, path string, perm fs.FileMode) (Handle, error) {
+	u, err := f.call(ctx, wire.FileBegin, request(path, int64(LinuxMode(perm))))
+	if err != nil {
+		return 0, err
+	}
+	h := Handle(u.Uint())
+	return h, garbled(u)
+}
+
+// Commit puts what Begin began in its place.
+func (f *Files) Commit(ctx context.Context, h Handle) error {
+	_, err := f.call(ctx, wire.FileCommit, h.request())
+	return err
+}
+
+// ReadDir returns entries of a directory, in no order, each as Lstat has it, and a
+// handle for ReadMore when there are more.
+func (f *Files) ReadDir(ctx context.Context, path string) ([]wire.FileInfo, Handle, error) {
+	return infos(f.call(ctx, wire.FileReadDir, request(path)))
+}
+
+// ReadMore goes on where ReadDir or ReadMore stopped. The handle it returns is the
+// same, or 0 at the end, when the server has closed it.
+func (f *Files) ReadMore(ctx context.Context, h Handle) ([]wire.FileInfo, Handle, error) {
+	return infos(f.call(ctx, wire.FileReadMore, h.request()))
+}
+
+func infos(u *wire.Unpack, err error) ([]wire.FileInfo, Handle, error) {
+	if err != nil {
+		return nil, 0, err
+	}
+	h := Handle(u.Uint())
+	var list []wire.FileInfo
+	for u.More() {
+		i := u.Info()
+		if !entryName(i.Name) {
+			return nil, 0, fmt.Errorf("%w: the file server named an entry %q", ErrConnectionLost, i.Name)
+		}
+		list = append(list, i)
+	}
+	return list, h, garbled(u)
+}
+
+// entryName says whether a name can be one of a directory's entries.
+func entryName(name string) bool {
+	if name == "" || name == "." || name == ".." || len(name) > 255 {
+		return false
+	}
+	for i := range len(name) {
+		if name[i] == '/' || name[i] == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func (f *Files) simple(ctx context.Context, op byte, p wire.Pack) error {
+	_, err := f.call(ctx, op, p)
+	return err
+}
+
+func two(a, b string) wire.Pack {
+	p := wire.NewFrame(len(a) + len(b) + 8)
+	p.String(a)
+	p.String(b)
+	return p
+}
+
+// Mkdir makes a directory.
+func (f *Files) Mkdir(ctx context.Context, path string, perm fs.FileMode) error {
+	return f.simple(ctx, wire.FileMkdir, request(path, int64(LinuxMode(perm))))
+}
+
+// MkdirAll makes a directory and those above it that are missing.
+func (f *Files) MkdirAll(ctx context.Context, path string, perm fs.FileMode) error {
+	return f.simple(ctx, wire.FileMkdirAll, request(path, int64(LinuxMode(perm))))
+}
+
+// MkdirTemp makes a directory of a name that was free, as os.MkdirTemp has it.
+func (f *Files) MkdirTemp(ctx context.Context, dir, pattern string) (string, error) {
+	u, err := f.call(ctx, wire.FileMkdirTemp, two(dir, pattern))
+	if err != nil {
+		return "", err
+	}
+	name := u.String()
+	return name, garbled(u)
+}
+
+// Remove removes a file or an empty directory.
+func (f *Files) Remove(ctx context.Context, path string) error {
+	return f.simple(ctx, wire.FileRemove, request(path))
+}
+
+// RemoveAll removes a tree; that there is none is fine.
+func (f *Files) RemoveAll(ctx context.Context, path string) error {
+	return f.simple(ctx, wire.FileRemoveAll, request(path))
+}
+
+// Rename renames a file, replacing what has the new name.
+func (f *Files) Rename(ctx context.Context, from, to string) error {
+	return f.simple(ctx, wire.FileRename, two(from, to))
+}
+
+// Symlink makes path a symbolic link to target.
+func (f *Files) Symlink(ctx context.Context, target, path string) error {
+	return f.simple(ctx, wire.FileSymlink, two(target, path))
+}
+
+// Link makes a hard link.
+func (f *Files) Link(ctx context.Context, path, newPath string) error {
+	return f.simple(ctx, wire.FileLink, two(path, newPath))
+}
+
+// Readlink returns the target of a symbolic link.
+func (f *Files) Readlink(ctx context.Context, path string) (string, error) {
+	u, err := f.call(ctx, wire.FileReadlink, request(path))
+	if err != nil {
+		return "", err
+	}
+	target := u.String()
+	return target, garbled(u)
+}
+
+// Chmod changes permissions, following links.
+func (f *Files) Chmod(ctx context.Context, path string, mode fs.FileMode) error {
+	return f.simple(ctx, wire.FileChmod, request(path, int64(LinuxMode(mode))))
+}
+
+// Chown changes the owner and group; -1 leaves one as it is. follow says whether
+// through a link.
+func (f *Files) Chown(ctx context.Context, path string, uid, gid int, follow bool) error {
+	op := byte(wire.FileLchown)
+	if follow {
+		op = wire.FileChown
+	}
+	return f.simple(ctx, op, request(path, int64(uid), int64(gid)))
+}
+
+// Chtimes changes the times; a zero time leaves one as it is.
+func (f *Files) Chtimes(ctx context.Context, path string, atime, mtime time.Time) error {
+	var ns []int64
+	for _, t := range []time.Time{atime, mtime} {
+		if t.IsZero() {
+			ns = append(ns, 0, 0)
+		} else {
+			ns = append(ns, 1, t.UnixNano())
+		}
+	}
+	return f.simple(ctx, wire.FileChtimes, request(path, ns...))
+}
+
+// Truncate changes the size of a file.
+func (f *Files) Truncate(ctx context.Context, path string, size int64) error {
+	return f.simple(ctx, wire.FileTruncate, request(path, size))
+}
+
+// LinuxMode returns permissions as Linux has them.
+func LinuxMode(m fs.FileMode) uint32 {
+	mode := uint32(m.Perm())
+	if m&fs.ModeSetuid != 0 {
+		mode |= 0o4000
+	}
+	if m&fs.ModeSetgid != 0 {
+		mode |= 0o2000
+	}
+	if m&fs.ModeSticky != 0 {
+		mode |= 0o1000
+	}
+	return mode
+}
+
+// GoMode returns the mode that Linux has in st_mode.
+func GoMode(m uint32) fs.FileMode {
+	mode := fs.FileMode(m & 0o777)
+	switch m & 0o170000 {
+	case 0o040000:
+		mode |= fs.ModeDir
+	case 0o120000:
+		mode |= fs.ModeSymlink
+	case 0o010000:
+		mode |= fs.ModeNamedPipe
+	case 0o140000:
+		mode |= fs.ModeSocket
+	case 0o060000:
+		mode |= fs.ModeDevice
+	case 0o020000:
+		mode |= fs.ModeDevice | fs.ModeCharDevice
+	case 0o100000:
+	default:
+		mode |= fs.ModeIrregular
+	}
+	if m&0o4000 != 0 {
+		mode |= fs.ModeSetuid
+	}
+	if m&0o2000 != 0 {
+		mode |= fs.ModeSetgid
+	}
+	if m&0o1000 != 0 {
+		mode |= fs.ModeSticky
+	}
+	return mode
+}
