@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "69643829c3bc2fb465abf48aee122a410c026000a2880f516936e6709da9b665", size: 4853886},
-	"arm64": {sha256: "b896d98f51c6a43dc6cf4a62b86b6dc83f5e8858c5f7a2a9fe445acb1e376e4d", size: 4522110},
+	"amd64": {sha256: "0d56d04ecfdf0a0e4369f28ee9b935594d9281938f4bb55eaea088a4cf84fc8d", size: 4948094},
+	"arm64": {sha256: "024a8c37028fbf458ae9eb08be63a49aee68a38ab766db88ab16a70ab0fe95e4", size: 4653182},
 }
