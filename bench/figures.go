@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -173,56 +174,65 @@ func (c *counter) Write(p []byte) (int, error) {
 // watched are the processes that bytes pass through on their way to us.
 var watched = []string{"dockerd", "containerd", "containerd-shim", "guest", "bench"}
 
-// spent returns the CPU seconds of the watched processes so far, and of everything
-// under "all".
-func (r *rig) spent() map[string]float64 {
+// A process is one of those watched, and what it has used so far.
+type process struct {
+	name string
+	cpu  float64 // seconds
+}
+
+// spent returns what each watched process has used, by its ID; under "" is everything
+// that runs on the machine.
+func (r *rig) spent() map[string]process {
 	const tick = 100 // clock ticks per second, on every Linux there is
-	sum := map[string]float64{}
+	all := map[string]process{}
 	if !r.local {
-		return sum
+		return all
 	}
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, file := range stats {
 		// pid (name) state …, utime and stime being fields 14 and 15
 		text, err := os.ReadFile(file)
-		open, end := strings.IndexByte(string(text), '('), strings.LastIndexByte(string(text), ')')
+		open, end := bytes.IndexByte(text, '('), bytes.LastIndexByte(text, ')')
 		if err != nil || open < 0 || end < open {
 			continue // it has ended
 		}
-		name := string(text[open+1 : end])
+		p := process{name: string(text[open+1 : end])}
 		fields := strings.Fields(string(text[end+1:]))
-		if len(fields) < 13 || !slices.Contains(watched, name) {
+		if len(fields) < 13 || !slices.Contains(watched, p.name) {
 			continue
 		}
 		for _, f := range fields[11:13] {
 			n, _ := strconv.ParseFloat(f, 64)
-			sum[name] += n / tick
+			p.cpu += n / tick
 		}
+		all[file] = p
 	}
 	text, _ := os.ReadFile("/proc/stat")
 	line, _, _ := strings.Cut(string(text), "\n")
+	var sum process
 	for i, f := range strings.Fields(line) {
 		// cpu user nice system idle iowait irq softirq steal …
 		if n, err := strconv.ParseFloat(f, 64); err == nil && i != 4 && i != 5 && i < 8 {
-			sum["all"] += n / tick
+			sum.cpu += n / tick
 		}
 	}
-	return sum
+	all[""] = sum
+	return all
 }
 
 // cost adds up what several runs took.
 type cost struct {
 	runs    int
 	seconds float64
-	cpu     map[string]float64
+	cpu     map[string]float64 // by name; "" is everything
 }
 
-func (c *cost) add(now, before map[string]float64, seconds float64) {
+func (c *cost) add(now, before map[string]process, seconds float64) {
 	if c.cpu == nil {
 		c.cpu = map[string]float64{}
 	}
-	for name, n := range now {
-		c.cpu[name] += n - before[name]
+	for id, p := range now {
+		c.cpu[p.name] += p.cpu - before[id].cpu
 	}
 	c.runs++
 	c.seconds += seconds
@@ -235,6 +245,6 @@ func (c *cost) tell(cores int) string {
 		fmt.Fprintf(&b, "%s %.2f, ", name, c.cpu[name]/runs)
 	}
 	fmt.Fprintf(&b, "everything %.2f CPU seconds in %.2f s, %.0f%% of %d cores",
-		c.cpu["all"]/runs, c.seconds/runs, 100*c.cpu["all"]/c.seconds/float64(cores), cores)
+		c.cpu[""]/runs, c.seconds/runs, 100*c.cpu[""]/c.seconds/float64(cores), cores)
 	return b.String()
 }
