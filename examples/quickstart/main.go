@@ -1,6 +1,6 @@
 // Quickstart runs a small report in a sandbox: it puts a data file and a Node program
-// in, runs the program with its output streaming, reads the result back, and shows
-// that the engine holds nothing more than before but the cached guest.
+// in, runs the program with its output streaming, reads the result back, and has the
+// engine itself show that nothing is left of it but the cached image and guest.
 package main
 
 import (
@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"os/exec"
 	"os/signal"
 	"strings"
 	"time"
@@ -94,15 +95,33 @@ func run(ctx context.Context) (err error) {
 	return nil
 }
 
-// show lists what is left on the engine.
+// show tells what is left on the engine, in the engine's own words.
 func show(ctx context.Context) error {
 	left, err := sandbox.List(ctx)
 	if err != nil {
 		return err
 	}
-	fmt.Printf("sandboxes left on the engine: %d\n", len(left))
+	fmt.Printf("\nsandboxes on the engine: %d\n", len(left))
 	for _, i := range left {
-		fmt.Printf("  %s (%s, made %v)\n", i.Name, i.State, i.CreatedAt)
+		fmt.Printf("  %s, %s, made %v\n", i.Name, i.State, i.CreatedAt.Format(time.DateTime))
+	}
+	if _, err := exec.LookPath("docker"); err != nil {
+		fmt.Println("(that is what the library says: there is no docker command here to ask the engine itself)")
+		return nil
+	}
+	// Everything that the library makes carries this label.
+	const ours = "label=agent-sandbox.managed=true"
+	for _, args := range [][]string{
+		{"ps", "--all", "--filter", ours},
+		{"volume", "ls", "--filter", ours}, // the guest: what runs in every sandbox
+		{"image", "ls"},
+	} {
+		fmt.Println("\n$ docker", strings.Join(args, " "))
+		docker := exec.CommandContext(ctx, "docker", args...)
+		docker.Stdout, docker.Stderr = os.Stdout, os.Stderr
+		if err := docker.Run(); err != nil {
+			return fmt.Errorf("docker %s: %w", args[0], err)
+		}
 	}
 	return nil
 }
