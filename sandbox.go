@@ -395,10 +395,8 @@ func startContainer(ctx context.Context, eng *engine.Engine, c *Client, ref stri
 	if err == nil || ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable) {
 		return err
 	}
-	if errors.Is(err, engine.ErrNotFound) {
-		if _, e := eng.InspectContainer(ctx, got.ID); errors.Is(e, engine.ErrNotFound) {
-			return ErrNotFound
-		}
+	if now, e := eng.InspectContainer(ctx, got.ID); errors.Is(e, engine.ErrNotFound) || e == nil && now.State == engine.StateRemoving {
+		return ErrNotFound // somebody is deleting it
 	}
 	c.setGuest(guestVolume{})
 	if _, e := c.ensureGuest(ctx, eng, &reporter{}); e != nil {
