@@ -51,13 +51,21 @@ func (u *undo) add(what string, run func(context.Context) error) {
 	u.steps = append(u.steps, undoStep{what, run})
 }
 
-// run takes everything back, newest first, and joins what could not be.
+// run takes everything back, newest first, and joins what could not be. While ctx
+// lasts it bounds a step that hangs, which is then taken once more.
 func (u *undo) run(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	var errs []error
 	for _, s := range slices.Backward(u.steps) {
-		if err := insist(ctx, func() error { return s.run(ctx) }); err != nil {
+		err := ctx.Err()
+		if err == nil {
+			err = insist(ctx, func() error { return s.run(ctx) })
+		}
+		if ctx.Err() != nil {
+			err = insist(own, func() error { return s.run(own) })
+		}
+		if err != nil {
 			errs = append(errs, fmt.Errorf("left behind: %s: %w", s.what, err))
 		}
 	}
