@@ -24,8 +24,12 @@ import (
 const (
 	// callBound is how long an operation may take whatever happens to one of its calls.
 	callBound = 20 * time.Second
-	// stands is how many trials run at once: more only make the engine slower.
-	stands = 4
+	// patience is the deadline of a caller whose engine stalls.
+	patience = 5 * time.Second
+	// stands is how many trials run at once: more only make the engine slower. When it
+	// stalls it has nothing to do.
+	stands        = 4
+	stalledStands = 8
 	// spare is how far the loop goes beyond the calls that a run without a fault made:
 	// a lease is renewed in the background, when it pleases, and a fault makes calls.
 	spare = 3
@@ -81,13 +85,20 @@ type late struct {
 
 // testFaults runs the operation once, counting its calls, and then with every fault
 // at every one of them.
-func testFaults(t *testing.T, op operation) {
+func testFaults(t *testing.T, op operation) { testEvery(t, op, enginetest.Faults...) }
+
+func testEvery(t *testing.T, op operation, faults ...enginetest.Fault) {
+	t.Helper()
 	foreign := enginetest.NewForeign(t)
 	clean, eng := newClient(t), newEngine(t)
 	began := time.Now()
 	l := &late{}
-	free := make(chan *stand, stands)
-	for range stands {
+	width := stands
+	if slices.Contains(faults, enginetest.Stall) {
+		width = stalledStands
+	}
+	free := make(chan *stand, width)
+	for range width {
 		s := &stand{clean: clean, eng: eng, proxy: enginetest.NewProxy(t), kept: uniqueName(t)}
 		remove(t, clean, s.kept)
 		free <- s
@@ -102,15 +113,19 @@ func testFaults(t *testing.T, op operation) {
 		return calls
 	}
 	calls := try(0, enginetest.None)
+	// A run that happened to sweep made more calls than the operation needs.
+	if again := try(0, enginetest.None); len(again) < len(calls) {
+		calls = again
+	}
 	n := len(calls)
 	if n == 0 {
 		t.Fatalf("no calls were counted")
 	}
 	var g errgroup.Group
-	g.SetLimit(stands)
+	g.SetLimit(width)
 	trials := 0
 	for k := 1; k <= n+spare; k++ {
-		for _, fault := range enginetest.Faults {
+		for _, fault := range faults {
 			if fault == enginetest.Cancel && op.noContext {
 				continue
 			}
@@ -156,12 +171,18 @@ func (x *trial) run() (calls []string) {
 		}
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
+		bound := callBound
+		if x.fault == enginetest.Stall {
+			ctx, cancel = context.WithTimeout(ctx, patience)
+			defer cancel()
+			bound = patience + time.Second
+		}
 		x.proxy.Arm(x.k, x.fault, func() {
 			if x.fault == enginetest.Cancel {
 				cancel()
 			}
 		})
-		x.err = x.within(callBound, mark, func() error { return x.op.act(ctx, x) })
+		x.err = x.within(bound, mark, func() error { return x.op.act(ctx, x) })
 		calls = x.proxy.Calls()
 		x.classify()
 		x.proxy.Disarm()
@@ -214,13 +235,16 @@ func (x *trial) classify() {
 		return
 	}
 	want := sandbox.ErrEngineUnavailable
-	if x.fault == enginetest.Cancel {
+	switch x.fault {
+	case enginetest.Cancel:
 		want = context.Canceled
+	case enginetest.Stall:
+		want = context.DeadlineExceeded
 	}
 	if !errors.Is(x.err, want) {
 		x.Errorf("%s: got %v, want %v", x.where(), x.err, want)
 	}
-	if x.fault == enginetest.Cancel && errors.Is(x.err, sandbox.ErrEngineUnavailable) {
+	if want != sandbox.ErrEngineUnavailable && errors.Is(x.err, sandbox.ErrEngineUnavailable) {
 		x.Errorf("%s: got %v; a caller that cancelled blames the engine", x.where(), x.err)
 	}
 }
@@ -587,18 +611,18 @@ func TestStartSurvivesAFaultInAnyCall(t *testing.T) {
 	}))
 }
 
+var stopping = again(operation{
+	arrange: func(x *trial) { x.keptIn(sandbox.StateRunning) },
+	open:    handle,
+	act: func(ctx context.Context, x *trial) error {
+		_, err := x.sb.Stop(ctx)
+		return err
+	},
+	done: func(x *trial) { x.is(sandbox.StateStopped) },
+})
+
 // Shows 3; C3.
-func TestStopSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, again(operation{
-		arrange: func(x *trial) { x.keptIn(sandbox.StateRunning) },
-		open:    handle,
-		act: func(ctx context.Context, x *trial) error {
-			_, err := x.sb.Stop(ctx)
-			return err
-		},
-		done: func(x *trial) { x.is(sandbox.StateStopped) },
-	}))
-}
+func TestStopSurvivesAFaultInAnyCall(t *testing.T) { testFaults(t, stopping) }
 
 // Shows 3; S1.2.
 func TestCloseOfAPersistentSandboxSurvivesAFaultInAnyCall(t *testing.T) {
@@ -611,8 +635,9 @@ func TestCloseOfAPersistentSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 	})
 }
 
-// Shows 3; X9.
+// Shows 3; X9. It waits for leases, beside other tests.
 func TestCloseOfAnUnnamedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
+	t.Parallel()
 	testFaults(t, operation{
 		open:      create1(unnamed),
 		act:       func(_ context.Context, x *trial) error { return x.sb.Close() },
@@ -738,6 +763,25 @@ func TestListSurvivesAFaultInAnyCall(t *testing.T) {
 			return err
 		},
 	}))
+}
+
+// Shows 3; S1.p11: an engine that does not answer holds a caller no longer than the
+// caller's own deadline.
+func TestCreateOnAStalledEngineEndsWithItsDeadline(t *testing.T) {
+	t.Parallel()
+	testEvery(t, creation(plain, create), enginetest.Stall)
+}
+
+// Shows 3; S2.1.
+func TestGetOnAStalledEngineEndsWithItsDeadline(t *testing.T) {
+	t.Parallel()
+	testEvery(t, getting(sandbox.StateStopped, get), enginetest.Stall)
+}
+
+// Shows 3; C3.
+func TestStopOnAStalledEngineEndsWithItsDeadline(t *testing.T) {
+	t.Parallel()
+	testEvery(t, stopping, enginetest.Stall)
 }
 
 func soak(t *testing.T) {
