@@ -101,8 +101,8 @@ func (s *Sandbox) Command(ctx context.Context, name string, args ...string) *Cmd
 // does not know the ID.
 func (s *Sandbox) Process(ctx context.Context, id string) (*Cmd, error) {
 	c := &Cmd{s: s, ctx: ctx, id: id, Detached: true}
-	if s.isClosed() {
-		return nil, c.fail(ErrClosed)
+	if err := s.usable(); err != nil {
+		return nil, c.fail(err)
 	}
 	if !record.ValidName(id) {
 		return nil, c.fail(invalid("%q is not the ID of a command", id))
@@ -203,8 +203,8 @@ func (c *Cmd) outPipe(field *io.Writer, name string) (io.ReadCloser, error) {
 // Start starts the command and returns when it runs. A program that is missing is
 // [exec.ErrNotFound]; one that may not be run is [fs.ErrPermission].
 func (c *Cmd) Start() error {
-	if c.s.isClosed() {
-		return c.abort(ErrClosed)
+	if err := c.s.usable(); err != nil {
+		return c.abort(err)
 	}
 	if c.proc != nil {
 		return c.fail(errors.New("already started"))

@@ -36,6 +36,7 @@ type Sandbox struct {
 	link      *guest.Conn   // connection to the guest, while there is one
 	tether    *tether       // renews the lease of a sandbox that is not persistent
 	closed    bool          // for callers
+	deleted   bool          // and why: by Delete on this handle
 	released  bool          // for ourselves: nothing new may begin
 	ending    chan struct{} // closed when Close has finished; nil before Close
 	closeErr  error
@@ -315,6 +316,19 @@ func (s *Sandbox) current(ctx context.Context) (engine.Container, error) {
 	return got, nil
 }
 
+// usable says why callers can't use the handle any more, or nil.
+func (s *Sandbox) usable() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.deleted:
+		return ErrNotFound
+	case s.closed:
+		return ErrClosed
+	}
+	return nil
+}
+
 func (s *Sandbox) isClosed() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -324,8 +338,8 @@ func (s *Sandbox) isClosed() bool {
 // Start starts the sandbox's session if it has none, and returns [StateRunning]. A
 // session that runs is left as it is.
 func (s *Sandbox) Start(ctx context.Context) (State, error) {
-	if s.isClosed() {
-		return "", fail("start", s.rec.Name, ErrClosed)
+	if err := s.usable(); err != nil {
+		return "", fail("start", s.rec.Name, err)
 	}
 	got, err := s.current(ctx)
 	if err != nil {
@@ -438,8 +452,8 @@ func (s *Sandbox) begin() {
 // session still ends. A sandbox that is not persistent is kept for an hour after its
 // handle stopped it, should the handle not be heard of again.
 func (s *Sandbox) Stop(ctx context.Context) (State, error) {
-	if s.isClosed() {
-		return "", fail("stop", s.rec.Name, ErrClosed)
+	if err := s.usable(); err != nil {
+		return "", fail("stop", s.rec.Name, err)
 	}
 	if err := s.stop(ctx); err != nil {
 		return "", fail("stop", s.rec.Name, err)
@@ -578,14 +592,18 @@ func (s *Sandbox) letGo() {
 	}
 }
 
-// Delete removes the sandbox for good, see [Delete]. The handle is closed by it.
+// Delete removes the sandbox for good, see [Delete]. What is called on the handle
+// afterwards is [ErrNotFound], but for Close and Detach.
 func (s *Sandbox) Delete(ctx context.Context, opts ...DeleteOption) (DeleteReport, error) {
-	if s.isClosed() {
-		return DeleteReport{}, fail("delete", s.rec.Name, ErrClosed)
+	if err := s.usable(); err != nil {
+		return DeleteReport{}, fail("delete", s.rec.Name, err)
 	}
 	s.letGo()
 	report, err := s.c.delete(ctx, s.eng, s.rec, deleteSettings(opts).preserve)
 	if err == nil || errors.Is(err, ErrNotFound) {
+		s.mu.Lock()
+		s.deleted = true
+		s.mu.Unlock()
 		s.release()
 	}
 	return report, fail("delete", s.rec.Name, err)

@@ -224,8 +224,8 @@ func (c *Client) Inspect(ctx context.Context, nameOrID string) (Status, error) {
 // Status tells of the sandbox as it is now. It does not resume it. With a session it
 // takes a tenth of a second, to see what the CPUs do.
 func (s *Sandbox) Status(ctx context.Context) (Status, error) {
-	if s.isClosed() {
-		return Status{}, fail("status", s.rec.Name, ErrClosed)
+	if err := s.usable(); err != nil {
+		return Status{}, fail("status", s.rec.Name, err)
 	}
 	got, err := s.current(ctx)
 	if err != nil {
