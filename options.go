@@ -35,6 +35,7 @@ const (
 	maxPorts    = 4
 	maxEnvValue = 128 << 10 // Linux' MAX_ARG_STRLEN: longer ones start nothing
 	minMemory   = 6 << 20   // the engine's own lower bound
+	maxVCPUs    = 1 << 20   // what comes with more would overflow
 )
 
 // runtimes are the identifiers WithRuntime knows.
@@ -180,8 +181,8 @@ func WithPorts(ports ...int) CreateOption {
 func WithVCPUs[N int | float64](n N) CreateOption {
 	return createOption(func(s *settings) {
 		s.vcpus = float64(n)
-		if !(s.vcpus >= 0.01) { // also NaN
-			s.problems = append(s.problems, fmt.Errorf("WithVCPUs: %v CPUs; it takes at least 0.01", n))
+		if !(s.vcpus >= 0.01 && s.vcpus <= maxVCPUs) { // also NaN
+			s.problems = append(s.problems, fmt.Errorf("WithVCPUs: %v CPUs; it takes 0.01 to %d", n, maxVCPUs))
 			s.vcpus = 1
 		}
 	})
