@@ -42,3 +42,10 @@ func PlaceScratchGuests(t *testing.T, eng *engine.Engine, n int) {
 		t.Errorf("RemoveVolume: %v", err)
 	}
 }
+
+// LimitsOf returns what options add up to: CPUs, and memory in bytes.
+func LimitsOf(opts ...CreateOption) (vcpus float64, memory int64, err error) {
+	s := createSettings(opts)
+	err = s.check()
+	return s.vcpus, s.memory, err
+}

@@ -18,6 +18,9 @@ import (
 // started again with roleVar set. See process.
 var roles = map[string]func(args []string) error{}
 
+// atEnd is called after the last test, for what tests share.
+var atEnd []func()
+
 const roleVar = "SANDBOX_TEST_ROLE"
 
 // TestMain gives the engine back as it found it, or fails. On an engine that others
@@ -36,6 +39,9 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	code := m.Run()
+	for _, f := range atEnd {
+		f()
+	}
 	if code == 0 {
 		code = max(leaks(before), goroutines())
 	}

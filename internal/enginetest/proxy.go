@@ -74,6 +74,7 @@ type Proxy struct {
 	open    map[net.Conn]struct{}
 	count   int
 	calls   []string
+	targets []string
 	at      int
 	fault   Fault
 	onFault func()
@@ -137,7 +138,7 @@ func (p *Proxy) Host() string { return "unix://" + p.path }
 func (p *Proxy) Arm(k int, f Fault, onFault func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.count, p.calls = 0, nil
+	p.count, p.calls, p.targets = 0, nil, nil
 	p.at, p.fault, p.onFault, p.fired = k, f, onFault, false
 }
 
@@ -163,6 +164,14 @@ func (p *Proxy) Calls() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.calls)
+}
+
+// Requests are the calls since the last Arm with their queries, such as
+// "POST /containers/x/stop?t=30".
+func (p *Proxy) Requests() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.targets)
 }
 
 // Fired reports whether the armed fault has happened.
@@ -259,6 +268,7 @@ func (p *Proxy) arrive(req *http.Request) Fault {
 	p.mu.Lock()
 	p.count++
 	p.calls = append(p.calls, req.Method+" "+versionRE.ReplaceAllString(req.URL.Path, "/"))
+	p.targets = append(p.targets, req.Method+" "+versionRE.ReplaceAllString(req.URL.RequestURI(), "/"))
 	f, onFault := None, func() {}
 	if p.at != 0 && p.count == p.at {
 		f, p.fired = p.fault, true

@@ -175,6 +175,19 @@ func (mainTB) Helper()                           {}
 func (mainTB) Context() context.Context          { return context.Background() }
 func (mainTB) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
 
+// Get reads what the real engine itself says at path, such as
+// "/containers/x/json", into v.
+func Get(t testing.TB, path string, v any) {
+	t.Helper()
+	must(t, "GET "+path, func() error { return get(t, path, v) })
+}
+
+// Post asks the real engine for something that the library never does.
+func Post(t testing.TB, path string, body any) {
+	t.Helper()
+	must(t, "POST "+path, func() error { return post(t, path, body) })
+}
+
 func get(t testing.TB, path string, v any) error {
 	t.Helper()
 	b, err := do(t, http.MethodGet, path, "", nil)
