@@ -10,7 +10,6 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
-	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
 // connectTimeout bounds a connection to the guest, which costs one exec of the engine.
@@ -153,19 +152,25 @@ func (s *Sandbox) dropLink() {
 
 // lost explains why a connection ended under a command.
 func (s *Sandbox) lost(ctx context.Context, err error) error {
-	if s.isClosed() {
-		return fmt.Errorf("%w: %w", ErrClosed, err)
-	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	got, e := s.eng.InspectContainer(ctx, record.ContainerName(s.rec.Name))
-	switch {
-	case errors.Is(e, engine.ErrNotFound):
-		return fmt.Errorf("%w: it was removed while the command ran: %w", ErrNotFound, err)
-	case e != nil:
-		return fmt.Errorf("%w: %w", e, err)
-	case got.State != engine.StateRunning:
-		return fmt.Errorf("%w: the session ended while the command ran (%s): %w", ErrNotRunning, ended(got), err)
+	for alive := false; !alive; {
+		if e := s.usable(); e != nil {
+			return fmt.Errorf("%w: %w", e, err)
+		}
+		got, e := s.current(ctx)
+		switch {
+		case errors.Is(e, ErrNotFound):
+			return fmt.Errorf("%w: it was removed while the command ran: %w", e, err)
+		case e != nil:
+			return fmt.Errorf("%w: %w", e, err)
+		case got.State != engine.StateRunning:
+			return fmt.Errorf("%w: the session ended while the command ran (%s): %w", ErrNotRunning, ended(got), err)
+		}
+		// To the engine a session that has just ended still runs for a moment. One that
+		// takes a new connection does.
+		_, e = s.linked(ctx)
+		alive = e == nil || errors.Is(e, engine.ErrUnavailable) || pause(ctx, stillThere) != nil
 	}
 	return classify(ErrEngineUnavailable, fmt.Errorf("the connection was lost while the command ran: %w", err))
 }
