@@ -1,0 +1,971 @@
+package sandbox_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+func init() {
+	// inside NAME ARGV… resumes a sandbox, prints what a command in it prints, and lets
+	// go of it.
+	roles["inside"] = func(args []string) error {
+		ctx := context.Background()
+		sb, err := sandbox.Get(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		cmd := sb.Command(ctx, args[1], args[2:]...)
+		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+		return errors.Join(cmd.Run(), sb.Detach())
+	}
+}
+
+// fillTree makes a bit of everything in the workspace, and listTree prints all that a
+// file system knows of it.
+const (
+	fillTree = `set -e
+mkdir -p dir/sub empty 'with space'
+printf 'some\000content\n' > dir/file; chmod 0640 dir/file; chown 1234:4321 dir/file; touch -d '2001-02-03 04:05:06.789' dir/file
+head -c 1000000 /dev/urandom > dir/sub/big
+ln -s ../dir/file dir/link; ln -s /nowhere dangling; ln dir/file hard
+chmod 2750 empty; chown 7:8 empty; printf x > 'with space/ünï'; chmod 4755 'with space/ünï'; : > .hidden`
+	listTree = `find . -printf '%P %y %m %U %G %s %T@ %n %l\n' | sort; find . -type f -exec sha256sum {} + | sort`
+)
+
+// V2.2: everything about every file.
+func TestFilesSurviveStopAndStart(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)))
+	run(t, sb, "sh", "-c", fillTree)
+	before := run(t, sb, "sh", "-c", listTree)
+	if state, err := sb.Stop(t.Context()); state != "stopped" || err != nil {
+		t.Fatalf("Stop = %q, %v", state, err)
+	}
+	if state, err := sb.Start(t.Context()); state != sandbox.StateRunning || err != nil {
+		t.Fatalf("Start = %q, %v", state, err)
+	}
+	if diff := cmp.Diff(before, run(t, sb, "sh", "-c", listTree)); diff != "" || strings.Count(before, "\n") < 12 {
+		t.Errorf("the workspace after Stop and Start (-before +after):\n%s", diff)
+	}
+}
+
+// V2.2, S2.1: also for another process, after Close.
+func TestFilesSurviveCloseAndGetElsewhere(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)))
+	run(t, sb, "sh", "-c", fillTree)
+	before := run(t, sb, "sh", "-c", listTree)
+	if err := sb.Close(); err != nil {
+		t.Fatalf("Close: %v", err)
+	}
+	out, err := process(t, "inside", sb.Name(), "sh", "-c", listTree).Output()
+	if err != nil {
+		t.Fatalf("the other process: %v", err)
+	}
+	if diff := cmp.Diff(before, strings.TrimSpace(string(out))); diff != "" {
+		t.Errorf("the workspace in another process (-before +after):\n%s", diff)
+	}
+}
+
+// C2.1.
+func TestStartOfAStoppedSandboxRuns(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)))
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatalf("Stop: %v", err)
+	}
+	if state, err := sb.Start(t.Context()); state != "running" || err != nil {
+		t.Errorf("Start = %q, %v; want running", state, err)
+	}
+	if got := run(t, sb, "echo", "ok"); got != "ok" {
+		t.Errorf("a command says %q", got)
+	}
+}
+
+// C2.2: it is not a restart.
+func TestStartOfARunningSandboxChangesNothing(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t)
+	before := status(t, sb)
+	if state, err := sb.Start(t.Context()); state != "running" || err != nil {
+		t.Errorf("Start = %q, %v; want running", state, err)
+	}
+	if after := status(t, sb); !after.StartedAt.Equal(before.StartedAt) || before.StartedAt.IsZero() {
+		t.Errorf("StartedAt was %v and is %v", before.StartedAt, after.StartedAt)
+	}
+}
+
+func status(t *testing.T, sb *sandbox.Sandbox) sandbox.Status {
+	t.Helper()
+	st, err := sb.Status(t.Context())
+	if err != nil {
+		t.Fatalf("Status: %v", err)
+	}
+	return st
+}
+
+// waitFor waits for a file in the sandbox.
+func waitFor(t *testing.T, sb *sandbox.Sandbox, file string) {
+	t.Helper()
+	eventually(t, file+" is there", func() bool { return sb.Command(t.Context(), "test", "-e", file).Run() == nil })
+}
+
+// stubborn is a main process that does not mind SIGTERM.
+var stubborn = sandbox.WithCommand("sh", "-c", "trap '' TERM; touch /workspace/up; while :; do sleep 0.1; done")
+
+// C3.1.
+func TestStopLetsTheMainProcessFinish(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)),
+		sandbox.WithCommand("sh", "-c", "trap 'sleep 0.3; echo bye > /workspace/bye; exit 0' TERM; touch /workspace/up; while :; do sleep 0.05; done"))
+	waitFor(t, sb, "up")
+	began := time.Now()
+	if state, err := sb.Stop(t.Context()); state != sandbox.StateStopped || err != nil {
+		t.Errorf("Stop = %q, %v", state, err)
+	}
+	if d := time.Since(began); d > 15*time.Second {
+		t.Errorf("Stop took %v", d)
+	}
+	if code := raw(t, sb).State.ExitCode; code == 137 {
+		t.Errorf("exit code %d: it was killed", code)
+	}
+	if got := run(t, sb, "cat", "bye"); got != "bye" {
+		t.Errorf("its last words are %q", got)
+	}
+}
+
+// C3.2.
+func TestStopKillsWhatIgnoresIt(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t, sandbox.WithStopTimeout(time.Second), stubborn)
+	waitFor(t, sb, "up")
+	began := time.Now()
+	if state, err := sb.Stop(t.Context()); state != sandbox.StateStopped || err != nil {
+		t.Errorf("Stop = %q, %v", state, err)
+	}
+	if d := time.Since(began); d < time.Second || d > 15*time.Second {
+		t.Errorf("Stop took %v, want a little more than 1s", d)
+	}
+	if code := raw(t, sb).State.ExitCode; code != 137 {
+		t.Errorf("exit code %d, want 137", code)
+	}
+}
+
+// C3.2: 30 s unless told otherwise.
+func TestStopGrantsThirtySeconds(t *testing.T) {
+	t.Parallel()
+	proxy := enginetest.NewProxy(t)
+	c := newClient(t, sandbox.WithHost(proxy.Host()))
+	for want, opts := range map[string][]sandbox.CreateOption{"t=30": nil, "t=7": {sandbox.WithStopTimeout(7 * time.Second)}} {
+		sb, err := c.Create(t.Context(), opts...)
+		if err != nil {
+			t.Fatalf("Create: %v", err)
+		}
+		proxy.Arm(0, enginetest.None, nil)
+		if err := sb.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		if !slices.ContainsFunc(proxy.Requests(), func(r string) bool { return strings.HasSuffix(r, "/stop?"+want) }) {
+			t.Errorf("requests %q; want a stop with %s", proxy.Requests(), want)
+		}
+	}
+}
+
+// C5, C5.1: the newest first.
+func TestListTellsOfEverySandbox(t *testing.T) {
+	t.Parallel()
+	c := newClient(t)
+	prefix := uniqueName(t)
+	began := time.Now().Add(-time.Minute)
+	older := newSandbox(t, sandbox.WithName(prefix+"-z"))
+	newer := newSandbox(t, sandbox.WithName(prefix+"-a"))
+	if _, err := older.Stop(t.Context()); err != nil {
+		t.Fatalf("Stop: %v", err)
+	}
+	list, err := c.List(t.Context(), sandbox.NamePrefix(prefix))
+	if err != nil || len(list) != 2 {
+		t.Fatalf("List = %+v, %v; want two", list, err)
+	}
+	for i, want := range []struct {
+		sb    *sandbox.Sandbox
+		state sandbox.State
+	}{{newer, "running"}, {older, "stopped"}} {
+		got := list[i]
+		if got.ID != want.sb.ID() || got.Name != want.sb.Name() || got.State != want.state || got.Location != "local" || got.Image != sandbox.DefaultImage {
+			t.Errorf("List[%d] = %+v; want %s, %s", i, got, want.sb.Name(), want.state)
+		}
+		if got.CreatedAt.Before(began) || got.CreatedAt.After(time.Now().Add(time.Minute)) {
+			t.Errorf("List[%d].CreatedAt = %v", i, got.CreatedAt)
+		}
+	}
+	if _, err := c.Delete(t.Context(), newer.Name()); err != nil {
+		t.Fatalf("Delete: %v", err)
+	}
+	newEngine(t).RemoveVolume(t.Context(), record.WorkspaceName(newer.ID()), false)
+}
+
+// C5.1.
+func TestEmptyListIsNotNil(t *testing.T) {
+	t.Parallel()
+	list, err := newClient(t).List(t.Context(), sandbox.NamePrefix(uniqueName(t)))
+	if err != nil || list == nil || len(list) != 0 {
+		t.Errorf("List = %#v, %v; want an empty slice", list, err)
+	}
+}
+
+// C5.2.
+func TestListFiltersByState(t *testing.T) {
+	t.Parallel()
+	c, eng := newClient(t), newEngine(t)
+	prefix := uniqueName(t)
+	running := newSandbox(t, sandbox.WithName(prefix+"-running"))
+	stopped := newSandbox(t, sandbox.WithName(prefix+"-stopped"))
+	paused := newSandbox(t, sandbox.WithName(prefix+"-paused"))
+	if _, err := stopped.Stop(t.Context()); err != nil {
+		t.Fatalf("Stop: %v", err)
+	}
+	if err := eng.PauseContainer(t.Context(), record.ContainerName(paused.Name())); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		states []sandbox.State
+		want   []string
+	}{
+		{nil, []string{paused.Name(), running.Name(), stopped.Name()}},
+		{[]sandbox.State{sandbox.Running}, []string{running.Name()}},
+		{[]sandbox.State{"running"}, []string{running.Name()}},
+		{[]sandbox.State{sandbox.Stopped}, []string{stopped.Name()}},
+		{[]sandbox.State{sandbox.Paused, sandbox.Stopped}, []string{paused.Name(), stopped.Name()}},
+		{[]sandbox.State{sandbox.Creating, sandbox.StateError}, nil},
+	} {
+		list, err := c.List(t.Context(), sandbox.NamePrefix(prefix), sandbox.StatusFilter(tt.states...))
+		var got []string
+		for _, i := range list {
+			got = append(got, i.Name)
+		}
+		slices.Sort(got)
+		if diff := cmp.Diff(tt.want, got); diff != "" || err != nil {
+			t.Errorf("List(%q): %v (-want +got):\n%s", tt.states, err, diff)
+		}
+	}
+}
+
+// S1.2: however the scope ends.
+func TestDeferredCloseStopsTheSandbox(t *testing.T) {
+	t.Parallel()
+	c := newClient(t)
+	for how, end := range map[string]func() error{
+		"return": func() error { return nil },
+		"error":  func() error { return errors.New("x") },
+		"panic":  func() error { panic("x") },
+	} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			name := uniqueName(t)
+			remove(t, c, name)
+			func() {
+				defer func() { recover() }()
+				sb, err := c.Create(context.Background(), sandbox.WithName(name))
+				if err != nil {
+					t.Errorf("Create: %v", err)
+					return
+				}
+				defer sb.Close()
+				_ = end()
+			}()
+			if st, err := newClient(t).Inspect(t.Context(), name); err != nil || st.State != sandbox.StateStopped || st.Reason != "stopped" {
+				t.Errorf("afterwards it is %+v, %v; want stopped, and there", st, err)
+			}
+		})
+	}
+}
+
+// S1.2, E65: whatever happened before, Close is nil, soon, and stays so.
+func TestCloseIsNilWhateverHappenedBefore(t *testing.T) {
+	t.Parallel()
+	for what, before := range map[string]func(t *testing.T, sb *sandbox.Sandbox, eng *engine.Engine){
+		"nothing": func(*testing.T, *sandbox.Sandbox, *engine.Engine) {},
+		"Close":   func(t *testing.T, sb *sandbox.Sandbox, _ *engine.Engine) { sb.Close() },
+		"Detach":  func(t *testing.T, sb *sandbox.Sandbox, _ *engine.Engine) { sb.Detach() },
+		"Stop":    func(t *testing.T, sb *sandbox.Sandbox, _ *engine.Engine) { sb.Stop(t.Context()) },
+		"a command": func(t *testing.T, sb *sandbox.Sandbox, _ *engine.Engine) {
+			sb.Command(t.Context(), "sleep", "1000").Start()
+		},
+		"Delete": func(t *testing.T, sb *sandbox.Sandbox, _ *engine.Engine) {
+			if _, err := sb.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+				t.Errorf("Delete: %v", err)
+			}
+		},
+		"a removal by hand": func(t *testing.T, sb *sandbox.Sandbox, eng *engine.Engine) {
+			if err := eng.RemoveContainer(t.Context(), record.ContainerName(sb.Name()), true); err != nil {
+				t.Error(err)
+			}
+			if err := eng.RemoveVolume(t.Context(), record.WorkspaceName(sb.ID()), false); err != nil {
+				t.Error(err)
+			}
+		},
+		"a pause": func(t *testing.T, sb *sandbox.Sandbox, eng *engine.Engine) {
+			if err := eng.PauseContainer(t.Context(), record.ContainerName(sb.Name())); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		for _, persistent := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, persistent %v", what, persistent), func(t *testing.T) {
+				t.Parallel()
+				c, name := newClient(t), uniqueName(t)
+				remove(t, c, name)
+				ctx, cancel := context.WithCancel(t.Context())
+				sb, err := c.Create(ctx, sandbox.WithName(name), sandbox.WithPersistent(persistent))
+				if err != nil {
+					t.Fatalf("Create: %v", err)
+				}
+				cancel() // the creating context: Close does not care
+				before(t, sb, newEngine(t))
+				began := time.Now()
+				var wg sync.WaitGroup
+				for range 4 {
+					wg.Go(func() {
+						if err := sb.Close(); err != nil {
+							t.Errorf("Close = %v", err)
+						}
+					})
+				}
+				wg.Wait()
+				if d := time.Since(began); d > 15*time.Second {
+					t.Errorf("Close took %v", d)
+				}
+				if err := sb.Close(); err != nil {
+					t.Errorf("Close again = %v", err)
+				}
+				if err := sb.Detach(); err != nil {
+					t.Errorf("Detach after Close = %v", err)
+				}
+				if _, err := sb.Status(t.Context()); !errors.Is(err, sandbox.ErrClosed) {
+					t.Errorf("Status after Close = %v; want ErrClosed", err)
+				}
+			})
+		}
+	}
+}
+
+// E65: whichever comes first, it ends closed and, as Close came last, stopped.
+func TestCloseWhileStartRuns(t *testing.T) {
+	t.Parallel()
+	c, name := newClient(t), uniqueName(t)
+	remove(t, c, name)
+	sb, err := c.Create(t.Context(), sandbox.WithName(name))
+	if err != nil {
+		t.Fatalf("Create: %v", err)
+	}
+	for range 3 {
+		if _, err := sb.Stop(t.Context()); err != nil {
+			t.Fatalf("Stop: %v", err)
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if _, err := sb.Start(t.Context()); err != nil && !errors.Is(err, sandbox.ErrClosed) && !errors.Is(err, context.Canceled) {
+				t.Errorf("Start = %v; want nil, or that it is closed", err)
+			}
+		})
+		wg.Go(func() {
+			if err := sb.Close(); err != nil {
+				t.Errorf("Close = %v", err)
+			}
+		})
+		wg.Wait()
+		if st, err := c.Inspect(t.Context(), name); err != nil || st.State != sandbox.StateStopped {
+			t.Errorf("afterwards it is %+v, %v; want stopped", st, err)
+		}
+		if sb, err = c.Get(t.Context(), name); err != nil {
+			t.Fatalf("Get: %v", err)
+		}
+	}
+	sb.Detach()
+}
+
+// S1.2: methods of a closed handle say so, all of them.
+func TestClosedHandleSaysSo(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)))
+	cmd := sb.Command(t.Context(), "true")
+	if err := sb.Detach(); err != nil {
+		t.Fatalf("Detach: %v", err)
+	}
+	for call, do := range map[string]func() error{
+		"Start":   func() error { _, err := sb.Start(t.Context()); return err },
+		"Stop":    func() error { _, err := sb.Stop(t.Context()); return err },
+		"Status":  func() error { _, err := sb.Status(t.Context()); return err },
+		"Delete":  func() error { _, err := sb.Delete(t.Context()); return err },
+		"Process": func() error { _, err := sb.Process(t.Context(), "x"); return err },
+		"Command": cmd.Run,
+	} {
+		if err := do(); !errors.Is(err, sandbox.ErrClosed) {
+			t.Errorf("%s = %v; want ErrClosed", call, err)
+		}
+	}
+}
+
+// E66: a failure that defer drops is told to the logger.
+func TestFailedCloseIsReturnedAndLogged(t *testing.T) {
+	t.Parallel()
+	proxy := enginetest.NewProxy(t)
+	var log lockedBuffer
+	c := newClient(t, sandbox.WithHost(proxy.Host()), sandbox.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	name := uniqueName(t)
+	remove(t, newClient(t), name)
+	sb, err := c.Create(t.Context(), sandbox.WithName(name))
+	if err != nil {
+		t.Fatalf("Create: %v", err)
+	}
+	proxy.Refuse(true)
+	err = sb.Close()
+	proxy.Refuse(false)
+	if !errors.Is(err, sandbox.ErrEngineUnavailable) || sb.Close() != err {
+		t.Errorf("Close = %v, then %v; want ErrEngineUnavailable twice", err, sb.Close())
+	}
+	if got := log.String(); !strings.Contains(got, "level=ERROR") || !strings.Contains(got, name) {
+		t.Errorf("logged: %q; want the failure", got)
+	}
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// S2.1.
+func TestGetResumesAStoppedSandbox(t *testing.T) {
+	t.Parallel()
+	c := newClient(t)
+	made := newSandbox(t, sandbox.WithName(uniqueName(t)))
+	if _, err := made.Stop(t.Context()); err != nil {
+		t.Fatalf("Stop: %v", err)
+	}
+	if st, err := c.Inspect(t.Context(), made.Name()); err != nil || st.State != sandbox.StateStopped {
+		t.Errorf("Inspect = %+v, %v; want stopped: it must not resume", st, err)
+	}
+	left, err := c.Get(t.Context(), made.Name(), sandbox.WithoutResume())
+	if err != nil || status(t, left).State != sandbox.StateStopped {
+		t.Errorf("Get without resuming = %v, %v; want stopped", left, err)
+	}
+	left.Detach()
+	for _, ref := range []string{made.Name(), made.ID()} {
+		resumed := 0
+		sb, err := c.Get(t.Context(), ref, sandbox.OnResume(func(ctx context.Context, sb *sandbox.Sandbox) error {
+			resumed++
+			return sb.Command(ctx, "true").Run()
+		}))
+		if err != nil {
+			t.Fatalf("Get(%q): %v", ref, err)
+		}
+		if st := status(t, sb); st.State != sandbox.StateRunning || sb.ID() != made.ID() || resumed != 1 {
+			t.Errorf("Get(%q): %+v, resumed %d times; want %s running, resumed once", ref, st, resumed, made.ID())
+		}
+		if _, err := sb.Stop(t.Context()); err != nil {
+			t.Errorf("Stop: %v", err)
+		}
+		sb.Detach()
+	}
+}
+
+// S2.1.
+func TestGetOfARunningSandboxIsTheSameSession(t *testing.T) {
+	t.Parallel()
+	c := newClient(t)
+	made := newSandbox(t, sandbox.WithName(uniqueName(t)))
+	before := status(t, made)
+	sb, err := c.Get(t.Context(), made.Name(), sandbox.OnResume(func(context.Context, *sandbox.Sandbox) error {
+		t.Error("OnResume was called")
+		return nil
+	}))
+	if err != nil {
+		t.Fatalf("Get: %v", err)
+	}
+	defer sb.Detach()
+	if after := status(t, sb); !after.StartedAt.Equal(before.StartedAt) {
+		t.Errorf("StartedAt was %v and is %v", before.StartedAt, after.StartedAt)
+	}
+}
+
+// S2.1: OnResume may refuse, and the session goes on.
+func TestFailingOnResumeFailsTheCall(t *testing.T) {
+	t.Parallel()
+	c := newClient(t)
+	made := newSandbox(t, sandbox.WithName(uniqueName(t)))
+	if _, err := made.Stop(t.Context()); err != nil {
+		t.Fatalf("Stop: %v", err)
+	}
+	broken := errors.New("broken")
+	if _, err := c.Get(t.Context(), made.Name(), sandbox.OnResume(func(context.Context, *sandbox.Sandbox) error { return broken })); !errors.Is(err, broken) {
+		t.Errorf("Get = %v; want OnResume's error", err)
+	}
+	if st := status(t, made); st.State != sandbox.StateRunning {
+		t.Errorf("the sandbox is %s; want running", st.State)
+	}
+}
+
+// S2.1, C6.2: exactly these words.
+func TestMissingSandboxIsNotFound(t *testing.T) {
+	t.Parallel()
+	for call, do := range takers(newClient(t)) {
+		if strings.HasPrefix(call, "Create") || call == "GetOrCreate" {
+			continue
+		}
+		err := do(t.Context(), uniqueName(t))
+		var e *sandbox.Error
+		if !errors.Is(err, sandbox.ErrNotFound) || !strings.Contains(err.Error(), "Sandbox not found") || !errors.As(err, &e) || e.StatusCode() != 404 {
+			t.Errorf("%s = %v; want Sandbox not found, 404", call, err)
+		}
+	}
+}
+
+// S2.2: of many callers one creates.
+func TestGetOrCreateCreatesOnce(t *testing.T) {
+	t.Parallel()
+	c, name := newClient(t), uniqueName(t)
+	remove(t, c, name)
+	var created atomic.Int32
+	var ids [8]string
+	onCreate := sandbox.OnCreate(func(ctx context.Context, sb *sandbox.Sandbox) error {
+		created.Add(1)
+		return sb.Command(ctx, "touch", "made").Run() // it runs already
+	})
+	var wg sync.WaitGroup
+	for i := range ids {
+		wg.Go(func() {
+			sb, err := c.GetOrCreate(t.Context(), name, onCreate)
+			if err != nil {
+				t.Errorf("GetOrCreate: %v", err)
+				return
+			}
+			ids[i] = sb.ID()
+			if created.Load() != 1 {
+				t.Errorf("it returned before OnCreate was done")
+			}
+			if err := sb.Command(t.Context(), "test", "-e", "made").Run(); err != nil {
+				t.Errorf("what OnCreate made: %v", err)
+			}
+			sb.Detach()
+		})
+	}
+	wg.Wait()
+	for _, id := range ids {
+		if id != ids[0] {
+			t.Errorf("IDs %q; want one", ids)
+		}
+	}
+	sb, err := c.GetOrCreate(t.Context(), name, onCreate)
+	if err != nil || created.Load() != 1 {
+		t.Fatalf("one more GetOrCreate: %v; OnCreate was called %d times, want once", err, created.Load())
+	}
+	sb.Detach()
+}
+
+// S2.2, E93: labels can't change, and options of an existing sandbox are ignored.
+func TestGetOrCreateIgnoresOptionsOfAnExistingSandbox(t *testing.T) {
+	t.Parallel()
+	c := newClient(t)
+	made := newSandbox(t, sandbox.WithName(uniqueName(t)), sandbox.WithTags(map[string]string{"k": "first"}))
+	before := raw(t, made).Config
+	sb, err := c.GetOrCreate(t.Context(), made.Name(), sandbox.WithTags(map[string]string{"k": "second"}), sandbox.WithVCPUs(2), sandbox.WithEnv(map[string]string{"NEW": "1"}))
+	if err != nil {
+		t.Fatalf("GetOrCreate: %v", err)
+	}
+	defer sb.Detach()
+	if st := status(t, sb); st.Tags["k"] != "first" || sb.ID() != made.ID() {
+		t.Errorf("Status = %+v; want it as it was made", st)
+	}
+	if diff := cmp.Diff(before, raw(t, sb).Config); diff != "" {
+		t.Errorf("its configuration changed (-was +is):\n%s", diff)
+	}
+	if _, err := c.Create(t.Context(), sandbox.WithName(made.Name())); !errors.Is(err, sandbox.ErrExists) {
+		t.Errorf("Create = %v; want ErrExists", err)
+	}
+}
+
+// E93: a volume that exists keeps its labels, whoever asks for others.
+func TestWorkspaceKeepsItsLabels(t *testing.T) {
+	t.Parallel()
+	eng := newEngine(t)
+	name := record.WorkspaceName(shared(t).ID())
+	before, err := eng.InspectVolume(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := eng.CreateVolume(t.Context(), name, map[string]string{record.Managed: "true", record.Name: "another"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before.Labels, got.Labels); diff != "" {
+		t.Errorf("labels changed (-was +is):\n%s", diff)
+	}
+}
+
+// S4.2, C4.1: for good, and the workspace is preserved unless told otherwise.
+func TestDeletedSandboxIsGone(t *testing.T) {
+	t.Parallel()
+	c, eng := newClient(t), newEngine(t)
+	for _, preserve := range []bool{true, false} {
+		name := uniqueName(t)
+		remove(t, c, name)
+		sb, err := c.Create(t.Context(), sandbox.WithName(name))
+		if err != nil {
+			t.Fatalf("Create: %v", err)
+		}
+		other, err := c.Get(t.Context(), name)
+		if err != nil {
+			t.Fatalf("Get: %v", err)
+		}
+		run(t, sb, "sh", "-c", "echo mine > file")
+		want := sandbox.VolumeOutcome{Name: "agent-sandbox-" + sb.ID(), Status: "preserved"}
+		var opts []sandbox.DeleteOption
+		if !preserve {
+			want.Status = "deleted"
+			opts = append(opts, sandbox.PreserveVolumes(false))
+		}
+		report, err := sb.Delete(t.Context(), opts...)
+		if diff := cmp.Diff(sandbox.DeleteReport{Volumes: []sandbox.VolumeOutcome{want}}, report); err != nil || diff != "" {
+			t.Errorf("Delete: %v; report (-want +got):\n%s", err, diff)
+		}
+		if got := report.String(); got != "volume "+want.Name+": "+want.Status {
+			t.Errorf("the report reads %q", got)
+		}
+		for call, do := range takers(c) {
+			if strings.HasPrefix(call, "Create") || call == "GetOrCreate" {
+				continue
+			}
+			for _, ref := range []string{name, sb.ID()} {
+				if err := do(t.Context(), ref); !errors.Is(err, sandbox.ErrNotFound) {
+					t.Errorf("%s of %q = %v; want ErrNotFound", call, ref, err)
+				}
+			}
+		}
+		if list, err := c.List(t.Context(), sandbox.NamePrefix(name)); err != nil || len(list) != 0 {
+			t.Errorf("List = %+v, %v; want none", list, err)
+		}
+		for call, do := range map[string]func(sb *sandbox.Sandbox) error{
+			"Start":   func(sb *sandbox.Sandbox) error { _, err := sb.Start(t.Context()); return err },
+			"Stop":    func(sb *sandbox.Sandbox) error { _, err := sb.Stop(t.Context()); return err },
+			"Status":  func(sb *sandbox.Sandbox) error { _, err := sb.Status(t.Context()); return err },
+			"Command": func(sb *sandbox.Sandbox) error { return sb.Command(t.Context(), "true").Run() },
+			"Process": func(sb *sandbox.Sandbox) error { _, err := sb.Process(t.Context(), "x"); return err },
+			"Delete":  func(sb *sandbox.Sandbox) error { _, err := sb.Delete(t.Context()); return err },
+		} {
+			for i, h := range []*sandbox.Sandbox{sb, other} {
+				if err := do(h); !errors.Is(err, sandbox.ErrNotFound) {
+					t.Errorf("%s on handle %d = %v; want ErrNotFound", call, i, err)
+				}
+			}
+		}
+		for _, h := range []*sandbox.Sandbox{sb, other} {
+			if err := h.Close(); err != nil {
+				t.Errorf("Close = %v", err)
+			}
+		}
+		// The name is free, and the ID adopts what was preserved.
+		again, err := c.Create(t.Context(), sandbox.WithName(name), sandbox.WithID(sb.ID()))
+		if err != nil {
+			t.Fatalf("Create again: %v", err)
+		}
+		out, _ := again.Command(t.Context(), "cat", "file").Output()
+		if kept := string(out) == "mine\n"; kept != preserve {
+			t.Errorf("preserve %v, and the file is %q", preserve, out)
+		}
+		again.Detach()
+		if left := objects(t, eng, named(name)); len(left) != 2 {
+			t.Errorf("it has %q; want a container and a volume", left)
+		}
+	}
+}
+
+// E61.
+func TestStopOfWhatDoesNotRunIsNil(t *testing.T) {
+	t.Parallel()
+	c, eng := newClient(t), newEngine(t)
+	for what, arrange := range map[string]func(t *testing.T) string{
+		"stopped": func(t *testing.T) string {
+			sb := newSandbox(t, sandbox.WithName(uniqueName(t)))
+			if _, err := sb.Stop(t.Context()); err != nil {
+				t.Fatalf("Stop: %v", err)
+			}
+			return sb.Name()
+		},
+		"created": func(t *testing.T) string {
+			name := uniqueName(t)
+			handMade(t, eng, record.ContainerName(name), name, record.NewID())
+			return name
+		},
+		"paused": func(t *testing.T) string {
+			sb := newSandbox(t, sandbox.WithName(uniqueName(t)))
+			if err := eng.PauseContainer(t.Context(), record.ContainerName(sb.Name())); err != nil {
+				t.Fatal(err)
+			}
+			return sb.Name()
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			sb, err := c.Get(t.Context(), arrange(t), sandbox.WithoutResume())
+			if err != nil {
+				t.Fatalf("Get: %v", err)
+			}
+			defer sb.Detach()
+			began := time.Now()
+			if state, err := sb.Stop(t.Context()); state != sandbox.StateStopped || err != nil || time.Since(began) > 10*time.Second {
+				t.Errorf("Stop = %q, %v after %v", state, err, time.Since(began))
+			}
+		})
+	}
+}
+
+// A paused sandbox goes on where it was.
+func TestStartOfAPausedSandboxGoesOn(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)))
+	before := status(t, sb)
+	if err := newEngine(t).PauseContainer(t.Context(), record.ContainerName(sb.Name())); err != nil {
+		t.Fatal(err)
+	}
+	if st := status(t, sb); st.State != sandbox.StatePaused {
+		t.Errorf("it is %s, want paused", st.State)
+	}
+	if state, err := sb.Start(t.Context()); state != sandbox.StateRunning || err != nil {
+		t.Errorf("Start = %q, %v", state, err)
+	}
+	if after := status(t, sb); !after.StartedAt.Equal(before.StartedAt) {
+		t.Errorf("it was restarted: %v, %v", before.StartedAt, after.StartedAt)
+	}
+	run(t, sb, "true")
+}
+
+// E62: a program without a handler for SIGTERM would be deaf to it as PID 1.
+func TestSandboxStopsAtOnce(t *testing.T) {
+	t.Parallel()
+	for what, opts := range map[string][]sandbox.CreateOption{
+		"alone":          nil,
+		"with a program": {sandbox.WithCommand("tail", "-f", "/dev/null")},
+	} {
+		sb := newSandbox(t, opts...)
+		began := time.Now()
+		if _, err := sb.Stop(t.Context()); err != nil {
+			t.Errorf("Stop: %v", err)
+		}
+		if d := time.Since(began); d > 5*time.Second {
+			t.Errorf("%s: Stop took %v", what, d)
+		}
+	}
+}
+
+// E63: commands get SIGTERM too, detached or not.
+func TestStopTellsEveryCommand(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)))
+	for _, name := range []string{"attached", "detached"} {
+		cmd := sb.Command(t.Context(), "sh", "-c", "trap 'touch "+name+".told; exit 0' TERM; touch "+name+".up; while :; do sleep 0.05; done")
+		cmd.Detached = name == "detached"
+		if err := cmd.Start(); err != nil {
+			t.Fatalf("Start: %v", err)
+		}
+		waitFor(t, sb, name+".up")
+	}
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Errorf("Stop: %v", err)
+	}
+	if got := run(t, sb, "sh", "-c", "ls *.told"); got != "attached.told\ndetached.told" {
+		t.Errorf("SIGTERM reached %q", got)
+	}
+}
+
+// E64: the caller goes, the session ends all the same.
+func TestStopGoesOnWithoutItsCaller(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t, sandbox.WithStopTimeout(2*time.Second), stubborn)
+	waitFor(t, sb, "up")
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	if _, err := sb.Stop(ctx); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 1500*time.Millisecond {
+		t.Errorf("Stop = %v after %v; want context.DeadlineExceeded at once", err, time.Since(began))
+	}
+	eventually(t, "it is stopped", func() bool { return status(t, sb).State == sandbox.StateStopped })
+}
+
+// E90.
+func TestOneOfManyDeletesWins(t *testing.T) {
+	t.Parallel()
+	c, eng := newClient(t), newEngine(t)
+	for _, preserve := range []bool{true, false} {
+		sb := newSandbox(t, sandbox.WithName(uniqueName(t)))
+		var won atomic.Int32
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				switch _, err := c.Delete(t.Context(), sb.Name(), sandbox.PreserveVolumes(preserve)); {
+				case err == nil:
+					won.Add(1)
+				case !errors.Is(err, sandbox.ErrNotFound):
+					t.Errorf("Delete = %v; want nil or ErrNotFound", err)
+				}
+			})
+		}
+		wg.Wait()
+		left := objects(t, eng, named(sb.Name()))
+		if want := map[bool]int{true: 1, false: 0}[preserve]; won.Load() != 1 || len(left) != want {
+			t.Errorf("preserve %v: %d of 4 won, left %q", preserve, won.Load(), left)
+		}
+		if preserve {
+			eng.RemoveVolume(t.Context(), record.WorkspaceName(sb.ID()), false)
+		}
+	}
+}
+
+// E90: Start may win or lose, and the sandbox goes.
+func TestDeleteWinsAgainstStart(t *testing.T) {
+	t.Parallel()
+	c, eng := newClient(t), newEngine(t)
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)))
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatalf("Stop: %v", err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if _, err := sb.Start(t.Context()); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("Start = %v; want nil or ErrNotFound", err)
+		}
+	})
+	wg.Go(func() {
+		if _, err := c.Delete(t.Context(), sb.Name(), sandbox.PreserveVolumes(false)); err != nil {
+			t.Errorf("Delete = %v", err)
+		}
+	})
+	wg.Wait()
+	if left := objects(t, eng, named(sb.Name())); len(left) > 0 {
+		t.Errorf("left %q", left)
+	}
+}
+
+// E91: Get goes by the container's own name, and List shows both.
+func TestTwoContainersWithOneNameLabel(t *testing.T) {
+	t.Parallel()
+	c, eng := newClient(t), newEngine(t)
+	name, id, fakeID := uniqueName(t), record.NewID(), record.NewID()
+	handMade(t, eng, record.ContainerName(name), name, id)
+	handMade(t, eng, record.ContainerName(name+"-copy"), name, fakeID)
+	if st, err := c.Inspect(t.Context(), name); err != nil || st.ID != id {
+		t.Errorf("Inspect = %+v, %v; want %s", st, err, id)
+	}
+	for _, ref := range []string{name + "-copy", fakeID} {
+		if st, err := c.Inspect(t.Context(), ref); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("Inspect(%q) = %+v, %v; want ErrNotFound", ref, st, err)
+		}
+	}
+	list, err := c.List(t.Context(), sandbox.NamePrefix(name))
+	if err != nil || len(list) != 2 {
+		t.Errorf("List = %+v, %v; want both", list, err)
+	}
+}
+
+// E92: an image made of a sandbox has its labels, and so has a stranger's container
+// made of that.
+func TestContainerOfAnImageOfASandboxIsNoSandbox(t *testing.T) {
+	t.Parallel()
+	c, eng := newClient(t), newEngine(t)
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)))
+	image, stranger := "enginetest-commit:"+record.NewID(), "stranger-"+record.NewID()
+	enginetest.Post(t, "/commit?container="+record.ContainerName(sb.Name())+"&repo="+url.QueryEscape(strings.Split(image, ":")[0])+"&tag="+strings.Split(image, ":")[1], map[string]any{})
+	t.Cleanup(func() {
+		if err := eng.RemoveImage(context.Background(), image, true); err != nil {
+			t.Error(err)
+		}
+	})
+	enginetest.Post(t, "/containers/create?name="+stranger, map[string]any{"Image": image})
+	t.Cleanup(func() {
+		if err := eng.RemoveContainer(context.Background(), stranger, true); err != nil {
+			t.Error(err)
+		}
+	})
+	got, err := eng.InspectContainer(t.Context(), stranger)
+	if err != nil || got.Labels[record.Name] != sb.Name() {
+		t.Fatalf("the stranger has the labels %v (%v); the case is not what it should be", got.Labels, err)
+	}
+	list, err := c.List(t.Context(), sandbox.NamePrefix(sb.Name()))
+	if err != nil || len(list) != 1 {
+		t.Errorf("List = %+v, %v; want the sandbox alone", list, err)
+	}
+	if _, err := c.Delete(t.Context(), sb.Name(), sandbox.PreserveVolumes(false)); err != nil {
+		t.Errorf("Delete: %v", err)
+	}
+	for _, ref := range []string{sb.Name(), sb.ID(), stranger} {
+		if _, err := c.Inspect(t.Context(), ref); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("Inspect(%q) = %v; want ErrNotFound", ref, err)
+		}
+	}
+	if _, err := eng.InspectContainer(t.Context(), stranger); err != nil {
+		t.Errorf("the stranger: %v", err)
+	}
+}
+
+// E98: `docker container prune` takes stopped sandboxes, and leaves their files.
+func TestPrunedSandboxLeavesItsWorkspace(t *testing.T) {
+	t.Parallel()
+	c, eng := newClient(t), newEngine(t)
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)))
+	run(t, sb, "touch", "kept")
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatalf("Stop: %v", err)
+	}
+	filters, err := json.Marshal(map[string][]string{"label": {record.Filter(record.Name, sb.Name())}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	enginetest.Post(t, "/containers/prune?filters="+url.QueryEscape(string(filters)), nil)
+	if _, err := c.Get(t.Context(), sb.Name()); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("Get = %v; want ErrNotFound", err)
+	}
+	if _, err := sb.Start(t.Context()); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("Start = %v; want ErrNotFound", err)
+	}
+	if _, err := eng.InspectVolume(t.Context(), record.WorkspaceName(sb.ID())); err != nil {
+		t.Errorf("its workspace: %v", err)
+	}
+	again, err := c.Create(t.Context(), sandbox.WithName(sb.Name()), sandbox.WithID(sb.ID()))
+	if err != nil {
+		t.Fatalf("Create with its ID: %v", err)
+	}
+	defer again.Detach()
+	if got := run(t, again, "ls"); got != "kept" {
+		t.Errorf("the adopted workspace has %q", got)
+	}
+}
