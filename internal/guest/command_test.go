@@ -306,6 +306,26 @@ func TestAReaderThatStopsStopsTheCommandOnly(t *testing.T) {
 	}
 }
 
+func TestTheCutLosesNothingThatWasWritten(t *testing.T) {
+	t.Parallel()
+	conn, _ := serve(t)
+	// A bit more than the window, and less than a pipe holds beside it: the rest waits in the pipe while
+	// nobody reads, and the background process holds it open beyond the delay.
+	const size = 2<<20 + 60<<10
+	delay := 50 * time.Millisecond
+	p, err := conn.Exec(t.Context(), wire.Exec{
+		Args: sh(fmt.Sprintf("sleep 1000 & head -c %d /dev/zero", size)), WaitDelay: delay,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the command is dead", func() bool { return !alivePid(p.Started().Pid) })
+	time.Sleep(2 * delay)
+	if got := finish(t, p); len(got.stdout) != size || !got.exit.WaitDelay {
+		t.Errorf("%d bytes of %d, exit %+v", len(got.stdout), size, got.exit)
+	}
+}
+
 func TestOutputHeldOpenIsCutAfterWaitDelay(t *testing.T) {
 	t.Parallel()
 	conn, _ := serve(t)

@@ -64,10 +64,11 @@ type siginfo struct {
 	_                     [128 - 24]byte
 }
 
-// pry tries to look into PID 1 and to take it over, and then does the same to a
+// pry tries to look into PID 1 and serve and to take them over, and then does the same to a
 // process of its own. It prints one line for each attempt.
 func pry() {
 	attempts("1", 1)
+	attempts("serve", os.Getppid())
 	victim := exec.Command("sleep", "1000")
 	if err := victim.Start(); err != nil {
 		fmt.Println(err)
