@@ -396,40 +396,6 @@ func TestCancelledCreateLeavesNothing(t *testing.T) {
 	}
 }
 
-// E85 at this level: a failing OnCreate takes the sandbox with it.
-func TestFailingOnCreateLeavesNothing(t *testing.T) {
-	t.Parallel()
-	c, eng := newClient(t), newEngine(t)
-	for _, how := range []string{"fails", "panics"} {
-		name := uniqueName(t)
-		broken := errors.New("broken " + how)
-		var inner *sandbox.Sandbox
-		_, err := func() (_ *sandbox.Sandbox, err error) {
-			defer func() {
-				if p := recover(); p != nil {
-					err = p.(error)
-				}
-			}()
-			return c.Create(t.Context(), sandbox.WithName(name), sandbox.OnCreate(func(_ context.Context, sb *sandbox.Sandbox) error {
-				inner = sb
-				if how == "panics" {
-					panic(broken)
-				}
-				return broken
-			}))
-		}()
-		if !errors.Is(err, broken) {
-			t.Errorf("OnCreate %s: Create = %v; want its error", how, err)
-		}
-		if left := objects(t, eng, named(name)); len(left) > 0 {
-			t.Errorf("OnCreate %s: left %q", how, left)
-		}
-		if err := inner.Command(t.Context(), "true").Run(); !errors.Is(err, sandbox.ErrClosed) {
-			t.Errorf("OnCreate %s: a command on the handle it had = %v; want ErrClosed", how, err)
-		}
-	}
-}
-
 // E89: the image is looked for before anything is made.
 func TestMissingImageIsNamedAndLeavesNothing(t *testing.T) {
 	t.Parallel()

@@ -822,60 +822,6 @@ func TestStopGoesOnWithoutItsCaller(t *testing.T) {
 	eventually(t, "it is stopped", func() bool { return status(t, sb).State == sandbox.StateStopped })
 }
 
-// E90.
-func TestOneOfManyDeletesWins(t *testing.T) {
-	t.Parallel()
-	c, eng := newClient(t), newEngine(t)
-	for _, preserve := range []bool{true, false} {
-		sb := newSandbox(t, sandbox.WithName(uniqueName(t)))
-		var won atomic.Int32
-		var wg sync.WaitGroup
-		for range 4 {
-			wg.Go(func() {
-				switch _, err := c.Delete(t.Context(), sb.Name(), sandbox.PreserveVolumes(preserve)); {
-				case err == nil:
-					won.Add(1)
-				case !errors.Is(err, sandbox.ErrNotFound):
-					t.Errorf("Delete = %v; want nil or ErrNotFound", err)
-				}
-			})
-		}
-		wg.Wait()
-		left := objects(t, eng, named(sb.Name()))
-		if want := map[bool]int{true: 1, false: 0}[preserve]; won.Load() != 1 || len(left) != want {
-			t.Errorf("preserve %v: %d of 4 won, left %q", preserve, won.Load(), left)
-		}
-		if preserve {
-			eng.RemoveVolume(t.Context(), record.WorkspaceName(sb.ID()), false)
-		}
-	}
-}
-
-// E90: Start may win or lose, and the sandbox goes.
-func TestDeleteWinsAgainstStart(t *testing.T) {
-	t.Parallel()
-	c, eng := newClient(t), newEngine(t)
-	sb := newSandbox(t, sandbox.WithName(uniqueName(t)))
-	if _, err := sb.Stop(t.Context()); err != nil {
-		t.Fatalf("Stop: %v", err)
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if _, err := sb.Start(t.Context()); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
-			t.Errorf("Start = %v; want nil or ErrNotFound", err)
-		}
-	})
-	wg.Go(func() {
-		if _, err := c.Delete(t.Context(), sb.Name(), sandbox.PreserveVolumes(false)); err != nil {
-			t.Errorf("Delete = %v", err)
-		}
-	})
-	wg.Wait()
-	if left := objects(t, eng, named(sb.Name())); len(left) > 0 {
-		t.Errorf("left %q", left)
-	}
-}
-
 // E91: Get goes by the container's own name, and List shows both.
 func TestTwoContainersWithOneNameLabel(t *testing.T) {
 	t.Parallel()

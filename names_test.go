@@ -215,54 +215,6 @@ func TestForeignContainerKeepsItsName(t *testing.T) {
 	foreign.Check(t)
 }
 
-// E9: what a dead creator left is not a sandbox, and its name is to be had.
-func TestHalfMadeSandboxOfADeadCreatorIsReplaced(t *testing.T) {
-	t.Parallel()
-	c, eng := newClient(t), newEngine(t)
-	name, nonce := uniqueName(t), record.NewNonce()
-	handMade(t, eng, record.ContainerName(name), name, record.NewID(), record.Nonce, nonce)
-	marker := record.Base(record.RolePending, nonce, eng.Now())
-	marker[record.Name], marker[record.Holder] = name, "a dead process"
-	marker[record.Until] = eng.Now().Add(-time.Second).UTC().Format(time.RFC3339Nano)
-	if _, err := eng.CreateVolume(t.Context(), "agent-sandbox-pending."+name, marker); err != nil {
-		t.Fatal(err)
-	}
-	remove(t, c, name)
-	if _, err := c.Get(t.Context(), name); !errors.Is(err, sandbox.ErrNotFound) {
-		t.Errorf("Get = %v; want ErrNotFound", err)
-	}
-	sb, err := c.Create(t.Context(), sandbox.WithName(name))
-	if err != nil {
-		t.Fatalf("Create = %v; want it to take over", err)
-	}
-	defer sb.Detach()
-	if got := run(t, sb, "echo", "ok"); got != "ok" {
-		t.Errorf("the new one says %q", got)
-	}
-}
-
-// E10: a name can be had again as soon as its owner was deleted.
-func TestNameIsFreeAtOnceAfterDelete(t *testing.T) {
-	t.Parallel()
-	c := newClient(t)
-	name := uniqueName(t)
-	remove(t, c, name)
-	ids := map[string]bool{}
-	for range 3 {
-		sb, err := c.Create(t.Context(), sandbox.WithName(name))
-		if err != nil {
-			t.Fatalf("Create: %v", err)
-		}
-		ids[sb.ID()] = true
-		if _, err := sb.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
-			t.Fatalf("Delete: %v", err)
-		}
-	}
-	if len(ids) != 3 {
-		t.Errorf("IDs %v; want 3", ids)
-	}
-}
-
 // E10: also while the engine is still removing the container.
 func TestCreateWaitsForARemovalInProgress(t *testing.T) {
 	t.Parallel()
@@ -322,13 +274,10 @@ func TestContainerIDsAreNoNames(t *testing.T) {
 }
 
 // handMade makes a stopped container with the labels of a sandbox that was never
-// started, and more labels as pairs.
-func handMade(t *testing.T, eng *engine.Engine, container, name, id string, labels ...string) string {
+// started.
+func handMade(t *testing.T, eng *engine.Engine, container, name, id string) string {
 	t.Helper()
 	l := map[string]string{record.Managed: "true", record.Name: name, record.ID: id}
-	for i := 0; i+1 < len(labels); i += 2 {
-		l[labels[i]] = labels[i+1]
-	}
 	got, err := eng.CreateContainer(t.Context(), engine.ContainerSpec{
 		Name: container, Image: sandbox.DefaultImage, Labels: l, Entrypoint: []string{"sleep", "1000"}, NetworkMode: "none",
 	})
