@@ -171,7 +171,7 @@ func (c *Client) List(ctx context.Context, opts ...ListOption) ([]Info, error) {
 	if err != nil {
 		return nil, fail("list", "", err)
 	}
-	gone := c.sweep(ctx, eng, all)
+	gone := c.sweep(ctx, eng, all, nil)
 	infos := []Info{}
 	for _, got := range all.containers {
 		rec, ok := record.Decode(got.Labels)

@@ -66,14 +66,14 @@ func (c *Client) sweepIfDue(ctx context.Context, eng *engine.Engine) {
 	if err != nil {
 		return // what the caller is about to do will say it better
 	}
-	c.sweep(ctx, eng, all)
+	c.sweep(ctx, eng, all, nil)
 }
 
 // sweep removes what crashed programs left: sandboxes half made, sandboxes whose
 // owner is gone, and what belonged to them. It returns the IDs of the containers it
-// removed. A failure is logged: it is nobody's in particular, and the next sweep
-// tries again.
-func (c *Client) sweep(ctx context.Context, eng *engine.Engine, all everything) map[string]bool {
+// removed, and tells report, which may be nil, of each object. A failure is logged: it
+// is nobody's in particular, and the next sweep tries again.
+func (c *Client) sweep(ctx context.Context, eng *engine.Engine, all everything, report func(object string, err error)) map[string]bool {
 	c.mu.Lock()
 	c.swept = time.Now()
 	c.mu.Unlock()
@@ -82,6 +82,9 @@ func (c *Client) sweep(ctx context.Context, eng *engine.Engine, all everything) 
 	now := eng.Now()
 	gone := map[string]bool{}
 	note := func(what string, err error) {
+		if report != nil {
+			report(what, err)
+		}
 		if err != nil {
 			c.log.Warn("sweep", "object", what, "error", err)
 		} else {
