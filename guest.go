@@ -85,18 +85,13 @@ func placeGuest(ctx context.Context, eng *engine.Engine, arch, volume, image str
 	if err != nil {
 		return err
 	}
-	if _, err := eng.InspectImage(ctx, image); errors.Is(err, engine.ErrNotFound) {
-		binary, err := guest.Binary(arch)
-		if err != nil {
-			return err
-		}
+	_, err = eng.InspectImage(ctx, image)
+	if errors.Is(err, engine.ErrNotFound) {
 		// Of two who import at once one loses the tag; the engine keeps its image.
 		defer func() { err = errors.Join(err, dropUntagged(context.WithoutCancel(ctx), eng)) }()
-		labels := fmt.Sprintf("LABEL %s=true %s=%s %s=%s", record.Managed, record.Role, record.RoleGuest, record.Schema, record.SchemaVersion)
-		if err := eng.ImportImage(ctx, image, guestTar(binary, wire.Path), []string{labels}); err != nil {
-			return err
-		}
-	} else if err != nil {
+		err = importGuest(ctx, eng, arch, image)
+	}
+	if err != nil {
 		return err
 	}
 	got, err := eng.CreateVolume(ctx, volume, guestLabels(eng.Now()))
@@ -138,6 +133,16 @@ func placeGuest(ctx context.Context, eng *engine.Engine, arch, volume, image str
 			return err
 		}
 	}
+}
+
+// importGuest makes an image of the binary alone.
+func importGuest(ctx context.Context, eng *engine.Engine, arch, image string) error {
+	binary, err := guest.Binary(arch)
+	if err != nil {
+		return err
+	}
+	labels := fmt.Sprintf("LABEL %s=true %s=%s %s=%s", record.Managed, record.Role, record.RoleGuest, record.Schema, record.SchemaVersion)
+	return eng.ImportImage(ctx, image, guestTar(binary, wire.Path), []string{labels})
 }
 
 // dropUntagged removes images of the guest that another import took the tag from. One

@@ -19,8 +19,9 @@ const (
 	// stoppedKept is how long a sandbox that is not persistent is kept after its handle
 	// stopped it and was not heard of again.
 	stoppedKept = time.Hour
-	// youngAge protects what somebody may be in the middle of making or removing.
-	youngAge = time.Minute
+	// neverStarted is the age at which a container that nobody is making and that never
+	// ran is the trace of a create whose reply came too late for everybody.
+	neverStarted = 5 * time.Minute
 	// stillThere is how long to wait before looking again for what is being removed.
 	stillThere = 50 * time.Millisecond
 )
@@ -107,7 +108,6 @@ func (c *Client) sweep(ctx context.Context, eng *engine.Engine, all everything, 
 	for _, name := range record.Stray(all.volumes, now) {
 		note("marker "+name, dropVolume(ctx, eng, name))
 	}
-	owned := map[string]bool{} // IDs of sandboxes that are there
 	for _, got := range all.containers {
 		if gone[got.ID] {
 			continue
@@ -122,7 +122,12 @@ func (c *Client) sweep(ctx context.Context, eng *engine.Engine, all everything, 
 		if !ok || !record.OurName(got.Name) {
 			continue
 		}
-		owned[rec.ID] = true
+		if _, marked := all.markers[rec.Name]; got.State == engine.StateCreated && !marked && now.Sub(got.CreatedAt) > neverStarted {
+			err := clear(ctx, eng, rec.Nonce)
+			gone[got.ID] = err == nil
+			note("sandbox "+rec.Name+", which was never started", err)
+			continue
+		}
 		if rec.Persistent || all.pending(rec, now) || got.State != engine.StateExited {
 			continue
 		}
@@ -132,17 +137,6 @@ func (c *Client) sweep(ctx context.Context, eng *engine.Engine, all everything, 
 			gone[got.ID] = err == nil
 			note("sandbox "+rec.Name, err)
 		}
-	}
-	for _, v := range all.volumes {
-		if !record.Is(v.Labels, record.RoleWorkspace) || v.Labels[record.Persistent] != "false" || owned[v.Labels[record.ID]] {
-			continue
-		}
-		created, err := time.Parse(time.RFC3339Nano, v.Labels[record.CreatedAt])
-		if _, making := all.markers[v.Labels[record.Name]]; making || err == nil && now.Sub(created) < youngAge {
-			continue
-		}
-		_, err = deleteOwn(ctx, eng, v.Name)
-		note("volume "+v.Name, err)
 	}
 	return gone
 }
