@@ -55,7 +55,7 @@
 //
 // Commands go over one connection for each handle, to a small static program that is
 // mounted read-only into every sandbox at /.agent-sandbox. It is part of this package
-// and is imported into an engine once: any Linux image works, one without a shell too.
+// and is loaded into an engine once: any Linux image works, one without a shell too.
 //
 // # State in the engine
 //

@@ -4,9 +4,10 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"path"
 	"strings"
 	"time"
@@ -87,9 +88,7 @@ func placeGuest(ctx context.Context, eng *engine.Engine, arch, volume, image str
 	}
 	_, err = eng.InspectImage(ctx, image)
 	if errors.Is(err, engine.ErrNotFound) {
-		// Of two who import at once one loses the tag; the engine keeps its image.
-		defer func() { err = errors.Join(err, dropUntagged(context.WithoutCancel(ctx), eng)) }()
-		err = importGuest(ctx, eng, arch, image)
+		err = loadGuest(ctx, eng, arch, image)
 	}
 	if err != nil {
 		return err
@@ -126,7 +125,7 @@ func placeGuest(ctx context.Context, eng *engine.Engine, arch, volume, image str
 			if err != nil {
 				return err
 			}
-			return eng.CopyTo(ctx, id, wire.Dir, guestTar(binary, path.Base(wire.Path)))
+			return eng.CopyTo(ctx, id, wire.Dir, bytes.NewReader(guestTar(entry{path.Base(wire.Path), 0o755, binary})))
 		}
 		// Another process may be in the middle of it.
 		if err := pause(ctx, 50*time.Millisecond); err != nil {
@@ -135,45 +134,48 @@ func placeGuest(ctx context.Context, eng *engine.Engine, arch, volume, image str
 	}
 }
 
-// importGuest makes an image of the binary alone.
-func importGuest(ctx context.Context, eng *engine.Engine, arch, image string) error {
+// loadGuest makes an image of the binary alone. Its ID follows from its content, so
+// any number may do it at once and there is one image.
+func loadGuest(ctx context.Context, eng *engine.Engine, arch, ref string) error {
 	binary, err := guest.Binary(arch)
 	if err != nil {
 		return err
 	}
-	labels := fmt.Sprintf("LABEL %s=true %s=%s %s=%s", record.Managed, record.Role, record.RoleGuest, record.Schema, record.SchemaVersion)
-	return eng.ImportImage(ctx, image, guestTar(binary, wire.Path), []string{labels})
-}
-
-// dropUntagged removes images of the guest that another import took the tag from. One
-// that is in use goes with its user's own call.
-func dropUntagged(ctx context.Context, eng *engine.Engine) error {
-	ctx, cancel := context.WithTimeout(ctx, closeMargin)
-	defer cancel()
-	images, err := eng.ListImages(ctx, record.Filter(record.Managed, "true"), record.Filter(record.Role, record.RoleGuest))
+	layer := guestTar(entry{wire.Path, 0o755, binary})
+	labels := record.Base(record.RoleGuest, "", time.Time{})
+	config, err := json.Marshal(map[string]any{
+		"architecture": arch, "os": "linux", "created": time.Time{},
+		"config": map[string]any{"Labels": labels},
+		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
+	})
 	if err != nil {
 		return err
 	}
-	var errs []error
-	for _, i := range images {
-		if len(i.Tags) > 0 {
-			continue
-		}
-		err := eng.RemoveImage(ctx, i.ID, false)
-		if !errors.Is(err, engine.ErrNotFound) && !errors.Is(err, engine.ErrConflict) {
-			errs = append(errs, err)
-		}
+	manifest, err := json.Marshal([]map[string]any{{
+		"Config": "config.json", "RepoTags": []string{ref}, "Layers": []string{"layer.tar"},
+	}})
+	if err != nil {
+		return err
 	}
-	return errors.Join(errs...)
+	archive := guestTar(entry{"layer.tar", 0o644, layer}, entry{"config.json", 0o644, config}, entry{"manifest.json", 0o644, manifest})
+	return eng.LoadImage(ctx, bytes.NewReader(archive))
 }
 
-// guestTar is an archive of the binary alone.
-func guestTar(binary []byte, name string) io.Reader {
+type entry struct {
+	name    string
+	mode    int64
+	content []byte
+}
+
+// guestTar is an archive of files, the same for the same files.
+func guestTar(files ...entry) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	// Nothing here can fail: the header is ours and a buffer takes everything.
-	w.WriteHeader(&tar.Header{Name: strings.TrimPrefix(name, "/"), Mode: 0o755, Size: int64(len(binary)), ModTime: time.Unix(0, 0)})
-	w.Write(binary)
+	for _, f := range files {
+		// Nothing here can fail: the headers are ours and a buffer takes everything.
+		w.WriteHeader(&tar.Header{Name: strings.TrimPrefix(f.name, "/"), Mode: f.mode, Size: int64(len(f.content)), ModTime: time.Unix(0, 0)})
+		w.Write(f.content)
+	}
 	w.Close()
-	return &b
+	return b.Bytes()
 }

@@ -115,6 +115,19 @@ func (e *Engine) ImportImage(ctx context.Context, ref string, tar io.Reader, cha
 	return e.fail(ctx, src.blame(err))
 }
 
+// LoadImage takes in an archive of images in the layout of "docker save". What an
+// image is follows from its content, so loading one twice changes nothing. Where tar
+// is an io.Closer it is closed when the engine has read it, or stopped reading.
+func (e *Engine) LoadImage(ctx context.Context, tar io.Reader) error {
+	src := newSource(tar)
+	resp, err := e.call(ctx, http.MethodPost, "/images/load", url.Values{"quiet": {"1"}}, "application/x-tar", src)
+	if err == nil {
+		defer resp.Body.Close()
+		err = readProgress(resp.Body, nil)
+	}
+	return e.fail(ctx, src.blame(err))
+}
+
 // RemoveImage takes a tag off an image, or removes it when ref is its last
 // tag or its ID. One that a container uses is [ErrConflict]; force takes the
 // tags of an image used by a stopped one.

@@ -2,8 +2,11 @@ package engine_test
 
 import (
 	"bytes"
+	"context"
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -151,4 +154,34 @@ func TestPullOfAMissingImageIsNotFound(t *testing.T) {
 	t.Cleanup(registry.Close)
 	err := open(t).PullImage(t.Context(), strings.TrimPrefix(registry.URL, "http://")+"/none:x", nil)
 	wantClass(t, "PullImage", err, engine.ErrNotFound)
+}
+
+// An image that is loaded has the ID of its content, so loading it again leaves one.
+func TestLoadImageIsTheSameTwice(t *testing.T) {
+	e, ctx := open(t), t.Context()
+	ref := "enginetest-load:" + runID
+	layer := tarball(file{"a", 0o644, runID})
+	config := fmt.Sprintf(`{"architecture":"amd64","os":"linux","config":{"Labels":{%q:%q}},"rootfs":{"type":"layers","diff_ids":["sha256:%x"]}}`,
+		"enginetest.run", runID, sha256.Sum256(layer))
+	archive := tarball(
+		file{"layer.tar", 0o644, string(layer)}, file{"config.json", 0o644, config},
+		file{"manifest.json", 0o644, fmt.Sprintf(`[{"Config":"config.json","RepoTags":[%q],"Layers":["layer.tar"]}]`, ref)})
+	t.Cleanup(func() { e.RemoveImage(context.Background(), ref, true) })
+	var ids []string
+	for range 2 {
+		if err := e.LoadImage(ctx, bytes.NewReader(archive)); err != nil {
+			t.Fatalf("LoadImage: %v", err)
+		}
+		got, err := e.InspectImage(ctx, ref)
+		if err != nil {
+			t.Fatalf("InspectImage: %v", err)
+		}
+		ids = append(ids, got.ID)
+	}
+	if ids[0] != ids[1] {
+		t.Errorf("the same archive makes %v", ids)
+	}
+	if err := e.LoadImage(ctx, strings.NewReader("no archive")); err == nil {
+		t.Error("LoadImage of something else: no error")
+	}
 }
