@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "0d56d04ecfdf0a0e4369f28ee9b935594d9281938f4bb55eaea088a4cf84fc8d", size: 4948094},
-	"arm64": {sha256: "024a8c37028fbf458ae9eb08be63a49aee68a38ab766db88ab16a70ab0fe95e4", size: 4653182},
+	"amd64": {sha256: "7025c668326786b131c3931631304392cc1e659000bdb7d0800eaf225cb21be7", size: 5206142},
+	"arm64": {sha256: "85f9f6853282db23deddd0443eedf9cf40214fc2e11439ee58c2594840824a1b", size: 4849790},
 }

@@ -47,7 +47,7 @@ func runKeep() error {
 	if err != nil {
 		return err
 	}
-	s, err := newServer()
+	s, err := newServer(nil)
 	if err != nil {
 		return err
 	}

@@ -21,13 +21,15 @@ func main() {
 		code = wire.CodeFailed
 		err = runInit(args)
 	case wire.VerbServe:
-		err = runServe()
+		err = runServe(args)
 	case wire.VerbKeep:
 		err = runKeep()
 	case wire.VerbRun:
 		code, err = runRun(args)
 	case wire.VerbFiles:
 		err = runFiles()
+	case wire.VerbSFTP:
+		err = runSFTP()
 	default:
 		code, err = 2, fmt.Errorf("unknown verb %q", verb)
 	}

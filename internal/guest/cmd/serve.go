@@ -3,6 +3,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -23,7 +24,13 @@ import (
 
 // runServe serves one client on standard input and output. It ends when the client
 // is gone, killing what runs, or when the session stops and nothing runs any more.
-func runServe() error {
+func runServe(args []string) error {
+	var conf wire.Serve
+	if len(args) > 0 {
+		if err := json.Unmarshal([]byte(args[0]), &conf); err != nil {
+			return fmt.Errorf("serve: read the configuration: %w", err)
+		}
+	}
 	runtime.LockOSThread()
 	if err := defaultSignals(); err != nil {
 		return err
@@ -36,10 +43,18 @@ func runServe() error {
 	if err != nil {
 		return err
 	}
-	s, err := newServer()
+	var seed []byte
+	if conf.HostKey {
+		seed = make([]byte, wire.HostKeySize)
+		if _, err := io.ReadFull(conn, seed); err != nil {
+			return fmt.Errorf("serve: read the host key: %w", err)
+		}
+	}
+	s, err := newServer(seed)
 	if err != nil {
 		return err
 	}
+	s.conf = conf
 	s.watchSignals()
 	gone := make(chan error, 1)
 	go func() { gone <- s.serve(conn) }()
@@ -49,7 +64,11 @@ func runServe() error {
 	case <-s.drained:
 	}
 	s.stop()
-	killTree(ourCommands)
+	if len(args) > 0 { // a connection of standard SSH
+		s.hangUp()
+	} else {
+		killTree(ourCommands)
+	}
 	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}

@@ -4,6 +4,7 @@ package main
 
 import (
 	"crypto/ed25519"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -23,6 +24,7 @@ const maxRunning = 4096
 // server serves commands on SSH connections: one for serve, any number for keep.
 type server struct {
 	config *ssh.ServerConfig
+	conf   wire.Serve // of standard sessions
 	reaper *reaper
 	keeper *keeper // nil in serve, which takes no detached commands
 
@@ -32,19 +34,21 @@ type server struct {
 	drained  chan struct{} // closed when stopping and nothing runs
 }
 
-func newServer() (*server, error) {
-	// The client checks no host key: see package guest.
-	_, key, err := ed25519.GenerateKey(nil)
-	if err != nil {
-		return nil, err
+// newServer makes a server with the host key of that seed. Without one it is a new
+// key: this package's client checks none.
+func newServer(seed []byte) (*server, error) {
+	if seed == nil {
+		seed = make([]byte, ed25519.SeedSize)
+		rand.Read(seed)
 	}
-	signer, err := ssh.NewSignerFromSigner(key)
+	signer, err := ssh.NewSignerFromSigner(ed25519.NewKeyFromSeed(seed))
 	if err != nil {
 		return nil, err
 	}
 	config := &ssh.ServerConfig{
 		Config: ssh.Config{
-			KeyExchanges: []string{ssh.KeyExchangeCurve25519},
+			// The first is for OpenSSH, which warns where it is missing.
+			KeyExchanges: []string{ssh.KeyExchangeMLKEM768X25519, ssh.KeyExchangeCurve25519},
 			Ciphers:      []string{ssh.CipherAES128GCM},
 		},
 		NoClientAuth:  true,
@@ -119,6 +123,8 @@ func (s *server) channel(nc ssh.NewChannel, parts *parts) {
 		listens(nc)
 	case (kind == channelDirectTCP || kind == channelDirectUnix) && s.keeper == nil:
 		s.direct(nc)
+	case kind == channelSession && s.keeper == nil:
+		s.session(nc)
 	default:
 		nc.Reject(ssh.UnknownChannelType, fmt.Sprintf("unknown channel type %q", kind))
 	}

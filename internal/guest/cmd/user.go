@@ -20,6 +20,7 @@ type identity struct {
 	groups   []uint32
 	name     string // "" when /etc/passwd does not know it
 	home     string
+	shell    string // "" when it names none
 }
 
 const (
@@ -113,6 +114,9 @@ func findPasswd(open func() io.ReadCloser, user string) (id *identity) {
 		id = &identity{uid: uid, gid: gid, name: string(f[0]), home: string(f[5])}
 		if id.home == "" {
 			id.home = "/"
+		}
+		if len(f) > 6 {
+			id.shell = string(f[6])
 		}
 		return false
 	})

@@ -66,15 +66,3 @@ type DialError struct {
 }
 
 func (e *DialError) Error() string { return e.Message }
-
-// Serve is the optional argument of VerbServe: who standard SSH sessions are for.
-// It stands in an argument list, where anyone inside can read it.
-type Serve struct {
-	User string `json:"user,omitempty"` // as Exec.User
-	Dir  string `json:"dir,omitempty"`
-	// Home says that HOME in the container's environment is meant; see Init.Home.
-	Home bool `json:"home,omitempty"`
-	// Leave lets processes that ended commands left behind outlive the connection, as
-	// they outlive one to sshd.
-	Leave bool `json:"leave,omitempty"`
-}

@@ -1,0 +1,20 @@
+package wire
+
+// VerbSFTP is an SFTP server on standard input and output: the sftp subsystem of
+// standard SSH sessions.
+const VerbSFTP = "sftp"
+
+// Serve is the optional argument of VerbServe, as JSON: who standard SSH sessions are
+// for. Anyone inside can read it. Their environment is the server's own.
+type Serve struct {
+	User string `json:"user,omitempty"` // as Exec.User
+	Dir  string `json:"dir,omitempty"`
+	// Home says that HOME in the environment is meant; see Init.Home.
+	Home bool `json:"home,omitempty"`
+	// HostKey says that the seed of the host key, HostKeySize bytes, comes on standard
+	// input before anything else. Without it the key is made for the connection.
+	HostKey bool `json:"host_key,omitempty"`
+}
+
+// HostKeySize is the length of the seed of an Ed25519 key.
+const HostKeySize = 32
