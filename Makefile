@@ -14,11 +14,13 @@ test: ## set up what is missing, then run every test
 	@ci/go
 	@ci/engine
 	@ci/image
+	@ci/clients
 	@ci/test
 
 soak: ## the long-running tests
 	@ci/engine
 	@ci/image
+	@ci/clients
 	@ci/soak
 
 bench: ## the benchmarks

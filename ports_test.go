@@ -201,7 +201,10 @@ func TestWaitPortLeavesTheFirstConnectionToTheClient(t *testing.T) {
 	if err := once.Start(); err != nil {
 		t.Fatal(err)
 	}
-	defer once.Wait()
+	defer func() {
+		once.Kill()
+		once.Wait()
+	}()
 	if err := sb.WaitPort(t.Context(), 4000); err != nil {
 		t.Fatal(err)
 	}
