@@ -129,6 +129,6 @@ func (a *app) root() *cobra.Command {
 		},
 	}
 	root.PersistentFlags().StringVarP(&a.host, "host", "H", "", "the engine: unix://, tcp:// or ssh:// (default DOCKER_HOST, then the current Docker context)")
-	root.AddCommand(a.listCommand(), a.inspectCommand(), a.runCommand(), a.execCommand(), a.stopCommand(), a.rmCommand())
+	root.AddCommand(a.listCommand(), a.inspectCommand(), a.runCommand(), a.execCommand(), a.proxyCommand(), a.stopCommand(), a.rmCommand())
 	return root
 }
