@@ -21,6 +21,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // Fault is what happens to one call of the engine.
@@ -362,7 +363,7 @@ func (l *link) exchange(req *http.Request, fault Fault) (more bool) {
 	select {
 	case err := <-sent:
 		return err == nil && !resp.Close && !req.Close
-	default:
+	case <-time.After(time.Second):
 		// The engine has answered without reading it all.
 		l.close()
 		<-sent
