@@ -276,10 +276,10 @@ func (c *Cmd) check() error {
 			problems = append(problems, fmt.Errorf("%q contains a NUL byte", a))
 		}
 	}
-	for _, kv := range c.Env {
+	for i, kv := range c.Env {
 		k, v, ok := strings.Cut(kv, "=")
-		if !ok {
-			problems = append(problems, fmt.Errorf("field Env: %q is not key=value", k))
+		if !ok { // perhaps a secret that lost its key
+			problems = append(problems, fmt.Errorf("field Env: entry %d is not key=value", i))
 		} else if err := checkEnv(k, v); err != nil {
 			problems = append(problems, err)
 		}
