@@ -169,7 +169,7 @@ func TestCommandsThatCannotStart(t *testing.T) {
 		{"true", func(c *sandbox.Cmd) { c.Args = []string{"true", "\x00"} }, sandbox.ErrInvalidArgument, "NUL"},
 		{"true", func(c *sandbox.Cmd) { c.Dir = "/\x00" }, sandbox.ErrInvalidArgument, "NUL"},
 		{"true", func(c *sandbox.Cmd) { c.User = "\x00" }, sandbox.ErrInvalidArgument, "NUL"},
-		{"true", func(c *sandbox.Cmd) { c.Env = []string{"novalue"} }, sandbox.ErrInvalidArgument, "novalue"},
+		{"true", func(c *sandbox.Cmd) { c.Env = []string{"A=1", "novalue"} }, sandbox.ErrInvalidArgument, "entry 1 is not key=value"},
 		{"true", func(c *sandbox.Cmd) { c.Env = []string{"=x"} }, sandbox.ErrInvalidArgument, "key"},
 		{"true", func(c *sandbox.Cmd) { c.Env = []string{"A=\x00"} }, sandbox.ErrInvalidArgument, "NUL"},
 		{"true", func(c *sandbox.Cmd) { c.Env = []string{"A=" + strings.Repeat("x", 128<<10)} }, sandbox.ErrInvalidArgument, "128 KiB"},

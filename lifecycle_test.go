@@ -360,8 +360,12 @@ func TestCloseIsNilWhateverHappenedBefore(t *testing.T) {
 				if err := sb.Detach(); err != nil {
 					t.Errorf("Detach after Close = %v", err)
 				}
-				if _, err := sb.Status(t.Context()); !errors.Is(err, sandbox.ErrClosed) {
-					t.Errorf("Status after Close = %v; want ErrClosed", err)
+				want := sandbox.ErrClosed
+				if what == "Delete" {
+					want = sandbox.ErrNotFound
+				}
+				if _, err := sb.Status(t.Context()); !errors.Is(err, want) {
+					t.Errorf("Status after Close = %v; want %v", err, want)
 				}
 			})
 		}

@@ -1,8 +1,11 @@
 package sandbox_test
 
 import (
+	"flag"
 	"fmt"
 	"os"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -37,6 +40,9 @@ func TestMain(m *testing.M) {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "the tests need a Docker Engine; `make test` starts one:", err)
 		os.Exit(1)
+	}
+	if p := flag.Lookup("test.parallel"); p.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
+		p.Value.Set("8") // tests wait for the engine, mostly, and not for a CPU
 	}
 	code := m.Run()
 	for _, f := range atEnd {
