@@ -265,6 +265,86 @@ func TestTimeoutEndsTheSession(t *testing.T) {
 	}
 }
 
+func TestLeaseHasALastChanceAfterAFreeze(t *testing.T) {
+	t.Parallel()
+	public, private := newKey(t)
+	lease := 1500 * time.Millisecond
+	b := newBox(t, wire.Init{ControlKey: public, Lease: lease})
+	conn := b.serve()
+	if _, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpStatus}); err != nil {
+		t.Fatal(err)
+	}
+	b.cmd.Process.Signal(unix.SIGSTOP) // from outside it counts
+	time.Sleep(lease + lease/3 + 200*time.Millisecond)
+	b.cmd.Process.Signal(unix.SIGCONT)
+	reply, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpLease, Lease: time.Hour})
+	if err != nil || reply.LeaseLeft < time.Minute {
+		t.Fatalf("renewal after the freeze: %+v, %v", reply, err)
+	}
+	select {
+	case <-b.end:
+		t.Errorf("ended with %d", b.code())
+	case <-time.After(lease):
+	}
+}
+
+func TestExtensionCountsOnce(t *testing.T) {
+	t.Parallel()
+	public, private := newKey(t)
+	b := newBox(t, wire.Init{ControlKey: public, Timeout: time.Hour})
+	conn := b.serve()
+	extend := func(id string, by time.Duration) time.Duration {
+		t.Helper()
+		reply, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpExtend, ID: id, Timeout: by})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if reply.Timeout <= reply.TimeLeft {
+			t.Errorf("%v are left of %v", reply.TimeLeft, reply.Timeout)
+		}
+		return reply.TimeLeft.Round(time.Minute)
+	}
+	for _, step := range []struct {
+		id   string
+		want time.Duration
+	}{{"a", 2 * time.Hour}, {"a", 2 * time.Hour}, {"b", 3 * time.Hour}, {"a", 3 * time.Hour}} {
+		if got := extend(step.id, time.Hour); got != step.want {
+			t.Errorf("after extension %q %v are left, want %v", step.id, got, step.want)
+		}
+	}
+	// Far more than a century changes nothing but does no harm.
+	if got := extend("c", 1<<63-1); got < 90*365*24*time.Hour {
+		t.Errorf("after an endless extension %v are left", got)
+	}
+	for _, bad := range []wire.Control{{Op: wire.OpExtend, ID: "d"}, {Op: wire.OpExtend, Timeout: 1}, {Op: wire.OpExtend, ID: "d", Timeout: -1}} {
+		if _, err := conn.Control(t.Context(), private, bad); err == nil {
+			t.Errorf("%+v was taken", bad)
+		}
+	}
+}
+
+func TestTimeoutIsCorrectedOnce(t *testing.T) {
+	t.Parallel()
+	public, private := newKey(t)
+	b := newBox(t, wire.Init{ControlKey: public, Timeout: 3 * time.Hour})
+	conn := b.serve()
+	for range 2 {
+		for _, ask := range []wire.Control{
+			{Op: wire.OpTimeout, Timeout: time.Hour, Grace: time.Second},
+			{Op: wire.OpTimeout, Timeout: 9 * time.Hour},
+		} {
+			reply, err := conn.Control(t.Context(), private, ask)
+			if err != nil || reply.TimeLeft.Round(time.Minute) != time.Hour {
+				t.Errorf("%+v: %+v, %v; want the hour of the first one", ask, reply, err)
+			}
+		}
+	}
+	none := newBox(t, wire.Init{ControlKey: public, Timeout: 3 * time.Hour})
+	if reply, err := none.serve().Control(t.Context(), private, wire.Control{Op: wire.OpTimeout}); err != nil || reply.TimeLeft != 0 {
+		t.Errorf("timeout taken away: %+v, %v", reply, err)
+	}
+}
+
 func TestControlWantsTheRightKey(t *testing.T) {
 	t.Parallel()
 	public, private := newKey(t)

@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,11 +30,24 @@ type deadlines struct {
 
 	fd      int
 	mu      sync.Mutex
+	began   time.Duration
+	over    bool
 	lease   time.Duration
+	renewal time.Duration // what the lease was last renewed by
+	last    bool          // the lease is over and its last chance runs
 	timeout time.Duration
+	grace   time.Duration // between SIGTERM and SIGKILL when a deadline has passed
+	told    bool          // setTimeout has been called
+
+	extended   time.Duration // all that was added to the timeout
+	extensions []string      // the latest of who added, oldest first
 }
 
-func newDeadlines(lease, timeout time.Duration) (*deadlines, error) {
+// keptExtensions is how many extensions are known again when they are repeated, which
+// they are at once or never.
+const keptExtensions = 64
+
+func newDeadlines(lease, timeout, grace time.Duration) (*deadlines, error) {
 	if lease < 0 || timeout < 0 {
 		return nil, errors.New("negative lease or timeout")
 	}
@@ -44,7 +58,13 @@ func newDeadlines(lease, timeout time.Duration) (*deadlines, error) {
 	if err != nil {
 		return nil, fmt.Errorf("timerfd: %w", err)
 	}
-	d := &deadlines{passed: make(chan int, 1), fd: fd, lease: after(lease), timeout: after(timeout)}
+	d := &deadlines{
+		passed: make(chan int, 1), fd: fd, began: boottime(),
+		lease: after(lease), renewal: lease, grace: grace,
+	}
+	if timeout > 0 {
+		d.timeout = d.began + min(timeout, maxWait)
+	}
 	d.arm()
 	go d.watch()
 	return d, nil
@@ -92,9 +112,15 @@ func (d *deadlines) check() int {
 	now := boottime()
 	switch {
 	case d.timeout != 0 && now >= d.timeout:
+		d.over = true
 		return wire.CodeTimeout
-	case d.lease != 0 && now >= d.lease:
+	case d.lease != 0 && now >= d.lease && d.last:
+		d.over = true
 		return wire.CodeLease
+	case d.lease != 0 && now >= d.lease:
+		// All of us may have been frozen, and the owner unable to renew.
+		d.last = true
+		d.lease = after(max(d.renewal/3, 1))
 	}
 	d.arm() // renewed since the timer was set
 	return 0
@@ -104,8 +130,52 @@ func (d *deadlines) check() int {
 func (d *deadlines) renew(lease time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.lease = max(d.lease, after(lease))
+	d.lease, d.renewal, d.last = max(d.lease, after(lease)), lease, false
 	d.arm()
+}
+
+// setTimeout corrects what the session was started with, once. What was added to it
+// stays added.
+func (d *deadlines) setTimeout(timeout, grace time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.told {
+		return
+	}
+	d.told = true
+	d.grace = grace
+	d.timeout = 0
+	if timeout > 0 {
+		d.timeout = d.began + min(min(timeout, maxWait)+d.extended, maxWait)
+	}
+	d.arm()
+}
+
+// extend adds to the timeout, if there is one, unless who did so before.
+func (d *deadlines) extend(by time.Duration, who string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.over {
+		return errors.New("the session is ending")
+	}
+	if d.timeout == 0 || slices.Contains(d.extensions, who) {
+		return nil
+	}
+	if d.extensions = append(d.extensions, who); len(d.extensions) > keptExtensions {
+		d.extensions = slices.Delete(d.extensions, 0, 1)
+	}
+	by = min(by, maxWait-(d.timeout-d.began))
+	d.timeout += by
+	d.extended += by
+	d.arm()
+	return nil
+}
+
+// patience is what processes get once a deadline has passed.
+func (d *deadlines) patience() time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return max(d.grace, time.Millisecond)
 }
 
 // release takes the lease away.
@@ -116,16 +186,16 @@ func (d *deadlines) release() {
 	d.arm()
 }
 
-// left tells how long the lease and the timeout have to go.
-func (d *deadlines) left() (lease, timeout time.Duration) {
+// tell says in reply how long the lease and the timeout have to go.
+func (d *deadlines) tell(reply *wire.Reply) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := boottime()
 	if d.lease != 0 {
-		lease = max(d.lease-now, 1)
+		reply.LeaseLeft = max(d.lease-now, 1)
 	}
 	if d.timeout != 0 {
-		timeout = max(d.timeout-now, 1)
+		reply.TimeLeft = max(d.timeout-now, 1)
+		reply.Timeout = d.timeout - d.began
 	}
-	return lease, timeout
 }

@@ -99,7 +99,7 @@ func (s *session) setUp() error {
 	if s.listener, err = listenControl(); err != nil {
 		return err
 	}
-	if s.deadline, err = newDeadlines(s.conf.Lease, s.conf.Timeout); err != nil {
+	if s.deadline, err = newDeadlines(s.conf.Lease, s.conf.Timeout, s.conf.Grace); err != nil {
 		return err
 	}
 	if err := giveWorkspace(s.conf.Workspace); err != nil {
@@ -135,7 +135,7 @@ func (s *session) loop() error {
 	case <-s.stop:
 		s.end(wire.CodeStopped, 0)
 	case code := <-s.deadline.passed:
-		s.end(code, max(s.conf.Grace, time.Millisecond))
+		s.end(code, s.deadline.patience())
 	}
 	return nil
 }

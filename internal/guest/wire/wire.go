@@ -76,7 +76,9 @@ type Init struct {
 	// ControlKey is the Ed25519 public key that control requests are signed for.
 	// The private half never enters the sandbox.
 	ControlKey []byte `json:"control_key,omitempty"`
-	// Lease ends the session when it has not been renewed for so long; 0 is no lease.
+	// Lease ends the session when it has not been renewed for so long and a third
+	// more; 0 is no lease. The third is for an owner who could not be heard because
+	// the session was frozen: it begins only when PID 1 sees that the lease is over.
 	Lease time.Duration `json:"lease,omitempty"`
 	// Timeout ends the session so long after its start; 0 is none.
 	Timeout time.Duration `json:"timeout,omitempty"`
@@ -214,6 +216,12 @@ type (
 	Control struct {
 		Op    string        `json:"op"`
 		Lease time.Duration `json:"lease,omitempty"`
+		// Timeout and Grace are as Init has them, for OpTimeout, and what is added to
+		// the timeout, for OpExtend.
+		Timeout time.Duration `json:"timeout,omitempty"`
+		Grace   time.Duration `json:"grace,omitempty"`
+		// ID tells an OpExtend from the one before: a repeated one counts once.
+		ID string `json:"id,omitempty"`
 	}
 	// Reply is PID 1's answer to one request.
 	Reply struct {
@@ -224,6 +232,9 @@ type (
 		// LeaseLeft and TimeLeft are 0 when there is none.
 		LeaseLeft time.Duration `json:"lease_left,omitempty"`
 		TimeLeft  time.Duration `json:"time_left,omitempty"`
+		// Timeout is how long after its start the session ends, with all extensions;
+		// 0 is never.
+		Timeout time.Duration `json:"timeout,omitempty"`
 	}
 	// MainStatus tells of the main process; without Start and Exit it runs.
 	MainStatus struct {
@@ -244,4 +255,6 @@ const (
 	OpStatus  = "status"  // answered once the main process has started or failed to
 	OpLease   = "lease"   // renew: the session lives at least Lease from now
 	OpRelease = "release" // no lease any more
+	OpTimeout = "timeout" // what Init should have said; only the first one of a session counts
+	OpExtend  = "extend"  // the timeout comes Timeout later; without one there is nothing to do
 )
