@@ -36,6 +36,8 @@ const (
 	Holder     = Prefix + "holder"
 	Settings   = Prefix + "record"
 	ControlKey = Prefix + "control-key"
+	Of         = Prefix + "of"    // of a revision: the nonce of its sandbox
+	After      = Prefix + "after" // of a revision: the nonce of the one before
 	tag        = Prefix + "tag."
 )
 
@@ -50,6 +52,7 @@ const (
 	RoleTakeover  = "takeover"
 	RoleGuest     = "guest"
 	RoleHelper    = "helper"
+	RoleRevision  = "revision"
 )
 
 // MaxLabels bounds what one object may carry in its labels, keys and values
@@ -113,6 +116,7 @@ type Sandbox struct {
 	ControlKey []byte // Ed25519 seed
 	Persistent bool
 	Settings   SandboxSettings
+	Revision   Revision // what has changed since; Tags have it already
 	// Problem says what of the labels could not be read. Such a sandbox can still be
 	// listed, stopped and deleted.
 	Problem error

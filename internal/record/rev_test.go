@@ -1,0 +1,224 @@
+package record_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+func someSandbox() record.Sandbox {
+	return record.Sandbox{ID: "abc", Name: "n", Nonce: "made", Tags: map[string]string{"as": "made"},
+		Settings: record.SandboxSettings{TimeoutMS: 1000, StopTimeoutMS: 2000}}
+}
+
+// tag sets a tag beside those there are.
+func tag(key, value string) func(*record.Changes) bool {
+	return func(c *record.Changes) bool {
+		tags := map[string]string{}
+		if c.Tags != nil {
+			maps.Copy(tags, *c.Tags)
+		}
+		tags[key] = value
+		c.Tags = &tags
+		return true
+	}
+}
+
+func revise(t *testing.T, v record.Volumes, r record.Sandbox, change func(*record.Changes) bool) record.Sandbox {
+	t.Helper()
+	r, err := record.Revise(t.Context(), v, r, change)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func latest(t *testing.T, v record.Volumes, r record.Sandbox) record.Sandbox {
+	t.Helper()
+	r, err := record.Latest(t.Context(), v, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// E90: of any number of writers none is lost, and all revisions are of one line.
+func TestRevisionsOfManyWritersAddUp(t *testing.T) {
+	t.Parallel()
+	m := newMemory()
+	var all sync.WaitGroup
+	for w := range 8 {
+		all.Go(func() {
+			r := someSandbox()
+			for n := range 20 {
+				r = revise(t, m, r, tag(fmt.Sprintf("%d-%d", w, n), "set"))
+			}
+		})
+	}
+	all.Wait()
+	r := latest(t, m, someSandbox())
+	if len(r.Tags) != 8*20 || r.Revision.N != 8*20 {
+		t.Errorf("160 changes by 8 writers: revision %d with %d of them", r.Revision.N, len(r.Tags))
+	}
+	names := slices.Sorted(maps.Keys(m.vols))
+	if want := []string{"agent-sandbox-abc.rev-1", "agent-sandbox-abc.rev-159", "agent-sandbox-abc.rev-160"}; !slices.Equal(names, want) {
+		t.Errorf("volumes %v, want %v", names, want)
+	}
+	if err := record.DropRevisions(t.Context(), m, r); err != nil || len(m.vols) > 0 {
+		t.Errorf("DropRevisions: %v, left %v", err, m.vols)
+	}
+}
+
+// A writer that slept since before others made and removed its number sees that it is
+// late, and comes after them.
+func TestLateWriterComesAfterTheOthers(t *testing.T) {
+	t.Parallel()
+	m := newMemory()
+	r := revise(t, m, someSandbox(), tag("a", "1"))
+	for n := range 5 {
+		revise(t, m, latest(t, m, r), tag("b", fmt.Sprint(n)))
+	}
+	late := revise(t, m, r, tag("a", "2")) // on top of number 1
+	if late.Revision.N != 7 || late.Tags["a"] != "2" || late.Tags["b"] != "4" {
+		t.Errorf("the late writer made revision %d with %v, want 7 with a=2 and b=4", late.Revision.N, late.Tags)
+	}
+	if got := latest(t, m, someSandbox()); !maps.Equal(got.Tags, late.Tags) {
+		t.Errorf("Latest: %v, want %v", got.Tags, late.Tags)
+	}
+}
+
+// A reader that finds no first revision asks for nothing else.
+func TestLatestWithoutRevisionsIsOneCall(t *testing.T) {
+	t.Parallel()
+	v := &counted{memory: newMemory()}
+	r := latest(t, v, someSandbox())
+	if r.Revision.N != 0 || r.Tags["as"] != "made" || r.Timeout() != time.Second || r.StopTimeout() != 2*time.Second || v.calls != 1 {
+		t.Errorf("Latest without a revision: %+v in %d calls", r, v.calls)
+	}
+}
+
+type counted struct {
+	*memory
+	calls int
+}
+
+func (c *counted) InspectVolume(ctx context.Context, name string) (engine.Volume, error) {
+	c.calls++
+	return c.memory.InspectVolume(ctx, name)
+}
+
+func (c *counted) ListVolumes(ctx context.Context, labels ...string) ([]engine.Volume, error) {
+	c.calls++
+	return c.memory.ListVolumes(ctx, labels...)
+}
+
+// A sandbox that had the ID before has no say in this one.
+func TestRevisionsOfAnEarlierSandboxDoNotCount(t *testing.T) {
+	t.Parallel()
+	m := newMemory()
+	old := someSandbox()
+	old.Nonce = "earlier"
+	for range 3 {
+		old = revise(t, m, old, tag("old", "yes"))
+	}
+	if got := latest(t, m, someSandbox()); got.Tags["old"] != "" {
+		t.Errorf("Latest of a new sandbox with an old ID: %v", got.Tags)
+	}
+	revise(t, m, someSandbox(), tag("new", "yes"))
+	got := latest(t, m, someSandbox())
+	if got.Tags["new"] != "yes" || got.Tags["old"] != "" {
+		t.Errorf("after its own revision: %v", got.Tags)
+	}
+	if all := record.ReadRevisions(slices.Collect(maps.Values(m.vols))).Of(someSandbox()); !maps.Equal(all.Tags, got.Tags) {
+		t.Errorf("in a list of all: %v, want %v", all.Tags, got.Tags)
+	}
+}
+
+func TestRevisionNeverTakesAForeignVolume(t *testing.T) {
+	t.Parallel()
+	m := newMemory()
+	m.CreateVolume(t.Context(), "agent-sandbox-abc.rev-1", map[string]string{"mine": "yes"})
+	_, err := record.Revise(t.Context(), m, someSandbox(), tag("a", "b"))
+	var foreign *record.ForeignError
+	if !errors.As(err, &foreign) {
+		t.Errorf("Revise: %v, want a ForeignError", err)
+	}
+	if err := record.DropRevisions(t.Context(), m, someSandbox()); err != nil || len(m.vols) != 1 {
+		t.Errorf("DropRevisions: %v, left %v", err, m.vols)
+	}
+	if got := latest(t, m, someSandbox()); got.Revision.N != 0 {
+		t.Errorf("Latest read a foreign volume as revision %d", got.Revision.N)
+	}
+}
+
+func TestDamagedRevisionIsReadAsNoChange(t *testing.T) {
+	t.Parallel()
+	m := newMemory()
+	revise(t, m, someSandbox(), tag("a", "b"))
+	m.vols["agent-sandbox-abc.rev-1"].Labels[record.Settings] = "{"
+	got := latest(t, m, someSandbox())
+	if got.Revision.N != 1 || got.Tags["as"] != "made" {
+		t.Errorf("Latest: %+v, want number 1 and the tags as made", got)
+	}
+	if got = revise(t, m, got, tag("c", "d")); got.Revision.N != 2 || got.Tags["c"] != "d" {
+		t.Errorf("the next one: %+v", got)
+	}
+}
+
+func TestRevisionIsBounded(t *testing.T) {
+	t.Parallel()
+	m := newMemory()
+	_, err := record.Revise(t.Context(), m, someSandbox(), tag("a", strings.Repeat("x", record.MaxLabels)))
+	if err == nil || !strings.Contains(err.Error(), "tags") || len(m.vols) > 0 {
+		t.Errorf("Revise with endless tags: %v, made %d volumes", err, len(m.vols))
+	}
+}
+
+func TestStrayRevisionsAreOldAndOfNobody(t *testing.T) {
+	t.Parallel()
+	m := newMemory()
+	revise(t, m, someSandbox(), tag("a", "b"))
+	vols := slices.Collect(maps.Values(m.vols))
+	for _, test := range []struct {
+		alive map[string]bool
+		after time.Duration
+		want  int
+	}{{nil, 2 * time.Minute, 1}, {nil, 0, 0}, {map[string]bool{"made": true}, 2 * time.Minute, 0}} {
+		if got := record.StrayRevisions(vols, test.alive, m.Now().Add(test.after), time.Minute); len(got) != test.want {
+			t.Errorf("alive %v, %v later: %v", test.alive, test.after, got)
+		}
+	}
+}
+
+// S1.p4, E71: which end a session has, by what the record says of it.
+func TestExpiryOfASession(t *testing.T) {
+	t.Parallel()
+	began := time.Unix(1_700_000_000, 5)
+	hour, none := int64(3_600_000), int64(0)
+	for what, test := range map[string]struct {
+		changes record.Changes
+		want    time.Time
+		untold  bool
+	}{
+		"as made":         {record.Changes{}, began.Add(time.Second), false},
+		"a new timeout":   {record.Changes{TimeoutMS: &hour}, began.Add(time.Hour), true},
+		"no timeout":      {record.Changes{TimeoutMS: &none}, time.Time{}, true},
+		"the session's":   {record.Changes{TimeoutMS: &hour, Session: &record.Session{StartedAt: began, ExpiresAt: began.Add(9)}}, began.Add(9), false},
+		"another session": {record.Changes{Session: &record.Session{StartedAt: began.Add(1), ExpiresAt: began}}, began.Add(time.Second), false},
+		"a session's no":  {record.Changes{Session: &record.Session{StartedAt: began}}, time.Time{}, false},
+	} {
+		r := someSandbox().With(record.Revision{N: 1, Changes: test.changes})
+		if got := r.ExpiresAt(began); !got.Equal(test.want) || r.Untold(began) != test.untold {
+			t.Errorf("%s: expires at %v, untold %v; want %v, %v", what, got, r.Untold(began), test.want, test.untold)
+		}
+	}
+}
