@@ -26,12 +26,12 @@ const (
 	// settleTime is what a call that makes or removes something gets to come to its end
 	// when its caller has gone.
 	settleTime = 500 * time.Millisecond
-	// leaseTime is how long a sandbox that is not persistent outlives a handle that is
-	// not heard of, and leaseRenewal how often a living handle is.
-	leaseTime    = 30 * time.Second
+	// leaseTime is how long PID 1 of a sandbox that is not persistent does without word
+	// of the handle; it then waits a third more, which makes 30 s. leaseRenewal is how
+	// often a living handle is heard of.
+	leaseTime    = 22500 * time.Millisecond
 	leaseRenewal = 10 * time.Second
 
-	pidsLimit   = 4096
 	logMaxSize  = "10m"
 	logMaxFiles = 3
 )
@@ -316,6 +316,12 @@ func (b *build) lock(ctx context.Context) error {
 	b.undo.add(fmt.Sprintf("pending marker of %q", b.rec.Name), func(ctx context.Context) error {
 		return record.Drop(ctx, b.eng, b.rec.Name, b.rec.Nonce)
 	})
+	b.undo.add(fmt.Sprintf("revisions of %q", b.rec.Name), func(ctx context.Context) error {
+		if len(b.s.onCreate) == 0 {
+			return nil // nobody else could have made one
+		}
+		return record.DropRevisions(ctx, b.eng, b.rec)
+	})
 	var err error
 	b.claim, err = settle(ctx, func(ctx context.Context) (*record.Claim, error) {
 		return record.TryClaim(ctx, b.eng, b.rec.Name, b.rec.Nonce, holder())
@@ -326,6 +332,9 @@ func (b *build) lock(ctx context.Context) error {
 // prepare has everything that is shared and could be slow, before anything of this
 // sandbox exists.
 func (b *build) prepare(ctx context.Context) error {
+	if err := b.runtime(ctx); err != nil {
+		return err
+	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() (err error) {
 		b.image, err = ensureImage(ctx, b.eng, b.s.image, b.report)
@@ -336,6 +345,21 @@ func (b *build) prepare(ctx context.Context) error {
 		return err
 	})
 	return g.Wait()
+}
+
+// runtime asks whether the engine has the runtime that was chosen.
+func (b *build) runtime(ctx context.Context) error {
+	if b.s.ociRuntime == "" {
+		return nil
+	}
+	info, err := b.eng.Info(ctx)
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(info.Runtimes, b.s.ociRuntime) {
+		return fmt.Errorf("%w: it has no OCI runtime %q, only %s", ErrUnsupported, b.s.ociRuntime, strings.Join(info.Runtimes, ", "))
+	}
+	return nil
 }
 
 // volumes makes the workspace, or adopts one that a deleted sandbox left under its ID.
@@ -460,7 +484,8 @@ func (b *build) spec() (engine.ContainerSpec, error) {
 		NanoCPUs:   int64(b.s.vcpus * 1e9),
 		Memory:     b.s.memory,
 		MemorySwap: b.s.memory,
-		PidsLimit:  pidsLimit,
+		PidsLimit:  b.s.pidsLimit,
+		Runtime:    b.s.ociRuntime,
 		Ports:      b.rec.Settings.Ports,
 		Mounts: []engine.Mount{
 			{Type: "volume", Source: record.WorkspaceName(b.rec.ID), Target: Workspace,

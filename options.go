@@ -27,6 +27,9 @@ const (
 	// DefaultStopTimeout is what processes get between SIGTERM and SIGKILL without
 	// [WithStopTimeout].
 	DefaultStopTimeout = 30 * time.Second
+	// DefaultPidsLimit is how many processes and threads a sandbox may have without
+	// [WithPidsLimit].
+	DefaultPidsLimit = 4096
 	// Workspace is where the workspace volume is mounted, and where commands run
 	// without [WithWorkdir].
 	Workspace = "/workspace"
@@ -36,6 +39,7 @@ const (
 	maxEnvValue = 128 << 10 // Linux' MAX_ARG_STRLEN: longer ones start nothing
 	minMemory   = 6 << 20   // the engine's own lower bound
 	maxVCPUs    = 1 << 20   // what comes with more would overflow
+	minPids     = 16        // PID 1 and a server, with their threads
 )
 
 // runtimes are the identifiers WithRuntime knows.
@@ -56,6 +60,16 @@ type LifecycleOption interface {
 	GetOption
 }
 
+// An UpdateOption configures [Sandbox.Update].
+type UpdateOption interface{ applyUpdate(*settings) }
+
+// A ChangeOption configures both creating a sandbox and changing it later, see
+// [Sandbox.Update].
+type ChangeOption interface {
+	CreateOption
+	UpdateOption
+}
+
 // settings is what options add up to.
 type settings struct {
 	name, id       string
@@ -69,20 +83,47 @@ type settings struct {
 	vcpus          float64
 	memory         int64
 	persistent     *bool
+	pidsLimit      int64
+	ociRuntime     string
 	timeout        time.Duration
 	stopTimeout    time.Duration
 	progress       func(Progress)
 	onCreate       []hook
 	onResume       []hook
 	withoutResume  bool
+	given          change  // what of it was set by an option that Update takes
 	problems       []error // of options that can't even be stored
 }
+
+// change is a set of what Update can change.
+type change int
+
+const (
+	changeTags change = 1 << iota
+	changeCPUs
+	changeMemory
+	changeTimeout
+	changeStopTimeout
+)
 
 type hook = func(context.Context, *Sandbox) error
 
 type createOption func(*settings)
 
 func (o createOption) applyCreate(s *settings) { o(s) }
+
+// changeOption is an option that Update takes, too: it has to tell what was set.
+type changeOption struct {
+	what  change
+	apply func(*settings)
+}
+
+func (o changeOption) applyCreate(s *settings) { o.apply(s) }
+
+func (o changeOption) applyUpdate(s *settings) {
+	s.given |= o.what
+	o.apply(s)
+}
 
 type getOption func(*settings)
 
@@ -155,14 +196,14 @@ func WithEnv(env map[string]string) CreateOption {
 
 // WithTags attaches up to 5 key-value pairs to find the sandbox by ([TagFilter]). Keys
 // are not empty; keys and values are any UTF-8.
-func WithTags(tags map[string]string) CreateOption {
+func WithTags(tags map[string]string) ChangeOption {
 	tags = maps.Clone(tags)
-	return createOption(func(s *settings) {
+	return changeOption{changeTags, func(s *settings) {
 		if s.tags == nil {
 			s.tags = map[string]string{}
 		}
 		maps.Copy(s.tags, tags)
-	})
+	}}
 }
 
 // WithPorts publishes TCP ports of the sandbox on 127.0.0.1 of the engine's machine, at
@@ -178,24 +219,47 @@ func WithPorts(ports ...int) CreateOption {
 // WithVCPUs limits the sandbox to n CPUs, which may be a fraction, and its memory to
 // 2048 MiB for each unless [WithMemory] says otherwise. Default 1. More than the
 // engine's machine has is refused by the engine.
-func WithVCPUs[N int | float64](n N) CreateOption {
-	return createOption(func(s *settings) {
+func WithVCPUs[N int | float64](n N) ChangeOption {
+	return changeOption{changeCPUs, func(s *settings) {
 		s.vcpus = float64(n)
 		if !(s.vcpus >= 0.01 && s.vcpus <= maxVCPUs) { // also NaN
 			s.problems = append(s.problems, fmt.Errorf("WithVCPUs: %v CPUs; it takes 0.01 to %d", n, maxVCPUs))
 			s.vcpus = 1
 		}
-	})
+	}}
 }
 
 // WithMemory limits the sandbox's memory, in bytes; no swap is added to it. At least
 // 6 MiB. Default 2048 MiB for each virtual CPU.
-func WithMemory(bytes int64) CreateOption {
-	return createOption(func(s *settings) {
+func WithMemory(bytes int64) ChangeOption {
+	return changeOption{changeMemory, func(s *settings) {
 		s.memory = bytes
 		if bytes < minMemory {
 			s.problems = append(s.problems, fmt.Errorf("WithMemory: %d bytes; the engine takes at least %d", bytes, minMemory))
 		}
+	}}
+}
+
+// WithPidsLimit limits how many processes and threads the sandbox has at once, its own
+// few included; at least 16. Default [DefaultPidsLimit].
+func WithPidsLimit(n int) CreateOption {
+	return createOption(func(s *settings) {
+		if n < minPids {
+			s.problems = append(s.problems, fmt.Errorf("WithPidsLimit: %d; it takes at least %d", n, minPids))
+		}
+		s.pidsLimit = int64(n)
+	})
+}
+
+// WithOCIRuntime runs the sandbox with another of the engine's container runtimes,
+// such as "runsc" (gVisor): see [Health].Runtimes. One that the engine does not have is
+// [ErrUnsupported]. Default: the engine's own default.
+func WithOCIRuntime(name string) CreateOption {
+	return createOption(func(s *settings) {
+		if name == "" {
+			s.problems = append(s.problems, errors.New("WithOCIRuntime: the name is empty; leave the option out for the engine's default"))
+		}
+		s.ociRuntime = name
 	})
 }
 
@@ -254,24 +318,24 @@ func WithPersistent(persistent bool) CreateOption {
 // program that started it is still there. The sandbox is stopped, not deleted, unless
 // it is not persistent. 0, the default, is no timeout; the unit is the millisecond,
 // and a fraction of one is an error.
-func WithTimeout(d time.Duration) CreateOption {
-	return createOption(func(s *settings) {
+func WithTimeout(d time.Duration) ChangeOption {
+	return changeOption{changeTimeout, func(s *settings) {
 		if d < 0 || d%time.Millisecond != 0 {
 			s.problems = append(s.problems, fmt.Errorf("WithTimeout: %v is not a whole number of milliseconds from 0 up", d))
 		}
 		s.timeout = d
-	})
+	}}
 }
 
 // WithStopTimeout sets what processes get between SIGTERM and SIGKILL when a session
 // ends, in whole seconds. Default 30 s.
-func WithStopTimeout(d time.Duration) CreateOption {
-	return createOption(func(s *settings) {
+func WithStopTimeout(d time.Duration) ChangeOption {
+	return changeOption{changeStopTimeout, func(s *settings) {
 		if d < time.Second || d%time.Second != 0 {
 			s.problems = append(s.problems, fmt.Errorf("WithStopTimeout: %v is not a whole number of seconds from 1 up", d))
 		}
 		s.stopTimeout = d
-	})
+	}}
 }
 
 // WithProgress calls fn with what a long call is doing: pulling an image, above all.
@@ -367,14 +431,7 @@ func (s *settings) check() error {
 			problems = append(problems, err)
 		}
 	}
-	if len(s.tags) > maxTags {
-		bad("%d tags; there may be %d", len(s.tags), maxTags)
-	}
-	for k, v := range s.tags {
-		if k == "" || !utf8.ValidString(k) || !utf8.ValidString(v) {
-			bad("tag %q=%q: a key is not empty, and both are UTF-8", k, v)
-		}
-	}
+	problems = append(problems, s.checkTags()...)
 	limit := cmp.Or(s.maxPorts, maxPorts)
 	if len(s.ports) > limit {
 		bad("WithPorts: %d ports; there may be %d", len(s.ports), limit)
@@ -392,6 +449,9 @@ func (s *settings) check() error {
 	if s.memory == 0 {
 		s.memory = int64(s.vcpus * float64(MemoryPerVCPU))
 	}
+	if s.pidsLimit == 0 {
+		s.pidsLimit = DefaultPidsLimit
+	}
 	if s.workdir == "" {
 		s.workdir = Workspace
 	}
@@ -402,6 +462,18 @@ func (s *settings) check() error {
 		return classify(ErrInvalidArgument, errors.Join(problems...))
 	}
 	return nil
+}
+
+func (s *settings) checkTags() (problems []error) {
+	if len(s.tags) > maxTags {
+		problems = append(problems, fmt.Errorf("%d tags; there may be %d", len(s.tags), maxTags))
+	}
+	for k, v := range s.tags {
+		if k == "" || !utf8.ValidString(k) || !utf8.ValidString(v) {
+			problems = append(problems, fmt.Errorf("tag %q=%q: a key is not empty, and both are UTF-8", k, v))
+		}
+	}
+	return problems
 }
 
 // checkEnv never repeats a value: it may be a secret.

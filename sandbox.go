@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"errors"
@@ -31,14 +32,15 @@ type Sandbox struct {
 	owner    bool // the sandbox lives as long as this handle
 
 	mu        sync.Mutex
-	container string        // the engine's ID of it
-	env       []string      // the container's whole environment
-	link      *guest.Conn   // connection to the guest, while there is one
-	tether    *tether       // renews the lease of a sandbox that is not persistent
-	closed    bool          // for callers
-	deleted   bool          // and why: by Delete on this handle
-	released  bool          // for ourselves: nothing new may begin
-	ending    chan struct{} // closed when Close has finished; nil before Close
+	rev       record.Revision // what has changed since, as far as this handle knows
+	container string          // the engine's ID of it
+	env       []string        // the container's whole environment
+	link      *guest.Conn     // connection to the guest, while there is one
+	tether    *tether         // renews the lease of a sandbox that is not persistent
+	closed    bool            // for callers
+	deleted   bool            // and why: by Delete on this handle
+	released  bool            // for ourselves: nothing new may begin
+	ending    chan struct{}   // closed when Close has finished; nil before Close
 	closeErr  error
 
 	flights singleflight.Group // connecting and resuming, shared by who needs it
@@ -50,7 +52,7 @@ type Sandbox struct {
 
 // handle makes a Sandbox of what the engine showed.
 func (c *Client) handle(eng *engine.Engine, rec record.Sandbox, got engine.Container) *Sandbox {
-	s := &Sandbox{c: c, eng: eng, rec: rec, container: got.ID, env: got.Env}
+	s := &Sandbox{c: c, eng: eng, rec: rec, rev: rec.Revision, container: got.ID, env: got.Env}
 	s.life, s.die = context.WithCancel(context.Background())
 	return s
 }
@@ -214,14 +216,31 @@ func (c *Client) get(ctx context.Context, nameOrID string, s *settings) (*Sandbo
 			sb.release()
 			return nil, err
 		}
+	} else if rec.Untold(got.StartedAt) {
+		// Somebody else started it, or died while starting it.
+		if err := sb.tell(ctx, got); err != nil {
+			sb.release()
+			return nil, err
+		}
 	}
 	return sb, nil
 }
 
-// find returns the sandbox of that name, else of that ID. What a caller passes is
-// never taken for a container of its own, and what is found must say that it is the
-// one: Docker would also match the beginning of a container's ID.
+// find returns the sandbox of that name, else of that ID, with what has changed since
+// it was made.
 func find(ctx context.Context, eng *engine.Engine, nameOrID string) (record.Sandbox, engine.Container, error) {
+	rec, got, err := findMade(ctx, eng, nameOrID)
+	if err != nil {
+		return rec, got, err
+	}
+	rec, err = record.Latest(ctx, eng, rec)
+	return rec, got, err
+}
+
+// findMade is find without what has changed. What a caller passes is never taken for
+// a container of its own, and what is found must say that it is the one: Docker would
+// also match the beginning of a container's ID.
+func findMade(ctx context.Context, eng *engine.Engine, nameOrID string) (record.Sandbox, engine.Container, error) {
 	inspect := func(name string, is func(record.Sandbox) bool) (record.Sandbox, engine.Container, error) {
 		got, err := eng.InspectContainer(ctx, record.ContainerName(name))
 		if err != nil {
@@ -383,6 +402,13 @@ func (s *Sandbox) resumeOnce(ctx context.Context) error {
 	s.c.log.Info("session resumed", "sandbox", s.rec.Name)
 	s.begin()
 	ctx = context.WithValue(ctx, resumingKey{}, s)
+	if rec, err := s.refresh(ctx); err != nil {
+		return err
+	} else if rec.Untold(got.StartedAt) {
+		if err := s.tell(ctx, got); err != nil {
+			return err
+		}
+	}
 	for _, fn := range s.onResume {
 		if err := fn(ctx, s); err != nil {
 			return fmt.Errorf("OnResume: %w", err)
@@ -467,7 +493,11 @@ func (s *Sandbox) stop(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := stopContainer(ctx, s.eng, got, s.rec); err != nil {
+	rec, err := s.refresh(ctx)
+	if err != nil {
+		return err
+	}
+	if err := stopContainer(ctx, s.eng, got, rec); err != nil {
 		return err
 	}
 	s.dropLink()
@@ -488,10 +518,7 @@ func stopContainer(ctx context.Context, eng *engine.Engine, got engine.Container
 }
 
 func stopTimeout(rec record.Sandbox) time.Duration {
-	if ms := rec.Settings.StopTimeoutMS; ms > 0 {
-		return time.Duration(ms) * time.Millisecond
-	}
-	return DefaultStopTimeout
+	return cmp.Or(rec.StopTimeout(), DefaultStopTimeout)
 }
 
 // closeMargin is what Close may take beyond the stop timeout.
@@ -520,7 +547,7 @@ func (s *Sandbox) Close() error {
 	if already {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout(s.rec)+closeMargin)
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout(s.known())+closeMargin)
 	defer cancel()
 	err := s.end(ctx)
 	if err != nil && !errors.Is(err, ErrNotFound) {
@@ -537,10 +564,10 @@ func (s *Sandbox) end(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			return stopContainer(ctx, s.eng, got, s.rec)
+			return stopContainer(ctx, s.eng, got, s.known())
 		})
 	}
-	_, err := s.c.delete(ctx, s.eng, s.rec, false)
+	_, err := s.c.delete(ctx, s.eng, s.known(), false)
 	return err
 }
 
@@ -599,7 +626,7 @@ func (s *Sandbox) Delete(ctx context.Context, opts ...DeleteOption) (DeleteRepor
 		return DeleteReport{}, fail("delete", s.rec.Name, err)
 	}
 	s.letGo()
-	report, err := s.c.delete(ctx, s.eng, s.rec, deleteSettings(opts).preserve)
+	report, err := s.c.delete(ctx, s.eng, s.known(), deleteSettings(opts).preserve)
 	if err == nil || errors.Is(err, ErrNotFound) {
 		s.mu.Lock()
 		s.deleted = true
@@ -697,6 +724,8 @@ func (s *Sandbox) renew(ctx context.Context) {
 		switch {
 		case err == nil:
 			wait = leaseRenewal
+		case errors.Is(err, ErrNotRunning) && s.frozen(ctx):
+			wait = time.Second // PID 1 gives us a moment once it is thawed
 		case errors.Is(err, ErrNotFound), errors.Is(err, ErrNotRunning), errors.Is(err, ErrUnsupported):
 			return
 		default:
@@ -707,4 +736,10 @@ func (s *Sandbox) renew(ctx context.Context) {
 			}
 		}
 	}
+}
+
+// frozen reports whether there is a session and it is paused.
+func (s *Sandbox) frozen(ctx context.Context) bool {
+	got, err := s.current(ctx)
+	return err == nil && got.State == engine.StatePaused
 }

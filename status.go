@@ -179,7 +179,7 @@ func (c *Client) List(ctx context.Context, opts ...ListOption) ([]Info, error) {
 		if !ok || !record.OurName(got.Name) || gone[got.ID] {
 			continue
 		}
-		i := info(eng, rec, got)
+		i := info(eng, all.revisions.Of(rec), got)
 		if all.pending(rec, eng.Now()) {
 			i.State = StateCreating
 		}
@@ -231,7 +231,11 @@ func (s *Sandbox) Status(ctx context.Context) (Status, error) {
 	if err != nil {
 		return Status{}, fail("status", s.rec.Name, err)
 	}
-	st, err := status(ctx, s.eng, s.rec, got)
+	rec, err := s.refresh(ctx)
+	if err != nil {
+		return Status{}, fail("status", s.rec.Name, err)
+	}
+	st, err := status(ctx, s.eng, rec, got)
 	return st, fail("status", s.rec.Name, err)
 }
 
@@ -258,9 +262,7 @@ func status(ctx context.Context, eng *engine.Engine, rec record.Sandbox, got eng
 	case StateRunning, StatePaused:
 		st.Ports = bound(rec, got)
 		st.Uptime = max(0, eng.Now().Sub(got.StartedAt))
-		if ms := rec.Settings.TimeoutMS; ms > 0 {
-			st.ExpiresAt = got.StartedAt.Add(time.Duration(ms) * time.Millisecond)
-		}
+		st.ExpiresAt = rec.ExpiresAt(got.StartedAt)
 	case StateStopped:
 		st.Reason = reason(got)
 	case StateError:

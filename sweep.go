@@ -22,6 +22,8 @@ const (
 	// neverStarted is the age at which a container that nobody is making and that never
 	// ran is the trace of a create whose reply came too late for everybody.
 	neverStarted = 5 * time.Minute
+	// youngAge protects what somebody may be in the middle of making.
+	youngAge = time.Minute
 	// stillThere is how long to wait before looking again for what is being removed.
 	stillThere = 50 * time.Millisecond
 )
@@ -31,6 +33,7 @@ type everything struct {
 	containers []engine.Container
 	volumes    []engine.Volume
 	markers    map[string]record.Marker
+	revisions  record.Revisions
 }
 
 func look(ctx context.Context, eng *engine.Engine) (all everything, err error) {
@@ -42,6 +45,7 @@ func look(ctx context.Context, eng *engine.Engine) (all everything, err error) {
 	if all.containers, err = eng.ListContainers(ctx, engine.Filter{Labels: []string{managed}}); err != nil {
 		return all, err
 	}
+	all.revisions = record.ReadRevisions(all.volumes)
 	all.markers = map[string]record.Marker{}
 	for _, m := range record.Markers(all.volumes) {
 		all.markers[m.Name] = m
@@ -108,6 +112,7 @@ func (c *Client) sweep(ctx context.Context, eng *engine.Engine, all everything, 
 	for _, name := range record.Stray(all.volumes, now) {
 		note("marker "+name, dropVolume(ctx, eng, name))
 	}
+	alive := map[string]bool{} // nonces of the sandboxes that are there
 	for _, got := range all.containers {
 		if gone[got.ID] {
 			continue
@@ -128,15 +133,19 @@ func (c *Client) sweep(ctx context.Context, eng *engine.Engine, all everything, 
 			note("sandbox "+rec.Name+", which was never started", err)
 			continue
 		}
+		alive[rec.Nonce] = true
 		if rec.Persistent || all.pending(rec, now) || got.State != engine.StateExited {
 			continue
 		}
 		over, err := c.abandoned(ctx, eng, got.ID, now)
 		if err == nil && over {
-			_, err = c.delete(ctx, eng, rec, false)
+			_, err = c.delete(ctx, eng, all.revisions.Of(rec), false)
 			gone[got.ID] = err == nil
 			note("sandbox "+rec.Name, err)
 		}
+	}
+	for _, name := range record.StrayRevisions(all.volumes, alive, now, youngAge) {
+		note("revision "+name, dropVolume(ctx, eng, name))
 	}
 	return gone
 }
@@ -192,5 +201,5 @@ func clear(ctx context.Context, eng *engine.Engine, nonce string) error {
 			errs = append(errs, removeVolume(ctx, eng, v.Name, nonce))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, record.DropRevisionsOf(ctx, eng, nonce))...)
 }

@@ -137,6 +137,9 @@ func (c *Client) delete(ctx context.Context, eng *engine.Engine, rec record.Sand
 	if err := c.removeSandbox(ctx, eng, got.ID); err != nil {
 		return report, err
 	}
+	if err := insist(ctx, func() error { return record.DropRevisions(ctx, eng, rec) }); err != nil {
+		c.log.Warn("revisions are left for the next sweep", "sandbox", rec.Name, "error", err)
+	}
 	if preserve {
 		return report, nil
 	}

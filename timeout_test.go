@@ -1,0 +1,260 @@
+package sandbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+)
+
+func init() {
+	// timeout-maker makes a sandbox with a timeout of 5 s, leaves work in it that
+	// writes a file when it is asked to end, and waits to be killed.
+	roles["timeout-maker"] = func(args []string) error {
+		ctx := context.Background()
+		c, err := sandbox.NewClient()
+		if err != nil {
+			return err
+		}
+		sb, err := c.Create(ctx, sandbox.WithName(args[0]), sandbox.WithTimeout(5*time.Second))
+		if err != nil {
+			return err
+		}
+		work := sb.Command(ctx, "sh", "-c", "trap 'echo bye >/workspace/last; exit' TERM; echo started >/workspace/first; while :; do sleep 0.05; done")
+		work.Detached = true
+		if err := work.Start(); err != nil {
+			return err
+		}
+		for sb.Command(ctx, "test", "-s", "/workspace/first").Run() != nil {
+		}
+		fmt.Println("ready")
+		select {}
+	}
+}
+
+// directly is a connection to the engine beside the library.
+func directly(t *testing.T) *engine.Engine {
+	t.Helper()
+	eng, err := engine.Open(t.Context(), engine.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { eng.Close() })
+	return eng
+}
+
+// ended waits until the session has ended, and returns the status and when it was seen.
+func ended(t *testing.T, name string) (sandbox.Status, time.Time) {
+	t.Helper()
+	eng := directly(t)
+	eventually(t, "the session has ended", func() bool {
+		got, err := eng.InspectContainer(t.Context(), "agent-sandbox-"+name)
+		return err == nil && got.State == engine.StateExited
+	})
+	now := time.Now()
+	return inspect(t, name), now
+}
+
+// S1.p4, E67: the session ends on time, gracefully, when the program that made it is
+// long gone; others see why, and get the files.
+func TestTimeoutHoldsWhenTheMakerIsKilled(t *testing.T) {
+	t.Parallel()
+	name := uniqueName(t)
+	maker := process(t, "timeout-maker", name)
+	out, err := maker.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := maker.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c := newClient(t)
+	remove(t, c, name)
+	ready := make([]byte, 5)
+	_, err = out.Read(ready)
+	maker.Process.Kill()
+	maker.Wait()
+	if err != nil {
+		t.Fatalf("the maker said %q, %v", ready, err)
+	}
+
+	st, seen := ended(t, name)
+	if st.Reason != "timeout" || st.State != sandbox.StateStopped {
+		t.Errorf("Inspect: state %q, reason %q; want stopped by timeout", st.State, st.Reason)
+	}
+	if took := seen.Sub(st.StartedAt); took < 5*time.Second || took > 7*time.Second {
+		t.Errorf("the session ended %v after its start, want 5 s to 7 s", took)
+	}
+	sb, err := c.Get(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Close()
+	if got := run(t, sb, "cat", "/workspace/first", "/workspace/last"); got != "started\nbye" {
+		t.Errorf("files after the timeout: %q; the trap wrote its file if the end was graceful", got)
+	}
+	// E68: the next session has its own full timeout.
+	st, err = sb.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := st.ExpiresAt.Sub(st.StartedAt); got != 5*time.Second || time.Until(st.ExpiresAt) < 0 {
+		t.Errorf("the next session expires %v after its start, want 5s", got)
+	}
+}
+
+// E67–E69: nothing that root does inside keeps the session beyond its time.
+func TestRootInsideCannotOutliveTheTimeout(t *testing.T) {
+	t.Parallel()
+	attacks := map[string]string{
+		"signals": `trap '' TERM INT HUP; for s in STOP KILL SEGV ALRM 33 34; do kill -$s 1; done; while :; do kill -STOP 1; sleep 0.01; done`,
+		"floods the control socket": `trap '' TERM; exec node -e '
+			const net = require("net"); process.on("SIGTERM", () => {});
+			const more = () => { const c = net.connect({path: "\0agent-sandbox/control"}); c.on("error", () => {}); c.write("x".repeat(70000)); };
+			setInterval(() => { for (let i = 0; i < 50; i++) more(); }, 1)'`,
+		"fills memory and tmpfs": `trap '' TERM; cat /dev/zero >/dev/shm/full; while :; do tail /dev/zero; done`,
+		"forks to the limit":     `trap '' TERM; while :; do (trap '' TERM; exec sleep 1000) & done 2>/dev/null; while :; do sleep 1; done`,
+	}
+	const timeout = 4 * time.Second
+	for what, script := range attacks {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			sb := newSandbox(t, sandbox.WithName(uniqueName(t)), sandbox.WithTimeout(timeout), sandbox.WithStopTimeout(time.Second),
+				sandbox.WithMemory(96<<20), sandbox.WithVCPUs(0.5), sandbox.WithPidsLimit(200))
+			cmd := sb.Command(context.WithoutCancel(t.Context()), "sh", "-c", script)
+			cmd.Detached = true
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			st, seen := ended(t, sb.Name())
+			if st.Reason != "timeout" {
+				t.Errorf("reason %q, want timeout", st.Reason)
+			}
+			// The stop timeout, and a second for a busy machine.
+			if took := seen.Sub(st.StartedAt); took < timeout || took > timeout+3*time.Second {
+				t.Errorf("it ended %v after its start, want %v and a grace of 1s", took, timeout)
+			}
+		})
+	}
+}
+
+// E68: ExtendTimeout acts on the running session, and everyone sees it.
+func TestExtendedSessionLivesOn(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)), sandbox.WithTimeout(3*time.Second))
+	if err := sb.ExtendTimeout(t.Context(), time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	st := inspect(t, sb.Name())
+	if got, want := st.ExpiresAt.Sub(st.StartedAt), time.Hour+3*time.Second; got != want {
+		t.Errorf("another client sees it expire %v after its start, want %v", got, want)
+	}
+	eventually(t, "the first timeout has passed", func() bool { return time.Since(st.StartedAt) > 3500*time.Millisecond })
+	if st := inspect(t, sb.Name()); st.State != sandbox.StateRunning {
+		t.Errorf("after the timeout it had first it is %s (%s)", st.State, st.Reason)
+	}
+	// The next session has the timeout that was set, not the extended one.
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sb.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if st := inspect(t, sb.Name()); st.ExpiresAt.Sub(st.StartedAt) != 3*time.Second {
+		t.Errorf("the next session expires %v after its start, want 3s", st.ExpiresAt.Sub(st.StartedAt))
+	}
+}
+
+// E90: extensions of several callers add up.
+func TestExtensionsAddUp(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)), sandbox.WithTimeout(time.Hour))
+	var all sync.WaitGroup
+	for range 3 {
+		other, err := newClient(t).Get(t.Context(), sb.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { other.Detach() })
+		all.Go(func() {
+			for range 3 {
+				if err := other.ExtendTimeout(t.Context(), time.Minute); err != nil {
+					t.Errorf("ExtendTimeout: %v", err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	st := inspect(t, sb.Name())
+	if got, want := st.ExpiresAt.Sub(st.StartedAt), time.Hour+9*time.Minute; got != want {
+		t.Errorf("after nine extensions by a minute it expires %v after its start, want %v", got, want)
+	}
+}
+
+// E71: what can't be extended.
+func TestExtendTimeoutNeedsASessionAndATimeout(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)))
+	for _, d := range []time.Duration{0, -time.Second} {
+		if err := sb.ExtendTimeout(t.Context(), d); !errors.Is(err, sandbox.ErrInvalidArgument) {
+			t.Errorf("ExtendTimeout(%v): %v, want ErrInvalidArgument", d, err)
+		}
+	}
+	if err := sb.ExtendTimeout(t.Context(), time.Hour); err != nil {
+		t.Errorf("ExtendTimeout of a session without a timeout: %v", err)
+	}
+	if st := inspect(t, sb.Name()); !st.ExpiresAt.IsZero() {
+		t.Errorf("a session without a timeout expires at %v", st.ExpiresAt)
+	}
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := sb.ExtendTimeout(t.Context(), time.Hour); !errors.Is(err, sandbox.ErrNotRunning) {
+		t.Errorf("ExtendTimeout of a stopped sandbox: %v, want ErrNotRunning", err)
+	}
+	if st := inspect(t, sb.Name()); st.State != sandbox.StateStopped {
+		t.Errorf("ExtendTimeout started a session: it is %s", st.State)
+	}
+}
+
+// S1.p4: what is no timeout.
+func TestTimeoutTakesWholeMillisecondsFromZeroUp(t *testing.T) {
+	t.Parallel()
+	for _, d := range []time.Duration{-time.Second, time.Microsecond, time.Second + 1} {
+		_, err := newClient(t).Create(t.Context(), sandbox.WithTimeout(d))
+		if !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), "WithTimeout") {
+			t.Errorf("WithTimeout(%v): %v, want ErrInvalidArgument", d, err)
+		}
+	}
+}
+
+// X9: a session that was frozen for longer than its lease does not end before its
+// owner could be heard again.
+func TestFrozenSessionKeepsItsLease(t *testing.T) {
+	if os.Getenv("SANDBOX_SOAK") == "" {
+		t.Skip("takes 50 s: SANDBOX_SOAK=1 runs it")
+	}
+	t.Parallel()
+	sb := newSandbox(t)
+	run(t, sb, "true")
+	eng := directly(t)
+	container := "agent-sandbox-" + sb.Name()
+	if err := eng.PauseContainer(t.Context(), container); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(40 * time.Second)
+	if err := eng.UnpauseContainer(t.Context(), container); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(10 * time.Second)
+	if st := inspect(t, sb.Name()); st.State != sandbox.StateRunning {
+		t.Errorf("ten seconds after a freeze of 40 s it is %s (%s)", st.State, st.Reason)
+	}
+}
