@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"sync"
 	"time"
 
@@ -63,7 +64,7 @@ func (e *Engine) Exec(ctx context.Context, containerID string, s ExecSpec) (*Str
 	if err := checkName("exec", r.ID); err != nil {
 		return nil, unavailable(e.Host(), err)
 	}
-	conn, br, err := e.hijack(ctx, "/exec/"+r.ID+"/start", container.ExecStartOptions{})
+	conn, br, err := e.hijack(ctx, "/exec/"+r.ID+"/start", nil, container.ExecStartOptions{})
 	if err != nil {
 		return nil, e.fail(ctx, err)
 	}
@@ -74,12 +75,12 @@ func (e *Engine) Exec(ctx context.Context, containerID string, s ExecSpec) (*Str
 
 // hijack makes a POST whose connection becomes a raw stream. The client's own
 // minds neither ctx while it waits for the reply, nor the reply's status.
-func (e *Engine) hijack(ctx context.Context, path string, body any) (_ net.Conn, _ io.Reader, err error) {
+func (e *Engine) hijack(ctx context.Context, path string, query url.Values, body any) (_ net.Conn, _ io.Reader, err error) {
 	b, err := json.Marshal(body)
 	if err != nil {
 		return nil, nil, err
 	}
-	req, err := e.request(ctx, http.MethodPost, path, nil, bytes.NewReader(b))
+	req, err := e.request(ctx, http.MethodPost, path, query, bytes.NewReader(b))
 	if err != nil {
 		return nil, nil, err
 	}
