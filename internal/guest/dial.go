@@ -167,7 +167,8 @@ func (c *Conn) Listens(ctx context.Context, port uint16) (bool, error) {
 		return false, err
 	}
 	ch.Close()
-	c.spawn(func() { ssh.DiscardRequests(reqs) })
+	// The guest closes it, too: this ends.
+	ssh.DiscardRequests(reqs)
 	return true, nil
 }
 

@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "cc4d694d4553ed512860fa45f82cd7794a87b6156681c34a05ea78656e2d5d28", size: 5214334},
-	"arm64": {sha256: "a8f62f8e33f64249bc5a42fc682ac186aa0b71f5fa291e36a772c0c5ecc5abb3", size: 4849790},
+	"amd64": {sha256: "54f782809df3bf38e142f20026789f86cf78f70a549919ff3468cc184d9e76e0", size: 5283966},
+	"arm64": {sha256: "9da2b8508ee10a3ad87d58de0e55f4b198eb7611eac8fdfd6dbc656464023b54", size: 4980862},
 }

@@ -30,6 +30,10 @@ func main() {
 		err = runFiles()
 	case wire.VerbSFTP:
 		err = runSFTP()
+	case wire.VerbCopy:
+		err = runCopy(args)
+	case wire.VerbDu:
+		err = runDu(args)
 	default:
 		code, err = 2, fmt.Errorf("unknown verb %q", verb)
 	}

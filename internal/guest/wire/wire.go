@@ -17,6 +17,8 @@ const (
 	VerbServe = "serve" // an SSH server on standard input and output
 	VerbKeep  = "keep"  // holds detached commands; started by serve
 	VerbRun   = "run"   // sheds what a child must not inherit, then executes it
+	VerbCopy  = "copy"  // copies trees between mounts of a helper; the second argument is Copy as JSON
+	VerbDu    = "du"    // sizes the directories that its arguments name; prints Sizes as JSON
 )
 
 // SSH channel types. The extra data of an open request is JSON of the type named.
