@@ -9,6 +9,7 @@ package record
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/base32"
 	"encoding/json"
 	"errors"
@@ -48,6 +49,8 @@ const SchemaVersion = "1"
 const (
 	RoleSandbox   = "sandbox"
 	RoleWorkspace = "workspace"
+	RoleRWCopy    = "rwcopy"
+	RoleFork      = "fork"
 	RolePending   = "pending"
 	RoleTakeover  = "takeover"
 	RoleGuest     = "guest"
@@ -67,6 +70,27 @@ const NameRule = "1 to 63 of a-z 0-9 _ . - and first a letter or digit"
 // ValidName reports whether s can be the name or the ID of a sandbox.
 func ValidName(s string) bool { return valid.MatchString(s) }
 
+// VolumeRule is the rule for names of volumes, for messages.
+const VolumeRule = "1 to 128 of a-z 0-9 _ . - and first a letter or digit"
+
+var validVolume = regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]{0,127}$`)
+
+// ValidVolume reports whether s can be the name of a volume that holds somebody's files.
+func ValidVolume(s string) bool { return validVolume.MatchString(s) }
+
+// dataRoles are those of the volumes that hold somebody's files. A volume without a role
+// is a workspace of before there were roles.
+var dataRoles = []string{RoleWorkspace, RoleRWCopy, RoleFork}
+
+// IsData reports whether a volume is ours and holds somebody's files: it is listed,
+// attached and deleted on request.
+func IsData(name string, labels map[string]string) bool {
+	if !OurName(name) || !ValidVolume(name) || labels[Managed] != "true" {
+		return false
+	}
+	return labels[Role] == "" || Is(labels, dataRoles...)
+}
+
 // ReservedID reports whether an otherwise valid ID would make the name of a
 // workspace volume collide with another kind of object.
 func ReservedID(id string) bool {
@@ -75,8 +99,11 @@ func ReservedID(id string) bool {
 			return true
 		}
 	}
-	return strings.Contains(id, ".rev-")
+	return strings.Contains(id, ".rev-") || derived.MatchString(id)
 }
+
+// derived is how the name of a volume that VolumeName made goes on after the ID.
+var derived = regexp.MustCompile(`-(rwcopy|fork)-[a-z2-7]{12}$`)
 
 const objects = "agent-sandbox-"
 
@@ -85,6 +112,13 @@ func ContainerName(name string) string { return objects + name }
 
 // WorkspaceName is the name of a sandbox's workspace volume.
 func WorkspaceName(id string) string { return objects + id }
+
+// VolumeName is the name of a sandbox's volume for a target other than the workspace. The
+// nonce keeps it from one of the same ID and target that was preserved.
+func VolumeName(id, role, target, nonce string) string {
+	sum := sha256.Sum256([]byte(target + "\x00" + nonce))
+	return objects + id + "-" + role + "-" + encoding.EncodeToString(sum[:])[:12]
+}
 
 // OurName reports whether an object's name is one that this package could have given.
 func OurName(object string) bool { return strings.HasPrefix(object, objects) }
@@ -132,6 +166,16 @@ type SandboxSettings struct {
 	Ports         []uint16 `json:"ports,omitempty"`
 	TimeoutMS     int64    `json:"timeout_ms,omitempty"`
 	StopTimeoutMS int64    `json:"stop_timeout_ms,omitempty"`
+	Mounts        []Mount  `json:"mounts,omitempty"`
+}
+
+// Mount is a mount as it was asked for. With both a source and a volume it is a copy of
+// the one in the other.
+type Mount struct {
+	Source string `json:"source,omitempty"`
+	Volume string `json:"volume,omitempty"`
+	Target string `json:"target"`
+	Mode   string `json:"mode"`
 }
 
 // Labels encodes r for its container.
