@@ -176,21 +176,13 @@ func removeVolume(ctx context.Context, eng *engine.Engine, name, nonce string) e
 	return dropVolume(ctx, eng, name)
 }
 
-// dropVolume removes a volume, retrying for as long as a vanishing container may
-// still hold it.
+// dropVolume removes a volume, and waits for a container that is about to let go of it.
 func dropVolume(ctx context.Context, eng *engine.Engine, name string) error {
-	for try := 0; ; try++ {
-		err := eng.RemoveVolume(ctx, name, false)
-		if err == nil || errors.Is(err, engine.ErrNotFound) {
-			return nil
-		}
-		if !errors.Is(err, engine.ErrConflict) || try == 10 {
-			return err
-		}
-		if err := pause(ctx, 50*time.Millisecond); err != nil {
-			return err
-		}
+	err := removeUnused(ctx, eng, name)
+	if errors.Is(err, ErrVolumeNotFound) {
+		return nil
 	}
+	return err
 }
 
 func pause(ctx context.Context, d time.Duration) error {
@@ -231,22 +223,24 @@ type building struct{}
 
 // build is one run of the transaction that makes a sandbox.
 type build struct {
-	c      *Client
-	eng    *engine.Engine
-	s      *settings
-	rec    record.Sandbox
-	claim  *record.Claim
-	image  engine.Image
-	guest  guestVolume
-	adopts bool // the workspace existed and is not ours to undo
-	undo   undo
-	report *reporter
+	c       *Client
+	eng     *engine.Engine
+	s       *settings
+	rec     record.Sandbox
+	claim   *record.Claim
+	image   engine.Image
+	guest   guestVolume
+	adopts  bool    // the workspace existed and is not ours to undo
+	mounted []Mount // with the volumes that copies go to
+	fills   []fill
+	undo    undo
+	report  *reporter
 }
 
 func (c *Client) newBuild(eng *engine.Engine, s *settings) *build {
 	seed := make([]byte, ed25519.SeedSize)
 	rand.Read(seed)
-	b := &build{c: c, eng: eng, s: s, report: &reporter{fn: s.progress}}
+	b := &build{c: c, eng: eng, s: s, mounted: slices.Clone(s.mounts), report: &reporter{fn: s.progress}}
 	b.rec = record.Sandbox{
 		ID: s.id, Name: s.name, Nonce: record.NewNonce(), CreatedAt: eng.Now(),
 		Tags: s.tags, Persistent: *s.persistent, ControlKey: seed,
@@ -279,7 +273,7 @@ func (b *build) run(ctx context.Context) (sb *Sandbox, err error) {
 		sb = nil
 	}()
 	steps := []func(context.Context) error{
-		b.lock, b.prepare, b.volumes, b.container, b.start,
+		b.lock, b.prepare, b.volumes, b.session,
 	}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
@@ -375,7 +369,7 @@ func (b *build) volumes(ctx context.Context) error {
 		return fmt.Errorf("make volume %s: %w", name, err)
 	}
 	if got.Labels[record.Nonce] == b.rec.Nonce {
-		return nil
+		return b.copies(ctx)
 	}
 	if !record.Is(got.Labels, record.RoleWorkspace) {
 		return &record.ForeignError{Kind: "volume", Object: name}
@@ -388,7 +382,39 @@ func (b *build) volumes(ctx context.Context) error {
 		return fmt.Errorf("%w: ID %q is that of container %s", ErrExists, b.rec.ID, users[0].Name)
 	}
 	b.adopts = true
-	return nil
+	return b.copies(ctx)
+}
+
+// session makes the container and starts it, and beside that fills the volumes: the copy
+// then takes little time of its own. Only what the sandbox runs by itself would see a
+// copy that is not complete, so a main process has to wait for it; no one else gets in
+// before the marker is gone.
+func (b *build) session(ctx context.Context) error {
+	fill := filler{helper{c: b.c, eng: b.eng, nonce: b.rec.Nonce, report: b.report}, b.rec}
+	b.undo.add("helper", fill.undo.run)
+	own, stop := context.WithCancel(ctx)
+	defer stop()
+	filled := make(chan error, 1)
+	go func() { filled <- fill.run(own, b.fills) }()
+	wait := sync.OnceValue(func() error {
+		if err := <-filled; err != nil {
+			return fmt.Errorf("fill volume: %w", err)
+		}
+		return nil
+	})
+	err := b.container(ctx)
+	if err == nil && len(b.s.command) > 0 {
+		err = wait()
+	}
+	if err == nil {
+		err = b.start(ctx)
+	}
+	if err != nil {
+		stop()
+		wait() // its helpers are about to be taken back
+		return err
+	}
+	return wait()
 }
 
 // container makes the container. Its name is the lock: from here on the sandbox's
@@ -399,6 +425,7 @@ func (b *build) container(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	b.attached()
 	for {
 		_, err = createContainer(ctx, b.eng, &b.undo, spec, b.rec.Nonce)
 		if !errors.Is(err, engine.ErrConflict) {
@@ -425,7 +452,7 @@ func (b *build) container(ctx context.Context) error {
 			return fmt.Errorf("%w: ID %q is being adopted twice", ErrExists, b.rec.ID)
 		}
 	}
-	return nil
+	return b.stillAttached(ctx)
 }
 
 // nameTaken says who has the container name of a sandbox, or nil when nobody has it
@@ -487,11 +514,11 @@ func (b *build) spec() (engine.ContainerSpec, error) {
 		PidsLimit:  b.s.pidsLimit,
 		Runtime:    b.s.ociRuntime,
 		Ports:      b.rec.Settings.Ports,
-		Mounts: []engine.Mount{
+		Mounts: append([]engine.Mount{
 			{Type: "volume", Source: record.WorkspaceName(b.rec.ID), Target: Workspace,
 				NoCopy: true, VolumeLabels: b.rec.VolumeLabels(record.RoleWorkspace)},
 			b.guest.mount(),
-		},
+		}, b.mounts()...),
 		// PID 1 keeps NET_ADMIN for itself and drops it from everything it starts.
 		CapAdd:      []string{"NET_ADMIN"},
 		CapDrop:     []string{"NET_RAW", "MKNOD"},

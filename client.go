@@ -26,6 +26,8 @@ type Client struct {
 	mu     sync.Mutex
 	eng    *engine.Engine
 	guest  guestVolume // known to be on the engine
+	apart  bool        // the engine is known to run under another kernel
+	sizing sizing
 	closed bool
 	swept  time.Time // when this client last swept
 	places gate      // one for each sandbox that may be in the making
@@ -212,6 +214,33 @@ func List(ctx context.Context, opts ...ListOption) ([]Info, error) {
 // otherwise; the report tells what became of each, also beside an error.
 func Delete(ctx context.Context, nameOrID string, opts ...DeleteOption) (DeleteReport, error) {
 	return defaultClient().Delete(ctx, nameOrID, opts...)
+}
+
+// ListVolumes tells of the volumes that hold sandboxes' files, by name: those of
+// sandboxes that are there, and those that deleted ones left. Sizes take the engine a
+// look at every file of every volume it has.
+func ListVolumes(ctx context.Context) ([]Volume, error) {
+	return defaultClient().ListVolumes(ctx)
+}
+
+// OrphanedVolumes tells of the volumes that no sandbox mounts. It changes nothing.
+func OrphanedVolumes(ctx context.Context) ([]Volume, error) {
+	return defaultClient().OrphanedVolumes(ctx)
+}
+
+// DeleteVolume deletes a volume of [ListVolumes] for good. While sandboxes mount it,
+// running or not, that is [ErrVolumeInUse] unless [Force] says otherwise; a container
+// that is not a sandbox always keeps it. The report tells what became of it, and of the
+// other volumes of sandboxes that were deleted with it.
+func DeleteVolume(ctx context.Context, name string, opts ...DeleteVolumeOption) (DeleteReport, error) {
+	return defaultClient().DeleteVolume(ctx, name, opts...)
+}
+
+// CleanupOrphanedVolumes removes the volumes of [OrphanedVolumes] for good: also those
+// that a deletion preserved. Options narrow it. One that can't be removed does not keep
+// the others; the report tells of each, also beside an error.
+func CleanupOrphanedVolumes(ctx context.Context, opts ...CleanupOption) (CleanupReport, error) {
+	return defaultClient().CleanupOrphanedVolumes(ctx, opts...)
 }
 
 // admit waits for a place among the sandboxes being made.

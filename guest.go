@@ -18,8 +18,9 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
-// A guestVolume is the guest on one engine: a volume that holds the binary.
-type guestVolume struct{ name string }
+// A guestVolume is the guest on one engine: a volume that holds the binary, and the
+// image it was filled from.
+type guestVolume struct{ name, image string }
 
 func (g guestVolume) mount() engine.Mount {
 	return engine.Mount{
@@ -70,8 +71,8 @@ func (c *Client) ensureGuest(ctx context.Context, eng *engine.Engine, report *re
 		return guestVolume{}, classify(ErrUnsupported, err)
 	}
 	report.report(Progress{Step: "guest"})
-	g := guestVolume{record.GuestName(hash)}
-	if err := placeGuest(ctx, eng, arch, g.name, record.GuestImage(hash)); err != nil {
+	g := guestVolume{record.GuestName(hash), record.GuestImage(hash)}
+	if err := placeGuest(ctx, eng, arch, g.name, g.image); err != nil {
 		return guestVolume{}, fmt.Errorf("place the guest: %w", err)
 	}
 	c.setGuest(g)

@@ -88,6 +88,8 @@ type settings struct {
 	timeout        time.Duration
 	stopTimeout    time.Duration
 	progress       func(Progress)
+	mounts         []Mount
+	confirm        func(Plan) error
 	onCreate       []hook
 	onResume       []hook
 	withoutResume  bool
@@ -374,12 +376,14 @@ func WithoutResume() GetOption {
 
 // Progress is one step of a long call.
 type Progress struct {
-	// Step is what is being done: "image", "guest", "container", "start".
+	// Step is what is being done: "image", "guest", "container", "copy", "start".
 	Step string
 	// Text says more, for people; it may be empty.
 	Text string
 	// Current and Total count bytes. Total is 0 while it is not known.
 	Current, Total int64
+	// Files counts what was copied, in the step "copy".
+	Files int64
 }
 
 func createSettings(opts []CreateOption) *settings {
@@ -443,6 +447,9 @@ func (s *settings) check() error {
 			bad("WithPorts: %d is there twice", p)
 		}
 	}
+	var wrong []error
+	s.mounts, wrong = resolveMounts(s.mounts)
+	problems = append(problems, wrong...)
 	if s.vcpus == 0 {
 		s.vcpus = DefaultVCPUs
 	}

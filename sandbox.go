@@ -29,6 +29,7 @@ type Sandbox struct {
 	eng      *engine.Engine
 	rec      record.Sandbox
 	onResume []hook
+	mounts   []Mount
 	owner    bool // the sandbox lives as long as this handle
 
 	mu        sync.Mutex
@@ -52,7 +53,7 @@ type Sandbox struct {
 
 // handle makes a Sandbox of what the engine showed.
 func (c *Client) handle(eng *engine.Engine, rec record.Sandbox, got engine.Container) *Sandbox {
-	s := &Sandbox{c: c, eng: eng, rec: rec, rev: rec.Revision, container: got.ID, env: got.Env}
+	s := &Sandbox{c: c, eng: eng, rec: rec, rev: rec.Revision, mounts: mountsOf(rec, got), container: got.ID, env: got.Env}
 	s.life, s.die = context.WithCancel(context.Background())
 	return s
 }
@@ -91,9 +92,17 @@ func (c *Client) create(ctx context.Context, s *settings) (*Sandbox, error) {
 		return nil, err
 	}
 	defer leave()
-	for {
+	for asked := false; ; asked = true {
 		if err := available(ctx, eng, s); err != nil {
 			return nil, err
+		}
+		if err := checkAttached(ctx, eng, s.mounts); err != nil {
+			return nil, err
+		}
+		if !asked {
+			if err := s.confirmed(); err != nil {
+				return nil, err
+			}
 		}
 		sb, err := c.newBuild(eng, s).run(ctx)
 		var held *record.HeldError
@@ -567,7 +576,7 @@ func (s *Sandbox) end(ctx context.Context) error {
 			return stopContainer(ctx, s.eng, got, s.known())
 		})
 	}
-	_, err := s.c.delete(ctx, s.eng, s.known(), false)
+	_, err := s.c.delete(ctx, s.eng, s.known(), dropOwn)
 	return err
 }
 
@@ -626,7 +635,7 @@ func (s *Sandbox) Delete(ctx context.Context, opts ...DeleteOption) (DeleteRepor
 		return DeleteReport{}, fail("delete", s.rec.Name, err)
 	}
 	s.letGo()
-	report, err := s.c.delete(ctx, s.eng, s.known(), deleteSettings(opts).preserve)
+	report, err := s.c.delete(ctx, s.eng, s.known(), deleteSettings(opts).fate)
 	if err == nil || errors.Is(err, ErrNotFound) {
 		s.mu.Lock()
 		s.deleted = true
@@ -649,7 +658,7 @@ func (c *Client) Delete(ctx context.Context, nameOrID string, opts ...DeleteOpti
 	if err != nil {
 		return DeleteReport{}, fail("delete", nameOrID, err)
 	}
-	report, err := c.delete(ctx, eng, rec, deleteSettings(opts).preserve)
+	report, err := c.delete(ctx, eng, rec, deleteSettings(opts).fate)
 	return report, fail("delete", nameOrID, err)
 }
 

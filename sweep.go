@@ -59,6 +59,16 @@ func (all everything) pending(rec record.Sandbox, now time.Time) bool {
 	return ok && m.Nonce == rec.Nonce && !m.Expired(now)
 }
 
+// claimed reports whether whoever uses the nonce is alive.
+func (all everything) claimed(nonce string, now time.Time) bool {
+	for _, m := range all.markers {
+		if m.Nonce == nonce && !m.Expired(now) {
+			return true
+		}
+	}
+	return false
+}
+
 // sweepIfDue sweeps on the way to something else, at most once a minute for a client.
 func (c *Client) sweepIfDue(ctx context.Context, eng *engine.Engine) {
 	c.mu.Lock()
@@ -118,6 +128,9 @@ func (c *Client) sweep(ctx context.Context, eng *engine.Engine, all everything, 
 			continue
 		}
 		if record.Is(got.Labels, record.RoleHelper) {
+			if all.claimed(got.Labels[record.Nonce], now) {
+				continue // a copy takes as long as it takes
+			}
 			if until, err := time.Parse(time.RFC3339Nano, got.Labels[record.Until]); err != nil || now.After(until) {
 				note("helper "+got.Name, removeContainer(ctx, eng, got.ID, got.Labels[record.Nonce]))
 			}
@@ -139,7 +152,7 @@ func (c *Client) sweep(ctx context.Context, eng *engine.Engine, all everything, 
 		}
 		over, err := c.abandoned(ctx, eng, got.ID, now)
 		if err == nil && over {
-			_, err = c.delete(ctx, eng, all.revisions.Of(rec), false)
+			_, err = c.delete(ctx, eng, all.revisions.Of(rec), dropOwn)
 			gone[got.ID] = err == nil
 			note("sandbox "+rec.Name, err)
 		}
@@ -197,8 +210,12 @@ func clear(ctx context.Context, eng *engine.Engine, nonce string) error {
 		return err
 	}
 	for _, v := range volumes {
-		if !record.Is(v.Labels, record.RolePending, record.RoleTakeover) {
-			errs = append(errs, removeVolume(ctx, eng, v.Name, nonce))
+		if record.Is(v.Labels, record.RolePending, record.RoleTakeover) {
+			continue
+		}
+		// One that others use by now is theirs.
+		if err := removeVolume(ctx, eng, v.Name, nonce); !errors.Is(err, ErrVolumeInUse) {
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(append(errs, record.DropRevisionsOf(ctx, eng, nonce))...)

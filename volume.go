@@ -6,247 +6,334 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
-// A DeleteOption configures [Delete].
-type DeleteOption func(*deletion)
+// UnknownSize is the size in bytes of a volume whose size the engine does not know.
+const UnknownSize int64 = -1
 
-type deletion struct{ preserve bool }
+// largeVolume is the size that a volume may have without a warning.
+const largeVolume = 10 << 30
 
-// PreserveVolumes decides what [Delete] does with the sandbox's volumes. The default,
-// true, keeps them: [WithID] adopts a workspace that was kept.
-func PreserveVolumes(preserve bool) DeleteOption {
-	return func(d *deletion) { d.preserve = preserve }
+// A Volume holds files of sandboxes: a workspace, or a copy of a directory.
+type Volume struct {
+	Name string
+	// Role is "workspace", "rwcopy" or "fork".
+	Role string
+	// SizeBytes is what the files have, [UnknownSize] when the engine does not know.
+	SizeBytes int64
+	// Size is SizeBytes for people, such as "1.5 MB", or "unknown".
+	Size string
+	// Sandboxes are the names of those that mount the volume, whatever they are doing.
+	Sandboxes []string
+	CreatedAt time.Time
+	// CreatedBy says what made the volume, and Source from which directory, where that
+	// is known: "rwcopy".
+	CreatedBy, Source string
+	// InUse says that a sandbox mounts the volume, or one is being made with it.
+	InUse bool
+	// Orphaned says that the volume has no sandbox.
+	Orphaned bool
+	// Warning is not empty when the volume uses more than 10 GB of disk.
+	Warning string
 }
 
-func deleteSettings(opts []DeleteOption) deletion {
-	d := deletion{preserve: true}
+// State is "orphaned" or "in use".
+func (v Volume) State() string {
+	if v.Orphaned {
+		return "orphaned"
+	}
+	return "in use"
+}
+
+// A DeleteVolumeOption configures [DeleteVolume].
+type DeleteVolumeOption func(*volumeDeletion)
+
+type volumeDeletion struct{ force bool }
+
+// Force makes [DeleteVolume] delete the sandboxes that refer to the volume first; their
+// other volumes are preserved. A container that is not a sandbox is never touched.
+func Force() DeleteVolumeOption {
+	return func(d *volumeDeletion) { d.force = true }
+}
+
+// ListVolumes is [ListVolumes] on the client's engine.
+func (c *Client) ListVolumes(ctx context.Context) ([]Volume, error) {
+	eng, err := c.engine(ctx)
+	if err != nil {
+		return nil, fail("list volumes", "", err)
+	}
+	all, err := look(ctx, eng)
+	if err != nil {
+		return nil, fail("list volumes", "", err)
+	}
+	sizes := c.sizes(ctx, eng, all.volumes)
+	if ctx.Err() != nil {
+		return nil, fail("list volumes", "", cancelled(ctx))
+	}
+	return all.list(eng, sizes), nil
+}
+
+// list returns the volumes with somebody's files, by name.
+func (all everything) list(eng *engine.Engine, sizes map[string]int64) []Volume {
+	refs := map[string][]string{}
+	for _, got := range all.containers {
+		rec, ok := isSandbox(got)
+		if !ok {
+			continue
+		}
+		for _, m := range got.Mounts {
+			if m.Type == "volume" && !slices.Contains(refs[m.Name], rec.Name) {
+				refs[m.Name] = append(refs[m.Name], rec.Name)
+			}
+		}
+	}
+	now := eng.Now()
+	volumes := []Volume{}
+	for _, got := range all.volumes {
+		if !record.IsData(got.Name, got.Labels) {
+			continue
+		}
+		v := describe(got, sizes)
+		v.Sandboxes = append(v.Sandboxes, refs[v.Name]...)
+		slices.Sort(v.Sandboxes)
+		maker, making := all.markers[got.Labels[record.Name]]
+		making = making && maker.Nonce == got.Labels[record.Nonce] && !maker.Expired(now)
+		v.InUse = len(v.Sandboxes) > 0 || making
+		v.Orphaned = !v.InUse
+		volumes = append(volumes, v)
+	}
+	return volumes
+}
+
+// isSandbox reads the record of a container that is a sandbox. One that a stranger made
+// from an image of a sandbox inherits its labels, not its name.
+func isSandbox(got engine.Container) (record.Sandbox, bool) {
+	rec, ok := record.Decode(got.Labels)
+	return rec, ok && record.OurName(got.Name)
+}
+
+// describe tells what a volume's labels and sizes do.
+func describe(got engine.Volume, sizes map[string]int64) Volume {
+	v := Volume{
+		Name: got.Name, Role: got.Labels[record.Role], Sandboxes: []string{},
+		CreatedAt: got.CreatedAt, CreatedBy: got.Labels[record.CreatedBy], Source: got.Labels[record.Source],
+	}
+	if v.Role == "" {
+		v.Role = record.RoleWorkspace
+	}
+	// The engine's own time moves when files are written on older ones.
+	if t, err := time.Parse(time.RFC3339Nano, got.Labels[record.CreatedAt]); err == nil {
+		v.CreatedAt = t
+	}
+	size := UnknownSize
+	if n, known := sizes[got.Name]; known {
+		size = n
+	}
+	v.setSize(size)
+	return v
+}
+
+func (v *Volume) setSize(n int64) {
+	v.SizeBytes, v.Size, v.Warning = n, sizeText(n), ""
+	if n > largeVolume {
+		v.Warning = fmt.Sprintf("disk usage is %s, more than %s", v.Size, sizeText(largeVolume))
+	}
+}
+
+// findVolume returns a volume that a caller named.
+func findVolume(ctx context.Context, eng *engine.Engine, name string) (engine.Volume, error) {
+	v, err := eng.InspectVolume(ctx, name)
+	switch {
+	case errors.Is(err, engine.ErrNotFound):
+		return v, fmt.Errorf("%w: there is no volume %s", ErrVolumeNotFound, name)
+	case err != nil:
+		return v, err
+	case !record.IsData(v.Name, v.Labels):
+		return v, fmt.Errorf("%w: volume %s is not tracked: it is not a sandbox volume", ErrVolumeNotFound, name)
+	case v.Driver != "" && v.Driver != "local":
+		return v, classify(ErrUnsupported, fmt.Errorf("volume %s has driver %q, and only local ones can be used", name, v.Driver))
+	}
+	return v, nil
+}
+
+// volumeUsers is who mounts a volume.
+type volumeUsers struct {
+	sandboxes []record.Sandbox
+	running   bool     // one of them is
+	foreign   []string // containers that are not ours
+	leaving   int      // containers that are about to go: helpers, and what is being removed
+	maker     string   // the sandbox that it is being made for, or deleted with
+}
+
+func usersOf(ctx context.Context, eng *engine.Engine, volume string) (u volumeUsers, err error) {
+	list, err := eng.ListContainers(ctx, engine.Filter{Volume: volume})
+	if err != nil {
+		return u, err
+	}
+	for _, got := range list {
+		rec, ok := isSandbox(got)
+		switch {
+		case got.State == engine.StateRemoving, record.Is(got.Labels, record.RoleHelper):
+			u.leaving++
+		case ok:
+			u.sandboxes = append(u.sandboxes, rec)
+			u.running = u.running || got.State == engine.StateRunning || got.State == engine.StatePaused || got.State == engine.StateRestarting
+		default:
+			u.foreign = append(u.foreign, got.Name)
+		}
+	}
+	slices.SortFunc(u.sandboxes, func(a, b record.Sandbox) int { return strings.Compare(a.Name, b.Name) })
+	return u, nil
+}
+
+// withMaker looks for who is making the volume's sandbox, or deleting it.
+func (u *volumeUsers) withMaker(ctx context.Context, eng *engine.Engine, v engine.Volume) error {
+	name := v.Labels[record.Name]
+	if !record.ValidName(name) {
+		return nil
+	}
+	m, found, err := record.Look(ctx, eng, name)
+	var foreign *record.ForeignError
+	if errors.As(err, &foreign) {
+		return nil
+	}
+	if err == nil && found && m.Nonce == v.Labels[record.Nonce] && !m.Expired(eng.Now()) {
+		u.maker = name
+	}
+	return err
+}
+
+func (u *volumeUsers) names() []string {
+	var names []string
+	for _, s := range u.sandboxes {
+		names = append(names, s.Name)
+	}
+	return names
+}
+
+// inUse is an ErrVolumeInUse with a text of its own: not every user is running.
+type inUse struct{ text string }
+
+func (e *inUse) Error() string { return e.text }
+func (e *inUse) Unwrap() error { return ErrVolumeInUse }
+
+// refuse says who keeps a volume from being deleted.
+func (u *volumeUsers) refuse(volume string) error {
+	names := strings.Join(u.names(), ", ")
+	switch {
+	case len(u.foreign) > 0:
+		return &inUse{fmt.Sprintf("volume %s is used by container %s, which is not a sandbox", volume, strings.Join(u.foreign, ", "))}
+	case u.running:
+		return fmt.Errorf("%w: volume %s is referenced by sandboxes %s", ErrVolumeInUse, volume, names)
+	case names != "":
+		return &inUse{fmt.Sprintf("volume %s is referenced by sandboxes %s", volume, names)}
+	case u.maker != "":
+		return &inUse{fmt.Sprintf("volume %s belongs to sandbox %s, which is being made or deleted", volume, u.maker)}
+	}
+	return nil
+}
+
+// DeleteVolume is [DeleteVolume] on the client's engine.
+func (c *Client) DeleteVolume(ctx context.Context, name string, opts ...DeleteVolumeOption) (DeleteReport, error) {
+	var d volumeDeletion
 	for _, o := range opts {
 		if o != nil {
 			o(&d)
 		}
 	}
-	return d
-}
-
-// What became of a volume.
-const (
-	VolumePreserved    = "preserved"
-	VolumeDeleted      = "deleted"
-	VolumeDeleteFailed = "delete-failed"
-)
-
-// VolumeOutcome tells what a deletion did with one volume.
-type VolumeOutcome struct {
-	Name   string
-	Status string // "preserved", "deleted" or "delete-failed"
-	Reason string // why, on one line; may be empty unless it failed
-}
-
-func (o VolumeOutcome) String() string {
-	reason := strings.Join(strings.Fields(o.Reason), " ")
-	switch {
-	case o.Status == VolumeDeleteFailed:
-		return fmt.Sprintf("volume %s: delete failed: %s", o.Name, reason)
-	case reason != "":
-		return fmt.Sprintf("volume %s: %s (%s)", o.Name, o.Status, reason)
+	if err := checkVolume(name); err != nil {
+		return DeleteReport{}, fail("delete volume", name, classify(ErrInvalidArgument, err))
 	}
-	return fmt.Sprintf("volume %s: %s", o.Name, o.Status)
-}
-
-// DeleteReport tells what a deletion did with each volume, in a stable order.
-type DeleteReport struct {
-	Volumes []VolumeOutcome
-}
-
-// String returns one line for each volume.
-func (r DeleteReport) String() string {
-	lines := make([]string, len(r.Volumes))
-	for i, o := range r.Volumes {
-		lines[i] = o.String()
+	eng, err := c.engine(ctx)
+	if err != nil {
+		return DeleteReport{}, fail("delete volume", name, err)
 	}
-	return strings.Join(lines, "\n")
+	report, err := c.deleteVolume(ctx, eng, name, d.force)
+	return report, fail("delete volume", name, err)
 }
 
-// delete removes a sandbox: its session gracefully, then its container, and only then
-// the volumes, which the engine would not let go of before.
-func (c *Client) delete(ctx context.Context, eng *engine.Engine, rec record.Sandbox, preserve bool) (report DeleteReport, err error) {
+func (c *Client) deleteVolume(ctx context.Context, eng *engine.Engine, name string, force bool) (report DeleteReport, err error) {
 	report.Volumes = []VolumeOutcome{}
-	var got engine.Container
-	err = insist(ctx, func() (err error) {
-		got, err = eng.InspectContainer(ctx, record.ContainerName(rec.Name))
-		return err
-	})
-	if errors.Is(err, engine.ErrNotFound) {
-		return report, ErrNotFound
+	v, err := findVolume(ctx, eng, name)
+	if err != nil {
+		return report, err
+	}
+	outcome := VolumeOutcome{Name: name, Status: VolumeDeleted}
+	defer func() {
+		if err != nil {
+			outcome.Status, outcome.Reason = VolumeDeleteFailed, err.Error()
+		}
+		report.Volumes = append([]VolumeOutcome{outcome}, report.Volumes...)
+	}()
+	users, err := usersOf(ctx, eng, name)
+	if err == nil {
+		err = users.withMaker(ctx, eng, v)
 	}
 	if err != nil {
 		return report, err
 	}
-	if r, ok := record.Decode(got.Labels); !ok || r.ID != rec.ID {
-		return report, ErrNotFound
+	doomed := users.sandboxes
+	if force && users.maker == "" {
+		users.sandboxes, users.running = nil, false
 	}
-	var volumes []string
-	err = insist(ctx, func() (err error) {
-		volumes, err = ownVolumes(ctx, eng, got)
-		return err
-	})
-	if err != nil {
+	if err := users.refuse(name); err != nil {
 		return report, err
 	}
-	for _, v := range volumes {
-		report.Volumes = append(report.Volumes, VolumeOutcome{Name: v, Status: VolumePreserved})
-	}
-	begun := false // some of it may be gone
-	if !preserve && rec.Nonce != "" {
-		// Once the container is gone nothing says that its volumes were to go too. So a
-		// marker with the sandbox's own nonce says it first: should we die in between,
-		// whoever finds it clears the rest. When somebody holds one already, they will.
-		var claim *record.Claim
-		e := insist(ctx, func() (err error) {
-			claim, err = settle(ctx, func(ctx context.Context) (*record.Claim, error) {
-				return record.TryClaim(ctx, eng, rec.Name, rec.Nonce, holder())
-			})
-			return err
-		})
-		if e != nil && (ctx.Err() != nil || errors.Is(e, engine.ErrUnavailable)) {
-			return report, errors.Join(e, dropMarker(ctx, eng, rec))
-		}
-		if e == nil {
-			defer func() {
-				claim.Stop()
-				// What may be half gone, or can't be closed once more, is left to the sweep.
-				unknown := ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable)
-				if err == nil || !unknown || rec.Persistent && !begun {
-					err = errors.Join(err, dropMarker(ctx, eng, rec))
-				}
-			}()
-		}
-	}
-	err = insist(ctx, func() error { return stopContainer(ctx, eng, got, rec) })
-	if err != nil && !errors.Is(err, ErrNotFound) {
-		if ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable) {
+	for _, rec := range doomed {
+		r, err := c.delete(ctx, eng, rec, keepVolumes)
+		if err != nil && !errors.Is(err, ErrNotFound) {
+			err = fmt.Errorf("delete sandbox %s: %w", rec.Name, err)
+			if len(report.Sandboxes) > 0 {
+				err = fmt.Errorf("%w; already deleted: %s", err, strings.Join(report.Sandboxes, ", "))
+			}
 			return report, err
 		}
-		c.log.Warn("not stopped before it is removed", "sandbox", rec.Name, "error", err)
+		if err == nil {
+			report.Sandboxes = append(report.Sandboxes, rec.Name)
+		}
+		for _, o := range r.Volumes {
+			if o.Name != name && !slices.ContainsFunc(report.Volumes, func(p VolumeOutcome) bool { return p.Name == o.Name }) {
+				report.Volumes = append(report.Volumes, o)
+			}
+		}
 	}
-	begun = true
-	if err := c.removeSandbox(ctx, eng, got.ID); err != nil {
-		return report, err
-	}
-	if err := insist(ctx, func() error { return record.DropRevisions(ctx, eng, rec) }); err != nil {
-		c.log.Warn("revisions are left for the next sweep", "sandbox", rec.Name, "error", err)
-	}
-	if preserve {
-		return report, nil
-	}
-	// The sandbox is gone: the caller's end does not leave its volumes between having
-	// and not having.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
-	defer cancel()
-	var errs []error
-	for i, v := range volumes {
-		report.Volumes[i], err = deleteOwn(ctx, eng, v)
-		errs = append(errs, err)
-	}
-	return report, errors.Join(errs...)
+	return report, removeUnused(ctx, eng, name)
 }
 
-// dropMarker takes the intention to delete back, done or not, on a context of its own.
-func dropMarker(ctx context.Context, eng *engine.Engine, rec record.Sandbox) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeMargin)
-	defer cancel()
-	return record.Drop(ctx, eng, rec.Name, rec.Nonce)
-}
-
-// removeSandbox removes the container. Of several who try one wins; to the others the
-// sandbox is not found.
-func (c *Client) removeSandbox(ctx context.Context, eng *engine.Engine, id string) error {
-	_, err := settle(ctx, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, eng.RemoveContainer(ctx, id, true)
-	})
-	switch {
-	case errors.Is(err, engine.ErrNotFound):
-		return ErrNotFound
-	case errors.Is(err, engine.ErrConflict):
-		for {
-			if _, e := eng.InspectContainer(ctx, id); errors.Is(e, engine.ErrNotFound) {
-				return ErrNotFound
-			} else if e != nil {
+// removeUnused removes a volume on which the engine has the last word: somebody may have
+// come to use it since we looked, or have removed it.
+func removeUnused(ctx context.Context, eng *engine.Engine, name string) error {
+	lost := 0 // replies
+	for try := 0; ; try++ {
+		_, err := settle(ctx, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, eng.RemoveVolume(ctx, name, false)
+		})
+		switch {
+		case err == nil, errors.Is(err, engine.ErrNotFound) && lost > 0:
+			return nil
+		case errors.Is(err, engine.ErrNotFound):
+			return fmt.Errorf("%w: somebody else removed %s", ErrVolumeNotFound, name)
+		case errors.Is(err, engine.ErrUnavailable) && lost < 3:
+			lost++
+		case !errors.Is(err, engine.ErrConflict):
+			return err
+		default:
+			users, e := usersOf(ctx, eng, name)
+			if e != nil {
 				return e
 			}
-			if e := pause(ctx, stillThere); e != nil {
-				return errors.Join(err, e)
+			if e := users.refuse(name); e != nil {
+				return e
+			}
+			if try > 20 && users.leaving == 0 || try > 600 {
+				return &inUse{fmt.Sprintf("volume %s: %v", name, err)}
 			}
 		}
-	case errors.Is(err, engine.ErrUnavailable):
-		// The reply may be what was lost: not found now means that it was done.
-		lost := insist(ctx, func() error { return eng.RemoveContainer(ctx, id, true) })
-		if errors.Is(lost, engine.ErrNotFound) {
-			return nil
-		}
-		return lost
-	}
-	return err
-}
-
-// ownVolumes returns the volumes of ours that a container mounts, but for the guest's.
-func ownVolumes(ctx context.Context, eng *engine.Engine, got engine.Container) ([]string, error) {
-	var names []string
-	for _, m := range got.Mounts {
-		if m.Type != "volume" || slices.Contains(names, m.Name) {
-			continue
-		}
-		v, err := eng.InspectVolume(ctx, m.Name)
-		if errors.Is(err, engine.ErrNotFound) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if record.Is(v.Labels, record.RoleWorkspace) {
-			names = append(names, m.Name)
-		}
-	}
-	slices.Sort(names)
-	return names, nil
-}
-
-// deleteOwn deletes a volume unless a container still refers to it.
-func deleteOwn(ctx context.Context, eng *engine.Engine, name string) (VolumeOutcome, error) {
-	failed := func(err error) (VolumeOutcome, error) {
-		return VolumeOutcome{name, VolumeDeleteFailed, err.Error()}, fmt.Errorf("volume %s: %w", name, err)
-	}
-	var users []engine.Container
-	err := insist(ctx, func() (err error) {
-		users, err = eng.ListContainers(ctx, engine.Filter{Volume: name})
-		return err
-	})
-	if err != nil {
-		return failed(err)
-	}
-	for _, u := range users {
-		if r, ok := record.Decode(u.Labels); ok {
-			return VolumeOutcome{name, VolumePreserved, "still referenced by " + r.Name}, nil
-		}
-	}
-	if len(users) > 0 {
-		return failed(fmt.Errorf("used by container %s, which is not a sandbox", users[0].Name))
-	}
-	if err := insist(ctx, func() error { return dropVolume(ctx, eng, name) }); err != nil {
-		return failed(err)
-	}
-	return VolumeOutcome{Name: name, Status: VolumeDeleted}, nil
-}
-
-// insist tries again what only a broken connection prevented.
-func insist(ctx context.Context, fn func() error) error {
-	for try := 0; ; try++ {
-		err := fn()
-		if !errors.Is(err, engine.ErrUnavailable) || try == 3 || pause(ctx, stillThere<<try) != nil {
+		if err := pause(ctx, stillThere); err != nil {
 			return err
 		}
 	}

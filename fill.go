@@ -1,0 +1,177 @@
+package sandbox
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+// A fill copies a directory of this machine into a new volume of ours.
+type fill struct{ dir, volume string }
+
+// Where a helper has them.
+func fillFrom(i int) string { return "/copy/from/" + strconv.Itoa(i) }
+func fillTo(i int) string   { return "/copy/to/" + strconv.Itoa(i) }
+
+// filler fills the volumes of one build. Its helpers carry the build's nonce.
+type filler struct {
+	helper
+	rec record.Sandbox
+}
+
+// run fills every volume. What the engine can see as we do it copies itself; the rest
+// goes through this process. Both ways give the same.
+func (f *filler) run(ctx context.Context, fills []fill) error {
+	if len(fills) == 0 {
+		return nil
+	}
+	ids, how := f.choose(fills)
+	if how == beside {
+		var err error
+		if fills, err = f.beside(ctx, fills, ids); err != nil || len(fills) == 0 {
+			return err
+		}
+	}
+	return f.stream(ctx, fills)
+}
+
+type way int
+
+const (
+	through way = iota // this process
+	beside             // the engine, from the directory itself
+)
+
+// choose decides how the volumes are filled. The engine may be on another machine, in a
+// virtual one, or see other files under the same path than this process does. So unless
+// we know better already its helper is told which directories they have to be, and
+// copies no other.
+func (f *filler) choose(fills []fill) ([]wire.Identity, way) {
+	if f.c.isApart() {
+		return nil, through
+	}
+	ids := make([]wire.Identity, len(fills))
+	for i, fill := range fills {
+		id, err := identify(fill.dir)
+		if err != nil {
+			return nil, through // which says what is wrong with it
+		}
+		ids[i] = id
+	}
+	return ids, beside
+}
+
+func (c *Client) isApart() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.apart
+}
+
+func (c *Client) setApart() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.apart = true
+}
+
+// spec is a helper that has the volumes to fill.
+func (f *filler) spec(fills []fill) engine.ContainerSpec {
+	spec := f.helper.spec()
+	spec.Labels[record.ID], spec.Labels[record.Name] = f.rec.ID, f.rec.Name
+	for i, fill := range fills {
+		spec.Mounts = append(spec.Mounts, engine.Mount{Type: "volume", Source: fill.volume, Target: fillTo(i), NoCopy: true,
+			VolumeLabels: f.rec.VolumeLabels(record.RoleRWCopy)})
+	}
+	return spec
+}
+
+// beside has the engine copy from the directories themselves, and returns what has to go
+// the other way.
+func (f *filler) beside(ctx context.Context, fills []fill, ids []wire.Identity) (rest []fill, err error) {
+	spec := f.spec(fills)
+	var told wire.Copy
+	for i, fill := range fills {
+		spec.Mounts = append(spec.Mounts, engine.Mount{Type: "bind", Source: fill.dir, Target: fillFrom(i), ReadOnly: true})
+		told.Jobs = append(told.Jobs, wire.CopyJob{From: fillFrom(i), To: fillTo(i), Is: &ids[i]})
+	}
+	arg, err := json.Marshal(told)
+	if err != nil {
+		return nil, err
+	}
+	spec.Entrypoint = append(spec.Entrypoint, wire.VerbCopy, string(arg))
+
+	var last wire.Copied
+	err = f.follow(ctx, spec, func(line []byte) (bool, error) {
+		last = wire.Copied{}
+		if err := json.Unmarshal(line, &last); err != nil {
+			return false, err
+		}
+		f.report.report(Progress{Step: "copy", Current: last.Bytes, Files: last.Files})
+		return last.Done, nil
+	})
+	if errors.Is(err, errNoHelper) {
+		// There is no such directory, or this engine shows none to a container.
+		f.c.log.Debug("the engine does not copy itself", "sandbox", f.rec.Name, "error", err)
+		return fills, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if e := last.Error; e != nil {
+		return nil, copyFailed(fills[e.Job].dir, e)
+	}
+	f.skipped(last)
+	if last.Boot != ids[0].Boot {
+		f.c.setApart()
+	}
+	for _, i := range last.Elsewhere {
+		rest = append(rest, fills[i])
+	}
+	return rest, nil
+}
+
+func copyFailed(dir string, e *wire.CopyError) error {
+	file := filepath.Join(dir, filepath.FromSlash(string(e.Path)))
+	return &fs.PathError{Op: "copy", Path: file, Err: e}
+}
+
+// skipped tells of what a copy left out.
+func (f *filler) skipped(last wire.Copied) {
+	if last.Skipped == 0 && last.Xattrs == 0 {
+		return
+	}
+	var parts []string
+	if last.Skipped > 0 {
+		names := make([]string, len(last.Names))
+		for i, n := range last.Names {
+			names[i] = strconv.Quote(string(n))
+		}
+		if int64(len(names)) < last.Skipped {
+			names = append(names, "…")
+		}
+		parts = append(parts, fmt.Sprintf("skipped %d sockets and devices: %s", last.Skipped, strings.Join(names, ", ")))
+	}
+	if last.Xattrs > 0 {
+		parts = append(parts, fmt.Sprintf("%d extended attributes were not taken", last.Xattrs))
+	}
+	text := strings.Join(parts, "; ")
+	f.c.log.Warn("not everything was copied", "sandbox", f.rec.Name, "what", text)
+	f.report.report(Progress{Step: "copy", Text: text, Current: last.Bytes, Files: last.Files})
+}
+
+// stream copies through this process: as tar archives into a helper that is never
+// started, so that one volume's tree can't meet another's mount.
+func (f *filler) stream(ctx context.Context, fills []fill) error {
+	return errors.New("streaming is not there yet")
+}
+
+const progressEvery = 100 * time.Millisecond
