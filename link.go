@@ -161,16 +161,16 @@ func (s *Sandbox) lost(ctx context.Context, err error) error {
 		got, e := s.current(ctx)
 		switch {
 		case errors.Is(e, ErrNotFound):
-			return fmt.Errorf("%w: it was removed while the command ran: %w", e, err)
+			return fmt.Errorf("%w: it was removed meanwhile: %w", e, err)
 		case e != nil:
 			return fmt.Errorf("%w: %w", e, err)
 		case got.State != engine.StateRunning:
-			return fmt.Errorf("%w: the session ended while the command ran (%s): %w", ErrNotRunning, ended(got), err)
+			return fmt.Errorf("%w: the session ended meanwhile (%s): %w", ErrNotRunning, ended(got), err)
 		}
 		// To the engine a session that has just ended still runs for a moment. One that
 		// takes a new connection does.
 		_, e = s.linked(ctx)
 		alive = e == nil || errors.Is(e, engine.ErrUnavailable) || pause(ctx, stillThere) != nil
 	}
-	return classify(ErrEngineUnavailable, fmt.Errorf("the connection was lost while the command ran: %w", err))
+	return classify(ErrEngineUnavailable, fmt.Errorf("the connection to it was lost: %w", err))
 }

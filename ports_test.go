@@ -6,8 +6,12 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
 	"net/netip"
+	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 )
 
 func TestWrongPortsAreRefusedBeforeAnyEngineCall(t *testing.T) {
@@ -281,5 +286,70 @@ func TestWaitPortEndsWithTheSession(t *testing.T) {
 	}
 	if err := <-waited; !errors.Is(err, sandbox.ErrNotRunning) {
 		t.Errorf("WaitPort when the session ended = %v, want ErrNotRunning", err)
+	}
+}
+
+// refusing is an engine whose first n starts of a container fail as they do when a
+// port of the host is taken.
+func refusing(t *testing.T, n int64) (host string) {
+	t.Helper()
+	var left atomic.Int64
+	left.Store(n)
+	engine := os.Getenv("DOCKER_HOST")
+	if engine == "" {
+		engine = "unix:///var/run/docker.sock"
+	}
+	network, address, _ := strings.Cut(engine, "://")
+	through := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { r.Out.URL.Scheme, r.Out.URL.Host = "http", "engine" },
+		Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, address)
+		}},
+	}
+	front := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.URL.Path, "/containers/") && strings.HasSuffix(r.URL.Path, "/start") && left.Add(-1) >= 0 {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusInternalServerError)
+			io.WriteString(w, `{"message":"driver failed programming external connectivity on endpoint x: Bind for 127.0.0.1:49153 failed: port is already allocated"}`)
+			return
+		}
+		through.ServeHTTP(w, r)
+	}))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	front.Listener.Close()
+	front.Listener = l
+	front.Start()
+	t.Cleanup(front.Close)
+	return "tcp://" + l.Addr().String()
+}
+
+func TestHostPortThatIsTakenNamesItselfAndLeavesNothing(t *testing.T) {
+	t.Parallel()
+	name := uniqueName(t)
+	c := newClient(t, sandbox.WithHost(refusing(t, 1000)))
+	remove(t, c, name)
+	_, err := c.Create(t.Context(), sandbox.WithName(name), sandbox.WithPorts(3000))
+	if err == nil || !strings.Contains(err.Error(), "127.0.0.1:49153") || !strings.Contains(err.Error(), "already allocated") {
+		t.Errorf("Create when a port of the host is taken = %v, want the port in it", err)
+	}
+	if held, err := enginetest.Leftovers(enginetest.WithLabel("agent-sandbox.name=" + name)); err != nil || len(held) > 0 {
+		t.Errorf("left of it: %v, %v, want nothing", held, err)
+	}
+}
+
+func TestHostPortThatWasTakenIsExchanged(t *testing.T) {
+	t.Parallel()
+	c := newClient(t, sandbox.WithHost(refusing(t, 1)))
+	sb, err := c.Create(t.Context(), sandbox.WithPorts(3000))
+	if err != nil {
+		t.Fatalf("Create when the first port the engine chose is taken: %v, want another chosen", err)
+	}
+	remove(t, c, sb.Name())
+	t.Cleanup(func() { sb.Detach() })
+	if at, err := sb.Port(t.Context(), 3000); err != nil || at.Port() == 0 {
+		t.Errorf("Port = %v, %v", at, err)
 	}
 }

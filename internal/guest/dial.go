@@ -167,8 +167,7 @@ func (c *Conn) Listens(ctx context.Context, port uint16) (bool, error) {
 		return false, err
 	}
 	ch.Close()
-	// The guest closes it, too: this ends.
-	ssh.DiscardRequests(reqs)
+	c.spawn(func() { ssh.DiscardRequests(reqs) })
 	return true, nil
 }
 

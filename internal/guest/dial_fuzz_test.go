@@ -1,0 +1,51 @@
+package guest
+
+import (
+	"encoding/json"
+	"testing"
+
+	"golang.org/x/crypto/ssh"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+func FuzzDecodeDialError(f *testing.F) {
+	for _, e := range []wire.DialError{
+		{Kind: wire.DialRefused, Message: "x"}, {Kind: wire.DialUnknownName, Name: "y"}, {Kind: wire.DialMalformed}, {Kind: "news"},
+	} {
+		text, _ := json.Marshal(e)
+		f.Add(string(text))
+	}
+	f.Add("null")
+	f.Add("administratively prohibited")
+	f.Fuzz(func(t *testing.T, message string) {
+		err := decodeDialError(message)
+		if err == nil {
+			t.Fatalf("%q is no error", message)
+		}
+		_ = err.Error()
+	})
+}
+
+// FuzzDialedRequests feeds a dialled connection what a guest may say about it.
+func FuzzDialedRequests(f *testing.F) {
+	first, _ := json.Marshal(wire.Dialed{Local: "127.0.0.1:1", Remote: "[::1]:2"})
+	end, _ := json.Marshal(wire.DialEnd{Kind: wire.DialReset})
+	f.Add("tcp", wire.RequestDialed, first, wire.RequestDialEnd, end)
+	f.Add("unix", wire.RequestDialEnd, end, wire.RequestDialed, []byte("null"))
+	f.Add("tcp", wire.RequestDialed, []byte(`{"local":"nonsense"}`), wire.RequestDialed, first)
+	f.Fuzz(func(t *testing.T, network, kind1 string, payload1 []byte, kind2 string, payload2 []byte) {
+		d := &dialed{ready: make(chan struct{}), told: make(chan struct{}), over: make(chan struct{})}
+		reqs := make(chan *ssh.Request, 2)
+		reqs <- &ssh.Request{Type: kind1, Payload: payload1}
+		reqs <- &ssh.Request{Type: kind2, Payload: payload2}
+		close(reqs)
+		d.listen(reqs)
+		<-d.ready
+		<-d.told
+		<-d.over
+		if d.first != nil {
+			_ = endpoint(network, d.first.Local).String() + endpoint(network, d.first.Remote).Network()
+		}
+	})
+}
