@@ -53,6 +53,8 @@ var figures = []figure{
 	{"exec_64_concurrent_vs_engine", "ratio", exec64},
 	{"create_vs_floor", "ratio", createVsFloor},
 	{"stdout_1GiB_vs_engine_exec", "ratio", stdout1GiB},
+	{"http_rps_via_dial_vs_published_port", "ratio", httpDial},
+	{"dial_256MiB_vs_published_port", "ratio", pourDial},
 	{"rss_client_100_sandboxes", "MiB", rss100},
 }
 
