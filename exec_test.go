@@ -491,23 +491,31 @@ func TestPipesOfACommandThatCannotStartEnd(t *testing.T) {
 	}
 }
 
-// Commands: 100 MiB each way, byte for byte, though the reader pauses.
+// Commands: 100 MiB each way, byte for byte, though the reader pauses; and so on both
+// streams at once.
 func TestBulkIsExactUnderBackpressure(t *testing.T) {
 	t.Parallel()
-	const size = 100 << 20
-	sb := shared(t)
-	in, out := sha256.New(), &pausing{h: sha256.New(), every: 16 << 20}
-	cmd := sb.Command(t.Context(), "tee", "/dev/stderr")
-	cmd.Stdin = io.TeeReader(io.LimitReader(rand.NewChaCha8([32]byte{1}), size), in)
-	errs := &pausing{h: sha256.New(), every: 33 << 20}
-	cmd.Stdout, cmd.Stderr = out, errs
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("Run: %v", err)
-	}
-	want := fmt.Sprintf("%x", in.Sum(nil))
-	for name, got := range map[string]*pausing{"stdout": out, "stderr": errs} {
-		if sum := fmt.Sprintf("%x", got.h.Sum(nil)); got.n != size || sum != want || got.pauses < 2 {
-			t.Errorf("%s: %d bytes, hash %s, %d pauses; want %d, %s", name, got.n, sum, got.pauses, size, want)
+	for _, tt := range []struct {
+		size int
+		argv []string
+	}{{100 << 20, []string{"cat"}}, {10 << 20, []string{"tee", "/dev/stderr"}}} {
+		in := sha256.New()
+		cmd := shared(t).Command(t.Context(), tt.argv[0], tt.argv[1:]...)
+		cmd.Stdin = io.TeeReader(io.LimitReader(rand.NewChaCha8([32]byte{1}), int64(tt.size)), in)
+		outs := []*pausing{{h: sha256.New(), every: tt.size / 5}}
+		cmd.Stdout = outs[0]
+		if len(tt.argv) > 1 {
+			outs = append(outs, &pausing{h: sha256.New(), every: tt.size / 3})
+			cmd.Stderr = outs[1]
+		}
+		if err := cmd.Run(); err != nil {
+			t.Fatalf("%q: Run: %v", tt.argv, err)
+		}
+		want := fmt.Sprintf("%x", in.Sum(nil))
+		for i, got := range outs {
+			if sum := fmt.Sprintf("%x", got.h.Sum(nil)); got.n != tt.size || sum != want || got.pauses < 2 {
+				t.Errorf("%q, stream %d: %d bytes, hash %s, %d pauses; want %d, %s", tt.argv, i+1, got.n, sum, got.pauses, tt.size, want)
+			}
 		}
 	}
 }

@@ -306,7 +306,7 @@ func netfilter() error {
 	const nftables = 10
 	batch := bytes.Join([][]byte{
 		msg(0x10, unix.NLM_F_REQUEST, 1, 0, nftables, nil),
-		msg(nftables<<8|0, unix.NLM_F_REQUEST|unix.NLM_F_ACK|unix.NLM_F_CREATE, 2, unix.AF_INET, 0, name),
+		msg(nftables<<8, unix.NLM_F_REQUEST|unix.NLM_F_ACK|unix.NLM_F_CREATE, 2, unix.AF_INET, 0, name),
 		msg(nftables<<8|2, unix.NLM_F_REQUEST, 3, unix.AF_INET, 0, name),
 		msg(0x11, unix.NLM_F_REQUEST, 4, 0, nftables, nil),
 	}, nil)
