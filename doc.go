@@ -57,6 +57,18 @@
 // mounted read-only into every sandbox at /.agent-sandbox. It is part of this package
 // and is loaded into an engine once: any Linux image works, one without a shell too.
 //
+// # Ports and dials
+//
+// [Sandbox.DialContext] connects to any server inside, over the same connection as
+// commands; no port is published for it, and it fits an http.Transport.
+// [Sandbox.WaitPort] returns when a server listens. [WithPorts] publishes ports on
+// 127.0.0.1 of the engine's machine for those who have no handle; which port of the
+// machine it is changes with every session, and [Sandbox.Port] looks it up.
+//
+// [Sandbox.SSH] is a connection to an SSH server inside, and the command
+// "sandbox proxy NAME" the same for OpenSSH's ProxyCommand: ssh, scp, sftp, rsync and
+// git work with a sandbox.
+//
 // # State in the engine
 //
 // Names and labels are a contract; other tools may read them.

@@ -1,0 +1,76 @@
+package sandbox_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+)
+
+// serve is a program that answers HTTP on port 3000.
+const serve = `require("http").createServer((q, s) => s.end("hello")).listen(3000)`
+
+// A server inside is reached through the handle's own connection: no port need be
+// published, and nobody else can reach it.
+func ExampleSandbox_DialContext() {
+	ctx := context.Background()
+	sb, err := sandbox.Create(ctx, sandbox.WithCommand("node", "-e", serve))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Close()
+
+	if err := sb.WaitPort(ctx, 3000); err != nil {
+		fmt.Println(err)
+		return
+	}
+	web := &http.Client{Transport: &http.Transport{DialContext: sb.DialContext}}
+	defer web.CloseIdleConnections()
+	resp, err := web.Get("http://localhost:3000/")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Printf("%s\n", body)
+	// Output: hello
+}
+
+// A published port is for who has no handle: another program, a browser.
+func ExampleSandbox_Port() {
+	ctx := context.Background()
+	sb, err := sandbox.Create(ctx,
+		sandbox.WithPorts(3000),
+		sandbox.WithCommand("node", "-e", serve))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Close()
+
+	if err := sb.WaitPort(ctx, 3000); err != nil {
+		fmt.Println(err)
+		return
+	}
+	at, err := sb.Port(ctx, 3000)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp, err := http.Get("http://" + at.String())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp.Body.Close()
+	fmt.Println(at.Addr(), resp.Status)
+	// Output: 127.0.0.1 200 OK
+}
