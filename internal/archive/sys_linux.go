@@ -1,0 +1,143 @@
+package archive
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// openNonblock keeps a pipe in a file's place from blocking who opens it.
+const openNonblock = unix.O_NONBLOCK | unix.O_NOFOLLOW | unix.O_NOCTTY
+
+// identify tells which file it is, and whether it has several names.
+func identify(info fs.FileInfo) (fileID, bool) {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || st.Nlink < 2 {
+		return fileID{}, false
+	}
+	return fileID{uint64(st.Dev), st.Ino}, true
+}
+
+func control(f *os.File, do func(fd int) error) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var doErr error
+	err = raw.Control(func(fd uintptr) {
+		for {
+			if doErr = do(int(fd)); doErr != unix.EINTR {
+				return
+			}
+		}
+	})
+	return errors.Join(err, doErr)
+}
+
+// getXattrs returns the extended attributes that users make, and the names of others
+// that mean something.
+func getXattrs(f *os.File) (kept map[string]string, odd []string) {
+	var small [1024]byte
+	var names string
+	control(f, func(fd int) error {
+		n, err := unix.Flistxattr(fd, small[:])
+		if err == unix.ERANGE {
+			large := make([]byte, 64<<10)
+			n, err = unix.Flistxattr(fd, large)
+			names = string(large[:max(n, 0)])
+			return err
+		}
+		names = string(small[:max(n, 0)])
+		return err
+	})
+	for name := range strings.SplitSeq(names, "\x00") {
+		switch {
+		case strings.HasPrefix(name, "user.") && !strings.HasPrefix(name, "user.overlay.") && !strings.HasPrefix(name, "user.fuseoverlayfs."):
+			value := make([]byte, 64<<10)
+			err := control(f, func(fd int) error {
+				n, err := unix.Fgetxattr(fd, name, value)
+				value = value[:max(n, 0)]
+				return err
+			})
+			if err != nil || strings.ContainsAny(name, "=\x00") {
+				odd = append(odd, name)
+				continue
+			}
+			if kept == nil {
+				kept = map[string]string{}
+			}
+			kept[name] = string(value)
+		case name == "security.capability", strings.HasPrefix(name, "system.posix_acl_"):
+			odd = append(odd, name)
+		}
+	}
+	return kept, odd
+}
+
+func setXattr(f *os.File, name, value string) error {
+	return control(f, func(fd int) error { return unix.Fsetxattr(fd, name, []byte(value), 0) })
+}
+
+func setTimes(f *os.File, _ *os.Root, _ string, t time.Time) error {
+	ts := times(t)
+	return control(f, func(fd int) error {
+		_, _, errno := unix.Syscall6(unix.SYS_UTIMENSAT, uintptr(fd), 0, uintptr(unsafe.Pointer(&ts[0])), 0, 0, 0)
+		if errno != 0 {
+			return errno
+		}
+		return nil
+	})
+}
+
+func setLinkTimes(root *os.Root, name string, t time.Time) error {
+	dir, err := root.Open(".")
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	ts := times(t)
+	return control(dir, func(fd int) error { return unix.UtimesNanoAt(fd, name, ts[:], unix.AT_SYMLINK_NOFOLLOW) })
+}
+
+// times sets the modification time alone.
+func times(t time.Time) [2]unix.Timespec {
+	return [2]unix.Timespec{{Nsec: unix.UTIME_OMIT}, unix.NsecToTimespec(t.UnixNano())}
+}
+
+// dataPieces returns where a file with holes has data.
+func dataPieces(f *os.File, info fs.FileInfo) (pieces []piece, ok bool) {
+	st, is := info.Sys().(*syscall.Stat_t)
+	if !is || st.Blocks*512 >= info.Size() {
+		return nil, false
+	}
+	err := control(f, func(fd int) error {
+		pieces = nil
+		for at := int64(0); at < info.Size(); {
+			start, err := unix.Seek(fd, at, unix.SEEK_DATA)
+			if err == unix.ENXIO {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			end, err := unix.Seek(fd, start, unix.SEEK_HOLE)
+			if err != nil {
+				return err
+			}
+			start, end = min(start, info.Size()), min(end, info.Size())
+			if len(pieces) == maxPieces || end <= start {
+				return unix.E2BIG
+			}
+			pieces = append(pieces, piece{start, end - start})
+			at = end
+		}
+		return nil
+	})
+	return pieces, err == nil
+}

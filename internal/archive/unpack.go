@@ -1,0 +1,746 @@
+package archive
+
+import (
+	"archive/tar"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Trust is how far a stream's word is taken.
+type Trust int
+
+const (
+	// Hostile streams are of a sandbox: no setuid, no setgid.
+	Hostile Trust = iota
+	// Friendly streams are the caller's own.
+	Friendly
+)
+
+const (
+	writers = 4         // who makes small files
+	inHand  = 16        // small files read and not made
+	inOne   = 256 << 10 // what is a small file
+)
+
+// Unpack makes target the file or tree of the stream. Directories above it that are
+// missing are made. A target that does not exist appears whole, at the end. One that
+// is a directory is merged with the stream's: files are replaced, each whole, and
+// what the stream does not have stays. A directory is never replaced by something
+// else, nor something else by a directory. Whatever the stream says, nothing outside
+// of target is touched: no path of it leads through a link.
+func Unpack(ctx context.Context, r io.Reader, target string, trust Trust, opts Options) (Report, error) {
+	u := &unpacker{ctx: ctx, opts: opts, trust: trust, tr: tar.NewReader(r)}
+	err := u.run(target)
+	return u.report, err
+}
+
+type unpacker struct {
+	ctx    context.Context
+	opts   Options
+	trust  Trust
+	tr     *tar.Reader
+	ended  bool
+	report Report
+
+	dest  string   // where it will be
+	top   *os.Root // the tree's own
+	fresh bool     // nothing was there
+	cut   *int64   // where a single file ends that shrank
+
+	dirs  map[string]*made // directories that are known to be none but ours or the target's
+	order []string
+	cur   *dirRef // the directory of the last entry
+	curAt string
+
+	mu      sync.Mutex
+	failed  error
+	working sync.WaitGroup
+	jobs    chan job
+	busy    sync.WaitGroup
+}
+
+// made is what a directory is to be like in the end.
+type made struct {
+	hdr *tar.Header // nil: as it is
+}
+
+type job struct {
+	dir  *dirRef
+	base string
+	name string
+	hdr  *tar.Header
+	data []byte
+}
+
+func (u *unpacker) run(target string) error {
+	hdr, name, err := u.next()
+	if err != nil {
+		return err
+	}
+	if name != "." {
+		return fmt.Errorf("%w: it begins with %q", ErrFormat, name)
+	}
+	dir, base := filepath.Split(filepath.Clean(target))
+	if base == "" || base == "." || base == ".." {
+		if target, err = filepath.Abs(target); err != nil {
+			return err
+		}
+		dir, base = filepath.Split(target)
+	}
+	if dir == "" {
+		dir = "."
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	u.dest = target
+	switch hdr.Typeflag {
+	case tar.TypeDir:
+		return u.tree(dir, base, hdr)
+	case tar.TypeReg:
+		return u.single(dir, base, hdr)
+	}
+	return &fs.PathError{Op: "copy", Path: target, Err: fmt.Errorf("%w: it begins with neither a file nor a directory", ErrFormat)}
+}
+
+// next returns the next entry, having taken in notes.
+func (u *unpacker) next() (*tar.Header, string, error) {
+	for {
+		if err := context.Cause(u.ctx); err != nil {
+			return nil, "", err
+		}
+		hdr, err := u.tr.Next()
+		if err == io.EOF {
+			if u.opts.Complete && !u.ended {
+				return nil, "", io.ErrUnexpectedEOF
+			}
+			return nil, "", io.EOF
+		}
+		if errors.Is(err, tar.ErrHeader) {
+			err = fmt.Errorf("%w: %w", ErrFormat, err)
+		}
+		if err != nil {
+			return nil, "", err
+		}
+		if hdr.Typeflag == tar.TypeXGlobalHeader {
+			if err := u.note(hdr.PAXRecords); err != nil {
+				return nil, "", err
+			}
+			continue
+		}
+		if u.ended {
+			return nil, "", fmt.Errorf("%w: it goes on after its end", ErrFormat)
+		}
+		name, err := clean(hdr.Name, u.opts.Strip)
+		return hdr, name, err
+	}
+}
+
+func (u *unpacker) note(r map[string]string) error {
+	if !u.opts.Complete {
+		return nil // not ours
+	}
+	switch r[recordNote] {
+	case noteEnd:
+		u.ended = true
+	case noteFailed, noteRefused:
+		errno, err := strconv.Atoi(r[recordErrno])
+		if err != nil || errno < 0 || errno > 4095 {
+			errno = 0
+		}
+		text := r[recordText]
+		if len(text) > 512 {
+			text = text[:512]
+		}
+		return &RemoteError{Path: r[recordPath], Errno: errno, Text: text, Special: r[recordNote] == noteRefused}
+	case noteSkipped:
+		u.skip(r[recordPath], r[recordText])
+	case noteShrunk:
+		return u.shrink(r[recordPath], r[recordText])
+	}
+	return nil
+}
+
+// shrink cuts off what was padding.
+func (u *unpacker) shrink(name, text string) error {
+	size, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || size < 0 {
+		return fmt.Errorf("%w: a size", ErrFormat)
+	}
+	u.skip(name, "it shrank while it was copied")
+	if name == "." && u.top == nil {
+		u.cut = &size
+		return nil
+	}
+	name, err = clean(name, u.opts.Strip)
+	if err != nil {
+		return err
+	}
+	u.busy.Wait()
+	dir, base, err := u.parent(name)
+	if err != nil {
+		return err
+	}
+	info, err := dir.root.Lstat(base)
+	if err != nil || !info.Mode().IsRegular() || info.Size() < size {
+		return fmt.Errorf("%w: %q can't have shrunk", ErrFormat, name)
+	}
+	f, err := dir.root.OpenFile(base, os.O_WRONLY|openNonblock, 0)
+	if err != nil {
+		return err
+	}
+	if now, e := f.Stat(); e != nil || !os.SameFile(info, now) {
+		f.Close()
+		return fmt.Errorf("%w: %q can't have shrunk", ErrFormat, name)
+	}
+	err = errors.Join(f.Truncate(size), setTimes(f, dir.root, base, info.ModTime()))
+	return errors.Join(err, f.Close())
+}
+
+// single makes target a file.
+func (u *unpacker) single(dir, base string, hdr *tar.Header) error {
+	full := filepath.Join(dir, base)
+	if real, err := filepath.EvalSymlinks(full); err == nil {
+		dir, base = filepath.Split(real)
+		if dir == "" {
+			dir = "."
+		}
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if info, err := root.Lstat(base); err == nil && !replaceable(info) {
+		return &fs.PathError{Op: "copy", Path: u.dest, Err: errors.New("it is " + kind(info.Mode()) + ", and a file would replace it")}
+	}
+	temp := tempName()
+	f, err := root.OpenFile(temp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	err = u.fill(f, ".", hdr)
+	if err == nil {
+		_, _, err = u.next() // only notes may follow
+		if err == io.EOF {
+			err = nil
+		} else if err == nil {
+			err = fmt.Errorf("%w: more follows a single file", ErrFormat)
+		}
+	}
+	if err == nil && u.cut != nil {
+		err = f.Truncate(*u.cut)
+	}
+	if err == nil {
+		u.settle(f, root, temp, ".", hdr)
+	}
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	if err == nil {
+		err = root.Rename(temp, base)
+	}
+	if err != nil {
+		root.Remove(temp)
+		return err
+	}
+	u.report.Files++
+	u.opts.progress(".", &u.report)
+	return nil
+}
+
+func replaceable(info fs.FileInfo) bool {
+	return info.Mode().IsRegular() || info.Mode()&fs.ModeSymlink != 0
+}
+
+func kind(m fs.FileMode) string {
+	if m.IsDir() {
+		return "a directory"
+	}
+	return special(m)
+}
+
+// tree makes target a directory.
+func (u *unpacker) tree(dir, base string, hdr *tar.Header) (err error) {
+	parent, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	temp := ""
+	full := filepath.Join(dir, base)
+	switch info, statErr := os.Stat(full); {
+	case statErr == nil && !info.IsDir():
+		return &fs.PathError{Op: "copy", Path: u.dest, Err: errors.New("it is no directory, and one would replace it")}
+	case statErr == nil:
+		u.top, err = os.OpenRoot(full)
+	case errors.Is(statErr, fs.ErrNotExist):
+		u.fresh, temp = true, tempName()
+		if err = parent.Mkdir(temp, 0o700); err == nil {
+			u.top, err = parent.OpenRoot(temp)
+		}
+	default:
+		return statErr
+	}
+	if err != nil {
+		return err
+	}
+	u.dirs = map[string]*made{".": {hdr: hdr}}
+	u.order = []string{"."}
+	u.report.Dirs++
+	u.start()
+	err = u.entries()
+	if e := u.stop(); err == nil {
+		err = e
+	}
+	if err == nil {
+		err = u.finishDirs()
+	}
+	u.top.Close()
+	if !u.fresh {
+		return err
+	}
+	if err == nil {
+		err = parent.Rename(temp, base)
+	}
+	if err != nil {
+		return errors.Join(err, removeTree(parent, temp))
+	}
+	return nil
+}
+
+// removeTree removes what has become of a tree, also where its directories do not let
+// it.
+func removeTree(parent *os.Root, name string) error {
+	if parent.RemoveAll(name) == nil {
+		return nil
+	}
+	if root, err := parent.OpenRoot(name); err == nil {
+		fs.WalkDir(root.FS(), ".", func(p string, d fs.DirEntry, err error) error {
+			if d != nil && d.IsDir() {
+				root.Chmod(p, 0o700)
+			}
+			return nil
+		})
+		root.Close()
+	}
+	return parent.RemoveAll(name)
+}
+
+func (u *unpacker) start() {
+	u.jobs = make(chan job, inHand)
+	for range writers {
+		u.working.Go(func() {
+			for j := range u.jobs {
+				if u.err() == nil {
+					u.fail(u.file(j.dir, j.base, j.name, j.hdr, j.data))
+				}
+				j.dir.release()
+				u.busy.Done()
+			}
+		})
+	}
+}
+
+func (u *unpacker) stop() error {
+	close(u.jobs)
+	u.working.Wait()
+	if u.cur != nil {
+		u.cur.release()
+		u.cur = nil
+	}
+	return u.err()
+}
+
+func (u *unpacker) err() error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.failed
+}
+
+func (u *unpacker) fail(err error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.failed == nil {
+		u.failed = err
+	}
+}
+
+func (u *unpacker) entries() error {
+	for {
+		hdr, name, err := u.next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := u.err(); err != nil {
+			return err
+		}
+		if err := u.entry(hdr, name); err != nil {
+			return err
+		}
+		u.opts.progress(name, &u.report)
+	}
+}
+
+// parent returns the directory that an entry is in, made if the stream left it out.
+func (u *unpacker) parent(name string) (*dirRef, string, error) {
+	dir, base := path.Split(name)
+	if dir = strings.TrimSuffix(dir, "/"); dir == "" {
+		dir = "."
+	}
+	if u.cur != nil && u.curAt == dir {
+		return u.cur, base, nil
+	}
+	if u.dirs[dir] == nil {
+		if err := u.mkdir(dir, nil); err != nil {
+			return nil, "", err
+		}
+		if u.cur != nil && u.curAt == dir {
+			return u.cur, base, nil
+		}
+	}
+	root, err := u.top.OpenRoot(dir)
+	if err != nil {
+		return nil, "", err
+	}
+	if u.cur != nil {
+		u.cur.release()
+	}
+	u.cur, u.curAt = newDirRef(root), dir
+	return u.cur, base, nil
+}
+
+// mkdir makes a directory, or takes the one there is.
+func (u *unpacker) mkdir(name string, hdr *tar.Header) error {
+	if have := u.dirs[name]; have != nil {
+		if hdr != nil {
+			have.hdr = hdr
+		}
+		return nil
+	}
+	dir, base, err := u.parent(name)
+	if err != nil {
+		return err
+	}
+	err = dir.root.Mkdir(base, 0o700)
+	if errors.Is(err, fs.ErrExist) {
+		u.busy.Wait()
+		info, e := dir.root.Lstat(base)
+		if e != nil {
+			return e
+		}
+		if !info.IsDir() {
+			return &fs.PathError{Op: "copy", Path: name, Err: errors.New("it is no directory at the destination, and one would replace it")}
+		}
+		err = nil
+	} else if err == nil && hdr == nil {
+		hdr = &tar.Header{Mode: 0o755, ModTime: time.Now()}
+	}
+	if err != nil {
+		return named(err, name)
+	}
+	u.dirs[name] = &made{hdr: hdr}
+	u.order = append(u.order, name)
+	u.report.Dirs++
+	return nil
+}
+
+// named puts the entry's own name into an error.
+func named(err error, name string) error {
+	if err == nil {
+		return nil
+	}
+	return &fs.PathError{Op: "write", Path: name, Err: linkBare(bare(err))}
+}
+
+func linkBare(err error) error {
+	if l, ok := errors.AsType[*os.LinkError](err); ok {
+		return l.Err
+	}
+	return err
+}
+
+func (u *unpacker) entry(hdr *tar.Header, name string) error {
+	if name == "." {
+		if hdr.Typeflag != tar.TypeDir {
+			return fmt.Errorf("%w: the tree's own directory is none", ErrFormat)
+		}
+		u.dirs["."].hdr = hdr
+		return nil
+	}
+	switch hdr.Typeflag {
+	case tar.TypeDir:
+		return u.mkdir(name, hdr)
+	case tar.TypeReg, tar.TypeSymlink, tar.TypeLink:
+	case tar.TypeFifo, tar.TypeChar, tar.TypeBlock:
+		u.skip(name, special(hdr.FileInfo().Mode()))
+		return nil
+	default:
+		u.skip(name, fmt.Sprintf("an entry of type %q", hdr.Typeflag))
+		return nil
+	}
+	if u.dirs[name] != nil {
+		return &fs.PathError{Op: "copy", Path: name, Err: errors.New("it is a directory, and something else would replace it")}
+	}
+	dir, base, err := u.parent(name)
+	if err != nil {
+		return err
+	}
+	u.report.Files++
+	switch {
+	case hdr.Typeflag == tar.TypeSymlink:
+		return named(u.symlink(dir.root, base, hdr), name)
+	case hdr.Typeflag == tar.TypeLink:
+		return u.link(dir.root, base, name, hdr)
+	case hdr.Size > inOne || hdr.PAXRecords[recordSparse] != "":
+		return u.file(dir, base, name, hdr, nil)
+	}
+	data := make([]byte, hdr.Size)
+	if _, err := io.ReadFull(u.tr, data); err != nil {
+		return err
+	}
+	u.report.Bytes += hdr.Size
+	u.busy.Add(1)
+	u.jobs <- job{dir: dir.hold(), base: base, name: name, hdr: hdr, data: data}
+	return nil
+}
+
+// place makes something at base: at once where nothing can be, else under another
+// name first, so that what is there is replaced at a stroke.
+func (u *unpacker) place(root *os.Root, base string, create func(name string) error) error {
+	if u.fresh {
+		err := create(base)
+		if !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	if info, err := root.Lstat(base); err == nil && info.IsDir() {
+		return errors.New("it is a directory, and something else would replace it")
+	}
+	temp := tempName()
+	err := create(temp)
+	if err == nil {
+		err = root.Rename(temp, base)
+	}
+	if err != nil || !u.fresh {
+		// Renaming a file to another name of itself does nothing.
+		if e := root.Remove(temp); err == nil && e != nil && !errors.Is(e, fs.ErrNotExist) {
+			err = e
+		}
+	}
+	return err
+}
+
+func (u *unpacker) symlink(root *os.Root, base string, hdr *tar.Header) error {
+	u.busyIfThere(root, base)
+	return u.place(root, base, func(name string) error {
+		if err := root.Symlink(hdr.Linkname, name); err != nil {
+			return err
+		}
+		return setLinkTimes(root, name, hdr.ModTime)
+	})
+}
+
+// busyIfThere waits for the making of small files when one of them may have the name:
+// a stream may name a file twice.
+func (u *unpacker) busyIfThere(root *os.Root, base string) {
+	if _, err := root.Lstat(base); err == nil {
+		u.busy.Wait()
+	}
+}
+
+func (u *unpacker) link(root *os.Root, base, name string, hdr *tar.Header) error {
+	old, err := clean(hdr.Linkname, u.opts.Strip)
+	if err != nil {
+		return err
+	}
+	dir := path.Dir(old)
+	if old == "." || u.dirs[dir] == nil {
+		return fmt.Errorf("%w: %q is a link to %q, which was not carried", ErrFormat, name, hdr.Linkname)
+	}
+	u.busy.Wait()
+	if err := u.err(); err != nil {
+		return err
+	}
+	// Through the tree's own root: the two may be in different directories.
+	prefix := path.Dir(name)
+	return named(u.place(root, base, func(temp string) error {
+		return u.top.Link(old, within(prefix, temp))
+	}), name)
+}
+
+// file makes a regular file, of data or from the stream.
+func (u *unpacker) file(dir *dirRef, base, name string, hdr *tar.Header, data []byte) error {
+	err := u.place(dir.root, base, func(at string) error {
+		perm := fs.FileMode(hdr.Mode & 0o777)
+		if hdr.Mode&0o200 == 0 {
+			perm |= 0o200
+		}
+		f, err := dir.root.OpenFile(at, os.O_CREATE|os.O_EXCL|os.O_WRONLY, perm)
+		if err != nil {
+			return err
+		}
+		if data != nil {
+			_, err = f.Write(data)
+		} else {
+			err = u.fill(f, name, hdr)
+		}
+		if err == nil {
+			u.settle(f, dir.root, at, name, hdr)
+		}
+		return errors.Join(err, f.Close())
+	})
+	var remote *RemoteError
+	if err == nil || errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, &remote) || u.ctx.Err() != nil {
+		return err
+	}
+	return named(err, name)
+}
+
+// fill copies a file's content from the stream.
+func (u *unpacker) fill(f *os.File, name string, hdr *tar.Header) error {
+	size, pieces := hdr.Size, []piece{{0, hdr.Size}}
+	if record := hdr.PAXRecords[recordSparse]; record != "" && u.opts.Complete {
+		var err error
+		if size, pieces, err = parseSparse(record, hdr.Size); err != nil {
+			return err
+		}
+	}
+	buf := make([]byte, min(bufSize, max(hdr.Size, 1)))
+	next := u.report.Bytes + step
+	for _, piece := range pieces {
+		for at, end := piece.offset, piece.offset+piece.length; at < end; {
+			if err := context.Cause(u.ctx); err != nil {
+				return err
+			}
+			part := buf[:min(int64(len(buf)), end-at)]
+			if _, err := io.ReadFull(u.tr, part); err != nil {
+				return err
+			}
+			if _, err := f.WriteAt(part, at); err != nil {
+				return err
+			}
+			at += int64(len(part))
+			if u.report.Bytes += int64(len(part)); u.report.Bytes > next {
+				next += step
+				u.opts.progress(name, &u.report)
+			}
+		}
+	}
+	if len(pieces) == 0 || pieces[len(pieces)-1].offset+pieces[len(pieces)-1].length < size {
+		return f.Truncate(size)
+	}
+	return nil
+}
+
+// settle gives a file its permissions, extended attributes and time.
+func (u *unpacker) settle(f *os.File, root *os.Root, at, name string, hdr *tar.Header) {
+	u.setMode(f, name, hdr)
+	u.setXattrs(f, name, hdr)
+	if err := setTimes(f, root, at, hdr.ModTime); err != nil {
+		u.skip(name, "its time: "+bare(err).Error())
+	}
+}
+
+func (u *unpacker) skip(name, reason string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.report.Skip(name, reason)
+}
+
+func (u *unpacker) setMode(f *os.File, name string, hdr *tar.Header) {
+	want := fs.FileMode(hdr.Mode & 0o777)
+	for _, bit := range [...]struct {
+		tar  int64
+		mode fs.FileMode
+		text string
+	}{{0o4000, fs.ModeSetuid, "its setuid bit"}, {0o2000, fs.ModeSetgid, "its setgid bit"}, {0o1000, fs.ModeSticky, ""}} {
+		switch {
+		case hdr.Mode&bit.tar == 0:
+		case u.trust == Hostile && bit.text != "":
+			u.skip(name, bit.text)
+		default:
+			want |= bit.mode
+		}
+	}
+	info, err := f.Stat()
+	if err == nil && info.Mode()&^fs.ModeType == want {
+		return
+	}
+	if err == nil {
+		err = f.Chmod(want)
+	}
+	if err != nil {
+		u.skip(name, "its permissions: "+bare(err).Error())
+	}
+}
+
+func (u *unpacker) setXattrs(f *os.File, name string, hdr *tar.Header) {
+	for key, value := range hdr.PAXRecords {
+		key, ok := strings.CutPrefix(key, recordXattr)
+		if !ok {
+			continue
+		}
+		// Others are privileges: capabilities, access lists, labels.
+		err := errors.New("not carried")
+		if strings.HasPrefix(key, "user.") {
+			err = setXattr(f, key, value)
+		}
+		if err != nil {
+			u.skip(name, "extended attribute "+key+": "+err.Error())
+		}
+	}
+}
+
+// finishDirs gives the directories their permissions and times, the innermost first:
+// until now they had to be writable, and what was put into them changed their times.
+func (u *unpacker) finishDirs() error {
+	for i := len(u.order) - 1; i >= 0; i-- {
+		if err := context.Cause(u.ctx); err != nil {
+			return err
+		}
+		name := u.order[i]
+		hdr := u.dirs[name].hdr
+		if hdr == nil {
+			continue
+		}
+		f, err := u.top.Open(name)
+		if err != nil {
+			return named(err, name)
+		}
+		if info, err := f.Stat(); err == nil && info.IsDir() {
+			u.setXattrs(f, name, hdr)
+			u.setMode(f, name, hdr)
+			if err := setTimes(f, u.top, name, hdr.ModTime); err != nil {
+				u.skip(name, "its time: "+bare(err).Error())
+			}
+		}
+		f.Close()
+	}
+	return nil
+}
+
+// tempName is for what will get another name or go.
+func tempName() string {
+	var b [8]byte
+	rand.Read(b[:])
+	return TempPrefix + hex.EncodeToString(b[:])
+}
+
+// TempPrefix begins the names of what is not finished.
+const TempPrefix = ".agent-sandbox-"
