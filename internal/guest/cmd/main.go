@@ -34,6 +34,10 @@ func main() {
 		err = runCopy(args)
 	case wire.VerbDu:
 		err = runDu(args)
+	case wire.VerbPack:
+		err = runPack(args)
+	case wire.VerbUnpack:
+		err = runUnpack(args)
 	default:
 		code, err = 2, fmt.Errorf("unknown verb %q", verb)
 	}

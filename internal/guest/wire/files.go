@@ -17,6 +17,12 @@ import (
 // reads a file or that replaces one whole.
 const VerbFiles = "files"
 
+// Verbs that carry trees, as package archive has them. Their argument is a path.
+const (
+	VerbPack   = "pack"   // writes an archive of it to standard output
+	VerbUnpack = "unpack" // makes it of the archive on standard input; writes a Unpacked
+)
+
 // File operations, with what the request holds and, after the colon, what the reply
 // of a success does. A reply that begins with a handle begins with 0 when there is
 // none. A failure holds the error number as Linux counts.
@@ -239,4 +245,54 @@ func ReadFrame(r io.Reader) (id uint32, kind byte, message []byte, err error) {
 		return 0, 0, nil, io.ErrUnexpectedEOF
 	}
 	return binary.BigEndian.Uint32(head[4:]), head[8], message, nil
+}
+
+// Unpacked is what unpack says in the end.
+type Unpacked struct {
+	Files, Dirs, Bytes, More int64
+	Skipped                  []Skipped
+	// Failed says that it failed, with what follows.
+	Failed     bool
+	Path, Text string
+	Errno      uint32
+}
+
+// Skipped is what was not kept of a file, and why.
+type Skipped struct{ Path, Reason string }
+
+// MaxUnpacked bounds a Unpacked on its way.
+const MaxUnpacked = 16 << 20
+
+// Pack appends all of c.
+func (c *Unpacked) Pack(p *Pack) {
+	for _, n := range [...]int64{c.Files, c.Dirs, c.Bytes, c.More} {
+		p.Int(n)
+	}
+	failed := uint64(0)
+	if c.Failed {
+		failed = 1
+	}
+	p.Uint(failed)
+	p.String(c.Path)
+	p.String(c.Text)
+	p.Uint(uint64(c.Errno))
+	for _, s := range c.Skipped {
+		p.String(s.Path)
+		p.String(s.Reason)
+	}
+}
+
+// ReadUnpacked reads what Pack wrote.
+func ReadUnpacked(b []byte) (c Unpacked, err error) {
+	u := NewUnpack(b)
+	c.Files, c.Dirs, c.Bytes, c.More = u.Int(), u.Int(), u.Int(), u.Int()
+	c.Failed = u.Uint() != 0
+	c.Path, c.Text, c.Errno = u.String(), u.String(), u.Uint32()
+	for u.More() {
+		c.Skipped = append(c.Skipped, Skipped{u.String(), u.String()})
+	}
+	if c.Files < 0 || c.Dirs < 0 || c.Bytes < 0 || c.More < 0 || c.Errno > 4095 {
+		u.fail()
+	}
+	return c, u.Err()
 }

@@ -1,0 +1,45 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// runPack writes an archive of a file or tree to standard output.
+func runPack(args []string) error {
+	if len(args) != 1 {
+		return errors.New("pack: one path")
+	}
+	_, err := archive.Pack(context.Background(), os.Stdout, args[0], archive.Options{})
+	return err
+}
+
+// runUnpack makes a file or tree of the archive on standard input, which is the
+// caller's own: setuid bits and all. An archive that breaks off leaves nothing.
+func runUnpack(args []string) error {
+	if len(args) != 1 {
+		return errors.New("unpack: one path")
+	}
+	unix.Umask(0) // permissions are the archive's
+	report, err := archive.Unpack(context.Background(), os.Stdin, args[0], archive.Friendly, archive.Options{Complete: true})
+	said := wire.Unpacked{Files: report.Files, Dirs: report.Dirs, Bytes: report.Bytes, More: report.More}
+	for _, s := range report.Skipped {
+		said.Skipped = append(said.Skipped, wire.Skipped(s))
+	}
+	if err != nil {
+		r := archive.Remote(err)
+		said.Failed, said.Path, said.Text, said.Errno = true, r.Path, r.Text, uint32(r.Errno)
+	}
+	var out wire.Pack
+	said.Pack(&out)
+	_, writeErr := os.Stdout.Write(out)
+	return errors.Join(err, writeErr)
+}
