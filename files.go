@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
@@ -176,6 +177,8 @@ func (f *Files) cause(ctx context.Context, err error) error {
 		return startError(wire.Path, "/", start)
 	case errors.Is(err, guest.ErrConnectionLost):
 		return f.s.lost(ctx, err)
+	case errors.Is(err, archive.ErrSpecial) && !errors.Is(err, ErrInvalidArgument):
+		return classify(ErrInvalidArgument, err)
 	}
 	return err
 }
