@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "54f782809df3bf38e142f20026789f86cf78f70a549919ff3468cc184d9e76e0", size: 5283966},
-	"arm64": {sha256: "9da2b8508ee10a3ad87d58de0e55f4b198eb7611eac8fdfd6dbc656464023b54", size: 4980862},
+	"amd64": {sha256: "29e98c8f9140ff2cd8d1da7da55972f1b40429e159a5d6cf20b82f8f9495f844", size: 5574782},
+	"arm64": {sha256: "c0eb7f2f16175d2b51cb9249fe55e744063b0e111eb8a1447c78ad910362be1a", size: 5243006},
 }
