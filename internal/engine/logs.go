@@ -1,8 +1,13 @@
 package engine
 
 import (
+	"bufio"
+	"bytes"
 	"context"
+	"encoding/binary"
+	"errors"
 	"io"
+	"slices"
 	"strconv"
 	"time"
 
@@ -44,4 +49,78 @@ func (e *Engine) Logs(ctx context.Context, id string, s LogSpec) (io.ReadCloser,
 		return nil, e.fail(ctx, err)
 	}
 	return &reply{ctx: ctx, e: e, rc: rc}, nil
+}
+
+// LogPiece is one entry of a container's log: a line, or a part of one too long for
+// the engine, which cuts them at 16 KiB.
+type LogPiece struct {
+	Stderr bool
+	Time   time.Time // zero where the engine said none
+	Text   []byte    // without the end of line; valid until the next piece
+	End    bool      // of the line
+}
+
+// LogReader reads the log of a container without a TTY, entry by entry. It is not safe
+// for concurrent use.
+type LogReader struct {
+	ctx context.Context
+	e   *Engine
+	rc  io.ReadCloser
+	r   *bufio.Reader
+	buf []byte
+}
+
+// maxLogFrame is far more than what an engine puts into one entry.
+const maxLogFrame = 4 << 20
+
+// ReadLog is [Engine.Logs] entry by entry, each with its time. The caller closes it.
+func (e *Engine) ReadLog(ctx context.Context, id string, s LogSpec) (*LogReader, error) {
+	s.Timestamps = true
+	rc, err := e.Logs(ctx, id, s)
+	if err != nil {
+		return nil, err
+	}
+	return &LogReader{ctx: ctx, e: e, rc: rc, r: bufio.NewReaderSize(rc, demuxBuffer)}, nil
+}
+
+// Close ends the reading.
+func (l *LogReader) Close() error { return l.rc.Close() }
+
+// Next waits for the next entry. The error is io.EOF where the stream ends between two
+// entries, which it also does when the engine closes it for reasons of its own.
+func (l *LogReader) Next() (LogPiece, error) {
+	p, err := l.next()
+	if err != nil && err != io.EOF {
+		err = l.e.fail(l.ctx, err)
+	}
+	return p, err
+}
+
+func (l *LogReader) next() (LogPiece, error) {
+	var h [frameHeader]byte
+	if _, err := io.ReadFull(l.r, h[:]); err != nil {
+		return LogPiece{}, err
+	}
+	size := binary.BigEndian.Uint32(h[4:])
+	if h[1]|h[2]|h[3] != 0 || h[0] > streamEngine || size > maxLogFrame {
+		return LogPiece{}, &garbledError{stream: h[0]}
+	}
+	l.buf = slices.Grow(l.buf[:0], int(size))[:size]
+	if _, err := io.ReadFull(l.r, l.buf); err != nil {
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		return LogPiece{}, err
+	}
+	if h[0] == streamEngine {
+		return LogPiece{}, &StatusError{Message: string(l.buf)}
+	}
+	p := LogPiece{Stderr: h[0] == streamStderr}
+	p.Text, p.End = bytes.CutSuffix(l.buf, []byte("\n"))
+	if stamp, text, ok := bytes.Cut(p.Text, []byte(" ")); ok {
+		if t, err := time.Parse(time.RFC3339Nano, string(stamp)); err == nil {
+			p.Time, p.Text = t, text
+		}
+	}
+	return p, nil
 }
