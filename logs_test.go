@@ -1,0 +1,300 @@
+package sandbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+)
+
+// newLogged is a sandbox whose main process is the script.
+func newLogged(t *testing.T, script string) *sandbox.Sandbox {
+	t.Helper()
+	return newSandbox(t, sandbox.WithName(uniqueName(t)), sandbox.WithCommand("sh", "-c", script))
+}
+
+// readLog reads until the log ends or, with n, after n lines.
+func readLog(t *testing.T, sb *sandbox.Sandbox, o sandbox.LogOptions, n int) []sandbox.LogLine {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	var lines []sandbox.LogLine
+	for l, err := range sb.Logs(ctx, o) {
+		if err != nil {
+			t.Fatalf("Logs(%+v) after %d lines: %v", o, len(lines), err)
+		}
+		if lines = append(lines, l); len(lines) == n {
+			break
+		}
+	}
+	return lines
+}
+
+// C7.1: both streams, each line with its time.
+func TestLogsTellStdoutFromStderr(t *testing.T) {
+	t.Parallel()
+	before := time.Now().Add(-time.Second)
+	sb := newLogged(t, "echo a; echo b >&2; exec sleep 1000")
+	lines := readLog(t, sb, sandbox.LogOptions{Follow: true}, 2)
+	slices.SortFunc(lines, func(a, b sandbox.LogLine) int { return strings.Compare(a.Stream, b.Stream) })
+	if len(lines) != 2 || lines[0].Stream != "stderr" || lines[0].Text != "b" || lines[1].Stream != "stdout" || lines[1].Text != "a" {
+		t.Fatalf("Logs = %+v", lines)
+	}
+	for _, l := range lines {
+		if l.Time.Before(before) || l.Time.After(time.Now().Add(time.Second)) {
+			t.Errorf("%q was written at %v", l.Text, l.Time)
+		}
+	}
+}
+
+// C7.2: the last hundred lines, then new ones.
+func TestLogsTailThenFollow(t *testing.T) {
+	t.Parallel()
+	sb := newLogged(t, `i=1; while [ $i -le 150 ]; do echo line $i; i=$((i+1)); done
+		while [ ! -e /workspace/go ]; do sleep 0.02; done; echo new; exec sleep 1000`)
+	eventually(t, "150 lines are there", func() bool { return len(readLog(t, sb, sandbox.LogOptions{}, 0)) == 150 })
+	n := 0
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for l, err := range sb.Logs(ctx, sandbox.LogOptions{Tail: 100, Follow: true}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		n++
+		if want := fmt.Sprintf("line %d", 50+n); n <= 100 && l.Text != want {
+			t.Fatalf("line %d of the tail is %q, want %q", n, l.Text, want)
+		}
+		if n == 100 {
+			run(t, sb, "touch", "/workspace/go")
+		}
+		if n == 101 {
+			if l.Text != "new" {
+				t.Errorf("after the tail: %q, want new", l.Text)
+			}
+			break
+		}
+	}
+	if n != 101 {
+		t.Errorf("the log ended after %d lines", n)
+	}
+	if got := readLog(t, sb, sandbox.LogOptions{Tail: 1}, 0); len(got) != 1 || got[0].Text != "new" {
+		t.Errorf("Tail 1: %+v", got)
+	}
+	if got := readLog(t, sb, sandbox.LogOptions{Tail: -1}, 0); len(got) != 0 {
+		t.Errorf("Tail -1: %+v", got)
+	}
+	all := readLog(t, sb, sandbox.LogOptions{}, 0)
+	if got := readLog(t, sb, sandbox.LogOptions{Since: all[150].Time}, 0); len(got) != 1 || got[0].Text != "new" {
+		t.Errorf("Since the last line: %+v", got)
+	}
+}
+
+// Lines longer than what the engine keeps in one piece come back whole, also when the
+// other stream writes in between and when they never end.
+func TestLogsPutLongLinesTogether(t *testing.T) {
+	t.Parallel()
+	sb := newLogged(t, `head -c 200000 /dev/zero | tr '\0' x; echo end
+		echo
+		head -c 40000 /dev/zero | tr '\0' y; sleep 0.2; echo between >&2; sleep 0.2; head -c 40000 /dev/zero | tr '\0' z; echo
+		printf 'no end'; sleep 0.2; echo done >&2`)
+	var out, errs []string
+	read := func() {
+		out, errs = nil, nil
+		for _, l := range readLog(t, sb, sandbox.LogOptions{}, 0) {
+			if l.Stream == sandbox.Stderr {
+				errs = append(errs, l.Text)
+			} else {
+				out = append(out, l.Text)
+			}
+		}
+	}
+	eventually(t, "the main process has written all", func() bool {
+		read()
+		return len(errs) == 2
+	})
+	// The engine waits for the rest of a line, until there can be none.
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if read(); len(out) != 4 {
+		t.Fatalf("%d lines on stdout, want 4", len(out))
+	}
+	for i, want := range []string{
+		strings.Repeat("x", 200000) + "end", "", strings.Repeat("y", 40000) + strings.Repeat("z", 40000), "no end",
+	} {
+		if out[i] != want {
+			t.Errorf("line %d has %d bytes (%.20q…), want %d (%.20q…)", i, len(out[i]), out[i], len(want), want)
+		}
+	}
+	if !slices.Equal(errs, []string{"between", "done"}) {
+		t.Errorf("stderr: %q", errs)
+	}
+}
+
+// C7: the log of a stopped sandbox is there, from all its sessions, and reading it
+// starts nothing.
+func TestLogsOfAStoppedSandbox(t *testing.T) {
+	t.Parallel()
+	sb := newLogged(t, "echo session; exec sleep 1000")
+	readLog(t, sb, sandbox.LogOptions{Follow: true}, 1)
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sb.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	readLog(t, sb, sandbox.LogOptions{Follow: true}, 2)
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, follow := range []bool{false, true} {
+		if got := readLog(t, sb, sandbox.LogOptions{Follow: follow}, 0); len(got) != 2 {
+			t.Errorf("Logs of a stopped sandbox, Follow %v: %+v, want a line of each session", follow, got)
+		}
+	}
+	if st := inspect(t, sb.Name()); st.State != sandbox.StateStopped {
+		t.Errorf("reading the log started it: it is %s", st.State)
+	}
+}
+
+// C7: ten followers end without an error when the session is stopped under them, with
+// all its last words.
+func TestLogsFollowersEndWithTheSession(t *testing.T) {
+	t.Parallel()
+	sb := newLogged(t, "exec 2>/dev/null; trap 'echo bye; exit' TERM; echo hello; while :; do sleep 0.02; done")
+	var following, done sync.WaitGroup
+	for range 10 {
+		following.Add(1)
+		done.Go(func() {
+			var got []string
+			for l, err := range sb.Logs(t.Context(), sandbox.LogOptions{Follow: true}) {
+				if err != nil {
+					t.Errorf("Logs: %v", err)
+				}
+				if got = append(got, l.Text); len(got) == 1 {
+					following.Done()
+				}
+			}
+			if !slices.Equal(got, []string{"hello", "bye"}) {
+				t.Errorf("followed %q, want hello and bye", got)
+			}
+		})
+	}
+	following.Wait()
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	done.Wait()
+}
+
+// E87: an engine that goes away is an error, not the end of the log.
+func TestLogsTellOfALostEngine(t *testing.T) {
+	t.Parallel()
+	proxy := enginetest.NewProxy(t)
+	made := newLogged(t, "echo hello; exec sleep 1000")
+	sb, err := newClient(t, sandbox.WithHost(proxy.Host())).Get(t.Context(), made.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Detach()
+	var last error
+	n := 0
+	for _, err := range sb.Logs(t.Context(), sandbox.LogOptions{Follow: true}) {
+		if n++; n == 1 {
+			proxy.Refuse(true)
+			proxy.CloseAll()
+		}
+		last = err
+	}
+	if n != 2 || !errors.Is(last, sandbox.ErrEngineUnavailable) {
+		t.Errorf("after the engine went away Logs yielded %d times, at last %v; want ErrEngineUnavailable", n, last)
+	}
+}
+
+// C7.1: the caller's context ends a log that says nothing.
+func TestLogsEndWithTheContext(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)))
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(300*time.Millisecond, cancel)
+	var last error
+	for l, err := range sb.Logs(ctx, sandbox.LogOptions{Follow: true}) {
+		if err == nil {
+			t.Errorf("a sandbox without a main process wrote %+v", l)
+		}
+		last = err
+	}
+	if !errors.Is(last, context.Canceled) {
+		t.Errorf("Logs ended with %v, want context.Canceled", last)
+	}
+	if got := readLog(t, sb, sandbox.LogOptions{}, 0); len(got) != 0 {
+		t.Errorf("Logs = %+v", got)
+	}
+}
+
+// C6.2: no sandbox, no log.
+func TestLogsOfADeletedSandbox(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)))
+	if _, err := newClient(t).Delete(t.Context(), sb.Name(), sandbox.PreserveVolumes(false)); err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range sb.Logs(t.Context(), sandbox.LogOptions{}) {
+		if !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("Logs: %v, want ErrNotFound", err)
+		}
+	}
+}
+
+// A million lines: the last hundred come as soon as the engine has them, and ten
+// followers lose nothing of what comes then.
+func TestLogsOfAMillionLines(t *testing.T) {
+	if os.Getenv("SANDBOX_SOAK") == "" {
+		t.Skip("writes a million lines: SANDBOX_SOAK=1 runs it")
+	}
+	// Not more than the log keeps: 26 bytes a line, with what the engine adds 90.
+	sb := newLogged(t, `yes 0123456789 | head -1000000; echo last; while [ ! -e /workspace/go ]; do sleep 0.05; done
+		i=0; while [ $i -lt 20000 ]; do echo new $i; i=$((i+1)); done; exec sleep 1000`)
+	eventually(t, "a million lines are there", func() bool {
+		got := readLog(t, sb, sandbox.LogOptions{Tail: 1}, 0)
+		return len(got) == 1 && got[0].Text == "last"
+	})
+	for range 3 {
+		begin := time.Now()
+		readLog(t, sb, sandbox.LogOptions{Tail: 100, Follow: true}, 1)
+		if took := time.Since(begin); took > 200*time.Millisecond {
+			t.Errorf("the first of the last 100 lines took %v", took)
+		} else {
+			t.Logf("the first of the last 100 lines took %v", took)
+		}
+	}
+	var all sync.WaitGroup
+	for range 10 {
+		all.Go(func() {
+			n := -1
+			for l, err := range sb.Logs(t.Context(), sandbox.LogOptions{Tail: 1, Follow: true}) {
+				if err != nil {
+					t.Errorf("after %d lines: %v", n, err)
+					return
+				}
+				if want := fmt.Sprint("new ", n); n >= 0 && l.Text != want {
+					t.Errorf("line %q, want %q", l.Text, want)
+					return
+				}
+				if n++; n == 20000 {
+					return
+				}
+			}
+		})
+	}
+	run(t, sb, "touch", "/workspace/go")
+	all.Wait()
+}

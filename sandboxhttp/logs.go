@@ -1,0 +1,309 @@
+// Package sandboxhttp serves sandboxes over HTTP, for platforms that are built on
+// package sandbox. It does not authenticate anybody: put that in front of it.
+package sandboxhttp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+)
+
+// heartbeat is how often a silent stream shows that it lives, so that nobody between
+// the two ends closes it, and a client that has gone is noticed.
+const heartbeat = 15 * time.Second
+
+// writeTimeout is how long a client may keep one event waiting.
+const writeTimeout = 30 * time.Second
+
+// LogsHandler serves the log of a sandbox (see [sandbox.Sandbox.Logs]) as Server-Sent
+// Events, at the path that [sandbox.Status].LogsEndpoint names: GET …/{name}/logs, by
+// name or ID. It can be mounted below any prefix, or at a pattern with the wildcard
+// {name}:
+//
+//	mux.Handle("GET /sandboxes/{name}/logs", sandboxhttp.LogsHandler(client))
+//
+// Each line is an event "stdout" or "stderr" with the line as its data, where bytes
+// that are not UTF-8 are replaced, and an id. A client that comes back with the id of
+// the last event it had, as browsers do by themselves (Last-Event-ID), gets what comes
+// after it. When the session ends there is an event "end" with the reason as data, and
+// when the log can't be read on an event "failed" with the cause. A browser would then
+// connect again; it is told to stop (204) while the sandbox is stopped and there is
+// nothing new for it. Silence is broken by a comment every 15 s.
+//
+// The query can have tail=100, for the last lines only, follow=0 to end where the log
+// does now, and since=2006-01-02T15:04:05Z. A sandbox that does not exist is 404,
+// "Sandbox not found", as JSON; a query that makes no sense is 400.
+//
+// Reading a log never resumes a sandbox. The client is the caller's to close.
+func LogsHandler(client *sandbox.Client) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			w.Header().Set("Allow", "GET, HEAD")
+			fail(w, http.StatusMethodNotAllowed, "Method not allowed")
+			return
+		}
+		name := nameOf(r)
+		if name == "" {
+			fail(w, http.StatusNotFound, "Not found")
+			return
+		}
+		options, after, err := parse(r)
+		if err != nil {
+			fail(w, http.StatusBadRequest, err.Error())
+			return
+		}
+		sb, err := client.Get(r.Context(), name, sandbox.WithoutResume())
+		if err != nil {
+			refuse(w, err)
+			return
+		}
+		defer sb.Detach()
+		st, err := client.Inspect(r.Context(), name)
+		if err != nil {
+			refuse(w, err)
+			return
+		}
+		live := st.State == sandbox.StateRunning || st.State == sandbox.StatePaused
+		s := &stream{w: w, out: http.NewResponseController(w), after: after}
+		if live || after.zero() {
+			s.open()
+		}
+		if r.Method == http.MethodHead {
+			return
+		}
+		s.serve(r.Context(), sb, options)
+	})
+}
+
+// nameOf is the wildcard {name}, else what stands before /logs.
+func nameOf(r *http.Request) string {
+	if name := r.PathValue("name"); name != "" {
+		return name
+	}
+	rest, ok := strings.CutSuffix(r.URL.Path, "/logs")
+	if !ok {
+		return ""
+	}
+	return rest[strings.LastIndexByte(rest, '/')+1:]
+}
+
+// position is a place in a log: after the n-th line of a time, from 1.
+type position struct {
+	time time.Time
+	n    int
+}
+
+func (p position) zero() bool { return p.time.IsZero() }
+
+func (p position) String() string { return fmt.Sprintf("%d.%d", p.time.UnixNano(), p.n) }
+
+func parsePosition(s string) (p position, ok bool) {
+	nanos, n, found := strings.Cut(s, ".")
+	at, err := strconv.ParseInt(nanos, 10, 64)
+	if err != nil || !found {
+		return p, false
+	}
+	if p.n, err = strconv.Atoi(n); err != nil || p.n < 1 {
+		return p, false
+	}
+	p.time = time.Unix(0, at)
+	return p, true
+}
+
+func parse(r *http.Request) (o sandbox.LogOptions, after position, err error) {
+	o.Follow = true
+	q := r.URL.Query()
+	if s := q.Get("tail"); s != "" && s != "all" {
+		n, err := strconv.Atoi(s)
+		if err != nil || n < 0 {
+			return o, after, fmt.Errorf("tail=%q is not a number of lines", s)
+		}
+		if o.Tail = n; n == 0 {
+			o.Tail = -1 // none
+		}
+	}
+	if s := q.Get("follow"); s != "" {
+		if o.Follow, err = strconv.ParseBool(s); err != nil {
+			return o, after, fmt.Errorf("follow=%q is neither 1 nor 0", s)
+		}
+	}
+	if s := q.Get("since"); s != "" {
+		if o.Since, err = time.Parse(time.RFC3339Nano, s); err != nil {
+			return o, after, fmt.Errorf("since=%q is not a time such as 2006-01-02T15:04:05Z", s)
+		}
+	}
+	// An id that is not ours comes from another server behind the same address: then
+	// the client begins again.
+	if p, ok := parsePosition(r.Header.Get("Last-Event-ID")); ok {
+		after = p
+		o.Since, o.Tail = p.time, 0
+	}
+	return o, after, nil
+}
+
+// stream is one response.
+type stream struct {
+	w      http.ResponseWriter
+	out    *http.ResponseController
+	after  position // what the client has already
+	last   position
+	opened bool
+	buf    []byte
+}
+
+func (s *stream) open() {
+	if s.opened {
+		return
+	}
+	s.opened = true
+	h := s.w.Header()
+	h.Set("Content-Type", "text/event-stream; charset=utf-8")
+	h.Set("Cache-Control", "no-cache, no-transform")
+	h.Set("X-Accel-Buffering", "no") // nginx would collect what is to be seen at once
+	s.w.WriteHeader(http.StatusOK)
+	s.out.Flush()
+}
+
+// serve sends the log until it ends or the client has gone.
+func (s *stream) serve(ctx context.Context, sb *sandbox.Sandbox, o sandbox.LogOptions) {
+	ctx, cancel := context.WithCancel(ctx)
+	type item struct {
+		line sandbox.LogLine
+		err  error
+	}
+	lines := make(chan item, 64)
+	var reader sync.WaitGroup
+	reader.Go(func() {
+		defer close(lines)
+		for line, err := range sb.Logs(ctx, o) {
+			select {
+			case lines <- item{line, err}:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	defer reader.Wait()
+	defer cancel()
+	beat := time.NewTicker(heartbeat)
+	defer beat.Stop()
+	// The connection may serve another request after this one.
+	defer s.out.SetWriteDeadline(time.Time{})
+	for {
+		var err error
+		select {
+		case <-ctx.Done():
+			return
+		case <-beat.C:
+			s.buf = append(s.buf[:0], ":\n\n"...)
+			err = s.flush()
+		case i, more := <-lines:
+			switch {
+			case !more:
+				s.end(ctx, sb)
+				return
+			case i.err != nil:
+				if ctx.Err() == nil {
+					s.open()
+					s.event("failed", "", i.err.Error())
+					s.flush()
+				}
+				return
+			}
+			s.line(i.line)
+			if len(lines) == 0 || len(s.buf) > 64<<10 {
+				err = s.flush()
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// line takes one line, unless the client has it.
+func (s *stream) line(l sandbox.LogLine) {
+	if l.Time.Equal(s.last.time) {
+		s.last.n++
+	} else {
+		s.last = position{l.Time, 1}
+	}
+	if l.Time.Before(s.after.time) || l.Time.Equal(s.after.time) && s.last.n <= s.after.n {
+		return
+	}
+	s.open()
+	s.event(l.Stream, s.last.String(), l.Text)
+}
+
+// end tells that there is no more to come, and why.
+func (s *stream) end(ctx context.Context, sb *sandbox.Sandbox) {
+	if !s.opened {
+		s.w.WriteHeader(http.StatusNoContent) // tells a browser not to come back
+		return
+	}
+	why := string(sandbox.StateRunning)
+	if st, err := sb.Status(ctx); errors.Is(err, sandbox.ErrNotFound) {
+		why = "deleted"
+	} else if err == nil && st.State == sandbox.StateStopped {
+		why = st.Reason
+	}
+	s.event("end", "", why)
+	s.flush()
+}
+
+func (s *stream) event(kind, id, data string) {
+	s.buf = append(s.buf, "event: "...)
+	s.buf = append(s.buf, kind...)
+	if id != "" {
+		s.buf = append(s.buf, "\nid: "...)
+		s.buf = append(s.buf, id...)
+	}
+	data = strings.ToValidUTF8(data, "\uFFFD")
+	// A carriage return ends a line of this protocol, and one at the very end is part
+	// of the line's end.
+	data = strings.TrimSuffix(data, "\r")
+	for part := range strings.SplitSeq(strings.ReplaceAll(data, "\n", "\r"), "\r") {
+		s.buf = append(s.buf, "\ndata: "...)
+		s.buf = append(s.buf, part...)
+	}
+	s.buf = append(s.buf, "\n\n"...)
+}
+
+func (s *stream) flush() error {
+	if len(s.buf) == 0 {
+		return nil
+	}
+	s.open()
+	// Not every ResponseWriter has deadlines; without one the connection's own decide.
+	_ = s.out.SetWriteDeadline(time.Now().Add(writeTimeout))
+	_, err := s.w.Write(s.buf)
+	s.buf = s.buf[:0]
+	return errors.Join(err, s.out.Flush())
+}
+
+// refuse answers with the error's own status.
+func refuse(w http.ResponseWriter, err error) {
+	code, text := http.StatusInternalServerError, err.Error()
+	if e := (*sandbox.Error)(nil); errors.As(err, &e) {
+		code = e.StatusCode()
+	}
+	if errors.Is(err, sandbox.ErrNotFound) {
+		text = sandbox.ErrNotFound.Error()
+	}
+	fail(w, code, text)
+}
+
+func fail(w http.ResponseWriter, code int, text string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(code)
+	json.NewEncoder(w).Encode(map[string]string{"error": text})
+}
