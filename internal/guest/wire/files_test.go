@@ -1,0 +1,69 @@
+package wire
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestInfoSurvivesItsFrame(t *testing.T) {
+	t.Parallel()
+	want := FileInfo{Name: "a\xff\n", Mode: 0o104755, Size: 1 << 40, Mtime: -1, Atime: 1e18, UID: 1<<32 - 2, GID: 7, Nlink: 3, Dev: 1 << 60, Ino: 9}
+	p := NewFrame(64)
+	p.Info(want)
+	p.Bytes([]byte("rest"))
+	id, kind, message, err := ReadFrame(bytes.NewReader(p.End(77, FileOK)))
+	if id != 77 || kind != FileOK || err != nil {
+		t.Fatalf("ReadFrame: %d, %d, %v", id, kind, err)
+	}
+	u := NewUnpack(message)
+	if diff := cmp.Diff(want, u.Info()); diff != "" {
+		t.Error(diff)
+	}
+	if got := u.Bytes(); string(got) != "rest" || u.More() || u.Err() != nil {
+		t.Errorf("then %q, more %v, %v", got, u.More(), u.Err())
+	}
+}
+
+func FuzzReadFrame(f *testing.F) {
+	p := NewFrame(64)
+	p.Info(FileInfo{Name: "x"})
+	f.Add(p.End(1, FileOK))
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0})
+	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 0, 0})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := bytes.NewReader(b)
+		for {
+			_, _, message, err := ReadFrame(r)
+			if err != nil {
+				return
+			}
+			if len(message) > len(b) {
+				t.Fatalf("a message of %d bytes in %d", len(message), len(b))
+			}
+			for u := NewUnpack(message); u.More(); {
+				if i := u.Info(); u.Err() == nil && i.Size < 0 {
+					t.Fatalf("size %d", i.Size)
+				}
+			}
+		}
+	})
+}
+
+func FuzzReadUnpacked(f *testing.F) {
+	var p Pack
+	(&Unpacked{Files: 3, Failed: true, Path: "x", Text: "y", Errno: 28, Skipped: []Skipped{{"a", "b"}}}).Pack(&p)
+	f.Add([]byte(p))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		got, err := ReadUnpacked(b)
+		if err != nil {
+			return
+		}
+		var again Pack
+		got.Pack(&again)
+		if back, err := ReadUnpacked(again); err != nil || !cmp.Equal(got, back) {
+			t.Fatalf("%+v, again %+v, %v", got, back, err)
+		}
+	})
+}
