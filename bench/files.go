@@ -1,0 +1,221 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+)
+
+// archive makes one call of the engine's archive: tar is what to unpack in path, or
+// nil to read path, of which the size of the archive comes back.
+func (a *api) archive(ctx context.Context, container, path string, tar []byte) (int64, error) {
+	method, body := "GET", io.Reader(nil)
+	if tar != nil {
+		method, body = "PUT", bytes.NewReader(tar)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, a.url("/containers/"+container+"/archive?path="+url.QueryEscape(path)), body)
+	if err != nil {
+		return 0, err
+	}
+	if tar != nil {
+		req.Header.Set("Content-Type", "application/x-tar")
+	}
+	resp, err := a.http.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	n, err := io.Copy(io.Discard, resp.Body)
+	if resp.StatusCode >= 400 {
+		err = fmt.Errorf("%s %s: %s", method, path, resp.Status)
+	}
+	return n, err
+}
+
+func block(size int) []byte {
+	b := make([]byte, size)
+	rand.Read(b)
+	return b
+}
+
+// read4K: a file of 4 KiB read whole, against the engine's archive of it.
+func read4K(ctx context.Context, r *rig) (float64, error) {
+	sb, err := r.warm(ctx)
+	if err != nil {
+		return 0, err
+	}
+	const name = "/workspace/read-4k"
+	if err := sb.WriteFile(ctx, name, block(4096), 0o644); err != nil {
+		return 0, err
+	}
+	ours, theirs, ratios, err := pairs(ctx, 5, 40,
+		func() (float64, error) {
+			return milliseconds(func() error {
+				b, err := sb.ReadFile(ctx, name)
+				if err == nil && len(b) != 4096 {
+					err = fmt.Errorf("%d bytes", len(b))
+				}
+				return err
+			})
+		},
+		func() (float64, error) {
+			return milliseconds(func() error {
+				n, err := r.api.archive(ctx, container(sb), name, nil)
+				if err == nil && n < 4096 {
+					err = fmt.Errorf("%d bytes", n)
+				}
+				return err
+			})
+		})
+	if err != nil {
+		return 0, err
+	}
+	note("read 4 KiB: ReadFile takes %v ms, the engine's archive %v ms", ours, theirs)
+	return ratios.median(), nil
+}
+
+// write4K: a new file of 4 KiB, whole or not at all, against the engine unpacking one.
+func write4K(ctx context.Context, r *rig) (float64, error) {
+	sb, err := r.warm(ctx)
+	if err != nil {
+		return 0, err
+	}
+	data, n := block(4096), 0
+	var packed bytes.Buffer
+	w := tar.NewWriter(&packed)
+	err = errors.Join(w.WriteHeader(&tar.Header{Name: "write-4k-theirs", Mode: 0o644, Size: 4096}), second(w.Write(data)), w.Close())
+	if err != nil {
+		return 0, err
+	}
+	ours, theirs, ratios, err := pairs(ctx, 5, 40,
+		func() (float64, error) {
+			n++
+			name := "/workspace/write-4k-" + strconv.Itoa(n)
+			return milliseconds(func() error { return sb.WriteFile(ctx, name, data, 0o644) })
+		},
+		func() (float64, error) {
+			return milliseconds(func() error { return second(r.api.archive(ctx, container(sb), "/workspace", packed.Bytes())) })
+		})
+	if err != nil {
+		return 0, err
+	}
+	note("write 4 KiB: WriteFile takes %v ms, the engine's archive %v ms", ours, theirs)
+	return ratios.median(), nil
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// copyRig is a sandbox of all the machine's CPUs and a directory beside it. Nothing is
+// deleted before the end: on ext4, creating files soon after is many times slower.
+func (r *rig) copyRig(ctx context.Context, fill func(dir string) error) (sb *sandbox.Sandbox, dir string, done func(), err error) {
+	if !r.local {
+		return nil, "", nil, errors.New("cp can be compared with on the engine's own machine alone")
+	}
+	if dir, err = os.MkdirTemp("", "bench"); err != nil {
+		return nil, "", nil, err
+	}
+	done = func() { os.RemoveAll(dir) }
+	if err = fill(filepath.Join(dir, "src")); err == nil {
+		sb, err = r.client.Create(ctx, sandbox.WithTags(map[string]string{tag: r.id}), sandbox.WithVCPUs(r.facts.NCPU))
+	}
+	if err != nil {
+		done()
+		return nil, "", nil, err
+	}
+	return sb, dir, done, exec.Command("sync").Run()
+}
+
+func cp(ctx context.Context, from, to string) (float64, error) {
+	return milliseconds(exec.CommandContext(ctx, "cp", "-a", from, to).Run)
+}
+
+// files10k makes 10,000 files of 4 KiB in 100 directories.
+func files10k(dir string) error {
+	for d := range 100 {
+		sub := filepath.Join(dir, strconv.Itoa(d))
+		if err := os.MkdirAll(sub, 0o755); err != nil {
+			return err
+		}
+		for f := range 100 {
+			if err := os.WriteFile(filepath.Join(sub, strconv.Itoa(f)), block(4096), 0o644); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func file1GiB(name string) error {
+	f, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	b := block(1 << 20)
+	for i := 0; i < 1024 && err == nil; i++ {
+		_, err = f.Write(b)
+	}
+	return errors.Join(err, f.Close())
+}
+
+func (r *rig) copyIn(ctx context.Context, what string, rounds int, fill func(string) error) (float64, error) {
+	sb, dir, done, err := r.copyRig(ctx, fill)
+	if err != nil {
+		return 0, err
+	}
+	defer done()
+	src, n := filepath.Join(dir, "src"), 0
+	ours, theirs, ratios, err := pairs(ctx, 1, rounds,
+		func() (float64, error) {
+			n++
+			return milliseconds(func() error { return second(sb.CopyIn(ctx, src, "in-"+strconv.Itoa(n))) })
+		},
+		func() (float64, error) { n++; return cp(ctx, src, filepath.Join(dir, strconv.Itoa(n))) })
+	if err != nil {
+		return 0, err
+	}
+	note("%s in: CopyIn takes %v ms, cp -a on the host %v ms", what, ours, theirs)
+	return ratios.median(), nil
+}
+
+func copyIn10k(ctx context.Context, r *rig) (float64, error) {
+	return r.copyIn(ctx, "10,000 files", 7, files10k)
+}
+
+func copyIn1GiB(ctx context.Context, r *rig) (float64, error) {
+	return r.copyIn(ctx, "1 GiB", 5, file1GiB)
+}
+
+func copyOut10k(ctx context.Context, r *rig) (float64, error) {
+	sb, dir, done, err := r.copyRig(ctx, files10k)
+	if err != nil {
+		return 0, err
+	}
+	defer done()
+	src, n := filepath.Join(dir, "src"), 0
+	if _, err := sb.CopyIn(ctx, src, "src"); err != nil {
+		return 0, err
+	}
+	ours, theirs, ratios, err := pairs(ctx, 1, 7,
+		func() (float64, error) {
+			n++
+			return milliseconds(func() error { return second(sb.CopyOut(ctx, "src", filepath.Join(dir, strconv.Itoa(n)))) })
+		},
+		func() (float64, error) { n++; return cp(ctx, src, filepath.Join(dir, strconv.Itoa(n))) })
+	if err != nil {
+		return 0, err
+	}
+	note("10,000 files out: CopyOut takes %v ms, cp -a on the host %v ms", ours, theirs)
+	return ratios.median(), nil
+}
