@@ -187,6 +187,12 @@ func (s *session) control(conn controlConn, proved func()) {
 		if err != nil {
 			return
 		}
+		if string(line) == wire.StdioRequest {
+			if conn, ok := conn.(*os.File); ok {
+				giveStdio(conn)
+			}
+			return
+		}
 		req, err := verify(s.conf.ControlKey, nonce, line)
 		if err != nil {
 			writeLine(conn, wire.Reply{Error: err.Error()})

@@ -10,8 +10,10 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/sys/unix"
@@ -29,8 +31,11 @@ const (
 // readyFD is where a keeper tells the one who started it that it listens.
 const readyFD = 3
 
+// keptLog as its argument tells a keeper that its stdout and stderr are the container's.
+const keptLog = "log"
+
 // runKeep holds detached commands for all who connect, until the session stops.
-func runKeep() error {
+func runKeep(args []string) error {
 	runtime.LockOSThread()
 	if err := defaultSignals(); err != nil {
 		return err
@@ -51,7 +56,7 @@ func runKeep() error {
 	if err != nil {
 		return err
 	}
-	s.keeper = &keeper{commands: make(map[string]*kept)}
+	s.keeper = &keeper{commands: make(map[string]*kept), logs: slices.Contains(args, keptLog)}
 	s.watchSignals()
 	unix.Close(readyFD)
 
@@ -78,6 +83,7 @@ func runKeep() error {
 
 // keeper remembers detached commands by ID.
 type keeper struct {
+	logs     bool // stdout and stderr are the container's
 	mu       sync.Mutex
 	commands map[string]*kept
 	ended    []*kept // oldest first
@@ -120,11 +126,16 @@ func (k *keeper) start(s *server, nc ssh.NewChannel, req wire.Exec) {
 	k.commands[req.ID] = p
 	k.mu.Unlock()
 
+	logged := k.log(p)
 	go func() {
 		defer s.leave()
 		p.exit = c.run(p.ring.to(streamOut), p.ring.to(streamErr))
 		p.ring.close()
 		k.end(p)
+		select {
+		case <-logged:
+		case <-time.After(logPatience):
+		}
 	}()
 	ch, reqs, err := nc.Accept()
 	if err != nil {
@@ -252,10 +263,17 @@ func startKeeper() error {
 		return err
 	}
 	defer null.Close()
+	argv, out := []string{wire.Path, wire.VerbKeep}, [2]int{int(null.Fd()), int(null.Fd())}
+	if log, err := askStdio(); err == nil {
+		// Never as an os.File, which would change the mode of what is not ours alone.
+		defer unix.Close(log[0])
+		defer unix.Close(log[1])
+		argv, out = append(argv, keptLog), log
+	}
 	keepers.Lock()
-	pid, err := syscall.ForkExec(selfPath, []string{wire.Path, wire.VerbKeep}, &syscall.ProcAttr{
+	pid, err := syscall.ForkExec(selfPath, argv, &syscall.ProcAttr{
 		Dir: "/", Env: []string{},
-		Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), w.Fd()},
+		Files: []uintptr{null.Fd(), uintptr(out[0]), uintptr(out[1]), w.Fd()},
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	})
 	if err == nil {

@@ -23,7 +23,7 @@ func main() {
 	case wire.VerbServe:
 		err = runServe(args)
 	case wire.VerbKeep:
-		err = runKeep()
+		err = runKeep(args)
 	case wire.VerbRun:
 		code, err = runRun(args)
 	case wire.VerbFiles:

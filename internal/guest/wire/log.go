@@ -1,0 +1,22 @@
+package wire
+
+// The keeper writes what detached commands write into the container's log as well, so
+// that it can be read when the session is over. The log is the main process's, which
+// writes to it directly, so each line of a command is a frame of one write that the
+// kernel does not mix with others:
+//
+//	LogMark ID SP ("." | "+") SP text LF
+//
+// A "+" says that the line goes on in the next frame of the same command and stream.
+const (
+	LogMark     = "\x1eagent-sandbox "
+	LogWhole    = '.'
+	LogPart     = '+'
+	MaxLogFrame = 4096 // PIPE_BUF
+	MaxLogID    = 64   // of a command whose output is written there
+)
+
+// StdioRequest on the control socket asks PID 1 for the container's stdout and stderr,
+// which come as rights with one byte. It takes no signature: root inside could write
+// to the log as the main process does.
+const StdioRequest = "stdio\n"
