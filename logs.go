@@ -1,14 +1,17 @@
 package sandbox
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"iter"
+	"slices"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
@@ -36,17 +39,22 @@ type LogLine struct {
 	Stream string
 	// Time is when the line, or its first 16 KiB, reached the engine.
 	Time time.Time
-	// Text is the line without its end, as it was written: it need not be UTF-8.
+	// Text is the line without its end. What is not UTF-8 the engine may have replaced.
 	Text string
+	// Command is the ID of the detached command that wrote it (see [Cmd.ID]); empty for
+	// the main process.
+	Command string
 }
 
 // maxLogLine bounds what one line may take in memory.
 const maxLogLine = 16 << 20
 
-// Logs reads what the main process ([WithCommand]) has written, in this session and
-// those before, oldest first, each stream in the order it was written. The engine
-// keeps the last 30 MB. A stopped sandbox can be read and is not resumed; one without
-// a main process has nothing to say. Lines longer than 16 MiB come in pieces.
+// Logs reads what the main process ([WithCommand]) and detached commands have written,
+// in this session and those before, oldest first, each stream of each in the order it
+// was written. The engine keeps the last 30 MB. A stopped sandbox can be read and is
+// not resumed. Lines longer than 16 MiB come in pieces. Of a detached command that
+// writes more than 4 MiB/s for long some may be missing, which the log then says. What
+// runs inside writes the log itself: do not trust it further than that.
 //
 // An error is the last thing that the sequence yields. With [LogOptions.Follow] it
 // ends without one when the session does, and with [ErrEngineUnavailable] when the
@@ -76,11 +84,11 @@ func (s *Sandbox) logs(ctx context.Context, o LogOptions, yield func(LogLine) bo
 		return err
 	}
 	defer log.Close()
-	var out, errs lineBuffer
+	asm := assembly{}
 	for {
 		p, err := log.Next()
 		if err != nil {
-			if !out.rest(Stdout, yield) || !errs.rest(Stderr, yield) {
+			if !asm.rest(yield) {
 				return nil
 			}
 			switch {
@@ -93,50 +101,90 @@ func (s *Sandbox) logs(ctx context.Context, o LogOptions, yield func(LogLine) bo
 			}
 			return nil
 		}
-		b, stream := &out, Stdout
-		if p.Stderr {
-			b, stream = &errs, Stderr
-		}
-		if line, whole := b.add(p); whole {
-			line.Stream = stream
-			if !yield(line) {
-				return nil
-			}
+		if line, whole := asm.add(p); whole && !yield(line) {
+			return nil
 		}
 	}
 }
 
-// lineBuffer puts a line together again.
-type lineBuffer struct {
-	begun bool
-	time  time.Time
-	text  []byte
+// source is who wrote a line, and where to.
+type source struct{ stream, command string }
+
+// assembly puts lines together again from the engine's pieces, and those of commands
+// from the keeper's frames within them.
+type assembly map[source]*begun
+
+// begun is a line whose end is still to come.
+type begun struct {
+	time time.Time
+	text []byte
 }
 
-func (b *lineBuffer) add(p engine.LogPiece) (LogLine, bool) {
-	if !b.begun {
-		if p.End { // as nearly all of them
-			return LogLine{Time: p.Time, Text: string(p.Text)}, true
+func (a assembly) add(p engine.LogPiece) (LogLine, bool) {
+	main := source{stream: Stdout}
+	if p.Stderr {
+		main.stream = Stderr
+	}
+	b := a[main]
+	if b == nil {
+		if p.End && bytes.IndexByte(p.Text, wire.LogMark[0]) < 0 { // as nearly all of them
+			return LogLine{Stream: main.stream, Time: p.Time, Text: string(p.Text)}, true
 		}
-		b.begun, b.time = true, p.Time
+		b = &begun{time: p.Time}
+		a[main] = b
 	}
 	b.text = append(b.text, p.Text...)
 	if !p.End && len(b.text) < maxLogLine {
 		return LogLine{}, false
 	}
-	line := LogLine{Time: b.time, Text: string(b.text)}
-	*b = lineBuffer{}
-	return line, true
+	before, frame, framed := bytes.Cut(b.text, []byte(wire.LogMark))
+	if id, text, more, ok := parseFrame(frame); framed && ok {
+		// It came in the middle of a line of the main process, or at its beginning.
+		from := source{main.stream, id}
+		if c := a[from]; c != nil {
+			c.text = append(c.text, text...)
+		} else {
+			a[from] = &begun{time: p.Time, text: bytes.Clone(text)}
+		}
+		if b.text = before; len(before) == 0 {
+			delete(a, main)
+		}
+		if more && len(a[from].text) < maxLogLine {
+			return LogLine{}, false
+		}
+		return a.take(from), true
+	}
+	return a.take(main), true
 }
 
-// rest yields a line that never ended.
-func (b *lineBuffer) rest(stream string, yield func(LogLine) bool) bool {
-	if !b.begun {
-		return true
+// parseFrame reads what follows the mark of a frame.
+func parseFrame(frame []byte) (id string, text []byte, more, ok bool) {
+	name, rest, found := bytes.Cut(frame, []byte(" "))
+	if !found || len(name) == 0 || len(name) > wire.MaxLogID || len(rest) < 2 || rest[1] != ' ' || rest[0] != wire.LogWhole && rest[0] != wire.LogPart {
+		return "", nil, false, false
 	}
-	line := LogLine{Stream: stream, Time: b.time, Text: string(b.text)}
-	*b = lineBuffer{}
-	return yield(line)
+	return string(name), rest[2:], rest[0] == wire.LogPart, true
+}
+
+func (a assembly) take(s source) LogLine {
+	b := a[s]
+	delete(a, s)
+	return LogLine{Stream: s.stream, Time: b.time, Text: string(b.text), Command: s.command}
+}
+
+// rest yields the lines that never ended, the oldest first.
+func (a assembly) rest(yield func(LogLine) bool) bool {
+	var lines []LogLine
+	for s := range a {
+		lines = append(lines, a.take(s))
+	}
+	slices.SortFunc(lines, func(a, b LogLine) int { return a.Time.Compare(b.Time) })
+	for _, l := range lines {
+		if !yield(l) {
+			return false
+		}
+	}
+	return true
 }
 
 // sessionEnds is how much later than the end of its log the engine may say that a

@@ -165,6 +165,68 @@ func TestLogsOfAStoppedSandbox(t *testing.T) {
 	}
 }
 
+// C7: detached commands are in the log, each line under its command's ID, and stay
+// there when the session is over.
+func TestLogsHaveDetachedCommands(t *testing.T) {
+	t.Parallel()
+	sb := newLogged(t, `printf 'main without '; sleep 3; echo end; exec sleep 1000`)
+	long := strings.Repeat("0123456789", 5000)
+	cmd := sb.Command(t.Context(), "sh", "-c", "echo one; echo two >&2; echo "+long+"; echo; printf 'no end'")
+	cmd.Detached = true
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	var out, errs, main []string
+	read := func() {
+		out, errs, main = nil, nil, nil
+		for _, l := range readLog(t, sb, sandbox.LogOptions{}, 0) {
+			switch {
+			case l.Command == "":
+				main = append(main, l.Text)
+			case l.Command != cmd.ID():
+				t.Errorf("a line of %q: %+v", l.Command, l)
+			case l.Stream == sandbox.Stderr:
+				errs = append(errs, l.Text)
+			default:
+				out = append(out, l.Text)
+			}
+		}
+	}
+	eventually(t, "all is in the log", func() bool {
+		read()
+		return len(out) == 4 && len(errs) == 1 && len(main) == 1 && main[0] == "main without end"
+	})
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	read()
+	if want := []string{"one", long, "", "no end"}; !slices.Equal(out, want) {
+		t.Errorf("stdout of the command: %.100q", out)
+	}
+	if !slices.Equal(errs, []string{"two"}) || !slices.Equal(main, []string{"main without end"}) {
+		t.Errorf("stderr of the command %q, main process %q", errs, main)
+	}
+}
+
+// Root inside can put anything into the log, but nothing that stops its reader.
+func TestLogsSurviveWrongFrames(t *testing.T) {
+	t.Parallel()
+	sb := newLogged(t, `m=$(printf '\036agent-sandbox '); for f in "$m" "$m." "$m x" "$m x." "${m}x ? y" "$m  . y" "${m}id . fine"; do echo "$f"; done; echo last; exec sleep 1000`)
+	var all []sandbox.LogLine
+	eventually(t, "all is in the log", func() bool {
+		all = readLog(t, sb, sandbox.LogOptions{}, 0)
+		return len(all) > 0 && all[len(all)-1].Text == "last"
+	})
+	if len(all) != 8 || all[6].Command != "id" || all[6].Text != "fine" {
+		t.Errorf("Logs = %+v", all)
+	}
+	for _, l := range all[:6] {
+		if l.Command != "" || !strings.HasPrefix(l.Text, "\x1e") {
+			t.Errorf("a frame that is none: %+v", l)
+		}
+	}
+}
+
 // C7: ten followers end without an error when the session is stopped under them, with
 // all its last words.
 func TestLogsFollowersEndWithTheSession(t *testing.T) {

@@ -39,7 +39,8 @@ const writeTimeout = 30 * time.Second
 // nothing new for it. Silence is broken by a comment every 15 s.
 //
 // The query can have tail=100, for the last lines only, follow=0 to end where the log
-// does now, and since=2006-01-02T15:04:05Z. A sandbox that does not exist is 404,
+// does now, since=2006-01-02T15:04:05Z, and command=ID for the lines of one detached
+// command alone. A sandbox that does not exist is 404,
 // "Sandbox not found", as JSON; a query that makes no sense is 400.
 //
 // Reading a log never resumes a sandbox. The client is the caller's to close.
@@ -72,7 +73,7 @@ func LogsHandler(client *sandbox.Client) http.Handler {
 			return
 		}
 		live := st.State == sandbox.StateRunning || st.State == sandbox.StatePaused
-		s := &stream{w: w, out: http.NewResponseController(w), after: after}
+		s := &stream{w: w, out: http.NewResponseController(w), after: after, command: r.URL.Query().Get("command")}
 		if live || after.zero() {
 			s.open()
 		}
@@ -151,12 +152,13 @@ func parse(r *http.Request) (o sandbox.LogOptions, after position, err error) {
 
 // stream is one response.
 type stream struct {
-	w      http.ResponseWriter
-	out    *http.ResponseController
-	after  position // what the client has already
-	last   position
-	opened bool
-	buf    []byte
+	w       http.ResponseWriter
+	out     *http.ResponseController
+	after   position // what the client has already
+	command string   // whose lines alone it wants
+	last    position
+	opened  bool
+	buf     []byte
 }
 
 func (s *stream) open() {
@@ -237,6 +239,9 @@ func (s *stream) line(l sandbox.LogLine) {
 		s.last = position{l.Time, 1}
 	}
 	if l.Time.Before(s.after.time) || l.Time.Equal(s.after.time) && s.last.n <= s.after.n {
+		return
+	}
+	if s.command != "" && l.Command != s.command {
 		return
 	}
 	s.open()
