@@ -386,9 +386,9 @@ func (b *build) volumes(ctx context.Context) error {
 }
 
 // session makes the container and starts it, and beside that fills the volumes: the copy
-// then takes little time of its own. Only what the sandbox runs by itself would see a
-// copy that is not complete, so a main process has to wait for it; no one else gets in
-// before the marker is gone.
+// then takes little time of its own. No one gets in before the marker is gone; but a main
+// process would see a copy that is not complete, and the start makes directories in a
+// volume that others are mounted in. Those starts wait.
 func (b *build) session(ctx context.Context) error {
 	fill := filler{helper{c: b.c, eng: b.eng, nonce: b.rec.Nonce, report: b.report}, b.rec}
 	b.undo.add("helper", fill.undo.run)
@@ -403,7 +403,7 @@ func (b *build) session(ctx context.Context) error {
 		return nil
 	})
 	err := b.container(ctx)
-	if err == nil && len(b.s.command) > 0 {
+	if err == nil && (len(b.s.command) > 0 || nested(b.mounted)) {
 		err = wait()
 	}
 	if err == nil {

@@ -49,3 +49,7 @@ func LimitsOf(opts ...CreateOption) (vcpus float64, memory int64, err error) {
 	err = s.check()
 	return s.vcpus, s.memory, err
 }
+
+// CopyThrough makes the client copy directories through this process, as it would to an
+// engine elsewhere.
+func (c *Client) CopyThrough() { c.setApart() }

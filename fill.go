@@ -1,17 +1,19 @@
 package sandbox
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
@@ -98,26 +100,13 @@ func (f *filler) spec(fills []fill) engine.ContainerSpec {
 // the other way.
 func (f *filler) beside(ctx context.Context, fills []fill, ids []wire.Identity) (rest []fill, err error) {
 	spec := f.spec(fills)
+	spec.SecurityOpt = []string{"label=disable"} // SELinux would show nothing of the directory
 	var told wire.Copy
 	for i, fill := range fills {
 		spec.Mounts = append(spec.Mounts, engine.Mount{Type: "bind", Source: fill.dir, Target: fillFrom(i), ReadOnly: true})
 		told.Jobs = append(told.Jobs, wire.CopyJob{From: fillFrom(i), To: fillTo(i), Is: &ids[i]})
 	}
-	arg, err := json.Marshal(told)
-	if err != nil {
-		return nil, err
-	}
-	spec.Entrypoint = append(spec.Entrypoint, wire.VerbCopy, string(arg))
-
-	var last wire.Copied
-	err = f.follow(ctx, spec, func(line []byte) (bool, error) {
-		last = wire.Copied{}
-		if err := json.Unmarshal(line, &last); err != nil {
-			return false, err
-		}
-		f.report.report(Progress{Step: "copy", Current: last.Bytes, Files: last.Files})
-		return last.Done, nil
-	})
+	last, err := f.copy(ctx, spec, told, nil)
 	if errors.Is(err, errNoHelper) {
 		// There is no such directory, or this engine shows none to a container.
 		f.c.log.Debug("the engine does not copy itself", "sandbox", f.rec.Name, "error", err)
@@ -126,8 +115,8 @@ func (f *filler) beside(ctx context.Context, fills []fill, ids []wire.Identity) 
 	if err != nil {
 		return nil, err
 	}
-	if e := last.Error; e != nil {
-		return nil, copyFailed(fills[e.Job].dir, e)
+	if last.Error != nil {
+		return nil, copyFailed(fills, last.Error)
 	}
 	f.skipped(last)
 	if last.Boot != ids[0].Boot {
@@ -139,8 +128,63 @@ func (f *filler) beside(ctx context.Context, fills []fill, ids []wire.Identity) 
 	return rest, nil
 }
 
-func copyFailed(dir string, e *wire.CopyError) error {
-	file := filepath.Join(dir, filepath.FromSlash(string(e.Path)))
+// stream has a helper make the trees of what this process reads.
+func (f *filler) stream(ctx context.Context, fills []fill) error {
+	told := wire.Copy{Stream: true}
+	for i := range fills {
+		told.Jobs = append(told.Jobs, wire.CopyJob{To: fillTo(i)})
+	}
+	var trees *guest.Trees
+	last, err := f.copy(ctx, f.spec(fills), told, func(w io.Writer) error {
+		buffered := bufio.NewWriterSize(w, 256<<10)
+		trees = guest.NewTrees(ctx, buffered)
+		for i, fill := range fills {
+			if err := trees.Send(i, fill.dir); err != nil {
+				return err
+			}
+		}
+		if err := trees.Close(); err != nil {
+			return err
+		}
+		if err := buffered.Flush(); err != nil {
+			return &guest.StreamError{Err: err}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if last.Error != nil {
+		return copyFailed(fills, last.Error)
+	}
+	last.Skipped = trees.Skipped
+	for _, name := range trees.Names {
+		last.Names = append(last.Names, []byte(name))
+	}
+	f.skipped(last)
+	return nil
+}
+
+// copy runs a helper that copies, and returns the last thing it says.
+func (f *filler) copy(ctx context.Context, spec engine.ContainerSpec, told wire.Copy, feed func(io.Writer) error) (last wire.Copied, err error) {
+	arg, err := json.Marshal(told)
+	if err != nil {
+		return last, err
+	}
+	spec.Entrypoint = append(spec.Entrypoint, wire.VerbCopy, string(arg))
+	err = f.follow(ctx, spec, feed, func(line []byte) (bool, error) {
+		last = wire.Copied{}
+		if err := json.Unmarshal(line, &last); err != nil {
+			return false, err
+		}
+		f.report.report(Progress{Step: "copy", Current: last.Bytes, Files: last.Files})
+		return last.Done, nil
+	})
+	return last, err
+}
+
+func copyFailed(fills []fill, e *wire.CopyError) error {
+	file := filepath.Join(fills[e.Job].dir, filepath.FromSlash(string(e.Path)))
 	return &fs.PathError{Op: "copy", Path: file, Err: e}
 }
 
@@ -167,11 +211,3 @@ func (f *filler) skipped(last wire.Copied) {
 	f.c.log.Warn("not everything was copied", "sandbox", f.rec.Name, "what", text)
 	f.report.report(Progress{Step: "copy", Text: text, Current: last.Bytes, Files: last.Files})
 }
-
-// stream copies through this process: as tar archives into a helper that is never
-// started, so that one volume's tree can't meet another's mount.
-func (f *filler) stream(ctx context.Context, fills []fill) error {
-	return errors.New("streaming is not there yet")
-}
-
-const progressEvery = 100 * time.Millisecond

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
@@ -50,15 +51,16 @@ var errNoHelper = errors.New("no helper")
 
 // follow runs a helper and hands the lines that it says to line, until that returns true.
 // Nobody waits for the helper's exit, because every container's exit waits for the
-// engine's disk: it says when it has finished, and goes by itself.
-func (h *helper) follow(ctx context.Context, spec engine.ContainerSpec, line func([]byte) (bool, error)) error {
+// engine's disk: it says when it has finished, and goes by itself. What feed writes, which
+// may be nil, is the helper's input; when it fails so does the helper.
+func (h *helper) follow(ctx context.Context, spec engine.ContainerSpec, feed func(io.Writer) error, line func([]byte) (bool, error)) (err error) {
 	refused := func(err error) error {
 		if ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable) {
 			return err
 		}
 		return fmt.Errorf("%w: %w", errNoHelper, err)
 	}
-	spec.AutoRemove = true
+	spec.AutoRemove, spec.OpenStdin = true, feed != nil
 	// The engine's own network is joined a tenth of a second sooner than none is made,
 	// and our program has no use for either.
 	spec.NetworkMode = "host"
@@ -67,7 +69,7 @@ func (h *helper) follow(ctx context.Context, spec engine.ContainerSpec, line fun
 	if err != nil {
 		return refused(err)
 	}
-	out, err := h.eng.Attach(ctx, id)
+	out, err := h.eng.Attach(ctx, id, feed != nil)
 	if err != nil {
 		return refused(err)
 	}
@@ -75,6 +77,25 @@ func (h *helper) follow(ctx context.Context, spec engine.ContainerSpec, line fun
 	defer context.AfterFunc(ctx, func() { out.Close() })()
 	if err := h.eng.StartContainer(ctx, id); err != nil {
 		return refused(err)
+	}
+	if feed != nil {
+		fed := make(chan error, 1)
+		go func() {
+			err := feed(out)
+			if err != nil {
+				out.Close()
+			}
+			fed <- err
+		}()
+		defer func() {
+			out.Close()
+			// A stream that breaks is the helper's or the connection's end, of which we
+			// have heard already.
+			var stream *guest.StreamError
+			if e := <-fed; e != nil && !errors.As(e, &stream) && ctx.Err() == nil {
+				err = e
+			}
+		}()
 	}
 	lines := bufio.NewReader(out)
 	for {

@@ -404,6 +404,15 @@ func (b *build) attached() {
 	}
 }
 
+// nested reports whether something is mounted inside a copy.
+func nested(mounts []Mount) bool {
+	return slices.ContainsFunc(mounts, func(outer Mount) bool {
+		return outer.Mode == RWCopy && slices.ContainsFunc(mounts, func(inner Mount) bool {
+			return strings.HasPrefix(inner.Target, outer.Target+"/")
+		})
+	})
+}
+
 // stillAttached looks again once the container holds the attached volumes.
 func (b *build) stillAttached(ctx context.Context) error {
 	for _, m := range b.mounted {

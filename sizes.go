@@ -166,7 +166,7 @@ func (c *Client) measureSome(ctx context.Context, eng *engine.Engine, names []st
 		spec.Entrypoint = append(spec.Entrypoint, path.Join(roots[root], path.Base(own), data))
 	}
 	var got wire.Sizes
-	err = h.follow(ctx, spec, func(line []byte) (bool, error) { return true, json.Unmarshal(line, &got) })
+	err = h.follow(ctx, spec, nil, func(line []byte) (bool, error) { return true, json.Unmarshal(line, &got) })
 	if err != nil {
 		return err
 	}

@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// Output is what a container writes from now on.
+// Output is what a container writes from now on, and a way to its input.
 type Output struct {
 	e      *Engine
 	conn   net.Conn
@@ -18,13 +18,17 @@ type Output struct {
 	close  func() error
 }
 
-// Attach returns the output of a container without a TTY. Attached to before it is
-// started, it misses nothing. ctx bounds the call only; the caller closes the output.
-func (e *Engine) Attach(ctx context.Context, id string) (*Output, error) {
+// Attach returns the output of a container without a TTY, and its input if stdin is
+// true. Attached to before it is started, it misses nothing. ctx bounds the call only;
+// the caller closes the output.
+func (e *Engine) Attach(ctx context.Context, id string, stdin bool) (*Output, error) {
 	if err := checkName("container", id); err != nil {
 		return nil, err
 	}
 	query := url.Values{"stream": {"1"}, "stdout": {"1"}, "stderr": {"1"}}
+	if stdin {
+		query.Set("stdin", "1")
+	}
 	conn, r, err := e.hijack(ctx, "/containers/"+id+"/attach", query, nil)
 	if err != nil {
 		return nil, e.fail(ctx, err)
@@ -41,6 +45,12 @@ func (o *Output) Read(p []byte) (int, error) {
 	if err == nil || errors.Is(err, io.EOF) {
 		return n, err
 	}
+	return n, o.e.fail(context.Background(), err)
+}
+
+// Write writes to the container's standard input.
+func (o *Output) Write(p []byte) (int, error) {
+	n, err := o.conn.Write(p)
 	return n, o.e.fail(context.Background(), err)
 }
 

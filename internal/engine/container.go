@@ -59,7 +59,7 @@ type ContainerSpec struct {
 	LogMaxSize  string // such as "10m"; not empty selects the json-file driver
 	LogMaxFiles int
 	TTY         bool
-	OpenStdin   bool
+	OpenStdin   bool // until who attaches to it first lets go
 	Init        bool // the engine's own init as PID 1
 }
 
@@ -181,7 +181,7 @@ func (s *ContainerSpec) config() (*container.Config, *container.HostConfig) {
 	config := &container.Config{
 		Image: s.Image, Hostname: s.Hostname, User: s.User, WorkingDir: s.WorkingDir,
 		Entrypoint: s.Entrypoint, Cmd: s.Cmd, Env: s.Env, Labels: s.Labels,
-		StopSignal: s.StopSignal, Tty: s.TTY, OpenStdin: s.OpenStdin, NetworkDisabled: s.NetworkDisabled,
+		StopSignal: s.StopSignal, Tty: s.TTY, OpenStdin: s.OpenStdin, StdinOnce: s.OpenStdin, NetworkDisabled: s.NetworkDisabled,
 		// An image's own health check would run with all the container's capabilities.
 		Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
 	}

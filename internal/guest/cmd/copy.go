@@ -39,7 +39,12 @@ func runCopy(args []string) error {
 		defer close(stopped)
 		c.tell(stop, out)
 	}()
-	err := c.run(told)
+	var err error
+	if told.Stream {
+		err = c.receive(os.Stdin, told.Jobs)
+	} else {
+		err = c.run(told)
+	}
 	close(stop)
 	<-stopped
 	last := c.copied()

@@ -272,13 +272,21 @@ func (c *copier) xattrsOf(list func([]byte) (int, error), get func(string, []byt
 		if err == nil {
 			err = set(name, value[:n])
 		}
-		switch err {
-		case nil:
-		case unix.ENOTSUP, unix.EPERM, unix.EACCES, unix.EINVAL, unix.ENOSPC, unix.E2BIG, unix.ERANGE:
-			c.xattrs.Add(1)
-		default:
-			return fmt.Errorf("extended attribute %s: %w", name, err)
+		if err := c.took(name, err); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// took counts an extended attribute that the target does not take.
+func (c *copier) took(name string, err error) error {
+	switch err {
+	case nil:
+	case unix.ENOTSUP, unix.EPERM, unix.EACCES, unix.EINVAL, unix.ENOSPC, unix.E2BIG, unix.ERANGE:
+		c.xattrs.Add(1)
+	default:
+		return fmt.Errorf("extended attribute %s: %w", name, err)
 	}
 	return nil
 }

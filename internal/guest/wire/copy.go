@@ -6,7 +6,22 @@ type Copy struct {
 	Jobs []CopyJob `json:"jobs"`
 	// Workers copy at the same time; 0 is as many as there are CPUs, and at least 2.
 	Workers int `json:"workers,omitempty"`
+	// Stream says that the trees come on standard input, as a tar archive in which names
+	// begin with the number of their job. From is of no account then.
+	Stream bool `json:"stream,omitempty"`
 }
+
+// Records of our own in such an archive.
+const (
+	// TreeEnd marks the second header of a directory, which has its attributes and comes
+	// after all that is in it. The first one only makes it.
+	TreeEnd = "AGENTSANDBOX.end"
+	// TreeSparse is a file's size and then offset and length of each part that is not a
+	// hole, with spaces between. The contents are those parts.
+	TreeSparse = "AGENTSANDBOX.sparse"
+	// TreeXattr and a name is an extended attribute, as others write it, too.
+	TreeXattr = "SCHILY.xattr."
+)
 
 // CopyJob is one tree: what is in directory From goes into directory To, which is
 // empty, and To gets From's own mode, owner and times.

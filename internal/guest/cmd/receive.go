@@ -1,0 +1,248 @@
+//go:build linux
+
+package main
+
+import (
+	"archive/tar"
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// receiver makes trees of what comes on standard input.
+type receiver struct {
+	*copier
+	w     worker
+	roots []int // the jobs' directories
+
+	// The directory of the entry before, which most often is the next one's.
+	dir  int
+	job  int
+	path string
+}
+
+// receive makes the trees of a stream. One that ends before its end is an error.
+func (c *copier) receive(in io.Reader, jobs []wire.CopyJob) error {
+	r := &receiver{copier: c, w: worker{copier: c, buf: make([]byte, bufferSize)}, dir: -1}
+	for i, job := range jobs {
+		fd, err := unix.Open(job.To, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return &pathError{job: i, err: err}
+		}
+		r.roots = append(r.roots, fd)
+	}
+	tr := tar.NewReader(bufio.NewReaderSize(in, bufferSize))
+	for {
+		h, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("the stream: %w", err)
+		}
+		job, rel, err := r.place(h.Name)
+		if err != nil {
+			return err
+		}
+		if err := r.entry(tr, h, job, rel); err != nil {
+			return &pathError{job: job, path: rel, err: err}
+		}
+	}
+}
+
+// place takes a name apart: the job, and the path below its directory.
+func (r *receiver) place(name string) (int, string, error) {
+	first, rest, _ := strings.Cut(name, "/")
+	job, err := strconv.Atoi(first)
+	if err != nil || job < 0 || job >= len(r.roots) {
+		return 0, "", fmt.Errorf("the stream: %q is of no job", name)
+	}
+	return job, strings.TrimPrefix(path.Clean("/"+rest), "/"), nil
+}
+
+// open returns the descriptor of a directory below a job's, which stays ours. No link is
+// followed on the way.
+func (r *receiver) open(job int, dir string) (int, error) {
+	if dir == "." || dir == "" {
+		return r.roots[job], nil
+	}
+	if r.dir >= 0 && r.job == job && r.path == dir {
+		return r.dir, nil
+	}
+	fd := r.roots[job]
+	for part := range strings.SplitSeq(dir, "/") {
+		next, err := unix.Openat(fd, part, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if fd != r.roots[job] {
+			unix.Close(fd)
+		}
+		if err != nil {
+			return -1, err
+		}
+		fd = next
+	}
+	if r.dir >= 0 {
+		unix.Close(r.dir)
+	}
+	r.dir, r.job, r.path = fd, job, dir
+	return fd, nil
+}
+
+func (r *receiver) entry(in io.Reader, h *tar.Header, job int, rel string) error {
+	if h.Typeflag == tar.TypeDir {
+		return r.directory(h, job, rel)
+	}
+	parent, err := r.open(job, path.Dir(rel))
+	if err != nil {
+		return err
+	}
+	base := path.Base(rel)
+	r.files.Add(1)
+	switch h.Typeflag {
+	case tar.TypeReg:
+		return r.regular(in, h, parent, base)
+	case tar.TypeSymlink:
+		if err := unix.Symlinkat(h.Linkname, parent, base); err != nil {
+			return err
+		}
+	case tar.TypeFifo:
+		if err := unix.Mknodat(parent, base, unix.S_IFIFO|uint32(h.Mode), 0); err != nil {
+			return err
+		}
+	case tar.TypeLink:
+		from, first, err := r.place(h.Linkname)
+		if err != nil {
+			return err
+		}
+		return unix.Linkat(r.roots[from], first, parent, base, 0)
+	default:
+		return fmt.Errorf("the stream: kind %q", h.Typeflag)
+	}
+	if err := unix.Fchownat(parent, base, h.Uid, h.Gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	if h.Typeflag == tar.TypeFifo {
+		if err := unix.Fchmodat(parent, base, uint32(h.Mode&0o7777), 0); err != nil {
+			return err
+		}
+	}
+	st := stat(h)
+	return unix.UtimesNanoAt(parent, base, []unix.Timespec{st.Atim, st.Mtim}, unix.AT_SYMLINK_NOFOLLOW)
+}
+
+// directory makes one, and at its end gives it its attributes.
+func (r *receiver) directory(h *tar.Header, job int, rel string) error {
+	if h.PAXRecords[wire.TreeEnd] == "" {
+		if rel == "" {
+			return nil // the volume's own
+		}
+		parent, err := r.open(job, path.Dir(rel))
+		if err != nil {
+			return err
+		}
+		return unix.Mkdirat(parent, path.Base(rel), 0o700)
+	}
+	fd, err := r.open(job, rel)
+	if err != nil {
+		return err
+	}
+	r.dirs.Add(1)
+	return r.given(fd, h)
+}
+
+// regular makes a file of the parts that come.
+func (r *receiver) regular(in io.Reader, h *tar.Header, parent int, base string) (err error) {
+	fd, err := unix.Openat(parent, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, uint32(h.Mode&0o777))
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if e := unix.Close(fd); err == nil {
+			err = e
+		}
+	}()
+	parts := []int64{0, h.Size}
+	if sparse := h.PAXRecords[wire.TreeSparse]; sparse != "" {
+		var numbers []int64
+		for f := range strings.FieldsSeq(sparse) {
+			n, err := strconv.ParseInt(f, 10, 64)
+			if err != nil || n < 0 {
+				return fmt.Errorf("the stream: parts %q", sparse)
+			}
+			numbers = append(numbers, n)
+		}
+		if len(numbers)%2 == 0 {
+			return fmt.Errorf("the stream: parts %q", sparse)
+		}
+		if err := unix.Ftruncate(fd, numbers[0]); err != nil {
+			return err
+		}
+		parts = numbers[1:]
+	}
+	for ; len(parts) > 0; parts = parts[2:] {
+		if _, err := unix.Seek(fd, parts[0], io.SeekStart); err != nil {
+			return err
+		}
+		n, err := io.CopyBuffer(fdWriter(fd), struct{ io.Reader }{io.LimitReader(in, parts[1])}, r.w.buf)
+		r.bytes.Add(n)
+		if err == nil && n < parts[1] {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return r.given(fd, h)
+}
+
+type fdWriter int
+
+func (fd fdWriter) Write(p []byte) (n int, err error) {
+	for n < len(p) {
+		put, err := unix.Write(int(fd), p[n:])
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return n, err
+		}
+		n += put
+	}
+	return n, nil
+}
+
+// given sets the attributes of an open file or directory.
+func (r *receiver) given(fd int, h *tar.Header) error {
+	if err := unix.Fchown(fd, h.Uid, h.Gid); err != nil {
+		return err
+	}
+	if err := unix.Fchmod(fd, uint32(h.Mode&0o7777)); err != nil {
+		return err
+	}
+	for key, value := range h.PAXRecords {
+		if name, is := strings.CutPrefix(key, wire.TreeXattr); is {
+			if err := r.took(name, unix.Fsetxattr(fd, name, []byte(value), 0)); err != nil {
+				return err
+			}
+		}
+	}
+	st := stat(h)
+	return futimens(fd, &st)
+}
+
+// stat has the times of a header.
+func stat(h *tar.Header) (st unix.Stat_t) {
+	st.Mtim = unix.NsecToTimespec(h.ModTime.UnixNano())
+	st.Atim = st.Mtim
+	if !h.AccessTime.IsZero() {
+		st.Atim = unix.NsecToTimespec(h.AccessTime.UnixNano())
+	}
+	return st
+}

@@ -1,0 +1,320 @@
+package guest
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// Trees sends directories to the verb copy, told to take a stream: what arrives is what
+// it would have copied itself.
+type Trees struct {
+	ctx     context.Context
+	w       *tar.Writer
+	buf     []byte
+	links   map[fileID]string // first names of files with several
+	Skipped int64             // sockets and devices
+	Names   []string          // the first of them, from the tree's top
+}
+
+// fileID tells a file from others.
+type fileID struct{ dev, ino uint64 }
+
+const (
+	// smallFile is read as a whole before any of it is sent, so that one that is being
+	// written to can be read again.
+	smallFile = 1 << 20
+	attempts  = 3
+)
+
+// ErrChanged says that a file was changed while it was copied.
+var ErrChanged = errors.New("it was changed while it was copied")
+
+// NewTrees sends to w.
+func NewTrees(ctx context.Context, w io.Writer) *Trees {
+	return &Trees{ctx: ctx, w: tar.NewWriter(w), buf: make([]byte, smallFile), links: map[fileID]string{}}
+}
+
+// Send sends dir as the tree of a job. An error about a file of it is an *fs.PathError
+// with the file's path, one about the stream a *StreamError.
+func (t *Trees) Send(job int, dir string) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	info, err := root.Stat(".")
+	if err != nil {
+		return errors.Join(err, root.Close())
+	}
+	clear(t.links) // no link leads from one tree into another
+	return t.dir(root, info, strconv.Itoa(job), dir)
+}
+
+// Close ends the stream.
+func (t *Trees) Close() error {
+	if err := t.w.Close(); err != nil {
+		return &StreamError{err}
+	}
+	return nil
+}
+
+// failed is an error about a file, once.
+func failed(file string, err error) error {
+	var stream *StreamError
+	var p *fs.PathError
+	switch {
+	case errors.As(err, &stream), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return err
+	case errors.As(err, &p) && p.Path == file:
+		return err
+	case p != nil:
+		err = p.Err
+	}
+	return &fs.PathError{Op: "copy", Path: file, Err: err}
+}
+
+// StreamError is about where everything goes, not about what does.
+type StreamError struct{ Err error }
+
+func (e *StreamError) Error() string { return e.Err.Error() }
+func (e *StreamError) Unwrap() error { return e.Err }
+
+// dir sends an open directory, and closes it. Its attributes come after everything in
+// it, because that changes its times.
+func (t *Trees) dir(root *os.Root, info fs.FileInfo, name, file string) (err error) {
+	defer func() {
+		err = errors.Join(err, root.Close())
+	}()
+	if err := t.header(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o700}); err != nil {
+		return err
+	}
+	self, err := root.Open(".")
+	if err != nil {
+		return failed(file, err)
+	}
+	defer self.Close()
+	entries, err := self.ReadDir(-1)
+	if err != nil {
+		return failed(file, err)
+	}
+	for _, e := range entries {
+		if t.ctx.Err() != nil {
+			return t.ctx.Err()
+		}
+		sub := file + string(os.PathSeparator) + e.Name()
+		if err := t.entry(root, e.Name(), name+"/"+e.Name(), sub); err != nil {
+			return failed(sub, err)
+		}
+	}
+	h := attributes(info)
+	h.Typeflag, h.Name = tar.TypeDir, name+"/"
+	h.PAXRecords = xattrs(self)
+	h.PAXRecords[wire.TreeEnd] = "1"
+	return t.header(h)
+}
+
+func (t *Trees) header(h *tar.Header) error {
+	h.Format = tar.FormatPAX
+	if err := t.w.WriteHeader(h); err != nil {
+		return &StreamError{err}
+	}
+	return nil
+}
+
+func (t *Trees) data(p []byte) error {
+	if _, err := t.w.Write(p); err != nil {
+		return &StreamError{err}
+	}
+	return nil
+}
+
+// attributes are what every kind of file has.
+func attributes(info fs.FileInfo) *tar.Header {
+	h := &tar.Header{Mode: int64(info.Mode().Perm()), ModTime: info.ModTime()}
+	for bit, mode := range map[fs.FileMode]int64{fs.ModeSetuid: 0o4000, fs.ModeSetgid: 0o2000, fs.ModeSticky: 0o1000} {
+		if info.Mode()&bit != 0 {
+			h.Mode |= mode
+		}
+	}
+	owner(info, h)
+	return h
+}
+
+// entry sends one name of a directory.
+func (t *Trees) entry(dir *os.Root, base, name, file string) error {
+	info, err := dir.Lstat(base)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: %w", ErrChanged, err)
+	}
+	if err != nil {
+		return err
+	}
+	h := attributes(info)
+	h.Name = name
+	switch kind := info.Mode().Type(); kind {
+	case fs.ModeDir:
+		sub, err := dir.OpenRoot(base)
+		if err != nil {
+			return err
+		}
+		now, err := sub.Stat(".")
+		if err != nil || !os.SameFile(info, now) {
+			return errors.Join(ErrChanged, err, sub.Close())
+		}
+		return t.dir(sub, info, name, file)
+	case 0, fs.ModeSymlink, fs.ModeNamedPipe:
+		if id, several := identify(info); several {
+			if first, sent := t.links[id]; sent {
+				h.Typeflag, h.Linkname = tar.TypeLink, first
+				return t.header(h)
+			}
+			t.links[id] = name
+		}
+		switch kind {
+		case fs.ModeSymlink:
+			h.Typeflag = tar.TypeSymlink
+			if h.Linkname, err = dir.Readlink(base); err != nil {
+				return err
+			}
+			return t.header(h)
+		case fs.ModeNamedPipe:
+			h.Typeflag = tar.TypeFifo
+			return t.header(h)
+		}
+		return t.regular(dir, base, info, h)
+	}
+	t.Skipped++
+	if len(t.Names) < wire.MaxNames {
+		_, rel, _ := strings.Cut(name, "/")
+		t.Names = append(t.Names, rel)
+	}
+	return nil
+}
+
+// regular sends a file as it is at one moment.
+func (t *Trees) regular(dir *os.Root, base string, info fs.FileInfo, h *tar.Header) error {
+	f, err := dir.OpenFile(base, os.O_RDONLY|noBlock, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for try := 1; ; try++ {
+		now, err := f.Stat()
+		if err != nil {
+			return err
+		}
+		if !os.SameFile(info, now) {
+			return ErrChanged
+		}
+		*h = *attributesOf(now, h)
+		h.Typeflag, h.PAXRecords = tar.TypeReg, xattrs(f)
+		size := now.Size()
+		if size > smallFile {
+			return t.large(f, now, h)
+		}
+		n, err := io.ReadFull(io.NewSectionReader(f, 0, size), t.buf[:size])
+		if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF) {
+			return err
+		}
+		after, err := f.Stat()
+		if err != nil {
+			return err
+		}
+		same := int64(n) == size && after.Size() == size && after.ModTime().Equal(now.ModTime())
+		if grew := int64(n) == size && after.Size() > size; !same && !(grew && try == attempts) {
+			if try == attempts {
+				return ErrChanged
+			}
+			continue
+		}
+		pieces, _ := dataPieces(f, now)
+		return t.pieces(h, size, pieces, func(p piece) error {
+			return t.data(t.buf[p.offset : p.offset+p.length])
+		})
+	}
+}
+
+func attributesOf(info fs.FileInfo, h *tar.Header) *tar.Header {
+	n := attributes(info)
+	n.Name = h.Name
+	return n
+}
+
+// large sends a file as it is read. One that only ever grows is sent as long as it was.
+func (t *Trees) large(f *os.File, info fs.FileInfo, h *tar.Header) error {
+	pieces, err := dataPieces(f, info)
+	if err != nil {
+		return err
+	}
+	err = t.pieces(h, info.Size(), pieces, func(p piece) error {
+		r := io.NewSectionReader(f, p.offset, p.length)
+		for left := p.length; left > 0; {
+			if t.ctx.Err() != nil {
+				return t.ctx.Err()
+			}
+			n, err := r.Read(t.buf[:min(left, int64(len(t.buf)))])
+			if n == 0 {
+				if err == nil || errors.Is(err, io.EOF) {
+					err = ErrChanged
+				}
+				return err
+			}
+			if err := t.data(t.buf[:n]); err != nil {
+				return err
+			}
+			left -= int64(n)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	after, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if after.Size() < info.Size() || after.Size() == info.Size() && !after.ModTime().Equal(info.ModTime()) {
+		return ErrChanged
+	}
+	return nil
+}
+
+// piece is a part of a file that is data and not a hole.
+type piece struct{ offset, length int64 }
+
+// pieces sends a header and the parts of a file that are data.
+func (t *Trees) pieces(h *tar.Header, size int64, pieces []piece, send func(piece) error) error {
+	h.Size = size
+	if len(pieces) != 1 || pieces[0] != (piece{0, size}) {
+		var b strings.Builder
+		fmt.Fprint(&b, size)
+		h.Size = 0
+		for _, p := range pieces {
+			fmt.Fprintf(&b, " %d %d", p.offset, p.length)
+			h.Size += p.length
+		}
+		if size > 0 {
+			h.PAXRecords[wire.TreeSparse] = b.String()
+		}
+	}
+	if err := t.header(h); err != nil {
+		return err
+	}
+	for _, p := range pieces {
+		if err := send(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// maxPieces bounds the list of a file's pieces; one with more is sent whole.
+const maxPieces = 10000
