@@ -792,6 +792,24 @@ func TestSandboxStopsAtOnce(t *testing.T) {
 	}
 }
 
+// E62: nor is a SIGTERM lost that comes while PID 1 is still starting, when the kernel
+// drops what it has no handler for.
+func TestStopRightAfterStartIsHeard(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)), sandbox.WithStopTimeout(8*time.Second))
+	for range 8 {
+		if _, err := sb.Stop(t.Context()); err != nil {
+			t.Fatalf("Stop: %v", err)
+		}
+		if code := raw(t, sb).State.ExitCode; code == 137 {
+			t.Errorf("exit code %d: it was killed, 8 s later", code)
+		}
+		if _, err := sb.Start(t.Context()); err != nil {
+			t.Fatalf("Start: %v", err)
+		}
+	}
+}
+
 // E63: commands get SIGTERM too, detached or not.
 func TestStopTellsEveryCommand(t *testing.T) {
 	t.Parallel()

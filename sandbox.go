@@ -519,12 +519,33 @@ func stopContainer(ctx context.Context, eng *engine.Engine, got engine.Container
 	case engine.StateExited, engine.StateCreated, engine.StateDead:
 		return nil
 	}
+	// The kernel drops a signal that reaches a PID 1 before it has a handler for it. So
+	// a session that has only just begun, and does not end, is told again; one that has
+	// heard does not mind.
+	stopped, cancel := context.WithCancel(ctx)
+	var again sync.WaitGroup
+	if eng.Now().Sub(got.StartedAt) < startingTime {
+		again.Go(func() {
+			if pause(stopped, tellAgain) == nil {
+				_ = eng.KillContainer(stopped, got.ID, "SIGTERM")
+			}
+		})
+	}
 	err := eng.StopContainer(ctx, got.ID, stopTimeout(rec))
+	cancel()
+	again.Wait()
 	if errors.Is(err, engine.ErrNotFound) {
 		return ErrNotFound
 	}
 	return err
 }
+
+const (
+	// startingTime is how long PID 1 may take, on a busy engine, to be set up.
+	startingTime = 5 * time.Second
+	// tellAgain is when a session that is still there is told once more to end.
+	tellAgain = 500 * time.Millisecond
+)
 
 func stopTimeout(rec record.Sandbox) time.Duration {
 	return cmp.Or(rec.StopTimeout(), DefaultStopTimeout)
