@@ -414,16 +414,27 @@ func TestMissingImageIsNamedAndLeavesNothing(t *testing.T) {
 // E94: a stranger's volume with the name of a workspace is not adopted.
 func TestForeignVolumeIsNotAdopted(t *testing.T) {
 	t.Parallel()
-	foreign := enginetest.NewForeign(t)
-	c, name := newClient(t), uniqueName(t)
-	_, err := c.Create(t.Context(), sandbox.WithName(name), sandbox.WithID("foreign"+foreign.Suffix))
-	if !errors.Is(err, sandbox.ErrForeign) || !strings.Contains(err.Error(), foreign.Volume) {
+	c, eng, id, name := newClient(t), newEngine(t), record.NewID(), uniqueName(t)
+	labels := map[string]string{"somebody": "else"}
+	v, err := eng.CreateVolume(t.Context(), "agent-sandbox-"+id, labels)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := eng.RemoveVolume(context.Background(), v.Name, false); err != nil {
+			t.Error(err)
+		}
+	})
+	_, err = c.Create(t.Context(), sandbox.WithName(name), sandbox.WithID(id))
+	if !errors.Is(err, sandbox.ErrForeign) || !strings.Contains(err.Error(), v.Name) {
 		t.Errorf("Create = %v; want ErrForeign that names the volume", err)
 	}
-	if left := objects(t, newEngine(t), named(name)); len(left) > 0 {
+	if left := objects(t, eng, named(name)); len(left) > 0 {
 		t.Errorf("left: %q", left)
 	}
-	foreign.Check(t)
+	if got, err := eng.InspectVolume(t.Context(), v.Name); err != nil || !cmp.Equal(got.Labels, labels) {
+		t.Errorf("the volume is now %+v, %v", got, err)
+	}
 }
 
 // E95: the engine would take megabytes of labels.
