@@ -4,6 +4,7 @@
 //	sandbox run --name build -- npm ci            in one that stays
 //	sandbox exec build -- npm test
 //	sandbox list
+//	ssh -o ProxyCommand="sandbox proxy %n" build  and so scp, sftp, rsync, git
 //	sandbox stop build
 //	sandbox rm --volumes build
 //

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -30,10 +31,11 @@ type entry struct {
 // detail is what inspect prints.
 type detail struct {
 	entry
-	Reason        string     `json:"reason,omitempty"`
-	StartedAt     *time.Time `json:"startedAt,omitempty"`
-	UptimeSeconds float64    `json:"uptimeSeconds,omitempty"`
-	ExpiresAt     *time.Time `json:"expiresAt,omitempty"`
+	Reason        string                    `json:"reason,omitempty"`
+	StartedAt     *time.Time                `json:"startedAt,omitempty"`
+	UptimeSeconds float64                   `json:"uptimeSeconds,omitempty"`
+	ExpiresAt     *time.Time                `json:"expiresAt,omitempty"`
+	Ports         map[uint16]netip.AddrPort `json:"ports,omitempty"` // of this session
 }
 
 func entryOf(i sandbox.Info) entry {
@@ -41,7 +43,7 @@ func entryOf(i sandbox.Info) entry {
 }
 
 func detailOf(s sandbox.Status) detail {
-	d := detail{entry: entryOf(s.Info), Reason: s.Reason, UptimeSeconds: s.Uptime.Seconds()}
+	d := detail{entry: entryOf(s.Info), Reason: s.Reason, UptimeSeconds: s.Uptime.Seconds(), Ports: s.Ports}
 	if !s.StartedAt.IsZero() {
 		d.StartedAt = &s.StartedAt
 	}
