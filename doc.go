@@ -44,6 +44,33 @@
 // A handle's Close is bounded and takes no context, so that it can be deferred.
 // [Sandbox.Detach] is for who wants the session to go on.
 //
+// # Timeouts and changes
+//
+// [WithTimeout] ends every session so long after its start, as Stop does, also when the
+// program that set it is gone: the sandbox's own PID 1 sees to it, and nothing inside
+// can make it later. Time goes on while a session is paused; it then ends when it is
+// unpaused. [Sandbox.ExtendTimeout] gives the present session more. [Status] tells when
+// a session ends and why one has ended: "stopped", "timeout", "abandoned" (its handle
+// was not heard of for 30 s), "out of memory", or how PID 1 failed.
+//
+// What [Sandbox.Update] changes, and from when on:
+//
+//	WithTags                  at once
+//	WithVCPUs, WithMemory     at once, and in sessions to come
+//	WithStopTimeout           at once for Stop and Close, for timeouts from the next session
+//	WithTimeout               from the next session
+//	image, runtime, ports, mounts, main process, environment, user, name and ID: never
+//
+// A session that is started with other tools, such as "docker start", has the timeout
+// that the sandbox was made with until a [Get] corrects it.
+//
+// # Logs
+//
+// [Sandbox.Logs] reads what the main process and detached commands have written, also
+// when the sandbox is stopped. It is the container's log in the engine: "docker logs"
+// shows it, too, where lines of commands begin with a mark and the command's ID.
+// Package sandboxhttp serves it to browsers.
+//
 // # Commands
 //
 // [Sandbox.Command] returns a [Cmd], used as the one of os/exec is. Arguments are
@@ -75,6 +102,7 @@
 //
 //	container  agent-sandbox-<name>            one sandbox
 //	volume     agent-sandbox-<id>              its workspace, at /workspace
+//	volume     agent-sandbox-<id>.rev-<n>      what has changed of it; the highest n counts
 //	volume     agent-sandbox-pending.<name>…   exists while the sandbox is being made or deleted
 //	volume     agent-sandbox-guest-<hash>      the static program, shared and kept
 //	image      agent-sandbox-guest:<hash>      what that volume is filled from
@@ -84,7 +112,7 @@
 // removed. Further labels, each with the prefix "agent-sandbox.":
 //
 //	schema       version of this table: 1
-//	role         sandbox, workspace, pending, takeover, guest, helper
+//	role         sandbox, workspace, pending, takeover, guest, helper, revision
 //	id, name     of the sandbox
 //	created-at   RFC 3339 with nanoseconds, by the engine's clock
 //	persistent   true or false
@@ -92,6 +120,7 @@
 //	record       JSON: image, runtime, user, workdir, command, ports, timeout_ms, stop_timeout_ms
 //	nonce        which operation made the object
 //	control-key  signs what is asked of the sandbox's PID 1; never inside the sandbox
+//	of, after    of a revision: the nonces of its sandbox and of the one before
 //	until        of a marker or helper: when its maker counts as dead
 //	holder       of a marker: its maker, for people to read
 //
@@ -103,7 +132,8 @@
 // # Defaults
 //
 // Image node:20-bookworm, 1 CPU, 2048 MiB of memory for each CPU and no swap, 4096
-// processes, a log of at most 3 files of 10 MB. The capabilities NET_RAW and MKNOD
+// processes ([WithPidsLimit]), the engine's default OCI runtime ([WithOCIRuntime]) and
+// its default seccomp profile, a log of at most 3 files of 10 MB. The capabilities NET_RAW and MKNOD
 // are dropped. PID 1 keeps NET_ADMIN for itself; nothing else in the sandbox can have
 // it. An image's HEALTHCHECK is switched off: it would run beside PID 1's rules.
 //

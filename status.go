@@ -3,10 +3,13 @@ package sandbox
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
+	"io"
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
@@ -77,6 +80,9 @@ type Status struct {
 	// Ports are the published ports ([WithPorts]) and where each is reached in this
 	// session. Nil without a session or ports.
 	Ports map[uint16]netip.AddrPort
+	// Workspace is the volume at /workspace with the size of its files, which are
+	// counted for it.
+	Workspace Volume
 	// Usage is what the session uses now. Nil without one.
 	Usage *Usage
 	// LogsEndpoint is the path at which package sandboxhttp serves the sandbox's log:
@@ -217,12 +223,13 @@ func (c *Client) Inspect(ctx context.Context, nameOrID string) (Status, error) {
 	if err != nil {
 		return Status{}, fail("inspect", nameOrID, err)
 	}
-	st, err := status(ctx, eng, rec, got)
+	st, err := c.status(ctx, eng, rec, got)
 	return st, fail("inspect", nameOrID, err)
 }
 
-// Status tells of the sandbox as it is now. It does not resume it. With a session it
-// takes a tenth of a second, to see what the CPUs do.
+// Status tells of the sandbox as it is now. It does not resume it. It takes a tenth of
+// a second, to see what the CPUs do, or as long as it takes to count the workspace's
+// files.
 func (s *Sandbox) Status(ctx context.Context) (Status, error) {
 	if err := s.usable(); err != nil {
 		return Status{}, fail("status", s.rec.Name, err)
@@ -235,11 +242,17 @@ func (s *Sandbox) Status(ctx context.Context) (Status, error) {
 	if err != nil {
 		return Status{}, fail("status", s.rec.Name, err)
 	}
-	st, err := status(ctx, s.eng, rec, got)
+	st, err := s.c.status(ctx, s.eng, rec, got)
 	return st, fail("status", s.rec.Name, err)
 }
 
-func status(ctx context.Context, eng *engine.Engine, rec record.Sandbox, got engine.Container) (Status, error) {
+func (c *Client) status(ctx context.Context, eng *engine.Engine, rec record.Sandbox, got engine.Container) (Status, error) {
+	// The size takes as long as there are files, so it is counted meanwhile.
+	var workspace Volume
+	var counting sync.WaitGroup
+	was := got
+	counting.Go(func() { workspace = c.workspace(ctx, eng, rec, was) })
+	defer counting.Wait()
 	var using *Usage
 	if hasSession(got) {
 		var err error
@@ -254,8 +267,12 @@ func status(ctx context.Context, eng *engine.Engine, rec record.Sandbox, got eng
 			}
 		}
 	}
+	counting.Wait()
+	if ctx.Err() != nil {
+		return Status{}, cancelled(ctx)
+	}
 	st := Status{
-		Info: info(eng, rec, got), StartedAt: got.StartedAt, Usage: using,
+		Info: info(eng, rec, got), StartedAt: got.StartedAt, Usage: using, Workspace: workspace,
 		LogsEndpoint: "/sandboxes/" + rec.ID + "/logs",
 	}
 	switch st.State {
@@ -269,6 +286,49 @@ func status(ctx context.Context, eng *engine.Engine, rec record.Sandbox, got eng
 		st.Reason = cmp.Or(got.Error, "the engine reports "+got.State)
 	}
 	return st, nil
+}
+
+// workspace tells of the sandbox's workspace volume, as far as that can be told.
+func (c *Client) workspace(ctx context.Context, eng *engine.Engine, rec record.Sandbox, got engine.Container) Volume {
+	vol, err := eng.InspectVolume(ctx, record.WorkspaceName(rec.ID))
+	if err != nil || !record.IsData(vol.Name, vol.Labels) {
+		return Volume{SizeBytes: UnknownSize, Size: sizeText(UnknownSize)}
+	}
+	inside := func(m engine.MountPoint) bool { return strings.HasPrefix(m.Target, Workspace+"/") }
+	var sizes map[string]int64
+	if got.State == engine.StateRunning && !slices.ContainsFunc(got.Mounts, inside) {
+		if n, err := countInside(ctx, eng, got.ID); err == nil {
+			sizes = map[string]int64{vol.Name: n}
+		}
+	}
+	if sizes == nil {
+		sizes = c.sizes(ctx, eng, []engine.Volume{vol})
+	}
+	v := describe(vol, sizes)
+	v.Sandboxes, v.InUse = []string{rec.Name}, true
+	if users, err := usersOf(ctx, eng, vol.Name); err == nil {
+		v.Sandboxes = users.names()
+	}
+	return v
+}
+
+// countInside adds up the workspace's files from within the session, which is cheaper
+// than a helper of its own.
+func countInside(ctx context.Context, eng *engine.Engine, container string) (int64, error) {
+	stream, err := eng.Exec(ctx, container, engine.ExecSpec{Argv: []string{wire.Path, wire.VerbDu, Workspace}, User: "0:0", Dir: "/"})
+	if err != nil {
+		return 0, err
+	}
+	defer stream.Close()
+	defer context.AfterFunc(ctx, func() { stream.Close() })()
+	var got wire.Sizes
+	if err := json.NewDecoder(io.LimitReader(stream, 1<<10)).Decode(&got); err != nil {
+		return 0, err
+	}
+	if len(got.Bytes) != 1 || got.Bytes[0] < 0 {
+		return 0, errors.New("the guest could not count")
+	}
+	return got.Bytes[0], nil
 }
 
 func hasSession(got engine.Container) bool {

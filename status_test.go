@@ -80,6 +80,28 @@ func TestStatusOfAStoppedSandboxHasNoUsage(t *testing.T) {
 	}
 }
 
+// V5.1: the size of the workspace, for people as well, with and without a session.
+func TestStatusTellsTheSizeOfTheWorkspace(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)))
+	run(t, sb, "sh", "-c", "head -c 1572864 /dev/urandom >/workspace/file; mkdir /workspace/dir; echo >/tmp/outside")
+	check := func() {
+		t.Helper()
+		w := inspect(t, sb.Name()).Workspace
+		if w.Name != "agent-sandbox-"+sb.ID() || w.SizeBytes < 1572864 || w.SizeBytes > 1700000 || w.Size != "1.5 MB" || w.Warning != "" {
+			t.Errorf("Workspace = %+v, want 1.5 MB", w)
+		}
+		if !slices.Equal(w.Sandboxes, []string{sb.Name()}) || !w.InUse || w.Orphaned {
+			t.Errorf("Workspace = %+v, in use by the sandbox alone", w)
+		}
+	}
+	check()
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check()
+}
+
 // C6.2: no such sandbox is a 404, a name that can't be one an invalid argument.
 func TestInspectSaysThatASandboxIsNotFound(t *testing.T) {
 	t.Parallel()
