@@ -84,6 +84,18 @@
 // mounted read-only into every sandbox at /.agent-sandbox. It is part of this package
 // and is loaded into an engine once: any Linux image works, one without a shell too.
 //
+// # Files
+//
+// [Sandbox.FS] is the file system for package io/fs. ReadFile, WriteFile, Open and
+// their like are those of package os with a context first; relative names begin at
+// the working directory, and what is allowed is up to the kernel inside, for the
+// sandbox's user or the one of [Sandbox.FilesAs]. [Sandbox.WriteFile] replaces a file
+// whole or not at all. [Sandbox.CopyIn] and [Sandbox.CopyOut] carry files and trees,
+// in constant memory; what they could not keep is in their [CopyReport]. Nothing a
+// sandbox says makes CopyOut write outside of its destination.
+//
+// Reading a stopped sandbox does not start it; it goes through the engine, as root.
+//
 // # Ports and dials
 //
 // [Sandbox.DialContext] connects to any server inside, over the same connection as

@@ -76,9 +76,9 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Err }
 
 // StatusCode returns the HTTP status that fits the error: 404 for what is not found,
-// 409 for conflicts, 400 for invalid arguments, 503 for an engine out of reach, 504
-// for timeouts, 501 for what is not supported, 499 for a caller that went away, else
-// 500.
+// files too, 403 for files that may not be touched, 409 for conflicts, 400 for invalid
+// arguments, 503 for an engine out of reach, 504 for timeouts, 501 for what is not
+// supported, 499 for a caller that went away, else 500.
 func (e *Error) StatusCode() int {
 	var s *sentinel
 	switch {
@@ -88,6 +88,12 @@ func (e *Error) StatusCode() int {
 		return ErrTimeout.(*sentinel).code
 	case errors.Is(e.Err, context.Canceled):
 		return 499
+	case errors.Is(e.Err, fs.ErrNotExist):
+		return 404
+	case errors.Is(e.Err, fs.ErrPermission):
+		return 403
+	case errors.Is(e.Err, fs.ErrExist):
+		return 409
 	}
 	return 500
 }

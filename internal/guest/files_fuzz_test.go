@@ -26,7 +26,7 @@ func FuzzFileReplies(f *testing.F) {
 			if err == nil && (i.Name == "" || i.Name == "." || i.Name == ".." || strings.ContainsAny(i.Name, "/\x00")) {
 				t.Fatalf("an entry named %q", i.Name)
 			}
-			GoMode(i.Mode)
+			_ = GoMode(i.Mode)
 		}
 	})
 }
