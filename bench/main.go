@@ -61,6 +61,8 @@ var figures = []figure{
 	{"http_rps_via_dial_vs_published_port", "ratio", httpDial},
 	{"dial_256MiB_vs_published_port", "ratio", pourDial},
 	{"rss_client_100_sandboxes", "MiB", rss100},
+	{"get_1000_vs_1", "ratio", get1000},
+	{"list_1000_vs_engine", "ratio", list1000},
 }
 
 // rig is what the figures measure with.
@@ -73,6 +75,7 @@ type rig struct {
 	local  bool // the engine's processes are on this machine
 
 	shared *sandbox.Sandbox // warm, for figures that need no new one
+	crowd  bool             // a thousand others are there
 }
 
 func bench(ctx context.Context) (err error) {
