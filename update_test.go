@@ -1,9 +1,17 @@
 package sandbox_test
 
 import (
+	"bufio"
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -12,6 +20,120 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 )
+
+func init() {
+	// updater sets one thing in a sandbox to numbers, from one on, until it is killed,
+	// and says each that was set.
+	roles["updater"] = func(args []string) error {
+		ctx := context.Background()
+		c, err := sandbox.NewClient()
+		if err != nil {
+			return err
+		}
+		sb, err := c.Get(ctx, args[0], sandbox.WithoutResume())
+		if err != nil {
+			return err
+		}
+		n, err := strconv.Atoi(args[2])
+		if err != nil {
+			return err
+		}
+		for ; ; n++ {
+			d := time.Duration(n) * time.Millisecond
+			var what sandbox.UpdateOption
+			switch args[1] {
+			case "tags":
+				what = sandbox.WithTags(map[string]string{"n": strconv.Itoa(n)})
+			case "timeout":
+				what = sandbox.WithTimeout(d)
+			default:
+				what = sandbox.WithStopTimeout(time.Duration(n) * time.Second)
+			}
+			if err := sb.Update(ctx, what); err != nil {
+				return fmt.Errorf("update %d of %s: %w", n, args[1], err)
+			}
+			fmt.Println(n)
+		}
+	}
+}
+
+// E90: of updates by many processes none that succeeded is lost, also when some of
+// them are killed in the middle of one.
+func TestUpdatersThatAreKilledLoseNothing(t *testing.T) {
+	length := 5 * time.Second
+	if os.Getenv("SANDBOX_SOAK") != "" {
+		length = time.Minute
+	} else if testing.Short() {
+		t.Skip("takes 5 s")
+	}
+	t.Parallel()
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)))
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// Each kind is one updater's alone, so that its last word is what must hold. One is
+	// killed and begun again; with what it said last it may have said one less.
+	end := time.Now().Add(length)
+	said := make([]int, 3)
+	kinds := []string{"tags", "timeout", "stop timeout"}
+	var all sync.WaitGroup
+	for i, kind := range kinds {
+		all.Go(func() {
+			for time.Now().Before(end) {
+				cmd := process(t, "updater", sb.Name(), kind, strconv.Itoa(said[i]+1))
+				out, err := cmd.StdoutPipe()
+				if err == nil {
+					err = cmd.Start()
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				life := time.Until(end)
+				if kind == "tags" { // this one dies all the time
+					life = min(life, time.Duration(500+rand.IntN(1500))*time.Millisecond)
+				}
+				timer := time.AfterFunc(life, func() { cmd.Process.Kill() })
+				last := 0
+				for s := bufio.NewScanner(out); s.Scan(); {
+					last, _ = strconv.Atoi(s.Text())
+				}
+				timer.Stop()
+				cmd.Wait()
+				if last > 0 {
+					said[i] = last
+				}
+			}
+		})
+	}
+	all.Wait()
+	for i, n := range said {
+		if n == 0 {
+			t.Fatalf("the updater of %s never succeeded", kinds[i])
+		}
+	}
+	st := inspect(t, sb.Name())
+	if got, _ := strconv.Atoi(st.Tags["n"]); got != said[0] && got != said[0]+1 {
+		t.Errorf("tag %d, the last said %d", got, said[0])
+	}
+	last := revisions(t, sb.ID())
+	slices.SortFunc(last, func(a, b engine.Volume) int { return cmp.Or(len(a.Name)-len(b.Name), strings.Compare(a.Name, b.Name)) })
+	var changes struct {
+		Timeout int `json:"timeout_ms"`
+		Stop    int `json:"stop_timeout_ms"`
+	}
+	if err := json.Unmarshal([]byte(last[len(last)-1].Labels["agent-sandbox.record"]), &changes); err != nil {
+		t.Fatal(err)
+	}
+	if changes.Timeout != said[1] && changes.Timeout != said[1]+1 || changes.Stop/1000 != said[2] && changes.Stop/1000 != said[2]+1 {
+		t.Errorf("the record says %+v, the updaters said %v", changes, said)
+	}
+	t.Logf("%v updates; %s", said, last[len(last)-1].Name)
+	// The first, the last two, and what the killed one did not get to remove.
+	if len(last) > 5 {
+		t.Errorf("%d revisions are kept", len(last))
+	}
+}
 
 func update(t *testing.T, sb *sandbox.Sandbox, opts ...sandbox.UpdateOption) {
 	t.Helper()
