@@ -26,10 +26,7 @@ func (r PruneReport) String() string {
 	for _, o := range r.Removed {
 		lines = append(lines, o+": removed")
 	}
-	for _, o := range r.Failed {
-		lines = append(lines, o)
-	}
-	return strings.Join(lines, "\n")
+	return strings.Join(append(lines, r.Failed...), "\n")
 }
 
 // Prune removes from the engine what nobody needs any more: what crashed programs left
