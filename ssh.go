@@ -5,6 +5,7 @@ import (
 	"crypto/hkdf"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -38,10 +39,35 @@ func (s *Sandbox) ssh(ctx context.Context) (net.Conn, error) {
 	if s.isClosed() {
 		return nil, ErrClosed
 	}
-	// The handle's own connection resumes the sandbox, and knows that it runs.
-	if _, err := s.connect(ctx); err != nil {
+	stream, err := s.serveSSH(ctx)
+	if err != nil && ctx.Err() == nil && !errors.Is(err, engine.ErrUnavailable) {
+		// Not running, or not the container any more. The handle's own connection
+		// resumes the sandbox and finds its container.
+		if _, err := s.connect(ctx); err != nil {
+			return nil, err
+		}
+		stream, err = s.serveSSH(ctx)
+	}
+	if err != nil {
 		return nil, err
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.released {
+		stream.Close()
+		return nil, ErrClosed
+	}
+	s.work.Add(1)
+	at := sshAddr(s.rec.Name)
+	conn := &sshConn{Conn: guest.NetConn(stream, at, at)}
+	conn.done = sync.OnceFunc(s.work.Done)
+	// The end of the handle is the end of the connection.
+	conn.forget = context.AfterFunc(s.life, func() { conn.Close() })
+	return conn, nil
+}
+
+// serveSSH starts the guest's server for standard clients and gives it its host key.
+func (s *Sandbox) serveSSH(ctx context.Context) (*engine.Stream, error) {
 	s.mu.Lock()
 	container, env := s.container, s.env
 	s.mu.Unlock()
@@ -72,19 +98,7 @@ func (s *Sandbox) ssh(ctx context.Context) (net.Conn, error) {
 		stream.Close()
 		return nil, fmt.Errorf("connect to the guest: %w", err)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.released {
-		stream.Close()
-		return nil, ErrClosed
-	}
-	s.work.Add(1)
-	at := sshAddr(s.rec.Name)
-	conn := &sshConn{Conn: guest.NetConn(stream, at, at)}
-	conn.done = sync.OnceFunc(s.work.Done)
-	// The end of the handle is the end of the connection.
-	conn.forget = context.AfterFunc(s.life, func() { conn.Close() })
-	return conn, nil
+	return stream, nil
 }
 
 // sshConn is a connection that its handle waits for.

@@ -371,6 +371,30 @@ func TestSSHClientThatVanishesTakesItsCommandAlong(t *testing.T) {
 	}
 }
 
+func TestSSHEndsWithTheSession(t *testing.T) {
+	t.Parallel()
+	o := newOpenSSH(t)
+	cmd := o.command("ssh", "%s", "echo ready; sleep 1000")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(out, make([]byte, 6)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := o.sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	cmd.Wait()
+	if got := cmd.ProcessState.ExitCode(); got != 255 || time.Since(begin) > 10*time.Second {
+		t.Errorf("ssh ended %v after the session with code %d, want 255 at once", time.Since(begin), got)
+	}
+}
+
 // plant makes a tree of some files with different modes, times, names and links.
 func plant(t *testing.T, dir string) {
 	t.Helper()
