@@ -26,6 +26,16 @@ func TestInfoSurvivesItsFrame(t *testing.T) {
 	}
 }
 
+func TestWhatIsMissingIsAnError(t *testing.T) {
+	t.Parallel()
+	for _, b := range []string{"", "\x05abcd", "\xff", "\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"} {
+		u := NewUnpack([]byte(b))
+		if got := u.String(); got != "" || u.Err() == nil || u.More() {
+			t.Errorf("a string of %q: %q, %v", b, got, u.Err())
+		}
+	}
+}
+
 func FuzzReadFrame(f *testing.F) {
 	p := NewFrame(64)
 	p.Info(FileInfo{Name: "x"})
