@@ -163,14 +163,14 @@ func (c *Client) delete(ctx context.Context, eng *engine.Engine, rec record.Sand
 	}
 	// The sandbox is gone: the caller's end does not leave its volumes between having
 	// and not having.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	var errs []error
 	for i, v := range volumes {
 		if fate == dropOwn && v.Labels[record.ID] != rec.ID {
 			continue
 		}
-		report.Volumes[i], err = deleteOwn(ctx, eng, v.Name)
+		report.Volumes[i], err = deleteOwn(own, eng, v.Name)
 		errs = append(errs, err)
 	}
 	return report, errors.Join(errs...)

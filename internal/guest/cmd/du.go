@@ -40,7 +40,7 @@ func sizeOf(dir string) int64 {
 	if err != nil {
 		return -1
 	}
-	d := usage{seen: map[inode]bool{}}
+	d := usage{seen: map[inode]bool{}, mount: mountOf(fd)}
 	if err := d.walk(fd); err != nil {
 		return -1
 	}
@@ -50,12 +50,26 @@ func sizeOf(dir string) int64 {
 type usage struct {
 	bytes int64
 	seen  map[inode]bool // files with several names
+	mount uint64
+}
+
+// mountOf tells mounts apart, where the kernel does. What is mounted in a volume is none
+// of it, and may well be of the same file system.
+func mountOf(fd int) uint64 {
+	var st unix.Statx_t
+	if unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st) != nil || st.Mask&unix.STATX_MNT_ID == 0 {
+		return 0
+	}
+	return st.Mnt_id
 }
 
 // walk adds what is below an open directory, and closes it. What goes while it looks is
 // not there.
 func (d *usage) walk(fd int) error {
 	defer unix.Close(fd)
+	if mountOf(fd) != d.mount {
+		return nil
+	}
 	entries, err := readDir(fd)
 	if err != nil {
 		return err
