@@ -4,7 +4,6 @@ package sandboxhttp
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -292,23 +291,4 @@ func (s *stream) flush() error {
 	_, err := s.w.Write(s.buf)
 	s.buf = s.buf[:0]
 	return errors.Join(err, s.out.Flush())
-}
-
-// refuse answers with the error's own status.
-func refuse(w http.ResponseWriter, err error) {
-	code, text := http.StatusInternalServerError, err.Error()
-	if e := (*sandbox.Error)(nil); errors.As(err, &e) {
-		code = e.StatusCode()
-	}
-	if errors.Is(err, sandbox.ErrNotFound) {
-		text = sandbox.ErrNotFound.Error()
-	}
-	fail(w, code, text)
-}
-
-func fail(w http.ResponseWriter, code int, text string) {
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.WriteHeader(code)
-	json.NewEncoder(w).Encode(map[string]string{"error": text})
 }

@@ -1,0 +1,134 @@
+package sandboxhttp_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/sandboxhttp"
+	"github.com/seed-1a2d6d8f/sandbox/sandboxtest"
+)
+
+// A platform sees, stops, starts and deletes sandboxes over HTTP.
+func TestHandlerServesTheLifeOfASandbox(t *testing.T) {
+	t.Parallel()
+	c, err := sandbox.NewClient()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := httptest.NewServer(http.StripPrefix("/v1", sandboxhttp.Handler(c)))
+	t.Cleanup(func() { s.Close(); c.Close() })
+	sb := sandboxtest.New(t, sandbox.WithPersistent(true), sandbox.WithTimeout(time.Hour), sandbox.WithTags(map[string]string{"for": "http", "k=v": "="}))
+	call := func(method, path string, code int, v any) {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), method, s.URL+"/v1"+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != code || resp.Header.Get("Content-Type") != "application/json" {
+			t.Errorf("%s %s: %s (%s), want %d in JSON", method, path, resp.Status, resp.Header.Get("Content-Type"), code)
+		}
+		if err := json.NewDecoder(resp.Body).Decode(v); err != nil {
+			t.Errorf("%s %s: %v", method, path, err)
+		}
+	}
+	type sandboxJSON struct {
+		ID, Name, Status, Image, Location, Reason, LogsEndpoint string
+		CreatedAt, StartedAt, ExpiresAt                         time.Time
+		Tags                                                    map[string]string
+		Usage                                                   *struct{ MemoryLimit int64 }
+		Workspace                                               struct{ Volume string }
+	}
+	type failure struct{ Error string }
+
+	var one sandboxJSON
+	call("GET", "/sandboxes/"+sb.Name(), 200, &one)
+	if one.ID != sb.ID() || one.Status != "running" || one.Location != "local" || one.Usage == nil || one.Usage.MemoryLimit != 2048<<20 ||
+		one.ExpiresAt.Sub(one.StartedAt) != time.Hour || one.LogsEndpoint != "/sandboxes/"+sb.ID()+"/logs" || one.Workspace.Volume != "agent-sandbox-"+sb.ID() {
+		t.Errorf("GET: %+v", one)
+	}
+	var all []sandboxJSON
+	call("GET", "/sandboxes?status=running&tag=for=http&prefix="+sb.Name(), 200, &all)
+	if len(all) != 1 || all[0].Name != sb.Name() || all[0].Tags["k=v"] != "=" {
+		t.Errorf("list: %+v", all)
+	}
+	call("GET", "/sandboxes?status=stopped&prefix="+sb.Name(), 200, &all)
+	if len(all) != 0 {
+		t.Errorf("list of stopped ones: %+v", all)
+	}
+	var state struct{ Status string }
+	call("POST", "/sandboxes/"+sb.Name()+"/stop", 200, &state)
+	if state.Status != "stopped" {
+		t.Errorf("stop: %+v", state)
+	}
+	var stopped sandboxJSON
+	call("GET", "/sandboxes/"+sb.ID(), 200, &stopped)
+	if stopped.Status != "stopped" || stopped.Reason != "stopped" || stopped.Usage != nil {
+		t.Errorf("GET of a stopped one: %+v", stopped)
+	}
+	call("POST", "/sandboxes/"+sb.Name()+"/start", 200, &state)
+	if state.Status != "running" {
+		t.Errorf("start: %+v", state)
+	}
+	var deleted struct {
+		Volumes []struct{ Name, Status string }
+	}
+	call("DELETE", "/sandboxes/"+sb.Name()+"?volumes=delete", 200, &deleted)
+	if len(deleted.Volumes) != 1 || deleted.Volumes[0].Status != "deleted" {
+		t.Errorf("delete: %+v", deleted)
+	}
+	for path, want := range map[string]struct {
+		code int
+		text string
+	}{
+		"GET /sandboxes/" + sb.Name():              {404, "Sandbox not found"},
+		"POST /sandboxes/" + sb.Name() + "/start":  {404, "Sandbox not found"},
+		"POST /sandboxes/" + sb.Name() + "/stop":   {404, "Sandbox not found"},
+		"DELETE /sandboxes/" + sb.Name():           {404, "Sandbox not found"},
+		"DELETE /sandboxes/x?volumes=yes":          {400, "volumes"},
+		"GET /sandboxes/Bad":                       {400, "Invalid argument"},
+		"GET /sandboxes?status=runing":             {400, "runing"},
+		"GET /sandboxes?tag=x":                     {400, "key=value"},
+		"GET /sandboxes?state=running":             {400, "status"},
+		"GET /sandboxes/" + sb.Name() + "/logs?x=": {404, "Sandbox not found"},
+	} {
+		method, path, _ := strings.Cut(path, " ")
+		var f failure
+		if call(method, path, want.code, &f); !strings.Contains(f.Error, want.text) {
+			t.Errorf("%s %s: %q, want %q in it", method, path, f.Error, want.text)
+		}
+	}
+	var health struct {
+		Healthy bool
+		Version string
+	}
+	if call("GET", "/health", 200, &health); !health.Healthy || health.Version == "" {
+		t.Errorf("health: %+v", health)
+	}
+}
+
+// Without an engine every answer says so.
+func TestHandlerWithoutAnEngine(t *testing.T) {
+	t.Parallel()
+	c, err := sandbox.NewClient(sandbox.WithHost("unix:///nowhere.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for _, path := range []string{"/health", "/sandboxes", "/sandboxes/x", "/sandboxes/x/logs"} {
+		w := httptest.NewRecorder()
+		sandboxhttp.Handler(c).ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+		if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "nowhere.sock") {
+			t.Errorf("GET %s: %d %s, want 503 naming the socket", path, w.Code, w.Body)
+		}
+	}
+}
