@@ -145,8 +145,8 @@
 //
 // Image node:20-bookworm, 1 CPU, 2048 MiB of memory for each CPU and no swap, 4096
 // processes ([WithPidsLimit]), the engine's default OCI runtime ([WithOCIRuntime]) and
-// its default seccomp profile, a log of at most 3 files of 10 MB. The capabilities NET_RAW and MKNOD
-// are dropped. PID 1 keeps NET_ADMIN for itself; nothing else in the sandbox can have
+// seccomp profile, which before engine 23 lets AF_VSOCK sockets through, a log of at
+// most 3 files of 10 MB. The capabilities NET_RAW and MKNOD are dropped. PID 1 keeps NET_ADMIN for itself; nothing else in the sandbox can have
 // it. An image's HEALTHCHECK is switched off: it would run beside PID 1's rules.
 //
 // # Errors
