@@ -2,6 +2,7 @@ package archive
 
 import (
 	"archive/tar"
+	"bufio"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -41,7 +42,7 @@ const (
 // else, nor something else by a directory. Whatever the stream says, nothing outside
 // of target is touched: no path of it leads through a link.
 func Unpack(ctx context.Context, r io.Reader, target string, trust Trust, opts Options) (Report, error) {
-	u := &unpacker{ctx: ctx, opts: opts, trust: trust, tr: tar.NewReader(r)}
+	u := &unpacker{ctx: ctx, opts: opts, trust: trust, tr: tar.NewReader(bufio.NewReaderSize(r, bufSize))}
 	err := u.run(target)
 	return u.report, err
 }
