@@ -36,7 +36,10 @@ func (s *Sandbox) refresh(ctx context.Context) (record.Sandbox, error) {
 
 // revise changes the sandbox's record.
 func (s *Sandbox) revise(ctx context.Context, rec record.Sandbox, change func(*record.Changes) bool) error {
-	rec, err := record.Revise(ctx, s.eng, rec, change)
+	// Settled, so that the caller's end does not leave it open whether it was changed.
+	rec, err := settle(ctx, func(ctx context.Context) (record.Sandbox, error) {
+		return record.Revise(ctx, s.eng, rec, change)
+	})
 	if err != nil {
 		return fmt.Errorf("change the record: %w", err)
 	}
@@ -216,21 +219,31 @@ func (s *Sandbox) limit(ctx context.Context, got engine.Container, set *settings
 		limits.Memory = set.memory
 	}
 	limits.MemorySwap = limits.Memory
-	if err := s.eng.UpdateContainer(ctx, got.ID, limits); err != nil {
-		if errors.Is(err, engine.ErrNotFound) {
-			err = ErrNotFound
-		}
-		return undo, fmt.Errorf("change limits: %w", err)
-	}
-	return func() error {
+	undo = func() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeMargin)
 		defer cancel()
 		was := engine.Resources{NanoCPUs: got.NanoCPUs, Memory: got.Memory, MemorySwap: got.Memory}
-		if err := s.eng.UpdateContainer(ctx, got.ID, was); err != nil && !errors.Is(err, engine.ErrNotFound) {
+		err := insist(ctx, func() error { return s.eng.UpdateContainer(ctx, got.ID, was) })
+		if err != nil && !errors.Is(err, engine.ErrNotFound) {
 			return fmt.Errorf("the limits are changed all the same: %w", err)
 		}
 		return nil
-	}, nil
+	}
+	err = insist(ctx, func() error {
+		_, err := settle(ctx, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, s.eng.UpdateContainer(ctx, got.ID, limits)
+		})
+		return err
+	})
+	switch {
+	case errors.Is(err, engine.ErrNotFound):
+		return undo, ErrNotFound
+	case err != nil && (ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable)):
+		return undo, errors.Join(fmt.Errorf("change limits: %w", err), undo())
+	case err != nil:
+		return undo, fmt.Errorf("change limits: %w", err)
+	}
+	return undo, nil
 }
 
 // revise writes into c what is the record's to keep, and reports whether that is

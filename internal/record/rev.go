@@ -26,7 +26,7 @@ type Revision struct {
 	N       int
 	Changes Changes
 
-	nonce string
+	Nonce string // of the operation that made it
 }
 
 // Changes are what a revision says. Nil is as it was made.
@@ -108,7 +108,7 @@ func (r Sandbox) revisionLabels(rev Revision, base string, now time.Time) (map[s
 	if err != nil {
 		return nil, err
 	}
-	l := Base(RoleRevision, rev.nonce, now)
+	l := Base(RoleRevision, rev.Nonce, now)
 	l[ID], l[Name], l[Of], l[After], l[Settings] = r.ID, r.Name, r.Nonce, base, string(text)
 	size := 0
 	for k, v := range l {
@@ -134,7 +134,7 @@ func (r Sandbox) revisionOf(v engine.Volume) (rev Revision, ok bool) {
 	if json.Unmarshal([]byte(v.Labels[Settings]), &rev.Changes) != nil {
 		rev.Changes = Changes{} // damaged; its number counts all the same
 	}
-	rev.nonce = v.Labels[Nonce]
+	rev.Nonce = v.Labels[Nonce]
 	return rev, true
 }
 
@@ -190,7 +190,7 @@ func revisions(ctx context.Context, v Volumes, id string) ([]engine.Volume, erro
 // already. A change that returns false is not needed.
 func Revise(ctx context.Context, v Volumes, r Sandbox, change func(*Changes) bool) (Sandbox, error) {
 	for {
-		next := Revision{N: r.Revision.N + 1, Changes: r.Revision.Changes, nonce: NewNonce()}
+		next := Revision{N: r.Revision.N + 1, Changes: r.Revision.Changes, Nonce: NewNonce()}
 		if !change(&next.Changes) {
 			return r, nil
 		}
@@ -213,17 +213,21 @@ func Revise(ctx context.Context, v Volumes, r Sandbox, change func(*Changes) boo
 
 // commit makes the volume of rev, and then looks whether it was its turn.
 func (r Sandbox) commit(ctx context.Context, v Volumes, rev Revision) error {
-	labels, err := r.revisionLabels(rev, r.Revision.nonce, v.Now())
+	labels, err := r.revisionLabels(rev, r.Revision.Nonce, v.Now())
 	if err != nil {
 		return err
 	}
 	name := revisionName(r.ID, rev.N)
-	got, err := v.CreateVolume(ctx, name, labels)
+	var got engine.Volume
+	// A reply that was lost comes again: making the same volume once more returns it.
+	err = insist(ctx, func() (err error) {
+		got, err = v.CreateVolume(ctx, name, labels)
+		return err
+	})
 	if err != nil {
-		// The reply may be what was lost; what is there decides at the next try.
 		return err
 	}
-	if got.Labels[Nonce] != rev.nonce {
+	if got.Labels[Nonce] != rev.Nonce {
 		switch {
 		case !Is(got.Labels, RoleRevision):
 			return &ForeignError{"volume", name}
@@ -237,7 +241,11 @@ func (r Sandbox) commit(ctx context.Context, v Volumes, rev Revision) error {
 	}
 	// A slow writer may have made a number again that others have left behind. So look
 	// once more: if there are higher ones they must have come from this one.
-	all, err := revisions(ctx, v, r.ID)
+	var all []engine.Volume
+	err = insist(ctx, func() (err error) {
+		all, err = revisions(ctx, v, r.ID)
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -247,7 +255,7 @@ func (r Sandbox) commit(ctx context.Context, v Volumes, rev Revision) error {
 		other, ok := r.revisionOf(vol)
 		switch {
 		case !ok:
-		case other.N == rev.N+1 && vol.Labels[After] == rev.nonce:
+		case other.N == rev.N+1 && vol.Labels[After] == rev.Nonce:
 		case other.N > rev.N && rev.N > 1: // the first one is never left behind
 			ours = false
 		case other.N < rev.N-1 && other.N > 1:
@@ -263,6 +271,21 @@ func (r Sandbox) commit(ctx context.Context, v Volumes, rev Revision) error {
 		v.RemoveVolume(ctx, name, false)
 	}
 	return nil
+}
+
+// insist tries again what only a broken connection prevented.
+func insist(ctx context.Context, fn func() error) error {
+	for wait := 50 * time.Millisecond; ; wait *= 2 {
+		err := fn()
+		if !errors.Is(err, engine.ErrUnavailable) || wait > time.Second {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(wait):
+		}
+	}
 }
 
 // DropRevisions removes all revisions of r.
