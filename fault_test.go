@@ -69,11 +69,12 @@ type trial struct {
 	k     int
 	fault enginetest.Fault
 
-	name string
-	c    *sandbox.Client // through the proxy
-	sb   *sandbox.Sandbox
-	err  error // what the operation returned
-	late *late
+	name   string
+	volume string          // what the operation is about, if it is
+	c      *sandbox.Client // through the proxy
+	sb     *sandbox.Sandbox
+	err    error // what the operation returned
+	late   *late
 
 	labels context.Context // carries the label of the trial's goroutines
 }
