@@ -61,6 +61,10 @@ var figures = []figure{
 	{"http_rps_via_dial_vs_published_port", "ratio", httpDial},
 	{"dial_256MiB_vs_published_port", "ratio", pourDial},
 	{"rss_client_100_sandboxes", "MiB", rss100},
+	{"rwcopy_10k_small_vs_host_cp", "ratio", copySmall},
+	{"rwcopy_gosrc_vs_host_cp", "ratio", copyGo},
+	{"rwcopy_1GiB_vs_host_cp", "ratio", copyGiB},
+	{"list_volumes_500_vs_engine", "ratio", listVolumes500},
 	{"get_1000_vs_1", "ratio", get1000},
 	{"list_1000_vs_engine", "ratio", list1000},
 }
