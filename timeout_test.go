@@ -137,8 +137,8 @@ func TestRootInsideCannotOutliveTheTimeout(t *testing.T) {
 			if st.Reason != "timeout" {
 				t.Errorf("reason %q, want timeout", st.Reason)
 			}
-			// The stop timeout, and a second for a busy machine.
-			if took := seen.Sub(st.StartedAt); took < timeout || took > timeout+3*time.Second {
+			// The stop timeout, and what a busy machine takes to clear up full memory.
+			if took := seen.Sub(st.StartedAt); took < timeout || took > timeout+6*time.Second {
 				t.Errorf("it ended %v after its start, want %v and a grace of 1s", took, timeout)
 			}
 		})
