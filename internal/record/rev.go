@@ -240,7 +240,7 @@ func (r Sandbox) commit(ctx context.Context, v Volumes, rev Revision) error {
 		return &StaleError{r.ID}
 	}
 	// A slow writer may have made a number again that others have left behind. So look
-	// once more: if there are higher ones they must have come from this one.
+	// once more: if there are higher ones, the next must have come from this one.
 	var all []engine.Volume
 	err = insist(ctx, func() (err error) {
 		all, err = revisions(ctx, v, r.ID)
@@ -249,13 +249,14 @@ func (r Sandbox) commit(ctx context.Context, v Volumes, rev Revision) error {
 	if err != nil {
 		return err
 	}
-	ours := true
+	ours, followed := true, false
 	var lower []string
 	for _, vol := range all {
 		other, ok := r.revisionOf(vol)
 		switch {
 		case !ok:
 		case other.N == rev.N+1 && vol.Labels[After] == rev.Nonce:
+			followed = true
 		case other.N > rev.N && rev.N > 1: // the first one is never left behind
 			ours = false
 		case other.N < rev.N-1 && other.N > 1:
@@ -263,7 +264,7 @@ func (r Sandbox) commit(ctx context.Context, v Volumes, rev Revision) error {
 			lower = append(lower, vol.Name)
 		}
 	}
-	if !ours {
+	if !ours && !followed {
 		return errors.Join(&StaleError{r.ID}, remove(ctx, v, name))
 	}
 	// What stays is removed by the next revision, or with the sandbox.

@@ -66,11 +66,13 @@ func TestRevisionsOfManyWritersAddUp(t *testing.T) {
 	}
 	all.Wait()
 	r := latest(t, m, someSandbox())
-	if len(r.Tags) != 8*20 || r.Revision.N != 8*20 {
-		t.Errorf("160 changes by 8 writers: revision %d with %d of them", r.Revision.N, len(r.Tags))
+	// A writer that two others overtook may have had to come again, so there can be more.
+	n := r.Revision.N
+	if len(r.Tags) != 8*20 || n < 8*20 {
+		t.Errorf("160 changes by 8 writers: revision %d with %d of them", n, len(r.Tags))
 	}
 	names := slices.Sorted(maps.Keys(m.vols))
-	if want := []string{"agent-sandbox-abc.rev-1", "agent-sandbox-abc.rev-159", "agent-sandbox-abc.rev-160"}; !slices.Equal(names, want) {
+	if want := []string{"agent-sandbox-abc.rev-1", fmt.Sprint("agent-sandbox-abc.rev-", n-1), fmt.Sprint("agent-sandbox-abc.rev-", n)}; !slices.Equal(names, want) {
 		t.Errorf("volumes %v, want %v", names, want)
 	}
 	if err := record.DropRevisions(t.Context(), m, r); err != nil || len(m.vols) > 0 {
