@@ -108,12 +108,26 @@
 // "sandbox proxy NAME" the same for OpenSSH's ProxyCommand: ssh, scp, sftp, rsync and
 // git work with a sandbox.
 //
+// # Volumes
+//
+// A sandbox has one volume of its own at /workspace, always. [WithMounts] adds others: a
+// directory as it is, a copy of one, which is the default and leaves the directory
+// alone, or a volume that an earlier sandbox left. A copy is made before anything runs in
+// the sandbox, by the engine when it can see the directory, else through this program;
+// the result is the same. Owners are kept by number. [ListVolumes] tells who uses which
+// volume, which follows from the containers that are there, and what it takes of the
+// disk. [Delete] preserves volumes unless told otherwise: they are then orphaned, and
+// attached again, removed one by one ([DeleteVolume]) or together
+// ([CleanupOrphanedVolumes]). Volumes are local to the engine; the driver option size=0
+// keeps "docker volume prune" away from them.
+//
 // # State in the engine
 //
 // Names and labels are a contract; other tools may read them.
 //
 //	container  agent-sandbox-<name>            one sandbox
 //	volume     agent-sandbox-<id>              its workspace, at /workspace
+//	volume     agent-sandbox-<id>-rwcopy-<hash> a copy of a directory, of its own
 //	volume     agent-sandbox-<id>.rev-<n>      what has changed of it; the highest n counts
 //	volume     agent-sandbox-pending.<name>…   exists while the sandbox is being made or deleted
 //	volume     agent-sandbox-guest-<hash>      the static program, shared and kept
@@ -124,12 +138,14 @@
 // removed. Further labels, each with the prefix "agent-sandbox.":
 //
 //	schema       version of this table: 1
-//	role         sandbox, workspace, pending, takeover, guest, helper, revision
+//	role         sandbox, workspace, rwcopy, pending, takeover, guest, helper, revision
 //	id, name     of the sandbox
 //	created-at   RFC 3339 with nanoseconds, by the engine's clock
 //	persistent   true or false
 //	tag.<key>    one tag
 //	record       JSON: image, runtime, user, workdir, command, ports, timeout_ms, stop_timeout_ms
+//	created-by   of a copy: rwcopy
+//	source       of a copy: the directory, on the machine of its maker
 //	nonce        which operation made the object
 //	control-key  signs what is asked of the sandbox's PID 1; never inside the sandbox
 //	of, after    of a revision: the nonces of its sandbox and of the one before

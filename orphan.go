@@ -15,14 +15,15 @@ import (
 type CleanupOption func(*cleanup)
 
 type cleanup struct {
-	roles, names []string
+	roles, names []string // nil is any; empty is none
 	minAge       time.Duration
 	dryRun       bool
 	confirm      func([]Volume) error
 	problems     []error
 }
 
-// CleanupRoles keeps the clean-up to volumes of these roles, such as "rwcopy".
+// CleanupRoles keeps the clean-up to volumes of these roles, such as "rwcopy"; without
+// any, to none.
 func CleanupRoles(roles ...string) CleanupOption {
 	roles = slices.Clone(roles)
 	return func(c *cleanup) {
@@ -31,11 +32,11 @@ func CleanupRoles(roles ...string) CleanupOption {
 				c.problems = append(c.problems, invalid("role %q; there is workspace, rwcopy, fork", r))
 			}
 		}
-		c.roles = append(c.roles, roles...)
+		c.roles = append(append([]string{}, c.roles...), roles...)
 	}
 }
 
-// CleanupNames keeps the clean-up to volumes of these names.
+// CleanupNames keeps the clean-up to volumes of these names; without any, to none.
 func CleanupNames(names ...string) CleanupOption {
 	names = slices.Clone(names)
 	return func(c *cleanup) {
@@ -44,7 +45,7 @@ func CleanupNames(names ...string) CleanupOption {
 				c.problems = append(c.problems, classify(ErrInvalidArgument, err))
 			}
 		}
-		c.names = append(c.names, names...)
+		c.names = append(append([]string{}, c.names...), names...)
 	}
 }
 
@@ -71,8 +72,8 @@ func CleanupConfirm(fn func([]Volume) error) CleanupOption {
 
 func (c *cleanup) wants(v Volume, now time.Time) bool {
 	return v.Orphaned &&
-		(len(c.roles) == 0 || slices.Contains(c.roles, v.Role)) &&
-		(len(c.names) == 0 || slices.Contains(c.names, v.Name)) &&
+		(c.roles == nil || slices.Contains(c.roles, v.Role)) &&
+		(c.names == nil || slices.Contains(c.names, v.Name)) &&
 		now.Sub(v.CreatedAt) >= c.minAge
 }
 

@@ -78,6 +78,8 @@ type rig struct {
 	facts  engine.Info
 	local  bool // the engine's processes are on this machine
 
+	rubbish []string // directories to remove at the end
+
 	shared *sandbox.Sandbox // warm, for figures that need no new one
 	crowd  bool             // a thousand others are there
 }
@@ -180,6 +182,9 @@ func (r *rig) remove() error {
 	defer cancel()
 	infos, err := r.client.List(ctx, sandbox.TagFilter(tag, r.id))
 	errs := []error{err, r.removeByHand(ctx)}
+	for _, dir := range r.rubbish {
+		errs = append(errs, os.RemoveAll(dir))
+	}
 	var (
 		mu     sync.Mutex
 		wg     sync.WaitGroup

@@ -67,7 +67,8 @@ func (r *rig) rwcopy(ctx context.Context, what string, fill func(dir string) err
 	if err != nil {
 		return 0, err
 	}
-	defer os.RemoveAll(top)
+	// Not now: creating files soon after many were deleted is slow, and here alone.
+	r.rubbish = append(r.rubbish, top)
 	tree := filepath.Join(top, "tree")
 	if err := os.Mkdir(tree, 0o755); err != nil {
 		return 0, err
