@@ -489,7 +489,7 @@ func (b *build) spec() (engine.ContainerSpec, error) {
 		boot.Lease = leaseTime
 	}
 	user := b.rec.Settings.User
-	boot.Workspace = wire.Workspace{Path: Workspace, User: user}
+	boot.Workspace = wire.Workspace{Path: Workspace, User: user, Mounts: below(b.mounted)}
 	if len(b.s.command) > 0 {
 		boot.Main = &wire.Exec{Args: b.s.command, Dir: b.s.workdir, User: user}
 		isHome := func(kv string) bool { return strings.HasPrefix(kv, "HOME=") }

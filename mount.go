@@ -404,6 +404,17 @@ func (b *build) attached() {
 	}
 }
 
+// below returns the names in the workspace that mounts need.
+func below(mounts []Mount) (names []string) {
+	for _, m := range mounts {
+		if rel, is := strings.CutPrefix(m.Target, Workspace+"/"); is {
+			name, _, _ := strings.Cut(rel, "/")
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // nested reports whether something is mounted inside a copy.
 func nested(mounts []Mount) bool {
 	return slices.ContainsFunc(mounts, func(outer Mount) bool {

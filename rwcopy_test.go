@@ -259,3 +259,11 @@ func TestMainProcessFindsTheCopyComplete(t *testing.T) {
 		t.Errorf("the main process found %s files of 2000", got)
 	}
 }
+
+// E16, E47: a mount in the workspace does not keep it from its user.
+func TestWorkspaceWithAMountInItIsItsUsers(t *testing.T) {
+	sb := createWith(t, newClient(t), []sandbox.Mount{{Source: host(t, map[string]string{"f": "x"}), Target: "/workspace/in/it"}}, sandbox.WithUser("node"))
+	if got := run(t, sb, "sh", "-c", "echo mine > /workspace/file && stat -c %U /workspace && cat /workspace/in/it/f"); got != "node\nx" {
+		t.Errorf("in the workspace there is %q", got)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -35,8 +36,14 @@ func giveWorkspace(w wire.Workspace) error {
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil || st.Uid != 0 {
 		return err
 	}
-	if _, err := dir.Readdirnames(1); !errors.Is(err, io.EOF) {
+	names, err := dir.Readdirnames(len(w.Mounts) + 1)
+	if err != nil && !errors.Is(err, io.EOF) {
 		return err
+	}
+	for _, name := range names {
+		if !slices.Contains(w.Mounts, name) {
+			return nil
+		}
 	}
 	return dir.Chown(int(id.uid), int(id.gid))
 }

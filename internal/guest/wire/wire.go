@@ -102,6 +102,9 @@ type Init struct {
 type Workspace struct {
 	Path string `json:"path,omitempty"`
 	User string `json:"user,omitempty"`
+	// Mounts are the names in it that the engine made for others to be mounted at: a
+	// directory with no more than these is as good as empty.
+	Mounts []string `json:"mounts,omitempty"`
 }
 
 // Exec asks for one command. Path is the program, looked up in the PATH of Env when
