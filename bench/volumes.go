@@ -9,7 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
+	"strings"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
@@ -38,7 +38,11 @@ func copySmall(ctx context.Context, r *rig) (float64, error) {
 
 func copyGo(ctx context.Context, r *rig) (float64, error) {
 	return r.rwcopy(ctx, "the Go installation's src", func(dir string) error {
-		return exec.CommandContext(ctx, "cp", "-a", filepath.Join(runtime.GOROOT(), "src"), dir).Run()
+		root, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
+		if err != nil {
+			return err
+		}
+		return exec.CommandContext(ctx, "cp", "-a", filepath.Join(strings.TrimSpace(string(root)), "src"), dir).Run()
 	})
 }
 
