@@ -245,7 +245,8 @@ func TestStoryAC8OtherVersionsAreRead(t *testing.T) {
 		name := uniqueName(t)
 		labels["agent-sandbox.managed"], labels["agent-sandbox.id"], labels["agent-sandbox.name"] = "true", "id"+name, name
 		if _, err := eng.CreateContainer(t.Context(), engine.ContainerSpec{Name: "agent-sandbox-" + name, Image: sandbox.DefaultImage,
-			Cmd: []string{"sleep", "1000"}, Labels: labels}); err != nil {
+			// As PID 1 a program ends by SIGTERM only if it says so.
+			Entrypoint: []string{"sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.1; done"}, Labels: labels}); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { eng.RemoveContainer(context.Background(), "agent-sandbox-"+name, true) })
