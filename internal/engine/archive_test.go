@@ -11,6 +11,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 )
 
+// E39: what goes in arrives.
 func TestArchiveGoesInAndComesOut(t *testing.T) {
 	t.Parallel()
 	e, ctx := open(t), t.Context()
@@ -40,6 +41,7 @@ func TestArchiveGoesInAndComesOut(t *testing.T) {
 	}
 }
 
+// E40.
 func TestMissingPathIsNotFound(t *testing.T) {
 	t.Parallel()
 	e := open(t)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"net/netip"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -106,6 +107,12 @@ type Container struct {
 
 	NanoCPUs, Memory, PidsLimit int64
 	AutoRemove                  bool
+
+	// Upper is the directory of the container's own layer on the engine's machine, in
+	// overlayfs' format: changing it is for a container that does not run. Merged is,
+	// while it runs, where to write out what a storage driver outside of the kernel may
+	// hold back from there. Both are empty when the engine has no such thing to tell.
+	Upper, Merged string
 }
 
 // MountPoint is one mount of a container.
@@ -291,7 +298,24 @@ func inspected(r *container.InspectResponse) Container {
 		}
 	}
 	c.Mounts = mountPoints(r.Mounts)
+	c.Upper, c.Merged = layerOf(r)
 	return c
+}
+
+func layerOf(r *container.InspectResponse) (upper, merged string) {
+	if r.ContainerJSONBase == nil {
+		return "", ""
+	}
+	switch d := r.GraphDriver; d.Name {
+	case "fuse-overlayfs":
+		upper, merged = d.Data["UpperDir"], d.Data["MergedDir"]
+	case "overlay2":
+		upper = d.Data["UpperDir"]
+	}
+	if !path.IsAbs(upper) {
+		return "", ""
+	}
+	return upper, merged
 }
 
 func bound(ports nat.PortMap) map[uint16]netip.AddrPort {
@@ -377,9 +401,17 @@ func summarised(s *container.Summary) Container {
 	return c
 }
 
-// StartContainer starts a container. One that runs already is no error.
+// StartContainer starts a container. One that runs already is no error. [ErrBusy] passes:
+// every container that is being started has, for fractions of a second, a copy of all
+// mounts of the engine's machine, and a volume that is an overlay can't be mounted again
+// before the last copy of its mount is gone.
 func (e *Engine) StartContainer(ctx context.Context, id string) error {
-	return e.onContainer(ctx, id, func() error { return e.cli.ContainerStart(ctx, id, container.StartOptions{}) })
+	err := e.onContainer(ctx, id, func() error { return e.cli.ContainerStart(ctx, id, container.StartOptions{}) })
+	if err != nil && !hasClass(err) && strings.Contains(err.Error(), "mount local volume") && strings.Contains(err.Error(), "device or resource busy") {
+		return &classed{class: ErrBusy, err: err, text: err.Error() + ": if it stays so, " +
+			"something on the engine's machine keeps a copy of this mount, such as a container that has all of the machine's files mounted: end that"}
+	}
+	return err
 }
 
 // StopContainer sends the container its stop signal, and kills it when grace

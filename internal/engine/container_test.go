@@ -259,6 +259,7 @@ func TestListFilters(t *testing.T) {
 	}
 }
 
+// E104.
 func TestListIsOneCall(t *testing.T) {
 	t.Parallel()
 	p := enginetest.NewProxy(t)

@@ -45,6 +45,8 @@ type Engine struct {
 	ep    endpoint
 	clock *clock
 	arch  atomic.Pointer[string]
+
+	seccomp atomic.Pointer[seccompOptions]
 }
 
 // Open connects to the engine o names, and agrees on an API version with it.

@@ -36,6 +36,8 @@ var (
 	ErrForbidden = errors.New("forbidden")
 	// ErrUnsupported: this engine cannot do it.
 	ErrUnsupported = errors.New("not supported by the engine")
+	// ErrBusy: a volume can't be mounted yet, because its mount of before is on its way out.
+	ErrBusy = errors.New("busy")
 )
 
 // StatusError is a refusal by the engine.
@@ -68,6 +70,22 @@ func (e *RemovalInProgressError) Error() string {
 
 // Is reports whether target is [ErrConflict].
 func (e *RemovalInProgressError) Is(target error) bool { return target == ErrConflict }
+
+// Insist calls fn again, up to four times within a second, when only a broken connection
+// made it fail.
+func Insist(ctx context.Context, fn func() error) error {
+	for wait := 50 * time.Millisecond; ; wait *= 2 {
+		err := fn()
+		if !errors.Is(err, ErrUnavailable) || wait > 400*time.Millisecond {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(wait):
+		}
+	}
+}
 
 // classed is an error with its class.
 type classed struct {
@@ -143,7 +161,7 @@ func (e *Engine) fail(ctx context.Context, err error) error {
 }
 
 func hasClass(err error) bool {
-	for _, class := range []error{ErrNotFound, ErrConflict, ErrInvalid, ErrUnavailable, ErrForbidden, ErrUnsupported} {
+	for _, class := range []error{ErrNotFound, ErrConflict, ErrInvalid, ErrUnavailable, ErrForbidden, ErrUnsupported, ErrBusy} {
 		if errors.Is(err, class) {
 			return true
 		}

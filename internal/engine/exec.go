@@ -76,9 +76,13 @@ func (e *Engine) Exec(ctx context.Context, containerID string, s ExecSpec) (*Str
 // hijack makes a POST whose connection becomes a raw stream. The client's own
 // minds neither ctx while it waits for the reply, nor the reply's status.
 func (e *Engine) hijack(ctx context.Context, path string, query url.Values, body any) (_ net.Conn, _ io.Reader, err error) {
-	b, err := json.Marshal(body)
-	if err != nil {
-		return nil, nil, err
+	// No body is none at all: the engine does not read that of an attach, and what comes
+	// late of it would be the first of the container's input.
+	var b []byte
+	if body != nil {
+		if b, err = json.Marshal(body); err != nil {
+			return nil, nil, err
+		}
 	}
 	req, err := e.request(ctx, http.MethodPost, path, query, bytes.NewReader(b))
 	if err != nil {
@@ -237,7 +241,8 @@ func (s *Stream) ID() string { return s.id }
 var errRunning = errors.New("the command is still running")
 
 // ExitCode is the command's exit code, once it is over; after Read has
-// returned io.EOF it is. Before that the error is [ErrConflict].
+// returned io.EOF it is. While it runs the error is [ErrConflict]; engines do not tell
+// what is about to run from what has ended with 0.
 func (s *Stream) ExitCode(ctx context.Context) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

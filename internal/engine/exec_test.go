@@ -117,7 +117,10 @@ func TestExitCodeOfARunningCommandIsConflict(t *testing.T) {
 	t.Parallel()
 	e := open(t)
 	id, _ := start(t, e, engine.ContainerSpec{})
-	st := execute(t, e, id, engine.ExecSpec{Argv: []string{"/tool", "cat"}, Stdin: true})
+	st := execute(t, e, id, engine.ExecSpec{Argv: []string{"/tool", "wait"}})
+	if _, err := io.ReadFull(st, make([]byte, len("ready\n"))); err != nil {
+		t.Fatal(err)
+	}
 	_, err := st.ExitCode(t.Context())
 	wantClass(t, "ExitCode", err, engine.ErrConflict)
 }

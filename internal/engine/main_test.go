@@ -98,7 +98,17 @@ func dropImage() error {
 		return err
 	}
 	defer e.Close()
-	return e.RemoveImage(context.Background(), image, false)
+	// Also those of commits that ended after the test that gave them up.
+	left, err := e.ListImages(context.Background(), runLabel)
+	if err != nil {
+		return err
+	}
+	for _, i := range left {
+		if err := e.RemoveImage(context.Background(), i.ID, true); err != nil && !errors.Is(err, engine.ErrNotFound) {
+			return err
+		}
+	}
+	return nil
 }
 
 type file struct {

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"encoding/json"
+	"io"
 	"time"
 
 	"github.com/docker/docker/api/types/container"
@@ -20,7 +21,8 @@ type Stats struct {
 }
 
 // Stats takes one sample. ok is false when the container does not run: the engine
-// then answers with nothing but zeros. Engines older than 20.10 take a second or two.
+// then answers with nothing but zeros, or with nothing at all when it ends just then.
+// Engines older than 20.10 take a second or two.
 func (e *Engine) Stats(ctx context.Context, id string) (s Stats, ok bool, err error) {
 	if err := checkName("container", id); err != nil {
 		return s, false, err
@@ -31,7 +33,10 @@ func (e *Engine) Stats(ctx context.Context, id string) (s Stats, ok bool, err er
 	}
 	defer resp.Body.Close()
 	var r container.StatsResponse
-	if err := json.NewDecoder(resp.Body).Decode(&r); err != nil {
+	switch err := json.NewDecoder(resp.Body).Decode(&r); {
+	case err == io.EOF: // a reply that is whole and empty: it ended just now
+		return s, false, nil
+	case err != nil:
 		return s, false, e.fail(ctx, err)
 	}
 	if r.Read.IsZero() || r.CPUStats.CPUUsage.TotalUsage == 0 {

@@ -45,3 +45,15 @@ func TestStatsLeaveOutIdleFiles(t *testing.T) {
 		}
 	}
 }
+
+// What ends between two looks has no usage, and is no failure of the engine's.
+func TestStatsOfWhatEndsMeanwhile(t *testing.T) {
+	t.Parallel()
+	host := fakeEngine(t, func(w http.ResponseWriter, r *http.Request) {})
+	if s, ok, err := openAt(t, host).Stats(t.Context(), "x"); err != nil || ok {
+		t.Errorf("Stats = %+v, %v, %v; want none", s, ok, err)
+	}
+	host = fakeEngine(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, `{"read":"20`) })
+	_, _, err := openAt(t, host).Stats(t.Context(), "x")
+	wantClass(t, "Stats of a reply that breaks off", err, engine.ErrUnavailable)
+}

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -42,6 +43,35 @@ func (e *Engine) CreateVolume(ctx context.Context, name string, labels map[strin
 	}
 	if err != nil {
 		return Volume{}, err
+	}
+	return toVolume(&v), nil
+}
+
+// Overlay says which directories on the engine's machine a volume shows one over the
+// other: Lower, which is never written to, and Upper, which takes what is written. Upper
+// and Work are empty at first, on one file system and of no other volume.
+type Overlay struct{ Lower, Upper, Work string }
+
+// CreateOverlay is [Engine.CreateVolume] of a volume that shows o. Whether the engine can
+// is known when a container first uses it. The engine keeps none of the directories from
+// being removed.
+func (e *Engine) CreateOverlay(ctx context.Context, name string, labels map[string]string, o Overlay) (Volume, error) {
+	if err := checkName("volume", name); err != nil {
+		return Volume{}, err
+	}
+	for _, dir := range []string{o.Lower, o.Upper, o.Work} {
+		if !path.IsAbs(dir) || strings.ContainsAny(dir, ",:\\") {
+			return Volume{}, invalid("directory %q of an overlay: want an absolute path without comma and colon", dir)
+		}
+	}
+	// redirect_dir lets directories of Lower be renamed, and index keeps their hard links
+	// and refuses a second use of Upper.
+	v, err := e.cli.VolumeCreate(ctx, volume.CreateOptions{Name: name, Driver: "local", Labels: labels, DriverOpts: map[string]string{
+		"type": "overlay", "device": "overlay",
+		"o": "lowerdir=" + o.Lower + ",upperdir=" + o.Upper + ",workdir=" + o.Work + ",redirect_dir=on,index=on",
+	}})
+	if err != nil {
+		return Volume{}, e.fail(ctx, err)
 	}
 	return toVolume(&v), nil
 }

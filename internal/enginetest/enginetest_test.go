@@ -173,6 +173,23 @@ func TestProxyFaults(t *testing.T) {
 	}
 }
 
+func TestProxyArmedAtACallOfThatName(t *testing.T) {
+	t.Parallel()
+	u := newUpstream(t)
+	p := enginetest.NewProxyTo(t, u.host)
+	cl := clientOf(t, p.Host())
+	var called atomic.Int32
+	p.ArmAt("/a", enginetest.RefuseBefore, func() { called.Add(1) })
+	for i, path := range []string{"/first", "/v1.41/a", "/x/a"} {
+		if _, err := post(cl, path, ""); (err != nil) != (i == 1) {
+			t.Errorf("post %s: %v", path, err)
+		}
+	}
+	if called.Load() != 1 || !p.Fired() || p.Count() != 3 {
+		t.Errorf("called %d times, fired %v, calls %q", called.Load(), p.Fired(), p.Calls())
+	}
+}
+
 func TestProxyCutsAStreamWithinItsFirstPiece(t *testing.T) {
 	t.Parallel()
 	u := newUpstream(t)

@@ -77,6 +77,7 @@ type Proxy struct {
 	calls   []string
 	targets []string
 	at      int
+	ending  string // of the call that at is to be, where it is not known yet
 	fault   Fault
 	onFault func()
 	fired   bool
@@ -140,14 +141,22 @@ func (p *Proxy) Arm(k int, f Fault, onFault func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.count, p.calls, p.targets = 0, nil, nil
-	p.at, p.fault, p.onFault, p.fired = k, f, onFault, false
+	p.at, p.ending, p.fault, p.onFault, p.fired = k, "", f, onFault, false
+}
+
+// ArmAt is Arm for the first call whose name, as in [Proxy.Calls], ends so.
+func (p *Proxy) ArmAt(ending string, f Fault, onFault func()) {
+	p.Arm(0, f, onFault)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ending = ending
 }
 
 // Disarm lets every call pass from now on. Counts stay until the next Arm.
 func (p *Proxy) Disarm() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.at, p.onFault = 0, nil
+	p.at, p.ending, p.onFault = 0, "", nil
 }
 
 // Stall makes call number k hang: it is never answered.
@@ -270,6 +279,9 @@ func (p *Proxy) arrive(req *http.Request) Fault {
 	p.count++
 	p.calls = append(p.calls, req.Method+" "+versionRE.ReplaceAllString(req.URL.Path, "/"))
 	p.targets = append(p.targets, req.Method+" "+versionRE.ReplaceAllString(req.URL.RequestURI(), "/"))
+	if p.ending != "" && strings.HasSuffix(p.calls[p.count-1], p.ending) {
+		p.at, p.ending = p.count, ""
+	}
 	f, onFault := None, func() {}
 	if p.at != 0 && p.count == p.at {
 		f, p.fired = p.fault, true
@@ -434,7 +446,13 @@ func (l *link) close() {
 // httpClient speaks to the real engine, past any proxy.
 func httpClient(t testing.TB) *http.Client {
 	t.Helper()
-	network, addr := splitHost(t, engineHost())
+	return clientTo(t, engineHost())
+}
+
+// clientTo speaks to the engine at host.
+func clientTo(t testing.TB, host string) *http.Client {
+	t.Helper()
+	network, addr := splitHost(t, host)
 	tr := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, addr)

@@ -11,7 +11,9 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 )
 
 // State is what an engine held at a moment.
@@ -35,10 +37,6 @@ func (o object) String() string {
 // Option says what [Take] looks at.
 type Option func(object) bool
 
-// ManagedOnly looks at our own objects only, those that carry
-// agent-sandbox.managed=true.
-func ManagedOnly() Option { return WithLabel("agent-sandbox.managed=true") }
-
 // IgnoreGuest leaves out the cached guest image and volume.
 func IgnoreGuest() Option {
 	return func(o object) bool { return o.labels["agent-sandbox.role"] != "guest" }
@@ -52,11 +50,6 @@ func WithLabel(label string) Option {
 		v, ok := o.labels[key]
 		return ok && (!has || v == value)
 	}
-}
-
-// WithoutLabel leaves out objects that carry the label's key.
-func WithoutLabel(key string) Option {
-	return func(o object) bool { _, ok := o.labels[key]; return !ok }
 }
 
 // Take lists the engine's containers in any state, volumes, networks and
@@ -180,6 +173,80 @@ func (mainTB) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, arg
 func Get(t testing.TB, path string, v any) {
 	t.Helper()
 	must(t, "GET "+path, func() error { return get(t, path, v) })
+}
+
+// Connections listens to the engine until the test ends. The function it returns tells
+// when a container that was started since got its address in the engine's default
+// network: before its first instruction, and after the one that had the address before
+// was gone, by the clock of the engine's machine.
+func Connections(t testing.TB) func(container string) time.Time {
+	t.Helper()
+	path := "/events" + query("filters", `{"type":["network"],"event":["connect"]}`)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://engine"+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := httpClient(t).Do(req)
+	if err != nil {
+		t.Fatalf("GET %s: %v", path, err)
+	}
+	connected, ended := map[string]chan time.Time{}, make(chan struct{})
+	var mu sync.Mutex
+	of := func(id string) chan time.Time {
+		mu.Lock()
+		defer mu.Unlock()
+		if connected[id] == nil {
+			connected[id] = make(chan time.Time, 1)
+		}
+		return connected[id]
+	}
+	go func() {
+		defer close(ended)
+		defer resp.Body.Close()
+		for d := json.NewDecoder(resp.Body); ; {
+			var e struct {
+				Actor    struct{ Attributes map[string]string }
+				TimeNano int64
+			}
+			if d.Decode(&e) != nil {
+				return // the test is over, or a caller hears of it
+			}
+			select {
+			case of(e.Actor.Attributes["container"]) <- time.Unix(0, e.TimeNano):
+			default:
+			}
+		}
+	}()
+	t.Cleanup(func() { <-ended })
+	return func(container string) time.Time {
+		t.Helper()
+		var got struct{ ID string }
+		Get(t, "/containers/"+container+"/json", &got)
+		select {
+		case at := <-of(got.ID):
+			return at
+		case <-ended:
+			t.Fatal("the engine has ended its events")
+		case <-time.After(time.Minute):
+			t.Fatalf("the engine tells of no network that %s was connected to", container)
+		}
+		return time.Time{}
+	}
+}
+
+// AddressTaken reports whether a container in the engine's default network has the address.
+func AddressTaken(t testing.TB, addr string) bool {
+	t.Helper()
+	var got struct {
+		Containers map[string]struct{ IPv4Address string }
+	}
+	Get(t, "/networks/bridge", &got)
+	for _, c := range got.Containers {
+		if a, _, _ := strings.Cut(c.IPv4Address, "/"); a == addr {
+			return true
+		}
+	}
+	return false
 }
 
 // Post asks the real engine for something that the library never does.

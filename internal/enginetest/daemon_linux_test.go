@@ -1,0 +1,36 @@
+package enginetest
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Overlays of others can be mounted again while there is an engine of a test's own.
+func TestDaemonKeepsNoOverlays(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for _, name := range []string{"lower", "upper", "work", "all"} {
+		if err := os.Mkdir(at(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	options := "index=on,lowerdir=" + at("lower") + ",upperdir=" + at("upper") + ",workdir=" + at("work")
+	mount := func() error { return unix.Mount("overlay", at("all"), "overlay", 0, options) }
+	unmount := func() {
+		if err := unix.Unmount(at("all"), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := mount(); err != nil {
+		t.Fatal(err)
+	}
+	NewDaemon(t)
+	unmount()
+	if err := mount(); err != nil {
+		t.Fatalf("mount it again: %v", err)
+	}
+	unmount()
+}
