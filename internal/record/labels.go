@@ -18,6 +18,8 @@ import (
 	"regexp"
 	"strings"
 	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
 )
 
 // Label keys. They are a public contract, documented in the root's doc.go.
@@ -37,8 +39,10 @@ const (
 	Holder     = Prefix + "holder"
 	Settings   = Prefix + "record"
 	ControlKey = Prefix + "control-key"
-	Of         = Prefix + "of"    // of a revision: the nonce of its sandbox
-	After      = Prefix + "after" // of a revision: the nonce of the one before
+	Of         = Prefix + "of"       // of a revision or a marker: the nonce of its sandbox
+	After      = Prefix + "after"    // of a revision: the nonce of the one before; of a container: see Previous
+	By         = Prefix + "by"       // of what a change made: the nonce of the marker held meanwhile
+	Snapshot   = Prefix + "snapshot" // of a volume: the snapshot whose files it stands on
 	tag        = Prefix + "tag."
 )
 
@@ -56,11 +60,16 @@ const (
 	RoleGuest     = "guest"
 	RoleHelper    = "helper"
 	RoleRevision  = "revision"
+	RoleLayer     = "layer"
+	RoleSnapshot  = "snapshot" // a snapshot's record
+	RoleFrozen    = "frozen"   // files of a snapshot, which never change
+	RoleOverlay   = "overlay"  // where a volume that stands on frozen files keeps its own
 )
 
 // MaxLabels bounds what one object may carry in its labels, keys and values
-// together. The engine itself takes megabytes, but returns them in every list.
-const MaxLabels = 64 << 10
+// together. The engine itself takes megabytes, but returns them in every list. It has
+// room for the largest network policy and 64 KiB of everything else.
+const MaxLabels = policy.MaxText + 64<<10
 
 var valid = regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]{0,62}$`)
 
@@ -110,6 +119,13 @@ const objects = "agent-sandbox-"
 // ContainerName is the name of a sandbox's container: the lock on the sandbox's name.
 func ContainerName(name string) string { return objects + name }
 
+// NextName is the name of the container that is about to take the place of a sandbox's:
+// no sandbox has it, because their names are lower-case.
+func NextName(name string) string { return ContainerName(name) + ".N" }
+
+// UnfinishedName is the name of that container while its files are still being copied.
+func UnfinishedName(name string) string { return ContainerName(name) + ".U" }
+
 // WorkspaceName is the name of a sandbox's workspace volume.
 func WorkspaceName(id string) string { return objects + id }
 
@@ -150,7 +166,10 @@ type Sandbox struct {
 	ControlKey []byte // Ed25519 seed
 	Persistent bool
 	Settings   SandboxSettings
-	Revision   Revision // what has changed since; Tags have it already
+	// By is the nonce of the change that made the container in place of another, the
+	// Previous one. Both are empty for one that was made with its sandbox.
+	By, Previous string
+	Revision     Revision // what has changed since; Tags have it already
 	// Problem says what of the labels could not be read. Such a sandbox can still be
 	// listed, stopped and deleted.
 	Problem error
@@ -158,6 +177,10 @@ type Sandbox struct {
 
 // SandboxSettings is the JSON of the record label.
 type SandboxSettings struct {
+	// Network is the network policy in its textual form. Empty is a sandbox from before
+	// there were any.
+	Network string `json:"network,omitempty"`
+
 	Image         string   `json:"image,omitempty"`
 	Runtime       string   `json:"runtime,omitempty"`
 	User          string   `json:"user,omitempty"`
@@ -167,6 +190,13 @@ type SandboxSettings struct {
 	TimeoutMS     int64    `json:"timeout_ms,omitempty"`
 	StopTimeoutMS int64    `json:"stop_timeout_ms,omitempty"`
 	Mounts        []Mount  `json:"mounts,omitempty"`
+	// Snapshot is what the sandbox was made from.
+	Snapshot string `json:"snapshot,omitempty"`
+	// Source is where its first files came from, for people.
+	Source string `json:"source,omitempty"`
+	Env    string `json:"env,omitempty"` // which Env of the revisions the container has
+	// Unnamed are the volumes that an image asked for and that a new container took over.
+	Unnamed []string `json:"unnamed,omitempty"`
 }
 
 // Mount is a mount as it was asked for. With both a source and a volume it is a copy of
@@ -189,6 +219,9 @@ func (r Sandbox) Labels() (map[string]string, error) {
 	l[Persistent] = fmt.Sprint(r.Persistent)
 	l[Settings] = string(settings)
 	l[ControlKey] = encoding.EncodeToString(r.ControlKey)
+	if r.By != "" {
+		l[By], l[After] = r.By, r.Previous
+	}
 	for k, v := range r.Tags {
 		l[tag+k] = v
 	}
@@ -233,6 +266,7 @@ func Decode(labels map[string]string) (r Sandbox, ok bool) {
 		return r, false
 	}
 	r = Sandbox{ID: labels[ID], Name: labels[Name], Nonce: labels[Nonce], Persistent: labels[Persistent] != "false"}
+	r.By, r.Previous = labels[By], labels[After]
 	var problems []error
 	note := func(key string, err error) {
 		if err != nil {
@@ -296,6 +330,105 @@ func GuestName(hash string) string { return objects + "guest-" + hash }
 
 // GuestImage is the image that the guest's volume is filled from.
 func GuestImage(hash string) string { return "agent-sandbox-guest:" + hash }
+
+// LayerImage is the image with the files of a container that another takes the place of.
+func LayerImage(nonce string) string { return layerImages + nonce }
+
+const layerImages = "agent-sandbox-layer:"
+
+// IsLayer reports whether a reference is one that LayerImage makes.
+func IsLayer(ref string) bool { return strings.HasPrefix(ref, layerImages) }
+
+// SnapshotName is the volume that is a snapshot's record: the snapshot is there when it is.
+func SnapshotName(id string) string { return objects + "snap-" + id }
+
+// FrozenName is the nth volume with files of a snapshot.
+func FrozenName(id string, n int) string { return fmt.Sprintf("%s-%d", SnapshotName(id), n) }
+
+// SnapshotImage is the image that containers are made from by a snapshot.
+func SnapshotImage(id string) string { return snapshotImages + id }
+
+const snapshotImages = "agent-sandbox-snapshot:"
+
+// SnapshotOfImage returns the ID of the snapshot that a reference of SnapshotImage is of.
+func SnapshotOfImage(ref string) (id string, ok bool) {
+	id, ok = strings.CutPrefix(ref, snapshotImages)
+	return id, ok && ValidName(id)
+}
+
+// SnapshotMarker is the name of the marker that is there while a snapshot is made or
+// deleted, or its files are used without a record. Names of sandboxes are lower-case.
+func SnapshotMarker(id string) string { return id + ".S" }
+
+// SnapshotOf returns the ID of the snapshot that a marker is about.
+func (m Marker) SnapshotOf() (id string, ok bool) {
+	id, ok = strings.CutSuffix(m.Name, ".S")
+	return id, ok && ValidName(id)
+}
+
+// OverlayNames are the volumes where a volume that stands on frozen files keeps its own.
+func OverlayNames(volume string) (upper, work string) { return volume + ".U", volume + ".W" }
+
+// OverlayOf returns the volume that one of OverlayNames belongs to.
+func OverlayOf(name string) (volume string, ok bool) {
+	if volume, ok = strings.CutSuffix(name, ".U"); ok {
+		return volume, true
+	}
+	return strings.CutSuffix(name, ".W")
+}
+
+// SnapshotRecord is what the record of a snapshot says, as JSON.
+type SnapshotRecord struct {
+	ID        string    `json:"-"`
+	Nonce     string    `json:"-"`
+	CreatedAt time.Time `json:"-"`
+	Name      string    `json:"name,omitempty"`
+	Sandbox   string    `json:"sandbox"`
+	SandboxID string    `json:"sandbox_id"`
+	Parent    string    `json:"parent,omitempty"`
+	ExpiresAt time.Time `json:"expires_at,omitzero"`
+	Size      int64     `json:"size"`
+	Image     string    `json:"image"`
+	User      string    `json:"user,omitempty"`
+	Trees     []Tree    `json:"trees"`
+}
+
+// Tree is one directory of a snapshot.
+type Tree struct {
+	Target string `json:"target,omitempty"` // empty is the container's own layer
+	Source string `json:"source,omitempty"` // of a copy, the directory it once was
+	Volume string `json:"volume"`
+	Mode   uint32 `json:"mode"`
+	UID    uint32 `json:"uid"`
+	GID    uint32 `json:"gid"`
+	Mtime  int64  `json:"mtime"` // in nanoseconds
+}
+
+// Labels encodes r for its volume.
+func (r SnapshotRecord) Labels() (map[string]string, error) {
+	text, err := json.Marshal(r)
+	l := Base(RoleSnapshot, r.Nonce, r.CreatedAt)
+	l[ID], l[Settings] = r.ID, string(text)
+	return l, err
+}
+
+// DecodeSnapshot reads a volume as the record of a snapshot.
+func DecodeSnapshot(name string, labels map[string]string) (r SnapshotRecord, ok bool) {
+	id := labels[ID]
+	if !Is(labels, RoleSnapshot) || !ValidName(id) || name != SnapshotName(id) || json.Unmarshal([]byte(labels[Settings]), &r) != nil {
+		return r, false
+	}
+	r.ID, r.Nonce = id, labels[Nonce]
+	r.CreatedAt, _ = time.Parse(time.RFC3339Nano, labels[CreatedAt])
+	return r, true
+}
+
+// FrozenLabels are those of a volume with files of r.
+func (r SnapshotRecord) FrozenLabels() map[string]string {
+	l := Base(RoleFrozen, r.Nonce, r.CreatedAt)
+	l[ID], l[Name] = r.ID, r.Sandbox
+	return l
+}
 
 // HelperName is the name of a container that does something for a sandbox.
 func HelperName(nonce string) string { return objects + "helper." + nonce[:12] + ".H" }

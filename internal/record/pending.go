@@ -37,9 +37,14 @@ func takeoverName(name string) string        { return markerName(name) + ".T" }
 func isMarkerName(object, name string) bool  { return object == markerName(name) }
 func isRenewalName(object, name string) bool { return strings.HasPrefix(object, markerName(name)+".R") }
 
-// A Marker says that a sandbox of that name is being made, by whom and until when.
+// A Marker says that a sandbox of that name is being made or deleted, by whom and until
+// when. What carries its nonce goes with a holder who died.
+//
+// With Of, the nonce of a sandbox that is there, it says that somebody changes that one,
+// and nothing goes.
 type Marker struct {
 	Name, Nonce, Holder string
+	Of                  string
 	Until               time.Time
 }
 
@@ -47,7 +52,11 @@ type Marker struct {
 type HeldError struct{ Marker Marker }
 
 func (e *HeldError) Error() string {
-	return fmt.Sprintf("%q is being made by %s", e.Marker.Name, cmp.Or(e.Marker.Holder, "another process"))
+	verb := "made"
+	if e.Marker.Of != "" {
+		verb = "changed"
+	}
+	return fmt.Sprintf("%q is being %s by %s", e.Marker.Name, verb, cmp.Or(e.Marker.Holder, "another process"))
 }
 
 // ForeignError says that an object with a name of ours is not ours.
@@ -69,21 +78,34 @@ func markerLabels(role string, m Marker, now time.Time) map[string]string {
 	l := Base(role, m.Nonce, now)
 	l[Name], l[Holder] = m.Name, m.Holder
 	l[Until] = m.Until.UTC().Format(time.RFC3339Nano)
+	if m.Of != "" {
+		l[Of] = m.Of
+	}
 	return l
 }
 
 func decodeMarker(labels map[string]string) Marker {
 	// A marker that can't be read is one whose time has passed.
 	until, _ := time.Parse(time.RFC3339Nano, labels[Until])
-	return Marker{Name: labels[Name], Nonce: labels[Nonce], Holder: labels[Holder], Until: until}
+	return Marker{Name: labels[Name], Nonce: labels[Nonce], Holder: labels[Holder], Of: labels[Of], Until: until}
 }
 
 // TryClaim makes the marker for name, or fails with a *HeldError when another has it
 // or a *ForeignError when something else has its name. holder is for people to read.
 // When it fails any other way the marker may exist: Drop it by its nonce.
 func TryClaim(ctx context.Context, v Volumes, name, nonce, holder string) (*Claim, error) {
+	return claim(ctx, v, Marker{Name: name, Nonce: nonce, Holder: holder})
+}
+
+// TryHold is TryClaim to change the sandbox r, which stays when the holder dies.
+func TryHold(ctx context.Context, v Volumes, r Sandbox, nonce, holder string) (*Claim, error) {
+	return claim(ctx, v, Marker{Name: r.Name, Nonce: nonce, Holder: holder, Of: r.Nonce})
+}
+
+func claim(ctx context.Context, v Volumes, m Marker) (*Claim, error) {
 	now := v.Now()
-	m := Marker{Name: name, Nonce: nonce, Holder: holder, Until: now.Add(Lease)}
+	m.Until = now.Add(Lease)
+	name, nonce := m.Name, m.Nonce
 	got, err := v.CreateVolume(ctx, markerName(name), markerLabels(RolePending, m, now))
 	if err != nil {
 		return nil, err

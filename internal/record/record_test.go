@@ -1,6 +1,7 @@
 package record_test
 
 import (
+	"encoding/json"
 	"maps"
 	"strings"
 	"testing"
@@ -23,7 +24,22 @@ func sample() record.Sandbox {
 	}
 }
 
-// AT5, A33, E96.
+// X14: other tools read timeouts as whole milliseconds.
+func TestTimeoutsAreLabelledInMilliseconds(t *testing.T) {
+	labels, err := sample().Labels()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got map[string]any
+	if err := json.Unmarshal([]byte(labels[record.Settings]), &got); err != nil {
+		t.Fatal(err)
+	}
+	if got["timeout_ms"] != 300000.0 || got["stop_timeout_ms"] != 30000.0 {
+		t.Errorf("the record says %v", got)
+	}
+}
+
+// A50, AT5, A33, E96.
 func TestLabelsRoundTrip(t *testing.T) {
 	want := sample()
 	labels, err := want.Labels()

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
 )
 
 // A Revision is what has changed of a sandbox since it was made: all of it, so that
@@ -31,9 +32,17 @@ type Revision struct {
 
 // Changes are what a revision says. Nil is as it was made.
 type Changes struct {
+	Network *Network `json:"network,omitempty"`
+
 	TimeoutMS     *int64             `json:"timeout_ms,omitempty"`
 	StopTimeoutMS *int64             `json:"stop_timeout_ms,omitempty"`
 	Tags          *map[string]string `json:"tags,omitempty"`
+	// What follows waits for the next session, whose container is made anew for it; see
+	// Outdated. Of the environment only the main process has to wait.
+	Ports   *[]uint16 `json:"ports,omitempty"`
+	Mounts  *[]Mount  `json:"mounts,omitempty"` // a copy's volume is still to be made
+	Command *[]string `json:"command,omitempty"`
+	Env     *Env      `json:"env,omitempty"`
 	// Session is about one session whose end is not what the rest of the record says.
 	Session *Session `json:"session,omitempty"`
 }
@@ -103,6 +112,38 @@ func (r Sandbox) Untold(started time.Time) bool {
 		c.StopTimeoutMS != nil && *c.StopTimeoutMS != r.Settings.StopTimeoutMS
 }
 
+// Outdated reports whether the container was made before some change that it takes
+// another container for.
+func (r Sandbox) Outdated() bool {
+	c := r.Revision.Changes
+	return c.Ports != nil && !slices.Equal(*c.Ports, r.Settings.Ports) ||
+		c.Command != nil && !slices.Equal(*c.Command, r.Settings.Command) ||
+		c.Mounts != nil && !slices.EqualFunc(*c.Mounts, r.Settings.Mounts, Mount.Same) ||
+		c.Env != nil && c.Env.ID != r.Settings.Env
+}
+
+// Same reports whether two mounts are asked for in the same words.
+func (m Mount) Same(o Mount) bool {
+	return m.Source == o.Source && m.Target == o.Target && m.Mode == o.Mode && (m.Source != "" || m.Volume == o.Volume)
+}
+
+// Folded is r as a new container has it, but for its mounts.
+func (r Sandbox) Folded() Sandbox {
+	c, s := r.Revision.Changes, &r.Settings
+	s.TimeoutMS, s.StopTimeoutMS = r.Timeout().Milliseconds(), r.StopTimeout().Milliseconds()
+	if c.Ports != nil {
+		s.Ports = slices.Clone(*c.Ports)
+	}
+	if c.Command != nil {
+		s.Command = slices.Clone(*c.Command)
+	}
+	if c.Env != nil {
+		s.Env = c.Env.ID
+	}
+	s.Network = cmp.Or(s.Network, string(policy.AllowAll)) // its PID 1 is of this version
+	return r
+}
+
 func (r Sandbox) revisionLabels(rev Revision, base string, now time.Time) (map[string]string, error) {
 	text, err := json.Marshal(rev.Changes)
 	if err != nil {
@@ -115,7 +156,7 @@ func (r Sandbox) revisionLabels(rev Revision, base string, now time.Time) (map[s
 		size += len(k) + len(v)
 	}
 	if size > MaxLabels {
-		return nil, fmt.Errorf("the record takes %d bytes of labels, more than %d: shorten the tags", size, MaxLabels)
+		return nil, fmt.Errorf("the record takes %d bytes of labels, more than %d: shorten tags, environment or command", size, MaxLabels)
 	}
 	return l, nil
 }
@@ -220,7 +261,7 @@ func (r Sandbox) commit(ctx context.Context, v Volumes, rev Revision) error {
 	name := revisionName(r.ID, rev.N)
 	var got engine.Volume
 	// A reply that was lost comes again: making the same volume once more returns it.
-	err = insist(ctx, func() (err error) {
+	err = engine.Insist(ctx, func() (err error) {
 		got, err = v.CreateVolume(ctx, name, labels)
 		return err
 	})
@@ -242,7 +283,7 @@ func (r Sandbox) commit(ctx context.Context, v Volumes, rev Revision) error {
 	// A slow writer may have made a number again that others have left behind. So look
 	// once more: if there are higher ones, the next must have come from this one.
 	var all []engine.Volume
-	err = insist(ctx, func() (err error) {
+	err = engine.Insist(ctx, func() (err error) {
 		all, err = revisions(ctx, v, r.ID)
 		return err
 	})
@@ -272,21 +313,6 @@ func (r Sandbox) commit(ctx context.Context, v Volumes, rev Revision) error {
 		v.RemoveVolume(ctx, name, false)
 	}
 	return nil
-}
-
-// insist tries again what only a broken connection prevented.
-func insist(ctx context.Context, fn func() error) error {
-	for wait := 50 * time.Millisecond; ; wait *= 2 {
-		err := fn()
-		if !errors.Is(err, engine.ErrUnavailable) || wait > time.Second {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return err
-		case <-time.After(wait):
-		}
-	}
 }
 
 // DropRevisions removes all revisions of r.

@@ -1,0 +1,82 @@
+package record
+
+import (
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+)
+
+// Env is what was added to the environment since the sandbox was made, encrypted with its
+// control key: whoever may inspect the container can read it, as all of the environment,
+// and no label says it in the clear.
+type Env struct {
+	ID     string `json:"id"`
+	Sealed []byte `json:"sealed"`
+}
+
+// NewEnv returns the environment that was added since the container was made, which has
+// what was added before.
+func (r Sandbox) NewEnv() (map[string]string, error) {
+	if c := r.Revision.Changes.Env; c == nil || c.ID == r.Settings.Env {
+		return nil, nil
+	}
+	return r.AddedEnv()
+}
+
+// AddedEnv returns the environment that was added since the sandbox was made.
+func (r Sandbox) AddedEnv() (map[string]string, error) {
+	e := r.Revision.Changes.Env
+	if e == nil {
+		return nil, nil
+	}
+	aead, err := r.envCipher()
+	if err != nil {
+		return nil, err
+	}
+	if len(e.Sealed) < aead.NonceSize() {
+		return nil, errors.New("the record's environment is damaged")
+	}
+	at := aead.NonceSize()
+	text, err := aead.Open(nil, e.Sealed[:at], e.Sealed[at:], []byte(e.ID))
+	if err != nil {
+		return nil, errors.New("the record's environment is damaged")
+	}
+	var env map[string]string
+	err = json.Unmarshal(text, &env)
+	return env, err
+}
+
+// SealEnv is the inverse of AddedEnv.
+func (r Sandbox) SealEnv(env map[string]string) (*Env, error) {
+	aead, err := r.envCipher()
+	if err != nil {
+		return nil, err
+	}
+	text, err := json.Marshal(env)
+	if err != nil {
+		return nil, err
+	}
+	e := &Env{ID: NewNonce(), Sealed: make([]byte, aead.NonceSize())}
+	rand.Read(e.Sealed)
+	e.Sealed = aead.Seal(e.Sealed, e.Sealed, text, []byte(e.ID))
+	return e, nil
+}
+
+func (r Sandbox) envCipher() (cipher.AEAD, error) {
+	if len(r.ControlKey) == 0 {
+		return nil, errors.New("the sandbox was made without a control key")
+	}
+	key, err := hkdf.Key(sha256.New, r.ControlKey, nil, "agent-sandbox environment", 32)
+	if err != nil {
+		return nil, err
+	}
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		return nil, err
+	}
+	return cipher.NewGCM(block)
+}
