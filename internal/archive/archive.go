@@ -12,6 +12,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 )
@@ -121,6 +123,20 @@ func special(m fs.FileMode) string {
 		return "a device"
 	}
 	return "a special file"
+}
+
+// openParent opens the directory that a file is in, or will be, and returns its name
+// there. A link at the end is followed.
+func openParent(file string) (root *os.Root, base string, err error) {
+	if real, err := filepath.EvalSymlinks(file); err == nil {
+		file = real
+	}
+	dir, base := filepath.Split(file)
+	if dir == "" {
+		dir = "."
+	}
+	root, err = os.OpenRoot(dir)
+	return root, base, err
 }
 
 func refuseSpecial(path string, m fs.FileMode) error {

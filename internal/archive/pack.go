@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -130,14 +129,7 @@ func (p *packer) source(source string) error {
 	case !info.Mode().IsRegular():
 		return refuseSpecial(source, info.Mode())
 	}
-	dir, base := filepath.Split(source)
-	if real, err := filepath.EvalSymlinks(source); err == nil {
-		dir, base = filepath.Split(real)
-	}
-	if dir == "" {
-		dir = "."
-	}
-	root, err := os.OpenRoot(dir)
+	root, base, err := openParent(source)
 	if err != nil {
 		return err
 	}
@@ -361,7 +353,7 @@ func (e *entry) load() {
 		e.file = f
 		return
 	}
-	e.data = make([]byte, size)
+	e.data = buffer(size)
 	n, err := io.ReadFull(f, e.data)
 	f.Close()
 	if err == io.EOF || err == io.ErrUnexpectedEOF {
@@ -375,7 +367,25 @@ func (e *entry) close() {
 		e.file.Close()
 	}
 	e.dir.release()
+	done(e.data)
 	e.data = nil
+}
+
+// small has buffers of small files that are done with: of ten thousand files each one
+// would be the collector's.
+var small sync.Pool
+
+func buffer(size int64) []byte {
+	if b, ok := small.Get().(*[]byte); ok && int64(cap(*b)) >= size {
+		return (*b)[:size]
+	}
+	return make([]byte, size)
+}
+
+func done(b []byte) {
+	if cap(b) > 0 {
+		small.Put(&b)
+	}
 }
 
 // write adds an entry to the stream.
@@ -582,7 +592,7 @@ func (p *packer) fsFile(e *entry, f fs.File) error {
 		return err
 	}
 	buf := make([]byte, min(bufSize, max(hdr.Size, 1)))
-	left := hdr.Size
+	left, next := hdr.Size, p.report.Bytes+step
 	for left > 0 {
 		n, err := f.Read(buf[:min(int64(len(buf)), left)])
 		if n > 0 {
@@ -590,7 +600,10 @@ func (p *packer) fsFile(e *entry, f fs.File) error {
 				return stream(err)
 			}
 			left -= int64(n)
-			p.report.Bytes += int64(n)
+			if p.report.Bytes += int64(n); p.report.Bytes > next {
+				next += step
+				p.opts.progress(e.name, &p.report)
+			}
 		}
 		if cause := context.Cause(p.ctx); cause != nil {
 			return stream(cause)

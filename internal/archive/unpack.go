@@ -212,14 +212,7 @@ func (u *unpacker) shrink(name, text string) error {
 
 // single makes target a file.
 func (u *unpacker) single(dir, base string, hdr *tar.Header) error {
-	full := filepath.Join(dir, base)
-	if real, err := filepath.EvalSymlinks(full); err == nil {
-		dir, base = filepath.Split(real)
-		if dir == "" {
-			dir = "."
-		}
-	}
-	root, err := os.OpenRoot(dir)
+	root, base, err := openParent(filepath.Join(dir, base))
 	if err != nil {
 		return err
 	}
@@ -349,6 +342,7 @@ func (u *unpacker) start() {
 					u.fail(u.file(j.dir, j.base, j.name, j.hdr, j.data))
 				}
 				j.dir.release()
+				done(j.data)
 				u.busy.Done()
 			}
 		})
@@ -511,7 +505,7 @@ func (u *unpacker) entry(hdr *tar.Header, name string) error {
 	case hdr.Size > inOne || hdr.PAXRecords[recordSparse] != "":
 		return u.file(dir, base, name, hdr, nil)
 	}
-	data := make([]byte, hdr.Size)
+	data := buffer(hdr.Size)
 	if _, err := io.ReadFull(u.tr, data); err != nil {
 		return err
 	}
