@@ -1,0 +1,418 @@
+// Package git has the git program of this machine clone repositories that nobody vouches
+// for, with credentials that nobody else gets to see.
+//
+// Nothing of the machine's or the user's git configuration takes part, nor any program
+// that it or the repository names: no hooks, filters, credential helpers and templates.
+// No submodule is fetched, and files that Git LFS keeps elsewhere stay pointers. ssh is
+// the exception: it has the user's own configuration, keys and agent, asks nothing, and
+// takes hosts that it knows.
+package git
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+)
+
+// Repo is what to clone.
+type Repo struct {
+	Location
+	Revision string // a branch, a tag or a commit; empty is what the server says
+	Depth    int    // of the history; 0 is all of it
+	// Progress is called with what git says that it is doing, by another goroutine.
+	Progress func(text string)
+}
+
+// MissingError says that a repository has no such revision.
+type MissingError struct{ Revision string }
+
+func (e *MissingError) Error() string {
+	return fmt.Sprintf("the repository has no branch, tag or commit %q", e.Revision)
+}
+
+// Error is what git complained about.
+type Error struct {
+	Text string // its last words, without credentials
+	Err  error  // how it ended
+}
+
+func (e *Error) Error() string {
+	if e.Text == "" {
+		return "git: " + e.Err.Error()
+	}
+	return "git: " + e.Text
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// A Clone is a working tree with its repository, in a directory of its own. The caller
+// removes it.
+type Clone struct {
+	Dir  string // the working tree
+	temp string
+}
+
+// Remove removes the clone from this machine.
+func (c *Clone) Remove() error { return os.RemoveAll(c.temp) }
+
+// Program is the git that would be used.
+func Program() (string, error) { return exec.LookPath("git") }
+
+// New clones a repository into a new directory below the system's for temporary files.
+// What remains of the credentials afterwards is in nobody's memory but ours.
+func New(ctx context.Context, repo Repo) (c *Clone, err error) {
+	program, err := Program()
+	if err != nil {
+		return nil, err
+	}
+	temp, err := os.MkdirTemp("", "agent-sandbox-git-")
+	if err != nil {
+		return nil, err
+	}
+	c = &Clone{Dir: filepath.Join(temp, "tree"), temp: temp}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.Remove())
+			c = nil
+		}
+	}()
+	r := &runner{ctx: ctx, repo: repo, program: program, temp: temp, dir: c.Dir}
+	if err := os.Mkdir(filepath.Join(temp, "home"), 0o700); err != nil {
+		return c, err
+	}
+	if err := r.clone(); err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return c, err
+	}
+	// Nothing in it is of use to who gets the clone.
+	if err := os.Remove(filepath.Join(c.Dir, ".git", "FETCH_HEAD")); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return c, err
+	}
+	return c, os.Chmod(c.Dir, 0o755)
+}
+
+type runner struct {
+	ctx       context.Context
+	repo      Repo
+	program   string
+	temp, dir string
+}
+
+var (
+	fullID  = regexp.MustCompile(`^([0-9a-fA-F]{40}|[0-9a-fA-F]{64})$`)
+	shortID = regexp.MustCompile(`^[0-9a-fA-F]{4,64}$`)
+)
+
+func (r *runner) clone() error {
+	rev := r.repo.Revision
+	for _, kind := range []string{"refs/heads/", "refs/tags/"} {
+		rev = strings.TrimPrefix(rev, kind)
+	}
+	switch {
+	case rev == "":
+		return r.fresh("")
+	case fullID.MatchString(rev):
+		return r.commit(strings.ToLower(rev))
+	case strings.HasPrefix(rev, "refs/"):
+		return r.fetched(rev)
+	}
+	err := r.fresh(rev)
+	var failed *exec.ExitError
+	if !errors.As(err, &failed) || r.ctx.Err() != nil {
+		return err
+	}
+	// Was it the revision? Git's own words are not for programs.
+	lsErr := r.git("ls-remote", "--exit-code", "--", r.repo.URL, "refs/heads/"+rev, "refs/tags/"+rev)
+	if !errors.As(lsErr, &failed) || failed.ExitCode() != 2 {
+		return err
+	}
+	if shortID.MatchString(rev) {
+		// Only who has all commits can tell which one it is.
+		return r.abbreviated(rev)
+	}
+	return &MissingError{r.repo.Revision}
+}
+
+// fresh clones a branch or tag, or what the repository's HEAD is.
+func (r *runner) fresh(rev string, flags ...string) error {
+	if err := os.RemoveAll(r.dir); err != nil {
+		return err
+	}
+	args := append([]string{"clone", "--progress", "--template=", "--no-recurse-submodules", "--no-local"}, flags...)
+	if r.repo.Depth > 0 && !slices.Contains(flags, "--no-checkout") {
+		args = append(args, "--depth", strconv.Itoa(r.repo.Depth))
+	}
+	if rev != "" {
+		args = append(args, "--branch", rev)
+	}
+	return r.git(append(args, "--", r.repo.URL, r.dir)...)
+}
+
+// commit gets one commit by its ID. A server need not give one away alone.
+func (r *runner) commit(id string) error {
+	if r.repo.Depth > 0 {
+		if err := r.shallow(id); err == nil || r.ctx.Err() != nil {
+			return err
+		}
+	}
+	if err := r.fresh("", "--no-checkout"); err != nil {
+		return err
+	}
+	if !r.has(id) {
+		// It may be on no branch.
+		if err := r.in("fetch", "--progress", "--no-tags", "--", "origin", id); err != nil || !r.has(id) {
+			return cmpErr(r.ctx.Err(), &MissingError{r.repo.Revision})
+		}
+	}
+	return r.checkout(id)
+}
+
+func cmpErr(first, second error) error {
+	if first != nil {
+		return first
+	}
+	return second
+}
+
+func (r *runner) shallow(id string) error {
+	if err := errors.Join(os.RemoveAll(r.dir), r.git("init", "--quiet", "--template=", "--", r.dir)); err != nil {
+		return err
+	}
+	for _, kv := range [][2]string{{"remote.origin.url", r.repo.URL}, {"remote.origin.fetch", "+refs/heads/*:refs/remotes/origin/*"}} {
+		if err := r.in("config", kv[0], kv[1]); err != nil {
+			return err
+		}
+	}
+	if err := r.in("fetch", "--progress", "--no-tags", "--depth", strconv.Itoa(r.repo.Depth), "--", "origin", id); err != nil {
+		return err
+	}
+	return r.checkout(id)
+}
+
+// fetched gets a reference that is neither a branch nor a tag.
+func (r *runner) fetched(ref string) error {
+	if err := r.fresh("", "--no-checkout"); err != nil {
+		return err
+	}
+	if err := r.in("fetch", "--progress", "--no-tags", "--", "origin", ref); err != nil {
+		var failed *exec.ExitError
+		lsErr := r.git("ls-remote", "--exit-code", "--", r.repo.URL, ref)
+		if errors.As(lsErr, &failed) && failed.ExitCode() == 2 {
+			return &MissingError{r.repo.Revision}
+		}
+		return err
+	}
+	return r.checkout("FETCH_HEAD")
+}
+
+func (r *runner) abbreviated(id string) error {
+	if err := r.fresh("", "--no-checkout"); err != nil {
+		return err
+	}
+	if !r.has(id) {
+		return cmpErr(r.ctx.Err(), &MissingError{r.repo.Revision})
+	}
+	return r.checkout(id)
+}
+
+func (r *runner) has(commit string) bool {
+	return r.in("rev-parse", "--verify", "--quiet", "--end-of-options", commit+"^{commit}") == nil
+}
+
+func (r *runner) checkout(commit string) error {
+	return r.in("checkout", "--quiet", "--force", "--detach", commit, "--")
+}
+
+// in runs git in the clone.
+func (r *runner) in(args ...string) error { return r.git(append([]string{"-C", r.dir}, args...)...) }
+
+// settings keep git from running anything that it was not asked for.
+func (r *runner) settings() []string {
+	set := []string{
+		"core.hooksPath=" + os.DevNull, "core.fsmonitor=false", "core.attributesFile=" + os.DevNull, "core.excludesFile=" + os.DevNull,
+		"core.askPass=", "credential.helper=", "submodule.recurse=false", "fetch.recurseSubmodules=false",
+		"gc.auto=0", "maintenance.auto=false", "init.defaultBranch=main", "advice.detachedHead=false", "core.autocrlf=false",
+		"http.followRedirects=initial", "protocol.version=2",
+	}
+	if r.secret() {
+		// Only this server is told, wherever it sends us.
+		set = append(set, fmt.Sprintf("credential.%s://%s.helper=!%s; :", r.repo.Scheme, r.repo.host, credentialCommand(r.temp)))
+	}
+	var args []string
+	for _, s := range set {
+		args = append(args, "-c", s)
+	}
+	return args
+}
+
+func (r *runner) secret() bool {
+	return r.repo.host != "" && (r.repo.Username != "" || r.repo.Password != "")
+}
+
+// inherited is what git needs of our own environment: where programs are, how the network
+// is reached, and ssh's agent.
+var inherited = []string{
+	"PATH", "TMPDIR", "LANG", "SSH_AUTH_SOCK", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSH_VARIANT", "GIT_SSL_CAINFO", "GIT_SSL_CAPATH", "SSL_CERT_FILE", "SSL_CERT_DIR",
+	"http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY",
+	"SYSTEMROOT", "TEMP", "TMP", "USERPROFILE", "PATHEXT", "COMSPEC", // Windows
+}
+
+func (r *runner) environ() []string {
+	allowed := r.repo.Scheme
+	if allowed == "http" {
+		allowed = "http:https"
+	}
+	// The clone's log of references names who made it; that is not this machine's user.
+	env := []string{
+		"HOME=" + filepath.Join(r.temp, "home"), "GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=" + os.DevNull, "GIT_ATTR_NOSYSTEM=1",
+		"GIT_TERMINAL_PROMPT=0", "SSH_ASKPASS_REQUIRE=never", "GIT_LFS_SKIP_SMUDGE=1", "GIT_ALLOW_PROTOCOL=" + allowed, "LC_ALL=C",
+		"GIT_COMMITTER_NAME=sandbox", "GIT_COMMITTER_EMAIL=sandbox@localhost", "GIT_AUTHOR_NAME=sandbox", "GIT_AUTHOR_EMAIL=sandbox@localhost",
+	}
+	for _, key := range inherited {
+		if v, ok := os.LookupEnv(key); ok {
+			env = append(env, key+"="+v)
+		}
+	}
+	if os.Getenv("GIT_SSH_COMMAND") == "" && os.Getenv("GIT_SSH") == "" {
+		env = append(env, "GIT_SSH_VARIANT=ssh",
+			"GIT_SSH_COMMAND=ssh -o BatchMode=yes -o ControlMaster=no -o ControlPath=none -o PermitLocalCommand=no -o ForwardAgent=no -o ForwardX11=no -o ClearAllForwardings=yes")
+	}
+	return env
+}
+
+// patience is what git gets to go once it was told to.
+const patience = 5 * time.Second
+
+// git runs git to its end, or ends it and whatever it started.
+func (r *runner) git(args ...string) error {
+	if err := r.ctx.Err(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(r.ctx)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, r.program, append(r.settings(), args...)...)
+	cmd.Dir = r.temp
+	cmd.Env = r.environ()
+	cmd.WaitDelay = patience
+	alone(cmd)
+	if r.secret() {
+		done, err := r.handOver(cmd)
+		if err != nil {
+			return fmt.Errorf("hand over the credentials: %w", err)
+		}
+		defer done()
+	}
+	said := &words{runner: r}
+	cmd.Stderr = said
+	err := cmd.Run()
+	if err == nil {
+		return nil
+	}
+	if r.ctx.Err() != nil {
+		return r.ctx.Err()
+	}
+	return &Error{said.last(), err}
+}
+
+// credentials is how a credential helper of git's says them.
+func (r *runner) credentials() []byte {
+	return []byte("username=" + r.repo.Username + "\npassword=" + r.repo.Password + "\n")
+}
+
+// words keeps the last of what git says and tells of its progress.
+type words struct {
+	*runner
+	mu   sync.Mutex
+	line []byte
+	kept []string
+	told time.Time
+}
+
+const (
+	maxLine  = 1 << 10
+	maxLines = 8
+)
+
+func (w *words) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, b := range p {
+		if b != '\n' && b != '\r' {
+			if len(w.line) < maxLine {
+				w.line = append(w.line, b)
+			}
+			continue
+		}
+		w.end()
+	}
+	return len(p), nil
+}
+
+var progress = regexp.MustCompile(`^(remote: )?[A-Z][a-z]+ [a-z]+: +[0-9]+% \([0-9]+/[0-9]+\)[A-Za-z0-9 ,.|/]*$`)
+
+// end takes in a line. Those of progress are not for errors, and what the server says is
+// not to be repeated when it knows a password.
+func (w *words) end() {
+	line := string(bytes.TrimSpace(w.line))
+	w.line = w.line[:0]
+	if line == "" {
+		return
+	}
+	line = w.redact(line)
+	if progress.MatchString(line) {
+		if w.repo.Progress != nil && time.Since(w.told) > 100*time.Millisecond {
+			w.told = time.Now()
+			w.repo.Progress(line)
+		}
+		return
+	}
+	if strings.HasPrefix(line, "Cloning into ") || strings.HasPrefix(line, "remote:") && w.secret() {
+		return
+	}
+	if w.kept = append(w.kept, line); len(w.kept) > maxLines {
+		w.kept = w.kept[1:]
+	}
+}
+
+func (w *words) last() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.end()
+	return strings.Join(w.kept, "; ")
+}
+
+// redact takes out credentials, which a server may send back, and what would do something
+// to a terminal.
+func (r *runner) redact(line string) string {
+	user, password := r.repo.Username, r.repo.Password
+	pair := user + ":" + password
+	for _, secret := range []string{pair, password, user} {
+		if secret == "" || secret == ":" {
+			continue
+		}
+		for _, form := range []string{base64.StdEncoding.EncodeToString([]byte(secret)), url.QueryEscape(secret), url.PathEscape(secret), url.UserPassword(secret, "").String(), secret} {
+			line = strings.ReplaceAll(line, strings.TrimSuffix(form, ":"), "xxxxx")
+		}
+	}
+	return strings.Map(func(c rune) rune {
+		if unicode.IsControl(c) || c == unicode.ReplacementChar {
+			return '?'
+		}
+		return c
+	}, line)
+}

@@ -1,0 +1,158 @@
+package git
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// A Location is where a repository is, taken apart from what opens it.
+type Location struct {
+	Scheme string // "https", "http", "ssh" or "file"
+	// URL is what git is told and the clone remembers. It has no credentials; the user of
+	// an ssh URL is part of the address.
+	URL string
+	// Username and Password are those that were in an http or https URL.
+	Username, Password string
+
+	text string // URL without any user
+	host string // with the port, for http and https
+}
+
+// String is for people: no user, no credentials.
+func (l Location) String() string { return l.text }
+
+// maxURL bounds a URL, as many servers do.
+const maxURL = 8 << 10
+
+var (
+	hostRule = regexp.MustCompile(`^(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_][A-Za-z0-9_.-]*)$`)
+	portRule = regexp.MustCompile(`^[0-9]{1,5}$`)
+	userRule = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.+-]*$`)
+	helper   = regexp.MustCompile(`^[A-Za-z0-9+.-]*::`)
+)
+
+// Parse takes a URL apart: https, http, ssh and file, what scp takes (user@host:path), and
+// absolute paths. Its errors never repeat the URL, in which there may be a secret.
+func Parse(raw string) (Location, error) {
+	switch {
+	case raw == "":
+		return Location{}, errors.New("the URL is empty")
+	case len(raw) > maxURL:
+		return Location{}, fmt.Errorf("the URL is longer than %d bytes", maxURL)
+	case !utf8.ValidString(raw) || strings.ContainsFunc(raw, unicode.IsControl):
+		return Location{}, errors.New("the URL is not UTF-8 text without control characters")
+	case raw[0] == '-':
+		return Location{}, errors.New("the URL begins with '-'")
+	case helper.MatchString(raw):
+		return Location{}, errors.New("the URL names a program to get it with (x::…): it takes https, http, ssh and file")
+	case filepath.IsAbs(raw):
+		return Location{Scheme: "file", URL: raw, text: raw}, nil
+	case strings.Contains(raw, "://"):
+		return parseURL(raw)
+	}
+	return parseSCP(raw)
+}
+
+func parseURL(raw string) (Location, error) {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return Location{}, errors.New("the URL can't be read") // the error repeats it
+	}
+	l := Location{Scheme: u.Scheme}
+	if u.RawQuery != "" || u.ForceQuery || strings.ContainsRune(raw, '#') {
+		return Location{}, errors.New("the URL of a repository has no query and no fragment")
+	}
+	user := u.User
+	u.User = nil
+	l.text = u.String()
+	switch l.Scheme {
+	case "file":
+		if u.Host != "" || user != nil || !strings.HasPrefix(u.Path, "/") {
+			return Location{}, errors.New("a file URL is file:///path, without a host")
+		}
+		l.URL = u.String()
+		return l, nil
+	case "https", "http", "ssh":
+	default:
+		return Location{}, fmt.Errorf("scheme %q: it takes https, http, ssh and file", u.Scheme)
+	}
+	host := u.Hostname()
+	if strings.Contains(host, ":") {
+		host = "[" + host + "]"
+	}
+	if !hostRule.MatchString(host) || strings.HasSuffix(u.Host, ":") || u.Port() != "" && !portRule.MatchString(u.Port()) {
+		return Location{}, errors.New("the URL has no host, or one that can't be")
+	}
+	if u.Path == "" || u.Path == "/" {
+		return Location{}, errors.New("the URL has no path")
+	}
+	password, _ := user.Password()
+	if l.Scheme == "ssh" {
+		if password != "" {
+			return Location{}, errors.New("an ssh URL has no password: ssh takes keys")
+		}
+		if user != nil {
+			if !userRule.MatchString(user.Username()) {
+				return Location{}, errors.New("the ssh URL's user can't be one")
+			}
+			u.User = url.User(user.Username())
+		}
+		l.URL = u.String()
+		return l, nil
+	}
+	l.Username, l.Password, l.host = user.Username(), password, u.Host
+	l.URL = u.String()
+	return l, nil
+}
+
+// parseSCP reads [user@]host:path.
+func parseSCP(raw string) (Location, error) {
+	user, rest, found := strings.Cut(raw, "@")
+	if !found || strings.ContainsAny(user, "/") {
+		user, rest = "", raw
+	}
+	if strings.Contains(user, ":") {
+		return Location{}, errors.New("user:password@host is not for ssh, which takes keys")
+	}
+	host, path, found := strings.Cut(rest, ":")
+	if strings.HasPrefix(rest, "[") {
+		host, path, found = strings.Cut(rest, "]:")
+		host += "]"
+	}
+	drive := runtime.GOOS == "windows" && len(host) == 1
+	if !found || strings.ContainsRune(host, '/') || drive {
+		return Location{}, errors.New("it is neither a URL nor an absolute path")
+	}
+	switch {
+	case user == "" && slices.Contains([]string{"https", "http", "ssh", "file", "git"}, strings.ToLower(host)):
+		return Location{}, fmt.Errorf("after %q come two slashes", host+":")
+	case !hostRule.MatchString(host):
+		return Location{}, errors.New("the host can't be one")
+	case user != "" && !userRule.MatchString(user):
+		return Location{}, errors.New("the user can't be one")
+	case path == "" || strings.HasPrefix(path, "-"):
+		return Location{}, errors.New("the path can't be one")
+	}
+	return Location{Scheme: "ssh", URL: raw, text: host + ":" + path}, nil
+}
+
+// CheckRevision says whether a branch, tag or commit can be called this.
+func CheckRevision(rev string) error {
+	const never = " ~^:?*[\\"
+	switch {
+	case len(rev) > 1024 || !utf8.ValidString(rev) || strings.ContainsFunc(rev, unicode.IsControl) || strings.ContainsAny(rev, never):
+	case strings.HasPrefix(rev, "-"), strings.HasPrefix(rev, "/"), strings.HasSuffix(rev, "/"), strings.HasSuffix(rev, "."), rev == "@":
+	case strings.Contains(rev, ".."), strings.Contains(rev, "//"), strings.Contains(rev, "@{"):
+	default:
+		return nil
+	}
+	return fmt.Errorf("revision %.100q: it is a branch, a tag or a commit's ID", rev)
+}
