@@ -27,6 +27,8 @@ type Conn struct {
 	ssh ssh.Conn
 	rw  io.Closer
 
+	silent func(context.Context) // see OnSilence
+
 	done chan struct{} // closed once err is set
 	err  error
 	// stopped orders the start of goroutines before Close waits for them.
@@ -73,7 +75,11 @@ func Dial(ctx context.Context, rw io.ReadWriteCloser) (*Conn, error) {
 		rw.Close()
 		close(closed)
 	})
-	sc, chans, reqs, err := ssh.NewClientConn(&stream{rw}, "guest", config())
+	st := &stream{ReadWriteCloser: rw}
+	sc, chans, reqs, err := ssh.NewClientConn(st, "guest", config())
+	if err == nil {
+		st.carries(sc)
+	}
 	if !stop() {
 		<-closed
 		if err == nil {
@@ -87,6 +93,10 @@ func Dial(ctx context.Context, rw io.ReadWriteCloser) (*Conn, error) {
 		rw.Close()
 		return nil, fmt.Errorf("guest: connect: %w", err)
 	}
+	return speak(sc, chans, reqs, rw), nil
+}
+
+func speak(sc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request, rw io.Closer) *Conn {
 	c := &Conn{ssh: sc, rw: rw, done: make(chan struct{}), stopping: make(chan struct{}), keepLock: make(chan struct{}, 1)}
 	c.wg.Add(3)
 	go func() {
@@ -110,7 +120,7 @@ func Dial(ctx context.Context, rw io.ReadWriteCloser) (*Conn, error) {
 		}
 		close(c.done)
 	}()
-	return c, nil
+	return c
 }
 
 // Close ends the connection. The guest kills the commands that run on it, detached
@@ -166,6 +176,20 @@ func (c *Conn) spawn(f func()) bool {
 	return true
 }
 
+// OnSilence has fn called by whoever has waited for the guest's answer for a second, and
+// then waits on. It is for before the connection is used.
+func (c *Conn) OnSilence(fn func(context.Context)) { c.silent = fn }
+
+// silence is how long a guest may take to answer before we wonder why.
+const silence = time.Second
+
+// wonder is for whoever has waited for so long.
+func (c *Conn) wonder(ctx context.Context) {
+	if c.silent != nil {
+		c.silent(ctx)
+	}
+}
+
 // open opens a channel of commands; a rejection is a *wire.StartError.
 func (c *Conn) open(ctx context.Context, kind string, extra []byte) (ssh.Channel, <-chan *ssh.Request, error) {
 	return c.openChannel(ctx, kind, extra, c.openError)
@@ -182,8 +206,14 @@ func (c *Conn) openChannel(ctx context.Context, kind string, extra []byte, expla
 	if err := ctx.Err(); err != nil {
 		return nil, nil, context.Cause(ctx)
 	}
-	opened := make(chan result)
-	if !c.spawn(func() {
+	if c.Err() != nil {
+		return nil, nil, explain(c.Err())
+	}
+	opened, left := make(chan result), make(chan struct{})
+	defer close(left)
+	// Nobody waits for it, for it may never return: package ssh has been seen to forget
+	// a channel that is opened while the connection ends. See stream.
+	go func() {
 		var r result
 		extra, r.err = c.sendParts(extra)
 		if r.err == nil {
@@ -191,21 +221,31 @@ func (c *Conn) openChannel(ctx context.Context, kind string, extra []byte, expla
 		}
 		select {
 		case opened <- r:
-		case <-ctx.Done():
+		case <-left:
 			if r.err == nil {
 				// Closing it is what kills a command that did start.
 				r.ch.Close()
 				ssh.DiscardRequests(r.reqs)
 			}
 		}
-	}) {
-		return nil, nil, ErrConnectionLost
-	}
-	select {
-	case r := <-opened:
-		return r.ch, r.reqs, explain(r.err)
-	case <-ctx.Done():
-		return nil, nil, context.Cause(ctx)
+	}()
+	wonder := time.NewTimer(silence)
+	defer wonder.Stop()
+	done, forgotten := c.done, (<-chan time.Time)(nil)
+	for {
+		select {
+		case r := <-opened:
+			return r.ch, r.reqs, explain(r.err)
+		case <-ctx.Done():
+			return nil, nil, context.Cause(ctx)
+		case <-done:
+			// What the guest has answered before counts.
+			done, forgotten = nil, time.After(time.Second)
+		case <-forgotten:
+			return nil, nil, explain(c.err)
+		case <-wonder.C:
+			c.wonder(ctx)
+		}
 	}
 }
 
@@ -362,12 +402,56 @@ func (c *Conn) keeper(ctx context.Context) (*Conn, error) {
 		keep.Close()
 		return nil, ErrConnectionLost
 	}
+	keep.silent = c.silent
 	c.keep = keep
 	return keep, nil
 }
 
 // stream gives a ReadWriteCloser the rest of what package ssh asks of a connection.
-type stream struct{ io.ReadWriteCloser }
+//
+// At the end of what is read package ssh first wakes everyone who waits for an answer,
+// and only then refuses to send anything. A channel that is opened in between is
+// forgotten: whoever opens it waits for good. So the stream has it refuse first.
+type stream struct {
+	io.ReadWriteCloser
+	over    atomic.Bool
+	carried atomic.Pointer[ssh.Conn]
+}
+
+// carries is called with the connection before anybody can open a channel of it.
+func (s *stream) carries(conn ssh.Conn) {
+	s.carried.Store(&conn)
+	if s.over.Load() {
+		s.refuse(conn)
+	}
+}
+
+func (s *stream) Read(b []byte) (int, error) {
+	n, err := s.ReadWriteCloser.Read(b)
+	if err != nil {
+		s.over.Store(true)
+		if conn := s.carried.Load(); conn != nil {
+			s.refuse(*conn)
+		}
+	}
+	return n, err
+}
+
+// refuse returns when nothing more can be sent: package ssh knows that from the first
+// packet on that could not be, of which itself it does not tell.
+func (s *stream) refuse(conn ssh.Conn) {
+	s.Close()
+	told := make(chan struct{})
+	go func() {
+		defer close(told)
+		conn.SendRequest("", false, nil)
+	}()
+	select {
+	case <-told:
+	case <-time.After(time.Second):
+		// It waits for an exchange of keys, which waits for us and will fail.
+	}
+}
 
 func (*stream) LocalAddr() net.Addr              { return addr{} }
 func (*stream) RemoteAddr() net.Addr             { return addr{} }

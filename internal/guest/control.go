@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"golang.org/x/crypto/ssh"
 
@@ -105,21 +106,61 @@ func (c *Conn) connectControl(ctx context.Context) (*controlConn, error) {
 }
 
 // exchange sends one request and gives the connection back to the pool when it is
-// good for another.
-func (c *Conn) exchange(ctx context.Context, conn *controlConn, key ed25519.PrivateKey, payload []byte) (reply wire.Reply, err error) {
-	stop := context.AfterFunc(ctx, func() { conn.ch.Close() })
-	defer func() {
-		if !stop() {
-			err = context.Cause(ctx)
+// good for another. A guest that is frozen keeps what asks it, and not who asks.
+func (c *Conn) exchange(ctx context.Context, conn *controlConn, key ed25519.PrivateKey, payload []byte) (wire.Reply, error) {
+	type answer struct {
+		reply wire.Reply
+		err   error
+	}
+	answers := make(chan answer, 1)
+	asked := c.spawn(func() {
+		reply, err := c.converse(conn, key, payload)
+		answers <- answer{reply, err}
+	})
+	if !asked {
+		return wire.Reply{}, ErrConnectionLost
+	}
+	wonder := time.NewTimer(silence)
+	defer wonder.Stop()
+	for {
+		select {
+		case a := <-answers:
+			if a.err != nil || len(a.reply.Nonce) == 0 {
+				go conn.ch.Close()
+				return a.reply, a.err
+			}
+			conn.nonce = a.reply.Nonce
+			c.control.give(conn)
+			return a.reply, nil
+		case <-ctx.Done():
+			go conn.ch.Close()
+			return wire.Reply{}, context.Cause(ctx)
+		case <-wonder.C:
+			c.wonder(ctx)
 		}
-		if err != nil || len(reply.Nonce) == 0 {
-			conn.ch.Close()
-			return
+	}
+}
+
+func (c *Conn) converse(conn *controlConn, key ed25519.PrivateKey, payload []byte) (wire.Reply, error) {
+	if len(payload) > strangersPayload && conn.nonce == nil {
+		// A line of this length is taken from those alone who have proved themselves.
+		reply, err := c.ask(conn, key, nothing)
+		if err != nil {
+			return reply, err
 		}
 		conn.nonce = reply.Nonce
-		c.control.give(conn)
-	}()
+	}
+	return c.ask(conn, key, payload)
+}
 
+// strangersPayload is what certainly fits into wire.MaxControlLine once it is encoded
+// and signed; nothing asks for nothing.
+const strangersPayload = wire.MaxControlLine / 2
+
+var nothing = []byte(`{"op":"` + wire.OpNetwork + `"}`)
+
+// ask sends one request and reads its answer.
+func (c *Conn) ask(conn *controlConn, key ed25519.PrivateKey, payload []byte) (reply wire.Reply, err error) {
 	if conn.nonce == nil {
 		var hello wire.Challenge
 		if err := readControl(conn.r, &hello); err != nil {
@@ -139,7 +180,7 @@ func (c *Conn) exchange(ctx context.Context, conn *controlConn, key ed25519.Priv
 	if err != nil {
 		return reply, err
 	}
-	if len(line) >= wire.MaxControlLine {
+	if len(line) >= wire.MaxFriendLine {
 		return reply, errors.New("the request is too large")
 	}
 	if _, err := conn.ch.Write(append(line, '\n')); err != nil {
@@ -151,13 +192,13 @@ func (c *Conn) exchange(ctx context.Context, conn *controlConn, key ed25519.Priv
 	return reply, nil
 }
 
-// readControl reads one line of at most wire.MaxControlLine bytes into v.
+// readControl reads one line of at most wire.MaxFriendLine bytes into v.
 func readControl(r *bufio.Reader, v any) error {
 	var line []byte
 	for {
 		part, err := r.ReadSlice('\n')
 		line = append(line, part...)
-		if len(line) > wire.MaxControlLine {
+		if len(line) > wire.MaxFriendLine {
 			return errors.New("the answer is too long")
 		}
 		if err == nil {

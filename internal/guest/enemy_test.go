@@ -76,6 +76,13 @@ func pry() {
 		fmt.Println(err)
 		return
 	}
+	// Start returns in the middle of execve, before the kernel knows where the environment is.
+	for range 1000 {
+		if environ, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", victim.Process.Pid)); len(environ) > 0 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
 	attempts("own", victim.Process.Pid)
 	victim.Process.Kill()
 	victim.Wait()

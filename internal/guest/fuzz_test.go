@@ -1,7 +1,10 @@
 package guest
 
 import (
+	"bufio"
+	"bytes"
 	"encoding/json"
+	"io"
 	"testing"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
@@ -38,6 +41,45 @@ func FuzzInbox(f *testing.F) {
 			t.Errorf("an unknown request: %v, %v", msg, err)
 		}
 	})
+}
+
+func FuzzReadControl(f *testing.F) {
+	f.Add([]byte(`{"nonce":"AAAA"}` + "\n" + `{"error":"x"}` + "\n"))
+	f.Add([]byte("null\n[]\n\n"))
+	f.Add(append(bytes.Repeat([]byte("x"), 5000), '\n'))
+	f.Fuzz(func(t *testing.T, said []byte) {
+		lines := bytes.Count(said, []byte("\n"))
+		r := bufio.NewReader(bytes.NewReader(said))
+		for n := 0; ; n++ {
+			var reply wire.Reply
+			err := readControl(r, &reply)
+			if err == io.EOF {
+				return
+			}
+			if n >= lines {
+				t.Fatalf("%q: %d answers, and %v, of %d lines", said, n+1, err, lines)
+			}
+		}
+	})
+}
+
+// A line without an end is not read without end.
+func TestControlAnswersAreBounded(t *testing.T) {
+	endless := &countless{}
+	if err := readControl(bufio.NewReader(endless), new(wire.Reply)); err == nil || endless.n > 2*wire.MaxFriendLine+4096 {
+		t.Errorf("readControl of an endless line: %v after %d bytes, want an error after %d", err, endless.n, wire.MaxFriendLine)
+	}
+}
+
+// countless counts what is read of it.
+type countless struct{ n int }
+
+func (c *countless) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = 'x'
+	}
+	c.n += len(p)
+	return len(p), nil
 }
 
 func TestMessagesInPartsAreBounded(t *testing.T) {

@@ -5,6 +5,7 @@ package guest_test
 import (
 	"bytes"
 	"context"
+	"crypto/ed25519"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,11 +20,13 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
 )
 
 // helperVerb makes the test binary do a part in a test instead of running tests:
@@ -50,15 +53,19 @@ func helper(args []string) {
 	case "init": // first process of new namespaces
 		fail(unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
 		fail(unix.Mount("proc", "/proc", "proc", 0, ""))
+		fail(loopbackUp())
 		fallthrough
 	case "capped":
 		if n := atoiOr0(os.Getenv(nofileEnv)); n > 0 {
 			fail(unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: n}))
 		}
 		for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
-			if !slices.Contains(engineCaps, c) {
+			if !slices.Contains(engineCaps, c) || c == unix.CAP_NET_ADMIN && os.Getenv(weakEnv) != "" {
 				fail(unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0))
 			}
+		}
+		if os.Getenv(noTmpfileEnv) != "" {
+			fail(denyTmpfile())
 		}
 		fail(syscall.Exec(args[1], args[1:], os.Environ()))
 	case "signals":
@@ -72,6 +79,42 @@ func helper(args []string) {
 	}
 	os.Exit(0)
 }
+
+// noTmpfileEnv has every file system refuse files without a name, as some do.
+const noTmpfileEnv = "GUEST_TEST_NO_TMPFILE"
+
+// denyTmpfile has O_TMPFILE fail in this thread, and in what it becomes.
+func denyTmpfile() error {
+	const tmpfile = unix.O_TMPFILE &^ unix.O_DIRECTORY
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0}, // the number of the call
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_OPENAT, Jf: 3},
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 16 + 2*8}, // the flags
+		{Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, K: tmpfile, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EOPNOTSUPP)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	prog := &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	return unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(prog)), 0, 0)
+}
+
+// loopbackUp does what the engine does with every new network namespace.
+func loopbackUp() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	req, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	req.SetUint16(unix.IFF_UP)
+	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, req)
+}
+
+// weakEnv makes PID 1 one that can't enforce anything.
+const weakEnv = "GUEST_TEST_WEAK"
 
 // nofileEnv sets the limit of descriptors that PID 1 starts with.
 const nofileEnv = "GUEST_TEST_NOFILE"
@@ -161,6 +204,15 @@ func (b *box) serve() *guest.Conn {
 	b.t.Helper()
 	conn, _ := serve(b.t, b.in(binary, wire.VerbServe)...)
 	return conn
+}
+
+// begin begins a session with a policy without lists.
+func begin(t testing.TB, conn *guest.Conn, key ed25519.PrivateKey, mode policy.Mode) {
+	t.Helper()
+	reply, err := conn.Control(t.Context(), key, wire.Control{Op: wire.OpBegin, Begin: &wire.Begin{Version: 1, Policy: policy.Policy{Mode: mode}}})
+	if err != nil || reply.Network == nil || reply.Network.Version != 1 {
+		t.Fatalf("begin: %+v, %v", reply, err)
+	}
 }
 
 func (b *box) alive() bool {

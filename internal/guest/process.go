@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/crypto/ssh"
 
@@ -30,47 +31,93 @@ type Process struct {
 	ended   chan struct{} // closed when exit or err is set
 	exit    wire.Exit
 	err     error
+	ending  sync.Once
+	over    chan struct{} // closed at the end of the channel
+	gone    chan struct{} // closed when the guest was given up, see Close
 	closing sync.Once
 	noInput sync.Once
+
+	stdout, stderr output
+	input          []byte // what is being written
+}
+
+// patience is how long a guest has to answer to Close. One that is frozen does not.
+const patience = 2 * time.Second
+
+// end tells Wait of the end, once.
+func (p *Process) end(exit wire.Exit, err error) {
+	p.ending.Do(func() {
+		p.exit, p.err = exit, err
+		close(p.ended)
+	})
+}
+
+// with calls f, which may wait for the guest, and returns false once the guest was given
+// up: f may then still be waiting, and nothing that is f's is touched any more.
+func (p *Process) with(f func()) bool {
+	select {
+	case <-p.gone:
+		return false
+	default:
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+		return true
+	case <-p.gone:
+		return false
+	}
 }
 
 // newProcess waits for the guest's first word, which comes with the acceptance.
 func newProcess(ctx context.Context, conn *Conn, ch ssh.Channel, reqs <-chan *ssh.Request, exec *wire.Exec) (*Process, error) {
-	p := &Process{conn: conn, ch: ch, exec: exec, ready: make(chan struct{}), ended: make(chan struct{})}
+	p := &Process{conn: conn, ch: ch, exec: exec, ready: make(chan struct{}), ended: make(chan struct{}), over: make(chan struct{}), gone: make(chan struct{})}
+	p.stdout, p.stderr = output{p: p, r: ch}, output{p: p, r: ch.Stderr()}
 	if !conn.spawn(func() { p.listen(reqs) }) {
 		ch.Close()
 		return nil, ErrConnectionLost
 	}
-	select {
-	case <-p.ready:
-	case <-ctx.Done():
-		p.Close()
-		return nil, context.Cause(ctx)
+	wonder := time.NewTimer(silence)
+	defer wonder.Stop()
+	for {
+		select {
+		case <-p.ready:
+			if p.started.Pid == 0 {
+				p.Close()
+				_, err := p.Wait()
+				return nil, err
+			}
+			return p, nil
+		case <-ctx.Done():
+			p.Close()
+			return nil, context.Cause(ctx)
+		case <-wonder.C:
+			conn.wonder(ctx)
+		}
 	}
-	if p.started.Pid == 0 {
-		p.Close()
-		return nil, p.err
-	}
-	return p, nil
 }
 
 // listen takes the guest's requests until the channel ends. Exit ends the process
 // for Wait; the channel's own end follows it.
 func (p *Process) listen(reqs <-chan *ssh.Request) {
+	defer close(p.over)
 	var in inbox
-	ready, ended := p.ready, p.ended
+	ready, ended := p.ready, false
 	for r := range reqs {
 		if r.WantReply {
 			r.Reply(false, nil)
 		}
-		if ended == nil {
+		if ended {
 			continue
 		}
 		msg, err := in.take(r.Type, r.Payload)
 		if err != nil {
-			p.err = err
-			close(ended)
-			ended = nil
+			ended = true
+			p.end(wire.Exit{}, err)
 			if ready != nil {
 				close(ready)
 				ready = nil
@@ -92,15 +139,13 @@ func (p *Process) listen(reqs <-chan *ssh.Request) {
 			}
 		case *wire.Exit:
 			if ready == nil {
-				p.exit = *msg
-				close(ended)
-				ended = nil
+				ended = true
+				p.end(*msg, nil)
 			}
 		}
 	}
-	if ended != nil {
-		p.err = p.conn.lost(nil)
-		close(ended)
+	if !ended {
+		p.end(wire.Exit{}, p.conn.lost(nil))
 	}
 	if ready != nil {
 		close(ready)
@@ -151,18 +196,36 @@ func (p *Process) Stdin() io.WriteCloser { return (*stdin)(p) }
 
 type stdin Process
 
-func (s *stdin) Write(b []byte) (int, error) {
-	n, err := s.ch.Write(b)
+// inputPart is how much of an input is written at once.
+const inputPart = 256 << 10
+
+func (s *stdin) Write(b []byte) (n int, err error) {
+	p := (*Process)(s)
+	for n < len(b) && err == nil {
+		part := b[n:min(len(b), n+inputPart)]
+		written := 0
+		// The caller's bytes are the caller's again as soon as this returns.
+		if !p.with(func() {
+			p.input = append(p.input[:0], part...)
+			written, err = p.ch.Write(p.input)
+		}) {
+			return n, io.ErrClosedPipe
+		}
+		n += written
+	}
 	if err == io.EOF {
 		err = io.ErrClosedPipe
 	}
 	return n, err
 }
 
-func (s *stdin) Close() (err error) {
-	s.noInput.Do(func() {
-		if err = s.ch.CloseWrite(); err == io.EOF {
-			err = nil // the command has ended
+func (s *stdin) Close() error {
+	p := (*Process)(s)
+	var err error
+	p.noInput.Do(func() {
+		var closed error
+		if p.with(func() { closed = p.ch.CloseWrite() }) && closed != io.EOF {
+			err = closed // else the command has ended
 		}
 	})
 	return err
@@ -170,25 +233,46 @@ func (s *stdin) Close() (err error) {
 
 // Stdout is the command's output. Its end is io.EOF only after the command's own
 // end is known; a connection that goes away is ErrConnectionLost.
-func (p *Process) Stdout() io.Reader { return &output{p, p.ch} }
+func (p *Process) Stdout() io.Reader { return &p.stdout }
 
 // Stderr is as Stdout. It is empty on a terminal.
-func (p *Process) Stderr() io.Reader { return &output{p, p.ch.Stderr()} }
+func (p *Process) Stderr() io.Reader { return &p.stderr }
 
 type output struct {
-	p *Process
-	r io.Reader
+	p         *Process
+	r         io.Reader
+	buf, rest []byte // what was read, and what of it nobody has taken yet
+	err       error  // that came with it
 }
 
 func (o *output) Read(b []byte) (int, error) {
-	n, err := o.r.Read(b)
-	if err == io.EOF {
-		<-o.p.ended
-		if o.p.err != nil {
-			err = o.p.err
+	if len(o.rest) == 0 && o.err == nil {
+		if o.buf == nil {
+			o.buf = make([]byte, outputPart)
+		}
+		if !o.p.with(o.fill) {
+			return 0, ErrConnectionLost
 		}
 	}
-	return n, err
+	n := copy(b, o.rest)
+	o.rest = o.rest[n:]
+	if n > 0 || len(o.rest) > 0 || o.err == nil {
+		return n, nil
+	}
+	if o.err == io.EOF {
+		if _, err := o.p.Wait(); err != nil {
+			return 0, err
+		}
+	}
+	return 0, o.err
+}
+
+// outputPart is the most that one packet holds.
+const outputPart = 32 << 10
+
+func (o *output) fill() {
+	n, err := o.r.Read(o.buf)
+	o.rest, o.err = o.buf[:n], err
 }
 
 // Signal sends signal n, in Linux numbering, to the command's process group or,
@@ -236,9 +320,28 @@ func (p *Process) Wait() (wire.Exit, error) {
 func (p *Process) Done() <-chan struct{} { return p.ended }
 
 // Close lets go of the command: the guest kills it and all that descends from it,
-// unless it is detached or has ended. It does not wait for that. It may be called
-// more than once, and need not be after Wait has returned without an error.
+// unless it is detached or has ended. It does not wait for that. A guest that does not
+// answer for a moment is given up, with what it still had to say: then Wait, Read and
+// Write return. It may be called more than once, and need not be after Wait has returned
+// without an error.
 func (p *Process) Close() error {
-	p.closing.Do(func() { p.ch.Close() })
+	p.closing.Do(func() {
+		answered := time.AfterFunc(patience, func() {
+			select {
+			case <-p.over:
+				return
+			default:
+			}
+			close(p.gone)
+			p.end(wire.Exit{}, ErrConnectionLost)
+		})
+		select {
+		case <-p.over:
+			answered.Stop()
+		default:
+			// It waits as well where a frozen guest takes nothing more.
+			go p.ch.Close()
+		}
+	})
 	return nil
 }

@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "7ee45e0bbc19911dcd596154f3b4d6275077a93128a70bf4a30e661d58dcbdf3", size: 5611646},
-	"arm64": {sha256: "ec5ca1e17929f20a2845d565710f13b01bb15a034a6d695d6024766864dd49f1", size: 5243006},
+	"amd64": {sha256: "d93ab153c63387c495454ee66b0f0bea706fd812b4466711c04dfcc9f89206c6", size: 9707646},
+	"arm64": {sha256: "8c86fba7eed8c8481b19f6c614f4c07bea54a9a5b10cc7f0b5fb1d443455baf9", size: 9044094},
 }

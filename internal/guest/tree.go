@@ -8,9 +8,12 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
+	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -56,6 +59,102 @@ func (t *Trees) Send(job int, dir string) error {
 	}
 	clear(t.links) // no link leads from one tree into another
 	return t.dir(root, info, strconv.Itoa(job), dir)
+}
+
+// Archive sends what a tar archive of others holds as the tree of a job, checked entry by
+// entry. Of its files' attributes only permissions without setuid and setgid, times and
+// the extended attributes of users are taken.
+func (t *Trees) Archive(job int, r io.Reader, strip int, limits archive.Limits) (archive.Report, error) {
+	top := strconv.Itoa(job)
+	dirs := map[string]*tar.Header{top: {Mode: 0o755, ModTime: time.Now()}}
+	order := []string{top}
+	if err := t.header(&tar.Header{Typeflag: tar.TypeDir, Name: top + "/", Mode: 0o700}); err != nil {
+		return archive.Report{}, err
+	}
+	report, err := archive.FromForeign(t.ctx, r, strip, limits, func(e archive.ForeignEntry, content io.Reader) error {
+		h := &tar.Header{
+			Typeflag: e.Typeflag, Name: top + "/" + e.Name, Linkname: e.Linkname, Size: e.Size,
+			Mode: e.Mode & 0o1777, ModTime: sane(e.ModTime), PAXRecords: userXattrs(e.PAXRecords),
+		}
+		if e.Replaces {
+			h.PAXRecords[wire.TreeReplace] = "1"
+		}
+		switch e.Typeflag {
+		case tar.TypeDir:
+			had := dirs[h.Name] != nil
+			dirs[h.Name] = h
+			if had {
+				return nil
+			}
+			order = append(order, h.Name)
+			return t.header(&tar.Header{Typeflag: tar.TypeDir, Name: h.Name + "/", Mode: 0o700})
+		case tar.TypeLink:
+			h.Linkname = top + "/" + e.Link
+		case tar.TypeReg:
+			if err := t.header(h); err != nil {
+				return err
+			}
+			return t.copy(content, h.Size)
+		}
+		return t.header(h)
+	})
+	if err != nil {
+		return report, err
+	}
+	for _, name := range slices.Backward(order) {
+		h := dirs[name]
+		h.Typeflag, h.Name = tar.TypeDir, name+"/"
+		if h.PAXRecords == nil {
+			h.PAXRecords = map[string]string{}
+		}
+		h.PAXRecords[wire.TreeEnd] = "1"
+		if err := t.header(h); err != nil {
+			return report, err
+		}
+	}
+	return report, nil
+}
+
+// copy sends content of a known size. What goes wrong with reading it is not the stream's.
+func (t *Trees) copy(r io.Reader, size int64) error {
+	for left := size; left > 0; {
+		if t.ctx.Err() != nil {
+			return t.ctx.Err()
+		}
+		n, err := r.Read(t.buf[:min(left, int64(len(t.buf)))])
+		if n > 0 {
+			if err := t.data(t.buf[:n]); err != nil {
+				return err
+			}
+			left -= int64(n)
+		}
+		if err != nil && left > 0 {
+			if err == io.EOF {
+				err = io.ErrUnexpectedEOF
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// sane is a time that every file system can keep.
+func sane(t time.Time) time.Time {
+	if s := t.Unix(); s < 0 || s >= 1<<34 {
+		return time.Unix(0, 0)
+	}
+	return t
+}
+
+// userXattrs are those that are no privilege.
+func userXattrs(records map[string]string) map[string]string {
+	kept := map[string]string{}
+	for key, value := range records {
+		if name, is := strings.CutPrefix(key, wire.TreeXattr); is && strings.HasPrefix(name, "user.") && !strings.ContainsAny(name, "=\x00") {
+			kept[key] = value
+		}
+	}
+	return kept
 }
 
 // Close ends the stream.

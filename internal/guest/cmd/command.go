@@ -200,6 +200,27 @@ func (c *command) kill() {
 	killTree(c.tree)
 }
 
+// tidyTime is what a command gets that removes what it has half made.
+const tidyTime = 10 * time.Second
+
+// tidies says whether the command cleans up when its input breaks off.
+func (c *command) tidies() bool {
+	args := c.req.Args
+	return len(args) > 1 && args[0] == wire.Path && (args[1] == wire.VerbUnpack || args[1] == wire.VerbFiles)
+}
+
+// abandon kills the command of a client that is gone, once it had time to tidy up.
+func (c *command) abandon() {
+	if c.tidies() {
+		select {
+		case <-c.over:
+			return
+		case <-time.After(tidyTime):
+		}
+	}
+	c.kill()
+}
+
 // cut ends the copying of output that is still open, after what is already written.
 func (c *command) cut() {
 	c.stdout.SetReadDeadline(time.Unix(1, 0))

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -106,11 +107,9 @@ func (g *guests) remove(one *guest) {
 	g.friends = without(g.friends, one)
 }
 
-func without(list []*guest, one *guest) []*guest {
-	for i, g := range list {
-		if g == one {
-			return append(list[:i:i], list[i+1:]...)
-		}
+func without[T comparable](list []T, one T) []T {
+	if i := slices.Index(list, one); i >= 0 {
+		return slices.Delete(list, i, i+1)
 	}
 	return list
 }
@@ -183,7 +182,11 @@ func (s *session) control(conn controlConn, proved func()) {
 	}
 	r := bufio.NewReaderSize(conn, 1024)
 	for friend := false; ; {
-		line, err := readLine(r)
+		most := wire.MaxControlLine
+		if friend {
+			most = wire.MaxFriendLine
+		}
+		line, err := readLine(r, most)
 		if err != nil {
 			return
 		}
@@ -213,12 +216,12 @@ func (s *session) control(conn controlConn, proved func()) {
 	}
 }
 
-// readLine reads one line of at most wire.MaxControlLine bytes.
-func readLine(r *bufio.Reader) ([]byte, error) {
+// readLine reads one line of at most so many bytes.
+func readLine(r *bufio.Reader, most int) ([]byte, error) {
 	var line []byte
 	for {
 		part, err := r.ReadSlice('\n')
-		if len(line)+len(part) > wire.MaxControlLine {
+		if len(line)+len(part) > most {
 			return nil, errLine
 		}
 		line = append(line, part...)
@@ -283,9 +286,21 @@ func (s *session) answer(req wire.Control) (reply wire.Reply) {
 		s.deadline.renew(req.Lease)
 	case wire.OpRelease:
 		s.deadline.release()
+	case wire.OpNetwork:
+	case wire.OpEgress:
+		reply.Egress = s.gate.egress.tell()
+	case wire.OpBegin:
+		if refused := s.gate.begin(req.Begin); refused != nil {
+			reply.Error, reply.Refused = refused.Error(), refused.kind
+			break
+		}
+		if req.Begin.Timeout >= 0 && req.Begin.Grace >= 0 {
+			s.deadline.setTimeout(req.Begin.Timeout, req.Begin.Grace)
+		}
 	default:
 		reply.Error = "unknown operation"
 	}
 	s.deadline.tell(&reply)
+	reply.Network = s.gate.network()
 	return reply
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path"
 	"runtime"
@@ -34,6 +35,14 @@ func runCopy(args []string) error {
 
 	out := json.NewEncoder(os.Stdout)
 	c := newCopier()
+	if told.Wait {
+		if err := out.Encode(wire.Copied{Ready: true}); err != nil {
+			return err
+		}
+		if _, err := io.ReadFull(os.Stdin, make([]byte, 1)); err != nil {
+			return fmt.Errorf("copy: not told to begin: %w", err)
+		}
+	}
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -48,7 +57,7 @@ func runCopy(args []string) error {
 	close(stop)
 	<-stopped
 	last := c.copied()
-	last.Done, last.Elsewhere, last.Boot = true, c.elsewhere, bootID()
+	last.Done, last.Elsewhere, last.Boot, last.Roots = true, c.elsewhere, bootID(), c.roots
 	if err != nil {
 		last.Error = toCopyError(err)
 	}
@@ -59,10 +68,16 @@ func runCopy(args []string) error {
 func (c *copier) tell(stop <-chan struct{}, out *json.Encoder) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
+	layers := c.layers
 	for {
 		select {
 		case <-stop:
 			return
+		case <-layers:
+			layers = nil
+			said := c.copied()
+			said.Layers = true
+			out.Encode(said)
 		case <-tick.C:
 			out.Encode(c.copied())
 		}
@@ -74,6 +89,9 @@ func (c *copier) tell(stop <-chan struct{}, out *json.Encoder) {
 type copier struct {
 	files, dirs, bytes, skipped, xattrs atomic.Int64
 	noReflink                           atomic.Bool
+	owners                              []*identity // of the jobs; nil keeps what there is
+	jobs                                []wire.CopyJob
+	layers                              chan struct{} // closed when those jobs are done
 
 	mu        sync.Mutex
 	changed   sync.Cond // of the three below
@@ -84,6 +102,7 @@ type copier struct {
 	links     map[linkKey]*link
 	targets   map[inode]bool
 	elsewhere []int
+	roots     []wire.Root
 }
 
 type inode struct{ dev, ino uint64 }
@@ -143,7 +162,7 @@ type entry struct {
 }
 
 // share is how many entries of a directory one task takes.
-const share = 128
+const share = 32
 
 // pathError says where a copy failed.
 type pathError struct {
@@ -172,7 +191,7 @@ func (b *branch) fail(name string, err error) error {
 }
 
 func newCopier() *copier {
-	c := &copier{links: map[linkKey]*link{}, targets: map[inode]bool{}}
+	c := &copier{links: map[linkKey]*link{}, targets: map[inode]bool{}, layers: make(chan struct{})}
 	c.changed.L = &c.mu
 	return c
 }
@@ -186,16 +205,62 @@ func (c *copier) copied() wire.Copied {
 	}
 }
 
-// run copies everything, or stops at the first failure.
-func (c *copier) run(told wire.Copy) error {
-	for i, job := range told.Jobs {
-		if err := c.begin(i, job); err != nil {
-			return err
+// owned looks up who the jobs' trees are for.
+func (c *copier) owned(jobs []wire.CopyJob) error {
+	c.owners = make([]*identity, len(jobs))
+	for i, job := range jobs {
+		if job.Owner == "" {
+			continue
+		}
+		id, err := lookupUser(job.Owner)
+		if err != nil {
+			return &pathError{job: i, err: err}
+		}
+		c.owners[i] = &id
+	}
+	return nil
+}
+
+// adopt changes what a file of a job is to be when the job is for somebody. Who gets
+// another's file does not get the other's rights with it.
+func (c *copier) adopt(job int, st *unix.Stat_t) {
+	if id := c.owners[job]; id != nil {
+		st.Uid, st.Gid = id.uid, id.gid
+		if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			st.Mode &^= unix.S_ISUID | unix.S_ISGID
 		}
 	}
+}
+
+// run copies everything, or stops at the first failure.
+func (c *copier) run(told wire.Copy) error {
+	if err := c.owned(told.Jobs); err != nil {
+		return err
+	}
+	c.jobs, c.roots = told.Jobs, make([]wire.Root, len(told.Jobs))
 	workers := told.Workers
 	if workers <= 0 {
 		workers = max(2, runtime.NumCPU())
+	}
+	if err := c.all(true, workers); err != nil {
+		return err
+	}
+	close(c.layers)
+	return c.all(false, workers)
+}
+
+// all copies every job that is one of a layer or a root, or every other one.
+func (c *copier) all(layers bool, workers int) error {
+	for i, job := range c.jobs {
+		if (job.Layer || job.Root) != layers {
+			continue
+		}
+		if err := errors.Join(writeOut(job.Sync), empty(job)); err != nil {
+			return &pathError{job: i, err: err}
+		}
+		if err := c.begin(i, job); err != nil {
+			return err
+		}
 	}
 	var wg sync.WaitGroup
 	for range workers {
@@ -228,6 +293,13 @@ func (c *copier) begin(i int, job wire.CopyJob) error {
 		c.elsewhere = append(c.elsewhere, i)
 		return unix.Close(b.src)
 	}
+	c.adopt(i, &b.stat)
+	c.roots[i] = wire.Root{Mode: b.stat.Mode & 0o7777, UID: b.stat.Uid, GID: b.stat.Gid, Mtime: b.stat.Mtim.Nano()}
+	if job.Layer {
+		if c.roots[i].Bare, err = bare(b.src, &b.stat, job.Mounts); err != nil {
+			return b.fail("", err)
+		}
+	}
 	if b.dst, err = unix.Open(job.To, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
 		return b.fail("", err)
 	}
@@ -240,7 +312,46 @@ func (c *copier) begin(i int, job wire.CopyJob) error {
 	if b.root, err = unix.Dup(b.dst); err != nil {
 		return b.fail("", err)
 	}
+	if job.Root {
+		b.left.Store(1)
+		return errors.Join(c.leave(b), unix.Close(b.root))
+	}
 	return c.list(b)
+}
+
+// empty removes what an earlier copy left.
+func empty(job wire.CopyJob) error {
+	if !job.Again {
+		return nil
+	}
+	root, err := os.OpenRoot(job.To)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	dir, err := root.Open(".")
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	for _, name := range names {
+		err = errors.Join(err, root.RemoveAll(name))
+	}
+	return err
+}
+
+// writeOut writes out the file system that dir is on.
+func writeOut(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return unix.Syncfs(fd)
 }
 
 func identify(st *unix.Stat_t) wire.Identity {
@@ -353,6 +464,7 @@ func (w *worker) enter(b *branch, name string) error {
 	if err := unix.Fstat(child.src, &child.stat); err != nil {
 		return b.fail(name, err)
 	}
+	w.adopt(b.job, &child.stat)
 	if w.targets[inode{child.stat.Dev, child.stat.Ino}] {
 		return b.fail(name, errors.New("it is what is copied into"))
 	}
@@ -375,11 +487,12 @@ func (w *worker) copy(b *branch, e entry) error {
 		if err := unix.Fstatat(b.src, e.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 			return err
 		}
+		w.adopt(b.job, &st)
 		e.kind = byte(st.Mode & unix.S_IFMT >> 12) // as the kernel makes the one of the other
 	}
 	switch e.kind {
 	case unix.DT_DIR:
-		if err := unix.Mkdirat(b.dst, e.name, 0o700); err != nil {
+		if err := unix.Mkdirat(b.dst, e.name, 0o700); err != nil && !(err == unix.EEXIST && w.jobs[b.job].Layer) {
 			return err
 		}
 		b.left.Add(1)
@@ -399,6 +512,13 @@ func (w *worker) copy(b *branch, e entry) error {
 			}
 			return w.attributesAt(b, e.name, &st)
 		})
+	}
+	if e.kind == unix.DT_CHR && st.Rdev == 0 && w.jobs[b.job].Layer {
+		err := unix.Mknodat(b.dst, e.name, st.Mode, 0) // the file of the image is gone
+		if err == unix.EEXIST {
+			return nil // something is mounted there
+		}
+		return err
 	}
 	w.skipped.Add(1)
 	w.mu.Lock()

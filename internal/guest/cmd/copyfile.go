@@ -7,10 +7,13 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
 const (
@@ -20,6 +23,66 @@ const (
 	// attempts is how often a file that is being written to is tried.
 	attempts = 3
 )
+
+// opaque is how storage drivers outside of the kernel mark a directory that hides that of
+// the image; those that the engine mounts something on are marked when they are made.
+const opaque = ".wh..wh..opq"
+
+// opaqueDevice is the other mark that they leave, a device.
+const opaqueDevice = ".wh..opq"
+
+// driverAttrs are what attributes that storage drivers, and SELinux, give a layer begin with.
+var driverAttrs = []string{"trusted.overlay.", "user.overlay.", "user.fuseoverlayfs.", "security.selinux"}
+
+// bare reports whether a layer is as the engine made it: a root of its own making, with
+// no more in it than directories to mount something on, which are empty. In doubt it is
+// not: a root with an attribute that storage drivers don't set, or a name in it that we
+// don't know.
+func bare(fd int, st *unix.Stat_t, mounts []string) (bool, error) {
+	if st.Mode&0o7777 != 0o755 || st.Uid != 0 || st.Gid != 0 {
+		return false, nil
+	}
+	attrs := make([]byte, 64<<10)
+	n, err := unix.Flistxattr(fd, attrs)
+	if err != nil && err != unix.ENOTSUP {
+		return false, err
+	}
+	for name := range strings.SplitSeq(string(attrs[:max(n, 0)]), "\x00") {
+		if name != "" && !slices.ContainsFunc(driverAttrs, func(p string) bool { return strings.HasPrefix(name, p) }) {
+			return false, nil
+		}
+	}
+	entries, err := readDir(fd)
+	if err != nil {
+		return false, err
+	}
+	if _, err := unix.Seek(fd, 0, io.SeekStart); err != nil { // it is read again
+		return false, err
+	}
+	for _, e := range entries {
+		if !slices.Contains(mounts, e.name) {
+			return false, nil
+		}
+		dir, err := unix.Openat(fd, e.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err == unix.ENOTDIR || err == unix.ELOOP {
+			return false, nil // a file's mount point, or a file in its place
+		}
+		if err != nil {
+			return false, err
+		}
+		inside, err := readDir(dir)
+		if e := unix.Close(dir); err == nil {
+			err = e
+		}
+		if err != nil {
+			return false, err
+		}
+		if slices.ContainsFunc(inside, func(e entry) bool { return e.name != opaque && e.name != opaqueDevice }) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
 
 // file copies a regular file of b.
 func (w *worker) file(b *branch, name string) error {
@@ -45,10 +108,14 @@ func (w *worker) file(b *branch, name string) error {
 	w.files.Add(1)
 	return w.linked(b, name, &st, func() error {
 		dst, err := unix.Openat(b.dst, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, st.Mode&0o777)
+		if err == unix.EEXIST && w.jobs != nil && w.jobs[b.job].Layer && name == opaque {
+			return nil
+		}
 		if err != nil {
 			return err
 		}
 		if err = w.contents(src, dst, &st); err == nil {
+			w.adopt(b.job, &st)
 			err = w.attributes(src, dst, &st, false)
 		}
 		if e := unix.Close(dst); err == nil {
@@ -281,6 +348,9 @@ func (c *copier) xattrsOf(list func([]byte) (int, error), get func(string, []byt
 
 // took counts an extended attribute that the target does not take.
 func (c *copier) took(name string, err error) error {
+	if err != nil && strings.HasPrefix(name, "trusted.overlay.") && slices.ContainsFunc(c.jobs, func(j wire.CopyJob) bool { return j.Layer }) {
+		return fmt.Errorf("extended attribute %s: %w", name, err)
+	}
 	switch err {
 	case nil:
 	case unix.ENOTSUP, unix.EPERM, unix.EACCES, unix.EINVAL, unix.ENOSPC, unix.E2BIG, unix.ERANGE:

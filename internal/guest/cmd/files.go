@@ -4,11 +4,13 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"io"
 	"os"
+	"os/signal"
 	"strings"
 	"sync"
 	"syscall"
@@ -21,10 +23,12 @@ import (
 
 // fileServer carries out file operations for one client, as the user it runs as.
 type fileServer struct {
+	in     *os.File
 	out    sync.Mutex
 	failed bool // standard output is gone
 
-	places chan struct{} // one for each request under way
+	places  chan struct{}  // one for each request under way
+	placing sync.WaitGroup // those that put a file in its place
 
 	mu    sync.Mutex
 	last  uint64
@@ -44,16 +48,24 @@ type served struct {
 const (
 	maxServed   = 4096 // open files of one client
 	maxRequests = 1024 // requests at once; one may block, on a pipe say
+	// placeTime is what those get that put a file in its place when nobody asks for it
+	// any more. A place that is a pipe may take for ever.
+	placeTime = time.Second
 )
 
-// runFiles serves until standard input ends.
+// runFiles serves until standard input ends, or SIGTERM comes. What was begun goes.
 func runFiles() error {
-	s := &fileServer{files: map[uint64]*served{}, places: make(chan struct{}, maxRequests)}
+	// Only a descriptor that does not block can be given up in the middle of a read.
+	unix.SetNonblock(unix.Stdin, true)
+	s := &fileServer{in: os.NewFile(uintptr(unix.Stdin), "requests"), files: map[uint64]*served{}, places: make(chan struct{}, maxRequests)}
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	defer stop()
 	defer s.abandon()
-	in := bufio.NewReaderSize(os.Stdin, 64<<10)
+	context.AfterFunc(ctx, func() { s.in.SetReadDeadline(time.Unix(1, 0)) })
+	in := bufio.NewReaderSize(s.in, 64<<10)
 	for {
 		id, op, message, err := wire.ReadFrame(in)
-		if err == io.EOF {
+		if err == io.EOF || ctx.Err() != nil {
 			return nil
 		}
 		if err != nil {
@@ -65,16 +77,30 @@ func runFiles() error {
 			s.reply(id, wire.NewFrame(8), unix.EAGAIN)
 			continue
 		}
+		places := op == wire.FileReplace || op == wire.FileBegin || op == wire.FileCommit
+		if places {
+			s.placing.Add(1)
+		}
 		go func() {
 			defer func() { <-s.places }()
 			out, err := s.do(op, wire.NewUnpack(message))
+			if places {
+				s.placing.Done()
+			}
 			s.reply(id, out, err)
 		}()
 	}
 }
 
-// abandon undoes what was begun and not committed.
+// abandon undoes what was begun and not committed, and lets what is being put in its
+// place get there.
 func (s *fileServer) abandon() {
+	placed := make(chan struct{})
+	go func() { s.placing.Wait(); close(placed) }()
+	select {
+	case <-placed:
+	case <-time.After(placeTime):
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, f := range s.files {
@@ -98,7 +124,7 @@ func (s *fileServer) reply(id uint32, out wire.Pack, err error) {
 	}
 	if _, err := os.Stdout.Write(out.End(id, kind)); err != nil {
 		s.failed = true
-		os.Stdin.Close()
+		s.in.Close()
 	}
 }
 

@@ -27,6 +27,7 @@ type session struct {
 	environ  []string // the container's, for the main process
 	reaper   *reaper
 	deadline *deadlines
+	gate     *gate
 	listener int             // the control socket
 	stop     <-chan struct{} // closed when the session is to end
 	ending   sync.Once
@@ -35,6 +36,11 @@ type session struct {
 	main      *child
 	mainError *wire.StartError
 }
+
+// memoryLimit is where the garbage collector begins to work harder. An idle session takes
+// a tenth of it; a thousand connections through the proxy, each with its two goroutines,
+// take about half.
+const memoryLimit = 64 << 20
 
 // runInit is PID 1 of a sandbox. It returns only when the session can't be set up.
 //
@@ -65,7 +71,7 @@ func runInit(args []string) error {
 		return fmt.Errorf("init: the environment: %w", err)
 	}
 	debug.SetGCPercent(50)
-	debug.SetMemoryLimit(16 << 20)
+	debug.SetMemoryLimit(memoryLimit)
 
 	s := &session{reaper: newReaper(), environ: environ, mainKnown: make(chan struct{})}
 	if err := json.Unmarshal([]byte(args[0]), &s.conf); err != nil {
@@ -89,13 +95,19 @@ func (s *session) setUp() error {
 	if s.stop, err = stopRequests(); err != nil {
 		return err
 	}
+	// The kernel keeps signals from PID 1 that are at their default, but not while its first
+	// thread blocks them, as Go's runtime does for moments: then another thread takes them,
+	// and that is the end. What is ignored harms nobody.
 	for n := 1; n <= signals; n++ {
 		// SIGCHLD goes through Go's runtime, and the other one is how the runtime
 		// reaches its threads. Neither can do harm.
 		if n != int(unix.SIGTERM) && n != int(unix.SIGCHLD) && n != perThread {
-			defaultDisposition(n)
+			dispose(n, ignored)
 		}
 	}
+	// No child exists yet, and nobody can ask for one before the network is locked.
+	s.gate = newGate(s.conf.Ports)
+	s.gate.trust = s.trust
 	if s.listener, err = listenControl(); err != nil {
 		return err
 	}
@@ -182,12 +194,13 @@ func alone() bool {
 	return true
 }
 
-// startMain starts the main process, through run.
+// startMain starts the main process, through run, once a network policy is in force.
 func (s *session) startMain() {
 	defer close(s.mainKnown)
 	if s.conf.Main == nil {
 		return
 	}
+	<-s.gate.begun
 	s.main, s.mainError = s.runMain()
 }
 

@@ -101,6 +101,11 @@ func environment(env []string, id identity, tty bool) []string {
 	if tty {
 		add("TERM", "xterm")
 	}
+	if _, err := os.Stat(trustBundle); err == nil {
+		for _, name := range trustVariables {
+			add(name, trustBundle)
+		}
+	}
 	return out
 }
 

@@ -28,12 +28,16 @@ func main() {
 		code, err = runRun(args)
 	case wire.VerbFiles:
 		err = runFiles()
+	case verbTrust:
+		err = runTrust()
 	case wire.VerbSFTP:
 		err = runSFTP()
 	case wire.VerbCopy:
 		err = runCopy(args)
 	case wire.VerbDu:
 		err = runDu(args)
+	case wire.VerbProbe:
+		err = runProbe()
 	case wire.VerbPack:
 		err = runPack(args)
 	case wire.VerbUnpack:

@@ -5,7 +5,6 @@ package main
 import (
 	"archive/tar"
 	"bufio"
-	"errors"
 	"fmt"
 	"io"
 	"path"
@@ -22,6 +21,7 @@ type receiver struct {
 	*copier
 	w     worker
 	roots []int // the jobs' directories
+	ended int   // how many of them are whole
 
 	// The directory of the entry before, which most often is the next one's.
 	dir  int
@@ -32,6 +32,9 @@ type receiver struct {
 // receive makes the trees of a stream. One that ends before its end is an error.
 func (c *copier) receive(in io.Reader, jobs []wire.CopyJob) error {
 	r := &receiver{copier: c, w: worker{copier: c, buf: make([]byte, bufferSize)}, dir: -1}
+	if err := c.owned(jobs); err != nil {
+		return err
+	}
 	for i, job := range jobs {
 		fd, err := unix.Open(job.To, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		if err != nil {
@@ -42,7 +45,10 @@ func (c *copier) receive(in io.Reader, jobs []wire.CopyJob) error {
 	tr := tar.NewReader(bufio.NewReaderSize(in, bufferSize))
 	for {
 		h, err := tr.Next()
-		if errors.Is(err, io.EOF) {
+		if err == io.EOF && r.ended < len(jobs) {
+			err = io.ErrUnexpectedEOF // a cut between two headers looks like the end
+		}
+		if err == io.EOF {
 			return nil
 		}
 		if err != nil {
@@ -51,6 +57,12 @@ func (c *copier) receive(in io.Reader, jobs []wire.CopyJob) error {
 		job, rel, err := r.place(h.Name)
 		if err != nil {
 			return err
+		}
+		if id := r.owners[job]; id != nil {
+			h.Uid, h.Gid = int(id.uid), int(id.gid)
+			if h.Typeflag != tar.TypeDir {
+				h.Mode &^= 0o6000
+			}
 		}
 		if err := r.entry(tr, h, job, rel); err != nil {
 			return &pathError{job: job, path: rel, err: err}
@@ -104,6 +116,11 @@ func (r *receiver) entry(in io.Reader, h *tar.Header, job int, rel string) error
 		return err
 	}
 	base := path.Base(rel)
+	if h.PAXRecords[wire.TreeReplace] != "" {
+		if err := unix.Unlinkat(parent, base, 0); err != nil {
+			return err
+		}
+	}
 	r.files.Add(1)
 	switch h.Typeflag {
 	case tar.TypeReg:
@@ -154,6 +171,9 @@ func (r *receiver) directory(h *tar.Header, job int, rel string) error {
 		return err
 	}
 	r.dirs.Add(1)
+	if rel == "" {
+		r.ended++ // its own end comes after all that is in it
+	}
 	return r.given(fd, h)
 }
 

@@ -78,10 +78,10 @@ func execute(request []byte) *wire.StartError {
 	if err := unix.Chdir(l.dir); err != nil {
 		return refuse(wire.KindDirectory, "directory %q: %v", l.dir, err)
 	}
-	// PID 1 blocks every signal, and its children start that way.
+	// PID 1 ignores most signals, and its children start that way.
 	for n := 1; n <= signals; n++ {
 		if n != perThread {
-			defaultDisposition(n)
+			dispose(n, byDefault)
 		}
 	}
 	setMask(0)

@@ -67,6 +67,12 @@ func runServe(args []string) error {
 	if len(args) > 0 { // a connection of standard SSH
 		s.hangUp()
 	} else {
+		if s.tidying.Load() > 0 {
+			select {
+			case <-s.drained:
+			case <-time.After(tidyTime):
+			}
+		}
 		killTree(ourCommands)
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -195,9 +201,22 @@ func controlChannel(nc ssh.NewChannel) {
 	join(nc, conn)
 }
 
-// dialControl waits its turn when the control socket's queue is full, which only a
+// controlPatience is how long PID 1 of a session that has just started may take, on a
+// busy machine, to listen.
+const controlPatience = 5 * time.Second
+
+func dialControl() (conn *net.UnixConn, err error) {
+	for begin := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+		conn, err = connectControl()
+		if !errors.Is(err, unix.ECONNREFUSED) || time.Since(begin) > controlPatience {
+			return conn, err
+		}
+	}
+}
+
+// connectControl waits its turn when the control socket's queue is full, which only a
 // plain blocking connect does.
-func dialControl() (*net.UnixConn, error) {
+func connectControl() (*net.UnixConn, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err

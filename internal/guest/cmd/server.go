@@ -11,6 +11,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/crypto/ssh"
@@ -27,6 +28,8 @@ type server struct {
 	conf   wire.Serve // of standard sessions
 	reaper *reaper
 	keeper *keeper // nil in serve, which takes no detached commands
+
+	tidying atomic.Int32 // commands that clean up when their client is gone
 
 	mu       sync.Mutex
 	running  int
@@ -174,9 +177,13 @@ func (s *server) exec(nc ssh.NewChannel, parts *parts) {
 		select {
 		case <-c.over:
 		default:
-			c.kill()
+			c.abandon()
 		}
 	}()
+	if c.tidies() {
+		s.tidying.Add(1)
+		defer s.tidying.Add(-1)
+	}
 	go c.feed(ch)
 	exit := c.run(ch, ch.Stderr())
 	answering.Lock()

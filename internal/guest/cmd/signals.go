@@ -16,8 +16,7 @@ const signals = 64
 // thread (syscall.AllThreadsSyscall).
 const perThread = 33
 
-// kernelSigaction is struct sigaction as the system call takes it. Its zero value is
-// the default disposition.
+// kernelSigaction is struct sigaction as the system call takes it.
 type kernelSigaction struct {
 	handler  uintptr
 	flags    uint64
@@ -25,9 +24,15 @@ type kernelSigaction struct {
 	mask     uint64
 }
 
-// defaultDisposition sets signal n back to its default.
-func defaultDisposition(n int) {
-	var act kernelSigaction
+// What becomes of a signal without a handler, as the kernel numbers it.
+const (
+	byDefault = 0 // SIG_DFL
+	ignored   = 1 // SIG_IGN
+)
+
+// dispose sets what becomes of signal n. SIGKILL and SIGSTOP stay as they are.
+func dispose(n int, handler uintptr) {
+	act := kernelSigaction{handler: handler}
 	unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(n), uintptr(unsafe.Pointer(&act)), 0, 8, 0, 0)
 }
 
@@ -48,16 +53,16 @@ func mask() (now uint64) {
 // survive execve, and Go's runtime keeps them for children too. When there is
 // something to undo, this process starts itself anew.
 func defaultSignals() error {
-	ignored := false
+	undone := false
 	for n := 1; n <= signals; n++ {
 		var act kernelSigaction
 		unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(n), 0, uintptr(unsafe.Pointer(&act)), 8, 0, 0)
-		if act.handler == 1 { // SIG_IGN
-			ignored = true
-			defaultDisposition(n)
+		if act.handler == ignored {
+			undone = true
+			dispose(n, byDefault)
 		}
 	}
-	if !ignored && mask() == 0 {
+	if !undone && mask() == 0 {
 		return nil
 	}
 	setMask(0)

@@ -6,6 +6,9 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/signal"
+	"runtime/debug"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -18,18 +21,32 @@ func runPack(args []string) error {
 	if len(args) != 1 {
 		return errors.New("pack: one path")
 	}
+	debug.SetGCPercent(400)
 	_, err := archive.Pack(context.Background(), os.Stdout, args[0], archive.Options{})
 	return err
 }
 
 // runUnpack makes a file or tree of the archive on standard input, which is the
-// caller's own: setuid bits and all. An archive that breaks off leaves nothing.
+// caller's own: setuid bits and all. An archive that breaks off leaves nothing, and so
+// does a SIGTERM.
 func runUnpack(args []string) error {
 	if len(args) != 1 {
 		return errors.New("unpack: one path")
 	}
+	debug.SetGCPercent(400)
 	unix.Umask(0) // permissions are the archive's
-	report, err := archive.Unpack(context.Background(), os.Stdin, args[0], archive.Friendly, archive.Options{Complete: true})
+	// Only a descriptor that does not block can be given up in the middle of a read.
+	unix.SetNonblock(unix.Stdin, true)
+	in := os.NewFile(uintptr(unix.Stdin), "archive")
+	ctx, term := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	defer context.AfterFunc(ctx, func() { in.SetReadDeadline(time.Unix(1, 0)) })()
+	report, err := archive.Unpack(ctx, in, args[0], archive.Friendly, archive.Options{Complete: true})
+	if err != nil && ctx.Err() != nil {
+		term() // now it means what it always does, in a moment
+		unix.Kill(os.Getpid(), unix.SIGTERM)
+		time.Sleep(time.Second)
+		return err
+	}
 	said := wire.Unpacked{Files: report.Files, Dirs: report.Dirs, Bytes: report.Bytes, More: report.More}
 	for _, s := range report.Skipped {
 		said.Skipped = append(said.Skipped, wire.Skipped(s))

@@ -191,7 +191,7 @@ func TestClosure(t *testing.T) {
 func newSession(t testing.TB, key ed25519.PublicKey) *session {
 	known := make(chan struct{})
 	close(known)
-	return &session{conf: wire.Init{ControlKey: key}, deadline: &deadlines{fd: -1, lease: after(time.Hour)}, mainKnown: known}
+	return &session{conf: wire.Init{ControlKey: key}, deadline: &deadlines{fd: -1, lease: after(time.Hour)}, gate: idleGate(), mainKnown: known}
 }
 
 type talk struct {
@@ -275,12 +275,12 @@ func TestControlLinesAreBounded(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{wire.MaxControlLine, wire.MaxControlLine + 1, 10 * wire.MaxControlLine} {
 		line := strings.Repeat("x", n-1) + "\n"
-		got, err := readLine(bufio.NewReaderSize(strings.NewReader(line), 16))
+		got, err := readLine(bufio.NewReaderSize(strings.NewReader(line), 16), wire.MaxControlLine)
 		if fits := n <= wire.MaxControlLine; fits != (err == nil) || fits && string(got) != line {
 			t.Errorf("a line of %d bytes: %d, %v", n, len(got), err)
 		}
 	}
-	if _, err := readLine(bufio.NewReader(strings.NewReader("no end"))); !errors.Is(err, io.EOF) {
+	if _, err := readLine(bufio.NewReader(strings.NewReader("no end")), wire.MaxControlLine); !errors.Is(err, io.EOF) {
 		t.Errorf("a line without end: %v", err)
 	}
 }

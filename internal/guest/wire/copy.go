@@ -9,6 +9,9 @@ type Copy struct {
 	// Stream says that the trees come on standard input, as a tar archive in which names
 	// begin with the number of their job. From is of no account then.
 	Stream bool `json:"stream,omitempty"`
+	// Wait says to print Copied with Ready and to begin when a byte comes on standard
+	// input. Its end without one ends the copy.
+	Wait bool `json:"wait,omitempty"`
 }
 
 // Records of our own in such an archive.
@@ -19,6 +22,8 @@ const (
 	// TreeSparse is a file's size and then offset and length of each part that is not a
 	// hole, with spaces between. The contents are those parts.
 	TreeSparse = "AGENTSANDBOX.sparse"
+	// TreeReplace marks what takes the place of a file that came before.
+	TreeReplace = "AGENTSANDBOX.replace"
 	// TreeXattr and a name is an extended attribute, as others write it, too.
 	TreeXattr = "SCHILY.xattr."
 )
@@ -31,6 +36,25 @@ type CopyJob struct {
 	// Is says which directory From has to be. When it is another one nothing is copied
 	// and the job is reported in Copied.Elsewhere.
 	Is *Identity `json:"is,omitempty"`
+	// Owner is who everything belongs to in To, as user[:group] of where the copy runs;
+	// setuid and setgid bits are left out then. Empty keeps the owners there are.
+	Owner string `json:"owner,omitempty"`
+	// Layer says that From is a container's own layer, on the engine's disk and not as the
+	// container sees it. What marks that a file of the image is gone, or a directory's
+	// contents, is copied like files, and attributes of that kind have to be taken. To may
+	// have directories already: those that the engine mounts something on.
+	Layer bool `json:"layer,omitempty"`
+	// Root says that of From only its own mode, owner, times and extended attributes are
+	// wanted: To stands on what From has. It is done with the layers.
+	Root bool `json:"root,omitempty"`
+	// Mounts are names in From that say nothing of whether a Layer holds anything: the
+	// engine makes them, to mount something there.
+	Mounts []string `json:"mounts,omitempty"`
+	// Again says that To may have what an earlier copy left: it is removed first.
+	Again bool `json:"again,omitempty"`
+	// Sync is a directory whose file system is written out first. One that keeps what is
+	// written to it for itself for a while would hold it back from From.
+	Sync string `json:"sync,omitempty"`
 }
 
 // Identity tells a directory from every other one, as long as no machine restarts.
@@ -59,8 +83,24 @@ type Copied struct {
 	Elsewhere []int  `json:"elsewhere,omitempty"`
 	Boot      string `json:"boot,omitempty"`
 
-	Done  bool       `json:"done,omitempty"`
-	Error *CopyError `json:"error,omitempty"`
+	// Roots are what each job's From itself is, in the last line.
+	Roots []Root `json:"roots,omitempty"`
+
+	Ready bool `json:"ready,omitempty"`
+	// Layers says that every job with Layer or Root is done. They come first.
+	Layers bool       `json:"layers,omitempty"`
+	Done   bool       `json:"done,omitempty"`
+	Error  *CopyError `json:"error,omitempty"`
+}
+
+// Root is what a directory has beside its contents.
+type Root struct {
+	Mode  uint32 `json:"mode"` // permissions, setuid, setgid and sticky bit
+	UID   uint32 `json:"uid"`
+	GID   uint32 `json:"gid"`
+	Mtime int64  `json:"mtime"` // in nanoseconds
+	// Bare says that it is a Layer in which nothing was changed since it was made.
+	Bare bool `json:"bare,omitempty"`
 }
 
 // MaxNames is how many names Copied.Names has at most.

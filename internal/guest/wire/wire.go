@@ -18,6 +18,7 @@ const (
 	VerbKeep  = "keep"  // holds detached commands; started by serve
 	VerbRun   = "run"   // sheds what a child must not inherit, then executes it
 	VerbCopy  = "copy"  // copies trees between mounts of a helper; the second argument is Copy as JSON
+	VerbProbe = "probe" // prints what a helper sees of the engine's network; Probe as JSON
 	VerbDu    = "du"    // sizes the directories that its arguments name; prints Sizes as JSON
 )
 
@@ -87,6 +88,8 @@ type Init struct {
 	// Grace is what processes get between SIGTERM and SIGKILL when PID 1 itself
 	// ends the session.
 	Grace time.Duration `json:"grace,omitempty"`
+	// Ports are the published ones, TCP: what answers from outside under every policy.
+	Ports []uint16 `json:"ports,omitempty"`
 	// Workspace is given to its user before anything runs, while it is new: still
 	// root's and empty.
 	Workspace Workspace `json:"workspace,omitzero"`
@@ -227,6 +230,8 @@ type (
 		Grace   time.Duration `json:"grace,omitempty"`
 		// ID tells an OpExtend from the one before: a repeated one counts once.
 		ID string `json:"id,omitempty"`
+		// Begin is for OpBegin.
+		Begin *Begin `json:"begin,omitempty"`
 	}
 	// Reply is PID 1's answer to one request.
 	Reply struct {
@@ -240,6 +245,12 @@ type (
 		// Timeout is how long after its start the session ends, with all extensions;
 		// 0 is never.
 		Timeout time.Duration `json:"timeout,omitempty"`
+		// Network is in every reply of a guest that enforces policies; see policy.go.
+		Network *Network `json:"network,omitempty"`
+		// Refused says of which kind the Error of an OpBegin is.
+		Refused string `json:"refused,omitempty"`
+		// Egress is for OpEgress.
+		Egress *EgressLog `json:"egress,omitempty"`
 	}
 	// MainStatus tells of the main process; without Start and Exit it runs.
 	MainStatus struct {

@@ -1,0 +1,181 @@
+package guest
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+)
+
+// forgetful never answers who opens a channel, not even when it ends.
+type forgetful struct {
+	ssh.Conn
+	asked, end chan struct{}
+	forever    chan struct{}
+}
+
+func (f *forgetful) OpenChannel(string, []byte) (ssh.Channel, <-chan *ssh.Request, error) {
+	close(f.asked)
+	<-f.forever
+	return nil, nil, errors.New("the test is over")
+}
+
+func (f *forgetful) Wait() error {
+	<-f.end
+	return io.EOF
+}
+
+func (f *forgetful) Close() error { return nil }
+
+// A session that ends takes nobody along who was about to do something in it.
+func TestWhoOpensAChannelLearnsOfTheEnd(t *testing.T) {
+	t.Parallel()
+	f := &forgetful{asked: make(chan struct{}), end: make(chan struct{}), forever: make(chan struct{})}
+	defer close(f.forever)
+	chans, reqs := make(chan ssh.NewChannel), make(chan *ssh.Request)
+	r, w := net.Pipe()
+	defer w.Close()
+	conn := speak(f, chans, reqs, r)
+	go func() {
+		<-f.asked
+		close(chans)
+		close(reqs)
+		close(f.end)
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, _, err := conn.open(ctx, "any", nil); !errors.Is(err, ErrConnectionLost) {
+		t.Errorf("open as the connection ends: %v, want ErrConnectionLost", err)
+	}
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		conn.Close()
+	}()
+	select {
+	case <-closed:
+	case <-ctx.Done():
+		t.Error("Close waits for one who opens a channel, and nobody answers")
+	}
+}
+
+// connected are the two ends of a connection.
+func connected(t *testing.T) (near, far net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if near, err = net.Dial("tcp", l.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	if far, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	return near, far
+}
+
+// sshServer answers on conn until it has refused so many channels.
+func sshServer(t *testing.T, conn net.Conn, channels int) {
+	signer, err := ssh.NewSignerFromSigner(ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize)))
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	config := &ssh.ServerConfig{NoClientAuth: true}
+	config.AddHostKey(signer)
+	sc, chans, reqs, err := ssh.NewServerConn(conn, config)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer sc.Wait()
+	defer sc.Close()
+	go ssh.DiscardRequests(reqs)
+	for nc := range chans {
+		if nc.Reject(ssh.Prohibited, ""); channels == 0 {
+			break
+		}
+		channels--
+	}
+}
+
+// tail calls after when the stream has told of its end, before package ssh knows.
+type tail struct {
+	*stream
+	after func()
+}
+
+func (l tail) Read(b []byte) (int, error) {
+	n, err := l.stream.Read(b)
+	if err != nil {
+		l.after()
+	}
+	return n, err
+}
+
+// Package ssh forgets who sends something between the end of what it reads and its
+// knowledge of that. So there is nothing in between.
+func TestNothingIsSentOnceTheEndIsRead(t *testing.T) {
+	t.Parallel()
+	near, far := connected(t)
+	var served sync.WaitGroup
+	defer served.Wait()
+	served.Go(func() { sshServer(t, far, 0) })
+	st := &stream{ReadWriteCloser: near}
+	var sc ssh.Conn
+	sent := make(chan error, 1)
+	sc, chans, reqs, err := ssh.NewClientConn(tail{st, func() {
+		_, _, err := sc.SendRequest("late", false, nil)
+		sent <- err
+	}}, "guest", config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	st.carries(sc)
+	go ssh.DiscardRequests(reqs)
+	if _, _, err := sc.OpenChannel("last", nil); err == nil {
+		t.Error("a channel was opened that the server refuses")
+	}
+	if err := <-sent; err == nil {
+		t.Error("a request was taken after the end of the connection")
+	}
+	for range chans {
+	}
+}
+
+// What the test above is about, by chance.
+func TestManyOpenChannelsAsTheConnectionEnds(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for round := range 60 {
+		near, far := connected(t)
+		var all sync.WaitGroup
+		all.Go(func() { sshServer(t, far, round%8) })
+		conn, err := Dial(ctx, near)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 4 {
+			all.Go(func() {
+				for conn.Err() == nil && ctx.Err() == nil {
+					conn.open(ctx, "any", nil)
+				}
+			})
+		}
+		<-conn.Done()
+		all.Wait()
+		conn.Close()
+		if ctx.Err() != nil {
+			t.Fatalf("round %d: there is no end", round)
+		}
+	}
+}
