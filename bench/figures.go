@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+
+	"github.com/seed-1a2d6d8f/sandbox"
 )
 
 // execTrue: the shortest command on a warm handle, against the engine's own exec of it
@@ -90,15 +92,7 @@ func createVsFloor(ctx context.Context, r *rig) (float64, error) {
 	}
 	var made int
 	ours, theirs, ratios, err := pairs(ctx, 2, 15,
-		func() (float64, error) {
-			return milliseconds(func() error {
-				sb, err := r.create(ctx)
-				if err != nil {
-					return err
-				}
-				return sb.Command(ctx, "true").Run()
-			})
-		},
+		used(ctx, func() (*sandbox.Sandbox, error) { return r.create(ctx) }),
 		func() (float64, error) {
 			made++
 			name := fmt.Sprintf("bench-%s-%d", r.id, made)

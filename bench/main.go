@@ -1,7 +1,7 @@
 // Bench measures what the library costs beside the engine it stands on:
 //
 //	go run ./bench                         all figures, some minutes
-//	ONLY=create_vs_floor go run ./bench    one figure
+//	ONLY=create_vs_floor go run ./bench    one figure, or several with commas between
 //
 // A figure is a line "BENCH name value unit" on stdout: the median over rounds, each of
 // which measures both ways one right after the other, in alternating order, after
@@ -61,12 +61,26 @@ var figures = []figure{
 	{"http_rps_via_dial_vs_published_port", "ratio", httpDial},
 	{"dial_256MiB_vs_published_port", "ratio", pourDial},
 	{"rss_client_100_sandboxes", "MiB", rss100},
-	{"rwcopy_10k_small_vs_host_cp", "ratio", copySmall},
-	{"rwcopy_gosrc_vs_host_cp", "ratio", copyGo},
-	{"rwcopy_1GiB_vs_host_cp", "ratio", copyGiB},
+	{"rwcopy_10k_small_vs_host_cp", "ratio", rwcopy(small, false)},
+	{"rwcopy_gosrc_vs_host_cp", "ratio", rwcopy(goSrc, false)},
+	{"rwcopy_1GiB_vs_host_cp", "ratio", rwcopy(gibibyte, false)},
+	{"rwcopy_10k_small_streamed_vs_host_cp", "ratio", rwcopy(small, true)},
+	{"rwcopy_gosrc_streamed_vs_host_cp", "ratio", rwcopy(goSrc, true)},
+	{"rwcopy_1GiB_streamed_vs_host_cp", "ratio", rwcopy(gibibyte, true)},
 	{"list_volumes_500_vs_engine", "ratio", listVolumes500},
+	{"fork_small_vs_create", "ratio", forkSmall},
+	{"fork_gosrc_vs_host_cp", "ratio", forkGoSrc},
+	{"create_from_snapshot_1GiB_vs_create_empty", "ratio", createFromSnapshot},
+	{"fork_8_vs_fork_1", "ratio", fork8},
+	{"commit_skipped_when_clean", "commits", commitSkipped},
+	{"fork_pause_ms", "ms", forkPause},
 	{"get_1000_vs_1", "ratio", get1000},
 	{"list_1000_vs_engine", "ratio", list1000},
+	{"create_policy_vs_allowall", "ratio", createPolicy},
+	{"policy_update_ms", "ms", policyUpdate},
+	{"tls_connect_proxied_vs_direct_ms", "ms", tlsConnect},
+	{"proxied_throughput_vs_direct", "ratio", throughput},
+	{"pid1_rss_idle_MiB", "MiB", rssPID1},
 }
 
 // rig is what the figures measure with.
@@ -78,7 +92,8 @@ type rig struct {
 	facts  engine.Info
 	local  bool // the engine's processes are on this machine
 
-	rubbish []string // directories to remove at the end
+	rubbish   []string // directories to remove at the end
+	snapshots []string // and these, when nothing shares their files any more
 
 	shared *sandbox.Sandbox // warm, for figures that need no new one
 	crowd  bool             // a thousand others are there
@@ -87,7 +102,7 @@ type rig struct {
 func bench(ctx context.Context) (err error) {
 	chosen := figures
 	if only := os.Getenv("ONLY"); only != "" {
-		chosen = slices.DeleteFunc(slices.Clone(figures), func(f figure) bool { return f.name != only })
+		chosen = slices.DeleteFunc(slices.Clone(figures), func(f figure) bool { return !slices.Contains(strings.Split(only, ","), f.name) })
 		if len(chosen) == 0 {
 			var names []string
 			for _, f := range figures {
@@ -154,9 +169,14 @@ func (r *rig) tell() {
 
 const tag = "bench"
 
-// create makes a sandbox that remove will find.
+// tags are those of everything that remove will find.
+func (r *rig) tags() sandbox.ChangeOption { return sandbox.WithTags(map[string]string{tag: r.id}) }
+
+// quick has sandboxes that are removed at the end not take long.
+var quick = sandbox.WithStopTimeout(2 * time.Second)
+
 func (r *rig) create(ctx context.Context) (*sandbox.Sandbox, error) {
-	return r.client.Create(ctx, sandbox.WithTags(map[string]string{tag: r.id}), sandbox.WithStopTimeout(2*time.Second))
+	return r.client.Create(ctx, r.tags(), quick)
 }
 
 // warm returns the sandbox shared by figures, with its connection made.
@@ -204,7 +224,12 @@ func (r *rig) remove() error {
 		})
 	}
 	wg.Wait()
-	return errors.Join(errs...)
+	for _, id := range r.snapshots {
+		errs = append(errs, r.client.DeleteSnapshot(ctx, id))
+	}
+	// What forks of one moment shared goes with a sweep.
+	_, err = r.client.List(ctx)
+	return errors.Join(append(errs, err)...)
 }
 
 // samples are the measurements of one way of doing something.
@@ -261,4 +286,17 @@ func milliseconds(fn func() error) (float64, error) {
 	began := time.Now()
 	err := fn()
 	return float64(time.Since(began).Microseconds()) / 1000, err
+}
+
+// used measures from nothing to the exit of a new sandbox's first command.
+func used(ctx context.Context, create func() (*sandbox.Sandbox, error)) func() (float64, error) {
+	return func() (float64, error) {
+		return milliseconds(func() error {
+			sb, err := create()
+			if err != nil {
+				return err
+			}
+			return sb.Command(ctx, "true").Run()
+		})
+	}
 }

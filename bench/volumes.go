@@ -15,39 +15,29 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
-// copySmall, copyGo and copyGiB: what a copied mount adds to Create, against the
-// machine's own cp -a of the same tree, which has been read before.
-func copySmall(ctx context.Context, r *rig) (float64, error) {
-	return r.rwcopy(ctx, "10,000 files of 4 KiB", func(dir string) error {
-		content := make([]byte, 4096)
-		for i := range 10_000 {
-			sub := filepath.Join(dir, fmt.Sprint(i/100))
-			if i%100 == 0 {
-				if err := os.Mkdir(sub, 0o755); err != nil {
-					return err
-				}
-			}
-			rand.Read(content)
-			if err := os.WriteFile(filepath.Join(sub, fmt.Sprint(i%100)), content, 0o644); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+// rwcopy is what a copied mount adds to Create, against the machine's own cp -a of the
+// same tree, which has been read before. The engine copies it itself, or, streamed, this
+// process reads it, as it does when the engine is elsewhere.
+func rwcopy(tree copied, streamed bool) func(context.Context, *rig) (float64, error) {
+	return func(ctx context.Context, r *rig) (float64, error) { return r.rwcopy(ctx, tree, streamed) }
 }
 
-func copyGo(ctx context.Context, r *rig) (float64, error) {
-	return r.rwcopy(ctx, "the Go installation's src", func(dir string) error {
-		root, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
+// copied is a tree to copy.
+type copied struct {
+	what string
+	fill func(dir string) error
+}
+
+var (
+	small = copied{"10,000 files of 4 KiB", files10k}
+	goSrc = copied{"the Go installation's src", func(dir string) error {
+		root, err := exec.Command("go", "env", "GOROOT").Output()
 		if err != nil {
 			return err
 		}
-		return exec.CommandContext(ctx, "cp", "-a", filepath.Join(strings.TrimSpace(string(root)), "src"), dir).Run()
-	})
-}
-
-func copyGiB(ctx context.Context, r *rig) (float64, error) {
-	return r.rwcopy(ctx, "8 files of 128 MiB", func(dir string) error {
+		return exec.Command("cp", "-a", filepath.Join(strings.TrimSpace(string(root)), "src"), dir).Run()
+	}}
+	gibibyte = copied{"8 files of 128 MiB", func(dir string) error {
 		for i := range 8 {
 			f, err := os.Create(filepath.Join(dir, fmt.Sprint(i)))
 			if err != nil {
@@ -59,49 +49,77 @@ func copyGiB(ctx context.Context, r *rig) (float64, error) {
 			}
 		}
 		return nil
-	})
-}
+	}}
+)
 
-// rwcopy returns the ratio, and tells of the pieces.
-func (r *rig) rwcopy(ctx context.Context, what string, fill func(dir string) error) (float64, error) {
+// tree makes the tree, in a directory that goes at the end. Not before: creating files
+// soon after many were deleted is slow.
+func (r *rig) tree(t copied) (string, error) {
 	if !r.local {
-		return 0, errors.New("cp can be compared with on the engine's own machine alone")
+		return "", errors.New("cp can be compared with on the engine's own machine alone")
 	}
 	top, err := os.MkdirTemp("", "bench")
 	if err != nil {
-		return 0, err
+		return "", err
 	}
-	// Not now: creating files soon after many were deleted is slow, and here alone.
 	r.rubbish = append(r.rubbish, top)
 	tree := filepath.Join(top, "tree")
 	if err := os.Mkdir(tree, 0o755); err != nil {
+		return "", err
+	}
+	return tree, t.fill(tree)
+}
+
+func (r *rig) rwcopy(ctx context.Context, t copied, streamed bool) (_ float64, err error) {
+	tree, err := r.tree(t)
+	if err != nil {
 		return 0, err
 	}
-	if err := fill(tree); err != nil {
-		return 0, err
+	source, how := tree, "a copy of "
+	if streamed {
+		// A path that is another one, or none, to every other process.
+		was, err := os.Getwd()
+		if err == nil {
+			err = os.Chdir(filepath.Dir(tree))
+		}
+		if err != nil {
+			return 0, err
+		}
+		defer func() { err = errors.Join(err, os.Chdir(was)) }()
+		source, how = "/proc/self/cwd/tree", "a copy through this process of "
 	}
+	return r.beyondCreate(ctx, how+t.what, tree, func() error {
+		_, err := r.client.Create(ctx, r.tags(), quick, sandbox.WithMounts(sandbox.Mount{Source: source, Target: "/tree"}))
+		return err
+	})
+}
+
+// beyondCreate is what a way to make a sandbox with a tree takes longer than Create,
+// against cp -a of that tree. It tells of the pieces.
+func (r *rig) beyondCreate(ctx context.Context, what, tree string, way func() error) (float64, error) {
 	if _, err := r.warm(ctx); err != nil {
 		return 0, err
 	}
-	var plain, mounted, copied, ratios samples
+	var plain, with, cps, ratios samples
 	for round := range 8 {
 		if ctx.Err() != nil {
 			return 0, context.Cause(ctx)
 		}
 		var took [3]float64
 		ways := []func() error{
-			func() error { _, err := r.create(ctx); return err },
+			func() error { return second(r.create(ctx)) },
+			way,
 			func() error {
-				_, err := r.client.Create(ctx, sandbox.WithTags(map[string]string{tag: r.id}), sandbox.WithStopTimeout(2*time.Second),
-					sandbox.WithMounts(sandbox.Mount{Source: tree, Target: "/tree"}))
-				return err
-			},
-			func() error {
-				return exec.CommandContext(ctx, "cp", "-a", tree, filepath.Join(top, fmt.Sprint(round))).Run()
+				return exec.CommandContext(ctx, "cp", "-a", tree, filepath.Join(filepath.Dir(tree), fmt.Sprint(round))).Run()
 			},
 		}
 		for i := range ways {
 			i = (i + round) % len(ways)
+			// What the one before has written is not to be waited for by the next.
+			err := exec.CommandContext(ctx, "sync").Run()
+			if err != nil {
+				return 0, err
+			}
 			if took[i], err = milliseconds(ways[i]); err != nil {
 				return 0, err
 			}
@@ -109,10 +127,10 @@ func (r *rig) rwcopy(ctx context.Context, what string, fill func(dir string) err
 		if round == 0 {
 			continue // warm-up
 		}
-		plain, mounted, copied = append(plain, took[0]), append(mounted, took[1]), append(copied, took[2])
+		plain, with, cps = append(plain, took[0]), append(with, took[1]), append(cps, took[2])
 		ratios = append(ratios, (took[1]-took[0])/took[2])
 	}
-	note("%s: Create %v ms, with the copy %v ms, cp -a %v ms; ratios %v", what, plain, mounted, copied, ratios)
+	note("%s: %v ms, Create alone %v ms, cp -a %v ms; ratios %v", what, with, plain, cps, ratios)
 	return ratios.median(), nil
 }
 

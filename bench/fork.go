@@ -1,0 +1,307 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+)
+
+// source makes a sandbox to fork, with the files that the script makes, and some more.
+func (r *rig) source(ctx context.Context, script string, opts ...sandbox.CreateOption) (*sandbox.Sandbox, error) {
+	sb, err := r.client.Create(ctx, append(opts, r.tags(), quick)...)
+	if err != nil {
+		return nil, err
+	}
+	return sb, sb.Command(ctx, "sh", "-ec", "for i in $(seq 100); do head -c 4096 /dev/urandom >$i; done; "+script).Run()
+}
+
+// outsideToo gives a sandbox files outside of its workspace.
+const outsideToo = "mkdir /opt/tool; cp -r . /opt/tool; echo 1 >/etc/tool.conf"
+
+// forkSmall: a fork of a running sandbox with a hundred files to its first command's exit,
+// against an empty sandbox to there.
+func forkSmall(ctx context.Context, r *rig) (float64, error) {
+	if _, err := r.warm(ctx); err != nil {
+		return 0, err
+	}
+	var ratio float64
+	for _, script := range []string{outsideToo, "true"} {
+		source, err := r.source(ctx, script)
+		if err != nil {
+			return 0, err
+		}
+		ours, theirs, ratios, err := pairs(ctx, 2, 15,
+			used(ctx, func() (*sandbox.Sandbox, error) { return r.client.Fork(ctx, source.Name(), r.tags()) }),
+			used(ctx, func() (*sandbox.Sandbox, error) { return r.create(ctx) }))
+		if err != nil {
+			return 0, err
+		}
+		where := "in the workspace"
+		if script == outsideToo {
+			where += " and as many outside"
+		}
+		note("fork of 100 files %s: %v ms to the first command's exit, an empty sandbox %v ms, ratios %v", where, ours, theirs, ratios)
+		ratio = max(ratio, ratios.median())
+	}
+	return ratio, nil
+}
+
+// forkGoSrc is what a fork of a running sandbox with Go's source in its workspace takes
+// longer than Create, against the machine's own cp -a of that.
+func forkGoSrc(ctx context.Context, r *rig) (float64, error) {
+	tree, err := r.tree(goSrc)
+	if err != nil {
+		return 0, err
+	}
+	source, err := r.client.Create(ctx, r.tags(), quick, sandbox.WithSource(sandbox.Dir(tree)))
+	if err != nil {
+		return 0, err
+	}
+	return r.beyondCreate(ctx, "fork of "+goSrc.what, tree, func() error {
+		_, err := r.client.Fork(ctx, source.Name(), r.tags())
+		return err
+	})
+}
+
+// createFromSnapshot: a sandbox from a snapshot of 1 GiB to its first command's exit,
+// against an empty one to there.
+func createFromSnapshot(ctx context.Context, r *rig) (float64, error) {
+	if _, err := r.warm(ctx); err != nil {
+		return 0, err
+	}
+	var ratio float64
+	for _, script := range []string{outsideToo, "true"} {
+		source, err := r.source(ctx, script+"; head -c 1G /dev/urandom >big")
+		if err != nil {
+			return 0, err
+		}
+		snap, err := source.Snapshot(ctx)
+		if err != nil {
+			return 0, err
+		}
+		r.snapshots = append(r.snapshots, snap.ID)
+		ours, theirs, ratios, err := pairs(ctx, 2, 15,
+			used(ctx, func() (*sandbox.Sandbox, error) {
+				return r.client.Create(ctx, r.tags(), quick, sandbox.WithSource(sandbox.FromSnapshot(snap.ID)))
+			}),
+			used(ctx, func() (*sandbox.Sandbox, error) { return r.create(ctx) }))
+		if err != nil {
+			return 0, err
+		}
+		what, how := "1 GiB", "sharing its files"
+		if script == outsideToo {
+			what += " and 100 files outside of the workspace"
+		}
+		all, err := r.client.ListSnapshots(ctx, sandbox.OfSandbox(source.Name()))
+		if err != nil {
+			return 0, err
+		}
+		if len(all) != 1 || len(all[0].Volumes) == 0 {
+			how = "with a copy of its files, because this engine mounts no overlays"
+		}
+		note("from a snapshot of %s, %s: %v ms to the first command's exit, an empty sandbox %v ms, ratios %v", what, how, ours, theirs, ratios)
+		ratio = ratios.median() // of the last, which has only the workspace
+	}
+	return ratio, nil
+}
+
+// fork8: eight forks of one moment, against one.
+func fork8(ctx context.Context, r *rig) (float64, error) {
+	source, err := r.source(ctx, outsideToo)
+	if err != nil {
+		return 0, err
+	}
+	eight, one, ratios, err := pairs(ctx, 1, 7,
+		func() (float64, error) {
+			return milliseconds(func() error { return second(r.client.ForkN(ctx, source.Name(), 8, r.tags())) })
+		},
+		func() (float64, error) {
+			return milliseconds(func() error { return second(r.client.Fork(ctx, source.Name(), r.tags())) })
+		})
+	if err != nil {
+		return 0, err
+	}
+	note("eight forks of one moment: %v ms, one %v ms", eight, one)
+	return ratios.median(), nil
+}
+
+// commitSkipped counts the commits that the engine is asked for when a sandbox is forked
+// whose own files are its image's. What the engine tells of where it has a container's
+// files is kept from the client, for where that is known none is committed at all.
+func commitSkipped(ctx context.Context, r *rig) (commits float64, err error) {
+	count, err := r.count("UpperDir")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, count.close()) }()
+	for _, script := range []string{outsideToo, "true"} {
+		source, err := r.source(ctx, script)
+		if err != nil {
+			return 0, err
+		}
+		before := count.now()
+		if _, err := count.client.Fork(ctx, source.Name(), r.tags()); err != nil {
+			return 0, err
+		}
+		calls := 0
+		for call, n := range count.now() {
+			calls += n - before[call]
+		}
+		const commit = "POST /commit"
+		commits = float64(count.now()[commit] - before[commit])
+		what := "nothing outside of its workspace"
+		if script == outsideToo {
+			what = "100 files outside of its workspace"
+		}
+		note("fork of a sandbox with %s: %d calls, of them %.0f commits", what, calls, commits)
+	}
+	return commits, nil
+}
+
+// forkPause is the longest time that a program in the source could not write to a file
+// while the source was forked.
+func forkPause(ctx context.Context, r *rig) (float64, error) {
+	source, err := r.source(ctx, outsideToo)
+	if err != nil {
+		return 0, err
+	}
+	const program = `
+		const fs = require("fs"), f = fs.openSync("/workspace/log", "a");
+		let last = performance.now(), longest = 0;
+		process.stdin.on("data", () => { console.log(longest); longest = 0; });
+		(function write() {
+			fs.writeSync(f, "x");
+			const now = performance.now();
+			longest = Math.max(longest, now - last); last = now;
+			setTimeout(write, 0);
+		})();`
+	writer := source.Command(ctx, "node", "-e", program)
+	in, err := writer.StdinPipe()
+	if err != nil {
+		return 0, err
+	}
+	pipe, err := writer.StdoutPipe()
+	if err != nil {
+		return 0, err
+	}
+	if err := writer.Start(); err != nil {
+		return 0, err
+	}
+	defer writer.Wait()
+	defer writer.Kill()
+	out := bufio.NewReader(pipe)
+	longest := func() (float64, error) {
+		if _, err := io.WriteString(in, "?"); err != nil {
+			return 0, err
+		}
+		line, err := out.ReadString('\n')
+		if err != nil {
+			return 0, err
+		}
+		return strconv.ParseFloat(strings.TrimSpace(line), 64)
+	}
+	while := func(do func() error) func() (float64, error) {
+		return func() (float64, error) {
+			if _, err := longest(); err != nil {
+				return 0, err
+			}
+			if err := do(); err != nil {
+				return 0, err
+			}
+			return longest()
+		}
+	}
+	forked, created, _, err := pairs(ctx, 2, 15,
+		while(func() error { return second(r.client.Fork(ctx, source.Name(), r.tags())) }),
+		while(func() error { return second(r.create(ctx)) }))
+	if err != nil {
+		return 0, err
+	}
+	note("the source's longest stall while it is forked: %v ms, while another sandbox is created %v ms", forked, created)
+	return forked.median(), nil
+}
+
+// counted counts the calls that a client makes of the engine.
+type counted struct {
+	client *sandbox.Client
+	server *http.Server
+	dir    string
+
+	mu    sync.Mutex
+	calls map[string]int // by method and path, without names
+}
+
+// count returns a client whose calls are counted. A name that is given is changed in what
+// the engine says, as if it did not know that.
+func (r *rig) count(hidden string) (*counted, error) {
+	c := &counted{calls: map[string]int{}}
+	var err error
+	if c.dir, err = os.MkdirTemp("", "bench"); err != nil {
+		return nil, err
+	}
+	socket := filepath.Join(c.dir, "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(c.dir))
+	}
+	proxy := &httputil.ReverseProxy{
+		Rewrite:       func(p *httputil.ProxyRequest) { p.Out.URL.Scheme, p.Out.URL.Host = "http", "engine" },
+		Transport:     r.api.http.Transport,
+		FlushInterval: -1,
+		ModifyResponse: func(resp *http.Response) error {
+			c.add(resp.Request)
+			if resp.StatusCode != http.StatusOK || !strings.HasSuffix(resp.Request.URL.Path, "/json") {
+				return nil
+			}
+			text, err := io.ReadAll(resp.Body)
+			text = bytes.ReplaceAll(text, []byte(`"`+hidden+`"`), []byte(`"`+strings.Repeat("x", len(hidden))+`"`))
+			resp.Body = io.NopCloser(bytes.NewReader(text))
+			return err
+		},
+	}
+	c.server = &http.Server{Handler: proxy}
+	go c.server.Serve(l)
+	if c.client, err = sandbox.NewClient(sandbox.WithHost("unix://" + socket)); err != nil {
+		return nil, errors.Join(err, c.close())
+	}
+	return c, nil
+}
+
+func (c *counted) add(req *http.Request) {
+	var path []string
+	for i, part := range strings.Split(req.URL.Path, "/") {
+		if i != 1 && i != 3 { // version and name
+			path = append(path, part)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls[req.Method+" "+strings.Join(path, "/")]++
+}
+
+func (c *counted) now() map[string]int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.calls)
+}
+
+func (c *counted) close() error {
+	var err error
+	if c.client != nil {
+		err = c.client.Close()
+	}
+	return errors.Join(err, c.server.Close(), os.RemoveAll(c.dir))
+}
