@@ -70,6 +70,7 @@ type details struct {
 	Ports        map[uint16]netip.AddrPort `json:"ports,omitempty"`
 	Usage        *usage                    `json:"usage"`
 	Workspace    workspace                 `json:"workspace"`
+	Network      string                    `json:"network"` // see sandbox.ParseNetworkPolicy
 	LogsEndpoint string                    `json:"logsEndpoint"`
 }
 
@@ -94,6 +95,7 @@ func detailsOf(st sandbox.Status) details {
 		info: infoOf(st.Info), Reason: st.Reason, StartedAt: st.StartedAt, UptimeMS: st.Uptime.Milliseconds(),
 		ExpiresAt: st.ExpiresAt, Ports: st.Ports, LogsEndpoint: st.LogsEndpoint,
 		Workspace: workspace{st.Workspace.Name, st.Workspace.SizeBytes, st.Workspace.Size, st.Workspace.Warning},
+		Network:   st.Network.String(),
 	}
 	if u := st.Usage; u != nil {
 		d.Usage = &usage{u.CPUPercent, u.MemoryBytes, u.MemoryLimit, u.Processes, u.NetworkReceived, u.NetworkSent}

@@ -2,14 +2,21 @@ package sandboxhttp_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -216,5 +223,175 @@ func TestLogsWithCurl(t *testing.T) {
 	}
 	if len(got) != 5 {
 		t.Errorf("curl showed %d events, want 5", len(got))
+	}
+}
+
+// C7: a log that is silent shows that it lives, or somebody on the way would hang up.
+func TestSilentLogsHaveHeartbeats(t *testing.T) {
+	t.Parallel()
+	sb := sandboxtest.New(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("%s/sandboxes/%s/logs", serve(t).URL, sb.Name()), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	beat := make([]byte, 3)
+	if _, err := io.ReadFull(resp.Body, beat); err != nil || string(beat) != ":\n\n" {
+		t.Errorf("the first of a silent log is %q, %v, want a comment", beat, err)
+	}
+}
+
+// page reads a log as a program in a browser does, and tells what it saw once the browser
+// has given up to ask for more.
+const page = `<script>
+const seen = [], source = new EventSource("/sandboxes/%s/logs");
+let opened = 0;
+source.onopen = () => opened++;
+for (const kind of ["stdout", "stderr", "end", "failed"])
+	source.addEventListener(kind, e => seen.push({Kind: kind, ID: e.lastEventId, Data: e.data}));
+source.onerror = () => {
+	if (source.readyState == EventSource.CLOSED)
+		fetch("/seen", {method: "POST", body: JSON.stringify({Opened: opened, Seen: seen})});
+};
+</script>`
+
+// cut is a response whose connection breaks at the next piece once it has sent some events.
+type cut struct {
+	http.ResponseWriter
+	after int
+}
+
+func (c *cut) Unwrap() http.ResponseWriter { return c.ResponseWriter }
+
+func (c *cut) Write(b []byte) (int, error) {
+	if c.after <= 0 {
+		panic(http.ErrAbortHandler)
+	}
+	c.after -= bytes.Count(b, []byte("event: "))
+	return c.ResponseWriter.Write(b)
+}
+
+// C7, shows 6: a browser's EventSource has every line once, over a connection that breaks,
+// and asks no more when the sandbox is stopped.
+func TestLogsInABrowser(t *testing.T) {
+	t.Parallel()
+	var browser string
+	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
+		if path, err := exec.LookPath(name); err == nil {
+			browser = path
+		}
+	}
+	if browser == "" {
+		t.Fatal("there is no chromium; ci/clients installs it")
+	}
+	sb := sandboxtest.New(t, sandbox.WithCommand("sh", "-c", "i=0; while [ ! -e /workspace/enough ]; do echo $i; echo $i >&2; i=$((i+1)); sleep 0.02; done; touch /workspace/said; exec sleep 1000"))
+	c, err := sandbox.NewClient()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	type report struct {
+		Opened int
+		Seen   []struct{ Kind, ID, Data string }
+	}
+	reports := make(chan report, 1)
+	var asked atomic.Int32
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/html")
+		fmt.Fprintf(w, page, sb.Name())
+	})
+	logs := sandboxhttp.LogsHandler(c)
+	back := make(chan struct{})
+	mux.HandleFunc("GET /sandboxes/{name}/logs", func(w http.ResponseWriter, r *http.Request) {
+		switch asked.Add(1) {
+		case 1:
+			w = &cut{w, 30}
+		case 2:
+			if r.Header.Get("Last-Event-ID") == "" {
+				t.Error("it comes back without Last-Event-ID")
+			}
+			close(back)
+		}
+		logs.ServeHTTP(w, r)
+	})
+	mux.HandleFunc("POST /seen", func(w http.ResponseWriter, r *http.Request) {
+		var got report
+		if err := json.NewDecoder(r.Body).Decode(&got); err != nil {
+			t.Errorf("the page says: %v", err)
+		}
+		reports <- got
+	})
+	s := httptest.NewServer(mux)
+	defer s.Close()
+
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	profile, err := os.MkdirTemp("", "browser")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(ctx, browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+		"--disable-background-networking", "--no-first-run", "--user-data-dir="+profile, "--remote-debugging-port=0", s.URL)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		cmd.Wait()
+		// Some of its processes may take a moment to be gone, and write until then.
+		for range 50 {
+			if os.RemoveAll(profile) == nil {
+				break
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+	}()
+	select {
+	case <-back:
+	case <-ctx.Done():
+		t.Fatalf("the browser asked %d times for the log", asked.Load())
+	}
+	if err := sb.Command(ctx, "touch", "/workspace/enough").Run(); err != nil {
+		t.Fatal(err)
+	}
+	for sb.Command(ctx, "test", "-e", "/workspace/said").Run() != nil && ctx.Err() == nil {
+		time.Sleep(20 * time.Millisecond)
+	}
+	if _, err := sb.Stop(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var got report
+	select {
+	case got = <-reports:
+	case <-ctx.Done():
+		t.Fatalf("the browser has not given up, after %d requests", asked.Load())
+	}
+	// An engine may end a log before its last lines are out: another request has those.
+	if got.Opened < 2 || int(asked.Load()) != got.Opened+1 {
+		t.Errorf("it opened %d streams with %d requests, want at least 2 and the one that is told to stop", got.Opened, asked.Load())
+	}
+	next := map[string]int{}
+	for i, e := range got.Seen {
+		switch {
+		case e.Kind == "end" && e.Data == "stopped" && (i == len(got.Seen)-1 || got.Opened > 2):
+		case e.Data != strconv.Itoa(next[e.Kind]) || e.ID == "":
+			t.Fatalf("event %d is %+v, want line %d of its stream", i, e, next[e.Kind])
+		}
+		next[e.Kind]++
+	}
+	want := map[string]int{"end": got.Opened - 1} // but for the one whose connection broke
+	for _, l := range read(t, sb) {
+		want[l.Stream]++
+	}
+	if !maps.Equal(next, want) || want["stderr"] < 30 {
+		t.Errorf("it saw %v of %v", next, want)
 	}
 }

@@ -3,7 +3,9 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"time"
@@ -38,6 +40,8 @@ func (a *app) runCommand() *cobra.Command {
 		vcpus       float64
 		memory      int64
 		timeout     time.Duration
+		network     string
+		files       source
 	)
 	c := &cobra.Command{
 		Use:   "run [flags] [--] COMMAND [ARG...]",
@@ -64,6 +68,20 @@ session goes on until "sandbox stop". The other flags then only matter when it i
 			if set("timeout") {
 				opts = append(opts, sandbox.WithTimeout(timeout))
 			}
+			source, err := files.source(c.InOrStdin())
+			if err != nil {
+				return err
+			}
+			if source != nil {
+				opts = append(opts, sandbox.WithSource(source))
+			}
+			if set("network") {
+				policy, err := sandbox.ParseNetworkPolicy(network)
+				if err != nil {
+					return err
+				}
+				opts = append(opts, sandbox.WithNetworkPolicy(policy))
+			}
 			if set("name") {
 				sb, err := a.client.GetOrCreate(ctx, name, opts...)
 				if err != nil {
@@ -84,7 +102,56 @@ session goes on until "sandbox stop". The other flags then only matter when it i
 	c.Flags().Float64Var(&vcpus, "vcpus", sandbox.DefaultVCPUs, "the number of CPUs it may use")
 	c.Flags().Int64Var(&memory, "memory", 0, "the memory it may use, in MiB (default 2048 for each CPU)")
 	c.Flags().DurationVar(&timeout, "timeout", 0, "end the session after this long, such as 10m (default never)")
+	c.Flags().StringVar(&network, "network", "allow-all", networkHelp)
+	files.flags(c)
 	return c
+}
+
+// source is where the workspace's files come from.
+type source struct {
+	git, revision, tarball, dir, snapshot string
+	depth, strip                          int
+}
+
+func (s *source) flags(c *cobra.Command) {
+	c.Flags().StringVar(&s.git, "git", "", "begin with a clone of this repository: a URL, in which others on this machine can see a password, or an absolute path")
+	c.Flags().StringVar(&s.revision, "revision", "", "the branch, tag or commit to clone (default the repository's HEAD)")
+	c.Flags().IntVar(&s.depth, "depth", 0, "how many commits of history to clone (default all)")
+	c.Flags().StringVar(&s.tarball, "tarball", "", "begin with what is in this archive: a URL, a file, or - for stdin")
+	c.Flags().IntVar(&s.strip, "strip", 0, "take so many leading elements off the archive's names")
+	c.Flags().StringVar(&s.dir, "from", "", "begin with a copy of this directory")
+	c.Flags().StringVar(&s.snapshot, "snapshot", "", "begin with the files of this snapshot, and its image")
+}
+
+// source is nil when no flag names one.
+func (s *source) source(stdin io.Reader) (sandbox.Source, error) {
+	given := 0
+	for _, flag := range []string{s.git, s.tarball, s.dir, s.snapshot} {
+		if flag != "" {
+			given++
+		}
+	}
+	switch {
+	case given > 1:
+		return nil, errors.New("a sandbox begins with one of --git, --tarball, --from and --snapshot")
+	case s.git == "" && (s.revision != "" || s.depth != 0):
+		return nil, errors.New("--revision and --depth go with --git")
+	case s.tarball == "" && s.strip != 0:
+		return nil, errors.New("--strip goes with --tarball")
+	case s.git != "":
+		return sandbox.Git{URL: s.git, Revision: s.revision, Depth: s.depth}, nil
+	case s.tarball == "-":
+		return sandbox.Tarball{Reader: stdin, Strip: s.strip}, nil
+	case strings.Contains(s.tarball, "://"):
+		return sandbox.Tarball{URL: s.tarball, Strip: s.strip}, nil
+	case s.tarball != "":
+		return sandbox.Tarball{Path: s.tarball, Strip: s.strip}, nil
+	case s.dir != "":
+		return sandbox.Dir(s.dir), nil
+	case s.snapshot != "":
+		return sandbox.FromSnapshot(s.snapshot), nil
+	}
+	return nil, nil
 }
 
 func (a *app) execCommand() *cobra.Command {

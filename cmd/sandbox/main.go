@@ -4,9 +4,13 @@
 //	sandbox run --name build -- npm ci            in one that stays
 //	sandbox exec build -- npm test
 //	sandbox list
+//	sandbox fork build --name other               with the files it has now
+//	sandbox snapshot build                        prints an ID
+//	sandbox run --snapshot ID -- npm test
 //	ssh -o ProxyCommand="sandbox proxy %n" build  and so scp, sftp, rsync, git
 //	sandbox stop build
 //	sandbox rm --volumes build
+//	sandbox prune                                 what crashed programs and other versions left
 //
 // What a command in a sandbox writes is passed on; everything else that is not a
 // result goes to stderr. Exit codes:
@@ -130,6 +134,7 @@ func (a *app) root() *cobra.Command {
 		},
 	}
 	root.PersistentFlags().StringVarP(&a.host, "host", "H", "", "the engine: unix://, tcp:// or ssh:// (default DOCKER_HOST, then the current Docker context)")
-	root.AddCommand(a.listCommand(), a.inspectCommand(), a.runCommand(), a.execCommand(), a.proxyCommand(), a.stopCommand(), a.rmCommand())
+	root.AddCommand(a.listCommand(), a.inspectCommand(), a.runCommand(), a.execCommand(), a.proxyCommand(), a.networkCommand(), a.egressCommand(), a.forkCommand(), a.snapshotCommand(), a.snapshotsCommand(),
+		a.stopCommand(), a.rmCommand(), a.pruneCommand())
 	return root
 }

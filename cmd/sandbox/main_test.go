@@ -5,11 +5,16 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
 // call runs the program in this process.
@@ -99,21 +104,31 @@ func TestExitCodes(t *testing.T) {
 		want int
 		says string
 	}{
-		"signal":            {nil, []string{"run", "--", "sh", "-c", "kill -9 $$"}, 137, ""},
-		"missing program":   {nil, []string{"run", "--", "no-such-program"}, 127, "no-such-program"},
-		"not executable":    {nil, []string{"run", "--", "/etc/passwd"}, 126, "permission denied"},
-		"bad option":        {nil, []string{"run", "--vcpus", "-1", "--", "true"}, 125, "WithVCPUs"},
-		"exec in nothing":   {nil, []string{"exec", "no-such-sandbox", "--", "true"}, 125, "Sandbox not found"},
-		"inspect of none":   {nil, []string{"inspect", "no-such-sandbox"}, 1, "Sandbox not found"},
-		"remove of none":    {nil, []string{"rm", "no-such-sandbox"}, 1, "Sandbox not found"},
-		"no engine":         {nil, []string{"-H", "unix:///nowhere.sock", "list"}, 1, "/nowhere.sock"},
-		"no command":        {nil, []string{"run"}, 2, "arg"},
-		"unknown flag":      {nil, []string{"list", "--colour"}, 2, "--colour"},
-		"unknown verb":      {nil, []string{"destroy"}, 2, "destroy"},
-		"interrupted":       {over, []string{"list"}, 130, "interrupted"},
-		"interrupted run":   {over, []string{"run", "--", "true"}, 130, "interrupted"},
-		"help is no error":  {nil, []string{"--help"}, 0, ""},
-		"help without verb": {nil, nil, 0, ""},
+		"signal":             {nil, []string{"run", "--", "sh", "-c", "kill -9 $$"}, 137, ""},
+		"missing program":    {nil, []string{"run", "--", "no-such-program"}, 127, "no-such-program"},
+		"not executable":     {nil, []string{"run", "--", "/etc/passwd"}, 126, "permission denied"},
+		"bad option":         {nil, []string{"run", "--vcpus", "-1", "--", "true"}, 125, "WithVCPUs"},
+		"stray revision":     {nil, []string{"run", "--revision", "v1", "--", "true"}, 125, "--git"},
+		"stray strip":        {nil, []string{"run", "--strip", "1", "--", "true"}, 125, "--tarball"},
+		"two sources":        {nil, []string{"run", "--git", "/a", "--from", "/b", "--", "true"}, 125, "git"},
+		"bad source":         {nil, []string{"run", "--git", "ftp://u:s3cr3t@h/a", "--", "true"}, 125, `scheme "ftp"`},
+		"exec in nothing":    {nil, []string{"exec", "no-such-sandbox", "--", "true"}, 125, "Sandbox not found"},
+		"inspect of none":    {nil, []string{"inspect", "no-such-sandbox"}, 1, "Sandbox not found"},
+		"remove of none":     {nil, []string{"rm", "no-such-sandbox"}, 1, "Sandbox not found"},
+		"snapshot of none":   {nil, []string{"snapshot", "no-such-sandbox"}, 1, "Sandbox not found"},
+		"no such snapshot":   {nil, []string{"snapshots", "rm", "nosuchsnapsh"}, 1, "nosuchsnapsh"},
+		"run of no snapshot": {nil, []string{"run", "--snapshot", "nosuchsnapsh", "--", "true"}, 125, "nosuchsnapsh"},
+		"fork of none":       {nil, []string{"fork", "no-such-sandbox"}, 1, "Sandbox not found"},
+		"no forks":           {nil, []string{"fork", "--count", "0", "a"}, 1, "0 forks"},
+		"bad list":           {nil, []string{"snapshots", "--sandbox", "../x"}, 1, "../x"},
+		"no engine":          {nil, []string{"-H", "unix:///nowhere.sock", "list"}, 1, "/nowhere.sock"},
+		"no command":         {nil, []string{"run"}, 2, "arg"},
+		"unknown flag":       {nil, []string{"list", "--colour"}, 2, "--colour"},
+		"unknown verb":       {nil, []string{"destroy"}, 2, "destroy"},
+		"interrupted":        {over, []string{"list"}, 130, "interrupted"},
+		"interrupted run":    {over, []string{"run", "--", "true"}, 130, "interrupted"},
+		"help is no error":   {nil, []string{"--help"}, 0, ""},
+		"help without verb":  {nil, nil, 0, ""},
 	}
 	for what, test := range tests {
 		t.Run(what, func(t *testing.T) {
@@ -127,5 +142,87 @@ func TestExitCodes(t *testing.T) {
 				t.Errorf("code %d, stderr %q, want %d and %q", code, errOut, test.want, test.says)
 			}
 		})
+	}
+}
+
+func TestRunWithASource(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "file"), []byte("from here"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got := mustCall(t, "run", "--from", dir, "--", "cat", "file"); got != "from here" {
+		t.Errorf("run --from = %q", got)
+	}
+	archive, err := exec.Command("tar", "-czf", "-", "-C", filepath.Dir(dir), filepath.Base(dir)).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	code, out, errOut := call(t.Context(), string(archive), "run", "--tarball", "-", "--strip", "1", "--", "cat", "file")
+	if code != 0 || out != "from here" || errOut != "" {
+		t.Errorf("run --tarball - = %d, %q, %q", code, out, errOut)
+	}
+}
+
+func TestPrune(t *testing.T) {
+	eng, err := engine.Open(t.Context(), engine.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer eng.Close()
+	old := record.GuestName("old-" + record.NewID())
+	if _, err := eng.CreateVolume(t.Context(), old, record.Base(record.RoleGuest, "", eng.Now())); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := mustCall(t, "prune"), "volume "+old+": removed\n"; !strings.Contains(got, want) {
+		t.Errorf("prune = %q, want %q in it", got, want)
+	}
+}
+
+func TestForksAndSnapshots(t *testing.T) {
+	t.Parallel()
+	name := "cmd-" + strings.ToLower(rand.Text()[:8])
+	t.Cleanup(func() {
+		for _, n := range []string{name, name + "-f-1", name + "-f-2"} {
+			sandbox.Delete(context.WithoutCancel(t.Context()), n, sandbox.PreserveVolumes(false))
+		}
+		sandbox.List(context.WithoutCancel(t.Context())) // which sweeps what forks of one moment shared
+	})
+	mustCall(t, "run", "--name", name, "--", "sh", "-c", "echo kept > file; echo kept > /etc/file")
+	id := strings.TrimSpace(mustCall(t, "snapshot", "--name", name, "--expiry", "24h", "--keep-last", "3", name))
+	t.Cleanup(func() { sandbox.DeleteSnapshot(context.WithoutCancel(t.Context()), id) })
+
+	var list []map[string]any
+	if err := json.Unmarshal([]byte(mustCall(t, "snapshots", "--json", "--sandbox", name, "--name", name)), &list); err != nil {
+		t.Fatalf("snapshots --json: %v", err)
+	}
+	if len(list) != 1 || list[0]["id"] != id || list[0]["sandbox"] != name || list[0]["expiresAt"] == nil {
+		t.Errorf("snapshots --json of %s = %v, want %s alone", name, list, id)
+	}
+	if got := mustCall(t, "snapshots", "--sandbox", name); strings.Count(got, "\n") != 2 || !strings.Contains(got, id) {
+		t.Errorf("snapshots = %q, want %s alone", got, id)
+	}
+	mustCall(t, "exec", name, "--", "sh", "-c", "echo changed > file; echo changed > /etc/file")
+	if got := mustCall(t, "run", "--snapshot", id, "--", "cat", "file", "/etc/file"); got != "kept\nkept\n" {
+		t.Errorf("run --snapshot: %q, want what it held", got)
+	}
+	if got := mustCall(t, "snapshots", "rm", id); got != "" {
+		t.Errorf("snapshots rm = %q", got)
+	}
+
+	if got, want := mustCall(t, "fork", "--name", name+"-f", "--count", "2", name), name+"-f-1\n"+name+"-f-2\n"; got != want {
+		t.Fatalf("fork --count 2 = %q, want %q", got, want)
+	}
+	if got := mustCall(t, "exec", name+"-f-2", "--", "cat", "file", "/etc/file"); got != "changed\nchanged\n" {
+		t.Errorf("a fork has %q", got)
+	}
+	fork := strings.TrimSpace(mustCall(t, "fork", name))
+	t.Cleanup(func() { sandbox.Delete(context.WithoutCancel(t.Context()), fork, sandbox.PreserveVolumes(false)) })
+	var status map[string]any
+	if err := json.Unmarshal([]byte(mustCall(t, "inspect", fork)), &status); err != nil {
+		t.Fatalf("inspect: %v", err)
+	}
+	if status["state"] != "running" || status["source"] != "fork of "+name {
+		t.Errorf("inspect of a fork = %v", status)
 	}
 }

@@ -31,11 +31,13 @@ type entry struct {
 // detail is what inspect prints.
 type detail struct {
 	entry
+	Source        string                    `json:"source,omitempty"`
 	Reason        string                    `json:"reason,omitempty"`
 	StartedAt     *time.Time                `json:"startedAt,omitempty"`
 	UptimeSeconds float64                   `json:"uptimeSeconds,omitempty"`
 	ExpiresAt     *time.Time                `json:"expiresAt,omitempty"`
 	Ports         map[uint16]netip.AddrPort `json:"ports,omitempty"` // of this session
+	Network       string                    `json:"network"`
 }
 
 func entryOf(i sandbox.Info) entry {
@@ -43,7 +45,7 @@ func entryOf(i sandbox.Info) entry {
 }
 
 func detailOf(s sandbox.Status) detail {
-	d := detail{entry: entryOf(s.Info), Reason: s.Reason, UptimeSeconds: s.Uptime.Seconds(), Ports: s.Ports}
+	d := detail{entry: entryOf(s.Info), Source: s.Source, Reason: s.Reason, UptimeSeconds: s.Uptime.Seconds(), Ports: s.Ports, Network: s.Network.String()}
 	if !s.StartedAt.IsZero() {
 		d.StartedAt = &s.StartedAt
 	}
@@ -155,6 +157,21 @@ func (a *app) stopCommand() *cobra.Command {
 				_, err = sb.Stop(c.Context())
 				return errors.Join(err, sb.Detach())
 			})
+		},
+	}
+}
+
+func (a *app) pruneCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "prune",
+		Short: "Remove what crashed programs left and what other versions need no more",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			report, err := a.client.Prune(c.Context())
+			if text := report.String(); text != "" {
+				fmt.Fprintln(a.stdout, text)
+			}
+			return err
 		},
 	}
 }
