@@ -60,10 +60,10 @@ func (u *undo) run(ctx context.Context) error {
 	for _, s := range slices.Backward(u.steps) {
 		err := ctx.Err()
 		if err == nil {
-			err = insist(ctx, func() error { return s.run(ctx) })
+			err = engine.Insist(ctx, func() error { return s.run(ctx) })
 		}
 		if ctx.Err() != nil {
-			err = insist(own, func() error { return s.run(own) })
+			err = engine.Insist(own, func() error { return s.run(own) })
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("left behind: %s: %w", s.what, err))
@@ -143,7 +143,9 @@ func removeContainer(ctx context.Context, eng *engine.Engine, ref, nonce string)
 		if err != nil {
 			return err
 		}
-		if got.Labels[record.Managed] != "true" || got.Labels[record.Nonce] != nonce {
+		// A container has the labels of its image: with a role that only images have it is
+		// of somebody who made one from an image of ours.
+		if !record.Is(got.Labels, "", record.RoleSandbox, record.RoleHelper) || got.Labels[record.Nonce] != nonce {
 			return nil
 		}
 		err = eng.RemoveContainer(ctx, got.ID, true)
@@ -226,30 +228,39 @@ type build struct {
 	c       *Client
 	eng     *engine.Engine
 	s       *settings
+	place   *place
 	rec     record.Sandbox
 	claim   *record.Claim
 	image   engine.Image
 	guest   guestVolume
+	op      string  // nonce of what is being done: of the sandbox, when that is made
+	seccomp string  // a security option, or empty
 	adopts  bool    // the workspace existed and is not ours to undo
 	mounted []Mount // with the volumes that copies go to
 	fills   []fill
+	base    string     // the image that the container is made from
+	forked  []transfer // of copies of another sandbox's copies
 	undo    undo
 	report  *reporter
 }
 
-func (c *Client) newBuild(eng *engine.Engine, s *settings) *build {
+func (c *Client) newBuild(eng *engine.Engine, s *settings, place *place) *build {
 	seed := make([]byte, ed25519.SeedSize)
 	rand.Read(seed)
-	b := &build{c: c, eng: eng, s: s, mounted: slices.Clone(s.mounts), report: &reporter{fn: s.progress}}
+	b := &build{c: c, eng: eng, s: s, place: place, mounted: slices.Clone(s.mounts), report: &reporter{fn: s.progress}}
 	b.rec = record.Sandbox{
 		ID: s.id, Name: s.name, Nonce: record.NewNonce(), CreatedAt: eng.Now(),
 		Tags: s.tags, Persistent: *s.persistent, ControlKey: seed,
 		Settings: record.SandboxSettings{
 			Image: s.image, Runtime: s.runtime, User: s.user, Workdir: s.workdir, Command: s.command,
 			TimeoutMS: s.timeout.Milliseconds(), StopTimeoutMS: s.stopTimeout.Milliseconds(),
-			Ports: s.published(),
+			Ports: s.published(), Network: s.network.String(),
 		},
 	}
+	if s.source != nil {
+		b.rec.Settings.Source = s.source.String()
+	}
+	b.op = b.rec.Nonce
 	return b
 }
 
@@ -273,7 +284,7 @@ func (b *build) run(ctx context.Context) (sb *Sandbox, err error) {
 		sb = nil
 	}()
 	steps := []func(context.Context) error{
-		b.lock, b.prepare, b.volumes, b.session,
+		b.lock, b.prepare, b.volumes, b.before, b.session,
 	}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
@@ -329,13 +340,30 @@ func (b *build) prepare(ctx context.Context) error {
 	if err := b.runtime(ctx); err != nil {
 		return err
 	}
+	if b.s.source != nil {
+		if err := b.s.source.prepare(ctx, b); err != nil {
+			return err
+		}
+	}
+	if b.s.origin != nil {
+		if err := b.s.origin.prepare(ctx, b); err != nil {
+			return err
+		}
+	}
 	g, ctx := errgroup.WithContext(ctx)
+	if b.base == "" {
+		b.base = b.s.image
+		g.Go(func() (err error) {
+			b.image, err = ensureImage(ctx, b.eng, b.s.image, b.report)
+			return err
+		})
+	}
 	g.Go(func() (err error) {
-		b.image, err = ensureImage(ctx, b.eng, b.s.image, b.report)
+		b.guest, err = b.c.ensureGuest(ctx, b.eng, b.report)
 		return err
 	})
 	g.Go(func() (err error) {
-		b.guest, err = b.c.ensureGuest(ctx, b.eng, b.report)
+		b.seccomp, err = b.eng.SeccompOption(ctx)
 		return err
 	})
 	return g.Wait()
@@ -362,9 +390,7 @@ func (b *build) volumes(ctx context.Context) error {
 	b.undo.add("volume "+name, func(ctx context.Context) error {
 		return removeVolume(ctx, b.eng, name, b.rec.Nonce)
 	})
-	got, err := settle(ctx, func(ctx context.Context) (engine.Volume, error) {
-		return b.eng.CreateVolume(ctx, name, b.rec.VolumeLabels(record.RoleWorkspace))
-	})
+	got, err := b.volume(ctx, name, Workspace, b.rec.VolumeLabels(record.RoleWorkspace))
 	if err != nil {
 		return fmt.Errorf("make volume %s: %w", name, err)
 	}
@@ -381,6 +407,9 @@ func (b *build) volumes(ctx context.Context) error {
 	if len(users) > 0 {
 		return fmt.Errorf("%w: ID %q is that of container %s", ErrExists, b.rec.ID, users[0].Name)
 	}
+	if err := b.adopting(); err != nil {
+		return err
+	}
 	b.adopts = true
 	return b.copies(ctx)
 }
@@ -390,20 +419,33 @@ func (b *build) volumes(ctx context.Context) error {
 // process would see a copy that is not complete, and the start makes directories in a
 // volume that others are mounted in. Those starts wait.
 func (b *build) session(ctx context.Context) error {
-	fill := filler{helper{c: b.c, eng: b.eng, nonce: b.rec.Nonce, report: b.report}, b.rec}
-	b.undo.add("helper", fill.undo.run)
+	copies, source := b.filler(), b.filler()
+	b.undo.add("helper", copies.undo.run)
+	b.undo.add("helper", source.undo.run)
 	own, stop := context.WithCancel(ctx)
 	defer stop()
-	filled := make(chan error, 1)
-	go func() { filled <- fill.run(own, b.fills) }()
-	wait := sync.OnceValue(func() error {
-		if err := <-filled; err != nil {
+	fills, own := errgroup.WithContext(own)
+	fills.Go(func() error {
+		if err := copies.run(own, b.fills); err != nil {
 			return fmt.Errorf("fill volume: %w", err)
 		}
 		return nil
 	})
+	fills.Go(func() error { return source.source(own, b.s.source) })
+	wait := sync.OnceValue(fills.Wait)
 	err := b.container(ctx)
-	if err == nil && (len(b.s.command) > 0 || nested(b.mounted)) {
+	if err == nil && b.s.origin != nil {
+		ready := make(chan error, 2)
+		fills.Go(func() error {
+			err := b.s.origin.fill(own, b, func() { ready <- nil })
+			ready <- err
+			return err
+		})
+		if err = <-ready; err != nil {
+			err = wait() // which has the first failure
+		}
+	}
+	if err == nil && (len(b.s.command) > 0 || nested(b.mounted, b.s.source != nil || b.s.origin != nil)) {
 		err = wait()
 	}
 	if err == nil {
@@ -414,7 +456,39 @@ func (b *build) session(ctx context.Context) error {
 		wait() // its helpers are about to be taken back
 		return err
 	}
-	return wait()
+	return b.outlast(ctx, wait)
+}
+
+// outlast waits for what fills the volumes. That takes as long as it takes, and a session
+// that has begun beside it may have a lease, which is kept meanwhile.
+func (b *build) outlast(ctx context.Context, wait func() error) error {
+	if b.rec.Persistent {
+		return wait()
+	}
+	filled := make(chan error, 1)
+	go func() { filled <- wait() }()
+	select {
+	case err := <-filled:
+		return err
+	case <-time.After(leaseRenewal):
+	}
+	got, err := b.eng.InspectContainer(ctx, record.ContainerName(b.rec.Name))
+	if err == nil && got.Labels[record.Nonce] == b.rec.Nonce && hasSession(got) {
+		keeper := b.c.handle(b.eng, b.rec, got)
+		keeper.owner = true
+		keeper.keepSecrets(1, b.s.secrets)
+		keeper.begin(nil)
+		defer keeper.release()
+	}
+	return <-filled // else open says what became of it
+}
+
+// before is what an origin does before there is a container.
+func (b *build) before(ctx context.Context) error {
+	if b.s.origin == nil {
+		return nil
+	}
+	return b.s.origin.before(ctx, b)
 }
 
 // container makes the container. Its name is the lock: from here on the sandbox's
@@ -439,6 +513,9 @@ func (b *build) container(ctx context.Context) error {
 			return err
 		}
 	}
+	if errors.Is(err, engine.ErrNotFound) {
+		err = fmt.Errorf("%w: %s was removed meanwhile: %w", ErrImageNotFound, spec.Image, err)
+	}
 	if err != nil {
 		return fmt.Errorf("make container %s: %w", spec.Name, err)
 	}
@@ -458,7 +535,7 @@ func (b *build) container(ctx context.Context) error {
 // nameTaken says who has the container name of a sandbox, or nil when nobody has it
 // any more.
 func nameTaken(ctx context.Context, eng *engine.Engine, name string) error {
-	got, err := eng.InspectContainer(ctx, record.ContainerName(name))
+	got, err := locate(ctx, eng, name)
 	switch {
 	case errors.Is(err, engine.ErrNotFound):
 		return nil
@@ -484,6 +561,7 @@ func (b *build) spec() (engine.ContainerSpec, error) {
 		ControlKey: key.Public().(ed25519.PublicKey),
 		Timeout:    b.s.timeout,
 		Grace:      b.s.stopTimeout,
+		Ports:      b.rec.Settings.Ports,
 	}
 	if !b.rec.Persistent {
 		boot.Lease = leaseTime
@@ -499,9 +577,13 @@ func (b *build) spec() (engine.ContainerSpec, error) {
 	if err != nil {
 		return engine.ContainerSpec{}, err
 	}
+	var security []string
+	if b.seccomp != "" {
+		security = append(security, b.seccomp)
+	}
 	return engine.ContainerSpec{
 		Name:       record.ContainerName(b.rec.Name),
-		Image:      b.s.image,
+		Image:      b.base,
 		Hostname:   b.rec.Name,
 		User:       "0:0", // PID 1; commands run as the sandbox's user
 		WorkingDir: b.s.workdir,
@@ -514,6 +596,7 @@ func (b *build) spec() (engine.ContainerSpec, error) {
 		PidsLimit:  b.s.pidsLimit,
 		Runtime:    b.s.ociRuntime,
 		Ports:      b.rec.Settings.Ports,
+		DNS:        b.c.servers(),
 		Mounts: append([]engine.Mount{
 			{Type: "volume", Source: record.WorkspaceName(b.rec.ID), Target: Workspace,
 				NoCopy: true, VolumeLabels: b.rec.VolumeLabels(record.RoleWorkspace)},
@@ -522,6 +605,7 @@ func (b *build) spec() (engine.ContainerSpec, error) {
 		// PID 1 keeps NET_ADMIN for itself and drops it from everything it starts.
 		CapAdd:      []string{"NET_ADMIN"},
 		CapDrop:     []string{"NET_RAW", "MKNOD"},
+		SecurityOpt: security,
 		StopSignal:  "SIGTERM",
 		StopTimeout: b.s.stopTimeout,
 		LogMaxSize:  logMaxSize,
@@ -549,7 +633,9 @@ func (b *build) env() []string {
 // a session that runs, so the container is looked at again.
 func (b *build) start(ctx context.Context) error {
 	b.report.report(Progress{Step: "start"})
-	return startContainer(ctx, b.eng, b.c, record.ContainerName(b.rec.Name))
+	wait := b.c.foresee(ctx, b.eng, b.s.network, false)
+	defer wait()
+	return startContainer(ctx, b.eng, b.c, b.rec.Name)
 }
 
 // open returns a handle on what was built.
@@ -567,7 +653,11 @@ func (b *build) open(ctx context.Context) (*Sandbox, error) {
 	if got.State != engine.StateRunning {
 		return sb, fmt.Errorf("%w: the session ended as it began: %s", ErrNotRunning, ended(got))
 	}
-	sb.begin()
+	sb.begin(b.s.together)
+	sb.keepSecrets(1, b.s.secrets)
+	if err := sb.commence(ctx, b.rec, got, made); err != nil {
+		return sb, err
+	}
 	if len(b.s.command) > 0 {
 		if err := sb.mainStarted(ctx); err != nil {
 			return sb, err

@@ -2,14 +2,18 @@ package sandbox
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
 // A Client makes and finds sandboxes on one Docker Engine. It is safe for concurrent
@@ -23,21 +27,29 @@ type Client struct {
 	connecting gate // held while the engine is connected to
 	placing    gate // held while the guest is placed
 
+	machine, bridge seen         // of the engine's network
+	dns             []netip.Addr // see WithDNS
+	authorities     string       // see WithAuthorities
+
 	mu     sync.Mutex
 	eng    *engine.Engine
-	guest  guestVolume // known to be on the engine
-	apart  bool        // the engine is known to run under another kernel
-	sizing sizing
-	closed bool
-	swept  time.Time // when this client last swept
-	places gate      // one for each sandbox that may be in the making
+	guest  guestVolume     // known to be on the engine
+	proven map[string]bool // OCI runtimes that have enforced a network policy
+	apart  bool            // the engine is known to run under another kernel
+	// commits makes forks by the engine's commit where a copy on its disk would do.
+	commits   bool
+	noOverlay bool // the engine is known to mount no overlays
+	sizing    sizing
+	closed    bool
+	swept     time.Time // when this client last swept
+	places    gate      // one for each sandbox that may be in the making
 }
 
 // Limits are a client's own bounds on what it makes.
 type Limits struct {
 	// Creates bounds how many sandboxes are being made at once; more wait. Creating
-	// is bound by the engine's CPUs: beyond twice their number only the waiting grows.
-	// Default: twice the engine's CPUs, at least 2 and at most 16.
+	// is bound by the engine's CPUs: beyond three times their number only the waiting
+	// grows. Default: three times the engine's CPUs, at least 2 and at most 16.
 	Creates int
 	// Ports bounds how many ports one sandbox may publish, see [WithPorts]. Default 4.
 	Ports int
@@ -83,11 +95,48 @@ func WithLimits(l Limits) ClientOption {
 	}
 }
 
+// WithDNS names the DNS servers that the sandboxes this client makes, and the sessions it
+// begins, look names up at: up to 8 addresses, asked in this order. They may be private,
+// and still are none that a sandbox reaches by itself. Default: those that the engine
+// gives to containers.
+func WithDNS(servers ...netip.Addr) ClientOption {
+	return func(c *Client) error {
+		if len(servers) == 0 || len(servers) > wire.MaxUpstream {
+			return invalid("WithDNS: %d servers: it takes 1 to %d", len(servers), wire.MaxUpstream)
+		}
+		for _, a := range servers {
+			if !a.IsValid() || a.Zone() != "" || a.IsUnspecified() || a.IsMulticast() || a.Is4In6() {
+				return invalid("WithDNS: %q can't be a DNS server", a)
+			}
+		}
+		c.dns = slices.Clone(servers)
+		return nil
+	}
+}
+
+// maxAuthorities bounds what a session is told of certificates: several times what the
+// public authorities have in all.
+const maxAuthorities = 512 << 10
+
+// WithAuthorities adds certificates of authorities, in PEM and 512 KiB at most, for the
+// servers that a [Transform] is meant for, which is where the sandbox's PID 1 is the
+// client and verifies the server. Default: the public ones, which count in any case.
+func WithAuthorities(pem []byte) ClientOption {
+	return func(c *Client) error {
+		if len(pem) > maxAuthorities || !x509.NewCertPool().AppendCertsFromPEM(pem) {
+			return invalid("WithAuthorities: %d bytes that are not certificates in PEM, or more than %d", len(pem), maxAuthorities)
+		}
+		c.authorities = string(pem)
+		return nil
+	}
+}
+
 // NewClient returns a client. It does not connect: the first call that needs the
 // engine does, and fails with [ErrEngineUnavailable] when there is none. The caller
 // closes it.
 func NewClient(opts ...ClientOption) (*Client, error) {
-	c := &Client{log: slog.New(slog.DiscardHandler), connecting: newGate(), placing: newGate()}
+	c := &Client{log: slog.New(slog.DiscardHandler), connecting: newGate(), placing: newGate(),
+		machine: seen{looking: newGate()}, bridge: seen{looking: newGate()}}
 	for _, o := range opts {
 		if err := o(c); err != nil {
 			return nil, fail("client", "", err)
@@ -243,19 +292,28 @@ func CleanupOrphanedVolumes(ctx context.Context, opts ...CleanupOption) (Cleanup
 	return defaultClient().CleanupOrphanedVolumes(ctx, opts...)
 }
 
-// admit waits for a place among the sandboxes being made.
-func (c *Client) admit(ctx context.Context, eng *engine.Engine) (leave func(), err error) {
+// A place is one among the sandboxes being made. Whoever waits for something else in the
+// meantime may leave it and enter again.
+type place struct {
+	c    *Client
+	eng  *engine.Engine
+	left func() // nil outside
+}
+
+// enter waits for a place.
+func (p *place) enter(ctx context.Context) error {
+	c := p.c
 	c.mu.Lock()
 	places := c.places
 	c.mu.Unlock()
 	if places == nil {
 		n := c.limits.Creates
 		if n == 0 {
-			info, err := eng.Info(ctx)
+			info, err := p.eng.Info(ctx)
 			if err != nil {
-				return nil, err
+				return err
 			}
-			n = min(max(2*info.NCPU, 2), 16)
+			n = min(max(3*info.NCPU, 2), 16)
 		}
 		c.mu.Lock()
 		if c.places == nil {
@@ -264,5 +322,15 @@ func (c *Client) admit(ctx context.Context, eng *engine.Engine) (leave func(), e
 		places = c.places
 		c.mu.Unlock()
 	}
-	return places.enter(ctx)
+	var err error
+	p.left, err = places.enter(ctx)
+	return err
+}
+
+// leave gives the place to the next one. It may be called often.
+func (p *place) leave() {
+	if p.left != nil {
+		p.left()
+		p.left = nil
+	}
 }

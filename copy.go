@@ -153,8 +153,8 @@ func (f *Files) copyIn(ctx context.Context, inside string, pack func(io.Writer) 
 	if err != nil {
 		return CopyReport{}, err
 	}
-	if f.s.isClosed() {
-		return CopyReport{}, ErrClosed
+	if err := f.s.usable(); err != nil {
+		return CopyReport{}, err
 	}
 	conn, err := f.s.connect(ctx)
 	if err != nil {
@@ -273,8 +273,8 @@ func (f *Files) copyOut(ctx context.Context, inside, hostPath string, opts archi
 		}
 		hostPath = filepath.Join(hostPath, base)
 	}
-	if f.s.isClosed() {
-		return archive.Report{}, ErrClosed
+	if err := f.s.usable(); err != nil {
+		return archive.Report{}, err
 	}
 	conn, err := f.s.linked(ctx)
 	if errors.Is(err, errNoSession) {

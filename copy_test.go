@@ -12,7 +12,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -63,6 +65,8 @@ func shell(t *testing.T, script, dir string) {
 	}
 }
 
+// Shows 3: names with newlines, not in UTF-8 and of 255 bytes, links out of the tree and
+// absolute ones, hard links, holes, setuid.
 func TestCopyKeepsATreeBothWays(t *testing.T) {
 	t.Parallel()
 	sb := newSandbox(t)
@@ -148,6 +152,7 @@ func TestCopyMergesIntoADirectory(t *testing.T) {
 	}
 }
 
+// Shows 3: devices, pipes.
 func TestCopyOfASpecialFileIsRefusedByName(t *testing.T) {
 	t.Parallel()
 	sb := newSandbox(t)
@@ -175,6 +180,7 @@ func TestCopyOfASpecialFileIsRefusedByName(t *testing.T) {
 	}
 }
 
+// Shows 3: pipes, sockets, devices, setuid. What is not kept is said, both ways.
 func TestSpecialFilesInATreeAreReported(t *testing.T) {
 	t.Parallel()
 	sb := newSandbox(t)
@@ -198,6 +204,31 @@ func TestSpecialFilesInATreeAreReported(t *testing.T) {
 	}
 	if got := tree(t, to); !strings.Contains(got, "file|f|755|") || strings.Contains(got, "pipe") {
 		t.Errorf("copied:\n%s", got)
+	}
+	// There is no device in a sandbox but those it is given.
+	devices := filepath.Join(t.TempDir(), "dev")
+	report, err = sb.CopyOut(t.Context(), "/dev", devices)
+	if err != nil || !slices.Contains(report.Skipped, sandbox.Skipped{Path: "zero", Reason: "a device"}) {
+		t.Errorf("CopyOut(/dev): %+v, %v, want its devices reported", report, err)
+	}
+	if _, err := os.Lstat(filepath.Join(devices, "zero")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("of a device there is %v", err)
+	}
+
+	src := t.TempDir()
+	shell(t, `cd "$0"; mkfifo pipe; mknod device c 1 3; printf x > file
+		perl -MSocket -e 'socket(S, AF_UNIX, SOCK_STREAM, 0); bind(S, sockaddr_un("sock"))'`, src)
+	report, err = sb.CopyIn(t.Context(), src, "in")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range []sandbox.Skipped{{Path: "pipe", Reason: "a named pipe"}, {Path: "sock", Reason: "a socket"}, {Path: "device", Reason: "a device"}} {
+		if !slices.Contains(report.Skipped, w) {
+			t.Errorf("CopyIn did not report %v, only %v", w, report.Skipped)
+		}
+	}
+	if got := run(t, sb, "ls", "in"); got != "file" {
+		t.Errorf("inside there is %q", got)
 	}
 }
 
@@ -226,7 +257,7 @@ func TestCopyOutDoesNotFollowLinksAtTheDestination(t *testing.T) {
 	}
 }
 
-// A tree that changes all the time while it is copied: the copy ends, and everything
+// Shows 3: link swaps, files that grow, shrink and vanish. The copy ends, and everything
 // it has is a version that was there.
 func TestCopyOutOfATreeThatMoves(t *testing.T) {
 	t.Parallel()
@@ -255,6 +286,7 @@ func TestCopyOutOfATreeThatMoves(t *testing.T) {
 	}
 }
 
+// Shows 3: paths of 4,000 characters.
 func TestDeepPathsAreCopied(t *testing.T) {
 	t.Parallel()
 	sb := newSandbox(t)
@@ -325,18 +357,9 @@ func TestCopyInTakesFileSystems(t *testing.T) {
 	}
 }
 
-// endless is a source of a file that never ends, and tells when it has begun.
-type endless struct {
-	begun chan struct{}
-	read  int64
-}
+// endless is a source of a file that never ends.
+type endless struct{}
 
-func (e *endless) Open(name string) (fs.File, error) {
-	if name == "." {
-		return nil, fs.ErrNotExist
-	}
-	return e, nil
-}
 func (e *endless) Stat() (fs.FileInfo, error) { return e, nil }
 func (e *endless) Name() string               { return "endless" }
 func (e *endless) Size() int64                { return 1 << 40 }
@@ -345,13 +368,7 @@ func (e *endless) ModTime() time.Time         { return time.Time{} }
 func (e *endless) IsDir() bool                { return false }
 func (e *endless) Sys() any                   { return nil }
 func (e *endless) Close() error               { return nil }
-func (e *endless) Read(b []byte) (int, error) {
-	if e.read += int64(len(b)); e.read > 8<<20 && e.begun != nil {
-		close(e.begun)
-		e.begun = nil
-	}
-	return len(b), nil
-}
+func (e *endless) Read(b []byte) (int, error) { return len(b), nil }
 
 // nothingBehind waits until a directory inside has no entries but those, and no
 // process of a copy runs.
@@ -364,16 +381,23 @@ func nothingBehind(t *testing.T, sb *sandbox.Sandbox, want string) {
 
 func TestCancelledCopyLeavesNothing(t *testing.T) {
 	t.Parallel()
+	cancelCopies(t, 100<<20)
+}
+
+func TestSoakCancelledCopyOfAGiBLeavesNothing(t *testing.T) {
+	soak(t)
+	cancelCopies(t, 1<<30)
+}
+
+// cancelCopies cancels a copy of a file of that size in the middle, each way.
+func cancelCopies(t *testing.T, size int64) {
+	t.Helper()
 	sb := newSandbox(t)
 	why := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	src := filepath.Join(t.TempDir(), "big")
 	if err := os.WriteFile(src, nil, 0o644); err != nil {
 		t.Fatal(err)
-	}
-	size := int64(100 << 20)
-	if os.Getenv("SANDBOX_SOAK") != "" {
-		size = 1 << 30
 	}
 	f, _ := os.OpenFile(src, os.O_WRONLY, 0)
 	if _, err := io.CopyN(f, rand.Reader, size); err != nil {
@@ -409,32 +433,58 @@ func TestCancelledCopyLeavesNothing(t *testing.T) {
 	nothingBehind(t, sb, "big ")
 }
 
+// Shows 4 of files: the sandbox is stopped in the middle of a copy. The copy waits for
+// that, so that it can't be the faster one.
 func TestCopyUnderAStopFailsAndLeavesNothing(t *testing.T) {
 	t.Parallel()
-	sb := newSandbox(t, sandbox.WithPersistent(true), sandbox.WithStopTimeout(2*time.Second))
-	run(t, sb, "sh", "-c", "truncate -s 1G sparse; head -c 300000000 /dev/urandom > big")
-	to := t.TempDir()
-	stop := make(chan error, 1)
-	once := false
-	_, err := sb.CopyOut(t.Context(), "big", filepath.Join(to, "big"), sandbox.WithCopyProgress(func(s sandbox.CopyStatus) {
-		if !once {
-			once = true
-			go func() { stop <- second(sb.Stop(t.Context())) }()
-			time.Sleep(100 * time.Millisecond)
+	c := newClient(t)
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)), sandbox.WithStopTimeout(2*time.Second))
+	run(t, sb, "sh", "-c", "head -c 300000000 /dev/zero > big")
+	to, tree := t.TempDir(), t.TempDir()
+	shell(t, `cd "$0"; mkdir sub; echo x > a; head -c 100000000 /dev/zero > sub/large; echo x > z`, tree)
+	for what, copy := range map[string]func(sb *sandbox.Sandbox, progress sandbox.CopyOption) error{
+		"CopyOut": func(sb *sandbox.Sandbox, p sandbox.CopyOption) error {
+			return second(sb.CopyOut(t.Context(), "big", to+"/", p))
+		},
+		"CopyIn of a tree": func(sb *sandbox.Sandbox, p sandbox.CopyOption) error {
+			return second(sb.CopyIn(t.Context(), tree, "tree", p))
+		},
+		"CopyIn of a big file": func(sb *sandbox.Sandbox, p sandbox.CopyOption) error {
+			return second(sb.CopyIn(t.Context(), tree+"/sub/large", "big2", p))
+		},
+		"CopyIn of an odd file": func(sb *sandbox.Sandbox, p sandbox.CopyOption) error {
+			return second(sb.CopyInFS(t.Context(), oneFile{&endless{}}, "big3", p))
+		},
+	} {
+		h, err := c.Get(t.Context(), sb.Name()) // which starts it again
+		if err != nil {
+			t.Fatal(err)
 		}
-	}))
-	if e := <-stop; e != nil {
-		t.Fatal(e)
-	}
-	if err == nil {
-		t.Skip("the copy was faster than the stop")
-	}
-	if !errors.Is(err, sandbox.ErrNotRunning) || !strings.Contains(err.Error(), "big") {
-		t.Errorf("CopyOut of a sandbox that is stopped meanwhile: %v, want ErrNotRunning", err)
+		var once sync.Once
+		err = copy(h, sandbox.WithCopyProgress(func(s sandbox.CopyStatus) {
+			if s.Bytes < 10<<20 {
+				return
+			}
+			once.Do(func() {
+				if _, err := sb.Stop(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}))
+		if !errors.Is(err, sandbox.ErrNotRunning) || !strings.Contains(err.Error(), "big") && !strings.Contains(err.Error(), "tree") {
+			t.Errorf("%s of a sandbox that is stopped meanwhile: %v, want ErrNotRunning and the path", what, err)
+		}
+		if err := h.Detach(); err != nil {
+			t.Error(err)
+		}
 	}
 	if list, _ := os.ReadDir(to); len(list) != 0 {
 		t.Errorf("left here: %v", list)
 	}
+	if _, err := sb.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	nothingBehind(t, sb, "big ")
 }
 
 func TestStoppedSandboxIsReadWithoutStartingIt(t *testing.T) {
@@ -499,42 +549,64 @@ func TestStoppedSandboxIsReadWithoutStartingIt(t *testing.T) {
 	}
 }
 
-// A killed client's copy leaves no file under its final name, and no process.
+// A killed client's copy leaves nothing inside, whichever way it went.
 func TestKilledClientLeavesNoPartialCopy(t *testing.T) {
 	t.Parallel()
 	sb := newSandbox(t)
-	cmd := process(t, "copy-in", sb.Name())
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
+	run(t, sb, "sh", "-c", "mkdir old; echo kept > old/endless; truncate -s 100G large")
+	for _, how := range []string{"into a new tree", "into a tree there is", "a single file", "out"} {
+		cmd := process(t, "copy", sb.Name(), how, t.TempDir())
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(out, make([]byte, 1)); err != nil {
+			t.Fatalf("%s: %v", how, err)
+		}
+		cmd.Process.Kill()
+		cmd.Wait()
+		nothingBehind(t, sb, "large old ")
+		if got := run(t, sb, "sh", "-c", "ls -A old; cat old/endless"); got != "endless\nkept" {
+			t.Errorf("%s: in the tree that was there is %q", how, got)
+		}
 	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.ReadFull(out, make([]byte, 1)); err != nil {
-		t.Fatal(err)
-	}
-	cmd.Process.Kill()
-	cmd.Wait()
-	eventually(t, "no copy runs and nothing has the final name", func() bool {
-		return run(t, sb, "sh", "-c", `ls endless 2>/dev/null; ps -eo args= | grep -cE '[g]uest unpack' || true`) == "0"
-	})
 }
 
 func init() {
-	roles["copy-in"] = func(args []string) error {
+	// copies without an end, in a way, and says so once it has begun.
+	roles["copy"] = func(args []string) error {
 		ctx := context.Background()
 		sb, err := sandbox.Get(ctx, args[0])
 		if err != nil {
 			return err
 		}
-		src := &endless{begun: make(chan struct{})}
-		begun := src.begun
-		go func() {
-			<-begun
-			os.Stdout.WriteString("x")
-		}()
-		_, err = sb.CopyInFS(ctx, oneFile{src}, "endless")
+		var once sync.Once
+		begun := sandbox.WithCopyProgress(func(s sandbox.CopyStatus) {
+			if s.Bytes > 8<<20 {
+				once.Do(func() { os.Stdout.WriteString("x") })
+			}
+		})
+		switch args[1] {
+		case "into a new tree":
+			_, err = sb.CopyInFS(ctx, manyFiles{oneFile{&endless{}}}, "new", begun)
+		case "into a tree there is":
+			_, err = sb.CopyInFS(ctx, oneFile{&endless{}}, "old", begun)
+		case "a single file":
+			_, err = sb.CopyIn(ctx, "/proc/self/exe", "single", sandbox.WithCopyProgress(func(s sandbox.CopyStatus) {
+				if s.Bytes > 1<<20 {
+					once.Do(func() { os.Stdout.WriteString("x") })
+					select {} // until we are killed
+				}
+			}))
+		case "out":
+			_, err = sb.CopyOut(ctx, "large", filepath.Join(args[2], "large"), sandbox.WithCopyProgress(func(sandbox.CopyStatus) {
+				once.Do(func() { os.Stdout.WriteString("x") })
+				select {}
+			}))
+		}
 		return err
 	}
 }
@@ -552,6 +624,34 @@ func (o oneFile) Stat(name string) (fs.FileInfo, error) { return dirInfo{o.e}, n
 func (o oneFile) ReadDir(name string) ([]fs.DirEntry, error) {
 	return []fs.DirEntry{fs.FileInfoToDirEntry(o.e)}, nil
 }
+
+// manyFiles has others before the endless one, which take their time to be removed.
+type manyFiles struct{ oneFile }
+
+func (m manyFiles) Open(name string) (fs.File, error) {
+	if strings.HasPrefix(name, "a") {
+		return emptyFile{m.e, name}, nil
+	}
+	return m.oneFile.Open(name)
+}
+
+func (m manyFiles) ReadDir(name string) (list []fs.DirEntry, err error) {
+	for i := range 5000 {
+		list = append(list, fs.FileInfoToDirEntry(emptyFile{m.e, fmt.Sprintf("a%04d", i)}))
+	}
+	return append(list, fs.FileInfoToDirEntry(m.e)), nil
+}
+
+// emptyFile has a name.
+type emptyFile struct {
+	*endless
+	name string
+}
+
+func (e emptyFile) Name() string               { return e.name }
+func (e emptyFile) Size() int64                { return 0 }
+func (e emptyFile) Stat() (fs.FileInfo, error) { return e, nil }
+func (e emptyFile) Read([]byte) (int, error)   { return 0, io.EOF }
 
 type dirInfo struct{ *endless }
 

@@ -93,22 +93,41 @@ func (r DeleteReport) String() string {
 // the volumes, which the engine would not let go of before.
 func (c *Client) delete(ctx context.Context, eng *engine.Engine, rec record.Sandbox, fate fate) (report DeleteReport, err error) {
 	report.Volumes = []VolumeOutcome{}
-	var got engine.Container
-	err = insist(ctx, func() (err error) {
-		got, err = eng.InspectContainer(ctx, record.ContainerName(rec.Name))
-		return err
-	})
-	if errors.Is(err, engine.ErrNotFound) {
-		return report, ErrNotFound
+	find := func() (got engine.Container, err error) {
+		err = engine.Insist(ctx, func() (err error) {
+			got, err = locate(ctx, eng, rec.Name)
+			return err
+		})
+		if r, ok := isSandbox(got); errors.Is(err, engine.ErrNotFound) || err == nil && (!ok || r.ID != rec.ID) {
+			return got, ErrNotFound
+		}
+		return got, err
 	}
+	got, err := find()
 	if err != nil {
 		return report, err
 	}
-	if r, ok := record.Decode(got.Labels); !ok || r.ID != rec.ID {
-		return report, ErrNotFound
+	begun := false // some of it may be gone
+	claim, err := c.claimDeletion(ctx, eng, rec, fate)
+	if err != nil {
+		return report, err
+	}
+	if claim != nil {
+		defer func() {
+			claim.Stop()
+			// What may be half gone, or can't be closed once more, is left to the sweep.
+			unknown := ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable)
+			if err == nil || !unknown || rec.Persistent && !begun || fate == keepVolumes {
+				err = errors.Join(err, claim.drop(ctx))
+			}
+		}()
+		// Now nobody puts another in its place, but may have just done so.
+		if got, err = find(); err != nil {
+			return report, err
+		}
 	}
 	var volumes []engine.Volume
-	err = insist(ctx, func() (err error) {
+	err = engine.Insist(ctx, func() (err error) {
 		volumes, err = mountedVolumes(ctx, eng, got)
 		return err
 	})
@@ -118,33 +137,7 @@ func (c *Client) delete(ctx context.Context, eng *engine.Engine, rec record.Sand
 	for _, v := range volumes {
 		report.Volumes = append(report.Volumes, VolumeOutcome{Name: v.Name, Status: VolumePreserved})
 	}
-	begun := false // some of it may be gone
-	if fate != keepVolumes && rec.Nonce != "" {
-		// Once the container is gone nothing says that its volumes were to go too. So a
-		// marker with the sandbox's own nonce says it first: should we die in between,
-		// whoever finds it clears the rest. When somebody holds one already, they will.
-		var claim *record.Claim
-		e := insist(ctx, func() (err error) {
-			claim, err = settle(ctx, func(ctx context.Context) (*record.Claim, error) {
-				return record.TryClaim(ctx, eng, rec.Name, rec.Nonce, holder())
-			})
-			return err
-		})
-		if e != nil && (ctx.Err() != nil || errors.Is(e, engine.ErrUnavailable)) {
-			return report, errors.Join(e, dropMarker(ctx, eng, rec))
-		}
-		if e == nil {
-			defer func() {
-				claim.Stop()
-				// What may be half gone, or can't be closed once more, is left to the sweep.
-				unknown := ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable)
-				if err == nil || !unknown || rec.Persistent && !begun {
-					err = errors.Join(err, dropMarker(ctx, eng, rec))
-				}
-			}()
-		}
-	}
-	err = insist(ctx, func() error { return stopContainer(ctx, eng, got, rec) })
+	err = engine.Insist(ctx, func() error { return stopContainer(ctx, eng, got, rec) })
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		if ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable) {
 			return report, err
@@ -152,10 +145,20 @@ func (c *Client) delete(ctx context.Context, eng *engine.Engine, rec record.Sand
 		c.log.Warn("not stopped before it is removed", "sandbox", rec.Name, "error", err)
 	}
 	begun = true
+	if claim != nil {
+		// One that was to take its place goes first, or it would still.
+		for _, name := range []string{record.UnfinishedName(rec.Name), record.NextName(rec.Name)} {
+			err := engine.Insist(ctx, func() error { return removeContainer(ctx, eng, name, rec.Nonce) })
+			if err != nil {
+				return report, err
+			}
+		}
+	}
 	if err := c.removeSandbox(ctx, eng, got.ID); err != nil {
 		return report, err
 	}
-	if err := insist(ctx, func() error { return record.DropRevisions(ctx, eng, rec) }); err != nil {
+	c.dropUnnamed(ctx, eng, got)
+	if err := engine.Insist(ctx, func() error { return record.DropRevisions(ctx, eng, rec) }); err != nil {
 		c.log.Warn("revisions are left for the next sweep", "sandbox", rec.Name, "error", err)
 	}
 	if fate == keepVolumes {
@@ -176,11 +179,71 @@ func (c *Client) delete(ctx context.Context, eng *engine.Engine, rec record.Sand
 	return report, errors.Join(errs...)
 }
 
-// dropMarker takes the intention to delete back, done or not, on a context of its own.
-func dropMarker(ctx context.Context, eng *engine.Engine, rec record.Sandbox) error {
+// A deletionClaim keeps others from putting a new container in the place of the one that
+// is being deleted. When volumes go, too, it says so: once the container is gone nothing
+// else would. Should we die in between, whoever finds it clears the rest.
+type deletionClaim struct {
+	*record.Claim
+	drop func(context.Context) error // on a context of its own
+}
+
+// claimDeletion returns nil when somebody who makes or deletes the sandbox has the claim:
+// they will clear it.
+func (c *Client) claimDeletion(ctx context.Context, eng *engine.Engine, rec record.Sandbox, fate fate) (*deletionClaim, error) {
+	if rec.Nonce == "" {
+		return nil, nil
+	}
+	nonce, try := rec.Nonce, func(ctx context.Context) (*record.Claim, error) {
+		return record.TryClaim(ctx, eng, rec.Name, rec.Nonce, holder())
+	}
+	if fate == keepVolumes {
+		nonce = record.NewNonce()
+		try = func(ctx context.Context) (*record.Claim, error) {
+			return record.TryHold(ctx, eng, rec, nonce, holder())
+		}
+	}
+	d := &deletionClaim{drop: func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeMargin)
+		defer cancel()
+		return engine.Insist(ctx, func() error { return record.Drop(ctx, eng, rec.Name, nonce) })
+	}}
+	for {
+		err := engine.Insist(ctx, func() (err error) {
+			d.Claim, err = settle(ctx, try)
+			return err
+		})
+		var held *record.HeldError
+		switch {
+		case err == nil:
+			return d, nil
+		case errors.As(err, &held) && held.Marker.Of != "":
+			if err := c.settleHeld(ctx, eng, rec.Name); err != nil {
+				return nil, err
+			}
+			continue
+		case ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable):
+			return nil, errors.Join(err, d.drop(ctx))
+		}
+		return nil, nil
+	}
+}
+
+// dropUnnamed removes what belonged to a container that is gone and has no place in a
+// report.
+func (c *Client) dropUnnamed(ctx context.Context, eng *engine.Engine, got engine.Container) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeMargin)
 	defer cancel()
-	return record.Drop(ctx, eng, rec.Name, rec.Nonce)
+	note := func(what string, err error) {
+		if err != nil && !errors.Is(err, engine.ErrNotFound) && !errors.Is(err, engine.ErrConflict) {
+			c.log.Warn("left behind", "object", what, "error", err)
+		}
+	}
+	note("image "+got.Image, engine.Insist(ctx, func() error { return dropImage(ctx, eng, got.Image) }))
+	if rec, ok := record.Decode(got.Labels); ok {
+		for _, name := range rec.Settings.Unnamed {
+			note("volume "+name, engine.Insist(ctx, func() error { return eng.RemoveVolume(ctx, name, false) }))
+		}
+	}
 }
 
 // removeSandbox removes the container. Of several who try one wins; to the others the
@@ -205,7 +268,7 @@ func (c *Client) removeSandbox(ctx context.Context, eng *engine.Engine, id strin
 		}
 	case errors.Is(err, engine.ErrUnavailable):
 		// The reply may be what was lost: not found now means that it was done.
-		lost := insist(ctx, func() error { return eng.RemoveContainer(ctx, id, true) })
+		lost := engine.Insist(ctx, func() error { return eng.RemoveContainer(ctx, id, true) })
 		if errors.Is(lost, engine.ErrNotFound) {
 			return nil
 		}
@@ -242,7 +305,7 @@ func deleteOwn(ctx context.Context, eng *engine.Engine, name string) (VolumeOutc
 		return VolumeOutcome{name, VolumeDeleteFailed, err.Error()}, fmt.Errorf("volume %s: %w", name, err)
 	}
 	var users volumeUsers
-	err := insist(ctx, func() (err error) {
+	err := engine.Insist(ctx, func() (err error) {
 		users, err = usersOf(ctx, eng, name)
 		return err
 	})
@@ -255,18 +318,8 @@ func deleteOwn(ctx context.Context, eng *engine.Engine, name string) (VolumeOutc
 	if err := users.refuse(name); err != nil {
 		return failed(err)
 	}
-	if err := insist(ctx, func() error { return dropVolume(ctx, eng, name) }); err != nil {
+	if err := engine.Insist(ctx, func() error { return dropVolume(ctx, eng, name) }); err != nil {
 		return failed(err)
 	}
 	return VolumeOutcome{Name: name, Status: VolumeDeleted}, nil
-}
-
-// insist tries again what only a broken connection prevented.
-func insist(ctx context.Context, fn func() error) error {
-	for try := 0; ; try++ {
-		err := fn()
-		if !errors.Is(err, engine.ErrUnavailable) || try == 3 || pause(ctx, stillThere<<try) != nil {
-			return err
-		}
-	}
 }

@@ -24,8 +24,8 @@ func (s *Sandbox) DialContext(ctx context.Context, network, address string) (net
 }
 
 func (s *Sandbox) dialContext(ctx context.Context, network, address string) (net.Conn, error) {
-	if s.isClosed() {
-		return nil, ErrClosed
+	if err := s.usable(); err != nil {
+		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, cancelled(ctx)

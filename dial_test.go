@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"strings"
 	"sync"
 	"syscall"
@@ -177,9 +176,7 @@ func TestMuchGoesThroughOneDial(t *testing.T) {
 }
 
 func TestSoakTenTimesAsMuchGoesThroughOneDial(t *testing.T) {
-	if os.Getenv("SANDBOX_SOAK") == "" {
-		t.Skip("ci/soak runs it")
-	}
+	soak(t)
 	pour(t, 10<<30)
 }
 

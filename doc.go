@@ -58,11 +58,19 @@
 //	WithTags                  at once
 //	WithVCPUs, WithMemory     at once, and in sessions to come
 //	WithStopTimeout           at once for Stop and Close, for timeouts from the next session
-//	WithTimeout               from the next session
-//	image, runtime, ports, mounts, main process, environment, user, name and ID: never
+//	WithEnv                   at once for commands, from the next session for the main process
+//	WithTimeout, WithPorts    from the next session
+//	WithMounts, WithCommand   from the next session
+//	image, runtime, user, directory, process limit, name and ID: never
 //
-// A session that is started with other tools, such as "docker start", has the timeout
-// that the sandbox was made with until a [Get] corrects it.
+// Ports, mounts, main process and environment are the container's. When they have changed
+// the next session gets a new container, with the files of the old one; that takes longer
+// the more of them are outside of volumes. When it is interrupted, whoever comes next
+// completes it or takes it back.
+//
+// A session that is started with other tools, such as "docker start", has no network and
+// no main process, and the timeout that the sandbox was made with, until a handle
+// connects to it; a [Get] sees to that.
 //
 // # Logs
 //
@@ -108,6 +116,26 @@
 // "sandbox proxy NAME" the same for OpenSSH's ProxyCommand: ssh, scp, sftp, rsync and
 // git work with a sandbox.
 //
+// # Network
+//
+// [WithNetworkPolicy] says what a sandbox may reach: [AllowAll], the default,
+// [PublicOnly], [DenyAll], or names and subnets. It holds for root inside, from the first
+// instruction of every session: PID 1 locks the network before it starts anything, and
+// waits to be told which policy counts. [Sandbox.Update] changes it while the session
+// runs, and [Sandbox.Egress] tells what was tried. Under every policy nothing comes in
+// but by published ports, which answer under every policy, and sandboxes don't reach each
+// other. Names are matched by what a connection says it is for (SNI, Host), so allowing a
+// name allows what its server forwards to: an allowed content network can lead on to
+// whatever it hosts, and a domain whose owner helps can carry data out in names. What
+// PID 1 sets in requests ([Transform]) never enters the sandbox, but whoever runs in it
+// can use it while it runs.
+//
+// No process inside can have the capability NET_RAW, which "ping" of Debian and tcpdump
+// want. For ping remove it from the file: "setcap -r /usr/bin/ping" and ICMP sockets of
+// the kernel do the rest, where the policy lets ICMP through. PID 1 uses nftables; where
+// the engine's kernel or runtime (gVisor, for one) has none, making a sandbox fails with
+// [ErrUnsupported]. It never runs unfiltered.
+//
 // # Volumes
 //
 // A sandbox has one volume of its own at /workspace, always. [WithMounts] adds others: a
@@ -121,6 +149,24 @@
 // ([CleanupOrphanedVolumes]). Volumes are local to the engine; the driver option size=0
 // keeps "docker volume prune" away from them.
 //
+// # Forks and snapshots
+//
+// [Fork] makes a sandbox with the files another one has at this instant, [ForkN] any number
+// of one instant, and [Sandbox.Snapshot] stores them for [FromSnapshot]. They are copied on
+// the engine's disk, also what the container has outside of volumes: no layer is added to
+// an image, so a fork of a fork of a fork is like any other. Engines whose storage driver
+// shows no container's own files (others than overlay2 and fuse-overlayfs) commit them.
+//
+// A running source is paused meanwhile. A marker with a lease says by whom; when its maker
+// dies, who finds it next unpauses the source. Volumes made from a snapshot are overlays
+// over its files where the engine mounts them. The engine does not know that; this package
+// removes no files that something stands on, and "docker volume rm" would. Nor does the
+// kernel mount one again while a copy of its last mount is left: a start waits 10 s for
+// containers that begin just then; one that has all of the machine's files mounted keeps
+// such copies for as long as it runs, and the error says so. What the
+// container has outside of volumes is copied into each new one, and not kept at all when
+// nothing was changed there; the time of the directory / alone is then the new one's own.
+//
 // # State in the engine
 //
 // Names and labels are a contract; other tools may read them.
@@ -129,7 +175,13 @@
 //	volume     agent-sandbox-<id>              its workspace, at /workspace
 //	volume     agent-sandbox-<id>-rwcopy-<hash> a copy of a directory, of its own
 //	volume     agent-sandbox-<id>.rev-<n>      what has changed of it; the highest n counts
-//	volume     agent-sandbox-pending.<name>…   exists while the sandbox is being made or deleted
+//	container  agent-sandbox-<name>.U, .N      exists while it takes the place of that
+//	image      agent-sandbox-layer:<nonce>     the files of a container that was replaced or forked
+//	volume     agent-sandbox-<id>-fork-<hash>  a copy of a copy that another sandbox has
+//	volume     agent-sandbox-snap-<id>         a snapshot; and with -<n> its files, which never change
+//	image      agent-sandbox-snapshot:<id>     what containers are made from by it
+//	volume     <volume>.U, <volume>.W          what a volume that stands on a snapshot's files has of its own
+//	volume     agent-sandbox-pending.<name>…   exists while the sandbox is being made, changed or deleted
 //	volume     agent-sandbox-guest-<hash>      the static program, shared and kept
 //	image      agent-sandbox-guest:<hash>      what that volume is filled from
 //	container  agent-sandbox-helper.<…>        exists for the moment of that
@@ -138,17 +190,22 @@
 // removed. Further labels, each with the prefix "agent-sandbox.":
 //
 //	schema       version of this table: 1
-//	role         sandbox, workspace, rwcopy, pending, takeover, guest, helper, revision
+//	role         sandbox, workspace, rwcopy, fork, layer, snapshot, frozen, overlay, pending, takeover, guest,
+//	             helper, revision
 //	id, name     of the sandbox
 //	created-at   RFC 3339 with nanoseconds, by the engine's clock
 //	persistent   true or false
 //	tag.<key>    one tag
-//	record       JSON: image, runtime, user, workdir, command, ports, timeout_ms, stop_timeout_ms
+//	record       JSON: image, runtime, user, workdir, command, ports, mounts, timeout_ms,
+//	             stop_timeout_ms, source, snapshot; of a revision: what has changed, the
+//	             environment encrypted
 //	created-by   of a copy: rwcopy
 //	source       of a copy: the directory, on the machine of its maker
 //	nonce        which operation made the object
 //	control-key  signs what is asked of the sandbox's PID 1; never inside the sandbox
-//	of, after    of a revision: the nonces of its sandbox and of the one before
+//	of, after    of a revision: the nonces of its sandbox and of the one before; of a marker:
+//	             the nonce of the sandbox that is being changed
+//	by, after    of a container made for a change: the change, and the container before
 //	until        of a marker or helper: when its maker counts as dead
 //	holder       of a marker: its maker, for people to read
 //
@@ -161,9 +218,16 @@
 //
 // Image node:20-bookworm, 1 CPU, 2048 MiB of memory for each CPU and no swap, 4096
 // processes ([WithPidsLimit]), the engine's default OCI runtime ([WithOCIRuntime]) and
-// seccomp profile, which before engine 23 lets AF_VSOCK sockets through, a log of at
+// seccomp profile, a log of at
 // most 3 files of 10 MB. The capabilities NET_RAW and MKNOD are dropped. PID 1 keeps NET_ADMIN for itself; nothing else in the sandbox can have
 // it. An image's HEALTHCHECK is switched off: it would run beside PID 1's rules.
+// Engines before 23 have a default seccomp profile that lets sockets of AF_VSOCK through,
+// which lead past every network to the hypervisor. From a program on Linux such an engine
+// is given the default profile of later ones instead, unless it was set up with one of its
+// own; what these refuse besides are AF_ALG sockets and io_uring.
+//
+// Root inside can raise PID 1's oom_score_adj, and so have the session end, not outlive
+// anything, when memory runs out: with PID 1 everything ends.
 //
 // # Errors
 //

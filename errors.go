@@ -32,6 +32,8 @@ var (
 	ErrVolumeNotFound error = &sentinel{"Volume not found", 404}
 	// ErrSnapshotNotFound says that there is no such snapshot. 404.
 	ErrSnapshotNotFound error = &sentinel{"Snapshot not found", 404}
+	// ErrSnapshotInUse says that volumes share a snapshot's files. 409.
+	ErrSnapshotInUse error = &sentinel{"Snapshot is in use", 409}
 	// ErrProcessNotFound says that no detached command of that ID is known in the
 	// session: it never was, the session has ended since, or too many ended after it. 404.
 	ErrProcessNotFound error = &sentinel{"Process not found", 404}

@@ -293,7 +293,7 @@ func (c *Cmd) check() error {
 	return nil
 }
 
-// environ is image < sandbox < command.
+// environ is image < sandbox < update < command.
 func (c *Cmd) environ() []string {
 	c.s.mu.Lock()
 	env := slices.Clone(c.s.env)
@@ -303,7 +303,11 @@ func (c *Cmd) environ() []string {
 		k, _, _ := strings.Cut(kv, "=")
 		at[k] = i
 	}
-	for _, kv := range c.Env {
+	var over []string
+	for k, v := range c.s.added() {
+		over = append(over, k+"="+v)
+	}
+	for _, kv := range append(over, c.Env...) {
 		k, _, _ := strings.Cut(kv, "=")
 		if i, ok := at[k]; ok {
 			env[i] = kv

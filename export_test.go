@@ -1,11 +1,15 @@
 package sandbox
 
 import (
+	"context"
+	"io"
 	"testing"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
@@ -17,6 +21,9 @@ func CloseDefaultClient() error { return defaultClient().Close() }
 func Reason(code int, oom bool, engineError string) string {
 	return reason(engine.Container{State: engine.StateExited, ExitCode: code, OOMKilled: oom, Error: engineError})
 }
+
+// StateOf is the state for one of the engine's own words.
+func StateOf(word string) State { return stateOf(word) }
 
 // PlaceScratchGuests places the guest n times at once under a name of the test's own,
 // and removes what that leaves under the name.
@@ -53,3 +60,41 @@ func LimitsOf(opts ...CreateOption) (vcpus float64, memory int64, err error) {
 // CopyThrough makes the client copy directories through this process, as it would to an
 // engine elsewhere.
 func (c *Client) CopyThrough() { c.setApart() }
+
+// VolumeOfSize is a volume of so many bytes, as it is listed.
+func VolumeOfSize(n int64) (v Volume) {
+	v.setSize(n)
+	return v
+}
+
+// Check reads the archive as if there were a sandbox to fill with it.
+func (t Tarball) Check(ctx context.Context) error {
+	return t.read(ctx, func(ctx context.Context, tree io.Reader, limits archive.Limits) error {
+		_, err := guest.NewTrees(ctx, io.Discard).Archive(0, tree, t.Strip, limits)
+		return err
+	})
+}
+
+// AssembleLog puts a log's lines together as Logs does, and tells how many lines it held
+// unfinished at the most.
+func AssembleLog(pieces [][]byte, end func(i int) bool) (lines []LogLine, held int) {
+	asm := assembly{}
+	for i, text := range pieces {
+		if line, whole := asm.add(engine.LogPiece{Text: text, End: end(i), Stderr: i%3 == 0}); whole {
+			lines = append(lines, line)
+		}
+		held = max(held, len(asm))
+	}
+	asm.rest(func(l LogLine) bool {
+		lines = append(lines, l)
+		return true
+	})
+	return lines, held
+}
+
+// Commits makes the client's forks by commit, as on engines that show no container's own
+// files on their disk.
+func (c *Client) Commits() { c.commits = true }
+
+// NoOverlay has volumes made from snapshots copied, as on engines that mount no overlays.
+func (c *Client) NoOverlay() { c.setNoOverlay() }

@@ -22,17 +22,21 @@ import (
 )
 
 const (
-	// callBound is how long an operation may take whatever happens to one of its calls.
-	callBound = 20 * time.Second
-	// patience is the deadline of a caller whose engine stalls.
-	patience = 5 * time.Second
+	// callBound is how long an operation may take whatever happens to one of its calls, and
+	// goneBound how long what it leaves to others may stay, on the slowest of machines.
+	callBound = 2 * time.Minute
+	goneBound = time.Minute
+	// patience is the deadline of a caller whose engine stalls, and undoBound how long it
+	// may take to undo what was done until then.
+	patience  = 5 * time.Second
+	undoBound = 20 * time.Second
 	// stands is how many trials run at once: more only make the engine slower. When it
 	// stalls it has nothing to do.
 	stands        = 4
 	stalledStands = 8
 	// spare is how far the loop goes beyond the calls that a run without a fault made:
 	// a lease is renewed in the background, when it pleases, and a fault makes calls.
-	spare = 3
+	spare = 1
 )
 
 // An operation is what the fault loop makes fail, call by call.
@@ -47,8 +51,6 @@ type operation struct {
 	done, failed func(x *trial)
 	// after takes away, past the proxy, what is no leftover.
 	after func(x *trial)
-	// undo is what it may take to undo the operation on a busy engine.
-	undo time.Duration
 	// noContext: there is nothing to cancel.
 	noContext bool
 }
@@ -58,7 +60,9 @@ type stand struct {
 	clean *sandbox.Client // past the proxy
 	eng   *engine.Engine
 	proxy *enginetest.Proxy
-	kept  string // a sandbox that trials share
+	top   *testing.T       // of the whole loop
+	kept  string           // a sandbox that trials share
+	saved sandbox.Snapshot // a snapshot that they share, if there is one
 }
 
 // A trial is one operation with one fault in one of its calls.
@@ -68,12 +72,15 @@ type trial struct {
 	op    *operation
 	k     int
 	fault enginetest.Fault
+	retry bool // what could not be made is made: in a plain run once for each call
 
 	name   string
 	volume string          // what the operation is about, if it is
 	c      *sandbox.Client // through the proxy
 	sb     *sandbox.Sandbox
-	err    error // what the operation returned
+	snap   sandbox.Snapshot     // that it makes or deletes
+	forks  []sandbox.ForkResult // that it makes
+	err    error                // what the operation returned
 	late   *late
 
 	labels context.Context // carries the label of the trial's goroutines
@@ -86,38 +93,92 @@ type late struct {
 	until time.Time // when what they left is over
 }
 
-// testFaults runs the operation once, counting its calls, and then with every fault
-// at every one of them.
-func testFaults(t *testing.T, op operation) { testEvery(t, op, enginetest.Faults...) }
+// testFaults runs the operation once, counting its calls, and then with a fault of each
+// class at every one of them: nobody hears the call, nobody hears of its reply, the caller
+// does not wait for it any more. A soak test has all faults there are.
+func testFaults(t *testing.T, op operation) {
+	testPlan(t, op, stands, func(k int, call string) []enginetest.Fault {
+		if soaking() {
+			return enginetest.Faults
+		}
+		return classes(call)
+	})
+}
 
+// testFaultsInTurn is testFaults with one class at each call, another one at the next:
+// for operations whose calls others make, too.
+func testFaultsInTurn(t *testing.T, op operation) { testFaultsNowAndThen(t, op, 1) }
+
+// testFaultsNowAndThen is testFaultsInTurn at every nth call, for operations that take
+// long.
+func testFaultsNowAndThen(t *testing.T, op operation, n int) {
+	testPlan(t, op, stands, func(k int, call string) []enginetest.Fault {
+		if soaking() {
+			return enginetest.Faults
+		}
+		if k%n != 0 {
+			return nil
+		}
+		k /= n
+		f := classes(call)
+		if isRead(call) {
+			f = f[1:]
+		}
+		if op.noContext {
+			f = f[:len(f)-1]
+		}
+		return f[k%len(f):][:1]
+	})
+}
+
+// testEvery has these faults at every call.
 func testEvery(t *testing.T, op operation, faults ...enginetest.Fault) {
-	t.Helper()
-	foreign := enginetest.NewForeign(t)
-	clean, eng := newClient(t), newEngine(t)
-	began := time.Now()
-	l := &late{}
 	width := stands
 	if slices.Contains(faults, enginetest.Stall) {
 		width = stalledStands
 	}
+	testPlan(t, op, width, func(int, string) []enginetest.Fault { return faults })
+}
+
+// classes are a fault of each class. A read that is refused, or whose reply is lost, is
+// made again by package net/http and seen by nobody; one that is cut is not.
+func classes(call string) []enginetest.Fault {
+	vain := enginetest.LoseReply
+	if isRead(call) {
+		vain = enginetest.CutReply
+	}
+	return []enginetest.Fault{enginetest.RefuseBefore, vain, enginetest.Cancel}
+}
+
+func isRead(call string) bool {
+	return strings.HasPrefix(call, "GET ") || strings.HasPrefix(call, "HEAD ")
+}
+
+func testPlan(t *testing.T, op operation, width int, plan func(k int, call string) []enginetest.Fault) {
+	t.Helper()
+	foreign := enginetest.NewForeign(t)
+	clean, eng := newClient(t), newEngine(t)
+	began := time.Now()
+	strange := strayImages(t, eng)
+	l := &late{}
 	free := make(chan *stand, width)
 	for range width {
-		s := &stand{clean: clean, eng: eng, proxy: enginetest.NewProxy(t), kept: uniqueName(t)}
+		s := &stand{clean: clean, eng: eng, proxy: enginetest.NewProxy(t), top: t, kept: uniqueName(t)}
 		remove(t, clean, s.kept)
 		free <- s
 	}
-	try := func(k int, fault enginetest.Fault) (calls []string) {
+	try := func(k int, fault enginetest.Fault, retry bool) (calls []string) {
 		s := <-free
 		defer func() { free <- s }()
 		t.Run(fmt.Sprintf("%02d %v", k, fault), func(t *testing.T) {
-			x := &trial{T: t, stand: s, op: &op, k: k, fault: fault, name: uniqueName(t), late: l}
+			x := &trial{T: t, stand: s, op: &op, k: k, fault: fault, retry: retry, name: uniqueName(t), late: l}
 			calls = x.run()
 		})
 		return calls
 	}
-	calls := try(0, enginetest.None)
+	calls := try(0, enginetest.None, false)
 	// A run that happened to sweep made more calls than the operation needs.
-	if again := try(0, enginetest.None); len(again) < len(calls) {
+	if again := try(0, enginetest.None, false); len(again) < len(calls) {
 		calls = again
 	}
 	n := len(calls)
@@ -128,17 +189,25 @@ func testEvery(t *testing.T, op operation, faults ...enginetest.Fault) {
 	g.SetLimit(width)
 	trials := 0
 	for k := 1; k <= n+spare; k++ {
-		for _, fault := range faults {
+		call := ""
+		if k <= n {
+			call = calls[k-1]
+		}
+		faults := plan(k, call)
+		for i, fault := range faults {
 			if fault == enginetest.Cancel && op.noContext {
 				continue
 			}
 			trials++
-			g.Go(func() error { try(k, fault); return nil })
+			retry := soaking() || i == k%len(faults)
+			g.Go(func() error { try(k, fault, retry); return nil })
 		}
 	}
 	g.Wait()
 	l.check(t, clean, eng)
 	noHelpers(t, eng, began)
+	noMarkers(t, eng, began)
+	noImages(t, eng, strange)
 	foreign.Check(t)
 	t.Logf("%d calls, %d trials in %v: %s", n, trials, time.Since(began).Round(time.Second), strings.Join(calls, ", "))
 }
@@ -178,7 +247,10 @@ func (x *trial) run() (calls []string) {
 		if x.fault == enginetest.Stall {
 			ctx, cancel = context.WithTimeout(ctx, patience)
 			defer cancel()
-			bound = patience + time.Second + x.op.undo
+			bound = patience + undoBound
+			// On a busy machine it is over before that call, and those of the undo are none
+			// of the operation's.
+			defer context.AfterFunc(ctx, x.proxy.Disarm)()
 		}
 		x.proxy.Arm(x.k, x.fault, func() {
 			if x.fault == enginetest.Cancel {
@@ -204,7 +276,7 @@ func (x *trial) run() (calls []string) {
 			x.Errorf("Client.Close: %v", err)
 		}
 	})
-	if left := labelled(mark, 5*time.Second); left != "" {
+	if left := labelled(mark, goneBound); left != "" {
 		x.Errorf("goroutines are left:\n%s", left)
 	}
 	if x.op.after != nil {
@@ -231,6 +303,9 @@ func (x *trial) within(d time.Duration, mark string, fn func() error) error {
 func (x *trial) classify() {
 	x.Helper()
 	if x.err == nil {
+		return
+	}
+	if x.fault == enginetest.Stall && !x.proxy.Fired() {
 		return
 	}
 	if x.k == 0 || !x.proxy.Fired() {
@@ -314,7 +389,7 @@ func gone(t testing.TB, clean *sandbox.Client, eng *engine.Engine, name string) 
 		t.Errorf("List: %v", err)
 	}
 	// Another client's sweep may be at the same object just now.
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(goneBound); ; time.Sleep(50 * time.Millisecond) {
 		left := objects(t, eng, named(name))
 		if len(left) == 0 {
 			return true
@@ -372,7 +447,7 @@ func noHelpers(t *testing.T, eng *engine.Engine, since time.Time) {
 	if err != nil {
 		t.Fatalf("list helpers: %v", err)
 	}
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(goneBound); ; time.Sleep(50 * time.Millisecond) {
 		list = slices.DeleteFunc(list, func(got engine.Container) bool {
 			_, err := eng.InspectContainer(t.Context(), got.ID)
 			return errors.Is(err, engine.ErrNotFound) || got.CreatedAt.Before(since.Add(-2*time.Second))
@@ -384,6 +459,80 @@ func noHelpers(t *testing.T, eng *engine.Engine, since time.Time) {
 			for _, got := range list {
 				t.Errorf("helper %s of %v is left", got.Name, got.CreatedAt)
 			}
+			return
+		}
+	}
+}
+
+// noMarkers checks that no marker that this process made since then is left to expire.
+// Those of others come and go, or are renewed.
+func noMarkers(t *testing.T, eng *engine.Engine, since time.Time) {
+	t.Helper()
+	held := func() []record.Marker {
+		volumes, err := eng.ListVolumes(t.Context(), record.Filter(record.Role, record.RolePending))
+		if err != nil {
+			t.Fatalf("list markers: %v", err)
+		}
+		return record.Markers(volumes)
+	}
+	mine := fmt.Sprintf("process %d on ", os.Getpid())
+	left := slices.DeleteFunc(held(), func(m record.Marker) bool {
+		return !strings.HasPrefix(m.Holder, mine) || m.Until.Before(since.Add(record.Lease-2*time.Second))
+	})
+	for ; len(left) > 0; time.Sleep(50 * time.Millisecond) {
+		now := held()
+		left = slices.DeleteFunc(left, func(m record.Marker) bool { return !slices.Contains(now, m) })
+		for _, m := range left {
+			if m.Expired(eng.Now()) {
+				t.Errorf("the marker of %q is left", m.Name)
+				return
+			}
+		}
+	}
+}
+
+// strayImages are images that we made of sandboxes that are gone.
+func strayImages(t *testing.T, eng *engine.Engine) (refs []string) {
+	t.Helper()
+	images, err := eng.ListImages(t.Context())
+	if err != nil {
+		t.Fatalf("list images: %v", err)
+	}
+	for _, image := range images {
+		unused := func() bool {
+			users, err := eng.ListContainers(t.Context(), engine.Filter{Labels: []string{ofNonce(image.Labels[record.Nonce])}})
+			return err == nil && len(users) == 0
+		}
+		if len(image.Tags) == 0 && record.Is(image.Labels, record.RoleLayer, record.RoleFrozen) && unused() {
+			refs = append(refs, image.ID)
+		}
+		for _, ref := range image.Tags {
+			if id, is := strings.CutPrefix(ref, record.SnapshotImage("")); is {
+				if _, err := eng.InspectVolume(t.Context(), record.FrozenName(id, 0)); errors.Is(err, engine.ErrNotFound) {
+					refs = append(refs, ref)
+				}
+			}
+			if record.IsLayer(ref) && unused() {
+				refs = append(refs, ref)
+			}
+		}
+	}
+	return refs
+}
+
+// noImages checks that there are no stray images but those there were before. An image
+// comes before what it is for, and goes after that.
+func noImages(t *testing.T, eng *engine.Engine, before []string) {
+	t.Helper()
+	left := slices.DeleteFunc(strayImages(t, eng), func(ref string) bool { return slices.Contains(before, ref) })
+	for deadline := time.Now().Add(goneBound); len(left) > 0; time.Sleep(100 * time.Millisecond) {
+		now := strayImages(t, eng)
+		left = slices.DeleteFunc(left, func(ref string) bool { return !slices.Contains(now, ref) })
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("images are left: %q", left)
 			return
 		}
 	}
@@ -423,14 +572,21 @@ func (x *trial) deleted() {
 	x.nothing()
 }
 
-// creatable makes the sandbox that could not be made, and deletes it.
-func (x *trial) creatable(opts ...sandbox.CreateOption) {
+// creatable makes the sandbox that could not be made, if that is to be tried, and deletes
+// it.
+func (x *trial) creatable(opts ...sandbox.CreateOption) { x.makeable(opts, create) }
+
+func (x *trial) makeable(opts []sandbox.CreateOption, act func(context.Context, *trial, []sandbox.CreateOption) (*sandbox.Sandbox, error)) {
 	x.Helper()
+	if !x.retry {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), callBound)
 	defer cancel()
-	sb, err := x.clean.Create(ctx, opts...)
+	x.c = x.clean
+	sb, err := act(ctx, x, opts)
 	if err != nil {
-		x.Errorf("after %s the same Create: %v", x.where(), err)
+		x.Errorf("after %s the same call: %v", x.where(), err)
 		return
 	}
 	sb.Detach()
@@ -484,7 +640,7 @@ func creation(opts func(x *trial) []sandbox.CreateOption, act func(context.Conte
 				return
 			}
 			x.nothing()
-			x.creatable(opts(x)...)
+			x.makeable(opts(x), act)
 		},
 	}
 }
@@ -519,7 +675,7 @@ func TestCreateSurvivesAFaultInAnyCall(t *testing.T) {
 
 // Shows 3, X9.
 func TestCreateOfAnUnnamedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, creation(unnamed, create))
+	testFaultsInTurn(t, creation(unnamed, create))
 }
 
 // Shows 3, E85: with a main process and an OnCreate that runs a command.
@@ -530,7 +686,7 @@ func TestCreateWithOnCreateSurvivesAFaultInAnyCallSoak(t *testing.T) {
 
 // Shows 3; S2.2, E84.
 func TestGetOrCreateOfAnAbsentSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, creation(plain, func(ctx context.Context, x *trial, opts []sandbox.CreateOption) (*sandbox.Sandbox, error) {
+	testFaultsInTurn(t, creation(plain, func(ctx context.Context, x *trial, opts []sandbox.CreateOption) (*sandbox.Sandbox, error) {
 		return x.c.GetOrCreate(ctx, x.name, opts...)
 	}))
 }
@@ -574,22 +730,22 @@ func getOrCreate(ctx context.Context, x *trial) (*sandbox.Sandbox, error) {
 
 // Shows 3; S2.1.
 func TestGetOfAStoppedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, getting(sandbox.StateStopped, get))
+	testFaultsInTurn(t, getting(sandbox.StateStopped, get))
 }
 
 // Shows 3; S2.1.
 func TestGetOfARunningSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, getting(sandbox.StateRunning, get))
+	testFaultsInTurn(t, getting(sandbox.StateRunning, get))
 }
 
 // Shows 3; S2.2.
 func TestGetOrCreateOfAStoppedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, getting(sandbox.StateStopped, getOrCreate))
+	testFaultsInTurn(t, getting(sandbox.StateStopped, getOrCreate))
 }
 
 // Shows 3; S2.2.
 func TestGetOrCreateOfARunningSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, getting(sandbox.StateRunning, getOrCreate))
+	testFaultsInTurn(t, getting(sandbox.StateRunning, getOrCreate))
 }
 
 // handle opens the trial's sandbox without starting it.
@@ -609,7 +765,7 @@ func (x *trial) is(want sandbox.State) {
 
 // Shows 3; C3.
 func TestStartSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, again(operation{
+	testFaultsInTurn(t, again(operation{
 		arrange: func(x *trial) { x.keptIn(sandbox.StateStopped) },
 		open:    handle,
 		act: func(ctx context.Context, x *trial) error {
@@ -631,11 +787,11 @@ var stopping = again(operation{
 })
 
 // Shows 3; C3.
-func TestStopSurvivesAFaultInAnyCall(t *testing.T) { testFaults(t, stopping) }
+func TestStopSurvivesAFaultInAnyCall(t *testing.T) { testFaultsInTurn(t, stopping) }
 
 // Shows 3; S1.2.
 func TestCloseOfAPersistentSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, operation{
+	testFaultsInTurn(t, operation{
 		arrange:   func(x *trial) { x.keptIn(sandbox.StateRunning) },
 		open:      handle,
 		act:       func(_ context.Context, x *trial) error { return x.sb.Close() },
@@ -647,7 +803,7 @@ func TestCloseOfAPersistentSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 // Shows 3; X9. It waits for leases, beside other tests.
 func TestCloseOfAnUnnamedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 	t.Parallel()
-	testFaults(t, operation{
+	testFaultsInTurn(t, operation{
 		open:      create1(unnamed),
 		act:       func(_ context.Context, x *trial) error { return x.sb.Close() },
 		noContext: true,
@@ -664,7 +820,7 @@ func TestCloseOfAnUnnamedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 
 // Shows 3; X9.
 func TestDetachSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, operation{
+	testFaultsInTurn(t, operation{
 		open: func(x *trial) error {
 			err := create1(unnamed)(x)
 			x.proxy.CloseAll() // a handle that is connected needs no call
@@ -742,7 +898,7 @@ func deleteAll(ctx context.Context, x *trial) (sandbox.DeleteReport, error) {
 
 // Shows 3; S4.2.
 func TestDeleteThatPreservesVolumesSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, deletion(true, deletePreserving))
+	testFaultsInTurn(t, deletion(true, deletePreserving))
 }
 
 // Shows 3; S4.2.
@@ -762,7 +918,7 @@ func TestDeleteOnAHandleSurvivesAFaultInAnyCallSoak(t *testing.T) {
 
 // Shows 3; V3.
 func TestListSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, again(operation{
+	testFaultsInTurn(t, again(operation{
 		arrange: func(x *trial) { x.keptIn(sandbox.StateRunning) },
 		act: func(ctx context.Context, x *trial) error {
 			list, err := x.c.List(ctx, sandbox.NamePrefix(x.name))
@@ -778,9 +934,7 @@ func TestListSurvivesAFaultInAnyCall(t *testing.T) {
 // caller's own deadline.
 func TestCreateOnAStalledEngineEndsWithItsDeadline(t *testing.T) {
 	t.Parallel()
-	op := creation(plain, create)
-	op.undo = 8 * time.Second
-	testEvery(t, op, enginetest.Stall)
+	testEvery(t, creation(plain, create), enginetest.Stall)
 }
 
 // Shows 3; S2.1.
@@ -795,9 +949,11 @@ func TestStopOnAStalledEngineEndsWithItsDeadline(t *testing.T) {
 	testEvery(t, stopping, enginetest.Stall)
 }
 
+func soaking() bool { return os.Getenv("SANDBOX_SOAK") != "" }
+
 func soak(t *testing.T) {
 	t.Helper()
-	if os.Getenv("SANDBOX_SOAK") == "" {
+	if !soaking() {
 		t.Skip("a long test: make soak runs it")
 	}
 }

@@ -82,8 +82,8 @@ func (c *fileServers) put(user string, conn *guest.Conn, files *guest.Files) {
 // server returns the user's file server, started by the first who needs it. resume
 // says whether a stopped sandbox is started for it; without, it is errNoSession.
 func (f *Files) server(ctx context.Context, resume bool) (*guest.Files, error) {
-	if f.s.isClosed() {
-		return nil, ErrClosed
+	if err := f.s.usable(); err != nil {
+		return nil, err
 	}
 	connect := f.s.linked
 	if resume {

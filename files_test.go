@@ -311,10 +311,8 @@ func TestACancelledCallReturnsItsCause(t *testing.T) {
 	}
 	ctx, cancel = context.WithCancelCause(t.Context())
 	time.AfterFunc(50*time.Millisecond, func() { cancel(why) })
-	start := time.Now()
-	_, err := sb.ReadFile(ctx, "/dev/zero")
-	if !errors.Is(err, why) || time.Since(start) > 5*time.Second {
-		t.Errorf("ReadFile(/dev/zero), cancelled: %v after %v", err, time.Since(start))
+	if _, err := sb.ReadFile(ctx, "/dev/zero"); !errors.Is(err, why) { // a file without an end
+		t.Errorf("ReadFile(/dev/zero), cancelled: %v", err)
 	}
 	if _, err := sb.Stat(t.Context(), "/"); err != nil {
 		t.Errorf("the next call: %v", err)

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,7 +20,11 @@ import (
 )
 
 // A fill copies a directory of this machine into a new volume of ours.
-type fill struct{ dir, volume string }
+type fill struct {
+	dir, volume string
+	role        string // of the volume; empty is a copy's
+	owner       string // who gets everything, as user[:group]; empty keeps the owners
+}
 
 // Where a helper has them.
 func fillFrom(i int) string { return "/copy/from/" + strconv.Itoa(i) }
@@ -28,7 +33,11 @@ func fillTo(i int) string   { return "/copy/to/" + strconv.Itoa(i) }
 // filler fills the volumes of one build. Its helpers carry the build's nonce.
 type filler struct {
 	helper
-	rec record.Sandbox
+	rec   record.Sandbox
+	image string       // the sandbox's
+	guest engine.Mount // in which it has our program
+	user  string       // the sandbox's
+	step  string       // of the progress it reports
 }
 
 // run fills every volume. What the engine can see as we do it copies itself; the rest
@@ -91,7 +100,12 @@ func (f *filler) spec(fills []fill) engine.ContainerSpec {
 	spec.Labels[record.ID], spec.Labels[record.Name] = f.rec.ID, f.rec.Name
 	for i, fill := range fills {
 		spec.Mounts = append(spec.Mounts, engine.Mount{Type: "volume", Source: fill.volume, Target: fillTo(i), NoCopy: true,
-			VolumeLabels: f.rec.VolumeLabels(record.RoleRWCopy)})
+			VolumeLabels: f.rec.VolumeLabels(cmp.Or(fill.role, record.RoleRWCopy))})
+		if fill.owner != "" && fill.owner != "0:0" {
+			// The image knows its users.
+			spec.Image = f.image
+			spec.Mounts = append(spec.Mounts, f.guest)
+		}
 	}
 	return spec
 }
@@ -100,17 +114,16 @@ func (f *filler) spec(fills []fill) engine.ContainerSpec {
 // the other way.
 func (f *filler) beside(ctx context.Context, fills []fill, ids []wire.Identity) (rest []fill, err error) {
 	spec := f.spec(fills)
-	spec.SecurityOpt = []string{"label=disable"} // SELinux would show nothing of the directory
 	var told wire.Copy
 	for i, fill := range fills {
 		spec.Mounts = append(spec.Mounts, engine.Mount{Type: "bind", Source: fill.dir, Target: fillFrom(i), ReadOnly: true})
-		told.Jobs = append(told.Jobs, wire.CopyJob{From: fillFrom(i), To: fillTo(i), Is: &ids[i]})
+		told.Jobs = append(told.Jobs, wire.CopyJob{From: fillFrom(i), To: fillTo(i), Is: &ids[i], Owner: fill.owner})
 	}
 	last, err := f.copy(ctx, spec, told, nil)
 	if errors.Is(err, errNoHelper) {
 		// There is no such directory, or this engine shows none to a container.
 		f.c.log.Debug("the engine does not copy itself", "sandbox", f.rec.Name, "error", err)
-		return fills, nil
+		return fills, f.undo.run(ctx) // of a helper that was made and can't be started
 	}
 	if err != nil {
 		return nil, err
@@ -130,18 +143,28 @@ func (f *filler) beside(ctx context.Context, fills []fill, ids []wire.Identity) 
 
 // stream has a helper make the trees of what this process reads.
 func (f *filler) stream(ctx context.Context, fills []fill) error {
+	return f.send(ctx, fills, func(trees *guest.Trees) error {
+		for i, fill := range fills {
+			if err := trees.Send(i, fill.dir); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// send has a helper make the trees of what is written to it.
+func (f *filler) send(ctx context.Context, fills []fill, write func(*guest.Trees) error) error {
 	told := wire.Copy{Stream: true}
-	for i := range fills {
-		told.Jobs = append(told.Jobs, wire.CopyJob{To: fillTo(i)})
+	for i, fill := range fills {
+		told.Jobs = append(told.Jobs, wire.CopyJob{To: fillTo(i), Owner: fill.owner})
 	}
 	var trees *guest.Trees
 	last, err := f.copy(ctx, f.spec(fills), told, func(w io.Writer) error {
 		buffered := bufio.NewWriterSize(w, 256<<10)
 		trees = guest.NewTrees(ctx, buffered)
-		for i, fill := range fills {
-			if err := trees.Send(i, fill.dir); err != nil {
-				return err
-			}
+		if err := write(trees); err != nil {
+			return err
 		}
 		if err := trees.Close(); err != nil {
 			return err
@@ -177,9 +200,12 @@ func (f *filler) copy(ctx context.Context, spec engine.ContainerSpec, told wire.
 		if err := json.Unmarshal(line, &last); err != nil {
 			return false, err
 		}
-		f.report.report(Progress{Step: "copy", Current: last.Bytes, Files: last.Files})
+		f.report.report(Progress{Step: f.step, Current: last.Bytes, Files: last.Files})
 		return last.Done, nil
 	})
+	if err == nil && last.Error != nil && ctx.Err() != nil {
+		err = cancelled(ctx) // which is why its input broke off
+	}
 	return last, err
 }
 
@@ -190,9 +216,16 @@ func copyFailed(fills []fill, e *wire.CopyError) error {
 
 // skipped tells of what a copy left out.
 func (f *filler) skipped(last wire.Copied) {
-	if last.Skipped == 0 && last.Xattrs == 0 {
+	text := skippedText(last)
+	if text == "" {
 		return
 	}
+	f.c.log.Warn("not everything was copied", "sandbox", f.rec.Name, "what", text)
+	f.report.report(Progress{Step: f.step, Text: text, Current: last.Bytes, Files: last.Files})
+}
+
+// skippedText says what a copy left out, if anything.
+func skippedText(last wire.Copied) string {
 	var parts []string
 	if last.Skipped > 0 {
 		names := make([]string, len(last.Names))
@@ -207,7 +240,5 @@ func (f *filler) skipped(last wire.Copied) {
 	if last.Xattrs > 0 {
 		parts = append(parts, fmt.Sprintf("%d extended attributes were not taken", last.Xattrs))
 	}
-	text := strings.Join(parts, "; ")
-	f.c.log.Warn("not everything was copied", "sandbox", f.rec.Name, "what", text)
-	f.report.report(Progress{Step: "copy", Text: text, Current: last.Bytes, Files: last.Files})
+	return strings.Join(parts, "; ")
 }

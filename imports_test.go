@@ -35,13 +35,18 @@ var linked = map[string]string{
 	"github.com/docker/go-connections":                              "published ports and TLS settings in the engine's own types",
 	"github.com/containerd/errdefs":                                 "error classes of the engine's client",
 	"github.com/distribution/reference":                             "image names, as the engine reads them",
+	"github.com/klauspost/compress":                                 "zstd, in tarballs: the standard library has none",
 	"golang.org/x/crypto":                                           "SSH, the protocol to the guest",
+	"golang.org/x/net":                                              "IDNA: domain names in network policies",
 	"golang.org/x/sync":                                             "errgroup, singleflight",
 	"golang.org/x/sys":                                              "by x/crypto (CPU features), go-winio and otel (Windows)",
+	"golang.org/x/text":                                             "by x/net/idna",
 	"github.com/Microsoft/go-winio":                                 "by the engine's client on Windows: named pipes",
 	"github.com/containerd/errdefs/pkg":                             "by the engine's client: HTTP status to error class",
 	"github.com/docker/go-units":                                    "by the engine's types: ulimits",
 	"github.com/moby/docker-image-spec":                             "by the engine's types: image configuration",
+	"github.com/moby/profiles/seccomp":                              "by the engine's room: the profile of today's engines for older ones",
+	"github.com/opencontainers/runtime-spec":                        "by that profile: its types",
 	"github.com/opencontainers/go-digest":                           "by the engine's types: digests",
 	"github.com/opencontainers/image-spec":                          "by the engine's types: image configuration",
 	"github.com/pkg/errors":                                         "by the engine's client",
@@ -60,7 +65,7 @@ var linked = map[string]string{
 // guestOnly never gets into a caller's program: it is for what runs inside a sandbox.
 var guestOnly = []string{
 	module + "/internal/guest/cmd", "github.com/creack/pty", "github.com/google/nftables", "github.com/miekg/dns",
-	"github.com/vishvananda/netlink", "github.com/mdlayher/netlink",
+	"github.com/vishvananda/netlink", "github.com/mdlayher", "golang.org/x/crypto/x509roots",
 }
 
 // dockers are the modules of the engine's API, under their names past and to come.
@@ -329,7 +334,7 @@ func TestExportedAPIMentionsNoTypeOfOthers(t *testing.T) {
 	}
 }
 
-// A volume comes with a sandbox. Making one alone is not what this library is for.
+// A10, X16: a volume comes with a sandbox. Making one alone is not what this library is for.
 func TestNoFunctionMakesAVolumeAlone(t *testing.T) {
 	t.Parallel()
 	makes := regexp.MustCompile(`^(Create|New|Make|Add|Ensure|GetOrCreate|Provision).*Volume`)
@@ -361,7 +366,31 @@ func TestNoFunctionMakesAVolumeAlone(t *testing.T) {
 	}
 }
 
-// The engine is the only place where state lives: no file is written on the caller's
+// A12: Docker alone. No interface of the API has another provider behind it: nobody else
+// can implement one.
+func TestNobodyElseImplementsAnInterface(t *testing.T) {
+	t.Parallel()
+	api, met := rootAPI(t), 0
+	for _, name := range api.Scope().Names() {
+		o, ok := api.Scope().Lookup(name).(*types.TypeName)
+		if !ok || !o.Exported() || !types.IsInterface(o.Type()) {
+			continue
+		}
+		met++
+		open := true
+		for m := range o.Type().Underlying().(*types.Interface).Methods() {
+			open = open && m.Exported()
+		}
+		if open {
+			t.Errorf("anybody can implement %s", name)
+		}
+	}
+	if met < 5 {
+		t.Errorf("the API has %d interfaces: the test does not see it", met)
+	}
+}
+
+// A32, A51, A52, AT8, X1: the engine is the only place where state lives: no file is written on the caller's
 // machine by the rooms that keep it.
 func TestNoFileIsWritten(t *testing.T) {
 	t.Parallel()
@@ -388,6 +417,27 @@ func TestNoFileIsWritten(t *testing.T) {
 			}
 			if x, ok := sel.X.(*ast.Ident); ok && names[x.Name] {
 				t.Errorf("%s: os.%s: labels in the engine are the only state", s.at(n), sel.Sel.Name)
+			}
+			return true
+		})
+	}
+}
+
+// X17: nobody is asked and nothing is told but through what the caller passed.
+func TestNothingIsReadOrPrinted(t *testing.T) {
+	t.Parallel()
+	rooms := sourcesOf(t, func(s source) bool {
+		return s.pkg == module || s.within("internal/engine") || s.within("internal/record") || s.within("internal/policy")
+	})
+	says := regexp.MustCompile(`^(os\.(Stdin|Stdout|Stderr|Exit)|fmt\.(Print|Printf|Println|Scan|Scanf|Scanln)|log\.(Print|Printf|Println|Fatal|Fatalf|Panic))$`)
+	for _, s := range rooms {
+		ast.Inspect(s.ast, func(n ast.Node) bool {
+			sel, ok := n.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			if x, ok := sel.X.(*ast.Ident); ok && says.MatchString(x.Name+"."+sel.Sel.Name) {
+				t.Errorf("%s: %s.%s", s.at(n), x.Name, sel.Sel.Name)
 			}
 			return true
 		})

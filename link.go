@@ -10,6 +10,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
 // connectTimeout bounds a connection to the guest, which costs one exec of the engine.
@@ -35,25 +36,36 @@ func (s *Sandbox) connect(ctx context.Context) (*guest.Conn, error) {
 	}
 }
 
-// linked returns the living connection or makes one, for all who ask at once.
+// errCopied says that the sandbox is paused because it is being copied.
+var errCopied = errors.New("the sandbox is being copied")
+
+// linked returns the living connection or makes one, for all who ask at once. For a copy
+// of the sandbox it waits as long as that takes.
 func (s *Sandbox) linked(ctx context.Context) (*guest.Conn, error) {
-	s.mu.Lock()
-	if conn := s.link; conn != nil {
-		select {
-		case <-conn.Done():
-		default:
-			s.mu.Unlock()
-			return conn, nil
+	for {
+		s.mu.Lock()
+		if conn := s.link; conn != nil {
+			select {
+			case <-conn.Done():
+			default:
+				s.mu.Unlock()
+				return conn, nil
+			}
+		}
+		s.mu.Unlock()
+		got, err := s.share(ctx, "connect", connectTimeout, func(ctx context.Context) (any, error) {
+			return s.dial(ctx)
+		})
+		if err == nil {
+			return got.(*guest.Conn), nil
+		}
+		if !errors.Is(err, errCopied) {
+			return nil, err
+		}
+		if err := s.c.awaitThaw(ctx, s.eng, s.rec.Name); err != nil {
+			return nil, err
 		}
 	}
-	s.mu.Unlock()
-	got, err := s.share(ctx, "connect", connectTimeout, func(ctx context.Context) (any, error) {
-		return s.dial(ctx)
-	})
-	if err != nil {
-		return nil, err
-	}
-	return got.(*guest.Conn), nil
 }
 
 // share runs fn once for all concurrent callers of a key, on a context of its own:
@@ -87,25 +99,48 @@ func (s *Sandbox) share(ctx context.Context, key string, d time.Duration, fn fun
 	}
 }
 
-// dial starts the guest's server in the sandbox and connects to it.
+// dial starts the guest's server in the sandbox, connects to it and sees to it that the
+// session has begun.
 func (s *Sandbox) dial(ctx context.Context) (*guest.Conn, error) {
-	s.mu.Lock()
-	container := s.container
-	s.mu.Unlock()
-	conn, err := dialGuest(ctx, s.eng, container)
-	if err != nil && ctx.Err() == nil && !errors.Is(err, engine.ErrUnavailable) {
+	var conn *guest.Conn
+	for began, try := time.Now(), 0; ; try++ {
+		var err error
+		if conn, err = s.greet(ctx); err == nil {
+			break
+		}
+		lost := errors.Is(err, guest.ErrConnectionLost)
+		var no *unreached
+		if ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable) || !lost && !errors.As(err, &no) {
+			return nil, err
+		}
 		// Not running, or not the container any more: look, and try the one there is.
 		got, e := s.current(ctx)
 		switch {
 		case e != nil:
 			return nil, e
-		case got.State != engine.StateRunning:
+		case got.State == engine.StatePaused:
+			if _, found, e := record.LookPause(ctx, s.eng, s.rec.Name); e == nil && found {
+				return nil, errCopied
+			}
+			if got, e = s.current(ctx); e != nil {
+				return nil, e
+			}
+		}
+		if got.State != engine.StateRunning {
 			return nil, fmt.Errorf("%w: it is %s", errNoSession, stateOf(got.State))
 		}
-		conn, err = dialGuest(ctx, s.eng, got.ID)
-	}
-	if err != nil {
-		return nil, err
+		switch {
+		case try == 0:
+		case !lost && !errors.Is(err, engine.ErrConflict) && !errors.Is(err, engine.ErrNotFound):
+			return nil, err
+		case time.Since(began) > lostTime:
+			return nil, classify(ErrEngineUnavailable, err)
+		default:
+			// To the engine a session that has just ended still runs for a moment.
+			if err := pause(ctx, stillThere); err != nil {
+				return nil, err
+			}
+		}
 	}
 	s.mu.Lock()
 	if s.released {
@@ -122,6 +157,29 @@ func (s *Sandbox) dial(ctx context.Context) (*guest.Conn, error) {
 	return conn, nil
 }
 
+// unreached says that the guest could not be connected to.
+type unreached struct{ error }
+
+func (e *unreached) Unwrap() error { return e.error }
+
+// greet connects to the guest and has the session begin.
+func (s *Sandbox) greet(ctx context.Context) (*guest.Conn, error) {
+	s.mu.Lock()
+	container := s.container
+	s.mu.Unlock()
+	conn, err := dialGuest(ctx, s.eng, container)
+	if err != nil {
+		return nil, &unreached{err}
+	}
+	// It may have been paused since, by a copier who died.
+	conn.OnSilence(func(ctx context.Context) { s.c.awaitThaw(ctx, s.eng, s.rec.Name) })
+	if _, err := s.beginOn(ctx, conn); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
 func dialGuest(ctx context.Context, eng *engine.Engine, container string) (*guest.Conn, error) {
 	stream, err := eng.Exec(ctx, container, engine.ExecSpec{
 		Argv: []string{wire.Path, wire.VerbServe}, User: "0:0", Dir: "/", Stdin: true,
@@ -133,6 +191,8 @@ func dialGuest(ctx context.Context, eng *engine.Engine, container string) (*gues
 	if err != nil {
 		if said := strings.TrimSpace(stream.Stderr()); said != "" {
 			err = fmt.Errorf("%w: the guest said: %q", err, said)
+		} else {
+			err = fmt.Errorf("%w: %w", guest.ErrConnectionLost, err) // it ended before it was there
 		}
 		return nil, fmt.Errorf("connect to the guest: %w", err)
 	}
@@ -150,9 +210,23 @@ func (s *Sandbox) dropLink() {
 	}
 }
 
+// unlink forgets a connection that is lost, before it has told everybody.
+func (s *Sandbox) unlink(conn *guest.Conn) {
+	s.mu.Lock()
+	if s.link == conn {
+		s.link = nil
+	}
+	s.mu.Unlock()
+	conn.Close()
+}
+
+// lostTime bounds the search for why a connection ended: an engine that is busy takes
+// seconds to tell that a container has exited.
+const lostTime = 20 * time.Second
+
 // lost explains why a connection ended under a command.
 func (s *Sandbox) lost(ctx context.Context, err error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lostTime)
 	defer cancel()
 	for alive := false; !alive; {
 		if e := s.usable(); e != nil {

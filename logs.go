@@ -12,7 +12,6 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
-	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
 // The streams of a [LogLine].
@@ -55,6 +54,10 @@ const maxLogLine = 16 << 20
 // not resumed. Lines longer than 16 MiB come in pieces. Of a detached command that
 // writes more than 4 MiB/s for long some may be missing, which the log then says. What
 // runs inside writes the log itself: do not trust it further than that.
+//
+// Who follows a main process that writes tens of megabytes at once may miss some of them
+// and what comes after: engines as old as 20.10 lose the place of a follower when they
+// begin a new file for the log under it. Reading anew finds all that is kept.
 //
 // An error is the last thing that the sequence yields. With [LogOptions.Follow] it
 // ends without one when the session does, and with [ErrEngineUnavailable] when the
@@ -114,6 +117,10 @@ type source struct{ stream, command string }
 // from the keeper's frames within them.
 type assembly map[source]*begun
 
+// maxBegun bounds the lines that a main process which forges frames can begin and never
+// end.
+const maxBegun = 256
+
 // begun is a line whose end is still to come.
 type begun struct {
 	time time.Time
@@ -138,9 +145,10 @@ func (a assembly) add(p engine.LogPiece) (LogLine, bool) {
 		return LogLine{}, false
 	}
 	before, frame, framed := bytes.Cut(b.text, []byte(wire.LogMark))
-	if id, text, more, ok := parseFrame(frame); framed && ok {
+	id, text, more, ok := parseFrame(frame)
+	from := source{main.stream, id}
+	if framed && ok && (a[from] != nil || len(a) < maxBegun) {
 		// It came in the middle of a line of the main process, or at its beginning.
-		from := source{main.stream, id}
 		if c := a[from]; c != nil {
 			c.text = append(c.text, text...)
 		} else {
@@ -195,7 +203,7 @@ const sessionEnds = 10 * time.Second
 // say: an engine that goes away ends it, too.
 func (s *Sandbox) sessionOver(ctx context.Context, was engine.Container) error {
 	for deadline := time.Now().Add(sessionEnds); ; {
-		got, err := s.eng.InspectContainer(ctx, record.ContainerName(s.rec.Name))
+		got, err := locate(ctx, s.eng, s.rec.Name)
 		switch {
 		case errors.Is(err, engine.ErrNotFound):
 			return nil // removed

@@ -1,17 +1,21 @@
 package sandbox_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"maps"
+	"runtime/pprof"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 )
 
@@ -24,7 +28,7 @@ func newLogged(t *testing.T, script string) *sandbox.Sandbox {
 // readLog reads until the log ends or, with n, after n lines.
 func readLog(t *testing.T, sb *sandbox.Sandbox, o sandbox.LogOptions, n int) []sandbox.LogLine {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var lines []sandbox.LogLine
 	for l, err := range sb.Logs(ctx, o) {
@@ -62,9 +66,15 @@ func TestLogsTailThenFollow(t *testing.T) {
 		while [ ! -e /workspace/go ]; do sleep 0.02; done; echo new; exec sleep 1000`)
 	eventually(t, "150 lines are there", func() bool { return len(readLog(t, sb, sandbox.LogOptions{}, 0)) == 150 })
 	n := 0
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	proxy := enginetest.NewProxy(t)
+	same, err := newClient(t, sandbox.WithHost(proxy.Host())).Get(t.Context(), sb.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer same.Detach()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	for l, err := range sb.Logs(ctx, sandbox.LogOptions{Tail: 100, Follow: true}) {
+	for l, err := range same.Logs(ctx, sandbox.LogOptions{Tail: 100, Follow: true}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -84,6 +94,11 @@ func TestLogsTailThenFollow(t *testing.T) {
 	}
 	if n != 101 {
 		t.Errorf("the log ended after %d lines", n)
+	}
+	if all := proxy.Requests(); !slices.ContainsFunc(all, func(r string) bool {
+		return strings.Contains(r, "/logs?") && strings.Contains(r, "follow=1") && strings.Contains(r, "tail=100")
+	}) {
+		t.Errorf("requests %q, want one with follow=1 and tail=100", all)
 	}
 	if got := readLog(t, sb, sandbox.LogOptions{Tail: 1}, 0); len(got) != 1 || got[0].Text != "new" {
 		t.Errorf("Tail 1: %+v", got)
@@ -316,32 +331,121 @@ func TestLogsOfADeletedSandbox(t *testing.T) {
 	}
 }
 
-// A million lines: the last hundred come as soon as the engine has them, and ten
-// followers lose nothing of what comes then.
-func TestLogsOfAMillionLines(t *testing.T) {
-	if os.Getenv("SANDBOX_SOAK") == "" {
-		t.Skip("writes a million lines: SANDBOX_SOAK=1 runs it")
-	}
-	// Not more than the log keeps: 26 bytes a line, with what the engine adds 90.
-	sb := newLogged(t, `yes 0123456789 | head -1000000; echo last; while [ ! -e /workspace/go ]; do sleep 0.05; done
-		i=0; while [ $i -lt 20000 ]; do echo new $i; i=$((i+1)); done; exec sleep 1000`)
-	eventually(t, "a million lines are there", func() bool {
-		got := readLog(t, sb, sandbox.LogOptions{Tail: 1}, 0)
-		return len(got) == 1 && got[0].Text == "last"
+// Shows 6: ten followers see all that is written, each stream in its order, until the
+// session is stopped under them, and then let go of everything.
+func TestLogsFollowersSeeAllInOrder(t *testing.T) {
+	t.Parallel()
+	followers(t, 5*time.Second)
+}
+
+// The same for a minute.
+func TestLogsFollowersSeeAllInOrderSoak(t *testing.T) {
+	soak(t)
+	followers(t, time.Minute)
+}
+
+func followers(t *testing.T, length time.Duration) {
+	sb := newLogged(t, "i=0; while :; do i=$((i+1)); echo $i; echo $i >&2; sleep 0.002; done")
+	const n = 10
+	var last [n]map[string]int
+	pprof.Do(t.Context(), pprof.Labels("trial", t.Name()), func(ctx context.Context) {
+		c, err := sandbox.NewClient()
+		if err != nil {
+			t.Fatal(err)
+		}
+		same, err := c.Get(ctx, sb.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all sync.WaitGroup
+		for i := range last {
+			last[i] = map[string]int{}
+			all.Go(func() {
+				for l, err := range same.Logs(ctx, sandbox.LogOptions{Follow: true}) {
+					if err != nil {
+						t.Errorf("Logs: %v", err)
+						return
+					}
+					if last[i][l.Stream]++; l.Text != strconv.Itoa(last[i][l.Stream]) {
+						t.Errorf("line %d of %s is %q", last[i][l.Stream], l.Stream, l.Text)
+						return
+					}
+				}
+			})
+		}
+		time.Sleep(length) // while they follow
+		if _, err := same.Stop(ctx); err != nil {
+			t.Error(err)
+		}
+		all.Wait()
+		same.Detach()
+		c.Close()
 	})
-	for range 3 {
-		begin := time.Now()
-		readLog(t, sb, sandbox.LogOptions{Tail: 100, Follow: true}, 1)
-		if took := time.Since(begin); took > 200*time.Millisecond {
-			t.Errorf("the first of the last 100 lines took %v", took)
-		} else {
-			t.Logf("the first of the last 100 lines took %v", took)
+	if left := labelled(t.Name(), 5*time.Second); left != "" {
+		t.Errorf("goroutines are left:\n%s", left)
+	}
+	want := map[string]int{}
+	for _, l := range readLog(t, sb, sandbox.LogOptions{}, 0) {
+		want[l.Stream]++
+	}
+	for i := range last {
+		if !maps.Equal(last[i], want) || want[sandbox.Stdout] < 50 {
+			t.Errorf("a follower saw %v lines of %v", last[i], want)
 		}
 	}
-	var all sync.WaitGroup
+	t.Logf("%d followers saw %v lines each in %v", n, want, length)
+}
+
+// Shows 6: of a million lines the last hundred come as soon as the engine has them, each
+// stream is in its order, and ten followers lose nothing of what comes then.
+func TestLogsOfAMillionLinesSoak(t *testing.T) {
+	soak(t)
+	sb := newLogged(t, `seq 500000 & seq 500000 >&2; wait; echo last; while [ ! -e /workspace/go ]; do sleep 0.05; done
+		i=0; while [ $i -lt 20000 ]; do echo new $i; i=$((i+1)); done; exec sleep 1000`)
+	written := func() bool {
+		got := readLog(t, sb, sandbox.LogOptions{Tail: 1}, 0)
+		return len(got) == 1 && got[0].Text == "last"
+	}
+	for deadline := time.Now().Add(10 * time.Minute); !written(); time.Sleep(time.Second) {
+		if time.Now().After(deadline) {
+			t.Fatal("after ten minutes there are no million lines")
+		}
+	}
+	eng := directly(t)
+	for range 3 {
+		begin := time.Now()
+		log, err := eng.ReadLog(t.Context(), "agent-sandbox-"+sb.Name(), engine.LogSpec{Tail: 100, Follow: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := log.Next(); err != nil {
+			t.Fatal(err)
+		}
+		own := time.Since(begin)
+		log.Close()
+		begin = time.Now()
+		readLog(t, sb, sandbox.LogOptions{Tail: 100, Follow: true}, 1)
+		t.Logf("the first of the last 100 lines took %v, and the engine itself %v", time.Since(begin), own)
+	}
+	// The engine has forgotten the oldest.
+	last := map[string]int{}
+	for _, l := range readLog(t, sb, sandbox.LogOptions{}, 0) {
+		n, err := strconv.Atoi(l.Text)
+		if before, ok := last[l.Stream]; l.Text != "last" && (err != nil || ok && n != before+1) {
+			t.Fatalf("after %d on %s comes %q", before, l.Stream, l.Text)
+		}
+		last[l.Stream] = max(n, last[l.Stream])
+	}
+	if last[sandbox.Stdout] != 500000 || last[sandbox.Stderr] != 500000 {
+		t.Errorf("the streams end with %v", last)
+	}
+	var following, all sync.WaitGroup
 	for range 10 {
+		following.Add(1)
 		all.Go(func() {
 			n := -1
+			there := sync.OnceFunc(following.Done)
+			defer there()
 			for l, err := range sb.Logs(t.Context(), sandbox.LogOptions{Tail: 1, Follow: true}) {
 				if err != nil {
 					t.Errorf("after %d lines: %v", n, err)
@@ -351,12 +455,46 @@ func TestLogsOfAMillionLines(t *testing.T) {
 					t.Errorf("line %q, want %q", l.Text, want)
 					return
 				}
+				there()
 				if n++; n == 20000 {
 					return
 				}
 			}
 		})
 	}
+	following.Wait()
 	run(t, sb, "touch", "/workspace/go")
 	all.Wait()
+}
+
+// Frames of commands are read from a log that the main process may write anything to.
+func FuzzLogLines(f *testing.F) {
+	const mark = "\x1eagent-sandbox "
+	f.Add([]byte("plain|"+mark+"a . whole|"+mark+"a + part|"+mark+"a . end|main"+mark+"b . in the middle"), uint8(255))
+	f.Add([]byte(mark+" . x|"+mark+"a|"+mark+"a +|\x1e|"+mark+mark), uint8(0b1010))
+	f.Fuzz(func(t *testing.T, log []byte, ends uint8) {
+		pieces := bytes.Split(log, []byte("|"))
+		lines, _ := sandbox.AssembleLog(pieces, func(i int) bool { return ends>>(i%8)&1 == 1 })
+		size := 0
+		for _, l := range lines {
+			size += len(l.Text)
+			if l.Stream != sandbox.Stdout && l.Stream != sandbox.Stderr || len(l.Command) > 64 {
+				t.Errorf("%q: line %+v", log, l)
+			}
+		}
+		if size > len(log) {
+			t.Errorf("%q: %d bytes became %d", log, len(log), size)
+		}
+	})
+}
+
+func TestForgedFramesAreBounded(t *testing.T) {
+	t.Parallel()
+	var pieces [][]byte
+	for i := range 20_000 {
+		pieces = append(pieces, fmt.Appendf(nil, "\x1eagent-sandbox c%d + never ended", i))
+	}
+	if lines, held := sandbox.AssembleLog(pieces, func(int) bool { return true }); held > 300 || len(lines) != len(pieces) {
+		t.Errorf("of %d lines that never end %d were held, and %d came out", len(pieces), held, len(lines))
+	}
 }

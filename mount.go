@@ -257,9 +257,9 @@ func resolveMounts(mounts []Mount) ([]Mount, []error) {
 //
 // A volume that is attached must be one of [ListVolumes]. The workspace of another
 // sandbox may be attached, too, and is then shared with it.
-func WithMounts(mounts ...Mount) CreateOption {
+func WithMounts(mounts ...Mount) ChangeOption {
 	mounts = slices.Clone(mounts)
-	return createOption(func(s *settings) { s.mounts = append(s.mounts, mounts...) })
+	return changeOption{changeMounts, func(s *settings) { s.mounts = append(s.mounts, mounts...) }}
 }
 
 // A Plan is what is about to be made.
@@ -281,8 +281,8 @@ func (p Plan) String() string {
 // WithConfirm asks fn before anything is made. When it returns an error nothing is, and
 // the call returns that error. [GetOrCreate] asks only when it is about to make the
 // sandbox; another may be faster all the same.
-func WithConfirm(fn func(Plan) error) CreateOption {
-	return createOption(func(s *settings) { s.confirm = fn })
+func WithConfirm(fn func(Plan) error) MakeOption {
+	return makeOption(func(s *settings) { s.confirm = fn })
 }
 
 // confirmed asks the caller, if that is wanted.
@@ -298,8 +298,12 @@ func (s *settings) confirmed() error {
 }
 
 // Mounts returns what is mounted in the sandbox beside its workspace, in the order it was
-// asked for.
-func (s *Sandbox) Mounts() []Mount { return slices.Clone(s.mounts) }
+// asked for. What [Sandbox.Update] changed of it is told from the next session on.
+func (s *Sandbox) Mounts() []Mount {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.mounts)
+}
 
 // mountsOf reads the mounts of a sandbox from its record, or from its container if the
 // record is older than that.
@@ -323,6 +327,9 @@ func mountsOf(rec record.Sandbox, got engine.Container) []Mount {
 		case "bind":
 			mounts = append(mounts, Mount{Source: m.Source, Target: m.Target, Mode: mode})
 		case "volume":
+			if !record.OurName(m.Name) {
+				continue // the image asked for it
+			}
 			mounts = append(mounts, Mount{Volume: m.Name, Target: m.Target, Mode: mode})
 		}
 	}
@@ -351,25 +358,34 @@ func checkAttached(ctx context.Context, eng *engine.Engine, mounts []Mount) erro
 // copies makes the volumes that directories are to be copied into.
 func (b *build) copies(ctx context.Context) error {
 	for i, m := range b.mounted {
-		if m.Mode == RWCopy {
-			name := record.VolumeName(b.rec.ID, record.RoleRWCopy, m.Target, b.rec.Nonce)
+		if m.Mode == RWCopy && (m.Volume == "" || b.s.origin != nil) {
+			role := record.RoleRWCopy
+			if m.Volume != "" {
+				role = record.RoleFork // of a copy that another sandbox has
+			}
+			name := record.VolumeName(b.rec.ID, role, m.Target, b.op)
 			b.undo.add("volume "+name, func(ctx context.Context) error {
 				return removeVolume(ctx, b.eng, name, b.rec.Nonce)
 			})
-			labels := b.rec.VolumeLabels(record.RoleRWCopy)
-			labels[record.CreatedBy], labels[record.Source] = record.RoleRWCopy, m.Source
-			got, err := settle(ctx, func(ctx context.Context) (engine.Volume, error) {
-				return b.eng.CreateVolume(ctx, name, labels)
-			})
+			labels := b.rec.VolumeLabels(role)
+			labels[record.CreatedBy], labels[record.Source] = role, m.Source
+			if b.op != b.rec.Nonce {
+				labels[record.By] = b.op
+			}
+			got, err := b.volume(ctx, name, m.Target, labels)
 			if err != nil {
 				return fmt.Errorf("make volume %s: %w", name, err)
 			}
 			if got.Labels[record.Nonce] != b.rec.Nonce {
 				return &record.ForeignError{Kind: "volume", Object: name}
 			}
+			if role == record.RoleFork {
+				b.forked = append(b.forked, transfer{what: m.Target, from: tree{volume: m.Volume}, to: tree{volume: name}, labels: labels})
+			} else {
+				b.fills = append(b.fills, fill{dir: m.Source, volume: name})
+			}
 			m.Volume = name
 			b.mounted[i] = m
-			b.fills = append(b.fills, fill{dir: m.Source, volume: name})
 		}
 		b.rec.Settings.Mounts = append(b.rec.Settings.Mounts,
 			record.Mount{Source: m.Source, Volume: m.Volume, Target: m.Target, Mode: string(m.Mode)})
@@ -378,14 +394,14 @@ func (b *build) copies(ctx context.Context) error {
 }
 
 // mounts are the container's beside the workspace and the guest. Should the engine make
-// a volume because it has just gone, our nonce tells.
+// a volume because it has just gone, the nonce of what is being done tells.
 func (b *build) mounts() []engine.Mount {
 	var mounts []engine.Mount
 	for _, m := range b.mounted {
 		e := engine.Mount{Type: "bind", Source: m.Source, Target: m.Target, ReadOnly: m.Mode == RO}
 		if m.Volume != "" {
 			e.Type, e.Source, e.NoCopy = "volume", m.Volume, true
-			e.VolumeLabels = b.rec.VolumeLabels(record.RoleRWCopy)
+			e.VolumeLabels = record.With(b.rec.VolumeLabels(record.RoleRWCopy), record.Nonce, b.op)
 		}
 		mounts = append(mounts, e)
 	}
@@ -398,7 +414,7 @@ func (b *build) attached() {
 	for _, m := range b.mounted {
 		if m.Source == "" {
 			b.undo.add("volume "+m.Volume, func(ctx context.Context) error {
-				return removeVolume(ctx, b.eng, m.Volume, b.rec.Nonce)
+				return removeVolume(ctx, b.eng, m.Volume, b.op)
 			})
 		}
 	}
@@ -415,9 +431,10 @@ func below(mounts []Mount) (names []string) {
 	return names
 }
 
-// nested reports whether something is mounted inside a copy.
-func nested(mounts []Mount) bool {
-	return slices.ContainsFunc(mounts, func(outer Mount) bool {
+// nested reports whether something is mounted inside a copy, which the workspace is, too,
+// when it has a source.
+func nested(mounts []Mount, source bool) bool {
+	return source && len(below(mounts)) > 0 || slices.ContainsFunc(mounts, func(outer Mount) bool {
 		return outer.Mode == RWCopy && slices.ContainsFunc(mounts, func(inner Mount) bool {
 			return strings.HasPrefix(inner.Target, outer.Target+"/")
 		})
@@ -434,7 +451,7 @@ func (b *build) stillAttached(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if v.Labels[record.Nonce] == b.rec.Nonce {
+		if v.Labels[record.Nonce] == b.op {
 			return fmt.Errorf("%w: %s was removed meanwhile", ErrVolumeNotFound, m.Volume)
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 )
 
-// A13, A14, A15, AT1, AT2.
+// A4, A5, A13, A14, A15, AT1, AT2.
 func TestParseMountTakesASourceATargetAndAMode(t *testing.T) {
 	for spec, want := range map[string]sandbox.Mount{
 		"/src:/dst":           {Source: "/src", Target: "/dst", Mode: sandbox.RWCopy},

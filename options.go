@@ -12,6 +12,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
@@ -53,11 +55,27 @@ type CreateOption interface{ applyCreate(*settings) }
 // A GetOption configures [Get].
 type GetOption interface{ applyGet(*settings) }
 
-// A LifecycleOption configures the calls that may resume a sandbox: creating and
+// A ForkOption configures [Fork] and [ForkN].
+type ForkOption interface{ applyFork(*settings) }
+
+// A MakeOption configures every call that makes a sandbox.
+type MakeOption interface {
+	CreateOption
+	ForkOption
+}
+
+// A LifecycleOption configures the calls that may resume a sandbox: making and
 // getting one.
 type LifecycleOption interface {
 	CreateOption
+	ForkOption
 	GetOption
+}
+
+// A ProgressOption configures those calls and [Sandbox.Snapshot].
+type ProgressOption interface {
+	LifecycleOption
+	SnapshotOption
 }
 
 // An UpdateOption configures [Sandbox.Update].
@@ -67,6 +85,7 @@ type UpdateOption interface{ applyUpdate(*settings) }
 // [Sandbox.Update].
 type ChangeOption interface {
 	CreateOption
+	ForkOption
 	UpdateOption
 }
 
@@ -87,8 +106,13 @@ type settings struct {
 	ociRuntime     string
 	timeout        time.Duration
 	stopTimeout    time.Duration
+	network        policy.Policy
+	secrets        []wire.Secret // what the policy's transforms set
 	progress       func(Progress)
 	mounts         []Mount
+	source         Source
+	origin         ancestor        // of a fork, or from a snapshot
+	together       <-chan struct{} // closed when all that are made at once are there
 	confirm        func(Plan) error
 	onCreate       []hook
 	onResume       []hook
@@ -101,11 +125,19 @@ type settings struct {
 type change int
 
 const (
+	changeNetwork change = 1 << (iota + 16)
+)
+
+const (
 	changeTags change = 1 << iota
 	changeCPUs
 	changeMemory
 	changeTimeout
 	changeStopTimeout
+	changeEnv
+	changePorts
+	changeMounts
+	changeCommand
 )
 
 type hook = func(context.Context, *Sandbox) error
@@ -114,6 +146,11 @@ type createOption func(*settings)
 
 func (o createOption) applyCreate(s *settings) { o(s) }
 
+type makeOption func(*settings)
+
+func (o makeOption) applyCreate(s *settings) { o(s) }
+func (o makeOption) applyFork(s *settings)   { o(s) }
+
 // changeOption is an option that Update takes, too: it has to tell what was set.
 type changeOption struct {
 	what  change
@@ -121,6 +158,8 @@ type changeOption struct {
 }
 
 func (o changeOption) applyCreate(s *settings) { o.apply(s) }
+
+func (o changeOption) applyFork(s *settings) { o.applyUpdate(s) }
 
 func (o changeOption) applyUpdate(s *settings) {
 	s.given |= o.what
@@ -134,14 +173,22 @@ func (o getOption) applyGet(s *settings) { o(s) }
 type lifecycleOption func(*settings)
 
 func (o lifecycleOption) applyCreate(s *settings) { o(s) }
+func (o lifecycleOption) applyFork(s *settings)   { o(s) }
 func (o lifecycleOption) applyGet(s *settings)    { o(s) }
+
+type progressOption func(Progress)
+
+func (o progressOption) applyCreate(s *settings)       { s.progress = o }
+func (o progressOption) applyFork(s *settings)         { s.progress = o }
+func (o progressOption) applyGet(s *settings)          { s.progress = o }
+func (o progressOption) applySnapshot(s *snapshotting) { s.progress = o }
 
 // WithName names the sandbox, so that others can [Get] it, and makes it persistent
 // unless [WithPersistent] says otherwise. A name is 1 to 63 characters of a-z, 0-9,
 // _, . and -, the first a letter or a digit, and belongs to one sandbox at a time on
 // an engine. Without it the sandbox is named by its ID.
-func WithName(name string) CreateOption {
-	return createOption(func(s *settings) {
+func WithName(name string) MakeOption {
+	return makeOption(func(s *settings) {
 		if name == "" {
 			s.problems = append(s.problems, errors.New("WithName: the name is empty; leave the option out to have one made"))
 		}
@@ -152,8 +199,8 @@ func WithName(name string) CreateOption {
 // WithID fixes the sandbox's ID, which names its workspace volume, agent-sandbox-<id>.
 // It follows the rule of names. The ID of a deleted sandbox whose workspace was
 // preserved adopts that workspace. Without it the ID is 12 random base32 characters.
-func WithID(id string) CreateOption {
-	return createOption(func(s *settings) {
+func WithID(id string) MakeOption {
+	return makeOption(func(s *settings) {
 		if id == "" {
 			s.problems = append(s.problems, errors.New("WithID: the ID is empty; leave the option out to have one made"))
 		}
@@ -186,14 +233,14 @@ func WithRuntime(id string) CreateOption {
 // WithEnv adds environment variables that the main process and every command see.
 // They override the image's and are overridden by [Cmd.Env]. Anyone who may inspect
 // the container on the engine can read them.
-func WithEnv(env map[string]string) CreateOption {
+func WithEnv(env map[string]string) ChangeOption {
 	env = maps.Clone(env)
-	return createOption(func(s *settings) {
+	return changeOption{changeEnv, func(s *settings) {
 		if s.env == nil {
 			s.env = map[string]string{}
 		}
 		maps.Copy(s.env, env)
-	})
+	}}
 }
 
 // WithTags attaches up to 5 key-value pairs to find the sandbox by ([TagFilter]). Keys
@@ -213,9 +260,9 @@ func WithTags(tags map[string]string) ChangeOption {
 // each session: [Sandbox.Port] looks it up. What listens inside must do so on all
 // addresses or the container's own, not on localhost alone; [Sandbox.DialContext]
 // reaches that, too, and needs no published port.
-func WithPorts(ports ...int) CreateOption {
+func WithPorts(ports ...int) ChangeOption {
 	ports = slices.Clone(ports)
-	return createOption(func(s *settings) { s.ports = ports })
+	return changeOption{changePorts, func(s *settings) { s.ports = ports }}
 }
 
 // WithVCPUs limits the sandbox to n CPUs, which may be a fraction, and its memory to
@@ -244,8 +291,8 @@ func WithMemory(bytes int64) ChangeOption {
 
 // WithPidsLimit limits how many processes and threads the sandbox has at once, its own
 // few included; at least 16. Default [DefaultPidsLimit].
-func WithPidsLimit(n int) CreateOption {
-	return createOption(func(s *settings) {
+func WithPidsLimit(n int) MakeOption {
+	return makeOption(func(s *settings) {
 		if n < minPids {
 			s.problems = append(s.problems, fmt.Errorf("WithPidsLimit: %d; it takes at least %d", n, minPids))
 		}
@@ -256,8 +303,8 @@ func WithPidsLimit(n int) CreateOption {
 // WithOCIRuntime runs the sandbox with another of the engine's container runtimes,
 // such as "runsc" (gVisor): see [Health].Runtimes. One that the engine does not have is
 // [ErrUnsupported]. Default: the engine's own default.
-func WithOCIRuntime(name string) CreateOption {
-	return createOption(func(s *settings) {
+func WithOCIRuntime(name string) MakeOption {
+	return makeOption(func(s *settings) {
 		if name == "" {
 			s.problems = append(s.problems, errors.New("WithOCIRuntime: the name is empty; leave the option out for the engine's default"))
 		}
@@ -268,8 +315,8 @@ func WithOCIRuntime(name string) CreateOption {
 // WithUser sets who commands and the main process run as: a name or a number, with
 // an optional group after a colon, looked up inside the sandbox. The workspace is
 // given to that user when it is new. Default: the image's user, else root.
-func WithUser(user string) CreateOption {
-	return createOption(func(s *settings) {
+func WithUser(user string) MakeOption {
+	return makeOption(func(s *settings) {
 		if user == "" || strings.ContainsAny(user, "\x00\n") || strings.Count(user, ":") > 1 {
 			s.problems = append(s.problems, fmt.Errorf("WithUser: %q is not user or user:group", user))
 		}
@@ -279,8 +326,8 @@ func WithUser(user string) CreateOption {
 
 // WithWorkdir sets the directory that commands run in unless [Cmd.Dir] is set, an
 // absolute path, made when it is missing. Default /workspace.
-func WithWorkdir(dir string) CreateOption {
-	return createOption(func(s *settings) {
+func WithWorkdir(dir string) MakeOption {
+	return makeOption(func(s *settings) {
 		if !path.IsAbs(dir) || strings.ContainsRune(dir, 0) {
 			s.problems = append(s.problems, fmt.Errorf("WithWorkdir: %q is not an absolute path", dir))
 		}
@@ -292,9 +339,9 @@ func WithWorkdir(dir string) CreateOption {
 // log. A session outlives its main process: a sandbox is an environment, not a job.
 // The first argument is the program, looked up in PATH; no shell takes part.
 // [Create] fails when it can't be started.
-func WithCommand(argv ...string) CreateOption {
+func WithCommand(argv ...string) ChangeOption {
 	argv = slices.Clone(argv)
-	return createOption(func(s *settings) {
+	return changeOption{changeCommand, func(s *settings) {
 		if len(argv) == 0 || argv[0] == "" {
 			s.problems = append(s.problems, errors.New("WithCommand: there is no program"))
 		}
@@ -304,7 +351,7 @@ func WithCommand(argv ...string) CreateOption {
 			}
 		}
 		s.command = argv
-	})
+	}}
 }
 
 // WithPersistent decides what the sandbox's files outlive. A persistent one keeps
@@ -312,8 +359,8 @@ func WithCommand(argv ...string) CreateOption {
 // One that is not persistent lives as long as the handle that made it: on
 // [Sandbox.Close], or 30 s after the handle's process died, the session ends and
 // everything the sandbox owns goes.
-func WithPersistent(persistent bool) CreateOption {
-	return createOption(func(s *settings) { s.persistent = &persistent })
+func WithPersistent(persistent bool) MakeOption {
+	return makeOption(func(s *settings) { s.persistent = &persistent })
 }
 
 // WithTimeout ends each session d after its start, gracefully, whether or not the
@@ -343,15 +390,13 @@ func WithStopTimeout(d time.Duration) ChangeOption {
 // WithProgress calls fn with what a long call is doing: pulling an image, above all.
 // Calls come one at a time, from other goroutines than the caller's, none after the
 // call has returned. fn must not block.
-func WithProgress(fn func(Progress)) LifecycleOption {
-	return lifecycleOption(func(s *settings) { s.progress = fn })
-}
+func WithProgress(fn func(Progress)) ProgressOption { return progressOption(fn) }
 
 // OnCreate calls fn once, with the new sandbox running, before [Create] or
 // [GetOrCreate] returns and before any other caller gets the sandbox. When it fails
 // or panics the sandbox is removed. Several are called in the order given.
-func OnCreate(fn func(context.Context, *Sandbox) error) CreateOption {
-	return createOption(func(s *settings) {
+func OnCreate(fn func(context.Context, *Sandbox) error) MakeOption {
+	return makeOption(func(s *settings) {
 		if fn != nil {
 			s.onCreate = append(s.onCreate, fn)
 		}
@@ -376,13 +421,13 @@ func WithoutResume() GetOption {
 
 // Progress is one step of a long call.
 type Progress struct {
-	// Step is what is being done: "image", "guest", "container", "copy", "start".
+	// Step is what is being done: "image", "guest", "container", "copy", "source", "commit", "start".
 	Step string
 	// Text says more, for people; it may be empty.
 	Text string
 	// Current and Total count bytes. Total is 0 while it is not known.
 	Current, Total int64
-	// Files counts what was copied, in the step "copy".
+	// Files counts what was copied, in the steps "copy" and "source".
 	Files int64
 }
 
@@ -427,29 +472,16 @@ func (s *settings) check() error {
 		}
 		s.image = image
 	}
+	if from, is := s.source.(fromSnapshot); is && (s.image != "" || s.runtime != "") {
+		bad("WithSource: %v brings its own image; leave WithImage and WithRuntime out", from)
+	}
 	if s.image == "" {
 		s.image = DefaultImage
 	}
-	for _, k := range slices.Sorted(maps.Keys(s.env)) {
-		if err := checkEnv(k, s.env[k]); err != nil {
-			problems = append(problems, err)
-		}
+	problems = append(problems, s.checkChanges()...)
+	if s.source != nil {
+		problems = append(problems, s.source.check(s)...)
 	}
-	problems = append(problems, s.checkTags()...)
-	limit := cmp.Or(s.maxPorts, maxPorts)
-	if len(s.ports) > limit {
-		bad("WithPorts: %d ports; there may be %d", len(s.ports), limit)
-	}
-	for i, p := range s.ports {
-		if p < 1 || p > 65535 {
-			bad("WithPorts: %d is not a port: it takes 1 to 65535", p)
-		} else if slices.Contains(s.ports[:i], p) {
-			bad("WithPorts: %d is there twice", p)
-		}
-	}
-	var wrong []error
-	s.mounts, wrong = resolveMounts(s.mounts)
-	problems = append(problems, wrong...)
 	if s.vcpus == 0 {
 		s.vcpus = DefaultVCPUs
 	}
@@ -465,10 +497,37 @@ func (s *settings) check() error {
 	if s.stopTimeout == 0 {
 		s.stopTimeout = DefaultStopTimeout
 	}
+	if s.network.Mode == "" {
+		s.network.Mode = policy.AllowAll
+	}
 	if len(problems) > 0 {
 		return classify(ErrInvalidArgument, errors.Join(problems...))
 	}
 	return nil
+}
+
+// checkChanges checks what Create and Update have in common. It completes the mounts.
+func (s *settings) checkChanges() (problems []error) {
+	for _, k := range slices.Sorted(maps.Keys(s.env)) {
+		if err := checkEnv(k, s.env[k]); err != nil {
+			problems = append(problems, err)
+		}
+	}
+	problems = append(problems, s.checkTags()...)
+	limit := cmp.Or(s.maxPorts, maxPorts)
+	if len(s.ports) > limit {
+		problems = append(problems, fmt.Errorf("WithPorts: %d ports; there may be %d", len(s.ports), limit))
+	}
+	for i, p := range s.ports {
+		if p < 1 || p > 65535 {
+			problems = append(problems, fmt.Errorf("WithPorts: %d is not a port: it takes 1 to 65535", p))
+		} else if slices.Contains(s.ports[:i], p) {
+			problems = append(problems, fmt.Errorf("WithPorts: %d is there twice", p))
+		}
+	}
+	var wrong []error
+	s.mounts, wrong = resolveMounts(s.mounts)
+	return append(problems, wrong...)
 }
 
 func (s *settings) checkTags() (problems []error) {

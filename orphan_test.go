@@ -28,7 +28,7 @@ func orphan(t *testing.T, role string, age time.Duration) string {
 	return name
 }
 
-// V6.1, V6.2, X23: filters narrow what is removed.
+// V6.1, V6.2, X17, X23: filters narrow what is removed, and whoever calls confirms.
 func TestCleanupKeepsToItsFilters(t *testing.T) {
 	c := newClient(t)
 	work, copied, young := orphan(t, "workspace", time.Hour), orphan(t, "rwcopy", time.Hour), orphan(t, "rwcopy", 0)

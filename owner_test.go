@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
@@ -112,8 +114,38 @@ func testKilledOwner(t *testing.T) {
 	if err != nil || len(list) > 0 {
 		t.Errorf("List = %v, %v, want no abandoned sandbox", list, err)
 	}
-	if left := objects(t, eng, named(id)); len(left) > 0 {
-		t.Errorf("left after the sweep: %q", left)
+	gone(t, c, eng, id)
+}
+
+// Of those who sweep at the same moment each one's list is without what any of them
+// removed. Not parallel, or other tests would come first.
+func TestListIsWithoutWhatAnotherSwept(t *testing.T) {
+	other := newClient(t)
+	proxy := enginetest.NewProxy(t)
+	c, err := sandbox.NewClient(sandbox.WithHost(proxy.Host()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	if _, err := c.List(t.Context()); err != nil { // and has made its first call
+		t.Fatal(err)
+	}
+	const looks = 2 // calls of List itself; with the next four it looks at the sandbox and claims it
+	for call := looks + 1; call <= looks+4; call++ {
+		sb := createWith(t, newClient(t), nil, sandbox.WithPersistent(false), sandbox.WithTimeout(time.Second))
+		eventually(t, "its time is over", func() bool { return status(t, sb).State == sandbox.StateStopped })
+		proxy.Arm(call, enginetest.Cancel, func() {
+			if _, err := other.List(t.Context()); err != nil {
+				t.Errorf("List of another: %v", err)
+			}
+		})
+		list, err := c.List(t.Context())
+		// Else another process of these tests was quicker.
+		if err != nil || proxy.Fired() && slices.ContainsFunc(list, func(i sandbox.Info) bool { return i.ID == sb.ID() }) {
+			t.Errorf("another swept before call %d, %v: List = %+v, %v; want it without %s", call, proxy.Calls(), list, err, sb.ID())
+		}
+		proxy.Disarm()
+		gone(t, other, newEngine(t), sb.Name())
 	}
 }
 

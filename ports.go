@@ -47,16 +47,18 @@ func (s *Sandbox) Port(ctx context.Context, port int) (netip.AddrPort, error) {
 }
 
 func (s *Sandbox) port(ctx context.Context, port int) (netip.AddrPort, error) {
-	if s.isClosed() {
-		return netip.AddrPort{}, ErrClosed
+	if err := s.usable(); err != nil {
+		return netip.AddrPort{}, err
 	}
-	published := s.rec.Settings.Ports
-	if port < 1 || port > 65535 || !slices.Contains(published, uint16(port)) {
-		return netip.AddrPort{}, invalid("port %d is not published; of this sandbox %v are: see WithPorts, or use DialContext", port, published)
+	if port < 1 || port > 65535 {
+		return netip.AddrPort{}, invalid("%d is not a port", port)
 	}
 	got, err := s.current(ctx)
 	if err != nil {
 		return netip.AddrPort{}, err
+	}
+	if published := s.settings().Ports; !slices.Contains(published, uint16(port)) {
+		return netip.AddrPort{}, invalid("port %d is not published; of this sandbox %v are: see WithPorts, or use DialContext", port, published)
 	}
 	if got.State != engine.StateRunning && got.State != engine.StatePaused {
 		return netip.AddrPort{}, fmt.Errorf("%w: it is %s, and port %d has no address", ErrNotRunning, stateOf(got.State), port)
@@ -82,8 +84,8 @@ func (s *Sandbox) WaitPort(ctx context.Context, port int) error {
 }
 
 func (s *Sandbox) waitPort(ctx context.Context, port int) error {
-	if s.isClosed() {
-		return ErrClosed
+	if err := s.usable(); err != nil {
+		return err
 	}
 	if port < 1 || port > 65535 {
 		return invalid("%d is not a port: it takes 1 to 65535", port)
@@ -92,7 +94,7 @@ func (s *Sandbox) waitPort(ctx context.Context, port int) error {
 	// something that nobody is starting.
 	conn, err := s.connect(ctx)
 	if err != nil {
-		return err
+		return fmt.Errorf("port %d: %w", port, err)
 	}
 	// What is known of the main process by the look before.
 	var fate error
@@ -124,7 +126,7 @@ func (s *Sandbox) waitPort(ctx context.Context, port int) error {
 
 // mainFate returns how the main process failed, or nil when it did not.
 func (s *Sandbox) mainFate(ctx context.Context, conn *guest.Conn) (fate, err error) {
-	argv := s.rec.Settings.Command
+	argv := s.settings().Command
 	if len(argv) == 0 || len(s.rec.ControlKey) == 0 {
 		return nil, nil
 	}

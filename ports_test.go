@@ -2,6 +2,7 @@ package sandbox_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -22,6 +24,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 )
 
+// E100, S1.p3.
 func TestWrongPortsAreRefusedBeforeAnyEngineCall(t *testing.T) {
 	t.Parallel()
 	for what, test := range map[string]struct {
@@ -159,10 +162,10 @@ func TestPublishedPortIsReachedAndFollowsTheSession(t *testing.T) {
 func TestPortThatIsNotPublishedSaysWhatIs(t *testing.T) {
 	t.Parallel()
 	sb := newSandbox(t, sandbox.WithPorts(3000))
-	for _, p := range []int{3001, 0, 70000, -1} {
+	for p, want := range map[int]string{3001: "[3000]", 0: "0 is not a port", 70000: "70000 is not a port", -1: "-1 is not a port"} {
 		_, err := sb.Port(t.Context(), p)
-		if !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), "3000") {
-			t.Errorf("Port(%d) = %v, want ErrInvalidArgument that names 3000", p, err)
+		if !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), want) {
+			t.Errorf("Port(%d) = %v, want ErrInvalidArgument with %q", p, err, want)
 		}
 	}
 }
@@ -181,10 +184,12 @@ func TestWaitPortWaitsForWhoListens(t *testing.T) {
 			t.Fatal(err)
 		}
 		port := map[string]int{"4001": 4001, "4002": 4002, "4003": 4003}[test.port]
-		if err := sb.WaitPort(t.Context(), port); err != nil {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		if err := sb.WaitPort(ctx, port); err != nil {
 			t.Errorf("%s: WaitPort: %v", test.what, err)
 		}
-		if took := time.Since(begin); took < 2*time.Second || took > 6*time.Second {
+		cancel()
+		if took := time.Since(begin); took < 2*time.Second {
 			t.Errorf("%s: WaitPort took %v for a server that listens after 2 s", test.what, took)
 		}
 		conn, err := sb.DialContext(t.Context(), "tcp", "localhost:"+test.port)
@@ -289,31 +294,34 @@ func TestWaitPortEndsWithTheSession(t *testing.T) {
 	}
 }
 
-// refusing is an engine whose first n starts of a container fail as they do when a
-// port of the host is taken.
-func refusing(t *testing.T, n int64) (host string) {
+// inFront is an engine that the real one is behind. before sees each request and returns
+// true when it has answered it itself; after, which may be nil, may change each reply.
+func inFront(t *testing.T, before func(http.ResponseWriter, *http.Request) bool, after func(*http.Response) error) (host string) {
 	t.Helper()
-	var left atomic.Int64
-	left.Store(n)
 	engine := os.Getenv("DOCKER_HOST")
 	if engine == "" {
 		engine = "unix:///var/run/docker.sock"
 	}
 	network, address, _ := strings.Cut(engine, "://")
+	var mu sync.Mutex
+	var behind []net.Conn
 	through := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) { r.Out.URL.Scheme, r.Out.URL.Host = "http", "engine" },
 		Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, network, address)
+			conn, err := new(net.Dialer).DialContext(ctx, network, address)
+			if err == nil {
+				mu.Lock()
+				defer mu.Unlock()
+				behind = append(behind, conn)
+			}
+			return conn, err
 		}},
+		ModifyResponse: after,
 	}
 	front := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if strings.Contains(r.URL.Path, "/containers/") && strings.HasSuffix(r.URL.Path, "/start") && left.Add(-1) >= 0 {
-			w.Header().Set("Content-Type", "application/json")
-			w.WriteHeader(http.StatusInternalServerError)
-			io.WriteString(w, `{"message":"driver failed programming external connectivity on endpoint x: Bind for 127.0.0.1:49153 failed: port is already allocated"}`)
-			return
+		if !before(w, r) {
+			through.ServeHTTP(w, r)
 		}
-		through.ServeHTTP(w, r)
 	}))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -322,8 +330,38 @@ func refusing(t *testing.T, n int64) (host string) {
 	front.Listener.Close()
 	front.Listener = l
 	front.Start()
-	t.Cleanup(front.Close)
+	t.Cleanup(func() {
+		front.Close()
+		// The engine keeps a stream to a container that was never started for good.
+		mu.Lock()
+		defer mu.Unlock()
+		for _, conn := range behind {
+			conn.Close()
+		}
+	})
 	return "tcp://" + l.Addr().String()
+}
+
+// refuse answers as the engine does when it can't.
+func refuse(w http.ResponseWriter, message string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusInternalServerError)
+	json.NewEncoder(w).Encode(map[string]string{"message": message})
+}
+
+// refusing is an engine whose first n starts of a container fail as they do when a
+// port of the host is taken.
+func refusing(t *testing.T, n int64) (host string) {
+	t.Helper()
+	var left atomic.Int64
+	left.Store(n)
+	return inFront(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.Contains(r.URL.Path, "/containers/") || !strings.HasSuffix(r.URL.Path, "/start") || left.Add(-1) < 0 {
+			return false
+		}
+		refuse(w, "driver failed programming external connectivity on endpoint x: Bind for 127.0.0.1:49153 failed: port is already allocated")
+		return true
+	}, nil)
 }
 
 func TestHostPortThatIsTakenNamesItselfAndLeavesNothing(t *testing.T) {

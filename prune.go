@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
@@ -59,9 +60,54 @@ func (c *Client) Prune(ctx context.Context) (PruneReport, error) {
 	if err := pruneGuests(ctx, eng, all.volumes, note); err != nil {
 		errs = append(errs, err)
 	}
+	if err := pruneLayers(ctx, eng, all, note); err != nil {
+		errs = append(errs, err)
+	}
 	slices.Sort(report.Removed)
 	slices.Sort(report.Failed)
 	return report, fail("prune", "", errors.Join(errs...))
+}
+
+// pruneLayers removes images of sandboxes' files that a change which failed has left and no
+// snapshot has, and those of snapshots that are gone.
+func pruneLayers(ctx context.Context, eng *engine.Engine, all everything, note func(string, error)) error {
+	images, err := eng.ListImages(ctx)
+	if err != nil {
+		return err
+	}
+	remove := func(ref string) {
+		// One that a container uses the engine keeps.
+		if err := eng.RemoveImage(ctx, ref, false); !errors.Is(err, engine.ErrNotFound) && !errors.Is(err, engine.ErrConflict) {
+			note("image "+ref, err)
+		}
+	}
+	now := eng.Now()
+	for _, i := range images {
+		// A snapshot's own has its name.
+		if record.Is(i.Labels, record.RoleLayer) || record.Is(i.Labels, record.RoleFrozen) && len(i.Tags) == 0 {
+			made, _ := time.Parse(time.RFC3339Nano, i.Labels[record.CreatedAt])
+			if now.Sub(made) >= youngAge && !all.claimed(i.Labels[record.By], now) && !all.claimed(i.Labels[record.Nonce], now) {
+				refs, err := spare(ctx, eng, i)
+				if err != nil {
+					return err
+				}
+				for _, ref := range refs {
+					remove(ref)
+				}
+			}
+		}
+		// Most of snapshots are others' images under one more name, which has no label.
+		for _, tag := range i.Tags {
+			over, err := overSnapshot(ctx, eng, tag)
+			if err != nil {
+				return err
+			}
+			if over {
+				remove(tag)
+			}
+		}
+	}
+	return nil
 }
 
 // pruneGuests removes guests of other versions. What is in use the engine keeps, and

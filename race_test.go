@@ -290,6 +290,49 @@ func TestOneOfSeveralTakesOverFromADeadCreator(t *testing.T) {
 	}
 }
 
+// E92: who makes a container from an image that we committed gets our labels with it, and
+// keeps the container when what is ours is cleared.
+func TestContainerOfACommittedImageStays(t *testing.T) {
+	t.Parallel()
+	clean, eng := newClient(t), newEngine(t)
+	name := uniqueName(t)
+	remove(t, clean, name)
+	nonce := record.NewNonce()
+	var strangers []string
+	for _, role := range []string{record.RoleLayer, record.RoleFrozen} {
+		labels := record.Base(role, nonce, time.Now())
+		id, err := eng.CreateContainer(t.Context(), engine.ContainerSpec{Name: uniqueName(t), Image: sandbox.DefaultImage, Labels: labels, NetworkMode: "none"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := eng.RemoveContainer(context.Background(), id, true); err != nil {
+				t.Errorf("the stranger's container: %v", err)
+			}
+		})
+		strangers = append(strangers, id)
+	}
+	long := time.Now().Add(-time.Hour)
+	marker := record.Base(record.RolePending, nonce, long)
+	marker[record.Name], marker[record.Holder] = name, "process 1 on a machine that is gone"
+	marker[record.Until] = long.Add(record.Lease).UTC().Format(time.RFC3339Nano)
+	if _, err := eng.CreateVolume(t.Context(), "agent-sandbox-pending."+name, marker); err != nil {
+		t.Fatal(err)
+	}
+	sb, err := clean.Create(t.Context(), sandbox.WithName(name), quick)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sb.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, id := range strangers {
+		if _, err := eng.InspectContainer(t.Context(), id); err != nil {
+			t.Errorf("a stranger's container: %v", err)
+		}
+	}
+}
+
 // Shows 4; E9: a creator who died stands in the way of nobody.
 func TestCreateTakesOverFromADeadCreator(t *testing.T) {
 	t.Parallel()

@@ -29,19 +29,23 @@ type Sandbox struct {
 	eng      *engine.Engine
 	rec      record.Sandbox
 	onResume []hook
-	mounts   []Mount
-	owner    bool // the sandbox lives as long as this handle
+	runtime  string // the container's OCI runtime
+	owner    bool   // the sandbox lives as long as this handle
 
 	mu        sync.Mutex
+	made      record.Sandbox  // rec, with the settings of the present container
 	rev       record.Revision // what has changed since, as far as this handle knows
-	container string          // the engine's ID of it
-	env       []string        // the container's whole environment
-	link      *guest.Conn     // connection to the guest, while there is one
-	tether    *tether         // renews the lease of a sandbox that is not persistent
-	closed    bool            // for callers
-	deleted   bool            // and why: by Delete on this handle
-	released  bool            // for ourselves: nothing new may begin
-	ending    chan struct{}   // closed when Close has finished; nil before Close
+	mounts    []Mount
+	container string        // the engine's ID of it
+	env       []string      // the container's whole environment
+	link      *guest.Conn   // connection to the guest, while there is one
+	secrets   []wire.Secret // what transforms set, in version secretsOf of the policy
+	secretsOf int64
+	tether    *tether       // renews the lease of a sandbox that is not persistent
+	closed    bool          // for callers
+	deleted   bool          // and why: by Delete on this handle
+	released  bool          // for ourselves: nothing new may begin
+	ending    chan struct{} // closed when Close has finished; nil before Close
 	closeErr  error
 
 	flights singleflight.Group // connecting and resuming, shared by who needs it
@@ -53,7 +57,7 @@ type Sandbox struct {
 
 // handle makes a Sandbox of what the engine showed.
 func (c *Client) handle(eng *engine.Engine, rec record.Sandbox, got engine.Container) *Sandbox {
-	s := &Sandbox{c: c, eng: eng, rec: rec, rev: rec.Revision, mounts: mountsOf(rec, got), container: got.ID, env: got.Env}
+	s := &Sandbox{c: c, eng: eng, rec: rec, made: rec, rev: rec.Revision, mounts: mountsOf(rec, got), runtime: got.Runtime, container: got.ID, env: got.Env}
 	s.life, s.die = context.WithCancel(context.Background())
 	return s
 }
@@ -87,11 +91,11 @@ func (c *Client) create(ctx context.Context, s *settings) (*Sandbox, error) {
 		return nil, err
 	}
 	c.sweepIfDue(ctx, eng)
-	leave, err := c.admit(ctx, eng)
-	if err != nil {
+	place := &place{c: c, eng: eng}
+	if err := place.enter(ctx); err != nil {
 		return nil, err
 	}
-	defer leave()
+	defer place.leave()
 	for asked := false; ; asked = true {
 		if err := available(ctx, eng, s); err != nil {
 			return nil, err
@@ -104,7 +108,10 @@ func (c *Client) create(ctx context.Context, s *settings) (*Sandbox, error) {
 				return nil, err
 			}
 		}
-		sb, err := c.newBuild(eng, s).run(ctx)
+		sb, err := c.newBuild(eng, s, place).run(ctx)
+		if errors.Is(err, errAnew) && ctx.Err() == nil {
+			continue
+		}
 		var held *record.HeldError
 		if !errors.As(err, &held) {
 			return sb, err
@@ -199,6 +206,9 @@ func (c *Client) Get(ctx context.Context, nameOrID string, opts ...GetOption) (*
 			o.applyGet(s)
 		}
 	}
+	if len(s.problems) > 0 {
+		return nil, fail("get", nameOrID, classify(ErrInvalidArgument, errors.Join(s.problems...)))
+	}
 	sb, err := c.get(ctx, nameOrID, s)
 	return sb, fail("get", nameOrID, err)
 }
@@ -208,13 +218,17 @@ func (c *Client) get(ctx context.Context, nameOrID string, s *settings) (*Sandbo
 	if err != nil {
 		return nil, err
 	}
-	rec, got, err := findSettled(ctx, eng, nameOrID)
+	rec, got, err := c.findSettled(ctx, eng, nameOrID)
 	if err != nil {
 		return nil, err
 	}
 	sb := c.handle(eng, rec, got)
 	sb.onResume = s.onResume
-	if s.withoutResume {
+	if err := sb.supply(s.secrets, s.given&changeNetwork != 0); err != nil || s.withoutResume {
+		if err != nil {
+			sb.release()
+			return nil, err
+		}
 		return sb, nil
 	}
 	report := &reporter{fn: s.progress}
@@ -225,12 +239,12 @@ func (c *Client) get(ctx context.Context, nameOrID string, s *settings) (*Sandbo
 			sb.release()
 			return nil, err
 		}
-	} else if rec.Untold(got.StartedAt) {
-		// Somebody else started it, or died while starting it.
-		if err := sb.tell(ctx, got); err != nil {
-			sb.release()
-			return nil, err
-		}
+		return sb, nil
+	}
+	// Somebody else may have started it, or died while starting it.
+	if err := sb.commence(ctx, rec, got, found); err != nil {
+		sb.release()
+		return nil, err
 	}
 	return sb, nil
 }
@@ -251,12 +265,12 @@ func find(ctx context.Context, eng *engine.Engine, nameOrID string) (record.Sand
 // also match the beginning of a container's ID.
 func findMade(ctx context.Context, eng *engine.Engine, nameOrID string) (record.Sandbox, engine.Container, error) {
 	inspect := func(name string, is func(record.Sandbox) bool) (record.Sandbox, engine.Container, error) {
-		got, err := eng.InspectContainer(ctx, record.ContainerName(name))
+		got, err := locate(ctx, eng, name)
 		if err != nil {
 			return record.Sandbox{}, got, err
 		}
-		rec, ok := record.Decode(got.Labels)
-		if !ok || got.Name != record.ContainerName(name) || !is(rec) {
+		rec, ok := isSandbox(got)
+		if !ok || rec.Name != name || !is(rec) {
 			return rec, got, engine.ErrNotFound
 		}
 		return rec, got, nil
@@ -295,7 +309,7 @@ func findMade(ctx context.Context, eng *engine.Engine, nameOrID string) (record.
 
 // findSettled is find for a caller that needs the sandbox made: it waits while
 // somebody makes it.
-func findSettled(ctx context.Context, eng *engine.Engine, nameOrID string) (record.Sandbox, engine.Container, error) {
+func (c *Client) findSettled(ctx context.Context, eng *engine.Engine, nameOrID string) (record.Sandbox, engine.Container, error) {
 	wait := 20 * time.Millisecond
 	for {
 		rec, got, err := find(ctx, eng, nameOrID)
@@ -315,6 +329,10 @@ func findSettled(ctx context.Context, eng *engine.Engine, nameOrID string) (reco
 			return rec, got, lookErr
 		case !found, ctx.Value(building{}) == name:
 			return rec, got, err
+		case m.Expired(eng.Now()) && m.Of != "":
+			if err := c.takeOver(ctx, eng, m); err != nil {
+				return rec, got, err
+			}
 		case m.Expired(eng.Now()):
 			return rec, got, fmt.Errorf("%w: its creation was abandoned by %s", ErrNotFound, m.Holder)
 		}
@@ -328,19 +346,23 @@ func findSettled(ctx context.Context, eng *engine.Engine, nameOrID string) (reco
 // current looks at the sandbox's container as it is now. The container may have been
 // replaced by another process; a sandbox with another ID is not this one.
 func (s *Sandbox) current(ctx context.Context) (engine.Container, error) {
-	got, err := s.eng.InspectContainer(ctx, record.ContainerName(s.rec.Name))
+	got, err := locate(ctx, s.eng, s.rec.Name)
 	if errors.Is(err, engine.ErrNotFound) {
 		return got, ErrNotFound
 	}
 	if err != nil {
 		return got, err
 	}
-	if rec, ok := record.Decode(got.Labels); !ok || rec.ID != s.rec.ID || got.State == engine.StateRemoving {
+	rec, ok := isSandbox(got)
+	if !ok || rec.ID != s.rec.ID || got.State == engine.StateRemoving {
 		return got, ErrNotFound
 	}
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.container != got.ID {
+		s.made, s.mounts = rec, mountsOf(rec, got)
+	}
 	s.container, s.env = got.ID, got.Env
-	s.mu.Unlock()
 	return got, nil
 }
 
@@ -357,12 +379,6 @@ func (s *Sandbox) usable() error {
 	return nil
 }
 
-func (s *Sandbox) isClosed() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.closed
-}
-
 // Start starts the sandbox's session if it has none, and returns [StateRunning]. A
 // session that runs is left as it is.
 func (s *Sandbox) Start(ctx context.Context) (State, error) {
@@ -374,7 +390,7 @@ func (s *Sandbox) Start(ctx context.Context) (State, error) {
 		return "", fail("start", s.rec.Name, err)
 	}
 	if got.State == engine.StateRunning {
-		s.begin()
+		s.begin(nil)
 		return StateRunning, nil
 	}
 	if err := s.resume(ctx); err != nil {
@@ -390,15 +406,48 @@ func (s *Sandbox) resume(ctx context.Context) error {
 	if ctx.Value(resumingKey{}) == s {
 		return nil // OnResume uses the sandbox: it runs already
 	}
-	_, err := s.share(ctx, "resume", undoTimeout, func(ctx context.Context) (any, error) {
+	_, err := s.share(ctx, "resume", remakeTimeout, func(ctx context.Context) (any, error) {
+		s.dropLink()
+		if err := s.upToDate(ctx); err != nil {
+			return nil, err
+		}
+		ctx, cancel := context.WithTimeout(ctx, undoTimeout)
+		defer cancel()
 		return nil, s.resumeOnce(ctx)
 	})
 	return err
 }
 
+// upToDate has the container be as the sandbox's next session needs it.
+func (s *Sandbox) upToDate(ctx context.Context) error {
+	for {
+		got, err := s.current(ctx)
+		if err != nil {
+			return err
+		}
+		rec, err := s.refresh(ctx)
+		if err != nil {
+			return err
+		}
+		if hasSession(got) || !isNext(got, rec) && !rec.Outdated() {
+			return nil
+		}
+		err = s.c.remake(ctx, s.eng, rec, &reporter{})
+		var held *record.HeldError
+		if errors.As(err, &held) {
+			err = s.c.settleHeld(ctx, s.eng, rec.Name)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
 func (s *Sandbox) resumeOnce(ctx context.Context) error {
-	s.dropLink()
-	if err := startContainer(ctx, s.eng, s.c, record.ContainerName(s.rec.Name)); err != nil {
+	wait := s.foresee(ctx)
+	err := startContainer(ctx, s.eng, s.c, s.rec.Name)
+	wait()
+	if err != nil {
 		return err
 	}
 	got, err := s.current(ctx)
@@ -409,14 +458,14 @@ func (s *Sandbox) resumeOnce(ctx context.Context) error {
 		return fmt.Errorf("%w: the session ended as it began: %s", ErrNotRunning, ended(got))
 	}
 	s.c.log.Info("session resumed", "sandbox", s.rec.Name)
-	s.begin()
+	s.begin(nil)
 	ctx = context.WithValue(ctx, resumingKey{}, s)
-	if rec, err := s.refresh(ctx); err != nil {
+	rec, err := s.refresh(ctx)
+	if err != nil {
 		return err
-	} else if rec.Untold(got.StartedAt) {
-		if err := s.tell(ctx, got); err != nil {
-			return err
-		}
+	}
+	if err := s.commence(ctx, rec, got, resumed); err != nil {
+		return err
 	}
 	for _, fn := range s.onResume {
 		if err := fn(ctx, s); err != nil {
@@ -426,11 +475,14 @@ func (s *Sandbox) resumeOnce(ctx context.Context) error {
 	return nil
 }
 
+// busyTime is how long a start waits for volumes that are busy, see [engine.ErrBusy].
+const busyTime = 10 * time.Second
+
 // startContainer starts a container of ours. Should the guest's volume have been
 // removed since it was made, it is filled again: that is the one thing a container
 // can't start without and which is not its own.
-func startContainer(ctx context.Context, eng *engine.Engine, c *Client, ref string) error {
-	got, err := eng.InspectContainer(ctx, ref)
+func startContainer(ctx context.Context, eng *engine.Engine, c *Client, name string) error {
+	got, err := locate(ctx, eng, name)
 	if errors.Is(err, engine.ErrNotFound) {
 		return ErrNotFound
 	}
@@ -438,14 +490,26 @@ func startContainer(ctx context.Context, eng *engine.Engine, c *Client, ref stri
 		return err
 	}
 	if got.State == engine.StatePaused {
-		return eng.UnpauseContainer(ctx, got.ID)
+		return c.unpause(ctx, eng, got)
 	}
-	err = eng.StartContainer(ctx, got.ID)
+	for began := time.Now(); ; {
+		err = eng.StartContainer(ctx, got.ID)
+		if !errors.Is(err, engine.ErrBusy) || time.Since(began) > busyTime {
+			break
+		}
+		if e := pause(ctx, stillThere); e != nil {
+			return errors.Join(e, err)
+		}
+	}
 	if err == nil || ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable) {
 		return err
 	}
 	if now, e := eng.InspectContainer(ctx, got.ID); errors.Is(e, engine.ErrNotFound) || e == nil && now.State == engine.StateRemoving {
-		return ErrNotFound // somebody is deleting it
+		// Somebody is deleting it, or has put another in its place.
+		if next, e := locate(ctx, eng, name); e == nil && next.ID != got.ID && next.Labels[record.Nonce] == got.Labels[record.Nonce] {
+			return startContainer(ctx, eng, c, name)
+		}
+		return ErrNotFound
 	}
 	c.setGuest(guestVolume{})
 	if _, e := c.ensureGuest(ctx, eng, &reporter{}); e != nil {
@@ -469,15 +533,17 @@ func ended(got engine.Container) string {
 }
 
 // begin is called when a session is known to run: a handle that owns the sandbox
-// keeps its lease from then on.
-func (s *Sandbox) begin() {
+// keeps its lease from then on; or from when after is closed, for which a lease has some
+// seconds: a connection costs the engine a fifth of a start, and who makes many at once
+// has no use for one before all are there.
+func (s *Sandbox) begin(after <-chan struct{}) {
 	if !s.owner {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.tether == nil && !s.closed {
-		s.tether = newTether(s)
+		s.tether = newTether(s, after)
 	}
 }
 
@@ -589,7 +655,7 @@ func (s *Sandbox) Close() error {
 
 func (s *Sandbox) end(ctx context.Context) error {
 	if s.rec.Persistent {
-		return insist(ctx, func() error {
+		return engine.Insist(ctx, func() error {
 			got, err := s.current(ctx)
 			if err != nil {
 				return err
@@ -618,7 +684,7 @@ func (s *Sandbox) Detach() error {
 		ctx, cancel := context.WithTimeout(context.Background(), closeMargin)
 		defer cancel()
 		s.letGo()
-		err = insist(ctx, func() error { return s.control(ctx, wire.Control{Op: wire.OpRelease}) })
+		err = engine.Insist(ctx, func() error { return s.control(ctx, wire.Control{Op: wire.OpRelease}) })
 		if errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotFound) {
 			err = nil // there is no session to leave running
 		}
@@ -675,7 +741,7 @@ func (c *Client) Delete(ctx context.Context, nameOrID string, opts ...DeleteOpti
 	if err != nil {
 		return DeleteReport{}, fail("delete", nameOrID, err)
 	}
-	rec, _, err := findSettled(ctx, eng, nameOrID)
+	rec, _, err := c.findSettled(ctx, eng, nameOrID)
 	if err != nil {
 		return DeleteReport{}, fail("delete", nameOrID, err)
 	}
@@ -694,7 +760,21 @@ func (s *Sandbox) ask(ctx context.Context, req wire.Control) (wire.Reply, error)
 	if err != nil {
 		return wire.Reply{}, err
 	}
-	return s.askOn(ctx, conn, req)
+	reply, err := s.askOn(ctx, conn, req)
+	if errors.Is(err, guest.ErrConnectionLost) && ctx.Err() == nil {
+		// It was broken before, and nobody had noticed. A session that still runs takes
+		// another one.
+		s.unlink(conn)
+		again, e := s.linked(ctx)
+		if errors.Is(e, errNoSession) {
+			return reply, err
+		}
+		if e != nil {
+			return reply, e
+		}
+		return s.askOn(ctx, again, req)
+	}
+	return reply, err
 }
 
 func (s *Sandbox) askOn(ctx context.Context, conn *guest.Conn, req wire.Control) (wire.Reply, error) {
@@ -727,10 +807,17 @@ type tether struct {
 	done   sync.WaitGroup
 }
 
-func newTether(s *Sandbox) *tether {
+func newTether(s *Sandbox, after <-chan struct{}) *tether {
 	ctx, cancel := context.WithCancel(context.Background())
 	t := &tether{cancel: cancel}
 	t.done.Go(func() {
+		if after != nil {
+			select {
+			case <-after:
+			case <-time.After(leaseRenewal):
+			case <-ctx.Done():
+			}
+		}
 		s.renew(ctx)
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"path"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
@@ -49,6 +50,12 @@ func (c *Client) sizes(ctx context.Context, eng *engine.Engine, volumes []engine
 	for _, v := range volumes {
 		if record.IsData(v.Name, v.Labels) && v.Driver == "local" && path.IsAbs(v.Mountpoint) {
 			dirs[v.Name] = v.Mountpoint
+		}
+	}
+	for _, v := range volumes {
+		// What stands on a snapshot's files has taken what it has of its own.
+		if of, is := record.OverlayOf(v.Name); is && strings.HasSuffix(v.Name, ".U") && dirs[of] != "" {
+			dirs[of] = v.Mountpoint
 		}
 	}
 	if len(dirs) == 0 {

@@ -36,13 +36,17 @@ func (s *Sandbox) SSH(ctx context.Context) (net.Conn, error) {
 }
 
 func (s *Sandbox) ssh(ctx context.Context) (net.Conn, error) {
-	if s.isClosed() {
-		return nil, ErrClosed
+	if err := s.usable(); err != nil {
+		return nil, err
+	}
+	// The handle's own connection resumes the sandbox, finds its container and has the
+	// session begin.
+	if _, err := s.connect(ctx); err != nil {
+		return nil, err
 	}
 	stream, err := s.serveSSH(ctx)
 	if err != nil && ctx.Err() == nil && !errors.Is(err, engine.ErrUnavailable) {
-		// Not running, or not the container any more. The handle's own connection
-		// resumes the sandbox and finds its container.
+		// The session ended just now.
 		if _, err := s.connect(ctx); err != nil {
 			return nil, err
 		}

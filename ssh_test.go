@@ -388,10 +388,10 @@ func TestSSHEndsWithTheSession(t *testing.T) {
 	if _, err := o.sb.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	begin := time.Now()
+	defer time.AfterFunc(time.Minute, func() { cmd.Process.Kill() }).Stop()
 	cmd.Wait()
-	if got := cmd.ProcessState.ExitCode(); got != 255 || time.Since(begin) > 10*time.Second {
-		t.Errorf("ssh ended %v after the session with code %d, want 255 at once", time.Since(begin), got)
+	if got := cmd.ProcessState.ExitCode(); got != 255 {
+		t.Errorf("ssh ended with code %d within a minute of the session, want 255", got)
 	}
 }
 

@@ -66,6 +66,10 @@ type Info struct {
 // Status is what [Inspect] tells of a sandbox.
 type Status struct {
 	Info
+	// Source says where the sandbox's first files came from, for people and without what is
+	// secret: "git https://… at v1", "tarball …", "directory …", "snapshot …", "fork of …".
+	// Empty is an empty workspace.
+	Source string
 	// Reason says why the sandbox is not running: "stopped", "timeout", "abandoned",
 	// "out of memory", or how PID 1 failed. Empty while it runs.
 	Reason string
@@ -85,6 +89,13 @@ type Status struct {
 	Workspace Volume
 	// Usage is what the session uses now. Nil without one.
 	Usage *Usage
+	// Network is the network policy, as recorded: see WithNetworkPolicy. What its transforms
+	// set is not in it.
+	Network NetworkPolicy
+	// Egress counts what the session's PID 1 decided; [Sandbox.Egress] tells more. Nil
+	// without a session, and unless it is asked of a handle that is connected, by a
+	// command for example.
+	Egress *EgressCount
 	// LogsEndpoint is the path at which package sandboxhttp serves the sandbox's log:
 	// /sandboxes/<id>/logs.
 	LogsEndpoint string
@@ -207,6 +218,9 @@ func info(eng *engine.Engine, rec record.Sandbox, got engine.Container) Info {
 	if i.CreatedAt.IsZero() {
 		i.CreatedAt = got.CreatedAt
 	}
+	if i.State == StateCreating && rec.By != "" {
+		i.State = StateStopped // it has the files of the container before
+	}
 	return i
 }
 
@@ -243,6 +257,9 @@ func (s *Sandbox) Status(ctx context.Context) (Status, error) {
 		return Status{}, fail("status", s.rec.Name, err)
 	}
 	st, err := s.c.status(ctx, s.eng, rec, got)
+	if err == nil && got.State == engine.StateRunning {
+		st.Egress = s.decisions(ctx)
+	}
 	return st, fail("status", s.rec.Name, err)
 }
 
@@ -272,8 +289,11 @@ func (c *Client) status(ctx context.Context, eng *engine.Engine, rec record.Sand
 		return Status{}, cancelled(ctx)
 	}
 	st := Status{
-		Info: info(eng, rec, got), StartedAt: got.StartedAt, Usage: using, Workspace: workspace,
+		Info: info(eng, rec, got), Source: rec.Settings.Source, StartedAt: got.StartedAt, Usage: using, Workspace: workspace,
 		LogsEndpoint: "/sandboxes/" + rec.ID + "/logs",
+	}
+	if p, err := policyOf(rec.Network()); err == nil {
+		st.Network = networkPolicyOf(p)
 	}
 	switch st.State {
 	case StateRunning, StatePaused:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
@@ -30,7 +31,8 @@ const (
 
 // everything is all that is ours on an engine, in two calls.
 type everything struct {
-	containers []engine.Container
+	containers []engine.Container // of a sandbox the one that counts
+	next       []record.Sandbox   // whose container is to take the place of another
 	volumes    []engine.Volume
 	markers    map[string]record.Marker
 	revisions  record.Revisions
@@ -45,12 +47,38 @@ func look(ctx context.Context, eng *engine.Engine) (all everything, err error) {
 	if all.containers, err = eng.ListContainers(ctx, engine.Filter{Labels: []string{managed}}); err != nil {
 		return all, err
 	}
+	all.settle()
 	all.revisions = record.ReadRevisions(all.volumes)
 	all.markers = map[string]record.Marker{}
 	for _, m := range record.Markers(all.volumes) {
 		all.markers[m.Name] = m
 	}
 	return all, nil
+}
+
+// settle leaves one container of each sandbox, by the rules of locate.
+func (all *everything) settle() {
+	at := map[string]engine.Container{}
+	for _, got := range all.containers {
+		at[got.Name] = got
+	}
+	all.containers = slices.DeleteFunc(all.containers, func(got engine.Container) bool {
+		if rec, ok := record.Decode(got.Labels); ok && isUnfinished(got) {
+			all.next = append(all.next, rec)
+			return true
+		}
+		rec, ok := isSandbox(got)
+		if !ok {
+			return false
+		}
+		now, there := at[record.ContainerName(rec.Name)]
+		next, coming := at[record.NextName(rec.Name)]
+		if isNext(got, rec) {
+			all.next = append(all.next, rec)
+			return there && !leaving(now)
+		}
+		return coming && leaving(now) && next.ID != ""
+	})
 }
 
 // pending reports whether a living creator is making the sandbox.
@@ -122,6 +150,13 @@ func (c *Client) sweep(ctx context.Context, eng *engine.Engine, all everything, 
 	for _, name := range record.Stray(all.volumes, now) {
 		note("marker "+name, dropVolume(ctx, eng, name))
 	}
+	for _, rec := range all.next {
+		if _, marked := all.markers[rec.Name]; !marked {
+			if err := c.settleStray(ctx, eng, rec); err != nil {
+				note("new container of sandbox "+rec.Name, err)
+			}
+		}
+	}
 	alive := map[string]bool{} // nonces of the sandboxes that are there
 	for _, got := range all.containers {
 		if gone[got.ID] {
@@ -136,27 +171,32 @@ func (c *Client) sweep(ctx context.Context, eng *engine.Engine, all everything, 
 			}
 			continue
 		}
-		rec, ok := record.Decode(got.Labels)
-		if !ok || !record.OurName(got.Name) {
+		rec, ok := isSandbox(got)
+		if !ok {
 			continue
 		}
-		if _, marked := all.markers[rec.Name]; got.State == engine.StateCreated && !marked && now.Sub(got.CreatedAt) > neverStarted {
+		if _, marked := all.markers[rec.Name]; got.State == engine.StateCreated && rec.By == "" && !marked && now.Sub(got.CreatedAt) > neverStarted {
 			err := clear(ctx, eng, rec.Nonce)
 			gone[got.ID] = err == nil
 			note("sandbox "+rec.Name+", which was never started", err)
 			continue
 		}
 		alive[rec.Nonce] = true
-		if rec.Persistent || all.pending(rec, now) || got.State != engine.StateExited {
+		stopped := got.State == engine.StateExited || got.State == engine.StateCreated && now.Sub(got.CreatedAt) > stoppedKept
+		if rec.Persistent || all.pending(rec, now) || !stopped {
 			continue
 		}
 		over, err := c.abandoned(ctx, eng, got.ID, now)
 		if err == nil && over {
-			_, err = c.delete(ctx, eng, all.revisions.Of(rec), dropOwn)
+			if _, err = c.delete(ctx, eng, all.revisions.Of(rec), dropOwn); !errors.Is(err, ErrNotFound) {
+				note("sandbox "+rec.Name, err)
+			}
 			gone[got.ID] = err == nil
-			note("sandbox "+rec.Name, err)
 		}
+		// Another sweep may have been quicker.
+		gone[got.ID] = gone[got.ID] || errors.Is(err, engine.ErrNotFound) || errors.Is(err, ErrNotFound)
 	}
+	c.sweepSnapshots(ctx, eng, all, note)
 	for _, name := range record.StrayRevisions(all.volumes, alive, now, youngAge) {
 		note("revision "+name, dropVolume(ctx, eng, name))
 	}
@@ -170,6 +210,9 @@ func (c *Client) abandoned(ctx context.Context, eng *engine.Engine, id string, n
 	if err != nil {
 		return false, err
 	}
+	if got.State == engine.StateCreated {
+		return true, nil
+	}
 	if got.State != engine.StateExited {
 		return false, nil
 	}
@@ -180,6 +223,18 @@ func (c *Client) abandoned(ctx context.Context, eng *engine.Engine, id string, n
 // takeOver clears what a dead creator left of a sandbox, and its marker.
 func (c *Client) takeOver(ctx context.Context, eng *engine.Engine, m record.Marker) error {
 	err := record.TakeOver(ctx, eng, m, record.NewNonce(), holder(), func(ctx context.Context) error {
+		if m.Of != "" {
+			return c.settleChange(ctx, eng, record.Sandbox{Name: m.Name, Nonce: m.Of}, m.Nonce)
+		}
+		if _, _, is := m.Pauses(); is {
+			return letGoOn(ctx, eng, m)
+		}
+		if id, is := m.SnapshotOf(); is {
+			if err := errors.Join(removeVolume(ctx, eng, record.SnapshotName(id), m.Nonce), clearContainers(ctx, eng, m.Nonce)); err != nil {
+				return err
+			}
+			return clearFrozen(ctx, eng, id, m.Nonce)
+		}
 		return clear(ctx, eng, m.Nonce)
 	})
 	if err != nil {
@@ -188,13 +243,9 @@ func (c *Client) takeOver(ctx context.Context, eng *engine.Engine, m record.Mark
 	return nil
 }
 
-// clear removes every object with the nonce but markers, containers first.
-func clear(ctx context.Context, eng *engine.Engine, nonce string) error {
-	if nonce == "" {
-		return nil
-	}
-	labels := []string{record.Filter(record.Managed, "true"), record.Filter(record.Nonce, nonce)}
-	containers, err := eng.ListContainers(ctx, engine.Filter{Labels: labels})
+// clearContainers removes every container with the nonce.
+func clearContainers(ctx context.Context, eng *engine.Engine, nonce string) error {
+	containers, err := eng.ListContainers(ctx, engine.Filter{Labels: []string{record.Filter(record.Managed, "true"), record.Filter(record.Nonce, nonce)}})
 	if err != nil {
 		return err
 	}
@@ -202,13 +253,22 @@ func clear(ctx context.Context, eng *engine.Engine, nonce string) error {
 	for _, got := range containers {
 		errs = append(errs, removeContainer(ctx, eng, got.ID, nonce))
 	}
-	if err := errors.Join(errs...); err != nil {
+	return errors.Join(errs...)
+}
+
+// clear removes every object with the nonce but markers, containers first.
+func clear(ctx context.Context, eng *engine.Engine, nonce string) error {
+	if nonce == "" {
+		return nil
+	}
+	if err := clearContainers(ctx, eng, nonce); err != nil {
 		return err
 	}
-	volumes, err := eng.ListVolumes(ctx, labels...)
+	volumes, err := eng.ListVolumes(ctx, record.Filter(record.Managed, "true"), record.Filter(record.Nonce, nonce))
 	if err != nil {
 		return err
 	}
+	var errs []error
 	for _, v := range volumes {
 		if record.Is(v.Labels, record.RolePending, record.RoleTakeover) {
 			continue
@@ -218,5 +278,6 @@ func clear(ctx context.Context, eng *engine.Engine, nonce string) error {
 			errs = append(errs, err)
 		}
 	}
+	errs = append(errs, dropLayers(ctx, eng, record.Filter(record.Nonce, nonce)))
 	return errors.Join(append(errs, record.DropRevisionsOf(ctx, eng, nonce))...)
 }

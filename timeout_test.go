@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -50,16 +49,18 @@ func directly(t *testing.T) *engine.Engine {
 	return eng
 }
 
-// ended waits until the session has ended, and returns the status and when it was seen.
+// ended waits until the session has ended, and returns the status and when that was, by
+// the engine's clock.
 func ended(t *testing.T, name string) (sandbox.Status, time.Time) {
 	t.Helper()
 	eng := directly(t)
-	eventually(t, "the session has ended", func() bool {
-		got, err := eng.InspectContainer(t.Context(), "agent-sandbox-"+name)
+	var got engine.Container
+	eventually(t, "the session has ended", func() (is bool) {
+		var err error
+		got, err = eng.InspectContainer(t.Context(), "agent-sandbox-"+name)
 		return err == nil && got.State == engine.StateExited
 	})
-	now := time.Now()
-	return inspect(t, name), now
+	return inspect(t, name), got.FinishedAt
 }
 
 // S1.p4, E67: the session ends on time, gracefully, when the program that made it is
@@ -84,13 +85,16 @@ func TestTimeoutHoldsWhenTheMakerIsKilled(t *testing.T) {
 	if err != nil {
 		t.Fatalf("the maker said %q, %v", ready, err)
 	}
+	if list, err := c.List(t.Context(), sandbox.NamePrefix(name)); err != nil || len(list) != 1 {
+		t.Errorf("List without the maker: %+v, %v", list, err)
+	}
 
 	st, seen := ended(t, name)
 	if st.Reason != "timeout" || st.State != sandbox.StateStopped {
 		t.Errorf("Inspect: state %q, reason %q; want stopped by timeout", st.State, st.Reason)
 	}
-	if took := seen.Sub(st.StartedAt); took < 5*time.Second || took > 7*time.Second {
-		t.Errorf("the session ended %v after its start, want 5 s to 7 s", took)
+	if took := seen.Sub(st.StartedAt); took < 4900*time.Millisecond || took > 15*time.Second {
+		t.Errorf("the session ended %v after its start, want 5 s", took)
 	}
 	sb, err := c.Get(t.Context(), name)
 	if err != nil {
@@ -138,10 +142,45 @@ func TestRootInsideCannotOutliveTheTimeout(t *testing.T) {
 				t.Errorf("reason %q, want timeout", st.Reason)
 			}
 			// The stop timeout, and what a busy machine takes to clear up full memory.
-			if took := seen.Sub(st.StartedAt); took < timeout || took > timeout+6*time.Second {
+			if took := seen.Sub(st.StartedAt); took < timeout-100*time.Millisecond || took > timeout+15*time.Second {
 				t.Errorf("it ended %v after its start, want %v and a grace of 1s", took, timeout)
 			}
 		})
+	}
+}
+
+// E68: a session that was started again has its own time, and is not ended by what was
+// left of the one before.
+func TestTimeoutOfTheSessionBeforeEndsNothing(t *testing.T) {
+	t.Parallel()
+	const timeout = 4 * time.Second
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)), sandbox.WithTimeout(timeout), quick)
+	first := status(t, sb).StartedAt
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sb.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	st, at := ended(t, sb.Name())
+	if !st.StartedAt.After(first) || st.Reason != "timeout" || at.Sub(st.StartedAt) < timeout-100*time.Millisecond {
+		t.Errorf("sessions began at %v and %v, and the second ended at %v (%s), want %v after it began", first, st.StartedAt, at, st.Reason, timeout)
+	}
+}
+
+// E68: a timeout that passes while Stop waits for a process changes nothing for it.
+func TestTimeoutWhileStopRuns(t *testing.T) {
+	t.Parallel()
+	sb := newSandbox(t, sandbox.WithName(uniqueName(t)), sandbox.WithTimeout(3*time.Second), sandbox.WithStopTimeout(5*time.Second), stubborn)
+	waitFor(t, sb, "up")
+	if state, err := sb.Stop(t.Context()); state != sandbox.StateStopped || err != nil {
+		t.Errorf("Stop = %q, %v", state, err)
+	}
+	if st := inspect(t, sb.Name()); st.State != sandbox.StateStopped || st.Reason != "stopped" && st.Reason != "timeout" {
+		t.Errorf("afterwards it is %s (%s)", st.State, st.Reason)
+	}
+	if _, err := sb.Start(t.Context()); err != nil {
+		t.Errorf("Start: %v", err)
 	}
 }
 
@@ -237,10 +276,8 @@ func TestTimeoutTakesWholeMillisecondsFromZeroUp(t *testing.T) {
 
 // X9: a session that was frozen for longer than its lease does not end before its
 // owner could be heard again.
-func TestFrozenSessionKeepsItsLease(t *testing.T) {
-	if os.Getenv("SANDBOX_SOAK") == "" {
-		t.Skip("takes 50 s: SANDBOX_SOAK=1 runs it")
-	}
+func TestFrozenSessionKeepsItsLeaseSoak(t *testing.T) {
+	soak(t)
 	t.Parallel()
 	sb := newSandbox(t)
 	run(t, sb, "true")
@@ -256,5 +293,51 @@ func TestFrozenSessionKeepsItsLease(t *testing.T) {
 	time.Sleep(10 * time.Second)
 	if st := inspect(t, sb.Name()); st.State != sandbox.StateRunning {
 		t.Errorf("ten seconds after a freeze of 40 s it is %s (%s)", st.State, st.Reason)
+	}
+}
+
+// X21: who has a sandbox that was paused under them lets go of it, whatever the renewal
+// of its lease waits for.
+func TestPausedSandboxKeepsNobodySoak(t *testing.T) {
+	soak(t)
+	eng := directly(t)
+	for what, letGo := range map[string]func(*sandbox.Sandbox) error{
+		"Close": (*sandbox.Sandbox).Close,
+		"Stop": func(sb *sandbox.Sandbox) error {
+			_, err := sb.Stop(context.Background())
+			return err
+		},
+		"Delete": func(sb *sandbox.Sandbox) error {
+			_, err := sb.Delete(context.Background(), sandbox.PreserveVolumes(false))
+			return err
+		},
+		"Detach": func(sb *sandbox.Sandbox) error {
+			if err := sb.Detach(); err == nil {
+				return errors.New("it was let go of, and could not be told")
+			}
+			return nil
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			sb := newSandbox(t)
+			run(t, sb, "true")
+			container := "agent-sandbox-" + sb.Name()
+			if err := eng.PauseContainer(t.Context(), container); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { eng.UnpauseContainer(context.Background(), container) })
+			time.Sleep(11 * time.Second) // a renewal is under way, and gets no answer
+			done := make(chan error, 1)
+			go func() { done <- letGo(sb) }()
+			select {
+			case err := <-done:
+				if err != nil {
+					t.Error(err)
+				}
+			case <-time.After(time.Minute):
+				t.Error("it does not return")
+			}
+		})
 	}
 }

@@ -16,7 +16,24 @@ import (
 func (s *Sandbox) known() record.Sandbox {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.rec.With(s.rev)
+	return s.made.With(s.rev)
+}
+
+// settings are those of the sandbox's present container.
+func (s *Sandbox) settings() record.SandboxSettings {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.made.Settings
+}
+
+// added is the environment that commands have beyond the container's.
+func (s *Sandbox) added() map[string]string {
+	rec := s.known()
+	env, err := rec.NewEnv()
+	if err != nil {
+		s.c.log.Warn("the environment is not as it was updated", "sandbox", rec.Name, "error", err)
+	}
+	return env
 }
 
 func (s *Sandbox) learn(rec record.Sandbox) {
@@ -47,15 +64,18 @@ func (s *Sandbox) revise(ctx context.Context, rec record.Sandbox, change func(*r
 	return nil
 }
 
-// tell has PID 1 of a session that has just started know what was changed since its
-// container was made, and notes that it does.
+// tell has a session that has just started begin, with what was changed since its
+// container was made, and notes that it has.
 func (s *Sandbox) tell(ctx context.Context, got engine.Container) error {
-	rec := s.known()
-	reply, err := s.ask(ctx, wire.Control{Op: wire.OpTimeout, Timeout: rec.Timeout(), Grace: stopTimeout(rec)})
+	conn, err := s.connect(ctx)
 	if err != nil {
-		return fmt.Errorf("set the session's timeout: %w", err)
+		return err
 	}
-	return s.revise(ctx, rec, endsAt(got.StartedAt, reply.Timeout))
+	reply, err := s.beginOn(ctx, conn)
+	if err != nil {
+		return err
+	}
+	return s.revise(ctx, s.known(), endsAt(got.StartedAt, reply.Timeout))
 }
 
 // endsAt notes that the session that started then ends so long after it, or never.
@@ -75,11 +95,25 @@ func endsAt(started time.Time, after time.Duration) func(*record.Changes) bool {
 	}
 }
 
+// thawed is the container as it is once nobody copies the sandbox, for which it is paused.
+// One that somebody else has paused is told as it is.
+func (s *Sandbox) thawed(ctx context.Context) (engine.Container, error) {
+	got, err := s.current(ctx)
+	if err != nil || got.State != engine.StatePaused {
+		return got, err
+	}
+	if err := s.c.awaitThaw(ctx, s.eng, s.rec.Name); err != nil {
+		return got, err
+	}
+	return s.current(ctx)
+}
+
 // ExtendTimeout lets the present session end d later than it would by its timeout, at
 // once and for every process that asks: see Status.ExpiresAt. Sessions to come have
 // the timeout they had. A session without a timeout is left as it is. d is positive;
 // without a session the error is [ErrNotRunning], and none is started. A paused
-// session can't be extended: that is ErrNotRunning as well.
+// session can't be extended: that is ErrNotRunning as well, but while it is forked or
+// made a snapshot of, for which this waits.
 func (s *Sandbox) ExtendTimeout(ctx context.Context, d time.Duration) error {
 	return fail("extend timeout", s.rec.Name, s.extendTimeout(ctx, d))
 }
@@ -91,7 +125,7 @@ func (s *Sandbox) extendTimeout(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return invalid("%v is not an extension: it takes more than 0", d)
 	}
-	got, err := s.current(ctx)
+	got, err := s.thawed(ctx)
 	if err != nil {
 		return err
 	}
@@ -135,10 +169,27 @@ func (s *Sandbox) extendTimeout(ctx context.Context, d time.Duration) error {
 //	WithVCPUs, WithMemory      at once, in the running session, and in those to come
 //	WithStopTimeout            at once for Stop and Close, else from the next session
 //	WithTimeout                from the next session; see ExtendTimeout for this one
+//	WithNetworkPolicy          at once, in the running session, and in those to come
+//	WithEnv                    at once for commands, from the next session for the main
+//	                           process and SSH; it adds to what there was
+//	WithPorts, WithCommand     from the next session; they replace what there was
+//	WithMounts                 from the next session; the mounts given replace all there
+//	                           were, none takes them away
 //
-// WithVCPUs sets the memory as well unless WithMemory is given, as in [Create]. The
-// environment can't be changed: it may be secret, and what changes is kept in labels.
-// Neither can image, ports, mounts and main process, which are the container's.
+// WithVCPUs sets the memory as well unless WithMemory is given, as in [Create]. Another
+// handle's commands have a new environment once that handle has looked at the sandbox,
+// with Status, Start or Update, or was got later. No label says the environment in the
+// clear; whoever may inspect the container can read it all the same.
+//
+// What waits takes a new container, and the session that comes next, whoever starts it,
+// is in that. It has the files of the old one: everything is kept but the log, and the old
+// session's times and reason to end. An engine that does not show a container's own files
+// on its disk has to commit them, which takes about 5 s for a gigabyte and keeps times to
+// the second, of extended attributes capabilities alone, and no sockets. A directory that is
+// to be copied ([RWCopy]) is copied then, by whoever starts the session; a copy that the
+// sandbox has and that is given again stays as it is. The volume of a mount that is taken
+// away is preserved. When what is to be mounted can't be had the session does not start,
+// and the sandbox is as it was until it is updated once more.
 //
 // Of several who update at once none is lost: what they set differently is the later
 // one's, and the rest is everybody's. When Update fails nothing has changed, unless
@@ -158,10 +209,18 @@ func (s *Sandbox) update(ctx context.Context, opts []UpdateOption) error {
 			o.applyUpdate(set)
 		}
 	}
+	set.maxPorts = s.c.limits.Ports
 	if err := set.checkUpdate(); err != nil {
 		return err
 	}
-	got, err := s.current(ctx)
+	if err := checkAttached(ctx, s.eng, set.mounts); err != nil {
+		return err
+	}
+	look := s.current
+	if set.given&(changeNetwork|changeTimeout|changeStopTimeout) != 0 {
+		look = s.thawed // the session may have to be asked
+	}
+	got, err := look(ctx)
 	if err != nil {
 		return err
 	}
@@ -174,14 +233,27 @@ func (s *Sandbox) update(ctx context.Context, opts []UpdateOption) error {
 			return err
 		}
 	}
+	if set.given&changeNetwork != 0 {
+		if err := s.reachable(ctx, got, set.network); err != nil {
+			return err
+		}
+	}
 	undo, err := s.limit(ctx, got, set)
 	if err != nil {
 		return err
 	}
-	err = s.revise(ctx, s.known(), func(c *record.Changes) bool {
-		return set.revise(c, s.rec, got)
+	if set.given&changeNetwork != 0 {
+		if err := s.setNetwork(ctx, set); err != nil {
+			return errors.Join(err, undo())
+		}
+	}
+	rec = s.known()
+	var sealing error
+	err = s.revise(ctx, rec, func(c *record.Changes) (changed bool) {
+		changed, sealing = set.revise(c, rec, got)
+		return changed
 	})
-	if err != nil {
+	if err = errors.Join(err, sealing); err != nil {
 		return errors.Join(err, undo())
 	}
 	// An object of the same name could have taken the sandbox's place meanwhile, or it
@@ -193,11 +265,7 @@ func (s *Sandbox) update(ctx context.Context, opts []UpdateOption) error {
 }
 
 func (s *settings) checkUpdate() error {
-	problems := s.problems
-	if s.given&changeTags != 0 {
-		problems = append(problems, s.checkTags()...)
-	}
-	if len(problems) > 0 {
+	if problems := append(s.problems, s.checkChanges()...); len(problems) > 0 {
 		return classify(ErrInvalidArgument, errors.Join(problems...))
 	}
 	return nil
@@ -223,13 +291,13 @@ func (s *Sandbox) limit(ctx context.Context, got engine.Container, set *settings
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeMargin)
 		defer cancel()
 		was := engine.Resources{NanoCPUs: got.NanoCPUs, Memory: got.Memory, MemorySwap: got.Memory}
-		err := insist(ctx, func() error { return s.eng.UpdateContainer(ctx, got.ID, was) })
+		err := engine.Insist(ctx, func() error { return s.eng.UpdateContainer(ctx, got.ID, was) })
 		if err != nil && !errors.Is(err, engine.ErrNotFound) {
 			return fmt.Errorf("the limits are changed all the same: %w", err)
 		}
 		return nil
 	}
-	err = insist(ctx, func() error {
+	err = engine.Insist(ctx, func() error {
 		_, err := settle(ctx, func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, s.eng.UpdateContainer(ctx, got.ID, limits)
 		})
@@ -248,29 +316,55 @@ func (s *Sandbox) limit(ctx context.Context, got engine.Container, set *settings
 
 // revise writes into c what is the record's to keep, and reports whether that is
 // anything.
-func (s *settings) revise(c *record.Changes, made record.Sandbox, got engine.Container) bool {
-	changed := s.given & (changeTags | changeTimeout | changeStopTimeout)
-	if changed == 0 {
-		return false
+func (s *settings) revise(c *record.Changes, rec record.Sandbox, got engine.Container) (bool, error) {
+	if s.given&^(changeCPUs|changeMemory|changeNetwork) == 0 {
+		return false, nil
 	}
-	if hasSession(got) && changed != changeTags {
+	rec.Revision.Changes = *c
+	if hasSession(got) && s.given&(changeTimeout|changeStopTimeout) != 0 {
 		// The running session keeps what it has; from here on only this says so.
 		if c.Session == nil || !c.Session.StartedAt.Equal(got.StartedAt) {
-			was := made.With(record.Revision{Changes: *c})
-			c.Session = &record.Session{StartedAt: got.StartedAt, ExpiresAt: was.ExpiresAt(got.StartedAt)}
+			c.Session = &record.Session{StartedAt: got.StartedAt, ExpiresAt: rec.ExpiresAt(got.StartedAt)}
 		}
 	}
-	if changed&changeTags != 0 {
+	if s.given&changeTags != 0 {
 		tags := maps.Clone(s.tags)
 		c.Tags = &tags
 	}
-	if changed&changeTimeout != 0 {
+	if s.given&changeTimeout != 0 {
 		ms := s.timeout.Milliseconds()
 		c.TimeoutMS = &ms
 	}
-	if changed&changeStopTimeout != 0 {
+	if s.given&changeStopTimeout != 0 {
 		ms := s.stopTimeout.Milliseconds()
 		c.StopTimeoutMS = &ms
 	}
-	return true
+	if s.given&changePorts != 0 {
+		ports := append([]uint16{}, s.published()...) // not nil, which is no change
+		c.Ports = &ports
+	}
+	if s.given&changeCommand != 0 {
+		c.Command = &s.command
+	}
+	if s.given&changeMounts != 0 {
+		mounts := make([]record.Mount, len(s.mounts))
+		for i, m := range s.mounts {
+			mounts[i] = record.Mount{Source: m.Source, Volume: m.Volume, Target: m.Target, Mode: string(m.Mode)}
+		}
+		c.Mounts = &mounts
+	}
+	if s.given&changeEnv != 0 {
+		env, err := rec.AddedEnv()
+		if err != nil {
+			return false, err
+		}
+		if env == nil {
+			env = map[string]string{}
+		}
+		maps.Copy(env, s.env)
+		if c.Env, err = rec.SealEnv(env); err != nil {
+			return false, classify(ErrUnsupported, err)
+		}
+	}
+	return true, nil
 }

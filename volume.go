@@ -113,7 +113,7 @@ func (all everything) list(eng *engine.Engine, sizes map[string]int64) []Volume 
 // from an image of a sandbox inherits its labels, not its name.
 func isSandbox(got engine.Container) (record.Sandbox, bool) {
 	rec, ok := record.Decode(got.Labels)
-	return rec, ok && record.OurName(got.Name)
+	return rec, ok && (got.Name == record.ContainerName(rec.Name) || isNext(got, rec))
 }
 
 // describe tells what a volume's labels and sizes do.
@@ -177,10 +177,13 @@ func usersOf(ctx context.Context, eng *engine.Engine, volume string) (u volumeUs
 	for _, got := range list {
 		rec, ok := isSandbox(got)
 		switch {
-		case got.State == engine.StateRemoving, record.Is(got.Labels, record.RoleHelper):
+		case got.State == engine.StateRemoving, record.Is(got.Labels, record.RoleHelper), isUnfinished(got):
 			u.leaving++
 		case ok:
-			u.sandboxes = append(u.sandboxes, rec)
+			// Two, while one container takes the place of another.
+			if !slices.ContainsFunc(u.sandboxes, func(s record.Sandbox) bool { return s.ID == rec.ID }) {
+				u.sandboxes = append(u.sandboxes, rec)
+			}
 			u.running = u.running || got.State == engine.StateRunning || got.State == engine.StatePaused || got.State == engine.StateRestarting
 		default:
 			u.foreign = append(u.foreign, got.Name)
@@ -304,8 +307,27 @@ func (c *Client) deleteVolume(ctx context.Context, eng *engine.Engine, name stri
 	return report, removeUnused(ctx, eng, name)
 }
 
+// dropOverlay removes what a volume that is gone kept elsewhere, if it stood on a
+// snapshot's files. What it can't the next sweep does.
+func dropOverlay(ctx context.Context, eng *engine.Engine, name string) {
+	if !record.ValidVolume(name) {
+		return // no data
+	}
+	upper, work := record.OverlayNames(name)
+	for _, part := range []string{upper, work} {
+		if v, err := eng.InspectVolume(ctx, part); err == nil && record.Is(v.Labels, record.RoleOverlay) {
+			eng.RemoveVolume(ctx, part, false)
+		}
+	}
+}
+
 // removeUnused removes a volume on which the engine has the last word: somebody may have
 // come to use it since we looked, or have removed it.
+//
+// The engine deletes the files with its lock on all volumes held, so that others' calls
+// may wait: 2 s for 50,000 files on 20.10. Emptying the volume in a helper before would
+// spare them that, but only the engine's removal is one with its look for users. Who came
+// to use the volume in between would keep it, and not the files.
 func removeUnused(ctx context.Context, eng *engine.Engine, name string) error {
 	lost := 0 // replies
 	for try := 0; ; try++ {
@@ -314,6 +336,7 @@ func removeUnused(ctx context.Context, eng *engine.Engine, name string) error {
 		})
 		switch {
 		case err == nil, errors.Is(err, engine.ErrNotFound) && lost > 0:
+			dropOverlay(ctx, eng, name)
 			return nil
 		case errors.Is(err, engine.ErrNotFound):
 			return fmt.Errorf("%w: somebody else removed %s", ErrVolumeNotFound, name)

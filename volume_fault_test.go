@@ -103,7 +103,7 @@ func TestCreateWithMountsSurvivesAFaultInAnyCall(t *testing.T) {
 		x.dropOrphansOf(x.name)
 		there("after the next")
 	}
-	testFaults(t, op)
+	testFaultsInTurn(t, op)
 }
 
 // dropOrphansOf removes the volumes that a deleted sandbox of that name left.
@@ -117,7 +117,7 @@ func (x *trial) dropOrphansOf(name string) {
 
 // Shows 3; A30, E73: two sandboxes refer to the volume that is deleted by force.
 func TestDeleteVolumeWithForceSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, operation{
+	testFaultsInTurn(t, operation{
 		arrange: func(x *trial) {
 			v := x.orphans(1, record.RoleRWCopy)[0]
 			x.volume = v
@@ -179,7 +179,7 @@ func TestCleanupSurvivesAFaultInAnyCall(t *testing.T) {
 		x.aside(func() { list = x.ofID() })
 		return list
 	}
-	testFaults(t, operation{
+	testFaultsInTurn(t, operation{
 		arrange: func(x *trial) { x.orphans(10, record.RoleFork) },
 		act: func(ctx context.Context, x *trial) error {
 			before := ours(x)

@@ -45,6 +45,9 @@ func TestNothingForeignIsListedAttachedOrDeleted(t *testing.T) {
 		t.Fatalf("ListVolumes: %v", err)
 	}
 	for _, v := range list {
+		if !slices.Contains([]string{"workspace", "rwcopy", "fork"}, v.Role) {
+			t.Errorf("ListVolumes has %s, which nobody has files in", v.Name)
+		}
 		if slices.Contains(foreign.Volumes, v.Name) {
 			t.Errorf("ListVolumes has the foreign %s", v.Name)
 		}
@@ -65,9 +68,16 @@ type account struct {
 }
 
 func init() {
-	roles["race"] = func(args []string) error {
-		prefix, dir := args[0], args[1]
-		end, err := time.ParseDuration(args[2])
+	roles["race"] = racing(func(a *account, ctx context.Context, c *sandbox.Client, args []string) {
+		a.step(ctx, c, args[0], args[1])
+	})
+}
+
+// racing is a role that takes steps until the time is over that its last argument says, and
+// prints its account.
+func racing(step func(a *account, ctx context.Context, c *sandbox.Client, args []string)) func([]string) error {
+	return func(args []string) error {
+		end, err := time.ParseDuration(args[len(args)-1])
 		if err != nil {
 			return err
 		}
@@ -76,14 +86,47 @@ func init() {
 			return err
 		}
 		defer c.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), end)
-		defer cancel()
 		a := account{Done: map[string]int{}}
-		for ctx.Err() == nil {
-			a.step(context.Background(), c, prefix, dir)
+		for began := time.Now(); time.Since(began) < end; {
+			step(&a, context.Background(), c, args)
 		}
 		return json.NewEncoder(os.Stdout).Encode(a)
 	}
+}
+
+// race runs so many processes in such a role and adds their accounts up. An error that is
+// none of ours fails the test.
+func race(t *testing.T, processes int, role string, args ...string) (done map[string]int, reported map[string]bool) {
+	t.Helper()
+	var running []*exec.Cmd
+	var outs []*strings.Builder
+	for range processes {
+		cmd, out := process(t, role, args...), &strings.Builder{}
+		cmd.Stdout = out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { kill(cmd) })
+		running, outs = append(running, cmd), append(outs, out)
+	}
+	done, reported = map[string]int{}, map[string]bool{}
+	for i, cmd := range running {
+		var a account
+		if err := errors.Join(cmd.Wait(), json.Unmarshal([]byte(outs[i].String()), &a)); err != nil {
+			t.Fatalf("a process of the race: %v", err)
+		}
+		for what, n := range a.Done {
+			done[what] += n
+		}
+		for _, name := range a.Reported {
+			reported[name] = true
+		}
+		for _, s := range a.Strange {
+			t.Errorf("an error that is none of ours: %s", s)
+		}
+	}
+	t.Logf("%v", done)
+	return done, reported
 }
 
 func (a *account) step(ctx context.Context, c *sandbox.Client, prefix, dir string) {
@@ -146,7 +189,8 @@ func (a *account) note(what string, err error) {
 		a.Done[what]++
 		return
 	}
-	for _, known := range []error{sandbox.ErrNotFound, sandbox.ErrExists, sandbox.ErrVolumeInUse, sandbox.ErrVolumeNotFound, sandbox.ErrNotRunning} {
+	for _, known := range []error{sandbox.ErrNotFound, sandbox.ErrExists, sandbox.ErrVolumeInUse, sandbox.ErrVolumeNotFound, sandbox.ErrNotRunning,
+		sandbox.ErrSnapshotNotFound, sandbox.ErrSnapshotInUse} {
 		if errors.Is(err, known) {
 			a.Done[what+": "+known.Error()]++
 			return
@@ -158,11 +202,15 @@ func (a *account) note(what string, err error) {
 // Shows 5: processes that make, attach, list, delete and clean up the same things lose no
 // volume that a sandbox uses, leave no orphan that nobody told of, and see no error that
 // is not ours.
-func TestProcessesRaceOverVolumes(t *testing.T) {
-	processes, length := 4, 10*time.Second
-	if os.Getenv("SANDBOX_SOAK") != "" {
-		processes, length = 8, time.Minute
-	}
+func TestProcessesRaceOverVolumes(t *testing.T) { raceOverVolumes(t, 4, 10*time.Second) }
+
+func TestSoakProcessesRaceOverVolumes(t *testing.T) {
+	soak(t)
+	raceOverVolumes(t, 8, time.Minute)
+}
+
+func raceOverVolumes(t *testing.T, processes int, length time.Duration) {
+	t.Helper()
 	prefix := uniqueName(t) + "-"
 	dir := host(t, map[string]string{"f": "x"})
 	c, eng := newClient(t), newEngine(t)
@@ -176,33 +224,7 @@ func TestProcessesRaceOverVolumes(t *testing.T) {
 			}
 		}
 	})
-	var running []*exec.Cmd
-	var outs []*strings.Builder
-	for range processes {
-		cmd, out := process(t, "race", prefix, dir, length.String()), &strings.Builder{}
-		cmd.Stdout = out
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		running, outs = append(running, cmd), append(outs, out)
-	}
-	done, reported := map[string]int{}, map[string]bool{}
-	for i, cmd := range running {
-		var a account
-		if err := errors.Join(cmd.Wait(), json.Unmarshal([]byte(outs[i].String()), &a)); err != nil {
-			t.Fatalf("a process of the race: %v", err)
-		}
-		for what, n := range a.Done {
-			done[what] += n
-		}
-		for _, name := range a.Reported {
-			reported[name] = true
-		}
-		for _, s := range a.Strange {
-			t.Errorf("an error that is none of ours: %s", s)
-		}
-	}
-	t.Logf("%v", done)
+	_, reported := race(t, processes, "race", prefix, dir, length.String())
 	for i := range raceNames {
 		got, err := eng.InspectContainer(t.Context(), record.ContainerName(prefix+fmt.Sprint(i)))
 		if err != nil {

@@ -123,7 +123,7 @@ func TestStoryAC3CopiesAreTracked(t *testing.T) {
 	}
 }
 
-// AC4, AC5, A25, A29, A43, AT6, AT7, AT13, AT14: who uses a volume is seen everywhere at
+// AC4, AC5, A25, A29, A31, A43, X2, X18, AT6, AT7, AT13, AT14: who uses a volume is seen everywhere at
 // each step, and only at the last one can it be deleted.
 func TestStoryAC4And5UseIsSeenAndProtects(t *testing.T) {
 	c := newClient(t)
@@ -170,7 +170,7 @@ func TestStoryAC4And5UseIsSeenAndProtects(t *testing.T) {
 	}
 }
 
-// AC6, A22, A27, A54, AT10: Delete preserves and reports.
+// AC6, A3, A22, A24, A27, A54, X3, AT10: Delete preserves and reports.
 func TestStoryAC6DeletePreserves(t *testing.T) {
 	c := newClient(t)
 	sb := createWith(t, c, []sandbox.Mount{{Source: host(t, nil), Target: "/data"}})
@@ -195,7 +195,7 @@ func TestStoryAC6DeletePreserves(t *testing.T) {
 	}
 }
 
-// AC7, A26, A55, A56, AT11, AT12, E78: Delete with volumes says what it could not delete,
+// AC7, A26, A55, A56, X6, AT11, AT12, E74, E78: Delete with volumes says what it could not delete,
 // and a later call finishes.
 func TestStoryAC7DeleteWithVolumes(t *testing.T) {
 	c, eng := newClient(t), newEngine(t)

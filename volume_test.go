@@ -65,7 +65,7 @@ func volume(t *testing.T, c *sandbox.Client, name string) sandbox.Volume {
 	return list[i]
 }
 
-// A1, A15, A37, A38, A39, AC1, AC3.
+// A1, A15, A36, A37, A38, A39, A40, AC1, AC3, E26.
 func TestMountWithoutAModeIsACopyInAVolume(t *testing.T) {
 	dir := host(t, map[string]string{"f": "hello"})
 	sb := newSandbox(t, sandbox.WithName(uniqueName(t)), sandbox.WithMounts(sandbox.Mount{Source: dir, Target: "/data"}))
@@ -85,7 +85,8 @@ func TestMountWithoutAModeIsACopyInAVolume(t *testing.T) {
 	}
 }
 
-// A7, A42, A43: a volume kept from one sandbox is attached to others.
+// A7, A42, A43, E21, V3.2, X16: a volume kept from one sandbox is attached to others, of
+// which its labels tell nothing.
 func TestKeptVolumeIsAttachedAgain(t *testing.T) {
 	c := newClient(t)
 	dir := host(t, map[string]string{"f": "one"})
@@ -114,12 +115,12 @@ func TestKeptVolumeIsAttachedAgain(t *testing.T) {
 	}
 	want := []string{second.Name(), third.Name()}
 	slices.Sort(want)
-	if v := volume(t, c, kept); !slices.Equal(v.Sandboxes, want) {
-		t.Errorf("the volume's sandboxes are %q, want %q", v.Sandboxes, want)
+	if v := volume(t, c, kept); !slices.Equal(v.Sandboxes, want) || v.CreatedBy != "rwcopy" || v.Source != dir {
+		t.Errorf("the volume attached to %q is listed as %+v", want, v)
 	}
 }
 
-// A8, A29, V4.2, E72.
+// A8, A29, V4.2, X4, E72.
 func TestVolumeInUseIsNotDeleted(t *testing.T) {
 	c := newClient(t)
 	sb := newSandbox(t, sandbox.WithName(uniqueName(t)))

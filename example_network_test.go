@@ -1,0 +1,69 @@
+package sandbox_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+)
+
+// What a sandbox may reach is said when it is made.
+func ExampleWithNetworkPolicy() {
+	ctx := context.Background()
+	sb, err := sandbox.Create(ctx, sandbox.WithNetworkPolicy(sandbox.NetworkPolicy{
+		Allow:   []string{"registry.npmjs.org", "*.github.com"},
+		Subnets: sandbox.Subnets{Allow: []string{"10.1.0.0/16"}, Deny: []string{"10.1.2.0/24"}},
+	}))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Close()
+
+	st, err := sb.Status(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(st.Network)
+	// Output: allow=*.github.com,registry.npmjs.org subnets.allow=10.1.0.0/16 subnets.deny=10.1.2.0/24
+}
+
+// The policy changes while the session runs, and tells what it did.
+func ExampleSandbox_Egress() {
+	ctx := context.Background()
+	sb, err := sandbox.Create(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Close()
+
+	if err := sb.Update(ctx, sandbox.WithNetworkPolicy(sandbox.DenyAll())); err != nil {
+		fmt.Println(err)
+		return
+	}
+	tried, err := sb.Egress(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, t := range tried {
+		fmt.Println(t.Name, t.Address, t.Allowed)
+	}
+	// Output:
+}
+
+// Headers that are set on the way out never enter the sandbox, and print as their names.
+func ExampleTransform() {
+	token := os.Getenv("TOKEN")
+	policy := sandbox.WithNetworkPolicy(sandbox.NetworkPolicy{
+		Transform: map[string]sandbox.Transform{
+			"api.github.com": {SetHeaders: sandbox.Headers{"Authorization": "Bearer " + token}},
+		},
+	})
+	_ = policy // for Create or Update
+	fmt.Println(sandbox.Transform{SetHeaders: sandbox.Headers{"Authorization": "Bearer secret"}})
+	// Output: {[Authorization]}
+}

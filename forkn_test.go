@@ -1,0 +1,116 @@
+package sandbox_test
+
+import (
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+)
+
+// manyForks makes n forks of a sandbox that has everything, and calls beside when the
+// first of them has got as far as its container.
+func manyForks(t *testing.T, c *sandbox.Client, source *sandbox.Sandbox, n int, beside func()) {
+	t.Helper()
+	run(t, source, "sh", "-ec", "chown 1000:5 /workspace; chmod 1770 /workspace; setfattr -n user.of -v root /workspace 2>/dev/null || true; touch -d 2001-02-03T04:05:06.789 /workspace")
+	want := files(t, source, true)
+	const root = "stat -c '%a %u %g %y' /workspace '/the copy'"
+	roots := run(t, source, "sh", "-c", root)
+	once := sync.OnceFunc(beside)
+	results, err := c.ForkN(t.Context(), source.Name(), n, sandbox.WithProgress(func(p sandbox.Progress) {
+		if p.Step == "container" {
+			once()
+		}
+	}))
+	for _, r := range results {
+		if r.Sandbox != nil {
+			remove(t, c, r.Sandbox.Name())
+			t.Cleanup(func() { r.Sandbox.Detach() })
+		}
+	}
+	if err != nil || len(results) != n {
+		t.Fatalf("ForkN = %+v, %v", results, err)
+	}
+	for i, r := range results {
+		if got := run(t, r.Sandbox, "sh", "-c", root); got != roots {
+			t.Errorf("fork %d: the volumes' own directories are\n%s\nwant\n%s", i, got, roots)
+		}
+		if diff := cmp.Diff(want, files(t, r.Sandbox, true)); diff != "" {
+			t.Errorf("files of fork %d (-source +fork):\n%s", i, diff)
+		}
+	}
+}
+
+// containersMade is how many containers were asked for through the proxy.
+func containersMade(proxy *enginetest.Proxy) (n int) {
+	for _, call := range proxy.Calls() {
+		if call == "POST /containers/create" {
+			n++
+		}
+	}
+	return n
+}
+
+// However many forks there are of one moment, it takes two helpers: one that freezes it,
+// and one that fills them all.
+func TestForksOfOneMomentAreFilledByOneHelper(t *testing.T) {
+	t.Parallel()
+	sharing(t, func(t *testing.T, _ *sandbox.Client, shares bool) {
+		proxy := enginetest.NewProxy(t)
+		c := newClient(t, sandbox.WithHost(proxy.Host()))
+		if !shares {
+			c.NoOverlay()
+		}
+		source := grow(t, c)
+		before := containersMade(proxy)
+		const n = 5 // more than there are places for on a small machine
+		manyForks(t, c, source, n, func() {})
+		if made := containersMade(proxy) - before; made != n+2 {
+			t.Errorf("%d forks took %d containers, want two helpers: %q", n, made, slices.Compact(proxy.Calls()))
+		}
+	})
+}
+
+// What can't be done for all at once is done for each.
+func TestForksThatCannotBeFilledAtOnceAreFilledOneByOne(t *testing.T) {
+	t.Parallel()
+	sharing(t, func(t *testing.T, _ *sandbox.Client, shares bool) {
+		proxy := enginetest.NewProxy(t)
+		c := newClient(t, sandbox.WithHost(proxy.Host()))
+		if !shares {
+			c.NoOverlay()
+		}
+		source := grow(t, c)
+		const n = 2
+		var before int
+		manyForks(t, c, source, n, func() {
+			proxy.ArmAt("/attach", enginetest.RefuseBefore, func() { before = containersMade(proxy) })
+		})
+		if made := containersMade(proxy) - before; made != n || !proxy.Fired() {
+			t.Errorf("%d forks took %d more containers once the first helper had failed, want one each", n, made)
+		}
+	})
+}
+
+// A fork that lives as long as its handle is kept by that, as every other one is.
+func TestForksOfOneMomentKeepTheirLeases(t *testing.T) {
+	t.Parallel()
+	c := newClient(t)
+	results, err := c.ForkN(t.Context(), createWith(t, c, nil).Name(), 2, quick, sandbox.WithPersistent(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(35 * time.Second) // the lease that a session begins with is 30 s
+	for i, r := range results {
+		if st, err := c.Inspect(t.Context(), r.Sandbox.Name()); err != nil || st.State != sandbox.StateRunning {
+			t.Errorf("fork %d is %q, %v", i, st.State, err)
+		}
+		if err := r.Sandbox.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
