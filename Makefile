@@ -11,10 +11,6 @@ quickstart: ## set up what is missing, then run examples/quickstart
 	go run ./examples/quickstart
 
 test: ## set up what is missing, then run every test
-	@ci/go
-	@ci/engine
-	@ci/image
-	@ci/clients
 	@ci/test
 
 soak: ## the long-running tests

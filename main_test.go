@@ -36,6 +36,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	stop := enginetest.Watch()
 	before, err := left()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "the tests need a Docker Engine; `make test` starts one:", err)
@@ -49,7 +50,11 @@ func TestMain(m *testing.M) {
 		f()
 	}
 	if code == 0 {
-		code = max(leaks(before), goroutines())
+		code = leaks(before)
+	}
+	stop()
+	if code == 0 {
+		code = goroutines()
 	}
 	os.Exit(code)
 }

@@ -9,9 +9,17 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/sandboxhttp"
 	"github.com/seed-1a2d6d8f/sandbox/sandboxtest"
 )
+
+// TestMain does not wait for an engine that has locked up.
+func TestMain(m *testing.M) {
+	stop := enginetest.Watch()
+	m.Run()
+	stop()
+}
 
 // A platform sees, stops, starts and deletes sandboxes over HTTP.
 func TestHandlerServesTheLifeOfASandbox(t *testing.T) {

@@ -14,6 +14,13 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/sandboxtest"
 )
 
+// TestMain does not wait for an engine that has locked up.
+func TestMain(m *testing.M) {
+	stop := enginetest.Watch()
+	m.Run()
+	stop()
+}
+
 // left lists what the engine holds of a sandbox.
 func left(t *testing.T, id string) []string {
 	t.Helper()

@@ -17,6 +17,13 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
+// TestMain does not wait for an engine that has locked up.
+func TestMain(m *testing.M) {
+	stop := enginetest.Watch()
+	m.Run()
+	stop()
+}
+
 // call runs the program in this process.
 func call(ctx context.Context, stdin string, args ...string) (code int, stdout, stderr string) {
 	var out, errOut bytes.Buffer

@@ -41,6 +41,7 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
+	stop := enginetest.Watch()
 	if err := makeImage(); err != nil {
 		fmt.Fprintln(os.Stderr, "make the tests' image:", err)
 		return 1
@@ -55,6 +56,7 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, "left on the engine:", left, err)
 		code = 1
 	}
+	stop()
 	if err := goleak.Find(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1

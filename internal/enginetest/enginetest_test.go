@@ -297,6 +297,29 @@ func TestProxyKeepsUpgradedStreams(t *testing.T) {
 	}
 }
 
+func TestEngineThatLocksUpIsTold(t *testing.T) {
+	u := newUpstream(t)
+	p := enginetest.NewProxyTo(t, u.host)
+	t.Setenv("DOCKER_HOST", p.Host())
+	never := make(chan struct{})
+	p.Arm(3, enginetest.Stall, nil)
+	if !enginetest.LockedUp(never, time.Millisecond, time.Second) {
+		t.Error("an engine that answers no more has not locked up")
+	}
+	if n := p.Count(); n != 3 {
+		t.Errorf("it was asked %d times, and answered twice", n)
+	}
+
+	// Down is not locked up: tests take engines down.
+	p.Refuse(true)
+	done := make(chan struct{})
+	timer := time.AfterFunc(300*time.Millisecond, func() { close(done) })
+	defer timer.Stop()
+	if enginetest.LockedUp(done, time.Millisecond, time.Minute) {
+		t.Error("an engine that is down has locked up")
+	}
+}
+
 func TestForeignObjectsAreSeenAndChecked(t *testing.T) {
 	t.Parallel()
 	f := enginetest.NewForeign(t)

@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net/http"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -161,6 +163,53 @@ func Leftovers(opts ...Option) ([]string, error) {
 	return s.Lines(), err
 }
 
+// hung is longer than any call takes that an engine answers at all.
+const hung = 5 * time.Minute
+
+// Watch ends this program when the engine locks up, as those up to 20.10.24 can
+// (moby#42545): they answer, but what has to do with networks waits for ever, and so
+// would every test. It is for TestMain, until stop is called.
+func Watch() (stop func()) {
+	done := make(chan struct{})
+	go func() {
+		if lockedUp(done, 20*time.Second, hung) {
+			fmt.Fprintf(os.Stderr, "the engine has locked up: for %v it has not said what networks it has\n", hung)
+			os.Exit(1)
+		}
+	}()
+	return func() { close(done) }
+}
+
+// lockedUp asks every so often, until done, and reports whether the engine ever let
+// the patience of the one who asks run out. One that is down does not.
+func lockedUp(done <-chan struct{}, every, patience time.Duration) bool {
+	ask := func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://engine/networks", nil)
+		if err != nil {
+			return err
+		}
+		resp, err := httpClient(mainTB{}).Do(req)
+		if err != nil {
+			return err
+		}
+		return resp.Body.Close()
+	}
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-done:
+			return false
+		case <-tick.C:
+			if errors.Is(ask(), context.DeadlineExceeded) {
+				return true
+			}
+		}
+	}
+}
+
 // mainTB stands in for a test where there is none.
 type mainTB struct{ testing.TB }
 
@@ -268,7 +317,9 @@ func get(t testing.TB, path string, v any) error {
 func do(t testing.TB, method, path, contentType string, body []byte) ([]byte, error) {
 	t.Helper()
 	// Not the test's own context, which is over when its clean-up runs.
-	req, err := http.NewRequestWithContext(context.WithoutCancel(t.Context()), method, "http://engine"+path, bytes.NewReader(body))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), hung)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, "http://engine"+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
