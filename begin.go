@@ -390,10 +390,10 @@ func (c *Client) servers() (all []string) {
 }
 
 // seen is what a helper saw, for as long as probeAge.
-type seen struct {
+type seen[T any] struct {
 	looking gate // held by who reads and writes
 	at      time.Time
-	got     wire.Probe
+	got     T
 }
 
 // probeAge is how long what a helper saw of the engine's network counts: machines move
@@ -436,7 +436,15 @@ func (c *Client) surroundings(ctx context.Context, eng *engine.Engine, servers b
 }
 
 // probe runs a helper in one of the engine's networks and returns what it saw there.
-func (c *Client) probe(ctx context.Context, eng *engine.Engine, kept *seen, network string) (got wire.Probe, err error) {
+func (c *Client) probe(ctx context.Context, eng *engine.Engine, kept *seen[wire.Probe], network string) (wire.Probe, error) {
+	return probe(ctx, c, eng, kept, func(spec *engine.ContainerSpec) {
+		spec.NetworkMode = network
+		spec.Entrypoint = append(spec.Entrypoint, wire.VerbProbe)
+	})
+}
+
+// probe returns what a helper saw, which says it in one line of JSON.
+func probe[T any](ctx context.Context, c *Client, eng *engine.Engine, kept *seen[T], adjust func(*engine.ContainerSpec)) (got T, err error) {
 	leave, err := kept.looking.enter(ctx)
 	if err != nil {
 		return got, err
@@ -455,8 +463,7 @@ func (c *Client) probe(ctx context.Context, eng *engine.Engine, kept *seen, netw
 		}
 	}()
 	spec := h.spec()
-	spec.NetworkMode = network
-	spec.Entrypoint = append(spec.Entrypoint, wire.VerbProbe)
+	adjust(&spec)
 	err = h.follow(ctx, spec, nil, func(line []byte) (bool, error) { return true, json.Unmarshal(line, &got) })
 	if err != nil {
 		return got, err

@@ -27,7 +27,8 @@ type Client struct {
 	connecting gate // held while the engine is connected to
 	placing    gate // held while the guest is placed
 
-	machine, bridge seen         // of the engine's network
+	machine, bridge seen[wire.Probe] // of the engine's network
+	able            seen[wire.Abilities]
 	dns             []netip.Addr // see WithDNS
 	authorities     string       // see WithAuthorities
 
@@ -136,7 +137,7 @@ func WithAuthorities(pem []byte) ClientOption {
 // closes it.
 func NewClient(opts ...ClientOption) (*Client, error) {
 	c := &Client{log: slog.New(slog.DiscardHandler), connecting: newGate(), placing: newGate(),
-		machine: seen{looking: newGate()}, bridge: seen{looking: newGate()}}
+		machine: seen[wire.Probe]{looking: newGate()}, bridge: seen[wire.Probe]{looking: newGate()}, able: seen[wire.Abilities]{looking: newGate()}}
 	for _, o := range opts {
 		if err := o(c); err != nil {
 			return nil, fail("client", "", err)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
 // healthTimeout bounds CheckHealth, so that a hung engine is an answer too.
@@ -71,7 +72,67 @@ func (c *Client) health(ctx context.Context) (Health, error) {
 	if i.OSType != "" && i.OSType != "linux" {
 		return h, fmt.Errorf("the engine runs %s containers; sandboxes are Linux: switch it to Linux containers", i.OSType)
 	}
+	if err := eng.Networks(ctx); errors.Is(err, context.DeadlineExceeded) {
+		return h, fmt.Errorf("the engine says what it is, but not what networks it has, and will start no container: " +
+			"it has locked up, as those up to 20.10.24 can (moby#42545). Restart it")
+	} else if err != nil {
+		return h, err
+	}
 	return h, nil
+}
+
+// Support tells what sandboxes can have on an engine. What is nil can be had; else it
+// is an [ErrUnsupported] that says why not.
+type Support struct {
+	// NetworkPolicy is for every policy but [AllowAll], in the engine's default OCI
+	// runtime.
+	NetworkPolicy error
+	// Reflink is for copies that share their blocks with what they were made from, within
+	// the disk that holds the engine's volumes. Without, forks and copies of large files
+	// take the time and the room of all their bytes.
+	Reflink error
+	// Runtimes are the names that [WithOCIRuntime] takes.
+	Runtimes []string
+}
+
+// CheckSupport tries out what sandboxes can have on the engine.
+func CheckSupport(ctx context.Context) (Support, error) { return defaultClient().CheckSupport(ctx) }
+
+// CheckSupport is [CheckSupport] on the client's engine. It takes a container, for some
+// tenths of a second; what that found counts for 10 minutes.
+func (c *Client) CheckSupport(ctx context.Context) (Support, error) {
+	s, err := c.support(ctx)
+	return s, fail("check support", "", err)
+}
+
+func (c *Client) support(ctx context.Context) (Support, error) {
+	eng, err := c.engine(ctx)
+	if err != nil {
+		return Support{}, err
+	}
+	i, err := eng.Info(ctx)
+	if err != nil {
+		return Support{}, err
+	}
+	got, err := probe(ctx, c, eng, &c.able, func(spec *engine.ContainerSpec) {
+		own := c.knownGuest().mount() // a volume that is there
+		own.ReadOnly = false
+		spec.Mounts = []engine.Mount{own}
+		spec.NetworkMode = "none"
+		spec.CapAdd = []string{"NET_ADMIN"}
+		spec.Entrypoint = append(spec.Entrypoint, wire.VerbTry, wire.Dir)
+	})
+	if err != nil {
+		return Support{}, err
+	}
+	s := Support{Runtimes: i.Runtimes}
+	if got.Policy != "" {
+		s.NetworkPolicy = &refusal{wire.RefusedUnsupported, got.Policy}
+	}
+	if got.Reflink != "" {
+		s.Reflink = fmt.Errorf("%w: files in the engine's volumes can't share blocks: %s: it takes a disk with XFS or Btrfs, say", ErrUnsupported, got.Reflink)
+	}
+	return s, nil
 }
 
 // guidance says what to do about err. Where the connection itself failed, engine has

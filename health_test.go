@@ -5,11 +5,13 @@ import (
 	"errors"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 )
 
 // C8.1.
@@ -52,6 +54,57 @@ func TestHungEngineIsGuidanceInTime(t *testing.T) {
 	}
 	if d := time.Since(began); d > 15*time.Second {
 		t.Errorf("it took %v, and 5 s are the limit", d)
+	}
+}
+
+// An engine that has locked up says what it is, and starts nothing.
+func TestEngineThatHasLockedUpIsGuidance(t *testing.T) {
+	t.Parallel()
+	p := enginetest.NewProxy(t)
+	c := newClient(t, sandbox.WithHost(p.Host()))
+	p.ArmAt("/networks", enginetest.Stall, nil)
+	h, err := c.CheckHealth(t.Context())
+	if err != nil || h.Healthy || h.Version == "" || !strings.Contains(h.Guidance, "locked up") || !strings.Contains(h.Guidance, "Restart") {
+		t.Errorf("CheckHealth = %+v, %v; want guidance to restart it", h, err)
+	}
+	if h, err := c.CheckHealth(t.Context()); err != nil || !h.Healthy {
+		t.Errorf("CheckHealth afterwards = %+v, %v", h, err)
+	}
+}
+
+// What is said can be had, and what is not cannot.
+func TestSupportIsWhatSandboxesCanHave(t *testing.T) {
+	t.Parallel()
+	c := newClient(t)
+	got, err := c.CheckSupport(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	sb := newSandbox(t, sandbox.WithNetworkPolicy(sandbox.DenyAll()))
+	if got.NetworkPolicy != nil {
+		t.Errorf("no network policies here, says CheckSupport: %v; and there is one", got.NetworkPolicy)
+	}
+	err = sb.Command(t.Context(), "sh", "-c", "head -c 65536 /dev/zero >a && cp --reflink=always a b").Run()
+	if (got.Reflink == nil) != (err == nil) || got.Reflink != nil && !errors.Is(got.Reflink, sandbox.ErrUnsupported) {
+		t.Errorf("CheckSupport says of reflinks %v, and cp %v", got.Reflink, err)
+	}
+	if !slices.Contains(got.Runtimes, "runc") {
+		t.Errorf("runtimes %q, without runc", got.Runtimes)
+	}
+
+	began := enginetest.NewProxy(t)
+	c = newClient(t, sandbox.WithHost(began.Host()))
+	if _, err := c.CheckSupport(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	began.Arm(0, enginetest.None, nil)
+	if again, err := c.CheckSupport(t.Context()); err != nil || (again.Reflink == nil) != (got.Reflink == nil) {
+		t.Errorf("CheckSupport again = %+v, %v; want %+v", again, err, got)
+	}
+	for _, call := range began.Calls() {
+		if strings.HasPrefix(call, "POST") {
+			t.Errorf("it was tried out again: %s", call)
+		}
 	}
 }
 

@@ -59,6 +59,13 @@ func (e *Engine) Info(ctx context.Context) (Info, error) {
 	return i, nil
 }
 
+// Networks asks for the networks there are, and only whether that is answered: an engine
+// up to 20.10.24 can lock up (moby#42545), and then answers whatever else it is asked.
+func (e *Engine) Networks(ctx context.Context) error {
+	var networks []struct{}
+	return e.fail(ctx, e.get(ctx, "/networks", &networks))
+}
+
 // Arch is the engine's architecture as GOARCH says it. It is asked for once.
 func (e *Engine) Arch(ctx context.Context) (string, error) {
 	if arch := e.arch.Load(); arch != nil {

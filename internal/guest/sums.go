@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "d93ab153c63387c495454ee66b0f0bea706fd812b4466711c04dfcc9f89206c6", size: 9707646},
-	"arm64": {sha256: "8c86fba7eed8c8481b19f6c614f4c07bea54a9a5b10cc7f0b5fb1d443455baf9", size: 9044094},
+	"amd64": {sha256: "378bb1f0d599f1a32b430d176ab4543b6273e985dedeed0c3506c437069c3da4", size: 9715838},
+	"arm64": {sha256: "1b1ae8e3453e7228571f5890ff8a741d445dfd8c3afeaffa7c9b6866eb53be1a", size: 9044094},
 }

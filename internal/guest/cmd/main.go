@@ -38,6 +38,8 @@ func main() {
 		err = runDu(args)
 	case wire.VerbProbe:
 		err = runProbe()
+	case wire.VerbTry:
+		err = runTry(args)
 	case wire.VerbPack:
 		err = runPack(args)
 	case wire.VerbUnpack:

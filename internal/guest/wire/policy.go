@@ -143,3 +143,9 @@ type Probe struct {
 	Addresses []netip.Addr `json:"addresses,omitempty"`
 	Servers   []netip.Addr `json:"servers,omitempty"`
 }
+
+// Abilities is what VerbTry prints, as one line: why each can't be had, or nothing.
+type Abilities struct {
+	Policy  string `json:"policy,omitempty"`
+	Reflink string `json:"reflink,omitempty"`
+}

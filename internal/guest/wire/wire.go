@@ -18,6 +18,7 @@ const (
 	VerbKeep  = "keep"  // holds detached commands; started by serve
 	VerbRun   = "run"   // sheds what a child must not inherit, then executes it
 	VerbCopy  = "copy"  // copies trees between mounts of a helper; the second argument is Copy as JSON
+	VerbTry   = "try"   // DIR: tries what the kernel and DIR's disk can do; Abilities as JSON
 	VerbProbe = "probe" // prints what a helper sees of the engine's network; Probe as JSON
 	VerbDu    = "du"    // sizes the directories that its arguments name; prints Sizes as JSON
 )
