@@ -172,8 +172,9 @@ const hung = 5 * time.Minute
 func Watch() (stop func()) {
 	done := make(chan struct{})
 	go func() {
-		if lockedUp(done, 20*time.Second, hung) {
-			fmt.Fprintf(os.Stderr, "the engine has locked up: for %v it has not said what networks it has\n", hung)
+		const patience = 2 * time.Minute
+		if lockedUp(done, 20*time.Second, patience) {
+			fmt.Fprintf(os.Stderr, "the engine has locked up: for %v it has not said what networks it has\n", patience)
 			os.Exit(1)
 		}
 	}()
