@@ -134,7 +134,7 @@
 // want. For ping remove it from the file: "setcap -r /usr/bin/ping" and ICMP sockets of
 // the kernel do the rest, where the policy lets ICMP through. PID 1 uses nftables; where
 // the engine's kernel or runtime (gVisor, for one) has none, making a sandbox fails with
-// [ErrUnsupported]. It never runs unfiltered.
+// [ErrUnsupported], and [CheckSupport] says so beforehand. It never runs unfiltered.
 //
 // # Volumes
 //
