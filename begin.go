@@ -438,7 +438,7 @@ func (c *Client) surroundings(ctx context.Context, eng *engine.Engine, servers b
 // probe runs a helper in one of the engine's networks and returns what it saw there.
 func (c *Client) probe(ctx context.Context, eng *engine.Engine, kept *seen[wire.Probe], network string) (wire.Probe, error) {
 	return probe(ctx, c, eng, kept, func(spec *engine.ContainerSpec) {
-		spec.NetworkMode = network
+		spec.NetworkDisabled, spec.NetworkMode = false, network
 		spec.Entrypoint = append(spec.Entrypoint, wire.VerbProbe)
 	})
 }

@@ -118,7 +118,6 @@ func (c *Client) support(ctx context.Context) (Support, error) {
 		own := c.knownGuest().mount() // a volume that is there
 		own.ReadOnly = false
 		spec.Mounts = []engine.Mount{own}
-		spec.NetworkMode = "none"
 		spec.CapAdd = []string{"NET_ADMIN"}
 		spec.Entrypoint = append(spec.Entrypoint, wire.VerbTry, wire.Dir)
 	})
