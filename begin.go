@@ -396,8 +396,8 @@ type seen[T any] struct {
 	got     T
 }
 
-// probeAge is how long what a helper saw of the engine's network counts: machines move
-// between networks, and looking takes a container.
+// probeAge is how long what a helper saw counts: machines move between networks, and
+// looking takes a container.
 const probeAge = 10 * time.Minute
 
 // surroundings returns what is around the sandboxes of the engine. The DNS servers are

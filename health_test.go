@@ -92,16 +92,16 @@ func TestSupportIsWhatSandboxesCanHave(t *testing.T) {
 		t.Errorf("runtimes %q, without runc", got.Runtimes)
 	}
 
-	began := enginetest.NewProxy(t)
-	c = newClient(t, sandbox.WithHost(began.Host()))
+	p := enginetest.NewProxy(t)
+	c = newClient(t, sandbox.WithHost(p.Host()))
 	if _, err := c.CheckSupport(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	began.Arm(0, enginetest.None, nil)
+	p.Arm(0, enginetest.None, nil)
 	if again, err := c.CheckSupport(t.Context()); err != nil || (again.Reflink == nil) != (got.Reflink == nil) {
 		t.Errorf("CheckSupport again = %+v, %v; want %+v", again, err, got)
 	}
-	for _, call := range began.Calls() {
+	for _, call := range p.Calls() {
 		if strings.HasPrefix(call, "POST") {
 			t.Errorf("it was tried out again: %s", call)
 		}
