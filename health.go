@@ -77,7 +77,7 @@ func (c *Client) health(ctx context.Context) (Health, error) {
 	}
 	if err := <-networks; errors.Is(err, context.DeadlineExceeded) {
 		return h, fmt.Errorf("the engine says what it is, but not what networks it has, and will start no container: " +
-			"it has locked up, as those up to 20.10.24 can (moby#42545). Restart it")
+			"it has locked up, as those up to 20.10.26 can (moby#46661). Restart it")
 	} else if err != nil {
 		return h, err
 	}

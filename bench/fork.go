@@ -44,8 +44,8 @@ func forkSmall(ctx context.Context, r *rig) (float64, error) {
 			return 0, err
 		}
 		ours, theirs, ratios, err := pairs(ctx, 2, 15,
-			used(ctx, func() (*sandbox.Sandbox, error) { return r.client.Fork(ctx, source.Name(), r.tags()) }),
-			used(ctx, func() (*sandbox.Sandbox, error) { return r.create(ctx) }))
+			rested(ctx, used(ctx, func() (*sandbox.Sandbox, error) { return r.client.Fork(ctx, source.Name(), r.tags()) })),
+			rested(ctx, used(ctx, func() (*sandbox.Sandbox, error) { return r.create(ctx) })))
 		if err != nil {
 			return 0, err
 		}

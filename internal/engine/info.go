@@ -60,7 +60,7 @@ func (e *Engine) Info(ctx context.Context) (Info, error) {
 }
 
 // Networks asks for the networks there are, and only whether that is answered: an engine
-// up to 20.10.24 can lock up (moby#42545), and then answers whatever else it is asked.
+// up to 20.10.26 can lock up (moby#46661), and then answers whatever else it is asked.
 func (e *Engine) Networks(ctx context.Context) error {
 	var networks []struct{}
 	return e.fail(ctx, e.get(ctx, "/networks", &networks))

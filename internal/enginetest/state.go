@@ -166,8 +166,8 @@ func Leftovers(opts ...Option) ([]string, error) {
 // hung is longer than any call takes that an engine answers at all.
 const hung = 5 * time.Minute
 
-// Watch ends this program when the engine locks up, as those up to 20.10.24 can
-// (moby#42545): they answer, but what has to do with networks waits for ever, and so
+// Watch ends this program when the engine locks up, as those up to 20.10.26 can
+// (moby#46661): they answer, but what has to do with networks waits for ever, and so
 // would every test. It is for TestMain, until stop is called.
 func Watch() (stop func()) {
 	done := make(chan struct{})
