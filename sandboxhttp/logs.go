@@ -72,7 +72,8 @@ func LogsHandler(client *sandbox.Client) http.Handler {
 			return
 		}
 		live := st.State == sandbox.StateRunning || st.State == sandbox.StatePaused
-		s := &stream{w: w, out: http.NewResponseController(w), after: after, command: r.URL.Query().Get("command")}
+		s := newStream(w, options, after)
+		s.command = r.URL.Query().Get("command")
 		if live || after.zero() {
 			s.open()
 		}
@@ -95,13 +96,18 @@ func nameOf(r *http.Request) string {
 	return rest[strings.LastIndexByte(rest, '/')+1:]
 }
 
-// position is a place in a log: after the n-th line of a time, from 1.
+// position is a place in one stream of a log: after the n-th line of a time, from 1.
+// A line that began before the one ahead of it counts as of that one's time. Between the
+// two streams times jump back and forth: the engine takes them before it puts the lines
+// in a row.
 type position struct {
 	time time.Time
 	n    int
 }
 
-func (p position) zero() bool { return p.time.IsZero() }
+func (p position) has(q position) bool {
+	return q.time.Before(p.time) || q.time.Equal(p.time) && q.n <= p.n
+}
 
 func (p position) String() string { return fmt.Sprintf("%d.%d", p.time.UnixNano(), p.n) }
 
@@ -111,14 +117,69 @@ func parsePosition(s string) (p position, ok bool) {
 	if err != nil || !found {
 		return p, false
 	}
-	if p.n, err = strconv.Atoi(n); err != nil || p.n < 1 {
+	if p.n, err = strconv.Atoi(n); err != nil || p.n < 0 {
 		return p, false
 	}
 	p.time = time.Unix(0, at)
 	return p, true
 }
 
-func parse(r *http.Request) (o sandbox.LogOptions, after position, err error) {
+// disorder is far more than the engine's copying of one stream lags behind the other's,
+// and than most lines take from their beginning to their end.
+const disorder = 10 * time.Second
+
+// place is where a client is in a log: the id of an event.
+type place struct{ stdout, stderr position }
+
+func (p place) zero() bool { return p == place{} }
+
+func (p *place) of(stream string) *position {
+	if stream == sandbox.Stderr {
+		return &p.stderr
+	}
+	return &p.stdout
+}
+
+// since is where to read from to come to p again, with lines that began before it.
+func (p place) since() time.Time {
+	first := p.stdout.time
+	if p.stderr.time.Before(first) {
+		first = p.stderr.time
+	}
+	return first.Add(-disorder)
+}
+
+// from is the place from which on every line comes, of either stream.
+func from(t time.Time) place { return place{position{time: t}, position{time: t}} }
+
+// add takes a line that was read, and returns its position.
+func (p *place) add(l sandbox.LogLine) position {
+	own := p.of(l.Stream)
+	if l.Time.After(own.time) {
+		*own = position{time: l.Time}
+	}
+	own.n++
+	at := *own
+	// What a stream that says little has said last would be far back to look for.
+	for _, other := range []*position{&p.stdout, &p.stderr} {
+		if past := l.Time.Add(-disorder); other.time.Before(past) {
+			*other = position{time: past}
+		}
+	}
+	return at
+}
+
+func (p place) String() string { return p.stdout.String() + "-" + p.stderr.String() }
+
+func parsePlace(s string) (p place, ok bool) {
+	stdout, stderr, found := strings.Cut(s, "-")
+	var outOK, errOK bool
+	p.stdout, outOK = parsePosition(stdout)
+	p.stderr, errOK = parsePosition(stderr)
+	return p, found && outOK && errOK
+}
+
+func parse(r *http.Request) (o sandbox.LogOptions, after place, err error) {
 	o.Follow = true
 	q := r.URL.Query()
 	if s := q.Get("tail"); s != "" && s != "all" {
@@ -142,9 +203,9 @@ func parse(r *http.Request) (o sandbox.LogOptions, after position, err error) {
 	}
 	// An id that is not ours comes from another server behind the same address: then
 	// the client begins again.
-	if p, ok := parsePosition(r.Header.Get("Last-Event-ID")); ok {
+	if p, ok := parsePlace(r.Header.Get("Last-Event-ID")); ok {
 		after = p
-		o.Since, o.Tail = p.time, 0
+		o.Since, o.Tail = p.since(), 0
 	}
 	return o, after, nil
 }
@@ -153,11 +214,16 @@ func parse(r *http.Request) (o sandbox.LogOptions, after position, err error) {
 type stream struct {
 	w       http.ResponseWriter
 	out     *http.ResponseController
-	after   position // what the client has already
-	command string   // whose lines alone it wants
-	last    position
+	after   place  // what the client has already
+	command string // whose lines alone it wants
+	last    place  // what was read
+	tail    bool   // nothing was yet, and what is earlier than the first line is not wanted
 	opened  bool
 	buf     []byte
+}
+
+func newStream(w http.ResponseWriter, o sandbox.LogOptions, after place) *stream {
+	return &stream{w: w, out: http.NewResponseController(w), after: after, last: from(o.Since), tail: o.Tail != 0}
 }
 
 func (s *stream) open() {
@@ -232,12 +298,10 @@ func (s *stream) serve(ctx context.Context, sb *sandbox.Sandbox, o sandbox.LogOp
 
 // line takes one line, unless the client has it.
 func (s *stream) line(l sandbox.LogLine) {
-	if l.Time.Equal(s.last.time) {
-		s.last.n++
-	} else {
-		s.last = position{l.Time, 1}
+	if s.tail {
+		s.last, s.tail = from(l.Time), false
 	}
-	if l.Time.Before(s.after.time) || l.Time.Equal(s.after.time) && s.last.n <= s.after.n {
+	if at := s.last.add(l); s.after.of(l.Stream).has(at) {
 		return
 	}
 	if s.command != "" && l.Command != s.command {

@@ -136,7 +136,7 @@ func TestLogsAreServerSentEvents(t *testing.T) {
 	// By name, below a prefix, from where it was.
 	resp = get(t, s.URL+"/api/"+sb.Name()+"/logs?follow=0", got[90].id)
 	rest, _ := events(t, resp.Body, 0)
-	if want := 9 + 1 + 1; len(rest) != want || rest[0] != got[91] || rest[want-2].data != "new" || rest[want-1].kind != "end" {
+	if want := 9 + 1 + 1; len(rest) != want || rest[0].data != got[91].data || rest[want-2].data != "new" || rest[want-1].kind != "end" {
 		t.Errorf("after event 91 came %+v", rest)
 	}
 

@@ -446,7 +446,7 @@ func TestDaemonsDieWithTheirCommand(t *testing.T) {
 func TestTimeoutKillsTheTree(t *testing.T) {
 	t.Parallel()
 	conn, _ := serve(t)
-	p, err := conn.Exec(t.Context(), wire.Exec{Args: sh(family), Timeout: 300 * time.Millisecond})
+	p, err := conn.Exec(t.Context(), wire.Exec{Args: sh(family), Timeout: 4 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -648,11 +648,7 @@ func TestServeLeavesNothingBehind(t *testing.T) {
 	if got.exit.Code != 0 {
 		t.Fatal(got.exit)
 	}
-	children := func() string {
-		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", cmd.Process.Pid, cmd.Process.Pid))
-		return string(b)
-	}
-	eventually(t, "no child is left", func() bool { return children() == "" })
+	eventually(t, "no child is left", func() bool { return len(children(t, cmd.Process.Pid)) == 0 })
 }
 
 func TestKilledServeTakesItsCommandsAlong(t *testing.T) {
@@ -718,10 +714,7 @@ func TestCancelledStartKillsWhatStarted(t *testing.T) {
 		}
 		cancel()
 	}
-	eventually(t, "no child is left", func() bool {
-		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", cmd.Process.Pid, cmd.Process.Pid))
-		return len(b) == 0
-	})
+	eventually(t, "no child is left", func() bool { return len(children(t, cmd.Process.Pid)) == 0 })
 }
 
 func TestDialGivesUp(t *testing.T) {
@@ -782,5 +775,39 @@ func TestSilenceOfAFrozenGuest(t *testing.T) {
 	}
 	if _, err := p.Wait(); err != nil {
 		t.Errorf("Wait: %v", err)
+	}
+}
+
+// What serves a connection ends with it, also while commands of it are about to start.
+func TestAnEndAmidManyStarts(t *testing.T) {
+	t.Parallel()
+	for round := range 100 {
+		conn, cmd := serve(t)
+		var starts sync.WaitGroup
+		for range 16 {
+			starts.Go(func() {
+				if p, err := conn.Exec(t.Context(), wire.Exec{Args: []string{"sleep", "1000"}}); err == nil {
+					p.Wait()
+				}
+			})
+		}
+		time.Sleep(time.Duration(round) * 200 * time.Microsecond)
+		conn.Close()
+		starts.Wait()
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			cmd.Wait()
+		}()
+		select {
+		case <-ended:
+		case <-time.After(20 * time.Second):
+			for _, pid := range children(t, cmd.Process.Pid) {
+				unix.Kill(pid, unix.SIGKILL)
+			}
+			cmd.Process.Kill()
+			<-ended
+			t.Fatalf("round %d: serve goes on without its client", round)
+		}
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -72,14 +71,11 @@ func TestContextEndsARequestToAFrozenGuest(t *testing.T) {
 	conn, cmd := serve(t, b.in(binary, wire.VerbServe)...)
 	// What entered the namespaces waits for the guest, and stops when that is stopped.
 	t.Cleanup(func() { cmd.Process.Kill() })
-	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", cmd.Process.Pid, cmd.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
+	entered := children(t, cmd.Process.Pid)
+	if len(entered) != 1 {
+		t.Fatalf("nsenter's children: %v", entered)
 	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(children)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pid := entered[0]
 	// Whether a connection to PID 1 is there already, or is still to come.
 	for _, there := range []bool{false, true} {
 		if there {

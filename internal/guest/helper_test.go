@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -310,6 +311,22 @@ func alivePid(pid int) bool {
 	}
 	rest := stat[bytes.LastIndexByte(stat, ')')+2:]
 	return rest[0] != 'Z' && rest[0] != 'X'
+}
+
+// children are those of every thread of a process, as seen from outside.
+func children(t testing.TB, pid int) (pids []int) {
+	t.Helper()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil || len(tasks) == 0 {
+		t.Fatalf("the children of process %d: %v", pid, err)
+	}
+	for _, name := range tasks {
+		text, _ := os.ReadFile(name) // a thread may have ended
+		for _, child := range strings.Fields(string(text)) {
+			pids = append(pids, atoi(t, child))
+		}
+	}
+	return pids
 }
 
 func atoi(t testing.TB, s string) int {

@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "378bb1f0d599f1a32b430d176ab4543b6273e985dedeed0c3506c437069c3da4", size: 9715838},
-	"arm64": {sha256: "1b1ae8e3453e7228571f5890ff8a741d445dfd8c3afeaffa7c9b6866eb53be1a", size: 9044094},
+	"amd64": {sha256: "20458f85014a0697538bd6cac818aafa409fcf65065bb8d95e685521145bbb86", size: 9715838},
+	"arm64": {sha256: "d5b450b6cd75600b83781482f16d5a19f1eebbbd0c48b047b0fd5138fc992a76", size: 9044094},
 }

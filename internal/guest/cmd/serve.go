@@ -73,6 +73,9 @@ func runServe(args []string) error {
 			case <-time.After(tidyTime):
 			}
 		}
+		// A child that is stopped before it has become its program keeps the runtime's
+		// locks, and we would never come to kill it. So there is none, nor a new one.
+		syscall.ForkLock.RLock()
 		killTree(ourCommands)
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
