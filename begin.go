@@ -37,7 +37,7 @@ const (
 )
 
 // commence has a session begin, where that can't be left to whoever connects to it first:
-// when a main process waits for it, when its timeouts are not those that it was started
+// when a main process waits for it or files have to be there first, when its timeouts are not those that it was started
 // with, when only this handle has what transforms set, and when it is not known yet that
 // the engine can enforce a policy at all.
 func (s *Sandbox) commence(ctx context.Context, rec record.Sandbox, got engine.Container, how arrival) error {
@@ -46,7 +46,7 @@ func (s *Sandbox) commence(ctx context.Context, rec record.Sandbox, got engine.C
 	switch {
 	case waiting || rec.Untold(got.StartedAt):
 		err = s.tell(ctx, got)
-	case how == made && len(rec.Settings.Command) > 0, len(s.secretsFor(rec.Network().Version)) > 0,
+	case how == made && (s.inlay != nil || len(rec.Settings.Command) > 0), len(s.secretsFor(rec.Network().Version)) > 0,
 		how != found && rec.Settings.Network != "" && !s.c.provenFor(s.runtime):
 		_, err = s.linked(ctx)
 	}

@@ -240,6 +240,7 @@ type build struct {
 	fills   []fill
 	base    string     // the image that the container is made from
 	forked  []transfer // of copies of another sandbox's copies
+	inlay   *inlay
 	undo    undo
 	report  *reporter
 }
@@ -475,7 +476,7 @@ func (b *build) outlast(ctx context.Context, wait func() error) error {
 	got, err := b.eng.InspectContainer(ctx, record.ContainerName(b.rec.Name))
 	if err == nil && got.Labels[record.Nonce] == b.rec.Nonce && hasSession(got) {
 		keeper := b.c.handle(b.eng, b.rec, got)
-		keeper.owner = true
+		keeper.owner, keeper.inlay = true, b.inlay
 		keeper.keepSecrets(1, b.s.secrets)
 		keeper.begin(nil)
 		defer keeper.release()
@@ -649,7 +650,7 @@ func (b *build) open(ctx context.Context) (*Sandbox, error) {
 	}
 	sb := b.c.handle(b.eng, b.rec, got)
 	sb.onResume = b.s.onResume
-	sb.owner = !b.rec.Persistent
+	sb.owner, sb.inlay = !b.rec.Persistent, b.inlay
 	if got.State != engine.StateRunning {
 		return sb, fmt.Errorf("%w: the session ended as it began: %s", ErrNotRunning, ended(got))
 	}

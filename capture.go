@@ -30,6 +30,7 @@ type transfer struct {
 	what     string // for people: "workspace"
 	from, to tree
 	layer    bool
+	inlay    *inlay            // takes a layer in the place of to
 	root     bool              // only what the directory itself has beside its contents
 	mounts   []string          // of a layer, see wire.CopyJob
 	again    bool              // what an earlier try left goes first
@@ -49,8 +50,9 @@ func layerOf(got engine.Container) tree {
 // the nonce of what is being made of it.
 type capture struct {
 	helper
-	name string      // of what is being made
-	last wire.Copied // what the copy came to
+	name  string      // of what is being made
+	layer wire.Copied // what the layers came to
+	last  wire.Copied // what all of it came to
 }
 
 func (c *Client) capture(eng *engine.Engine, name, nonce string, report *reporter) *capture {
@@ -70,11 +72,17 @@ func (k *capture) spec(ts []transfer, wait bool) (engine.ContainerSpec, error) {
 		if t.from.volume == "" {
 			from = engine.Mount{Type: "bind", Source: t.from.dir, Target: job.From, ReadOnly: true}
 		}
+		if t.inlay != nil {
+			job.To, job.Pack = "", true
+		}
 		to := engine.Mount{Type: "volume", Source: t.to.volume, Target: job.To, NoCopy: true, VolumeLabels: t.labels}
 		if t.to.volume == "" {
 			to = engine.Mount{Type: "bind", Source: t.to.dir, Target: job.To}
 		}
-		spec.Mounts = append(spec.Mounts, from, to)
+		spec.Mounts = append(spec.Mounts, from)
+		if t.inlay == nil {
+			spec.Mounts = append(spec.Mounts, to)
+		}
 		if t.from.merged != "" {
 			job.Sync = "/copy/sync/" + strconv.Itoa(i)
 			spec.Mounts = append(spec.Mounts, engine.Mount{Type: "bind", Source: t.from.merged, Target: job.Sync, ReadOnly: true})
@@ -133,6 +141,12 @@ func (k *capture) copy(ctx context.Context, ts []transfer, freeze func() error, 
 			return false, err
 		}
 		if last.Layers {
+			k.layer = last
+			for _, t := range ts {
+				if t.inlay != nil {
+					t.inlay.layer = last.Layer
+				}
+			}
 			layered()
 		}
 		k.report.report(Progress{Step: "copy", Current: last.Bytes, Files: last.Files})
@@ -141,7 +155,9 @@ func (k *capture) copy(ctx context.Context, ts []transfer, freeze func() error, 
 	if err != nil {
 		return err
 	}
-	if e := last.Error; e != nil {
+	if e := last.Error; e != nil && e.Unfit {
+		return fmt.Errorf("%w: %w", errUnfit, e)
+	} else if e != nil {
 		return fmt.Errorf("copy %s: %s: %w", ts[e.Job].what, path.Join("/", string(e.Path)), e)
 	}
 	k.last = last
@@ -160,6 +176,9 @@ func (k *capture) copy(ctx context.Context, ts []transfer, freeze func() error, 
 	}
 	return nil
 }
+
+// errUnfit says that a layer can't be an inlay.
+var errUnfit = errors.New("the layer of the container can't be packed")
 
 // errMoved says that a sandbox was started, stopped or unpaused while it was captured.
 var errMoved = errors.New("it was started, stopped or unpaused while it was copied")

@@ -40,10 +40,12 @@ type Client struct {
 	// commits makes forks by the engine's commit where a copy on its disk would do.
 	commits   bool
 	noOverlay bool // the engine is known to mount no overlays
-	sizing    sizing
-	closed    bool
-	swept     time.Time // when this client last swept
-	places    gate      // one for each sandbox that may be in the making
+	// smallLayers are sandboxes whose layer was small when it was last copied, by ID.
+	smallLayers map[string]bool
+	sizing      sizing
+	closed      bool
+	swept       time.Time // when this client last swept
+	places      gate      // one for each sandbox that may be in the making
 }
 
 // Limits are a client's own bounds on what it makes.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
@@ -70,7 +70,7 @@ func VolumeOfSize(n int64) (v Volume) {
 // Check reads the archive as if there were a sandbox to fill with it.
 func (t Tarball) Check(ctx context.Context) error {
 	return t.read(ctx, func(ctx context.Context, tree io.Reader, limits archive.Limits) error {
-		_, err := guest.NewTrees(ctx, io.Discard).Archive(0, tree, t.Strip, limits)
+		_, err := trees.New(ctx, io.Discard).Archive(0, tree, t.Strip, limits)
 		return err
 	})
 }

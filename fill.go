@@ -14,7 +14,7 @@ import (
 	"strings"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
@@ -143,9 +143,9 @@ func (f *filler) beside(ctx context.Context, fills []fill, ids []wire.Identity) 
 
 // stream has a helper make the trees of what this process reads.
 func (f *filler) stream(ctx context.Context, fills []fill) error {
-	return f.send(ctx, fills, func(trees *guest.Trees) error {
+	return f.send(ctx, fills, func(to *trees.Writer) error {
 		for i, fill := range fills {
-			if err := trees.Send(i, fill.dir); err != nil {
+			if err := to.Send(i, fill.dir); err != nil {
 				return err
 			}
 		}
@@ -154,23 +154,23 @@ func (f *filler) stream(ctx context.Context, fills []fill) error {
 }
 
 // send has a helper make the trees of what is written to it.
-func (f *filler) send(ctx context.Context, fills []fill, write func(*guest.Trees) error) error {
+func (f *filler) send(ctx context.Context, fills []fill, write func(*trees.Writer) error) error {
 	told := wire.Copy{Stream: true}
 	for i, fill := range fills {
 		told.Jobs = append(told.Jobs, wire.CopyJob{To: fillTo(i), Owner: fill.owner})
 	}
-	var trees *guest.Trees
+	var to *trees.Writer
 	last, err := f.copy(ctx, f.spec(fills), told, func(w io.Writer) error {
 		buffered := bufio.NewWriterSize(w, 256<<10)
-		trees = guest.NewTrees(ctx, buffered)
-		if err := write(trees); err != nil {
+		to = trees.New(ctx, buffered)
+		if err := write(to); err != nil {
 			return err
 		}
-		if err := trees.Close(); err != nil {
+		if err := to.Close(); err != nil {
 			return err
 		}
 		if err := buffered.Flush(); err != nil {
-			return &guest.StreamError{Err: err}
+			return &trees.StreamError{Err: err}
 		}
 		return nil
 	})
@@ -180,8 +180,8 @@ func (f *filler) send(ctx context.Context, fills []fill, write func(*guest.Trees
 	if last.Error != nil {
 		return copyFailed(fills, last.Error)
 	}
-	last.Skipped = trees.Skipped
-	for _, name := range trees.Names {
+	last.Skipped = to.Skipped
+	for _, name := range to.Names {
 		last.Names = append(last.Names, []byte(name))
 	}
 	f.skipped(last)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
@@ -231,27 +232,47 @@ func (o *live) before(ctx context.Context, b *build) error {
 }
 
 // fill copies on the engine's disk, the container's own files first: nothing else has to
-// be there when the session starts. Only a user that the source was not made for is given
+// be there when the session starts, nor they where they go in as an [inlay]. Only a user that the source was not made for is given
 // an empty workspace by the start, and waits.
 func (o *live) fill(ctx context.Context, b *build, ready func()) error {
 	if o.got.Upper == "" || b.c.commits {
 		return nil
 	}
-	made, err := b.eng.InspectContainer(ctx, record.ContainerName(b.rec.Name))
-	if err != nil {
-		return err
-	}
 	if o.careful || b.user() != o.settings.user {
 		ready = nil
 	}
-	layer := transfer{what: "files of the container", from: tree{dir: o.got.Upper}, to: tree{dir: made.Upper}, layer: true}
-	err = o.copy(ctx, b, append(o.transfers(b), layer), ready, nil)
-	if ready != nil && errors.Is(err, errMoved) {
+	layer := transfer{what: "files of the container", from: tree{dir: o.got.Upper}, layer: true}
+	own, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if ready != nil && b.c.layerIsSmall(o.rec.ID) {
+		b.inlay = &inlay{laying: newGate()}
+		layer.inlay = b.inlay
+		// The session has a lease, and nobody to keep it before the files are there.
+		late := time.AfterFunc(inlayTime, func() { cancel(errUnfit) })
+		defer late.Stop()
+		ready()
+		ready = func() { late.Stop() }
+	} else {
+		made, err := b.eng.InspectContainer(ctx, record.ContainerName(b.rec.Name))
+		if err != nil {
+			return err
+		}
+		layer.to.dir = made.Upper
+	}
+	err := o.copy(own, b, append(o.transfers(b), layer), ready, nil)
+	unfit := errors.Is(err, errUnfit) || err != nil && ctx.Err() == nil && errors.Is(context.Cause(own), errUnfit)
+	if unfit {
+		b.c.sawLayer(o.rec.ID, false)
+	}
+	if unfit || ready != nil && errors.Is(err, errMoved) {
 		o.careful = true
 		err = fmt.Errorf("%w: %w", errAnew, err)
 	}
 	return err
 }
+
+// inlayTime is how long an inlay may take, until the next to keep the lease does so.
+const inlayTime = leaseRenewal / 2
 
 // copy copies ts and calls also, which may be nil, while the source stands still. With a
 // layered, which is called when the container's own files are there, it tries only once.
@@ -270,6 +291,9 @@ func (o *live) copy(ctx context.Context, b *build, ts []transfer, layered func()
 			ts[i].again = again
 		}
 		err := k.copy(ctx, ts, freeze, layered)
+		if n := len(ts) - 1; err == nil && ts[n].layer && ts[n].inlay == nil {
+			b.c.sawLayer(o.rec.ID, k.layer.Bytes <= smallLayer && k.layer.Files <= smallFiles)
+		}
 		if err == nil && also != nil {
 			err = also(ctx, got)
 		}

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
@@ -133,7 +133,7 @@ func (h *helper) once(ctx context.Context, spec engine.ContainerSpec, input bool
 		out.Close()
 		// A stream that breaks is the helper's or the connection's end, of which we have
 		// heard already.
-		var stream *guest.StreamError
+		var stream *trees.StreamError
 		if e := <-fed; e != nil && !errors.As(e, &stream) && ctx.Err() == nil {
 			err = e
 		}

@@ -173,7 +173,11 @@ func (s *Sandbox) greet(ctx context.Context) (*guest.Conn, error) {
 	}
 	// It may have been paused since, by a copier who died.
 	conn.OnSilence(func(ctx context.Context) { s.c.awaitThaw(ctx, s.eng, s.rec.Name) })
-	if _, err := s.beginOn(ctx, conn); err != nil {
+	err = s.lay(ctx, conn)
+	if err == nil {
+		_, err = s.beginOn(ctx, conn)
+	}
+	if err != nil {
 		conn.Close()
 		return nil, err
 	}

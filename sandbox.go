@@ -31,6 +31,7 @@ type Sandbox struct {
 	onResume []hook
 	runtime  string // the container's OCI runtime
 	owner    bool   // the sandbox lives as long as this handle
+	inlay    *inlay // what its first session has to be given before it begins, or nil
 
 	mu        sync.Mutex
 	made      record.Sandbox  // rec, with the settings of the present container

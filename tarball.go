@@ -19,7 +19,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
-	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
 )
 
 const (
@@ -139,8 +139,8 @@ func (t Tarball) prepare(context.Context, *build) error { return nil }
 func (t Tarball) fill(ctx context.Context, f *filler) error {
 	return t.read(ctx, func(ctx context.Context, tree io.Reader, limits archive.Limits) error {
 		var report archive.Report
-		err := f.send(ctx, []fill{f.workspace(t.String())}, func(trees *guest.Trees) (err error) {
-			report, err = trees.Archive(0, tree, t.Strip, limits)
+		err := f.send(ctx, []fill{f.workspace(t.String())}, func(to *trees.Writer) (err error) {
+			report, err = to.Archive(0, tree, t.Strip, limits)
 			return err
 		})
 		if err == nil {

@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "20458f85014a0697538bd6cac818aafa409fcf65065bb8d95e685521145bbb86", size: 9715838},
-	"arm64": {sha256: "d5b450b6cd75600b83781482f16d5a19f1eebbbd0c48b047b0fd5138fc992a76", size: 9044094},
+	"amd64": {sha256: "a86c9bb30f5f7284b8a38cc5d68dea91a82b3735b872ce9cdcb5b51bdeaeaaa4", size: 9773182},
+	"arm64": {sha256: "93e4c173ce856d8b2fa10d7d85badfeb4958a602e9df0f04c4f4af8d019b0cbd", size: 9109630},
 }

@@ -3,6 +3,8 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -44,9 +47,10 @@ func runCopy(args []string) error {
 		}
 	}
 	stop, stopped := make(chan struct{}), make(chan struct{})
+	layers := false
 	go func() {
 		defer close(stopped)
-		c.tell(stop, out)
+		layers = c.tell(stop, out)
 	}()
 	var err error
 	if told.Stream {
@@ -57,6 +61,9 @@ func runCopy(args []string) error {
 	close(stop)
 	<-stopped
 	last := c.copied()
+	if err == nil && !layers {
+		last.Layers, last.Layer = true, c.packed.Bytes()
+	}
 	last.Done, last.Elsewhere, last.Boot, last.Roots = true, c.elsewhere, bootID(), c.roots
 	if err != nil {
 		last.Error = toCopyError(err)
@@ -64,19 +71,20 @@ func runCopy(args []string) error {
 	return out.Encode(last)
 }
 
-// tell prints how far the copy is until stop is closed.
-func (c *copier) tell(stop <-chan struct{}, out *json.Encoder) {
+// tell prints how far the copy is until stop is closed, and reports whether it has told of
+// the layers.
+func (c *copier) tell(stop <-chan struct{}, out *json.Encoder) (told bool) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	layers := c.layers
 	for {
 		select {
 		case <-stop:
-			return
+			return layers == nil
 		case <-layers:
 			layers = nil
 			said := c.copied()
-			said.Layers = true
+			said.Layers, said.Layer = true, c.packed.Bytes()
 			out.Encode(said)
 		case <-tick.C:
 			out.Encode(c.copied())
@@ -92,6 +100,7 @@ type copier struct {
 	owners                              []*identity // of the jobs; nil keeps what there is
 	jobs                                []wire.CopyJob
 	layers                              chan struct{} // closed when those jobs are done
+	packed                              limited       // what one of them was packed into
 
 	mu        sync.Mutex
 	changed   sync.Cond // of the three below
@@ -176,11 +185,12 @@ func (e *pathError) Error() string { return e.err.Error() }
 func (e *pathError) Unwrap() error { return e.err }
 
 func toCopyError(err error) *wire.CopyError {
+	told := &wire.CopyError{Message: err.Error(), Unfit: errors.Is(err, trees.ErrUnfit) || errors.Is(err, errTooLarge)}
 	var p *pathError
 	if errors.As(err, &p) {
-		return &wire.CopyError{Job: p.job, Path: []byte(p.path), Message: p.err.Error(), Changed: p.changed}
+		told.Job, told.Path, told.Message, told.Changed = p.job, []byte(p.path), p.err.Error(), p.changed
 	}
-	return &wire.CopyError{Message: err.Error()}
+	return told
 }
 
 var errChanged = errors.New("it was changed while it was copied")
@@ -255,7 +265,16 @@ func (c *copier) all(layers bool, workers int) error {
 		if (job.Layer || job.Root) != layers {
 			continue
 		}
-		if err := errors.Join(writeOut(job.Sync), empty(job)); err != nil {
+		if err := writeOut(job.Sync); err != nil {
+			return &pathError{job: i, err: err}
+		}
+		if job.Pack {
+			if err := c.pack(job); err != nil {
+				return &pathError{job: i, err: err}
+			}
+			continue
+		}
+		if err := empty(job); err != nil {
 			return &pathError{job: i, err: err}
 		}
 		if err := c.begin(i, job); err != nil {
@@ -277,6 +296,33 @@ func (c *copier) all(layers bool, workers int) error {
 	}
 	wg.Wait()
 	return c.err
+}
+
+// errTooLarge says that a layer is larger than what is packed.
+var errTooLarge = errors.New("too large to be packed")
+
+// limited is a buffer that takes no more than wire.MaxLayer.
+type limited struct{ bytes.Buffer }
+
+func (l *limited) Write(p []byte) (int, error) {
+	if l.Len()+len(p) > wire.MaxLayer {
+		return 0, errTooLarge
+	}
+	return l.Buffer.Write(p)
+}
+
+// pack keeps a layer as a stream of one job.
+func (c *copier) pack(job wire.CopyJob) error {
+	w := trees.New(context.Background(), &c.packed)
+	if err := w.Layer(0, job.From); err != nil {
+		return err
+	}
+	c.skipped.Add(w.Skipped)
+	for _, name := range w.Names {
+		c.names = append(c.names, []byte(name))
+	}
+	c.bytes.Add(int64(c.packed.Len()))
+	return w.Close()
 }
 
 // begin opens a job's two directories and puts its root on the stack.

@@ -19,7 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	client "github.com/seed-1a2d6d8f/sandbox/internal/guest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -252,14 +252,14 @@ func TestCopierKeeps(t *testing.T) {
 				},
 				"streamed": func(to string) ([]string, error) {
 					var stream bytes.Buffer
-					trees := client.NewTrees(t.Context(), &stream)
-					if err := trees.Send(0, src); err != nil {
+					out := trees.New(t.Context(), &stream)
+					if err := out.Send(0, src); err != nil {
 						return nil, err
 					}
-					if err := trees.Close(); err != nil {
+					if err := out.Close(); err != nil {
 						return nil, err
 					}
-					return trees.Names, newCopier().receive(&stream, []wire.CopyJob{{To: to}})
+					return out.Names, newCopier().receive(&stream, []wire.CopyJob{{To: to}})
 				},
 			} {
 				to := t.TempDir()
@@ -341,8 +341,8 @@ func TestReceiverRefusesWhatNoSenderSends(t *testing.T) {
 		t.Fatal(err)
 	}
 	var stream bytes.Buffer
-	trees := client.NewTrees(t.Context(), &stream)
-	if err := trees.Send(0, src); err != nil {
+	out := trees.New(t.Context(), &stream)
+	if err := out.Send(0, src); err != nil {
 		t.Fatal(err)
 	}
 	whole := stream.Bytes()

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -23,16 +24,6 @@ const (
 	// attempts is how often a file that is being written to is tried.
 	attempts = 3
 )
-
-// opaque is how storage drivers outside of the kernel mark a directory that hides that of
-// the image; those that the engine mounts something on are marked when they are made.
-const opaque = ".wh..wh..opq"
-
-// opaqueDevice is the other mark that they leave, a device.
-const opaqueDevice = ".wh..opq"
-
-// driverAttrs are what attributes that storage drivers, and SELinux, give a layer begin with.
-var driverAttrs = []string{"trusted.overlay.", "user.overlay.", "user.fuseoverlayfs.", "security.selinux"}
 
 // bare reports whether a layer is as the engine made it: a root of its own making, with
 // no more in it than directories to mount something on, which are empty. In doubt it is
@@ -48,7 +39,7 @@ func bare(fd int, st *unix.Stat_t, mounts []string) (bool, error) {
 		return false, err
 	}
 	for name := range strings.SplitSeq(string(attrs[:max(n, 0)]), "\x00") {
-		if name != "" && !slices.ContainsFunc(driverAttrs, func(p string) bool { return strings.HasPrefix(name, p) }) {
+		if name != "" && !trees.Driver(name) {
 			return false, nil
 		}
 	}
@@ -77,7 +68,8 @@ func bare(fd int, st *unix.Stat_t, mounts []string) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		if slices.ContainsFunc(inside, func(e entry) bool { return e.name != opaque && e.name != opaqueDevice }) {
+		// Directories that the engine mounts something on are marked when they are made.
+		if slices.ContainsFunc(inside, func(e entry) bool { return e.name != trees.Opaque && e.name != trees.OpaqueDevice }) {
 			return false, nil
 		}
 	}
@@ -108,7 +100,7 @@ func (w *worker) file(b *branch, name string) error {
 	w.files.Add(1)
 	return w.linked(b, name, &st, func() error {
 		dst, err := unix.Openat(b.dst, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, st.Mode&0o777)
-		if err == unix.EEXIST && w.jobs != nil && w.jobs[b.job].Layer && name == opaque {
+		if err == unix.EEXIST && w.jobs != nil && w.jobs[b.job].Layer && name == trees.Opaque {
 			return nil
 		}
 		if err != nil {

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -29,7 +30,7 @@ func TestCopierKnowsBareLayers(t *testing.T) {
 		{"nothing but mount points", nothing, true},
 		{"a time", func(dir string) error { return os.Chtimes(dir, time.Unix(1, 0), time.Unix(1, 0)) }, true},
 		{"a mark of the storage driver", func(dir string) error {
-			return errors.Join(os.WriteFile(filepath.Join(dir, "workspace", opaque), nil, 0o700), unix.Mknod(filepath.Join(dir, "workspace", opaqueDevice), unix.S_IFCHR, 0))
+			return errors.Join(os.WriteFile(filepath.Join(dir, "workspace", trees.Opaque), nil, 0o700), unix.Mknod(filepath.Join(dir, "workspace", trees.OpaqueDevice), unix.S_IFCHR, 0))
 		}, true},
 		{"an attribute of the storage driver", func(dir string) error { return unix.Setxattr(dir, "trusted.overlay.impure", []byte("y"), 0) }, true},
 		{"no mount point", func(dir string) error { return os.Remove(filepath.Join(dir, "workspace")) }, true},
@@ -39,7 +40,7 @@ func TestCopierKnowsBareLayers(t *testing.T) {
 		{"the root's mode", func(dir string) error { return os.Chmod(dir, 0o700) }, false},
 		{"the root's owner", func(dir string) error { return os.Chown(dir, 1, 0) }, false},
 		{"the root's attributes", func(dir string) error { return unix.Setxattr(dir, "user.a", []byte("b"), 0) }, false},
-		{"a root that is opaque", func(dir string) error { return os.WriteFile(filepath.Join(dir, opaque), nil, 0o700) }, false},
+		{"a root that is opaque", func(dir string) error { return os.WriteFile(filepath.Join(dir, trees.Opaque), nil, 0o700) }, false},
 		{"something below a mount point", func(dir string) error { return os.Mkdir(filepath.Join(dir, "workspace/d"), 0o755) }, false},
 		{"a file in a mount point's place", func(dir string) error {
 			return errors.Join(os.Remove(filepath.Join(dir, "workspace")), os.WriteFile(filepath.Join(dir, "workspace"), nil, 0o644))

@@ -5,23 +5,29 @@ package main
 import (
 	"archive/tar"
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
 // receiver makes trees of what comes on standard input.
 type receiver struct {
 	*copier
-	w     worker
-	roots []int // the jobs' directories
-	ended int   // how many of them are whole
+	w       worker
+	roots   []int           // the jobs' directories
+	mounted map[string]bool // paths of this container that are not its own files
+	fresh   map[string]bool // directories of a layer that were not there
+	ended   int             // how many of them are whole
 
 	// The directory of the entry before, which most often is the next one's.
 	dir  int
@@ -31,16 +37,23 @@ type receiver struct {
 
 // receive makes the trees of a stream. One that ends before its end is an error.
 func (c *copier) receive(in io.Reader, jobs []wire.CopyJob) error {
-	r := &receiver{copier: c, w: worker{copier: c, buf: make([]byte, bufferSize)}, dir: -1}
+	r := &receiver{copier: c, w: worker{copier: c, buf: make([]byte, bufferSize)}, fresh: map[string]bool{}, dir: -1}
 	if err := c.owned(jobs); err != nil {
 		return err
 	}
+	c.jobs = jobs
 	for i, job := range jobs {
 		fd, err := unix.Open(job.To, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return &pathError{job: i, err: err}
 		}
 		r.roots = append(r.roots, fd)
+	}
+	if slices.ContainsFunc(jobs, func(j wire.CopyJob) bool { return j.Layer }) {
+		var err error
+		if r.mounted, err = mountPoints(); err != nil {
+			return err
+		}
 	}
 	tr := tar.NewReader(bufio.NewReaderSize(in, bufferSize))
 	for {
@@ -63,6 +76,9 @@ func (c *copier) receive(in io.Reader, jobs []wire.CopyJob) error {
 			if h.Typeflag != tar.TypeDir {
 				h.Mode &^= 0o6000
 			}
+		}
+		if r.jobs[job].Layer && r.above(path.Join(jobs[job].To, rel)) {
+			continue
 		}
 		if err := r.entry(tr, h, job, rel); err != nil {
 			return &pathError{job: job, path: rel, err: err}
@@ -116,6 +132,11 @@ func (r *receiver) entry(in io.Reader, h *tar.Header, job int, rel string) error
 		return err
 	}
 	base := path.Base(rel)
+	if r.jobs[job].Layer && !r.fresh[path.Dir(rel)] {
+		if err := r.remove(parent, base, path.Join(r.jobs[job].To, rel)); err != nil || h.PAXRecords[wire.TreeGone] != "" {
+			return err
+		}
+	}
 	if h.PAXRecords[wire.TreeReplace] != "" {
 		if err := unix.Unlinkat(parent, base, 0); err != nil {
 			return err
@@ -164,6 +185,9 @@ func (r *receiver) directory(h *tar.Header, job int, rel string) error {
 		if err != nil {
 			return err
 		}
+		if r.jobs[job].Layer {
+			return r.mergeDir(parent, rel, path.Join(r.jobs[job].To, rel), h.PAXRecords[wire.TreeOpaque] != "")
+		}
 		return unix.Mkdirat(parent, path.Base(rel), 0o700)
 	}
 	fd, err := r.open(job, rel)
@@ -174,7 +198,145 @@ func (r *receiver) directory(h *tar.Header, job int, rel string) error {
 	if rel == "" {
 		r.ended++ // its own end comes after all that is in it
 	}
+	if r.jobs[job].Layer {
+		if err := strip(fd, h); err != nil {
+			return err
+		}
+	}
 	return r.given(fd, h)
+}
+
+// mergeDir has a directory be there, without what was in it if it is opaque.
+func (r *receiver) mergeDir(parent int, rel, full string, opaque bool) error {
+	base := path.Base(full)
+	var st unix.Stat_t
+	err := unix.Fstatat(parent, base, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR && !opaque {
+		return nil
+	}
+	if err == nil {
+		err = r.remove(parent, base, full)
+	}
+	if err != nil && err != unix.ENOENT {
+		return err
+	}
+	if err = unix.Mkdirat(parent, base, 0o700); err == unix.EEXIST && r.holds(full) {
+		return nil
+	}
+	r.fresh[rel] = err == nil
+	return err
+}
+
+// remove removes a name of a directory, if it is there, and what is below it, but for what
+// something is mounted in.
+func (r *receiver) remove(parent int, base, full string) error {
+	err := unix.Unlinkat(parent, base, 0)
+	if err == nil || err == unix.ENOENT {
+		return nil
+	}
+	if err != unix.EISDIR && err != unix.EPERM {
+		return err
+	}
+	root, err := os.OpenRoot(fdPath(parent, "."))
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return r.clear(root, base, full)
+}
+
+// clear removes name, below root, as remove does.
+func (r *receiver) clear(root *os.Root, name, full string) error {
+	if r.mounted[full] {
+		return nil
+	}
+	if !r.holds(full) {
+		return root.RemoveAll(name)
+	}
+	dir, err := root.Open(name)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	for _, n := range names {
+		err = errors.Join(err, r.clear(root, path.Join(name, n), path.Join(full, n)))
+	}
+	return err
+}
+
+// holds reports whether something is mounted below a path.
+func (r *receiver) holds(full string) bool {
+	for point := range r.mounted {
+		if strings.HasPrefix(point, full+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// strip takes the extended attributes of a directory away that a layer's does not have.
+func strip(fd int, h *tar.Header) error {
+	list := make([]byte, 64<<10)
+	n, err := unix.Flistxattr(fd, list)
+	if err == unix.ENOTSUP {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for name := range strings.SplitSeq(string(list[:n]), "\x00") {
+		if _, has := h.PAXRecords[wire.TreeXattr+name]; has || name == "" || strings.HasPrefix(name, "trusted.") || trees.Driver(name) {
+			continue
+		}
+		if err := unix.Fremovexattr(fd, name); err != nil && err != unix.ENODATA {
+			return fmt.Errorf("extended attribute %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// above reports whether something is mounted at a path or on the way to it.
+func (r *receiver) above(name string) bool {
+	for ; name != "/"; name = path.Dir(name) {
+		if r.mounted[name] {
+			return true
+		}
+	}
+	return false
+}
+
+// mountPoints are where something is mounted.
+func mountPoints() (map[string]bool, error) {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	points := map[string]bool{}
+	for line := range strings.Lines(string(text)) {
+		f := strings.Fields(line) // spaces in a path are escaped
+		if len(f) < 5 {
+			return nil, fmt.Errorf("mountinfo: %q", line)
+		}
+		points[unescape(f[4])] = true
+	}
+	return points, nil
+}
+
+// unescape reads a path of mountinfo, in which \ooo is a byte.
+func unescape(s string) string {
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) {
+			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
 }
 
 // regular makes a file of the parts that come.
@@ -240,11 +402,21 @@ func (fd fdWriter) Write(p []byte) (n int, err error) {
 
 // given sets the attributes of an open file or directory.
 func (r *receiver) given(fd int, h *tar.Header) error {
-	if err := unix.Fchown(fd, h.Uid, h.Gid); err != nil {
+	// To ask costs less than to set, where the file system is a program.
+	var is unix.Stat_t
+	if err := unix.Fstat(fd, &is); err != nil {
 		return err
 	}
-	if err := unix.Fchmod(fd, uint32(h.Mode&0o7777)); err != nil {
-		return err
+	owned := int(is.Uid) != h.Uid || int(is.Gid) != h.Gid
+	if owned {
+		if err := unix.Fchown(fd, h.Uid, h.Gid); err != nil {
+			return err
+		}
+	}
+	if mode := uint32(h.Mode & 0o7777); owned || is.Mode&0o7777 != mode {
+		if err := unix.Fchmod(fd, mode); err != nil {
+			return err
+		}
 	}
 	for key, value := range h.PAXRecords {
 		if name, is := strings.CutPrefix(key, wire.TreeXattr); is {

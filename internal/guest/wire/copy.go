@@ -24,6 +24,9 @@ const (
 	TreeSparse = "AGENTSANDBOX.sparse"
 	// TreeReplace marks what takes the place of a file that came before.
 	TreeReplace = "AGENTSANDBOX.replace"
+	// TreeGone marks the name of what a layer takes away, and TreeOpaque a directory of
+	// which it takes away whatever was in it before.
+	TreeGone, TreeOpaque = "AGENTSANDBOX.gone", "AGENTSANDBOX.opaque"
 	// TreeXattr and a name is an extended attribute, as others write it, too.
 	TreeXattr = "SCHILY.xattr."
 )
@@ -42,7 +45,9 @@ type CopyJob struct {
 	// Layer says that From is a container's own layer, on the engine's disk and not as the
 	// container sees it. What marks that a file of the image is gone, or a directory's
 	// contents, is copied like files, and attributes of that kind have to be taken. To may
-	// have directories already: those that the engine mounts something on.
+	// have directories already: those that the engine mounts something on. Of a Stream it
+	// says that To is the root as a container sees it, without that layer, which gets what
+	// it has, and which lacks what it lacks. What is mounted in it is left alone.
 	Layer bool `json:"layer,omitempty"`
 	// Root says that of From only its own mode, owner, times and extended attributes are
 	// wanted: To stands on what From has. It is done with the layers.
@@ -52,6 +57,9 @@ type CopyJob struct {
 	Mounts []string `json:"mounts,omitempty"`
 	// Again says that To may have what an earlier copy left: it is removed first.
 	Again bool `json:"again,omitempty"`
+	// Pack has what From, a Layer, holds be sent in Copied.Layer instead. To is of no
+	// account.
+	Pack bool `json:"pack,omitempty"`
 	// Sync is a directory whose file system is written out first. One that keeps what is
 	// written to it for itself for a while would hold it back from From.
 	Sync string `json:"sync,omitempty"`
@@ -88,10 +96,15 @@ type Copied struct {
 
 	Ready bool `json:"ready,omitempty"`
 	// Layers says that every job with Layer or Root is done. They come first.
-	Layers bool       `json:"layers,omitempty"`
-	Done   bool       `json:"done,omitempty"`
-	Error  *CopyError `json:"error,omitempty"`
+	Layers bool `json:"layers,omitempty"`
+	// Layer is then what the job with Pack has, as a Stream of a single job.
+	Layer []byte     `json:"layer,omitempty"`
+	Done  bool       `json:"done,omitempty"`
+	Error *CopyError `json:"error,omitempty"`
 }
+
+// MaxLayer bounds Copied.Layer, in bytes.
+const MaxLayer = 4 << 20
 
 // Root is what a directory has beside its contents.
 type Root struct {
@@ -113,6 +126,9 @@ type CopyError struct {
 	Message string `json:"message"`
 	// Changed says that the source was being changed.
 	Changed bool `json:"changed,omitempty"`
+	// Unfit says that a layer can't be packed, because it is too large or has marks of
+	// the storage driver's that only the driver can read.
+	Unfit bool `json:"unfit,omitempty"`
 }
 
 func (e *CopyError) Error() string { return e.Message }

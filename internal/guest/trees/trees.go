@@ -1,4 +1,5 @@
-package guest
+// Package trees writes directories as the stream that the guest's verb copy takes.
+package trees
 
 import (
 	"archive/tar"
@@ -17,13 +18,14 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// Trees sends directories to the verb copy, told to take a stream: what arrives is what
+// A Writer sends directories to the verb copy, told to take a stream: what arrives is what
 // it would have copied itself.
-type Trees struct {
+type Writer struct {
 	ctx     context.Context
 	w       *tar.Writer
 	buf     []byte
 	links   map[fileID]string // first names of files with several
+	layer   bool              // what is sent is the layer of a container
 	Skipped int64             // sockets and devices
 	Names   []string          // the first of them, from the tree's top
 }
@@ -41,14 +43,14 @@ const (
 // ErrChanged says that a file was changed while it was copied.
 var ErrChanged = errors.New("it was changed while it was copied")
 
-// NewTrees sends to w.
-func NewTrees(ctx context.Context, w io.Writer) *Trees {
-	return &Trees{ctx: ctx, w: tar.NewWriter(w), buf: make([]byte, smallFile), links: map[fileID]string{}}
+// New sends to w.
+func New(ctx context.Context, w io.Writer) *Writer {
+	return &Writer{ctx: ctx, w: tar.NewWriter(w), buf: make([]byte, smallFile), links: map[fileID]string{}}
 }
 
 // Send sends dir as the tree of a job. An error about a file of it is an *fs.PathError
 // with the file's path, one about the stream a *StreamError.
-func (t *Trees) Send(job int, dir string) error {
+func (t *Writer) Send(job int, dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
@@ -61,10 +63,21 @@ func (t *Trees) Send(job int, dir string) error {
 	return t.dir(root, info, strconv.Itoa(job), dir)
 }
 
+// ErrUnfit says that a layer can't be sent.
+var ErrUnfit = errors.New("only the storage driver can read this layer")
+
+// Layer sends dir, a container's own layer on the engine's disk, as the tree of a job: with
+// marks of our own for what it takes away of the image.
+func (t *Writer) Layer(job int, dir string) error {
+	t.layer = true
+	defer func() { t.layer = false }()
+	return t.Send(job, dir)
+}
+
 // Archive sends what a tar archive of others holds as the tree of a job, checked entry by
 // entry. Of its files' attributes only permissions without setuid and setgid, times and
 // the extended attributes of users are taken.
-func (t *Trees) Archive(job int, r io.Reader, strip int, limits archive.Limits) (archive.Report, error) {
+func (t *Writer) Archive(job int, r io.Reader, strip int, limits archive.Limits) (archive.Report, error) {
 	top := strconv.Itoa(job)
 	dirs := map[string]*tar.Header{top: {Mode: 0o755, ModTime: time.Now()}}
 	order := []string{top}
@@ -116,7 +129,7 @@ func (t *Trees) Archive(job int, r io.Reader, strip int, limits archive.Limits) 
 }
 
 // copy sends content of a known size. What goes wrong with reading it is not the stream's.
-func (t *Trees) copy(r io.Reader, size int64) error {
+func (t *Writer) copy(r io.Reader, size int64) error {
 	for left := size; left > 0; {
 		if t.ctx.Err() != nil {
 			return t.ctx.Err()
@@ -158,7 +171,7 @@ func userXattrs(records map[string]string) map[string]string {
 }
 
 // Close ends the stream.
-func (t *Trees) Close() error {
+func (t *Writer) Close() error {
 	if err := t.w.Close(); err != nil {
 		return &StreamError{err}
 	}
@@ -188,13 +201,10 @@ func (e *StreamError) Unwrap() error { return e.Err }
 
 // dir sends an open directory, and closes it. Its attributes come after everything in
 // it, because that changes its times.
-func (t *Trees) dir(root *os.Root, info fs.FileInfo, name, file string) (err error) {
+func (t *Writer) dir(root *os.Root, info fs.FileInfo, name, file string) (err error) {
 	defer func() {
 		err = errors.Join(err, root.Close())
 	}()
-	if err := t.header(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o700}); err != nil {
-		return err
-	}
 	self, err := root.Open(".")
 	if err != nil {
 		return failed(file, err)
@@ -203,6 +213,15 @@ func (t *Trees) dir(root *os.Root, info fs.FileInfo, name, file string) (err err
 	entries, err := self.ReadDir(-1)
 	if err != nil {
 		return failed(file, err)
+	}
+	had, marks := xattrs(self), map[string]string{}
+	if t.layer {
+		if entries, err = t.opaque(had, entries, marks); err != nil {
+			return failed(file, err)
+		}
+	}
+	if err := t.header(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o700, PAXRecords: marks}); err != nil {
+		return err
 	}
 	for _, e := range entries {
 		if t.ctx.Err() != nil {
@@ -215,12 +234,12 @@ func (t *Trees) dir(root *os.Root, info fs.FileInfo, name, file string) (err err
 	}
 	h := attributes(info)
 	h.Typeflag, h.Name = tar.TypeDir, name+"/"
-	h.PAXRecords = xattrs(self)
+	h.PAXRecords = t.kept(had)
 	h.PAXRecords[wire.TreeEnd] = "1"
 	return t.header(h)
 }
 
-func (t *Trees) header(h *tar.Header) error {
+func (t *Writer) header(h *tar.Header) error {
 	h.Format = tar.FormatPAX
 	if err := t.w.WriteHeader(h); err != nil {
 		return &StreamError{err}
@@ -228,7 +247,7 @@ func (t *Trees) header(h *tar.Header) error {
 	return nil
 }
 
-func (t *Trees) data(p []byte) error {
+func (t *Writer) data(p []byte) error {
 	if _, err := t.w.Write(p); err != nil {
 		return &StreamError{err}
 	}
@@ -248,7 +267,7 @@ func attributes(info fs.FileInfo) *tar.Header {
 }
 
 // entry sends one name of a directory.
-func (t *Trees) entry(dir *os.Root, base, name, file string) error {
+func (t *Writer) entry(dir *os.Root, base, name, file string) error {
 	info, err := dir.Lstat(base)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: %w", ErrChanged, err)
@@ -290,6 +309,10 @@ func (t *Trees) entry(dir *os.Root, base, name, file string) error {
 		}
 		return t.regular(dir, base, info, h)
 	}
+	if t.layer && gone(info) {
+		h.Typeflag, h.PAXRecords = tar.TypeReg, map[string]string{wire.TreeGone: "1"}
+		return t.header(h)
+	}
 	t.Skipped++
 	if len(t.Names) < wire.MaxNames {
 		_, rel, _ := strings.Cut(name, "/")
@@ -299,7 +322,7 @@ func (t *Trees) entry(dir *os.Root, base, name, file string) error {
 }
 
 // regular sends a file as it is at one moment.
-func (t *Trees) regular(dir *os.Root, base string, info fs.FileInfo, h *tar.Header) error {
+func (t *Writer) regular(dir *os.Root, base string, info fs.FileInfo, h *tar.Header) error {
 	f, err := dir.OpenFile(base, os.O_RDONLY|noBlock, 0)
 	if err != nil {
 		return err
@@ -314,7 +337,11 @@ func (t *Trees) regular(dir *os.Root, base string, info fs.FileInfo, h *tar.Head
 			return ErrChanged
 		}
 		*h = *attributesOf(now, h)
-		h.Typeflag, h.PAXRecords = tar.TypeReg, xattrs(f)
+		had := xattrs(f)
+		if t.layer && driverOnly(had) {
+			return ErrUnfit
+		}
+		h.Typeflag, h.PAXRecords = tar.TypeReg, t.kept(had)
 		size := now.Size()
 		if size > smallFile {
 			return t.large(f, now, h)
@@ -348,7 +375,7 @@ func attributesOf(info fs.FileInfo, h *tar.Header) *tar.Header {
 }
 
 // large sends a file as it is read. One that only ever grows is sent as long as it was.
-func (t *Trees) large(f *os.File, info fs.FileInfo, h *tar.Header) error {
+func (t *Writer) large(f *os.File, info fs.FileInfo, h *tar.Header) error {
 	pieces, err := dataPieces(f, info)
 	if err != nil {
 		return err
@@ -390,7 +417,7 @@ func (t *Trees) large(f *os.File, info fs.FileInfo, h *tar.Header) error {
 type piece struct{ offset, length int64 }
 
 // pieces sends a header and the parts of a file that are data.
-func (t *Trees) pieces(h *tar.Header, size int64, pieces []piece, send func(piece) error) error {
+func (t *Writer) pieces(h *tar.Header, size int64, pieces []piece, send func(piece) error) error {
 	h.Size = size
 	if len(pieces) != 1 || pieces[0] != (piece{0, size}) {
 		var b strings.Builder

@@ -1,4 +1,4 @@
-package guest
+package trees
 
 import (
 	"archive/tar"
@@ -32,8 +32,14 @@ func owner(info fs.FileInfo, h *tar.Header) {
 	}
 }
 
+// gone reports whether that is how a layer says that a file of the image is gone.
+func gone(info fs.FileInfo) bool {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && st.Mode&syscall.S_IFMT == syscall.S_IFCHR && st.Rdev == 0
+}
+
 // xattrs returns the extended attributes of an open file as records, ACLs and
-// capabilities among them, but for those that belong to a file system.
+// capabilities among them.
 func xattrs(f *os.File) map[string]string {
 	records := map[string]string{}
 	name := fmt.Sprintf("/proc/self/fd/%d", f.Fd())
@@ -47,9 +53,6 @@ func xattrs(f *os.File) map[string]string {
 	}
 	value := make([]byte, 64<<10) // the most there may be
 	for key := range strings.SplitSeq(strings.TrimRight(string(list[:n]), "\x00"), "\x00") {
-		if strings.HasPrefix(key, "trusted.") {
-			continue
-		}
 		if n, err := syscall.Getxattr(name, key, value); err == nil {
 			records[wire.TreeXattr+key] = string(value[:n])
 		}

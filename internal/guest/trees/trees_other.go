@@ -1,6 +1,6 @@
 //go:build !linux
 
-package guest
+package trees
 
 import (
 	"archive/tar"
@@ -14,6 +14,8 @@ func identify(fs.FileInfo) (fileID, bool) { return fileID{}, false }
 
 // owner leaves root as the owner: this system's numbers mean nothing in a sandbox.
 func owner(fs.FileInfo, *tar.Header) {}
+
+func gone(fs.FileInfo) bool { return false }
 
 func xattrs(*os.File) map[string]string { return map[string]string{} }
 
