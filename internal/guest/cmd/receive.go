@@ -77,7 +77,7 @@ func (c *copier) receive(in io.Reader, jobs []wire.CopyJob) error {
 				h.Mode &^= 0o6000
 			}
 		}
-		if r.jobs[job].Layer && r.above(path.Join(jobs[job].To, rel)) {
+		if r.jobs[job].Layer && r.above(job, rel) {
 			continue
 		}
 		if err := r.entry(tr, h, job, rel); err != nil {
@@ -178,8 +178,11 @@ func (r *receiver) entry(in io.Reader, h *tar.Header, job int, rel string) error
 // directory makes one, and at its end gives it its attributes.
 func (r *receiver) directory(h *tar.Header, job int, rel string) error {
 	if h.PAXRecords[wire.TreeEnd] == "" {
-		if rel == "" {
-			return nil // the volume's own
+		if rel == "" { // the volume's own, or the container's root
+			if r.jobs[job].Layer {
+				return receptive(r.jobs[job].To)
+			}
+			return nil
 		}
 		parent, err := r.open(job, path.Dir(rel))
 		if err != nil {
@@ -211,19 +214,31 @@ func (r *receiver) mergeDir(parent int, rel, full string, opaque bool) error {
 	base := path.Base(full)
 	var st unix.Stat_t
 	err := unix.Fstatat(parent, base, &st, unix.AT_SYMLINK_NOFOLLOW)
-	if err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR && !opaque {
-		return nil
-	}
-	if err == nil {
+	stays := err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR && !opaque
+	if err == nil && !stays {
 		err = r.remove(parent, base, full)
 	}
 	if err != nil && err != unix.ENOENT {
 		return err
 	}
-	if err = unix.Mkdirat(parent, base, 0o700); err == unix.EEXIST && r.holds(full) {
-		return nil
+	if !stays {
+		err = unix.Mkdirat(parent, base, 0o700)
+		stays = err == unix.EEXIST && r.holds(full)
+	}
+	if stays {
+		return receptive(fdPath(parent, base))
 	}
 	r.fresh[rel] = err == nil
+	return err
+}
+
+// receptive takes from a directory what new files in it would inherit. It gets its own back
+// at its end.
+func receptive(dir string) error {
+	err := unix.Lremovexattr(dir, "system.posix_acl_default")
+	if err == unix.ENODATA || err == unix.ENOTSUP {
+		return nil
+	}
 	return err
 }
 
@@ -296,10 +311,11 @@ func strip(fd int, h *tar.Header) error {
 	return nil
 }
 
-// above reports whether something is mounted at a path or on the way to it.
-func (r *receiver) above(name string) bool {
-	for ; name != "/"; name = path.Dir(name) {
-		if r.mounted[name] {
+// above reports whether something is mounted at a path below a job's directory, or on the
+// way to it.
+func (r *receiver) above(job int, rel string) bool {
+	for ; rel != "" && rel != "."; rel = path.Dir(rel) {
+		if r.mounted[path.Join(r.jobs[job].To, rel)] {
 			return true
 		}
 	}
