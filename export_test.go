@@ -98,3 +98,11 @@ func (c *Client) Commits() { c.commits = true }
 
 // NoOverlay has volumes made from snapshots copied, as on engines that mount no overlays.
 func (c *Client) NoOverlay() { c.setNoOverlay() }
+
+// SawSmallLayer has the client know that a sandbox's own files are few, so that its forks
+// start beside their copy; KnowsSmallLayer tells whether it does.
+func (c *Client) SawSmallLayer(id string)        { c.sawLayer(id, true) }
+func (c *Client) KnowsSmallLayer(id string) bool { return c.layerIsSmall(id) }
+
+// LaidIn reports whether the sandbox's own files came when its session had started.
+func (s *Sandbox) LaidIn() bool { return s.inlay != nil && s.inlay.laid }

@@ -78,9 +78,32 @@ func forking(state sandbox.State) operation {
 	}), state)
 }
 
+// laidIn has an operation's forks start beside their copy.
+func laidIn(op operation) operation {
+	arrange, act := op.arrange, op.act
+	op.arrange = func(x *trial) {
+		arrange(x)
+		st, err := x.clean.Inspect(context.Background(), x.kept)
+		if err != nil {
+			x.Fatal(err)
+		}
+		x.source = st.ID
+	}
+	op.act = func(ctx context.Context, x *trial) error {
+		x.c.SawSmallLayer(x.source)
+		return act(ctx, x)
+	}
+	return op
+}
+
 // Shows 4; S3.1, E82: a source is never left paused, and nothing is left of a fork.
 func TestForkSurvivesAFaultInAnyCall(t *testing.T) {
 	testFaults(t, forking(sandbox.StateRunning))
+}
+
+// Shows 4; S3.1, E82: nor of one whose session starts before its files are there.
+func TestForkBesideItsCopySurvivesAFaultInAnyCall(t *testing.T) {
+	testFaultsNowAndThen(t, laidIn(forking(sandbox.StateRunning)), 3)
 }
 
 // Shows 4.

@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "a86c9bb30f5f7284b8a38cc5d68dea91a82b3735b872ce9cdcb5b51bdeaeaaa4", size: 9773182},
-	"arm64": {sha256: "93e4c173ce856d8b2fa10d7d85badfeb4958a602e9df0f04c4f4af8d019b0cbd", size: 9109630},
+	"amd64": {sha256: "ec8adc4e66c70dca2f1df513a646006dd642475f5b3cdc5a589231634d9b8d6a", size: 9777278},
+	"arm64": {sha256: "f604c61f0ae4e8f12d73e3ae8a6ecbe93ddcd3980e27ff52d6c7da7760ae48c3", size: 9109630},
 }
