@@ -144,7 +144,7 @@ func (k *capture) copy(ctx context.Context, ts []transfer, freeze func() error, 
 			k.layer = last
 			for _, t := range ts {
 				if t.inlay != nil {
-					t.inlay.layer = last.Layer
+					t.inlay.put(last.Layer)
 				}
 			}
 			layered()

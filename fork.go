@@ -51,6 +51,10 @@ var errAnew = errors.New("it has to be made in another way")
 // Get or a command that comes sooner waits for that. One that somebody else has paused
 // stays paused. Sockets are not copied, nor is anything on a tmpfs; processes are not.
 //
+// Should the source's own files be few, and this client have forked it before, the new
+// session starts beside the copy and gets them before it begins, through this process: up
+// to 4 MiB, for a start some 0.1 s sooner.
+//
 // Engines that don't show a container's own files on their disk have to commit them,
 // unless there are none, which takes about 5 s for a gigabyte and keeps times to the
 // second and of extended attributes capabilities alone.

@@ -25,6 +25,13 @@ type inlay struct {
 	laid   bool
 }
 
+// put has the layer be there.
+func (l *inlay) put(layer []byte) {
+	l.laying <- struct{}{}
+	l.layer = layer
+	<-l.laying
+}
+
 // smallLayer and smallFiles bound what is known to be small: half of what can be packed,
 // since it may grow, where each file takes 2 KiB beside its contents.
 const (

@@ -93,17 +93,15 @@ func createVsFloor(ctx context.Context, r *rig) (float64, error) {
 	var made int
 	ours, theirs, ratios, err := pairs(ctx, 2, 15,
 		used(ctx, func() (*sandbox.Sandbox, error) { return r.create(ctx) }),
-		func() (float64, error) {
+		rested(ctx, func() error {
 			made++
 			name := fmt.Sprintf("bench-%s-%d", r.id, made)
-			return milliseconds(func() error {
-				if err := same.make(ctx, r.api, r.id, name); err != nil {
-					return err
-				}
-				_, err := r.api.exec(ctx, name, "true")
+			if err := same.make(ctx, r.api, r.id, name); err != nil {
 				return err
-			})
-		})
+			}
+			_, err := r.api.exec(ctx, name, "true")
+			return err
+		}))
 	if err != nil {
 		return 0, err
 	}

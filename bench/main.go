@@ -288,13 +288,13 @@ func milliseconds(fn func() error) (float64, error) {
 	return float64(time.Since(began).Microseconds()) / 1000, err
 }
 
-// rested has fn wait until the engine is done with what came before. A fork's helper and a
+// rested measures fn once the engine is done with what came before. A fork's helper and a
 // source's pause leave it work for some 200 ms, which would be counted as the next one's.
-func rested(ctx context.Context, fn func() (float64, error)) func() (float64, error) {
+func rested(ctx context.Context, fn func() error) func() (float64, error) {
 	return func() (float64, error) {
 		select {
 		case <-time.After(500 * time.Millisecond):
-			return fn()
+			return milliseconds(fn)
 		case <-ctx.Done():
 			return 0, context.Cause(ctx)
 		}
@@ -303,13 +303,11 @@ func rested(ctx context.Context, fn func() (float64, error)) func() (float64, er
 
 // used measures from nothing to the exit of a new sandbox's first command.
 func used(ctx context.Context, create func() (*sandbox.Sandbox, error)) func() (float64, error) {
-	return func() (float64, error) {
-		return milliseconds(func() error {
-			sb, err := create()
-			if err != nil {
-				return err
-			}
-			return sb.Command(ctx, "true").Run()
-		})
-	}
+	return rested(ctx, func() error {
+		sb, err := create()
+		if err != nil {
+			return err
+		}
+		return sb.Command(ctx, "true").Run()
+	})
 }

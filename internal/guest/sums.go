@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "ec8adc4e66c70dca2f1df513a646006dd642475f5b3cdc5a589231634d9b8d6a", size: 9777278},
-	"arm64": {sha256: "f604c61f0ae4e8f12d73e3ae8a6ecbe93ddcd3980e27ff52d6c7da7760ae48c3", size: 9109630},
+	"amd64": {sha256: "86d59e37338587773d92a75aad056b2142495e2620f7f11b893de4773312071d", size: 9777278},
+	"arm64": {sha256: "ba54c88bd69a0bfb41542dc1748128cc911d0d29d2a85ce73c3a557a9a8469f8", size: 9109630},
 }

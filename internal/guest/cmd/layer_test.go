@@ -3,6 +3,7 @@
 package main
 
 import (
+	"archive/tar"
 	"bytes"
 	"errors"
 	"maps"
@@ -108,7 +109,7 @@ func overlaid(t *testing.T, lower, upper string) (merged string) {
 		t.Fatalf("mount an overlay: %v", err)
 	}
 	t.Cleanup(func() {
-		if err := unix.Unmount(merged, unix.MNT_DETACH); err != nil {
+		if err := unix.Unmount(merged, 0); err != nil {
 			t.Error(err)
 		}
 	})
@@ -298,4 +299,53 @@ func TestMountsAreLeftAloneByALayer(t *testing.T) {
 	if want := []string{"mounted", "mounted/d", "mounted/d/d and more", "mounted/d/d and more/theirs", "mounted/new"}; !slices.Equal(names, want) {
 		t.Errorf("there is %q, want %q", names, want)
 	}
+}
+
+// Whatever a stream says, nothing outside of the directory it is for is touched.
+func FuzzReceive(f *testing.F) {
+	layer := f.TempDir()
+	if out, err := exec.Command("sh", "-ec", `cd "$1"; mkdir -p a/b; echo f >a/b/f; ln a/b/f a/g; ln -s .. up; mkfifo p; mknod w c 0 0; touch a/.wh..wh..opq; truncate -s 9999 s; echo >>s`, "sh", layer).CombinedOutput(); err != nil {
+		f.Fatalf("%v: %s", err, out)
+	}
+	for _, send := range []func(*trees.Writer) error{
+		func(w *trees.Writer) error { return w.Layer(0, layer) },
+		func(w *trees.Writer) error { return w.Send(0, layer) },
+	} {
+		var stream bytes.Buffer
+		w := trees.New(f.Context(), &stream)
+		if err := errors.Join(send(w), w.Close()); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(stream.Bytes(), true)
+		f.Add(stream.Bytes(), false)
+	}
+	var bad bytes.Buffer // a second name of what a link leads to
+	w := tar.NewWriter(&bad)
+	for _, h := range []*tar.Header{
+		{Name: "0/up", Typeflag: tar.TypeSymlink, Linkname: "../theirs"}, {Name: "0/x", Typeflag: tar.TypeLink, Linkname: "0/up/f"},
+		{Name: "0/up/new", Typeflag: tar.TypeReg}, {Name: "0/up/f", Typeflag: tar.TypeReg, PAXRecords: map[string]string{wire.TreeGone: "1"}},
+	} {
+		h.Format, h.ModTime = tar.FormatPAX, time.Unix(1, 0)
+		if err := w.WriteHeader(h); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(bytes.Clone(bad.Bytes()), true)
+		f.Add(bytes.Clone(bad.Bytes()), false)
+	}
+	f.Fuzz(func(t *testing.T, stream []byte, merge bool) {
+		outside := t.TempDir()
+		to, theirs := filepath.Join(outside, "to"), filepath.Join(outside, "theirs")
+		if err := errors.Join(os.MkdirAll(filepath.Join(to, "a/c"), 0o755), os.Symlink("../theirs", filepath.Join(to, "link")),
+			os.Mkdir(theirs, 0o755), os.WriteFile(filepath.Join(theirs, "f"), []byte("theirs"), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		want := treeOf(t, theirs)
+		said := newCopier().receive(bytes.NewReader(stream), []wire.CopyJob{{To: to, Layer: merge}})
+		if diff := cmp.Diff(want, treeOf(t, theirs)); diff != "" {
+			t.Errorf("after %v (-before +after):\n%s", said, diff)
+		}
+		if names, err := filepath.Glob(filepath.Join(outside, "*")); err != nil || len(names) != 2 {
+			t.Errorf("there is %q, %v", names, err)
+		}
+	})
 }

@@ -38,6 +38,7 @@ type receiver struct {
 // receive makes the trees of a stream. One that ends before its end is an error.
 func (c *copier) receive(in io.Reader, jobs []wire.CopyJob) error {
 	r := &receiver{copier: c, w: worker{copier: c, buf: make([]byte, bufferSize)}, fresh: map[string]bool{}, dir: -1}
+	defer r.close()
 	if err := c.owned(jobs); err != nil {
 		return err
 	}
@@ -86,6 +87,14 @@ func (c *copier) receive(in io.Reader, jobs []wire.CopyJob) error {
 	}
 }
 
+func (r *receiver) close() {
+	for _, fd := range append(r.roots, r.dir) {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+}
+
 // place takes a name apart: the job, and the path below its directory.
 func (r *receiver) place(name string) (int, string, error) {
 	first, rest, _ := strings.Cut(name, "/")
@@ -105,6 +114,19 @@ func (r *receiver) open(job int, dir string) (int, error) {
 	if r.dir >= 0 && r.job == job && r.path == dir {
 		return r.dir, nil
 	}
+	fd, err := r.walk(job, dir)
+	if err != nil {
+		return -1, err
+	}
+	if r.dir >= 0 {
+		unix.Close(r.dir)
+	}
+	r.dir, r.job, r.path = fd, job, dir
+	return fd, nil
+}
+
+// walk opens a directory below a job's, following no link.
+func (r *receiver) walk(job int, dir string) (int, error) {
 	fd := r.roots[job]
 	for part := range strings.SplitSeq(dir, "/") {
 		next, err := unix.Openat(fd, part, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -116,10 +138,6 @@ func (r *receiver) open(job int, dir string) (int, error) {
 		}
 		fd = next
 	}
-	if r.dir >= 0 {
-		unix.Close(r.dir)
-	}
-	r.dir, r.job, r.path = fd, job, dir
 	return fd, nil
 }
 
@@ -159,7 +177,12 @@ func (r *receiver) entry(in io.Reader, h *tar.Header, job int, rel string) error
 		if err != nil {
 			return err
 		}
-		return unix.Linkat(r.roots[from], first, parent, base, 0)
+		dir, err := r.walk(from, path.Dir(first))
+		if err != nil {
+			return err
+		}
+		defer unix.Close(dir)
+		return unix.Linkat(dir, path.Base(first), parent, base, 0)
 	default:
 		return fmt.Errorf("the stream: kind %q", h.Typeflag)
 	}
