@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
 // manyForks makes n forks of a sandbox that has everything, and calls beside when the
@@ -111,6 +112,45 @@ func TestForksOfOneMomentKeepTheirLeases(t *testing.T) {
 		}
 		if err := r.Sandbox.Close(); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// Shows 4: what forks of one moment share goes with the last of them, and not before.
+func TestForksOfOneMomentTakeWhatTheyShareAlong(t *testing.T) {
+	t.Parallel()
+	c, eng := newClient(t), newEngine(t)
+	source := createWith(t, c, nil)
+	run(t, source, "sh", "-c", "echo a >a; echo b >/etc/b")
+	forks, err := c.ForkN(t.Context(), source.Name(), 2, quick)
+	for _, f := range forks {
+		if f.Sandbox != nil {
+			remove(t, c, f.Sandbox.Name())
+			t.Cleanup(func() { f.Sandbox.Detach() })
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared := func() (names []string) {
+		volumes, err := eng.ListVolumes(t.Context(), record.Filter(record.Role, record.RoleFrozen), record.Filter(record.Name, source.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range volumes {
+			names = append(names, v.Name)
+		}
+		return names
+	}
+	if len(shared()) == 0 {
+		t.Fatal("they share nothing: this engine mounts no overlays, or the test looks for the wrong thing")
+	}
+	for i, f := range forks {
+		if _, err := c.Delete(t.Context(), f.Sandbox.Name(), sandbox.PreserveVolumes(false)); err != nil {
+			t.Fatal(err)
+		}
+		if left := shared(); (len(left) > 0) != (i == 0) {
+			t.Errorf("after %d of 2 forks there is %q", i+1, left)
 		}
 	}
 }

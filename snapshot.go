@@ -494,7 +494,6 @@ func (c *Client) sweepSnapshots(ctx context.Context, eng *engine.Engine, all eve
 			recs[rec.ID] = rec
 		}
 	}
-	dead := map[string]string{}
 	for _, v := range all.volumes {
 		nonce := v.Labels[record.Nonce]
 		if all.claimed(nonce, now) {
@@ -505,10 +504,7 @@ func (c *Client) sweepSnapshots(ctx context.Context, eng *engine.Engine, all eve
 		}
 		if id := v.Labels[record.ID]; record.Is(v.Labels, record.RoleFrozen) && record.ValidName(id) {
 			rec, recorded := recs[id]
-			switch {
-			case !there[record.SnapshotName(id)] && len(on[id]) == 0:
-				dead[id] = nonce
-			case recorded && rec.Nonce == nonce && now.Sub(rec.CreatedAt) > youngAge && !slices.ContainsFunc(rec.Trees, func(t record.Tree) bool { return t.Volume == v.Name }):
+			if recorded && rec.Nonce == nonce && now.Sub(rec.CreatedAt) > youngAge && !slices.ContainsFunc(rec.Trees, func(t record.Tree) bool { return t.Volume == v.Name }) {
 				note("volume "+v.Name, dropVolume(ctx, eng, v.Name)) // it held nothing
 			}
 		}
@@ -516,9 +512,26 @@ func (c *Client) sweepSnapshots(ctx context.Context, eng *engine.Engine, all eve
 			note("volume "+v.Name, dropVolume(ctx, eng, v.Name))
 		}
 	}
-	for id, nonce := range dead {
+	for id, nonce := range all.unshared(now) {
 		note("files of snapshot "+id, clearFrozen(ctx, eng, id, nonce))
 	}
+}
+
+// unshared are the files of a moment that have no record, which nobody shares and nobody
+// is about to: the nonce of each by the snapshot's ID.
+func (all everything) unshared(now time.Time) map[string]string {
+	there := map[string]bool{}
+	for _, v := range all.volumes {
+		there[v.Name] = true
+	}
+	on, unshared := standing(all.volumes), map[string]string{}
+	for _, v := range all.volumes {
+		id, nonce := v.Labels[record.ID], v.Labels[record.Nonce]
+		if record.Is(v.Labels, record.RoleFrozen) && record.ValidName(id) && !there[record.SnapshotName(id)] && len(on[id]) == 0 && !all.claimed(nonce, now) {
+			unshared[id] = nonce
+		}
+	}
+	return unshared
 }
 
 // FromSnapshot is a [Source]: the files of a snapshot, those outside of the workspace,

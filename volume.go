@@ -308,15 +308,26 @@ func (c *Client) deleteVolume(ctx context.Context, eng *engine.Engine, name stri
 }
 
 // dropOverlay removes what a volume that is gone kept elsewhere, if it stood on a
-// snapshot's files. What it can't the next sweep does.
+// snapshot's files, and those too if it was the last and there is no such snapshot: what
+// [ForkN] made for its forks to share. What it can't the next sweep does.
 func dropOverlay(ctx context.Context, eng *engine.Engine, name string) {
 	if !record.ValidVolume(name) {
 		return // no data
 	}
 	upper, work := record.OverlayNames(name)
+	stood := false
 	for _, part := range []string{upper, work} {
 		if v, err := eng.InspectVolume(ctx, part); err == nil && record.Is(v.Labels, record.RoleOverlay) {
 			eng.RemoveVolume(ctx, part, false)
+			stood = true
+		}
+	}
+	if !stood {
+		return
+	}
+	if all, err := look(ctx, eng); err == nil {
+		for id, nonce := range all.unshared(eng.Now()) {
+			clearFrozen(ctx, eng, id, nonce)
 		}
 	}
 }
