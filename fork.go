@@ -236,8 +236,8 @@ func (o *live) before(ctx context.Context, b *build) error {
 }
 
 // fill copies on the engine's disk, the container's own files first: nothing else has to
-// be there when the session starts, nor they where they go in as an [inlay]. Only a user that the source was not made for is given
-// an empty workspace by the start, and waits.
+// be there when the session starts, nor they where they go in as an [inlay]. Only a user
+// that the source was not made for is given an empty workspace by the start, and waits.
 func (o *live) fill(ctx context.Context, b *build, ready func()) error {
 	if o.got.Upper == "" || b.c.commits {
 		return nil

@@ -111,7 +111,6 @@ func (s *Sandbox) unpackLayer(ctx context.Context, conn *guest.Conn, layer []byt
 		last = wire.Copied{}
 		err = out.Decode(&last)
 	}
-	p.Stdin().Close() // of one that has ended early
 	switch {
 	case ctx.Err() != nil:
 		return last, cancelled(ctx)

@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "86d59e37338587773d92a75aad056b2142495e2620f7f11b893de4773312071d", size: 9777278},
-	"arm64": {sha256: "ba54c88bd69a0bfb41542dc1748128cc911d0d29d2a85ce73c3a557a9a8469f8", size: 9109630},
+	"amd64": {sha256: "b2ca4bfba4ff345a7b2d77c7b9c5d2f34efd569cddc17836329bbe4868b62238", size: 9777278},
+	"arm64": {sha256: "7408479d5dfef64e08c41dd2b7c16b2402aedd1eeff6153a9d18eebd2c02003a", size: 9109630},
 }

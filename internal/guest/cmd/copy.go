@@ -61,8 +61,10 @@ func runCopy(args []string) error {
 	close(stop)
 	<-stopped
 	last := c.copied()
-	if err == nil && !layers {
-		last.Layers, last.Layer = true, c.packed.Bytes()
+	if err == nil && !layers && !told.Stream {
+		if err := out.Encode(c.atLayers); err != nil {
+			return err
+		}
 	}
 	last.Done, last.Elsewhere, last.Boot, last.Roots = true, c.elsewhere, bootID(), c.roots
 	if err != nil {
@@ -83,9 +85,7 @@ func (c *copier) tell(stop <-chan struct{}, out *json.Encoder) (told bool) {
 			return layers == nil
 		case <-layers:
 			layers = nil
-			said := c.copied()
-			said.Layers, said.Layer = true, c.packed.Bytes()
-			out.Encode(said)
+			out.Encode(c.atLayers)
 		case <-tick.C:
 			out.Encode(c.copied())
 		}
@@ -101,6 +101,7 @@ type copier struct {
 	jobs                                []wire.CopyJob
 	layers                              chan struct{} // closed when those jobs are done
 	packed                              limited       // what one of them was packed into
+	atLayers                            wire.Copied   // what is said of them
 
 	mu        sync.Mutex
 	changed   sync.Cond // of the three below
@@ -255,6 +256,8 @@ func (c *copier) run(told wire.Copy) error {
 	if err := c.all(true, workers); err != nil {
 		return err
 	}
+	c.atLayers = c.copied()
+	c.atLayers.Layers, c.atLayers.Layer = true, c.packed.Bytes()
 	close(c.layers)
 	return c.all(false, workers)
 }
