@@ -37,9 +37,9 @@ const (
 )
 
 // commence has a session begin, where that can't be left to whoever connects to it first:
-// when a main process waits for it or files have to be there first, when its timeouts are not those that it was started
-// with, when only this handle has what transforms set, and when it is not known yet that
-// the engine can enforce a policy at all.
+// when a main process waits for it or files have to be there before, when its timeouts are
+// not those that it was started with, when only this handle has what transforms set, and
+// when it is not known yet that the engine can enforce a policy at all.
 func (s *Sandbox) commence(ctx context.Context, rec record.Sandbox, got engine.Container, how arrival) error {
 	waiting := rec.Unbegun(got.StartedAt) && (how == resumed || how == found && (!got.FinishedAt.IsZero() || rec.By != ""))
 	var err error
