@@ -26,25 +26,12 @@ func TestForkBesideItsCopyHasEverything(t *testing.T) {
 		t.Error("the second fork was made as the first")
 	}
 	wantSameFiles(t, source, second, true)
-	for _, p := range []string{"/etc/b", "/usr/share/doc/new", "/workspace/tree/empty"} {
-		run(t, source, "sh", "-c", "echo source >'"+p+"'")
-		run(t, second, "sh", "-c", "echo fork >'"+p+"'")
-		if a, b := run(t, source, "cat", p), run(t, second, "cat", p); a != "source" || b != "fork" {
-			t.Errorf("%s is %q in the source and %q in the fork", p, a, b)
-		}
-	}
+	wantOwnWays(t, source, second, "/etc/b", "/usr/share/doc/new", "/workspace/tree/empty")
 	// Its own fork, and that of a source that is stopped.
 	c.SawSmallLayer(second.ID())
 	third := forked(t, c, second.Name())
 	wantSameFiles(t, second, third, true)
-	want := files(t, source, true)
-	if _, err := source.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	fourth := forked(t, c, source.Name())
-	if diff := cmp.Diff(want, files(t, fourth, true)); diff != "" {
-		t.Errorf("files (-source +fork):\n%s", diff)
-	}
+	fourth := forkedStopped(t, c, source, true)
 	if !third.LaidIn() || !fourth.LaidIn() {
 		t.Errorf("laid in: the fork's fork %v, that of a stopped source %v", third.LaidIn(), fourth.LaidIn())
 	}

@@ -83,6 +83,32 @@ func wantSameFiles(t *testing.T, source, fork *sandbox.Sandbox, exact bool) {
 	}
 }
 
+// wantOwnWays writes to files in both, and neither may see what the other has written.
+func wantOwnWays(t *testing.T, source, fork *sandbox.Sandbox, files ...string) {
+	t.Helper()
+	for _, p := range files {
+		run(t, source, "sh", "-c", "echo source >'"+p+"'")
+		run(t, fork, "sh", "-c", "echo fork >'"+p+"'")
+		if a, b := run(t, source, "cat", p), run(t, fork, "cat", p); a != "source" || b != "fork" {
+			t.Errorf("%s is %q in the source and %q in the fork", p, a, b)
+		}
+	}
+}
+
+// forkedStopped stops a source and is a fork of it, with the same files.
+func forkedStopped(t *testing.T, c *sandbox.Client, source *sandbox.Sandbox, exact bool) *sandbox.Sandbox {
+	t.Helper()
+	want := files(t, source, exact)
+	if _, err := source.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	fork := forked(t, c, source.ID())
+	if diff := cmp.Diff(want, files(t, fork, exact)); diff != "" {
+		t.Errorf("files (-source +fork):\n%s", diff)
+	}
+	return fork
+}
+
 // S3, S3.1, X25: a fork has all that its source has, in the container and in each volume,
 // and from then on neither sees the other.
 func TestForkHasEverythingAndGoesItsOwnWay(t *testing.T) {
@@ -95,13 +121,7 @@ func TestForkHasEverythingAndGoesItsOwnWay(t *testing.T) {
 		}
 		fork := forked(t, c, source.Name())
 		wantSameFiles(t, source, fork, exact)
-		for _, p := range []string{"/etc/b", "/workspace/tree/empty", "/the copy/empty"} {
-			run(t, source, "sh", "-c", "echo source >'"+p+"'")
-			run(t, fork, "sh", "-c", "echo fork >'"+p+"'")
-			if a, b := run(t, source, "cat", p), run(t, fork, "cat", p); a != "source" || b != "fork" {
-				t.Errorf("%s is %q in the source and %q in the fork", p, a, b)
-			}
-		}
+		wantOwnWays(t, source, fork, "/etc/b", "/workspace/tree/empty", "/the copy/empty")
 		if err := sleeper.Kill(); err != nil {
 			t.Errorf("the source's command: %v", err)
 		}
@@ -114,14 +134,7 @@ func TestForkOfAStoppedSandbox(t *testing.T) {
 	t.Parallel()
 	byCommit(t, func(t *testing.T, c *sandbox.Client, exact bool) {
 		source := grow(t, c)
-		want := files(t, source, exact)
-		if _, err := source.Stop(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		fork := forked(t, c, source.ID())
-		if diff := cmp.Diff(want, files(t, fork, exact)); diff != "" {
-			t.Errorf("files (-source +fork):\n%s", diff)
-		}
+		forkedStopped(t, c, source, exact)
 		if st, err := source.Status(t.Context()); err != nil || st.State != sandbox.StateStopped {
 			t.Errorf("the source is %v, %v, want it stopped", st.State, err)
 		}

@@ -483,11 +483,7 @@ func (c *Client) keepLast(ctx context.Context, eng *engine.Engine, sandboxID str
 // a record that nobody shares, and what belonged to volumes that are gone.
 func (c *Client) sweepSnapshots(ctx context.Context, eng *engine.Engine, all everything, note func(string, error)) {
 	now := eng.Now()
-	there := map[string]bool{}
-	for _, v := range all.volumes {
-		there[v.Name] = true
-	}
-	on := standing(all.volumes)
+	there, on := all.names(), standing(all.volumes)
 	recs := map[string]record.SnapshotRecord{}
 	for _, v := range all.volumes {
 		if rec, ok := record.DecodeSnapshot(v.Name, v.Labels); ok {
@@ -517,14 +513,19 @@ func (c *Client) sweepSnapshots(ctx context.Context, eng *engine.Engine, all eve
 	}
 }
 
+// names are those of the volumes.
+func (all everything) names() map[string]bool {
+	names := map[string]bool{}
+	for _, v := range all.volumes {
+		names[v.Name] = true
+	}
+	return names
+}
+
 // unshared are the files of a moment that have no record, which nobody shares and nobody
 // is about to: the nonce of each by the snapshot's ID.
 func (all everything) unshared(now time.Time) map[string]string {
-	there := map[string]bool{}
-	for _, v := range all.volumes {
-		there[v.Name] = true
-	}
-	on, unshared := standing(all.volumes), map[string]string{}
+	there, on, unshared := all.names(), standing(all.volumes), map[string]string{}
 	for _, v := range all.volumes {
 		id, nonce := v.Labels[record.ID], v.Labels[record.Nonce]
 		if record.Is(v.Labels, record.RoleFrozen) && record.ValidName(id) && !there[record.SnapshotName(id)] && len(on[id]) == 0 && !all.claimed(nonce, now) {
