@@ -13,7 +13,7 @@ const (
 	maxLabel = 63
 )
 
-// canonPattern checks a pattern and returns it as it is compared.
+// canonPattern checks a pattern and returns its canonical form.
 func canonPattern(in string) (string, error) {
 	bad := func(format string, args ...any) (string, error) {
 		return "", fmt.Errorf("name %q: %w", in, fmt.Errorf(format, args...))
@@ -36,7 +36,7 @@ func canonPattern(in string) (string, error) {
 	return s, nil
 }
 
-// toASCII converts each label by the rules for looking names up (UTS 46).
+// toASCII converts each label by the lookup rules of UTS 46.
 func toASCII(s string) (string, error) {
 	labels := strings.Split(s, ".")
 	for i, l := range labels {
@@ -52,20 +52,15 @@ func toASCII(s string) (string, error) {
 	return strings.Join(labels, "."), nil
 }
 
-// lower is for ASCII alone: no other letter may become one of its.
+// lower maps ASCII letters alone. strings.ToLower would also map others to ASCII, such as
+// the Kelvin sign to k.
 func lower(s string) string {
-	for i := range len(s) {
-		if c := s[i]; 'A' <= c && c <= 'Z' {
-			b := []byte(s)
-			for ; i < len(b); i++ {
-				if c := b[i]; 'A' <= c && c <= 'Z' {
-					b[i] = c + 'a' - 'A'
-				}
-			}
-			return string(b)
+	return strings.Map(func(r rune) rune {
+		if 'A' <= r && r <= 'Z' {
+			r += 'a' - 'A'
 		}
-	}
-	return s
+		return r
+	}, s)
 }
 
 var (
@@ -75,7 +70,7 @@ var (
 	errLong    = errors.New("it is longer than 253 characters")
 )
 
-// checkName says what keeps s, in lower case, from being a name, or a pattern of names.
+// checkName checks a name, or a pattern of names, in lower case.
 func checkName(s string, pattern bool) error {
 	if len(s) > maxName {
 		return errLong
@@ -101,14 +96,14 @@ func checkName(s string, pattern bool) error {
 			}
 		}
 	}
-	// What ends in a number is read as an IPv4 address by those who open it.
+	// Resolvers and URL parsers take a name that ends in a number for an IPv4 address.
 	if strings.Trim(last, "0123456789") == "" || strings.HasPrefix(last, "0x") {
 		return errAddress
 	}
 	return nil
 }
 
-// matches reports whether a name, checked and in lower case, is one of pattern's.
+// matches reports whether pattern matches a name that is checked and in lower case.
 func matches(pattern, name string) bool {
 	for {
 		p, l := strings.LastIndexByte(pattern, '.'), strings.LastIndexByte(name, '.')

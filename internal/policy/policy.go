@@ -1,10 +1,10 @@
-// Package policy is a sandbox's network policy as data and as decisions. The library
-// checks and stores it, PID 1 of the sandbox enforces it, and both ask this package what
-// it means. It opens no connection and knows nothing of either.
+// Package policy represents a sandbox's network policy and evaluates it. The library
+// validates and stores the policy, PID 1 of the sandbox enforces it, and both use this
+// package's rules. It opens no connection and depends on neither.
 //
-// What it decides, in this order: a denied subnet is never reached; an allowed subnet is
-// reached by any protocol; a protected address (private, link-local, the engine's
-// machine) is not reached; what is left is reached by its name, if that is allowed.
+// Rules apply in this order: a denied subnet is never reachable; an allowed subnet is
+// reachable by any protocol; a protected address (private, link-local, the engine's
+// machine) is not reachable; every other address is reachable through an allowed name.
 package policy
 
 import (
@@ -17,58 +17,62 @@ import (
 )
 
 // MaxEntries bounds each list of a policy. With 5,000 subnets the kernel refuses the
-// transaction that sets them ("message too long"); 1,000 in every list were applied.
+// nftables transaction ("message too long"); 1,000 in every list were applied.
 const MaxEntries = 1000
 
-// MaxText bounds the textual form of a policy, in bytes. It is kept in a label, which
-// every list of the engine carries.
+// MaxText bounds the textual form of a policy, in bytes. It is stored in a label, which
+// the engine returns in every list.
 const MaxText = 128 << 10
 
-// Mode says how the lists of a policy are meant.
+// Mode selects a fixed policy, or one made of lists.
 type Mode string
 
 const (
-	// AllowAll reaches everything but the link-local addresses where clouds keep their
-	// metadata.
+	// AllowAll permits every address except those of cloud metadata services.
 	AllowAll Mode = "allow-all"
-	// PublicOnly reaches the public internet by any protocol and nothing protected.
+	// PublicOnly permits the public internet by any protocol, and no protected address.
 	PublicOnly Mode = "public-only"
-	// DenyAll reaches nothing. Published ports answer all the same.
+	// DenyAll permits no outgoing connection. Published ports still accept connections.
 	DenyAll Mode = "deny-all"
-	// Custom reaches what its lists say. Only this mode has lists.
+	// Custom permits what its lists name. Only this mode has lists.
 	Custom Mode = "custom"
 )
 
-// A Policy is what a sandbox may reach. [Policy.Canon] puts it into the one form that
-// everything else here takes. The zero Policy has no mode and is not valid.
+// A Policy says what a sandbox may connect to. [Policy.Canon] returns the canonical form
+// that the rest of this package expects. The zero Policy has no mode and is invalid.
 type Policy struct {
 	Mode        Mode           `json:"mode"`
 	Allow       []Name         `json:"allow,omitempty"`
 	Subnets     Subnets        `json:"subnets,omitzero"`
-	ResolveInto []netip.Prefix `json:"resolve_into,omitempty"` // protected, and yet names may lead there
+	ResolveInto []netip.Prefix `json:"resolve_into,omitempty"` // protected subnets that allowed names may resolve into
 }
 
-// A Name is a pattern of domain names: labels, of which "*" as the first stands for one
-// or more and elsewhere for exactly one. "*" alone is every name and every public
-// address; the name above "*.example.com" is not in it.
+// A Name is a pattern of domain names. The label "*" matches one or more labels if it is
+// the first and exactly one elsewhere. "*" alone is every name and every public address;
+// "*.example.com" does not match example.com.
 type Name struct {
 	Pattern string `json:"pattern"`
 	// Transform says that PID 1 terminates TLS for these names and sets headers.
 	Transform bool `json:"transform,omitempty"`
 }
 
-// Subnets are reached, or not, whatever their names are.
+// Subnets are allowed or denied by address, whatever name led there.
 type Subnets struct {
 	Allow []netip.Prefix `json:"allow,omitempty"`
 	Deny  []netip.Prefix `json:"deny,omitempty"`
 }
 
-// Any is the pattern of every name.
+// Any is the pattern that matches every name.
 const Any = "*"
+
+// LooksUp reports whether PID 1 resolves names under the policy. If so it needs two things
+// that it must not take from inside the sandbox: the addresses of the engine's machine, and
+// the DNS servers to ask.
+func (p Policy) LooksUp() bool { return p.Mode == PublicOnly || len(p.Allow) > 0 }
 
 // Canon returns p in canonical form: names in lower case, without the final dot and in
 // ASCII; every list sorted, without duplicates, and subnets masked and merged. A custom
-// policy without any list is DenyAll. All mistakes are reported at once.
+// policy without any list is DenyAll. The error names every problem.
 func (p Policy) Canon() (Policy, error) {
 	var problems []error
 	bad := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
@@ -90,7 +94,7 @@ func (p Policy) Canon() (Policy, error) {
 			continue
 		}
 		if n.Transform && pattern == Any {
-			bad("%q cannot be transformed: it is every address as well; name the names", n.Pattern)
+			bad("%q cannot be transformed: it includes every address; list the names", n.Pattern)
 			continue
 		}
 		out.Allow = append(out.Allow, Name{pattern, n.Transform})
@@ -120,7 +124,7 @@ func (p Policy) Canon() (Policy, error) {
 			out.Mode = DenyAll
 		}
 	default:
-		bad("%q is not a mode: there is %s, %s, %s and %s", p.Mode, AllowAll, PublicOnly, DenyAll, Custom)
+		bad("%q is not a mode: use %s, %s, %s or %s", p.Mode, AllowAll, PublicOnly, DenyAll, Custom)
 	}
 	if n := len(out.String()); n > MaxText && len(problems) == 0 {
 		bad("the policy takes %d bytes; there may be %d", n, MaxText)
@@ -131,7 +135,7 @@ func (p Policy) Canon() (Policy, error) {
 	return out, nil
 }
 
-// joinNames makes one of equal neighbours. A name that is transformed anywhere is.
+// joinNames merges equal neighbours. The result is transformed if either was.
 func joinNames(in []Name) []Name {
 	var out []Name
 	for _, n := range in {
@@ -144,26 +148,25 @@ func joinNames(in []Name) []Name {
 	return out
 }
 
-// checkPrefix says what is wrong with a subnet.
 func checkPrefix(f netip.Prefix) error {
 	if !f.IsValid() {
-		return errors.New("there is an invalid subnet")
+		return errors.New("invalid subnet")
 	}
 	if f.Addr().Is4In6() && f.Bits() < 96 {
-		return fmt.Errorf("subnet %s reaches from IPv6 into IPv4: write two", f)
+		return fmt.Errorf("subnet %s spans IPv6 and mapped IPv4 addresses: write two", f)
 	}
 	return nil
 }
 
-// ParsePrefix reads a subnet in CIDR notation, or an address, which is a subnet of one.
-// Host bits are dropped.
+// ParsePrefix parses a subnet in CIDR notation, or a single address. Host bits are
+// cleared.
 func ParsePrefix(s string) (netip.Prefix, error) {
 	s = strings.TrimSpace(s)
 	f, err := netip.ParsePrefix(s)
 	if err != nil {
 		a, e := netip.ParseAddr(s)
 		if e != nil || a.Zone() != "" {
-			return netip.Prefix{}, fmt.Errorf("%q is not a subnet, such as 10.0.0.0/8 or fd00::/8, and not an address", s)
+			return netip.Prefix{}, fmt.Errorf("%q is neither a subnet, such as 10.0.0.0/8 or fd00::/8, nor an address", s)
 		}
 		f = netip.PrefixFrom(a, a.BitLen())
 	}
@@ -173,7 +176,7 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 	return unmapPrefix(f).Masked(), nil
 }
 
-// unmapPrefix writes IPv4 that was written as IPv6 as what it is.
+// unmapPrefix converts a prefix of IPv4-mapped IPv6 addresses to IPv4.
 func unmapPrefix(f netip.Prefix) netip.Prefix {
 	if f.Addr().Is4In6() && f.Bits() >= 96 {
 		return netip.PrefixFrom(f.Addr().Unmap(), f.Bits()-96)
@@ -181,8 +184,8 @@ func unmapPrefix(f netip.Prefix) netip.Prefix {
 	return f
 }
 
-// Merge returns the fewest subnets that hold the same addresses, in order. What is not
-// valid is left out.
+// Merge returns the fewest subnets that cover the same addresses, sorted. Invalid ones are
+// dropped.
 func Merge(in []netip.Prefix) []netip.Prefix {
 	var sorted []netip.Prefix
 	for _, f := range in {
@@ -195,7 +198,7 @@ func Merge(in []netip.Prefix) []netip.Prefix {
 	})
 	var out []netip.Prefix
 	for _, f := range sorted {
-		// A larger one comes before what is in it.
+		// The sort puts a subnet before those it contains.
 		if n := len(out); n > 0 && out[n-1].Contains(f.Addr()) && out[n-1].Bits() <= f.Bits() {
 			continue
 		}
@@ -260,8 +263,8 @@ func texts(in []netip.Prefix) []string {
 	return out
 }
 
-// Parse reads the textual form and returns the policy in canonical form. Lists may come
-// in any order and more than once, set apart by spaces.
+// Parse reads the textual form and returns the policy in canonical form. Lists are
+// separated by spaces, in any order, and may be repeated.
 func Parse(text string) (Policy, error) {
 	switch mode := Mode(strings.TrimSpace(text)); mode {
 	case AllowAll, PublicOnly, DenyAll:
@@ -269,7 +272,7 @@ func Parse(text string) (Policy, error) {
 	}
 	fields := strings.Fields(text)
 	if len(fields) == 0 {
-		return Policy{}, fmt.Errorf("the policy is empty: it takes %s, %s, %s or lists such as %s=example.com", AllowAll, PublicOnly, DenyAll, keyAllow)
+		return Policy{}, fmt.Errorf("empty policy: use %s, %s, %s or lists such as %s=example.com", AllowAll, PublicOnly, DenyAll, keyAllow)
 	}
 	p := Policy{Mode: Custom}
 	var problems []error
@@ -285,7 +288,7 @@ func Parse(text string) (Policy, error) {
 		case keyInto:
 			into = &p.ResolveInto
 		default:
-			problems = append(problems, fmt.Errorf("%q is not part of a policy: it takes %s, %s, %s, or %s=, %s=, %s=, %s= and %s= with a list",
+			problems = append(problems, fmt.Errorf("%q is not part of a policy: use %s, %s, %s, or lists %s=, %s=, %s=, %s= and %s=",
 				field, AllowAll, PublicOnly, DenyAll, keyAllow, keyTransform, keySubnets, keyDeny, keyInto))
 			continue
 		}

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// protected are the addresses that are not the public internet's, and the forms of IPv6
-// that carry an IPv4 address, behind which one of them could hide.
+// protected are the addresses outside the public internet, and the IPv6 ranges that embed
+// an IPv4 address, which could be one of them.
 var protected = prefixes(
 	"0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
 	"192.0.0.0/24", "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/3",
@@ -17,8 +17,8 @@ var protected = prefixes(
 	"fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8",
 )
 
-// metadata are the addresses where clouds tell a machine its own secrets, and the whole
-// of the link they are on.
+// metadata are the addresses of cloud metadata services, which hand out a machine's own
+// credentials, and all link-local addresses.
 var metadata = prefixes(
 	"169.254.0.0/16", "fe80::/10",
 	"fd00:ec2::254/128",  // AWS over IPv6
@@ -34,32 +34,32 @@ func prefixes(texts ...string) []netip.Prefix {
 	return out
 }
 
-// A Verdict is what becomes of a connection to an address.
+// A Verdict is the decision on a connection to an address, and its reason.
 type Verdict string
 
 const (
-	Denied    Verdict = "subnets.deny"  // never
-	Subnet    Verdict = "subnets.allow" // by any protocol, whatever its name
-	Protected Verdict = "protected"     // never: not a public address
-	Open      Verdict = "open"          // by any protocol: the policy allows every public address
-	ByName    Verdict = "name"          // only where a name that is allowed leads there
-	Closed    Verdict = "closed"        // never: the policy allows no name
+	Denied    Verdict = "subnets.deny"  // rejected
+	Subnet    Verdict = "subnets.allow" // permitted by any protocol, whatever its name
+	Protected Verdict = "protected"     // rejected: not a public address
+	Open      Verdict = "open"          // permitted by any protocol: the policy allows every public address
+	ByName    Verdict = "name"          // permitted only through an allowed name
+	Closed    Verdict = "closed"        // rejected: the policy allows no name
 )
 
-// Reaches reports whether a connection may go to the address itself.
+// Reaches reports whether a connection to the address is permitted without a name.
 func (v Verdict) Reaches() bool { return v == Subnet || v == Open }
 
-// Rules is a policy made ready to decide. It is safe for concurrent use.
+// Rules is a compiled policy. It is safe for concurrent use.
 type Rules struct {
 	policy    Policy
 	protected []netip.Prefix
 	exact     map[string]Name
-	wild      []Name // the most particular first
+	wild      []Name // the most specific first
 }
 
-// Compile makes ready a policy in canonical form. protect are further addresses that are
-// protected: those of the engine's machine, which a public address could be among, and
-// of the networks the sandbox itself is in. They count in every mode but AllowAll.
+// Compile compiles a policy in canonical form. protect are further protected addresses:
+// those of the engine's machine, some of which may be public, and of the sandbox's own
+// networks. AllowAll ignores them.
 func (p Policy) Compile(protect ...netip.Prefix) (*Rules, error) {
 	for _, n := range p.Allow {
 		if err := checkName(n.Pattern, true); err != nil {
@@ -99,7 +99,7 @@ func (p Policy) Compile(protect ...netip.Prefix) (*Rules, error) {
 	return r, nil
 }
 
-// mergeWire is Merge, but IPv4 inside IPv6 stays: it is an address on the wire, too.
+// mergeWire is Merge, but keeps IPv4-mapped IPv6 prefixes: packets can carry such addresses.
 func mergeWire(in []netip.Prefix) []netip.Prefix {
 	var mapped, rest []netip.Prefix
 	for _, f := range in {
@@ -112,22 +112,22 @@ func mergeWire(in []netip.Prefix) []netip.Prefix {
 	return append(Merge(rest), mapped...)
 }
 
-// Policy is what the rules were made of.
+// Policy returns the policy that the rules were compiled from.
 func (r *Rules) Policy() Policy { return r.policy }
 
-// Protected are the addresses that only an allowed subnet opens, merged: for IPv6 with
-// the forms that carry an IPv4 address. The caller must not change them.
+// Protected returns, merged, the addresses that only an allowed subnet permits, including
+// the IPv6 ranges that embed an IPv4 address. The caller must not modify the slice.
 func (r *Rules) Protected() []netip.Prefix { return r.protected }
 
-// Open reports whether every address that is not protected and not denied is reached,
+// Open reports whether every address that is neither protected nor denied is permitted,
 // by any protocol: in AllowAll, PublicOnly and where "*" is allowed.
 func (r *Rules) Open() bool {
 	return r.policy.Mode == AllowAll || r.policy.Mode == PublicOnly ||
 		slices.ContainsFunc(r.policy.Allow, func(n Name) bool { return n.Pattern == Any })
 }
 
-// Resolves reports whether any name may be looked up. If so PID 1 needs DNS servers that
-// nobody inside could have named, unless the mode is AllowAll.
+// Resolves reports whether any name may be looked up. Unless the mode is AllowAll, PID 1
+// then needs DNS servers that nobody inside could have chosen.
 func (r *Rules) Resolves() bool { return len(r.exact)+len(r.wild) > 0 }
 
 // Transforms reports whether any name is transformed.
@@ -135,9 +135,9 @@ func (r *Rules) Transforms() bool {
 	return slices.ContainsFunc(r.policy.Allow, func(n Name) bool { return n.Transform })
 }
 
-// Name returns the rule that allows a name: of several the most particular, which is the
-// name itself, then the pattern of most labels and fewest stars. Case and a final dot
-// don't matter; what is not a domain name, an address above all, is never allowed.
+// Name returns the most specific rule that allows a name: the name itself, then the pattern
+// with the most labels and the fewest stars. Case and a final dot don't matter. Anything
+// that is not a domain name, such as an address, is never allowed.
 func (r *Rules) Name(name string) (Name, bool) {
 	name = lower(strings.TrimSuffix(name, "."))
 	if checkName(name, false) != nil {
@@ -172,7 +172,7 @@ func (r *Rules) Addr(a netip.Addr) Verdict {
 	return Closed
 }
 
-// Into reports whether a name that is allowed may lead to the address.
+// Into reports whether an allowed name may resolve to the address.
 func (r *Rules) Into(a netip.Addr) bool {
 	switch r.Addr(a) {
 	case Subnet, Open, ByName:
@@ -184,10 +184,5 @@ func (r *Rules) Into(a netip.Addr) bool {
 }
 
 func contains(list []netip.Prefix, a netip.Addr) bool {
-	for _, f := range list {
-		if f.Contains(a) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(list, func(f netip.Prefix) bool { return f.Contains(a) })
 }
