@@ -28,7 +28,7 @@ const MaxText = 128 << 10
 type Mode string
 
 const (
-	// AllowAll permits every address except those of cloud metadata services.
+	// AllowAll permits every address except link-local ones and cloud metadata services.
 	AllowAll Mode = "allow-all"
 	// PublicOnly permits the public internet by any protocol, and no protected address.
 	PublicOnly Mode = "public-only"

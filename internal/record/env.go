@@ -10,16 +10,16 @@ import (
 	"errors"
 )
 
-// Env is what was added to the environment since the sandbox was made, encrypted with its
-// control key: whoever may inspect the container can read it, as all of the environment,
-// and no label says it in the clear.
+// Env is the environment added since the sandbox was made, encrypted with its control key:
+// no label has it in plain text, and whoever may inspect the container can decrypt it, as
+// they can read the rest of the environment.
 type Env struct {
 	ID     string `json:"id"`
 	Sealed []byte `json:"sealed"`
 }
 
-// NewEnv returns the environment that was added since the container was made, which has
-// what was added before.
+// NewEnv returns the environment that was added since the container was made, nil if none
+// was. It includes earlier additions.
 func (r Sandbox) NewEnv() (map[string]string, error) {
 	if c := r.Revision.Changes.Env; c == nil || c.ID == r.Settings.Env {
 		return nil, nil
@@ -38,17 +38,19 @@ func (r Sandbox) AddedEnv() (map[string]string, error) {
 		return nil, err
 	}
 	if len(e.Sealed) < aead.NonceSize() {
-		return nil, errors.New("the record's environment is damaged")
+		return nil, errDamagedEnv
 	}
 	at := aead.NonceSize()
 	text, err := aead.Open(nil, e.Sealed[:at], e.Sealed[at:], []byte(e.ID))
 	if err != nil {
-		return nil, errors.New("the record's environment is damaged")
+		return nil, errDamagedEnv
 	}
 	var env map[string]string
 	err = json.Unmarshal(text, &env)
 	return env, err
 }
+
+var errDamagedEnv = errors.New("the record's environment is damaged")
 
 // SealEnv is the inverse of AddedEnv.
 func (r Sandbox) SealEnv(env map[string]string) (*Env, error) {

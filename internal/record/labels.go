@@ -1,10 +1,10 @@
-// Package record knows what is stored in the engine and where: the labels that
-// describe a sandbox and its volumes, the names of the objects that carry them, and
-// the pending marker that makes one creator of many.
+// Package record defines what is stored in the engine: the labels that describe a sandbox
+// and its volumes, the names of the objects that carry them, and the pending marker, the
+// lease that lets one of several creators proceed.
 //
-// Labels can't be changed once an object exists. Everything mutable is therefore a
-// new object, and who comes first is decided by the engine: creating a volume whose
-// name exists returns the old one with its old labels.
+// Labels can't be changed once an object exists. Every change is therefore a new object,
+// and the engine orders concurrent changes: creating a volume whose name exists returns
+// the existing one with its labels.
 package record
 
 import (
@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"maps"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -41,12 +42,12 @@ const (
 	ControlKey = Prefix + "control-key"
 	Of         = Prefix + "of"       // of a revision or a marker: the nonce of its sandbox
 	After      = Prefix + "after"    // of a revision: the nonce of the one before; of a container: see Previous
-	By         = Prefix + "by"       // of what a change made: the nonce of the marker held meanwhile
-	Snapshot   = Prefix + "snapshot" // of a volume: the snapshot whose files it stands on
+	By         = Prefix + "by"       // of an object that a change made: the nonce of the marker held meanwhile
+	Snapshot   = Prefix + "snapshot" // of a volume: the snapshot whose files are its lower layer
 	tag        = Prefix + "tag."
 )
 
-// SchemaVersion is what this build writes. It reads any.
+// SchemaVersion is the version this build writes. It reads any.
 const SchemaVersion = "1"
 
 // Values of the Role label.
@@ -62,37 +63,37 @@ const (
 	RoleRevision  = "revision"
 	RoleLayer     = "layer"
 	RoleSnapshot  = "snapshot" // a snapshot's record
-	RoleFrozen    = "frozen"   // files of a snapshot, which never change
-	RoleOverlay   = "overlay"  // where a volume that stands on frozen files keeps its own
+	RoleFrozen    = "frozen"   // a snapshot's files, which never change
+	RoleOverlay   = "overlay"  // upper or work directory of a volume over a snapshot's files
 )
 
-// MaxLabels bounds what one object may carry in its labels, keys and values
-// together. The engine itself takes megabytes, but returns them in every list. It has
-// room for the largest network policy and 64 KiB of everything else.
+// MaxLabels bounds one object's labels, keys and values together: the largest network
+// policy and 64 KiB of everything else. The engine itself accepts megabytes, but returns
+// them in every list.
 const MaxLabels = policy.MaxText + 64<<10
 
 var valid = regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]{0,62}$`)
 
-// NameRule is the rule for names and IDs, for messages.
+// NameRule describes valid names and IDs in messages.
 const NameRule = "1 to 63 of a-z 0-9 _ . - and first a letter or digit"
 
 // ValidName reports whether s can be the name or the ID of a sandbox.
 func ValidName(s string) bool { return valid.MatchString(s) }
 
-// VolumeRule is the rule for names of volumes, for messages.
+// VolumeRule describes valid volume names in messages.
 const VolumeRule = "1 to 128 of a-z 0-9 _ . - and first a letter or digit"
 
 var validVolume = regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]{0,127}$`)
 
-// ValidVolume reports whether s can be the name of a volume that holds somebody's files.
+// ValidVolume reports whether s can be the name of a volume that holds user files.
 func ValidVolume(s string) bool { return validVolume.MatchString(s) }
 
-// dataRoles are those of the volumes that hold somebody's files. A volume without a role
-// is a workspace of before there were roles.
+// dataRoles are the roles of volumes that hold user files. A volume without a role is a
+// workspace from before roles existed.
 var dataRoles = []string{RoleWorkspace, RoleRWCopy, RoleFork}
 
-// IsData reports whether a volume is ours and holds somebody's files: it is listed,
-// attached and deleted on request.
+// IsData reports whether a volume is ours and holds user files: it can be listed, attached
+// and deleted on request.
 func IsData(name string, labels map[string]string) bool {
 	if !OurName(name) || !ValidVolume(name) || labels[Managed] != "true" {
 		return false
@@ -111,7 +112,7 @@ func ReservedID(id string) bool {
 	return strings.Contains(id, ".rev-") || derived.MatchString(id)
 }
 
-// derived is how the name of a volume that VolumeName made goes on after the ID.
+// derived matches what VolumeName appends to the ID.
 var derived = regexp.MustCompile(`-(rwcopy|fork)-[a-z2-7]{12}$`)
 
 const objects = "agent-sandbox-"
@@ -119,24 +120,24 @@ const objects = "agent-sandbox-"
 // ContainerName is the name of a sandbox's container: the lock on the sandbox's name.
 func ContainerName(name string) string { return objects + name }
 
-// NextName is the name of the container that is about to take the place of a sandbox's:
-// no sandbox has it, because their names are lower-case.
+// NextName is the name of the container that is about to replace a sandbox's. It can't be
+// another sandbox's name: those are lower-case.
 func NextName(name string) string { return ContainerName(name) + ".N" }
 
-// UnfinishedName is the name of that container while its files are still being copied.
+// UnfinishedName is the name of the replacement while its files are still being copied.
 func UnfinishedName(name string) string { return ContainerName(name) + ".U" }
 
 // WorkspaceName is the name of a sandbox's workspace volume.
 func WorkspaceName(id string) string { return objects + id }
 
 // VolumeName is the name of a sandbox's volume for a target other than the workspace. The
-// nonce keeps it from one of the same ID and target that was preserved.
+// nonce sets it apart from a preserved volume of the same ID and target.
 func VolumeName(id, role, target, nonce string) string {
 	sum := sha256.Sum256([]byte(target + "\x00" + nonce))
 	return objects + id + "-" + role + "-" + encoding.EncodeToString(sum[:])[:12]
 }
 
-// OurName reports whether an object's name is one that this package could have given.
+// OurName reports whether an object's name is one that this package could have chosen.
 func OurName(object string) bool { return strings.HasPrefix(object, objects) }
 
 var encoding = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
@@ -155,9 +156,9 @@ func NewNonce() string {
 	return encoding.EncodeToString(b[:])
 }
 
-// Sandbox is a sandbox's record as it was created. What the engine holds itself
-// (environment, limits) is read from the container and not repeated here; neither is
-// anything secret but the control key, which never enters the sandbox.
+// Sandbox is a sandbox's record as it was created. The engine stores environment and limits
+// itself, so they are read from the container and not repeated here. The only secret in it
+// is the control key, which never enters the sandbox.
 type Sandbox struct {
 	ID, Name   string
 	Nonce      string
@@ -166,19 +167,19 @@ type Sandbox struct {
 	ControlKey []byte // Ed25519 seed
 	Persistent bool
 	Settings   SandboxSettings
-	// By is the nonce of the change that made the container in place of another, the
-	// Previous one. Both are empty for one that was made with its sandbox.
+	// By is the nonce of the change that replaced the Previous container with this one. Both
+	// are empty for the container made with the sandbox.
 	By, Previous string
-	Revision     Revision // what has changed since; Tags have it already
-	// Problem says what of the labels could not be read. Such a sandbox can still be
-	// listed, stopped and deleted.
+	Revision     Revision // the changes since; Tags include it already
+	// Problem names the labels that could not be read. Such a sandbox can still be listed,
+	// stopped and deleted.
 	Problem error
 }
 
 // SandboxSettings is the JSON of the record label.
 type SandboxSettings struct {
-	// Network is the network policy in its textual form. Empty is a sandbox from before
-	// there were any.
+	// Network is the network policy in its textual form, empty for sandboxes from before
+	// policies existed.
 	Network string `json:"network,omitempty"`
 
 	Image         string   `json:"image,omitempty"`
@@ -190,17 +191,18 @@ type SandboxSettings struct {
 	TimeoutMS     int64    `json:"timeout_ms,omitempty"`
 	StopTimeoutMS int64    `json:"stop_timeout_ms,omitempty"`
 	Mounts        []Mount  `json:"mounts,omitempty"`
-	// Snapshot is what the sandbox was made from.
+	// Snapshot is the ID of the snapshot that the sandbox was made from.
 	Snapshot string `json:"snapshot,omitempty"`
-	// Source is where its first files came from, for people.
+	// Source describes where the first files came from, for display.
 	Source string `json:"source,omitempty"`
-	Env    string `json:"env,omitempty"` // which Env of the revisions the container has
-	// Unnamed are the volumes that an image asked for and that a new container took over.
+	Env    string `json:"env,omitempty"` // the ID of the revisions' Env that the container has
+	// Unnamed are the anonymous volumes, declared by the image, that a replacement container
+	// took over.
 	Unnamed []string `json:"unnamed,omitempty"`
 }
 
-// Mount is a mount as it was asked for. With both a source and a volume it is a copy of
-// the one in the other.
+// Mount is a mount as it was requested. With both Source and Volume, the volume holds a
+// copy of the source.
 type Mount struct {
 	Source string `json:"source,omitempty"`
 	Volume string `json:"volume,omitempty"`
@@ -225,17 +227,22 @@ func (r Sandbox) Labels() (map[string]string, error) {
 	for k, v := range r.Tags {
 		l[tag+k] = v
 	}
-	var size int
-	for k, v := range l {
+	return l, checkSize(l)
+}
+
+// checkSize reports labels that exceed MaxLabels.
+func checkSize(labels map[string]string) error {
+	size := 0
+	for k, v := range labels {
 		size += len(k) + len(v)
 	}
 	if size > MaxLabels {
-		return nil, fmt.Errorf("the record takes %d bytes of labels, more than %d: shorten tags or command", size, MaxLabels)
+		return fmt.Errorf("the record takes %d bytes of labels, more than %d: shorten tags, environment or command", size, MaxLabels)
 	}
-	return l, nil
+	return nil
 }
 
-// Base returns the labels that every object of ours carries.
+// Base returns the labels common to all our objects.
 func Base(role, nonce string, at time.Time) map[string]string {
 	return map[string]string{
 		Managed:   "true",
@@ -255,10 +262,10 @@ func (r Sandbox) VolumeLabels(role string) map[string]string {
 }
 
 // Decode reads a sandbox's record from its container's labels. ok is false when they
-// are not a sandbox's at all. Unknown labels are ignored and damaged ones reported in
-// Problem, so that one bad record never hides the others.
+// are not a sandbox's. Unknown labels are ignored and damaged ones reported in Problem, so
+// that one bad record never hides the others.
 func Decode(labels map[string]string) (r Sandbox, ok bool) {
-	// Before roles existed only sandboxes had containers, so no role is a sandbox.
+	// Before roles existed only sandboxes had containers: no role means a sandbox.
 	if labels[Managed] != "true" || labels[Name] == "" || labels[ID] == "" {
 		return r, false
 	}
@@ -304,34 +311,26 @@ func Decode(labels map[string]string) (r Sandbox, ok bool) {
 
 // Is reports whether labels mark an object of ours with one of the roles.
 func Is(labels map[string]string, roles ...string) bool {
-	if labels[Managed] != "true" {
-		return false
-	}
-	for _, role := range roles {
-		if labels[Role] == role {
-			return true
-		}
-	}
-	return false
+	return labels[Managed] == "true" && slices.Contains(roles, labels[Role])
 }
 
-// Filter is a label as the engine's list filters take it.
+// Filter formats a label for the engine's list filters.
 func Filter(key, value string) string { return key + "=" + value }
 
-// With returns l with one more label.
+// With returns a copy of l with one more label.
 func With(l map[string]string, key, value string) map[string]string {
 	l = maps.Clone(l)
 	l[key] = value
 	return l
 }
 
-// GuestName is the name of the volume that holds the guest, by its content.
+// GuestName is the name of the volume that holds the guest with this content hash.
 func GuestName(hash string) string { return objects + "guest-" + hash }
 
 // GuestImage is the image that the guest's volume is filled from.
 func GuestImage(hash string) string { return "agent-sandbox-guest:" + hash }
 
-// LayerImage is the image with the files of a container that another takes the place of.
+// LayerImage is the image that carries a container's files to its replacement.
 func LayerImage(nonce string) string { return layerImages + nonce }
 
 const layerImages = "agent-sandbox-layer:"
@@ -339,34 +338,36 @@ const layerImages = "agent-sandbox-layer:"
 // IsLayer reports whether a reference is one that LayerImage makes.
 func IsLayer(ref string) bool { return strings.HasPrefix(ref, layerImages) }
 
-// SnapshotName is the volume that is a snapshot's record: the snapshot is there when it is.
+// SnapshotName is the name of the volume that records a snapshot: the snapshot exists while
+// it does.
 func SnapshotName(id string) string { return objects + "snap-" + id }
 
-// FrozenName is the nth volume with files of a snapshot.
+// FrozenName is the name of the nth volume with a snapshot's files.
 func FrozenName(id string, n int) string { return fmt.Sprintf("%s-%d", SnapshotName(id), n) }
 
-// SnapshotImage is the image that containers are made from by a snapshot.
+// SnapshotImage is the image of containers made from a snapshot.
 func SnapshotImage(id string) string { return snapshotImages + id }
 
 const snapshotImages = "agent-sandbox-snapshot:"
 
-// SnapshotOfImage returns the ID of the snapshot that a reference of SnapshotImage is of.
+// SnapshotOfImage is the inverse of SnapshotImage.
 func SnapshotOfImage(ref string) (id string, ok bool) {
 	id, ok = strings.CutPrefix(ref, snapshotImages)
 	return id, ok && ValidName(id)
 }
 
-// SnapshotMarker is the name of the marker that is there while a snapshot is made or
-// deleted, or its files are used without a record. Names of sandboxes are lower-case.
+// SnapshotMarker is the name of the marker held while a snapshot is made or deleted, or its
+// files are used without a record. Names of sandboxes are lower-case.
 func SnapshotMarker(id string) string { return id + ".S" }
 
-// SnapshotOf returns the ID of the snapshot that a marker is about.
+// SnapshotOf returns the ID of the snapshot that a marker protects.
 func (m Marker) SnapshotOf() (id string, ok bool) {
 	id, ok = strings.CutSuffix(m.Name, ".S")
 	return id, ok && ValidName(id)
 }
 
-// OverlayNames are the volumes where a volume that stands on frozen files keeps its own.
+// OverlayNames are the names of the volumes with the upper and work directory of a volume
+// that overlays a snapshot's files.
 func OverlayNames(volume string) (upper, work string) { return volume + ".U", volume + ".W" }
 
 // OverlayOf returns the volume that one of OverlayNames belongs to.
@@ -377,7 +378,7 @@ func OverlayOf(name string) (volume string, ok bool) {
 	return strings.CutSuffix(name, ".W")
 }
 
-// SnapshotRecord is what the record of a snapshot says, as JSON.
+// SnapshotRecord is the record of a snapshot. Its label holds it as JSON.
 type SnapshotRecord struct {
 	ID        string    `json:"-"`
 	Nonce     string    `json:"-"`
@@ -396,7 +397,7 @@ type SnapshotRecord struct {
 // Tree is one directory of a snapshot.
 type Tree struct {
 	Target string `json:"target,omitempty"` // empty is the container's own layer
-	Source string `json:"source,omitempty"` // of a copy, the directory it once was
+	Source string `json:"source,omitempty"` // the directory on the caller's machine that it was copied from, if any
 	Volume string `json:"volume"`
 	Mode   uint32 `json:"mode"`
 	UID    uint32 `json:"uid"`
@@ -423,12 +424,12 @@ func DecodeSnapshot(name string, labels map[string]string) (r SnapshotRecord, ok
 	return r, true
 }
 
-// FrozenLabels are those of a volume with files of r.
+// FrozenLabels returns the labels of a volume with files of r.
 func (r SnapshotRecord) FrozenLabels() map[string]string {
 	l := Base(RoleFrozen, r.Nonce, r.CreatedAt)
 	l[ID], l[Name] = r.ID, r.Sandbox
 	return l
 }
 
-// HelperName is the name of a container that does something for a sandbox.
+// HelperName is the name of a helper container.
 func HelperName(nonce string) string { return objects + "helper." + nonce[:12] + ".H" }

@@ -14,18 +14,18 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 )
 
-// Lease is how long a pending marker speaks for a creator that is not heard of. A
-// living creator renews it three times as often, so a dead one is known after this
-// long at the latest, and a pull or an OnCreate may take as long as it likes.
+// Lease is how long a pending marker is valid without renewal. Its holder renews it three
+// times as often: a dead holder is detected within this time, while a pull or an OnCreate
+// may take any time.
 const Lease = 30 * time.Second
 
-// Volumes is what this package needs of the engine.
+// Volumes is the part of the engine that this package uses.
 type Volumes interface {
 	CreateVolume(ctx context.Context, name string, labels map[string]string) (engine.Volume, error)
 	InspectVolume(ctx context.Context, name string) (engine.Volume, error)
 	ListVolumes(ctx context.Context, labels ...string) ([]engine.Volume, error)
 	RemoveVolume(ctx context.Context, name string, force bool) error
-	// Now is the engine's clock: leases made on one machine are judged on another.
+	// Now returns the time of the engine's clock, by which all machines judge leases.
 	Now() time.Time
 }
 
@@ -38,17 +38,17 @@ func isMarkerName(object, name string) bool  { return object == markerName(name)
 func isRenewalName(object, name string) bool { return strings.HasPrefix(object, markerName(name)+".R") }
 
 // A Marker says that a sandbox of that name is being made or deleted, by whom and until
-// when. What carries its nonce goes with a holder who died.
+// when. When its holder dies, the objects with its nonce are removed.
 //
-// With Of, the nonce of a sandbox that is there, it says that somebody changes that one,
-// and nothing goes.
+// With Of, the nonce of an existing sandbox, that sandbox is being changed, and nothing is
+// removed.
 type Marker struct {
 	Name, Nonce, Holder string
 	Of                  string
 	Until               time.Time
 }
 
-// HeldError says that somebody else holds the marker.
+// HeldError reports that another process holds the marker.
 type HeldError struct{ Marker Marker }
 
 func (e *HeldError) Error() string {
@@ -59,7 +59,7 @@ func (e *HeldError) Error() string {
 	return fmt.Sprintf("%q is being %s by %s", e.Marker.Name, verb, cmp.Or(e.Marker.Holder, "another process"))
 }
 
-// ForeignError says that an object with a name of ours is not ours.
+// ForeignError reports an object that is not ours but has a name of ours.
 type ForeignError struct{ Kind, Object string }
 
 func (e *ForeignError) Error() string {
@@ -85,19 +85,19 @@ func markerLabels(role string, m Marker, now time.Time) map[string]string {
 }
 
 func decodeMarker(labels map[string]string) Marker {
-	// A marker that can't be read is one whose time has passed.
+	// A time that can't be read counts as expired.
 	until, _ := time.Parse(time.RFC3339Nano, labels[Until])
 	return Marker{Name: labels[Name], Nonce: labels[Nonce], Holder: labels[Holder], Of: labels[Of], Until: until}
 }
 
-// TryClaim makes the marker for name, or fails with a *HeldError when another has it
-// or a *ForeignError when something else has its name. holder is for people to read.
-// When it fails any other way the marker may exist: Drop it by its nonce.
+// TryClaim makes the marker for name, or fails with a *HeldError when another process has it
+// or a *ForeignError when a foreign object has its name. holder is for people to read.
+// After any other error the marker may exist: Drop it by its nonce.
 func TryClaim(ctx context.Context, v Volumes, name, nonce, holder string) (*Claim, error) {
 	return claim(ctx, v, Marker{Name: name, Nonce: nonce, Holder: holder})
 }
 
-// TryHold is TryClaim to change the sandbox r, which stays when the holder dies.
+// TryHold is TryClaim for a change of the sandbox r, which is kept when the holder dies.
 func TryHold(ctx context.Context, v Volumes, r Sandbox, nonce, holder string) (*Claim, error) {
 	return claim(ctx, v, Marker{Name: r.Name, Nonce: nonce, Holder: holder, Of: r.Nonce})
 }
@@ -134,45 +134,45 @@ func (c *Claim) renew(ctx context.Context) {
 		now := c.v.Now()
 		m := c.m
 		m.Until = now.Add(Lease)
-		// A renewal that fails is tried again at the next tick, well before the lease ends.
+		// A failed renewal is retried at the next tick, well before the lease ends.
 		if _, err := c.v.CreateVolume(ctx, renewalName(m.Name, n), markerLabels(RolePending, m, now)); err == nil && n > 1 {
 			c.v.RemoveVolume(ctx, renewalName(m.Name, n-1), false)
 		}
 	}
 }
 
-// Commit drops the marker: from here on the sandbox exists for everyone. It fails
-// when the marker is no longer ours, because the lease ran out and another took over.
+// Commit removes the marker: from here on the sandbox exists for everyone. It fails if the
+// lease expired and another process took over.
 func (c *Claim) Commit(ctx context.Context) error {
 	c.Stop()
 	got, err := c.v.InspectVolume(ctx, markerName(c.m.Name))
 	switch {
 	case errors.Is(err, engine.ErrNotFound):
-		return errors.New("the claim on the name was lost: it was not renewed in time")
+		return errors.New("lost the claim on the name: it was not renewed in time")
 	case err != nil:
 		return err
 	case got.Labels[Nonce] != c.m.Nonce:
 		return &HeldError{decodeMarker(got.Labels)}
 	}
 	if err := c.v.RemoveVolume(ctx, got.Name, false); err != nil && !errors.Is(err, engine.ErrNotFound) {
-		// The reply may be what was lost. Whether we committed is what the engine says.
-		ask, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		// The engine may have removed it and the reply been lost.
+		check, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
-		if _, e := c.v.InspectVolume(ask, got.Name); !errors.Is(e, engine.ErrNotFound) {
+		if _, e := c.v.InspectVolume(check, got.Name); !errors.Is(e, engine.ErrNotFound) {
 			return err
 		}
 	}
 	return nil
 }
 
-// Stop ends the renewals and waits for them. It may be called often.
+// Stop ends the renewals and waits for them. It may be called more than once.
 func (c *Claim) Stop() {
 	c.stop()
 	c.done.Wait()
 }
 
-// DropRenewals removes what Commit leaves: renewals speak for nobody without their
-// marker, so this may fail and the sweep will do it.
+// DropRenewals removes the renewals that Commit leaves. Without their marker they mean
+// nothing, so this may fail: the sweep removes them later.
 func (c *Claim) DropRenewals(ctx context.Context) error {
 	if c.v.Now().Before(c.m.Until.Add(-Lease + Lease/3)) {
 		return nil // none was due yet
@@ -222,7 +222,7 @@ func Look(ctx context.Context, v Volumes, name string) (m Marker, found bool, er
 	}
 	m = decodeMarker(got.Labels)
 	if m.Expired(v.Now()) {
-		// Only now is it worth a list to see whether it was renewed.
+		// Renewals are separate volumes; list them only now that they matter.
 		vols, err := v.ListVolumes(ctx, Filter(Role, RolePending), Filter(Name, name))
 		if err != nil {
 			return m, false, err
@@ -232,7 +232,7 @@ func Look(ctx context.Context, v Volumes, name string) (m Marker, found bool, er
 	return m, true, nil
 }
 
-// Expired reports whether the marker's creator has not been heard of for too long.
+// Expired reports whether the marker's lease has run out.
 func (m Marker) Expired(now time.Time) bool { return now.After(m.Until) }
 
 func renewed(m Marker, vols []engine.Volume) Marker {
@@ -246,7 +246,7 @@ func renewed(m Marker, vols []engine.Volume) Marker {
 	return m
 }
 
-// Markers returns the markers among vols, as a list of all managed volumes shows them.
+// Markers returns the markers among vols, a list of all managed volumes.
 func Markers(vols []engine.Volume) []Marker {
 	var ms []Marker
 	for _, vol := range vols {
@@ -257,8 +257,7 @@ func Markers(vols []engine.Volume) []Marker {
 	return ms
 }
 
-// Stray returns the names of renewals and takeovers among vols that no longer mean
-// anything: their marker is gone, and so is the time of whoever made them.
+// Stray returns the names of expired renewals without a marker, and of expired takeovers.
 func Stray(vols []engine.Volume, now time.Time) []string {
 	held := map[string]bool{}
 	for _, m := range Markers(vols) {
@@ -279,16 +278,16 @@ func Stray(vols []engine.Volume, now time.Time) []string {
 	return slices.Sorted(slices.Values(names))
 }
 
-// TakeOver clears what a dead creator left: it calls clear, which removes the objects
-// that carry the marker's nonce, and then removes the marker. One caller at a time
-// does it for a name; to the others, and when the marker has changed meanwhile,
-// TakeOver returns nil without doing anything: look again.
-func TakeOver(ctx context.Context, v Volumes, dead Marker, nonce, holder string, clear func(context.Context) error) (err error) {
+// TakeOver removes what a dead creator left: it calls cleanUp, which removes the objects
+// with the marker's nonce, and then removes the marker. One caller at a time does so for a
+// name. For the others, and if the marker has changed meanwhile, TakeOver does nothing and
+// returns nil: look again.
+func TakeOver(ctx context.Context, v Volumes, dead Marker, nonce, holder string, cleanUp func(context.Context) error) (err error) {
 	now := v.Now()
 	mine := Marker{Name: dead.Name, Nonce: nonce, Holder: holder, Until: now.Add(Lease)}
 	lock := takeoverName(dead.Name)
 	defer func() {
-		// Also when the reply was lost, so that the lock never waits for its lease.
+		// The lock may exist even if the reply was lost; don't leave it until its lease ends.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
 		if got, e := v.InspectVolume(ctx, lock); e == nil && got.Labels[Nonce] == nonce {
@@ -309,10 +308,10 @@ func TakeOver(ctx context.Context, v Volumes, dead Marker, nonce, holder string,
 	if err != nil || !found || m.Nonce != dead.Nonce || !m.Expired(v.Now()) {
 		return err
 	}
-	// Within our own lease, or the next one might be clearing beside us.
+	// Stay within our own lease: after it another process may clean up at the same time.
 	ctx, cancel := context.WithTimeout(ctx, Lease*2/3)
 	defer cancel()
-	if err := clear(ctx); err != nil {
+	if err := cleanUp(ctx); err != nil {
 		return err
 	}
 	return Drop(ctx, v, dead.Name, dead.Nonce)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -16,13 +15,12 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
 )
 
-// A Revision is what has changed of a sandbox since it was made: all of it, so that
-// the highest one alone tells. The zero Revision is none.
+// A Revision holds all changes of a sandbox since it was made, so that only the highest one
+// counts. The zero Revision is none.
 //
-// Revisions are volumes numbered from 1. Whoever makes the next number has the turn;
-// the others read it and try again on top. The first one stays for as long as the
-// sandbox does: a reader that does not find it need not look for more, which is one
-// cheap call whatever else is on the engine.
+// Revisions are volumes numbered from 1. Whoever creates the next number wins; the others
+// read it and try again. The first one is kept as long as the sandbox: a reader that does
+// not find it, with one cheap call, knows that there are none.
 type Revision struct {
 	N       int
 	Changes Changes
@@ -30,39 +28,39 @@ type Revision struct {
 	Nonce string // of the operation that made it
 }
 
-// Changes are what a revision says. Nil is as it was made.
+// Changes are the contents of a revision. A nil field is unchanged.
 type Changes struct {
 	Network *Network `json:"network,omitempty"`
 
 	TimeoutMS     *int64             `json:"timeout_ms,omitempty"`
 	StopTimeoutMS *int64             `json:"stop_timeout_ms,omitempty"`
 	Tags          *map[string]string `json:"tags,omitempty"`
-	// What follows waits for the next session, whose container is made anew for it; see
-	// Outdated. Of the environment only the main process has to wait.
+	// These apply from the next session on, which gets a new container; see Outdated. Commands
+	// get a new environment at once, the main process does not.
 	Ports   *[]uint16 `json:"ports,omitempty"`
-	Mounts  *[]Mount  `json:"mounts,omitempty"` // a copy's volume is still to be made
+	Mounts  *[]Mount  `json:"mounts,omitempty"` // the volume of a copy does not exist yet
 	Command *[]string `json:"command,omitempty"`
 	Env     *Env      `json:"env,omitempty"`
-	// Session is about one session whose end is not what the rest of the record says.
+	// Session overrides the end of one session.
 	Session *Session `json:"session,omitempty"`
 }
 
-// Session is known by when it started, as the engine tells it.
+// Session is one session's own end. The engine's start time identifies the session.
 type Session struct {
 	StartedAt time.Time `json:"started_at"`
 	ExpiresAt time.Time `json:"expires_at,omitzero"` // zero is never
 }
 
-// StaleError says that another revision came first. Read it and try again.
+// StaleError reports that another revision came first. Read it and try again.
 type StaleError struct{ ID string }
 
-func (e *StaleError) Error() string { return "the record of " + e.ID + " was changed meanwhile" }
+func (e *StaleError) Error() string { return "the record of " + e.ID + " changed concurrently" }
 
 const revision = ".rev-"
 
 func revisionName(id string, n int) string { return WorkspaceName(id) + revision + strconv.Itoa(n) }
 
-// With returns r as rev has it.
+// With returns r with rev applied.
 func (r Sandbox) With(rev Revision) Sandbox {
 	r.Revision = rev
 	if rev.Changes.Tags != nil {
@@ -71,26 +69,24 @@ func (r Sandbox) With(rev Revision) Sandbox {
 	return r
 }
 
-// Timeout is that of the sessions to come.
+// Timeout returns the timeout of future sessions.
 func (r Sandbox) Timeout() time.Duration {
-	ms := r.Settings.TimeoutMS
-	if c := r.Revision.Changes.TimeoutMS; c != nil {
-		ms = *c
-	}
-	return time.Duration(ms) * time.Millisecond
+	return changed(r.Revision.Changes.TimeoutMS, r.Settings.TimeoutMS)
 }
 
-// StopTimeout is what processes get between SIGTERM and SIGKILL; 0 when the record
-// does not say.
+// StopTimeout returns the time between SIGTERM and SIGKILL, 0 if the record has none.
 func (r Sandbox) StopTimeout() time.Duration {
-	ms := r.Settings.StopTimeoutMS
-	if c := r.Revision.Changes.StopTimeoutMS; c != nil {
-		ms = *c
+	return changed(r.Revision.Changes.StopTimeoutMS, r.Settings.StopTimeoutMS)
+}
+
+func changed(change *int64, ms int64) time.Duration {
+	if change != nil {
+		ms = *change
 	}
 	return time.Duration(ms) * time.Millisecond
 }
 
-// ExpiresAt is when the session that started then ends by its timeout; zero is never.
+// ExpiresAt returns when the timeout ends the session that started then; zero is never.
 func (r Sandbox) ExpiresAt(started time.Time) time.Time {
 	if s := r.Revision.Changes.Session; s != nil && s.StartedAt.Equal(started) {
 		return s.ExpiresAt
@@ -101,8 +97,8 @@ func (r Sandbox) ExpiresAt(started time.Time) time.Time {
 	return time.Time{}
 }
 
-// Untold reports whether PID 1 of the session that started then may not know of the
-// changes yet: it was told at the start what the sandbox was made with.
+// Untold reports whether PID 1 of the session that started then may still have the timeouts
+// that the container was made with, and not the changed ones.
 func (r Sandbox) Untold(started time.Time) bool {
 	c := r.Revision.Changes
 	if c.Session != nil && c.Session.StartedAt.Equal(started) {
@@ -112,8 +108,7 @@ func (r Sandbox) Untold(started time.Time) bool {
 		c.StopTimeoutMS != nil && *c.StopTimeoutMS != r.Settings.StopTimeoutMS
 }
 
-// Outdated reports whether the container was made before some change that it takes
-// another container for.
+// Outdated reports whether a change since the container was made needs a new container.
 func (r Sandbox) Outdated() bool {
 	c := r.Revision.Changes
 	return c.Ports != nil && !slices.Equal(*c.Ports, r.Settings.Ports) ||
@@ -122,12 +117,14 @@ func (r Sandbox) Outdated() bool {
 		c.Env != nil && c.Env.ID != r.Settings.Env
 }
 
-// Same reports whether two mounts are asked for in the same words.
+// Same reports whether two mounts were requested alike. The volume of a copy is ignored:
+// each container has its own.
 func (m Mount) Same(o Mount) bool {
 	return m.Source == o.Source && m.Target == o.Target && m.Mode == o.Mode && (m.Source != "" || m.Volume == o.Volume)
 }
 
-// Folded is r as a new container has it, but for its mounts.
+// Folded returns r for a new container, with all changes but those of mounts moved into its
+// settings.
 func (r Sandbox) Folded() Sandbox {
 	c, s := r.Revision.Changes, &r.Settings
 	s.TimeoutMS, s.StopTimeoutMS = r.Timeout().Milliseconds(), r.StopTimeout().Milliseconds()
@@ -140,7 +137,7 @@ func (r Sandbox) Folded() Sandbox {
 	if c.Env != nil {
 		s.Env = c.Env.ID
 	}
-	s.Network = cmp.Or(s.Network, string(policy.AllowAll)) // its PID 1 is of this version
+	s.Network = cmp.Or(s.Network, string(policy.AllowAll)) // the new container's PID 1 enforces policies
 	return r
 }
 
@@ -151,18 +148,11 @@ func (r Sandbox) revisionLabels(rev Revision, base string, now time.Time) (map[s
 	}
 	l := Base(RoleRevision, rev.Nonce, now)
 	l[ID], l[Name], l[Of], l[After], l[Settings] = r.ID, r.Name, r.Nonce, base, string(text)
-	size := 0
-	for k, v := range l {
-		size += len(k) + len(v)
-	}
-	if size > MaxLabels {
-		return nil, fmt.Errorf("the record takes %d bytes of labels, more than %d: shorten tags, environment or command", size, MaxLabels)
-	}
-	return l, nil
+	return l, checkSize(l)
 }
 
-// revisionOf reads a volume as a revision of r. ok is false when it is not one: a
-// sandbox before it may have had its ID.
+// revisionOf reads a volume as a revision of r. ok is false when it is not one: an earlier
+// sandbox may have had the ID.
 func (r Sandbox) revisionOf(v engine.Volume) (rev Revision, ok bool) {
 	n, is := strings.CutPrefix(v.Name, WorkspaceName(r.ID)+revision)
 	if !is || !Is(v.Labels, RoleRevision) || v.Labels[ID] != r.ID || v.Labels[Of] != r.Nonce {
@@ -173,13 +163,13 @@ func (r Sandbox) revisionOf(v engine.Volume) (rev Revision, ok bool) {
 		return rev, false
 	}
 	if json.Unmarshal([]byte(v.Labels[Settings]), &rev.Changes) != nil {
-		rev.Changes = Changes{} // damaged; its number counts all the same
+		rev.Changes = Changes{} // damaged, but its number is taken
 	}
 	rev.Nonce = v.Labels[Nonce]
 	return rev, true
 }
 
-// Revisions are the latest revisions among many volumes.
+// Revisions are the latest revisions by sandbox.
 type Revisions map[string]Revision
 
 func revisionKey(id, of string) string { return id + " " + of }
@@ -199,7 +189,7 @@ func ReadRevisions(vols []engine.Volume) Revisions {
 	return all
 }
 
-// Of returns r with its revision.
+// Of returns r with its latest revision.
 func (all Revisions) Of(r Sandbox) Sandbox { return r.With(all[revisionKey(r.ID, r.Nonce)]) }
 
 // Latest returns r with its latest revision.
@@ -225,10 +215,10 @@ func revisions(ctx context.Context, v Volumes, id string) ([]engine.Volume, erro
 	return v.ListVolumes(ctx, Filter(Role, RoleRevision), Filter(ID, id))
 }
 
-// Revise makes the revision after r's own, with change applied to a copy of its
-// changes, and returns r with it. When another came first it reads that one and tries
-// again, so change may be called often and must not mind that what it sets is set
-// already. A change that returns false is not needed.
+// Revise makes the revision after r's own, with change applied to a copy of its changes,
+// and returns r with it. When another revision came first it reads that one and tries
+// again, so change may be called more than once and must be idempotent. If change returns
+// false, Revise returns r unchanged.
 func Revise(ctx context.Context, v Volumes, r Sandbox, change func(*Changes) bool) (Sandbox, error) {
 	for {
 		next := Revision{N: r.Revision.N + 1, Changes: r.Revision.Changes, Nonce: NewNonce()}
@@ -252,7 +242,7 @@ func Revise(ctx context.Context, v Volumes, r Sandbox, change func(*Changes) boo
 	}
 }
 
-// commit makes the volume of rev, and then looks whether it was its turn.
+// commit makes the volume of rev, or fails with a *StaleError if another revision came first.
 func (r Sandbox) commit(ctx context.Context, v Volumes, rev Revision) error {
 	labels, err := r.revisionLabels(rev, r.Revision.Nonce, v.Now())
 	if err != nil {
@@ -260,7 +250,7 @@ func (r Sandbox) commit(ctx context.Context, v Volumes, rev Revision) error {
 	}
 	name := revisionName(r.ID, rev.N)
 	var got engine.Volume
-	// A reply that was lost comes again: making the same volume once more returns it.
+	// Safe to repeat when a reply is lost: creating the volume again returns it.
 	err = engine.Insist(ctx, func() (err error) {
 		got, err = v.CreateVolume(ctx, name, labels)
 		return err
@@ -273,43 +263,48 @@ func (r Sandbox) commit(ctx context.Context, v Volumes, rev Revision) error {
 		case !Is(got.Labels, RoleRevision):
 			return &ForeignError{"volume", name}
 		case got.Labels[Of] != r.Nonce:
-			// Of a sandbox that had the ID before: it speaks for nobody.
+			// It belonged to an earlier sandbox with this ID.
 			if err := remove(ctx, v, name); err != nil {
 				return err
 			}
 		}
 		return &StaleError{r.ID}
 	}
-	// A slow writer may have made a number again that others have left behind. So look
-	// once more: if there are higher ones, the next must have come from this one.
+	return r.confirm(ctx, v, rev)
+}
+
+// confirm checks that a volume that commit made is the latest revision, and removes older
+// ones. A slow writer may have made a number again that was used and removed: then there
+// are higher ones, and the next does not follow this one.
+func (r Sandbox) confirm(ctx context.Context, v Volumes, rev Revision) error {
 	var all []engine.Volume
-	err = engine.Insist(ctx, func() (err error) {
+	err := engine.Insist(ctx, func() (err error) {
 		all, err = revisions(ctx, v, r.ID)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	ours, followed := true, false
-	var lower []string
+	latest, followed := true, false
+	var old []string
 	for _, vol := range all {
 		other, ok := r.revisionOf(vol)
 		switch {
 		case !ok:
 		case other.N == rev.N+1 && vol.Labels[After] == rev.Nonce:
 			followed = true
-		case other.N > rev.N && rev.N > 1: // the first one is never left behind
-			ours = false
+		case other.N > rev.N && rev.N > 1: // the first one is never removed, so never made again
+			latest = false
 		case other.N < rev.N-1 && other.N > 1:
-			// Not the one before: somebody may be in the middle of a list.
-			lower = append(lower, vol.Name)
+			// The one just before stays: a reader may be in the middle of a list.
+			old = append(old, vol.Name)
 		}
 	}
-	if !ours && !followed {
-		return errors.Join(&StaleError{r.ID}, remove(ctx, v, name))
+	if !latest && !followed {
+		return errors.Join(&StaleError{r.ID}, remove(ctx, v, revisionName(r.ID, rev.N)))
 	}
-	// What stays is removed by the next revision, or with the sandbox.
-	for _, name := range lower {
+	// Whatever can't be removed now goes with the next revision, or with the sandbox.
+	for _, name := range old {
 		v.RemoveVolume(ctx, name, false)
 	}
 	return nil
@@ -326,7 +321,7 @@ func DropRevisions(ctx context.Context, v Volumes, r Sandbox) error {
 	if err != nil {
 		return err
 	}
-	// The first one last: without it nobody looks for the others.
+	// The first one last: readers look for the others only if it exists.
 	slices.SortFunc(all, func(a, b engine.Volume) int {
 		return cmp.Or(len(b.Name)-len(a.Name), strings.Compare(b.Name, a.Name))
 	})
@@ -339,7 +334,7 @@ func DropRevisions(ctx context.Context, v Volumes, r Sandbox) error {
 	return errors.Join(errs...)
 }
 
-// DropRevisionsOf removes all revisions of the sandbox that was made with nonce.
+// DropRevisionsOf removes all revisions of the sandbox with this creation nonce.
 func DropRevisionsOf(ctx context.Context, v Volumes, nonce string) error {
 	all, err := v.ListVolumes(ctx, Filter(Role, RoleRevision), Filter(Of, nonce))
 	if err != nil {
