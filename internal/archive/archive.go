@@ -1,11 +1,11 @@
-// Package archive carries trees as tar streams, out of a directory and into one,
-// between host and sandbox and both ways. Neither side trusts the other: what packs
-// follows no link out of its tree, and what unpacks writes nowhere but below its
-// destination, whatever the stream says.
+// Package archive packs directory trees into tar streams and unpacks them, between host
+// and sandbox in both directions. Neither side trusts the other: the packer follows no
+// link out of its tree, and the unpacker writes nothing outside its destination, whatever
+// the stream contains.
 //
-// The streams are PAX: nanoseconds, names of any bytes and length, and in records of
-// our own what tar has no word for: holes, what could not be carried, and that the
-// stream is complete.
+// The streams are in PAX format, for nanoseconds and names of any bytes and length. Records
+// of our own add what tar can't express: holes, files that were skipped, and the end of a
+// complete stream.
 package archive
 
 import (
@@ -18,7 +18,7 @@ import (
 	"syscall"
 )
 
-// Our own records. Those of notes stand in global headers, which other readers skip.
+// Our own records. Notes are in global headers, which other readers ignore.
 const (
 	recordSparse = "AGENTSANDBOX.sparse" // real size, then offset and length of each piece of data
 	recordNote   = "AGENTSANDBOX.note"   // one of the note… kinds
@@ -29,29 +29,29 @@ const (
 )
 
 const (
-	noteSkipped = "skipped" // path was not carried, or not all of it: text
-	noteShrunk  = "shrunk"  // path is only text bytes long: the rest of it is padding
-	noteFailed  = "failed"  // the packing side gave up
-	noteRefused = "refused" // as failed: path is a special file
+	noteSkipped = "skipped" // path was skipped, or part of it; text is the reason
+	noteShrunk  = "shrunk"  // only the first text bytes of path are content, the rest is padding
+	noteFailed  = "failed"  // the packing side failed
+	noteRefused = "refused" // the packing side failed because path is a special file
 	noteEnd     = "end"     // the stream is complete
 )
 
-// A Skip is what was not kept of a file, and why.
+// A Skip is a file that was skipped, or part of it, such as an attribute, and the reason.
 type Skip struct{ Path, Reason string }
 
-// A Report tells what was carried.
+// A Report counts what was copied.
 type Report struct {
 	Files   int64 // all but directories
 	Dirs    int64
 	Bytes   int64 // of content
 	Skipped []Skip
-	More    int64 // skipped and not listed
+	More    int64 // skipped beyond those in Skipped
 }
 
-// maxSkipped bounds what a hostile tree can make us remember.
+// maxSkipped bounds the memory that a hostile tree can use.
 const maxSkipped = 1000
 
-// Skip adds to the report.
+// Skip adds an entry to Skipped, or counts it in More.
 func (r *Report) Skip(path, reason string) {
 	if len(r.Skipped) >= maxSkipped {
 		r.More++
@@ -63,14 +63,15 @@ func (r *Report) Skip(path, reason string) {
 	r.Skipped = append(r.Skipped, Skip{path, reason})
 }
 
-// Options are both sides' own.
+// Options are common to packing and unpacking.
 type Options struct {
 	// Progress is called after each entry and within large files, by one goroutine,
-	// with the entry's name and the report as it is; it must not keep it.
+	// with the entry's name and the current report, which it must not keep.
 	Progress func(name string, r *Report)
-	// Complete says that the stream is ours: it must say at its end that it is whole.
+	// Complete says that the stream is from Pack: it must end with the note that it is
+	// complete.
 	Complete bool
-	// Strip is how many elements names begin with that are not the destination's.
+	// Strip is the number of leading elements to remove from names.
 	Strip int
 }
 
@@ -80,24 +81,23 @@ func (o *Options) progress(name string, r *Report) {
 	}
 }
 
-// ErrFormat says that a stream is not what it must be.
+// ErrFormat means that a stream is malformed.
 var ErrFormat = errors.New("malformed archive")
 
-// ErrSpecial says that a file is none of a regular file, a directory and a link.
+// ErrSpecial means that a file is not a regular file, a directory or a link.
 var ErrSpecial = errors.New("it is neither a file nor a directory")
 
-// RemoteError is what the other side failed with.
+// RemoteError is an error of the other side.
 type RemoteError struct {
-	Path  string
-	Errno int // as Linux counts; 0 when it was nothing of the kernel's
-	Text  string
-	// Special is ErrSpecial.
-	Special bool
+	Path    string
+	Errno   int // a Linux errno, 0 if the error was not the kernel's
+	Text    string
+	Special bool // it is ErrSpecial
 }
 
 func (e *RemoteError) Error() string { return fmt.Sprintf("%s: %s", e.Path, e.Text) }
 
-// Is knows ErrSpecial.
+// Is matches ErrSpecial.
 func (e *RemoteError) Is(target error) bool { return e.Special && target == ErrSpecial }
 
 // Remote describes an error for the other side.
@@ -112,7 +112,7 @@ func Remote(err error) *RemoteError {
 	return r
 }
 
-// special says what kind of special file a mode is.
+// special names the kind of a special file.
 func special(m fs.FileMode) string {
 	switch {
 	case m&fs.ModeNamedPipe != 0:
@@ -125,8 +125,8 @@ func special(m fs.FileMode) string {
 	return "a special file"
 }
 
-// openParent opens the directory that a file is in, or will be, and returns its name
-// there. A link at the end is followed.
+// openParent opens the directory of a file, which may not exist yet, and returns the
+// file's name there. If the file is a link, it is followed.
 func openParent(file string) (root *os.Root, base string, err error) {
 	if real, err := filepath.EvalSymlinks(file); err == nil {
 		file = real
@@ -143,8 +143,8 @@ func refuseSpecial(path string, m fs.FileMode) error {
 	return &fs.PathError{Op: "copy", Path: path, Err: fmt.Errorf("%w but %s", ErrSpecial, special(m))}
 }
 
-// clean takes a name of a stream apart from what stands before the destination's own
-// part of it. The destination itself is ".".
+// clean validates a name of a stream and strips its leading elements. The destination
+// itself is ".".
 func clean(name string, strip int) (string, error) {
 	name = strings.TrimSuffix(name, "/")
 	if strip == 0 && name != "." {
@@ -175,6 +175,5 @@ func clean(name string, strip int) (string, error) {
 	return name, nil
 }
 
-// maxName bounds names: a tree may be deeper than a path can be long, but not without
-// end.
+// maxName bounds names. A tree may be deeper than PATH_MAX, but not unlimited.
 const maxName = 64 << 10

@@ -14,15 +14,15 @@ import (
 	"time"
 )
 
-// Limits bound what an archive of others may hold.
+// Limits bound a foreign archive.
 type Limits struct {
 	Bytes   int64 // of all files together, holes included
 	Entries int64
 }
 
-// LimitError says that an archive holds too much.
+// LimitError reports an archive beyond its Limits.
 type LimitError struct {
-	Entry string // at which it was seen
+	Entry string // the first one beyond the limit
 	What  string // "bytes" or "entries"
 	Limit int64
 }
@@ -31,19 +31,18 @@ func (e *LimitError) Error() string {
 	return fmt.Sprintf("entry %q: the archive holds more than %d %s", shown(e.Entry), e.Limit, e.What)
 }
 
-// TruncatedError says that an archive ends before its end. It matches
-// io.ErrUnexpectedEOF.
+// TruncatedError reports an archive that ends early. It matches io.ErrUnexpectedEOF.
 type TruncatedError struct{ Where string }
 
 func (e *TruncatedError) Error() string        { return "the archive breaks off " + e.Where }
 func (e *TruncatedError) Is(target error) bool { return target == io.ErrUnexpectedEOF }
 
-// EntryError says which entry of an archive can't be taken.
+// EntryError reports an invalid entry.
 type EntryError struct{ Entry, Reason string }
 
 func (e *EntryError) Error() string { return fmt.Sprintf("entry %q: %s", shown(e.Entry), e.Reason) }
 
-// shown is a name that people can bear to read.
+// shown shortens a name for messages.
 func shown(name string) string {
 	if len(name) > 200 {
 		return name[:200] + "…"
@@ -51,23 +50,22 @@ func shown(name string) string {
 	return name
 }
 
-// A ForeignEntry is an entry that has been checked: its name and what it is a hard link to
-// are below the tree, without a link on the way, and everything above it came before.
+// A ForeignEntry is a validated entry: its name and the target of a hard link are within
+// the tree, no element of either is a link, and its parent directories came before it.
 type ForeignEntry struct {
 	*tar.Header
-	Name, Link string // clean, from the tree's top; Link is of a hard link
-	Replaces   bool   // an earlier entry of this name, which is no directory
-	Implied    bool   // a directory that the archive left out, or has not come to
+	Name, Link string // clean paths from the tree's top; Link is the target of a hard link
+	Replaces   bool   // an earlier entry had this name, and was no directory
+	Implied    bool   // a parent directory without an entry of its own so far
 }
 
-// FromForeign reads a tar archive that somebody else made and calls take with each entry
-// that makes a file, which may read the file's content. Strip is how many elements names
-// begin with that are not the tree's; entries that consist of them alone are left out.
-// What is neither file, directory nor link is left out and reported.
+// FromForeign reads a tar archive that somebody else made and calls take with each entry and
+// a reader for its content. strip is the number of leading elements to remove from names;
+// entries with no more elements are dropped. Devices are skipped and reported.
 //
-// Nothing is taken of an entry that is not as it must be: one with .. in its name, one
-// below a link of the archive itself, and whatever goes beyond the limits. Absolute names
-// are the tree's. The archive has to come to its own end.
+// An invalid entry ends the call with an error before it is taken: one with .. in its name,
+// one below a link in the archive, or one beyond the limits. Absolute names are relative to
+// the tree's top. The archive must have an end marker.
 func FromForeign(ctx context.Context, r io.Reader, strip int, limits Limits, take func(ForeignEntry, io.Reader) error) (Report, error) {
 	f := &foreign{ctx: ctx, in: &counted{r: r}, strip: strip, limits: limits, take: take, kinds: map[string]byte{".": tar.TypeDir}}
 	err := f.run()
@@ -81,14 +79,14 @@ type foreign struct {
 	limits Limits
 	take   func(ForeignEntry, io.Reader) error
 	report Report
-	kinds  map[string]byte // what was taken under each name
-	first  string          // name of an entry
-	seen   int64
+	kinds  map[string]byte // the type of each entry taken so far
+	first  string          // the first entry's name
+	seen   int64           // entries, dropped ones and implied directories included
 	bytes  int64
 	names  int64 // bytes of the names in kinds
 }
 
-// counted counts what was read, and ends when there is more than there may be.
+// counted counts the bytes read, and fails with errTooLong after most.
 type counted struct {
 	r    io.Reader
 	n    int64
@@ -111,13 +109,12 @@ func (c *counted) Read(p []byte) (int, error) {
 }
 
 const (
-	// overhead is what an entry may take beside its content: headers, their extensions
-	// and padding, 4 KiB on average.
+	// overhead is the average that an entry may take beside its content: headers, their
+	// extensions and padding.
 	overhead = 4 << 10
-	// maxTrailer is what may follow the end of an archive: padding, of which writers make
-	// 10 KiB usually.
+	// maxTrailer bounds the padding after the end marker. Writers usually add 10 KiB.
 	maxTrailer = 1 << 20
-	endMarker  = 1024 // zeros
+	endMarker  = 1024 // bytes, all zero
 )
 
 func (f *foreign) run() error {
@@ -135,7 +132,7 @@ func (f *foreign) run() error {
 				return fmt.Errorf("%w: it is empty", ErrFormat)
 			}
 			if f.in.n-began < endMarker {
-				return &TruncatedError{fmt.Sprintf("after entry %q, without an end of its own", shown(last))}
+				return &TruncatedError{fmt.Sprintf("after entry %q, without an end marker", shown(last))}
 			}
 			return f.end()
 		}
@@ -148,7 +145,7 @@ func (f *foreign) run() error {
 		}
 		err = f.entry(tr, hdr)
 		if err == nil {
-			_, err = io.Copy(io.Discard, tr) // of what was left out
+			_, err = io.Copy(io.Discard, tr) // the rest that take did not read
 		}
 		if err != nil {
 			return f.broken(err, last)
@@ -156,7 +153,7 @@ func (f *foreign) run() error {
 	}
 }
 
-// broken says what ended the archive.
+// broken turns an error of the tar reader into one that names the cause and the place.
 func (f *foreign) broken(err error, last string) error {
 	var taker *takerError
 	switch {
@@ -171,7 +168,7 @@ func (f *foreign) broken(err error, last string) error {
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return &TruncatedError{fmt.Sprintf("at entry %q", shown(last))}
 	case f.in.err != nil && errors.Is(err, f.in.err):
-		return err // not the archive's own doing
+		return err // the source failed, not the archive
 	case errors.Is(err, tar.ErrHeader) && last == "":
 		return fmt.Errorf("%w: it is not a tar archive", ErrFormat)
 	case errors.Is(err, tar.ErrHeader):
@@ -180,12 +177,12 @@ func (f *foreign) broken(err error, last string) error {
 	return err
 }
 
-// takerError is of who takes the entries, and says nothing about the archive.
+// takerError is an error of take, not of the archive.
 type takerError struct{ err error }
 
 func (e *takerError) Error() string { return e.err.Error() }
 
-// content tells whether reading it failed.
+// content notes whether reading an entry's content failed, even if take hides it.
 type content struct {
 	r   io.Reader
 	err error
@@ -199,8 +196,8 @@ func (c *content) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// hand gives an entry away.
-func (f *foreign) hand(e ForeignEntry, r io.Reader) error {
+// deliver calls take with an entry.
+func (f *foreign) deliver(e ForeignEntry, r io.Reader) error {
 	if r == nil {
 		if err := f.take(e, nil); err != nil {
 			return &takerError{err}
@@ -214,38 +211,28 @@ func (f *foreign) hand(e ForeignEntry, r io.Reader) error {
 	return c.err
 }
 
-// end reads what is left: whoever compresses and sends it checks there that it is whole.
+// end reads the rest of the stream: checksums of decompressors and HTTP bodies are verified
+// at its end.
 func (f *foreign) end() error {
 	if f.strip > 0 && f.seen > 0 && len(f.kinds) == 1 {
-		return &EntryError{f.first, fmt.Sprintf("nothing of the archive is left when %d elements of each name are taken off", f.strip)}
+		return &EntryError{f.first, fmt.Sprintf("the archive is empty without the first %d elements of each name", f.strip)}
 	}
 	n, err := io.Copy(io.Discard, io.LimitReader(f.in, maxTrailer+1))
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return &TruncatedError{"after its last entry"}
 	}
 	if n > maxTrailer || errors.Is(err, errTooLong) {
-		return fmt.Errorf("%w: it goes on for more than %d bytes after its end", ErrFormat, maxTrailer)
+		return fmt.Errorf("%w: more than %d bytes after its end", ErrFormat, maxTrailer)
 	}
 	return err
 }
 
 func (f *foreign) entry(tr *tar.Reader, hdr *tar.Header) error {
-	// Also of what is left out: a hole of any size is read over, and that takes its time.
+	// Skipped entries count too: reading over a hole of any size takes time.
 	if f.bytes += hdr.Size; f.bytes > f.limits.Bytes || f.bytes < 0 {
 		return &LimitError{hdr.Name, "bytes", f.limits.Bytes}
 	}
-	if hdr.Typeflag == tar.TypeGNUSparse {
-		hdr.Typeflag = tar.TypeReg
-	}
-	switch hdr.Typeflag {
-	case tar.TypeReg, tar.TypeDir, tar.TypeSymlink, tar.TypeLink, tar.TypeFifo:
-	case tar.TypeXGlobalHeader:
-		return nil
-	case tar.TypeChar, tar.TypeBlock:
-		f.report.Skip(hdr.Name, special(hdr.FileInfo().Mode()))
-		return nil
-	default:
-		f.report.Skip(hdr.Name, fmt.Sprintf("an entry of type %q", hdr.Typeflag))
+	if !f.supported(hdr) {
 		return nil
 	}
 	name, err := f.name(hdr.Name, hdr.Name)
@@ -259,12 +246,12 @@ func (f *foreign) entry(tr *tar.Reader, hdr *tar.Header) error {
 		return nil
 	}
 	e := ForeignEntry{Header: hdr, Name: name}
-	if err := f.above(e); err != nil {
+	if err := f.parents(e); err != nil {
 		return err
 	}
 	switch had, there := f.kinds[name]; {
 	case there && had == tar.TypeDir && hdr.Typeflag == tar.TypeDir:
-		return f.hand(e, nil) // its attributes, which the archive comes to again
+		return f.deliver(e, nil) // for its attributes
 	case there && had == tar.TypeDir:
 		return &EntryError{hdr.Name, "it is a directory already"}
 	case there && hdr.Typeflag == tar.TypeDir:
@@ -280,20 +267,39 @@ func (f *foreign) entry(tr *tar.Reader, hdr *tar.Header) error {
 			return &EntryError{hdr.Name, fmt.Sprintf("it is a hard link to %q, which is no file of the archive before it", hdr.Linkname)}
 		}
 	}
-	if err := f.keep(e); err != nil {
+	if err := f.remember(e); err != nil {
 		return err
 	}
 	if hdr.Typeflag == tar.TypeDir {
 		f.report.Dirs++
-		return f.hand(e, nil)
+		return f.deliver(e, nil)
 	}
 	f.report.Files++
 	f.report.Bytes += hdr.Size
-	return f.hand(e, tr)
+	return f.deliver(e, tr)
 }
 
-// above has the directories that an entry is in.
-func (f *foreign) above(e ForeignEntry) error {
+// supported reports whether an entry is of a kind to take. Others are skipped, and reported
+// if they are files.
+func (f *foreign) supported(hdr *tar.Header) bool {
+	switch hdr.Typeflag {
+	case tar.TypeGNUSparse:
+		hdr.Typeflag = tar.TypeReg
+	case tar.TypeReg, tar.TypeDir, tar.TypeSymlink, tar.TypeLink, tar.TypeFifo:
+	case tar.TypeXGlobalHeader:
+		return false
+	case tar.TypeChar, tar.TypeBlock:
+		f.report.Skip(hdr.Name, special(hdr.FileInfo().Mode()))
+		return false
+	default:
+		f.report.Skip(hdr.Name, fmt.Sprintf("an entry of type %q", hdr.Typeflag))
+		return false
+	}
+	return true
+}
+
+// parents delivers the parent directories that had no entry yet.
+func (f *foreign) parents(e ForeignEntry) error {
 	dir := path.Dir(e.Name)
 	kind, there := f.kinds[dir]
 	if there && kind == tar.TypeDir {
@@ -302,7 +308,7 @@ func (f *foreign) above(e ForeignEntry) error {
 	if there {
 		return &EntryError{e.Header.Name, fmt.Sprintf("%q is no directory in the archive: nothing is written through a link", dir)}
 	}
-	// A name may be as deep as it is long, and each level is a directory to make.
+	// Implied directories count too: one long name can imply a thousand.
 	if f.seen++; f.seen > f.limits.Entries {
 		return &LimitError{e.Header.Name, "entries", f.limits.Entries}
 	}
@@ -310,18 +316,18 @@ func (f *foreign) above(e ForeignEntry) error {
 		Header: &tar.Header{Typeflag: tar.TypeDir, Name: e.Header.Name, Mode: 0o755, ModTime: time.Now()},
 		Name:   dir, Implied: true,
 	}
-	if err := f.above(implied); err != nil {
+	if err := f.parents(implied); err != nil {
 		return err
 	}
-	if err := f.keep(implied); err != nil {
+	if err := f.remember(implied); err != nil {
 		return err
 	}
 	f.report.Dirs++
-	return f.hand(implied, nil)
+	return f.deliver(implied, nil)
 }
 
-// keep remembers what was taken, which must not take all memory.
-func (f *foreign) keep(e ForeignEntry) error {
+// remember records a taken entry, within a bound on memory.
+func (f *foreign) remember(e ForeignEntry) error {
 	if e.Replaces {
 		f.kinds[e.Name] = e.Typeflag
 		return nil
@@ -334,24 +340,24 @@ func (f *foreign) keep(e ForeignEntry) error {
 }
 
 const (
-	nameBytes = 1 << 20 // whatever there is
-	nameShare = 256     // and for each entry that there may be
+	nameBytes = 1 << 20 // of all names, plus
+	nameShare = 256     // for each entry that the limits allow
 )
 
 const (
-	maxDepth = 1000 // directories that a name leads through
-	maxPath  = 4096 // Linux' PATH_MAX
+	maxDepth = 1000 // elements of a name
+	maxPath  = 4096 // PATH_MAX of Linux
 )
 
-// name makes a name of an archive one of the tree: "" for what is not of it, "." for the
-// tree itself.
+// name validates a name of the archive and strips it: "." is the tree itself, "" is a name
+// without elements after stripping.
 func (f *foreign) name(name, entry string) (string, error) {
 	bad := func(reason string) (string, error) { return "", &EntryError{entry, reason} }
 	if len(name) > maxPath {
-		return bad(fmt.Sprintf("a name of %d bytes", len(name)))
+		return bad(fmt.Sprintf("its name has %d bytes", len(name)))
 	}
 	if strings.IndexByte(name, 0) >= 0 {
-		return bad("a name with a NUL byte")
+		return bad("its name has a NUL byte")
 	}
 	var parts []string
 	for part := range strings.SplitSeq(name, "/") {
@@ -359,9 +365,9 @@ func (f *foreign) name(name, entry string) (string, error) {
 		case part == "" || part == ".":
 			continue
 		case part == "..":
-			return bad("it is outside of the archive: its name has .. in it")
+			return bad("its name has .. in it, which leads outside")
 		case len(part) > 255:
-			return bad(fmt.Sprintf("a file's name of %d bytes", len(part)))
+			return bad(fmt.Sprintf("an element of its name has %d bytes", len(part)))
 		}
 		parts = append(parts, part)
 	}
@@ -376,8 +382,8 @@ func (f *foreign) name(name, entry string) (string, error) {
 	return strings.Join(parts[f.strip:], "/"), nil
 }
 
-// Sniff says what a stream that should be a tar archive is instead, as far as its first
-// bytes tell; "" when they don't.
+// Sniff guesses from its first bytes what a stream is that turned out to be no tar archive;
+// "" is unknown.
 func Sniff(first []byte) string {
 	for _, m := range []struct{ magic, what string }{
 		{"PK\x03\x04", "a zip archive"}, {"BZh", "compressed with bzip2"}, {"\xfd7zXZ\x00", "compressed with xz"},

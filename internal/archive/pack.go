@@ -9,7 +9,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,24 +16,23 @@ import (
 )
 
 const (
-	smallFile = 128 << 10 // read ahead of the stream
-	readers   = 4         // who does that
-	ahead     = 64        // entries
+	smallFile = 128 << 10 // bytes; files up to this size are read ahead of the stream
+	readers   = 4         // goroutines that read ahead
+	ahead     = 64        // entries read ahead
 	bufSize   = 256 << 10
-	step      = 8 << 20 // bytes between reports of progress within a file
+	step      = 8 << 20 // bytes between progress reports within a file
 )
 
-// Pack writes the file or tree at source to w as a stream that Unpack reads. A link
-// at source itself is followed, no other is. A file that vanishes meanwhile is
-// skipped, one that shrinks is carried as far as it goes, one that grows as it was.
+// Pack writes the file or tree at source to w as a stream that Unpack reads. It follows a
+// link at source itself and no other. A file that vanishes meanwhile is skipped; of one
+// that shrinks the rest is packed; of one that grows only the original size.
 func Pack(ctx context.Context, w io.Writer, source string, opts Options) (Report, error) {
 	p := newPacker(ctx, w, opts)
 	err := p.source(source)
 	return p.finish(err)
 }
 
-// PackFS is Pack of a file system of package fs, whose links stay links when it knows
-// them (fs.ReadLinkFS).
+// PackFS is Pack for an [fs.FS]. Links are kept if it is an [fs.ReadLinkFS].
 func PackFS(ctx context.Context, w io.Writer, fsys fs.FS, opts Options) (Report, error) {
 	p := newPacker(ctx, w, opts)
 	err := p.fsys(fsys)
@@ -47,10 +45,10 @@ type packer struct {
 	buf    *bufio.Writer
 	tw     *tar.Writer
 	report Report
-	links  map[fileID]string // of files with several names
+	links  map[fileID]string // the first name of each file with hard links
 }
 
-// fileID identifies a file among those of one tree.
+// fileID identifies a file within a tree.
 type fileID struct{ dev, ino uint64 }
 
 func newPacker(ctx context.Context, w io.Writer, opts Options) *packer {
@@ -59,7 +57,7 @@ func newPacker(ctx context.Context, w io.Writer, opts Options) *packer {
 	return p
 }
 
-// finish ends the stream, saying that it is whole or why it is not.
+// finish ends the stream with a note that it is complete, or why not.
 func (p *packer) finish(err error) (Report, error) {
 	if err == nil {
 		err = p.note(noteEnd, "", strconv.FormatInt(p.report.Files, 10), 0)
@@ -82,7 +80,7 @@ func (p *packer) finish(err error) (Report, error) {
 	return p.report, err
 }
 
-// streamError is of the stream, not of what it carries.
+// streamError is an error of the stream itself: nothing more can be written to it.
 type streamError struct{ err error }
 
 func (e *streamError) Error() string { return e.err.Error() }
@@ -140,7 +138,7 @@ func (p *packer) source(source string) error {
 	return p.write(e)
 }
 
-// An entry is a file of the tree, looked at ahead of its turn.
+// An entry is a file of the tree. load fills in the fields after loaded.
 type entry struct {
 	dir  *dirRef
 	base string
@@ -149,14 +147,14 @@ type entry struct {
 	loaded chan struct{}
 	info   fs.FileInfo
 	link   string
-	file   *os.File // of what is too large to be read ahead
+	file   *os.File // open, if too large to be read ahead
 	data   []byte
 	xattrs map[string]string
-	odd    []string // names of extended attributes that are not carried
+	odd    []string // names of extended attributes to report as skipped
 	err    error
 }
 
-// dirRef is an open directory that several entries use.
+// dirRef is an open directory, closed when the last of its entries releases it.
 type dirRef struct {
 	root *os.Root
 	mu   sync.Mutex
@@ -180,8 +178,8 @@ func (d *dirRef) release() {
 	}
 }
 
-// tree packs a directory, which it closes: one goroutine walks, some read, and the
-// caller's writes in the order of the walk.
+// tree packs a directory and closes it. One goroutine walks, others read ahead, and the
+// caller's writes the entries in the order of the walk.
 func (p *packer) tree(root *os.Root) error {
 	ctx, cancel := context.WithCancel(p.ctx)
 	order := make(chan *entry, ahead)
@@ -249,47 +247,44 @@ func (w *walker) walk(dir *dirRef, prefix string) error {
 	if err != nil {
 		return &fs.PathError{Op: "open", Path: "./" + prefix, Err: bare(err)}
 	}
+	defer f.Close()
 	for {
 		list, err := f.ReadDir(1024)
 		slices.SortFunc(list, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 		for _, d := range list {
-			name := prefix + d.Name()
-			if err := w.emit(dir, d.Name(), "./"+name); err != nil {
-				f.Close()
-				return err
-			}
-			if !d.IsDir() {
-				continue
-			}
-			sub, err := openDir(dir.root, d.Name())
-			if err != nil {
-				if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errSwapped) {
-					continue // load says what became of it
-				}
-				f.Close()
-				return &fs.PathError{Op: "open", Path: "./" + name, Err: bare(err)}
-			}
-			ref := newDirRef(sub)
-			err = w.walk(ref, name+"/")
-			ref.release()
-			if err != nil {
-				f.Close()
+			if err := w.entry(dir, prefix, d); err != nil {
 				return err
 			}
 		}
 		if err == io.EOF {
-			return f.Close()
+			return nil
 		}
 		if err != nil {
-			f.Close()
 			return &fs.PathError{Op: "readdir", Path: "./" + prefix, Err: bare(err)}
 		}
 	}
 }
 
+func (w *walker) entry(dir *dirRef, prefix string, d fs.DirEntry) error {
+	name := prefix + d.Name()
+	if err := w.emit(dir, d.Name(), "./"+name); err != nil || !d.IsDir() {
+		return err
+	}
+	sub, err := openDir(dir.root, d.Name())
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errSwapped) {
+		return nil // load reports it
+	}
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: "./" + name, Err: bare(err)}
+	}
+	ref := newDirRef(sub)
+	defer ref.release()
+	return w.walk(ref, name+"/")
+}
+
 var errSwapped = errors.New("it was replaced while it was copied")
 
-// openDir opens a directory and not what a link in its place leads to.
+// openDir opens a directory, and fails with errSwapped if a link has replaced it.
 func openDir(root *os.Root, name string) (*os.Root, error) {
 	was, err := root.Lstat(name)
 	if err != nil {
@@ -307,7 +302,7 @@ func openDir(root *os.Root, name string) (*os.Root, error) {
 	return sub, nil
 }
 
-// bare takes off the path that package os put around an error: ours says more.
+// bare removes the path that package os adds to an error; callers add a better one.
 func bare(err error) error {
 	if p, ok := errors.AsType[*fs.PathError](err); ok {
 		return p.Err
@@ -315,7 +310,7 @@ func bare(err error) error {
 	return err
 }
 
-// load looks at the entry and reads it if it is small.
+// load stats the entry and opens it, or reads it if it is small.
 func (e *entry) load() {
 	if e.info, e.err = e.dir.root.Lstat(e.base); e.err != nil {
 		return
@@ -353,7 +348,7 @@ func (e *entry) load() {
 		e.file = f
 		return
 	}
-	e.data = buffer(size)
+	e.data = getBuffer(size)
 	n, err := io.ReadFull(f, e.data)
 	f.Close()
 	if err == io.EOF || err == io.ErrUnexpectedEOF {
@@ -367,24 +362,23 @@ func (e *entry) close() {
 		e.file.Close()
 	}
 	e.dir.release()
-	done(e.data)
+	putBuffer(e.data)
 	e.data = nil
 }
 
-// small has buffers of small files that are done with: of ten thousand files each one
-// would be the collector's.
-var small sync.Pool
+// buffers recycles the content of small files: trees have tens of thousands.
+var buffers sync.Pool
 
-func buffer(size int64) []byte {
-	if b, ok := small.Get().(*[]byte); ok && int64(cap(*b)) >= size {
+func getBuffer(size int64) []byte {
+	if b, ok := buffers.Get().(*[]byte); ok && int64(cap(*b)) >= size {
 		return (*b)[:size]
 	}
 	return make([]byte, size)
 }
 
-func done(b []byte) {
+func putBuffer(b []byte) {
 	if cap(b) > 0 {
-		small.Put(&b)
+		buffers.Put(&b)
 	}
 }
 
@@ -443,7 +437,7 @@ func header(name string, info fs.FileInfo) *tar.Header {
 	mode := info.Mode()
 	hdr := &tar.Header{Name: name, Mode: int64(mode.Perm()), ModTime: info.ModTime(), Format: tar.FormatPAX}
 	if hdr.ModTime.Nanosecond() == 0 && len(name) < 100 {
-		hdr.Format = tar.FormatUnknown // the shortest that holds it
+		hdr.Format = tar.FormatUnknown // the shortest one that fits
 	}
 	if mode&fs.ModeSetuid != 0 {
 		hdr.Mode |= 0o4000
@@ -491,28 +485,28 @@ func (p *packer) regular(e *entry, hdr *tar.Header) error {
 	if err := stream(p.tw.WriteHeader(hdr)); err != nil {
 		return err
 	}
-	return p.content(e, pieces)
+	return p.content(e.name, hdr.Size, pieces, e.file.ReadAt)
 }
 
-// content copies the pieces of a large file. What is no longer there is padded, and
-// said.
-func (p *packer) content(e *entry, pieces []piece) error {
-	buf := make([]byte, bufSize)
+// content writes the pieces of a file, which read returns. Where the file has shrunk it
+// writes padding, and a note that says so.
+func (p *packer) content(name string, size int64, pieces []piece, read func(part []byte, at int64) (int, error)) error {
+	buf := make([]byte, min(bufSize, size))
 	shrunk, next := int64(-1), p.report.Bytes+step
 	for _, piece := range pieces {
 		for at := piece.offset; at < piece.offset+piece.length; {
 			if err := context.Cause(p.ctx); err != nil {
-				return stream(err) // in the middle of a file nothing more can be said
+				return stream(err) // a note can't interrupt a file's content
 			}
 			part := buf[:min(int64(len(buf)), piece.offset+piece.length-at)]
 			n := 0
 			if shrunk < 0 {
 				var err error
-				n, err = e.file.ReadAt(part, at)
+				n, err = read(part, at)
 				if err == io.EOF && n < len(part) {
 					shrunk = at + int64(n)
 				} else if err != nil && err != io.EOF {
-					return stream(&fs.PathError{Op: "read", Path: e.name, Err: bare(err)})
+					return stream(&fs.PathError{Op: "read", Path: name, Err: bare(err)})
 				}
 			}
 			clear(part[n:])
@@ -522,19 +516,18 @@ func (p *packer) content(e *entry, pieces []piece) error {
 			at += int64(len(part))
 			if p.report.Bytes += int64(len(part)); p.report.Bytes > next {
 				next += step
-				p.opts.progress(e.name, &p.report)
+				p.opts.progress(name, &p.report)
 			}
 		}
 	}
 	if shrunk < 0 {
 		return nil
 	}
-	p.report.Skip(e.name, "it shrank while it was copied")
-	return p.note(noteShrunk, e.name, strconv.FormatInt(shrunk, 10), 0)
+	p.report.Skip(name, "it shrank while it was copied")
+	return p.note(noteShrunk, name, strconv.FormatInt(shrunk, 10), 0)
 }
 
-// fsys packs a file system of package fs, one file after the other: nothing is known
-// of what it can do at once.
+// fsys packs an fs.FS, one file after the other: it may not be safe for concurrent use.
 func (p *packer) fsys(fsys fs.FS) error {
 	return fs.WalkDir(fsys, ".", func(name string, d fs.DirEntry, err error) error {
 		if cause := context.Cause(p.ctx); cause != nil {
@@ -585,58 +578,31 @@ func (p *packer) fsEntry(fsys fs.FS, name, streamName string, d fs.DirEntry) err
 func (p *packer) fsFile(e *entry, f fs.File) error {
 	hdr := header(e.name, e.info)
 	if hdr.Mode == 0 {
-		hdr.Mode = 0o644 // a file system that knows no permissions
+		hdr.Mode = 0o644 // the file system has no permissions
 	}
 	hdr.Typeflag, hdr.Size = tar.TypeReg, e.info.Size()
 	if err := stream(p.tw.WriteHeader(hdr)); err != nil {
 		return err
 	}
-	buf := make([]byte, min(bufSize, max(hdr.Size, 1)))
-	left, next := hdr.Size, p.report.Bytes+step
-	for left > 0 {
-		n, err := f.Read(buf[:min(int64(len(buf)), left)])
-		if n > 0 {
-			if _, err := p.tw.Write(buf[:n]); err != nil {
-				return stream(err)
-			}
-			left -= int64(n)
-			if p.report.Bytes += int64(n); p.report.Bytes > next {
-				next += step
-				p.opts.progress(e.name, &p.report)
-			}
+	err := p.content(e.name, hdr.Size, []piece{{0, hdr.Size}}, func(part []byte, _ int64) (int, error) {
+		n, err := io.ReadFull(f, part)
+		if err == io.ErrUnexpectedEOF {
+			err = io.EOF
 		}
-		if cause := context.Cause(p.ctx); cause != nil {
-			return stream(cause)
-		}
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			return stream(err)
-		}
-	}
-	if left > 0 {
-		if _, err := io.CopyN(p.tw, zeros{}, left); err != nil {
-			return stream(err)
-		}
-		p.report.Skip(e.name, "it shrank while it was copied")
-		if err := p.note(noteShrunk, e.name, strconv.FormatInt(hdr.Size-left, 10), 0); err != nil {
-			return err
-		}
+		return n, err
+	})
+	if err != nil {
+		return err
 	}
 	p.report.Files++
 	p.opts.progress(e.name, &p.report)
 	return nil
 }
 
-type zeros struct{}
-
-func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
-
-// piece is a part of a file that is data and not a hole.
+// piece is a part of a sparse file that is not a hole.
 type piece struct{ offset, length int64 }
 
-// maxPieces bounds the list of them; a file with more is carried whole.
+// maxPieces bounds the list of pieces. A file with more is packed without holes.
 const maxPieces = 4096
 
 func sparseRecord(size int64, pieces []piece) string {
@@ -650,8 +616,8 @@ func sparseRecord(size int64, pieces []piece) string {
 	return string(b)
 }
 
-// parseSparse reads the record; the pieces are in order, within the file, and stored
-// bytes together.
+// parseSparse reads the record, and checks that the pieces are in order, within the file
+// and stored bytes in total.
 func parseSparse(record string, stored int64) (size int64, pieces []piece, err error) {
 	bad := fmt.Errorf("%w: list of holes", ErrFormat)
 	list := strings.Split(record, ";")
@@ -678,6 +644,3 @@ func parseSparse(record string, stored int64) (size int64, pieces []piece, err e
 	}
 	return size, pieces, nil
 }
-
-// within joins a directory of the stream and a name.
-func within(dir, name string) string { return path.Join(dir, name) }

@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openNonblock keeps a pipe in a file's place from blocking who opens it.
+// openNonblock keeps open from blocking if a named pipe has replaced the file.
 const openNonblock = unix.O_NONBLOCK | unix.O_NOFOLLOW | unix.O_NOCTTY
 
-// identify tells which file it is, and whether it has several names.
+// identify returns a file's identity, and whether it has hard links.
 func identify(info fs.FileInfo) (fileID, bool) {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || st.Nlink < 2 {
@@ -40,8 +40,7 @@ func control(f *os.File, do func(fd int) error) error {
 	return errors.Join(err, doErr)
 }
 
-// getXattrs returns the extended attributes that users make, and the names of others
-// that mean something.
+// getXattrs returns the user.* extended attributes, and the names of others to report.
 func getXattrs(f *os.File) (kept map[string]string, odd []string) {
 	var small [1024]byte
 	var names string
@@ -105,12 +104,12 @@ func setLinkTimes(root *os.Root, name string, t time.Time) error {
 	return control(dir, func(fd int) error { return unix.UtimesNanoAt(fd, name, ts[:], unix.AT_SYMLINK_NOFOLLOW) })
 }
 
-// times sets the modification time alone.
+// times is for utimensat: it sets the modification time and leaves the access time.
 func times(t time.Time) [2]unix.Timespec {
 	return [2]unix.Timespec{{Nsec: unix.UTIME_OMIT}, unix.NsecToTimespec(t.UnixNano())}
 }
 
-// dataPieces returns where a file with holes has data.
+// dataPieces returns the pieces of a sparse file; ok is false for other files.
 func dataPieces(f *os.File, info fs.FileInfo) (pieces []piece, ok bool) {
 	st, is := info.Sys().(*syscall.Stat_t)
 	if !is || st.Blocks*512 >= info.Size() {

@@ -19,28 +19,27 @@ import (
 	"time"
 )
 
-// Trust is how far a stream's word is taken.
+// Trust says whether privileges in a stream are honored.
 type Trust int
 
 const (
-	// Hostile streams are of a sandbox: no setuid, no setgid.
+	// Hostile streams come from a sandbox: setuid and setgid bits are dropped.
 	Hostile Trust = iota
 	// Friendly streams are the caller's own.
 	Friendly
 )
 
 const (
-	writers = 4         // who makes small files
-	inHand  = 16        // small files read and not made
-	inOne   = 256 << 10 // what is a small file
+	writers  = 4         // goroutines that write small files
+	queued   = 16        // small files in memory that wait for a writer
+	maxSmall = 256 << 10 // bytes of a small file
 )
 
-// Unpack makes target the file or tree of the stream. Directories above it that are
-// missing are made. A target that does not exist appears whole, at the end. One that
-// is a directory is merged with the stream's: files are replaced, each whole, and
-// what the stream does not have stays. A directory is never replaced by something
-// else, nor something else by a directory. Whatever the stream says, nothing outside
-// of target is touched: no path of it leads through a link.
+// Unpack makes target the file or tree of the stream, and missing directories above it. A
+// target that does not exist appears at the end, complete. A directory is merged with the
+// stream's: each file is replaced atomically, and files that the stream does not have
+// stay. Directories and other files never replace each other. Whatever the stream
+// contains, nothing outside of target is touched: no path in it is resolved through a link.
 func Unpack(ctx context.Context, r io.Reader, target string, trust Trust, opts Options) (Report, error) {
 	u := &unpacker{ctx: ctx, opts: opts, trust: trust, tr: tar.NewReader(bufio.NewReaderSize(r, bufSize))}
 	err := u.run(target)
@@ -55,14 +54,14 @@ type unpacker struct {
 	ended  bool
 	report Report
 
-	dest  string   // where it will be
-	top   *os.Root // the tree's own
-	fresh bool     // nothing was there
-	cut   *int64   // where a single file ends that shrank
+	dest  string   // the target
+	top   *os.Root // the tree's top directory
+	fresh bool     // the target did not exist
+	cut   *int64   // the size of a single file that shrank
 
-	dirs  map[string]*made // directories that are known to be none but ours or the target's
-	order []string
-	cur   *dirRef // the directory of the last entry
+	dirs  map[string]*dirState // directories that exist below top, and are no links
+	order []string             // their names, as they were added
+	cur   *dirRef              // the directory of the last entry
 	curAt string
 
 	mu      sync.Mutex
@@ -72,9 +71,9 @@ type unpacker struct {
 	busy    sync.WaitGroup
 }
 
-// made is what a directory is to be like in the end.
-type made struct {
-	hdr *tar.Header // nil: as it is
+// dirState has the attributes that a directory gets at the end.
+type dirState struct {
+	hdr *tar.Header // nil: keep those it has
 }
 
 type job struct {
@@ -116,7 +115,7 @@ func (u *unpacker) run(target string) error {
 	return &fs.PathError{Op: "copy", Path: target, Err: fmt.Errorf("%w: it begins with neither a file nor a directory", ErrFormat)}
 }
 
-// next returns the next entry, having taken in notes.
+// next returns the next entry, and handles the notes before it.
 func (u *unpacker) next() (*tar.Header, string, error) {
 	for {
 		if err := context.Cause(u.ctx); err != nil {
@@ -142,7 +141,7 @@ func (u *unpacker) next() (*tar.Header, string, error) {
 			continue
 		}
 		if u.ended {
-			return nil, "", fmt.Errorf("%w: it goes on after its end", ErrFormat)
+			return nil, "", fmt.Errorf("%w: data after its end", ErrFormat)
 		}
 		name, err := clean(hdr.Name, u.opts.Strip)
 		return hdr, name, err
@@ -151,7 +150,7 @@ func (u *unpacker) next() (*tar.Header, string, error) {
 
 func (u *unpacker) note(r map[string]string) error {
 	if !u.opts.Complete {
-		return nil // not ours
+		return nil // the stream is not from Pack
 	}
 	switch r[recordNote] {
 	case noteEnd:
@@ -174,11 +173,11 @@ func (u *unpacker) note(r map[string]string) error {
 	return nil
 }
 
-// shrink cuts off what was padding.
+// shrink truncates a file to its content, without the padding.
 func (u *unpacker) shrink(name, text string) error {
 	size, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || size < 0 {
-		return fmt.Errorf("%w: a size", ErrFormat)
+		return fmt.Errorf("%w: invalid size", ErrFormat)
 	}
 	u.skip(name, "it shrank while it was copied")
 	if name == "." && u.top == nil {
@@ -231,14 +230,14 @@ func (u *unpacker) single(dir, base string, hdr *tar.Header) error {
 		if err == io.EOF {
 			err = nil
 		} else if err == nil {
-			err = fmt.Errorf("%w: more follows a single file", ErrFormat)
+			err = fmt.Errorf("%w: entries after a single file", ErrFormat)
 		}
 	}
 	if err == nil && u.cut != nil {
 		err = f.Truncate(*u.cut)
 	}
 	if err == nil {
-		u.settle(f, root, temp, ".", hdr)
+		u.setAttrs(f, root, temp, ".", hdr)
 	}
 	if e := f.Close(); err == nil {
 		err = e
@@ -291,7 +290,7 @@ func (u *unpacker) tree(dir, base string, hdr *tar.Header) (err error) {
 	if err != nil {
 		return err
 	}
-	u.dirs = map[string]*made{".": {hdr: hdr}}
+	u.dirs = map[string]*dirState{".": {hdr: hdr}}
 	u.order = []string{"."}
 	u.report.Dirs++
 	u.start()
@@ -315,8 +314,7 @@ func (u *unpacker) tree(dir, base string, hdr *tar.Header) (err error) {
 	return nil
 }
 
-// removeTree removes what has become of a tree, also where its directories do not let
-// it.
+// removeTree removes a tree, including directories without write permission.
 func removeTree(parent *os.Root, name string) error {
 	if parent.RemoveAll(name) == nil {
 		return nil
@@ -334,7 +332,7 @@ func removeTree(parent *os.Root, name string) error {
 }
 
 func (u *unpacker) start() {
-	u.jobs = make(chan job, inHand)
+	u.jobs = make(chan job, queued)
 	for range writers {
 		u.working.Go(func() {
 			for j := range u.jobs {
@@ -342,7 +340,7 @@ func (u *unpacker) start() {
 					u.fail(u.file(j.dir, j.base, j.name, j.hdr, j.data))
 				}
 				j.dir.release()
-				done(j.data)
+				putBuffer(j.data)
 				u.busy.Done()
 			}
 		})
@@ -392,7 +390,7 @@ func (u *unpacker) entries() error {
 	}
 }
 
-// parent returns the directory that an entry is in, made if the stream left it out.
+// parent returns the directory of an entry, and makes it if the stream left it out.
 func (u *unpacker) parent(name string) (*dirRef, string, error) {
 	dir, base := path.Split(name)
 	if dir = strings.TrimSuffix(dir, "/"); dir == "" {
@@ -420,7 +418,7 @@ func (u *unpacker) parent(name string) (*dirRef, string, error) {
 	return u.cur, base, nil
 }
 
-// mkdir makes a directory, or takes the one there is.
+// mkdir makes a directory, or adopts an existing one.
 func (u *unpacker) mkdir(name string, hdr *tar.Header) error {
 	if have := u.dirs[name]; have != nil {
 		if hdr != nil {
@@ -449,13 +447,13 @@ func (u *unpacker) mkdir(name string, hdr *tar.Header) error {
 	if err != nil {
 		return named(err, name)
 	}
-	u.dirs[name] = &made{hdr: hdr}
+	u.dirs[name] = &dirState{hdr: hdr}
 	u.order = append(u.order, name)
 	u.report.Dirs++
 	return nil
 }
 
-// named puts the entry's own name into an error.
+// named wraps an error with the entry's name.
 func named(err error, name string) error {
 	if err == nil {
 		return nil
@@ -473,7 +471,7 @@ func linkBare(err error) error {
 func (u *unpacker) entry(hdr *tar.Header, name string) error {
 	if name == "." {
 		if hdr.Typeflag != tar.TypeDir {
-			return fmt.Errorf("%w: the tree's own directory is none", ErrFormat)
+			return fmt.Errorf("%w: the top of a tree is not a directory", ErrFormat)
 		}
 		u.dirs["."].hdr = hdr
 		return nil
@@ -502,10 +500,10 @@ func (u *unpacker) entry(hdr *tar.Header, name string) error {
 		return named(u.symlink(dir.root, base, hdr), name)
 	case hdr.Typeflag == tar.TypeLink:
 		return u.link(dir.root, base, name, hdr)
-	case hdr.Size > inOne || hdr.PAXRecords[recordSparse] != "":
+	case hdr.Size > maxSmall || hdr.PAXRecords[recordSparse] != "":
 		return u.file(dir, base, name, hdr, nil)
 	}
-	data := buffer(hdr.Size)
+	data := getBuffer(hdr.Size)
 	if _, err := io.ReadFull(u.tr, data); err != nil {
 		return err
 	}
@@ -515,9 +513,9 @@ func (u *unpacker) entry(hdr *tar.Header, name string) error {
 	return nil
 }
 
-// place makes something at base: at once where nothing can be, else under another
-// name first, so that what is there is replaced at a stroke.
-func (u *unpacker) place(root *os.Root, base string, create func(name string) error) error {
+// replace creates a file at base. If one may exist, it creates the new one under a
+// temporary name and renames it, so that the old one is replaced atomically.
+func (u *unpacker) replace(root *os.Root, base string, create func(name string) error) error {
 	if u.fresh {
 		err := create(base)
 		if !errors.Is(err, fs.ErrExist) {
@@ -533,7 +531,7 @@ func (u *unpacker) place(root *os.Root, base string, create func(name string) er
 		err = root.Rename(temp, base)
 	}
 	if err != nil || !u.fresh {
-		// Renaming a file to another name of itself does nothing.
+		// Renaming a hard link onto another name of the same file leaves both.
 		if e := root.Remove(temp); err == nil && e != nil && !errors.Is(e, fs.ErrNotExist) {
 			err = e
 		}
@@ -542,8 +540,8 @@ func (u *unpacker) place(root *os.Root, base string, create func(name string) er
 }
 
 func (u *unpacker) symlink(root *os.Root, base string, hdr *tar.Header) error {
-	u.busyIfThere(root, base)
-	return u.place(root, base, func(name string) error {
+	u.waitIfExists(root, base)
+	return u.replace(root, base, func(name string) error {
 		if err := root.Symlink(hdr.Linkname, name); err != nil {
 			return err
 		}
@@ -551,9 +549,9 @@ func (u *unpacker) symlink(root *os.Root, base string, hdr *tar.Header) error {
 	})
 }
 
-// busyIfThere waits for the making of small files when one of them may have the name:
-// a stream may name a file twice.
-func (u *unpacker) busyIfThere(root *os.Root, base string) {
+// waitIfExists waits for the writers if base exists: a stream may name a file twice, and
+// one of them may still be writing it.
+func (u *unpacker) waitIfExists(root *os.Root, base string) {
 	if _, err := root.Lstat(base); err == nil {
 		u.busy.Wait()
 	}
@@ -566,22 +564,22 @@ func (u *unpacker) link(root *os.Root, base, name string, hdr *tar.Header) error
 	}
 	dir := path.Dir(old)
 	if old == "." || u.dirs[dir] == nil {
-		return fmt.Errorf("%w: %q is a link to %q, which was not carried", ErrFormat, name, hdr.Linkname)
+		return fmt.Errorf("%w: %q is a link to %q, which is not in the archive", ErrFormat, name, hdr.Linkname)
 	}
 	u.busy.Wait()
 	if err := u.err(); err != nil {
 		return err
 	}
-	// Through the tree's own root: the two may be in different directories.
+	// Through the top: the two names may be in different directories.
 	prefix := path.Dir(name)
-	return named(u.place(root, base, func(temp string) error {
-		return u.top.Link(old, within(prefix, temp))
+	return named(u.replace(root, base, func(temp string) error {
+		return u.top.Link(old, path.Join(prefix, temp))
 	}), name)
 }
 
-// file makes a regular file, of data or from the stream.
+// file writes a regular file from data or, if that is nil, from the stream.
 func (u *unpacker) file(dir *dirRef, base, name string, hdr *tar.Header, data []byte) error {
-	err := u.place(dir.root, base, func(at string) error {
+	err := u.replace(dir.root, base, func(at string) error {
 		perm := fs.FileMode(hdr.Mode & 0o777)
 		if hdr.Mode&0o200 == 0 {
 			perm |= 0o200
@@ -596,7 +594,7 @@ func (u *unpacker) file(dir *dirRef, base, name string, hdr *tar.Header, data []
 			err = u.fill(f, name, hdr)
 		}
 		if err == nil {
-			u.settle(f, dir.root, at, name, hdr)
+			u.setAttrs(f, dir.root, at, name, hdr)
 		}
 		return errors.Join(err, f.Close())
 	})
@@ -643,10 +641,11 @@ func (u *unpacker) fill(f *os.File, name string, hdr *tar.Header) error {
 	return nil
 }
 
-// settle gives a file its permissions, extended attributes and time.
-func (u *unpacker) settle(f *os.File, root *os.Root, at, name string, hdr *tar.Header) {
-	u.setMode(f, name, hdr)
+// setAttrs sets the permissions, extended attributes and time of a file or directory.
+// Attributes come first: setting one takes write permission, even for the owner.
+func (u *unpacker) setAttrs(f *os.File, root *os.Root, at, name string, hdr *tar.Header) {
 	u.setXattrs(f, name, hdr)
+	u.setMode(f, name, hdr)
 	if err := setTimes(f, root, at, hdr.ModTime); err != nil {
 		u.skip(name, "its time: "+bare(err).Error())
 	}
@@ -691,8 +690,8 @@ func (u *unpacker) setXattrs(f *os.File, name string, hdr *tar.Header) {
 		if !ok {
 			continue
 		}
-		// Others are privileges: capabilities, access lists, labels.
-		err := errors.New("not carried")
+		// Other namespaces hold privileges: capabilities, access lists, labels.
+		err := errors.New("not copied")
 		if strings.HasPrefix(key, "user.") {
 			err = setXattr(f, key, value)
 		}
@@ -702,8 +701,8 @@ func (u *unpacker) setXattrs(f *os.File, name string, hdr *tar.Header) {
 	}
 }
 
-// finishDirs gives the directories their permissions and times, the innermost first:
-// until now they had to be writable, and what was put into them changed their times.
+// finishDirs sets the attributes of directories, innermost first: they had to be writable
+// until now, and new files in them changed their times.
 func (u *unpacker) finishDirs() error {
 	for i := len(u.order) - 1; i >= 0; i-- {
 		if err := context.Cause(u.ctx); err != nil {
@@ -719,23 +718,19 @@ func (u *unpacker) finishDirs() error {
 			return named(err, name)
 		}
 		if info, err := f.Stat(); err == nil && info.IsDir() {
-			u.setXattrs(f, name, hdr)
-			u.setMode(f, name, hdr)
-			if err := setTimes(f, u.top, name, hdr.ModTime); err != nil {
-				u.skip(name, "its time: "+bare(err).Error())
-			}
+			u.setAttrs(f, u.top, name, name, hdr)
 		}
 		f.Close()
 	}
 	return nil
 }
 
-// tempName is for what will get another name or go.
+// tempName returns a name for an unfinished file.
 func tempName() string {
 	var b [8]byte
 	rand.Read(b[:])
 	return TempPrefix + hex.EncodeToString(b[:])
 }
 
-// TempPrefix begins the names of what is not finished.
+// TempPrefix begins the names of unfinished files.
 const TempPrefix = ".agent-sandbox-"
