@@ -1,15 +1,15 @@
-// Package git has the git program of this machine clone repositories that nobody vouches
-// for, with credentials that nobody else gets to see.
+// Package git clones untrusted repositories with this machine's git program, and keeps the
+// credentials for them secret.
 //
-// Nothing of the machine's or the user's git configuration takes part, nor any program
-// that it or the repository names: no hooks, filters, credential helpers and templates.
-// No submodule is fetched, and files that Git LFS keeps elsewhere stay pointers. ssh is
-// the exception: it has the user's own configuration, keys and agent, asks nothing, and
-// takes hosts that it knows.
+// It ignores the machine's and the user's git configuration, and runs no program that they
+// or the repository name: no hooks, filters, credential helpers or templates. It fetches no
+// submodules, and files in Git LFS stay pointers. ssh is the exception: it uses the user's
+// own configuration, keys and agent, never prompts, and accepts known hosts only.
 package git
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -30,23 +30,23 @@ import (
 // Repo is what to clone.
 type Repo struct {
 	Location
-	Revision string // a branch, a tag or a commit; empty is what the server says
+	Revision string // a branch, a tag or a commit; empty is the server's default branch
 	Depth    int    // of the history; 0 is all of it
-	// Progress is called with what git says that it is doing, by another goroutine.
+	// Progress is called with git's progress messages, by another goroutine.
 	Progress func(text string)
 }
 
-// MissingError says that a repository has no such revision.
+// MissingError reports that a repository has no such revision.
 type MissingError struct{ Revision string }
 
 func (e *MissingError) Error() string {
 	return fmt.Sprintf("the repository has no branch, tag or commit %q", e.Revision)
 }
 
-// Error is what git complained about.
+// Error is a failure of git.
 type Error struct {
-	Text string // its last words, without credentials
-	Err  error  // how it ended
+	Text string // its last lines of output, without credentials
+	Err  error  // its exit status
 }
 
 func (e *Error) Error() string {
@@ -68,11 +68,11 @@ type Clone struct {
 // Remove removes the clone from this machine.
 func (c *Clone) Remove() error { return os.RemoveAll(c.temp) }
 
-// Program is the git that would be used.
+// Program returns the path of the git program.
 func Program() (string, error) { return exec.LookPath("git") }
 
-// New clones a repository into a new directory below the system's for temporary files.
-// What remains of the credentials afterwards is in nobody's memory but ours.
+// New clones a repository into a new temporary directory. Afterwards the credentials remain
+// in this process's memory only.
 func New(ctx context.Context, repo Repo) (c *Clone, err error) {
 	program, err := Program()
 	if err != nil {
@@ -99,7 +99,7 @@ func New(ctx context.Context, repo Repo) (c *Clone, err error) {
 		}
 		return c, err
 	}
-	// Nothing in it is of use to who gets the clone.
+	// It serves no purpose in the sandbox.
 	if err := os.Remove(filepath.Join(c.Dir, ".git", "FETCH_HEAD")); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return c, err
 	}
@@ -136,19 +136,18 @@ func (r *runner) clone() error {
 	if !errors.As(err, &failed) || r.ctx.Err() != nil {
 		return err
 	}
-	// Was it the revision? Git's own words are not for programs.
+	// Git's messages can't be parsed reliably, so ask whether the revision is the cause.
 	lsErr := r.git("ls-remote", "--exit-code", "--", r.repo.URL, "refs/heads/"+rev, "refs/tags/"+rev)
 	if !errors.As(lsErr, &failed) || failed.ExitCode() != 2 {
 		return err
 	}
 	if shortID.MatchString(rev) {
-		// Only who has all commits can tell which one it is.
 		return r.abbreviated(rev)
 	}
 	return &MissingError{r.repo.Revision}
 }
 
-// fresh clones a branch or tag, or what the repository's HEAD is.
+// fresh clones a branch or tag, or the repository's HEAD.
 func (r *runner) fresh(rev string, flags ...string) error {
 	if err := os.RemoveAll(r.dir); err != nil {
 		return err
@@ -163,7 +162,8 @@ func (r *runner) fresh(rev string, flags ...string) error {
 	return r.git(append(args, "--", r.repo.URL, r.dir)...)
 }
 
-// commit gets one commit by its ID. A server need not give one away alone.
+// commit gets one commit by its ID. If the server doesn't serve single commits, it clones
+// the whole history.
 func (r *runner) commit(id string) error {
 	if r.repo.Depth > 0 {
 		if err := r.shallow(id); err == nil || r.ctx.Err() != nil {
@@ -176,17 +176,10 @@ func (r *runner) commit(id string) error {
 	if !r.has(id) {
 		// It may be on no branch.
 		if err := r.in("fetch", "--progress", "--no-tags", "--", "origin", id); err != nil || !r.has(id) {
-			return cmpErr(r.ctx.Err(), &MissingError{r.repo.Revision})
+			return cmp.Or[error](r.ctx.Err(), &MissingError{r.repo.Revision})
 		}
 	}
 	return r.checkout(id)
-}
-
-func cmpErr(first, second error) error {
-	if first != nil {
-		return first
-	}
-	return second
 }
 
 func (r *runner) shallow(id string) error {
@@ -220,12 +213,13 @@ func (r *runner) fetched(ref string) error {
 	return r.checkout("FETCH_HEAD")
 }
 
+// abbreviated gets a commit by a prefix of its ID, which only the whole history resolves.
 func (r *runner) abbreviated(id string) error {
 	if err := r.fresh("", "--no-checkout"); err != nil {
 		return err
 	}
 	if !r.has(id) {
-		return cmpErr(r.ctx.Err(), &MissingError{r.repo.Revision})
+		return cmp.Or[error](r.ctx.Err(), &MissingError{r.repo.Revision})
 	}
 	return r.checkout(id)
 }
@@ -241,7 +235,7 @@ func (r *runner) checkout(commit string) error {
 // in runs git in the clone.
 func (r *runner) in(args ...string) error { return r.git(append([]string{"-C", r.dir}, args...)...) }
 
-// settings keep git from running anything that it was not asked for.
+// settings are the flags that keep git from running other programs.
 func (r *runner) settings() []string {
 	set := []string{
 		"core.hooksPath=" + os.DevNull, "core.fsmonitor=false", "core.attributesFile=" + os.DevNull, "core.excludesFile=" + os.DevNull,
@@ -250,7 +244,7 @@ func (r *runner) settings() []string {
 		"http.followRedirects=initial", "protocol.version=2",
 	}
 	if r.secret() {
-		// Only this server is told, wherever it sends us.
+		// Only this server gets them, also after a redirect.
 		set = append(set, fmt.Sprintf("credential.%s://%s.helper=!%s; :", r.repo.Scheme, r.repo.host, credentialCommand(r.temp)))
 	}
 	var args []string
@@ -264,8 +258,8 @@ func (r *runner) secret() bool {
 	return r.repo.host != "" && (r.repo.Username != "" || r.repo.Password != "")
 }
 
-// inherited is what git needs of our own environment: where programs are, how the network
-// is reached, and ssh's agent.
+// inherited are the variables that git gets from our own environment: search paths, proxies
+// and ssh's agent.
 var inherited = []string{
 	"PATH", "TMPDIR", "LANG", "SSH_AUTH_SOCK", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSH_VARIANT", "GIT_SSL_CAINFO", "GIT_SSL_CAPATH", "SSL_CERT_FILE", "SSL_CERT_DIR",
 	"http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY",
@@ -277,7 +271,7 @@ func (r *runner) environ() []string {
 	if allowed == "http" {
 		allowed = "http:https"
 	}
-	// The clone's log of references names who made it; that is not this machine's user.
+	// The clone's reflog names the committer. Don't put this machine's user there.
 	env := []string{
 		"HOME=" + filepath.Join(r.temp, "home"), "GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=" + os.DevNull, "GIT_ATTR_NOSYSTEM=1",
 		"GIT_TERMINAL_PROMPT=0", "SSH_ASKPASS_REQUIRE=never", "GIT_LFS_SKIP_SMUDGE=1", "GIT_ALLOW_PROTOCOL=" + allowed, "LC_ALL=C",
@@ -295,10 +289,10 @@ func (r *runner) environ() []string {
 	return env
 }
 
-// patience is what git gets to go once it was told to.
-const patience = 5 * time.Second
+// waitDelay bounds the wait for git's output after it was killed.
+const waitDelay = 5 * time.Second
 
-// git runs git to its end, or ends it and whatever it started.
+// git runs git. The end of the context kills it with all of its processes.
 func (r *runner) git(args ...string) error {
 	if err := r.ctx.Err(); err != nil {
 		return err
@@ -308,17 +302,17 @@ func (r *runner) git(args ...string) error {
 	cmd := exec.CommandContext(ctx, r.program, append(r.settings(), args...)...)
 	cmd.Dir = r.temp
 	cmd.Env = r.environ()
-	cmd.WaitDelay = patience
-	alone(cmd)
+	cmd.WaitDelay = waitDelay
+	setSession(cmd)
 	if r.secret() {
-		done, err := r.handOver(cmd)
+		done, err := r.passCredentials(cmd)
 		if err != nil {
-			return fmt.Errorf("hand over the credentials: %w", err)
+			return fmt.Errorf("pass credentials: %w", err)
 		}
 		defer done()
 	}
-	said := &words{runner: r}
-	cmd.Stderr = said
+	out := &output{runner: r}
+	cmd.Stderr = out
 	err := cmd.Run()
 	if err == nil {
 		return nil
@@ -326,21 +320,21 @@ func (r *runner) git(args ...string) error {
 	if r.ctx.Err() != nil {
 		return r.ctx.Err()
 	}
-	return &Error{said.last(), err}
+	return &Error{out.last(), err}
 }
 
-// credentials is how a credential helper of git's says them.
+// credentials returns them in the format of a git credential helper.
 func (r *runner) credentials() []byte {
 	return []byte("username=" + r.repo.Username + "\npassword=" + r.repo.Password + "\n")
 }
 
-// words keeps the last of what git says and tells of its progress.
-type words struct {
+// output keeps the last lines of git's output and reports its progress.
+type output struct {
 	*runner
-	mu   sync.Mutex
-	line []byte
-	kept []string
-	told time.Time
+	mu       sync.Mutex
+	line     []byte
+	lines    []string
+	reported time.Time
 }
 
 const (
@@ -348,7 +342,7 @@ const (
 	maxLines = 8
 )
 
-func (w *words) Write(p []byte) (int, error) {
+func (w *output) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, b := range p {
@@ -358,16 +352,16 @@ func (w *words) Write(p []byte) (int, error) {
 			}
 			continue
 		}
-		w.end()
+		w.endLine()
 	}
 	return len(p), nil
 }
 
 var progress = regexp.MustCompile(`^(remote: )?[A-Z][a-z]+ [a-z]+: +[0-9]+% \([0-9]+/[0-9]+\)[A-Za-z0-9 ,.|/]*$`)
 
-// end takes in a line. Those of progress are not for errors, and what the server says is
-// not to be repeated when it knows a password.
-func (w *words) end() {
+// endLine keeps a line, or reports it as progress. What the server says is dropped if it
+// knows a password, which it could repeat.
+func (w *output) endLine() {
 	line := string(bytes.TrimSpace(w.line))
 	w.line = w.line[:0]
 	if line == "" {
@@ -375,8 +369,8 @@ func (w *words) end() {
 	}
 	line = w.redact(line)
 	if progress.MatchString(line) {
-		if w.repo.Progress != nil && time.Since(w.told) > 100*time.Millisecond {
-			w.told = time.Now()
+		if w.repo.Progress != nil && time.Since(w.reported) > 100*time.Millisecond {
+			w.reported = time.Now()
 			w.repo.Progress(line)
 		}
 		return
@@ -384,20 +378,20 @@ func (w *words) end() {
 	if strings.HasPrefix(line, "Cloning into ") || strings.HasPrefix(line, "remote:") && w.secret() {
 		return
 	}
-	if w.kept = append(w.kept, line); len(w.kept) > maxLines {
-		w.kept = w.kept[1:]
+	if w.lines = append(w.lines, line); len(w.lines) > maxLines {
+		w.lines = w.lines[1:]
 	}
 }
 
-func (w *words) last() string {
+func (w *output) last() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.end()
-	return strings.Join(w.kept, "; ")
+	w.endLine()
+	return strings.Join(w.lines, "; ")
 }
 
-// redact takes out credentials, which a server may send back, and what would do something
-// to a terminal.
+// redact removes credentials, which a server may send back, and control characters, which
+// a terminal would interpret.
 func (r *runner) redact(line string) string {
 	user, password := r.repo.Username, r.repo.Password
 	pair := user + ":" + password

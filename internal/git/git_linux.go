@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// credentialCommand prints what handOver gave git. Opened anew each time it is read from
-// its beginning.
+// credentialCommand is the shell command that prints what passCredentials prepared. Opening
+// /dev/fd/3 starts at the beginning each time.
 func credentialCommand(string) string { return "cat /dev/fd/3" }
 
-// handOver gives git the credentials in memory that has no name: they are in no file, no
-// argument and no environment.
-func (r *runner) handOver(cmd *exec.Cmd) (done func(), err error) {
+// passCredentials passes git the credentials in an anonymous memory file: they are in no
+// named file, no argument and no environment.
+func (r *runner) passCredentials(cmd *exec.Cmd) (done func(), err error) {
 	fd, err := unix.MemfdCreate("git", unix.MFD_CLOEXEC)
 	if err != nil {
 		return nil, err

@@ -4,4 +4,4 @@ package git
 
 import "os/exec"
 
-func alone(*exec.Cmd) {}
+func setSession(*exec.Cmd) {}

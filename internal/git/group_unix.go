@@ -7,9 +7,9 @@ import (
 	"syscall"
 )
 
-// alone gives git a session of its own: no terminal to ask at, and everything it starts
-// ends with it.
-func alone(cmd *exec.Cmd) {
+// setSession starts git in a session of its own: it has no terminal to prompt at, and its
+// processes are killed with it.
+func setSession(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 }

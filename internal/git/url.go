@@ -13,20 +13,20 @@ import (
 	"unicode/utf8"
 )
 
-// A Location is where a repository is, taken apart from what opens it.
+// A Location is the address of a repository, and separately the credentials for it.
 type Location struct {
 	Scheme string // "https", "http", "ssh" or "file"
-	// URL is what git is told and the clone remembers. It has no credentials; the user of
-	// an ssh URL is part of the address.
+	// URL is passed to git and recorded in the clone. It has no credentials; the user of an
+	// ssh URL is part of the address.
 	URL string
-	// Username and Password are those that were in an http or https URL.
+	// Username and Password are from an http or https URL.
 	Username, Password string
 
 	text string // URL without any user
 	host string // with the port, for http and https
 }
 
-// String is for people: no user, no credentials.
+// String returns the URL for display, without user or credentials.
 func (l Location) String() string { return l.text }
 
 // maxURL bounds a URL, as many servers do.
@@ -39,8 +39,8 @@ var (
 	helper   = regexp.MustCompile(`^[A-Za-z0-9+.-]*::`)
 )
 
-// Parse takes a URL apart: https, http, ssh and file, what scp takes (user@host:path), and
-// absolute paths. Its errors never repeat the URL, in which there may be a secret.
+// Parse parses a URL (https, http, ssh or file), an scp-like address (user@host:path) or an
+// absolute path. Its errors never repeat the URL, which may contain a secret.
 func Parse(raw string) (Location, error) {
 	switch {
 	case raw == "":
@@ -48,11 +48,11 @@ func Parse(raw string) (Location, error) {
 	case len(raw) > maxURL:
 		return Location{}, fmt.Errorf("the URL is longer than %d bytes", maxURL)
 	case !utf8.ValidString(raw) || strings.ContainsFunc(raw, unicode.IsControl):
-		return Location{}, errors.New("the URL is not UTF-8 text without control characters")
+		return Location{}, errors.New("the URL has control characters or is not UTF-8")
 	case raw[0] == '-':
 		return Location{}, errors.New("the URL begins with '-'")
 	case helper.MatchString(raw):
-		return Location{}, errors.New("the URL names a program to get it with (x::…): it takes https, http, ssh and file")
+		return Location{}, errors.New("the URL names a program to get it with (x::…): use https, http, ssh or file")
 	case filepath.IsAbs(raw):
 		return Location{Scheme: "file", URL: raw, text: raw}, nil
 	case strings.Contains(raw, "://"):
@@ -64,11 +64,11 @@ func Parse(raw string) (Location, error) {
 func parseURL(raw string) (Location, error) {
 	u, err := url.Parse(raw)
 	if err != nil {
-		return Location{}, errors.New("the URL can't be read") // the error repeats it
+		return Location{}, errors.New("the URL can't be read") // err repeats it
 	}
 	l := Location{Scheme: u.Scheme}
 	if u.RawQuery != "" || u.ForceQuery || strings.ContainsRune(raw, '#') {
-		return Location{}, errors.New("the URL of a repository has no query and no fragment")
+		return Location{}, errors.New("the URL has a query or fragment")
 	}
 	user := u.User
 	u.User = nil
@@ -82,14 +82,14 @@ func parseURL(raw string) (Location, error) {
 		return l, nil
 	case "https", "http", "ssh":
 	default:
-		return Location{}, fmt.Errorf("scheme %q: it takes https, http, ssh and file", u.Scheme)
+		return Location{}, fmt.Errorf("unsupported scheme %q: use https, http, ssh or file", u.Scheme)
 	}
 	host := u.Hostname()
 	if strings.Contains(host, ":") {
 		host = "[" + host + "]"
 	}
 	if !hostRule.MatchString(host) || strings.HasSuffix(u.Host, ":") || u.Port() != "" && !portRule.MatchString(u.Port()) {
-		return Location{}, errors.New("the URL has no host, or one that can't be")
+		return Location{}, errors.New("the URL has no valid host")
 	}
 	if u.Path == "" || u.Path == "/" {
 		return Location{}, errors.New("the URL has no path")
@@ -97,11 +97,11 @@ func parseURL(raw string) (Location, error) {
 	password, _ := user.Password()
 	if l.Scheme == "ssh" {
 		if password != "" {
-			return Location{}, errors.New("an ssh URL has no password: ssh takes keys")
+			return Location{}, errors.New("the ssh URL has a password: ssh uses keys")
 		}
 		if user != nil {
 			if !userRule.MatchString(user.Username()) {
-				return Location{}, errors.New("the ssh URL's user can't be one")
+				return Location{}, errors.New("the ssh URL has an invalid user")
 			}
 			u.User = url.User(user.Username())
 		}
@@ -120,7 +120,7 @@ func parseSCP(raw string) (Location, error) {
 		user, rest = "", raw
 	}
 	if strings.Contains(user, ":") {
-		return Location{}, errors.New("user:password@host is not for ssh, which takes keys")
+		return Location{}, errors.New("the address has a password: ssh uses keys")
 	}
 	host, path, found := strings.Cut(rest, ":")
 	if strings.HasPrefix(rest, "[") {
@@ -133,26 +133,26 @@ func parseSCP(raw string) (Location, error) {
 	}
 	switch {
 	case user == "" && slices.Contains([]string{"https", "http", "ssh", "file", "git"}, strings.ToLower(host)):
-		return Location{}, fmt.Errorf("after %q come two slashes", host+":")
+		return Location{}, fmt.Errorf("two slashes are missing after %q", host+":")
 	case !hostRule.MatchString(host):
-		return Location{}, errors.New("the host can't be one")
+		return Location{}, errors.New("invalid host")
 	case user != "" && !userRule.MatchString(user):
-		return Location{}, errors.New("the user can't be one")
+		return Location{}, errors.New("invalid user")
 	case path == "" || strings.HasPrefix(path, "-"):
-		return Location{}, errors.New("the path can't be one")
+		return Location{}, errors.New("invalid path")
 	}
 	return Location{Scheme: "ssh", URL: raw, text: host + ":" + path}, nil
 }
 
-// CheckRevision says whether a branch, tag or commit can be called this.
+// CheckRevision checks the name of a branch or tag, or the ID of a commit.
 func CheckRevision(rev string) error {
-	const never = " ~^:?*[\\"
+	const forbidden = " ~^:?*[\\"
 	switch {
-	case len(rev) > 1024 || !utf8.ValidString(rev) || strings.ContainsFunc(rev, unicode.IsControl) || strings.ContainsAny(rev, never):
+	case len(rev) > 1024 || !utf8.ValidString(rev) || strings.ContainsFunc(rev, unicode.IsControl) || strings.ContainsAny(rev, forbidden):
 	case strings.HasPrefix(rev, "-"), strings.HasPrefix(rev, "/"), strings.HasSuffix(rev, "/"), strings.HasSuffix(rev, "."), rev == "@":
 	case strings.Contains(rev, ".."), strings.Contains(rev, "//"), strings.Contains(rev, "@{"):
 	default:
 		return nil
 	}
-	return fmt.Errorf("revision %.100q: it is a branch, a tag or a commit's ID", rev)
+	return fmt.Errorf("invalid revision %.100q: use a branch, a tag or a commit ID", rev)
 }

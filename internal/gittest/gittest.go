@@ -1,4 +1,5 @@
-// Package gittest has a repository and servers of it, on the loopback, for tests.
+// Package gittest provides a git repository for tests, and serves it over HTTP and SSH on
+// the loopback interface.
 package gittest
 
 import (
@@ -25,14 +26,14 @@ import (
 type Repo struct {
 	Root string
 	Dir  string
-	// Commits are on main, the oldest first; each one's file "n" has its number. The
-	// second is tagged "v2". Other is on branch "dev", and Hidden on none: the reference
-	// refs/pull/1/head has it.
+	// Commits are on main, the oldest first; file "n" of each has its number. The second is
+	// tagged "v2". Other is on branch "dev". Hidden is on no branch; the reference
+	// refs/pull/1/head points to it.
 	Commits       []string
 	Other, Hidden string
 }
 
-// Run runs git in a directory, as nobody in particular.
+// Run runs git in a directory, without the user's configuration.
 func Run(t testing.TB, dir string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command("git", args...)
@@ -46,10 +47,10 @@ func Run(t testing.TB, dir string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// Pointer is what LFS leaves in a repository.
+// Pointer is the content of a file in Git LFS.
 const Pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n"
 
-// New makes a repository with a submodule, a file for LFS, a link and a program.
+// New makes a repository with a submodule, a file in LFS, a symbolic link and a program.
 func New(t testing.TB) *Repo {
 	t.Helper()
 	root := t.TempDir()
@@ -94,22 +95,22 @@ func New(t testing.TB) *Repo {
 	return r
 }
 
-// A Server serves what is in a repository's Root, over smart HTTP.
+// A Server serves a repository's Root over smart HTTP.
 type Server struct {
 	*httptest.Server
 	mu       sync.Mutex
 	requests []*http.Request
 }
 
-// Requests are those there were.
+// Requests returns the requests so far.
 func (s *Server) Requests() []*http.Request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.requests
 }
 
-// HTTP serves the repository. With a user only with that user's password. Before, which
-// may be nil, may answer instead, which it says by returning true.
+// HTTP serves the repository, only to that user if user is not empty. before, which may be
+// nil, returns true if it has answered a request itself.
 func (r *Repo) HTTP(t testing.TB, user, password string, before func(http.ResponseWriter, *http.Request) bool) *Server {
 	t.Helper()
 	git, err := exec.LookPath("git")
@@ -130,7 +131,7 @@ func (r *Repo) HTTP(t testing.TB, user, password string, before func(http.Respon
 		}
 		if u, p, ok := req.BasicAuth(); user != "" && (!ok || u != user || p != password) {
 			w.Header().Set("WWW-Authenticate", `Basic realm="git"`)
-			http.Error(w, "who are you?", http.StatusUnauthorized)
+			http.Error(w, "unauthorized", http.StatusUnauthorized)
 			return
 		}
 		if p := req.Header.Get("Git-Protocol"); p != "" {
@@ -145,8 +146,8 @@ func (r *Repo) HTTP(t testing.TB, user, password string, before func(http.Respon
 	return s
 }
 
-// SSH serves the repositories of a directory to the holder of a key, and returns the
-// server's port and what GIT_SSH_COMMAND has to be.
+// SSH serves all repositories of this machine to the holder of a key. It returns the
+// server's port and the value for GIT_SSH_COMMAND.
 func SSH(t testing.TB) (port int, command string) {
 	t.Helper()
 	dir := t.TempDir()
