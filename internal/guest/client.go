@@ -17,8 +17,8 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// ErrConnectionLost is what calls and streams end with when the connection to the
-// guest, or the guest's side of one command, went away underneath them.
+// ErrConnectionLost is the error of calls and streams when the connection to the guest, or
+// the guest's side of one command, ended before them.
 var ErrConnectionLost = errors.New("guest: connection lost")
 
 // Conn is a connection to one `guest serve`. Its methods may be called from any
@@ -27,7 +27,7 @@ type Conn struct {
 	ssh ssh.Conn
 	rw  io.Closer
 
-	silent func(context.Context) // see OnSilence
+	slow func(context.Context) // see OnSilence
 
 	done chan struct{} // closed once err is set
 	err  error
@@ -39,16 +39,15 @@ type Conn struct {
 
 	parts atomic.Uint64 // the last number given to a request sent in parts
 
-	keepLock chan struct{} // one place: held while keep is looked at or made
+	keepLock chan struct{} // a mutex for keep that a context can give up on
 	keep     *Conn
 
 	control controlPool
 }
 
-// config is the same for every connection. The stdio of an exec that we started
-// ourselves is the trust, so there is no key to check and nobody to authenticate;
-// what SSH gives here is channels with flow control. One algorithm of each kind
-// keeps the handshake short.
+// config is the same for every connection. The peer is the stdio of an exec that we started
+// ourselves, so there is no key to check and no user to authenticate: SSH only provides
+// channels with flow control. One algorithm of each kind keeps the handshake short.
 func config() *ssh.ClientConfig {
 	return &ssh.ClientConfig{
 		Config: ssh.Config{
@@ -62,9 +61,9 @@ func config() *ssh.ClientConfig {
 	}
 }
 
-// Dial speaks to the guest over rw, the standard input and output of `guest serve`.
-// It owns rw from here on and closes it on failure or when the connection ends, so
-// rw.Close must unblock a Read and a Write. ctx bounds the handshake only.
+// Dial connects to the guest over rw, the standard input and output of `guest serve`. It
+// takes ownership of rw and closes it on failure or when the connection ends, so rw.Close
+// must unblock a Read and a Write. ctx bounds the handshake only.
 func Dial(ctx context.Context, rw io.ReadWriteCloser) (*Conn, error) {
 	if err := ctx.Err(); err != nil {
 		rw.Close()
@@ -78,7 +77,7 @@ func Dial(ctx context.Context, rw io.ReadWriteCloser) (*Conn, error) {
 	st := &stream{ReadWriteCloser: rw}
 	sc, chans, reqs, err := ssh.NewClientConn(st, "guest", config())
 	if err == nil {
-		st.carries(sc)
+		st.attach(sc)
 	}
 	if !stop() {
 		<-closed
@@ -93,10 +92,10 @@ func Dial(ctx context.Context, rw io.ReadWriteCloser) (*Conn, error) {
 		rw.Close()
 		return nil, fmt.Errorf("guest: connect: %w", err)
 	}
-	return speak(sc, chans, reqs, rw), nil
+	return newClient(sc, chans, reqs, rw), nil
 }
 
-func speak(sc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request, rw io.Closer) *Conn {
+func newClient(sc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request, rw io.Closer) *Conn {
 	c := &Conn{ssh: sc, rw: rw, done: make(chan struct{}), stopping: make(chan struct{}), keepLock: make(chan struct{}, 1)}
 	c.wg.Add(3)
 	go func() {
@@ -106,7 +105,7 @@ func speak(sc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request, r
 	go func() {
 		defer c.wg.Done()
 		for nc := range chans {
-			nc.Reject(ssh.Prohibited, "the client serves nothing")
+			nc.Reject(ssh.Prohibited, "the client accepts no channels")
 		}
 	}()
 	go func() {
@@ -123,8 +122,8 @@ func speak(sc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request, r
 	return c
 }
 
-// Close ends the connection. The guest kills the commands that run on it, detached
-// ones excepted. It waits for the connection's goroutines, and may be called twice.
+// Close ends the connection. The guest kills the commands that run on it, except detached
+// ones. Close waits for the connection's goroutines, and may be called more than once.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	if !c.stopped {
@@ -147,11 +146,11 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// Done is closed when the connection is gone, for whatever reason.
+// Done is closed when the connection has ended, for whatever reason.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Err says why the connection is gone; it wraps ErrConnectionLost. It is nil until
-// Done is closed.
+// Err returns why the connection ended; it wraps ErrConnectionLost. It is nil until Done is
+// closed.
 func (c *Conn) Err() error {
 	select {
 	case <-c.done:
@@ -176,27 +175,26 @@ func (c *Conn) spawn(f func()) bool {
 	return true
 }
 
-// OnSilence has fn called by whoever has waited for the guest's answer for a second, and
-// then waits on. It is for before the connection is used.
-func (c *Conn) OnSilence(fn func(context.Context)) { c.silent = fn }
+// OnSilence sets fn to be called by each call that has waited for the guest's answer for a
+// second, before it waits on. Set it before the connection is used.
+func (c *Conn) OnSilence(fn func(context.Context)) { c.slow = fn }
 
-// silence is how long a guest may take to answer before we wonder why.
-const silence = time.Second
+// slowAnswer is how long a call waits for an answer before it calls reportSlow.
+const slowAnswer = time.Second
 
-// wonder is for whoever has waited for so long.
-func (c *Conn) wonder(ctx context.Context) {
-	if c.silent != nil {
-		c.silent(ctx)
+func (c *Conn) reportSlow(ctx context.Context) {
+	if c.slow != nil {
+		c.slow(ctx)
 	}
 }
 
-// open opens a channel of commands; a rejection is a *wire.StartError.
+// open opens a channel for a command; a rejection is a *wire.StartError.
 func (c *Conn) open(ctx context.Context, kind string, extra []byte) (ssh.Channel, <-chan *ssh.Request, error) {
 	return c.openChannel(ctx, kind, extra, c.openError)
 }
 
-// openChannel opens a channel, sending extra in parts where it is too large for one
-// packet. explain says what a failure means that is not the end of ctx.
+// openChannel opens a channel, and sends extra in parts if it is too large for one packet.
+// explain translates errors other than the end of ctx.
 func (c *Conn) openChannel(ctx context.Context, kind string, extra []byte, explain func(error) error) (ssh.Channel, <-chan *ssh.Request, error) {
 	type result struct {
 		ch   ssh.Channel
@@ -211,8 +209,8 @@ func (c *Conn) openChannel(ctx context.Context, kind string, extra []byte, expla
 	}
 	opened, left := make(chan result), make(chan struct{})
 	defer close(left)
-	// Nobody waits for it, for it may never return: package ssh has been seen to forget
-	// a channel that is opened while the connection ends. See stream.
+	// Don't wait for it, it may never return: package ssh can forget a channel that is
+	// opened while the connection ends. See stream.
 	go func() {
 		var r result
 		extra, r.err = c.sendParts(extra)
@@ -223,14 +221,14 @@ func (c *Conn) openChannel(ctx context.Context, kind string, extra []byte, expla
 		case opened <- r:
 		case <-left:
 			if r.err == nil {
-				// Closing it is what kills a command that did start.
+				// A command may have started: closing the channel kills it.
 				r.ch.Close()
 				ssh.DiscardRequests(r.reqs)
 			}
 		}
 	}()
-	wonder := time.NewTimer(silence)
-	defer wonder.Stop()
+	slow := time.NewTimer(slowAnswer)
+	defer slow.Stop()
 	done, forgotten := c.done, (<-chan time.Time)(nil)
 	for {
 		select {
@@ -239,12 +237,12 @@ func (c *Conn) openChannel(ctx context.Context, kind string, extra []byte, expla
 		case <-ctx.Done():
 			return nil, nil, context.Cause(ctx)
 		case <-done:
-			// What the guest has answered before counts.
+			// An answer may have arrived just before the end.
 			done, forgotten = nil, time.After(time.Second)
 		case <-forgotten:
 			return nil, nil, explain(c.err)
-		case <-wonder.C:
-			c.wonder(ctx)
+		case <-slow.C:
+			c.reportSlow(ctx)
 		}
 	}
 }
@@ -264,7 +262,7 @@ func (c *Conn) openError(err error) error {
 	return c.lost(err)
 }
 
-// lost describes an operation that the connection's end cut short.
+// lost returns the error of an operation that the end of the connection interrupted.
 func (c *Conn) lost(err error) error {
 	if own := c.Err(); own != nil {
 		return own
@@ -275,8 +273,8 @@ func (c *Conn) lost(err error) error {
 	return fmt.Errorf("%w: %w", ErrConnectionLost, err)
 }
 
-// decodeStartError reads the message of a rejection. What is not a StartError comes
-// from a guest that does not know the request, or from one gone bad: keep its text.
+// decodeStartError reads the message of a rejection. Anything but a StartError is from a
+// guest that does not know the request or is hostile: keep its text, bounded.
 func decodeStartError(message string) *wire.StartError {
 	e := new(wire.StartError)
 	if err := json.Unmarshal([]byte(message), e); err != nil || e.Kind == "" {
@@ -308,9 +306,9 @@ func (c *Conn) sendParts(extra []byte) ([]byte, error) {
 }
 
 // Exec starts a command and returns once it runs. A *wire.StartError says why it did
-// not start. ctx bounds the start only; when it ends first, the command is killed if
-// it started after all. Detached commands go through the keeper, on a connection
-// that is made at the first need and shared.
+// not start. ctx bounds the start only; when it ends first, a command that did start is
+// killed. Detached commands go through the keeper, on a connection that the first one opens
+// and all share.
 func (c *Conn) Exec(ctx context.Context, req wire.Exec) (*Process, error) {
 	if !fits(req) {
 		return nil, &wire.StartError{Kind: wire.KindArguments, Message: "argument list too long"}
@@ -333,22 +331,22 @@ func (c *Conn) Exec(ctx context.Context, req wire.Exec) (*Process, error) {
 	return newProcess(ctx, via, ch, reqs, &req)
 }
 
-// fits says whether Linux could take the arguments and environment at all, whatever
-// the limits inside: there is no need to send what it can't.
+// fits reports whether arguments and environment are within Linux's largest limit. The
+// limits inside may be lower.
 func fits(req wire.Exec) bool {
-	const most = 6 << 20
+	const limit = 6 << 20
 	n := 0
 	for _, list := range [...][]string{req.Args, req.Env} {
 		for _, s := range list {
 			n += len(s) + 1
 		}
 	}
-	return n <= most
+	return n <= limit
 }
 
-// Attach follows a detached command by its ID: all of its output that is kept, then
-// what it goes on to write, then its exit. Any number may follow one command. An
-// unknown ID is a *wire.StartError of kind KindUnknownProcess.
+// Attach follows a detached command by its ID: the output kept so far, new output, then its
+// exit. Any number of callers may follow one command. An unknown ID is a *wire.StartError of
+// kind KindUnknownProcess.
 func (c *Conn) Attach(ctx context.Context, id string) (*Process, error) {
 	extra, err := json.Marshal(wire.Attach{ID: id})
 	if err != nil {
@@ -394,7 +392,7 @@ func (c *Conn) keeper(ctx context.Context) (*Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("keeper: %w", err)
 	}
-	// Close may have looked for a keeper while this one was being made.
+	// Close may have checked for a keeper while this one was connecting.
 	c.mu.Lock()
 	stopped := c.stopped
 	c.mu.Unlock()
@@ -402,27 +400,27 @@ func (c *Conn) keeper(ctx context.Context) (*Conn, error) {
 		keep.Close()
 		return nil, ErrConnectionLost
 	}
-	keep.silent = c.silent
+	keep.slow = c.slow
 	c.keep = keep
 	return keep, nil
 }
 
-// stream gives a ReadWriteCloser the rest of what package ssh asks of a connection.
+// stream makes a ReadWriteCloser a net.Conn, as package ssh requires.
 //
-// At the end of what is read package ssh first wakes everyone who waits for an answer,
-// and only then refuses to send anything. A channel that is opened in between is
-// forgotten: whoever opens it waits for good. So the stream has it refuse first.
+// When reading ends, package ssh first wakes all callers that wait for an answer and only
+// then fails to send. A channel opened in between is forgotten: its caller waits for ever.
+// So the stream makes sending fail before it returns the end to package ssh.
 type stream struct {
 	io.ReadWriteCloser
-	over    atomic.Bool
-	carried atomic.Pointer[ssh.Conn]
+	over atomic.Bool
+	conn atomic.Pointer[ssh.Conn]
 }
 
-// carries is called with the connection before anybody can open a channel of it.
-func (s *stream) carries(conn ssh.Conn) {
-	s.carried.Store(&conn)
+// attach sets the connection over s, before any channel is opened.
+func (s *stream) attach(conn ssh.Conn) {
+	s.conn.Store(&conn)
 	if s.over.Load() {
-		s.refuse(conn)
+		s.failSends(conn)
 	}
 }
 
@@ -430,26 +428,26 @@ func (s *stream) Read(b []byte) (int, error) {
 	n, err := s.ReadWriteCloser.Read(b)
 	if err != nil {
 		s.over.Store(true)
-		if conn := s.carried.Load(); conn != nil {
-			s.refuse(*conn)
+		if conn := s.conn.Load(); conn != nil {
+			s.failSends(*conn)
 		}
 	}
 	return n, err
 }
 
-// refuse returns when nothing more can be sent: package ssh knows that from the first
-// packet on that could not be, of which itself it does not tell.
-func (s *stream) refuse(conn ssh.Conn) {
+// failSends closes s and sends one packet, whose error package ssh hides: all later sends
+// then fail at once.
+func (s *stream) failSends(conn ssh.Conn) {
 	s.Close()
-	told := make(chan struct{})
+	sent := make(chan struct{})
 	go func() {
-		defer close(told)
+		defer close(sent)
 		conn.SendRequest("", false, nil)
 	}()
 	select {
-	case <-told:
+	case <-sent:
 	case <-time.After(time.Second):
-		// It waits for an exchange of keys, which waits for us and will fail.
+		// It waits for a key exchange, which waits for this read and will fail.
 	}
 }
 

@@ -41,7 +41,7 @@ func TestWhoOpensAChannelLearnsOfTheEnd(t *testing.T) {
 	chans, reqs := make(chan ssh.NewChannel), make(chan *ssh.Request)
 	r, w := net.Pipe()
 	defer w.Close()
-	conn := speak(f, chans, reqs, r)
+	conn := newClient(f, chans, reqs, r)
 	go func() {
 		<-f.asked
 		close(chans)
@@ -139,7 +139,7 @@ func TestNothingIsSentOnceTheEndIsRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	st.carries(sc)
+	st.attach(sc)
 	go ssh.DiscardRequests(reqs)
 	if _, _, err := sc.OpenChannel("last", nil); err == nil {
 		t.Error("a channel was opened that the server refuses")

@@ -15,8 +15,8 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// controlPool keeps one idle connection to PID 1. A used connection has its next
-// nonce at hand, so the next request is one round trip and can't be crowded out.
+// controlPool keeps one idle connection to PID 1. It is authenticated and has its next
+// nonce: the next request is one round trip, and a flood of new clients can't displace it.
 type controlPool struct {
 	mu     sync.Mutex
 	closed bool
@@ -58,12 +58,12 @@ func (p *controlPool) close() {
 }
 
 // Control performs one request to PID 1, signed with key, the private half of
-// Init.ControlKey. ctx bounds all of it. A refusal is an error, with the Reply as it
-// came. Every operation may be repeated, so a request whose connection to PID 1 went
-// away (it was idle, or a flood took its place) is sent again on a new one.
+// Init.ControlKey. ctx bounds all of it. A refusal is an error, with its Reply. All
+// operations are idempotent, so a request whose connection to PID 1 ended (it was idle, or
+// a flood of clients displaced it) is retried on a new one.
 func (c *Conn) Control(ctx context.Context, key ed25519.PrivateKey, req wire.Control) (wire.Reply, error) {
 	if len(key) != ed25519.PrivateKeySize {
-		return wire.Reply{}, fmt.Errorf("guest: control: the key is %d bytes long", len(key))
+		return wire.Reply{}, fmt.Errorf("guest: control: the key has %d bytes", len(key))
 	}
 	payload, err := json.Marshal(req)
 	if err != nil {
@@ -105,23 +105,23 @@ func (c *Conn) connectControl(ctx context.Context) (*controlConn, error) {
 	return &controlConn{ch: ch, r: bufio.NewReader(ch)}, nil
 }
 
-// exchange sends one request and gives the connection back to the pool when it is
-// good for another. A guest that is frozen keeps what asks it, and not who asks.
+// exchange sends one request, and returns the connection to the pool if it can be reused.
+// If the guest is frozen, the goroutine waits for it; the caller only as long as ctx.
 func (c *Conn) exchange(ctx context.Context, conn *controlConn, key ed25519.PrivateKey, payload []byte) (wire.Reply, error) {
 	type answer struct {
 		reply wire.Reply
 		err   error
 	}
 	answers := make(chan answer, 1)
-	asked := c.spawn(func() {
+	spawned := c.spawn(func() {
 		reply, err := c.converse(conn, key, payload)
 		answers <- answer{reply, err}
 	})
-	if !asked {
+	if !spawned {
 		return wire.Reply{}, ErrConnectionLost
 	}
-	wonder := time.NewTimer(silence)
-	defer wonder.Stop()
+	slow := time.NewTimer(slowAnswer)
+	defer slow.Stop()
 	for {
 		select {
 		case a := <-answers:
@@ -135,16 +135,16 @@ func (c *Conn) exchange(ctx context.Context, conn *controlConn, key ed25519.Priv
 		case <-ctx.Done():
 			go conn.ch.Close()
 			return wire.Reply{}, context.Cause(ctx)
-		case <-wonder.C:
-			c.wonder(ctx)
+		case <-slow.C:
+			c.reportSlow(ctx)
 		}
 	}
 }
 
 func (c *Conn) converse(conn *controlConn, key ed25519.PrivateKey, payload []byte) (wire.Reply, error) {
-	if len(payload) > strangersPayload && conn.nonce == nil {
-		// A line of this length is taken from those alone who have proved themselves.
-		reply, err := c.ask(conn, key, nothing)
+	if len(payload) > maxFirstPayload && conn.nonce == nil {
+		// PID 1 accepts a line of this length from authenticated clients only.
+		reply, err := c.ask(conn, key, noop)
 		if err != nil {
 			return reply, err
 		}
@@ -153,11 +153,11 @@ func (c *Conn) converse(conn *controlConn, key ed25519.PrivateKey, payload []byt
 	return c.ask(conn, key, payload)
 }
 
-// strangersPayload is what certainly fits into wire.MaxControlLine once it is encoded
-// and signed; nothing asks for nothing.
-const strangersPayload = wire.MaxControlLine / 2
+// maxFirstPayload certainly fits into wire.MaxControlLine once it is encoded and signed.
+const maxFirstPayload = wire.MaxControlLine / 2
 
-var nothing = []byte(`{"op":"` + wire.OpNetwork + `"}`)
+// noop is a request that changes nothing, to authenticate with.
+var noop = []byte(`{"op":"` + wire.OpNetwork + `"}`)
 
 // ask sends one request and reads its answer.
 func (c *Conn) ask(conn *controlConn, key ed25519.PrivateKey, payload []byte) (reply wire.Reply, err error) {
@@ -168,10 +168,10 @@ func (c *Conn) ask(conn *controlConn, key ed25519.PrivateKey, payload []byte) (r
 		}
 		conn.nonce = hello.Nonce
 	}
-	// A nonce that the other side could choose freely would let it collect
-	// signatures over texts of its choice; a fixed length leaves it no room.
+	// A nonce of any length would let the other side collect signatures over texts of its
+	// choice.
 	if len(conn.nonce) != wire.NonceSize {
-		return reply, errors.New("the challenge has the wrong size")
+		return reply, fmt.Errorf("the challenge has %d bytes, not %d", len(conn.nonce), wire.NonceSize)
 	}
 	line, err := json.Marshal(wire.Signed{
 		Payload:   payload,
@@ -209,7 +209,7 @@ func readControl(r *bufio.Reader, v any) error {
 		}
 	}
 	if err := json.Unmarshal(line, v); err != nil {
-		return errors.New("the answer makes no sense")
+		return errors.New("malformed answer")
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ import (
 )
 
 // DialContext connects to an address inside the sandbox: network is tcp, tcp4, tcp6
-// or unix. ctx bounds the dial only. Errors are *net.OpError, as package net's are.
+// or unix. ctx bounds the dial only. Errors are *net.OpError, as those of package net.
 // When c ends, the connection fails with ECONNRESET and ErrConnectionLost.
 func (c *Conn) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := c.dial(ctx, network, address)
@@ -46,7 +46,7 @@ func (c *Conn) dial(ctx context.Context, network, address string) (net.Conn, err
 	if err != nil {
 		return nil, err
 	}
-	d := &dialed{c: c, ready: make(chan struct{}), told: make(chan struct{}), over: make(chan struct{})}
+	d := &dialed{c: c, ready: make(chan struct{}), reported: make(chan struct{}), over: make(chan struct{})}
 	if !c.spawn(func() { d.listen(reqs) }) {
 		ch.Close()
 		return nil, ErrConnectionLost
@@ -69,20 +69,20 @@ func (c *Conn) dial(ctx context.Context, network, address string) (net.Conn, err
 	return conn, nil
 }
 
-// dialed is the guest's side of one connection, as far as it tells.
+// dialed is the state of one connection, as the guest reports it.
 type dialed struct {
-	c     *Conn
-	ready chan struct{} // closed when first is set, or told
-	first *wire.Dialed
-	told  chan struct{} // closed when end is set, or over
-	end   *wire.DialEnd
-	over  chan struct{} // closed at the end of the channel
+	c        *Conn
+	ready    chan struct{} // closed when first is set, or over
+	first    *wire.Dialed
+	reported chan struct{} // closed when end is set, or over
+	end      *wire.DialEnd
+	over     chan struct{} // closed at the end of the channel
 }
 
-// listen takes the guest's requests until the channel ends. The guest is inside the
-// sandbox: what makes no sense is not there.
+// listen handles the guest's requests until the channel ends. The guest may be hostile:
+// malformed requests are ignored.
 func (d *dialed) listen(reqs <-chan *ssh.Request) {
-	ready, told := d.ready, d.told
+	ready, reported := d.ready, d.reported
 	for r := range reqs {
 		if r.WantReply {
 			r.Reply(false, nil)
@@ -95,25 +95,25 @@ func (d *dialed) listen(reqs <-chan *ssh.Request) {
 				close(ready)
 				ready = nil
 			}
-		case r.Type == wire.RequestDialEnd && told != nil:
+		case r.Type == wire.RequestDialEnd && reported != nil:
 			var end wire.DialEnd
 			if json.Unmarshal(r.Payload, &end) == nil {
 				d.end = &end
-				close(told)
-				told = nil
+				close(reported)
+				reported = nil
 			}
 		}
 	}
 	if ready != nil {
 		close(ready)
 	}
-	if told != nil {
-		close(told)
+	if reported != nil {
+		close(reported)
 	}
 	close(d.over)
 }
 
-// serve moves the connection's bytes until it has ended.
+// serve copies the connection's data until it has ended.
 func (d *dialed) serve(conn *conn) {
 	var copies sync.WaitGroup
 	copies.Go(conn.emptyOut)
@@ -123,7 +123,7 @@ func (d *dialed) serve(conn *conn) {
 	case <-d.c.stopping:
 	}
 	conn.out.abandon(syscall.ECONNRESET)
-	// What came before the end can be read after it, unless all is being closed.
+	// Data that arrived before the end can still be read, unless c is being closed.
 	select {
 	case <-conn.inDone:
 	case <-d.c.stopping:
@@ -132,15 +132,15 @@ func (d *dialed) serve(conn *conn) {
 	copies.Wait()
 }
 
-// errCut is how a connection ends that lost its connection to the guest.
+// errCut is the error of a connection whose guest connection ended.
 var errCut = fmt.Errorf("%w: %w", syscall.ECONNRESET, ErrConnectionLost)
 
-// explain says how the data from inside ended.
+// explain translates the end of the data from inside.
 func (d *dialed) explain(err error) error {
 	if !errors.Is(err, io.EOF) {
 		return fmt.Errorf("%w: %w", errCut, err)
 	}
-	<-d.told
+	<-d.reported
 	switch {
 	case d.end == nil:
 		return errCut
@@ -153,7 +153,7 @@ func (d *dialed) explain(err error) error {
 	return syscall.ECONNRESET
 }
 
-// Listens tells whether anything inside accepts connections on a TCP port.
+// Listens reports whether a process inside accepts connections on a TCP port.
 func (c *Conn) Listens(ctx context.Context, port uint16) (bool, error) {
 	extra, err := json.Marshal(wire.Listens{Port: port})
 	if err != nil {
@@ -171,7 +171,7 @@ func (c *Conn) Listens(ctx context.Context, port uint16) (bool, error) {
 	return true, nil
 }
 
-// dialErrors are the errors that the kinds stand for.
+// dialErrors maps kinds to errors.
 var dialErrors = map[string]error{
 	wire.DialRefused:    syscall.ECONNREFUSED,
 	wire.DialReset:      syscall.ECONNRESET,
@@ -183,7 +183,7 @@ var dialErrors = map[string]error{
 	wire.DialPermission: syscall.EACCES,
 }
 
-// dialError says in Go's own terms why there is no connection.
+// dialError translates a failed dial into the errors of package net.
 func (c *Conn) dialError(err error) error {
 	var refused *ssh.OpenChannelError
 	switch {
@@ -213,13 +213,13 @@ func decodeDialError(message string) error {
 	return &e
 }
 
-// target is the address of a dial that failed.
+// target is the address of a failed dial.
 type target struct{ network, address string }
 
 func (t target) Network() string { return t.network }
 func (t target) String() string  { return t.address }
 
-// endpoint is an address as package net has it.
+// endpoint parses an address into a type of package net.
 func endpoint(network, address string) net.Addr {
 	if network == "unix" {
 		return &net.UnixAddr{Net: network, Name: address}

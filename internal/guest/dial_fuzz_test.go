@@ -35,14 +35,14 @@ func FuzzDialedRequests(f *testing.F) {
 	f.Add("unix", wire.RequestDialEnd, end, wire.RequestDialed, []byte("null"))
 	f.Add("tcp", wire.RequestDialed, []byte(`{"local":"nonsense"}`), wire.RequestDialed, first)
 	f.Fuzz(func(t *testing.T, network, kind1 string, payload1 []byte, kind2 string, payload2 []byte) {
-		d := &dialed{ready: make(chan struct{}), told: make(chan struct{}), over: make(chan struct{})}
+		d := &dialed{ready: make(chan struct{}), reported: make(chan struct{}), over: make(chan struct{})}
 		reqs := make(chan *ssh.Request, 2)
 		reqs <- &ssh.Request{Type: kind1, Payload: payload1}
 		reqs <- &ssh.Request{Type: kind2, Payload: payload2}
 		close(reqs)
 		d.listen(reqs)
 		<-d.ready
-		<-d.told
+		<-d.reported
 		<-d.over
 		if d.first != nil {
 			_ = endpoint(network, d.first.Local).String() + endpoint(network, d.first.Remote).Network()

@@ -2,5 +2,5 @@ package guest
 
 import "syscall"
 
-// Errno is the error of a Linux error number.
+// Errno returns the error for a Linux error number.
 func Errno(n int) error { return syscall.Errno(n) }

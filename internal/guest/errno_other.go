@@ -8,8 +8,7 @@ import (
 	"io/fs"
 )
 
-// Errno is the error of a Linux error number, which counts differently from this
-// system's own.
+// Errno returns the error for a Linux error number. This system numbers errors differently.
 func Errno(n int) error { return linuxErrno(n) }
 
 type linuxErrno int
@@ -32,7 +31,7 @@ func (e linuxErrno) Error() string {
 	return fmt.Sprintf("errno %d", int(e))
 }
 
-// Is knows the errors that package fs has for all systems.
+// Is matches the portable errors of package fs.
 func (e linuxErrno) Is(target error) bool {
 	switch target {
 	case fs.ErrPermission:

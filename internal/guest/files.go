@@ -7,21 +7,22 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// Files is a connection to the file system of a sandbox, as one user: the kernel
-// inside decides what that user may do. Its methods may be called from any number of
-// goroutines. ctx bounds each call; a call given up may still be carried out. A
-// failure that Linux numbers is an error of [Errno]'s making.
+// Files is a connection to the file system of a sandbox, as one user: the kernel inside
+// checks that user's permissions. Its methods may be called from any number of goroutines.
+// ctx bounds each call; a call that it interrupts may still take effect. Errors of the
+// kernel inside are those of [Errno].
 type Files struct {
-	p    *Process
-	conn *Conn
-	out  io.Writer
-	turn chan struct{} // one place: held while a frame is written
+	p       *Process
+	conn    *Conn
+	out     io.Writer
+	sending chan struct{} // a mutex for out that a context can give up on
 
 	mu    sync.Mutex
 	last  uint32
@@ -40,14 +41,14 @@ type fileReply struct {
 	message []byte
 }
 
-// Files starts the file server for the user, as wire.Exec has it.
+// Files starts the file server as a user, in the form of wire.Exec.
 func (c *Conn) Files(ctx context.Context, user string) (*Files, error) {
 	p, err := c.Exec(ctx, wire.Exec{Args: []string{wire.Path, wire.VerbFiles}, User: user, Stdin: true})
 	if err != nil {
 		return nil, err
 	}
 	f := &Files{
-		p: p, conn: c, out: p.Stdin(), turn: make(chan struct{}, 1),
+		p: p, conn: c, out: p.Stdin(), sending: make(chan struct{}, 1),
 		calls: map[uint32]*fileCall{}, done: make(chan struct{}),
 	}
 	if !c.spawn(func() { io.Copy(io.Discard, p.Stderr()) }) || !c.spawn(f.listen) {
@@ -57,14 +58,14 @@ func (c *Conn) Files(ctx context.Context, user string) (*Files, error) {
 	return f, nil
 }
 
-// Close ends the server. Files that are open in it are closed, and what was begun
-// and not committed goes. It does not wait.
+// Close ends the server, which closes its open files and drops replacements that were not
+// committed. It does not wait.
 func (f *Files) Close() error { return f.p.Close() }
 
-// Done is closed when the server is gone, for whatever reason.
+// Done is closed when the server has ended, for whatever reason.
 func (f *Files) Done() <-chan struct{} { return f.done }
 
-// listen hands replies to their callers until the stream ends.
+// listen delivers replies to their callers until the stream ends.
 func (f *Files) listen() {
 	r := bufio.NewReaderSize(f.p.Stdout(), 64<<10)
 	for {
@@ -79,7 +80,7 @@ func (f *Files) listen() {
 		delete(f.calls, id)
 		f.mu.Unlock()
 		if call == nil {
-			continue // a reply nobody asked for
+			continue // an unknown ID
 		}
 		select {
 		case call.reply <- fileReply{kind, message}:
@@ -89,12 +90,12 @@ func (f *Files) listen() {
 	}
 }
 
-// end fails all calls, those to come too.
+// end fails all calls, including later ones.
 func (f *Files) end(err error) {
 	switch {
 	case errors.Is(err, ErrConnectionLost):
 	case errors.Is(err, wire.ErrFrame):
-		err = fmt.Errorf("%w: the file server said: %w", ErrConnectionLost, err)
+		err = fmt.Errorf("%w: file server: %w", ErrConnectionLost, err)
 	default:
 		err = fmt.Errorf("%w: the file server ended", ErrConnectionLost)
 	}
@@ -104,7 +105,7 @@ func (f *Files) end(err error) {
 	close(f.done)
 }
 
-// orphan closes the file that a call opened after its caller had left.
+// orphan closes the file that a call opened after its caller gave up.
 func (f *Files) orphan(call *fileCall, r fileReply) {
 	if r.kind != wire.FileOK {
 		return
@@ -117,14 +118,14 @@ func (f *Files) orphan(call *fileCall, r fileReply) {
 	}
 }
 
-// stuck is how long a frame may take to be written once its caller has left. Then
-// the server is taken for dead: half a frame can't be taken back.
-const stuck = 5 * time.Second
+// sendTimeout bounds the rest of a send whose caller gave up. After it the server is
+// closed: half a frame leaves the stream unusable.
+const sendTimeout = 5 * time.Second
 
 func (f *Files) send(ctx context.Context, frame []byte) error {
 	select {
-	case f.turn <- struct{}{}:
-		defer func() { <-f.turn }()
+	case f.sending <- struct{}{}:
+		defer func() { <-f.sending }()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	case <-f.done:
@@ -136,13 +137,13 @@ func (f *Files) send(ctx context.Context, frame []byte) error {
 		defer context.AfterFunc(ctx, func() {
 			select {
 			case <-written:
-			case <-time.After(stuck):
+			case <-time.After(sendTimeout):
 				f.p.Close()
 			}
 		})()
 	}
 	if _, err := f.out.Write(frame); err != nil {
-		// listen knows why; give it the time to say.
+		// listen gets the cause; wait for it.
 		select {
 		case <-f.done:
 			return f.err
@@ -181,7 +182,7 @@ func (f *Files) call(ctx context.Context, op byte, body wire.Pack) (*wire.Unpack
 		return r.open()
 	case <-ctx.Done():
 		select {
-		case call.reply <- fileReply{kind: wire.FileFailed}: // full from now on: listen sees an orphan
+		case call.reply <- fileReply{kind: wire.FileFailed}: // now it is full, and listen calls orphan
 			return nil, context.Cause(ctx)
 		case r := <-call.reply:
 			return r.open()
@@ -208,8 +209,8 @@ func (r fileReply) open() (*wire.Unpack, error) {
 	return nil, Errno(int(n))
 }
 
-// garbled is the error of a reply that makes no sense.
-func garbled(u *wire.Unpack) error {
+// malformed returns the error of a malformed reply, if it is one.
+func malformed(u *wire.Unpack) error {
 	if err := u.Err(); err != nil {
 		return fmt.Errorf("%w: the file server's reply: %w", ErrConnectionLost, err)
 	}
@@ -228,7 +229,7 @@ func request(path string, more ...int64) wire.Pack {
 // Handle is an open file of the server.
 type Handle uint64
 
-// Info tells of the file of that path; follow says whether through a link.
+// Info stats a file; follow says whether to follow a link.
 func (f *Files) Info(ctx context.Context, path string, follow bool) (wire.FileInfo, error) {
 	op := byte(wire.FileLstat)
 	if follow {
@@ -239,17 +240,17 @@ func (f *Files) Info(ctx context.Context, path string, follow bool) (wire.FileIn
 		return wire.FileInfo{}, err
 	}
 	i := u.Info()
-	return i, garbled(u)
+	return i, malformed(u)
 }
 
-// Open opens a file; flags are wire's.
+// Open opens a file, with flags of package wire.
 func (f *Files) Open(ctx context.Context, path string, flags int, perm fs.FileMode) (Handle, wire.FileInfo, error) {
 	u, err := f.call(ctx, wire.FileOpen, request(path, int64(flags), int64(LinuxMode(perm))))
 	if err != nil {
 		return 0, wire.FileInfo{}, err
 	}
 	h, i := Handle(u.Uint()), u.Info()
-	return h, i, garbled(u)
+	return h, i, malformed(u)
 }
 
 func (h Handle) request(more ...int64) wire.Pack {
@@ -261,20 +262,20 @@ func (h Handle) request(more ...int64) wire.Pack {
 	return p
 }
 
-// CloseHandle closes a file, or gives up what FileBegin began.
+// CloseHandle closes a file, or drops a replacement of Begin.
 func (f *Files) CloseHandle(ctx context.Context, h Handle) error {
 	_, err := f.call(ctx, wire.FileClose, h.request())
 	return err
 }
 
-// Fstat tells of an open file.
+// Fstat stats an open file.
 func (f *Files) Fstat(ctx context.Context, h Handle) (wire.FileInfo, error) {
 	u, err := f.call(ctx, wire.FileFstat, h.request())
 	if err != nil {
 		return wire.FileInfo{}, err
 	}
 	i := u.Info()
-	return i, garbled(u)
+	return i, malformed(u)
 }
 
 // Ftruncate changes the size of an open file.
@@ -283,19 +284,19 @@ func (f *Files) Ftruncate(ctx context.Context, h Handle, size int64) error {
 	return err
 }
 
-// Sync has an open file written to its disk.
+// Sync flushes an open file to disk.
 func (f *Files) Sync(ctx context.Context, h Handle) error {
 	_, err := f.call(ctx, wire.FileSync, h.request())
 	return err
 }
 
-// Stream is the offset of files that have none: pipes, terminals.
+// Stream is the offset for files without offsets: pipes, terminals.
 const Stream = -1
 
-// ahead is how many requests of one read or write are on their way at once.
+// ahead is the number of concurrent requests of one read or write.
 const ahead = 8
 
-// ReadAt fills b from off. Fewer bytes come with io.EOF or another error.
+// ReadAt fills b from off. It returns fewer bytes only with io.EOF or another error.
 func (f *Files) ReadAt(ctx context.Context, h Handle, b []byte, off int64) (int, error) {
 	if len(b) <= wire.MaxFileData || off == Stream {
 		return f.readChunk(ctx, h, b[:min(len(b), wire.MaxFileData)], off)
@@ -309,7 +310,7 @@ func (f *Files) readChunk(ctx context.Context, h Handle, b []byte, off int64) (i
 		return 0, err
 	}
 	data := u.Bytes()
-	if err := garbled(u); err != nil || len(data) > len(b) {
+	if err := malformed(u); err != nil || len(data) > len(b) {
 		return 0, errors.Join(ErrConnectionLost, err)
 	}
 	n := copy(b, data)
@@ -324,7 +325,7 @@ func (f *Files) WriteAt(ctx context.Context, h Handle, b []byte, off int64) (int
 	if len(b) <= wire.MaxFileData {
 		return f.writeChunk(ctx, h, b, off)
 	}
-	if off == Stream { // in order, one after the other
+	if off == Stream { // not concurrently: order matters
 		for n := 0; ; {
 			did, err := f.writeChunk(ctx, h, b[n:min(len(b), n+wire.MaxFileData)], off)
 			if n += did; err != nil || n == len(b) {
@@ -345,7 +346,7 @@ func (f *Files) writeChunk(ctx context.Context, h Handle, b []byte, off int64) (
 		return 0, err
 	}
 	n := u.Uint()
-	if err := garbled(u); err != nil || n > uint64(len(b)) {
+	if err := malformed(u); err != nil || n > uint64(len(b)) {
 		return 0, errors.Join(ErrConnectionLost, err)
 	}
 	if int(n) < len(b) {
@@ -354,8 +355,8 @@ func (f *Files) writeChunk(ctx context.Context, h Handle, b []byte, off int64) (
 	return int(n), nil
 }
 
-// chunks does b in parts, some at once, and returns how much of its beginning was
-// done and the first error in the order of b.
+// chunks calls do for parts of b, ahead at a time. It returns the length of the part of b
+// before the first error, and that error.
 func chunks(b []byte, do func(part []byte, at int) (int, error)) (int, error) {
 	type result struct {
 		n   int
@@ -388,17 +389,17 @@ func chunks(b []byte, do func(part []byte, at int) (int, error)) (int, error) {
 	return total, failed
 }
 
-// ReadAll opens a file and returns its beginning, and a handle when there is more.
+// ReadAll opens a file and returns its beginning, and a handle if there is more.
 func (f *Files) ReadAll(ctx context.Context, path string) ([]byte, Handle, wire.FileInfo, error) {
 	u, err := f.call(ctx, wire.FileReadAll, request(path))
 	if err != nil {
 		return nil, 0, wire.FileInfo{}, err
 	}
 	h, i, b := Handle(u.Uint()), u.Info(), u.Bytes()
-	return b, h, i, garbled(u)
+	return b, h, i, malformed(u)
 }
 
-// Replace makes data the whole content of a file, or leaves the file as it is.
+// Replace replaces the whole content of a file, atomically.
 func (f *Files) Replace(ctx context.Context, path string, data []byte, perm fs.FileMode) error {
 	if len(data) <= wire.MaxFileData {
 		p := wire.NewFrame(len(path) + len(data) + 24)
@@ -421,30 +422,30 @@ func (f *Files) Replace(ctx context.Context, path string, data []byte, perm fs.F
 	return err
 }
 
-// Begin opens an empty file that will replace path when it is committed.
+// Begin opens an empty file, which Commit moves to path.
 func (f *Files) Begin(ctx context.Context, path string, perm fs.FileMode) (Handle, error) {
 	u, err := f.call(ctx, wire.FileBegin, request(path, int64(LinuxMode(perm))))
 	if err != nil {
 		return 0, err
 	}
 	h := Handle(u.Uint())
-	return h, garbled(u)
+	return h, malformed(u)
 }
 
-// Commit puts what Begin began in its place.
+// Commit replaces the file of Begin's path with the new one.
 func (f *Files) Commit(ctx context.Context, h Handle) error {
 	_, err := f.call(ctx, wire.FileCommit, h.request())
 	return err
 }
 
-// ReadDir returns entries of a directory, in no order, each as Lstat has it, and a
-// handle for ReadMore when there are more.
+// ReadDir returns entries of a directory, unsorted, with the information of lstat, and a
+// handle for ReadMore if there are more.
 func (f *Files) ReadDir(ctx context.Context, path string) ([]wire.FileInfo, Handle, error) {
 	return infos(f.call(ctx, wire.FileReadDir, request(path)))
 }
 
-// ReadMore goes on where ReadDir or ReadMore stopped. The handle it returns is the
-// same, or 0 at the end, when the server has closed it.
+// ReadMore continues a ReadDir. It returns the same handle, or 0 at the end: the server has
+// closed it then.
 func (f *Files) ReadMore(ctx context.Context, h Handle) ([]wire.FileInfo, Handle, error) {
 	return infos(f.call(ctx, wire.FileReadMore, h.request()))
 }
@@ -458,26 +459,19 @@ func infos(u *wire.Unpack, err error) ([]wire.FileInfo, Handle, error) {
 	for u.More() {
 		i := u.Info()
 		if !entryName(i.Name) {
-			return nil, 0, fmt.Errorf("%w: the file server named an entry %q", ErrConnectionLost, i.Name)
+			return nil, 0, fmt.Errorf("%w: file server: invalid entry name %q", ErrConnectionLost, i.Name)
 		}
 		list = append(list, i)
 	}
-	return list, h, garbled(u)
+	return list, h, malformed(u)
 }
 
-// entryName says whether a name can be one of a directory's entries.
+// entryName reports whether a name can be that of a directory entry.
 func entryName(name string) bool {
-	if name == "" || name == "." || name == ".." || len(name) > 255 {
-		return false
-	}
-	for i := range len(name) {
-		if name[i] == '/' || name[i] == 0 {
-			return false
-		}
-	}
-	return true
+	return name != "" && name != "." && name != ".." && len(name) <= 255 && !strings.ContainsAny(name, "/\x00")
 }
 
+// simple makes a request whose reply has no content.
 func (f *Files) simple(ctx context.Context, op byte, p wire.Pack) error {
 	_, err := f.call(ctx, op, p)
 	return err
@@ -495,19 +489,19 @@ func (f *Files) Mkdir(ctx context.Context, path string, perm fs.FileMode) error 
 	return f.simple(ctx, wire.FileMkdir, request(path, int64(LinuxMode(perm))))
 }
 
-// MkdirAll makes a directory and those above it that are missing.
+// MkdirAll makes a directory and its missing parents.
 func (f *Files) MkdirAll(ctx context.Context, path string, perm fs.FileMode) error {
 	return f.simple(ctx, wire.FileMkdirAll, request(path, int64(LinuxMode(perm))))
 }
 
-// MkdirTemp makes a directory of a name that was free, as os.MkdirTemp has it.
+// MkdirTemp makes a new directory, as os.MkdirTemp does.
 func (f *Files) MkdirTemp(ctx context.Context, dir, pattern string) (string, error) {
 	u, err := f.call(ctx, wire.FileMkdirTemp, two(dir, pattern))
 	if err != nil {
 		return "", err
 	}
 	name := u.String()
-	return name, garbled(u)
+	return name, malformed(u)
 }
 
 // Remove removes a file or an empty directory.
@@ -515,12 +509,12 @@ func (f *Files) Remove(ctx context.Context, path string) error {
 	return f.simple(ctx, wire.FileRemove, request(path))
 }
 
-// RemoveAll removes a tree; that there is none is fine.
+// RemoveAll removes a tree. It is no error if there is none.
 func (f *Files) RemoveAll(ctx context.Context, path string) error {
 	return f.simple(ctx, wire.FileRemoveAll, request(path))
 }
 
-// Rename renames a file, replacing what has the new name.
+// Rename renames a file, and replaces an existing one.
 func (f *Files) Rename(ctx context.Context, from, to string) error {
 	return f.simple(ctx, wire.FileRename, two(from, to))
 }
@@ -542,7 +536,7 @@ func (f *Files) Readlink(ctx context.Context, path string) (string, error) {
 		return "", err
 	}
 	target := u.String()
-	return target, garbled(u)
+	return target, malformed(u)
 }
 
 // Chmod changes permissions, following links.
@@ -550,8 +544,8 @@ func (f *Files) Chmod(ctx context.Context, path string, mode fs.FileMode) error 
 	return f.simple(ctx, wire.FileChmod, request(path, int64(LinuxMode(mode))))
 }
 
-// Chown changes the owner and group; -1 leaves one as it is. follow says whether
-// through a link.
+// Chown changes the owner and group; -1 leaves one unchanged. follow says whether to follow
+// a link.
 func (f *Files) Chown(ctx context.Context, path string, uid, gid int, follow bool) error {
 	op := byte(wire.FileLchown)
 	if follow {
@@ -560,7 +554,7 @@ func (f *Files) Chown(ctx context.Context, path string, uid, gid int, follow boo
 	return f.simple(ctx, op, request(path, int64(uid), int64(gid)))
 }
 
-// Chtimes changes the times; a zero time leaves one as it is.
+// Chtimes changes the times; a zero time leaves one unchanged.
 func (f *Files) Chtimes(ctx context.Context, path string, atime, mtime time.Time) error {
 	var ns []int64
 	for _, t := range []time.Time{atime, mtime} {
@@ -578,7 +572,7 @@ func (f *Files) Truncate(ctx context.Context, path string, size int64) error {
 	return f.simple(ctx, wire.FileTruncate, request(path, size))
 }
 
-// LinuxMode returns permissions as Linux has them.
+// LinuxMode converts permissions to Linux mode bits.
 func LinuxMode(m fs.FileMode) uint32 {
 	mode := uint32(m.Perm())
 	if m&fs.ModeSetuid != 0 {
@@ -593,7 +587,7 @@ func LinuxMode(m fs.FileMode) uint32 {
 	return mode
 }
 
-// GoMode returns the mode that Linux has in st_mode.
+// GoMode converts st_mode of Linux.
 func GoMode(m uint32) fs.FileMode {
 	mode := fs.FileMode(m & 0o777)
 	switch m & 0o170000 {

@@ -1,10 +1,9 @@
-// Package guest is the helper that runs inside every sandbox, as bytes to put
-// there and as a peer to talk to.
+// Package guest embeds the guest, the program that runs inside every sandbox, and
+// implements the client side of its protocol.
 //
 // One static binary (its source is in cmd) is PID 1 of the container, the SSH
-// server behind every command, and the keeper of detached commands. This package
-// embeds it, compressed, and holds the client side of its protocol; package wire is
-// what both sides share. Nothing here needs Linux: the caller may sit anywhere.
+// server behind every command, and the keeper of detached commands. Package wire has the
+// types that both sides share. The client side runs on any system.
 package guest
 
 import (
@@ -29,14 +28,13 @@ type build struct {
 func lookup(arch string) (build, error) {
 	b, ok := builds[arch]
 	if !ok {
-		return build{}, fmt.Errorf("guest: no binary for architecture %q: there are amd64 and arm64", arch)
+		return build{}, fmt.Errorf("guest: no binary for architecture %q, only for amd64 and arm64", arch)
 	}
 	return b, nil
 }
 
 // Binary returns the guest for a Linux engine of the given architecture, "amd64"
-// or "arm64" in Go's spelling. It decompresses anew on every call; the caller owns
-// the result.
+// or "arm64" in Go's spelling. It decompresses on every call; the caller owns the result.
 func Binary(arch string) ([]byte, error) {
 	b, err := lookup(arch)
 	if err != nil {
@@ -57,8 +55,8 @@ func Binary(arch string) ([]byte, error) {
 	return out, nil
 }
 
-// Hash names the binary that Binary returns: the first 12 hexadecimal digits of its
-// SHA-256. It costs nothing.
+// Hash identifies the binary that Binary returns: the first 12 hexadecimal digits of its
+// SHA-256. It is cheap.
 func Hash(arch string) (string, error) {
 	b, err := lookup(arch)
 	if err != nil {
@@ -67,7 +65,7 @@ func Hash(arch string) (string, error) {
 	return b.sha256[:12], nil
 }
 
-// Size is the length in bytes of what Binary returns. It costs nothing.
+// Size is the length in bytes of the binary that Binary returns. It is cheap.
 func Size(arch string) (int64, error) {
 	b, err := lookup(arch)
 	return b.size, err

@@ -9,19 +9,18 @@ import (
 	"time"
 )
 
-// duplex is a stream either direction of which ends by itself, as an SSH channel and
-// an exec's stdio are. Read and Write may block; Close unblocks them.
+// duplex is a stream whose directions end independently, such as an SSH channel or an
+// exec's stdio. Read and Write may block; Close unblocks them.
 type duplex interface {
 	io.ReadWriteCloser
 	CloseWrite() error
 }
 
-// closeLinger is what data written before Close gets to be taken.
+// closeLinger bounds how long Close goes on to send data written before.
 const closeLinger = 10 * time.Second
 
-// NetConn makes a connection of a stream that knows no deadlines, with a buffer in
-// each direction, as a socket has. What it returns owns rw; its Close waits until rw
-// is closed.
+// NetConn adds deadlines and a buffer in each direction to a stream, as a socket has them.
+// The result owns rw; its Close waits until rw is closed.
 func NetConn(rw duplex, local, remote net.Addr) net.Conn {
 	c := newConn(rw, local, remote)
 	var done sync.WaitGroup
@@ -50,7 +49,7 @@ type conn struct {
 	rw            duplex
 	local, remote net.Addr
 	in, out       queue
-	writing       sync.Mutex // one Write at a time, so that none has another's data in it
+	writing       sync.Mutex // held by Write, so that concurrent writes don't mix
 	closing       sync.Once
 	inDone        chan struct{} // closed when fillIn has returned
 	outDone       chan struct{} // closed when emptyOut has returned
@@ -62,7 +61,7 @@ func newConn(rw duplex, local, remote net.Addr) *conn {
 	return c
 }
 
-// fillIn reads the stream to its end. explain may turn io.EOF into what it was.
+// fillIn reads the stream to its end. explain translates its last error.
 func (c *conn) fillIn(explain func(error) error) {
 	defer close(c.inDone)
 	for {
@@ -79,7 +78,7 @@ func (c *conn) fillIn(explain func(error) error) {
 	}
 }
 
-// emptyOut writes what is written until Close or CloseWrite, and passes that on.
+// emptyOut sends the data of Write until Close or CloseWrite, then closes the stream alike.
 func (c *conn) emptyOut() {
 	defer close(c.outDone)
 	for {
@@ -140,7 +139,7 @@ func (c *conn) Close() error {
 		})
 		select {
 		case <-c.outDone:
-			// It may have ended before it could see that this was not only CloseWrite.
+			// emptyOut may have ended after a CloseWrite, and has not closed rw.
 			linger.Stop()
 			c.rw.Close()
 		default:
@@ -163,25 +162,25 @@ func (c *conn) SetDeadline(t time.Time) error {
 func (c *conn) SetReadDeadline(t time.Time) error  { return c.fail("set", c.in.deadline(t)) }
 func (c *conn) SetWriteDeadline(t time.Time) error { return c.fail("set", c.out.deadline(t)) }
 
-// queueSize is what is buffered in each direction, beside the channel's own window.
+// queueSize is the size of the buffer in each direction, beside the channel's own window.
 const queueSize = 64 << 10
 
-// queue is a bounded FIFO of bytes. One side is a user, whose get or put ends at a
-// deadline; the other is a goroutine that takes or leaves whole pieces of the buffer,
-// which for as long as it has one are its own.
+// queue is a bounded FIFO of bytes. One side is the user, who calls get or put with a
+// deadline. The other is a goroutine that fills or empties parts of the buffer in place,
+// without the lock: the user does not touch them meanwhile.
 type queue struct {
 	mu      sync.Mutex
 	cond    sync.Cond
-	buf     []byte // a ring, made when it is needed
+	buf     []byte // a ring, allocated at first use
 	head, n int
-	ended   error // nothing more is put in
-	gone    error // nothing more is taken out, or looked at
-	lapsed  bool  // the user's deadline is over
+	ended   error // no more data is put in
+	gone    error // no more data is taken out; the rest is dropped
+	lapsed  bool  // the user's deadline has passed
 	timer   *time.Timer
 	setting int // counts deadlines, so that an old timer does nothing
 }
 
-// get takes what there is, or waits for something. It is a user's.
+// get returns available data, or waits for it. The user calls it.
 func (q *queue) get(p []byte) (int, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -207,7 +206,7 @@ func (q *queue) get(p []byte) (int, error) {
 	}
 }
 
-// put puts all of p in, waiting for room. It is a user's.
+// put adds all of p, and waits for room. The user calls it.
 func (q *queue) put(p []byte) (n int, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -232,7 +231,7 @@ func (q *queue) put(p []byte) (n int, err error) {
 	}
 }
 
-// room waits for a piece of the buffer that is free; nil says that nobody wants more.
+// room waits for free space in the buffer; nil means that the queue was abandoned.
 func (q *queue) room() []byte {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -245,7 +244,7 @@ func (q *queue) room() []byte {
 	return q.back()
 }
 
-// filled says that n bytes of the last room are data.
+// filled adds the first n bytes of the last room to the data.
 func (q *queue) filled(n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -253,7 +252,7 @@ func (q *queue) filled(n int) {
 	q.cond.Broadcast()
 }
 
-// data waits for data; nil says that there will be none.
+// data waits for data; nil means that there will be none.
 func (q *queue) data() []byte {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -266,7 +265,7 @@ func (q *queue) data() []byte {
 	return q.front()
 }
 
-// emptied says that n bytes of the last data are done with.
+// emptied drops n bytes of the last data.
 func (q *queue) emptied(n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -274,8 +273,8 @@ func (q *queue) emptied(n int) {
 	q.cond.Broadcast()
 }
 
-// end is the end of what is put in, and what those who come after it are told. Only
-// net.ErrClosed takes the place of another end.
+// end stops put; why is the error after the data. Only net.ErrClosed replaces an earlier
+// one.
 func (q *queue) end(why error) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -290,7 +289,7 @@ func (q *queue) end(why error) error {
 	return nil
 }
 
-// abandon is the end of what is taken out: data that is left is lost.
+// abandon stops get and put, and drops the data that is left.
 func (q *queue) abandon(why error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -334,7 +333,7 @@ func (q *queue) deadline(t time.Time) error {
 	return nil
 }
 
-// front is the longest piece of data that lies together, back that of free space.
+// front returns the longest contiguous data, back the longest contiguous free space.
 func (q *queue) front() []byte {
 	return q.buf[q.head:min(q.head+q.n, queueSize)]
 }

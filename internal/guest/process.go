@@ -15,17 +15,16 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// Process is a command that started, or a follower of a detached one. Its methods
-// may be called from any number of goroutines; each stream has one reader or writer.
+// Process is a running command, or a follower of a detached one. Its methods may be called
+// from any number of goroutines; each stream has one reader or writer.
 //
-// Output is not buffered beyond a window that stdout and stderr share (2 MiB): a
-// stream that nobody reads stops the other one and, in the end, the command. Read
-// both, or Close.
+// Output is buffered only in a window that stdout and stderr share (2 MiB): a stream that
+// nobody reads blocks the other one and, in the end, the command. Read both, or Close.
 type Process struct {
 	conn    *Conn
 	ch      ssh.Channel
 	started wire.Started
-	exec    *wire.Exec // the request, when this side made it
+	exec    *wire.Exec // the request, nil for Attach
 
 	ready   chan struct{} // closed when started is set, or ended
 	ended   chan struct{} // closed when exit or err is set
@@ -33,18 +32,18 @@ type Process struct {
 	err     error
 	ending  sync.Once
 	over    chan struct{} // closed at the end of the channel
-	gone    chan struct{} // closed when the guest was given up, see Close
+	gone    chan struct{} // closed when Close gave up on the guest
 	closing sync.Once
 	noInput sync.Once
 
 	stdout, stderr output
-	input          []byte // what is being written
+	input          []byte // the copy of Write's argument that is being sent
 }
 
-// patience is how long a guest has to answer to Close. One that is frozen does not.
-const patience = 2 * time.Second
+// closeTimeout bounds the wait for a guest, which may be frozen, to answer Close.
+const closeTimeout = 2 * time.Second
 
-// end tells Wait of the end, once.
+// end sets the result of Wait, once.
 func (p *Process) end(exit wire.Exit, err error) {
 	p.ending.Do(func() {
 		p.exit, p.err = exit, err
@@ -52,8 +51,8 @@ func (p *Process) end(exit wire.Exit, err error) {
 	})
 }
 
-// with calls f, which may wait for the guest, and returns false once the guest was given
-// up: f may then still be waiting, and nothing that is f's is touched any more.
+// with calls f, which may block on the guest, and returns false if Close gave up on the
+// guest: f may then still run, so the caller must not touch what f uses.
 func (p *Process) with(f func()) bool {
 	select {
 	case <-p.gone:
@@ -73,7 +72,7 @@ func (p *Process) with(f func()) bool {
 	}
 }
 
-// newProcess waits for the guest's first word, which comes with the acceptance.
+// newProcess waits for the guest's first message, that the command has started.
 func newProcess(ctx context.Context, conn *Conn, ch ssh.Channel, reqs <-chan *ssh.Request, exec *wire.Exec) (*Process, error) {
 	p := &Process{conn: conn, ch: ch, exec: exec, ready: make(chan struct{}), ended: make(chan struct{}), over: make(chan struct{}), gone: make(chan struct{})}
 	p.stdout, p.stderr = output{p: p, r: ch}, output{p: p, r: ch.Stderr()}
@@ -81,8 +80,8 @@ func newProcess(ctx context.Context, conn *Conn, ch ssh.Channel, reqs <-chan *ss
 		ch.Close()
 		return nil, ErrConnectionLost
 	}
-	wonder := time.NewTimer(silence)
-	defer wonder.Stop()
+	slow := time.NewTimer(slowAnswer)
+	defer slow.Stop()
 	for {
 		select {
 		case <-p.ready:
@@ -95,14 +94,14 @@ func newProcess(ctx context.Context, conn *Conn, ch ssh.Channel, reqs <-chan *ss
 		case <-ctx.Done():
 			p.Close()
 			return nil, context.Cause(ctx)
-		case <-wonder.C:
-			conn.wonder(ctx)
+		case <-slow.C:
+			conn.reportSlow(ctx)
 		}
 	}
 }
 
-// listen takes the guest's requests until the channel ends. Exit ends the process
-// for Wait; the channel's own end follows it.
+// listen handles the guest's requests until the channel ends. wire.Exit sets the result of
+// Wait; the end of the channel follows it.
 func (p *Process) listen(reqs <-chan *ssh.Request) {
 	defer close(p.over)
 	var in inbox
@@ -152,8 +151,8 @@ func (p *Process) listen(reqs <-chan *ssh.Request) {
 	}
 }
 
-// inbox decodes the guest's requests on one channel. The guest is inside the
-// sandbox, so nothing it says is taken on trust.
+// inbox decodes the guest's requests on one channel, and validates them: the guest may be
+// hostile.
 type inbox struct{ parts []byte }
 
 func (in *inbox) take(kind string, payload []byte) (any, error) {
@@ -171,32 +170,31 @@ func (in *inbox) take(kind string, payload []byte) (any, error) {
 		}
 		started := new(wire.Started)
 		if err := json.Unmarshal(payload, started); err != nil || started.Pid <= 0 {
-			return nil, fmt.Errorf("%w: the guest's start message makes no sense", ErrConnectionLost)
+			return nil, fmt.Errorf("%w: malformed start message", ErrConnectionLost)
 		}
 		return started, nil
 	case wire.RequestExit:
 		exit := new(wire.Exit)
 		if err := json.Unmarshal(payload, exit); err != nil || exit.Code < 0 || exit.Code > 255 {
-			return nil, fmt.Errorf("%w: the guest's exit message makes no sense", ErrConnectionLost)
+			return nil, fmt.Errorf("%w: malformed exit message", ErrConnectionLost)
 		}
 		return exit, nil
 	}
 	return nil, nil
 }
 
-// Started tells what runs: the request, without its environment, and its PID inside
-// the sandbox.
+// Started returns the request, without its environment, and the PID inside the sandbox.
 func (p *Process) Started() wire.Started { return p.started }
 
-// Stdin is the command's input; closing it is the command's end of file and leaves
-// its output open. A write fails with io.ErrClosedPipe once the command has ended.
-// Without Exec.Stdin nothing reads it. For a detached command only the process that
-// started it feeds it.
+// Stdin is the command's input. Closing it is the command's end of file and leaves its
+// output open. A write fails with io.ErrClosedPipe once the command has ended. Without
+// Exec.Stdin nothing reads it. A detached command reads input only from the Process that
+// started it.
 func (p *Process) Stdin() io.WriteCloser { return (*stdin)(p) }
 
 type stdin Process
 
-// inputPart is how much of an input is written at once.
+// inputPart is the most input, in bytes, that one write sends.
 const inputPart = 256 << 10
 
 func (s *stdin) Write(b []byte) (n int, err error) {
@@ -204,7 +202,7 @@ func (s *stdin) Write(b []byte) (n int, err error) {
 	for n < len(b) && err == nil {
 		part := b[n:min(len(b), n+inputPart)]
 		written := 0
-		// The caller's bytes are the caller's again as soon as this returns.
+		// Send a copy: the write may outlast this call, and the caller owns b after it.
 		if !p.with(func() {
 			p.input = append(p.input[:0], part...)
 			written, err = p.ch.Write(p.input)
@@ -231,18 +229,18 @@ func (s *stdin) Close() error {
 	return err
 }
 
-// Stdout is the command's output. Its end is io.EOF only after the command's own
-// end is known; a connection that goes away is ErrConnectionLost.
+// Stdout is the command's output. It returns io.EOF only once the command has ended, and
+// ErrConnectionLost if the connection ended first.
 func (p *Process) Stdout() io.Reader { return &p.stdout }
 
-// Stderr is as Stdout. It is empty on a terminal.
+// Stderr is like Stdout. On a terminal it is empty.
 func (p *Process) Stderr() io.Reader { return &p.stderr }
 
 type output struct {
 	p         *Process
 	r         io.Reader
-	buf, rest []byte // what was read, and what of it nobody has taken yet
-	err       error  // that came with it
+	buf, rest []byte // the last packet, and the part of it not returned yet
+	err       error  // to return after rest
 }
 
 func (o *output) Read(b []byte) (int, error) {
@@ -267,7 +265,7 @@ func (o *output) Read(b []byte) (int, error) {
 	return 0, o.err
 }
 
-// outputPart is the most that one packet holds.
+// outputPart is the size of the largest packet.
 const outputPart = 32 << 10
 
 func (o *output) fill() {
@@ -275,9 +273,8 @@ func (o *output) fill() {
 	o.rest, o.err = o.buf[:n], err
 }
 
-// Signal sends signal n, in Linux numbering, to the command's process group or,
-// with tree, to every process that descends from it. It returns os.ErrProcessDone
-// when nothing is left to signal.
+// Signal sends signal n, in Linux numbering, to the command's process group or, with tree,
+// to all of its descendants. It returns os.ErrProcessDone if there is no process left.
 func (p *Process) Signal(n int, tree bool) error {
 	payload, err := json.Marshal(wire.Signal{Number: n, Tree: tree})
 	if err != nil {
@@ -308,25 +305,23 @@ func (p *Process) Resize(size wire.Size) error {
 	return nil
 }
 
-// Wait returns how the command ended. It does not wait for the streams to be read.
-// When the connection or the guest's side of the command went away first, the error
-// wraps ErrConnectionLost.
+// Wait waits for the command's exit, but not for its streams to be read. The error wraps
+// ErrConnectionLost if the connection or the guest's side of the command ended first.
 func (p *Process) Wait() (wire.Exit, error) {
 	<-p.ended
 	return p.exit, p.err
 }
 
-// Done is closed when Wait will not block.
+// Done is closed when Wait no longer blocks.
 func (p *Process) Done() <-chan struct{} { return p.ended }
 
-// Close lets go of the command: the guest kills it and all that descends from it,
-// unless it is detached or has ended. It does not wait for that. A guest that does not
-// answer for a moment is given up, with what it still had to say: then Wait, Read and
-// Write return. It may be called more than once, and need not be after Wait has returned
-// without an error.
+// Close releases the command: the guest kills it and its descendants, unless it is detached
+// or has ended. Close does not wait for that. If the guest does not answer within
+// closeTimeout, Wait, Read and Write return an error. Close may be called more than once. It
+// is not needed after Wait has returned without an error.
 func (p *Process) Close() error {
 	p.closing.Do(func() {
-		answered := time.AfterFunc(patience, func() {
+		giveUp := time.AfterFunc(closeTimeout, func() {
 			select {
 			case <-p.over:
 				return
@@ -337,9 +332,9 @@ func (p *Process) Close() error {
 		})
 		select {
 		case <-p.over:
-			answered.Stop()
+			giveUp.Stop()
 		default:
-			// It waits as well where a frozen guest takes nothing more.
+			// It blocks while a frozen guest reads nothing.
 			go p.ch.Close()
 		}
 	})

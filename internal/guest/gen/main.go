@@ -1,5 +1,6 @@
-// Command gen builds the guest for every architecture and writes what package guest
-// embeds. The same source and toolchain give the same bytes in any directory.
+// Command gen builds the guest for every architecture and writes the files that package
+// guest embeds. The build is reproducible: the same source and toolchain give the same bytes
+// in any directory.
 package main
 
 import (
@@ -58,9 +59,9 @@ func generate() error {
 	return os.WriteFile("sums.go", src, 0o644)
 }
 
-// compile builds ./cmd. Everything that could change the bytes is pinned here: the
-// toolchain (the one that runs gen, which go.mod names), the instruction set level,
-// and what the caller's own environment would add.
+// compile builds ./cmd. It pins everything that could change the bytes: the toolchain (the
+// one that runs gen, which go.mod names), the instruction set level, and variables that the
+// caller's environment could set.
 func compile(arch, out string) ([]byte, error) {
 	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -buildid=", "-o", out, "./cmd")
 	cmd.Env = append(os.Environ(),
