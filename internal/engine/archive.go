@@ -20,22 +20,20 @@ type PathStat struct {
 	LinkTarget string // resolved by the engine, within the container
 }
 
-// CopyTo unpacks an uncompressed tar archive into dir, which must exist, of a
-// container in any state. A dir that a file of the archive would replace, or
-// the reverse, is refused. The engine holds the container's lock meanwhile:
-// inspect, exec and kill of it wait, so do not feed a running one slowly.
+// CopyTo unpacks an uncompressed tar archive into dir, which must exist, of a container in
+// any state. It fails rather than replace a directory with a file or the reverse. The engine
+// holds the container's lock meanwhile, which blocks inspect, exec and kill: do not stream
+// slowly into a running container.
 //
-// An error of tar's own is returned as it is, and what was read before it may
-// have been unpacked. Where tar is an io.Closer it is closed when the engine
-// has read it, or stopped reading.
+// An error of tar is returned unchanged; what was read before it may have been unpacked. If
+// tar is an io.Closer it is closed when the engine has read it, or stopped reading.
 func (e *Engine) CopyTo(ctx context.Context, containerID, dir string, tar io.Reader) error {
 	if err := checkName("container", containerID); err != nil {
 		return err
 	}
 	query := url.Values{"path": {dir}, "noOverwriteDirNonDir": {"true"}}
 	src := newSource(tar)
-	// The type matters: under another the engine answers 200 and may unpack
-	// nothing.
+	// With another content type the engine may unpack nothing and still answer 200.
 	resp, err := e.call(ctx, http.MethodPut, "/containers/"+containerID+"/archive", query, "application/x-tar", src)
 	if err != nil {
 		return e.fail(ctx, src.blame(err))
@@ -45,8 +43,8 @@ func (e *Engine) CopyTo(ctx context.Context, containerID, dir string, tar io.Rea
 	return e.fail(ctx, err)
 }
 
-// StatPath looks at a path in a container in any state. A last element that
-// is a symbolic link is not followed.
+// StatPath stats a path in a container in any state. It does not follow a symbolic link in
+// the last element.
 func (e *Engine) StatPath(ctx context.Context, containerID, path string) (PathStat, error) {
 	if err := checkName("container", containerID); err != nil {
 		return PathStat{}, err
@@ -58,9 +56,9 @@ func (e *Engine) StatPath(ctx context.Context, containerID, path string) (PathSt
 	return toStat(s), nil
 }
 
-// CopyFrom streams path as a tar archive, the last element of path being its
-// root entry. ctx bounds the stream. The caller closes it, and soon: until
-// then the engine holds the container's lock.
+// CopyFrom streams path as a tar archive, whose root entry is the last element of path. ctx
+// bounds the stream. The caller closes it, and soon: until then the engine holds the
+// container's lock.
 func (e *Engine) CopyFrom(ctx context.Context, containerID, path string) (io.ReadCloser, PathStat, error) {
 	if err := checkName("container", containerID); err != nil {
 		return nil, PathStat{}, err
@@ -79,8 +77,8 @@ func toStat(s container.PathStat) PathStat {
 	return PathStat{Name: s.Name, Size: s.Size, Mode: s.Mode, Mtime: s.Mtime, LinkTarget: s.LinkTarget}
 }
 
-// reply is a reply's body whose errors have a class. It keeps the request's
-// context to tell a cancelled stream from a cut one.
+// reply is a reply's body that classifies errors. It keeps the request's context to tell a
+// cancelled stream from a broken one.
 type reply struct {
 	ctx context.Context
 	e   *Engine

@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// Output is what a container writes from now on, and a way to its input.
+// Output is a container's output from now on, and its input.
 type Output struct {
 	e      *Engine
 	conn   net.Conn
@@ -18,9 +18,9 @@ type Output struct {
 	close  func() error
 }
 
-// Attach returns the output of a container without a TTY, and its input if stdin is
-// true. Attached to before it is started, it misses nothing. ctx bounds the call only;
-// the caller closes the output.
+// Attach returns the output of a container without a TTY, and its input if stdin is true.
+// Attach before the start to get all output. ctx bounds the call only; the caller closes the
+// output.
 func (e *Engine) Attach(ctx context.Context, id string, stdin bool) (*Output, error) {
 	if err := checkName("container", id); err != nil {
 		return nil, err
@@ -38,8 +38,8 @@ func (e *Engine) Attach(ctx context.Context, id string, stdin bool) (*Output, er
 	return o, nil
 }
 
-// Read reads stdout, and collects the end of stderr as it meets it. io.EOF is the
-// container's end, or that of the connection to the engine: they look the same.
+// Read reads stdout, and keeps the end of stderr on the way. io.EOF means the end of the
+// container or of the connection: the engine does not tell them apart.
 func (o *Output) Read(p []byte) (int, error) {
 	n, err := o.demux.Read(p)
 	if err == nil || errors.Is(err, io.EOF) {
@@ -54,8 +54,8 @@ func (o *Output) Write(p []byte) (int, error) {
 	return n, o.e.fail(context.Background(), err)
 }
 
-// Stderr is the end of what came on stderr, as far as Read has come.
+// Stderr returns the end of stderr, at most 4 KiB, as far as Read has got.
 func (o *Output) Stderr() string { return o.stderr.String() }
 
-// Close lets go of the output. The container goes on. It may be called often.
+// Close closes the output; the container runs on. It may be called more than once.
 func (o *Output) Close() error { return o.close() }

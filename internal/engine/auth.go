@@ -9,15 +9,15 @@ import (
 	"github.com/docker/docker/api/types/registry"
 )
 
-// hubKey is what the docker command files Docker Hub's credentials under.
+// hubKey is the docker command's key for the credentials of Docker Hub.
 const hubKey = "https://index.docker.io/v1/"
 
-// registryAuth is the header with the credentials for ref's registry, "" when
-// the docker command has none stored in plain. Credential helpers are not run.
+// registryAuth returns the header with the credentials for ref's registry, or "" if the
+// docker command's configuration has none in plain text. It runs no credential helpers.
 func registryAuth(ref string) (string, error) {
 	named, err := reference.ParseNormalizedNamed(ref)
 	if err != nil {
-		return "", nil // an image ID: no registry has it
+		return "", nil // an image ID, without registry
 	}
 	host := reference.Domain(named)
 	var config struct {
@@ -25,8 +25,7 @@ func registryAuth(ref string) (string, error) {
 			Auth, IdentityToken, RegistryToken, Username, Password string
 		}
 	}
-	// A file we cannot read holds no credentials for us: the pull goes on
-	// without, and the registry says whether that will do.
+	// Without a readable file, pull without credentials: the registry may not need any.
 	if err := readJSON(filepath.Join(configDir(), "config.json"), &config); err != nil {
 		return "", nil
 	}
@@ -42,19 +41,19 @@ func registryAuth(ref string) (string, error) {
 			b, err := base64.StdEncoding.DecodeString(a.Auth)
 			user, password, ok := strings.Cut(strings.TrimRight(string(b), "\x00"), ":")
 			if err != nil || !ok {
-				return "", invalid("the docker configuration's credentials for %s are garbled", host)
+				return "", invalid("malformed credentials for %s in the docker configuration", host)
 			}
 			c.Username, c.Password = user, password
 		}
 		if c.Username == "" && c.IdentityToken == "" && c.RegistryToken == "" {
-			continue // kept by a credential helper
+			continue // stored by a credential helper
 		}
 		return registry.EncodeAuthConfig(c)
 	}
 	return "", nil
 }
 
-// registryHost is the host of a key of "auths", which may be a URL.
+// registryHost returns the host of a key of "auths", which may be a URL.
 func registryHost(key string) string {
 	if key == hubKey || key == "docker.io" || key == "registry-1.docker.io" {
 		return "index.docker.io"

@@ -17,13 +17,13 @@ import (
 	"github.com/docker/docker/api/types/image"
 )
 
-// Change is one path of a container that is not as its image has it.
+// Change is one path that differs between a container and its image.
 type Change struct {
 	Path string
 	Kind ChangeKind
 }
 
-// ChangeKind is what became of a path.
+// ChangeKind is the kind of a Change.
 type ChangeKind int
 
 // The kinds, as the engine numbers them.
@@ -33,13 +33,13 @@ const (
 	Deleted
 )
 
-// DiffContainer lists what differs between a container and its image, mount points
-// included and what is mounted there not. It takes the engine a walk through the
-// container's own layer, and with some storage drivers through the whole image.
+// DiffContainer lists the differences between a container and its image, including mount
+// points but not the files mounted there. The engine walks the container's own layer, and
+// with some storage drivers the whole image.
 func (e *Engine) DiffContainer(ctx context.Context, id string) ([]Change, error) {
 	var diff []container.FilesystemChange
 	err := e.onContainer(ctx, id, func() (err error) {
-		// Not the client's: it drops the cause of a reply that breaks off.
+		// Not the client's: it drops the cause of a truncated reply.
 		return e.get(ctx, "/containers/"+id+"/changes", &diff)
 	})
 	if err != nil {
@@ -52,8 +52,8 @@ func (e *Engine) DiffContainer(ctx context.Context, id string) ([]Change, error)
 	return out, nil
 }
 
-// ExportContainer streams all files of a container as a tar archive, without what is
-// mounted in it. ctx bounds the stream. The caller closes it.
+// ExportContainer streams all files of a container as a tar archive, except those of mounts.
+// ctx bounds the stream. The caller closes it.
 func (e *Engine) ExportContainer(ctx context.Context, id string) (io.ReadCloser, error) {
 	if err := checkName("container", id); err != nil {
 		return nil, err
@@ -65,7 +65,7 @@ func (e *Engine) ExportContainer(ctx context.Context, id string) (io.ReadCloser,
 	return &reply{ctx: ctx, e: e, rc: rc}, nil
 }
 
-// TagImage gives an image one more tag. One that another image has is taken from it.
+// TagImage adds a tag to an image, and removes it from any other.
 func (e *Engine) TagImage(ctx context.Context, source, ref string) error {
 	if err := errors.Join(checkImage(source), checkImage(ref)); err != nil {
 		return err
@@ -73,35 +73,33 @@ func (e *Engine) TagImage(ctx context.Context, source, ref string) error {
 	return e.fail(ctx, e.cli.ImageTag(ctx, source, ref))
 }
 
-// CommitContainer makes the image ref: the container's image with one more layer, which
-// is what DiffContainer tells of. Its settings are those of the container's image, and
-// labels with it; nothing of the container's own environment or labels gets into it.
-// Committing equal layers to equal images makes equal images, of one ID.
+// CommitContainer makes the image ref: the container's image with one more layer, the
+// changes that DiffContainer lists. Its settings are those of the container's image, plus
+// labels, without the container's own environment and labels. Equal layers on equal images
+// make the same image ID.
 //
-// The container is not paused for it. The engine keeps times to the second, of extended
-// attributes only security.capability, and no sockets; a gigabyte takes it about 5 s. While it is
-// being made, and when the connection breaks, an image with labels may be left that ref
-// names, or nothing.
+// The container is not paused. The engine truncates times to seconds, and drops sockets and
+// extended attributes other than security.capability; a gigabyte takes about 5 s. If the call
+// is interrupted, an image with labels may be left, with the name ref or without.
 func (e *Engine) CommitContainer(ctx context.Context, id, ref string, labels map[string]string) (Image, error) {
-	of, err := e.imageOf(ctx, id)
+	b, err := e.baseOf(ctx, id)
 	if err != nil {
 		return Image{}, err
 	}
 	if err := checkImage(ref); err != nil {
 		return Image{}, err
 	}
-	config := of.blank(labels)
-	r, err := e.cli.ContainerCommit(ctx, id, container.CommitOptions{Reference: ref, Config: config})
+	r, err := e.cli.ContainerCommit(ctx, id, container.CommitOptions{Reference: ref, Config: b.commitConfig(labels)})
 	if err != nil {
 		return Image{}, e.fail(ctx, err)
 	}
-	return e.reword(ctx, r.ID, ref, of.image, labels)
+	return e.replaceConfig(ctx, r.ID, ref, b.image, labels)
 }
 
-// FlattenContainer is [Engine.CommitContainer] with all the files in one layer. They pass
+// FlattenContainer is [Engine.CommitContainer] with all files in one layer. They pass
 // through this process.
 func (e *Engine) FlattenContainer(ctx context.Context, id, ref string, labels map[string]string) (Image, error) {
-	of, err := e.imageOf(ctx, id)
+	b, err := e.baseOf(ctx, id)
 	if err != nil {
 		return Image{}, err
 	}
@@ -109,6 +107,7 @@ func (e *Engine) FlattenContainer(ctx context.Context, id, ref string, labels ma
 	if err != nil {
 		return Image{}, err
 	}
+	defer files.Close()
 	var changes []string
 	for _, k := range slices.Sorted(maps.Keys(labels)) {
 		changes = append(changes, fmt.Sprintf("LABEL %q=%q", k, labels[k]))
@@ -120,47 +119,47 @@ func (e *Engine) FlattenContainer(ctx context.Context, id, ref string, labels ma
 	if err != nil {
 		return Image{}, err
 	}
-	return e.reword(ctx, made.ID, ref, of.image, labels)
+	return e.replaceConfig(ctx, made.ID, ref, b.image, labels)
 }
 
-// origin is a container's settings and those of the image that it was made from.
-type origin struct {
+// base is a container's settings and the image that it was made from.
+type base struct {
 	container *container.Config
 	image     image.InspectResponse
 }
 
-func (e *Engine) imageOf(ctx context.Context, id string) (o origin, err error) {
+func (e *Engine) baseOf(ctx context.Context, id string) (b base, err error) {
 	if err := checkName("container", id); err != nil {
-		return o, err
+		return b, err
 	}
 	got, err := e.cli.ContainerInspect(ctx, id)
 	if err != nil {
-		return o, e.fail(ctx, err)
+		return b, e.fail(ctx, err)
 	}
-	o.container = got.Config
-	if o.image, err = e.cli.ImageInspect(ctx, got.Image); err != nil {
-		return o, e.fail(ctx, err)
+	b.container = got.Config
+	if b.image, err = e.cli.ImageInspect(ctx, got.Image); err != nil {
+		return b, e.fail(ctx, err)
 	}
-	return o, nil
+	return b, nil
 }
 
-// blank is what a commit can be told of the settings to keep. The engine adds those of
-// the container that are missing, so what is not to be told is there and empty.
-func (o origin) blank(labels map[string]string) *container.Config {
+// commitConfig returns the settings for a commit: those of the image, and labels. The
+// engine adds missing labels and variables of the container, so those are set to "".
+func (b base) commitConfig(labels map[string]string) *container.Config {
 	c := &container.Config{Labels: map[string]string{}}
-	if o.container != nil {
-		for k := range o.container.Labels {
+	if b.container != nil {
+		for k := range b.container.Labels {
 			c.Labels[k] = ""
 		}
 	}
-	if i := o.image.Config; i != nil {
+	if i := b.image.Config; i != nil {
 		maps.Copy(c.Labels, i.Labels)
 		c.Env = slices.Clone(i.Env)
 		c.User, c.WorkingDir, c.Cmd, c.Entrypoint = i.User, i.WorkingDir, i.Cmd, i.Entrypoint
 	}
 	maps.Copy(c.Labels, labels)
-	if o.container != nil {
-		for _, kv := range o.container.Env {
+	if b.container != nil {
+		for _, kv := range b.container.Env {
 			key, _, _ := strings.Cut(kv, "=")
 			if !slices.ContainsFunc(c.Env, func(s string) bool { return strings.HasPrefix(s, key+"=") }) {
 				c.Env = append(c.Env, key+"=")
@@ -170,17 +169,16 @@ func (o origin) blank(labels map[string]string) *container.Config {
 	return c
 }
 
-// reword puts in the place of image id, which ref names, one with the same layers and the
-// settings of another. An engine that takes no image in without its layers keeps id.
-//
-// It is there because a commit's image tells, beside its settings, those of the container
-// it was made from, with the environment that may be secret.
-func (e *Engine) reword(ctx context.Context, id, ref string, of image.InspectResponse, labels map[string]string) (Image, error) {
+// replaceConfig replaces the image id, named ref, with one of the same layers and the
+// settings of another image. The image of a commit also contains the settings of its
+// container, whose environment may be secret. An engine that can't load an image without its
+// layers keeps id.
+func (e *Engine) replaceConfig(ctx context.Context, id, ref string, of image.InspectResponse, labels map[string]string) (Image, error) {
 	made, err := e.cli.ImageInspect(ctx, id)
 	if err != nil {
 		return Image{}, e.fail(ctx, err)
 	}
-	archive, err := bare(made, of, ref, labels)
+	archive, err := configArchive(made, of, ref, labels)
 	if err != nil {
 		return Image{}, err
 	}
@@ -200,9 +198,9 @@ func (e *Engine) reword(ctx context.Context, id, ref string, of image.InspectRes
 	return got, nil
 }
 
-// bare is an archive as "docker save" makes it of an image whose layers the engine has:
-// it looks for a layer in the archive only when it has none of that content.
-func bare(made, of image.InspectResponse, ref string, labels map[string]string) ([]byte, error) {
+// configArchive returns an archive in the format of "docker save" without layers. The engine
+// reads a layer from the archive only if it does not have it.
+func configArchive(made, of image.InspectResponse, ref string, labels map[string]string) ([]byte, error) {
 	config := map[string]any{
 		"architecture": made.Architecture, "os": made.Os,
 		"rootfs": map[string]any{"type": "layers", "diff_ids": made.RootFS.Layers},

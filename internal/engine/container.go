@@ -17,8 +17,8 @@ import (
 	"github.com/docker/go-connections/nat"
 )
 
-// ContainerSpec says what container to create. Zero values leave the choice
-// to the image or the engine.
+// ContainerSpec describes a container to create. Zero values mean the defaults of the image
+// or the engine.
 type ContainerSpec struct {
 	Name       string
 	Image      string
@@ -60,7 +60,7 @@ type ContainerSpec struct {
 	LogMaxSize  string // such as "10m"; not empty selects the json-file driver
 	LogMaxFiles int
 	TTY         bool
-	OpenStdin   bool // until who attaches to it first lets go
+	OpenStdin   bool // closed when the first client that attaches detaches
 	Init        bool // the engine's own init as PID 1
 }
 
@@ -72,16 +72,15 @@ type Mount struct {
 	ReadOnly      bool
 	NoCopy        bool // do not fill an empty volume from the image
 	VolumeLabels  map[string]string
-	VolumeOptions map[string]string // for a volume that the mount would create
+	VolumeOptions map[string]string // if the mount creates the volume
 }
 
-// Container is a container as the engine has it. One from a list has only
-// what a list tells: no Env, Cmd, User, WorkingDir, ExitCode, OOMKilled,
-// Error, Pid, StartedAt, FinishedAt or limits.
+// Container is a container as the engine describes it. Lists leave out Env, Cmd, User,
+// WorkingDir, ExitCode, OOMKilled, Error, Pid, StartedAt, FinishedAt and limits.
 type Container struct {
 	ID      string
 	Name    string // without the leading slash
-	Image   string // as it was asked for
+	Image   string // as it was requested
 	ImageID string
 	Labels  map[string]string
 
@@ -108,10 +107,10 @@ type Container struct {
 	NanoCPUs, Memory, PidsLimit int64
 	AutoRemove                  bool
 
-	// Upper is the directory of the container's own layer on the engine's machine, in
-	// overlayfs' format: changing it is for a container that does not run. Merged is,
-	// while it runs, where to write out what a storage driver outside of the kernel may
-	// hold back from there. Both are empty when the engine has no such thing to tell.
+	// Upper is the directory of the container's own layer on the engine's machine, in the
+	// format of overlayfs; change it only while the container is stopped. Merged is set for
+	// storage drivers outside of the kernel, while the container runs: syncing it writes
+	// buffered changes to Upper. Both are empty with other storage drivers.
 	Upper, Merged string
 }
 
@@ -124,15 +123,15 @@ type MountPoint struct {
 	RW     bool
 }
 
-// Resources are the limits that can change while a container runs. Zero
-// leaves a limit as it is.
+// Resources are the limits that can change while a container runs. Zero leaves a limit
+// unchanged.
 type Resources struct {
 	NanoCPUs, Memory, MemorySwap, PidsLimit int64
 }
 
-// Filter selects containers. Zero means all of them, whatever their state.
+// Filter selects containers. Zero selects all, in any state.
 type Filter struct {
-	Labels []string // "key" or "key=value", all of them
+	Labels []string // has all of these, each "key" or "key=value"
 	Volume string   // mounts this volume
 	Names  []string // has one of these names
 }
@@ -160,7 +159,7 @@ func (e *Engine) CreateContainer(ctx context.Context, s ContainerSpec) (string, 
 	if !errors.Is(err, ErrNotFound) {
 		return "", err
 	}
-	// Not found may be a network or a runtime as well: ask which.
+	// The missing object may also be a network or a runtime.
 	if _, inspectErr := e.InspectImage(ctx, s.Image); errors.Is(inspectErr, ErrNotFound) {
 		return "", &classed{class: ErrNotFound, text: "no such image " + quote(s.Image), err: errors.Join(&NoImageError{Ref: s.Image}, err)}
 	}
@@ -189,7 +188,7 @@ func (s *ContainerSpec) config() (*container.Config, *container.HostConfig) {
 		Image: s.Image, Hostname: s.Hostname, User: s.User, WorkingDir: s.WorkingDir,
 		Entrypoint: s.Entrypoint, Cmd: s.Cmd, Env: s.Env, Labels: s.Labels,
 		StopSignal: s.StopSignal, Tty: s.TTY, OpenStdin: s.OpenStdin, StdinOnce: s.OpenStdin, NetworkDisabled: s.NetworkDisabled,
-		// An image's own health check would run with all the container's capabilities.
+		// The image's health check would run with all of the container's capabilities.
 		Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
 	}
 	if s.StopTimeout > 0 {
@@ -237,8 +236,7 @@ func (r Resources) docker() container.Resources {
 	return d
 }
 
-// docker never uses the engine's old "binds", which create a missing path on
-// the engine's machine.
+// docker converts m. The engine's older "binds" would create a missing path on its machine.
 func (m Mount) docker() mount.Mount {
 	d := mount.Mount{Type: mount.Type(m.Type), Source: m.Source, Target: m.Target, ReadOnly: m.ReadOnly}
 	if m.Type == "volume" && (m.NoCopy || m.VolumeLabels != nil || m.VolumeOptions != nil) {
@@ -255,8 +253,8 @@ func seconds(d time.Duration) *int {
 	return &n
 }
 
-// InspectContainer finds a container by name or ID. The engine takes a
-// prefix of an ID, too, so compare what you get with what you meant.
+// InspectContainer finds a container by name or ID. The engine also accepts a prefix of an
+// ID, so compare the result with what you meant.
 func (e *Engine) InspectContainer(ctx context.Context, ref string) (Container, error) {
 	if err := checkName("container", ref); err != nil {
 		return Container{}, err
@@ -302,6 +300,7 @@ func inspected(r *container.InspectResponse) Container {
 	return c
 }
 
+// layerOf returns Container.Upper and Merged.
 func layerOf(r *container.InspectResponse) (upper, merged string) {
 	if r.ContainerJSONBase == nil {
 		return "", ""
@@ -318,6 +317,7 @@ func layerOf(r *container.InspectResponse) (upper, merged string) {
 	return upper, merged
 }
 
+// bound returns the addresses of published TCP ports.
 func bound(ports nat.PortMap) map[uint16]netip.AddrPort {
 	out := map[uint16]netip.AddrPort{}
 	for port, bindings := range ports {
@@ -344,8 +344,8 @@ func mountPoints(mounts []container.MountPoint) []MountPoint {
 	return out
 }
 
-// ListContainers lists the containers f selects, in one call, in any state,
-// ordered by name.
+// ListContainers lists the containers that f selects, in any state, sorted by name. It takes
+// one call.
 func (e *Engine) ListContainers(ctx context.Context, f Filter) ([]Container, error) {
 	args := labelFilter(f.Labels)
 	if f.Volume != "" {
@@ -358,7 +358,7 @@ func (e *Engine) ListContainers(ctx context.Context, f Filter) ([]Container, err
 		if err := checkName("container", name); err != nil {
 			return nil, err
 		}
-		// The engine takes a pattern, and would match part of a name.
+		// The filter is a pattern, which matches parts of names too.
 		args.Add("name", "^/?"+regexp.QuoteMeta(name)+"$")
 	}
 	l, err := e.cli.ContainerList(ctx, container.ListOptions{All: true, Filters: args})
@@ -368,7 +368,7 @@ func (e *Engine) ListContainers(ctx context.Context, f Filter) ([]Container, err
 	out := make([]Container, 0, len(l))
 	for i := range l {
 		c := summarised(&l[i])
-		// The engine's volume filter matches a mount's path, too.
+		// The engine's volume filter also matches mount paths.
 		if f.Volume != "" && !slices.ContainsFunc(c.Mounts, func(m MountPoint) bool { return m.Name == f.Volume }) {
 			continue
 		}
@@ -388,7 +388,7 @@ func summarised(s *container.Summary) Container {
 		NetworkMode: s.HostConfig.NetworkMode, Ports: map[uint16]netip.AddrPort{},
 	}
 	for _, name := range s.Names {
-		// A second slash belongs to another container's link.
+		// A name with another slash is a link of another container.
 		if name = strings.TrimPrefix(name, "/"); !strings.Contains(name, "/") {
 			c.Name = name
 		}
@@ -401,22 +401,22 @@ func summarised(s *container.Summary) Container {
 	return c
 }
 
-// StartContainer starts a container. One that runs already is no error. [ErrBusy] passes:
-// every container that is being started has, for fractions of a second, a copy of all
-// mounts of the engine's machine, and a volume that is an overlay can't be mounted again
-// before the last copy of its mount is gone.
+// StartContainer starts a container. It is no error if it already runs. [ErrBusy] is
+// temporary: every starting container has, for fractions of a second, a copy of all mounts
+// of the engine's machine, and an overlay volume can't be mounted again until the last copy
+// of its previous mount is gone.
 func (e *Engine) StartContainer(ctx context.Context, id string) error {
 	err := e.onContainer(ctx, id, func() error { return e.cli.ContainerStart(ctx, id, container.StartOptions{}) })
 	if err != nil && !hasClass(err) && strings.Contains(err.Error(), "mount local volume") && strings.Contains(err.Error(), "device or resource busy") {
-		return &classed{class: ErrBusy, err: err, text: err.Error() + ": if it stays so, " +
-			"something on the engine's machine keeps a copy of this mount, such as a container that has all of the machine's files mounted: end that"}
+		return &classed{class: ErrBusy, err: err, text: err.Error() + ": if it persists, " +
+			"a process on the engine's machine keeps a copy of this mount, such as a container that mounts the machine's root: stop it"}
 	}
 	return err
 }
 
-// StopContainer sends the container its stop signal, and kills it when grace
-// has passed; a negative grace means the container's own. One that does not
-// run is no error. Grace counts in whole seconds, rounded up.
+// StopContainer sends the container its stop signal, and kills it after grace, rounded up to
+// whole seconds. A negative grace means the container's own. It is no error if the container
+// does not run.
 func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Duration) error {
 	var o container.StopOptions
 	if grace >= 0 {
@@ -425,8 +425,8 @@ func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Durati
 	return e.onContainer(ctx, id, func() error { return e.cli.ContainerStop(ctx, id, o) })
 }
 
-// KillContainer sends a signal, such as "SIGKILL", to the container's PID 1.
-// One that does not run is [ErrConflict].
+// KillContainer sends a signal, such as "SIGKILL", to the container's PID 1. It fails with
+// [ErrConflict] if the container does not run.
 func (e *Engine) KillContainer(ctx context.Context, id, signal string) error {
 	return e.onContainer(ctx, id, func() error { return e.cli.ContainerKill(ctx, id, signal) })
 }
@@ -441,8 +441,7 @@ func (e *Engine) UnpauseContainer(ctx context.Context, id string) error {
 	return e.onContainer(ctx, id, func() error { return e.cli.ContainerUnpause(ctx, id) })
 }
 
-// RenameContainer gives the container another name. One that is taken is
-// [ErrConflict].
+// RenameContainer renames the container. A name that is taken is [ErrConflict].
 func (e *Engine) RenameContainer(ctx context.Context, id, name string) error {
 	if err := checkName("container", name); err != nil {
 		return err
@@ -458,10 +457,9 @@ func (e *Engine) UpdateContainer(ctx context.Context, id string, r Resources) er
 	})
 }
 
-// RemoveContainer removes a container and the unnamed volumes that its image asked
-// for; named ones stay. force kills it
-// first; without it a running one is [ErrConflict]. When somebody else is at
-// it already the error is a [*RemovalInProgressError].
+// RemoveContainer removes a container and its anonymous volumes; named ones stay. force
+// kills it first; without it a running container is [ErrConflict]. If another call is
+// already removing it, the error is a [*RemovalInProgressError].
 func (e *Engine) RemoveContainer(ctx context.Context, id string, force bool) error {
 	err := e.onContainer(ctx, id, func() error {
 		return e.cli.ContainerRemove(ctx, id, container.RemoveOptions{Force: force, RemoveVolumes: true})
@@ -472,7 +470,7 @@ func (e *Engine) RemoveContainer(ctx context.Context, id string, force bool) err
 	c, inspectErr := e.InspectContainer(ctx, id)
 	switch {
 	case errors.Is(inspectErr, ErrNotFound):
-		// The other removal has ended meanwhile.
+		// The other removal has completed.
 		return inspectErr
 	case inspectErr == nil && c.State == container.StateRemoving:
 		return &classed{class: ErrConflict, text: err.Error(), err: errors.Join(&RemovalInProgressError{Ref: id}, err)}
@@ -480,14 +478,13 @@ func (e *Engine) RemoveContainer(ctx context.Context, id string, force bool) err
 	return err
 }
 
-// WaitContainer waits until the container does not run and returns its exit
-// code. One that has not been started counts as not running.
+// WaitContainer waits until the container does not run, or has never been started, and
+// returns its exit code.
 func (e *Engine) WaitContainer(ctx context.Context, id string) (int, error) {
 	if err := checkName("container", id); err != nil {
 		return 0, err
 	}
-	// ctx ends the request, and with it one of the two channels: receiving
-	// from both leaves no goroutine behind.
+	// The client sends exactly one value, on one of the channels, so no goroutine leaks.
 	results, errs := e.cli.ContainerWait(ctx, id, container.WaitConditionNotRunning)
 	select {
 	case r := <-results:

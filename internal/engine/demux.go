@@ -8,27 +8,27 @@ import (
 	"io"
 )
 
-// The engine sends stdout and stderr over one connection in frames: a byte
-// for the stream, three of nothing, the length in four, then the payload.
+// The engine sends stdout and stderr over one connection in frames: one byte for the stream,
+// three zero bytes, four for the length, then the payload.
 const (
 	frameHeader = 8
 	demuxBuffer = 64 << 10
 
-	streamStdin  = 0 // the engine's docs allow it, meaning stdout
+	streamStdin  = 0 // the engine's documentation allows it for stdout
 	streamStdout = 1
 	streamStderr = 2
-	streamEngine = 3 // an error of the engine's
+	streamEngine = 3 // an error message of the engine
 )
 
-// garbledError is a frame no engine sends.
-type garbledError struct{ stream byte }
+// frameError is a malformed frame.
+type frameError struct{ stream byte }
 
-func (e *garbledError) Error() string {
-	return fmt.Sprintf("garbled stream: frame of kind %d", e.stream)
+func (e *frameError) Error() string {
+	return fmt.Sprintf("malformed frame of kind %d", e.stream)
 }
 
-// Demux reads the stdout side of a stream of frames, and hands the stderr
-// side to a writer as it meets it. It is not safe for concurrent use.
+// Demux reads stdout from a stream of frames, and copies stderr to a writer on the way. It
+// is not safe for concurrent use.
 type Demux struct {
 	r      *bufio.Reader
 	stderr io.Writer
@@ -73,8 +73,7 @@ func (d *Demux) Read(p []byte) (int, error) {
 
 // next reads a frame's header, and the whole frame unless it is stdout.
 func (d *Demux) next() error {
-	// Peek and not ReadFull: it allocates nothing and tells an empty rest
-	// from a broken one.
+	// Peek, unlike ReadFull, allocates nothing.
 	h, err := d.r.Peek(frameHeader)
 	if err != nil {
 		if errors.Is(err, io.EOF) && len(h) > 0 {
@@ -84,7 +83,7 @@ func (d *Demux) next() error {
 	}
 	stream, size := h[0], binary.BigEndian.Uint32(h[4:])
 	if h[1]|h[2]|h[3] != 0 {
-		return &garbledError{stream: stream}
+		return &frameError{stream: stream}
 	}
 	if _, err := d.r.Discard(frameHeader); err != nil {
 		return err
@@ -102,10 +101,10 @@ func (d *Demux) next() error {
 		}
 		return &StatusError{Message: text.String()}
 	}
-	return &garbledError{stream: stream}
+	return &frameError{stream: stream}
 }
 
-// copy moves size bytes to w straight from the buffer.
+// copy writes size bytes to w directly from the buffer.
 func (d *Demux) copy(w io.Writer, size uint32) error {
 	for size > 0 {
 		if _, err := d.r.Peek(1); err != nil {

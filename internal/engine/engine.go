@@ -1,10 +1,9 @@
-// Package engine is the one room that speaks the Docker Engine API. It turns
-// the API's calls, quirks and errors into plain Go: no Docker type leaves it,
-// every name is checked before a call is made, and every error says which of
-// six classes it belongs to (see [ErrNotFound] and its neighbours).
+// Package engine is the only package that uses the Docker Engine API. It hides the API's
+// calls, quirks and errors: it exports no Docker type, checks every name before a call, and
+// gives every error one of seven classes (see [ErrNotFound] and the following).
 //
-// An [Engine] is safe for concurrent use. It holds no state of its own but
-// idle connections.
+// An [Engine] is safe for concurrent use. Its only state are idle connections and answers of
+// the engine that do not change.
 package engine
 
 import (
@@ -24,8 +23,8 @@ import (
 
 const defaultOpenTimeout = 30 * time.Second
 
-// Options say which engine [Open] connects to. The zero value means the one
-// the docker command would use.
+// Options select the engine that [Open] connects to. The zero value selects the one
+// that the docker command would use.
 type Options struct {
 	// Host is the engine's address: unix://, npipe://, tcp://, http://,
 	// https:// or ssh://. Empty means DOCKER_HOST, then the current Docker
@@ -49,10 +48,9 @@ type Engine struct {
 	seccomp atomic.Pointer[seccompOptions]
 }
 
-// Open connects to the engine o names, and agrees on an API version with it.
-// When no engine answers, the error matches [ErrUnavailable] and is an
-// [*UnreachableError] that names every place tried and what to do. ctx bounds
-// Open only.
+// Open connects to the engine that o selects and negotiates an API version. If no engine
+// answers, the error is an [*UnreachableError], which matches [ErrUnavailable], names every
+// address tried and says what to do. ctx bounds Open only.
 func Open(ctx context.Context, o Options) (*Engine, error) {
 	if o.DialTimeout <= 0 {
 		o.DialTimeout = defaultOpenTimeout
@@ -78,7 +76,7 @@ func Open(ctx context.Context, o Options) (*Engine, error) {
 			return nil, e.fail(ctx, ctxErr)
 		}
 		if done(pingCtx) != nil {
-			err = &silentError{after: o.DialTimeout}
+			err = &timeoutError{after: o.DialTimeout}
 		}
 		places[len(places)-1].err = e.fail(ctx, err)
 		return nil, unreachable(places)
@@ -105,8 +103,7 @@ func newEngine(ep endpoint, o Options) (*Engine, error) {
 		Transport:     &roundTripper{base: e.tr, clock: e.clock},
 		CheckRedirect: client.CheckRedirect,
 	}
-	// WithHost configures a transport we throw away: it is WithHTTPClient
-	// that decides how connections are made, and it copies nothing.
+	// WithHost would configure its own transport. WithHTTPClient replaces it with ours.
 	e.cli, err = client.NewClientWithOpts(
 		client.WithHost(ep.clientHost()),
 		client.WithHTTPClient(&http.Client{Transport: e.http.Transport, CheckRedirect: client.CheckRedirect}),
@@ -131,16 +128,15 @@ func (e *Engine) negotiate(ctx context.Context) error {
 	return nil
 }
 
-var errNotAnEngine = errors.New("something answers there, but it does not speak the Docker API")
+var errNotAnEngine = errors.New("the server there does not speak the Docker API")
 
-// Close lets go of idle connections. Streams and calls under way keep theirs
-// until they end.
+// Close closes idle connections. Streams and calls in progress keep theirs until they end.
 func (e *Engine) Close() error {
 	e.tr.CloseIdleConnections()
 	return nil
 }
 
-// Ping asks whether the engine answers.
+// Ping checks that the engine answers.
 func (e *Engine) Ping(ctx context.Context) error {
 	_, err := e.cli.Ping(ctx)
 	return e.fail(ctx, err)
@@ -149,19 +145,18 @@ func (e *Engine) Ping(ctx context.Context) error {
 // Host is the engine's address, without credentials.
 func (e *Engine) Host() string { return e.ep.display() }
 
-// Location says where the engine is in a word: "local" behind a socket of
-// this machine, else the host (and port) it was reached at.
+// Location is "local" for an engine behind a socket of this machine, else its host and port.
 func (e *Engine) Location() string { return e.ep.location() }
 
-// APIVersion is the version of the API spoken with the engine, such as "1.41".
+// APIVersion is the negotiated version of the API, such as "1.41".
 func (e *Engine) APIVersion() string { return e.cli.ClientVersion() }
 
-// Now is the engine's clock, to within about two seconds: local time, moved
-// by what the engine's own replies said when that is two seconds or more.
+// Now is the time of the engine's clock, to within about two seconds: local time, corrected
+// by the Date of the engine's replies if they differ by two seconds or more.
 func (e *Engine) Now() time.Time { return e.clock.now() }
 
-// call makes a request that the Docker client has no method for, or one
-// whose method loses the reply's status. A refusal is a [*StatusError].
+// call makes a request for which the Docker client has no method, or one that loses the
+// reply's status. An error reply is a [*StatusError].
 func (e *Engine) call(ctx context.Context, method, p string, query url.Values, contentType string, body bodyReader) (*http.Response, error) {
 	req, err := e.request(ctx, method, p, query, body)
 	if err != nil {

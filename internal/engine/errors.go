@@ -16,41 +16,41 @@ import (
 	"github.com/docker/docker/client"
 )
 
-// The classes of error. Every error of this package matches at most one of
-// them with [errors.Is], and the engine's own error stays reachable below it.
-// One that matches none is the engine's own trouble, or a caller's
-// cancellation, which matches [context.Canceled] or
-// [context.DeadlineExceeded] and no class.
+// The error classes. Every error of this package matches at most one of them with
+// [errors.Is], and wraps the engine's own error. An error without a class is an internal
+// one of the engine, or a caller's cancellation, which matches [context.Canceled] or
+// [context.DeadlineExceeded].
 var (
 	// ErrNotFound: there is no such container, volume, image, exec or path.
 	ErrNotFound = errors.New("not found")
 	// ErrConflict: the name is taken, or the object is in use or in a state
 	// that does not allow the call.
 	ErrConflict = errors.New("conflict")
-	// ErrInvalid: an argument is malformed. Names are refused before any call.
+	// ErrInvalid: an argument is malformed. Names are checked before any call.
 	ErrInvalid = errors.New("invalid argument")
-	// ErrUnavailable: the engine could not be reached, or the connection to
-	// it broke, so the call may or may not have been carried out.
+	// ErrUnavailable: the engine could not be reached, or the connection broke: the call
+	// may or may not have taken effect.
 	ErrUnavailable = errors.New("engine unavailable")
-	// ErrForbidden: the engine, or a registry, refuses this caller.
+	// ErrForbidden: the engine, or a registry, denies access to this caller.
 	ErrForbidden = errors.New("forbidden")
 	// ErrUnsupported: this engine cannot do it.
 	ErrUnsupported = errors.New("not supported by the engine")
-	// ErrBusy: a volume can't be mounted yet, because its mount of before is on its way out.
+	// ErrBusy: a volume can't be mounted yet, because its previous mount is still being
+	// unmounted.
 	ErrBusy = errors.New("busy")
 )
 
-// StatusError is a refusal by the engine.
+// StatusError is an error reply of the engine.
 type StatusError struct {
 	Status  int    // HTTP status
-	Message string // the engine's own words
+	Message string // the engine's message
 }
 
 // Error is the engine's own message.
 func (e *StatusError) Error() string { return e.Message }
 
-// NoImageError says that a container could not be created because the engine
-// does not have the image. It matches [ErrNotFound].
+// NoImageError reports that a container could not be created because the engine does not
+// have the image. It matches [ErrNotFound].
 type NoImageError struct{ Ref string }
 
 // Error names the image.
@@ -59,20 +59,20 @@ func (e *NoImageError) Error() string { return fmt.Sprintf("no such image %q", e
 // Is reports whether target is [ErrNotFound].
 func (e *NoImageError) Is(target error) bool { return target == ErrNotFound }
 
-// RemovalInProgressError says that somebody else is removing the container
-// already. It matches [ErrConflict]; the container will be gone soon.
+// RemovalInProgressError reports that another call is removing the container, which will
+// soon be gone. It matches [ErrConflict].
 type RemovalInProgressError struct{ Ref string }
 
 // Error names the container.
 func (e *RemovalInProgressError) Error() string {
-	return fmt.Sprintf("container %q is being removed already", e.Ref)
+	return fmt.Sprintf("container %q is already being removed", e.Ref)
 }
 
 // Is reports whether target is [ErrConflict].
 func (e *RemovalInProgressError) Is(target error) bool { return target == ErrConflict }
 
-// Insist calls fn again, up to four times within a second, when only a broken connection
-// made it fail.
+// Insist calls fn, and again up to four times within a second while it fails with
+// [ErrUnavailable].
 func Insist(ctx context.Context, fn func() error) error {
 	for wait := 50 * time.Millisecond; ; wait *= 2 {
 		err := fn()
@@ -101,34 +101,33 @@ func invalid(format string, args ...any) error {
 	return &classed{class: ErrInvalid, text: fmt.Sprintf(format, args...), err: ErrInvalid}
 }
 
-// canceled is the caller's own doing: it matches the context's error and its
-// cause, and deliberately nothing the transport made of them.
+// canceled is a cancellation by the caller. It matches the context's error and its cause,
+// and not the transport's error.
 type canceled struct{ err, cause error }
 
 func (e *canceled) Error() string   { return e.cause.Error() }
 func (e *canceled) Unwrap() []error { return []error{e.err, e.cause} }
 
-// transportError marks what came out of a request that got no reply. Its text
-// is plain on purpose: the Docker client looks for words in it, and would
-// drop the cause on finding them.
+// transportError marks the error of a request without a reply. Its text is neutral on
+// purpose: the Docker client searches error texts for some words, and would drop the cause.
 type transportError struct{ err error }
 
 func (e *transportError) Error() string { return "no reply from the engine" }
 func (e *transportError) Unwrap() error { return e.err }
 
-// opaque keeps the text of an error and not its identity: a dial's own
-// timeout matches context.DeadlineExceeded, which must stay the caller's.
+// opaque has the text of an error but not its identity: a dial's own timeout matches
+// context.DeadlineExceeded, which must mean the caller's deadline.
 type opaque string
 
 func (e opaque) Error() string { return string(e) }
 
-// silentError says that an engine accepted a connection and said nothing.
-type silentError struct{ after time.Duration }
+// timeoutError reports that an engine accepted a connection and did not answer.
+type timeoutError struct{ after time.Duration }
 
-func (e *silentError) Error() string { return fmt.Sprintf("no answer within %v", e.after) }
+func (e *timeoutError) Error() string { return fmt.Sprintf("no answer within %v", e.after) }
 
-// done is ctx.Err, also for a deadline that has passed and whose timer has
-// yet to fire: a dial watches the deadline itself and may be the first to see.
+// done is ctx.Err, but also covers a deadline that has passed before the context's timer
+// fires: a dial has a timer of its own for the deadline, which may be first.
 func done(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -139,7 +138,7 @@ func done(ctx context.Context) error {
 	return nil
 }
 
-// fail gives err its class. ctx is the caller's.
+// fail classifies err. ctx is the caller's.
 func (e *Engine) fail(ctx context.Context, err error) error {
 	if err == nil || hasClass(err) {
 		return err
@@ -170,7 +169,7 @@ func hasClass(err error) bool {
 	return errors.As(err, &c)
 }
 
-// unavailable wraps what broke the connection to host.
+// unavailable wraps the error of a broken connection to host.
 func unavailable(host string, err error) error {
 	text := err.Error()
 	if te := (*transportError)(nil); errors.As(err, &te) {
@@ -183,7 +182,7 @@ func unavailable(host string, err error) error {
 	return &classed{class: ErrUnavailable, text: fmt.Sprintf("engine at %s: %s", host, text), err: err}
 }
 
-// isBroken reports whether err is about the connection and not an answer.
+// isBroken reports whether err is a connection's error and not the engine's answer.
 func isBroken(err error) bool {
 	for _, e := range []error{
 		io.EOF, io.ErrUnexpectedEOF, io.ErrClosedPipe, net.ErrClosed, errNotAnEngine,
@@ -195,15 +194,16 @@ func isBroken(err error) bool {
 	}
 	var (
 		transport *transportError
-		silent    *silentError
+		timeout   *timeoutError
 		network   net.Error
+		frame     *frameError
 		syntax    *json.SyntaxError
 	)
-	return client.IsErrConnectionFailed(err) || errors.As(err, &transport) || errors.As(err, &silent) ||
-		errors.As(err, &network) || errors.As(err, &syntax)
+	return client.IsErrConnectionFailed(err) || errors.As(err, &transport) || errors.As(err, &timeout) ||
+		errors.As(err, &network) || errors.As(err, &frame) || errors.As(err, &syntax)
 }
 
-// refused gives an answer of the engine's its class and its plain text.
+// refused classifies an error reply, and reduces it to the engine's message.
 func refused(err error) error {
 	var status *StatusError
 	if errors.As(err, &status) {
@@ -232,17 +232,17 @@ func refused(err error) error {
 			return &classed{class: c.class, text: plain(err), err: err}
 		}
 	}
-	return &reworded{text: plain(err), err: err}
+	return &plainError{text: plain(err), err: err}
 }
 
-// reworded is an error of no class under its plain text.
-type reworded struct {
+// plainError is an error without class, with the engine's message as its text.
+type plainError struct {
 	text string
 	err  error
 }
 
-func (e *reworded) Error() string { return e.text }
-func (e *reworded) Unwrap() error { return e.err }
+func (e *plainError) Error() string { return e.text }
+func (e *plainError) Unwrap() error { return e.err }
 
 func classOfStatus(status int) error {
 	switch status {
@@ -263,7 +263,7 @@ func classOfStatus(status int) error {
 	return nil
 }
 
-// plain is the engine's own message, without what the client put before it.
+// plain is the engine's message, without the prefixes of the client.
 func plain(err error) string {
 	for {
 		next := errors.Unwrap(err)
@@ -274,8 +274,7 @@ func plain(err error) string {
 	}
 }
 
-// checkStatus turns a reply that is not a success into a [*StatusError], and
-// closes it.
+// checkStatus turns an error reply into a [*StatusError], and closes it.
 func checkStatus(resp *http.Response) error {
 	if resp.StatusCode < 400 {
 		return nil

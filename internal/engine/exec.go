@@ -19,7 +19,7 @@ import (
 
 // ExecSpec is a command to run in a running container.
 type ExecSpec struct {
-	Argv  []string // never read by a shell
+	Argv  []string // not interpreted by a shell
 	Env   []string // KEY=value, on top of the container's
 	User  string   // empty means the container's
 	Dir   string   // empty means the container's
@@ -43,10 +43,10 @@ type Stream struct {
 	exit *int
 }
 
-// Exec starts a command without a TTY. ctx bounds the start only; the stream
-// lives until it is closed or the command ends. A container that is not
-// running is [ErrConflict]. A program that does not exist starts all the same:
-// it ends with exit code 126 or 127 and the engine's words in its output.
+// Exec starts a command without a TTY. ctx bounds the start only; the stream lasts until it
+// is closed or the command ends. A container that does not run is [ErrConflict]. A missing
+// program is no error: the command ends with exit code 126 or 127, and its output is the
+// engine's message.
 func (e *Engine) Exec(ctx context.Context, containerID string, s ExecSpec) (*Stream, error) {
 	if err := checkName("container", containerID); err != nil {
 		return nil, err
@@ -73,11 +73,11 @@ func (e *Engine) Exec(ctx context.Context, containerID string, s ExecSpec) (*Str
 	return st, nil
 }
 
-// hijack makes a POST whose connection becomes a raw stream. The client's own
-// minds neither ctx while it waits for the reply, nor the reply's status.
+// hijack makes a POST whose connection becomes a raw stream. The client's own method ignores
+// ctx while it waits for the reply, and the reply's status.
 func (e *Engine) hijack(ctx context.Context, path string, query url.Values, body any) (_ net.Conn, _ io.Reader, err error) {
-	// No body is none at all: the engine does not read that of an attach, and what comes
-	// late of it would be the first of the container's input.
+	// Without a body send nothing, not even "null": the engine does not read the body of an
+	// attach, so it could become the beginning of the container's input.
 	var b []byte
 	if body != nil {
 		if b, err = json.Marshal(body); err != nil {
@@ -95,7 +95,7 @@ func (e *Engine) hijack(ctx context.Context, path string, query url.Values, body
 	if err != nil {
 		return nil, nil, err
 	}
-	// Closing is the one way to interrupt that every transport knows.
+	// Every transport supports Close to interrupt; not all support deadlines.
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer func() {
 		if !stop() && err == nil {
@@ -117,9 +117,9 @@ func (e *Engine) hijack(ctx context.Context, path string, query url.Values, body
 	if err := checkStatus(resp); err != nil {
 		return nil, nil, err
 	}
-	// Without an upgrade the old engines answer 200 and stream all the same.
+	// Older engines stream too, but answer 200 instead of an upgrade.
 	if resp.StatusCode != http.StatusSwitchingProtocols && resp.StatusCode != http.StatusOK {
-		return nil, nil, &StatusError{Status: http.StatusNotImplemented, Message: "no stream, but " + resp.Status}
+		return nil, nil, &StatusError{Status: http.StatusNotImplemented, Message: "want a stream, got " + resp.Status}
 	}
 	if br.Buffered() == 0 {
 		return conn, conn, nil
@@ -128,11 +128,10 @@ func (e *Engine) hijack(ctx context.Context, path string, query url.Values, body
 	return conn, io.MultiReader(bytes.NewReader(bytes.Clone(first)), conn), nil
 }
 
-// Read reads stdout, and collects the end of stderr as it meets it. It
-// returns io.EOF only when the command is over: a connection that ends while
-// the engine says the command still runs was cut, and is [ErrUnavailable], as
-// is any other broken one. A command that closes its stdout and stderr and
-// runs on looks the same.
+// Read reads stdout, and keeps the end of stderr on the way. It returns io.EOF only when the
+// command has ended. If the connection ends while, according to the engine, the command still
+// runs, the error is [ErrUnavailable], as for any broken connection; a command that closes
+// stdout and stderr and runs on has the same effect.
 func (s *Stream) Read(p []byte) (int, error) {
 	n, err := s.demux.Read(p)
 	switch {
@@ -143,19 +142,15 @@ func (s *Stream) Read(p []byte) (int, error) {
 	case errors.Is(err, io.EOF):
 		return n, s.ended()
 	}
-	var garbled *garbledError
-	if errors.As(err, &garbled) {
-		return n, unavailable(s.e.Host(), err)
-	}
 	return n, s.e.fail(context.Background(), err)
 }
 
 const (
-	endedPatience = 2 * time.Second // the engine may notice an exit after the output's end
-	endedTimeout  = 10 * time.Second
+	exitDelay   = 2 * time.Second // the engine may notice an exit after the output's end
+	exitTimeout = 10 * time.Second
 )
 
-// ended asks the engine whether the command is over.
+// ended returns io.EOF if, according to the engine, the command has ended.
 func (s *Stream) ended() error {
 	s.mu.Lock()
 	known := s.exit != nil
@@ -163,20 +158,20 @@ func (s *Stream) ended() error {
 	if known {
 		return io.EOF
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), endedTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), exitTimeout)
 	defer cancel()
 	start := time.Now()
 	for wait := 2 * time.Millisecond; ; wait *= 2 {
 		_, err := s.ExitCode(ctx)
 		switch {
 		case err == nil, errors.Is(err, ErrNotFound):
-			return io.EOF // not found: its container went, and took it along
+			return io.EOF // not found: it was removed with its container
 		case ctx.Err() != nil:
-			return unavailable(s.e.Host(), &silentError{after: endedTimeout})
+			return unavailable(s.e.Host(), &timeoutError{after: exitTimeout})
 		case !errors.Is(err, errRunning):
 			return err
-		case time.Since(start) > endedPatience:
-			return unavailable(s.e.Host(), fmt.Errorf("stream cut while its command runs: %w", io.ErrUnexpectedEOF))
+		case time.Since(start) > exitDelay:
+			return unavailable(s.e.Host(), fmt.Errorf("stream ended while its command runs: %w", io.ErrUnexpectedEOF))
 		}
 		select {
 		case <-time.After(wait):
@@ -205,13 +200,13 @@ func (s *Stream) CloseWrite() error {
 	}
 	c, ok := s.conn.(interface{ CloseWrite() error })
 	if !ok {
-		return &classed{class: ErrUnsupported, text: "this transport cannot end a stdin alone", err: errors.ErrUnsupported}
+		return &classed{class: ErrUnsupported, text: "this transport cannot close stdin alone", err: errors.ErrUnsupported}
 	}
 	return s.e.fail(context.Background(), c.CloseWrite())
 }
 
-// Close lets go of the stream. The command is not killed: it sees the end of
-// its stdin, and its output goes nowhere. Only the first call does anything.
+// Close closes the stream. It does not kill the command: that gets the end of its stdin, and
+// its output is discarded. Later calls do nothing.
 func (s *Stream) Close() error {
 	s.once.Do(func() {
 		close(s.closed)
@@ -231,18 +226,17 @@ func (s *Stream) isClosed() bool {
 	}
 }
 
-// Stderr is the end of what the command wrote to stderr, at most 4 KiB of it,
-// as far as Read has come.
+// Stderr returns the end of stderr, at most 4 KiB, as far as Read has got.
 func (s *Stream) Stderr() string { return s.stderr.String() }
 
-// ID is the engine's name for the exec.
+// ID is the engine's ID of the exec.
 func (s *Stream) ID() string { return s.id }
 
 var errRunning = errors.New("the command is still running")
 
-// ExitCode is the command's exit code, once it is over; after Read has
-// returned io.EOF it is. While it runs the error is [ErrConflict]; engines do not tell
-// what is about to run from what has ended with 0.
+// ExitCode returns the exit code of an ended command; after Read has returned io.EOF it has
+// ended. While it runs the error is [ErrConflict]. Engines report a command that is about to
+// start as ended with 0.
 func (s *Stream) ExitCode(ctx context.Context) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -20,7 +20,7 @@ import (
 	"github.com/docker/go-connections/tlsconfig"
 )
 
-// endpoint is where an engine is, parsed.
+// endpoint is the parsed address of an engine.
 type endpoint struct {
 	scheme string
 	addr   string // socket path, or host:port
@@ -28,7 +28,7 @@ type endpoint struct {
 	tls    *tls.Config
 }
 
-// parseHost understands what DOCKER_HOST may hold.
+// parseHost parses the value of DOCKER_HOST.
 func parseHost(host string) (endpoint, error) {
 	scheme, rest, ok := strings.Cut(host, "://")
 	if !ok || rest == "" {
@@ -43,8 +43,8 @@ func parseHost(host string) (endpoint, error) {
 	}
 	u, err := url.Parse(host)
 	if err != nil || u.Hostname() == "" {
-		// What the parser says would repeat a password.
-		return endpoint{}, invalid("engine host %q is no URL with a host", redact(host))
+		// The parser's error would repeat a password.
+		return endpoint{}, invalid("engine host %q is not a URL with a host", redact(host))
 	}
 	ep := endpoint{scheme: scheme, addr: u.Host, url: u}
 	if scheme == "ssh" {
@@ -52,12 +52,12 @@ func parseHost(host string) (endpoint, error) {
 		return ep, err
 	}
 	if u.RawQuery != "" || u.Fragment != "" {
-		return ep, invalid("engine host %q takes no query and no fragment", redact(host))
+		return ep, invalid("engine host %q has a query or fragment", redact(host))
 	}
 	return ep, nil
 }
 
-// withTLS adds cfg and the port that goes without saying.
+// withTLS adds cfg and the default port.
 func (ep endpoint) withTLS(cfg *tls.Config) endpoint {
 	switch ep.scheme {
 	case "https":
@@ -99,7 +99,7 @@ func (ep endpoint) location() string {
 
 func (ep endpoint) hostname() string { return ep.url.Hostname() }
 
-// path is what comes before the API's own paths.
+// path is the prefix of the API's paths.
 func (ep endpoint) path() string {
 	if ep.local() || ep.scheme == "ssh" {
 		return "/"
@@ -114,7 +114,7 @@ func (ep endpoint) httpScheme() string {
 	return "http"
 }
 
-// httpHost is the Host header. A socket has none, so it gets the client's.
+// httpHost is the Host header; for sockets it is a dummy.
 func (ep endpoint) httpHost() string {
 	if ep.local() || ep.scheme == "ssh" {
 		return client.DummyHost
@@ -122,7 +122,7 @@ func (ep endpoint) httpHost() string {
 	return ep.addr
 }
 
-// clientHost is the endpoint as the Docker client takes it.
+// clientHost is the endpoint in the form of the Docker client.
 func (ep endpoint) clientHost() string {
 	switch {
 	case ep.local():
@@ -133,8 +133,7 @@ func (ep endpoint) clientHost() string {
 	return "tcp://" + ep.addr + strings.TrimSuffix(ep.url.Path, "/")
 }
 
-// idle is how many connections to keep for the next call. Each one to an ssh
-// host is a process.
+// idle is the number of idle connections to keep. Each one over ssh is a process.
 func (ep endpoint) idle() int {
 	if ep.scheme == "ssh" {
 		return 2
@@ -159,18 +158,18 @@ func redact(host string) string {
 	return scheme + rest
 }
 
-// place is one way to find an engine.
+// place is an address where an engine may be.
 type place struct {
 	source   string
 	endpoint endpoint
 	host     string
-	err      error // why it cannot be used
+	err      error // why it can't be used
 }
 
 var errUnset = errors.New("not set")
 
-// places lists where an engine was looked for, in order. The last is the one
-// to use: whoever names an engine gets that one and no other.
+// places lists the sources of an address, in order. The last one is the one to use: if a
+// caller names an engine there is no fallback to another.
 func places(host string) ([]place, error) {
 	if host != "" {
 		p := fromEnv("the given host", host)
@@ -194,7 +193,7 @@ func places(host string) ([]place, error) {
 	return append(all, fromEnv("the default socket", client.DefaultDockerHost)), nil
 }
 
-// fromEnv is host with the TLS variables of the environment.
+// fromEnv is the place host, with the TLS settings of the environment.
 func fromEnv(source, host string) place {
 	p := place{source: source, host: redact(host)}
 	ep, err := parseHost(host)
@@ -221,7 +220,7 @@ func fromEnv(source, host string) place {
 	return p
 }
 
-// loadTLS reads ca.pem, cert.pem and key.pem of dir, as many as there are.
+// loadTLS reads ca.pem, cert.pem and key.pem from dir. Each may be missing.
 func loadTLS(dir string, skipVerify bool) (*tls.Config, error) {
 	o := tlsconfig.Options{InsecureSkipVerify: skipVerify, ExclusiveRootPools: true}
 	for name, field := range map[string]*string{"ca.pem": &o.CAFile, "cert.pem": &o.CertFile, "key.pem": &o.KeyFile} {
@@ -243,7 +242,7 @@ func loadTLS(dir string, skipVerify bool) (*tls.Config, error) {
 	return cfg, nil
 }
 
-// configDir is the docker command's own directory.
+// configDir is the docker command's configuration directory.
 func configDir() string {
 	if dir := os.Getenv("DOCKER_CONFIG"); dir != "" {
 		return dir
@@ -255,8 +254,8 @@ func configDir() string {
 	return filepath.Join(home, ".docker")
 }
 
-// currentContext is the name of the selected context, "" for none, and where
-// that is said.
+// currentContext returns the name of the selected context, "" for none, and where it was
+// selected.
 func currentContext() (name, source string, err error) {
 	if name := os.Getenv("DOCKER_CONTEXT"); name != "" {
 		return notDefault(name), "DOCKER_CONTEXT", nil
@@ -270,7 +269,7 @@ func currentContext() (name, source string, err error) {
 	return notDefault(config.CurrentContext), source, nil
 }
 
-// notDefault maps the context that stands for "no context" to "".
+// notDefault maps "default", which means no context, to "".
 func notDefault(name string) string {
 	if name == "default" {
 		return ""
@@ -280,7 +279,7 @@ func notDefault(name string) string {
 
 func fromContext(source, name string) place {
 	p := place{source: source}
-	// The store's folders are named by digest, whatever the context's name.
+	// The store names directories by the digest of the context's name.
 	sum := sha256.Sum256([]byte(name))
 	id := hex.EncodeToString(sum[:])
 	var meta struct {
@@ -296,7 +295,7 @@ func fromContext(source, name string) place {
 	}
 	docker, ok := meta.Endpoints["docker"]
 	if !ok || docker.Host == "" {
-		p.err = fmt.Errorf("%s names no docker endpoint", file)
+		p.err = fmt.Errorf("%s has no docker endpoint", file)
 		return p
 	}
 	p.host = redact(docker.Host)
@@ -331,21 +330,20 @@ func readJSON(file string, v any) error {
 	return nil
 }
 
-// Attempt is one place where [Open] looked for an engine.
+// Attempt is one address that [Open] tried, or a source without one.
 type Attempt struct {
 	Source string // such as "DOCKER_HOST"
-	Host   string // without credentials; empty when none was named
-	Err    error  // why it was not usable
+	Host   string // without credentials; empty if the source has none
+	Err    error  // why it could not be used
 }
 
-// UnreachableError says where an engine was looked for, and what to do. It
-// matches [ErrUnavailable].
+// UnreachableError lists the addresses tried, and advice. It matches [ErrUnavailable].
 type UnreachableError struct {
 	Tried  []Attempt
 	Advice []string
 }
 
-// Error lists every place tried, and then the advice.
+// Error lists every address tried, and then the advice.
 func (e *UnreachableError) Error() string {
 	var b strings.Builder
 	b.WriteString("no Docker Engine answers; tried ")
@@ -365,7 +363,7 @@ func (e *UnreachableError) Error() string {
 	return b.String()
 }
 
-// Unwrap gives the class and the cause of each attempt.
+// Unwrap returns the class and the error of each attempt.
 func (e *UnreachableError) Unwrap() []error {
 	errs := []error{ErrUnavailable}
 	for _, a := range e.Tried {
@@ -384,8 +382,8 @@ func unreachable(places []place) error {
 	return e
 }
 
-// unclassed takes the class off err: the whole is ErrUnavailable and that
-// alone, and the attempt names its host already.
+// unclassed removes the class of err: the whole is ErrUnavailable only, and the attempt
+// names its host already.
 func unclassed(err error) error {
 	var c *classed
 	switch {
@@ -409,7 +407,7 @@ func advice(ep endpoint, err error) []string {
 	case errors.Is(err, errNotAnEngine):
 		a = append(a, "Check the address: another service answers at it")
 	case ep.scheme == "ssh":
-		a = append(a, fmt.Sprintf("Check that \"ssh %s docker version\" works without a question asked", ep.addr))
+		a = append(a, fmt.Sprintf("Check that \"ssh %s docker version\" works without a prompt", ep.addr))
 	default:
 		a = append(a, "Is the engine running? ("+startCommand()+")")
 	}

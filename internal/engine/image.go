@@ -13,8 +13,7 @@ import (
 	"github.com/docker/docker/api/types/image"
 )
 
-// Image is an image as the engine has it. One from a list has only ID, Tags,
-// Labels and Size.
+// Image is an image as the engine describes it. Lists have only ID, Tags, Labels and Size.
 type Image struct {
 	ID              string
 	Tags            []string
@@ -28,11 +27,11 @@ type Image struct {
 	Size            int64
 }
 
-// PullEvent is one piece of news from a pull.
+// PullEvent reports the progress of a pull.
 type PullEvent struct {
-	Layer          string // short digest; empty for news of the whole pull
-	Status         string // such as "Downloading", in the engine's words
-	Current, Total int64  // bytes; zero when there is nothing to count
+	Layer          string // short digest; empty for the whole pull
+	Status         string // the engine's text, such as "Downloading"
+	Current, Total int64  // bytes; zero if they don't apply
 }
 
 // InspectImage finds an image by reference or ID.
@@ -51,8 +50,7 @@ func (e *Engine) InspectImage(ctx context.Context, ref string) (Image, error) {
 	return i, nil
 }
 
-// ListImages lists the images that carry every one of labels ("key" or
-// "key=value").
+// ListImages lists the images that have all of labels ("key" or "key=value").
 func (e *Engine) ListImages(ctx context.Context, labels ...string) ([]Image, error) {
 	l, err := e.cli.ImageList(ctx, image.ListOptions{Filters: labelFilter(labels)})
 	if err != nil {
@@ -66,11 +64,10 @@ func (e *Engine) ListImages(ctx context.Context, labels ...string) ([]Image, err
 	return out, nil
 }
 
-// PullImage fetches an image for the engine's own platform, and tells
-// progress, which may be nil, how it goes. Credentials for the registry come
-// from the docker command's configuration, where they are stored in plain.
-// An image that its registry does not have is [ErrNotFound], one it keeps from
-// this caller [ErrForbidden] or, with most registries, [ErrNotFound] too.
+// PullImage pulls an image for the engine's own platform, and reports to progress, which may
+// be nil. Credentials for the registry are those in plain text in the docker command's
+// configuration. An image that its registry does not have is [ErrNotFound]; one without
+// access for this caller is [ErrForbidden] or, with most registries, [ErrNotFound] too.
 func (e *Engine) PullImage(ctx context.Context, ref string, progress func(PullEvent)) error {
 	if err := checkImage(ref); err != nil {
 		return err
@@ -87,8 +84,8 @@ func (e *Engine) PullImage(ctx context.Context, ref string, progress func(PullEv
 	if err = e.fail(ctx, err); err == nil || hasClass(err) {
 		return err
 	}
-	// Within the stream there is no status, and the old engines answer 500 to
-	// an unknown manifest: their other question to the registry keeps it.
+	// The stream has no status, and older engines answer 500 to an unknown manifest. Their
+	// inspect call to the registry keeps the status.
 	_, why := e.cli.DistributionInspect(ctx, ref, auth)
 	for _, class := range []error{ErrNotFound, ErrForbidden} {
 		if errors.Is(e.fail(ctx, why), class) {
@@ -98,9 +95,9 @@ func (e *Engine) PullImage(ctx context.Context, ref string, progress func(PullEv
 	return err
 }
 
-// ImportImage makes an image of one layer from a tar archive. changes are
-// Dockerfile instructions such as `LABEL a=b`. Where tar is an io.Closer it is
-// closed when the engine has read it, or stopped reading.
+// ImportImage makes an image of one layer from a tar archive. changes are Dockerfile
+// instructions such as `LABEL a=b`. If tar is an io.Closer it is closed when the engine has
+// read it, or stopped reading.
 func (e *Engine) ImportImage(ctx context.Context, ref string, tar io.Reader, changes []string) error {
 	if err := checkImage(ref); err != nil {
 		return err
@@ -115,9 +112,9 @@ func (e *Engine) ImportImage(ctx context.Context, ref string, tar io.Reader, cha
 	return e.fail(ctx, src.blame(err))
 }
 
-// LoadImage takes in an archive of images in the layout of "docker save". What an
-// image is follows from its content, so loading one twice changes nothing. Where tar
-// is an io.Closer it is closed when the engine has read it, or stopped reading.
+// LoadImage loads an archive of images in the format of "docker save". An image's ID follows
+// from its content, so loading one twice changes nothing. If tar is an io.Closer it is closed
+// when the engine has read it, or stopped reading.
 func (e *Engine) LoadImage(ctx context.Context, tar io.Reader) error {
 	src := newSource(tar)
 	resp, err := e.call(ctx, http.MethodPost, "/images/load", url.Values{"quiet": {"1"}}, "application/x-tar", src)
@@ -128,9 +125,8 @@ func (e *Engine) LoadImage(ctx context.Context, tar io.Reader) error {
 	return e.fail(ctx, src.blame(err))
 }
 
-// RemoveImage takes a tag off an image, or removes it when ref is its last
-// tag or its ID. One that a container uses is [ErrConflict]; force takes the
-// tags of an image used by a stopped one.
+// RemoveImage removes a tag of an image, and the image if ref is its last tag or its ID. An
+// image that a container uses is [ErrConflict]; with force, only if the container runs.
 func (e *Engine) RemoveImage(ctx context.Context, ref string, force bool) error {
 	if err := checkImage(ref); err != nil {
 		return err
@@ -139,16 +135,16 @@ func (e *Engine) RemoveImage(ctx context.Context, ref string, force bool) error 
 	if err = e.fail(ctx, err); err == nil || hasClass(err) {
 		return err
 	}
-	// Engines up to 20.10 at least fail in a way of their own when another call has just
-	// removed it.
+	// When another call has just removed the image, engines up to at least 20.10 answer with
+	// an internal error.
 	if _, inspectErr := e.InspectImage(ctx, ref); errors.Is(inspectErr, ErrNotFound) {
 		return &classed{class: ErrNotFound, text: "no such image " + quote(ref), err: err}
 	}
 	return err
 }
 
-// readProgress reads a stream of JSON messages to its end. A failure is a
-// message of the stream, under status 200.
+// readProgress reads a stream of JSON messages to its end. The HTTP status is always 200; a
+// failure is one of the messages.
 func readProgress(r io.Reader, progress func(PullEvent)) error {
 	dec := json.NewDecoder(r)
 	for {
@@ -180,8 +176,8 @@ func readProgress(r io.Reader, progress func(PullEvent)) error {
 	}
 }
 
-// source remembers what went wrong on the caller's side of a request's body,
-// which would pass for a broken connection.
+// source is a request's body that keeps its reader's error, which would otherwise look like
+// a broken connection.
 type source struct {
 	r   io.Reader
 	err chan error // holds at most one
@@ -207,7 +203,7 @@ func (s *source) Close() error {
 	return nil
 }
 
-// blame returns the source's own error when that is what made the call fail.
+// blame returns the reader's error if it made the call fail.
 func (s *source) blame(err error) error {
 	if err == nil {
 		return nil

@@ -14,8 +14,8 @@ import (
 // Info describes an engine.
 type Info struct {
 	Version         string // of the engine, such as "28.5.2"
-	APIVersion      string // agreed on with it
-	MaxAPIVersion   string // the newest it speaks
+	APIVersion      string // negotiated
+	MaxAPIVersion   string // the newest it supports
 	OS              string // of its machine, such as "Debian GNU/Linux 12 (bookworm)"
 	OSType          string // "linux" or "windows"
 	Arch            string // as GOARCH
@@ -31,14 +31,14 @@ type Info struct {
 	Rootless        bool
 }
 
-// Info asks the engine about itself, in two calls.
+// Info describes the engine. It takes two calls.
 func (e *Engine) Info(ctx context.Context) (Info, error) {
 	var (
 		info    system.Info
 		version types.Version
 	)
 	g, gctx := errgroup.WithContext(ctx)
-	// Not the client's Info: it drops the cause of a reply that breaks off.
+	// Not the client's Info: it drops the cause of a truncated reply.
 	g.Go(func() error { return e.fail(ctx, e.get(gctx, "/info", &info)) })
 	g.Go(func() (err error) { version, err = e.cli.ServerVersion(gctx); return e.fail(ctx, err) })
 	if err := g.Wait(); err != nil {
@@ -59,14 +59,14 @@ func (e *Engine) Info(ctx context.Context) (Info, error) {
 	return i, nil
 }
 
-// Networks asks for the networks there are, and only whether that is answered: an engine
-// up to 20.10.26 can lock up (moby#46661), and then answers whatever else it is asked.
+// Networks lists the networks, and reports only whether the engine answered: engines up to
+// 20.10.26 can deadlock (moby#46661), and then still answer other calls.
 func (e *Engine) Networks(ctx context.Context) error {
 	var networks []struct{}
 	return e.fail(ctx, e.get(ctx, "/networks", &networks))
 }
 
-// Arch is the engine's architecture as GOARCH says it. It is asked for once.
+// Arch is the engine's architecture as a GOARCH. It is cached.
 func (e *Engine) Arch(ctx context.Context) (string, error) {
 	if arch := e.arch.Load(); arch != nil {
 		return *arch, nil

@@ -14,18 +14,18 @@ import (
 	"github.com/docker/docker/api/types/container"
 )
 
-// LogSpec says what part of a container's log to read.
+// LogSpec selects a part of a container's log.
 type LogSpec struct {
-	Tail           int  // last lines; zero means all, negative none but new ones
-	Follow         bool // go on until the container stops
+	Tail           int  // last lines; zero means all, negative only new ones
+	Follow         bool // continue until the container stops
 	Stdout, Stderr bool // neither means both
 	Timestamps     bool // RFC 3339 with nanoseconds before each line
 	Since          time.Time
 }
 
-// Logs streams what the container's main process wrote, in the engine's
-// frames of stdout and stderr (see [Demux]), raw where the container has a
-// TTY. ctx bounds the stream; the caller closes it.
+// Logs streams the output of the container's main process, in the engine's frames of stdout
+// and stderr (see [Demux]), or raw if the container has a TTY. ctx bounds the stream; the
+// caller closes it.
 func (e *Engine) Logs(ctx context.Context, id string, s LogSpec) (io.ReadCloser, error) {
 	if err := checkName("container", id); err != nil {
 		return nil, err
@@ -51,13 +51,13 @@ func (e *Engine) Logs(ctx context.Context, id string, s LogSpec) (io.ReadCloser,
 	return &reply{ctx: ctx, e: e, rc: rc}, nil
 }
 
-// LogPiece is one entry of a container's log: a line, or a part of one too long for
-// the engine, which cuts them at 16 KiB.
+// LogPiece is one entry of a container's log: a line, or a part of one. The engine splits
+// lines after 16 KiB.
 type LogPiece struct {
 	Stderr bool
-	Time   time.Time // zero where the engine said none
+	Time   time.Time // zero if the engine gave none
 	Text   []byte    // without the end of line; valid until the next piece
-	End    bool      // of the line
+	End    bool      // it is the end of its line
 }
 
 // LogReader reads the log of a container without a TTY, entry by entry. It is not safe
@@ -70,7 +70,7 @@ type LogReader struct {
 	buf []byte
 }
 
-// maxLogFrame is far more than what an engine puts into one entry.
+// maxLogFrame is far more than any engine's entry.
 const maxLogFrame = 4 << 20
 
 // ReadLog is [Engine.Logs] entry by entry, each with its time. The caller closes it.
@@ -86,8 +86,8 @@ func (e *Engine) ReadLog(ctx context.Context, id string, s LogSpec) (*LogReader,
 // Close ends the reading.
 func (l *LogReader) Close() error { return l.rc.Close() }
 
-// Next waits for the next entry. The error is io.EOF where the stream ends between two
-// entries, which it also does when the engine closes it for reasons of its own.
+// Next waits for the next entry. The error is io.EOF if the stream ends between two entries,
+// at the end of the container or because the engine closed it.
 func (l *LogReader) Next() (LogPiece, error) {
 	p, err := l.next()
 	if err != nil && err != io.EOF {
@@ -103,7 +103,7 @@ func (l *LogReader) next() (LogPiece, error) {
 	}
 	size := binary.BigEndian.Uint32(h[4:])
 	if h[1]|h[2]|h[3] != 0 || h[0] > streamEngine || size > maxLogFrame {
-		return LogPiece{}, &garbledError{stream: h[0]}
+		return LogPiece{}, &frameError{stream: h[0]}
 	}
 	l.buf = slices.Grow(l.buf[:0], int(size))[:size]
 	if _, err := io.ReadFull(l.r, l.buf); err != nil {

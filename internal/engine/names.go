@@ -11,8 +11,8 @@ var (
 	imageIDRE = regexp.MustCompile(`^(?:sha256:)?[0-9a-f]{12,64}$`)
 )
 
-// checkName is the second line of defence: the Docker client cleans paths, so
-// a volume called "../containers/x" would reach the container x.
+// checkName guards against path traversal: the Docker client cleans paths, so a volume
+// called "../containers/x" would reach the container x.
 func checkName(kind, name string) error {
 	if nameRE.MatchString(name) {
 		return nil

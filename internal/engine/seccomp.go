@@ -7,33 +7,31 @@ import (
 	"strings"
 )
 
-// familiesRefused is the first API version whose engines refuse AF_VSOCK by default: 23.
-const familiesRefused = 42
+// vsockDenied is the first minor API version whose engines (23) deny AF_VSOCK by default.
+const vsockDenied = 42
 
-// seccompOptions are values for ContainerSpec.SecurityOpt; empty is the engine's choice.
+// seccompOptions are values for ContainerSpec.SecurityOpt; empty is the engine's profile.
 type seccompOptions struct{ latest, trusted string }
 
-// SeccompOption returns what to give as one of ContainerSpec.SecurityOpt so that a
-// container can't make sockets of the family AF_VSOCK, which lead to the hypervisor and
-// which no network namespace holds. It is the default profile of the engines of today,
-// about 14 kB. It is empty, and the engine's own profile the best there is, where that
-// refuses them already, where somebody chose a profile for the engine, and where it has
-// no seccomp. The engine is asked once.
+// SeccompOption returns a value for ContainerSpec.SecurityOpt that denies sockets of the
+// family AF_VSOCK, which reach the hypervisor past any network namespace. It is the default
+// profile of current engines, about 14 kB. It is empty, for the engine's own profile, if that
+// denies them already, if the engine is configured with a profile, or if it has no seccomp.
+// The result is cached.
 func (e *Engine) SeccompOption(ctx context.Context) (string, error) {
 	minor, ok := strings.CutPrefix(e.APIVersion(), "1.")
-	if n, err := strconv.Atoi(minor); !ok || err == nil && n >= familiesRefused {
+	if n, err := strconv.Atoi(minor); !ok || err == nil && n >= vsockDenied {
 		return "", nil
 	}
 	o, err := e.seccompOptions(ctx)
 	return o.latest, err
 }
 
-// TrustedSeccomp returns what to give as one of ContainerSpec.SecurityOpt to a container
-// that runs programs of ours alone. What they never do is refused, as by the engine's own
-// profile: changes of the machine, of mounts and namespaces, a look into other processes.
-// The rest is allowed, where that profile lists some 350 calls for three architectures,
-// which takes the runtime 10 to 20 ms of each start to compile. It is empty where the
-// engine has no seccomp. The engine is asked once.
+// TrustedSeccomp returns a value for ContainerSpec.SecurityOpt for a container that runs our
+// own programs only. Like the engine's profile it denies changes of the machine, mounts and
+// namespaces, and access to other processes. It allows the rest: the engine's profile lists
+// some 350 calls for three architectures, and the runtime takes 10 to 20 ms of each start to
+// compile it. It is empty if the engine has no seccomp. The result is cached.
 func (e *Engine) TrustedSeccomp(ctx context.Context) (string, error) {
 	o, err := e.seccompOptions(ctx)
 	return o.trusted, err
@@ -59,8 +57,8 @@ func (e *Engine) seccompOptions(ctx context.Context) (o seccompOptions, err erro
 	return o, nil
 }
 
-// trustedSeccomp has no architecture, which is the machine's own: calls of any other end
-// the program.
+// trustedSeccomp names no architecture, which means the machine's own: a system call of
+// another one kills the program.
 const trustedSeccomp = `{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"action":"SCMP_ACT_ERRNO","names":[` +
 	`"acct","add_key","bpf","clock_adjtime","clock_settime","delete_module","finit_module","fsconfig","fsmount","fsopen","fspick",` +
 	`"init_module","io_uring_enter","io_uring_register","io_uring_setup","ioperm","iopl","kcmp","kexec_file_load","kexec_load","keyctl",` +

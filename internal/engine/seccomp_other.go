@@ -2,5 +2,5 @@
 
 package engine
 
-// defaultSeccomp is known where the engines run.
+// defaultSeccomp is available on Linux only.
 func defaultSeccomp() (string, error) { return "", nil }

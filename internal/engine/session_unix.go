@@ -4,6 +4,5 @@ package engine
 
 import "syscall"
 
-// ownSession keeps a terminal's Ctrl-C from killing the connection under a
-// program that handles it.
+// ownSession keeps a Ctrl-C at the terminal, which this program may handle, from killing ssh.
 func ownSession() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }

@@ -31,34 +31,34 @@ var (
 func parseSSH(u *url.URL) (sshTarget, error) {
 	t := sshTarget{user: u.User.Username(), host: u.Hostname(), port: u.Port()}
 	if _, has := u.User.Password(); has {
-		return t, invalid("an ssh:// host takes no password: use a key or an agent")
+		return t, invalid("the ssh:// host has a password: use a key or an agent")
 	}
-	// A word that begins with a dash would be an option to ssh.
+	// ssh would take a word with a leading dash for an option.
 	if !sshWordRE.MatchString(t.host) {
-		return t, invalid("%q is no host name for ssh", t.host)
+		return t, invalid("invalid ssh host name %q", t.host)
 	}
 	if t.user != "" && !sshWordRE.MatchString(t.user) {
-		return t, invalid("%q is no user name for ssh", t.user)
+		return t, invalid("invalid ssh user name %q", t.user)
 	}
 	if t.port != "" {
 		if n, err := strconv.ParseUint(t.port, 10, 16); err != nil || n == 0 {
-			return t, invalid("%q is no port", t.port)
+			return t, invalid("invalid port %q", t.port)
 		}
 	}
 	if u.RawQuery != "" || u.Fragment != "" {
-		return t, invalid("an ssh:// host takes no query and no fragment")
+		return t, invalid("the ssh:// host has a query or fragment")
 	}
 	if u.Path != "" && u.Path != "/" {
-		// The far side's shell reads this word, so it may hold nothing special.
+		// The remote shell interprets this word, so allow no special characters.
 		if !sshSocketRE.MatchString(u.Path) {
-			return t, invalid("%q is no socket path for ssh", u.Path)
+			return t, invalid("invalid socket path %q for ssh", u.Path)
 		}
 		t.socket = u.Path
 	}
 	return t, nil
 }
 
-// argv is ssh's command line. No local shell reads it.
+// argv is ssh's command line. No local shell interprets it.
 func (t sshTarget) argv() []string {
 	argv := []string{"-o", "ConnectTimeout=30", "-T"}
 	if t.user != "" {
@@ -78,7 +78,7 @@ func (t sshTarget) dial(ctx context.Context) (net.Conn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	// Not CommandContext: the connection outlives the dialling of it.
+	// Not CommandContext: the connection outlives ctx, which bounds the dial.
 	cmd := exec.Command("ssh", t.argv()...)
 	cmd.SysProcAttr = ownSession()
 	// A control master that ssh leaves behind keeps our pipes open.
@@ -119,13 +119,13 @@ func (c *sshConn) Read(p []byte) (int, error) {
 		return n, nil
 	}
 	if errors.Is(err, io.EOF) && !c.received {
-		// Nothing ever came: ssh itself knows why.
+		// ssh never connected, and its stderr says why.
 		return 0, c.explain()
 	}
 	return n, err
 }
 
-// explain waits for ssh to end and says in its own words what went wrong.
+// explain waits for ssh to end and returns its message.
 func (c *sshConn) explain() error {
 	err := c.wait()
 	text := strings.TrimSpace(c.stderr.String())

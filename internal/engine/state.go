@@ -1,6 +1,6 @@
 package engine
 
-// The engine's words for what a container is doing: Container.State.
+// Values of Container.State.
 const (
 	StateCreated    = "created"
 	StateRunning    = "running"

@@ -15,11 +15,11 @@ import (
 
 func quote(s string) string { return strconv.Quote(s) }
 
-// bodyReader is a request's body. It is closed once the engine has read it,
-// or stopped reading, where it is an io.Closer.
+// bodyReader is a request's body. If it is an io.Closer it is closed once the engine has
+// read it, or stopped reading.
 type bodyReader = io.Reader
 
-// roundTripper marks failures as such and learns the engine's clock.
+// roundTripper marks transport errors, and updates the engine's clock.
 type roundTripper struct {
 	base  *http.Transport
 	clock *clock
@@ -34,7 +34,7 @@ func (t *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// dialer makes plain connections to ep; TLS comes on top of them.
+// dialer returns a function that makes connections to ep, without TLS.
 func dialer(ep endpoint, timeout time.Duration) (func(context.Context) (net.Conn, error), error) {
 	switch ep.scheme {
 	case "ssh":
@@ -44,7 +44,7 @@ func dialer(ep endpoint, timeout time.Duration) (func(context.Context) (net.Conn
 		}
 		return target.dial, nil
 	case "npipe":
-		// go-connections knows how to reach a named pipe, on Windows alone.
+		// go-connections implements named pipes, on Windows only.
 		tr := new(http.Transport)
 		if err := sockets.ConfigureTransport(tr, "npipe", ep.addr); err != nil {
 			return nil, fmt.Errorf("named pipes exist on Windows only: %w", err)

@@ -12,24 +12,22 @@ import (
 	"github.com/docker/docker/api/types/volume"
 )
 
-// Volume is a volume as the engine has it.
+// Volume is a volume as the engine describes it.
 type Volume struct {
 	Name       string
 	Driver     string
 	Mountpoint string // on the engine's machine
 	Labels     map[string]string
 	Options    map[string]string
-	CreatedAt  time.Time // to the second, and moved by writes to the volume's root
-	Size       int64     // bytes, -1 when the engine was not asked
+	CreatedAt  time.Time // to the second; writes to the volume's root change it on older engines
+	Size       int64     // bytes, -1 if the engine was not asked
 }
 
-// CreateVolume makes a local volume and returns it as the engine has it: when
-// the name exists already, labels are those of whoever came first and not the
-// ones given. That is how a nonce in the labels makes it a compare-and-swap.
+// CreateVolume makes a local volume and returns it. If the name exists, it returns the
+// existing volume with its labels: with a nonce in the labels it is a compare-and-swap.
 //
-// The volume carries the driver option size=0, which changes nothing but that
-// "docker volume prune" leaves it alone; an engine that refuses the option
-// gets none.
+// The volume has the driver option size=0, whose only effect is that "docker volume prune"
+// skips the volume. If the engine rejects the option, the volume is made without.
 func (e *Engine) CreateVolume(ctx context.Context, name string, labels map[string]string) (Volume, error) {
 	if err := checkName("volume", name); err != nil {
 		return Volume{}, err
@@ -47,25 +45,25 @@ func (e *Engine) CreateVolume(ctx context.Context, name string, labels map[strin
 	return toVolume(&v), nil
 }
 
-// Overlay says which directories on the engine's machine a volume shows one over the
-// other: Lower, which is never written to, and Upper, which takes what is written. Upper
-// and Work are empty at first, on one file system and of no other volume.
+// Overlay are the directories of an overlay mount on the engine's machine. Lower is never
+// written to; changes go to Upper. Upper and Work must be empty at first, on one file system,
+// and used by no other volume.
 type Overlay struct{ Lower, Upper, Work string }
 
-// CreateOverlay is [Engine.CreateVolume] of a volume that shows o. Whether the engine can
-// is known when a container first uses it. The engine keeps none of the directories from
-// being removed.
+// CreateOverlay is [Engine.CreateVolume] for a volume that is an overlay mount. Whether the
+// engine supports it shows when a container first uses it. The engine does not protect the
+// directories from removal.
 func (e *Engine) CreateOverlay(ctx context.Context, name string, labels map[string]string, o Overlay) (Volume, error) {
 	if err := checkName("volume", name); err != nil {
 		return Volume{}, err
 	}
 	for _, dir := range []string{o.Lower, o.Upper, o.Work} {
 		if !path.IsAbs(dir) || strings.ContainsAny(dir, ",:\\") {
-			return Volume{}, invalid("directory %q of an overlay: want an absolute path without comma and colon", dir)
+			return Volume{}, invalid("overlay directory %q: want an absolute path without comma, colon or backslash", dir)
 		}
 	}
-	// redirect_dir lets directories of Lower be renamed, and index keeps their hard links
-	// and refuses a second use of Upper.
+	// redirect_dir allows renames of directories in Lower. index preserves hard links, and
+	// rejects an Upper that is in use.
 	v, err := e.cli.VolumeCreate(ctx, volume.CreateOptions{Name: name, Driver: "local", Labels: labels, DriverOpts: map[string]string{
 		"type": "overlay", "device": "overlay",
 		"o": "lowerdir=" + o.Lower + ",upperdir=" + o.Upper + ",workdir=" + o.Work + ",redirect_dir=on,index=on",
@@ -76,8 +74,7 @@ func (e *Engine) CreateOverlay(ctx context.Context, name string, labels map[stri
 	return toVolume(&v), nil
 }
 
-// refusesOption reports whether err may be about an option: an answer of the
-// engine's, a plain 500 on the old ones, and not about the name.
+// refusesOption reports whether err may be about an option. Older engines answer 500.
 func refusesOption(err error) bool {
 	return errors.Is(err, ErrInvalid) || !hasClass(err)
 }
@@ -94,8 +91,8 @@ func (e *Engine) InspectVolume(ctx context.Context, name string) (Volume, error)
 	return toVolume(&v), nil
 }
 
-// ListVolumes lists the volumes that carry every one of labels ("key" or
-// "key=value"), ordered by name.
+// ListVolumes lists the volumes that have all of labels ("key" or "key=value"), sorted by
+// name.
 func (e *Engine) ListVolumes(ctx context.Context, labels ...string) ([]Volume, error) {
 	l, err := e.cli.VolumeList(ctx, volume.ListOptions{Filters: labelFilter(labels)})
 	if err != nil {
@@ -111,8 +108,8 @@ func (e *Engine) ListVolumes(ctx context.Context, labels ...string) ([]Volume, e
 	return out, nil
 }
 
-// RemoveVolume removes a volume. One that a container uses, running or not,
-// is [ErrConflict], with force too; force makes a missing one no error.
+// RemoveVolume removes a volume. A volume that a container uses, running or not, is
+// [ErrConflict], with force too. With force a missing one is no error.
 func (e *Engine) RemoveVolume(ctx context.Context, name string, force bool) error {
 	if err := checkName("volume", name); err != nil {
 		return err
@@ -139,8 +136,7 @@ func toVolume(v *volume.Volume) Volume {
 	return out
 }
 
-// parseTime reads the engine's times. The zero time of an engine, a year 1,
-// is Go's zero time.
+// parseTime parses the engine's times; an invalid one is zero.
 func parseTime(s string) time.Time {
 	t, err := time.Parse(time.RFC3339Nano, s)
 	if err != nil {
