@@ -1,23 +1,22 @@
-// Sandbox makes, lists and uses sandboxes from the command line.
+// Sandbox creates, lists and uses sandboxes from the command line.
 //
-//	sandbox run -- node -e 'console.log(6*7)'     in a sandbox that is gone afterwards
-//	sandbox run --name build -- npm ci            in one that stays
+//	sandbox run -- node -e 'console.log(6*7)'     in a new sandbox, deleted afterwards
+//	sandbox run --name build -- npm ci            in one that is kept
 //	sandbox exec build -- npm test
 //	sandbox list
-//	sandbox fork build --name other               with the files it has now
+//	sandbox fork build --name other               with its current files
 //	sandbox snapshot build                        prints an ID
 //	sandbox run --snapshot ID -- npm test
 //	ssh -o ProxyCommand="sandbox proxy %n" build  and so scp, sftp, rsync, git
 //	sandbox stop build
 //	sandbox rm --volumes build
-//	sandbox prune                                 what crashed programs and other versions left
+//	sandbox prune                                 remove leftovers of crashed programs
 //
-// What a command in a sandbox writes is passed on; everything else that is not a
-// result goes to stderr. Exit codes:
+// The output of a command in a sandbox is passed through. Messages go to stderr. Exit codes:
 //
-//	0        done
-//	1        what was asked for failed
-//	2        it was asked for wrongly: an unknown flag, a missing argument
+//	0        success
+//	1        failure
+//	2        usage: an unknown flag, a missing argument
 //	125      run, exec: the sandbox or the engine failed, not the command
 //	126      run, exec: the command can't be executed
 //	127      run, exec: there is no such command
@@ -44,7 +43,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	// The first signal cleans up, the second one does not wait for it.
+	// The first signal cancels, and the program cleans up; a second one kills it.
 	context.AfterFunc(ctx, stop)
 	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
@@ -58,7 +57,7 @@ const (
 	codeInterrupted   = 130
 )
 
-// run is main with everything it touches passed in; it returns the exit code.
+// run is main with its environment as parameters; it returns the exit code.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	a := &app{stdin: stdin, stdout: stdout, stderr: stderr}
 	root := a.root()
@@ -74,7 +73,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	var exit *sandbox.ExitError
 	switch {
 	case err == nil, errors.As(err, &exit) && exit.Unwrap() == nil:
-		// The command has said itself what was wrong.
+		// The command has printed its own message.
 	case code == codeInterrupted:
 		fmt.Fprintln(stderr, "sandbox: interrupted")
 	default:
@@ -83,7 +82,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	return code
 }
 
-// code is the exit code for what a subcommand returned.
+// code returns the exit code for the error of a subcommand.
 func (a *app) code(ctx context.Context, err error) int {
 	var exit *sandbox.ExitError
 	var start *exec.Error
@@ -106,14 +105,14 @@ func (a *app) code(ctx context.Context, err error) int {
 	return codeSandboxFailed
 }
 
-// app is what the subcommands share.
+// app is the state that the subcommands share.
 type app struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 
 	host   string
 	client *sandbox.Client
-	began  bool // a subcommand has been entered: what fails now is not its usage
+	began  bool // a subcommand has started: an error from now on is not about usage
 	runs   bool // that subcommand runs a command in a sandbox
 }
 
@@ -133,7 +132,7 @@ func (a *app) root() *cobra.Command {
 			return err
 		},
 	}
-	root.PersistentFlags().StringVarP(&a.host, "host", "H", "", "the engine: unix://, tcp:// or ssh:// (default DOCKER_HOST, then the current Docker context)")
+	root.PersistentFlags().StringVarP(&a.host, "host", "H", "", "the engine's address: unix://, tcp:// or ssh:// (default DOCKER_HOST, then the current Docker context)")
 	root.AddCommand(a.listCommand(), a.inspectCommand(), a.runCommand(), a.execCommand(), a.proxyCommand(), a.networkCommand(), a.egressCommand(), a.forkCommand(), a.snapshotCommand(), a.snapshotsCommand(),
 		a.stopCommand(), a.rmCommand(), a.pruneCommand())
 	return root

@@ -17,7 +17,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
-// entry is a sandbox as --json prints it.
+// entry is the JSON of a sandbox in a list.
 type entry struct {
 	ID        string            `json:"id"`
 	Name      string            `json:"name"`
@@ -28,7 +28,7 @@ type entry struct {
 	Tags      map[string]string `json:"tags,omitempty"`
 }
 
-// detail is what inspect prints.
+// detail is the JSON of inspect.
 type detail struct {
 	entry
 	Source        string                    `json:"source,omitempty"`
@@ -61,6 +61,36 @@ func printJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
+// printJSONList prints the items, converted, as an array, which is empty and not null if
+// there are none.
+func printJSONList[T, J any](w io.Writer, items []T, convert func(T) J) error {
+	list := []J{}
+	for _, i := range items {
+		list = append(list, convert(i))
+	}
+	return printJSON(w, list)
+}
+
+// printTable prints a row of cells for each item.
+func printTable[T any](w io.Writer, header string, items []T, row func(T) []any) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, header)
+	for _, i := range items {
+		cells := row(i)
+		fmt.Fprintf(t, strings.Repeat("%v\t", len(cells)-1)+"%v\n", cells...)
+	}
+	return t.Flush()
+}
+
+// withSandbox calls fn with an existing sandbox, which is not resumed.
+func (a *app) withSandbox(c *cobra.Command, name string, fn func(*sandbox.Sandbox) error) error {
+	sb, err := a.client.Get(c.Context(), name, sandbox.WithoutResume())
+	if err != nil {
+		return err
+	}
+	return errors.Join(fn(sb), sb.Detach())
+}
+
 func (a *app) listCommand() *cobra.Command {
 	var (
 		asJSON bool
@@ -86,24 +116,17 @@ func (a *app) listCommand() *cobra.Command {
 				return err
 			}
 			if asJSON {
-				entries := []entry{}
-				for _, i := range infos {
-					entries = append(entries, entryOf(i))
-				}
-				return printJSON(a.stdout, entries)
+				return printJSONList(a.stdout, infos, entryOf)
 			}
-			w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(w, "NAME\tSTATE\tIMAGE\tAGE\tTAGS")
-			for _, i := range infos {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", i.Name, i.State, i.Image, age(i.CreatedAt), tagList(i.Tags))
-			}
-			return w.Flush()
+			return printTable(a.stdout, "NAME\tSTATE\tIMAGE\tAGE\tTAGS", infos, func(i sandbox.Info) []any {
+				return []any{i.Name, i.State, i.Image, age(i.CreatedAt), tagList(i.Tags)}
+			})
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	c.Flags().StringSliceVar(&states, "state", nil, "only those in a state: running, stopped, paused, creating, error")
-	c.Flags().StringToStringVar(&tags, "tag", nil, "only those with a tag: KEY=VALUE")
-	c.Flags().StringVar(&prefix, "prefix", "", "only those whose name begins so")
+	c.Flags().StringSliceVar(&states, "state", nil, "only sandboxes in this state: running, stopped, paused, creating, error")
+	c.Flags().StringToStringVar(&tags, "tag", nil, "only sandboxes with this tag: KEY=VALUE")
+	c.Flags().StringVar(&prefix, "prefix", "", "only sandboxes whose name has this prefix")
 	return c
 }
 
@@ -131,7 +154,7 @@ func tagList(tags map[string]string) string {
 func (a *app) inspectCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "inspect NAME",
-		Short: "Tell of a sandbox, as JSON, without resuming it",
+		Short: "Print the details of a sandbox, as JSON, without resuming it",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			st, err := a.client.Inspect(c.Context(), args[0])
@@ -146,16 +169,14 @@ func (a *app) inspectCommand() *cobra.Command {
 func (a *app) stopCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "stop NAME...",
-		Short: "End the session of a sandbox; its files stay",
+		Short: "End the session of a sandbox; its files are kept",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, names []string) error {
 			return each(names, func(name string) error {
-				sb, err := a.client.Get(c.Context(), name, sandbox.WithoutResume())
-				if err != nil {
+				return a.withSandbox(c, name, func(sb *sandbox.Sandbox) error {
+					_, err := sb.Stop(c.Context())
 					return err
-				}
-				_, err = sb.Stop(c.Context())
-				return errors.Join(err, sb.Detach())
+				})
 			})
 		},
 	}
@@ -164,13 +185,11 @@ func (a *app) stopCommand() *cobra.Command {
 func (a *app) pruneCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "prune",
-		Short: "Remove what crashed programs left and what other versions need no more",
+		Short: "Remove leftovers of crashed programs and other versions",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			report, err := a.client.Prune(c.Context())
-			if text := report.String(); text != "" {
-				fmt.Fprintln(a.stdout, text)
-			}
+			a.printReport(report)
 			return err
 		},
 	}
@@ -180,23 +199,28 @@ func (a *app) rmCommand() *cobra.Command {
 	var volumes bool
 	c := &cobra.Command{
 		Use:   "rm [--volumes] NAME...",
-		Short: "Remove a sandbox, and tell what became of its volumes",
+		Short: "Delete a sandbox, and report on its volumes",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, names []string) error {
 			return each(names, func(name string) error {
 				report, err := a.client.Delete(c.Context(), name, sandbox.PreserveVolumes(!volumes))
-				if text := report.String(); text != "" {
-					fmt.Fprintln(a.stdout, text)
-				}
+				a.printReport(report)
 				return err
 			})
 		},
 	}
-	c.Flags().BoolVar(&volumes, "volumes", false, "delete its volumes, too")
+	c.Flags().BoolVar(&volumes, "volumes", false, "delete its volumes too")
 	return c
 }
 
-// each does fn for every name, also after one failed.
+// printReport prints a report that is not empty.
+func (a *app) printReport(report fmt.Stringer) {
+	if text := report.String(); text != "" {
+		fmt.Fprintln(a.stdout, text)
+	}
+}
+
+// each calls fn for every name, and joins the errors.
 func each(names []string, fn func(string) error) error {
 	var errs []error
 	for _, name := range names {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"io"
 	"net"
 
@@ -11,8 +10,8 @@ import (
 func (a *app) proxyCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "proxy NAME",
-		Short: "Join stdin and stdout to an SSH server in a sandbox, for OpenSSH's ProxyCommand",
-		Long: `Join stdin and stdout to an SSH server in a sandbox, resumed if it is stopped. It is for
+		Short: "Connect stdin and stdout to an SSH server in a sandbox, for OpenSSH's ProxyCommand",
+		Long: `Connect stdin and stdout to an SSH server in a sandbox, resumed if it is stopped. Use it as
 OpenSSH's ProxyCommand, as in this part of ~/.ssh/config:
 
 	Host *.sandbox
@@ -20,8 +19,8 @@ OpenSSH's ProxyCommand, as in this part of ~/.ssh/config:
 		StrictHostKeyChecking accept-new
 
 Then "ssh build-42.sandbox", scp, sftp, rsync and git reach the sandbox build-42. Each
-sandbox has a host key of its own: one that is deleted and made again has another, and
-"ssh-keygen -R build-42.sandbox" makes OpenSSH forget the old one.`,
+sandbox has its own host key. After a sandbox is deleted and created again, remove the old
+key with "ssh-keygen -R build-42.sandbox".`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) (err error) {
 			sb, err := a.client.Get(c.Context(), args[0])
@@ -39,13 +38,12 @@ sandbox has a host key of its own: one that is deleted and made again has anothe
 	}
 }
 
-// join carries bytes until the sandbox's side has ended, or ours has and the rest of
-// theirs has come.
+// join copies between stdin, stdout and conn until the sandbox closes its side. The end of
+// stdin closes only ours.
 func (a *app) join(c *cobra.Command, conn net.Conn) error {
-	in := make(chan error, 1)
 	go func() {
-		_, err := io.Copy(conn, a.stdin)
-		in <- errors.Join(err, conn.(interface{ CloseWrite() error }).CloseWrite())
+		io.Copy(conn, a.stdin)
+		conn.(interface{ CloseWrite() error }).CloseWrite()
 	}()
 	out := make(chan error, 1)
 	go func() {
@@ -54,7 +52,7 @@ func (a *app) join(c *cobra.Command, conn net.Conn) error {
 	}()
 	select {
 	case err := <-out:
-		return err // reading stdin may block for ever
+		return err // don't wait for stdin, which may block for ever
 	case <-c.Context().Done():
 		return c.Context().Err()
 	}

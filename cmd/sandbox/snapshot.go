@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -12,8 +11,8 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
-// moment is a snapshot as --json prints it.
-type moment struct {
+// snapshotEntry is the JSON of a snapshot.
+type snapshotEntry struct {
 	ID        string     `json:"id"`
 	Name      string     `json:"name,omitempty"`
 	Sandbox   string     `json:"sandbox"`
@@ -23,11 +22,11 @@ type moment struct {
 	CreatedAt time.Time  `json:"createdAt"`
 	ExpiresAt *time.Time `json:"expiresAt,omitempty"`
 	SizeBytes int64      `json:"sizeBytes"`
-	Volumes   []string   `json:"volumes,omitempty"` // that share its files
+	Volumes   []string   `json:"volumes,omitempty"` // those that share its files
 }
 
-func momentOf(s sandbox.Snapshot) moment {
-	m := moment{ID: s.ID, Name: s.Name, Sandbox: s.Sandbox, SandboxID: s.SandboxID, Parent: s.Parent, Image: s.Image,
+func snapshotEntryOf(s sandbox.Snapshot) snapshotEntry {
+	m := snapshotEntry{ID: s.ID, Name: s.Name, Sandbox: s.Sandbox, SandboxID: s.SandboxID, Parent: s.Parent, Image: s.Image,
 		CreatedAt: s.CreatedAt, SizeBytes: s.SizeBytes, Volumes: s.Volumes}
 	if !s.ExpiresAt.IsZero() {
 		m.ExpiresAt = &s.ExpiresAt
@@ -43,9 +42,9 @@ func (a *app) snapshotCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "snapshot [flags] NAME",
-		Short: "Store what a sandbox holds at this instant, and print the snapshot's ID",
-		Long: `Store what a sandbox holds at this instant, and print the snapshot's ID. The sandbox is left
-as it is. "sandbox run --snapshot ID" makes others of it.`,
+		Short: "Take a snapshot of a sandbox's files, and print its ID",
+		Long: `Take a snapshot of a sandbox's files, and print its ID. The sandbox does not change.
+"sandbox run --snapshot ID" creates sandboxes from it.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			opts := []sandbox.SnapshotOption{sandbox.WithProgress(a.progress())}
@@ -59,20 +58,18 @@ as it is. "sandbox run --snapshot ID" makes others of it.`,
 			if set("keep-last") {
 				opts = append(opts, sandbox.WithKeepLast(keep))
 			}
-			sb, err := a.client.Get(c.Context(), args[0], sandbox.WithoutResume())
-			if err != nil {
+			return a.withSandbox(c, args[0], func(sb *sandbox.Sandbox) error {
+				snap, err := sb.Snapshot(c.Context(), opts...)
+				if err == nil {
+					fmt.Fprintln(a.stdout, snap.ID)
+				}
 				return err
-			}
-			snap, err := sb.Snapshot(c.Context(), opts...)
-			if err == nil {
-				fmt.Fprintln(a.stdout, snap.ID)
-			}
-			return errors.Join(err, sb.Detach())
+			})
 		},
 	}
-	c.Flags().StringVar(&name, "name", "", "name it; several may have one name")
-	c.Flags().DurationVar(&expiry, "expiry", 0, "have it removed after this long, such as 24h (default never)")
-	c.Flags().IntVar(&keep, "keep-last", 0, "remove all other snapshots of the sandbox but the newest, so that so many stay (default all)")
+	c.Flags().StringVar(&name, "name", "", "the snapshot's name, which need not be unique")
+	c.Flags().DurationVar(&expiry, "expiry", 0, "remove it after this time, such as 24h (default never)")
+	c.Flags().IntVar(&keep, "keep-last", 0, "keep this many snapshots of the sandbox and remove older ones (default all)")
 	return c
 }
 
@@ -98,27 +95,20 @@ func (a *app) snapshotsCommand() *cobra.Command {
 				return err
 			}
 			if asJSON {
-				moments := []moment{}
-				for _, s := range all {
-					moments = append(moments, momentOf(s))
-				}
-				return printJSON(a.stdout, moments)
+				return printJSONList(a.stdout, all, snapshotEntryOf)
 			}
-			w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(w, "ID\tNAME\tSANDBOX\tAGE\tMB\tSHARED\tPARENT")
-			for _, s := range all {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%.1f\t%d\t%s\n", s.ID, cmp.Or(s.Name, "-"), s.Sandbox, age(s.CreatedAt),
-					float64(s.SizeBytes)/1e6, len(s.Volumes), cmp.Or(s.Parent, "-"))
-			}
-			return w.Flush()
+			return printTable(a.stdout, "ID\tNAME\tSANDBOX\tAGE\tMB\tSHARED\tPARENT", all, func(s sandbox.Snapshot) []any {
+				mb := fmt.Sprintf("%.1f", float64(s.SizeBytes)/1e6)
+				return []any{s.ID, cmp.Or(s.Name, "-"), s.Sandbox, age(s.CreatedAt), mb, len(s.Volumes), cmp.Or(s.Parent, "-")}
+			})
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	c.Flags().StringVar(&of, "sandbox", "", "only those of the sandbox with this name or ID, which may be gone")
-	c.Flags().StringVar(&name, "name", "", "only those of this name")
+	c.Flags().StringVar(&of, "sandbox", "", "only snapshots of the sandbox with this name or ID, which may be deleted")
+	c.Flags().StringVar(&name, "name", "", "only snapshots with this name")
 	c.AddCommand(&cobra.Command{
 		Use:   "rm ID...",
-		Short: "Delete a snapshot that no volume shares the files of",
+		Short: "Delete a snapshot whose files no volume shares",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, ids []string) error {
 			return each(ids, func(id string) error { return a.client.DeleteSnapshot(c.Context(), id) })
@@ -135,9 +125,9 @@ func (a *app) forkCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "fork [flags] NAME",
-		Short: "Make a sandbox with the files another one has at this instant, and print its name",
-		Long: `Make a sandbox with the files another one has at this instant, and print its name. It stays,
-and so does its session, until "sandbox stop" and "sandbox rm".`,
+		Short: "Create a sandbox with the current files of another one, and print its name",
+		Long: `Create a sandbox with the current files of another one, and print its name. Its session runs
+until "sandbox stop"; the sandbox is kept until "sandbox rm".`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			opts := []sandbox.ForkOption{sandbox.WithProgress(a.progress()), sandbox.WithPersistent(true)}
@@ -169,8 +159,8 @@ and so does its session, until "sandbox stop" and "sandbox rm".`,
 			return err
 		},
 	}
-	c.Flags().StringVar(&name, "name", "", "name it (default its ID)")
-	c.Flags().IntVar(&count, "count", 0, "make so many of one instant; a name gets -1, -2 … behind it")
-	c.Flags().StringVar(&network, "network", "", "what it may reach, as of \"sandbox network\" (default what the other may)")
+	c.Flags().StringVar(&name, "name", "", "the new sandbox's name (default its ID)")
+	c.Flags().IntVar(&count, "count", 0, "create this many with the same files; -1, -2 … is appended to the name")
+	c.Flags().StringVar(&network, "network", "", "the network policy, see \"sandbox network\" (default that of the other sandbox)")
 	return c
 }
