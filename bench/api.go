@@ -13,11 +13,12 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"sync"
+
+	"golang.org/x/sync/errgroup"
 )
 
-// api makes the engine's calls by hand, with nothing around them: it is what the
-// library is compared with, so it must not waste anything.
+// api makes plain calls to the engine, for comparison with the library: it must not waste
+// time.
 type api struct {
 	dial    func(context.Context) (net.Conn, error)
 	http    *http.Client
@@ -27,7 +28,7 @@ type api struct {
 func newAPI(host, version string) (*api, error) {
 	network, addr, _ := strings.Cut(host, "://")
 	if network != "unix" && network != "tcp" {
-		return nil, fmt.Errorf("the engine is at %s: the comparison is made over unix:// or tcp:// alone", host)
+		return nil, fmt.Errorf("the engine is at %s: the comparison needs unix:// or tcp://", host)
 	}
 	dial := func(ctx context.Context) (net.Conn, error) {
 		var d net.Dialer
@@ -77,8 +78,8 @@ func (a *api) call(ctx context.Context, method, path string, in, out any) error 
 	return json.Unmarshal(b, out)
 }
 
-// exec runs a command to its exit: create, start with its output attached, inspect.
-// It throws the output away and returns its size.
+// exec runs a command to its exit: create, start with its output attached, inspect. It
+// discards the output and returns its size.
 func (a *api) exec(ctx context.Context, container string, argv ...string) (size int64, err error) {
 	var exec struct {
 		ID       string `json:"Id"`
@@ -93,7 +94,7 @@ func (a *api) exec(ctx context.Context, container string, argv ...string) (size 
 		return size, err
 	}
 	exec.Running = true
-	for exec.Running { // once, but for an engine that is late to notice
+	for exec.Running { // the engine may notice the exit late
 		if err := a.call(ctx, "GET", "/exec/"+exec.ID+"/json", nil, &exec); err != nil {
 			return size, err
 		}
@@ -142,17 +143,17 @@ func (a *api) attach(ctx context.Context, id string) (size int64, err error) {
 	}
 }
 
-// byHandLabel marks what the calls by hand made.
+// byHandLabel marks the objects made with plain calls.
 const byHandLabel = "agent-sandbox-bench"
 
-// twin is a container as the library makes it, to be made again by hand.
+// twin is a container as the library creates it, to be created with plain calls.
 type twin struct {
 	config    map[string]any
 	host      map[string]any
 	workspace string
 }
 
-// twinOf reads how a sandbox's container was made.
+// twinOf returns the twin of a sandbox's container.
 func (r *rig) twinOf(ctx context.Context, name string) (twin, error) {
 	var got struct {
 		Config, HostConfig map[string]any
@@ -169,25 +170,25 @@ func (r *rig) twinOf(ctx context.Context, name string) (twin, error) {
 	}
 	t.config["Labels"] = map[string]string{byHandLabel: r.id}
 	delete(t.config, "Hostname")
-	// Nobody renews a lease here, and nothing may end while others are measured.
+	// Nobody renews its lease: without it the session would end.
 	argv, _ := t.config["Entrypoint"].([]any)
 	if len(argv) != 3 || t.workspace == "" {
-		return twin{}, fmt.Errorf("container %s is not made as this program expects", name)
+		return twin{}, fmt.Errorf("container %s does not have the entrypoint or mounts that this program expects", name)
 	}
 	var boot map[string]any
 	if err := json.Unmarshal(fmt.Append(nil, argv[2]), &boot); err != nil {
 		return twin{}, err
 	}
 	delete(boot, "lease")
-	told, err := json.Marshal(boot)
+	text, err := json.Marshal(boot)
 	if err != nil {
 		return twin{}, err
 	}
-	argv[2] = string(told)
+	argv[2] = string(text)
 	return t, nil
 }
 
-// make makes the twin with a volume of its own and starts it: three calls.
+// make creates the twin with a volume of its own and starts it: three calls.
 func (t twin) make(ctx context.Context, a *api, label, name string) error {
 	volume := map[string]any{
 		"Name": name, "Labels": map[string]string{byHandLabel: label},
@@ -215,7 +216,7 @@ func (t twin) make(ctx context.Context, a *api, label, name string) error {
 	return a.call(ctx, "POST", "/containers/"+made.ID+"/start", nil, nil)
 }
 
-// removeByHand removes what the calls by hand made in this run.
+// removeByHand removes the objects that this run made with plain calls.
 func (r *rig) removeByHand(ctx context.Context) error {
 	filter := url.QueryEscape(fmt.Sprintf(`{"label":["%s=%s"]}`, byHandLabel, r.id))
 	var containers []struct {
@@ -224,23 +225,12 @@ func (r *rig) removeByHand(ctx context.Context) error {
 	if err := r.api.call(ctx, "GET", "/containers/json?all=1&filters="+filter, nil, &containers); err != nil {
 		return err
 	}
-	var (
-		mu   sync.Mutex
-		wg   sync.WaitGroup
-		errs []error
-	)
-	places := make(chan struct{}, 4)
+	var g errgroup.Group
+	g.SetLimit(4)
 	for _, c := range containers {
-		wg.Go(func() {
-			places <- struct{}{}
-			defer func() { <-places }()
-			err := r.api.call(ctx, "DELETE", "/containers/"+c.ID+"?force=1&v=1", nil, nil)
-			mu.Lock()
-			defer mu.Unlock()
-			errs = append(errs, err)
-		})
+		g.Go(func() error { return r.api.call(ctx, "DELETE", "/containers/"+c.ID+"?force=1&v=1", nil, nil) })
 	}
-	wg.Wait()
+	errs := []error{g.Wait()}
 	var volumes struct{ Volumes []struct{ Name string } }
 	if err := r.api.call(ctx, "GET", "/volumes?filters="+filter, nil, &volumes); err != nil {
 		return errors.Join(append(errs, err)...)

@@ -6,56 +6,26 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"sync"
-	"sync/atomic"
+	"net/netip"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
-// httpDial: requests per second to a server inside by DialContext, against the same by
-// a published port: 16 clients that keep their connections.
+// httpDial compares requests per second to a server inside, by DialContext and by a published
+// port, with 16 clients that keep their connections.
 func httpDial(ctx context.Context, r *rig) (float64, error) {
 	const clients, each = 16, 60
-	sb, err := r.client.Create(ctx, sandbox.WithTags(map[string]string{tag: r.id}), sandbox.WithPorts(3000),
-		sandbox.WithCommand("node", "-e", `require("http").createServer((q, s) => s.end("x".repeat(1024))).listen(3000)`))
+	sb, at, err := r.server(ctx, `require("http").createServer((q, s) => s.end("x".repeat(1024))).listen(3000)`)
 	if err != nil {
 		return 0, err
 	}
-	if err := sb.WaitPort(ctx, 3000); err != nil {
-		return 0, err
-	}
-	at, err := sb.Port(ctx, 3000)
-	if err != nil {
-		return 0, err
-	}
-	rate := func(dial func(context.Context, string, string) (net.Conn, error), url string) func() (float64, error) {
+	requests := func(dial func(context.Context, string, string) (net.Conn, error), url string) func() (float64, error) {
 		web := &http.Client{Transport: &http.Transport{DialContext: dial, MaxIdleConnsPerHost: clients}}
-		return func() (float64, error) {
-			var failed atomic.Pointer[error]
-			took, _ := milliseconds(func() error {
-				var wg sync.WaitGroup
-				for range clients {
-					wg.Go(func() {
-						for range each {
-							if err := get(ctx, web, url); err != nil {
-								failed.Store(&err)
-								return
-							}
-						}
-					})
-				}
-				wg.Wait()
-				return nil
-			})
-			if err := failed.Load(); err != nil {
-				return 0, *err
-			}
-			return clients * each / took * 1000, nil
-		}
+		return rate(clients, each, func() error { return get(ctx, web, url) })
 	}
 	ours, theirs, ratios, err := pairs(ctx, 3, 15,
-		rate(sb.DialContext, "http://localhost:3000/"),
-		rate(new(net.Dialer).DialContext, fmt.Sprintf("http://%s/", at)))
+		requests(sb.DialContext, "http://localhost:3000/"),
+		requests(new(net.Dialer).DialContext, fmt.Sprintf("http://%s/", at)))
 	if err != nil {
 		return 0, err
 	}
@@ -63,25 +33,31 @@ func httpDial(ctx context.Context, r *rig) (float64, error) {
 	return ratios.median(), nil
 }
 
-// pourDial: bytes per second that a server inside sends by DialContext, against the
-// same by a published port.
-func pourDial(ctx context.Context, r *rig) (float64, error) {
-	const size = 256 << 20
-	sb, err := r.client.Create(ctx, sandbox.WithTags(map[string]string{tag: r.id}), sandbox.WithPorts(3000),
-		sandbox.WithCommand("node", "-e", fmt.Sprintf(`
-			const b = Buffer.alloc(1 << 20);
-			require("net").createServer(c => {
-				let left = %d;
-				const more = () => { while (left > 0) { left -= b.length; if (!c.write(b)) return c.once("drain", more) } c.end() };
-				more();
-			}).listen(3000)`, size)))
+// server creates a sandbox that runs a Node program, and waits until that listens on port
+// 3000, which is published at the address returned.
+func (r *rig) server(ctx context.Context, program string) (*sandbox.Sandbox, netip.AddrPort, error) {
+	sb, err := r.client.Create(ctx, r.tags(), sandbox.WithPorts(3000), sandbox.WithCommand("node", "-e", program))
 	if err != nil {
-		return 0, err
+		return nil, netip.AddrPort{}, err
 	}
 	if err := sb.WaitPort(ctx, 3000); err != nil {
-		return 0, err
+		return nil, netip.AddrPort{}, err
 	}
 	at, err := sb.Port(ctx, 3000)
+	return sb, at, err
+}
+
+// bulkDial compares the throughput of a server inside, by DialContext and by a published
+// port.
+func bulkDial(ctx context.Context, r *rig) (float64, error) {
+	const size = 256 << 20
+	sb, at, err := r.server(ctx, fmt.Sprintf(`
+		const b = Buffer.alloc(1 << 20);
+		require("net").createServer(c => {
+			let left = %d;
+			const more = () => { while (left > 0) { left -= b.length; if (!c.write(b)) return c.once("drain", more) } c.end() };
+			more();
+		}).listen(3000)`, size))
 	if err != nil {
 		return 0, err
 	}
@@ -95,7 +71,7 @@ func pourDial(ctx context.Context, r *rig) (float64, error) {
 				defer conn.Close()
 				n, err := io.Copy(io.Discard, conn)
 				if err == nil && n != size {
-					err = fmt.Errorf("%d bytes came, not %d", n, size)
+					err = fmt.Errorf("got %d bytes, want %d", n, size)
 				}
 				return err
 			})

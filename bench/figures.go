@@ -9,14 +9,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
-// execTrue: the shortest command on a warm handle, against the engine's own exec of it
-// in the same container.
+// execTrue compares the shortest command on a connected handle with the engine's own exec of
+// it in the same container.
 func execTrue(ctx context.Context, r *rig) (float64, error) {
 	sb, err := r.warm(ctx)
 	if err != nil {
@@ -24,9 +24,7 @@ func execTrue(ctx context.Context, r *rig) (float64, error) {
 	}
 	ours, theirs, ratios, err := pairs(ctx, 5, 40,
 		func() (float64, error) { return milliseconds(sb.Command(ctx, "true").Run) },
-		func() (float64, error) {
-			return milliseconds(func() error { _, err := r.api.exec(ctx, container(sb), "true"); return err })
-		})
+		timed(func() error { return second(r.api.exec(ctx, container(sb), "true")) }))
 	if err != nil {
 		return 0, err
 	}
@@ -34,43 +32,16 @@ func execTrue(ctx context.Context, r *rig) (float64, error) {
 	return ratios.median(), nil
 }
 
-// exec64: commands per second with 64 at once in one sandbox.
+// exec64 compares commands per second, 64 at a time in one sandbox.
 func exec64(ctx context.Context, r *rig) (float64, error) {
 	const at, rounds = 64, 4
 	sb, err := r.warm(ctx)
 	if err != nil {
 		return 0, err
 	}
-	// rate starts at goroutines that run fn n times each, all at once.
-	rate := func(n int, fn func() error) (float64, error) {
-		var (
-			wg     sync.WaitGroup
-			failed atomic.Pointer[error]
-		)
-		took, _ := milliseconds(func() error {
-			for range at {
-				wg.Go(func() {
-					for range n {
-						if err := fn(); err != nil {
-							failed.Store(&err)
-							return
-						}
-					}
-				})
-			}
-			wg.Wait()
-			return nil
-		})
-		if err := failed.Load(); err != nil {
-			return 0, *err
-		}
-		return float64(at*n) / took * 1000, nil
-	}
 	ours, theirs, ratios, err := pairs(ctx, 1, 7,
-		func() (float64, error) { return rate(rounds, func() error { return sb.Command(ctx, "true").Run() }) },
-		func() (float64, error) {
-			return rate(1, func() error { _, err := r.api.exec(ctx, container(sb), "true"); return err })
-		})
+		rate(at, rounds, func() error { return sb.Command(ctx, "true").Run() }),
+		rate(at, 1, func() error { return second(r.api.exec(ctx, container(sb), "true")) }))
 	if err != nil {
 		return 0, err
 	}
@@ -78,11 +49,32 @@ func exec64(ctx context.Context, r *rig) (float64, error) {
 	return ratios.median(), nil
 }
 
-// createVsFloor: from nothing to a first command's exit, against the calls to the
-// engine that this takes at the least: make a volume, make the same container, start
-// it, run the command.
+// rate measures calls of fn per second: goroutines that call it n times each.
+func rate(goroutines, n int, fn func() error) func() (float64, error) {
+	return func() (float64, error) {
+		took, err := milliseconds(func() error {
+			var g errgroup.Group
+			for range goroutines {
+				g.Go(func() error {
+					for range n {
+						if err := fn(); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+			}
+			return g.Wait()
+		})
+		return float64(goroutines*n) / took * 1000, err
+	}
+}
+
+// createVsFloor compares the creation of a sandbox, until the first command's exit, with the
+// minimum of calls to the engine: create a volume, create the same container, start it, run
+// the command.
 func createVsFloor(ctx context.Context, r *rig) (float64, error) {
-	sb, err := r.warm(ctx) // which also has image and guest on the engine
+	sb, err := r.warm(ctx) // it also brings image and guest to the engine
 	if err != nil {
 		return 0, err
 	}
@@ -99,8 +91,7 @@ func createVsFloor(ctx context.Context, r *rig) (float64, error) {
 			if err := same.make(ctx, r.api, r.id, name); err != nil {
 				return err
 			}
-			_, err := r.api.exec(ctx, name, "true")
-			return err
+			return second(r.api.exec(ctx, name, "true"))
 		}))
 	if err != nil {
 		return 0, err
@@ -109,7 +100,7 @@ func createVsFloor(ctx context.Context, r *rig) (float64, error) {
 	return ratios.median(), nil
 }
 
-// stdout1GiB: bytes per second of a command's output.
+// stdout1GiB compares the throughput of a command's output.
 func stdout1GiB(ctx context.Context, r *rig) (float64, error) {
 	const size = 1 << 30
 	argv := []string{"dd", "if=/dev/zero", "bs=1M", fmt.Sprint("count=", size>>20), "status=none"}
@@ -123,7 +114,7 @@ func stdout1GiB(ctx context.Context, r *rig) (float64, error) {
 		took, err := milliseconds(func() error {
 			n, err := fn()
 			if err == nil && n != size {
-				err = fmt.Errorf("%d bytes came, not %d", n, size)
+				err = fmt.Errorf("got %d bytes, want %d", n, size)
 			}
 			return err
 		})
@@ -148,14 +139,14 @@ func stdout1GiB(ctx context.Context, r *rig) (float64, error) {
 	}
 	note("stdout of 1 GiB: %v MB/s, the engine's exec %v MB/s", ours, theirs)
 	if r.local {
-		// What bounds it, told by who is busy: when all cores are, CPU does.
-		note("for each GiB ours took          %s", use[0].tell(r.facts.NCPU))
-		note("for each GiB engine's exec took %s", use[1].tell(r.facts.NCPU))
+		// If all cores are busy, the CPU is the bottleneck.
+		note("for each GiB ours took          %s", use[0].describe(r.facts.NCPU))
+		note("for each GiB engine's exec took %s", use[1].describe(r.facts.NCPU))
 	}
 	return ratios.median(), nil
 }
 
-// counter counts what is written to it.
+// counter counts the bytes written to it.
 type counter int64
 
 func (c *counter) Write(p []byte) (int, error) {
@@ -163,19 +154,19 @@ func (c *counter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// watched are the processes that bytes pass through on their way to us.
+// watched are the processes that copy a command's output.
 var watched = []string{"dockerd", "containerd", "containerd-shim", "guest", "bench"}
 
-// A process is one of those watched, and what it has used so far.
+// A process is one of those watched, with its CPU time so far.
 type process struct {
 	name string
 	cpu  float64 // seconds
 }
 
-// spent returns what each watched process has used, by its ID; under "" is everything
-// that runs on the machine.
+// spent returns the CPU time of each watched process by its ID, and under "" that of the
+// whole machine.
 func (r *rig) spent() map[string]process {
-	const tick = 100 // clock ticks per second, on every Linux there is
+	const tick = 100 // clock ticks per second, on every Linux
 	all := map[string]process{}
 	if !r.local {
 		return all
@@ -212,11 +203,11 @@ func (r *rig) spent() map[string]process {
 	return all
 }
 
-// cost adds up what several runs took.
+// cost sums up the CPU time of several runs.
 type cost struct {
 	runs    int
 	seconds float64
-	cpu     map[string]float64 // by name; "" is everything
+	cpu     map[string]float64 // by name; "" is the whole machine
 }
 
 func (c *cost) add(now, before map[string]process, seconds float64) {
@@ -230,7 +221,7 @@ func (c *cost) add(now, before map[string]process, seconds float64) {
 	c.seconds += seconds
 }
 
-func (c *cost) tell(cores int) string {
+func (c *cost) describe(cores int) string {
 	runs := float64(c.runs)
 	var b strings.Builder
 	for _, name := range watched {

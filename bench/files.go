@@ -18,8 +18,8 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
-// archive makes one call of the engine's archive: tar is what to unpack in path, or
-// nil to read path, of which the size of the archive comes back.
+// archive makes one call of the engine's archive API: it unpacks tar in path or, if tar is
+// nil, reads path. It returns the size of the response.
 func (a *api) archive(ctx context.Context, container, path string, tar []byte) (int64, error) {
 	method, body := "GET", io.Reader(nil)
 	if tar != nil {
@@ -50,7 +50,7 @@ func block(size int) []byte {
 	return b
 }
 
-// read4K: a file of 4 KiB read whole, against the engine's archive of it.
+// read4K compares reading a file of 4 KiB with the engine's archive of it.
 func read4K(ctx context.Context, r *rig) (float64, error) {
 	sb, err := r.warm(ctx)
 	if err != nil {
@@ -61,24 +61,20 @@ func read4K(ctx context.Context, r *rig) (float64, error) {
 		return 0, err
 	}
 	ours, theirs, ratios, err := pairs(ctx, 5, 40,
-		func() (float64, error) {
-			return milliseconds(func() error {
-				b, err := sb.ReadFile(ctx, name)
-				if err == nil && len(b) != 4096 {
-					err = fmt.Errorf("%d bytes", len(b))
-				}
-				return err
-			})
-		},
-		func() (float64, error) {
-			return milliseconds(func() error {
-				n, err := r.api.archive(ctx, container(sb), name, nil)
-				if err == nil && n < 4096 {
-					err = fmt.Errorf("%d bytes", n)
-				}
-				return err
-			})
-		})
+		timed(func() error {
+			b, err := sb.ReadFile(ctx, name)
+			if err == nil && len(b) != 4096 {
+				err = fmt.Errorf("%d bytes", len(b))
+			}
+			return err
+		}),
+		timed(func() error {
+			n, err := r.api.archive(ctx, container(sb), name, nil)
+			if err == nil && n < 4096 {
+				err = fmt.Errorf("%d bytes", n)
+			}
+			return err
+		}))
 	if err != nil {
 		return 0, err
 	}
@@ -86,7 +82,7 @@ func read4K(ctx context.Context, r *rig) (float64, error) {
 	return ratios.median(), nil
 }
 
-// write4K: a new file of 4 KiB, whole or not at all, against the engine unpacking one.
+// write4K compares an atomic write of a new file of 4 KiB with the engine unpacking one.
 func write4K(ctx context.Context, r *rig) (float64, error) {
 	sb, err := r.warm(ctx)
 	if err != nil {
@@ -105,9 +101,7 @@ func write4K(ctx context.Context, r *rig) (float64, error) {
 			name := "/workspace/write-4k-" + strconv.Itoa(n)
 			return milliseconds(func() error { return sb.WriteFile(ctx, name, data, 0o644) })
 		},
-		func() (float64, error) {
-			return milliseconds(func() error { return second(r.api.archive(ctx, container(sb), "/workspace", packed.Bytes())) })
-		})
+		timed(func() error { return second(r.api.archive(ctx, container(sb), "/workspace", packed.Bytes())) }))
 	if err != nil {
 		return 0, err
 	}
@@ -117,18 +111,18 @@ func write4K(ctx context.Context, r *rig) (float64, error) {
 
 func second[T any](_ T, err error) error { return err }
 
-// copyRig is a sandbox of all the machine's CPUs and a directory beside it. Nothing is
-// deleted before the end: on ext4, creating files soon after is many times slower.
+// copyRig returns a sandbox with all of the machine's CPUs, and a directory on the machine.
+// Nothing is deleted before the end: on ext4, creating files soon after is many times slower.
 func (r *rig) copyRig(ctx context.Context, fill func(dir string) error) (sb *sandbox.Sandbox, dir string, done func(), err error) {
 	if !r.local {
-		return nil, "", nil, errors.New("cp can be compared with on the engine's own machine alone")
+		return nil, "", nil, errors.New("the comparison with cp needs an engine on this machine")
 	}
 	if dir, err = os.MkdirTemp("", "bench"); err != nil {
 		return nil, "", nil, err
 	}
 	done = func() { os.RemoveAll(dir) }
 	if err = fill(filepath.Join(dir, "src")); err == nil {
-		sb, err = r.client.Create(ctx, sandbox.WithTags(map[string]string{tag: r.id}), sandbox.WithVCPUs(r.facts.NCPU))
+		sb, err = r.client.Create(ctx, r.tags(), sandbox.WithVCPUs(r.facts.NCPU))
 	}
 	if err != nil {
 		done()
@@ -169,6 +163,7 @@ func file1GiB(name string) error {
 	return errors.Join(err, f.Close())
 }
 
+// copyIn compares CopyIn with cp -a.
 func (r *rig) copyIn(ctx context.Context, what string, rounds int, fill func(string) error) (float64, error) {
 	sb, dir, done, err := r.copyRig(ctx, fill)
 	if err != nil {
@@ -197,6 +192,7 @@ func copyIn1GiB(ctx context.Context, r *rig) (float64, error) {
 	return r.copyIn(ctx, "1 GiB", 5, file1GiB)
 }
 
+// copyOut10k compares CopyOut with cp -a.
 func copyOut10k(ctx context.Context, r *rig) (float64, error) {
 	sb, dir, done, err := r.copyRig(ctx, files10k)
 	if err != nil {

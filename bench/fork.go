@@ -19,7 +19,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
-// source makes a sandbox to fork, with the files that the script makes, and some more.
+// source creates a sandbox to fork, with 100 files and those that the script creates.
 func (r *rig) source(ctx context.Context, script string, opts ...sandbox.CreateOption) (*sandbox.Sandbox, error) {
 	sb, err := r.client.Create(ctx, append(opts, r.tags(), quick)...)
 	if err != nil {
@@ -31,9 +31,9 @@ func (r *rig) source(ctx context.Context, script string, opts ...sandbox.CreateO
 // outsideToo gives a sandbox files outside of its workspace.
 const outsideToo = "mkdir /opt/tool; cp -r . /opt/tool; echo 1 >/etc/tool.conf"
 
-// forkSmall: a fork of a running sandbox with a hundred files to its first command's exit,
-// against an empty sandbox to there. The first fork of a source takes longer than those
-// after it, which start beside their copy: it is not among those measured, but noted.
+// forkSmall compares a fork of a running sandbox with a hundred files, until the first
+// command's exit, with an empty sandbox. The first fork of a source takes longer than later
+// ones, which start while their files are copied: it is reported, but not in the figure.
 func forkSmall(ctx context.Context, r *rig) (float64, error) {
 	if _, err := r.warm(ctx); err != nil {
 		return 0, err
@@ -73,8 +73,8 @@ func forkSmall(ctx context.Context, r *rig) (float64, error) {
 	return ratio, nil
 }
 
-// forkGoSrc is what a fork of a running sandbox with Go's source in its workspace takes
-// longer than Create, against the machine's own cp -a of that.
+// forkGoSrc compares the time that a fork of a running sandbox with Go's source in its
+// workspace takes longer than Create with cp -a of that source.
 func forkGoSrc(ctx context.Context, r *rig) (float64, error) {
 	tree, err := r.tree(goSrc)
 	if err != nil {
@@ -90,8 +90,8 @@ func forkGoSrc(ctx context.Context, r *rig) (float64, error) {
 	})
 }
 
-// createFromSnapshot: a sandbox from a snapshot of 1 GiB to its first command's exit,
-// against an empty one to there.
+// createFromSnapshot compares a sandbox from a snapshot of 1 GiB, until the first command's
+// exit, with an empty sandbox.
 func createFromSnapshot(ctx context.Context, r *rig) (float64, error) {
 	if _, err := r.warm(ctx); err != nil {
 		return 0, err
@@ -127,12 +127,12 @@ func createFromSnapshot(ctx context.Context, r *rig) (float64, error) {
 			how = "with a copy of its files, because this engine mounts no overlays"
 		}
 		note("from a snapshot of %s, %s: %v ms to the first command's exit, an empty sandbox %v ms, ratios %v", what, how, ours, theirs, ratios)
-		ratio = ratios.median() // of the last, which has only the workspace
+		ratio = ratios.median() // the figure is the last one, with only the workspace
 	}
 	return ratio, nil
 }
 
-// fork8: eight forks of one moment, against one.
+// fork8 compares ForkN of eight with one fork.
 func fork8(ctx context.Context, r *rig) (float64, error) {
 	source, err := r.source(ctx, outsideToo)
 	if err != nil {
@@ -144,13 +144,13 @@ func fork8(ctx context.Context, r *rig) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	note("eight forks of one moment: %v ms, one %v ms", eight, one)
+	note("ForkN of eight: %v ms, one fork %v ms", eight, one)
 	return ratios.median(), nil
 }
 
-// commitSkipped counts the commits that the engine is asked for when a sandbox is forked
-// whose own files are its image's. What the engine tells of where it has a container's
-// files is kept from the client, for where that is known none is committed at all.
+// commitSkipped counts the commits of a fork of a sandbox that has changed no file of its
+// image. The client does not get UpperDir, the directory of a container's layer: with it the
+// library never commits.
 func commitSkipped(ctx context.Context, r *rig) (commits float64, err error) {
 	count, err := r.count("UpperDir")
 	if err != nil {
@@ -181,48 +181,18 @@ func commitSkipped(ctx context.Context, r *rig) (commits float64, err error) {
 	return commits, nil
 }
 
-// forkPause is the longest time that a program in the source could not write to a file
-// while the source was forked.
+// forkPause measures the longest time that a program in the source could not write to a file
+// during a fork.
 func forkPause(ctx context.Context, r *rig) (float64, error) {
 	source, err := r.source(ctx, outsideToo)
 	if err != nil {
 		return 0, err
 	}
-	const program = `
-		const fs = require("fs"), f = fs.openSync("/workspace/log", "a");
-		let last = performance.now(), longest = 0;
-		process.stdin.on("data", () => { console.log(longest); longest = 0; });
-		(function write() {
-			fs.writeSync(f, "x");
-			const now = performance.now();
-			longest = Math.max(longest, now - last); last = now;
-			setTimeout(write, 0);
-		})();`
-	writer := source.Command(ctx, "node", "-e", program)
-	in, err := writer.StdinPipe()
+	longest, stop, err := longestStall(ctx, source)
 	if err != nil {
 		return 0, err
 	}
-	pipe, err := writer.StdoutPipe()
-	if err != nil {
-		return 0, err
-	}
-	if err := writer.Start(); err != nil {
-		return 0, err
-	}
-	defer writer.Wait()
-	defer writer.Kill()
-	out := bufio.NewReader(pipe)
-	longest := func() (float64, error) {
-		if _, err := io.WriteString(in, "?"); err != nil {
-			return 0, err
-		}
-		line, err := out.ReadString('\n')
-		if err != nil {
-			return 0, err
-		}
-		return strconv.ParseFloat(strings.TrimSpace(line), 64)
-	}
+	defer stop()
 	while := func(do func() error) func() (float64, error) {
 		return func() (float64, error) {
 			if _, err := longest(); err != nil {
@@ -244,7 +214,51 @@ func forkPause(ctx context.Context, r *rig) (float64, error) {
 	return forked.median(), nil
 }
 
-// counted counts the calls that a client makes of the engine.
+// longestStall starts a program in a sandbox that writes to a file all the time. longest
+// returns the longest time, in ms since its last call, that a write took; stop ends the
+// program.
+func longestStall(ctx context.Context, sb *sandbox.Sandbox) (longest func() (float64, error), stop func(), err error) {
+	const program = `
+		const fs = require("fs"), f = fs.openSync("/workspace/log", "a");
+		let last = performance.now(), longest = 0;
+		process.stdin.on("data", () => { console.log(longest); longest = 0; });
+		(function write() {
+			fs.writeSync(f, "x");
+			const now = performance.now();
+			longest = Math.max(longest, now - last); last = now;
+			setTimeout(write, 0);
+		})();`
+	writer := sb.Command(ctx, "node", "-e", program)
+	in, err := writer.StdinPipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	pipe, err := writer.StdoutPipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := writer.Start(); err != nil {
+		return nil, nil, err
+	}
+	stop = func() {
+		writer.Kill()
+		writer.Wait()
+	}
+	out := bufio.NewReader(pipe)
+	longest = func() (float64, error) {
+		if _, err := io.WriteString(in, "?"); err != nil {
+			return 0, err
+		}
+		line, err := out.ReadString('\n')
+		if err != nil {
+			return 0, err
+		}
+		return strconv.ParseFloat(strings.TrimSpace(line), 64)
+	}
+	return longest, stop, nil
+}
+
+// counted counts a client's calls to the engine.
 type counted struct {
 	client *sandbox.Client
 	server *http.Server
@@ -254,8 +268,8 @@ type counted struct {
 	calls map[string]int // by method and path, without names
 }
 
-// count returns a client whose calls are counted. A name that is given is changed in what
-// the engine says, as if it did not know that.
+// count returns a client whose calls are counted. The field hidden is renamed in replies, as
+// if the engine did not have it.
 func (r *rig) count(hidden string) (*counted, error) {
 	c := &counted{calls: map[string]int{}}
 	var err error

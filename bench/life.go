@@ -13,7 +13,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
-// crowdSize is how many sandboxes are a crowd: 1000, or CROWD of the environment.
+// crowdSize is the number of sandboxes in a crowd: 1000, or CROWD of the environment.
 func crowdSize() int {
 	if n, err := strconv.Atoi(os.Getenv("CROWD")); err == nil && n > 0 {
 		return n
@@ -21,9 +21,9 @@ func crowdSize() int {
 	return 1000
 }
 
-// gather has a crowd of sandboxes on the engine, made by hand: containers with the
-// labels of sandboxes and a volume each. They were never started, which makes no
-// difference to a list and saves minutes. A sweep takes them after five.
+// gather creates a crowd of sandboxes with plain calls: containers with the labels of
+// sandboxes and a volume each. They are never started, which makes no difference to a list
+// and saves minutes. A sweep removes them after five.
 func (r *rig) gather(ctx context.Context) error {
 	if r.crowd {
 		return nil
@@ -65,15 +65,15 @@ func (r *rig) gather(ctx context.Context) error {
 	}
 	r.crowd = true
 	err = g.Wait()
-	note("%d sandboxes made by hand in %v", crowdSize(), time.Since(began).Round(time.Second))
+	note("%d sandboxes created with plain calls in %v", crowdSize(), time.Since(began).Round(time.Second))
 	return err
 }
 
-// get1000: finding a sandbox by its name among a thousand, against finding it nearly
-// alone. The two can't be paired: what is slow for a while is in one of them alone.
+// get1000 compares finding a sandbox by its name among a thousand with finding it nearly
+// alone. The two can't be paired, since the thousand can't come and go.
 func get1000(ctx context.Context, r *rig) (float64, error) {
 	if r.crowd {
-		return 0, fmt.Errorf("the crowd is there already: this figure comes before the others that need it")
+		return 0, fmt.Errorf("the crowd exists already: measure this figure before others that need it")
 	}
 	sb, err := r.warm(ctx)
 	if err != nil {
@@ -111,48 +111,44 @@ func get1000(ctx context.Context, r *rig) (float64, error) {
 	return many.median() / few.median(), nil
 }
 
-// list1000: a list of a thousand sandboxes, against the two calls to the engine that it
-// takes, with their replies decoded.
+// list1000 compares a list of a thousand sandboxes with the two calls to the engine that it
+// takes, including decoding the replies.
 func list1000(ctx context.Context, r *rig) (float64, error) {
 	if err := r.gather(ctx); err != nil {
 		return 0, err
 	}
 	const managed = "filters=%7B%22label%22%3A%5B%22agent-sandbox.managed%3Dtrue%22%5D%7D"
 	ours, theirs, ratios, err := pairs(ctx, 2, 15,
-		func() (float64, error) {
-			return milliseconds(func() error {
-				got, err := r.client.List(ctx)
-				if err == nil && len(got) < crowdSize() {
-					err = fmt.Errorf("a list of %d sandboxes, there are more than %d", len(got), crowdSize())
+		timed(func() error {
+			got, err := r.client.List(ctx)
+			if err == nil && len(got) < crowdSize() {
+				err = fmt.Errorf("a list of %d sandboxes, want more than %d", len(got), crowdSize())
+			}
+			return err
+		}),
+		timed(func() error {
+			var volumes struct {
+				Volumes []struct {
+					Name       string
+					Driver     string
+					Mountpoint string
+					Labels     map[string]string
+					Options    map[string]string
 				}
+			}
+			if err := r.api.call(ctx, "GET", "/volumes?"+managed, nil, &volumes); err != nil {
 				return err
-			})
-		},
-		func() (float64, error) {
-			return milliseconds(func() error {
-				var volumes struct {
-					Volumes []struct {
-						Name       string
-						Driver     string
-						Mountpoint string
-						Labels     map[string]string
-						Options    map[string]string
-					}
-				}
-				if err := r.api.call(ctx, "GET", "/volumes?"+managed, nil, &volumes); err != nil {
-					return err
-				}
-				var containers []struct {
-					ID     string `json:"Id"`
-					Names  []string
-					Image  string
-					State  string
-					Labels map[string]string
-					Mounts []struct{ Type, Name, Source, Destination string }
-				}
-				return r.api.call(ctx, "GET", "/containers/json?all=1&"+managed, nil, &containers)
-			})
-		})
+			}
+			var containers []struct {
+				ID     string `json:"Id"`
+				Names  []string
+				Image  string
+				State  string
+				Labels map[string]string
+				Mounts []struct{ Type, Name, Source, Destination string }
+			}
+			return r.api.call(ctx, "GET", "/containers/json?all=1&"+managed, nil, &containers)
+		}))
 	if err != nil {
 		return 0, err
 	}

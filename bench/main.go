@@ -1,14 +1,14 @@
-// Bench measures what the library costs beside the engine it stands on:
+// Bench measures the overhead of the library over the engine's own calls:
 //
 //	go run ./bench                         all figures, some minutes
 //	ONLY=create_vs_floor go run ./bench    one figure, or several with commas between
 //
-// A figure is a line "BENCH name value unit" on stdout: the median over rounds, each of
-// which measures both ways one right after the other, in alternating order, after
-// rounds that do not count. What is behind a figure is told on stderr.
+// Each figure is a line "BENCH name value unit" on stdout: the median over rounds. Each round
+// measures both ways, one right after the other, in alternating order; the first rounds warm
+// up. Details of each figure go to stderr.
 //
-// Nothing is deleted while anything is measured: file systems are slow for a while
-// after a mass deletion. Everything made is removed at the end, also after Ctrl-C.
+// Nothing is deleted during measurements: file systems are slow for a while after a mass
+// deletion. Everything created is removed at the end, also after Ctrl-C.
 package main
 
 import (
@@ -24,6 +24,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
@@ -59,7 +61,7 @@ var figures = []figure{
 	{"copyout_10k_files_vs_host_cp", "ratio", copyOut10k},
 	{"copyin_1GiB_vs_host_cp", "ratio", copyIn1GiB},
 	{"http_rps_via_dial_vs_published_port", "ratio", httpDial},
-	{"dial_256MiB_vs_published_port", "ratio", pourDial},
+	{"dial_256MiB_vs_published_port", "ratio", bulkDial},
 	{"rss_client_100_sandboxes", "MiB", rss100},
 	{"rwcopy_10k_small_vs_host_cp", "ratio", rwcopy(small, false)},
 	{"rwcopy_gosrc_vs_host_cp", "ratio", rwcopy(goSrc, false)},
@@ -83,20 +85,20 @@ var figures = []figure{
 	{"pid1_rss_idle_MiB", "MiB", rssPID1},
 }
 
-// rig is what the figures measure with.
+// rig is the state shared by the measurements.
 type rig struct {
-	id     string // of this run, on everything it makes
+	id     string // of this run; a label of everything it creates
 	client *sandbox.Client
 	api    *api
 	host   string
 	facts  engine.Info
 	local  bool // the engine's processes are on this machine
 
-	rubbish   []string // directories to remove at the end
-	snapshots []string // and these, when nothing shares their files any more
+	dirs      []string // to remove at the end
+	snapshots []string // to delete after the sandboxes that share their files
 
 	shared *sandbox.Sandbox // warm, for figures that need no new one
-	crowd  bool             // a thousand others are there
+	crowd  bool             // a thousand others exist
 }
 
 func bench(ctx context.Context) (err error) {
@@ -108,7 +110,7 @@ func bench(ctx context.Context) (err error) {
 			for _, f := range figures {
 				names = append(names, f.name)
 			}
-			return fmt.Errorf("ONLY=%s: there is %s", only, strings.Join(names, ", "))
+			return fmt.Errorf("ONLY=%s: no such figure among %s", only, strings.Join(names, ", "))
 		}
 	}
 	began := time.Now()
@@ -116,11 +118,11 @@ func bench(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	r.tell()
+	r.describe()
 	defer func() {
-		note("removing what was measured with")
+		note("cleaning up")
 		err = errors.Join(err, r.remove(), r.client.Close())
-		note("%v in all", time.Since(began).Round(time.Second))
+		note("took %v in total", time.Since(began).Round(time.Second))
 	}()
 	for _, f := range chosen {
 		note("")
@@ -136,7 +138,7 @@ func bench(ctx context.Context) (err error) {
 	return nil
 }
 
-// note tells what is behind a figure.
+// note prints a detail of a figure.
 func note(format string, args ...any) {
 	fmt.Fprintln(os.Stderr, strings.TrimSpace("# "+fmt.Sprintf(format, args...)))
 }
@@ -158,8 +160,8 @@ func newRig(ctx context.Context) (*rig, error) {
 	return r, err
 }
 
-// tell says what was measured on.
-func (r *rig) tell() {
+// describe prints the engine and machine.
+func (r *rig) describe() {
 	f := r.facts
 	note("engine %s (API %s) at %s, storage driver %s, cgroup v%s, runtime %s",
 		f.Version, f.APIVersion, r.host, f.StorageDriver, f.CgroupVersion, f.DefaultRuntime)
@@ -169,10 +171,10 @@ func (r *rig) tell() {
 
 const tag = "bench"
 
-// tags are those of everything that remove will find.
+// tags mark the sandboxes that remove deletes.
 func (r *rig) tags() sandbox.ChangeOption { return sandbox.WithTags(map[string]string{tag: r.id}) }
 
-// quick has sandboxes that are removed at the end not take long.
+// quick shortens the deletion of sandboxes at the end.
 var quick = sandbox.WithStopTimeout(2 * time.Second)
 
 func (r *rig) create(ctx context.Context) (*sandbox.Sandbox, error) {
@@ -192,47 +194,44 @@ func (r *rig) warm(ctx context.Context) (*sandbox.Sandbox, error) {
 	return sb, sb.Command(ctx, "true").Run()
 }
 
-// container is the engine's name for a sandbox.
+// container is the name of a sandbox's container.
 func container(sb *sandbox.Sandbox) string { return "agent-sandbox-" + sb.Name() }
 
-// remove deletes everything of this run: what carries its tag, and what was made by
-// hand to compare with.
+// remove deletes everything of this run: tagged sandboxes and objects made with plain calls.
 func (r *rig) remove() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	infos, err := r.client.List(ctx, sandbox.TagFilter(tag, r.id))
 	errs := []error{err, r.removeByHand(ctx)}
-	for _, dir := range r.rubbish {
+	for _, dir := range r.dirs {
 		errs = append(errs, os.RemoveAll(dir))
 	}
 	var (
-		mu     sync.Mutex
-		wg     sync.WaitGroup
-		places = make(chan struct{}, 4) // more only disturb one another
+		mu sync.Mutex
+		g  errgroup.Group
 	)
+	g.SetLimit(4)
 	for _, i := range infos {
-		wg.Go(func() {
-			places <- struct{}{}
-			defer func() { <-places }()
+		g.Go(func() error {
 			_, err := r.client.Delete(ctx, i.Name, sandbox.PreserveVolumes(false))
-			if errors.Is(err, sandbox.ErrNotFound) {
-				return
+			if !errors.Is(err, sandbox.ErrNotFound) {
+				mu.Lock()
+				defer mu.Unlock()
+				errs = append(errs, err)
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			errs = append(errs, err)
+			return nil // go on with the others
 		})
 	}
-	wg.Wait()
+	g.Wait()
 	for _, id := range r.snapshots {
 		errs = append(errs, r.client.DeleteSnapshot(ctx, id))
 	}
-	// What forks of one moment shared goes with a sweep.
+	// A list sweeps the files that forks of ForkN shared.
 	_, err = r.client.List(ctx)
 	return errors.Join(append(errs, err)...)
 }
 
-// samples are the measurements of one way of doing something.
+// samples are measurements of one operation.
 type samples []float64
 
 func (s samples) median() float64 {
@@ -247,13 +246,13 @@ func (s samples) median() float64 {
 	return (sorted[n/2-1] + sorted[n/2]) / 2
 }
 
-// String tells the median and the range.
+// String returns the median and the range.
 func (s samples) String() string {
 	return fmt.Sprintf("%.3g (%.3g to %.3g, n=%d)", s.median(), slices.Min(s), slices.Max(s), len(s))
 }
 
-// pairs measures both ways in each of n rounds, after warmup rounds that do not count.
-// ratios has a/b of each round.
+// pairs measures a and b in each of n rounds, after warmup rounds that are dropped. ratios
+// are a/b of each round.
 func pairs(ctx context.Context, warmup, n int, a, b func() (float64, error)) (as, bs, ratios samples, err error) {
 	for round := range warmup + n {
 		if ctx.Err() != nil {
@@ -281,6 +280,11 @@ func pairs(ctx context.Context, warmup, n int, a, b func() (float64, error)) (as
 	return as, bs, ratios, nil
 }
 
+// timed returns a function that measures fn, in milliseconds.
+func timed(fn func() error) func() (float64, error) {
+	return func() (float64, error) { return milliseconds(fn) }
+}
+
 // milliseconds measures fn.
 func milliseconds(fn func() error) (float64, error) {
 	began := time.Now()
@@ -288,8 +292,8 @@ func milliseconds(fn func() error) (float64, error) {
 	return float64(time.Since(began).Microseconds()) / 1000, err
 }
 
-// rested measures fn once the engine is done with what came before. A fork's helper and a
-// source's pause leave it work for some 200 ms, which would be counted as the next one's.
+// rested is timed after a rest: a fork's helper and a source's pause leave the engine work
+// for some 200 ms, which would count for the next measurement.
 func rested(ctx context.Context, fn func() error) func() (float64, error) {
 	return func() (float64, error) {
 		select {
@@ -301,7 +305,7 @@ func rested(ctx context.Context, fn func() error) func() (float64, error) {
 	}
 }
 
-// used measures from nothing to the exit of a new sandbox's first command.
+// used measures the creation of a sandbox until the exit of its first command.
 func used(ctx context.Context, create func() (*sandbox.Sandbox, error)) func() (float64, error) {
 	return rested(ctx, func() error {
 		sb, err := create()

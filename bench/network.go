@@ -22,13 +22,13 @@ import (
 
 const labName = "bench.test"
 
-// outside is testdata/lab in a container: a web server that sandboxes reach by a name,
-// and the DNS server that knows it.
+// outside is testdata/lab in a container: a web server that sandboxes reach by a name, and a
+// DNS server for that name.
 type outside struct {
 	eng       *engine.Engine
 	image, id string
 	addr      netip.Addr
-	client    *sandbox.Client // whose sandboxes ask it
+	client    *sandbox.Client // its sandboxes use this DNS server
 }
 
 func (r *rig) outside(ctx context.Context) (o *outside, err error) {
@@ -46,7 +46,7 @@ func (r *rig) outside(ctx context.Context) (o *outside, err error) {
 		return o, err
 	}
 	defer os.RemoveAll(dir)
-	// The package's directory, wherever the benchmark is run.
+	// By import path, so that it works in any directory.
 	build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(dir, "lab"), "github.com/seed-1a2d6d8f/sandbox/testdata/lab")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+runtime.GOARCH)
 	if out, err := build.CombinedOutput(); err != nil {
@@ -104,12 +104,12 @@ func (o *outside) close() error {
 	return errors.Join(append(errs, o.eng.Close())...)
 }
 
-// byName is a policy under which the outside is reached through PID 1.
+// byName is a policy that permits connections to the outside through PID 1.
 func (o *outside) byName() sandbox.NetworkPolicy {
 	return sandbox.NetworkPolicy{Allow: []string{labName}, ResolveInto: []string{o.addr.String()}}
 }
 
-// two are sandboxes that reach the outside by its name through PID 1, and directly.
+// two creates a sandbox that reaches the outside through PID 1, and one that does directly.
 func (o *outside) two(ctx context.Context, r *rig) (proxied, direct *sandbox.Sandbox, err error) {
 	if proxied, err = o.client.Create(ctx, r.tags(), sandbox.WithNetworkPolicy(o.byName())); err != nil {
 		return nil, nil, err
@@ -118,8 +118,8 @@ func (o *outside) two(ctx context.Context, r *rig) (proxied, direct *sandbox.San
 	return proxied, direct, err
 }
 
-// createPolicy: from nothing to a first command's exit under names, against the same
-// under the policy that there is by default.
+// createPolicy compares the creation of a sandbox, until the first command's exit, with a
+// policy of names and with the default policy.
 func createPolicy(ctx context.Context, r *rig) (float64, error) {
 	o, err := r.outside(ctx)
 	if err != nil {
@@ -139,16 +139,14 @@ func createPolicy(ctx context.Context, r *rig) (float64, error) {
 	return ratios.median(), nil
 }
 
-// policyUpdate: one Update of the policy of a running session, recorded and in force.
+// policyUpdate measures an Update of a running session's policy, until it is enforced.
 func policyUpdate(ctx context.Context, r *rig) (float64, error) {
 	sb, err := r.create(ctx)
 	if err != nil {
 		return 0, err
 	}
 	to := func(p sandbox.NetworkPolicy) func() (float64, error) {
-		return func() (float64, error) {
-			return milliseconds(func() error { return sb.Update(ctx, sandbox.WithNetworkPolicy(p)) })
-		}
+		return timed(func() error { return sb.Update(ctx, sandbox.WithNetworkPolicy(p)) })
 	}
 	names, none, _, err := pairs(ctx, 3, 30, to(sandbox.NetworkPolicy{Allow: []string{"*.example.com", "example.org"}}), to(sandbox.DenyAll()))
 	if err != nil {
@@ -158,8 +156,8 @@ func policyUpdate(ctx context.Context, r *rig) (float64, error) {
 	return append(names, none...).median(), nil
 }
 
-// tlsConnect: a new TLS connection by name through PID 1, the name looked up, less the
-// same to the address without.
+// tlsConnect measures how much longer a new TLS connection takes by name through PID 1,
+// including the lookup, than directly to the address.
 func tlsConnect(ctx context.Context, r *rig) (float64, error) {
 	o, err := r.outside(ctx)
 	if err != nil {
@@ -202,8 +200,7 @@ func tlsConnect(ctx context.Context, r *rig) (float64, error) {
 	return through.median() - past.median(), nil
 }
 
-// throughput: bytes per second of one HTTP response through PID 1, against the same
-// without.
+// throughput compares the throughput of one HTTP response through PID 1 and directly.
 func throughput(ctx context.Context, r *rig) (float64, error) {
 	const size = 1 << 30
 	o, err := r.outside(ctx)
@@ -224,7 +221,7 @@ func throughput(ctx context.Context, r *rig) (float64, error) {
 			}
 			var speed, n float64
 			if _, err := fmt.Sscan(string(out), &speed, &n); err != nil || n != size {
-				return 0, fmt.Errorf("curl says %q, %w", out, err)
+				return 0, fmt.Errorf("curl printed %q: %w", out, err)
 			}
 			return speed / 1e6, nil
 		}
@@ -237,8 +234,8 @@ func throughput(ctx context.Context, r *rig) (float64, error) {
 	return ratios.median(), nil
 }
 
-// rssPID1: the resident memory of PID 1 under a policy of names, some time after a first
-// connection.
+// rssPID1 measures the resident memory of PID 1 with a policy of names, some time after a
+// first connection.
 func rssPID1(ctx context.Context, r *rig) (float64, error) {
 	o, err := r.outside(ctx)
 	if err != nil {

@@ -9,8 +9,9 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 const (
@@ -19,8 +20,8 @@ const (
 	readings  = 11
 )
 
-// rss100: the resident memory of a program that holds 100 sandboxes, each with its
-// connection. Another process holds them, since this one has a past.
+// rss100 measures the resident memory of a program with 100 sandboxes, each connected. It is
+// a child process, because this one has allocated for other figures.
 func rss100(ctx context.Context, r *rig) (float64, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -32,7 +33,7 @@ func rss100(ctx context.Context, r *rig) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	// Whoever is killed while making a sandbox leaves it half made.
+	// A killed child would leave half-created sandboxes: end its input instead.
 	cmd.Cancel = hold.Close
 	cmd.WaitDelay = time.Minute
 	out, err := cmd.StdoutPipe()
@@ -48,19 +49,19 @@ func rss100(ctx context.Context, r *rig) (float64, error) {
 			rss = append(rss, mib)
 		}
 	}
-	hold.Close() // and it ends, leaving them to be removed
+	hold.Close() // the child ends; rig.remove deletes its sandboxes
 	if err := cmd.Wait(); err != nil {
 		return 0, err
 	}
 	if len(rss) < readings {
-		return 0, fmt.Errorf("%d of %d readings came", len(rss), readings)
+		return 0, fmt.Errorf("got %d of %d readings", len(rss), readings)
 	}
 	note("%d sandboxes: the client's resident memory is %v MiB", sandboxes, rss)
 	return rss.median(), nil
 }
 
-// child makes the sandboxes, uses each, and prints its own resident memory once a
-// second until its input ends.
+// child creates the sandboxes, uses each, and prints its own resident memory once a second
+// until its input ends.
 func child(ctx context.Context, id string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -78,30 +79,21 @@ func child(ctx context.Context, id string) error {
 		return err
 	}
 	began := time.Now()
-	var (
-		mu     sync.Mutex
-		wg     sync.WaitGroup
-		failed error
-	)
+	var g errgroup.Group
 	for range sandboxes {
-		wg.Go(func() {
+		g.Go(func() error {
 			sb, err := r.create(ctx)
-			if err == nil {
-				err = sb.Command(ctx, "true").Run()
-			}
 			if err != nil {
-				mu.Lock()
-				defer mu.Unlock()
-				failed = err
+				return err
 			}
+			return sb.Command(ctx, "true").Run()
 		})
 	}
-	wg.Wait()
-	if failed != nil {
-		return failed
+	if err := g.Wait(); err != nil {
+		return err
 	}
 	files, _ := os.ReadDir("/proc/self/fd")
-	note("%d sandboxes made and used in %.1f s; before them %.1f MiB resident, with them %d files open",
+	note("%d sandboxes created and used in %.1f s; before them %.1f MiB resident, with them %d open files",
 		sandboxes, time.Since(began).Seconds(), before, len(files))
 	for ctx.Err() == nil {
 		mib, err := resident()

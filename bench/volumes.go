@@ -15,9 +15,9 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
-// rwcopy is what a copied mount adds to Create, against the machine's own cp -a of the
-// same tree, which has been read before. The engine copies it itself, or, streamed, this
-// process reads it, as it does when the engine is elsewhere.
+// rwcopy compares the time that a copied mount adds to Create with cp -a of the same tree, in
+// the file cache. The engine copies it itself or, if streamed, through this process, as for a
+// remote engine.
 func rwcopy(tree copied, streamed bool) func(context.Context, *rig) (float64, error) {
 	return func(ctx context.Context, r *rig) (float64, error) { return r.rwcopy(ctx, tree, streamed) }
 }
@@ -52,17 +52,17 @@ var (
 	}}
 )
 
-// tree makes the tree, in a directory that goes at the end. Not before: creating files
+// tree creates the tree in a directory that is removed at the end. Not before: creating files
 // soon after many were deleted is slow.
 func (r *rig) tree(t copied) (string, error) {
 	if !r.local {
-		return "", errors.New("cp can be compared with on the engine's own machine alone")
+		return "", errors.New("the comparison with cp needs an engine on this machine")
 	}
 	top, err := os.MkdirTemp("", "bench")
 	if err != nil {
 		return "", err
 	}
-	r.rubbish = append(r.rubbish, top)
+	r.dirs = append(r.dirs, top)
 	tree := filepath.Join(top, "tree")
 	if err := os.Mkdir(tree, 0o755); err != nil {
 		return "", err
@@ -77,7 +77,7 @@ func (r *rig) rwcopy(ctx context.Context, t copied, streamed bool) (_ float64, e
 	}
 	source, how := tree, "a copy of "
 	if streamed {
-		// A path that is another one, or none, to every other process.
+		// A path that only this process can resolve.
 		was, err := os.Getwd()
 		if err == nil {
 			err = os.Chdir(filepath.Dir(tree))
@@ -94,9 +94,9 @@ func (r *rig) rwcopy(ctx context.Context, t copied, streamed bool) (_ float64, e
 	})
 }
 
-// beyondCreate is what a way to make a sandbox with a tree takes longer than Create,
-// against cp -a of that tree. It tells of the pieces.
-func (r *rig) beyondCreate(ctx context.Context, what, tree string, way func() error) (float64, error) {
+// beyondCreate compares the time that create, which makes a sandbox with a tree, takes longer
+// than a plain Create with cp -a of that tree.
+func (r *rig) beyondCreate(ctx context.Context, what, tree string, create func() error) (float64, error) {
 	if _, err := r.warm(ctx); err != nil {
 		return 0, err
 	}
@@ -108,14 +108,14 @@ func (r *rig) beyondCreate(ctx context.Context, what, tree string, way func() er
 		var took [3]float64
 		ways := []func() error{
 			func() error { return second(r.create(ctx)) },
-			way,
+			create,
 			func() error {
 				return exec.CommandContext(ctx, "cp", "-a", tree, filepath.Join(filepath.Dir(tree), fmt.Sprint(round))).Run()
 			},
 		}
 		for i := range ways {
 			i = (i + round) % len(ways)
-			// What the one before has written is not to be waited for by the next.
+			// Don't let the next one wait for writes of the one before.
 			err := exec.CommandContext(ctx, "sync").Run()
 			if err != nil {
 				return 0, err
@@ -134,8 +134,8 @@ func (r *rig) beyondCreate(ctx context.Context, what, tree string, way func() er
 	return ratios.median(), nil
 }
 
-// listVolumes500: a list of 500 volumes, against the engine's own lists of volumes and
-// containers and its disk usage one after the other.
+// listVolumes500 compares a list of 500 volumes with the engine's lists of volumes and
+// containers and its disk usage, one after the other.
 func listVolumes500(ctx context.Context, r *rig) (float64, error) {
 	if _, err := r.warm(ctx); err != nil {
 		return 0, err
@@ -149,20 +149,16 @@ func listVolumes500(ctx context.Context, r *rig) (float64, error) {
 		}
 	}
 	ours, theirs, ratios, err := pairs(ctx, 2, 9,
-		func() (float64, error) {
-			return milliseconds(func() error { _, err := r.client.ListVolumes(ctx); return err })
-		},
-		func() (float64, error) {
-			return milliseconds(func() error {
-				for _, path := range []string{"/volumes", "/containers/json?all=1", "/system/df?type=volume"} {
-					var v any
-					if err := r.api.call(ctx, "GET", path, nil, &v); err != nil {
-						return err
-					}
+		timed(func() error { return second(r.client.ListVolumes(ctx)) }),
+		timed(func() error {
+			for _, path := range []string{"/volumes", "/containers/json?all=1", "/system/df?type=volume"} {
+				var v any
+				if err := r.api.call(ctx, "GET", path, nil, &v); err != nil {
+					return err
 				}
-				return nil
-			})
-		})
+			}
+			return nil
+		}))
 	if err != nil {
 		return 0, err
 	}

@@ -16,20 +16,21 @@ import (
 
 // Handler serves the sandboxes of a client's engine, in JSON:
 //
-//	GET    /health                    whether the engine answers; 503 when not
-//	GET    /sandboxes                 all of them; ?status=running&prefix=a&tag=key=value, each may be repeated
-//	GET    /sandboxes/{name}          one, as Inspect tells it
-//	GET    /sandboxes/{name}/logs     its log, see LogsHandler
-//	POST   /sandboxes/{name}/start    start its session
-//	POST   /sandboxes/{name}/stop     stop it
-//	DELETE /sandboxes/{name}          delete it; ?volumes=delete deletes its volumes, too
+//	GET    /health                    whether the engine answers; 503 if not
+//	GET    /sandboxes                 list; ?status=running&prefix=a&tag=key=value, status and tag may be repeated
+//	GET    /sandboxes/{name}          details, as Inspect returns them
+//	GET    /sandboxes/{name}/logs     log, see LogsHandler
+//	POST   /sandboxes/{name}/start    start the session
+//	POST   /sandboxes/{name}/stop     stop the session
+//	DELETE /sandboxes/{name}          delete; ?volumes=delete deletes its volumes too
 //
-// {name} is a name or an ID. An error is {"error": text} with the status that
-// [sandbox.Error].StatusCode says: 404 "Sandbox not found", 400 for what can't be right,
-// 503 without an engine. Sizes are in bytes, durations in milliseconds, times RFC 3339.
+// {name} is a name or an ID. An error is {"error": text} with the status of
+// [sandbox.Error].StatusCode: 404 "Sandbox not found", 400 for an invalid argument, 503 if
+// the engine is unavailable. Sizes are in bytes, durations in milliseconds, times in RFC
+// 3339.
 //
-// Making sandboxes is not among it: which options a caller may choose is the platform's
-// to say. Mount it below a prefix with [http.StripPrefix].
+// There is no call to create sandboxes: the platform decides which options a caller may
+// choose. Mount the handler below a prefix with [http.StripPrefix].
 func Handler(client *sandbox.Client) http.Handler {
 	mux := http.NewServeMux()
 	h := handler{client}
@@ -45,7 +46,7 @@ func Handler(client *sandbox.Client) http.Handler {
 
 type handler struct{ client *sandbox.Client }
 
-// info is a sandbox in a list.
+// info is the JSON of a sandbox in a list.
 type info struct {
 	ID        string            `json:"id"`
 	Name      string            `json:"name"`
@@ -60,7 +61,7 @@ func infoOf(i sandbox.Info) info {
 	return info{i.ID, i.Name, i.State, i.Image, i.CreatedAt, i.Location, i.Tags}
 }
 
-// details is a sandbox by itself.
+// details is the JSON of one sandbox.
 type details struct {
 	info
 	Reason       string                    `json:"reason,omitempty"`
@@ -85,7 +86,7 @@ type usage struct {
 
 type workspace struct {
 	Volume    string `json:"volume"`
-	SizeBytes int64  `json:"sizeBytes"` // negative when it is unknown
+	SizeBytes int64  `json:"sizeBytes"` // negative if unknown
 	Size      string `json:"size"`
 	Warning   string `json:"warning,omitempty"`
 }
@@ -106,7 +107,7 @@ func detailsOf(st sandbox.Status) details {
 func (h handler) health(w http.ResponseWriter, r *http.Request) {
 	got, err := h.client.CheckHealth(r.Context())
 	if err != nil {
-		refuse(w, err)
+		failWith(w, err)
 		return
 	}
 	code := http.StatusOK
@@ -137,13 +138,13 @@ func (h handler) list(w http.ResponseWriter, r *http.Request) {
 	}
 	for _, key := range slices.Sorted(maps.Keys(q)) {
 		if !slices.Contains([]string{"status", "tag", "prefix"}, key) {
-			fail(w, http.StatusBadRequest, strconv.Quote(key)+" is not known; there is status, tag, prefix")
+			fail(w, http.StatusBadRequest, "unknown parameter "+strconv.Quote(key)+": use status, tag or prefix")
 			return
 		}
 	}
 	got, err := h.client.List(r.Context(), opts...)
 	if err != nil {
-		refuse(w, err)
+		failWith(w, err)
 		return
 	}
 	all := []info{}
@@ -156,7 +157,7 @@ func (h handler) list(w http.ResponseWriter, r *http.Request) {
 func (h handler) inspect(w http.ResponseWriter, r *http.Request) {
 	st, err := h.client.Inspect(r.Context(), r.PathValue("name"))
 	if err != nil {
-		refuse(w, err)
+		failWith(w, err)
 		return
 	}
 	answer(w, http.StatusOK, detailsOf(st))
@@ -165,7 +166,7 @@ func (h handler) inspect(w http.ResponseWriter, r *http.Request) {
 func (h handler) start(w http.ResponseWriter, r *http.Request) {
 	sb, err := h.client.Get(r.Context(), r.PathValue("name"))
 	if err != nil {
-		refuse(w, err)
+		failWith(w, err)
 		return
 	}
 	sb.Detach()
@@ -175,19 +176,19 @@ func (h handler) start(w http.ResponseWriter, r *http.Request) {
 func (h handler) stop(w http.ResponseWriter, r *http.Request) {
 	sb, err := h.client.Get(r.Context(), r.PathValue("name"), sandbox.WithoutResume())
 	if err != nil {
-		refuse(w, err)
+		failWith(w, err)
 		return
 	}
 	defer sb.Detach()
 	state, err := sb.Stop(r.Context())
 	if err != nil {
-		refuse(w, err)
+		failWith(w, err)
 		return
 	}
 	answer(w, http.StatusOK, map[string]sandbox.State{"status": state})
 }
 
-// outcome is what became of a volume.
+// outcome is the JSON of a volume of a deleted sandbox.
 type outcome struct {
 	Name   string `json:"name"`
 	Status string `json:"status"`
@@ -217,7 +218,7 @@ func (h handler) delete(w http.ResponseWriter, r *http.Request) {
 	answer(w, code, map[string]any{"error": text, "volumes": volumes})
 }
 
-// explain is the status and the text of an error.
+// explain returns the status and text of an error.
 func explain(err error) (code int, text string) {
 	code, text = http.StatusInternalServerError, err.Error()
 	if e := (*sandbox.Error)(nil); errors.As(err, &e) {
@@ -229,8 +230,8 @@ func explain(err error) (code int, text string) {
 	return code, text
 }
 
-// refuse answers with the error's own status.
-func refuse(w http.ResponseWriter, err error) {
+// failWith answers with the status and text of an error.
+func failWith(w http.ResponseWriter, err error) {
 	code, text := explain(err)
 	fail(w, code, text)
 }
@@ -243,5 +244,5 @@ func answer(w http.ResponseWriter, code int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
-	json.NewEncoder(w).Encode(v) // a client that has gone is nobody's to tell
+	json.NewEncoder(w).Encode(v) // fails only if the client has disconnected
 }

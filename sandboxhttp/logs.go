@@ -1,5 +1,5 @@
-// Package sandboxhttp serves sandboxes over HTTP, for platforms that are built on
-// package sandbox. It does not authenticate anybody: put that in front of it.
+// Package sandboxhttp serves sandboxes over HTTP, for platforms built on package sandbox. It
+// has no authentication: put that in front of it.
 package sandboxhttp
 
 import (
@@ -15,34 +15,33 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
-// heartbeat is how often a silent stream shows that it lives, so that nobody between
-// the two ends closes it, and a client that has gone is noticed.
+// heartbeat is the interval of comments on an idle stream. They keep proxies from closing it,
+// and detect clients that have gone.
 const heartbeat = 15 * time.Second
 
-// writeTimeout is how long a client may keep one event waiting.
+// writeTimeout bounds the write of one event to a slow client.
 const writeTimeout = 30 * time.Second
 
 // LogsHandler serves the log of a sandbox (see [sandbox.Sandbox.Logs]) as Server-Sent
-// Events, at the path that [sandbox.Status].LogsEndpoint names: GET …/{name}/logs, by
-// name or ID. It can be mounted below any prefix, or at a pattern with the wildcard
-// {name}:
+// Events, at the path of [sandbox.Status].LogsEndpoint: GET …/{name}/logs, by name or ID. It
+// can be mounted below any prefix, or at a pattern with the wildcard {name}:
 //
 //	mux.Handle("GET /sandboxes/{name}/logs", sandboxhttp.LogsHandler(client))
 //
-// Each line is an event "stdout" or "stderr" with the line as its data, where bytes
-// that are not UTF-8 are replaced, and an id. A client that comes back with the id of
-// the last event it had, as browsers do by themselves (Last-Event-ID), gets what comes
-// after it. When the session ends there is an event "end" with the reason as data, and
-// when the log can't be read on an event "failed" with the cause. A browser would then
-// connect again; it is told to stop (204) while the sandbox is stopped and there is
-// nothing new for it. Silence is broken by a comment every 15 s.
+// Each line is an event "stdout" or "stderr" with an id and the line as its data, in which
+// bytes that are not UTF-8 are replaced. A client that reconnects with the id of its last
+// event (Last-Event-ID), as browsers do by themselves, gets the lines after it. The end of
+// the session is an event "end" with the reason as data; an error while reading the log is
+// an event "failed" with the cause. Browsers reconnect after either: while the sandbox is
+// stopped and there are no new lines, the response is 204, which makes them stop. An idle
+// stream gets a comment every 15 s.
 //
-// The query can have tail=100, for the last lines only, follow=0 to end where the log
-// does now, since=2006-01-02T15:04:05Z, and command=ID for the lines of one detached
-// command alone. A sandbox that does not exist is 404,
-// "Sandbox not found", as JSON; a query that makes no sense is 400.
+// Query parameters: tail=100 for the last lines only, follow=0 to end at the current end of
+// the log, since=2006-01-02T15:04:05Z, and command=ID for the lines of one detached command.
+// Errors are JSON: 404 "Sandbox not found" if there is no such sandbox, and 400 for a
+// malformed query.
 //
-// Reading a log never resumes a sandbox. The client is the caller's to close.
+// Reading a log never resumes a sandbox. The caller closes the client.
 func LogsHandler(client *sandbox.Client) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
@@ -62,13 +61,13 @@ func LogsHandler(client *sandbox.Client) http.Handler {
 		}
 		sb, err := client.Get(r.Context(), name, sandbox.WithoutResume())
 		if err != nil {
-			refuse(w, err)
+			failWith(w, err)
 			return
 		}
 		defer sb.Detach()
 		st, err := client.Inspect(r.Context(), name)
 		if err != nil {
-			refuse(w, err)
+			failWith(w, err)
 			return
 		}
 		live := st.State == sandbox.StateRunning || st.State == sandbox.StatePaused
@@ -84,7 +83,7 @@ func LogsHandler(client *sandbox.Client) http.Handler {
 	})
 }
 
-// nameOf is the wildcard {name}, else what stands before /logs.
+// nameOf returns the wildcard {name}, or else the path element before /logs.
 func nameOf(r *http.Request) string {
 	if name := r.PathValue("name"); name != "" {
 		return name
@@ -96,15 +95,15 @@ func nameOf(r *http.Request) string {
 	return rest[strings.LastIndexByte(rest, '/')+1:]
 }
 
-// position is a place in one stream of a log: after the n-th line of a time, from 1.
-// A line that began before the one ahead of it counts as of that one's time. Between the
-// two streams times jump back and forth: the engine takes them before it puts the lines
-// in a row.
+// position is a position in one stream of a log: after the n-th line with a time, from 1. A
+// line whose time is before that of the line ahead of it counts with the later time. Between
+// the two streams times are not in order: the engine takes them before it merges the lines.
 type position struct {
 	time time.Time
 	n    int
 }
 
+// has reports whether q is at or before p.
 func (p position) has(q position) bool {
 	return q.time.Before(p.time) || q.time.Equal(p.time) && q.n <= p.n
 }
@@ -124,11 +123,11 @@ func parsePosition(s string) (p position, ok bool) {
 	return p, true
 }
 
-// disorder is far more than the engine's copying of one stream lags behind the other's,
-// and than most lines take from their beginning to their end.
+// disorder is far more than one stream lags behind the other in the engine, and than most
+// lines take from their beginning to their end.
 const disorder = 10 * time.Second
 
-// place is where a client is in a log: the id of an event.
+// place is a client's place in a log: its text is the id of an event.
 type place struct{ stdout, stderr position }
 
 func (p place) zero() bool { return p == place{} }
@@ -140,7 +139,7 @@ func (p *place) of(stream string) *position {
 	return &p.stdout
 }
 
-// since is where to read from to come to p again, with lines that began before it.
+// since returns the time to read from to reach p again, including lines that began before.
 func (p place) since() time.Time {
 	first := p.stdout.time
 	if p.stderr.time.Before(first) {
@@ -149,10 +148,10 @@ func (p place) since() time.Time {
 	return first.Add(-disorder)
 }
 
-// from is the place from which on every line comes, of either stream.
-func from(t time.Time) place { return place{position{time: t}, position{time: t}} }
+// placeAt is the place before the first line from t on, in both streams.
+func placeAt(t time.Time) place { return place{position{time: t}, position{time: t}} }
 
-// add takes a line that was read, and returns its position.
+// add advances p past a line, and returns the line's position.
 func (p *place) add(l sandbox.LogLine) position {
 	own := p.of(l.Stream)
 	if l.Time.After(own.time) {
@@ -160,7 +159,7 @@ func (p *place) add(l sandbox.LogLine) position {
 	}
 	own.n++
 	at := *own
-	// What a stream that says little has said last would be far back to look for.
+	// The last line of a quiet stream may be far back: don't make since read from there.
 	for _, other := range []*position{&p.stdout, &p.stderr} {
 		if past := l.Time.Add(-disorder); other.time.Before(past) {
 			*other = position{time: past}
@@ -201,8 +200,7 @@ func parse(r *http.Request) (o sandbox.LogOptions, after place, err error) {
 			return o, after, fmt.Errorf("since=%q is not a time such as 2006-01-02T15:04:05Z", s)
 		}
 	}
-	// An id that is not ours comes from another server behind the same address: then
-	// the client begins again.
+	// An id in another format is from another server behind the same address: ignore it.
 	if p, ok := parsePlace(r.Header.Get("Last-Event-ID")); ok {
 		after = p
 		o.Since, o.Tail = p.since(), 0
@@ -214,16 +212,16 @@ func parse(r *http.Request) (o sandbox.LogOptions, after place, err error) {
 type stream struct {
 	w       http.ResponseWriter
 	out     *http.ResponseController
-	after   place  // what the client has already
-	command string // whose lines alone it wants
-	last    place  // what was read
-	tail    bool   // nothing was yet, and what is earlier than the first line is not wanted
+	after   place  // the client has the lines up to here
+	command string // the detached command to send the lines of; empty means all
+	last    place  // the lines up to here were read
+	tail    bool   // the first line is still to come, and earlier ones are not wanted
 	opened  bool
 	buf     []byte
 }
 
 func newStream(w http.ResponseWriter, o sandbox.LogOptions, after place) *stream {
-	return &stream{w: w, out: http.NewResponseController(w), after: after, last: from(o.Since), tail: o.Tail != 0}
+	return &stream{w: w, out: http.NewResponseController(w), after: after, last: placeAt(o.Since), tail: o.Tail != 0}
 }
 
 func (s *stream) open() {
@@ -234,12 +232,12 @@ func (s *stream) open() {
 	h := s.w.Header()
 	h.Set("Content-Type", "text/event-stream; charset=utf-8")
 	h.Set("Cache-Control", "no-cache, no-transform")
-	h.Set("X-Accel-Buffering", "no") // nginx would collect what is to be seen at once
+	h.Set("X-Accel-Buffering", "no") // keeps nginx from buffering events
 	s.w.WriteHeader(http.StatusOK)
 	s.out.Flush()
 }
 
-// serve sends the log until it ends or the client has gone.
+// serve sends the log until it ends or the client disconnects.
 func (s *stream) serve(ctx context.Context, sb *sandbox.Sandbox, o sandbox.LogOptions) {
 	ctx, cancel := context.WithCancel(ctx)
 	type item struct {
@@ -262,7 +260,7 @@ func (s *stream) serve(ctx context.Context, sb *sandbox.Sandbox, o sandbox.LogOp
 	defer cancel()
 	beat := time.NewTicker(heartbeat)
 	defer beat.Stop()
-	// The connection may serve another request after this one.
+	// Reset the deadline for the next request on the connection.
 	defer s.out.SetWriteDeadline(time.Time{})
 	for {
 		var err error
@@ -296,10 +294,10 @@ func (s *stream) serve(ctx context.Context, sb *sandbox.Sandbox, o sandbox.LogOp
 	}
 }
 
-// line takes one line, unless the client has it.
+// line adds the event of a line, unless the client has it.
 func (s *stream) line(l sandbox.LogLine) {
 	if s.tail {
-		s.last, s.tail = from(l.Time), false
+		s.last, s.tail = placeAt(l.Time), false
 	}
 	if at := s.last.add(l); s.after.of(l.Stream).has(at) {
 		return
@@ -311,10 +309,10 @@ func (s *stream) line(l sandbox.LogLine) {
 	s.event(l.Stream, s.last.String(), l.Text)
 }
 
-// end tells that there is no more to come, and why.
+// end sends the event of the session's end, with the reason.
 func (s *stream) end(ctx context.Context, sb *sandbox.Sandbox) {
 	if !s.opened {
-		s.w.WriteHeader(http.StatusNoContent) // tells a browser not to come back
+		s.w.WriteHeader(http.StatusNoContent) // keeps a browser from reconnecting
 		return
 	}
 	why := string(sandbox.StateRunning)
@@ -335,8 +333,8 @@ func (s *stream) event(kind, id, data string) {
 		s.buf = append(s.buf, id...)
 	}
 	data = strings.ToValidUTF8(data, "\uFFFD")
-	// A carriage return ends a line of this protocol, and one at the very end is part
-	// of the line's end.
+	// A carriage return ends a line in this protocol. One at the very end belongs to the line's
+	// own end, "\r\n".
 	data = strings.TrimSuffix(data, "\r")
 	for part := range strings.SplitSeq(strings.ReplaceAll(data, "\n", "\r"), "\r") {
 		s.buf = append(s.buf, "\ndata: "...)
@@ -350,7 +348,7 @@ func (s *stream) flush() error {
 		return nil
 	}
 	s.open()
-	// Not every ResponseWriter has deadlines; without one the connection's own decide.
+	// Not every ResponseWriter has deadlines; the server's own remain.
 	_ = s.out.SetWriteDeadline(time.Now().Add(writeTimeout))
 	_, err := s.w.Write(s.buf)
 	s.buf = s.buf[:0]

@@ -1,4 +1,4 @@
-// Package sandboxtest gives a test a sandbox of its own and takes it away again.
+// Package sandboxtest creates sandboxes for tests, and removes them afterwards.
 //
 //	func TestReport(t *testing.T) {
 //		sb := sandboxtest.New(t)
@@ -7,8 +7,8 @@
 //		}
 //	}
 //
-// A test that needs an engine fails without one; it is not skipped. Tests may run in
-// parallel: each has another sandbox.
+// Without an engine a test fails; it is not skipped. Tests may run in parallel: each has a
+// sandbox of its own.
 package sandboxtest
 
 import (
@@ -22,26 +22,25 @@ import (
 )
 
 const (
-	// stopTimeout is what a process left running by a test gets to heed SIGTERM.
+	// stopTimeout is the time that processes have to react to SIGTERM.
 	stopTimeout = 2 * time.Second
-	// removeTimeout bounds the removal, which has no deadline of the test's any more.
+	// removeTimeout bounds the removal, since the test's context has ended.
 	removeTimeout = time.Minute
 )
 
-// New makes a sandbox for t, unnamed unless an option names it, and removes it with
-// its volumes when t and its subtests have ended, whatever t did with it in between.
-// It fails t at once when there is no sandbox to be had, and at the end when something
-// of it could not be removed. Processes that t leaves running get 2 s to end, unless
-// [sandbox.WithStopTimeout] says otherwise.
+// New creates a sandbox for t, unnamed unless an option names it, and deletes it with its
+// volumes when t and its subtests have ended, whatever t did with it. If it can't be created
+// New fails t at once, and if it can't be deleted, at the end. Processes that t leaves running
+// have 2 s to end, unless [sandbox.WithStopTimeout] sets another time.
 //
-// Should the test binary be killed, an unnamed sandbox ends by itself, as
-// [sandbox.WithPersistent] describes.
+// If the test binary is killed, an unnamed sandbox ends by itself, as described at
+// [sandbox.WithPersistent].
 func New(t testing.TB, opts ...sandbox.CreateOption) *sandbox.Sandbox {
 	t.Helper()
 	opts = append([]sandbox.CreateOption{sandbox.WithStopTimeout(stopTimeout)}, opts...)
 	sb, err := sandbox.Create(t.Context(), opts...)
 	if err != nil {
-		t.Fatalf("make a sandbox: %v", err)
+		t.Fatalf("create a sandbox: %v", err)
 	}
 	t.Cleanup(func() {
 		t.Helper()
@@ -50,7 +49,7 @@ func New(t testing.TB, opts ...sandbox.CreateOption) *sandbox.Sandbox {
 		defer cancel()
 		report, err := sb.Delete(ctx, sandbox.PreserveVolumes(false))
 		if errors.Is(err, sandbox.ErrClosed) {
-			// The test let go of the handle. A persistent sandbox is still there.
+			// The test closed the handle. A persistent sandbox still exists.
 			report, err = sandbox.Delete(ctx, sb.ID(), sandbox.PreserveVolumes(false))
 		}
 		if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
@@ -60,8 +59,8 @@ func New(t testing.TB, opts ...sandbox.CreateOption) *sandbox.Sandbox {
 	return sb
 }
 
-// Run runs a command in sb and returns what it wrote to stdout. It fails t when the
-// command does not succeed, with what it wrote to stderr. The test's context bounds it.
+// Run runs a command in sb and returns its stdout. If the command fails, Run fails t with the
+// command's stderr. The test's context bounds the command.
 func Run(t testing.TB, sb *sandbox.Sandbox, name string, args ...string) string {
 	t.Helper()
 	out, err := sb.Command(t.Context(), name, args...).Output()

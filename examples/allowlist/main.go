@@ -1,6 +1,5 @@
-// Allowlist installs a package that can't be trusted, in a sandbox that may reach the
-// registry and nothing else. What the package's install script tries besides is blocked,
-// and told at the end.
+// Allowlist installs an untrusted package in a sandbox that can connect to the registry only.
+// Other connections of the package's install script are blocked, and listed at the end.
 package main
 
 import (
@@ -21,8 +20,8 @@ func main() {
 }
 
 func run(ctx context.Context) error {
-	// A registry in a container, so that this runs without the internet. With the real
-	// one, Allow: []string{"registry.npmjs.org"} is all there is to say.
+	// A registry in a container, so that this runs without the internet. With the real one,
+	// Allow: []string{"registry.npmjs.org"} is enough.
 	registry, err := outside.Start(ctx, "registry.test", npm())
 	if err != nil {
 		return err
@@ -36,7 +35,7 @@ func run(ctx context.Context) error {
 
 	sb, err := client.Create(ctx, sandbox.WithNetworkPolicy(sandbox.NetworkPolicy{
 		Allow:       []string{"registry.test"},
-		ResolveInto: []string{registry.Addr.String()}, // a private address, which names don't lead to otherwise
+		ResolveInto: []string{registry.Addr.String()}, // a private address: names may not resolve to it otherwise
 	}))
 	if err != nil {
 		return err

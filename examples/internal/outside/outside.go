@@ -1,5 +1,5 @@
-// Package outside stands in for the internet, so that the examples run where there is
-// none: a container that is DNS server and web server for one name.
+// Package outside replaces the internet, so that the examples run offline: a container that
+// is DNS server and web server for one name.
 package outside
 
 import (
@@ -21,10 +21,10 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 )
 
-// A Server is one that runs.
+// A Server is a running server.
 type Server struct {
 	Addr      netip.Addr
-	Authority []byte // that signed its certificate, in PEM
+	Authority []byte // the certificate authority, in PEM
 
 	eng *engine.Engine
 	id  string
@@ -91,15 +91,15 @@ func Start(ctx context.Context, name, handler string) (s *Server, err error) {
 	defer logs.Close()
 	line, err := logs.Next()
 	if err == nil && string(line.Text) != "ready" {
-		err = fmt.Errorf("it says %q", line.Text)
+		err = fmt.Errorf("unexpected output %q", line.Text)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the stand-in for %s: %w", name, err)
+		return nil, fmt.Errorf("start server for %s: %w", name, err)
 	}
 	return s, nil
 }
 
-// certificate makes an authority, and a key and certificate that it signed.
+// certificate creates an authority, and a key and certificate signed by it.
 func (s *Server) certificate(name string) (key, cert []byte, err error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
