@@ -221,8 +221,8 @@ func serveSSH(conn net.Conn, conf *ssh.ServerConfig) {
 		go func() {
 			defer ch.Close()
 			for req := range reqs {
-				var told struct{ Command string }
-				if req.Type != "exec" || ssh.Unmarshal(req.Payload, &told) != nil {
+				var msg struct{ Command string }
+				if req.Type != "exec" || ssh.Unmarshal(req.Payload, &msg) != nil {
 					if req.WantReply {
 						req.Reply(req.Type == "env", nil)
 					}
@@ -230,7 +230,7 @@ func serveSSH(conn net.Conn, conf *ssh.ServerConfig) {
 				}
 				req.Reply(true, nil)
 				code := uint32(0)
-				cmd := exec.Command("sh", "-c", told.Command)
+				cmd := exec.Command("sh", "-c", msg.Command)
 				cmd.Stdout, cmd.Stderr = ch, ch.Stderr()
 				in, err := cmd.StdinPipe()
 				if err == nil {

@@ -87,20 +87,11 @@ func (p Policy) Canon() (Policy, error) {
 	size("resolve-into", len(p.ResolveInto))
 
 	out := Policy{Mode: p.Mode}
-	for _, n := range p.Allow {
-		pattern, err := canonPattern(n.Pattern)
-		if err != nil {
-			problems = append(problems, err)
-			continue
-		}
-		if n.Transform && pattern == Any {
-			bad("%q cannot be transformed: it includes every address; list the names", n.Pattern)
-			continue
-		}
-		out.Allow = append(out.Allow, Name{pattern, n.Transform})
+	names, err := canonNames(p.Allow)
+	if err != nil {
+		problems = append(problems, err)
 	}
-	slices.SortFunc(out.Allow, func(a, b Name) int { return strings.Compare(a.Pattern, b.Pattern) })
-	out.Allow = joinNames(out.Allow)
+	out.Allow = names
 	prefixes := func(list string, in []netip.Prefix) []netip.Prefix {
 		for _, f := range in {
 			if err := checkPrefix(f); err != nil {
@@ -133,6 +124,24 @@ func (p Policy) Canon() (Policy, error) {
 		return Policy{}, errors.Join(problems...)
 	}
 	return out, nil
+}
+
+// canonNames returns the canonical form of names.
+func canonNames(in []Name) ([]Name, error) {
+	var out []Name
+	var problems []error
+	for _, n := range in {
+		switch pattern, err := canonPattern(n.Pattern); {
+		case err != nil:
+			problems = append(problems, err)
+		case n.Transform && pattern == Any:
+			problems = append(problems, fmt.Errorf("%q cannot be transformed: it includes every address; list the names", n.Pattern))
+		default:
+			out = append(out, Name{pattern, n.Transform})
+		}
+	}
+	slices.SortFunc(out, func(a, b Name) int { return strings.Compare(a.Pattern, b.Pattern) })
+	return joinNames(out), errors.Join(problems...)
 }
 
 // joinNames merges equal neighbours. The result is transformed if either was.
