@@ -19,19 +19,19 @@ import (
 // ruleset is a network policy as the kernel enforces it. The zero value lets nothing
 // out and nothing in.
 //
-// Who sent a packet is told by its mark: with neither NET_RAW nor NET_ADMIN nobody but
+// A packet's mark identifies its sender: with neither NET_RAW nor NET_ADMIN nobody but
 // this process can set one. And because the kernel takes a flow's direction from whatever
 // packet it saw first, which a process can forge, "this is an answer" counts only with a
 // connection mark that packets get as they enter through a published port.
 type ruleset struct {
 	mark     uint32       // of this process's own packets
 	ports    []uint16     // published, TCP
-	upstream []netip.Addr // resolvers that this process asks
+	upstream []netip.Addr // resolvers that this process queries
 
 	dns   bool // port 53, wherever, is the filter's
-	proxy bool // TCP that the sets don't decide goes through the proxy
+	proxy bool // TCP that the sets do not decide goes through the proxy
 	open  bool // what nothing else decides may leave
-	// anyoneAsks lets everybody ask the resolvers, and the engine's.
+	// anyoneAsks lets every process query the resolvers, and the engine's.
 	anyoneAsks bool
 
 	deny      []netip.Prefix // before anything else
@@ -40,7 +40,7 @@ type ruleset struct {
 	into      []netip.Prefix // protected, but not from this process
 	local     []netip.Prefix // IPv6 sources that can be this container's own
 
-	log bool // tell logGroup of what is refused
+	log bool // send the heads of refused packets to logGroup
 }
 
 const (
@@ -61,9 +61,8 @@ const (
 // engineResolver is where the engine answers names inside a container.
 var engineResolver = netip.MustParseAddr("127.0.0.11")
 
-// install makes the kernel enforce the ruleset in place of the one before, in one
-// transaction: it enforces the one or the other at any time. After an error it may be
-// either.
+// install replaces the ruleset that the kernel enforces, in one transaction: at any time
+// it enforces the one or the other. After an error it may be either.
 func (r *ruleset) install() error {
 	conn, err := nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error {
 		// A transaction is one message, and its answers come all at once.
@@ -100,20 +99,38 @@ const (
 	ndNeighbourAdvert  = 136
 )
 
+// build writes the chains. What a rule goes to comes before it.
 func (r *ruleset) build(b *builder) {
-	deny, allow := b.set("deny", r.deny), b.set("allow", r.allow)
-	protected, into := b.set("protected", r.protected), b.set("into", r.into)
-	local := b.set("local", append(r.local, netip.MustParsePrefix("::/127"), netip.MustParsePrefix("fe80::/10")))
-	loopback := b.set("loopback", []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")})
-	mine := meta(expr.MetaKeyMARK, native(r.mark))
-	mayAsk := func(who cond, mark uint32) {
-		for _, u := range r.upstream {
-			for _, proto := range []uint8{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
-				b.rule(who, destination.addr(u), toPort(proto, 53), setFlowMark(mark), accept)
-			}
-		}
+	sets := r.sets(b)
+	r.refuseChain(b)
+	if r.dns || r.proxy {
+		r.redirectChain(b, sets)
 	}
+	r.outChain(b, sets)
+	r.leaveChain(b, sets)
+	r.inChain(b, sets)
+	b.baseChain("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, 0, nftables.ChainPolicyDrop)
+}
 
+// addrSets are the named sets of a ruleset.
+type addrSets struct{ deny, allow, protected, into, local, loopback addrSet }
+
+func (r *ruleset) sets(b *builder) addrSets {
+	return addrSets{
+		deny:      b.set("deny", r.deny),
+		allow:     b.set("allow", r.allow),
+		protected: b.set("protected", r.protected),
+		into:      b.set("into", r.into),
+		local:     b.set("local", append(r.local, netip.MustParsePrefix("::/127"), netip.MustParsePrefix("fe80::/10"))),
+		loopback:  b.set("loopback", []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}),
+	}
+}
+
+// own matches this process's own packets.
+func (r *ruleset) own() cond { return meta(expr.MetaKeyMARK, native(r.mark)) }
+
+// refuseChain answers what is refused, and logs it.
+func (r *ruleset) refuseChain(b *builder) {
 	b.plainChain("refuse")
 	if r.log {
 		b.rule(cond{
@@ -123,67 +140,87 @@ func (r *ruleset) build(b *builder) {
 	}
 	b.rule(proto(unix.IPPROTO_TCP), cond{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
 	b.rule(cond{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED}})
+}
 
-	if r.dns || r.proxy {
-		// Before the engine's own redirection of its resolver, at -100.
-		b.baseChain("redirect", nftables.ChainTypeNAT, nftables.ChainHookOutput, -150, nftables.ChainPolicyAccept)
-		b.rule(mine, accept)
-		if r.dns {
-			b.rule(destination.addr(engineResolver), toPort(unix.IPPROTO_UDP, 53), redirect(dnsPort))
-			b.rule(destination.addr(engineResolver), toPort(unix.IPPROTO_TCP, 53), redirect(dnsPort))
-		}
-		b.rule(outLoopback, accept)
-		if r.dns {
-			b.rule(toPort(unix.IPPROTO_UDP, 53), redirect(dnsPort))
-			b.rule(toPort(unix.IPPROTO_TCP, 53), redirect(dnsPort))
-		}
-		if r.proxy {
-			b.each(nil, destination, deny, accept)
-			b.each(nil, destination, allow, accept)
-			b.rule(proto(unix.IPPROTO_TCP), redirect(proxyPort))
-		}
+// redirectChain sends DNS queries to the filter, and connections to the proxy.
+func (r *ruleset) redirectChain(b *builder, sets addrSets) {
+	// Before the engine's own redirection of its resolver, at -100.
+	b.baseChain("redirect", nftables.ChainTypeNAT, nftables.ChainHookOutput, -150, nftables.ChainPolicyAccept)
+	b.rule(r.own(), accept)
+	if r.dns {
+		b.rule(destination.addr(engineResolver), toPort(unix.IPPROTO_UDP, 53), redirect(dnsPort))
+		b.rule(destination.addr(engineResolver), toPort(unix.IPPROTO_TCP, 53), redirect(dnsPort))
 	}
+	b.rule(outLoopback, accept)
+	if r.dns {
+		b.rule(toPort(unix.IPPROTO_UDP, 53), redirect(dnsPort))
+		b.rule(toPort(unix.IPPROTO_TCP, 53), redirect(dnsPort))
+	}
+	if r.proxy {
+		b.each(nil, destination, sets.deny, accept)
+		b.each(nil, destination, sets.allow, accept)
+		b.rule(proto(unix.IPPROTO_TCP), redirect(proxyPort))
+	}
+}
 
+// outChain decides what this host may send.
+func (r *ruleset) outChain(b *builder, sets addrSets) {
+	own := r.own()
 	b.baseChain("out", nftables.ChainTypeFilter, nftables.ChainHookOutput, 0, nftables.ChainPolicyDrop)
 	// A process may bind an IPv6 address that is not ours; IPv4's it may not. Only the
 	// kernel itself speaks for others, when it refuses a connection below.
 	b.rule(outLoopback, proto(unix.IPPROTO_TCP), related, accept)
-	b.rule(source.outside(local.v6), drop)
+	b.rule(source.outside(sets.local.v6), drop)
 	b.rule(direction(directionReply), flowMark(markPublished), accept)
-	mayAsk(mine, markOwn)
+	r.allowResolvers(b, own, markOwn)
 	if r.anyoneAsks {
-		mayAsk(nil, markAsking)
+		r.allowResolvers(b, nil, markAsking)
 	} else {
 		b.rule(destination.addr(engineResolver), gotoChain("refuse"))
 	}
 	b.rule(outLoopback, accept)
 	for _, p := range ownPorts {
-		// What was redirected still seems to leave by the device it was meant for.
+		// The output device of a redirected packet is still the one of its old route.
 		b.rule(destination.addr(loopback4), toPort(p.proto, p.number), redirected(true), accept)
 		b.rule(destination.addr(loopback6), toPort(p.proto, p.number), redirected(true), accept)
 	}
 	for _, kind := range []byte{ndRouterSolicit, ndNeighbourSolicit, ndNeighbourAdvert} {
 		b.rule(icmp6(kind), accept)
 	}
-	b.each(nil, destination, deny, gotoChain("refuse"))
-	b.each(nil, destination, allow, accept)
+	b.each(nil, destination, sets.deny, gotoChain("refuse"))
+	b.each(nil, destination, sets.allow, accept)
 	if r.proxy {
-		b.each(mine, destination, into, setFlowMark(markOwn), accept)
+		b.each(own, destination, sets.into, setFlowMark(markOwn), accept)
 	}
-	b.each(nil, destination, protected, gotoChain("refuse"))
+	b.each(nil, destination, sets.protected, gotoChain("refuse"))
 	if r.proxy {
-		b.rule(mine, setFlowMark(markOwn), accept)
+		b.rule(own, setFlowMark(markOwn), accept)
 	}
 	if r.open {
 		b.rule(accept)
 	}
 	b.rule(gotoChain("refuse"))
+}
 
-	// What is for this host stays in it, even from a socket that is bound to a device.
+// allowResolvers lets packets that match who go to the resolvers, and marks their flows.
+func (r *ruleset) allowResolvers(b *builder, who cond, mark uint32) {
+	for _, u := range r.upstream {
+		for _, proto := range []uint8{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
+			b.rule(who, destination.addr(u), toPort(proto, 53), setFlowMark(mark), accept)
+		}
+	}
+}
+
+// leaveChain keeps what is for this host in it, even from a socket that is bound to a
+// device.
+func (r *ruleset) leaveChain(b *builder, sets addrSets) {
 	b.baseChain("leave", nftables.ChainTypeFilter, nftables.ChainHookPostrouting, 0, nftables.ChainPolicyAccept)
 	b.rule(outLoopback, accept)
-	b.each(nil, destination, loopback, drop)
+	b.each(nil, destination, sets.loopback, drop)
+}
 
+// inChain decides what this host may receive.
+func (r *ruleset) inChain(b *builder, sets addrSets) {
 	b.baseChain("in", nftables.ChainTypeFilter, nftables.ChainHookInput, 0, nftables.ChainPolicyDrop)
 	for _, u := range r.upstream {
 		if !u.IsLoopback() {
@@ -205,14 +242,14 @@ func (r *ruleset) build(b *builder) {
 	for _, kind := range []byte{ndRouterAdvert, ndNeighbourSolicit, ndNeighbourAdvert} {
 		b.rule(icmp6(kind), accept)
 	}
-	// Answers are looked at one by one, like what they answer: a flow that is not
-	// allowed any more ends in both directions.
+	// Answers are checked one by one, like what they answer: a flow that is not allowed
+	// any more ends in both directions.
 	if r.open || len(r.allow) > 0 {
 		b.rule(proto(unix.IPPROTO_ICMP), related, accept)
 		b.rule(proto(unix.IPPROTO_ICMPV6), related, accept)
-		b.each(direction(directionReply), source, deny, drop)
-		b.each(direction(directionReply), source, allow, established, accept)
-		b.each(direction(directionReply), source, protected, drop)
+		b.each(direction(directionReply), source, sets.deny, drop)
+		b.each(direction(directionReply), source, sets.allow, established, accept)
+		b.each(direction(directionReply), source, sets.protected, drop)
 	}
 	if r.open {
 		b.rule(direction(directionReply), established, accept)
@@ -220,8 +257,6 @@ func (r *ruleset) build(b *builder) {
 	for _, p := range r.ports {
 		b.rule(direction(directionOriginal), toPort(unix.IPPROTO_TCP, p), setFlowMark(markPublished), accept)
 	}
-
-	b.baseChain("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, 0, nftables.ChainPolicyDrop)
 }
 
 // builder writes one table.
@@ -326,7 +361,7 @@ var (
 	accept = verdict(expr.VerdictAccept)
 	drop   = verdict(expr.VerdictDrop)
 
-	// Loopback is told by its kind: a name may be another's.
+	// By the kind of device: another one may be called lo.
 	outLoopback = meta(expr.MetaKeyOIFTYPE, native16(unix.ARPHRD_LOOPBACK))
 	inLoopback  = meta(expr.MetaKeyIIFTYPE, native16(unix.ARPHRD_LOOPBACK))
 
