@@ -12,23 +12,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// replacement is a file that is to take another's place, whole or not at all.
+// replacement is a file that will take another's place, whole or not at all.
 type replacement struct {
 	f    *os.File
 	dir  *os.File     // where it goes
 	name string       // what it will be called there
-	temp string       // what it is called until then; "" when it has no name yet
+	temp string       // what it is called until then; "" while it has no name
 	old  *unix.Stat_t // what it replaces; nil when that does not exist
-	// direct says that f is the place itself: a device, a pipe.
+	// direct says that f is the target itself: a device, a pipe.
 	direct bool
 }
 
 // maxLinks is what the kernel follows.
 const maxLinks = 40
 
-// replace begins to replace path. A link at its end is followed, so that the link
+// newReplacement begins to replace path. A link at its end is followed, so that the link
 // stays; a file keeps its owner and its permissions; the directory must be writable.
-func replace(path string, perm uint32) (_ *replacement, err error) {
+func newReplacement(path string, perm uint32) (_ *replacement, err error) {
 	for range maxLinks {
 		i := strings.LastIndexByte(path, '/')
 		dirName, name := path[:i+1], path[i+1:]
@@ -110,7 +110,7 @@ func (r *replacement) discard() {
 	r.dir.Close()
 }
 
-// commit puts the file in its place.
+// commit gives the file its name.
 func (r *replacement) commit() error {
 	if r.direct {
 		r.dir.Close()
