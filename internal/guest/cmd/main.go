@@ -45,7 +45,7 @@ func run(verb string, args []string) (code int, err error) {
 	case egress.VerbTrust:
 		return 1, egress.RunTrust()
 	case wire.VerbCopy:
-		return 1, copytree.Run(args)
+		return 1, copytree.Run(args, lookupOwner)
 	case wire.VerbDu:
 		return 1, copytree.Sizes(args)
 	case wire.VerbPack:
@@ -74,4 +74,9 @@ func try(args []string) error {
 		a.Reflink = err.Error()
 	}
 	return json.NewEncoder(os.Stdout).Encode(a)
+}
+
+func lookupOwner(spec string) (uid, gid uint32, err error) {
+	user, err := proc.LookupUser(spec)
+	return user.UID, user.GID, err
 }

@@ -26,9 +26,8 @@ func Pack(args []string) error {
 	return err
 }
 
-// Unpack makes a file or tree of the archive on standard input, which is the
-// caller's own: setuid bits and all. An archive that breaks off leaves nothing, and so
-// does a SIGTERM.
+// Unpack extracts the archive on standard input to a path, setuid bits and all: it is the
+// caller's own. An incomplete archive leaves nothing behind, and neither does SIGTERM.
 func Unpack(args []string) error {
 	if len(args) != 1 {
 		return errors.New("unpack: one path")
@@ -42,7 +41,7 @@ func Unpack(args []string) error {
 	defer context.AfterFunc(ctx, func() { in.SetReadDeadline(time.Unix(1, 0)) })()
 	report, err := archive.Unpack(ctx, in, args[0], archive.Friendly, archive.Options{Complete: true})
 	if err != nil && ctx.Err() != nil {
-		term() // now it means what it always does, in a moment
+		term() // from here on SIGTERM ends this process
 		unix.Kill(os.Getpid(), unix.SIGTERM)
 		time.Sleep(time.Second)
 		return err

@@ -3,8 +3,6 @@
 package copytree
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,31 +18,30 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
-	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// Run copies trees as wire.Copy says.
-func Run(args []string) error {
+// Run carries out a wire.Copy, its only argument, and reports on standard output. Owners
+// are resolved by lookup.
+func Run(args []string, lookup LookupOwner) error {
 	if len(args) != 1 {
 		return errors.New("copy: wants one argument")
 	}
-	var told wire.Copy
-	if err := json.Unmarshal([]byte(args[0]), &told); err != nil {
-		return fmt.Errorf("copy: read what to do: %w", err)
+	var spec wire.Copy
+	if err := json.Unmarshal([]byte(args[0]), &spec); err != nil {
+		return fmt.Errorf("copy: read the request: %w", err)
 	}
 	unix.Umask(0)
 	debug.SetGCPercent(400)
 
 	out := json.NewEncoder(os.Stdout)
-	c := newCopier()
-	if told.Wait {
+	c := newCopier(lookup)
+	if spec.Wait {
 		if err := out.Encode(wire.Copied{Ready: true}); err != nil {
 			return err
 		}
 		if _, err := io.ReadFull(os.Stdin, make([]byte, 1)); err != nil {
-			return fmt.Errorf("copy: not told to begin: %w", err)
+			return fmt.Errorf("copy: wait for the start: %w", err)
 		}
 	}
 	stop, stopped := make(chan struct{}), make(chan struct{})
@@ -54,15 +51,15 @@ func Run(args []string) error {
 		layers = c.report(stop, out)
 	}()
 	var err error
-	if told.Stream {
-		err = c.receive(os.Stdin, told.Jobs)
+	if spec.Stream {
+		err = c.receive(os.Stdin, spec.Jobs)
 	} else {
-		err = c.run(told)
+		err = c.run(spec)
 	}
 	close(stop)
 	<-stopped
 	last := c.copied()
-	if err == nil && !layers && !told.Stream {
+	if err == nil && !layers && !spec.Stream {
 		if err := out.Encode(c.atLayers); err != nil {
 			return err
 		}
@@ -74,9 +71,9 @@ func Run(args []string) error {
 	return out.Encode(last)
 }
 
-// report prints how far the copy is until stop is closed, and reports whether it has told of
-// the layers.
-func (c *copier) report(stop <-chan struct{}, out *json.Encoder) (told bool) {
+// report prints the progress of the copy until stop is closed. It returns whether it has
+// printed that the layers are done.
+func (c *copier) report(stop <-chan struct{}, out *json.Encoder) (layersDone bool) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	layers := c.layers
@@ -98,11 +95,12 @@ func (c *copier) report(stop <-chan struct{}, out *json.Encoder) (told bool) {
 type copier struct {
 	files, dirs, bytes, skipped, xattrs atomic.Int64
 	noReflink                           atomic.Bool
-	owners                              []*proc.User // of the jobs; nil keeps what there is
+	lookup                              LookupOwner
+	owners                              []*owner // of the jobs; nil keeps each file's own
 	jobs                                []wire.CopyJob
-	layers                              chan struct{} // closed when those jobs are done
-	packed                              layerBuffer   // what one of them was packed into
-	atLayers                            wire.Copied   // what is said of them
+	layers                              chan struct{} // closed when the jobs of layers are done
+	packed                              layerBuffer   // the layer of a job with Pack
+	atLayers                            wire.Copied   // the report when the layers are done
 
 	mu        sync.Mutex
 	changed   sync.Cond // of the three below
@@ -124,87 +122,16 @@ type linkKey struct {
 	inode
 }
 
-// A link is a file with more than one name. The first name is copied; made is closed
-// when it is there to be linked to.
+// A link is a file with more than one name. The first name is copied; done is closed when
+// the others can be linked to it.
 type link struct {
 	done chan struct{}
 	root int    // the target it is in
 	path string // below root; empty when it could not be made
 }
 
-// A branch is one directory that is being copied.
-type branch struct {
-	job      int
-	root     int     // the job's target
-	parent   *branch // for the path; nil at the root
-	name     string
-	src, dst int
-	stat     unix.Stat_t
-	left     atomic.Int64 // tasks that need src and dst
-}
-
-// path is where the branch is below its job's directory.
-func (b *branch) path() string {
-	if b.parent == nil {
-		return ""
-	}
-	var parts []string
-	for ; b.parent != nil; b = b.parent {
-		parts = append(parts, b.name)
-	}
-	for i, j := 0, len(parts)-1; i < j; i, j = i+1, j-1 {
-		parts[i], parts[j] = parts[j], parts[i]
-	}
-	return strings.Join(parts, "/")
-}
-
-// A task copies entries of a branch. Without entries it opens the branch's directory
-// called name.
-type task struct {
-	b       *branch
-	name    string
-	entries []entry
-}
-
-// entry is one name in a directory.
-type entry struct {
-	name string
-	kind byte // unix.DT_…
-}
-
-// entriesPerTask is how many entries of a directory one task takes.
-const entriesPerTask = 32
-
-// pathError says where a copy failed.
-type pathError struct {
-	job     int
-	path    string
-	err     error
-	changed bool
-}
-
-func (e *pathError) Error() string { return e.err.Error() }
-
-func (e *pathError) Unwrap() error { return e.err }
-
-func toCopyError(err error) *wire.CopyError {
-	told := &wire.CopyError{Message: err.Error(), Unfit: errors.Is(err, trees.ErrUnfit) || errors.Is(err, errTooLarge)}
-	var p *pathError
-	if errors.As(err, &p) {
-		told.Job, told.Path, told.Message, told.Changed = p.job, []byte(p.path), p.err.Error(), p.changed
-	}
-	return told
-}
-
-var errChanged = errors.New("it was changed while it was copied")
-
-func (b *branch) fail(name string, err error) error {
-	changed := errors.Is(err, errChanged) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESTALE)
-	return &pathError{job: b.job, path: path.Join(b.path(), name), err: err, changed: changed}
-}
-
-func newCopier() *copier {
-	c := &copier{links: map[linkKey]*link{}, targets: map[inode]bool{}, layers: make(chan struct{})}
+func newCopier(lookup LookupOwner) *copier {
+	c := &copier{lookup: lookup, links: map[linkKey]*link{}, targets: map[inode]bool{}, layers: make(chan struct{})}
 	c.changed.L = &c.mu
 	return c
 }
@@ -218,27 +145,32 @@ func (c *copier) copied() wire.Copied {
 	}
 }
 
-// lookupOwners looks up who the jobs' trees are for.
+// LookupOwner resolves name|uid[:group|gid] against the account files of the container.
+type LookupOwner func(spec string) (uid, gid uint32, err error)
+
+type owner struct{ uid, gid uint32 }
+
+// lookupOwners looks up the owners that the jobs name.
 func (c *copier) lookupOwners(jobs []wire.CopyJob) error {
-	c.owners = make([]*proc.User, len(jobs))
+	c.owners = make([]*owner, len(jobs))
 	for i, job := range jobs {
 		if job.Owner == "" {
 			continue
 		}
-		id, err := proc.LookupUser(job.Owner)
+		uid, gid, err := c.lookup(job.Owner)
 		if err != nil {
 			return &pathError{job: i, err: err}
 		}
-		c.owners[i] = &id
+		c.owners[i] = &owner{uid, gid}
 	}
 	return nil
 }
 
-// reown changes what a file of a job is to be when the job is for somebody. Who gets
-// another's file does not get the other's rights with it.
+// reown changes the attributes of a file for the owner of its job, if it has one. The new
+// owner must not get the old one's rights by set-user-ID.
 func (c *copier) reown(job int, st *unix.Stat_t) {
-	if id := c.owners[job]; id != nil {
-		st.Uid, st.Gid = id.UID, id.GID
+	if o := c.owners[job]; o != nil {
+		st.Uid, st.Gid = o.uid, o.gid
 		if st.Mode&unix.S_IFMT != unix.S_IFDIR {
 			st.Mode &^= unix.S_ISUID | unix.S_ISGID
 		}
@@ -246,12 +178,12 @@ func (c *copier) reown(job int, st *unix.Stat_t) {
 }
 
 // run copies everything, or stops at the first failure.
-func (c *copier) run(told wire.Copy) error {
-	if err := c.lookupOwners(told.Jobs); err != nil {
+func (c *copier) run(spec wire.Copy) error {
+	if err := c.lookupOwners(spec.Jobs); err != nil {
 		return err
 	}
-	c.jobs, c.roots = told.Jobs, make([]wire.Root, len(told.Jobs))
-	workers := told.Workers
+	c.jobs, c.roots = spec.Jobs, make([]wire.Root, len(spec.Jobs))
+	workers := spec.Workers
 	if workers <= 0 {
 		workers = max(2, runtime.NumCPU())
 	}
@@ -264,23 +196,17 @@ func (c *copier) run(told wire.Copy) error {
 	return c.copyJobs(false, workers)
 }
 
-// copyJobs copies every job that is one of a layer or a root, or every other one.
+// copyJobs runs the jobs of layers and roots, or all others.
 func (c *copier) copyJobs(layers bool, workers int) error {
 	for i, job := range c.jobs {
 		if (job.Layer || job.Root) != layers {
 			continue
 		}
-		if err := writeOut(job.Sync); err != nil {
+		if err := c.prepare(job); err != nil {
 			return &pathError{job: i, err: err}
 		}
 		if job.Pack {
-			if err := c.pack(job); err != nil {
-				return &pathError{job: i, err: err}
-			}
 			continue
-		}
-		if err := empty(job); err != nil {
-			return &pathError{job: i, err: err}
 		}
 		if err := c.begin(i, job); err != nil {
 			return err
@@ -303,31 +229,18 @@ func (c *copier) copyJobs(layers bool, workers int) error {
 	return c.err
 }
 
-// errTooLarge says that a layer is larger than what is packed.
-var errTooLarge = errors.New("too large to be packed")
-
-// layerBuffer is a buffer that takes no more than wire.MaxLayer.
-type layerBuffer struct{ bytes.Buffer }
-
-func (l *layerBuffer) Write(p []byte) (int, error) {
-	if l.Len()+len(p) > wire.MaxLayer {
-		return 0, errTooLarge
-	}
-	return l.Buffer.Write(p)
-}
-
-// pack keeps a layer as a stream of one job.
-func (c *copier) pack(job wire.CopyJob) error {
-	w := trees.New(context.Background(), &c.packed)
-	if err := w.Layer(0, job.From); err != nil {
+// prepare does what comes before a job's files, or the whole job if it is to be packed.
+func (c *copier) prepare(job wire.CopyJob) error {
+	if err := syncFileSystem(job.Sync); err != nil {
 		return err
 	}
-	c.skipped.Add(w.Skipped)
-	for _, name := range w.Names {
-		c.names = append(c.names, []byte(name))
+	if job.Pack {
+		return c.pack(job)
 	}
-	c.bytes.Add(int64(c.packed.Len()))
-	return w.Close()
+	if job.Again {
+		return empty(job.To)
+	}
+	return nil
 }
 
 // begin opens a job's two directories and puts its root on the stack.
@@ -359,7 +272,7 @@ func (c *copier) begin(i int, job wire.CopyJob) error {
 		return b.fail("", err)
 	}
 	c.targets[inode{st.Dev, st.Ino}] = true
-	// The root's descriptor is also what hard links are made below, to the end.
+	// Hard links are made below this one for as long as the job lasts.
 	if b.root, err = unix.Dup(b.dst); err != nil {
 		return b.fail("", err)
 	}
@@ -370,12 +283,9 @@ func (c *copier) begin(i int, job wire.CopyJob) error {
 	return c.list(b)
 }
 
-// empty removes what an earlier copy left.
-func empty(job wire.CopyJob) error {
-	if !job.Again {
-		return nil
-	}
-	root, err := os.OpenRoot(job.To)
+// empty removes what an earlier copy left in a directory.
+func empty(target string) error {
+	root, err := os.OpenRoot(target)
 	if err != nil {
 		return err
 	}
@@ -392,8 +302,8 @@ func empty(job wire.CopyJob) error {
 	return err
 }
 
-// writeOut writes out the file system that dir is on.
-func writeOut(dir string) error {
+// syncFileSystem writes the file system of dir to its device.
+func syncFileSystem(dir string) error {
 	if dir == "" {
 		return nil
 	}
@@ -409,126 +319,13 @@ func identify(st *unix.Stat_t) wire.Identity {
 	return wire.Identity{Boot: bootID(), Dev: st.Dev, Ino: st.Ino, UID: st.Uid, GID: st.Gid}
 }
 
-// bootID tells this kernel from every other one; empty when it does not say.
+// bootID identifies the running kernel; empty when it is unknown.
 func bootID() string {
 	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(id))
 }
 
-func (c *copier) push(ts ...task) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.stack = append(c.stack, ts...)
-	c.changed.Broadcast()
-}
-
-// take returns the next task, or false when there are none and none can come.
-func (c *copier) take() (task, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for {
-		if c.err != nil || len(c.stack) == 0 && c.working == 0 {
-			return task{}, false
-		}
-		if n := len(c.stack); n > 0 {
-			t := c.stack[n-1]
-			c.stack = c.stack[:n-1]
-			c.working++
-			return t, true
-		}
-		c.changed.Wait()
-	}
-}
-
-func (c *copier) done(err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.working--
-	if err != nil && c.err == nil {
-		c.err = err
-	}
-	if c.err != nil || c.working == 0 {
-		c.changed.Broadcast()
-	}
-}
-
-// list reads a branch's directory and puts its entries on the stack.
-func (c *copier) list(b *branch) error {
-	entries, err := readDir(b.src)
-	if err != nil {
-		return b.fail("", err)
-	}
-	b.left.Store(1) // our own, until all are on the stack
-	var ts []task
-	for len(entries) > 0 {
-		n := min(len(entries), entriesPerTask)
-		ts = append(ts, task{b: b, entries: entries[:n]})
-		entries = entries[n:]
-	}
-	b.left.Add(int64(len(ts)))
-	c.push(ts...)
-	return c.leave(b)
-}
-
-// leave ends a task's need of a branch. The last one completes the directory, whose
-// times would change with everything that is put into it.
-func (c *copier) leave(b *branch) error {
-	if b.left.Add(-1) > 0 {
-		return nil
-	}
-	err := c.attributes(b.src, b.dst, &b.stat, true)
-	if e := errors.Join(unix.Close(b.src), unix.Close(b.dst)); err == nil {
-		err = e
-	}
-	if err != nil {
-		return b.fail("", err)
-	}
-	c.dirs.Add(1)
-	return nil
-}
-
-type worker struct {
-	*copier
-	buf []byte
-}
-
-func (w *worker) do(t task) error {
-	if t.entries == nil {
-		return w.enter(t.b, t.name)
-	}
-	for _, e := range t.entries {
-		if err := w.copy(t.b, e); err != nil {
-			return t.b.fail(e.name, err)
-		}
-	}
-	return w.leave(t.b)
-}
-
-// enter opens a directory of b and lists it.
-func (w *worker) enter(b *branch, name string) error {
-	child := &branch{job: b.job, root: b.root, parent: b, name: name}
-	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
-	var err error
-	if child.src, err = unix.Openat(b.src, name, flags, 0); err != nil {
-		return b.fail(name, err)
-	}
-	if err := unix.Fstat(child.src, &child.stat); err != nil {
-		return b.fail(name, err)
-	}
-	w.reown(b.job, &child.stat)
-	if w.targets[inode{child.stat.Dev, child.stat.Ino}] {
-		return b.fail(name, errors.New("it is what is copied into"))
-	}
-	if child.dst, err = unix.Openat(b.dst, name, flags, 0); err != nil {
-		return b.fail(name, err)
-	}
-	if err := w.list(child); err != nil {
-		return err
-	}
-	return w.leave(b)
-}
-
-// copy copies one entry, or puts it on the stack when it is a directory.
+// copy copies one entry of a branch, or pushes it when it is a directory.
 func (w *worker) copy(b *branch, e entry) error {
 	if e.kind == unix.DT_REG {
 		return w.file(b, e.name)
@@ -539,7 +336,7 @@ func (w *worker) copy(b *branch, e entry) error {
 			return err
 		}
 		w.reown(b.job, &st)
-		e.kind = byte(st.Mode & unix.S_IFMT >> 12) // as the kernel makes the one of the other
+		e.kind = byte(st.Mode & unix.S_IFMT >> 12) // IFTODT of dirent.h
 	}
 	switch e.kind {
 	case unix.DT_DIR:
@@ -553,35 +350,43 @@ func (w *worker) copy(b *branch, e entry) error {
 		return w.file(b, e.name)
 	case unix.DT_LNK, unix.DT_FIFO:
 		w.files.Add(1)
-		return w.linked(b, e.name, &st, func() error {
-			if e.kind == unix.DT_FIFO {
-				if err := unix.Mknodat(b.dst, e.name, st.Mode, 0); err != nil {
-					return err
-				}
-			} else if err := symlink(b, e.name, st.Size); err != nil {
-				return err
-			}
-			return w.attributesAt(b, e.name, &st)
-		})
+		return w.linked(b, e.name, &st, func() error { return w.special(b, e, &st) })
 	}
 	if e.kind == unix.DT_CHR && st.Rdev == 0 && w.jobs[b.job].Layer {
-		err := unix.Mknodat(b.dst, e.name, st.Mode, 0) // the file of the image is gone
+		err := unix.Mknodat(b.dst, e.name, st.Mode, 0) // a whiteout: the image's file is deleted
 		if err == unix.EEXIST {
 			return nil // something is mounted there
 		}
 		return err
 	}
-	w.skipped.Add(1)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if len(w.names) < wire.MaxNames {
-		w.names = append(w.names, []byte(path.Join(b.path(), e.name)))
-	}
+	w.skip(path.Join(b.path(), e.name))
 	return nil
 }
 
-// linked makes a name with its first maker, and as a hard link when the source's has
-// been made under another name.
+// special copies a symbolic link or a named pipe.
+func (w *worker) special(b *branch, e entry, st *unix.Stat_t) (err error) {
+	if e.kind == unix.DT_FIFO {
+		err = unix.Mknodat(b.dst, e.name, st.Mode, 0)
+	} else {
+		err = symlink(b, e.name, st.Size)
+	}
+	if err != nil {
+		return err
+	}
+	return w.attributesAt(b, e.name, st)
+}
+
+// skip counts a file that is not copied, and keeps the first names of such.
+func (c *copier) skip(name string) {
+	c.skipped.Add(1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.names) < wire.MaxNames {
+		c.names = append(c.names, []byte(name))
+	}
+}
+
+// linked creates a name, as a hard link when the file has been copied under another name.
 func (w *worker) linked(b *branch, name string, st *unix.Stat_t, create func() error) error {
 	if st.Nlink < 2 {
 		return create()
@@ -596,7 +401,8 @@ func (w *worker) linked(b *branch, name string, st *unix.Stat_t, create func() e
 	}
 	w.mu.Unlock()
 	if first {
-		// Whoever waits for it does so while it is filled, too: it waits for nobody.
+		// The other names wait until the file is complete. This one waits for none of
+		// them, so there is no cycle.
 		defer close(l.done)
 		if err := create(); err != nil {
 			return err
@@ -606,11 +412,11 @@ func (w *worker) linked(b *branch, name string, st *unix.Stat_t, create func() e
 	}
 	<-l.done
 	if l.path == "" {
-		return nil // its own failure is what is reported
+		return nil // the first name's failure is reported
 	}
 	err := unix.Linkat(l.root, l.path, b.dst, name, 0)
 	if err == unix.EXDEV || err == unix.EMLINK || err == unix.ENAMETOOLONG {
-		return create() // between two volumes, or too long a way to the first name
+		return create() // two volumes, or too long a path
 	}
 	return err
 }

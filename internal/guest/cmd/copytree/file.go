@@ -5,76 +5,20 @@ package copytree
 import (
 	"bytes"
 	"encoding/binary"
-	"fmt"
 	"io"
-	"slices"
-	"strings"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
-	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
 const (
 	bufferSize = 256 << 10
-	// A reflink or a copy in the kernel is worth its own call from here on.
+	// smallFile is the size from which a reflink or a copy in the kernel pays.
 	smallFile = 64 << 10
-	// attempts is how often a file that is being written to is tried.
+	// attempts is how often a file is copied that is written to meanwhile.
 	attempts = 3
 )
-
-// bare reports whether a layer is as the engine made it: a root of its own making, with
-// no more in it than directories to mount something on, which are empty. In doubt it is
-// not: a root with an attribute that storage drivers don't set, or a name in it that we
-// don't know.
-func bare(fd int, st *unix.Stat_t, mounts []string) (bool, error) {
-	if st.Mode&0o7777 != 0o755 || st.Uid != 0 || st.Gid != 0 {
-		return false, nil
-	}
-	attrs := make([]byte, 64<<10)
-	n, err := unix.Flistxattr(fd, attrs)
-	if err != nil && err != unix.ENOTSUP {
-		return false, err
-	}
-	for name := range strings.SplitSeq(string(attrs[:max(n, 0)]), "\x00") {
-		if name != "" && !trees.Driver(name) {
-			return false, nil
-		}
-	}
-	entries, err := readDir(fd)
-	if err != nil {
-		return false, err
-	}
-	if _, err := unix.Seek(fd, 0, io.SeekStart); err != nil { // it is read again
-		return false, err
-	}
-	for _, e := range entries {
-		if !slices.Contains(mounts, e.name) {
-			return false, nil
-		}
-		dir, err := unix.Openat(fd, e.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-		if err == unix.ENOTDIR || err == unix.ELOOP {
-			return false, nil // a file's mount point, or a file in its place
-		}
-		if err != nil {
-			return false, err
-		}
-		inside, err := readDir(dir)
-		if e := unix.Close(dir); err == nil {
-			err = e
-		}
-		if err != nil {
-			return false, err
-		}
-		// Directories that the engine mounts something on are marked when they are made.
-		if slices.ContainsFunc(inside, func(e entry) bool { return e.name != trees.Opaque && e.name != trees.OpaqueDevice }) {
-			return false, nil
-		}
-	}
-	return true, nil
-}
 
 // file copies a regular file of b.
 func (w *worker) file(b *branch, name string) error {
@@ -117,8 +61,8 @@ func (w *worker) file(b *branch, name string) error {
 	})
 }
 
-// contents copies what src holds, as it was at one moment: when it was changed
-// meanwhile, again. What only ever grows is copied as long as it was when begun.
+// contents copies a file as it was at one moment: again, when it has changed meanwhile. Of
+// one that only grows it copies the size that it had at the last attempt.
 func (w *worker) contents(src, dst int, st *unix.Stat_t) error {
 	for try := 1; ; try++ {
 		n, err := w.fill(src, dst, st)
@@ -163,8 +107,8 @@ func (w *worker) fill(src, dst int, st *unix.Stat_t) (int64, error) {
 			// It may have cloned more or less than was there before.
 			return st.Size, unix.Ftruncate(dst, st.Size)
 		}
-		// Two file systems, or one that can't. Others in this tree may, but then the
-		// copy in the kernel does it for them.
+		// Two file systems, or one without reflinks. Where others in this tree have
+		// them, copy_file_range uses them.
 		w.noReflink.Store(true)
 	}
 	if st.Blocks*512 >= st.Size {
@@ -208,7 +152,7 @@ func (w *worker) sparse(src, dst int, size int64) (copied int64, err error) {
 	return copied, nil
 }
 
-// kernel copies n bytes without bringing them here, where the kernel can.
+// kernel copies n bytes by copy_file_range, if the kernel can.
 func (w *worker) kernel(src, dst int, n int64) error {
 	for n > 0 {
 		got, err := unix.CopyFileRange(src, nil, dst, nil, int(min(n, 64<<20)), 0)
@@ -216,11 +160,11 @@ func (w *worker) kernel(src, dst int, n int64) error {
 		case err == unix.EINTR:
 			continue
 		case err != nil:
-			// EXDEV, ENOSYS, EINVAL, EOPNOTSUPP, EPERM: each kernel has its own way to
-			// say that it can't. A true failure will be met again.
+			// EXDEV, ENOSYS, EINVAL, EOPNOTSUPP, EPERM: kernels differ in how they refuse.
+			// A failure of the file itself will come again.
 			return w.through(src, dst, n)
 		case got == 0:
-			// The end, or one of the file systems that say so when they can't.
+			// The end, or a file system that reports one where it can't copy.
 			return w.through(src, dst, n)
 		}
 		n -= int64(got)
@@ -256,123 +200,16 @@ func (w *worker) through(src, dst int, n int64) error {
 	return nil
 }
 
-// attributes gives dst what src has beside its contents. The order matters: a change
-// of owner takes set-user-ID and capabilities away, and everything changes times.
-func (c *copier) attributes(src, dst int, st *unix.Stat_t, dir bool) error {
-	owned := st.Uid != 0 || st.Gid != 0
-	// The volume's own root may have had another owner.
-	if owned || dir {
-		if err := unix.Fchown(dst, int(st.Uid), int(st.Gid)); err != nil {
-			return err
-		}
-	}
-	if owned || dir || st.Mode&0o7000 != 0 {
-		if err := unix.Fchmod(dst, st.Mode&0o7777); err != nil {
-			return err
-		}
-	}
-	if err := c.xattrsOf(
-		func(p []byte) (int, error) { return unix.Flistxattr(src, p) },
-		func(name string, p []byte) (int, error) { return unix.Fgetxattr(src, name, p) },
-		func(name string, p []byte) error { return unix.Fsetxattr(dst, name, p, 0) },
-	); err != nil {
-		return err
-	}
-	return futimens(dst, st)
-}
-
-// attributesAt is attributes for what can't be opened.
-func (c *copier) attributesAt(b *branch, name string, st *unix.Stat_t) error {
-	if st.Uid != 0 || st.Gid != 0 {
-		if err := unix.Fchownat(b.dst, name, int(st.Uid), int(st.Gid), unix.AT_SYMLINK_NOFOLLOW); err != nil {
-			return err
-		}
-	}
-	src, dst := fdPath(b.src, name), fdPath(b.dst, name)
-	if st.Mode&unix.S_IFMT == unix.S_IFIFO {
-		if err := unix.Fchmodat(b.dst, name, st.Mode&0o7777, 0); err != nil {
-			return err
-		}
-	}
-	if err := c.xattrsOf(
-		func(p []byte) (int, error) { return unix.Llistxattr(src, p) },
-		func(name string, p []byte) (int, error) { return unix.Lgetxattr(src, name, p) },
-		func(name string, p []byte) error { return unix.Lsetxattr(dst, name, p, 0) },
-	); err != nil {
-		return err
-	}
-	times := []unix.Timespec{st.Atim, st.Mtim}
-	return unix.UtimesNanoAt(b.dst, name, times, unix.AT_SYMLINK_NOFOLLOW)
-}
-
-// fdPath is a path to a name in an open directory.
-func fdPath(dir int, name string) string { return fmt.Sprintf("/proc/self/fd/%d/%s", dir, name) }
-
-// xattrsOf copies extended attributes, ACLs and capabilities among them. What the target
-// does not take is counted.
-func (c *copier) xattrsOf(list func([]byte) (int, error), get func(string, []byte) (int, error), set func(string, []byte) error) error {
-	n, err := list(nil)
-	if err == unix.ENOTSUP || n == 0 && err == nil {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	buf := make([]byte, n)
-	if n, err = list(buf); err != nil {
-		return err
-	}
-	for name := range strings.SplitSeq(strings.TrimRight(string(buf[:n]), "\x00"), "\x00") {
-		value := make([]byte, 64<<10) // the most there may be
-		n, err := get(name, value)
-		if err == unix.ENODATA {
-			continue
-		}
-		if err == nil {
-			err = set(name, value[:n])
-		}
-		if err := c.countRefused(name, err); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// countRefused counts an extended attribute that the target does not take.
-func (c *copier) countRefused(name string, err error) error {
-	if err != nil && strings.HasPrefix(name, "trusted.overlay.") && slices.ContainsFunc(c.jobs, func(j wire.CopyJob) bool { return j.Layer }) {
-		return fmt.Errorf("extended attribute %s: %w", name, err)
-	}
-	switch err {
-	case nil:
-	case unix.ENOTSUP, unix.EPERM, unix.EACCES, unix.EINVAL, unix.ENOSPC, unix.E2BIG, unix.ERANGE:
-		c.xattrs.Add(1)
-	default:
-		return fmt.Errorf("extended attribute %s: %w", name, err)
-	}
-	return nil
-}
-
-// futimens sets the times of an open file.
-func futimens(fd int, st *unix.Stat_t) error {
-	times := [2]unix.Timespec{st.Atim, st.Mtim}
-	_, _, errno := unix.Syscall6(unix.SYS_UTIMENSAT, uintptr(fd), 0, uintptr(unsafe.Pointer(&times)), 0, 0, 0)
-	if errno != 0 {
-		return errno
-	}
-	return nil
-}
-
 // symlink copies a symbolic link as it is, wherever it leads.
 func symlink(b *branch, name string, size int64) error {
-	for room := size + 1; ; room *= 2 {
-		to := make([]byte, max(room, 64))
-		n, err := unix.Readlinkat(b.src, name, to)
+	for length := size + 1; ; length *= 2 {
+		target := make([]byte, max(length, 64))
+		n, err := unix.Readlinkat(b.src, name, target)
 		if err != nil {
 			return err
 		}
-		if n < len(to) {
-			return unix.Symlinkat(string(to[:n]), b.dst, name)
+		if n < len(target) {
+			return unix.Symlinkat(string(target[:n]), b.dst, name)
 		}
 	}
 }

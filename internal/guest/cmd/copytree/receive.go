@@ -5,10 +5,8 @@ package copytree
 import (
 	"archive/tar"
 	"bufio"
-	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path"
 	"slices"
 	"strconv"
@@ -16,45 +14,30 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// receiver makes trees of what comes on standard input.
+// receiver makes the trees of a stream, as package trees writes it.
 type receiver struct {
 	*copier
 	w       worker
 	roots   []int           // the jobs' directories
-	mounted map[string]bool // paths of this container that are not its own files
-	fresh   map[string]bool // directories of a layer that were not there
-	ended   int             // how many of them are whole
+	mounted map[string]bool // mount points of this container
+	fresh   map[string]bool // directories of a layer that did not exist
+	ended   int             // how many trees are complete
 
-	// The directory of the entry before, which most often is the next one's.
+	// The directory of the last entry, most often of the next one too.
 	dir  int
 	job  int
 	path string
 }
 
-// receive makes the trees of a stream. One that ends before its end is an error.
+// receive makes the trees of a stream. A stream without the end of every tree is an error.
 func (c *copier) receive(in io.Reader, jobs []wire.CopyJob) error {
 	r := &receiver{copier: c, w: worker{copier: c, buf: make([]byte, bufferSize)}, fresh: map[string]bool{}, dir: -1}
 	defer r.close()
-	if err := c.lookupOwners(jobs); err != nil {
+	if err := r.prepare(jobs); err != nil {
 		return err
-	}
-	c.jobs = jobs
-	for i, job := range jobs {
-		fd, err := unix.Open(job.To, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return &pathError{job: i, err: err}
-		}
-		r.roots = append(r.roots, fd)
-	}
-	if slices.ContainsFunc(jobs, func(j wire.CopyJob) bool { return j.Layer }) {
-		var err error
-		if r.mounted, err = mountPoints(); err != nil {
-			return err
-		}
 	}
 	tr := tar.NewReader(bufio.NewReaderSize(in, bufferSize))
 	for {
@@ -72,8 +55,8 @@ func (c *copier) receive(in io.Reader, jobs []wire.CopyJob) error {
 		if err != nil {
 			return err
 		}
-		if id := r.owners[job]; id != nil {
-			h.Uid, h.Gid = int(id.UID), int(id.GID)
+		if o := r.owners[job]; o != nil {
+			h.Uid, h.Gid = int(o.uid), int(o.gid)
 			if h.Typeflag != tar.TypeDir {
 				h.Mode &^= 0o6000
 			}
@@ -87,6 +70,25 @@ func (c *copier) receive(in io.Reader, jobs []wire.CopyJob) error {
 	}
 }
 
+// prepare looks up what the jobs need and opens their targets.
+func (r *receiver) prepare(jobs []wire.CopyJob) (err error) {
+	if err := r.lookupOwners(jobs); err != nil {
+		return err
+	}
+	r.jobs = jobs
+	for i, job := range jobs {
+		fd, err := unix.Open(job.To, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return &pathError{job: i, err: err}
+		}
+		r.roots = append(r.roots, fd)
+	}
+	if slices.ContainsFunc(jobs, func(j wire.CopyJob) bool { return j.Layer }) {
+		r.mounted, err = mountPoints()
+	}
+	return err
+}
+
 func (r *receiver) close() {
 	for _, fd := range append(r.roots, r.dir) {
 		if fd >= 0 {
@@ -95,7 +97,7 @@ func (r *receiver) close() {
 	}
 }
 
-// splitName takes a name apart: the job, and the path below its directory.
+// splitName returns the job of a name in the stream, and the path below its directory.
 func (r *receiver) splitName(name string) (int, string, error) {
 	first, rest, _ := strings.Cut(name, "/")
 	job, err := strconv.Atoi(first)
@@ -105,8 +107,8 @@ func (r *receiver) splitName(name string) (int, string, error) {
 	return job, strings.TrimPrefix(path.Clean("/"+rest), "/"), nil
 }
 
-// open returns the descriptor of a directory below a job's, which stays ours. No link is
-// followed on the way.
+// open returns the descriptor of a directory below a job's, following no link. It stays
+// the receiver's.
 func (r *receiver) open(job int, dir string) (int, error) {
 	if dir == "." || dir == "" {
 		return r.roots[job], nil
@@ -125,7 +127,7 @@ func (r *receiver) open(job int, dir string) (int, error) {
 	return fd, nil
 }
 
-// walk opens a directory below a job's, following no link.
+// walk opens a directory below a job's, following no link. The caller closes it.
 func (r *receiver) walk(job int, dir string) (int, error) {
 	fd := r.roots[job]
 	for part := range strings.SplitSeq(dir, "/") {
@@ -164,27 +166,23 @@ func (r *receiver) entry(in io.Reader, h *tar.Header, job int, rel string) error
 	switch h.Typeflag {
 	case tar.TypeReg:
 		return r.regular(in, h, parent, base)
-	case tar.TypeSymlink:
-		if err := unix.Symlinkat(h.Linkname, parent, base); err != nil {
-			return err
-		}
-	case tar.TypeFifo:
-		if err := unix.Mknodat(parent, base, unix.S_IFIFO|uint32(h.Mode), 0); err != nil {
-			return err
-		}
+	case tar.TypeSymlink, tar.TypeFifo:
+		return r.special(h, parent, base)
 	case tar.TypeLink:
-		from, first, err := r.splitName(h.Linkname)
-		if err != nil {
-			return err
-		}
-		dir, err := r.walk(from, path.Dir(first))
-		if err != nil {
-			return err
-		}
-		defer unix.Close(dir)
-		return unix.Linkat(dir, path.Base(first), parent, base, 0)
-	default:
-		return fmt.Errorf("the stream: kind %q", h.Typeflag)
+		return r.hardLink(h, parent, base)
+	}
+	return fmt.Errorf("the stream: kind %q", h.Typeflag)
+}
+
+// special creates a symbolic link or a named pipe.
+func (r *receiver) special(h *tar.Header, parent int, base string) (err error) {
+	if h.Typeflag == tar.TypeFifo {
+		err = unix.Mknodat(parent, base, unix.S_IFIFO|uint32(h.Mode), 0)
+	} else {
+		err = unix.Symlinkat(h.Linkname, parent, base)
+	}
+	if err != nil {
+		return err
 	}
 	if err := unix.Fchownat(parent, base, h.Uid, h.Gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return err
@@ -198,10 +196,25 @@ func (r *receiver) entry(in io.Reader, h *tar.Header, job int, rel string) error
 	return unix.UtimesNanoAt(parent, base, []unix.Timespec{st.Atim, st.Mtim}, unix.AT_SYMLINK_NOFOLLOW)
 }
 
-// directory makes one, and at its end gives it its attributes.
+// hardLink gives a file of the stream another name.
+func (r *receiver) hardLink(h *tar.Header, parent int, base string) error {
+	job, first, err := r.splitName(h.Linkname)
+	if err != nil {
+		return err
+	}
+	dir, err := r.walk(job, path.Dir(first))
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	return unix.Linkat(dir, path.Base(first), parent, base, 0)
+}
+
+// directory creates a directory at its first header, and sets its attributes at its
+// last one, which follows what is in it.
 func (r *receiver) directory(h *tar.Header, job int, rel string) error {
 	if h.PAXRecords[wire.TreeEnd] == "" {
-		if rel == "" { // the volume's own, or the container's root
+		if rel == "" { // the target itself
 			if r.jobs[job].Layer {
 				return clearDefaultACL(r.jobs[job].To)
 			}
@@ -222,7 +235,7 @@ func (r *receiver) directory(h *tar.Header, job int, rel string) error {
 	}
 	r.dirs.Add(1)
 	if rel == "" {
-		r.ended++ // its own end comes after all that is in it
+		r.ended++
 	}
 	if r.jobs[job].Layer {
 		if err := strip(fd, h); err != nil {
@@ -232,153 +245,7 @@ func (r *receiver) directory(h *tar.Header, job int, rel string) error {
 	return r.setAttributes(fd, h)
 }
 
-// mergeDir has a directory be there, without what was in it if it is opaque.
-func (r *receiver) mergeDir(parent int, rel, full string, opaque bool) error {
-	base := path.Base(full)
-	var st unix.Stat_t
-	err := unix.Fstatat(parent, base, &st, unix.AT_SYMLINK_NOFOLLOW)
-	stays := err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR && !opaque
-	if err == nil && !stays {
-		err = r.remove(parent, base, full)
-	}
-	if err != nil && err != unix.ENOENT {
-		return err
-	}
-	if !stays {
-		err = unix.Mkdirat(parent, base, 0o700)
-		stays = err == unix.EEXIST && r.mountsBelow(full)
-	}
-	if stays {
-		return clearDefaultACL(fdPath(parent, base))
-	}
-	r.fresh[rel] = err == nil
-	return err
-}
-
-// clearDefaultACL takes from a directory what new files in it would inherit. It gets its own back
-// at its end.
-func clearDefaultACL(dir string) error {
-	err := unix.Lremovexattr(dir, "system.posix_acl_default")
-	if err == unix.ENODATA || err == unix.ENOTSUP {
-		return nil
-	}
-	return err
-}
-
-// remove removes a name of a directory, if it is there, and what is below it, but for what
-// something is mounted in.
-func (r *receiver) remove(parent int, base, full string) error {
-	err := unix.Unlinkat(parent, base, 0)
-	if err == nil || err == unix.ENOENT {
-		return nil
-	}
-	if err != unix.EISDIR && err != unix.EPERM {
-		return err
-	}
-	root, err := os.OpenRoot(fdPath(parent, "."))
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	return r.clear(root, base, full)
-}
-
-// clear removes name, below root, as remove does.
-func (r *receiver) clear(root *os.Root, name, full string) error {
-	if r.mounted[full] {
-		return nil
-	}
-	if !r.mountsBelow(full) {
-		return root.RemoveAll(name)
-	}
-	dir, err := root.Open(name)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	names, err := dir.Readdirnames(-1)
-	for _, n := range names {
-		err = errors.Join(err, r.clear(root, path.Join(name, n), path.Join(full, n)))
-	}
-	return err
-}
-
-// mountsBelow reports whether something is mounted below a path.
-func (r *receiver) mountsBelow(full string) bool {
-	for point := range r.mounted {
-		if strings.HasPrefix(point, full+"/") {
-			return true
-		}
-	}
-	return false
-}
-
-// strip takes the extended attributes of a directory away that a layer's does not have.
-func strip(fd int, h *tar.Header) error {
-	list := make([]byte, 64<<10)
-	n, err := unix.Flistxattr(fd, list)
-	if err == unix.ENOTSUP {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	for name := range strings.SplitSeq(string(list[:n]), "\x00") {
-		if _, has := h.PAXRecords[wire.TreeXattr+name]; has || name == "" || strings.HasPrefix(name, "trusted.") || trees.Driver(name) {
-			continue
-		}
-		if err := unix.Fremovexattr(fd, name); err != nil && err != unix.ENODATA {
-			return fmt.Errorf("extended attribute %s: %w", name, err)
-		}
-	}
-	return nil
-}
-
-// crossesMount reports whether something is mounted at a path below a job's directory, or on the
-// way to it.
-func (r *receiver) crossesMount(job int, rel string) bool {
-	for ; rel != "" && rel != "."; rel = path.Dir(rel) {
-		if r.mounted[path.Join(r.jobs[job].To, rel)] {
-			return true
-		}
-	}
-	return false
-}
-
-// mountPoints are where something is mounted.
-func mountPoints() (map[string]bool, error) {
-	text, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	points := map[string]bool{}
-	for line := range strings.Lines(string(text)) {
-		f := strings.Fields(line) // spaces in a path are escaped
-		if len(f) < 5 {
-			return nil, fmt.Errorf("mountinfo: %q", line)
-		}
-		points[unescape(f[4])] = true
-	}
-	return points, nil
-}
-
-// unescape reads a path of mountinfo, in which \ooo is a byte.
-func unescape(s string) string {
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
-}
-
-// regular makes a file of the parts that come.
+// regular creates a file with the data of the stream.
 func (r *receiver) regular(in io.Reader, h *tar.Header, parent int, base string) (err error) {
 	fd, err := unix.Openat(parent, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, uint32(h.Mode&0o777))
 	if err != nil {
@@ -389,23 +256,14 @@ func (r *receiver) regular(in io.Reader, h *tar.Header, parent int, base string)
 			err = e
 		}
 	}()
-	parts := []int64{0, h.Size}
-	if sparse := h.PAXRecords[wire.TreeSparse]; sparse != "" {
-		var numbers []int64
-		for f := range strings.FieldsSeq(sparse) {
-			n, err := strconv.ParseInt(f, 10, 64)
-			if err != nil || n < 0 {
-				return fmt.Errorf("the stream: parts %q", sparse)
-			}
-			numbers = append(numbers, n)
-		}
-		if len(numbers)%2 == 0 {
-			return fmt.Errorf("the stream: parts %q", sparse)
-		}
-		if err := unix.Ftruncate(fd, numbers[0]); err != nil {
+	size, parts, err := extents(h)
+	if err != nil {
+		return err
+	}
+	if size > 0 {
+		if err := unix.Ftruncate(fd, size); err != nil {
 			return err
 		}
-		parts = numbers[1:]
 	}
 	for ; len(parts) > 0; parts = parts[2:] {
 		if _, err := unix.Seek(fd, parts[0], io.SeekStart); err != nil {
@@ -423,6 +281,27 @@ func (r *receiver) regular(in io.Reader, h *tar.Header, parent int, base string)
 	return r.setAttributes(fd, h)
 }
 
+// extents returns the offsets and lengths of a file's data in the stream, by turns, and the
+// size of a file with holes.
+func extents(h *tar.Header) (size int64, parts []int64, err error) {
+	sparse := h.PAXRecords[wire.TreeSparse]
+	if sparse == "" {
+		return 0, []int64{0, h.Size}, nil
+	}
+	var numbers []int64
+	for f := range strings.FieldsSeq(sparse) {
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil || n < 0 {
+			return 0, nil, fmt.Errorf("the stream: parts %q", sparse)
+		}
+		numbers = append(numbers, n)
+	}
+	if len(numbers)%2 == 0 {
+		return 0, nil, fmt.Errorf("the stream: parts %q", sparse)
+	}
+	return numbers[0], numbers[1:], nil
+}
+
 type fdWriter int
 
 func (fd fdWriter) Write(p []byte) (n int, err error) {
@@ -437,43 +316,4 @@ func (fd fdWriter) Write(p []byte) (n int, err error) {
 		n += put
 	}
 	return n, nil
-}
-
-// setAttributes sets the attributes of an open file or directory.
-func (r *receiver) setAttributes(fd int, h *tar.Header) error {
-	// To ask costs less than to set, where the file system is a program.
-	var is unix.Stat_t
-	if err := unix.Fstat(fd, &is); err != nil {
-		return err
-	}
-	owned := int(is.Uid) != h.Uid || int(is.Gid) != h.Gid
-	if owned {
-		if err := unix.Fchown(fd, h.Uid, h.Gid); err != nil {
-			return err
-		}
-	}
-	if mode := uint32(h.Mode & 0o7777); owned || is.Mode&0o7777 != mode {
-		if err := unix.Fchmod(fd, mode); err != nil {
-			return err
-		}
-	}
-	for key, value := range h.PAXRecords {
-		if name, is := strings.CutPrefix(key, wire.TreeXattr); is {
-			if err := r.countRefused(name, unix.Fsetxattr(fd, name, []byte(value), 0)); err != nil {
-				return err
-			}
-		}
-	}
-	st := stat(h)
-	return futimens(fd, &st)
-}
-
-// stat has the times of a header.
-func stat(h *tar.Header) (st unix.Stat_t) {
-	st.Mtim = unix.NsecToTimespec(h.ModTime.UnixNano())
-	st.Atim = st.Mtim
-	if !h.AccessTime.IsZero() {
-		st.Atim = unix.NsecToTimespec(h.AccessTime.UnixNano())
-	}
-	return st
 }

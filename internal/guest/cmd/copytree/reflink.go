@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TryReflink clones a file in dir that has no name.
+// TryReflink reports why files in dir can't share blocks, nil if they can. It leaves no
+// file behind.
 func TryReflink(dir string) error {
 	var files [2]*os.File
 	for i := range files {

@@ -13,7 +13,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// Sizes prints how many bytes the files of each directory have, a line of JSON.
+// Sizes prints the total size of the files in each directory, as a line of JSON.
 func Sizes(dirs []string) error {
 	sizes := wire.Sizes{Bytes: make([]int64, len(dirs))}
 	next := make(chan int)
@@ -53,8 +53,8 @@ type usage struct {
 	mount uint64
 }
 
-// mountOf tells mounts apart, where the kernel does. What is mounted in a volume is none
-// of it, and may well be of the same file system.
+// mountOf returns the ID of a mount, 0 when the kernel has none. It tells a volume from
+// what is mounted in it, which may be of the same file system.
 func mountOf(fd int) uint64 {
 	var st unix.Statx_t
 	if unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st) != nil || st.Mask&unix.STATX_MNT_ID == 0 {
@@ -63,8 +63,8 @@ func mountOf(fd int) uint64 {
 	return st.Mnt_id
 }
 
-// walk adds what is below an open directory, and closes it. What goes while it looks is
-// not there.
+// walk adds what is below an open directory, and closes it. It skips what is removed
+// meanwhile.
 func (d *usage) walk(fd int) error {
 	defer unix.Close(fd)
 	if mountOf(fd) != d.mount {
