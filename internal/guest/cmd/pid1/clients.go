@@ -10,22 +10,21 @@ import (
 )
 
 const (
-	// maxPending bounds control connections that have proved nothing yet,
-	// maxOfOne those that one process may have of them, and strangerTime how long
-	// each has to prove something.
+	// maxPending bounds the control connections that are not authenticated yet,
+	// maxPendingPerProcess those of one process, and pendingTime how long each may take.
 	maxPending           = 64
 	maxPendingPerProcess = 8
 	pendingTime          = 5 * time.Second
-	// maxAuthenticated bounds those that have.
+	// maxAuthenticated bounds those that are.
 	maxAuthenticated = 32
 )
 
 // clients are the open control connections.
 //
-// Anyone inside may connect. So those who have proved nothing are few; one process
-// gets only some of their places; and when processes are many, a newcomer takes the
-// place of the oldest stranger. The owner comes from a process of his own and needs
-// his for a round trip, once: a connection that has proved who it is, stays.
+// Any process inside may connect. So pending connections are few, one process gets only
+// some of them, and when there are many processes a new connection evicts the oldest
+// pending one. The owner's comes from a process of its own and is pending for one round
+// trip; an authenticated connection stays.
 type clients struct {
 	mu            sync.Mutex
 	pending       []*client // oldest first
@@ -37,12 +36,12 @@ type client struct {
 	pid  int32
 }
 
-// full says that a process has all the places it can get.
-func (g *clients) full(pid int32) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+// full reports whether a process has as many pending connections as it may.
+func (c *clients) full(pid int32) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	n := 0
-	for _, s := range g.pending {
+	for _, s := range c.pending {
 		if s.pid == pid {
 			n++
 		}
@@ -50,45 +49,45 @@ func (g *clients) full(pid int32) bool {
 	return n >= maxPendingPerProcess
 }
 
-func (g *clients) add(one *client) {
-	g.mu.Lock()
-	full := len(g.pending) >= maxPending
-	g.mu.Unlock()
+func (c *clients) add(one *client) {
+	c.mu.Lock()
+	full := len(c.pending) >= maxPending
+	c.mu.Unlock()
 	if full {
-		g.evict()
+		c.evict()
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.pending = append(g.pending, one)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pending = append(c.pending, one)
 }
 
-// evict drops the oldest stranger, if there is one.
-func (g *clients) evict() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if len(g.pending) == 0 {
+// evict closes the oldest pending connection, and returns false when there is none.
+func (c *clients) evict() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.pending) == 0 {
 		return false
 	}
-	g.pending[0].conn.Close()
-	g.pending = g.pending[1:]
+	c.pending[0].conn.Close()
+	c.pending = c.pending[1:]
 	return true
 }
 
-// promote moves one that has proved who it is, at the cost of the oldest such.
-func (g *clients) promote(one *client) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.pending = slices.DeleteFunc(g.pending, func(s *client) bool { return s == one })
-	if len(g.authenticated) >= maxAuthenticated {
-		g.authenticated[0].conn.Close()
-		g.authenticated = g.authenticated[1:]
+// promote registers a connection as authenticated. One too many closes the oldest of them.
+func (c *clients) promote(one *client) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pending = slices.DeleteFunc(c.pending, func(other *client) bool { return other == one })
+	if len(c.authenticated) >= maxAuthenticated {
+		c.authenticated[0].conn.Close()
+		c.authenticated = c.authenticated[1:]
 	}
-	g.authenticated = append(g.authenticated, one)
+	c.authenticated = append(c.authenticated, one)
 }
 
-func (g *clients) remove(one *client) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.pending = slices.DeleteFunc(g.pending, func(s *client) bool { return s == one })
-	g.authenticated = slices.DeleteFunc(g.authenticated, func(s *client) bool { return s == one })
+func (c *clients) remove(one *client) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pending = slices.DeleteFunc(c.pending, func(other *client) bool { return other == one })
+	c.authenticated = slices.DeleteFunc(c.authenticated, func(other *client) bool { return other == one })
 }

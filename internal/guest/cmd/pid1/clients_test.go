@@ -24,7 +24,7 @@ func TestPendingClientsAreFew(t *testing.T) {
 	all.add(owner)
 	for range maxPendingPerProcess {
 		if all.full(2) {
-			t.Fatal("crowded too early")
+			t.Fatal("full too early")
 		}
 		all.add(one(2))
 	}
@@ -36,10 +36,10 @@ func TestPendingClientsAreFew(t *testing.T) {
 		all.add(one(100 + i))
 	}
 	if len(all.pending) > maxPending || len(all.authenticated) != 1 || all.authenticated[0] != owner {
-		t.Errorf("%d strangers, %d friends", len(all.pending), len(all.authenticated))
+		t.Errorf("%d pending, %d authenticated", len(all.pending), len(all.authenticated))
 	}
 	all.remove(owner)
 	if len(all.authenticated) != 0 {
-		t.Error("a friend who left is remembered")
+		t.Error("a connection that was removed is still registered")
 	}
 }

@@ -34,9 +34,9 @@ func listenControl() (int, error) {
 	return fd, nil
 }
 
-// serveControl accepts control connections for as long as PID 1 lives. Turning one
-// away costs less than making one, or a flood would keep the queue full: so these are
-// plain system calls.
+// serveControl accepts control connections for as long as PID 1 lives, by plain system
+// calls: refusing a connection must cost less than making one, or a flood would keep the
+// queue full.
 func (s *session) serveControl(listener int) {
 	var all clients
 	for {
@@ -45,7 +45,7 @@ func (s *session) serveControl(listener int) {
 			switch err {
 			case unix.EINTR, unix.ECONNABORTED:
 			case unix.EMFILE:
-				// Whoever proves nothing makes room; its goroutine closes it.
+				// This frees a descriptor once the connection's goroutine has closed it.
 				all.evict()
 				time.Sleep(time.Millisecond)
 			default:
@@ -77,8 +77,9 @@ type controlConn interface {
 	SetWriteDeadline(time.Time) error
 }
 
-// control answers one connection; proved is called at its first valid signature.
-func (s *session) control(conn controlConn, proved func()) {
+// control answers the requests of one connection. It calls authenticated at the first valid
+// signature.
+func (s *session) control(conn controlConn, authenticated func()) {
 	conn.SetDeadline(time.Now().Add(pendingTime))
 	nonce := make([]byte, wire.NonceSize)
 	rand.Read(nonce)
@@ -86,12 +87,12 @@ func (s *session) control(conn controlConn, proved func()) {
 		return
 	}
 	r := bufio.NewReaderSize(conn, 1024)
-	for friend := false; ; {
-		most := wire.MaxControlLine
-		if friend {
-			most = wire.MaxFriendLine
+	for known := false; ; {
+		limit := wire.MaxControlLine
+		if known {
+			limit = wire.MaxFriendLine
 		}
-		line, err := readLine(r, most)
+		line, err := readLine(r, limit)
 		if err != nil {
 			return
 		}
@@ -106,10 +107,10 @@ func (s *session) control(conn controlConn, proved func()) {
 			writeLine(conn, wire.Reply{Error: err.Error()})
 			return
 		}
-		if !friend {
-			friend = true
+		if !known {
+			known = true
 			conn.SetDeadline(time.Time{})
-			proved()
+			authenticated()
 		}
 		reply := s.answer(req)
 		rand.Read(nonce)
@@ -121,12 +122,12 @@ func (s *session) control(conn controlConn, proved func()) {
 	}
 }
 
-// readLine reads one line of at most so many bytes.
-func readLine(r *bufio.Reader, most int) ([]byte, error) {
+// readLine reads a line of at most limit bytes.
+func readLine(r *bufio.Reader, limit int) ([]byte, error) {
 	var line []byte
 	for {
 		part, err := r.ReadSlice('\n')
-		if len(line)+len(part) > most {
+		if len(line)+len(part) > limit {
 			return nil, errLine
 		}
 		line = append(line, part...)
@@ -145,11 +146,11 @@ func writeLine(conn io.Writer, v any) error {
 	return err
 }
 
-// verify reads a signed request. nonce is what the signature must begin with.
+// verify reads a request whose signature covers nonce and payload.
 func verify(key ed25519.PublicKey, nonce, line []byte) (req wire.Control, err error) {
 	var signed wire.Signed
 	if err := json.Unmarshal(line, &signed); err != nil {
-		return req, errors.New("the request makes no sense")
+		return req, errors.New("malformed request")
 	}
 	if len(key) != ed25519.PublicKeySize {
 		return req, errors.New("this session has no control key")
@@ -159,7 +160,7 @@ func verify(key ed25519.PublicKey, nonce, line []byte) (req wire.Control, err er
 		return req, errors.New("wrong signature")
 	}
 	if err := json.Unmarshal(signed.Payload, &req); err != nil {
-		return req, errors.New("the request makes no sense")
+		return req, errors.New("malformed request")
 	}
 	return req, nil
 }

@@ -15,28 +15,27 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// deadlines are the times at which the session ends by itself, on boottime's clock;
-// 0 is never.
+// deadlines are the times at which the session ends by itself, since boot; 0 is never.
 type deadlines struct {
-	passed chan int // gets the exit code, once
+	passed chan int // receives the exit code, once
 
 	fd         int
 	mu         sync.Mutex
 	began      time.Duration
 	over       bool
 	lease      time.Duration
-	renewal    time.Duration // what the lease was last renewed by
-	lastChance bool          // the lease is over and its last chance runs
+	renewal    time.Duration // of the last renewal
+	lastChance bool          // the lease has expired once, and was extended by a third
 	timeout    time.Duration
 	grace      time.Duration // between SIGTERM and SIGKILL when a deadline has passed
 	corrected  bool          // setTimeout has been called
 
-	extended   time.Duration // all that was added to the timeout
-	extensions []string      // the latest of who added, oldest first
+	extended   time.Duration // sum of the extensions
+	extensions []string      // IDs of the latest ones, oldest first
 }
 
-// keptExtensions is how many extensions are known again when they are repeated, which
-// they are at once or never.
+// keptExtensions is how many extensions are recognized when they are repeated. Clients
+// repeat one at once or never.
 const keptExtensions = 64
 
 func newDeadlines(lease, timeout, grace time.Duration) (*deadlines, error) {
@@ -62,10 +61,10 @@ func newDeadlines(lease, timeout, grace time.Duration) (*deadlines, error) {
 	return d, nil
 }
 
-// maxWait keeps sums of times within their type.
+// maxWait keeps sums of times from overflowing.
 const maxWait = 100 * 365 * 24 * time.Hour
 
-// after is the time so long from now, or never.
+// after returns the time d from now, or never.
 func after(d time.Duration) time.Duration {
 	if d <= 0 {
 		return 0
@@ -73,7 +72,7 @@ func after(d time.Duration) time.Duration {
 	return proc.BootTime() + min(d, maxWait)
 }
 
-// arm sets the timer to the earlier deadline. The caller holds mu or is alone.
+// arm sets the timer to the earlier deadline. The caller holds mu, or nobody else has d.
 func (d *deadlines) arm() {
 	next := d.lease
 	if next == 0 || d.timeout != 0 && d.timeout < next {
@@ -83,8 +82,8 @@ func (d *deadlines) arm() {
 	unix.TimerfdSettime(d.fd, unix.TFD_TIMER_ABSTIME, &spec, nil)
 }
 
-// watch waits for the timer. A goroutine in a plain read needs no other descriptor,
-// so running out of them changes nothing.
+// watch waits for the timer by a plain read, which needs no other descriptor: it works
+// when none is free.
 func (d *deadlines) watch() {
 	var buf [8]byte
 	for {
@@ -110,7 +109,7 @@ func (d *deadlines) check() int {
 		d.over = true
 		return wire.CodeLease
 	case d.lease != 0 && now >= d.lease:
-		// All of us may have been frozen, and the owner unable to renew.
+		// The sandbox may have been paused, and the lease renewal with it.
 		d.lastChance = true
 		d.lease = after(max(d.renewal/3, 1))
 	}
@@ -118,7 +117,7 @@ func (d *deadlines) check() int {
 	return 0
 }
 
-// renew makes the session live at least lease from now, as far as leases go.
+// renew has the lease last for at least that long from now.
 func (d *deadlines) renew(lease time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -126,8 +125,8 @@ func (d *deadlines) renew(lease time.Duration) {
 	d.arm()
 }
 
-// setTimeout corrects what the session was started with, once. What was added to it
-// stays added.
+// setTimeout replaces the timeout that the session was started with, at the first call
+// only. Extensions stay added.
 func (d *deadlines) setTimeout(timeout, grace time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -143,17 +142,17 @@ func (d *deadlines) setTimeout(timeout, grace time.Duration) {
 	d.arm()
 }
 
-// extend adds to the timeout, if there is one, unless who did so before.
-func (d *deadlines) extend(by time.Duration, who string) error {
+// extend adds to the timeout, if there is one, unless an extension of that ID did before.
+func (d *deadlines) extend(by time.Duration, id string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.over {
 		return errors.New("the session is ending")
 	}
-	if d.timeout == 0 || slices.Contains(d.extensions, who) {
+	if d.timeout == 0 || slices.Contains(d.extensions, id) {
 		return nil
 	}
-	if d.extensions = append(d.extensions, who); len(d.extensions) > keptExtensions {
+	if d.extensions = append(d.extensions, id); len(d.extensions) > keptExtensions {
 		d.extensions = slices.Delete(d.extensions, 0, 1)
 	}
 	by = min(by, maxWait-(d.timeout-d.began))
@@ -163,14 +162,14 @@ func (d *deadlines) extend(by time.Duration, who string) error {
 	return nil
 }
 
-// gracePeriod is what processes get once a deadline has passed.
+// gracePeriod is the time between SIGTERM and SIGKILL once a deadline has passed.
 func (d *deadlines) gracePeriod() time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return max(d.grace, time.Millisecond)
 }
 
-// release takes the lease away.
+// release removes the lease.
 func (d *deadlines) release() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -178,7 +177,7 @@ func (d *deadlines) release() {
 	d.arm()
 }
 
-// report says in reply how long the lease and the timeout have to go.
+// report sets in reply how long the lease and the timeout have left.
 func (d *deadlines) report(reply *wire.Reply) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stash puts the container's environment into a descriptor that the next program of
-// this process inherits.
+// stash writes the container's environment to a descriptor that survives execve.
 func stash(environ []string) (int, error) {
 	fd, err := unix.MemfdCreate("environ", unix.MFD_CLOEXEC)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// startMain starts the main process, through run, once a network policy is in force.
+// startMain starts the main process, by the verb run, once a network policy is in force.
 func (s *session) startMain() {
 	defer close(s.mainKnown)
 	if s.conf.Main == nil {
@@ -33,10 +33,10 @@ func (s *session) runMain() (*proc.Child, *wire.StartError) {
 			environ = slices.DeleteFunc(environ, func(kv string) bool { return strings.HasPrefix(kv, "HOME=") })
 		}
 	}
-	// Its environment goes as one: an argument list is everybody's to read.
-	told := *s.conf.Main
-	told.Env = nil
-	request, err := json.Marshal(told)
+	// The environment is passed as one: any process can read an argument list.
+	spec := *s.conf.Main
+	spec.Env = nil
+	request, err := json.Marshal(spec)
 	if err != nil {
 		return nil, proc.StartErrorf(wire.KindArguments, "%v", err)
 	}
@@ -73,7 +73,7 @@ func (s *session) runMain() (*proc.Child, *wire.StartError) {
 	return nil, refused
 }
 
-// mainStatus tells of the main process, once its start or failure is known.
+// mainStatus returns the state of the main process. It waits until the start is known.
 func (s *session) mainStatus() *wire.MainStatus {
 	<-s.mainKnown
 	if s.conf.Main == nil {

@@ -48,25 +48,25 @@ type enforcer interface {
 // startFD is where the verb run reports why the main process did not start.
 const startFD = 3
 
-// memoryLimit is where the garbage collector begins to work harder. An idle session takes
-// a tenth of it; a thousand connections through the proxy, each with its two goroutines,
-// take about half.
+// memoryLimit is the soft limit of the garbage collector. An idle session takes a tenth of
+// it, a thousand connections through the proxy about half.
 const memoryLimit = 64 << 20
 
-// Run is PID 1 of a sandbox. It returns only when the session can't be set up.
+// Run is PID 1 of a sandbox, configured by a wire.Init as its argument. It returns only when
+// the session can't be set up.
 //
-// What can reach it from inside is little. Signals: the kernel drops those that are
-// at their default, and SIGTERM counts only from outside. Memory and /proc: it is not
-// dumpable and has a capability that nobody inside has. Limits: see guardLimits. What
-// is left are its sockets.
+// Processes inside can reach it by little more than its sockets. Signals: the kernel drops
+// those at their default disposition, and SIGTERM counts only from outside. Memory and
+// /proc: it is not dumpable and has a capability that nobody inside has. Resource limits:
+// see guardLimits.
 func Run(args []string) error {
-	// Everything below would be a catastrophe in the wrong namespace: kill(-1).
+	// In the wrong namespace kill(-1), below, would be a catastrophe.
 	if os.Getpid() != 1 {
 		return errors.New("init: not PID 1")
 	}
 	if len(args) == 1 {
-		// Go's runtime listens to its environment, and this one is the image's. So
-		// start again with one of our own; it is kept for the main process.
+		// Go's runtime obeys its environment, and this one is the image's. So execute
+		// again with our own, and keep the image's for the main process.
 		fd, err := stash(os.Environ())
 		if err != nil {
 			return fmt.Errorf("init: keep the environment: %w", err)
@@ -95,23 +95,21 @@ func Run(args []string) error {
 	return s.loop()
 }
 
-// setUp puts up every defence and takes everything it will ever need, while no other
-// process exists.
+// setUp sets up every defence and acquires every resource, while no other process exists.
 func (s *session) setUp() error {
 	if err := proc.SetUndumpable(); err != nil {
 		return err
 	}
-	// First of all: until here a SIGTERM ends this program, which is a stop as well.
+	// Until here SIGTERM ends this program, which stops the sandbox as well.
 	var err error
 	if s.stop, err = stopRequests(); err != nil {
 		return err
 	}
-	// The kernel keeps signals from PID 1 that are at their default, but not while its first
-	// thread blocks them, as Go's runtime does for moments: then another thread takes them,
-	// and that is the end. What is ignored harms nobody.
-	// SIGCHLD goes through Go's runtime, and can do no harm.
+	// The kernel drops signals to PID 1 that are at their default, but not while its first
+	// thread blocks them, as Go's runtime does for moments: then another thread gets them,
+	// and dies. Ignored ones are always dropped. SIGCHLD goes through Go's runtime.
 	proc.IgnoreSignals(unix.SIGTERM, unix.SIGCHLD)
-	// No child exists yet, and nobody can ask for one before the network is locked.
+	// No child exists yet, and none can be requested before the network is locked.
 	s.egress = egress.New(s.conf.Ports, s.trust)
 	if s.listener, err = listenControl(); err != nil {
 		return err
@@ -123,22 +121,20 @@ func (s *session) setUp() error {
 		return err
 	}
 	guardLimits()
-	// KILL reaches processes of any user when the session ends. Children are not
-	// affected: root's execve gives them what the bounding set has, from which run
-	// and serve take what they must not have.
+	// CAP_KILL is for processes of any user when the session ends. Children are not
+	// affected: root's execve gives them the bounding set, which run and serve limit.
 	return proc.LimitCaps(func(uint64) uint64 { return 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_KILL })
 }
 
-// guardLimits keeps root inside from changing our resource limits (RLIMIT_CPU or
-// RLIMIT_AS could kill us). The kernel lets a process do that to another when all of
-// the other's user and group IDs equal its own; no caller can equal two values at
-// once.
+// guardLimits keeps root inside from changing the resource limits of PID 1, which RLIMIT_CPU
+// or RLIMIT_AS could kill. The kernel permits that to a process whose user and group IDs
+// equal all of the target's: here two group IDs differ, and no caller equals both.
 func guardLimits() {
 	const nogroup = 65534
 	syscall.AllThreadsSyscall(unix.SYS_SETRESGID, ^uintptr(0), ^uintptr(0), nogroup)
 }
 
-// loop waits for what ends the session.
+// loop reaps and serves until the session ends.
 func (s *session) loop() error {
 	chld := make(chan os.Signal, 1)
 	signal.Notify(chld, unix.SIGCHLD)
@@ -160,9 +156,9 @@ func (s *session) loop() error {
 // terminate signals every other process of the sandbox.
 func terminate(n syscall.Signal) error { return syscall.Kill(-1, n) }
 
-// end ends the session: SIGTERM to all, and once grace has passed SIGKILL; without
-// grace whoever asked has a limit of his own. The exit of PID 1 takes whatever is
-// left, so it comes as soon as nobody is.
+// end ends the session: SIGTERM to all, and SIGKILL once grace has passed. Without grace
+// the engine that stops the container has its own limit. The kernel kills whatever is left
+// when PID 1 exits, so it exits once no other process is.
 func (s *session) end(code int, grace time.Duration) {
 	s.ending.Do(func() {
 		begin := proc.BootTime()
@@ -181,8 +177,8 @@ func (s *session) end(code int, grace time.Duration) {
 	})
 }
 
-// alone says that no other process lives in the sandbox. Zombies whose parents are
-// outside may linger a little and don't count.
+// alone reports whether no other process lives in the sandbox. Zombies whose parents are
+// outside may linger, and don't count.
 func alone() bool {
 	if terminate(0) == unix.ESRCH {
 		return true

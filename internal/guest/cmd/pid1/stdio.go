@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// giveStdio sends the container's stdout and stderr to a process of root's.
+// giveStdio sends the container's stdout and stderr to the peer, if it is root's.
 func giveStdio(conn *os.File) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

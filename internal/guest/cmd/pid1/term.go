@@ -11,23 +11,23 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
 )
 
-// termAction returns the addresses of the handler of SIGTERM and of what it returns
-// to. Package os/signal does not tell who sent a signal, and signalfd can't be used:
-// Go's runtime unblocks SIGTERM in every thread, whatever mask it was started with.
+// termAction returns the addresses of the handler of SIGTERM and of its restorer. Package
+// os/signal does not know the sender of a signal, and signalfd can't be used: Go's runtime
+// unblocks SIGTERM in every thread, whatever mask it was started with.
 func termAction() (handler, restorer uintptr)
 
-// termEvent is where the handler tells of a request to stop.
+// termEvent is an eventfd. The handler adds to it at a request to stop.
 //
 //lint:ignore U1000 the handler reads it
 var termEvent int32
 
-// stopRequests tells of SIGTERM from outside this PID namespace: a plain kill whose
-// sender the kernel numbers 0. A process inside can write that number too
+// stopRequests returns a channel that is closed at a SIGTERM from outside this PID
+// namespace: a plain kill with 0 for its sender. A process inside can write that number too
 // (rt_sigqueueinfo), but not together with the code of a plain kill.
 //
-// One way stays open: a queued signal whose details no longer fit RLIMIT_SIGPENDING
-// arrives without them and looks the same. Then the session stops, gracefully, as
-// when its processes kill each other: nothing is gained by it.
+// One way stays open: a queued signal beyond RLIMIT_SIGPENDING arrives without its details
+// and looks the same. Then the session stops, gracefully: the processes inside, which can
+// kill each other anyhow, gain nothing.
 func stopRequests() (<-chan struct{}, error) {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// trust has a child write the certificate, with what root inside may and no more: what
-// is written to is root's, and may be anything.
+// trust makes the sandbox trust a certificate, or none. A child with no more than root's
+// privileges inside writes the files: they are root's, and may be anything.
 func (s *session) trust(cert string) error {
 	if cert == "" {
 		if _, err := os.Lstat(proc.TrustBundle); errors.Is(err, fs.ErrNotExist) {
@@ -53,10 +53,10 @@ func (s *session) trust(cert string) error {
 	case <-c.Done:
 	case <-time.After(10 * time.Second):
 		s.reaper.Signal(c, unix.SIGKILL)
-		return errors.New("it takes too long")
+		return errors.New("trust: timed out")
 	}
 	if exit := c.Exit(); exit.Code != 0 {
-		return fmt.Errorf("exit %d", exit.Code)
+		return fmt.Errorf("trust: exit code %d", exit.Code)
 	}
 	return nil
 }

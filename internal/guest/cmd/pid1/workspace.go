@@ -14,10 +14,9 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// chownWorkspace gives a new workspace to the user it is for: a volume begins as
-// root's. One that holds anything, or is somebody's, is left as it is. It is a mount
-// point, so nothing inside can have put a link in its place. A user the sandbox does
-// not know is the first command's error to report.
+// chownWorkspace gives a new workspace to its user: a new volume is root's. One that holds
+// files or has another owner stays as it is. It is a mount point, so it can't be a link.
+// The error of an unknown user is left for the first command to report.
 func chownWorkspace(w wire.Workspace) error {
 	if w.Path == "" || w.User == "" {
 		return nil

@@ -16,7 +16,8 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// Command is one that runs, and the ends of its stdio that are ours.
+// Command is a running command, with this process's ends of its stdio. Its methods may be
+// called concurrently, except that Run and Feed are called once each.
 type Command struct {
 	req    wire.Exec // without its environment
 	reaper *Reaper
@@ -24,7 +25,7 @@ type Command struct {
 	tag    oomTag
 	began  uint64 // ticks: nothing of this command is older
 
-	// stdin is nil without input, and stderr when stdout has it too. On a terminal
+	// stdin is nil without input, stderr when it is merged into stdout. On a terminal
 	// stdin and stdout are its master.
 	stdin, stdout, stderr *os.File
 
@@ -33,11 +34,11 @@ type Command struct {
 	timedOut atomic.Bool
 }
 
-// killedDelay is how long output may stay open once we killed the command: whoever
-// still holds it then has got away and must not hold the caller too.
+// killedDelay is how long output may stay open after Kill: a process that escaped and
+// still holds it must not hold the caller up.
 const killedDelay = 500 * time.Millisecond
 
-// Start starts what is asked for.
+// Start starts a command as a child that r reaps. The caller calls Run.
 func Start(r *Reaper, req wire.Exec) (*Command, *wire.StartError) {
 	l, refused := prepare(&req)
 	if refused != nil {
@@ -68,8 +69,8 @@ func Start(r *Reaper, req wire.Exec) (*Command, *wire.StartError) {
 		Sys:   &syscall.SysProcAttr{Credential: l.credential(), Setpgid: !req.TTY, Setsid: req.TTY, Setctty: req.TTY},
 	}
 	if !req.Detached {
-		// The command's own end should this process be killed. It counts on no thread
-		// of ours ever ending, which Go promises unless a locked goroutine returns.
+		// The command dies with the thread that started it. Go ends no thread, unless a
+		// goroutine that is locked to it returns.
 		attr.Sys.Pdeathsig = unix.SIGKILL
 	}
 	c.began = bootTicks()
@@ -129,8 +130,8 @@ func (c *Command) openPipes(input, merge bool) (theirs [3]int, err error) {
 	return theirs, nil
 }
 
-// pipe makes a pipe of which end number ours (0 reads) is for this process; the other
-// one is left blocking, as programs expect their stdio to be.
+// pipe creates a pipe. End number ours (0 reads) is for this process; the other one stays
+// blocking, as programs expect of their stdio.
 func pipe(ours int) (theirs int, file *os.File, err error) {
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
@@ -148,8 +149,7 @@ func (c *Command) closeStdio() {
 	}
 }
 
-// Run copies the command's output until it has ended and tells how. It is called
-// once.
+// Run copies the command's output until it has ended, and returns how it did.
 func (c *Command) Run(stdout, stderr io.Writer) wire.Exit {
 	var copies sync.WaitGroup
 	var cut atomic.Bool
@@ -191,7 +191,7 @@ func (c *Command) timeout() {
 	c.Kill()
 }
 
-// Kill kills the command and all that descends from it, and soon ends its output.
+// Kill kills the command and its descendants, and soon ends its output.
 func (c *Command) Kill() {
 	if c.killed.Swap(true) {
 		return
@@ -200,16 +200,16 @@ func (c *Command) Kill() {
 	Kill(c.processes)
 }
 
-// TidyTime is what a command gets that removes what it has half made.
+// TidyTime is how long a command that TidiesUp has for it.
 const TidyTime = 10 * time.Second
 
-// TidiesUp says whether the command cleans up when its input breaks off.
+// TidiesUp reports whether the command removes incomplete files when its input breaks off.
 func (c *Command) TidiesUp() bool {
 	args := c.req.Args
 	return len(args) > 1 && args[0] == wire.Path && (args[1] == wire.VerbUnpack || args[1] == wire.VerbFiles)
 }
 
-// Abandon kills the command of a client that is gone, once it had time to tidy up.
+// Abandon kills a command whose client is gone, after the time to tidy up if it does.
 func (c *Command) Abandon() {
 	if c.TidiesUp() {
 		select {
@@ -221,7 +221,7 @@ func (c *Command) Abandon() {
 	c.Kill()
 }
 
-// cut ends the copying of output that is still open, after what is already written.
+// cut ends the copying of output that is still open, after what has been written to it.
 func (c *Command) cut() {
 	c.stdout.SetReadDeadline(time.Unix(1, 0))
 	if c.stderr != nil {
@@ -229,9 +229,8 @@ func (c *Command) cut() {
 	}
 }
 
-// processes returns the living processes of the command: its descendants, whoever is in
-// its process group or session, which outlive a parent's death, and orphans that wear
-// its badge.
+// processes returns the living processes of the command: its descendants, the members of
+// its process group and session, which outlive a parent's death, and orphans with its tag.
 func (c *Command) processes() []Process {
 	table, err := List()
 	if err != nil {
@@ -254,7 +253,8 @@ func (c *Command) processes() []Process {
 	})
 }
 
-// Signal sends n to the process group or the tree; false when none is left.
+// Signal sends n to the command's process group, or to all its processes. It returns false
+// when none is left, or n is no signal.
 func (c *Command) Signal(n syscall.Signal, tree bool) bool {
 	if n < 0 || n > maxSignal {
 		return false
@@ -269,11 +269,11 @@ func (c *Command) Signal(n syscall.Signal, tree bool) bool {
 		Kill(c.processes)
 		return true
 	}
-	found := c.processes()
-	for _, p := range found {
+	all := c.processes()
+	for _, p := range all {
 		p.signal(n)
 	}
-	return len(found) > 0
+	return len(all) > 0
 }
 
 func (c *Command) Resize(size wire.Size) {
@@ -287,24 +287,25 @@ func (c *Command) Resize(size wire.Size) {
 	raw.Control(func(fd uintptr) { resize(int(fd), size) })
 }
 
-// PID is the process ID of the command itself.
+// PID returns the process ID of the command itself.
 func (c *Command) PID() int { return c.child.PID }
 
-// Done is closed once the command has ended and run has copied its output.
+// Done returns a channel that is closed once the command has ended and Run has copied its
+// output.
 func (c *Command) Done() <-chan struct{} { return c.ended }
 
-// Request is what the command was started from, without its environment.
+// Request returns what the command was started from, without its environment.
 func (c *Command) Request() wire.Exec { return c.req }
 
-// CloseInput ends the command's input where nobody will feed it. A terminal stays open.
+// CloseInput ends the command's input, in place of Feed. A terminal stays open.
 func (c *Command) CloseInput() {
 	if c.stdin != nil && !c.req.TTY {
 		c.stdin.Close()
 	}
 }
 
-// Feed copies the client's input to the command. A command that stops reading stops
-// the client by the channel's window, until the command ends.
+// Feed copies r to the command's input, until r or the command ends. It reads no faster
+// than the command does.
 func (c *Command) Feed(r io.Reader) {
 	if !c.req.Stdin {
 		return
@@ -335,9 +336,9 @@ const copySize = 64 << 10
 
 var buffers = sync.Pool{New: func() any { return new([copySize]byte) }}
 
-// pump copies f to w until f ends or the reading is cut, which it notes; what was
-// written before the cut still goes over. A w that fails ends f, so that its writers
-// learn of it.
+// pump copies f to w until f ends or cut sets its read deadline. What is in f then is
+// still copied, and cut reports whether f was open. When w fails f is closed, for its
+// writers to notice.
 func pump(f *os.File, w io.Writer, cut *atomic.Bool) {
 	buf := buffers.Get().(*[copySize]byte)
 	defer buffers.Put(buf)
@@ -362,8 +363,7 @@ func pump(f *os.File, w io.Writer, cut *atomic.Bool) {
 // maxDrain is the most that a pipe or terminal can hold.
 const maxDrain = 1 << 20
 
-// drain copies what is in f without waiting for more, and says whether it is open
-// still.
+// drain copies what is in f without waiting for more, and reports whether f is still open.
 func drain(f *os.File, w io.Writer, buf []byte) (open bool) {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -392,8 +392,8 @@ func drain(f *os.File, w io.Writer, buf []byte) (open bool) {
 	return true
 }
 
-// HangUp is how a command learns that its client has gone: as from sshd, by SIGHUP,
-// which nohup and daemons don't mind.
+// HangUp sends SIGHUP to a command whose client has gone, as sshd does: nohup and daemons
+// ignore it.
 func (c *Command) HangUp() {
 	select {
 	case <-c.ended:
@@ -404,7 +404,7 @@ func (c *Command) HangUp() {
 	if err != nil {
 		return
 	}
-	// Without a terminal they are in the server's session.
+	// Without a terminal its processes are in the server's session.
 	ours, err := unix.Getsid(0)
 	if err != nil {
 		return

@@ -19,10 +19,10 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// defaultPath is Docker's, for a command whose environment has none.
+// defaultPath is the PATH of a command whose environment has none, the same as Docker's.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// launch is a request made definite: what to pass to the kernel, and as whom.
+// launch is what a request comes to: the arguments of execve, and the user.
 type launch struct {
 	path string // as execve takes it, relative to dir
 	argv []string
@@ -31,12 +31,13 @@ type launch struct {
 	User
 }
 
+// StartErrorf returns the error of a command that does not start.
 func StartErrorf(kind, format string, args ...any) *wire.StartError {
 	return &wire.StartError{Kind: kind, Message: fmt.Sprintf(format, args...)}
 }
 
-// prepare resolves a request. What it finds may change before the program starts;
-// explain has the last word then.
+// prepare resolves a request. The files may change before the program starts: then explain
+// finds the reason.
 func prepare(req *wire.Exec) (*launch, *wire.StartError) {
 	if len(req.Args) == 0 || req.Program() == "" {
 		return nil, StartErrorf(wire.KindArguments, "no program named")
@@ -68,7 +69,7 @@ func prepare(req *wire.Exec) (*launch, *wire.StartError) {
 	return l, refused
 }
 
-// environment completes env; of several values for one name the last one counts.
+// environment adds the defaults to env. Of several values for one name the last one counts.
 func environment(env []string, id User, tty bool) []string {
 	out := make([]string, 0, len(env)+5)
 	at := make(map[string]int, len(env)+5)
@@ -156,7 +157,8 @@ func (l *launch) unusable(program string, err error) *wire.StartError {
 	return StartErrorf(wire.KindOther, "%q: %v", program, cause(err))
 }
 
-// executable says whether the mode bits let the command's user run the file.
+// executable returns an error if the mode bits keep the command's user from running the
+// file.
 func (l *launch) executable(name string) error {
 	if !path.IsAbs(name) {
 		name = l.dir + "/" + name
@@ -183,13 +185,13 @@ func (l *launch) executable(name string) error {
 	return nil
 }
 
-// hasACL says that more than the mode bits decides; then the kernel has to be asked.
+// hasACL reports whether more than the mode bits decides, which only the kernel knows.
 func hasACL(name string) bool {
 	n, err := unix.Getxattr(name, "system.posix_acl_access", nil)
 	return err == nil && n > 0
 }
 
-// explain turns the kernel's refusal to start l into the reason.
+// explain finds the reason for an error of execve.
 func (l *launch) explain(err error) *wire.StartError {
 	program := l.argv[0]
 	errno, _ := errors.AsType[syscall.Errno](err)
@@ -217,8 +219,8 @@ func (l *launch) explain(err error) *wire.StartError {
 	return StartErrorf(wire.KindOther, "%q: %v", program, cause(err))
 }
 
-// enter says whether the command's user may change into its directory. Only this
-// thread takes that user's part, and only as far as files are concerned.
+// enter returns an error if the command's user can't change into its directory. It sets
+// the user for file access of this thread alone.
 func (l *launch) enter() error {
 	var st unix.Stat_t
 	if l.UID == 0 {
@@ -270,14 +272,14 @@ func (l *launch) credential() *syscall.Credential {
 	return &syscall.Credential{Uid: l.UID, Gid: l.GID, Groups: l.Groups}
 }
 
-// SelfPath is this program, from any process that runs it.
+// SelfPath is the path of this program in any process that runs it.
 const SelfPath = "/proc/self/exe"
 
-// TrustBundle holds what the sandbox trusts, with the session's own authority. It is
-// there while names are transformed.
+// TrustBundle is a file with the certificates that the sandbox trusts, the session's own
+// authority among them. It exists while a policy transforms names.
 const TrustBundle = "/etc/agent-sandbox-ca.pem"
 
-// trustVariables name a bundle to programs that don't ask the system.
+// trustVariables name a bundle to programs that don't use the system's.
 var trustVariables = []string{
 	"SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "REQUESTS_CA_BUNDLE", "PIP_CERT",
 }

@@ -13,12 +13,12 @@ func TestOOMTagsAreDistinctAndRest(t *testing.T) {
 	for range maxOOMTags {
 		got := b.take()
 		if got <= childOOMScore || got > 1000 || seen[got] {
-			t.Fatalf("badge %d", got)
+			t.Fatalf("tag %d", got)
 		}
 		seen[got] = true
 	}
 	if b.take() != 0 {
-		t.Error("more badges than there are")
+		t.Error("more tags than there are")
 	}
 	b.release(childOOMScore + 5)
 	if got := b.take(); got != childOOMScore+5 {

@@ -12,20 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forbidden is what no process in a sandbox may ever have, but for PID 1 itself:
-// NET_ADMIN changes the network policy, NET_RAW forges what passes it, MKNOD makes
+// forbidden are the capabilities that no process in a sandbox may have but PID 1:
+// NET_ADMIN changes the network policy, NET_RAW forges what passes it, MKNOD creates
 // devices.
 var forbidden = []uintptr{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_MKNOD}
 
-// childOOMScore makes memory pressure take commands before PID 1.
+// childOOMScore has the kernel kill commands before PID 1 when memory is short.
 const childOOMScore = 500
 
-// DropPrivileges gives up, for this process and all it will ever start, what a child of the
-// sandbox must not have. It comes before anything else in every verb but init.
+// DropPrivileges takes from this process, and from all it will start, what only PID 1 may
+// have. It comes first in every verb of the program that runs in the sandbox, but init.
 //
-// Non-dumpable comes first: from then on only CAP_SYS_PTRACE could look inside or
-// take over this process, and until then it has NET_ADMIN, which its peers lack, and
-// the kernel refuses them for that.
+// Becoming non-dumpable comes before the rest: it keeps processes without CAP_SYS_PTRACE
+// from inspecting this one. Until then NET_ADMIN does, which they lack.
 func DropPrivileges() error {
 	if err := SetUndumpable(); err != nil {
 		return err
@@ -44,6 +43,7 @@ func DropPrivileges() error {
 	return setOOMScore(childOOMScore)
 }
 
+// SetUndumpable keeps processes without CAP_SYS_PTRACE from inspecting this one.
 func SetUndumpable() error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("become non-dumpable: %w", err)

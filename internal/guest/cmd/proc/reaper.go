@@ -12,14 +12,14 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// Reaper waits for every child of this process: the ones it started, and orphans of
-// theirs that fell to it. One mutex orders reaping and signalling, so that no signal
-// ever goes to a PID that has been given to someone else.
+// Reaper waits for every child of this process: those that it started, and orphans that
+// were reparented to it. One mutex orders reaping and signalling, so that no signal goes to
+// a PID that has been reused.
 type Reaper struct {
 	mu       sync.Mutex
 	known    map[int]*Child
 	starting int                // starts under way
-	early    map[int]waitResult // children that ended while starts were under way
+	early    map[int]waitResult // children that ended before their start had returned
 	tags     oomTags
 }
 
@@ -28,7 +28,7 @@ type waitResult struct {
 	usage  syscall.Rusage
 }
 
-// Child is one started process. status and usage are set when done is closed.
+// Child is a started process. Its wait result is set when Done is closed.
 type Child struct {
 	PID  int
 	Done chan struct{}
@@ -36,12 +36,12 @@ type Child struct {
 	reaped bool // guarded by reaper.mu
 }
 
+// NewReaper returns a Reaper without children.
 func NewReaper() *Reaper {
 	return &Reaper{known: make(map[int]*Child), early: make(map[int]waitResult)}
 }
 
-// Start runs f, which forks, and takes the new child into the table, even when it
-// has ended by then.
+// Start runs f, which forks, and registers the new child, even if it has ended by then.
 func (r *Reaper) Start(f func() (pid int, err error)) (*Child, error) {
 	r.mu.Lock()
 	r.starting++
@@ -74,7 +74,7 @@ func (c *Child) end(e waitResult) {
 	close(c.Done)
 }
 
-// Reap collects all children that have ended. It is called after every SIGCHLD.
+// Reap waits for all children that have ended. The caller calls it after every SIGCHLD.
 func (r *Reaper) Reap() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -96,7 +96,7 @@ func (r *Reaper) Reap() {
 	}
 }
 
-// Signal sends n to the child's process group, as long as the child itself lives.
+// Signal sends n to the child's process group. It is ESRCH once the child was reaped.
 func (r *Reaper) Signal(c *Child, n syscall.Signal) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -106,7 +106,7 @@ func (r *Reaper) Signal(c *Child, n syscall.Signal) error {
 	return syscall.Kill(-c.PID, n)
 }
 
-// Exit tells how the child ended, which it must have.
+// Exit returns how the child ended. Done must be closed.
 func (c *Child) Exit() wire.Exit {
 	exit := wire.Exit{
 		Code: c.status.ExitStatus(),

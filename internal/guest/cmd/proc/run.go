@@ -16,16 +16,16 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// Exit codes of run when it could not execute the program, as a shell would have it.
+// Exit codes when the program could not be executed, the same as a shell's.
 const (
 	exitFailed        = 125
 	ExitNotExecutable = 126
 	ExitNotFound      = 127
 )
 
-// Run executes a program in its own place, without the privileges that belong to
-// PID 1 alone. Its arguments are an Exec as JSON and, when PID 1 is its parent, the
-// descriptor on which a StartError is reported; the descriptor closes on success.
+// Run replaces this process by a program, after DropPrivileges. Its arguments are an Exec
+// as JSON and, when PID 1 is its parent, the descriptor on which it reports a StartError;
+// the descriptor closes on success.
 func Run(args []string) (int, error) {
 	runtime.LockOSThread()
 	if len(args) < 1 {
@@ -59,7 +59,7 @@ func Run(args []string) (int, error) {
 func execute(request []byte) *wire.StartError {
 	var req wire.Exec
 	if err := json.Unmarshal(request, &req); err != nil {
-		return StartErrorf(wire.KindArguments, "the request makes no sense: %v", err)
+		return StartErrorf(wire.KindArguments, "malformed request: %v", err)
 	}
 	if err := DropPrivileges(); err != nil {
 		return StartErrorf(wire.KindOther, "%v", err)
@@ -78,7 +78,7 @@ func execute(request []byte) *wire.StartError {
 	if err := unix.Chdir(l.dir); err != nil {
 		return StartErrorf(wire.KindDirectory, "directory %q: %v", l.dir, err)
 	}
-	// PID 1 ignores most signals, and its children start that way.
+	// PID 1 ignores most signals, and its children inherit that.
 	resetSignals()
 	return l.explain(syscall.Exec(l.path, l.argv, l.env))
 }

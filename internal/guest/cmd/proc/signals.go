@@ -25,13 +25,13 @@ type kernelSigaction struct {
 	mask     uint64
 }
 
-// What becomes of a signal without a handler, as the kernel numbers it.
+// Dispositions of a signal without a handler.
 const (
 	byDefault = 0 // SIG_DFL
 	ignored   = 1 // SIG_IGN
 )
 
-// dispose sets what becomes of signal n. SIGKILL and SIGSTOP stay as they are.
+// dispose sets the disposition of signal n. The kernel keeps those of SIGKILL and SIGSTOP.
 func dispose(n int, handler uintptr) {
 	act := kernelSigaction{handler: handler}
 	unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(n), uintptr(unsafe.Pointer(&act)), 0, 8, 0, 0)
@@ -49,8 +49,8 @@ func mask() (now uint64) {
 	return now
 }
 
-// IgnoreSignals has this process ignore all signals but those given, and but the one
-// with which Go's runtime reaches its threads.
+// IgnoreSignals sets all signals to be ignored, except those given and the one that Go's
+// runtime reaches its threads by.
 func IgnoreSignals(but ...syscall.Signal) {
 	for n := 1; n <= maxSignal; n++ {
 		if n != perThread && !slices.Contains(but, syscall.Signal(n)) {
@@ -70,8 +70,8 @@ func resetSignals() {
 	setMask(0)
 }
 
-// HandleSignal has the kernel call handler, which is no Go function, for signal n with all
-// signals blocked. The handler returns to restorer.
+// HandleSignal installs a handler for signal n, which is no Go function and runs with all
+// signals blocked. It returns to restorer.
 func HandleSignal(n syscall.Signal, handler, restorer uintptr, flags uint64) error {
 	act := kernelSigaction{handler: handler, restorer: restorer, mask: ^uint64(0), flags: flags}
 	if _, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(n), uintptr(unsafe.Pointer(&act)), 0, 8, 0, 0); errno != 0 {
@@ -80,10 +80,9 @@ func HandleSignal(n syscall.Signal, handler, restorer uintptr, flags uint64) err
 	return nil
 }
 
-// DefaultSignals undoes what whoever started this process did to its signals, so
-// that nothing of it reaches our own children: no signal ignored, none blocked. Both
-// survive execve, and Go's runtime keeps them for children too. When there is
-// something to undo, this process starts itself anew.
+// DefaultSignals makes sure that this process started with no signal ignored or blocked,
+// for its children, which inherit both: they survive execve, and Go's runtime keeps them.
+// If one was, it executes this program again. The caller has locked its thread.
 func DefaultSignals() error {
 	undone := false
 	for n := 1; n <= maxSignal; n++ {
@@ -101,8 +100,8 @@ func DefaultSignals() error {
 	return reexec(os.Environ())
 }
 
-// reexec replaces this process by a fresh start of the same program. The caller's
-// thread must be locked: its signal mask is what the new one starts with.
+// reexec executes this program again. The caller's thread must be locked: the program
+// starts with its signal mask.
 func reexec(env []string) error {
 	self, err := os.Executable()
 	if err != nil {

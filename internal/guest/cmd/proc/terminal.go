@@ -11,8 +11,8 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// openTerminal makes a pseudo-terminal. master is for this side; slave is a bare
-// descriptor for the command.
+// openTerminal opens a pseudo-terminal: its master for this process, and a descriptor of
+// its slave for the command.
 func openTerminal(size wire.Size) (master *os.File, slave int, err error) {
 	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -43,8 +43,8 @@ func resize(fd int, size wire.Size) {
 	}
 }
 
-// terminalEOF types the end-of-file character when a program that reads lines would
-// understand it. A line begun needs it twice.
+// terminalEOF writes the end-of-file character if the terminal is in canonical mode, twice
+// in the middle of a line.
 func terminalEOF(master *os.File, last byte) {
 	raw, err := master.SyscallConn()
 	if err != nil {

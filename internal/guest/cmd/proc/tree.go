@@ -12,16 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is one line of the process table.
+// Process is an entry of the process table.
 type Process struct {
 	PID, Parent, Group, Session int
 	state                       byte
 	start                       uint64 // clock ticks since boot
 }
 
+// Dead reports whether the process has ended, and at most its parent has not waited for it.
 func (p Process) Dead() bool { return p.state == 'Z' || p.state == 'X' }
 
-// List reads the table of this PID namespace.
+// List returns the process table of this PID namespace.
 func List() ([]Process, error) {
 	dir, err := os.Open("/proc")
 	if err != nil {
@@ -60,8 +61,8 @@ func lookup(pid int) (Process, bool) {
 	return parseStat(pid, buf[:n])
 }
 
-// parseStat reads /proc/PID/stat. The name in it is the process's own choice and may
-// hold spaces and parentheses: what counts comes after the last one.
+// parseStat reads /proc/PID/stat. The name in it, which a process can choose, may hold
+// spaces and parentheses: the fields start after the last one.
 func parseStat(pid int, line []byte) (Process, bool) {
 	end := bytes.LastIndexByte(line, ')')
 	if end < 0 {
@@ -79,8 +80,8 @@ func parseStat(pid int, line []byte) (Process, bool) {
 	return p, true
 }
 
-// Tree returns the processes of the table that belong (as roots) or descend from
-// one that does. Dead ones pass their children on but are not returned.
+// Tree returns the processes of the table that are roots or descend from one. A dead one
+// is not returned, but its children are.
 func Tree(table []Process, root func(Process) bool) []Process {
 	in := make(map[int]bool)
 	for _, p := range table {
@@ -106,11 +107,11 @@ func Tree(table []Process, root func(Process) bool) []Process {
 	return out
 }
 
-// killDeadline bounds how long a tree that keeps growing is fought.
+// killDeadline bounds Kill for a tree that keeps growing.
 const killDeadline = 5 * time.Second
 
-// Kill kills every process that find returns, as often as it returns any. They
-// are stopped first, until none is new, so that none can fork while others die.
+// Kill kills every process that find returns, until it returns none. They are stopped
+// first, until none is new, so that none can fork while others die.
 func Kill(find func() []Process) {
 	deadline := time.Now().Add(killDeadline)
 	for wait := 200 * time.Microsecond; ; wait = min(2*wait, 20*time.Millisecond) {
@@ -141,7 +142,7 @@ func Kill(find func() []Process) {
 	}
 }
 
-// signal signals p and not another process that got its PID meanwhile.
+// signal signals p, not another process that reuses its PID.
 func (p Process) signal(n syscall.Signal) {
 	fd, err := unix.PidfdOpen(p.PID, 0)
 	if err == nil {
@@ -152,8 +153,8 @@ func (p Process) signal(n syscall.Signal) {
 	if now, ok := lookup(p.PID); !ok || now.start != p.start {
 		return
 	}
-	// Without pidfds (an old kernel, a strict seccomp profile) the moment between
-	// the look and the signal is left open.
+	// Without pidfds (an old kernel, a strict seccomp profile) the PID may be reused
+	// between the check and the signal.
 	if err != nil || unix.PidfdSendSignal(fd, n, nil, 0) == unix.ENOSYS {
 		unix.Kill(p.PID, n)
 	}

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// User is who a command runs as.
+// User is the user that a command runs as.
 type User struct {
 	UID, GID uint32
 	Groups   []uint32
@@ -24,7 +24,7 @@ type User struct {
 }
 
 const (
-	// maxAccounts bounds what is read of a file that the sandbox may have written.
+	// maxAccounts bounds what is read of an account file, which the sandbox can write.
 	maxAccounts = 4 << 20
 	maxGroups   = 65536 // NGROUPS_MAX
 )
@@ -35,8 +35,8 @@ func LookupUser(spec string) (User, error) {
 	return resolveUser(spec, func() io.ReadCloser { return accounts("/etc/passwd") }, func() io.ReadCloser { return accounts("/etc/group") })
 }
 
-// accounts opens an account file, or an empty one in its place. Whatever is there
-// instead of a regular file must not block or fill memory.
+// accounts opens an account file. Anything but a regular file counts as empty: it must not
+// block or fill memory.
 func accounts(path string) io.ReadCloser {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {

@@ -19,11 +19,11 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// controlChannel connects the client with PID 1.
+// controlChannel connects the client to PID 1.
 func controlChannel(nc ssh.NewChannel) {
 	conn, err := dialControl()
 	if err == nil {
-		// Anyone may take the name once PID 1 has lost it; nobody can take its PID.
+		// Any process can bind the name should PID 1 lose it, but none can have its PID.
 		var peer *unix.Ucred
 		if peer, err = peerOf(conn); err == nil && peer.Pid != 1 {
 			err = fmt.Errorf("process %d has taken the control socket", peer.Pid)
@@ -39,8 +39,8 @@ func controlChannel(nc ssh.NewChannel) {
 	join(nc, conn)
 }
 
-// controlPatience is how long PID 1 of a session that has just started may take, on a
-// busy machine, to listen.
+// controlPatience is how long PID 1 may take to listen, in a session that has just
+// started on a busy machine.
 const controlPatience = 5 * time.Second
 
 func dialControl() (conn *net.UnixConn, err error) {
@@ -52,8 +52,8 @@ func dialControl() (conn *net.UnixConn, err error) {
 	}
 }
 
-// connectControl waits its turn when the control socket's queue is full, which only a
-// plain blocking connect does.
+// connectControl connects to the control socket by a blocking system call: only that waits
+// while the socket's queue is full.
 func connectControl() (*net.UnixConn, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -83,10 +83,10 @@ func connectControl() (*net.UnixConn, error) {
 
 const forwardSize = 64 << 10
 
-// forwardBuffers are for the copying between a channel and a connection.
+// forwardBuffers are for copies between a channel and a connection.
 var forwardBuffers = sync.Pool{New: func() any { return new([forwardSize]byte) }}
 
-// join carries bytes between a new channel and a connection until both are done.
+// join copies between a new channel and a connection until both have ended.
 func join(nc ssh.NewChannel, conn *net.UnixConn) {
 	defer conn.Close()
 	ch, reqs, err := nc.Accept()
@@ -110,7 +110,7 @@ func join(nc ssh.NewChannel, conn *net.UnixConn) {
 	in.Wait()
 }
 
-// peerOf tells who is at the other end: for a client, who listens.
+// peerOf returns the credentials of the peer: for a client, those of the listener.
 func peerOf(conn syscall.Conn) (*unix.Ucred, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

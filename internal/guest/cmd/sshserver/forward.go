@@ -21,9 +21,9 @@ import (
 )
 
 const (
-	// dialTimeout bounds a dial whose client has no deadline or forgot about it.
+	// dialTimeout bounds a dial whose client sets no deadline.
 	dialTimeout = 2 * time.Minute
-	// lingerTime is what data that was sent before the client closed gets to be taken.
+	// lingerTime is for data that is unsent when the client closes.
 	lingerTime = 10 * time.Second
 	// maxForwards bounds the connections of one server.
 	maxForwards = 4096
@@ -32,17 +32,17 @@ const (
 // forwards counts the connections of this process.
 var forwards atomic.Int64
 
-// dial connects to where the client wants to.
+// dial connects the client to the address in its request.
 func (s *server) dial(nc ssh.NewChannel) {
 	var req wire.Dial
 	if err := json.Unmarshal(nc.ExtraData(), &req); err != nil {
-		rejectDial(nc, &wire.DialError{Kind: wire.DialMalformed, Message: fmt.Sprintf("the request makes no sense: %v", err)})
+		rejectDial(nc, &wire.DialError{Kind: wire.DialMalformed, Message: fmt.Sprintf("malformed request: %v", err)})
 		return
 	}
 	s.connect(nc, req, true)
 }
 
-// direct is dial as OpenSSH asks for it: ssh -L, -W and -D.
+// direct is dial for OpenSSH: ssh -L, -W and -D.
 func (s *server) direct(nc ssh.NewChannel) {
 	req, err := decodeDirect(nc.ChannelType(), nc.ExtraData())
 	if err != nil {
@@ -66,7 +66,7 @@ func decodeDirect(kind string, extra []byte) (wire.Dial, error) {
 			Reserved2 uint32
 		}
 		if err := ssh.Unmarshal(extra, &msg); err != nil {
-			return wire.Dial{}, errors.New("the request makes no sense")
+			return wire.Dial{}, errors.New("malformed request")
 		}
 		return wire.Dial{Network: "unix", Address: msg.Path}, nil
 	}
@@ -77,13 +77,13 @@ func decodeDirect(kind string, extra []byte) (wire.Dial, error) {
 		OriginPort uint32
 	}
 	if err := ssh.Unmarshal(extra, &msg); err != nil || msg.Port > 65535 {
-		return wire.Dial{}, errors.New("the request makes no sense")
+		return wire.Dial{}, errors.New("malformed request")
 	}
 	return wire.Dial{Network: "tcp", Address: net.JoinHostPort(msg.Host, strconv.Itoa(int(msg.Port)))}, nil
 }
 
-// connect dials before it accepts, so that a client has its answer in one round
-// trip. ours says that the client is this package's, which is told more.
+// connect dials before it accepts, so that a client has its answer in one round trip. A
+// client of this module (ours) also gets the addresses and the reason of a failure.
 func (s *server) connect(nc ssh.NewChannel, req wire.Dial, ours bool) {
 	refused := checkDial(req)
 	if refused == nil && forwards.Add(1) > maxForwards {
@@ -149,7 +149,7 @@ var dialKinds = map[unix.Errno]string{
 	unix.EPERM:         wire.DialPermission,
 }
 
-// dialError gives what package net said names that mean the same on every system.
+// dialError turns an error of package net into a kind that is the same on every system.
 func dialError(err error) *wire.DialError {
 	e := &wire.DialError{Kind: wire.DialOther, Message: err.Error()}
 	var errno unix.Errno
@@ -174,13 +174,13 @@ func dialError(err error) *wire.DialError {
 	return e
 }
 
-// halfCloser is a connection either direction of which ends by itself.
+// halfCloser is a connection whose directions end one by one.
 type halfCloser interface {
 	net.Conn
 	CloseWrite() error
 }
 
-// forward carries bytes between a channel and a connection inside.
+// forward copies between a channel and a connection inside.
 type forward struct {
 	ch   ssh.Channel
 	conn halfCloser
@@ -197,8 +197,8 @@ func (f *forward) run(reqs <-chan *ssh.Request) {
 	}()
 	go func() {
 		ssh.DiscardRequests(reqs)
-		// The client closed the channel and reads no more; what it wrote before is
-		// still on its way.
+		// The client closed the channel and reads no more; what it wrote before may
+		// still be unsent.
 		f.conn.SetReadDeadline(time.Unix(1, 0))
 		f.conn.SetWriteDeadline(time.Now().Add(lingerTime))
 	}()
@@ -206,8 +206,8 @@ func (f *forward) run(reqs <-chan *ssh.Request) {
 	<-in
 }
 
-// copyIn ends with the client's end of data. When the server inside takes no more,
-// what it still has to say goes on, and copyOut learns how it ended.
+// copyIn ends with the client's data. When the server inside stops reading, what it sends
+// is still copied, and copyOut reports how it ended.
 func (f *forward) copyIn() {
 	buf := forwardBuffers.Get().(*[forwardSize]byte)
 	defer forwardBuffers.Put(buf)

@@ -77,7 +77,7 @@ func FuzzSessionRequests(f *testing.F) {
 		if kind == "shell" || kind == "exec" || kind == "subsystem" && string(payload[min(4, len(payload)):]) == wire.VerbSFTP {
 			return // these start something
 		}
-		v := &sshSession{s: &server{}}
+		v := &sshSession{server: &server{}}
 		_, then := v.request(kind, payload)
 		if then != nil || v.cmd != nil {
 			t.Errorf("%s started something", kind)

@@ -22,19 +22,20 @@ import (
 )
 
 const (
-	// maxEnded is how many detached commands are remembered after their end, and
-	// keptMemory what their output may take together; the oldest go first.
+	// maxEnded is how many detached commands are kept after their end, and maxEndedMemory
+	// bounds their output together; the oldest go first.
 	maxEnded       = 64
 	maxEndedMemory = 64 << 20
 )
 
-// readyFD is where a keeper tells the one who started it that it listens.
+// readyFD is a pipe that a keeper closes once it listens.
 const readyFD = 3
 
-// keepLogs as its argument tells a keeper that its stdout and stderr are the container's.
+// keepLogs is the argument of a keeper whose stdout and stderr are the container's.
 const keepLogs = "log"
 
-// Keep holds detached commands for all who connect, until the session stops.
+// Keep runs detached commands and holds their output, for every client that connects,
+// until the session stops.
 func Keep(args []string) error {
 	if err := becomeParent(); err != nil {
 		return err
@@ -42,7 +43,7 @@ func Keep(args []string) error {
 	unix.CloseOnExec(readyFD)
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: wire.KeepSocket})
 	if errors.Is(err, unix.EADDRINUSE) {
-		return nil // another keeper was faster
+		return nil // another keeper listens
 	}
 	if err != nil {
 		return err
@@ -76,7 +77,7 @@ func Keep(args []string) error {
 	return nil
 }
 
-// keeper remembers detached commands by ID.
+// keeper holds detached commands by ID.
 type keeper struct {
 	logs     bool // stdout and stderr are the container's
 	mu       sync.Mutex
@@ -84,49 +85,30 @@ type keeper struct {
 	ended    []*detached // oldest first
 }
 
-// detached is a detached command with its output. exit is set when ring is closed.
+// detached is a command with the end of its output. exit is set when ring is closed.
 type detached struct {
 	*proc.Command
 	ring *ring
 	exit wire.Exit
 }
 
-// start starts a detached command and follows it on the channel that asked for it.
+// start starts a detached command and follows it on the channel that requested it.
 func (k *keeper) start(s *server, nc ssh.NewChannel, req wire.Exec) {
 	if req.ID == "" {
 		req.ID = rand.Text()
 	}
-	k.mu.Lock()
-	_, taken := k.commands[req.ID]
-	if !taken {
-		k.commands[req.ID] = nil // until it has started
-	}
-	k.mu.Unlock()
-	if taken {
-		s.leave()
-		reject(nc, proc.StartErrorf(wire.KindArguments, "a command with the ID %q exists", req.ID))
-		return
-	}
-
-	c, refused := proc.Start(s.reaper, req)
-	k.mu.Lock()
+	d, refused := k.launch(s.reaper, req)
 	if refused != nil {
-		delete(k.commands, req.ID)
-		k.mu.Unlock()
 		s.leave()
 		reject(nc, refused)
 		return
 	}
-	p := &detached{Command: c, ring: newRing()}
-	k.commands[req.ID] = p
-	k.mu.Unlock()
-
-	logged := k.log(p)
+	logged := k.log(d)
 	go func() {
 		defer s.leave()
-		p.exit = c.Run(p.ring.to(streamOut), p.ring.to(streamErr))
-		p.ring.close()
-		k.end(p)
+		d.exit = d.Run(d.ring.to(streamOut), d.ring.to(streamErr))
+		d.ring.close()
+		k.end(d)
 		select {
 		case <-logged:
 		case <-time.After(logPatience):
@@ -134,18 +116,41 @@ func (k *keeper) start(s *server, nc ssh.NewChannel, req wire.Exec) {
 	}()
 	ch, reqs, err := nc.Accept()
 	if err != nil {
-		c.CloseInput()
+		d.CloseInput()
 		return
 	}
-	go c.Feed(ch)
-	p.follow(ch, reqs, wire.Exec{ID: req.ID})
+	go d.Feed(ch)
+	d.follow(ch, reqs, wire.Exec{ID: req.ID})
 }
 
-// end moves a command to those that are remembered for a while.
-func (k *keeper) end(p *detached) {
+// launch starts a command whose ID no other one has.
+func (k *keeper) launch(r *proc.Reaper, req wire.Exec) (*detached, *wire.StartError) {
+	k.mu.Lock()
+	_, taken := k.commands[req.ID]
+	if !taken {
+		k.commands[req.ID] = nil // until it has started
+	}
+	k.mu.Unlock()
+	if taken {
+		return nil, proc.StartErrorf(wire.KindArguments, "a command with the ID %q exists", req.ID)
+	}
+	c, refused := proc.Start(r, req)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.ended = append(k.ended, p)
+	if refused != nil {
+		delete(k.commands, req.ID)
+		return nil, refused
+	}
+	d := &detached{Command: c, ring: newRing()}
+	k.commands[req.ID] = d
+	return d, nil
+}
+
+// end registers that a command has ended, and forgets the oldest ones beyond the bounds.
+func (k *keeper) end(d *detached) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.ended = append(k.ended, d)
 	memory := 0
 	for _, e := range k.ended {
 		memory += e.ring.size()
@@ -160,13 +165,13 @@ func (k *keeper) end(p *detached) {
 func (k *keeper) attach(nc ssh.NewChannel) {
 	var req wire.Attach
 	if err := json.Unmarshal(nc.ExtraData(), &req); err != nil {
-		reject(nc, proc.StartErrorf(wire.KindArguments, "the request makes no sense: %v", err))
+		reject(nc, proc.StartErrorf(wire.KindArguments, "malformed request: %v", err))
 		return
 	}
 	k.mu.Lock()
-	p := k.commands[req.ID]
+	d := k.commands[req.ID]
 	k.mu.Unlock()
-	if p == nil {
+	if d == nil {
 		reject(nc, proc.StartErrorf(wire.KindUnknownProcess, "no detached command with the ID %q", req.ID))
 		return
 	}
@@ -174,19 +179,19 @@ func (k *keeper) attach(nc ssh.NewChannel) {
 	if err != nil {
 		return
 	}
-	p.follow(ch, reqs, p.Request())
+	d.follow(ch, reqs, d.Request())
 }
 
-// follow sends kept and live output, then the exit.
-func (p *detached) follow(ch ssh.Channel, reqs <-chan *ssh.Request, req wire.Exec) {
+// follow sends the output so far and from now on, then the exit.
+func (d *detached) follow(ch ssh.Channel, reqs <-chan *ssh.Request, req wire.Exec) {
 	defer ch.Close()
-	f := p.ring.follow()
+	f := d.ring.follow()
 	var answering sync.Mutex
 	go func() {
-		obey(p.Command, reqs, &answering)
+		obey(d.Command, reqs, &answering)
 		f.cancel()
 	}()
-	if sendRequest(ch, wire.RequestStarted, wire.Started{Pid: p.PID(), Exec: req}) != nil {
+	if sendRequest(ch, wire.RequestStarted, wire.Started{Pid: d.PID(), Exec: req}) != nil {
 		return
 	}
 	for {
@@ -204,17 +209,17 @@ func (p *detached) follow(ch ssh.Channel, reqs <-chan *ssh.Request, req wire.Exe
 			return
 		}
 	}
-	if !p.ring.ended() {
+	if !d.ring.ended() {
 		return
 	}
-	exit := p.exit
+	exit := d.exit
 	exit.Dropped = f.dropped
 	answering.Lock()
 	defer answering.Unlock()
 	sendRequest(ch, wire.RequestExit, exit)
 }
 
-// keepChannel connects the client with the keeper, starting it when there is none.
+// keepChannel connects the client to the keeper, which it starts when there is none.
 func keepChannel(nc ssh.NewChannel) {
 	conn, err := dialKeeper()
 	if err != nil {
@@ -230,7 +235,7 @@ func dialKeeper() (*net.UnixConn, error) {
 		if err == nil {
 			if peer, err := peerOf(conn); err != nil || peer.Uid != 0 {
 				conn.Close()
-				return nil, errors.New("someone else has taken its socket")
+				return nil, errors.New("its socket is another process's")
 			}
 			return conn, nil
 		}
@@ -243,7 +248,7 @@ func dialKeeper() (*net.UnixConn, error) {
 	}
 }
 
-// startKeeper starts a keeper and waits until it listens, or has found another.
+// startKeeper starts a keeper and waits until it, or another one, listens.
 func startKeeper() error {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -258,7 +263,7 @@ func startKeeper() error {
 	defer null.Close()
 	argv, out := []string{wire.Path, wire.VerbKeep}, [2]int{int(null.Fd()), int(null.Fd())}
 	if log, err := askStdio(); err == nil {
-		// Never as an os.File, which would change the mode of what is not ours alone.
+		// Not as an os.File, which would make descriptors non-blocking that others share.
 		defer unix.Close(log[0])
 		defer unix.Close(log[1])
 		argv, out = append(argv, keepLogs), log
@@ -280,6 +285,6 @@ func startKeeper() error {
 		return fmt.Errorf("start: %w", err)
 	}
 	w.Close()
-	r.Read(make([]byte, 1)) // ends when it is ready or dead
+	r.Read(make([]byte, 1)) // ends when it listens or is dead
 	return nil
 }

@@ -19,16 +19,16 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// serveListens answers whether anything listens on a TCP port. It looks at the kernel's
-// tables: a connection to try it with would be the one that some servers wait for.
+// serveListens answers whether anything listens on a TCP port, by the kernel's tables: some
+// servers would take a connection for the only one that they wait for.
 func serveListens(nc ssh.NewChannel) {
 	var req wire.Listens
 	if err := json.Unmarshal(nc.ExtraData(), &req); err != nil || req.Port == 0 {
-		rejectDial(nc, &wire.DialError{Kind: wire.DialMalformed, Message: "the request makes no sense"})
+		rejectDial(nc, &wire.DialError{Kind: wire.DialMalformed, Message: "malformed request"})
 		return
 	}
-	if found, err := listening(req.Port); err != nil {
-		// No such table here: try it after all.
+	if open, err := listening(req.Port); err != nil {
+		// There is no such table here: connect after all.
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		conn, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort("localhost", strconv.Itoa(int(req.Port))))
@@ -37,7 +37,7 @@ func serveListens(nc ssh.NewChannel) {
 			return
 		}
 		conn.Close()
-	} else if !found {
+	} else if !open {
 		rejectDial(nc, &wire.DialError{Kind: wire.DialRefused, Message: fmt.Sprintf("nothing listens on port %d", req.Port)})
 		return
 	}
@@ -47,8 +47,8 @@ func serveListens(nc ssh.NewChannel) {
 	}
 }
 
-// listening looks for the port in both families' tables. A machine without IPv6 has
-// one of them only.
+// listening looks for the port in the tables of both families. A machine without IPv6 has
+// only one.
 func listening(port uint16) (found bool, err error) {
 	read := false
 	for _, table := range [...]string{"/proc/net/tcp", "/proc/net/tcp6"} {

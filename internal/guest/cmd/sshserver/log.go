@@ -13,12 +13,12 @@ import (
 )
 
 const (
-	// logRate and logBurst bound, in bytes a second and bytes, what commands write to
-	// the log: the engine works on it outside of the sandbox's limits. What is more
-	// stays in the ring, as far as there is room.
+	// logRate (bytes a second) and logBurst (bytes) bound what commands write to the log,
+	// which the engine processes outside of the sandbox's limits. The rest waits in the
+	// ring, as far as there is room.
 	logRate  = 4 << 20
 	logBurst = 8 << 20
-	// logPatience is how long the keeper waits for the log when it ends.
+	// logPatience is how long the keeper waits for the log of a command that has ended.
 	logPatience = 2 * time.Second
 )
 
@@ -30,7 +30,7 @@ type containerLog struct {
 	rate budget
 }
 
-// budget is what may be written, a bucket that fills with time.
+// budget is a token bucket of bytes.
 type budget struct {
 	left float64
 	last time.Time
@@ -49,7 +49,7 @@ func (b *budget) take(n int) {
 	}
 }
 
-// follow writes what is in the ring until it ends.
+// follow writes the ring to the log until it ends.
 func (l *containerLog) follow(r *ring) {
 	f := r.follow()
 	var missed int64
@@ -73,7 +73,7 @@ func (l *containerLog) follow(r *ring) {
 	}
 }
 
-// add cuts data of a stream into lines, and lines into frames.
+// add splits data of a stream into lines, and lines into frames.
 func (l *containerLog) add(stream int, data []byte) {
 	room := wire.MaxLogFrame - len(l.head) - len(". \n")
 	part := &l.part[stream]
@@ -95,8 +95,8 @@ func (l *containerLog) add(stream int, data []byte) {
 	}
 }
 
-// write writes one frame at once. A log that nobody reads blocks it, and so this
-// command's log alone.
+// write writes one frame by one system call. A log that nobody reads blocks this command's
+// log, and no other.
 func (l *containerLog) write(stream int, text []byte, flag byte) {
 	frame := make([]byte, 0, len(l.head)+len(text)+3)
 	frame = append(append(frame, l.head...), flag, ' ')
@@ -114,7 +114,7 @@ func (l *containerLog) write(stream int, text []byte, flag byte) {
 	}
 }
 
-// loggable says whether an ID can stand in a frame.
+// loggable reports whether an ID can be in a frame.
 func loggable(id string) bool {
 	for _, c := range []byte(id) {
 		if c <= ' ' || c > '~' {
@@ -124,18 +124,18 @@ func loggable(id string) bool {
 	return id != "" && len(id) <= wire.MaxLogID
 }
 
-// log starts to write p's output to the container's log, where the keeper has it. What
-// it returns is closed when all of it is there.
-func (k *keeper) log(p *detached) <-chan struct{} {
+// log starts to write the output of d to the container's log, if the keeper has it. The
+// channel is closed when all of it is written.
+func (k *keeper) log(d *detached) <-chan struct{} {
 	done := make(chan struct{})
-	if !k.logs || !loggable(p.Request().ID) {
+	if !k.logs || !loggable(d.Request().ID) {
 		close(done)
 		return done
 	}
-	l := &containerLog{out: [2]int{1, 2}, head: wire.LogMark + p.Request().ID + " "}
+	l := &containerLog{out: [2]int{1, 2}, head: wire.LogMark + d.Request().ID + " "}
 	go func() {
 		defer close(done)
-		l.follow(p.ring)
+		l.follow(d.ring)
 	}()
 	return done
 }

@@ -13,9 +13,8 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// obey carries out the client's requests until the channel ends. It holds answering
-// from the deed to the answer: a signal that ends the command must not lose its answer
-// to the command's end.
+// obey carries out the client's requests until the channel ends. It holds answering until
+// it has replied: the reply to a signal that ends the command must come before its exit.
 func obey(c *proc.Command, reqs <-chan *ssh.Request, answering *sync.Mutex) {
 	for r := range reqs {
 		ok := false
@@ -39,7 +38,7 @@ func obey(c *proc.Command, reqs <-chan *ssh.Request, answering *sync.Mutex) {
 	}
 }
 
-// sendRequest makes a request of the client, in parts where it is large.
+// sendRequest sends a request to the client, in parts if it is large.
 func sendRequest(ch ssh.Channel, kind string, v any) error {
 	payload, err := json.Marshal(v)
 	if err != nil {
@@ -55,7 +54,7 @@ func sendRequest(ch ssh.Channel, kind string, v any) error {
 	return err
 }
 
-// parts holds the pieces of open requests that are too large for a packet.
+// parts holds the pieces of exec requests that are too large for a packet.
 type parts struct {
 	mu   sync.Mutex
 	size int

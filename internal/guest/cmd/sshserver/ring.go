@@ -13,19 +13,18 @@ const (
 )
 
 const (
-	// ringBytes is how much of a detached command's output is kept: the last of it.
+	// ringBytes is how much of the end of a detached command's output is kept.
 	ringBytes = 8 << 20
-	// ringMemory bounds what keeping it may cost when output comes in tiny pieces
-	// from both streams by turns.
+	// ringMemory bounds the memory for it, when output comes in tiny pieces from both
+	// streams by turns.
 	ringMemory = 2 * ringBytes
 	chunkMin   = 256
 	chunkMax   = 64 << 10
 	chunkCost  = 64 // of a chunk's own bookkeeping
 )
 
-// ring keeps the end of a command's output, stdout and stderr in the order they were
-// read. Writing never waits; followers that are too slow miss bytes and learn how
-// many.
+// ring keeps the end of a command's output, stdout and stderr in the order they were read.
+// Writing never waits; a follower that is too slow misses bytes and counts them.
 type ring struct {
 	mu     sync.Mutex
 	moved  sync.Cond // bytes were added, the end came, or a follower gave up
@@ -36,8 +35,8 @@ type ring struct {
 	closed bool
 }
 
-// chunk is a run of one stream. What is written is never changed, so readers may
-// hold parts of data while more is appended.
+// chunk is a run of one stream. Bytes in it never change, so followers may hold parts of
+// data while more is appended.
 type chunk struct {
 	stream byte
 	start  int64
@@ -71,7 +70,7 @@ func (r *ring) write(stream byte, p []byte) {
 		if last < 0 || r.chunks[last].stream != stream || len(r.chunks[last].data) == cap(r.chunks[last].data) {
 			size := max(chunkMin, min(len(p), chunkMax))
 			if last >= 0 && r.chunks[last].stream == stream {
-				// One stream going on: fewer and larger pieces.
+				// The same stream again: fewer and larger chunks.
 				size = max(size, min(2*cap(r.chunks[last].data), chunkMax))
 			}
 			r.chunks = append(r.chunks, chunk{stream: stream, start: r.end, data: make([]byte, 0, size)})
@@ -108,14 +107,14 @@ func (r *ring) close() {
 	r.moved.Broadcast()
 }
 
-// ended says that all output is there.
+// ended reports whether all output has been written.
 func (r *ring) ended() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.closed
 }
 
-// size is the memory that r takes.
+// size returns the memory that r takes.
 func (r *ring) size() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -163,7 +162,7 @@ func (f *follower) next() (stream byte, data []byte, ok bool) {
 	return c.stream, data, true
 }
 
-// cancel ends next, now and for good.
+// cancel makes next return, now and from then on.
 func (f *follower) cancel() {
 	f.r.mu.Lock()
 	defer f.r.mu.Unlock()

@@ -21,8 +21,9 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// Serve serves one client on standard input and output. It ends when the client
-// is gone, killing what runs, or when the session stops and nothing runs any more.
+// Serve serves one client on standard input and output, with a wire.Serve as the argument
+// for a client of standard SSH. It returns when the client is gone, killing what runs, or
+// when the session stops and nothing runs any more.
 func Serve(args []string) error {
 	var conf wire.Serve
 	if len(args) > 0 {
@@ -61,21 +62,26 @@ func Serve(args []string) error {
 	if len(args) > 0 { // a connection of standard SSH
 		s.hangUp()
 	} else {
-		if s.tidying.Load() > 0 {
-			select {
-			case <-s.drained:
-			case <-time.After(proc.TidyTime):
-			}
-		}
-		// A child that is stopped before it has become its program keeps the runtime's
-		// locks, and we would never come to kill it. So there is none, nor a new one.
-		syscall.ForkLock.RLock()
-		proc.Kill(ourCommands)
+		s.killAll()
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
 	return nil
+}
+
+// killAll kills the commands of the server, after the time to tidy up if one does.
+func (s *server) killAll() {
+	if s.tidying.Load() > 0 {
+		select {
+		case <-s.drained:
+		case <-time.After(proc.TidyTime):
+		}
+	}
+	// A child that is stopped between fork and execve would block Go's runtime, and with
+	// it the kill. The lock waits for those that are there and keeps new ones out.
+	syscall.ForkLock.RLock()
+	proc.Kill(ourCommands)
 }
 
 // becomeParent prepares a process that will start commands: with the default signal
@@ -97,7 +103,7 @@ func becomeParent() error {
 	return nil
 }
 
-// watchSignals reaps, and stops on SIGTERM, which PID 1 sends to all when the
+// watchSignals reaps on SIGCHLD and stops on SIGTERM, which PID 1 sends to all when the
 // session ends.
 func (s *server) watchSignals() {
 	sigs := make(chan os.Signal, 16)

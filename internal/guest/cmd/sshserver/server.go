@@ -37,8 +37,8 @@ type server struct {
 	drained  chan struct{} // closed when stopping and nothing runs
 }
 
-// newServer makes a server with the host key of that seed. Without one it is a new
-// key: this package's client checks none.
+// newServer returns a server with the host key of that seed. Without a seed the key is
+// new: the client of this module checks none.
 func newServer(seed []byte) (*server, error) {
 	if seed == nil {
 		seed = make([]byte, ed25519.SeedSize)
@@ -50,7 +50,7 @@ func newServer(seed []byte) (*server, error) {
 	}
 	config := &ssh.ServerConfig{
 		Config: ssh.Config{
-			// The first is for OpenSSH, which warns where it is missing.
+			// OpenSSH warns when the first is missing.
 			KeyExchanges: []string{ssh.KeyExchangeMLKEM768X25519, ssh.KeyExchangeCurve25519},
 			Ciphers:      []string{ssh.CipherAES128GCM},
 		},
@@ -61,7 +61,7 @@ func newServer(seed []byte) (*server, error) {
 	return &server{config: config, reaper: proc.NewReaper(), drained: make(chan struct{})}, nil
 }
 
-// admit counts a command in, or says why not.
+// admit counts a command that is about to start, or returns why it must not.
 func (s *server) admit() *wire.StartError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,7 +83,7 @@ func (s *server) leave() {
 	}
 }
 
-// stop takes no new commands; drained tells when the last one has ended.
+// stop refuses new commands. drained is closed when the last one has ended.
 func (s *server) stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,8 +138,8 @@ func reject(nc ssh.NewChannel, why *wire.StartError) {
 	nc.Reject(ssh.ConnectionFailed, string(text))
 }
 
-// exec starts a command before it accepts the channel, so that a client has its
-// answer in one round trip.
+// exec starts a command before it accepts the channel, so that a client has its answer in
+// one round trip.
 func (s *server) exec(nc ssh.NewChannel, parts *parts) {
 	req, refused := decodeExec(nc.ExtraData(), parts)
 	if refused == nil && req.Detached != (s.keeper != nil) {
@@ -172,8 +172,7 @@ func (s *server) exec(nc ssh.NewChannel, parts *parts) {
 	var answering sync.Mutex
 	go func() {
 		obey(c, reqs, &answering)
-		// The client gave up, or is gone. After the command's end this finds nothing
-		// that is to be killed.
+		// The client gave up, or is gone.
 		select {
 		case <-c.Done():
 		default:
@@ -197,7 +196,7 @@ func decodeExec(extra []byte, parts *parts) (req wire.Exec, refused *wire.StartE
 		extra = parts.take(ref)
 	}
 	if err := json.Unmarshal(extra, &req); err != nil {
-		return req, proc.StartErrorf(wire.KindArguments, "the request makes no sense: %v", err)
+		return req, proc.StartErrorf(wire.KindArguments, "malformed request: %v", err)
 	}
 	if req.Timeout < 0 || req.WaitDelay < 0 {
 		return req, proc.StartErrorf(wire.KindArguments, "negative timeout or wait delay")

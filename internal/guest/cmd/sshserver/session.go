@@ -23,16 +23,16 @@ import (
 const channelSession = "session"
 
 const (
-	// maxEnv bounds what a client may set, names and values together.
+	// maxEnv bounds the variables that a client sets, names and values together.
 	maxEnv = 256 << 10
-	// hangUpTime is what commands get to heed SIGHUP when their client is gone.
+	// hangUpTime is how long commands have to end by SIGHUP when their client is gone.
 	hangUpTime = time.Second
 )
 
 // sshSession is one session channel. It is served as sshd serves it: the command is read by
-// a shell, and processes that have gone into the background outlive the visit.
+// a shell, and processes that have gone into the background outlive it.
 type sshSession struct {
-	s       *server
+	server  *server
 	ch      ssh.Channel
 	begun   bool
 	env     []string
@@ -46,9 +46,9 @@ func (s *server) serveSession(nc ssh.NewChannel) {
 	if err != nil {
 		return
 	}
-	v := &sshSession{s: s, ch: ch}
+	session := &sshSession{server: s, ch: ch}
 	for r := range reqs {
-		ok, then := v.request(r.Type, r.Payload)
+		ok, then := session.request(r.Type, r.Payload)
 		if r.WantReply {
 			r.Reply(ok, nil)
 		}
@@ -57,73 +57,73 @@ func (s *server) serveSession(nc ssh.NewChannel) {
 		}
 	}
 	// The client has closed the channel, or is gone.
-	if v.cmd != nil {
-		v.cmd.HangUp()
+	if session.cmd != nil {
+		session.cmd.HangUp()
 	}
 }
 
-// request carries one request out, and returns what is to follow the answer.
-func (v *sshSession) request(kind string, payload []byte) (ok bool, then func()) {
+// request carries out one request. then is called after the reply, unless nil.
+func (s *sshSession) request(kind string, payload []byte) (ok bool, then func()) {
 	switch kind {
 	case "pty-req":
 		req, err := decodeTerminal(payload)
-		if err != nil || v.begun {
+		if err != nil || s.begun {
 			return false, nil
 		}
-		v.tty = &req
+		s.tty = &req
 		return true, nil
 	case "env":
 		kv, err := decodeEnv(payload)
-		if v.envSize += len(kv); err != nil || v.begun || v.envSize > maxEnv {
+		if s.envSize += len(kv); err != nil || s.begun || s.envSize > maxEnv {
 			return false, nil
 		}
-		v.env = append(v.env, kv)
+		s.env = append(s.env, kv)
 		return true, nil
 	case "shell":
-		return v.start("")
+		return s.start("")
 	case "exec":
 		command, err := decodeString(payload)
 		if err != nil || command == "" {
 			return false, nil
 		}
-		return v.start(command)
+		return s.start(command)
 	case "subsystem":
 		if name, err := decodeString(payload); err != nil || name != wire.VerbSFTP {
 			return false, nil
 		}
-		v.tty = nil
-		return v.launch(wire.Exec{Path: proc.SelfPath, Args: []string{wire.Path, wire.VerbSFTP}})
+		s.tty = nil
+		return s.launch(wire.Exec{Path: proc.SelfPath, Args: []string{wire.Path, wire.VerbSFTP}})
 	case "window-change":
 		size, err := decodeWindow(payload)
-		if err == nil && v.cmd != nil {
-			v.cmd.Resize(size)
+		if err == nil && s.cmd != nil {
+			s.cmd.Resize(size)
 		}
 		return err == nil, nil
 	case "signal":
 		name, err := decodeString(payload)
 		n := signalNumber(name)
-		return err == nil && n != 0 && v.cmd != nil && v.cmd.Signal(n, false), nil
+		return err == nil && n != 0 && s.cmd != nil && s.cmd.Signal(n, false), nil
 	}
 	return false, nil
 }
 
-// start runs a command by the user's shell; without one the shell itself, which is not
-// a login shell: those set PATH anew and would lose the image's.
-func (v *sshSession) start(command string) (bool, func()) {
-	id, err := proc.LookupUser(v.s.conf.User)
+// start runs a command by the user's shell, or the shell itself. It is no login shell:
+// those replace the image's PATH.
+func (s *sshSession) start(command string) (bool, func()) {
+	id, err := proc.LookupUser(s.server.conf.User)
 	if err != nil {
-		return v.fail(proc.StartErrorf(wire.KindUser, "%v", err))
+		return s.fail(proc.StartErrorf(wire.KindUser, "%v", err))
 	}
 	shell := shellOf(id)
-	v.env = append(v.env, "SHELL="+shell)
+	s.env = append(s.env, "SHELL="+shell)
 	req := wire.Exec{Path: shell, Args: []string{path.Base(shell)}}
 	if command != "" {
 		req.Args = append(req.Args, "-c", command)
 	}
-	return v.launch(req)
+	return s.launch(req)
 }
 
-// shellOf is the user's own shell, unless there is none or one that turns users away.
+// shellOf returns the user's own shell, or /bin/sh if that does not exist or refuses logins.
 func shellOf(id proc.User) string {
 	const usual = "/bin/sh"
 	switch path.Base(id.Shell) {
@@ -136,37 +136,36 @@ func shellOf(id proc.User) string {
 	return id.Shell
 }
 
-func (v *sshSession) launch(req wire.Exec) (bool, func()) {
-	if v.begun {
+func (s *sshSession) launch(req wire.Exec) (bool, func()) {
+	if s.begun {
 		return false, nil
 	}
-	v.begun = true
-	req.User, req.Dir, req.Stdin = v.s.conf.User, v.s.conf.Dir, true
+	s.begun = true
+	req.User, req.Dir, req.Stdin = s.server.conf.User, s.server.conf.Dir, true
 	env := os.Environ()
-	if !v.s.conf.Home {
+	if !s.server.conf.Home {
 		env = slices.DeleteFunc(env, func(kv string) bool { return strings.HasPrefix(kv, "HOME=") })
 	}
-	req.Env = append(env, v.env...)
-	if v.tty != nil {
-		req.TTY, req.Size = true, v.tty.size
-		req.Env = append(req.Env, "TERM="+v.tty.term)
+	req.Env = append(env, s.env...)
+	if s.tty != nil {
+		req.TTY, req.Size = true, s.tty.size
+		req.Env = append(req.Env, "TERM="+s.tty.term)
 	}
-	if refused := v.s.admit(); refused != nil {
-		return v.fail(refused)
+	if refused := s.server.admit(); refused != nil {
+		return s.fail(refused)
 	}
-	cmd, refused := proc.Start(v.s.reaper, req)
+	cmd, refused := proc.Start(s.server.reaper, req)
 	if refused != nil {
-		v.s.leave()
-		return v.fail(refused)
+		s.server.leave()
+		return s.fail(refused)
 	}
-	v.cmd = cmd
-	return true, v.run
+	s.cmd = cmd
+	return true, s.run
 }
 
-// fail tells the client's user why nothing runs: a request that is merely refused
-// has no words.
-func (v *sshSession) fail(why *wire.StartError) (bool, func()) {
-	v.begun = true
+// fail accepts the request and prints why nothing runs: a refusal would carry no text.
+func (s *sshSession) fail(why *wire.StartError) (bool, func()) {
+	s.begun = true
 	code := 255
 	switch why.Kind {
 	case wire.KindNotFound:
@@ -175,34 +174,34 @@ func (v *sshSession) fail(why *wire.StartError) (bool, func()) {
 		code = proc.ExitNotExecutable
 	}
 	return true, func() {
-		fmt.Fprintf(v.ch.Stderr(), "sandbox: %s\r\n", why.Message)
-		v.end(wire.Exit{Code: code})
+		fmt.Fprintf(s.ch.Stderr(), "sandbox: %s\r\n", why.Message)
+		s.end(wire.Exit{Code: code})
 	}
 }
 
-func (v *sshSession) run() {
-	defer v.s.leave()
-	go v.cmd.Feed(v.ch)
-	v.end(v.cmd.Run(v.ch, v.ch.Stderr()))
+func (s *sshSession) run() {
+	defer s.server.leave()
+	go s.cmd.Feed(s.ch)
+	s.end(s.cmd.Run(s.ch, s.ch.Stderr()))
 }
 
-func (v *sshSession) end(exit wire.Exit) {
-	v.ch.CloseWrite()
+func (s *sshSession) end(exit wire.Exit) {
+	s.ch.CloseWrite()
 	if name, ok := signalNames[syscall.Signal(exit.Signal)]; ok {
-		v.ch.SendRequest("exit-signal", false, ssh.Marshal(struct {
+		s.ch.SendRequest("exit-signal", false, ssh.Marshal(struct {
 			Signal   string
 			Core     bool
 			Message  string
 			Language string
 		}{Signal: name}))
 	} else {
-		v.ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Code uint32 }{uint32(exit.Code)}))
+		s.ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Code uint32 }{uint32(exit.Code)}))
 	}
-	v.ch.Close()
+	s.ch.Close()
 }
 
-// hangUp waits a moment for commands whose client has gone. What still runs then as
-// our own child is killed by our end.
+// hangUp waits a moment for commands whose client has gone. Children that still run then
+// die with this process.
 func (s *server) hangUp() {
 	select {
 	case <-s.drained:
@@ -215,8 +214,7 @@ type terminalRequest struct {
 	size wire.Size
 }
 
-// decodeTerminal reads pty-req. Of the modes that follow a new terminal's own are
-// good enough.
+// decodeTerminal reads pty-req. It ignores the modes: a new terminal's are good enough.
 func decodeTerminal(payload []byte) (terminalRequest, error) {
 	var msg struct {
 		Term                      string
@@ -268,7 +266,7 @@ var signalNames = map[syscall.Signal]string{
 	unix.SIGUSR2: "USR2",
 }
 
-// signalNumber is 0 for a name that is not known.
+// signalNumber returns 0 for an unknown name.
 func signalNumber(name string) syscall.Signal {
 	for n, known := range signalNames {
 		if name == known {

@@ -16,10 +16,10 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// stdioTimeout bounds what starting a keeper waits for PID 1.
+// stdioTimeout bounds how long the start of a keeper waits for PID 1.
 const stdioTimeout = 2 * time.Second
 
-// askStdio asks PID 1 for the container's stdout and stderr. The caller closes them.
+// askStdio requests from PID 1 the container's stdout and stderr. The caller closes them.
 func askStdio() (files [2]int, err error) {
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: wire.ControlSocket})
 	if err != nil {
@@ -33,8 +33,8 @@ func askStdio() (files [2]int, err error) {
 	if _, err := io.WriteString(conn, wire.StdioRequest); err != nil {
 		return files, err
 	}
-	// First comes the challenge, a line of text, and then a byte with the rights. The
-	// kernel ends a read where rights begin to be part of it, or after them.
+	// The challenge comes first, a line of text, and then a byte with the rights. The
+	// kernel ends a read before or after bytes with rights.
 	data, rights := make([]byte, 1024), make([]byte, unix.CmsgSpace(2*4))
 	for {
 		n, rn, _, _, err := conn.ReadMsgUnix(data, rights)
@@ -42,7 +42,7 @@ func askStdio() (files [2]int, err error) {
 			return files, err
 		}
 		if n == 0 {
-			return files, errors.New("PID 1 gives none")
+			return files, errors.New("PID 1 sent no descriptors")
 		}
 		if rn > 0 {
 			return parseStdio(rights[:rn])
@@ -53,7 +53,7 @@ func askStdio() (files [2]int, err error) {
 func parseStdio(rights []byte) (files [2]int, err error) {
 	msgs, err := unix.ParseSocketControlMessage(rights)
 	if err != nil || len(msgs) != 1 {
-		return files, errors.Join(err, errors.New("PID 1 sent something else"))
+		return files, errors.Join(err, errors.New("malformed control message of PID 1"))
 	}
 	fds, err := unix.ParseUnixRights(&msgs[0])
 	if err != nil {
