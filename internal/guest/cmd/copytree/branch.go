@@ -48,7 +48,6 @@ type pathError struct {
 }
 
 func (e *pathError) Error() string { return e.err.Error() }
-
 func (e *pathError) Unwrap() error { return e.err }
 
 func toCopyError(err error) *wire.CopyError {

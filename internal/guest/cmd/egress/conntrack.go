@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Of the kernel's connection tracking (nfnetlink_conntrack.h): message types and
-// attributes.
+// Message types and attributes of connection tracking (nfnetlink_conntrack.h).
 const (
 	ctnlGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1
 	ctnlDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2
@@ -25,18 +24,18 @@ const (
 	ctaIPv6Dst = 4
 )
 
-// conntrackEntry is a flow as the kernel remembers it.
+// conntrackEntry is a flow that the kernel tracks.
 type conntrackEntry struct {
 	family byte
-	tuple  []byte // addresses and ports, as it came
+	tuple  []byte // addresses and ports, as received
 	dst    netip.Addr
 	status uint32
 	mark   uint32
 }
 
-// dropFlows has the kernel forget the direct flows that a policy does not allow. Its
-// rules refuse their packets anyhow, one by one; but a socket that was never redirected
-// would not be for as long as its flow is remembered.
+// dropFlows removes the direct flows that a policy does not allow from connection tracking.
+// The rules refuse their packets anyhow; but NAT decides once for each flow, so the packets
+// of a socket would not be redirected for as long as the kernel tracks its flow.
 func dropFlows(s *activePolicy) error {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -60,7 +59,7 @@ func dropFlows(s *activePolicy) error {
 		if err != nil {
 			return err
 		}
-		// It may have gone meanwhile.
+		// It may have ended meanwhile.
 		conn.Execute(netlink.Message{
 			Header: netlink.Header{Type: ctnlDelete, Flags: netlink.Request | netlink.Acknowledge},
 			Data:   append(nfgen(t.family), data...),

@@ -426,10 +426,8 @@ func (s side) load(bits int) cond {
 		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: at, Len: uint32(bits / 8)})
 }
 
-func (s side) addr(a netip.Addr) cond { return append(s.load(a.BitLen()), equals(a.AsSlice())) }
-
-func (s side) in(set *nftables.Set) cond { return s.lookup(set, false) }
-
+func (s side) addr(a netip.Addr) cond         { return append(s.load(a.BitLen()), equals(a.AsSlice())) }
+func (s side) in(set *nftables.Set) cond      { return s.lookup(set, false) }
 func (s side) outside(set *nftables.Set) cond { return s.lookup(set, true) }
 
 func (s side) lookup(set *nftables.Set, invert bool) cond {

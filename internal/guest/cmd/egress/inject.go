@@ -4,17 +4,11 @@ package egress
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"io"
 	"log"
-	"math/big"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -25,14 +19,14 @@ import (
 	"golang.org/x/crypto/x509roots/fallback/bundle"
 )
 
-// injector speaks TLS with clients in the place of servers whose requests get headers
-// that the sandbox must not see, and with these servers.
+// injector ends TLS for servers whose requests get headers that the sandbox must not see,
+// and forwards the requests to these servers.
 type injector struct {
 	enforcer *Enforcer
 	start    sync.Once
 	conns    chan *tls.Conn
-	// places bounds its connections: each may have several requests under way.
-	places chan struct{}
+	// slots bounds its connections: each may have several requests pending.
+	slots chan struct{}
 
 	mu        sync.Mutex
 	ca        *authority
@@ -40,8 +34,8 @@ type injector struct {
 	transport *http.Transport
 }
 
-func newInjector(g *Enforcer) *injector {
-	return &injector{enforcer: g, conns: make(chan *tls.Conn), places: make(chan struct{}, maxInjected)}
+func newInjector(e *Enforcer) *injector {
+	return &injector{enforcer: e, conns: make(chan *tls.Conn), slots: make(chan struct{}, maxInjected)}
 }
 
 const (
@@ -52,77 +46,8 @@ const (
 	idleTime    = 2 * time.Minute
 )
 
-// authority signs the certificates that a session's sandbox is made to trust. Its key is
-// in this process's memory alone.
-type authority struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	pem  string
-
-	mu     sync.Mutex
-	leaf   *ecdsa.PrivateKey
-	leaves map[string]*tls.Certificate
-}
-
-// maxLeaves bounds the certificates that are kept.
-const maxLeaves = 64
-
-func newAuthority() (*authority, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, err
-	}
-	leaf, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, err
-	}
-	a := &authority{key: key, leaf: leaf, leaves: make(map[string]*tls.Certificate)}
-	template := certificate("Sandbox " + rand.Text()[:8])
-	template.IsCA, template.BasicConstraintsValid, template.MaxPathLenZero = true, true, true
-	template.KeyUsage = x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		return nil, err
-	}
-	a.pem = string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
-	a.cert, err = x509.ParseCertificate(der)
-	return a, err
-}
-
-// certificate is the start of one, with some room for clocks that differ.
-func certificate(name string) *x509.Certificate {
-	serial, _ := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
-	return &x509.Certificate{
-		SerialNumber: serial, Subject: pkix.Name{CommonName: name},
-		NotBefore: time.Now().Add(-24 * time.Hour), NotAfter: time.Now().AddDate(2, 0, 0),
-	}
-}
-
-// leafFor returns a certificate for a name.
-func (a *authority) leafFor(name string) (*tls.Certificate, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if c, ok := a.leaves[name]; ok {
-		return c, nil
-	}
-	template := certificate("")
-	template.DNSNames = []string{name}
-	template.KeyUsage = x509.KeyUsageDigitalSignature
-	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, a.leaf.Public(), a.key)
-	if err != nil {
-		return nil, err
-	}
-	if len(a.leaves) >= maxLeaves {
-		clear(a.leaves)
-	}
-	c := &tls.Certificate{Certificate: [][]byte{der, a.cert.Raw}, PrivateKey: a.leaf}
-	a.leaves[name] = c
-	return c, nil
-}
-
-// configure makes ready for a policy that transforms names, with further roots for their
-// servers, and returns the certificate that clients have to trust.
+// configure prepares for a policy that transforms names, with additional roots for their
+// servers, and returns the certificate that clients must trust.
 func (i *injector) configure(roots string) (string, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -137,7 +62,7 @@ func (i *injector) configure(roots string) (string, error) {
 		i.transport.CloseIdleConnections()
 		return i.ca.pem, nil
 	}
-	// The sandbox's own trust store is root's inside, and says nothing here.
+	// Root inside can change the sandbox's own trust store, so it does not count.
 	pool := x509.NewCertPool()
 	for root := range bundle.Roots() {
 		cert, err := x509.ParseCertificate(root.Certificate)
@@ -160,7 +85,7 @@ func (i *injector) configure(roots string) (string, error) {
 		DialContext:            i.dial,
 		TLSClientConfig:        &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12},
 		ForceAttemptHTTP2:      true,
-		DisableCompression:     true, // what the client asked for is its own business
+		DisableCompression:     true, // the client chose its own encoding
 		TLSHandshakeTimeout:    helloTime,
 		MaxIdleConns:           64,
 		MaxIdleConnsPerHost:    8,
@@ -188,7 +113,7 @@ func (i *injector) dial(ctx context.Context, _, addr string) (net.Conn, error) {
 		if refused.IsValid() {
 			i.enforcer.log.add(decision{name: name, addr: refused, port: uint16(port), protocol: "tcp", rule: string(s.rules.Addr(refused))})
 		}
-		return nil, errors.Join(err, errors.New("the name leads nowhere"))
+		return nil, errors.Join(err, errors.New("no allowed address"))
 	}
 	conn, _ := i.enforcer.dialAny(ctx, addrs[:min(len(addrs), maxDials)], uint16(port))
 	if conn == nil {
@@ -197,14 +122,14 @@ func (i *injector) dial(ctx context.Context, _, addr string) (net.Conn, error) {
 	return conn, nil
 }
 
-// replay is a client's connection from its beginning, of which some was read already.
+// replay is a client's connection that is read from its beginning again.
 type replay struct {
 	*net.TCPConn
 	said []byte
 	name string
 	port uint16
 	once sync.Once
-	done chan struct{} // closed when it is
+	done chan struct{} // closed with it
 }
 
 func (r *replay) Read(b []byte) (int, error) {
@@ -221,11 +146,11 @@ func (r *replay) Close() error {
 	return r.TCPConn.Close()
 }
 
-// serve speaks with a client until it goes.
+// serve serves a client until it closes the connection.
 func (i *injector) serve(f *flow, h hello) {
 	select {
-	case i.places <- struct{}{}:
-		defer func() { <-i.places }()
+	case i.slots <- struct{}{}:
+		defer func() { <-i.slots }()
 	default:
 		reset(f.client)
 		return
@@ -250,7 +175,7 @@ func (i *injector) serve(f *flow, h hello) {
 
 type replayKey struct{}
 
-// listen starts the server that speaks with clients.
+// listen starts the HTTP server for the clients.
 func (i *injector) listen() {
 	quiet := log.New(io.Discard, "", 0)
 	forward := &httputil.ReverseProxy{
@@ -287,7 +212,7 @@ func (i *injector) listen() {
 	go server.Serve(&connListener{i.conns})
 }
 
-// headers are what requests of a connection get, or nil when they go nowhere.
+// headers returns what to set in requests of a connection, nil if they must not be forwarded.
 func (i *injector) headers(ctx context.Context) map[string]string {
 	s := i.enforcer.active.Load()
 	if rule, ok := s.rules.Name(ctx.Value(replayKey{}).(*replay).name); ok && rule.Transform {
@@ -296,7 +221,7 @@ func (i *injector) headers(ctx context.Context) map[string]string {
 	return nil
 }
 
-// rewrite sends a request to the name of its connection, whatever name it has itself.
+// rewrite sends a request to the name of its connection, whatever host it names.
 func (i *injector) rewrite(p *httputil.ProxyRequest) {
 	r := p.In.Context().Value(replayKey{}).(*replay)
 	p.Out.URL.Scheme = "https"
@@ -331,6 +256,5 @@ func (h *connListener) Accept() (net.Conn, error) {
 	return nil, net.ErrClosed
 }
 
-func (h *connListener) Close() error { return nil }
-
+func (h *connListener) Close() error   { return nil }
 func (h *connListener) Addr() net.Addr { return &net.TCPAddr{} }

@@ -362,8 +362,7 @@ func (o *oneConn) Accept() (net.Conn, error) {
 	return nil, io.EOF
 }
 
-func (o *oneConn) Close() error { return nil }
-
+func (o *oneConn) Close() error   { return nil }
 func (o *oneConn) Addr() net.Addr { return &net.TCPAddr{} }
 
 type closing struct {

@@ -12,8 +12,8 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// decisionLog is the record of what was allowed and what was not. It holds as many kinds of
-// decisions as wire.MaxEgress, whatever happens.
+// decisionLog counts what was allowed and what was blocked. It holds at most wire.MaxEgress
+// different decisions.
 type decisionLog struct {
 	mu      sync.Mutex
 	byKind  map[decision]*list.Element // of *wire.Egress
@@ -23,7 +23,7 @@ type decisionLog struct {
 	blocked int64
 }
 
-// decision is what makes two entries the same.
+// decision is the key of an entry.
 type decision struct {
 	name     string
 	addr     netip.Addr
@@ -78,7 +78,7 @@ func (e *decisionLog) counts() (allowed, blocked int64) {
 	return e.allowed, e.blocked
 }
 
-// entries returns the record, the latest decision first.
+// entries returns the log, the latest decision first.
 func (e *decisionLog) entries() *wire.EgressLog {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -15,8 +15,8 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
 )
 
-// Of the kernel's log over netlink (nfnetlink_log.h): message types, attributes and
-// commands.
+// Message types, attributes and commands of nflog, the kernel's log over netlink
+// (nfnetlink_log.h).
 const (
 	nflogPacket = unix.NFNL_SUBSYS_ULOG << 8
 	nflogConfig = unix.NFNL_SUBSYS_ULOG<<8 | 1
@@ -25,29 +25,16 @@ const (
 
 	nfulaCmd   = 1
 	nfulaMode  = 2
-	nfulaQueue = 5 // how many packets are told of at once; without, it takes a second
+	nfulaQueue = 5 // packets in a message; without it the kernel waits for a second
 	nfulnlBind = 1
 	nfulnlCopy = 2 // the packet
 )
 
-// watchRefused has the kernel tell of what it refuses, for the record. It tells at most 50
-// times a second, and nothing depends on it.
-func (g *Enforcer) watchRefused() error {
+// watchRefused logs the packets that the kernel refuses, at most 50 in a second. Nothing
+// depends on it.
+func (e *Enforcer) watchRefused() error {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
-		return err
-	}
-	configure := func(attr uint16, data []byte) error {
-		b, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: attr, Data: data}})
-		if err != nil {
-			return err
-		}
-		head := nfgen(unix.AF_UNSPEC)
-		binary.BigEndian.PutUint16(head[2:], logGroup)
-		_, err = conn.Execute(netlink.Message{
-			Header: netlink.Header{Type: nflogConfig, Flags: netlink.Request | netlink.Acknowledge},
-			Data:   append(head, b...),
-		})
 		return err
 	}
 	// struct nfulnl_msg_config_mode: how much of a packet, how to copy, padding.
@@ -56,36 +43,54 @@ func (g *Enforcer) watchRefused() error {
 		attr uint16
 		data []byte
 	}{{nfulaCmd, []byte{nfulnlBind}}, {nfulaMode, mode}, {nfulaQueue, binary.BigEndian.AppendUint32(nil, 1)}} {
-		if err := configure(step.attr, step.data); err != nil {
+		if err := configureLog(conn, step.attr, step.data); err != nil {
 			conn.Close()
 			return err
 		}
 	}
-	g.open = append(g.open, conn)
-	go func() {
-		for failed := 0; failed < 100; {
-			messages, err := conn.Receive()
-			if errors.Is(err, os.ErrClosed) || errors.Is(err, unix.EBADF) {
-				return
-			}
-			if err != nil {
-				failed++
-				proc.AcceptPause() // some were lost, mostly
-				continue
-			}
-			failed = 0
-			for _, m := range messages {
-				if m.Header.Type == nflogPacket {
-					g.logRefused(m.Data)
-				}
-			}
-		}
-	}()
+	e.open = append(e.open, conn)
+	go e.readRefused(conn)
 	return nil
 }
 
-// logRefused puts a refused packet into the record.
-func (g *Enforcer) logRefused(data []byte) {
+// configureLog sets an attribute of logGroup.
+func configureLog(conn *netlink.Conn, attr uint16, data []byte) error {
+	b, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: attr, Data: data}})
+	if err != nil {
+		return err
+	}
+	head := nfgen(unix.AF_UNSPEC)
+	binary.BigEndian.PutUint16(head[2:], logGroup)
+	_, err = conn.Execute(netlink.Message{
+		Header: netlink.Header{Type: nflogConfig, Flags: netlink.Request | netlink.Acknowledge},
+		Data:   append(head, b...),
+	})
+	return err
+}
+
+// readRefused logs what the kernel sends on conn, until conn is closed or only fails.
+func (e *Enforcer) readRefused(conn *netlink.Conn) {
+	for failed := 0; failed < 100; {
+		messages, err := conn.Receive()
+		if errors.Is(err, os.ErrClosed) || errors.Is(err, unix.EBADF) {
+			return
+		}
+		if err != nil {
+			failed++
+			proc.AcceptPause() // mostly some were lost
+			continue
+		}
+		failed = 0
+		for _, m := range messages {
+			if m.Header.Type == nflogPacket {
+				e.logRefused(m.Data)
+			}
+		}
+	}
+}
+
+// logRefused adds a refused packet to the log.
+func (e *Enforcer) logRefused(data []byte) {
 	if len(data) < 4 {
 		return
 	}
@@ -99,19 +104,19 @@ func (g *Enforcer) logRefused(data []byte) {
 		}
 		if d, ok := readPacket(attrs.Bytes()); ok {
 			if d.addr.IsMulticast() && d.protocol != "tcp" && d.protocol != "udp" {
-				return // the kernel itself: who it is in a group with
+				return // sent by the kernel itself, for group membership
 			}
-			s := g.active.Load()
+			s := e.active.Load()
 			d.rule = string(s.rules.Addr(d.addr))
 			if s.rules.Addr(d.addr).Reaches() {
 				return // it was refused under the policy before
 			}
-			g.log.add(d)
+			e.log.add(d)
 		}
 	}
 }
 
-// readPacket tells where a packet was going.
+// readPacket returns the destination of a packet.
 func readPacket(p []byte) (d decision, ok bool) {
 	var proto byte
 	var rest []byte

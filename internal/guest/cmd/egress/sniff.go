@@ -16,15 +16,15 @@ import (
 	"time"
 )
 
-// maxHello bounds what a client may say before it has said where it wants to go.
+// maxHello bounds what a client may send before it has named a host.
 const maxHello = 64 << 10
 
-// hello is what a client said first.
+// hello is what a client sent first.
 type hello struct {
-	name string // where it wants to go
+	name string // of the host
 	tls  bool
-	// postgres says that the client asked for TLS as Postgres does and was told yes;
-	// the server is still to be asked.
+	// postgres reports that the client requested TLS in Postgres's way and got a yes; the
+	// same request to the server is pending.
 	postgres bool
 	said     []byte // all that was read: the server is to get it
 }
@@ -32,12 +32,12 @@ type hello struct {
 var (
 	errNoName     = errors.New("the client names no host")
 	errProtocol   = errors.New("not a protocol that names hosts")
-	errTooMuch    = errors.New("the client says too much before it names a host")
-	errIdentified = errors.New("heard enough")
+	errTooMuch    = errors.New("the client sends too much before it names a host")
+	errIdentified = errors.New("host identified")
 )
 
-// sniff reads from a connection until it is known which host the client wants. It
-// writes nothing but what Postgres needs to go on.
+// sniff reads from a connection until the client has named its host. It writes nothing but
+// the answer that a Postgres client waits for.
 func sniff(conn net.Conn) (h hello, err error) {
 	for range 3 {
 		r := &recorder{from: conn}
@@ -82,7 +82,7 @@ func named(name string, err error) error {
 	return err
 }
 
-// sniffTLS returns the server name of a ClientHello, however it is cut into records.
+// sniffTLS returns the server name of a ClientHello, in however many records.
 func sniffTLS(r *recorder) (string, error) {
 	name := ""
 	err := tls.Server(r, &tls.Config{
@@ -97,9 +97,8 @@ func sniffTLS(r *recorder) (string, error) {
 	return "", err
 }
 
-// sniffHTTP returns the host of a request: the one in an absolute URL before that of the
-// Host header, as a server has it. A request with two of them is refused, and so is one
-// to be a proxy.
+// sniffHTTP returns the host of a request, in an absolute URL before the Host header, as
+// servers do. A request with two Host headers is refused, and so is CONNECT.
 func sniffHTTP(r *recorder) (string, error) {
 	req, err := http.ReadRequest(bufio.NewReader(io.LimitReader(r, maxHello)))
 	if err != nil {
@@ -118,7 +117,7 @@ func sniffHTTP(r *recorder) (string, error) {
 	return host, nil
 }
 
-// Postgres's requests for encryption: eight bytes, with these in place of a version.
+// Postgres's requests for encryption: messages of eight bytes, with these for a version.
 const (
 	postgresTLS    = 80877103
 	postgresGSSAPI = 80877104
@@ -126,8 +125,8 @@ const (
 
 var postgresSSLRequest = binary.BigEndian.AppendUint32([]byte{0, 0, 0, 8}, postgresTLS)
 
-// sniffPostgres reads a Postgres client's request for TLS, or for GSSAPI, which is
-// refused for it to go on without.
+// sniffPostgres reads a Postgres client's request for TLS, or for GSSAPI: after a refusal of
+// that it goes on without.
 func sniffPostgres(r *recorder) (tls bool, err error) {
 	head, err := r.peek(8)
 	if err != nil {
@@ -143,8 +142,8 @@ func sniffPostgres(r *recorder) (tls bool, err error) {
 	return false, errProtocol
 }
 
-// recorder is a connection that can be read only, and keeps what was read. What was
-// peeked at is read again.
+// recorder is a read-only connection that records what is read. What was peeked at is read
+// again.
 type recorder struct {
 	from  io.Reader
 	heard []byte
@@ -179,17 +178,11 @@ func (r *recorder) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// What package tls needs of a connection.
-func (r *recorder) Write(b []byte) (int, error) { return len(b), nil }
-
-func (r *recorder) Close() error { return nil }
-
-func (r *recorder) LocalAddr() net.Addr { return &net.TCPAddr{} }
-
-func (r *recorder) RemoteAddr() net.Addr { return &net.TCPAddr{} }
-
-func (r *recorder) SetDeadline(time.Time) error { return nil }
-
-func (r *recorder) SetReadDeadline(time.Time) error { return nil }
-
+// The rest of net.Conn, for package tls.
+func (r *recorder) Write(b []byte) (int, error)      { return len(b), nil }
+func (r *recorder) Close() error                     { return nil }
+func (r *recorder) LocalAddr() net.Addr              { return &net.TCPAddr{} }
+func (r *recorder) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
+func (r *recorder) SetDeadline(time.Time) error      { return nil }
+func (r *recorder) SetReadDeadline(time.Time) error  { return nil }
 func (r *recorder) SetWriteDeadline(time.Time) error { return nil }

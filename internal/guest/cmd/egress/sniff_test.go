@@ -28,11 +28,9 @@ type script struct {
 	out bytes.Buffer
 }
 
-func (s *script) Read(b []byte) (int, error) { return s.in.Read(b) }
-
+func (s *script) Read(b []byte) (int, error)  { return s.in.Read(b) }
 func (s *script) Write(b []byte) (int, error) { return s.out.Write(b) }
-
-func (s *script) Close() error { return nil }
+func (s *script) Close() error                { return nil }
 
 // clientHello is what a TLS client says first.
 func clientHello(t testing.TB, config *tls.Config) []byte {

@@ -19,8 +19,8 @@ import (
 // VerbTrust makes the sandbox trust the certificate on standard input, or none.
 const VerbTrust = "trust"
 
-// systemBundles are where systems keep the certificates they trust, in one file. What is
-// a link in a system is the same file as another one here.
+// systemBundles are the files with the certificates that systems trust. One that is a link
+// leads to another one of these.
 var systemBundles = []string{
 	"/etc/ssl/certs/ca-certificates.crt",                // Debian, Alpine
 	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", // Fedora, RHEL
@@ -35,6 +35,7 @@ const (
 	maxBundle  = 8 << 20
 )
 
+// RunTrust carries out VerbTrust, with the privileges of root inside.
 func RunTrust() error {
 	if err := proc.DropPrivileges(); err != nil {
 		return err
@@ -46,7 +47,7 @@ func RunTrust() error {
 	return trustIn("/", cert)
 }
 
-// trustIn makes the system below root trust cert, or no longer what it was made to.
+// trustIn makes the system below root trust cert instead of the one before, or none.
 func trustIn(root string, cert []byte) error {
 	var problems []error
 	var all []byte
@@ -106,7 +107,7 @@ func readBundle(name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, maxBundle))
 }
 
-// replaceBundle puts a new file in the place of the old one, which is not written to.
+// replaceBundle renames a new file over the old one, which is not written to.
 func replaceBundle(name string, text []byte) error {
 	file, err := os.CreateTemp(filepath.Dir(name), ".agent-sandbox-")
 	if err != nil {

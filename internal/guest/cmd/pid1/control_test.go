@@ -23,12 +23,9 @@ import (
 type offline struct{}
 
 func (offline) Begin(*wire.Begin) *egress.Refusal { return nil }
-
-func (offline) InForce() <-chan struct{} { return nil }
-
-func (offline) Network() *wire.Network { return &wire.Network{} }
-
-func (offline) Log() *wire.EgressLog { return &wire.EgressLog{} }
+func (offline) InForce() <-chan struct{}          { return nil }
+func (offline) Network() *wire.Network            { return &wire.Network{} }
+func (offline) Log() *wire.EgressLog              { return &wire.EgressLog{} }
 
 // session without PID 1's powers, enough to answer requests.
 func newSession(t testing.TB, key ed25519.PublicKey) *session {

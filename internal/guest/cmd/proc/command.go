@@ -276,6 +276,7 @@ func (c *Command) Signal(n syscall.Signal, tree bool) bool {
 	return len(all) > 0
 }
 
+// Resize sets the size of the command's terminal, if it has one.
 func (c *Command) Resize(size wire.Size) {
 	if !c.req.TTY {
 		return

@@ -97,8 +97,7 @@ func takeStdio() (*stdio, error) {
 	return &stdio{in: files[0], out: files[1]}, nil
 }
 
-func (s *stdio) Read(b []byte) (int, error) { return s.in.Read(b) }
-
+func (s *stdio) Read(b []byte) (int, error)  { return s.in.Read(b) }
 func (s *stdio) Write(b []byte) (int, error) { return s.out.Write(b) }
 
 func (s *stdio) Close() error {
@@ -109,12 +108,8 @@ func (s *stdio) Close() error {
 	return nil
 }
 
-func (s *stdio) LocalAddr() net.Addr { return &net.UnixAddr{} }
-
-func (s *stdio) RemoteAddr() net.Addr { return &net.UnixAddr{} }
-
-func (s *stdio) SetDeadline(time.Time) error { return nil }
-
-func (s *stdio) SetReadDeadline(time.Time) error { return nil }
-
+func (s *stdio) LocalAddr() net.Addr              { return &net.UnixAddr{} }
+func (s *stdio) RemoteAddr() net.Addr             { return &net.UnixAddr{} }
+func (s *stdio) SetDeadline(time.Time) error      { return nil }
+func (s *stdio) SetReadDeadline(time.Time) error  { return nil }
 func (s *stdio) SetWriteDeadline(time.Time) error { return nil }
