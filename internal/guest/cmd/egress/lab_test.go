@@ -183,7 +183,7 @@ func newLab(t testing.TB, ports ...uint16) *lab {
 	l.serve()
 	l.inside.do(func() { l.enforcer = New(ports, nil) })
 	if l.enforcer.noFilter != nil || l.enforcer.noRedirect != nil {
-		t.Fatalf("the gate: %v, %v", l.enforcer.noFilter, l.enforcer.noRedirect)
+		t.Fatalf("the enforcer: %v, %v", l.enforcer.noFilter, l.enforcer.noRedirect)
 	}
 	t.Cleanup(func() {
 		for _, c := range l.enforcer.open {
@@ -193,7 +193,7 @@ func newLab(t testing.TB, ports ...uint16) *lab {
 	})
 	dials := l.inside.again()
 	l.enforcer.dialer = func(ctx context.Context, d net.Dialer, network, addr string) (conn net.Conn, err error) {
-		err = net.ErrClosed // what the gate still does at the test's end
+		err = net.ErrClosed // what the enforcer still does at the test's end
 		dials.do(func() { conn, err = d.DialContext(ctx, network, addr) })
 		return conn, err
 	}
