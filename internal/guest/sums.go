@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "b2ca4bfba4ff345a7b2d77c7b9c5d2f34efd569cddc17836329bbe4868b62238", size: 9777278},
-	"arm64": {sha256: "7408479d5dfef64e08c41dd2b7c16b2402aedd1eeff6153a9d18eebd2c02003a", size: 9109630},
+	"amd64": {sha256: "e0cd862ebf7dcb8f3b7f296c25e294c2bf6f319ff6371b8ee24ba348608e5358", size: 9867390},
+	"arm64": {sha256: "b0f4b0e0066289ad5214248a74ff1a65de3888b40dc24fe4988e998c42af7db8", size: 9175166},
 }

@@ -3,9 +3,16 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/copytree"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/egress"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/fileserver"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/pid1"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/sshserver"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -14,41 +21,62 @@ func main() {
 	if len(os.Args) > 1 {
 		verb, args = os.Args[1], os.Args[2:]
 	}
-	var err error
-	code := 1
-	switch verb {
-	case wire.VerbInit:
-		code = wire.CodeFailed
-		err = runInit(args)
-	case wire.VerbServe:
-		err = runServe(args)
-	case wire.VerbKeep:
-		err = runKeep(args)
-	case wire.VerbRun:
-		code, err = runRun(args)
-	case wire.VerbFiles:
-		err = runFiles()
-	case verbTrust:
-		err = runTrust()
-	case wire.VerbSFTP:
-		err = runSFTP()
-	case wire.VerbCopy:
-		err = runCopy(args)
-	case wire.VerbDu:
-		err = runDu(args)
-	case wire.VerbProbe:
-		err = runProbe()
-	case wire.VerbTry:
-		err = runTry(args)
-	case wire.VerbPack:
-		err = runPack(args)
-	case wire.VerbUnpack:
-		err = runUnpack(args)
-	default:
-		code, err = 2, fmt.Errorf("unknown verb %q", verb)
-	}
-	if err != nil {
+	if code, err := run(verb, args); err != nil {
 		fmt.Fprintf(os.Stderr, "guest: %v\n", err)
 		os.Exit(code)
 	}
+}
+
+// run carries out a verb. The exit code is for its error.
+func run(verb string, args []string) (code int, err error) {
+	switch verb {
+	case wire.VerbInit:
+		return wire.CodeFailed, pid1.Run(args)
+	case wire.VerbServe:
+		return 1, sshserver.Serve(args)
+	case wire.VerbKeep:
+		return 1, sshserver.Keep(args)
+	case wire.VerbRun:
+		return proc.Run(args)
+	case wire.VerbFiles:
+		return 1, fileserver.Run()
+	case wire.VerbSFTP:
+		return 1, fileserver.SFTP()
+	case egress.VerbTrust:
+		return 1, egress.RunTrust()
+	case wire.VerbCopy:
+		return 1, copytree.Run(args, lookupOwner)
+	case wire.VerbDu:
+		return 1, copytree.Sizes(args)
+	case wire.VerbPack:
+		return 1, copytree.Pack(args)
+	case wire.VerbUnpack:
+		return 1, copytree.Unpack(args)
+	case wire.VerbProbe:
+		return 1, egress.Probe()
+	case wire.VerbTry:
+		return 1, try(args)
+	}
+	return 2, fmt.Errorf("unknown verb %q", verb)
+}
+
+// try prints whether the kernel can enforce a policy, which it does for this container
+// alone, and whether files in a directory can share blocks.
+func try(args []string) error {
+	if len(args) != 1 {
+		return fmt.Errorf("%s takes a directory", wire.VerbTry)
+	}
+	var a wire.Abilities
+	if err := egress.Try(); err != nil {
+		a.Policy = err.Error()
+	}
+	if err := copytree.TryReflink(args[0]); err != nil {
+		a.Reflink = err.Error()
+	}
+	return json.NewEncoder(os.Stdout).Encode(a)
+}
+
+func lookupOwner(spec string) (uid, gid uint32, err error) {
+	user, err := proc.LookupUser(spec)
+	return user.UID, user.GID, err
 }

@@ -1,0 +1,162 @@
+//go:build linux
+
+package copytree
+
+import (
+	"archive/tar"
+	"fmt"
+	"slices"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// attributes copies owner, mode, extended attributes and times. The order matters: a
+// change of owner clears set-user-ID and capabilities, and everything changes times.
+func (c *copier) attributes(src, dst int, st *unix.Stat_t, dir bool) error {
+	owned := st.Uid != 0 || st.Gid != 0
+	// A new file is root's already. A directory may be the volume's root, of another owner.
+	if owned || dir {
+		if err := unix.Fchown(dst, int(st.Uid), int(st.Gid)); err != nil {
+			return err
+		}
+	}
+	if owned || dir || st.Mode&0o7000 != 0 {
+		if err := unix.Fchmod(dst, st.Mode&0o7777); err != nil {
+			return err
+		}
+	}
+	if err := c.xattrsOf(
+		func(p []byte) (int, error) { return unix.Flistxattr(src, p) },
+		func(name string, p []byte) (int, error) { return unix.Fgetxattr(src, name, p) },
+		func(name string, p []byte) error { return unix.Fsetxattr(dst, name, p, 0) },
+	); err != nil {
+		return err
+	}
+	return futimens(dst, st)
+}
+
+// attributesAt is attributes for links and named pipes, which are not opened.
+func (c *copier) attributesAt(b *branch, name string, st *unix.Stat_t) error {
+	if st.Uid != 0 || st.Gid != 0 {
+		if err := unix.Fchownat(b.dst, name, int(st.Uid), int(st.Gid), unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return err
+		}
+	}
+	src, dst := fdPath(b.src, name), fdPath(b.dst, name)
+	if st.Mode&unix.S_IFMT == unix.S_IFIFO {
+		if err := unix.Fchmodat(b.dst, name, st.Mode&0o7777, 0); err != nil {
+			return err
+		}
+	}
+	if err := c.xattrsOf(
+		func(p []byte) (int, error) { return unix.Llistxattr(src, p) },
+		func(name string, p []byte) (int, error) { return unix.Lgetxattr(src, name, p) },
+		func(name string, p []byte) error { return unix.Lsetxattr(dst, name, p, 0) },
+	); err != nil {
+		return err
+	}
+	times := []unix.Timespec{st.Atim, st.Mtim}
+	return unix.UtimesNanoAt(b.dst, name, times, unix.AT_SYMLINK_NOFOLLOW)
+}
+
+// fdPath is a path to a name in an open directory.
+func fdPath(dir int, name string) string { return fmt.Sprintf("/proc/self/fd/%d/%s", dir, name) }
+
+// xattrsOf copies extended attributes, ACLs and capabilities among them. It counts those
+// that the target refuses.
+func (c *copier) xattrsOf(list func([]byte) (int, error), get func(string, []byte) (int, error), set func(string, []byte) error) error {
+	n, err := list(nil)
+	if err == unix.ENOTSUP || n == 0 && err == nil {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	buf := make([]byte, n)
+	if n, err = list(buf); err != nil {
+		return err
+	}
+	for name := range strings.SplitSeq(strings.TrimRight(string(buf[:n]), "\x00"), "\x00") {
+		value := make([]byte, 64<<10) // XATTR_SIZE_MAX
+		n, err := get(name, value)
+		if err == unix.ENODATA {
+			continue
+		}
+		if err == nil {
+			err = set(name, value[:n])
+		}
+		if err := c.countRefused(name, err); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// countRefused counts an extended attribute that the target refused for what it is. Other
+// errors are returned, and every one of an overlay's own attributes in a layer.
+func (c *copier) countRefused(name string, err error) error {
+	if err != nil && strings.HasPrefix(name, "trusted.overlay.") && slices.ContainsFunc(c.jobs, func(j wire.CopyJob) bool { return j.Layer }) {
+		return fmt.Errorf("extended attribute %s: %w", name, err)
+	}
+	switch err {
+	case nil:
+	case unix.ENOTSUP, unix.EPERM, unix.EACCES, unix.EINVAL, unix.ENOSPC, unix.E2BIG, unix.ERANGE:
+		c.xattrs.Add(1)
+	default:
+		return fmt.Errorf("extended attribute %s: %w", name, err)
+	}
+	return nil
+}
+
+// futimens sets the times of an open file.
+func futimens(fd int, st *unix.Stat_t) error {
+	times := [2]unix.Timespec{st.Atim, st.Mtim}
+	_, _, errno := unix.Syscall6(unix.SYS_UTIMENSAT, uintptr(fd), 0, uintptr(unsafe.Pointer(&times)), 0, 0, 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// setAttributes sets the attributes of an open file or directory.
+func (r *receiver) setAttributes(fd int, h *tar.Header) error {
+	// To ask costs less than to set, where the file system is a program.
+	var is unix.Stat_t
+	if err := unix.Fstat(fd, &is); err != nil {
+		return err
+	}
+	owned := int(is.Uid) != h.Uid || int(is.Gid) != h.Gid
+	if owned {
+		if err := unix.Fchown(fd, h.Uid, h.Gid); err != nil {
+			return err
+		}
+	}
+	if mode := uint32(h.Mode & 0o7777); owned || is.Mode&0o7777 != mode {
+		if err := unix.Fchmod(fd, mode); err != nil {
+			return err
+		}
+	}
+	for key, value := range h.PAXRecords {
+		if name, is := strings.CutPrefix(key, wire.TreeXattr); is {
+			if err := r.countRefused(name, unix.Fsetxattr(fd, name, []byte(value), 0)); err != nil {
+				return err
+			}
+		}
+	}
+	st := stat(h)
+	return futimens(fd, &st)
+}
+
+// stat has the times of a header.
+func stat(h *tar.Header) (st unix.Stat_t) {
+	st.Mtim = unix.NsecToTimespec(h.ModTime.UnixNano())
+	st.Atim = st.Mtim
+	if !h.AccessTime.IsZero() {
+		st.Atim = unix.NsecToTimespec(h.AccessTime.UnixNano())
+	}
+	return st
+}

@@ -1,0 +1,422 @@
+//go:build linux
+
+package copytree
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// Run carries out a wire.Copy, its only argument, and reports on standard output. Owners
+// are resolved by lookup.
+func Run(args []string, lookup LookupOwner) error {
+	if len(args) != 1 {
+		return errors.New("copy: wants one argument")
+	}
+	var spec wire.Copy
+	if err := json.Unmarshal([]byte(args[0]), &spec); err != nil {
+		return fmt.Errorf("copy: read the request: %w", err)
+	}
+	unix.Umask(0)
+	debug.SetGCPercent(400)
+
+	out := json.NewEncoder(os.Stdout)
+	c := newCopier(lookup)
+	if spec.Wait {
+		if err := out.Encode(wire.Copied{Ready: true}); err != nil {
+			return err
+		}
+		if _, err := io.ReadFull(os.Stdin, make([]byte, 1)); err != nil {
+			return fmt.Errorf("copy: wait for the start: %w", err)
+		}
+	}
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	layers := false
+	go func() {
+		defer close(stopped)
+		layers = c.report(stop, out)
+	}()
+	var err error
+	if spec.Stream {
+		err = c.receive(os.Stdin, spec.Jobs)
+	} else {
+		err = c.run(spec)
+	}
+	close(stop)
+	<-stopped
+	last := c.copied()
+	if err == nil && !layers && !spec.Stream {
+		if err := out.Encode(c.atLayers); err != nil {
+			return err
+		}
+	}
+	last.Done, last.Elsewhere, last.Boot, last.Roots = true, c.elsewhere, bootID(), c.roots
+	if err != nil {
+		last.Error = toCopyError(err)
+	}
+	return out.Encode(last)
+}
+
+// report prints the progress of the copy until stop is closed. It returns whether it has
+// printed that the layers are done.
+func (c *copier) report(stop <-chan struct{}, out *json.Encoder) (layersDone bool) {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	layers := c.layers
+	for {
+		select {
+		case <-stop:
+			return layers == nil
+		case <-layers:
+			layers = nil
+			out.Encode(c.atLayers)
+		case <-tick.C:
+			out.Encode(c.copied())
+		}
+	}
+}
+
+// A copier copies trees with several workers. Work that is found is put on a stack, so
+// that a deep tree is finished from below and few directories are open at once.
+type copier struct {
+	files, dirs, bytes, skipped, xattrs atomic.Int64
+	noReflink                           atomic.Bool
+	lookup                              LookupOwner
+	owners                              []*owner // of the jobs; nil keeps each file's own
+	jobs                                []wire.CopyJob
+	layers                              chan struct{} // closed when the jobs of layers are done
+	packed                              layerBuffer   // the layer of a job with Pack
+	atLayers                            wire.Copied   // the report when the layers are done
+
+	mu        sync.Mutex
+	changed   sync.Cond // of the three below
+	stack     []task
+	working   int // tasks taken and not done
+	err       error
+	names     [][]byte
+	links     map[linkKey]*link
+	targets   map[inode]bool
+	elsewhere []int
+	roots     []wire.Root
+}
+
+type inode struct{ dev, ino uint64 }
+
+// linkKey is a file of one job: a link can't lead into another's target.
+type linkKey struct {
+	job int
+	inode
+}
+
+// A link is a file with more than one name. The first name is copied; done is closed when
+// the others can be linked to it.
+type link struct {
+	done chan struct{}
+	root int    // the target it is in
+	path string // below root; empty when it could not be made
+}
+
+func newCopier(lookup LookupOwner) *copier {
+	c := &copier{lookup: lookup, links: map[linkKey]*link{}, targets: map[inode]bool{}, layers: make(chan struct{})}
+	c.changed.L = &c.mu
+	return c
+}
+
+func (c *copier) copied() wire.Copied {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return wire.Copied{
+		Files: c.files.Load(), Dirs: c.dirs.Load(), Bytes: c.bytes.Load(),
+		Skipped: c.skipped.Load(), Names: c.names, Xattrs: c.xattrs.Load(),
+	}
+}
+
+// LookupOwner resolves name|uid[:group|gid] against the account files of the container.
+type LookupOwner func(spec string) (uid, gid uint32, err error)
+
+type owner struct{ uid, gid uint32 }
+
+// lookupOwners looks up the owners that the jobs name.
+func (c *copier) lookupOwners(jobs []wire.CopyJob) error {
+	c.owners = make([]*owner, len(jobs))
+	for i, job := range jobs {
+		if job.Owner == "" {
+			continue
+		}
+		uid, gid, err := c.lookup(job.Owner)
+		if err != nil {
+			return &pathError{job: i, err: err}
+		}
+		c.owners[i] = &owner{uid, gid}
+	}
+	return nil
+}
+
+// reown changes the attributes of a file for the owner of its job, if it has one. The new
+// owner must not get the old one's rights by set-user-ID.
+func (c *copier) reown(job int, st *unix.Stat_t) {
+	if o := c.owners[job]; o != nil {
+		st.Uid, st.Gid = o.uid, o.gid
+		if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			st.Mode &^= unix.S_ISUID | unix.S_ISGID
+		}
+	}
+}
+
+// run copies everything, or stops at the first failure.
+func (c *copier) run(spec wire.Copy) error {
+	if err := c.lookupOwners(spec.Jobs); err != nil {
+		return err
+	}
+	c.jobs, c.roots = spec.Jobs, make([]wire.Root, len(spec.Jobs))
+	workers := spec.Workers
+	if workers <= 0 {
+		workers = max(2, runtime.NumCPU())
+	}
+	if err := c.copyJobs(true, workers); err != nil {
+		return err
+	}
+	c.atLayers = c.copied()
+	c.atLayers.Layers, c.atLayers.Layer = true, c.packed.Bytes()
+	close(c.layers)
+	return c.copyJobs(false, workers)
+}
+
+// copyJobs runs the jobs of layers and roots, or all others.
+func (c *copier) copyJobs(layers bool, workers int) error {
+	for i, job := range c.jobs {
+		if (job.Layer || job.Root) != layers {
+			continue
+		}
+		if err := c.prepare(job); err != nil {
+			return &pathError{job: i, err: err}
+		}
+		if job.Pack {
+			continue
+		}
+		if err := c.begin(i, job); err != nil {
+			return err
+		}
+	}
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(func() {
+			w := &worker{copier: c, buf: make([]byte, bufferSize)}
+			for {
+				t, ok := c.take()
+				if !ok {
+					return
+				}
+				c.done(w.do(t))
+			}
+		})
+	}
+	wg.Wait()
+	return c.err
+}
+
+// prepare does what comes before a job's files, or the whole job if it is to be packed.
+func (c *copier) prepare(job wire.CopyJob) error {
+	if err := syncFileSystem(job.Sync); err != nil {
+		return err
+	}
+	if job.Pack {
+		return c.pack(job)
+	}
+	if job.Again {
+		return empty(job.To)
+	}
+	return nil
+}
+
+// begin opens a job's two directories and puts its root on the stack.
+func (c *copier) begin(i int, job wire.CopyJob) error {
+	b := &branch{job: i}
+	var err error
+	if b.src, err = unix.Open(job.From, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+		return b.fail("", err)
+	}
+	if err := unix.Fstat(b.src, &b.stat); err != nil {
+		return b.fail("", err)
+	}
+	if job.Is != nil && *job.Is != identify(&b.stat) {
+		c.elsewhere = append(c.elsewhere, i)
+		return unix.Close(b.src)
+	}
+	c.reown(i, &b.stat)
+	c.roots[i] = wire.Root{Mode: b.stat.Mode & 0o7777, UID: b.stat.Uid, GID: b.stat.Gid, Mtime: b.stat.Mtim.Nano()}
+	if job.Layer {
+		if c.roots[i].Bare, err = bare(b.src, &b.stat, job.Mounts); err != nil {
+			return b.fail("", err)
+		}
+	}
+	if b.dst, err = unix.Open(job.To, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+		return b.fail("", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(b.dst, &st); err != nil {
+		return b.fail("", err)
+	}
+	c.targets[inode{st.Dev, st.Ino}] = true
+	// Hard links are made below this one for as long as the job lasts.
+	if b.root, err = unix.Dup(b.dst); err != nil {
+		return b.fail("", err)
+	}
+	if job.Root {
+		b.left.Store(1)
+		return errors.Join(c.leave(b), unix.Close(b.root))
+	}
+	return c.list(b)
+}
+
+// empty removes what an earlier copy left in a directory.
+func empty(target string) error {
+	root, err := os.OpenRoot(target)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	dir, err := root.Open(".")
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	for _, name := range names {
+		err = errors.Join(err, root.RemoveAll(name))
+	}
+	return err
+}
+
+// syncFileSystem writes the file system of dir to its device.
+func syncFileSystem(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return unix.Syncfs(fd)
+}
+
+func identify(st *unix.Stat_t) wire.Identity {
+	return wire.Identity{Boot: bootID(), Dev: st.Dev, Ino: st.Ino, UID: st.Uid, GID: st.Gid}
+}
+
+// bootID identifies the running kernel; empty when it is unknown.
+func bootID() string {
+	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(id))
+}
+
+// copy copies one entry of a branch, or pushes it when it is a directory.
+func (w *worker) copy(b *branch, e entry) error {
+	if e.kind == unix.DT_REG {
+		return w.file(b, e.name)
+	}
+	var st unix.Stat_t
+	if e.kind != unix.DT_DIR {
+		if err := unix.Fstatat(b.src, e.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return err
+		}
+		w.reown(b.job, &st)
+		e.kind = byte(st.Mode & unix.S_IFMT >> 12) // IFTODT of dirent.h
+	}
+	switch e.kind {
+	case unix.DT_DIR:
+		if err := unix.Mkdirat(b.dst, e.name, 0o700); err != nil && !(err == unix.EEXIST && w.jobs[b.job].Layer) {
+			return err
+		}
+		b.left.Add(1)
+		w.push(task{b: b, name: e.name})
+		return nil
+	case unix.DT_REG:
+		return w.file(b, e.name)
+	case unix.DT_LNK, unix.DT_FIFO:
+		w.files.Add(1)
+		return w.linked(b, e.name, &st, func() error { return w.special(b, e, &st) })
+	}
+	if e.kind == unix.DT_CHR && st.Rdev == 0 && w.jobs[b.job].Layer {
+		err := unix.Mknodat(b.dst, e.name, st.Mode, 0) // a whiteout: the image's file is deleted
+		if err == unix.EEXIST {
+			return nil // something is mounted there
+		}
+		return err
+	}
+	w.skip(path.Join(b.path(), e.name))
+	return nil
+}
+
+// special copies a symbolic link or a named pipe.
+func (w *worker) special(b *branch, e entry, st *unix.Stat_t) (err error) {
+	if e.kind == unix.DT_FIFO {
+		err = unix.Mknodat(b.dst, e.name, st.Mode, 0)
+	} else {
+		err = symlink(b, e.name, st.Size)
+	}
+	if err != nil {
+		return err
+	}
+	return w.attributesAt(b, e.name, st)
+}
+
+// skip counts a file that is not copied, and keeps the first names of such.
+func (c *copier) skip(name string) {
+	c.skipped.Add(1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.names) < wire.MaxNames {
+		c.names = append(c.names, []byte(name))
+	}
+}
+
+// linked creates a name, as a hard link when the file has been copied under another name.
+func (w *worker) linked(b *branch, name string, st *unix.Stat_t, create func() error) error {
+	if st.Nlink < 2 {
+		return create()
+	}
+	key := linkKey{b.job, inode{st.Dev, st.Ino}}
+	w.mu.Lock()
+	l := w.links[key]
+	first := l == nil
+	if first {
+		l = &link{done: make(chan struct{}), root: b.root}
+		w.links[key] = l
+	}
+	w.mu.Unlock()
+	if first {
+		// The other names wait until the file is complete. This one waits for none of
+		// them, so there is no cycle.
+		defer close(l.done)
+		if err := create(); err != nil {
+			return err
+		}
+		l.path = path.Join(b.path(), name)
+		return nil
+	}
+	<-l.done
+	if l.path == "" {
+		return nil // the first name's failure is reported
+	}
+	err := unix.Linkat(l.root, l.path, b.dst, name, 0)
+	if err == unix.EXDEV || err == unix.EMLINK || err == unix.ENAMETOOLONG {
+		return create() // two volumes, or too long a path
+	}
+	return err
+}

@@ -1,0 +1,256 @@
+//go:build linux
+
+package egress
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
+)
+
+const (
+	// dnsTime bounds the answer of one server, dnsTries how often each is queried.
+	dnsTime  = 2 * time.Second
+	dnsTries = 2
+	// maxLookups bounds the pending lookups, lookupRate those started in a second.
+	maxLookups = 64
+	lookupRate = 500
+	// maxDNSConns bounds the TCP connections of the filter.
+	maxDNSConns = 32
+	// maxDatagram bounds a message over UDP: what every path carries in one packet.
+	maxDatagram = 1232
+	// Bounds of the cache: answers, and how long they and empty ones are kept.
+	maxAnswers  = 512
+	answerTime  = time.Minute
+	noneTime    = 5 * time.Second
+	answerBytes = 8 << 10 // larger ones are not cached
+)
+
+// forwardedTypes are the types that are queried. Answers for others are empty: HTTPS and
+// SVCB have keys that hide the name of a TLS connection.
+var forwardedTypes = []dnsmessage.Type{
+	dnsmessage.TypeA, dnsmessage.TypeAAAA, dnsmessage.TypeCNAME, dnsmessage.TypeSRV, dnsmessage.TypeTXT, dnsmessage.TypeMX,
+}
+
+// serveUDP answers queries over UDP.
+func (r *resolver) serveUDP(conn *net.UDPConn) {
+	buf := make([]byte, 4096)
+	for {
+		n, client, err := conn.ReadFromUDPAddrPort(buf)
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			proc.AcceptPause()
+			continue
+		}
+		q, refused := readQuery(buf[:n])
+		if refused != nil {
+			if len(refused) > 0 {
+				conn.WriteToUDPAddrPort(refused, client)
+			}
+			continue
+		}
+		s := r.enforcer.active.Load()
+		// A query without a lookup takes no goroutine: a flood of them costs little.
+		if a, done := r.decide(s, q); done {
+			conn.WriteToUDPAddrPort(q.reply(s, a, q.datagram), client)
+			continue
+		}
+		go func() {
+			conn.WriteToUDPAddrPort(q.reply(s, r.resolve(s, q), q.datagram), client)
+		}()
+	}
+}
+
+// serveTCP answers queries over TCP.
+func (r *resolver) serveTCP(listener *net.TCPListener) {
+	slots := make(chan struct{}, maxDNSConns)
+	for {
+		conn, err := listener.AcceptTCP()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			proc.AcceptPause()
+			continue
+		}
+		select {
+		case slots <- struct{}{}:
+		default:
+			reset(conn)
+			continue
+		}
+		go func() {
+			defer func() { <-slots }()
+			defer conn.Close()
+			r.converse(conn)
+		}()
+	}
+}
+
+func (r *resolver) converse(conn *net.TCPConn) {
+	for range 100 {
+		conn.SetDeadline(time.Now().Add(10 * time.Second))
+		message, err := readDNS(conn)
+		if err != nil {
+			return
+		}
+		q, refused := readQuery(message)
+		if refused == nil {
+			s := r.enforcer.active.Load()
+			a, done := r.decide(s, q)
+			if !done {
+				a = r.resolve(s, q)
+			}
+			refused = q.reply(s, a, 1<<16-1)
+		}
+		if len(refused) == 0 || writeDNS(conn, refused) != nil {
+			return
+		}
+	}
+}
+
+// query is a client's question.
+type query struct {
+	head     dnsmessage.Header
+	question dnsmessage.Question
+	edns     bool
+	datagram int // the largest answer over UDP
+}
+
+func (q *query) name() string { return strings.TrimSuffix(q.question.Name.String(), ".") }
+
+// readQuery reads a client's message. refused is the answer to one that is no plain
+// question, empty if it gets none.
+func readQuery(message []byte) (q *query, refused []byte) {
+	var p dnsmessage.Parser
+	h, err := p.Start(message)
+	if err != nil || h.Response {
+		return nil, []byte{}
+	}
+	q = &query{head: h, datagram: 512}
+	questions, err := p.AllQuestions()
+	if h.OpCode != 0 {
+		return nil, q.refuse(dnsmessage.RCodeNotImplemented)
+	}
+	if err != nil || len(questions) != 1 {
+		return nil, q.refuse(dnsmessage.RCodeFormatError)
+	}
+	q.question = questions[0]
+	if q.question.Class != dnsmessage.ClassINET {
+		return nil, q.refuse(dnsmessage.RCodeRefused)
+	}
+	if p.SkipAllAnswers() == nil && p.SkipAllAuthorities() == nil {
+		for {
+			head, err := p.AdditionalHeader()
+			if err != nil {
+				break
+			}
+			if head.Type == dnsmessage.TypeOPT {
+				q.edns = true
+				q.datagram = min(max(int(head.Class), 512), maxDatagram)
+			}
+			if p.SkipAdditional() != nil {
+				break
+			}
+		}
+	}
+	return q, nil
+}
+
+func (q *query) refuse(rcode dnsmessage.RCode) []byte {
+	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: q.head.ID, Response: true, OpCode: q.head.OpCode, RecursionDesired: q.head.RecursionDesired, RCode: rcode})
+	message, err := b.Finish()
+	if err != nil {
+		return []byte{}
+	}
+	return message
+}
+
+// decide answers a query that needs no lookup.
+func (r *resolver) decide(s *activePolicy, q *query) (a answer, done bool) {
+	if s.version == 0 {
+		return answer{rcode: dnsmessage.RCodeServerFailure}, true
+	}
+	name := q.name()
+	rule, ok := s.rules.Name(name)
+	if !ok {
+		r.enforcer.log.add(decision{name: name, protocol: "dns", rule: string(s.unnamed())})
+		return answer{rcode: dnsmessage.RCodeNameError}, true
+	}
+	r.enforcer.log.add(decision{name: name, protocol: "dns", rule: rule.Pattern, allowed: true})
+	return answer{}, !slices.Contains(forwardedTypes, q.question.Type)
+}
+
+func (r *resolver) resolve(s *activePolicy, q *query) answer {
+	ctx, cancel := context.WithTimeout(context.Background(), dnsTries*dnsTime)
+	defer cancel()
+	a, err := r.lookup(ctx, s, q.name(), q.question.Type)
+	if err != nil {
+		return answer{rcode: dnsmessage.RCodeServerFailure}
+	}
+	return a
+}
+
+// reply encodes the answer to a question, truncated if it is larger than limit.
+func (q *query) reply(s *activePolicy, a answer, limit int) []byte {
+	write := func(records []dnsmessage.Resource, truncated bool) []byte {
+		b := dnsmessage.NewBuilder(nil, dnsmessage.Header{
+			ID: q.head.ID, Response: true, RecursionDesired: q.head.RecursionDesired, RecursionAvailable: true,
+			RCode: a.rcode, Truncated: truncated,
+		})
+		b.EnableCompression()
+		err := errors.Join(b.StartQuestions(), b.Question(q.question), b.StartAnswers())
+		left := uint32(max(time.Until(a.until), 0) / time.Second)
+		for _, record := range records {
+			record.Header.TTL = min(record.Header.TTL, left)
+			err = errors.Join(err, addRecord(&b, record))
+		}
+		if q.edns {
+			var head dnsmessage.ResourceHeader
+			err = errors.Join(err, b.StartAdditionals(), head.SetEDNS0(maxDatagram, dnsmessage.RCodeSuccess, false), b.OPTResource(head, dnsmessage.OPTResource{}))
+		}
+		message, e := b.Finish()
+		if err != nil || e != nil {
+			return q.refuse(dnsmessage.RCodeServerFailure)
+		}
+		return message
+	}
+	var records []dnsmessage.Resource
+	for _, record := range a.records {
+		if addr := addrOf(record); !addr.IsValid() || s.resolvesTo(addr) {
+			records = append(records, record)
+		}
+	}
+	message := write(records, false)
+	if len(message) > limit {
+		message = write(nil, true)
+	}
+	return message
+}
+
+func addRecord(b *dnsmessage.Builder, r dnsmessage.Resource) error {
+	switch body := r.Body.(type) {
+	case *dnsmessage.AResource:
+		return b.AResource(r.Header, *body)
+	case *dnsmessage.AAAAResource:
+		return b.AAAAResource(r.Header, *body)
+	case *dnsmessage.CNAMEResource:
+		return b.CNAMEResource(r.Header, *body)
+	case *dnsmessage.SRVResource:
+		return b.SRVResource(r.Header, *body)
+	case *dnsmessage.TXTResource:
+		return b.TXTResource(r.Header, *body)
+	case *dnsmessage.MXResource:
+		return b.MXResource(r.Header, *body)
+	}
+	return nil
+}

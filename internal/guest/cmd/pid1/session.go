@@ -1,0 +1,196 @@
+//go:build linux
+
+package pid1
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/egress"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// session is one run of a sandbox, as PID 1 sees it.
+type session struct {
+	conf     wire.Init
+	environ  []string // the container's, for the main process
+	reaper   *proc.Reaper
+	deadline *deadlines
+	egress   enforcer
+	listener int             // the control socket
+	stop     <-chan struct{} // closed when the session is to end
+	ending   sync.Once
+
+	mainKnown chan struct{} // closed when main's start or its failure is known
+	main      *proc.Child
+	mainError *wire.StartError
+}
+
+// enforcer is the network policy of a session: an egress.Enforcer.
+type enforcer interface {
+	Begin(*wire.Begin) *egress.Refusal
+	InForce() <-chan struct{}
+	Network() *wire.Network
+	Log() *wire.EgressLog
+}
+
+// startFD is where the verb run reports why the main process did not start.
+const startFD = 3
+
+// memoryLimit is the soft limit of the garbage collector. An idle session takes a tenth of
+// it, a thousand connections through the proxy about half.
+const memoryLimit = 64 << 20
+
+// Run is PID 1 of a sandbox, configured by a wire.Init as its argument. It returns only when
+// the session can't be set up.
+//
+// Processes inside can reach it by little more than its sockets. Signals: the kernel drops
+// those at their default disposition, and SIGTERM counts only from outside. Memory and
+// /proc: it is not dumpable and has a capability that nobody inside has. Resource limits:
+// see guardLimits.
+func Run(args []string) error {
+	// In the wrong namespace kill(-1), below, would be a catastrophe.
+	if os.Getpid() != 1 {
+		return errors.New("init: not PID 1")
+	}
+	if len(args) == 1 {
+		// Go's runtime obeys its environment, and this one is the image's. So execute
+		// again with our own, and keep the image's for the main process.
+		fd, err := stash(os.Environ())
+		if err != nil {
+			return fmt.Errorf("init: keep the environment: %w", err)
+		}
+		err = syscall.Exec(proc.SelfPath, append(os.Args, strconv.Itoa(fd)), []string{"GOTRACEBACK=none"})
+		return fmt.Errorf("init: start again: %w", err)
+	}
+	if len(args) != 2 {
+		return errors.New("init: wants one argument")
+	}
+	environ, err := unstash(args[1])
+	if err != nil {
+		return fmt.Errorf("init: the environment: %w", err)
+	}
+	debug.SetGCPercent(50)
+	debug.SetMemoryLimit(memoryLimit)
+
+	s := &session{reaper: proc.NewReaper(), environ: environ, mainKnown: make(chan struct{})}
+	if err := json.Unmarshal([]byte(args[0]), &s.conf); err != nil {
+		return fmt.Errorf("init: read the configuration: %w", err)
+	}
+	if err := s.setUp(); err != nil {
+		return fmt.Errorf("init: %w", err)
+	}
+	go s.startMain()
+	return s.loop()
+}
+
+// setUp sets up every defence and acquires every resource, while no other process exists.
+func (s *session) setUp() error {
+	if err := proc.SetUndumpable(); err != nil {
+		return err
+	}
+	// Until here SIGTERM ends this program, which stops the sandbox as well.
+	var err error
+	if s.stop, err = stopRequests(); err != nil {
+		return err
+	}
+	// The kernel drops signals to PID 1 that are at their default, but not while its first
+	// thread blocks them, as Go's runtime does for moments: then another thread gets them,
+	// and dies. Ignored ones are always dropped. SIGCHLD goes through Go's runtime.
+	proc.IgnoreSignals(unix.SIGTERM, unix.SIGCHLD)
+	// No child exists yet, and none can be requested before the network is locked.
+	s.egress = egress.New(s.conf.Ports, s.trust)
+	if s.listener, err = listenControl(); err != nil {
+		return err
+	}
+	if s.deadline, err = newDeadlines(s.conf.Lease, s.conf.Timeout, s.conf.Grace); err != nil {
+		return err
+	}
+	if err := chownWorkspace(s.conf.Workspace); err != nil {
+		return err
+	}
+	guardLimits()
+	// CAP_KILL is for processes of any user when the session ends. Children are not
+	// affected: root's execve gives them the bounding set, which run and serve limit.
+	return proc.LimitCaps(func(uint64) uint64 { return 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_KILL })
+}
+
+// guardLimits keeps root inside from changing the resource limits of PID 1, which RLIMIT_CPU
+// or RLIMIT_AS could kill. The kernel permits that to a process whose user and group IDs
+// equal all of the target's: here two group IDs differ, and no caller equals both.
+func guardLimits() {
+	const nogroup = 65534
+	syscall.AllThreadsSyscall(unix.SYS_SETRESGID, ^uintptr(0), ^uintptr(0), nogroup)
+}
+
+// loop reaps and serves until the session ends.
+func (s *session) loop() error {
+	chld := make(chan os.Signal, 1)
+	signal.Notify(chld, unix.SIGCHLD)
+	go func() {
+		for range chld {
+			s.reaper.Reap()
+		}
+	}()
+	go s.serveControl(s.listener)
+	select {
+	case <-s.stop:
+		s.end(wire.CodeStopped, 0)
+	case code := <-s.deadline.passed:
+		s.end(code, s.deadline.gracePeriod())
+	}
+	return nil
+}
+
+// terminate signals every other process of the sandbox.
+func terminate(n syscall.Signal) error { return syscall.Kill(-1, n) }
+
+// end ends the session: SIGTERM to all, and SIGKILL once grace has passed. Without grace
+// the engine that stops the container has its own limit. The kernel kills whatever is left
+// when PID 1 exits, so it exits once no other process is.
+func (s *session) end(code int, grace time.Duration) {
+	s.ending.Do(func() {
+		begin := proc.BootTime()
+		terminate(unix.SIGTERM)
+		terminate(unix.SIGCONT) // a stopped process can't die of the first one
+		wait := 500 * time.Microsecond
+		for !alone() {
+			if grace > 0 && proc.BootTime()-begin >= grace {
+				terminate(unix.SIGKILL)
+			}
+			time.Sleep(wait)
+			wait = min(2*wait, 5*time.Millisecond)
+			s.reaper.Reap()
+		}
+		os.Exit(code)
+	})
+}
+
+// alone reports whether no other process lives in the sandbox. Zombies whose parents are
+// outside may linger, and don't count.
+func alone() bool {
+	if terminate(0) == unix.ESRCH {
+		return true
+	}
+	table, err := proc.List()
+	if err != nil {
+		return false
+	}
+	for _, p := range table {
+		if p.PID != 1 && !p.Dead() {
+			return false
+		}
+	}
+	return true
+}

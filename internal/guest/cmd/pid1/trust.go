@@ -1,0 +1,62 @@
+//go:build linux
+
+package pid1
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/egress"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// trust makes the sandbox trust a certificate, or none. A child with no more than root's
+// privileges inside writes the files: they are root's, and may be anything.
+func (s *session) trust(cert string) error {
+	if cert == "" {
+		if _, err := os.Lstat(proc.TrustBundle); errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		r.Close()
+		return err
+	}
+	defer null.Close()
+	c, err := s.reaper.Start(func() (int, error) {
+		return syscall.ForkExec(proc.SelfPath, []string{wire.Path, egress.VerbTrust}, &syscall.ProcAttr{
+			Dir: "/", Env: []string{}, Files: []uintptr{r.Fd(), null.Fd(), null.Fd()},
+			Sys: &syscall.SysProcAttr{Setsid: true},
+		})
+	})
+	r.Close()
+	if err != nil {
+		return err
+	}
+	io.WriteString(w, cert)
+	w.Close()
+	select {
+	case <-c.Done:
+	case <-time.After(10 * time.Second):
+		s.reaper.Signal(c, unix.SIGKILL)
+		return errors.New("trust: timed out")
+	}
+	if exit := c.Exit(); exit.Code != 0 {
+		return fmt.Errorf("trust: exit code %d", exit.Code)
+	}
+	return nil
+}

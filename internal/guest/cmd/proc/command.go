@@ -1,0 +1,422 @@
+//go:build linux
+
+package proc
+
+import (
+	"errors"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// Command is a running command, with this process's ends of its stdio. Its methods may be
+// called concurrently, except that Run and Feed are called once each.
+type Command struct {
+	req    wire.Exec // without its environment
+	reaper *Reaper
+	child  *Child
+	tag    oomTag
+	began  uint64 // ticks: nothing of this command is older
+
+	// stdin is nil without input, stderr when it is merged into stdout. On a terminal
+	// stdin and stdout are its master.
+	stdin, stdout, stderr *os.File
+
+	ended    chan struct{} // closed when run has all the output
+	killed   atomic.Bool
+	timedOut atomic.Bool
+}
+
+// killedDelay is how long output may stay open after Kill: a process that escaped and
+// still holds it must not hold the caller up.
+const killedDelay = 500 * time.Millisecond
+
+// Start starts a command as a child that r reaps. The caller calls Run.
+func Start(r *Reaper, req wire.Exec) (*Command, *wire.StartError) {
+	l, refused := prepare(&req)
+	if refused != nil {
+		return nil, refused
+	}
+	c := &Command{req: req, reaper: r, ended: make(chan struct{})}
+	c.req.Env = nil
+	var theirs [3]int
+	var err error
+	if req.TTY {
+		theirs, err = c.openTerminal(req.Size)
+	} else {
+		theirs, err = c.openPipes(req.Stdin, req.Merge)
+	}
+	if err != nil {
+		c.closeStdio()
+		return nil, StartErrorf(wire.KindResources, "%q: %v", req.Args[0], err)
+	}
+	if req.TTY || req.Stdin {
+		l.own(theirs[:]...)
+	} else {
+		l.own(theirs[1:]...) // the first is /dev/null, everybody's
+	}
+
+	attr := &syscall.ProcAttr{
+		Dir: l.dir, Env: l.env,
+		Files: []uintptr{uintptr(theirs[0]), uintptr(theirs[1]), uintptr(theirs[2])},
+		Sys:   &syscall.SysProcAttr{Credential: l.credential(), Setpgid: !req.TTY, Setsid: req.TTY, Setctty: req.TTY},
+	}
+	if !req.Detached {
+		// The command dies with the thread that started it. Go ends no thread, unless a
+		// goroutine that is locked to it returns.
+		attr.Sys.Pdeathsig = unix.SIGKILL
+	}
+	c.began = bootTicks()
+	c.child, err = r.Start(func() (pid int, err error) {
+		c.tag, pid, err = r.tags.fork(func() (int, error) { return syscall.ForkExec(l.path, l.argv, attr) })
+		return pid, err
+	})
+	unix.Close(theirs[0])
+	if !req.TTY {
+		unix.Close(theirs[1])
+		unix.Close(theirs[2])
+	}
+	if err != nil {
+		c.closeStdio()
+		return nil, l.explain(err)
+	}
+	return c, nil
+}
+
+func (c *Command) openTerminal(size wire.Size) (theirs [3]int, err error) {
+	master, slave, err := openTerminal(size)
+	if err != nil {
+		return theirs, err
+	}
+	c.stdin, c.stdout = master, master
+	return [3]int{slave, slave, slave}, nil
+}
+
+func (c *Command) openPipes(input, merge bool) (theirs [3]int, err error) {
+	theirs = [3]int{-1, -1, -1}
+	fail := func(err error) ([3]int, error) {
+		for _, fd := range theirs {
+			if fd >= 0 {
+				unix.Close(fd)
+			}
+		}
+		return theirs, err
+	}
+	if input {
+		if theirs[0], c.stdin, err = pipe(1); err != nil {
+			return fail(err)
+		}
+	} else if theirs[0], err = unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+		return fail(err)
+	}
+	if theirs[1], c.stdout, err = pipe(0); err != nil {
+		return fail(err)
+	}
+	if merge {
+		theirs[2], err = unix.FcntlInt(uintptr(theirs[1]), unix.F_DUPFD_CLOEXEC, 0)
+	} else {
+		theirs[2], c.stderr, err = pipe(0)
+	}
+	if err != nil {
+		return fail(err)
+	}
+	return theirs, nil
+}
+
+// pipe creates a pipe. End number ours (0 reads) is for this process; the other one stays
+// blocking, as programs expect of their stdio.
+func pipe(ours int) (theirs int, file *os.File, err error) {
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
+		return -1, nil, err
+	}
+	unix.SetNonblock(fds[ours], true)
+	return fds[1-ours], os.NewFile(uintptr(fds[ours]), "pipe"), nil
+}
+
+func (c *Command) closeStdio() {
+	for _, f := range [...]*os.File{c.stdin, c.stdout, c.stderr} {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+// Run copies the command's output until it has ended, and returns how it did.
+func (c *Command) Run(stdout, stderr io.Writer) wire.Exit {
+	var copies sync.WaitGroup
+	var cut atomic.Bool
+	copies.Go(func() { pump(c.stdout, stdout, &cut) })
+	if c.stderr != nil {
+		copies.Go(func() { pump(c.stderr, stderr, &cut) })
+	}
+	if c.req.Timeout > 0 {
+		timer := time.AfterFunc(c.req.Timeout, c.timeout)
+		defer timer.Stop()
+	}
+
+	<-c.child.Done
+	if delay := c.req.WaitDelay; delay > 0 {
+		timer := time.AfterFunc(delay, c.cut)
+		defer timer.Stop()
+	}
+	copies.Wait()
+	close(c.ended)
+	c.closeStdio()
+	c.reaper.tags.release(c.tag)
+
+	exit := c.child.Exit()
+	exit.WaitDelay = cut.Load()
+	if c.timedOut.Load() {
+		exit.TimedOut = true
+		exit.Signal = int(unix.SIGKILL)
+		exit.Code = 128 + exit.Signal
+	}
+	return exit
+}
+
+func (c *Command) timeout() {
+	select {
+	case <-c.child.Done: // only its output was still open
+	default:
+		c.timedOut.Store(true)
+	}
+	c.Kill()
+}
+
+// Kill kills the command and its descendants, and soon ends its output.
+func (c *Command) Kill() {
+	if c.killed.Swap(true) {
+		return
+	}
+	time.AfterFunc(killedDelay, c.cut)
+	Kill(c.processes)
+}
+
+// TidyTime is how long a command that TidiesUp has for it.
+const TidyTime = 10 * time.Second
+
+// TidiesUp reports whether the command removes incomplete files when its input breaks off.
+func (c *Command) TidiesUp() bool {
+	args := c.req.Args
+	return len(args) > 1 && args[0] == wire.Path && (args[1] == wire.VerbUnpack || args[1] == wire.VerbFiles)
+}
+
+// Abandon kills a command whose client is gone, after the time to tidy up if it does.
+func (c *Command) Abandon() {
+	if c.TidiesUp() {
+		select {
+		case <-c.ended:
+			return
+		case <-time.After(TidyTime):
+		}
+	}
+	c.Kill()
+}
+
+// cut ends the copying of output that is still open, after what has been written to it.
+func (c *Command) cut() {
+	c.stdout.SetReadDeadline(time.Unix(1, 0))
+	if c.stderr != nil {
+		c.stderr.SetReadDeadline(time.Unix(1, 0))
+	}
+}
+
+// processes returns the living processes of the command: its descendants, the members of
+// its process group and session, which outlive a parent's death, and orphans with its tag.
+func (c *Command) processes() []Process {
+	table, err := List()
+	if err != nil {
+		return nil
+	}
+	self := os.Getpid()
+	alive := false
+	select {
+	case <-c.child.Done:
+	default:
+		alive = true
+	}
+	pid := c.child.PID
+	return Tree(table, func(p Process) bool {
+		if p.PID == self {
+			return false
+		}
+		return p.Group == pid || p.Session == pid || alive && p.PID == pid ||
+			p.Parent == self && p.start >= c.began && c.tag.marks(p.PID)
+	})
+}
+
+// Signal sends n to the command's process group, or to all its processes. It returns false
+// when none is left, or n is no signal.
+func (c *Command) Signal(n syscall.Signal, tree bool) bool {
+	if n < 0 || n > maxSignal {
+		return false
+	}
+	if !tree {
+		return c.reaper.Signal(c.child, n) == nil
+	}
+	if n == unix.SIGKILL {
+		if len(c.processes()) == 0 {
+			return false
+		}
+		Kill(c.processes)
+		return true
+	}
+	all := c.processes()
+	for _, p := range all {
+		p.signal(n)
+	}
+	return len(all) > 0
+}
+
+// Resize sets the size of the command's terminal, if it has one.
+func (c *Command) Resize(size wire.Size) {
+	if !c.req.TTY {
+		return
+	}
+	raw, err := c.stdout.SyscallConn()
+	if err != nil {
+		return
+	}
+	raw.Control(func(fd uintptr) { resize(int(fd), size) })
+}
+
+// PID returns the process ID of the command itself.
+func (c *Command) PID() int { return c.child.PID }
+
+// Done returns a channel that is closed once the command has ended and Run has copied its
+// output.
+func (c *Command) Done() <-chan struct{} { return c.ended }
+
+// Request returns what the command was started from, without its environment.
+func (c *Command) Request() wire.Exec { return c.req }
+
+// CloseInput ends the command's input, in place of Feed. A terminal stays open.
+func (c *Command) CloseInput() {
+	if c.stdin != nil && !c.req.TTY {
+		c.stdin.Close()
+	}
+}
+
+// Feed copies r to the command's input, until r or the command ends. It reads no faster
+// than the command does.
+func (c *Command) Feed(r io.Reader) {
+	if !c.req.Stdin {
+		return
+	}
+	buf := buffers.Get().(*[copySize]byte)
+	defer buffers.Put(buf)
+	var last byte
+	for {
+		n, err := r.Read(buf[:])
+		if n > 0 {
+			last = buf[n-1]
+			if _, err := c.stdin.Write(buf[:n]); err != nil {
+				return
+			}
+		}
+		if err != nil {
+			break
+		}
+	}
+	if c.req.TTY {
+		terminalEOF(c.stdin, last)
+		return
+	}
+	c.stdin.Close()
+}
+
+const copySize = 64 << 10
+
+var buffers = sync.Pool{New: func() any { return new([copySize]byte) }}
+
+// pump copies f to w until f ends or cut sets its read deadline. What is in f then is
+// still copied, and cut reports whether f was open. When w fails f is closed, for its
+// writers to notice.
+func pump(f *os.File, w io.Writer, cut *atomic.Bool) {
+	buf := buffers.Get().(*[copySize]byte)
+	defer buffers.Put(buf)
+	for {
+		n, err := f.Read(buf[:])
+		if n > 0 {
+			if _, err := w.Write(buf[:n]); err != nil {
+				f.Close()
+				return
+			}
+		}
+		switch {
+		case err == nil:
+			continue
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			cut.Store(drain(f, w, buf[:]))
+		}
+		return // the end, or EIO: a terminal that nobody holds any more
+	}
+}
+
+// maxDrain is the most that a pipe or terminal can hold.
+const maxDrain = 1 << 20
+
+// drain copies what is in f without waiting for more, and reports whether f is still open.
+func drain(f *os.File, w io.Writer, buf []byte) (open bool) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return false
+	}
+	for left := maxDrain; left > 0; {
+		n := 0
+		var readErr error
+		if err := raw.Control(func(fd uintptr) { n, readErr = unix.Read(int(fd), buf) }); err != nil {
+			return false
+		}
+		if readErr == unix.EINTR {
+			continue
+		}
+		if readErr == unix.EAGAIN {
+			return true
+		}
+		if readErr != nil || n <= 0 {
+			return false
+		}
+		if _, err := w.Write(buf[:n]); err != nil {
+			return false
+		}
+		left -= n
+	}
+	return true
+}
+
+// HangUp sends SIGHUP to a command whose client has gone, as sshd does: nohup and daemons
+// ignore it.
+func (c *Command) HangUp() {
+	select {
+	case <-c.ended:
+		return
+	default:
+	}
+	table, err := List()
+	if err != nil {
+		return
+	}
+	// Without a terminal its processes are in the server's session.
+	ours, err := unix.Getsid(0)
+	if err != nil {
+		return
+	}
+	pid := c.child.PID
+	for _, p := range Tree(table, func(p Process) bool { return p.PID == pid || p.Group == pid || p.Session == pid }) {
+		if p.Session == pid || !c.req.TTY && p.Session == ours {
+			p.signal(unix.SIGHUP)
+			p.signal(unix.SIGCONT)
+		}
+	}
+	// Nobody reads its output any more.
+	c.cut()
+}

@@ -1,0 +1,161 @@
+//go:build linux
+
+package proc
+
+import (
+	"bytes"
+	"os"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Process is an entry of the process table.
+type Process struct {
+	PID, Parent, Group, Session int
+	state                       byte
+	start                       uint64 // clock ticks since boot
+}
+
+// Dead reports whether the process has ended, and at most its parent has not waited for it.
+func (p Process) Dead() bool { return p.state == 'Z' || p.state == 'X' }
+
+// List returns the process table of this PID namespace.
+func List() ([]Process, error) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	table := make([]Process, 0, len(names))
+	for _, name := range names {
+		if name[0] < '1' || name[0] > '9' {
+			continue
+		}
+		if pid, err := strconv.Atoi(name); err == nil {
+			if p, ok := lookup(pid); ok {
+				table = append(table, p)
+			}
+		}
+	}
+	return table, nil
+}
+
+func lookup(pid int) (Process, bool) {
+	fd, err := unix.Open("/proc/"+strconv.Itoa(pid)+"/stat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return Process{}, false
+	}
+	defer unix.Close(fd)
+	var buf [1024]byte
+	n, err := unix.Read(fd, buf[:])
+	if err != nil || n <= 0 {
+		return Process{}, false
+	}
+	return parseStat(pid, buf[:n])
+}
+
+// parseStat reads /proc/PID/stat. The name in it, which a process can choose, may hold
+// spaces and parentheses: the fields start after the last one.
+func parseStat(pid int, line []byte) (Process, bool) {
+	end := bytes.LastIndexByte(line, ')')
+	if end < 0 {
+		return Process{}, false
+	}
+	f := bytes.Fields(line[end+1:])
+	if len(f) < 20 || len(f[0]) != 1 {
+		return Process{}, false
+	}
+	p := Process{PID: pid, state: f[0][0]}
+	p.Parent, _ = strconv.Atoi(string(f[1]))
+	p.Group, _ = strconv.Atoi(string(f[2]))
+	p.Session, _ = strconv.Atoi(string(f[3]))
+	p.start, _ = strconv.ParseUint(string(f[19]), 10, 64)
+	return p, true
+}
+
+// Tree returns the processes of the table that are roots or descend from one. A dead one
+// is not returned, but its children are.
+func Tree(table []Process, root func(Process) bool) []Process {
+	in := make(map[int]bool)
+	for _, p := range table {
+		if root(p) {
+			in[p.PID] = true
+		}
+	}
+	for grew := true; grew; {
+		grew = false
+		for _, p := range table {
+			if !in[p.PID] && in[p.Parent] {
+				in[p.PID] = true
+				grew = true
+			}
+		}
+	}
+	var out []Process
+	for _, p := range table {
+		if in[p.PID] && !p.Dead() {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// killDeadline bounds Kill for a tree that keeps growing.
+const killDeadline = 5 * time.Second
+
+// Kill kills every process that find returns, until it returns none. They are stopped
+// first, until none is new, so that none can fork while others die.
+func Kill(find func() []Process) {
+	deadline := time.Now().Add(killDeadline)
+	for wait := 200 * time.Microsecond; ; wait = min(2*wait, 20*time.Millisecond) {
+		stopped := make(map[Process]bool)
+		var tree []Process
+		for {
+			tree = find()
+			fresh := false
+			for _, p := range tree {
+				key := Process{PID: p.PID, start: p.start}
+				if !stopped[key] {
+					stopped[key] = true
+					fresh = true
+					p.signal(unix.SIGSTOP)
+				}
+			}
+			if !fresh || time.Now().After(deadline) {
+				break
+			}
+		}
+		for _, p := range tree {
+			p.signal(unix.SIGKILL)
+		}
+		if len(tree) == 0 || time.Now().After(deadline) {
+			return
+		}
+		time.Sleep(wait)
+	}
+}
+
+// signal signals p, not another process that reuses its PID.
+func (p Process) signal(n syscall.Signal) {
+	fd, err := unix.PidfdOpen(p.PID, 0)
+	if err == nil {
+		defer unix.Close(fd)
+	} else if err == unix.ESRCH {
+		return
+	}
+	if now, ok := lookup(p.PID); !ok || now.start != p.start {
+		return
+	}
+	// Without pidfds (an old kernel, a strict seccomp profile) the PID may be reused
+	// between the check and the signal.
+	if err != nil || unix.PidfdSendSignal(fd, n, nil, 0) == unix.ENOSYS {
+		unix.Kill(p.PID, n)
+	}
+}

@@ -1,0 +1,40 @@
+//go:build linux
+
+package proc
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func FuzzParseStat(f *testing.F) {
+	f.Add([]byte("1 (a) S 0 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 9 10 11 12 13 14\n"))
+	f.Add([]byte("1 (a) R 1 (b)) Z 0 1 1"))
+	f.Fuzz(func(t *testing.T, line []byte) { parseStat(1, line) })
+}
+
+func TestParseStatIgnoresTheName(t *testing.T) {
+	t.Parallel()
+	line := "77 (x) S 1 2 3) Z 5 6 7 0 -1 4194560 1 2 3 4 5 6 7 8 9 10 11 12 99 14 15\n"
+	got, ok := parseStat(77, []byte(line))
+	want := Process{PID: 77, Parent: 5, Group: 6, Session: 7, state: 'Z', start: 99}
+	if !ok || got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
+func TestTreeIsRootsAndDescendants(t *testing.T) {
+	t.Parallel()
+	table := []Process{
+		{PID: 9, Parent: 8, state: 'S'}, {PID: 8, Parent: 7, state: 'Z'}, {PID: 7, Parent: 1, state: 'S'},
+		{PID: 6, Parent: 1, Session: 7, state: 'S'}, {PID: 5, Parent: 6, state: 'R'}, {PID: 4, Parent: 1, state: 'S'},
+	}
+	var got []int
+	for _, p := range Tree(table, func(p Process) bool { return p.PID == 7 || p.Session == 7 }) {
+		got = append(got, p.PID)
+	}
+	if diff := cmp.Diff([]int{9, 7, 6, 5}, got); diff != "" {
+		t.Errorf("closure (-want +got):\n%s", diff)
+	}
+}

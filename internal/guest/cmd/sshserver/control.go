@@ -1,0 +1,126 @@
+//go:build linux
+
+package sshserver
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// controlChannel connects the client to PID 1.
+func controlChannel(nc ssh.NewChannel) {
+	conn, err := dialControl()
+	if err == nil {
+		// Any process can bind the name should PID 1 lose it, but none can have its PID.
+		var peer *unix.Ucred
+		if peer, err = peerOf(conn); err == nil && peer.Pid != 1 {
+			err = fmt.Errorf("process %d has taken the control socket", peer.Pid)
+		}
+		if err != nil {
+			conn.Close()
+		}
+	}
+	if err != nil {
+		reject(nc, proc.StartErrorf(wire.KindOther, "PID 1: %v", err))
+		return
+	}
+	join(nc, conn)
+}
+
+// controlPatience is how long PID 1 may take to listen, in a session that has just
+// started on a busy machine.
+const controlPatience = 5 * time.Second
+
+func dialControl() (conn *net.UnixConn, err error) {
+	for begin := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+		conn, err = connectControl()
+		if !errors.Is(err, unix.ECONNREFUSED) || time.Since(begin) > controlPatience {
+			return conn, err
+		}
+	}
+}
+
+// connectControl connects to the control socket by a blocking system call: only that waits
+// while the socket's queue is full.
+func connectControl() (*net.UnixConn, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	file := os.NewFile(uintptr(fd), "control")
+	defer file.Close()
+	patience := unix.Timeval{Sec: 10}
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &patience); err != nil {
+		return nil, err
+	}
+	for {
+		err = unix.Connect(fd, &unix.SockaddrUnix{Name: wire.ControlSocket})
+		if err != unix.EINTR {
+			break
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	conn, err := net.FileConn(file)
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.UnixConn), nil
+}
+
+const forwardSize = 64 << 10
+
+// forwardBuffers are for copies between a channel and a connection.
+var forwardBuffers = sync.Pool{New: func() any { return new([forwardSize]byte) }}
+
+// join copies between a new channel and a connection until both have ended.
+func join(nc ssh.NewChannel, conn *net.UnixConn) {
+	defer conn.Close()
+	ch, reqs, err := nc.Accept()
+	if err != nil {
+		return
+	}
+	defer ch.Close()
+	var in sync.WaitGroup
+	in.Go(func() {
+		io.Copy(struct{ io.Writer }{conn}, ch)
+		conn.CloseWrite()
+	})
+	go func() {
+		ssh.DiscardRequests(reqs)
+		conn.Close() // the client closed the channel
+	}()
+	buf := forwardBuffers.Get().(*[forwardSize]byte)
+	defer forwardBuffers.Put(buf)
+	io.CopyBuffer(struct{ io.Writer }{ch}, struct{ io.Reader }{conn}, buf[:])
+	ch.Close()
+	in.Wait()
+}
+
+// peerOf returns the credentials of the peer: for a client, those of the listener.
+func peerOf(conn syscall.Conn) (*unix.Ucred, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var cred *unix.Ucred
+	if ctlErr := raw.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); ctlErr != nil {
+		return nil, ctlErr
+	}
+	return cred, err
+}

@@ -1,0 +1,77 @@
+//go:build linux
+
+package sshserver
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// Every frame is one write that the kernel keeps together, and the frames of a line
+// are the line.
+func TestJobLogFramesAreWhole(t *testing.T) {
+	t.Parallel()
+	// In packets a read returns one write.
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_DIRECT|unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fds[0])
+	defer unix.Close(fds[1])
+	l := &containerLog{out: [2]int{fds[1], fds[1]}, head: wire.LogMark + "id "}
+	lines := []string{"a", "", strings.Repeat("x", 4096), strings.Repeat("y", 20000), "cr\r", "no end"}
+	ring := newRing()
+	go func() {
+		// In small pieces, so that frames are filled bit by bit.
+		for all := []byte(strings.Join(lines, "\n")); len(all) > 0; {
+			n := min(len(all), 1000)
+			ring.write(streamOut, all[:n])
+			all = all[n:]
+		}
+		ring.close()
+	}()
+	done := make(chan struct{})
+	go func() { l.follow(ring); close(done) }()
+	var got []string
+	var line []byte
+	buf := make([]byte, 2*wire.MaxLogFrame)
+	for len(got) < len(lines) {
+		n, err := unix.Read(fds[0], buf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, ok := bytes.CutPrefix(buf[:n], []byte(l.head))
+		if !ok || n > wire.MaxLogFrame || !bytes.HasSuffix(text, []byte("\n")) || bytes.Count(text, []byte("\n")) != 1 {
+			t.Fatalf("a write of %d bytes: %.40q", n, buf[:n])
+		}
+		line = append(line, text[2:len(text)-1]...)
+		if text[0] == wire.LogWhole {
+			got = append(got, string(line))
+			line = line[:0]
+		}
+	}
+	<-done
+	lines[4] = "cr"
+	for i := range lines {
+		if got[i] != lines[i] {
+			t.Errorf("line %d has %d bytes, want %d", i, len(got[i]), len(lines[i]))
+		}
+	}
+}
+
+func TestOnlyPlainIDsAreLogged(t *testing.T) {
+	t.Parallel()
+	for id, want := range map[string]bool{
+		"abc-1.2_x": true, "": false, "a b": false, "a\nb": false, "é": false,
+		strings.Repeat("a", wire.MaxLogID): true, strings.Repeat("a", wire.MaxLogID+1): false,
+	} {
+		if got := loggable(id); got != want {
+			t.Errorf("loggable(%q) = %v", id, got)
+		}
+	}
+}

@@ -1,0 +1,205 @@
+//go:build linux
+
+package sshserver
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/crypto/ssh"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// maxRunning bounds the commands of one server.
+const maxRunning = 4096
+
+// server serves commands on SSH connections: one for serve, any number for keep.
+type server struct {
+	config *ssh.ServerConfig
+	conf   wire.Serve // of standard sessions
+	reaper *proc.Reaper
+	keeper *keeper // nil in serve, which takes no detached commands
+
+	tidying atomic.Int32 // commands that clean up when their client is gone
+
+	mu       sync.Mutex
+	running  int
+	stopping bool
+	drained  chan struct{} // closed when stopping and nothing runs
+}
+
+// newServer returns a server with the host key of that seed. Without a seed the key is
+// new: the client of this module checks none.
+func newServer(seed []byte) (*server, error) {
+	if seed == nil {
+		seed = make([]byte, ed25519.SeedSize)
+		rand.Read(seed)
+	}
+	signer, err := ssh.NewSignerFromSigner(ed25519.NewKeyFromSeed(seed))
+	if err != nil {
+		return nil, err
+	}
+	config := &ssh.ServerConfig{
+		Config: ssh.Config{
+			// OpenSSH warns when the first is missing.
+			KeyExchanges: []string{ssh.KeyExchangeMLKEM768X25519, ssh.KeyExchangeCurve25519},
+			Ciphers:      []string{ssh.CipherAES128GCM},
+		},
+		NoClientAuth:  true,
+		ServerVersion: "SSH-2.0-sandbox",
+	}
+	config.AddHostKey(signer)
+	return &server{config: config, reaper: proc.NewReaper(), drained: make(chan struct{})}, nil
+}
+
+// admit counts a command that is about to start, or returns why it must not.
+func (s *server) admit() *wire.StartError {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopping {
+		return proc.StartErrorf(wire.KindStopping, "the session is ending")
+	}
+	if s.running >= maxRunning {
+		return proc.StartErrorf(wire.KindResources, "%d commands are running", s.running)
+	}
+	s.running++
+	return nil
+}
+
+func (s *server) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running--; s.stopping && s.running == 0 {
+		close(s.drained)
+	}
+}
+
+// stop refuses new commands. drained is closed when the last one has ended.
+func (s *server) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopping {
+		return
+	}
+	s.stopping = true
+	if s.running == 0 {
+		close(s.drained)
+	}
+}
+
+// serve speaks SSH on conn until it ends.
+func (s *server) serve(conn net.Conn) error {
+	sc, chans, reqs, err := ssh.NewServerConn(conn, s.config)
+	if err != nil {
+		return fmt.Errorf("handshake: %w", err)
+	}
+	parts := &parts{held: make(map[string][]byte)}
+	go parts.receive(reqs)
+	for nc := range chans {
+		go s.channel(nc, parts)
+	}
+	return sc.Wait()
+}
+
+func (s *server) channel(nc ssh.NewChannel, parts *parts) {
+	switch kind := nc.ChannelType(); {
+	case kind == wire.ChannelExec:
+		s.exec(nc, parts)
+	case kind == wire.ChannelProcess && s.keeper != nil:
+		s.keeper.attach(nc)
+	case kind == wire.ChannelControl && s.keeper == nil:
+		controlChannel(nc)
+	case kind == wire.ChannelKeep && s.keeper == nil:
+		keepChannel(nc)
+	case kind == wire.ChannelDial && s.keeper == nil:
+		s.dial(nc)
+	case kind == wire.ChannelListens && s.keeper == nil:
+		serveListens(nc)
+	case (kind == channelDirectTCP || kind == channelDirectUnix) && s.keeper == nil:
+		s.direct(nc)
+	case kind == channelSession && s.keeper == nil:
+		s.serveSession(nc)
+	default:
+		nc.Reject(ssh.UnknownChannelType, fmt.Sprintf("unknown channel type %q", kind))
+	}
+}
+
+func reject(nc ssh.NewChannel, why *wire.StartError) {
+	text, _ := json.Marshal(why)
+	nc.Reject(ssh.ConnectionFailed, string(text))
+}
+
+// exec starts a command before it accepts the channel, so that a client has its answer in
+// one round trip.
+func (s *server) exec(nc ssh.NewChannel, parts *parts) {
+	req, refused := decodeExec(nc.ExtraData(), parts)
+	if refused == nil && req.Detached != (s.keeper != nil) {
+		refused = proc.StartErrorf(wire.KindOther, "detached commands belong to the keeper, others don't")
+	}
+	if refused == nil {
+		refused = s.admit()
+	}
+	if refused != nil {
+		reject(nc, refused)
+		return
+	}
+	if s.keeper != nil {
+		s.keeper.start(s, nc, req) // leaves when the command has ended
+		return
+	}
+	defer s.leave()
+	c, refused := proc.Start(s.reaper, req)
+	if refused != nil {
+		reject(nc, refused)
+		return
+	}
+	ch, reqs, err := nc.Accept()
+	if err != nil {
+		c.Kill()
+		c.Run(io.Discard, io.Discard)
+		return
+	}
+	sendRequest(ch, wire.RequestStarted, wire.Started{Pid: c.PID(), Exec: wire.Exec{ID: req.ID}})
+	var answering sync.Mutex
+	go func() {
+		obey(c, reqs, &answering)
+		// The client gave up, or is gone.
+		select {
+		case <-c.Done():
+		default:
+			c.Abandon()
+		}
+	}()
+	if c.TidiesUp() {
+		s.tidying.Add(1)
+		defer s.tidying.Add(-1)
+	}
+	go c.Feed(ch)
+	exit := c.Run(ch, ch.Stderr())
+	answering.Lock()
+	defer answering.Unlock()
+	sendRequest(ch, wire.RequestExit, exit)
+	ch.Close()
+}
+
+func decodeExec(extra []byte, parts *parts) (req wire.Exec, refused *wire.StartError) {
+	if ref, ok := strings.CutPrefix(string(extra), wire.PartsPrefix); ok {
+		extra = parts.take(ref)
+	}
+	if err := json.Unmarshal(extra, &req); err != nil {
+		return req, proc.StartErrorf(wire.KindArguments, "malformed request: %v", err)
+	}
+	if req.Timeout < 0 || req.WaitDelay < 0 {
+		return req, proc.StartErrorf(wire.KindArguments, "negative timeout or wait delay")
+	}
+	return req, nil
+}

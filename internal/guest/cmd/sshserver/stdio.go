@@ -1,0 +1,115 @@
+//go:build linux
+
+package sshserver
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// stdioTimeout bounds how long the start of a keeper waits for PID 1.
+const stdioTimeout = 2 * time.Second
+
+// askStdio requests from PID 1 the container's stdout and stderr. The caller closes them.
+func askStdio() (files [2]int, err error) {
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: wire.ControlSocket})
+	if err != nil {
+		return files, err
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(stdioTimeout))
+	if peer, err := peerOf(conn); err != nil || peer.Pid != 1 {
+		return files, errors.New("the control socket is not PID 1's")
+	}
+	if _, err := io.WriteString(conn, wire.StdioRequest); err != nil {
+		return files, err
+	}
+	// The challenge comes first, a line of text, and then a byte with the rights. The
+	// kernel ends a read before or after bytes with rights.
+	data, rights := make([]byte, 1024), make([]byte, unix.CmsgSpace(2*4))
+	for {
+		n, rn, _, _, err := conn.ReadMsgUnix(data, rights)
+		if err != nil {
+			return files, err
+		}
+		if n == 0 {
+			return files, errors.New("PID 1 sent no descriptors")
+		}
+		if rn > 0 {
+			return parseStdio(rights[:rn])
+		}
+	}
+}
+
+func parseStdio(rights []byte) (files [2]int, err error) {
+	msgs, err := unix.ParseSocketControlMessage(rights)
+	if err != nil || len(msgs) != 1 {
+		return files, errors.Join(err, errors.New("malformed control message of PID 1"))
+	}
+	fds, err := unix.ParseUnixRights(&msgs[0])
+	if err != nil {
+		return files, err
+	}
+	if len(fds) != len(files) {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+		return files, fmt.Errorf("PID 1 sent %d descriptors", len(fds))
+	}
+	return [2]int(fds), nil
+}
+
+// stdio is a connection made of standard input and output.
+type stdio struct {
+	in, out *os.File
+	once    sync.Once
+}
+
+// takeStdio moves standard input and output to other descriptors and puts /dev/null
+// in their place, so that nothing else writes there by accident and a closed pipe is
+// an error rather than a signal.
+func takeStdio() (*stdio, error) {
+	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(null)
+	var files [2]*os.File
+	for fd := range files {
+		dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			return nil, fmt.Errorf("standard input and output: %w", err)
+		}
+		files[fd] = os.NewFile(uintptr(dup), "stdio")
+		if err := unix.Dup3(null, fd, 0); err != nil {
+			return nil, err
+		}
+	}
+	return &stdio{in: files[0], out: files[1]}, nil
+}
+
+func (s *stdio) Read(b []byte) (int, error)  { return s.in.Read(b) }
+func (s *stdio) Write(b []byte) (int, error) { return s.out.Write(b) }
+
+func (s *stdio) Close() error {
+	s.once.Do(func() {
+		s.out.Close()
+		s.in.Close()
+	})
+	return nil
+}
+
+func (s *stdio) LocalAddr() net.Addr              { return &net.UnixAddr{} }
+func (s *stdio) RemoteAddr() net.Addr             { return &net.UnixAddr{} }
+func (s *stdio) SetDeadline(time.Time) error      { return nil }
+func (s *stdio) SetReadDeadline(time.Time) error  { return nil }
+func (s *stdio) SetWriteDeadline(time.Time) error { return nil }
