@@ -84,7 +84,6 @@ type trial struct {
 	late   *late
 
 	labels context.Context // carries the label of the trial's goroutines
-	source string          // the ID of kept, see laidIn
 }
 
 // late is what may outlive its trial, as long as a lease, and no longer.

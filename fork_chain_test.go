@@ -20,8 +20,7 @@ import (
 // which is long before the engine refuses another.
 func TestChainOfForksOutgrowsTheLayersOfAnImage(t *testing.T) {
 	t.Parallel()
-	c := newClient(t)
-	c.Commits()
+	c := newClient(t, behind(t, withoutLayers))
 	chainOfForks(t, c, layeredImage(t, 62), 5)
 }
 

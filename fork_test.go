@@ -35,8 +35,7 @@ func byCommit(t *testing.T, test func(t *testing.T, c *sandbox.Client, exact boo
 	t.Run("copied", func(t *testing.T) { t.Parallel(); test(t, newClient(t), true) })
 	t.Run("committed", func(t *testing.T) {
 		t.Parallel()
-		c := newClient(t)
-		c.Commits()
+		c := newClient(t, behind(t, withoutLayers))
 		test(t, c, false)
 	})
 }

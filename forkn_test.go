@@ -64,7 +64,7 @@ func TestForksOfOneMomentAreFilledByOneHelper(t *testing.T) {
 		proxy := enginetest.NewProxy(t)
 		c := newClient(t, sandbox.WithHost(proxy.Host()))
 		if !shares {
-			c.NoOverlay()
+			proxy.RefuseOverlays()
 		}
 		source := grow(t, c)
 		before := containersMade(proxy)
@@ -83,7 +83,7 @@ func TestForksThatCannotBeFilledAtOnceAreFilledOneByOne(t *testing.T) {
 		proxy := enginetest.NewProxy(t)
 		c := newClient(t, sandbox.WithHost(proxy.Host()))
 		if !shares {
-			c.NoOverlay()
+			proxy.RefuseOverlays()
 		}
 		source := grow(t, c)
 		const n = 2

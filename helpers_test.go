@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 )
 
 // removeNow removes a sandbox and its volumes; that there is none is fine.
@@ -61,3 +62,21 @@ func process(t *testing.T, role string, args ...string) *exec.Cmd {
 	cmd.Stderr = os.Stderr
 	return cmd
 }
+
+// behind is an option for a client of an engine that is another one than the real one:
+// one without what a Proxy takes from it.
+func behind(t *testing.T, less ...func(*enginetest.Proxy)) sandbox.ClientOption {
+	t.Helper()
+	p := enginetest.NewProxy(t)
+	for _, f := range less {
+		f(p)
+	}
+	return sandbox.WithHost(p.Host())
+}
+
+// Engines that lack something, see behind.
+var (
+	withoutLayers   = (*enginetest.Proxy).HideLayers     // forks go by commit
+	withoutOverlays = (*enginetest.Proxy).RefuseOverlays // what a snapshot has is copied
+	elsewhereRun    = (*enginetest.Proxy).RunElsewhere   // directories are copied through the client
+)

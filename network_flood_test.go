@@ -158,7 +158,11 @@ func TestFilesOfTheResolverCountForNothing(t *testing.T) {
 		forge()
 	}
 	// With the servers that the owner names the same goes to the right place.
-	c.SetDNS(l.dns)
+	sb, err = l.client(t).Get(t.Context(), sb.Name())
+	if err != nil {
+		t.Fatalf("Get: %v", err)
+	}
+	t.Cleanup(func() { sb.Detach() })
 	setPolicy(t, sb, "allow=good.lab.test")
 	got := l.arrivals(t, "with the lab's servers", sb, []tried{byHosts}, "tcp "+netip.AddrPortFrom(l.good, 443).String())
 	if got["by hosts"].Err != "" {

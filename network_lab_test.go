@@ -327,10 +327,8 @@ func (l *lab) asked(t *testing.T, name string) bool {
 }
 
 // client is one whose sandboxes ask the lab for names.
-func (l *lab) client(t *testing.T) *sandbox.Client {
-	c := newClient(t)
-	c.SetDNS(l.dns)
-	return c
+func (l *lab) client(t *testing.T, opts ...sandbox.ClientOption) *sandbox.Client {
+	return newClient(t, append(opts, sandbox.WithDNS(l.dns))...)
 }
 
 // sandbox makes a sandbox of the lab's image, which has the probe in it and little else.

@@ -42,8 +42,7 @@ func TestSecretIsUsedAndNotSeen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := l.client(t)
-	c.SetAuthorities(ca)
+	c := l.client(t, sandbox.WithAuthorities(ca))
 	policy := sandbox.NetworkPolicy{
 		Allow:     []string{"a.wild.lab.test"},
 		Transform: map[string]sandbox.Transform{"*.good.lab.test": {SetHeaders: sandbox.Headers{"Authorization": "Bearer " + token}}},
@@ -162,8 +161,7 @@ func TestSecretIsUsedAndNotSeen(t *testing.T) {
 			t.Errorf("without the secret: %s: %+v", name, o)
 		}
 	}
-	again := l.client(t)
-	again.SetAuthorities(ca)
+	again := l.client(t, sandbox.WithAuthorities(ca))
 	owner, err := again.Get(t.Context(), sb.Name(), sandbox.WithTransform(policy.Transform))
 	if err != nil {
 		t.Fatalf("Get with the secret: %v", err)

@@ -72,8 +72,7 @@ func TestAChangedPortKeepsEveryFile(t *testing.T) {
 // E92: and on an engine that has to commit those files, but for parts of seconds.
 func TestAChangedPortKeepsEveryFileByCommit(t *testing.T) {
 	t.Parallel()
-	c := newClient(t)
-	c.Commits()
+	c := newClient(t, behind(t, withoutLayers))
 	changedPort(t, 1<<20, "%Ts", c)
 }
 
@@ -279,9 +278,7 @@ func TestAChangedContainerSurvivesALostReplyOfAnyCall(t *testing.T) {
 // that was made by a change of the same sandbox.
 func TestAChangeThatFailsLeavesWhatASnapshotHolds(t *testing.T) {
 	t.Parallel()
-	c, eng := newClient(t), directly(t)
-	c.Commits()
-	c.NoOverlay()
+	c, eng := newClient(t, behind(t, withoutLayers, withoutOverlays)), directly(t)
 	sb := createWith(t, c, nil)
 	change := func(port int) error {
 		t.Helper()

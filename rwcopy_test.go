@@ -70,9 +70,7 @@ func TestHelpersThatDoNotStartAreNotLeft(t *testing.T) {
 func bothWays(t *testing.T, test func(t *testing.T, c *sandbox.Client)) {
 	t.Run("beside", func(t *testing.T) { test(t, newClient(t)) })
 	t.Run("streamed", func(t *testing.T) {
-		c := newClient(t)
-		c.CopyThrough()
-		test(t, c)
+		test(t, newClient(t, behind(t, elsewhereRun)))
 	})
 }
 

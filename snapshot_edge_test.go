@@ -339,9 +339,7 @@ func TestExpiredSnapshotInUseStays(t *testing.T) {
 // made from it, also when the snapshot went before.
 func TestCommittedSnapshotImageGoesWithItsLastUser(t *testing.T) {
 	t.Parallel()
-	c, eng := newClient(t), newEngine(t)
-	c.Commits()
-	c.NoOverlay()
+	c, eng := newClient(t, behind(t, withoutLayers, withoutOverlays)), newEngine(t)
 	source := createWith(t, c, nil)
 	run(t, source, "sh", "-c", "echo b >/etc/b")
 	snap := snapshotOf(t, c, source)
@@ -367,9 +365,7 @@ func TestCommittedSnapshotImageGoesWithItsLastUser(t *testing.T) {
 // They stay for as long as the snapshot, also when the sandbox is gone.
 func TestPruneLeavesAnImageThatASnapshotHolds(t *testing.T) {
 	t.Parallel()
-	c, eng := newClient(t), newEngine(t)
-	c.Commits()
-	c.NoOverlay()
+	c, eng := newClient(t, behind(t, withoutLayers, withoutOverlays)), newEngine(t)
 	before := createWith(t, c, nil)
 	run(t, before, "sh", "-c", "echo b >/etc/b")
 	got, err := eng.InspectContainer(t.Context(), record.ContainerName(before.Name()))

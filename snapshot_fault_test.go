@@ -217,10 +217,7 @@ func TestCreateFromASnapshotSurvivesAFaultInAnyCall(t *testing.T) {
 // Shows 4: with the files copied, as on engines that mount no overlays.
 func TestCreateFromACopiedSnapshotSurvivesAFaultInAnyCallSoak(t *testing.T) {
 	soak(t)
-	testFaults(t, fromSnapshot(func(ctx context.Context, x *trial, opts []sandbox.CreateOption) (*sandbox.Sandbox, error) {
-		if x.c != x.clean {
-			x.c.NoOverlay()
-		}
-		return create(ctx, x, opts)
-	}))
+	op := fromSnapshot(create)
+	op.open = func(x *trial) error { x.proxy.RefuseOverlays(); return nil }
+	testFaults(t, op)
 }

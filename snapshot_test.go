@@ -36,8 +36,7 @@ func sharing(t *testing.T, test func(t *testing.T, c *sandbox.Client, shares boo
 	t.Run("shared", func(t *testing.T) { t.Parallel(); test(t, newClient(t), true) })
 	t.Run("copied", func(t *testing.T) {
 		t.Parallel()
-		c := newClient(t)
-		c.NoOverlay()
+		c := newClient(t, behind(t, withoutOverlays))
 		test(t, c, false)
 	})
 }
