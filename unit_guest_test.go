@@ -6,18 +6,13 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
-	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
 // Clients that meet an engine without the guest at the same moment each import it; the
 // tag is the last one's, and the others' images must not stay.
 func TestGuestImportedByManyLeavesOneImage(t *testing.T) {
-	eng, err := engine.Open(t.Context(), engine.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer eng.Close()
+	eng := harness.NewEngine(t)
 	sandbox.PlaceScratchGuests(t, eng, 6)
 	harness.Eventually(t, "no image of the guest is without a tag", func() bool {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

@@ -185,7 +185,7 @@ func TestRefusedPlanMakesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	proxy := enginetest.NewProxy(t)
-	c := harness.Unconnected(t, sandbox.WithHost(proxy.Host()))
+	c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
 	name := harness.UniqueName(t)
 	harness.Remove(t, c, name)
 	no := errors.New("no")

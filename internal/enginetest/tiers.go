@@ -1,6 +1,7 @@
 package enginetest
 
 import (
+	"flag"
 	"net"
 	"strings"
 	"sync"
@@ -43,3 +44,14 @@ var Answers = sync.OnceValue(func() bool {
 	}
 	return conn.Close() == nil
 })
+
+// LeaveOut has this program's tests and examples of the pattern left out with -short when
+// there is no engine: those that can't ask for it themselves. It is for TestMain.
+func LeaveOut(pattern string) {
+	flag.Parse()
+	if !testing.Short() || Answers() {
+		return
+	}
+	skip := flag.Lookup("test.skip")
+	_ = skip.Value.Set(strings.TrimPrefix(skip.Value.String()+"|"+pattern, "|"))
+}

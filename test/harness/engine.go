@@ -73,11 +73,10 @@ func Raw(t *testing.T, sb *sandbox.Sandbox) (r inspectRaw) {
 	return r
 }
 
+// How long a test waits, on the slowest of machines.
 const (
-	// CallBound is how long an operation may take whatever happens to one of its calls, and
-	// GoneBound how long what it leaves to others may stay, on the slowest of machines.
-	CallBound = 2 * time.Minute
-	GoneBound = time.Minute
+	CallBound = 2 * time.Minute // for an operation, whatever happens to one of its calls
+	GoneBound = time.Minute     // for what an operation leaves to others
 )
 
 // Late is what may outlive its trial, as long as a lease, and no longer.

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 )
 
 // LabelledGoroutines returns the stacks of a trial's goroutines, once there are none or the
@@ -32,6 +34,7 @@ func LabelledGoroutines(mark string, d time.Duration) string {
 // Process returns this test binary as another process in the role, not yet started.
 func Process(t *testing.T, role string, args ...string) *exec.Cmd {
 	t.Helper()
+	enginetest.Need(t)
 	if roles[role] == nil {
 		t.Fatalf("there is no role %q", role)
 	}

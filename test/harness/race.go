@@ -77,6 +77,7 @@ func Race(t *testing.T, processes int, role string, args ...string) (done map[st
 	return done, reported
 }
 
+// Note counts a step, or notes its error if that is none of ours.
 func (a *Account) Note(what string, err error) {
 	if err == nil {
 		a.Done[what]++

@@ -4,18 +4,13 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
 func TestPruneTakesOldGuestsThatNobodyUses(t *testing.T) {
 	ctx := t.Context()
-	eng, err := engine.Open(ctx, engine.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer eng.Close()
+	eng := harness.NewEngine(t)
 	used := harness.NewSandbox(t) // and with it the guest of this version
 	old := record.GuestName("old-" + record.NewID())
 	foreign := old + "-foreign"

@@ -4,11 +4,14 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 )
 
 // Shows 7: the examples of network policies run as they are, without the internet, and
 // tell what they say they tell.
 func TestNetworkExamplesRun(t *testing.T) {
+	enginetest.Need(t)
 	t.Parallel()
 	for name, want := range map[string][]string{
 		"offline": {"it says: 6*7 is 42; could tell nobody: ECONNREFUSED\n", "blocked: tcp to 192.0.2.99 port 80, "},
