@@ -70,8 +70,11 @@ func (p *Proxy) request(req *http.Request) (refusal *http.Response, err error) {
 		Name       string
 		DriverOpts map[string]string
 	}
-	if strings.HasSuffix(req.URL.Path, "/volumes/create") && json.Unmarshal(body, &made) == nil && made.DriverOpts["type"] == "overlay" {
-		p.overlays = append(p.overlays, made.Name)
+	if strings.HasSuffix(req.URL.Path, "/volumes/create") && json.Unmarshal(body, &made) == nil {
+		p.overlays = slices.DeleteFunc(p.overlays, func(name string) bool { return name == made.Name })
+		if made.DriverOpts["type"] == "overlay" {
+			p.overlays = append(p.overlays, made.Name)
+		}
 	}
 	if p.bootID != "" && strings.HasSuffix(req.URL.Path, "/containers/create") {
 		body = bytes.ReplaceAll(body, []byte(p.bootID), []byte(otherBootID))
@@ -163,42 +166,15 @@ func (p *Proxy) output(from io.Reader) io.Reader {
 	return &replacer{from: from, old: []byte(p.bootID), new: []byte(otherBootID)}
 }
 
-// A replacer replaces one text by another of the same length, also where it comes in
-// pieces.
+// A replacer replaces one text by another of the same length where it comes in one piece.
+// It holds nothing back: somebody may wait for each byte.
 type replacer struct {
 	from     io.Reader
 	old, new []byte
-	b        []byte // read, and not passed on yet
-	err      error
 }
 
 func (r *replacer) Read(b []byte) (int, error) {
-	for {
-		r.b = bytes.ReplaceAll(r.b, r.old, r.new)
-		ready := len(r.b)
-		if r.err == nil {
-			ready -= r.begun()
-		}
-		if ready > 0 {
-			n := copy(b, r.b[:ready])
-			r.b = r.b[n:]
-			return n, nil
-		}
-		if r.err != nil {
-			return 0, r.err
-		}
-		piece := make([]byte, 32<<10)
-		n, err := r.from.Read(piece)
-		r.b, r.err = append(r.b, piece[:n]...), err
-	}
-}
-
-// begun is how much of what is replaced the end of the text may be the start of.
-func (r *replacer) begun() int {
-	for n := min(len(r.b), len(r.old)-1); n > 0; n-- {
-		if bytes.HasSuffix(r.b, r.old[:n]) {
-			return n
-		}
-	}
-	return 0
+	n, err := r.from.Read(b)
+	copy(b, bytes.ReplaceAll(b[:n], r.old, r.new))
+	return n, err
 }

@@ -54,6 +54,11 @@ func WithLabel(label string) Option {
 	}
 }
 
+// OfNames looks only at what belongs to sandboxes whose names begin so.
+func OfNames(prefix string) Option {
+	return func(o object) bool { return strings.HasPrefix(o.labels["agent-sandbox.name"], prefix) }
+}
+
 // Take lists the engine's containers in any state, volumes, networks and
 // images. Every option must hold for an object to count.
 func Take(t testing.TB, opts ...Option) State {
