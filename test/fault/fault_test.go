@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"runtime/pprof"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,7 +25,7 @@ import (
 const (
 	// patience is the deadline of a caller whose engine stalls, and undoBound how long it
 	// may take to undo what was done until then.
-	patience  = 5 * time.Second
+	patience  = 3 * time.Second
 	undoBound = 20 * time.Second
 	// stands is how many trials run at once: more only make the engine slower. When it
 	// stalls it has nothing to do.
@@ -67,7 +69,7 @@ type trial struct {
 	op    *operation
 	k     int
 	fault enginetest.Fault
-	retry bool // what could not be made is made: in a plain run once for each call
+	retry bool // what could not be made is made: in a plain run at every fourth call
 
 	name   string
 	volume string          // what the operation is about, if it is
@@ -81,30 +83,21 @@ type trial struct {
 	labels context.Context // carries the label of the trial's goroutines
 }
 
-// testFaults runs the operation once, counting its calls, and then with a fault of each
-// class at every one of them: nobody hears the call, nobody hears of its reply, the caller
-// does not wait for it any more. A soak test has all faults there are.
-func testFaults(t *testing.T, op operation) {
+// testFaults runs the operation once, counting its calls, and then again for each of them
+// with a fault in it, of one class at one call and of another at the next: nobody hears the
+// call, nobody hears of its reply, the caller does not wait for it any more. A soak test has
+// all the faults there are at every call.
+func testFaults(t *testing.T, op operation) { testFaultsAtEvery(t, 1, op) }
+
+// testFaultsAtEvery is testFaults at every nth call, for operations that take long or whose
+// calls others make, too.
+func testFaultsAtEvery(t *testing.T, n int, op operation) {
+	offset := rand.IntN(n) // another one in every run
 	testPlan(t, op, stands, func(k int, call string) []enginetest.Fault {
 		if harness.Soaking() {
 			return enginetest.Faults
 		}
-		return classes(call)
-	})
-}
-
-// testFaultsInTurn is testFaults with one class at each call, another one at the next:
-// for operations whose calls others make, too.
-func testFaultsInTurn(t *testing.T, op operation) { testFaultsNowAndThen(t, op, 1) }
-
-// testFaultsNowAndThen is testFaultsInTurn at every nth call, for operations that take
-// long.
-func testFaultsNowAndThen(t *testing.T, op operation, n int) {
-	testPlan(t, op, stands, func(k int, call string) []enginetest.Fault {
-		if harness.Soaking() {
-			return enginetest.Faults
-		}
-		if k%n != 0 {
+		if (k+offset)%n != 0 {
 			return nil
 		}
 		k /= n
@@ -149,15 +142,29 @@ func testPlan(t *testing.T, op operation, width int, plan func(k int, call strin
 	began := time.Now()
 	strange := harness.StrayImages(t, eng)
 	l := &harness.Late{}
-	free := make(chan *stand, width)
-	for range width {
+	// The stand that was used last is used next: each has a sandbox to make.
+	var mu sync.Mutex
+	var free []*stand
+	take := func() *stand {
+		mu.Lock()
+		defer mu.Unlock()
+		if n := len(free); n > 0 {
+			s := free[n-1]
+			free = free[:n-1]
+			return s
+		}
 		s := &stand{clean: clean, eng: eng, proxy: enginetest.NewProxy(t), top: t, kept: harness.UniqueName(t)}
 		harness.Remove(t, clean, s.kept)
-		free <- s
+		return s
+	}
+	give := func(s *stand) {
+		mu.Lock()
+		defer mu.Unlock()
+		free = append(free, s)
 	}
 	try := func(k int, fault enginetest.Fault, retry bool) (calls []string) {
-		s := <-free
-		defer func() { free <- s }()
+		s := take()
+		defer give(s)
 		t.Run(fmt.Sprintf("%02d %v", k, fault), func(t *testing.T) {
 			x := &trial{T: t, stand: s, op: &op, k: k, fault: fault, retry: retry, name: harness.UniqueName(t), late: l}
 			calls = x.run()
@@ -174,6 +181,9 @@ func testPlan(t *testing.T, op operation, width int, plan func(k int, call strin
 		t.Fatalf("no calls were counted")
 	}
 	var g errgroup.Group
+	if width == stands {
+		width = min(width, 1+n/6) // for a few calls one is quicker than more that have to be set up
+	}
 	g.SetLimit(width)
 	trials := 0
 	for k := 1; k <= n+spare; k++ {
@@ -182,12 +192,12 @@ func testPlan(t *testing.T, op operation, width int, plan func(k int, call strin
 			call = calls[k-1]
 		}
 		faults := plan(k, call)
-		for i, fault := range faults {
+		for _, fault := range faults {
 			if fault == enginetest.Cancel && op.noContext {
 				continue
 			}
 			trials++
-			retry := harness.Soaking() || i == k%len(faults)
+			retry := harness.Soaking() || k%4 == 0 // whatever number of faults take turns
 			g.Go(func() error { try(k, fault, retry); return nil })
 		}
 	}
@@ -482,7 +492,7 @@ func TestCreateSurvivesAFaultInAnyCall(t *testing.T) {
 
 // Shows 3, X9.
 func TestCreateOfAnUnnamedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsInTurn(t, creation(unnamed, create))
+	testFaultsAtEvery(t, 2, creation(unnamed, create))
 }
 
 // Shows 3, E85: with a main process and an OnCreate that runs a command.
@@ -493,7 +503,7 @@ func TestCreateWithOnCreateSurvivesAFaultInAnyCallSoak(t *testing.T) {
 
 // Shows 3; S2.2, E84.
 func TestGetOrCreateOfAnAbsentSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsInTurn(t, creation(plain, func(ctx context.Context, x *trial, opts []sandbox.CreateOption) (*sandbox.Sandbox, error) {
+	testFaultsAtEvery(t, 2, creation(plain, func(ctx context.Context, x *trial, opts []sandbox.CreateOption) (*sandbox.Sandbox, error) {
 		return x.c.GetOrCreate(ctx, x.name, opts...)
 	}))
 }
@@ -537,22 +547,22 @@ func getOrCreate(ctx context.Context, x *trial) (*sandbox.Sandbox, error) {
 
 // Shows 3; S2.1.
 func TestGetOfAStoppedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsInTurn(t, getting(sandbox.StateStopped, get))
+	testFaults(t, getting(sandbox.StateStopped, get))
 }
 
 // Shows 3; S2.1.
 func TestGetOfARunningSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsInTurn(t, getting(sandbox.StateRunning, get))
+	testFaults(t, getting(sandbox.StateRunning, get))
 }
 
 // Shows 3; S2.2.
 func TestGetOrCreateOfAStoppedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsInTurn(t, getting(sandbox.StateStopped, getOrCreate))
+	testFaults(t, getting(sandbox.StateStopped, getOrCreate))
 }
 
 // Shows 3; S2.2.
 func TestGetOrCreateOfARunningSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsInTurn(t, getting(sandbox.StateRunning, getOrCreate))
+	testFaults(t, getting(sandbox.StateRunning, getOrCreate))
 }
 
 // handle opens the trial's sandbox without starting it.
@@ -572,7 +582,7 @@ func (x *trial) is(want sandbox.State) {
 
 // Shows 3; C3.
 func TestStartSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsInTurn(t, again(operation{
+	testFaults(t, again(operation{
 		arrange: func(x *trial) { x.keptIn(sandbox.StateStopped) },
 		open:    handle,
 		act: func(ctx context.Context, x *trial) error {
@@ -594,11 +604,11 @@ var stopping = again(operation{
 })
 
 // Shows 3; C3.
-func TestStopSurvivesAFaultInAnyCall(t *testing.T) { testFaultsInTurn(t, stopping) }
+func TestStopSurvivesAFaultInAnyCall(t *testing.T) { testFaults(t, stopping) }
 
 // Shows 3; S1.2.
 func TestCloseOfAPersistentSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsInTurn(t, operation{
+	testFaults(t, operation{
 		arrange:   func(x *trial) { x.keptIn(sandbox.StateRunning) },
 		open:      handle,
 		act:       func(_ context.Context, x *trial) error { return x.sb.Close() },
@@ -610,7 +620,7 @@ func TestCloseOfAPersistentSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 // Shows 3; X9. It waits for leases, beside other tests.
 func TestCloseOfAnUnnamedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 	t.Parallel()
-	testFaultsInTurn(t, operation{
+	testFaults(t, operation{
 		open:      create1(unnamed),
 		act:       func(_ context.Context, x *trial) error { return x.sb.Close() },
 		noContext: true,
@@ -627,7 +637,7 @@ func TestCloseOfAnUnnamedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 
 // Shows 3; X9.
 func TestDetachSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsInTurn(t, operation{
+	testFaults(t, operation{
 		open: func(x *trial) error {
 			err := create1(unnamed)(x)
 			x.proxy.CloseAll() // a handle that is connected needs no call
@@ -705,7 +715,7 @@ func deleteAll(ctx context.Context, x *trial) (sandbox.DeleteReport, error) {
 
 // Shows 3; S4.2.
 func TestDeleteThatPreservesVolumesSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsInTurn(t, deletion(true, deletePreserving))
+	testFaults(t, deletion(true, deletePreserving))
 }
 
 // Shows 3; S4.2.
@@ -725,7 +735,7 @@ func TestDeleteOnAHandleSurvivesAFaultInAnyCallSoak(t *testing.T) {
 
 // Shows 3; V3.
 func TestListSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsInTurn(t, again(operation{
+	testFaults(t, again(operation{
 		arrange: func(x *trial) { x.keptIn(sandbox.StateRunning) },
 		act: func(ctx context.Context, x *trial) error {
 			list, err := x.c.List(ctx, sandbox.NamePrefix(x.name))

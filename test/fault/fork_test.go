@@ -166,7 +166,7 @@ func forkingMany(n int) operation {
 // Shows 4; S3.1, E82: whichever forks there are, the source is not paused, and what they
 // shared goes with the last of them.
 func TestForkNSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsNowAndThen(t, forkingMany(2), 5)
+	testFaultsAtEvery(t, 5, forkingMany(2))
 }
 
 func init() {
