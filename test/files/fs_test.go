@@ -19,7 +19,7 @@ func populate(t *testing.T, sb *sandbox.Sandbox, dir string) {
 		mkdir -p "$0/a/b/c" "$0/empty" && cd "$0"
 		echo hello > hello.txt
 		: > nothing
-		head -c 2000 /dev/urandom > a/noise
+		head -c 200 /dev/urandom > a/noise
 		printf 'x' > 'a/b/with space'
 		printf 'ü' > 'a/b/ümlaut'
 		ln -s ../hello.txt a/link

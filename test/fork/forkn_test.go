@@ -57,6 +57,13 @@ func containersMade(proxy *enginetest.Proxy) (n int) {
 	return n
 }
 
+// learn has a client find out whether the engine mounts overlays.
+func learn(t *testing.T, c *sandbox.Client, source *sandbox.Sandbox) {
+	t.Helper()
+	snap := harness.SnapshotOf(t, c, source)
+	harness.CreateWith(t, c, nil, fromSnap(snap))
+}
+
 // However many forks there are of one moment, it takes two helpers: one that freezes it,
 // and one that fills them all.
 func TestForksOfOneMomentAreFilledByOneHelper(t *testing.T) {
@@ -64,10 +71,11 @@ func TestForksOfOneMomentAreFilledByOneHelper(t *testing.T) {
 	sharing(t, func(t *testing.T, _ *sandbox.Client, shares bool) {
 		proxy := enginetest.NewProxy(t)
 		c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
+		source := grow(t, c)
 		if !shares {
 			proxy.RefuseOverlays()
+			learn(t, c, source)
 		}
-		source := grow(t, c)
 		before := containersMade(proxy)
 		const n = 5 // more than there are places for on a small machine
 		manyForks(t, c, source, n, func() {})
@@ -83,10 +91,11 @@ func TestForksThatCannotBeFilledAtOnceAreFilledOneByOne(t *testing.T) {
 	sharing(t, func(t *testing.T, _ *sandbox.Client, shares bool) {
 		proxy := enginetest.NewProxy(t)
 		c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
+		source := grow(t, c)
 		if !shares {
 			proxy.RefuseOverlays()
+			learn(t, c, source)
 		}
-		source := grow(t, c)
 		const n = 2
 		var before int
 		manyForks(t, c, source, n, func() {

@@ -341,8 +341,8 @@ func TestExpiredSnapshotInUseStays(t *testing.T) {
 func TestCommittedSnapshotImageGoesWithItsLastUser(t *testing.T) {
 	t.Parallel()
 	c, eng := harness.NewClient(t, harness.Behind(t, harness.WithoutLayers, harness.WithoutOverlays)), harness.NewEngine(t)
-	source := harness.CreateWith(t, c, nil)
-	harness.Run(t, source, "sh", "-c", "echo b >/etc/b")
+	source := harness.CreateWith(t, c, nil, sandbox.WithImage(harness.SmallImage(t)))
+	harness.Write(t, source, "/srv/b", "b")
 	snap := harness.SnapshotOf(t, c, source)
 	one, two := harness.CreateWith(t, c, nil, fromSnap(snap)), harness.CreateWith(t, c, nil, fromSnap(snap))
 	if err := c.DeleteSnapshot(t.Context(), snap.ID); err != nil {
@@ -352,7 +352,7 @@ func TestCommittedSnapshotImageGoesWithItsLastUser(t *testing.T) {
 		if _, err := c.Prune(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if out := harness.Run(t, sb, "cat", "/etc/b"); out != "b" {
+		if out := harness.Read(t, sb, "/srv/b"); out != "b" {
 			t.Errorf("what was made of it has %q", out)
 		}
 		if _, err := sb.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
@@ -367,8 +367,8 @@ func TestCommittedSnapshotImageGoesWithItsLastUser(t *testing.T) {
 func TestPruneLeavesAnImageThatASnapshotHolds(t *testing.T) {
 	t.Parallel()
 	c, eng := harness.NewClient(t, harness.Behind(t, harness.WithoutLayers, harness.WithoutOverlays)), harness.NewEngine(t)
-	before := harness.CreateWith(t, c, nil)
-	harness.Run(t, before, "sh", "-c", "echo b >/etc/b")
+	before := harness.CreateWith(t, c, nil, sandbox.WithImage(harness.SmallImage(t)))
+	harness.Write(t, before, "/srv/b", "b")
 	got, err := eng.InspectContainer(t.Context(), record.ContainerName(before.Name()))
 	if err != nil {
 		t.Fatal(err)
@@ -410,7 +410,7 @@ func TestPruneLeavesAnImageThatASnapshotHolds(t *testing.T) {
 	}
 	prune()
 	made := harness.CreateWith(t, c, nil, fromSnap(snap))
-	if out := harness.Run(t, made, "cat", "/etc/b"); out != "b" {
+	if out := harness.Read(t, made, "/srv/b"); out != "b" {
 		t.Errorf("what was made of the snapshot has %q", out)
 	}
 	if _, err := made.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {

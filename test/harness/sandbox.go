@@ -92,6 +92,24 @@ func Eventually(t *testing.T, what string, cond func() bool) {
 	}
 }
 
+// Write writes a file in the sandbox, and [Read] reads one: neither needs a program in it.
+func Write(t *testing.T, sb *sandbox.Sandbox, name, text string) {
+	t.Helper()
+	if err := sb.WriteFile(t.Context(), name, []byte(text), 0o644); err != nil {
+		t.Fatalf("WriteFile(%q): %v", name, err)
+	}
+}
+
+// Read is what a file in the sandbox holds.
+func Read(t *testing.T, sb *sandbox.Sandbox, name string) string {
+	t.Helper()
+	b, err := sb.ReadFile(t.Context(), name)
+	if err != nil {
+		t.Fatalf("ReadFile(%q): %v", name, err)
+	}
+	return string(b)
+}
+
 // Status is the sandbox's status.
 func Status(t *testing.T, sb *sandbox.Sandbox) sandbox.Status {
 	t.Helper()
@@ -133,8 +151,11 @@ func Unconnected(t *testing.T, opts ...sandbox.ClientOption) *sandbox.Client {
 // UniqueName is a name that no other test has.
 func UniqueName(t *testing.T) string {
 	t.Helper()
-	return "t-" + record.NewID()
+	return namePrefix + record.NewID()
 }
+
+// namePrefix begins the names of this process's tests.
+var namePrefix = "t-" + record.NewID()[:6] + "-"
 
 // NewSandbox makes a sandbox that is removed with all it has when the test ends.
 func NewSandbox(t *testing.T, opts ...sandbox.CreateOption) *sandbox.Sandbox {

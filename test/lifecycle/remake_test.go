@@ -47,7 +47,7 @@ func session(t *testing.T, sb *sandbox.Sandbox) {
 // and so is all that was in the sandbox, inside and outside of its workspace.
 func TestAChangedPortKeepsEveryFile(t *testing.T) {
 	t.Parallel()
-	changedPort(t, 200<<20, "%T@", harness.NewClient(t))
+	changedPort(t, harness.Rounds(20, 200)<<20, "%T@", harness.NewClient(t))
 }
 
 // E92: and on an engine that has to commit those files, but for parts of seconds.
@@ -137,10 +137,10 @@ func changedPort(t *testing.T, size int, times string, c *sandbox.Client) {
 func TestAChangeThatFailsLeavesWhatASnapshotHolds(t *testing.T) {
 	t.Parallel()
 	c, eng := harness.NewClient(t, harness.Behind(t, harness.WithoutLayers, harness.WithoutOverlays)), harness.NewEngine(t)
-	sb := harness.CreateWith(t, c, nil)
+	sb := harness.CreateWith(t, c, nil, sandbox.WithImage(harness.SmallImage(t)))
 	change := func(port int) error {
 		t.Helper()
-		harness.Run(t, sb, "sh", "-c", fmt.Sprintf("echo %d >/etc/b", port))
+		harness.Write(t, sb, "/srv/b", fmt.Sprint(port))
 		if _, err := sb.Stop(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -175,7 +175,7 @@ func TestAChangeThatFailsLeavesWhatASnapshotHolds(t *testing.T) {
 		t.Errorf("the image of the snapshot: %+v, %v", image, err)
 	}
 	made := harness.CreateWith(t, c, nil, sandbox.WithSource(sandbox.FromSnapshot(snap.ID)))
-	if out := harness.Run(t, made, "cat", "/etc/b"); out != "3000" {
+	if out := harness.Read(t, made, "/srv/b"); out != "3000" {
 		t.Errorf("what was made of the snapshot has %q", out)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -87,13 +86,8 @@ func TestLiveUpdateEndsAndKeeps(t *testing.T) {
 	}
 }
 
-// rounds is how often tests of the start start: less where all tests run.
-func rounds() int {
-	if os.Getenv("SANDBOX_SOAK") != "" {
-		return 50
-	}
-	return 10
-}
+// rounds is how often tests of the start start.
+func rounds() int { return harness.Rounds(4, 50) }
 
 // spinner is a main program that dials out without a moment's rest from its first
 // instruction on.
