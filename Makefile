@@ -10,10 +10,10 @@ quickstart: ## set up what is missing, then run examples/quickstart
 	@ci/image
 	go run ./examples/quickstart
 
-test: ## set up what is missing, then run every test
+test: ## set up what is missing, then run every test but the soaks
 	@ci/test
 
-soak: ## the long-running tests
+soak: ## the long-running tests; RACE=1 and SHARD=1/4 are for those who have more machines
 	@ci/engine
 	@ci/image
 	@ci/clients

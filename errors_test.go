@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
 // C6.2, V4.2: a sentinel's text and status code are a contract.
@@ -57,14 +58,14 @@ func TestSentinelsHaveTextAndStatusCode(t *testing.T) {
 // failures are calls that fail, each for its own reason.
 func failures(t *testing.T) map[string]error {
 	t.Helper()
-	c, sb := newClient(t), shared(t)
+	c, sb := harness.NewClient(t), harness.Shared(t)
 	fails := map[string]error{}
-	_, fails["get"] = c.Get(t.Context(), uniqueName(t))
+	_, fails["get"] = c.Get(t.Context(), harness.UniqueName(t))
 	_, fails["inspect"] = c.Inspect(t.Context(), "../x")
 	_, fails["create"] = c.Create(t.Context(), sandbox.WithName(sb.Name()))
-	_, fails["get or create"] = nowhere(t).GetOrCreate(t.Context(), "a")
-	_, fails["delete"] = c.Delete(t.Context(), uniqueName(t))
-	_, fails["list"] = nowhere(t).List(t.Context())
+	_, fails["get or create"] = harness.Nowhere(t).GetOrCreate(t.Context(), "a")
+	_, fails["delete"] = c.Delete(t.Context(), harness.UniqueName(t))
+	_, fails["list"] = harness.Nowhere(t).List(t.Context())
 	fails["exec"] = sb.Command(t.Context(), "no-such-program").Run()
 	_, e := sb.Process(t.Context(), "nobody")
 	fails["exec "] = e
@@ -97,11 +98,11 @@ func TestErrorsSayOnceWhereTheyHappened(t *testing.T) {
 // The engine's own cause stays reachable behind the sentinel.
 func TestCauseStaysReachable(t *testing.T) {
 	t.Parallel()
-	_, err := nowhere(t).Inspect(t.Context(), "a")
+	_, err := harness.Nowhere(t).Inspect(t.Context(), "a")
 	if !errors.Is(err, sandbox.ErrEngineUnavailable) || !errors.Is(err, engine.ErrUnavailable) || !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Inspect = %v; want ErrEngineUnavailable and the missing socket", err)
 	}
-	err = shared(t).Command(t.Context(), "no-such-program").Run()
+	err = harness.Shared(t).Command(t.Context(), "no-such-program").Run()
 	var missing *exec.Error
 	if !errors.As(err, &missing) || missing.Name != "no-such-program" {
 		t.Errorf("Run = %v; want the *exec.Error of os/exec", err)
@@ -111,7 +112,7 @@ func TestCauseStaysReachable(t *testing.T) {
 // C8.2, E87: it says what was tried and what to do.
 func TestUnreachableEngineSaysWhatToDo(t *testing.T) {
 	t.Parallel()
-	_, err := nowhere(t).Create(t.Context())
+	_, err := harness.Nowhere(t).Create(t.Context())
 	for _, say := range []string{"Docker Engine unavailable", "none.sock", "DOCKER_HOST"} {
 		if err == nil || !strings.Contains(err.Error(), say) {
 			t.Errorf("Create = %v; want it to mention %q", err, say)
@@ -123,7 +124,7 @@ func TestUnreachableEngineSaysWhatToDo(t *testing.T) {
 func TestErrorsTellNoSecret(t *testing.T) {
 	t.Parallel()
 	const secret = "hunter2-hunter2"
-	c := newClient(t)
+	c := harness.NewClient(t)
 	var errs []error
 	note := func(err error) {
 		if err == nil {
@@ -145,7 +146,7 @@ func TestErrorsTellNoSecret(t *testing.T) {
 		_, err := c.Create(t.Context(), opts...)
 		note(err)
 	}
-	sb := newSandbox(t, env)
+	sb := harness.NewSandbox(t, env)
 	for name, set := range map[string]func(c *sandbox.Cmd){
 		"true":            func(c *sandbox.Cmd) { c.Env = []string{"TOKEN=" + secret + "\x00"} },
 		"no-such-program": func(c *sandbox.Cmd) { c.Env = []string{"TOKEN=" + secret} },
@@ -156,11 +157,11 @@ func TestErrorsTellNoSecret(t *testing.T) {
 		set(cmd)
 		note(cmd.Run())
 	}
-	key := raw(t, sb).Config.Labels["agent-sandbox.control-key"]
-	if err := newEngine(t).RemoveContainer(t.Context(), "agent-sandbox-"+sb.Name(), true); err != nil {
+	key := harness.Raw(t, sb).Config.Labels["agent-sandbox.control-key"]
+	if err := harness.NewEngine(t).RemoveContainer(t.Context(), "agent-sandbox-"+sb.Name(), true); err != nil {
 		t.Fatal(err)
 	}
-	newEngine(t).RemoveVolume(t.Context(), "agent-sandbox-"+sb.ID(), false)
+	harness.NewEngine(t).RemoveVolume(t.Context(), "agent-sandbox-"+sb.ID(), false)
 	note(sb.Command(t.Context(), "true").Run())
 	for _, err := range errs {
 		if strings.Contains(err.Error(), secret) {
@@ -174,7 +175,7 @@ func TestErrorsTellNoSecret(t *testing.T) {
 
 func TestExitErrorIsNoError(t *testing.T) {
 	t.Parallel()
-	err := shared(t).Command(t.Context(), "false").Run()
+	err := harness.Shared(t).Command(t.Context(), "false").Run()
 	var exit *sandbox.ExitError
 	var e *sandbox.Error
 	if !errors.As(err, &exit) || errors.As(err, &e) || errors.Unwrap(exit) != nil {

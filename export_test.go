@@ -57,10 +57,6 @@ func LimitsOf(opts ...CreateOption) (vcpus float64, memory int64, err error) {
 	return s.vcpus, s.memory, err
 }
 
-// CopyThrough makes the client copy directories through this process, as it would to an
-// engine elsewhere.
-func (c *Client) CopyThrough() { c.setApart() }
-
 // VolumeOfSize is a volume of so many bytes, as it is listed.
 func VolumeOfSize(n int64) (v Volume) {
 	v.setSize(n)
@@ -91,18 +87,3 @@ func AssembleLog(pieces [][]byte, end func(i int) bool) (lines []LogLine, held i
 	})
 	return lines, held
 }
-
-// Commits makes the client's forks by commit, as on engines that show no container's own
-// files on their disk.
-func (c *Client) Commits() { c.commits = true }
-
-// NoOverlay has volumes made from snapshots copied, as on engines that mount no overlays.
-func (c *Client) NoOverlay() { c.setNoOverlay() }
-
-// SawSmallLayer has the client know that a sandbox's own files are few, so that its forks
-// start beside their copy; KnowsSmallLayer tells whether it does.
-func (c *Client) SawSmallLayer(id string)        { c.sawLayer(id, true) }
-func (c *Client) KnowsSmallLayer(id string) bool { return c.layerIsSmall(id) }
-
-// LaidIn reports whether the sandbox's own files came when its session had started.
-func (s *Sandbox) LaidIn() bool { return s.inlay != nil && s.inlay.laid }

@@ -22,7 +22,7 @@ import (
 
 const labName = "bench.test"
 
-// outside is testdata/lab in a container: a web server that sandboxes reach by a name, and a
+// outside is test/network/testdata/lab in a container: a web server that sandboxes reach by a name, and a
 // DNS server for that name.
 type outside struct {
 	eng       *engine.Engine
@@ -47,7 +47,7 @@ func (r *rig) outside(ctx context.Context) (o *outside, err error) {
 	}
 	defer os.RemoveAll(dir)
 	// By import path, so that it works in any directory.
-	build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(dir, "lab"), "github.com/seed-1a2d6d8f/sandbox/testdata/lab")
+	build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(dir, "lab"), "github.com/seed-1a2d6d8f/sandbox/test/network/testdata/lab")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+runtime.GOARCH)
 	if out, err := build.CombinedOutput(); err != nil {
 		return o, fmt.Errorf("%w\n%s", err, out)

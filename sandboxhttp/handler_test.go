@@ -23,6 +23,7 @@ func TestMain(m *testing.M) {
 
 // A platform sees, stops, starts and deletes sandboxes over HTTP.
 func TestHandlerServesTheLifeOfASandbox(t *testing.T) {
+	enginetest.Story(t)
 	t.Parallel()
 	c, err := sandbox.NewClient()
 	if err != nil {

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/sandboxhttp"
 	"github.com/seed-1a2d6d8f/sandbox/sandboxtest"
 )
@@ -95,6 +96,7 @@ func get(t *testing.T, url, last string) *http.Response {
 // C7, C7.2, X10: the last hundred lines as events of both streams, new ones after
 // them, and a client that comes back gets the rest.
 func TestLogsAreServerSentEvents(t *testing.T) {
+	enginetest.Need(t)
 	t.Parallel()
 	sb := sandboxtest.New(t, sandbox.WithCommand("sh", "-c", `i=1; while [ $i -le 150 ]; do echo line $i; i=$((i+1)); done
 		while [ ! -e /workspace/rest ]; do sleep 0.02; done; echo error >&2; printf 'a\rb\r\n'; while [ ! -e /workspace/go ]; do sleep 0.02; done; echo new; exec sleep 1000`))
@@ -166,6 +168,7 @@ func read(t *testing.T, sb *sandbox.Sandbox) (lines []sandbox.LogLine) {
 
 // C6.2: what can't be served is said in the status and in JSON.
 func TestLogsRefuse(t *testing.T) {
+	enginetest.Need(t)
 	t.Parallel()
 	s := serve(t)
 	for path, want := range map[string]struct {
@@ -197,6 +200,7 @@ func TestLogsRefuse(t *testing.T) {
 
 // C7: the field's own tool shows each line as it is written.
 func TestLogsWithCurl(t *testing.T) {
+	enginetest.Need(t)
 	t.Parallel()
 	curl, err := exec.LookPath("curl")
 	if err != nil {
@@ -228,6 +232,7 @@ func TestLogsWithCurl(t *testing.T) {
 
 // C7: a log that is silent shows that it lives, or somebody on the way would hang up.
 func TestSilentLogsHaveHeartbeats(t *testing.T) {
+	enginetest.Need(t)
 	t.Parallel()
 	sb := sandboxtest.New(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -280,6 +285,7 @@ func (c *cut) Write(b []byte) (int, error) {
 // C7, shows 6: a browser's EventSource has every line once, over a connection that breaks,
 // and asks no more when the sandbox is stopped.
 func TestLogsInABrowser(t *testing.T) {
+	enginetest.Need(t)
 	t.Parallel()
 	var browser string
 	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {

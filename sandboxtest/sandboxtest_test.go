@@ -16,6 +16,7 @@ import (
 
 // TestMain does not wait for an engine that has locked up.
 func TestMain(m *testing.M) {
+	enginetest.LeaveOut("^TestReport$") // which the README shows
 	stop := enginetest.Watch()
 	m.Run()
 	stop()
@@ -32,6 +33,7 @@ func left(t *testing.T, id string) []string {
 }
 
 func TestSandboxEndsWithItsTest(t *testing.T) {
+	enginetest.Need(t)
 	t.Parallel()
 	name := "sandboxtest-" + strings.ToLower(rand.Text()[:8])
 	// What a test may do with its sandbox before it ends.
@@ -78,6 +80,7 @@ func TestSandboxEndsWithItsTest(t *testing.T) {
 }
 
 func TestRunReturnsStdoutAlone(t *testing.T) {
+	enginetest.Story(t)
 	t.Parallel()
 	sb := sandboxtest.New(t)
 	if got := sandboxtest.Run(t, sb, "sh", "-c", "echo out; echo err >&2"); got != "out\n" {
@@ -120,6 +123,7 @@ func judge(t *testing.T, fn func(testing.TB)) string {
 }
 
 func TestRunFailsTheTestWithStderr(t *testing.T) {
+	enginetest.Need(t)
 	t.Parallel()
 	sb := sandboxtest.New(t)
 	verdict := judge(t, func(t testing.TB) { sandboxtest.Run(t, sb, "sh", "-c", "echo $((6*7)) >&2; exit 3") })
@@ -139,6 +143,7 @@ func TestNewFailsTheTestWithoutSandbox(t *testing.T) {
 }
 
 func TestNewFailsTheTestForWhatItCannotRemove(t *testing.T) {
+	enginetest.Need(t)
 	t.Parallel()
 	eng, err := engine.Open(t.Context(), engine.Options{})
 	if err != nil {

@@ -185,6 +185,7 @@ func TestStreamOutlivesTheContextOfItsStart(t *testing.T) {
 }
 
 func TestStallingStartEndsWithItsContext(t *testing.T) {
+	enginetest.Need(t)
 	t.Parallel()
 	p := enginetest.NewProxy(t)
 	e := openAt(t, p.Host())
@@ -202,6 +203,7 @@ func TestStallingStartEndsWithItsContext(t *testing.T) {
 }
 
 func TestCutStreamIsUnavailable(t *testing.T) {
+	enginetest.Need(t)
 	t.Parallel()
 	p := enginetest.NewProxy(t)
 	e := openAt(t, p.Host())

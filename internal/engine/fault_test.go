@@ -289,6 +289,7 @@ func faulted(t *testing.T, v verb, sound *engine.Engine, k int, fault enginetest
 }
 
 func TestEngineThatIsDown(t *testing.T) {
+	enginetest.Need(t)
 	t.Parallel()
 	p := enginetest.NewProxy(t)
 	e := openAt(t, p.Host())
@@ -327,6 +328,7 @@ func TestHangingCallEndsWithItsContext(t *testing.T) {
 }
 
 func TestEngineDyingUnderACallIsUnavailable(t *testing.T) {
+	enginetest.Need(t)
 	t.Parallel()
 	p := enginetest.NewProxy(t)
 	e := openAt(t, p.Host())
@@ -340,6 +342,7 @@ func TestEngineDyingUnderACallIsUnavailable(t *testing.T) {
 }
 
 func TestErrorsKeepTheirCause(t *testing.T) {
+	enginetest.Need(t)
 	t.Parallel()
 	p := enginetest.NewProxy(t)
 	e := openAt(t, p.Host())

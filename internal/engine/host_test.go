@@ -85,6 +85,7 @@ func TestOpenAgreesOnAVersion(t *testing.T) {
 }
 
 func TestArchIsAskedForOnce(t *testing.T) {
+	enginetest.Need(t)
 	t.Parallel()
 	p := enginetest.NewProxy(t)
 	e := openAt(t, p.Host())
@@ -100,6 +101,7 @@ func TestArchIsAskedForOnce(t *testing.T) {
 }
 
 func TestOpenFindsTheEngine(t *testing.T) {
+	enginetest.Need(t)
 	p := enginetest.NewProxy(t)
 	const nowhere = "unix:///nonexistent/docker.sock"
 	for name, arrange := range map[string]func(dir string) string{
@@ -198,6 +200,7 @@ func TestMalformedHostIsInvalid(t *testing.T) {
 }
 
 func TestSilentEngineIsUnavailable(t *testing.T) {
+	enginetest.Need(t)
 	t.Parallel()
 	p := enginetest.NewProxy(t)
 	p.Stall(1)
@@ -262,6 +265,7 @@ func TestClockFollowsTheEngine(t *testing.T) {
 }
 
 func TestTLS(t *testing.T) {
+	enginetest.Need(t)
 	dir := clean(t)
 	ca, server, _ := certificates(t, dir)
 	pool := x509.NewCertPool()
@@ -444,6 +448,7 @@ func fakeSSH() int {
 }
 
 func TestSSH(t *testing.T) {
+	enginetest.Need(t)
 	clean(t)
 	dir := t.TempDir()
 	self, err := os.Executable()

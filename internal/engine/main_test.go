@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -41,6 +42,10 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
+	flag.Parse()
+	if testing.Short() { // no test needs an engine, see enginetest.Need
+		return quietly(m.Run())
+	}
 	stop := enginetest.Watch()
 	if err := makeImage(); err != nil {
 		fmt.Fprintln(os.Stderr, "make the tests' image:", err)
@@ -57,6 +62,11 @@ func run(m *testing.M) int {
 		code = 1
 	}
 	stop()
+	return quietly(code)
+}
+
+// quietly fails when a goroutine is left.
+func quietly(code int) int {
 	if err := goleak.Find(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
@@ -132,6 +142,7 @@ func tarball(files ...file) []byte {
 
 func open(t testing.TB) *engine.Engine {
 	t.Helper()
+	enginetest.Need(t)
 	return openAt(t, "")
 }
 

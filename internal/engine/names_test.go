@@ -12,6 +12,7 @@ import (
 // TestNamesAreRefusedBeforeAnyCall: the Docker client cleans paths, so such
 // names would reach other endpoints.
 func TestNamesAreRefusedBeforeAnyCall(t *testing.T) {
+	enginetest.Need(t)
 	t.Parallel()
 	p := enginetest.NewProxy(t)
 	e := openAt(t, p.Host())

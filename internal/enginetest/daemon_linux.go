@@ -52,6 +52,7 @@ func init() {
 // own program: without them the test fails.
 func NewDaemon(t testing.TB) *Daemon {
 	t.Helper()
+	Need(t)
 	program, err := exec.LookPath("dockerd")
 	if err != nil {
 		program, err = exec.LookPath("/usr/sbin/dockerd") // not in everybody's path

@@ -10,6 +10,7 @@ import (
 
 // Overlays of others can be mounted again while there is an engine of a test's own.
 func TestDaemonKeepsNoOverlays(t *testing.T) {
+	Need(t)
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	for _, name := range []string{"lower", "upper", "work", "all"} {

@@ -8,9 +8,11 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -380,4 +382,114 @@ func engineHost() string {
 		return host
 	}
 	return "unix:///var/run/docker.sock"
+}
+
+// engineOf is a server that says of every container that its files are on the disk, makes
+// containers, and echoes the bodies that it is sent.
+func engineOf(t *testing.T) (host string, seen func() string) {
+	t.Helper()
+	var mu sync.Mutex
+	var all strings.Builder
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		mu.Lock()
+		fmt.Fprintf(&all, "%s %s %s\n", r.Method, r.URL.Path, b)
+		mu.Unlock()
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/containers/create"):
+			w.WriteHeader(http.StatusCreated)
+			_, _ = io.WriteString(w, `{"Id":"made"}`)
+		case strings.HasSuffix(r.URL.Path, "/json"):
+			_, _ = io.WriteString(w, `{"Id":"made","GraphDriver":{"Name":"overlay2","Data":{"UpperDir":"/u","MergedDir":"/m","ID":"i"}},"Size":12345678901234567890}`)
+		}
+	}))
+	t.Cleanup(srv.Close)
+	return "tcp://" + srv.Listener.Addr().String(), func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		return all.String()
+	}
+}
+
+func TestProxyHidesLayers(t *testing.T) {
+	host, _ := engineOf(t)
+	p := enginetest.NewProxyTo(t, host)
+	c := clientOf(t, p.Host())
+	describe := func() string {
+		t.Helper()
+		resp, err := c.Get("http://engine/v1.41/containers/made/json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s, %v", resp.Status, err)
+		}
+		return string(b)
+	}
+	if got := describe(); !strings.Contains(got, "UpperDir") {
+		t.Errorf("as it is: %s", got)
+	}
+	p.HideLayers()
+	if got := describe(); strings.Contains(got, "Dir") || !strings.Contains(got, `"ID":"i"`) || !strings.Contains(got, "12345678901234567890") {
+		t.Errorf("without its layer: %s", got)
+	}
+}
+
+func TestProxyRefusesOverlays(t *testing.T) {
+	host, seen := engineOf(t)
+	p := enginetest.NewProxyTo(t, host)
+	c := clientOf(t, p.Host())
+	start := func(volume string) int {
+		t.Helper()
+		for _, call := range [][2]string{{"/v1.41/volumes/create", volume}, {"/v1.41/containers/create", `{"HostConfig":{"Mounts":[{"Source":"v"}]}}`}} {
+			if _, err := post(c, call[0], call[1]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		resp, err := c.Post("http://engine/v1.41/containers/made/start", "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		return resp.StatusCode
+	}
+	const overlay, plain = `{"Name":"v","DriverOpts":{"type":"overlay"}}`, `{"Name":"v"}`
+	if got := start(overlay); got != http.StatusOK {
+		t.Errorf("with overlays: %d", got)
+	}
+	p.RefuseOverlays()
+	if got := start(plain); got != http.StatusOK {
+		t.Errorf("a volume of another kind: %d", got)
+	}
+	before := strings.Count(seen(), "/start")
+	if got := start(overlay); got != http.StatusInternalServerError || strings.Count(seen(), "/start") != before {
+		t.Errorf("without overlays: %d, and the engine saw\n%s", got, seen())
+	}
+}
+
+func TestProxyIsElsewhere(t *testing.T) {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	boot := strings.TrimSpace(string(id))
+	host, seen := engineOf(t)
+	p := enginetest.NewProxyTo(t, host)
+	p.RunElsewhere()
+	if _, err := post(clientOf(t, p.Host()), "/containers/create", `{"Cmd":["`+boot+`"]}`); err != nil {
+		t.Fatal(err)
+	}
+	if got := seen(); strings.Contains(got, boot) || !strings.Contains(got, `{"Cmd":["00000000-`) {
+		t.Errorf("the engine saw %q", got)
+	}
+	u := newUpstream(t)
+	p = enginetest.NewProxyTo(t, u.host)
+	p.RunElsewhere()
+	conn, r := dialRaw(t, p.Host())
+	fmt.Fprintf(conn, "said %s\n", boot)
+	if line, err := r.ReadString('\n'); err != nil || line != "said 00000000-0000-4000-8000-000000000000\n" {
+		t.Errorf("a container says %q, %v", line, err)
+	}
 }

@@ -40,6 +40,7 @@ type Foreign struct {
 // untouched, and removed.
 func NewForeign(t testing.TB) *Foreign {
 	t.Helper()
+	Need(t)
 	suffix := strings.ToLower(rand.Text()[:10])
 	f := &Foreign{
 		Suffix: suffix,

@@ -15,6 +15,7 @@ import (
 // Where another network has the subnet it waits for that to go.
 func NewNetwork(t testing.TB, subnets ...netip.Prefix) (name string) {
 	t.Helper()
+	Need(t)
 	name = "enginetest-" + strings.ToLower(rand.Text()[:10])
 	var config []map[string]string
 	six := false

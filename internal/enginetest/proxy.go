@@ -82,6 +82,13 @@ type Proxy struct {
 	onFault func()
 	fired   bool
 	closed  bool
+
+	// What it makes of the engine, see rewrite.go.
+	hideLayers, refuseOverlays bool
+	bootID                     string          // of this machine, if the engine is to be elsewhere
+	overlays                   []string        // volumes
+	overlaid                   []string        // containers with such volumes
+	overlaidRequests           []*http.Request // for such containers
 }
 
 // NewProxy starts a proxy in front of the engine that DOCKER_HOST names
@@ -303,7 +310,7 @@ func (p *Proxy) serve(down net.Conn) {
 		return
 	}
 	defer p.track(up)()
-	l := &link{down: down, up: up, downR: bufio.NewReader(down), upR: bufio.NewReader(up)}
+	l := &link{proxy: p, down: down, up: up, downR: bufio.NewReader(down), upR: bufio.NewReader(up)}
 	for {
 		req, err := http.ReadRequest(l.downR)
 		if err != nil {
@@ -317,6 +324,17 @@ func (p *Proxy) serve(down net.Conn) {
 			_, _ = io.Copy(io.Discard, l.downR)
 			return
 		}
+		refusal, err := p.request(req)
+		if err != nil {
+			return
+		}
+		if refusal != nil {
+			if fault == None || fault == Cancel {
+				_, _ = io.Copy(io.Discard, req.Body)
+				_ = refusal.Write(down)
+			}
+			return
+		}
 		if !l.exchange(req, fault) {
 			return
 		}
@@ -325,6 +343,7 @@ func (p *Proxy) serve(down net.Conn) {
 
 // link is a client's connection and the engine's that belongs to it.
 type link struct {
+	proxy      *Proxy
 	down, up   net.Conn
 	downR, upR *bufio.Reader
 }
@@ -349,6 +368,11 @@ func (l *link) exchange(req *http.Request, fault Fault) (more bool) {
 		return false
 	}
 	hijacked := resp.StatusCode == http.StatusSwitchingProtocols
+	if err := l.proxy.reply(req, resp); err != nil {
+		l.close()
+		<-sent
+		return false
+	}
 	switch fault {
 	case LoseReply:
 		if !hijacked {
@@ -424,7 +448,7 @@ func half(resp *http.Response) []byte {
 func (l *link) pipe() {
 	var g sync.WaitGroup
 	g.Go(func() { copyHalf(l.up, l.downR) })
-	copyHalf(l.down, l.upR)
+	copyHalf(l.down, l.proxy.output(l.upR))
 	// The engine has said its last word: what the client still sends is for
 	// nobody.
 	l.close()

@@ -54,10 +54,16 @@ func WithLabel(label string) Option {
 	}
 }
 
+// OfNames looks only at what belongs to sandboxes whose names begin so.
+func OfNames(prefix string) Option {
+	return func(o object) bool { return strings.HasPrefix(o.labels["agent-sandbox.name"], prefix) }
+}
+
 // Take lists the engine's containers in any state, volumes, networks and
 // images. Every option must hold for an object to count.
 func Take(t testing.TB, opts ...Option) State {
 	t.Helper()
+	Need(t)
 	s, err := take(t, opts)
 	if err != nil {
 		t.Fatalf("list what the engine holds: %v", err)
@@ -222,6 +228,7 @@ func (mainTB) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, arg
 // "/containers/x/json", into v.
 func Get(t testing.TB, path string, v any) {
 	t.Helper()
+	Need(t)
 	must(t, "GET "+path, func() error { return get(t, path, v) })
 }
 
@@ -231,6 +238,7 @@ func Get(t testing.TB, path string, v any) {
 // was gone, by the clock of the engine's machine.
 func Connections(t testing.TB) func(container string) time.Time {
 	t.Helper()
+	Need(t)
 	path := "/events" + query("filters", `{"type":["network"],"event":["connect"]}`)
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://engine"+path, nil)
 	if err != nil {
@@ -302,6 +310,7 @@ func AddressTaken(t testing.TB, addr string) bool {
 // Post asks the real engine for something that the library never does.
 func Post(t testing.TB, path string, body any) {
 	t.Helper()
+	Need(t)
 	must(t, "POST "+path, func() error { return post(t, path, body) })
 }
 

@@ -1,0 +1,767 @@
+package fault_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime/pprof"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+const (
+	// patience is the deadline of a caller whose engine stalls, and undoBound how long it
+	// may take to undo what was done until then.
+	patience  = 3 * time.Second
+	undoBound = 20 * time.Second
+	// stands is how many trials run at once: more only make the engine slower. When it
+	// stalls it has nothing to do.
+	stands        = 4
+	stalledStands = 8
+	// spare is how far the loop goes beyond the calls that a run without a fault made:
+	// a lease is renewed in the background, when it pleases, and a fault makes calls.
+	spare = 1
+)
+
+// An operation is what the fault loop makes fail, call by call.
+type operation struct {
+	// arrange brings about, past the proxy, what the operation expects to find.
+	arrange func(x *trial)
+	// open gets the handle that the operation is on, before anything fails.
+	open func(x *trial) error
+	act  func(ctx context.Context, x *trial) error
+	// done checks what the operation promises when it returned nil, failed what it
+	// promises when it did not.
+	done, failed func(x *trial)
+	// after takes away, past the proxy, what is no leftover.
+	after func(x *trial)
+	// noContext: there is nothing to cancel.
+	noContext bool
+}
+
+// A stand is where trials run, one at a time.
+type stand struct {
+	clean *sandbox.Client // past the proxy
+	eng   *engine.Engine
+	proxy *enginetest.Proxy
+	top   *testing.T       // of the whole loop
+	kept  string           // a sandbox that trials share
+	saved sandbox.Snapshot // a snapshot that they share, if there is one
+}
+
+// A trial is one operation with one fault in one of its calls.
+type trial struct {
+	*testing.T
+	*stand
+	op    *operation
+	k     int
+	fault enginetest.Fault
+	retry bool // what could not be made is made: in a plain run at every fourth call
+
+	name   string
+	volume string          // what the operation is about, if it is
+	c      *sandbox.Client // through the proxy
+	sb     *sandbox.Sandbox
+	snap   sandbox.Snapshot     // that it makes or deletes
+	forks  []sandbox.ForkResult // that it makes
+	err    error                // what the operation returned
+	late   *harness.Late
+
+	labels context.Context // carries the label of the trial's goroutines
+}
+
+// testFaults runs the operation once, counting its calls, and then again for each of them
+// with a fault in it, of one class at one call and of another at the next: nobody hears the
+// call, nobody hears of its reply, the caller does not wait for it any more. A soak test has
+// all the faults there are at every call.
+func testFaults(t *testing.T, op operation) { testFaultsAtEvery(t, 1, op) }
+
+// testFaultsAtEvery is testFaults at every nth call, for operations that take long or whose
+// calls others make, too.
+func testFaultsAtEvery(t *testing.T, n int, op operation) {
+	offset := rand.IntN(n) // another one in every run
+	testPlan(t, op, stands, func(k int, call string) []enginetest.Fault {
+		if harness.Soaking() {
+			return enginetest.Faults
+		}
+		if (k+offset)%n != 0 {
+			return nil
+		}
+		k /= n
+		f := classes(call)
+		if isRead(call) {
+			f = f[1:]
+		}
+		if op.noContext {
+			f = f[:len(f)-1]
+		}
+		return f[k%len(f):][:1]
+	})
+}
+
+// testEvery has these faults at every call.
+func testEvery(t *testing.T, op operation, faults ...enginetest.Fault) {
+	width := stands
+	if slices.Contains(faults, enginetest.Stall) {
+		width = stalledStands
+	}
+	testPlan(t, op, width, func(int, string) []enginetest.Fault { return faults })
+}
+
+// classes are a fault of each class. A read that is refused, or whose reply is lost, is
+// made again by package net/http and seen by nobody; one that is cut is not.
+func classes(call string) []enginetest.Fault {
+	vain := enginetest.LoseReply
+	if isRead(call) {
+		vain = enginetest.CutReply
+	}
+	return []enginetest.Fault{enginetest.RefuseBefore, vain, enginetest.Cancel}
+}
+
+func isRead(call string) bool {
+	return strings.HasPrefix(call, "GET ") || strings.HasPrefix(call, "HEAD ")
+}
+
+func testPlan(t *testing.T, op operation, width int, plan func(k int, call string) []enginetest.Fault) {
+	t.Helper()
+	foreign := enginetest.NewForeign(t)
+	clean, eng := harness.NewClient(t), harness.NewEngine(t)
+	began := time.Now()
+	strange := harness.StrayImages(t, eng)
+	l := &harness.Late{}
+	// The stand that was used last is used next: each has a sandbox to make.
+	var mu sync.Mutex
+	var free []*stand
+	take := func() *stand {
+		mu.Lock()
+		defer mu.Unlock()
+		if n := len(free); n > 0 {
+			s := free[n-1]
+			free = free[:n-1]
+			return s
+		}
+		s := &stand{clean: clean, eng: eng, proxy: enginetest.NewProxy(t), top: t, kept: harness.UniqueName(t)}
+		harness.Remove(t, clean, s.kept)
+		return s
+	}
+	give := func(s *stand) {
+		mu.Lock()
+		defer mu.Unlock()
+		free = append(free, s)
+	}
+	try := func(k int, fault enginetest.Fault, retry bool) (calls []string) {
+		s := take()
+		defer give(s)
+		t.Run(fmt.Sprintf("%02d %v", k, fault), func(t *testing.T) {
+			x := &trial{T: t, stand: s, op: &op, k: k, fault: fault, retry: retry, name: harness.UniqueName(t), late: l}
+			calls = x.run()
+		})
+		return calls
+	}
+	calls := try(0, enginetest.None, false)
+	// A run that happened to sweep made more calls than the operation needs.
+	if again := try(0, enginetest.None, false); len(again) < len(calls) {
+		calls = again
+	}
+	n := len(calls)
+	if n == 0 {
+		t.Fatalf("no calls were counted")
+	}
+	var g errgroup.Group
+	if width == stands {
+		width = min(width, 1+n/6) // for a few calls one is quicker than more that have to be set up
+	}
+	g.SetLimit(width)
+	trials := 0
+	for k := 1; k <= n+spare; k++ {
+		call := ""
+		if k <= n {
+			call = calls[k-1]
+		}
+		faults := plan(k, call)
+		for _, fault := range faults {
+			if fault == enginetest.Cancel && op.noContext {
+				continue
+			}
+			trials++
+			retry := harness.Soaking() || k%4 == 0 // whatever number of faults take turns
+			g.Go(func() error { try(k, fault, retry); return nil })
+		}
+	}
+	g.Wait()
+	l.Check(t, clean, eng)
+	harness.NoHelpers(t, eng, began)
+	noMarkers(t, eng, began)
+	harness.NoImages(t, eng, strange)
+	foreign.Check(t)
+	t.Logf("%d calls, %d trials in %v: %s", n, trials, time.Since(began).Round(time.Second), strings.Join(calls, ", "))
+}
+
+// run makes the trial and returns the engine calls of the operation.
+func (x *trial) run() (calls []string) {
+	if x.op.arrange != nil {
+		x.op.arrange(x)
+	}
+	// Goroutines inherit the label, so what is left of this trial can be told from its
+	// neighbours'.
+	mark := x.Name()
+	pprof.Do(context.Background(), pprof.Labels("trial", mark), func(ctx context.Context) {
+		var err error
+		x.labels = ctx
+		if x.c, err = sandbox.NewClient(sandbox.WithHost(x.proxy.Host())); err != nil {
+			x.Fatalf("NewClient: %v", err)
+		}
+		if x.op.open != nil {
+			if err := x.op.open(x); err != nil {
+				x.Fatalf("before the fault: %v", err)
+			}
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		bound := harness.CallBound
+		if x.fault == enginetest.Stall {
+			ctx, cancel = context.WithTimeout(ctx, patience)
+			defer cancel()
+			bound = patience + undoBound
+			// On a busy machine it is over before that call, and those of the undo are none
+			// of the operation's.
+			defer context.AfterFunc(ctx, x.proxy.Disarm)()
+		}
+		x.proxy.Arm(x.k, x.fault, func() {
+			if x.fault == enginetest.Cancel {
+				cancel()
+			}
+		})
+		x.err = x.within(bound, mark, func() error { return x.op.act(ctx, x) })
+		calls = x.proxy.Calls()
+		x.classify()
+		x.proxy.Disarm()
+		if x.err == nil && x.op.done != nil {
+			x.op.done(x)
+		}
+		if x.err != nil && x.op.failed != nil {
+			x.op.failed(x)
+		}
+		if x.sb != nil {
+			if err := x.sb.Detach(); err != nil {
+				x.Errorf("Detach: %v", err)
+			}
+		}
+		if err := x.c.Close(); err != nil {
+			x.Errorf("Client.Close: %v", err)
+		}
+	})
+	if left := harness.LabelledGoroutines(mark, harness.GoneBound); left != "" {
+		x.Errorf("goroutines are left:\n%s", left)
+	}
+	if x.op.after != nil {
+		x.op.after(x)
+	}
+	return calls
+}
+
+// within fails the test when fn takes longer, and waits for it all the same.
+func (x *trial) within(d time.Duration, mark string, fn func() error) error {
+	x.Helper()
+	result := make(chan error, 1)
+	go func() { result <- fn() }()
+	select {
+	case err := <-result:
+		return err
+	case <-time.After(d):
+		x.Errorf("it has not returned after %v; calls so far: %q; it is at\n%s", d, x.proxy.Calls(), harness.LabelledGoroutines(mark, 0))
+		return <-result
+	}
+}
+
+// classify checks that the error is of the class that the fault deserves.
+func (x *trial) classify() {
+	x.Helper()
+	if x.err == nil {
+		return
+	}
+	if x.fault == enginetest.Stall && !x.proxy.Fired() {
+		return
+	}
+	if x.k == 0 || !x.proxy.Fired() {
+		x.Errorf("without a fault: %v", x.err)
+		return
+	}
+	want := sandbox.ErrEngineUnavailable
+	switch x.fault {
+	case enginetest.Cancel:
+		want = context.Canceled
+	case enginetest.Stall:
+		want = context.DeadlineExceeded
+	}
+	if !errors.Is(x.err, want) {
+		x.Errorf("%s: got %v, want %v", x.where(), x.err, want)
+	}
+	if want != sandbox.ErrEngineUnavailable && errors.Is(x.err, sandbox.ErrEngineUnavailable) {
+		x.Errorf("%s: got %v; a caller that cancelled blames the engine", x.where(), x.err)
+	}
+}
+
+// where names the call that failed.
+func (x *trial) where() string {
+	if calls := x.proxy.Calls(); 0 < x.k && x.k <= len(calls) {
+		return fmt.Sprintf("%v at call %d, %s", x.fault, x.k, calls[x.k-1])
+	}
+	return "without a fault"
+}
+
+// nothing is gone for a trial.
+func (x *trial) nothing() {
+	x.Helper()
+	if !harness.Gone(x, x.clean, x.eng, x.name) {
+		x.Logf("%s; the operation returned %v; its calls: %q", x.where(), x.err, x.proxy.Calls())
+	}
+}
+
+// noMarkers checks that no marker that this process made since then is left to expire.
+// Those of others come and go, or are renewed.
+func noMarkers(t *testing.T, eng *engine.Engine, since time.Time) {
+	t.Helper()
+	held := func() []record.Marker {
+		volumes, err := eng.ListVolumes(t.Context(), record.Filter(record.Role, record.RolePending))
+		if err != nil {
+			t.Fatalf("list markers: %v", err)
+		}
+		return record.Markers(volumes)
+	}
+	mine := fmt.Sprintf("process %d on ", os.Getpid())
+	left := slices.DeleteFunc(held(), func(m record.Marker) bool {
+		return !strings.HasPrefix(m.Holder, mine) || m.Until.Before(since.Add(record.Lease-2*time.Second))
+	})
+	for ; len(left) > 0; time.Sleep(50 * time.Millisecond) {
+		now := held()
+		left = slices.DeleteFunc(left, func(m record.Marker) bool { return !slices.Contains(now, m) })
+		for _, m := range left {
+			if m.Expired(eng.Now()) {
+				t.Errorf("the marker of %q is left", m.Name)
+				return
+			}
+		}
+	}
+}
+
+// look inspects the trial's sandbox past the proxy.
+func (x *trial) look() (st sandbox.Status, err error) {
+	x.aside(func() { st, err = x.clean.Inspect(context.Background(), x.name) })
+	return st, err
+}
+
+// aside runs what is not the trial's own: its goroutines may stay.
+func (x *trial) aside(fn func()) {
+	pprof.Do(context.Background(), pprof.Labels("trial", ""), func(context.Context) { fn() })
+	pprof.SetGoroutineLabels(x.labels)
+}
+
+// usable checks that the sandbox runs and a command in it does.
+func (x *trial) usable() {
+	x.Helper()
+	st, err := x.look()
+	if err != nil || st.State != sandbox.StateRunning {
+		x.Errorf("%s: it returned nil and the sandbox is %q, %v", x.where(), st.State, err)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), harness.CallBound)
+	defer cancel()
+	if err := x.sb.Command(ctx, "true").Run(); err != nil {
+		x.Errorf("%s: it returned nil and a command fails: %v", x.where(), err)
+	}
+}
+
+// deleted deletes the trial's sandbox and checks that nothing is left of it.
+func (x *trial) deleted() {
+	x.Helper()
+	harness.RemoveNow(x.T, x.clean, x.name)
+	x.nothing()
+}
+
+// creatable makes the sandbox that could not be made, if that is to be tried, and deletes
+// it.
+func (x *trial) creatable(opts ...sandbox.CreateOption) { x.makeable(opts, create) }
+
+func (x *trial) makeable(opts []sandbox.CreateOption, act func(context.Context, *trial, []sandbox.CreateOption) (*sandbox.Sandbox, error)) {
+	x.Helper()
+	if !x.retry {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), harness.CallBound)
+	defer cancel()
+	x.c = x.clean
+	sb, err := act(ctx, x, opts)
+	if err != nil {
+		x.Errorf("after %s the same call: %v", x.where(), err)
+		return
+	}
+	sb.Detach()
+	x.deleted()
+}
+
+// keptIn has the sandbox that the stand's trials share in the state.
+func (x *trial) keptIn(want sandbox.State) {
+	x.Helper()
+	x.name = x.kept
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	sb, err := x.clean.Get(ctx, x.kept, sandbox.WithoutResume())
+	if errors.Is(err, sandbox.ErrNotFound) {
+		sb, err = x.clean.Create(ctx, sandbox.WithName(x.kept), harness.Quick)
+	}
+	if err != nil {
+		x.Fatalf("the sandbox of the stand: %v", err)
+	}
+	defer sb.Detach()
+	var is sandbox.State
+	if want == sandbox.StateRunning {
+		is, err = sb.Start(ctx)
+	} else {
+		is, err = sb.Stop(ctx)
+	}
+	if is != want || err != nil {
+		x.Fatalf("the sandbox of the stand: got %q, %v, want %q", is, err, want)
+	}
+}
+
+// creation is an operation that makes the sandbox with the options.
+func creation(opts func(x *trial) []sandbox.CreateOption, act func(context.Context, *trial, []sandbox.CreateOption) (*sandbox.Sandbox, error)) operation {
+	return operation{
+		act: func(ctx context.Context, x *trial) (err error) {
+			x.sb, err = act(ctx, x, opts(x))
+			return err
+		},
+		done: func(x *trial) { x.usable() },
+		failed: func(x *trial) {
+			if x.sb != nil {
+				x.Errorf("%s: a handle beside the error %v", x.where(), x.err)
+			}
+		},
+		after: func(x *trial) {
+			if x.err == nil {
+				x.deleted()
+				return
+			}
+			x.nothing()
+			x.makeable(opts(x), act)
+		},
+	}
+}
+
+func create(ctx context.Context, x *trial, opts []sandbox.CreateOption) (*sandbox.Sandbox, error) {
+	return x.c.Create(ctx, opts...)
+}
+
+func plain(x *trial) []sandbox.CreateOption {
+	return []sandbox.CreateOption{sandbox.WithName(x.name), harness.Quick}
+}
+
+// unnamed is a sandbox without a name whose ID we know all the same.
+func unnamed(x *trial) []sandbox.CreateOption {
+	return []sandbox.CreateOption{sandbox.WithID(x.name), harness.Quick}
+}
+
+func rich(x *trial) []sandbox.CreateOption {
+	return []sandbox.CreateOption{
+		sandbox.WithName(x.name), harness.Quick, sandbox.WithCommand("sleep", "1000"),
+		sandbox.WithTags(map[string]string{"k": "v"}), sandbox.WithEnv(map[string]string{"A": "b"}),
+		sandbox.OnCreate(func(ctx context.Context, sb *sandbox.Sandbox) error {
+			return sb.Command(ctx, "touch", "made").Run()
+		}),
+	}
+}
+
+// Shows 3; S1.1, S1.p11, E81, E82, E86, E88.
+func TestCreateSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, creation(plain, create))
+}
+
+// Shows 3, X9.
+func TestCreateOfAnUnnamedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaultsAtEvery(t, 2, creation(unnamed, create))
+}
+
+// Shows 3, E85: with a main process and an OnCreate that runs a command.
+func TestCreateWithOnCreateSurvivesAFaultInAnyCallSoak(t *testing.T) {
+	harness.Soak(t)
+	testFaults(t, creation(rich, create))
+}
+
+// Shows 3; S2.2, E84.
+func TestGetOrCreateOfAnAbsentSandboxSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaultsAtEvery(t, 2, creation(plain, func(ctx context.Context, x *trial, opts []sandbox.CreateOption) (*sandbox.Sandbox, error) {
+		return x.c.GetOrCreate(ctx, x.name, opts...)
+	}))
+}
+
+// again checks that the same call without a fault does it.
+func again(op operation) operation {
+	op.failed = func(x *trial) {
+		if x.sb != nil && op.open == nil {
+			x.Errorf("%s: a handle beside the error %v", x.where(), x.err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), harness.CallBound)
+		defer cancel()
+		if err := op.act(ctx, x); err != nil {
+			x.Errorf("after %s the same call: %v", x.where(), err)
+			return
+		}
+		if op.done != nil {
+			op.done(x)
+		}
+	}
+	return op
+}
+
+// getting is an operation that returns the stand's sandbox, running.
+func getting(from sandbox.State, act func(ctx context.Context, x *trial) (*sandbox.Sandbox, error)) operation {
+	return again(operation{
+		arrange: func(x *trial) { x.keptIn(from) },
+		act: func(ctx context.Context, x *trial) (err error) {
+			x.sb, err = act(ctx, x)
+			return err
+		},
+		done: func(x *trial) { x.usable() },
+	})
+}
+
+func get(ctx context.Context, x *trial) (*sandbox.Sandbox, error) { return x.c.Get(ctx, x.name) }
+
+func getOrCreate(ctx context.Context, x *trial) (*sandbox.Sandbox, error) {
+	return x.c.GetOrCreate(ctx, x.name, harness.Quick)
+}
+
+// Shows 3; S2.1.
+func TestGetOfAStoppedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, getting(sandbox.StateStopped, get))
+}
+
+// Shows 3; S2.1.
+func TestGetOfARunningSandboxSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, getting(sandbox.StateRunning, get))
+}
+
+// Shows 3; S2.2.
+func TestGetOrCreateOfAStoppedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, getting(sandbox.StateStopped, getOrCreate))
+}
+
+// Shows 3; S2.2.
+func TestGetOrCreateOfARunningSandboxSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, getting(sandbox.StateRunning, getOrCreate))
+}
+
+// handle opens the trial's sandbox without starting it.
+func handle(x *trial) (err error) {
+	x.sb, err = x.c.Get(context.Background(), x.name, sandbox.WithoutResume())
+	return err
+}
+
+// is checks the state of the trial's sandbox.
+func (x *trial) is(want sandbox.State) {
+	x.Helper()
+	st, err := x.look()
+	if err != nil || st.State != want {
+		x.Errorf("%s: it returned nil and the sandbox is %q, %v, want %q", x.where(), st.State, err, want)
+	}
+}
+
+// Shows 3; C3.
+func TestStartSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, again(operation{
+		arrange: func(x *trial) { x.keptIn(sandbox.StateStopped) },
+		open:    handle,
+		act: func(ctx context.Context, x *trial) error {
+			_, err := x.sb.Start(ctx)
+			return err
+		},
+		done: func(x *trial) { x.usable() },
+	}))
+}
+
+var stopping = again(operation{
+	arrange: func(x *trial) { x.keptIn(sandbox.StateRunning) },
+	open:    handle,
+	act: func(ctx context.Context, x *trial) error {
+		_, err := x.sb.Stop(ctx)
+		return err
+	},
+	done: func(x *trial) { x.is(sandbox.StateStopped) },
+})
+
+// Shows 3; C3.
+func TestStopSurvivesAFaultInAnyCall(t *testing.T) { testFaults(t, stopping) }
+
+// Shows 3; S1.2.
+func TestCloseOfAPersistentSandboxSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, operation{
+		arrange:   func(x *trial) { x.keptIn(sandbox.StateRunning) },
+		open:      handle,
+		act:       func(_ context.Context, x *trial) error { return x.sb.Close() },
+		done:      func(x *trial) { x.is(sandbox.StateStopped) },
+		noContext: true,
+	})
+}
+
+// Shows 3; X9. It waits for leases, beside other tests.
+func TestCloseOfAnUnnamedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
+	t.Parallel()
+	testFaults(t, operation{
+		open:      create1(unnamed),
+		act:       func(_ context.Context, x *trial) error { return x.sb.Close() },
+		noContext: true,
+		after: func(x *trial) {
+			if x.err == nil {
+				x.nothing()
+				x.creatable(unnamed(x)...)
+			} else {
+				x.late.Add(x.name) // nobody renews its lease any more
+			}
+		},
+	})
+}
+
+// Shows 3; X9.
+func TestDetachSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, operation{
+		open: func(x *trial) error {
+			err := create1(unnamed)(x)
+			x.proxy.CloseAll() // a handle that is connected needs no call
+			return err
+		},
+		act:       func(_ context.Context, x *trial) error { return x.sb.Detach() },
+		noContext: true,
+		done:      func(x *trial) { x.is(sandbox.StateRunning) },
+		after:     func(x *trial) { x.deleted() },
+	})
+}
+
+// create1 makes the trial's sandbox.
+func create1(opts func(x *trial) []sandbox.CreateOption) func(x *trial) error {
+	return func(x *trial) (err error) {
+		x.sb, err = x.c.Create(context.Background(), opts(x)...)
+		return err
+	}
+}
+
+// deletion is an operation that deletes the trial's sandbox.
+func deletion(preserve bool, del func(ctx context.Context, x *trial) (sandbox.DeleteReport, error)) operation {
+	return operation{
+		arrange: func(x *trial) {
+			sb, err := x.clean.Create(context.Background(), plain(x)...)
+			if err != nil {
+				x.Fatalf("Create: %v", err)
+			}
+			sb.Detach()
+		},
+		act: func(ctx context.Context, x *trial) error {
+			report, err := del(ctx, x)
+			if want := map[bool]string{true: sandbox.VolumePreserved, false: sandbox.VolumeDeleted}[preserve]; err == nil &&
+				(len(report.Volumes) != 1 || report.Volumes[0].Status != want) {
+				x.Errorf("%s: the report is %q, want one volume %s", x.where(), report, want)
+			}
+			return err
+		},
+		done: func(x *trial) {
+			if _, err := x.look(); !errors.Is(err, sandbox.ErrNotFound) {
+				x.Errorf("%s: it returned nil and Inspect: %v", x.where(), err)
+			}
+		},
+		failed: func(x *trial) {
+			x.aside(func() {
+				if _, err := x.clean.Delete(context.Background(), x.name, sandbox.PreserveVolumes(preserve)); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+					x.Errorf("after %s the same Delete: %v", x.where(), err)
+				}
+			})
+		},
+		after: func(x *trial) {
+			if preserve {
+				// The workspace is what is to be left, and all that is.
+				left := harness.Objects(x, x.eng, harness.Named(x.name))
+				if len(left) != 1 || !strings.HasPrefix(left[0], "volume ") || strings.Contains(left[0], "pending") {
+					x.Errorf("%s: left after a Delete that preserves volumes: %q", x.where(), left)
+				}
+				for _, o := range left {
+					x.eng.RemoveVolume(context.Background(), strings.TrimPrefix(o, "volume "), false)
+				}
+			}
+			x.nothing()
+			x.creatable(plain(x)...)
+		},
+	}
+}
+
+func deletePreserving(ctx context.Context, x *trial) (sandbox.DeleteReport, error) {
+	return x.c.Delete(ctx, x.name)
+}
+
+func deleteAll(ctx context.Context, x *trial) (sandbox.DeleteReport, error) {
+	return x.c.Delete(ctx, x.name, sandbox.PreserveVolumes(false))
+}
+
+// Shows 3; S4.2.
+func TestDeleteThatPreservesVolumesSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, deletion(true, deletePreserving))
+}
+
+// Shows 3; S4.2.
+func TestDeleteSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, deletion(false, deleteAll))
+}
+
+// Shows 3; S4.2: on a handle.
+func TestDeleteOnAHandleSurvivesAFaultInAnyCallSoak(t *testing.T) {
+	harness.Soak(t)
+	op := deletion(false, func(ctx context.Context, x *trial) (sandbox.DeleteReport, error) {
+		return x.sb.Delete(ctx, sandbox.PreserveVolumes(false))
+	})
+	op.open = handle
+	testFaults(t, op)
+}
+
+// Shows 3; V3.
+func TestListSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaults(t, again(operation{
+		arrange: func(x *trial) { x.keptIn(sandbox.StateRunning) },
+		act: func(ctx context.Context, x *trial) error {
+			list, err := x.c.List(ctx, sandbox.NamePrefix(x.name))
+			if err == nil && (len(list) != 1 || list[0].Name != x.name || list[0].State != sandbox.StateRunning) {
+				x.Errorf("%s: List = %+v", x.where(), list)
+			}
+			return err
+		},
+	}))
+}
+
+// Shows 3; S1.p11: an engine that does not answer holds a caller no longer than the
+// caller's own deadline.
+func TestCreateOnAStalledEngineEndsWithItsDeadline(t *testing.T) {
+	t.Parallel()
+	testEvery(t, creation(plain, create), enginetest.Stall)
+}
+
+// Shows 3; S2.1.
+func TestGetOnAStalledEngineEndsWithItsDeadline(t *testing.T) {
+	t.Parallel()
+	testEvery(t, getting(sandbox.StateStopped, get), enginetest.Stall)
+}
+
+// Shows 3; C3.
+func TestStopOnAStalledEngineEndsWithItsDeadline(t *testing.T) {
+	t.Parallel()
+	testEvery(t, stopping, enginetest.Stall)
+}

@@ -1,0 +1,205 @@
+package fault_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// changed is the fault loop's operation: the start of a session that takes a new container.
+func changed(t *testing.T) operation {
+	image := harness.SmallImage(t)
+	port := func(x *trial) int { return 1000 + 10*x.k + int(x.fault) }
+	var was sync.Map // what each stand's files are
+	return again(operation{
+		arrange: func(x *trial) {
+			x.name = x.kept
+			ctx := context.Background()
+			sb, err := x.clean.GetOrCreate(ctx, x.name, sandbox.WithImage(image), harness.Quick)
+			if err != nil {
+				x.Fatal(err)
+			}
+			defer sb.Detach()
+			if err := harness.PutFiles(ctx, sb, x.Name()); err != nil {
+				x.Fatal(err)
+			}
+			files, err := harness.ReadFiles(ctx, sb)
+			if err != nil {
+				x.Fatal(err)
+			}
+			was.Store(x.kept, files)
+			if _, err := sb.Stop(ctx); err != nil {
+				x.Fatal(err)
+			}
+			if err := sb.Update(ctx, sandbox.WithPorts(port(x))); err != nil {
+				x.Fatal(err)
+			}
+		},
+		open: handle,
+		act: func(ctx context.Context, x *trial) error {
+			_, err := x.sb.Start(ctx)
+			return err
+		},
+		done: func(x *trial) {
+			x.is(sandbox.StateRunning)
+			ctx, cancel := context.WithTimeout(context.Background(), harness.CallBound)
+			defer cancel()
+			files, err := harness.ReadFiles(ctx, x.sb)
+			if want, _ := was.Load(x.kept); err != nil || files != want {
+				x.Errorf("%s: the files are\n%s\n%v, want\n%s", x.where(), files, err, want)
+			}
+			if _, err := x.sb.Port(ctx, port(x)); err != nil {
+				x.Errorf("%s: it returned nil and port %d: %v", x.where(), port(x), err)
+			}
+		},
+		after: func(x *trial) {
+			for _, left := range harness.Objects(x, x.eng, harness.Named(x.name)) {
+				if strings.Contains(left, ".N (") || strings.Contains(left, ".U (") || strings.Contains(left, "pending") {
+					x.Errorf("%s: left: %s", x.where(), left)
+				}
+			}
+			if images := harness.Layers(x, x.eng, x.name); len(images) > 1 {
+				x.Errorf("%s: images %+v", x.where(), images)
+			}
+		},
+	})
+}
+
+// Shows 5: whatever the engine has done and not told while a container is replaced,
+// nothing is lost, and the same start without a fault does it.
+func TestAChangedContainerSurvivesALostReplyOfAnyCall(t *testing.T) {
+	testPlan(t, changed(t), stands, func(_ int, call string) []enginetest.Fault {
+		if isRead(call) {
+			return nil
+		}
+		return []enginetest.Fault{enginetest.LoseReply}
+	})
+}
+
+// Shows 5: and with every fault in every call.
+func TestAChangedContainerSurvivesAFaultInAnyCallSoak(t *testing.T) {
+	harness.Soak(t)
+	testFaults(t, changed(t))
+}
+
+func init() {
+	// starter starts the session of a sandbox when it is told to.
+	harness.AddRole("starter", func(args []string) error {
+		ctx := context.Background()
+		c, err := sandbox.NewClient(sandbox.WithHost(args[0]))
+		if err != nil {
+			return err
+		}
+		sb, err := c.Get(ctx, args[1], sandbox.WithoutResume())
+		if err != nil {
+			return err
+		}
+		fmt.Println("ready")
+		if _, err := fmt.Scanln(); err != nil && err.Error() != "unexpected newline" {
+			return err
+		}
+		_, err = sb.Start(ctx)
+		return err
+	})
+}
+
+// Shows 5: a program that is killed at any engine call of the replacement leaves a
+// sandbox that the next caller gets whole, with what was changed.
+func TestAChangedContainerSurvivesTheDeathOfWhoStartsIt(t *testing.T) {
+	t.Parallel()
+	eng, image := harness.NewEngine(t), harness.SmallImage(t)
+	// Each has a sandbox of its own: a dead one's claim lasts for as long as its lease.
+	trial := func(t *testing.T, k int, call string) (calls []string) {
+		c := harness.NewClient(t)
+		sb, err := c.Create(t.Context(), sandbox.WithName(harness.UniqueName(t)), sandbox.WithImage(image), harness.Quick)
+		if err != nil {
+			t.Fatal(err)
+		}
+		harness.Remove(t, c, sb.Name())
+		defer sb.Detach()
+		if err := harness.PutFiles(t.Context(), sb, t.Name()); err != nil {
+			t.Fatal(err)
+		}
+		before, err := harness.ReadFiles(t.Context(), sb)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := sb.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		harness.Update(t, sb, sandbox.WithPorts(3000))
+		proxy := enginetest.NewProxy(t)
+		cmd := harness.Process(t, "starter", proxy.Host(), sb.Name())
+		cmd.Stderr = nil
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		bufio.NewReader(out).ReadString('\n')
+		fault := enginetest.Cancel
+		if k == 0 {
+			fault = enginetest.None
+		}
+		proxy.Arm(k, fault, func() { cmd.Process.Kill() })
+		in.Write([]byte("\n"))
+		err = cmd.Wait()
+		calls = proxy.Calls()
+		proxy.Disarm()
+		if (err != nil) != (k > 0) {
+			t.Errorf("killed at call %d, %s: %v", k, call, err)
+		}
+		began := time.Now()
+		again, err := harness.NewClient(t).Get(t.Context(), sb.Name())
+		if err != nil {
+			t.Fatalf("Get after a death at call %d, %s: %v", k, call, err)
+		}
+		defer again.Detach()
+		t.Logf("Get after a death at call %d, %s: %v", k, call, time.Since(began).Round(time.Millisecond))
+		if after, err := harness.ReadFiles(t.Context(), again); err != nil || after != before {
+			t.Errorf("the files were\n%s\nand are\n%s\n%v", before, after, err)
+		}
+		if _, err := again.Port(t.Context(), 3000); err != nil {
+			t.Error(err)
+		}
+		if list, err := c.List(t.Context(), sandbox.NamePrefix(sb.Name())); err != nil || len(list) != 1 {
+			t.Errorf("List: %+v, %v, want one", list, err)
+		}
+		if images := harness.Layers(t, eng, sb.Name()); len(images) > 1 {
+			t.Errorf("images %+v, want one at most", images)
+		}
+		for _, left := range harness.Objects(t, eng, harness.Named(sb.Name())) {
+			if strings.Contains(left, ".N (") || strings.Contains(left, ".U (") || strings.Contains(left, "pending") {
+				t.Errorf("left: %s", left)
+			}
+		}
+		return calls
+	}
+	calls := trial(t, 0, "")
+	t.Logf("calls: %q", calls)
+	for i, call := range calls {
+		// The others are for the soak test: each waits for a lease.
+		some := strings.HasPrefix(call, "DELETE /containers") || strings.Contains(call, "/rename")
+		if some || os.Getenv("SANDBOX_SOAK") != "" {
+			t.Run(fmt.Sprintf("%02d", i+1), func(t *testing.T) {
+				t.Parallel()
+				trial(t, i+1, call)
+			})
+		}
+	}
+}

@@ -1,0 +1,379 @@
+package files_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+func TestWhatIsWrittenIsRead(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	ctx := t.Context()
+	for _, size := range []int{0, 1, 4096, 256 << 10, 256<<10 + 1, 9 << 20} {
+		want := make([]byte, size)
+		rand.Read(want)
+		name := fmt.Sprintf("file-%d", size)
+		if err := sb.WriteFile(ctx, name, want, 0o640); err != nil {
+			t.Fatalf("WriteFile of %d bytes: %v", size, err)
+		}
+		got, err := sb.ReadFile(ctx, "/workspace/"+name)
+		if err != nil || !bytes.Equal(got, want) {
+			t.Errorf("ReadFile: %d bytes, %v; want the %d written", len(got), err, size)
+		}
+	}
+	if got := harness.Run(t, sb, "stat", "-c", "%a %U", "file-1"); got != "640 root" {
+		t.Errorf("stat = %q, want 640 root", got)
+	}
+}
+
+func TestWriteFileKeepsWhatAFileIs(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	harness.Run(t, sb, "sh", "-c", `echo old > f; chown 1000:1000 f; chmod 4751 f; ln -s f link`)
+	if err := sb.WriteFile(t.Context(), "link", []byte("new"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := harness.Run(t, sb, "sh", "-c", `stat -c '%a %u:%g' f; readlink link; cat f; ls -A | wc -l`); got != "4751 1000:1000\nf\nnew2" {
+		t.Errorf("after WriteFile through a link: %q", got)
+	}
+}
+
+func TestWriteFileWritesMountPointsAndDevices(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	if err := sb.WriteFile(t.Context(), "/etc/hosts", []byte("127.0.0.1 localhost here\n"), 0); err != nil {
+		t.Errorf("WriteFile(/etc/hosts): %v", err)
+	}
+	if got := harness.Run(t, sb, "sh", "-c", "cat /etc/hosts; ls -A /etc | grep agent-sandbox || true"); got != "127.0.0.1 localhost here" {
+		t.Errorf("/etc/hosts holds %q", got)
+	}
+	if err := sb.WriteFile(t.Context(), "/dev/null", []byte("x"), 0o644); err != nil {
+		t.Errorf("WriteFile(/dev/null): %v", err)
+	}
+}
+
+func TestReadersSeeTheOldFileOrTheNew(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	ctx := t.Context()
+	whole := func(b byte) []byte { return bytes.Repeat([]byte{b}, 600<<10) }
+	if err := sb.WriteFile(ctx, "f", whole('a'), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := range 20 {
+			if err := sb.WriteFile(ctx, "f", whole('a'+byte(i%26)), 0o644); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	for range 20 {
+		got, err := sb.ReadFile(ctx, "f")
+		if err != nil || len(got) != 600<<10 || bytes.Count(got, got[:1]) != len(got) {
+			t.Errorf("ReadFile during WriteFile: %d bytes, %v; want one whole version", len(got), err)
+		}
+	}
+	wg.Wait()
+}
+
+func TestFileErrorsSayWhichAndWhy(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithUser("node"))
+	ctx := t.Context()
+	harness.Run(t, sb, "sh", "-c", "mkdir d && touch d/x file && ln -s loop loop")
+	for _, tt := range []struct {
+		call string
+		err  error
+		want error
+	}{
+		{"ReadFile", harness.Second(sb.ReadFile(ctx, "none")), fs.ErrNotExist},
+		{"ReadFile of a directory", harness.Second(sb.ReadFile(ctx, "d")), syscall.EISDIR},
+		{"ReadFile below a file", harness.Second(sb.ReadFile(ctx, "file/none")), syscall.ENOTDIR},
+		{"ReadFile of a loop", harness.Second(sb.ReadFile(ctx, "loop")), syscall.ELOOP},
+		{"ReadFile of a long name", harness.Second(sb.ReadFile(ctx, strings.Repeat("n", 256))), syscall.ENAMETOOLONG},
+		{"ReadFile of nothing", harness.Second(sb.ReadFile(ctx, "")), fs.ErrNotExist},
+		{"ReadFile of root's", harness.Second(sb.ReadFile(ctx, "/etc/shadow")), fs.ErrPermission},
+		{"ReadFile of NUL", harness.Second(sb.ReadFile(ctx, "a\x00b")), sandbox.ErrInvalidArgument},
+		{"WriteFile to root's", sb.WriteFile(ctx, "/etc/passwd", nil, 0o644), fs.ErrPermission},
+		{"WriteFile to a directory", sb.WriteFile(ctx, "d", nil, 0o644), syscall.EISDIR},
+		{"WriteFile nowhere", sb.WriteFile(ctx, "none/f", nil, 0o644), fs.ErrNotExist},
+		{"Mkdir", sb.Mkdir(ctx, "d", 0o755), fs.ErrExist},
+		{"Mkdir read-only", sb.Mkdir(ctx, "/.agent-sandbox/d", 0o755), syscall.EROFS},
+		{"Remove", sb.Remove(ctx, "d"), syscall.ENOTEMPTY},
+		{"Symlink", sb.Symlink(ctx, "x", "file"), fs.ErrExist},
+		{"Readlink", harness.Second(sb.Readlink(ctx, "file")), fs.ErrInvalid},
+		{"Chown", sb.Chown(ctx, "file", 0, 0), fs.ErrPermission},
+		{"Rename", sb.Rename(ctx, "none", "there"), fs.ErrNotExist},
+		{"OpenFile exclusive", harness.Second(sb.OpenFile(ctx, "file", os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)), fs.ErrExist},
+		{"Stat", harness.Second(sb.Stat(ctx, "none")), fs.ErrNotExist},
+	} {
+		if tt.want == fs.ErrInvalid {
+			tt.want = syscall.EINVAL
+		}
+		if !errors.Is(tt.err, tt.want) {
+			t.Errorf("%s: %v; want %v", tt.call, tt.err, tt.want)
+		}
+		var own *sandbox.Error
+		if !errors.As(tt.err, &own) || own.Name != sb.Name() {
+			t.Errorf("%s: %v is no *Error of the sandbox", tt.call, tt.err)
+		}
+		if errors.Is(tt.err, sandbox.ErrNotFound) {
+			t.Errorf("%s: %v says the sandbox is not found", tt.call, tt.err)
+		}
+		var path *fs.PathError
+		var link *os.LinkError
+		if !errors.As(tt.err, &path) && !errors.As(tt.err, &link) {
+			t.Errorf("%s: %v has no path", tt.call, tt.err)
+		}
+	}
+}
+
+func TestFilesBelongToTheUser(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithUser("node"))
+	ctx := t.Context()
+	if err := sb.WriteFile(ctx, "mine", []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	info, err := sb.Stat(ctx, "mine")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sys := info.Sys().(*sandbox.FileStat); sys.UID != 1000 || info.Mode() != 0o600 {
+		t.Errorf("owner %d, mode %v; want 1000 and 0600", sys.UID, info.Mode())
+	}
+	if err := sb.FilesAs("root").WriteFile(ctx, "theirs", []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sb.ReadFile(ctx, "theirs"); !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("ReadFile of root's file: %v, want fs.ErrPermission", err)
+	}
+	if _, err := sb.FilesAs("nobody-knows").ReadFile(ctx, "mine"); !errors.Is(err, sandbox.ErrInvalidArgument) {
+		t.Errorf("as an unknown user: %v, want ErrInvalidArgument", err)
+	}
+}
+
+func TestCallsOfPackageOSWork(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	ctx := t.Context()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(sb.MkdirAll(ctx, "a/b/c", 0o750))
+	must(sb.MkdirAll(ctx, "a/b/c", 0o750))
+	must(sb.WriteFile(ctx, "a/f", []byte("0123456789"), 0o644))
+	must(sb.Rename(ctx, "a/f", "a/b/g"))
+	must(sb.Symlink(ctx, "../b/g", "a/b/link"))
+	target, err := sb.Readlink(ctx, "a/b/link")
+	must(err)
+	must(sb.Chmod(ctx, "a/b/g", 0o600|fs.ModeSetgid))
+	must(sb.Chown(ctx, "a/b/g", 7, -1))
+	must(sb.Lchown(ctx, "a/b/link", 8, 9))
+	when := time.Date(2001, 2, 3, 4, 5, 6, 123456789, time.UTC)
+	must(sb.Chtimes(ctx, "a/b/g", time.Time{}, when))
+	must(sb.Truncate(ctx, "a/b/g", 4))
+	must(sb.Chtimes(ctx, "a/b/g", time.Time{}, when))
+	info, err := sb.Stat(ctx, "a/b/link")
+	must(err)
+	if target != "../b/g" || info.Mode() != 0o600|fs.ModeSetgid || info.Size() != 4 || !info.ModTime().Equal(when) || info.Name() != "link" {
+		t.Errorf("link to %q, %v", target, info)
+	}
+	link, err := sb.Lstat(ctx, "a/b/link")
+	must(err)
+	if sys := link.Sys().(*sandbox.FileStat); link.Mode().Type() != fs.ModeSymlink || sys.UID != 8 || sys.GID != 9 {
+		t.Errorf("Lstat: %v, %+v", link, sys)
+	}
+	temp, err := sb.MkdirTemp(ctx, "", "x-*-y")
+	must(err)
+	if !strings.HasPrefix(temp, "/tmp/x-") || !strings.HasSuffix(temp, "-y") {
+		t.Errorf("MkdirTemp = %q", temp)
+	}
+	must(sb.Remove(ctx, temp))
+	list, err := sb.ReadDir(ctx, "a/b")
+	must(err)
+	if got := fmt.Sprint(list); len(list) != 3 || list[0].Name() != "c" || list[1].Name() != "g" || list[2].Name() != "link" {
+		t.Errorf("ReadDir = %v", got)
+	}
+	must(sb.RemoveAll(ctx, "a"))
+	must(sb.RemoveAll(ctx, "a"))
+	if _, err := sb.Lstat(ctx, "a"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("after RemoveAll: %v", err)
+	}
+}
+
+func TestOpenFilesReadWriteAndSeek(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	ctx := t.Context()
+	f, err := sb.Create(ctx, "f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := make([]byte, 5<<20+17)
+	rand.Read(want)
+	if n, err := io.Copy(f, bytes.NewReader(want)); n != int64(len(want)) || err != nil {
+		t.Fatalf("Copy in: %d, %v", n, err)
+	}
+	if _, err := f.WriteAt([]byte("here"), 3<<20); err != nil {
+		t.Fatal(err)
+	}
+	copy(want[3<<20:], "here")
+	if at, err := f.Seek(1, io.SeekStart); at != 1 || err != nil {
+		t.Fatal(at, err)
+	}
+	var got bytes.Buffer
+	if n, err := io.Copy(&got, f); n != int64(len(want)-1) || err != nil || !bytes.Equal(got.Bytes(), want[1:]) {
+		t.Errorf("Copy out: %d, %v, the same %v", n, err, bytes.Equal(got.Bytes(), want[1:]))
+	}
+	if n, err := f.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+		t.Errorf("Read at the end: %d, %v; want EOF", n, err)
+	}
+	if err := f.Truncate(10); err != nil {
+		t.Error(err)
+	}
+	if info, err := f.Stat(); err != nil || info.Size() != 10 || info.Name() != "f" || f.Name() != "f" {
+		t.Errorf("Stat: %v, %v", info, err)
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := f.Write(nil); !errors.Is(err, fs.ErrClosed) {
+		t.Errorf("Write after Close: %v, want fs.ErrClosed", err)
+	}
+	log, err := sb.OpenFile(ctx, "f", os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	log.WriteString("one")
+	log.WriteString("two")
+	if got := harness.Run(t, sb, "tail", "-c", "6", "f"); got != "onetwo" {
+		t.Errorf("after two writes that append: %q", got)
+	}
+}
+
+// A pipe that nobody writes to must not hold its reader for good, nor the others.
+func TestCloseEndsAReadThatWaits(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	harness.Run(t, sb, "mkfifo", "pipe")
+	f, err := sb.OpenFile(t.Context(), "pipe", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	result := make(chan error, 1)
+	go func() { result <- harness.Second(f.Read(make([]byte, 10))) }()
+	if err := sb.WriteFile(t.Context(), "other", nil, 0o600); err != nil {
+		t.Error(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	select {
+	case err := <-result:
+		if err == nil {
+			t.Error("Read of an empty pipe returned without an error")
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("Read still waits after Close")
+	}
+}
+
+func TestACancelledCallReturnsItsCause(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	harness.Run(t, sb, "true")
+	why := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(why)
+	if _, err := sb.ReadFile(ctx, "f"); !errors.Is(err, context.Canceled) || !errors.Is(err, why) {
+		t.Errorf("ReadFile on a context that ended: %v", err)
+	}
+	ctx, cancel = context.WithCancelCause(t.Context())
+	time.AfterFunc(50*time.Millisecond, func() { cancel(why) })
+	if _, err := sb.ReadFile(ctx, "/dev/zero"); !errors.Is(err, why) { // a file without an end
+		t.Errorf("ReadFile(/dev/zero), cancelled: %v", err)
+	}
+	if _, err := sb.Stat(t.Context(), "/"); err != nil {
+		t.Errorf("the next call: %v", err)
+	}
+}
+
+func TestFileServerThatWasKilledIsStartedAgain(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	ctx := t.Context()
+	f, err := sb.Create(ctx, "f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	harness.Run(t, sb, "sh", "-c", `for p in /proc/[0-9]*; do if tr '\0' ' ' < $p/cmdline | grep -q 'guest[ ]files'; then kill -9 ${p#/proc/}; fi; done`)
+	if _, err := f.Write([]byte("x")); err == nil {
+		t.Error("Write to a file of a killed server: no error")
+	}
+	f.Close()
+	harness.Eventually(t, "the next call works", func() bool { return sb.WriteFile(ctx, "f", []byte("y"), 0o644) == nil })
+}
+
+func TestFilesAfterCloseAreErrClosed(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	f, err := sb.Open(t.Context(), "/etc/passwd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sb.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Read(make([]byte, 1)); !errors.Is(err, sandbox.ErrClosed) {
+		t.Errorf("Read of a file of a closed handle: %v, want ErrClosed", err)
+	}
+	for call, err := range map[string]error{
+		"ReadFile":  harness.Second(sb.ReadFile(t.Context(), "f")),
+		"WriteFile": sb.WriteFile(t.Context(), "f", nil, 0),
+		"Rename":    sb.Rename(t.Context(), "f", "g"),
+		"Open":      harness.Second(sb.Open(t.Context(), "f")),
+		"FS.Open":   harness.Second(sb.FS().Open("f")),
+	} {
+		if !errors.Is(err, sandbox.ErrClosed) {
+			t.Errorf("%s: %v, want ErrClosed", call, err)
+		}
+	}
+}
+
+func TestWritingResumesAStoppedSandbox(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithPersistent(true))
+	ctx := t.Context()
+	if err := sb.WriteFile(ctx, "f", []byte("1"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sb.Stop(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := sb.WriteFile(ctx, "f", []byte("2"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got := harness.Run(t, sb, "cat", "f"); got != "2" {
+		t.Errorf("f holds %q", got)
+	}
+}

@@ -1,0 +1,536 @@
+package fork_test
+
+import (
+	"context"
+	"errors"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// recordOf is a snapshot's record on the engine.
+func recordOf(t *testing.T, eng *engine.Engine, id string) record.SnapshotRecord {
+	t.Helper()
+	v, err := eng.InspectVolume(t.Context(), record.SnapshotName(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, ok := record.DecodeSnapshot(v.Name, v.Labels)
+	if !ok {
+		t.Fatalf("the record of snapshot %s can't be read: %v", id, v.Labels)
+	}
+	return rec
+}
+
+func fromSnap(snap sandbox.Snapshot) sandbox.CreateOption {
+	return sandbox.WithSource(sandbox.FromSnapshot(snap.ID))
+}
+
+// A sandbox that changed nothing outside of its volumes leaves nothing to copy there; what
+// it did change comes along, however small.
+func TestSnapshotCopiesNoLayerThatIsAsItWas(t *testing.T) {
+	t.Parallel()
+	eng := harness.NewEngine(t)
+	proxy := enginetest.NewProxy(t)
+	c, direct := harness.NewClient(t, sandbox.WithHost(proxy.Host())), harness.NewClient(t)
+	// What is made of a snapshot, and whether a helper copied something for it.
+	made := func(snap sandbox.Snapshot) (*sandbox.Sandbox, bool) {
+		t.Helper()
+		proxy.Arm(0, enginetest.None, nil)
+		sb := harness.CreateWith(t, c, nil, fromSnap(snap))
+		return sb, slices.ContainsFunc(proxy.Requests(), func(call string) bool { return strings.Contains(call, "create?name=agent-sandbox-helper.") })
+	}
+	layer := func(snap sandbox.Snapshot) bool {
+		return slices.ContainsFunc(recordOf(t, eng, snap.ID).Trees, func(tree record.Tree) bool { return tree.Target == "" })
+	}
+	source := harness.CreateWith(t, direct, []sandbox.Mount{{Source: harness.HostDir(t, map[string]string{"f": "copied"}), Target: "/c"}})
+	harness.Run(t, source, "sh", "-c", "echo work >w")
+	snap := harness.SnapshotOf(t, direct, source)
+	if layer(snap) {
+		t.Errorf("the snapshot of a sandbox that changed nothing has %+v", recordOf(t, eng, snap.ID).Trees)
+	}
+	harness.CreateWith(t, c, nil) // so that the client knows the engine
+	sb, helped := made(snap)
+	if out := harness.Run(t, sb, "cat", "w", "/c/f"); out != "work\ncopied" || helped {
+		t.Errorf("made of it: %q, by a helper: %v", out, helped)
+	}
+	for change, show := range map[string][2]string{
+		"rm /etc/motd":      {"ls /etc/motd 2>&1 || true", "ls: cannot access '/etc/motd': No such file or directory"},
+		"chmod 711 /":       {"stat -c %a /", "711"},
+		"mkdir -m 750 /new": {"stat -c %a /new", "750"},
+	} {
+		source := harness.CreateWith(t, direct, nil)
+		harness.Run(t, source, "sh", "-ec", change)
+		snap := harness.SnapshotOf(t, direct, source)
+		if !layer(snap) {
+			t.Errorf("after %q the snapshot has no files of the container", change)
+		}
+		sb, _ := made(snap)
+		if out := harness.Run(t, sb, "sh", "-c", show[0]); out != show[1] {
+			t.Errorf("after %q what is made of the snapshot says %q, want %q", change, out, show[1])
+		}
+	}
+}
+
+// A source that somebody unpauses in the middle is copied once more, even where the fork
+// was being started already.
+func TestForkOfASourceThatDoesNotStandStill(t *testing.T) {
+	t.Parallel()
+	eng := harness.NewEngine(t)
+	proxy := enginetest.NewProxy(t)
+	c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
+	source := harness.CreateWith(t, c, nil)
+	harness.Run(t, source, "sh", "-c", "echo w >/workspace/w; echo b >/etc/b")
+	var once error
+	proxy.ArmAt("/unpause", enginetest.Cancel, func() {
+		once = eng.UnpauseContainer(context.Background(), record.ContainerName(source.Name()))
+		if err := source.WriteFile(context.Background(), "w", []byte("again"), 0o644); err != nil {
+			once = errors.Join(once, err)
+		}
+	})
+	fork := forked(t, c, source.Name())
+	if once != nil || !proxy.Fired() {
+		t.Fatalf("the source was not unpaused by another: %v", once)
+	}
+	if out := harness.Run(t, fork, "sh", "-c", "cat /workspace/w /etc/b"); out != "againb" {
+		t.Errorf("the fork has %q", out)
+	}
+	if st, err := source.Status(t.Context()); err != nil || st.State != sandbox.StateRunning {
+		t.Errorf("the source is %v, %v", st.State, err)
+	}
+}
+
+// A list is narrowed by the sandbox, which may be gone, and by name; parents lead from one
+// snapshot to the one it descends from, through forks, too.
+func TestListSnapshotsOfASandbox(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	source := harness.CreateWith(t, c, nil)
+	name := harness.UniqueName(t)
+	first := harness.SnapshotOf(t, c, source, sandbox.WithSnapshotName(name))
+	second := harness.SnapshotOf(t, c, source)
+	child := harness.CreateWith(t, c, nil, fromSnap(first))
+	fork := forked(t, c, child.Name())
+	below := harness.SnapshotOf(t, c, fork, sandbox.WithSnapshotName(name))
+	if below.Parent != first.ID || first.Parent != "" {
+		t.Errorf("parents are %q and %q, want none and %s", first.Parent, below.Parent, first.ID)
+	}
+	if _, err := source.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+		t.Fatal(err)
+	}
+	for what, tt := range map[string]struct {
+		opts []sandbox.ListSnapshotsOption
+		want []string
+	}{
+		"of a name":          {[]sandbox.ListSnapshotsOption{sandbox.OfSandbox(source.Name())}, []string{second.ID, first.ID}},
+		"of an ID":           {[]sandbox.ListSnapshotsOption{sandbox.OfSandbox(source.ID()), nil}, []string{second.ID, first.ID}},
+		"named":              {[]sandbox.ListSnapshotsOption{sandbox.SnapshotNamed(name)}, []string{below.ID, first.ID}},
+		"both":               {[]sandbox.ListSnapshotsOption{sandbox.SnapshotNamed(name), sandbox.OfSandbox(fork.Name())}, []string{below.ID}},
+		"of nobody":          {[]sandbox.ListSnapshotsOption{sandbox.OfSandbox(harness.UniqueName(t))}, nil},
+		"of two at the same": {[]sandbox.ListSnapshotsOption{sandbox.OfSandbox(fork.Name()), sandbox.OfSandbox(source.Name())}, nil},
+	} {
+		all, err := c.ListSnapshots(t.Context(), tt.opts...)
+		var ids []string
+		for _, s := range all {
+			ids = append(ids, s.ID)
+		}
+		if err != nil || !slices.Equal(ids, tt.want) {
+			t.Errorf("ListSnapshots %s = %v, %v, want %v", what, ids, err, tt.want)
+		}
+	}
+	for _, o := range []sandbox.ListSnapshotsOption{sandbox.OfSandbox("../x"), sandbox.SnapshotNamed("")} {
+		if _, err := c.ListSnapshots(t.Context(), o); !errors.Is(err, sandbox.ErrInvalidArgument) {
+			t.Errorf("ListSnapshots with what is no name = %v", err)
+		}
+	}
+}
+
+// What a sandbox came from is told of it, without secrets, and of its forks.
+func TestStatusTellsTheSource(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	dir := harness.HostDir(t, map[string]string{"f": "x"})
+	source := harness.CreateWith(t, c, nil, sandbox.WithSource(sandbox.Dir(dir)))
+	snap := harness.SnapshotOf(t, c, source)
+	forks, err := c.ForkN(t.Context(), source.Name(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	harness.Remove(t, c, forks[0].Sandbox.Name())
+	for _, tt := range []struct {
+		sb   *sandbox.Sandbox
+		want string
+	}{
+		{source, "directory " + dir},
+		{harness.CreateWith(t, c, nil, fromSnap(snap)), "snapshot " + snap.ID},
+		{forked(t, c, source.Name()), "fork of " + source.Name()},
+		{forks[0].Sandbox, "fork of " + source.Name()},
+		{harness.CreateWith(t, c, nil), ""},
+	} {
+		if st, err := c.Inspect(t.Context(), tt.sb.Name()); err != nil || st.Source != tt.want {
+			t.Errorf("Inspect says %q, %v, want %q", st.Source, err, tt.want)
+		}
+	}
+	forks[0].Sandbox.Detach()
+}
+
+// Snapshot and ForkN tell how far they are, one call at a time and none afterwards.
+func TestSnapshotTellsItsProgress(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	source := harness.CreateWith(t, c, nil)
+	harness.Run(t, source, "sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x >big")
+	var mu sync.Mutex
+	var last sandbox.Progress
+	over := false
+	progress := sandbox.WithProgress(func(p sandbox.Progress) {
+		if !mu.TryLock() {
+			t.Error("two calls at once")
+			return
+		}
+		defer mu.Unlock()
+		if over {
+			t.Errorf("a call afterwards: %+v", p)
+		}
+		if p.Step == "copy" {
+			last = p
+		}
+	})
+	harness.SnapshotOf(t, c, source, progress)
+	mu.Lock()
+	if last.Current != 3_000_000 || last.Files < 1 {
+		t.Errorf("the last progress of the copy is %+v", last)
+	}
+	mu.Unlock()
+	forks, err := c.ForkN(t.Context(), source.Name(), 3, progress)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mu.Lock()
+	over = true
+	mu.Unlock()
+	for _, f := range forks {
+		harness.Remove(t, c, f.Sandbox.Name())
+		f.Sandbox.Detach()
+	}
+}
+
+// What a sandbox leaves behind stands on the snapshot as it did: attached again it has its
+// files, and only when it goes can the snapshot go.
+func TestPreservedVolumeKeepsItsSnapshot(t *testing.T) {
+	t.Parallel()
+	c, eng := harness.NewClient(t), harness.NewEngine(t)
+	source := harness.CreateWith(t, c, nil)
+	harness.Run(t, source, "sh", "-c", "echo below >below; echo gone >gone")
+	snap := harness.SnapshotOf(t, c, source)
+	sb := harness.CreateWith(t, c, nil, fromSnap(snap))
+	harness.Run(t, sb, "sh", "-c", "echo above >above; rm gone")
+	volume := record.WorkspaceName(sb.ID())
+	if _, err := sb.Delete(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := source.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.DeleteSnapshot(t.Context(), snap.ID); !errors.Is(err, sandbox.ErrSnapshotInUse) || !strings.Contains(err.Error(), volume) {
+		t.Errorf("DeleteSnapshot below a volume that was preserved = %v", err)
+	}
+	again := harness.CreateWith(t, c, []sandbox.Mount{{Volume: volume, Target: "/old", Mode: sandbox.RO}})
+	if out := harness.Run(t, again, "sh", "-c", "cd /old && cat *"); out != "above\nbelow" {
+		t.Errorf("attached again it has %q", out)
+	}
+	if _, err := again.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.DeleteVolume(t.Context(), volume); err != nil && !errors.Is(err, sandbox.ErrVolumeNotFound) {
+		t.Fatal(err)
+	}
+	if err := c.DeleteSnapshot(t.Context(), snap.ID); err != nil {
+		t.Errorf("DeleteSnapshot when nothing stands on it = %v", err)
+	}
+	wantNothingOf(t, eng, snap, sb)
+}
+
+// wantNothingOf looks for what was a snapshot's, and a sandbox's that was made of it.
+func wantNothingOf(t *testing.T, eng *engine.Engine, snap sandbox.Snapshot, made ...*sandbox.Sandbox) {
+	t.Helper()
+	if left := leftOf(t, eng, snap, made...); len(left) > 0 {
+		t.Errorf("left of snapshot %s: %q", snap.ID, left)
+	}
+}
+
+func leftOf(t *testing.T, eng *engine.Engine, snap sandbox.Snapshot, made ...*sandbox.Sandbox) (left []string) {
+	t.Helper()
+	ids := []string{snap.ID}
+	for _, sb := range made {
+		ids = append(ids, sb.ID())
+	}
+	for _, id := range ids {
+		volumes, err := eng.ListVolumes(t.Context(), record.Filter(record.Managed, "true"), record.Filter(record.ID, id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range volumes {
+			left = append(left, v.Name)
+		}
+	}
+	image := record.SnapshotImage(snap.ID)
+	if _, err := eng.InspectImage(t.Context(), image); err == nil {
+		left = append(left, image)
+	} else if !errors.Is(err, engine.ErrNotFound) {
+		t.Fatal(err)
+	}
+	return left
+}
+
+// An expired snapshot stays for as long as something stands on it, and no longer.
+func TestExpiredSnapshotInUseStays(t *testing.T) {
+	t.Parallel()
+	c, eng := harness.NewClient(t), harness.NewEngine(t)
+	source := harness.CreateWith(t, c, nil)
+	harness.Run(t, source, "sh", "-c", "echo below >below")
+	snap := harness.SnapshotOf(t, c, source, sandbox.WithExpiry(time.Hour))
+	sb := harness.CreateWith(t, c, nil, fromSnap(snap))
+	// An hour later.
+	v, err := eng.InspectVolume(t.Context(), record.SnapshotName(snap.ID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, _ := record.DecodeSnapshot(v.Name, v.Labels)
+	rec.ExpiresAt = time.Now().Add(-time.Hour)
+	labels, err := rec.Labels()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := eng.RemoveVolume(t.Context(), v.Name, false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := eng.CreateVolume(t.Context(), v.Name, labels); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Prune(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if out := harness.Run(t, sb, "cat", "below"); out != "below" {
+		t.Errorf("what stands on an expired snapshot has %q", out)
+	}
+	recordOf(t, eng, snap.ID)
+	if _, err := sb.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+		t.Fatal(err)
+	}
+	// By this client or by another: each one that lists sweeps.
+	harness.Eventually(t, "an expired snapshot that nothing stands on is swept", func() bool {
+		if _, err := c.List(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return len(leftOf(t, eng, snap, sb)) == 0
+	})
+}
+
+// The image that a snapshot's files were committed to goes with the last sandbox that was
+// made from it, also when the snapshot went before.
+func TestCommittedSnapshotImageGoesWithItsLastUser(t *testing.T) {
+	t.Parallel()
+	c, eng := harness.NewClient(t, harness.Behind(t, harness.WithoutLayers, harness.WithoutOverlays)), harness.NewEngine(t)
+	source := harness.CreateWith(t, c, nil, sandbox.WithImage(harness.SmallImage(t)))
+	harness.Write(t, source, "/srv/b", "b")
+	snap := harness.SnapshotOf(t, c, source)
+	one, two := harness.CreateWith(t, c, nil, fromSnap(snap)), harness.CreateWith(t, c, nil, fromSnap(snap))
+	if err := c.DeleteSnapshot(t.Context(), snap.ID); err != nil {
+		t.Fatalf("DeleteSnapshot: %v", err)
+	}
+	for _, sb := range []*sandbox.Sandbox{one, two} {
+		if _, err := c.Prune(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if out := harness.Read(t, sb, "/srv/b"); out != "b" {
+			t.Errorf("what was made of it has %q", out)
+		}
+		if _, err := sb.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantNothingOf(t, eng, snap, one, two)
+}
+
+// The files that a sandbox got with a new container may be all that a snapshot of it needs.
+// They stay for as long as the snapshot, also when the sandbox is gone.
+func TestPruneLeavesAnImageThatASnapshotHolds(t *testing.T) {
+	t.Parallel()
+	c, eng := harness.NewClient(t, harness.Behind(t, harness.WithoutLayers, harness.WithoutOverlays)), harness.NewEngine(t)
+	before := harness.CreateWith(t, c, nil, sandbox.WithImage(harness.SmallImage(t)))
+	harness.Write(t, before, "/srv/b", "b")
+	got, err := eng.InspectContainer(t.Context(), record.ContainerName(before.Name()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// As a change commits them, an hour ago. Like that it has a marker, so that nobody else
+	// prunes them meanwhile.
+	marker, nonce := harness.UniqueName(t), record.NewNonce()
+	claim, err := record.TryClaim(t.Context(), eng, marker, nonce, "a test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(claim.Stop)
+	ref := record.LayerImage(nonce)
+	image, err := eng.CommitContainer(t.Context(), got.ID, ref, record.Base(record.RoleLayer, nonce, eng.Now().Add(-time.Hour)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := harness.CreateWith(t, c, nil, sandbox.WithImage(ref))
+	snap := harness.SnapshotOf(t, c, source)
+	if held, err := eng.InspectImage(t.Context(), record.SnapshotImage(snap.ID)); err != nil || held.ID != image.ID {
+		t.Fatalf("the snapshot's image is %s, %v, want %s, which its sandbox was made from", held.ID, err, image.ID)
+	}
+	claim.Stop()
+	if err := record.Drop(t.Context(), eng, marker, nonce); err != nil {
+		t.Fatal(err)
+	}
+	prune := func() {
+		t.Helper()
+		if report, err := c.Prune(t.Context()); err != nil {
+			t.Errorf("Prune = %v, %v", report, err)
+		}
+	}
+	prune()
+	if held, err := eng.InspectImage(t.Context(), ref); err != nil || held.ID != image.ID {
+		t.Errorf("after Prune the image of a sandbox that is there is %s, %v, want %s", held.ID, err, image.ID)
+	}
+	if _, err := source.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+		t.Fatal(err)
+	}
+	prune()
+	made := harness.CreateWith(t, c, nil, fromSnap(snap))
+	if out := harness.Read(t, made, "/srv/b"); out != "b" {
+		t.Errorf("what was made of the snapshot has %q", out)
+	}
+	if _, err := made.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.DeleteSnapshot(t.Context(), snap.ID); err != nil {
+		t.Errorf("DeleteSnapshot: %v", err)
+	}
+	prune()
+	for _, ref := range []string{image.ID, ref} {
+		if _, err := eng.InspectImage(t.Context(), ref); !errors.Is(err, engine.ErrNotFound) {
+			t.Errorf("the image %s: %v, want none when nobody needs it", ref, err)
+		}
+	}
+	wantNothingOf(t, eng, snap, source, made)
+}
+
+// Who makes a sandbox from a snapshot that is being deleted has all of it, or hears that
+// there is none; and nothing is left of either.
+func TestSnapshotThatIsDeletedMeanwhile(t *testing.T) {
+	t.Parallel()
+	sharing(t, func(t *testing.T, c *sandbox.Client, _ bool) {
+		eng := harness.NewEngine(t)
+		source := harness.CreateWith(t, c, nil)
+		harness.Run(t, source, "sh", "-c", "seq 1000 >w; echo b >/etc/b")
+		snap := harness.SnapshotOf(t, c, source)
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		var made []*sandbox.Sandbox
+		begun := make(chan struct{})
+		begin := sync.OnceFunc(func() { close(begun) })
+		for i := range 4 {
+			name := harness.UniqueName(t)
+			harness.Remove(t, c, name)
+			at := []string{"container", "start"}[i%2]
+			wg.Go(func() {
+				defer begin()
+				sb, err := c.Create(t.Context(), sandbox.WithName(name), harness.Quick, fromSnap(snap), sandbox.WithProgress(func(p sandbox.Progress) {
+					if p.Step == at {
+						begin()
+					}
+				}))
+				switch {
+				case err == nil:
+					mu.Lock()
+					defer mu.Unlock()
+					made = append(made, sb)
+				case !errors.Is(err, sandbox.ErrSnapshotNotFound) && !errors.Is(err, sandbox.ErrImageNotFound) && !errors.Is(err, sandbox.ErrVolumeNotFound):
+					t.Errorf("Create from a snapshot that goes = %v", err)
+				}
+			})
+		}
+		wg.Go(func() {
+			<-begun
+			if err := c.DeleteSnapshot(t.Context(), snap.ID); err != nil && !errors.Is(err, sandbox.ErrSnapshotInUse) {
+				t.Errorf("DeleteSnapshot = %v", err)
+			}
+		})
+		wg.Wait()
+		for _, sb := range made {
+			if out := harness.Run(t, sb, "sh", "-c", "tail -n 1 w; cat /etc/b"); out != "1000\nb" {
+				t.Errorf("what was made has %q", out)
+			}
+			if _, err := sb.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := c.DeleteSnapshot(t.Context(), snap.ID); err != nil && !errors.Is(err, sandbox.ErrSnapshotNotFound) {
+			t.Errorf("DeleteSnapshot at last = %v", err)
+		}
+		harness.Eventually(t, "nothing is left of the snapshot", func() bool {
+			if _, err := c.List(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			return len(leftOf(t, eng, snap)) == 0
+		})
+	})
+}
+
+// A volume that shares a snapshot's files is an overlay, which the kernel does not mount
+// again before every copy of the mount before is gone: containers that begin have some.
+func TestStartWaitsForCopiesOfAMount(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	source := harness.CreateWith(t, c, nil)
+	harness.Run(t, source, "sh", "-c", "echo below >below")
+	sb := harness.CreateWith(t, c, nil, fromSnap(harness.SnapshotOf(t, c, source)))
+	for what, do := range map[string]func() error{
+		"Start": func() error { _, err := sb.Start(t.Context()); return err },
+		"Fork": func() error { // whose helper mounts it
+			fork, err := c.Fork(t.Context(), sb.Name())
+			if err == nil {
+				_, err = fork.Delete(t.Context(), sandbox.PreserveVolumes(false))
+			}
+			return err
+		},
+	} {
+		if _, err := sb.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		copies := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", "echo; exec sleep 3")
+		out, err := copies.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := copies.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := out.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := sb.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := do(); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		copies.Wait()
+	}
+	if out := harness.Run(t, sb, "cat", "below"); out != "below" {
+		t.Errorf("it has %q", out)
+	}
+}

@@ -1,0 +1,289 @@
+package harness
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+// AskPID1 makes one request to PID 1 of the sandbox's session and nothing else: no handle
+// takes part that would have the session begin.
+func AskPID1(ctx context.Context, eng *engine.Engine, name string, req wire.Control) (wire.Reply, error) {
+	got, err := eng.InspectContainer(ctx, record.ContainerName(name))
+	if err != nil {
+		return wire.Reply{}, err
+	}
+	rec, _ := record.Decode(got.Labels)
+	stream, err := eng.Exec(ctx, got.ID, engine.ExecSpec{Argv: []string{wire.Path, wire.VerbServe}, User: "0:0", Dir: "/", Stdin: true})
+	if err != nil {
+		return wire.Reply{}, err
+	}
+	conn, err := guest.Dial(ctx, stream)
+	if err != nil {
+		return wire.Reply{}, err
+	}
+	defer conn.Close()
+	return conn.Control(ctx, ed25519.NewKeyFromSeed(rec.ControlKey), req)
+}
+
+// inspectRaw is what the engine says of a sandbox's container.
+type inspectRaw struct {
+	ID     string
+	Config struct {
+		Image       string
+		StopSignal  string
+		StopTimeout int
+		Healthcheck struct{ Test []string }
+		Entrypoint  []string
+		Env         []string
+		Labels      map[string]string
+	}
+	HostConfig struct {
+		NanoCPUs, Memory, MemorySwap, PidsLimit int64
+		RestartPolicy                           struct{ Name string }
+		CapAdd, CapDrop                         []string
+		Privileged                              bool
+	}
+	State struct {
+		Status    string
+		ExitCode  int
+		StartedAt string
+	}
+}
+
+// Raw is what the engine says of the sandbox's container.
+func Raw(t *testing.T, sb *sandbox.Sandbox) (r inspectRaw) {
+	t.Helper()
+	enginetest.Get(t, "/containers/"+record.ContainerName(sb.Name())+"/json", &r)
+	return r
+}
+
+// How long a test waits, on the slowest of machines.
+const (
+	CallBound = 2 * time.Minute // for an operation, whatever happens to one of its calls
+	GoneBound = time.Minute     // for what an operation leaves to others
+)
+
+// Late is what may outlive its trial, as long as a lease, and no longer.
+type Late struct {
+	mu    sync.Mutex
+	names []string
+	until time.Time // when what they left is over
+}
+
+// NewEngine is a connection to the engine beside the library.
+func NewEngine(t *testing.T) *engine.Engine {
+	t.Helper()
+	enginetest.Need(t)
+	eng, err := engine.Open(t.Context(), engine.Options{})
+	if err != nil {
+		t.Fatalf("engine.Open: %v", err)
+	}
+	t.Cleanup(func() { eng.Close() })
+	return eng
+}
+
+// Objects names what the engine has of a sandbox, whatever its state.
+func Objects(t testing.TB, eng *engine.Engine, label string) []string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	labels := []string{record.Filter(record.Managed, "true"), label}
+	containers, err := eng.ListContainers(ctx, engine.Filter{Labels: labels})
+	if err != nil {
+		t.Fatalf("list containers: %v", err)
+	}
+	volumes, err := eng.ListVolumes(ctx, labels...)
+	if err != nil {
+		t.Fatalf("list volumes: %v", err)
+	}
+	var found []string
+	for _, got := range containers {
+		found = append(found, fmt.Sprintf("container %s (%s)", got.Name, got.State))
+	}
+	for _, v := range volumes {
+		found = append(found, "volume "+v.Name)
+	}
+	return found
+}
+
+// Named is the filter for what belongs to the sandbox of that name.
+func Named(name string) string { return record.Filter(record.Name, name) }
+
+// Gone checks that nothing of the sandbox is left, after one sweep at the most.
+func Gone(t testing.TB, clean *sandbox.Client, eng *engine.Engine, name string) bool {
+	t.Helper()
+	if len(Objects(t, eng, Named(name))) == 0 {
+		return true
+	}
+	if _, err := clean.List(context.Background()); err != nil {
+		t.Errorf("List: %v", err)
+	}
+	// Another client's sweep may be at the same object just now.
+	for deadline := time.Now().Add(GoneBound); ; time.Sleep(50 * time.Millisecond) {
+		left := Objects(t, eng, Named(name))
+		if len(left) == 0 {
+			return true
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("left of %q after a sweep: %s", name, strings.Join(left, ", "))
+			return false
+		}
+	}
+}
+
+// Add notes what is left from now on.
+func (l *Late) Add(name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.names = append(l.names, name)
+	l.until = time.Now().Add(record.Lease + time.Second)
+}
+
+// Check waits until the leases are over and sees everything go in one sweep.
+func (l *Late) Check(t *testing.T, clean *sandbox.Client, eng *engine.Engine) {
+	t.Helper()
+	for deadline := time.Now().Add(45 * time.Second); ; time.Sleep(200 * time.Millisecond) {
+		living := slices.DeleteFunc(slices.Clone(l.names), func(name string) bool {
+			got, err := eng.InspectContainer(context.Background(), record.ContainerName(name))
+			return errors.Is(err, engine.ErrNotFound) || err == nil && got.State == engine.StateExited
+		})
+		if len(living) == 0 && time.Now().After(l.until) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("45 s after their handles: %q still run", living)
+			break
+		}
+	}
+	for _, name := range l.names {
+		Gone(t, clean, eng, name)
+		RemoveNow(t, clean, name)
+	}
+}
+
+// NoHelpers checks that no helper container that was made since then stays. Those of
+// others come and go.
+func NoHelpers(t *testing.T, eng *engine.Engine, since time.Time) {
+	t.Helper()
+	helper := record.Filter(record.Role, record.RoleHelper)
+	list, err := eng.ListContainers(t.Context(), engine.Filter{Labels: []string{helper}})
+	if err != nil {
+		t.Fatalf("list helpers: %v", err)
+	}
+	for deadline := time.Now().Add(GoneBound); ; time.Sleep(50 * time.Millisecond) {
+		list = slices.DeleteFunc(list, func(got engine.Container) bool {
+			_, err := eng.InspectContainer(t.Context(), got.ID)
+			return errors.Is(err, engine.ErrNotFound) || got.CreatedAt.Before(since.Add(-2*time.Second))
+		})
+		if len(list) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			for _, got := range list {
+				t.Errorf("helper %s of %v is left", got.Name, got.CreatedAt)
+			}
+			return
+		}
+	}
+}
+
+// StrayImages are images that we made of sandboxes that are gone.
+func StrayImages(t *testing.T, eng *engine.Engine) (refs []string) {
+	t.Helper()
+	images, err := eng.ListImages(t.Context())
+	if err != nil {
+		t.Fatalf("list images: %v", err)
+	}
+	for _, image := range images {
+		unused := func() bool {
+			users, err := eng.ListContainers(t.Context(), engine.Filter{Labels: []string{OfNonce(image.Labels[record.Nonce])}})
+			return err == nil && len(users) == 0
+		}
+		if len(image.Tags) == 0 && record.Is(image.Labels, record.RoleLayer, record.RoleFrozen) && unused() {
+			refs = append(refs, image.ID)
+		}
+		for _, ref := range image.Tags {
+			if id, is := strings.CutPrefix(ref, record.SnapshotImage("")); is {
+				if _, err := eng.InspectVolume(t.Context(), record.FrozenName(id, 0)); errors.Is(err, engine.ErrNotFound) {
+					refs = append(refs, ref)
+				}
+			}
+			if record.IsLayer(ref) && unused() {
+				refs = append(refs, ref)
+			}
+		}
+	}
+	return refs
+}
+
+// NoImages checks that there are no stray images but those there were before. An image
+// comes before what it is for, and goes after that.
+func NoImages(t *testing.T, eng *engine.Engine, before []string) {
+	t.Helper()
+	left := slices.DeleteFunc(StrayImages(t, eng), func(ref string) bool { return slices.Contains(before, ref) })
+	for deadline := time.Now().Add(GoneBound); len(left) > 0; time.Sleep(100 * time.Millisecond) {
+		now := StrayImages(t, eng)
+		left = slices.DeleteFunc(left, func(ref string) bool { return !slices.Contains(now, ref) })
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("images are left: %q", left)
+			return
+		}
+	}
+}
+
+// OfNonce is the filter for what was made under that nonce.
+func OfNonce(nonce string) string { return record.Filter(record.Nonce, nonce) }
+
+// Layers are the images that belong to the sandbox alone.
+func Layers(t testing.TB, eng *engine.Engine, name string) []engine.Image {
+	t.Helper()
+	got, err := eng.InspectContainer(context.Background(), "agent-sandbox-"+name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	images, err := eng.ListImages(context.Background(), "agent-sandbox.nonce="+got.Labels["agent-sandbox.nonce"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return images
+}
+
+// SmallImage imports an image with next to nothing in it: on some storage drivers a
+// commit walks through all that an image has.
+func SmallImage(t *testing.T, changes ...string) string {
+	t.Helper()
+	eng := NewEngine(t)
+	ref := "agent-sandbox-test:" + UniqueName(t)
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	w.WriteHeader(&tar.Header{Name: "srv/", Typeflag: tar.TypeDir, Mode: 0o755})
+	w.Close()
+	if err := eng.ImportImage(t.Context(), ref, &b, changes); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := eng.RemoveImage(context.Background(), ref, false); err != nil {
+			t.Errorf("RemoveImage: %v", err)
+		}
+	})
+	return ref
+}

@@ -1,0 +1,140 @@
+// Package harness is what the behaviour tests have in common, those of the root package and
+// those of the folders beside this one: it makes clients, sandboxes and processes for them,
+// and checks that they leave nothing.
+package harness
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+)
+
+// Soaking reports whether all is tested that can be, however long it takes.
+func Soaking() bool { return os.Getenv("SANDBOX_SOAK") != "" }
+
+// Soak leaves a long test to make soak.
+func Soak(t *testing.T) {
+	t.Helper()
+	if !Soaking() {
+		t.Skip("a long test: make soak runs it")
+	}
+}
+
+// Rounds is how often a test does what may go wrong at times: less in a plain run.
+func Rounds(plain, soak int) int {
+	if Soaking() {
+		return soak
+	}
+	return plain
+}
+
+// Story has a test use the engine with -short, too.
+func Story(t *testing.T) {
+	t.Helper()
+	enginetest.Story(t)
+}
+
+var atEnd []func()
+
+// AtEnd has f called after the last test, for what tests share.
+func AtEnd(f func()) { atEnd = append(atEnd, f) }
+
+// Main runs a package's tests, or a role of theirs, and ends the process. The tests give
+// the engine back as they found it and leave no goroutine, or Main fails them. Where others
+// use the engine at the same time, as other packages' tests do in ci/test, Main is to look
+// with SANDBOX_TEST_SHARED=1 at what belongs to its own tests' names alone. The functions
+// are called at last.
+//
+// Without an engine it fails, but with -short: then tests that need one are left out, see
+// [Story], and so are examples.
+func Main(m *testing.M, last ...func() error) {
+	if role := os.Getenv(roleVar); role != "" {
+		if err := roles[role](os.Args[1:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	flag.Parse()
+	if p := flag.Lookup("test.parallel"); p.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
+		// Tests wait for the engine, mostly, and not for a CPU; with other packages' beside
+		// them the engine is what there is too little of.
+		parallel := "8"
+		if shared() {
+			parallel = "5"
+		}
+		_ = p.Value.Set(parallel)
+	}
+	code := 0
+	if testing.Short() && !enginetest.Answers() {
+		enginetest.LeaveOut("^Example")
+		code = m.Run()
+	} else {
+		code = withEngine(m)
+	}
+	for _, f := range last {
+		if err := f(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = max(code, 1)
+		}
+	}
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+func withEngine(m *testing.M) (code int) {
+	defer enginetest.Watch()()
+	before, err := left()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "the tests need a Docker Engine; `make test` starts one:", err)
+		return 1
+	}
+	code = m.Run()
+	for _, f := range atEnd {
+		f()
+	}
+	if code == 0 {
+		code = leaks(before)
+	}
+	return code
+}
+
+// shared reports whether others use the engine at the same time.
+func shared() bool { return os.Getenv("SANDBOX_TEST_SHARED") != "" }
+
+// left names what the engine holds that may be these tests'.
+func left() ([]string, error) {
+	if shared() {
+		return enginetest.Leftovers(enginetest.OfNames(namePrefix))
+	}
+	return enginetest.Leftovers(enginetest.IgnoreGuest())
+}
+
+func leaks(before []string) int {
+	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(200 * time.Millisecond) {
+		now, err := left()
+		now = slices.DeleteFunc(now, func(l string) bool { return slices.Contains(before, l) })
+		if err == nil && len(now) == 0 {
+			return 0
+		}
+		if time.Now().After(deadline) {
+			fmt.Fprintf(os.Stderr, "left on the engine (%v):\n\t%s\n", err, strings.Join(now, "\n\t"))
+			return 1
+		}
+	}
+}

@@ -1,0 +1,981 @@
+package lifecycle_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+func init() {
+	// inside NAME ARGV… resumes a sandbox, prints what a command in it prints, and lets
+	// go of it.
+	harness.AddRole("inside", func(args []string) error {
+		ctx := context.Background()
+		sb, err := sandbox.Get(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		cmd := sb.Command(ctx, args[1], args[2:]...)
+		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+		return errors.Join(cmd.Run(), sb.Detach())
+	})
+}
+
+// fillTree makes a bit of everything in the workspace, and listTree prints all that a
+// file system knows of it.
+const (
+	fillTree = `set -e
+mkdir -p dir/sub empty 'with space'
+printf 'some\000content\n' > dir/file; chmod 0640 dir/file; chown 1234:4321 dir/file; touch -d '2001-02-03 04:05:06.789' dir/file
+head -c 1000000 /dev/urandom > dir/sub/big
+ln -s ../dir/file dir/link; ln -s /nowhere dangling; ln dir/file hard
+chmod 2750 empty; chown 7:8 empty; printf x > 'with space/ünï'; chmod 4755 'with space/ünï'; : > .hidden`
+	listTree = `find . -printf '%P %y %m %U %G %s %T@ %n %l\n' | sort; find . -type f -exec sha256sum {} + | sort`
+)
+
+// V2.2: everything about every file.
+func TestFilesSurviveStopAndStart(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	harness.Run(t, sb, "sh", "-c", fillTree)
+	before := harness.Run(t, sb, "sh", "-c", listTree)
+	if state, err := sb.Stop(t.Context()); state != "stopped" || err != nil {
+		t.Fatalf("Stop = %q, %v", state, err)
+	}
+	if state, err := sb.Start(t.Context()); state != sandbox.StateRunning || err != nil {
+		t.Fatalf("Start = %q, %v", state, err)
+	}
+	if diff := cmp.Diff(before, harness.Run(t, sb, "sh", "-c", listTree)); diff != "" || strings.Count(before, "\n") < 12 {
+		t.Errorf("the workspace after Stop and Start (-before +after):\n%s", diff)
+	}
+}
+
+// V2.2, S2.1: also for another process, after Close.
+func TestFilesSurviveCloseAndGetElsewhere(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	harness.Run(t, sb, "sh", "-c", fillTree)
+	before := harness.Run(t, sb, "sh", "-c", listTree)
+	if err := sb.Close(); err != nil {
+		t.Fatalf("Close: %v", err)
+	}
+	out, err := harness.Process(t, "inside", sb.Name(), "sh", "-c", listTree).Output()
+	if err != nil {
+		t.Fatalf("the other process: %v", err)
+	}
+	if diff := cmp.Diff(before, strings.TrimSpace(string(out))); diff != "" {
+		t.Errorf("the workspace in another process (-before +after):\n%s", diff)
+	}
+}
+
+// C2.1.
+func TestStartOfAStoppedSandboxRuns(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatalf("Stop: %v", err)
+	}
+	if state, err := sb.Start(t.Context()); state != "running" || err != nil {
+		t.Errorf("Start = %q, %v; want running", state, err)
+	}
+	if got := harness.Run(t, sb, "echo", "ok"); got != "ok" {
+		t.Errorf("a command says %q", got)
+	}
+}
+
+// C2.2: it is not a restart.
+func TestStartOfARunningSandboxChangesNothing(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	before := harness.Status(t, sb)
+	if state, err := sb.Start(t.Context()); state != "running" || err != nil {
+		t.Errorf("Start = %q, %v; want running", state, err)
+	}
+	if after := harness.Status(t, sb); !after.StartedAt.Equal(before.StartedAt) || before.StartedAt.IsZero() {
+		t.Errorf("StartedAt was %v and is %v", before.StartedAt, after.StartedAt)
+	}
+}
+
+// stubborn is a main process that does not mind SIGTERM.
+var stubborn = sandbox.WithCommand("sh", "-c", "trap '' TERM; touch /workspace/up; while :; do sleep 0.1; done")
+
+// C3.1.
+func TestStopLetsTheMainProcessFinish(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)),
+		sandbox.WithCommand("sh", "-c", "trap 'sleep 0.3; echo bye > /workspace/bye; exit 0' TERM; touch /workspace/up; while :; do sleep 0.05; done"))
+	harness.WaitForFile(t, sb, "up")
+	began := time.Now()
+	if state, err := sb.Stop(t.Context()); state != sandbox.StateStopped || err != nil {
+		t.Errorf("Stop = %q, %v", state, err)
+	}
+	if d := time.Since(began); d > 15*time.Second {
+		t.Errorf("Stop took %v", d)
+	}
+	if code := harness.Raw(t, sb).State.ExitCode; code == 137 {
+		t.Errorf("exit code %d: it was killed", code)
+	}
+	if got := harness.Run(t, sb, "cat", "bye"); got != "bye" {
+		t.Errorf("its last words are %q", got)
+	}
+}
+
+// C3.2.
+func TestStopKillsWhatIgnoresIt(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithStopTimeout(time.Second), stubborn)
+	harness.WaitForFile(t, sb, "up")
+	began := time.Now()
+	if state, err := sb.Stop(t.Context()); state != sandbox.StateStopped || err != nil {
+		t.Errorf("Stop = %q, %v", state, err)
+	}
+	if d := time.Since(began); d < time.Second || d > 15*time.Second {
+		t.Errorf("Stop took %v, want a little more than 1s", d)
+	}
+	if code := harness.Raw(t, sb).State.ExitCode; code != 137 {
+		t.Errorf("exit code %d, want 137", code)
+	}
+}
+
+// C3.2: 30 s unless told otherwise.
+func TestStopGrantsThirtySeconds(t *testing.T) {
+	t.Parallel()
+	proxy := enginetest.NewProxy(t)
+	c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
+	for want, opts := range map[string][]sandbox.CreateOption{"t=30": nil, "t=7": {sandbox.WithStopTimeout(7 * time.Second)}} {
+		sb, err := c.Create(t.Context(), opts...)
+		if err != nil {
+			t.Fatalf("Create: %v", err)
+		}
+		proxy.Arm(0, enginetest.None, nil)
+		if err := sb.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		if !slices.ContainsFunc(proxy.Requests(), func(r string) bool { return strings.HasSuffix(r, "/stop?"+want) }) {
+			t.Errorf("requests %q; want a stop with %s", proxy.Requests(), want)
+		}
+	}
+}
+
+// C5, C5.1: the newest first.
+func TestListTellsOfEverySandbox(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	prefix := harness.UniqueName(t)
+	began := time.Now().Add(-time.Minute)
+	older := harness.NewSandbox(t, sandbox.WithName(prefix+"-z"))
+	newer := harness.NewSandbox(t, sandbox.WithName(prefix+"-a"))
+	if _, err := older.Stop(t.Context()); err != nil {
+		t.Fatalf("Stop: %v", err)
+	}
+	list, err := c.List(t.Context(), sandbox.NamePrefix(prefix))
+	if err != nil || len(list) != 2 {
+		t.Fatalf("List = %+v, %v; want two", list, err)
+	}
+	for i, want := range []struct {
+		sb    *sandbox.Sandbox
+		state sandbox.State
+	}{{newer, "running"}, {older, "stopped"}} {
+		got := list[i]
+		if got.ID != want.sb.ID() || got.Name != want.sb.Name() || got.State != want.state || got.Location != "local" || got.Image != sandbox.DefaultImage {
+			t.Errorf("List[%d] = %+v; want %s, %s", i, got, want.sb.Name(), want.state)
+		}
+		if got.CreatedAt.Before(began) || got.CreatedAt.After(time.Now().Add(time.Minute)) {
+			t.Errorf("List[%d].CreatedAt = %v", i, got.CreatedAt)
+		}
+	}
+	if _, err := c.Delete(t.Context(), newer.Name()); err != nil {
+		t.Fatalf("Delete: %v", err)
+	}
+	harness.NewEngine(t).RemoveVolume(t.Context(), record.WorkspaceName(newer.ID()), false)
+}
+
+// E104: a list while what it lists is going.
+func TestListWhileSandboxesGo(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	prefix := harness.UniqueName(t)
+	var going sync.WaitGroup
+	for i := range 3 {
+		sb := harness.NewSandbox(t, sandbox.WithName(fmt.Sprint(prefix, i)), harness.Quick)
+		going.Go(func() {
+			if _, err := sb.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+				t.Errorf("Delete: %v", err)
+			}
+		})
+	}
+	gone := make(chan struct{})
+	go func() { going.Wait(); close(gone) }()
+	for last := false; !last; {
+		select {
+		case <-gone:
+			last = true
+		default:
+		}
+		list, err := c.List(t.Context(), sandbox.NamePrefix(prefix))
+		if err != nil || last && len(list) > 0 {
+			t.Errorf("List = %v, %v; all are gone: %v", list, err, last)
+		}
+	}
+}
+
+// X22: deletion stops what runs, and not with SIGKILL.
+func TestDeleteLetsTheMainProcessFinish(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)),
+		sandbox.WithCommand("sh", "-c", "trap 'sleep 0.3; echo bye > /workspace/bye; exit 0' TERM; touch /workspace/up; while :; do sleep 0.05; done"))
+	harness.Eventually(t, "the main process is up", func() bool {
+		_, err := sb.Stat(t.Context(), "/workspace/up")
+		return err == nil
+	})
+	if _, err := sb.Delete(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	heir := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithID(sb.ID()))
+	if got, err := heir.ReadFile(t.Context(), "bye"); string(got) != "bye\n" {
+		t.Errorf("the last word of the main process: %q, %v", got, err)
+	}
+}
+
+// C5.1.
+func TestEmptyListIsNotNil(t *testing.T) {
+	t.Parallel()
+	list, err := harness.NewClient(t).List(t.Context(), sandbox.NamePrefix(harness.UniqueName(t)))
+	if err != nil || list == nil || len(list) != 0 {
+		t.Errorf("List = %#v, %v; want an empty slice", list, err)
+	}
+}
+
+// C5.2.
+func TestListFiltersByState(t *testing.T) {
+	t.Parallel()
+	c, eng := harness.NewClient(t), harness.NewEngine(t)
+	prefix := harness.UniqueName(t)
+	running := harness.NewSandbox(t, sandbox.WithName(prefix+"-running"))
+	stopped := harness.NewSandbox(t, sandbox.WithName(prefix+"-stopped"))
+	paused := harness.NewSandbox(t, sandbox.WithName(prefix+"-paused"))
+	if _, err := stopped.Stop(t.Context()); err != nil {
+		t.Fatalf("Stop: %v", err)
+	}
+	if err := eng.PauseContainer(t.Context(), record.ContainerName(paused.Name())); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		states []sandbox.State
+		want   []string
+	}{
+		{nil, []string{paused.Name(), running.Name(), stopped.Name()}},
+		{[]sandbox.State{sandbox.Running}, []string{running.Name()}},
+		{[]sandbox.State{"running"}, []string{running.Name()}},
+		{[]sandbox.State{sandbox.Stopped}, []string{stopped.Name()}},
+		{[]sandbox.State{sandbox.Paused, sandbox.Stopped}, []string{paused.Name(), stopped.Name()}},
+		{[]sandbox.State{sandbox.Creating, sandbox.StateError}, nil},
+	} {
+		list, err := c.List(t.Context(), sandbox.NamePrefix(prefix), sandbox.StatusFilter(tt.states...))
+		var got []string
+		for _, i := range list {
+			got = append(got, i.Name)
+		}
+		slices.Sort(got)
+		if diff := cmp.Diff(tt.want, got); diff != "" || err != nil {
+			t.Errorf("List(%q): %v (-want +got):\n%s", tt.states, err, diff)
+		}
+	}
+}
+
+// S1.2: however the scope ends.
+func TestDeferredCloseStopsTheSandbox(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	for how, end := range map[string]func() error{
+		"return": func() error { return nil },
+		"error":  func() error { return errors.New("x") },
+		"panic":  func() error { panic("x") },
+	} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			name := harness.UniqueName(t)
+			harness.Remove(t, c, name)
+			func() {
+				defer func() { recover() }()
+				sb, err := c.Create(context.Background(), sandbox.WithName(name))
+				if err != nil {
+					t.Errorf("Create: %v", err)
+					return
+				}
+				defer sb.Close()
+				_ = end()
+			}()
+			if st, err := harness.NewClient(t).Inspect(t.Context(), name); err != nil || st.State != sandbox.StateStopped || st.Reason != "stopped" {
+				t.Errorf("afterwards it is %+v, %v; want stopped, and there", st, err)
+			}
+		})
+	}
+}
+
+// S1.2, E65: whatever happened before, Close is nil, soon, and stays so.
+func TestCloseIsNilWhateverHappenedBefore(t *testing.T) {
+	t.Parallel()
+	for what, before := range map[string]func(t *testing.T, sb *sandbox.Sandbox, eng *engine.Engine){
+		"nothing": func(*testing.T, *sandbox.Sandbox, *engine.Engine) {},
+		"Close":   func(t *testing.T, sb *sandbox.Sandbox, _ *engine.Engine) { sb.Close() },
+		"Detach":  func(t *testing.T, sb *sandbox.Sandbox, _ *engine.Engine) { sb.Detach() },
+		"Stop":    func(t *testing.T, sb *sandbox.Sandbox, _ *engine.Engine) { sb.Stop(t.Context()) },
+		"a command": func(t *testing.T, sb *sandbox.Sandbox, _ *engine.Engine) {
+			sb.Command(t.Context(), "sleep", "1000").Start()
+		},
+		"Delete": func(t *testing.T, sb *sandbox.Sandbox, _ *engine.Engine) {
+			if _, err := sb.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+				t.Errorf("Delete: %v", err)
+			}
+		},
+		"a removal by hand": func(t *testing.T, sb *sandbox.Sandbox, eng *engine.Engine) {
+			if err := eng.RemoveContainer(t.Context(), record.ContainerName(sb.Name()), true); err != nil {
+				t.Error(err)
+			}
+			if err := eng.RemoveVolume(t.Context(), record.WorkspaceName(sb.ID()), false); err != nil {
+				t.Error(err)
+			}
+		},
+		"a pause": func(t *testing.T, sb *sandbox.Sandbox, eng *engine.Engine) {
+			if err := eng.PauseContainer(t.Context(), record.ContainerName(sb.Name())); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		for _, persistent := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, persistent %v", what, persistent), func(t *testing.T) {
+				t.Parallel()
+				c, name := harness.NewClient(t), harness.UniqueName(t)
+				harness.Remove(t, c, name)
+				ctx, cancel := context.WithCancel(t.Context())
+				sb, err := c.Create(ctx, sandbox.WithName(name), sandbox.WithPersistent(persistent))
+				if err != nil {
+					t.Fatalf("Create: %v", err)
+				}
+				cancel() // the creating context: Close does not care
+				before(t, sb, harness.NewEngine(t))
+				began := time.Now()
+				var wg sync.WaitGroup
+				for range 4 {
+					wg.Go(func() {
+						if err := sb.Close(); err != nil {
+							t.Errorf("Close = %v", err)
+						}
+					})
+				}
+				wg.Wait()
+				if d := time.Since(began); d > 15*time.Second {
+					t.Errorf("Close took %v", d)
+				}
+				if err := sb.Close(); err != nil {
+					t.Errorf("Close again = %v", err)
+				}
+				if err := sb.Detach(); err != nil {
+					t.Errorf("Detach after Close = %v", err)
+				}
+				want := sandbox.ErrClosed
+				if what == "Delete" {
+					want = sandbox.ErrNotFound
+				}
+				if _, err := sb.Status(t.Context()); !errors.Is(err, want) {
+					t.Errorf("Status after Close = %v; want %v", err, want)
+				}
+			})
+		}
+	}
+}
+
+// E65: whichever comes first, it ends closed and, as Close came last, stopped.
+func TestCloseWhileStartRuns(t *testing.T) {
+	t.Parallel()
+	c, name := harness.NewClient(t), harness.UniqueName(t)
+	harness.Remove(t, c, name)
+	sb, err := c.Create(t.Context(), sandbox.WithName(name))
+	if err != nil {
+		t.Fatalf("Create: %v", err)
+	}
+	for range 3 {
+		if _, err := sb.Stop(t.Context()); err != nil {
+			t.Fatalf("Stop: %v", err)
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if _, err := sb.Start(t.Context()); err != nil && !errors.Is(err, sandbox.ErrClosed) && !errors.Is(err, context.Canceled) {
+				t.Errorf("Start = %v; want nil, or that it is closed", err)
+			}
+		})
+		wg.Go(func() {
+			if err := sb.Close(); err != nil {
+				t.Errorf("Close = %v", err)
+			}
+		})
+		wg.Wait()
+		if st, err := c.Inspect(t.Context(), name); err != nil || st.State != sandbox.StateStopped {
+			t.Errorf("afterwards it is %+v, %v; want stopped", st, err)
+		}
+		if sb, err = c.Get(t.Context(), name); err != nil {
+			t.Fatalf("Get: %v", err)
+		}
+	}
+	sb.Detach()
+}
+
+// S1.2: methods of a closed handle say so, all of them.
+func TestClosedHandleSaysSo(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithPorts(3000))
+	cmd := sb.Command(t.Context(), "true")
+	if err := sb.Detach(); err != nil {
+		t.Fatalf("Detach: %v", err)
+	}
+	if err := cmd.Run(); !errors.Is(err, sandbox.ErrClosed) {
+		t.Errorf("Run of a command made before = %v; want ErrClosed", err)
+	}
+	for call, do := range handleCalls(t) {
+		if err := do(sb); !errors.Is(err, sandbox.ErrClosed) {
+			t.Errorf("%s = %v; want ErrClosed", call, err)
+		}
+	}
+}
+
+// handleCalls are the calls that need a sandbox behind the handle. It publishes port 3000.
+func handleCalls(t *testing.T) map[string]func(*sandbox.Sandbox) error {
+	ctx, dir := t.Context(), t.TempDir()
+	return map[string]func(sb *sandbox.Sandbox) error{
+		"Start":       func(sb *sandbox.Sandbox) error { return harness.Second(sb.Start(ctx)) },
+		"Stop":        func(sb *sandbox.Sandbox) error { return harness.Second(sb.Stop(ctx)) },
+		"Status":      func(sb *sandbox.Sandbox) error { return harness.Second(sb.Status(ctx)) },
+		"Command":     func(sb *sandbox.Sandbox) error { return sb.Command(ctx, "true").Run() },
+		"Process":     func(sb *sandbox.Sandbox) error { return harness.Second(sb.Process(ctx, "x")) },
+		"Delete":      func(sb *sandbox.Sandbox) error { return harness.Second(sb.Delete(ctx)) },
+		"DialContext": func(sb *sandbox.Sandbox) error { return harness.Second(sb.DialContext(ctx, "tcp", "localhost:1")) },
+		"Port":        func(sb *sandbox.Sandbox) error { return harness.Second(sb.Port(ctx, 3000)) },
+		"WaitPort":    func(sb *sandbox.Sandbox) error { return sb.WaitPort(ctx, 3000) },
+		"ReadFile":    func(sb *sandbox.Sandbox) error { return harness.Second(sb.ReadFile(ctx, "/etc/hostname")) },
+		"WriteFile":   func(sb *sandbox.Sandbox) error { return sb.WriteFile(ctx, "x", nil, 0o644) },
+		"CopyIn":      func(sb *sandbox.Sandbox) error { return harness.Second(sb.CopyIn(ctx, dir, "x")) },
+		"CopyOut":     func(sb *sandbox.Sandbox) error { return harness.Second(sb.CopyOut(ctx, "/etc/hostname", dir+"/")) },
+	}
+}
+
+// E66: a failure that defer drops is told to the logger.
+func TestFailedCloseIsReturnedAndLogged(t *testing.T) {
+	t.Parallel()
+	proxy := enginetest.NewProxy(t)
+	var log lockedBuffer
+	c := harness.NewClient(t, sandbox.WithHost(proxy.Host()), sandbox.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	name := harness.UniqueName(t)
+	harness.Remove(t, harness.NewClient(t), name)
+	sb, err := c.Create(t.Context(), sandbox.WithName(name))
+	if err != nil {
+		t.Fatalf("Create: %v", err)
+	}
+	proxy.Refuse(true)
+	err = sb.Close()
+	proxy.Refuse(false)
+	if !errors.Is(err, sandbox.ErrEngineUnavailable) || sb.Close() != err {
+		t.Errorf("Close = %v, then %v; want ErrEngineUnavailable twice", err, sb.Close())
+	}
+	if got := log.String(); !strings.Contains(got, "level=ERROR") || !strings.Contains(got, name) {
+		t.Errorf("logged: %q; want the failure", got)
+	}
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// S2.1, X13.
+func TestGetResumesAStoppedSandbox(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	made := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	if _, err := made.Stop(t.Context()); err != nil {
+		t.Fatalf("Stop: %v", err)
+	}
+	if st, err := c.Inspect(t.Context(), made.Name()); err != nil || st.State != sandbox.StateStopped {
+		t.Errorf("Inspect = %+v, %v; want stopped: it must not resume", st, err)
+	}
+	left, err := c.Get(t.Context(), made.Name(), sandbox.WithoutResume())
+	if err != nil || harness.Status(t, left).State != sandbox.StateStopped {
+		t.Errorf("Get without resuming = %v, %v; want stopped", left, err)
+	}
+	left.Detach()
+	for _, ref := range []string{made.Name(), made.ID()} {
+		resumed := 0
+		sb, err := c.Get(t.Context(), ref, sandbox.OnResume(func(ctx context.Context, sb *sandbox.Sandbox) error {
+			resumed++
+			return sb.Command(ctx, "true").Run()
+		}))
+		if err != nil {
+			t.Fatalf("Get(%q): %v", ref, err)
+		}
+		if st := harness.Status(t, sb); st.State != sandbox.StateRunning || sb.ID() != made.ID() || resumed != 1 {
+			t.Errorf("Get(%q): %+v, resumed %d times; want %s running, resumed once", ref, st, resumed, made.ID())
+		}
+		if _, err := sb.Stop(t.Context()); err != nil {
+			t.Errorf("Stop: %v", err)
+		}
+		sb.Detach()
+	}
+}
+
+// S2.1.
+func TestGetOfARunningSandboxIsTheSameSession(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	made := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	before := harness.Status(t, made)
+	sb, err := c.Get(t.Context(), made.Name(), sandbox.OnResume(func(context.Context, *sandbox.Sandbox) error {
+		t.Error("OnResume was called")
+		return nil
+	}))
+	if err != nil {
+		t.Fatalf("Get: %v", err)
+	}
+	defer sb.Detach()
+	if after := harness.Status(t, sb); !after.StartedAt.Equal(before.StartedAt) {
+		t.Errorf("StartedAt was %v and is %v", before.StartedAt, after.StartedAt)
+	}
+}
+
+// S2.1: OnResume may refuse, and the session goes on.
+func TestFailingOnResumeFailsTheCall(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	made := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	if _, err := made.Stop(t.Context()); err != nil {
+		t.Fatalf("Stop: %v", err)
+	}
+	broken := errors.New("broken")
+	if _, err := c.Get(t.Context(), made.Name(), sandbox.OnResume(func(context.Context, *sandbox.Sandbox) error { return broken })); !errors.Is(err, broken) {
+		t.Errorf("Get = %v; want OnResume's error", err)
+	}
+	if st := harness.Status(t, made); st.State != sandbox.StateRunning {
+		t.Errorf("the sandbox is %s; want running", st.State)
+	}
+}
+
+// S2.1, C6.2: exactly these words.
+func TestMissingSandboxIsNotFound(t *testing.T) {
+	t.Parallel()
+	for call, do := range takers(harness.NewClient(t)) {
+		if strings.HasPrefix(call, "Create") || call == "GetOrCreate" {
+			continue
+		}
+		err := do(t.Context(), harness.UniqueName(t))
+		var e *sandbox.Error
+		if !errors.Is(err, sandbox.ErrNotFound) || !strings.Contains(err.Error(), "Sandbox not found") || !errors.As(err, &e) || e.StatusCode() != 404 {
+			t.Errorf("%s = %v; want Sandbox not found, 404", call, err)
+		}
+	}
+}
+
+// S2.2: of many callers one creates.
+func TestGetOrCreateCreatesOnce(t *testing.T) {
+	t.Parallel()
+	c, name := harness.NewClient(t), harness.UniqueName(t)
+	harness.Remove(t, c, name)
+	var created atomic.Int32
+	var ids [8]string
+	onCreate := sandbox.OnCreate(func(ctx context.Context, sb *sandbox.Sandbox) error {
+		created.Add(1)
+		return sb.Command(ctx, "touch", "made").Run() // it runs already
+	})
+	var wg sync.WaitGroup
+	for i := range ids {
+		wg.Go(func() {
+			sb, err := c.GetOrCreate(t.Context(), name, onCreate)
+			if err != nil {
+				t.Errorf("GetOrCreate: %v", err)
+				return
+			}
+			ids[i] = sb.ID()
+			if created.Load() != 1 {
+				t.Errorf("it returned before OnCreate was done")
+			}
+			if err := sb.Command(t.Context(), "test", "-e", "made").Run(); err != nil {
+				t.Errorf("what OnCreate made: %v", err)
+			}
+			sb.Detach()
+		})
+	}
+	wg.Wait()
+	for _, id := range ids {
+		if id != ids[0] {
+			t.Errorf("IDs %q; want one", ids)
+		}
+	}
+	sb, err := c.GetOrCreate(t.Context(), name, onCreate)
+	if err != nil || created.Load() != 1 {
+		t.Fatalf("one more GetOrCreate: %v; OnCreate was called %d times, want once", err, created.Load())
+	}
+	sb.Detach()
+}
+
+// S2.2, E93: labels can't change, and options of an existing sandbox are ignored.
+func TestGetOrCreateIgnoresOptionsOfAnExistingSandbox(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	made := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTags(map[string]string{"k": "first"}))
+	before := harness.Raw(t, made).Config
+	sb, err := c.GetOrCreate(t.Context(), made.Name(), sandbox.WithTags(map[string]string{"k": "second"}), sandbox.WithVCPUs(2), sandbox.WithEnv(map[string]string{"NEW": "1"}))
+	if err != nil {
+		t.Fatalf("GetOrCreate: %v", err)
+	}
+	defer sb.Detach()
+	if st := harness.Status(t, sb); st.Tags["k"] != "first" || sb.ID() != made.ID() {
+		t.Errorf("Status = %+v; want it as it was made", st)
+	}
+	if diff := cmp.Diff(before, harness.Raw(t, sb).Config); diff != "" {
+		t.Errorf("its configuration changed (-was +is):\n%s", diff)
+	}
+	if _, err := c.Create(t.Context(), sandbox.WithName(made.Name())); !errors.Is(err, sandbox.ErrExists) {
+		t.Errorf("Create = %v; want ErrExists", err)
+	}
+}
+
+// E93: a volume that exists keeps its labels, whoever asks for others.
+func TestWorkspaceKeepsItsLabels(t *testing.T) {
+	t.Parallel()
+	eng := harness.NewEngine(t)
+	name := record.WorkspaceName(harness.Shared(t).ID())
+	before, err := eng.InspectVolume(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := eng.CreateVolume(t.Context(), name, map[string]string{record.Managed: "true", record.Name: "another"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before.Labels, got.Labels); diff != "" {
+		t.Errorf("labels changed (-was +is):\n%s", diff)
+	}
+}
+
+// S4.2, C4.1, C4.2, V4.1: for good, and the workspace is preserved unless told otherwise.
+func TestDeletedSandboxIsGone(t *testing.T) {
+	t.Parallel()
+	c, eng := harness.NewClient(t), harness.NewEngine(t)
+	for _, preserve := range []bool{true, false} {
+		name := harness.UniqueName(t)
+		harness.Remove(t, c, name)
+		sb, err := c.Create(t.Context(), sandbox.WithName(name), sandbox.WithPorts(3000))
+		if err != nil {
+			t.Fatalf("Create: %v", err)
+		}
+		other, err := c.Get(t.Context(), name)
+		if err != nil {
+			t.Fatalf("Get: %v", err)
+		}
+		harness.Run(t, sb, "sh", "-c", "echo mine > file")
+		want := sandbox.VolumeOutcome{Name: "agent-sandbox-" + sb.ID(), Status: "preserved"}
+		var opts []sandbox.DeleteOption
+		if !preserve {
+			want.Status = "deleted"
+			opts = append(opts, sandbox.PreserveVolumes(false))
+		}
+		report, err := sb.Delete(t.Context(), opts...)
+		if diff := cmp.Diff(sandbox.DeleteReport{Volumes: []sandbox.VolumeOutcome{want}}, report); err != nil || diff != "" {
+			t.Errorf("Delete: %v; report (-want +got):\n%s", err, diff)
+		}
+		if got := report.String(); got != "volume "+want.Name+": "+want.Status {
+			t.Errorf("the report reads %q", got)
+		}
+		for call, do := range takers(c) {
+			if strings.HasPrefix(call, "Create") || call == "GetOrCreate" {
+				continue
+			}
+			for _, ref := range []string{name, sb.ID()} {
+				if err := do(t.Context(), ref); !errors.Is(err, sandbox.ErrNotFound) {
+					t.Errorf("%s of %q = %v; want ErrNotFound", call, ref, err)
+				}
+			}
+		}
+		if list, err := c.List(t.Context(), sandbox.NamePrefix(name)); err != nil || len(list) != 0 {
+			t.Errorf("List = %+v, %v; want none", list, err)
+		}
+		for call, do := range handleCalls(t) {
+			for i, h := range []*sandbox.Sandbox{sb, other} {
+				if err := do(h); !errors.Is(err, sandbox.ErrNotFound) {
+					t.Errorf("%s on handle %d = %v; want ErrNotFound", call, i, err)
+				}
+			}
+		}
+		for _, h := range []*sandbox.Sandbox{sb, other} {
+			if err := h.Close(); err != nil {
+				t.Errorf("Close = %v", err)
+			}
+		}
+		// The name is free, and the ID adopts what was preserved.
+		again, err := c.Create(t.Context(), sandbox.WithName(name), sandbox.WithID(sb.ID()))
+		if err != nil {
+			t.Fatalf("Create again: %v", err)
+		}
+		out, _ := again.Command(t.Context(), "cat", "file").Output()
+		if kept := string(out) == "mine\n"; kept != preserve {
+			t.Errorf("preserve %v, and the file is %q", preserve, out)
+		}
+		again.Detach()
+		if left := harness.Objects(t, eng, harness.Named(name)); len(left) != 2 {
+			t.Errorf("it has %q; want a container and a volume", left)
+		}
+	}
+}
+
+// E61.
+func TestStopOfWhatDoesNotRunIsNil(t *testing.T) {
+	t.Parallel()
+	c, eng := harness.NewClient(t), harness.NewEngine(t)
+	for what, arrange := range map[string]func(t *testing.T) string{
+		"stopped": func(t *testing.T) string {
+			sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+			if _, err := sb.Stop(t.Context()); err != nil {
+				t.Fatalf("Stop: %v", err)
+			}
+			return sb.Name()
+		},
+		"created": func(t *testing.T) string {
+			name := harness.UniqueName(t)
+			handMade(t, eng, record.ContainerName(name), name, record.NewID())
+			return name
+		},
+		"paused": func(t *testing.T) string {
+			sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+			if err := eng.PauseContainer(t.Context(), record.ContainerName(sb.Name())); err != nil {
+				t.Fatal(err)
+			}
+			return sb.Name()
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			sb, err := c.Get(t.Context(), arrange(t), sandbox.WithoutResume())
+			if err != nil {
+				t.Fatalf("Get: %v", err)
+			}
+			defer sb.Detach()
+			began := time.Now()
+			if state, err := sb.Stop(t.Context()); state != sandbox.StateStopped || err != nil || time.Since(began) > 10*time.Second {
+				t.Errorf("Stop = %q, %v after %v", state, err, time.Since(began))
+			}
+		})
+	}
+}
+
+// A paused sandbox goes on where it was.
+func TestStartOfAPausedSandboxGoesOn(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	before := harness.Status(t, sb)
+	if err := harness.NewEngine(t).PauseContainer(t.Context(), record.ContainerName(sb.Name())); err != nil {
+		t.Fatal(err)
+	}
+	if st := harness.Status(t, sb); st.State != sandbox.StatePaused {
+		t.Errorf("it is %s, want paused", st.State)
+	}
+	if state, err := sb.Start(t.Context()); state != sandbox.StateRunning || err != nil {
+		t.Errorf("Start = %q, %v", state, err)
+	}
+	if after := harness.Status(t, sb); !after.StartedAt.Equal(before.StartedAt) {
+		t.Errorf("it was restarted: %v, %v", before.StartedAt, after.StartedAt)
+	}
+	harness.Run(t, sb, "true")
+}
+
+// E62, X21: a program without a handler for SIGTERM would be deaf to it as PID 1.
+func TestSandboxStopsAtOnce(t *testing.T) {
+	t.Parallel()
+	for what, opts := range map[string][]sandbox.CreateOption{
+		"alone":          nil,
+		"with a program": {sandbox.WithCommand("tail", "-f", "/dev/null")},
+	} {
+		sb := harness.NewSandbox(t, opts...)
+		began := time.Now()
+		if _, err := sb.Stop(t.Context()); err != nil {
+			t.Errorf("Stop: %v", err)
+		}
+		if d := time.Since(began); d > 20*time.Second { // without a handler it takes 30 s
+			t.Errorf("%s: Stop took %v", what, d)
+		}
+	}
+}
+
+// E62: nor is a SIGTERM lost that comes while PID 1 is still starting, when the kernel
+// drops what it has no handler for.
+func TestStopRightAfterStartIsHeard(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithStopTimeout(8*time.Second))
+	for range 8 {
+		if _, err := sb.Stop(t.Context()); err != nil {
+			t.Fatalf("Stop: %v", err)
+		}
+		if code := harness.Raw(t, sb).State.ExitCode; code == 137 {
+			t.Errorf("exit code %d: it was killed, 8 s later", code)
+		}
+		if _, err := sb.Start(t.Context()); err != nil {
+			t.Fatalf("Start: %v", err)
+		}
+	}
+}
+
+// E63: commands get SIGTERM too, detached or not.
+func TestStopTellsEveryCommand(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	for _, name := range []string{"attached", "detached"} {
+		cmd := sb.Command(t.Context(), "sh", "-c", "trap 'touch "+name+".told; exit 0' TERM; touch "+name+".up; while :; do sleep 0.05; done")
+		cmd.Detached = name == "detached"
+		if err := cmd.Start(); err != nil {
+			t.Fatalf("Start: %v", err)
+		}
+		harness.WaitForFile(t, sb, name+".up")
+	}
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Errorf("Stop: %v", err)
+	}
+	if got := harness.Run(t, sb, "sh", "-c", "ls *.told"); got != "attached.told\ndetached.told" {
+		t.Errorf("SIGTERM reached %q", got)
+	}
+}
+
+// E64: the caller goes, the session ends all the same.
+func TestStopGoesOnWithoutItsCaller(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithStopTimeout(8*time.Second), stubborn)
+	harness.WaitForFile(t, sb, "up")
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	if _, err := sb.Stop(ctx); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 6*time.Second {
+		t.Errorf("Stop = %v after %v; want context.DeadlineExceeded at once", err, time.Since(began))
+	}
+	harness.Eventually(t, "it is stopped", func() bool { return harness.Status(t, sb).State == sandbox.StateStopped })
+}
+
+// E91: Get goes by the container's own name, and List shows both.
+func TestTwoContainersWithOneNameLabel(t *testing.T) {
+	t.Parallel()
+	c, eng := harness.NewClient(t), harness.NewEngine(t)
+	name, id, fakeID := harness.UniqueName(t), record.NewID(), record.NewID()
+	handMade(t, eng, record.ContainerName(name), name, id)
+	handMade(t, eng, record.ContainerName(name+"-copy"), name, fakeID)
+	if st, err := c.Inspect(t.Context(), name); err != nil || st.ID != id {
+		t.Errorf("Inspect = %+v, %v; want %s", st, err, id)
+	}
+	for _, ref := range []string{name + "-copy", fakeID} {
+		if st, err := c.Inspect(t.Context(), ref); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("Inspect(%q) = %+v, %v; want ErrNotFound", ref, st, err)
+		}
+	}
+	list, err := c.List(t.Context(), sandbox.NamePrefix(name))
+	if err != nil || len(list) != 2 {
+		t.Errorf("List = %+v, %v; want both", list, err)
+	}
+}
+
+// E92: an image made of a sandbox has its labels, and so has a stranger's container
+// made of that.
+func TestContainerOfAnImageOfASandboxIsNoSandbox(t *testing.T) {
+	t.Parallel()
+	c, eng := harness.NewClient(t), harness.NewEngine(t)
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	image, stranger := "enginetest-commit:"+record.NewID(), "stranger-"+record.NewID()
+	enginetest.Post(t, "/commit?container="+record.ContainerName(sb.Name())+"&repo="+url.QueryEscape(strings.Split(image, ":")[0])+"&tag="+strings.Split(image, ":")[1], map[string]any{})
+	t.Cleanup(func() {
+		if err := eng.RemoveImage(context.Background(), image, true); err != nil {
+			t.Error(err)
+		}
+	})
+	enginetest.Post(t, "/containers/create?name="+stranger, map[string]any{"Image": image})
+	t.Cleanup(func() {
+		if err := eng.RemoveContainer(context.Background(), stranger, true); err != nil {
+			t.Error(err)
+		}
+	})
+	got, err := eng.InspectContainer(t.Context(), stranger)
+	if err != nil || got.Labels[record.Name] != sb.Name() {
+		t.Fatalf("the stranger has the labels %v (%v); the case is not what it should be", got.Labels, err)
+	}
+	list, err := c.List(t.Context(), sandbox.NamePrefix(sb.Name()))
+	if err != nil || len(list) != 1 {
+		t.Errorf("List = %+v, %v; want the sandbox alone", list, err)
+	}
+	if _, err := c.Delete(t.Context(), sb.Name(), sandbox.PreserveVolumes(false)); err != nil {
+		t.Errorf("Delete: %v", err)
+	}
+	for _, ref := range []string{sb.Name(), sb.ID(), stranger} {
+		if _, err := c.Inspect(t.Context(), ref); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("Inspect(%q) = %v; want ErrNotFound", ref, err)
+		}
+	}
+	if _, err := eng.InspectContainer(t.Context(), stranger); err != nil {
+		t.Errorf("the stranger: %v", err)
+	}
+}
+
+// E98: `docker container prune` takes stopped sandboxes, and leaves their files.
+func TestPrunedSandboxLeavesItsWorkspace(t *testing.T) {
+	t.Parallel()
+	c, eng := harness.NewClient(t), harness.NewEngine(t)
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	harness.Run(t, sb, "touch", "kept")
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatalf("Stop: %v", err)
+	}
+	filters, err := json.Marshal(map[string][]string{"label": {record.Filter(record.Name, sb.Name())}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	enginetest.Post(t, "/containers/prune?filters="+url.QueryEscape(string(filters)), nil)
+	if _, err := c.Get(t.Context(), sb.Name()); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("Get = %v; want ErrNotFound", err)
+	}
+	if _, err := sb.Start(t.Context()); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("Start = %v; want ErrNotFound", err)
+	}
+	if _, err := eng.InspectVolume(t.Context(), record.WorkspaceName(sb.ID())); err != nil {
+		t.Errorf("its workspace: %v", err)
+	}
+	again, err := c.Create(t.Context(), sandbox.WithName(sb.Name()), sandbox.WithID(sb.ID()))
+	if err != nil {
+		t.Fatalf("Create with its ID: %v", err)
+	}
+	defer again.Detach()
+	if got := harness.Run(t, again, "ls"); got != "kept" {
+		t.Errorf("the adopted workspace has %q", got)
+	}
+}

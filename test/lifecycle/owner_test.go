@@ -1,0 +1,301 @@
+package lifecycle_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+const (
+	// lifetime is longer than a lease: what must outlive its lease has when it passed.
+	lifetime = 36 * time.Second
+	// deathBound is when a sandbox whose owner died must have ended.
+	deathBound = 45 * time.Second
+)
+
+func init() { harness.AddRole("owner", ownerRole) }
+
+// ownerRole makes an unnamed sandbox of the given ID, says so, and sits there. With
+// "detach" it lets go of it first.
+func ownerRole(args []string) error {
+	sb, err := sandbox.Create(context.Background(), sandbox.WithID(args[0]), harness.Quick)
+	if err != nil {
+		return err
+	}
+	if len(args) > 1 && args[1] == "detach" {
+		if err := sb.Detach(); err != nil {
+			return err
+		}
+	}
+	fmt.Println("ready")
+	select {}
+}
+
+// ownedBy returns when another process has made the sandbox.
+func ownedBy(t *testing.T, args ...string) (kill func()) {
+	t.Helper()
+	cmd := harness.Process(t, "owner", args...)
+	said := lines(t, cmd)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	kill = sync.OnceFunc(func() {
+		cmd.Process.Kill()
+		for range said {
+		}
+		cmd.Wait()
+	})
+	t.Cleanup(kill)
+	select {
+	case line := <-said:
+		if line != "ready" {
+			t.Fatalf("the owner said %q", line)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("the owner was not ready within a minute")
+	}
+	return kill
+}
+
+// What takes as long as a lease is waited for together. Shows 4 and 5.
+func TestLease(t *testing.T) {
+	t.Parallel()
+	var g sync.WaitGroup
+	defer g.Wait()
+	for name, test := range map[string]func(*testing.T){
+		"of a killed process ends its sandbox":        testKilledOwner,
+		"of a detached sandbox needs no renewal":      testDetachedOutlivesItsProcess,
+		"of an idle handle is renewed":                testIdleHandle,
+		"of a killed creator passes to another":       testKilledCreator,
+		"of a stopped sandbox is taken up by a Start": testStoppedThenStarted,
+	} {
+		g.Go(func() { t.Run(name, test) })
+	}
+}
+
+// Shows 5, X9.
+func testKilledOwner(t *testing.T) {
+	c, eng := harness.NewClient(t), harness.NewEngine(t)
+	id := harness.UniqueName(t)
+	harness.Remove(t, c, id)
+	kill := ownedBy(t, id)
+	kill()
+	died := time.Now()
+	for {
+		got, err := eng.InspectContainer(t.Context(), record.ContainerName(id))
+		if errors.Is(err, engine.ErrNotFound) {
+			break // another process of these tests has swept
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.State == engine.StateExited {
+			break
+		}
+		if time.Since(died) > deathBound {
+			t.Fatalf("%v after its owner's death the container is %s", deathBound, got.State)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	if after := time.Since(died); after < record.Lease/2 {
+		t.Errorf("the container ended %v after its owner's death; a hiccup of a living one must not end it", after)
+	}
+	list, err := c.List(t.Context(), sandbox.NamePrefix(id))
+	if err != nil || len(list) > 0 {
+		t.Errorf("List = %v, %v, want no abandoned sandbox", list, err)
+	}
+	harness.Gone(t, c, eng, id)
+}
+
+// Of those who sweep at the same moment each one's list is without what any of them
+// removed. Not parallel, or other tests would come first.
+func TestListIsWithoutWhatAnotherSwept(t *testing.T) {
+	other := harness.NewClient(t)
+	proxy := enginetest.NewProxy(t)
+	c, err := sandbox.NewClient(sandbox.WithHost(proxy.Host()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	if _, err := c.List(t.Context()); err != nil { // and has made its first call
+		t.Fatal(err)
+	}
+	const looks = 2 // calls of List itself; with the next four it looks at the sandbox and claims it
+	for call := looks + 1; call <= looks+4; call++ {
+		sb := harness.CreateWith(t, harness.NewClient(t), nil, sandbox.WithPersistent(false), sandbox.WithTimeout(time.Second))
+		harness.Eventually(t, "its time is over", func() bool { return harness.Status(t, sb).State == sandbox.StateStopped })
+		proxy.Arm(call, enginetest.Cancel, func() {
+			if _, err := other.List(t.Context()); err != nil {
+				t.Errorf("List of another: %v", err)
+			}
+		})
+		list, err := c.List(t.Context())
+		// Else another process of these tests was quicker.
+		if err != nil || proxy.Fired() && slices.ContainsFunc(list, func(i sandbox.Info) bool { return i.ID == sb.ID() }) {
+			t.Errorf("another swept before call %d, %v: List = %+v, %v; want it without %s", call, proxy.Calls(), list, err, sb.ID())
+		}
+		proxy.Disarm()
+		harness.Gone(t, other, harness.NewEngine(t), sb.Name())
+	}
+}
+
+// Shows 5, X9.
+func testDetachedOutlivesItsProcess(t *testing.T) {
+	c := harness.NewClient(t)
+	id := harness.UniqueName(t)
+	harness.Remove(t, c, id)
+	kill := ownedBy(t, id, "detach")
+	kill()
+	before, err := c.Inspect(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(lifetime) // there is nothing to wait for: nothing may happen
+	if _, err := c.List(t.Context()); err != nil {
+		t.Error(err)
+	}
+	st, err := c.Inspect(t.Context(), id)
+	if err != nil || st.State != sandbox.StateRunning || !st.StartedAt.Equal(before.StartedAt) {
+		t.Errorf("after %v it is %q, %v, want the same session running", lifetime, st.State, err)
+	}
+}
+
+// Shows 5, X9.
+func testIdleHandle(t *testing.T) {
+	c := harness.NewClient(t)
+	sb, err := c.Create(t.Context(), harness.Quick)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Close()
+	time.Sleep(lifetime) // there is nothing to wait for: nothing may happen
+	st, err := sb.Status(t.Context())
+	if err != nil || st.State != sandbox.StateRunning {
+		t.Errorf("after %v without a call it is %q, %v, want it running", lifetime, st.State, err)
+	}
+	if got := harness.Run(t, sb, "echo", "still here"); got != "still here" {
+		t.Errorf("echo = %q", got)
+	}
+}
+
+// X9: the session of a Start has a lease of its own, also long after the Stop.
+func testStoppedThenStarted(t *testing.T) {
+	c := harness.NewClient(t)
+	sb, err := c.Create(t.Context(), harness.Quick)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Close()
+	harness.Run(t, sb, "sh", "-c", "echo kept > file")
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(lifetime) // a stopped sandbox is nobody's to sweep
+	if _, err := c.List(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := sb.Start(t.Context()); err != nil {
+		t.Fatalf("Start after %v: %v", lifetime, err)
+	}
+	if got := harness.Run(t, sb, "cat", "file"); got != "kept" {
+		t.Errorf("the file says %q", got)
+	}
+}
+
+// Shows 4, S2.2, E9: the creator is killed inside OnCreate.
+func testKilledCreator(t *testing.T) {
+	c, eng := harness.NewClient(t), harness.NewEngine(t)
+	name, file := harness.UniqueName(t), filepath.Join(t.TempDir(), "created")
+	harness.Remove(t, c, name)
+	creator := harness.StartProcess(t, "stuck-creator", name, file)
+	harness.Eventually(t, "OnCreate was called", func() bool { return len(notes(t, file)) == 1 })
+	m, found, err := record.Look(t.Context(), eng, name)
+	if err != nil || !found {
+		t.Fatalf("the creator's marker: %v, %v", found, err)
+	}
+	waiting := harness.Process(t, "get-or-create", name, file, "2")
+	said := lines(t, waiting)
+	if err := waiting.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer harness.Kill(waiting)
+	select {
+	case line := <-said:
+		t.Fatalf("a caller got %q while the creator lived", line)
+	case <-time.After(time.Second):
+	}
+	harness.Kill(creator)
+	var got []string
+	for deadline := time.After(deathBound); len(got) < 2; {
+		select {
+		case line, ok := <-said:
+			if !ok {
+				t.Fatalf("the waiting process ended after %q", got)
+			}
+			got = append(got, line)
+		case <-deadline:
+			t.Fatalf("%v after the creator's death nobody took over", deathBound)
+		}
+	}
+	made := notes(t, file)
+	if len(made) != 2 || made[0] == made[1] || got[0] != made[1] || got[1] != made[1] {
+		t.Errorf("OnCreate was called for %q, callers got %q, want both the second", made, got)
+	}
+	if left := harness.Objects(t, eng, harness.OfNonce(m.Nonce)); len(left) > 0 {
+		t.Errorf("left of the dead attempt: %q", left)
+	}
+}
+
+// X9, S1.2.
+func TestStopOfAnUnnamedSandboxKeepsItsFiles(t *testing.T) {
+	t.Parallel()
+	sb, err := harness.NewClient(t).Create(t.Context(), harness.Quick)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Close()
+	harness.Run(t, sb, "sh", "-c", "echo kept > file")
+	if st, err := sb.Stop(t.Context()); st != sandbox.StateStopped || err != nil {
+		t.Fatalf("Stop = %q, %v", st, err)
+	}
+	if st, err := sb.Start(t.Context()); st != sandbox.StateRunning || err != nil {
+		t.Fatalf("Start = %q, %v", st, err)
+	}
+	if got := harness.Run(t, sb, "cat", "file"); got != "kept" {
+		t.Errorf("the file says %q", got)
+	}
+}
+
+// X9, S1.2.
+func TestCloseOfAnUnnamedSandboxRemovesAllOfIt(t *testing.T) {
+	t.Parallel()
+	c, eng := harness.NewClient(t), harness.NewEngine(t)
+	for _, state := range []sandbox.State{sandbox.StateRunning, sandbox.StateStopped} {
+		sb, err := c.Create(t.Context(), harness.Quick)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if state == sandbox.StateStopped {
+			if _, err := sb.Stop(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := sb.Close(); err != nil {
+			t.Errorf("Close of one that is %s: %v", state, err)
+		}
+		if left := harness.Objects(t, eng, harness.Named(sb.Name())); len(left) > 0 {
+			t.Errorf("left of one that was %s: %q", state, left)
+		}
+	}
+}

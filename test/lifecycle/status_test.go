@@ -1,0 +1,173 @@
+package lifecycle_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// C6.1: what a session uses, its memory limit and its processes.
+func TestStatusTellsWhatTheSessionUses(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithMemory(256<<20), sandbox.WithVCPUs(0.5))
+	busy := sb.Command(t.Context(), "sh", "-c", "while :; do :; done")
+	if err := busy.Start(); err != nil {
+		t.Fatal(err)
+	}
+	st, err := sb.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	u := st.Usage
+	if u == nil {
+		t.Fatal("Status.Usage of a running sandbox is nil")
+	}
+	if u.MemoryLimit != 256<<20 || u.MemoryBytes <= 0 || u.MemoryBytes > u.MemoryLimit {
+		t.Errorf("memory %d of %d, want a limit of %d", u.MemoryBytes, u.MemoryLimit, 256<<20)
+	}
+	if u.Processes < 3 || u.Processes > 200 {
+		t.Errorf("%d processes; there are PID 1, the server and a shell", u.Processes)
+	}
+	if u.NetworkReceived < 0 || u.NetworkSent < 0 {
+		t.Errorf("network bytes %d and %d", u.NetworkReceived, u.NetworkSent)
+	}
+	if want := "/sandboxes/" + sb.ID() + "/logs"; st.LogsEndpoint != want {
+		t.Errorf("LogsEndpoint %q, want %q", st.LogsEndpoint, want)
+	}
+	if st.State != sandbox.StateRunning || st.Reason != "" || st.Uptime <= 0 || !st.ExpiresAt.IsZero() {
+		t.Errorf("Status = %+v", st)
+	}
+	// A loop with half a CPU to itself: that it is seen at all is what counts here.
+	harness.Eventually(t, "a busy loop shows as CPU use", func() bool {
+		st, err := sb.Status(t.Context())
+		return err == nil && st.Usage != nil && st.Usage.CPUPercent > 2 && st.Usage.CPUPercent < 200
+	})
+	busy.Signal(syscall.SIGKILL)
+	busy.Wait()
+}
+
+// C6.1: a stopped sandbox has no usage, and asking for it is no error.
+func TestStatusOfAStoppedSandboxHasNoUsage(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, st := range []sandbox.Status{harness.Inspect(t, sb.Name()), harness.Inspect(t, sb.ID())} {
+		if st.Usage != nil || st.Uptime != 0 || st.State != sandbox.StateStopped || st.Reason != "stopped" || st.StartedAt.IsZero() {
+			t.Errorf("Inspect of a stopped sandbox = %+v", st)
+		}
+		if st.LogsEndpoint == "" {
+			t.Error("a stopped sandbox has no logs endpoint")
+		}
+	}
+	if st := harness.Inspect(t, sb.Name()); st.State != sandbox.StateStopped {
+		t.Errorf("Inspect resumed the sandbox: it is %s", st.State)
+	}
+}
+
+// V5.1: the size of the workspace, for people as well, with and without a session.
+func TestStatusTellsTheSizeOfTheWorkspace(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	harness.Run(t, sb, "sh", "-c", "head -c 1572864 /dev/urandom >/workspace/file; mkdir /workspace/dir; echo >/tmp/outside")
+	check := func() {
+		t.Helper()
+		w := harness.Inspect(t, sb.Name()).Workspace
+		if w.Name != "agent-sandbox-"+sb.ID() || w.SizeBytes < 1572864 || w.SizeBytes > 1700000 || w.Size != "1.5 MB" || w.Warning != "" {
+			t.Errorf("Workspace = %+v, want 1.5 MB", w)
+		}
+		if !slices.Equal(w.Sandboxes, []string{sb.Name()}) || !w.InUse || w.Orphaned {
+			t.Errorf("Workspace = %+v, in use by the sandbox alone", w)
+		}
+	}
+	check()
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check()
+}
+
+// C6.2: no such sandbox is a 404, a name that can't be one an invalid argument.
+func TestInspectSaysThatASandboxIsNotFound(t *testing.T) {
+	t.Parallel()
+	_, err := harness.NewClient(t).Inspect(t.Context(), harness.UniqueName(t))
+	var e *sandbox.Error
+	if !errors.Is(err, sandbox.ErrNotFound) || !errors.As(err, &e) || e.StatusCode() != 404 || !strings.Contains(err.Error(), "Sandbox not found") {
+		t.Errorf("Inspect of a missing sandbox: %v", err)
+	}
+	if _, err := harness.NewClient(t).Inspect(t.Context(), "../x"); !errors.Is(err, sandbox.ErrInvalidArgument) {
+		t.Errorf("Inspect(%q): %v, want ErrInvalidArgument", "../x", err)
+	}
+}
+
+// C5, S1.p9: tags must all hold, the prefix and the state narrow further.
+func TestListFiltersAddUp(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	prefix := harness.UniqueName(t)
+	create := func(suffix, color, size string) {
+		t.Helper()
+		name := prefix + suffix
+		sb, err := c.Create(t.Context(), sandbox.WithName(name), sandbox.WithTags(map[string]string{"color": color, "size=é": size}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		harness.Remove(t, c, name)
+		t.Cleanup(func() { sb.Detach() })
+		if suffix == "-b" {
+			if _, err := sb.Stop(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	create("-a", "red", "")
+	create("-b", "red", "xl")
+	names := func(opts ...sandbox.ListOption) []string {
+		t.Helper()
+		list, err := c.List(t.Context(), append(opts, sandbox.NamePrefix(prefix))...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := []string{}
+		for _, i := range list {
+			got = append(got, strings.TrimPrefix(i.Name, prefix))
+		}
+		return got
+	}
+	for _, test := range []struct {
+		what string
+		got  []string
+		want []string
+	}{
+		{"newest first", names(), []string{"-b", "-a"}},
+		{"one tag", names(sandbox.TagFilter("color", "red")), []string{"-b", "-a"}},
+		{"two tags", names(sandbox.TagFilter("color", "red"), sandbox.TagFilter("size=é", "xl")), []string{"-b"}},
+		{"an empty value", names(sandbox.TagFilter("size=é", "")), []string{"-a"}},
+		{"a missing key", names(sandbox.TagFilter("shape", "")), []string{}},
+		{"state", names(sandbox.StatusFilter(sandbox.Running)), []string{"-a"}},
+		{"states", names(sandbox.StatusFilter(sandbox.Stopped, sandbox.Running)), []string{"-b", "-a"}},
+		{"state and tag", names(sandbox.StatusFilter(sandbox.Running), sandbox.TagFilter("size=é", "xl")), []string{}},
+		{"a longer prefix", names(sandbox.NamePrefix(prefix + "-b")), []string{"-b", "-a"}}, // the later one wins
+	} {
+		if !slices.Equal(test.got, test.want) {
+			t.Errorf("List by %s = %q, want %q", test.what, test.got, test.want)
+		}
+	}
+	for _, opt := range []sandbox.ListOption{
+		sandbox.StatusFilter("runing"),
+		sandbox.StatusFilter(""),
+	} {
+		if _, err := c.List(t.Context(), opt); !errors.Is(err, sandbox.ErrInvalidArgument) {
+			t.Errorf("List by a state that does not exist: %v, want ErrInvalidArgument", err)
+		}
+	}
+	if _, err := c.List(t.Context(), sandbox.TagFilter("a", "1"), sandbox.TagFilter("a", "2")); !errors.Is(err, sandbox.ErrInvalidArgument) {
+		t.Errorf("List by a tag that is to have two values: %v, want ErrInvalidArgument", err)
+	}
+}

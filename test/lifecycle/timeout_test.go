@@ -1,0 +1,333 @@
+package lifecycle_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+func init() {
+	// timeout-maker makes a sandbox with a timeout of 5 s, leaves work in it that
+	// writes a file when it is asked to end, and waits to be killed.
+	harness.AddRole("timeout-maker", func(args []string) error {
+		ctx := context.Background()
+		c, err := sandbox.NewClient()
+		if err != nil {
+			return err
+		}
+		sb, err := c.Create(ctx, sandbox.WithName(args[0]), sandbox.WithTimeout(5*time.Second))
+		if err != nil {
+			return err
+		}
+		work := sb.Command(ctx, "sh", "-c", "trap 'echo bye >/workspace/last; exit' TERM; echo started >/workspace/first; while :; do sleep 0.05; done")
+		work.Detached = true
+		if err := work.Start(); err != nil {
+			return err
+		}
+		for sb.Command(ctx, "test", "-s", "/workspace/first").Run() != nil {
+		}
+		fmt.Println("ready")
+		select {}
+	})
+}
+
+// ended waits until the session has ended, and returns the status and when that was, by
+// the engine's clock.
+func ended(t *testing.T, name string) (sandbox.Status, time.Time) {
+	t.Helper()
+	eng := harness.NewEngine(t)
+	var got engine.Container
+	harness.Eventually(t, "the session has ended", func() (is bool) {
+		var err error
+		got, err = eng.InspectContainer(t.Context(), "agent-sandbox-"+name)
+		return err == nil && got.State == engine.StateExited
+	})
+	return harness.Inspect(t, name), got.FinishedAt
+}
+
+// S1.p4, E67: the session ends on time, gracefully, when the program that made it is
+// long gone; others see why, and get the files.
+func TestTimeoutHoldsWhenTheMakerIsKilled(t *testing.T) {
+	t.Parallel()
+	name := harness.UniqueName(t)
+	maker := harness.Process(t, "timeout-maker", name)
+	out, err := maker.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := maker.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c := harness.NewClient(t)
+	harness.Remove(t, c, name)
+	ready := make([]byte, 5)
+	_, err = out.Read(ready)
+	maker.Process.Kill()
+	maker.Wait()
+	if err != nil {
+		t.Fatalf("the maker said %q, %v", ready, err)
+	}
+	if list, err := c.List(t.Context(), sandbox.NamePrefix(name)); err != nil || len(list) != 1 {
+		t.Errorf("List without the maker: %+v, %v", list, err)
+	}
+
+	st, seen := ended(t, name)
+	if st.Reason != "timeout" || st.State != sandbox.StateStopped {
+		t.Errorf("Inspect: state %q, reason %q; want stopped by timeout", st.State, st.Reason)
+	}
+	if took := seen.Sub(st.StartedAt); took < 4900*time.Millisecond || took > 15*time.Second {
+		t.Errorf("the session ended %v after its start, want 5 s", took)
+	}
+	sb, err := c.Get(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Close()
+	if got := harness.Run(t, sb, "cat", "/workspace/first", "/workspace/last"); got != "started\nbye" {
+		t.Errorf("files after the timeout: %q; the trap wrote its file if the end was graceful", got)
+	}
+	// E68: the next session has its own full timeout.
+	st, err = sb.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := st.ExpiresAt.Sub(st.StartedAt); got != 5*time.Second || time.Until(st.ExpiresAt) < 0 {
+		t.Errorf("the next session expires %v after its start, want 5s", got)
+	}
+}
+
+// E67–E69: nothing that root does inside keeps the session beyond its time.
+func TestRootInsideCannotOutliveTheTimeout(t *testing.T) {
+	t.Parallel()
+	attacks := map[string]string{
+		"signals": `trap '' TERM INT HUP; for s in STOP KILL SEGV ALRM 33 34; do kill -$s 1; done; while :; do kill -STOP 1; sleep 0.01; done`,
+		"floods the control socket": `trap '' TERM; exec node -e '
+			const net = require("net"); process.on("SIGTERM", () => {});
+			const more = () => { const c = net.connect({path: "\0agent-sandbox/control"}); c.on("error", () => {}); c.write("x".repeat(70000)); };
+			setInterval(() => { for (let i = 0; i < 50; i++) more(); }, 1)'`,
+		"fills memory and tmpfs": `trap '' TERM; cat /dev/zero >/dev/shm/full; while :; do tail /dev/zero; done`,
+		"forks to the limit":     `trap '' TERM; while :; do (trap '' TERM; exec sleep 1000) & done 2>/dev/null; while :; do sleep 1; done`,
+	}
+	const timeout = 4 * time.Second
+	for what, script := range attacks {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTimeout(timeout), sandbox.WithStopTimeout(time.Second),
+				sandbox.WithMemory(96<<20), sandbox.WithVCPUs(0.5), sandbox.WithPidsLimit(200))
+			cmd := sb.Command(context.WithoutCancel(t.Context()), "sh", "-c", script)
+			cmd.Detached = true
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			st, seen := ended(t, sb.Name())
+			if st.Reason != "timeout" {
+				t.Errorf("reason %q, want timeout", st.Reason)
+			}
+			// The stop timeout, and what a busy machine takes to clear up full memory.
+			if took := seen.Sub(st.StartedAt); took < timeout-100*time.Millisecond || took > timeout+15*time.Second {
+				t.Errorf("it ended %v after its start, want %v and a grace of 1s", took, timeout)
+			}
+		})
+	}
+}
+
+// E68: a session that was started again has its own time, and is not ended by what was
+// left of the one before.
+func TestTimeoutOfTheSessionBeforeEndsNothing(t *testing.T) {
+	t.Parallel()
+	const timeout = 4 * time.Second
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTimeout(timeout), harness.Quick)
+	first := harness.Status(t, sb).StartedAt
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sb.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	st, at := ended(t, sb.Name())
+	if !st.StartedAt.After(first) || st.Reason != "timeout" || at.Sub(st.StartedAt) < timeout-100*time.Millisecond {
+		t.Errorf("sessions began at %v and %v, and the second ended at %v (%s), want %v after it began", first, st.StartedAt, at, st.Reason, timeout)
+	}
+}
+
+// E68: a timeout that passes while Stop waits for a process changes nothing for it.
+func TestTimeoutWhileStopRuns(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTimeout(3*time.Second), sandbox.WithStopTimeout(5*time.Second), stubborn)
+	harness.WaitForFile(t, sb, "up")
+	if state, err := sb.Stop(t.Context()); state != sandbox.StateStopped || err != nil {
+		t.Errorf("Stop = %q, %v", state, err)
+	}
+	if st := harness.Inspect(t, sb.Name()); st.State != sandbox.StateStopped || st.Reason != "stopped" && st.Reason != "timeout" {
+		t.Errorf("afterwards it is %s (%s)", st.State, st.Reason)
+	}
+	if _, err := sb.Start(t.Context()); err != nil {
+		t.Errorf("Start: %v", err)
+	}
+}
+
+// E68: ExtendTimeout acts on the running session, and everyone sees it.
+func TestExtendedSessionLivesOn(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTimeout(3*time.Second))
+	if err := sb.ExtendTimeout(t.Context(), time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	st := harness.Inspect(t, sb.Name())
+	if got, want := st.ExpiresAt.Sub(st.StartedAt), time.Hour+3*time.Second; got != want {
+		t.Errorf("another client sees it expire %v after its start, want %v", got, want)
+	}
+	harness.Eventually(t, "the first timeout has passed", func() bool { return time.Since(st.StartedAt) > 3500*time.Millisecond })
+	if st := harness.Inspect(t, sb.Name()); st.State != sandbox.StateRunning {
+		t.Errorf("after the timeout it had first it is %s (%s)", st.State, st.Reason)
+	}
+	// The next session has the timeout that was set, not the extended one.
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sb.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if st := harness.Inspect(t, sb.Name()); st.ExpiresAt.Sub(st.StartedAt) != 3*time.Second {
+		t.Errorf("the next session expires %v after its start, want 3s", st.ExpiresAt.Sub(st.StartedAt))
+	}
+}
+
+// E90: extensions of several callers add up.
+func TestExtensionsAddUp(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTimeout(time.Hour))
+	var all sync.WaitGroup
+	for range 3 {
+		other, err := harness.NewClient(t).Get(t.Context(), sb.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { other.Detach() })
+		all.Go(func() {
+			for range 3 {
+				if err := other.ExtendTimeout(t.Context(), time.Minute); err != nil {
+					t.Errorf("ExtendTimeout: %v", err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	st := harness.Inspect(t, sb.Name())
+	if got, want := st.ExpiresAt.Sub(st.StartedAt), time.Hour+9*time.Minute; got != want {
+		t.Errorf("after nine extensions by a minute it expires %v after its start, want %v", got, want)
+	}
+}
+
+// E71: what can't be extended.
+func TestExtendTimeoutNeedsASessionAndATimeout(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	for _, d := range []time.Duration{0, -time.Second} {
+		if err := sb.ExtendTimeout(t.Context(), d); !errors.Is(err, sandbox.ErrInvalidArgument) {
+			t.Errorf("ExtendTimeout(%v): %v, want ErrInvalidArgument", d, err)
+		}
+	}
+	if err := sb.ExtendTimeout(t.Context(), time.Hour); err != nil {
+		t.Errorf("ExtendTimeout of a session without a timeout: %v", err)
+	}
+	if st := harness.Inspect(t, sb.Name()); !st.ExpiresAt.IsZero() {
+		t.Errorf("a session without a timeout expires at %v", st.ExpiresAt)
+	}
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := sb.ExtendTimeout(t.Context(), time.Hour); !errors.Is(err, sandbox.ErrNotRunning) {
+		t.Errorf("ExtendTimeout of a stopped sandbox: %v, want ErrNotRunning", err)
+	}
+	if st := harness.Inspect(t, sb.Name()); st.State != sandbox.StateStopped {
+		t.Errorf("ExtendTimeout started a session: it is %s", st.State)
+	}
+}
+
+// S1.p4: what is no timeout.
+func TestTimeoutTakesWholeMillisecondsFromZeroUp(t *testing.T) {
+	t.Parallel()
+	for _, d := range []time.Duration{-time.Second, time.Microsecond, time.Second + 1} {
+		_, err := harness.NewClient(t).Create(t.Context(), sandbox.WithTimeout(d))
+		if !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), "WithTimeout") {
+			t.Errorf("WithTimeout(%v): %v, want ErrInvalidArgument", d, err)
+		}
+	}
+}
+
+// X9: a session that was frozen for longer than its lease does not end before its
+// owner could be heard again.
+func TestFrozenSessionKeepsItsLeaseSoak(t *testing.T) {
+	harness.Soak(t)
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	harness.Run(t, sb, "true")
+	eng := harness.NewEngine(t)
+	container := "agent-sandbox-" + sb.Name()
+	if err := eng.PauseContainer(t.Context(), container); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(40 * time.Second)
+	if err := eng.UnpauseContainer(t.Context(), container); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(10 * time.Second)
+	if st := harness.Inspect(t, sb.Name()); st.State != sandbox.StateRunning {
+		t.Errorf("ten seconds after a freeze of 40 s it is %s (%s)", st.State, st.Reason)
+	}
+}
+
+// X21: who has a sandbox that was paused under them lets go of it, whatever the renewal
+// of its lease waits for.
+func TestPausedSandboxKeepsNobodySoak(t *testing.T) {
+	harness.Soak(t)
+	eng := harness.NewEngine(t)
+	for what, letGo := range map[string]func(*sandbox.Sandbox) error{
+		"Close": (*sandbox.Sandbox).Close,
+		"Stop": func(sb *sandbox.Sandbox) error {
+			_, err := sb.Stop(context.Background())
+			return err
+		},
+		"Delete": func(sb *sandbox.Sandbox) error {
+			_, err := sb.Delete(context.Background(), sandbox.PreserveVolumes(false))
+			return err
+		},
+		"Detach": func(sb *sandbox.Sandbox) error {
+			if err := sb.Detach(); err == nil {
+				return errors.New("it was let go of, and could not be told")
+			}
+			return nil
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			sb := harness.NewSandbox(t)
+			harness.Run(t, sb, "true")
+			container := "agent-sandbox-" + sb.Name()
+			if err := eng.PauseContainer(t.Context(), container); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { eng.UnpauseContainer(context.Background(), container) })
+			time.Sleep(11 * time.Second) // a renewal is under way, and gets no answer
+			done := make(chan error, 1)
+			go func() { done <- letGo(sb) }()
+			select {
+			case err := <-done:
+				if err != nil {
+					t.Error(err)
+				}
+			case <-time.After(time.Minute):
+				t.Error("it does not return")
+			}
+		})
+	}
+}

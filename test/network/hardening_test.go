@@ -1,0 +1,96 @@
+package network_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// forkToTheLimit starts processes until it may not, and ends those it has started: commands
+// count against the same limit, so none could start beside them.
+const forkToTheLimit = `
+	for (1..100) {
+		my $pid = fork;
+		last unless defined $pid;
+		if (!$pid) { sleep 100; exit }
+		push @children, $pid;
+	}
+	print @children < 100 ? "refused after " : "all ", scalar @children;
+	kill "KILL", @children;
+	1 while wait != -1;
+`
+
+// WithPidsLimit bounds what a fork bomb can be, and leaves the sandbox usable.
+func TestPidsLimitBoundsForks(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithPidsLimit(64))
+	got, err := harness.NewEngine(t).InspectContainer(t.Context(), "agent-sandbox-"+sb.Name())
+	if err != nil || got.PidsLimit != 64 {
+		t.Errorf("the container's limit is %d (%v), want 64", got.PidsLimit, err)
+	}
+	out := harness.Run(t, sb, "perl", "-e", forkToTheLimit)
+	if !strings.HasPrefix(out, "refused after ") {
+		t.Errorf("a hundred processes started under a limit of 64: %s", out)
+	}
+	if got := harness.Run(t, sb, "echo", "alive"); got != "alive" {
+		t.Errorf("after the fork bomb: %q", got)
+	}
+}
+
+func TestDefaultPidsLimit(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	got, err := harness.NewEngine(t).InspectContainer(t.Context(), "agent-sandbox-"+sb.Name())
+	if err != nil || got.PidsLimit != sandbox.DefaultPidsLimit {
+		t.Errorf("the container's limit is %d (%v), want %d", got.PidsLimit, err, sandbox.DefaultPidsLimit)
+	}
+}
+
+func TestOCIRuntimeIsTheEngines(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	_, err := c.Create(t.Context(), sandbox.WithOCIRuntime("no-such-runtime"))
+	if !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), "runc") {
+		t.Errorf("WithOCIRuntime of none: %v, want ErrUnsupported with those there are", err)
+	}
+	sb := harness.NewSandbox(t, sandbox.WithOCIRuntime("runc"))
+	got, err := harness.NewEngine(t).InspectContainer(t.Context(), "agent-sandbox-"+sb.Name())
+	if err != nil || got.Runtime != "runc" {
+		t.Errorf("the container's runtime is %q (%v), want runc", got.Runtime, err)
+	}
+}
+
+func TestHardeningOptionsAreChecked(t *testing.T) {
+	t.Parallel()
+	_, err := harness.NewClient(t).Create(t.Context(), sandbox.WithPidsLimit(3), sandbox.WithOCIRuntime(""))
+	if !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), "WithPidsLimit") || !strings.Contains(err.Error(), "WithOCIRuntime") {
+		t.Errorf("Create with two wrong options: %v, want both complaints", err)
+	}
+}
+
+// Sockets of AF_VSOCK lead to the hypervisor, past every network: they are refused, and so
+// is nothing that programs need. Engines before 23 would let them through.
+func TestSocketsToTheHypervisorAreRefused(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	try := func(family string) string {
+		t.Helper()
+		return harness.Run(t, sb, "perl", "-e", `use Socket; socket(my $s, `+family+`, SOCK_STREAM, 0) and print "made" or print $!`)
+	}
+	if got := try("40"); got != "Operation not permitted" { // not: no such family
+		t.Errorf("a socket of AF_VSOCK: %s", got)
+	}
+	for _, family := range []string{"AF_INET", "AF_INET6", "AF_UNIX"} {
+		if got := try(family); got != "made" {
+			t.Errorf("a socket of %s: %s", family, got)
+		}
+	}
+	// What it lets pass by capability is what it was without it.
+	const rest = "node -p 6*7; git init -q r && git -C r status -s && echo git; chroot / true && echo chroot; unshare -Ur true 2>/dev/null || echo no user namespace; unshare -m true 2>/dev/null || echo no mounts"
+	if got := harness.Run(t, sb, "sh", "-c", rest); got != "42\ngit\nchroot\nno user namespace\nno mounts" {
+		t.Errorf("node, git and what root may do: %q", got)
+	}
+}

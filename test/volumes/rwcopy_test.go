@@ -1,0 +1,232 @@
+package volumes_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// A helper that was made and can't be started goes before the copy takes the other way; and
+// where that can't be gone either, the Create fails and leaves neither.
+func TestHelpersThatDoNotStartAreNotLeft(t *testing.T) {
+	t.Parallel()
+	eng := harness.NewEngine(t)
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "f"), []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, most := range []int{1, 2} {
+		var mu sync.Mutex
+		var refused []string
+		c := harness.NewClient(t, sandbox.WithHost(harness.InFront(t, func(w http.ResponseWriter, r *http.Request) bool {
+			parts := strings.Split(r.URL.Path, "/")
+			if !is(r, "POST", "/start") || len(parts) < 3 {
+				return false
+			}
+			got, err := eng.InspectContainer(r.Context(), parts[len(parts)-2])
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil || !strings.HasPrefix(got.Name, "agent-sandbox-helper.") || len(refused) == most {
+				return false
+			}
+			refused = append(refused, got.ID)
+			harness.Refuse(w, "no mounts of that kind")
+			return true
+		}, nil)))
+		name := harness.UniqueName(t)
+		sb, err := c.Create(t.Context(), sandbox.WithName(name), sandbox.WithMounts(sandbox.Mount{Source: dir, Target: "/data"}))
+		if err == nil {
+			harness.RemoveNow(t, c, name)
+			sb.Detach()
+		}
+		if (err == nil) != (most == 1) || len(refused) != most {
+			t.Errorf("with %d helpers refused of %d: Create: %v", len(refused), most, err)
+		}
+		for _, id := range refused {
+			if got, err := eng.InspectContainer(t.Context(), id); !errors.Is(err, engine.ErrNotFound) {
+				t.Errorf("a helper that was not started is left: %s %s, %v", got.Name, got.State, err)
+			}
+		}
+	}
+}
+
+func onHost(t *testing.T, dir, script string) string {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", script)
+	cmd.Dir = dir
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%q: %v", script, err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// A37, E26, E32, E33, E34, E35, E36, E45, E46: nothing but sockets and devices is lost.
+func TestCopyKeepsEverything(t *testing.T) {
+	dir := harness.TreeOfEverything(t)
+	want := onHost(t, dir, harness.Manifest)
+	harness.BothWays(t, func(t *testing.T, c *sandbox.Client) {
+		var mu sync.Mutex
+		var told []sandbox.Progress
+		sb := harness.CreateWith(t, c, []sandbox.Mount{{Source: dir, Target: "/the copy"}}, sandbox.WithProgress(func(p sandbox.Progress) {
+			mu.Lock()
+			defer mu.Unlock()
+			told = append(told, p)
+		}))
+		got := harness.Run(t, sb, "sh", "-c", "cd '/the copy' && "+harness.Manifest)
+		if diff := cmp.Diff(strings.Split(want, "\n"), strings.Split(got, "\n")); diff != "" {
+			t.Errorf("the copy (-source +copy):\n%s", diff)
+		}
+		if blocks := harness.Run(t, sb, "stat", "-c", "%b", "/the copy/sparse"); len(blocks) > 3 {
+			t.Errorf("a file of 16 MiB with 6 bytes of data takes %s blocks in the copy", blocks)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		last := told[len(told)-1]
+		for _, p := range told {
+			if p.Step == "copy" {
+				last = p
+			}
+		}
+		if !strings.Contains(last.Text, `skipped 2 sockets and devices: `) || !strings.Contains(last.Text, "socket") || last.Files < 20 || last.Current < 300_000 {
+			t.Errorf("the last progress of the copy is %+v, want the socket and the device named, files and bytes", last)
+		}
+	})
+	if now := onHost(t, dir, harness.Manifest); now != want {
+		t.Errorf("the source was changed:\n%s", cmp.Diff(want, now))
+	}
+}
+
+// A49, E17, E18, E43: nested targets in any order each get their own tree, and one source goes
+// into two volumes.
+func TestNestedCopiesGetTheirOwnTrees(t *testing.T) {
+	outer := harness.HostDir(t, map[string]string{"o": "outer", "sub/hidden": "h"})
+	inner := harness.HostDir(t, map[string]string{"i": "inner"})
+	harness.BothWays(t, func(t *testing.T, c *sandbox.Client) {
+		sb := harness.CreateWith(t, c, []sandbox.Mount{
+			{Source: inner, Target: "/w/sub"}, {Source: outer, Target: "/w"}, {Source: inner, Target: "/workspace/in"},
+		})
+		if got := harness.Run(t, sb, "sh", "-c", "cd /w && find . -type f | sort && cat /workspace/in/i"); got != "./o\n./sub/i\ninner" {
+			t.Errorf("nested mounts hold %q", got)
+		}
+		if harness.CopiedVolume(t, sb, "/w/sub") == harness.CopiedVolume(t, sb, "/workspace/in") {
+			t.Error("two copies of one source share a volume")
+		}
+	})
+}
+
+// E27: what the image has at the target is not mixed in.
+func TestCopyOfAnEmptyDirectoryIsEmpty(t *testing.T) {
+	sb := harness.CreateWith(t, harness.NewClient(t), []sandbox.Mount{{Source: t.TempDir(), Target: "/etc/apt"}})
+	if got := harness.Run(t, sb, "ls", "-A", "/etc/apt"); got != "" {
+		t.Errorf("the copy of an empty directory over one of the image has %q", got)
+	}
+}
+
+// E31: the source may be a link to a directory.
+func TestCopyFollowsALinkAtItsTop(t *testing.T) {
+	dir := harness.HostDir(t, map[string]string{"f": "x"})
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	harness.BothWays(t, func(t *testing.T, c *sandbox.Client) {
+		sb := harness.CreateWith(t, c, []sandbox.Mount{{Source: link, Target: "/data"}})
+		if got := harness.Run(t, sb, "cat", "/data/f"); got != "x" {
+			t.Errorf("the file behind the link is %q", got)
+		}
+	})
+}
+
+// E37, E38: a file that never stands still is named, and nothing is left.
+func TestFileThatChangesUnderTheCopyIsNamed(t *testing.T) {
+	dir := harness.HostDir(t, map[string]string{"still": "x"})
+	busy := filepath.Join(dir, "busy")
+	// It takes so long that the writer comes in between also on a busy machine.
+	if err := os.WriteFile(busy, make([]byte, 256<<20), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		f, err := os.OpenFile(busy, os.O_WRONLY, 0)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer f.Close()
+		for n := 0; ; n++ {
+			select {
+			case <-stop:
+				return
+			default:
+				f.WriteAt([]byte(fmt.Sprint(n)), 1000)
+			}
+		}
+	})
+	defer wg.Wait()
+	defer close(stop)
+	eng := harness.NewEngine(t)
+	harness.BothWays(t, func(t *testing.T, c *sandbox.Client) {
+		name := harness.UniqueName(t)
+		harness.Remove(t, c, name)
+		_, err := c.Create(t.Context(), sandbox.WithName(name), sandbox.WithMounts(sandbox.Mount{Source: dir, Target: "/data"}))
+		var path *fs.PathError
+		if !errors.As(err, &path) || path.Path != busy || !strings.Contains(err.Error(), "changed while it was copied") {
+			t.Errorf("Create with a source that changes: %v", err)
+		}
+		if left := harness.Objects(t, eng, harness.Named(name)); len(left) > 0 {
+			t.Errorf("left of it: %q", left)
+		}
+	})
+}
+
+// A11: the copy is of the moment of the creation.
+func TestLaterChangesOfTheSourceAreNotSeen(t *testing.T) {
+	dir := harness.HostDir(t, map[string]string{"f": "before"})
+	sb := harness.CreateWith(t, harness.NewClient(t), []sandbox.Mount{{Source: dir, Target: "/data"}})
+	if err := os.WriteFile(filepath.Join(dir, "f"), []byte("after"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got := harness.Run(t, sb, "cat", "/data/f"); got != "before" {
+		t.Errorf("inside the file is %q", got)
+	}
+}
+
+// A1: a main process finds the copy complete.
+func TestMainProcessFindsTheCopyComplete(t *testing.T) {
+	files := map[string]string{}
+	for i := range 2000 {
+		files[fmt.Sprintf("d%d/f%d", i%50, i)] = "x"
+	}
+	dir := harness.HostDir(t, files)
+	sb := harness.CreateWith(t, harness.NewClient(t), []sandbox.Mount{{Source: dir, Target: "/data"}},
+		sandbox.WithCommand("sh", "-c", "find /data -type f | wc -l > /workspace/n.new; mv /workspace/n.new /workspace/n; sleep 1000"))
+	harness.Eventually(t, "the main process has counted", func() bool {
+		return sb.Command(t.Context(), "test", "-e", "/workspace/n").Run() == nil
+	})
+	if got := harness.Run(t, sb, "cat", "/workspace/n"); got != "2000" {
+		t.Errorf("the main process found %s files of 2000", got)
+	}
+}
+
+// E16, E47: a mount in the workspace does not keep it from its user.
+func TestWorkspaceWithAMountInItIsItsUsers(t *testing.T) {
+	sb := harness.CreateWith(t, harness.NewClient(t), []sandbox.Mount{{Source: harness.HostDir(t, map[string]string{"f": "x"}), Target: "/workspace/in/it"}}, sandbox.WithUser("node"))
+	if got := harness.Run(t, sb, "sh", "-c", "echo mine > /workspace/file && stat -c %U /workspace && cat /workspace/in/it/f"); got != "node\nx" {
+		t.Errorf("in the workspace there is %q", got)
+	}
+}

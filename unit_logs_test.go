@@ -1,0 +1,41 @@
+package sandbox_test
+
+import (
+	"bytes"
+	"fmt"
+	"testing"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+)
+
+// Frames of commands are read from a log that the main process may write anything to.
+func FuzzLogLines(f *testing.F) {
+	const mark = "\x1eagent-sandbox "
+	f.Add([]byte("plain|"+mark+"a . whole|"+mark+"a + part|"+mark+"a . end|main"+mark+"b . in the middle"), uint8(255))
+	f.Add([]byte(mark+" . x|"+mark+"a|"+mark+"a +|\x1e|"+mark+mark), uint8(0b1010))
+	f.Fuzz(func(t *testing.T, log []byte, ends uint8) {
+		pieces := bytes.Split(log, []byte("|"))
+		lines, _ := sandbox.AssembleLog(pieces, func(i int) bool { return ends>>(i%8)&1 == 1 })
+		size := 0
+		for _, l := range lines {
+			size += len(l.Text)
+			if l.Stream != sandbox.Stdout && l.Stream != sandbox.Stderr || len(l.Command) > 64 {
+				t.Errorf("%q: line %+v", log, l)
+			}
+		}
+		if size > len(log) {
+			t.Errorf("%q: %d bytes became %d", log, len(log), size)
+		}
+	})
+}
+
+func TestForgedFramesAreBounded(t *testing.T) {
+	t.Parallel()
+	var pieces [][]byte
+	for i := range 20_000 {
+		pieces = append(pieces, fmt.Appendf(nil, "\x1eagent-sandbox c%d + never ended", i))
+	}
+	if lines, held := sandbox.AssembleLog(pieces, func(int) bool { return true }); held > 300 || len(lines) != len(pieces) {
+		t.Errorf("of %d lines that never end %d were held, and %d came out", len(pieces), held, len(lines))
+	}
+}
