@@ -7,139 +7,50 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
+	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 )
 
-// A Client makes and finds sandboxes on one Docker Engine. It is safe for concurrent
-// use. The package's functions use a client of their own, for the engine that
-// DOCKER_HOST or the current Docker context names.
+// A Client creates and finds sandboxes on one Docker Engine. It is safe for concurrent
+// use. The package's functions use a default client, for the engine that DOCKER_HOST or
+// the current Docker context selects.
 type Client struct {
 	host   string
 	log    *slog.Logger
 	limits Limits
+	own    machine.Options
 
-	connecting gate // held while the engine is connected to
-	placing    gate // held while the guest is placed
-
-	machine, bridge seen[wire.Probe] // of the engine's network
-	able            seen[wire.Abilities]
-	dns             []netip.Addr // see WithDNS
-	authorities     string       // see WithAuthorities
+	connecting fault.Semaphore // held while connecting
 
 	mu     sync.Mutex
-	eng    *engine.Engine
-	guest  guestVolume     // known to be on the engine
-	proven map[string]bool // OCI runtimes that have enforced a network policy
-	apart  bool            // the engine is known to run under another kernel
-	// commits makes forks by the engine's commit where a copy on its disk would do.
-	commits   bool
-	noOverlay bool // the engine is known to mount no overlays
-	// smallLayers are sandboxes whose layer was small when it was last copied, by ID.
-	smallLayers map[string]bool
-	sizing      sizing
-	closed      bool
-	swept       time.Time // when this client last swept
-	places      gate      // one for each sandbox that may be in the making
+	life   *lifecycle.Client // nil until connected
+	closed bool
 }
 
-// Limits are a client's own bounds on what it makes.
+// Limits bound what one client creates.
 type Limits struct {
-	// Creates bounds how many sandboxes are being made at once; more wait. Creating
-	// is bound by the engine's CPUs: beyond three times their number only the waiting
-	// grows. Default: three times the engine's CPUs, at least 2 and at most 16.
+	// Creates bounds how many sandboxes the client creates at once; further calls wait.
+	// Creating is bound by the engine's CPUs: above three times their number, calls only
+	// wait longer. Default: three times the engine's CPUs, at least 2 and at most 16.
 	Creates int
 	// Ports bounds how many ports one sandbox may publish, see [WithPorts]. Default 4.
 	Ports int
 }
 
-// A ClientOption configures [NewClient].
-type ClientOption func(*Client) error
-
-// WithHost names the engine: unix:///path, tcp://host:port (TLS by DOCKER_TLS_VERIFY
-// and DOCKER_CERT_PATH) or ssh://user@host, which runs "docker system dial-stdio"
-// there. Default: DOCKER_HOST, then the current Docker context, then the platform's
-// default socket.
-func WithHost(host string) ClientOption {
-	return func(c *Client) error {
-		if host == "" {
-			return invalid("WithHost: the host is empty")
-		}
-		c.host = host
-		return nil
-	}
-}
-
-// WithLogger lets the client tell of what it can't return: a resumed session, a sweep,
-// a lost connection. Default: nothing is logged.
-func WithLogger(log *slog.Logger) ClientOption {
-	return func(c *Client) error {
-		if log == nil {
-			return invalid("WithLogger: the logger is nil")
-		}
-		c.log = log
-		return nil
-	}
-}
-
-// WithLimits sets the client's limits; a zero field keeps its default.
-func WithLimits(l Limits) ClientOption {
-	return func(c *Client) error {
-		if l.Creates < 0 || l.Ports < 0 {
-			return invalid("WithLimits: %+v: a limit is not negative", l)
-		}
-		c.limits = l
-		return nil
-	}
-}
-
-// WithDNS names the DNS servers that the sandboxes this client makes, and the sessions it
-// begins, look names up at: up to 8 addresses, asked in this order. They may be private,
-// and still are none that a sandbox reaches by itself. Default: those that the engine
-// gives to containers.
-func WithDNS(servers ...netip.Addr) ClientOption {
-	return func(c *Client) error {
-		if len(servers) == 0 || len(servers) > wire.MaxUpstream {
-			return invalid("WithDNS: %d servers: it takes 1 to %d", len(servers), wire.MaxUpstream)
-		}
-		for _, a := range servers {
-			if !a.IsValid() || a.Zone() != "" || a.IsUnspecified() || a.IsMulticast() || a.Is4In6() {
-				return invalid("WithDNS: %q can't be a DNS server", a)
-			}
-		}
-		c.dns = slices.Clone(servers)
-		return nil
-	}
-}
-
-// maxAuthorities bounds what a session is told of certificates: several times what the
-// public authorities have in all.
-const maxAuthorities = 512 << 10
-
-// WithAuthorities adds certificates of authorities, in PEM and 512 KiB at most, for the
-// servers that a [Transform] is meant for, which is where the sandbox's PID 1 is the
-// client and verifies the server. Default: the public ones, which count in any case.
-func WithAuthorities(pem []byte) ClientOption {
-	return func(c *Client) error {
-		if len(pem) > maxAuthorities || !x509.NewCertPool().AppendCertsFromPEM(pem) {
-			return invalid("WithAuthorities: %d bytes that are not certificates in PEM, or more than %d", len(pem), maxAuthorities)
-		}
-		c.authorities = string(pem)
-		return nil
-	}
-}
-
-// NewClient returns a client. It does not connect: the first call that needs the
-// engine does, and fails with [ErrEngineUnavailable] when there is none. The caller
-// closes it.
+// NewClient returns a client. It does not connect: the first call that needs the engine
+// does, and fails with [ErrEngineUnavailable] if there is none. The caller closes the
+// client.
 func NewClient(opts ...ClientOption) (*Client, error) {
-	c := &Client{log: slog.New(slog.DiscardHandler), connecting: newGate(), placing: newGate(),
-		machine: seen[wire.Probe]{looking: newGate()}, bridge: seen[wire.Probe]{looking: newGate()}, able: seen[wire.Abilities]{looking: newGate()}}
+	c := &Client{log: slog.New(slog.DiscardHandler), connecting: fault.NewSemaphore(1)}
 	for _, o := range opts {
 		if err := o(c); err != nil {
 			return nil, fail("client", "", err)
@@ -148,32 +59,32 @@ func NewClient(opts ...ClientOption) (*Client, error) {
 	return c, nil
 }
 
-// Close lets go of the client's connections. Sandboxes go on; handles made by the
-// client are of no use any more and should be closed first.
+// Close closes the client's connections. Sandboxes continue to run. Close the client's
+// handles first; they can't be used afterwards.
 func (c *Client) Close() error {
 	c.mu.Lock()
-	eng := c.eng
-	c.eng, c.closed = nil, true
+	life := c.life
+	c.life, c.closed = nil, true
 	c.mu.Unlock()
-	if eng == nil {
+	if life == nil {
 		return nil
 	}
-	return eng.Close()
+	return life.Engine.Close()
 }
 
-// engine returns the connection, made by the first caller. A failure is not kept: the
-// engine may come up.
-func (c *Client) engine(ctx context.Context) (*engine.Engine, error) {
-	if eng, err := c.connected(); eng != nil || err != nil {
-		return eng, err
+// connect returns the connection to the engine. The first caller opens it. Errors are not
+// cached: the engine may become available.
+func (c *Client) connect(ctx context.Context) (*lifecycle.Client, error) {
+	if life, err := c.connected(); life != nil || err != nil {
+		return life, err
 	}
-	leave, err := c.connecting.enter(ctx)
+	leave, err := c.connecting.Acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
-	if eng, err := c.connected(); eng != nil || err != nil {
-		return eng, err
+	if life, err := c.connected(); life != nil || err != nil {
+		return life, err
 	}
 	eng, err := engine.Open(ctx, engine.Options{Host: c.host})
 	if err != nil {
@@ -184,156 +95,279 @@ func (c *Client) engine(ctx context.Context) (*engine.Engine, error) {
 	if c.closed {
 		return nil, errors.Join(ErrClosed, eng.Close())
 	}
-	c.eng = eng
-	return eng, nil
+	c.life = &lifecycle.Client{Machine: machine.New(&store.Store{Engine: eng, Log: c.log}, c.own), MaxPorts: c.limits.Ports}
+	return c.life, nil
 }
 
-func (c *Client) connected() (*engine.Engine, error) {
+func (c *Client) connected() (*lifecycle.Client, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return nil, ErrClosed
 	}
-	return c.eng, nil
-}
-
-// A gate lets one in at a time, and those who wait can give up.
-type gate chan struct{}
-
-func newGate() gate { return make(gate, 1) }
-
-func (g gate) enter(ctx context.Context) (leave func(), err error) {
-	select {
-	case g <- struct{}{}:
-		return func() { <-g }, nil
-	case <-ctx.Done():
-		return nil, cancelled(ctx)
-	}
+	return c.life, nil
 }
 
 var defaultClient = sync.OnceValue(func() *Client {
-	c, _ := NewClient() // without options nothing can be wrong
+	c, _ := NewClient() // only options can fail
 	return c
 })
 
-// holder says who we are to people who read a pending marker.
-var holder = sync.OnceValue(func() string {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown"
+// A ClientOption configures [NewClient].
+type ClientOption func(*Client) error
+
+// WithHost selects the engine: unix:///path, tcp://host:port (TLS by DOCKER_TLS_VERIFY
+// and DOCKER_CERT_PATH) or ssh://user@host, which runs "docker system dial-stdio" there.
+// Default: DOCKER_HOST, then the current Docker context, then the platform's default
+// socket.
+func WithHost(host string) ClientOption {
+	return func(c *Client) error {
+		if host == "" {
+			return fault.Invalid("WithHost: the host is empty")
+		}
+		c.host = host
+		return nil
 	}
-	return fmt.Sprintf("process %d on %s", os.Getpid(), host)
-})
-
-// Create makes a new sandbox and starts its session. It returns when the sandbox can
-// be used; the handle is the caller's to [Sandbox.Close]. When it fails nothing is
-// left behind, also when ctx ended in the middle.
-//
-// Without options it is an unnamed, not persistent sandbox of [DefaultImage] with one
-// CPU and 2048 MiB. A name that is taken is [ErrExists].
-func Create(ctx context.Context, opts ...CreateOption) (*Sandbox, error) {
-	return defaultClient().Create(ctx, opts...)
 }
 
-// Get returns a handle on the sandbox of that name, or else of that ID, and resumes
-// it when it is stopped ([WithoutResume] does not). It waits for a sandbox that is
-// still being made. [ErrNotFound] when there is none.
-func Get(ctx context.Context, nameOrID string, opts ...GetOption) (*Sandbox, error) {
-	return defaultClient().Get(ctx, nameOrID, opts...)
+// WithLogger logs events that no call returns, such as resumed sessions, sweeps and lost
+// connections. Default: nothing is logged.
+func WithLogger(log *slog.Logger) ClientOption {
+	return func(c *Client) error {
+		if log == nil {
+			return fault.Invalid("WithLogger: the logger is nil")
+		}
+		c.log = log
+		return nil
+	}
 }
 
-// GetOrCreate returns the sandbox of that name, resumed, and makes it when there is
-// none: of any number of callers in any number of processes one creates it and calls
-// OnCreate, and the others wait and get the same sandbox. Options that only matter to
-// making it are ignored when it exists.
-func GetOrCreate(ctx context.Context, name string, opts ...CreateOption) (*Sandbox, error) {
-	return defaultClient().GetOrCreate(ctx, name, opts...)
+// WithLimits sets the client's limits. A zero field keeps its default.
+func WithLimits(l Limits) ClientOption {
+	return func(c *Client) error {
+		if l.Creates < 0 || l.Ports < 0 {
+			return fault.Invalid("WithLimits: %+v: a limit is negative", l)
+		}
+		c.limits, c.own.Creates = l, l.Creates
+		return nil
+	}
 }
 
-// Inspect tells of a sandbox without resuming it.
-func Inspect(ctx context.Context, nameOrID string) (Status, error) {
-	return defaultClient().Inspect(ctx, nameOrID)
-}
-
-// List tells of all sandboxes on the engine, the newest first, then by name, in two
-// engine calls whatever their number. It removes what crashed programs left behind.
-func List(ctx context.Context, opts ...ListOption) ([]Info, error) {
-	return defaultClient().List(ctx, opts...)
-}
-
-// Delete removes a sandbox for good: its session is stopped gracefully, its container
-// removed, its name free. Volumes are preserved unless [PreserveVolumes] says
-// otherwise; the report tells what became of each, also beside an error.
-func Delete(ctx context.Context, nameOrID string, opts ...DeleteOption) (DeleteReport, error) {
-	return defaultClient().Delete(ctx, nameOrID, opts...)
-}
-
-// ListVolumes tells of the volumes that hold sandboxes' files, by name: those of
-// sandboxes that are there, and those that deleted ones left. Sizes take the engine a
-// look at every file of every volume it has.
-func ListVolumes(ctx context.Context) ([]Volume, error) {
-	return defaultClient().ListVolumes(ctx)
-}
-
-// OrphanedVolumes tells of the volumes that no sandbox mounts. It changes nothing.
-func OrphanedVolumes(ctx context.Context) ([]Volume, error) {
-	return defaultClient().OrphanedVolumes(ctx)
-}
-
-// DeleteVolume deletes a volume of [ListVolumes] for good. While sandboxes mount it,
-// running or not, that is [ErrVolumeInUse] unless [Force] says otherwise; a container
-// that is not a sandbox always keeps it. The report tells what became of it, and of the
-// other volumes of sandboxes that were deleted with it.
-func DeleteVolume(ctx context.Context, name string, opts ...DeleteVolumeOption) (DeleteReport, error) {
-	return defaultClient().DeleteVolume(ctx, name, opts...)
-}
-
-// CleanupOrphanedVolumes removes the volumes of [OrphanedVolumes] for good: also those
-// that a deletion preserved. Options narrow it. One that can't be removed does not keep
-// the others; the report tells of each, also beside an error.
-func CleanupOrphanedVolumes(ctx context.Context, opts ...CleanupOption) (CleanupReport, error) {
-	return defaultClient().CleanupOrphanedVolumes(ctx, opts...)
-}
-
-// A place is one among the sandboxes being made. Whoever waits for something else in the
-// meantime may leave it and enter again.
-type place struct {
-	c    *Client
-	eng  *engine.Engine
-	left func() // nil outside
-}
-
-// enter waits for a place.
-func (p *place) enter(ctx context.Context) error {
-	c := p.c
-	c.mu.Lock()
-	places := c.places
-	c.mu.Unlock()
-	if places == nil {
-		n := c.limits.Creates
-		if n == 0 {
-			info, err := p.eng.Info(ctx)
-			if err != nil {
-				return err
+// WithDNS sets the DNS servers of the sessions that this client starts: up to 8
+// addresses, tried in this order. They may be private; the sandbox itself still can't
+// connect to them. Default: the servers that the engine gives to containers.
+func WithDNS(servers ...netip.Addr) ClientOption {
+	return func(c *Client) error {
+		if len(servers) == 0 || len(servers) > wire.MaxUpstream {
+			return fault.Invalid("WithDNS: %d servers: it takes 1 to %d", len(servers), wire.MaxUpstream)
+		}
+		for _, a := range servers {
+			if !a.IsValid() || a.Zone() != "" || a.IsUnspecified() || a.IsMulticast() || a.Is4In6() {
+				return fault.Invalid("WithDNS: %q can't be a DNS server", a)
 			}
-			n = min(max(3*info.NCPU, 2), 16)
 		}
-		c.mu.Lock()
-		if c.places == nil {
-			c.places = make(gate, n)
-		}
-		places = c.places
-		c.mu.Unlock()
+		c.own.DNS = slices.Clone(servers)
+		return nil
 	}
-	var err error
-	p.left, err = places.enter(ctx)
-	return err
 }
 
-// leave gives the place to the next one. It may be called often.
-func (p *place) leave() {
-	if p.left != nil {
-		p.left()
-		p.left = nil
+// WithAuthorities adds certificate authorities, in PEM and at most 512 KiB, for servers
+// whose requests a [Transform] changes: there PID 1 of the sandbox is the TLS client and
+// verifies the server. Default: the public authorities, which are always trusted.
+func WithAuthorities(pem []byte) ClientOption {
+	return func(c *Client) error {
+		if len(pem) > maxAuthorities || !x509.NewCertPool().AppendCertsFromPEM(pem) {
+			return fault.Invalid("WithAuthorities: %d bytes are not certificates in PEM, or more than %d bytes", len(pem), maxAuthorities)
+		}
+		c.own.Authorities = string(pem)
+		return nil
 	}
+}
+
+// Several times the size of all public authorities.
+const maxAuthorities = 512 << 10
+
+// Health reports whether an engine can be used, and describes it.
+type Health struct {
+	Healthy bool
+	// Host is the address of the engine, without credentials.
+	Host string
+	// Version is the engine's version, APIVersion the negotiated version of its API.
+	Version, APIVersion string
+	// OS, Arch (as GOARCH), Kernel, CPUs and Memory (in bytes) describe the engine's
+	// machine.
+	OS, Arch, Kernel string
+	CPUs             int
+	Memory           int64
+	StorageDriver    string
+	CgroupVersion    string
+	Runtimes         []string
+	Rootless         bool
+	// Guidance says, for an engine that is not healthy, what was tried and what to do.
+	Guidance string
+}
+
+// CheckHealth checks whether the engine can be used, for at most 5 s. If it can't, the
+// result has Guidance and the error is nil: the error is only ever that of ctx.
+func CheckHealth(ctx context.Context) (Health, error) { return defaultClient().CheckHealth(ctx) }
+
+// CheckHealth is [CheckHealth] on the client's engine.
+func (c *Client) CheckHealth(ctx context.Context) (Health, error) {
+	ask, cancel := context.WithTimeout(ctx, healthTimeout)
+	defer cancel()
+	h, err := c.health(ask)
+	switch {
+	case ctx.Err() != nil:
+		return Health{}, fail("check health", "", fault.Cancelled(ctx))
+	case err == nil:
+		h.Healthy = true
+		return h, nil
+	}
+	h.Guidance = guidance(h, err)
+	return h, nil
+}
+
+// healthTimeout bounds CheckHealth, so that a hung engine is an answer too.
+const healthTimeout = 5 * time.Second
+
+func (c *Client) health(ctx context.Context) (Health, error) {
+	h := Health{Host: c.host}
+	l, err := c.connect(ctx)
+	if err != nil {
+		return h, err
+	}
+	h.Host = l.Engine.Host()
+	// Concurrently: an engine that lists its networks slowly has not locked up.
+	networks := make(chan error, 1)
+	go func() { networks <- l.Engine.CheckNetworks(ctx) }()
+	i, err := l.Engine.Info(ctx)
+	if err != nil {
+		return h, err
+	}
+	h.Version, h.APIVersion = i.Version, i.APIVersion
+	h.OS, h.Arch, h.Kernel, h.CPUs, h.Memory = i.OS, i.Arch, i.Kernel, i.NCPU, i.MemTotal
+	h.StorageDriver, h.CgroupVersion, h.Runtimes, h.Rootless = i.StorageDriver, i.CgroupVersion, i.Runtimes, i.Rootless
+	if i.OSType != "" && i.OSType != "linux" {
+		return h, fmt.Errorf("the engine runs %s containers; sandboxes need Linux: switch it to Linux containers", i.OSType)
+	}
+	if err := <-networks; errors.Is(err, context.DeadlineExceeded) {
+		return h, fmt.Errorf("the engine answers but does not list its networks, and will start no container: " +
+			"it has locked up, as engines up to 20.10.26 can (moby#46661). Restart it")
+	} else if err != nil {
+		return h, err
+	}
+	return h, nil
+}
+
+// guidance says what to do about err. If the connection failed, the error of engine says
+// so in detail.
+func guidance(h Health, err error) string {
+	var unreachable *engine.UnreachableError
+	if errors.As(err, &unreachable) {
+		return unreachable.Error()
+	}
+	var b strings.Builder
+	where := h.Host
+	if where == "" {
+		where = "the engine that DOCKER_HOST or the current Docker context names"
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		fmt.Fprintf(&b, "%s did not answer within %v: it may be hung: check the daemon's log, then restart it", where, healthTimeout)
+	} else {
+		fmt.Fprintf(&b, "%s: %v", where, err)
+	}
+	b.WriteString(". To use another engine set DOCKER_HOST; a local one needs permission to open its socket (group docker)")
+	return b.String()
+}
+
+// Support reports which features an engine supports. A nil field is a supported feature;
+// any other is an [ErrUnsupported] with the reason.
+type Support struct {
+	// NetworkPolicy is for every policy but [AllowAll], in the engine's default OCI
+	// runtime.
+	NetworkPolicy error
+	// Reflink is for copies that share blocks with their source on the disk that holds
+	// the engine's volumes. Without it, forks and copies of large files take the time and
+	// the space of all their bytes.
+	Reflink error
+	// Runtimes are the names that [WithOCIRuntime] accepts.
+	Runtimes []string
+}
+
+// CheckSupport tests which features the engine supports.
+func CheckSupport(ctx context.Context) (Support, error) { return defaultClient().CheckSupport(ctx) }
+
+// CheckSupport is [CheckSupport] on the client's engine. It runs a container for some
+// tenths of a second and caches the result for 10 minutes.
+func (c *Client) CheckSupport(ctx context.Context) (Support, error) {
+	s, err := c.support(ctx)
+	return s, fail("check support", "", err)
+}
+
+func (c *Client) support(ctx context.Context) (Support, error) {
+	l, err := c.connect(ctx)
+	if err != nil {
+		return Support{}, err
+	}
+	i, err := l.Engine.Info(ctx)
+	if err != nil {
+		return Support{}, err
+	}
+	policy, reflink, err := l.Abilities(ctx)
+	if err != nil {
+		return Support{}, err
+	}
+	return Support{NetworkPolicy: policy, Reflink: reflink, Runtimes: i.Runtimes}, nil
+}
+
+// Prune removes leftovers from the engine: those of crashed programs, as every [List]
+// does, images of failed updates and deleted snapshots, and the guest programs of other
+// versions of this package that no sandbox uses. It keeps every sandbox that is
+// persistent or whose handle may still exist, its volumes, and this version's guest. The
+// error joins the failures.
+func Prune(ctx context.Context) (PruneReport, error) { return defaultClient().Prune(ctx) }
+
+// Prune is [Prune] on the client's engine.
+func (c *Client) Prune(ctx context.Context) (report PruneReport, err error) {
+	defer wrap(&err, "prune", "")
+	report = PruneReport{Removed: []string{}, Failed: []string{}}
+	var errs []error
+	note := func(object string, err error) {
+		if err != nil {
+			report.Failed = append(report.Failed, fmt.Sprintf("%s: %v", object, err))
+			errs = append(errs, fmt.Errorf("%s: %w", object, err))
+			return
+		}
+		report.Removed = append(report.Removed, object)
+	}
+	l, err := c.connect(ctx)
+	if err != nil {
+		return report, err
+	}
+	all, err := l.List(ctx)
+	if err != nil {
+		return report, err
+	}
+	l.Sweep(ctx, all, note)
+	errs = append(errs, l.PruneGuests(ctx, all.Volumes, note), l.PruneLayers(ctx, all, note))
+	slices.Sort(report.Removed)
+	slices.Sort(report.Failed)
+	return report, errors.Join(errs...)
+}
+
+// PruneReport lists what [Prune] removed and what it could not remove.
+type PruneReport struct {
+	// Removed names the objects, sorted: "sandbox x", "volume y", "image z".
+	Removed []string
+	// Failed names the objects that could not be removed, each with the reason.
+	Failed []string
+}
+
+// String returns one line for each object.
+func (r PruneReport) String() string {
+	lines := make([]string, 0, len(r.Removed)+len(r.Failed))
+	for _, o := range r.Removed {
+		lines = append(lines, o+": removed")
+	}
+	return strings.Join(append(lines, r.Failed...), "\n")
 }

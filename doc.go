@@ -1,5 +1,5 @@
-// Package sandbox gives a program named, isolated, disposable Linux environments on
-// any Docker Engine it can reach.
+// Package sandbox gives a program named, isolated, disposable Linux environments on any
+// Docker Engine it can reach.
 //
 //	sb, err := sandbox.Create(ctx, sandbox.WithName("build-42"), sandbox.WithVCPUs(2))
 //	if err != nil {
@@ -8,25 +8,24 @@
 //	defer sb.Close()
 //	out, err := sb.Command(ctx, "node", "-e", "console.log(6*7)").Output()
 //
-// There is no server of ours, no database and no file on the caller's disk: the
-// engine's containers, volumes and labels are the only state. Two processes, or a
-// process and its successor, see the same sandboxes.
+// There is no server, no database and no file on the caller's disk: the engine's
+// containers, volumes and labels are the only state. Two processes, or a process and its
+// successor, see the same sandboxes.
 //
-// A sandbox is a container, not a virtual machine: it shares its kernel with the
-// engine's machine. Run code that attacks kernels on an engine that has a machine of
-// its own.
+// A sandbox is a container, not a virtual machine: it shares its kernel with the engine's
+// machine. Run code that attacks kernels on an engine that has a machine of its own.
 //
 // # Sandboxes and sessions
 //
-// A sandbox is the durable thing: a name, a record, files. A session is one run of
-// it, from start to stop. [Create] makes a sandbox and starts its first session;
-// [Get] finds it by name or ID and resumes it when it is stopped; [GetOrCreate] does
-// whichever is needed, and of any number of callers in any number of processes
-// exactly one creates it. [Sandbox.Stop] and [Sandbox.Close] end the session: every
-// process in it gets SIGTERM, and SIGKILL when it is still there after the stop
-// timeout (30 s unless [WithStopTimeout] says otherwise).
+// A sandbox has a name, a record and files, and persists. A session is one run of it,
+// from start to stop. [Create] creates a sandbox and starts its first session. [Get]
+// finds it by name or ID and resumes it if it is stopped. [GetOrCreate] does one or the
+// other: of any number of callers in any number of processes exactly one creates the
+// sandbox. [Sandbox.Stop] and [Sandbox.Close] end the session: every process gets
+// SIGTERM, and SIGKILL if it has not exited after the stop timeout (30 s, see
+// [WithStopTimeout]).
 //
-// What survives what:
+// What is kept:
 //
 //	                        persistent            not persistent
 //	                        (default with a name) (default without)
@@ -37,157 +36,165 @@
 //	Detach                  everything            everything, until the session ends
 //	Delete                  the volumes, unless PreserveVolumes(false)
 //
-// Processes, /tmp on a tmpfs and edits to /etc/hosts end with the session. A session
-// outlives its main process ([WithCommand]): a sandbox is an environment, not a job.
-// A method that needs a session resumes a persistent sandbox that has none.
+// Processes, files on a tmpfs and edits to /etc/hosts are lost when the session ends. A
+// session continues after its main process ([WithCommand]) exits. A method that needs a
+// session resumes a stopped persistent sandbox.
 //
-// A handle's Close is bounded and takes no context, so that it can be deferred.
-// [Sandbox.Detach] is for who wants the session to go on.
+// Close is bounded and takes no context, so that it can be deferred. [Sandbox.Detach]
+// releases a handle and leaves the session running.
 //
-// # Timeouts and changes
+// # Timeouts and updates
 //
-// [WithTimeout] ends every session so long after its start, as Stop does, also when the
-// program that set it is gone: the sandbox's own PID 1 sees to it, and nothing inside
-// can make it later. Time goes on while a session is paused; it then ends when it is
-// unpaused. [Sandbox.ExtendTimeout] gives the present session more. [Status] tells when
-// a session ends and why one has ended: "stopped", "timeout", "abandoned" (its handle
-// was not heard of for 30 s), "out of memory", or how PID 1 failed.
+// [WithTimeout] ends every session a fixed time after its start, like Stop, even if the
+// program that set it has ended: the sandbox's PID 1 enforces it, and nothing inside can
+// delay it. A paused session's time goes on; if it is over, the session ends when it is
+// unpaused. [Sandbox.ExtendTimeout] prolongs the current session. [Status] reports when a
+// session will end and why one has ended: "stopped", "timeout", "abandoned" (its handle
+// did not renew the lease for 30 s), "out of memory", or how PID 1 failed.
 //
-// What [Sandbox.Update] changes, and from when on:
+// What [Sandbox.Update] can change, and when the change applies:
 //
-//	WithTags                  at once
-//	WithVCPUs, WithMemory     at once, and in sessions to come
-//	WithStopTimeout           at once for Stop and Close, for timeouts from the next session
-//	WithEnv                   at once for commands, from the next session for the main process
-//	WithTimeout, WithPorts    from the next session
-//	WithMounts, WithCommand   from the next session
+//	WithTags                      at once
+//	WithVCPUs, WithMemory         at once, and in later sessions
+//	WithNetworkPolicy             at once, and in later sessions
+//	WithStopTimeout               at once for Stop and Close, for timeouts from the next session
+//	WithEnv                       at once for commands, from the next session for the main process
+//	WithTimeout, WithPorts        from the next session
+//	WithMounts, WithCommand       from the next session
 //	image, runtime, user, directory, process limit, name and ID: never
 //
-// Ports, mounts, main process and environment are the container's. When they have changed
-// the next session gets a new container, with the files of the old one; that takes longer
-// the more of them are outside of volumes. When it is interrupted, whoever comes next
-// completes it or takes it back.
+// Ports, mounts, the main process and its environment are fixed in a container. If they
+// have changed, the next session gets a new container with the files of the old one,
+// which takes longer the more files are outside of volumes. If that is interrupted, the
+// next process that uses the sandbox completes or reverts it.
 //
-// A session that is started with other tools, such as "docker start", has no network and
-// no main process, and the timeout that the sandbox was made with, until a handle
-// connects to it; a [Get] sees to that.
+// If another tool, such as "docker start", starts the container, the session has no network
+// and the timeout set at creation, and its main process waits, until a handle connects to
+// it, for example through [Get].
 //
 // # Logs
 //
-// [Sandbox.Logs] reads what the main process and detached commands have written, also
-// when the sandbox is stopped. It is the container's log in the engine: "docker logs"
-// shows it, too, where lines of commands begin with a mark and the command's ID.
-// Package sandboxhttp serves it to browsers.
+// [Sandbox.Logs] reads the output of the main process and of detached commands, also of a
+// stopped sandbox. It is the container's log in the engine: "docker logs" shows it too,
+// where the lines of commands start with a mark and the command's ID. Package sandboxhttp
+// serves it to browsers.
 //
 // # Commands
 //
-// [Sandbox.Command] returns a [Cmd], used as the one of os/exec is. Arguments are
-// never parsed by a shell. The environment is the image's, overridden by [WithEnv],
-// overridden by [Cmd.Env]; the directory [Cmd.Dir], else [WithWorkdir], else
-// /workspace. When the context ends, or the program dies, the command and everything
-// it started are killed; one that is [Cmd.Detached] goes on and is found again with
-// [Sandbox.Process].
+// [Sandbox.Command] returns a [Cmd], used like that of os/exec. No shell parses the
+// arguments. The environment is the image's, overridden by [WithEnv], overridden by
+// [Cmd.Env]; the directory is [Cmd.Dir], by default [WithWorkdir], by default /workspace.
+// When the context ends, or the program dies, the command and all processes it started
+// are killed. A [Cmd.Detached] command continues, and [Sandbox.Process] finds it again.
 //
-// Commands go over one connection for each handle, to a small static program that is
-// mounted read-only into every sandbox at /.agent-sandbox. It is part of this package
-// and is loaded into an engine once: any Linux image works, one without a shell too.
+// A handle runs its commands over one connection to the guest, a small static program
+// that is mounted read-only into every sandbox at /.agent-sandbox. This package contains
+// the guest and loads it into an engine once, so any Linux image works, even one without
+// a shell.
 //
 // # Files
 //
 // [Sandbox.FS] is the file system for package io/fs. ReadFile, WriteFile, Open and
-// their like are those of package os with a context first; relative names begin at
-// the working directory, and what is allowed is up to the kernel inside, for the
-// sandbox's user or the one of [Sandbox.FilesAs]. [Sandbox.WriteFile] replaces a file
-// whole or not at all. [Sandbox.CopyIn] and [Sandbox.CopyOut] carry files and trees,
-// in constant memory; what they could not keep is in their [CopyReport]. Nothing a
-// sandbox says makes CopyOut write outside of its destination.
+// similar methods are those of package os with a context. Names are relative to the
+// working directory. The kernel inside checks permissions, for the sandbox's user or that
+// of [Sandbox.FilesAs]. [Sandbox.WriteFile] is atomic. [Sandbox.CopyIn] and
+// [Sandbox.CopyOut] copy files and trees, in constant memory, and list in a [CopyReport]
+// what they could not preserve. CopyOut never writes outside of its destination, whatever
+// the sandbox sends.
 //
-// Reading a stopped sandbox does not start it; it goes through the engine, as root.
+// The files of a stopped sandbox are read through the engine, as root, without starting
+// it.
 //
-// # Ports and dials
+// # Ports and connections
 //
-// [Sandbox.DialContext] connects to any server inside, over the same connection as
-// commands; no port is published for it, and it fits an http.Transport.
-// [Sandbox.WaitPort] returns when a server listens. [WithPorts] publishes ports on
-// 127.0.0.1 of the engine's machine for those who have no handle; which port of the
-// machine it is changes with every session, and [Sandbox.Port] looks it up.
+// [Sandbox.DialContext] connects to any server inside, over the connection that commands
+// use. It needs no published port and fits an http.Transport. [Sandbox.WaitPort] waits
+// until a server listens. [WithPorts] publishes ports on 127.0.0.1 of the engine's
+// machine, for clients without a handle. The published port changes with every session;
+// [Sandbox.Port] returns it.
 //
-// [Sandbox.SSH] is a connection to an SSH server inside, and the command
-// "sandbox proxy NAME" the same for OpenSSH's ProxyCommand: ssh, scp, sftp, rsync and
-// git work with a sandbox.
+// [Sandbox.SSH] connects to an SSH server inside. The command "sandbox proxy NAME" does
+// the same as OpenSSH's ProxyCommand, so that ssh, scp, sftp, rsync and git work with a
+// sandbox.
 //
-// # Network
+// # Network policy
 //
-// [WithNetworkPolicy] says what a sandbox may reach: [AllowAll], the default,
-// [PublicOnly], [DenyAll], or names and subnets. It holds for root inside, from the first
-// instruction of every session: PID 1 locks the network before it starts anything, and
-// waits to be told which policy counts. [Sandbox.Update] changes it while the session
-// runs, and [Sandbox.Egress] tells what was tried. Under every policy nothing comes in
-// but by published ports, which answer under every policy, and sandboxes don't reach each
-// other. Names are matched by what a connection says it is for (SNI, Host), so allowing a
-// name allows what its server forwards to: an allowed content network can lead on to
-// whatever it hosts, and a domain whose owner helps can carry data out in names. What
-// PID 1 sets in requests ([Transform]) never enters the sandbox, but whoever runs in it
-// can use it while it runs.
+// [WithNetworkPolicy] says what a sandbox may connect to: [AllowAll], the default,
+// [PublicOnly], [DenyAll], or names and subnets. The policy also applies to root inside,
+// from the first instruction of every session: PID 1 locks the network before it starts
+// anything, and opens it when it receives the policy. [Sandbox.Update] changes the policy
+// of a running session, and [Sandbox.Egress] lists what the sandbox attempted. Under
+// every policy a sandbox accepts connections to published ports, and no others, so
+// sandboxes can't reach each other.
 //
-// No process inside can have the capability NET_RAW, which "ping" of Debian and tcpdump
-// want. For ping remove it from the file: "setcap -r /usr/bin/ping" and ICMP sockets of
-// the kernel do the rest, where the policy lets ICMP through. PID 1 uses nftables; where
-// the engine's kernel or runtime (gVisor, for one) has none, making a sandbox fails with
-// [ErrUnsupported], and [CheckSupport] says so beforehand. It never runs unfiltered.
+// Names are matched by what a connection declares (SNI, Host). Allowing a name therefore
+// allows everything that its server forwards to: an allowed content network can lead to
+// whatever it hosts, and a domain whose owner cooperates can carry data out in names. The
+// headers that PID 1 sets in requests ([Transform]) never enter the sandbox, but programs
+// inside can use them while it runs.
+//
+// No process inside can have the capability NET_RAW, which Debian's ping and tcpdump
+// need. For ping remove it from the file: after "setcap -r /usr/bin/ping" it uses the
+// kernel's ICMP sockets, if the policy allows ICMP. PID 1 uses nftables. If the engine's
+// kernel or runtime (for example gVisor) lacks it, creating a sandbox fails with
+// [ErrUnsupported]; [CheckSupport] reports that beforehand. A sandbox never runs
+// unfiltered.
 //
 // # Volumes
 //
-// A sandbox has one volume of its own at /workspace, always. [WithMounts] adds others: a
-// directory as it is, a copy of one, which is the default and leaves the directory
-// alone, or a volume that an earlier sandbox left. A copy is made before anything runs in
-// the sandbox, by the engine when it can see the directory, else through this program;
-// the result is the same. Owners are kept by number. [ListVolumes] tells who uses which
-// volume, which follows from the containers that are there, and what it takes of the
-// disk. [Delete] preserves volumes unless told otherwise: they are then orphaned, and
-// attached again, removed one by one ([DeleteVolume]) or together
-// ([CleanupOrphanedVolumes]). Volumes are local to the engine; the driver option size=0
-// keeps "docker volume prune" away from them.
+// Every sandbox has a volume of its own at /workspace. [WithMounts] adds others: a
+// directory, a copy of a directory, which is the default and never changes the directory,
+// or a volume preserved from an earlier sandbox. A directory is copied before anything
+// runs in the sandbox, by the engine if it can see the directory, otherwise through this
+// program; the result is the same. Numeric owners are kept. [ListVolumes] reports which
+// sandboxes use each volume, derived from the existing containers, and its size. [Delete]
+// preserves volumes by default. They are then orphaned, and can be attached again, or
+// removed one by one ([DeleteVolume]) or together ([CleanupOrphanedVolumes]). Volumes are
+// local to the engine; the driver option size=0 protects them from "docker volume prune".
 //
 // # Forks and snapshots
 //
-// [Fork] makes a sandbox with the files another one has at this instant, [ForkN] any number
-// of one instant, and [Sandbox.Snapshot] stores them for [FromSnapshot]. They are copied on
-// the engine's disk, also what the container has outside of volumes: no layer is added to
-// an image, so a fork of a fork of a fork is like any other. Engines whose storage driver
-// shows no container's own files (others than overlay2 and fuse-overlayfs) commit them.
+// [Fork] creates a sandbox with the current files of another one, [ForkN] several with
+// the files of one moment, and [Sandbox.Snapshot] stores the files for [FromSnapshot].
+// They are copied on the engine's disk, including the container's own files outside of
+// volumes. No layer is added to an image, so a fork of a fork of a fork costs no more
+// than the first. Engines whose storage driver does not show a container's own files
+// (others than overlay2 and fuse-overlayfs) commit them.
 //
-// A running source is paused meanwhile. A marker with a lease says by whom; when its maker
-// dies, who finds it next unpauses the source. Volumes made from a snapshot are overlays
-// over its files where the engine mounts them. The engine does not know that; this package
-// removes no files that something stands on, and "docker volume rm" would. Nor does the
-// kernel mount one again while a copy of its last mount is left: a start waits 10 s for
-// containers that begin just then; one that has all of the machine's files mounted keeps
-// such copies for as long as it runs, and the error says so. What the
-// container has outside of volumes is copied into each new one, and not kept at all when
-// nothing was changed there; the time of the directory / alone is then the new one's own.
+// A running source is paused during the copy. A marker with a lease records which process
+// paused it; if that process dies, the next one that finds the marker unpauses the
+// source.
+//
+// Volumes made from a snapshot are overlays over its files, if the engine can mount
+// overlays. Docker does not track this dependency: "docker volume rm" removes a
+// snapshot's files while overlays use them; this package refuses to. The kernel does not
+// mount an overlay again while a copy of its previous mount exists: a start waits 10 s
+// for containers that are just starting. A container that has all of the machine's files
+// mounted keeps such copies for as long as it runs, and the error says so. The
+// container's own files are copied into each new sandbox, and not stored if none were
+// changed; only the times of the directory / are then new.
 //
 // # State in the engine
 //
 // Names and labels are a contract; other tools may read them.
 //
-//	container  agent-sandbox-<name>            one sandbox
-//	volume     agent-sandbox-<id>              its workspace, at /workspace
-//	volume     agent-sandbox-<id>-rwcopy-<hash> a copy of a directory, of its own
-//	volume     agent-sandbox-<id>.rev-<n>      what has changed of it; the highest n counts
-//	container  agent-sandbox-<name>.U, .N      exists while it takes the place of that
-//	image      agent-sandbox-layer:<nonce>     the files of a container that was replaced or forked
-//	volume     agent-sandbox-<id>-fork-<hash>  a copy of a copy that another sandbox has
-//	volume     agent-sandbox-snap-<id>         a snapshot; and with -<n> its files, which never change
-//	image      agent-sandbox-snapshot:<id>     what containers are made from by it
-//	volume     <volume>.U, <volume>.W          what a volume that stands on a snapshot's files has of its own
-//	volume     agent-sandbox-pending.<name>…   exists while the sandbox is being made, changed or deleted
-//	volume     agent-sandbox-guest-<hash>      the static program, shared and kept
-//	image      agent-sandbox-guest:<hash>      what that volume is filled from
-//	container  agent-sandbox-helper.<…>        exists for the moment of that
+//	container  agent-sandbox-<name>             one sandbox
+//	volume     agent-sandbox-<id>               its workspace, at /workspace
+//	volume     agent-sandbox-<id>-rwcopy-<hash> a copy of a directory, for this sandbox
+//	volume     agent-sandbox-<id>-fork-<hash>   a fork's copy of such a copy
+//	volume     agent-sandbox-<id>.rev-<n>       a revision: updated settings; the highest n is current
+//	container  agent-sandbox-<name>.U, .N       a replacement: unfinished, and about to take the name
+//	image      agent-sandbox-layer:<nonce>      the files of a container that was replaced or forked
+//	volume     agent-sandbox-snap-<id>          a snapshot; with -<n> its files, which never change
+//	image      agent-sandbox-snapshot:<id>      the image for sandboxes from that snapshot
+//	volume     <volume>.U, <volume>.W           upper and work directory of an overlay over a snapshot
+//	volume     agent-sandbox-pending.<name>…    a marker: the sandbox is being created, changed or deleted
+//	volume     agent-sandbox-guest-<hash>       the guest, shared by all sandboxes and kept
+//	image      agent-sandbox-guest:<hash>       the image that this volume is filled from
+//	container  agent-sandbox-helper.<…>         a short-lived helper
 //
-// All carry agent-sandbox.managed=true; nothing without it is ever listed, adopted or
-// removed. Further labels, each with the prefix "agent-sandbox.":
+// All have the label agent-sandbox.managed=true; objects without it are never listed,
+// adopted or removed. Further labels, each with the prefix "agent-sandbox.":
 //
 //	schema       version of this table: 1
 //	role         sandbox, workspace, rwcopy, fork, layer, snapshot, frozen, overlay, pending, takeover, guest,
@@ -197,41 +204,43 @@
 //	persistent   true or false
 //	tag.<key>    one tag
 //	record       JSON: image, runtime, user, workdir, command, ports, mounts, timeout_ms,
-//	             stop_timeout_ms, source, snapshot; of a revision: what has changed, the
-//	             environment encrypted
-//	created-by   of a copy: rwcopy
-//	source       of a copy: the directory, on the machine of its maker
-//	nonce        which operation made the object
-//	control-key  signs what is asked of the sandbox's PID 1; never inside the sandbox
-//	of, after    of a revision: the nonces of its sandbox and of the one before; of a marker:
+//	             stop_timeout_ms, network, source, snapshot; of a revision: the changed
+//	             settings, the environment encrypted; of a snapshot: its description
+//	created-by   of a copy: rwcopy or fork
+//	source       of a copy: the directory, on the machine of its creator
+//	snapshot     of an overlay: the snapshot whose files it uses
+//	nonce        the operation that created the object
+//	control-key  signs requests to the sandbox's PID 1; never inside the sandbox
+//	of, after    of a revision: the nonces of its sandbox and of the previous revision; of a marker:
 //	             the nonce of the sandbox that is being changed
-//	by, after    of a container made for a change: the change, and the container before
-//	until        of a marker or helper: when its maker counts as dead
-//	holder       of a marker: its maker, for people to read
+//	by, after    of a replacement: the change, and the container that it replaces
+//	until        of a marker or helper: when its lease ends
+//	holder       of a marker: its creator, for people
 //
-// Creating a volume whose name exists returns the old one with its old labels. With a
-// nonce among them, exactly one of any number of processes makes the marker, and that
-// one is the creator. It renews the marker; when it dies, another takes over after
-// 30 s and clears what it left.
+// Creating a volume whose name exists returns the old volume with its old labels. Each
+// process adds a nonce, so of any number exactly one creates the marker, and only that
+// one creates the sandbox. It renews the marker's lease. If it dies, another process
+// takes over after 30 s and removes its leftovers.
 //
 // # Defaults
 //
-// Image node:20-bookworm, 1 CPU, 2048 MiB of memory for each CPU and no swap, 4096
+// Image node:20-bookworm, 1 CPU, 2048 MiB of memory for each CPU and no swap, 4,096
 // processes ([WithPidsLimit]), the engine's default OCI runtime ([WithOCIRuntime]) and
-// seccomp profile, a log of at
-// most 3 files of 10 MB. The capabilities NET_RAW and MKNOD are dropped. PID 1 keeps NET_ADMIN for itself; nothing else in the sandbox can have
-// it. An image's HEALTHCHECK is switched off: it would run beside PID 1's rules.
-// Engines before 23 have a default seccomp profile that lets sockets of AF_VSOCK through,
-// which lead past every network to the hypervisor. From a program on Linux such an engine
-// is given the default profile of later ones instead, unless it was set up with one of its
-// own; what these refuse besides are AF_ALG sockets and io_uring.
+// seccomp profile, and a log of at most 3 files of 10 MB. The capabilities NET_RAW and
+// MKNOD are dropped; only PID 1 has NET_ADMIN. An image's HEALTHCHECK is disabled, since
+// it would run outside of PID 1's rules.
 //
-// Root inside can raise PID 1's oom_score_adj, and so have the session end, not outlive
-// anything, when memory runs out: with PID 1 everything ends.
+// The default seccomp profile of engines before 23 allows AF_VSOCK sockets, which reach
+// the hypervisor past every network. Unless such an engine is configured with a profile
+// of its own, programs on Linux give its sandboxes the default profile of later engines,
+// which also denies AF_ALG sockets and io_uring.
+//
+// Root inside can raise PID 1's oom_score_adj. If memory then runs out the session ends;
+// no process outlives PID 1.
 //
 // # Errors
 //
-// Every error is an *[Error] that says where it happened, or an *[ExitError] of a
-// command that did not succeed. Test for the sentinels ([ErrNotFound], [ErrExists],
-// [ErrEngineUnavailable] …) with errors.Is; what the engine said stays reachable.
+// Every error is an *[Error], which says where it happened, or an *[ExitError] of a
+// command that failed. Test for the sentinels ([ErrNotFound], [ErrExists],
+// [ErrEngineUnavailable] …) with errors.Is; the engine's own error stays in the chain.
 package sandbox

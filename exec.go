@@ -14,64 +14,69 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
+	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 )
 
-// DefaultWaitDelay is how long output may stay open after a command's own exit unless
-// [Cmd.WaitDelay] says otherwise.
+// DefaultWaitDelay, 1 s, is how long output may stay open after a command's exit without
+// [Cmd.WaitDelay].
 const DefaultWaitDelay = time.Second
 
-// KeptOutput is how much of a detached command's output is kept for those who
-// reattach to it: the last 8 MiB, stdout and stderr together.
+// KeptOutput, 8 MiB, is how much of a detached command's latest output is kept for
+// reattaching: stdout and stderr together.
 const KeptOutput = 8 << 20
 
-// Cmd is a command in a sandbox, used as [exec.Cmd] is: set its fields, then call
-// [Cmd.Run], [Cmd.Output], or [Cmd.Start] and [Cmd.Wait]. No shell takes part. It is
-// used once, and its fields are not touched after Start.
+// Cmd is a command in a sandbox, used like [exec.Cmd]: set its fields, then call
+// [Cmd.Run], [Cmd.Output], or [Cmd.Start] and [Cmd.Wait]. No shell is involved. A Cmd is
+// used once, and its fields must not change after Start.
 type Cmd struct {
-	// Path is the program, looked up in the PATH of the command's environment when it
-	// has no slash.
+	// Path is the program. If it has no slash it is looked up in the PATH of the
+	// command's environment.
 	Path string
-	// Args is the argument list, with the program's own name as Args[0].
+	// Args are the arguments, with the program's name as Args[0].
 	Args []string
-	// Env adds to the sandbox's environment, as "key=value"; the last of a key wins.
+	// Env adds "key=value" entries to the sandbox's environment; the last entry for a key
+	// wins.
 	Env []string
-	// Dir is the working directory. Default: the sandbox's, see [WithWorkdir]. A
-	// relative one is relative to that.
+	// Dir is the working directory, relative to that of the sandbox ([WithWorkdir]),
+	// which is the default.
 	Dir string
-	// User is who runs it, as [WithUser] takes it. Default: the sandbox's user.
+	// User runs the command, in the form of [WithUser]. Default: the sandbox's user.
 	User string
-	// Stdin is the command's input; nil is an empty one. Reading it ends with the
-	// command, but a Read that blocks keeps its goroutine until it returns.
+	// Stdin is the command's input; nil is empty. Copying ends with the command, but a
+	// Read that blocks keeps its goroutine until it returns.
 	Stdin io.Reader
-	// Stdout and Stderr take the output; nil discards it. If they are the same writer,
-	// the command has one stream for both, in the order it wrote, and at most one
+	// Stdout and Stderr receive the output; nil discards it. If they are the same writer
+	// the command has one stream for both, in the order written, and at most one
 	// goroutine at a time calls Write.
 	Stdout, Stderr io.Writer
-	// TTY runs the command on a terminal of 24 rows and 80 columns unless [Cmd.Resize]
+	// TTY runs the command on a terminal, of 24 rows and 80 columns unless [Cmd.Resize]
 	// was called before. All output goes to Stdout.
 	TTY bool
-	// Timeout kills the command and everything it started, inside the sandbox,
-	// whether or not this program is still there. The error is [ErrTimeout] and an
-	// *[ExitError] with code 137. 0 is none.
+	// Timeout kills the command and all processes it started. It is enforced inside the
+	// sandbox, even if this program has ended. The error is [ErrTimeout] and an
+	// *[ExitError] with code 137. 0 is no timeout.
 	Timeout time.Duration
-	// WaitDelay bounds how long Wait goes on after the command's own exit while
-	// processes it left behind hold its output open. Then the output is cut, and Wait
-	// returns [exec.ErrWaitDelay] if the command itself succeeded. Default
-	// [DefaultWaitDelay]; negative waits for the end of output.
+	// WaitDelay bounds how long Wait continues after the command's exit while its
+	// background processes hold the output open. Then the output is cut, and Wait returns
+	// [exec.ErrWaitDelay] if the command succeeded. Default [DefaultWaitDelay]; if
+	// negative, Wait waits for the end of the output.
 	WaitDelay time.Duration
-	// Detached lets the command outlive the handle and the program: it goes on when
-	// they end or ctx does, until it exits or the session ends. [Sandbox.Process]
-	// finds it by [Cmd.ID]. The last [KeptOutput] bytes of its output are kept, and
-	// of the commands that ended the latest 64.
+	// Detached lets the command outlive ctx, the handle and the program: it runs until it
+	// exits or the session ends. [Sandbox.Process] finds it by [Cmd.ID]. The last
+	// [KeptOutput] bytes of its output are kept. Of the commands that ended, the latest
+	// 64 are kept, with at most 64 MiB of output together.
 	Detached bool
 
-	s        *Sandbox
+	h        *lifecycle.Handle
 	ctx      context.Context
 	id       string
-	attached *guest.Process // of a command that runs already
+	attached *guest.Process // by Process, not by Start
 	proc     *guest.Process
 	size     wire.Size
 
@@ -81,33 +86,33 @@ type Cmd struct {
 	stdin   chan error       // the result of copying Stdin
 	pipes   []*io.PipeReader // of Stdin
 	outs    []*io.PipeReader // of Stdout and Stderr
-	watched chan struct{}    // closed when the watch on ctx has ended
+	watched chan struct{}    // closed when watch has returned
 	waited  bool
 	dropped int64
 }
 
-// Command returns a command to run in the sandbox, name looked up in PATH. ctx bounds
-// the command: when it ends, the command and everything it started are killed and
-// Wait returns the context's cause. A sandbox that was stopped is resumed by it, if
-// it is persistent.
+// Command returns a command to run in the sandbox; name is looked up in PATH. ctx bounds
+// the command: when it ends, the command and all processes it started are killed, and
+// Wait returns the context's cause. Starting the command resumes a stopped persistent
+// sandbox.
 func (s *Sandbox) Command(ctx context.Context, name string, args ...string) *Cmd {
-	return &Cmd{Path: name, Args: append([]string{name}, args...), s: s, ctx: ctx, id: record.NewID()}
+	return &Cmd{Path: name, Args: append([]string{name}, args...), h: s.h, ctx: ctx, id: record.NewID()}
 }
 
-// Process returns a detached command by its ID, from any handle and any process. Its
-// Path, Args, Dir and User tell how it was started. [Cmd.Output], [Cmd.Run] and
-// [Cmd.Wait] deliver the output it has kept, what it still writes, and its exit; ctx
-// bounds them and leaves the command alone. [ErrProcessNotFound] when the session
-// does not know the ID.
+// Process returns a detached command by its ID, from any handle in any process. Its Path,
+// Args, Dir and User are those it was started with. [Cmd.Output], [Cmd.Run] and
+// [Cmd.Wait] return the kept output, the output still to come, and the exit; ctx bounds
+// them but not the command. If the session does not know the ID the error is
+// [ErrProcessNotFound].
 func (s *Sandbox) Process(ctx context.Context, id string) (*Cmd, error) {
-	c := &Cmd{s: s, ctx: ctx, id: id, Detached: true}
-	if err := s.usable(); err != nil {
+	c := &Cmd{h: s.h, ctx: ctx, id: id, Detached: true}
+	if err := s.h.CheckUsable(); err != nil {
 		return nil, c.fail(err)
 	}
 	if !record.ValidName(id) {
-		return nil, c.fail(invalid("%q is not the ID of a command", id))
+		return nil, c.fail(fault.Invalid("%q is not the ID of a command", id))
 	}
-	conn, err := s.connect(ctx)
+	conn, err := s.h.Connect(ctx)
 	if err != nil {
 		return nil, c.fail(err)
 	}
@@ -121,10 +126,10 @@ func (s *Sandbox) Process(ctx context.Context, id string) (*Cmd, error) {
 	return c, nil
 }
 
-// ID returns the command's ID, by which [Sandbox.Process] finds a detached one.
+// ID returns the command's ID, by which [Sandbox.Process] finds a detached command.
 func (c *Cmd) ID() string { return c.id }
 
-// String returns the command line for people to read, not for a shell.
+// String returns the command line, for people and not for a shell.
 func (c *Cmd) String() string {
 	if len(c.Args) == 0 {
 		return c.Path
@@ -140,8 +145,8 @@ func (c *Cmd) Run() error {
 	return c.Wait()
 }
 
-// Output runs the command and returns what it wrote to stdout. When Stderr is nil an
-// *[ExitError] carries the beginning and the end of what it wrote there.
+// Output runs the command and returns its stdout. If Stderr is nil an *[ExitError]
+// contains the beginning and the end of its stderr.
 func (c *Cmd) Output() ([]byte, error) {
 	if c.Stdout != nil {
 		return nil, c.fail(errors.New("field Stdout is already set"))
@@ -161,8 +166,8 @@ func (c *Cmd) Output() ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// CombinedOutput runs the command and returns what it wrote to stdout and stderr, in
-// the order it wrote it.
+// CombinedOutput runs the command and returns its stdout and stderr, in the order
+// written.
 func (c *Cmd) CombinedOutput() ([]byte, error) {
 	if c.Stdout != nil || c.Stderr != nil {
 		return nil, c.fail(errors.New("field Stdout or Stderr is already set"))
@@ -173,7 +178,7 @@ func (c *Cmd) CombinedOutput() ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// StdinPipe returns a pipe to the command's input; closing it is the end of input.
+// StdinPipe returns a pipe to the command's input. Closing it ends the input.
 func (c *Cmd) StdinPipe() (io.WriteCloser, error) {
 	if c.Stdin != nil || c.proc != nil {
 		return nil, c.fail(errors.New("field Stdin is already set, or the command has started"))
@@ -200,17 +205,17 @@ func (c *Cmd) outPipe(field *io.Writer, name string) (io.ReadCloser, error) {
 	return r, nil
 }
 
-// Start starts the command and returns when it runs. A program that is missing is
-// [exec.ErrNotFound]; one that may not be run is [fs.ErrPermission].
+// Start starts the command and returns when it runs. If there is no such program the
+// error is [exec.ErrNotFound]; if it may not be executed, [fs.ErrPermission].
 func (c *Cmd) Start() error {
-	if err := c.s.usable(); err != nil {
+	if err := c.h.CheckUsable(); err != nil {
 		return c.abort(err)
 	}
 	if c.proc != nil {
 		return c.fail(errors.New("already started"))
 	}
 	if c.ctx.Err() != nil {
-		return c.abort(cancelled(c.ctx))
+		return c.abort(fault.Cancelled(c.ctx))
 	}
 	if c.proc = c.attached; c.proc == nil {
 		if err := c.start(); err != nil {
@@ -227,20 +232,17 @@ func (c *Cmd) start() error {
 	if err := c.check(); err != nil {
 		return err
 	}
-	conn, err := c.s.connect(c.ctx)
+	conn, err := c.h.Connect(c.ctx)
 	if err != nil {
 		return err
 	}
-	settings := c.s.rec.Settings
+	settings := c.h.Record().Settings
 	req := wire.Exec{
 		ID: c.id, Path: c.Path, Args: c.Args, Env: c.environ(), Dir: c.Dir, User: c.User,
 		Stdin: c.Stdin != nil, TTY: c.TTY, Size: c.size, Merge: c.merged(),
 		Detached: c.Detached, Timeout: c.Timeout, WaitDelay: c.WaitDelay,
 	}
-	base := settings.Workdir
-	if base == "" {
-		base = Workspace
-	}
+	base := c.h.Workdir()
 	if req.Dir == "" {
 		req.Dir = base
 	} else if !strings.HasPrefix(req.Dir, "/") {
@@ -280,7 +282,7 @@ func (c *Cmd) check() error {
 		k, v, ok := strings.Cut(kv, "=")
 		if !ok { // perhaps a secret that lost its key
 			problems = append(problems, fmt.Errorf("field Env: entry %d is not key=value", i))
-		} else if err := checkEnv(k, v); err != nil {
+		} else if err := plan.CheckEnv(k, v); err != nil {
 			problems = append(problems, err)
 		}
 	}
@@ -288,23 +290,22 @@ func (c *Cmd) check() error {
 		problems = append(problems, fmt.Errorf("field Timeout: %v is negative", c.Timeout))
 	}
 	if len(problems) > 0 {
-		return classify(ErrInvalidArgument, errors.Join(problems...))
+		return fault.Classify(ErrInvalidArgument, errors.Join(problems...))
 	}
 	return nil
 }
 
-// environ is image < sandbox < update < command.
+// environ merges the environments, in increasing priority: image, sandbox, update,
+// command.
 func (c *Cmd) environ() []string {
-	c.s.mu.Lock()
-	env := slices.Clone(c.s.env)
-	c.s.mu.Unlock()
+	env, added := c.h.Environ()
 	at := map[string]int{}
 	for i, kv := range env {
 		k, _, _ := strings.Cut(kv, "=")
 		at[k] = i
 	}
 	var over []string
-	for k, v := range c.s.added() {
+	for k, v := range added {
 		over = append(over, k+"="+v)
 	}
 	for _, kv := range append(over, c.Env...) {
@@ -319,9 +320,9 @@ func (c *Cmd) environ() []string {
 	return env
 }
 
-// merged reports whether one writer takes both streams.
+// merged reports whether one writer receives both streams.
 func (c *Cmd) merged() bool {
-	defer func() { recover() }() // writers of a type that can't be compared are two
+	defer func() { recover() }() // types that can't be compared panic: not the same writer
 	return c.Stdout != nil && c.Stdout == c.Stderr
 }
 
@@ -329,16 +330,16 @@ func (c *Cmd) notStarted(err error) error {
 	var start *wire.StartError
 	switch {
 	case errors.As(err, &start):
-		return startError(c.Path, c.Dir, start)
+		return lifecycle.StartError(c.Path, c.Dir, start)
 	case c.ctx.Err() != nil:
-		return cancelled(c.ctx)
+		return fault.Cancelled(c.ctx)
 	case errors.Is(err, guest.ErrConnectionLost):
-		return c.s.lost(c.ctx, err)
+		return c.h.ExplainLost(c.ctx, err)
 	}
 	return err
 }
 
-// abort lets go of pipes that nobody will serve.
+// abort closes the pipes of a command that did not start.
 func (c *Cmd) abort(err error) error {
 	for _, r := range c.pipes {
 		r.CloseWithError(err)
@@ -369,7 +370,7 @@ func (c *Cmd) copyStreams() {
 			err = e
 		}
 		if errors.Is(err, guest.ErrConnectionLost) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) {
-			err = nil // a command need not read all of its input
+			err = nil // the command may exit without reading all of its input
 		}
 		c.stdin <- err
 	}()
@@ -382,28 +383,28 @@ func (c *Cmd) copyOut(to io.Writer, from io.Reader) {
 	c.copies.Go(func() {
 		_, err := io.Copy(to, from)
 		if errors.Is(err, guest.ErrConnectionLost) {
-			err = nil // Wait tells
+			err = nil // Wait returns it
 		}
 		if p, ok := to.(*io.PipeWriter); ok {
-			p.CloseWithError(err) // nil is the end of file
+			p.CloseWithError(err) // nil makes the reader return io.EOF
 			if errors.Is(err, io.ErrClosedPipe) || errors.Is(err, os.ErrClosed) {
-				err = nil // the reader has had enough
+				err = nil // the reader closed the pipe
 			}
 		}
 		if err != nil {
 			c.copyMu.Lock()
 			c.copyErr = errors.Join(c.copyErr, err)
 			c.copyMu.Unlock()
-			// Nobody takes the rest, and the command must not block on it.
+			// The command must not block on output that has no reader.
 			io.Copy(io.Discard, from)
 		}
 	})
 }
 
-// killGrace is what a killed command gets to be reported as ended.
+// killGrace is how long a killed command may take until its end is reported.
 const killGrace = 800 * time.Millisecond
 
-// watch kills the command when its context ends. A detached one is only let go of.
+// watch ends the wait when the context ends, and kills the command unless it is detached.
 func (c *Cmd) watch() {
 	defer close(c.watched)
 	select {
@@ -422,10 +423,10 @@ func (c *Cmd) watch() {
 	c.proc.Close()
 }
 
-// Wait waits for the command to exit and for its output to be copied. It returns an
-// *[ExitError] when the exit code is not 0, the context's cause when ctx ended, and
-// [ErrNotRunning], [ErrNotFound] or [ErrEngineUnavailable] when the session, the
-// sandbox or the engine ended under it.
+// Wait waits until the command has exited and its output is copied. It returns an
+// *[ExitError] if the exit code is not 0, the context's cause if ctx ended, and
+// [ErrNotRunning], [ErrNotFound] or [ErrEngineUnavailable] if the session, the sandbox or
+// the engine ended meanwhile.
 func (c *Cmd) Wait() error {
 	if c.proc == nil && c.attached != nil {
 		if err := c.Start(); err != nil {
@@ -458,18 +459,15 @@ func (c *Cmd) Wait() error {
 
 	if err != nil {
 		if c.ctx.Err() != nil {
-			return c.fail(cancelled(c.ctx))
+			return c.fail(fault.Cancelled(c.ctx))
 		}
-		return c.fail(c.s.lost(c.ctx, err))
+		return c.fail(c.h.ExplainLost(c.ctx, err))
 	}
 	if c.ctx.Err() != nil && exit.Signal != 0 && !c.Detached {
-		return c.fail(cancelled(c.ctx))
+		return c.fail(fault.Cancelled(c.ctx))
 	}
 	if exit.Code != 0 || exit.Signal != 0 || exit.TimedOut {
-		e := &ExitError{cmd: c.Path, sandbox: c.s.rec.Name, code: exit.Code}
-		if exit.Signal != 0 {
-			e.Signal = hostSignal(exit.Signal)
-		}
+		e := exitError(c.Path, c.h.Record().Name, exit)
 		if exit.TimedOut {
 			e.err = ErrTimeout
 		}
@@ -486,8 +484,8 @@ func (c *Cmd) Wait() error {
 	return nil
 }
 
-// waitForCopies waits for the output to be taken. Output that nobody reads from a
-// pipe is given up, as os/exec does, once the command had its WaitDelay.
+// waitForCopies waits until the output is copied. Like os/exec it drops output that
+// nobody reads from a pipe, after WaitDelay.
 func (c *Cmd) waitForCopies() {
 	if len(c.outs) > 0 && c.WaitDelay >= 0 {
 		delay := c.WaitDelay
@@ -504,7 +502,7 @@ func (c *Cmd) waitForCopies() {
 	c.copies.Wait()
 }
 
-// stdinGrace is what a reader of Stdin gets to return after the command's exit.
+// stdinGrace is how long a Read of Stdin may take to return after the command's exit.
 func (c *Cmd) stdinGrace() time.Duration {
 	if c.WaitDelay > 0 {
 		return c.WaitDelay
@@ -512,8 +510,8 @@ func (c *Cmd) stdinGrace() time.Duration {
 	return 100 * time.Millisecond
 }
 
-// Dropped returns, after Wait, how many bytes of a detached command's output this
-// reader did not get, because more than [KeptOutput] came before it could take it.
+// Dropped returns, after Wait, how many bytes of a detached command's output this reader
+// missed, because the command wrote more than [KeptOutput] before they were read.
 func (c *Cmd) Dropped() int64 { return c.dropped }
 
 // Pid returns the command's process ID inside the sandbox, or 0 before Start.
@@ -527,11 +525,11 @@ func (c *Cmd) Pid() int {
 	return 0
 }
 
-// Signal sends a signal to the command's process group. Signals are those of package
-// syscall, whatever this program runs on.
+// Signal sends a signal of package syscall to the command's process group. On all systems
+// it arrives as the Linux signal of that name.
 func (c *Cmd) Signal(sig os.Signal) error { return c.signal(sig, false) }
 
-// Kill kills the command and everything it started.
+// Kill kills the command and all processes it started.
 func (c *Cmd) Kill() error { return c.signal(os.Kill, true) }
 
 func (c *Cmd) signal(sig os.Signal, tree bool) error {
@@ -542,14 +540,14 @@ func (c *Cmd) signal(sig os.Signal, tree bool) error {
 	if p == nil {
 		return c.fail(errors.New("not started"))
 	}
-	n, err := linuxSignal(sig)
+	n, err := guest.LinuxSignal(sig)
 	if err != nil {
 		return c.fail(err)
 	}
 	return c.fail(p.Signal(n, tree))
 }
 
-// Resize sets the size of the command's terminal, also before Start.
+// Resize sets the size of the command's terminal. It may be called before Start.
 func (c *Cmd) Resize(rows, cols uint16) error {
 	c.size = wire.Size{Rows: rows, Cols: cols}
 	p := c.proc
@@ -568,19 +566,19 @@ func (c *Cmd) fail(err error) error {
 	}
 	if c.Path != "" {
 		var notFound *exec.Error
-		if !errors.As(err, &notFound) { // which names the program itself
-			err = fmt.Errorf("%s: %w", c.Path, translate(err))
+		if !errors.As(err, &notFound) { // its text names the program
+			err = fmt.Errorf("%s: %w", c.Path, store.Classify(err))
 		}
 	}
-	return fail("exec", c.s.rec.Name, err)
+	return fail("exec", c.h.Record().Name, err)
 }
 
-// ExitError says that a command ran and did not succeed.
+// ExitError reports a command that ran and failed.
 type ExitError struct {
-	// Signal is what ended the command, nil when it exited by itself.
+	// Signal is the signal that ended the command, nil if it exited.
 	Signal os.Signal
-	// Stderr is the beginning and the end of what it wrote there, 32 KiB each, when it
-	// was run by [Cmd.Output] and Stderr was nil.
+	// Stderr is the beginning and the end of the command's stderr, 32 KiB each, if it was
+	// run by [Cmd.Output] and Stderr was nil.
 	Stderr []byte
 
 	cmd, sandbox string
@@ -588,7 +586,15 @@ type ExitError struct {
 	err          error
 }
 
-// ExitCode returns the exit code, or 128 + n when signal n ended the command.
+func exitError(program, sandbox string, exit wire.Exit) *ExitError {
+	e := &ExitError{cmd: program, sandbox: sandbox, code: exit.Code}
+	if exit.Signal != 0 {
+		e.Signal = guest.HostSignal(exit.Signal)
+	}
+	return e
+}
+
+// ExitCode returns the exit code, or 128 + n if signal n ended the command.
 func (e *ExitError) ExitCode() int { return e.code }
 
 func (e *ExitError) Error() string {
@@ -602,7 +608,7 @@ func (e *ExitError) Error() string {
 	return fmt.Sprintf("sandbox: exec %q: %s: %s", e.sandbox, e.cmd, how)
 }
 
-// Unwrap returns [ErrTimeout] when [Cmd.Timeout] ended the command.
+// Unwrap returns [ErrTimeout] if [Cmd.Timeout] ended the command.
 func (e *ExitError) Unwrap() error { return e.err }
 
 // excerpt keeps the beginning and the end of what is written to it.
@@ -621,7 +627,7 @@ func (x *excerpt) Write(p []byte) (int, error) {
 		p = p[k:]
 	}
 	x.tail = append(x.tail, p...)
-	// Let it grow to twice its size, so that copying stays cheap.
+	// The tail may grow to twice its size, so that each byte is moved at most once.
 	if over := len(x.tail) - excerptSize; over > excerptSize {
 		x.omitted += int64(over)
 		x.tail = append(x.tail[:0], x.tail[over:]...)

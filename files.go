@@ -2,513 +2,417 @@ package sandbox
 
 import (
 	"context"
-	"errors"
 	"io"
 	"io/fs"
-	"os"
-	"path"
-	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
-	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
-	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/files"
+	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 )
 
-// Files is the file system of a sandbox as one of its users sees it; the kernel
-// inside decides what that user may do. [Sandbox] has the same methods, for the
-// sandbox's own user (see [WithUser]); [Sandbox.FilesAs] is for another one.
+// Files is the file system of a sandbox with the permissions of one of its users, which
+// the kernel inside enforces. [Sandbox] has the same methods, for the sandbox's own user
+// (see [WithUser]); [Sandbox.FilesAs] is for another user.
 //
-// Names are paths inside, relative ones against [WithWorkdir], and are left as they
-// are: links in them are followed there, never on this side. Every failure wraps an
-// [*fs.PathError] (of two names an [*os.LinkError]) that holds the path and, when
-// the kernel refused, what [fs.ErrNotExist], [fs.ErrExist] and [fs.ErrPermission]
-// test for. Contexts bound the call; a change given up in the middle may have been
-// made.
+// Names are paths inside, relative to [WithWorkdir]. Links in them are followed inside
+// the sandbox, never on this machine. Every error wraps an [*fs.PathError] (with two
+// names an [*os.LinkError]) that contains the path and the kernel's error, for
+// [fs.ErrNotExist], [fs.ErrExist] and [fs.ErrPermission]. Contexts bound the call; a
+// change that was interrupted may have been made.
 //
-// A stopped persistent sandbox is resumed by what changes files. What only reads them
-// does so without starting it, through the engine: as root, and slowly.
+// Calls that change files resume a stopped persistent sandbox. Calls that only read do
+// not: they read through the engine, as root, which is slow.
 //
 // It is safe for concurrent use.
-type Files struct {
-	s    *Sandbox
-	user string
+type Files struct{ fileCalls }
+
+// FilesAs returns the sandbox's file system with the permissions of a user, in the form
+// of [WithUser]. If the sandbox has no such user the first call returns
+// [ErrInvalidArgument].
+func (s *Sandbox) FilesAs(user string) *Files { return &Files{newFileCalls(s.h, user)} }
+
+// fileCalls are the methods that [Sandbox] and [Files] have in common.
+type fileCalls struct {
+	view *files.View
+	name string // the sandbox's
 }
 
-// FilesAs returns the sandbox's file system as a user sees it, given as [WithUser]
-// takes it. One the sandbox does not know is the first call's [ErrInvalidArgument].
-func (s *Sandbox) FilesAs(user string) *Files { return &Files{s: s, user: user} }
-
-func (s *Sandbox) files() *Files { return &Files{s: s, user: s.rec.Settings.User} }
-
-// fileServers are the handle's file servers inside, by user.
-type fileServers struct {
-	mu     sync.Mutex
-	byUser map[string]fileServer
+func newFileCalls(h *lifecycle.Handle, user string) fileCalls {
+	sys := func(s *files.Stat) any { stat := FileStat(*s); return &stat }
+	return fileCalls{files.NewView(h, user, sys), h.Record().Name}
 }
 
-type fileServer struct {
-	conn  *guest.Conn
-	files *guest.Files
-}
-
-func (c *fileServers) get(user string, conn *guest.Conn) *guest.Files {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	have := c.byUser[user]
-	if have.files == nil || have.conn != conn {
-		return nil
-	}
-	select {
-	case <-have.files.Done():
-		return nil
-	default:
-		return have.files
-	}
-}
-
-func (c *fileServers) put(user string, conn *guest.Conn, files *guest.Files) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.byUser == nil {
-		c.byUser = map[string]fileServer{}
-	}
-	c.byUser[user] = fileServer{conn, files}
-}
-
-// server returns the user's file server, started by the first who needs it. resume
-// says whether a stopped sandbox is started for it; without, it is errNoSession.
-func (f *Files) server(ctx context.Context, resume bool) (*guest.Files, error) {
-	if err := f.s.usable(); err != nil {
-		return nil, err
-	}
-	connect := f.s.linked
-	if resume {
-		connect = f.s.connect
-	}
-	conn, err := connect(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if have := f.s.servers.get(f.user, conn); have != nil {
-		return have, nil
-	}
-	got, err := f.s.share(ctx, "files "+f.user, connectTimeout, func(ctx context.Context) (any, error) {
-		if have := f.s.servers.get(f.user, conn); have != nil {
-			return have, nil
-		}
-		files, err := conn.Files(ctx, f.user)
-		if err != nil {
-			return nil, err
-		}
-		f.s.servers.put(f.user, conn, files)
-		return files, nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	return got.(*guest.Files), nil
-}
-
-// do makes a call that changes something.
-func (f *Files) do(ctx context.Context, op, name string, fn func(srv *guest.Files, path string) error) error {
-	path, err := f.abs(name)
-	if err == nil {
-		var srv *guest.Files
-		if srv, err = f.server(ctx, true); err == nil {
-			err = fn(srv, path)
-		}
-	}
-	return f.fail(ctx, op, name, err)
-}
-
-// look makes a call that only reads, of a sandbox without a session through the
-// engine.
-func (f *Files) look(ctx context.Context, op, name string, fn func(srv *guest.Files, path string) error, stopped func(st *still, path string) error) error {
-	path, err := f.abs(name)
-	if err == nil {
-		var srv *guest.Files
-		switch srv, err = f.server(ctx, false); {
-		case err == nil:
-			err = fn(srv, path)
-		case errors.Is(err, errNoSession):
-			var st *still
-			if st, err = f.s.still(ctx); err == nil {
-				err = stopped(st, path)
-			}
-		}
-	}
-	return f.fail(ctx, op, name, err)
-}
-
-// abs makes a path absolute, and leaves it to the kernel otherwise: a/../b is not b
-// when a is a link.
-func (f *Files) abs(name string) (string, error) {
-	switch {
-	case strings.IndexByte(name, 0) >= 0:
-		return "", invalid("the path contains a NUL byte")
-	case name == "":
-		return "", fs.ErrNotExist
-	case strings.HasPrefix(name, "/"):
-		return name, nil
-	}
-	return f.s.workdir() + "/" + name, nil
-}
-
-func (s *Sandbox) workdir() string {
-	if dir := s.rec.Settings.Workdir; dir != "" {
-		return dir
-	}
-	return Workspace
-}
-
-// cause says why a call failed.
-func (f *Files) cause(ctx context.Context, err error) error {
-	var start *wire.StartError
-	switch {
-	case err == nil:
-		return nil
-	case ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))):
-		return cancelled(ctx)
-	case errors.As(err, &start):
-		return startError(wire.Path, "/", start)
-	case errors.Is(err, guest.ErrConnectionLost):
-		return f.s.lost(ctx, err)
-	case errors.Is(err, archive.ErrSpecial) && !errors.Is(err, ErrInvalidArgument):
-		return classify(ErrInvalidArgument, err)
+// failed wraps an error of package files once. Other errors, such as those of a caller's
+// reader or writer, are returned unchanged.
+func failed(sandbox string, err error) error {
+	if f, is := err.(*files.Failure); is {
+		return fail(f.Op, sandbox, f.Err)
 	}
 	return err
 }
 
-func (f *Files) fail(ctx context.Context, op, name string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fail(op, f.s.rec.Name, &fs.PathError{Op: op, Path: name, Err: translate(f.cause(ctx, err))})
+func (c fileCalls) fail(err *error) { *err = failed(c.name, *err) }
+
+// ReadFile returns the whole content of a file. A small file takes one round trip.
+func (c fileCalls) ReadFile(ctx context.Context, name string) (_ []byte, err error) {
+	defer c.fail(&err)
+	return c.view.ReadFile(ctx, name)
 }
 
-func (f *Files) failTwo(ctx context.Context, op, from, to string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fail(op, f.s.rec.Name, &os.LinkError{Op: op, Old: from, New: to, Err: translate(f.cause(ctx, err))})
+// WriteFile writes a whole file atomically: other processes see either the old content or
+// the new, even if this program or the session dies during the call. perm, before the
+// umask (022), applies to a new file. An existing file keeps its permissions and, if the
+// user may change owners, its owner. It is replaced by a new file: the directory must be
+// writable, other hard links keep the old content, and extended attributes are lost.
+// Symbolic links are followed. Devices, pipes and mount points, such as /etc/hosts, are
+// written in place.
+func (c fileCalls) WriteFile(ctx context.Context, name string, data []byte, perm fs.FileMode) (err error) {
+	defer c.fail(&err)
+	return c.view.WriteFile(ctx, name, data, perm)
 }
 
-// ReadFile is [Sandbox.ReadFile] as the user.
-func (f *Files) ReadFile(ctx context.Context, name string) ([]byte, error) {
-	var data []byte
-	err := f.look(ctx, "read", name, func(srv *guest.Files, path string) (err error) {
-		data, err = readAll(ctx, srv, path)
-		return err
-	}, func(st *still, path string) (err error) {
-		data, err = st.readFile(ctx, path)
-		return err
-	})
-	return data, err
+// Mkdir creates a directory; perm is before the umask (022).
+func (c fileCalls) Mkdir(ctx context.Context, name string, perm fs.FileMode) (err error) {
+	defer c.fail(&err)
+	return c.view.Mkdir(ctx, name, perm)
 }
 
-func readAll(ctx context.Context, srv *guest.Files, path string) ([]byte, error) {
-	data, h, info, err := srv.ReadAll(ctx, path)
-	if err != nil || h == 0 {
-		return data, err
-	}
-	defer closeLater(ctx, srv, h)
-	if isStream(info.Mode) {
-		buf := make([]byte, wire.MaxFileData)
-		for {
-			n, err := srv.ReadAt(ctx, h, buf, guest.Stream)
-			data = append(data, buf[:n]...)
-			if err == io.EOF {
-				return data, nil
-			}
-			if err != nil {
-				return nil, err
-			}
-		}
-	}
-	// The size may be a lie, as in /proc, and is never trusted with more than is here.
-	for grow := min(max(info.Size-int64(len(data))+1, wire.MaxFileData), 64<<20); ; {
-		data = slices.Grow(data, int(grow))
-		n, err := srv.ReadAt(ctx, h, data[len(data):cap(data)], int64(len(data)))
-		data = data[:len(data)+n]
-		if err == io.EOF {
-			return data, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		grow = min(max(int64(len(data))/4, wire.MaxFileData), 64<<20)
-	}
+// MkdirAll creates a directory and its missing parents. If it exists that is no error.
+func (c fileCalls) MkdirAll(ctx context.Context, name string, perm fs.FileMode) (err error) {
+	defer c.fail(&err)
+	return c.view.MkdirAll(ctx, name, perm)
 }
 
-func isStream(mode uint32) bool {
-	return guest.GoMode(mode)&(fs.ModeNamedPipe|fs.ModeCharDevice|fs.ModeSocket) != 0
+// MkdirTemp creates a new directory in dir, /tmp if that is empty, and returns its path.
+// The name is the pattern with its last *, or its end, replaced by a random string. The
+// caller removes the directory.
+func (c fileCalls) MkdirTemp(ctx context.Context, dir, pattern string) (_ string, err error) {
+	defer c.fail(&err)
+	return c.view.MkdirTemp(ctx, dir, pattern)
 }
 
-// closeLater closes a file that was only read, without waiting longer than need be.
-func closeLater(ctx context.Context, srv *guest.Files, h guest.Handle) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-	defer cancel()
-	srv.CloseHandle(ctx, h)
+// Remove removes a file, a link or an empty directory.
+func (c fileCalls) Remove(ctx context.Context, name string) (err error) {
+	defer c.fail(&err)
+	return c.view.Remove(ctx, name)
 }
 
-// WriteFile is [Sandbox.WriteFile] as the user.
-func (f *Files) WriteFile(ctx context.Context, name string, data []byte, perm fs.FileMode) error {
-	return f.do(ctx, "write", name, func(srv *guest.Files, path string) error {
-		return srv.Replace(ctx, path, data, perm)
-	})
+// RemoveAll removes a file or a tree, without following links. If there is none that is
+// no error. If it fails or ctx ends, files already removed stay removed.
+func (c fileCalls) RemoveAll(ctx context.Context, name string) (err error) {
+	defer c.fail(&err)
+	return c.view.RemoveAll(ctx, name)
 }
 
-// Mkdir is [Sandbox.Mkdir] as the user.
-func (f *Files) Mkdir(ctx context.Context, name string, perm fs.FileMode) error {
-	return f.do(ctx, "mkdir", name, func(srv *guest.Files, path string) error { return srv.Mkdir(ctx, path, perm) })
+// Rename moves a file or directory. It replaces an existing file. It does not cross
+// mounts: the workspace is one, and so is each of [WithMounts].
+func (c fileCalls) Rename(ctx context.Context, oldname, newname string) (err error) {
+	defer c.fail(&err)
+	return c.view.Rename(ctx, oldname, newname)
 }
 
-// MkdirAll is [Sandbox.MkdirAll] as the user.
-func (f *Files) MkdirAll(ctx context.Context, name string, perm fs.FileMode) error {
-	return f.do(ctx, "mkdir", name, func(srv *guest.Files, path string) error { return srv.MkdirAll(ctx, path, perm) })
+// Symlink creates a symbolic link to target, which is stored unchanged and need not
+// exist.
+func (c fileCalls) Symlink(ctx context.Context, target, name string) (err error) {
+	defer c.fail(&err)
+	return c.view.Symlink(ctx, target, name)
 }
 
-// MkdirTemp is [Sandbox.MkdirTemp] as the user.
-func (f *Files) MkdirTemp(ctx context.Context, dir, pattern string) (string, error) {
-	if dir == "" {
-		dir = "/tmp"
-	}
-	if strings.ContainsAny(pattern, "/\x00") {
-		return "", f.fail(ctx, "mkdirtemp", pattern, invalid("the pattern contains a slash or a NUL byte"))
-	}
-	var name string
-	err := f.do(ctx, "mkdirtemp", dir, func(srv *guest.Files, path string) (err error) {
-		name, err = srv.MkdirTemp(ctx, path, pattern)
-		return err
-	})
-	return name, err
+// Readlink returns the target of a symbolic link.
+func (c fileCalls) Readlink(ctx context.Context, name string) (_ string, err error) {
+	defer c.fail(&err)
+	return c.view.Readlink(ctx, name)
 }
 
-// Remove is [Sandbox.Remove] as the user.
-func (f *Files) Remove(ctx context.Context, name string) error {
-	return f.do(ctx, "remove", name, func(srv *guest.Files, path string) error { return srv.Remove(ctx, path) })
+// Chmod changes the permissions and the setuid, setgid and sticky bits. It follows links.
+func (c fileCalls) Chmod(ctx context.Context, name string, mode fs.FileMode) (err error) {
+	defer c.fail(&err)
+	return c.view.Chmod(ctx, name, mode)
 }
 
-// RemoveAll is [Sandbox.RemoveAll] as the user.
-func (f *Files) RemoveAll(ctx context.Context, name string) error {
-	return f.do(ctx, "removeall", name, func(srv *guest.Files, path string) error { return srv.RemoveAll(ctx, path) })
+// Chown changes the owner and group, by number inside the sandbox; -1 keeps one. It
+// follows links.
+func (c fileCalls) Chown(ctx context.Context, name string, uid, gid int) (err error) {
+	defer c.fail(&err)
+	return c.view.Chown(ctx, name, uid, gid)
 }
 
-// Rename is [Sandbox.Rename] as the user.
-func (f *Files) Rename(ctx context.Context, oldname, newname string) error {
-	from, err := f.abs(oldname)
-	to, err2 := f.abs(newname)
-	if err = errors.Join(err, err2); err == nil {
-		var srv *guest.Files
-		if srv, err = f.server(ctx, true); err == nil {
-			err = srv.Rename(ctx, from, to)
-		}
-	}
-	return f.failTwo(ctx, "rename", oldname, newname, err)
+// Lchown is Chown of a symbolic link itself.
+func (c fileCalls) Lchown(ctx context.Context, name string, uid, gid int) (err error) {
+	defer c.fail(&err)
+	return c.view.Lchown(ctx, name, uid, gid)
 }
 
-// Symlink is [Sandbox.Symlink] as the user.
-func (f *Files) Symlink(ctx context.Context, target, name string) error {
-	path, err := f.abs(name)
-	if err == nil && strings.IndexByte(target, 0) >= 0 {
-		err = invalid("the target contains a NUL byte")
-	}
-	if err == nil {
-		var srv *guest.Files
-		if srv, err = f.server(ctx, true); err == nil {
-			err = srv.Symlink(ctx, target, path)
-		}
-	}
-	return f.failTwo(ctx, "symlink", target, name, err)
+// Chtimes changes the times of access and modification, to the nanosecond if the file
+// system supports that. A zero time keeps one.
+func (c fileCalls) Chtimes(ctx context.Context, name string, atime, mtime time.Time) (err error) {
+	defer c.fail(&err)
+	return c.view.Chtimes(ctx, name, atime, mtime)
 }
 
-// Readlink is [Sandbox.Readlink] as the user.
-func (f *Files) Readlink(ctx context.Context, name string) (string, error) {
-	var target string
-	err := f.look(ctx, "readlink", name, func(srv *guest.Files, path string) (err error) {
-		target, err = srv.Readlink(ctx, path)
-		return err
-	}, func(st *still, path string) (err error) {
-		target, err = st.readlink(ctx, path)
-		return err
-	})
-	return target, err
+// Truncate changes the size of a file.
+func (c fileCalls) Truncate(ctx context.Context, name string, size int64) (err error) {
+	defer c.fail(&err)
+	return c.view.Truncate(ctx, name, size)
 }
 
-// Chmod is [Sandbox.Chmod] as the user.
-func (f *Files) Chmod(ctx context.Context, name string, mode fs.FileMode) error {
-	return f.do(ctx, "chmod", name, func(srv *guest.Files, path string) error { return srv.Chmod(ctx, path, mode) })
+// Stat describes a file. It follows links. Sys of the result is a *[FileStat].
+func (c fileCalls) Stat(ctx context.Context, name string) (_ fs.FileInfo, err error) {
+	defer c.fail(&err)
+	return c.view.Stat(ctx, name)
 }
 
-// Chown is [Sandbox.Chown] as the user.
-func (f *Files) Chown(ctx context.Context, name string, uid, gid int) error {
-	return f.do(ctx, "chown", name, func(srv *guest.Files, path string) error { return srv.Chown(ctx, path, uid, gid, true) })
+// Lstat is Stat of a symbolic link itself.
+func (c fileCalls) Lstat(ctx context.Context, name string) (_ fs.FileInfo, err error) {
+	defer c.fail(&err)
+	return c.view.Lstat(ctx, name)
 }
 
-// Lchown is [Sandbox.Lchown] as the user.
-func (f *Files) Lchown(ctx context.Context, name string, uid, gid int) error {
-	return f.do(ctx, "lchown", name, func(srv *guest.Files, path string) error { return srv.Chown(ctx, path, uid, gid, false) })
+// ReadDir returns the entries of a directory by name, with their Lstat. In a stopped
+// sandbox it reads the whole tree below.
+func (c fileCalls) ReadDir(ctx context.Context, name string) (_ []fs.DirEntry, err error) {
+	defer c.fail(&err)
+	return c.view.ReadDir(ctx, name)
 }
 
-// Chtimes is [Sandbox.Chtimes] as the user.
-func (f *Files) Chtimes(ctx context.Context, name string, atime, mtime time.Time) error {
-	return f.do(ctx, "chtimes", name, func(srv *guest.Files, path string) error { return srv.Chtimes(ctx, path, atime, mtime) })
+// Open opens a file or directory for reading. ctx bounds only the opening. The caller
+// closes the file.
+func (c fileCalls) Open(ctx context.Context, name string) (_ *File, err error) {
+	defer c.fail(&err)
+	return c.file(c.view.Open(ctx, name))
 }
 
-// Truncate is [Sandbox.Truncate] as the user.
-func (f *Files) Truncate(ctx context.Context, name string, size int64) error {
-	return f.do(ctx, "truncate", name, func(srv *guest.Files, path string) error { return srv.Truncate(ctx, path, size) })
+// Create creates or truncates a file and opens it for reading and writing. ctx bounds
+// only the opening. The caller closes the file.
+func (c fileCalls) Create(ctx context.Context, name string) (_ *File, err error) {
+	defer c.fail(&err)
+	return c.file(c.view.Create(ctx, name))
 }
 
-// Stat is [Sandbox.Stat] as the user.
-func (f *Files) Stat(ctx context.Context, name string) (fs.FileInfo, error) {
-	return f.stat(ctx, "stat", name, true)
+// OpenFile opens a file with the flags of package os; perm, before the umask (022),
+// applies to a new file. Opening a pipe does not wait for its other end. ctx bounds only
+// the opening. The caller closes the file.
+func (c fileCalls) OpenFile(ctx context.Context, name string, flag int, perm fs.FileMode) (_ *File, err error) {
+	defer c.fail(&err)
+	return c.file(c.view.OpenFile(ctx, name, flag, perm))
 }
 
-// Lstat is [Sandbox.Lstat] as the user.
-func (f *Files) Lstat(ctx context.Context, name string) (fs.FileInfo, error) {
-	return f.stat(ctx, "lstat", name, false)
-}
-
-func (f *Files) stat(ctx context.Context, op, name string, follow bool) (fs.FileInfo, error) {
-	var info *fileInfo
-	err := f.look(ctx, op, name, func(srv *guest.Files, path string) error {
-		got, err := srv.Info(ctx, path, follow)
-		info = liveInfo(baseName(name), got)
-		return err
-	}, func(st *still, path string) (err error) {
-		info, err = st.stat(ctx, path, follow)
-		return err
-	})
+func (c fileCalls) file(f *files.File, err error) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	info.name = baseName(name)
-	return info, nil
+	return &File{f, c.name}, nil
 }
 
-// ReadDir is [Sandbox.ReadDir] as the user.
-func (f *Files) ReadDir(ctx context.Context, name string) ([]fs.DirEntry, error) {
-	var list []fs.DirEntry
-	err := f.look(ctx, "readdir", name, func(srv *guest.Files, path string) error {
-		infos, h, err := srv.ReadDir(ctx, path)
-		for {
-			for _, i := range infos {
-				list = append(list, liveInfo(i.Name, i))
-			}
-			if err != nil || h == 0 {
-				return err
-			}
-			if infos, h, err = srv.ReadMore(ctx, h); err != nil && h != 0 {
-				closeLater(ctx, srv, h)
-			}
-		}
-	}, func(st *still, path string) (err error) {
-		list, err = st.readDir(ctx, path)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	slices.SortFunc(list, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
-	return list, nil
+// FS returns the sandbox's file system, from its root directory, for package [io/fs]:
+// FS().Open("etc/hosts"). It implements the interfaces of package fs for files,
+// directories, links and sub-trees. No context bounds its calls, only the handle's end.
+// They follow links inside the sandbox and fail with an [*fs.PathError].
+func (c fileCalls) FS() fs.FS { return c.view.FS() }
+
+// CopyReport counts what a copy transferred, and lists what it could not preserve.
+type CopyReport struct {
+	Files       int64 // files and links
+	Directories int64
+	Bytes       int64 // of the files' content, without holes
+	// Skipped lists the first 1,000 files that were left out (sockets, devices, pipes,
+	// files that vanished during the copy) or lost something (a setuid bit, an extended
+	// attribute).
+	Skipped []Skipped
+	// More counts those beyond the first 1,000.
+	More int64
 }
 
-// Open is [Sandbox.Open] as the user.
-func (f *Files) Open(ctx context.Context, name string) (*File, error) {
-	file := &File{f: f, name: name}
-	err := f.look(ctx, "open", name, func(srv *guest.Files, path string) error {
-		return file.open(ctx, srv, path, wire.FlagRead, 0)
-	}, func(st *still, path string) (err error) {
-		file.still, err = st.open(ctx, path)
-		if err == nil {
-			file.info = file.still.info
-		}
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return file, nil
+// Skipped says what was not preserved of one file.
+type Skipped struct {
+	Path   string // relative to the tree; "." is the tree itself
+	Reason string
 }
 
-// Create is [Sandbox.Create] as the user.
-func (f *Files) Create(ctx context.Context, name string) (*File, error) {
-	return f.OpenFile(ctx, name, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o666)
+func (s Skipped) String() string { return s.Path + ": " + s.Reason }
+
+// CopyStatus is the progress of a copy.
+type CopyStatus struct {
+	Name  string // the latest file, relative to the tree
+	Files int64
+	Bytes int64
 }
 
-// OpenFile is [Sandbox.OpenFile] as the user.
-func (f *Files) OpenFile(ctx context.Context, name string, flag int, perm fs.FileMode) (*File, error) {
-	if flag == os.O_RDONLY {
-		return f.Open(ctx, name)
-	}
-	flags := 0
-	switch flag & (os.O_RDONLY | os.O_WRONLY | os.O_RDWR) {
-	case os.O_RDONLY:
-		flags = wire.FlagRead
-	case os.O_WRONLY:
-		flags = wire.FlagWrite
-	case os.O_RDWR:
-		flags = wire.FlagRead | wire.FlagWrite
-	}
-	for _, m := range [...]struct{ theirs, ours int }{
-		{os.O_APPEND, wire.FlagAppend}, {os.O_CREATE, wire.FlagCreate}, {os.O_EXCL, wire.FlagExclusive},
-		{os.O_TRUNC, wire.FlagTruncate}, {os.O_SYNC, wire.FlagSync},
-	} {
-		if flag&m.theirs == m.theirs {
-			flags |= m.ours
-		}
-	}
-	file := &File{f: f, name: name, appends: flag&os.O_APPEND != 0}
-	if err := f.do(ctx, "open", name, func(srv *guest.Files, path string) error {
-		return file.open(ctx, srv, path, flags, perm)
-	}); err != nil {
-		return nil, err
-	}
-	return file, nil
+// A CopyOption configures a copy.
+type CopyOption func(*copySettings)
+
+type copySettings struct {
+	progress func(CopyStatus)
 }
 
-// baseName is the last element of a path, as [os.FileInfo] has it.
-func baseName(name string) string { return path.Base(name) }
+// WithCopyProgress calls fn after each file and periodically within large ones, one call
+// at a time, and not after the copy has returned. fn must not block.
+func WithCopyProgress(fn func(CopyStatus)) CopyOption {
+	return func(s *copySettings) { s.progress = fn }
+}
+
+func copyOptions(opts []CopyOption) archive.Options {
+	s := collect(opts)
+	if s.progress == nil {
+		return archive.Options{}
+	}
+	return archive.Options{Progress: func(name string, r *archive.Report) {
+		s.progress(CopyStatus{Name: strings.TrimPrefix(name, "./"), Files: r.Files, Bytes: r.Bytes})
+	}}
+}
+
+func reportOf(r archive.Report) CopyReport {
+	out := CopyReport{Files: r.Files, Directories: r.Dirs, Bytes: r.Bytes, More: r.More}
+	for _, s := range r.Skipped {
+		out.Skipped = append(out.Skipped, Skipped{strings.TrimPrefix(s.Path, "./"), s.Reason})
+	}
+	return out
+}
+
+// CopyIn copies a file or tree of this machine into the sandbox. inside is the path of
+// the copy; if it ends with a slash, the directory that gets the copy under its own name.
+// Missing parents are created. Permissions, modification times to the nanosecond,
+// symbolic and hard links, holes and user extended attributes are kept. No link is
+// followed except hostPath itself. The copy belongs to the sandbox's user.
+//
+// A new copy appears atomically, and so does each file of a tree that is merged into an
+// existing directory. Sockets, devices and pipes are left out; the report lists what was
+// not preserved. Data is streamed; memory is used only for each directory and hard link.
+func (c fileCalls) CopyIn(ctx context.Context, hostPath, inside string, opts ...CopyOption) (_ CopyReport, err error) {
+	defer c.fail(&err)
+	report, err := c.view.CopyIn(ctx, hostPath, inside, copyOptions(opts))
+	return reportOf(report), err
+}
+
+// CopyInFS is [Sandbox.CopyIn] from a file system of package [io/fs]: an embed.FS, a zip
+// file, another sandbox's [Sandbox.FS].
+func (c fileCalls) CopyInFS(ctx context.Context, fsys fs.FS, inside string, opts ...CopyOption) (_ CopyReport, err error) {
+	defer c.fail(&err)
+	report, err := c.view.CopyInFS(ctx, fsys, inside, copyOptions(opts))
+	return reportOf(report), err
+}
+
+// CopyOut copies a file or tree of the sandbox to this machine, by the rules of
+// [Sandbox.CopyIn]: hostPath is the path of the copy; if it ends with a slash, the
+// directory that gets the copy under its own name. The copy belongs to this program's
+// user.
+//
+// The sandbox is not trusted: nothing outside of hostPath is written, and setuid and
+// setgid bits are removed. Links are kept unchanged, so a program that follows them later
+// may leave the copy. A device, pipe or socket is refused; within a tree it is left out
+// and reported.
+//
+// A stopped sandbox is read as root, without starting it.
+func (c fileCalls) CopyOut(ctx context.Context, inside, hostPath string, opts ...CopyOption) (_ CopyReport, err error) {
+	defer c.fail(&err)
+	report, err := c.view.CopyOut(ctx, inside, hostPath, copyOptions(opts))
+	return reportOf(report), err
+}
 
 // FileStat is what the Sys method of a file's [fs.FileInfo] returns, as a pointer.
 type FileStat struct {
-	UID, GID   uint32 // numbers of the sandbox's own users
-	Nlink      uint64 // hard links; 0 when the sandbox was stopped
-	Dev, Inode uint64 // identify the file within the session; 0 when it was stopped
+	UID, GID   uint32 // numeric, of users inside the sandbox
+	Nlink      uint64 // hard links; 0 if the sandbox was stopped
+	Dev, Inode uint64 // identify the file within the session; 0 if the sandbox was stopped
 	Atime      time.Time
 }
 
-// fileInfo is both a file's FileInfo and its DirEntry.
-type fileInfo struct {
-	name  string
-	size  int64
-	mode  fs.FileMode
-	mtime time.Time
-	sys   FileStat
+// File is an open file in a sandbox, used like [os.File]. The context it was opened with
+// bounded only the opening; [File.Close] ends a call that blocks, for example on a pipe.
+// Nothing is buffered: each Read and Write takes one round trip (use package bufio for
+// small ones); [io.Copy] moves large pieces.
+//
+// A File can't be used after its session has ended. The caller that opened it closes it.
+// It is safe for concurrent use; Read, Write and Seek run one at a time.
+type File struct {
+	f       *files.File
+	sandbox string
 }
 
-func liveInfo(name string, i wire.FileInfo) *fileInfo {
-	return &fileInfo{
-		name: name, size: i.Size, mode: guest.GoMode(i.Mode), mtime: time.Unix(0, i.Mtime),
-		sys: FileStat{UID: i.UID, GID: i.GID, Nlink: i.Nlink, Dev: i.Dev, Inode: i.Ino, Atime: time.Unix(0, i.Atime)},
-	}
+func (f *File) fail(err *error) { *err = failed(f.sandbox, *err) }
+
+// Name returns the name that the file was opened with.
+func (f *File) Name() string { return f.f.Name() }
+
+// Read reads up to len(b) bytes. At the end of the file it returns [io.EOF].
+func (f *File) Read(b []byte) (_ int, err error) {
+	defer f.fail(&err)
+	return f.f.Read(b)
 }
 
-func stillInfo(st engine.PathStat) *fileInfo {
-	return &fileInfo{name: st.Name, size: st.Size, mode: st.Mode, mtime: st.Mtime}
+// ReadAt reads len(b) bytes from off. If there are fewer it returns an error, [io.EOF] at
+// the end of the file.
+func (f *File) ReadAt(b []byte, off int64) (_ int, err error) {
+	defer f.fail(&err)
+	return f.f.ReadAt(b, off)
 }
 
-func (i *fileInfo) Name() string               { return i.name }
-func (i *fileInfo) Size() int64                { return i.size }
-func (i *fileInfo) Mode() fs.FileMode          { return i.mode }
-func (i *fileInfo) Type() fs.FileMode          { return i.mode.Type() }
-func (i *fileInfo) ModTime() time.Time         { return i.mtime }
-func (i *fileInfo) IsDir() bool                { return i.mode.IsDir() }
-func (i *fileInfo) Sys() any                   { return &i.sys }
-func (i *fileInfo) Info() (fs.FileInfo, error) { return i, nil }
-func (i *fileInfo) String() string             { return fs.FormatFileInfo(i) }
+// WriteTo copies the rest of the file to w. [io.Copy] uses it.
+func (f *File) WriteTo(w io.Writer) (_ int64, err error) {
+	defer f.fail(&err)
+	return f.f.WriteTo(w)
+}
+
+// Write writes b at the file's offset, or at its end if the file was opened to append.
+func (f *File) Write(b []byte) (_ int, err error) {
+	defer f.fail(&err)
+	return f.f.Write(b)
+}
+
+// WriteString is Write of a string.
+func (f *File) WriteString(s string) (_ int, err error) {
+	defer f.fail(&err)
+	return f.f.WriteString(s)
+}
+
+// WriteAt writes b at off. It fails for a file opened to append.
+func (f *File) WriteAt(b []byte, off int64) (_ int, err error) {
+	defer f.fail(&err)
+	return f.f.WriteAt(b, off)
+}
+
+// ReadFrom writes all data of r. [io.Copy] uses it.
+func (f *File) ReadFrom(r io.Reader) (_ int64, err error) {
+	defer f.fail(&err)
+	return f.f.ReadFrom(r)
+}
+
+// Seek sets the offset for Read and Write.
+func (f *File) Seek(offset int64, whence int) (_ int64, err error) {
+	defer f.fail(&err)
+	return f.f.Seek(offset, whence)
+}
+
+// Stat describes the open file.
+func (f *File) Stat() (_ fs.FileInfo, err error) {
+	defer f.fail(&err)
+	return f.f.Stat()
+}
+
+// ReadDir lists a directory in no particular order: the next n entries, or all remaining
+// ones if n is 0 or less. At the end of the directory, with n over 0, the error is
+// [io.EOF].
+func (f *File) ReadDir(n int) (_ []fs.DirEntry, err error) {
+	defer f.fail(&err)
+	return f.f.ReadDir(n)
+}
+
+// Truncate changes the file's size.
+func (f *File) Truncate(size int64) (err error) {
+	defer f.fail(&err)
+	return f.f.Truncate(size)
+}
+
+// Sync writes the file's data to the disk of the engine's machine.
+func (f *File) Sync() (err error) {
+	defer f.fail(&err)
+	return f.f.Sync()
+}
+
+// Close closes the file. Blocked reads and writes return an error.
+func (f *File) Close() (err error) {
+	defer f.fail(&err)
+	return f.f.Close()
+}

@@ -22,7 +22,7 @@ import (
 	"testing"
 )
 
-// The floor plan of this repository, as tests: which room may do what.
+// The layers of this repository, as tests: which package may do what.
 
 const module = "github.com/seed-1a2d6d8f/sandbox"
 
@@ -45,7 +45,7 @@ var linked = map[string]string{
 	"github.com/containerd/errdefs/pkg":                             "by the engine's client: HTTP status to error class",
 	"github.com/docker/go-units":                                    "by the engine's types: ulimits",
 	"github.com/moby/docker-image-spec":                             "by the engine's types: image configuration",
-	"github.com/moby/profiles/seccomp":                              "by the engine's room: the profile of today's engines for older ones",
+	"github.com/moby/profiles/seccomp":                              "by internal/engine: the profile of today's engines for older ones",
 	"github.com/opencontainers/runtime-spec":                        "by that profile: its types",
 	"github.com/opencontainers/go-digest":                           "by the engine's types: digests",
 	"github.com/opencontainers/image-spec":                          "by the engine's types: image configuration",
@@ -91,9 +91,19 @@ func (s source) imports() []string {
 	return paths
 }
 
-// within reports whether the file's package is room or below it.
-func (s source) within(room string) bool {
-	return s.pkg == module+"/"+room || strings.HasPrefix(s.pkg, module+"/"+room+"/")
+// within reports whether the file's package is that one or below it.
+func (s source) within(pkg string) bool {
+	return s.pkg == module+"/"+pkg || strings.HasPrefix(s.pkg, module+"/"+pkg+"/")
+}
+
+// name is the package without the module and internal/; "sandbox" is the root.
+func (s source) name() string { return short(s.pkg) }
+
+func short(pkg string) string {
+	if pkg == module {
+		return "sandbox"
+	}
+	return strings.TrimPrefix(strings.TrimPrefix(pkg, module+"/"), "internal/")
 }
 
 // sources is every Go file of the repository, for all systems.
@@ -135,7 +145,7 @@ func sourcesOf(t *testing.T, keep func(source) bool) []source {
 		}
 	}
 	if len(some) == 0 {
-		t.Fatal("no file to look at: the rooms have moved, and this test has to follow")
+		t.Fatal("no file to look at: the packages have moved, and this test has to follow")
 	}
 	return some
 }
@@ -157,20 +167,137 @@ func goList(t *testing.T, goos, format string, flags ...string) []string {
 	return strings.Fields(string(out))
 }
 
-func TestInternalRoomsDoNotImportTheRoot(t *testing.T) {
+// layers says which packages of ours each package may import. It only names what is there:
+// TestImportsRunOneWay fails for an entry that nobody needs any more, too.
+var layers = map[string][]string{
+	"fault":       {},
+	"policy":      {},
+	"archive":     {},
+	"guest/trees": {"archive", "guest/wire"},
+	"guest/wire":  {"policy"},
+	"git":         {},
+	"engine":      {},
+	"guest":       {"fault", "guest/wire"},
+	"record":      {"engine", "policy"},
+
+	"source":    {"archive", "fault", "git", "guest/trees"},
+	"plan":      {"engine", "fault", "guest/wire", "policy", "record", "source"},
+	"store":     {"engine", "fault", "guest/wire", "record"},
+	"machine":   {"engine", "fault", "guest", "guest/trees", "guest/wire", "policy", "record", "store"},
+	"transfer":  {"archive", "engine", "fault", "guest/trees", "guest/wire", "machine", "record", "source", "store"},
+	"build":     {"engine", "fault", "guest/wire", "machine", "plan", "record", "store", "transfer"},
+	"lifecycle": {"build", "engine", "fault", "guest", "guest/wire", "machine", "plan", "policy", "record", "store", "transfer"},
+	"files":     {"archive", "engine", "fault", "guest", "guest/wire", "lifecycle", "store"},
+	"sandbox":   {"archive", "engine", "fault", "files", "guest", "guest/wire", "lifecycle", "machine", "plan", "policy", "record", "source", "store"},
+}
+
+// imports are what the packages of layers import of ours, without tests.
+func layerImports(t *testing.T) map[string][]string {
+	t.Helper()
+	got := map[string][]string{}
+	for _, s := range sourcesOf(t, func(s source) bool { _, is := layers[s.name()]; return is }) {
+		got[s.name()] = append(got[s.name()], nil...)
+		for _, i := range s.imports() {
+			if strings.HasPrefix(i, module) && !slices.Contains(got[s.name()], short(i)) {
+				got[s.name()] = append(got[s.name()], short(i))
+			}
+		}
+	}
+	for _, list := range got {
+		slices.Sort(list)
+	}
+	return got
+}
+
+func TestImportsRunOneWay(t *testing.T) {
+	t.Parallel()
+	got := layerImports(t)
+	for name, may := range layers {
+		list, there := got[name]
+		if !there {
+			t.Errorf("there is no package %s any more: take it off the table", name)
+		}
+		for _, i := range list {
+			if _, below := layers[i]; !below {
+				t.Errorf("%s imports %s, which is no layer", name, i)
+			} else if !slices.Contains(may, i) {
+				t.Errorf("%s imports %s: the table does not allow it", name, i)
+			}
+		}
+		for _, i := range may {
+			if !slices.Contains(list, i) {
+				t.Errorf("%s does not import %s any more: take it off the table", name, i)
+			}
+		}
+	}
+}
+
+func TestEveryInternalPackageIsALayer(t *testing.T) {
+	t.Parallel()
+	beside := regexp.MustCompile(`^(enginetest|gittest|guest/gen|guest/cmd(/.*)?)$`) // of tests, and of the guest's program
+	for _, s := range sourcesOf(t, func(s source) bool { return s.within("internal") }) {
+		if _, is := layers[s.name()]; !is && !beside.MatchString(s.name()) {
+			t.Errorf("%s: package %s is not in the table of layers", s.file, s.name())
+		}
+	}
+}
+
+// The picture in docs/architecture.md has an arrow for each import that no other import of
+// the same package brings along.
+func TestThePictureShowsTheImports(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("docs/architecture.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, picture, found := strings.Cut(string(text), "```mermaid\n")
+	picture, _, closed := strings.Cut(picture, "```")
+	if !found || !closed {
+		t.Fatal("docs/architecture.md has no Mermaid picture")
+	}
+	drawn := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^\s*(\S+) --> (\S+)$`).FindAllStringSubmatch(picture, -1) {
+		drawn[m[1]+" --> "+m[2]] = true
+	}
+	got := layerImports(t)
+	var reaches func(from, to string) bool
+	reaches = func(from, to string) bool {
+		return slices.ContainsFunc(got[from], func(i string) bool { return i == to || reaches(i, to) })
+	}
+	for from, list := range got {
+		for _, to := range list {
+			arrow := from + " --> " + to
+			direct := !slices.ContainsFunc(list, func(i string) bool { return i != to && reaches(i, to) })
+			if direct && !drawn[arrow] {
+				t.Errorf("docs/architecture.md lacks the arrow %s", arrow)
+			}
+			if direct {
+				delete(drawn, arrow)
+			}
+		}
+	}
+	for arrow := range drawn {
+		t.Errorf("docs/architecture.md has the arrow %s, which no import is behind or others imply", arrow)
+	}
+}
+
+// What runs inside a sandbox is no part of anybody's program.
+func TestNobodyImportsTheGuestsProgram(t *testing.T) {
 	t.Parallel()
 	all, err := sources()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range all {
-		if s.within("internal") && slices.Contains(s.imports(), module) {
-			t.Errorf("%s imports the root: what it needs belongs below it", s.file)
+		for _, i := range s.imports() {
+			if strings.HasPrefix(i, module+"/internal/guest/cmd") && !s.within("internal/guest/cmd") {
+				t.Errorf("%s imports %s", s.file, i)
+			}
 		}
 	}
 }
 
-func TestOnlyTheEngineRoomImportsTheDockerAPI(t *testing.T) {
+func TestOnlyTheEnginePackageImportsTheDockerAPI(t *testing.T) {
 	t.Parallel()
 	found := false
 	all, err := sources()
@@ -390,15 +517,19 @@ func TestNobodyElseImplementsAnInterface(t *testing.T) {
 	}
 }
 
+// keepsState is for the layers: all but those that write what a caller asks for, copies and
+// clones.
+func keepsState(s source) bool {
+	_, is := layers[s.name()]
+	return is && !slices.Contains([]string{"archive", "git", "guest/trees"}, s.name()) // trees reads below a root
+}
+
 // A32, A51, A52, AT8, X1: the engine is the only place where state lives: no file is written on the caller's
-// machine by the rooms that keep it.
+// machine by the packages that keep it.
 func TestNoFileIsWritten(t *testing.T) {
 	t.Parallel()
 	writes := regexp.MustCompile(`^(Create|CreateTemp|WriteFile|Mkdir|MkdirAll|MkdirTemp|OpenFile|OpenRoot|OpenInRoot|Rename|Link|Symlink|CopyFS|Truncate|Chmod|Chown|Lchown|Chtimes|Remove|RemoveAll)$`)
-	rooms := sourcesOf(t, func(s source) bool {
-		return s.pkg == module || s.within("internal/engine") || s.within("internal/record")
-	})
-	for _, s := range rooms {
+	for _, s := range sourcesOf(t, keepsState) {
 		names := map[string]bool{} // under which package os is known here
 		for _, i := range s.ast.Imports {
 			switch p, _ := strconv.Unquote(i.Path.Value); {
@@ -426,11 +557,8 @@ func TestNoFileIsWritten(t *testing.T) {
 // X17: nobody is asked and nothing is told but through what the caller passed.
 func TestNothingIsReadOrPrinted(t *testing.T) {
 	t.Parallel()
-	rooms := sourcesOf(t, func(s source) bool {
-		return s.pkg == module || s.within("internal/engine") || s.within("internal/record") || s.within("internal/policy")
-	})
 	says := regexp.MustCompile(`^(os\.(Stdin|Stdout|Stderr|Exit)|fmt\.(Print|Printf|Println|Scan|Scanf|Scanln)|log\.(Print|Printf|Println|Fatal|Fatalf|Panic))$`)
-	for _, s := range rooms {
+	for _, s := range sourcesOf(t, func(s source) bool { _, is := layers[s.name()]; return is }) {
 		ast.Inspect(s.ast, func(n ast.Node) bool {
 			sel, ok := n.(*ast.SelectorExpr)
 			if !ok {

@@ -9,145 +9,152 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
+	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
+	"golang.org/x/net/http/httpguts"
 )
 
-// A NetworkPolicy says what a sandbox may reach. [AllowAll], [PublicOnly] and [DenyAll]
-// are three that are ready; any other is made of lists, and what is in none of them is
-// not reached. So the zero NetworkPolicy, which lists nothing, is DenyAll.
+// A NetworkPolicy says what a sandbox may connect to. [AllowAll], [PublicOnly] and
+// [DenyAll] are predefined. Any other policy is made of lists, and denies what no list
+// allows. So the zero NetworkPolicy equals DenyAll.
 //
 //	sandbox.NetworkPolicy{Allow: []string{"registry.npmjs.org", "*.github.com"}}
 //
-// Denied subnets come first, then allowed subnets, then what is protected, then names.
-// Protected are private, link-local, carrier and multicast addresses, the networks the
-// sandbox is in, and the engine's machine. All of it holds for IPv4 and IPv6, TCP, UDP
-// and everything else, for root inside, from the first instruction on.
+// The order of evaluation is: denied subnets, allowed subnets, protected addresses,
+// names. Protected are private, link-local, carrier and multicast addresses, the
+// sandbox's own networks, and the engine's machine. The policy applies to IPv4 and IPv6,
+// to TCP, UDP and all other protocols, and to root inside, from the first instruction on.
 //
-// Each list takes up to 1,000 entries, and the textual form of all, see
-// [NetworkPolicy.String], 128 KiB.
+// Each list has at most 1,000 entries, and the textual form of the policy, see
+// [NetworkPolicy.String], at most 128 KiB.
 type NetworkPolicy struct {
-	// Allow lists domain names that may be reached, on every port, by TCP: by TLS with
-	// the name as its SNI, HTTP with the name as its Host, and Postgres with TLS. PID 1
-	// looks the name up itself and connects to what it finds. Other protocols by name,
-	// such as SSH, are not possible: use Subnets. In a name, "*" as the first label
-	// stands for one or more labels, elsewhere for exactly one: "*.example.com" is
-	// "a.example.com" and "a.b.example.com", not "example.com". "*" alone is every name
-	// and every public address, by any protocol. An address is never a name. Names
-	// that are not listed are not even looked up.
+	// Allow lists domain names. They may be reached on every port by TCP: by TLS with the
+	// name as its SNI, HTTP with the name as its Host, and Postgres with TLS. PID 1
+	// resolves the name and connects to the result. Other protocols, such as SSH, can't
+	// be allowed by name: use Subnets. "*" as the first label stands for one or more
+	// labels, elsewhere for exactly one: "*.example.com" matches "a.example.com" and
+	// "a.b.example.com", but not "example.com". "*" alone allows every name and every
+	// public address, by any protocol. Addresses are not names. Names that are not listed
+	// are not resolved.
 	Allow []string
-	// Subnets are reached, or not, by address.
+	// Subnets are allowed or denied by address.
 	Subnets Subnets
-	// ResolveInto lists subnets, protected ones, that the names in Allow may lead to: a
-	// registry in a private network. They are not open by themselves.
+	// ResolveInto lists protected subnets that the names in Allow may resolve to, such as
+	// that of a registry in a private network. It does not allow these subnets by itself.
 	ResolveInto []string
-	// Transform sets headers in requests to names, which are thereby allowed, too: for
-	// secrets that the sandbox can use and never see. Keys are as in Allow. See
-	// [Transform].
+	// Transform sets headers in requests to names, and allows these names: for secrets
+	// that the sandbox can use but never read. Keys are patterns as in Allow.
 	Transform map[string]Transform
 
-	mode policy.Mode // of the ready ones
+	mode policy.Mode // of a predefined policy
 }
 
 // Subnets are lists of IPv4 and IPv6 subnets in CIDR notation, or single addresses.
 type Subnets struct {
-	// Allow is reached by any protocol, protected or not.
+	// Allow lists what may be reached by any protocol, even if protected.
 	Allow []string
-	// Deny is never reached, whatever else allows it.
+	// Deny lists what may never be reached, whatever else allows it.
 	Deny []string
 }
 
-// A Transform changes the requests to a name. PID 1 ends the sandbox's TLS connection
-// with a certificate of an authority of the sandbox's own, which the sandbox is made to
-// trust, changes the requests and sends them on over TLS, where it verifies the server.
-// Requests without TLS to such a name are refused.
+// A Transform changes the requests to a name. PID 1 terminates the sandbox's TLS
+// connection, with a certificate of the sandbox's own authority, which the sandbox is set
+// up to trust. It changes the requests and sends them on over TLS, where it verifies the
+// server. Requests to the name without TLS are refused.
 //
-// What it sets stays in the memory of the program that set it and of the sandbox's PID 1,
-// and is never printed by this package. It is not stored: when a session is begun by a
-// program that was not given it, the name can't be reached until a program gives it by
+// The values stay in the memory of the program that set them and of the sandbox's PID 1,
+// and this package never prints them. They are not stored: if a program without them
+// starts a session, the name can't be reached until a program sets them by
 // [Sandbox.Update], [WithTransform] or [GetOrCreate].
 type Transform struct {
-	// SetHeaders are headers that every request gets, instead of those of the same name
-	// that it may have: at most 16, and 64 KiB in all of a policy.
+	// SetHeaders are set in every request and replace headers of the same name: at most
+	// 16, and at most 64 KiB in all transforms of a policy.
 	SetHeaders Headers
 }
 
-// Headers are HTTP headers. They print as their names alone.
+// Headers are HTTP headers. Only their names are printed.
 type Headers map[string]string
 
-// AllowAll is the policy without [WithNetworkPolicy]: everything may be reached but the
-// link-local and other addresses at which clouds tell machines their secrets. Other
-// sandboxes are out of reach, since nothing comes in but by published ports.
+// AllowAll is the default policy: it allows everything but link-local and other addresses
+// at which clouds serve machine credentials. Other sandboxes can't be reached either,
+// since they accept connections to published ports only.
 func AllowAll() NetworkPolicy { return NetworkPolicy{mode: policy.AllowAll} }
 
-// PublicOnly is the public internet, by any protocol, and nothing that is protected (see
-// [NetworkPolicy]). DNS is answered by PID 1.
+// PublicOnly allows the public internet, by any protocol, and nothing protected (see
+// [NetworkPolicy]). PID 1 answers DNS queries.
 func PublicOnly() NetworkPolicy { return NetworkPolicy{mode: policy.PublicOnly} }
 
-// DenyAll is no network. Published ports answer all the same, and so do
-// [Sandbox.DialContext], commands and files.
+// DenyAll allows no outgoing connection. Published ports, [Sandbox.DialContext], commands
+// and files still work.
 func DenyAll() NetworkPolicy { return NetworkPolicy{mode: policy.DenyAll} }
 
-// ParseNetworkPolicy reads what [NetworkPolicy.String] writes: allow-all, public-only,
-// deny-all, or lists in any order.
+// WithNetworkPolicy sets what the sandbox may connect to. Default [AllowAll]. The policy
+// applies from the first instruction of every session. [Sandbox.Update] also changes it
+// in the running session, atomically: connections that the new policy denies are closed,
+// the others stay, and nothing gets through in between.
+//
+// The sandbox's PID 1 enforces the policy in the kernel. If the engine's kernel or
+// runtime does not support that, creating or starting the sandbox fails with
+// [ErrUnsupported].
+func WithNetworkPolicy(p NetworkPolicy) ChangeOption {
+	compiled, secrets, err := p.compile()
+	return option{plan.Network, func(s *settings) {
+		if err != nil {
+			s.problem("WithNetworkPolicy: %w", err)
+		}
+		s.Network, s.Secrets = compiled, secrets
+	}}
+}
+
+// WithTransform sets the headers for names that the sandbox's policy transforms, which
+// are not stored, in the session; see [Transform]. A name that already has headers keeps
+// them. A name that the policy does not transform is an [ErrInvalidArgument].
+func WithTransform(transforms map[string]Transform) GetOption {
+	secrets, err := secretsOf(transforms)
+	return option{apply: func(s *settings) {
+		if err != nil {
+			s.problem("WithTransform: %w", err)
+		}
+		s.Secrets = secrets
+	}}
+}
+
+// ParseNetworkPolicy parses the text that [NetworkPolicy.String] returns: allow-all,
+// public-only, deny-all, or lists in any order.
 //
 //	allow=*.example.com,example.org subnets.allow=10.1.0.0/16 subnets.deny=10.1.2.0/24 resolve-into=10.2.0.0/16
 //
-// transform= lists names whose requests are transformed; what is set is not in the text.
+// transform= lists names whose requests are transformed; the text does not contain the
+// values.
 func ParseNetworkPolicy(text string) (NetworkPolicy, error) {
 	p, err := policy.Parse(text)
 	if err != nil {
-		return NetworkPolicy{}, fail("parse network policy", "", classify(ErrInvalidArgument, err))
+		return NetworkPolicy{}, fail("parse network policy", "", fault.Classify(ErrInvalidArgument, err))
 	}
 	return networkPolicyOf(p), nil
 }
 
-// networkPolicyOf is a policy as the public has it.
-func networkPolicyOf(p policy.Policy) NetworkPolicy {
-	n := NetworkPolicy{}
-	if p.Mode != policy.Custom {
-		n.mode = p.Mode
-		return n
-	}
-	for _, name := range p.Allow {
-		if !name.Transform {
-			n.Allow = append(n.Allow, name.Pattern)
-			continue
-		}
-		if n.Transform == nil {
-			n.Transform = map[string]Transform{}
-		}
-		n.Transform[name.Pattern] = Transform{}
-	}
-	texts := func(in []netip.Prefix) (out []string) {
-		for _, f := range in {
-			out = append(out, f.String())
-		}
-		return out
-	}
-	n.Subnets = Subnets{Allow: texts(p.Subnets.Allow), Deny: texts(p.Subnets.Deny)}
-	n.ResolveInto = texts(p.ResolveInto)
-	return n
-}
-
-// Check returns every mistake in the policy, each named, as an [ErrInvalidArgument]:
-// Create and Update do the same before anything else.
+// Check validates the policy and returns all problems as one [ErrInvalidArgument]. Create
+// and Update do the same before anything else.
 func (p NetworkPolicy) Check() error {
 	if _, _, err := p.compile(); err != nil {
-		return fail("network policy", "", classify(ErrInvalidArgument, err))
+		return fail("network policy", "", fault.Classify(ErrInvalidArgument, err))
 	}
 	return nil
 }
 
-// String is the policy in its textual form, which [ParseNetworkPolicy] reads: in lower
-// case, in ASCII, sorted, with subnets merged. What a Transform sets is not in it. A
-// policy with a mistake has none, and says so.
+// String returns the textual form of the policy, which [ParseNetworkPolicy] parses: lower
+// case, ASCII, sorted, with subnets merged. It does not contain the values of a
+// Transform. For an invalid policy it returns "invalid network policy".
 func (p NetworkPolicy) String() string {
 	c, _, err := p.compile()
 	if err != nil {
@@ -156,14 +163,14 @@ func (p NetworkPolicy) String() string {
 	return c.String()
 }
 
-// LogValue is String.
+// LogValue returns String.
 func (p NetworkPolicy) LogValue() slog.Value { return slog.StringValue(p.String()) }
 
-// MarshalText is String, for JSON among others.
+// MarshalText returns String, for JSON among others.
 func (p NetworkPolicy) MarshalText() ([]byte, error) {
 	c, _, err := p.compile()
 	if err != nil {
-		return nil, fail("network policy", "", classify(ErrInvalidArgument, err))
+		return nil, fail("network policy", "", fault.Classify(ErrInvalidArgument, err))
 	}
 	return []byte(c.String()), nil
 }
@@ -177,23 +184,24 @@ func (p *NetworkPolicy) UnmarshalText(text []byte) error {
 	return err
 }
 
-// String is the names of the headers.
+// String returns the names of the headers.
 func (h Headers) String() string {
 	return fmt.Sprintf("%v", slices.Sorted(maps.Keys(h)))
 }
 
-// Format writes String, whatever the verb.
+// Format writes String for every verb.
 func (h Headers) Format(f fmt.State, _ rune) { io.WriteString(f, h.String()) }
 
-// LogValue is String.
+// LogValue returns String.
 func (h Headers) LogValue() slog.Value { return slog.StringValue(h.String()) }
 
-// MarshalJSON writes the names of the headers, without what they are set to.
+// MarshalJSON returns the names of the headers, without the values.
 func (h Headers) MarshalJSON() ([]byte, error) {
 	return json.Marshal(slices.Sorted(maps.Keys(h)))
 }
 
-// compile checks the policy and parts it into what is stored and what is not.
+// compile validates the policy and splits it into the part that is stored and the
+// secrets.
 func (p NetworkPolicy) compile() (policy.Policy, []wire.Secret, error) {
 	var problems []error
 	c := policy.Policy{Mode: cmp.Or(p.mode, policy.Custom)}
@@ -229,8 +237,36 @@ func (p NetworkPolicy) compile() (policy.Policy, []wire.Secret, error) {
 	return c, secrets, errors.Join(problems...)
 }
 
-// secretsOf is what transforms set, by the name's pattern in canonical form. Its errors
-// name headers and never repeat what they are set to.
+// networkPolicyOf converts a compiled policy to its public form.
+func networkPolicyOf(p policy.Policy) NetworkPolicy {
+	n := NetworkPolicy{}
+	if p.Mode != policy.Custom {
+		n.mode = p.Mode
+		return n
+	}
+	for _, name := range p.Allow {
+		if !name.Transform {
+			n.Allow = append(n.Allow, name.Pattern)
+			continue
+		}
+		if n.Transform == nil {
+			n.Transform = map[string]Transform{}
+		}
+		n.Transform[name.Pattern] = Transform{}
+	}
+	texts := func(in []netip.Prefix) (out []string) {
+		for _, f := range in {
+			out = append(out, f.String())
+		}
+		return out
+	}
+	n.Subnets = Subnets{Allow: texts(p.Subnets.Allow), Deny: texts(p.Subnets.Deny)}
+	n.ResolveInto = texts(p.ResolveInto)
+	return n
+}
+
+// secretsOf returns the headers that transforms set, by the canonical pattern of the
+// name. Its errors never contain header values.
 func secretsOf(transforms map[string]Transform) ([]wire.Secret, error) {
 	var problems []error
 	var secrets []wire.Secret
@@ -239,7 +275,7 @@ func secretsOf(transforms map[string]Transform) ([]wire.Secret, error) {
 	for _, name := range slices.Sorted(maps.Keys(transforms)) {
 		canon, err := policy.Policy{Mode: policy.Custom, Allow: []policy.Name{{Pattern: name}}}.Canon()
 		if err != nil {
-			continue // the policy's own check says so
+			continue // reported by the check of the policy
 		}
 		pattern := canon.Allow[0].Pattern
 		if was, twice := seen[pattern]; twice {
@@ -267,20 +303,14 @@ func secretsOf(transforms map[string]Transform) ([]wire.Secret, error) {
 	return secrets, errors.Join(problems...)
 }
 
-// framing are headers that say where a message ends and which server it is for.
-var framing = []string{"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "keep-alive", "proxy-connection"}
-
-// checkHeader never repeats a value.
+// checkHeader never repeats a value: it is a secret.
 func checkHeader(key, value string) error {
-	token := func(r rune) bool {
-		return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("!#$%&'*+-.^_`|~", r)
-	}
 	switch {
-	case key == "" || strings.ContainsFunc(key, func(r rune) bool { return !token(r) }):
+	case !httpguts.ValidHeaderFieldName(key):
 		return fmt.Errorf("%q is not the name of a header", key)
 	case slices.Contains(framing, strings.ToLower(key)):
-		return fmt.Errorf("header %q is the connection's own and can't be set", key)
-	case strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }):
+		return fmt.Errorf("header %q is controlled by the connection and can't be set", key)
+	case !httpguts.ValidHeaderFieldValue(value):
 		return fmt.Errorf("header %q: the value has a control character", key)
 	case strings.TrimSpace(value) != value:
 		return fmt.Errorf("header %q: the value begins or ends with a space", key)
@@ -288,52 +318,26 @@ func checkHeader(key, value string) error {
 	return nil
 }
 
-// WithNetworkPolicy sets what the sandbox may reach. Default [AllowAll]. It holds from
-// the first instruction of every session; in [Sandbox.Update] it changes the running
-// session, too, in one step: connections that the new policy does not allow are closed,
-// those that it allows stay, and nothing gets through in between.
-//
-// The policy is enforced by the sandbox's PID 1 in the kernel. Where the engine's kernel
-// or runtime can't, making or starting the sandbox fails with [ErrUnsupported].
-func WithNetworkPolicy(p NetworkPolicy) ChangeOption {
-	compiled, secrets, err := p.compile()
-	return changeOption{changeNetwork, func(s *settings) {
-		if err != nil {
-			s.problems = append(s.problems, fmt.Errorf("WithNetworkPolicy: %w", err))
-		}
-		s.network, s.secrets = compiled, secrets
-	}}
-}
+// framing lists the headers that delimit a message or select its server.
+var framing = []string{"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "keep-alive", "proxy-connection"}
 
-// WithTransform gives the session what is set in requests to those names that the
-// sandbox's policy transforms, which is not stored; see [Transform]. A name that has it
-// already keeps what it has; a name that is not transformed is an [ErrInvalidArgument].
-func WithTransform(transforms map[string]Transform) GetOption {
-	secrets, err := secretsOf(transforms)
-	return getOption(func(s *settings) {
-		if err != nil {
-			s.problems = append(s.problems, fmt.Errorf("WithTransform: %w", err))
-		}
-		s.secrets, s.given = secrets, s.given|changeNetwork
-	})
-}
-
-// Egress is one kind of connection or lookup that a sandbox has tried in its present
-// session, and what became of it.
+// Egress describes one kind of connection or lookup that the sandbox attempted in the
+// current session, and the decision.
 type Egress struct {
-	// Name is what was asked for, when that is known: in a lookup, by TLS or by HTTP.
+	// Name is the requested name, if known: from a lookup, TLS or HTTP.
 	Name string
-	// Address and Port are where it went or would have gone. A lookup has none.
+	// Address and Port are the destination. Lookups have none.
 	Address netip.Addr
 	Port    uint16
-	// Protocol is "tcp", "udp", "icmp", "dns" for a lookup, or a number.
+	// Protocol is "tcp", "udp", "icmp", "dns" for a lookup, or a protocol number.
 	Protocol string
 	// Rule is what decided: a pattern of [NetworkPolicy.Allow], "subnets.allow",
-	// "subnets.deny", "protected", "open" where the policy allows every public address,
-	// "name" where only a name could have, "closed" where nothing could.
+	// "subnets.deny", "protected", "open" if the policy allows every public address,
+	// "name" if only a name could have allowed it, "closed" if nothing could.
 	Rule    string
 	Allowed bool
-	// Count is how often, First and Last when for the first and the last time.
+	// Count is the number of attempts, First and Last the times of the first and the
+	// last.
 	Count       int64
 	First, Last time.Time
 }
@@ -341,47 +345,73 @@ type Egress struct {
 // EgressCount counts the decisions of a session's PID 1.
 type EgressCount struct{ Allowed, Blocked int64 }
 
-// Egress tells what the sandbox tried to reach in its present session, the latest last:
-// blocked connections and lookups, so that one learns what to allow, and allowed ones
-// that went by name. What the kernel refused by itself follows within a second or two.
-// At most 512 kinds are kept; the longest not seen make room. Without a session the error
-// is [ErrNotRunning]; none is started.
-func (s *Sandbox) Egress(ctx context.Context) ([]Egress, error) {
-	list, err := s.egress(ctx)
-	return list, fail("egress", s.rec.Name, err)
-}
-
-func (s *Sandbox) egress(ctx context.Context) ([]Egress, error) {
-	if err := s.usable(); err != nil {
+// Egress lists what the sandbox attempted to reach in the current session, latest last:
+// blocked connections and lookups, which show what a policy lacks, and allowed ones by
+// name. Packets that the kernel refused appear within a second or two. At most 512 kinds
+// are kept; the least recent are dropped. Without a session the error is [ErrNotRunning],
+// and none is started.
+func (s *Sandbox) Egress(ctx context.Context) (_ []Egress, err error) {
+	defer wrap(&err, "egress", s.Name())
+	entries, err := s.h.Egress(ctx)
+	if entries == nil || err != nil {
 		return nil, err
 	}
-	got, err := s.thawed(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if got.State != engine.StateRunning {
-		return nil, fmt.Errorf("%w: it is %s", ErrNotRunning, stateOf(got.State))
-	}
-	conn, err := s.linked(ctx)
-	if errors.Is(err, errNoSession) {
-		return nil, fmt.Errorf("%w: %w", ErrNotRunning, err)
-	}
-	if err != nil {
-		return nil, err
-	}
-	reply, err := s.askOn(ctx, conn, wire.Control{Op: wire.OpEgress})
-	switch {
-	case reply.Network == nil && err != nil && ctx.Err() == nil:
-		return nil, classify(ErrUnsupported, err)
-	case err != nil:
-		return nil, err
-	case reply.Egress == nil:
-		return nil, nil
-	}
-	list := make([]Egress, 0, len(reply.Egress.Entries))
-	for _, e := range reply.Egress.Entries {
+	list := make([]Egress, 0, len(entries))
+	for _, e := range entries {
 		list = append(list, Egress(e))
 	}
-	slices.SortStableFunc(list, func(a, b Egress) int { return a.Last.Compare(b.Last) })
 	return list, nil
+}
+
+// DialContext connects to an address inside the sandbox, like [net.Dialer.DialContext].
+// network is tcp, tcp4, tcp6 or unix. Names are resolved inside, and no port needs to be
+// published. It can be the DialContext of an [net/http.Transport]. To servers on Unix
+// sockets the client is root.
+//
+// ctx bounds the dial only. Several thousand connections may be open at once; each has
+// deadlines, and CloseWrite ends one direction. All end with the handle. errors.Is and
+// errors.As find the errors of package net, such as syscall.ECONNREFUSED and
+// [*net.OpError]. A stopped persistent sandbox is resumed.
+func (s *Sandbox) DialContext(ctx context.Context, network, address string) (_ net.Conn, err error) {
+	defer wrap(&err, "dial", s.Name())
+	return s.h.Dial(ctx, network, address)
+}
+
+// Port returns the address, on the engine's machine, of a port published by [WithPorts].
+// It changes with each session, so every call looks it up. For a port that was not
+// published the error is [ErrInvalidArgument]; without a session it is [ErrNotRunning],
+// and none is started.
+func (s *Sandbox) Port(ctx context.Context, port int) (_ netip.AddrPort, err error) {
+	defer wrap(&err, "port", s.Name())
+	return s.h.Port(ctx, port)
+}
+
+// WaitPort waits until a program in the sandbox listens on the TCP port, published or
+// not. It makes no connection to the port. If the main process ([WithCommand]) fails
+// first, the error wraps its *[ExitError]; if the session ends, it is [ErrNotRunning];
+// otherwise ctx bounds the wait.
+func (s *Sandbox) WaitPort(ctx context.Context, port int) (err error) {
+	defer wrap(&err, "wait for port", s.Name())
+	err = s.h.WaitPort(ctx, port)
+	if ended, ok := errors.AsType[*lifecycle.MainFailedError](err); ok {
+		err = fmt.Errorf("%w: %w", err, exitError(ended.Program, s.Name(), ended.Exit))
+	}
+	return err
+}
+
+// SSH returns a connection to an SSH server in the sandbox, for any SSH client: OpenSSH,
+// with the command "sandbox proxy" as its ProxyCommand, or golang.org/x/crypto/ssh. SSH
+// sessions run as the sandbox's user, in its directory and with its environment. The
+// server requires no key or password from the owner of the connection. The host key is
+// constant as long as the sandbox exists.
+//
+// The server supports commands, shells, terminals, sftp and forwarding to TCP ports and
+// Unix sockets inside, but no forwarding from the sandbox. When the connection ends its
+// commands get SIGHUP; background processes continue until the session ends.
+//
+// ctx bounds the connecting only. The caller closes the connection; closing the handle
+// closes it too. A stopped persistent sandbox is resumed.
+func (s *Sandbox) SSH(ctx context.Context) (_ net.Conn, err error) {
+	defer wrap(&err, "ssh", s.Name())
+	return s.h.SSH(ctx)
 }

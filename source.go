@@ -1,131 +1,173 @@
 package sandbox
 
 import (
-	"cmp"
-	"context"
-	"errors"
 	"fmt"
-	"path/filepath"
-	"strings"
-	"unicode/utf8"
+	"io"
+	"log/slog"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/source"
 )
 
-// A Source is where the first files of a sandbox's workspace come from: [Git], [Tarball] or [Dir]. String
-// tells which, and never has a secret in it.
+// A Source supplies the first files of a sandbox's workspace: [Git], [Tarball], [Dir] or
+// [FromSnapshot]. String describes it without secrets.
 type Source interface {
 	fmt.Stringer
-	// check returns every complaint that needs no look at anything.
-	check(*settings) []error
-	// prepare comes first of all that is done to make the sandbox: it may refuse, and
-	// change what is made.
-	prepare(context.Context, *build) error
-	// fill brings the files into the new workspace, beside the making of the container.
-	// A main process does not start before it has returned. It takes back what it leaves
-	// elsewhere; the volume is not its own to take back.
-	fill(context.Context, *filler) error
+	source() source.Source
 }
 
-// WithSource fills the workspace of a new sandbox. The files are there, whole, before
-// the main process starts and [Create] returns; when they can't be had the sandbox is not
-// made. [GetOrCreate] looks at no source when there is a sandbox already. There is one
-// source at most, and none for a workspace that is adopted ([WithID]). Default: an empty
-// workspace.
-func WithSource(source Source) CreateOption {
-	return createOption(func(s *settings) {
-		switch given := source.(type) { // the caller may change what it points to
-		case *Git:
-			if source = nil; given != nil {
-				source = *given
-			}
-		case *Tarball:
-			if source = nil; given != nil {
-				source = *given
-			}
+// WithSource fills the workspace of a new sandbox. All files are in place before the main
+// process starts and [Create] returns; if the source fails, no sandbox is created.
+// [GetOrCreate] ignores the source if the sandbox exists. At most one source may be
+// given, and none for a workspace that [WithID] adopts. Default: an empty workspace.
+func WithSource(from Source) CreateOption {
+	// The caller may change the value behind the pointer.
+	switch given := from.(type) { // the caller may change what it points to
+	case *Git:
+		if from = nil; given != nil {
+			from = *given
 		}
-		if source == nil {
-			s.problems = append(s.problems, errors.New("WithSource: there is no source; leave the option out for an empty workspace"))
+	case *Tarball:
+		if from = nil; given != nil {
+			from = *given
+		}
+	}
+	return option{apply: func(s *settings) {
+		if from == nil {
+			s.problem("WithSource: there is no source; omit the option for an empty workspace")
 			return
 		}
-		if s.source != nil {
-			s.problems = append(s.problems, fmt.Errorf("WithSource: a sandbox has one source, and there are %v and %v", s.source, source))
+		if s.from != nil {
+			s.problem("WithSource: a sandbox has one source, not both %v and %v", s.from, from)
 		}
-		s.source = source
-	})
+		s.from, s.Source, s.Snapshot = from, from.source(), ""
+		if id, is := from.(fromSnapshot); is {
+			if s.Snapshot = string(id); !record.ValidName(s.Snapshot) {
+				s.problem("FromSnapshot: %q is not a snapshot's ID: it takes %s", s.Snapshot, record.NameRule)
+			}
+		}
+	}}
 }
 
-// adopting refuses a source for a workspace that has been used.
-func (b *build) adopting() error {
-	if b.s.source == nil && b.s.origin == nil {
-		return nil
-	}
-	return fmt.Errorf("%w: workspace %s is there, with its files: it is adopted without a source, or deleted first", ErrExists, record.WorkspaceName(b.rec.ID))
+// Dir is a [Source]: a copy of a directory of this machine, made when the sandbox is
+// created. The rules of [RWCopy] apply, but all files belong to the sandbox's user and
+// lose setuid and setgid bits. A relative path is made absolute when Dir is called.
+func Dir(path string) Source { return directory{source.Dir(path)} }
+
+type directory struct{ source.Source }
+
+func (d directory) source() source.Source { return d.Source }
+
+// FromSnapshot is a [Source]: all files of a snapshot, including those outside of the
+// workspace. The snapshot determines the image, so [WithImage] and [WithRuntime] can't be
+// combined with it; its user is the default of [WithUser]. Its copies of directories are
+// mounted where they were, unless [WithMounts] uses the target.
+//
+// If the engine can mount overlays the new volumes share the snapshot's files, which
+// takes milliseconds whatever the size; otherwise the files are copied. If there is no
+// such snapshot the error is [ErrSnapshotNotFound].
+func FromSnapshot(id string) Source { return fromSnapshot(id) }
+
+type fromSnapshot string
+
+func (f fromSnapshot) String() string { return "snapshot " + string(f) }
+
+func (f fromSnapshot) source() source.Source { return nil }
+
+// Git is a [Source]: a clone of a repository, with its history and a remote called
+// origin, owned by the sandbox's user. The git program of this machine clones it into a
+// temporary directory, from which it is copied into the workspace; the image and the
+// engine's machine need no git. The clone ignores the git configuration of this machine
+// and its user, and runs none of their hooks, filters and credential helpers. Proxies are
+// those of the environment. The directory, agent-sandbox-git-… in [os.TempDir], is
+// removed when the call ends, but not if this program dies during it.
+//
+// Submodules are not fetched: their directories are empty. Files in Git LFS stay
+// pointers. The sandbox can fetch both itself, with a network and credentials of its own.
+type Git struct {
+	// URL is https, http, ssh or file, scp's form (user@host:path), or an absolute path.
+	// The clone's origin is this URL without credentials. For ssh this machine's ssh is
+	// used, with the user's keys, agent, configuration and known hosts, or
+	// GIT_SSH_COMMAND; it never prompts.
+	URL string
+	// Revision is a branch, a tag, a full or abbreviated commit ID, or the full name of a
+	// reference (refs/…). A branch is checked out as a branch, anything else detached.
+	// Default: the repository's HEAD; then the repository may be empty. If the revision
+	// does not exist the call fails.
+	Revision string
+	// Depth is the number of commits of history, of the one branch. 0, the default, is
+	// all. All history is fetched if the server does not send a single commit on request,
+	// or if Revision is an abbreviated commit ID.
+	Depth int
+	// Username and Password are for https and http; the URL may contain them instead.
+	// They are sent to the URL's host only, by http unencrypted, and are in no argument,
+	// environment, label, error, log or file of the clone.
+	Username, Password string
 }
 
-// filler fills volumes of this build.
-func (b *build) filler() *filler {
-	return &filler{helper: helper{c: b.c, eng: b.eng, nonce: b.rec.Nonce, report: b.report},
-		rec: b.rec, image: cmp.Or(b.base, b.s.image), guest: b.guest.mount(), user: b.user(), step: "copy"}
+// String returns the repository and revision, without credentials.
+func (g Git) String() string { return source.Git(g).String() }
+
+// GoString returns String: the fields contain secrets.
+func (g Git) GoString() string { return g.String() }
+
+// LogValue returns String.
+func (g Git) LogValue() slog.Value { return slog.StringValue(g.String()) }
+
+func (g Git) source() source.Source { return source.Git(g) }
+
+const (
+	// DefaultTarballBytes, 8 GiB, bounds the total size of the files of a [Tarball]
+	// without [Tarball.MaxBytes].
+	DefaultTarballBytes int64 = source.DefaultTarballBytes
+	// DefaultTarballEntries, 65,536, bounds the entries of a [Tarball] without
+	// [Tarball.MaxEntries].
+	DefaultTarballEntries = source.DefaultTarballEntries
+)
+
+// Tarball is a [Source]: a tar archive, plain or compressed with gzip or zstd, detected
+// by its first bytes. Exactly one of URL, Path and Reader is set.
+//
+// Each entry is validated while it is read, before it reaches the sandbox. The call fails
+// with [ErrInvalidArgument], naming the cause, for an entry with .. in its name, an entry
+// that would be written through a link of the archive, an archive beyond the limits, a
+// truncated stream, and data that is no archive. Absolute names are relative to the
+// workspace. Of several entries with the same name the last one counts. Devices are
+// skipped and reported as [Progress].
+//
+// Files belong to the sandbox's user, whatever the archive says. Permissions except
+// setuid and setgid, times, links and user extended attributes are kept; holes become
+// zeros.
+type Tarball struct {
+	// URL is http or https, fetched by this program through its proxies. Credentials in
+	// it are sent to its host only. Up to 10 redirects are followed, but none from https
+	// to http. Only the context bounds the duration.
+	URL string
+	// Path is a file of this machine.
+	Path string
+	// Reader is read once, to its end, and not closed. If a Read never returns, it
+	// outlives a call whose context ends.
+	Reader io.Reader
+	// Strip is how many leading elements are removed from each name, as by tar's
+	// --strip-components. Use 1 for archives that a forge makes of a repository. Entries
+	// without further elements are skipped.
+	Strip int
+	// MaxBytes bounds the total size of all files, including holes. 0 is
+	// [DefaultTarballBytes].
+	MaxBytes int64
+	// MaxEntries bounds the entries, including parent directories that the archive omits.
+	// 0 is [DefaultTarballEntries].
+	MaxEntries int
 }
 
-// source fills the workspace, if there is a source.
-func (f *filler) source(ctx context.Context, source Source) error {
-	if source == nil {
-		return nil
-	}
-	f.step = "source"
-	f.report.report(Progress{Step: f.step, Text: source.String()})
-	if err := source.fill(ctx, f); err != nil {
-		return fmt.Errorf("source: %w", err)
-	}
-	return nil
-}
+// String describes the archive. Of a URL it omits user, query and fragment, which may be
+// secret.
+func (t Tarball) String() string { return source.Tarball(t).String() }
 
-// workspace is the fill of the workspace with a directory, for the sandbox's user.
-func (f *filler) workspace(dir string) fill {
-	return fill{dir: dir, volume: record.WorkspaceName(f.rec.ID), role: record.RoleWorkspace, owner: owner(f.user)}
-}
+// GoString returns String: a URL may contain secrets.
+func (t Tarball) GoString() string { return t.String() }
 
-// owner is the user as a copy takes it.
-func owner(user string) string {
-	if user == "" || user == "0" || user == "root" {
-		return "0:0"
-	}
-	return user
-}
+// LogValue returns String.
+func (t Tarball) LogValue() slog.Value { return slog.StringValue(t.String()) }
 
-type dirSource struct {
-	path string
-	err  error
-}
-
-// Dir is a [Source]: a copy of a directory of this machine as it is when the sandbox is
-// made, by the rules of [RWCopy], but everything in it belongs to the sandbox's user, and
-// setuid and setgid bits of files are taken off. A relative path is made absolute here.
-func Dir(path string) Source {
-	if path == "" || strings.ContainsRune(path, 0) || !utf8.ValidString(path) {
-		return dirSource{path, fmt.Errorf("%q is no path", path)}
-	}
-	abs, err := filepath.Abs(path)
-	return dirSource{abs, err}
-}
-
-func (d dirSource) String() string { return "directory " + d.path }
-
-func (d dirSource) check(*settings) []error {
-	err := d.err
-	if err == nil {
-		err = checkCopySource(d.path)
-	}
-	if err != nil {
-		return []error{fmt.Errorf("WithSource: %w", err)}
-	}
-	return nil
-}
-
-func (d dirSource) prepare(context.Context, *build) error { return nil }
-
-func (d dirSource) fill(ctx context.Context, f *filler) error {
-	return f.run(ctx, []fill{f.workspace(d.path)})
-}
+func (t Tarball) source() source.Source { return source.Tarball(t) }

@@ -3,9 +3,7 @@ package sandbox
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
-	"io"
 	"net/netip"
 	"slices"
 	"strings"
@@ -13,24 +11,27 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 )
 
-// State is what a sandbox is doing.
+// State is the state of a sandbox.
 type State string
 
-// The states. The engine's own words map to them: created is StateCreating,
-// restarting StateRunning, exited and removing StateStopped, dead StateError.
+// The states. The engine's states map to them: created to StateCreating, restarting to
+// StateRunning, exited and removing to StateStopped, dead to StateError.
 const (
-	StateCreating State = "creating" // somebody is making it
-	StateRunning  State = "running"  // it has a session
-	StatePaused   State = "paused"   // its session is frozen
-	StateStopped  State = "stopped"  // it has files and no session
-	StateError    State = "error"    // the engine gave up on it
+	StateCreating State = store.Creating // it is being created
+	StateRunning  State = store.Running  // it has a session
+	StatePaused   State = store.Paused   // its session is paused
+	StateStopped  State = store.Stopped  // it has files and no session
+	StateError    State = store.Failed   // the engine reports a failure
 )
 
-// Running and its neighbours are the states under the names that read well in a filter.
+// Short names of the states, for [StatusFilter].
 const (
 	Creating = StateCreating
 	Running  = StateRunning
@@ -38,21 +39,7 @@ const (
 	Stopped  = StateStopped
 )
 
-func stateOf(s string) State {
-	switch s {
-	case engine.StateCreated:
-		return StateCreating
-	case engine.StateRunning, engine.StateRestarting:
-		return StateRunning
-	case engine.StatePaused:
-		return StatePaused
-	case engine.StateExited, engine.StateRemoving:
-		return StateStopped
-	}
-	return StateError
-}
-
-// Info is what a list tells of a sandbox.
+// Info describes a sandbox in [List].
 type Info struct {
 	ID, Name  string
 	State     State
@@ -63,98 +50,140 @@ type Info struct {
 	Tags     map[string]string
 }
 
-// Status is what [Inspect] tells of a sandbox.
+// Status describes one sandbox in detail.
 type Status struct {
 	Info
-	// Source says where the sandbox's first files came from, for people and without what is
-	// secret: "git https://… at v1", "tarball …", "directory …", "snapshot …", "fork of …".
-	// Empty is an empty workspace.
+	// Source describes where the sandbox's first files came from, without secrets: "git
+	// https://… at v1", "tarball …", "directory …", "snapshot …", "fork of …". It is
+	// empty for an empty workspace.
 	Source string
-	// Reason says why the sandbox is not running: "stopped", "timeout", "abandoned",
-	// "out of memory", or how PID 1 failed. Empty while it runs.
+	// Reason says why the sandbox is not running: "stopped", "timeout", "abandoned" (the
+	// handle did not renew its lease for 30 s), "out of memory", or how PID 1 failed. It
+	// is empty while the sandbox runs.
 	Reason string
-	// StartedAt is when the present session began, or the last one. Zero if there
-	// was none.
+	// StartedAt is when the current or the last session started. Zero if there was none.
 	StartedAt time.Time
-	// Uptime is how long the session has been running, by the engine's clock; 0
-	// without one.
+	// Uptime is the duration of the current session, by the engine's clock; 0 without
+	// one.
 	Uptime time.Duration
-	// ExpiresAt is when the session's timeout ends it. Zero without one.
+	// ExpiresAt is when the timeout ends the session. Zero without one.
 	ExpiresAt time.Time
-	// Ports are the published ports ([WithPorts]) and where each is reached in this
-	// session. Nil without a session or ports.
+	// Ports are the published ports ([WithPorts]) and their addresses in this session.
+	// Nil without a session or ports.
 	Ports map[uint16]netip.AddrPort
-	// Workspace is the volume at /workspace with the size of its files, which are
-	// counted for it.
+	// Workspace is the volume at /workspace. Its files are counted for the size.
 	Workspace Volume
-	// Usage is what the session uses now. Nil without one.
+	// Usage is the session's current resource usage. Nil without a session.
 	Usage *Usage
-	// Network is the network policy, as recorded: see WithNetworkPolicy. What its transforms
-	// set is not in it.
+	// Network is the recorded network policy, without the values of its transforms: see
+	// WithNetworkPolicy.
 	Network NetworkPolicy
-	// Egress counts what the session's PID 1 decided; [Sandbox.Egress] tells more. Nil
-	// without a session, and unless it is asked of a handle that is connected, by a
-	// command for example.
+	// Egress counts the decisions of the session's PID 1; [Sandbox.Egress] lists them. It
+	// is nil without a session, from [Inspect], and from a handle that is not connected,
+	// for example because it has run no command.
 	Egress *EgressCount
 	// LogsEndpoint is the path at which package sandboxhttp serves the sandbox's log:
 	// /sandboxes/<id>/logs.
 	LogsEndpoint string
 }
 
-// Usage is what a session uses at one moment.
+// Usage is the resource usage of a session at one moment.
 type Usage struct {
-	// CPUPercent is the share of one CPU over the last tenth of a second: 100 is one
-	// CPU kept busy, 200 is two.
+	// CPUPercent is measured over the last tenth of a second: 100 is one busy CPU, 200 is
+	// two.
 	CPUPercent float64
-	// MemoryBytes is what processes and tmpfs take, without files cached by the kernel,
-	// and MemoryLimit how much they may.
+	// MemoryBytes is the memory of processes and tmpfs, without the kernel's file cache,
+	// and MemoryLimit its limit.
 	MemoryBytes, MemoryLimit int64
-	// Processes counts processes and threads, PID 1's own included.
+	// Processes counts processes and threads, including PID 1's own.
 	Processes int
-	// NetworkReceived and NetworkSent are bytes since the session began.
+	// NetworkReceived and NetworkSent are bytes since the session started.
 	NetworkReceived, NetworkSent int64
 }
 
-// A ListOption narrows [List].
-type ListOption func(*listSettings)
-
-type listSettings struct {
-	states   []State
-	tags     map[string]string
-	prefix   string
-	problems []error
+// List lists the sandboxes on the engine, newest first, then by name. It takes two engine
+// calls, whatever the number of sandboxes, and removes leftovers of crashed programs.
+func List(ctx context.Context, opts ...ListOption) ([]Info, error) {
+	return defaultClient().List(ctx, opts...)
 }
 
-// StatusFilter keeps the sandboxes in one of the states.
+// List is [List] on the client's engine.
+func (c *Client) List(ctx context.Context, opts ...ListOption) (_ []Info, err error) {
+	defer wrap(&err, "list", "")
+	want := collect(opts)
+	if len(want.problems) > 0 {
+		return nil, want.problems[0]
+	}
+	l, err := c.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all, err := l.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	gone := l.Sweep(ctx, all, nil)
+	infos := []Info{}
+	for _, got := range all.Containers {
+		rec, ok := record.Decode(got.Labels)
+		// A container of an image committed from a sandbox inherits its labels, not its name.
+		if !ok || !record.OurName(got.Name) || gone[got.ID] {
+			continue
+		}
+		i := infoOf(l.Engine, all.Revisions.Of(rec), got)
+		if all.Pending(rec, l.Engine.Now()) {
+			i.State = StateCreating
+		}
+		if want.match(i) {
+			infos = append(infos, i)
+		}
+	}
+	slices.SortFunc(infos, func(a, b Info) int {
+		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID))
+	})
+	return infos, nil
+}
+
+// A ListOption filters [List].
+type ListOption func(*listSettings)
+
+// StatusFilter selects the sandboxes in one of the states.
 func StatusFilter(states ...State) ListOption {
 	return func(l *listSettings) {
 		for _, s := range states {
 			switch s {
 			case StateCreating, StateRunning, StatePaused, StateStopped, StateError:
 			default:
-				l.problems = append(l.problems, invalid("state %q; there is creating, running, paused, stopped, error", s))
+				l.problems = append(l.problems, fault.Invalid("state %q; there is creating, running, paused, stopped, error", s))
 			}
 		}
 		l.states = append(l.states, states...)
 	}
 }
 
-// TagFilter keeps the sandboxes with that tag. Several must all hold.
+// TagFilter selects the sandboxes with that tag. All given tags must match.
 func TagFilter(key, value string) ListOption {
 	return func(l *listSettings) {
 		if l.tags == nil {
 			l.tags = map[string]string{}
 		}
 		if was, ok := l.tags[key]; ok && was != value {
-			l.problems = append(l.problems, invalid("tag %q is asked to be both %q and %q", key, was, value))
+			l.problems = append(l.problems, fault.Invalid("tag %q: conflicting values %q and %q", key, was, value))
 		}
 		l.tags[key] = value
 	}
 }
 
-// NamePrefix keeps the sandboxes whose name begins so.
+// NamePrefix selects the sandboxes whose name has that prefix.
 func NamePrefix(prefix string) ListOption {
 	return func(l *listSettings) { l.prefix = prefix }
+}
+
+type listSettings struct {
+	states   []State
+	tags     map[string]string
+	prefix   string
+	problems []error
 }
 
 func (l *listSettings) match(i Info) bool {
@@ -169,115 +198,69 @@ func (l *listSettings) match(i Info) bool {
 	return true
 }
 
-// List is [List] on the client's engine.
-func (c *Client) List(ctx context.Context, opts ...ListOption) ([]Info, error) {
-	l := &listSettings{}
-	for _, o := range opts {
-		if o != nil {
-			o(l)
-		}
-	}
-	if len(l.problems) > 0 {
-		return nil, fail("list", "", l.problems[0])
-	}
-	eng, err := c.engine(ctx)
-	if err != nil {
-		return nil, fail("list", "", err)
-	}
-	all, err := look(ctx, eng)
-	if err != nil {
-		return nil, fail("list", "", err)
-	}
-	gone := c.sweep(ctx, eng, all, nil)
-	infos := []Info{}
-	for _, got := range all.containers {
-		rec, ok := record.Decode(got.Labels)
-		// A container made from an image of a sandbox inherits its labels, not its name.
-		if !ok || !record.OurName(got.Name) || gone[got.ID] {
-			continue
-		}
-		i := info(eng, all.revisions.Of(rec), got)
-		if all.pending(rec, eng.Now()) {
-			i.State = StateCreating
-		}
-		if l.match(i) {
-			infos = append(infos, i)
-		}
-	}
-	slices.SortFunc(infos, func(a, b Info) int {
-		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID))
-	})
-	return infos, nil
-}
-
-func info(eng *engine.Engine, rec record.Sandbox, got engine.Container) Info {
-	i := Info{
-		ID: rec.ID, Name: rec.Name, State: stateOf(got.State), Image: cmp.Or(rec.Settings.Image, got.Image),
-		CreatedAt: rec.CreatedAt, Location: eng.Location(), Tags: rec.Tags,
-	}
-	if i.CreatedAt.IsZero() {
-		i.CreatedAt = got.CreatedAt
-	}
-	if i.State == StateCreating && rec.By != "" {
-		i.State = StateStopped // it has the files of the container before
-	}
-	return i
+// Inspect returns the status of a sandbox without resuming it.
+func Inspect(ctx context.Context, nameOrID string) (Status, error) {
+	return defaultClient().Inspect(ctx, nameOrID)
 }
 
 // Inspect is [Inspect] on the client's engine.
-func (c *Client) Inspect(ctx context.Context, nameOrID string) (Status, error) {
+func (c *Client) Inspect(ctx context.Context, nameOrID string) (_ Status, err error) {
+	defer wrap(&err, "inspect", nameOrID)
 	if err := checkName(nameOrID); err != nil {
-		return Status{}, fail("inspect", nameOrID, err)
+		return Status{}, err
 	}
-	eng, err := c.engine(ctx)
+	l, err := c.connect(ctx)
 	if err != nil {
-		return Status{}, fail("inspect", nameOrID, err)
+		return Status{}, err
 	}
-	rec, got, err := find(ctx, eng, nameOrID)
+	rec, got, err := l.Find(ctx, nameOrID)
 	if err != nil {
-		return Status{}, fail("inspect", nameOrID, err)
+		return Status{}, err
 	}
-	st, err := c.status(ctx, eng, rec, got)
-	return st, fail("inspect", nameOrID, err)
+	return statusOf(ctx, l, rec, got)
 }
 
-// Status tells of the sandbox as it is now. It does not resume it. It takes a tenth of
-// a second, to see what the CPUs do, or as long as it takes to count the workspace's
-// files.
-func (s *Sandbox) Status(ctx context.Context) (Status, error) {
-	if err := s.usable(); err != nil {
-		return Status{}, fail("status", s.rec.Name, err)
+// Status returns the current status of the sandbox. It does not resume it. It takes a
+// tenth of a second, to measure CPU usage, or longer if counting the workspace's files
+// takes longer.
+func (s *Sandbox) Status(ctx context.Context) (_ Status, err error) {
+	defer wrap(&err, "status", s.Name())
+	if err := s.h.CheckUsable(); err != nil {
+		return Status{}, err
 	}
-	got, err := s.current(ctx)
+	got, err := s.h.Current(ctx)
 	if err != nil {
-		return Status{}, fail("status", s.rec.Name, err)
+		return Status{}, err
 	}
-	rec, err := s.refresh(ctx)
+	rec, err := s.h.Refresh(ctx)
 	if err != nil {
-		return Status{}, fail("status", s.rec.Name, err)
+		return Status{}, err
 	}
-	st, err := s.c.status(ctx, s.eng, rec, got)
+	st, err := statusOf(ctx, s.h.Client(), rec, got)
 	if err == nil && got.State == engine.StateRunning {
-		st.Egress = s.decisions(ctx)
+		if allowed, blocked, known := s.h.EgressCount(ctx); known {
+			st.Egress = &EgressCount{Allowed: allowed, Blocked: blocked}
+		}
 	}
-	return st, fail("status", s.rec.Name, err)
+	return st, err
 }
 
-func (c *Client) status(ctx context.Context, eng *engine.Engine, rec record.Sandbox, got engine.Container) (Status, error) {
-	// The size takes as long as there are files, so it is counted meanwhile.
-	var workspace Volume
+func statusOf(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got engine.Container) (Status, error) {
+	// Counting files takes long, so it runs concurrently.
+	var volume Volume
 	var counting sync.WaitGroup
 	was := got
-	counting.Go(func() { workspace = c.workspace(ctx, eng, rec, was) })
+	counting.Go(func() { volume = workspace(ctx, l, rec, was) })
 	defer counting.Wait()
 	var using *Usage
-	if hasSession(got) {
-		var err error
-		if using, err = usage(ctx, eng, got.ID); err != nil {
+	if got.HasSession() {
+		u, err := l.UsageOf(ctx, got.ID)
+		if err != nil {
 			return Status{}, err
 		}
-		if using == nil { // it ended while we looked
-			if got, err = eng.InspectContainer(ctx, got.ID); errors.Is(err, engine.ErrNotFound) {
+		using = (*Usage)(u)
+		if using == nil { // the session ended meanwhile
+			if got, err = l.Engine.InspectContainer(ctx, got.ID); errors.Is(err, engine.ErrNotFound) {
 				return Status{}, ErrNotFound
 			} else if err != nil {
 				return Status{}, err
@@ -286,19 +269,19 @@ func (c *Client) status(ctx context.Context, eng *engine.Engine, rec record.Sand
 	}
 	counting.Wait()
 	if ctx.Err() != nil {
-		return Status{}, cancelled(ctx)
+		return Status{}, fault.Cancelled(ctx)
 	}
 	st := Status{
-		Info: info(eng, rec, got), Source: rec.Settings.Source, StartedAt: got.StartedAt, Usage: using, Workspace: workspace,
+		Info: infoOf(l.Engine, rec, got), Source: rec.Settings.Source, StartedAt: got.StartedAt, Usage: using, Workspace: volume,
 		LogsEndpoint: "/sandboxes/" + rec.ID + "/logs",
 	}
-	if p, err := policyOf(rec.Network()); err == nil {
+	if p, err := rec.Network().Parse(); err == nil {
 		st.Network = networkPolicyOf(p)
 	}
 	switch st.State {
 	case StateRunning, StatePaused:
-		st.Ports = bound(rec, got)
-		st.Uptime = max(0, eng.Now().Sub(got.StartedAt))
+		st.Ports = publishedPorts(rec, got)
+		st.Uptime = max(0, l.Engine.Now().Sub(got.StartedAt))
 		st.ExpiresAt = rec.ExpiresAt(got.StartedAt)
 	case StateStopped:
 		st.Reason = reason(got)
@@ -308,88 +291,61 @@ func (c *Client) status(ctx context.Context, eng *engine.Engine, rec record.Sand
 	return st, nil
 }
 
-// workspace tells of the sandbox's workspace volume, as far as that can be told.
-func (c *Client) workspace(ctx context.Context, eng *engine.Engine, rec record.Sandbox, got engine.Container) Volume {
-	vol, err := eng.InspectVolume(ctx, record.WorkspaceName(rec.ID))
+func infoOf(eng *engine.Engine, rec record.Sandbox, got engine.Container) Info {
+	i := Info{
+		ID: rec.ID, Name: rec.Name, State: stateOf(got.State), Image: cmp.Or(rec.Settings.Image, got.Image),
+		CreatedAt: rec.CreatedAt, Location: eng.Location(), Tags: rec.Tags,
+	}
+	if i.CreatedAt.IsZero() {
+		i.CreatedAt = got.CreatedAt
+	}
+	if i.State == StateCreating && rec.By != "" {
+		i.State = StateStopped // a replacement that was not started yet
+	}
+	return i
+}
+
+func stateOf(container string) State { return State(store.StateOf(container)) }
+
+// workspace describes the sandbox's workspace volume as far as that is possible.
+func workspace(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got engine.Container) Volume {
+	vol, err := l.Engine.InspectVolume(ctx, record.WorkspaceName(rec.ID))
 	if err != nil || !record.IsData(vol.Name, vol.Labels) {
 		return Volume{SizeBytes: UnknownSize, Size: sizeText(UnknownSize)}
 	}
 	inside := func(m engine.MountPoint) bool { return strings.HasPrefix(m.Target, Workspace+"/") }
 	var sizes map[string]int64
 	if got.State == engine.StateRunning && !slices.ContainsFunc(got.Mounts, inside) {
-		if n, err := countInside(ctx, eng, got.ID); err == nil {
+		if n, err := l.WorkspaceSize(ctx, got.ID); err == nil {
 			sizes = map[string]int64{vol.Name: n}
 		}
 	}
 	if sizes == nil {
-		sizes = c.sizes(ctx, eng, []engine.Volume{vol})
+		sizes = l.Sizes(ctx, []engine.Volume{vol})
 	}
-	v := describe(vol, sizes)
+	v := newVolume(vol, sizes)
 	v.Sandboxes, v.InUse = []string{rec.Name}, true
-	if users, err := usersOf(ctx, eng, vol.Name); err == nil {
-		v.Sandboxes = users.names()
+	if users, err := l.Users(ctx, vol.Name); err == nil {
+		v.Sandboxes = users.Names()
 	}
 	return v
 }
 
-// countInside adds up the workspace's files from within the session, which is cheaper
-// than a helper of its own.
-func countInside(ctx context.Context, eng *engine.Engine, container string) (int64, error) {
-	stream, err := eng.Exec(ctx, container, engine.ExecSpec{Argv: []string{wire.Path, wire.VerbDu, Workspace}, User: "0:0", Dir: "/"})
-	if err != nil {
-		return 0, err
-	}
-	defer stream.Close()
-	defer context.AfterFunc(ctx, func() { stream.Close() })()
-	var got wire.Sizes
-	if err := json.NewDecoder(io.LimitReader(stream, 1<<10)).Decode(&got); err != nil {
-		return 0, err
-	}
-	if len(got.Bytes) != 1 || got.Bytes[0] < 0 {
-		return 0, errors.New("the guest could not count")
-	}
-	return got.Bytes[0], nil
-}
-
-func hasSession(got engine.Container) bool {
-	return got.State == engine.StateRunning || got.State == engine.StatePaused
-}
-
-// cpuSample is the time between the two looks that CPU use is told from.
-const cpuSample = 100 * time.Millisecond
-
-// usage returns nil when the container does not run.
-func usage(ctx context.Context, eng *engine.Engine, id string) (*Usage, error) {
-	look := func() (engine.Stats, bool, error) {
-		got, ok, err := eng.Stats(ctx, id)
-		// Between two states an engine refuses; what has ended has no usage.
-		if errors.Is(err, engine.ErrNotFound) || errors.Is(err, engine.ErrConflict) {
-			return got, false, nil
+// publishedPorts returns the addresses of the published ports; nil if there are none.
+func publishedPorts(rec record.Sandbox, got engine.Container) map[uint16]netip.AddrPort {
+	var ports map[uint16]netip.AddrPort
+	for _, p := range rec.Settings.Ports {
+		if at, ok := got.Ports[p]; ok {
+			if ports == nil {
+				ports = map[uint16]netip.AddrPort{}
+			}
+			ports[p] = at
 		}
-		return got, ok, err
 	}
-	first, ok, err := look()
-	if err != nil || !ok {
-		return nil, err
-	}
-	if err := pause(ctx, cpuSample); err != nil {
-		return nil, err
-	}
-	last, ok, err := look()
-	if err != nil || !ok {
-		return nil, err
-	}
-	u := &Usage{
-		MemoryBytes: last.Memory, MemoryLimit: last.Limit, Processes: int(last.Tasks),
-		NetworkReceived: last.Received, NetworkSent: last.Sent,
-	}
-	if passed := last.Read.Sub(first.Read); passed > 0 {
-		u.CPUPercent = max(0, 100*float64(last.CPU-first.CPU)/float64(passed))
-	}
-	return u, nil
+	return ports
 }
 
-// reason says why a session ended, from what PID 1 left as its exit code.
+// reason says why a session ended, by the exit code of PID 1.
 func reason(got engine.Container) string {
 	switch {
 	case got.OOMKilled && got.ExitCode == 137:
@@ -401,5 +357,5 @@ func reason(got engine.Container) string {
 	case got.ExitCode == wire.CodeStopped, got.ExitCode == 137 && got.Error == "":
 		return "stopped"
 	}
-	return ended(got)
+	return got.Ended()
 }

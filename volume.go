@@ -4,40 +4,175 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
+	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 )
 
-// UnknownSize is the size in bytes of a volume whose size the engine does not know.
-const UnknownSize int64 = -1
+// MountMode says whether a mount is writable and whether it is a copy.
+type MountMode string
 
-// largeVolume is the size that a volume may have without a warning.
-const largeVolume = 10 << 30
+// The modes of a mount.
+const (
+	// RO mounts a directory or volume read-only.
+	RO MountMode = record.RO
+	// RW mounts it read-write: changes inside change the original.
+	RW MountMode = record.RW
+	// RWCopy copies a directory into a new volume when the sandbox is created, and mounts
+	// that read-write. The directory never changes, and later changes to it do not appear
+	// inside.
+	RWCopy MountMode = record.RWCopy
+)
 
-// A Volume holds files of sandboxes: a workspace, or a copy of a directory.
+// A Mount mounts a directory, a copy of a directory, or a volume in the sandbox.
+type Mount struct {
+	// Source is a directory on this machine. A relative path is made absolute when the
+	// sandbox is created. With RO and RW the engine mounts it, so the engine must run on
+	// this machine or see the same path.
+	Source string
+	// Volume is a volume of [ListVolumes] to attach, instead of Source. It is preserved
+	// when the sandbox is deleted, unless [PreserveVolumes] says otherwise. In
+	// [Sandbox.Mounts] it is also, with an RWCopy and beside its Source, the volume that
+	// contains the copy.
+	Volume string
+	// Target is an absolute path in the sandbox. /workspace is reserved; paths below it
+	// are allowed. A mount inside another one hides the files at its target.
+	Target string
+	// Mode is [RWCopy] by default with a Source, and [RW] with a Volume.
+	Mode MountMode
+}
+
+// String describes the mount, for people.
+func (m Mount) String() string {
+	switch {
+	case MountMode(plan.ModeOf(m.record())) == RWCopy && m.Source != "":
+		return fmt.Sprintf("%s: rwcopy snapshot of %s", m.Target, m.Source)
+	case m.Volume != "":
+		return fmt.Sprintf("%s: existing volume %s (%s)", m.Target, m.Volume, MountMode(plan.ModeOf(m.record())))
+	}
+	return fmt.Sprintf("%s: bind of %s (%s)", m.Target, m.Source, MountMode(plan.ModeOf(m.record())))
+}
+
+// WithMounts mounts directories, copies of directories and volumes in the sandbox, in
+// addition to the workspace. Several calls add up. The default mode of a directory is
+// [RWCopy]: it is copied before anything runs in the sandbox. Permissions, numeric
+// owners, times, links, extended attributes and holes are kept. No file is filtered, but
+// sockets and devices are skipped and reported as [Progress]. If a file can't be read, or
+// changes during the copy, the call fails.
+//
+// An attached volume must be one of [ListVolumes]. The workspace of another sandbox can
+// be attached too; the two then share it.
+func WithMounts(mounts ...Mount) ChangeOption {
+	var all []record.Mount
+	for _, m := range mounts {
+		all = append(all, m.record())
+	}
+	return option{plan.Mounts, func(s *settings) { s.Mounts = append(s.Mounts, all...) }}
+}
+
+// Mounts returns the mounts of the sandbox, without the workspace, in the order given.
+// After [Sandbox.Update] it returns the previous mounts until the next session.
+func (s *Sandbox) Mounts() []Mount { return mountsOf(s.h.Mounts()) }
+
+const (
+	mountFormat  = "source:target[:ro|rw|rwcopy]"
+	volumeFormat = "name:target[:rw|ro]"
+)
+
+// ParseMount parses a mount of a directory in command line syntax,
+// source:target[:ro|rw|rwcopy]. The default mode is rwcopy. A source that contains a
+// colon needs a [Mount]. The target is validated; whether the source exists is not
+// checked.
+func ParseMount(spec string) (Mount, error) {
+	m := Mount{Mode: RWCopy}
+	rest := spec
+	drive := ""
+	if regexp.MustCompile(`^[A-Za-z]:[\\/]`).MatchString(spec) {
+		if runtime.GOOS == "windows" {
+			drive, rest = spec[:2], spec[2:]
+		} else if strings.Contains(spec[2:], ":/") {
+			return Mount{}, fail("parse mount", spec, fault.Invalid("a Windows path on %s: the source is a directory of this machine", runtime.GOOS))
+		}
+	}
+	parts := strings.Split(rest, ":")
+	if len(parts) < 2 || len(parts) > 3 || parts[0] == "" || parts[1] == "" {
+		return Mount{}, fail("parse mount", spec, fault.Invalid("the format of a mount is %s", mountFormat))
+	}
+	m.Source, m.Target = drive+parts[0], parts[1]
+	var mode error
+	if len(parts) == 3 {
+		if m.Mode = MountMode(parts[2]); m.Mode == "" {
+			mode = errors.New(`mode ""; there is ro, rw, rwcopy`)
+		}
+	}
+	if err := errors.Join(mode, plan.CheckMode(m.record()), plan.CheckTarget(m.Target)); err != nil {
+		return Mount{}, fail("parse mount", spec, fault.Classify(ErrInvalidArgument, err))
+	}
+	return m, nil
+}
+
+// ParseVolumeMount parses a mount of a volume in command line syntax,
+// name:target[:rw|ro]. The default mode is rw. The target is validated; whether the
+// volume exists is not checked.
+func ParseVolumeMount(spec string) (Mount, error) {
+	m := Mount{Mode: RW}
+	parts := strings.Split(spec, ":")
+	if len(parts) < 2 || len(parts) > 3 || parts[0] == "" || parts[1] == "" {
+		return Mount{}, fail("parse volume mount", spec, fault.Invalid("the format of a volume mount is %s", volumeFormat))
+	}
+	m.Volume, m.Target = parts[0], parts[1]
+	var mode error
+	if len(parts) == 3 {
+		if m.Mode = MountMode(parts[2]); m.Mode == "" {
+			mode = errors.New(`mode ""; there is rw, ro`)
+		}
+	}
+	if err := errors.Join(mode, plan.CheckMode(m.record()), plan.CheckVolume(m.Volume), plan.CheckTarget(m.Target)); err != nil {
+		return Mount{}, fail("parse volume mount", spec, fault.Classify(ErrInvalidArgument, err))
+	}
+	return m, nil
+}
+
+func (m Mount) record() record.Mount {
+	return record.Mount{Source: m.Source, Volume: m.Volume, Target: m.Target, Mode: string(m.Mode)}
+}
+
+func mountsOf(in []record.Mount) (out []Mount) {
+	for _, m := range in {
+		out = append(out, Mount{Source: m.Source, Volume: m.Volume, Target: m.Target, Mode: MountMode(m.Mode)})
+	}
+	return out
+}
+
+// A Volume contains files of sandboxes: a workspace, or a copy of a directory.
 type Volume struct {
 	Name string
 	// Role is "workspace", "rwcopy" or "fork".
 	Role string
-	// SizeBytes is what the files have, [UnknownSize] when the engine does not know.
+	// SizeBytes is the size of the files, or [UnknownSize].
 	SizeBytes int64
 	// Size is SizeBytes for people, such as "1.5 MB", or "unknown".
 	Size string
-	// Sandboxes are the names of those that mount the volume, whatever they are doing.
+	// Sandboxes are the names of the sandboxes, in any state, that mount the volume.
 	Sandboxes []string
 	CreatedAt time.Time
-	// CreatedBy says what made the volume, and Source from which directory, where that
-	// is known: "rwcopy".
+	// CreatedBy is "rwcopy" or "fork" for a copy of a directory, and Source that
+	// directory; otherwise they are empty.
 	CreatedBy, Source string
-	// InUse says that a sandbox mounts the volume, or one is being made with it.
+	// InUse means that a sandbox mounts the volume, or that one is being created with it.
 	InUse bool
-	// Orphaned says that the volume has no sandbox.
+	// Orphaned means that no sandbox uses the volume.
 	Orphaned bool
-	// Warning is not empty when the volume uses more than 10 GB of disk.
+	// Warning is not empty if the volume uses more than 10 GB of disk.
 	Warning string
 }
 
@@ -49,58 +184,57 @@ func (v Volume) State() string {
 	return "in use"
 }
 
-// A DeleteVolumeOption configures [DeleteVolume].
-type DeleteVolumeOption func(*volumeDeletion)
+// UnknownSize is the size in bytes of a volume whose size the engine does not know: -1.
+const UnknownSize int64 = -1
 
-type volumeDeletion struct{ force bool }
-
-// Force makes [DeleteVolume] delete the sandboxes that refer to the volume first; their
-// other volumes are preserved. A container that is not a sandbox is never touched.
-func Force() DeleteVolumeOption {
-	return func(d *volumeDeletion) { d.force = true }
+// ListVolumes lists the volumes that contain sandboxes' files, by name: volumes of
+// existing sandboxes, and volumes preserved from deleted ones. To measure the sizes the
+// engine reads every file of all its volumes.
+func ListVolumes(ctx context.Context) ([]Volume, error) {
+	return defaultClient().ListVolumes(ctx)
 }
 
 // ListVolumes is [ListVolumes] on the client's engine.
-func (c *Client) ListVolumes(ctx context.Context) ([]Volume, error) {
-	eng, err := c.engine(ctx)
+func (c *Client) ListVolumes(ctx context.Context) (_ []Volume, err error) {
+	defer wrap(&err, "list volumes", "")
+	l, err := c.connect(ctx)
 	if err != nil {
-		return nil, fail("list volumes", "", err)
+		return nil, err
 	}
-	all, err := look(ctx, eng)
+	all, err := l.List(ctx)
 	if err != nil {
-		return nil, fail("list volumes", "", err)
+		return nil, err
 	}
-	sizes := c.sizes(ctx, eng, all.volumes)
+	sizes := l.Sizes(ctx, all.Volumes)
 	if ctx.Err() != nil {
-		return nil, fail("list volumes", "", cancelled(ctx))
+		return nil, fault.Cancelled(ctx)
 	}
-	return all.list(eng, sizes), nil
+	return volumesOf(all, l.Engine.Now(), sizes), nil
 }
 
-// list returns the volumes with somebody's files, by name.
-func (all everything) list(eng *engine.Engine, sizes map[string]int64) []Volume {
-	refs := map[string][]string{}
-	for _, got := range all.containers {
-		rec, ok := isSandbox(got)
+// volumesOf returns the volumes that contain users' files, by name.
+func volumesOf(all store.Inventory, now time.Time, sizes map[string]int64) []Volume {
+	users := map[string][]string{}
+	for _, got := range all.Containers {
+		rec, ok := store.SandboxOf(got)
 		if !ok {
 			continue
 		}
 		for _, m := range got.Mounts {
-			if m.Type == "volume" && !slices.Contains(refs[m.Name], rec.Name) {
-				refs[m.Name] = append(refs[m.Name], rec.Name)
+			if m.Type == "volume" && !slices.Contains(users[m.Name], rec.Name) {
+				users[m.Name] = append(users[m.Name], rec.Name)
 			}
 		}
 	}
-	now := eng.Now()
 	volumes := []Volume{}
-	for _, got := range all.volumes {
+	for _, got := range all.Volumes {
 		if !record.IsData(got.Name, got.Labels) {
 			continue
 		}
-		v := describe(got, sizes)
-		v.Sandboxes = append(v.Sandboxes, refs[v.Name]...)
+		v := newVolume(got, sizes)
+		v.Sandboxes = append(v.Sandboxes, users[v.Name]...)
 		slices.Sort(v.Sandboxes)
-		maker, making := all.markers[got.Labels[record.Name]]
+		maker, making := all.Markers[got.Labels[record.Name]]
 		making = making && maker.Nonce == got.Labels[record.Nonce] && !maker.Expired(now)
 		v.InUse = len(v.Sandboxes) > 0 || making
 		v.Orphaned = !v.InUse
@@ -109,15 +243,8 @@ func (all everything) list(eng *engine.Engine, sizes map[string]int64) []Volume 
 	return volumes
 }
 
-// isSandbox reads the record of a container that is a sandbox. One that a stranger made
-// from an image of a sandbox inherits its labels, not its name.
-func isSandbox(got engine.Container) (record.Sandbox, bool) {
-	rec, ok := record.Decode(got.Labels)
-	return rec, ok && (got.Name == record.ContainerName(rec.Name) || isNext(got, rec))
-}
-
-// describe tells what a volume's labels and sizes do.
-func describe(got engine.Volume, sizes map[string]int64) Volume {
+// newVolume converts an engine's volume, with its size if sizes has it.
+func newVolume(got engine.Volume, sizes map[string]int64) Volume {
 	v := Volume{
 		Name: got.Name, Role: got.Labels[record.Role], Sandboxes: []string{},
 		CreatedAt: got.CreatedAt, CreatedBy: got.Labels[record.CreatedBy], Source: got.Labels[record.Source],
@@ -125,7 +252,7 @@ func describe(got engine.Volume, sizes map[string]int64) Volume {
 	if v.Role == "" {
 		v.Role = record.RoleWorkspace
 	}
-	// The engine's own time moves when files are written on older ones.
+	// On older engines the engine's time changes when files are written.
 	if t, err := time.Parse(time.RFC3339Nano, got.Labels[record.CreatedAt]); err == nil {
 		v.CreatedAt = t
 	}
@@ -144,231 +271,298 @@ func (v *Volume) setSize(n int64) {
 	}
 }
 
-// findVolume returns a volume that a caller named.
-func findVolume(ctx context.Context, eng *engine.Engine, name string) (engine.Volume, error) {
-	v, err := eng.InspectVolume(ctx, name)
+// largeVolume is the largest size of a volume without a warning.
+const largeVolume = 10 << 30
+
+// sizeText formats a size for people: base 1024, one decimal.
+func sizeText(n int64) string {
 	switch {
-	case errors.Is(err, engine.ErrNotFound):
-		return v, fmt.Errorf("%w: there is no volume %s", ErrVolumeNotFound, name)
-	case err != nil:
-		return v, err
-	case !record.IsData(v.Name, v.Labels):
-		return v, fmt.Errorf("%w: volume %s is not tracked: it is not a sandbox volume", ErrVolumeNotFound, name)
-	case v.Driver != "" && v.Driver != "local":
-		return v, classify(ErrUnsupported, fmt.Errorf("volume %s has driver %q, and only local ones can be used", name, v.Driver))
+	case n < 0:
+		return "unknown"
+	case n < 1024:
+		return fmt.Sprintf("%d B", n)
 	}
-	return v, nil
-}
-
-// volumeUsers is who mounts a volume.
-type volumeUsers struct {
-	sandboxes []record.Sandbox
-	running   bool     // one of them is
-	foreign   []string // containers that are not ours
-	leaving   int      // containers that are about to go: helpers, and what is being removed
-	maker     string   // the sandbox that it is being made for, or deleted with
-}
-
-func usersOf(ctx context.Context, eng *engine.Engine, volume string) (u volumeUsers, err error) {
-	list, err := eng.ListContainers(ctx, engine.Filter{Volume: volume})
-	if err != nil {
-		return u, err
-	}
-	for _, got := range list {
-		rec, ok := isSandbox(got)
-		switch {
-		case got.State == engine.StateRemoving, record.Is(got.Labels, record.RoleHelper), isUnfinished(got):
-			u.leaving++
-		case ok:
-			// Two, while one container takes the place of another.
-			if !slices.ContainsFunc(u.sandboxes, func(s record.Sandbox) bool { return s.ID == rec.ID }) {
-				u.sandboxes = append(u.sandboxes, rec)
-			}
-			u.running = u.running || got.State == engine.StateRunning || got.State == engine.StatePaused || got.State == engine.StateRestarting
-		default:
-			u.foreign = append(u.foreign, got.Name)
+	size := float64(n)
+	for _, unit := range []string{"KB", "MB", "GB", "TB"} {
+		size /= 1024
+		if size < 1023.95 { // larger would print as 1024.0
+			return fmt.Sprintf("%.1f %s", size, unit)
 		}
 	}
-	slices.SortFunc(u.sandboxes, func(a, b record.Sandbox) int { return strings.Compare(a.Name, b.Name) })
-	return u, nil
+	return fmt.Sprintf("%.1f PB", size/1024)
 }
 
-// withMaker looks for who is making the volume's sandbox, or deleting it.
-func (u *volumeUsers) withMaker(ctx context.Context, eng *engine.Engine, v engine.Volume) error {
-	name := v.Labels[record.Name]
-	if !record.ValidName(name) {
-		return nil
-	}
-	m, found, err := record.Look(ctx, eng, name)
-	var foreign *record.ForeignError
-	if errors.As(err, &foreign) {
-		return nil
-	}
-	if err == nil && found && m.Nonce == v.Labels[record.Nonce] && !m.Expired(eng.Now()) {
-		u.maker = name
-	}
-	return err
-}
-
-func (u *volumeUsers) names() []string {
-	var names []string
-	for _, s := range u.sandboxes {
-		names = append(names, s.Name)
-	}
-	return names
-}
-
-// inUse is an ErrVolumeInUse with a text of its own: not every user is running.
-type inUse struct{ text string }
-
-func (e *inUse) Error() string { return e.text }
-func (e *inUse) Unwrap() error { return ErrVolumeInUse }
-
-// refuse says who keeps a volume from being deleted.
-func (u *volumeUsers) refuse(volume string) error {
-	names := strings.Join(u.names(), ", ")
-	switch {
-	case len(u.foreign) > 0:
-		return &inUse{fmt.Sprintf("volume %s is used by container %s, which is not a sandbox", volume, strings.Join(u.foreign, ", "))}
-	case u.running:
-		return fmt.Errorf("%w: volume %s is referenced by sandboxes %s", ErrVolumeInUse, volume, names)
-	case names != "":
-		return &inUse{fmt.Sprintf("volume %s is referenced by sandboxes %s", volume, names)}
-	case u.maker != "":
-		return &inUse{fmt.Sprintf("volume %s belongs to sandbox %s, which is being made or deleted", volume, u.maker)}
-	}
-	return nil
+// DeleteVolume deletes a volume of [ListVolumes] permanently. While sandboxes mount it,
+// running or not, the error is [ErrVolumeInUse], unless [Force] is given; while another
+// container does, always. The report lists the volume, and the other volumes of the
+// sandboxes that were deleted.
+func DeleteVolume(ctx context.Context, name string, opts ...DeleteVolumeOption) (DeleteReport, error) {
+	return defaultClient().DeleteVolume(ctx, name, opts...)
 }
 
 // DeleteVolume is [DeleteVolume] on the client's engine.
-func (c *Client) DeleteVolume(ctx context.Context, name string, opts ...DeleteVolumeOption) (DeleteReport, error) {
-	var d volumeDeletion
-	for _, o := range opts {
-		if o != nil {
-			o(&d)
-		}
+func (c *Client) DeleteVolume(ctx context.Context, name string, opts ...DeleteVolumeOption) (_ DeleteReport, err error) {
+	defer wrap(&err, "delete volume", name)
+	d := collect(opts)
+	if err := plan.CheckVolume(name); err != nil {
+		return DeleteReport{}, fault.Classify(ErrInvalidArgument, err)
 	}
-	if err := checkVolume(name); err != nil {
-		return DeleteReport{}, fail("delete volume", name, classify(ErrInvalidArgument, err))
-	}
-	eng, err := c.engine(ctx)
+	l, err := c.connect(ctx)
 	if err != nil {
-		return DeleteReport{}, fail("delete volume", name, err)
+		return DeleteReport{}, err
 	}
-	report, err := c.deleteVolume(ctx, eng, name, d.force)
-	return report, fail("delete volume", name, err)
+	outcomes, sandboxes, err := l.DeleteVolume(ctx, name, d.force)
+	return deleteReport(outcomes, sandboxes), err
 }
 
-func (c *Client) deleteVolume(ctx context.Context, eng *engine.Engine, name string, force bool) (report DeleteReport, err error) {
-	report.Volumes = []VolumeOutcome{}
-	v, err := findVolume(ctx, eng, name)
+// A DeleteVolumeOption configures [DeleteVolume].
+type DeleteVolumeOption func(*volumeDeletion)
+
+type volumeDeletion struct{ force bool }
+
+// Force makes [DeleteVolume] first delete the sandboxes that mount the volume; their
+// other volumes are preserved. It never deletes a container that is not a sandbox.
+func Force() DeleteVolumeOption {
+	return func(d *volumeDeletion) { d.force = true }
+}
+
+// DeleteReport lists what a deletion did with each volume, in a stable order.
+type DeleteReport struct {
+	Volumes []VolumeOutcome
+	// Sandboxes are the names of the sandboxes that [DeleteVolume] deleted because of
+	// [Force].
+	Sandboxes []string
+}
+
+// String returns one line for each volume.
+func (r DeleteReport) String() string {
+	lines := make([]string, len(r.Volumes))
+	for i, o := range r.Volumes {
+		lines[i] = o.String()
+	}
+	return strings.Join(lines, "\n")
+}
+
+func deleteReport(outcomes []store.Outcome, sandboxes []string) DeleteReport {
+	r := DeleteReport{Volumes: []VolumeOutcome{}, Sandboxes: sandboxes}
+	for _, o := range outcomes {
+		r.Volumes = append(r.Volumes, VolumeOutcome(o))
+	}
+	return r
+}
+
+// VolumeOutcome says what a deletion did with one volume.
+type VolumeOutcome struct {
+	Name   string
+	Status string // "preserved", "deleted" or "delete-failed"
+	Reason string // one line; may be empty unless the deletion failed
+}
+
+// The values of [VolumeOutcome.Status].
+const (
+	VolumePreserved    = store.Preserved
+	VolumeDeleted      = store.Deleted
+	VolumeDeleteFailed = store.DeleteFailed
+)
+
+func (o VolumeOutcome) String() string {
+	reason := strings.Join(strings.Fields(o.Reason), " ")
+	switch {
+	case o.Status == VolumeDeleteFailed:
+		return fmt.Sprintf("volume %s: delete failed: %s", o.Name, reason)
+	case reason != "":
+		return fmt.Sprintf("volume %s: %s (%s)", o.Name, o.Status, reason)
+	}
+	return fmt.Sprintf("volume %s: %s", o.Name, o.Status)
+}
+
+// OrphanedVolumes lists the volumes that no sandbox uses. It changes nothing.
+func OrphanedVolumes(ctx context.Context) ([]Volume, error) {
+	return defaultClient().OrphanedVolumes(ctx)
+}
+
+// OrphanedVolumes is [OrphanedVolumes] on the client's engine.
+func (c *Client) OrphanedVolumes(ctx context.Context) (_ []Volume, err error) {
+	defer wrap(&err, "list orphaned volumes", "")
+	l, err := c.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return orphanedVolumes(ctx, l, &cleanupSettings{})
+}
+
+// orphanedVolumes returns the orphaned volumes that want selects, with their sizes.
+func orphanedVolumes(ctx context.Context, l *lifecycle.Client, want *cleanupSettings) ([]Volume, error) {
+	all, err := l.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	now := l.Engine.Now()
+	orphans := slices.DeleteFunc(volumesOf(all, now, nil), func(v Volume) bool { return !want.wants(v, now) })
+	if len(orphans) == 0 {
+		return orphans, nil
+	}
+	is := func(v engine.Volume) bool {
+		return slices.ContainsFunc(orphans, func(o Volume) bool { return o.Name == v.Name })
+	}
+	sizes := l.Sizes(ctx, slices.DeleteFunc(all.Volumes, func(v engine.Volume) bool { return !is(v) }))
+	if ctx.Err() != nil {
+		return nil, fault.Cancelled(ctx)
+	}
+	for i, v := range orphans {
+		if n, known := sizes[v.Name]; known {
+			orphans[i].setSize(n)
+		}
+	}
+	return orphans, nil
+}
+
+// CleanupOrphanedVolumes removes the volumes of [OrphanedVolumes] permanently, including
+// volumes that a deletion preserved. Options restrict it. If one can't be removed the
+// others still are. The report lists each, also if there is an error.
+func CleanupOrphanedVolumes(ctx context.Context, opts ...CleanupOption) (CleanupReport, error) {
+	return defaultClient().CleanupOrphanedVolumes(ctx, opts...)
+}
+
+// CleanupOrphanedVolumes is [CleanupOrphanedVolumes] on the client's engine.
+func (c *Client) CleanupOrphanedVolumes(ctx context.Context, opts ...CleanupOption) (report CleanupReport, err error) {
+	defer wrap(&err, "clean up volumes", "")
+	want := collect(opts)
+	report = CleanupReport{Removed: []string{}, Failed: []VolumeOutcome{}, DryRun: want.dryRun}
+	if err := errors.Join(want.problems...); err != nil {
+		return report, err
+	}
+	l, err := c.connect(ctx)
 	if err != nil {
 		return report, err
 	}
-	outcome := VolumeOutcome{Name: name, Status: VolumeDeleted}
-	defer func() {
-		if err != nil {
-			outcome.Status, outcome.Reason = VolumeDeleteFailed, err.Error()
-		}
-		report.Volumes = append([]VolumeOutcome{outcome}, report.Volumes...)
-	}()
-	users, err := usersOf(ctx, eng, name)
-	if err == nil {
-		err = users.withMaker(ctx, eng, v)
-	}
+	return report, cleanUp(ctx, l, &want, &report)
+}
+
+func cleanUp(ctx context.Context, l *lifecycle.Client, want *cleanupSettings, report *CleanupReport) error {
+	orphans, err := orphanedVolumes(ctx, l, want)
 	if err != nil {
-		return report, err
+		return err
 	}
-	doomed := users.sandboxes
-	if force && users.maker == "" {
-		users.sandboxes, users.running = nil, false
-	}
-	if err := users.refuse(name); err != nil {
-		return report, err
-	}
-	for _, rec := range doomed {
-		r, err := c.delete(ctx, eng, rec, keepVolumes)
-		if err != nil && !errors.Is(err, ErrNotFound) {
-			err = fmt.Errorf("delete sandbox %s: %w", rec.Name, err)
-			if len(report.Sandboxes) > 0 {
-				err = fmt.Errorf("%w; already deleted: %s", err, strings.Join(report.Sandboxes, ", "))
-			}
-			return report, err
-		}
-		if err == nil {
-			report.Sandboxes = append(report.Sandboxes, rec.Name)
-		}
-		for _, o := range r.Volumes {
-			if o.Name != name && !slices.ContainsFunc(report.Volumes, func(p VolumeOutcome) bool { return p.Name == o.Name }) {
-				report.Volumes = append(report.Volumes, o)
-			}
+	if want.confirm != nil {
+		if err := want.confirm(slices.Clone(orphans)); err != nil {
+			return fmt.Errorf("not confirmed: %w", err)
 		}
 	}
-	return report, removeUnused(ctx, eng, name)
-}
-
-// dropOverlay removes what a volume that is gone kept elsewhere, if it stood on a
-// snapshot's files, and those too if it was the last and there is no such snapshot: what
-// [ForkN] made for its forks to share. What it can't the next sweep does.
-func dropOverlay(ctx context.Context, eng *engine.Engine, name string) {
-	if !record.ValidVolume(name) {
-		return // no data
-	}
-	upper, work := record.OverlayNames(name)
-	stood := false
-	for _, part := range []string{upper, work} {
-		if v, err := eng.InspectVolume(ctx, part); err == nil && record.Is(v.Labels, record.RoleOverlay) {
-			eng.RemoveVolume(ctx, part, false)
-			stood = true
+	var errs []error
+	for _, v := range orphans {
+		var err error
+		if !want.dryRun {
+			err = l.RemoveUnusedVolume(ctx, v.Name)
 		}
-	}
-	if !stood {
-		return
-	}
-	if all, err := look(ctx, eng); err == nil {
-		for id, nonce := range all.unshared(eng.Now()) {
-			clearFrozen(ctx, eng, id, nonce)
-		}
-	}
-}
-
-// removeUnused removes a volume on which the engine has the last word: somebody may have
-// come to use it since we looked, or have removed it.
-//
-// The engine deletes the files with its lock on all volumes held, so that others' calls
-// may wait: 2 s for 50,000 files on 20.10. Emptying the volume in a helper before would
-// spare them that, but only the engine's removal is one with its look for users. Who came
-// to use the volume in between would keep it, and not the files.
-func removeUnused(ctx context.Context, eng *engine.Engine, name string) error {
-	lost := 0 // replies
-	for try := 0; ; try++ {
-		_, err := settle(ctx, func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, eng.RemoveVolume(ctx, name, false)
-		})
 		switch {
-		case err == nil, errors.Is(err, engine.ErrNotFound) && lost > 0:
-			dropOverlay(ctx, eng, name)
-			return nil
-		case errors.Is(err, engine.ErrNotFound):
-			return fmt.Errorf("%w: somebody else removed %s", ErrVolumeNotFound, name)
-		case errors.Is(err, engine.ErrUnavailable) && lost < 3:
-			lost++
-		case !errors.Is(err, engine.ErrConflict):
-			return err
-		default:
-			users, e := usersOf(ctx, eng, name)
-			if e != nil {
-				return e
+		case errors.Is(err, ErrVolumeNotFound):
+			continue // another process removed it
+		case err != nil:
+			report.Failed = append(report.Failed, VolumeOutcome{v.Name, VolumeDeleteFailed, err.Error()})
+			errs = append(errs, fmt.Errorf("volume %s: %w", v.Name, err))
+			if ctx.Err() != nil {
+				return errors.Join(errs...)
 			}
-			if e := users.refuse(name); e != nil {
-				return e
-			}
-			if try > 20 && users.leaving == 0 || try > 600 {
-				return &inUse{fmt.Sprintf("volume %s: %v", name, err)}
-			}
+			continue
 		}
-		if err := pause(ctx, stillThere); err != nil {
-			return err
-		}
+		report.Removed = append(report.Removed, v.Name)
+		report.FreedBytes += max(v.SizeBytes, 0)
 	}
+	return errors.Join(errs...)
+}
+
+// A CleanupOption restricts [CleanupOrphanedVolumes].
+type CleanupOption func(*cleanupSettings)
+
+type cleanupSettings struct {
+	roles, names []string // nil selects all, empty none
+	minAge       time.Duration
+	dryRun       bool
+	confirm      func([]Volume) error
+	problems     []error
+}
+
+func (c *cleanupSettings) wants(v Volume, now time.Time) bool {
+	return v.Orphaned &&
+		(c.roles == nil || slices.Contains(c.roles, v.Role)) &&
+		(c.names == nil || slices.Contains(c.names, v.Name)) &&
+		now.Sub(v.CreatedAt) >= c.minAge
+}
+
+// CleanupRoles restricts the clean-up to volumes of these roles, such as "rwcopy".
+// Without arguments nothing is removed.
+func CleanupRoles(roles ...string) CleanupOption {
+	roles = slices.Clone(roles)
+	return func(c *cleanupSettings) {
+		for _, r := range roles {
+			if r != "workspace" && r != "rwcopy" && r != "fork" {
+				c.problems = append(c.problems, fault.Invalid("role %q; there is workspace, rwcopy, fork", r))
+			}
+		}
+		c.roles = append(append([]string{}, c.roles...), roles...)
+	}
+}
+
+// CleanupNames restricts the clean-up to volumes of these names. Without arguments
+// nothing is removed.
+func CleanupNames(names ...string) CleanupOption {
+	names = slices.Clone(names)
+	return func(c *cleanupSettings) {
+		for _, n := range names {
+			if err := plan.CheckVolume(n); err != nil {
+				c.problems = append(c.problems, fault.Classify(ErrInvalidArgument, err))
+			}
+		}
+		c.names = append(append([]string{}, c.names...), names...)
+	}
+}
+
+// CleanupMinAge restricts the clean-up to volumes that were created at least d ago.
+func CleanupMinAge(d time.Duration) CleanupOption {
+	return func(c *cleanupSettings) {
+		if d < 0 {
+			c.problems = append(c.problems, fault.Invalid("CleanupMinAge: %v is negative", d))
+		}
+		c.minAge = d
+	}
+}
+
+// CleanupDryRun reports what the clean-up would remove, and removes nothing.
+func CleanupDryRun() CleanupOption {
+	return func(c *cleanupSettings) { c.dryRun = true }
+}
+
+// CleanupConfirm calls fn with the volumes that are about to be removed. If fn returns an
+// error nothing is removed, and the call returns that error.
+func CleanupConfirm(fn func([]Volume) error) CleanupOption {
+	return func(c *cleanupSettings) { c.confirm = fn }
+}
+
+// CleanupReport lists what a clean-up did.
+type CleanupReport struct {
+	// Removed are the names of the removed volumes; of a dry run, those that would be
+	// removed.
+	Removed []string
+	// FreedBytes is the size of their files, without volumes of unknown size.
+	FreedBytes int64
+	// Failed are the volumes that could not be removed, and why.
+	Failed []VolumeOutcome
+	DryRun bool
+}
+
+// String returns one line for each volume.
+func (r CleanupReport) String() string {
+	var lines []string
+	for _, name := range r.Removed {
+		status := VolumeDeleted
+		if r.DryRun {
+			status = "would be deleted"
+		}
+		lines = append(lines, VolumeOutcome{Name: name, Status: status}.String())
+	}
+	for _, o := range r.Failed {
+		lines = append(lines, o.String())
+	}
+	return strings.Join(lines, "\n")
 }

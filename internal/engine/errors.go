@@ -71,9 +71,9 @@ func (e *RemovalInProgressError) Error() string {
 // Is reports whether target is [ErrConflict].
 func (e *RemovalInProgressError) Is(target error) bool { return target == ErrConflict }
 
-// Insist calls fn, and again up to four times within a second while it fails with
+// Retry calls fn, and again up to four times within a second while it fails with
 // [ErrUnavailable].
-func Insist(ctx context.Context, fn func() error) error {
+func Retry(ctx context.Context, fn func() error) error {
 	for wait := 50 * time.Millisecond; ; wait *= 2 {
 		err := fn()
 		if !errors.Is(err, ErrUnavailable) || wait > 400*time.Millisecond {

@@ -59,9 +59,9 @@ func (e *Engine) Info(ctx context.Context) (Info, error) {
 	return i, nil
 }
 
-// Networks lists the networks, and reports only whether the engine answered: engines up to
+// CheckNetworks lists the networks, and reports only whether the engine answered: engines up to
 // 20.10.26 can deadlock (moby#46661), and then still answer other calls.
-func (e *Engine) Networks(ctx context.Context) error {
+func (e *Engine) CheckNetworks(ctx context.Context) error {
 	var networks []struct{}
 	return e.fail(ctx, e.get(ctx, "/networks", &networks))
 }

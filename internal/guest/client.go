@@ -27,7 +27,7 @@ type Conn struct {
 	ssh ssh.Conn
 	rw  io.Closer
 
-	slow func(context.Context) // see OnSilence
+	slow func(context.Context) // see OnSlowAnswer
 
 	done chan struct{} // closed once err is set
 	err  error
@@ -175,9 +175,9 @@ func (c *Conn) spawn(f func()) bool {
 	return true
 }
 
-// OnSilence sets fn to be called by each call that has waited for the guest's answer for a
+// OnSlowAnswer sets fn to be called by each call that has waited for the guest's answer for a
 // second, before it waits on. Set it before the connection is used.
-func (c *Conn) OnSilence(fn func(context.Context)) { c.slow = fn }
+func (c *Conn) OnSlowAnswer(fn func(context.Context)) { c.slow = fn }
 
 // slowAnswer is how long a call waits for an answer before it calls reportSlow.
 const slowAnswer = time.Second

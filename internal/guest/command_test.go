@@ -759,7 +759,7 @@ func TestEmbeddedBinaries(t *testing.T) {
 func TestSilenceOfAFrozenGuest(t *testing.T) {
 	t.Parallel()
 	conn, cmd := serve(t)
-	conn.OnSilence(func(context.Context) {
+	conn.OnSlowAnswer(func(context.Context) {
 		if err := cmd.Process.Signal(unix.SIGCONT); err != nil {
 			t.Error(err)
 		}

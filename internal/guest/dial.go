@@ -153,8 +153,8 @@ func (d *dialed) explain(err error) error {
 	return syscall.ECONNRESET
 }
 
-// Listens reports whether a process inside accepts connections on a TCP port.
-func (c *Conn) Listens(ctx context.Context, port uint16) (bool, error) {
+// PortListens reports whether a process inside accepts connections on a TCP port.
+func (c *Conn) PortListens(ctx context.Context, port uint16) (bool, error) {
 	extra, err := json.Marshal(wire.Listens{Port: port})
 	if err != nil {
 		return false, err

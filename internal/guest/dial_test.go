@@ -250,7 +250,7 @@ func TestListensTellsWithoutConnecting(t *testing.T) {
 	c, _ := serve(t)
 	l := listener(t, "tcp")
 	port := uint16(l.Addr().(*net.TCPAddr).Port)
-	if got, err := c.Listens(context.Background(), port); !got || err != nil {
+	if got, err := c.PortListens(context.Background(), port); !got || err != nil {
 		t.Errorf("Listens(%d) = %v, %v, want true", port, got, err)
 	}
 	l.(*net.TCPListener).SetDeadline(time.Now().Add(50 * time.Millisecond))
@@ -259,7 +259,7 @@ func TestListensTellsWithoutConnecting(t *testing.T) {
 		t.Error("Listens made a connection, which a server of one client would take for its own")
 	}
 	l.Close()
-	if got, err := c.Listens(context.Background(), port); got || err != nil {
+	if got, err := c.PortListens(context.Background(), port); got || err != nil {
 		t.Errorf("Listens(%d) after the listener was closed = %v, %v, want false", port, got, err)
 	}
 }

@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "e0cd862ebf7dcb8f3b7f296c25e294c2bf6f319ff6371b8ee24ba348608e5358", size: 9867390},
-	"arm64": {sha256: "b0f4b0e0066289ad5214248a74ff1a65de3888b40dc24fe4988e998c42af7db8", size: 9175166},
+	"amd64": {sha256: "d4a3b820fdb75a256ba01578e56092966cf5d3bff12a0d86bceba9a51a0f0264", size: 9871486},
+	"arm64": {sha256: "cbd1d28e04cdfc1c4092ee41c3db000fd22b62a472a7cbd8851c9ac962254281", size: 9175166},
 }

@@ -18,10 +18,10 @@ func (r Sandbox) Network() Network {
 	return Network{Policy: r.Settings.Network, Version: 1}
 }
 
-// Unbegun reports whether PID 1 of the session that started then may still hold the main
+// StartPending reports whether PID 1 of the session that started then may still hold the main
 // process back, until a client releases it. Whoever makes a sandbox releases its first
 // session; a revision records the release of later ones.
-func (r Sandbox) Unbegun(started time.Time) bool {
+func (r Sandbox) StartPending(started time.Time) bool {
 	s := r.Revision.Changes.Session
 	return len(r.Settings.Command) > 0 && r.Settings.Network != "" && (s == nil || !s.StartedAt.Equal(started))
 }

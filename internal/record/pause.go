@@ -18,9 +18,9 @@ func TryPause(ctx context.Context, v Volumes, r Sandbox, nonce, holder string) (
 	return TryClaim(ctx, v, r.Name+paused, nonce, holder)
 }
 
-// LookPause returns the pause marker of the sandbox of that name, if there is one.
-func LookPause(ctx context.Context, v Volumes, name string) (m Marker, found bool, err error) {
-	return Look(ctx, v, name+paused)
+// FindPause returns the pause marker of the sandbox of that name, if there is one.
+func FindPause(ctx context.Context, v Volumes, name string) (m Marker, found bool, err error) {
+	return FindMarker(ctx, v, name+paused)
 }
 
 // Pauses returns the name and creation nonce of the sandbox that a marker's holder has

@@ -208,8 +208,8 @@ func dropRenewals(ctx context.Context, v Volumes, name, nonce string) error {
 	return errors.Join(errs...)
 }
 
-// Look returns the marker of name, if there is one.
-func Look(ctx context.Context, v Volumes, name string) (m Marker, found bool, err error) {
+// FindMarker returns the marker of name, if there is one.
+func FindMarker(ctx context.Context, v Volumes, name string) (m Marker, found bool, err error) {
 	got, err := v.InspectVolume(ctx, markerName(name))
 	if errors.Is(err, engine.ErrNotFound) {
 		return m, false, nil
@@ -257,8 +257,8 @@ func Markers(vols []engine.Volume) []Marker {
 	return ms
 }
 
-// Stray returns the names of expired renewals without a marker, and of expired takeovers.
-func Stray(vols []engine.Volume, now time.Time) []string {
+// ExpiredLeftovers returns the names of expired renewals without a marker, and of expired takeovers.
+func ExpiredLeftovers(vols []engine.Volume, now time.Time) []string {
 	held := map[string]bool{}
 	for _, m := range Markers(vols) {
 		held[m.Name+" "+m.Nonce] = true
@@ -304,7 +304,7 @@ func TakeOver(ctx context.Context, v Volumes, dead Marker, nonce, holder string,
 		}
 		return nil
 	}
-	m, found, err := Look(ctx, v, dead.Name)
+	m, found, err := FindMarker(ctx, v, dead.Name)
 	if err != nil || !found || m.Nonce != dead.Nonce || !m.Expired(v.Now()) {
 		return err
 	}

@@ -108,7 +108,7 @@ func TestLivingCreatorKeepsItsClaim(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(20 * record.Lease) // in the bubble's own time
-		got, found, err := record.Look(t.Context(), m, "x")
+		got, found, err := record.FindMarker(t.Context(), m, "x")
 		if err != nil || !found || got.Expired(m.Now()) {
 			t.Errorf("after 20 leases Look = %+v, %v, %v; want one that has not expired", got, found, err)
 		}
@@ -134,7 +134,7 @@ func TestDeadCreatorIsTakenOverOnce(t *testing.T) {
 		time.Sleep(3 * record.Lease) // it was renewed before it died
 		c.Stop()
 		time.Sleep(record.Lease + time.Second)
-		dead, found, err := record.Look(t.Context(), m, "x")
+		dead, found, err := record.FindMarker(t.Context(), m, "x")
 		if err != nil || !found || !dead.Expired(m.Now()) {
 			t.Fatalf("Look = %+v, %v, %v; want an expired one", dead, found, err)
 		}
@@ -179,7 +179,7 @@ func TestStaleTakeoverLeavesTheNextCreator(t *testing.T) {
 		if err != nil {
 			t.Errorf("TakeOver = %v", err)
 		}
-		if got, found, _ := record.Look(t.Context(), m, "x"); !found || got.Nonce != "new" {
+		if got, found, _ := record.FindMarker(t.Context(), m, "x"); !found || got.Nonce != "new" {
 			t.Errorf("Look = %+v, %v; want the new creator's", got, found)
 		}
 	})
@@ -189,7 +189,7 @@ func TestFailedClearKeepsTheMarker(t *testing.T) {
 	m := newMemory()
 	m.CreateVolume(t.Context(), "agent-sandbox-pending.x", map[string]string{record.Managed: "true",
 		record.Role: record.RolePending, record.Name: "x", record.Nonce: "dead"})
-	dead, _, _ := record.Look(t.Context(), m, "x")
+	dead, _, _ := record.FindMarker(t.Context(), m, "x")
 	want := errors.New("stuck")
 	if err := record.TakeOver(t.Context(), m, dead, "n", "", func(context.Context) error { return want }); !errors.Is(err, want) {
 		t.Errorf("TakeOver = %v, want %v", err, want)
@@ -225,11 +225,11 @@ func TestStrayRenewalsAreFound(t *testing.T) {
 			t.Fatal(err)
 		}
 		vols, _ := m.ListVolumes(t.Context())
-		if stray := record.Stray(vols, m.Now()); len(stray) != 0 {
+		if stray := record.ExpiredLeftovers(vols, m.Now()); len(stray) != 0 {
 			t.Errorf("Stray = %v while the lease may still be somebody's", stray)
 		}
 		time.Sleep(2 * record.Lease)
-		if stray := record.Stray(vols, m.Now()); !slices.Equal(stray, m.names()) || len(stray) == 0 {
+		if stray := record.ExpiredLeftovers(vols, m.Now()); !slices.Equal(stray, m.names()) || len(stray) == 0 {
 			t.Errorf("Stray = %v, want %v", stray, m.names())
 		}
 	})

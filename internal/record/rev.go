@@ -97,9 +97,9 @@ func (r Sandbox) ExpiresAt(started time.Time) time.Time {
 	return time.Time{}
 }
 
-// Untold reports whether PID 1 of the session that started then may still have the timeouts
+// TimeoutsPending reports whether PID 1 of the session that started then may still have the timeouts
 // that the container was made with, and not the changed ones.
-func (r Sandbox) Untold(started time.Time) bool {
+func (r Sandbox) TimeoutsPending(started time.Time) bool {
 	c := r.Revision.Changes
 	if c.Session != nil && c.Session.StartedAt.Equal(started) {
 		return false
@@ -123,9 +123,9 @@ func (m Mount) Same(o Mount) bool {
 	return m.Source == o.Source && m.Target == o.Target && m.Mode == o.Mode && (m.Source != "" || m.Volume == o.Volume)
 }
 
-// Folded returns r for a new container, with all changes but those of mounts moved into its
+// Merged returns r for a new container, with all changes but those of mounts moved into its
 // settings.
-func (r Sandbox) Folded() Sandbox {
+func (r Sandbox) Merged() Sandbox {
 	c, s := r.Revision.Changes, &r.Settings
 	s.TimeoutMS, s.StopTimeoutMS = r.Timeout().Milliseconds(), r.StopTimeout().Milliseconds()
 	if c.Ports != nil {
@@ -251,7 +251,7 @@ func (r Sandbox) commit(ctx context.Context, v Volumes, rev Revision) error {
 	name := revisionName(r.ID, rev.N)
 	var got engine.Volume
 	// Safe to repeat when a reply is lost: creating the volume again returns it.
-	err = engine.Insist(ctx, func() (err error) {
+	err = engine.Retry(ctx, func() (err error) {
 		got, err = v.CreateVolume(ctx, name, labels)
 		return err
 	})
@@ -278,7 +278,7 @@ func (r Sandbox) commit(ctx context.Context, v Volumes, rev Revision) error {
 // are higher ones, and the next does not follow this one.
 func (r Sandbox) confirm(ctx context.Context, v Volumes, rev Revision) error {
 	var all []engine.Volume
-	err := engine.Insist(ctx, func() (err error) {
+	err := engine.Retry(ctx, func() (err error) {
 		all, err = revisions(ctx, v, r.ID)
 		return err
 	})
@@ -349,9 +349,9 @@ func DropRevisionsOf(ctx context.Context, v Volumes, nonce string) error {
 	return errors.Join(errs...)
 }
 
-// StrayRevisions returns the names of those revisions among vols that belong to no
+// OrphanedRevisions returns the names of those revisions among vols that belong to no
 // sandbox in alive, a set of creation nonces, and are older than age.
-func StrayRevisions(vols []engine.Volume, alive map[string]bool, now time.Time, age time.Duration) []string {
+func OrphanedRevisions(vols []engine.Volume, alive map[string]bool, now time.Time, age time.Duration) []string {
 	var names []string
 	for _, v := range vols {
 		if !Is(v.Labels, RoleRevision) || !OurName(v.Name) || alive[v.Labels[Of]] {

@@ -195,7 +195,7 @@ func TestStrayRevisionsAreOldAndOfNobody(t *testing.T) {
 		after time.Duration
 		want  int
 	}{{nil, 2 * time.Minute, 1}, {nil, 0, 0}, {map[string]bool{"made": true}, 2 * time.Minute, 0}} {
-		if got := record.StrayRevisions(vols, test.alive, m.Now().Add(test.after), time.Minute); len(got) != test.want {
+		if got := record.OrphanedRevisions(vols, test.alive, m.Now().Add(test.after), time.Minute); len(got) != test.want {
 			t.Errorf("alive %v, %v later: %v", test.alive, test.after, got)
 		}
 	}
@@ -219,8 +219,8 @@ func TestExpiryOfASession(t *testing.T) {
 		"a session's no":  {record.Changes{Session: &record.Session{StartedAt: began}}, time.Time{}, false},
 	} {
 		r := someSandbox().With(record.Revision{N: 1, Changes: test.changes})
-		if got := r.ExpiresAt(began); !got.Equal(test.want) || r.Untold(began) != test.untold {
-			t.Errorf("%s: expires at %v, untold %v; want %v, %v", what, got, r.Untold(began), test.want, test.untold)
+		if got := r.ExpiresAt(began); !got.Equal(test.want) || r.TimeoutsPending(began) != test.untold {
+			t.Errorf("%s: expires at %v, untold %v; want %v, %v", what, got, r.TimeoutsPending(began), test.want, test.untold)
 		}
 	}
 }

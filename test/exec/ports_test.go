@@ -33,8 +33,8 @@ func TestWrongPortsAreRefusedBeforeAnyEngineCall(t *testing.T) {
 		"nought":           {[]int{0}, 0, []string{"0 is not a port"}},
 		"below nought":     {[]int{-80}, 0, []string{"-80 is not a port"}},
 		"too high":         {[]int{70000}, 0, []string{"70000 is not a port"}},
-		"twice":            {[]int{80, 81, 80}, 0, []string{"80 is there twice"}},
-		"all at once":      {[]int{0, 70000, 80, 80, 81}, 0, []string{"0 is not", "70000 is not", "80 is there twice", "5 ports"}},
+		"twice":            {[]int{80, 81, 80}, 0, []string{"duplicate port 80"}},
+		"all at once":      {[]int{0, 70000, 80, 80, 81}, 0, []string{"0 is not", "70000 is not", "duplicate port 80", "5 ports"}},
 	} {
 		// There is no engine: whoever calls one fails in another way.
 		c := harness.Unconnected(t, sandbox.WithHost("unix:///nowhere.sock"), sandbox.WithLimits(sandbox.Limits{Ports: test.limit}))

@@ -492,7 +492,7 @@ func TestCreateSurvivesAFaultInAnyCall(t *testing.T) {
 
 // Shows 3, X9.
 func TestCreateOfAnUnnamedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsAtEvery(t, 2, creation(unnamed, create))
+	testFaultsAtEvery(t, 3, creation(unnamed, create))
 }
 
 // Shows 3, E85: with a main process and an OnCreate that runs a command.
@@ -503,7 +503,7 @@ func TestCreateWithOnCreateSurvivesAFaultInAnyCallSoak(t *testing.T) {
 
 // Shows 3; S2.2, E84.
 func TestGetOrCreateOfAnAbsentSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsAtEvery(t, 2, creation(plain, func(ctx context.Context, x *trial, opts []sandbox.CreateOption) (*sandbox.Sandbox, error) {
+	testFaultsAtEvery(t, 3, creation(plain, func(ctx context.Context, x *trial, opts []sandbox.CreateOption) (*sandbox.Sandbox, error) {
 		return x.c.GetOrCreate(ctx, x.name, opts...)
 	}))
 }
@@ -547,22 +547,22 @@ func getOrCreate(ctx context.Context, x *trial) (*sandbox.Sandbox, error) {
 
 // Shows 3; S2.1.
 func TestGetOfAStoppedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, getting(sandbox.StateStopped, get))
+	testFaultsAtEvery(t, 2, getting(sandbox.StateStopped, get))
 }
 
 // Shows 3; S2.1.
 func TestGetOfARunningSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, getting(sandbox.StateRunning, get))
+	testFaultsAtEvery(t, 2, getting(sandbox.StateRunning, get))
 }
 
 // Shows 3; S2.2.
 func TestGetOrCreateOfAStoppedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, getting(sandbox.StateStopped, getOrCreate))
+	testFaultsAtEvery(t, 3, getting(sandbox.StateStopped, getOrCreate))
 }
 
 // Shows 3; S2.2.
 func TestGetOrCreateOfARunningSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, getting(sandbox.StateRunning, getOrCreate))
+	testFaultsAtEvery(t, 3, getting(sandbox.StateRunning, getOrCreate))
 }
 
 // handle opens the trial's sandbox without starting it.
@@ -582,7 +582,7 @@ func (x *trial) is(want sandbox.State) {
 
 // Shows 3; C3.
 func TestStartSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, again(operation{
+	testFaultsAtEvery(t, 2, again(operation{
 		arrange: func(x *trial) { x.keptIn(sandbox.StateStopped) },
 		open:    handle,
 		act: func(ctx context.Context, x *trial) error {
@@ -608,7 +608,7 @@ func TestStopSurvivesAFaultInAnyCall(t *testing.T) { testFaults(t, stopping) }
 
 // Shows 3; S1.2.
 func TestCloseOfAPersistentSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, operation{
+	testFaultsAtEvery(t, 2, operation{
 		arrange:   func(x *trial) { x.keptIn(sandbox.StateRunning) },
 		open:      handle,
 		act:       func(_ context.Context, x *trial) error { return x.sb.Close() },
@@ -620,7 +620,7 @@ func TestCloseOfAPersistentSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 // Shows 3; X9. It waits for leases, beside other tests.
 func TestCloseOfAnUnnamedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 	t.Parallel()
-	testFaults(t, operation{
+	testFaultsAtEvery(t, 3, operation{
 		open:      create1(unnamed),
 		act:       func(_ context.Context, x *trial) error { return x.sb.Close() },
 		noContext: true,
@@ -637,7 +637,7 @@ func TestCloseOfAnUnnamedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 
 // Shows 3; X9.
 func TestDetachSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, operation{
+	testFaultsAtEvery(t, 3, operation{
 		open: func(x *trial) error {
 			err := create1(unnamed)(x)
 			x.proxy.CloseAll() // a handle that is connected needs no call
@@ -715,7 +715,7 @@ func deleteAll(ctx context.Context, x *trial) (sandbox.DeleteReport, error) {
 
 // Shows 3; S4.2.
 func TestDeleteThatPreservesVolumesSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, deletion(true, deletePreserving))
+	testFaultsAtEvery(t, 3, deletion(true, deletePreserving))
 }
 
 // Shows 3; S4.2.
@@ -730,12 +730,12 @@ func TestDeleteOnAHandleSurvivesAFaultInAnyCallSoak(t *testing.T) {
 		return x.sb.Delete(ctx, sandbox.PreserveVolumes(false))
 	})
 	op.open = handle
-	testFaults(t, op)
+	testFaultsAtEvery(t, 2, op)
 }
 
 // Shows 3; V3.
 func TestListSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, again(operation{
+	testFaultsAtEvery(t, 2, again(operation{
 		arrange: func(x *trial) { x.keptIn(sandbox.StateRunning) },
 		act: func(ctx context.Context, x *trial) error {
 			list, err := x.c.List(ctx, sandbox.NamePrefix(x.name))

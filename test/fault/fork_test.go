@@ -46,7 +46,7 @@ func (x *trial) untouched(want sandbox.State) {
 	if st, err := x.clean.Inspect(ctx, x.kept); err != nil || st.State != want {
 		x.Errorf("%s: the source is %q, %v, want it %q", x.where(), st.State, err, want)
 	}
-	if m, found, err := record.LookPause(ctx, x.eng, x.kept); err != nil || found {
+	if m, found, err := record.FindPause(ctx, x.eng, x.kept); err != nil || found {
 		x.Errorf("%s: there is a pause of %v, %v", x.where(), m, err)
 	}
 }
@@ -166,7 +166,7 @@ func forkingMany(n int) operation {
 // Shows 4; S3.1, E82: whichever forks there are, the source is not paused, and what they
 // shared goes with the last of them.
 func TestForkNSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsAtEvery(t, 5, forkingMany(2))
+	testFaultsAtEvery(t, 12, forkingMany(2))
 }
 
 func init() {

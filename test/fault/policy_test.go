@@ -46,7 +46,7 @@ func TestPolicyUpdateSurvivesAFaultInAnyCall(t *testing.T) {
 			}
 		})
 	}
-	testFaults(t, operation{
+	testFaultsAtEvery(t, 2, operation{
 		arrange: func(x *trial) { x.keptIn(sandbox.StateRunning) },
 		open:    handle,
 		act: func(ctx context.Context, x *trial) error {
@@ -90,7 +90,7 @@ func guarded(x *trial) []sandbox.CreateOption {
 // With a policy for which the engine's own network is looked at first.
 func TestCreateWithAPolicySurvivesAFaultInAnyCallSoak(t *testing.T) {
 	harness.Soak(t)
-	testFaults(t, creation(guarded, create))
+	testFaultsAtEvery(t, 3, creation(guarded, create))
 }
 
 // A resume that fails in any call leaves a sandbox that resumes, under its policy.

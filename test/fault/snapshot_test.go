@@ -121,7 +121,7 @@ func snapshotting(state sandbox.State) operation {
 // Shows 4; S3.1, E82: what a snapshot is taken of is never left paused, and there is a
 // whole snapshot or nothing of one.
 func TestSnapshotSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, snapshotting(sandbox.StateRunning))
+	testFaultsAtEvery(t, 2, snapshotting(sandbox.StateRunning))
 }
 
 // Shows 4.
@@ -139,7 +139,7 @@ func TestSnapshotByCommitSurvivesAFaultInAnyCallSoak(t *testing.T) {
 // Shows 4; E82: the snapshot is there, or it is gone with all it had once the same call
 // or a sweep has come by.
 func TestDeleteSnapshotSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, beside(operation{
+	testFaultsAtEvery(t, 4, beside(operation{
 		arrange: func(x *trial) {
 			sb := x.ofKept()
 			defer sb.Detach()
@@ -212,7 +212,7 @@ func fromSnapshot(act func(context.Context, *trial, []sandbox.CreateOption) (*sa
 
 // Shows 4; S1.p11, E82: the snapshot stays, and nobody shares it.
 func TestCreateFromASnapshotSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsAtEvery(t, 3, fromSnapshot(create))
+	testFaultsAtEvery(t, 5, fromSnapshot(create))
 }
 
 // Shows 4: with the files copied, as on engines that mount no overlays.

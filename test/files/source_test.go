@@ -406,7 +406,7 @@ func TestSourcesThatCantBe(t *testing.T) {
 		{sandbox.Tarball{URL: "http://u:s3cr3t@h/%zz"}, "can't be read"}, {sandbox.Tarball{URL: "http:///x"}, "no host"}, {sandbox.Tarball{Path: none}, "no such file"},
 		{sandbox.Tarball{Path: t.TempDir()}, "is no file"}, {sandbox.Tarball{Path: plain, Strip: -1}, "negative"}, {sandbox.Tarball{Path: plain, MaxBytes: -1}, "negative"},
 		{sandbox.Tarball{Path: plain, MaxEntries: -1}, "negative"},
-		{sandbox.Dir(none), "no such file"}, {sandbox.Dir(plain), "must be a directory"}, {sandbox.Dir("/"), "whole file system"}, {sandbox.Dir(""), "no path"},
+		{sandbox.Dir(none), "no such file"}, {sandbox.Dir(plain), "must be a directory"}, {sandbox.Dir("/"), "whole file system"}, {sandbox.Dir(""), "not a path"},
 	} {
 		_, err := c.Create(t.Context(), sandbox.WithSource(x.source))
 		if !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), x.want) {

@@ -116,7 +116,7 @@ func raceOverForks(t *testing.T, processes int, length time.Duration) {
 	}
 	for i := range forkRaceNames {
 		name := forkRaceName(prefix, i)
-		if m, found, err := record.LookPause(t.Context(), eng, name); err != nil || found {
+		if m, found, err := record.FindPause(t.Context(), eng, name); err != nil || found {
 			t.Errorf("there is a pause of %v, %v", m, err)
 		}
 		harness.RemoveNow(t, c, name)

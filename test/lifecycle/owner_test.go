@@ -220,7 +220,7 @@ func testKilledCreator(t *testing.T) {
 	harness.Remove(t, c, name)
 	creator := harness.StartProcess(t, "stuck-creator", name, file)
 	harness.Eventually(t, "OnCreate was called", func() bool { return len(notes(t, file)) == 1 })
-	m, found, err := record.Look(t.Context(), eng, name)
+	m, found, err := record.FindMarker(t.Context(), eng, name)
 	if err != nil || !found {
 		t.Fatalf("the creator's marker: %v, %v", found, err)
 	}

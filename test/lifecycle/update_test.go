@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"reflect"
 	"strconv"
 	"strings"
 	"sync"
@@ -351,13 +352,15 @@ func TestUpdatedLimitsCountAtOnce(t *testing.T) {
 func TestUpdateTakesOnlyWhatCanChange(t *testing.T) {
 	t.Parallel()
 	for name, o := range map[string]any{
-		"WithImage": sandbox.WithImage("x"), "WithName": sandbox.WithName("x"), "WithID": sandbox.WithID("x"),
-		"WithUser": sandbox.WithUser("x"), "WithPersistent": sandbox.WithPersistent(true),
-		"OnCreate": sandbox.OnCreate(nil),
+		"WithImage": sandbox.WithImage, "WithName": sandbox.WithName, "WithID": sandbox.WithID,
+		"WithUser": sandbox.WithUser, "WithPersistent": sandbox.WithPersistent, "OnCreate": sandbox.OnCreate,
 	} {
-		if _, is := o.(sandbox.UpdateOption); is {
+		if reflect.TypeOf(o).Out(0).Implements(reflect.TypeFor[sandbox.UpdateOption]()) {
 			t.Errorf("%s is an UpdateOption", name)
 		}
+	}
+	if !reflect.TypeOf(sandbox.WithTags).Out(0).Implements(reflect.TypeFor[sandbox.UpdateOption]()) {
+		t.Error("WithTags is no UpdateOption")
 	}
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
 	six := map[string]string{"1": "", "2": "", "3": "", "4": "", "5": "", "6": ""}

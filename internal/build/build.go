@@ -1,0 +1,258 @@
+// Package build creates a sandbox's container and volumes, or replaces them, in one
+// transaction: each step registers its undo before it runs, and a failure leaves nothing.
+package build
+
+import (
+	"cmp"
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+	"github.com/seed-1a2d6d8f/sandbox/internal/transfer"
+	"golang.org/x/sync/errgroup"
+)
+
+// A Build creates one sandbox. Its steps are [Build.Prepare], [Build.Fill], [Build.Start],
+// [Build.Filled] and [Build.Commit], in this order; after a failure [Build.Undo] reverts all
+// of them.
+type Build struct {
+	*machine.Machine
+	Plan   plan.Sandbox
+	Record record.Sandbox
+
+	origin       Origin // of its files, or nil
+	claim        *record.Claim
+	image        engine.Image
+	base         string // the image to create the container from
+	guest        machine.Guest
+	op           string         // nonce of the operation; of the sandbox, when that is created
+	seccomp      string         // a security option, or empty
+	adopted      bool           // the workspace existed and stays after an Undo
+	mounted      []record.Mount // with the volumes that copies go to
+	dirs         []transfer.Directory
+	forked       []transfer.Job // of copies of another sandbox's copies
+	visibleEarly bool           // others may see the sandbox before Commit
+	undo         store.Undo
+	report       *machine.Reporter
+
+	filled      func() error // waits for the copies into the volumes
+	stopFilling func()
+}
+
+// New returns a build of the sandbox p. visibleEarly says that others may change the sandbox
+// before Commit.
+func New(m *machine.Machine, p plan.Sandbox, from Origin, visibleEarly bool, report *machine.Reporter) *Build {
+	seed := make([]byte, ed25519.SeedSize)
+	rand.Read(seed)
+	b := &Build{Machine: m, Plan: p, origin: from, visibleEarly: visibleEarly, mounted: slices.Clone(p.Mounts), report: report}
+	b.Record = record.Sandbox{
+		ID: p.ID, Name: p.Name, Nonce: record.NewNonce(), CreatedAt: m.Engine.Now(),
+		Tags: p.Tags, Persistent: *p.Persistent, ControlKey: seed,
+		Settings: record.SandboxSettings{
+			Image: p.Image, Runtime: p.Runtime, User: p.User, Workdir: p.Workdir, Command: p.Command,
+			TimeoutMS: p.Timeout.Milliseconds(), StopTimeoutMS: p.StopTimeout.Milliseconds(),
+			Ports: p.Published(), Network: p.Network.String(),
+		},
+	}
+	if p.Source != nil {
+		b.Record.Settings.Source = p.Source.String()
+	}
+	b.op = b.Record.Nonce
+	return b
+}
+
+// Prepare creates everything except the session: the volumes, which directories are being
+// copied into when it returns, and the container. A *record.HeldError says that another
+// process is creating a sandbox of that name.
+func (b *Build) Prepare(ctx context.Context) error {
+	for _, step := range []func(context.Context) error{b.claimName, b.prepareShared, b.makeVolumes, b.beforeContainer, b.fillAndMake} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return fault.Cancelled(ctx)
+		}
+	}
+	return nil
+}
+
+// Commit makes the sandbox visible to everyone. From then on Undo has nothing to do.
+func (b *Build) Commit(ctx context.Context) error {
+	if err := b.claim.Commit(ctx); err != nil {
+		return err
+	}
+	b.undo.Forget()
+	if err := b.claim.DropRenewals(context.WithoutCancel(ctx)); err != nil {
+		b.Log.Warn("a renewed marker is left for the next sweep", "sandbox", b.Record.Name, "error", err)
+	}
+	return nil
+}
+
+// Undo removes everything that was created.
+func (b *Build) Undo(ctx context.Context) error {
+	if b.stopFilling != nil {
+		b.stopFilling()
+		b.filled() // before the undo removes its helpers
+	}
+	if b.claim != nil {
+		b.claim.Stop()
+	}
+	return b.undo.Run(ctx)
+}
+
+// claimName claims the name among the processes that create sandboxes.
+func (b *Build) claimName(ctx context.Context) error {
+	b.undo.Add(fmt.Sprintf("pending marker of %q", b.Record.Name), func(ctx context.Context) error {
+		return record.Drop(ctx, b.Engine, b.Record.Name, b.Record.Nonce)
+	})
+	b.undo.Add(fmt.Sprintf("revisions of %q", b.Record.Name), func(ctx context.Context) error {
+		if !b.visibleEarly {
+			return nil // nobody else could have made one
+		}
+		return record.DropRevisions(ctx, b.Engine, b.Record)
+	})
+	var err error
+	b.claim, err = store.FinishCall(ctx, func(ctx context.Context) (*record.Claim, error) {
+		return record.TryClaim(ctx, b.Engine, b.Record.Name, b.Record.Nonce, store.Holder())
+	})
+	return err
+}
+
+// prepareShared prepares what sandboxes share and what may be slow, before any object of this
+// sandbox exists.
+func (b *Build) prepareShared(ctx context.Context) error {
+	if err := b.checkRuntime(ctx); err != nil {
+		return err
+	}
+	if b.Plan.Source != nil {
+		if err := b.Plan.Source.Ready(); err != nil {
+			return err
+		}
+	}
+	if b.origin != nil {
+		if err := b.origin.prepare(ctx, b); err != nil {
+			return err
+		}
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	if b.base == "" {
+		b.base = b.Plan.Image
+		g.Go(func() (err error) {
+			b.image, err = b.EnsureImage(ctx, b.Plan.Image, b.report)
+			return err
+		})
+	}
+	g.Go(func() (err error) {
+		b.guest, err = b.EnsureGuest(ctx, b.report)
+		return err
+	})
+	g.Go(func() (err error) {
+		b.seccomp, err = b.Engine.SeccompOption(ctx)
+		return err
+	})
+	return g.Wait()
+}
+
+// checkRuntime fails if the engine lacks the chosen OCI runtime.
+func (b *Build) checkRuntime(ctx context.Context) error {
+	if b.Plan.OCIRuntime == "" {
+		return nil
+	}
+	info, err := b.Engine.Info(ctx)
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(info.Runtimes, b.Plan.OCIRuntime) {
+		return fmt.Errorf("%w: it has no OCI runtime %q, only %s", fault.Unsupported, b.Plan.OCIRuntime, strings.Join(info.Runtimes, ", "))
+	}
+	return nil
+}
+
+// fillAndMake creates the container, and starts to fill the volumes in the background, so that
+// the copies take little time of their own.
+func (b *Build) fillAndMake(ctx context.Context) error {
+	copies, source := b.filler(), b.filler()
+	b.undo.Add("helper", copies.Undo.Run)
+	b.undo.Add("helper", source.Undo.Run)
+	own, stop := context.WithCancel(ctx)
+	fills, own := errgroup.WithContext(own)
+	fills.Go(func() error {
+		if err := copies.Directories(own, b.dirs); err != nil {
+			return fmt.Errorf("fill volume: %w", err)
+		}
+		return nil
+	})
+	fills.Go(func() error { return source.Source(own, b.Plan.Source) })
+	b.stopFilling, b.filled = stop, sync.OnceValue(fills.Wait)
+	return b.makeContainer(ctx)
+}
+
+// Fill copies the files of the origin.
+func (b *Build) Fill(ctx context.Context) error {
+	if b.origin == nil {
+		return nil
+	}
+	return b.origin.fill(ctx, b)
+}
+
+// Start starts the first session. Copies into the volumes may go on meanwhile, since nobody
+// connects before the marker is removed. But a main process would see an incomplete copy, and
+// the start creates the mount points of nested mounts in the volumes: such a start waits for
+// the copies.
+//
+// After Start the session may have ended already, see [Build.Container].
+func (b *Build) Start(ctx context.Context) error {
+	if len(b.Plan.Command) > 0 || plan.Nested(b.mounted, b.Plan.Source != nil || b.origin != nil) {
+		if err := b.Filled(); err != nil {
+			return err
+		}
+	}
+	b.report.Report(machine.Progress{Step: "start"})
+	wait := b.Prefetch(ctx, b.Plan.Network, false)
+	defer wait()
+	return b.Machine.Start(ctx, b.Record.Name)
+}
+
+// Filled waits for the copies into the volumes.
+func (b *Build) Filled() error {
+	defer b.stopFilling()
+	return b.filled()
+}
+
+func (b *Build) beforeContainer(ctx context.Context) error {
+	if b.origin == nil {
+		return nil
+	}
+	return b.origin.beforeContainer(ctx, b)
+}
+
+// Container returns the new container, which must be running.
+func (b *Build) Container(ctx context.Context) (engine.Container, error) {
+	got, err := b.Engine.InspectContainer(ctx, record.ContainerName(b.Record.Name))
+	if err != nil {
+		return got, err
+	}
+	if got.Labels[record.Nonce] != b.Record.Nonce {
+		return got, fmt.Errorf("%w: the container was replaced while it was being made", fault.Exists)
+	}
+	if got.State != engine.StateRunning {
+		return got, fmt.Errorf("%w: the container exited during its start: %s", fault.NotRunning, got.Ended())
+	}
+	return got, nil
+}
+
+// filler returns a helper that fills volumes of the sandbox.
+func (b *Build) filler() *transfer.Filler {
+	return &transfer.Filler{Helper: b.NewHelper(b.Record.Nonce, b.report),
+		For: b.Record, Image: cmp.Or(b.base, b.Plan.Image), Guest: b.guest.Mount(), User: b.user()}
+}

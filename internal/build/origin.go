@@ -1,0 +1,306 @@
+package build
+
+import (
+	"archive/tar"
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/transfer"
+)
+
+// An Origin supplies the files of a new sandbox before its first session starts: a live
+// sandbox (fork) or a snapshot.
+type Origin interface {
+	// prepare sets the image to create the container from.
+	prepare(context.Context, *Build) error
+	// lower returns the directory that a new volume for target can be an overlay over, or
+	// nothing, and the ID of its snapshot.
+	lower(target string) (dir, id string)
+	// beforeContainer is called when the volumes exist and the container does not.
+	beforeContainer(context.Context, *Build) error
+	// fill is called when the container exists and has not been started.
+	fill(ctx context.Context, b *Build) error
+}
+
+// ErrTryAgain is the error of a build that failed in a way that the next try avoids.
+var ErrTryAgain = errors.New("to be built in another way")
+
+// Live is the origin of a fork: a sandbox in its present state.
+type Live struct {
+	Record    record.Sandbox
+	Container engine.Container
+	Image     engine.Image  // that the container was made from
+	Plan      *plan.Sandbox // to make one like it
+	base      string        // to make the container from
+}
+
+// NewLive returns the sandbox of that name or ID as an origin, after its creation has
+// finished.
+func NewLive(ctx context.Context, m *machine.Machine, nameOrID string) (*Live, error) {
+	rec, got, err := m.AwaitCreated(ctx, nameOrID)
+	if err != nil {
+		return nil, err
+	}
+	if got.State == engine.StateRemoving {
+		return nil, fault.NotFound
+	}
+	image, err := m.Engine.InspectImage(ctx, got.ImageID)
+	if err != nil {
+		return nil, fmt.Errorf("its image: %w", err)
+	}
+	o := &Live{Record: rec, Container: got, Image: image, base: got.ImageID}
+	if slices.Contains(image.Tags, got.Image) {
+		o.base = got.Image // else another image has that name by now
+	}
+	if o.Plan, err = plan.FromRecord(rec, got, image); err != nil {
+		return nil, err
+	}
+	if o.Plan.Network, err = rec.Network().Parse(); err != nil {
+		return nil, err
+	}
+	if o.Plan.OCIRuntime == "runc" {
+		o.Plan.OCIRuntime = "" // the default of every engine
+	}
+	return o, nil
+}
+
+func (o *Live) prepare(_ context.Context, b *Build) error {
+	b.image, b.base = o.Image, o.base
+	b.Record.Settings.Source, b.Record.Settings.Snapshot = forkOf(o.Record.Name), o.Record.Settings.Snapshot
+	return nil
+}
+
+// forkOf returns the text for the source of a fork.
+func forkOf(sandbox string) string { return "fork of " + sandbox }
+
+func (o *Live) lower(string) (dir, id string) { return "", "" }
+
+// jobs returns the copies of the source's volumes into those of b.
+func (o *Live) jobs(b *Build) []transfer.Job {
+	jobs := []transfer.Job{{What: "workspace", From: transfer.Tree{Volume: record.WorkspaceName(o.Record.ID)},
+		To: transfer.Tree{Volume: record.WorkspaceName(b.Record.ID)}, Labels: b.Record.VolumeLabels(record.RoleWorkspace)}}
+	return append(jobs, b.forked...)
+}
+
+// beforeContainer commits the container's own files if the engine does not show where they
+// are.
+func (o *Live) beforeContainer(ctx context.Context, b *Build) error {
+	if o.Container.Upper != "" {
+		return nil
+	}
+	return o.copy(ctx, b, o.jobs(b), func(ctx context.Context, got engine.Container) (err error) {
+		b.base, err = b.layer(ctx, got)
+		return err
+	})
+}
+
+// fill copies the files where the engine shows them.
+func (o *Live) fill(ctx context.Context, b *Build) error {
+	if o.Container.Upper == "" {
+		return nil
+	}
+	made, err := b.Engine.InspectContainer(ctx, record.ContainerName(b.Record.Name))
+	if err != nil {
+		return err
+	}
+	layer := transfer.Job{What: "files of the container", From: transfer.Layer(o.Container), To: transfer.Tree{Dir: made.Upper}, Layer: true}
+	return o.copy(ctx, b, append(o.jobs(b), layer), nil)
+}
+
+func (o *Live) copy(ctx context.Context, b *Build, jobs []transfer.Job, then func(context.Context, engine.Container) error) error {
+	k := transfer.NewCopier(b.Machine, b.Record.Name, b.Record.Nonce, b.report)
+	b.undo.Add("helper", k.Undo.Run)
+	return transfer.CopyPaused(ctx, k, o.Record, jobs, then)
+}
+
+// Stored is the origin that is a snapshot, or the copied files that several forks share.
+type Stored struct {
+	rec      record.SnapshotRecord
+	recorded bool
+	dirs     map[string]string // of trees that volumes can be laid over, by target
+	again    bool              // an earlier try may have left something
+}
+
+// FromSnapshot returns the snapshot of that ID as an origin.
+func FromSnapshot(id string) *Stored {
+	return &Stored{rec: record.SnapshotRecord{ID: id}, recorded: true}
+}
+
+// FromFiles returns as an origin the files that were copied for several forks.
+func FromFiles(rec record.SnapshotRecord) *Stored { return &Stored{rec: rec} }
+
+func (o *Stored) prepare(ctx context.Context, b *Build) error {
+	b.base = record.SnapshotImage(o.rec.ID)
+	if o.recorded {
+		if err := o.adopt(ctx, b); err != nil {
+			return err
+		}
+	} else {
+		b.Record.Settings.Snapshot, b.Record.Settings.Source = o.rec.Parent, forkOf(o.rec.Sandbox)
+	}
+	var err error
+	if b.image, err = b.Engine.InspectImage(ctx, b.base); errors.Is(err, engine.ErrNotFound) {
+		return fmt.Errorf("%w: the image %s of the snapshot was removed", fault.ImageNotFound, b.base)
+	} else if err != nil {
+		return err
+	}
+	if o.dirs = map[string]string{}; b.Overlays() {
+		for _, t := range o.rec.Trees {
+			v, err := b.Engine.InspectVolume(ctx, t.Volume)
+			if errors.Is(err, engine.ErrNotFound) {
+				return fmt.Errorf("%w: its volume %s was removed", fault.SnapshotNotFound, t.Volume)
+			}
+			if err != nil {
+				return err
+			}
+			if t.Target != "" {
+				o.dirs[t.Target] = v.Mountpoint
+			}
+		}
+	}
+	return nil
+}
+
+// adopt takes over the snapshot's settings that the caller did not set.
+func (o *Stored) adopt(ctx context.Context, b *Build) error {
+	var err error
+	if o.rec, err = b.FindSnapshot(ctx, o.rec.ID); err != nil {
+		return err
+	}
+	b.Plan.User = cmp.Or(b.Plan.User, o.rec.User)
+	b.Plan.Image, b.Record.Settings.Image = o.rec.Image, o.rec.Image
+	b.Record.Settings.Source, b.Record.Settings.Snapshot = "snapshot "+o.rec.ID, o.rec.ID
+	for _, t := range o.rec.Trees {
+		if t.Target != "" && t.Target != record.Workspace && !slices.ContainsFunc(b.mounted, func(m record.Mount) bool { return m.Target == t.Target }) {
+			b.mounted = append(b.mounted, record.Mount{Source: t.Source, Volume: t.Volume, Target: t.Target, Mode: record.RWCopy})
+		}
+	}
+	return nil
+}
+
+func (o *Stored) lower(target string) (dir, id string) { return o.dirs[target], o.rec.ID }
+
+func (o *Stored) beforeContainer(context.Context, *Build) error { return nil }
+
+// jobs returns the copies of the snapshot's files into the container and the volumes of b, and
+// the trees of which only the root directory has to be copied, because a volume is an overlay
+// over them.
+func (o *Stored) jobs(b *Build, made engine.Container) (jobs []transfer.Job, roots []record.Tree, err error) {
+	var last []transfer.Job
+	for _, t := range o.rec.Trees {
+		to, labels, has := o.volumeOf(b, t)
+		switch {
+		case t.Target == "" && made.Upper == "":
+			return nil, nil, fault.Classify(fault.Unsupported, errors.New("the snapshot was made with another storage driver than the engine has now"))
+		case t.Target == "":
+			jobs = append(jobs, transfer.Job{What: "files of the container", From: transfer.Tree{Volume: t.Volume}, To: transfer.Tree{Dir: made.Upper}, Layer: true, Again: o.again})
+		case !has:
+		case o.dirs[t.Target] != "":
+			roots = append(roots, t)
+			last = append(last, transfer.Job{What: t.Target, From: transfer.Tree{Volume: t.Volume}, To: to, Labels: labels, Root: true})
+		default:
+			jobs = append(jobs, transfer.Job{What: t.Target, From: transfer.Tree{Volume: t.Volume}, To: to, Labels: labels, Again: o.again})
+		}
+	}
+	return append(jobs, last...), roots, nil
+}
+
+// volumeOf returns the volume of b for a tree's files, if there is one.
+func (o *Stored) volumeOf(b *Build, t record.Tree) (transfer.Tree, map[string]string, bool) {
+	if t.Target == record.Workspace {
+		return transfer.Tree{Volume: record.WorkspaceName(b.Record.ID)}, b.Record.VolumeLabels(record.RoleWorkspace), true
+	}
+	for _, f := range b.forked {
+		if f.From.Volume == t.Volume {
+			return f.To, f.Labels, true
+		}
+	}
+	return transfer.Tree{}, nil, false
+}
+
+func (o *Stored) fill(ctx context.Context, b *Build) error {
+	made, err := b.Engine.InspectContainer(ctx, record.ContainerName(b.Record.Name))
+	if err != nil {
+		return err
+	}
+	jobs, roots, err := o.jobs(b, made)
+	if err != nil {
+		return err
+	}
+	if len(jobs) > len(roots) {
+		k := transfer.NewCopier(b.Machine, b.Record.Name, b.Record.Nonce, b.report)
+		b.undo.Add("helper", k.Undo.Run)
+		err = k.Copy(ctx, jobs, nil)
+	} else if len(roots) > 0 {
+		err = b.Engine.CopyTo(ctx, made.ID, "/", rootsArchive(roots))
+		if err != nil && ctx.Err() == nil && !errors.Is(err, engine.ErrUnavailable) {
+			err = fmt.Errorf("%w: %w", machine.ErrHelperNotStarted, err)
+		}
+	}
+	if errors.Is(err, machine.ErrHelperNotStarted) && len(roots) > 0 {
+		b.Log.Warn("snapshots are copied from now on: the engine mounts no overlays", "error", err)
+		b.DisableOverlays()
+		return fmt.Errorf("%w: a volume over a snapshot's files: %w", ErrTryAgain, err)
+	}
+	if err != nil || !o.recorded {
+		return err
+	}
+	// A deletion removes the record before it checks whether the files are shared: so it either
+	// finds our volumes, or we find no record.
+	now, err := b.FindSnapshot(ctx, o.rec.ID)
+	if err == nil && now.Nonce != o.rec.Nonce {
+		err = fault.SnapshotNotFound
+	}
+	return err
+}
+
+// FillMany fills builds of the same files with a single helper. When it fails they have to be
+// filled one by one.
+func FillMany(ctx context.Context, builds []*Build) error {
+	first := builds[0]
+	k := transfer.NewCopier(first.Machine, first.Record.Name, first.Record.Nonce, first.report)
+	var all []transfer.Job
+	for _, b := range builds {
+		o := b.origin.(*Stored)
+		made, err := b.Engine.InspectContainer(ctx, record.ContainerName(b.Record.Name))
+		if err != nil {
+			return err
+		}
+		jobs, _, err := o.jobs(b, made)
+		if err != nil {
+			return err
+		}
+		o.again = true
+		all = append(all, jobs...)
+	}
+	err := k.Copy(ctx, all, nil)
+	if err != nil {
+		err = errors.Join(err, k.Undo.Run(ctx))
+	}
+	return err
+}
+
+// rootsArchive returns an archive of the trees' root directories, whose attributes an overlay
+// takes from its new upper layer.
+func rootsArchive(trees []record.Tree) *bytes.Reader {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, t := range trees {
+		mtime := time.Unix(0, t.Mtime)
+		w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: strings.TrimPrefix(t.Target, "/") + "/", Mode: int64(t.Mode), Uid: int(t.UID), Gid: int(t.GID),
+			ModTime: mtime, AccessTime: mtime, Format: tar.FormatPAX})
+	}
+	w.Close()
+	return bytes.NewReader(b.Bytes())
+}

@@ -1,0 +1,186 @@
+package build
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+	"github.com/seed-1a2d6d8f/sandbox/internal/transfer"
+	"golang.org/x/sync/errgroup"
+)
+
+// Remake replaces the container of a sandbox that does not run by one with its latest changes
+// and the same files. A *record.HeldError says that another process is changing the sandbox.
+//
+// The new container is complete before the old one is removed, and then takes its name. So
+// there is always a complete one, and [store.Store.FinishReplacement] finds it.
+func Remake(ctx context.Context, m *machine.Machine, rec record.Sandbox, report *machine.Reporter) (err error) {
+	claim, op, err := m.Hold(ctx, rec)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, m.Release(ctx, rec, claim, op, err)) }()
+	if err := m.FinishReplacement(ctx, rec); err != nil {
+		return err
+	}
+	// From here on nobody else changes the container.
+	got, err := m.Locate(ctx, rec.Name)
+	if errors.Is(err, engine.ErrNotFound) {
+		return fault.NotFound
+	}
+	if err != nil {
+		return err
+	}
+	made, ok := record.Decode(got.Labels)
+	if !ok || made.Nonce != rec.Nonce || store.BeingRemoved(got) {
+		return fault.NotFound
+	}
+	if rec, err = record.Latest(ctx, m.Engine, made); err != nil || !rec.Outdated() || got.HasSession() {
+		return err
+	}
+	report.Report(machine.Progress{Step: "container", Text: "a new one for what was changed"})
+	b, err := rebuild(ctx, m, rec, got, op, report)
+	if err != nil {
+		return err
+	}
+	if err := b.makeNext(ctx, got); err != nil {
+		return errors.Join(fmt.Errorf("make a new container: %w", err), b.undo.Run(ctx))
+	}
+	if err := m.FinishReplacement(ctx, rec); err != nil {
+		return err
+	}
+	if err := m.DropImage(ctx, got.Image); err != nil {
+		m.Log.Warn("an image is left for Prune", "image", got.Image, "error", err)
+	}
+	return nil
+}
+
+// rebuild returns a build of the container with the latest changes.
+func rebuild(ctx context.Context, m *machine.Machine, rec record.Sandbox, got engine.Container, op string, report *machine.Reporter) (*Build, error) {
+	image, err := m.Engine.InspectImage(ctx, got.ImageID)
+	if err != nil {
+		return nil, fmt.Errorf("the image of the container: %w", err)
+	}
+	p, err := plan.FromRecord(rec, got, image)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.CheckAttached(ctx, p.Mounts); err != nil {
+		return nil, err
+	}
+	b := &Build{Machine: m, Plan: *p, mounted: slices.Clone(p.Mounts), report: report, op: op, image: image}
+	b.Record = rec.Merged()
+	b.Record.By, b.Record.Previous = op, store.Fingerprint(got)
+	b.Record.Settings.Mounts = nil // the build writes it
+	if b.guest, err = m.EnsureGuest(ctx, report); err != nil {
+		return nil, err
+	}
+	if b.seccomp, err = m.Engine.SeccompOption(ctx); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// makeNext creates the replacement of got, complete except for its name.
+func (b *Build) makeNext(ctx context.Context, got engine.Container) error {
+	if err := b.makeCopyVolumes(ctx); err != nil {
+		return err
+	}
+	g, fctx := errgroup.WithContext(ctx)
+	copies := b.filler()
+	b.undo.Add("helper", copies.Undo.Run)
+	g.Go(func() error { return copies.Directories(fctx, b.dirs) })
+	onDisk := got.Upper != ""
+	from := b.sameImage(got)
+	if !onDisk {
+		g.Go(func() (err error) {
+			from, err = b.layer(fctx, got)
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	spec, err := b.nextSpec(got, from)
+	if err != nil {
+		return err
+	}
+	b.undoAttached()
+	id, err := b.CreateContainer(ctx, &b.undo, spec, b.Record.Nonce)
+	if err != nil {
+		return err
+	}
+	if err := b.recheckAttached(ctx); err != nil {
+		return err
+	}
+	if onDisk {
+		if err := b.copyLayer(ctx, got, id); err != nil {
+			return err
+		}
+	}
+	// Under this name FinishReplacement uses it.
+	return b.Engine.RenameContainer(ctx, id, record.NextName(b.Record.Name))
+}
+
+// nextSpec returns the replacement of got, from an image.
+func (b *Build) nextSpec(got engine.Container, from string) (engine.ContainerSpec, error) {
+	for _, m := range got.Mounts {
+		// An anonymous volume, which the image declares.
+		if m.Type == "volume" && m.Name != "" && !record.OurName(m.Name) && !slices.ContainsFunc(b.mounted, func(o record.Mount) bool { return o.Target == m.Target }) {
+			b.Record.Settings.Unnamed = append(b.Record.Settings.Unnamed, m.Name)
+		}
+	}
+	spec, err := b.spec()
+	if err != nil {
+		return spec, err
+	}
+	spec.Name, spec.Image = record.UnfinishedName(b.Record.Name), from
+	spec.NanoCPUs = got.NanoCPUs // exactly
+	for _, m := range got.Mounts {
+		if slices.Contains(b.Record.Settings.Unnamed, m.Name) {
+			spec.Mounts = append(spec.Mounts, engine.Mount{Type: "volume", Source: m.Name, Target: m.Target, ReadOnly: !m.RW, NoCopy: true})
+		}
+	}
+	return spec, nil
+}
+
+// copyLayer copies a container's own files to a new one of the same image, on the engine's
+// disk. That loses none of them, and adds no layer to an image.
+func (b *Build) copyLayer(ctx context.Context, got engine.Container, id string) error {
+	made, err := b.Engine.InspectContainer(ctx, id)
+	if err != nil {
+		return err
+	}
+	k := transfer.NewCopier(b.Machine, b.Record.Name, b.op, b.report)
+	b.undo.Add("helper", k.Undo.Run)
+	return k.Copy(ctx, []transfer.Job{{What: "files of the container", From: transfer.Layer(got), To: transfer.Tree{Dir: made.Upper}, Layer: true}}, nil)
+}
+
+// sameImage returns the image of a container, by its name if it still has that.
+func (b *Build) sameImage(got engine.Container) string {
+	if slices.Contains(b.image.Tags, got.Image) {
+		return got.Image
+	}
+	return got.ImageID
+}
+
+// layer returns an image with the files of a container: the container's own image if they do
+// not differ.
+func (b *Build) layer(ctx context.Context, got engine.Container) (string, error) {
+	ref := record.LayerImage(b.op)
+	b.undo.Add("image "+ref, func(ctx context.Context) error { return b.Uncommit(ctx, ref, b.Record.Nonce) })
+	labels := record.Base(record.RoleLayer, b.Record.Nonce, b.Engine.Now())
+	labels[record.By] = b.op
+	id, err := transfer.Commit(ctx, b.Machine, got, b.image, ref, labels, b.report)
+	if id == "" {
+		return b.sameImage(got), err
+	}
+	return ref, err
+}

@@ -1,0 +1,88 @@
+// Package fault defines the errors that callers branch on, and waits that a context ends.
+package fault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+)
+
+// The classes of errors, each with its HTTP status code. The root package exports them
+// with the prefix Err and documents them.
+var (
+	NotFound          error = &class{"Sandbox not found", 404}
+	Exists            error = &class{"Sandbox already exists", 409}
+	Foreign           error = &class{"Name is held by something that is not a sandbox", 409}
+	InvalidArgument   error = &class{"Invalid argument", 400}
+	VolumeInUse       error = &class{"Volume is in use by running sandbox", 409}
+	VolumeNotFound    error = &class{"Volume not found", 404}
+	SnapshotNotFound  error = &class{"Snapshot not found", 404}
+	SnapshotInUse     error = &class{"Snapshot is in use", 409}
+	ProcessNotFound   error = &class{"Process not found", 404}
+	ImageNotFound     error = &class{"Image not found", 404}
+	EngineUnavailable error = &class{"Docker Engine unavailable", 503}
+	Unsupported       error = &class{"Not supported by this engine", 501}
+	NotRunning        error = &class{"Sandbox is not running", 409}
+	Closed            error = &class{"Sandbox handle is closed", 409}
+	Timeout           error = &class{"Timed out", 504}
+)
+
+type class struct {
+	text string
+	code int
+}
+
+func (e *class) Error() string { return e.text }
+
+// Known reports whether err has one of the classes.
+func Known(err error) bool {
+	var c *class
+	return errors.As(err, &c)
+}
+
+// StatusCode returns the HTTP status code for err: that of its class, else 504 for a
+// deadline, 499 for a cancelled context, 404, 403 or 409 for an error of package fs, else 500.
+func StatusCode(err error) int {
+	var c *class
+	switch {
+	case errors.As(err, &c):
+		return c.code
+	case errors.Is(err, context.DeadlineExceeded):
+		return Timeout.(*class).code
+	case errors.Is(err, context.Canceled):
+		return 499
+	case errors.Is(err, fs.ErrNotExist):
+		return 404
+	case errors.Is(err, fs.ErrPermission):
+		return 403
+	case errors.Is(err, fs.ErrExist):
+		return 409
+	}
+	return 500
+}
+
+// classified adds a class to an error.
+type classified struct {
+	class error
+	err   error
+}
+
+func (e *classified) Error() string   { return e.class.Error() + ": " + e.err.Error() }
+func (e *classified) Unwrap() []error { return []error{e.class, e.err} }
+
+// Classify returns err with a class.
+func Classify(class, err error) error { return &classified{class, err} }
+
+// Invalid returns an [InvalidArgument] with a formatted cause.
+func Invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", InvalidArgument, fmt.Errorf(format, args...))
+}
+
+// Cancelled returns the error of a call whose context has ended, with its cause if it has one.
+func Cancelled(ctx context.Context) error {
+	if cause := context.Cause(ctx); cause != ctx.Err() {
+		return fmt.Errorf("%w: %w", ctx.Err(), cause)
+	}
+	return ctx.Err()
+}

@@ -1,0 +1,242 @@
+package files
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
+)
+
+// CopyIn is [Sandbox.CopyIn] as the user.
+func (f *View) CopyIn(ctx context.Context, hostPath, inside string, opts archive.Options) (archive.Report, error) {
+	to := inside
+	if strings.HasSuffix(inside, "/") {
+		abs, err := filepath.Abs(hostPath)
+		if err != nil {
+			return archive.Report{}, f.failLink(ctx, "copy in", hostPath, inside, err)
+		}
+		to = inside + filepath.Base(abs)
+	}
+	report, err := f.copyIn(ctx, to, func(w io.Writer) (archive.Report, error) {
+		return archive.Pack(ctx, w, hostPath, opts)
+	})
+	return report, f.failLink(ctx, "copy in", hostPath, inside, err)
+}
+
+// CopyInFS is [Sandbox.CopyInFS] as the user.
+func (f *View) CopyInFS(ctx context.Context, fsys fs.FS, inside string, opts archive.Options) (archive.Report, error) {
+	report, err := f.copyIn(ctx, strings.TrimRight(inside, "/"), func(w io.Writer) (archive.Report, error) {
+		return archive.PackFS(ctx, w, fsys, opts)
+	})
+	return report, f.failLink(ctx, "copy in", ".", inside, err)
+}
+
+// copyGrace is how long the guest may clean up after a copy that failed.
+const copyGrace = 5 * time.Second
+
+// verbResult is how a verb of the guest ended.
+type verbResult struct {
+	exit    wire.Exit
+	waitErr error
+	stderr  string // its beginning
+}
+
+// runVerb runs a verb of the guest on a path, as the user, and stream with its other streams.
+// The verb is killed when grace has passed since the end of ctx. The error is that of stream,
+// or of the start if there is no result.
+func (f *View) runVerb(ctx context.Context, conn *guest.Conn, verb, path string, stdin bool, grace time.Duration, stream func(*guest.Process) error) (*verbResult, error) {
+	p, err := conn.Exec(ctx, wire.Exec{Args: []string{wire.Path, verb, path}, User: f.user, Stdin: stdin})
+	if err != nil {
+		return nil, err
+	}
+	defer p.Close()
+	defer context.AfterFunc(ctx, func() {
+		select {
+		case <-p.Done():
+		case <-time.After(grace):
+			p.Close()
+		}
+	})()
+	stderr := drain(p.Stderr())
+	err = stream(p)
+	var r verbResult
+	r.exit, r.waitErr = p.Wait()
+	r.stderr = <-stderr
+	return &r, err
+}
+
+// failure returns why the verb did not end by itself, or nil.
+func (r *verbResult) failure(ctx context.Context, conn *guest.Conn) error {
+	switch {
+	case ctx.Err() != nil:
+		return fault.Cancelled(ctx)
+	case r.waitErr != nil:
+		return r.waitErr
+	case r.exit.Signal != 0:
+		return killed(ctx, conn, r.exit)
+	}
+	return nil
+}
+
+func (f *View) copyIn(ctx context.Context, inside string, pack func(io.Writer) (archive.Report, error)) (report archive.Report, err error) {
+	to, err := f.abs(inside)
+	if err != nil {
+		return report, err
+	}
+	if err := f.h.CheckUsable(); err != nil {
+		return report, err
+	}
+	conn, err := f.h.Connect(ctx)
+	if err != nil {
+		return report, err
+	}
+	var out []byte
+	// When ctx ends so does the archive, and the guest removes what it has created.
+	r, packErr := f.runVerb(ctx, conn, wire.VerbUnpack, to, true, copyGrace, func(p *guest.Process) error {
+		read := make(chan []byte, 1)
+		go func() {
+			b, _ := io.ReadAll(io.LimitReader(p.Stdout(), wire.MaxUnpacked))
+			read <- b
+		}()
+		_, err := pack(p.Stdin())
+		p.Stdin().Close()
+		out = <-read
+		return err
+	})
+	if r == nil {
+		return report, packErr
+	}
+	if err := r.failure(ctx, conn); err != nil {
+		return report, err
+	}
+	got, err := wire.ReadUnpacked(out)
+	switch {
+	case packErr != nil && !errors.Is(packErr, io.ErrClosedPipe):
+		return report, packErr
+	case err == nil && got.Failed:
+		return report, remoteError(&archive.RemoteError{Path: got.Path, Errno: int(got.Errno), Text: got.Text})
+	case err != nil || r.exit.Code != 0 || packErr != nil:
+		return report, fmt.Errorf("the copy in the sandbox exited with code %d: %q", r.exit.Code, r.stderr)
+	}
+	report = archive.Report{Files: got.Files, Dirs: got.Dirs, Bytes: got.Bytes, More: got.More}
+	for _, s := range got.Skipped {
+		report.Skip(s.Path, s.Reason)
+	}
+	return report, nil
+}
+
+// killed returns why a verb was killed: most often the session has ended, and with it the
+// connection a moment later.
+func killed(ctx context.Context, conn *guest.Conn, exit wire.Exit) error {
+	select {
+	case <-conn.Done():
+		return conn.Err()
+	case <-ctx.Done():
+		return fault.Cancelled(ctx)
+	case <-time.After(copyGrace):
+		return fmt.Errorf("the copy in the sandbox was killed: %v", guest.HostSignal(exit.Signal))
+	}
+}
+
+// drain reads to the end and returns the beginning.
+func drain(r io.Reader) <-chan string {
+	start := make(chan string, 1)
+	go func() {
+		var b bytes.Buffer
+		io.CopyN(&b, r, 4096)
+		io.Copy(io.Discard, r)
+		start <- strings.TrimSpace(b.String())
+	}()
+	return start
+}
+
+// remoteError returns the error of a copy in the sandbox as package os would.
+func remoteError(r *archive.RemoteError) error {
+	err := errors.New(r.Text)
+	if r.Errno != 0 {
+		err = guest.Errno(r.Errno)
+	}
+	if r.Special {
+		err = fault.Classify(fault.InvalidArgument, err)
+	}
+	if r.Path == "" {
+		return err
+	}
+	return &fs.PathError{Op: "copy", Path: r.Path, Err: err}
+}
+
+// CopyOut is [Sandbox.CopyOut] as the user.
+func (f *View) CopyOut(ctx context.Context, inside, hostPath string, opts archive.Options) (archive.Report, error) {
+	report, err := f.copyOut(ctx, inside, hostPath, opts)
+	return report, f.failLink(ctx, "copy out", inside, hostPath, err)
+}
+
+func (f *View) copyOut(ctx context.Context, inside, hostPath string, opts archive.Options) (report archive.Report, err error) {
+	from, err := f.abs(inside)
+	if err != nil {
+		return report, err
+	}
+	if hostPath == "" {
+		return report, fs.ErrNotExist
+	}
+	if os.IsPathSeparator(hostPath[len(hostPath)-1]) {
+		base := path.Base(from)
+		if base == "/" || base == "." || base == ".." {
+			return report, fault.Invalid("%q has no name to have in a directory", inside)
+		}
+		hostPath = filepath.Join(hostPath, base)
+	}
+	if err := f.h.CheckUsable(); err != nil {
+		return report, err
+	}
+	conn, err := f.h.ConnectRunning(ctx)
+	if errors.Is(err, lifecycle.ErrNoSession) {
+		st, err := f.stopped(ctx)
+		if err != nil {
+			return report, err
+		}
+		return st.copyOut(ctx, from, hostPath, opts)
+	}
+	if err != nil {
+		return report, err
+	}
+	opts.Complete = true
+	r, err := f.runVerb(ctx, conn, wire.VerbPack, from, false, 0, func(p *guest.Process) (err error) {
+		if report, err = archive.Unpack(ctx, p.Stdout(), hostPath, archive.Hostile, opts); err != nil {
+			p.Close()
+		} else {
+			_, err = io.Copy(io.Discard, p.Stdout())
+		}
+		return err
+	})
+	var remote *archive.RemoteError
+	switch {
+	case r == nil:
+		return report, err
+	case ctx.Err() != nil:
+		return archive.Report{}, fault.Cancelled(ctx)
+	case errors.As(err, &remote):
+		return archive.Report{}, remoteError(remote)
+	case !errors.Is(err, io.ErrUnexpectedEOF):
+		return report, err
+	case r.stderr != "" && (r.waitErr != nil || r.exit.Signal == 0):
+		return archive.Report{}, fmt.Errorf("%w: stderr: %q", err, r.stderr)
+	}
+	if failure := r.failure(ctx, conn); failure != nil {
+		return archive.Report{}, failure
+	}
+	return report, err
+}

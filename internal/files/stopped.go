@@ -1,0 +1,303 @@
+package files
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+)
+
+// stopped reads the files of a sandbox without a session, through the engine and as root. The
+// times in archives are in whole seconds.
+type stopped struct {
+	f   *View
+	eng *engine.Engine
+	id  string
+}
+
+func (f *View) stopped(ctx context.Context) (*stopped, error) {
+	got, err := f.h.Current(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &stopped{f: f, eng: f.h.Client().Engine, id: got.ID}, nil
+}
+
+// notExist classifies the engine's error for a missing path. That the sandbox exists was
+// checked before.
+func notExist(err error) error {
+	if errors.Is(err, engine.ErrNotFound) {
+		return fmt.Errorf("%w: %w", fs.ErrNotExist, err)
+	}
+	return err
+}
+
+// resolve returns the path that a path leads to, and its info. The engine follows links as if
+// the sandbox's root were its own.
+func (st *stopped) resolve(ctx context.Context, path string, follow bool) (string, engine.PathStat, error) {
+	for range 40 {
+		got, err := st.eng.StatPath(ctx, st.id, path)
+		if err != nil {
+			return "", got, notExist(err)
+		}
+		if !follow || got.Mode&fs.ModeSymlink == 0 {
+			return path, got, nil
+		}
+		if path = got.LinkTarget; !strings.HasPrefix(path, "/") {
+			return "", got, fmt.Errorf("%w: dangling link", fs.ErrNotExist)
+		}
+	}
+	return "", engine.PathStat{}, errors.New("too many levels of symbolic links")
+}
+
+func (st *stopped) stat(ctx context.Context, path string, follow bool) (*fileInfo, error) {
+	_, got, err := st.resolve(ctx, path, follow)
+	if err != nil {
+		return nil, err
+	}
+	return st.f.stoppedInfo(got), nil
+}
+
+// stream opens the archive of a path at its first entry. The caller closes it.
+func (st *stopped) stream(ctx context.Context, path string) (io.ReadCloser, *tar.Reader, *tar.Header, error) {
+	rc, _, err := st.eng.CopyFrom(ctx, st.id, path)
+	if err != nil {
+		return nil, nil, nil, notExist(err)
+	}
+	tr := tar.NewReader(rc)
+	hdr, err := tr.Next()
+	if err != nil {
+		rc.Close()
+		return nil, nil, nil, err
+	}
+	return rc, tr, hdr, nil
+}
+
+func (st *stopped) readlink(ctx context.Context, path string) (string, error) {
+	rc, _, hdr, err := st.stream(ctx, path)
+	if err != nil {
+		return "", err
+	}
+	defer rc.Close()
+	if hdr.Typeflag != tar.TypeSymlink {
+		return "", fault.Invalid("not a symbolic link")
+	}
+	return hdr.Linkname, nil
+}
+
+func notRegular(m fs.FileMode) error {
+	if m.IsDir() {
+		return fault.Invalid("is a directory")
+	}
+	return fault.Classify(fault.NotRunning, fmt.Errorf("%v is not a regular file", m))
+}
+
+func (st *stopped) readFile(ctx context.Context, path string) ([]byte, error) {
+	real, got, err := st.resolve(ctx, path, true)
+	if err != nil {
+		return nil, err
+	}
+	if !got.Mode.IsRegular() {
+		return nil, notRegular(got.Mode)
+	}
+	rc, tr, hdr, err := st.stream(ctx, real)
+	if err != nil {
+		return nil, err
+	}
+	defer rc.Close()
+	if hdr.Typeflag != tar.TypeReg {
+		return nil, notRegular(hdr.FileInfo().Mode())
+	}
+	return io.ReadAll(tr)
+}
+
+// readDir picks the entries of a directory from the archive of its whole tree: the engine
+// offers no other way.
+func (st *stopped) readDir(ctx context.Context, dir string) ([]fs.DirEntry, error) {
+	real, got, err := st.resolve(ctx, dir, true)
+	if err != nil {
+		return nil, err
+	}
+	if !got.Mode.IsDir() {
+		return nil, fault.Invalid("not a directory")
+	}
+	rc, tr, hdr, err := st.stream(ctx, real)
+	if err != nil {
+		return nil, err
+	}
+	defer rc.Close()
+	top := strings.TrimSuffix(hdr.Name, "/") + "/"
+	list := []fs.DirEntry{}
+	seen := map[string]bool{}
+	for {
+		hdr, err := tr.Next()
+		if err == io.EOF {
+			return list, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		name, ok := strings.CutPrefix(strings.TrimSuffix(hdr.Name, "/"), top)
+		if !ok && top == "//" {
+			name, ok = strings.TrimPrefix(strings.TrimSuffix(hdr.Name, "/"), "/"), true
+		}
+		if !ok || name == "" || name == "." || name == ".." || strings.Contains(name, "/") || seen[name] {
+			continue
+		}
+		seen[name] = true
+		info := hdr.FileInfo()
+		list = append(list, &fileInfo{
+			name: name, size: info.Size(), mode: info.Mode(), mtime: info.ModTime(),
+			sys: st.f.sys, stat: Stat{UID: uint32(hdr.Uid), GID: uint32(hdr.Gid)},
+		})
+	}
+}
+
+func (st *stopped) copyOut(ctx context.Context, from, host string, opts archive.Options) (archive.Report, error) {
+	real, got, err := st.resolve(ctx, from, true)
+	if err != nil {
+		return archive.Report{}, err
+	}
+	if !got.Mode.IsRegular() && !got.Mode.IsDir() {
+		return archive.Report{}, &fs.PathError{Op: "copy", Path: from, Err: fmt.Errorf("%w but %v", archive.ErrSpecial, got.Mode.Type())}
+	}
+	rc, _, err := st.eng.CopyFrom(ctx, st.id, real)
+	if err != nil {
+		return archive.Report{}, notExist(err)
+	}
+	defer rc.Close()
+	opts.Strip = 1
+	report, err := archive.Unpack(ctx, rc, host, archive.Hostile, opts)
+	if err == nil {
+		// Only the end of the reply shows that it is complete.
+		_, err = io.Copy(io.Discard, rc)
+	}
+	return report, err
+}
+
+// stoppedFile is an open file of a sandbox without a session. It keeps the engine's stream for
+// sequential reads.
+type stoppedFile struct {
+	st   *stopped
+	path string
+	info *fileInfo
+
+	mu     sync.Mutex
+	closed bool
+	body   io.Reader
+	at     int64
+	end    func()
+	idle   *time.Timer
+}
+
+// stoppedIdle is how long an idle stream is kept: while it is open the engine lets nobody
+// start the sandbox.
+const stoppedIdle = 300 * time.Millisecond
+
+func (st *stopped) open(ctx context.Context, name string) (*stoppedFile, error) {
+	real, got, err := st.resolve(ctx, name, true)
+	if err != nil {
+		return nil, err
+	}
+	if !got.Mode.IsRegular() && !got.Mode.IsDir() {
+		return nil, notRegular(got.Mode)
+	}
+	info := st.f.stoppedInfo(got)
+	info.name = path.Base(name)
+	return &stoppedFile{st: st, path: real, info: info}, nil
+}
+
+func (f *stoppedFile) entries() ([]fs.DirEntry, error) {
+	return f.st.readDir(context.Background(), f.path)
+}
+
+func (f *stoppedFile) readAt(b []byte, off int64) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case f.closed:
+		return 0, fs.ErrClosed
+	case f.info.mode.IsDir():
+		return 0, notRegular(f.info.mode)
+	case off >= f.info.size:
+		return 0, io.EOF
+	}
+	if f.idle != nil {
+		f.idle.Stop()
+	}
+	if f.body == nil || off < f.at {
+		if err := f.openStream(); err != nil {
+			return 0, err
+		}
+	}
+	n, err := io.CopyN(io.Discard, f.body, off-f.at)
+	f.at += n
+	if err != nil {
+		f.closeStream()
+		return 0, err
+	}
+	got, err := io.ReadFull(f.body, b)
+	f.at += int64(got)
+	if err == io.ErrUnexpectedEOF {
+		err = io.EOF
+	}
+	if err != nil {
+		f.closeStream()
+		return got, err
+	}
+	f.idle = time.AfterFunc(stoppedIdle, func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.closeStream()
+	})
+	return got, nil
+}
+
+func (f *stoppedFile) openStream() error {
+	f.closeStream()
+	ctx, cancel := context.WithCancel(context.Background())
+	rc, tr, hdr, err := f.st.stream(ctx, f.path)
+	if err != nil {
+		cancel()
+		return err
+	}
+	f.body, f.at = tr, 0
+	f.end = func() {
+		cancel()
+		rc.Close()
+	}
+	if hdr.Typeflag != tar.TypeReg {
+		f.closeStream()
+		return notRegular(hdr.FileInfo().Mode())
+	}
+	return nil
+}
+
+// closeStream closes the engine's stream.
+func (f *stoppedFile) closeStream() {
+	if f.end != nil {
+		f.end()
+	}
+	f.body, f.end = nil, nil
+}
+
+func (f *stoppedFile) close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.closed = true
+	if f.idle != nil {
+		f.idle.Stop()
+	}
+	f.closeStream()
+	return nil
+}

@@ -1,0 +1,23 @@
+//go:build !unix
+
+package guest
+
+import (
+	"os"
+	"syscall"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+)
+
+// LinuxSignal takes the numbers as they are: package syscall invents the signals of
+// this system, with Linux' numbers.
+func LinuxSignal(sig os.Signal) (int, error) {
+	s, ok := sig.(syscall.Signal)
+	if !ok || s <= 0 || s > 31 {
+		return 0, fault.Invalid("signal %v is not one of package syscall", sig)
+	}
+	return int(s), nil
+}
+
+// HostSignal is LinuxSignal's inverse.
+func HostSignal(n int) os.Signal { return syscall.Signal(n) }

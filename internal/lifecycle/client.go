@@ -1,0 +1,226 @@
+// Package lifecycle is a sandbox from its creation to its deletion, and one handle on it:
+// the connection to its guest, the start of its sessions, its lease, its changes.
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/build"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+)
+
+// A Client creates sandboxes on one engine and opens handles on them.
+type Client struct {
+	*machine.Machine
+	MaxPorts int // that a sandbox may publish; 0 is the default
+}
+
+// A Hook is called with a handle on a running sandbox.
+type Hook func(context.Context, *Handle) error
+
+// CreateOptions say which sandbox to create, and what to call meanwhile.
+type CreateOptions struct {
+	Plan     plan.Sandbox
+	OnCreate []Hook
+	OnResume []Hook
+	Confirm  func(plan.Sandbox) error // asked before anything is made; may be nil
+	Report   *machine.Reporter
+}
+
+// confirmed asks for confirmation once, if the caller wants that.
+func (o *CreateOptions) confirmed() error {
+	if o.Confirm == nil {
+		return nil
+	}
+	if err := o.Confirm(o.Plan); err != nil {
+		return fmt.Errorf("not confirmed: %w", err)
+	}
+	o.Confirm = nil
+	return nil
+}
+
+// Create creates a sandbox. Its files come from an origin if that is not nil.
+func (c *Client) Create(ctx context.Context, o *CreateOptions, from build.Origin) (*Handle, error) {
+	c.SweepIfDue(ctx)
+	if id := o.Plan.Snapshot; id != "" {
+		from = build.FromSnapshot(id)
+	}
+	for {
+		b, err := c.prepare(ctx, o, from)
+		if err != nil {
+			return nil, err
+		}
+		h, err := c.finishCreate(ctx, o, b, func(ctx context.Context) error { return c.start(ctx, b, b.Fill) })
+		if !errors.Is(err, build.ErrTryAgain) || ctx.Err() != nil {
+			return h, err
+		}
+	}
+}
+
+// prepare returns a build after [build.Build.Prepare]. It takes over from a dead creator of
+// the same name.
+func (c *Client) prepare(ctx context.Context, o *CreateOptions, from build.Origin) (*build.Build, error) {
+	release, err := c.Slot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	for {
+		if err := c.Available(ctx, o.Plan.Name, o.Plan.ID); err != nil {
+			return nil, err
+		}
+		if err := c.CheckAttached(ctx, o.Plan.Mounts); err != nil {
+			return nil, err
+		}
+		if err := o.confirmed(); err != nil {
+			return nil, err
+		}
+		b := build.New(c.Machine, o.Plan, from, len(o.OnCreate) > 0, o.Report)
+		err := b.Prepare(ctx)
+		if err == nil {
+			return b, nil
+		}
+		err = errors.Join(err, b.Undo(ctx))
+		var held *record.HeldError
+		if !errors.As(err, &held) {
+			return nil, err
+		}
+		switch m, found, err := record.FindMarker(ctx, c.Engine, o.Plan.Name); {
+		case err != nil:
+			return nil, err
+		case found && !m.Expired(c.Engine.Now()):
+			return nil, fmt.Errorf("%w: %w", store.ErrNameTaken, held)
+		case found:
+			if err := c.TakeOver(ctx, m); err != nil {
+				return nil, err
+			}
+		}
+		if err := fault.Sleep(ctx, 20*time.Millisecond); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// start starts the first session of a build, after fill.
+func (c *Client) start(ctx context.Context, b *build.Build, fill func(context.Context) error) error {
+	release, err := c.Slot(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := fill(ctx); err != nil {
+		return err
+	}
+	return b.Start(ctx)
+}
+
+// finishCreate starts the first session, calls the hooks and commits the build. After a
+// failure or a panic it undoes the build.
+func (c *Client) finishCreate(ctx context.Context, o *CreateOptions, b *build.Build, start func(context.Context) error) (h *Handle, err error) {
+	done := false
+	defer func() {
+		if done {
+			return
+		}
+		if h != nil {
+			h.release()
+		}
+		err = errors.Join(err, b.Undo(ctx))
+		h = nil
+	}()
+	if err := start(ctx); err != nil {
+		return nil, err
+	}
+	got, err := b.Container(ctx)
+	if err != nil {
+		return nil, err
+	}
+	h = c.handle(b.Record, got, o.OnResume)
+	h.owner = !b.Record.Persistent
+	h.setSecrets(1, o.Plan.Secrets)
+	h.keepLease() // the copies may take longer than a lease lasts
+	if err := b.Filled(); err != nil {
+		return h, err
+	}
+	if err := h.connectIfNeeded(ctx, b.Record, got, firstStart); err != nil {
+		return h, err
+	}
+	if err := h.checkMainStarted(ctx); err != nil {
+		return h, err
+	}
+	for _, fn := range o.OnCreate {
+		if err := fn(store.WithCreating(ctx, b.Record.Name), h); err != nil {
+			return h, fmt.Errorf("OnCreate: %w", err)
+		}
+	}
+	if ctx.Err() != nil {
+		return h, fault.Cancelled(ctx)
+	}
+	if err := b.Commit(ctx); err != nil {
+		return h, err
+	}
+	done = true
+	return h, nil
+}
+
+// GetOrCreate returns the sandbox of that name, and creates it if there is none.
+func (c *Client) GetOrCreate(ctx context.Context, o *CreateOptions) (*Handle, error) {
+	for {
+		h, err := c.Get(ctx, o.Plan.Name, GetOptions{OnResume: o.OnResume, Report: o.Report, Secrets: o.Plan.Secrets})
+		if !errors.Is(err, fault.NotFound) {
+			return h, err
+		}
+		h, err = c.Create(ctx, o, nil)
+		if !errors.Is(err, store.ErrNameTaken) {
+			return h, err
+		}
+		// Another caller creates it, which Get waits for.
+		if err := fault.Sleep(ctx, 20*time.Millisecond); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// GetOptions say how to open a handle on an existing sandbox.
+type GetOptions struct {
+	OnResume      []Hook
+	WithoutResume bool
+	Report        *machine.Reporter
+	Secrets       []wire.Secret // what transforms of the sandbox's policy are to set
+	Strict        bool          // a secret for what the policy does not transform is an error
+}
+
+// Get opens a handle on the sandbox of that name or ID, and resumes it if it is stopped.
+func (c *Client) Get(ctx context.Context, nameOrID string, o GetOptions) (*Handle, error) {
+	rec, got, err := c.AwaitCreated(ctx, nameOrID)
+	if err != nil {
+		return nil, err
+	}
+	h := c.handle(rec, got, o.OnResume)
+	if err := h.open(ctx, got, o); err != nil {
+		h.release()
+		return nil, err
+	}
+	return h, nil
+}
+
+func (h *Handle) open(ctx context.Context, got engine.Container, o GetOptions) error {
+	if err := h.acceptSecrets(o.Secrets, o.Strict); err != nil || o.WithoutResume {
+		return err
+	}
+	if got.State != engine.StateRunning {
+		o.Report.Report(machine.Progress{Step: "start", Text: "resuming"})
+		return h.resume(ctx)
+	}
+	// Another process may have died while starting it.
+	return h.connectIfNeeded(ctx, h.rec, got, wasRunning)
+}

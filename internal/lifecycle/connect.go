@@ -1,0 +1,279 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+)
+
+// connectTimeout bounds a connection to the guest, which costs one exec of the engine.
+const connectTimeout = 30 * time.Second
+
+// ErrNoSession is the error of a sandbox that exists and does not run.
+var ErrNoSession = errors.New("the sandbox has no session")
+
+// Connect returns the connection to the guest. It resumes a persistent sandbox that is
+// stopped.
+func (h *Handle) Connect(ctx context.Context) (*guest.Conn, error) {
+	for try := 0; ; try++ {
+		conn, err := h.ConnectRunning(ctx)
+		if !errors.Is(err, ErrNoSession) {
+			return conn, err
+		}
+		if !h.rec.Persistent || try == 2 {
+			return nil, fmt.Errorf("%w: %w", fault.NotRunning, err)
+		}
+		if err := h.resume(ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// errCopied is the error of a sandbox that is paused because it is being copied.
+var errCopied = errors.New("the sandbox is being copied")
+
+// ConnectRunning returns the connection to the guest, and makes it if there is none, once for
+// concurrent callers. It waits for a copy of the sandbox to end.
+func (h *Handle) ConnectRunning(ctx context.Context) (*guest.Conn, error) {
+	for {
+		h.mu.Lock()
+		if conn := h.conn; conn != nil {
+			select {
+			case <-conn.Done():
+			default:
+				h.mu.Unlock()
+				return conn, nil
+			}
+		}
+		h.mu.Unlock()
+		got, err := h.share(ctx, "connect", connectTimeout, func(ctx context.Context) (any, error) {
+			return h.dial(ctx)
+		})
+		if err == nil {
+			return got.(*guest.Conn), nil
+		}
+		if !errors.Is(err, errCopied) {
+			return nil, err
+		}
+		if err := h.c.AwaitUnpause(ctx, h.rec.Name); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// share runs fn once for all concurrent callers of a key, on a context of its own: the end of
+// one caller's context does not affect the others.
+func (h *Handle) share(ctx context.Context, key string, d time.Duration, fn func(context.Context) (any, error)) (any, error) {
+	h.mu.Lock()
+	// A handle in the middle of its own Detach or resume still needs its connection.
+	if h.released {
+		h.mu.Unlock()
+		return nil, fault.Closed
+	}
+	h.work.Add(1)
+	h.mu.Unlock()
+	result := h.flights.DoChan(key, func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d)
+		defer cancel()
+		defer context.AfterFunc(h.life, cancel)()
+		return fn(ctx)
+	})
+	select {
+	case r := <-result:
+		h.work.Done()
+		return r.Val, r.Err
+	case <-ctx.Done():
+		// The call goes on for other callers; release waits for it.
+		go func() {
+			<-result
+			h.work.Done()
+		}()
+		return nil, fault.Cancelled(ctx)
+	}
+}
+
+// dial starts the guest's server in the sandbox, connects to it and begins the session. It
+// tries again while the engine reports the container as running.
+func (h *Handle) dial(ctx context.Context) (*guest.Conn, error) {
+	for began, try := time.Now(), 0; ; try++ {
+		conn, err := h.handshake(ctx)
+		if err == nil {
+			return h.setConn(conn)
+		}
+		lost := errors.Is(err, guest.ErrConnectionLost)
+		var unreachable *unreachableError
+		if ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable) || !lost && !errors.As(err, &unreachable) {
+			return nil, err
+		}
+		if err := h.checkRunning(ctx); err != nil {
+			return nil, err
+		}
+		switch {
+		case try == 0: // it may be another container by now
+		case !lost && !errors.Is(err, engine.ErrConflict) && !errors.Is(err, engine.ErrNotFound):
+			return nil, err
+		case time.Since(began) > exitReportTimeout:
+			return nil, fault.Classify(fault.EngineUnavailable, err)
+		default:
+			// The engine reports a session that has just ended as running for a moment.
+			if err := fault.Sleep(ctx, store.PollEvery); err != nil {
+				return nil, err
+			}
+		}
+	}
+}
+
+// checkRunning fails with errCopied or ErrNoSession if the present container does not run.
+func (h *Handle) checkRunning(ctx context.Context) error {
+	got, err := h.Current(ctx)
+	if err == nil && got.State == engine.StatePaused {
+		if _, found, err := record.FindPause(ctx, h.c.Engine, h.rec.Name); err == nil && found {
+			return errCopied
+		}
+		got, err = h.Current(ctx)
+	}
+	if err == nil && got.State != engine.StateRunning {
+		err = fmt.Errorf("%w: it is %s", ErrNoSession, store.StateOf(got.State))
+	}
+	return err
+}
+
+// setConn makes conn the handle's connection, in place of a lost one.
+func (h *Handle) setConn(conn *guest.Conn) (*guest.Conn, error) {
+	h.mu.Lock()
+	if h.released {
+		h.mu.Unlock()
+		conn.Close()
+		return nil, fault.Closed
+	}
+	old := h.conn
+	h.conn = conn
+	h.mu.Unlock()
+	if old != nil {
+		old.Close()
+	}
+	return conn, nil
+}
+
+// unreachableError is the error of a guest that could not be connected to.
+type unreachableError struct{ error }
+
+func (e *unreachableError) Unwrap() error { return e.error }
+
+// handshake connects to the guest and begins the session.
+func (h *Handle) handshake(ctx context.Context) (*guest.Conn, error) {
+	h.mu.Lock()
+	container := h.container
+	h.mu.Unlock()
+	conn, err := dialGuest(ctx, h.c.Engine, container)
+	if err != nil {
+		return nil, &unreachableError{err}
+	}
+	// A copier that died may have left it paused.
+	conn.OnSlowAnswer(func(ctx context.Context) { h.c.AwaitUnpause(ctx, h.rec.Name) })
+	if _, err = h.beginSession(ctx, conn); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+func dialGuest(ctx context.Context, eng *engine.Engine, container string) (*guest.Conn, error) {
+	stream, err := eng.Exec(ctx, container, engine.ExecSpec{
+		Argv: []string{wire.Path, wire.VerbServe}, User: "0:0", Dir: "/", Stdin: true,
+	})
+	if err != nil {
+		return nil, err
+	}
+	conn, err := guest.Dial(ctx, stream)
+	if err != nil {
+		if stderr := strings.TrimSpace(stream.Stderr()); stderr != "" {
+			err = fmt.Errorf("%w: the guest's stderr: %q", err, stderr)
+		} else {
+			err = fmt.Errorf("%w: %w", guest.ErrConnectionLost, err) // it ended before the handshake
+		}
+		return nil, fmt.Errorf("connect to the guest: %w", err)
+	}
+	return conn, nil
+}
+
+// dropConn closes the connection to the guest; commands that are not detached end.
+func (h *Handle) dropConn() {
+	h.mu.Lock()
+	conn := h.conn
+	h.conn = nil
+	h.mu.Unlock()
+	if conn != nil {
+		conn.Close()
+	}
+}
+
+// dropLost forgets a connection that is known to be lost.
+func (h *Handle) dropLost(conn *guest.Conn) {
+	h.mu.Lock()
+	if h.conn == conn {
+		h.conn = nil
+	}
+	h.mu.Unlock()
+	conn.Close()
+}
+
+// exitReportTimeout bounds the wait for an engine to report that a container has exited: a
+// busy one takes seconds.
+const exitReportTimeout = 20 * time.Second
+
+// ExplainLost returns why a connection ended during a call.
+func (h *Handle) ExplainLost(ctx context.Context, err error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), exitReportTimeout)
+	defer cancel()
+	for alive := false; !alive; {
+		if e := h.CheckUsable(); e != nil {
+			return fmt.Errorf("%w: %w", e, err)
+		}
+		got, e := h.Current(ctx)
+		switch {
+		case errors.Is(e, fault.NotFound):
+			return fmt.Errorf("%w: it was removed meanwhile: %w", e, err)
+		case e != nil:
+			return fmt.Errorf("%w: %w", e, err)
+		case got.State != engine.StateRunning:
+			return fmt.Errorf("%w: the session ended meanwhile (%s): %w", fault.NotRunning, got.Ended(), err)
+		}
+		// The engine reports a session that has just ended as running for a moment. One that
+		// accepts a connection does run.
+		_, e = h.ConnectRunning(ctx)
+		alive = e == nil || errors.Is(e, engine.ErrUnavailable) || fault.Sleep(ctx, store.PollEvery) != nil
+	}
+	return fault.Classify(fault.EngineUnavailable, fmt.Errorf("the connection to it was lost: %w", err))
+}
+
+// StartError returns the error of package os or os/exec for a command that did not start.
+func StartError(path, dir string, e *wire.StartError) error {
+	switch e.Kind {
+	case wire.KindNotFound:
+		return &exec.Error{Name: path, Err: exec.ErrNotFound}
+	case wire.KindPermission:
+		return &exec.Error{Name: path, Err: fs.ErrPermission}
+	case wire.KindDirectory:
+		return &os.PathError{Op: "chdir", Path: dir, Err: fmt.Errorf("%w: %s", fs.ErrNotExist, e.Message)}
+	case wire.KindUser, wire.KindArguments:
+		return fault.Classify(fault.InvalidArgument, e)
+	case wire.KindUnknownProcess:
+		return fault.ProcessNotFound
+	case wire.KindStopping:
+		return fault.Classify(fault.NotRunning, e)
+	}
+	return &exec.Error{Name: path, Err: e}
+}

@@ -1,0 +1,150 @@
+package lifecycle
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// control sends a signed request to PID 1.
+func (h *Handle) control(ctx context.Context, req wire.Control) error {
+	_, err := h.request(ctx, req)
+	return err
+}
+
+// request sends a signed request to PID 1 and returns its reply. It connects again if the
+// connection turns out to be lost.
+func (h *Handle) request(ctx context.Context, req wire.Control) (wire.Reply, error) {
+	conn, err := h.Connect(ctx)
+	if err != nil {
+		return wire.Reply{}, err
+	}
+	reply, err := h.requestOn(ctx, conn, req)
+	if errors.Is(err, guest.ErrConnectionLost) && ctx.Err() == nil {
+		// It may have been lost before this request: a session that still runs accepts another.
+		h.dropLost(conn)
+		again, e := h.ConnectRunning(ctx)
+		if errors.Is(e, ErrNoSession) {
+			return reply, err
+		}
+		if e != nil {
+			return reply, e
+		}
+		return h.requestOn(ctx, again, req)
+	}
+	return reply, err
+}
+
+func (h *Handle) requestOn(ctx context.Context, conn *guest.Conn, req wire.Control) (wire.Reply, error) {
+	if len(h.rec.ControlKey) != ed25519.SeedSize {
+		return wire.Reply{}, fmt.Errorf("%w: the sandbox was made without a control key", fault.Unsupported)
+	}
+	reply, err := conn.Control(ctx, ed25519.NewKeyFromSeed(h.rec.ControlKey), req)
+	if err == nil && reply.Error != "" {
+		err = fmt.Errorf("PID 1 refused %s: %s", req.Op, reply.Error)
+	}
+	return reply, err
+}
+
+// connectSession is ConnectRunning for a call that needs a running session.
+func (h *Handle) connectSession(ctx context.Context) (*guest.Conn, error) {
+	conn, err := h.ConnectRunning(ctx)
+	if errors.Is(err, ErrNoSession) {
+		err = fmt.Errorf("%w: %w", fault.NotRunning, err)
+	}
+	return conn, err
+}
+
+// checkMainStarted waits until PID 1 knows whether the main process could be started, and
+// fails if it could not.
+func (h *Handle) checkMainStarted(ctx context.Context) error {
+	if len(h.rec.Settings.Command) == 0 {
+		return nil
+	}
+	reply, err := h.request(ctx, wire.Control{Op: wire.OpStatus})
+	if err != nil {
+		return err
+	}
+	if reply.Main != nil && reply.Main.Start != nil {
+		cmd := h.rec.Settings.Command
+		return fmt.Errorf("main process: %w", StartError(cmd[0], h.rec.Settings.Workdir, reply.Main.Start))
+	}
+	return nil
+}
+
+// MainFailedError is the error of a main process that exited with a failure.
+type MainFailedError struct {
+	Program string
+	Exit    wire.Exit
+}
+
+func (e *MainFailedError) Error() string { return "the main process has ended" }
+
+// mainFailure returns how the main process failed, or nil.
+func (h *Handle) mainFailure(ctx context.Context, conn *guest.Conn) (failure, err error) {
+	argv := h.settings().Command
+	if len(argv) == 0 || len(h.rec.ControlKey) == 0 {
+		return nil, nil
+	}
+	reply, err := h.requestOn(ctx, conn, wire.Control{Op: wire.OpStatus})
+	switch {
+	case ctx.Err() != nil:
+		return nil, nil // the caller looks
+	case errors.Is(err, guest.ErrConnectionLost):
+		return nil, h.ExplainLost(ctx, err)
+	case err != nil || reply.Main == nil:
+		return nil, err
+	case reply.Main.Start != nil:
+		return fmt.Errorf("main process: %w", StartError(argv[0], h.rec.Settings.Workdir, reply.Main.Start)), nil
+	case reply.Main.Exit == nil || reply.Main.Exit.Code == 0 && reply.Main.Exit.Signal == 0:
+		return nil, nil
+	}
+	return &MainFailedError{Program: argv[0], Exit: *reply.Main.Exit}, nil
+}
+
+// Egress returns the connections that PID 1 allowed and blocked, the latest last.
+func (h *Handle) Egress(ctx context.Context) ([]wire.Egress, error) {
+	if err := h.CheckUsable(); err != nil {
+		return nil, err
+	}
+	if _, err := h.awaitRunning(ctx); err != nil {
+		return nil, err
+	}
+	conn, err := h.connectSession(ctx)
+	if err != nil {
+		return nil, err
+	}
+	reply, err := h.requestOn(ctx, conn, wire.Control{Op: wire.OpEgress})
+	switch {
+	case reply.Network == nil && err != nil && ctx.Err() == nil:
+		return nil, fault.Classify(fault.Unsupported, err)
+	case err != nil:
+		return nil, err
+	case reply.Egress == nil:
+		return nil, nil
+	}
+	slices.SortStableFunc(reply.Egress.Entries, func(a, b wire.Egress) int { return a.Last.Compare(b.Last) })
+	return reply.Egress.Entries, nil
+}
+
+// EgressCount counts the connections that PID 1 has allowed and blocked. They are known only
+// if there is a connection to the guest already.
+func (h *Handle) EgressCount(ctx context.Context) (allowed, blocked int64, known bool) {
+	h.mu.Lock()
+	conn := h.conn
+	h.mu.Unlock()
+	if conn == nil || conn.Err() != nil {
+		return 0, 0, false
+	}
+	reply, err := h.requestOn(ctx, conn, wire.Control{Op: wire.OpNetwork})
+	if err != nil || reply.Network == nil {
+		return 0, 0, false
+	}
+	return reply.Network.Allowed, reply.Network.Blocked, true
+}

@@ -1,0 +1,157 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/build"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/transfer"
+)
+
+// Fork creates a sandbox with the files and settings of another one. The options override the
+// settings.
+func (c *Client) Fork(ctx context.Context, source string, o *CreateOptions) (*Handle, error) {
+	from, err := build.NewLive(ctx, c.Machine, source)
+	if err != nil {
+		return nil, err
+	}
+	if err := o.Plan.Inherit(from.Plan); err != nil {
+		return nil, err
+	}
+	return c.Create(ctx, o, from)
+}
+
+// A Result is one of several forks, or its error, and its name.
+type Result struct {
+	Handle *Handle
+	Name   string
+	Err    error
+}
+
+// ForkN creates n sandboxes with the files that another one has at one moment. It returns n
+// results, or none if the files could not be copied.
+func (c *Client) ForkN(ctx context.Context, source string, n int, o *CreateOptions) (results []Result, err error) {
+	from, err := build.NewLive(ctx, c.Machine, source)
+	if err != nil {
+		return nil, err
+	}
+	files := transfer.NewSnapshotFiles(c.Machine, from.Record, from.Container, from.Image, from.Plan.Mounts, o.Report)
+	// Files that no fork shares are removed.
+	defer func() { err = errors.Join(err, files.Release(ctx)) }()
+	if err := files.Create(ctx); err != nil {
+		return nil, err
+	}
+	inherited := *from.Plan
+	inherited.Mounts = files.Mounts()
+	forks := make([]fork, n)
+	for i := range forks {
+		forks[i].order = *o
+		forks[i].order.Plan = *o.Plan.Numbered(i + 1)
+		forks[i].err = forks[i].order.Plan.Inherit(&inherited)
+	}
+	forEach(forks, func(f *fork) { f.build, f.err = c.prepare(ctx, &f.order, build.FromFiles(files.Record)) })
+	c.fillMany(ctx, forks)
+	forEach(forks, func(f *fork) { f.started = c.start(ctx, f.build, f.fill) })
+	// Each takes a connection, which costs the engine a fifth of a start.
+	forEach(forks, func(f *fork) {
+		f.handle, f.err = c.finishCreate(ctx, &f.order, f.build, func(context.Context) error { return f.started })
+		if errors.Is(f.err, build.ErrTryAgain) && ctx.Err() == nil {
+			f.handle, f.err = c.Create(ctx, &f.order, build.FromFiles(files.Record))
+		}
+	})
+	for _, f := range forks {
+		results = append(results, Result{f.handle, f.order.Plan.Name, f.err})
+	}
+	return results, nil
+}
+
+// fork is one of several.
+type fork struct {
+	order   CreateOptions
+	build   *build.Build
+	filled  bool
+	started error
+	handle  *Handle
+	err     error
+}
+
+func (f *fork) fill(ctx context.Context) error {
+	if f.filled {
+		return nil
+	}
+	return f.build.Fill(ctx)
+}
+
+// forEach runs a step for all forks that have not failed, concurrently.
+func forEach(forks []fork, step func(*fork)) {
+	var g errgroup.Group
+	for i := range forks {
+		if forks[i].err == nil {
+			g.Go(func() error { step(&forks[i]); return nil })
+		}
+	}
+	g.Wait()
+}
+
+// fillBatch is how many sandboxes one helper fills, with two or three mounts each.
+const fillBatch = 32
+
+// fillMany fills forks, many with one helper. If that fails they are filled one by one later.
+func (c *Client) fillMany(ctx context.Context, forks []fork) {
+	var prepared []*fork
+	for i := range forks {
+		if forks[i].err == nil {
+			prepared = append(prepared, &forks[i])
+		}
+	}
+	for some := range slices.Chunk(prepared, fillBatch) {
+		var builds []*build.Build
+		for _, f := range some {
+			builds = append(builds, f.build)
+		}
+		err := build.FillMany(ctx, builds)
+		if err != nil && ctx.Err() == nil {
+			c.Log.Warn("forks are filled one by one", "sandbox", builds[0].Record.Name, "error", err)
+		}
+		for _, f := range some {
+			f.filled = err == nil
+		}
+	}
+}
+
+// Snapshot stores the present files of the sandbox. keep, if it is not 0, is how many of its
+// snapshots stay.
+func (h *Handle) Snapshot(ctx context.Context, name string, expiry time.Duration, keep int, report *machine.Reporter) (record.SnapshotRecord, error) {
+	from, err := build.NewLive(ctx, h.c.Machine, h.rec.Name)
+	if err != nil {
+		return record.SnapshotRecord{}, err
+	}
+	if from.Record.ID != h.rec.ID {
+		return record.SnapshotRecord{}, fault.NotFound
+	}
+	files := transfer.NewSnapshotFiles(h.c.Machine, from.Record, from.Container, from.Image, from.Plan.Mounts, report)
+	files.Record.Name = name
+	if expiry > 0 {
+		files.Record.ExpiresAt = files.Record.CreatedAt.Add(expiry)
+	}
+	err = files.Create(ctx)
+	if err == nil {
+		err = files.Commit(ctx)
+	}
+	if err != nil {
+		return files.Record, errors.Join(err, files.Undo(ctx))
+	}
+	if keep > 0 {
+		if err := h.c.KeepLast(ctx, h.rec.ID, keep); err != nil {
+			h.c.Log.Warn("older snapshots stay", "sandbox", h.rec.Name, "error", err)
+		}
+	}
+	return files.Record, nil
+}

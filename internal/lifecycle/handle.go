@@ -1,0 +1,207 @@
+package lifecycle
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+	"golang.org/x/sync/singleflight"
+)
+
+// A Handle is one caller's handle on a sandbox. It is safe for concurrent use.
+type Handle struct {
+	c        *Client
+	rec      record.Sandbox
+	onResume []Hook
+	runtime  string // the container's OCI runtime
+	owner    bool   // the sandbox lives as long as this handle
+
+	mu        sync.Mutex
+	made      record.Sandbox  // rec, with the settings of the present container
+	rev       record.Revision // what has changed since, as far as this handle knows
+	container string          // the engine's ID of it
+	env       []string        // the container's whole environment
+	conn      *guest.Conn     // to the guest, while there is one
+	secrets   []wire.Secret   // what transforms set, in version secretsOf of the policy
+	secretsOf int64
+	lease     *lease        // of a sandbox that is not persistent
+	closed    bool          // for callers
+	deleted   bool          // closed by Delete on this handle
+	released  bool          // nothing may be started any more
+	ending    chan struct{} // closed when Close has finished; nil before Close
+	closeErr  error
+
+	flights singleflight.Group // connects and resumes
+	work    sync.WaitGroup     // callers that wait for a flight
+	servers fileServers
+	life    context.Context // of flights; ends with the handle
+	endLife context.CancelFunc
+}
+
+// handle returns a handle on a sandbox with this container.
+func (c *Client) handle(rec record.Sandbox, got engine.Container, onResume []Hook) *Handle {
+	h := &Handle{c: c, rec: rec, onResume: onResume, made: rec, rev: rec.Revision, runtime: got.Runtime, container: got.ID, env: got.Env}
+	h.life, h.endLife = context.WithCancel(context.Background())
+	return h
+}
+
+// Client returns the handle's client.
+func (h *Handle) Client() *Client { return h.c }
+
+// Record returns the sandbox's record as it was when the handle was opened.
+func (h *Handle) Record() record.Sandbox { return h.rec }
+
+// Mounts returns the mounts of the present container.
+func (h *Handle) Mounts() []record.Mount { return slices.Clone(h.settings().Mounts) }
+
+// Workdir returns the directory of commands that set none.
+func (h *Handle) Workdir() string { return cmp.Or(h.rec.Settings.Workdir, record.Workspace) }
+
+// Environ returns the container's environment, and what updates added to it since.
+func (h *Handle) Environ() (env []string, added map[string]string) {
+	added = h.added()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.env), added
+}
+
+// known returns the sandbox's record with the changes that the handle has seen.
+func (h *Handle) known() record.Sandbox {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.made.With(h.rev)
+}
+
+// settings returns those of the sandbox's present container.
+func (h *Handle) settings() record.SandboxSettings {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.made.Settings
+}
+
+// added returns the environment of commands beyond the container's.
+func (h *Handle) added() map[string]string {
+	rec := h.known()
+	env, err := rec.NewEnv()
+	if err != nil {
+		h.c.Log.Warn("the environment is not as it was updated", "sandbox", rec.Name, "error", err)
+	}
+	return env
+}
+
+func (h *Handle) setRevision(rec record.Sandbox) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.rev = rec.Revision
+}
+
+// Refresh returns the sandbox's record with all changes.
+func (h *Handle) Refresh(ctx context.Context) (record.Sandbox, error) {
+	rec, err := record.Latest(ctx, h.c.Engine, h.known())
+	if err == nil {
+		h.setRevision(rec)
+	}
+	return rec, err
+}
+
+// revise changes the sandbox's record.
+func (h *Handle) revise(ctx context.Context, rec record.Sandbox, change func(*record.Changes) bool) error {
+	// Finished, so that after the end of ctx it is known whether the record was changed.
+	rec, err := store.FinishCall(ctx, func(ctx context.Context) (record.Sandbox, error) {
+		return record.Revise(ctx, h.c.Engine, rec, change)
+	})
+	if err != nil {
+		return fmt.Errorf("change the record: %w", err)
+	}
+	h.setRevision(rec)
+	return nil
+}
+
+// Current returns the sandbox's present container, which another process may have replaced. A
+// sandbox with another ID is another one: the error is fault.NotFound.
+func (h *Handle) Current(ctx context.Context) (engine.Container, error) {
+	got, err := h.c.Locate(ctx, h.rec.Name)
+	if errors.Is(err, engine.ErrNotFound) {
+		return got, fault.NotFound
+	}
+	if err != nil {
+		return got, err
+	}
+	rec, ok := store.SandboxOf(got)
+	if !ok || rec.ID != h.rec.ID || got.State == engine.StateRemoving {
+		return got, fault.NotFound
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.container != got.ID {
+		h.made = rec
+	}
+	h.container, h.env = got.ID, got.Env
+	return got, nil
+}
+
+// awaitUnpaused returns the present container once nobody copies the sandbox. It may still be
+// paused by somebody else.
+func (h *Handle) awaitUnpaused(ctx context.Context) (engine.Container, error) {
+	got, err := h.Current(ctx)
+	if err != nil || got.State != engine.StatePaused {
+		return got, err
+	}
+	if err := h.c.AwaitUnpause(ctx, h.rec.Name); err != nil {
+		return got, err
+	}
+	return h.Current(ctx)
+}
+
+// awaitRunning is awaitUnpaused for a call that needs a running session.
+func (h *Handle) awaitRunning(ctx context.Context) (engine.Container, error) {
+	got, err := h.awaitUnpaused(ctx)
+	if err == nil && got.State != engine.StateRunning {
+		err = fmt.Errorf("%w: it is %s", fault.NotRunning, store.StateOf(got.State))
+	}
+	return got, err
+}
+
+// CheckUsable returns why the caller can't use the handle any more, or nil.
+func (h *Handle) CheckUsable() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case h.deleted:
+		return fault.NotFound
+	case h.closed:
+		return fault.Closed
+	}
+	return nil
+}
+
+// release ends everything that the handle runs, and waits for that.
+func (h *Handle) release() {
+	h.stopLease()
+	h.mu.Lock()
+	h.closed, h.released = true, true
+	h.mu.Unlock()
+	h.endLife()
+	h.dropConn()
+	h.work.Wait()
+}
+
+// stopLease ends the renewal of the lease.
+func (h *Handle) stopLease() {
+	h.mu.Lock()
+	l := h.lease
+	h.lease = nil
+	h.mu.Unlock()
+	if l != nil {
+		l.stop()
+	}
+}

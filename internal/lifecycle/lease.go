@@ -1,0 +1,83 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/build"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// leaseRenewal is how often a handle renews its lease.
+const leaseRenewal = 10 * time.Second
+
+// keepLease starts the renewal of the lease if the handle owns the sandbox. It is called when
+// a session is known to run.
+func (h *Handle) keepLease() {
+	if !h.owner {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.lease == nil && !h.closed {
+		h.lease = newLease(h)
+	}
+}
+
+// A lease is the background renewal of a lease, for a sandbox that lives as long as its
+// handle.
+type lease struct {
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+}
+
+func newLease(h *Handle) *lease {
+	ctx, cancel := context.WithCancel(context.Background())
+	l := &lease{cancel: cancel}
+	l.done.Go(func() {
+		h.renewLease(ctx)
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.lease == l {
+			h.lease = nil // the session ended; the next one gets its own
+		}
+	})
+	return l
+}
+
+func (l *lease) stop() {
+	l.cancel()
+	l.done.Wait()
+}
+
+func (h *Handle) renewLease(ctx context.Context) {
+	for wait := time.Duration(0); fault.Sleep(ctx, wait) == nil; {
+		try, cancel := context.WithTimeout(ctx, leaseRenewal)
+		err := h.control(try, wire.Control{Op: wire.OpLease, Lease: build.LeaseTime})
+		cancel()
+		switch {
+		case err == nil:
+			wait = leaseRenewal
+		case errors.Is(err, fault.NotRunning) && h.isPaused(ctx):
+			wait = time.Second // PID 1 gives us a moment once it is unpaused
+		case errors.Is(err, fault.NotFound), errors.Is(err, fault.NotRunning), errors.Is(err, fault.Unsupported):
+			return
+		default:
+			// Until the lease runs out there is time to try again.
+			wait = 2 * time.Second
+			if ctx.Err() == nil {
+				h.c.Log.Warn("lease not renewed", "sandbox", h.rec.Name, "error", err)
+			}
+		}
+	}
+}
+
+// isPaused reports whether the session is paused.
+func (h *Handle) isPaused(ctx context.Context) bool {
+	got, err := h.Current(ctx)
+	return err == nil && got.State == engine.StatePaused
+}

@@ -1,0 +1,157 @@
+package lifecycle
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// A LogLine is one line of a log. The root package documents its fields.
+type LogLine struct {
+	Stream  string
+	Time    time.Time
+	Text    string
+	Command string
+}
+
+// LogOptions say which part of a log to read. The root package documents its fields.
+type LogOptions struct {
+	Tail   int
+	Follow bool
+	Since  time.Time
+}
+
+// logSource is the stream and the command that a line is from.
+type logSource struct{ stream, command string }
+
+// maxLogLine bounds what one line may take in memory.
+const maxLogLine = 16 << 20
+
+// assembly joins lines from the engine's pieces, and those of commands from the frames within
+// them.
+type assembly map[logSource]*openLine
+
+// maxOpenLines bounds the incomplete lines of forged frames that a main process may write.
+const maxOpenLines = 256
+
+// openLine is an incomplete line.
+type openLine struct {
+	time time.Time
+	text []byte
+}
+
+func (a assembly) add(p engine.LogPiece) (LogLine, bool) {
+	main := logSource{stream: "stdout"}
+	if p.Stderr {
+		main.stream = "stderr"
+	}
+	b := a[main]
+	if b == nil {
+		if p.End && bytes.IndexByte(p.Text, wire.LogMark[0]) < 0 { // as nearly all of them
+			return LogLine{Stream: main.stream, Time: p.Time, Text: string(p.Text)}, true
+		}
+		b = &openLine{time: p.Time}
+		a[main] = b
+	}
+	b.text = append(b.text, p.Text...)
+	if !p.End && len(b.text) < maxLogLine {
+		return LogLine{}, false
+	}
+	before, frame, framed := bytes.Cut(b.text, []byte(wire.LogMark))
+	id, text, more, ok := parseFrame(frame)
+	from := logSource{main.stream, id}
+	if framed && ok && (a[from] != nil || len(a) < maxOpenLines) {
+		// It came in the middle of a line of the main process, or at its beginning.
+		if c := a[from]; c != nil {
+			c.text = append(c.text, text...)
+		} else {
+			a[from] = &openLine{time: p.Time, text: bytes.Clone(text)}
+		}
+		if b.text = before; len(before) == 0 {
+			delete(a, main)
+		}
+		if more && len(a[from].text) < maxLogLine {
+			return LogLine{}, false
+		}
+		return a.take(from), true
+	}
+	return a.take(main), true
+}
+
+// parseFrame parses a frame after its mark.
+func parseFrame(frame []byte) (id string, text []byte, more, ok bool) {
+	name, rest, found := bytes.Cut(frame, []byte(" "))
+	if !found || len(name) == 0 || len(name) > wire.MaxLogID || len(rest) < 2 || rest[1] != ' ' || rest[0] != wire.LogWhole && rest[0] != wire.LogPart {
+		return "", nil, false, false
+	}
+	return string(name), rest[2:], rest[0] == wire.LogPart, true
+}
+
+func (a assembly) take(s logSource) LogLine {
+	b := a[s]
+	delete(a, s)
+	return LogLine{Stream: s.stream, Time: b.time, Text: string(b.text), Command: s.command}
+}
+
+// rest yields the incomplete lines, the oldest first.
+func (a assembly) rest(yield func(LogLine) bool) bool {
+	var lines []LogLine
+	for s := range a {
+		lines = append(lines, a.take(s))
+	}
+	slices.SortFunc(lines, func(a, b LogLine) int { return a.Time.Compare(b.Time) })
+	for _, l := range lines {
+		if !yield(l) {
+			return false
+		}
+	}
+	return true
+}
+
+// Logs calls yield with the lines of the log until it returns false.
+func (h *Handle) Logs(ctx context.Context, o LogOptions, yield func(LogLine) bool) error {
+	if err := h.CheckUsable(); err != nil {
+		return err
+	}
+	got, err := h.Current(ctx)
+	if err != nil {
+		return err
+	}
+	log, err := h.c.Engine.ReadLog(ctx, got.ID, engine.LogSpec{Tail: o.Tail, Follow: o.Follow, Since: o.Since})
+	if errors.Is(err, engine.ErrNotFound) {
+		return fault.NotFound
+	}
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	asm := assembly{}
+	for {
+		p, err := log.Next()
+		if err != nil {
+			if !asm.rest(yield) {
+				return nil
+			}
+			switch {
+			case ctx.Err() != nil:
+				return fault.Cancelled(ctx)
+			case !errors.Is(err, io.EOF):
+				return fmt.Errorf("read the log: %w", err)
+			case o.Follow && got.HasSession():
+				return h.confirmEnded(ctx, got)
+			}
+			return nil
+		}
+		if line, whole := asm.add(p); whole && !yield(line) {
+			return nil
+		}
+	}
+}

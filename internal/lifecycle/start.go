@@ -1,0 +1,100 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/build"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+)
+
+type resumingKey struct{}
+
+// resume starts a session, once for concurrent callers and on a context of its own.
+func (h *Handle) resume(ctx context.Context) error {
+	if ctx.Value(resumingKey{}) == h {
+		return nil // OnResume uses the sandbox: it runs already
+	}
+	_, err := h.share(ctx, "resume", remakeTimeout, func(ctx context.Context) (any, error) {
+		h.dropConn()
+		if err := h.remakeOutdated(ctx); err != nil {
+			return nil, err
+		}
+		ctx, cancel := context.WithTimeout(ctx, store.UndoTimeout)
+		defer cancel()
+		return nil, h.resumeOnce(ctx)
+	})
+	return err
+}
+
+// remakeOutdated replaces a container that lacks changes of the sandbox.
+func (h *Handle) remakeOutdated(ctx context.Context) error {
+	for {
+		got, err := h.Current(ctx)
+		if err != nil {
+			return err
+		}
+		rec, err := h.Refresh(ctx)
+		if err != nil {
+			return err
+		}
+		if got.HasSession() || !store.IsNext(got, rec) && !rec.Outdated() {
+			return nil
+		}
+		err = build.Remake(ctx, h.c.Machine, rec, &machine.Reporter{})
+		var held *record.HeldError
+		if errors.As(err, &held) {
+			err = h.c.AwaitChange(ctx, rec.Name)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (h *Handle) resumeOnce(ctx context.Context) error {
+	wait := h.prefetch(ctx)
+	err := h.c.Start(ctx, h.rec.Name)
+	wait()
+	if err != nil {
+		return err
+	}
+	got, err := h.Current(ctx)
+	if err != nil {
+		return err
+	}
+	if got.State != engine.StateRunning {
+		return fmt.Errorf("%w: the container exited during its start: %s", fault.NotRunning, got.Ended())
+	}
+	h.c.Log.Info("session resumed", "sandbox", h.rec.Name)
+	h.keepLease()
+	ctx = context.WithValue(ctx, resumingKey{}, h)
+	rec, err := h.Refresh(ctx)
+	if err != nil {
+		return err
+	}
+	if err := h.connectIfNeeded(ctx, rec, got, resumed); err != nil {
+		return err
+	}
+	for _, fn := range h.onResume {
+		if err := fn(ctx, h); err != nil {
+			return fmt.Errorf("OnResume: %w", err)
+		}
+	}
+	return nil
+}
+
+// remakeTimeout bounds a start that replaces the container first, which copies its files.
+const remakeTimeout = time.Hour
+
+// prefetch is machine.Prefetch for a container that has had a session.
+func (h *Handle) prefetch(ctx context.Context) (wait func()) {
+	p, _ := h.known().Network().Parse()
+	return h.c.Prefetch(ctx, p, true)
+}

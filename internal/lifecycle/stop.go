@@ -1,0 +1,159 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+)
+
+// Start starts a session if there is none.
+func (h *Handle) Start(ctx context.Context) error {
+	if err := h.CheckUsable(); err != nil {
+		return err
+	}
+	got, err := h.Current(ctx)
+	if err != nil {
+		return err
+	}
+	if got.State == engine.StateRunning {
+		h.keepLease()
+		return nil
+	}
+	return h.resume(ctx)
+}
+
+// Stop ends the session and keeps the handle usable.
+func (h *Handle) Stop(ctx context.Context) error {
+	if err := h.CheckUsable(); err != nil {
+		return err
+	}
+	h.stopLease()
+	got, err := h.Current(ctx)
+	if err != nil {
+		return err
+	}
+	rec, err := h.Refresh(ctx)
+	if err != nil {
+		return err
+	}
+	if err := h.c.StopContainer(ctx, got, rec); err != nil {
+		return err
+	}
+	h.dropConn()
+	return nil
+}
+
+// Close ends the session, and deletes a sandbox that is not persistent. It logs its error as
+// wrap returns it.
+func (h *Handle) Close(wrap func(error) error) error {
+	h.mu.Lock()
+	if h.ending != nil {
+		ending := h.ending
+		h.mu.Unlock()
+		<-ending
+		return h.closeErr
+	}
+	h.ending = make(chan struct{})
+	already := h.closed // detached or deleted
+	h.closed = true
+	h.mu.Unlock()
+	defer close(h.ending)
+
+	h.release()
+	if already {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), h.known().Grace()+store.CloseMargin)
+	defer cancel()
+	err := h.end(ctx)
+	if err != nil && !errors.Is(err, fault.NotFound) {
+		h.closeErr = wrap(err)
+		h.c.Log.LogAttrs(ctx, slog.LevelError, "sandbox not closed", slog.String("sandbox", h.rec.Name), slog.Any("error", h.closeErr))
+	}
+	return h.closeErr
+}
+
+func (h *Handle) end(ctx context.Context) error {
+	if h.rec.Persistent {
+		return engine.Retry(ctx, func() error {
+			got, err := h.Current(ctx)
+			if err != nil {
+				return err
+			}
+			return h.c.StopContainer(ctx, got, h.known())
+		})
+	}
+	_, err := h.c.Delete(ctx, h.known(), store.DropOwn)
+	return err
+}
+
+// Detach releases the handle and leaves the session running.
+func (h *Handle) Detach() error {
+	h.mu.Lock()
+	if h.closed {
+		h.mu.Unlock()
+		return nil
+	}
+	h.closed = true
+	h.mu.Unlock()
+
+	var err error
+	if h.owner {
+		ctx, cancel := context.WithTimeout(context.Background(), store.CloseMargin)
+		defer cancel()
+		h.stopLease()
+		err = engine.Retry(ctx, func() error { return h.control(ctx, wire.Control{Op: wire.OpRelease}) })
+		if errors.Is(err, fault.NotRunning) || errors.Is(err, fault.NotFound) {
+			err = nil // there is no session to leave running
+		}
+	}
+	h.release()
+	return err
+}
+
+// Delete deletes the sandbox; after that the handle can't be used.
+func (h *Handle) Delete(ctx context.Context, reclaim store.Reclaim) ([]store.Outcome, error) {
+	if err := h.CheckUsable(); err != nil {
+		return nil, err
+	}
+	h.stopLease()
+	outcomes, err := h.c.Delete(ctx, h.known(), reclaim)
+	if err == nil || errors.Is(err, fault.NotFound) {
+		h.mu.Lock()
+		h.deleted = true
+		h.mu.Unlock()
+		h.release()
+	}
+	return outcomes, err
+}
+
+// endReportTimeout is how long after the end of its log the engine may report a session as
+// running.
+const endReportTimeout = 10 * time.Second
+
+// confirmEnded returns nil when the session has ended. The end of its log does not prove that:
+// it ends with the engine, too.
+func (h *Handle) confirmEnded(ctx context.Context, was engine.Container) error {
+	deadline := time.Now().Add(endReportTimeout)
+	return fault.Poll(ctx, store.PollEvery, func() (done bool, err error) {
+		got, err := h.c.Locate(ctx, h.rec.Name)
+		switch {
+		case errors.Is(err, engine.ErrNotFound):
+			return true, nil // removed
+		case err != nil:
+			return true, fmt.Errorf("the log ended, and it is unknown whether the session has: %w", err)
+		case got.ID != was.ID || !got.StartedAt.Equal(was.StartedAt) || !got.HasSession():
+			return true, nil
+		case time.Now().After(deadline):
+			return true, fault.Classify(fault.EngineUnavailable, errors.New("the engine ended the log, and the session goes on"))
+		}
+		return false, nil
+	})
+}

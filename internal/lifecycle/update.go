@@ -1,0 +1,296 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
+	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+)
+
+// Update changes the settings of the sandbox that set has. The caller has checked them.
+func (h *Handle) Update(ctx context.Context, set *plan.Sandbox) error {
+	if err := h.CheckUsable(); err != nil {
+		return err
+	}
+	if err := h.c.CheckAttached(ctx, set.Mounts); err != nil {
+		return err
+	}
+	got, err := h.prepareUpdate(ctx, set)
+	if err != nil {
+		return err
+	}
+	undo, err := h.limit(ctx, got, set)
+	if err != nil {
+		return err
+	}
+	if set.Has(plan.Network) {
+		if err := h.setNetwork(ctx, set); err != nil {
+			return errors.Join(err, undo())
+		}
+	}
+	if err := h.recordUpdate(ctx, got, set); err != nil {
+		return errors.Join(err, undo())
+	}
+	// The sandbox may have been deleted meanwhile: then the new revision is an orphan.
+	if _, err := h.Current(ctx); errors.Is(err, fault.NotFound) {
+		return errors.Join(err, record.DropRevisions(context.WithoutCancel(ctx), h.c.Engine, h.rec))
+	}
+	return nil
+}
+
+// prepareUpdate returns the present container, ready for the update of set.
+func (h *Handle) prepareUpdate(ctx context.Context, set *plan.Sandbox) (engine.Container, error) {
+	current := h.Current
+	if set.Has(plan.Network | plan.Timeout | plan.StopTimeout) {
+		current = h.awaitUnpaused // PID 1 may have to answer
+	}
+	got, err := current(ctx)
+	if err != nil {
+		return got, err
+	}
+	rec, err := h.Refresh(ctx)
+	if err != nil {
+		return got, err
+	}
+	if got.HasSession() && rec.TimeoutsPending(got.StartedAt) && set.Has(plan.Timeout|plan.StopTimeout) {
+		// Otherwise this session would get the timeouts of the next one.
+		if err := h.applyChanges(ctx, got); err != nil {
+			return got, err
+		}
+	}
+	if set.Has(plan.Network) {
+		err = h.checkReachable(ctx, got, set.Network)
+	}
+	return got, err
+}
+
+// recordUpdate writes a revision with the changes of set that the record has.
+func (h *Handle) recordUpdate(ctx context.Context, got engine.Container, set *plan.Sandbox) error {
+	rec := h.known()
+	var sealErr error
+	err := h.revise(ctx, rec, func(c *record.Changes) (changed bool) {
+		changed, sealErr = set.Revise(c, rec, got)
+		return changed
+	})
+	return errors.Join(err, sealErr)
+}
+
+// limit sets the container's limits, which the engine stores, and returns the undo.
+func (h *Handle) limit(ctx context.Context, got engine.Container, set *plan.Sandbox) (undo func() error, err error) {
+	undo = func() error { return nil }
+	if !set.Has(plan.CPUs | plan.Memory) {
+		return undo, nil
+	}
+	var limits engine.Resources
+	if set.Has(plan.CPUs) {
+		limits.NanoCPUs = int64(set.VCPUs * 1e9)
+		limits.Memory = int64(set.VCPUs * float64(plan.MemoryPerVCPU))
+	}
+	if set.Has(plan.Memory) {
+		limits.Memory = set.Memory
+	}
+	limits.MemorySwap = limits.Memory
+	undo = func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.CloseMargin)
+		defer cancel()
+		was := engine.Resources{NanoCPUs: got.NanoCPUs, Memory: got.Memory, MemorySwap: got.Memory}
+		err := engine.Retry(ctx, func() error { return h.c.Engine.UpdateContainer(ctx, got.ID, was) })
+		if err != nil && !errors.Is(err, engine.ErrNotFound) {
+			return fmt.Errorf("the limits stay changed: %w", err)
+		}
+		return nil
+	}
+	err = engine.Retry(ctx, func() error {
+		return store.Finish(ctx, func(ctx context.Context) error { return h.c.Engine.UpdateContainer(ctx, got.ID, limits) })
+	})
+	switch {
+	case errors.Is(err, engine.ErrNotFound):
+		return undo, fault.NotFound
+	case err != nil && (ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable)):
+		return undo, errors.Join(fmt.Errorf("change limits: %w", err), undo())
+	case err != nil:
+		return undo, fmt.Errorf("change limits: %w", err)
+	}
+	return undo, nil
+}
+
+// checkReachable returns why a new policy could not be enforced now, before anything is
+// changed. It connects to a running session, and prefetches the network facts.
+func (h *Handle) checkReachable(ctx context.Context, got engine.Container, p policy.Policy) error {
+	switch {
+	case h.rec.Settings.Network == "":
+		return errNoPolicies
+	case got.State == engine.StatePaused:
+		return fmt.Errorf("%w: it is %s, and its network can't be changed meanwhile", fault.NotRunning, store.StateOf(got.State))
+	case got.State != engine.StateRunning:
+		return nil
+	}
+	if p.LooksUp() {
+		if _, err := h.c.Network(ctx, !got.FinishedAt.IsZero()); err != nil {
+			return fmt.Errorf("look at the engine's network: %w", err)
+		}
+	}
+	_, err := h.ConnectRunning(ctx)
+	if errors.Is(err, ErrNoSession) {
+		return nil // it ended just now
+	}
+	return err
+}
+
+// setNetwork records and enforces a new policy. It reverts one that PID 1 refuses.
+func (h *Handle) setNetwork(ctx context.Context, set *plan.Sandbox) error {
+	var was, now record.Network
+	secrets := h.secretsFor(h.known().Network().Version)
+	err := h.revise(ctx, h.known(), func(c *record.Changes) bool {
+		was = h.rec.With(record.Revision{Changes: *c}).Network()
+		now = record.Network{Policy: set.Network.String(), Version: was.Version + 1}
+		c.Network = &now
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	h.setSecrets(now.Version, set.Secrets)
+	err = h.enforce(ctx, now.Version)
+	if errors.Is(err, fault.NotFound) {
+		return nil // Update finds that itself
+	}
+	if !machine.IsRefusal(err) {
+		return err
+	}
+	again := record.Network{Policy: was.Policy, Version: now.Version + 1}
+	taken := false
+	e := h.revise(context.WithoutCancel(ctx), h.known(), func(c *record.Changes) bool {
+		taken = c.Network != nil && c.Network.Version == now.Version // else another process has set a newer one
+		if taken {
+			c.Network = &again
+		}
+		return taken
+	})
+	if e != nil {
+		return errors.Join(err, fmt.Errorf("it stays recorded: %w", e))
+	}
+	if taken {
+		h.setSecrets(again.Version, secrets)
+		e = h.enforce(ctx, again.Version)
+	}
+	return errors.Join(err, e)
+}
+
+// enforce makes the running session, if there is one, enforce the policy version that was just
+// recorded. It goes on for CancelGrace after the end of ctx, since a recorded policy should be
+// in force.
+func (h *Handle) enforce(ctx context.Context, version int64) error {
+	own, cancel := store.WithGrace(ctx)
+	defer cancel()
+	err := engine.Retry(own, func() error {
+		err := h.enforceNow(own, version)
+		if errors.Is(err, guest.ErrConnectionLost) && !errors.Is(err, engine.ErrUnavailable) {
+			err = fault.Classify(engine.ErrUnavailable, err) // to be tried again
+		}
+		return err
+	})
+	switch {
+	case err == nil, machine.IsRefusal(err), errors.Is(err, fault.NotFound):
+		return err
+	case own.Err() != nil:
+		err = fault.Cancelled(ctx)
+	}
+	return fmt.Errorf("the new network policy is recorded, but the running session may keep the one before until something connects to it: %w", err)
+}
+
+func (h *Handle) enforceNow(ctx context.Context, version int64) error {
+	for {
+		got, err := h.awaitUnpaused(ctx)
+		if err != nil {
+			return err
+		}
+		switch got.State {
+		case engine.StateRunning:
+		case engine.StatePaused:
+			return fmt.Errorf("%w: it was paused meanwhile", fault.NotRunning)
+		default:
+			return nil // the next session gets the recorded policy
+		}
+		conn, err := h.ConnectRunning(ctx)
+		if errors.Is(err, ErrNoSession) {
+			if err := fault.Sleep(ctx, store.PollEvery); err != nil {
+				return err
+			}
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		reply, err := h.beginSession(ctx, conn)
+		if err != nil || reply.Network == nil || reply.Network.Version <= version {
+			return err
+		}
+		rec := h.known()
+		if n := rec.Network(); n.Version >= reply.Network.Version || n.Version > version {
+			return nil // a later change is in force
+		}
+		// The revisions of PID 1's policy are gone. Continue from its version.
+		err = h.revise(ctx, rec, func(c *record.Changes) bool {
+			if c.Network == nil || c.Network.Version > version {
+				return false
+			}
+			version = reply.Network.Version + 1
+			c.Network = &record.Network{Policy: c.Network.Policy, Version: version}
+			return true
+		})
+		if err != nil {
+			return err
+		}
+		h.setSecrets(version, h.secretsFor(rec.Network().Version))
+	}
+}
+
+// Extend makes the present session end d later.
+func (h *Handle) Extend(ctx context.Context, d time.Duration) error {
+	if err := h.CheckUsable(); err != nil {
+		return err
+	}
+	if d <= 0 {
+		return fault.Invalid("%v is not an extension: it takes more than 0", d)
+	}
+	got, err := h.awaitRunning(ctx)
+	if err != nil {
+		return err
+	}
+	rec, err := h.Refresh(ctx)
+	if err != nil {
+		return err
+	}
+	if rec.TimeoutsPending(got.StartedAt) {
+		if err := h.applyChanges(ctx, got); err != nil {
+			return err
+		}
+	}
+	// Not Connect, which would resume a session that is just ending.
+	conn, err := h.connectSession(ctx)
+	if err != nil {
+		return err
+	}
+	reply, err := h.requestOn(ctx, conn, wire.Control{Op: wire.OpExtend, Timeout: d, ID: record.NewNonce()})
+	if err != nil {
+		return err
+	}
+	if reply.Timeout == 0 {
+		return nil
+	}
+	if err := h.revise(ctx, h.known(), sessionEnd(got.StartedAt, reply.Timeout)); err != nil {
+		return fmt.Errorf("extended, but others can't see it: %w", err)
+	}
+	return nil
+}

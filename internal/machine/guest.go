@@ -1,0 +1,219 @@
+package machine
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+)
+
+// A Guest is our program on an engine: a volume with the binary, and the image it was
+// filled from.
+type Guest struct{ volume, image string }
+
+// Mount returns the mount of the guest in a container.
+func (g Guest) Mount() engine.Mount {
+	return engine.Mount{
+		Type: "volume", Source: g.volume, Target: wire.Dir, ReadOnly: true, NoCopy: true,
+		VolumeLabels: guestLabels(time.Time{}),
+	}
+}
+
+func guestLabels(at time.Time) map[string]string { return record.Base(record.RoleGuest, "", at) }
+
+func (m *Machine) knownGuest() Guest {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.guest
+}
+
+func (m *Machine) setGuest(g Guest) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.guest = g
+}
+
+// EnsureGuest places the guest on the engine, once for a client. All sandboxes of the engine
+// share it. It is named by its content and stays there.
+func (m *Machine) EnsureGuest(ctx context.Context, report *Reporter) (Guest, error) {
+	release, err := m.placing.Acquire(ctx)
+	if err != nil {
+		return Guest{}, err
+	}
+	defer release()
+	if g := m.knownGuest(); g != (Guest{}) {
+		return g, nil
+	}
+	arch, err := m.Engine.Arch(ctx)
+	if err != nil {
+		return Guest{}, err
+	}
+	hash, err := guest.Hash(arch)
+	if err != nil {
+		return Guest{}, fault.Classify(fault.Unsupported, err)
+	}
+	report.Report(Progress{Step: "guest"})
+	g := Guest{record.GuestName(hash), record.GuestImage(hash)}
+	if err := m.placeGuest(ctx, arch, g.volume, g.image); err != nil {
+		return Guest{}, fmt.Errorf("place the guest: %w", err)
+	}
+	m.setGuest(g)
+	return g, nil
+}
+
+// placeGuest fills the volume from an image that holds the binary alone. The engine copies
+// it when it creates a container with both. That container is never started, and serves to
+// check that the copy is complete.
+func (m *Machine) placeGuest(ctx context.Context, arch, volume, image string) (err error) {
+	size, err := guest.Size(arch)
+	if err != nil {
+		return err
+	}
+	_, err = m.Engine.InspectImage(ctx, image)
+	if errors.Is(err, engine.ErrNotFound) {
+		err = m.loadGuest(ctx, arch, image)
+	}
+	if err != nil {
+		return err
+	}
+	got, err := m.Engine.CreateVolume(ctx, volume, guestLabels(m.Engine.Now()))
+	if err != nil {
+		return err
+	}
+	if !record.Is(got.Labels, record.RoleGuest) {
+		return &record.ForeignError{Kind: "volume", Object: volume}
+	}
+
+	nonce := record.NewNonce()
+	var u store.Undo
+	defer func() { err = errors.Join(err, u.Run(ctx)) }()
+	id, err := m.CreateContainer(ctx, &u, engine.ContainerSpec{
+		Name: record.HelperName(nonce), Image: image, Labels: m.HelperLabels(nonce), NetworkMode: "none",
+		Entrypoint: []string{wire.Path},
+		Mounts:     []engine.Mount{{Type: "volume", Source: volume, Target: wire.Dir}},
+	}, nonce)
+	if err != nil {
+		return err
+	}
+	return m.completeGuest(ctx, id, arch, size)
+}
+
+// completeGuest waits until the binary in a container is complete, which another process may
+// be copying. If that process has died it writes the binary.
+func (m *Machine) completeGuest(ctx context.Context, id, arch string, size int64) error {
+	try := 0
+	return fault.Poll(ctx, store.PollEvery, func() (done bool, err error) {
+		stat, err := m.Engine.StatPath(ctx, id, wire.Path)
+		switch {
+		case err == nil && stat.Size == size:
+			return true, nil
+		case err != nil && !errors.Is(err, engine.ErrNotFound):
+			return true, err
+		case try == 40:
+			binary, err := guest.Binary(arch)
+			if err != nil {
+				return true, err
+			}
+			return true, m.Engine.CopyTo(ctx, id, wire.Dir, bytes.NewReader(guestTar(entry{path.Base(wire.Path), 0o755, binary})))
+		}
+		try++
+		return false, nil
+	})
+}
+
+// loadGuest loads an image of the binary alone. Its ID follows from its content, so
+// concurrent loads result in one image.
+func (m *Machine) loadGuest(ctx context.Context, arch, ref string) error {
+	binary, err := guest.Binary(arch)
+	if err != nil {
+		return err
+	}
+	layer := guestTar(entry{wire.Path, 0o755, binary})
+	labels := record.Base(record.RoleGuest, "", time.Time{})
+	config, err := json.Marshal(map[string]any{
+		"architecture": arch, "os": "linux", "created": time.Time{},
+		"config": map[string]any{"Labels": labels},
+		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
+	})
+	if err != nil {
+		return err
+	}
+	manifest, err := json.Marshal([]map[string]any{{
+		"Config": "config.json", "RepoTags": []string{ref}, "Layers": []string{"layer.tar"},
+	}})
+	if err != nil {
+		return err
+	}
+	archive := guestTar(entry{"layer.tar", 0o644, layer}, entry{"config.json", 0o644, config}, entry{"manifest.json", 0o644, manifest})
+	return m.Engine.LoadImage(ctx, bytes.NewReader(archive))
+}
+
+type entry struct {
+	name    string
+	mode    int64
+	content []byte
+}
+
+// guestTar returns an archive of the files. The same files give the same archive.
+func guestTar(files ...entry) []byte {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, f := range files {
+		// Nothing here can fail: the headers are valid and a buffer accepts everything.
+		w.WriteHeader(&tar.Header{Name: strings.TrimPrefix(f.name, "/"), Mode: f.mode, Size: int64(len(f.content)), ModTime: time.Unix(0, 0)})
+		w.Write(f.content)
+	}
+	w.Close()
+	return b.Bytes()
+}
+
+// PruneGuests removes guests of other versions, and reports each. The engine keeps those in
+// use; a check before would miss a sandbox that is created in between.
+func (m *Machine) PruneGuests(ctx context.Context, volumes []engine.Volume, report func(string, error)) error {
+	arch, err := m.Engine.Arch(ctx)
+	if err != nil {
+		return err
+	}
+	hash, err := guest.Hash(arch)
+	if err != nil {
+		return fault.Classify(fault.Unsupported, err)
+	}
+	try := func(object string, err error) {
+		if !errors.Is(err, engine.ErrNotFound) && !errors.Is(err, engine.ErrConflict) {
+			report(object, err)
+		}
+	}
+	for _, v := range volumes {
+		if record.Is(v.Labels, record.RoleGuest) && v.Name != record.GuestName(hash) {
+			try("volume "+v.Name, m.Engine.RemoveVolume(ctx, v.Name, false))
+		}
+	}
+	images, err := m.Engine.ListImages(ctx, record.Filter(record.Managed, "true"), record.Filter(record.Role, record.RoleGuest))
+	if err != nil {
+		return err
+	}
+	for _, i := range images {
+		ref := i.ID
+		if len(i.Tags) > 0 {
+			ref = i.Tags[0]
+		}
+		if !slices.Contains(i.Tags, record.GuestImage(hash)) {
+			try("image "+ref, m.Engine.RemoveImage(ctx, ref, false))
+		}
+	}
+	return nil
+}

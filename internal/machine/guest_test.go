@@ -1,0 +1,34 @@
+package machine_test
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// Clients that meet an engine without the guest at the same moment each import it; the
+// tag is the last one's, and the others' images must not stay.
+func TestGuestImportedByManyLeavesOneImage(t *testing.T) {
+	eng := harness.NewEngine(t)
+	m := machine.New(&store.Store{Engine: eng, Log: slog.New(slog.DiscardHandler)}, machine.Options{})
+	m.PlaceScratchGuests(t, 6)
+	harness.Eventually(t, "no image of the guest is without a tag", func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		images, err := eng.ListImages(ctx, "agent-sandbox.managed=true", "agent-sandbox.role=guest")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range images {
+			if len(i.Tags) == 0 {
+				return false
+			}
+		}
+		return true
+	})
+}

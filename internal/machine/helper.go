@@ -1,0 +1,201 @@
+package machine
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+)
+
+// A Helper runs our program in containers of the guest's image, on the engine's machine.
+type Helper struct {
+	*Machine
+	Nonce  string     // of the operation that it serves
+	Undo   store.Undo // removes the containers
+	Report *Reporter
+}
+
+// NewHelper returns a helper for the operation with that nonce.
+func (m *Machine) NewHelper(nonce string, report *Reporter) *Helper {
+	return &Helper{Machine: m, Nonce: nonce, Report: report}
+}
+
+// query runs a helper that prints one line of JSON, and decodes it into answer.
+func (m *Machine) query(ctx context.Context, adjust func(*engine.ContainerSpec), answer any) error {
+	report := &Reporter{}
+	if _, err := m.EnsureGuest(ctx, report); err != nil {
+		return err
+	}
+	h := m.NewHelper(record.NewNonce(), report)
+	spec := h.Spec()
+	adjust(&spec)
+	err := h.Run(ctx, spec, nil, func(line []byte) (bool, error) { return true, json.Unmarshal(line, answer) })
+	if err != nil {
+		err = errors.Join(err, h.Undo.Run(ctx))
+	}
+	return err
+}
+
+// Spec returns a container that runs the guest as root, without a network. Networking is
+// disabled rather than of mode "none": then the engine writes no network state, which takes
+// long and can lock it up.
+func (h *Helper) Spec() engine.ContainerSpec {
+	return engine.ContainerSpec{
+		Name: record.HelperName(record.NewNonce()), Image: h.knownGuest().image, Labels: h.HelperLabels(h.Nonce),
+		Entrypoint: []string{wire.Path}, User: "0:0", NetworkDisabled: true,
+	}
+}
+
+// create creates a helper's container, and the image if it was removed meanwhile.
+func (h *Helper) create(ctx context.Context, spec engine.ContainerSpec) (string, error) {
+	id, err := h.CreateContainer(ctx, &h.Undo, spec, h.Nonce)
+	var missing *engine.NoImageError
+	if !errors.As(err, &missing) {
+		return id, err
+	}
+	h.setGuest(Guest{})
+	if _, err := h.EnsureGuest(ctx, h.Report); err != nil {
+		return "", err
+	}
+	return h.CreateContainer(ctx, &h.Undo, spec, h.Nonce)
+}
+
+// ErrHelperNotStarted is the error of a helper that could not be started at all.
+var ErrHelperNotStarted = errors.New("helper not started")
+
+// Run runs a helper and calls line with each line it prints, until line returns true. feed,
+// which may be nil, writes its input; when feed fails, so does Run.
+//
+// Run does not wait for the helper's exit, because a container's exit waits for the engine's
+// disk: the helper prints that it has finished, and the engine removes it when it exits.
+func (h *Helper) Run(ctx context.Context, spec engine.ContainerSpec, feed func(io.Writer) error, line func([]byte) (bool, error)) error {
+	return h.RunInteractive(ctx, spec, feed != nil, feed, func(text []byte, _ io.Writer) (bool, error) { return line(text) })
+}
+
+// RunInteractive is Run where line may also write to the helper, if that has an input.
+func (h *Helper) RunInteractive(ctx context.Context, spec engine.ContainerSpec, input bool, feed func(io.Writer) error, line func([]byte, io.Writer) (bool, error)) error {
+	for began := time.Now(); ; {
+		err := h.runOnce(ctx, spec, input, feed, line)
+		if !errors.Is(err, engine.ErrBusy) || time.Since(began) > busyTimeout {
+			return err
+		}
+		// The container was not started, and the engine may have removed it.
+		e := engine.Retry(ctx, func() error { return h.RemoveContainer(ctx, spec.Name, h.Nonce) })
+		if e = errors.Join(e, fault.Sleep(ctx, store.PollEvery)); e != nil {
+			return errors.Join(e, err)
+		}
+		spec.Name = record.HelperName(record.NewNonce())
+	}
+}
+
+// runOnce is one try of RunInteractive.
+func (h *Helper) runOnce(ctx context.Context, spec engine.ContainerSpec, input bool, feed func(io.Writer) error, line func([]byte, io.Writer) (bool, error)) error {
+	id, out, err := h.attach(ctx, spec, input)
+	if err != nil {
+		return notStarted(ctx, err)
+	}
+	defer out.Close()
+	defer context.AfterFunc(ctx, func() { out.Close() })()
+	start := closeOnError(out, func() error { return h.Engine.StartContainer(ctx, id) })
+	if feed == nil {
+		// The helper may print its line some milliseconds before the start call returns.
+		err := h.readLines(ctx, id, out, line)
+		if e := <-start; e != nil {
+			return notStarted(ctx, e)
+		}
+		return err
+	}
+	if err := <-start; err != nil {
+		return notStarted(ctx, err)
+	}
+	fed := closeOnError(out, func() error { return feed(out) })
+	err = h.readLines(ctx, id, out, line)
+	out.Close()
+	// A broken stream is the end of the helper or the connection, which readLines reports.
+	var stream *trees.StreamError
+	if e := <-fed; e != nil && !errors.As(e, &stream) && ctx.Err() == nil {
+		err = e
+	}
+	return err
+}
+
+// attach creates a helper's container and attaches to it.
+func (h *Helper) attach(ctx context.Context, spec engine.ContainerSpec, input bool) (id string, out *engine.Output, err error) {
+	spec.AutoRemove, spec.OpenStdin = true, input
+	seccomp, err := h.Engine.TrustedSeccomp(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	spec.SecurityOpt = slices.DeleteFunc([]string{"label=disable", seccomp}, func(s string) bool { return s == "" })
+	if id, err = h.create(ctx, spec); err == nil {
+		out, err = h.Engine.Attach(ctx, id, input)
+	}
+	return id, out, err
+}
+
+// notStarted classifies the error of a helper that did not start.
+func notStarted(ctx context.Context, err error) error {
+	if ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrHelperNotStarted, err)
+}
+
+// closeOnError runs fn in the background and closes out if it fails, which ends readLines.
+func closeOnError(out *engine.Output, fn func() error) <-chan error {
+	result := make(chan error, 1)
+	go func() {
+		err := fn()
+		if err != nil {
+			out.Close()
+		}
+		result <- err
+	}()
+	return result
+}
+
+// readLines calls line with each line that a helper prints, until line returns true.
+func (h *Helper) readLines(ctx context.Context, id string, out *engine.Output, line func([]byte, io.Writer) (bool, error)) error {
+	lines := bufio.NewReader(out)
+	for {
+		text, err := lines.ReadBytes('\n')
+		switch {
+		case err == nil:
+			if done, err := line(text, out); done || err != nil {
+				return err
+			}
+		case ctx.Err() != nil:
+			return fault.Cancelled(ctx)
+		case !errors.Is(err, io.EOF):
+			return err
+		default:
+			return h.exitError(ctx, id, strings.TrimSpace(out.Stderr()))
+		}
+	}
+}
+
+// exitError returns why a helper's output ended before it had finished.
+func (h *Helper) exitError(ctx context.Context, id, stderr string) error {
+	got, err := h.Engine.InspectContainer(ctx, id)
+	switch {
+	case err == nil && got.State == engine.StateExited:
+		return fmt.Errorf("the helper ended early: %s %s", got.Ended(), stderr)
+	case stderr != "":
+		return fmt.Errorf("the helper ended early: %s", stderr)
+	case err == nil || errors.Is(err, engine.ErrNotFound):
+		return fault.Classify(fault.EngineUnavailable, errors.New("the connection to a helper was lost"))
+	}
+	return err
+}

@@ -1,0 +1,153 @@
+// Package machine runs our program on the engine's machine: it places the guest, runs helper
+// containers, starts sandboxes' containers, and caches facts about the machine.
+package machine
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+)
+
+// A Machine is the engine's machine, as one client uses it. It is safe for concurrent use.
+type Machine struct {
+	*store.Store
+	dns         []netip.Addr // see Options
+	authorities string
+	slots       *slots
+
+	placing   fault.Semaphore    // held while the guest is placed
+	measuring fault.Semaphore    // bounds the helpers that measure volumes
+	host      cached[wire.Probe] // of the machine's own network
+	bridge    cached[wire.Probe] // of the network that containers have
+	abilities cached[wire.Abilities]
+
+	policyEnforced sync.Map    // OCI runtimes that have enforced a network policy
+	otherKernel    atomic.Bool // the engine is known to run under another kernel
+	noOverlays     atomic.Bool // the engine is known to mount no overlays
+
+	mu    sync.Mutex
+	guest Guest // known to be on the engine
+}
+
+// Options are a client's settings.
+type Options struct {
+	DNS         []netip.Addr // servers for the sandboxes; none for those of the engine
+	Authorities string       // certificates in PEM, beside the public ones
+	Creates     int          // limit of concurrent creates; 0 follows the CPUs
+}
+
+// New returns the machine of an engine.
+func New(s *store.Store, o Options) *Machine {
+	return &Machine{
+		Store: s, dns: o.DNS, authorities: o.Authorities, slots: &slots{limit: o.Creates},
+		placing: fault.NewSemaphore(1), measuring: fault.NewSemaphore(measureConcurrency),
+		host: newCached[wire.Probe](), bridge: newCached[wire.Probe](), abilities: newCached[wire.Abilities](),
+	}
+}
+
+// DNS returns the servers that containers get, none for the engine's own.
+func (m *Machine) DNS() (servers []string) {
+	for _, a := range m.dns {
+		servers = append(servers, a.String())
+	}
+	return servers
+}
+
+// SetPolicyEnforced records that the engine enforced a policy in a container of that OCI
+// runtime. Until then a create connects to the sandbox instead of leaving that to the first
+// command, so that the create fails where policies can't be enforced.
+func (m *Machine) SetPolicyEnforced(runtime string) {
+	m.policyEnforced.Store(runtime, true)
+}
+
+// PolicyEnforced reports whether SetPolicyEnforced was called for the runtime.
+func (m *Machine) PolicyEnforced(runtime string) bool {
+	_, enforced := m.policyEnforced.Load(runtime)
+	return enforced
+}
+
+// OtherKernel reports whether the engine is known to run under another kernel than this
+// process, so that it does not see this machine's directories.
+func (m *Machine) OtherKernel() bool { return m.otherKernel.Load() }
+
+// SetOtherKernel records that the engine runs under another kernel.
+func (m *Machine) SetOtherKernel() { m.otherKernel.Store(true) }
+
+// Overlays reports whether the engine can mount overlays, as far as is known.
+func (m *Machine) Overlays() bool { return !m.noOverlays.Load() }
+
+// DisableOverlays records that the engine can't mount overlays.
+func (m *Machine) DisableOverlays() { m.noOverlays.Store(true) }
+
+// slots bounds concurrent creates.
+type slots struct {
+	limit int
+
+	mu  sync.Mutex
+	sem fault.Semaphore
+}
+
+// Slot waits for a slot for a create. The caller calls release.
+func (m *Machine) Slot(ctx context.Context) (release func(), err error) {
+	sem, err := m.slots.semaphore(ctx, m.Engine)
+	if err != nil {
+		return nil, err
+	}
+	return sem.Acquire(ctx)
+}
+
+func (s *slots) semaphore(ctx context.Context, eng *engine.Engine) (fault.Semaphore, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sem != nil {
+		return s.sem, nil
+	}
+	if s.limit == 0 {
+		info, err := eng.Info(ctx)
+		if err != nil {
+			return nil, err
+		}
+		s.limit = min(max(3*info.NCPU, 2), 16)
+	}
+	s.sem = fault.NewSemaphore(s.limit)
+	return s.sem, nil
+}
+
+// Progress reports one step of a long call. The root package documents its fields.
+type Progress struct {
+	Step, Text     string
+	Current, Total int64
+	Files          int64
+}
+
+// A Reporter calls a progress function, one call at a time and never after Silence. The zero
+// Reporter calls nothing.
+type Reporter struct {
+	mu sync.Mutex
+	fn func(Progress)
+}
+
+// NewReporter returns a reporter that calls fn, which may be nil.
+func NewReporter(fn func(Progress)) *Reporter { return &Reporter{fn: fn} }
+
+// Report reports one step.
+func (r *Reporter) Report(p Progress) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.fn != nil {
+		r.fn(p)
+	}
+}
+
+// Silence ends the reports.
+func (r *Reporter) Silence() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fn = nil
+}

@@ -1,0 +1,96 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+)
+
+// busyTimeout is how long a start waits for busy volumes, see [engine.ErrBusy].
+const busyTimeout = 10 * time.Second
+
+// Start starts the container of a sandbox. When that fails it places the guest again and
+// retries: the guest's volume is the one thing a container needs that is not its own.
+func (m *Machine) Start(ctx context.Context, name string) error {
+	got, err := m.Locate(ctx, name)
+	if errors.Is(err, engine.ErrNotFound) {
+		return fault.NotFound
+	}
+	if err != nil {
+		return err
+	}
+	if got.State == engine.StatePaused {
+		return m.Unpause(ctx, got)
+	}
+	for began := time.Now(); ; {
+		err = m.Engine.StartContainer(ctx, got.ID)
+		if !errors.Is(err, engine.ErrBusy) || time.Since(began) > busyTimeout {
+			break
+		}
+		if e := fault.Sleep(ctx, store.PollEvery); e != nil {
+			return errors.Join(e, err)
+		}
+	}
+	if err == nil || ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable) {
+		return err
+	}
+	if now, e := m.Engine.InspectContainer(ctx, got.ID); errors.Is(e, engine.ErrNotFound) || e == nil && now.State == engine.StateRemoving {
+		// Another process is deleting it, or has replaced it.
+		if next, e := m.Locate(ctx, name); e == nil && next.ID != got.ID && next.Labels[record.Nonce] == got.Labels[record.Nonce] {
+			return m.Start(ctx, name)
+		}
+		return fault.NotFound
+	}
+	m.setGuest(Guest{})
+	if _, e := m.EnsureGuest(ctx, &Reporter{}); e != nil {
+		return errors.Join(err, e)
+	}
+	if m.Engine.StartContainer(ctx, got.ID) == nil {
+		return nil
+	}
+	return fmt.Errorf("start container %s: %w", got.Name, err)
+}
+
+// EnsureImage returns the image, and pulls it if it is missing.
+func (m *Machine) EnsureImage(ctx context.Context, ref string, report *Reporter) (engine.Image, error) {
+	img, err := m.Engine.InspectImage(ctx, ref)
+	if !errors.Is(err, engine.ErrNotFound) {
+		return img, err
+	}
+	report.Report(Progress{Step: "image", Text: "pulling " + ref})
+	var layers pullProgress
+	err = m.Engine.PullImage(ctx, ref, func(e engine.PullEvent) {
+		current, total := layers.add(e)
+		report.Report(Progress{Step: "image", Text: e.Status, Current: current, Total: total})
+	})
+	if err == nil {
+		img, err = m.Engine.InspectImage(ctx, ref)
+	}
+	if err != nil && ctx.Err() == nil && !errors.Is(err, engine.ErrUnavailable) {
+		err = fmt.Errorf("%w: %s is not on the engine and pulling it failed: %w", fault.ImageNotFound, ref, err)
+	}
+	return img, err
+}
+
+// pullProgress adds up the layers of a pull.
+type pullProgress struct{ layers map[string]engine.PullEvent }
+
+func (p *pullProgress) add(e engine.PullEvent) (current, total int64) {
+	if p.layers == nil {
+		p.layers = map[string]engine.PullEvent{}
+	}
+	if e.Layer != "" && e.Total > 0 {
+		p.layers[e.Layer] = e
+	}
+	for _, l := range p.layers {
+		current += l.Current
+		total += l.Total
+	}
+	return current, total
+}

@@ -1,0 +1,159 @@
+package machine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+// The engine's own disk usage leaves out every volume that has options, as ours have to be
+// safe from "docker volume prune", and an old engine takes seconds to sum up all images and
+// containers first. So a helper measures. It mounts the directory of the engine's volumes
+// read-only, not the volumes: a mounted volume could not be deleted meanwhile.
+const (
+	// measureBatch is how many volumes one helper measures: their paths are its arguments.
+	measureBatch = 4000
+	// measureConcurrency is how many helpers measure at once.
+	measureConcurrency = 2
+)
+
+// Sizes returns the sizes of volumes in bytes, by name. It leaves out those that can't be
+// measured: a list without sizes is better than none.
+func (m *Machine) Sizes(ctx context.Context, volumes []engine.Volume) map[string]int64 {
+	dirs := map[string]string{}
+	for _, v := range volumes {
+		if record.IsData(v.Name, v.Labels) && v.Driver == "local" && path.IsAbs(v.Mountpoint) {
+			dirs[v.Name] = v.Mountpoint
+		}
+	}
+	for _, v := range volumes {
+		// The size of an overlay is that of its upper layer.
+		if of, is := record.OverlayOf(v.Name); is && strings.HasSuffix(v.Name, ".U") && dirs[of] != "" {
+			dirs[of] = v.Mountpoint
+		}
+	}
+	sizes := map[string]int64{}
+	if len(dirs) == 0 {
+		return sizes
+	}
+	release, err := m.measuring.Acquire(ctx)
+	if err != nil {
+		return sizes
+	}
+	defer release()
+	for some := range slices.Chunk(slices.Collect(maps.Keys(dirs)), measureBatch) {
+		if err := m.measure(ctx, some, dirs, sizes); err != nil && ctx.Err() == nil {
+			m.Log.Warn("sizes of volumes are unknown", "error", err)
+		}
+	}
+	return sizes
+}
+
+// measure adds the sizes of the named volumes. dirs are their directories on the engine's
+// machine.
+func (m *Machine) measure(ctx context.Context, names []string, dirs map[string]string, sizes map[string]int64) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	var got wire.Sizes
+	err := m.query(ctx, func(spec *engine.ContainerSpec) {
+		spec.Entrypoint = append(spec.Entrypoint, wire.VerbDu)
+		roots := map[string]string{} // mount points in the helper, by the engine's directories
+		for _, name := range names {
+			// …/volumes/<name>/_data
+			own, data := path.Split(dirs[name])
+			root := path.Dir(path.Clean(own))
+			if roots[root] == "" {
+				roots[root] = "/volumes/" + strconv.Itoa(len(roots))
+				spec.Mounts = append(spec.Mounts, engine.Mount{Type: "bind", Source: root, Target: roots[root], ReadOnly: true})
+			}
+			spec.Entrypoint = append(spec.Entrypoint, path.Join(roots[root], path.Base(own), data))
+		}
+	}, &got)
+	if err != nil {
+		return err
+	}
+	if len(got.Bytes) != len(names) {
+		return fmt.Errorf("%d sizes for %d volumes", len(got.Bytes), len(names))
+	}
+	for i, n := range got.Bytes {
+		if n >= 0 {
+			sizes[names[i]] = n
+		}
+	}
+	return nil
+}
+
+// Usage is a session's use of resources at one moment. The root package documents its fields.
+type Usage struct {
+	CPUPercent                   float64
+	MemoryBytes, MemoryLimit     int64
+	Processes                    int
+	NetworkReceived, NetworkSent int64
+}
+
+// cpuSample is the time between the two samples that CPU use is computed from.
+const cpuSample = 100 * time.Millisecond
+
+// UsageOf returns a container's use of resources, or nil when it does not run.
+func (m *Machine) UsageOf(ctx context.Context, id string) (*Usage, error) {
+	sample := func() (engine.Stats, bool, error) {
+		got, ok, err := m.Engine.Stats(ctx, id)
+		// Engines answer with these while the container changes its state.
+		if errors.Is(err, engine.ErrNotFound) || errors.Is(err, engine.ErrConflict) {
+			return got, false, nil
+		}
+		return got, ok, err
+	}
+	first, ok, err := sample()
+	if err != nil || !ok {
+		return nil, err
+	}
+	if err := fault.Sleep(ctx, cpuSample); err != nil {
+		return nil, err
+	}
+	last, ok, err := sample()
+	if err != nil || !ok {
+		return nil, err
+	}
+	u := &Usage{
+		MemoryBytes: last.Memory, MemoryLimit: last.Limit, Processes: int(last.Tasks),
+		NetworkReceived: last.Received, NetworkSent: last.Sent,
+	}
+	if passed := last.Read.Sub(first.Read); passed > 0 {
+		u.CPUPercent = max(0, 100*float64(last.CPU-first.CPU)/float64(passed))
+	}
+	return u, nil
+}
+
+// WorkspaceSize measures the workspace from within the session, which is cheaper than a
+// helper.
+func (m *Machine) WorkspaceSize(ctx context.Context, container string) (int64, error) {
+	stream, err := m.Engine.Exec(ctx, container, engine.ExecSpec{Argv: []string{wire.Path, wire.VerbDu, record.Workspace}, User: "0:0", Dir: "/"})
+	if err != nil {
+		return 0, err
+	}
+	defer stream.Close()
+	defer context.AfterFunc(ctx, func() { stream.Close() })()
+	var got wire.Sizes
+	if err := json.NewDecoder(io.LimitReader(stream, 1<<10)).Decode(&got); err != nil {
+		return 0, err
+	}
+	if len(got.Bytes) != 1 || got.Bytes[0] < 0 {
+		return 0, errors.New("the guest could not measure the workspace")
+	}
+	return got.Bytes[0], nil
+}

@@ -1,0 +1,146 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/source"
+)
+
+// ModeOf returns a mount's mode, or the default for its kind.
+func ModeOf(m record.Mount) string {
+	switch {
+	case m.Mode != "":
+		return m.Mode
+	case m.Volume != "":
+		return record.RW
+	}
+	return record.RWCopy
+}
+
+// CheckMode returns why a mount can't have its mode.
+func CheckMode(m record.Mount) error {
+	switch ModeOf(m) {
+	case record.RO, record.RW:
+		return nil
+	case record.RWCopy:
+		if m.Volume == "" {
+			return nil
+		}
+		return fmt.Errorf("mode %q is not for a volume; there is rw, ro", m.Mode)
+	}
+	if m.Volume != "" {
+		return fmt.Errorf("mode %q; there is rw, ro", m.Mode)
+	}
+	return fmt.Errorf("mode %q; there is ro, rw, rwcopy", m.Mode)
+}
+
+// reservedTargets can't be mounted over, nor can anything below them.
+var reservedTargets = []string{"/proc", "/sys", "/dev", wire.Dir}
+
+// CheckTarget returns why nothing can be mounted at a path in the sandbox.
+func CheckTarget(target string) error {
+	if !path.IsAbs(target) {
+		return fmt.Errorf("target %q is not an absolute path", target)
+	}
+	if strings.ContainsRune(target, 0) || !utf8.ValidString(target) {
+		return fmt.Errorf("target %q: a path has no NUL, and the engine takes UTF-8 alone", target)
+	}
+	clean := path.Clean(target)
+	switch {
+	case clean == "/":
+		return fmt.Errorf("target %q is the root of the sandbox", target)
+	case clean == record.Workspace:
+		return fmt.Errorf("target %q is reserved for the sandbox volume", target)
+	}
+	for _, r := range reservedTargets {
+		if clean == r || strings.HasPrefix(clean, r+"/") {
+			return fmt.Errorf("target %q: %s is not for mounts", target, r)
+		}
+	}
+	return nil
+}
+
+// CheckVolume checks a volume name that a caller passes in.
+func CheckVolume(name string) error {
+	if name, sub, found := strings.Cut(name, "/"); found && record.ValidVolume(name) {
+		return fmt.Errorf("volume %q: a directory of a volume (%q) can't be mounted alone", name, sub)
+	}
+	if !record.ValidVolume(name) {
+		return fmt.Errorf("%q is not a volume's name: it takes %s", name, record.VolumeRule)
+	}
+	return nil
+}
+
+// completeMount fills in defaults, and makes paths clean and absolute.
+func completeMount(m record.Mount) (record.Mount, error) {
+	m.Mode = ModeOf(m)
+	switch {
+	case m.Source == "" && m.Volume == "":
+		return m, fmt.Errorf("mount at %q has neither a source nor a volume", m.Target)
+	case m.Source != "" && m.Volume != "":
+		return m, fmt.Errorf("mount at %q has both a source, %q, and a volume, %q", m.Target, m.Source, m.Volume)
+	}
+	err := errors.Join(CheckMode(m), CheckTarget(m.Target))
+	m.Target = path.Clean(m.Target)
+	if m.Volume != "" {
+		return m, errors.Join(err, CheckVolume(m.Volume))
+	}
+	if strings.ContainsRune(m.Source, 0) || !utf8.ValidString(m.Source) {
+		return m, errors.Join(err, fmt.Errorf("source %q: a path has no NUL, and the engine takes UTF-8 alone", m.Source))
+	}
+	// A path of the engine's machine may look absolute there alone.
+	if !path.IsAbs(m.Source) {
+		abs, e := filepath.Abs(m.Source)
+		if e != nil {
+			return m, errors.Join(err, e)
+		}
+		m.Source = abs
+	}
+	if m.Mode == record.RWCopy {
+		err = errors.Join(err, source.CheckDir(m.Source))
+	}
+	return m, err
+}
+
+// completeMounts completes mounts and returns all problems.
+func completeMounts(mounts []record.Mount) (out []record.Mount, problems []error) {
+	for _, m := range mounts {
+		m, err := completeMount(m)
+		if err != nil {
+			problems = append(problems, err)
+		}
+		if i := slices.IndexFunc(out, func(o record.Mount) bool { return o.Target == m.Target }); i >= 0 && m.Target != "." {
+			problems = append(problems, fmt.Errorf("duplicate mount target %q", m.Target))
+		}
+		out = append(out, m)
+	}
+	return out, problems
+}
+
+// BelowWorkspace returns the names in the workspace that are needed as mount points.
+func BelowWorkspace(mounts []record.Mount) (names []string) {
+	for _, m := range mounts {
+		if rel, is := strings.CutPrefix(m.Target, record.Workspace+"/"); is {
+			name, _, _ := strings.Cut(rel, "/")
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// Nested reports whether a mount is below a copy. The workspace counts as one if it is filled.
+func Nested(mounts []record.Mount, filled bool) bool {
+	return filled && len(BelowWorkspace(mounts)) > 0 || slices.ContainsFunc(mounts, func(outer record.Mount) bool {
+		return outer.Mode == record.RWCopy && slices.ContainsFunc(mounts, func(inner record.Mount) bool {
+			return strings.HasPrefix(inner.Target, outer.Target+"/")
+		})
+	})
+}

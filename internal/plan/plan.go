@@ -1,0 +1,197 @@
+// Package plan has the settings of a sandbox. It checks them, completes them with defaults,
+// lets a fork inherit them, and merges those of an update. It opens no connection.
+package plan
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/source"
+)
+
+// The defaults, which the root package documents under the same names.
+const (
+	DefaultImage             = "node:20-bookworm"
+	DefaultVCPUs             = 1
+	MemoryPerVCPU      int64 = 2048 << 20
+	DefaultStopTimeout       = record.DefaultStopTimeout
+	DefaultPidsLimit         = 4096
+
+	maxTags     = 5
+	maxPorts    = 4
+	maxEnvValue = 128 << 10 // Linux' MAX_ARG_STRLEN: longer ones start nothing
+)
+
+// runtimes are the images of the known runtimes.
+var runtimes = map[string]string{"node20": "node:20-bookworm"}
+
+// A Sandbox is the settings of a sandbox to create or to change.
+type Sandbox struct {
+	Name, ID       string
+	Image, Runtime string
+	User, Workdir  string
+	Command        []string
+	Env            map[string]string
+	Tags           map[string]string
+	Ports          []int
+	MaxPorts       int // the client's limit; 0 is the default
+	VCPUs          float64
+	Memory         int64
+	Persistent     *bool
+	PidsLimit      int64
+	OCIRuntime     string
+	Timeout        time.Duration
+	StopTimeout    time.Duration
+	Network        policy.Policy
+	Secrets        []wire.Secret // what the policy's transforms set
+	Mounts         []record.Mount
+	Source         source.Source // of the workspace's first files, or nil
+	Snapshot       string        // ID of the snapshot it is made from, or empty
+
+	Given    Change  // what of it was set by an option that can also change a sandbox
+	Problems []error // of options that can't even be stored
+}
+
+// Numbered returns a copy for the nth of several sandboxes, or for the only one if n is 0.
+func (s Sandbox) Numbered(n int) *Sandbox {
+	if s.Name != "" && n > 0 {
+		s.Name = fmt.Sprintf("%s-%d", s.Name, n)
+	}
+	return &s
+}
+
+// Published returns the ports to publish.
+func (s *Sandbox) Published() []uint16 {
+	var ports []uint16
+	for _, p := range s.Ports {
+		ports = append(ports, uint16(p))
+	}
+	return ports
+}
+
+// Complete fills in the defaults and returns all problems at once.
+func (s *Sandbox) Complete() error {
+	problems := slices.Concat(s.Problems, s.completeNames(), s.completeImage(), s.checkChanges())
+	if s.Source != nil {
+		problems = append(problems, s.Source.Check()...)
+	}
+	s.VCPUs = cmp.Or(s.VCPUs, DefaultVCPUs)
+	s.Memory = cmp.Or(s.Memory, int64(s.VCPUs*float64(MemoryPerVCPU)))
+	s.PidsLimit = cmp.Or(s.PidsLimit, DefaultPidsLimit)
+	s.Workdir = cmp.Or(s.Workdir, record.Workspace)
+	s.StopTimeout = cmp.Or(s.StopTimeout, DefaultStopTimeout)
+	s.Network.Mode = cmp.Or(s.Network.Mode, policy.AllowAll)
+	return invalid(problems)
+}
+
+// CheckUpdate returns all problems of settings that are to change a sandbox.
+func (s *Sandbox) CheckUpdate() error {
+	return invalid(append(s.Problems, s.checkChanges()...))
+}
+
+func invalid(problems []error) error {
+	if len(problems) == 0 {
+		return nil
+	}
+	return fault.Classify(fault.InvalidArgument, errors.Join(problems...))
+}
+
+func (s *Sandbox) completeNames() (problems []error) {
+	if s.Persistent == nil {
+		s.Persistent = new(s.Name != "")
+	}
+	switch {
+	case s.ID == "":
+		s.ID = record.NewID()
+	case !record.ValidName(s.ID):
+		problems = append(problems, fmt.Errorf("ID %q: it takes %s", s.ID, record.NameRule))
+	case record.ReservedID(s.ID):
+		problems = append(problems, fmt.Errorf("ID %q: it begins or ends like the name of another kind of object", s.ID))
+	}
+	if s.Name == "" {
+		s.Name = s.ID
+	} else if !record.ValidName(s.Name) {
+		problems = append(problems, fmt.Errorf("name %q: it takes %s", s.Name, record.NameRule))
+	}
+	return problems
+}
+
+func (s *Sandbox) completeImage() (problems []error) {
+	if s.Image != "" && s.Runtime != "" {
+		problems = append(problems, fmt.Errorf("image %q and runtime %q cannot be used together", s.Image, s.Runtime))
+	}
+	if s.Runtime != "" {
+		image, known := runtimes[s.Runtime]
+		if !known {
+			problems = append(problems, fmt.Errorf("runtime %q is not known; there is %s", s.Runtime, strings.Join(slices.Sorted(maps.Keys(runtimes)), ", ")))
+		}
+		s.Image = image
+	}
+	if s.Snapshot != "" {
+		if s.Image != "" || s.Runtime != "" {
+			problems = append(problems, fmt.Errorf("WithSource: snapshot %s brings its own image; leave WithImage and WithRuntime out", s.Snapshot))
+		}
+	}
+	s.Image = cmp.Or(s.Image, DefaultImage)
+	return problems
+}
+
+// checkChanges checks the settings that creates and updates have in common. It completes the
+// mounts.
+func (s *Sandbox) checkChanges() (problems []error) {
+	for _, k := range slices.Sorted(maps.Keys(s.Env)) {
+		if err := CheckEnv(k, s.Env[k]); err != nil {
+			problems = append(problems, err)
+		}
+	}
+	problems = append(problems, s.checkTags()...)
+	if limit := cmp.Or(s.MaxPorts, maxPorts); len(s.Ports) > limit {
+		problems = append(problems, fmt.Errorf("WithPorts: %d ports; there may be %d", len(s.Ports), limit))
+	}
+	for i, p := range s.Ports {
+		if p < 1 || p > 65535 {
+			problems = append(problems, fmt.Errorf("WithPorts: %d is not a port: it takes 1 to 65535", p))
+		} else if slices.Contains(s.Ports[:i], p) {
+			problems = append(problems, fmt.Errorf("WithPorts: duplicate port %d", p))
+		}
+	}
+	var wrong []error
+	s.Mounts, wrong = completeMounts(s.Mounts)
+	return append(problems, wrong...)
+}
+
+func (s *Sandbox) checkTags() (problems []error) {
+	if len(s.Tags) > maxTags {
+		problems = append(problems, fmt.Errorf("%d tags; there may be %d", len(s.Tags), maxTags))
+	}
+	for k, v := range s.Tags {
+		if k == "" || !utf8.ValidString(k) || !utf8.ValidString(v) {
+			problems = append(problems, fmt.Errorf("tag %q=%q: a key is not empty, and both are UTF-8", k, v))
+		}
+	}
+	return problems
+}
+
+// CheckEnv checks an environment variable. Its errors never contain the value, which may be a
+// secret.
+func CheckEnv(key, value string) error {
+	switch {
+	case key == "" || strings.ContainsAny(key, "=\x00"):
+		return fmt.Errorf("environment variable %q: a key is not empty and has no = and no NUL", key)
+	case strings.ContainsRune(value, 0):
+		return fmt.Errorf("environment variable %q: the value contains a NUL byte", key)
+	case len(key)+1+len(value)+1 > maxEnvValue:
+		return fmt.Errorf("environment variable %q: the value is %d bytes long; Linux takes less than 128 KiB", key, len(value))
+	}
+	return nil
+}

@@ -1,0 +1,160 @@
+package plan_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
+	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+func TestCompleteFillsInDefaults(t *testing.T) {
+	t.Parallel()
+	defaults := plan.Sandbox{
+		Image: plan.DefaultImage, VCPUs: plan.DefaultVCPUs, Memory: plan.MemoryPerVCPU, PidsLimit: plan.DefaultPidsLimit,
+		Workdir: record.Workspace, StopTimeout: plan.DefaultStopTimeout, Persistent: new(false), Network: policy.Policy{Mode: policy.AllowAll},
+	}
+	for name, test := range map[string]struct {
+		give plan.Sandbox
+		want func(*plan.Sandbox) // changes the defaults
+	}{
+		"nothing":    {plan.Sandbox{}, func(*plan.Sandbox) {}},
+		"named":      {plan.Sandbox{Name: "a"}, func(s *plan.Sandbox) { s.Persistent = new(true) }},
+		"transient":  {plan.Sandbox{Name: "a", Persistent: new(false)}, func(*plan.Sandbox) {}},
+		"CPUs":       {plan.Sandbox{VCPUs: 1.5}, func(s *plan.Sandbox) { s.VCPUs, s.Memory = 1.5, 3<<30 }},
+		"memory":     {plan.Sandbox{Memory: 1 << 30}, func(s *plan.Sandbox) { s.Memory = 1 << 30 }},
+		"runtime":    {plan.Sandbox{Runtime: "node20"}, func(s *plan.Sandbox) { s.Runtime, s.Image = "node20", "node:20-bookworm" }},
+		"deny all":   {plan.Sandbox{Network: policy.Policy{Mode: policy.DenyAll}}, func(s *plan.Sandbox) { s.Network.Mode = policy.DenyAll }},
+		"the others": {plan.Sandbox{Workdir: "/w", PidsLimit: 7, StopTimeout: time.Second}, func(s *plan.Sandbox) { s.Workdir, s.PidsLimit, s.StopTimeout = "/w", 7, time.Second }},
+		"mounts": {plan.Sandbox{Mounts: []record.Mount{{Volume: "v", Target: "/a/../b/"}, {Source: "/", Target: "/c", Mode: record.RO}}}, func(s *plan.Sandbox) {
+			s.Mounts = []record.Mount{{Volume: "v", Target: "/b", Mode: record.RW}, {Source: "/", Target: "/c", Mode: record.RO}}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, want := test.give, defaults
+			test.want(&want)
+			if err := got.Complete(); err != nil {
+				t.Fatal(err)
+			}
+			if !record.ValidName(got.ID) || got.Name != got.ID && got.Name != test.give.Name {
+				t.Errorf("Complete made the name %q and the ID %q", got.Name, got.ID)
+			}
+			got.ID, got.Name = "", ""
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("Complete (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestCompleteReturnsAllProblemsAtOnce(t *testing.T) {
+	t.Parallel()
+	s := plan.Sandbox{
+		ID: "An ID", Name: "A Name", Image: "i", Runtime: "perl4", Snapshot: "a-snapshot",
+		Env: map[string]string{"": "x", "LONG": strings.Repeat("s3cret", 1<<15)}, Tags: map[string]string{"": "v"},
+		Ports: []int{0, 8080, 8080, 1, 2}, Mounts: []record.Mount{{Volume: "v", Target: "/x"}, {Target: "/x"}, {Volume: "v", Target: "/proc/x"}},
+		Problems: []error{errors.New("an option's own")},
+	}
+	err := s.Complete()
+	if !errors.Is(err, fault.InvalidArgument) {
+		t.Fatalf("Complete: %v, want an InvalidArgument", err)
+	}
+	for _, want := range []string{
+		`"An ID"`, `"A Name"`, "cannot be used together", `"perl4"`, "its own image", `variable ""`, `variable "LONG"`, `tag ""`,
+		"5 ports", "0 is not a port", "duplicate port 8080", "neither a source nor a volume", `duplicate mount target "/x"`, "/proc is not for mounts", "an option's own",
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("Complete does not complain of %s:\n%v", want, err)
+		}
+	}
+	if strings.Contains(err.Error(), "s3cret") {
+		t.Error("Complete repeats the value of an environment variable")
+	}
+}
+
+func TestForkInheritsWhatIsNotGiven(t *testing.T) {
+	t.Parallel()
+	source := func() *plan.Sandbox {
+		return &plan.Sandbox{
+			Name: "source", ID: "id", Image: "i", Runtime: "node20", User: "u", Workdir: "/w", Command: []string{"c"},
+			Env: map[string]string{"A": "1"}, Tags: map[string]string{"k": "v"}, Ports: []int{1, 2, 3, 4, 5}, VCPUs: 2, Memory: 5 << 30,
+			Persistent: new(true), PidsLimit: 9, OCIRuntime: "runsc", Timeout: time.Hour, StopTimeout: time.Minute,
+			Network: policy.Policy{Mode: policy.DenyAll}, Mounts: []record.Mount{{Source: "/no/such/directory", Volume: "copy", Target: "/m", Mode: record.RWCopy}},
+		}
+	}
+	for name, test := range map[string]struct {
+		give plan.Sandbox
+		want func(fork *plan.Sandbox) // changes what the source has
+	}{
+		"everything": {plan.Sandbox{}, func(f *plan.Sandbox) { f.MaxPorts = 5 }},
+		"nothing": {plan.Sandbox{
+			User: "v", Workdir: "/x", Command: []string{"d"}, Env: map[string]string{"B": "2"}, Tags: map[string]string{}, Ports: []int{6}, VCPUs: 1,
+			PidsLimit: 8, OCIRuntime: "kata", Timeout: time.Minute, StopTimeout: time.Second, Persistent: new(false), Network: policy.Policy{Mode: policy.AllowAll},
+			Given: plan.Tags | plan.CPUs | plan.Timeout | plan.StopTimeout | plan.Env | plan.Ports | plan.Mounts | plan.Command | plan.Network,
+		}, func(f *plan.Sandbox) {
+			f.User, f.Workdir, f.Command, f.Env, f.Tags, f.Ports = "v", "/x", []string{"d"}, map[string]string{"B": "2"}, map[string]string{}, []int{6}
+			f.VCPUs, f.Memory, f.PidsLimit, f.OCIRuntime, f.Timeout, f.StopTimeout = 1, plan.MemoryPerVCPU, 8, "kata", time.Minute, time.Second
+			f.Persistent, f.Network.Mode, f.Mounts = new(false), policy.AllowAll, nil
+		}},
+		"all but the memory": {plan.Sandbox{Memory: 1 << 30, Given: plan.Memory}, func(f *plan.Sandbox) { f.MaxPorts, f.Memory = 5, 1<<30 }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, want := test.give, source()
+			test.want(want)
+			if err := got.Inherit(source()); err != nil {
+				t.Fatal(err)
+			}
+			if got.ID == want.ID || got.Name != got.ID {
+				t.Errorf("the fork is %q with the ID %q", got.Name, got.ID)
+			}
+			got.ID, got.Name, got.Given = want.ID, want.Name, 0
+			if diff := cmp.Diff(want, &got); diff != "" {
+				t.Errorf("Inherit (-want +got):\n%s", diff)
+			}
+		})
+	}
+	transient := source()
+	transient.Persistent = new(false)
+	named := plan.Sandbox{Name: "a"}
+	if err := named.Inherit(transient); err != nil || !*named.Persistent {
+		t.Errorf("a named fork of a sandbox that is not persistent: %v, persistent %v, want true", err, *named.Persistent)
+	}
+}
+
+func TestNestedMounts(t *testing.T) {
+	t.Parallel()
+	rwcopy := record.Mount{Source: "/s", Target: "/a", Mode: record.RWCopy}
+	volume := func(target string) record.Mount {
+		return record.Mount{Volume: "v", Target: target, Mode: record.RW}
+	}
+	for name, test := range map[string]struct {
+		mounts []record.Mount
+		filled bool
+		want   bool
+	}{
+		"none":                         {nil, true, false},
+		"beside a copy":                {[]record.Mount{rwcopy, volume("/ab")}, true, false},
+		"in a copy":                    {[]record.Mount{rwcopy, volume("/a/b")}, false, true},
+		"in a copy that comes later":   {[]record.Mount{volume("/a/b/c"), rwcopy}, false, true},
+		"in a volume":                  {[]record.Mount{volume("/a"), volume("/a/b")}, true, false},
+		"in an empty workspace":        {[]record.Mount{volume("/workspace/a")}, false, false},
+		"in a workspace with a source": {[]record.Mount{volume("/workspace/a")}, true, true},
+	} {
+		if got := plan.Nested(test.mounts, test.filled); got != test.want {
+			t.Errorf("%s: Nested returns %v", name, got)
+		}
+	}
+	mounts := []record.Mount{volume("/workspace/a/b"), volume("/workspaces/c"), volume("/workspace/d")}
+	if got := plan.BelowWorkspace(mounts); !slices.Equal(got, []string{"a", "d"}) {
+		t.Errorf("BelowWorkspace: %q, want a and d", got)
+	}
+}

@@ -1,0 +1,22 @@
+package store
+
+import (
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+// OnePerSandbox leaves one container of each sandbox and returns the replacements.
+func (all *Inventory) OnePerSandbox() []record.Sandbox {
+	all.onePerSandbox()
+	return all.replacements
+}
+
+// OrphanedFiles returns what a sweep takes for files that nobody needs.
+func (all Inventory) OrphanedFiles(now time.Time) map[string]string { return all.orphanedFiles(now) }
+
+// EmptyTree reports what a sweep decides about a volume.
+func EmptyTree(now time.Time, v engine.Volume, recs map[string]record.SnapshotRecord) bool {
+	return (&sweep{now: now}).emptyTree(v, recs)
+}

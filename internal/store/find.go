@@ -1,0 +1,229 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+// Locate returns the container of the sandbox of that name. While a container is replaced
+// there is a moment when only its replacement exists.
+func (s *Store) Locate(ctx context.Context, name string) (engine.Container, error) {
+	var got engine.Container
+	err := engine.ErrNotFound
+	for _, ref := range []string{record.ContainerName(name), record.NextName(name), record.ContainerName(name)} {
+		next, e := s.Engine.InspectContainer(ctx, ref)
+		if e != nil && !errors.Is(e, engine.ErrNotFound) {
+			return next, e
+		}
+		if e == nil {
+			got, err = next, nil
+			if !BeingRemoved(got) {
+				break
+			}
+		}
+	}
+	return got, err
+}
+
+// BeingRemoved reports whether the engine is removing a container, or has failed to.
+func BeingRemoved(got engine.Container) bool {
+	return got.State == engine.StateRemoving || got.State == engine.StateDead
+}
+
+// IsNext reports whether a container is a replacement that has not taken its sandbox's name.
+func IsNext(got engine.Container, rec record.Sandbox) bool {
+	return got.Name == record.NextName(rec.Name)
+}
+
+// isUnfinished reports whether a container is a replacement without its files.
+func isUnfinished(got engine.Container) bool {
+	rec, ok := record.Decode(got.Labels)
+	return ok && got.Name == record.UnfinishedName(rec.Name)
+}
+
+// SandboxOf reads the record of a container, if it is a sandbox's. One that a user created
+// from an image of a sandbox inherits the labels, but not the name.
+func SandboxOf(got engine.Container) (record.Sandbox, bool) {
+	rec, ok := record.Decode(got.Labels)
+	return rec, ok && (got.Name == record.ContainerName(rec.Name) || IsNext(got, rec))
+}
+
+// Find returns the sandbox of that name, else of that ID, with its latest revision.
+func (s *Store) Find(ctx context.Context, nameOrID string) (record.Sandbox, engine.Container, error) {
+	rec, got, err := s.findContainer(ctx, nameOrID)
+	if err != nil {
+		return rec, got, err
+	}
+	rec, err = record.Latest(ctx, s.Engine, rec)
+	return rec, got, err
+}
+
+// findContainer is Find without the latest revision. nameOrID is never used as a reference
+// to a container, which Docker would also match with the beginning of a container's ID.
+func (s *Store) findContainer(ctx context.Context, nameOrID string) (record.Sandbox, engine.Container, error) {
+	inspect := func(name string, is func(record.Sandbox) bool) (record.Sandbox, engine.Container, error) {
+		got, err := s.Locate(ctx, name)
+		if err != nil {
+			return record.Sandbox{}, got, err
+		}
+		rec, ok := SandboxOf(got)
+		if !ok || rec.Name != name || !is(rec) {
+			return rec, got, engine.ErrNotFound
+		}
+		return rec, got, nil
+	}
+	rec, got, err := inspect(nameOrID, func(r record.Sandbox) bool { return r.Name == nameOrID })
+	if !errors.Is(err, engine.ErrNotFound) {
+		return rec, got, err
+	}
+	isID := func(r record.Sandbox) bool { return r.ID == nameOrID }
+	// The workspace is named by the ID; its label has the name of the sandbox that created it.
+	vol, err := s.Engine.InspectVolume(ctx, record.WorkspaceName(nameOrID))
+	if err == nil && record.Is(vol.Labels, record.RoleWorkspace) && record.ValidName(vol.Labels[record.Name]) {
+		rec, got, err = inspect(vol.Labels[record.Name], isID)
+		if !errors.Is(err, engine.ErrNotFound) {
+			return rec, got, err
+		}
+	} else if err != nil && !errors.Is(err, engine.ErrNotFound) {
+		return rec, got, err
+	}
+	// An adopted workspace has the name of an earlier sandbox.
+	list, err := s.Engine.ListContainers(ctx, engine.Filter{Labels: []string{
+		record.Filter(record.Managed, "true"), record.Filter(record.ID, nameOrID)}})
+	if err != nil {
+		return rec, got, err
+	}
+	for _, l := range list {
+		if r, ok := record.Decode(l.Labels); ok && isID(r) && record.ValidName(r.Name) {
+			rec, got, err = inspect(r.Name, isID)
+			if !errors.Is(err, engine.ErrNotFound) {
+				return rec, got, err
+			}
+		}
+	}
+	return record.Sandbox{}, engine.Container{}, fault.NotFound
+}
+
+// AwaitCreated is Find after the creation of the sandbox has finished.
+func (s *Store) AwaitCreated(ctx context.Context, nameOrID string) (record.Sandbox, engine.Container, error) {
+	wait := 20 * time.Millisecond
+	for {
+		rec, got, err := s.Find(ctx, nameOrID)
+		name := rec.Name
+		if errors.Is(err, fault.NotFound) {
+			name = nameOrID // its container may not exist yet
+		} else if err != nil {
+			return rec, got, err
+		}
+		m, found, lookErr := record.FindMarker(ctx, s.Engine, name)
+		var foreign *record.ForeignError
+		switch {
+		case errors.As(lookErr, &foreign):
+			// A user's volume with the name of a marker is no marker.
+			return rec, got, err
+		case lookErr != nil:
+			return rec, got, lookErr
+		case !found, isCreating(ctx, name):
+			return rec, got, err
+		case m.Expired(s.Engine.Now()) && m.Of != "":
+			if err := s.TakeOver(ctx, m); err != nil {
+				return rec, got, err
+			}
+		case m.Expired(s.Engine.Now()):
+			return rec, got, fmt.Errorf("%w: its creation was abandoned by %s", fault.NotFound, m.Holder)
+		}
+		if err := fault.Sleep(ctx, wait); err != nil {
+			return rec, got, err
+		}
+		wait = min(2*wait, 250*time.Millisecond)
+	}
+}
+
+// ErrNameTaken is the fault.Exists after which GetOrCreate tries Get again.
+var ErrNameTaken = fmt.Errorf("%w", fault.Exists)
+
+// Available reports why the name or the ID can't be used for a new sandbox.
+func (s *Store) Available(ctx context.Context, name, id string) error {
+	if err := s.NameTaken(ctx, name); err != nil {
+		if !errors.Is(err, fault.Exists) {
+			return err
+		}
+		// A dead creator's container is no sandbox: the claim will find its marker.
+		if m, found, e := record.FindMarker(ctx, s.Engine, name); e != nil || !found || !m.Expired(s.Engine.Now()) {
+			return errors.Join(ErrNameTaken, e)
+		}
+	}
+	if name == id {
+		return nil
+	}
+	// A name that is another sandbox's ID, or an ID that is another's name, would hide it.
+	if err := s.checkNotID(ctx, name); err != nil {
+		return err
+	}
+	err := s.NameTaken(ctx, id)
+	if errors.Is(err, fault.Exists) {
+		return fmt.Errorf("%w: ID %q is another sandbox's name", fault.Exists, id)
+	}
+	return err
+}
+
+// checkNotID fails if the name is the ID of another sandbox.
+func (s *Store) checkNotID(ctx context.Context, name string) error {
+	workspace, err := s.Engine.InspectVolume(ctx, record.WorkspaceName(name))
+	switch {
+	case errors.Is(err, engine.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	case !record.Is(workspace.Labels, record.RoleWorkspace):
+		return nil
+	}
+	users, err := s.Engine.ListContainers(ctx, engine.Filter{Volume: workspace.Name})
+	if err != nil {
+		return err
+	}
+	for _, u := range users {
+		if r, ok := record.Decode(u.Labels); ok && r.ID == name && r.Name != name {
+			return fmt.Errorf("%w: %q is the ID of sandbox %q", fault.Exists, name, r.Name)
+		}
+	}
+	return nil
+}
+
+// NameTaken returns fault.Exists, or a *record.ForeignError, if the container name of a
+// sandbox is in use.
+func (s *Store) NameTaken(ctx context.Context, name string) error {
+	got, err := s.Locate(ctx, name)
+	switch {
+	case errors.Is(err, engine.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	case got.Labels[record.Managed] != "true":
+		return &record.ForeignError{Kind: "container", Object: got.Name}
+	case got.State == engine.StateRemoving:
+		return nil
+	}
+	return fault.Exists
+}
+
+// Recheck returns the present container of a sandbox that is being copied.
+func (s *Store) Recheck(ctx context.Context, rec record.Sandbox) (engine.Container, error) {
+	got, err := s.Locate(ctx, rec.Name)
+	if errors.Is(err, engine.ErrNotFound) {
+		return got, fmt.Errorf("%w: %s was deleted meanwhile", fault.NotFound, rec.Name)
+	}
+	if err != nil {
+		return got, err
+	}
+	if r, ok := record.Decode(got.Labels); !ok || r.ID != rec.ID || got.State == engine.StateRemoving {
+		return got, fmt.Errorf("%w: %s was deleted meanwhile", fault.NotFound, rec.Name)
+	}
+	return got, nil
+}

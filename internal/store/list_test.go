@@ -1,0 +1,106 @@
+package store_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+)
+
+var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func TestInventoryHasOneContainerOfEachSandbox(t *testing.T) {
+	t.Parallel()
+	labels, err := record.Sandbox{ID: "id", Name: "a", Nonce: "n"}.Labels()
+	if err != nil {
+		t.Fatal(err)
+	}
+	container := func(name, state string) engine.Container {
+		return engine.Container{ID: name + " " + state, Name: name, State: state, Labels: labels}
+	}
+	current, next, unfinished := record.ContainerName("a"), record.NextName("a"), record.UnfinishedName("a")
+	for name, test := range map[string]struct {
+		list         []engine.Container
+		want         []string
+		replacements int
+	}{
+		"one":                          {[]engine.Container{container(current, engine.StateRunning)}, []string{current}, 0},
+		"being removed":                {[]engine.Container{container(current, engine.StateRemoving)}, []string{current}, 0},
+		"with a replacement":           {[]engine.Container{container(current, engine.StateExited), container(next, engine.StateCreated)}, []string{current}, 1},
+		"being replaced":               {[]engine.Container{container(next, engine.StateCreated), container(current, engine.StateRemoving)}, []string{next}, 1},
+		"not to be removed":            {[]engine.Container{container(current, engine.StateDead), container(next, engine.StateCreated)}, []string{next}, 1},
+		"a replacement alone":          {[]engine.Container{container(next, engine.StateCreated)}, []string{next}, 1},
+		"with an unfinished one":       {[]engine.Container{container(unfinished, engine.StateCreated), container(current, engine.StateExited)}, []string{current}, 1},
+		"beside a user's of our image": {[]engine.Container{container("theirs", engine.StateRunning), container(current, engine.StateRunning)}, []string{"theirs", current}, 0},
+	} {
+		all := store.Inventory{Containers: test.list}
+		if got := all.OnePerSandbox(); len(got) != test.replacements {
+			t.Errorf("%s: %d replacements, want %d", name, len(got), test.replacements)
+		}
+		var names []string
+		for _, c := range all.Containers {
+			names = append(names, c.Name)
+		}
+		if diff := cmp.Diff(test.want, names); diff != "" {
+			t.Errorf("%s: containers (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+func TestOrphanedSnapshotFiles(t *testing.T) {
+	t.Parallel()
+	snapshot := record.SnapshotRecord{ID: "s1", Nonce: "n1"}
+	files := engine.Volume{Name: record.FrozenName("s1", 0), Labels: snapshot.FrozenLabels()}
+	marker := func(until time.Time) map[string]record.Marker {
+		return map[string]record.Marker{"m": {Name: "m", Nonce: "n1", Until: until}}
+	}
+	sharer := engine.Volume{Name: "v", Labels: record.With(record.Base(record.RoleWorkspace, "n2", now), record.Snapshot, "s1")}
+	for name, test := range map[string]struct {
+		others  []engine.Volume
+		markers map[string]record.Marker
+		orphans map[string]string
+	}{
+		"alone":                    {nil, nil, map[string]string{"s1": "n1"}},
+		"with a record":            {[]engine.Volume{{Name: record.SnapshotName("s1")}}, nil, map[string]string{}},
+		"shared":                   {[]engine.Volume{sharer}, nil, map[string]string{}},
+		"shared by a stranger":     {[]engine.Volume{{Name: "v", Labels: map[string]string{record.Snapshot: "s1"}}}, nil, map[string]string{"s1": "n1"}},
+		"with a live process":      {nil, marker(now.Add(time.Second)), map[string]string{}},
+		"with a process that died": {nil, marker(now.Add(-time.Second)), map[string]string{"s1": "n1"}},
+	} {
+		all := store.Inventory{Volumes: append(test.others, files), Markers: test.markers}
+		if diff := cmp.Diff(test.orphans, all.OrphanedFiles(now)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+func TestVolumeOfAnEmptyTree(t *testing.T) {
+	t.Parallel()
+	rec := record.SnapshotRecord{ID: "s1", Nonce: "n1", CreatedAt: now.Add(-2 * time.Minute), Trees: []record.Tree{{Volume: record.FrozenName("s1", 0)}}}
+	volume := func(n int) engine.Volume {
+		return engine.Volume{Name: record.FrozenName("s1", n), Labels: rec.FrozenLabels()}
+	}
+	young, other := rec, rec
+	young.CreatedAt = now.Add(-time.Second)
+	other.Nonce = "n2"
+	for name, test := range map[string]struct {
+		v    engine.Volume
+		recs map[string]record.SnapshotRecord
+		want bool
+	}{
+		"not in the record":    {volume(1), map[string]record.SnapshotRecord{"s1": rec}, true},
+		"in the record":        {volume(0), map[string]record.SnapshotRecord{"s1": rec}, false},
+		"of a young snapshot":  {volume(1), map[string]record.SnapshotRecord{"s1": young}, false},
+		"without a record":     {volume(1), nil, false},
+		"of another snapshot":  {volume(1), map[string]record.SnapshotRecord{"s1": other}, false},
+		"not a snapshot's own": {engine.Volume{Name: "v", Labels: record.With(rec.FrozenLabels(), record.Role, record.RoleWorkspace)}, map[string]record.SnapshotRecord{"s1": rec}, false},
+	} {
+		if got := store.EmptyTree(now, test.v, test.recs); got != test.want {
+			t.Errorf("%s: %v, want %v", name, got, test.want)
+		}
+	}
+}

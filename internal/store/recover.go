@@ -1,0 +1,311 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+// TakeOver finishes or reverts what the dead holder of a marker began, and removes the marker.
+func (s *Store) TakeOver(ctx context.Context, m record.Marker) error {
+	err := record.TakeOver(ctx, s.Engine, m, record.NewNonce(), Holder(), func(ctx context.Context) error {
+		if m.Of != "" {
+			return s.finishChange(ctx, record.Sandbox{Name: m.Name, Nonce: m.Of}, m.Nonce)
+		}
+		if _, _, is := m.Pauses(); is {
+			return s.unpauseFor(ctx, m)
+		}
+		if id, is := m.SnapshotOf(); is {
+			if err := errors.Join(s.RemoveVolume(ctx, record.SnapshotName(id), m.Nonce), s.removeContainersOf(ctx, m.Nonce)); err != nil {
+				return err
+			}
+			return s.dropSnapshotFiles(ctx, id, m.Nonce)
+		}
+		return s.removeAllOf(ctx, m.Nonce)
+	})
+	if err != nil {
+		return fmt.Errorf("clear what %s left of %q: %w", m.Holder, m.Name, err)
+	}
+	return nil
+}
+
+// removeContainersOf removes every container with the nonce.
+func (s *Store) removeContainersOf(ctx context.Context, nonce string) error {
+	containers, err := s.Engine.ListContainers(ctx, engine.Filter{Labels: []string{record.Filter(record.Managed, "true"), record.Filter(record.Nonce, nonce)}})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, got := range containers {
+		errs = append(errs, s.RemoveContainer(ctx, got.ID, nonce))
+	}
+	return errors.Join(errs...)
+}
+
+// removeAllOf removes every object with the nonce except markers, containers first.
+func (s *Store) removeAllOf(ctx context.Context, nonce string) error {
+	if nonce == "" {
+		return nil
+	}
+	if err := s.removeContainersOf(ctx, nonce); err != nil {
+		return err
+	}
+	volumes, err := s.Engine.ListVolumes(ctx, record.Filter(record.Managed, "true"), record.Filter(record.Nonce, nonce))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, v := range volumes {
+		if record.Is(v.Labels, record.RolePending, record.RoleTakeover) {
+			continue
+		}
+		// A volume that another sandbox uses by now stays.
+		if err := s.RemoveVolume(ctx, v.Name, nonce); !errors.Is(err, fault.VolumeInUse) {
+			errs = append(errs, err)
+		}
+	}
+	errs = append(errs, s.dropLayers(ctx, record.Filter(record.Nonce, nonce)))
+	return errors.Join(append(errs, record.DropRevisionsOf(ctx, s.Engine, nonce))...)
+}
+
+// Hold claims the sandbox for a change: until Release nobody else changes or deletes it. It
+// returns the nonce of the change. The claim is nil during the sandbox's own creation.
+func (s *Store) Hold(ctx context.Context, rec record.Sandbox) (*record.Claim, string, error) {
+	op := record.NewNonce()
+	claim, err := FinishCall(ctx, func(ctx context.Context) (*record.Claim, error) {
+		return record.TryHold(ctx, s.Engine, rec, op, Holder())
+	})
+	var held *record.HeldError
+	switch {
+	case err == nil:
+		return claim, op, nil
+	case errors.As(err, &held) && held.Marker.Nonce == rec.Nonce && isCreating(ctx, rec.Name):
+		return nil, op, nil // called by a hook of its creation
+	case !errors.As(err, &held):
+		err = errors.Join(err, s.Release(ctx, rec, nil, op, err))
+	}
+	return nil, op, err
+}
+
+// Release ends a Hold. After a failure, its cause, it finishes or reverts the change; when
+// that fails, too, the marker stays and the next caller does so.
+func (s *Store) Release(ctx context.Context, rec record.Sandbox, claim *record.Claim, op string, cause error) error {
+	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), UndoTimeout)
+	defer cancel()
+	var err error
+	if cause != nil && claim != nil {
+		err = engine.Retry(own, func() error { return s.finishChange(own, rec, op) })
+	}
+	if claim != nil {
+		claim.Stop()
+	}
+	if err != nil {
+		return err // with the marker in place
+	}
+	err = engine.Retry(own, func() error { return record.Drop(own, s.Engine, rec.Name, op) })
+	if err != nil && cause == nil {
+		s.Log.Warn("a marker is left for the next sweep", "sandbox", rec.Name, "error", err)
+		return nil
+	}
+	return err
+}
+
+// AwaitChange waits until no process creates, changes or deletes the sandbox of that name,
+// and takes over from a dead one.
+func (s *Store) AwaitChange(ctx context.Context, name string) error {
+	for wait := 10 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
+		m, found, err := record.FindMarker(ctx, s.Engine, name)
+		if err != nil || !found {
+			return err
+		}
+		if m.Expired(s.Engine.Now()) {
+			if err := s.TakeOver(ctx, m); err != nil {
+				return err
+			}
+		}
+		if err := fault.Sleep(ctx, wait); err != nil {
+			return err
+		}
+	}
+}
+
+// finishChange completes or reverts an interrupted change, and removes its unused volumes
+// and images.
+func (s *Store) finishChange(ctx context.Context, rec record.Sandbox, op string) error {
+	if err := s.FinishReplacement(ctx, rec); err != nil {
+		return err
+	}
+	volumes, err := s.Engine.ListVolumes(ctx, record.Filter(record.Managed, "true"), record.Filter(record.By, op))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, v := range volumes {
+		if record.IsData(v.Name, v.Labels) {
+			if err := s.DropVolume(ctx, v.Name); !errors.Is(err, fault.VolumeInUse) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(append(errs, s.dropLayers(ctx, record.Filter(record.Nonce, rec.Nonce)))...)
+}
+
+// finishOrphan completes or reverts the replacement of a container that nobody works on.
+func (s *Store) finishOrphan(ctx context.Context, rec record.Sandbox) error {
+	claim, op, err := s.Hold(ctx, rec)
+	var held *record.HeldError
+	if errors.As(err, &held) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	err = s.finishChange(ctx, rec, rec.By)
+	return errors.Join(err, s.Release(ctx, rec, claim, op, err))
+}
+
+// FinishReplacement lets the replacement of a sandbox's container, if there is one, take its
+// place. If the old container had another session since it was copied, the replacement is
+// removed instead. The caller has a Hold.
+func (s *Store) FinishReplacement(ctx context.Context, rec record.Sandbox) error {
+	// An unfinished one has no files that the old container lacks.
+	if err := s.RemoveContainer(ctx, record.UnfinishedName(rec.Name), rec.Nonce); err != nil {
+		return err
+	}
+	return fault.Poll(ctx, PollEvery, func() (done bool, err error) { return s.replaceStep(ctx, rec) })
+}
+
+// replaceStep renames the replacement, or removes the container that is in the way. Another
+// process may do the same, so a step that finds its object gone or in use is no failure. It
+// is done when there is no replacement.
+func (s *Store) replaceStep(ctx context.Context, rec record.Sandbox) (done bool, err error) {
+	next, err := s.Engine.InspectContainer(ctx, record.NextName(rec.Name))
+	if errors.Is(err, engine.ErrNotFound) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	nextRec, ok := record.Decode(next.Labels)
+	if !ok || nextRec.Nonce != rec.Nonce {
+		return false, &record.ForeignError{Kind: "container", Object: next.Name}
+	}
+	old, err := s.Engine.InspectContainer(ctx, record.ContainerName(rec.Name))
+	oldRec, ok := record.Decode(old.Labels)
+	switch {
+	case errors.Is(err, engine.ErrNotFound):
+		err = s.Engine.RenameContainer(ctx, next.ID, record.ContainerName(rec.Name))
+	case err != nil:
+		return false, err
+	case !ok || oldRec.Nonce != rec.Nonce:
+		return false, &record.ForeignError{Kind: "container", Object: old.Name}
+	case old.State == engine.StateRemoving:
+	default:
+		remove := next
+		if BeingRemoved(old) || !old.HasSession() && Fingerprint(old) == nextRec.Previous {
+			remove = old
+		}
+		// Without force the engine does not remove a container that has just been started.
+		err = Finish(ctx, func(ctx context.Context) error {
+			return s.Engine.RemoveContainer(ctx, remove.ID, remove.State == engine.StateDead)
+		})
+	}
+	if errors.Is(err, engine.ErrNotFound) || errors.Is(err, engine.ErrConflict) {
+		err = nil
+	}
+	return false, err
+}
+
+// Fingerprint identifies the state of a stopped container. Every session changes it.
+func Fingerprint(got engine.Container) string {
+	return got.ID + " " + got.FinishedAt.UTC().Format(time.RFC3339Nano)
+}
+
+// UnpauseNow unpauses a container and reports whether it was paused.
+func (s *Store) UnpauseNow(ctx context.Context, id string) (was bool, err error) {
+	for began := time.Now(); ; {
+		err := s.Engine.UnpauseContainer(ctx, id)
+		switch {
+		case err == nil:
+			return true, nil
+		case errors.Is(err, engine.ErrUnavailable):
+			return false, err
+		case errors.Is(err, engine.ErrConflict), errors.Is(err, engine.ErrNotFound):
+			return false, nil
+		}
+		// Old engines have no error class for a container that is not paused, and report
+		// one that has just exited as paused for a moment.
+		got, e := s.Engine.InspectContainer(ctx, id)
+		if errors.Is(e, engine.ErrNotFound) || e == nil && got.State != engine.StatePaused {
+			return false, nil
+		}
+		if e != nil || time.Since(began) > staleStateTimeout {
+			return false, errors.Join(err, e)
+		}
+		if e := fault.Sleep(ctx, PollEvery); e != nil {
+			return false, errors.Join(err, e)
+		}
+	}
+}
+
+// Unpause unpauses a session. A sandbox that is being copied is unpaused by its copier.
+func (s *Store) Unpause(ctx context.Context, got engine.Container) error {
+	if rec, ok := record.Decode(got.Labels); ok && record.ValidName(rec.Name) {
+		if err := s.AwaitUnpause(ctx, rec.Name); err != nil {
+			return err
+		}
+	}
+	now, err := s.Engine.InspectContainer(ctx, got.ID)
+	if err != nil || now.State == engine.StateRunning {
+		return err
+	}
+	_, err = s.UnpauseNow(ctx, got.ID)
+	return err
+}
+
+// AwaitUnpause returns when no process has paused the sandbox to copy it. It unpauses a
+// sandbox for a process that died.
+func (s *Store) AwaitUnpause(ctx context.Context, name string) error {
+	return fault.Poll(ctx, PollEvery, func() (done bool, err error) {
+		m, found, err := record.FindPause(ctx, s.Engine, name)
+		var foreign *record.ForeignError
+		switch {
+		case errors.As(err, &foreign):
+			return true, nil
+		case err != nil, !found:
+			return true, err
+		case m.Expired(s.Engine.Now()):
+			err = s.TakeOver(ctx, m)
+		}
+		return false, err
+	})
+}
+
+// unpauseFor unpauses a sandbox for the dead holder of its pause marker.
+func (s *Store) unpauseFor(ctx context.Context, m record.Marker) error {
+	name, of, _ := m.Pauses()
+	if !record.ValidName(name) {
+		return nil
+	}
+	got, err := s.Engine.InspectContainer(ctx, record.ContainerName(name))
+	if errors.Is(err, engine.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if rec, ok := record.Decode(got.Labels); !ok || rec.Nonce != of || got.State != engine.StatePaused {
+		return nil
+	}
+	_, err = s.UnpauseNow(ctx, got.ID)
+	return err
+}
+
+// staleStateTimeout bounds the wait for an engine that reports a container as paused which
+// has just exited: a busy one takes seconds to notice.
+const staleStateTimeout = 20 * time.Second

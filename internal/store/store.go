@@ -1,0 +1,68 @@
+// Package store uses the engine as the only store of state. It finds, lists and removes the
+// objects of sandboxes, and takes over from processes that died in the middle of a change.
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+// Store is the state on one engine.
+type Store struct {
+	Engine *engine.Engine
+	Log    *slog.Logger
+
+	mu    sync.Mutex
+	swept time.Time // when this client last swept
+}
+
+// Holder describes this process for people who read a marker.
+var Holder = sync.OnceValue(func() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return fmt.Sprintf("process %d on %s", os.Getpid(), host)
+})
+
+type creatingKey struct{}
+
+// WithCreating marks the context of a hook that runs during the creation of the sandbox, so
+// that finding the sandbox does not wait for the hook itself.
+func WithCreating(ctx context.Context, sandbox string) context.Context {
+	return context.WithValue(ctx, creatingKey{}, sandbox)
+}
+
+func isCreating(ctx context.Context, sandbox string) bool { return ctx.Value(creatingKey{}) == sandbox }
+
+// Classify returns err with the class of package fault that follows from an error of the
+// engine or a record. An error that has a class keeps it.
+func Classify(err error) error {
+	if err == nil || fault.Known(err) {
+		return err
+	}
+	var foreign *record.ForeignError
+	var held *record.HeldError
+	switch {
+	case errors.As(err, &foreign):
+		return fault.Classify(fault.Foreign, err)
+	case errors.As(err, &held):
+		return fault.Classify(fault.Exists, err)
+	case errors.Is(err, engine.ErrUnavailable):
+		return fault.Classify(fault.EngineUnavailable, err)
+	case errors.Is(err, engine.ErrInvalid):
+		return fault.Classify(fault.InvalidArgument, err)
+	case errors.Is(err, engine.ErrUnsupported):
+		return fault.Classify(fault.Unsupported, err)
+	}
+	return err
+}

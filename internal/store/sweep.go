@@ -1,0 +1,217 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+const (
+	// sweepEvery is how often Create sweeps; List always has what a sweep needs.
+	sweepEvery = time.Minute
+	// sweepTimeout bounds one sweep; the next one does the rest.
+	sweepTimeout = 20 * time.Second
+	// stoppedRetention is how long a sandbox that is not persistent is kept after its handle
+	// stopped it and did not start it again.
+	stoppedRetention = time.Hour
+	// neverStartedAge is the age at which a container that never ran and has no creator is
+	// the leftover of a create whose reply was lost.
+	neverStartedAge = 5 * time.Minute
+	// minOrphanAge is the age at which an object without an owner is an orphan; a younger
+	// one may belong to something that is being created.
+	minOrphanAge = time.Minute
+	// PollEvery is the pause between two inspections of an object that is changing.
+	PollEvery = 50 * time.Millisecond
+)
+
+// SweepIfDue sweeps unless this client has done so within the last minute.
+func (s *Store) SweepIfDue(ctx context.Context) {
+	s.mu.Lock()
+	due := time.Since(s.swept) > sweepEvery
+	s.mu.Unlock()
+	if !due {
+		return
+	}
+	all, err := s.List(ctx)
+	if err != nil {
+		return // the caller's next call to the engine reports it
+	}
+	s.Sweep(ctx, all, nil)
+}
+
+// Sweep removes what crashed programs left: unfinished sandboxes, sandboxes whose owner is
+// gone, and their other objects. It returns the IDs of the containers it removed, and calls
+// report, which may be nil, for each object. A failure is only logged: the next sweep tries
+// again.
+func (s *Store) Sweep(ctx context.Context, all Inventory, report func(object string, err error)) map[string]bool {
+	s.mu.Lock()
+	s.swept = time.Now()
+	s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
+	w := &sweep{Store: s, all: all, now: s.Engine.Now(), gone: map[string]bool{}, alive: map[string]bool{}, report: report}
+	w.markers(ctx)
+	w.replacements(ctx)
+	for _, got := range all.Containers {
+		if w.gone[got.ID] {
+			continue
+		}
+		if record.Is(got.Labels, record.RoleHelper) {
+			w.helper(ctx, got)
+		} else if rec, ok := SandboxOf(got); ok {
+			w.sandbox(ctx, rec, got)
+		}
+	}
+	w.snapshots(ctx)
+	for _, name := range record.OrphanedRevisions(all.Volumes, w.alive, w.now, minOrphanAge) {
+		w.log("revision "+name, s.DropVolume(ctx, name))
+	}
+	return w.gone
+}
+
+// sweep is one sweep.
+type sweep struct {
+	*Store
+	all    Inventory
+	now    time.Time
+	gone   map[string]bool // IDs of the removed containers
+	alive  map[string]bool // nonces of the sandboxes that stay
+	report func(object string, err error)
+}
+
+func (w *sweep) log(object string, err error) {
+	if w.report != nil {
+		w.report(object, err)
+	}
+	if err != nil {
+		w.Log.Warn("sweep", "object", object, "error", err)
+	} else {
+		w.Log.Info("swept", "object", object)
+	}
+}
+
+// markers takes over from dead processes, and removes leftovers of markers.
+func (w *sweep) markers(ctx context.Context) {
+	for _, m := range w.all.Markers {
+		if !m.Expired(w.now) {
+			continue
+		}
+		err := w.TakeOver(ctx, m)
+		w.log("half-made sandbox "+m.Name, err)
+		for _, got := range w.all.Containers {
+			if err == nil && m.Nonce != "" && got.Labels[record.Nonce] == m.Nonce {
+				w.gone[got.ID] = true
+			}
+		}
+	}
+	for _, name := range record.ExpiredLeftovers(w.all.Volumes, w.now) {
+		w.log("marker "+name, w.DropVolume(ctx, name))
+	}
+}
+
+// replacements finishes replacements of containers whose process is gone.
+func (w *sweep) replacements(ctx context.Context) {
+	for _, rec := range w.all.replacements {
+		if _, marked := w.all.Markers[rec.Name]; !marked {
+			if err := w.finishOrphan(ctx, rec); err != nil {
+				w.log("new container of sandbox "+rec.Name, err)
+			}
+		}
+	}
+}
+
+// helper removes an expired helper whose user is dead: a live one may copy for any time.
+func (w *sweep) helper(ctx context.Context, got engine.Container) {
+	if w.all.claimed(got.Labels[record.Nonce], w.now) {
+		return
+	}
+	if until, err := time.Parse(time.RFC3339Nano, got.Labels[record.Until]); err != nil || w.now.After(until) {
+		w.log("helper "+got.Name, w.RemoveContainer(ctx, got.ID, got.Labels[record.Nonce]))
+	}
+}
+
+// sandbox removes a sandbox that was never started, or that is not persistent and whose
+// handle is gone.
+func (w *sweep) sandbox(ctx context.Context, rec record.Sandbox, got engine.Container) {
+	age := w.now.Sub(got.CreatedAt)
+	if _, marked := w.all.Markers[rec.Name]; got.State == engine.StateCreated && rec.By == "" && !marked && age > neverStartedAge {
+		err := w.removeAllOf(ctx, rec.Nonce)
+		w.gone[got.ID] = err == nil
+		w.log("sandbox "+rec.Name+", which was never started", err)
+		return
+	}
+	w.alive[rec.Nonce] = true
+	stopped := got.State == engine.StateExited || got.State == engine.StateCreated && age > stoppedRetention
+	if rec.Persistent || w.all.Pending(rec, w.now) || !stopped {
+		return
+	}
+	abandoned, err := w.abandoned(ctx, got.ID, w.now)
+	if err == nil && abandoned {
+		if _, err = w.Delete(ctx, w.all.Revisions.Of(rec), DropOwn); !errors.Is(err, fault.NotFound) {
+			w.log("sandbox "+rec.Name, err)
+		}
+		w.gone[got.ID] = err == nil
+	}
+	// Another sweep may have removed it.
+	w.gone[got.ID] = w.gone[got.ID] || errors.Is(err, engine.ErrNotFound) || errors.Is(err, fault.NotFound)
+}
+
+// abandoned reports whether a stopped sandbox that is not persistent has outlived its
+// handle: PID 1 ended its session, or the handle stopped it long ago.
+func (s *Store) abandoned(ctx context.Context, id string, now time.Time) (bool, error) {
+	got, err := s.Engine.InspectContainer(ctx, id)
+	if err != nil {
+		return false, err
+	}
+	if got.State == engine.StateCreated {
+		return true, nil
+	}
+	if got.State != engine.StateExited {
+		return false, nil
+	}
+	byItself := got.ExitCode == wire.CodeLease || got.ExitCode == wire.CodeTimeout
+	return byItself || now.Sub(got.FinishedAt) > stoppedRetention, nil
+}
+
+// snapshots removes expired snapshots, orphaned snapshot files, and the parts of overlays
+// that are gone.
+func (w *sweep) snapshots(ctx context.Context) {
+	names, sharers := w.all.volumeNames(), sharers(w.all.Volumes)
+	recs := map[string]record.SnapshotRecord{}
+	for _, v := range w.all.Volumes {
+		if rec, ok := record.DecodeSnapshot(v.Name, v.Labels); ok {
+			recs[rec.ID] = rec
+		}
+	}
+	for _, v := range w.all.Volumes {
+		if w.all.claimed(v.Labels[record.Nonce], w.now) {
+			continue
+		}
+		if rec, ok := record.DecodeSnapshot(v.Name, v.Labels); ok && !rec.ExpiresAt.IsZero() && w.now.After(rec.ExpiresAt) && len(sharers[rec.ID]) == 0 {
+			w.log("expired snapshot "+rec.ID, w.DropSnapshot(ctx, rec))
+		}
+		if w.emptyTree(v, recs) {
+			w.log("volume "+v.Name, w.DropVolume(ctx, v.Name))
+		}
+		if of, is := record.OverlayOf(v.Name); is && record.Is(v.Labels, record.RoleOverlay) && !names[of] {
+			w.log("volume "+v.Name, w.DropVolume(ctx, v.Name))
+		}
+	}
+	for id, nonce := range w.all.orphanedFiles(w.now) {
+		w.log("files of snapshot "+id, w.dropSnapshotFiles(ctx, id, nonce))
+	}
+}
+
+// emptyTree reports whether a volume was created for a snapshot's tree that turned out to
+// be empty.
+func (w *sweep) emptyTree(v engine.Volume, recs map[string]record.SnapshotRecord) bool {
+	rec, recorded := recs[v.Labels[record.ID]]
+	return recorded && record.Is(v.Labels, record.RoleFrozen) && record.ValidName(rec.ID) && rec.Nonce == v.Labels[record.Nonce] &&
+		w.now.Sub(rec.CreatedAt) > minOrphanAge && !slices.ContainsFunc(rec.Trees, func(t record.Tree) bool { return t.Volume == v.Name })
+}

@@ -1,0 +1,224 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+const (
+	// UndoTimeout bounds a whole undo, which runs on a context that outlives the caller's.
+	UndoTimeout = 60 * time.Second
+	// CancelGrace is how long a call that changes something may go on after its context
+	// has ended.
+	CancelGrace = 500 * time.Millisecond
+)
+
+// Undo is a stack of steps that revert what was done. A step registers its undo before it
+// runs: when a reply is lost nobody knows whether it took effect.
+type Undo struct {
+	steps []undoStep
+}
+
+type undoStep struct {
+	what string
+	run  func(context.Context) error
+}
+
+// Add registers how to revert a step that is about to run.
+func (u *Undo) Add(what string, run func(context.Context) error) {
+	u.steps = append(u.steps, undoStep{what, run})
+}
+
+// Run reverts all steps, newest first, and joins the failures. A step that fails because
+// ctx has ended runs once more, on a context of UndoTimeout.
+func (u *Undo) Run(ctx context.Context) error {
+	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), UndoTimeout)
+	defer cancel()
+	var errs []error
+	for _, s := range slices.Backward(u.steps) {
+		err := ctx.Err()
+		if err == nil {
+			err = engine.Retry(ctx, func() error { return s.run(ctx) })
+		}
+		if ctx.Err() != nil {
+			err = engine.Retry(own, func() error { return s.run(own) })
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("left behind: %s: %w", s.what, err))
+		}
+	}
+	u.steps = nil
+	return errors.Join(errs...)
+}
+
+// Forget drops all steps without running them.
+func (u *Undo) Forget() { u.steps = nil }
+
+// WithGrace returns a context that ends CancelGrace after ctx does.
+func WithGrace(ctx context.Context) (context.Context, context.CancelFunc) {
+	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		_ = fault.Sleep(own, CancelGrace)
+		cancel()
+	})
+	return own, func() { stop(); cancel() }
+}
+
+// Finish makes a call that changes something on the engine, with CancelGrace after the end
+// of ctx. The engine carries a call out whether or not anybody waits for the reply: one
+// abandoned at once could take effect after the undo has looked for its results.
+func Finish(ctx context.Context, call func(context.Context) error) error {
+	if ctx.Err() != nil {
+		return fault.Cancelled(ctx)
+	}
+	own, cancel := WithGrace(ctx)
+	defer cancel()
+	err := call(own)
+	if err != nil && own.Err() != nil {
+		err = fault.Cancelled(ctx)
+	}
+	return err
+}
+
+// FinishCall is [Finish] for a call that returns a value.
+func FinishCall[T any](ctx context.Context, call func(context.Context) (T, error)) (got T, err error) {
+	err = Finish(ctx, func(ctx context.Context) (err error) {
+		got, err = call(ctx)
+		return err
+	})
+	return got, err
+}
+
+// RetryCall is [engine.Retry] for a call that returns a value.
+func RetryCall[T any](ctx context.Context, call func() (T, error)) (got T, err error) {
+	err = engine.Retry(ctx, func() (err error) {
+		got, err = call()
+		return err
+	})
+	return got, err
+}
+
+// MakeVolume creates a volume, as an overlay over other files if overlay is not nil. Its undo
+// removes the volume with this name and the nonce in labels. If the name is taken by another
+// volume the error is a *record.ForeignError.
+func (s *Store) MakeVolume(ctx context.Context, u *Undo, name string, labels map[string]string, overlay *engine.Overlay) (engine.Volume, error) {
+	nonce := labels[record.Nonce]
+	u.Add("volume "+name, func(ctx context.Context) error { return s.RemoveVolume(ctx, name, nonce) })
+	v, err := FinishCall(ctx, func(ctx context.Context) (engine.Volume, error) {
+		if overlay != nil {
+			return s.Engine.CreateOverlay(ctx, name, labels, *overlay)
+		}
+		return s.Engine.CreateVolume(ctx, name, labels)
+	})
+	if err != nil {
+		return v, fmt.Errorf("make volume %s: %w", name, err)
+	}
+	if v.Labels[record.Nonce] != nonce {
+		return v, &record.ForeignError{Kind: "volume", Object: name}
+	}
+	return v, nil
+}
+
+// CreateContainer creates a container. Its undo removes the one with this name and nonce.
+func (s *Store) CreateContainer(ctx context.Context, u *Undo, spec engine.ContainerSpec, nonce string) (string, error) {
+	replyLost := false
+	u.Add("container "+spec.Name, func(ctx context.Context) error {
+		if replyLost {
+			if err := s.awaitLateCreate(ctx, spec, nonce); err != nil {
+				return err
+			}
+		}
+		return s.RemoveContainer(ctx, spec.Name, nonce)
+	})
+	id, err := FinishCall(ctx, func(ctx context.Context) (string, error) { return s.Engine.CreateContainer(ctx, spec) })
+	replyLost = err != nil && (ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable))
+	if errors.Is(err, engine.ErrConflict) {
+		u.steps = u.steps[:len(u.steps)-1] // the name is taken: nothing was created
+	}
+	return id, err
+}
+
+// awaitLateCreate returns when a create whose reply was lost can't produce the container any
+// more. The engine reserves the name first and shows the container last; in between only
+// another create of that name, which conflicts, reveals it.
+func (s *Store) awaitLateCreate(ctx context.Context, spec engine.ContainerSpec, nonce string) error {
+	probe := engine.ContainerSpec{Name: spec.Name, Image: spec.Image, Entrypoint: spec.Entrypoint, NetworkMode: "none"}
+	probe.Labels = s.HelperLabels(nonce)
+	return fault.Poll(ctx, PollEvery, func() (bool, error) {
+		_, err := s.Engine.InspectContainer(ctx, spec.Name)
+		if !errors.Is(err, engine.ErrNotFound) {
+			return true, err
+		}
+		if _, err = s.Engine.CreateContainer(ctx, probe); !errors.Is(err, engine.ErrConflict) {
+			return true, err
+		}
+		return false, nil
+	})
+}
+
+// RemoveContainer removes the container if it carries the nonce, and waits until it is gone.
+// It inspects by ref and removes by the ID found, so it never removes another container.
+func (s *Store) RemoveContainer(ctx context.Context, ref, nonce string) error {
+	return fault.Poll(ctx, PollEvery, func() (bool, error) {
+		got, err := s.Engine.InspectContainer(ctx, ref)
+		if errors.Is(err, engine.ErrNotFound) {
+			return true, nil
+		}
+		if err != nil {
+			return true, err
+		}
+		// A container inherits the labels of its image: one with the role of an image was
+		// created by a user from an image of ours.
+		if !record.Is(got.Labels, "", record.RoleSandbox, record.RoleHelper) || got.Labels[record.Nonce] != nonce {
+			return true, nil
+		}
+		err = s.Engine.RemoveContainer(ctx, got.ID, true)
+		if errors.Is(err, engine.ErrConflict) {
+			return false, nil // being removed by another process; until it is gone its volumes can't be
+		}
+		if errors.Is(err, engine.ErrNotFound) {
+			err = nil
+		}
+		return true, err
+	})
+}
+
+// RemoveVolume removes the volume if it carries the nonce, and waits for a container that
+// is being removed to release it.
+func (s *Store) RemoveVolume(ctx context.Context, name, nonce string) error {
+	got, err := s.Engine.InspectVolume(ctx, name)
+	if errors.Is(err, engine.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if got.Labels[record.Managed] != "true" || got.Labels[record.Nonce] != nonce {
+		return nil
+	}
+	return s.DropVolume(ctx, name)
+}
+
+// DropVolume is RemoveUnusedVolume for a volume that may be gone.
+func (s *Store) DropVolume(ctx context.Context, name string) error {
+	err := s.RemoveUnusedVolume(ctx, name)
+	if errors.Is(err, fault.VolumeNotFound) {
+		return nil
+	}
+	return err
+}
+
+// HelperLabels returns the labels of a short-lived container, which a Sweep removes if it
+// is left.
+func (s *Store) HelperLabels(nonce string) map[string]string {
+	l := record.Base(record.RoleHelper, nonce, s.Engine.Now())
+	l[record.Until] = s.Engine.Now().Add(5 * time.Minute).UTC().Format(time.RFC3339Nano)
+	return l
+}

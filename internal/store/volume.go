@@ -1,0 +1,240 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+// FindVolume returns a data volume by its name.
+func (s *Store) FindVolume(ctx context.Context, name string) (engine.Volume, error) {
+	v, err := s.Engine.InspectVolume(ctx, name)
+	switch {
+	case errors.Is(err, engine.ErrNotFound):
+		return v, fmt.Errorf("%w: there is no volume %s", fault.VolumeNotFound, name)
+	case err != nil:
+		return v, err
+	case !record.IsData(v.Name, v.Labels):
+		return v, fmt.Errorf("%w: volume %s is not tracked: it is not a sandbox volume", fault.VolumeNotFound, name)
+	case v.Driver != "" && v.Driver != "local":
+		return v, fault.Classify(fault.Unsupported, fmt.Errorf("volume %s has driver %q, and only local ones can be used", name, v.Driver))
+	}
+	return v, nil
+}
+
+// VolumeUsers are the users of a volume.
+type VolumeUsers struct {
+	sandboxes []record.Sandbox
+	running   bool     // one of the sandboxes is
+	foreign   []string // containers that are not ours
+	transient int      // containers that will soon be gone: helpers, and those being removed
+	pending   string   // the sandbox that is being created or deleted with the volume
+}
+
+// Users returns who mounts a volume.
+func (st *Store) Users(ctx context.Context, volume string) (u VolumeUsers, err error) {
+	list, err := st.Engine.ListContainers(ctx, engine.Filter{Volume: volume})
+	if err != nil {
+		return u, err
+	}
+	for _, got := range list {
+		rec, ok := SandboxOf(got)
+		switch {
+		case got.State == engine.StateRemoving, record.Is(got.Labels, record.RoleHelper), isUnfinished(got):
+			u.transient++
+		case ok:
+			// A sandbox has two while its container is replaced.
+			if !slices.ContainsFunc(u.sandboxes, func(s record.Sandbox) bool { return s.ID == rec.ID }) {
+				u.sandboxes = append(u.sandboxes, rec)
+			}
+			u.running = u.running || got.State == engine.StateRunning || got.State == engine.StatePaused || got.State == engine.StateRestarting
+		default:
+			u.foreign = append(u.foreign, got.Name)
+		}
+	}
+	slices.SortFunc(u.sandboxes, func(a, b record.Sandbox) int { return strings.Compare(a.Name, b.Name) })
+	return u, nil
+}
+
+// findPending finds a live process that creates or deletes the volume's sandbox.
+func (u *VolumeUsers) findPending(ctx context.Context, s *Store, v engine.Volume) error {
+	name := v.Labels[record.Name]
+	if !record.ValidName(name) {
+		return nil
+	}
+	m, found, err := record.FindMarker(ctx, s.Engine, name)
+	var foreign *record.ForeignError
+	if errors.As(err, &foreign) {
+		return nil
+	}
+	if err == nil && found && m.Nonce == v.Labels[record.Nonce] && !m.Expired(s.Engine.Now()) {
+		u.pending = name
+	}
+	return err
+}
+
+// Names returns the names of the sandboxes that mount the volume.
+func (u *VolumeUsers) Names() []string {
+	var names []string
+	for _, s := range u.sandboxes {
+		names = append(names, s.Name)
+	}
+	return names
+}
+
+// inUse is a fault.VolumeInUse with a text of its own, for users that do not run.
+type inUse struct{ text string }
+
+func (e *inUse) Error() string { return e.text }
+
+func (e *inUse) Unwrap() error { return fault.VolumeInUse }
+
+// checkUnused returns the error for deleting the volume while it has users.
+func (u *VolumeUsers) checkUnused(volume string) error {
+	names := strings.Join(u.Names(), ", ")
+	switch {
+	case len(u.foreign) > 0:
+		return &inUse{fmt.Sprintf("volume %s is used by container %s, which is not a sandbox", volume, strings.Join(u.foreign, ", "))}
+	case u.running:
+		return fmt.Errorf("%w: volume %s is referenced by sandboxes %s", fault.VolumeInUse, volume, names)
+	case names != "":
+		return &inUse{fmt.Sprintf("volume %s is referenced by sandboxes %s", volume, names)}
+	case u.pending != "":
+		return &inUse{fmt.Sprintf("volume %s belongs to sandbox %s, which is being made or deleted", volume, u.pending)}
+	}
+	return nil
+}
+
+// DeleteVolume deletes a volume; with force it first deletes the sandboxes that mount it. It
+// returns the outcome for that volume, then for the other volumes of those sandboxes, and
+// the names of the deleted sandboxes.
+func (s *Store) DeleteVolume(ctx context.Context, name string, force bool) (outcomes []Outcome, sandboxes []string, err error) {
+	v, err := s.FindVolume(ctx, name)
+	if err != nil {
+		return []Outcome{}, nil, err
+	}
+	own := Outcome{Name: name, Status: Deleted}
+	defer func() {
+		if err != nil {
+			own.Status, own.Reason = DeleteFailed, err.Error()
+		}
+		outcomes = append([]Outcome{own}, outcomes...)
+	}()
+	users, err := s.Users(ctx, name)
+	if err == nil {
+		err = users.findPending(ctx, s, v)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	doomed := users.sandboxes
+	if force && users.pending == "" {
+		users.sandboxes, users.running = nil, false
+	}
+	if err := users.checkUnused(name); err != nil {
+		return nil, nil, err
+	}
+	for _, rec := range doomed {
+		others, err := s.Delete(ctx, rec, KeepVolumes)
+		if err != nil && !errors.Is(err, fault.NotFound) {
+			err = fmt.Errorf("delete sandbox %s: %w", rec.Name, err)
+			if len(sandboxes) > 0 {
+				err = fmt.Errorf("%w; already deleted: %s", err, strings.Join(sandboxes, ", "))
+			}
+			return outcomes, sandboxes, err
+		}
+		if err == nil {
+			sandboxes = append(sandboxes, rec.Name)
+		}
+		for _, o := range others {
+			if o.Name != name && !slices.ContainsFunc(outcomes, func(p Outcome) bool { return p.Name == o.Name }) {
+				outcomes = append(outcomes, o)
+			}
+		}
+	}
+	return outcomes, sandboxes, s.RemoveUnusedVolume(ctx, name)
+}
+
+// dropOverlay removes the parts of an overlay that is gone, and the files below it if nobody
+// shares them and they are no recorded snapshot, which are those of a ForkN. Failures are
+// left to the next sweep.
+func (s *Store) dropOverlay(ctx context.Context, name string) {
+	if !record.ValidVolume(name) {
+		return // not a data volume
+	}
+	upper, work := record.OverlayNames(name)
+	wasOverlay := false
+	for _, part := range []string{upper, work} {
+		if v, err := s.Engine.InspectVolume(ctx, part); err == nil && record.Is(v.Labels, record.RoleOverlay) {
+			s.Engine.RemoveVolume(ctx, part, false)
+			wasOverlay = true
+		}
+	}
+	if !wasOverlay {
+		return
+	}
+	if all, err := s.List(ctx); err == nil {
+		for id, nonce := range all.orphanedFiles(s.Engine.Now()) {
+			s.dropSnapshotFiles(ctx, id, nonce)
+		}
+	}
+}
+
+// RemoveUnusedVolume removes a volume unless it is in use, and waits for containers that
+// will soon be gone. The engine decides: users may have come or gone since any check of ours.
+//
+// The engine holds its lock on all volumes while it deletes the files, so that other calls
+// may wait: 2 s for 50,000 files on 20.10. To empty the volume in a helper first would avoid
+// that, but only the engine checks for users and removes in one step: a new user would get
+// the volume without its files.
+func (s *Store) RemoveUnusedVolume(ctx context.Context, name string) error {
+	lostReplies, try := 0, -1
+	return fault.Poll(ctx, PollEvery, func() (done bool, err error) {
+		try++
+		err = Finish(ctx, func(ctx context.Context) error { return s.Engine.RemoveVolume(ctx, name, false) })
+		switch {
+		case err == nil, errors.Is(err, engine.ErrNotFound) && lostReplies > 0:
+			s.dropOverlay(ctx, name)
+			return true, nil
+		case errors.Is(err, engine.ErrNotFound):
+			return true, fmt.Errorf("%w: another process removed %s", fault.VolumeNotFound, name)
+		case errors.Is(err, engine.ErrUnavailable) && lostReplies < 3:
+			lostReplies++
+			return false, nil
+		case !errors.Is(err, engine.ErrConflict):
+			return true, err
+		}
+		users, e := s.Users(ctx, name)
+		if e == nil {
+			e = users.checkUnused(name)
+		}
+		if e == nil && (try > 20 && users.transient == 0 || try > 600) {
+			e = &inUse{fmt.Sprintf("volume %s: %v", name, err)}
+		}
+		return false, e
+	})
+}
+
+// CheckAttached checks the volumes to attach before anything is created: the engine would
+// create a volume that is missing.
+func (s *Store) CheckAttached(ctx context.Context, mounts []record.Mount) error {
+	var errs []error
+	for _, m := range mounts {
+		if m.Source != "" {
+			continue
+		}
+		if _, err := s.FindVolume(ctx, m.Volume); err != nil {
+			if !errors.Is(err, fault.VolumeNotFound) && !errors.Is(err, fault.Unsupported) {
+				return err
+			}
+			errs = append(errs, fmt.Errorf("mount at %q: %w", m.Target, err))
+		}
+	}
+	return errors.Join(errs...)
+}

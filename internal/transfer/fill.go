@@ -1,0 +1,286 @@
+package transfer
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/source"
+)
+
+// A Directory is a directory of this machine to copy into a new volume.
+type Directory struct {
+	Dir, Volume string
+	role        string // of the volume; empty for RoleRWCopy
+	owner       string // of all files, as user[:group]; empty keeps the owners
+}
+
+// fillFrom and fillTo are the mount points of the i-th copy in a helper.
+func fillFrom(i int) string { return "/copy/from/" + strconv.Itoa(i) }
+
+func fillTo(i int) string { return "/copy/to/" + strconv.Itoa(i) }
+
+// A Filler fills the volumes of a sandbox that is being created.
+type Filler struct {
+	*machine.Helper
+	For   record.Sandbox
+	Image string       // of the sandbox
+	Guest engine.Mount // of our program in a container of that image
+	User  string       // of the sandbox
+	step  string       // of the reported progress
+}
+
+// Directories copies every directory into its volume. The engine copies those that it sees
+// at the same path; the rest is streamed through this process, with the same result.
+func (f *Filler) Directories(ctx context.Context, dirs []Directory) error {
+	f.step = "copy"
+	return f.fill(ctx, dirs)
+}
+
+func (f *Filler) fill(ctx context.Context, fills []Directory) error {
+	if len(fills) == 0 {
+		return nil
+	}
+	if ids := f.identities(fills); ids != nil {
+		var err error
+		if fills, err = f.copyOnEngine(ctx, fills, ids); err != nil || len(fills) == 0 {
+			return err
+		}
+	}
+	return f.sendDirectories(ctx, fills)
+}
+
+// identities returns the identities of the directories, or nil if the engine can't copy
+// them. It may be on another machine, in a virtual one, or see other files at the same path
+// than this process does, so its helper copies only directories of these identities.
+func (f *Filler) identities(fills []Directory) []wire.Identity {
+	if f.OtherKernel() {
+		return nil
+	}
+	ids := make([]wire.Identity, len(fills))
+	for i, fill := range fills {
+		id, err := identify(fill.Dir)
+		if err != nil {
+			return nil // sendDirectories reports the error
+		}
+		ids[i] = id
+	}
+	return ids
+}
+
+// spec returns a helper that mounts the volumes to fill.
+func (f *Filler) spec(fills []Directory) engine.ContainerSpec {
+	spec := f.Helper.Spec()
+	spec.Labels[record.ID], spec.Labels[record.Name] = f.For.ID, f.For.Name
+	for i, fill := range fills {
+		spec.Mounts = append(spec.Mounts, engine.Mount{Type: "volume", Source: fill.Volume, Target: fillTo(i), NoCopy: true,
+			VolumeLabels: f.For.VolumeLabels(cmp.Or(fill.role, record.RoleRWCopy))})
+		if fill.owner != "" && fill.owner != "0:0" {
+			// The image has the names of its users.
+			spec.Image = f.Image
+			spec.Mounts = append(spec.Mounts, f.Guest)
+		}
+	}
+	return spec
+}
+
+// copyOnEngine copies with a helper that mounts the directories, and returns those that
+// have to be streamed.
+func (f *Filler) copyOnEngine(ctx context.Context, fills []Directory, ids []wire.Identity) (rest []Directory, err error) {
+	spec := f.spec(fills)
+	var order wire.Copy
+	for i, fill := range fills {
+		spec.Mounts = append(spec.Mounts, engine.Mount{Type: "bind", Source: fill.Dir, Target: fillFrom(i), ReadOnly: true})
+		order.Jobs = append(order.Jobs, wire.CopyJob{From: fillFrom(i), To: fillTo(i), Is: &ids[i], Owner: fill.owner})
+	}
+	last, err := f.copy(ctx, spec, order, nil)
+	if errors.Is(err, machine.ErrHelperNotStarted) {
+		// The engine has no such directory, or shows none to a container.
+		f.Log.Debug("directories are streamed: the engine can't mount them", "sandbox", f.For.Name, "error", err)
+		return fills, f.Undo.Run(ctx) // the helper may have been created
+	}
+	if err != nil {
+		return nil, err
+	}
+	if last.Error != nil {
+		return nil, copyFailed(fills, last.Error)
+	}
+	reportSkipped(f.Helper, f.For.Name, f.step, last)
+	if last.Boot != ids[0].Boot {
+		f.SetOtherKernel()
+	}
+	for _, i := range last.Elsewhere {
+		rest = append(rest, fills[i])
+	}
+	return rest, nil
+}
+
+// sendDirectories streams the directories to a helper.
+func (f *Filler) sendDirectories(ctx context.Context, fills []Directory) error {
+	return f.send(ctx, fills, func(to *trees.Writer) error {
+		for i, fill := range fills {
+			if err := to.Send(i, fill.Dir); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// send streams trees to a helper, which creates them in the volumes.
+func (f *Filler) send(ctx context.Context, fills []Directory, write func(*trees.Writer) error) error {
+	order := wire.Copy{Stream: true}
+	for i, fill := range fills {
+		order.Jobs = append(order.Jobs, wire.CopyJob{To: fillTo(i), Owner: fill.owner})
+	}
+	var to *trees.Writer
+	last, err := f.copy(ctx, f.spec(fills), order, func(w io.Writer) error {
+		buffered := bufio.NewWriterSize(w, 256<<10)
+		to = trees.New(ctx, buffered)
+		if err := write(to); err != nil {
+			return err
+		}
+		if err := to.Close(); err != nil {
+			return err
+		}
+		if err := buffered.Flush(); err != nil {
+			return &trees.StreamError{Err: err}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if last.Error != nil {
+		return copyFailed(fills, last.Error)
+	}
+	last.Skipped = to.Skipped
+	for _, name := range to.Names {
+		last.Names = append(last.Names, []byte(name))
+	}
+	reportSkipped(f.Helper, f.For.Name, f.step, last)
+	return nil
+}
+
+// copy runs a helper that copies, and returns its last report.
+func (f *Filler) copy(ctx context.Context, spec engine.ContainerSpec, order wire.Copy, feed func(io.Writer) error) (last wire.Copied, err error) {
+	arg, err := json.Marshal(order)
+	if err != nil {
+		return last, err
+	}
+	spec.Entrypoint = append(spec.Entrypoint, wire.VerbCopy, string(arg))
+	err = f.Run(ctx, spec, feed, func(line []byte) (bool, error) {
+		last = wire.Copied{}
+		if err := json.Unmarshal(line, &last); err != nil {
+			return false, err
+		}
+		f.Helper.Report.Report(machine.Progress{Step: f.step, Current: last.Bytes, Files: last.Files})
+		return last.Done, nil
+	})
+	if err == nil && last.Error != nil && ctx.Err() != nil {
+		err = fault.Cancelled(ctx) // the reason for the end of its input
+	}
+	return last, err
+}
+
+func copyFailed(fills []Directory, e *wire.CopyError) error {
+	file := filepath.Join(fills[e.Job].Dir, filepath.FromSlash(string(e.Path)))
+	return &fs.PathError{Op: "copy", Path: file, Err: e}
+}
+
+// reportSkipped logs and reports what a copy left out, if anything.
+func reportSkipped(h *machine.Helper, sandbox, step string, last wire.Copied) {
+	if text := skippedText(last); text != "" {
+		h.Log.Warn("not everything was copied", "sandbox", sandbox, "what", text)
+		h.Report.Report(machine.Progress{Step: step, Text: text, Current: last.Bytes, Files: last.Files})
+	}
+}
+
+// skippedText lists what a copy left out.
+func skippedText(last wire.Copied) string {
+	var parts []string
+	if last.Skipped > 0 {
+		names := make([]string, len(last.Names))
+		for i, n := range last.Names {
+			names[i] = strconv.Quote(string(n))
+		}
+		if int64(len(names)) < last.Skipped {
+			names = append(names, "…")
+		}
+		parts = append(parts, fmt.Sprintf("skipped %d sockets and devices: %s", last.Skipped, strings.Join(names, ", ")))
+	}
+	if last.Xattrs > 0 {
+		parts = append(parts, fmt.Sprintf("skipped %d extended attributes", last.Xattrs))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// Source fills the workspace, if there is a source.
+func (f *Filler) Source(ctx context.Context, from source.Source) error {
+	if from == nil {
+		return nil
+	}
+	f.step = "source"
+	f.Report(from.String())
+	if err := from.Fill(ctx, f); err != nil {
+		return fmt.Errorf("source: %w", err)
+	}
+	return nil
+}
+
+// Dir implements [source.Target].
+func (f *Filler) Dir(ctx context.Context, dir string) error {
+	return f.fill(ctx, []Directory{f.workspace(dir)})
+}
+
+// Stream implements [source.Target].
+func (f *Filler) Stream(ctx context.Context, what string, write func(*trees.Writer) error) error {
+	return f.send(ctx, []Directory{f.workspace(what)}, write)
+}
+
+// Report implements [source.Target].
+func (f *Filler) Report(text string) {
+	f.Helper.Report.Report(machine.Progress{Step: f.step, Text: text})
+}
+
+// workspace returns a copy into the workspace, owned by the sandbox's user.
+func (f *Filler) workspace(dir string) Directory {
+	d := Directory{Dir: dir, Volume: record.WorkspaceName(f.For.ID), role: record.RoleWorkspace, owner: f.User}
+	if f.User == "" || f.User == "0" || f.User == "root" {
+		d.owner = "0:0"
+	}
+	return d
+}
+
+// Skipped implements [source.Target].
+func (f *Filler) Skipped(report archive.Report) {
+	if len(report.Skipped) == 0 {
+		return
+	}
+	var names []string
+	for i, s := range report.Skipped {
+		if i == 10 {
+			names = append(names, "…")
+			break
+		}
+		names = append(names, fmt.Sprintf("%q (%s)", s.Path, s.Reason))
+	}
+	text := fmt.Sprintf("left out %d entries: %s", int64(len(report.Skipped))+report.More, strings.Join(names, ", "))
+	f.Log.Warn("not everything was copied", "sandbox", f.For.Name, "what", text)
+	f.Helper.Report.Report(machine.Progress{Step: f.step, Text: text, Current: report.Bytes, Files: report.Files})
+}

@@ -1,0 +1,189 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+)
+
+// errChanged is the error of a sandbox that was started, stopped or unpaused while it was
+// copied.
+var errChanged = errors.New("it was started, stopped or unpaused while it was copied")
+
+// pauseAttempts is how often the copy of a sandbox is tried whose state changes meanwhile.
+const pauseAttempts = 3
+
+// CopyPaused runs the jobs and then calls then, which may be nil, with the sandbox paused from
+// when the helper is ready. A sandbox that does not run, or that somebody else has paused,
+// stays as it is. If the sandbox's state changes meanwhile all of it runs again, at most
+// pauseAttempts times.
+func CopyPaused(ctx context.Context, k *Copier, rec record.Sandbox, jobs []Job, then func(context.Context, engine.Container) error) error {
+	return whilePaused(ctx, k.Store, rec, func(got engine.Container, again bool, pause func() error) error {
+		for i := range jobs {
+			if jobs[i].Layer {
+				jobs[i].From = Layer(got)
+			}
+			jobs[i].Again = again
+		}
+		err := k.Copy(ctx, jobs, pause)
+		if err == nil && then != nil {
+			err = then(ctx, got)
+		}
+		return err
+	})
+}
+
+// whilePaused calls do with a function that pauses the sandbox if it runs, and unpauses it
+// when do returns.
+func whilePaused(ctx context.Context, s *store.Store, rec record.Sandbox, do func(got engine.Container, again bool, pause func() error) error) error {
+	for try := 1; ; try++ {
+		got, err := s.Recheck(ctx, rec)
+		if err != nil {
+			return err
+		}
+		p := &pause{s: s, rec: rec, id: got.ID}
+		err = do(got, try > 1, func() error { return p.start(ctx, got) })
+		stayed, endErr := p.end(ctx)
+		if endErr != nil || ctx.Err() != nil {
+			return errors.Join(err, endErr)
+		}
+		// A failure because the sandbox has changed is reported as such.
+		now, gone := s.Recheck(ctx, rec)
+		if gone != nil {
+			return errors.Join(gone, err)
+		}
+		changed := errors.Is(err, errChanged) || !stayed || now.ID != got.ID || !now.StartedAt.Equal(got.StartedAt) || now.State != got.State
+		if !changed {
+			return err
+		}
+		if try == pauseAttempts {
+			return errors.Join(errChanged, err)
+		}
+	}
+}
+
+// A pause is a pause of a sandbox by this process. A marker lasts as long: whoever finds it
+// after this process has died unpauses the sandbox.
+type pause struct {
+	s         *store.Store
+	rec       record.Sandbox
+	id        string
+	nonce     string
+	claim     *record.Claim
+	requested bool // we may have paused it
+	confirmed bool // and have
+}
+
+// pauseTimeout bounds the engine's call that pauses.
+const pauseTimeout = 30 * time.Second
+
+// start pauses the sandbox if it runs.
+func (p *pause) start(ctx context.Context, got engine.Container) error {
+	if got.State != engine.StateRunning {
+		return nil
+	}
+	p.nonce = record.PauseNonce(p.rec)
+	for {
+		var err error
+		p.claim, err = store.FinishCall(ctx, func(ctx context.Context) (*record.Claim, error) {
+			return record.TryPause(ctx, p.s.Engine, p.rec, p.nonce, store.Holder())
+		})
+		var held *record.HeldError
+		if err == nil {
+			break
+		}
+		if !errors.As(err, &held) {
+			return err
+		}
+		if err := p.s.AwaitUnpause(ctx, p.rec.Name); err != nil {
+			return err
+		}
+	}
+	// An abandoned call could still pause the container after end has looked.
+	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), pauseTimeout)
+	defer cancel()
+	p.requested = true
+	err := p.pauseContainer(own)
+	switch {
+	case errors.Is(err, engine.ErrConflict), errors.Is(err, engine.ErrNotFound):
+		p.requested = false // it was stopped, or paused by somebody else
+		return fmt.Errorf("%w: %w", errChanged, err)
+	case err != nil:
+		return fmt.Errorf("pause %s: %w", p.rec.Name, err)
+	}
+	p.confirmed = true
+	return nil
+}
+
+// pauseTries is how often a pause is tried that the runtime fails to make, which happens on a
+// busy machine.
+const pauseTries = 8
+
+func (p *pause) pauseContainer(ctx context.Context) error {
+	for try := 0; ; try++ {
+		err := p.s.Engine.PauseContainer(ctx, p.id)
+		if err == nil || errors.Is(err, engine.ErrConflict) || errors.Is(err, engine.ErrNotFound) || errors.Is(err, engine.ErrUnavailable) || try == pauseTries {
+			return err
+		}
+		if e := fault.Sleep(ctx, store.PollEvery<<(try/2)); e != nil {
+			return errors.Join(err, e)
+		}
+		if now, e := p.s.Recheck(ctx, p.rec); e != nil || now.State == engine.StatePaused {
+			return e
+		} else if now.State != engine.StateRunning {
+			return fmt.Errorf("%w: %w", errChanged, err)
+		}
+	}
+}
+
+// end unpauses the sandbox if start paused it, and reports whether it was paused all the time.
+// It may be called again. If the engine can't be reached the marker stays for the next
+// process.
+func (p *pause) end(ctx context.Context) (stayed bool, err error) {
+	if p.nonce == "" {
+		return true, nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.UndoTimeout)
+	defer cancel()
+	stayed = true
+	if p.requested {
+		if stayed, err = p.unpause(ctx); err != nil {
+			err = fmt.Errorf("%s may still be paused: %w", p.rec.Name, err)
+		}
+		p.requested = err != nil
+	}
+	if p.claim != nil {
+		p.claim.Stop()
+		p.claim = nil
+	}
+	if err == nil {
+		err = engine.Retry(ctx, func() error { return record.DropPause(ctx, p.s.Engine, p.rec, p.nonce) })
+	}
+	if err == nil {
+		p.nonce = ""
+	}
+	return stayed, err
+}
+
+func (p *pause) unpause(ctx context.Context) (stayed bool, err error) {
+	if !p.confirmed {
+		// The engine may still carry out the pause whose reply was lost.
+		if err := fault.Sleep(ctx, store.CancelGrace); err != nil {
+			return false, err
+		}
+	}
+	first := true
+	err = engine.Retry(ctx, func() error {
+		wasPaused, err := p.s.UnpauseNow(ctx, p.id)
+		stayed = wasPaused || err == nil && !first // or an earlier try unpaused it
+		first = false
+		return err
+	})
+	return stayed, err
+}

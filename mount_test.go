@@ -1,0 +1,209 @@
+package sandbox_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// A4, A5, A13, A14, A15, AT1, AT2.
+func TestParseMountTakesASourceATargetAndAMode(t *testing.T) {
+	for spec, want := range map[string]sandbox.Mount{
+		"/src:/dst":           {Source: "/src", Target: "/dst", Mode: sandbox.RWCopy},
+		"/src:/dst:ro":        {Source: "/src", Target: "/dst", Mode: sandbox.RO},
+		"/src:/dst:rw":        {Source: "/src", Target: "/dst", Mode: sandbox.RW},
+		"/src:/dst:rwcopy":    {Source: "/src", Target: "/dst", Mode: sandbox.RWCopy},
+		"./a dir:/some where": {Source: "./a dir", Target: "/some where", Mode: sandbox.RWCopy},
+		"/ü:/ö":               {Source: "/ü", Target: "/ö", Mode: sandbox.RWCopy},
+	} {
+		got, err := sandbox.ParseMount(spec)
+		if err != nil {
+			t.Errorf("ParseMount(%q): %v", spec, err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("ParseMount(%q) (-want +got):\n%s", spec, diff)
+		}
+	}
+}
+
+// A13, A14, A18, AT2, E12, E13, E15, E19, E24, E25.
+func TestParseMountRefusesWhatIsNoMount(t *testing.T) {
+	for spec, want := range map[string]string{
+		"":                     "source:target[:ro|rw|rwcopy]",
+		"/src":                 "source:target[:ro|rw|rwcopy]",
+		"/src:":                "source:target[:ro|rw|rwcopy]",
+		":/dst":                "source:target[:ro|rw|rwcopy]",
+		"/src:/dst:ro:extra":   "source:target[:ro|rw|rwcopy]",
+		"/a:b:/dst:rw":         "source:target[:ro|rw|rwcopy]",
+		"/src:/dst:":           "ro, rw, rwcopy",
+		"/src:/dst:xx":         "ro, rw, rwcopy",
+		"/src:/dst:RW":         "ro, rw, rwcopy",
+		"/src:dst":             "not an absolute path",
+		"/src:/":               "root",
+		"/src:/a/..":           "root",
+		"/src:/workspace":      "reserved for the sandbox volume",
+		"/src:/workspace/":     "reserved for the sandbox volume",
+		"/src:/proc/x":         "/proc is not for mounts",
+		"/src:/sys":            "/sys is not for mounts",
+		"/src:/a/../dev/shm":   "/dev is not for mounts",
+		"/src:/.agent-sandbox": "/.agent-sandbox is not for mounts",
+		`C:\src:/dst`:          "Windows path",
+		"C:/src:/dst":          "Windows path",
+	} {
+		_, err := sandbox.ParseMount(spec)
+		if !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), want) {
+			t.Errorf("ParseMount(%q): got %v, want ErrInvalidArgument with %q", spec, err, want)
+		}
+	}
+}
+
+// A16, A17, AT3.
+func TestParseVolumeMountTakesANameATargetAndAMode(t *testing.T) {
+	for spec, want := range map[string]sandbox.Mount{
+		"vol:/dst":    {Volume: "vol", Target: "/dst", Mode: sandbox.RW},
+		"vol:/dst:rw": {Volume: "vol", Target: "/dst", Mode: sandbox.RW},
+		"vol:/dst:ro": {Volume: "vol", Target: "/dst", Mode: sandbox.RO},
+	} {
+		got, err := sandbox.ParseVolumeMount(spec)
+		if err != nil {
+			t.Errorf("ParseVolumeMount(%q): %v", spec, err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("ParseVolumeMount(%q) (-want +got):\n%s", spec, diff)
+		}
+	}
+}
+
+// A16, A17, A18, E1.
+func TestParseVolumeMountRefusesWhatIsNoVolume(t *testing.T) {
+	for spec, want := range map[string]string{
+		"":                                 "name:target[:rw|ro]",
+		"vol":                              "name:target[:rw|ro]",
+		"vol:":                             "name:target[:rw|ro]",
+		"vol:/dst:rw:x":                    "name:target[:rw|ro]",
+		"vol:/dst:rwcopy":                  "rw, ro",
+		"vol:/dst:":                        "rw, ro",
+		"vol:dst":                          "not an absolute path",
+		"vol/sub:/dst":                     "can't be mounted alone",
+		"../containers/x:/dst":             "not a volume's name",
+		"Vol:/dst":                         "not a volume's name",
+		strings.Repeat("v", 129) + ":/dst": "not a volume's name",
+	} {
+		_, err := sandbox.ParseVolumeMount(spec)
+		if !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), want) {
+			t.Errorf("ParseVolumeMount(%q): got %v, want ErrInvalidArgument with %q", spec, err, want)
+		}
+	}
+}
+
+// A53.
+func TestMountTellsItsThreeKindsApart(t *testing.T) {
+	for _, tt := range []struct {
+		mount sandbox.Mount
+		want  string
+	}{
+		{sandbox.Mount{Source: "/s", Target: "/t", Mode: sandbox.RO}, "/t: bind of /s (ro)"},
+		{sandbox.Mount{Source: "/s", Target: "/t", Mode: sandbox.RW}, "/t: bind of /s (rw)"},
+		{sandbox.Mount{Source: "/s", Target: "/t"}, "/t: rwcopy snapshot of /s"},
+		{sandbox.Mount{Volume: "v", Target: "/t"}, "/t: existing volume v (rw)"},
+		{sandbox.Mount{Volume: "v", Target: "/t", Mode: sandbox.RO}, "/t: existing volume v (ro)"},
+	} {
+		if got := tt.mount.String(); got != tt.want {
+			t.Errorf("%#v.String() = %q, want %q", tt.mount, got, tt.want)
+		}
+	}
+}
+
+// refused checks that Create with the mounts is refused with ErrInvalidArgument and every
+// one of the texts, before any call to an engine.
+func refused(t *testing.T, mounts []sandbox.Mount, want ...string) {
+	t.Helper()
+	proxy := enginetest.NewProxy(t)
+	proxy.Arm(0, enginetest.None, nil)
+	c := harness.Unconnected(t, sandbox.WithHost(proxy.Host()))
+	_, err := c.Create(t.Context(), sandbox.WithMounts(mounts...))
+	if !errors.Is(err, sandbox.ErrInvalidArgument) {
+		t.Errorf("Create with %v: got %v, want ErrInvalidArgument", mounts, err)
+		return
+	}
+	for _, w := range want {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("Create with %v: got %v, want %q in it", mounts, err, w)
+		}
+	}
+	if n := proxy.Count(); n != 0 {
+		t.Errorf("Create with %v made %d engine calls, want 0: %q", mounts, n, proxy.Calls())
+	}
+}
+
+// A18, A19, AT4, E12, E13, E14, E15, E19, X8: all complaints at once.
+func TestMountsAreCheckedBeforeAnyEngineCall(t *testing.T) {
+	dir := t.TempDir()
+	refused(t, []sandbox.Mount{{Source: dir}, {Source: dir, Target: "rel"}, {Volume: "v", Target: "/"}, {Source: dir, Target: "/workspace/."}},
+		`target "" is not an absolute path`, `target "rel" is not an absolute path`, "root of the sandbox", "reserved for the sandbox volume")
+	refused(t, []sandbox.Mount{{Source: dir, Target: "/data"}, {Volume: "v", Target: "/data/"}, {Source: dir, Target: "/x/../data"}}, `duplicate mount target "/data"`)
+	refused(t, []sandbox.Mount{{Target: "/a"}, {Source: dir, Volume: "v", Target: "/b"}}, "neither a source nor a volume", "both a source")
+	refused(t, []sandbox.Mount{{Source: dir, Target: "/a", Mode: "RW"}, {Volume: "v", Target: "/b", Mode: sandbox.RWCopy}}, "there is ro, rw, rwcopy", "not for a volume")
+	refused(t, []sandbox.Mount{{Source: dir, Target: "/proc"}, {Source: dir, Target: "/dev/x"}, {Source: dir, Target: "/.agent-sandbox/x"}},
+		"/proc is not", "/dev is not", "/.agent-sandbox is not")
+	refused(t, []sandbox.Mount{{Volume: "../containers/x", Target: "/a"}, {Volume: "Aa", Target: "/b"}, {Volume: "v/sub", Target: "/c"}},
+		`"../containers/x" is not a volume's name`, `"Aa" is not`, "can't be mounted alone")
+	refused(t, []sandbox.Mount{{Source: "/a\x00b", Target: "/a"}, {Source: "/\xff", Target: "/b"}, {Source: dir, Target: "/\xff"}}, "NUL", "UTF-8")
+}
+
+// A20, X24, E30, E42.
+func TestCopySourceMustBeADirectory(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	refused(t, []sandbox.Mount{{Source: file, Target: "/data"}}, "must be a directory", "for a file")
+	refused(t, []sandbox.Mount{{Source: "/", Target: "/data"}}, "whole file system")
+	c := harness.Unconnected(t, sandbox.WithHost("unix:///nonexistent"))
+	_, err := c.Create(t.Context(), sandbox.WithMounts(sandbox.Mount{Source: filepath.Join(dir, "none"), Target: "/data"}))
+	if !errors.Is(err, fs.ErrNotExist) || !errors.Is(err, sandbox.ErrInvalidArgument) {
+		t.Errorf("Create with a source that is missing: got %v, want fs.ErrNotExist and ErrInvalidArgument", err)
+	}
+}
+
+// A53: the plan shows what is resolved, and refusing makes nothing.
+func TestRefusedPlanMakesNothing(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	if err := os.Mkdir("sub", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	proxy := enginetest.NewProxy(t)
+	c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
+	name := harness.UniqueName(t)
+	harness.Remove(t, c, name)
+	no := errors.New("no")
+	var plan sandbox.Plan
+	proxy.Arm(0, enginetest.None, nil)
+	_, err := c.Create(t.Context(), sandbox.WithName(name),
+		sandbox.WithMounts(sandbox.Mount{Source: "sub", Target: "/data/"}, sandbox.Mount{Source: "/etc", Target: "/host", Mode: sandbox.RO}),
+		sandbox.WithConfirm(func(p sandbox.Plan) error { plan = p; return no }))
+	if !errors.Is(err, no) {
+		t.Errorf("Create: got %v, want what the confirmation returned", err)
+	}
+	want := fmt.Sprintf("/data: rwcopy snapshot of %s/sub\n/host: bind of /etc (ro)", dir)
+	if plan.String() != want || plan.Name != name {
+		t.Errorf("the plan of %q is\n%s\nwant %q\n%s", plan.Name, plan, name, want)
+	}
+	for _, call := range proxy.Calls() {
+		if strings.HasPrefix(call, "POST") {
+			t.Errorf("Create that was not confirmed made the call %s", call)
+		}
+	}
+}
