@@ -422,7 +422,15 @@ func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Durati
 	if grace >= 0 {
 		o.Timeout = seconds(grace)
 	}
-	return e.onContainer(ctx, id, func() error { return e.cli.ContainerStop(ctx, id, o) })
+	return e.onContainer(ctx, id, func() error {
+		if err := e.cli.ContainerStop(ctx, id, o); err != nil {
+			return err
+		}
+		// An engine of version 26 replies before its list knows. An inspection waits for that,
+		// and what it says of a container that has stopped does not matter.
+		_, _ = e.cli.ContainerInspect(ctx, id)
+		return nil
+	})
 }
 
 // KillContainer sends a signal, such as "SIGKILL", to the container's PID 1. It fails with

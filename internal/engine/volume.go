@@ -42,6 +42,16 @@ func (e *Engine) CreateVolume(ctx context.Context, name string, labels map[strin
 	if err != nil {
 		return Volume{}, err
 	}
+	return e.created(ctx, v, labels)
+}
+
+// created is the volume that a create replied with. After its own start an engine leaves the
+// labels of a volume that existed out of the reply until somebody inspects that volume. So a
+// reply without labels is not believed.
+func (e *Engine) created(ctx context.Context, v volume.Volume, labels map[string]string) (Volume, error) {
+	if len(v.Labels) == 0 && len(labels) > 0 {
+		return e.InspectVolume(ctx, v.Name)
+	}
 	return toVolume(&v), nil
 }
 
@@ -71,7 +81,7 @@ func (e *Engine) CreateOverlay(ctx context.Context, name string, labels map[stri
 	if err != nil {
 		return Volume{}, e.fail(ctx, err)
 	}
-	return toVolume(&v), nil
+	return e.created(ctx, v, labels)
 }
 
 // refusesOption reports whether err may be about an option. Older engines answer 500.

@@ -71,6 +71,48 @@ func ownEngine(t *testing.T) (*enginetest.Daemon, sandbox.CreateOption) {
 
 var resident = sync.OnceValues(func() ([]byte, error) { return harness.BuildPrograms("resident") })
 
+// After its own start an engine does not know the labels of a volume that no container
+// mounts until it is asked for them: neither the guest's, when there is no sandbox, nor a
+// marker's.
+func TestCreateAfterARestartOfTheEngine(t *testing.T) {
+	t.Parallel()
+	d, image := ownEngine(t)
+	for _, outage := range outages {
+		t.Run(outage.what, func(t *testing.T) {
+			ctx, c := t.Context(), harness.NewClient(t, sandbox.WithHost(d.Host()))
+			create := func() {
+				t.Helper()
+				sb, err := c.Create(ctx, image, harness.Quick)
+				if err != nil {
+					t.Fatalf("Create: %v", err)
+				}
+				if err := sb.Close(); err != nil {
+					t.Fatalf("Close: %v", err)
+				}
+			}
+			create() // and all that is left is the guest's volume
+			eng := engineAt(t, d.Host())
+			name, nonce := harness.UniqueName(t), record.NewNonce()
+			claim, err := record.TryClaim(ctx, eng, name, nonce, "the test")
+			if err != nil {
+				t.Fatal(err)
+			}
+			claim.Stop()
+
+			outage.down(d)
+			d.Start()
+			create()
+			var held *record.HeldError
+			if _, err := record.TryClaim(ctx, eng, name, record.NewNonce(), "another"); !errors.As(err, &held) {
+				t.Errorf("a claim of a name that is claimed: %v, want a HeldError", err)
+			}
+			if err := record.Drop(ctx, eng, name, nonce); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // E70, E87: the engine goes and comes back, under a session with all that can be open to
 // it. Handles tell, and nothing is lost.
 func TestSandboxesOutliveTheirEngine(t *testing.T) {
