@@ -15,12 +15,13 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/net/http/httpguts"
+
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
-	"golang.org/x/net/http/httpguts"
 )
 
 // A NetworkPolicy says what a sandbox may connect to. [AllowAll], [PublicOnly] and

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
@@ -19,7 +21,6 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 	"github.com/seed-1a2d6d8f/sandbox/internal/transfer"
-	"golang.org/x/sync/errgroup"
 )
 
 // A Build creates one sandbox. Its steps are [Build.Prepare], [Build.Fill], [Build.Start],

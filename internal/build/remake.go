@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
@@ -13,7 +15,6 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 	"github.com/seed-1a2d6d8f/sandbox/internal/transfer"
-	"golang.org/x/sync/errgroup"
 )
 
 // Remake replaces the container of a sandbox that does not run by one with its latest changes

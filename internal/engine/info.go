@@ -5,10 +5,9 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/docker/docker/api/types"
 	"github.com/docker/docker/api/types/system"
+	"golang.org/x/sync/errgroup"
 )
 
 // Info describes an engine.

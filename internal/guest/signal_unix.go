@@ -6,8 +6,9 @@ import (
 	"os"
 	"syscall"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 )
 
 // LinuxSignal translates a signal of this system into Linux' number, which is what

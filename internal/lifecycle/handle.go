@@ -8,13 +8,14 @@ import (
 	"slices"
 	"sync"
 
+	"golang.org/x/sync/singleflight"
+
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
-	"golang.org/x/sync/singleflight"
 )
 
 // A Handle is one caller's handle on a sandbox. It is safe for concurrent use.

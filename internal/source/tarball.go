@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 
 	"github.com/klauspost/compress/zstd"
+
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
