@@ -79,10 +79,10 @@ func TestCreateAfterARestartOfTheEngine(t *testing.T) {
 	d, image := ownEngine(t)
 	for _, outage := range outages {
 		t.Run(outage.what, func(t *testing.T) {
-			ctx, c := t.Context(), harness.NewClient(t, sandbox.WithHost(d.Host()))
-			create := func() {
+			ctx := t.Context()
+			create := func() { // by a client that does not know the guest yet
 				t.Helper()
-				sb, err := c.Create(ctx, image, harness.Quick)
+				sb, err := harness.NewClient(t, sandbox.WithHost(d.Host())).Create(ctx, image, harness.Quick)
 				if err != nil {
 					t.Fatalf("Create: %v", err)
 				}
