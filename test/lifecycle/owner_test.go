@@ -133,7 +133,7 @@ func TestListIsWithoutWhatAnotherSwept(t *testing.T) {
 	}
 	const looks = 2 // calls of List itself; with the next four it looks at the sandbox and claims it
 	for call := looks + 1; call <= looks+4; call++ {
-		sb := harness.CreateWith(t, harness.NewClient(t), nil, sandbox.WithPersistent(false), sandbox.WithTimeout(time.Second))
+		sb := harness.CreateWith(t, harness.NewClient(t), nil, sandbox.WithPersistent(false), sandbox.WithTimeout(3*time.Second)) // enough for a busy engine to connect
 		harness.Eventually(t, "its time is over", func() bool { return harness.Status(t, sb).State == sandbox.StateStopped })
 		proxy.Arm(call, enginetest.Cancel, func() {
 			if _, err := other.List(t.Context()); err != nil {
