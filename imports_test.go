@@ -167,8 +167,8 @@ func goList(t *testing.T, goos, format string, flags ...string) []string {
 	return strings.Fields(string(out))
 }
 
-// layers says which packages of ours each package may import. It only names what is there:
-// TestImportsRunOneWay fails for an entry that nobody needs any more, too.
+// layers says which packages of ours each package may import. TestImportsRunOneWay also
+// fails for an entry that no import needs any more.
 var layers = map[string][]string{
 	"fault":       {},
 	"policy":      {},

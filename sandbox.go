@@ -34,7 +34,7 @@ func newSandbox(h *lifecycle.Handle) *Sandbox {
 func (s *Sandbox) ID() string { return s.h.Record().ID }
 
 // Name returns the sandbox's name. Without [WithName] that is its ID.
-func (s *Sandbox) Name() string { return s.h.Record().Name }
+func (s *Sandbox) Name() string { return s.name }
 
 // String returns the name.
 func (s *Sandbox) String() string { return s.Name() }

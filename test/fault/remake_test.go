@@ -92,7 +92,7 @@ func TestAChangedContainerSurvivesAFaultInAnyCallSoak(t *testing.T) {
 }
 
 func init() {
-	// starter starts the session of a sandbox when it is told to.
+	// starter starts the session of a sandbox on request.
 	harness.AddRole("starter", func(args []string) error {
 		ctx := context.Background()
 		c, err := sandbox.NewClient(sandbox.WithHost(args[0]))

@@ -328,7 +328,7 @@ func TestExpiredSnapshotInUseStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	// By this client or by another: each one that lists sweeps.
-	harness.Eventually(t, "an expired snapshot that nothing stands on is swept", func() bool {
+	harness.Eventually(t, "an expired snapshot without forks is swept", func() bool {
 		if _, err := c.List(t.Context()); err != nil {
 			t.Fatal(err)
 		}

@@ -21,8 +21,8 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
-// AskPID1 makes one request to PID 1 of the sandbox's session and nothing else: no handle
-// takes part that would have the session begin.
+// AskPID1 makes one request to PID 1 of the sandbox's session. It uses no handle, because
+// a handle would start the session.
 func AskPID1(ctx context.Context, eng *engine.Engine, name string, req wire.Control) (wire.Reply, error) {
 	got, err := eng.InspectContainer(ctx, record.ContainerName(name))
 	if err != nil {
