@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -36,7 +37,8 @@ type Client struct {
 	closed bool
 }
 
-// Limits bound what one client creates.
+// Limits bound what one client creates, and what a sandbox can make this program hold in
+// memory. See [CopyOption] for what [Sandbox.CopyOut] writes.
 type Limits struct {
 	// Creates bounds how many sandboxes the client creates at once; further calls wait.
 	// Creating is bound by the engine's CPUs: above three times their number, calls only
@@ -44,7 +46,29 @@ type Limits struct {
 	Creates int
 	// Ports bounds how many ports one sandbox may publish, see [WithPorts]. Default 4.
 	Ports int
+	// ReadFile bounds the file that one [Sandbox.ReadFile] returns, in bytes. Beyond it the
+	// error is [ErrTooLarge]. Default [DefaultReadFile]. [Sandbox.Open] reads files of any
+	// size.
+	ReadFile int64
+	// Output bounds what one [Cmd.Output] or [Cmd.CombinedOutput] returns, in bytes. Default
+	// [DefaultOutput].
+	Output int64
+	// ReadDir bounds the entries that one [Sandbox.ReadDir] or [File.ReadDir] returns. Beyond
+	// it the error is [ErrTooLarge]. Default [DefaultReadDir]. [File.ReadDir] with a positive
+	// n reads directories of any size.
+	ReadDir int
 }
+
+// The defaults of [Limits]. They are far beyond what programs read at once, and bound the
+// memory that a hostile sandbox can take: for ReadDir it is about 500 bytes for each entry.
+const (
+	// DefaultReadFile is 256 MiB.
+	DefaultReadFile int64 = 256 << 20
+	// DefaultOutput is 256 MiB.
+	DefaultOutput int64 = 256 << 20
+	// DefaultReadDir is 262,144.
+	DefaultReadDir = 1 << 18
+)
 
 // NewClient returns a client. It does not connect: the first call that needs the engine
 // does, and fails with [ErrEngineUnavailable] if there is none. The caller closes the
@@ -95,7 +119,13 @@ func (c *Client) connect(ctx context.Context) (*lifecycle.Client, error) {
 	if c.closed {
 		return nil, errors.Join(ErrClosed, eng.Close())
 	}
-	c.life = &lifecycle.Client{Machine: machine.New(&store.Store{Engine: eng, Log: c.log}, c.own), MaxPorts: c.limits.Ports}
+	c.life = &lifecycle.Client{
+		Machine: machine.New(&store.Store{Engine: eng, Log: c.log}, c.own), MaxPorts: c.limits.Ports,
+		Limits: lifecycle.Limits{
+			ReadFile: cmp.Or(c.limits.ReadFile, DefaultReadFile), Output: cmp.Or(c.limits.Output, DefaultOutput),
+			ReadDir: cmp.Or(c.limits.ReadDir, DefaultReadDir),
+		},
+	}
 	return c.life, nil
 }
 
@@ -145,7 +175,7 @@ func WithLogger(log *slog.Logger) ClientOption {
 // WithLimits sets the client's limits. A zero field keeps its default.
 func WithLimits(l Limits) ClientOption {
 	return func(c *Client) error {
-		if l.Creates < 0 || l.Ports < 0 {
+		if min(l.Creates, l.Ports, l.ReadDir) < 0 || min(l.ReadFile, l.Output) < 0 {
 			return fault.Invalid("WithLimits: %+v: a limit is negative", l)
 		}
 		c.limits, c.own.Creates = l, l.Creates
@@ -348,7 +378,7 @@ func (c *Client) Prune(ctx context.Context) (report PruneReport, err error) {
 	if err != nil {
 		return report, err
 	}
-	l.Sweep(ctx, all, note)
+	l.Sweep(ctx, all, store.SweepTimeout, note)
 	errs = append(errs, l.PruneGuests(ctx, all.Volumes, note), l.PruneLayers(ctx, all, note))
 	slices.Sort(report.Removed)
 	slices.Sort(report.Failed)

@@ -141,7 +141,7 @@ func callSites(ctx context.Context, log *slog.Logger, r io.Reader) {
 	_, _, _, _, _ = snap.ID, snap.Name, snap.Sandbox, snap.CreatedAt, snap.SizeBytes
 	_ = []error{
 		sandbox.ErrNotFound, sandbox.ErrExists, sandbox.ErrVolumeInUse, sandbox.ErrVolumeNotFound, sandbox.ErrSnapshotNotFound, sandbox.ErrInvalidArgument,
-		sandbox.ErrEngineUnavailable, sandbox.ErrImageNotFound, sandbox.ErrForeign, sandbox.ErrUnsupported, sandbox.ErrClosed, sandbox.ErrNotRunning, sandbox.ErrTimeout,
+		sandbox.ErrEngineUnavailable, sandbox.ErrImageNotFound, sandbox.ErrForeign, sandbox.ErrUnsupported, sandbox.ErrClosed, sandbox.ErrNotRunning, sandbox.ErrTimeout, sandbox.ErrTooLarge,
 	}
 	_ = (&sandbox.Error{Op: "", Name: "", Err: nil}).StatusCode()
 }

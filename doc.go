@@ -50,7 +50,8 @@
 // delay it. A paused session's time goes on; if it is over, the session ends when it is
 // unpaused. [Sandbox.ExtendTimeout] prolongs the current session. [Status] reports when a
 // session will end and why one has ended: "stopped", "timeout", "abandoned" (its handle
-// did not renew the lease for 30 s), "out of memory", or how PID 1 failed.
+// did not renew the lease for 30 s), "out of memory", "network changed" (see Network
+// policy), "network policy" (it could not be reached to apply one), or how PID 1 failed.
 //
 // What [Sandbox.Update] can change, and when the change applies:
 //
@@ -88,9 +89,10 @@
 // are killed. A [Cmd.Detached] command continues, and [Sandbox.Process] finds it again.
 //
 // A handle runs its commands over one connection to the guest, a small static program
-// that is mounted read-only into every sandbox at /.agent-sandbox. This package contains
-// the guest and loads it into an engine once, so any Linux image works, even one without
-// a shell.
+// that is mounted read-only into every sandbox, at /.agent-sandbox- and a random suffix:
+// nothing in an image or a volume can have a link to a path that is unknown until the
+// container exists. This package contains the guest and loads it into an engine once, so
+// any Linux image works, even one without a shell.
 //
 // # Files
 //
@@ -123,15 +125,28 @@
 // [PublicOnly], [DenyAll], or names and subnets. The policy also applies to root inside,
 // from the first instruction of every session: PID 1 locks the network before it starts
 // anything, and opens it when it receives the policy. [Sandbox.Update] changes the policy
-// of a running session, and [Sandbox.Egress] lists what the sandbox attempted. Under
-// every policy a sandbox accepts connections to published ports, and no others, so
-// sandboxes can't reach each other.
+// of a running session, or ends the session if that can't be reached, and
+// [Sandbox.Egress] lists what the sandbox attempted. Under every policy a sandbox accepts
+// connections to published ports, and no others, and not from its neighbours in the
+// engine's networks, so sandboxes can't reach each other.
+//
+// The engine gives a process that it starts in a container the capability NET_ADMIN, and
+// the process runs the sandbox's programs. This is what "docker exec" does, the Exec tab of
+// Docker Desktop, Portainer, an editor that attaches to a container, and monitoring agents.
+// If root inside has replaced the shell, the policy is then in its hands: use
+// [Sandbox.Command], [Sandbox.SSH] or "sandbox exec" instead. PID 1 ends the session
+// ("network changed" in [Status]) when another process changes nftables rules, network
+// devices, addresses, routes or traffic control; from Linux 6.9 on its own rules can't be
+// changed by others at all. It can't notice a process that only marks its packets as PID
+// 1's: if the policy allows names, these packets reach every address that is neither
+// denied nor protected. A network must be connected to a sandbox that is stopped: "docker
+// network connect" changes a running one, too.
 //
 // Names are matched by what a connection declares (SNI, Host). Allowing a name therefore
 // allows everything that its server forwards to: an allowed content network can lead to
 // whatever it hosts, and a domain whose owner cooperates can carry data out in names. The
-// headers that PID 1 sets in requests ([Transform]) never enter the sandbox, but programs
-// inside can use them while it runs.
+// headers that PID 1 sets in requests ([Transform]) enter the sandbox only if a server
+// sends them back, but programs inside can use them while it runs.
 //
 // No process inside can have the capability NET_RAW, which Debian's ping and tcpdump
 // need. For ping remove it from the file: after "setcap -r /usr/bin/ping" it uses the
@@ -146,7 +161,12 @@
 // directory, a copy of a directory, which is the default and never changes the directory,
 // or a volume preserved from an earlier sandbox. A directory is copied before anything
 // runs in the sandbox, by the engine if it can see the directory, otherwise through this
-// program; the result is the same. Numeric owners are kept. [ListVolumes] reports which
+// program; the result is the same. Numeric owners are kept. A target may lead through
+// symbolic links of the image or of a volume, and what it leads to is a target like any
+// other: if it is reserved, or another mount's, the start fails with [ErrInvalidArgument].
+// Before each start, /etc/passwd and /etc/group, which the engine opens, are checked, too:
+// in an image they must be regular files of at most 4 MiB; what a session has put in
+// their place is replaced by a file that lists root only. [ListVolumes] reports which
 // sandboxes use each volume, derived from the existing containers, and its size. [Delete]
 // preserves volumes by default. They are then orphaned, and can be attached again, or
 // removed one by one ([DeleteVolume]) or together ([CleanupOrphanedVolumes]). Volumes are
@@ -202,10 +222,11 @@
 //	id, name     of the sandbox
 //	created-at   RFC 3339 with nanoseconds, by the engine's clock
 //	persistent   true or false
-//	tag.<key>    one tag
-//	record       JSON: image, runtime, user, workdir, command, ports, mounts, timeout_ms,
-//	             stop_timeout_ms, network, source, snapshot; of a revision: the changed
-//	             settings, the environment encrypted; of a snapshot: its description
+//	tag.<key>    one tag, if the record lists its key: the engine adds the labels of the image
+//	record       JSON: tags (their keys), image, runtime, user, workdir, command, ports,
+//	             mounts, timeout_ms, stop_timeout_ms, network, source, snapshot,
+//	             new_privileges, storage_bytes; of a revision: the changed settings, the
+//	             environment encrypted; of a snapshot: its description
 //	created-by   of a copy: rwcopy or fork
 //	source       of a copy: the directory, on the machine of its creator
 //	snapshot     of an overlay: the snapshot whose files it uses
@@ -235,8 +256,36 @@
 // of its own, programs on Linux give its sandboxes the default profile of later engines,
 // which also denies AF_ALG sockets and io_uring.
 //
+// The size of core files is limited to 0, in sandboxes and helpers. Commands and main
+// processes of users other than root gain no privileges from setuid programs such as sudo,
+// nor from file capabilities ([WithNewPrivileges]).
+//
 // Root inside can raise PID 1's oom_score_adj. If memory then runs out the session ends;
 // no process outlives PID 1.
+//
+// # What is not isolated
+//
+// A sandbox has its own limits of CPU, memory and processes. The rest of the engine's
+// machine it shares with other sandboxes, and can use up or reach:
+//
+//   - The kernel: whoever breaks it is on the engine's machine. [WithOCIRuntime] selects a
+//     runtime with a kernel of its own.
+//   - Disk space and inodes of the engine's volumes and layers. [WithStorageSize] limits what
+//     is outside of volumes; for volumes, give the engine a disk of its own.
+//   - Inotify instances and watches, which the kernel counts by user: root of every sandbox
+//     is root of the machine there. The same goes for pages of pipes.
+//   - Pseudo-terminals (sysctl kernel.pty.max), requests of asynchronous I/O (fs.aio-max-nr),
+//     and open files of the whole machine (fs.file-max).
+//   - The machine's table of connections (nf_conntrack_max). If it is full, new connections of
+//     everybody fail. [DenyAll] opens none.
+//   - The program that handles core dumps. If sysctl kernel.core_pattern begins with "|", the
+//     kernel runs that program, as root of the engine's machine, for whatever crashes inside.
+//     systemd-coredump stores nothing for a limit of 0, as sandboxes have. On an engine for
+//     hostile programs set the pattern to a file name.
+//   - I/O bandwidth of disks and networks.
+//   - Directories that [WithMounts] mounts writable: a program inside can leave files with the
+//     setuid bit there, owned by root if it is root. Mount with nosuid on the machine what
+//     others there can execute.
 //
 // # Errors
 //

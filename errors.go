@@ -49,6 +49,10 @@ var (
 	// ErrTimeout means that a timeout of an option or a field passed, not the context's.
 	// 504.
 	ErrTimeout error = fault.Timeout
+	// ErrTooLarge means that a sandbox has more than this program accepts from it: a file, a
+	// directory, the output of a command or a tree. The text names the limit: a field of
+	// [Limits] or a [CopyOption]. 413.
+	ErrTooLarge error = fault.TooLarge
 )
 
 // Error is the type of the errors of this package: the operation, its subject and the
@@ -69,9 +73,9 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Err }
 
 // StatusCode returns the HTTP status for the error: 400 for invalid arguments, 403 for
-// files without permission, 404 for missing objects and files, 409 for conflicts, 499 if
-// the caller's context was cancelled, 501 for unsupported features, 503 if the engine is
-// unavailable, 504 for timeouts, otherwise 500.
+// files without permission, 404 for missing objects and files, 409 for conflicts, 413 for
+// exceeded limits, 499 if the caller's context was cancelled, 501 for unsupported
+// features, 503 if the engine is unavailable, 504 for timeouts, otherwise 500.
 func (e *Error) StatusCode() int { return fault.StatusCode(e.Err) }
 
 // fail wraps err once, where the exported call returns it.

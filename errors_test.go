@@ -35,6 +35,7 @@ func TestSentinelsHaveTextAndStatusCode(t *testing.T) {
 		{sandbox.ErrNotRunning, "Sandbox is not running", 409},
 		{sandbox.ErrClosed, "Sandbox handle is closed", 409},
 		{sandbox.ErrTimeout, "Timed out", 504},
+		{sandbox.ErrTooLarge, "Too large", 413},
 		{context.DeadlineExceeded, "context deadline exceeded", 504},
 		{context.Canceled, "context canceled", 499},
 		{errors.New("else"), "else", 500},

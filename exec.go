@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -80,15 +81,17 @@ type Cmd struct {
 	proc     *guest.Process
 	size     wire.Size
 
-	copies  sync.WaitGroup
-	copyErr error
-	copyMu  sync.Mutex
-	stdin   chan error       // the result of copying Stdin
-	pipes   []*io.PipeReader // of Stdin
-	outs    []*io.PipeReader // of Stdout and Stderr
-	watched chan struct{}    // closed when watch has returned
-	waited  bool
-	dropped int64
+	copies     sync.WaitGroup
+	copyErr    error
+	copyMu     sync.Mutex
+	cut        atomic.Bool      // the output was lost
+	stdin      chan error       // the result of copying Stdin
+	pipes      []*io.PipeReader // of Stdin
+	outs       []*io.PipeReader // of Stdout and Stderr
+	watched    chan struct{}    // closed when watch has returned
+	keepOutput func() bool      // after it the end of ctx no longer cuts the output
+	waited     bool
+	dropped    int64
 }
 
 // Command returns a command to run in the sandbox; name is looked up in PATH. ctx bounds
@@ -147,11 +150,15 @@ func (c *Cmd) Run() error {
 
 // Output runs the command and returns its stdout. If Stderr is nil an *[ExitError]
 // contains the beginning and the end of its stderr.
+//
+// If the output is longer than [Limits].Output, 256 MiB by default, Output kills the command
+// and returns the output up to the limit and [ErrTooLarge]; a detached command is not killed.
+// Use [Cmd.Stdout] or [Cmd.StdoutPipe] for output of any length.
 func (c *Cmd) Output() ([]byte, error) {
 	if c.Stdout != nil {
 		return nil, c.fail(errors.New("field Stdout is already set"))
 	}
-	var out bytes.Buffer
+	out := boundedOutput{limit: c.h.Client().Limits.Output}
 	c.Stdout = &out
 	var kept *excerpt
 	if c.Stderr == nil {
@@ -163,19 +170,35 @@ func (c *Cmd) Output() ([]byte, error) {
 	if kept != nil && errors.As(err, &exit) {
 		exit.Stderr = kept.bytes()
 	}
-	return out.Bytes(), err
+	return out.buf.Bytes(), err
 }
 
 // CombinedOutput runs the command and returns its stdout and stderr, in the order
-// written.
+// written, with the limit of [Cmd.Output].
 func (c *Cmd) CombinedOutput() ([]byte, error) {
 	if c.Stdout != nil || c.Stderr != nil {
 		return nil, c.fail(errors.New("field Stdout or Stderr is already set"))
 	}
-	var out bytes.Buffer
+	out := boundedOutput{limit: c.h.Client().Limits.Output}
 	c.Stdout, c.Stderr = &out, &out
 	err := c.Run()
-	return out.Bytes(), err
+	return out.buf.Bytes(), err
+}
+
+// boundedOutput keeps what is written to it. A write beyond the limit fails with
+// fault.TooLarge, which ends the command.
+type boundedOutput struct {
+	buf   bytes.Buffer
+	limit int64
+}
+
+func (b *boundedOutput) Write(p []byte) (int, error) {
+	n := int(min(int64(len(p)), b.limit-int64(b.buf.Len())))
+	b.buf.Write(p[:n])
+	if n < len(p) {
+		return n, fmt.Errorf("%w: the output has more than %d bytes: see Limits.Output", fault.TooLarge, b.limit)
+	}
+	return n, nil
 }
 
 // StdinPipe returns a pipe to the command's input. Closing it ends the input.
@@ -224,6 +247,11 @@ func (c *Cmd) Start() error {
 	}
 	c.watched = make(chan struct{})
 	go c.watch()
+	// A guest that says that the command has ended need not end its output.
+	c.keepOutput = context.AfterFunc(c.ctx, func() {
+		<-c.watched
+		c.proc.Close()
+	})
 	c.copyStreams()
 	return nil
 }
@@ -240,7 +268,7 @@ func (c *Cmd) start() error {
 	req := wire.Exec{
 		ID: c.id, Path: c.Path, Args: c.Args, Env: c.environ(), Dir: c.Dir, User: c.User,
 		Stdin: c.Stdin != nil, TTY: c.TTY, Size: c.size, Merge: c.merged(),
-		Detached: c.Detached, Timeout: c.Timeout, WaitDelay: c.WaitDelay,
+		NewPrivileges: settings.NewPrivileges, Detached: c.Detached, Timeout: c.Timeout, WaitDelay: c.WaitDelay,
 	}
 	base := c.h.Workdir()
 	if req.Dir == "" {
@@ -383,6 +411,7 @@ func (c *Cmd) copyOut(to io.Writer, from io.Reader) {
 	c.copies.Go(func() {
 		_, err := io.Copy(to, from)
 		if errors.Is(err, guest.ErrConnectionLost) {
+			c.cut.Store(true)
 			err = nil // Wait returns it
 		}
 		if p, ok := to.(*io.PipeWriter); ok {
@@ -395,6 +424,10 @@ func (c *Cmd) copyOut(to io.Writer, from io.Reader) {
 			c.copyMu.Lock()
 			c.copyErr = errors.Join(c.copyErr, err)
 			c.copyMu.Unlock()
+			if _, bounded := to.(*boundedOutput); bounded {
+				c.proc.Close() // it would go on for ever, perhaps
+				return
+			}
 			// The command must not block on output that has no reader.
 			io.Copy(io.Discard, from)
 		}
@@ -413,11 +446,13 @@ func (c *Cmd) watch() {
 	case <-c.ctx.Done():
 	}
 	if !c.Detached {
-		go c.proc.Signal(int(syscall.SIGKILL), true)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), killGrace)
+		defer cancel()
+		go c.proc.Signal(ctx, int(syscall.SIGKILL), true)
 		select {
 		case <-c.proc.Done():
 			return
-		case <-time.After(killGrace):
+		case <-ctx.Done():
 		}
 	}
 	c.proc.Close()
@@ -457,13 +492,16 @@ func (c *Cmd) Wait() error {
 	c.proc.Close()
 	c.dropped = exit.Dropped
 
+	if errors.Is(c.copyErr, fault.TooLarge) {
+		return c.fail(c.copyErr)
+	}
 	if err != nil {
 		if c.ctx.Err() != nil {
 			return c.fail(fault.Cancelled(c.ctx))
 		}
 		return c.fail(c.h.ExplainLost(c.ctx, err))
 	}
-	if c.ctx.Err() != nil && exit.Signal != 0 && !c.Detached {
+	if c.ctx.Err() != nil && (c.cut.Load() || exit.Signal != 0 && !c.Detached) {
 		return c.fail(fault.Cancelled(c.ctx))
 	}
 	if exit.Code != 0 || exit.Signal != 0 || exit.TimedOut {
@@ -500,6 +538,7 @@ func (c *Cmd) waitForCopies() {
 		defer t.Stop()
 	}
 	c.copies.Wait()
+	c.keepOutput()
 }
 
 // stdinGrace is how long a Read of Stdin may take to return after the command's exit.
@@ -526,10 +565,11 @@ func (c *Cmd) Pid() int {
 }
 
 // Signal sends a signal of package syscall to the command's process group. On all systems
-// it arrives as the Linux signal of that name.
+// it arrives as the Linux signal of that name. The command's context bounds the call; if it
+// has ended, 10 s do.
 func (c *Cmd) Signal(sig os.Signal) error { return c.signal(sig, false) }
 
-// Kill kills the command and all processes it started.
+// Kill kills the command and all processes it started. It is bounded like [Cmd.Signal].
 func (c *Cmd) Kill() error { return c.signal(os.Kill, true) }
 
 func (c *Cmd) signal(sig os.Signal, tree bool) error {
@@ -544,10 +584,13 @@ func (c *Cmd) signal(sig os.Signal, tree bool) error {
 	if err != nil {
 		return c.fail(err)
 	}
-	return c.fail(p.Signal(n, tree))
+	ctx, cancel := c.requestContext()
+	defer cancel()
+	return c.fail(p.Signal(ctx, n, tree))
 }
 
-// Resize sets the size of the command's terminal. It may be called before Start.
+// Resize sets the size of the command's terminal. It may be called before Start. It is
+// bounded like [Cmd.Signal].
 func (c *Cmd) Resize(rows, cols uint16) error {
 	c.size = wire.Size{Rows: rows, Cols: cols}
 	p := c.proc
@@ -557,7 +600,21 @@ func (c *Cmd) Resize(rows, cols uint16) error {
 	if p == nil {
 		return nil
 	}
-	return c.fail(p.Resize(c.size))
+	ctx, cancel := c.requestContext()
+	defer cancel()
+	return c.fail(p.Resize(ctx, c.size))
+}
+
+// lateRequest bounds a request about a command whose context has ended.
+const lateRequest = 10 * time.Second
+
+// requestContext returns the context of a request about the running command. A detached
+// command can outlive its own.
+func (c *Cmd) requestContext() (context.Context, context.CancelFunc) {
+	if c.ctx.Err() == nil {
+		return c.ctx, func() {}
+	}
+	return context.WithTimeout(context.WithoutCancel(c.ctx), lateRequest)
 }
 
 func (c *Cmd) fail(err error) error {
@@ -567,7 +624,7 @@ func (c *Cmd) fail(err error) error {
 	if c.Path != "" {
 		var notFound *exec.Error
 		if !errors.As(err, &notFound) { // its text names the program
-			err = fmt.Errorf("%s: %w", c.Path, store.Classify(err))
+			err = fmt.Errorf("%s: %w", fault.Printable(c.Path), store.Classify(err))
 		}
 	}
 	return fail("exec", c.h.Record().Name, err)
@@ -605,7 +662,7 @@ func (e *ExitError) Error() string {
 	if e.err != nil {
 		how = e.err.Error() + " (" + how + ")"
 	}
-	return fmt.Sprintf("sandbox: exec %q: %s: %s", e.sandbox, e.cmd, how)
+	return fmt.Sprintf("sandbox: exec %q: %s: %s", e.sandbox, fault.Printable(e.cmd), how)
 }
 
 // Unwrap returns [ErrTimeout] if [Cmd.Timeout] ended the command.

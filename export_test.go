@@ -1,15 +1,15 @@
 package sandbox
 
-import "github.com/seed-1a2d6d8f/sandbox/internal/engine"
+import (
+	"context"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
+)
 
 // CloseDefaultClient closes the package's own client, so that a test can look for
 // goroutines.
 func CloseDefaultClient() error { return defaultClient().Close() }
-
-// Reason is why a session ended that left such a container.
-func Reason(code int, oom bool, engineError string) string {
-	return reason(engine.Container{State: engine.StateExited, ExitCode: code, OOMKilled: oom, Error: engineError})
-}
 
 // StateOf is the state for one of the engine's own words.
 func StateOf(word string) State { return stateOf(word) }
@@ -26,4 +26,17 @@ func LimitsOf(opts ...CreateOption) (vcpus float64, memory int64, err error) {
 func VolumeOfSize(n int64) (v Volume) {
 	v.setSize(n)
 	return v
+}
+
+// CommandOf returns the Cmd of a command that runs, of a sandbox without an engine.
+func CommandOf(ctx context.Context, p *guest.Process, detached bool) *Cmd {
+	return &Cmd{h: new(lifecycle.Handle), ctx: ctx, Path: p.Started().Exec.Path, Detached: detached, attached: p}
+}
+
+// OutputOf is [Cmd.CombinedOutput] with a limit.
+func OutputOf(c *Cmd, limit int64) ([]byte, error) {
+	out := boundedOutput{limit: limit}
+	c.Stdout, c.Stderr = &out, &out
+	err := c.Run()
+	return out.buf.Bytes(), err
 }

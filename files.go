@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"io/fs"
@@ -8,8 +9,10 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/files"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
+	"github.com/seed-1a2d6d8f/sandbox/internal/source"
 )
 
 // Files is the file system of a sandbox with the permissions of one of its users, which
@@ -55,7 +58,9 @@ func failed(sandbox string, err error) error {
 
 func (c fileCalls) fail(err *error) { *err = failed(c.name, *err) }
 
-// ReadFile returns the whole content of a file. A small file takes one round trip.
+// ReadFile returns the whole content of a file. A small file takes one round trip. If the
+// file is larger than [Limits].ReadFile, 256 MiB by default, the error is [ErrTooLarge]; use
+// Open for such files, and for pipes and devices, which may have no end.
 func (c fileCalls) ReadFile(ctx context.Context, name string) (_ []byte, err error) {
 	defer c.fail(&err)
 	return c.view.ReadFile(ctx, name)
@@ -171,7 +176,8 @@ func (c fileCalls) Lstat(ctx context.Context, name string) (_ fs.FileInfo, err e
 }
 
 // ReadDir returns the entries of a directory by name, with their Lstat. In a stopped
-// sandbox it reads the whole tree below.
+// sandbox it reads the whole tree below. If there are more than [Limits].ReadDir, 262,144 by
+// default, the error is [ErrTooLarge].
 func (c fileCalls) ReadDir(ctx context.Context, name string) (_ []fs.DirEntry, err error) {
 	defer c.fail(&err)
 	return c.view.ReadDir(ctx, name)
@@ -219,7 +225,8 @@ type CopyReport struct {
 	Bytes       int64 // of the files' content, without holes
 	// Skipped lists the first 1,000 files that were left out (sockets, devices, pipes,
 	// files that vanished during the copy) or lost something (a setuid bit, an extended
-	// attribute).
+	// attribute). Paths and reasons are cut, to 4,096 and 256 bytes, and then quoted as Go
+	// strings if they have anything but graphic characters.
 	Skipped []Skipped
 	// More counts those beyond the first 1,000.
 	More int64
@@ -227,7 +234,7 @@ type CopyReport struct {
 
 // Skipped says what was not preserved of one file.
 type Skipped struct {
-	Path   string // relative to the tree; "." is the tree itself
+	Path   string // relative to the tree; "." is the tree itself; see [CopyReport.Skipped]
 	Reason string
 }
 
@@ -235,7 +242,7 @@ func (s Skipped) String() string { return s.Path + ": " + s.Reason }
 
 // CopyStatus is the progress of a copy.
 type CopyStatus struct {
-	Name  string // the latest file, relative to the tree
+	Name  string // the latest file, relative to the tree; quoted like those of [CopyReport.Skipped]
 	Files int64
 	Bytes int64
 }
@@ -244,7 +251,33 @@ type CopyStatus struct {
 type CopyOption func(*copySettings)
 
 type copySettings struct {
-	progress func(CopyStatus)
+	progress   func(CopyStatus)
+	maxBytes   int64
+	maxEntries int
+}
+
+const (
+	// DefaultCopyBytes, 8 GiB as for a [Tarball], bounds a [Sandbox.CopyOut] without
+	// [WithCopyMaxBytes].
+	DefaultCopyBytes int64 = source.DefaultTarballBytes
+	// DefaultCopyEntries, 1,048,576, bounds a [Sandbox.CopyOut] without
+	// [WithCopyMaxEntries]. It is more than for a Tarball: the modules of a project alone
+	// may be a hundred thousand files.
+	DefaultCopyEntries = 1 << 20
+)
+
+// WithCopyMaxBytes bounds the total size of all files of a copy, including holes. Beyond it
+// the copy fails with [ErrTooLarge]. 0, the default, is [DefaultCopyBytes] for CopyOut and no
+// limit for copies into a sandbox.
+func WithCopyMaxBytes(n int64) CopyOption {
+	return func(s *copySettings) { s.maxBytes = n }
+}
+
+// WithCopyMaxEntries bounds the files and directories of a copy, including those that are left
+// out and reported. Beyond it the copy fails with [ErrTooLarge]. 0, the default, is
+// [DefaultCopyEntries] for CopyOut and no limit for copies into a sandbox.
+func WithCopyMaxEntries(n int) CopyOption {
+	return func(s *copySettings) { s.maxEntries = n }
 }
 
 // WithCopyProgress calls fn after each file and periodically within large ones, one call
@@ -253,20 +286,25 @@ func WithCopyProgress(fn func(CopyStatus)) CopyOption {
 	return func(s *copySettings) { s.progress = fn }
 }
 
-func copyOptions(opts []CopyOption) archive.Options {
+// copyOptions returns the options of a copy, whose limits are zero if they are not set.
+func copyOptions(opts []CopyOption) (archive.Options, error) {
 	s := collect(opts)
-	if s.progress == nil {
-		return archive.Options{}
+	if s.maxBytes < 0 || s.maxEntries < 0 {
+		return archive.Options{}, fault.Invalid("WithCopyMaxBytes %d, WithCopyMaxEntries %d: neither is negative", s.maxBytes, s.maxEntries)
 	}
-	return archive.Options{Progress: func(name string, r *archive.Report) {
-		s.progress(CopyStatus{Name: strings.TrimPrefix(name, "./"), Files: r.Files, Bytes: r.Bytes})
-	}}
+	o := archive.Options{Limits: archive.Limits{Bytes: s.maxBytes, Entries: int64(s.maxEntries)}}
+	if s.progress != nil {
+		o.Progress = func(name string, r *archive.Report) {
+			s.progress(CopyStatus{Name: strings.TrimPrefix(name, "./"), Files: r.Files, Bytes: r.Bytes})
+		}
+	}
+	return o, nil
 }
 
 func reportOf(r archive.Report) CopyReport {
 	out := CopyReport{Files: r.Files, Directories: r.Dirs, Bytes: r.Bytes, More: r.More}
 	for _, s := range r.Skipped {
-		out.Skipped = append(out.Skipped, Skipped{strings.TrimPrefix(s.Path, "./"), s.Reason})
+		out.Skipped = append(out.Skipped, Skipped(s))
 	}
 	return out
 }
@@ -282,7 +320,11 @@ func reportOf(r archive.Report) CopyReport {
 // not preserved. Data is streamed; memory is used only for each directory and hard link.
 func (c fileCalls) CopyIn(ctx context.Context, hostPath, inside string, opts ...CopyOption) (_ CopyReport, err error) {
 	defer c.fail(&err)
-	report, err := c.view.CopyIn(ctx, hostPath, inside, copyOptions(opts))
+	o, err := copyOptions(opts)
+	if err != nil {
+		return CopyReport{}, fail("copy in", c.name, err)
+	}
+	report, err := c.view.CopyIn(ctx, hostPath, inside, o)
 	return reportOf(report), err
 }
 
@@ -290,7 +332,11 @@ func (c fileCalls) CopyIn(ctx context.Context, hostPath, inside string, opts ...
 // file, another sandbox's [Sandbox.FS].
 func (c fileCalls) CopyInFS(ctx context.Context, fsys fs.FS, inside string, opts ...CopyOption) (_ CopyReport, err error) {
 	defer c.fail(&err)
-	report, err := c.view.CopyInFS(ctx, fsys, inside, copyOptions(opts))
+	o, err := copyOptions(opts)
+	if err != nil {
+		return CopyReport{}, fail("copy in", c.name, err)
+	}
+	report, err := c.view.CopyInFS(ctx, fsys, inside, o)
 	return reportOf(report), err
 }
 
@@ -301,13 +347,23 @@ func (c fileCalls) CopyInFS(ctx context.Context, fsys fs.FS, inside string, opts
 //
 // The sandbox is not trusted: nothing outside of hostPath is written, and setuid and
 // setgid bits are removed. Links are kept unchanged, so a program that follows them later
-// may leave the copy. A device, pipe or socket is refused; within a tree it is left out
-// and reported.
+// may leave the copy. Files that are there already are replaced, never opened, changed or
+// linked to. A device, pipe or socket is refused; within a tree it is left out and reported.
+// The copy has at most 8 GiB and 1,048,576 entries unless [WithCopyMaxBytes] and
+// [WithCopyMaxEntries] say otherwise; names relative to the tree have at most 4,096 bytes.
+// Beyond that it fails with [ErrTooLarge]. In errors, names that have anything but graphic
+// characters are quoted as Go strings.
 //
 // A stopped sandbox is read as root, without starting it.
 func (c fileCalls) CopyOut(ctx context.Context, inside, hostPath string, opts ...CopyOption) (_ CopyReport, err error) {
 	defer c.fail(&err)
-	report, err := c.view.CopyOut(ctx, inside, hostPath, copyOptions(opts))
+	o, err := copyOptions(opts)
+	if err != nil {
+		return CopyReport{}, fail("copy out", c.name, err)
+	}
+	o.Limits.Bytes = cmp.Or(o.Limits.Bytes, DefaultCopyBytes)
+	o.Limits.Entries = cmp.Or(o.Limits.Entries, DefaultCopyEntries)
+	report, err := c.view.CopyOut(ctx, inside, hostPath, o)
 	return reportOf(report), err
 }
 
@@ -411,7 +467,8 @@ func (f *File) Sync() (err error) {
 	return f.f.Sync()
 }
 
-// Close closes the file. Blocked reads and writes return an error.
+// Close closes the file. Blocked reads and writes return an error. Close waits at most 30 s
+// for the sandbox.
 func (f *File) Close() (err error) {
 	defer f.fail(&err)
 	return f.f.Close()

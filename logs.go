@@ -42,7 +42,8 @@ type LogLine struct {
 // Logs reads the output of the main process ([WithCommand]) and of detached commands, of
 // this session and earlier ones, oldest first; each stream of each process is in the
 // order written. The engine keeps the last 30 MB. A stopped sandbox is not resumed. Lines
-// longer than 16 MiB are split. If a detached command writes more than 4 MiB/s for long,
+// longer than 16 MiB are split, and so are lines that are incomplete while all incomplete
+// lines together have 32 MiB. If a detached command writes more than 4 MiB/s for long,
 // lines may be missing, and the log says so. Programs inside write the log themselves, so
 // do not trust its content.
 //

@@ -53,7 +53,8 @@ type NetworkPolicy struct {
 	// that of a registry in a private network. It does not allow these subnets by itself.
 	ResolveInto []string
 	// Transform sets headers in requests to names, and allows these names: for secrets
-	// that the sandbox can use but never read. Keys are patterns as in Allow.
+	// that the sandbox can use but not read, unless the server sends them back. Keys are
+	// patterns as in Allow.
 	Transform map[string]Transform
 
 	mode policy.Mode // of a predefined policy
@@ -70,7 +71,12 @@ type Subnets struct {
 // A Transform changes the requests to a name. PID 1 terminates the sandbox's TLS
 // connection, with a certificate of the sandbox's own authority, which the sandbox is set
 // up to trust. It changes the requests and sends them on over TLS, where it verifies the
-// server. Requests to the name without TLS are refused.
+// server. Requests to the name without TLS are refused, and so are the methods CONNECT,
+// TRACE and TRACK, and requests without a path.
+//
+// Answers are not changed. A server that sends back what it was sent, such as an echo
+// service or a page that shows a failed request, gives the values to the sandbox: set
+// headers only for servers that don't.
 //
 // The values stay in the memory of the program that set them and of the sandbox's PID 1,
 // and this package never prints them. They are not stored: if a program without them
@@ -86,8 +92,9 @@ type Transform struct {
 type Headers map[string]string
 
 // AllowAll is the default policy: it allows everything but link-local and other addresses
-// at which clouds serve machine credentials. Other sandboxes can't be reached either,
-// since they accept connections to published ports only.
+// at which clouds serve machine credentials, and the IPv6 addresses that translators turn
+// into these. Other sandboxes can't be reached either, since they refuse their neighbours
+// in the engine's networks.
 func AllowAll() NetworkPolicy { return NetworkPolicy{mode: policy.AllowAll} }
 
 // PublicOnly allows the public internet, by any protocol, and nothing protected (see

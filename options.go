@@ -35,9 +35,10 @@ const (
 	// directory without [WithWorkdir].
 	Workspace = record.Workspace
 
-	minMemory = 6 << 20 // the engine's lower bound
-	maxVCPUs  = 1 << 20 // more would overflow the memory limit
-	minPids   = 16      // the threads of PID 1 and a server
+	minMemory  = 6 << 20 // the engine's lower bound
+	maxVCPUs   = 1 << 20 // more would overflow the memory limit
+	minStorage = 1 << 20 // less leaves no room for the engine's own directories
+	minPids    = 16      // the threads of PID 1 and a server
 )
 
 // A CreateOption configures [Create] and [GetOrCreate]. Options have no side effects and
@@ -108,7 +109,8 @@ func WithID(id string) MakeOption {
 
 // WithImage sets the image, which is pulled if the engine does not have it. Any Linux
 // image works; it needs no shell. Default [DefaultImage]. It can't be combined with
-// [WithRuntime].
+// [WithRuntime]. Images that this package makes for itself, such as those of snapshots, are
+// refused: see [FromSnapshot].
 func WithImage(ref string) CreateOption {
 	return option{apply: func(s *settings) {
 		if ref == "" {
@@ -211,9 +213,32 @@ func WithOCIRuntime(name string) MakeOption {
 	}}
 }
 
+// WithStorageSize limits what the sandbox writes outside of its volumes, in bytes: its
+// container's own layer, at least 1 MiB. The workspace and other volumes are not limited.
+// The engine's storage driver must have quotas: overlay2, on XFS mounted with pquota, btrfs
+// or zfs. With another driver the error is [ErrUnsupported], and without pquota that of the
+// engine. Default: no limit but the engine's disk.
+func WithStorageSize(bytes int64) MakeOption {
+	return option{apply: func(s *settings) {
+		if bytes < minStorage {
+			s.problem("WithStorageSize: %d bytes; it takes at least %d", bytes, minStorage)
+		}
+		s.StorageBytes = bytes
+	}}
+}
+
+// WithNewPrivileges lets programs give commands of users other than root more privileges:
+// sudo, su and other setuid programs, and those with file capabilities. Default: they can't
+// (no_new_privs of the Linux kernel), so that a user of [WithUser] or [Cmd.User] is not
+// root inside.
+func WithNewPrivileges() MakeOption {
+	return option{apply: func(s *settings) { s.NewPrivileges = true }}
+}
+
 // WithUser sets the user of commands and the main process: a name or number, optionally
 // with a group after a colon, looked up inside the sandbox. The user owns a new
-// workspace. Default: the image's user, otherwise root.
+// workspace. Programs such as sudo don't work for a user other than root, unless
+// [WithNewPrivileges] is given. Default: the image's user, otherwise root.
 func WithUser(user string) MakeOption {
 	return option{apply: func(s *settings) {
 		if user == "" || strings.ContainsAny(user, "\x00\n") || strings.Count(user, ":") > 1 {
@@ -311,6 +336,12 @@ func OnResume(fn func(context.Context, *Sandbox) error) LifecycleOption {
 // WithoutResume makes [Get] leave a stopped sandbox stopped.
 func WithoutResume() GetOption {
 	return option{apply: func(s *settings) { s.withoutResume = true }}
+}
+
+// WithoutStop makes [Sandbox.Update] return an error if it can't reach the running session
+// to apply a network policy. Default: it records the policy and ends the session.
+func WithoutStop() UpdateOption {
+	return option{apply: func(s *settings) { s.KeepSession = true }}
 }
 
 // WithProgress calls fn with the steps of a long call, such as pulling an image. It is

@@ -200,6 +200,15 @@ func (s *Sandbox) ExtendTimeout(ctx context.Context, d time.Duration) (err error
 // volume of a removed mount is preserved. If a mount is unavailable the session does not
 // start, and the sandbox stays as it was until another Update.
 //
+// A network policy other than [AllowAll] always takes effect: if the session can't be
+// reached within 15 s or the deadline of ctx, because it is paused, is at its process limit
+// or does not answer, Update records the policy, ends the session through the engine
+// (SIGTERM, and SIGKILL a second later) and returns nil. The policy applies from the next
+// session on. [Status.Reason] is then "network policy", and the client's logger gets a
+// warning. If ctx is cancelled meanwhile the session goes on, and Update returns an error.
+// [WithoutStop] disables that: then Update returns an error. A session that is paused for a
+// fork or a snapshot is waited for.
+//
 // Concurrent updates are merged: of a setting that several change, the last one wins; all
 // other changes apply. If Update fails nothing has changed, unless the error is
 // [ErrEngineUnavailable] or that of ctx: then check [Sandbox.Status]. Update does not

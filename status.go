@@ -12,7 +12,6 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
-	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
@@ -58,7 +57,9 @@ type Status struct {
 	// empty for an empty workspace.
 	Source string
 	// Reason says why the sandbox is not running: "stopped", "timeout", "abandoned" (the
-	// handle did not renew its lease for 30 s), "out of memory", or how PID 1 failed. It
+	// handle did not renew its lease for 30 s), "out of memory", "network changed" (by a
+	// process from outside, such as one of "docker exec"), "network policy" (an
+	// [Sandbox.Update] of the policy could not reach the session), or how PID 1 failed. It
 	// is empty while the sandbox runs.
 	Reason string
 	// StartedAt is when the current or the last session started. Zero if there was none.
@@ -122,7 +123,7 @@ func (c *Client) List(ctx context.Context, opts ...ListOption) (_ []Info, err er
 	if err != nil {
 		return nil, err
 	}
-	gone := l.Sweep(ctx, all, nil)
+	gone := l.Sweep(ctx, all, store.SweepPatience, nil)
 	infos := []Info{}
 	for _, got := range all.Containers {
 		rec, ok := record.Decode(got.Labels)
@@ -284,7 +285,7 @@ func statusOf(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got 
 		st.Uptime = max(0, l.Engine.Now().Sub(got.StartedAt))
 		st.ExpiresAt = rec.ExpiresAt(got.StartedAt)
 	case StateStopped:
-		st.Reason = reason(got)
+		st.Reason = cmp.Or(rec.Reason(got.StartedAt), store.ReasonOf(got))
 	case StateError:
 		st.Reason = cmp.Or(got.Error, "the engine reports "+got.State)
 	}
@@ -316,7 +317,7 @@ func workspace(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got
 	inside := func(m engine.MountPoint) bool { return strings.HasPrefix(m.Target, Workspace+"/") }
 	var sizes map[string]int64
 	if got.State == engine.StateRunning && !slices.ContainsFunc(got.Mounts, inside) {
-		if n, err := l.WorkspaceSize(ctx, got.ID); err == nil {
+		if n, err := l.WorkspaceSize(ctx, got.ID, rec.Settings); err == nil {
 			sizes = map[string]int64{vol.Name: n}
 		}
 	}
@@ -343,19 +344,4 @@ func publishedPorts(rec record.Sandbox, got engine.Container) map[uint16]netip.A
 		}
 	}
 	return ports
-}
-
-// reason says why a session ended, by the exit code of PID 1.
-func reason(got engine.Container) string {
-	switch {
-	case got.OOMKilled && got.ExitCode == 137:
-		return "out of memory"
-	case got.ExitCode == wire.CodeTimeout:
-		return "timeout"
-	case got.ExitCode == wire.CodeLease:
-		return "abandoned"
-	case got.ExitCode == wire.CodeStopped, got.ExitCode == 137 && got.Error == "":
-		return "stopped"
-	}
-	return got.Ended()
 }

@@ -44,8 +44,11 @@ type Mount struct {
 	// [Sandbox.Mounts] it is also, with an RWCopy and beside its Source, the volume that
 	// contains the copy.
 	Volume string
-	// Target is an absolute path in the sandbox. /workspace is reserved; paths below it
-	// are allowed. A mount inside another one hides the files at its target.
+	// Target is an absolute path in the sandbox, also after the symbolic links that it
+	// leads through. /workspace, /etc, /etc/passwd and /etc/group are reserved, paths below
+	// directories of these are allowed; /proc, /sys, /dev and what begins with
+	// /.agent-sandbox are reserved with all below. A mount inside another one hides the
+	// files at its target.
 	Target string
 	// Mode is [RWCopy] by default with a Source, and [RW] with a Volume.
 	Mode MountMode

@@ -31,17 +31,20 @@ import (
 //
 // There is no call to create sandboxes: the platform decides which options a caller may
 // choose. Mount the handler below a prefix with [http.StripPrefix].
-func Handler(client *sandbox.Client) http.Handler {
+//
+// Requests of browsers from pages of other origins, and for hosts other than this machine,
+// get 403: see [WithCrossOriginProtection] and [WithHosts].
+func Handler(client *sandbox.Client, opts ...Option) http.Handler {
 	mux := http.NewServeMux()
 	h := handler{client}
 	mux.HandleFunc("GET /health", h.health)
 	mux.HandleFunc("GET /sandboxes", h.list)
 	mux.HandleFunc("GET /sandboxes/{name}", h.inspect)
-	mux.Handle("GET /sandboxes/{name}/logs", LogsHandler(client))
+	mux.Handle("GET /sandboxes/{name}/logs", logsHandler(client))
 	mux.HandleFunc("POST /sandboxes/{name}/start", h.start)
 	mux.HandleFunc("POST /sandboxes/{name}/stop", h.stop)
 	mux.HandleFunc("DELETE /sandboxes/{name}", h.delete)
-	return mux
+	return guarded(mux, opts)
 }
 
 type handler struct{ client *sandbox.Client }

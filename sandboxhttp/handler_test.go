@@ -135,7 +135,7 @@ func TestHandlerWithoutAnEngine(t *testing.T) {
 	defer c.Close()
 	for _, path := range []string{"/health", "/sandboxes", "/sandboxes/x", "/sandboxes/x/logs"} {
 		w := httptest.NewRecorder()
-		sandboxhttp.Handler(c).ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+		sandboxhttp.Handler(c).ServeHTTP(w, httptest.NewRequest("GET", "http://localhost"+path, nil))
 		if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "nowhere.sock") {
 			t.Errorf("GET %s: %d %s, want 503 naming the socket", path, w.Code, w.Body)
 		}

@@ -1,5 +1,7 @@
 // Package sandboxhttp serves sandboxes over HTTP, for platforms built on package sandbox. It
-// has no authentication: put that in front of it.
+// has no authentication: put that in front of it. It refuses requests that a browser sends
+// from pages of other origins, and for hosts that are not listed with [WithHosts], so that
+// one on a developer's machine is not everybody's whose page the developer opens.
 package sandboxhttp
 
 import (
@@ -41,8 +43,13 @@ const writeTimeout = 30 * time.Second
 // Errors are JSON: 404 "Sandbox not found" if there is no such sandbox, and 400 for a
 // malformed query.
 //
-// Reading a log never resumes a sandbox. The caller closes the client.
-func LogsHandler(client *sandbox.Client) http.Handler {
+// Reading a log never resumes a sandbox. The caller closes the client. Hosts and origins are
+// checked as those of [Handler].
+func LogsHandler(client *sandbox.Client, opts ...Option) http.Handler {
+	return guarded(logsHandler(client), opts)
+}
+
+func logsHandler(client *sandbox.Client) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			w.Header().Set("Allow", "GET, HEAD")

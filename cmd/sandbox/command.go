@@ -198,7 +198,7 @@ func (a *app) execCommand() *cobra.Command {
 // closing the sandbox.
 func (a *app) after(err, closing error) error {
 	if err != nil && closing != nil {
-		fmt.Fprintln(a.stderr, closing)
+		fmt.Fprintln(a.stderr, graphicLines(closing.Error()))
 		return err
 	}
 	return cmp.Or(err, closing)
@@ -264,6 +264,6 @@ func (a *app) progress() func(sandbox.Progress) {
 			return
 		}
 		last = p.Text
-		fmt.Fprintln(a.stderr, "sandbox:", p.Text)
+		fmt.Fprintln(a.stderr, "sandbox:", graphic(p.Text))
 	}
 }

@@ -77,7 +77,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	case code == codeInterrupted:
 		fmt.Fprintln(stderr, "sandbox: interrupted")
 	default:
-		fmt.Fprintln(stderr, err)
+		fmt.Fprintln(stderr, graphicLines(err.Error()))
 	}
 	return code
 }

@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
@@ -177,6 +178,60 @@ func TestRunWithASource(t *testing.T) {
 	code, out, errOut := call(t.Context(), string(archive), "run", "--tarball", "-", "--strip", "1", "--", "cat", "file")
 	if code != 0 || out != "from here" || errOut != "" {
 		t.Errorf("run --tarball - = %d, %q, %q", code, out, errOut)
+	}
+}
+
+// The suffix that ssh_config recognises sandboxes by is not part of the name, and what is no
+// name gets no further.
+func TestProxyTakesAHostName(t *testing.T) {
+	t.Parallel()
+	for host, want := range map[string]string{
+		"build-42":            `get "build-42"`,
+		"build-42.sandbox":    `get "build-42"`,
+		"a.sandbox.sandbox":   `get "a.sandbox"`,
+		"$(touch x).sandbox":  `"$(touch x)" is not a sandbox's name`,
+		"../containers/x":     `"../containers/x" is not a sandbox's name`,
+		".sandbox":            `"" is not a sandbox's name`,
+		"x\x1b[2Jy.sandbox":   `is not a sandbox's name`,
+		"`touch x`.sandbox":   "is not a sandbox's name",
+		"build-42.sandbox\nx": "is not a sandbox's name",
+	} {
+		code, out, errOut := call(t.Context(), "", "-H", "unix:///nowhere.sock", "proxy", host)
+		if code != codeFailed || out != "" || !strings.Contains(errOut, want) {
+			t.Errorf("proxy %q: code %d, stdout %q, stderr %q; want %s", host, code, out, errOut, want)
+		}
+		if i := strings.IndexFunc(strings.TrimSuffix(errOut, "\n"), unicode.IsControl); i >= 0 {
+			t.Errorf("proxy %q: stderr %q controls the terminal", host, errOut)
+		}
+	}
+}
+
+// What a sandbox or an image says can't control the terminal, nor forge rows of a table.
+func TestTablesAreGraphic(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"plain, wide: 日本 é":           "plain, wide: 日本 é",
+		"\x1b]0;pwned\x07\x1b[2J":     `"\x1b]0;pwned\a\x1b[2J"`,
+		"a\tb":                        `"a\tb"`,
+		"a\nNAME  running":            `"a\nNAME  running"`,
+		"\u202egnp.exe":               `"\u202egnp.exe"`,
+		"\u200b":                      `"\u200b"`,
+		"\x9b31m":                     `"\x9b31m"`,
+		"\u009b31m":                   `"\u009b31m"`,
+		"quotes \" alone change none": "quotes \" alone change none",
+	} {
+		if got := graphic(text); got != want {
+			t.Errorf("graphic(%q) = %s, want %s", text, got, want)
+		}
+		var out bytes.Buffer
+		err := printTable(&out, "IMAGE\tTAGS", []string{text}, func(s string) []any { return []any{s, tagList(map[string]string{s: s})} })
+		rows := strings.Split(out.String(), "\n")
+		if err != nil || len(rows) != 3 || !strings.HasPrefix(rows[1], want+"  ") || !strings.HasSuffix(rows[1], want+"="+want) {
+			t.Errorf("printTable of %q: %v, %q", text, err, out.String())
+		}
+	}
+	if got := graphicLines("one\n\x1b[2J\nthree"); got != "one\n\"\\x1b[2J\"\nthree" {
+		t.Errorf("graphicLines: %q", got)
 	}
 }
 

@@ -8,9 +8,12 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -71,13 +74,34 @@ func printJSONList[T, J any](w io.Writer, items []T, convert func(T) J) error {
 	return printJSON(w, list)
 }
 
+// graphic returns s, or s quoted if it contains anything but graphic characters: what comes
+// from a sandbox, an image or a label must not control the terminal.
+func graphic(s string) string {
+	if utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsGraphic(r) }) {
+		return s
+	}
+	return strconv.QuoteToGraphic(s)
+}
+
+// graphicLines is graphic for each line of s.
+func graphicLines(s string) string {
+	lines := strings.Split(s, "\n")
+	for i, line := range lines {
+		lines[i] = graphic(line)
+	}
+	return strings.Join(lines, "\n")
+}
+
 // printTable prints a row of cells for each item.
 func printTable[T any](w io.Writer, header string, items []T, row func(T) []any) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, header)
 	for _, i := range items {
-		cells := row(i)
-		fmt.Fprintf(t, strings.Repeat("%v\t", len(cells)-1)+"%v\n", cells...)
+		var cells []string
+		for _, cell := range row(i) {
+			cells = append(cells, graphic(fmt.Sprint(cell)))
+		}
+		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}
 	return t.Flush()
 }
@@ -146,7 +170,7 @@ func age(since time.Time) string {
 func tagList(tags map[string]string) string {
 	var list []string
 	for _, k := range slices.Sorted(maps.Keys(tags)) {
-		list = append(list, k+"="+tags[k])
+		list = append(list, graphic(k)+"="+graphic(tags[k]))
 	}
 	return strings.Join(list, ",")
 }
@@ -216,7 +240,7 @@ func (a *app) rmCommand() *cobra.Command {
 // printReport prints a report that is not empty.
 func (a *app) printReport(report fmt.Stringer) {
 	if text := report.String(); text != "" {
-		fmt.Fprintln(a.stdout, text)
+		fmt.Fprintln(a.stdout, graphicLines(text))
 	}
 }
 

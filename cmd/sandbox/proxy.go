@@ -3,27 +3,37 @@ package main
 import (
 	"io"
 	"net"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
+
+// hostSuffix is what ssh_config recognises the host names of sandboxes by. A sandbox whose own
+// name ends in it is reached with the suffix twice.
+const hostSuffix = ".sandbox"
 
 func (a *app) proxyCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "proxy NAME",
 		Short: "Connect stdin and stdout to an SSH server in a sandbox, for OpenSSH's ProxyCommand",
-		Long: `Connect stdin and stdout to an SSH server in a sandbox, resumed if it is stopped. Use it as
-OpenSSH's ProxyCommand, as in this part of ~/.ssh/config:
+		Long: `Connect stdin and stdout to an SSH server in a sandbox, resumed if it is stopped. NAME may end
+in ".sandbox". Use it as OpenSSH's ProxyCommand, as in this part of ~/.ssh/config:
 
 	Host *.sandbox
-		ProxyCommand sandbox proxy $(basename %n .sandbox)
+		ProxyCommand sandbox proxy %n
 		StrictHostKeyChecking accept-new
 
 Then "ssh build-42.sandbox", scp, sftp, rsync and git reach the sandbox build-42. Each
 sandbox has its own host key. After a sandbox is deleted and created again, remove the old
-key with "ssh-keygen -R build-42.sandbox".`,
+key with "ssh-keygen -R build-42.sandbox".
+
+ssh passes the ProxyCommand to a shell. OpenSSH 9.6 and later refuse host names with
+characters that mean something to it; with earlier versions don't use host names from
+others, such as the URLs of a repository's submodules.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) (err error) {
-			sb, err := a.client.Get(c.Context(), args[0])
+			// Get refuses everything but a sandbox's name or ID before it asks the engine.
+			sb, err := a.client.Get(c.Context(), strings.TrimSuffix(args[0], hostSuffix))
 			if err != nil {
 				return err
 			}

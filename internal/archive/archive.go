@@ -16,6 +16,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 )
 
 // Our own records. Notes are in global headers, which other readers ignore.
@@ -36,7 +38,8 @@ const (
 	noteEnd     = "end"     // the stream is complete
 )
 
-// A Skip is a file that was skipped, or part of it, such as an attribute, and the reason.
+// A Skip is a file that was skipped, or part of it, such as an attribute, and the reason. Both
+// texts are [fault.Printable] and bounded.
 type Skip struct{ Path, Reason string }
 
 // A Report counts what was copied.
@@ -48,8 +51,11 @@ type Report struct {
 	More    int64 // skipped beyond those in Skipped
 }
 
-// maxSkipped bounds the memory that a hostile tree can use.
-const maxSkipped = 1000
+// Bounds of the memory that a hostile tree can use for a report.
+const (
+	maxSkipped = 1000
+	maxReason  = 256
+)
 
 // Skip adds an entry to Skipped, or counts it in More.
 func (r *Report) Skip(path, reason string) {
@@ -57,11 +63,12 @@ func (r *Report) Skip(path, reason string) {
 		r.More++
 		return
 	}
-	if len(reason) > 256 {
-		reason = reason[:256]
-	}
-	r.Skipped = append(r.Skipped, Skip{path, reason})
+	path = strings.TrimPrefix(path, "./")
+	r.Skipped = append(r.Skipped, Skip{printable(path, maxPath), printable(reason, maxReason)})
 }
+
+// printable returns the beginning of a text of the stream, for reports and errors.
+func printable(text string, n int) string { return fault.Printable(fault.Cut(text, n)) }
 
 // Options are common to packing and unpacking.
 type Options struct {
@@ -73,11 +80,14 @@ type Options struct {
 	Complete bool
 	// Strip is the number of leading elements to remove from names.
 	Strip int
+	// Limits bound what is copied. With any of them, names have at most maxPath bytes.
+	// Beyond them the error is a *[LimitError] or an *[EntryError].
+	Limits Limits
 }
 
 func (o *Options) progress(name string, r *Report) {
 	if o.Progress != nil {
-		o.Progress(name, r)
+		o.Progress(printable(name, maxPath), r)
 	}
 }
 
@@ -145,7 +155,10 @@ func refuseSpecial(path string, m fs.FileMode) error {
 
 // clean validates a name of a stream and strips its leading elements. The destination
 // itself is ".".
-func clean(name string, strip int) (string, error) {
+func clean(name string, strip, most int) (string, error) {
+	if len(name) > most {
+		return "", &EntryError{name, fmt.Sprintf("its name has %d bytes, more than %d", len(name), most)}
+	}
 	name = strings.TrimSuffix(name, "/")
 	if strip == 0 && name != "." {
 		trimmed, ok := strings.CutPrefix(name, "./")
@@ -169,11 +182,9 @@ func clean(name string, strip int) (string, error) {
 			return "", fmt.Errorf("%w: name %q", ErrFormat, name)
 		}
 	}
-	if len(name) > maxName {
-		return "", fmt.Errorf("%w: a name of %d bytes", ErrFormat, len(name))
-	}
 	return name, nil
 }
 
-// maxName bounds names. A tree may be deeper than PATH_MAX, but not unlimited.
+// maxName bounds names without [Limits]. A tree may be deeper than PATH_MAX, but not
+// unlimited.
 const maxName = 64 << 10

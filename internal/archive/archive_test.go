@@ -287,7 +287,7 @@ func FuzzClean(f *testing.F) {
 	f.Add("./a/b", 0)
 	f.Add("a/../../b", 1)
 	f.Fuzz(func(t *testing.T, name string, strip int) {
-		got, err := clean(name, max(0, min(strip, 3)))
+		got, err := clean(name, max(0, min(strip, 3)), maxName)
 		if err == nil && !filepath.IsLocal(got) {
 			t.Errorf("clean(%q, %d) = %q, which is not below", name, strip, got)
 		}

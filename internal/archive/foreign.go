@@ -14,10 +14,55 @@ import (
 	"time"
 )
 
-// Limits bound a foreign archive.
+// Limits bound a stream. A field of 0 is unlimited.
 type Limits struct {
 	Bytes   int64 // of all files together, holes included
-	Entries int64
+	Entries int64 // files and directories, those without an entry of their own included
+}
+
+// tally returns a tally of a stream.
+func (l Limits) tally() tally {
+	return tally{Limits: Limits{cmp.Or(l.Bytes, math.MaxInt64), cmp.Or(l.Entries, math.MaxInt64)}}
+}
+
+// stream bounds the bytes of a whole stream.
+func (l Limits) stream() int64 {
+	return min(l.Bytes, math.MaxInt64/4) + min(l.Entries, math.MaxInt64/4/overhead)*overhead + maxTrailer
+}
+
+// names bounds the bytes of names, and of what else is kept of an entry.
+func (l Limits) names() int64 {
+	return nameBytes + nameShare*min(l.Entries, math.MaxInt64/4/nameShare)
+}
+
+// tally counts a stream against its limits.
+type tally struct {
+	Limits
+	entries, bytes, names int64
+}
+
+// entry counts an entry, or a directory that has none.
+func (t *tally) entry(name string) error {
+	if t.entries++; t.entries > t.Entries {
+		return &LimitError{name, "entries", t.Limits.Entries}
+	}
+	return nil
+}
+
+// content counts a file's size.
+func (t *tally) content(name string, size int64) error {
+	if t.bytes += size; t.bytes > t.Bytes || t.bytes < 0 {
+		return &LimitError{name, "bytes", t.Limits.Bytes}
+	}
+	return nil
+}
+
+// keep counts bytes that are kept until the end.
+func (t *tally) keep(name string, size int) error {
+	if t.names += int64(size); t.names > t.Limits.names() {
+		return &EntryError{name, fmt.Sprintf("the names and attributes before it have more than %d bytes for each entry that is allowed", nameShare)}
+	}
+	return nil
 }
 
 // LimitError reports an archive beyond its Limits.
@@ -67,7 +112,8 @@ type ForeignEntry struct {
 // one below a link in the archive, or one beyond the limits. Absolute names are relative to
 // the tree's top. The archive must have an end marker.
 func FromForeign(ctx context.Context, r io.Reader, strip int, limits Limits, take func(ForeignEntry, io.Reader) error) (Report, error) {
-	f := &foreign{ctx: ctx, in: &counted{r: r}, strip: strip, limits: limits, take: take, kinds: map[string]byte{".": tar.TypeDir}}
+	f := &foreign{ctx: ctx, strip: strip, tally: limits.tally(), take: take, kinds: map[string]byte{".": tar.TypeDir}}
+	f.in = &counted{r: r, most: f.tally.stream()}
 	err := f.run()
 	return f.report, err
 }
@@ -76,14 +122,11 @@ type foreign struct {
 	ctx    context.Context
 	in     *counted
 	strip  int
-	limits Limits
+	tally  tally // dropped entries count too
 	take   func(ForeignEntry, io.Reader) error
 	report Report
 	kinds  map[string]byte // the type of each entry taken so far
 	first  string          // the first entry's name
-	seen   int64           // entries, dropped ones and implied directories included
-	bytes  int64
-	names  int64 // bytes of the names in kinds
 }
 
 // counted counts the bytes read, and fails with errTooLong after most.
@@ -118,7 +161,6 @@ const (
 )
 
 func (f *foreign) run() error {
-	f.in.most = min(f.limits.Bytes, math.MaxInt64/4) + min(f.limits.Entries, math.MaxInt64/4/overhead)*overhead + maxTrailer
 	tr := tar.NewReader(f.in)
 	last := ""
 	for {
@@ -140,8 +182,8 @@ func (f *foreign) run() error {
 			return f.broken(err, last)
 		}
 		last, f.first = hdr.Name, cmp.Or(f.first, hdr.Name)
-		if f.seen++; f.seen > f.limits.Entries {
-			return &LimitError{hdr.Name, "entries", f.limits.Entries}
+		if err := f.tally.entry(hdr.Name); err != nil {
+			return err
 		}
 		err = f.entry(tr, hdr)
 		if err == nil {
@@ -160,7 +202,7 @@ func (f *foreign) broken(err error, last string) error {
 	case errors.As(err, &taker):
 		return taker.err
 	case errors.Is(err, errTooLong):
-		return &LimitError{last, "bytes", f.limits.Bytes}
+		return &LimitError{last, "bytes", f.tally.Bytes}
 	case errors.Is(err, io.ErrUnexpectedEOF) && f.in.err != nil && last == "":
 		return &TruncatedError{"before its first entry"}
 	case errors.Is(err, io.ErrUnexpectedEOF) && last == "":
@@ -214,7 +256,7 @@ func (f *foreign) deliver(e ForeignEntry, r io.Reader) error {
 // end reads the rest of the stream: checksums of decompressors and HTTP bodies are verified
 // at its end.
 func (f *foreign) end() error {
-	if f.strip > 0 && f.seen > 0 && len(f.kinds) == 1 {
+	if f.strip > 0 && f.tally.entries > 0 && len(f.kinds) == 1 {
 		return &EntryError{f.first, fmt.Sprintf("the archive is empty without the first %d elements of each name", f.strip)}
 	}
 	n, err := io.Copy(io.Discard, io.LimitReader(f.in, maxTrailer+1))
@@ -229,8 +271,8 @@ func (f *foreign) end() error {
 
 func (f *foreign) entry(tr *tar.Reader, hdr *tar.Header) error {
 	// Skipped entries count too: reading over a hole of any size takes time.
-	if f.bytes += hdr.Size; f.bytes > f.limits.Bytes || f.bytes < 0 {
-		return &LimitError{hdr.Name, "bytes", f.limits.Bytes}
+	if err := f.tally.content(hdr.Name, hdr.Size); err != nil {
+		return err
 	}
 	if !f.supported(hdr) {
 		return nil
@@ -309,8 +351,8 @@ func (f *foreign) parents(e ForeignEntry) error {
 		return &EntryError{e.Header.Name, fmt.Sprintf("%q is no directory in the archive: nothing is written through a link", dir)}
 	}
 	// Implied directories count too: one long name can imply a thousand.
-	if f.seen++; f.seen > f.limits.Entries {
-		return &LimitError{e.Header.Name, "entries", f.limits.Entries}
+	if err := f.tally.entry(e.Header.Name); err != nil {
+		return err
 	}
 	implied := ForeignEntry{
 		Header: &tar.Header{Typeflag: tar.TypeDir, Name: e.Header.Name, Mode: 0o755, ModTime: time.Now()},
@@ -332,10 +374,10 @@ func (f *foreign) remember(e ForeignEntry) error {
 		f.kinds[e.Name] = e.Typeflag
 		return nil
 	}
-	if f.names += int64(len(e.Name)); f.names > nameBytes+nameShare*min(f.limits.Entries, math.MaxInt64/4/nameShare) {
-		return &EntryError{e.Header.Name, fmt.Sprintf("the names of the archive are longer than %d bytes on average", nameShare)}
+	if err := f.tally.keep(e.Header.Name, len(e.Name)); err != nil {
+		return err
 	}
-	f.kinds[e.Name] = e.Typeflag
+	f.kinds[strings.Clone(e.Name)] = e.Typeflag // it may be part of a longer string
 	return nil
 }
 

@@ -45,6 +45,7 @@ type packer struct {
 	buf    *bufio.Writer
 	tw     *tar.Writer
 	report Report
+	tally  tally
 	links  map[fileID]string // the first name of each file with hard links
 }
 
@@ -52,7 +53,7 @@ type packer struct {
 type fileID struct{ dev, ino uint64 }
 
 func newPacker(ctx context.Context, w io.Writer, opts Options) *packer {
-	p := &packer{ctx: ctx, opts: opts, buf: bufio.NewWriterSize(w, bufSize), links: map[fileID]string{}}
+	p := &packer{ctx: ctx, opts: opts, buf: bufio.NewWriterSize(w, bufSize), tally: opts.Limits.tally(), links: map[fileID]string{}}
 	p.tw = tar.NewWriter(p.buf)
 	return p
 }
@@ -395,6 +396,9 @@ func (p *packer) write(e *entry) error {
 	case e.err != nil:
 		return &fs.PathError{Op: "read", Path: e.name, Err: bare(e.err)}
 	}
+	if err := p.count(e); err != nil {
+		return err
+	}
 	mode := e.info.Mode()
 	hdr := header(e.name, e.info)
 	for key, v := range e.xattrs {
@@ -431,6 +435,15 @@ func (p *packer) write(e *entry) error {
 	}
 	p.opts.progress(e.name, &p.report)
 	return nil
+}
+
+// count counts an entry against the limits.
+func (p *packer) count(e *entry) error {
+	err := p.tally.entry(e.name)
+	if err == nil && e.info.Mode().IsRegular() {
+		err = p.tally.content(e.name, e.info.Size())
+	}
+	return err
 }
 
 func header(name string, info fs.FileInfo) *tar.Header {
@@ -576,6 +589,9 @@ func (p *packer) fsEntry(fsys fs.FS, name, streamName string, d fs.DirEntry) err
 }
 
 func (p *packer) fsFile(e *entry, f fs.File) error {
+	if err := p.count(e); err != nil {
+		return err
+	}
 	hdr := header(e.name, e.info)
 	if hdr.Mode == 0 {
 		hdr.Mode = 0o644 // the file system has no permissions

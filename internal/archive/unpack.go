@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"io/fs"
 	"os"
@@ -33,16 +34,38 @@ const (
 	writers  = 4         // goroutines that write small files
 	queued   = 16        // small files in memory that wait for a writer
 	maxSmall = 256 << 10 // bytes of a small file
+
+	maxRemoteText = 512 // bytes of the other side's error
 )
 
 // Unpack makes target the file or tree of the stream, and missing directories above it. A
 // target that does not exist appears at the end, complete. A directory is merged with the
 // stream's: each file is replaced atomically, and files that the stream does not have
 // stay. Directories and other files never replace each other. Whatever the stream
-// contains, nothing outside of target is touched: no path in it is resolved through a link.
+// contains, nothing outside of target is touched: no path in it is resolved through a link,
+// and no file that was there before is opened or linked to.
+//
+// Unpack reads r to its end.
 func Unpack(ctx context.Context, r io.Reader, target string, trust Trust, opts Options) (Report, error) {
-	u := &unpacker{ctx: ctx, opts: opts, trust: trust, tr: tar.NewReader(bufio.NewReaderSize(r, bufSize))}
+	u := &unpacker{
+		ctx: ctx, opts: opts, trust: trust, tally: opts.Limits.tally(), longest: maxName,
+		seed: maphash.MakeSeed(), carried: map[uint64]struct{}{},
+	}
+	if opts.Limits != (Limits{}) {
+		u.longest = maxPath
+	}
+	in := &counted{r: r, most: u.tally.stream()}
+	u.tr = tar.NewReader(bufio.NewReaderSize(in, bufSize))
 	err := u.run(target)
+	if err == nil {
+		var n int64
+		if n, err = io.Copy(io.Discard, io.LimitReader(in, maxTrailer+1)); n > maxTrailer {
+			err = fmt.Errorf("%w: more than %d bytes after its end", ErrFormat, maxTrailer)
+		}
+	}
+	if errors.Is(err, errTooLong) {
+		err = &LimitError{u.at, "bytes", u.tally.Bytes}
+	}
 	return u.report, err
 }
 
@@ -54,10 +77,20 @@ type unpacker struct {
 	ended  bool
 	report Report
 
+	tally   tally
+	longest int     // of names, in bytes
+	at      string  // the name of the last entry
+	shrunk  *string // the name of the last entry, while a note about its size may follow
+
 	dest  string   // the target
 	top   *os.Root // the tree's top directory
 	fresh bool     // the target did not exist
 	cut   *int64   // the size of a single file that shrank
+
+	// carried are the files of this stream, to which hard links may lead: hashes of their
+	// names with a seed that the other side can't know, so that many take little memory.
+	carried map[uint64]struct{}
+	seed    maphash.Seed
 
 	dirs  map[string]*dirState // directories that exist below top, and are no links
 	order []string             // their names, as they were added
@@ -74,6 +107,23 @@ type unpacker struct {
 // dirState has the attributes that a directory gets at the end.
 type dirState struct {
 	hdr *tar.Header // nil: keep those it has
+}
+
+// attributes returns a copy of what a directory's header says of its attributes. The header
+// itself would keep all that came with it in memory.
+func (u *unpacker) attributes(hdr *tar.Header) (*tar.Header, error) {
+	kept := &tar.Header{Mode: hdr.Mode, ModTime: hdr.ModTime}
+	size := 0
+	for key, value := range hdr.PAXRecords {
+		if strings.HasPrefix(key, recordXattr) {
+			if kept.PAXRecords == nil {
+				kept.PAXRecords = map[string]string{}
+			}
+			kept.PAXRecords[strings.Clone(key)] = strings.Clone(value)
+			size += len(key) + len(value)
+		}
+	}
+	return kept, u.tally.keep(hdr.Name, size)
 }
 
 type job struct {
@@ -143,7 +193,14 @@ func (u *unpacker) next() (*tar.Header, string, error) {
 		if u.ended {
 			return nil, "", fmt.Errorf("%w: data after its end", ErrFormat)
 		}
-		name, err := clean(hdr.Name, u.opts.Strip)
+		u.at, u.shrunk = hdr.Name, nil
+		name, err := clean(hdr.Name, u.opts.Strip, u.longest)
+		if err == nil {
+			err = u.tally.entry(hdr.Name)
+		}
+		if err == nil {
+			err = u.tally.content(hdr.Name, hdr.Size)
+		}
 		return hdr, name, err
 	}
 }
@@ -160,11 +217,10 @@ func (u *unpacker) note(r map[string]string) error {
 		if err != nil || errno < 0 || errno > 4095 {
 			errno = 0
 		}
-		text := r[recordText]
-		if len(text) > 512 {
-			text = text[:512]
+		return &RemoteError{
+			Path: printable(r[recordPath], maxPath), Errno: errno, Text: printable(r[recordText], maxRemoteText),
+			Special: r[recordNote] == noteRefused,
 		}
-		return &RemoteError{Path: r[recordPath], Errno: errno, Text: text, Special: r[recordNote] == noteRefused}
 	case noteSkipped:
 		u.skip(r[recordPath], r[recordText])
 	case noteShrunk:
@@ -173,39 +229,54 @@ func (u *unpacker) note(r map[string]string) error {
 	return nil
 }
 
-// shrink truncates a file to its content, without the padding.
+// shrink truncates the file that the stream has just carried to its content, without the
+// padding. Pack sends the note right behind the file, and the file is a new one: no other
+// name leads to it.
 func (u *unpacker) shrink(name, text string) error {
 	size, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || size < 0 {
 		return fmt.Errorf("%w: invalid size", ErrFormat)
 	}
+	if u.shrunk == nil || name != *u.shrunk {
+		return fmt.Errorf("%w: a note about %q, which is not the file before it", ErrFormat, shown(name))
+	}
+	u.shrunk = nil
 	u.skip(name, "it shrank while it was copied")
-	if name == "." && u.top == nil {
+	if u.top == nil {
 		u.cut = &size
 		return nil
 	}
-	name, err = clean(name, u.opts.Strip)
-	if err != nil {
+	if name, err = clean(name, u.opts.Strip, u.longest); err != nil {
 		return err
 	}
 	u.busy.Wait()
+	if err := u.err(); err != nil {
+		return err
+	}
 	dir, base, err := u.parent(name)
 	if err != nil {
 		return err
 	}
-	info, err := dir.root.Lstat(base)
-	if err != nil || !info.Mode().IsRegular() || info.Size() < size {
-		return fmt.Errorf("%w: %q can't have shrunk", ErrFormat, name)
+	return named(truncate(dir.root, base, size), name)
+}
+
+// truncate cuts a file that was just created, unless something else has taken its place.
+func truncate(root *os.Root, base string, size int64) error {
+	info, err := root.Lstat(base)
+	if err != nil {
+		return err
 	}
-	f, err := dir.root.OpenFile(base, os.O_WRONLY|openNonblock, 0)
+	if !info.Mode().IsRegular() || info.Size() < size {
+		return fmt.Errorf("%w: it can't have shrunk", ErrFormat)
+	}
+	f, err := root.OpenFile(base, os.O_WRONLY|openNonblock, 0)
 	if err != nil {
 		return err
 	}
 	if now, e := f.Stat(); e != nil || !os.SameFile(info, now) {
-		f.Close()
-		return fmt.Errorf("%w: %q can't have shrunk", ErrFormat, name)
+		return errors.Join(fmt.Errorf("%w: it can't have shrunk", ErrFormat), e, f.Close())
 	}
-	err = errors.Join(f.Truncate(size), setTimes(f, dir.root, base, info.ModTime()))
+	err = errors.Join(f.Truncate(size), setTimes(f, root, base, info.ModTime()))
 	return errors.Join(err, f.Close())
 }
 
@@ -226,6 +297,7 @@ func (u *unpacker) single(dir, base string, hdr *tar.Header) error {
 	}
 	err = u.fill(f, ".", hdr)
 	if err == nil {
+		u.shrunk = &hdr.Name
 		_, _, err = u.next() // only notes may follow
 		if err == io.EOF {
 			err = nil
@@ -234,7 +306,11 @@ func (u *unpacker) single(dir, base string, hdr *tar.Header) error {
 		}
 	}
 	if err == nil && u.cut != nil {
-		err = f.Truncate(*u.cut)
+		if info, e := f.Stat(); e != nil || info.Size() < *u.cut {
+			err = errors.Join(fmt.Errorf("%w: it can't have shrunk", ErrFormat), e)
+		} else {
+			err = f.Truncate(*u.cut)
+		}
 	}
 	if err == nil {
 		u.setAttrs(f, root, temp, ".", hdr)
@@ -267,6 +343,9 @@ func kind(m fs.FileMode) string {
 
 // tree makes target a directory.
 func (u *unpacker) tree(dir, base string, hdr *tar.Header) (err error) {
+	if hdr, err = u.attributes(hdr); err != nil {
+		return err
+	}
 	parent, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
@@ -392,6 +471,9 @@ func (u *unpacker) entries() error {
 
 // parent returns the directory of an entry, and makes it if the stream left it out.
 func (u *unpacker) parent(name string) (*dirRef, string, error) {
+	if err := context.Cause(u.ctx); err != nil {
+		return nil, "", err // one name may have many directories
+	}
 	dir, base := path.Split(name)
 	if dir = strings.TrimSuffix(dir, "/"); dir == "" {
 		dir = "."
@@ -409,7 +491,7 @@ func (u *unpacker) parent(name string) (*dirRef, string, error) {
 	}
 	root, err := u.top.OpenRoot(dir)
 	if err != nil {
-		return nil, "", err
+		return nil, "", named(err, dir)
 	}
 	if u.cur != nil {
 		u.cur.release()
@@ -418,13 +500,25 @@ func (u *unpacker) parent(name string) (*dirRef, string, error) {
 	return u.cur, base, nil
 }
 
-// mkdir makes a directory, or adopts an existing one.
-func (u *unpacker) mkdir(name string, hdr *tar.Header) error {
+// mkdir makes a directory, or adopts an existing one. Without a header the stream has no entry
+// for it so far.
+func (u *unpacker) mkdir(name string, hdr *tar.Header) (err error) {
+	if hdr != nil {
+		hdr, err = u.attributes(hdr)
+	} else {
+		err = u.tally.entry(name)
+	}
+	if err != nil {
+		return err
+	}
 	if have := u.dirs[name]; have != nil {
 		if hdr != nil {
 			have.hdr = hdr
 		}
 		return nil
+	}
+	if err := u.tally.keep(name, len(name)); err != nil {
+		return err
 	}
 	dir, base, err := u.parent(name)
 	if err != nil {
@@ -435,10 +529,10 @@ func (u *unpacker) mkdir(name string, hdr *tar.Header) error {
 		u.busy.Wait()
 		info, e := dir.root.Lstat(base)
 		if e != nil {
-			return e
+			return named(e, name)
 		}
 		if !info.IsDir() {
-			return &fs.PathError{Op: "copy", Path: name, Err: errors.New("it is no directory at the destination, and one would replace it")}
+			return &fs.PathError{Op: "copy", Path: printable(name, maxPath), Err: errors.New("it is no directory at the destination, and one would replace it")}
 		}
 		err = nil
 	} else if err == nil && hdr == nil {
@@ -447,6 +541,7 @@ func (u *unpacker) mkdir(name string, hdr *tar.Header) error {
 	if err != nil {
 		return named(err, name)
 	}
+	name = strings.Clone(name) // it may be part of a longer string
 	u.dirs[name] = &dirState{hdr: hdr}
 	u.order = append(u.order, name)
 	u.report.Dirs++
@@ -458,7 +553,7 @@ func named(err error, name string) error {
 	if err == nil {
 		return nil
 	}
-	return &fs.PathError{Op: "write", Path: name, Err: linkBare(bare(err))}
+	return &fs.PathError{Op: "write", Path: printable(name, maxPath), Err: linkBare(bare(err))}
 }
 
 func linkBare(err error) error {
@@ -473,8 +568,7 @@ func (u *unpacker) entry(hdr *tar.Header, name string) error {
 		if hdr.Typeflag != tar.TypeDir {
 			return fmt.Errorf("%w: the top of a tree is not a directory", ErrFormat)
 		}
-		u.dirs["."].hdr = hdr
-		return nil
+		return u.mkdir(name, hdr)
 	}
 	switch hdr.Typeflag {
 	case tar.TypeDir:
@@ -488,13 +582,19 @@ func (u *unpacker) entry(hdr *tar.Header, name string) error {
 		return nil
 	}
 	if u.dirs[name] != nil {
-		return &fs.PathError{Op: "copy", Path: name, Err: errors.New("it is a directory, and something else would replace it")}
+		return &fs.PathError{Op: "copy", Path: printable(name, maxPath), Err: errors.New("it is a directory, and something else would replace it")}
 	}
 	dir, base, err := u.parent(name)
 	if err != nil {
 		return err
 	}
 	u.report.Files++
+	defer func() {
+		u.carried[maphash.String(u.seed, name)] = struct{}{}
+		if hdr.Typeflag == tar.TypeReg {
+			u.shrunk = &hdr.Name
+		}
+	}()
 	switch {
 	case hdr.Typeflag == tar.TypeSymlink:
 		return named(u.symlink(dir.root, base, hdr), name)
@@ -558,13 +658,12 @@ func (u *unpacker) waitIfExists(root *os.Root, base string) {
 }
 
 func (u *unpacker) link(root *os.Root, base, name string, hdr *tar.Header) error {
-	old, err := clean(hdr.Linkname, u.opts.Strip)
+	old, err := clean(hdr.Linkname, u.opts.Strip, u.longest)
 	if err != nil {
 		return err
 	}
-	dir := path.Dir(old)
-	if old == "." || u.dirs[dir] == nil {
-		return fmt.Errorf("%w: %q is a link to %q, which is not in the archive", ErrFormat, name, hdr.Linkname)
+	if _, carried := u.carried[maphash.String(u.seed, old)]; !carried {
+		return fmt.Errorf("%w: %q is a link to %q, which is not in the archive", ErrFormat, shown(name), shown(hdr.Linkname))
 	}
 	u.busy.Wait()
 	if err := u.err(); err != nil {
@@ -611,6 +710,9 @@ func (u *unpacker) fill(f *os.File, name string, hdr *tar.Header) error {
 	if record := hdr.PAXRecords[recordSparse]; record != "" && u.opts.Complete {
 		var err error
 		if size, pieces, err = parseSparse(record, hdr.Size); err != nil {
+			return err
+		}
+		if err := u.tally.content(hdr.Name, size-hdr.Size); err != nil { // its holes
 			return err
 		}
 	}

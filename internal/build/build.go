@@ -3,10 +3,10 @@
 package build
 
 import (
-	"cmp"
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -36,8 +36,9 @@ type Build struct {
 	image        engine.Image
 	base         string // the image to create the container from
 	guest        machine.Guest
-	op           string         // nonce of the operation; of the sandbox, when that is created
-	seccomp      string         // a security option, or empty
+	op           string // nonce of the operation; of the sandbox, when that is created
+	seccomp      string // a security option, or empty
+	ownLayer     machine.OwnLayer
 	adopted      bool           // the workspace existed and stays after an Undo
 	mounted      []record.Mount // with the volumes that copies go to
 	dirs         []transfer.Directory
@@ -62,6 +63,7 @@ func New(m *machine.Machine, p plan.Sandbox, from Origin, visibleEarly bool, rep
 		Settings: record.SandboxSettings{
 			Image: p.Image, Runtime: p.Runtime, User: p.User, Workdir: p.Workdir, Command: p.Command,
 			TimeoutMS: p.Timeout.Milliseconds(), StopTimeoutMS: p.StopTimeout.Milliseconds(),
+			NewPrivileges: p.NewPrivileges, StorageBytes: p.StorageBytes,
 			Ports: p.Published(), Network: p.Network.String(),
 		},
 	}
@@ -76,7 +78,7 @@ func New(m *machine.Machine, p plan.Sandbox, from Origin, visibleEarly bool, rep
 // copied into when it returns, and the container. A *record.HeldError says that another
 // process is creating a sandbox of that name.
 func (b *Build) Prepare(ctx context.Context) error {
-	for _, step := range []func(context.Context) error{b.claimName, b.prepareShared, b.makeVolumes, b.beforeContainer, b.fillAndMake} {
+	for _, step := range []func(context.Context) error{b.claimName, b.prepareShared, b.makeVolumes, b.beforeContainer, b.makeAndFill} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -132,7 +134,7 @@ func (b *Build) claimName(ctx context.Context) error {
 // prepareShared prepares what sandboxes share and what may be slow, before any object of this
 // sandbox exists.
 func (b *Build) prepareShared(ctx context.Context) error {
-	if err := b.checkRuntime(ctx); err != nil {
+	if err := errors.Join(b.checkRuntime(ctx), b.checkStorage(ctx)); err != nil {
 		return err
 	}
 	if b.Plan.Source != nil {
@@ -179,10 +181,35 @@ func (b *Build) checkRuntime(ctx context.Context) error {
 	return nil
 }
 
-// fillAndMake creates the container, and starts to fill the volumes in the background, so that
+// checkStorage fails if the engine's storage driver can't limit a container's own layer. That
+// overlay2 also needs project quotas shows when the container is created.
+func (b *Build) checkStorage(ctx context.Context) error {
+	if b.Plan.StorageBytes == 0 {
+		return nil
+	}
+	info, err := b.Engine.Info(ctx)
+	if err != nil {
+		return err
+	}
+	if !slices.Contains([]string{"overlay2", "btrfs", "zfs", "devicemapper"}, info.StorageDriver) {
+		return fmt.Errorf("%w: WithStorageSize: its storage driver %s limits no container", fault.Unsupported, info.StorageDriver)
+	}
+	return nil
+}
+
+// makeAndFill creates the container, and starts to fill the volumes in the background, so that
 // the copies take little time of their own.
-func (b *Build) fillAndMake(ctx context.Context) error {
+func (b *Build) makeAndFill(ctx context.Context) error {
+	if err := b.makeContainer(ctx); err != nil {
+		return err
+	}
 	copies, source := b.filler(), b.filler()
+	if b.Plan.Source != nil {
+		var err error
+		if source.Owner, err = b.LookupOwner(ctx, record.ContainerName(b.Record.Name), b.user()); err != nil {
+			return err
+		}
+	}
 	b.undo.Add("helper", copies.Undo.Run)
 	b.undo.Add("helper", source.Undo.Run)
 	own, stop := context.WithCancel(ctx)
@@ -195,12 +222,13 @@ func (b *Build) fillAndMake(ctx context.Context) error {
 	})
 	fills.Go(func() error { return source.Source(own, b.Plan.Source) })
 	b.stopFilling, b.filled = stop, sync.OnceValue(fills.Wait)
-	return b.makeContainer(ctx)
+	return nil
 }
 
 // Fill copies the files of the origin.
 func (b *Build) Fill(ctx context.Context) error {
 	if b.origin == nil {
+		b.ownLayer.Pristine = true
 		return nil
 	}
 	return b.origin.fill(ctx, b)
@@ -221,7 +249,7 @@ func (b *Build) Start(ctx context.Context) error {
 	b.report.Report(machine.Progress{Step: "start"})
 	wait := b.Prefetch(ctx, b.Plan.Network, false)
 	defer wait()
-	return b.Machine.Start(ctx, b.Record.Name)
+	return b.Machine.Start(ctx, b.Record.Name, b.ownLayer)
 }
 
 // Filled waits for the copies into the volumes.
@@ -247,13 +275,12 @@ func (b *Build) Container(ctx context.Context) (engine.Container, error) {
 		return got, fmt.Errorf("%w: the container was replaced while it was being made", fault.Exists)
 	}
 	if got.State != engine.StateRunning {
-		return got, fmt.Errorf("%w: the container exited during its start: %s", fault.NotRunning, got.Ended())
+		return got, fmt.Errorf("%w: the container exited during its start: %s", fault.NotRunning, store.ReasonOf(got))
 	}
 	return got, nil
 }
 
 // filler returns a helper that fills volumes of the sandbox.
 func (b *Build) filler() *transfer.Filler {
-	return &transfer.Filler{Helper: b.NewHelper(b.Record.Nonce, b.report),
-		For: b.Record, Image: cmp.Or(b.base, b.Plan.Image), Guest: b.guest.Mount(), User: b.user()}
+	return &transfer.Filler{Helper: b.NewHelper(b.Record.Nonce, b.report), For: b.Record}
 }

@@ -72,11 +72,12 @@ func (b *Build) makeContainer(ctx context.Context) error {
 
 // spec returns the container to create.
 func (b *Build) spec() (engine.ContainerSpec, error) {
-	b.Record.Settings.User = b.user()
+	b.Record.Settings.User, b.Record.Settings.Guest = b.user(), machine.NewGuestDir()
 	labels, err := b.Record.Labels()
 	if err != nil {
 		return engine.ContainerSpec{}, fault.Invalid("%w", err)
 	}
+	record.Mask(labels, b.image.Labels)
 	key := ed25519.NewKeyFromSeed(b.Record.ControlKey)
 	boot := wire.Init{
 		ControlKey: key.Public().(ed25519.PublicKey),
@@ -90,7 +91,7 @@ func (b *Build) spec() (engine.ContainerSpec, error) {
 	user := b.Record.Settings.User
 	boot.Workspace = wire.Workspace{Path: record.Workspace, User: user, Mounts: plan.BelowWorkspace(b.mounted)}
 	if len(b.Plan.Command) > 0 {
-		boot.Main = &wire.Exec{Args: b.Plan.Command, Dir: b.Plan.Workdir, User: user}
+		boot.Main = &wire.Exec{Args: b.Plan.Command, Dir: b.Plan.Workdir, User: user, NewPrivileges: b.Record.Settings.NewPrivileges}
 		isHome := func(kv string) bool { return strings.HasPrefix(kv, "HOME=") }
 		boot.Home = slices.ContainsFunc(b.image.Env, isHome) || slices.ContainsFunc(b.env(), isHome)
 	}
@@ -108,20 +109,21 @@ func (b *Build) spec() (engine.ContainerSpec, error) {
 		Hostname:   b.Record.Name,
 		User:       "0:0", // PID 1; commands run as the sandbox's user
 		WorkingDir: b.Plan.Workdir,
-		Entrypoint: []string{wire.Path, wire.VerbInit, string(config)},
+		Entrypoint: []string{machine.GuestPath(b.Record.Settings), wire.VerbInit, string(config)},
 		Env:        b.env(),
 		Labels:     labels,
 		NanoCPUs:   int64(b.Plan.VCPUs * 1e9),
 		Memory:     b.Plan.Memory,
 		MemorySwap: b.Plan.Memory,
 		PidsLimit:  b.Plan.PidsLimit,
+		Storage:    b.Plan.StorageBytes,
 		Runtime:    b.Plan.OCIRuntime,
 		Ports:      b.Record.Settings.Ports,
 		DNS:        b.DNS(),
 		Mounts: append([]engine.Mount{
 			{Type: "volume", Source: record.WorkspaceName(b.Record.ID), Target: record.Workspace,
 				NoCopy: true, VolumeLabels: b.Record.VolumeLabels(record.RoleWorkspace)},
-			b.guest.Mount(),
+			b.guest.Mount(b.Record.Settings.Guest),
 		}, b.mounts()...),
 		// PID 1 keeps NET_ADMIN for itself and drops it from everything it starts.
 		CapAdd:      []string{"NET_ADMIN"},

@@ -114,14 +114,19 @@ func (o *Live) fill(ctx context.Context, b *Build) error {
 	if err != nil {
 		return err
 	}
-	layer := transfer.Job{What: "files of the container", From: transfer.Layer(o.Container), To: transfer.Tree{Dir: made.Upper}, Layer: true}
+	layer := transfer.LayerJob(o.Container, made)
+	layer.Check = machine.PathsToCheck(b.mounted)
 	return o.copy(ctx, b, append(o.jobs(b), layer), nil)
 }
 
 func (o *Live) copy(ctx context.Context, b *Build, jobs []transfer.Job, then func(context.Context, engine.Container) error) error {
 	k := transfer.NewCopier(b.Machine, b.Record.Name, b.Record.Nonce, b.report)
 	b.undo.Add("helper", k.Undo.Run)
-	return transfer.CopyPaused(ctx, k, o.Record, jobs, then)
+	err := transfer.CopyPaused(ctx, k, o.Record, jobs, then)
+	if err == nil {
+		b.ownLayer = k.OwnLayer(0, jobs)
+	}
+	return err
 }
 
 // Stored is the origin that is a snapshot, or the copied files that several forks share.
@@ -204,7 +209,8 @@ func (o *Stored) jobs(b *Build, made engine.Container) (jobs []transfer.Job, roo
 		case t.Target == "" && made.Upper == "":
 			return nil, nil, fault.Classify(fault.Unsupported, errors.New("the snapshot was made with another storage driver than the engine has now"))
 		case t.Target == "":
-			jobs = append(jobs, transfer.Job{What: "files of the container", From: transfer.Tree{Volume: t.Volume}, To: transfer.Tree{Dir: made.Upper}, Layer: true, Again: o.again})
+			jobs = append(jobs, transfer.Job{What: "files of the container", From: transfer.Tree{Volume: t.Volume}, To: transfer.Tree{Dir: made.Upper}, Layer: true, Again: o.again,
+				Check: machine.PathsToCheck(b.mounted)})
 		case !has:
 		case o.dirs[t.Target] != "":
 			roots = append(roots, t)
@@ -238,8 +244,8 @@ func (o *Stored) fill(ctx context.Context, b *Build) error {
 	if err != nil {
 		return err
 	}
+	k := transfer.NewCopier(b.Machine, b.Record.Name, b.Record.Nonce, b.report)
 	if len(jobs) > len(roots) {
-		k := transfer.NewCopier(b.Machine, b.Record.Name, b.Record.Nonce, b.report)
 		b.undo.Add("helper", k.Undo.Run)
 		err = k.Copy(ctx, jobs, nil)
 	} else if len(roots) > 0 {
@@ -248,6 +254,7 @@ func (o *Stored) fill(ctx context.Context, b *Build) error {
 			err = fmt.Errorf("%w: %w", machine.ErrHelperNotStarted, err)
 		}
 	}
+	b.ownLayer = k.OwnLayer(0, jobs)
 	if errors.Is(err, machine.ErrHelperNotStarted) && len(roots) > 0 {
 		b.Log.Warn("snapshots are copied from now on: the engine mounts no overlays", "error", err)
 		b.DisableOverlays()
@@ -271,6 +278,7 @@ func FillMany(ctx context.Context, builds []*Build) error {
 	first := builds[0]
 	k := transfer.NewCopier(first.Machine, first.Record.Name, first.Record.Nonce, first.report)
 	var all []transfer.Job
+	var each [][]transfer.Job
 	for _, b := range builds {
 		o := b.origin.(*Stored)
 		made, err := b.Engine.InspectContainer(ctx, record.ContainerName(b.Record.Name))
@@ -282,13 +290,17 @@ func FillMany(ctx context.Context, builds []*Build) error {
 			return err
 		}
 		o.again = true
-		all = append(all, jobs...)
+		all, each = append(all, jobs...), append(each, jobs)
 	}
-	err := k.Copy(ctx, all, nil)
-	if err != nil {
-		err = errors.Join(err, k.Undo.Run(ctx))
+	if err := k.Copy(ctx, all, nil); err != nil {
+		return errors.Join(err, k.Undo.Run(ctx))
 	}
-	return err
+	done := 0
+	for i, jobs := range each {
+		builds[i].ownLayer = k.OwnLayer(done, jobs)
+		done += len(jobs)
+	}
+	return nil
 }
 
 // rootsArchive returns an archive of the trees' root directories, whose attributes an overlay

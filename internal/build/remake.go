@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 
@@ -16,6 +17,29 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 	"github.com/seed-1a2d6d8f/sandbox/internal/transfer"
 )
+
+// Outdated reports whether the next session needs another container than got: for a change since
+// it was made, or for a path of the guest that its last session did not know. That one takes a
+// mount below one that others may change: their symbolic link could, while the container starts,
+// lead the mount to a path that is known.
+func Outdated(ctx context.Context, m *machine.Machine, rec record.Sandbox, got engine.Container) (bool, error) {
+	if rec.Outdated() || got.StartedAt.IsZero() {
+		return rec.Outdated(), nil
+	}
+	for _, outer := range got.Mounts {
+		if !slices.ContainsFunc(got.Mounts, func(inner engine.MountPoint) bool { return strings.HasPrefix(inner.Target, outer.Target+"/") }) {
+			continue
+		}
+		if outer.Name == "" {
+			return true, nil
+		}
+		users, err := m.Engine.ListContainers(ctx, engine.Filter{Volume: outer.Name})
+		if err != nil || len(users) > 1 {
+			return true, err
+		}
+	}
+	return false, nil
+}
 
 // Remake replaces the container of a sandbox that does not run by one with its latest changes
 // and the same files. A *record.HeldError says that another process is changing the sandbox.
@@ -43,7 +67,10 @@ func Remake(ctx context.Context, m *machine.Machine, rec record.Sandbox, report 
 	if !ok || made.Nonce != rec.Nonce || store.BeingRemoved(got) {
 		return fault.NotFound
 	}
-	if rec, err = record.Latest(ctx, m.Engine, made); err != nil || !rec.Outdated() || got.HasSession() {
+	if rec, err = record.Latest(ctx, m.Engine, made); err != nil || got.HasSession() {
+		return err
+	}
+	if outdated, err := Outdated(ctx, m, rec, got); err != nil || !outdated {
 		return err
 	}
 	report.Report(machine.Progress{Step: "container", Text: "a new one for what was changed"})
@@ -161,7 +188,7 @@ func (b *Build) copyLayer(ctx context.Context, got engine.Container, id string) 
 	}
 	k := transfer.NewCopier(b.Machine, b.Record.Name, b.op, b.report)
 	b.undo.Add("helper", k.Undo.Run)
-	return k.Copy(ctx, []transfer.Job{{What: "files of the container", From: transfer.Layer(got), To: transfer.Tree{Dir: made.Upper}, Layer: true}}, nil)
+	return k.Copy(ctx, []transfer.Job{transfer.LayerJob(got, made)}, nil)
 }
 
 // sameImage returns the image of a container, by its name if it still has that.

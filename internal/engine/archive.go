@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"archive/tar"
 	"context"
 	"io"
 	"io/fs"
@@ -44,16 +45,22 @@ func (e *Engine) CopyTo(ctx context.Context, containerID, dir string, tar io.Rea
 }
 
 // StatPath stats a path in a container in any state. It does not follow a symbolic link in
-// the last element.
+// the last element. If the container does not run the engine mounts its volumes for the call,
+// so that it may fail with [ErrBusy].
 func (e *Engine) StatPath(ctx context.Context, containerID, path string) (PathStat, error) {
 	if err := checkName("container", containerID); err != nil {
 		return PathStat{}, err
 	}
 	s, err := e.cli.ContainerStatPath(ctx, containerID, path)
-	if err != nil {
-		return PathStat{}, e.fail(ctx, err)
+	if err = e.fail(ctx, err); err == nil || hasClass(err) || ctx.Err() != nil {
+		return toStat(s), err
 	}
-	return toStat(s), nil
+	// The reply to a HEAD request has no message.
+	rc, got, err := e.CopyFrom(ctx, containerID, path)
+	if err != nil {
+		return got, busyVolume(err)
+	}
+	return got, rc.Close()
 }
 
 // CopyFrom streams path as a tar archive, whose root entry is the last element of path. ctx
@@ -71,6 +78,21 @@ func (e *Engine) CopyFrom(ctx context.Context, containerID, path string) (io.Rea
 		return nil, PathStat{}, e.fail(ctx, err)
 	}
 	return &reply{ctx: ctx, e: e, rc: rc}, toStat(s), nil
+}
+
+// OpenArchive is [Engine.CopyFrom] with the archive read up to its first entry, path itself.
+func (e *Engine) OpenArchive(ctx context.Context, containerID, path string) (io.ReadCloser, *tar.Reader, *tar.Header, error) {
+	rc, _, err := e.CopyFrom(ctx, containerID, path)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	tr := tar.NewReader(rc)
+	hdr, err := tr.Next()
+	if err != nil {
+		_ = rc.Close()
+		return nil, nil, nil, err
+	}
+	return rc, tr, hdr, nil
 }
 
 func toStat(s container.PathStat) PathStat {

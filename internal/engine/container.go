@@ -35,6 +35,7 @@ type ContainerSpec struct {
 	MemorySwap int64 // bytes, memory and swap together; -1 unlimited
 	PidsLimit  int64
 	ShmSize    int64 // bytes
+	Storage    int64 // bytes, of the container's own layer; few storage drivers support it
 
 	Mounts         []Mount
 	Tmpfs          map[string]string // path to mount options
@@ -200,6 +201,13 @@ func (s *ContainerSpec) config() (*container.Config, *container.HostConfig) {
 		Runtime: s.Runtime, Tmpfs: s.Tmpfs, OomScoreAdj: s.OOMScoreAdj, ShmSize: s.ShmSize,
 		Sysctls: s.Sysctls, ReadonlyRootfs: s.ReadonlyRootfs, DNS: s.DNS, ExtraHosts: s.ExtraHosts,
 		Resources: s.resources().docker(),
+	}
+	// A core file may go to a directory of the engine's machine. The kernel ignores the limit
+	// for a pattern that begins with "|", but passes it to that program, and
+	// systemd-coredump stores nothing if it is 0.
+	host.Ulimits = []*container.Ulimit{{Name: "core"}}
+	if s.Storage != 0 {
+		host.StorageOpt = map[string]string{"size": strconv.FormatInt(s.Storage, 10)}
 	}
 	if s.Init {
 		host.Init = &s.Init
@@ -406,7 +414,11 @@ func summarised(s *container.Summary) Container {
 // of the engine's machine, and an overlay volume can't be mounted again until the last copy
 // of its previous mount is gone.
 func (e *Engine) StartContainer(ctx context.Context, id string) error {
-	err := e.onContainer(ctx, id, func() error { return e.cli.ContainerStart(ctx, id, container.StartOptions{}) })
+	return busyVolume(e.onContainer(ctx, id, func() error { return e.cli.ContainerStart(ctx, id, container.StartOptions{}) }))
+}
+
+// busyVolume returns err as an [ErrBusy] if it is one.
+func busyVolume(err error) error {
 	if err != nil && !hasClass(err) && strings.Contains(err.Error(), "mount local volume") && strings.Contains(err.Error(), "device or resource busy") {
 		return &classed{class: ErrBusy, err: err, text: err.Error() + ": if it persists, " +
 			"a process on the engine's machine keeps a copy of this mount, such as a container that mounts the machine's root: stop it"}

@@ -30,3 +30,13 @@ func checkImage(ref string) error {
 	}
 	return nil
 }
+
+// Repository returns the repository of an image reference in its short form, such as "node"
+// for "docker.io/library/node:20", and nothing for an image ID.
+func Repository(ref string) string {
+	named, err := reference.ParseNormalizedNamed(ref)
+	if err != nil || imageIDRE.MatchString(ref) {
+		return ""
+	}
+	return reference.FamiliarName(named)
+}

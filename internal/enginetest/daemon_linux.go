@@ -33,8 +33,12 @@ type Daemon struct {
 	said   *bufio.Reader
 }
 
-// daemonVar tells this program that it is to keep a daemon.
-const daemonVar = "ENGINETEST_DAEMON"
+// daemonVar tells this program that it is to keep a daemon, and daemonArgs with which
+// further arguments.
+const (
+	daemonVar  = "ENGINETEST_DAEMON"
+	daemonArgs = "ENGINETEST_DAEMON_ARGS"
+)
 
 func init() {
 	dir := os.Getenv(daemonVar)
@@ -49,8 +53,9 @@ func init() {
 }
 
 // NewDaemon returns an engine that is up and has nothing. It takes root and the engine's
-// own program: without them the test fails.
-func NewDaemon(t testing.TB) *Daemon {
+// own program: without them the test fails. args are further arguments of the program,
+// which has no iptables without "--iptables=true".
+func NewDaemon(t testing.TB, args ...string) *Daemon {
 	t.Helper()
 	Need(t)
 	program, err := exec.LookPath("dockerd")
@@ -70,7 +75,7 @@ func NewDaemon(t testing.TB) *Daemon {
 		t.Fatal(err)
 	}
 	d := &Daemon{t: t, dir: dir, keeper: exec.Command(self)}
-	d.keeper.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":"+filepath.Dir(program), daemonVar+"="+dir)
+	d.keeper.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":"+filepath.Dir(program), daemonVar+"="+dir, daemonArgs+"="+strings.Join(args, " "))
 	d.keeper.Stderr = os.Stderr
 	d.keeper.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC}
 	if d.orders, err = d.keeper.StdinPipe(); err != nil {
@@ -338,6 +343,7 @@ func startDaemon(dir string) (pid int, err error) {
 	cmd := exec.Command("dockerd", "--config-file", at(configFile), "--host", "unix://"+at(socketFile),
 		"--data-root", at(memoryDir+"/data"), "--exec-root", at(memoryDir+"/exec"), "--pidfile", at(memoryDir+"/pid"),
 		"--cgroup-parent", cgroupOf(dir), "--exec-opt", "native.cgroupdriver=cgroupfs", "--iptables=false")
+	cmd.Args = append(cmd.Args, strings.Fields(os.Getenv(daemonArgs))...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, daemonVar+"=") })
 	if err := cmd.Start(); err != nil {

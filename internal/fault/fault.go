@@ -26,6 +26,7 @@ var (
 	NotRunning        error = &class{"Sandbox is not running", 409}
 	Closed            error = &class{"Sandbox handle is closed", 409}
 	Timeout           error = &class{"Timed out", 504}
+	TooLarge          error = &class{"Too large", 413}
 )
 
 type class struct {

@@ -44,8 +44,8 @@ func (f *View) CopyInFS(ctx context.Context, fsys fs.FS, inside string, opts arc
 	return report, f.failLink(ctx, "copy in", ".", inside, err)
 }
 
-// copyGrace is how long the guest may clean up after a copy that failed.
-const copyGrace = 5 * time.Second
+// copyGrace is how long the guest may clean up after a copy that failed. Tests shorten it.
+var copyGrace = 5 * time.Second
 
 // verbResult is how a verb of the guest ended.
 type verbResult struct {
@@ -58,14 +58,17 @@ type verbResult struct {
 // The verb is killed when grace has passed since the end of ctx. The error is that of stream,
 // or of the start if there is no result.
 func (f *View) runVerb(ctx context.Context, conn *guest.Conn, verb, path string, stdin bool, grace time.Duration, stream func(*guest.Process) error) (*verbResult, error) {
-	p, err := conn.Exec(ctx, wire.Exec{Args: []string{wire.Path, verb, path}, User: f.user, Stdin: stdin})
+	p, err := conn.Exec(ctx, wire.Exec{Path: wire.Self, Args: []string{wire.Program, verb, path}, User: f.user, Stdin: stdin})
 	if err != nil {
 		return nil, err
 	}
 	defer p.Close()
+	// Also once the verb has ended: a guest that says so need not end its streams.
+	returned := make(chan struct{})
+	defer close(returned)
 	defer context.AfterFunc(ctx, func() {
 		select {
-		case <-p.Done():
+		case <-returned:
 		case <-time.After(grace):
 			p.Close()
 		}
@@ -103,6 +106,11 @@ func (f *View) copyIn(ctx context.Context, inside string, pack func(io.Writer) (
 	if err != nil {
 		return report, err
 	}
+	return f.copyTo(ctx, conn, to, pack)
+}
+
+// copyTo copies what pack packs into a running sandbox.
+func (f *View) copyTo(ctx context.Context, conn *guest.Conn, to string, pack func(io.Writer) (archive.Report, error)) (report archive.Report, err error) {
 	var out []byte
 	// When ctx ends so does the archive, and the guest removes what it has created.
 	r, packErr := f.runVerb(ctx, conn, wire.VerbUnpack, to, true, copyGrace, func(p *guest.Process) error {
@@ -124,6 +132,8 @@ func (f *View) copyIn(ctx context.Context, inside string, pack func(io.Writer) (
 	}
 	got, err := wire.ReadUnpacked(out)
 	switch {
+	case tooLarge(packErr) != nil:
+		return report, tooLarge(packErr)
 	case packErr != nil && !errors.Is(packErr, io.ErrClosedPipe):
 		return report, packErr
 	case err == nil && got.Failed:
@@ -137,6 +147,9 @@ func (f *View) copyIn(ctx context.Context, inside string, pack func(io.Writer) (
 	}
 	return report, nil
 }
+
+// maxRemotePath bounds a path in the sandbox's error: it is PATH_MAX of Linux.
+const maxRemotePath = 4096
 
 // killed returns why a verb was killed: most often the session has ended, and with it the
 // connection a moment later.
@@ -165,7 +178,7 @@ func drain(r io.Reader) <-chan string {
 
 // remoteError returns the error of a copy in the sandbox as package os would.
 func remoteError(r *archive.RemoteError) error {
-	err := errors.New(r.Text)
+	err := errors.New(fault.Printable(fault.Cut(r.Text, maxShown)))
 	if r.Errno != 0 {
 		err = guest.Errno(r.Errno)
 	}
@@ -175,8 +188,28 @@ func remoteError(r *archive.RemoteError) error {
 	if r.Path == "" {
 		return err
 	}
-	return &fs.PathError{Op: "copy", Path: r.Path, Err: err}
+	return &fs.PathError{Op: "copy", Path: fault.Printable(fault.Cut(r.Path, maxRemotePath)), Err: err}
 }
+
+// tooLarge returns the error of a tree beyond the limits of a copy, or nil.
+func tooLarge(err error) error {
+	var limit *archive.LimitError
+	var entry *archive.EntryError // of its name
+	switch {
+	case errors.As(err, &entry):
+		return fmt.Errorf("%w: %w", fault.TooLarge, entry)
+	case !errors.As(err, &limit):
+		return nil
+	}
+	option := "WithCopyMaxEntries"
+	if limit.What == "bytes" {
+		option = "WithCopyMaxBytes"
+	}
+	return fmt.Errorf("%w: at %s there are more than %d %s: see %s", fault.TooLarge, fault.Printable(fault.Cut(limit.Entry, maxShown)), limit.Limit, limit.What, option)
+}
+
+// maxShown bounds a name in a message, in bytes.
+const maxShown = 256
 
 // CopyOut is [Sandbox.CopyOut] as the user.
 func (f *View) CopyOut(ctx context.Context, inside, hostPath string, opts archive.Options) (archive.Report, error) {
@@ -213,12 +246,15 @@ func (f *View) copyOut(ctx context.Context, inside, hostPath string, opts archiv
 	if err != nil {
 		return report, err
 	}
+	return f.copyFrom(ctx, conn, from, hostPath, opts)
+}
+
+// copyFrom copies a file or tree out of a running sandbox.
+func (f *View) copyFrom(ctx context.Context, conn *guest.Conn, from, hostPath string, opts archive.Options) (report archive.Report, err error) {
 	opts.Complete = true
 	r, err := f.runVerb(ctx, conn, wire.VerbPack, from, false, 0, func(p *guest.Process) (err error) {
 		if report, err = archive.Unpack(ctx, p.Stdout(), hostPath, archive.Hostile, opts); err != nil {
 			p.Close()
-		} else {
-			_, err = io.Copy(io.Discard, p.Stdout())
 		}
 		return err
 	})
@@ -230,6 +266,8 @@ func (f *View) copyOut(ctx context.Context, inside, hostPath string, opts archiv
 		return archive.Report{}, fault.Cancelled(ctx)
 	case errors.As(err, &remote):
 		return archive.Report{}, remoteError(remote)
+	case tooLarge(err) != nil:
+		return report, tooLarge(err)
 	case !errors.Is(err, io.ErrUnexpectedEOF):
 		return report, err
 	case r.stderr != "" && (r.waitErr != nil || r.exit.Signal == 0):

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
@@ -29,6 +30,10 @@ type File struct {
 	info    *fileInfo    // as it was when it was opened
 	appends bool
 
+	// life bounds the calls of an open file, which have no context, and end ends them.
+	life context.Context
+	end  context.CancelCauseFunc
+
 	seek sync.Mutex // held by what uses off or entries
 	off  int64
 	dir  *dirState
@@ -48,6 +53,7 @@ func (f *File) open(ctx context.Context, srv *guest.Files, path string, flags in
 		return err
 	}
 	f.srv, f.h, f.info = srv, h, f.f.liveInfo(baseName(f.name), info)
+	f.life, f.end = context.WithCancelCause(context.Background())
 	return nil
 }
 
@@ -80,7 +86,7 @@ func (f *File) readAt(b []byte, off int64) (int, error) {
 	if f.stopped != nil {
 		return f.stopped.readAt(b, off)
 	}
-	return f.srv.ReadAt(context.Background(), f.h, b, off)
+	return f.srv.ReadAt(f.life, f.h, b, off)
 }
 
 // Read reads up to len(b) bytes; at the end of the file it returns [io.EOF].
@@ -174,9 +180,9 @@ func (f *File) writeNext(b []byte) (int, error) {
 	case f.stopped != nil:
 		return 0, fs.ErrPermission // it was opened to read
 	case f.appends || f.stream():
-		return f.srv.WriteAt(context.Background(), f.h, b, guest.Stream)
+		return f.srv.WriteAt(f.life, f.h, b, guest.Stream)
 	}
-	n, err := f.srv.WriteAt(context.Background(), f.h, b, f.off)
+	n, err := f.srv.WriteAt(f.life, f.h, b, f.off)
 	f.off += int64(n)
 	return n, err
 }
@@ -197,7 +203,7 @@ func (f *File) WriteAt(b []byte, off int64) (int, error) {
 	case f.stopped != nil:
 		return 0, f.fail("write", fs.ErrPermission)
 	}
-	n, err := f.srv.WriteAt(context.Background(), f.h, b, off)
+	n, err := f.srv.WriteAt(f.life, f.h, b, off)
 	return n, f.fail("write", err)
 }
 
@@ -277,7 +283,7 @@ func (f *File) stat() (*fileInfo, error) {
 	if f.stopped != nil {
 		return f.info, nil
 	}
-	got, err := f.srv.Fstat(context.Background(), f.h)
+	got, err := f.srv.Fstat(f.life, f.h)
 	if err != nil {
 		return nil, err
 	}
@@ -313,6 +319,10 @@ func (f *File) ReadDir(n int) ([]fs.DirEntry, error) {
 		if err := f.moreEntries(d); err != nil {
 			return nil, f.fail("readdir", err)
 		}
+		if limit := f.f.limits.ReadDir; n <= 0 && len(d.entries) > limit {
+			d.entries = nil
+			return nil, f.fail("readdir", tooManyEntries(limit))
+		}
 	}
 	if n <= 0 || n > len(d.entries) {
 		if n > 0 && len(d.entries) == 0 {
@@ -331,7 +341,7 @@ func (f *File) moreEntries(d *dirState) error {
 		d.entries, d.ended = list, true
 		return err
 	}
-	infos, h, err := f.srv.ReadMore(context.Background(), f.h)
+	infos, h, err := f.srv.ReadMore(f.life, f.h)
 	if err != nil {
 		return err
 	}
@@ -350,7 +360,7 @@ func (f *File) Truncate(size int64) error {
 	if f.stopped != nil {
 		return f.fail("truncate", fs.ErrPermission)
 	}
-	return f.fail("truncate", f.srv.Ftruncate(context.Background(), f.h, size))
+	return f.fail("truncate", f.srv.Ftruncate(f.life, f.h, size))
 }
 
 // Sync flushes what was written to the disk of the engine's machine.
@@ -358,7 +368,7 @@ func (f *File) Sync() error {
 	if err := f.checkOpen("sync"); err != nil || f.stopped != nil {
 		return err
 	}
-	return f.fail("sync", f.srv.Sync(context.Background(), f.h))
+	return f.fail("sync", f.srv.Sync(f.life, f.h))
 }
 
 // Close closes the file. Reads and writes that wait end with an error.
@@ -373,5 +383,13 @@ func (f *File) Close() error {
 	if f.stopped != nil {
 		return f.fail("close", f.stopped.close())
 	}
-	return f.fail("close", f.srv.CloseHandle(context.Background(), f.h))
+	ctx, cancel := context.WithTimeout(f.life, closeTimeout)
+	defer cancel()
+	err := f.srv.CloseHandle(ctx, f.h)
+	f.end(fs.ErrClosed)
+	return f.fail("close", err)
 }
+
+// closeTimeout bounds Close. A guest that is paused for so long closes the file when it goes
+// on.
+const closeTimeout = 30 * time.Second

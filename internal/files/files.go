@@ -5,6 +5,7 @@ package files
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -25,14 +26,15 @@ import (
 // A View is the file system of a sandbox as one of its users sees it. The root package
 // documents its methods. Their errors are of type *[Failure].
 type View struct {
-	h    *lifecycle.Handle
-	user string
-	sys  func(*Stat) any
+	h      *lifecycle.Handle
+	user   string
+	sys    func(*Stat) any
+	limits lifecycle.Limits
 }
 
 // NewView returns the view of a user. sys returns the value of Sys for a file's info.
 func NewView(h *lifecycle.Handle, user string, sys func(*Stat) any) *View {
-	return &View{h: h, user: user, sys: sys}
+	return &View{h: h, user: user, sys: sys, limits: h.Client().Limits}
 }
 
 // A Failure is the error of a call. Its cause is an *[fs.PathError] or an *[os.LinkError].
@@ -112,7 +114,7 @@ func (f *View) cause(ctx context.Context, err error) error {
 	case ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))):
 		return fault.Cancelled(ctx)
 	case errors.As(err, &start):
-		return lifecycle.StartError(wire.Path, "/", start)
+		return lifecycle.StartError(wire.Program, "/", start)
 	case errors.Is(err, guest.ErrConnectionLost):
 		return f.h.ExplainLost(ctx, err)
 	case errors.Is(err, archive.ErrSpecial) && !errors.Is(err, fault.InvalidArgument):
@@ -139,7 +141,7 @@ func (f *View) failLink(ctx context.Context, op, from, to string, err error) err
 func (f *View) ReadFile(ctx context.Context, name string) ([]byte, error) {
 	var data []byte
 	err := f.read(ctx, "read", name, func(srv *guest.Files, path string) (err error) {
-		data, err = readAll(ctx, srv, path)
+		data, err = readAll(ctx, srv, path, f.limits.ReadFile)
 		return err
 	}, func(st *stopped, path string) (err error) {
 		data, err = st.readFile(ctx, path)
@@ -148,37 +150,45 @@ func (f *View) ReadFile(ctx context.Context, name string) ([]byte, error) {
 	return data, err
 }
 
-func readAll(ctx context.Context, srv *guest.Files, path string) ([]byte, error) {
+func tooLargeToRead(size, limit int64) error {
+	return fmt.Errorf("%w: it has at least %d bytes, more than the %d of Limits.ReadFile", fault.TooLarge, size, limit)
+}
+
+func tooManyEntries(limit int) error {
+	return fmt.Errorf("%w: it has more than the %d entries of Limits.ReadDir", fault.TooLarge, limit)
+}
+
+// readAll reads a file of at most limit bytes.
+func readAll(ctx context.Context, srv *guest.Files, path string, limit int64) ([]byte, error) {
 	data, h, info, err := srv.ReadAll(ctx, path)
-	if err != nil || h == 0 {
-		return data, err
+	if err != nil {
+		return nil, err
 	}
-	defer closeLater(ctx, srv, h)
-	if isStream(info.Mode) {
-		buf := make([]byte, wire.MaxFileData)
-		for {
-			n, err := srv.ReadAt(ctx, h, buf, guest.Stream)
-			data = append(data, buf[:n]...)
-			if err == io.EOF {
-				return data, nil
-			}
-			if err != nil {
-				return nil, err
-			}
+	if h != 0 {
+		defer closeLater(ctx, srv, h)
+	}
+	stream := isStream(info.Mode)
+	for at, end := int64(guest.Stream), h == 0; ; {
+		size := int64(len(data))
+		if size > limit || !stream && !end && info.Size > limit {
+			return nil, tooLargeToRead(max(size, info.Size), limit)
 		}
-	}
-	// The size may be wrong, as in /proc, so it is only a hint for the first buffer.
-	for grow := min(max(info.Size-int64(len(data))+1, wire.MaxFileData), 64<<20); ; {
-		data = slices.Grow(data, int(grow))
-		n, err := srv.ReadAt(ctx, h, data[len(data):cap(data)], int64(len(data)))
-		data = data[:len(data)+n]
-		if err == io.EOF {
+		if end {
 			return data, nil
 		}
-		if err != nil {
+		// The size may be wrong, as in /proc, so it is only a hint for the first buffer. One
+		// byte more than expected, or allowed, shows whether there is more.
+		grow := max(size/4, wire.MaxFileData)
+		if !stream {
+			grow, at = max(grow, info.Size-size+1), size
+		}
+		grow = min(grow, 64<<20, limit-size+1)
+		data = slices.Grow(data, int(grow))
+		n, err := srv.ReadAt(ctx, h, data[size:size+grow], at)
+		data = data[:size+int64(n)]
+		if end = err == io.EOF; err != nil && !end {
 			return nil, err
 		}
-		grow = min(max(int64(len(data))/4, wire.MaxFileData), 64<<20)
 	}
 }
 
@@ -327,18 +337,7 @@ func (f *View) stat(ctx context.Context, op, name string, follow bool) (fs.FileI
 func (f *View) ReadDir(ctx context.Context, name string) ([]fs.DirEntry, error) {
 	var list []fs.DirEntry
 	err := f.read(ctx, "readdir", name, func(srv *guest.Files, path string) error {
-		infos, h, err := srv.ReadDir(ctx, path)
-		for {
-			for _, i := range infos {
-				list = append(list, f.liveInfo(i.Name, i))
-			}
-			if err != nil || h == 0 {
-				return err
-			}
-			if infos, h, err = srv.ReadMore(ctx, h); err != nil && h != 0 {
-				closeLater(ctx, srv, h)
-			}
-		}
+		return eachEntry(ctx, srv, path, f.limits.ReadDir, func(i wire.FileInfo) { list = append(list, f.liveInfo(i.Name, i)) })
 	}, func(st *stopped, path string) (err error) {
 		list, err = st.readDir(ctx, path)
 		return err
@@ -348,6 +347,30 @@ func (f *View) ReadDir(ctx context.Context, name string) ([]fs.DirEntry, error) 
 	}
 	slices.SortFunc(list, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 	return list, nil
+}
+
+// eachEntry calls fn with the entries of a directory of at most limit entries.
+func eachEntry(ctx context.Context, srv *guest.Files, path string, limit int, fn func(wire.FileInfo)) error {
+	infos, h, err := srv.ReadDir(ctx, path)
+	for seen := 0; err == nil; {
+		if seen += len(infos); seen > limit {
+			if h != 0 {
+				closeLater(ctx, srv, h)
+			}
+			return tooManyEntries(limit)
+		}
+		for _, i := range infos {
+			fn(i)
+		}
+		if h == 0 {
+			return nil
+		}
+		open := h
+		if infos, h, err = srv.ReadMore(ctx, open); err != nil {
+			closeLater(ctx, srv, open)
+		}
+	}
+	return err
 }
 
 // Open is [Sandbox.Open] as the user.

@@ -70,17 +70,8 @@ func (st *stopped) stat(ctx context.Context, path string, follow bool) (*fileInf
 
 // stream opens the archive of a path at its first entry. The caller closes it.
 func (st *stopped) stream(ctx context.Context, path string) (io.ReadCloser, *tar.Reader, *tar.Header, error) {
-	rc, _, err := st.eng.CopyFrom(ctx, st.id, path)
-	if err != nil {
-		return nil, nil, nil, notExist(err)
-	}
-	tr := tar.NewReader(rc)
-	hdr, err := tr.Next()
-	if err != nil {
-		rc.Close()
-		return nil, nil, nil, err
-	}
-	return rc, tr, hdr, nil
+	rc, tr, hdr, err := st.eng.OpenArchive(ctx, st.id, path)
+	return rc, tr, hdr, notExist(err)
 }
 
 func (st *stopped) readlink(ctx context.Context, path string) (string, error) {
@@ -118,6 +109,9 @@ func (st *stopped) readFile(ctx context.Context, path string) ([]byte, error) {
 	if hdr.Typeflag != tar.TypeReg {
 		return nil, notRegular(hdr.FileInfo().Mode())
 	}
+	if limit := st.f.limits.ReadFile; hdr.Size > limit {
+		return nil, tooLargeToRead(hdr.Size, limit)
+	}
 	return io.ReadAll(tr)
 }
 
@@ -154,7 +148,11 @@ func (st *stopped) readDir(ctx context.Context, dir string) ([]fs.DirEntry, erro
 		if !ok || name == "" || name == "." || name == ".." || strings.Contains(name, "/") || seen[name] {
 			continue
 		}
+		name = strings.Clone(name) // it may be part of a longer string
 		seen[name] = true
+		if limit := st.f.limits.ReadDir; len(list) == limit {
+			return nil, tooManyEntries(limit)
+		}
 		info := hdr.FileInfo()
 		list = append(list, &fileInfo{
 			name: name, size: info.Size(), mode: info.Mode(), mtime: info.ModTime(),
@@ -177,10 +175,10 @@ func (st *stopped) copyOut(ctx context.Context, from, host string, opts archive.
 	}
 	defer rc.Close()
 	opts.Strip = 1
+	// Only the end of the reply shows that it is complete; Unpack reads to it.
 	report, err := archive.Unpack(ctx, rc, host, archive.Hostile, opts)
-	if err == nil {
-		// Only the end of the reply shows that it is complete.
-		_, err = io.Copy(io.Discard, rc)
+	if large := tooLarge(err); large != nil {
+		err = large
 	}
 	return report, err
 }

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -274,17 +275,21 @@ func (c *Conn) lost(err error) error {
 }
 
 // decodeStartError reads the message of a rejection. Anything but a StartError is from a
-// guest that does not know the request or is hostile: keep its text, bounded.
+// guest that does not know the request or is hostile: keep its text.
 func decodeStartError(message string) *wire.StartError {
 	e := new(wire.StartError)
 	if err := json.Unmarshal([]byte(message), e); err != nil || e.Kind == "" {
-		if len(message) > 1024 {
-			message = message[:1024]
-		}
-		return &wire.StartError{Kind: wire.KindOther, Message: "the guest refused: " + message}
+		return &wire.StartError{Kind: wire.KindOther, Message: "the guest refused: " + said(message)}
 	}
+	e.Kind, e.Message = said(e.Kind), said(e.Message)
 	return e
 }
+
+// maxSaid bounds a text of the guest in an error, in bytes.
+const maxSaid = 1024
+
+// said returns a text of the guest, which root inside can write, for an error.
+func said(text string) string { return fault.Printable(fault.Cut(text, maxSaid)) }
 
 func (c *Conn) sendParts(extra []byte) ([]byte, error) {
 	if len(extra) <= wire.MaxPart {
@@ -388,7 +393,7 @@ func (c *Conn) keeper(ctx context.Context) (*Conn, error) {
 		ch.Close()
 		return nil, ErrConnectionLost
 	}
-	keep, err := Dial(ctx, ch)
+	keep, err := dialKeeper(ctx, ch)
 	if err != nil {
 		return nil, fmt.Errorf("keeper: %w", err)
 	}
@@ -403,6 +408,32 @@ func (c *Conn) keeper(ctx context.Context) (*Conn, error) {
 	keep.slow = c.slow
 	c.keep = keep
 	return keep, nil
+}
+
+// dialKeeper is Dial over a channel. Closing a channel unblocks nothing until the other side
+// closes it too, so after the end of ctx a goroutine waits for that, or for the end of the
+// connection that has the channel.
+func dialKeeper(ctx context.Context, ch ssh.Channel) (*Conn, error) {
+	type result struct {
+		keep *Conn
+		err  error
+	}
+	dialed := make(chan result, 1)
+	go func() {
+		keep, err := Dial(ctx, ch)
+		dialed <- result{keep, err}
+	}()
+	select {
+	case r := <-dialed:
+		return r.keep, r.err
+	case <-ctx.Done():
+		go func() {
+			if r := <-dialed; r.keep != nil {
+				r.keep.Close()
+			}
+		}()
+		return nil, fmt.Errorf("guest: connect: %w", context.Cause(ctx))
+	}
 }
 
 // stream makes a ReadWriteCloser a net.Conn, as package ssh requires.

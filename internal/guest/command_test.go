@@ -177,13 +177,13 @@ func TestExitCodesAndSignals(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := p.Signal(n, false); err != nil {
+		if err := p.Signal(t.Context(), n, false); err != nil {
 			t.Errorf("Signal(%d): %v", n, err)
 		}
 		if got := finish(t, p).exit; got.Code != 128+n || got.Signal != n {
 			t.Errorf("signal %d: got %+v, want code %d", n, got, 128+n)
 		}
-		if err := p.Signal(n, false); !errors.Is(err, os.ErrProcessDone) {
+		if err := p.Signal(t.Context(), n, false); !errors.Is(err, os.ErrProcessDone) {
 			t.Errorf("Signal after the end: %v, want %v", err, os.ErrProcessDone)
 		}
 	}
@@ -396,7 +396,7 @@ func TestTheWholeTreeDies(t *testing.T) {
 		end  func(*guest.Conn, *guest.Process)
 		lost bool
 	}{
-		{"signal", func(_ *guest.Conn, p *guest.Process) { p.Signal(9, true) }, false},
+		{"signal", func(_ *guest.Conn, p *guest.Process) { p.Signal(t.Context(), 9, true) }, false},
 		{"close", func(_ *guest.Conn, p *guest.Process) { p.Close() }, true},
 		{"connection", func(c *guest.Conn, _ *guest.Process) { c.Close() }, true},
 	} {
@@ -433,7 +433,7 @@ func TestDaemonsDieWithTheirCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	others := readPids(t, other.Stdout(), 1)
-	if err := p.Signal(9, true); err != nil {
+	if err := p.Signal(t.Context(), 9, true); err != nil {
 		t.Fatal(err)
 	}
 	finish(t, p)
@@ -498,7 +498,7 @@ func TestTerminal(t *testing.T) {
 	if want := []string{pid, pid, pid}; !slices.Equal(line, want) {
 		t.Errorf("pid, session, foreground group: %v, want %v", line, want)
 	}
-	if err := p.Resize(wire.Size{Rows: 50, Cols: 200}); err != nil {
+	if err := p.Resize(t.Context(), wire.Size{Rows: 50, Cols: 200}); err != nil {
 		t.Fatal(err)
 	}
 	out.until(t, "50 200")

@@ -41,7 +41,7 @@ func (p *controlPool) give(c *controlConn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed || p.idle != nil {
-		c.ch.Close()
+		go c.ch.Close() // it blocks while the guest reads nothing
 		return
 	}
 	p.idle = c
@@ -188,6 +188,10 @@ func (c *Conn) ask(conn *controlConn, key ed25519.PrivateKey, payload []byte) (r
 	}
 	if err := readControl(conn.r, &reply); err != nil {
 		return wire.Reply{}, c.lost(err)
+	}
+	reply.Error, reply.Refused = said(reply.Error), said(reply.Refused)
+	if reply.Main != nil && reply.Main.Start != nil {
+		reply.Main.Start.Kind, reply.Main.Start.Message = said(reply.Main.Start.Kind), said(reply.Main.Start.Message)
 	}
 	return reply, nil
 }

@@ -54,11 +54,11 @@ func (c *Conn) dial(ctx context.Context, network, address string) (net.Conn, err
 	select {
 	case <-d.ready:
 	case <-ctx.Done():
-		ch.Close()
+		go ch.Close() // it blocks while the guest reads nothing
 		return nil, context.Cause(ctx)
 	}
 	if d.first == nil {
-		ch.Close()
+		go ch.Close()
 		return nil, c.lost(nil)
 	}
 	conn := newConn(ch, endpoint(network, d.first.Local), endpoint(network, d.first.Remote))
@@ -166,7 +166,7 @@ func (c *Conn) PortListens(ctx context.Context, port uint16) (bool, error) {
 	case err != nil:
 		return false, err
 	}
-	ch.Close()
+	go ch.Close() // it blocks while the guest reads nothing
 	c.spawn(func() { ssh.DiscardRequests(reqs) })
 	return true, nil
 }
@@ -201,9 +201,10 @@ func decodeDialError(message string) error {
 	if err := json.Unmarshal([]byte(message), &e); err != nil || e.Kind == "" {
 		return decodeStartError(message)
 	}
+	e.Message = said(e.Message)
 	switch e.Kind {
 	case wire.DialUnknownName:
-		return &net.DNSError{Err: "no such host", Name: e.Name, IsNotFound: true}
+		return &net.DNSError{Err: "no such host", Name: said(e.Name), IsNotFound: true}
 	case wire.DialMalformed:
 		return &net.AddrError{Err: e.Message}
 	}
@@ -219,8 +220,9 @@ type target struct{ network, address string }
 func (t target) Network() string { return t.network }
 func (t target) String() string  { return t.address }
 
-// endpoint parses an address into a type of package net.
+// endpoint parses an address that the guest reported into a type of package net.
 func endpoint(network, address string) net.Addr {
+	address = said(address)
 	if network == "unix" {
 		return &net.UnixAddr{Net: network, Name: address}
 	}

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -23,7 +24,9 @@ func FuzzDecodeDialError(f *testing.F) {
 		if err == nil {
 			t.Fatalf("%q is no error", message)
 		}
-		_ = err.Error()
+		if text := err.Error(); fault.Printable(text) != text {
+			t.Errorf("%q: the error is %q", message, text)
+		}
 	})
 }
 
@@ -31,10 +34,10 @@ func FuzzDecodeDialError(f *testing.F) {
 func FuzzDialedRequests(f *testing.F) {
 	first, _ := json.Marshal(wire.Dialed{Local: "127.0.0.1:1", Remote: "[::1]:2"})
 	end, _ := json.Marshal(wire.DialEnd{Kind: wire.DialReset})
-	f.Add("tcp", wire.RequestDialed, first, wire.RequestDialEnd, end)
-	f.Add("unix", wire.RequestDialEnd, end, wire.RequestDialed, []byte("null"))
-	f.Add("tcp", wire.RequestDialed, []byte(`{"local":"nonsense"}`), wire.RequestDialed, first)
-	f.Fuzz(func(t *testing.T, network, kind1 string, payload1 []byte, kind2 string, payload2 []byte) {
+	f.Add(wire.RequestDialed, first, wire.RequestDialEnd, end)
+	f.Add(wire.RequestDialEnd, end, wire.RequestDialed, []byte("null"))
+	f.Add(wire.RequestDialed, []byte(`{"local":"nonsense"}`), wire.RequestDialed, first)
+	f.Fuzz(func(t *testing.T, kind1 string, payload1 []byte, kind2 string, payload2 []byte) {
 		d := &dialed{ready: make(chan struct{}), reported: make(chan struct{}), over: make(chan struct{})}
 		reqs := make(chan *ssh.Request, 2)
 		reqs <- &ssh.Request{Type: kind1, Payload: payload1}
@@ -45,7 +48,11 @@ func FuzzDialedRequests(f *testing.F) {
 		<-d.reported
 		<-d.over
 		if d.first != nil {
-			_ = endpoint(network, d.first.Local).String() + endpoint(network, d.first.Remote).Network()
+			for _, at := range []string{d.first.Local, d.first.Remote} {
+				if text := endpoint("tcp", at).String() + endpoint("unix", at).String(); fault.Printable(text) != text {
+					t.Errorf("the address is %q", text)
+				}
+			}
 		}
 	})
 }

@@ -43,7 +43,7 @@ type fileReply struct {
 
 // Files starts the file server as a user, in the form of wire.Exec.
 func (c *Conn) Files(ctx context.Context, user string) (*Files, error) {
-	p, err := c.Exec(ctx, wire.Exec{Args: []string{wire.Path, wire.VerbFiles}, User: user, Stdin: true})
+	p, err := c.Exec(ctx, wire.Exec{Path: wire.Self, Args: []string{wire.Program, wire.VerbFiles}, User: user, Stdin: true})
 	if err != nil {
 		return nil, err
 	}
@@ -455,6 +455,9 @@ func infos(u *wire.Unpack, err error) ([]wire.FileInfo, Handle, error) {
 		return nil, 0, err
 	}
 	h := Handle(u.Uint())
+	if h != 0 && !u.More() {
+		return nil, 0, fmt.Errorf("%w: file server: no entries, and more to come", ErrConnectionLost)
+	}
 	var list []wire.FileInfo
 	for u.More() {
 		i := u.Info()

@@ -7,6 +7,7 @@ import (
 	"io"
 	"testing"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -14,12 +15,22 @@ func FuzzDecodeStartError(f *testing.F) {
 	f.Add(`{"kind":"not-found","message":"x"}`)
 	f.Add(`{"kind":1}`)
 	f.Add("null")
+	f.Add("\x1b[2J\n")
+	f.Add(`{"kind":"other","message":"\u001b]0;x\u0007"}`)
 	f.Fuzz(func(t *testing.T, message string) {
-		if e := decodeStartError(message); e == nil || e.Kind == "" {
-			t.Errorf("%q: %+v", message, e)
+		e := decodeStartError(message)
+		if e == nil || e.Kind == "" {
+			t.Fatalf("%q: %+v", message, e)
+		}
+		if text := e.Error(); fault.Printable(text) != text || len(text) > maxQuoted {
+			t.Errorf("%q: the error is %q", message, text)
 		}
 	})
 }
+
+// maxQuoted bounds a text of the guest once it is quoted: 4 bytes for each of a byte that is not
+// UTF-8.
+const maxQuoted = len("the guest refused: ") + 4*maxSaid + 2
 
 func FuzzInbox(f *testing.F) {
 	started, _ := json.Marshal(wire.Started{Pid: 5, Exec: wire.Exec{Args: []string{"\xff"}}})
@@ -33,7 +44,7 @@ func FuzzInbox(f *testing.F) {
 			t.Errorf("%q %q: %+v", part, rest, msg)
 		}
 		if msg, err := in.take(wire.RequestExit, exit); err == nil {
-			if e := msg.(*wire.Exit); e.Code < 0 || e.Code > 255 {
+			if e := msg.(*wire.Exit); e.Code < 0 || e.Code > 255 || e.Signal < 0 || e.Signal > 64 || e.Dropped < 0 {
 				t.Errorf("%q: %+v", exit, e)
 			}
 		}

@@ -65,6 +65,12 @@ func Hash(arch string) (string, error) {
 	return b.sha256[:12], nil
 }
 
+// Sum is the SHA-256 of the binary that Binary returns, in hexadecimal. It is cheap.
+func Sum(arch string) (string, error) {
+	b, err := lookup(arch)
+	return b.sha256, err
+}
+
 // Size is the length in bytes of the binary that Binary returns. It is cheap.
 func Size(arch string) (int64, error) {
 	b, err := lookup(arch)

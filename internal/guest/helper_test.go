@@ -42,6 +42,10 @@ var engineCaps = []uintptr{
 	unix.CAP_AUDIT_WRITE, unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_MKNOD,
 }
 
+// guestDir is the mount point of the guest for PID 1. Its root directory is this machine's, so
+// the mount point is a directory that every Linux system has.
+const guestDir = "/mnt"
+
 func helper(args []string) {
 	runtime.LockOSThread()
 	fail := func(err error) {
@@ -55,6 +59,10 @@ func helper(args []string) {
 		fail(unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
 		fail(unix.Mount("proc", "/proc", "proc", 0, ""))
 		fail(loopbackUp())
+		// PID 1 checks that it runs from a read-only mount in the root.
+		fail(unix.Mount(filepath.Dir(args[1]), guestDir, "", unix.MS_BIND, ""))
+		fail(unix.Mount("", guestDir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+		args[1] = filepath.Join(guestDir, filepath.Base(args[1]))
 		fallthrough
 	case "capped":
 		if n := atoiOr0(os.Getenv(nofileEnv)); n > 0 {

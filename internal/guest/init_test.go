@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -80,6 +81,26 @@ func TestStopWaitsForCommands(t *testing.T) {
 	}
 	if code := b.code(); code != wire.CodeStopped {
 		t.Errorf("exit code %d, want %d", code, wire.CodeStopped)
+	}
+}
+
+// Whoever changes the network could get out in whatever time is left, so there is none.
+func TestSessionEndsAtOnceWhenItsNetworkIsChanged(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, wire.Init{Grace: time.Hour})
+	p, err := b.serve().Exec(t.Context(), wire.Exec{Args: sh("trap '' TERM; echo ready; while :; do sleep 1000; done")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	newTail(p.Stdout()).until(t, "ready")
+	if out, err := exec.Command("nsenter", "--target", strconv.Itoa(b.cmd.Process.Pid), "--net", "ip", "addr", "add", "10.1.1.1/24", "dev", "lo").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if code := b.code(); code != wire.CodeChanged {
+		t.Errorf("exit code %d, want %d", code, wire.CodeChanged)
+	}
+	if !strings.Contains(b.out.String(), "another process has changed an address") {
+		t.Errorf("PID 1 said %q", b.out)
 	}
 }
 
@@ -466,8 +487,9 @@ func TestNobodyInsideHasForbiddenCapabilities(t *testing.T) {
 	}{
 		{"root", wire.Exec{Args: []string{"cat", "/proc/self/status"}}, "0"},
 		{"nobody", wire.Exec{Args: []string{"cat", "/proc/self/status"}, User: "nobody"}, "65534"},
-		{"set-user-ID root", wire.Exec{Args: []string{setuid, "/proc/self/status"}, User: "nobody"}, "0"},
-		{"file capability", wire.Exec{Args: []string{allowed, "/proc/self/status"}, User: "nobody"}, "65534"},
+		{"set-user-ID root", wire.Exec{Args: []string{setuid, "/proc/self/status"}, User: "nobody", NewPrivileges: true}, "0"},
+		{"set-user-ID root without new privileges", wire.Exec{Args: []string{setuid, "/proc/self/status"}, User: "nobody"}, "65534"},
+		{"file capability", wire.Exec{Args: []string{allowed, "/proc/self/status"}, User: "nobody", NewPrivileges: true}, "65534"},
 	} {
 		got := run(t, conn, tt.req)
 		if !strings.Contains(got.stdout, "\t"+tt.uid+"\t"+tt.uid+"\t"+tt.uid+"\nGid") {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -211,7 +212,7 @@ func TestDetachedTimeoutAndSignals(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := q.Signal(15, false); err != nil {
+	if err := q.Signal(t.Context(), 15, false); err != nil {
 		t.Error(err)
 	}
 	if got := finish(t, q).exit; got.Code != 143 {
@@ -325,5 +326,38 @@ print(len(s.recv(10)))`
 		if got.stdout != want {
 			t.Errorf("%s read %q (%s), want %q", user, got.stdout, got.stderr, want)
 		}
+	}
+}
+
+// The keeper's name is bound before anybody runs inside, so nobody can keep detached commands
+// from starting.
+func TestNobodyTakesTheKeepersName(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, wire.Init{})
+	conn := b.serve()
+	script := `
+import socket
+s = socket.socket(socket.AF_UNIX)
+try:
+	s.bind("\0agent-sandbox/keep")
+	print("taken")
+except OSError as e:
+	print(e.strerror)`
+	for _, user := range []string{"nobody", "root"} {
+		if got := run(t, conn, wire.Exec{Args: []string{"python3", "-c", script}, User: user}); got.stdout != "Address already in use\n" {
+			t.Errorf("%s: %q %s", user, got.stdout, got.stderr)
+		}
+	}
+	if got := run(t, conn, wire.Exec{Args: []string{"echo", "kept"}, Detached: true}); got.stdout != "kept\n" {
+		t.Errorf("a detached command says %q", got.stdout)
+	}
+}
+
+// PID 1 and the programs that serve it hold no directory that the image or the caller chose.
+func TestPID1IsInTheRootDirectory(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, wire.Init{})
+	if dir, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", b.cmd.Process.Pid)); err != nil || dir != "/" {
+		t.Errorf("its directory is %q, %v", dir, err)
 	}
 }

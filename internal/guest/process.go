@@ -151,6 +151,9 @@ func (p *Process) listen(reqs <-chan *ssh.Request) {
 	}
 }
 
+// maxSignal is the highest signal of Linux.
+const maxSignal = 64
+
 // inbox decodes the guest's requests on one channel, and validates them: the guest may be
 // hostile.
 type inbox struct{ parts []byte }
@@ -175,7 +178,8 @@ func (in *inbox) take(kind string, payload []byte) (any, error) {
 		return started, nil
 	case wire.RequestExit:
 		exit := new(wire.Exit)
-		if err := json.Unmarshal(payload, exit); err != nil || exit.Code < 0 || exit.Code > 255 {
+		err := json.Unmarshal(payload, exit)
+		if err != nil || exit.Code < 0 || exit.Code > 255 || exit.Signal < 0 || exit.Signal > maxSignal || exit.Dropped < 0 {
 			return nil, fmt.Errorf("%w: malformed exit message", ErrConnectionLost)
 		}
 		return exit, nil
@@ -274,35 +278,58 @@ func (o *output) fill() {
 }
 
 // Signal sends signal n, in Linux numbering, to the command's process group or, with tree,
-// to all of its descendants. It returns os.ErrProcessDone if there is no process left.
-func (p *Process) Signal(n int, tree bool) error {
-	payload, err := json.Marshal(wire.Signal{Number: n, Tree: tree})
-	if err != nil {
-		return err
-	}
-	ok, err := p.ch.SendRequest(wire.RequestSignal, true, payload)
-	switch {
-	case err == nil && ok:
-		return nil
-	case err == nil || errors.Is(err, io.EOF):
+// to all of its descendants. It returns os.ErrProcessDone if there is no process left. ctx
+// and Close bound the wait for the guest; the signal may be sent later.
+func (p *Process) Signal(ctx context.Context, n int, tree bool) error {
+	ok, err := p.request(ctx, wire.RequestSignal, true, wire.Signal{Number: n, Tree: tree})
+	if err == nil && !ok || errors.Is(err, io.EOF) {
 		if lost := p.conn.Err(); lost != nil {
 			return lost
 		}
 		return os.ErrProcessDone
 	}
-	return p.conn.lost(err)
+	return err
 }
 
-// Resize changes the size of the command's terminal; without one it does nothing.
-func (p *Process) Resize(size wire.Size) error {
-	payload, err := json.Marshal(size)
-	if err != nil {
+// Resize changes the size of the command's terminal; without one it does nothing. ctx and
+// Close bound the wait for the guest.
+func (p *Process) Resize(ctx context.Context, size wire.Size) error {
+	if _, err := p.request(ctx, wire.RequestResize, false, size); err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
-	if _, err := p.ch.SendRequest(wire.RequestResize, false, payload); err != nil && !errors.Is(err, io.EOF) {
-		return p.conn.lost(err)
-	}
 	return nil
+}
+
+// request sends a request about the command. The error is io.EOF if the command's channel has
+// ended.
+func (p *Process) request(ctx context.Context, kind string, reply bool, body any) (bool, error) {
+	payload, err := json.Marshal(body)
+	if err != nil {
+		return false, err
+	}
+	if ctx.Err() != nil {
+		return false, context.Cause(ctx)
+	}
+	type answer struct {
+		ok  bool
+		err error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		ok, err := p.ch.SendRequest(kind, reply, payload)
+		answers <- answer{ok, err}
+	}()
+	select {
+	case a := <-answers:
+		if a.err != nil && !errors.Is(a.err, io.EOF) {
+			a.err = p.conn.lost(a.err)
+		}
+		return a.ok, a.err
+	case <-p.gone:
+		return false, ErrConnectionLost
+	case <-ctx.Done():
+		return false, context.Cause(ctx)
+	}
 }
 
 // Wait waits for the command's exit, but not for its streams to be read. The error wraps

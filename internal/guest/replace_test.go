@@ -37,7 +37,7 @@ func TestHalfWrittenFilesGoWithTheirClient(t *testing.T) {
 			b := newBox(t, wire.Init{})
 			conn, _ := serve(t, append([]string{"env", noTmpfileEnv + "=1"}, b.in(binary, wire.VerbServe)...)...)
 			// As the client's Files does, but for where the program is.
-			files, err := conn.Exec(t.Context(), wire.Exec{Path: binary, Args: []string{wire.Path, wire.VerbFiles}, Stdin: true})
+			files, err := conn.Exec(t.Context(), wire.Exec{Path: wire.Self, Args: []string{wire.Program, wire.VerbFiles}, Stdin: true})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "d4a3b820fdb75a256ba01578e56092966cf5d3bff12a0d86bceba9a51a0f0264", size: 9871486},
-	"arm64": {sha256: "cbd1d28e04cdfc1c4092ee41c3db000fd22b62a472a7cbd8851c9ac962254281", size: 9175166},
+	"amd64": {sha256: "23cc3a4bf3336853ccdddf92de621f09dc78e9e3896fd0453e46fde6df2acbb3", size: 9965694},
+	"arm64": {sha256: "b270768638f205165fc32b540206609706910638fafe74ed75665a78cdb6249b", size: 9306238},
 }

@@ -22,6 +22,14 @@ import (
 type Client struct {
 	*machine.Machine
 	MaxPorts int // that a sandbox may publish; 0 is the default
+	Limits   Limits
+}
+
+// Limits bound what a sandbox can make this program hold. All are set. The root package
+// documents them under the same names.
+type Limits struct {
+	ReadFile, Output int64
+	ReadDir          int
 }
 
 // A Hook is called with a handle on a running sandbox.

@@ -14,6 +14,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 )
@@ -175,9 +176,9 @@ func (e *unreachableError) Unwrap() error { return e.error }
 // handshake connects to the guest and begins the session.
 func (h *Handle) handshake(ctx context.Context) (*guest.Conn, error) {
 	h.mu.Lock()
-	container := h.container
+	container, guestPath := h.container, machine.GuestPath(h.made.Settings)
 	h.mu.Unlock()
-	conn, err := dialGuest(ctx, h.c.Engine, container)
+	conn, err := dialGuest(ctx, h.c.Engine, container, guestPath)
 	if err != nil {
 		return nil, &unreachableError{err}
 	}
@@ -190,16 +191,17 @@ func (h *Handle) handshake(ctx context.Context) (*guest.Conn, error) {
 	return conn, nil
 }
 
-func dialGuest(ctx context.Context, eng *engine.Engine, container string) (*guest.Conn, error) {
+func dialGuest(ctx context.Context, eng *engine.Engine, container, path string) (*guest.Conn, error) {
 	stream, err := eng.Exec(ctx, container, engine.ExecSpec{
-		Argv: []string{wire.Path, wire.VerbServe}, User: "0:0", Dir: "/", Stdin: true,
+		Argv: []string{path, wire.VerbServe}, User: "0:0", Dir: "/", Stdin: true,
 	})
 	if err != nil {
 		return nil, err
 	}
 	conn, err := guest.Dial(ctx, stream)
 	if err != nil {
-		if stderr := strings.TrimSpace(stream.Stderr()); stderr != "" {
+		// A guest that can't start, such as one without a process to spare, prints all its stacks.
+		if stderr, _, _ := strings.Cut(strings.TrimSpace(stream.Stderr()), "\n"); stderr != "" {
 			err = fmt.Errorf("%w: the guest's stderr: %q", err, stderr)
 		} else {
 			err = fmt.Errorf("%w: %w", guest.ErrConnectionLost, err) // it ended before the handshake
@@ -249,7 +251,7 @@ func (h *Handle) ExplainLost(ctx context.Context, err error) error {
 		case e != nil:
 			return fmt.Errorf("%w: %w", e, err)
 		case got.State != engine.StateRunning:
-			return fmt.Errorf("%w: the session ended meanwhile (%s): %w", fault.NotRunning, got.Ended(), err)
+			return fmt.Errorf("%w: the session ended meanwhile (%s): %w", fault.NotRunning, store.ReasonOf(got), err)
 		}
 		// The engine reports a session that has just ended as running for a moment. One that
 		// accepts a connection does run.

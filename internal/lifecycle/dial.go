@@ -18,6 +18,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 )
 
@@ -160,10 +161,10 @@ func (h *Handle) SSH(ctx context.Context) (net.Conn, error) {
 // host key.
 func (h *Handle) serveSSH(ctx context.Context) (*engine.Stream, error) {
 	h.mu.Lock()
-	container, env := h.container, h.env
+	container, env, path := h.container, h.env, machine.GuestPath(h.made.Settings)
 	h.mu.Unlock()
 	conf := wire.Serve{
-		User: h.rec.Settings.User, Dir: h.rec.Settings.Workdir, HostKey: true,
+		User: h.rec.Settings.User, Dir: h.rec.Settings.Workdir, HostKey: true, NewPrivileges: h.rec.Settings.NewPrivileges,
 		Home: slices.ContainsFunc(env, func(kv string) bool { return strings.HasPrefix(kv, "HOME=") }),
 	}
 	config, err := json.Marshal(conf)
@@ -175,7 +176,7 @@ func (h *Handle) serveSSH(ctx context.Context) (*engine.Stream, error) {
 		return nil, err
 	}
 	stream, err := h.c.Engine.Exec(ctx, container, engine.ExecSpec{
-		Argv: []string{wire.Path, wire.VerbServe, string(config)}, User: "0:0", Dir: "/", Stdin: true,
+		Argv: []string{path, wire.VerbServe, string(config)}, User: "0:0", Dir: "/", Stdin: true,
 	})
 	if err != nil {
 		return nil, err

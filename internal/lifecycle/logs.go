@@ -32,15 +32,22 @@ type LogOptions struct {
 // logSource is the stream and the command that a line is from.
 type logSource struct{ stream, command string }
 
-// maxLogLine bounds what one line may take in memory.
-const maxLogLine = 16 << 20
+const (
+	// maxLogLine bounds one line, in bytes.
+	maxLogLine = 16 << 20
+	// maxOpenBytes bounds all incomplete lines together: a main process can write forged
+	// frames of many commands. A line that would exceed it is given in pieces.
+	maxOpenBytes = 2 * maxLogLine
+	// maxOpenLines bounds the number of incomplete lines.
+	maxOpenLines = 256
+)
 
 // assembly joins lines from the engine's pieces, and those of commands from the frames within
 // them.
-type assembly map[logSource]*openLine
-
-// maxOpenLines bounds the incomplete lines of forged frames that a main process may write.
-const maxOpenLines = 256
+type assembly struct {
+	open  map[logSource]*openLine
+	bytes int // of all open lines
+}
 
 // openLine is an incomplete line.
 type openLine struct {
@@ -48,37 +55,43 @@ type openLine struct {
 	text []byte
 }
 
-func (a assembly) add(p engine.LogPiece) (LogLine, bool) {
+func newAssembly() *assembly { return &assembly{open: map[logSource]*openLine{}} }
+
+// append adds text to a line, and reports whether the line has to be given as it is.
+func (a *assembly) append(s logSource, at time.Time, text []byte) (full bool) {
+	b := a.open[s]
+	if b == nil {
+		b = &openLine{time: at}
+		a.open[s] = b
+	}
+	b.text = append(b.text, text...)
+	a.bytes += len(text)
+	return len(b.text) >= maxLogLine || a.bytes >= maxOpenBytes
+}
+
+func (a *assembly) add(p engine.LogPiece) (LogLine, bool) {
 	main := logSource{stream: "stdout"}
 	if p.Stderr {
 		main.stream = "stderr"
 	}
-	b := a[main]
-	if b == nil {
-		if p.End && bytes.IndexByte(p.Text, wire.LogMark[0]) < 0 { // as nearly all of them
-			return LogLine{Stream: main.stream, Time: p.Time, Text: string(p.Text)}, true
-		}
-		b = &openLine{time: p.Time}
-		a[main] = b
+	if a.open[main] == nil && p.End && bytes.IndexByte(p.Text, wire.LogMark[0]) < 0 { // as nearly all of them
+		return LogLine{Stream: main.stream, Time: p.Time, Text: string(p.Text)}, true
 	}
-	b.text = append(b.text, p.Text...)
-	if !p.End && len(b.text) < maxLogLine {
+	if full := a.append(main, p.Time, p.Text); !p.End && !full {
 		return LogLine{}, false
 	}
+	b := a.open[main]
 	before, frame, framed := bytes.Cut(b.text, []byte(wire.LogMark))
 	id, text, more, ok := parseFrame(frame)
 	from := logSource{main.stream, id}
-	if framed && ok && (a[from] != nil || len(a) < maxOpenLines) {
+	if framed && ok && (a.open[from] != nil || len(a.open) < maxOpenLines) {
 		// It came in the middle of a line of the main process, or at its beginning.
-		if c := a[from]; c != nil {
-			c.text = append(c.text, text...)
-		} else {
-			a[from] = &openLine{time: p.Time, text: bytes.Clone(text)}
-		}
+		a.bytes -= len(b.text) - len(before)
+		full := a.append(from, p.Time, text)
 		if b.text = before; len(before) == 0 {
-			delete(a, main)
+			delete(a.open, main)
 		}
-		if more && len(a[from].text) < maxLogLine {
+		if more && !full {
 			return LogLine{}, false
 		}
 		return a.take(from), true
@@ -86,25 +99,27 @@ func (a assembly) add(p engine.LogPiece) (LogLine, bool) {
 	return a.take(main), true
 }
 
-// parseFrame parses a frame after its mark.
+// parseFrame parses a frame after its mark. An ID is in ASCII, as the keeper requires.
 func parseFrame(frame []byte) (id string, text []byte, more, ok bool) {
 	name, rest, found := bytes.Cut(frame, []byte(" "))
-	if !found || len(name) == 0 || len(name) > wire.MaxLogID || len(rest) < 2 || rest[1] != ' ' || rest[0] != wire.LogWhole && rest[0] != wire.LogPart {
+	notASCII := func(c rune) bool { return c <= ' ' || c > '~' }
+	if !found || len(name) == 0 || len(name) > wire.MaxLogID || bytes.ContainsFunc(name, notASCII) || len(rest) < 2 || rest[1] != ' ' || rest[0] != wire.LogWhole && rest[0] != wire.LogPart {
 		return "", nil, false, false
 	}
 	return string(name), rest[2:], rest[0] == wire.LogPart, true
 }
 
-func (a assembly) take(s logSource) LogLine {
-	b := a[s]
-	delete(a, s)
+func (a *assembly) take(s logSource) LogLine {
+	b := a.open[s]
+	delete(a.open, s)
+	a.bytes -= len(b.text)
 	return LogLine{Stream: s.stream, Time: b.time, Text: string(b.text), Command: s.command}
 }
 
 // rest yields the incomplete lines, the oldest first.
-func (a assembly) rest(yield func(LogLine) bool) bool {
+func (a *assembly) rest(yield func(LogLine) bool) bool {
 	var lines []LogLine
-	for s := range a {
+	for s := range a.open {
 		lines = append(lines, a.take(s))
 	}
 	slices.SortFunc(lines, func(a, b LogLine) int { return a.Time.Compare(b.Time) })
@@ -133,7 +148,7 @@ func (h *Handle) Logs(ctx context.Context, o LogOptions, yield func(LogLine) boo
 		return err
 	}
 	defer log.Close()
-	asm := assembly{}
+	asm := newAssembly()
 	for {
 		p, err := log.Next()
 		if err != nil {

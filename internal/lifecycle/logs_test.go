@@ -3,9 +3,11 @@ package lifecycle
 import (
 	"bytes"
 	"fmt"
+	"runtime"
 	"testing"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 )
 
 // Frames of commands are read from a log that the main process may write anything to.
@@ -19,7 +21,7 @@ func FuzzLogLines(f *testing.F) {
 		size := 0
 		for _, l := range lines {
 			size += len(l.Text)
-			if l.Stream != "stdout" && l.Stream != "stderr" || len(l.Command) > 64 {
+			if l.Stream != "stdout" && l.Stream != "stderr" || len(l.Command) > 64 || fault.Printable(l.Command) != l.Command {
 				t.Errorf("%q: line %+v", log, l)
 			}
 		}
@@ -40,15 +42,64 @@ func TestForgedFramesAreBounded(t *testing.T) {
 	}
 }
 
+// Not parallel: it measures this process's memory. The main process forges lines of many
+// commands, in the largest pieces that the engine has, and ends none of them.
+func TestUnfinishedLinesTakeLittleMemory(t *testing.T) {
+	heap := func() int64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	for name, end := range map[string]bool{"forged": true, "plain": false} {
+		t.Run(name, func(t *testing.T) {
+			const command, piece, rounds = 200, 16 << 10, 40
+			asm := newAssembly()
+			before, in, out, peak := heap(), 0, 0, int64(0)
+			text := bytes.Repeat([]byte("x"), piece)
+			for i := range command * rounds {
+				p := engine.LogPiece{Text: text, Stderr: i%2 == 0}
+				if end {
+					p.Text, p.End = fmt.Appendf(nil, "\x1eagent-sandbox c%d + %s", i%command, text), true
+				}
+				in += piece
+				if l, given := asm.add(p); given {
+					out += len(l.Text)
+				}
+				if i%500 == 0 {
+					peak = max(peak, heap()-before)
+				}
+			}
+			asm.rest(func(l LogLine) bool {
+				out += len(l.Text)
+				return true
+			})
+			if in != out {
+				t.Errorf("of %d bytes %d came out", in, out)
+			}
+			if peak > 3*maxOpenBytes {
+				t.Errorf("unfinished lines hold %d bytes, want at most some %d", peak, maxOpenBytes)
+			}
+		})
+	}
+}
+
 // assembleLog puts a log's lines together as Logs does, and returns how many lines it held
 // unfinished at the most.
 func assembleLog(pieces [][]byte, end func(i int) bool) (lines []LogLine, held int) {
-	asm := assembly{}
+	asm := newAssembly()
 	for i, text := range pieces {
 		if line, whole := asm.add(engine.LogPiece{Text: text, End: end(i), Stderr: i%3 == 0}); whole {
 			lines = append(lines, line)
 		}
-		held = max(held, len(asm))
+		open := 0
+		for _, b := range asm.open {
+			open += len(b.text)
+		}
+		if open != asm.bytes {
+			panic(fmt.Sprintf("%d bytes are open, and %d counted", open, asm.bytes))
+		}
+		held = max(held, len(asm.open))
 	}
 	asm.rest(func(l LogLine) bool {
 		lines = append(lines, l)

@@ -44,8 +44,12 @@ func (h *Handle) remakeOutdated(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if got.HasSession() || !store.IsNext(got, rec) && !rec.Outdated() {
+		if got.HasSession() {
 			return nil
+		}
+		outdated, err := build.Outdated(ctx, h.c.Machine, rec, got)
+		if err != nil || !outdated && !store.IsNext(got, rec) {
+			return err
 		}
 		err = build.Remake(ctx, h.c.Machine, rec, &machine.Reporter{})
 		var held *record.HeldError
@@ -60,7 +64,7 @@ func (h *Handle) remakeOutdated(ctx context.Context) error {
 
 func (h *Handle) resumeOnce(ctx context.Context) error {
 	wait := h.prefetch(ctx)
-	err := h.c.Start(ctx, h.rec.Name)
+	err := h.c.Start(ctx, h.rec.Name, machine.OwnLayer{})
 	wait()
 	if err != nil {
 		return err
@@ -70,7 +74,7 @@ func (h *Handle) resumeOnce(ctx context.Context) error {
 		return err
 	}
 	if got.State != engine.StateRunning {
-		return fmt.Errorf("%w: the container exited during its start: %s", fault.NotRunning, got.Ended())
+		return fmt.Errorf("%w: the container exited during its start: %s", fault.NotRunning, store.ReasonOf(got))
 	}
 	h.c.Log.Info("session resumed", "sandbox", h.rec.Name)
 	h.keepLease()

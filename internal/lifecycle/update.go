@@ -64,12 +64,12 @@ func (h *Handle) prepareUpdate(ctx context.Context, set *plan.Sandbox) (engine.C
 	}
 	if got.HasSession() && rec.TimeoutsPending(got.StartedAt) && set.Has(plan.Timeout|plan.StopTimeout) {
 		// Otherwise this session would get the timeouts of the next one.
-		if err := h.applyChanges(ctx, got); err != nil {
+		if err := h.applyChanges(ctx, got); err != nil && !(set.Has(plan.Network) && endsUnreached(set)) {
 			return got, err
 		}
 	}
 	if set.Has(plan.Network) {
-		err = h.checkReachable(ctx, got, set.Network)
+		err = h.checkReachable(ctx, got, set)
 	}
 	return got, err
 }
@@ -124,21 +124,32 @@ func (h *Handle) limit(ctx context.Context, got engine.Container, set *plan.Sand
 	return undo, nil
 }
 
+// endsUnreached reports whether an update ends a session that can't be reached. One to
+// AllowAll does not: the session keeps a policy that is stricter. What a session enforces
+// that can't be asked is unknown, so other policies are not compared with the record.
+func endsUnreached(set *plan.Sandbox) bool {
+	return !set.KeepSession && set.Network.Mode != policy.AllowAll
+}
+
 // checkReachable returns why a new policy could not be enforced now, before anything is
-// changed. It connects to a running session, and prefetches the network facts.
-func (h *Handle) checkReachable(ctx context.Context, got engine.Container, p policy.Policy) error {
+// changed. It prefetches the network facts, and connects to a running session unless the
+// update ends one that can't be reached.
+func (h *Handle) checkReachable(ctx context.Context, got engine.Container, set *plan.Sandbox) error {
 	switch {
 	case h.rec.Settings.Network == "":
 		return errNoPolicies
-	case got.State == engine.StatePaused:
+	case got.State == engine.StatePaused && !endsUnreached(set):
 		return fmt.Errorf("%w: it is %s, and its network can't be changed meanwhile", fault.NotRunning, store.StateOf(got.State))
 	case got.State != engine.StateRunning:
 		return nil
 	}
-	if p.LooksUp() {
+	if set.Network.LooksUp() {
 		if _, err := h.c.Network(ctx, !got.FinishedAt.IsZero()); err != nil {
 			return fmt.Errorf("look at the engine's network: %w", err)
 		}
+	}
+	if endsUnreached(set) {
+		return nil
 	}
 	_, err := h.ConnectRunning(ctx)
 	if errors.Is(err, ErrNoSession) {
@@ -147,7 +158,8 @@ func (h *Handle) checkReachable(ctx context.Context, got engine.Container, p pol
 	return err
 }
 
-// setNetwork records and enforces a new policy. It reverts one that PID 1 refuses.
+// setNetwork records and enforces a new policy. It reverts one that PID 1 refuses, and ends a
+// session that can't be reached.
 func (h *Handle) setNetwork(ctx context.Context, set *plan.Sandbox) error {
 	var was, now record.Network
 	secrets := h.secretsFor(h.known().Network().Version)
@@ -161,12 +173,17 @@ func (h *Handle) setNetwork(ctx context.Context, set *plan.Sandbox) error {
 		return err
 	}
 	h.setSecrets(now.Version, set.Secrets)
-	err = h.enforce(ctx, now.Version)
-	if errors.Is(err, fault.NotFound) {
-		return nil // Update finds that itself
-	}
-	if !machine.IsRefusal(err) {
+	err = h.enforce(ctx, now.Version, endsUnreached(set))
+	switch {
+	case err == nil, errors.Is(err, fault.NotFound): // Update finds that itself
+		return nil
+	case machine.IsRefusal(err):
+	case !endsUnreached(set), errors.Is(ctx.Err(), context.Canceled), errors.Is(err, fault.Closed), // the caller gave up
+		errors.Is(err, fault.Unsupported),                                                 // the next session would not enforce it either
+		errors.Is(err, engine.ErrUnavailable) && !errors.Is(err, guest.ErrConnectionLost): // the session is not at fault
 		return err
+	default:
+		return h.endUnreached(ctx, err)
 	}
 	again := record.Network{Policy: was.Policy, Version: now.Version + 1}
 	taken := false
@@ -182,17 +199,22 @@ func (h *Handle) setNetwork(ctx context.Context, set *plan.Sandbox) error {
 	}
 	if taken {
 		h.setSecrets(again.Version, secrets)
-		e = h.enforce(ctx, again.Version)
+		e = h.enforce(ctx, again.Version, false)
 	}
 	return errors.Join(err, e)
 }
 
 // enforce makes the running session, if there is one, enforce the policy version that was just
 // recorded. It goes on for CancelGrace after the end of ctx, since a recorded policy should be
-// in force.
-func (h *Handle) enforce(ctx context.Context, version int64) error {
+// in force. If bounded, it takes at most reachTimeout.
+func (h *Handle) enforce(ctx context.Context, version int64, bounded bool) error {
 	own, cancel := store.WithGrace(ctx)
 	defer cancel()
+	if bounded {
+		var stop context.CancelFunc
+		own, stop = context.WithTimeout(own, reachTimeout)
+		defer stop()
+	}
 	err := engine.Retry(own, func() error {
 		err := h.enforceNow(own, version)
 		if errors.Is(err, guest.ErrConnectionLost) && !errors.Is(err, engine.ErrUnavailable) {
@@ -203,7 +225,7 @@ func (h *Handle) enforce(ctx context.Context, version int64) error {
 	switch {
 	case err == nil, machine.IsRefusal(err), errors.Is(err, fault.NotFound):
 		return err
-	case own.Err() != nil:
+	case ctx.Err() != nil:
 		err = fault.Cancelled(ctx)
 	}
 	return fmt.Errorf("the new network policy is recorded, but the running session may keep the one before until something connects to it: %w", err)
@@ -254,6 +276,44 @@ func (h *Handle) enforceNow(ctx context.Context, version int64) error {
 		}
 		h.setSecrets(version, h.secretsFor(rec.Network().Version))
 	}
+}
+
+const (
+	// reachTimeout is how long an update tries to reach a session before it ends it. A busy
+	// engine takes seconds for a connection.
+	reachTimeout = 15 * time.Second
+	// unreachedGrace is what the processes of such a session get between SIGTERM and SIGKILL.
+	// The policy before is in force meanwhile, so it is not the sandbox's own.
+	unreachedGrace = time.Second
+)
+
+// endUnreached ends a session that could not be made to enforce the recorded policy, which the
+// next session gets. That takes the engine alone, and nothing inside of the sandbox.
+func (h *Handle) endUnreached(ctx context.Context, why error) error {
+	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), unreachedGrace+store.CloseMargin)
+	defer cancel()
+	got, err := h.Current(own)
+	if errors.Is(err, fault.NotFound) || err == nil && !got.HasSession() {
+		return nil
+	}
+	if err == nil {
+		err = engine.Retry(own, func() error { return h.c.Engine.StopContainer(own, got.ID, unreachedGrace) })
+	}
+	if err != nil && !errors.Is(err, engine.ErrNotFound) {
+		return errors.Join(why, fmt.Errorf("end the session: %w", err))
+	}
+	h.dropConn()
+	h.c.Log.Warn("session ended: it could not be given its new network policy", "sandbox", h.rec.Name, "error", why)
+	rec := h.known()
+	err = h.revise(own, rec, func(c *record.Changes) bool {
+		rec.Revision.Changes = *c
+		c.Session = &record.Session{StartedAt: got.StartedAt, ExpiresAt: rec.ExpiresAt(got.StartedAt), Reason: record.ReasonPolicy}
+		return true
+	})
+	if err != nil && !errors.Is(err, fault.NotFound) {
+		h.c.Log.Warn("why the session ended is not recorded", "sandbox", h.rec.Name, "error", err)
+	}
+	return nil
 }
 
 // Extend makes the present session end d later.

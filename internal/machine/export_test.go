@@ -1,11 +1,17 @@
 package machine
 
 import (
+	"bytes"
+	"path"
 	"testing"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 )
 
 // PlaceScratchGuests places the guest n times at once under a name of the test's own,
@@ -25,6 +31,62 @@ func (m *Machine) PlaceScratchGuests(t *testing.T, n int) {
 	if err := g.Wait(); err != nil {
 		t.Errorf("placeGuest: %v", err)
 	}
+	m.removeScratchGuest(t, volume, image)
+}
+
+// RepairScratchGuest places the guest where a volume of the test's own has another program of
+// the same size, and reports whether the volume contains the guest afterwards.
+func (m *Machine) RepairScratchGuest(t *testing.T) bool {
+	ctx := t.Context()
+	arch, err := m.Engine.Arch(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hash := "test-" + record.NewID()
+	volume, image := record.GuestName(hash), record.GuestImage(hash)
+	defer m.removeScratchGuest(t, volume, image)
+	if err := m.placeGuest(ctx, arch, volume, image); err != nil {
+		t.Fatal(err)
+	}
+	nonce := record.NewNonce()
+	var u store.Undo
+	defer func() {
+		if err := u.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	}()
+	id, err := m.CreateContainer(ctx, &u, engine.ContainerSpec{
+		Name: record.HelperName(nonce), Image: image, Labels: m.HelperLabels(nonce), NetworkMode: "none", Entrypoint: []string{wire.Path},
+		Mounts: []engine.Mount{{Type: "volume", Source: volume, Target: wire.Dir}},
+	}, nonce)
+	if err != nil {
+		t.Fatal(err)
+	}
+	binary, err := guest.Binary(arch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	binary[len(binary)/2] ^= 1
+	other := guestTar(entry{path.Base(wire.Path), 0o755, binary})
+	if err := m.Engine.CopyTo(ctx, id, wire.Dir, bytes.NewReader(other)); err != nil {
+		t.Fatal(err)
+	}
+	if same, err := m.sameGuest(ctx, id, arch); err != nil || same {
+		t.Fatalf("sameGuest of another program: %v, %v", same, err)
+	}
+	verified.Clear() // as in another process
+	if err := m.placeGuest(ctx, arch, volume, image); err != nil {
+		t.Errorf("placeGuest: %v", err)
+	}
+	same, err := m.sameGuest(ctx, id, arch)
+	if err != nil {
+		t.Error(err)
+	}
+	return same
+}
+
+func (m *Machine) removeScratchGuest(t *testing.T, volume, image string) {
+	ctx := t.Context()
 	if err := m.Engine.RemoveImage(ctx, image, false); err != nil {
 		t.Errorf("RemoveImage: %v", err)
 	}

@@ -3,14 +3,17 @@ package machine
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
@@ -25,13 +28,23 @@ import (
 // filled from.
 type Guest struct{ volume, image string }
 
-// Mount returns the mount of the guest in a container.
-func (g Guest) Mount() engine.Mount {
+// Mount returns the mount of the guest in a container, at dir.
+func (g Guest) Mount(dir string) engine.Mount {
 	return engine.Mount{
-		Type: "volume", Source: g.volume, Target: wire.Dir, ReadOnly: true, NoCopy: true,
+		Type: "volume", Source: g.volume, Target: dir, ReadOnly: true, NoCopy: true,
 		VolumeLabels: guestLabels(time.Time{}),
 	}
 }
+
+// NewGuestDir returns a directory for the guest in one container. It is random: nothing in the
+// container can have a link that leads there.
+func NewGuestDir() string { return wire.Dir + "-" + record.NewNonce() }
+
+// GuestDir returns the directory of the guest in a sandbox's present container.
+func GuestDir(s record.SandboxSettings) string { return cmp.Or(s.Guest, wire.Dir) }
+
+// GuestPath returns the guest's path in a sandbox's present container.
+func GuestPath(s record.SandboxSettings) string { return path.Join(GuestDir(s), wire.Program) }
 
 func guestLabels(at time.Time) map[string]string { return record.Base(record.RoleGuest, "", at) }
 
@@ -109,7 +122,10 @@ func (m *Machine) placeGuest(ctx context.Context, arch, volume, image string) (e
 	if err != nil {
 		return err
 	}
-	return m.completeGuest(ctx, id, arch, size)
+	if err := m.completeGuest(ctx, id, arch, size); err != nil {
+		return err
+	}
+	return m.verifyGuest(ctx, id, arch, got)
 }
 
 // completeGuest waits until the binary in a container is complete, which another process may
@@ -124,15 +140,68 @@ func (m *Machine) completeGuest(ctx context.Context, id, arch string, size int64
 		case err != nil && !errors.Is(err, engine.ErrNotFound):
 			return true, err
 		case try == 40:
-			binary, err := guest.Binary(arch)
-			if err != nil {
-				return true, err
-			}
-			return true, m.Engine.CopyTo(ctx, id, wire.Dir, bytes.NewReader(guestTar(entry{path.Base(wire.Path), 0o755, binary})))
+			return true, m.writeGuest(ctx, id, arch)
 		}
 		try++
 		return false, nil
 	})
+}
+
+func (m *Machine) writeGuest(ctx context.Context, id, arch string) error {
+	binary, err := guest.Binary(arch)
+	if err != nil {
+		return err
+	}
+	return m.Engine.CopyTo(ctx, id, wire.Dir, bytes.NewReader(guestTar(entry{path.Base(wire.Path), 0o755, binary})))
+}
+
+// verified are the guests' volumes that this process has read and found to hold the guest:
+// reading one transfers the binary, some 10 MB.
+var verified sync.Map
+
+// verifyGuest compares the whole binary in a container with ours, once for a volume and a
+// process, and writes it if it differs. Anybody who may write to the engine's volumes can
+// change it.
+func (m *Machine) verifyGuest(ctx context.Context, id, arch string, volume engine.Volume) error {
+	key := [...]string{m.Engine.Host(), volume.Name, volume.Labels[record.CreatedAt]}
+	if _, done := verified.Load(key); done {
+		return nil
+	}
+	same, err := m.sameGuest(ctx, id, arch)
+	if err == nil && !same {
+		m.Log.Warn("the guest's volume had another content and is written again", "volume", volume.Name)
+		if err = m.writeGuest(ctx, id, arch); err == nil {
+			same, err = m.sameGuest(ctx, id, arch)
+		}
+	}
+	if err == nil && !same {
+		err = fmt.Errorf("volume %s does not hold the guest: another program changes it", volume.Name)
+	}
+	if err == nil {
+		verified.Store(key, nil)
+	}
+	return err
+}
+
+// sameGuest reports whether the binary in a container is ours.
+func (m *Machine) sameGuest(ctx context.Context, id, arch string) (bool, error) {
+	sum, err := guest.Sum(arch)
+	if err != nil {
+		return false, err
+	}
+	files, binary, header, err := m.Engine.OpenArchive(ctx, id, wire.Path)
+	if err != nil {
+		return false, err
+	}
+	defer files.Close()
+	if header.Typeflag != tar.TypeReg {
+		return false, nil
+	}
+	hash := sha256.New()
+	if _, err := io.Copy(hash, binary); err != nil {
+		return false, err
+	}
+	return fmt.Sprintf("%x", hash.Sum(nil)) == sum, nil
 }
 
 // loadGuest loads an image of the binary alone. Its ID follows from its content, so

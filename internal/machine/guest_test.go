@@ -32,3 +32,12 @@ func TestGuestImportedByManyLeavesOneImage(t *testing.T) {
 		return true
 	})
 }
+
+// A program of the guest's size in its volume is not the guest.
+func TestGuestIsKnownByItsContent(t *testing.T) {
+	eng := harness.NewEngine(t)
+	m := machine.New(&store.Store{Engine: eng, Log: slog.New(slog.DiscardHandler)}, machine.Options{})
+	if !m.RepairScratchGuest(t) {
+		t.Error("the volume still has another program of the same size")
+	}
+}

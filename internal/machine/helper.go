@@ -48,13 +48,23 @@ func (m *Machine) query(ctx context.Context, adjust func(*engine.ContainerSpec),
 	return err
 }
 
+// Limits of helpers, which read files that tenants made. A copy takes a few MiB and a thread for
+// each CPU; the page cache counts, too, and gives way.
+const (
+	helperMemory = 1 << 30
+	helperPids   = 1024
+)
+
 // Spec returns a container that runs the guest as root, without a network. Networking is
 // disabled rather than of mode "none": then the engine writes no network state, which takes
-// long and can lock it up.
+// long and can lock it up. Of root's capabilities it has those that reading and writing files of
+// any owner takes.
 func (h *Helper) Spec() engine.ContainerSpec {
 	return engine.ContainerSpec{
 		Name: record.HelperName(record.NewNonce()), Image: h.knownGuest().image, Labels: h.HelperLabels(h.Nonce),
-		Entrypoint: []string{wire.Path}, User: "0:0", NetworkDisabled: true,
+		Entrypoint: []string{wire.Path}, User: "0:0", NetworkDisabled: true, ReadonlyRootfs: true,
+		CapDrop: []string{"ALL"}, CapAdd: []string{"CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETFCAP"},
+		Memory: helperMemory, MemorySwap: helperMemory, PidsLimit: helperPids,
 	}
 }
 
@@ -134,11 +144,12 @@ func (h *Helper) runOnce(ctx context.Context, spec engine.ContainerSpec, input b
 // attach creates a helper's container and attaches to it.
 func (h *Helper) attach(ctx context.Context, spec engine.ContainerSpec, input bool) (id string, out *engine.Output, err error) {
 	spec.AutoRemove, spec.OpenStdin = true, input
-	seccomp, err := h.Engine.TrustedSeccomp(ctx)
+	sockets := !spec.NetworkDisabled || slices.Contains(spec.CapAdd, "NET_ADMIN")
+	seccomp, err := h.Engine.TrustedSeccomp(ctx, sockets)
 	if err != nil {
 		return "", nil, err
 	}
-	spec.SecurityOpt = slices.DeleteFunc([]string{"label=disable", seccomp}, func(s string) bool { return s == "" })
+	spec.SecurityOpt = slices.DeleteFunc([]string{"label=disable", "no-new-privileges", seccomp}, func(s string) bool { return s == "" })
 	if id, err = h.create(ctx, spec); err == nil {
 		out, err = h.Engine.Attach(ctx, id, input)
 	}

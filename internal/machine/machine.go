@@ -23,10 +23,13 @@ type Machine struct {
 
 	placing   fault.Semaphore    // held while the guest is placed
 	measuring fault.Semaphore    // bounds the helpers that measure volumes
+	counting  fault.Semaphore    // bounds the sessions that count their files
+	sizes     sharedSizes        // what both found
 	host      cached[wire.Probe] // of the machine's own network
 	bridge    cached[wire.Probe] // of the network that containers have
 	abilities cached[wire.Abilities]
 
+	imagePaths     sync.Map    // what is at paths of images, see pathStats
 	policyEnforced sync.Map    // OCI runtimes that have enforced a network policy
 	otherKernel    atomic.Bool // the engine is known to run under another kernel
 	noOverlays     atomic.Bool // the engine is known to mount no overlays
@@ -46,7 +49,7 @@ type Options struct {
 func New(s *store.Store, o Options) *Machine {
 	return &Machine{
 		Store: s, dns: o.DNS, authorities: o.Authorities, slots: &slots{limit: o.Creates},
-		placing: fault.NewSemaphore(1), measuring: fault.NewSemaphore(measureConcurrency),
+		placing: fault.NewSemaphore(1), measuring: fault.NewSemaphore(measureConcurrency), counting: fault.NewSemaphore(countConcurrency),
 		host: newCached[wire.Probe](), bridge: newCached[wire.Probe](), abilities: newCached[wire.Abilities](),
 	}
 }

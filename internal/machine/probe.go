@@ -72,10 +72,10 @@ func (m *Machine) probe(ctx context.Context, cache *cached[wire.Probe], network 
 // policy, and why copies of files can't share blocks.
 func (m *Machine) Abilities(ctx context.Context) (policy, reflink, err error) {
 	got, err := m.abilities.get(ctx, m, func(spec *engine.ContainerSpec) {
-		own := m.knownGuest().Mount() // any volume will do
+		own := m.knownGuest().Mount(wire.Dir) // any volume will do
 		own.ReadOnly = false
 		spec.Mounts = []engine.Mount{own}
-		spec.CapAdd = []string{"NET_ADMIN"}
+		spec.CapAdd = append(spec.CapAdd, "NET_ADMIN")
 		spec.Entrypoint = append(spec.Entrypoint, wire.VerbTry, wire.Dir)
 	})
 	if err != nil {

@@ -15,9 +15,10 @@ import (
 // busyTimeout is how long a start waits for busy volumes, see [engine.ErrBusy].
 const busyTimeout = 10 * time.Second
 
-// Start starts the container of a sandbox. When that fails it places the guest again and
-// retries: the guest's volume is the one thing a container needs that is not its own.
-func (m *Machine) Start(ctx context.Context, name string) error {
+// Start starts the container of a sandbox, after it has checked the container's files. When
+// that fails it places the guest again and retries: the guest's volume is the one thing a
+// container needs that is not its own.
+func (m *Machine) Start(ctx context.Context, name string, layer OwnLayer) error {
 	got, err := m.Locate(ctx, name)
 	if errors.Is(err, engine.ErrNotFound) {
 		return fault.NotFound
@@ -28,8 +29,16 @@ func (m *Machine) Start(ctx context.Context, name string) error {
 	if got.State == engine.StatePaused {
 		return m.Unpause(ctx, got)
 	}
+	start := func() error {
+		if got.State != engine.StateRunning {
+			if err := m.checkFiles(ctx, got, layer); err != nil {
+				return err
+			}
+		}
+		return m.Engine.StartContainer(ctx, got.ID)
+	}
 	for began := time.Now(); ; {
-		err = m.Engine.StartContainer(ctx, got.ID)
+		err = start()
 		if !errors.Is(err, engine.ErrBusy) || time.Since(began) > busyTimeout {
 			break
 		}
@@ -43,15 +52,18 @@ func (m *Machine) Start(ctx context.Context, name string) error {
 	if now, e := m.Engine.InspectContainer(ctx, got.ID); errors.Is(e, engine.ErrNotFound) || e == nil && now.State == engine.StateRemoving {
 		// Another process is deleting it, or has replaced it.
 		if next, e := m.Locate(ctx, name); e == nil && next.ID != got.ID && next.Labels[record.Nonce] == got.Labels[record.Nonce] {
-			return m.Start(ctx, name)
+			return m.Start(ctx, name, OwnLayer{})
 		}
 		return fault.NotFound
+	}
+	if fault.Known(err) {
+		return err // of the check
 	}
 	m.setGuest(Guest{})
 	if _, e := m.EnsureGuest(ctx, &Reporter{}); e != nil {
 		return errors.Join(err, e)
 	}
-	if m.Engine.StartContainer(ctx, got.ID) == nil {
+	if start() == nil {
 		return nil
 	}
 	return fmt.Errorf("start container %s: %w", got.Name, err)

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
@@ -26,9 +27,54 @@ import (
 const (
 	// measureBatch is how many volumes one helper measures: their paths are its arguments.
 	measureBatch = 4000
-	// measureConcurrency is how many helpers measure at once.
+	// measureConcurrency is how many helpers measure at once, for one client.
 	measureConcurrency = 2
+	// countConcurrency is how many sessions count their own files at once, for one client.
+	countConcurrency = 8
 )
+
+// sharedSizes are results that concurrent callers share: each may use what was measured since
+// it asked. However many ask, they so start about as many measurements as run at once.
+type sharedSizes struct {
+	mu     sync.Mutex
+	asking int
+	got    map[string]sharedSize
+}
+
+type sharedSize struct {
+	began time.Time
+	bytes int64
+}
+
+// ask returns the time from which on results are new enough. The caller calls done.
+func (s *sharedSizes) ask() (asked time.Time, done func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asking++
+	return time.Now(), func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.asking--; s.asking == 0 {
+			s.got = nil // whoever asks next needs newer ones
+		}
+	}
+}
+
+func (s *sharedSizes) since(key string, asked time.Time) (bytes int64, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	got, ok := s.got[key]
+	return got.bytes, ok && got.began.After(asked)
+}
+
+func (s *sharedSizes) put(key string, began time.Time, bytes int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.got == nil {
+		s.got = map[string]sharedSize{}
+	}
+	s.got[key] = sharedSize{began, bytes}
+}
 
 // Sizes returns the sizes of volumes in bytes, by name. It leaves out those that can't be
 // measured: a list without sizes is better than none.
@@ -49,11 +95,19 @@ func (m *Machine) Sizes(ctx context.Context, volumes []engine.Volume) map[string
 	if len(dirs) == 0 {
 		return sizes
 	}
+	asked, done := m.sizes.ask()
+	defer done()
 	release, err := m.measuring.Acquire(ctx)
 	if err != nil {
 		return sizes
 	}
 	defer release()
+	for name := range dirs {
+		if n, ok := m.sizes.since(name, asked); ok {
+			sizes[name] = n
+			delete(dirs, name)
+		}
+	}
 	for some := range slices.Chunk(slices.Collect(maps.Keys(dirs)), measureBatch) {
 		if err := m.measure(ctx, some, dirs, sizes); err != nil && ctx.Err() == nil {
 			m.Log.Warn("sizes of volumes are unknown", "error", err)
@@ -69,6 +123,7 @@ func (m *Machine) measure(ctx context.Context, names []string, dirs map[string]s
 		return ctx.Err()
 	}
 	var got wire.Sizes
+	began := time.Now()
 	err := m.query(ctx, func(spec *engine.ContainerSpec) {
 		spec.Entrypoint = append(spec.Entrypoint, wire.VerbDu)
 		roots := map[string]string{} // mount points in the helper, by the engine's directories
@@ -92,6 +147,7 @@ func (m *Machine) measure(ctx context.Context, names []string, dirs map[string]s
 	for i, n := range got.Bytes {
 		if n >= 0 {
 			sizes[names[i]] = n
+			m.sizes.put(names[i], began, n)
 		}
 	}
 	return nil
@@ -141,8 +197,20 @@ func (m *Machine) UsageOf(ctx context.Context, id string) (*Usage, error) {
 
 // WorkspaceSize measures the workspace from within the session, which is cheaper than a
 // helper.
-func (m *Machine) WorkspaceSize(ctx context.Context, container string) (int64, error) {
-	stream, err := m.Engine.Exec(ctx, container, engine.ExecSpec{Argv: []string{wire.Path, wire.VerbDu, record.Workspace}, User: "0:0", Dir: "/"})
+func (m *Machine) WorkspaceSize(ctx context.Context, container string, s record.SandboxSettings) (int64, error) {
+	asked, done := m.sizes.ask()
+	defer done()
+	release, err := m.counting.Acquire(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer release()
+	key := "container " + container
+	if n, ok := m.sizes.since(key, asked); ok {
+		return n, nil
+	}
+	began := time.Now()
+	stream, err := m.Engine.Exec(ctx, container, engine.ExecSpec{Argv: []string{GuestPath(s), wire.VerbDu, record.Workspace}, User: "0:0", Dir: "/"})
 	if err != nil {
 		return 0, err
 	}
@@ -155,5 +223,6 @@ func (m *Machine) WorkspaceSize(ctx context.Context, container string) (int64, e
 	if len(got.Bytes) != 1 || got.Bytes[0] < 0 {
 		return 0, errors.New("the guest could not measure the workspace")
 	}
+	m.sizes.put(key, began, got.Bytes[0])
 	return got.Bytes[0], nil
 }

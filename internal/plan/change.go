@@ -40,6 +40,8 @@ func (s *Sandbox) Inherit(from *Sandbox) error {
 	s.User, s.Workdir = cmp.Or(s.User, from.User), cmp.Or(s.Workdir, from.Workdir)
 	s.OCIRuntime = cmp.Or(s.OCIRuntime, from.OCIRuntime)
 	s.PidsLimit = cmp.Or(s.PidsLimit, from.PidsLimit)
+	s.NewPrivileges = s.NewPrivileges || from.NewPrivileges
+	s.StorageBytes = cmp.Or(s.StorageBytes, from.StorageBytes)
 	if !s.Has(Command) {
 		s.Command = from.Command
 	}
@@ -87,6 +89,7 @@ func FromRecord(rec record.Sandbox, got engine.Container, image engine.Image) (*
 		User: folded.User, Workdir: folded.Workdir, Command: folded.Command, Tags: rec.Tags,
 		VCPUs: float64(got.NanoCPUs) / 1e9, Memory: got.Memory, PidsLimit: got.PidsLimit,
 		Persistent: &rec.Persistent, OCIRuntime: got.Runtime,
+		NewPrivileges: folded.NewPrivileges, StorageBytes: folded.StorageBytes,
 		Timeout: rec.Timeout(), StopTimeout: rec.Grace(), Env: map[string]string{},
 	}
 	for _, p := range folded.Ports {

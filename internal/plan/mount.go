@@ -43,7 +43,10 @@ func CheckMode(m record.Mount) error {
 }
 
 // reservedTargets can't be mounted over, nor can anything below them.
-var reservedTargets = []string{"/proc", "/sys", "/dev", wire.Dir}
+var reservedTargets = []string{"/proc", "/sys", "/dev"}
+
+// accountFiles are read by the engine at each start of a container, in its own layer.
+var accountFiles = []string{"/etc", "/etc/passwd", "/etc/group"}
 
 // CheckTarget returns why nothing can be mounted at a path in the sandbox.
 func CheckTarget(target string) error {
@@ -59,6 +62,12 @@ func CheckTarget(target string) error {
 		return fmt.Errorf("target %q is the root of the sandbox", target)
 	case clean == record.Workspace:
 		return fmt.Errorf("target %q is reserved for the sandbox volume", target)
+	}
+	if strings.HasPrefix(clean, wire.Dir) {
+		return fmt.Errorf("target %q: %s is not for mounts", target, wire.Dir)
+	}
+	if slices.Contains(accountFiles, clean) {
+		return fmt.Errorf("target %q: the engine itself reads the sandbox's account files there", target)
 	}
 	for _, r := range reservedTargets {
 		if clean == r || strings.HasPrefix(clean, r+"/") {

@@ -50,6 +50,8 @@ type Sandbox struct {
 	Persistent     *bool
 	PidsLimit      int64
 	OCIRuntime     string
+	NewPrivileges  bool  // for commands of users other than root
+	StorageBytes   int64 // limit of the container's own layer; 0 is none
 	Timeout        time.Duration
 	StopTimeout    time.Duration
 	Network        policy.Policy
@@ -57,6 +59,8 @@ type Sandbox struct {
 	Mounts         []record.Mount
 	Source         source.Source // of the workspace's first files, or nil
 	Snapshot       string        // ID of the snapshot it is made from, or empty
+
+	KeepSession bool // an update never ends a session, not even to apply a network policy
 
 	Given    Change  // what of it was set by an option that can also change a sandbox
 	Problems []error // of options that can't even be stored
@@ -141,6 +145,9 @@ func (s *Sandbox) completeImage() (problems []error) {
 		if s.Image != "" || s.Runtime != "" {
 			problems = append(problems, fmt.Errorf("WithSource: snapshot %s brings its own image; leave WithImage and WithRuntime out", s.Snapshot))
 		}
+	}
+	if record.IsOwnImage(s.Image) {
+		problems = append(problems, fmt.Errorf("WithImage: %q is an image of this library's own; for a snapshot's files use WithSource(FromSnapshot(id))", s.Image))
 	}
 	s.Image = cmp.Or(s.Image, DefaultImage)
 	return problems

@@ -80,13 +80,42 @@ func TestCompleteReturnsAllProblemsAtOnce(t *testing.T) {
 	}
 }
 
+// A reference to a snapshot's image would be another's files without the snapshot's record.
+func TestImagesOfTheLibraryAreRefused(t *testing.T) {
+	t.Parallel()
+	for image, want := range map[string]bool{
+		"agent-sandbox-snapshot:abc":                               false,
+		"agent-sandbox-snapshot":                                   false,
+		"library/agent-sandbox-snapshot:abc":                       false,
+		"docker.io/library/agent-sandbox-snapshot:abc":             false,
+		"index.docker.io/library/agent-sandbox-snapshot:abc":       false,
+		"docker.io/agent-sandbox-layer:abc":                        false,
+		"agent-sandbox-guest:abc":                                  false,
+		"agent-sandbox-snapshot@sha256:" + strings.Repeat("0", 64): false,
+		"agent-sandbox-snapshots:abc":                              true,
+		"example.com/agent-sandbox-snapshot:abc":                   true,
+		"sha256:" + strings.Repeat("0", 64):                        true,
+		"node:20-bookworm":                                         true,
+	} {
+		s := plan.Sandbox{Image: image}
+		err := s.Complete()
+		if (err == nil) != want || err != nil && !strings.Contains(err.Error(), "FromSnapshot") {
+			t.Errorf("Complete with the image %q: %v, want allowed: %v", image, err, want)
+		}
+	}
+	fork := plan.Sandbox{}
+	if err := fork.Inherit(&plan.Sandbox{Image: "agent-sandbox-snapshot:abc", Persistent: new(true)}); err != nil {
+		t.Errorf("Inherit: %v", err)
+	}
+}
+
 func TestForkInheritsWhatIsNotGiven(t *testing.T) {
 	t.Parallel()
 	source := func() *plan.Sandbox {
 		return &plan.Sandbox{
 			Name: "source", ID: "id", Image: "i", Runtime: "node20", User: "u", Workdir: "/w", Command: []string{"c"},
 			Env: map[string]string{"A": "1"}, Tags: map[string]string{"k": "v"}, Ports: []int{1, 2, 3, 4, 5}, VCPUs: 2, Memory: 5 << 30,
-			Persistent: new(true), PidsLimit: 9, OCIRuntime: "runsc", Timeout: time.Hour, StopTimeout: time.Minute,
+			Persistent: new(true), PidsLimit: 9, OCIRuntime: "runsc", NewPrivileges: true, StorageBytes: 1 << 30, Timeout: time.Hour, StopTimeout: time.Minute,
 			Network: policy.Policy{Mode: policy.DenyAll}, Mounts: []record.Mount{{Source: "/no/such/directory", Volume: "copy", Target: "/m", Mode: record.RWCopy}},
 		}
 	}

@@ -240,6 +240,30 @@ func TestAddresses(t *testing.T) {
 		{"allow-all", "fd00:ec2::254", policy.Protected, false},
 		{"allow-all", "fd00:ec2::253", policy.Open, true},
 		{"allow-all", "100.100.100.200", policy.Protected, false},
+		// Of clouds: Azure's agent, which is public by its number, and what is elsewhere.
+		{custom, "168.63.129.16", policy.Protected, false},
+		{"allow=*", "168.63.129.16", policy.Protected, false},
+		{"public-only", "168.63.129.16", policy.Protected, false},
+		{"public-only", "168.63.129.17", policy.Open, true},
+		{"allow-all", "168.63.129.16", policy.Protected, false},
+		{"allow-all", "168.63.129.15", policy.Open, true},
+		{"subnets.allow=168.63.129.16", "168.63.129.16", policy.Subnet, true},
+		{"allow-all", "192.0.0.192", policy.Protected, false},
+		{"allow-all", "192.0.1.1", policy.Open, true},
+		{"allow-all", "fd00:ec2::23", policy.Protected, false},
+		{"allow-all", "fd00:ec2::252", policy.Protected, false},
+		{"allow-all", "fd00:ec2:ffff::1", policy.Protected, false},
+		{"allow-all", "fd00:ec3::1", policy.Open, true},
+		{"allow-all", "fd20:ce::254", policy.Protected, false},
+		{"allow-all", "fd00:42::42", policy.Protected, false},
+		{"allow-all", "fd00:c1::a9fe:a9fe", policy.Protected, false},
+		{"allow-all", "fd00:a9fe:a9fe::1", policy.Protected, false},
+		{"allow-all", "64:ff9b::a9fe:a9fe", policy.Protected, false},
+		{"allow-all", "64:ff9b::a83f:8110", policy.Protected, false},
+		{"allow-all", "64:ff9b::808:808", policy.Open, true},
+		{"allow-all", "2002:a9fe:a9fe::1", policy.Protected, false},
+		{"allow-all", "2002:6464:64c8::1", policy.Protected, false},
+		{"allow-all", "2002:808:808::1", policy.Open, true},
 	} {
 		r := compile(t, test.policy, "198.51.100.7/32")
 		a := netip.MustParseAddr(test.addr)
@@ -460,9 +484,16 @@ func FuzzAddr(f *testing.F) {
 			b := u.As4()
 			nat64 := netip.AddrFrom16([16]byte{0, 0x64, 0xff, 0x9b, 12: b[0], 13: b[1], 14: b[2], 15: b[3]})
 			sixToFour := netip.AddrFrom16([16]byte{0x20, 0x02, b[0], b[1], b[2], b[3], 15: 1})
+			everything, err := policy.Policy{Mode: policy.AllowAll}.Compile()
+			if err != nil {
+				t.Fatal(err)
+			}
 			for _, form := range []netip.Addr{nat64, sixToFour} {
 				if v := r.Addr(form); v == policy.ByName || v == policy.Open {
 					t.Fatalf("%s, which carries %s, is %s", form, a, v)
+				}
+				if v, of := everything.Addr(form), everything.Addr(a); v != of {
+					t.Fatalf("%s is %s under allow-all, and %s, which it carries, %s", form, v, a, of)
 				}
 			}
 		}

@@ -10,21 +10,61 @@ import (
 
 // protected are the addresses outside the public internet, and the IPv6 ranges that embed
 // an IPv4 address, which could be one of them.
-var protected = prefixes(
+var protected = append(prefixes(
 	"0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
 	"192.0.0.0/24", "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/3",
 	"::/96", "::ffff:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "100::/64", "2001::/32", "2002::/16",
 	"fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8",
-)
+), platform)
+
+// platform is Azure's address for the agent of a machine, public by its number; it hands
+// out certificates and settings of extensions. Azure's DNS server has the same address, and
+// stays reachable as one.
+// https://learn.microsoft.com/azure/virtual-network/what-is-ip-address-168-63-129-16
+var platform = netip.MustParsePrefix("168.63.129.16/32")
 
 // metadata are the addresses of cloud metadata services, which hand out a machine's own
 // credentials, and all link-local addresses.
-var metadata = prefixes(
-	"169.254.0.0/16", "fe80::/10",
-	"fd00:ec2::254/128",  // AWS over IPv6
-	"fd20:ce::254/128",   // Google Cloud over IPv6
-	"100.100.100.200/32", // Alibaba Cloud
-)
+var metadata = embedded(append(slices.Concat(
+	prefixes(
+		"169.254.0.0/16", "fe80::/10",
+		"192.0.0.0/24",           // for protocols (RFC 6890); Oracle Cloud Classic has 192.0.0.192
+		"100.100.100.200/32",     // https://www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata
+		"fd20:ce::254/128",       // https://cloud.google.com/compute/docs/metadata/querying-metadata
+		"fd00:42::42/128",        // https://docs.cloud-init.io/en/latest/reference/datasources/scaleway.html
+		"fd00:c1::a9fe:a9fe/128", // https://github.com/oracle/oci-python-sdk, auth/signers/instance_principals_security_token_signer.py
+		"fd00:a9fe:a9fe::1/128",  // https://techdocs.akamai.com/cloud-computing/docs/metadata-service-api
+	),
+	// All of AWS but its resolver, which is for everyone.
+	// https://docs.aws.amazon.com/whitepapers/latest/ipv6-on-aws/supporting-amazon-vpc-services.html
+	without(netip.MustParsePrefix("fd00:ec2::/32"), netip.MustParseAddr("fd00:ec2::253")),
+), platform))
+
+// without returns the addresses of f other than a.
+func without(f netip.Prefix, a netip.Addr) (rest []netip.Prefix) {
+	for bits := f.Bits() + 1; bits <= a.BitLen(); bits++ {
+		sibling := a.AsSlice()
+		sibling[(bits-1)/8] ^= 0x80 >> ((bits - 1) % 8)
+		other, _ := netip.AddrFromSlice(sibling)
+		rest = append(rest, netip.PrefixFrom(other, bits).Masked())
+	}
+	return rest
+}
+
+// embedded adds to a list the IPv6 addresses that translators and relays turn into its IPv4
+// addresses: NAT64 (RFC 6052) and 6to4 (RFC 3056).
+func embedded(list []netip.Prefix) []netip.Prefix {
+	for _, f := range slices.Clone(list) {
+		if !f.Addr().Is4() {
+			continue
+		}
+		four := f.Addr().As4()
+		nat64 := [16]byte{0, 0x64, 0xff, 0x9b, 12: four[0], four[1], four[2], four[3]}
+		sixToFour := [16]byte{0x20, 0x02, four[0], four[1], four[2], four[3]}
+		list = append(list, netip.PrefixFrom(netip.AddrFrom16(nat64), 96+f.Bits()), netip.PrefixFrom(netip.AddrFrom16(sixToFour), 16+f.Bits()))
+	}
+	return list
+}
 
 func prefixes(texts ...string) []netip.Prefix {
 	var out []netip.Prefix

@@ -20,6 +20,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
 )
 
@@ -194,8 +195,13 @@ type SandboxSettings struct {
 	// Snapshot is the ID of the snapshot that the sandbox was made from.
 	Snapshot string `json:"snapshot,omitempty"`
 	// Source describes where the first files came from, for display.
-	Source string `json:"source,omitempty"`
-	Env    string `json:"env,omitempty"` // the ID of the revisions' Env that the container has
+	Source        string `json:"source,omitempty"`
+	Env           string `json:"env,omitempty"` // the ID of the revisions' Env that the container has
+	NewPrivileges bool   `json:"new_privileges,omitempty"`
+	StorageBytes  int64  `json:"storage_bytes,omitempty"` // limit of the container's own layer
+	// Guest is the directory of the guest in the container, empty for containers from before
+	// each had its own.
+	Guest string `json:"guest,omitempty"`
 	// Unnamed are the anonymous volumes, declared by the image, that a replacement container
 	// took over.
 	Unnamed []string `json:"unnamed,omitempty"`
@@ -210,9 +216,18 @@ type Mount struct {
 	Mode   string `json:"mode"`
 }
 
-// Labels encodes r for its container.
+// storedSettings is the JSON of a sandbox's record label. The engine merges the labels of the
+// image into those of the container, so the record lists which labels are its tags.
+type storedSettings struct {
+	SandboxSettings
+	TagKeys []string `json:"tags"` // nil in records of versions that did not list them
+}
+
+// Labels encodes r for its container. They include every label that Decode reads, because
+// the container also gets the labels of its image. See [Mask] for the rest of those.
 func (r Sandbox) Labels() (map[string]string, error) {
-	settings, err := json.Marshal(r.Settings)
+	// A list that is empty, and not missing, says that no label is a tag.
+	settings, err := json.Marshal(storedSettings{r.Settings, append([]string{}, slices.Sorted(maps.Keys(r.Tags))...)})
 	if err != nil {
 		return nil, err
 	}
@@ -221,13 +236,22 @@ func (r Sandbox) Labels() (map[string]string, error) {
 	l[Persistent] = fmt.Sprint(r.Persistent)
 	l[Settings] = string(settings)
 	l[ControlKey] = encoding.EncodeToString(r.ControlKey)
-	if r.By != "" {
-		l[By], l[After] = r.By, r.Previous
-	}
+	l[By], l[After] = r.By, r.Previous // also if empty: else those of the image would count
 	for k, v := range r.Tags {
 		l[tag+k] = v
 	}
 	return l, checkSize(l)
+}
+
+// Mask sets those labels of an image that look like ours, and that labels lacks, to an empty
+// value. Otherwise the engine would give them to the object that it makes from the image, and
+// its label filters would match them.
+func Mask(labels, image map[string]string) {
+	for k := range image {
+		if _, set := labels[k]; !set && strings.HasPrefix(k, Prefix) {
+			labels[k] = ""
+		}
+	}
 }
 
 // checkSize reports labels that exceed MaxLabels.
@@ -285,12 +309,14 @@ func Decode(labels map[string]string) (r Sandbox, ok bool) {
 		note(CreatedAt, err)
 		r.CreatedAt = t
 	}
+	var stored storedSettings
 	if s := labels[Settings]; s != "" {
-		err := json.Unmarshal([]byte(s), &r.Settings)
+		err := json.Unmarshal([]byte(s), &stored)
 		note(Settings, err)
 		if err != nil {
-			r.Settings = SandboxSettings{}
+			stored = storedSettings{}
 		}
+		r.Settings = stored.SandboxSettings
 	}
 	if s := labels[ControlKey]; s != "" {
 		key, err := encoding.DecodeString(s)
@@ -298,7 +324,8 @@ func Decode(labels map[string]string) (r Sandbox, ok bool) {
 		r.ControlKey = key
 	}
 	for k, v := range labels {
-		if key, is := strings.CutPrefix(k, tag); is {
+		key, is := strings.CutPrefix(k, tag)
+		if is && (stored.TagKeys == nil || slices.Contains(stored.TagKeys, key)) {
 			if r.Tags == nil {
 				r.Tags = map[string]string{}
 			}
@@ -328,7 +355,15 @@ func With(l map[string]string, key, value string) map[string]string {
 func GuestName(hash string) string { return objects + "guest-" + hash }
 
 // GuestImage is the image that the guest's volume is filled from.
-func GuestImage(hash string) string { return "agent-sandbox-guest:" + hash }
+func GuestImage(hash string) string { return guestImages + hash }
+
+const guestImages = "agent-sandbox-guest:"
+
+// IsOwnImage reports whether a reference, in whatever form the engine takes, is one to images
+// that this library makes for itself.
+func IsOwnImage(ref string) bool {
+	return slices.Contains([]string{guestImages, layerImages, snapshotImages}, engine.Repository(ref)+":")
+}
 
 // LayerImage is the image that carries a container's files to its replacement.
 func LayerImage(nonce string) string { return layerImages + nonce }

@@ -70,6 +70,39 @@ func TestOtherSchemasStayReadable(t *testing.T) {
 	}
 }
 
+// The engine merges the labels of an image into those of a container. Only what the record
+// lists is a tag, and a record of an earlier version lists nothing.
+func TestLabelsOfAnImageAreNoTags(t *testing.T) {
+	image := map[string]string{
+		record.Prefix + "tag.tenant": "acme", record.Prefix + "tag.a": "theirs", record.By: "forged", record.After: "forged", "theirs": "kept",
+	}
+	for name, want := range map[string]map[string]string{"no tags": nil, "tags": sample().Tags} {
+		r := sample()
+		r.Tags = want
+		ours, err := r.Labels()
+		if err != nil {
+			t.Fatal(err)
+		}
+		merged := maps.Clone(image)
+		maps.Copy(merged, ours)
+		got, ok := record.Decode(merged)
+		if !ok || !maps.Equal(got.Tags, want) || got.By != "" || got.Previous != "" {
+			t.Errorf("%s: Decode = tags %v, by %q, after %q, %v; want tags %v", name, got.Tags, got.By, got.Previous, ok, want)
+		}
+		record.Mask(ours, image)
+		if v, set := ours[record.Prefix+"tag.tenant"]; v != "" || !set {
+			t.Errorf("%s: Mask leaves the image's tag to the engine", name)
+		}
+		if _, set := ours["theirs"]; set || name == "tags" && ours[record.Prefix+"tag.a"] != "" {
+			t.Errorf("%s: Mask changes other labels: %v", name, ours)
+		}
+	}
+	earlier := map[string]string{record.Managed: "true", record.ID: "abc123", record.Name: "x", record.Settings: "{}", record.Prefix + "tag.a": "1"}
+	if got, _ := record.Decode(earlier); !maps.Equal(got.Tags, map[string]string{"a": "1"}) {
+		t.Errorf("Decode of a record without a list of tags: %v", got.Tags)
+	}
+}
+
 // A35: one damaged label leaves the sandbox readable, and says which it is.
 func TestDamagedLabelIsNamed(t *testing.T) {
 	whole, _ := sample().Labels()

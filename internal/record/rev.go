@@ -49,7 +49,12 @@ type Changes struct {
 type Session struct {
 	StartedAt time.Time `json:"started_at"`
 	ExpiresAt time.Time `json:"expires_at,omitzero"` // zero is never
+	Reason    string    `json:"reason,omitempty"`    // why it ended, if the engine can't tell
 }
+
+// ReasonPolicy is the reason of a session that was ended because it could not be given a new
+// network policy.
+const ReasonPolicy = "network policy"
 
 // StaleError reports that another revision came first. Read it and try again.
 type StaleError struct{ ID string }
@@ -95,6 +100,14 @@ func (r Sandbox) ExpiresAt(started time.Time) time.Time {
 		return started.Add(d)
 	}
 	return time.Time{}
+}
+
+// Reason returns why the session that started then ended, if that is recorded.
+func (r Sandbox) Reason(started time.Time) string {
+	if s := r.Revision.Changes.Session; s != nil && s.StartedAt.Equal(started) {
+		return s.Reason
+	}
+	return ""
 }
 
 // TimeoutsPending reports whether PID 1 of the session that started then may still have the timeouts

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"maps"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
@@ -13,6 +14,8 @@ import (
 // Commit commits a container, whose image is given, to the image ref. It flattens an image
 // that has many layers.
 func (s *Store) Commit(ctx context.Context, got engine.Container, image engine.Image, ref string, labels map[string]string) (engine.Image, error) {
+	labels = maps.Clone(labels)
+	record.Mask(labels, image.Labels)
 	committed, err := FinishCall(ctx, func(ctx context.Context) (engine.Image, error) {
 		if image.Layers >= maxLayers {
 			return s.Engine.FlattenContainer(ctx, got.ID, ref, labels)

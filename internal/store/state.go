@@ -1,6 +1,9 @@
 package store
 
-import "github.com/seed-1a2d6d8f/sandbox/internal/engine"
+import (
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
 
 // The states of a sandbox.
 const (
@@ -24,4 +27,21 @@ func StateOf(container string) string {
 		return Stopped
 	}
 	return Failed
+}
+
+// ReasonOf says why a session ended, by the exit code of PID 1.
+func ReasonOf(got engine.Container) string {
+	switch {
+	case got.OOMKilled && got.ExitCode == 137:
+		return "out of memory"
+	case got.ExitCode == wire.CodeTimeout:
+		return "timeout"
+	case got.ExitCode == wire.CodeLease:
+		return "abandoned"
+	case got.ExitCode == wire.CodeChanged:
+		return "network changed"
+	case got.ExitCode == wire.CodeStopped, got.ExitCode == 137 && got.Error == "":
+		return "stopped"
+	}
+	return got.Ended()
 }

@@ -23,6 +23,8 @@ type Store struct {
 
 	mu    sync.Mutex
 	swept time.Time // when this client last swept
+
+	silent sync.Map // objects that the engine did not answer for in a sweep, with the time
 }
 
 // Holder describes this process for people who read a marker.

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -15,8 +18,15 @@ import (
 const (
 	// sweepEvery is how often Create sweeps; List always has what a sweep needs.
 	sweepEvery = time.Minute
-	// sweepTimeout bounds one sweep; the next one does the rest.
-	sweepTimeout = 20 * time.Second
+	// SweepTimeout bounds one sweep; the next one does the rest.
+	SweepTimeout = 20 * time.Second
+	// SweepPatience bounds a sweep that a call for something else makes.
+	SweepPatience = 2 * time.Second
+	// sweepConcurrency is how many objects one sweep cares for at once.
+	sweepConcurrency = 8
+	// silentTime is how long a sweep leaves an object alone that the engine did not answer for:
+	// it may hold the object's lock until it is restarted.
+	silentTime = 10 * time.Minute
 	// stoppedRetention is how long a sandbox that is not persistent is kept after its handle
 	// stopped it and did not start it again.
 	stoppedRetention = time.Hour
@@ -42,32 +52,34 @@ func (s *Store) SweepIfDue(ctx context.Context) {
 	if err != nil {
 		return // the caller's next call to the engine reports it
 	}
-	s.Sweep(ctx, all, nil)
+	s.Sweep(ctx, all, SweepPatience, nil)
 }
 
 // Sweep removes what crashed programs left: unfinished sandboxes, sandboxes whose owner is
 // gone, and their other objects. It returns the IDs of the containers it removed, and calls
-// report, which may be nil, for each object. A failure is only logged: the next sweep tries
-// again.
-func (s *Store) Sweep(ctx context.Context, all Inventory, report func(object string, err error)) map[string]bool {
+// report, which may be nil, for each object, one call at a time. A failure is only logged: the
+// next sweep tries again, and so it does with what is left after d.
+func (s *Store) Sweep(ctx context.Context, all Inventory, d time.Duration, report func(object string, err error)) map[string]bool {
 	s.mu.Lock()
 	s.swept = time.Now()
 	s.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
 	w := &sweep{Store: s, all: all, now: s.Engine.Now(), gone: map[string]bool{}, alive: map[string]bool{}, report: report}
+	w.steps.SetLimit(sweepConcurrency)
 	w.markers(ctx)
 	w.replacements(ctx)
 	for _, got := range all.Containers {
-		if w.gone[got.ID] {
+		if w.isRemoved(got.ID) {
 			continue
 		}
 		if record.Is(got.Labels, record.RoleHelper) {
-			w.helper(ctx, got)
+			w.beside(ctx, got.ID, func(ctx context.Context) error { return w.helper(ctx, got) })
 		} else if rec, ok := SandboxOf(got); ok {
 			w.sandbox(ctx, rec, got)
 		}
 	}
+	w.steps.Wait()
 	w.snapshots(ctx)
 	for _, name := range record.OrphanedRevisions(all.Volumes, w.alive, w.now, minOrphanAge) {
 		w.log("revision "+name, s.DropVolume(ctx, name))
@@ -83,9 +95,41 @@ type sweep struct {
 	gone   map[string]bool // IDs of the removed containers
 	alive  map[string]bool // nonces of the sandboxes that stay
 	report func(object string, err error)
+	steps  errgroup.Group
+
+	mu sync.Mutex // of gone and report
+}
+
+// beside runs a step for one object beside others. It leaves out an object that the engine has
+// not answered for of late.
+func (w *sweep) beside(ctx context.Context, object string, step func(context.Context) error) {
+	if at, silent := w.silent.Load(object); silent && time.Since(at.(time.Time)) < silentTime {
+		return
+	}
+	w.steps.Go(func() error {
+		began := time.Now()
+		if err := step(ctx); err != nil && time.Since(began) > SweepPatience/2 && ctx.Err() != nil {
+			w.silent.Store(object, time.Now())
+		}
+		return nil
+	})
+}
+
+func (w *sweep) removed(id string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.gone[id] = true
+}
+
+func (w *sweep) isRemoved(id string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.gone[id]
 }
 
 func (w *sweep) log(object string, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if w.report != nil {
 		w.report(object, err)
 	}
@@ -99,41 +143,56 @@ func (w *sweep) log(object string, err error) {
 // markers takes over from dead processes, and removes leftovers of markers.
 func (w *sweep) markers(ctx context.Context) {
 	for _, m := range w.all.Markers {
-		if !m.Expired(w.now) {
-			continue
-		}
-		err := w.TakeOver(ctx, m)
-		w.log("half-made sandbox "+m.Name, err)
-		for _, got := range w.all.Containers {
-			if err == nil && m.Nonce != "" && got.Labels[record.Nonce] == m.Nonce {
-				w.gone[got.ID] = true
-			}
+		if m.Expired(w.now) {
+			w.beside(ctx, m.Name, func(ctx context.Context) error { return w.takeOver(ctx, m) })
 		}
 	}
 	for _, name := range record.ExpiredLeftovers(w.all.Volumes, w.now) {
 		w.log("marker "+name, w.DropVolume(ctx, name))
 	}
+	w.steps.Wait()
+}
+
+func (w *sweep) takeOver(ctx context.Context, m record.Marker) error {
+	err := w.TakeOver(ctx, m)
+	w.log("half-made sandbox "+m.Name, err)
+	for _, got := range w.all.Containers {
+		if err == nil && m.Nonce != "" && got.Labels[record.Nonce] == m.Nonce {
+			w.removed(got.ID)
+		}
+	}
+	return err
 }
 
 // replacements finishes replacements of containers whose process is gone.
 func (w *sweep) replacements(ctx context.Context) {
 	for _, rec := range w.all.replacements {
-		if _, marked := w.all.Markers[rec.Name]; !marked {
-			if err := w.finishOrphan(ctx, rec); err != nil {
+		if _, marked := w.all.Markers[rec.Name]; marked {
+			continue
+		}
+		w.beside(ctx, record.NextName(rec.Name), func(ctx context.Context) error {
+			err := w.finishOrphan(ctx, rec)
+			if err != nil {
 				w.log("new container of sandbox "+rec.Name, err)
 			}
-		}
+			return err
+		})
 	}
+	w.steps.Wait()
 }
 
 // helper removes an expired helper whose user is dead: a live one may copy for any time.
-func (w *sweep) helper(ctx context.Context, got engine.Container) {
+func (w *sweep) helper(ctx context.Context, got engine.Container) error {
 	if w.all.claimed(got.Labels[record.Nonce], w.now) {
-		return
+		return nil
 	}
-	if until, err := time.Parse(time.RFC3339Nano, got.Labels[record.Until]); err != nil || w.now.After(until) {
-		w.log("helper "+got.Name, w.RemoveContainer(ctx, got.ID, got.Labels[record.Nonce]))
+	until, err := time.Parse(time.RFC3339Nano, got.Labels[record.Until])
+	if err == nil && !w.now.After(until) {
+		return nil
 	}
+	err = w.RemoveContainer(ctx, got.ID, got.Labels[record.Nonce])
+	w.log("helper "+got.Name, err)
+	return err
 }
 
 // sandbox removes a sandbox that was never started, or that is not persistent and whose
@@ -141,25 +200,37 @@ func (w *sweep) helper(ctx context.Context, got engine.Container) {
 func (w *sweep) sandbox(ctx context.Context, rec record.Sandbox, got engine.Container) {
 	age := w.now.Sub(got.CreatedAt)
 	if _, marked := w.all.Markers[rec.Name]; got.State == engine.StateCreated && rec.By == "" && !marked && age > neverStartedAge {
-		err := w.removeAllOf(ctx, rec.Nonce)
-		w.gone[got.ID] = err == nil
-		w.log("sandbox "+rec.Name+", which was never started", err)
+		w.beside(ctx, got.ID, func(ctx context.Context) error {
+			err := w.removeAllOf(ctx, rec.Nonce)
+			if err == nil {
+				w.removed(got.ID)
+			}
+			w.log("sandbox "+rec.Name+", which was never started", err)
+			return err
+		})
 		return
 	}
 	w.alive[rec.Nonce] = true
 	stopped := got.State == engine.StateExited || got.State == engine.StateCreated && age > stoppedRetention
-	if rec.Persistent || w.all.Pending(rec, w.now) || !stopped {
-		return
+	if !rec.Persistent && !w.all.Pending(rec, w.now) && stopped {
+		w.beside(ctx, got.ID, func(ctx context.Context) error { return w.abandon(ctx, rec, got) })
 	}
+}
+
+// abandon removes a stopped sandbox that is not persistent, if it has outlived its handle.
+func (w *sweep) abandon(ctx context.Context, rec record.Sandbox, got engine.Container) error {
 	abandoned, err := w.abandoned(ctx, got.ID, w.now)
 	if err == nil && abandoned {
 		if _, err = w.Delete(ctx, w.all.Revisions.Of(rec), DropOwn); !errors.Is(err, fault.NotFound) {
 			w.log("sandbox "+rec.Name, err)
 		}
-		w.gone[got.ID] = err == nil
+		abandoned = err == nil
 	}
 	// Another sweep may have removed it.
-	w.gone[got.ID] = w.gone[got.ID] || errors.Is(err, engine.ErrNotFound) || errors.Is(err, fault.NotFound)
+	if abandoned || errors.Is(err, engine.ErrNotFound) || errors.Is(err, fault.NotFound) {
+		w.removed(got.ID)
+	}
+	return err
 }
 
 // abandoned reports whether a stopped sandbox that is not persistent has outlived its

@@ -12,6 +12,7 @@ import (
 	"path"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -34,17 +35,31 @@ type Job struct {
 	Layer    bool
 	Root     bool              // only the attributes of the directory itself
 	Mounts   []string          // of a layer, see wire.CopyJob
+	Check    []string          // of a layer, see wire.CopyJob and [Copier.Plain]
+	omit     []string          // see wire.CopyJob
 	Again    bool              // removes what an earlier try left
 	Labels   map[string]string // of the target volume
 }
 
-// Layer returns the own layer of a container.
-func Layer(got engine.Container) Tree {
-	t := Tree{Dir: got.Upper}
-	if got.HasSession() || got.State == engine.StatePaused {
-		t.merged = got.Merged
+// LayerJob copies the own layer of a container to another one.
+func LayerJob(from, to engine.Container) Job {
+	j := Job{What: "files of the container", To: Tree{Dir: to.Upper}, Layer: true}
+	j.readLayer(from)
+	return j
+}
+
+// readLayer makes a container's own layer what is copied, without the mount point of the guest,
+// which has another name in every container.
+func (j *Job) readLayer(from engine.Container) {
+	j.From, j.omit = Tree{Dir: from.Upper}, nil
+	if from.HasSession() || from.State == engine.StatePaused {
+		j.From.merged = from.Merged
 	}
-	return t
+	for _, m := range from.Mounts {
+		if strings.HasPrefix(m.Target, wire.Dir) {
+			j.omit = append(j.omit, strings.TrimPrefix(m.Target, "/"))
+		}
+	}
 }
 
 // A Copier copies the files of a sandbox, or of a snapshot, with a helper.
@@ -66,7 +81,7 @@ func (k *Copier) spec(jobs []Job, wait bool) (engine.ContainerSpec, error) {
 	spec.Labels[record.Name] = k.name
 	order := wire.Copy{Wait: wait}
 	for i, t := range jobs {
-		job := wire.CopyJob{From: fillFrom(i), To: fillTo(i), Layer: t.Layer, Root: t.Root, Mounts: t.Mounts, Again: t.Again}
+		job := wire.CopyJob{From: fillFrom(i), To: fillTo(i), Layer: t.Layer, Root: t.Root, Mounts: t.Mounts, Omit: t.omit, Check: t.Check, Again: t.Again}
 		from := engine.Mount{Type: "volume", Source: t.From.Volume, Target: job.From, ReadOnly: true, NoCopy: true,
 			// If it was just removed the engine creates one with these labels.
 			VolumeLabels: record.Base(record.RoleHelper, k.Nonce, k.Engine.Now())}
@@ -83,7 +98,7 @@ func (k *Copier) spec(jobs []Job, wait bool) (engine.ContainerSpec, error) {
 			spec.Mounts = append(spec.Mounts, engine.Mount{Type: "bind", Source: t.From.merged, Target: job.Sync, ReadOnly: true})
 		}
 		if t.Layer {
-			spec.CapAdd = []string{"SYS_ADMIN"} // for overlayfs' own attributes
+			spec.CapAdd = append(spec.CapAdd, "SYS_ADMIN", "MKNOD") // for overlayfs' own attributes and whiteouts
 		}
 		order.Jobs = append(order.Jobs, job)
 	}
@@ -132,6 +147,21 @@ func (k *Copier) Copy(ctx context.Context, jobs []Job, pause func() error) error
 	k.last = last
 	reportSkipped(k.Helper, k.name, "copy", last)
 	return k.checkSources(ctx, sources)
+}
+
+// OwnLayer returns what is known of a container's layer after a Copy, whose jobs from first on
+// were these.
+func (k *Copier) OwnLayer(first int, jobs []Job) machine.OwnLayer {
+	for i, j := range jobs {
+		if !j.Layer {
+			continue
+		}
+		if first+i < len(k.last.Roots) && k.last.Roots[first+i].Plain {
+			return machine.OwnLayer{Plain: j.Check}
+		}
+		return machine.OwnLayer{}
+	}
+	return machine.OwnLayer{Pristine: true} // no job wrote to it
 }
 
 // release pauses the sandbox and lets a helper that waits for that begin.

@@ -26,8 +26,8 @@ import (
 // A Directory is a directory of this machine to copy into a new volume.
 type Directory struct {
 	Dir, Volume string
-	role        string // of the volume; empty for RoleRWCopy
-	owner       string // of all files, as user[:group]; empty keeps the owners
+	role        string      // of the volume; empty for RoleRWCopy
+	owner       *wire.Owner // of all files; nil keeps the owners
 }
 
 // fillFrom and fillTo are the mount points of the i-th copy in a helper.
@@ -39,10 +39,8 @@ func fillTo(i int) string { return "/copy/to/" + strconv.Itoa(i) }
 type Filler struct {
 	*machine.Helper
 	For   record.Sandbox
-	Image string       // of the sandbox
-	Guest engine.Mount // of our program in a container of that image
-	User  string       // of the sandbox
-	step  string       // of the reported progress
+	Owner wire.Owner // of the workspace's files
+	step  string     // of the reported progress
 }
 
 // Directories copies every directory into its volume. The engine copies those that it sees
@@ -90,11 +88,6 @@ func (f *Filler) spec(fills []Directory) engine.ContainerSpec {
 	for i, fill := range fills {
 		spec.Mounts = append(spec.Mounts, engine.Mount{Type: "volume", Source: fill.Volume, Target: fillTo(i), NoCopy: true,
 			VolumeLabels: f.For.VolumeLabels(cmp.Or(fill.role, record.RoleRWCopy))})
-		if fill.owner != "" && fill.owner != "0:0" {
-			// The image has the names of its users.
-			spec.Image = f.Image
-			spec.Mounts = append(spec.Mounts, f.Guest)
-		}
 	}
 	return spec
 }
@@ -260,11 +253,7 @@ func (f *Filler) Report(text string) {
 
 // workspace returns a copy into the workspace, owned by the sandbox's user.
 func (f *Filler) workspace(dir string) Directory {
-	d := Directory{Dir: dir, Volume: record.WorkspaceName(f.For.ID), role: record.RoleWorkspace, owner: f.User}
-	if f.User == "" || f.User == "0" || f.User == "root" {
-		d.owner = "0:0"
-	}
-	return d
+	return Directory{Dir: dir, Volume: record.WorkspaceName(f.For.ID), role: record.RoleWorkspace, owner: &f.Owner}
 }
 
 // Skipped implements [source.Target].

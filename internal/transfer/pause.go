@@ -27,7 +27,7 @@ func CopyPaused(ctx context.Context, k *Copier, rec record.Sandbox, jobs []Job, 
 	return whilePaused(ctx, k.Store, rec, func(got engine.Container, again bool, pause func() error) error {
 		for i := range jobs {
 			if jobs[i].Layer {
-				jobs[i].From = Layer(got)
+				jobs[i].readLayer(got)
 			}
 			jobs[i].Again = again
 		}

@@ -107,7 +107,7 @@ func (f *SnapshotFiles) jobs() []Job {
 		return jobs
 	}
 	// Sandboxes from the snapshot mount these again, so they are no content.
-	mounts := []string{strings.TrimPrefix(wire.Dir, "/")}
+	var mounts []string
 	for _, t := range f.Record.Trees {
 		mounts = append(mounts, strings.TrimPrefix(t.Target, "/"))
 	}
@@ -153,7 +153,7 @@ func Commit(ctx context.Context, m *machine.Machine, got engine.Container, image
 // unchanged reports whether a container differs from its image in mount points only.
 func unchanged(diff []engine.Change, got engine.Container) bool {
 	return !slices.ContainsFunc(diff, func(c engine.Change) bool {
-		return c.Kind != engine.Added || c.Path != wire.Dir && !slices.ContainsFunc(got.Mounts, func(m engine.MountPoint) bool { return m.Target == c.Path })
+		return c.Kind != engine.Added || !slices.ContainsFunc(got.Mounts, func(m engine.MountPoint) bool { return m.Target == c.Path })
 	})
 }
 

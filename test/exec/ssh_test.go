@@ -47,7 +47,7 @@ var cli = sync.OnceValues(func() (string, error) {
 type openSSH struct {
 	t      *testing.T
 	sb     *sandbox.Sandbox
-	name   string
+	host   string // as ssh_config knows it
 	config string
 }
 
@@ -64,8 +64,8 @@ func newOpenSSH(t *testing.T, opts ...sandbox.CreateOption) *openSSH {
 	}
 	name := harness.UniqueName(t)
 	opts = append(opts, sandbox.WithName(name), sandbox.WithStopTimeout(time.Second))
-	o := &openSSH{t: t, sb: harness.NewSandbox(t, opts...), name: name, config: filepath.Join(t.TempDir(), "config")}
-	config := fmt.Sprintf("Host *\n\tProxyCommand %s proxy %%n\n\tStrictHostKeyChecking accept-new\n\tUserKnownHostsFile %s\n\tLogLevel ERROR\n",
+	o := &openSSH{t: t, sb: harness.NewSandbox(t, opts...), host: name + ".sandbox", config: filepath.Join(t.TempDir(), "config")}
+	config := fmt.Sprintf("Host *.sandbox\n\tProxyCommand %s proxy %%n\n\tStrictHostKeyChecking accept-new\n\tUserKnownHostsFile %s\n\tLogLevel ERROR\n",
 		program, filepath.Join(t.TempDir(), "known_hosts"))
 	if err := os.WriteFile(o.config, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
@@ -78,7 +78,7 @@ func newOpenSSH(t *testing.T, opts ...sandbox.CreateOption) *openSSH {
 func (o *openSSH) command(program string, args ...string) *exec.Cmd {
 	all := []string{"-F", o.config}
 	for _, a := range args {
-		all = append(all, strings.ReplaceAll(a, "%s", o.name))
+		all = append(all, strings.ReplaceAll(a, "%s", o.host))
 	}
 	ctx, cancel := context.WithTimeout(o.t.Context(), time.Minute)
 	o.t.Cleanup(cancel)
@@ -157,6 +157,9 @@ func TestSSHSessionIsTheSandboxUsers(t *testing.T) {
 	want := []string{"node", "/home/node", "/home/node node /bin/bash", "hello there", "42", ""}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("session (-want +got):\n%s", diff)
+	}
+	if got := o.ssh("grep -o 'NoNewPrivs:.*' /proc/self/status"); !strings.HasSuffix(got, "\t1\n") {
+		t.Errorf("a session of a user says %q, want no new privileges", got)
 	}
 	if got := must(t, o.command("ssh", "-o", "SetEnv=LC_FRUIT=plum", "%s", `echo "$LC_FRUIT"`)); got != "plum\n" {
 		t.Errorf("SetEnv arrives as %q, want plum", got)
@@ -344,7 +347,7 @@ func TestSSHOfNoSandboxFailsWithOurWords(t *testing.T) {
 	t.Parallel()
 	o := newOpenSSH(t)
 	var stderr bytes.Buffer
-	cmd := o.command("ssh", "no-such-sandbox", "true")
+	cmd := o.command("ssh", "no-such-sandbox.sandbox", "true")
 	cmd.Stderr = &stderr
 	cmd.Run()
 	if got := cmd.ProcessState.ExitCode(); got != 255 || !strings.Contains(stderr.String(), "Sandbox not found") {
@@ -537,7 +540,7 @@ func TestRsyncMovesNothingTheSecondTime(t *testing.T) {
 	giveRsync(t, o.sb)
 	there, back := t.TempDir(), t.TempDir()
 	plant(t, there)
-	for _, way := range [][2]string{{there + "/", o.name + ":/tmp/tree/"}, {o.name + ":/tmp/tree/", back + "/"}} {
+	for _, way := range [][2]string{{there + "/", o.host + ":/tmp/tree/"}, {o.host + ":/tmp/tree/", back + "/"}} {
 		for round, want := range []string{"7", "0"} {
 			cmd := exec.CommandContext(t.Context(), "rsync", "-a", "--stats", "-e", o.rsh(), way[0], way[1])
 			out := must(t, cmd)
@@ -564,7 +567,7 @@ func TestGitClonesAndPushes(t *testing.T) {
 			"GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@b", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@b")
 		return must(t, cmd)
 	}
-	url := o.name + ":/workspace/repo.git"
+	url := o.host + ":/workspace/repo.git"
 	git("clone", "-q", url, "one")
 	if err := os.WriteFile(filepath.Join(dir, "one", "file"), []byte("pushed"), 0o644); err != nil {
 		t.Fatal(err)
@@ -573,7 +576,7 @@ func TestGitClonesAndPushes(t *testing.T) {
 	git("-C", "one", "add", "file")
 	git("-C", "one", "commit", "-q", "-m", "first")
 	git("-C", "one", "push", "-q", "origin", "main")
-	git("clone", "-q", "ssh://"+o.name+"/workspace/repo.git", "two")
+	git("clone", "-q", "ssh://"+o.host+"/workspace/repo.git", "two")
 	if got, err := os.ReadFile(filepath.Join(dir, "two", "file")); string(got) != "pushed" || err != nil {
 		t.Errorf("the second clone has %q, %v, want what was pushed from the first", got, err)
 	}

@@ -604,7 +604,7 @@ func init() {
 				}
 			}))
 		case "out":
-			_, err = sb.CopyOut(ctx, "large", filepath.Join(args[2], "large"), sandbox.WithCopyProgress(func(sandbox.CopyStatus) {
+			_, err = sb.CopyOut(ctx, "large", filepath.Join(args[2], "large"), sandbox.WithCopyMaxBytes(1<<40), sandbox.WithCopyProgress(func(sandbox.CopyStatus) {
 				once.Do(func() { os.Stdout.WriteString("x") })
 				select {}
 			}))

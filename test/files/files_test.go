@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"strings"
 	"sync"
 	"syscall"
@@ -113,7 +114,7 @@ func TestFileErrorsSayWhichAndWhy(t *testing.T) {
 		{"WriteFile to a directory", sb.WriteFile(ctx, "d", nil, 0o644), syscall.EISDIR},
 		{"WriteFile nowhere", sb.WriteFile(ctx, "none/f", nil, 0o644), fs.ErrNotExist},
 		{"Mkdir", sb.Mkdir(ctx, "d", 0o755), fs.ErrExist},
-		{"Mkdir read-only", sb.Mkdir(ctx, "/.agent-sandbox/d", 0o755), syscall.EROFS},
+		{"Mkdir read-only", sb.Mkdir(ctx, path.Dir(harness.Raw(t, sb).Config.Entrypoint[0])+"/d", 0o755), syscall.EROFS},
 		{"Remove", sb.Remove(ctx, "d"), syscall.ENOTEMPTY},
 		{"Symlink", sb.Symlink(ctx, "x", "file"), fs.ErrExist},
 		{"Readlink", harness.Second(sb.Readlink(ctx, "file")), fs.ErrInvalid},

@@ -55,20 +55,8 @@ func notMade(t *testing.T, c *sandbox.Client, source sandbox.Source, opts ...san
 // tar.
 func bareImage(t *testing.T, user string, members ...harness.TarMember) string {
 	t.Helper()
-	eng := harness.NewEngine(t)
-	ref := "test-bare:" + record.NewID()
-	image := harness.Tar(t, append(members, harness.TarFile("etc/passwd", "root:x:0:0::/:\nbuilder:x:1234:2345::/:\n"), harness.TarFile("etc/group", "makers:x:3456:\n"))...)
-	if err := eng.ImportImage(t.Context(), ref, bytes.NewReader(image), []string{"USER " + user}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		if err := eng.RemoveImage(ctx, ref, true); err != nil {
-			t.Errorf("remove image: %v", err)
-		}
-	})
-	return ref
+	content := harness.Tar(t, append(members, harness.TarFile("etc/passwd", "root:x:0:0::/:\nbuilder:x:1234:2345::/:\n"), harness.TarFile("etc/group", "makers:x:3456:\n"))...)
+	return harness.Image(t, content, "USER "+user)
 }
 
 // S1.3, E55: the image has neither git nor a shell, and everything is its user's.

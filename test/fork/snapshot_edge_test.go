@@ -386,7 +386,7 @@ func TestPruneLeavesAnImageThatASnapshotHolds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	source := harness.CreateWith(t, c, nil, sandbox.WithImage(ref))
+	source := harness.CreateWith(t, c, nil, sandbox.WithImage(image.ID))
 	snap := harness.SnapshotOf(t, c, source)
 	if held, err := eng.InspectImage(t.Context(), record.SnapshotImage(snap.ID)); err != nil || held.ID != image.ID {
 		t.Fatalf("the snapshot's image is %s, %v, want %s, which its sandbox was made from", held.ID, err, image.ID)

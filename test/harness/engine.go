@@ -18,6 +18,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
@@ -29,7 +30,7 @@ func AskPID1(ctx context.Context, eng *engine.Engine, name string, req wire.Cont
 		return wire.Reply{}, err
 	}
 	rec, _ := record.Decode(got.Labels)
-	stream, err := eng.Exec(ctx, got.ID, engine.ExecSpec{Argv: []string{wire.Path, wire.VerbServe}, User: "0:0", Dir: "/", Stdin: true})
+	stream, err := eng.Exec(ctx, got.ID, engine.ExecSpec{Argv: []string{machine.GuestPath(rec.Settings), wire.VerbServe}, User: "0:0", Dir: "/", Stdin: true})
 	if err != nil {
 		return wire.Reply{}, err
 	}
@@ -96,6 +97,24 @@ func NewEngine(t *testing.T) *engine.Engine {
 	}
 	t.Cleanup(func() { eng.Close() })
 	return eng
+}
+
+// StartContainer starts a container beside the library's, and removes it when the test ends.
+func StartContainer(t *testing.T, eng *engine.Engine, spec engine.ContainerSpec) (id string) {
+	t.Helper()
+	id, err := eng.CreateContainer(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := eng.RemoveContainer(context.Background(), id, true); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := eng.StartContainer(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	return id
 }
 
 // Objects names what the engine has of a sandbox, whatever its state.
@@ -265,6 +284,24 @@ func Layers(t testing.TB, eng *engine.Engine, name string) []engine.Image {
 		t.Fatal(err)
 	}
 	return images
+}
+
+// Image imports an archive as an image, which is removed when the test ends.
+func Image(t *testing.T, content []byte, changes ...string) (ref string) {
+	t.Helper()
+	eng := NewEngine(t)
+	ref = "agent-sandbox-test:" + UniqueName(t)
+	if err := eng.ImportImage(t.Context(), ref, bytes.NewReader(content), changes); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := eng.RemoveImage(ctx, ref, true); err != nil {
+			t.Errorf("remove image: %v", err)
+		}
+	})
+	return ref
 }
 
 // SmallImage imports an image with next to nothing in it: on some storage drivers a

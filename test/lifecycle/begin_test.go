@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"slices"
@@ -293,22 +294,127 @@ func TestUpdatedPolicyCounts(t *testing.T) {
 	check(sb, "for the other handle", true)
 }
 
-// A session that is paused can't take a policy: nothing is changed then.
-func TestPolicyOfAPausedSessionStays(t *testing.T) {
+// A policy takes effect also where the session can't be told: it is recorded, the session is
+// ended by the engine alone, and the next one has it. Where that is not wanted, or the policy
+// allows more than any, Update fails and nothing is changed.
+func TestPolicyEndsASessionThatCantBeReached(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
 	eng := harness.NewEngine(t)
-	if err := eng.PauseContainer(t.Context(), record.ContainerName(sb.Name())); err != nil {
-		t.Fatal(err)
+	inside := func(t *testing.T, name, script string) {
+		t.Helper()
+		s, err := eng.Exec(t.Context(), record.ContainerName(name), engine.ExecSpec{Argv: []string{"sh", "-c", script}, User: "0:0", Dir: "/"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		if _, err := io.Copy(io.Discard, s); err != nil {
+			t.Fatal(err)
+		}
 	}
-	t.Cleanup(func() { eng.UnpauseContainer(context.Background(), record.ContainerName(sb.Name())) })
-	if err := sb.Update(t.Context(), sandbox.WithNetworkPolicy(sandbox.DenyAll())); !errors.Is(err, sandbox.ErrNotRunning) {
-		t.Errorf("Update while paused: %v, want ErrNotRunning", err)
+	pause := func(t *testing.T, sb *sandbox.Sandbox) {
+		t.Helper()
+		if err := eng.PauseContainer(t.Context(), record.ContainerName(sb.Name())); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { eng.UnpauseContainer(context.Background(), record.ContainerName(sb.Name())) })
 	}
-	if got := recorded(t, sb.Name()); got.Version != 1 || got.Policy != "allow-all" {
-		t.Errorf("after the refused update the record says %+v", got)
+	exhaust := func(t *testing.T, sb *sandbox.Sandbox) {
+		t.Helper()
+		cmd := sb.Command(t.Context(), "node", "-e", `const {spawn} = require("child_process")
+			setInterval(() => { for (let i = 0; i < 99; i++) try { spawn("sleep", ["1000"]).on("error", () => {}) } catch {} }, 20)`)
+		cmd.Detached = true
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		harness.Eventually(t, "the sandbox is at its process limit", func() bool {
+			got, _, err := eng.Stats(t.Context(), record.ContainerName(sb.Name()))
+			return err == nil && got.Tasks == pidsLimit
+		})
+	}
+	freeze := func(t *testing.T, sb *sandbox.Sandbox) {
+		t.Helper()
+		inside(t, sb.Name(), `for p in /proc/[0-9]*; do tr "\\0" " " < $p/cmdline | grep -q "gues[t] serve" && kill -STOP ${p#/proc/}; done; true`)
+	}
+	for name, test := range map[string]struct {
+		prepare func(*testing.T, *sandbox.Sandbox)
+		other   bool // the update is that of a client which is not connected yet
+		opts    []sandbox.UpdateOption
+		want    error // nil: the session is ended
+	}{
+		"at the process limit":                {exhaust, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll())}, nil},
+		"paused":                              {pause, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll())}, nil},
+		"paused, connected":                   {pause, false, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll())}, nil},
+		"a guest that does not answer":        {freeze, false, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll())}, nil},
+		"paused, not to be stopped":           {pause, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll()), sandbox.WithoutStop()}, sandbox.ErrNotRunning},
+		"paused, everything is to be let":     {pause, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.AllowAll())}, sandbox.ErrNotRunning},
+		"process limit, not to be stopped":    {exhaust, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll()), sandbox.WithoutStop()}, errAny},
+		"process limit, everything to be let": {exhaust, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.AllowAll())}, errAny},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithPidsLimit(pidsLimit),
+				sandbox.WithNetworkPolicy(sandbox.NetworkPolicy{Subnets: sandbox.Subnets{Allow: []string{"0.0.0.0/0"}}}))
+			try := outside(t)
+			if got := harness.Run(t, sb, try...); got != "reached" {
+				t.Fatalf("before the update: %s", got)
+			}
+			updater := sb
+			if test.other {
+				var err error
+				if updater, err = harness.NewClient(t).Get(t.Context(), sb.Name()); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { updater.Detach() })
+			}
+			test.prepare(t, sb)
+			was := recorded(t, sb.Name())
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			err := updater.Update(ctx, test.opts...)
+			if test.want != nil {
+				if err == nil || test.want != errAny && !errors.Is(err, test.want) {
+					t.Errorf("Update: %v, want %v", err, test.want)
+				}
+				if strings.Contains(fmt.Sprint(err), "goroutine") {
+					t.Errorf("Update repeats the stacks of the guest: %v", err)
+				}
+				if got := recorded(t, sb.Name()); got != was {
+					t.Errorf("after the update that failed the record says %+v, want %+v", got, was)
+				}
+				got, err := eng.InspectContainer(t.Context(), record.ContainerName(sb.Name()))
+				if err != nil || !got.HasSession() {
+					t.Errorf("after the update that failed the session is %s, %v", got.State, err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatalf("Update: %v", err)
+			}
+			st := harness.Inspect(t, sb.Name())
+			if st.State != sandbox.StateStopped || st.Reason != "network policy" || st.Network.String() != "deny-all" {
+				t.Errorf("after Update: %s by %q under %s; want stopped, network policy, deny-all", st.State, st.Reason, st.Network)
+			}
+			if _, err := sb.Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if got := harness.Run(t, sb, try...); got == "reached" {
+				t.Error("the next session reaches what deny-all forbids")
+			}
+			if _, err := sb.Stop(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if st := harness.Inspect(t, sb.Name()); st.Reason != "stopped" {
+				t.Errorf("the next session ended by %q, want stopped", st.Reason)
+			}
+		})
 	}
 }
+
+// pidsLimit leaves room for a node and little else.
+const pidsLimit = 64
+
+// errAny stands for any error.
+var errAny = errors.New("an error")
 
 // Of several who change the policy at once the last one in the record is in force, and no
 // Update that returned is of an older one than what is enforced.

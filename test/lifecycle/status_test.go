@@ -2,8 +2,12 @@ package lifecycle_test
 
 import (
 	"errors"
+	"net/http"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -169,5 +173,61 @@ func TestListFiltersAddUp(t *testing.T) {
 	}
 	if _, err := c.List(t.Context(), sandbox.TagFilter("a", "1"), sandbox.TagFilter("a", "2")); !errors.Is(err, sandbox.ErrInvalidArgument) {
 		t.Errorf("List by a tag that is to have two values: %v, want ErrInvalidArgument", err)
+	}
+}
+
+// However many ask for the size of a workspace at once, few helpers and few processes in the
+// sandbox measure it: callers share what was measured since they asked.
+func TestSizesAreSharedByThoseWhoAskAtOnce(t *testing.T) {
+	t.Parallel()
+	const callers = 40
+	for name, test := range map[string]struct {
+		stopped  bool
+		measures *regexp.Regexp
+		most     int64 // twice what runs at once, and the containers that the guest is placed with
+	}{
+		"stopped": {true, regexp.MustCompile(`^POST .*/containers/create$`), 6},
+		"running": {false, regexp.MustCompile(`^POST .*/containers/[^/]+/exec$`), 16},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), harness.Quick)
+			harness.Write(t, sb, "file", strings.Repeat("x", 1<<20))
+			if test.stopped {
+				if _, err := sb.Stop(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var asked, measured atomic.Int64
+			all := make(chan struct{})
+			host := harness.InFront(t, func(_ http.ResponseWriter, r *http.Request) bool {
+				call := r.Method + " " + r.URL.Path
+				if strings.HasSuffix(call, "/volumes/agent-sandbox-"+sb.ID()) && asked.Add(1) == callers {
+					close(all)
+				}
+				if test.measures.MatchString(call) {
+					measured.Add(1)
+					select { // until everybody has asked
+					case <-all:
+					case <-r.Context().Done():
+					}
+				}
+				return false
+			}, nil)
+			c := harness.NewClient(t, sandbox.WithHost(host))
+			var done sync.WaitGroup
+			for range callers {
+				done.Go(func() {
+					st, err := c.Inspect(t.Context(), sb.Name())
+					if err != nil || st.Workspace.SizeBytes < 1<<20 {
+						t.Errorf("Inspect: %d bytes, %v; want a megabyte or more", st.Workspace.SizeBytes, err)
+					}
+				})
+			}
+			done.Wait()
+			if n := measured.Load(); n == 0 || n > test.most {
+				t.Errorf("%d callers started %d measurements, want 1 to %d", callers, n, test.most)
+			}
+		})
 	}
 }

@@ -2,7 +2,6 @@ package network_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -66,7 +65,14 @@ func TestAttachedNetworks(t *testing.T) {
 	meta := netip.MustParseAddr("169.254.169.254")
 	network := enginetest.NewNetwork(t, netip.MustParsePrefix("169.254.169.0/24"), netip.PrefixFrom(six, 64).Masked())
 	enginetest.Connect(t, network, l.id, meta, six)
+	// In a session that runs it would be a change of the network, which ends the session.
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatalf("Stop: %v", err)
+	}
 	enginetest.Connect(t, network, record.ContainerName(sb.Name()), netip.Addr{}, netip.Addr{})
+	if _, err := sb.Start(t.Context()); err != nil {
+		t.Fatalf("Start: %v", err)
+	}
 	var lab struct {
 		NetworkSettings struct {
 			Networks map[string]struct{ MacAddress string }
@@ -122,6 +128,29 @@ func TestAttachedNetworks(t *testing.T) {
 	}
 }
 
+// attemptIn makes the attempts in a container of the lab's image.
+func attemptIn(t *testing.T, eng *engine.Engine, container string, attempts ...tried) map[string]outcome {
+	t.Helper()
+	in, err := json.Marshal(attempts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := eng.Exec(t.Context(), container, engine.ExecSpec{Argv: []string{"/probe", "try"}, Stdin: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if _, err := s.Write(in); err != nil {
+		t.Fatal(err)
+	}
+	s.CloseWrite()
+	out, err := io.ReadAll(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return outcomes(t, out)
+}
+
 // Shows 1: the control of the attempts that take NET_RAW: beside the very same PID 1,
 // locked, in a container that keeps it, frames get out past every rule. What goes
 // through the kernel does not, there either.
@@ -153,40 +182,9 @@ func TestNetRawWouldLeak(t *testing.T) {
 		}
 	}
 	eng := harness.NewEngine(t)
-	id, err := eng.CreateContainer(t.Context(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := eng.RemoveContainer(context.Background(), id, true); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := eng.StartContainer(t.Context(), id); err != nil {
-		t.Fatal(err)
-	}
+	id := harness.StartContainer(t, eng, spec)
 	// Locked: TCP from there arrives until PID 1 has come that far.
-	tryThere := func(attempts ...tried) map[string]outcome {
-		t.Helper()
-		in, err := json.Marshal(attempts)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s, err := eng.Exec(t.Context(), id, engine.ExecSpec{Argv: []string{"/probe", "try"}, Stdin: true})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer s.Close()
-		if _, err := s.Write(in); err != nil {
-			t.Fatal(err)
-		}
-		s.CloseWrite()
-		out, err := io.ReadAll(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return outcomes(t, out)
-	}
+	tryThere := func(attempts ...tried) map[string]outcome { return attemptIn(t, eng, id, attempts...) }
 	harness.Eventually(t, "PID 1 has locked the network", func() bool { return tryThere(attempts[2])["TCP"].Err != "" })
 	before := l.look(t)
 	got := tryThere(attempts...)
@@ -273,8 +271,8 @@ func TestTheMachineIsOutOfReach(t *testing.T) {
 }
 
 // Shows 1, 5: nothing comes into a sandbox but by its published ports; these answer
-// under deny-all, and DialContext works. From another sandbox a port that is not
-// published can't be reached under any policy.
+// under deny-all, and DialContext works. They answer the engine's machine, no other
+// sandbox, under any policy of either.
 func TestWhatComesIn(t *testing.T) {
 	t.Parallel()
 	l := theLab(t)
@@ -338,11 +336,18 @@ func TestWhatComesIn(t *testing.T) {
 	}
 	other := l.sandbox(t)
 	attempts := []tried{{"published", "tcp", ip + ":3000", ""}, {"not published", "tcp", ip + ":4000", ""}, {"UDP", "udp", ip + ":4000", ""}, {"UDP of the same number", "udp", ip + ":3000", ""}, {"ICMP", "icmp", ip, ""}}
-	for policy, open := range map[string]bool{"allow-all": true, "public-only": false, "allow=*": false, "deny-all": false, "allow=good.lab.test": false} {
-		setPolicy(t, other, "%s", policy)
-		for name, o := range l.try(t, other, attempts...) {
-			if want := open && name == "published"; (o.Err == "") != want {
-				t.Errorf("from another under %s: %s: %+v; want success: %v", policy, name, o, want)
+	// The attempts are real ones: what listens without a policy of ours is reached.
+	if o := l.try(t, other, tried{"lab", "tcp", netip.AddrPortFrom(l.private, 9000).String(), ""})["lab"]; o.Err != "" {
+		t.Errorf("a neighbour that is no sandbox: %+v", o)
+	}
+	for _, servers := range []string{"allow-all", "deny-all"} {
+		setPolicy(t, server, "%s", servers)
+		for _, policy := range []string{"allow-all", "subnets.allow=" + ip, "public-only", "allow=*", "deny-all", "allow=good.lab.test"} {
+			setPolicy(t, other, "%s", policy)
+			for name, o := range l.try(t, other, attempts...) {
+				if o.Err == "" {
+					t.Errorf("from another under %s to one under %s: %s: %+v; want it refused", policy, servers, name, o)
+				}
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package network_test
 
 import (
+	"archive/tar"
 	"bufio"
 	"bytes"
 	"context"
@@ -76,6 +77,45 @@ func init() {
 	})
 }
 
+// hostile adds to an archive of programs what could mislead the library: every policy is tried
+// in sandboxes of such an image.
+func hostile(programs []byte) ([]byte, error) {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for r := tar.NewReader(bytes.NewReader(programs)); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		if err := w.WriteHeader(h); err != nil {
+			return nil, err
+		}
+		if _, err := io.Copy(w, r); err != nil {
+			return nil, err
+		}
+	}
+	const script = "#!/probe\n"
+	for _, h := range []tar.Header{
+		{Typeflag: tar.TypeSymlink, Name: ".agent-sandbox", Linkname: "opt/g", Mode: 0o777},
+		{Typeflag: tar.TypeReg, Name: "opt/g/guest", Mode: 0o4755, Size: int64(len(script))},
+		{Typeflag: tar.TypeSymlink, Name: "workspace", Linkname: "srv/work", Mode: 0o777},
+		{Typeflag: tar.TypeSymlink, Name: "copy", Linkname: ".agent-sandbox", Mode: 0o777},
+		{Typeflag: tar.TypeSymlink, Name: "etc/passwd", Linkname: "../srv/none", Mode: 0o777},
+	} {
+		if err := w.WriteHeader(&h); err != nil {
+			return nil, err
+		}
+		if h.Size > 0 {
+			io.WriteString(w, script)
+		}
+	}
+	err := w.Close()
+	return b.Bytes(), err
+}
+
 func (l *lab) start(ctx context.Context) (err error) {
 	if l.eng, err = engine.Open(ctx, engine.Options{}); err != nil {
 		return err
@@ -87,7 +127,13 @@ func (l *lab) start(ctx context.Context) (err error) {
 	}
 	l.image = "sandbox-test-lab:" + record.NewID()
 	l.undo = append(l.undo, func(ctx context.Context) error { return l.eng.RemoveImage(ctx, l.image, true) })
-	if err := l.eng.ImportImage(ctx, l.image, bytes.NewReader(content), nil); err != nil {
+	if content, err = hostile(content); err != nil {
+		return err
+	}
+	if err := l.eng.ImportImage(ctx, l.image, bytes.NewReader(content), []string{
+		"LABEL agent-sandbox.by=forged agent-sandbox.tag.tenant=acme agent-sandbox.until=2000-01-01T00:00:00Z",
+		"ENV GODEBUG=netdns=cgo GOTRACEBACK=crash LD_PRELOAD=/opt/g/guest", "VOLUME /opt/kept",
+	}); err != nil {
 		return err
 	}
 	// Other runs have labs on the same machine.
@@ -243,7 +289,12 @@ func (l *lab) watchStart(t *testing.T) func(*sandbox.Sandbox) []string {
 // sent are the packets that have come from a sandbox's addresses, of those that count.
 func (l *lab) sent(t *testing.T, sb *sandbox.Sandbox, counts func(key string, last time.Time) bool) (got []string) {
 	t.Helper()
-	sources := l.addresses(t, sb)
+	return l.from(t, l.addresses(t, sb), counts)
+}
+
+// from are the packets that have come from some addresses, of those that count.
+func (l *lab) from(t *testing.T, sources []string, counts func(key string, last time.Time) bool) (got []string) {
+	t.Helper()
 	for key, last := range l.look(t) {
 		source, what, _ := strings.Cut(key, " ")
 		if !slices.Contains(sources, source) || !counts(key, last) || strings.HasSuffix(what, " "+l.dns.String()+":53") {

@@ -180,7 +180,7 @@ func TestRootInsideCannotLookIntoPID1(t *testing.T) {
 // Shows 6: nor get what PID 1 has.
 func TestRootInsideCannotRegainCapabilities(t *testing.T) {
 	t.Parallel()
-	sb := attacked(t)
+	sb := attacked(t, sandbox.WithNewPrivileges())
 	began := harness.Status(t, sb).StartedAt
 	got := attack(t, sb, "gain")
 	// What root may do, so that the attempt is a real one.
@@ -224,21 +224,10 @@ func TestAttemptsAtCapabilitiesAreRealOnes(t *testing.T) {
 		t.Fatalf("build the attacker: %v", err)
 	}
 	eng := harness.NewEngine(t)
-	id, err := eng.CreateContainer(t.Context(), engine.ContainerSpec{
+	id := harness.StartContainer(t, eng, engine.ContainerSpec{
 		Name: "attacked-" + record.NewID(), Image: sandbox.DefaultImage, Entrypoint: []string{"sleep", "1000"},
 		CapAdd: []string{"NET_ADMIN", "NET_RAW", "MKNOD", "SYS_ADMIN"}, SecurityOpt: []string{"seccomp=unconfined", "apparmor=unconfined"}, NetworkMode: "none", Tmpfs: map[string]string{"/.agent-sandbox": "exec"},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := eng.RemoveContainer(context.Background(), id, true); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := eng.StartContainer(t.Context(), id); err != nil {
-		t.Fatal(err)
-	}
 	do := func(in []byte, argv ...string) string {
 		t.Helper()
 		s, err := eng.Exec(t.Context(), id, engine.ExecSpec{Argv: argv, Stdin: true})

@@ -115,7 +115,7 @@ func TestSecretIsUsedAndNotSeen(t *testing.T) {
 		t.Errorf("inside, %d bytes of environments and command lines have the token, %v", len(out), err)
 	}
 	// In files; the last word proves that grep was at work.
-	find := sb.Command(t.Context(), "sh", "-c", `read T; grep -rlF "$T" /etc /tmp /root /home /workspace /run /var /usr/local /opt /srv /.agent-sandbox 2>/dev/null; grep -rlF "begun" /proc/self/cmdline`)
+	find := sb.Command(t.Context(), "sh", "-c", `read T; grep -rlF "$T" /etc /tmp /root /home /workspace /run /var /usr/local /opt /srv /.agent-sandbox* 2>/dev/null; grep -rlF "begun" /proc/self/cmdline`)
 	find.Stdin = strings.NewReader(token + "\n")
 	if out, err := find.Output(); err != nil || string(out) != "/proc/self/cmdline\n" {
 		t.Errorf("files with the token: %q, %v", out, err)

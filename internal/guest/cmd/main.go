@@ -45,8 +45,12 @@ func run(verb string, args []string) (code int, err error) {
 	case egress.VerbTrust:
 		return 1, egress.RunTrust()
 	case wire.VerbCopy:
-		return 1, copytree.Run(args, lookupOwner)
+		return 1, copytree.Run(args)
 	case wire.VerbDu:
+		// The engine starts it in a sandbox, with the container's privileges.
+		if err := proc.DropPrivileges(); err != nil {
+			return 1, err
+		}
 		return 1, copytree.Sizes(args)
 	case wire.VerbPack:
 		return 1, copytree.Pack(args)
@@ -74,9 +78,4 @@ func try(args []string) error {
 		a.Reflink = err.Error()
 	}
 	return json.NewEncoder(os.Stdout).Encode(a)
-}
-
-func lookupOwner(spec string) (uid, gid uint32, err error) {
-	user, err := proc.LookupUser(spec)
-	return user.UID, user.GID, err
 }

@@ -39,9 +39,9 @@ type CopyJob struct {
 	// Is says which directory From has to be. When it is another one nothing is copied
 	// and the job is reported in Copied.Elsewhere.
 	Is *Identity `json:"is,omitempty"`
-	// Owner is who everything belongs to in To, as user[:group] of where the copy runs;
-	// setuid and setgid bits are left out then. Empty keeps the owners there are.
-	Owner string `json:"owner,omitempty"`
+	// Owner is who everything belongs to in To; setuid and setgid bits are left out then.
+	// Without one the owners stay.
+	Owner *Owner `json:"owner,omitempty"`
 	// Layer says that From is a container's own layer, on the engine's disk and not as the
 	// container sees it. What marks that a file of the image is gone, or a directory's
 	// contents, is copied like files, and attributes of that kind have to be taken. To may
@@ -55,6 +55,11 @@ type CopyJob struct {
 	// Mounts are names in From that say nothing of whether a Layer holds anything: the
 	// engine makes them, to mount something there.
 	Mounts []string `json:"mounts,omitempty"`
+	// Omit are names in From that are not copied, such as the place of the guest in the
+	// container that the layer is from.
+	Omit []string `json:"omit,omitempty"`
+	// Check are paths of the container that a Layer is for; see Root.Plain.
+	Check []string `json:"check,omitempty"`
 	// Again says that To may have what an earlier copy left: it is removed first.
 	Again bool `json:"again,omitempty"`
 	// Pack has what From, a Layer, holds be sent in Copied.Layer instead. To is of no
@@ -63,6 +68,12 @@ type CopyJob struct {
 	// Sync is a directory whose file system is written out first. One that keeps what is
 	// written to it for itself for a while would hold it back from From.
 	Sync string `json:"sync,omitempty"`
+}
+
+// Owner is a user and a group.
+type Owner struct {
+	UID uint32 `json:"uid"`
+	GID uint32 `json:"gid"`
 }
 
 // Identity tells a directory from every other one, as long as no machine restarts.
@@ -114,6 +125,9 @@ type Root struct {
 	Mtime int64  `json:"mtime"` // in nanoseconds
 	// Bare says that it is a Layer in which nothing was changed since it was made.
 	Bare bool `json:"bare,omitempty"`
+	// Plain says that on the way to the job's Check paths the copied layer has nothing but
+	// directories, and at their ends at most small regular files.
+	Plain bool `json:"plain,omitempty"`
 }
 
 // MaxNames is how many names Copied.Names has at most.

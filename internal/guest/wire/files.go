@@ -260,8 +260,11 @@ type Unpacked struct {
 // Skipped is what was not kept of a file, and why.
 type Skipped struct{ Path, Reason string }
 
-// MaxUnpacked bounds a Unpacked on its way.
-const MaxUnpacked = 16 << 20
+// MaxUnpacked bounds a Unpacked on its way, in bytes, and MaxSkipped the list in it.
+const (
+	MaxUnpacked = 16 << 20
+	MaxSkipped  = 1000
+)
 
 // Pack appends all of c.
 func (c *Unpacked) Pack(p *Pack) {
@@ -288,10 +291,10 @@ func ReadUnpacked(b []byte) (c Unpacked, err error) {
 	c.Files, c.Dirs, c.Bytes, c.More = u.Int(), u.Int(), u.Int(), u.Int()
 	c.Failed = u.Uint() != 0
 	c.Path, c.Text, c.Errno = u.String(), u.String(), u.Uint32()
-	for u.More() {
+	for u.More() && len(c.Skipped) < MaxSkipped {
 		c.Skipped = append(c.Skipped, Skipped{u.String(), u.String()})
 	}
-	if c.Files < 0 || c.Dirs < 0 || c.Bytes < 0 || c.More < 0 || c.Errno > 4095 {
+	if c.Files < 0 || c.Dirs < 0 || c.Bytes < 0 || c.More < 0 || c.Errno > 4095 || u.More() {
 		u.fail()
 	}
 	return c, u.Err()

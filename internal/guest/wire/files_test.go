@@ -36,6 +36,17 @@ func TestWhatIsMissingIsAnError(t *testing.T) {
 	}
 }
 
+func TestAReportHasABoundedList(t *testing.T) {
+	t.Parallel()
+	for n, ok := range map[int]bool{MaxSkipped: true, MaxSkipped + 1: false} {
+		var p Pack
+		(&Unpacked{Skipped: make([]Skipped, n)}).Pack(&p)
+		if got, err := ReadUnpacked(p); (err == nil) != ok || len(got.Skipped) > MaxSkipped {
+			t.Errorf("a list of %d: %d are read, %v", n, len(got.Skipped), err)
+		}
+	}
+}
+
 func FuzzReadFrame(f *testing.F) {
 	p := NewFrame(64)
 	p.Info(FileInfo{Name: "x"})
@@ -67,6 +78,9 @@ func FuzzReadUnpacked(f *testing.F) {
 	f.Add([]byte(p))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		got, err := ReadUnpacked(b)
+		if len(got.Skipped) > MaxSkipped {
+			t.Fatalf("a list of %d", len(got.Skipped))
+		}
 		if err != nil {
 			return
 		}

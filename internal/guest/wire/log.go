@@ -16,7 +16,8 @@ const (
 	MaxLogID    = 64   // of a command whose output is written there
 )
 
-// StdioRequest on the control socket asks PID 1 for the container's stdout and stderr,
-// which come as rights with one byte. It takes no signature: root inside could write
-// to the log as the main process does.
+// StdioRequest on the control socket asks PID 1 for what a keeper needs: the container's
+// stdout and stderr, and the socket that PID 1 has bound to KeepSocket before any other
+// process could. They come as rights with one byte, to root alone. It takes no signature:
+// root inside could write to the log as the main process does.
 const StdioRequest = "stdio\n"

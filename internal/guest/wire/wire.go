@@ -5,10 +5,17 @@ package wire
 
 import "time"
 
-// Where the guest lives inside every sandbox.
+// Where the guest is in a container. In a sandbox the directory is Dir, "-" and a random value:
+// an image, a volume or the files of another sandbox can't have a link to a name that nobody
+// knows before the container is created. Helpers run an image of the guest alone, with Dir as
+// it is, and so do sandboxes from before each had a directory of its own.
 const (
-	Dir  = "/.agent-sandbox"
-	Path = Dir + "/guest"
+	Dir     = "/.agent-sandbox"
+	Program = "guest" // its name in that directory
+	Path    = Dir + "/" + Program
+	// Self is the guest's path for a process that runs it, and so what Exec.Path names for a
+	// verb of the guest.
+	Self = "/proc/self/exe"
 )
 
 // Verbs of the guest binary: its first argument.
@@ -72,6 +79,7 @@ const (
 	CodeTimeout = 124 // the session's deadline passed
 	CodeLease   = 123 // nobody renewed the lease
 	CodeFailed  = 122 // PID 1 could not set the session up
+	CodeChanged = 121 // another process changed the network or its rules
 )
 
 // Init is what PID 1 is told. It stands in the container's command, where anyone
@@ -121,6 +129,9 @@ type Exec struct {
 	Env  []string `json:"env,omitempty"`
 	Dir  string   `json:"dir,omitempty"`  // default "/"
 	User string   `json:"user,omitempty"` // name|uid[:group|gid], default 0
+	// NewPrivileges lets setuid programs and file capabilities give a command of a user
+	// other than root more privileges.
+	NewPrivileges bool `json:"new_privileges,omitempty"`
 	// Stdin says that the client will send input; without it stdin is /dev/null.
 	Stdin bool `json:"stdin,omitempty"`
 	// Merge makes stderr the same pipe as stdout.

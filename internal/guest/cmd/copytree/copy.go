@@ -11,6 +11,7 @@ import (
 	"path"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,9 +22,8 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// Run carries out a wire.Copy, its only argument, and reports on standard output. Owners
-// are resolved by lookup.
-func Run(args []string, lookup LookupOwner) error {
+// Run carries out a wire.Copy, its only argument, and reports on standard output.
+func Run(args []string) error {
 	if len(args) != 1 {
 		return errors.New("copy: wants one argument")
 	}
@@ -35,7 +35,7 @@ func Run(args []string, lookup LookupOwner) error {
 	debug.SetGCPercent(400)
 
 	out := json.NewEncoder(os.Stdout)
-	c := newCopier(lookup)
+	c := newCopier()
 	if spec.Wait {
 		if err := out.Encode(wire.Copied{Ready: true}); err != nil {
 			return err
@@ -95,8 +95,6 @@ func (c *copier) report(stop <-chan struct{}, out *json.Encoder) (layersDone boo
 type copier struct {
 	files, dirs, bytes, skipped, xattrs atomic.Int64
 	noReflink                           atomic.Bool
-	lookup                              LookupOwner
-	owners                              []*owner // of the jobs; nil keeps each file's own
 	jobs                                []wire.CopyJob
 	layers                              chan struct{} // closed when the jobs of layers are done
 	packed                              layerBuffer   // the layer of a job with Pack
@@ -130,8 +128,8 @@ type link struct {
 	path string // below root; empty when it could not be made
 }
 
-func newCopier(lookup LookupOwner) *copier {
-	c := &copier{lookup: lookup, links: map[linkKey]*link{}, targets: map[inode]bool{}, layers: make(chan struct{})}
+func newCopier() *copier {
+	c := &copier{links: map[linkKey]*link{}, targets: map[inode]bool{}, layers: make(chan struct{})}
 	c.changed.L = &c.mu
 	return c
 }
@@ -145,32 +143,11 @@ func (c *copier) copied() wire.Copied {
 	}
 }
 
-// LookupOwner resolves name|uid[:group|gid] against the account files of the container.
-type LookupOwner func(spec string) (uid, gid uint32, err error)
-
-type owner struct{ uid, gid uint32 }
-
-// lookupOwners looks up the owners that the jobs name.
-func (c *copier) lookupOwners(jobs []wire.CopyJob) error {
-	c.owners = make([]*owner, len(jobs))
-	for i, job := range jobs {
-		if job.Owner == "" {
-			continue
-		}
-		uid, gid, err := c.lookup(job.Owner)
-		if err != nil {
-			return &pathError{job: i, err: err}
-		}
-		c.owners[i] = &owner{uid, gid}
-	}
-	return nil
-}
-
 // reown changes the attributes of a file for the owner of its job, if it has one. The new
 // owner must not get the old one's rights by set-user-ID.
 func (c *copier) reown(job int, st *unix.Stat_t) {
-	if o := c.owners[job]; o != nil {
-		st.Uid, st.Gid = o.uid, o.gid
+	if o := c.jobs[job].Owner; o != nil {
+		st.Uid, st.Gid = o.UID, o.GID
 		if st.Mode&unix.S_IFMT != unix.S_IFDIR {
 			st.Mode &^= unix.S_ISUID | unix.S_ISGID
 		}
@@ -179,9 +156,6 @@ func (c *copier) reown(job int, st *unix.Stat_t) {
 
 // run copies everything, or stops at the first failure.
 func (c *copier) run(spec wire.Copy) error {
-	if err := c.lookupOwners(spec.Jobs); err != nil {
-		return err
-	}
 	c.jobs, c.roots = spec.Jobs, make([]wire.Root, len(spec.Jobs))
 	workers := spec.Workers
 	if workers <= 0 {
@@ -189,6 +163,9 @@ func (c *copier) run(spec wire.Copy) error {
 	}
 	if err := c.copyJobs(true, workers); err != nil {
 		return err
+	}
+	for i, job := range c.jobs {
+		c.roots[i].Plain = job.Layer && !job.Pack && plain(job.To, job.Check)
 	}
 	c.atLayers = c.copied()
 	c.atLayers.Layers, c.atLayers.Layer = true, c.packed.Bytes()
@@ -260,7 +237,7 @@ func (c *copier) begin(i int, job wire.CopyJob) error {
 	c.reown(i, &b.stat)
 	c.roots[i] = wire.Root{Mode: b.stat.Mode & 0o7777, UID: b.stat.Uid, GID: b.stat.Gid, Mtime: b.stat.Mtim.Nano()}
 	if job.Layer {
-		if c.roots[i].Bare, err = bare(b.src, &b.stat, job.Mounts); err != nil {
+		if c.roots[i].Bare, err = bare(b.src, &b.stat, slices.Concat(job.Mounts, job.Omit)); err != nil {
 			return b.fail("", err)
 		}
 	}

@@ -242,7 +242,7 @@ func TestCopierKeeps(t *testing.T) {
 			want := treeOf(t, src)
 			for way, copyTo := range map[string]func(to string) (skipped []string, err error){
 				"beside": func(to string) ([]string, error) {
-					c := newCopier(nil)
+					c := newCopier()
 					err := c.run(wire.Copy{Jobs: []wire.CopyJob{{From: src, To: to}}})
 					var names []string
 					for _, n := range c.copied().Names {
@@ -259,7 +259,7 @@ func TestCopierKeeps(t *testing.T) {
 					if err := out.Close(); err != nil {
 						return nil, err
 					}
-					return out.Names, newCopier(nil).receive(&stream, []wire.CopyJob{{To: to}})
+					return out.Names, newCopier().receive(&stream, []wire.CopyJob{{To: to}})
 				},
 			} {
 				to := t.TempDir()
@@ -296,7 +296,7 @@ func TestCopierCopiesNothingElse(t *testing.T) {
 	}
 	other := identify(&st)
 	other.Ino++
-	c := newCopier(nil)
+	c := newCopier()
 	if err := c.run(wire.Copy{Jobs: []wire.CopyJob{{From: src, To: to, Is: &other}}}); err != nil || !slices.Equal(c.elsewhere, []int{0}) {
 		t.Errorf("a copy of another directory than meant: %v, elsewhere are %v, want the job", err, c.elsewhere)
 	}
@@ -307,7 +307,7 @@ func TestCopierCopiesNothingElse(t *testing.T) {
 	if err := os.Mkdir(inside, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	c = newCopier(nil)
+	c = newCopier()
 	err := c.run(wire.Copy{Jobs: []wire.CopyJob{{From: src, To: inside}}})
 	if e := toCopyError(err); err == nil || string(e.Path) != "inside" {
 		t.Errorf("a copy of a directory into itself: %v, want an error that names it", err)
@@ -327,7 +327,7 @@ func TestCopierNamesWhatItCouldNotCopy(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(to, "a/b/f"), 0o755); err != nil { // is in the way, once the directories are made again
 		t.Fatal(err)
 	}
-	err := newCopier(nil).run(wire.Copy{Jobs: []wire.CopyJob{{From: src, To: to}}})
+	err := newCopier().run(wire.Copy{Jobs: []wire.CopyJob{{From: src, To: to}}})
 	if e := toCopyError(err); err == nil || string(e.Path) != "a" || e.Changed || !strings.Contains(e.Message, syscall.EEXIST.Error()) {
 		t.Errorf("a copy into what is not empty: %+v, want that a exists", e)
 	}
@@ -351,15 +351,15 @@ func TestReceiverRefusesWhatNoSenderSends(t *testing.T) {
 	}
 	for n := 0; n < len(whole); n += 512 { // between two headers, as between one and its extension, and in the middle of each block
 		for _, cut := range []int{n, n + 7} {
-			if err := newCopier(nil).receive(bytes.NewReader(whole[:cut]), []wire.CopyJob{{To: t.TempDir()}}); err == nil {
+			if err := newCopier().receive(bytes.NewReader(whole[:cut]), []wire.CopyJob{{To: t.TempDir()}}); err == nil {
 				t.Errorf("a stream cut after %d bytes of %d: no error", cut, len(whole))
 			}
 		}
 	}
-	if err := newCopier(nil).receive(bytes.NewReader(whole), []wire.CopyJob{{To: t.TempDir()}}); err != nil {
+	if err := newCopier().receive(bytes.NewReader(whole), []wire.CopyJob{{To: t.TempDir()}}); err != nil {
 		t.Errorf("the whole stream: %v", err)
 	}
-	if err := newCopier(nil).receive(bytes.NewReader(whole), []wire.CopyJob{{To: t.TempDir()}, {To: t.TempDir()}}); err == nil {
+	if err := newCopier().receive(bytes.NewReader(whole), []wire.CopyJob{{To: t.TempDir()}, {To: t.TempDir()}}); err == nil {
 		t.Error("a stream without one of its jobs: no error")
 	}
 	outside := t.TempDir()
@@ -385,7 +385,7 @@ func TestReceiverRefusesWhatNoSenderSends(t *testing.T) {
 		if err := w.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if err := newCopier(nil).receive(&stream, []wire.CopyJob{{To: t.TempDir()}}); err == nil {
+		if err := newCopier().receive(&stream, []wire.CopyJob{{To: t.TempDir()}}); err == nil {
 			t.Errorf("a stream with %s: no error", what)
 		}
 	}

@@ -67,7 +67,7 @@ func TestCopierKnowsBareLayers(t *testing.T) {
 			if err := errors.Join(os.Chmod(src, 0o755), tt.do(src)); err != nil {
 				t.Fatal(err)
 			}
-			c := newCopier(nil)
+			c := newCopier()
 			err := c.run(wire.Copy{Jobs: []wire.CopyJob{{From: src, To: to, Layer: true, Mounts: []string{"workspace", ".agent-sandbox"}}}})
 			if err != nil || c.roots[0].Bare != tt.want {
 				t.Errorf("bare = %v, %v, want %v", c.roots[0].Bare, err, tt.want)
@@ -84,7 +84,7 @@ func TestCopierCopiesLayersFirst(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c := newCopier(nil)
+	c := newCopier()
 	tree = filepath.Join(tree, "gone")
 	err := c.run(wire.Copy{Jobs: []wire.CopyJob{{From: tree, To: toTree}, {From: layer, To: toLayer, Layer: true}}})
 	if e := toCopyError(err); err == nil || e.Job != 0 {
@@ -158,7 +158,7 @@ const changes = `cd "$1"; rm stays/f; rm -r goes; chmod 600 stays/d/f; echo f >d
 // packed is a layer on its way.
 func packed(t *testing.T, upper string) []byte {
 	t.Helper()
-	c := newCopier(nil)
+	c := newCopier()
 	if err := c.run(wire.Copy{Jobs: []wire.CopyJob{{From: upper, Layer: true, Pack: true}}}); err != nil {
 		t.Fatalf("pack: %v", err)
 	}
@@ -192,7 +192,7 @@ func TestLayersAreTheSameLaidIn(t *testing.T) {
 	stream := packed(t, upper)
 	target := overlaid(t, lower, t.TempDir())
 	for range 2 {
-		if err := newCopier(nil).receive(bytes.NewReader(stream), []wire.CopyJob{{To: target, Layer: true}}); err != nil {
+		if err := newCopier().receive(bytes.NewReader(stream), []wire.CopyJob{{To: target, Layer: true}}); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(want, look(target)); diff != "" {
@@ -237,7 +237,7 @@ func TestLayersOfEveryDriverAreRead(t *testing.T) {
 			if err := errors.Join(os.MkdirAll(filepath.Join(layer, "empties/d"), 0o755), os.WriteFile(filepath.Join(layer, "empties/new"), nil, 0o600), tt.mark(layer)); err != nil {
 				t.Fatal(err)
 			}
-			c := newCopier(nil)
+			c := newCopier()
 			err := c.run(wire.Copy{Jobs: []wire.CopyJob{{From: layer, Layer: true, Pack: true}}})
 			if unfit := err != nil && toCopyError(err).Unfit; unfit != tt.unfit || err != nil && !unfit {
 				t.Fatalf("pack: %v", err)
@@ -245,7 +245,7 @@ func TestLayersOfEveryDriverAreRead(t *testing.T) {
 			if tt.unfit {
 				return
 			}
-			if err := newCopier(nil).receive(&c.packed, []wire.CopyJob{{To: target, Layer: true}}); err != nil {
+			if err := newCopier().receive(&c.packed, []wire.CopyJob{{To: target, Layer: true}}); err != nil {
 				t.Fatal(err)
 			}
 			want := []string{"empties", "empties/d", "empties/d/f", "empties/f", "empties/new"}
@@ -283,7 +283,7 @@ func TestMountsAreLeftAloneByALayer(t *testing.T) {
 		}
 	})
 	before := treeOf(t, mounted)
-	if err := newCopier(nil).receive(bytes.NewReader(packed(t, layer)), []wire.CopyJob{{To: target, Layer: true}}); err != nil {
+	if err := newCopier().receive(bytes.NewReader(packed(t, layer)), []wire.CopyJob{{To: target, Layer: true}}); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(before, treeOf(t, mounted)); diff != "" {
@@ -340,7 +340,7 @@ func FuzzReceive(f *testing.F) {
 			t.Fatal(err)
 		}
 		want := treeOf(t, theirs)
-		said := newCopier(nil).receive(bytes.NewReader(stream), []wire.CopyJob{{To: to, Layer: merge}})
+		said := newCopier().receive(bytes.NewReader(stream), []wire.CopyJob{{To: to, Layer: merge}})
 		if diff := cmp.Diff(want, treeOf(t, theirs)); diff != "" {
 			t.Errorf("after %v (-before +after):\n%s", said, diff)
 		}

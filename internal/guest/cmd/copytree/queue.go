@@ -4,6 +4,7 @@ package copytree
 
 import (
 	"errors"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -67,6 +68,9 @@ func (c *copier) list(b *branch) error {
 	entries, err := readDir(b.src)
 	if err != nil {
 		return b.fail("", err)
+	}
+	if omit := c.jobs[b.job].Omit; b.parent == nil && len(omit) > 0 {
+		entries = slices.DeleteFunc(entries, func(e entry) bool { return slices.Contains(omit, e.name) })
 	}
 	b.left.Store(1) // our own, until all are on the stack
 	var ts []task

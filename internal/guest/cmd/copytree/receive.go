@@ -55,8 +55,8 @@ func (c *copier) receive(in io.Reader, jobs []wire.CopyJob) error {
 		if err != nil {
 			return err
 		}
-		if o := r.owners[job]; o != nil {
-			h.Uid, h.Gid = int(o.uid), int(o.gid)
+		if o := r.jobs[job].Owner; o != nil {
+			h.Uid, h.Gid = int(o.UID), int(o.GID)
 			if h.Typeflag != tar.TypeDir {
 				h.Mode &^= 0o6000
 			}
@@ -70,11 +70,8 @@ func (c *copier) receive(in io.Reader, jobs []wire.CopyJob) error {
 	}
 }
 
-// prepare looks up what the jobs need and opens their targets.
+// prepare opens the targets of the jobs.
 func (r *receiver) prepare(jobs []wire.CopyJob) (err error) {
-	if err := r.lookupOwners(jobs); err != nil {
-		return err
-	}
 	r.jobs = jobs
 	for i, job := range jobs {
 		fd, err := unix.Open(job.To, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

@@ -32,6 +32,7 @@ type Enforcer struct {
 	mark  uint32
 	ports []uint16
 	boot  []netip.Addr // the DNS servers that the session started with
+	gates []netip.Addr // the gateways of its default routes
 
 	// What the kernel can't do, tried while no other process exists.
 	noFilter   error // enforce anything at all
@@ -48,6 +49,9 @@ type Enforcer struct {
 
 	open []io.Closer // its listeners
 
+	table *kernelTable // nil if the kernel can't enforce anything
+	watch *watcher     // nil as well
+
 	mu     sync.Mutex // orders changes
 	rules  *ruleset   // that the kernel has
 	active atomic.Pointer[activePolicy]
@@ -62,7 +66,7 @@ var denyAll, _ = policy.Policy{Mode: policy.DenyAll}.Compile()
 // must come before the first child. trust is called to make the sandbox trust a certificate,
 // or none; it may be nil.
 func New(ports []uint16, trust func(cert string) error) *Enforcer {
-	e := &Enforcer{ports: ports, trust: trust, boot: bootServers(), begun: make(chan struct{})}
+	e := &Enforcer{ports: ports, trust: trust, boot: bootServers(), gates: gateways(), begun: make(chan struct{})}
 	e.resolver, e.proxy = newResolver(e), newProxy(e)
 	e.injector = newInjector(e)
 	for e.mark == 0 {
@@ -74,17 +78,49 @@ func New(ports []uint16, trust func(cert string) error) *Enforcer {
 	e.rules = e.locked()
 	// A kernel that lacks something is found out here, not in the middle of a session.
 	all := &ruleset{mark: e.mark, dns: true, proxy: true, log: true, deny: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")}}
-	if all.install() != nil {
-		e.noLog = true
-		all.log = false
-		e.noRedirect = all.install()
+	if e.noFilter = e.openTable(); e.noFilter == nil {
+		if e.table.install(all) != nil {
+			e.noLog = true
+			all.log = false
+			e.noRedirect = e.table.install(all)
+		}
+		e.noRedirect = errors.Join(e.noRedirect, e.listen())
+		e.noLog = e.noLog || e.watchRefused() != nil
+		e.noFilter = e.table.install(e.rules)
 	}
-	e.noRedirect = errors.Join(e.noRedirect, e.listen())
-	e.noLog = e.noLog || e.watchRefused() != nil
-	if e.noFilter = e.rules.install(); e.noFilter != nil {
-		linksDown()
+	if e.noFilter != nil {
+		e.Cut()
 	}
 	return e
+}
+
+// openTable opens what it takes to install rules, and to notice when others change them.
+func (e *Enforcer) openTable() (err error) {
+	if e.table, err = openTable(); err != nil {
+		return err
+	}
+	e.open = append(e.open, e.table)
+	if e.watch, err = watch(e.table); err == nil {
+		e.open = append(e.open, e.watch)
+	}
+	return err
+}
+
+// Changed returns a channel that receives what another process has changed of the rules or
+// of the network. Then nothing is known about what they let through.
+func (e *Enforcer) Changed() <-chan error {
+	if e.watch == nil {
+		return nil
+	}
+	return e.watch.changed
+}
+
+// Cut takes the sandbox off every network. Changes are not reported any more.
+func (e *Enforcer) Cut() {
+	if e.watch != nil {
+		e.watch.Close()
+	}
+	linksDown()
 }
 
 // listen binds the ports that the kernel redirects to, on loopback, before another process
@@ -132,8 +168,8 @@ func (e *Enforcer) listen() error {
 }
 
 func (e *Enforcer) locked() *ruleset {
-	r := &ruleset{mark: e.mark, ports: e.ports}
-	for _, n := range ownNetworks() {
+	r := &ruleset{mark: e.mark, ports: e.ports, networks: ownNetworks(), gateways: e.gates}
+	for _, n := range r.networks {
 		if n.Addr().Is6() {
 			r.local = append(r.local, n)
 		}
@@ -211,19 +247,19 @@ func (e *Enforcer) change(old, next *activePolicy) *Refusal {
 		next.ca = ca
 	}
 	rules := e.rulesFor(next)
-	if err := rules.install(); err != nil {
+	if err := e.table.install(rules); err != nil {
 		kind := wire.RefusedPolicy
 		if e.noRedirect != nil {
 			kind, err = wire.RefusedUnsupported, e.noRedirect
 		}
 		err = fmt.Errorf("apply the policy: %w", err)
-		if e.rules.install() != nil {
+		if e.table.install(e.rules) != nil {
 			// Which rules the kernel has is unknown. The locked ones are the simplest.
 			e.rules = e.locked()
 			e.active.Store(&activePolicy{rules: denyAll})
 			e.proxy.review()
-			if again := e.rules.install(); again != nil {
-				linksDown()
+			if again := e.table.install(e.rules); again != nil {
+				e.Cut()
 				err = errors.Join(err, fmt.Errorf("lock the network: %w", again))
 			} else {
 				err = fmt.Errorf("%w; the network is locked", err)

@@ -332,6 +332,98 @@ func TestPublishedPortsAnswer(t *testing.T) {
 	}
 }
 
+// They answer the gateway, where connections through the engine's proxy come from, and those
+// that the engine masquerades, and addresses beyond; but no other in the sandbox's own
+// networks.
+func TestPublishedPortsRefuseNeighbours(t *testing.T) {
+	l := newLab(t, 3000)
+	const neighbour6 = "fd99::77"
+	l.outside.ip("addr add " + neighbour6 + "/64 dev out0 nodad")
+	const linkLocal, linkLocalOut = "fe80::2", "fe80::1"
+	l.outside.ip("addr add " + linkLocalOut + "/64 dev out0 nodad")
+	l.inside.ip("addr add " + linkLocal + "/64 dev eth0 nodad")
+	listener := l.inside.listen("tcp", ":3000")
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() { defer conn.Close(); io.Copy(conn, conn) }()
+		}
+	}()
+	for version, text := range []string{"", "deny-all", "allow-all", "public-only", "allow=a.example.com", "subnets.allow=10.99.0.0/24,fd99::/64"} {
+		if text != "" {
+			l.begin(int64(version), parse(t, text))
+		}
+		for _, tt := range []struct {
+			from, to string
+			answers  bool
+		}{
+			{gatewayAddr, insideAddr, true},
+			{gateway6, inside6, true},
+			{alphaAddr, insideAddr, true},
+			{alpha6, inside6, true},
+			{resolverIP, insideAddr, false},
+			{neighbour6, inside6, false},
+			{linkLocalOut + "%out0", linkLocal + "%out0", false},
+		} {
+			from := netip.MustParseAddr(tt.from)
+			d := &net.Dialer{Timeout: 10 * time.Second, LocalAddr: &net.TCPAddr{IP: from.AsSlice(), Zone: from.Zone()}}
+			if !tt.answers {
+				d.Timeout = 100 * time.Millisecond
+			}
+			conn, err := l.outside.dialFrom("tcp", net.JoinHostPort(tt.to, "3000"), d)
+			if err == nil {
+				err = echoes(conn)
+				conn.Close()
+			}
+			if (err == nil) != tt.answers {
+				t.Errorf("%q: from %s: %v; want an answer: %v", text, tt.from, err, tt.answers)
+			}
+		}
+	}
+}
+
+// Routers send a packet with a routing header to addresses in the header, which rules do not
+// look at.
+func TestNoRoutingHeaderLeaves(t *testing.T) {
+	l := newLab(t)
+	l.neighbours()
+	l.inside.ip("-6 neigh replace " + alpha6 + " lladdr 02:00:00:00:00:09 dev eth0 nud permanent")
+	first, last := netip.MustParseAddr(gateway6).As16(), netip.MustParseAddr(alpha6).As16()
+	// A segment routing header (RFC 8754) with two segments, the last of which comes first.
+	header := slices.Concat([]byte{0, 4, 4, 1, 1, 0, 0, 0}, last[:], first[:])
+	for version, text := range []string{"", "deny-all", "subnets.allow=" + gateway6 + "/64," + alpha6, "allow-all"} {
+		if text != "" {
+			l.begin(int64(version), parse(t, text))
+		}
+		for _, with := range []bool{false, true} {
+			frames := l.frames()
+			d := &net.Dialer{Control: func(_, _ string, c syscall.RawConn) (err error) {
+				c.Control(func(fd uintptr) {
+					if with {
+						err = unix.SetsockoptString(int(fd), unix.IPPROTO_IPV6, unix.IPV6_RTHDR, string(header))
+					}
+				})
+				return err
+			}}
+			conn, err := l.inside.dialFrom("udp", "["+alpha6+"]:9", d)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 3 { // a busy machine drops packets
+				io.WriteString(conn, "word")
+			}
+			conn.Close()
+			sent := slices.ContainsFunc(frames(), func(a netip.Addr) bool { return a.String() == gateway6 || a.String() == alpha6 })
+			if want := !with && version > 1; sent != want {
+				t.Errorf("%q: a packet left: %v; with a routing header: %v", text, sent, with)
+			}
+		}
+	}
+}
+
 // A process can bind an IPv6 address that is another's, and send itself packets in its
 // name: what it then sends there is an answer to the kernel's connection tracking.
 func TestForgedFlowsDoNotLeave(t *testing.T) {

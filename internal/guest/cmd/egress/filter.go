@@ -5,14 +5,11 @@ package egress
 import (
 	"cmp"
 	"encoding/binary"
-	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -40,11 +37,14 @@ type ruleset struct {
 	into      []netip.Prefix // protected, but not from this process
 	local     []netip.Prefix // IPv6 sources that can be this container's own
 
+	networks []netip.Prefix // of this container's devices
+	gateways []netip.Addr   // the engine's machine, in these networks
+
 	log bool // send the heads of refused packets to logGroup
 }
 
 const (
-	filterTable = "agent-sandbox"
+	filterTable = "agent-sandbox" // begins the name of the table
 
 	proxyPort = 15001
 	dnsPort   = 15053
@@ -60,30 +60,6 @@ const (
 
 // engineResolver is where the engine answers names inside a container.
 var engineResolver = netip.MustParseAddr("127.0.0.11")
-
-// install replaces the ruleset that the kernel enforces, in one transaction: at any time
-// it enforces the one or the other. After an error it may be either.
-func (r *ruleset) install() error {
-	conn, err := nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error {
-		// A transaction is one message, and its answers come all at once.
-		return errors.Join(c.SetWriteBuffer(2<<20), c.SetReadBuffer(2<<20))
-	}))
-	if err != nil {
-		return fmt.Errorf("nftables: %w", err)
-	}
-	b := &builder{conn: conn, table: &nftables.Table{Family: nftables.TableFamilyINet, Name: filterTable}}
-	conn.AddTable(b.table) // so that there is one to delete
-	conn.DelTable(b.table)
-	conn.AddTable(b.table)
-	r.build(b)
-	if b.err != nil {
-		return fmt.Errorf("nftables: %w", b.err)
-	}
-	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("nftables: %w", err)
-	}
-	return nil
-}
 
 // ownPorts are this process's own listeners, for redirected traffic alone.
 var ownPorts = []struct {
@@ -113,16 +89,18 @@ func (r *ruleset) build(b *builder) {
 }
 
 // addrSets are the named sets of a ruleset.
-type addrSets struct{ deny, allow, protected, into, local, loopback addrSet }
+type addrSets struct{ deny, allow, protected, into, local, loopback, networks addrSet }
 
 func (r *ruleset) sets(b *builder) addrSets {
+	loopback := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
 	return addrSets{
 		deny:      b.set("deny", r.deny),
 		allow:     b.set("allow", r.allow),
 		protected: b.set("protected", r.protected),
 		into:      b.set("into", r.into),
 		local:     b.set("local", append(r.local, netip.MustParsePrefix("::/127"), netip.MustParsePrefix("fe80::/10"))),
-		loopback:  b.set("loopback", []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}),
+		loopback:  b.set("loopback", loopback),
+		networks:  b.set("networks", append(loopback, r.networks...)), // of both families
 	}
 }
 
@@ -167,6 +145,8 @@ func (r *ruleset) redirectChain(b *builder, sets addrSets) {
 func (r *ruleset) outChain(b *builder, sets addrSets) {
 	own := r.own()
 	b.baseChain("out", nftables.ChainTypeFilter, nftables.ChainHookOutput, 0, nftables.ChainPolicyDrop)
+	// Routers on the way would send it to the addresses in the header, which no rule sees.
+	b.rule(routingHeader, drop)
 	// A process may bind an IPv6 address that is not ours; IPv4's it may not. Only the
 	// kernel itself speaks for others, when it refuses a connection below.
 	b.rule(outLoopback, proto(unix.IPPROTO_TCP), related, accept)
@@ -255,7 +235,20 @@ func (r *ruleset) inChain(b *builder, sets addrSets) {
 		b.rule(direction(directionReply), established, accept)
 	}
 	for _, p := range r.ports {
-		b.rule(direction(directionOriginal), toPort(unix.IPPROTO_TCP, p), setFlowMark(markPublished), accept)
+		r.publish(b, p, sets.networks)
+	}
+}
+
+// publish lets the engine's machine connect to a port, but no neighbour in the container's
+// networks: connections through the engine's proxy, and those that it masquerades, come from
+// the gateway.
+func (r *ruleset) publish(b *builder, port uint16, networks addrSet) {
+	from := []cond{source.outside(networks.v4), source.outside(networks.v6)}
+	for _, g := range r.gateways {
+		from = append(from, source.addr(g))
+	}
+	for _, f := range from {
+		b.rule(direction(directionOriginal), f, toPort(unix.IPPROTO_TCP, port), setFlowMark(markPublished), accept)
 	}
 }
 
@@ -401,6 +394,15 @@ func icmp6(kind byte) cond {
 	return append(proto(unix.IPPROTO_ICMPV6),
 		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1}, equals([]byte{kind}))
 }
+
+// routingHeader matches IPv6 packets with a routing header, of any type.
+var routingHeader = slices.Concat(meta(expr.MetaKeyNFPROTO, []byte{unix.NFPROTO_IPV6}), cond{
+	&expr.Exthdr{DestRegister: reg, Type: unix.IPPROTO_ROUTING, Len: 1, Flags: exthdrPresent, Op: expr.ExthdrOpIpv6},
+	equals([]byte{1}),
+})
+
+// exthdrPresent is NFT_EXTHDR_F_PRESENT of linux/netfilter/nf_tables.h.
+const exthdrPresent = 1
 
 func redirect(port uint16) cond {
 	return cond{

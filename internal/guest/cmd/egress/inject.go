@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -189,9 +190,8 @@ func (i *injector) listen() {
 	}
 	server := &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			// A server answers TRACE with the request, headers and all.
-			if r.Method == http.MethodTrace {
-				http.Error(w, "sandbox: TRACE is not forwarded", http.StatusMethodNotAllowed)
+			if why := unforwardable(r); why != "" {
+				http.Error(w, "sandbox: "+why, http.StatusMethodNotAllowed)
 				return
 			}
 			if i.headers(r.Context()) == nil {
@@ -207,9 +207,25 @@ func (i *injector) listen() {
 		IdleTimeout:       idleTime,
 		MaxHeaderBytes:    headerBytes,
 		ErrorLog:          quiet,
-		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReceiveBufferPerConnection: 256 << 10, MaxReceiveBufferPerStream: 64 << 10},
+		// So that "OPTIONS *" is refused like every request without a path.
+		DisableGeneralOptionsHandler: true,
+		HTTP2:                        &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReceiveBufferPerConnection: 256 << 10, MaxReceiveBufferPerStream: 64 << 10},
 	}
 	go server.Serve(&connListener{i.conns})
+}
+
+// unforwardable returns why a request must not get headers, "" if it may.
+func unforwardable(r *http.Request) string {
+	switch method := strings.ToUpper(r.Method); method { // servers may not distinguish case
+	case http.MethodTrace, "TRACK": // answered with the request, headers and all
+		return method + " is not forwarded"
+	case http.MethodConnect: // what follows is not HTTP
+		return method + " is not forwarded"
+	}
+	if !strings.HasPrefix(r.URL.Path, "/") {
+		return "a request without a path is not forwarded"
+	}
+	return ""
 }
 
 // headers returns what to set in requests of a connection, nil if they must not be forwarded.

@@ -3,6 +3,7 @@
 package egress
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -14,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -45,6 +47,24 @@ func fetch(c *http.Client, req *http.Request) string {
 	defer resp.Body.Close()
 	body, _ := io.ReadAll(resp.Body)
 	return strings.TrimSpace(string(body))
+}
+
+// injected sends a request line as it is, and returns the status line of the answer.
+func (l *lab) injected(line string) string {
+	transport := l.client(false).Transport.(*http.Transport)
+	conn, err := l.inside.dial("tcp", otherAddr+":8444")
+	if err != nil {
+		return errText(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(time.Minute))
+	client := tls.Client(conn, &tls.Config{ServerName: "secret.example.com", RootCAs: transport.TLSClientConfig.RootCAs, NextProtos: []string{"http/1.1"}})
+	io.WriteString(client, line+" HTTP/1.1\r\nHost: secret.example.com\r\n\r\n")
+	status, err := bufio.NewReader(client).ReadString('\n')
+	if err != nil {
+		return errText(err)
+	}
+	return strings.TrimSpace(status)
 }
 
 func get(url string, headers ...string) *http.Request {
@@ -108,10 +128,20 @@ func TestSecretsAreSetOnTheWay(t *testing.T) {
 	}
 	// What would show the secret, or is not for it.
 	l.took()
-	trace := get(url)
-	trace.Method = http.MethodTrace
-	if got := fetch(l.client(true), trace); !strings.Contains(got, "TRACE") {
-		t.Errorf("TRACE: %q", got)
+	for _, line := range []string{
+		"TRACE /x", "trace /x", "TraCe /x", "TRACK /x", "track /x", "CONNECT secret.example.com:8444", "connect /x", "CONNECT /x",
+		"OPTIONS *", "GET https://secret.example.com:8444", "GET https:opaque",
+	} {
+		if got := l.injected(line); got != "HTTP/1.1 405 Method Not Allowed" && got != "HTTP/1.1 400 Bad Request" {
+			t.Errorf("%s: %q", line, got)
+		}
+	}
+	for _, method := range []string{"TRACE", "trace", "TRACK", "Connect"} {
+		req := get(url)
+		req.Method = method
+		if got := fetch(l.client(true), req); !strings.Contains(got, "not forwarded") {
+			t.Errorf("%s by HTTP/2: %q", method, got)
+		}
 	}
 	plain := l.http(alphaAddr+":80", "GET / HTTP/1.1\r\nHost: secret.example.com\r\n\r\n")
 	if plain != refusedText {

@@ -180,6 +180,16 @@ func newLab(t testing.TB, ports ...uint16) *lab {
 	l.inside.ip("addr add " + inside6 + "/64 dev eth0 nodad")
 	l.inside.ip("route add default via " + gatewayAddr)
 	l.inside.ip("-6 route add default via fd99::1")
+	// A device that has just come up may still drop what it is given.
+	for deadline := time.Now().Add(time.Minute); ; {
+		_, err := l.outside.dialFrom("tcp", insideAddr+":9", &net.Dialer{Timeout: 100 * time.Millisecond})
+		if errors.Is(err, unix.ECONNREFUSED) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the devices of the lab: %v", err)
+		}
+	}
 	l.serve()
 	l.inside.do(func() { l.enforcer = New(ports, nil) })
 	if l.enforcer.noFilter != nil || l.enforcer.noRedirect != nil {

@@ -41,6 +41,21 @@ func ownNetworks() []netip.Prefix {
 	return all
 }
 
+// gateways returns the gateways of the default routes. The engine's machine has their
+// addresses, or forwards for them.
+func gateways() (all []netip.Addr) {
+	routes, _ := dump(unix.RTM_GETROUTE, unix.SizeofRtMsg)
+	for _, m := range routes {
+		if len(m.Data) < unix.SizeofRtMsg || m.Data[1] != 0 {
+			continue // not a default route
+		}
+		if a, ok := netip.AddrFromSlice(attributes(m.Data[unix.SizeofRtMsg:])[unix.RTA_GATEWAY]); ok && !slices.Contains(all, a) {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
 // linksDown takes the container off every network, when the kernel can't filter.
 func linksDown() {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)

@@ -33,6 +33,15 @@ func Probe() error {
 
 // Try installs rules that use every kernel feature that policies may need.
 func Try() error {
-	all := ruleset{mark: 1, ports: []uint16{1}, dns: true, proxy: true, log: true}
-	return all.install()
+	t, err := openTable()
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	w, err := watch(t)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	return t.install(&ruleset{mark: 1, ports: []uint16{1}, dns: true, proxy: true, log: true})
 }

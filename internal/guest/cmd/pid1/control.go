@@ -19,19 +19,28 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// listenControl opens the control socket.
-func listenControl() (int, error) {
+// bindSocket returns a stream socket with a name in the abstract namespace.
+func bindSocket(name string) (int, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Bind(fd, &unix.SockaddrUnix{Name: name})
+	}
 	if err != nil {
-		return -1, fmt.Errorf("control socket: %w", err)
-	}
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: wire.ControlSocket}); err != nil {
-		return -1, fmt.Errorf("control socket: %w", err)
-	}
-	if err := unix.Listen(fd, unix.SOMAXCONN); err != nil {
-		return -1, fmt.Errorf("control socket: %w", err)
+		return -1, fmt.Errorf("socket %s: %w", name, err)
 	}
 	return fd, nil
+}
+
+// openSockets opens the control socket, and binds the keeper's, so that no other process can
+// take its name.
+func (s *session) openSockets() (err error) {
+	if s.keep, err = bindSocket(wire.KeepSocket); err != nil {
+		return err
+	}
+	if s.listener, err = bindSocket(wire.ControlSocket); err != nil {
+		return err
+	}
+	return unix.Listen(s.listener, unix.SOMAXCONN)
 }
 
 // serveControl accepts control connections for as long as PID 1 lives, by plain system
@@ -98,7 +107,7 @@ func (s *session) control(conn controlConn, authenticated func()) {
 		}
 		if string(line) == wire.StdioRequest {
 			if conn, ok := conn.(*os.File); ok {
-				giveStdio(conn)
+				giveStdio(conn, s.keep)
 			}
 			return
 		}

@@ -26,6 +26,8 @@ func (offline) Begin(*wire.Begin) *egress.Refusal { return nil }
 func (offline) InForce() <-chan struct{}          { return nil }
 func (offline) Network() *wire.Network            { return &wire.Network{} }
 func (offline) Log() *wire.EgressLog              { return &wire.EgressLog{} }
+func (offline) Changed() <-chan error             { return nil }
+func (offline) Cut()                              {}
 
 // session without PID 1's powers, enough to answer requests.
 func newSession(t testing.TB, key ed25519.PublicKey) *session {

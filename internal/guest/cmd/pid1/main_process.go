@@ -52,7 +52,7 @@ func (s *session) runMain() (*proc.Child, *wire.StartError) {
 	}
 	defer null.Close()
 	c, err := s.reaper.Start(func() (int, error) {
-		return syscall.ForkExec(proc.SelfPath, []string{wire.Path, wire.VerbRun, string(request), strconv.Itoa(startFD)}, &syscall.ProcAttr{
+		return syscall.ForkExec(wire.Self, []string{wire.Program, wire.VerbRun, string(request), strconv.Itoa(startFD)}, &syscall.ProcAttr{
 			Dir: "/", Env: environ,
 			Files: []uintptr{null.Fd(), 1, 2, w.Fd()},
 			Sys:   &syscall.SysProcAttr{Setsid: true},

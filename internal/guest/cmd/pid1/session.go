@@ -29,6 +29,7 @@ type session struct {
 	deadline *deadlines
 	egress   enforcer
 	listener int             // the control socket
+	keep     int             // the keeper's socket, for the keeper to listen on
 	stop     <-chan struct{} // closed when the session is to end
 	ending   sync.Once
 
@@ -43,6 +44,8 @@ type enforcer interface {
 	InForce() <-chan struct{}
 	Network() *wire.Network
 	Log() *wire.EgressLog
+	Changed() <-chan error
+	Cut()
 }
 
 // startFD is where the verb run reports why the main process did not start.
@@ -64,14 +67,22 @@ func Run(args []string) error {
 	if os.Getpid() != 1 {
 		return errors.New("init: not PID 1")
 	}
+	// The engine started it in the directory of commands, which it thereby creates. Such a
+	// directory would stay in use, and it may be anything.
+	if err := os.Chdir("/"); err != nil {
+		return fmt.Errorf("init: %w", err)
+	}
 	if len(args) == 1 {
+		if err := checkSelf(os.Args[0]); err != nil {
+			return fmt.Errorf("init: not started from the mount of the guest: %w", err)
+		}
 		// Go's runtime obeys its environment, and this one is the image's. So execute
 		// again with our own, and keep the image's for the main process.
 		fd, err := stash(os.Environ())
 		if err != nil {
 			return fmt.Errorf("init: keep the environment: %w", err)
 		}
-		err = syscall.Exec(proc.SelfPath, append(os.Args, strconv.Itoa(fd)), []string{"GOTRACEBACK=none"})
+		err = syscall.Exec(wire.Self, append(os.Args, strconv.Itoa(fd)), []string{"GOTRACEBACK=none"})
 		return fmt.Errorf("init: start again: %w", err)
 	}
 	if len(args) != 2 {
@@ -111,7 +122,7 @@ func (s *session) setUp() error {
 	proc.IgnoreSignals(unix.SIGTERM, unix.SIGCHLD)
 	// No child exists yet, and none can be requested before the network is locked.
 	s.egress = egress.New(s.conf.Ports, s.trust)
-	if s.listener, err = listenControl(); err != nil {
+	if err := s.openSockets(); err != nil {
 		return err
 	}
 	if s.deadline, err = newDeadlines(s.conf.Lease, s.conf.Timeout, s.conf.Grace); err != nil {
@@ -149,8 +160,27 @@ func (s *session) loop() error {
 		s.end(wire.CodeStopped, 0)
 	case code := <-s.deadline.passed:
 		s.end(code, s.deadline.gracePeriod())
+	case what := <-s.egress.Changed():
+		s.compromised(what)
 	}
 	return nil
+}
+
+// compromised ends the session because another process has changed what. Nobody gets time
+// to end: whoever did it could use it.
+func (s *session) compromised(what error) {
+	go s.egress.Cut()
+	said := make(chan struct{})
+	go func() {
+		defer close(said)
+		fmt.Fprintf(os.Stderr, "sandbox: the session ends: another process has changed %v, outside of the network policy\n", what)
+	}()
+	terminate(unix.SIGKILL)
+	select {
+	case <-said:
+	case <-time.After(100 * time.Millisecond): // nobody reads the container's log
+	}
+	s.end(wire.CodeChanged, time.Millisecond)
 }
 
 // terminate signals every other process of the sandbox.

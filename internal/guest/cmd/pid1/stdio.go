@@ -8,8 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// giveStdio sends the container's stdout and stderr to the peer, if it is root's.
-func giveStdio(conn *os.File) {
+// giveStdio sends the container's stdout and stderr and the keeper's socket to the peer, if
+// it is root's.
+func giveStdio(conn *os.File, keep int) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return
@@ -19,6 +20,6 @@ func giveStdio(conn *os.File) {
 		if err != nil || peer.Uid != 0 {
 			return
 		}
-		unix.Sendmsg(int(fd), []byte{'\n'}, unix.UnixRights(1, 2), nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+		unix.Sendmsg(int(fd), []byte{'\n'}, unix.UnixRights(1, 2, keep), nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
 	})
 }

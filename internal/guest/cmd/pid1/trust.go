@@ -38,7 +38,7 @@ func (s *session) trust(cert string) error {
 	}
 	defer null.Close()
 	c, err := s.reaper.Start(func() (int, error) {
-		return syscall.ForkExec(proc.SelfPath, []string{wire.Path, egress.VerbTrust}, &syscall.ProcAttr{
+		return syscall.ForkExec(wire.Self, []string{wire.Program, egress.VerbTrust}, &syscall.ProcAttr{
 			Dir: "/", Env: []string{}, Files: []uintptr{r.Fd(), null.Fd(), null.Fd()},
 			Sys: &syscall.SysProcAttr{Setsid: true},
 		})

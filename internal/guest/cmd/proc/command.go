@@ -75,7 +75,12 @@ func Start(r *Reaper, req wire.Exec) (*Command, *wire.StartError) {
 	}
 	c.began = bootTicks()
 	c.child, err = r.Start(func() (pid int, err error) {
-		c.tag, pid, err = r.tags.fork(func() (int, error) { return syscall.ForkExec(l.path, l.argv, attr) })
+		fork := func() (int, error) { return syscall.ForkExec(l.path, l.argv, attr) }
+		if confined(l.User, &req) {
+			unconfined := fork
+			fork = func() (int, error) { return onConfinedThread(unconfined) }
+		}
+		c.tag, pid, err = r.tags.fork(fork)
 		return pid, err
 	})
 	unix.Close(theirs[0])
@@ -206,7 +211,7 @@ const TidyTime = 10 * time.Second
 // TidiesUp reports whether the command removes incomplete files when its input breaks off.
 func (c *Command) TidiesUp() bool {
 	args := c.req.Args
-	return len(args) > 1 && args[0] == wire.Path && (args[1] == wire.VerbUnpack || args[1] == wire.VerbFiles)
+	return c.req.Path == wire.Self && len(args) > 1 && (args[1] == wire.VerbUnpack || args[1] == wire.VerbFiles)
 }
 
 // Abandon kills a command whose client is gone, after the time to tidy up if it does.

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/accounts"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -28,7 +29,7 @@ type launch struct {
 	argv []string
 	env  []string
 	dir  string
-	User
+	accounts.User
 }
 
 // StartErrorf returns the error of a command that does not start.
@@ -70,7 +71,7 @@ func prepare(req *wire.Exec) (*launch, *wire.StartError) {
 }
 
 // environment adds the defaults to env. Of several values for one name the last one counts.
-func environment(env []string, id User, tty bool) []string {
+func environment(env []string, id accounts.User, tty bool) []string {
 	out := make([]string, 0, len(env)+5)
 	at := make(map[string]int, len(env)+5)
 	for _, kv := range env {
@@ -271,9 +272,6 @@ func (l *launch) own(fds ...int) {
 func (l *launch) credential() *syscall.Credential {
 	return &syscall.Credential{Uid: l.UID, Gid: l.GID, Groups: l.Groups}
 }
-
-// SelfPath is the path of this program in any process that runs it.
-const SelfPath = "/proc/self/exe"
 
 // TrustBundle is a file with the certificates that the sandbox trusts, the session's own
 // authority among them. It exists while a policy transforms names.

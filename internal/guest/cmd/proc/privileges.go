@@ -5,11 +5,17 @@ package proc
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
+	"sync"
 	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/accounts"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
 // forbidden are the capabilities that no process in a sandbox may have but PID 1:
@@ -86,6 +92,44 @@ func LimitCaps(keep func(permitted uint64) uint64) error {
 	}
 	return nil
 }
+
+// confined reports whether a command may gain no privileges by execve: root has them all.
+func confined(user accounts.User, req *wire.Exec) bool { return user.UID != 0 && !req.NewPrivileges }
+
+// confineThread keeps this thread, and all that it will start, from gaining privileges by
+// setuid programs and file capabilities. The caller has locked its goroutine to the thread.
+func confineThread() error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("give up new privileges: %w", err)
+	}
+	return nil
+}
+
+// onConfinedThread calls fn on a confined thread. There is one for the whole process, which
+// never ends, because commands die with the thread that started them.
+func onConfinedThread(fn func() (int, error)) (n int, err error) {
+	done := make(chan struct{})
+	confinedThread() <- func(failure error) {
+		defer close(done)
+		if err = failure; err == nil {
+			n, err = fn()
+		}
+	}
+	<-done
+	return n, err
+}
+
+var confinedThread = sync.OnceValue(func() chan<- func(error) {
+	calls := make(chan func(error))
+	go func() {
+		runtime.LockOSThread()
+		err := confineThread()
+		for call := range calls {
+			call(err)
+		}
+	}()
+	return calls
+})
 
 func setOOMScore(score int) error {
 	f, err := os.OpenFile("/proc/self/oom_score_adj", os.O_WRONLY, 0)

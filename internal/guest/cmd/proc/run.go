@@ -72,6 +72,11 @@ func execute(request []byte) *wire.StartError {
 		return refused
 	}
 	l.own(1, 2)
+	if confined(l.User, &req) {
+		if err := confineThread(); err != nil {
+			return StartErrorf(wire.KindOther, "%v", err)
+		}
+	}
 	if err := l.become(); err != nil {
 		return StartErrorf(wire.KindUser, "become user %d: %v", l.UID, err)
 	}

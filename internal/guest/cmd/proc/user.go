@@ -3,41 +3,23 @@
 package proc
 
 import (
-	"bufio"
-	"bytes"
-	"fmt"
 	"io"
 	"os"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/accounts"
 )
 
-// User is the user that a command runs as.
-type User struct {
-	UID, GID uint32
-	Groups   []uint32
-	Name     string // "" when /etc/passwd does not know it
-	Home     string
-	Shell    string // "" when it names none
+// LookupUser resolves name|uid[:group|gid] against the container's own files.
+func LookupUser(spec string) (accounts.User, error) {
+	return accounts.Resolve(spec, func() io.ReadCloser { return openAccounts("/etc/passwd") }, func() io.ReadCloser { return openAccounts("/etc/group") })
 }
 
-const (
-	// maxAccounts bounds what is read of an account file, which the sandbox can write.
-	maxAccounts = 4 << 20
-	maxGroups   = 65536 // NGROUPS_MAX
-)
-
-// LookupUser resolves name|uid[:group|gid] against the container's own files, as
-// Docker does: a number need not be listed, an explicit group replaces all others.
-func LookupUser(spec string) (User, error) {
-	return resolveUser(spec, func() io.ReadCloser { return accounts("/etc/passwd") }, func() io.ReadCloser { return accounts("/etc/group") })
-}
-
-// accounts opens an account file. Anything but a regular file counts as empty: it must not
+// openAccounts opens an account file. Anything but a regular file counts as empty: it must not
 // block or fill memory.
-func accounts(path string) io.ReadCloser {
+func openAccounts(path string) io.ReadCloser {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
 		return io.NopCloser(strings.NewReader(""))
@@ -47,107 +29,4 @@ func accounts(path string) io.ReadCloser {
 		return io.NopCloser(strings.NewReader(""))
 	}
 	return f
-}
-
-func resolveUser(spec string, passwd, group func() io.ReadCloser) (User, error) {
-	user, grp, explicit := strings.Cut(spec, ":")
-	if user == "" {
-		user = "0"
-	}
-	id := User{Home: "/"}
-	if found := findPasswd(passwd, user); found != nil {
-		id = *found
-	} else if uid, ok := number(user); ok {
-		id.UID = uid
-	} else {
-		return id, fmt.Errorf("no user %q in the sandbox's /etc/passwd", user)
-	}
-
-	switch {
-	case explicit && grp != "":
-		if gid, ok := findGroup(group, grp); ok {
-			id.GID = gid
-		} else if gid, ok := number(grp); ok {
-			id.GID = gid
-		} else {
-			return id, fmt.Errorf("no group %q in the sandbox's /etc/group", grp)
-		}
-	case id.Name != "":
-		id.Groups = memberships(group, id.Name)
-	}
-	return id, nil
-}
-
-func number(s string) (uint32, bool) {
-	n, err := strconv.ParseUint(s, 10, 32)
-	return uint32(n), err == nil && n < 1<<32-1 // the last one means "no change" to the kernel
-}
-
-// lines calls f with the fields of each line until it returns false.
-func lines(open func() io.ReadCloser, f func(fields [][]byte) bool) {
-	file := open()
-	defer file.Close()
-	sc := bufio.NewScanner(io.LimitReader(file, maxAccounts))
-	sc.Buffer(make([]byte, 0, 4096), maxAccounts)
-	for sc.Scan() {
-		line := bytes.TrimSpace(sc.Bytes())
-		if len(line) == 0 || line[0] == '#' {
-			continue
-		}
-		if !f(bytes.Split(line, []byte(":"))) {
-			return
-		}
-	}
-}
-
-// findPasswd finds the first entry of that name or number.
-func findPasswd(open func() io.ReadCloser, user string) (id *User) {
-	lines(open, func(f [][]byte) bool {
-		if len(f) < 6 || string(f[0]) != user && string(f[2]) != user || len(f[0]) == 0 {
-			return true
-		}
-		uid, ok1 := number(string(f[2]))
-		gid, ok2 := number(string(f[3]))
-		if !ok1 || !ok2 {
-			return true
-		}
-		id = &User{UID: uid, GID: gid, Name: string(f[0]), Home: string(f[5])}
-		if id.Home == "" {
-			id.Home = "/"
-		}
-		if len(f) > 6 {
-			id.Shell = string(f[6])
-		}
-		return false
-	})
-	return id
-}
-
-func findGroup(open func() io.ReadCloser, group string) (gid uint32, found bool) {
-	lines(open, func(f [][]byte) bool {
-		if len(f) >= 3 && (string(f[0]) == group || string(f[2]) == group) {
-			gid, found = number(string(f[2]))
-		}
-		return !found
-	})
-	return gid, found
-}
-
-// memberships returns the groups that list the user.
-func memberships(open func() io.ReadCloser, name string) (gids []uint32) {
-	lines(open, func(f [][]byte) bool {
-		if len(f) < 4 {
-			return true
-		}
-		for member := range bytes.SplitSeq(f[3], []byte(",")) {
-			if string(member) == name {
-				if gid, ok := number(string(f[2])); ok {
-					gids = append(gids, gid)
-				}
-				break
-			}
-		}
-		return len(gids) < maxGroups
-	})
-	return gids
 }

@@ -9,55 +9,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/accounts"
 )
-
-func text(s string) func() io.ReadCloser {
-	return func() io.ReadCloser { return io.NopCloser(strings.NewReader(s)) }
-}
-
-func TestResolveUser(t *testing.T) {
-	t.Parallel()
-	passwd := "\n# comment\nbroken\nroot:x:0:0:root:/root:/bin/sh\nann:x:1000:1000::/home/ann:/bin/sh\n" +
-		"42:x:7:7::/home/number:\nbad:x:-1:0::/:\nhuge:x:99999999999:0::/:\nnohome:x:9:9:::\n:x:11:11::/:\nann:x:2:2::/second:\n"
-	group := "root:x:0:\nstaff:x:50:ann,bob\nwheel:x:10:bob,ann\nann:x:1000:\nbad:x:x:ann\n77:x:78:\n"
-	for _, tt := range []struct {
-		spec string
-		want User
-		fail bool
-	}{
-		{spec: "", want: User{Name: "root", Home: "/root", Shell: "/bin/sh"}},
-		{spec: "0", want: User{Name: "root", Home: "/root", Shell: "/bin/sh"}},
-		{spec: "ann", want: User{UID: 1000, GID: 1000, Groups: []uint32{50, 10}, Name: "ann", Home: "/home/ann", Shell: "/bin/sh"}},
-		{spec: "1000", want: User{UID: 1000, GID: 1000, Groups: []uint32{50, 10}, Name: "ann", Home: "/home/ann", Shell: "/bin/sh"}},
-		{spec: "ann:", want: User{UID: 1000, GID: 1000, Groups: []uint32{50, 10}, Name: "ann", Home: "/home/ann", Shell: "/bin/sh"}},
-		{spec: "ann:staff", want: User{UID: 1000, GID: 50, Name: "ann", Home: "/home/ann", Shell: "/bin/sh"}},
-		{spec: "ann:51", want: User{UID: 1000, GID: 51, Name: "ann", Home: "/home/ann", Shell: "/bin/sh"}},
-		{spec: "ann:77", want: User{UID: 1000, GID: 78, Name: "ann", Home: "/home/ann", Shell: "/bin/sh"}},
-		{spec: "42", want: User{UID: 7, GID: 7, Name: "42", Home: "/home/number"}},
-		{spec: "nohome", want: User{UID: 9, GID: 9, Name: "nohome", Home: "/"}},
-		{spec: "5555", want: User{UID: 5555, Home: "/"}},
-		{spec: "5555:6", want: User{UID: 5555, GID: 6, Home: "/"}},
-		{spec: ":50", want: User{GID: 50, Name: "root", Home: "/root", Shell: "/bin/sh"}},
-		{spec: "bad", fail: true},
-		{spec: "huge", fail: true},
-		{spec: "nobody", fail: true},
-		{spec: "ann:nogroup", fail: true},
-		{spec: "-1", fail: true},
-		{spec: "4294967295", fail: true},
-		{spec: "4294967296", fail: true},
-		{spec: "0:4294967295", fail: true},
-	} {
-		got, err := resolveUser(tt.spec, text(passwd), text(group))
-		if (err != nil) != tt.fail {
-			t.Errorf("%q: error %v", tt.spec, err)
-		}
-		if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(User{})); diff != "" && !tt.fail {
-			t.Errorf("%q (-want +got):\n%s", tt.spec, diff)
-		}
-	}
-}
 
 func TestAccountFilesMayBeAnything(t *testing.T) {
 	t.Parallel()
@@ -78,32 +33,13 @@ func TestAccountFilesMayBeAnything(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{fifo, link, dir, filepath.Join(dir, "missing"), huge} {
-		open := func() io.ReadCloser { return accounts(path) }
-		id, err := resolveUser("1234", open, open)
+		open := func() io.ReadCloser { return openAccounts(path) }
+		id, err := accounts.Resolve("1234", open, open)
 		if err != nil || id.UID != 1234 {
 			t.Errorf("%s: %+v, %v", path, id, err)
 		}
 	}
-	if id, err := resolveUser("first", func() io.ReadCloser { return accounts(huge) }, text("")); err != nil || id.UID != 5 {
+	if id, err := accounts.Resolve("first", func() io.ReadCloser { return openAccounts(huge) }, func() io.ReadCloser { return io.NopCloser(strings.NewReader("")) }); err != nil || id.UID != 5 {
 		t.Errorf("first line of a huge file: %+v, %v", id, err)
 	}
-}
-
-func FuzzResolveUser(f *testing.F) {
-	f.Add("ann:staff", "ann:x:1:2::/home:\n", "staff:x:50:ann\n")
-	f.Add("0", "::::::\n", ":::\n")
-	f.Fuzz(func(t *testing.T, spec, passwd, group string) {
-		id, err := resolveUser(spec, text(passwd), text(group))
-		if err != nil {
-			return
-		}
-		if id.UID == 1<<32-1 || id.GID == 1<<32-1 || id.Home == "" {
-			t.Errorf("%q: %+v", spec, id)
-		}
-		for _, g := range id.Groups {
-			if g == 1<<32-1 {
-				t.Errorf("%q: %+v", spec, id)
-			}
-		}
-	})
 }

@@ -9,7 +9,7 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"slices"
+	"runtime"
 	"sync"
 	"syscall"
 	"time"
@@ -28,23 +28,35 @@ const (
 	maxEndedMemory = 64 << 20
 )
 
-// readyFD is a pipe that a keeper closes once it listens.
-const readyFD = 3
-
-// keepLogs is the argument of a keeper whose stdout and stderr are the container's.
-const keepLogs = "log"
+// Descriptors of a keeper, beside the container's stdout and stderr: a pipe that it closes
+// once it listens, and the keeper's socket. A keeper locks the socket, so that there is one
+// at a time, and so that others see whether it lives: the socket itself outlives it, since
+// PID 1 holds it. The lock would end if the keeper closed any descriptor of the socket.
+const (
+	readyFD = 3
+	keepFD  = 4
+)
 
 // Keep runs detached commands and holds their output, for every client that connects,
-// until the session stops.
-func Keep(args []string) error {
+// until the session stops. Its stdout and stderr are the container's.
+func Keep([]string) error {
 	if err := becomeParent(); err != nil {
 		return err
 	}
 	unix.CloseOnExec(readyFD)
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: wire.KeepSocket})
-	if errors.Is(err, unix.EADDRINUSE) {
-		return nil // another keeper listens
+	unix.CloseOnExec(keepFD)
+	switch err := unix.FcntlFlock(keepFD, unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); {
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EACCES):
+		return nil // another keeper serves
+	case err != nil:
+		return fmt.Errorf("lock the socket: %w", err)
 	}
+	if err := unix.Listen(keepFD, unix.SOMAXCONN); err != nil {
+		return err
+	}
+	socket := os.NewFile(keepFD, "keep")
+	defer runtime.KeepAlive(socket) // its finalizer would close it
+	listener, err := net.FileListener(socket)
 	if err != nil {
 		return err
 	}
@@ -52,18 +64,18 @@ func Keep(args []string) error {
 	if err != nil {
 		return err
 	}
-	s.keeper = &keeper{commands: make(map[string]*detached), logs: slices.Contains(args, keepLogs)}
+	s.keeper = &keeper{commands: make(map[string]*detached)}
 	s.watchSignals()
 	unix.Close(readyFD)
 
 	go func() {
 		for {
-			conn, err := listener.AcceptUnix()
+			conn, err := listener.Accept()
 			if err != nil {
 				proc.AcceptPause()
 				continue
 			}
-			if peer, err := peerOf(conn); err != nil || peer.Uid != 0 {
+			if peer, err := peerOf(conn.(*net.UnixConn)); err != nil || peer.Uid != 0 {
 				conn.Close()
 				continue
 			}
@@ -79,7 +91,6 @@ func Keep(args []string) error {
 
 // keeper holds detached commands by ID.
 type keeper struct {
-	logs     bool // stdout and stderr are the container's
 	mu       sync.Mutex
 	commands map[string]*detached
 	ended    []*detached // oldest first
@@ -229,27 +240,53 @@ func keepChannel(nc ssh.NewChannel) {
 	join(nc, conn)
 }
 
+// given are the descriptors for a keeper, once PID 1 has been asked.
+var given struct {
+	sync.Mutex
+	fds *fromPID1
+}
+
+// dialKeeper connects to the keeper, and starts one if none lives.
 func dialKeeper() (*net.UnixConn, error) {
-	for try := 0; ; try++ {
-		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: wire.KeepSocket})
-		if err == nil {
-			if peer, err := peerOf(conn); err != nil || peer.Uid != 0 {
-				conn.Close()
-				return nil, errors.New("its socket is another process's")
+	given.Lock()
+	defer given.Unlock()
+	if given.fds == nil {
+		fds, err := askStdio()
+		if err != nil {
+			return nil, err
+		}
+		given.fds = fds
+	}
+	for range 3 {
+		if lives, err := keeperLives(given.fds.keep); err != nil {
+			return nil, err
+		} else if !lives {
+			if err := startKeeper(given.fds); err != nil {
+				return nil, err
 			}
+		}
+		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: wire.KeepSocket})
+		if err != nil {
+			return nil, err
+		}
+		// Nobody accepts a connection that was made after the keeper's death.
+		if lives, err := keeperLives(given.fds.keep); err == nil && lives {
 			return conn, nil
 		}
-		if !errors.Is(err, unix.ECONNREFUSED) || try == 3 {
-			return nil, err
-		}
-		if err := startKeeper(); err != nil {
-			return nil, err
-		}
+		conn.Close()
 	}
+	return nil, errors.New("it ends as soon as it is started")
+}
+
+// keeperLives reports whether a process holds the lock of the keeper's socket.
+func keeperLives(socket int) (bool, error) {
+	lock := unix.Flock_t{Type: unix.F_WRLCK}
+	err := unix.FcntlFlock(uintptr(socket), unix.F_GETLK, &lock)
+	return lock.Type != unix.F_UNLCK, err
 }
 
 // startKeeper starts a keeper and waits until it, or another one, listens.
-func startKeeper() error {
+func startKeeper(from *fromPID1) error {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return err
@@ -261,17 +298,10 @@ func startKeeper() error {
 		return err
 	}
 	defer null.Close()
-	argv, out := []string{wire.Path, wire.VerbKeep}, [2]int{int(null.Fd()), int(null.Fd())}
-	if log, err := askStdio(); err == nil {
-		// Not as an os.File, which would make descriptors non-blocking that others share.
-		defer unix.Close(log[0])
-		defer unix.Close(log[1])
-		argv, out = append(argv, keepLogs), log
-	}
-	keepers.Lock()
-	pid, err := syscall.ForkExec(proc.SelfPath, argv, &syscall.ProcAttr{
+	keepers.Lock() // whoever kills commands must not take it for one
+	pid, err := syscall.ForkExec(wire.Self, []string{wire.Program, wire.VerbKeep}, &syscall.ProcAttr{
 		Dir: "/", Env: []string{},
-		Files: []uintptr{null.Fd(), uintptr(out[0]), uintptr(out[1]), w.Fd()},
+		Files: []uintptr{null.Fd(), uintptr(from.out), uintptr(from.err), w.Fd(), uintptr(from.keep)},
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	})
 	if err == nil {

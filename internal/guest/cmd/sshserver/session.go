@@ -14,6 +14,7 @@ import (
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/sys/unix"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/accounts"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
@@ -92,7 +93,7 @@ func (s *sshSession) request(kind string, payload []byte) (ok bool, then func())
 			return false, nil
 		}
 		s.tty = nil
-		return s.launch(wire.Exec{Path: proc.SelfPath, Args: []string{wire.Path, wire.VerbSFTP}})
+		return s.launch(wire.Exec{Path: wire.Self, Args: []string{wire.Program, wire.VerbSFTP}})
 	case "window-change":
 		size, err := decodeWindow(payload)
 		if err == nil && s.cmd != nil {
@@ -124,7 +125,7 @@ func (s *sshSession) start(command string) (bool, func()) {
 }
 
 // shellOf returns the user's own shell, or /bin/sh if that does not exist or refuses logins.
-func shellOf(id proc.User) string {
+func shellOf(id accounts.User) string {
 	const usual = "/bin/sh"
 	switch path.Base(id.Shell) {
 	case ".", "/", "nologin", "false", "true", "sync":
@@ -142,6 +143,7 @@ func (s *sshSession) launch(req wire.Exec) (bool, func()) {
 	}
 	s.begun = true
 	req.User, req.Dir, req.Stdin = s.server.conf.User, s.server.conf.Dir, true
+	req.NewPrivileges = s.server.conf.NewPrivileges
 	env := os.Environ()
 	if !s.server.conf.Home {
 		env = slices.DeleteFunc(env, func(kv string) bool { return strings.HasPrefix(kv, "HOME=") })

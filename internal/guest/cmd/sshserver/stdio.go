@@ -19,30 +19,34 @@ import (
 // stdioTimeout bounds how long the start of a keeper waits for PID 1.
 const stdioTimeout = 2 * time.Second
 
-// askStdio requests from PID 1 the container's stdout and stderr. The caller closes them.
-func askStdio() (files [2]int, err error) {
-	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: wire.ControlSocket})
+// fromPID1 are the descriptors that PID 1 gives for a keeper. They are not os.Files, which
+// would make descriptors non-blocking that others share.
+type fromPID1 struct{ out, err, keep int }
+
+// askStdio requests the descriptors for a keeper from PID 1.
+func askStdio() (*fromPID1, error) {
+	conn, err := dialControl()
 	if err != nil {
-		return files, err
+		return nil, err
 	}
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(stdioTimeout))
 	if peer, err := peerOf(conn); err != nil || peer.Pid != 1 {
-		return files, errors.New("the control socket is not PID 1's")
+		return nil, errors.New("the control socket is not PID 1's")
 	}
 	if _, err := io.WriteString(conn, wire.StdioRequest); err != nil {
-		return files, err
+		return nil, err
 	}
 	// The challenge comes first, a line of text, and then a byte with the rights. The
 	// kernel ends a read before or after bytes with rights.
-	data, rights := make([]byte, 1024), make([]byte, unix.CmsgSpace(2*4))
+	data, rights := make([]byte, 1024), make([]byte, unix.CmsgSpace(3*4))
 	for {
 		n, rn, _, _, err := conn.ReadMsgUnix(data, rights)
 		if err != nil {
-			return files, err
+			return nil, err
 		}
 		if n == 0 {
-			return files, errors.New("PID 1 sent no descriptors")
+			return nil, errors.New("PID 1 sent no descriptors")
 		}
 		if rn > 0 {
 			return parseStdio(rights[:rn])
@@ -50,22 +54,22 @@ func askStdio() (files [2]int, err error) {
 	}
 }
 
-func parseStdio(rights []byte) (files [2]int, err error) {
+func parseStdio(rights []byte) (*fromPID1, error) {
 	msgs, err := unix.ParseSocketControlMessage(rights)
 	if err != nil || len(msgs) != 1 {
-		return files, errors.Join(err, errors.New("malformed control message of PID 1"))
+		return nil, errors.Join(err, errors.New("malformed control message of PID 1"))
 	}
 	fds, err := unix.ParseUnixRights(&msgs[0])
 	if err != nil {
-		return files, err
+		return nil, err
 	}
-	if len(fds) != len(files) {
+	if len(fds) != 3 {
 		for _, fd := range fds {
 			unix.Close(fd)
 		}
-		return files, fmt.Errorf("PID 1 sent %d descriptors", len(fds))
+		return nil, fmt.Errorf("PID 1 sent %d descriptors", len(fds))
 	}
-	return [2]int(fds), nil
+	return &fromPID1{fds[0], fds[1], fds[2]}, nil
 }
 
 // stdio is a connection made of standard input and output.

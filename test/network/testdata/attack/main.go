@@ -248,10 +248,16 @@ func gain() {
 	}
 	say("setns-net", err)
 	// The guest's own program, and the rest of PID 1's belongings.
-	say("overwrite-guest", write("/.agent-sandbox/guest"))
-	say("add-to-guest", os.WriteFile("/.agent-sandbox/x", nil, 0o755))
-	say("remount-guest", unix.Mount("", "/.agent-sandbox", "", unix.MS_REMOUNT|unix.MS_BIND, ""))
-	say("umount-guest", unix.Unmount("/.agent-sandbox", unix.MNT_DETACH))
+	guest, err := filepath.Glob("/.agent-sandbox*")
+	if err != nil || len(guest) != 1 {
+		fmt.Println("the guest's directory:", guest, err)
+		os.Exit(2)
+	}
+	say("overwrite-guest", write(guest[0]+"/guest"))
+	say("add-to-guest", os.WriteFile(guest[0]+"/x", nil, 0o755))
+	say("remount-guest", unix.Mount("", guest[0], "", unix.MS_REMOUNT|unix.MS_BIND, ""))
+	say("umount-guest", unix.Unmount(guest[0], unix.MNT_DETACH))
+	say("move-guest", os.Rename(guest[0], "/moved"))
 	say("sysrq", write("/proc/sysrq-trigger"))
 	say("ip_forward", write("/proc/sys/net/ipv4/ip_forward"))
 	say("core_pattern", write("/proc/sys/kernel/core_pattern"))

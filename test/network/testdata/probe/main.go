@@ -5,6 +5,7 @@
 //	probe flood KIND ...    exhaust what there is, see flood.go
 //	probe hold KIND ...     keep a connection and tell of it, see hold
 //	probe listen PORT...    send back what comes, over TCP and UDP
+//	probe tamper KIND ADDRESS   change the network with NET_ADMIN, see tamper.go
 package main
 
 import (
@@ -70,6 +71,8 @@ func main() {
 		hold(os.Args[2:])
 	case "listen":
 		listen(os.Args[2:])
+	case "tamper":
+		tamper(os.Args[2], os.Args[3])
 	default:
 		log.Fatalf("%q", os.Args)
 	}
