@@ -131,8 +131,34 @@ func (r *rig) copyRig(ctx context.Context, fill func(dir string) error) (sb *san
 	return sb, dir, done, exec.Command("sync").Run()
 }
 
-func cp(ctx context.Context, from, to string) (float64, error) {
-	return milliseconds(exec.CommandContext(ctx, "cp", "-a", from, to).Run)
+// rival is another way to copy a tree into a sandbox and out of it.
+type rival struct {
+	name    string
+	in, out func(ctx context.Context, sb *sandbox.Sandbox, from, to string) error
+}
+
+// hostCopy is cp -a between two directories of the machine, the least that a copy costs.
+// dockerCopy is what a user would take instead of the library.
+var (
+	hostCopy   = rival{"cp -a on the host", cp, cp}
+	dockerCopy = rival{"docker cp",
+		func(ctx context.Context, sb *sandbox.Sandbox, from, to string) error {
+			return dockerCP(ctx, from, container(sb)+":"+sandbox.Workspace+"/"+filepath.Base(to))
+		},
+		func(ctx context.Context, sb *sandbox.Sandbox, from, to string) error {
+			return dockerCP(ctx, container(sb)+":"+sandbox.Workspace+"/"+filepath.Base(from), to)
+		}}
+)
+
+func cp(ctx context.Context, _ *sandbox.Sandbox, from, to string) error {
+	return exec.CommandContext(ctx, "cp", "-a", from, to).Run()
+}
+
+func dockerCP(ctx context.Context, from, to string) error {
+	if out, err := exec.CommandContext(ctx, "docker", "cp", from, to).CombinedOutput(); err != nil {
+		return fmt.Errorf("docker cp: %w: %s", err, out)
+	}
+	return nil
 }
 
 // files10k makes 10,000 files of 4 KiB in 100 directories.
@@ -163,55 +189,57 @@ func file1GiB(name string) error {
 	return errors.Join(err, f.Close())
 }
 
-// copyIn compares CopyIn with cp -a.
-func (r *rig) copyIn(ctx context.Context, what string, rounds int, fill func(string) error) (float64, error) {
-	sb, dir, done, err := r.copyRig(ctx, fill)
-	if err != nil {
-		return 0, err
+// copyIn compares CopyIn with a rival.
+func copyIn(what string, rounds int, fill func(string) error, other rival) func(context.Context, *rig) (float64, error) {
+	return func(ctx context.Context, r *rig) (float64, error) {
+		sb, dir, done, err := r.copyRig(ctx, fill)
+		if err != nil {
+			return 0, err
+		}
+		defer done()
+		src, n := filepath.Join(dir, "src"), 0
+		ours, theirs, ratios, err := pairs(ctx, 1, rounds,
+			func() (float64, error) {
+				n++
+				return milliseconds(func() error { return second(sb.CopyIn(ctx, src, "in-"+strconv.Itoa(n))) })
+			},
+			func() (float64, error) {
+				n++
+				return milliseconds(func() error { return other.in(ctx, sb, src, filepath.Join(dir, strconv.Itoa(n))) })
+			})
+		if err != nil {
+			return 0, err
+		}
+		note("%s in: CopyIn takes %v ms, %s %v ms", what, ours, other.name, theirs)
+		return ratios.median(), nil
 	}
-	defer done()
-	src, n := filepath.Join(dir, "src"), 0
-	ours, theirs, ratios, err := pairs(ctx, 1, rounds,
-		func() (float64, error) {
-			n++
-			return milliseconds(func() error { return second(sb.CopyIn(ctx, src, "in-"+strconv.Itoa(n))) })
-		},
-		func() (float64, error) { n++; return cp(ctx, src, filepath.Join(dir, strconv.Itoa(n))) })
-	if err != nil {
-		return 0, err
-	}
-	note("%s in: CopyIn takes %v ms, cp -a on the host %v ms", what, ours, theirs)
-	return ratios.median(), nil
 }
 
-func copyIn10k(ctx context.Context, r *rig) (float64, error) {
-	return r.copyIn(ctx, "10,000 files", 7, files10k)
-}
-
-func copyIn1GiB(ctx context.Context, r *rig) (float64, error) {
-	return r.copyIn(ctx, "1 GiB", 5, file1GiB)
-}
-
-// copyOut10k compares CopyOut with cp -a.
-func copyOut10k(ctx context.Context, r *rig) (float64, error) {
-	sb, dir, done, err := r.copyRig(ctx, files10k)
-	if err != nil {
-		return 0, err
+// copyOut10k compares CopyOut with a rival.
+func copyOut10k(other rival) func(context.Context, *rig) (float64, error) {
+	return func(ctx context.Context, r *rig) (float64, error) {
+		sb, dir, done, err := r.copyRig(ctx, files10k)
+		if err != nil {
+			return 0, err
+		}
+		defer done()
+		src, n := filepath.Join(dir, "src"), 0
+		if _, err := sb.CopyIn(ctx, src, "src"); err != nil {
+			return 0, err
+		}
+		ours, theirs, ratios, err := pairs(ctx, 1, 7,
+			func() (float64, error) {
+				n++
+				return milliseconds(func() error { return second(sb.CopyOut(ctx, "src", filepath.Join(dir, strconv.Itoa(n)))) })
+			},
+			func() (float64, error) {
+				n++
+				return milliseconds(func() error { return other.out(ctx, sb, src, filepath.Join(dir, strconv.Itoa(n))) })
+			})
+		if err != nil {
+			return 0, err
+		}
+		note("10,000 files out: CopyOut takes %v ms, %s %v ms", ours, other.name, theirs)
+		return ratios.median(), nil
 	}
-	defer done()
-	src, n := filepath.Join(dir, "src"), 0
-	if _, err := sb.CopyIn(ctx, src, "src"); err != nil {
-		return 0, err
-	}
-	ours, theirs, ratios, err := pairs(ctx, 1, 7,
-		func() (float64, error) {
-			n++
-			return milliseconds(func() error { return second(sb.CopyOut(ctx, "src", filepath.Join(dir, strconv.Itoa(n)))) })
-		},
-		func() (float64, error) { n++; return cp(ctx, src, filepath.Join(dir, strconv.Itoa(n))) })
-	if err != nil {
-		return 0, err
-	}
-	note("10,000 files out: CopyOut takes %v ms, cp -a on the host %v ms", ours, theirs)
-	return ratios.median(), nil
 }
