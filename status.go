@@ -47,6 +47,9 @@ type Info struct {
 	// Location is where the engine runs: "local", or its host.
 	Location string
 	Tags     map[string]string
+	// Ports are the published ports ([WithPorts]) and their addresses in this session.
+	// Nil without a session or ports.
+	Ports map[uint16]netip.AddrPort
 }
 
 // Status describes one sandbox in detail.
@@ -69,9 +72,6 @@ type Status struct {
 	Uptime time.Duration
 	// ExpiresAt is when the timeout ends the session. Zero without one.
 	ExpiresAt time.Time
-	// Ports are the published ports ([WithPorts]) and their addresses in this session.
-	// Nil without a session or ports.
-	Ports map[uint16]netip.AddrPort
 	// Workspace is the volume at /workspace. Its files are counted for the size.
 	Workspace Volume
 	// Usage is the session's current resource usage. Nil without a session.
@@ -281,7 +281,6 @@ func statusOf(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got 
 	}
 	switch st.State {
 	case StateRunning, StatePaused:
-		st.Ports = publishedPorts(rec, got)
 		st.Uptime = max(0, l.Engine.Now().Sub(got.StartedAt))
 		st.ExpiresAt = rec.ExpiresAt(got.StartedAt)
 	case StateStopped:
@@ -302,6 +301,9 @@ func infoOf(eng *engine.Engine, rec record.Sandbox, got engine.Container) Info {
 	}
 	if i.State == StateCreating && rec.By != "" {
 		i.State = StateStopped // a replacement that was not started yet
+	}
+	if len(got.Ports) > 0 {
+		i.Ports = got.Ports
 	}
 	return i
 }
@@ -330,18 +332,4 @@ func workspace(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got
 		v.Sandboxes = users.Names()
 	}
 	return v
-}
-
-// publishedPorts returns the addresses of the published ports; nil if there are none.
-func publishedPorts(rec record.Sandbox, got engine.Container) map[uint16]netip.AddrPort {
-	var ports map[uint16]netip.AddrPort
-	for _, p := range rec.Settings.Ports {
-		if at, ok := got.Ports[p]; ok {
-			if ports == nil {
-				ports = map[uint16]netip.AddrPort{}
-			}
-			ports[p] = at
-		}
-	}
-	return ports
 }

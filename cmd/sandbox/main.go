@@ -1,15 +1,19 @@
 // Sandbox creates, lists and uses sandboxes from the command line.
 //
 //	sandbox run -- node -e 'console.log(6*7)'     in a new sandbox, deleted afterwards
-//	sandbox run --name build -- npm ci            in one that is kept
+//	sandbox create --name build --mount .:/src    one that is kept
 //	sandbox exec build -- npm test
+//	sandbox shell build
+//	sandbox cp build:dist/app.js .
+//	sandbox logs -f build
 //	sandbox list
 //	sandbox fork build --name other               with its current files
-//	sandbox snapshot build                        prints an ID
+//	sandbox snapshot create build                 prints an ID
 //	sandbox run --snapshot ID -- npm test
-//	ssh -o ProxyCommand="sandbox proxy %n" build  and so scp, sftp, rsync, git
+//	sandbox ssh-config >> ~/.ssh/config           for ssh, scp, sftp, rsync, git
 //	sandbox stop build
-//	sandbox rm --volumes build
+//	sandbox delete --delete-volumes build
+//	sandbox volume list
 //	sandbox prune                                 remove leftovers of crashed programs
 //
 // The output of a command in a sandbox is passed through. Messages go to stderr. Exit codes:
@@ -59,13 +63,20 @@ const (
 
 // run is main with its environment as parameters; it returns the exit code.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	a := &app{stdin: stdin, stdout: stdout, stderr: stderr}
+	a := &app{stdin: stdin, stdout: stdout, stderr: stderr, interactive: isTerminal}
+	return a.run(ctx, args)
+}
+
+func (a *app) run(ctx context.Context, args []string) int {
+	stdin, stdout, stderr := a.stdin, a.stdout, a.stderr
+	a.bar = &bar{out: stderr, width: func() int { return columns(stderr) }}
 	root := a.root()
 	root.SetArgs(args)
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
+	a.bar.clear()
 	if a.client != nil {
 		err = errors.Join(err, a.client.Close())
 	}
@@ -78,8 +89,26 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		fmt.Fprintln(stderr, "sandbox: interrupted")
 	default:
 		fmt.Fprintln(stderr, graphicLines(err.Error()))
+		if hint := hintOf(err); hint != "" {
+			fmt.Fprintln(stderr, "sandbox:", hint)
+		}
 	}
 	return code
+}
+
+// hintOf says which command helps with an error; empty if none does.
+func hintOf(err error) string {
+	switch {
+	case errors.Is(err, sandbox.ErrSnapshotNotFound):
+		return `"sandbox snapshot list" lists the snapshots`
+	case errors.Is(err, sandbox.ErrVolumeNotFound):
+		return `"sandbox volume list" lists the volumes`
+	case errors.Is(err, sandbox.ErrNotFound):
+		return `"sandbox list" lists the sandboxes`
+	case errors.Is(err, sandbox.ErrVolumeInUse):
+		return `"sandbox volume list" says which sandboxes use a volume`
+	}
+	return ""
 }
 
 // code returns the exit code for the error of a subcommand.
@@ -110,6 +139,9 @@ type app struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 
+	interactive func(stream any) bool // whether stdin can answer a question
+	bar         *bar
+
 	host   string
 	client *sandbox.Client
 	began  bool // a subcommand has started: an error from now on is not about usage
@@ -122,18 +154,31 @@ func (a *app) root() *cobra.Command {
 		Short:         "Isolated, disposable Linux environments on a Docker Engine",
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		PersistentPreRunE: func(*cobra.Command, []string) (err error) {
+		PersistentPreRunE: func(*cobra.Command, []string) error {
 			a.began = true
-			var opts []sandbox.ClientOption
-			if a.host != "" {
-				opts = append(opts, sandbox.WithHost(a.host))
-			}
-			a.client, err = sandbox.NewClient(opts...)
-			return err
+			return a.connect()
 		},
 	}
+	root.SetGlobalNormalizationFunc(normalize)
 	root.PersistentFlags().StringVarP(&a.host, "host", "H", "", "the engine's address: unix://, tcp:// or ssh:// (default DOCKER_HOST, then the current Docker context)")
-	root.AddCommand(a.listCommand(), a.inspectCommand(), a.runCommand(), a.execCommand(), a.proxyCommand(), a.networkCommand(), a.egressCommand(), a.forkCommand(), a.snapshotCommand(), a.snapshotsCommand(),
-		a.stopCommand(), a.rmCommand(), a.pruneCommand())
+	root.AddCommand(
+		a.createCommand(), a.runCommand(), a.forkCommand(),
+		a.listCommand(), a.inspectCommand(), a.logsCommand(), a.egressCommand(),
+		a.execCommand(), a.shellCommand(), a.cpCommand(), a.proxyCommand(), a.sshConfigCommand(),
+		a.startCommand(), a.stopCommand(), a.updateCommand(), a.networkCommand(), a.deleteCommand(),
+		a.snapshotCommand(), a.snapshotsCommand(), a.volumeCommand(), a.pruneCommand(), a.healthCommand())
 	return root
+}
+
+// connect makes the client, if there is none yet. It connects with its first call.
+func (a *app) connect() (err error) {
+	if a.client != nil {
+		return nil
+	}
+	var opts []sandbox.ClientOption
+	if a.host != "" {
+		opts = append(opts, sandbox.WithHost(a.host))
+	}
+	a.client, err = sandbox.NewClient(opts...)
+	return err
 }

@@ -19,12 +19,18 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
-// TestMain does not wait for an engine that has locked up.
+// TestMain does not wait for an engine that has locked up. In a process that a test starts it
+// is the program itself.
 func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
 	stop := enginetest.Watch()
 	m.Run()
 	stop()
 }
+
+const asProgram = "SANDBOX_TEST_AS_PROGRAM"
 
 // call runs the program in this process.
 func call(ctx context.Context, stdin string, args ...string) (code int, stdout, stderr string) {
@@ -82,7 +88,7 @@ func TestNamedSandboxIsUsedAgainAndRemoved(t *testing.T) {
 	if err := json.Unmarshal([]byte(mustCall(t, "list", "--json", "--prefix", name)), &list); err != nil {
 		t.Fatalf("list --json: %v", err)
 	}
-	if len(list) != 1 || list[0]["name"] != name || list[0]["state"] != "running" {
+	if len(list) != 1 || list[0]["name"] != name || list[0]["status"] != "running" {
 		t.Errorf("list --json --prefix %s = %v, want it alone and running", name, list)
 	}
 	if table := mustCall(t, "list", "--state", "running"); !strings.Contains(table, name) {
@@ -94,7 +100,7 @@ func TestNamedSandboxIsUsedAgainAndRemoved(t *testing.T) {
 	if err := json.Unmarshal([]byte(mustCall(t, "inspect", name)), &status); err != nil {
 		t.Fatalf("inspect: %v", err)
 	}
-	if status["state"] != "stopped" || status["reason"] != "stopped" {
+	if status["status"] != "stopped" || status["reason"] != "stopped" {
 		t.Errorf("inspect after stop = %v, want it stopped, and the reason", status)
 	}
 	if got := mustCall(t, "rm", "--volumes", name); !strings.HasSuffix(got, ": deleted\n") {
@@ -127,6 +133,21 @@ func TestExitCodes(t *testing.T) {
 		"inspect of none":    {nil, []string{"inspect", "no-such-sandbox"}, 1, "Sandbox not found"},
 		"remove of none":     {nil, []string{"rm", "no-such-sandbox"}, 1, "Sandbox not found"},
 		"snapshot of none":   {nil, []string{"snapshot", "no-such-sandbox"}, 1, "Sandbox not found"},
+		"logs of none":       {nil, []string{"logs", "no-such-sandbox"}, 1, "sandbox list"},
+		"show of none":       {nil, []string{"snapshot", "show", "nosuchsnapsh"}, 1, "sandbox snapshot list"},
+		"volume of none":     {nil, []string{"volume", "delete", "agent-sandbox-nosuchvolume"}, 1, "sandbox volume list"},
+		"unused persistence": {nil, []string{"create", "--persistent=false"}, 1, "sandbox run"},
+		"forked to be gone":  {nil, []string{"fork", "a", "--persistent=false"}, 1, "sandbox run"},
+		"copy to nowhere":    {nil, []string{"cp", "a", "b"}, 1, "NAME:PATH"},
+		"copy between two":   {nil, []string{"cp", "a:b", "c:d"}, 1, "of this machine"},
+		"update of nothing":  {nil, []string{"update", "a"}, 1, "no change"},
+		"bad mount":          {nil, []string{"create", "--mount", "/a", "-y"}, 1, "source:target"},
+		"bad mode":           {nil, []string{"create", "--mount", "/a:/b:RW", "-y"}, 1, "rwcopy"},
+		"bad volume mode":    {nil, []string{"create", "--volume", "a:/b:rwcopy", "-y"}, 1, "rwcopy"},
+		"bad memory":         {nil, []string{"create", "--memory", "2x"}, 2, "2x"},
+		"bad days":           {nil, []string{"create", "--timeout", "-1d"}, 2, "-1"},
+		"bad time":           {nil, []string{"logs", "--since", "noon", "a"}, 1, "noon"},
+		"two processes":      {nil, []string{"fork", "a", "b", "--", "c"}, 1, "one NAME"},
 		"no such snapshot":   {nil, []string{"snapshots", "rm", "nosuchsnapsh"}, 1, "nosuchsnapsh"},
 		"run of no snapshot": {nil, []string{"run", "--snapshot", "nosuchsnapsh", "--", "true"}, 125, "nosuchsnapsh"},
 		"fork of none":       {nil, []string{"fork", "no-such-sandbox"}, 1, "Sandbox not found"},
@@ -295,7 +316,7 @@ func TestForksAndSnapshots(t *testing.T) {
 	if err := json.Unmarshal([]byte(mustCall(t, "inspect", fork)), &status); err != nil {
 		t.Fatalf("inspect: %v", err)
 	}
-	if status["state"] != "running" || status["source"] != "fork of "+name {
+	if status["status"] != "running" || status["source"] != "fork of "+name {
 		t.Errorf("inspect of a fork = %v", status)
 	}
 }

@@ -20,42 +20,51 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
-// entry is the JSON of a sandbox in a list.
+// entry is the JSON of a sandbox in a list. Its names are those of package sandboxhttp.
 type entry struct {
-	ID        string            `json:"id"`
-	Name      string            `json:"name"`
-	State     sandbox.State     `json:"state"`
-	Image     string            `json:"image"`
-	CreatedAt time.Time         `json:"createdAt"`
-	Location  string            `json:"location"`
-	Tags      map[string]string `json:"tags,omitempty"`
+	ID        string                    `json:"id"`
+	Name      string                    `json:"name"`
+	Status    sandbox.State             `json:"status"`
+	Image     string                    `json:"image"`
+	CreatedAt time.Time                 `json:"createdAt"`
+	Location  string                    `json:"location"`
+	Tags      map[string]string         `json:"tags,omitempty"`
+	Ports     map[uint16]netip.AddrPort `json:"ports,omitempty"` // of this session
 }
 
 // detail is the JSON of inspect.
 type detail struct {
 	entry
-	Source        string                    `json:"source,omitempty"`
-	Reason        string                    `json:"reason,omitempty"`
-	StartedAt     *time.Time                `json:"startedAt,omitempty"`
-	UptimeSeconds float64                   `json:"uptimeSeconds,omitempty"`
-	ExpiresAt     *time.Time                `json:"expiresAt,omitempty"`
-	Ports         map[uint16]netip.AddrPort `json:"ports,omitempty"` // of this session
-	Network       string                    `json:"network"`
+	Source       string      `json:"source,omitempty"`
+	Reason       string      `json:"reason,omitempty"`
+	StartedAt    time.Time   `json:"startedAt,omitzero"`
+	UptimeMS     int64       `json:"uptimeMs"`
+	ExpiresAt    time.Time   `json:"expiresAt,omitzero"`
+	Usage        *usage      `json:"usage"`
+	Workspace    volumeEntry `json:"workspace"`
+	Network      string      `json:"network"` // see sandbox.ParseNetworkPolicy
+	LogsEndpoint string      `json:"logsEndpoint"`
+}
+
+type usage struct {
+	CPUPercent      float64 `json:"cpuPercent"`
+	MemoryBytes     int64   `json:"memoryBytes"`
+	MemoryLimit     int64   `json:"memoryLimit"`
+	Processes       int     `json:"processes"`
+	NetworkReceived int64   `json:"networkReceived"`
+	NetworkSent     int64   `json:"networkSent"`
 }
 
 func entryOf(i sandbox.Info) entry {
-	return entry{i.ID, i.Name, i.State, i.Image, i.CreatedAt, i.Location, i.Tags}
+	return entry{i.ID, i.Name, i.State, i.Image, i.CreatedAt, i.Location, i.Tags, i.Ports}
 }
 
 func detailOf(s sandbox.Status) detail {
-	d := detail{entry: entryOf(s.Info), Source: s.Source, Reason: s.Reason, UptimeSeconds: s.Uptime.Seconds(), Ports: s.Ports, Network: s.Network.String()}
-	if !s.StartedAt.IsZero() {
-		d.StartedAt = &s.StartedAt
+	return detail{
+		entry: entryOf(s.Info), Source: s.Source, Reason: s.Reason, StartedAt: s.StartedAt, UptimeMS: s.Uptime.Milliseconds(),
+		ExpiresAt: s.ExpiresAt, Usage: (*usage)(s.Usage), Workspace: volumeEntryOf(s.Workspace), Network: s.Network.String(),
+		LogsEndpoint: s.LogsEndpoint,
 	}
-	if !s.ExpiresAt.IsZero() {
-		d.ExpiresAt = &s.ExpiresAt
-	}
-	return d
 }
 
 func printJSON(w io.Writer, v any) error {
@@ -142,17 +151,20 @@ func (a *app) listCommand() *cobra.Command {
 			if asJSON {
 				return printJSONList(a.stdout, infos, entryOf)
 			}
-			return printTable(a.stdout, "NAME\tSTATE\tIMAGE\tAGE\tTAGS", infos, func(i sandbox.Info) []any {
-				return []any{i.Name, i.State, i.Image, age(i.CreatedAt), tagList(i.Tags)}
+			return printTable(a.stdout, "NAME\tID\tSTATUS\tIMAGE\tCREATED\tLOCATION\tPORTS\tTAGS", infos, func(i sandbox.Info) []any {
+				return []any{i.Name, i.ID, i.State, i.Image, ago(i.CreatedAt), i.Location, portList(i.Ports), tagList(i.Tags)}
 			})
 		},
 	}
-	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	c.Flags().StringSliceVar(&states, "state", nil, "only sandboxes in this state: running, stopped, paused, creating, error")
+	jsonFlag(c, &asJSON)
+	c.Flags().StringSliceVar(&states, "status", nil, "only sandboxes with this status: running, stopped, paused, creating, error")
 	c.Flags().StringToStringVar(&tags, "tag", nil, "only sandboxes with this tag: KEY=VALUE")
 	c.Flags().StringVar(&prefix, "prefix", "", "only sandboxes whose name has this prefix")
 	return c
 }
+
+// ago says how long ago t was.
+func ago(t time.Time) string { return age(t) + " ago" }
 
 func age(since time.Time) string {
 	switch d := time.Since(since); {
@@ -175,26 +187,111 @@ func tagList(tags map[string]string) string {
 	return strings.Join(list, ",")
 }
 
+// portList lists the published ports as address->port.
+func portList(ports map[uint16]netip.AddrPort) string {
+	var list []string
+	for _, p := range slices.Sorted(maps.Keys(ports)) {
+		list = append(list, fmt.Sprintf("%v->%d", ports[p], p))
+	}
+	return strings.Join(list, ",")
+}
+
 func (a *app) inspectCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "inspect NAME",
-		Short: "Print the details of a sandbox, as JSON, without resuming it",
-		Args:  cobra.ExactArgs(1),
+	c := &cobra.Command{
+		Use:               "inspect NAME",
+		Short:             "Print the details of a sandbox, as JSON, without resuming it",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.oneSandbox,
 		RunE: func(c *cobra.Command, args []string) error {
 			st, err := a.client.Inspect(c.Context(), args[0])
 			if err != nil {
 				return err
 			}
+			if st.Workspace.Warning != "" {
+				fmt.Fprintln(a.stderr, "sandbox:", graphic(st.Workspace.Warning))
+			}
 			return printJSON(a.stdout, detailOf(st))
+		},
+	}
+	// It is what is printed anyway; other subcommands have the flag.
+	c.Flags().Bool("json", true, "print JSON")
+	return c
+}
+
+func (a *app) startCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:               "start NAME...",
+		Short:             "Start the session of a sandbox, if it has none",
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: a.sandboxes,
+		RunE: func(c *cobra.Command, names []string) error {
+			return each(names, func(name string) error {
+				return a.withSandbox(c, name, func(sb *sandbox.Sandbox) error {
+					_, err := sb.Start(c.Context())
+					return err
+				})
+			})
 		},
 	}
 }
 
+func (a *app) updateCommand() *cobra.Command {
+	var (
+		f      changeFlags
+		values env
+	)
+	c := &cobra.Command{
+		Use:   "update [flags] NAME [-- COMMAND [ARG...]]",
+		Short: "Change the settings of a sandbox",
+		Long: `Change the settings of a sandbox. Those that are not given stay. The network policy, the limits
+of CPU and memory, tags and the environment of commands apply at once; ports, mounts and the
+main process COMMAND from the next session on. --mount and --volume replace all mounts.`,
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: a.oneSandbox,
+		RunE: func(c *cobra.Command, args []string) error {
+			changes, err := f.options(c)
+			if err != nil {
+				return err
+			}
+			argv, err := mainProcess(c, args)
+			if err != nil {
+				return err
+			}
+			var opts []sandbox.UpdateOption
+			for _, o := range changes {
+				opts = append(opts, o)
+			}
+			if c.Flags().Changed("env") {
+				opts = append(opts, sandbox.WithEnv(values.variables()))
+			}
+			if len(argv) > 0 {
+				opts = append(opts, sandbox.WithCommand(argv...))
+			}
+			if len(opts) == 0 {
+				return fmt.Errorf("sandbox: update %q: no change is given", args[0])
+			}
+			if mounts, err := f.mounted(); err != nil {
+				return err
+			} else if len(mounts) > 0 {
+				plan := sandbox.Plan{Name: args[0], Mounts: mounts}
+				if err := a.confirm(c.Context(), f.yes, plan.String(), "Update the sandbox with these mounts?"); err != nil {
+					return err
+				}
+			}
+			return a.withSandbox(c, args[0], func(sb *sandbox.Sandbox) error { return sb.Update(c.Context(), opts...) })
+		},
+	}
+	values.flag(c, "set an environment variable of the sandbox's commands")
+	f.flags(c)
+	return c
+}
+
 func (a *app) stopCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "stop NAME...",
-		Short: "End the session of a sandbox; its files are kept",
-		Args:  cobra.MinimumNArgs(1),
+		Use:               "stop NAME...",
+		Short:             "End the session of a sandbox; its files are kept",
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: a.sandboxes,
 		RunE: func(c *cobra.Command, names []string) error {
 			return each(names, func(name string) error {
 				return a.withSandbox(c, name, func(sb *sandbox.Sandbox) error {
@@ -219,21 +316,101 @@ func (a *app) pruneCommand() *cobra.Command {
 	}
 }
 
-func (a *app) rmCommand() *cobra.Command {
-	var volumes bool
+func (a *app) healthCommand() *cobra.Command {
+	var asJSON bool
 	c := &cobra.Command{
-		Use:   "rm [--volumes] NAME...",
-		Short: "Delete a sandbox, and report on its volumes",
-		Args:  cobra.MinimumNArgs(1),
-		RunE: func(c *cobra.Command, names []string) error {
-			return each(names, func(name string) error {
-				report, err := a.client.Delete(c.Context(), name, sandbox.PreserveVolumes(!volumes))
-				a.printReport(report)
+		Use:   "health",
+		Short: "Say whether the engine can be used, and what it supports",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			h, err := a.client.CheckHealth(c.Context())
+			if err != nil {
 				return err
-			})
+			}
+			var support sandbox.Support
+			if h.Healthy {
+				if support, err = a.client.CheckSupport(c.Context()); err != nil {
+					return err
+				}
+			}
+			rows := healthRows(h, support)
+			if asJSON {
+				all := map[string]any{}
+				for _, r := range rows {
+					all[r.key] = r.value
+				}
+				err = printJSON(a.stdout, all)
+			} else {
+				t := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+				for _, r := range rows {
+					fmt.Fprintf(t, "%s\t%s\n", r.label, graphic(fmt.Sprint(r.value)))
+				}
+				err = t.Flush()
+			}
+			if !h.Healthy {
+				err = errors.Join(errors.New("sandbox: the engine can't be used"), err)
+			}
+			return err
 		},
 	}
-	c.Flags().BoolVar(&volumes, "volumes", false, "delete its volumes too")
+	jsonFlag(c, &asJSON)
+	return c
+}
+
+type healthRow struct {
+	key, label string
+	value      any
+}
+
+func healthRows(h sandbox.Health, s sandbox.Support) []healthRow {
+	rows := []healthRow{{"healthy", "Healthy", h.Healthy}, {"host", "Host", h.Host}}
+	if !h.Healthy {
+		return append(rows, healthRow{"guidance", "What to do", h.Guidance})
+	}
+	supported := func(err error) string {
+		if err != nil {
+			return err.Error()
+		}
+		return "supported"
+	}
+	return append(rows,
+		healthRow{"version", "Engine", h.Version}, healthRow{"apiVersion", "API", h.APIVersion},
+		healthRow{"os", "System", h.OS}, healthRow{"arch", "Architecture", h.Arch}, healthRow{"kernel", "Kernel", h.Kernel},
+		healthRow{"cpus", "CPUs", h.CPUs}, healthRow{"memoryBytes", "Memory", h.Memory},
+		healthRow{"storageDriver", "Storage driver", h.StorageDriver}, healthRow{"cgroupVersion", "Cgroup version", h.CgroupVersion},
+		healthRow{"rootless", "Rootless", h.Rootless}, healthRow{"runtimes", "OCI runtimes", s.Runtimes},
+		healthRow{"networkPolicy", "Network policies", supported(s.NetworkPolicy)}, healthRow{"reflink", "Copies share blocks", supported(s.Reflink)})
+}
+
+func (a *app) deleteCommand() *cobra.Command {
+	var volumes, asJSON bool
+	c := &cobra.Command{
+		Use:     "delete [--delete-volumes] NAME...",
+		Aliases: []string{"rm"},
+		Short:   "Delete a sandbox, and report on its volumes",
+		Long: `Delete a sandbox, and report on its volumes, a line for each. They are preserved unless
+--delete-volumes is given.`,
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: a.sandboxes,
+		RunE: func(c *cobra.Command, names []string) error {
+			outcomes := []outcome{}
+			err := each(names, func(name string) error {
+				report, err := a.client.Delete(c.Context(), name, sandbox.PreserveVolumes(!volumes))
+				if asJSON {
+					outcomes = append(outcomes, outcomesOf(report.Volumes)...)
+				} else {
+					a.printReport(report)
+				}
+				return err
+			})
+			if asJSON {
+				err = errors.Join(err, printJSON(a.stdout, outcomes))
+			}
+			return err
+		},
+	}
+	c.Flags().BoolVar(&volumes, "delete-volumes", false, "delete its volumes too")
+	jsonFlag(c, &asJSON)
 	return c
 }
 

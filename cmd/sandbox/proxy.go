@@ -1,9 +1,12 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"net"
+	"os"
 	"strings"
+	"unicode"
 
 	"github.com/spf13/cobra"
 )
@@ -46,6 +49,40 @@ others, such as the URLs of a repository's submodules.`,
 			return a.join(c, conn)
 		},
 	}
+}
+
+func (a *app) sshConfigCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "ssh-config",
+		Short: "Print the part of ~/.ssh/config with which ssh reaches sandboxes",
+		Long: `Print the part of ~/.ssh/config with which ssh, scp, sftp, rsync and git reach a sandbox as
+NAME.sandbox; see "sandbox proxy --help".`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			self, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			command := sshQuote(self)
+			if a.host != "" {
+				command += " --host " + sshQuote(a.host)
+			}
+			_, err = fmt.Fprintf(a.stdout, "Host *%s\n\tProxyCommand %s proxy %%n\n\tStrictHostKeyChecking accept-new\n", hostSuffix, command)
+			return err
+		},
+	}
+}
+
+// sshQuote quotes s for the shell that ssh passes its ProxyCommand to, and for ssh, which
+// replaces what follows a percent sign.
+func sshQuote(s string) string {
+	s = strings.ReplaceAll(s, "%", "%%")
+	if strings.IndexFunc(s, func(r rune) bool {
+		return !strings.ContainsRune("/._-:@+=,%", r) && (r > unicode.MaxASCII || !unicode.IsLetter(r) && !unicode.IsDigit(r))
+	}) < 0 {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
 // join copies between stdin, stdout and conn until the sandbox closes its side. The end of

@@ -1,0 +1,194 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+)
+
+// errLasting is what create and fork say, whose program ends before the sandbox is used.
+var errLasting = errors.New("--persistent=false: the sandbox would be removed when this command ends; see \"sandbox run\"")
+
+func (a *app) createCommand() *cobra.Command {
+	var (
+		f      createFlags
+		p      process
+		asJSON bool
+	)
+	c := &cobra.Command{
+		Use:   "create [flags] [-- COMMAND [ARG...]]",
+		Short: "Create a sandbox, and print its name",
+		Long: `Create a sandbox, and print its name. COMMAND is its main process, which each session starts,
+and whose output "sandbox logs" prints. The session runs until "sandbox stop"; the sandbox is
+kept until "sandbox delete".`,
+		RunE: func(c *cobra.Command, argv []string) error {
+			if !f.persistent {
+				return errLasting
+			}
+			opts, err := f.options(a, c)
+			if err != nil {
+				return err
+			}
+			for _, o := range p.options(c) {
+				opts = append(opts, o)
+			}
+			if len(argv) > 0 {
+				opts = append(opts, sandbox.WithCommand(argv...))
+			}
+			sb, err := a.client.Create(c.Context(), append(opts, sandbox.WithPersistent(true))...)
+			if err != nil {
+				return err
+			}
+			return a.made(c, asJSON, sb)
+		},
+	}
+	p.flags(c, "the sandbox's commands")
+	f.flags(c)
+	jsonFlag(c, &asJSON)
+	c.Flags().SetInterspersed(false) // flags after the command belong to the command
+	return c
+}
+
+// made prints the names of new sandboxes, or their details, and lets go of them.
+func (a *app) made(c *cobra.Command, asJSON bool, made ...*sandbox.Sandbox) error {
+	var (
+		details []sandbox.Status
+		errs    []error
+	)
+	for _, sb := range made {
+		if asJSON {
+			st, err := sb.Status(c.Context())
+			details, errs = append(details, st), append(errs, err)
+		} else {
+			fmt.Fprintln(a.stdout, sb.Name())
+		}
+		errs = append(errs, sb.Detach())
+	}
+	if asJSON {
+		errs = append(errs, printJSONList(a.stdout, details, detailOf))
+	}
+	return errors.Join(errs...)
+}
+
+func (a *app) runCommand() *cobra.Command {
+	var (
+		f   createFlags
+		p   process
+		tty bool
+	)
+	c := &cobra.Command{
+		Use:   "run [flags] [--] COMMAND [ARG...]",
+		Short: "Run a command in a new sandbox",
+		Long: `Run a command in a new sandbox, and delete the sandbox and its files afterwards.
+
+With --name use the sandbox of that name, or create it. It is kept, and its session runs
+until "sandbox stop". --env, --workdir, --user and --tty are those of the command. The other
+flags only apply when the sandbox is created.`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, argv []string) error {
+			a.runs = true
+			opts, err := f.options(a, c)
+			if err != nil {
+				return err
+			}
+			if c.Flags().Changed("name") {
+				sb, err := a.client.GetOrCreate(c.Context(), f.name, opts...)
+				if err != nil {
+					return err
+				}
+				return a.after(a.execute(c.Context(), sb, &p, tty, argv), sb.Detach())
+			}
+			sb, err := a.client.Create(c.Context(), opts...)
+			if err != nil {
+				return err
+			}
+			return a.after(a.execute(c.Context(), sb, &p, tty, argv), sb.Close())
+		},
+	}
+	p.flags(c, "the command")
+	ttyFlag(c, &tty)
+	f.flags(c)
+	return c
+}
+
+func (a *app) forkCommand() *cobra.Command {
+	var (
+		f      makeFlags
+		p      process
+		count  int
+		asJSON bool
+	)
+	c := &cobra.Command{
+		Use:   "fork [flags] NAME [-- COMMAND [ARG...]]",
+		Short: "Create a sandbox with the current files of another one, and print its name",
+		Long: `Create a sandbox with the current files and the settings of another one, and print its name.
+COMMAND is another main process. The session runs until "sandbox stop"; the sandbox is kept
+until "sandbox delete".`,
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: a.oneSandbox,
+		RunE: func(c *cobra.Command, args []string) error {
+			if !f.persistent {
+				return errLasting
+			}
+			shared, err := f.options(a, c)
+			if err != nil {
+				return err
+			}
+			opts := []sandbox.ForkOption{sandbox.WithPersistent(true)}
+			for _, o := range append(shared, p.options(c)...) {
+				opts = append(opts, o)
+			}
+			argv, err := mainProcess(c, args)
+			if err != nil {
+				return err
+			}
+			if len(argv) > 0 {
+				opts = append(opts, sandbox.WithCommand(argv...))
+			}
+			if !c.Flags().Changed("count") {
+				sb, err := a.client.Fork(c.Context(), args[0], opts...)
+				if err != nil {
+					return err
+				}
+				return a.made(c, asJSON, sb)
+			}
+			forks, err := a.client.ForkN(c.Context(), args[0], count, opts...)
+			var made []*sandbox.Sandbox
+			for _, f := range forks {
+				if f.Sandbox != nil {
+					made = append(made, f.Sandbox)
+				}
+			}
+			return errors.Join(a.made(c, asJSON, made...), err)
+		},
+	}
+	p.flags(c, "the sandbox's commands")
+	f.flags(c)
+	c.Flags().IntVar(&count, "count", 0, "create this many with the same files; -1, -2 … is appended to the name")
+	jsonFlag(c, &asJSON)
+	return c
+}
+
+// mainProcess returns the arguments after "--", which come after one name.
+func mainProcess(c *cobra.Command, args []string) ([]string, error) {
+	dash := c.ArgsLenAtDash()
+	if dash < 0 {
+		dash = len(args)
+	}
+	if dash != 1 {
+		return nil, fmt.Errorf("sandbox: %s: accepts one NAME, and a command after --", c.Name())
+	}
+	return args[dash:], nil
+}
+
+func jsonFlag(c *cobra.Command, asJSON *bool) {
+	c.Flags().BoolVar(asJSON, "json", false, "print JSON")
+}
+
+func ttyFlag(c *cobra.Command, tty *bool) {
+	c.Flags().BoolVarP(tty, "tty", "t", false, "allocate a terminal, if stdin is one")
+	c.Flags().SetInterspersed(false) // flags after the command belong to the command
+}

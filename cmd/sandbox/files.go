@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+)
+
+func (a *app) cpCommand() *cobra.Command {
+	var user string
+	c := &cobra.Command{
+		Use:   "cp SOURCE DESTINATION",
+		Short: "Copy files into a sandbox or out of it: NAME:PATH is a path in a sandbox",
+		Long: `Copy a file or a tree into a sandbox, or out of it. NAME:PATH is a path in a sandbox, relative to
+/workspace unless it is absolute; write ./a:b for a file here whose name has a colon. A
+DESTINATION that ends with a slash is the directory that gets the copy under its own name.
+
+	sandbox cp src build:src
+	sandbox cp build:dist/app.js .
+
+To copy into a sandbox resumes it; a stopped one is read without resuming it.`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(c *cobra.Command, args []string) error {
+			fromName, from := splitPath(args[0])
+			toName, to := splitPath(args[1])
+			switch {
+			case fromName != "" && toName != "":
+				return errors.New("sandbox: cp: one of the two must be a path of this machine")
+			case fromName == "" && toName == "":
+				return fmt.Errorf("sandbox: cp: neither %q nor %q is a path in a sandbox: write NAME:PATH", args[0], args[1])
+			case toName != "":
+				return a.copying(c, toName, user, func(f copier) (sandbox.CopyReport, error) { return f.CopyIn(c.Context(), from, to) })
+			}
+			if to == "." || to == ".." || strings.HasSuffix(to, "/.") || strings.HasSuffix(to, "/..") {
+				to += "/"
+			}
+			return a.copying(c, fromName, user, func(f copier) (sandbox.CopyReport, error) { return f.CopyOut(c.Context(), from, to) })
+		},
+	}
+	c.Flags().StringVarP(&user, "user", "u", "", "the user in the sandbox who reads or owns the files (default the sandbox's)")
+	return c
+}
+
+// copier is a sandbox, or its files as one of its users.
+type copier interface {
+	CopyIn(ctx context.Context, hostPath, inside string, opts ...sandbox.CopyOption) (sandbox.CopyReport, error)
+	CopyOut(ctx context.Context, inside, hostPath string, opts ...sandbox.CopyOption) (sandbox.CopyReport, error)
+}
+
+// splitPath splits NAME:PATH. The name is empty if s is a path of this machine.
+func splitPath(s string) (name, path string) {
+	name, path, ok := strings.Cut(s, ":")
+	if !ok || strings.Contains(name, "/") || name == "" {
+		return "", s
+	}
+	if path == "" {
+		path = "."
+	}
+	return name, path
+}
+
+// copying calls fn with the sandbox's files, and says what the copy left out.
+func (a *app) copying(c *cobra.Command, name, user string, fn func(copier) (sandbox.CopyReport, error)) error {
+	return a.withSandbox(c, name, func(sb *sandbox.Sandbox) error {
+		var files copier = sb
+		if user != "" {
+			files = sb.FilesAs(user)
+		}
+		report, err := fn(files)
+		for _, note := range report.Skipped {
+			fmt.Fprintln(a.stderr, "sandbox:", graphic(fmt.Sprint(note)))
+		}
+		return err
+	})
+}

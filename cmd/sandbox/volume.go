@@ -1,0 +1,203 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+)
+
+// volumeEntry is the JSON of a volume.
+type volumeEntry struct {
+	Name      string    `json:"name"`
+	Role      string    `json:"role"`
+	SizeBytes int64     `json:"sizeBytes"` // negative if unknown
+	Size      string    `json:"size"`
+	Sandboxes []string  `json:"sandboxes"`
+	CreatedAt time.Time `json:"createdAt"`
+	CreatedBy string    `json:"createdBy,omitempty"`
+	Source    string    `json:"source,omitempty"`
+	InUse     bool      `json:"inUse"`
+	Orphaned  bool      `json:"orphaned"`
+	Warning   string    `json:"warning,omitempty"`
+}
+
+func volumeEntryOf(v sandbox.Volume) volumeEntry {
+	e := volumeEntry(v)
+	if e.Sandboxes == nil {
+		e.Sandboxes = []string{}
+	}
+	return e
+}
+
+// outcome is the JSON of what a deletion did with a volume.
+type outcome struct {
+	Name   string `json:"name"`
+	Status string `json:"status"`
+	Reason string `json:"reason,omitempty"`
+}
+
+func outcomesOf(all []sandbox.VolumeOutcome) []outcome {
+	list := []outcome{}
+	for _, o := range all {
+		list = append(list, outcome(o))
+	}
+	return list
+}
+
+func (a *app) volumeCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "volume",
+		Short: "List and delete the volumes of sandboxes",
+	}
+	c.AddCommand(
+		a.volumesCommand("list", "List the volumes of sandboxes: workspaces and copies of directories", a.listVolumes),
+		a.volumesCommand("orphans", "List the volumes that no sandbox uses", a.orphans),
+		a.deleteVolumeCommand(), a.cleanupCommand())
+	return c
+}
+
+func (a *app) listVolumes(c *cobra.Command) ([]sandbox.Volume, error) {
+	return a.client.ListVolumes(c.Context())
+}
+
+func (a *app) orphans(c *cobra.Command) ([]sandbox.Volume, error) {
+	return a.client.OrphanedVolumes(c.Context())
+}
+
+func (a *app) volumesCommand(use, short string, list func(*cobra.Command) ([]sandbox.Volume, error)) *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   use,
+		Short: short,
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			volumes, err := list(c)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return printJSONList(a.stdout, volumes, volumeEntryOf)
+			}
+			return a.printVolumes(volumes)
+		},
+	}
+	if use == "list" {
+		c.Aliases = []string{"ls"}
+	}
+	jsonFlag(c, &asJSON)
+	return c
+}
+
+func (a *app) printVolumes(volumes []sandbox.Volume) error {
+	err := printTable(a.stdout, "NAME\tROLE\tSIZE\tCREATED\tSOURCE\tSTATUS\tSANDBOXES", volumes, func(v sandbox.Volume) []any {
+		status := "in use"
+		if v.Orphaned {
+			status = "orphaned"
+		}
+		return []any{v.Name, v.Role, v.Size, ago(v.CreatedAt), cmp.Or(v.Source, "-"), status, cmp.Or(strings.Join(v.Sandboxes, ","), "-")}
+	})
+	for _, v := range volumes {
+		if v.Warning != "" {
+			fmt.Fprintf(a.stderr, "sandbox: volume %s: %s\n", graphic(v.Name), graphic(v.Warning))
+		}
+	}
+	return err
+}
+
+func (a *app) deleteVolumeCommand() *cobra.Command {
+	var force bool
+	c := &cobra.Command{
+		Use:     "delete [--force] NAME...",
+		Aliases: []string{"rm"},
+		Short:   "Delete a volume that no sandbox uses",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, names []string) error {
+			var opts []sandbox.DeleteVolumeOption
+			if force {
+				opts = append(opts, sandbox.Force())
+			}
+			return each(names, func(name string) error {
+				report, err := a.client.DeleteVolume(c.Context(), name, opts...)
+				for _, sb := range report.Sandboxes {
+					fmt.Fprintf(a.stdout, "sandbox %s: deleted\n", graphic(sb))
+				}
+				a.printReport(report)
+				return err
+			})
+		},
+	}
+	c.Flags().BoolVar(&force, "force", false, "first delete the sandboxes that use it")
+	return c
+}
+
+func (a *app) cleanupCommand() *cobra.Command {
+	var (
+		names, roles []string
+		minAge       duration
+		dryRun, yes  bool
+	)
+	c := &cobra.Command{
+		Use:   "cleanup",
+		Short: "Delete the volumes that no sandbox uses, after a confirmation",
+		Long: `Delete the volumes that no sandbox uses, after a confirmation. These are also volumes that were
+preserved when their sandbox was deleted.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			opts := []sandbox.CleanupOption{sandbox.CleanupMinAge(time.Duration(minAge))}
+			if c.Flags().Changed("name") {
+				opts = append(opts, sandbox.CleanupNames(names...))
+			}
+			if c.Flags().Changed("role") {
+				opts = append(opts, sandbox.CleanupRoles(roles...))
+			}
+			if dryRun {
+				opts = append(opts, sandbox.CleanupDryRun())
+			} else {
+				opts = append(opts, sandbox.CleanupConfirm(func(volumes []sandbox.Volume) error {
+					if len(volumes) == 0 {
+						return nil
+					}
+					var what strings.Builder
+					for _, v := range volumes {
+						fmt.Fprintf(&what, "volume %s (%s, %s, %s)\n", v.Name, v.Role, v.Size, cmp.Or(v.Source, "created "+ago(v.CreatedAt)))
+					}
+					return a.confirm(c.Context(), yes, strings.TrimSuffix(what.String(), "\n"), "Delete these volumes?")
+				}))
+			}
+			report, err := a.client.CleanupOrphanedVolumes(c.Context(), opts...)
+			a.printReport(report)
+			if err == nil || len(report.Removed) > 0 {
+				verb := "freed"
+				if dryRun {
+					verb = "would free"
+				}
+				fmt.Fprintf(a.stdout, "%s %s\n", verb, bytesText(report.FreedBytes))
+			}
+			return err
+		},
+	}
+	c.Flags().StringSliceVar(&names, "name", nil, "only volumes of this name")
+	c.Flags().StringSliceVar(&roles, "role", nil, "only volumes of this role: workspace, rwcopy, fork")
+	c.Flags().Var(&minAge, "min-age", "only volumes that were created at least this long ago, such as 7d")
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "only list what would be deleted")
+	c.Flags().BoolVarP(&yes, "yes", "y", false, "don't ask for a confirmation")
+	return c
+}
+
+// bytesText is a number of bytes for people.
+func bytesText(n int64) string {
+	units := []string{"kB", "MB", "GB", "TB"}
+	if n < 1000 {
+		return fmt.Sprintf("%d bytes", n)
+	}
+	value, unit := float64(n)/1000, 0
+	for value >= 1000 && unit < len(units)-1 {
+		value, unit = value/1000, unit+1
+	}
+	return fmt.Sprintf("%.1f %s", value, units[unit])
+}
