@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 )
 
@@ -29,6 +31,8 @@ type Client struct {
 	log    *slog.Logger
 	limits Limits
 	own    machine.Options
+
+	runtimes map[string]string // of WithRuntimes
 
 	connecting fault.Semaphore // held while connecting
 
@@ -179,6 +183,24 @@ func WithLimits(l Limits) ClientOption {
 			return fault.Invalid("WithLimits: %+v: a limit is negative", l)
 		}
 		c.limits, c.own.Creates = l, l.Creates
+		return nil
+	}
+}
+
+// WithRuntimes adds identifiers for [WithRuntime], each with its image. They take precedence
+// over those of the package. Identifiers follow the rules for names of sandboxes.
+func WithRuntimes(images map[string]string) ClientOption {
+	images = maps.Clone(images)
+	return func(c *Client) error {
+		for id, image := range images {
+			if !record.ValidName(id) {
+				return fault.Invalid("WithRuntimes: identifier %q: it takes %s", id, record.NameRule)
+			}
+			if image == "" {
+				return fault.Invalid("WithRuntimes: %q has no image", id)
+			}
+		}
+		c.runtimes = images
 		return nil
 	}
 }

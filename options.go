@@ -120,8 +120,9 @@ func WithImage(ref string) CreateOption {
 	}}
 }
 
-// WithRuntime sets the image by the identifier of a language runtime: "node20". It can't
-// be combined with [WithImage].
+// WithRuntime sets the image by the identifier of a runtime: "node20", "node22", "node24",
+// "python3.12", "python3.13", "go1.26" or "debian", which are Docker's official images on
+// Debian 12, or one of [WithRuntimes]. It can't be combined with [WithImage].
 func WithRuntime(id string) CreateOption {
 	return option{apply: func(s *settings) {
 		if id == "" {
@@ -405,7 +406,7 @@ type settings struct {
 
 func (c *Client) settings() *settings {
 	s := &settings{}
-	s.MaxPorts = c.limits.Ports
+	s.MaxPorts, s.Runtimes = c.limits.Ports, c.runtimes
 	return s
 }
 

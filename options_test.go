@@ -104,6 +104,25 @@ func TestImageAndRuntimeExcludeEachOther(t *testing.T) {
 	}
 }
 
+// A runtime that nobody knows is answered with all that there are, this client's own too.
+func TestRuntimesOfTheClient(t *testing.T) {
+	t.Parallel()
+	runtimes := map[string]string{"ours": "registry.example/ours:1"}
+	c, err := sandbox.NewClient(sandbox.WithHost("unix:///nowhere.sock"), sandbox.WithRuntimes(runtimes))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	clear(runtimes)
+	_, err = c.Create(t.Context(), sandbox.WithRuntime("cobol"))
+	if !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), "node24, ours, python3.12") {
+		t.Errorf("Create = %v, want the list of runtimes", err)
+	}
+	if _, err := c.Create(t.Context(), sandbox.WithRuntime("ours")); !errors.Is(err, sandbox.ErrEngineUnavailable) {
+		t.Errorf("Create with the client's runtime = %v, want nothing but a missing engine", err)
+	}
+}
+
 func TestAllComplaintsComeAtOnce(t *testing.T) {
 	t.Parallel()
 	_, err := harness.Nowhere(t).Create(t.Context(), sandbox.WithVCPUs(0), sandbox.WithMemory(1), sandbox.WithName("UPPER"), sandbox.WithID("../x"),
@@ -181,9 +200,11 @@ func TestOptionsKeepCopiesOfMaps(t *testing.T) {
 func TestClientOptionsAreChecked(t *testing.T) {
 	t.Parallel()
 	for say, opt := range map[string]sandbox.ClientOption{
-		"WithHost":   sandbox.WithHost(""),
-		"WithLogger": sandbox.WithLogger(nil),
-		"WithLimits": sandbox.WithLimits(sandbox.Limits{Creates: -1}),
+		"WithHost":                       sandbox.WithHost(""),
+		"WithLogger":                     sandbox.WithLogger(nil),
+		"WithLimits":                     sandbox.WithLimits(sandbox.Limits{Creates: -1}),
+		`WithRuntimes: identifier "a b"`: sandbox.WithRuntimes(map[string]string{"a b": "i"}),
+		`WithRuntimes: "a" has no image`: sandbox.WithRuntimes(map[string]string{"a": ""}),
 	} {
 		if _, err := sandbox.NewClient(opt); !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), say) {
 			t.Errorf("NewClient = %v; want ErrInvalidArgument about %s", err, say)

@@ -32,13 +32,23 @@ const (
 	maxEnvValue = 128 << 10 // Linux' MAX_ARG_STRLEN: longer ones start nothing
 )
 
-// runtimes are the images of the known runtimes.
-var runtimes = map[string]string{"node20": "node:20-bookworm"}
+// runtimes are the images of the runtimes that every client knows: Docker's official ones, on
+// Debian 12.
+var runtimes = map[string]string{
+	"debian":     "debian:bookworm",
+	"go1.26":     "golang:1.26-bookworm",
+	"node20":     "node:20-bookworm",
+	"node22":     "node:22-bookworm",
+	"node24":     "node:24-bookworm",
+	"python3.12": "python:3.12-bookworm",
+	"python3.13": "python:3.13-bookworm",
+}
 
 // A Sandbox is the settings of a sandbox to create or to change.
 type Sandbox struct {
 	Name, ID       string
 	Image, Runtime string
+	Runtimes       map[string]string // the client's: images by runtime
 	User, Workdir  string
 	Command        []string
 	Env            map[string]string
@@ -135,9 +145,11 @@ func (s *Sandbox) completeImage() (problems []error) {
 		problems = append(problems, fmt.Errorf("image %q and runtime %q cannot be used together", s.Image, s.Runtime))
 	}
 	if s.Runtime != "" {
-		image, known := runtimes[s.Runtime]
+		all := maps.Clone(runtimes)
+		maps.Copy(all, s.Runtimes)
+		image, known := all[s.Runtime]
 		if !known {
-			problems = append(problems, fmt.Errorf("runtime %q is not known; there is %s", s.Runtime, strings.Join(slices.Sorted(maps.Keys(runtimes)), ", ")))
+			problems = append(problems, fmt.Errorf("runtime %q is not known; there is %s", s.Runtime, strings.Join(slices.Sorted(maps.Keys(all)), ", ")))
 		}
 		s.Image = image
 	}

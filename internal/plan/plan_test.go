@@ -25,12 +25,18 @@ func TestCompleteFillsInDefaults(t *testing.T) {
 		give plan.Sandbox
 		want func(*plan.Sandbox) // changes the defaults
 	}{
-		"nothing":    {plan.Sandbox{}, func(*plan.Sandbox) {}},
-		"named":      {plan.Sandbox{Name: "a"}, func(s *plan.Sandbox) { s.Persistent = new(true) }},
-		"transient":  {plan.Sandbox{Name: "a", Persistent: new(false)}, func(*plan.Sandbox) {}},
-		"CPUs":       {plan.Sandbox{VCPUs: 1.5}, func(s *plan.Sandbox) { s.VCPUs, s.Memory = 1.5, 3<<30 }},
-		"memory":     {plan.Sandbox{Memory: 1 << 30}, func(s *plan.Sandbox) { s.Memory = 1 << 30 }},
-		"runtime":    {plan.Sandbox{Runtime: "node20"}, func(s *plan.Sandbox) { s.Runtime, s.Image = "node20", "node:20-bookworm" }},
+		"nothing":   {plan.Sandbox{}, func(*plan.Sandbox) {}},
+		"named":     {plan.Sandbox{Name: "a"}, func(s *plan.Sandbox) { s.Persistent = new(true) }},
+		"transient": {plan.Sandbox{Name: "a", Persistent: new(false)}, func(*plan.Sandbox) {}},
+		"CPUs":      {plan.Sandbox{VCPUs: 1.5}, func(s *plan.Sandbox) { s.VCPUs, s.Memory = 1.5, 3<<30 }},
+		"memory":    {plan.Sandbox{Memory: 1 << 30}, func(s *plan.Sandbox) { s.Memory = 1 << 30 }},
+		"runtime":   {plan.Sandbox{Runtime: "node20"}, func(s *plan.Sandbox) { s.Runtime, s.Image = "node20", "node:20-bookworm" }},
+		"their runtime": {plan.Sandbox{Runtime: "ours", Runtimes: map[string]string{"ours": "i"}}, func(s *plan.Sandbox) {
+			s.Runtime, s.Runtimes, s.Image = "ours", map[string]string{"ours": "i"}, "i"
+		}},
+		"overridden": {plan.Sandbox{Runtime: "node20", Runtimes: map[string]string{"node20": "i"}}, func(s *plan.Sandbox) {
+			s.Runtime, s.Runtimes, s.Image = "node20", map[string]string{"node20": "i"}, "i"
+		}},
 		"deny all":   {plan.Sandbox{Network: policy.Policy{Mode: policy.DenyAll}}, func(s *plan.Sandbox) { s.Network.Mode = policy.DenyAll }},
 		"the others": {plan.Sandbox{Workdir: "/w", PidsLimit: 7, StopTimeout: time.Second}, func(s *plan.Sandbox) { s.Workdir, s.PidsLimit, s.StopTimeout = "/w", 7, time.Second }},
 		"mounts": {plan.Sandbox{Mounts: []record.Mount{{Volume: "v", Target: "/a/../b/"}, {Source: "/", Target: "/c", Mode: record.RO}}}, func(s *plan.Sandbox) {
@@ -58,7 +64,7 @@ func TestCompleteFillsInDefaults(t *testing.T) {
 func TestCompleteReturnsAllProblemsAtOnce(t *testing.T) {
 	t.Parallel()
 	s := plan.Sandbox{
-		ID: "An ID", Name: "A Name", Image: "i", Runtime: "perl4", Snapshot: "a-snapshot",
+		ID: "An ID", Name: "A Name", Image: "i", Runtime: "perl4", Runtimes: map[string]string{"ours": "i"}, Snapshot: "a-snapshot",
 		Env: map[string]string{"": "x", "LONG": strings.Repeat("s3cret", 1<<15)}, Tags: map[string]string{"": "v"},
 		Ports: []int{0, 8080, 8080, 1, 2}, Mounts: []record.Mount{{Volume: "v", Target: "/x"}, {Target: "/x"}, {Volume: "v", Target: "/proc/x"}},
 		Problems: []error{errors.New("an option's own")},
@@ -68,7 +74,7 @@ func TestCompleteReturnsAllProblemsAtOnce(t *testing.T) {
 		t.Fatalf("Complete: %v, want an InvalidArgument", err)
 	}
 	for _, want := range []string{
-		`"An ID"`, `"A Name"`, "cannot be used together", `"perl4"`, "its own image", `variable ""`, `variable "LONG"`, `tag ""`,
+		`"An ID"`, `"A Name"`, "cannot be used together", `"perl4" is not known; there is debian, go1.26, node20, node22, node24, ours, python3.12, python3.13`, "its own image", `variable ""`, `variable "LONG"`, `tag ""`,
 		"5 ports", "0 is not a port", "duplicate port 8080", "neither a source nor a volume", `duplicate mount target "/x"`, "/proc is not for mounts", "an option's own",
 	} {
 		if !strings.Contains(err.Error(), want) {
