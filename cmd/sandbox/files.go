@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -18,7 +20,7 @@ func (a *app) cpCommand() *cobra.Command {
 		Short: "Copy files into a sandbox or out of it: NAME:PATH is a path in a sandbox",
 		Long: `Copy a file or a tree into a sandbox, or out of it. NAME:PATH is a path in a sandbox, relative to
 /workspace unless it is absolute; write ./a:b for a file here whose name has a colon. A
-DESTINATION that ends with a slash is the directory that gets the copy under its own name.
+DESTINATION that is a directory, or ends with a slash, gets the copy under its own name.
 
 	sandbox cp src build:src
 	sandbox cp build:dist/app.js .
@@ -34,9 +36,14 @@ To copy into a sandbox resumes it; a stopped one is read without resuming it.`,
 			case fromName == "" && toName == "":
 				return fmt.Errorf("sandbox: cp: neither %q nor %q is a path in a sandbox: write NAME:PATH", args[0], args[1])
 			case toName != "":
-				return a.copying(c, toName, user, func(f copier) (sandbox.CopyReport, error) { return f.CopyIn(c.Context(), from, to) })
+				return a.copying(c, toName, user, func(f copier) (sandbox.CopyReport, error) {
+					if st, err := f.Stat(c.Context(), to); err == nil && st.IsDir() {
+						to += "/"
+					}
+					return f.CopyIn(c.Context(), from, to)
+				})
 			}
-			if to == "." || to == ".." || strings.HasSuffix(to, "/.") || strings.HasSuffix(to, "/..") {
+			if st, err := os.Stat(to); err == nil && st.IsDir() {
 				to += "/"
 			}
 			return a.copying(c, fromName, user, func(f copier) (sandbox.CopyReport, error) { return f.CopyOut(c.Context(), from, to) })
@@ -48,6 +55,7 @@ To copy into a sandbox resumes it; a stopped one is read without resuming it.`,
 
 // copier is a sandbox, or its files as one of its users.
 type copier interface {
+	Stat(ctx context.Context, name string) (fs.FileInfo, error)
 	CopyIn(ctx context.Context, hostPath, inside string, opts ...sandbox.CopyOption) (sandbox.CopyReport, error)
 	CopyOut(ctx context.Context, inside, hostPath string, opts ...sandbox.CopyOption) (sandbox.CopyReport, error)
 }

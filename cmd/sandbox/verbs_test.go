@@ -286,8 +286,13 @@ func TestVerbs(t *testing.T) {
 	if got := mustCall(t, "cp", filepath.Join(dir, "file"), name+":sub/"); got != "" {
 		t.Errorf("cp = %q", got)
 	}
+	mustCall(t, "cp", filepath.Join(dir, "file"), name+":")
+	mustCall(t, "cp", dir, name+":sub")
+	if got, want := mustCall(t, "exec", name, "--", "cat", "file", "sub/"+filepath.Base(dir)+"/file"), "from here\nfrom here\n"; got != want {
+		t.Errorf("copies in directories have %q, want %q", got, want)
+	}
 	mustCall(t, "stop", name)
-	mustCall(t, "cp", name+":sub/file", dir+"/")
+	mustCall(t, "cp", name+":sub/file", t.TempDir())
 	mustCall(t, "cp", name+":sub", filepath.Join(dir, "tree"))
 	if b, err := os.ReadFile(filepath.Join(dir, "tree", "file")); err != nil || string(b) != "from here\n" {
 		t.Errorf("a copy of a copy has %q, %v", b, err)
