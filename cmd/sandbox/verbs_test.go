@@ -168,9 +168,9 @@ func TestBarFitsTheTerminal(t *testing.T) {
 		width int
 		want  string
 	}{
-		{sandbox.Progress{Step: "copy", Current: 5e8, Total: 1e9, Files: 3}, 80, "[##########..........] 500.0 MB of 1.0 GB  copy  3 files"},
-		{sandbox.Progress{Step: "copy", Current: 2e9, Total: 1e9}, 80, "[####################] 2.0 GB of 1.0 GB  copy"},
-		{sandbox.Progress{Step: "source", Current: 999}, 80, "999 bytes  source"},
+		{sandbox.Progress{Step: "copy", Current: 1 << 29, Total: 1 << 30, Files: 3}, 80, "[##########..........] 512.0 MB of 1.0 GB  copy  3 files"},
+		{sandbox.Progress{Step: "copy", Current: 2 << 30, Total: 1 << 30}, 80, "[####################] 2.0 GB of 1.0 GB  copy"},
+		{sandbox.Progress{Step: "source", Current: 999}, 80, "999 B  source"},
 		{sandbox.Progress{Step: "image", Text: "a\x1b[2J"}, 80, `image: "a\x1b[2J"`},
 		{sandbox.Progress{Step: "image", Text: "日本語の画像"}, 10, "image: 日本"},
 		{sandbox.Progress{Step: "image"}, 0, ""},

@@ -189,15 +189,15 @@ preserved when their sandbox was deleted.`,
 	return c
 }
 
-// bytesText is a number of bytes for people.
+// bytesText is a number of bytes for people, as in [sandbox.Volume.Size].
 func bytesText(n int64) string {
-	units := []string{"kB", "MB", "GB", "TB"}
-	if n < 1000 {
-		return fmt.Sprintf("%d bytes", n)
+	if n < 1024 {
+		return fmt.Sprintf("%d B", n)
 	}
-	value, unit := float64(n)/1000, 0
-	for value >= 1000 && unit < len(units)-1 {
-		value, unit = value/1000, unit+1
+	units := []string{"KB", "MB", "GB", "TB"}
+	value, unit := float64(n)/1024, 0
+	for value >= 1024 && unit < len(units)-1 {
+		value, unit = value/1024, unit+1
 	}
 	return fmt.Sprintf("%.1f %s", value, units[unit])
 }
