@@ -1,11 +1,14 @@
 package sandboxhttp
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,7 +25,9 @@ import (
 //	GET    /sandboxes/{name}/logs     log, see LogsHandler
 //	POST   /sandboxes/{name}/start    start the session
 //	POST   /sandboxes/{name}/stop     stop the session
-//	DELETE /sandboxes/{name}          delete; ?volumes=delete deletes its volumes too
+//	DELETE /sandboxes/{name}          delete; ?preserveVolume=false deletes its volumes too
+//	GET    /volumes                   the volumes of sandboxes, with their sizes
+//	GET    /volumes/orphans           those that no sandbox uses
 //
 // {name} is a name or an ID. An error is {"error": text} with the status of
 // [sandbox.Error].StatusCode: 404 "Sandbox not found", 400 for an invalid argument, 503 if
@@ -44,8 +49,34 @@ func Handler(client *sandbox.Client, opts ...Option) http.Handler {
 	mux.HandleFunc("POST /sandboxes/{name}/start", h.start)
 	mux.HandleFunc("POST /sandboxes/{name}/stop", h.stop)
 	mux.HandleFunc("DELETE /sandboxes/{name}", h.delete)
-	return guarded(mux, opts)
+	mux.HandleFunc("GET /volumes", h.volumes(client.ListVolumes))
+	mux.HandleFunc("GET /volumes/orphans", h.volumes(client.OrphanedVolumes))
+	return guarded(jsonErrors{mux}, opts)
 }
+
+// jsonErrors serves a mux, whose own refusals (404, 405) it turns to JSON.
+type jsonErrors struct{ *http.ServeMux }
+
+func (m jsonErrors) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	refuse, pattern := m.Handler(r)
+	if pattern != "" {
+		m.ServeMux.ServeHTTP(w, r)
+		return
+	}
+	refusal := refusal{header: w.Header()}
+	refuse.ServeHTTP(&refusal, r)
+	fail(w, refusal.code, http.StatusText(refusal.code))
+}
+
+// A refusal keeps the status and the header of an answer.
+type refusal struct {
+	header http.Header
+	code   int
+}
+
+func (r *refusal) Header() http.Header         { return r.header }
+func (r *refusal) WriteHeader(code int)        { r.code = code }
+func (r *refusal) Write(b []byte) (int, error) { return len(b), nil }
 
 type handler struct{ client *sandbox.Client }
 
@@ -199,16 +230,12 @@ type outcome struct {
 }
 
 func (h handler) delete(w http.ResponseWriter, r *http.Request) {
-	var opts []sandbox.DeleteOption
-	switch v := r.URL.Query().Get("volumes"); v {
-	case "", "preserve":
-	case "delete":
-		opts = append(opts, sandbox.PreserveVolumes(false))
-	default:
-		fail(w, http.StatusBadRequest, "volumes="+strconv.Quote(v)+" is neither delete nor preserve")
+	preserve, err := preserves(r.URL.Query())
+	if err != nil {
+		fail(w, http.StatusBadRequest, err.Error())
 		return
 	}
-	report, err := h.client.Delete(r.Context(), r.PathValue("name"), opts...)
+	report, err := h.client.Delete(r.Context(), r.PathValue("name"), sandbox.PreserveVolumes(preserve))
 	volumes := []outcome{}
 	for _, o := range report.Volumes {
 		volumes = append(volumes, outcome{o.Name, o.Status, o.Reason})
@@ -219,6 +246,57 @@ func (h handler) delete(w http.ResponseWriter, r *http.Request) {
 	}
 	code, text := explain(err)
 	answer(w, code, map[string]any{"error": text, "volumes": volumes})
+}
+
+// preserves reads the parameter preserveVolume=true|false, or volumes=preserve|delete, which
+// says the same.
+func preserves(q url.Values) (bool, error) {
+	for key, values := range q {
+		words := map[string][2]string{"preserveVolume": {"true", "false"}, "volumes": {"preserve", "delete"}}
+		word, known := words[key]
+		switch {
+		case !known:
+			return false, fmt.Errorf("unknown parameter %q: use preserveVolume", key)
+		case len(q) > 1 || len(values) > 1:
+			return false, fmt.Errorf("%s is given with another parameter, or twice", key)
+		case values[0] == word[1]:
+			return false, nil
+		case values[0] != word[0]:
+			return false, fmt.Errorf("%s=%q is neither %s nor %s", key, values[0], word[0], word[1])
+		}
+	}
+	return true, nil
+}
+
+// volume is the JSON of a volume in a list.
+type volume struct {
+	Name      string    `json:"name"`
+	Role      string    `json:"role"`
+	SizeBytes int64     `json:"sizeBytes"` // negative if unknown
+	Size      string    `json:"size"`
+	Sandboxes []string  `json:"sandboxes"`
+	CreatedAt time.Time `json:"createdAt"`
+	CreatedBy string    `json:"createdBy,omitempty"`
+	Source    string    `json:"source,omitempty"`
+	InUse     bool      `json:"inUse"`
+	Orphaned  bool      `json:"orphaned"`
+	Warning   string    `json:"warning,omitempty"`
+}
+
+func (h handler) volumes(list func(context.Context) ([]sandbox.Volume, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		got, err := list(r.Context())
+		if err != nil {
+			failWith(w, err)
+			return
+		}
+		all := []volume{}
+		for _, v := range got {
+			v.Sandboxes = slices.Concat([]string{}, v.Sandboxes) // an array even if it is empty
+			all = append(all, volume(v))
+		}
+		answer(w, http.StatusOK, all)
+	}
 }
 
 // explain returns the status and text of an error.

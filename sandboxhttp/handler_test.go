@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -74,6 +75,26 @@ func TestHandlerServesTheLifeOfASandbox(t *testing.T) {
 	if len(all) != 0 {
 		t.Errorf("list of stopped ones: %+v", all)
 	}
+	type volumeJSON struct {
+		Name, Role, Size string
+		Sandboxes        []string
+		InUse, Orphaned  bool
+	}
+	volumeOf := func(path string) (v volumeJSON) {
+		t.Helper()
+		var all []volumeJSON
+		call("GET", path, 200, &all)
+		if i := slices.IndexFunc(all, func(v volumeJSON) bool { return v.Name == one.Workspace.Volume }); i >= 0 {
+			v = all[i]
+		}
+		return v
+	}
+	if v := volumeOf("/volumes"); v.Role != "workspace" || !slices.Equal(v.Sandboxes, []string{sb.Name()}) || !v.InUse || v.Orphaned || v.Size == "" {
+		t.Errorf("the workspace in /volumes: %+v", v)
+	}
+	if v := volumeOf("/volumes/orphans"); v.Name != "" {
+		t.Errorf("the workspace in /volumes/orphans: %+v", v)
+	}
 	var state struct{ Status string }
 	call("POST", "/sandboxes/"+sb.Name()+"/stop", 200, &state)
 	if state.Status != "stopped" {
@@ -91,7 +112,7 @@ func TestHandlerServesTheLifeOfASandbox(t *testing.T) {
 	var deleted struct {
 		Volumes []struct{ Name, Status string }
 	}
-	call("DELETE", "/sandboxes/"+sb.Name()+"?volumes=delete", 200, &deleted)
+	call("DELETE", "/sandboxes/"+sb.Name()+"?preserveVolume=false", 200, &deleted)
 	if len(deleted.Volumes) != 1 || deleted.Volumes[0].Status != "deleted" {
 		t.Errorf("delete: %+v", deleted)
 	}
@@ -99,11 +120,18 @@ func TestHandlerServesTheLifeOfASandbox(t *testing.T) {
 		code int
 		text string
 	}{
-		"GET /sandboxes/" + sb.Name():              {404, "Sandbox not found"},
-		"POST /sandboxes/" + sb.Name() + "/start":  {404, "Sandbox not found"},
-		"POST /sandboxes/" + sb.Name() + "/stop":   {404, "Sandbox not found"},
-		"DELETE /sandboxes/" + sb.Name():           {404, "Sandbox not found"},
-		"DELETE /sandboxes/x?volumes=yes":          {400, "volumes"},
+		"GET /sandboxes/" + sb.Name():                                  {404, "Sandbox not found"},
+		"POST /sandboxes/" + sb.Name() + "/start":                      {404, "Sandbox not found"},
+		"POST /sandboxes/" + sb.Name() + "/stop":                       {404, "Sandbox not found"},
+		"DELETE /sandboxes/" + sb.Name():                               {404, "Sandbox not found"},
+		"DELETE /sandboxes/x?volumes=yes":                              {400, "volumes"},
+		"DELETE /sandboxes/x?preserveVolume=0":                         {400, "neither true nor false"},
+		"DELETE /sandboxes/x?preserveVolumes=true":                     {400, "use preserveVolume"},
+		"DELETE /sandboxes/x?preserveVolume=true&preserveVolume=false": {400, "twice"},
+		"DELETE /sandboxes/x?preserveVolume=true&volumes=delete":       {400, "another parameter"},
+		"GET /nothing":                             {404, "Not Found"},
+		"PUT /volumes":                             {405, "Method Not Allowed"},
+		"GET /volumes/":                            {404, "Not Found"},
 		"GET /sandboxes/Bad":                       {400, "Invalid argument"},
 		"GET /sandboxes?status=runing":             {400, "runing"},
 		"GET /sandboxes?tag=x":                     {400, "key=value"},
