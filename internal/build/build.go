@@ -282,5 +282,5 @@ func (b *Build) Container(ctx context.Context) (engine.Container, error) {
 
 // filler returns a helper that fills volumes of the sandbox.
 func (b *Build) filler() *transfer.Filler {
-	return &transfer.Filler{Helper: b.NewHelper(b.Record.Nonce, b.report), For: b.Record}
+	return &transfer.Filler{Helper: b.NewHelper(b.op, b.report), For: b.Record}
 }
