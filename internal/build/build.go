@@ -205,7 +205,7 @@ func (b *Build) makeAndFill(ctx context.Context) error {
 	if err := b.makeContainer(ctx); err != nil {
 		return err
 	}
-	copies, source := b.filler(), b.filler()
+	copies, source, check := b.filler(), b.filler(), b.filler()
 	if b.Plan.Source != nil {
 		var err error
 		if source.Owner, err = b.LookupOwner(ctx, record.ContainerName(b.Record.Name), b.user()); err != nil {
@@ -214,6 +214,7 @@ func (b *Build) makeAndFill(ctx context.Context) error {
 	}
 	b.undo.Add("helper", copies.Undo.Run)
 	b.undo.Add("helper", source.Undo.Run)
+	b.undo.Add("helper", check.Undo.Run)
 	own, stop := context.WithCancel(ctx)
 	fills, own := errgroup.WithContext(own)
 	fills.Go(func() error {
@@ -222,6 +223,7 @@ func (b *Build) makeAndFill(ctx context.Context) error {
 		}
 		return nil
 	})
+	fills.Go(func() error { return check.CheckBinds(own, plan.LocalBinds(b.mounted)) })
 	fills.Go(func() error { return source.Source(own, b.Plan.Source) })
 	b.stopFilling, b.filled = stop, sync.OnceValue(fills.Wait)
 	return nil
