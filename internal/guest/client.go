@@ -303,7 +303,7 @@ func (c *Conn) sendParts(extra []byte) ([]byte, error) {
 			return nil, err
 		}
 		if !ok {
-			return nil, &wire.StartError{Kind: wire.KindArguments, Message: "argument list too long"}
+			return nil, &wire.StartError{Kind: wire.KindArguments, Message: "argument list too long", TooBig: true}
 		}
 		extra = extra[n:]
 	}
@@ -316,7 +316,7 @@ func (c *Conn) sendParts(extra []byte) ([]byte, error) {
 // and all share.
 func (c *Conn) Exec(ctx context.Context, req wire.Exec) (*Process, error) {
 	if !fits(req) {
-		return nil, &wire.StartError{Kind: wire.KindArguments, Message: "argument list too long"}
+		return nil, &wire.StartError{Kind: wire.KindArguments, Message: "argument list too long", TooBig: true}
 	}
 	extra, err := json.Marshal(req)
 	if err != nil {
