@@ -90,6 +90,7 @@ func Dial(ctx context.Context, rw io.ReadWriteCloser) (*Conn, error) {
 		return nil, fmt.Errorf("guest: connect: %w", context.Cause(ctx))
 	}
 	if err != nil {
+		err = st.explain(err)
 		rw.Close()
 		return nil, fmt.Errorf("guest: connect: %w", err)
 	}
@@ -445,6 +446,7 @@ type stream struct {
 	io.ReadWriteCloser
 	over atomic.Bool
 	conn atomic.Pointer[ssh.Conn]
+	greeting
 }
 
 // attach sets the connection over s, before any channel is opened.
@@ -457,6 +459,9 @@ func (s *stream) attach(conn ssh.Conn) {
 
 func (s *stream) Read(b []byte) (int, error) {
 	n, err := s.ReadWriteCloser.Read(b)
+	if s.conn.Load() == nil {
+		s.greeting.add(b[:n])
+	}
 	if err != nil {
 		s.over.Store(true)
 		if conn := s.conn.Load(); conn != nil {
