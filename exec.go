@@ -106,8 +106,8 @@ func (s *Sandbox) Command(ctx context.Context, name string, args ...string) *Cmd
 // Process returns a detached command by its ID, from any handle in any process. Its Path,
 // Args, Dir and User are those it was started with. [Cmd.Output], [Cmd.Run] and
 // [Cmd.Wait] return the kept output, the output still to come, and the exit; ctx bounds
-// them but not the command. If the session does not know the ID the error is
-// [ErrProcessNotFound].
+// them but not the command. Process waits for a command that is just being started. If the
+// session does not know the ID the error is [ErrProcessNotFound].
 func (s *Sandbox) Process(ctx context.Context, id string) (*Cmd, error) {
 	c := &Cmd{h: s.h, ctx: ctx, id: id, Detached: true}
 	if err := s.h.CheckUsable(); err != nil {
