@@ -54,7 +54,8 @@ type Cmd struct {
 	Stdin io.Reader
 	// Stdout and Stderr receive the output; nil discards it. If they are the same writer
 	// the command has one stream for both, in the order written, and at most one
-	// goroutine at a time calls Write.
+	// goroutine at a time calls Write. A command of [Sandbox.Process] that was started with
+	// two writers keeps two streams: one writer then gets both in the order of arrival.
 	Stdout, Stderr io.Writer
 	// TTY runs the command on a terminal, of 24 rows and 80 columns unless [Cmd.Resize]
 	// was called before. All output goes to Stdout.
@@ -105,8 +106,8 @@ func (s *Sandbox) Command(ctx context.Context, name string, args ...string) *Cmd
 // Process returns a detached command by its ID, from any handle in any process. Its Path,
 // Args, Dir and User are those it was started with. [Cmd.Output], [Cmd.Run] and
 // [Cmd.Wait] return the kept output, the output still to come, and the exit; ctx bounds
-// them but not the command. If the session does not know the ID the error is
-// [ErrProcessNotFound].
+// them but not the command. Process waits for a command that is just being started. If the
+// session does not know the ID the error is [ErrProcessNotFound].
 func (s *Sandbox) Process(ctx context.Context, id string) (*Cmd, error) {
 	c := &Cmd{h: s.h, ctx: ctx, id: id, Detached: true}
 	if err := s.h.CheckUsable(); err != nil {
@@ -174,7 +175,7 @@ func (c *Cmd) Output() ([]byte, error) {
 }
 
 // CombinedOutput runs the command and returns its stdout and stderr, in the order
-// written, with the limit of [Cmd.Output].
+// written (see [Cmd.Stdout] for one of [Sandbox.Process]), with the limit of [Cmd.Output].
 func (c *Cmd) CombinedOutput() ([]byte, error) {
 	if c.Stdout != nil || c.Stderr != nil {
 		return nil, c.fail(errors.New("field Stdout or Stderr is already set"))
@@ -381,12 +382,16 @@ func (c *Cmd) abort(err error) error {
 }
 
 func (c *Cmd) copyStreams() {
-	stdout, stderr := c.Stdout, c.Stderr
-	if c.merged() {
-		stderr = nil
+	if c.merged() && c.attached != nil && !c.attached.Started().Exec.Merge {
+		c.copyOut(c.Stdout, c.combined()) // it was started with a stream for each
+	} else {
+		c.copyOut(c.Stdout, c.proc.Stdout())
+		stderr := c.Stderr
+		if c.merged() {
+			stderr = nil // it is in stdout
+		}
+		c.copyOut(stderr, c.proc.Stderr())
 	}
-	c.copyOut(stdout, c.proc.Stdout())
-	c.copyOut(stderr, c.proc.Stderr())
 	if c.Stdin == nil {
 		return
 	}
@@ -402,6 +407,22 @@ func (c *Cmd) copyStreams() {
 		}
 		c.stdin <- err
 	}()
+}
+
+// combined returns both streams of the command in the order in which they arrive. The caller reads
+// it to its end or closes it.
+func (c *Cmd) combined() *io.PipeReader {
+	r, w := io.Pipe()
+	ended := make(chan error, 1)
+	c.copies.Go(func() {
+		_, err := io.Copy(w, c.proc.Stderr())
+		ended <- err
+	})
+	c.copies.Go(func() {
+		_, err := io.Copy(w, c.proc.Stdout())
+		w.CloseWithError(errors.Join(err, <-ended))
+	})
+	return r
 }
 
 func (c *Cmd) copyOut(to io.Writer, from io.Reader) {
@@ -426,6 +447,9 @@ func (c *Cmd) copyOut(to io.Writer, from io.Reader) {
 			c.copyMu.Unlock()
 			if _, bounded := to.(*boundedOutput); bounded {
 				c.proc.Close() // it would go on for ever, perhaps
+				if p, ok := from.(*io.PipeReader); ok {
+					p.Close()
+				}
 				return
 			}
 			// The command must not block on output that has no reader.

@@ -132,6 +132,11 @@ func WithTransform(transforms map[string]Transform) GetOption {
 		if err != nil {
 			s.problem("WithTransform: %w", err)
 		}
+		for _, name := range slices.Sorted(maps.Keys(transforms)) {
+			if _, err := canonicalPattern(name); err != nil {
+				s.problem("WithTransform: %w", err)
+			}
+		}
 		s.Secrets = secrets
 	}}
 }
@@ -239,6 +244,7 @@ func (p NetworkPolicy) compile() (policy.Policy, []wire.Secret, error) {
 		problems = append(problems, err)
 	}
 	secrets, err = secretsOf(p.Transform)
+	secrets = slices.DeleteFunc(secrets, func(x wire.Secret) bool { return len(x.Headers) == 0 }) // set later
 	if err != nil {
 		problems = append(problems, err)
 	}
@@ -273,6 +279,15 @@ func networkPolicyOf(p policy.Policy) NetworkPolicy {
 	return n
 }
 
+// canonicalPattern returns the canonical form of a name or pattern of a policy.
+func canonicalPattern(name string) (string, error) {
+	canon, err := policy.Policy{Mode: policy.Custom, Allow: []policy.Name{{Pattern: name}}}.Canon()
+	if err != nil {
+		return "", err
+	}
+	return canon.Allow[0].Pattern, nil
+}
+
 // secretsOf returns the headers that transforms set, by the canonical pattern of the
 // name. Its errors never contain header values.
 func secretsOf(transforms map[string]Transform) ([]wire.Secret, error) {
@@ -281,19 +296,15 @@ func secretsOf(transforms map[string]Transform) ([]wire.Secret, error) {
 	size := 0
 	seen := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(transforms)) {
-		canon, err := policy.Policy{Mode: policy.Custom, Allow: []policy.Name{{Pattern: name}}}.Canon()
+		pattern, err := canonicalPattern(name)
 		if err != nil {
-			continue // reported by the check of the policy
+			continue // reported by the check of the names
 		}
-		pattern := canon.Allow[0].Pattern
 		if was, twice := seen[pattern]; twice {
 			problems = append(problems, fmt.Errorf("transform: %q and %q are the same name", was, name))
 		}
 		seen[pattern] = name
 		headers := transforms[name].SetHeaders
-		if len(headers) == 0 {
-			continue
-		}
 		if len(headers) > wire.MaxSecretHeaders {
 			problems = append(problems, fmt.Errorf("transform of %q: %d headers; there may be %d", name, len(headers), wire.MaxSecretHeaders))
 		}

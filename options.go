@@ -238,8 +238,10 @@ func WithNewPrivileges() MakeOption {
 
 // WithUser sets the user of commands and the main process: a name or number, optionally
 // with a group after a colon, looked up inside the sandbox. The user owns a new
-// workspace. Programs such as sudo don't work for a user other than root, unless
-// [WithNewPrivileges] is given. Default: the image's user, otherwise root.
+// workspace. A name that the sandbox does not have fails the call, unless [OnCreate] is
+// given, which may create the user; a number need not be listed. Programs such as sudo
+// don't work for a user other than root, unless [WithNewPrivileges] is given. Default: the
+// image's user, otherwise root.
 func WithUser(user string) MakeOption {
 	return option{apply: func(s *settings) {
 		if user == "" || strings.ContainsAny(user, "\x00\n") || strings.Count(user, ":") > 1 {

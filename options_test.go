@@ -134,6 +134,20 @@ func TestAllComplaintsComeAtOnce(t *testing.T) {
 	}
 }
 
+// A name given twice is one name.
+func TestGetOrCreateTakesOneName(t *testing.T) {
+	t.Parallel()
+	for _, other := range []string{"b", "UPPER", ""} {
+		_, err := harness.Nowhere(t).GetOrCreate(t.Context(), "a", sandbox.WithName(other))
+		if !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), "WithName") {
+			t.Errorf("GetOrCreate of a with WithName(%q) = %v, want ErrInvalidArgument", other, err)
+		}
+	}
+	if _, err := harness.Nowhere(t).GetOrCreate(t.Context(), "a", sandbox.WithName("a")); !errors.Is(err, sandbox.ErrEngineUnavailable) {
+		t.Errorf("GetOrCreate of a with WithName(a) = %v, want that it goes to the engine", err)
+	}
+}
+
 func TestOptionsHaveNoOrder(t *testing.T) {
 	t.Parallel()
 	for _, opts := range [][]sandbox.CreateOption{

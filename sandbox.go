@@ -70,7 +70,8 @@ func (c *Client) Create(ctx context.Context, opts ...CreateOption) (_ *Sandbox, 
 // GetOrCreate returns the sandbox of that name and resumes it, or creates it. Of any
 // number of concurrent callers in any number of processes, one creates the sandbox and
 // calls OnCreate; the others wait and get the same sandbox. If it exists, options that
-// only apply to its creation are ignored.
+// only apply to its creation are ignored. A [WithName] of another name is an
+// [ErrInvalidArgument].
 func GetOrCreate(ctx context.Context, name string, opts ...CreateOption) (*Sandbox, error) {
 	return defaultClient().GetOrCreate(ctx, name, opts...)
 }
@@ -80,6 +81,9 @@ func (c *Client) GetOrCreate(ctx context.Context, name string, opts ...CreateOpt
 	defer wrap(&err, "get or create", name)
 	s := c.settings()
 	apply(opts, func(o CreateOption) { o.applyCreate(s) })
+	if s.Name != "" && s.Name != name {
+		s.problem("WithName: %q is not the name that is asked for, %q", s.Name, name)
+	}
 	WithName(name).applyCreate(s)
 	if err := s.Complete(); err != nil {
 		return nil, err

@@ -91,9 +91,10 @@ type Git struct {
 	// GIT_SSH_COMMAND; it never prompts.
 	URL string
 	// Revision is a branch, a tag, a full or abbreviated commit ID, or the full name of a
-	// reference (refs/…). A branch is checked out as a branch, anything else detached.
-	// Default: the repository's HEAD; then the repository may be empty. If the revision
-	// does not exist the call fails.
+	// reference (refs/…). Of a branch and a tag of the same name the branch is meant; a
+	// full name means exactly that reference. A branch is checked out as a branch,
+	// anything else detached. Default: the repository's HEAD; then the repository may be
+	// empty. If the revision does not exist the call fails.
 	Revision string
 	// Depth is the number of commits of history, of the one branch. 0, the default, is
 	// all. All history is fetched if the server does not send a single commit on request,

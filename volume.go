@@ -37,8 +37,13 @@ const (
 type Mount struct {
 	// Source is a directory on this machine. A relative path is made absolute when the
 	// sandbox is created. With RO and RW the engine mounts it, so the engine must run on
-	// this machine or see the same path.
+	// this machine: if it sees something else at the path the call fails, see Remote.
 	Source string
+	// Remote says that Source is an absolute path on the engine's machine, which need not
+	// exist on this one. It is for RO and RW with an engine that is elsewhere, in a virtual
+	// machine (Docker Desktop, which shares directories of this machine) or outside of the
+	// container that this program runs in.
+	Remote bool
 	// Volume is a volume of [ListVolumes] to attach, instead of Source. It is preserved
 	// when the sandbox is deleted, unless [PreserveVolumes] says otherwise. In
 	// [Sandbox.Mounts] it is also, with an RWCopy and beside its Source, the volume that
@@ -146,12 +151,12 @@ func ParseVolumeMount(spec string) (Mount, error) {
 }
 
 func (m Mount) record() record.Mount {
-	return record.Mount{Source: m.Source, Volume: m.Volume, Target: m.Target, Mode: string(m.Mode)}
+	return record.Mount{Source: m.Source, Volume: m.Volume, Target: m.Target, Mode: string(m.Mode), Remote: m.Remote}
 }
 
 func mountsOf(in []record.Mount) (out []Mount) {
 	for _, m := range in {
-		out = append(out, Mount{Source: m.Source, Volume: m.Volume, Target: m.Target, Mode: MountMode(m.Mode)})
+		out = append(out, Mount{Source: m.Source, Volume: m.Volume, Target: m.Target, Mode: MountMode(m.Mode), Remote: m.Remote})
 	}
 	return out
 }

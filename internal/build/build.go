@@ -37,6 +37,7 @@ type Build struct {
 	base         string // the image to create the container from
 	guest        machine.Guest
 	op           string // nonce of the operation; of the sandbox, when that is created
+	usualUser    string // of the image or the origin, which is not checked
 	seccomp      string // a security option, or empty
 	ownLayer     machine.OwnLayer
 	adopted      bool           // the workspace existed and stays after an Undo
@@ -152,6 +153,7 @@ func (b *Build) prepareShared(ctx context.Context) error {
 		b.base = b.Plan.Image
 		g.Go(func() (err error) {
 			b.image, err = b.EnsureImage(ctx, b.Plan.Image, b.report)
+			b.usualUser = b.image.User
 			return err
 		})
 	}
@@ -203,7 +205,7 @@ func (b *Build) makeAndFill(ctx context.Context) error {
 	if err := b.makeContainer(ctx); err != nil {
 		return err
 	}
-	copies, source := b.filler(), b.filler()
+	copies, source, check := b.filler(), b.filler(), b.filler()
 	if b.Plan.Source != nil {
 		var err error
 		if source.Owner, err = b.LookupOwner(ctx, record.ContainerName(b.Record.Name), b.user()); err != nil {
@@ -212,6 +214,7 @@ func (b *Build) makeAndFill(ctx context.Context) error {
 	}
 	b.undo.Add("helper", copies.Undo.Run)
 	b.undo.Add("helper", source.Undo.Run)
+	b.undo.Add("helper", check.Undo.Run)
 	own, stop := context.WithCancel(ctx)
 	fills, own := errgroup.WithContext(own)
 	fills.Go(func() error {
@@ -220,6 +223,7 @@ func (b *Build) makeAndFill(ctx context.Context) error {
 		}
 		return nil
 	})
+	fills.Go(func() error { return check.CheckBinds(own, plan.LocalBinds(b.mounted)) })
 	fills.Go(func() error { return source.Source(own, b.Plan.Source) })
 	b.stopFilling, b.filled = stop, sync.OnceValue(fills.Wait)
 	return nil
@@ -246,10 +250,23 @@ func (b *Build) Start(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := b.checkUser(ctx); err != nil {
+		return err
+	}
 	b.report.Report(machine.Progress{Step: "start"})
 	wait := b.Prefetch(ctx, b.Plan.Network, false)
 	defer wait()
 	return b.Machine.Start(ctx, b.Record.Name, b.ownLayer)
+}
+
+// checkUser fails if the caller chose a user that the container lacks. OnCreate may create it.
+func (b *Build) checkUser(ctx context.Context) error {
+	if user := b.Plan.User; user != "" && user != b.usualUser && !b.visibleEarly {
+		if err := b.CheckUser(ctx, record.ContainerName(b.Record.Name), user, b.ownLayer); err != nil {
+			return fmt.Errorf("user %q: %w", user, err)
+		}
+	}
+	return nil
 }
 
 // Filled waits for the copies into the volumes.
@@ -282,5 +299,5 @@ func (b *Build) Container(ctx context.Context) (engine.Container, error) {
 
 // filler returns a helper that fills volumes of the sandbox.
 func (b *Build) filler() *transfer.Filler {
-	return &transfer.Filler{Helper: b.NewHelper(b.Record.Nonce, b.report), For: b.Record}
+	return &transfer.Filler{Helper: b.NewHelper(b.op, b.report), For: b.Record}
 }

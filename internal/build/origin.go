@@ -76,7 +76,7 @@ func NewLive(ctx context.Context, m *machine.Machine, nameOrID string) (*Live, e
 }
 
 func (o *Live) prepare(_ context.Context, b *Build) error {
-	b.image, b.base = o.Image, o.base
+	b.image, b.base, b.usualUser = o.Image, o.base, o.Record.Settings.User
 	b.Record.Settings.Source, b.Record.Settings.Snapshot = forkOf(o.Record.Name), o.Record.Settings.Snapshot
 	return nil
 }
@@ -154,6 +154,7 @@ func (o *Stored) prepare(ctx context.Context, b *Build) error {
 	} else {
 		b.Record.Settings.Snapshot, b.Record.Settings.Source = o.rec.Parent, forkOf(o.rec.Sandbox)
 	}
+	b.usualUser = o.rec.User
 	var err error
 	if b.image, err = b.Engine.InspectImage(ctx, b.base); errors.Is(err, engine.ErrNotFound) {
 		return fmt.Errorf("%w: the image %s of the snapshot was removed", fault.ImageNotFound, b.base)

@@ -122,8 +122,10 @@ func (b *Build) makeNext(ctx context.Context, got engine.Container) error {
 		return err
 	}
 	g, fctx := errgroup.WithContext(ctx)
-	copies := b.filler()
+	copies, check := b.filler(), b.filler()
 	b.undo.Add("helper", copies.Undo.Run)
+	b.undo.Add("helper", check.Undo.Run)
+	g.Go(func() error { return check.CheckBinds(fctx, plan.LocalBinds(b.mounted)) })
 	g.Go(func() error { return copies.Directories(fctx, b.dirs) })
 	onDisk := got.Upper != ""
 	from := b.sameImage(got)

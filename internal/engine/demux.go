@@ -21,10 +21,13 @@ const (
 )
 
 // frameError is a malformed frame.
-type frameError struct{ stream byte }
+type frameError struct {
+	stream byte
+	text   string // the beginning of what is there: it may be a message of the engine
+}
 
 func (e *frameError) Error() string {
-	return fmt.Sprintf("malformed frame of kind %d", e.stream)
+	return fmt.Sprintf("malformed frame of kind %d: %.512q", e.stream, e.text)
 }
 
 // Demux reads stdout from a stream of frames, and copies stderr to a writer on the way. It
@@ -83,7 +86,8 @@ func (d *Demux) next() error {
 	}
 	stream, size := h[0], binary.BigEndian.Uint32(h[4:])
 	if h[1]|h[2]|h[3] != 0 {
-		return &frameError{stream: stream}
+		text, _ := d.r.Peek(d.r.Buffered())
+		return &frameError{stream: stream, text: string(text[:min(len(text), 512)])}
 	}
 	if _, err := d.r.Discard(frameHeader); err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"os"
 	"os/exec"
@@ -120,16 +121,15 @@ var (
 
 func (r *runner) clone() error {
 	rev := r.repo.Revision
-	for _, kind := range []string{"refs/heads/", "refs/tags/"} {
-		rev = strings.TrimPrefix(rev, kind)
-	}
 	switch {
 	case rev == "":
 		return r.fresh("")
+	case strings.HasPrefix(rev, "refs/heads/"):
+		return r.branch(rev)
+	case strings.HasPrefix(rev, "refs/"):
+		return r.reference(rev)
 	case fullID.MatchString(rev):
 		return r.commit(strings.ToLower(rev))
-	case strings.HasPrefix(rev, "refs/"):
-		return r.fetched(rev)
 	}
 	err := r.fresh(rev)
 	var failed *exec.ExitError
@@ -137,14 +137,63 @@ func (r *runner) clone() error {
 		return err
 	}
 	// Git's messages can't be parsed reliably, so ask whether the revision is the cause.
-	lsErr := r.git("ls-remote", "--exit-code", "--", r.repo.URL, "refs/heads/"+rev, "refs/tags/"+rev)
-	if !errors.As(lsErr, &failed) || failed.ExitCode() != 2 {
+	if served, e := r.serves("refs/heads/"+rev, "refs/tags/"+rev); e != nil || served {
 		return err
 	}
 	if shortID.MatchString(rev) {
 		return r.abbreviated(rev)
 	}
 	return &MissingError{r.repo.Revision}
+}
+
+// branch clones a branch by its full name.
+func (r *runner) branch(ref string) error {
+	err := r.fresh(strings.TrimPrefix(ref, "refs/heads/"))
+	var failed *exec.ExitError
+	switch {
+	case err == nil && r.in("symbolic-ref", "--quiet", "HEAD") != nil && r.ctx.Err() == nil:
+		return &MissingError{ref} // git has taken the tag of that name
+	case errors.As(err, &failed) && r.ctx.Err() == nil:
+		if served, e := r.serves(ref); e == nil && !served {
+			return &MissingError{ref}
+		}
+	}
+	return cmp.Or(err, r.ctx.Err())
+}
+
+// reference gets a reference that is no branch, by its full name.
+func (r *runner) reference(ref string) error {
+	// Where it is missing git would take another one that ends with the name.
+	if served, err := r.serves(ref); err != nil {
+		return err
+	} else if !served {
+		return &MissingError{ref}
+	}
+	if !strings.HasPrefix(ref, "refs/tags/") {
+		return r.fetched(ref)
+	}
+	if r.repo.Depth > 0 {
+		return r.shallow("+"+ref+":"+ref, ref)
+	}
+	if err := r.fresh("", "--no-checkout"); err != nil {
+		return err
+	}
+	return r.checkout(ref)
+}
+
+// serves reports whether the repository has one of the references of these full names.
+func (r *runner) serves(refs ...string) (bool, error) {
+	var list bytes.Buffer
+	if err := r.run(&list, append([]string{"ls-remote", "--", r.repo.URL}, refs...)...); err != nil {
+		return false, err
+	}
+	for line := range strings.Lines(list.String()) {
+		// It lists references that end with the name, too.
+		if _, ref, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t"); slices.Contains(refs, ref) {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // fresh clones a branch or tag, or the repository's HEAD.
@@ -166,7 +215,7 @@ func (r *runner) fresh(rev string, flags ...string) error {
 // the whole history.
 func (r *runner) commit(id string) error {
 	if r.repo.Depth > 0 {
-		if err := r.shallow(id); err == nil || r.ctx.Err() != nil {
+		if err := r.shallow(id, id); err == nil || r.ctx.Err() != nil {
 			return err
 		}
 	}
@@ -182,7 +231,8 @@ func (r *runner) commit(id string) error {
 	return r.checkout(id)
 }
 
-func (r *runner) shallow(id string) error {
+// shallow fetches a commit or a reference with limited history, and checks it out.
+func (r *runner) shallow(refspec, commit string) error {
 	if err := errors.Join(os.RemoveAll(r.dir), r.git("init", "--quiet", "--template=", "--", r.dir)); err != nil {
 		return err
 	}
@@ -191,10 +241,10 @@ func (r *runner) shallow(id string) error {
 			return err
 		}
 	}
-	if err := r.in("fetch", "--progress", "--no-tags", "--depth", strconv.Itoa(r.repo.Depth), "--", "origin", id); err != nil {
+	if err := r.in("fetch", "--progress", "--no-tags", "--depth", strconv.Itoa(r.repo.Depth), "--", "origin", refspec); err != nil {
 		return err
 	}
-	return r.checkout(id)
+	return r.checkout(commit)
 }
 
 // fetched gets a reference that is neither a branch nor a tag.
@@ -203,11 +253,6 @@ func (r *runner) fetched(ref string) error {
 		return err
 	}
 	if err := r.in("fetch", "--progress", "--no-tags", "--", "origin", ref); err != nil {
-		var failed *exec.ExitError
-		lsErr := r.git("ls-remote", "--exit-code", "--", r.repo.URL, ref)
-		if errors.As(lsErr, &failed) && failed.ExitCode() == 2 {
-			return &MissingError{r.repo.Revision}
-		}
 		return err
 	}
 	return r.checkout("FETCH_HEAD")
@@ -292,8 +337,11 @@ func (r *runner) environ() []string {
 // waitDelay bounds the wait for git's output after it was killed.
 const waitDelay = 5 * time.Second
 
-// git runs git. The end of the context kills it with all of its processes.
-func (r *runner) git(args ...string) error {
+// git runs git and discards its stdout.
+func (r *runner) git(args ...string) error { return r.run(nil, args...) }
+
+// run runs git. The end of the context kills it with all of its processes.
+func (r *runner) run(stdout io.Writer, args ...string) error {
 	if err := r.ctx.Err(); err != nil {
 		return err
 	}
@@ -312,7 +360,7 @@ func (r *runner) git(args ...string) error {
 		defer done()
 	}
 	out := &output{runner: r}
-	cmd.Stderr = out
+	cmd.Stdout, cmd.Stderr = stdout, out
 	err := cmd.Run()
 	if err == nil {
 		return nil

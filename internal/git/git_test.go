@@ -96,6 +96,59 @@ func TestEveryKindOfRevision(t *testing.T) {
 	}
 }
 
+// A full name is that of one reference, whatever others have the same ending.
+func TestFullNameIsExact(t *testing.T) {
+	t.Parallel()
+	r := gittest.New(t)
+	hex := strings.Repeat("ab", 20)
+	for ref, commit := range map[string]string{
+		"refs/heads/topic": r.Commits[0], "refs/tags/topic": r.Commits[1], "refs/tags/v1.0": r.Commits[0],
+		"refs/heads/" + hex: r.Commits[1], "refs/tags/" + hex: r.Commits[0],
+		"refs/heads/refs/tags/deep": r.Commits[0], "refs/heads/refs/pull/2/head": r.Commits[0], "refs/heads/refs/heads/in": r.Commits[1],
+	} {
+		gittest.Run(t, r.Dir, "update-ref", ref, commit)
+	}
+	for rev, want := range map[string]struct{ n, branch string }{ // no n: it is missing
+		"topic": {"1", "topic"}, "refs/heads/topic": {"1", "topic"}, "refs/tags/topic": {"2", ""},
+		"v1.0": {"1", ""}, "refs/tags/v1.0": {"1", ""}, "refs/heads/v1.0": {},
+		"refs/heads/main": {"3", "main"}, "refs/tags/main": {}, "refs/tags/v2": {"2", ""},
+		"refs/heads/" + hex: {"2", hex}, "refs/tags/" + hex: {"1", ""},
+		"refs/tags/deep": {}, "refs/pull/2/head": {}, "refs/heads/in": {},
+		"refs/heads/refs/heads/in": {"2", "refs/heads/in"}, "refs/heads/refs/tags/deep": {"1", "refs/tags/deep"},
+	} {
+		for _, depth := range []int{0, 1} {
+			t.Run(fmt.Sprintf("%s depth %d", rev, depth), func(t *testing.T) {
+				t.Parallel()
+				repo := git.Repo{Location: parse(t, "file://"+r.Dir), Revision: rev, Depth: depth}
+				if want.n == "" {
+					c, err := git.New(t.Context(), repo)
+					if err == nil {
+						defer c.Remove()
+						t.Errorf("it is commit %q", read(t, c.Dir, "n"))
+					}
+					if !errors.As(err, new(*git.MissingError)) {
+						t.Errorf("New: %v, want that it is missing", err)
+					}
+					return
+				}
+				dir := clone(t, repo)
+				if got := read(t, dir, "n"); got != want.n {
+					t.Errorf("it is commit %q, want %q", got, want.n)
+				}
+				if got := gittest.Run(t, dir, "branch", "--show-current"); got != want.branch {
+					t.Errorf("branch %q, want %q", got, want.branch)
+				}
+				if got := gittest.Run(t, dir, "rev-list", "--count", "HEAD"); depth == 1 && got != "1" {
+					t.Errorf("%s commits with a depth of 1", got)
+				}
+				if got := gittest.Run(t, dir, "status", "--porcelain"); got != "" {
+					t.Errorf("it is not clean: %s", got)
+				}
+			})
+		}
+	}
+}
+
 func TestRevisionThatIsMissing(t *testing.T) {
 	t.Parallel()
 	r := gittest.New(t)

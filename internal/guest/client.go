@@ -90,6 +90,7 @@ func Dial(ctx context.Context, rw io.ReadWriteCloser) (*Conn, error) {
 		return nil, fmt.Errorf("guest: connect: %w", context.Cause(ctx))
 	}
 	if err != nil {
+		err = st.explain(err)
 		rw.Close()
 		return nil, fmt.Errorf("guest: connect: %w", err)
 	}
@@ -303,7 +304,7 @@ func (c *Conn) sendParts(extra []byte) ([]byte, error) {
 			return nil, err
 		}
 		if !ok {
-			return nil, &wire.StartError{Kind: wire.KindArguments, Message: "argument list too long"}
+			return nil, &wire.StartError{Kind: wire.KindArguments, Message: "argument list too long", TooBig: true}
 		}
 		extra = extra[n:]
 	}
@@ -316,7 +317,7 @@ func (c *Conn) sendParts(extra []byte) ([]byte, error) {
 // and all share.
 func (c *Conn) Exec(ctx context.Context, req wire.Exec) (*Process, error) {
 	if !fits(req) {
-		return nil, &wire.StartError{Kind: wire.KindArguments, Message: "argument list too long"}
+		return nil, &wire.StartError{Kind: wire.KindArguments, Message: "argument list too long", TooBig: true}
 	}
 	extra, err := json.Marshal(req)
 	if err != nil {
@@ -445,6 +446,7 @@ type stream struct {
 	io.ReadWriteCloser
 	over atomic.Bool
 	conn atomic.Pointer[ssh.Conn]
+	greeting
 }
 
 // attach sets the connection over s, before any channel is opened.
@@ -457,6 +459,9 @@ func (s *stream) attach(conn ssh.Conn) {
 
 func (s *stream) Read(b []byte) (int, error) {
 	n, err := s.ReadWriteCloser.Read(b)
+	if s.conn.Load() == nil {
+		s.greeting.add(b[:n])
+	}
 	if err != nil {
 		s.over.Store(true)
 		if conn := s.conn.Load(); conn != nil {

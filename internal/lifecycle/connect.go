@@ -200,15 +200,31 @@ func dialGuest(ctx context.Context, eng *engine.Engine, container, path string) 
 	}
 	conn, err := guest.Dial(ctx, stream)
 	if err != nil {
-		// A guest that can't start, such as one without a process to spare, prints all its stacks.
-		if stderr, _, _ := strings.Cut(strings.TrimSpace(stream.Stderr()), "\n"); stderr != "" {
-			err = fmt.Errorf("%w: the guest's stderr: %q", err, stderr)
-		} else {
-			err = fmt.Errorf("%w: %w", guest.ErrConnectionLost, err) // it ended before the handshake
-		}
-		return nil, fmt.Errorf("connect to the guest: %w", err)
+		return nil, fmt.Errorf("connect to the guest: %w", notConnected(ctx, stream, err))
 	}
 	return conn, nil
+}
+
+// exitNotFound is the exit code of an exec whose program does not exist.
+const exitNotFound = 127
+
+// notConnected returns why a guest's server, or the OCI runtime that was to start it, ended before
+// the handshake. The error is guest.ErrConnectionLost if the next try may succeed: nothing ran.
+func notConnected(ctx context.Context, stream *engine.Stream, err error) error {
+	code := 0
+	if ctx.Err() == nil {
+		if code, _ = stream.ExitCode(ctx); code != 0 {
+			err = fmt.Errorf("%w (exit code %d)", err, code)
+		}
+	}
+	// A guest that can't start, such as one without a process to spare, prints all its stacks.
+	if stderr, _, _ := strings.Cut(strings.TrimSpace(stream.Stderr()), "\n"); stderr != "" {
+		return fmt.Errorf("%w: the guest's stderr: %q", err, stderr)
+	}
+	if code == exitNotFound {
+		return err
+	}
+	return fmt.Errorf("%w: %w", guest.ErrConnectionLost, err)
 }
 
 // dropConn closes the connection to the guest; commands that are not detached end.

@@ -159,7 +159,9 @@ func (h *Handle) acceptSecrets(secrets []wire.Secret, strict bool) error {
 	var some []wire.Secret
 	for _, x := range secrets {
 		if slices.Contains(p.Allow, policy.Name{Pattern: x.Pattern, Transform: true}) {
-			some = append(some, x)
+			if len(x.Headers) > 0 {
+				some = append(some, x)
+			}
 		} else if strict {
 			return fault.Invalid("WithTransform: the sandbox's policy does not transform %q", x.Pattern)
 		}

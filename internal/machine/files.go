@@ -219,11 +219,27 @@ func (m *Machine) LookupOwner(ctx context.Context, container, user string) (wire
 	if slices.Contains([]string{"", "0", "root", "0:0", "root:root"}, user) {
 		return wire.Owner{}, nil
 	}
+	return m.lookup(ctx, container, user, OwnLayer{Pristine: true})
+}
+
+// CheckUser fails if commands can't run as user[:group] in a container that does not run. IDs need
+// not be listed in it, and take no call to the engine.
+func (m *Machine) CheckUser(ctx context.Context, container, user string, layer OwnLayer) error {
+	none := func() io.ReadCloser { return io.NopCloser(strings.NewReader("")) }
+	if _, err := accounts.Resolve(user, none, none); err == nil {
+		return nil
+	}
+	_, err := m.lookup(ctx, container, user, layer)
+	return err
+}
+
+// lookup resolves user[:group] against the account files of a container that does not run.
+func (m *Machine) lookup(ctx context.Context, container, user string, layer OwnLayer) (wire.Owner, error) {
 	got, err := m.Engine.InspectContainer(ctx, container)
 	if err != nil {
 		return wire.Owner{}, err
 	}
-	p := &pathStats{m, got, OwnLayer{Pristine: true}, map[string]engine.PathStat{}}
+	p := &pathStats{m, got, layer, map[string]engine.PathStat{}}
 	open := func(name string) func() io.ReadCloser {
 		return func() io.ReadCloser {
 			f, e := p.open(ctx, name)
@@ -239,7 +255,7 @@ func (m *Machine) LookupOwner(ctx context.Context, container, user string) (wire
 		return wire.Owner{}, err
 	}
 	if unknown != nil {
-		return wire.Owner{}, fault.Invalid("%w", unknown)
+		return wire.Owner{}, fault.Invalid("%w; use one that it has, or a numeric ID", unknown)
 	}
 	return wire.Owner{UID: found.UID, GID: found.GID}, nil
 }

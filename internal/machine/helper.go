@@ -96,9 +96,14 @@ func (h *Helper) Run(ctx context.Context, spec engine.ContainerSpec, feed func(i
 
 // RunInteractive is Run where line may also write to the helper, if that has an input.
 func (h *Helper) RunInteractive(ctx context.Context, spec engine.ContainerSpec, input bool, feed func(io.Writer) error, line func([]byte, io.Writer) (bool, error)) error {
-	for began := time.Now(); ; {
+	began, removals := time.Now(), 0
+	for {
 		err := h.runOnce(ctx, spec, input, feed, line)
-		if !errors.Is(err, engine.ErrBusy) || time.Since(began) > busyTimeout {
+		switch {
+		case errors.Is(err, errRemoved) && removals < 3 && ctx.Err() == nil:
+			removals++
+		case errors.Is(err, engine.ErrBusy) && time.Since(began) <= busyTimeout:
+		default:
 			return err
 		}
 		// The container was not started, and the engine may have removed it.
@@ -118,7 +123,7 @@ func (h *Helper) runOnce(ctx context.Context, spec engine.ContainerSpec, input b
 	}
 	defer out.Close()
 	defer context.AfterFunc(ctx, func() { out.Close() })()
-	start := closeOnError(out, func() error { return h.Engine.StartContainer(ctx, id) })
+	start := closeOnError(out, func() error { return ifRemoved(h.Engine.StartContainer(ctx, id)) })
 	if feed == nil {
 		// The helper may print its line some milliseconds before the start call returns.
 		err := h.readLines(ctx, id, out, line)
@@ -152,8 +157,21 @@ func (h *Helper) attach(ctx context.Context, spec engine.ContainerSpec, input bo
 	spec.SecurityOpt = slices.DeleteFunc([]string{"label=disable", "no-new-privileges", seccomp}, func(s string) bool { return s == "" })
 	if id, err = h.create(ctx, spec); err == nil {
 		out, err = h.Engine.Attach(ctx, id, input)
+		err = ifRemoved(err)
 	}
 	return id, out, err
+}
+
+// errRemoved is the error of a helper whose container was removed before it was started: to a
+// sweep, one that waits for long is the leftover of a program that was killed.
+var errRemoved = errors.New("the helper's container was removed before it started")
+
+// ifRemoved returns the error of a call for a container that exists unless somebody removed it.
+func ifRemoved(err error) error {
+	if errors.Is(err, engine.ErrNotFound) {
+		return fmt.Errorf("%w: %w", errRemoved, err)
+	}
+	return err
 }
 
 // notStarted classifies the error of a helper that did not start.

@@ -106,6 +106,9 @@ func FromRecord(rec record.Sandbox, got engine.Container, image engine.Image) (*
 	}
 	maps.Copy(s.Env, env)
 	s.Mounts = slices.Clone(rec.Settings.Mounts)
+	for i := range s.Mounts {
+		s.Mounts[i].Existing = true
+	}
 	if rec.Revision.Changes.Mounts == nil {
 		return s, nil
 	}
@@ -114,6 +117,7 @@ func FromRecord(rec record.Sandbox, got engine.Container, image engine.Image) (*
 		// An existing copy stays.
 		if i := slices.IndexFunc(rec.Settings.Mounts, m.Same); i >= 0 {
 			m = rec.Settings.Mounts[i]
+			m.Existing = true
 		}
 		s.Mounts = append(s.Mounts, m)
 	}

@@ -42,6 +42,29 @@ func CheckMode(m record.Mount) error {
 	return fmt.Errorf("mode %q; there is ro, rw, rwcopy", m.Mode)
 }
 
+// checkRemote returns why a mount can't be of the engine's machine.
+func checkRemote(m record.Mount) error {
+	switch {
+	case !m.Remote:
+		return nil
+	case m.Volume != "" || ModeOf(m) == record.RWCopy:
+		return fmt.Errorf("mount at %q: Remote is for a directory with mode ro or rw", m.Target)
+	case !path.IsAbs(m.Source):
+		return fmt.Errorf("mount at %q: source %q is on the engine's machine and not an absolute path", m.Target, m.Source)
+	}
+	return nil
+}
+
+// LocalBinds returns the bind mounts of directories that have to be this machine's.
+func LocalBinds(mounts []record.Mount) (binds []record.Mount) {
+	for _, m := range mounts {
+		if m.Source != "" && m.Mode != record.RWCopy && !m.Remote && !m.Existing {
+			binds = append(binds, m)
+		}
+	}
+	return binds
+}
+
 // reservedTargets can't be mounted over, nor can anything below them.
 var reservedTargets = []string{"/proc", "/sys", "/dev"}
 
@@ -97,7 +120,7 @@ func completeMount(m record.Mount) (record.Mount, error) {
 	case m.Source != "" && m.Volume != "":
 		return m, fmt.Errorf("mount at %q has both a source, %q, and a volume, %q", m.Target, m.Source, m.Volume)
 	}
-	err := errors.Join(CheckMode(m), CheckTarget(m.Target))
+	err := errors.Join(CheckMode(m), checkRemote(m), CheckTarget(m.Target))
 	m.Target = path.Clean(m.Target)
 	if m.Volume != "" {
 		return m, errors.Join(err, CheckVolume(m.Volume))
@@ -145,10 +168,11 @@ func BelowWorkspace(mounts []record.Mount) (names []string) {
 	return names
 }
 
-// Nested reports whether a mount is below a copy. The workspace counts as one if it is filled.
+// Nested reports whether a mount is below a copy, or below a bind mount that the engine makes its
+// mount point in. The workspace counts as a copy if it is filled.
 func Nested(mounts []record.Mount, filled bool) bool {
 	return filled && len(BelowWorkspace(mounts)) > 0 || slices.ContainsFunc(mounts, func(outer record.Mount) bool {
-		return outer.Mode == record.RWCopy && slices.ContainsFunc(mounts, func(inner record.Mount) bool {
+		return (outer.Mode == record.RWCopy || outer.Mode == record.RW && outer.Source != "") && slices.ContainsFunc(mounts, func(inner record.Mount) bool {
 			return strings.HasPrefix(inner.Target, outer.Target+"/")
 		})
 	})

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 	"unicode/utf8"
 
@@ -210,7 +211,7 @@ func CheckEnv(key, value string) error {
 	case strings.ContainsRune(value, 0):
 		return fmt.Errorf("environment variable %q: the value contains a NUL byte", key)
 	case len(key)+1+len(value)+1 > maxEnvValue:
-		return fmt.Errorf("environment variable %q: the value is %d bytes long; Linux takes less than 128 KiB", key, len(value))
+		return fmt.Errorf("environment variable %q: the value is %d bytes long; Linux takes less than 128 KiB: %w", key, len(value), syscall.E2BIG)
 	}
 	return nil
 }

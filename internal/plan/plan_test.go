@@ -181,6 +181,8 @@ func TestNestedMounts(t *testing.T) {
 		"in a copy":                    {[]record.Mount{rwcopy, volume("/a/b")}, false, true},
 		"in a copy that comes later":   {[]record.Mount{volume("/a/b/c"), rwcopy}, false, true},
 		"in a volume":                  {[]record.Mount{volume("/a"), volume("/a/b")}, true, false},
+		"in a writable bind mount":     {[]record.Mount{{Source: "/s", Target: "/a", Mode: record.RW}, volume("/a/b")}, false, true},
+		"in a read-only bind mount":    {[]record.Mount{{Source: "/s", Target: "/a", Mode: record.RO}, volume("/a/b")}, false, false},
 		"in an empty workspace":        {[]record.Mount{volume("/workspace/a")}, false, false},
 		"in a workspace with a source": {[]record.Mount{volume("/workspace/a")}, true, true},
 	} {
@@ -191,5 +193,25 @@ func TestNestedMounts(t *testing.T) {
 	mounts := []record.Mount{volume("/workspace/a/b"), volume("/workspaces/c"), volume("/workspace/d")}
 	if got := plan.BelowWorkspace(mounts); !slices.Equal(got, []string{"a", "d"}) {
 		t.Errorf("BelowWorkspace: %q, want a and d", got)
+	}
+}
+
+func TestRemoteIsForBindMounts(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		mount record.Mount
+		say   string
+	}{
+		{record.Mount{Source: "/s", Target: "/t", Mode: record.RO, Remote: true}, ""},
+		{record.Mount{Source: "/s", Target: "/t", Mode: record.RW, Remote: true}, ""},
+		{record.Mount{Source: "/", Target: "/t", Remote: true}, "ro or rw"},
+		{record.Mount{Volume: "v", Target: "/t", Remote: true}, "ro or rw"},
+		{record.Mount{Source: "s", Target: "/t", Mode: record.RO, Remote: true}, "not an absolute path"},
+	} {
+		s := plan.Sandbox{Mounts: []record.Mount{test.mount}}
+		err := s.Complete()
+		if (err == nil) != (test.say == "") || err != nil && !strings.Contains(err.Error(), test.say) {
+			t.Errorf("%+v: %v, want an error with %q", test.mount, err, test.say)
+		}
 	}
 }

@@ -214,6 +214,11 @@ type Mount struct {
 	Volume string `json:"volume,omitempty"`
 	Target string `json:"target"`
 	Mode   string `json:"mode"`
+	Remote bool   `json:"remote,omitempty"` // Source is a path of the engine's machine
+
+	// Existing says that a sandbox has the mount already: it is not compared with the
+	// files of this machine again, which may be another one.
+	Existing bool `json:"-"`
 }
 
 // storedSettings is the JSON of a sandbox's record label. The engine merges the labels of the

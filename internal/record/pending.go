@@ -232,6 +232,16 @@ func FindMarker(ctx context.Context, v Volumes, name string) (m Marker, found bo
 	return m, true, nil
 }
 
+// Claimed reports whether a live process holds a marker with the nonce, of whatever name.
+func Claimed(ctx context.Context, v Volumes, nonce string) (bool, error) {
+	vols, err := v.ListVolumes(ctx, Filter(Role, RolePending), Filter(Nonce, nonce))
+	if err != nil {
+		return false, err
+	}
+	now := v.Now()
+	return slices.ContainsFunc(Markers(vols), func(m Marker) bool { return m.Nonce == nonce && !m.Expired(now) }), nil
+}
+
 // Expired reports whether the marker's lease has run out.
 func (m Marker) Expired(now time.Time) bool { return now.After(m.Until) }
 

@@ -20,3 +20,7 @@ func (all Inventory) OrphanedFiles(now time.Time) map[string]string { return all
 func EmptyTree(now time.Time, v engine.Volume, recs map[string]record.SnapshotRecord) bool {
 	return (&sweep{now: now}).emptyTree(v, recs)
 }
+
+func (all Inventory) AbandonedHelper(got engine.Container, now time.Time) bool {
+	return all.abandonedHelper(got, now)
+}

@@ -79,6 +79,17 @@ func (all Inventory) claimed(nonce string, now time.Time) bool {
 	return false
 }
 
+// abandonedHelper reports whether a helper's user is dead: no live process has the marker of its
+// operation, and it does not run or has expired. A helper that runs may belong to a live process
+// without a marker, and one that was just created to a marker that is younger than the inventory.
+func (all Inventory) abandonedHelper(got engine.Container, now time.Time) bool {
+	if all.claimed(got.Labels[record.Nonce], now) {
+		return false
+	}
+	until, err := time.Parse(time.RFC3339Nano, got.Labels[record.Until])
+	return err != nil || now.After(until) || isIdle(got) && now.Sub(got.CreatedAt) > minOrphanAge
+}
+
 // volumeNames returns the set of all volume names.
 func (all Inventory) volumeNames() map[string]bool {
 	names := map[string]bool{}

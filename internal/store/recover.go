@@ -140,6 +140,11 @@ func (s *Store) finishChange(ctx context.Context, rec record.Sandbox, op string)
 	if err := s.FinishReplacement(ctx, rec); err != nil {
 		return err
 	}
+	if op != "" && op != rec.Nonce { // the change's helpers, which may hold its volumes
+		if err := s.removeContainersOf(ctx, op); err != nil {
+			return err
+		}
+	}
 	volumes, err := s.Engine.ListVolumes(ctx, record.Filter(record.Managed, "true"), record.Filter(record.By, op))
 	if err != nil {
 		return err

@@ -29,6 +29,10 @@ func StateOf(container string) string {
 	return Failed
 }
 
+// codeRuntime is the exit code of PID 1 when Go's runtime ends it: at SIGTERM before PID 1 handles
+// that, or in a crash.
+const codeRuntime = 2
+
 // ReasonOf says why a session ended, by the exit code of PID 1.
 func ReasonOf(got engine.Container) string {
 	switch {
@@ -42,6 +46,8 @@ func ReasonOf(got engine.Container) string {
 		return "network changed"
 	case got.ExitCode == wire.CodeStopped, got.ExitCode == 137 && got.Error == "":
 		return "stopped"
+	case got.ExitCode == codeRuntime && got.Error == "" && !got.StartedAt.IsZero() && got.FinishedAt.Sub(got.StartedAt) < startingTime:
+		return "ended while it started, by a signal to stop or a crash (exit code 2)"
 	}
 	return got.Ended()
 }

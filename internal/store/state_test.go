@@ -2,6 +2,7 @@ package store
 
 import (
 	"testing"
+	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 )
@@ -12,6 +13,7 @@ func TestReasonTellsTheEndsApart(t *testing.T) {
 	for _, test := range []struct {
 		code int
 		oom  bool
+		ran  time.Duration
 		text string
 		want string
 	}{
@@ -23,10 +25,18 @@ func TestReasonTellsTheEndsApart(t *testing.T) {
 		{code: 124, oom: true, want: "timeout"},
 		{code: 123, want: "abandoned"},
 		{code: 121, want: "network changed"},
-		{code: 2, want: "exit code 2"},
+		{code: 2, want: "exit code 2"}, // as listed, without times
+		{code: 2, ran: time.Hour, want: "exit code 2"},
+		{code: 2, ran: time.Millisecond, want: "ended while it started, by a signal to stop or a crash (exit code 2)"},
+		{code: 1, ran: time.Millisecond, want: "exit code 1"},
 		{code: 128, text: "no such device", want: "no such device"},
 	} {
-		if got := ReasonOf(engine.Container{State: engine.StateExited, ExitCode: test.code, OOMKilled: test.oom, Error: test.text}); got != test.want {
+		ended := engine.Container{State: engine.StateExited, ExitCode: test.code, OOMKilled: test.oom, Error: test.text}
+		if test.ran > 0 {
+			ended.StartedAt = time.Unix(1e9, 0)
+			ended.FinishedAt = ended.StartedAt.Add(test.ran)
+		}
+		if got := ReasonOf(ended); got != test.want {
 			t.Errorf("exit code %d, out of memory %v, engine's error %q: reason %q, want %q", test.code, test.oom, test.text, got, test.want)
 		}
 	}

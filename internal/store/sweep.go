@@ -181,18 +181,34 @@ func (w *sweep) replacements(ctx context.Context) {
 	w.steps.Wait()
 }
 
-// helper removes an expired helper whose user is dead: a live one may copy for any time.
+// helper removes a helper whose user is dead.
 func (w *sweep) helper(ctx context.Context, got engine.Container) error {
-	if w.all.claimed(got.Labels[record.Nonce], w.now) {
+	if !w.all.abandonedHelper(got, w.now) {
 		return nil
 	}
-	until, err := time.Parse(time.RFC3339Nano, got.Labels[record.Until])
-	if err == nil && !w.now.After(until) {
-		return nil
-	}
-	err = w.RemoveContainer(ctx, got.ID, got.Labels[record.Nonce])
+	err := w.RemoveContainer(ctx, got.ID, got.Labels[record.Nonce])
 	w.log("helper "+got.Name, err)
 	return err
+}
+
+// isIdle reports whether a helper's container does not run: it was not started yet, or has ended.
+func isIdle(got engine.Container) bool {
+	return got.State == engine.StateCreated || got.State == engine.StateExited || got.State == engine.StateDead
+}
+
+// dropIdleHelper removes a helper that nobody will start any more, because no live process has the
+// marker of the operation that created it. A helper that mounts a data volume has always been
+// created under one, and the caller found the helper before: so a missing marker is not a future one.
+func (s *Store) dropIdleHelper(ctx context.Context, got engine.Container) error {
+	if !isIdle(got) {
+		return nil
+	}
+	nonce := got.Labels[record.Nonce]
+	claimed, err := record.Claimed(ctx, s.Engine, nonce)
+	if err != nil || claimed {
+		return err
+	}
+	return s.RemoveContainer(ctx, got.ID, nonce)
 }
 
 // sandbox removes a sandbox that was never started, or that is not persistent and whose

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -31,10 +32,10 @@ func (s *Store) FindVolume(ctx context.Context, name string) (engine.Volume, err
 // VolumeUsers are the users of a volume.
 type VolumeUsers struct {
 	sandboxes []record.Sandbox
-	running   bool     // one of the sandboxes is
-	foreign   []string // containers that are not ours
-	transient int      // containers that will soon be gone: helpers, and those being removed
-	pending   string   // the sandbox that is being created or deleted with the volume
+	running   bool               // one of the sandboxes is
+	foreign   []string           // containers that are not ours
+	transient []engine.Container // those that will soon be gone: helpers, and those being removed
+	pending   string             // the sandbox that is being created or deleted with the volume
 }
 
 // Users returns who mounts a volume.
@@ -47,7 +48,7 @@ func (st *Store) Users(ctx context.Context, volume string) (u VolumeUsers, err e
 		rec, ok := SandboxOf(got)
 		switch {
 		case got.State == engine.StateRemoving, record.Is(got.Labels, record.RoleHelper), isUnfinished(got):
-			u.transient++
+			u.transient = append(u.transient, got)
 		case ok:
 			// A sandbox has two while its container is replaced.
 			if !slices.ContainsFunc(u.sandboxes, func(s record.Sandbox) bool { return s.ID == rec.ID }) {
@@ -60,6 +61,22 @@ func (st *Store) Users(ctx context.Context, volume string) (u VolumeUsers, err e
 	}
 	slices.SortFunc(u.sandboxes, func(a, b record.Sandbox) int { return strings.Compare(a.Name, b.Name) })
 	return u, nil
+}
+
+// transients describes the containers that should have gone.
+func (u *VolumeUsers) transients() string {
+	var all []string
+	for _, got := range u.transient {
+		of, text := got.Labels[record.Name], "container "+got.Name
+		if record.Is(got.Labels, record.RoleHelper) {
+			text = "a helper container"
+		}
+		if record.ValidName(of) {
+			text += " of sandbox " + of
+		}
+		all = append(all, text+" ("+got.State+")")
+	}
+	return strings.Join(all, ", ")
 }
 
 // findPending finds a live process that creates or deletes the volume's sandbox.
@@ -186,6 +203,10 @@ func (s *Store) dropOverlay(ctx context.Context, name string) {
 	}
 }
 
+// transientTimeout bounds the wait for containers that should soon be gone. A helper of a program
+// that was killed goes when that program's lease is over.
+const transientTimeout = record.Lease + 20*time.Second
+
 // RemoveUnusedVolume removes a volume unless it is in use, and waits for containers that
 // will soon be gone. The engine decides: users may have come or gone since any check of ours.
 //
@@ -194,7 +215,7 @@ func (s *Store) dropOverlay(ctx context.Context, name string) {
 // that, but only the engine checks for users and removes in one step: a new user would get
 // the volume without its files.
 func (s *Store) RemoveUnusedVolume(ctx context.Context, name string) error {
-	lostReplies, try := 0, -1
+	lostReplies, try, began := 0, -1, time.Now()
 	return fault.Poll(ctx, PollEvery, func() (done bool, err error) {
 		try++
 		err = Finish(ctx, func(ctx context.Context) error { return s.Engine.RemoveVolume(ctx, name, false) })
@@ -214,8 +235,18 @@ func (s *Store) RemoveUnusedVolume(ctx context.Context, name string) error {
 		if e == nil {
 			e = users.checkUnused(name)
 		}
-		if e == nil && (try > 20 && users.transient == 0 || try > 600) {
+		switch {
+		case e != nil || try == 0 || try%20 != 0:
+		case len(users.transient) == 0:
 			e = &inUse{fmt.Sprintf("volume %s: %v", name, err)}
+		case time.Since(began) > transientTimeout:
+			e = &inUse{fmt.Sprintf("volume %s is used by %s", name, users.transients())}
+		default:
+			for _, got := range users.transient {
+				if record.Is(got.Labels, record.RoleHelper) {
+					e = errors.Join(e, s.dropIdleHelper(ctx, got))
+				}
+			}
 		}
 		return false, e
 	})

@@ -81,6 +81,47 @@ func (f *Filler) identities(fills []Directory) []wire.Identity {
 	return ids
 }
 
+// CheckBinds fails if the engine sees other files at the sources of bind mounts than this process
+// does. Its machine may be another one that has the same path.
+func (f *Filler) CheckBinds(ctx context.Context, binds []record.Mount) error {
+	if len(binds) == 0 {
+		return nil
+	}
+	spec := f.spec(nil)
+	var order wire.Copy
+	for i, m := range binds {
+		id, err := identify(m.Source)
+		if err != nil {
+			return fmt.Errorf("%w (here: %w)", notLocal(m), err)
+		}
+		if f.OtherKernel() {
+			return notLocal(m)
+		}
+		spec.Mounts = append(spec.Mounts, engine.Mount{Type: "bind", Source: m.Source, Target: fillFrom(i), ReadOnly: true})
+		order.Jobs = append(order.Jobs, wire.CopyJob{From: fillFrom(i), Is: &id})
+	}
+	last, err := f.copy(ctx, spec, order, nil)
+	if err != nil {
+		return fmt.Errorf("compare the mounts with this machine's files: %w", err)
+	}
+	if e := last.Error; e != nil {
+		return fmt.Errorf("mount at %q: compare %s with this machine's: %w", binds[e.Job].Target, binds[e.Job].Source, e)
+	}
+	if last.Boot != order.Jobs[0].Is.Boot {
+		f.SetOtherKernel()
+	}
+	var errs []error
+	for _, i := range last.Elsewhere {
+		errs = append(errs, notLocal(binds[i]))
+	}
+	return errors.Join(errs...)
+}
+
+// notLocal returns the error of a bind mount whose source is not this machine's.
+func notLocal(m record.Mount) error {
+	return fault.Invalid("mount at %q: what the engine sees at %s is not what this program sees there: use rwcopy to copy this machine's, or set Mount.Remote to mount the engine's", m.Target, m.Source)
+}
+
 // spec returns a helper that mounts the volumes to fill.
 func (f *Filler) spec(fills []Directory) engine.ContainerSpec {
 	spec := f.Helper.Spec()

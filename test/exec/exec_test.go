@@ -13,6 +13,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -163,6 +164,10 @@ func TestCommandsThatCannotStart(t *testing.T) {
 		{"true", func(c *sandbox.Cmd) { c.Env = []string{"A=\x00"} }, sandbox.ErrInvalidArgument, "NUL"},
 		{"true", func(c *sandbox.Cmd) { c.Env = []string{"A=" + strings.Repeat("x", 128<<10)} }, sandbox.ErrInvalidArgument, "128 KiB"},
 		{"true", func(c *sandbox.Cmd) { c.Args = []string{"true", strings.Repeat("x", 128<<10)} }, sandbox.ErrInvalidArgument, "argument list too long"},
+		{"true", func(c *sandbox.Cmd) { c.Args = []string{"true", strings.Repeat("x", 128<<10)} }, syscall.E2BIG, "argument list too long"},
+		{"true", func(c *sandbox.Cmd) { c.Args = slices.Repeat([]string{"true", strings.Repeat("x", 100<<10)}, 30) }, syscall.E2BIG, "argument list too long"},
+		{"true", func(c *sandbox.Cmd) { c.Args = slices.Repeat([]string{"true", strings.Repeat("x", 100<<10)}, 400) }, syscall.E2BIG, "argument list too long"},
+		{"true", func(c *sandbox.Cmd) { c.Env = []string{"A=" + strings.Repeat("x", 128<<10)} }, syscall.E2BIG, "argument list too long"},
 		{"true", func(c *sandbox.Cmd) { c.Timeout = -1 }, sandbox.ErrInvalidArgument, "Timeout"},
 	} {
 		cmd := sb.Command(t.Context(), tt.name)

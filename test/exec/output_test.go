@@ -75,3 +75,54 @@ func TestOutputEndsAtItsLimit(t *testing.T) {
 	}
 	detached.Wait()
 }
+
+// A detached command that was started with a stream for each of stdout and stderr loses neither to
+// a reader that has one writer for both.
+func TestBothStreamsOfADetachedCommandGoToOneWriter(t *testing.T) {
+	t.Parallel()
+	const limit = 1 << 20
+	c := harness.NewClient(t, sandbox.WithLimits(sandbox.Limits{Output: limit}))
+	sb, err := c.Create(t.Context(), sandbox.WithName(harness.UniqueName(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	harness.Remove(t, c, sb.Name())
+	t.Cleanup(func() { sb.Detach() })
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	start := func(script string) *sandbox.Cmd {
+		t.Helper()
+		cmd := sb.Command(ctx, "bash", "-c", script)
+		cmd.Detached = true
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cmd.Kill(); cmd.Wait() })
+		again, err := sb.Process(ctx, cmd.ID())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return again
+	}
+	const both = "for i in {1..2000}; do echo out$i; echo err$i >&2; done"
+	check := func(call string, cmd *sandbox.Cmd, got string, err error) {
+		t.Helper()
+		if outs, errs := strings.Count(got, "out"), strings.Count(got, "err"); err != nil || outs != 2000 || errs != 2000 || cmd.Dropped() != 0 {
+			t.Errorf("%s: %d lines of stdout and %d of stderr, %d bytes dropped, %v, want 2000, 2000, 0 and nil", call, outs, errs, cmd.Dropped(), err)
+		}
+	}
+	combined := start(both)
+	out, err := combined.CombinedOutput()
+	check("CombinedOutput", combined, string(out), err)
+
+	one := start(both)
+	var buf bytes.Buffer
+	one.Stdout, one.Stderr = &buf, &buf
+	err = one.Run()
+	check("Run with one writer", one, buf.String(), err)
+
+	large := start("head -c 2000000 /dev/zero >&2; exec sleep 1000")
+	if out, err := large.CombinedOutput(); !errors.Is(err, sandbox.ErrTooLarge) || len(out) != limit {
+		t.Errorf("CombinedOutput of more than its limit: %d bytes, %v, want %d and ErrTooLarge", len(out), err, limit)
+	}
+}

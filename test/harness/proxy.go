@@ -31,7 +31,7 @@ func Behind(t *testing.T, less ...func(*enginetest.Proxy)) sandbox.ClientOption 
 var (
 	WithoutLayers   = (*enginetest.Proxy).HideLayers     // forks go by commit
 	WithoutOverlays = (*enginetest.Proxy).RefuseOverlays // what a snapshot has is copied
-	runElsewhere    = (*enginetest.Proxy).RunElsewhere   // directories are copied through the client
+	Elsewhere       = (*enginetest.Proxy).RunElsewhere   // on another machine: directories are copied through the client
 )
 
 // InFront is an engine that the real one is behind. before sees each request and returns
@@ -95,6 +95,6 @@ func Refuse(w http.ResponseWriter, message string) {
 func BothWays(t *testing.T, test func(t *testing.T, c *sandbox.Client)) {
 	t.Run("beside", func(t *testing.T) { test(t, NewClient(t)) })
 	t.Run("streamed", func(t *testing.T) {
-		test(t, NewClient(t, Behind(t, runElsewhere)))
+		test(t, NewClient(t, Behind(t, Elsewhere)))
 	})
 }

@@ -266,6 +266,9 @@ func TestPolicyMistakesAreAllNamed(t *testing.T) {
 	if _, err := c.Get(t.Context(), "x", sandbox.WithTransform(map[string]sandbox.Transform{"a.example": {SetHeaders: sandbox.Headers{"": ""}}})); !errors.Is(err, sandbox.ErrInvalidArgument) {
 		t.Errorf("Get with a bad transform: %v, want ErrInvalidArgument", err)
 	}
+	if _, err := c.Get(t.Context(), "x", sandbox.WithTransform(map[string]sandbox.Transform{"a b": {}})); !errors.Is(err, sandbox.ErrInvalidArgument) {
+		t.Errorf("Get with a transform of no name: %v, want ErrInvalidArgument", err)
+	}
 	if _, err := sandbox.ParseNetworkPolicy("deny"); !errors.Is(err, sandbox.ErrInvalidArgument) {
 		t.Errorf("ParseNetworkPolicy: %v, want ErrInvalidArgument", err)
 	}

@@ -37,7 +37,8 @@ type CopyJob struct {
 	From string `json:"from"`
 	To   string `json:"to"`
 	// Is says which directory From has to be. When it is another one nothing is copied
-	// and the job is reported in Copied.Elsewhere.
+	// and the job is reported in Copied.Elsewhere. Without To that is all the job is for;
+	// From is then of any type, and its owner does not count.
 	Is *Identity `json:"is,omitempty"`
 	// Owner is who everything belongs to in To; setuid and setgid bits are left out then.
 	// Without one the owners stay.

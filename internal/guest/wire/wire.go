@@ -3,7 +3,10 @@
 // carry. It holds no behaviour, so both ends can import it without each other.
 package wire
 
-import "time"
+import (
+	"syscall"
+	"time"
+)
 
 // Where the guest is in a container. In a sandbox the directory is Dir, "-" and a random value:
 // an image, a volume or the files of another sandbox can't have a link to a name that nobody
@@ -213,9 +216,19 @@ const (
 type StartError struct {
 	Kind    string `json:"kind"`
 	Message string `json:"message"`
+	// TooBig says that arguments and environment are too large for the kernel (E2BIG).
+	TooBig bool `json:"too_big,omitempty"`
 }
 
 func (e *StartError) Error() string { return e.Message }
+
+// Unwrap returns syscall.E2BIG for what is too big, as os/exec does.
+func (e *StartError) Unwrap() error {
+	if e.TooBig {
+		return syscall.E2BIG
+	}
+	return nil
+}
 
 // Control requests. On connection PID 1 sends a Challenge line; a client answers
 // with a Signed line; PID 1 answers with a Reply line, which carries the next nonce.

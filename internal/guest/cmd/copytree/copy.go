@@ -224,6 +224,16 @@ func (c *copier) prepare(job wire.CopyJob) error {
 func (c *copier) begin(i int, job wire.CopyJob) error {
 	b := &branch{job: i}
 	var err error
+	if job.To == "" && job.Is != nil {
+		if err := unix.Stat(job.From, &b.stat); err != nil {
+			return b.fail("", err)
+		}
+		b.stat.Uid, b.stat.Gid = job.Is.UID, job.Is.GID
+		if *job.Is != identify(&b.stat) {
+			c.elsewhere = append(c.elsewhere, i)
+		}
+		return nil
+	}
 	if b.src, err = unix.Open(job.From, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
 		return b.fail("", err)
 	}

@@ -283,6 +283,35 @@ func TestCopierKeeps(t *testing.T) {
 	}
 }
 
+// A job without a target says whether its file is the one that is meant, whoever owns it.
+func TestCopierOnlyChecksWithoutATarget(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "f")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	identity := func(name string) wire.Identity {
+		var st unix.Stat_t
+		if err := unix.Stat(name, &st); err != nil {
+			t.Fatal(err)
+		}
+		st.Uid++ // in another user namespace
+		return identify(&st)
+	}
+	here, is := identity(dir), identity(file)
+	boot, dev := here, here
+	boot.Boot, dev.Dev = "another", here.Dev+1
+	c := newCopier()
+	jobs := []wire.CopyJob{{From: dir, Is: &here}, {From: file, Is: &is}, {From: dir, Is: &is}, {From: dir, Is: &boot}, {From: dir, Is: &dev}}
+	if err := c.run(wire.Copy{Jobs: jobs}); err != nil || !slices.Equal(c.elsewhere, []int{2, 3, 4}) {
+		t.Errorf("elsewhere are %v, %v, want 2, 3 and 4", c.elsewhere, err)
+	}
+	c = newCopier()
+	if err := c.run(wire.Copy{Jobs: []wire.CopyJob{{From: file + "x", Is: &is}}}); err == nil {
+		t.Error("a check of a file that is missing succeeds")
+	}
+}
+
 // A directory that is another one than the caller meant is not copied, and one that is
 // copied into is not copied.
 func TestCopierCopiesNothingElse(t *testing.T) {

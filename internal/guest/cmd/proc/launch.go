@@ -198,7 +198,9 @@ func (l *launch) explain(err error) *wire.StartError {
 	errno, _ := errors.AsType[syscall.Errno](err)
 	switch errno {
 	case unix.E2BIG, unix.EINVAL:
-		return StartErrorf(wire.KindArguments, "%q: %v", program, errno)
+		refused := StartErrorf(wire.KindArguments, "%q: %v", program, errno)
+		refused.TooBig = errno == unix.E2BIG
+		return refused
 	case unix.EAGAIN, unix.ENOMEM, unix.EMFILE, unix.ENFILE:
 		return StartErrorf(wire.KindResources, "%q: %v", program, errno)
 	case unix.ENOENT, unix.ENOTDIR:

@@ -96,11 +96,13 @@ type keeper struct {
 	ended    []*detached // oldest first
 }
 
-// detached is a command with the end of its output. exit is set when ring is closed.
+// detached is a command with the end of its output. Command is set when started is closed, unless
+// the command did not start, and exit when ring is closed.
 type detached struct {
 	*proc.Command
-	ring *ring
-	exit wire.Exit
+	started chan struct{}
+	ring    *ring
+	exit    wire.Exit
 }
 
 // start starts a detached command and follows it on the channel that requested it.
@@ -136,25 +138,50 @@ func (k *keeper) start(s *server, nc ssh.NewChannel, req wire.Exec) {
 
 // launch starts a command whose ID no other one has.
 func (k *keeper) launch(r *proc.Reaper, req wire.Exec) (*detached, *wire.StartError) {
-	k.mu.Lock()
-	_, taken := k.commands[req.ID]
-	if !taken {
-		k.commands[req.ID] = nil // until it has started
-	}
-	k.mu.Unlock()
-	if taken {
+	d := k.reserve(req.ID)
+	if d == nil {
 		return nil, proc.StartErrorf(wire.KindArguments, "a command with the ID %q exists", req.ID)
 	}
 	c, refused := proc.Start(r, req)
+	k.finishStart(req.ID, d, c)
+	return d, refused
+}
+
+// reserve returns a command of that ID that is about to start, or nil if the ID is taken.
+func (k *keeper) reserve(id string) *detached {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if refused != nil {
-		delete(k.commands, req.ID)
-		return nil, refused
+	if _, taken := k.commands[id]; taken {
+		return nil
 	}
-	d := &detached{Command: c, ring: newRing()}
-	k.commands[req.ID] = d
-	return d, nil
+	d := &detached{started: make(chan struct{}), ring: newRing()}
+	k.commands[id] = d
+	return d
+}
+
+// finishStart ends the start of a command, as c, or nil if it did not start.
+func (k *keeper) finishStart(id string, d *detached, c *proc.Command) {
+	if c == nil {
+		k.mu.Lock()
+		delete(k.commands, id)
+		k.mu.Unlock()
+	}
+	d.Command = c
+	close(d.started)
+}
+
+// find returns the command of that ID, after its start, or nil if there is none.
+func (k *keeper) find(id string) *detached {
+	k.mu.Lock()
+	d := k.commands[id]
+	k.mu.Unlock()
+	if d == nil {
+		return nil
+	}
+	if <-d.started; d.Command == nil {
+		return nil
+	}
+	return d
 }
 
 // end registers that a command has ended, and forgets the oldest ones beyond the bounds.
@@ -179,9 +206,7 @@ func (k *keeper) attach(nc ssh.NewChannel) {
 		reject(nc, proc.StartErrorf(wire.KindArguments, "malformed request: %v", err))
 		return
 	}
-	k.mu.Lock()
-	d := k.commands[req.ID]
-	k.mu.Unlock()
+	d := k.find(req.ID)
 	if d == nil {
 		reject(nc, proc.StartErrorf(wire.KindUnknownProcess, "no detached command with the ID %q", req.ID))
 		return

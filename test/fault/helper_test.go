@@ -1,0 +1,143 @@
+package fault_test
+
+import (
+	"bufio"
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// killedWithHelper kills a program that copies a sandbox when its helper's container exists and
+// has not been started.
+func killedWithHelper(t *testing.T, verb, source string) {
+	t.Helper()
+	proxy, name := enginetest.NewProxy(t), harness.UniqueName(t)
+	names := []string{name, name + "-1", name + "-2"}
+	c, eng := harness.NewClient(t), harness.NewEngine(t)
+	for _, n := range names {
+		harness.Remove(t, c, n)
+	}
+	var cmd *exec.Cmd
+	ready := make(chan struct{})
+	proxy.ArmAt("/attach", enginetest.RefuseBefore, func() { <-ready; cmd.Process.Kill() })
+	cmd = harness.Process(t, "capturer", proxy.Host(), verb, source, name)
+	cmd.Stderr = nil
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	close(ready)
+	if err := cmd.Wait(); err == nil || !proxy.Fired() {
+		t.Fatalf("%s was not killed: %v; its calls: %q", verb, err, proxy.Calls())
+	}
+	var left []string
+	for _, n := range append(names, source) {
+		left = append(left, harness.Objects(t, eng, harness.Named(n))...)
+	}
+	if !strings.Contains(fmt.Sprint(left), ".H (created)") {
+		t.Fatalf("%s left no helper: %q", verb, left)
+	}
+}
+
+// A helper that was created and never started keeps no volume longer than its maker's lease: the
+// deletion that meets it removes it.
+func TestDeletionRemovesTheHelperOfAProgramThatWasKilled(t *testing.T) {
+	t.Parallel()
+	for _, verb := range []string{"Fork", "ForkN", "Snapshot"} {
+		t.Run(verb, func(t *testing.T) {
+			t.Parallel()
+			c := harness.NewClient(t)
+			sb := harness.CreateWith(t, c, nil)
+			killedWithHelper(t, verb, sb.Name())
+			began := time.Now()
+			report, err := c.Delete(t.Context(), sb.Name(), sandbox.PreserveVolumes(false))
+			t.Logf("Delete took %v", time.Since(began).Round(time.Millisecond))
+			if err != nil {
+				t.Errorf("Delete of the source: %v; %v", err, report)
+			}
+		})
+	}
+}
+
+// A program that is killed while it makes a new container for a changed sandbox leaves a helper,
+// too, which goes with the change that the next caller finishes.
+func TestHelperOfAKilledRemakeGoesWithTheChange(t *testing.T) {
+	t.Parallel()
+	c, eng, image := harness.NewClient(t), harness.NewEngine(t), harness.SmallImage(t)
+	sb := harness.CreateWith(t, c, nil, sandbox.WithImage(image))
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	harness.Update(t, sb, sandbox.WithPorts(3000))
+	proxy := enginetest.NewProxy(t)
+	cmd := harness.Process(t, "starter", proxy.Host(), sb.Name())
+	cmd.Stderr = nil
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	bufio.NewReader(out).ReadString('\n')
+	proxy.ArmAt("/attach", enginetest.RefuseBefore, func() { cmd.Process.Kill() })
+	in.Write([]byte("\n"))
+	if err := cmd.Wait(); err == nil || !proxy.Fired() {
+		t.Fatalf("it was not killed: %v; its calls: %q", err, proxy.Calls())
+	}
+	if left := fmt.Sprint(harness.Objects(t, eng, harness.Named(sb.Name()))); !strings.Contains(left, ".H (created)") {
+		t.Fatalf("it left no helper: %s", left)
+	}
+	again, err := harness.NewClient(t).Get(t.Context(), sb.Name())
+	if err != nil {
+		t.Fatalf("Get after the death: %v", err)
+	}
+	defer again.Detach()
+	if left := fmt.Sprint(harness.Objects(t, eng, harness.Named(sb.Name()))); strings.Contains(left, ".H (") {
+		t.Errorf("after the next start there is %s", left)
+	}
+}
+
+// A living program whose helper is removed before it starts, as the leftover of a dead one, makes
+// it again.
+func TestRemovedHelperIsMadeAgain(t *testing.T) {
+	t.Parallel()
+	for _, at := range []string{"/attach", "/start"} {
+		t.Run(at[1:], func(t *testing.T) {
+			t.Parallel()
+			proxy, eng := enginetest.NewProxy(t), harness.NewEngine(t)
+			sb, name := harness.CreateWith(t, harness.NewClient(t), nil), harness.UniqueName(t)
+			c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
+			harness.Remove(t, c, name)
+			removed := 0
+			proxy.ArmAt(at, enginetest.Cancel, func() {
+				list, err := eng.ListContainers(t.Context(), engine.Filter{Labels: []string{record.Filter(record.Role, record.RoleHelper), harness.Named(name)}})
+				if err != nil {
+					t.Errorf("list helpers: %v", err)
+				}
+				for _, got := range list {
+					if err := eng.RemoveContainer(t.Context(), got.ID, true); err != nil {
+						t.Errorf("remove %s: %v", got.Name, err)
+					}
+					removed++
+				}
+			})
+			fork, err := c.Fork(t.Context(), sb.Name(), sandbox.WithName(name), harness.Quick)
+			if err != nil || removed != 1 {
+				t.Fatalf("Fork with %d helpers removed: %v, want 1 and success", removed, err)
+			}
+			fork.Detach()
+		})
+	}
+}

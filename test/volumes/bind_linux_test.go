@@ -1,0 +1,158 @@
+package volumes_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+func init() {
+	// bind makes a sandbox with a directory of its own mount namespace, which the engine sees another
+	// one for, and prints the error.
+	harness.AddRole("bind", func(args []string) error {
+		name, dir := args[0], args[1]
+		if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
+			return err
+		}
+		c, err := sandbox.NewClient()
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_, err = c.Create(context.Background(), sandbox.WithName(name), harness.Quick,
+			sandbox.WithMounts(sandbox.Mount{Source: dir, Target: "/data", Mode: sandbox.RO}))
+		if !errors.Is(err, sandbox.ErrInvalidArgument) {
+			return fmt.Errorf("Create: %w, want ErrInvalidArgument", err)
+		}
+		fmt.Println(err)
+		return nil
+	})
+}
+
+// refusesBind checks that a call failed because the engine sees another directory.
+func refusesBind(t *testing.T, call string, err error) {
+	t.Helper()
+	if !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), "/data") || !strings.Contains(err.Error(), "Mount.Remote") {
+		t.Errorf("%s: %v, want ErrInvalidArgument that says what to do", call, err)
+	}
+}
+
+// A bind mount is of what the caller sees at the path, whatever the engine has there.
+func TestBindMountIsOfTheCallersDirectory(t *testing.T) {
+	t.Parallel()
+	dir := harness.HostDir(t, map[string]string{"f": "the engine's"})
+	t.Run("in another mount namespace", func(t *testing.T) {
+		t.Parallel()
+		c, name := harness.NewClient(t), harness.UniqueName(t)
+		harness.Remove(t, c, name)
+		cmd := harness.Process(t, "bind", name, dir)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+		out, err := cmd.Output()
+		if err != nil || !strings.Contains(string(out), "Mount.Remote") {
+			t.Errorf("%s%v", out, err)
+		}
+		if left := harness.Objects(t, harness.NewEngine(t), harness.Named(name)); len(left) > 0 {
+			t.Errorf("left: %q", left)
+		}
+	})
+	t.Run("on another machine", func(t *testing.T) {
+		t.Parallel()
+		for _, mode := range []sandbox.MountMode{sandbox.RO, sandbox.RW} {
+			c, name := harness.NewClient(t, harness.Behind(t, harness.Elsewhere)), harness.UniqueName(t)
+			harness.Remove(t, c, name)
+			m := sandbox.Mount{Source: dir, Target: "/data", Mode: mode}
+			for range 2 { // the second time it is known
+				_, err := c.Create(t.Context(), sandbox.WithName(name), sandbox.WithMounts(m))
+				refusesBind(t, "Create", err)
+			}
+			m.Remote = true
+			sb := harness.CreateWith(t, c, []sandbox.Mount{m})
+			if got := harness.Read(t, sb, "/data/f"); got != "the engine's" {
+				t.Errorf("the file of a remote mount is %q", got)
+			}
+			again, err := harness.NewClient(t).Get(t.Context(), sb.Name())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer again.Detach()
+			if got := again.Mounts(); len(got) != 1 || got[0] != m {
+				t.Errorf("mounts %+v, want %+v", got, m)
+			}
+		}
+	})
+	t.Run("of this machine", func(t *testing.T) {
+		t.Parallel()
+		link := filepath.Join(t.TempDir(), "link")
+		if err := os.Symlink(dir, link); err != nil {
+			t.Fatal(err)
+		}
+		sb := harness.CreateWith(t, harness.NewClient(t), []sandbox.Mount{
+			{Source: dir, Target: "/ro", Mode: sandbox.RO}, {Source: link, Target: "/rw", Mode: sandbox.RW},
+			{Source: filepath.Join(dir, "f"), Target: "/file", Mode: sandbox.RO}, {Source: "/", Target: "/host", Mode: sandbox.RO},
+		})
+		for _, name := range []string{"/ro/f", "/rw/f", "/file", "/host" + dir + "/f"} {
+			if got := harness.Run(t, sb, "cat", name); got != "the engine's" {
+				t.Errorf("%s is %q", name, got)
+			}
+		}
+	})
+}
+
+// A mount that a sandbox has is not compared again, since whoever uses the sandbox may be on another
+// machine; a new one is.
+func TestBindMountThatASandboxHasStays(t *testing.T) {
+	t.Parallel()
+	here, elsewhere := harness.NewClient(t), harness.NewClient(t, harness.Behind(t, harness.Elsewhere))
+	m := sandbox.Mount{Source: harness.HostDir(t, map[string]string{"f": "x"}), Target: "/data", Mode: sandbox.RW}
+	sb := harness.CreateWith(t, here, []sandbox.Mount{m})
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	harness.Update(t, sb, sandbox.WithPorts(3000))
+	there, err := elsewhere.Get(t.Context(), sb.Name())
+	if err != nil {
+		t.Fatalf("Get of a changed sandbox from another machine: %v", err)
+	}
+	defer there.Detach()
+	name := harness.UniqueName(t)
+	for _, n := range []string{name, name + "-1", name + "-2"} {
+		harness.Remove(t, here, n)
+	}
+	fork, err := elsewhere.Fork(t.Context(), sb.Name(), sandbox.WithName(name), harness.Quick)
+	if err != nil {
+		t.Fatalf("Fork from another machine: %v", err)
+	}
+	defer fork.Detach()
+	if got := harness.Read(t, fork, "/data/f"); got != "x" {
+		t.Errorf("the file of the fork's mount is %q", got)
+	}
+	forks, err := elsewhere.ForkN(t.Context(), sb.Name(), 2, sandbox.WithName(name), harness.Quick)
+	if err != nil {
+		t.Fatalf("ForkN from another machine: %v", err)
+	}
+	for _, f := range forks {
+		if f.Err != nil {
+			t.Fatalf("ForkN from another machine: %v", f.Err)
+		}
+		defer f.Sandbox.Detach()
+	}
+
+	added := sandbox.Mount{Source: t.TempDir(), Target: "/data2", Mode: sandbox.RO}
+	if _, err := there.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	harness.Update(t, there, sandbox.WithMounts(m, added))
+	_, err = there.Start(t.Context())
+	refusesBind(t, "Start with another mount from another machine", err)
+	if _, err := here.Get(t.Context(), sb.Name()); err != nil {
+		t.Errorf("Get from this machine: %v", err)
+	}
+}
