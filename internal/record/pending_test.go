@@ -360,7 +360,7 @@ func TestStepOfTheClockExpiresNobody(t *testing.T) {
 			}
 		}
 		c.Stop()
-		time.Sleep(record.Lease)
+		time.Sleep(record.Lease + time.Second)
 		if dead() {
 			t.Error("the holder counts as dead at the first look")
 		}
