@@ -39,6 +39,7 @@ type Build struct {
 	op           string // nonce of the operation; of the sandbox, when that is created
 	seccomp      string // a security option, or empty
 	ownLayer     machine.OwnLayer
+	shares       bool           // some volumes are overlays over files of the origin
 	adopted      bool           // the workspace existed and stays after an Undo
 	mounted      []record.Mount // with the volumes that copies go to
 	dirs         []transfer.Directory
@@ -112,6 +113,9 @@ func (b *Build) Undo(ctx context.Context) error {
 	}
 	return b.undo.Run(ctx)
 }
+
+// SharesFiles reports whether volumes of the sandbox are overlays over files of its origin.
+func (b *Build) SharesFiles() bool { return b.shares }
 
 // claimName claims the name among the processes that create sandboxes.
 func (b *Build) claimName(ctx context.Context) error {

@@ -58,7 +58,7 @@ func (o *CreateOptions) confirmed() error {
 
 // Create creates a sandbox. Its files come from an origin if that is not nil.
 func (c *Client) Create(ctx context.Context, o *CreateOptions, from build.Origin) (*Handle, error) {
-	c.SweepIfDue(ctx)
+	c.SweepInTurn()
 	if id := o.Plan.Snapshot; id != "" {
 		from = build.FromSnapshot(id)
 	}
@@ -108,7 +108,7 @@ func (c *Client) prepare(ctx context.Context, o *CreateOptions, from build.Origi
 		case found && !m.Expired(c.Engine.Now()):
 			return nil, fmt.Errorf("%w: %w", store.ErrNameTaken, held)
 		case found:
-			if err := c.TakeOver(ctx, m); err != nil {
+			if err := c.AwaitTakeOver(ctx, o.Plan.Name); err != nil {
 				return nil, err
 			}
 		}
