@@ -94,7 +94,7 @@ func Classify(err error) error {
 		return fault.Classify(fault.Foreign, err)
 	case errors.As(err, &held):
 		return fault.Classify(fault.Exists, err)
-	case errors.Is(err, engine.ErrUnavailable):
+	case errors.Is(err, engine.ErrUnavailable), errors.Is(err, record.ErrLost):
 		return fault.Classify(fault.EngineUnavailable, err)
 	case errors.Is(err, engine.ErrInvalid):
 		return fault.Classify(fault.InvalidArgument, err)

@@ -161,12 +161,17 @@ func NewStore(t testing.TB, host string) *store.Store {
 func Sweep(t testing.TB) {
 	t.Helper()
 	s := NewStore(t, "")
+	sweepNow(t, s)
+	s.Engine.Close()
+}
+
+func sweepNow(t testing.TB, s *store.Store) {
+	t.Helper()
 	all, err := s.List(context.Background())
 	if err != nil {
 		t.Fatalf("list for a sweep: %v", err)
 	}
 	s.Sweep(context.Background(), all, nil)
-	s.Engine.Close()
 }
 
 // Gone checks that nothing of the sandbox is left, after one sweep at the most.
@@ -175,7 +180,7 @@ func Gone(t testing.TB, clean *sandbox.Client, eng *engine.Engine, name string) 
 	if len(Objects(t, eng, Named(name))) == 0 {
 		return true
 	}
-	Sweep(t)
+	sweepNow(t, &store.Store{Engine: eng, Log: slog.New(slog.DiscardHandler)})
 	// Another client's sweep may be at the same object just now.
 	for deadline := time.Now().Add(GoneBound); ; time.Sleep(50 * time.Millisecond) {
 		left := Objects(t, eng, Named(name))

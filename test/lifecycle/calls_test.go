@@ -50,7 +50,7 @@ func TestOperationsOnOneSandboxListNothing(t *testing.T) {
 	}
 	var sb, again, fork *sandbox.Sandbox
 	var snap sandbox.Snapshot
-	var volume string
+	var volumes []string
 	missing := func(err error) error {
 		if !errors.Is(err, sandbox.ErrNotFound) && !errors.Is(err, sandbox.ErrVolumeNotFound) {
 			return fmt.Errorf("got %v, want one of not found", err)
@@ -131,12 +131,17 @@ func TestOperationsOnOneSandboxListNothing(t *testing.T) {
 		{"Delete that preserves", func() error {
 			report, err := fork.Delete(ctx)
 			for _, v := range report.Volumes {
-				volume = v.Name
+				volumes = append(volumes, v.Name)
 			}
 			return err
 		}},
-		{"DeleteVolume", func() error { return harness.Second(c.DeleteVolume(ctx, volume)) }},
-		{"DeleteVolume of none", func() error { return missing(harness.Second(c.DeleteVolume(ctx, volume))) }},
+		{"DeleteVolume", func() (err error) {
+			for _, v := range volumes {
+				err = errors.Join(err, harness.Second(c.DeleteVolume(ctx, v)))
+			}
+			return err
+		}},
+		{"DeleteVolume of none", func() error { return missing(harness.Second(c.DeleteVolume(ctx, volumes[0]))) }},
 		{"Close", func() error { return errors.Join(again.Close(), sb.Close()) }},
 		{"an unnamed one", func() error {
 			one, err := c.Create(ctx, harness.Quick)
