@@ -87,8 +87,8 @@ func NewClient(opts ...ClientOption) (*Client, error) {
 	return c, nil
 }
 
-// Close closes the client's connections. Sandboxes continue to run. Close the client's
-// handles first; they can't be used afterwards.
+// Close closes the client's connections, and ends the removal of leftovers in the background.
+// Sandboxes continue to run. Close the client's handles first; they can't be used afterwards.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	life := c.life
@@ -97,6 +97,7 @@ func (c *Client) Close() error {
 	if life == nil {
 		return nil
 	}
+	life.Store.Close()
 	return life.Engine.Close()
 }
 
@@ -372,8 +373,8 @@ func (c *Client) support(ctx context.Context) (Support, error) {
 	return Support{NetworkPolicy: policy, Reflink: reflink, Runtimes: i.Runtimes}, nil
 }
 
-// Prune removes leftovers from the engine: those of crashed programs, as every [List]
-// does, images of failed updates and deleted snapshots, and the guest programs of other
+// Prune removes leftovers from the engine: those of crashed programs, at once and not in the
+// background as clients do it, images of failed updates and deleted snapshots, and the guest programs of other
 // versions of this package that no sandbox uses. It keeps every sandbox that is
 // persistent or whose handle may still exist, its volumes, and this version's guest. The
 // error joins the failures.
@@ -400,7 +401,7 @@ func (c *Client) Prune(ctx context.Context) (report PruneReport, err error) {
 	if err != nil {
 		return report, err
 	}
-	l.Sweep(ctx, all, store.SweepTimeout, note)
+	l.Sweep(ctx, all, note)
 	errs = append(errs, l.PruneGuests(ctx, all.Volumes, note), l.PruneLayers(ctx, all, note))
 	slices.Sort(report.Removed)
 	slices.Sort(report.Failed)

@@ -202,13 +202,15 @@
 //	volume     agent-sandbox-<id>               its workspace, at /workspace
 //	volume     agent-sandbox-<id>-rwcopy-<hash> a copy of a directory, for this sandbox
 //	volume     agent-sandbox-<id>-fork-<hash>   a fork's copy of such a copy
-//	volume     agent-sandbox-<id>.rev-<n>       a revision: updated settings; the highest n is current
+//	volume     agent-sandbox-<id>.rev-<n>       a revision: updated settings; the highest n is current.
+//	                                            A number can be missing, or have the contents of a later one
 //	container  agent-sandbox-<name>.U, .N       a replacement: unfinished, and about to take the name
 //	image      agent-sandbox-layer:<nonce>      the files of a container that was replaced or forked
 //	volume     agent-sandbox-snap-<id>          a snapshot; with -<n> its files, which never change
 //	image      agent-sandbox-snapshot:<id>      the image for sandboxes from that snapshot
 //	volume     <volume>.U, <volume>.W           upper and work directory of an overlay over a snapshot
 //	volume     agent-sandbox-pending.<name>…    a marker: the sandbox is being created, changed or deleted
+//	volume     agent-sandbox-sweep.S<n>         the minute of the last sweep
 //	volume     agent-sandbox-guest-<hash>       the guest, shared by all sandboxes and kept
 //	image      agent-sandbox-guest:<hash>       the image that this volume is filled from
 //	container  agent-sandbox-helper.<…>         a short-lived helper
@@ -218,7 +220,7 @@
 //
 //	schema       version of this table: 1
 //	role         sandbox, workspace, rwcopy, fork, layer, snapshot, frozen, overlay, pending, takeover, guest,
-//	             helper, revision
+//	             helper, revision, sweep
 //	id, name     of the sandbox
 //	created-at   RFC 3339 with nanoseconds, by the engine's clock
 //	persistent   true or false
@@ -235,13 +237,34 @@
 //	of, after    of a revision: the nonces of its sandbox and of the previous revision; of a marker:
 //	             the nonce of the sandbox that is being changed
 //	by, after    of a replacement: the change, and the container that it replaces
-//	until        of a marker or helper: when its lease ends
-//	holder       of a marker: its creator, for people
+//	until        of a marker or helper: when its lease ends; of a sweep: when the next one is due
+//	renewals     of a marker: 2, the number of volumes that its renewals use in turn
+//	deletes      of a marker: true if the sandbox is being deleted
+//	holder       of a marker or a sweep: its creator, for people
 //
 // Creating a volume whose name exists returns the old volume with its old labels. Each
 // process adds a nonce, so of any number exactly one creates the marker, and only that
 // one creates the sandbox. It renews the marker's lease. If it dies, another process
-// takes over after 30 s and removes its leftovers.
+// takes over once the lease of 30 s has ended and 12 s later has still not been renewed, and
+// removes its leftovers. A program whose own lease ends, because the engine does not answer or
+// the machine slept, gives the creation up.
+//
+// What crashed programs left is removed by sweeps: unfinished sandboxes, sandboxes that are not
+// persistent and whose handle is gone, and whatever no sandbox uses any more. Sweeps list all
+// sandboxes and volumes. Create, List and changes of settings start one in the background if
+// none was started on this engine, by any program, within the current minute by the engine's
+// clock; no call waits for it. [Client.Close] ends it, and leaves the rest and the turn to the
+// next program. So programs that live shortly, such as command-line tools, are not delayed, and
+// sweep while they create or list; but only a program that runs for 15 s takes over from a
+// creator that died, if nobody creates a sandbox of that name. [Prune] sweeps at once, and
+// waits for that.
+//
+// Calls about one sandbox, volume or snapshot list nothing: they take as long with ten thousand
+// others on the engine. Exceptions are those that need to know users which only a list has:
+// the creation of a sandbox with the workspace of a deleted one ([WithID]), Get by the ID of
+// such a sandbox, a resume with a mount inside of another volume, the removal of snapshots
+// ([DeleteSnapshot], [WithKeepLast]), and the report of a volume that the engine refuses to
+// remove.
 //
 // # Defaults
 //

@@ -72,7 +72,8 @@ type Status struct {
 	Uptime time.Duration
 	// ExpiresAt is when the timeout ends the session. Zero without one.
 	ExpiresAt time.Time
-	// Workspace is the volume at /workspace. Its files are counted for the size.
+	// Workspace is the volume at /workspace. Its files are counted for the size. Its
+	// Sandboxes are this one alone: [ListVolumes] knows of others that mount it.
 	Workspace Volume
 	// Usage is the session's current resource usage. Nil without a session.
 	Usage *Usage
@@ -103,7 +104,8 @@ type Usage struct {
 }
 
 // List lists the sandboxes on the engine, newest first, then by name. It takes two engine
-// calls, whatever the number of sandboxes, and removes leftovers of crashed programs.
+// calls, whatever the number of sandboxes. Leftovers of crashed programs are removed in the
+// background, see the package documentation.
 func List(ctx context.Context, opts ...ListOption) ([]Info, error) {
 	return defaultClient().List(ctx, opts...)
 }
@@ -123,16 +125,16 @@ func (c *Client) List(ctx context.Context, opts ...ListOption) (_ []Info, err er
 	if err != nil {
 		return nil, err
 	}
-	gone := l.Sweep(ctx, all, store.SweepPatience, nil)
+	l.SweepInTurn()
 	infos := []Info{}
 	for _, got := range all.Containers {
 		rec, ok := record.Decode(got.Labels)
 		// A container of an image committed from a sandbox inherits its labels, not its name.
-		if !ok || !record.OurName(got.Name) || gone[got.ID] {
+		if !ok || !record.OurName(got.Name) || all.Abandoned(rec) {
 			continue
 		}
 		i := infoOf(l.Engine, all.Revisions.Of(rec), got)
-		if all.Pending(rec, l.Engine.Now()) {
+		if all.Pending(rec) {
 			i.State = StateCreating
 		}
 		if want.match(i) {
@@ -328,8 +330,5 @@ func workspace(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got
 	}
 	v := newVolume(vol, sizes)
 	v.Sandboxes, v.InUse = []string{rec.Name}, true
-	if users, err := l.Users(ctx, vol.Name); err == nil {
-		v.Sandboxes = users.Names()
-	}
 	return v
 }

@@ -217,11 +217,11 @@ func (c *Client) ListVolumes(ctx context.Context) (_ []Volume, err error) {
 	if ctx.Err() != nil {
 		return nil, fault.Cancelled(ctx)
 	}
-	return volumesOf(all, l.Engine.Now(), sizes), nil
+	return volumesOf(all, sizes), nil
 }
 
 // volumesOf returns the volumes that contain users' files, by name.
-func volumesOf(all store.Inventory, now time.Time, sizes map[string]int64) []Volume {
+func volumesOf(all store.Inventory, sizes map[string]int64) []Volume {
 	users := map[string][]string{}
 	for _, got := range all.Containers {
 		rec, ok := store.SandboxOf(got)
@@ -242,9 +242,7 @@ func volumesOf(all store.Inventory, now time.Time, sizes map[string]int64) []Vol
 		v := newVolume(got, sizes)
 		v.Sandboxes = append(v.Sandboxes, users[v.Name]...)
 		slices.Sort(v.Sandboxes)
-		maker, making := all.Markers[got.Labels[record.Name]]
-		making = making && maker.Nonce == got.Labels[record.Nonce] && !maker.Expired(now)
-		v.InUse = len(v.Sandboxes) > 0 || making
+		v.InUse = len(v.Sandboxes) > 0 || all.InUse(got)
 		v.Orphaned = !v.InUse
 		volumes = append(volumes, v)
 	}
@@ -406,14 +404,15 @@ func orphanedVolumes(ctx context.Context, l *lifecycle.Client, want *cleanupSett
 		return nil, err
 	}
 	now := l.Engine.Now()
-	orphans := slices.DeleteFunc(volumesOf(all, now, nil), func(v Volume) bool { return !want.wants(v, now) })
+	orphans := slices.DeleteFunc(volumesOf(all, nil), func(v Volume) bool { return !want.wants(v, now) })
 	if len(orphans) == 0 {
 		return orphans, nil
 	}
-	is := func(v engine.Volume) bool {
-		return slices.ContainsFunc(orphans, func(o Volume) bool { return o.Name == v.Name })
+	orphaned := map[string]bool{}
+	for _, v := range orphans {
+		orphaned[v.Name] = true
 	}
-	sizes := l.Sizes(ctx, slices.DeleteFunc(all.Volumes, func(v engine.Volume) bool { return !is(v) }))
+	sizes := l.Sizes(ctx, slices.DeleteFunc(all.Volumes, func(v engine.Volume) bool { return !orphaned[v.Name] }))
 	if ctx.Err() != nil {
 		return nil, fault.Cancelled(ctx)
 	}

@@ -280,7 +280,7 @@ func TestForksAndSnapshots(t *testing.T) {
 		for _, n := range []string{name, name + "-f-1", name + "-f-2"} {
 			sandbox.Delete(context.WithoutCancel(t.Context()), n, sandbox.PreserveVolumes(false))
 		}
-		sandbox.List(context.WithoutCancel(t.Context())) // which sweeps what forks of one moment shared
+		sandbox.Prune(context.WithoutCancel(t.Context())) // what forks of one moment shared
 	})
 	mustCall(t, "run", "--name", name, "--", "sh", "-c", "echo kept > file; echo kept > /etc/file")
 	id := strings.TrimSpace(mustCall(t, "snapshot", "--name", name, "--expiry", "24h", "--keep-last", "3", name))

@@ -40,6 +40,7 @@ type Build struct {
 	usualUser    string // of the image or the origin, which is not checked
 	seccomp      string // a security option, or empty
 	ownLayer     machine.OwnLayer
+	shares       bool           // some volumes are overlays over files of the origin
 	adopted      bool           // the workspace existed and stays after an Undo
 	mounted      []record.Mount // with the volumes that copies go to
 	dirs         []transfer.Directory
@@ -48,6 +49,7 @@ type Build struct {
 	undo         store.Undo
 	report       *machine.Reporter
 
+	release     func()       // ends the context of Prepare
 	filled      func() error // waits for the copies into the volumes
 	stopFilling func()
 }
@@ -79,7 +81,11 @@ func New(m *machine.Machine, p plan.Sandbox, from Origin, visibleEarly bool, rep
 // copied into when it returns, and the container. A *record.HeldError says that another
 // process is creating a sandbox of that name.
 func (b *Build) Prepare(ctx context.Context) error {
-	for _, step := range []func(context.Context) error{b.claimName, b.prepareShared, b.makeVolumes, b.beforeContainer, b.makeAndFill} {
+	if err := b.claimName(ctx); err != nil {
+		return err
+	}
+	ctx, b.release = b.claim.Bind(ctx) // until Commit or Undo: copies go on after Prepare
+	for _, step := range []func(context.Context) error{b.prepareShared, b.makeVolumes, b.beforeContainer, b.makeAndFill} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -90,11 +96,19 @@ func (b *Build) Prepare(ctx context.Context) error {
 	return nil
 }
 
+// Bind returns a context that also ends when the claim on the name is lost, because the engine
+// did not answer to its renewals: then another process may remove the sandbox. The caller calls
+// release.
+func (b *Build) Bind(ctx context.Context) (_ context.Context, release func()) {
+	return b.claim.Bind(ctx)
+}
+
 // Commit makes the sandbox visible to everyone. From then on Undo has nothing to do.
 func (b *Build) Commit(ctx context.Context) error {
 	if err := b.claim.Commit(ctx); err != nil {
 		return err
 	}
+	b.release()
 	b.undo.Forget()
 	if err := b.claim.DropRenewals(context.WithoutCancel(ctx)); err != nil {
 		b.Log.Warn("a renewed marker is left for the next sweep", "sandbox", b.Record.Name, "error", err)
@@ -110,9 +124,13 @@ func (b *Build) Undo(ctx context.Context) error {
 	}
 	if b.claim != nil {
 		b.claim.Stop()
+		b.release()
 	}
 	return b.undo.Run(ctx)
 }
+
+// SharesFiles reports whether volumes of the sandbox are overlays over files of its origin.
+func (b *Build) SharesFiles() bool { return b.shares }
 
 // claimName claims the name among the processes that create sandboxes.
 func (b *Build) claimName(ctx context.Context) error {

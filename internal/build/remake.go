@@ -52,6 +52,11 @@ func Remake(ctx context.Context, m *machine.Machine, rec record.Sandbox, report 
 		return err
 	}
 	defer func() { err = errors.Join(err, m.Release(ctx, rec, claim, op, err)) }()
+	if claim != nil {
+		var release func()
+		ctx, release = claim.Bind(ctx)
+		defer release()
+	}
 	if err := m.FinishReplacement(ctx, rec); err != nil {
 		return err
 	}

@@ -85,6 +85,7 @@ func (b *Build) makeVolume(ctx context.Context, name, target string, labels map[
 	var overlay *engine.Overlay
 	if b.origin != nil {
 		if lower, snapshot := b.origin.lower(target); lower != "" {
+			b.shares = true
 			labels = record.With(labels, record.Snapshot, snapshot)
 			overlay = &engine.Overlay{Lower: lower}
 			upper, work := record.OverlayNames(name)

@@ -39,9 +39,12 @@ func (o object) String() string {
 // Option says what [Take] looks at.
 type Option func(object) bool
 
-// IgnoreGuest leaves out the cached guest image and volume.
+// IgnoreGuest leaves out what stays on an engine: the cached guest image and volume, and the
+// volume that says when the last sweep was.
 func IgnoreGuest() Option {
-	return func(o object) bool { return o.labels["agent-sandbox.role"] != "guest" }
+	return func(o object) bool {
+		return o.labels["agent-sandbox.role"] != "guest" && o.labels["agent-sandbox.role"] != "sweep"
+	}
 }
 
 // WithLabel looks only at objects that carry label, "key" or "key=value".

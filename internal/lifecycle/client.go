@@ -58,7 +58,7 @@ func (o *CreateOptions) confirmed() error {
 
 // Create creates a sandbox. Its files come from an origin if that is not nil.
 func (c *Client) Create(ctx context.Context, o *CreateOptions, from build.Origin) (*Handle, error) {
-	c.SweepIfDue(ctx)
+	c.SweepInTurn()
 	if id := o.Plan.Snapshot; id != "" {
 		from = build.FromSnapshot(id)
 	}
@@ -108,7 +108,7 @@ func (c *Client) prepare(ctx context.Context, o *CreateOptions, from build.Origi
 		case found && !m.Expired(c.Engine.Now()):
 			return nil, fmt.Errorf("%w: %w", store.ErrNameTaken, held)
 		case found:
-			if err := c.TakeOver(ctx, m); err != nil {
+			if err := c.AwaitTakeOver(ctx, o.Plan.Name); err != nil {
 				return nil, err
 			}
 		}
@@ -133,7 +133,9 @@ func (c *Client) start(ctx context.Context, b *build.Build, fill func(context.Co
 
 // finishCreate starts the first session, calls the hooks and commits the build. After a
 // failure or a panic it undoes the build.
-func (c *Client) finishCreate(ctx context.Context, o *CreateOptions, b *build.Build, start func(context.Context) error) (h *Handle, err error) {
+func (c *Client) finishCreate(caller context.Context, o *CreateOptions, b *build.Build, start func(context.Context) error) (h *Handle, err error) {
+	ctx, release := b.Bind(caller)
+	defer release()
 	done := false
 	defer func() {
 		if done {
@@ -142,7 +144,7 @@ func (c *Client) finishCreate(ctx context.Context, o *CreateOptions, b *build.Bu
 		if h != nil {
 			h.release()
 		}
-		err = errors.Join(err, b.Undo(ctx))
+		err = errors.Join(err, b.Undo(caller))
 		h = nil
 	}()
 	if err := start(ctx); err != nil {

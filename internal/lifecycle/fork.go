@@ -43,14 +43,17 @@ func (c *Client) ForkN(ctx context.Context, source string, n int, o *CreateOptio
 		return nil, err
 	}
 	files := transfer.NewSnapshotFiles(c.Machine, from.Record, from.Container, from.Image, from.Plan.Mounts, o.Report)
-	// Files that no fork shares are removed.
-	defer func() { err = errors.Join(err, files.Release(ctx)) }()
+	var forks []fork
+	defer func() {
+		shared := slices.ContainsFunc(forks, func(f fork) bool { return f.err == nil && f.build.SharesFiles() })
+		err = errors.Join(err, files.Release(ctx, shared))
+	}()
 	if err := files.Create(ctx); err != nil {
 		return nil, err
 	}
 	inherited := *from.Plan
 	inherited.Mounts = files.Mounts()
-	forks := make([]fork, n)
+	forks = make([]fork, n)
 	for i := range forks {
 		forks[i].order = *o
 		forks[i].order.Plan = *o.Plan.Numbered(i + 1)

@@ -99,31 +99,38 @@ func (h *Handle) added() map[string]string {
 	return env
 }
 
-func (h *Handle) setRevision(rec record.Sandbox) {
+// setRevision notes what was read, or made, given that the handle knew was. Another goroutine may
+// know a later revision by now. But numbers begin anew if somebody removed all of them.
+func (h *Handle) setRevision(was, now record.Revision) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.rev = rec.Revision
+	if now.N >= h.rev.N || now.N < was.N && was.N == h.rev.N {
+		h.rev = now
+	}
 }
 
 // Refresh returns the sandbox's record with all changes.
 func (h *Handle) Refresh(ctx context.Context) (record.Sandbox, error) {
-	rec, err := record.Latest(ctx, h.c.Engine, h.known())
-	if err == nil {
-		h.setRevision(rec)
+	was := h.known()
+	rec, err := record.Latest(ctx, h.c.Engine, was)
+	if err != nil {
+		return rec, err
 	}
-	return rec, err
+	h.setRevision(was.Revision, rec.Revision)
+	return rec.With(h.known().Revision), nil
 }
 
 // revise changes the sandbox's record.
 func (h *Handle) revise(ctx context.Context, rec record.Sandbox, change func(*record.Changes) bool) error {
 	// Finished, so that after the end of ctx it is known whether the record was changed.
-	rec, err := store.FinishCall(ctx, func(ctx context.Context) (record.Sandbox, error) {
+	now, err := store.FinishCall(ctx, func(ctx context.Context) (record.Sandbox, error) {
 		return record.Revise(ctx, h.c.Engine, rec, change)
 	})
 	if err != nil {
 		return fmt.Errorf("change the record: %w", err)
 	}
-	h.setRevision(rec)
+	h.setRevision(rec.Revision, now.Revision)
+	h.c.SweepInTurn() // also removes revisions that nobody needs any more
 	return nil
 }
 

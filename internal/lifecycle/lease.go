@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/build"
-	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
@@ -62,7 +61,7 @@ func (h *Handle) renewLease(ctx context.Context) {
 		switch {
 		case err == nil:
 			wait = leaseRenewal
-		case errors.Is(err, fault.NotRunning) && h.isPaused(ctx):
+		case errors.Is(err, fault.NotRunning) && !h.hasEnded(ctx):
 			wait = time.Second // PID 1 gives us a moment once it is unpaused
 		case errors.Is(err, fault.NotFound), errors.Is(err, fault.NotRunning), errors.Is(err, fault.Unsupported):
 			return
@@ -76,8 +75,9 @@ func (h *Handle) renewLease(ctx context.Context) {
 	}
 }
 
-// isPaused reports whether the session is paused.
-func (h *Handle) isPaused(ctx context.Context) bool {
+// hasEnded reports whether the session is known to have ended. It has not if it was paused when a
+// renewal met it and runs again by now.
+func (h *Handle) hasEnded(ctx context.Context) bool {
 	got, err := h.Current(ctx)
-	return err == nil && got.State == engine.StatePaused
+	return errors.Is(err, fault.NotFound) || err == nil && !got.HasSession()
 }

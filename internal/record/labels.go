@@ -45,6 +45,8 @@ const (
 	After      = Prefix + "after"    // of a revision: the nonce of the one before; of a container: see Previous
 	By         = Prefix + "by"       // of an object that a change made: the nonce of the marker held meanwhile
 	Snapshot   = Prefix + "snapshot" // of a volume: the snapshot whose files are its lower layer
+	Renewals   = Prefix + "renewals" // of a marker: how many names its renewals use; else they are numbered
+	Deletes    = Prefix + "deletes"  // of a marker: its sandbox is being deleted
 	tag        = Prefix + "tag."
 )
 
@@ -65,6 +67,7 @@ const (
 	RoleLayer     = "layer"
 	RoleSnapshot  = "snapshot" // a snapshot's record
 	RoleFrozen    = "frozen"   // a snapshot's files, which never change
+	RoleSweep     = "sweep"    // a sweep, see SweepName
 	RoleOverlay   = "overlay"  // upper or work directory of a volume over a snapshot's files
 )
 

@@ -3,10 +3,11 @@ package record
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -32,10 +33,17 @@ type Volumes interface {
 // Names of sandboxes are lower-case, so an upper-case letter after the last dot can't
 // be part of one.
 func markerName(name string) string          { return objects + "pending." + name }
-func renewalName(name string, n int) string  { return markerName(name) + ".R" + strconv.Itoa(n) }
 func takeoverName(name string) string        { return markerName(name) + ".T" }
 func isMarkerName(object, name string) bool  { return object == markerName(name) }
 func isRenewalName(object, name string) bool { return strings.HasPrefix(object, markerName(name)+".R") }
+
+// renewalNames are the names of a marker's renewals, which are used in turn, so that readers
+// find them without a list. No other marker of that name has the same.
+func renewalNames(name, nonce string) [2]string {
+	sum := sha256.Sum256([]byte(nonce))
+	of := encoding.EncodeToString(sum[:])[:12]
+	return [2]string{markerName(name) + ".R0-" + of, markerName(name) + ".R1-" + of}
+}
 
 // A Marker says that a sandbox of that name is being made or deleted, by whom and until
 // when. When its holder dies, the objects with its nonce are removed.
@@ -45,7 +53,10 @@ func isRenewalName(object, name string) bool { return strings.HasPrefix(object, 
 type Marker struct {
 	Name, Nonce, Holder string
 	Of                  string
+	Deletes             bool // the sandbox exists and is being deleted
 	Until               time.Time
+
+	numbered bool // by an earlier version, which numbered renewals
 }
 
 // HeldError reports that another process holds the marker.
@@ -53,8 +64,11 @@ type HeldError struct{ Marker Marker }
 
 func (e *HeldError) Error() string {
 	verb := "made"
-	if e.Marker.Of != "" {
+	switch {
+	case e.Marker.Of != "":
 		verb = "changed"
+	case e.Marker.Deletes:
+		verb = "deleted"
 	}
 	return fmt.Sprintf("%q is being %s by %s", e.Marker.Name, verb, cmp.Or(e.Marker.Holder, "another process"))
 }
@@ -72,14 +86,23 @@ type Claim struct {
 	m    Marker
 	stop context.CancelFunc
 	done sync.WaitGroup
+	lost chan struct{} // closed when the lease was not renewed in time
+
+	mu      sync.Mutex
+	valid   time.Time // when the lease was last known to be ours
+	renewed bool      // there may be renewals
 }
 
 func markerLabels(role string, m Marker, now time.Time) map[string]string {
 	l := Base(role, m.Nonce, now)
 	l[Name], l[Holder] = m.Name, m.Holder
 	l[Until] = m.Until.UTC().Format(time.RFC3339Nano)
+	l[Renewals] = "2"
 	if m.Of != "" {
 		l[Of] = m.Of
+	}
+	if m.Deletes {
+		l[Deletes] = "true"
 	}
 	return l
 }
@@ -87,7 +110,8 @@ func markerLabels(role string, m Marker, now time.Time) map[string]string {
 func decodeMarker(labels map[string]string) Marker {
 	// A time that can't be read counts as expired.
 	until, _ := time.Parse(time.RFC3339Nano, labels[Until])
-	return Marker{Name: labels[Name], Nonce: labels[Nonce], Holder: labels[Holder], Of: labels[Of], Until: until}
+	return Marker{Name: labels[Name], Nonce: labels[Nonce], Holder: labels[Holder], Of: labels[Of], Until: until,
+		Deletes: labels[Deletes] == "true", numbered: labels[Renewals] == ""}
 }
 
 // TryClaim makes the marker for name, or fails with a *HeldError when another process has it
@@ -97,13 +121,19 @@ func TryClaim(ctx context.Context, v Volumes, name, nonce, holder string) (*Clai
 	return claim(ctx, v, Marker{Name: name, Nonce: nonce, Holder: holder})
 }
 
+// TryDelete is TryClaim for the deletion of the sandbox r with its volumes: when the holder
+// dies, what has the nonce of r is removed.
+func TryDelete(ctx context.Context, v Volumes, r Sandbox, holder string) (*Claim, error) {
+	return claim(ctx, v, Marker{Name: r.Name, Nonce: r.Nonce, Holder: holder, Deletes: true})
+}
+
 // TryHold is TryClaim for a change of the sandbox r, which is kept when the holder dies.
 func TryHold(ctx context.Context, v Volumes, r Sandbox, nonce, holder string) (*Claim, error) {
 	return claim(ctx, v, Marker{Name: r.Name, Nonce: nonce, Holder: holder, Of: r.Nonce})
 }
 
 func claim(ctx context.Context, v Volumes, m Marker) (*Claim, error) {
-	now := v.Now()
+	now, began := v.Now(), time.Now()
 	m.Until = now.Add(Lease)
 	name, nonce := m.Name, m.Nonce
 	got, err := v.CreateVolume(ctx, markerName(name), markerLabels(RolePending, m, now))
@@ -117,38 +147,96 @@ func claim(ctx context.Context, v Volumes, m Marker) (*Claim, error) {
 		return nil, &HeldError{decodeMarker(got.Labels)}
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	c := &Claim{v: v, m: m, stop: cancel}
+	c := &Claim{v: v, m: m, stop: cancel, lost: make(chan struct{}), valid: began}
 	c.done.Go(func() { c.renew(ctx) })
 	return c, nil
 }
 
+// renew renews the lease, three times as often as it ends, until ctx ends or the lease is lost.
 func (c *Claim) renew(ctx context.Context) {
 	tick := time.NewTicker(Lease / 3)
 	defer tick.Stop()
-	for n := 1; ; n++ {
+	for n := 0; ; n++ {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		now := c.v.Now()
-		m := c.m
-		m.Until = now.Add(Lease)
-		// A failed renewal is retried at the next tick, well before the lease ends.
-		if _, err := c.v.CreateVolume(ctx, renewalName(m.Name, n), markerLabels(RolePending, m, now)); err == nil && n > 1 {
-			c.v.RemoveVolume(ctx, renewalName(m.Name, n-1), false)
+		if c.lapsed() {
+			close(c.lost)
+			return
 		}
+		// A failed renewal is retried at the next tick, well before the lease ends.
+		c.renewOnce(ctx, renewalNames(c.m.Name, c.m.Nonce)[n%2])
+	}
+}
+
+// renewOnce makes a new renewal in the place of the last but one.
+func (c *Claim) renewOnce(ctx context.Context, name string) {
+	ctx, cancel := context.WithTimeout(ctx, Lease/3)
+	defer cancel()
+	now, began := c.v.Now(), time.Now()
+	m := c.m
+	m.Until = now.Add(Lease)
+	c.mu.Lock()
+	c.renewed = true
+	c.mu.Unlock()
+	if remove(ctx, c.v, name) != nil {
+		return
+	}
+	labels := markerLabels(RolePending, m, now)
+	got, err := c.v.CreateVolume(ctx, name, labels)
+	if err != nil || got.Labels[Until] != labels[Until] {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.valid = began
+}
+
+// lapsed reports whether the lease may end before anything else is done under it. It goes by
+// two clocks of this machine: one does not advance while the machine sleeps, and people set
+// the other.
+func (c *Claim) lapsed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	return max(now.Sub(c.valid), now.Round(0).Sub(c.valid.Round(0))) > Lease-5*time.Second
+}
+
+// ErrLost is the error of a claim that was not renewed in time: another process may have taken
+// over, and be removing what was made under it.
+var ErrLost = errors.New("lost the claim on the name: it was not renewed in time")
+
+// Bind returns a context that also ends when the claim is lost, with the cause ErrLost. The
+// caller calls release.
+func (c *Claim) Bind(ctx context.Context) (_ context.Context, release func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var done sync.WaitGroup
+	done.Go(func() {
+		select {
+		case <-c.lost:
+			cancel(ErrLost)
+		case <-ctx.Done():
+		}
+	})
+	return ctx, func() {
+		cancel(nil)
+		done.Wait()
 	}
 }
 
 // Commit removes the marker: from here on the sandbox exists for everyone. It fails if the
-// lease expired and another process took over.
+// lease was not renewed in time: then another process may be removing the sandbox.
 func (c *Claim) Commit(ctx context.Context) error {
 	c.Stop()
+	if c.lapsed() {
+		return ErrLost
+	}
 	got, err := c.v.InspectVolume(ctx, markerName(c.m.Name))
 	switch {
 	case errors.Is(err, engine.ErrNotFound):
-		return errors.New("lost the claim on the name: it was not renewed in time")
+		return ErrLost
 	case err != nil:
 		return err
 	case got.Labels[Nonce] != c.m.Nonce:
@@ -162,6 +250,9 @@ func (c *Claim) Commit(ctx context.Context) error {
 			return err
 		}
 	}
+	if c.lapsed() {
+		return ErrLost // the marker may have been removed after another process had begun to clean up
+	}
 	return nil
 }
 
@@ -174,35 +265,47 @@ func (c *Claim) Stop() {
 // DropRenewals removes the renewals that Commit leaves. Without their marker they mean
 // nothing, so this may fail: the sweep removes them later.
 func (c *Claim) DropRenewals(ctx context.Context) error {
-	if c.v.Now().Before(c.m.Until.Add(-Lease + Lease/3)) {
+	c.mu.Lock()
+	renewed := c.renewed
+	c.mu.Unlock()
+	if !renewed {
 		return nil // none was due yet
 	}
-	return dropRenewals(ctx, c.v, c.m.Name, c.m.Nonce)
+	return dropRenewals(ctx, c.v, c.m)
 }
 
 // Drop removes the marker of name if it carries nonce.
 func Drop(ctx context.Context, v Volumes, name, nonce string) error {
+	m := Marker{Name: name, Nonce: nonce}
 	got, err := v.InspectVolume(ctx, markerName(name))
 	if err == nil && Is(got.Labels, RolePending) && got.Labels[Nonce] == nonce {
+		m = decodeMarker(got.Labels)
 		err = v.RemoveVolume(ctx, got.Name, false)
 	}
 	if err != nil && !errors.Is(err, engine.ErrNotFound) {
 		return err
 	}
-	return dropRenewals(ctx, v, name, nonce)
+	if age := v.Now().Sub(m.Until.Add(-Lease)); age >= 0 && age < Lease/6 {
+		return nil // no renewal was due yet
+	}
+	return dropRenewals(ctx, v, m)
 }
 
-func dropRenewals(ctx context.Context, v Volumes, name, nonce string) error {
-	vols, err := v.ListVolumes(ctx, Filter(Role, RolePending), Filter(Name, name))
-	if err != nil {
-		return err
-	}
+func dropRenewals(ctx context.Context, v Volumes, m Marker) error {
 	var errs []error
+	for _, name := range renewalNames(m.Name, m.Nonce) {
+		errs = append(errs, remove(ctx, v, name))
+	}
+	if !m.numbered {
+		return errors.Join(errs...)
+	}
+	vols, err := v.ListVolumes(ctx, Filter(Role, RolePending), Filter(Name, m.Name))
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
 	for _, vol := range vols {
-		if isRenewalName(vol.Name, name) && vol.Labels[Nonce] == nonce {
-			if err := v.RemoveVolume(ctx, vol.Name, false); err != nil && !errors.Is(err, engine.ErrNotFound) {
-				errs = append(errs, err)
-			}
+		if isRenewalName(vol.Name, m.Name) && vol.Labels[Nonce] == m.Nonce {
+			errs = append(errs, remove(ctx, v, vol.Name))
 		}
 	}
 	return errors.Join(errs...)
@@ -222,46 +325,64 @@ func FindMarker(ctx context.Context, v Volumes, name string) (m Marker, found bo
 	}
 	m = decodeMarker(got.Labels)
 	if m.Expired(v.Now()) {
-		// Renewals are separate volumes; list them only now that they matter.
-		vols, err := v.ListVolumes(ctx, Filter(Role, RolePending), Filter(Name, name))
+		// Renewals are separate volumes; look for them only now that they matter.
+		vols, err := findRenewals(ctx, v, m)
 		if err != nil {
 			return m, false, err
 		}
-		m = renewed(m, vols)
+		for _, vol := range vols {
+			m.renew(vol)
+		}
 	}
 	return m, true, nil
 }
 
-// Claimed reports whether a live process holds a marker with the nonce, of whatever name.
-func Claimed(ctx context.Context, v Volumes, nonce string) (bool, error) {
+// FindClaims returns the markers with the nonce, of whatever name.
+func FindClaims(ctx context.Context, v Volumes, nonce string) ([]Marker, error) {
 	vols, err := v.ListVolumes(ctx, Filter(Role, RolePending), Filter(Nonce, nonce))
-	if err != nil {
-		return false, err
+	return Markers(vols), err
+}
+
+func findRenewals(ctx context.Context, v Volumes, m Marker) (vols []engine.Volume, err error) {
+	if m.numbered {
+		return v.ListVolumes(ctx, Filter(Role, RolePending), Filter(Name, m.Name))
 	}
-	now := v.Now()
-	return slices.ContainsFunc(Markers(vols), func(m Marker) bool { return m.Nonce == nonce && !m.Expired(now) }), nil
+	for _, name := range renewalNames(m.Name, m.Nonce) {
+		vol, err := v.InspectVolume(ctx, name)
+		if err == nil {
+			vols = append(vols, vol)
+		} else if !errors.Is(err, engine.ErrNotFound) {
+			return nil, err
+		}
+	}
+	return vols, nil
+}
+
+// renew takes the time from a volume that is a renewal of the marker.
+func (m *Marker) renew(vol engine.Volume) {
+	if Is(vol.Labels, RolePending) && isRenewalName(vol.Name, m.Name) && vol.Labels[Nonce] == m.Nonce {
+		if r := decodeMarker(vol.Labels); r.Until.After(m.Until) {
+			m.Until = r.Until
+		}
+	}
 }
 
 // Expired reports whether the marker's lease has run out.
 func (m Marker) Expired(now time.Time) bool { return now.After(m.Until) }
 
-func renewed(m Marker, vols []engine.Volume) Marker {
-	for _, vol := range vols {
-		if isRenewalName(vol.Name, m.Name) && vol.Labels[Nonce] == m.Nonce {
-			if r := decodeMarker(vol.Labels); r.Until.After(m.Until) {
-				m.Until = r.Until
-			}
-		}
-	}
-	return m
-}
-
 // Markers returns the markers among vols, a list of all managed volumes.
 func Markers(vols []engine.Volume) []Marker {
 	var ms []Marker
+	at := map[string]int{} // in ms, by name: it has one volume
 	for _, vol := range vols {
 		if m := decodeMarker(vol.Labels); Is(vol.Labels, RolePending) && isMarkerName(vol.Name, m.Name) {
-			ms = append(ms, renewed(m, vols))
+			at[m.Name] = len(ms)
+			ms = append(ms, m)
+		}
+	}
+	for _, vol := range vols {
+		if i, marked := at[vol.Labels[Name]]; marked {
+			ms[i].renew(vol)
 		}
 	}
 	return ms
@@ -275,6 +396,9 @@ func ExpiredLeftovers(vols []engine.Volume, now time.Time) []string {
 	}
 	var names []string
 	for _, vol := range vols {
+		if !Is(vol.Labels, RolePending, RoleTakeover) {
+			continue
+		}
 		m := decodeMarker(vol.Labels)
 		if !m.Expired(now) {
 			continue
@@ -286,6 +410,43 @@ func ExpiredLeftovers(vols []engine.Volume, now time.Time) []string {
 		}
 	}
 	return slices.Sorted(slices.Values(names))
+}
+
+// A Watch tells holders that died from those whose lease only seems to have ended because the
+// engine's clock was set. It is safe for concurrent use.
+type Watch struct {
+	mu   sync.Mutex
+	seen map[string]sighting
+}
+
+// sighting is when an expired marker was first seen with that end of its lease.
+type sighting struct{ until, at time.Time }
+
+// ConfirmAfter is how long an expired marker has to be watched, without a renewal, until its
+// holder counts as dead: longer than a living one takes to renew it. Only tests change it.
+var ConfirmAfter = 12 * time.Second
+
+// Dead reports whether the holder of an expired marker is dead: this process saw the marker
+// expired ConfirmAfter ago, by its own clock, and it has not been renewed since. The first call
+// for a marker is false.
+func (w *Watch) Dead(m Marker, now time.Time) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	key := m.Name + " " + m.Nonce
+	if !m.Expired(now) {
+		delete(w.seen, key)
+		return false
+	}
+	if got, ok := w.seen[key]; ok && got.until.Equal(m.Until) {
+		return time.Since(got.at) >= ConfirmAfter
+	}
+	if w.seen == nil {
+		w.seen = map[string]sighting{}
+	}
+	// Those of markers that are gone.
+	maps.DeleteFunc(w.seen, func(_ string, got sighting) bool { return time.Since(got.at) > time.Hour })
+	w.seen[key] = sighting{m.Until, time.Now()}
+	return false
 }
 
 // TakeOver removes what a dead creator left: it calls cleanUp, which removes the objects
@@ -315,7 +476,7 @@ func TakeOver(ctx context.Context, v Volumes, dead Marker, nonce, holder string,
 		return nil
 	}
 	m, found, err := FindMarker(ctx, v, dead.Name)
-	if err != nil || !found || m.Nonce != dead.Nonce || !m.Expired(v.Now()) {
+	if err != nil || !found || m.Nonce != dead.Nonce || !m.Expired(v.Now()) || m.Until.After(dead.Until) {
 		return err
 	}
 	// Stay within our own lease: after it another process may clean up at the same time.

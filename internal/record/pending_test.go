@@ -22,6 +22,7 @@ import (
 type memory struct {
 	mu   sync.Mutex
 	vols map[string]engine.Volume
+	step atomic.Int64 // by which the engine's clock was set
 }
 
 func newMemory() *memory { return &memory{vols: map[string]engine.Volume{}} }
@@ -69,7 +70,7 @@ func (m *memory) RemoveVolume(_ context.Context, name string, _ bool) error {
 	return nil
 }
 
-func (m *memory) Now() time.Time { return time.Now() }
+func (m *memory) Now() time.Time { return time.Now().Add(time.Duration(m.step.Load())) }
 
 func (m *memory) names() []string {
 	m.mu.Lock()
@@ -231,6 +232,177 @@ func TestStrayRenewalsAreFound(t *testing.T) {
 		time.Sleep(2 * record.Lease)
 		if stray := record.ExpiredLeftovers(vols, m.Now()); !slices.Equal(stray, m.names()) || len(stray) == 0 {
 			t.Errorf("Stray = %v, want %v", stray, m.names())
+		}
+	})
+}
+
+// A marker is found, renewed, committed and dropped by inspections, however old it is: a list of
+// all volumes is slow where there are many.
+func TestMarkersNeedNoList(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := &counted{memory: newMemory()}
+		for round := range 2 {
+			c, err := record.TryClaim(t.Context(), v, "x", "mine", "me")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 40 {
+				time.Sleep(record.Lease / 4)
+				if got, found, err := record.FindMarker(t.Context(), v, "x"); err != nil || !found || got.Expired(v.Now()) {
+					t.Errorf("FindMarker = %+v, %v, %v; want one that has not expired", got, found, err)
+				}
+			}
+			if round == 0 {
+				err = errors.Join(c.Commit(t.Context()), c.DropRenewals(t.Context()))
+			} else {
+				c.Stop()
+				err = record.Drop(t.Context(), v, "x", "mine")
+			}
+			if err != nil || len(v.names()) > 0 || v.lists > 0 {
+				t.Errorf("round %d: %v, left %v, after %d lists", round, err, v.names(), v.lists)
+			}
+		}
+	})
+}
+
+// The markers of earlier versions have numbered renewals.
+func TestMarkerOfAnEarlierVersion(t *testing.T) {
+	m := newMemory()
+	labels := func(until time.Time) map[string]string {
+		return map[string]string{record.Managed: "true", record.Role: record.RolePending, record.Name: "x", record.Nonce: "old",
+			record.Until: until.Format(time.RFC3339Nano)}
+	}
+	m.CreateVolume(t.Context(), "agent-sandbox-pending.x", labels(time.Now().Add(-time.Hour)))
+	m.CreateVolume(t.Context(), "agent-sandbox-pending.x.R361", labels(time.Now().Add(time.Minute)))
+	if got, found, err := record.FindMarker(t.Context(), m, "x"); err != nil || !found || got.Expired(m.Now()) {
+		t.Errorf("FindMarker = %+v, %v, %v; want one that has not expired", got, found, err)
+	}
+	if err := record.Drop(t.Context(), m, "x", "old"); err != nil || len(m.names()) > 0 {
+		t.Errorf("Drop = %v, left %v", err, m.names())
+	}
+}
+
+// A holder whose renewals fail is told so, and does not commit what another process clears.
+func TestLostClaimIsNotCommitted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory()
+		silent := &silentVolumes{memory: m}
+		c, err := record.TryClaim(t.Context(), silent, "x", "mine", "me")
+		if err != nil {
+			t.Fatal(err)
+		}
+		bound, release := c.Bind(t.Context())
+		defer release()
+		time.Sleep(2 * record.Lease)
+		if bound.Err() != nil {
+			t.Fatalf("while the claim is renewed its context has ended: %v", context.Cause(bound))
+		}
+		silent.now.Store(true)
+		time.Sleep(record.Lease + time.Second)
+		if cause := context.Cause(bound); !errors.Is(cause, record.ErrLost) {
+			t.Errorf("a lease after the last renewal the cause is %v, want ErrLost", cause)
+		}
+		dead, _, err := record.FindMarker(t.Context(), m, "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = record.TakeOver(t.Context(), m, dead, "next", "", func(context.Context) error {
+			silent.now.Store(false)
+			if err := c.Commit(t.Context()); !errors.Is(err, record.ErrLost) {
+				t.Errorf("Commit while another process clears = %v, want ErrLost", err)
+			}
+			return nil
+		})
+		if err != nil || len(m.names()) > 0 {
+			t.Errorf("TakeOver = %v, left %v", err, m.names())
+		}
+	})
+}
+
+// silentVolumes does not answer while now is set.
+type silentVolumes struct {
+	*memory
+	now atomic.Bool
+}
+
+func (s *silentVolumes) CreateVolume(ctx context.Context, name string, labels map[string]string) (engine.Volume, error) {
+	if s.now.Load() {
+		<-ctx.Done()
+		return engine.Volume{}, ctx.Err()
+	}
+	return s.memory.CreateVolume(ctx, name, labels)
+}
+
+// Setting the engine's clock ends no lease.
+func TestStepOfTheClockExpiresNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory()
+		c, err := record.TryClaim(t.Context(), m, "x", "mine", "me")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var w record.Watch
+		dead := func() bool {
+			t.Helper()
+			got, found, err := record.FindMarker(t.Context(), m, "x")
+			if err != nil || !found {
+				t.Fatalf("FindMarker = %v, %v", found, err)
+			}
+			return w.Dead(got, m.Now())
+		}
+		for range 10 {
+			m.step.Add(int64(time.Hour))
+			for range 40 { // 20 s
+				if dead() {
+					t.Fatal("the holder of a marker that it renews counts as dead")
+				}
+				time.Sleep(time.Second / 2)
+			}
+		}
+		c.Stop()
+		time.Sleep(record.Lease + time.Second)
+		if dead() {
+			t.Error("the holder counts as dead at the first look")
+		}
+		time.Sleep(record.ConfirmAfter)
+		if !dead() {
+			t.Errorf("the holder of a marker that nobody has renewed for %v does not count as dead", record.ConfirmAfter)
+		}
+	})
+}
+
+func TestOneOfManySweeps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory()
+		for range 3 {
+			won := ""
+			for i := range 20 {
+				nonce := fmt.Sprint(i)
+				if ok, err := record.TrySweep(t.Context(), m, nonce, ""); err != nil {
+					t.Fatal(err)
+				} else if ok && won != "" {
+					t.Errorf("both %s and %s are to sweep", won, nonce)
+				} else if ok {
+					won = nonce
+				}
+			}
+			if won == "" {
+				t.Error("nobody is to sweep")
+			}
+			time.Sleep(record.SweepEvery)
+		}
+		if ok, err := record.TrySweep(t.Context(), m, "early", ""); !ok || err != nil {
+			t.Errorf("TrySweep = %v, %v", ok, err)
+		}
+		if err := record.GiveUpSweep(t.Context(), m, "early"); err != nil {
+			t.Error(err)
+		}
+		if ok, err := record.TrySweep(t.Context(), m, "next", ""); !ok || err != nil {
+			t.Errorf("TrySweep after another client gave up = %v, %v, want true", ok, err)
+		}
+		vols, _ := m.ListVolumes(t.Context())
+		if past := record.PastSweeps(vols, m.Now()); len(past) != len(vols)-1 || len(vols) != 4 {
+			t.Errorf("of %d sweeps %v are past", len(vols), past)
 		}
 	})
 }

@@ -19,8 +19,16 @@ import (
 // counts. The zero Revision is none.
 //
 // Revisions are volumes numbered from 1. Whoever creates the next number wins; the others
-// read it and try again. The first one is kept as long as the sandbox: a reader that does
-// not find it, with one cheap call, knows that there are none.
+// read it and try again.
+//
+// A reader finds the highest number n without a list of all volumes of the engine, which is
+// slow where there are many: it inspects 1, 2, 4 and so on up to a number that does not exist,
+// and from the last one that does it goes on with half the step, and again. That only takes
+// the powers of two up to n, and of the other numbers those that consist of the leading bits
+// of n. A sweep removes the rest, which is [SupersededRevisions].
+//
+// Earlier versions kept only 1, n-1 and n, so that this search ends at 1. Only then a reader
+// lists. So the first change of a sandbox makes the numbers 1 and 2, with the same contents.
 type Revision struct {
 	N       int
 	Changes Changes
@@ -205,28 +213,81 @@ func ReadRevisions(vols []engine.Volume) Revisions {
 // Of returns r with its latest revision.
 func (all Revisions) Of(r Sandbox) Sandbox { return r.With(all[revisionKey(r.ID, r.Nonce)]) }
 
-// Latest returns r with its latest revision.
+// Latest returns r with its latest revision. It takes fewer calls if r has a recent one.
 func Latest(ctx context.Context, v Volumes, r Sandbox) (Sandbox, error) {
-	first, err := v.InspectVolume(ctx, revisionName(r.ID, 1))
-	if errors.Is(err, engine.ErrNotFound) {
-		return r.With(Revision{}), nil
+	if r.Revision.N > 1 {
+		if rev, found, err := r.searchFrom(ctx, v, r.Revision.N); err != nil || found {
+			return r.With(rev), err
+		}
 	}
+	rev, _, err := r.searchFrom(ctx, v, 1)
 	if err != nil {
 		return r, err
 	}
-	if _, ok := r.revisionOf(first); !ok {
-		return r.With(Revision{}), nil
+	if rev.N != 1 {
+		return r.With(rev), nil
 	}
-	vols, err := revisions(ctx, v, r.ID)
+	// There may be more, of an earlier version of this package.
+	vols, err := v.ListVolumes(ctx, Filter(Role, RoleRevision), Filter(ID, r.ID))
 	if err != nil {
 		return r, err
 	}
-	return ReadRevisions(append(vols, first)).Of(r), nil
+	if listed := ReadRevisions(vols).Of(r); listed.Revision.N > 1 {
+		return listed, nil
+	}
+	return r.With(rev), nil
 }
 
-func revisions(ctx context.Context, v Volumes, id string) ([]engine.Volume, error) {
-	return v.ListVolumes(ctx, Filter(Role, RoleRevision), Filter(ID, id))
+// revisionAt returns the revision of that number, if there is one.
+func (r Sandbox) revisionAt(ctx context.Context, v Volumes, n int) (rev Revision, found bool, err error) {
+	vol, err := v.InspectVolume(ctx, revisionName(r.ID, n))
+	if errors.Is(err, engine.ErrNotFound) {
+		return Revision{}, false, nil
+	}
+	if err != nil {
+		return Revision{}, false, err
+	}
+	rev, found = r.revisionOf(vol)
+	return rev, found, nil
 }
+
+// searchFrom finds the latest revision, given that there has been one of the number from. It
+// finds none if that one is gone.
+func (r Sandbox) searchFrom(ctx context.Context, v Volumes, from int) (latest Revision, found bool, err error) {
+	latest.N = from
+	if from == 1 {
+		if latest, found, err = r.revisionAt(ctx, v, 1); err != nil || !found {
+			return Revision{}, false, err
+		}
+	}
+	step := lowBit(from)
+	for up := true; up || step > 0; {
+		next, found, err := r.revisionAt(ctx, v, latest.N+step)
+		switch {
+		case err != nil:
+			return Revision{}, false, err
+		case found && up:
+			latest, step = next, lowBit(next.N)
+			continue
+		case found:
+			latest = next
+		}
+		up, step = false, step/2
+	}
+	if from == 1 {
+		return latest, true, nil
+	}
+	// A sweep removes lower numbers first: as long as this one is there, none was missed.
+	first, found, err := r.revisionAt(ctx, v, from)
+	if latest.N == from {
+		latest = first
+	}
+	return latest, found, err
+}
+
+// lowBit returns the lowest bit of n that is set. n is superseded, for readers, once there is
+// a revision n + lowBit(n).
+func lowBit(n int) int { return n & -n }
 
 // Revise makes the revision after r's own, with change applied to a copy of its changes,
 // and returns r with it. When another revision came first it reads that one and tries
@@ -239,6 +300,14 @@ func Revise(ctx context.Context, v Volumes, r Sandbox, change func(*Changes) boo
 			return r, nil
 		}
 		err := r.commit(ctx, v, next)
+		if err == nil && next.N == 1 {
+			r = r.With(next)
+			next.N, next.Nonce = 2, NewNonce() // see Revision
+			err = r.commit(ctx, v, next)
+			if err != nil {
+				return r, nil
+			}
+		}
 		if err == nil {
 			return r.With(next), nil
 		}
@@ -286,62 +355,82 @@ func (r Sandbox) commit(ctx context.Context, v Volumes, rev Revision) error {
 	return r.confirm(ctx, v, rev)
 }
 
-// confirm checks that a volume that commit made is the latest revision, and removes older
-// ones. A slow writer may have made a number again that was used and removed: then there
-// are higher ones, and the next does not follow this one.
+// confirm checks that a volume that commit made is the latest revision. A slow writer may have
+// made a number again that was used and removed: then there are higher ones, and the next
+// does not follow this one.
 func (r Sandbox) confirm(ctx context.Context, v Volumes, rev Revision) error {
-	var all []engine.Volume
-	err := engine.Retry(ctx, func() (err error) {
-		all, err = revisions(ctx, v, r.ID)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	latest, followed := true, false
-	var old []string
-	for _, vol := range all {
-		other, ok := r.revisionOf(vol)
-		switch {
-		case !ok:
-		case other.N == rev.N+1 && vol.Labels[After] == rev.Nonce:
-			followed = true
-		case other.N > rev.N && rev.N > 1: // the first one is never removed, so never made again
-			latest = false
-		case other.N < rev.N-1 && other.N > 1:
-			// The one just before stays: a reader may be in the middle of a list.
-			old = append(old, vol.Name)
+	return engine.Retry(ctx, func() error {
+		latest, _, err := r.searchFrom(ctx, v, 1)
+		missed := latest.N < rev.N // because of what an earlier version removed
+		if err == nil && missed {
+			var now Sandbox
+			now, err = Latest(ctx, v, r.With(Revision{}))
+			latest = now.Revision
 		}
+		if err != nil {
+			return err
+		}
+		if latest.N > rev.N && rev.N > 1 { // the first one is never removed, so never made again
+			next, err := v.InspectVolume(ctx, revisionName(r.ID, rev.N+1))
+			if err != nil && !errors.Is(err, engine.ErrNotFound) {
+				return err
+			}
+			if _, is := r.revisionOf(next); err != nil || !is || next.Labels[After] != rev.Nonce {
+				return errors.Join(&StaleError{r.ID}, remove(ctx, v, revisionName(r.ID, rev.N)))
+			}
+		}
+		if missed {
+			return r.completePath(ctx, v, rev)
+		}
+		return nil
+	})
+}
+
+// completePath makes the revisions that a search for rev inspects and that an earlier version
+// removed. That they exist says only that there has been a later one. Number 2 comes last:
+// without it readers list.
+func (r Sandbox) completePath(ctx context.Context, v Volumes, rev Revision) error {
+	var path []int
+	for n := rev.N - lowBit(rev.N); n > 0; n -= lowBit(n) {
+		path = append(path, n)
 	}
-	if !latest && !followed {
-		return errors.Join(&StaleError{r.ID}, remove(ctx, v, revisionName(r.ID, rev.N)))
+	for n := 2; n < rev.N; n *= 2 {
+		path = append(path, n)
 	}
-	// Whatever can't be removed now goes with the next revision, or with the sandbox.
-	for _, name := range old {
-		v.RemoveVolume(ctx, name, false)
+	slices.Sort(path)
+	for _, n := range slices.Backward(slices.Compact(path)) {
+		labels, err := r.revisionLabels(Revision{N: n, Changes: rev.Changes, Nonce: NewNonce()}, "", v.Now())
+		if err != nil {
+			return err
+		}
+		if _, err := v.CreateVolume(ctx, revisionName(r.ID, n), labels); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// DropRevisions removes all revisions of r.
+// DropRevisions removes the revisions of r, the first one last: readers look for the others
+// only if it exists. A sweep removes what it does not find.
 func DropRevisions(ctx context.Context, v Volumes, r Sandbox) error {
-	if _, err := v.InspectVolume(ctx, revisionName(r.ID, 1)); errors.Is(err, engine.ErrNotFound) {
-		return nil
-	} else if err != nil {
-		return err
-	}
-	all, err := revisions(ctx, v, r.ID)
+	latest, err := Latest(ctx, v, r.With(Revision{}))
 	if err != nil {
 		return err
 	}
-	// The first one last: readers look for the others only if it exists.
-	slices.SortFunc(all, func(a, b engine.Volume) int {
-		return cmp.Or(len(b.Name)-len(a.Name), strings.Compare(b.Name, a.Name))
-	})
 	var errs []error
-	for _, vol := range all {
-		if vol.Labels[Of] == r.Nonce {
-			errs = append(errs, remove(ctx, v, vol.Name))
+	for n := latest.Revision.N; n > 0; {
+		_, found, err := r.revisionAt(ctx, v, n)
+		if err == nil && found {
+			err = remove(ctx, v, revisionName(r.ID, n))
+		}
+		errs = append(errs, err)
+		switch {
+		case found || err != nil:
+			n--
+		case n == lowBit(n):
+			n /= 2
+		default:
+			n -= lowBit(n) // the next lower number that a sweep leaves
 		}
 	}
 	return errors.Join(errs...)
@@ -376,4 +465,42 @@ func OrphanedRevisions(vols []engine.Volume, alive map[string]bool, now time.Tim
 		names = append(names, v.Name)
 	}
 	return names
+}
+
+// SupersededRevisions returns the names of those revisions among vols that no search inspects
+// any more, and has not for that time: a search takes less. They have to be removed in this
+// order, see [Latest], and those of a sandbox after one that can't be removed have to stay.
+func SupersededRevisions(vols []engine.Volume, now time.Time, age time.Duration) [][]string {
+	lines := map[string]map[int]string{}
+	settled := map[string]int{} // the latest revision of that age
+	for _, v := range vols {
+		if !Is(v.Labels, RoleRevision) {
+			continue
+		}
+		rev, ok := (Sandbox{ID: v.Labels[ID], Nonce: v.Labels[Of]}).revisionOf(v)
+		if !ok {
+			continue
+		}
+		key := revisionKey(v.Labels[ID], v.Labels[Of])
+		if lines[key] == nil {
+			lines[key] = map[int]string{}
+		}
+		lines[key][rev.N] = v.Name
+		if made, err := time.Parse(time.RFC3339Nano, v.Labels[CreatedAt]); err == nil && now.Sub(made) > age {
+			settled[key] = max(settled[key], rev.N)
+		}
+	}
+	var all [][]string
+	for key, line := range lines {
+		var old []string
+		for _, n := range slices.Sorted(maps.Keys(line)) {
+			if n != lowBit(n) && n+lowBit(n) <= settled[key] {
+				old = append(old, line[n])
+			}
+		}
+		if len(old) > 0 {
+			all = append(all, old)
+		}
+	}
+	return all
 }

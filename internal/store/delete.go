@@ -158,7 +158,7 @@ func (s *Store) claimDeletion(ctx context.Context, rec record.Sandbox, reclaim R
 		return nil, nil
 	}
 	nonce, try := rec.Nonce, func(ctx context.Context) (*record.Claim, error) {
-		return record.TryClaim(ctx, s.Engine, rec.Name, rec.Nonce, Holder())
+		return record.TryDelete(ctx, s.Engine, rec, Holder())
 	}
 	if reclaim == KeepVolumes {
 		nonce = record.NewNonce()
@@ -258,23 +258,15 @@ func (s *Store) mountedVolumes(ctx context.Context, got engine.Container) ([]eng
 
 // deleteUnreferenced deletes a volume unless a container still refers to it.
 func (s *Store) deleteUnreferenced(ctx context.Context, name string) (Outcome, error) {
-	failed := func(err error) (Outcome, error) {
-		return Outcome{name, DeleteFailed, err.Error()}, fmt.Errorf("volume %s: %w", name, err)
+	err := engine.Retry(ctx, func() error { return s.DropVolume(ctx, name) })
+	var used *inUse
+	switch {
+	case err == nil:
+		return Outcome{Name: name, Status: Deleted}, nil
+	case errors.As(err, &used) && len(used.users.sandboxes) > 0:
+		return Outcome{name, Preserved, "still referenced by " + strings.Join(used.users.Names(), ", ")}, nil
 	}
-	users, err := RetryCall(ctx, func() (VolumeUsers, error) { return s.Users(ctx, name) })
-	if err != nil {
-		return failed(err)
-	}
-	if names := users.Names(); len(names) > 0 {
-		return Outcome{name, Preserved, "still referenced by " + strings.Join(names, ", ")}, nil
-	}
-	if err := users.checkUnused(name); err != nil {
-		return failed(err)
-	}
-	if err := engine.Retry(ctx, func() error { return s.DropVolume(ctx, name) }); err != nil {
-		return failed(err)
-	}
-	return Outcome{Name: name, Status: Deleted}, nil
+	return Outcome{name, DeleteFailed, err.Error()}, fmt.Errorf("volume %s: %w", name, err)
 }
 
 // StopContainer stops a container gracefully and returns when it has stopped.

@@ -14,7 +14,13 @@ func (all *Inventory) OnePerSandbox() []record.Sandbox {
 }
 
 // OrphanedFiles returns what a sweep takes for files that nobody needs.
-func (all Inventory) OrphanedFiles(now time.Time) map[string]string { return all.orphanedFiles(now) }
+func (all Inventory) OrphanedFiles() map[string]string { return all.orphanedFiles() }
+
+// WithLive returns the inventory with markers of that nonce counted as those of live processes.
+func (all Inventory) WithLive(nonce string) Inventory {
+	all.live = map[string]bool{nonce: true}
+	return all
+}
 
 // EmptyTree reports what a sweep decides about a volume.
 func EmptyTree(now time.Time, v engine.Volume, recs map[string]record.SnapshotRecord) bool {

@@ -84,16 +84,22 @@ func (s *Store) findContainer(ctx context.Context, nameOrID string) (record.Sand
 	}
 	isID := func(r record.Sandbox) bool { return r.ID == nameOrID }
 	// The workspace is named by the ID; its label has the name of the sandbox that created it.
-	vol, err := s.Engine.InspectVolume(ctx, record.WorkspaceName(nameOrID))
-	if err == nil && record.Is(vol.Labels, record.RoleWorkspace) && record.ValidName(vol.Labels[record.Name]) {
+	vol, volErr := s.Engine.InspectVolume(ctx, record.WorkspaceName(nameOrID))
+	if volErr != nil && !errors.Is(volErr, engine.ErrNotFound) {
+		return rec, got, volErr
+	}
+	if volErr == nil && record.Is(vol.Labels, record.RoleWorkspace) && record.ValidName(vol.Labels[record.Name]) {
 		rec, got, err = inspect(vol.Labels[record.Name], isID)
 		if !errors.Is(err, engine.ErrNotFound) {
 			return rec, got, err
 		}
-	} else if err != nil && !errors.Is(err, engine.ErrNotFound) {
-		return rec, got, err
 	}
-	// An adopted workspace has the name of an earlier sandbox.
+	// The engine keeps a workspace while its sandbox exists.
+	if volErr != nil {
+		return record.Sandbox{}, engine.Container{}, fault.NotFound
+	}
+	// A workspace that was preserved, or that another sandbox adopted since: it has the name of
+	// the earlier one. Only the engine's list tells.
 	list, err := s.Engine.ListContainers(ctx, engine.Filter{Labels: []string{
 		record.Filter(record.Managed, "true"), record.Filter(record.ID, nameOrID)}})
 	if err != nil {
@@ -112,8 +118,7 @@ func (s *Store) findContainer(ctx context.Context, nameOrID string) (record.Sand
 
 // AwaitCreated is Find after the creation of the sandbox has finished.
 func (s *Store) AwaitCreated(ctx context.Context, nameOrID string) (record.Sandbox, engine.Container, error) {
-	wait := 20 * time.Millisecond
-	for {
+	for wait := newPace(20 * time.Millisecond); ; {
 		rec, got, err := s.Find(ctx, nameOrID)
 		name := rec.Name
 		if errors.Is(err, fault.NotFound) {
@@ -131,17 +136,17 @@ func (s *Store) AwaitCreated(ctx context.Context, nameOrID string) (record.Sandb
 			return rec, got, lookErr
 		case !found, isCreating(ctx, name):
 			return rec, got, err
-		case m.Expired(s.Engine.Now()) && m.Of != "":
+		case !s.IsDead(m):
+		case m.Of != "":
 			if err := s.TakeOver(ctx, m); err != nil {
 				return rec, got, err
 			}
-		case m.Expired(s.Engine.Now()):
+		default:
 			return rec, got, fmt.Errorf("%w: its creation was abandoned by %s", fault.NotFound, m.Holder)
 		}
-		if err := fault.Sleep(ctx, wait); err != nil {
+		if err := wait.sleep(ctx); err != nil {
 			return rec, got, err
 		}
-		wait = min(2*wait, 250*time.Millisecond)
 	}
 }
 
@@ -184,16 +189,14 @@ func (s *Store) checkNotID(ctx context.Context, name string) error {
 	case !record.Is(workspace.Labels, record.RoleWorkspace):
 		return nil
 	}
-	users, err := s.Engine.ListContainers(ctx, engine.Filter{Volume: workspace.Name})
+	rec, _, err := s.findContainer(ctx, name)
+	if errors.Is(err, fault.NotFound) || err == nil && (rec.ID != name || rec.Name == name) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
-	for _, u := range users {
-		if r, ok := record.Decode(u.Labels); ok && r.ID == name && r.Name != name {
-			return fmt.Errorf("%w: %q is the ID of sandbox %q", fault.Exists, name, r.Name)
-		}
-	}
-	return nil
+	return fmt.Errorf("%w: %q is the ID of sandbox %q", fault.Exists, name, rec.Name)
 }
 
 // NameTaken returns fault.Exists, or a *record.ForeignError, if the container name of a

@@ -140,7 +140,7 @@ func (s *Store) PruneLayers(ctx context.Context, all Inventory, report func(stri
 		// The image committed for a snapshot has a tag.
 		if record.Is(i.Labels, record.RoleLayer) || record.Is(i.Labels, record.RoleFrozen) && len(i.Tags) == 0 {
 			created, _ := time.Parse(time.RFC3339Nano, i.Labels[record.CreatedAt])
-			if now.Sub(created) >= minOrphanAge && !all.claimed(i.Labels[record.By], now) && !all.claimed(i.Labels[record.Nonce], now) {
+			if now.Sub(created) >= minOrphanAge && !all.claimed(i.Labels[record.By]) && !all.claimed(i.Labels[record.Nonce]) {
 				refs, err := s.removableRefs(ctx, i)
 				if err != nil {
 					return err

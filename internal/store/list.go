@@ -16,6 +16,7 @@ type Inventory struct {
 	Markers    map[string]record.Marker // by name
 	Revisions  record.Revisions
 
+	live         map[string]bool  // nonces of markers whose holder may live
 	replacements []record.Sandbox // sandboxes whose container is being replaced
 }
 
@@ -31,9 +32,12 @@ func (s *Store) List(ctx context.Context) (all Inventory, err error) {
 	}
 	all.onePerSandbox()
 	all.Revisions = record.ReadRevisions(all.Volumes)
-	all.Markers = map[string]record.Marker{}
+	all.Markers, all.live = map[string]record.Marker{}, map[string]bool{}
 	for _, m := range record.Markers(all.Volumes) {
 		all.Markers[m.Name] = m
+		if !s.IsDead(m) {
+			all.live[m.Nonce] = true
+		}
 	}
 	return all, nil
 }
@@ -63,27 +67,37 @@ func (all *Inventory) onePerSandbox() {
 	})
 }
 
-// Pending reports whether a live process is creating the sandbox.
-func (all Inventory) Pending(rec record.Sandbox, now time.Time) bool {
-	m, ok := all.Markers[rec.Name]
-	return ok && m.Nonce == rec.Nonce && !m.Expired(now)
+// Pending reports whether a process that may live is creating the sandbox.
+func (all Inventory) Pending(rec record.Sandbox) bool {
+	return all.claimedBy(rec) && !all.Markers[rec.Name].Deletes
 }
 
-// claimed reports whether a live process has a claim with the nonce.
-func (all Inventory) claimed(nonce string, now time.Time) bool {
-	for _, m := range all.Markers {
-		if m.Nonce == nonce && !m.Expired(now) {
-			return true
-		}
-	}
-	return false
+// claimedBy reports whether a process that may live is creating or deleting the sandbox.
+func (all Inventory) claimedBy(rec record.Sandbox) bool {
+	m, ok := all.Markers[rec.Name]
+	return ok && m.Nonce == rec.Nonce && all.claimed(m.Nonce)
+}
+
+// Abandoned reports whether the sandbox is what a dead process left of a creation or deletion.
+func (all Inventory) Abandoned(rec record.Sandbox) bool {
+	m, ok := all.Markers[rec.Name]
+	return ok && m.Nonce == rec.Nonce && !all.claimed(m.Nonce)
+}
+
+// claimed reports whether a process that may live has a claim with the nonce.
+func (all Inventory) claimed(nonce string) bool { return all.live[nonce] }
+
+// InUse reports whether a process that may live is creating or deleting the sandbox of a volume.
+func (all Inventory) InUse(v engine.Volume) bool {
+	m, ok := all.Markers[v.Labels[record.Name]]
+	return ok && m.Nonce == v.Labels[record.Nonce] && all.claimed(m.Nonce)
 }
 
 // abandonedHelper reports whether a helper's user is dead: no live process has the marker of its
 // operation, and it does not run or has expired. A helper that runs may belong to a live process
 // without a marker, and one that was just created to a marker that is younger than the inventory.
 func (all Inventory) abandonedHelper(got engine.Container, now time.Time) bool {
-	if all.claimed(got.Labels[record.Nonce], now) {
+	if all.claimed(got.Labels[record.Nonce]) {
 		return false
 	}
 	until, err := time.Parse(time.RFC3339Nano, got.Labels[record.Until])
@@ -101,11 +115,11 @@ func (all Inventory) volumeNames() map[string]bool {
 
 // orphanedFiles returns the snapshot files without a record, a sharer, or a live process that
 // creates one: the nonce of each, by the snapshot's ID.
-func (all Inventory) orphanedFiles(now time.Time) map[string]string {
+func (all Inventory) orphanedFiles() map[string]string {
 	names, on, orphaned := all.volumeNames(), sharers(all.Volumes), map[string]string{}
 	for _, v := range all.Volumes {
 		id, nonce := v.Labels[record.ID], v.Labels[record.Nonce]
-		if record.Is(v.Labels, record.RoleFrozen) && record.ValidName(id) && !names[record.SnapshotName(id)] && len(on[id]) == 0 && !all.claimed(nonce, now) {
+		if record.Is(v.Labels, record.RoleFrozen) && record.ValidName(id) && !names[record.SnapshotName(id)] && len(on[id]) == 0 && !all.claimed(nonce) {
 			orphaned[id] = nonce
 		}
 	}

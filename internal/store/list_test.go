@@ -55,24 +55,21 @@ func TestOrphanedSnapshotFiles(t *testing.T) {
 	t.Parallel()
 	snapshot := record.SnapshotRecord{ID: "s1", Nonce: "n1"}
 	files := engine.Volume{Name: record.FrozenName("s1", 0), Labels: snapshot.FrozenLabels()}
-	marker := func(until time.Time) map[string]record.Marker {
-		return map[string]record.Marker{"m": {Name: "m", Nonce: "n1", Until: until}}
-	}
 	sharer := engine.Volume{Name: "v", Labels: record.With(record.Base(record.RoleWorkspace, "n2", now), record.Snapshot, "s1")}
 	for name, test := range map[string]struct {
 		others  []engine.Volume
-		markers map[string]record.Marker
+		live    string
 		orphans map[string]string
 	}{
-		"alone":                    {nil, nil, map[string]string{"s1": "n1"}},
-		"with a record":            {[]engine.Volume{{Name: record.SnapshotName("s1")}}, nil, map[string]string{}},
-		"shared":                   {[]engine.Volume{sharer}, nil, map[string]string{}},
-		"shared by a stranger":     {[]engine.Volume{{Name: "v", Labels: map[string]string{record.Snapshot: "s1"}}}, nil, map[string]string{"s1": "n1"}},
-		"with a live process":      {nil, marker(now.Add(time.Second)), map[string]string{}},
-		"with a process that died": {nil, marker(now.Add(-time.Second)), map[string]string{"s1": "n1"}},
+		"alone":                {nil, "", map[string]string{"s1": "n1"}},
+		"with a record":        {[]engine.Volume{{Name: record.SnapshotName("s1")}}, "", map[string]string{}},
+		"shared":               {[]engine.Volume{sharer}, "", map[string]string{}},
+		"shared by a stranger": {[]engine.Volume{{Name: "v", Labels: map[string]string{record.Snapshot: "s1"}}}, "", map[string]string{"s1": "n1"}},
+		"with a live process":  {nil, "n1", map[string]string{}},
+		"with another process": {nil, "n2", map[string]string{"s1": "n1"}},
 	} {
-		all := store.Inventory{Volumes: append(test.others, files), Markers: test.markers}
-		if diff := cmp.Diff(test.orphans, all.OrphanedFiles(now)); diff != "" {
+		all := store.Inventory{Volumes: append(test.others, files)}.WithLive(test.live)
+		if diff := cmp.Diff(test.orphans, all.OrphanedFiles()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}

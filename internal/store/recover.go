@@ -118,17 +118,34 @@ func (s *Store) Release(ctx context.Context, rec record.Sandbox, claim *record.C
 // AwaitChange waits until no process creates, changes or deletes the sandbox of that name,
 // and takes over from a dead one.
 func (s *Store) AwaitChange(ctx context.Context, name string) error {
-	for wait := 10 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
+	for wait := newPace(10 * time.Millisecond); ; {
 		m, found, err := record.FindMarker(ctx, s.Engine, name)
 		if err != nil || !found {
 			return err
 		}
-		if m.Expired(s.Engine.Now()) {
+		if s.IsDead(m) {
 			if err := s.TakeOver(ctx, m); err != nil {
 				return err
 			}
 		}
-		if err := fault.Sleep(ctx, wait); err != nil {
+		if err := wait.sleep(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// AwaitTakeOver takes over from the holder of an expired marker once it is certain that it is
+// dead, or returns nil when it turns out to live, or the marker is gone.
+func (s *Store) AwaitTakeOver(ctx context.Context, name string) error {
+	for wait := newPace(PollEvery); ; {
+		m, found, err := record.FindMarker(ctx, s.Engine, name)
+		if err != nil || !found || !m.Expired(s.Engine.Now()) {
+			return err
+		}
+		if s.IsDead(m) {
+			return s.TakeOver(ctx, m)
+		}
+		if err := wait.sleep(ctx); err != nil {
 			return err
 		}
 	}
@@ -276,19 +293,24 @@ func (s *Store) Unpause(ctx context.Context, got engine.Container) error {
 // AwaitUnpause returns when no process has paused the sandbox to copy it. It unpauses a
 // sandbox for a process that died.
 func (s *Store) AwaitUnpause(ctx context.Context, name string) error {
-	return fault.Poll(ctx, PollEvery, func() (done bool, err error) {
+	for wait := newPace(PollEvery); ; {
 		m, found, err := record.FindPause(ctx, s.Engine, name)
 		var foreign *record.ForeignError
 		switch {
 		case errors.As(err, &foreign):
-			return true, nil
+			return nil
 		case err != nil, !found:
-			return true, err
-		case m.Expired(s.Engine.Now()):
+			return err
+		case s.IsDead(m):
 			err = s.TakeOver(ctx, m)
 		}
-		return false, err
-	})
+		if err == nil {
+			err = wait.sleep(ctx)
+		}
+		if err != nil {
+			return err
+		}
+	}
 }
 
 // unpauseFor unpauses a sandbox for the dead holder of its pause marker.

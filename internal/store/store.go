@@ -21,10 +21,45 @@ type Store struct {
 	Engine *engine.Engine
 	Log    *slog.Logger
 
-	mu    sync.Mutex
-	swept time.Time // when this client last swept
-
+	watch  record.Watch
 	silent sync.Map // objects that the engine did not answer for in a sweep, with the time
+
+	mu       sync.Mutex
+	swept    time.Time          // when this client last asked whether to sweep
+	endSweep context.CancelFunc // of the sweep in the background; nil if there is none
+	sweeps   sync.WaitGroup
+	closed   bool
+}
+
+// Close ends the sweep that runs in the background, if there is one, and waits for that.
+func (s *Store) Close() {
+	s.mu.Lock()
+	s.closed = true
+	if s.endSweep != nil {
+		s.endSweep()
+	}
+	s.mu.Unlock()
+	s.sweeps.Wait()
+}
+
+// IsDead reports whether the holder of a marker has died, see [record.Watch].
+func (s *Store) IsDead(m record.Marker) bool { return s.watch.Dead(m, s.Engine.Now()) }
+
+// A pace is the pauses between looks at what another process does, which get longer.
+type pace struct {
+	began time.Time
+	next  time.Duration
+}
+
+func newPace(first time.Duration) *pace { return &pace{time.Now(), first} }
+
+func (p *pace) sleep(ctx context.Context) error {
+	wait := p.next
+	p.next = min(2*wait, 250*time.Millisecond)
+	if time.Since(p.began) > record.Lease {
+		wait = time.Second
+	}
+	return fault.Sleep(ctx, wait)
 }
 
 // Holder describes this process for people who read a marker.
@@ -59,7 +94,7 @@ func Classify(err error) error {
 		return fault.Classify(fault.Foreign, err)
 	case errors.As(err, &held):
 		return fault.Classify(fault.Exists, err)
-	case errors.Is(err, engine.ErrUnavailable):
+	case errors.Is(err, engine.ErrUnavailable), errors.Is(err, record.ErrLost):
 		return fault.Classify(fault.EngineUnavailable, err)
 	case errors.Is(err, engine.ErrInvalid):
 		return fault.Classify(fault.InvalidArgument, err)

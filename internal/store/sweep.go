@@ -16,12 +16,11 @@ import (
 )
 
 const (
-	// sweepEvery is how often Create sweeps; List always has what a sweep needs.
-	sweepEvery = time.Minute
-	// SweepTimeout bounds one sweep; the next one does the rest.
-	SweepTimeout = 20 * time.Second
-	// SweepPatience bounds a sweep that a call for something else makes.
-	SweepPatience = 2 * time.Second
+	// sweepTimeout bounds one sweep; the next one does the rest.
+	sweepTimeout = 20 * time.Second
+	// slowStep is the time from which on a step that the end of the sweep cuts off is blamed on
+	// its object.
+	slowStep = time.Second
 	// sweepConcurrency is how many objects one sweep cares for at once.
 	sweepConcurrency = 8
 	// silentTime is how long a sweep leaves an object alone that the engine did not answer for:
@@ -40,30 +39,56 @@ const (
 	PollEvery = 50 * time.Millisecond
 )
 
-// SweepIfDue sweeps unless this client has done so within the last minute.
-func (s *Store) SweepIfDue(ctx context.Context) {
+// SweepInTurn starts a sweep in the background, if it is this client's turn: of all clients of
+// the engine that call it, one sweeps every record.SweepEvery. It returns at once. A client
+// without calls makes no sweeps, and has no goroutine.
+func (s *Store) SweepInTurn() {
 	s.mu.Lock()
-	due := time.Since(s.swept) > sweepEvery
-	s.mu.Unlock()
-	if !due {
+	defer s.mu.Unlock()
+	if s.closed || s.endSweep != nil || time.Since(s.swept) < record.SweepEvery && !s.swept.IsZero() {
 		return
 	}
-	all, err := s.List(ctx)
-	if err != nil {
-		return // the caller's next call to the engine reports it
+	s.swept = time.Now()
+	ctx, cancel := context.WithTimeout(context.Background(), sweepTimeout)
+	s.endSweep = cancel
+	s.sweeps.Go(func() {
+		defer func() {
+			cancel()
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.endSweep = nil
+		}()
+		s.sweepInTurn(ctx)
+	})
+}
+
+// sweepInTurn sweeps if it is this client's turn. If the client is closed meanwhile, as by a
+// program that lives shortly, another one has the turn.
+func (s *Store) sweepInTurn(ctx context.Context) {
+	nonce := record.NewNonce()
+	turn, err := record.TrySweep(ctx, s.Engine, nonce, Holder())
+	if err == nil && turn {
+		var all Inventory
+		if all, err = s.List(ctx); err == nil {
+			s.Sweep(ctx, all, nil)
+		}
 	}
-	s.Sweep(ctx, all, SweepPatience, nil)
+	if errors.Is(ctx.Err(), context.Canceled) && (turn || err != nil) {
+		own, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		err = record.GiveUpSweep(own, s.Engine, nonce)
+	}
+	if err != nil {
+		s.Log.Warn("sweep", "error", err)
+	}
 }
 
 // Sweep removes what crashed programs left: unfinished sandboxes, sandboxes whose owner is
-// gone, and their other objects. It returns the IDs of the containers it removed, and calls
-// report, which may be nil, for each object, one call at a time. A failure is only logged: the
-// next sweep tries again, and so it does with what is left after d.
-func (s *Store) Sweep(ctx context.Context, all Inventory, d time.Duration, report func(object string, err error)) map[string]bool {
-	s.mu.Lock()
-	s.swept = time.Now()
-	s.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, d)
+// gone, and their other objects. It calls report, which may be nil, for each object, one call
+// at a time. A failure is only logged: the next sweep tries again, and so it does with what is
+// left after sweepTimeout.
+func (s *Store) Sweep(ctx context.Context, all Inventory, report func(object string, err error)) {
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
 	w := &sweep{Store: s, all: all, now: s.Engine.Now(), gone: map[string]bool{}, alive: map[string]bool{}, report: report}
 	w.steps.SetLimit(sweepConcurrency)
@@ -81,10 +106,8 @@ func (s *Store) Sweep(ctx context.Context, all Inventory, d time.Duration, repor
 	}
 	w.steps.Wait()
 	w.snapshots(ctx)
-	for _, name := range record.OrphanedRevisions(all.Volumes, w.alive, w.now, minOrphanAge) {
-		w.log("revision "+name, s.DropVolume(ctx, name))
-	}
-	return w.gone
+	w.revisions(ctx)
+	w.suspects(ctx)
 }
 
 // sweep is one sweep.
@@ -108,7 +131,7 @@ func (w *sweep) beside(ctx context.Context, object string, step func(context.Con
 	}
 	w.steps.Go(func() error {
 		began := time.Now()
-		if err := step(ctx); err != nil && time.Since(began) > SweepPatience/2 && ctx.Err() != nil {
+		if err := step(ctx); err != nil && time.Since(began) > slowStep && ctx.Err() != nil {
 			w.silent.Store(object, time.Now())
 		}
 		return nil
@@ -143,7 +166,7 @@ func (w *sweep) log(object string, err error) {
 // markers takes over from dead processes, and removes leftovers of markers.
 func (w *sweep) markers(ctx context.Context) {
 	for _, m := range w.all.Markers {
-		if m.Expired(w.now) {
+		if !w.all.claimed(m.Nonce) {
 			w.beside(ctx, m.Name, func(ctx context.Context) error { return w.takeOver(ctx, m) })
 		}
 	}
@@ -151,6 +174,48 @@ func (w *sweep) markers(ctx context.Context) {
 		w.log("marker "+name, w.DropVolume(ctx, name))
 	}
 	w.steps.Wait()
+}
+
+// suspects takes over from the holders of expired markers that this client had not seen before.
+// It comes last, since it waits until it is certain that they are dead.
+func (w *sweep) suspects(ctx context.Context) {
+	var expired []record.Marker
+	for _, m := range w.all.Markers {
+		if m.Expired(w.now) && w.all.claimed(m.Nonce) {
+			expired = append(expired, m)
+		}
+	}
+	if len(expired) == 0 || fault.Sleep(ctx, record.ConfirmAfter) != nil {
+		return
+	}
+	for _, m := range expired {
+		w.beside(ctx, m.Name, func(ctx context.Context) error {
+			now, found, err := record.FindMarker(ctx, w.Engine, m.Name)
+			if err != nil || !found || now.Nonce != m.Nonce || !w.IsDead(now) {
+				return err
+			}
+			return w.takeOver(ctx, now)
+		})
+	}
+	w.steps.Wait()
+}
+
+// revisions removes revisions of sandboxes that are gone, and those that no search needs.
+func (w *sweep) revisions(ctx context.Context) {
+	for _, name := range record.OrphanedRevisions(w.all.Volumes, w.alive, w.now, minOrphanAge) {
+		w.log("revision "+name, w.DropVolume(ctx, name))
+	}
+	// What follows is no leftover of anybody, so it is in no report.
+	for _, line := range record.SupersededRevisions(w.all.Volumes, w.now, minOrphanAge) {
+		for _, name := range line {
+			if w.DropVolume(ctx, name) != nil {
+				break
+			}
+		}
+	}
+	for _, name := range record.PastSweeps(w.all.Volumes, w.now) {
+		_ = w.DropVolume(ctx, name)
+	}
 }
 
 func (w *sweep) takeOver(ctx context.Context, m record.Marker) error {
@@ -204,8 +269,8 @@ func (s *Store) dropIdleHelper(ctx context.Context, got engine.Container) error 
 		return nil
 	}
 	nonce := got.Labels[record.Nonce]
-	claimed, err := record.Claimed(ctx, s.Engine, nonce)
-	if err != nil || claimed {
+	claims, err := record.FindClaims(ctx, s.Engine, nonce)
+	if err != nil || slices.ContainsFunc(claims, func(m record.Marker) bool { return !s.IsDead(m) }) {
 		return err
 	}
 	return s.RemoveContainer(ctx, got.ID, nonce)
@@ -228,7 +293,7 @@ func (w *sweep) sandbox(ctx context.Context, rec record.Sandbox, got engine.Cont
 	}
 	w.alive[rec.Nonce] = true
 	stopped := got.State == engine.StateExited || got.State == engine.StateCreated && age > stoppedRetention
-	if !rec.Persistent && !w.all.Pending(rec, w.now) && stopped {
+	if !rec.Persistent && !w.all.claimedBy(rec) && stopped {
 		w.beside(ctx, got.ID, func(ctx context.Context) error { return w.abandon(ctx, rec, got) })
 	}
 }
@@ -277,7 +342,7 @@ func (w *sweep) snapshots(ctx context.Context) {
 		}
 	}
 	for _, v := range w.all.Volumes {
-		if w.all.claimed(v.Labels[record.Nonce], w.now) {
+		if w.all.claimed(v.Labels[record.Nonce]) {
 			continue
 		}
 		if rec, ok := record.DecodeSnapshot(v.Name, v.Labels); ok && !rec.ExpiresAt.IsZero() && w.now.After(rec.ExpiresAt) && len(sharers[rec.ID]) == 0 {
@@ -290,7 +355,7 @@ func (w *sweep) snapshots(ctx context.Context) {
 			w.log("volume "+v.Name, w.DropVolume(ctx, v.Name))
 		}
 	}
-	for id, nonce := range w.all.orphanedFiles(w.now) {
+	for id, nonce := range w.all.orphanedFiles() {
 		w.log("files of snapshot "+id, w.dropSnapshotFiles(ctx, id, nonce))
 	}
 }

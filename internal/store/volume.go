@@ -35,7 +35,6 @@ type VolumeUsers struct {
 	running   bool               // one of the sandboxes is
 	foreign   []string           // containers that are not ours
 	transient []engine.Container // those that will soon be gone: helpers, and those being removed
-	pending   string             // the sandbox that is being created or deleted with the volume
 }
 
 // Users returns who mounts a volume.
@@ -79,8 +78,8 @@ func (u *VolumeUsers) transients() string {
 	return strings.Join(all, ", ")
 }
 
-// findPending finds a live process that creates or deletes the volume's sandbox.
-func (u *VolumeUsers) findPending(ctx context.Context, s *Store, v engine.Volume) error {
+// checkPending fails if a live process creates or deletes the volume's sandbox.
+func (s *Store) checkPending(ctx context.Context, v engine.Volume) error {
 	name := v.Labels[record.Name]
 	if !record.ValidName(name) {
 		return nil
@@ -91,7 +90,7 @@ func (u *VolumeUsers) findPending(ctx context.Context, s *Store, v engine.Volume
 		return nil
 	}
 	if err == nil && found && m.Nonce == v.Labels[record.Nonce] && !m.Expired(s.Engine.Now()) {
-		u.pending = name
+		err = &inUse{text: fmt.Sprintf("volume %s belongs to sandbox %s, which is being made or deleted", v.Name, name)}
 	}
 	return err
 }
@@ -105,8 +104,11 @@ func (u *VolumeUsers) Names() []string {
 	return names
 }
 
-// inUse is a fault.VolumeInUse with a text of its own, for users that do not run.
-type inUse struct{ text string }
+// inUse is a fault.VolumeInUse that says who the users are.
+type inUse struct {
+	text  string
+	users VolumeUsers
+}
 
 func (e *inUse) Error() string { return e.text }
 
@@ -117,13 +119,11 @@ func (u *VolumeUsers) checkUnused(volume string) error {
 	names := strings.Join(u.Names(), ", ")
 	switch {
 	case len(u.foreign) > 0:
-		return &inUse{fmt.Sprintf("volume %s is used by container %s, which is not a sandbox", volume, strings.Join(u.foreign, ", "))}
+		return &inUse{fmt.Sprintf("volume %s is used by container %s, which is not a sandbox", volume, strings.Join(u.foreign, ", ")), *u}
 	case u.running:
-		return fmt.Errorf("%w: volume %s is referenced by sandboxes %s", fault.VolumeInUse, volume, names)
+		return &inUse{fmt.Sprintf("%v: volume %s is referenced by sandboxes %s", fault.VolumeInUse, volume, names), *u}
 	case names != "":
-		return &inUse{fmt.Sprintf("volume %s is referenced by sandboxes %s", volume, names)}
-	case u.pending != "":
-		return &inUse{fmt.Sprintf("volume %s belongs to sandbox %s, which is being made or deleted", volume, u.pending)}
+		return &inUse{fmt.Sprintf("volume %s is referenced by sandboxes %s", volume, names), *u}
 	}
 	return nil
 }
@@ -143,21 +143,15 @@ func (s *Store) DeleteVolume(ctx context.Context, name string, force bool) (outc
 		}
 		outcomes = append([]Outcome{own}, outcomes...)
 	}()
-	users, err := s.Users(ctx, name)
-	if err == nil {
-		err = users.findPending(ctx, s, v)
-	}
-	if err != nil {
+	if err := s.checkPending(ctx, v); err != nil {
 		return nil, nil, err
 	}
-	doomed := users.sandboxes
-	if force && users.pending == "" {
-		users.sandboxes, users.running = nil, false
-	}
-	if err := users.checkUnused(name); err != nil {
+	err = s.RemoveUnusedVolume(ctx, name)
+	var used *inUse
+	if !force || !errors.As(err, &used) || len(used.users.foreign) > 0 || len(used.users.sandboxes) == 0 {
 		return nil, nil, err
 	}
-	for _, rec := range doomed {
+	for _, rec := range used.users.sandboxes {
 		others, err := s.Delete(ctx, rec, KeepVolumes)
 		if err != nil && !errors.Is(err, fault.NotFound) {
 			err = fmt.Errorf("delete sandbox %s: %w", rec.Name, err)
@@ -178,27 +172,17 @@ func (s *Store) DeleteVolume(ctx context.Context, name string, force bool) (outc
 	return outcomes, sandboxes, s.RemoveUnusedVolume(ctx, name)
 }
 
-// dropOverlay removes the parts of an overlay that is gone, and the files below it if nobody
-// shares them and they are no recorded snapshot, which are those of a ForkN. Failures are
-// left to the next sweep.
+// dropOverlay removes the parts of an overlay that is gone. Failures are left to the next
+// sweep, and so are the files below it if nobody shares them any more and they are no recorded
+// snapshot, which are those of a ForkN: to know that takes a list of all volumes.
 func (s *Store) dropOverlay(ctx context.Context, name string) {
 	if !record.ValidVolume(name) {
 		return // not a data volume
 	}
 	upper, work := record.OverlayNames(name)
-	wasOverlay := false
 	for _, part := range []string{upper, work} {
 		if v, err := s.Engine.InspectVolume(ctx, part); err == nil && record.Is(v.Labels, record.RoleOverlay) {
 			s.Engine.RemoveVolume(ctx, part, false)
-			wasOverlay = true
-		}
-	}
-	if !wasOverlay {
-		return
-	}
-	if all, err := s.List(ctx); err == nil {
-		for id, nonce := range all.orphanedFiles(s.Engine.Now()) {
-			s.dropSnapshotFiles(ctx, id, nonce)
 		}
 	}
 }
@@ -238,9 +222,9 @@ func (s *Store) RemoveUnusedVolume(ctx context.Context, name string) error {
 		switch {
 		case e != nil || try == 0 || try%20 != 0:
 		case len(users.transient) == 0:
-			e = &inUse{fmt.Sprintf("volume %s: %v", name, err)}
+			e = &inUse{text: fmt.Sprintf("volume %s: %v", name, err)}
 		case time.Since(began) > transientTimeout:
-			e = &inUse{fmt.Sprintf("volume %s is used by %s", name, users.transients())}
+			e = &inUse{text: fmt.Sprintf("volume %s is used by %s", name, users.transients())}
 		default:
 			for _, got := range users.transient {
 				if record.Is(got.Labels, record.RoleHelper) {

@@ -179,22 +179,16 @@ func (f *SnapshotFiles) Mounts() []record.Mount {
 }
 
 // Release ends the use of files that are not recorded. It removes them unless volumes share
-// them; then the removal of the last such volume does.
-func (f *SnapshotFiles) Release(ctx context.Context) error {
+// them; then a sweep does after the removal of the last such volume.
+func (f *SnapshotFiles) Release(ctx context.Context, shared bool) error {
 	if f.claim != nil {
 		f.claim.Stop()
 	}
-	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.UndoTimeout)
-	defer cancel()
-	sharers, err := store.RetryCall(own, func() ([]engine.Volume, error) {
-		return f.m.Engine.ListVolumes(own, record.Filter(record.Managed, "true"), record.Filter(record.Snapshot, f.Record.ID))
-	})
-	if err != nil {
-		return err // the marker stays for a sweep
-	}
-	if len(sharers) == 0 {
+	if !shared {
 		return f.undo.Run(ctx)
 	}
+	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.UndoTimeout)
+	defer cancel()
 	ref := record.SnapshotImage(f.Record.ID)
 	return errors.Join(
 		engine.Retry(own, func() error { return f.m.DropLayer(own, ref) }),

@@ -204,8 +204,9 @@ func TestSourceOfAProgramThatIsKilledGoesOn(t *testing.T) {
 			}
 			return got.Detach()
 		},
-		"List": func(ctx context.Context, c *sandbox.Client, sb *sandbox.Sandbox) error {
+		"sweep": func(ctx context.Context, c *sandbox.Client, sb *sandbox.Sandbox) error {
 			for ; ctx.Err() == nil; time.Sleep(100 * time.Millisecond) {
+				harness.Sweep(t)
 				list, err := c.List(ctx, sandbox.NamePrefix(sb.Name()), sandbox.StatusFilter(sandbox.StateRunning))
 				if err != nil || len(list) > 0 {
 					return err
@@ -232,14 +233,14 @@ func TestSourceOfAProgramThatIsKilledGoesOn(t *testing.T) {
 		soak     bool
 	}{
 		{"Fork", "/unpause", enginetest.RefuseBefore, "Get", false},
-		{"Fork", "/unpause", enginetest.RefuseBefore, "List", false},
+		{"Fork", "/unpause", enginetest.RefuseBefore, "sweep", false},
 		{"Fork", "/unpause", enginetest.RefuseBefore, "command", false},
 		{"Fork", "/unpause", enginetest.RefuseBefore, "command of a new handle", false},
 		{"Fork", "/pause", enginetest.LoseReply, "Get", true},
 		{"ForkN", "/unpause", enginetest.RefuseBefore, "Get", true},
 		{"ForkN", "/pause", enginetest.LoseReply, "command", true},
 		{"Snapshot", "/unpause", enginetest.RefuseBefore, "Get", true},
-		{"Snapshot", "/pause", enginetest.LoseReply, "List", true},
+		{"Snapshot", "/pause", enginetest.LoseReply, "sweep", true},
 	} {
 		if trial.soak && !harness.Soaking() {
 			continue
@@ -285,9 +286,7 @@ func TestSourceOfAProgramThatIsKilledGoesOn(t *testing.T) {
 				}
 			}()
 			harness.Eventually(t, "nothing is left but the source", func() bool {
-				if _, err := c.List(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				harness.Sweep(t)
 				left = harness.Objects(t, eng, harness.Named(sb.Name()))
 				for _, made := range []string{name, name + "-1", name + "-2"} {
 					left = append(left, harness.Objects(t, eng, harness.Named(made))...)

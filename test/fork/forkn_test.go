@@ -159,6 +159,7 @@ func TestForksOfOneMomentTakeWhatTheyShareAlong(t *testing.T) {
 		if _, err := c.Delete(t.Context(), f.Sandbox.Name(), sandbox.PreserveVolumes(false)); err != nil {
 			t.Fatal(err)
 		}
+		harness.Sweep(t)
 		if left := shared(); (len(left) > 0) != (i == 0) {
 			t.Errorf("after %d of 2 forks there is %q", i+1, left)
 		}

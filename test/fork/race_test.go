@@ -139,9 +139,7 @@ func raceOverForks(t *testing.T, processes int, length time.Duration) {
 		}
 	}()
 	harness.Eventually(t, "nothing is left", func() bool {
-		if _, err := c.List(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		harness.Sweep(t)
 		left = nil
 		for i := range forkRaceNames {
 			left = append(left, harness.Objects(t, eng, harness.Named(forkRaceName(prefix, i)))...)

@@ -145,9 +145,7 @@ func TestRetentionOfSnapshots(t *testing.T) {
 		t.Errorf("of three snapshots with the first in use and one to keep there are %v %v %v", there(first.ID), there(second.ID), there(third.ID))
 	}
 	harness.Eventually(t, "an expired snapshot is swept", func() bool {
-		if _, err := c.List(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		harness.Sweep(t)
 		return !there(brief.ID)
 	})
 	// What shared the first is gone: then it can go.
@@ -200,9 +198,7 @@ func TestForkN(t *testing.T) {
 		}
 		eng := harness.NewEngine(t)
 		harness.Eventually(t, "what they shared goes with them", func() bool {
-			if _, err := c.List(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			harness.Sweep(t)
 			left, err := eng.ListVolumes(t.Context(), record.Filter(record.Role, record.RoleFrozen))
 			if err != nil {
 				t.Fatal(err)

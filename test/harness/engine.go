@@ -7,6 +7,7 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 )
 
 // AskPID1 makes one request to PID 1 of the sandbox's session. It uses no handle, because
@@ -144,15 +146,41 @@ func Objects(t testing.TB, eng *engine.Engine, label string) []string {
 // Named is the filter for what belongs to the sandbox of that name.
 func Named(name string) string { return record.Filter(record.Name, name) }
 
+// NewStore is what a client keeps of the engine at host, "" for the engine of the tests.
+func NewStore(t testing.TB, host string) *store.Store {
+	t.Helper()
+	eng, err := engine.Open(context.Background(), engine.Options{Host: host})
+	if err != nil {
+		t.Fatalf("engine.Open: %v", err)
+	}
+	t.Cleanup(func() { eng.Close() })
+	return &store.Store{Engine: eng, Log: slog.New(slog.DiscardHandler)}
+}
+
+// Sweep removes what crashed programs left, at once and not when it is due.
+func Sweep(t testing.TB) {
+	t.Helper()
+	s := NewStore(t, "")
+	sweepNow(t, s)
+	s.Engine.Close()
+}
+
+func sweepNow(t testing.TB, s *store.Store) {
+	t.Helper()
+	all, err := s.List(context.Background())
+	if err != nil {
+		t.Fatalf("list for a sweep: %v", err)
+	}
+	s.Sweep(context.Background(), all, nil)
+}
+
 // Gone checks that nothing of the sandbox is left, after one sweep at the most.
 func Gone(t testing.TB, clean *sandbox.Client, eng *engine.Engine, name string) bool {
 	t.Helper()
 	if len(Objects(t, eng, Named(name))) == 0 {
 		return true
 	}
-	if _, err := clean.List(context.Background()); err != nil {
-		t.Errorf("List: %v", err)
-	}
+	sweepNow(t, &store.Store{Engine: eng, Log: slog.New(slog.DiscardHandler)})
 	// Another client's sweep may be at the same object just now.
 	for deadline := time.Now().Add(GoneBound); ; time.Sleep(50 * time.Millisecond) {
 		left := Objects(t, eng, Named(name))

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
 // Soaking reports whether all is tested that can be, however long it takes.
@@ -59,6 +60,7 @@ func AtEnd(f func()) { atEnd = append(atEnd, f) }
 // [Story], and so are examples.
 func Main(m *testing.M, last ...func() error) {
 	if role := os.Getenv(roleVar); role != "" {
+		shortenDeath()
 		if err := roles[role](os.Args[1:]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -66,6 +68,7 @@ func Main(m *testing.M, last ...func() error) {
 		os.Exit(0)
 	}
 	flag.Parse()
+	shortenDeath()
 	if p := flag.Lookup("test.parallel"); p.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
 		// Tests wait for the engine, mostly, and not for a CPU; with other packages' beside
 		// them the engine is what there is too little of.
@@ -113,6 +116,9 @@ func withEngine(m *testing.M) (code int) {
 	}
 	return code
 }
+
+// shortenDeath makes tests of dead processes take seconds less: no test sets the engine's clock.
+func shortenDeath() { record.ConfirmAfter = time.Second }
 
 // shared reports whether others use the engine at the same time.
 func shared() bool { return os.Getenv("SANDBOX_TEST_SHARED") != "" }

@@ -309,7 +309,7 @@ func outlive(t *testing.T, d *enginetest.Daemon, image sandbox.CreateOption, dow
 	eng := engineAt(t, d.Host())
 	harness.Eventually(t, "nothing is left", func() bool {
 		left := harness.Objects(t, eng, record.Filter(record.Managed, "true"))
-		return !slices.ContainsFunc(left, func(o string) bool { return !strings.Contains(o, "-guest-") })
+		return !slices.ContainsFunc(left, func(o string) bool { return !strings.Contains(o, "-guest-") && !strings.Contains(o, "-sweep.") })
 	})
 }
 

@@ -5,14 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
@@ -111,43 +109,12 @@ func testKilledOwner(t *testing.T) {
 	if after := time.Since(died); after < record.Lease/2 {
 		t.Errorf("the container ended %v after its owner's death; a hiccup of a living one must not end it", after)
 	}
+	harness.Sweep(t)
 	list, err := c.List(t.Context(), sandbox.NamePrefix(id))
 	if err != nil || len(list) > 0 {
 		t.Errorf("List = %v, %v, want no abandoned sandbox", list, err)
 	}
 	harness.Gone(t, c, eng, id)
-}
-
-// Of those who sweep at the same moment each one's list is without what any of them
-// removed. Not parallel, or other tests would come first.
-func TestListIsWithoutWhatAnotherSwept(t *testing.T) {
-	other := harness.NewClient(t)
-	proxy := enginetest.NewProxy(t)
-	c, err := sandbox.NewClient(sandbox.WithHost(proxy.Host()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
-	if _, err := c.List(t.Context()); err != nil { // and has made its first call
-		t.Fatal(err)
-	}
-	const looks = 2 // calls of List itself; with the next four it looks at the sandbox and claims it
-	for call := looks + 1; call <= looks+4; call++ {
-		sb := harness.CreateWith(t, harness.NewClient(t), nil, sandbox.WithPersistent(false), sandbox.WithTimeout(3*time.Second)) // enough for a busy engine to connect
-		harness.Eventually(t, "its time is over", func() bool { return harness.Status(t, sb).State == sandbox.StateStopped })
-		proxy.Arm(call, enginetest.Cancel, func() {
-			if _, err := other.List(t.Context()); err != nil {
-				t.Errorf("List of another: %v", err)
-			}
-		})
-		list, err := c.List(t.Context())
-		// Else another process of these tests was quicker.
-		if err != nil || proxy.Fired() && slices.ContainsFunc(list, func(i sandbox.Info) bool { return i.ID == sb.ID() }) {
-			t.Errorf("another swept before call %d, %v: List = %+v, %v; want it without %s", call, proxy.Calls(), list, err, sb.ID())
-		}
-		proxy.Disarm()
-		harness.Gone(t, other, harness.NewEngine(t), sb.Name())
-	}
 }
 
 // Shows 5, X9.
@@ -162,9 +129,7 @@ func testDetachedOutlivesItsProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	time.Sleep(lifetime) // there is nothing to wait for: nothing may happen
-	if _, err := c.List(t.Context()); err != nil {
-		t.Error(err)
-	}
+	harness.Sweep(t)
 	st, err := c.Inspect(t.Context(), id)
 	if err != nil || st.State != sandbox.StateRunning || !st.StartedAt.Equal(before.StartedAt) {
 		t.Errorf("after %v it is %q, %v, want the same session running", lifetime, st.State, err)
@@ -202,9 +167,7 @@ func testStoppedThenStarted(t *testing.T) {
 		t.Fatal(err)
 	}
 	time.Sleep(lifetime) // a stopped sandbox is nobody's to sweep
-	if _, err := c.List(t.Context()); err != nil {
-		t.Error(err)
-	}
+	harness.Sweep(t)
 	if _, err := sb.Start(t.Context()); err != nil {
 		t.Fatalf("Start after %v: %v", lifetime, err)
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
@@ -98,7 +99,7 @@ func TestAnAccountFileReplacedFromInside(t *testing.T) {
 	}
 }
 
-// A container that the engine does not answer for costs a List a moment once, and nobody else's
+// A container that the engine does not answer for costs one sweep its time, and nobody else's
 // sandbox its sweep. It is in the engine's list alone, so that no other client finds it.
 func TestASandboxThatTheEngineDoesNotAnswerFor(t *testing.T) {
 	t.Parallel()
@@ -133,14 +134,15 @@ func TestASandboxThatTheEngineDoesNotAnswerFor(t *testing.T) {
 		r.Header.Set("Content-Length", strconv.Itoa(len(body)))
 		return err
 	})
-	c := harness.NewClient(t, sandbox.WithHost(host))
+	st := harness.NewStore(t, host)
 	for range 2 {
-		ctx, cancel := context.WithTimeout(t.Context(), harness.CallBound)
-		defer cancel()
-		infos, err := c.List(ctx)
-		if err != nil || !slices.ContainsFunc(infos, func(i sandbox.Info) bool { return i.Name == name }) {
-			t.Fatalf("List: %v, %v", infos, err)
+		all, err := st.List(t.Context())
+		if err != nil || !slices.ContainsFunc(all.Containers, func(c engine.Container) bool { return c.ID == id }) {
+			t.Fatalf("List: %v", err)
 		}
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		st.Sweep(ctx, all, nil)
+		cancel()
 	}
 	if n := asked.Load(); n != 1 {
 		t.Errorf("the engine was asked %d times for what it did not answer", n)

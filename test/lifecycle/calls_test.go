@@ -1,0 +1,183 @@
+package lifecycle_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// lists are the calls that take longer the more the engine holds.
+var lists = []string{"GET /containers/json", "GET /volumes", "GET /images/json", "GET /system/df"}
+
+// swept returns a client behind a proxy that has had its turn to sweep.
+func swept(t *testing.T) (*sandbox.Client, *enginetest.Proxy) {
+	t.Helper()
+	p := enginetest.NewProxy(t)
+	c := harness.NewClient(t, sandbox.WithHost(p.Host()))
+	if _, err := c.List(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	settled := func() bool {
+		n := p.Count()
+		time.Sleep(time.Second)
+		return n == p.Count() && slices.ContainsFunc(p.Calls(), func(call string) bool { return strings.Contains(call, "/volumes/agent-sandbox-sweep.") })
+	}
+	harness.Eventually(t, "no sweep is under way", settled)
+	return c, p
+}
+
+// What is about one sandbox, volume or snapshot costs as much with ten thousand others as with
+// none: it makes no call that lists. Only what the engine has refused to remove is followed by
+// one, which says who uses it.
+func TestOperationsOnOneSandboxListNothing(t *testing.T) {
+	t.Parallel()
+	c, p := swept(t)
+	name := harness.UniqueName(t)
+	ctx := t.Context()
+	ok := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var sb, again, fork *sandbox.Sandbox
+	var snap sandbox.Snapshot
+	var volumes []string
+	missing := func(err error) error {
+		if !errors.Is(err, sandbox.ErrNotFound) && !errors.Is(err, sandbox.ErrVolumeNotFound) {
+			return fmt.Errorf("got %v, want one of not found", err)
+		}
+		return nil
+	}
+	names := []string{name, name + "-got", name + "-fork", name + "-made", name + "-n-1", name + "-n-2"}
+	for _, n := range names {
+		harness.Remove(t, c, n)
+	}
+	for _, step := range []struct {
+		verb string
+		do   func() error
+	}{
+		{"Create", func() (err error) {
+			sb, err = c.Create(ctx, sandbox.WithName(name), harness.Quick, sandbox.WithCommand("sleep", "1000"),
+				sandbox.WithMounts(sandbox.Mount{Source: harness.HostDir(t, map[string]string{"f": "x"}), Target: "/c"}))
+			return err
+		}},
+		{"Create of a name that is taken", func() error {
+			_, err := c.Create(ctx, sandbox.WithName(name))
+			if !errors.Is(err, sandbox.ErrExists) {
+				return fmt.Errorf("got %v, want ErrExists", err)
+			}
+			return nil
+		}},
+		{"a command", func() error { return sb.Command(ctx, "true").Run() }},
+		{"WriteFile", func() error { return sb.WriteFile(ctx, "f", []byte("x"), 0o644) }},
+		{"Get", func() (err error) { again, err = c.Get(ctx, name); return err }},
+		{"Get by ID", func() error { _, err := c.Get(ctx, sb.ID()); return err }},
+		{"Get of none", func() error { return missing(harness.Second(c.Get(ctx, name+"-none"))) }},
+		{"Inspect", func() error { return harness.Second(c.Inspect(ctx, name)) }},
+		{"Inspect of none", func() error { return missing(harness.Second(c.Inspect(ctx, name+"-none"))) }},
+		{"Status", func() error { return harness.Second(sb.Status(ctx)) }},
+		{"GetOrCreate that gets", func() error { return harness.Second(c.GetOrCreate(ctx, name)) }},
+		{"GetOrCreate that creates", func() error {
+			got, err := c.GetOrCreate(ctx, name+"-got", harness.Quick)
+			if err != nil {
+				return err
+			}
+			return got.Close()
+		}},
+		{"Delete of a persistent one", func() error {
+			return harness.Second(c.Delete(ctx, name+"-got", sandbox.PreserveVolumes(false)))
+		}},
+		{"Delete of none", func() error { return missing(harness.Second(c.Delete(ctx, name+"-none"))) }},
+		{"Update", func() error { return sb.Update(ctx, sandbox.WithTags(map[string]string{"a": "b"})) }},
+		{"Update again, by another handle", func() error {
+			return again.Update(ctx, sandbox.WithEnv(map[string]string{"A": "b"}), sandbox.WithNetworkPolicy(sandbox.DenyAll()))
+		}},
+		{"Status after updates", func() error { return harness.Second(sb.Status(ctx)) }},
+		{"Stop", func() error { return harness.Second(sb.Stop(ctx)) }},
+		{"Start that replaces the container", func() error { return harness.Second(sb.Start(ctx)) }},
+		{"a command after it", func() error { return sb.Command(ctx, "true").Run() }},
+		{"Fork", func() (err error) { fork, err = c.Fork(ctx, name, sandbox.WithName(name+"-fork")); return err }},
+		{"Snapshot", func() (err error) { snap, err = sb.Snapshot(ctx); return err }},
+		{"Create from a snapshot", func() error {
+			made, err := c.Create(ctx, sandbox.WithName(name+"-made"), sandbox.WithSource(sandbox.FromSnapshot(snap.ID)), harness.Quick)
+			if err != nil {
+				return err
+			}
+			return made.Detach()
+		}},
+		{"Delete of what shares a snapshot", func() error {
+			return harness.Second(c.Delete(ctx, name+"-made", sandbox.PreserveVolumes(false)))
+		}},
+		{"ForkN", func() error {
+			results, err := c.ForkN(ctx, name, 2, sandbox.WithName(name+"-n"), harness.Quick)
+			for _, r := range results {
+				err = errors.Join(err, r.Err)
+			}
+			return err
+		}},
+		{"Delete of what shares no snapshot", func() error {
+			return errors.Join(harness.Second(c.Delete(ctx, name+"-n-1", sandbox.PreserveVolumes(false))),
+				harness.Second(c.Delete(ctx, name+"-n-2", sandbox.PreserveVolumes(false))))
+		}},
+		{"Delete that preserves", func() error {
+			report, err := fork.Delete(ctx)
+			for _, v := range report.Volumes {
+				volumes = append(volumes, v.Name)
+			}
+			return err
+		}},
+		{"DeleteVolume", func() (err error) {
+			for _, v := range volumes {
+				err = errors.Join(err, harness.Second(c.DeleteVolume(ctx, v)))
+			}
+			return err
+		}},
+		{"DeleteVolume of none", func() error { return missing(harness.Second(c.DeleteVolume(ctx, volumes[0]))) }},
+		{"Close", func() error { return errors.Join(again.Close(), sb.Close()) }},
+		{"an unnamed one", func() error {
+			one, err := c.Create(ctx, harness.Quick)
+			if err != nil {
+				return err
+			}
+			return one.Close()
+		}},
+		{"Delete of an updated one", func() error {
+			return harness.Second(c.Delete(ctx, name, sandbox.PreserveVolumes(false)))
+		}},
+	} {
+		p.Arm(0, enginetest.None, nil)
+		if err := step.do(); err != nil {
+			t.Fatalf("%s: %v", step.verb, err)
+		}
+		for _, request := range p.Requests() {
+			if call, _, _ := strings.Cut(request, "?"); slices.Contains(lists, call) {
+				t.Errorf("%s lists: %s", step.verb, request)
+			}
+		}
+		t.Logf("%s: %d calls", step.verb, p.Count())
+	}
+	ok(c.DeleteSnapshot(context.WithoutCancel(ctx), snap.ID))
+	harness.Sweep(t) // what the forks of one moment shared
+}
+
+// A List lists, and does nothing else: what it finds left over is for a sweep in the background.
+func TestListMakesTwoCalls(t *testing.T) {
+	t.Parallel()
+	c, p := swept(t)
+	p.Arm(0, enginetest.None, nil)
+	if _, err := c.List(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if calls := p.Calls(); len(calls) != 2 {
+		t.Errorf("List calls %q, want two calls", calls)
+	}
+}
