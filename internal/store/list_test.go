@@ -106,22 +106,23 @@ func TestAbandonedHelpers(t *testing.T) {
 	t.Parallel()
 	const hour = time.Hour
 	for name, test := range map[string]struct {
-		state              string
-		age, until, marker time.Duration // marker is the rest of its operation's marker's lease
-		want               bool
+		state      string
+		age, until time.Duration
+		claimed    bool // its operation's marker is that of a live process
+		want       bool
 	}{
-		"just created, as far as is known without a marker": {engine.StateCreated, 20 * time.Second, hour, 0, false},
-		"created and never started":                         {engine.StateCreated, 2 * time.Minute, hour, 0, true},
-		"created by a dead process":                         {engine.StateCreated, 2 * time.Minute, hour, -1, true},
-		"created by a live process that is slow":            {engine.StateCreated, hour, -hour, 1, false},
-		"ended":                                             {engine.StateExited, 2 * time.Minute, hour, 0, true},
-		"that runs":                                         {engine.StateRunning, 2 * time.Minute, hour, 0, false},
-		"that runs and has expired":                         {engine.StateRunning, 2 * hour, -hour, 0, true},
-		"of a live process that has expired":                {engine.StateRunning, 2 * hour, -hour, 1, false},
+		"just created, as far as is known without a marker": {engine.StateCreated, 20 * time.Second, hour, false, false},
+		"created and never started":                         {engine.StateCreated, 2 * time.Minute, hour, false, true},
+		"created by a dead process":                         {engine.StateCreated, 2 * time.Minute, hour, false, true},
+		"created by a live process that is slow":            {engine.StateCreated, hour, -hour, true, false},
+		"ended":                                             {engine.StateExited, 2 * time.Minute, hour, false, true},
+		"that runs":                                         {engine.StateRunning, 2 * time.Minute, hour, false, false},
+		"that runs and has expired":                         {engine.StateRunning, 2 * hour, -hour, false, true},
+		"of a live process that has expired":                {engine.StateRunning, 2 * hour, -hour, true, false},
 	} {
-		all := store.Inventory{Markers: map[string]record.Marker{}}
-		if test.marker != 0 {
-			all.Markers["m"] = record.Marker{Name: "m", Nonce: "n", Until: now.Add(test.marker)}
+		var all store.Inventory
+		if test.claimed {
+			all = all.WithLive("n")
 		}
 		labels := record.Base(record.RoleHelper, "n", now.Add(-test.age))
 		labels[record.Until] = now.Add(test.until).Format(time.RFC3339Nano)
