@@ -30,6 +30,9 @@ var ErrNoSession = errors.New("the sandbox has no session")
 func (h *Handle) Connect(ctx context.Context) (*guest.Conn, error) {
 	for try := 0; ; try++ {
 		conn, err := h.ConnectRunning(ctx)
+		if err == nil {
+			err = h.finishPending(ctx)
+		}
 		if !errors.Is(err, ErrNoSession) {
 			return conn, err
 		}

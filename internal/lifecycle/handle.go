@@ -35,6 +35,7 @@ type Handle struct {
 	secrets   []wire.Secret   // what transforms set, in version secretsOf of the policy
 	secretsOf int64
 	lease     *lease        // of a sandbox that is not persistent
+	resumed   *resumption   // the latest session that this handle started again
 	closed    bool          // for callers
 	deleted   bool          // closed by Delete on this handle
 	released  bool          // nothing may be started any more

@@ -24,7 +24,7 @@ func (h *Handle) Start(ctx context.Context) error {
 	}
 	if got.State == engine.StateRunning {
 		h.keepLease()
-		return nil
+		return h.finishPending(ctx)
 	}
 	return h.resume(ctx)
 }
