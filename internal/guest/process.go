@@ -95,7 +95,7 @@ func newProcess(ctx context.Context, conn *Conn, ch ssh.Channel, reqs <-chan *ss
 			p.Close()
 			return nil, context.Cause(ctx)
 		case <-slow.C:
-			conn.reportSlow(ctx)
+			conn.reportSlow()
 		}
 	}
 }

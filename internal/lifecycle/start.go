@@ -26,9 +26,12 @@ func (h *Handle) resume(ctx context.Context) error {
 		if err != nil {
 			return nil, err
 		}
-		ctx, cancel := context.WithTimeout(ctx, store.UndoTimeout)
-		defer cancel()
-		return h.resumeOnce(ctx, got)
+		var r *resumption
+		err = fault.Within(ctx, startTimeout, "the session did not start", func(ctx context.Context) error {
+			r, err = h.resumeOnce(ctx, got)
+			return err
+		})
+		return r, err
 	})
 	if err != nil {
 		return err
@@ -118,6 +121,9 @@ func (h *Handle) connectResumed(ctx context.Context, how sessionOrigin) (*resump
 	}
 	return h.resumed, nil
 }
+
+// startTimeout bounds the start of a session, and the connection to it if that is needed.
+const startTimeout = time.Minute
 
 // remakeTimeout bounds a start that replaces the container first, which copies its files.
 const remakeTimeout = time.Hour
