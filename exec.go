@@ -616,7 +616,11 @@ func (c *Cmd) request(do func(context.Context) error) error {
 	if ctx.Err() != nil {
 		ctx, limit = context.WithoutCancel(ctx), lateRequest
 	}
-	return fault.Within(ctx, limit, "the guest did not answer", do)
+	err := fault.Within(ctx, limit, "the guest did not answer", do)
+	if errors.Is(err, guest.ErrConnectionLost) {
+		return c.h.ExplainLost(ctx, err)
+	}
+	return err
 }
 
 func (c *Cmd) fail(err error) error {

@@ -264,6 +264,12 @@ func (c *Conn) lost(err error) error {
 	if own := c.Err(); own != nil {
 		return own
 	}
+	c.mu.Lock()
+	why := c.why
+	c.mu.Unlock()
+	if why != nil {
+		return fmt.Errorf("%w: %w", ErrConnectionLost, why)
+	}
 	if err == nil || errors.Is(err, io.EOF) {
 		return ErrConnectionLost
 	}

@@ -127,6 +127,7 @@ func TestDeadLinkEndsEveryWait(t *testing.T) {
 			}
 		})
 	}
+	soon(t, "the end of the connection", func() { <-conn.Done() })
 	if !errors.Is(conn.Err(), why) {
 		t.Errorf("Err = %v, want that it says why", conn.Err())
 	}
