@@ -56,7 +56,7 @@ func (c *Conn) keepAlive(every Intervals, check func(context.Context, time.Durat
 		}
 		heard, asked := c.st.heard.Load(), time.Now()
 		c.ping()
-		for wait := patience; ; wait = every.Answer {
+		for wait := patience; ; {
 			select {
 			case <-ctx.Done():
 				return
@@ -67,10 +67,15 @@ func (c *Conn) keepAlive(every Intervals, check func(context.Context, time.Durat
 			}
 			silent := time.Since(asked)
 			err := check(ctx, silent)
-			if err != nil && silent >= every.Answer && c.st.heard.Load() == heard {
+			if silent < every.Answer {
+				wait = every.Answer - time.Since(asked)
+				continue
+			}
+			if err != nil && c.st.heard.Load() == heard {
 				c.giveUp(err)
 				return
 			}
+			wait = every.Answer
 		}
 	}
 }

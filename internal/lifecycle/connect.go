@@ -205,13 +205,13 @@ const lostAfter = time.Minute
 // useless, or nil to wait on, which it does for a sandbox that is paused.
 func (h *Handle) checkSilence(ctx context.Context, silent time.Duration) error {
 	limit := guest.Keepalive.Answer
-	if silent < limit {
-		// A copier that died may have left it paused.
-		h.c.AwaitUnpause(ctx, h.rec.Name)
-		return nil
-	}
 	own, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
+	if silent < limit {
+		// A copier that died may have left it paused.
+		h.c.AwaitUnpause(own, h.rec.Name)
+		return nil
+	}
 	var got engine.Container
 	for {
 		var err error
@@ -232,7 +232,7 @@ func (h *Handle) checkSilence(ctx context.Context, silent time.Duration) error {
 	}
 	switch got.State {
 	case engine.StatePaused:
-		h.c.AwaitUnpause(ctx, h.rec.Name)
+		h.c.AwaitUnpause(own, h.rec.Name)
 		return nil
 	case engine.StateRunning:
 	default:
