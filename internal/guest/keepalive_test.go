@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -49,7 +51,7 @@ func (l *deadLink) Close() error {
 }
 
 // serveOver is serve over a link that can die.
-func serveOver(t *testing.T) (*guest.Conn, *deadLink) {
+func serveOver(t *testing.T, binary string) (*guest.Conn, *deadLink) {
 	t.Helper()
 	cmd := exec.Command(binary, wire.VerbServe)
 	in, err := cmd.StdinPipe()
@@ -78,7 +80,7 @@ func serveOver(t *testing.T) (*guest.Conn, *deadLink) {
 // Each wait ends when the link is found dead, with the reason.
 func TestDeadLinkEndsEveryWait(t *testing.T) {
 	t.Parallel()
-	conn, link := serveOver(t)
+	conn, link := serveOver(t, binary)
 	why := errors.New("the engine is gone, too")
 	var answering, checks atomic.Int32
 	conn.KeepAliveEvery(guest.Intervals{Idle: 50 * time.Millisecond, Answer: 3 * time.Second}, func(context.Context, time.Duration) error {
@@ -139,7 +141,7 @@ func TestDeadLinkEndsEveryWait(t *testing.T) {
 // An idle guest answers keepalives: nobody is asked about it.
 func TestIdleConnectionIsKept(t *testing.T) {
 	t.Parallel()
-	conn, link := serveOver(t)
+	conn, link := serveOver(t, binary)
 	conn.KeepAliveEvery(guest.Intervals{Idle: 10 * time.Millisecond, Answer: time.Minute}, func(context.Context, time.Duration) error {
 		t.Error("the guest answers, and its silence is checked")
 		return errors.New("silent")
@@ -174,4 +176,22 @@ func TestPausedGuestIsWaitedFor(t *testing.T) {
 			t.Errorf("Wait = %+v, %v, want that the command went on", exit, err)
 		}
 	})
+}
+
+// The commands of a client that has vanished end, though nothing tells the guest.
+func TestCommandsOfAVanishedClientEnd(t *testing.T) {
+	t.Parallel()
+	quick := filepath.Join(t.TempDir(), "guest")
+	build := exec.Command("go", "build", "-o", quick, "-ldflags", "-X github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/sshserver.silenceTick=100ms", "./cmd")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	conn, link := serveOver(t, quick)
+	p, err := conn.Exec(t.Context(), wire.Exec{Args: []string{"sleep", "1000"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	link.dead.Store(true)
+	eventually(t, "the command of the vanished client ends", func() bool { return !alivePid(p.Started().Pid) })
 }

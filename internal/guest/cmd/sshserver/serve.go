@@ -52,10 +52,14 @@ func Serve(args []string) error {
 	}
 	s.conf = conf
 	s.watchSignals()
+	tick, err := time.ParseDuration(silenceTick)
+	if err != nil {
+		return err
+	}
 	gone, vanished := make(chan error, 1), make(chan error, 1)
 	go func() { gone <- s.serve(conn) }()
 	go func() {
-		if err := conn.awaitSilence(time.Tick(silenceTick), nil, s.client); err != nil {
+		if err := conn.awaitSilence(time.Tick(tick), nil, s.client); err != nil {
 			vanished <- err
 		}
 	}()

@@ -15,8 +15,9 @@ import (
 // a sign of life after requestAfter without a byte, and again as often, and its connection
 // ends after vanishedAfter. Both are counted in ticks: however long this process is frozen,
 // that is one tick.
+var silenceTick = "5s" // a time.Duration, which the linker shortens for tests
+
 const (
-	silenceTick   = 5 * time.Second
 	requestAfter  = 5  // ticks
 	vanishedAfter = 16 // ticks
 )
