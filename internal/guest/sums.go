@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "23cc3a4bf3336853ccdddf92de621f09dc78e9e3896fd0453e46fde6df2acbb3", size: 9965694},
-	"arm64": {sha256: "b270768638f205165fc32b540206609706910638fafe74ed75665a78cdb6249b", size: 9306238},
+	"amd64": {sha256: "dd9350fb4c7b3ef530684812d5d8ea0b38bba6253a40d299dbc7b872233a6951", size: 9990270},
+	"arm64": {sha256: "eec46ba89e196476cd6701f86fc901e83b8889518494807b7ad5e71dfad5e104", size: 9306238},
 }
