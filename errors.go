@@ -36,8 +36,9 @@ var (
 	ErrProcessNotFound error = fault.ProcessNotFound
 	// ErrImageNotFound means that the engine neither has the image nor can pull it. 404.
 	ErrImageNotFound error = fault.ImageNotFound
-	// ErrEngineUnavailable means that the Docker Engine can't be reached, or that the
-	// connection to it was lost during the call. 503.
+	// ErrEngineUnavailable means that the Docker Engine can't be reached, that the connection
+	// to it was lost during the call, or that it or the sandbox did not answer within a limit
+	// of this package's, which the text names. 503.
 	ErrEngineUnavailable error = fault.EngineUnavailable
 	// ErrUnsupported means that this engine lacks a feature that the call needs. 501.
 	ErrUnsupported error = fault.Unsupported

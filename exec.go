@@ -589,8 +589,9 @@ func (c *Cmd) Pid() int {
 }
 
 // Signal sends a signal of package syscall to the command's process group. On all systems
-// it arrives as the Linux signal of that name. The command's context bounds the call; if it
-// has ended, 10 s do.
+// it arrives as the Linux signal of that name. The command's context bounds the call, and 30 s
+// do, or 10 s if that context has ended. Then the error is [ErrEngineUnavailable], and the
+// signal may still arrive.
 func (c *Cmd) Signal(sig os.Signal) error { return c.signal(sig, false) }
 
 // Kill kills the command and all processes it started. It is bounded like [Cmd.Signal].
@@ -608,9 +609,7 @@ func (c *Cmd) signal(sig os.Signal, tree bool) error {
 	if err != nil {
 		return c.fail(err)
 	}
-	ctx, cancel := c.requestContext()
-	defer cancel()
-	return c.fail(p.Signal(ctx, n, tree))
+	return c.fail(c.request(func(ctx context.Context) error { return p.Signal(ctx, n, tree) }))
 }
 
 // Resize sets the size of the command's terminal. It may be called before Start. It is
@@ -624,21 +623,28 @@ func (c *Cmd) Resize(rows, cols uint16) error {
 	if p == nil {
 		return nil
 	}
-	ctx, cancel := c.requestContext()
-	defer cancel()
-	return c.fail(p.Resize(ctx, c.size))
+	return c.fail(c.request(func(ctx context.Context) error { return p.Resize(ctx, c.size) }))
 }
 
-// lateRequest bounds a request about a command whose context has ended.
-const lateRequest = 10 * time.Second
+const (
+	// requestTimeout bounds a request about a running command.
+	requestTimeout = 30 * time.Second
+	// lateRequest bounds one about a command whose context has ended.
+	lateRequest = 10 * time.Second
+)
 
-// requestContext returns the context of a request about the running command. A detached
-// command can outlive its own.
-func (c *Cmd) requestContext() (context.Context, context.CancelFunc) {
-	if c.ctx.Err() == nil {
-		return c.ctx, func() {}
+// request makes a request about the running command. A detached command can outlive its
+// context.
+func (c *Cmd) request(do func(context.Context) error) error {
+	ctx, limit := c.ctx, requestTimeout
+	if ctx.Err() != nil {
+		ctx, limit = context.WithoutCancel(ctx), lateRequest
 	}
-	return context.WithTimeout(context.WithoutCancel(c.ctx), lateRequest)
+	err := fault.Within(ctx, limit, "the guest did not answer", do)
+	if errors.Is(err, guest.ErrConnectionLost) {
+		return c.h.ExplainLost(ctx, err)
+	}
+	return err
 }
 
 func (c *Cmd) fail(err error) error {

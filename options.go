@@ -325,9 +325,11 @@ func OnCreate(fn func(context.Context, *Sandbox) error) MakeOption {
 	}}
 }
 
-// OnResume calls fn each time this handle resumes the sandbox: in [Get], in
-// [Sandbox.Start] or on a first command. fn may use the sandbox. If fn fails the call
-// that resumed fails; the session continues.
+// OnResume calls fn each time this handle starts a session of a stopped sandbox: in [Get], in
+// [Sandbox.Start] or on a first command. fn runs on the goroutine of that call and with its
+// context, may use the sandbox, and may close or delete it. Concurrent calls that resume the
+// sandbox wait for fn. If fn fails they fail; the session continues. If the context ends
+// before fn has returned, the next call on the handle calls fn.
 func OnResume(fn func(context.Context, *Sandbox) error) LifecycleOption {
 	return option{apply: func(s *settings) {
 		if fn != nil {

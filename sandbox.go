@@ -127,7 +127,7 @@ func (c *Client) Get(ctx context.Context, nameOrID string, opts ...GetOption) (_
 }
 
 // Start starts a session if the sandbox has none, and returns [StateRunning]. A running
-// session is not changed.
+// session is not changed; one that is paused is unpaused, and its commands go on.
 func (s *Sandbox) Start(ctx context.Context) (_ State, err error) {
 	defer wrap(&err, "start", s.Name())
 	if err := s.h.Start(ctx); err != nil {
@@ -150,9 +150,10 @@ func (s *Sandbox) Stop(ctx context.Context) (_ State, err error) {
 }
 
 // Close ends the session, and removes the sandbox if it is not persistent. It takes no
-// context, so that it can be deferred: it takes at most the stop timeout and 15 s. It is
-// idempotent and safe for concurrent use; after [Sandbox.Delete], or if the sandbox is
-// gone, it returns nil. A failure is returned and also logged, since defer drops it.
+// context, so that it can be deferred: it takes at most the stop timeout and 15 s, and what
+// is left then is removed by a later [Create] or [List]. It is idempotent and safe for
+// concurrent use; after [Sandbox.Delete], or if the sandbox is gone, it returns nil. A failure
+// is returned and also logged, since defer drops it.
 func (s *Sandbox) Close() error {
 	return s.h.Close(func(err error) error { return fail("close", s.Name(), err) })
 }

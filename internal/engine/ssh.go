@@ -60,7 +60,7 @@ func parseSSH(u *url.URL) (sshTarget, error) {
 
 // argv is ssh's command line. No local shell interprets it.
 func (t sshTarget) argv() []string {
-	argv := []string{"-o", "ConnectTimeout=30", "-T"}
+	argv := []string{"-o", "ConnectTimeout=30", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3", "-T"}
 	if t.user != "" {
 		argv = append(argv, "-l", t.user)
 	}

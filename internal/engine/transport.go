@@ -59,7 +59,8 @@ func dialer(ep endpoint, timeout time.Duration) (func(context.Context) (net.Conn
 	if ep.scheme == "unix" {
 		network = "unix"
 	}
-	d := &net.Dialer{Timeout: timeout, KeepAlive: 30 * time.Second}
+	// A dead connection ends within a minute, as over ssh.
+	d := &net.Dialer{Timeout: timeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 15 * time.Second, Count: 3}}
 	return func(ctx context.Context) (net.Conn, error) {
 		return d.DialContext(ctx, network, ep.addr)
 	}, nil

@@ -83,6 +83,9 @@ type Proxy struct {
 	fired   bool
 	closed  bool
 
+	streams, all    chan struct{} // closed when the stall of streams, or of everything, is over; nil without
+	opened, stalled int           // streams so far, and when they were stalled
+
 	// What it makes of the engine, see rewrite.go.
 	hideLayers, refuseOverlays bool
 	bootID                     string          // of this machine, if the engine is to be elsewhere
@@ -168,6 +171,67 @@ func (p *Proxy) Disarm() {
 
 // Stall makes call number k hang: it is never answered.
 func (p *Proxy) Stall(k int) { p.Arm(k, Stall, nil) }
+
+// StallStreams holds the bytes of all streams that there are, such as those of execs, in both
+// directions and without closing anything, as a network does that forgets connections.
+// StallStreams(false) lets them go on.
+func (p *Proxy) StallStreams(on bool) {
+	p.stall(&p.streams, on)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if on {
+		p.stalled = p.opened
+	}
+}
+
+// StallAll is StallStreams for calls, too: nothing is answered, and calls made meanwhile never
+// reach the engine.
+func (p *Proxy) StallAll(on bool) {
+	p.stall(&p.all, on)
+	p.StallStreams(on)
+}
+
+func (p *Proxy) stall(over *chan struct{}, on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case on && *over == nil && !p.closed:
+		*over = make(chan struct{})
+	case !on && *over != nil:
+		close(*over)
+		*over = nil
+	}
+}
+
+// awaitStall waits for the end of a stall, and reports whether there was one.
+func (p *Proxy) awaitStall(over *chan struct{}) bool {
+	p.mu.Lock()
+	wait := *over
+	p.mu.Unlock()
+	if wait == nil {
+		return false
+	}
+	<-wait
+	return true
+}
+
+// stalling is a direction of the stream of that number, which StallStreams can hold.
+type stalling struct {
+	p      *Proxy
+	number int
+	io.Reader
+}
+
+func (s stalling) Read(b []byte) (int, error) {
+	n, err := s.Reader.Read(b)
+	s.p.mu.Lock()
+	old := s.number <= s.p.stalled
+	s.p.mu.Unlock()
+	if old {
+		s.p.awaitStall(&s.p.streams)
+	}
+	return n, err
+}
 
 // Count is the number of calls since the last Arm.
 func (p *Proxy) Count() int {
@@ -258,6 +322,7 @@ func (p *Proxy) stop() {
 	if ln != nil {
 		_ = ln.Close()
 	}
+	p.StallAll(false)
 	p.CloseAll()
 	p.conns.Wait()
 }
@@ -314,6 +379,9 @@ func (p *Proxy) serve(down net.Conn) {
 	for {
 		req, err := http.ReadRequest(l.downR)
 		if err != nil {
+			return
+		}
+		if p.awaitStall(&p.all) {
 			return
 		}
 		fault := p.arrive(req)
@@ -447,8 +515,12 @@ func half(resp *http.Response) []byte {
 // pipe copies both ways, half-closing as the ends do.
 func (l *link) pipe() {
 	var g sync.WaitGroup
-	g.Go(func() { copyHalf(l.up, l.downR) })
-	copyHalf(l.down, l.proxy.output(l.upR))
+	l.proxy.mu.Lock()
+	l.proxy.opened++
+	n := l.proxy.opened
+	l.proxy.mu.Unlock()
+	g.Go(func() { copyHalf(l.up, stalling{l.proxy, n, l.downR}) })
+	copyHalf(l.down, stalling{l.proxy, n, l.proxy.output(l.upR)})
 	// The engine has said its last word: what the client still sends is for
 	// nobody.
 	l.close()

@@ -2,6 +2,8 @@ package fault
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 )
 
@@ -15,6 +17,19 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	case <-t.C:
 		return nil
 	}
+}
+
+// Within calls fn with a context that ends after limit. An error of fn because of that is an
+// [EngineUnavailable] that says what did not happen in time. It is not context.DeadlineExceeded,
+// which is the error of a caller's context.
+func Within(ctx context.Context, limit time.Duration, what string, fn func(context.Context) error) error {
+	own, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	err := fn(own)
+	if errors.Is(err, context.DeadlineExceeded) && own.Err() != nil && ctx.Err() == nil {
+		return Classify(EngineUnavailable, fmt.Errorf("%s within %v", what, limit))
+	}
+	return err
 }
 
 // Poll calls fn until it is done or fails, with a pause of that length between two calls.

@@ -371,7 +371,8 @@ func (f *File) Sync() error {
 	return f.fail("sync", f.srv.Sync(f.life, f.h))
 }
 
-// Close closes the file. Reads and writes that wait end with an error.
+// Close closes the file. Reads and writes that wait end with an error. It takes at most 5 s:
+// in a sandbox that is paused for longer the file is closed when that goes on.
 func (f *File) Close() error {
 	f.mu.Lock()
 	if f.closed {
@@ -383,13 +384,17 @@ func (f *File) Close() error {
 	if f.stopped != nil {
 		return f.fail("close", f.stopped.close())
 	}
-	ctx, cancel := context.WithTimeout(f.life, closeTimeout)
-	defer cancel()
-	err := f.srv.CloseHandle(ctx, f.h)
+	closed := make(chan error, 1)
+	go func() { closed <- f.srv.CloseHandle(context.Background(), f.h) }()
+	var err error
+	select {
+	case err = <-closed:
+	case <-time.After(closeTimeout):
+	}
 	f.end(fs.ErrClosed)
 	return f.fail("close", err)
 }
 
-// closeTimeout bounds Close. A guest that is paused for so long closes the file when it goes
-// on.
-const closeTimeout = 30 * time.Second
+// closeTimeout bounds Close. The file of a guest that does not answer for so long is closed
+// when it goes on, or with its connection.
+const closeTimeout = 5 * time.Second

@@ -27,13 +27,16 @@ var ErrConnectionLost = errors.New("guest: connection lost")
 type Conn struct {
 	ssh ssh.Conn
 	rw  io.Closer
+	st  *stream
 
-	slow func(context.Context) // see OnSlowAnswer
+	slow    chan struct{} // see KeepAlive; nil without
+	pinging atomic.Bool
 
 	done chan struct{} // closed once err is set
 	err  error
 	// stopped orders the start of goroutines before Close waits for them.
 	mu       sync.Mutex
+	why      error // giveUp's
 	stopped  bool
 	stopping chan struct{} // closed with stopped
 	wg       sync.WaitGroup
@@ -75,7 +78,7 @@ func Dial(ctx context.Context, rw io.ReadWriteCloser) (*Conn, error) {
 		rw.Close()
 		close(closed)
 	})
-	st := &stream{ReadWriteCloser: rw}
+	st := &stream{ReadWriteCloser: rw, began: time.Now()}
 	sc, chans, reqs, err := ssh.NewClientConn(st, "guest", config())
 	if err == nil {
 		st.attach(sc)
@@ -94,11 +97,11 @@ func Dial(ctx context.Context, rw io.ReadWriteCloser) (*Conn, error) {
 		rw.Close()
 		return nil, fmt.Errorf("guest: connect: %w", err)
 	}
-	return newClient(sc, chans, reqs, rw), nil
+	return newClient(sc, chans, reqs, rw, st), nil
 }
 
-func newClient(sc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request, rw io.Closer) *Conn {
-	c := &Conn{ssh: sc, rw: rw, done: make(chan struct{}), stopping: make(chan struct{}), keepLock: make(chan struct{}, 1)}
+func newClient(sc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request, rw io.Closer, st *stream) *Conn {
+	c := &Conn{ssh: sc, rw: rw, st: st, done: make(chan struct{}), stopping: make(chan struct{}), keepLock: make(chan struct{}, 1)}
 	c.wg.Add(3)
 	go func() {
 		defer c.wg.Done()
@@ -114,9 +117,15 @@ func newClient(sc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Reques
 		defer c.wg.Done()
 		err := sc.Wait()
 		rw.Close()
-		if err == nil || errors.Is(err, io.EOF) {
+		c.mu.Lock()
+		why := c.why
+		c.mu.Unlock()
+		switch {
+		case why != nil:
+			c.err = fmt.Errorf("%w: %w", ErrConnectionLost, why)
+		case err == nil || errors.Is(err, io.EOF):
 			c.err = ErrConnectionLost
-		} else {
+		default:
 			c.err = fmt.Errorf("%w: %w", ErrConnectionLost, err)
 		}
 		close(c.done)
@@ -177,19 +186,6 @@ func (c *Conn) spawn(f func()) bool {
 	return true
 }
 
-// OnSlowAnswer sets fn to be called by each call that has waited for the guest's answer for a
-// second, before it waits on. Set it before the connection is used.
-func (c *Conn) OnSlowAnswer(fn func(context.Context)) { c.slow = fn }
-
-// slowAnswer is how long a call waits for an answer before it calls reportSlow.
-const slowAnswer = time.Second
-
-func (c *Conn) reportSlow(ctx context.Context) {
-	if c.slow != nil {
-		c.slow(ctx)
-	}
-}
-
 // open opens a channel for a command; a rejection is a *wire.StartError.
 func (c *Conn) open(ctx context.Context, kind string, extra []byte) (ssh.Channel, <-chan *ssh.Request, error) {
 	return c.openChannel(ctx, kind, extra, c.openError)
@@ -244,7 +240,7 @@ func (c *Conn) openChannel(ctx context.Context, kind string, extra []byte, expla
 		case <-forgotten:
 			return nil, nil, explain(c.err)
 		case <-slow.C:
-			c.reportSlow(ctx)
+			c.reportSlow()
 		}
 	}
 }
@@ -268,6 +264,12 @@ func (c *Conn) openError(err error) error {
 func (c *Conn) lost(err error) error {
 	if own := c.Err(); own != nil {
 		return own
+	}
+	c.mu.Lock()
+	why := c.why
+	c.mu.Unlock()
+	if why != nil {
+		return fmt.Errorf("%w: %w", ErrConnectionLost, why)
 	}
 	if err == nil || errors.Is(err, io.EOF) {
 		return ErrConnectionLost
@@ -447,6 +449,8 @@ type stream struct {
 	over atomic.Bool
 	conn atomic.Pointer[ssh.Conn]
 	greeting
+	began time.Time
+	heard atomic.Int64 // the time from began to the latest byte read
 }
 
 // attach sets the connection over s, before any channel is opened.
@@ -461,6 +465,9 @@ func (s *stream) Read(b []byte) (int, error) {
 	n, err := s.ReadWriteCloser.Read(b)
 	if s.conn.Load() == nil {
 		s.greeting.add(b[:n])
+	}
+	if n > 0 {
+		s.heard.Store(int64(time.Since(s.began)))
 	}
 	if err != nil {
 		s.over.Store(true)

@@ -41,7 +41,7 @@ func TestWhoOpensAChannelLearnsOfTheEnd(t *testing.T) {
 	chans, reqs := make(chan ssh.NewChannel), make(chan *ssh.Request)
 	r, w := net.Pipe()
 	defer w.Close()
-	conn := newClient(f, chans, reqs, r)
+	conn := newClient(f, chans, reqs, r, &stream{})
 	go func() {
 		<-f.asked
 		close(chans)

@@ -759,10 +759,11 @@ func TestEmbeddedBinaries(t *testing.T) {
 func TestSilenceOfAFrozenGuest(t *testing.T) {
 	t.Parallel()
 	conn, cmd := serve(t)
-	conn.OnSlowAnswer(func(context.Context) {
+	conn.KeepAlive(func(context.Context, time.Duration) error {
 		if err := cmd.Process.Signal(unix.SIGCONT); err != nil {
 			t.Error(err)
 		}
+		return nil
 	})
 	if err := cmd.Process.Signal(unix.SIGSTOP); err != nil {
 		t.Fatal(err)

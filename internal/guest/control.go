@@ -136,7 +136,7 @@ func (c *Conn) exchange(ctx context.Context, conn *controlConn, key ed25519.Priv
 			go conn.ch.Close()
 			return wire.Reply{}, context.Cause(ctx)
 		case <-slow.C:
-			c.reportSlow(ctx)
+			c.reportSlow()
 		}
 	}
 }

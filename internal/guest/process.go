@@ -95,7 +95,7 @@ func newProcess(ctx context.Context, conn *Conn, ch ssh.Channel, reqs <-chan *ss
 			p.Close()
 			return nil, context.Cause(ctx)
 		case <-slow.C:
-			conn.reportSlow(ctx)
+			conn.reportSlow()
 		}
 	}
 }
@@ -282,10 +282,19 @@ func (o *output) fill() {
 // and Close bound the wait for the guest; the signal may be sent later.
 func (p *Process) Signal(ctx context.Context, n int, tree bool) error {
 	ok, err := p.request(ctx, wire.RequestSignal, true, wire.Signal{Number: n, Tree: tree})
-	if err == nil && !ok || errors.Is(err, io.EOF) {
-		if lost := p.conn.Err(); lost != nil {
-			return lost
+	switch {
+	case errors.Is(err, io.EOF):
+		// The channel ended with the command or with the connection.
+		select {
+		case <-p.ended:
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
+		if p.err != nil {
+			return p.err
+		}
+		return os.ErrProcessDone
+	case err == nil && !ok:
 		return os.ErrProcessDone
 	}
 	return err

@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "1cff55eed0a273c3339fe77aa36001e6d2d55ed861f39234845bc0150c051823", size: 9973886},
-	"arm64": {sha256: "492d5b3d0a7256277d4f7af497e9f93a47773f755ce0a1b07bdb4ee76a726621", size: 9306238},
+	"amd64": {sha256: "e9aa3486f01080cf8ac97c2f52eb224d969c31ac0d48f146d43a8090dab58707", size: 9994366},
+	"arm64": {sha256: "3b032cd675e2799c3a6a39390428cbff38e3e0f61c7bffdf7df3be8a38b371c6", size: 9306238},
 }

@@ -216,10 +216,16 @@ func (c *Client) Get(ctx context.Context, nameOrID string, o GetOptions) (*Handl
 		return nil, err
 	}
 	h := c.handle(rec, got, o.OnResume)
+	opened := false
+	defer func() { // OnResume may panic
+		if !opened {
+			h.release()
+		}
+	}()
 	if err := h.open(ctx, got, o); err != nil {
-		h.release()
 		return nil, err
 	}
+	opened = true
 	return h, nil
 }
 

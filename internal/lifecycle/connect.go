@@ -30,6 +30,9 @@ var ErrNoSession = errors.New("the sandbox has no session")
 func (h *Handle) Connect(ctx context.Context) (*guest.Conn, error) {
 	for try := 0; ; try++ {
 		conn, err := h.ConnectRunning(ctx)
+		if err == nil {
+			err = h.finishPending(ctx)
+		}
 		if !errors.Is(err, ErrNoSession) {
 			return conn, err
 		}
@@ -85,11 +88,15 @@ func (h *Handle) share(ctx context.Context, key string, d time.Duration, fn func
 	}
 	h.work.Add(1)
 	h.mu.Unlock()
-	result := h.flights.DoChan(key, func() (any, error) {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d)
+	result := h.flights.DoChan(key, func() (got any, err error) {
+		ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		defer cancel()
 		defer context.AfterFunc(h.life, cancel)()
-		return fn(ctx)
+		err = fault.Within(ctx, d, "the guest did not answer", func(ctx context.Context) error {
+			got, err = fn(ctx)
+			return err
+		})
+		return got, err
 	})
 	select {
 	case r := <-result:
@@ -182,13 +189,67 @@ func (h *Handle) handshake(ctx context.Context) (*guest.Conn, error) {
 	if err != nil {
 		return nil, &unreachableError{err}
 	}
-	// A copier that died may have left it paused.
-	conn.OnSlowAnswer(func(ctx context.Context) { h.c.AwaitUnpause(ctx, h.rec.Name) })
+	conn.KeepAlive(h.checkSilence)
 	if _, err = h.beginSession(ctx, conn); err != nil {
 		conn.Close()
 		return nil, err
 	}
 	return conn, nil
+}
+
+// lostAfter is how long a guest may be silent whose container runs and that nobody can connect
+// to: it may have too little CPU time to answer.
+const lostAfter = time.Minute
+
+// checkSilence is called while the guest does not answer. It returns why the connection is
+// useless, or nil to wait on, which it does for a sandbox that is paused.
+func (h *Handle) checkSilence(ctx context.Context, silent time.Duration) error {
+	limit := guest.Keepalive.Answer
+	own, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if silent < limit {
+		// A copier that died may have left it paused.
+		h.c.AwaitUnpause(own, h.rec.Name)
+		return nil
+	}
+	var got engine.Container
+	for {
+		var err error
+		got, err = h.Current(own)
+		if err == nil {
+			break
+		}
+		if errors.Is(err, fault.NotFound) {
+			return err
+		}
+		if own.Err() == nil && !errors.Is(err, engine.ErrUnavailable) {
+			return nil
+		}
+		// This machine may have slept, and its network takes a moment.
+		if fault.Sleep(own, time.Second) != nil {
+			return fault.Classify(fault.EngineUnavailable, fmt.Errorf("neither the guest nor the engine has answered for %v", silent.Round(time.Second)))
+		}
+	}
+	switch got.State {
+	case engine.StatePaused:
+		h.c.AwaitUnpause(own, h.rec.Name)
+		return nil
+	case engine.StateRunning:
+	default:
+		return fmt.Errorf("%w: it is %s", fault.NotRunning, store.StateOf(got.State))
+	}
+	// Either the guest is slow or the connection is dead. A new connection tells them apart.
+	h.mu.Lock()
+	path := machine.GuestPath(h.made.Settings)
+	h.mu.Unlock()
+	another, err := dialGuest(own, h.c.Engine, got.ID, path)
+	if err != nil && silent < lostAfter {
+		return nil
+	}
+	if err == nil {
+		another.Close()
+	}
+	return fmt.Errorf("nothing has arrived on it for %v", silent.Round(time.Second))
 }
 
 func dialGuest(ctx context.Context, eng *engine.Engine, container, path string) (*guest.Conn, error) {
@@ -254,8 +315,15 @@ const exitReportTimeout = 20 * time.Second
 
 // ExplainLost returns why a connection ended during a call.
 func (h *Handle) ExplainLost(ctx context.Context, err error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), exitReportTimeout)
-	defer cancel()
+	if errors.Is(err, fault.EngineUnavailable) && h.CheckUsable() == nil {
+		return err // the engine was asked
+	}
+	return fault.Within(context.WithoutCancel(ctx), exitReportTimeout, "the connection to it was lost, and the engine did not answer", func(ctx context.Context) error {
+		return h.explainLost(ctx, err)
+	})
+}
+
+func (h *Handle) explainLost(ctx context.Context, err error) error {
 	for alive := false; !alive; {
 		if e := h.CheckUsable(); e != nil {
 			return fmt.Errorf("%w: %w", e, err)

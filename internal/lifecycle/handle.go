@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/singleflight"
 
@@ -35,6 +36,7 @@ type Handle struct {
 	secrets   []wire.Secret   // what transforms set, in version secretsOf of the policy
 	secretsOf int64
 	lease     *lease        // of a sandbox that is not persistent
+	resumed   *resumption   // the latest session that this handle started again
 	closed    bool          // for callers
 	deleted   bool          // closed by Delete on this handle
 	released  bool          // nothing may be started any more
@@ -194,13 +196,31 @@ func (h *Handle) CheckUsable() error {
 
 // release ends everything that the handle runs, and waits for that.
 func (h *Handle) release() {
+	h.endAll()
+	h.work.Wait()
+}
+
+// releaseFor is release, but waits for calls that revert what they did no longer than d.
+func (h *Handle) releaseFor(d time.Duration) {
+	h.endAll()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		h.work.Wait()
+	}()
+	select {
+	case <-ended:
+	case <-time.After(d):
+	}
+}
+
+func (h *Handle) endAll() {
 	h.stopLease()
 	h.mu.Lock()
 	h.closed, h.released = true, true
 	h.mu.Unlock()
 	h.endLife()
 	h.dropConn()
-	h.work.Wait()
 }
 
 // stopLease ends the renewal of the lease.

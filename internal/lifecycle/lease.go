@@ -54,6 +54,7 @@ func (l *lease) stop() {
 }
 
 func (h *Handle) renewLease(ctx context.Context) {
+	ctx = h.withoutResume(ctx)
 	for wait := time.Duration(0); fault.Sleep(ctx, wait) == nil; {
 		try, cancel := context.WithTimeout(ctx, leaseRenewal)
 		err := h.control(try, wire.Control{Op: wire.OpLease, Lease: build.LeaseTime})

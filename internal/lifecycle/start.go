@@ -14,42 +14,49 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 )
 
-type resumingKey struct{}
-
-// resume starts a session, once for concurrent callers and on a context of its own.
+// resume starts a session, once for concurrent callers and on a context of its own, and calls
+// OnResume on the caller's.
 func (h *Handle) resume(ctx context.Context) error {
-	if ctx.Value(resumingKey{}) == h {
+	if !h.mayResume(ctx) {
 		return nil // OnResume uses the sandbox: it runs already
 	}
-	_, err := h.share(ctx, "resume", remakeTimeout, func(ctx context.Context) (any, error) {
-		h.dropConn()
-		if err := h.remakeOutdated(ctx); err != nil {
+	got, err := h.share(ctx, "resume", remakeTimeout, func(ctx context.Context) (any, error) {
+		ctx = h.withoutResume(ctx)
+		got, err := h.remakeOutdated(ctx)
+		if err != nil {
 			return nil, err
 		}
-		ctx, cancel := context.WithTimeout(ctx, store.UndoTimeout)
-		defer cancel()
-		return nil, h.resumeOnce(ctx)
+		var r *resumption
+		err = fault.Within(ctx, startTimeout, "the session did not start", func(ctx context.Context) error {
+			r, err = h.resumeOnce(ctx, got)
+			return err
+		})
+		return r, err
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	if r := got.(*resumption); r != nil {
+		return h.finishResume(ctx, r)
+	}
+	return nil
 }
 
-// remakeOutdated replaces a container that lacks changes of the sandbox.
-func (h *Handle) remakeOutdated(ctx context.Context) error {
+// remakeOutdated replaces a container that lacks changes of the sandbox, and returns the
+// present one.
+func (h *Handle) remakeOutdated(ctx context.Context) (engine.Container, error) {
 	for {
 		got, err := h.Current(ctx)
 		if err != nil {
-			return err
+			return got, err
 		}
 		rec, err := h.Refresh(ctx)
-		if err != nil {
-			return err
-		}
-		if got.HasSession() {
-			return nil
+		if err != nil || got.HasSession() {
+			return got, err
 		}
 		outdated, err := build.Outdated(ctx, h.c.Machine, rec, got)
 		if err != nil || !outdated && !store.IsNext(got, rec) {
-			return err
+			return got, err
 		}
 		err = build.Remake(ctx, h.c.Machine, rec, &machine.Reporter{})
 		var held *record.HeldError
@@ -57,42 +64,66 @@ func (h *Handle) remakeOutdated(ctx context.Context) error {
 			err = h.c.AwaitChange(ctx, rec.Name)
 		}
 		if err != nil {
-			return err
+			return got, err
 		}
 	}
 }
 
-func (h *Handle) resumeOnce(ctx context.Context) error {
+// resumeOnce starts a session if there is none. A session that is paused goes on, with the
+// commands of the handle; nil means that no session had to be started.
+func (h *Handle) resumeOnce(ctx context.Context, was engine.Container) (*resumption, error) {
+	if was.HasSession() {
+		if was.State == engine.StatePaused {
+			if err := h.c.Unpause(ctx, was); err != nil {
+				return nil, err
+			}
+		}
+		return h.connectResumed(ctx, wasRunning)
+	}
+	h.dropConn()
 	wait := h.prefetch(ctx)
 	err := h.c.Start(ctx, h.rec.Name, machine.OwnLayer{})
 	wait()
 	if err != nil {
-		return err
+		return nil, err
 	}
+	return h.connectResumed(ctx, resumed)
+}
+
+// connectResumed connects to a session that has just been started or unpaused, if something
+// depends on it.
+func (h *Handle) connectResumed(ctx context.Context, how sessionOrigin) (*resumption, error) {
 	got, err := h.Current(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if got.State != engine.StateRunning {
-		return fmt.Errorf("%w: the container exited during its start: %s", fault.NotRunning, store.ReasonOf(got))
+		return nil, fmt.Errorf("%w: the container exited during its start: %s", fault.NotRunning, store.ReasonOf(got))
 	}
-	h.c.Log.Info("session resumed", "sandbox", h.rec.Name)
 	h.keepLease()
-	ctx = context.WithValue(ctx, resumingKey{}, h)
 	rec, err := h.Refresh(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if err := h.connectIfNeeded(ctx, rec, got, resumed); err != nil {
-		return err
+	if err := h.connectIfNeeded(ctx, rec, got, how); err != nil {
+		return nil, err
 	}
-	for _, fn := range h.onResume {
-		if err := fn(ctx, h); err != nil {
-			return fmt.Errorf("OnResume: %w", err)
-		}
+	if how == resumed {
+		h.c.Log.Info("session resumed", "sandbox", h.rec.Name)
 	}
-	return nil
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if how == resumed {
+		h.resumed = newResumption(got.StartedAt)
+	}
+	if h.resumed == nil || !h.resumed.started.Equal(got.StartedAt) {
+		return nil, nil
+	}
+	return h.resumed, nil
 }
+
+// startTimeout bounds the start of a session, and the connection to it if that is needed.
+const startTimeout = time.Minute
 
 // remakeTimeout bounds a start that replaces the container first, which copies its files.
 const remakeTimeout = time.Hour

@@ -24,7 +24,7 @@ func (h *Handle) Start(ctx context.Context) error {
 	}
 	if got.State == engine.StateRunning {
 		h.keepLease()
-		return nil
+		return h.finishPending(ctx)
 	}
 	return h.resume(ctx)
 }
@@ -66,16 +66,19 @@ func (h *Handle) Close(wrap func(error) error) error {
 	h.mu.Unlock()
 	defer close(h.ending)
 
-	h.release()
 	if already {
+		h.release()
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), h.known().Grace()+store.CloseMargin)
-	defer cancel()
-	err := h.end(ctx)
+	limit := h.known().Grace() + store.CloseMargin
+	err := fault.Within(context.Background(), limit, "the session was not ended, or the sandbox not removed,", func(ctx context.Context) error {
+		h.releaseFor(store.CloseMargin / 2)
+		// What is left then is removed by a sweep.
+		return h.end(store.FinalDeadline(ctx))
+	})
 	if err != nil && !errors.Is(err, fault.NotFound) {
 		h.closeErr = wrap(err)
-		h.c.Log.LogAttrs(ctx, slog.LevelError, "sandbox not closed", slog.String("sandbox", h.rec.Name), slog.Any("error", h.closeErr))
+		h.c.Log.LogAttrs(context.Background(), slog.LevelError, "sandbox not closed", slog.String("sandbox", h.rec.Name), slog.Any("error", h.closeErr))
 	}
 	return h.closeErr
 }
@@ -106,10 +109,11 @@ func (h *Handle) Detach() error {
 
 	var err error
 	if h.owner {
-		ctx, cancel := context.WithTimeout(context.Background(), store.CloseMargin)
-		defer cancel()
 		h.stopLease()
-		err = engine.Retry(ctx, func() error { return h.control(ctx, wire.Control{Op: wire.OpRelease}) })
+		err = fault.Within(context.Background(), store.CloseMargin, "the session's lease was not ended", func(ctx context.Context) error {
+			ctx = h.withoutResume(ctx)
+			return engine.Retry(ctx, func() error { return h.control(ctx, wire.Control{Op: wire.OpRelease}) })
+		})
 		if errors.Is(err, fault.NotRunning) || errors.Is(err, fault.NotFound) {
 			err = nil // there is no session to leave running
 		}

@@ -73,7 +73,7 @@ func (s *Store) Delete(ctx context.Context, rec record.Sandbox, reclaim Reclaim)
 		return outcomes, err
 	}
 	// The sandbox is gone: from here on the end of ctx does not stop the deletion halfway.
-	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), UndoTimeout)
+	own, cancel := outlive(ctx, UndoTimeout)
 	defer cancel()
 	var errs []error
 	for i, v := range volumes {
@@ -83,7 +83,11 @@ func (s *Store) Delete(ctx context.Context, rec record.Sandbox, reclaim Reclaim)
 		outcomes[i], err = s.deleteUnreferenced(own, v.Name)
 		errs = append(errs, err)
 	}
-	return outcomes, errors.Join(errs...)
+	err = errors.Join(errs...)
+	if own.Err() != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
+		err = fault.Classify(fault.EngineUnavailable, fmt.Errorf("the volumes were not removed within %v", UndoTimeout))
+	}
+	return outcomes, err
 }
 
 // findToDelete returns the sandbox's present container, or fault.NotFound.
@@ -144,7 +148,7 @@ type deletionClaim struct {
 // sandbox removed in part, or with one that nobody would delete again.
 func (d *deletionClaim) end(ctx context.Context, err error, removing bool) error {
 	d.Stop()
-	unknown := ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable)
+	unknown := ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable) || errors.Is(err, fault.EngineUnavailable)
 	if err == nil || !unknown || d.rec.Persistent && !removing || d.reclaim == KeepVolumes {
 		return d.drop(ctx)
 	}
@@ -167,7 +171,7 @@ func (s *Store) claimDeletion(ctx context.Context, rec record.Sandbox, reclaim R
 		}
 	}
 	d := &deletionClaim{rec: rec, reclaim: reclaim, drop: func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), CloseMargin)
+		ctx, cancel := outlive(ctx, CloseMargin)
 		defer cancel()
 		return engine.Retry(ctx, func() error { return record.Drop(ctx, s.Engine, rec.Name, nonce) })
 	}}
@@ -193,7 +197,7 @@ func (s *Store) claimDeletion(ctx context.Context, rec record.Sandbox, reclaim R
 // dropAnonymous removes the image and the anonymous volumes of a container that is gone. No
 // report mentions them.
 func (s *Store) dropAnonymous(ctx context.Context, got engine.Container) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), CloseMargin)
+	ctx, cancel := outlive(ctx, CloseMargin)
 	defer cancel()
 	check := func(object string, err error) {
 		if err != nil && !errors.Is(err, engine.ErrNotFound) && !errors.Is(err, engine.ErrConflict) {

@@ -61,6 +61,27 @@ func (u *Undo) Run(ctx context.Context) error {
 // Forget drops all steps without running them.
 func (u *Undo) Forget() { u.steps = nil }
 
+type finalKey struct{}
+
+// FinalDeadline returns ctx with its deadline as one that also ends what a deletion otherwise
+// does after the end of its context.
+func FinalDeadline(ctx context.Context) context.Context {
+	d, ok := ctx.Deadline()
+	if !ok {
+		return ctx
+	}
+	return context.WithValue(ctx, finalKey{}, d)
+}
+
+// outlive returns a context that ends d from now, or at the final deadline of ctx.
+func outlive(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	at := time.Now().Add(d)
+	if final, ok := ctx.Value(finalKey{}).(time.Time); ok && final.Before(at) {
+		at = final
+	}
+	return context.WithDeadline(context.WithoutCancel(ctx), at)
+}
+
 // WithGrace returns a context that ends CancelGrace after ctx does.
 func WithGrace(ctx context.Context) (context.Context, context.CancelFunc) {
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))

@@ -49,6 +49,10 @@ const (
 	ChannelKeep = "keep@agent-sandbox"
 )
 
+// RequestKeepalive is a global request of either side for a reply of the other, which may refuse
+// it: it is the name that sshd uses.
+const RequestKeepalive = "keepalive@openssh.com"
+
 // Requests on exec and process channels.
 const (
 	RequestSignal  = "signal@agent-sandbox"  // client to guest; Signal

@@ -34,10 +34,11 @@ func Serve(args []string) error {
 	if err := becomeParent(); err != nil {
 		return err
 	}
-	conn, err := takeStdio()
+	stdio, err := takeStdio()
 	if err != nil {
 		return err
 	}
+	conn := &heardConn{Conn: stdio}
 	var seed []byte
 	if conf.HostKey {
 		seed = make([]byte, wire.HostKeySize)
@@ -51,12 +52,23 @@ func Serve(args []string) error {
 	}
 	s.conf = conf
 	s.watchSignals()
-	gone := make(chan error, 1)
+	tick, err := time.ParseDuration(silenceTick)
+	if err != nil {
+		return err
+	}
+	gone, vanished := make(chan error, 1), make(chan error, 1)
 	go func() { gone <- s.serve(conn) }()
+	go func() {
+		if err := conn.awaitSilence(time.Tick(tick), nil, s.client); err != nil {
+			vanished <- err
+		}
+	}()
 
 	select {
 	case err = <-gone:
 	case <-s.drained:
+	case err = <-vanished:
+		conn.Close() // commands of standard SSH get their SIGHUP
 	}
 	s.stop()
 	if len(args) > 0 { // a connection of standard SSH

@@ -29,7 +29,8 @@ type server struct {
 	reaper *proc.Reaper
 	keeper *keeper // nil in serve, which takes no detached commands
 
-	tidying atomic.Int32 // commands that clean up when their client is gone
+	latest  atomic.Pointer[ssh.ServerConn] // the latest connection
+	tidying atomic.Int32                   // commands that clean up when their client is gone
 
 	mu       sync.Mutex
 	running  int
@@ -102,12 +103,21 @@ func (s *server) serve(conn net.Conn) error {
 	if err != nil {
 		return fmt.Errorf("handshake: %w", err)
 	}
+	s.latest.Store(sc)
 	parts := &parts{held: make(map[string][]byte)}
 	go parts.receive(reqs)
 	for nc := range chans {
 		go s.channel(nc, parts)
 	}
 	return sc.Wait()
+}
+
+// client returns the connection that serve serves, nil before its handshake.
+func (s *server) client() requester {
+	if sc := s.latest.Load(); sc != nil {
+		return sc
+	}
+	return nil
 }
 
 func (s *server) channel(nc ssh.NewChannel, parts *parts) {

@@ -75,7 +75,9 @@ func parseStdio(rights []byte) (*fromPID1, error) {
 // stdio is a connection made of standard input and output.
 type stdio struct {
 	in, out *os.File
-	once    sync.Once
+	fds     []unix.PollFd // of in, and of the end of a pipe that Close closes
+	closing int           // the other end
+	closed  sync.Once
 }
 
 // takeStdio moves standard input and output to other descriptors and puts /dev/null
@@ -88,26 +90,54 @@ func takeStdio() (*stdio, error) {
 	}
 	defer unix.Close(null)
 	var files [2]*os.File
+	ins := -1
 	for fd := range files {
 		dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
 		if err != nil {
 			return nil, fmt.Errorf("standard input and output: %w", err)
 		}
 		files[fd] = os.NewFile(uintptr(dup), "stdio")
+		if fd == 0 {
+			ins = dup
+		}
 		if err := unix.Dup3(null, fd, 0); err != nil {
 			return nil, err
 		}
 	}
-	return &stdio{in: files[0], out: files[1]}, nil
+	var pipe [2]int
+	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+		return nil, err
+	}
+	return &stdio{
+		in: files[0], out: files[1], closing: pipe[1],
+		fds: []unix.PollFd{{Fd: int32(ins), Events: unix.POLLIN}, {Fd: int32(pipe[0])}},
+	}, nil
 }
 
-func (s *stdio) Read(b []byte) (int, error)  { return s.in.Read(b) }
+// Read waits for input or Close before it reads: closing a pipe does not end a read of it. One
+// goroutine reads.
+func (s *stdio) Read(b []byte) (int, error) {
+	for {
+		_, err := unix.Poll(s.fds, -1)
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return 0, err
+		case s.fds[1].Revents != 0:
+			return 0, os.ErrClosed
+		default:
+			return s.in.Read(b)
+		}
+	}
+}
+
 func (s *stdio) Write(b []byte) (int, error) { return s.out.Write(b) }
 
+// Close leaves the input open, which a Read may be waiting for. The process ends soon.
 func (s *stdio) Close() error {
-	s.once.Do(func() {
+	s.closed.Do(func() {
+		unix.Close(s.closing)
 		s.out.Close()
-		s.in.Close()
 	})
 	return nil
 }

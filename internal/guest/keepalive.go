@@ -1,0 +1,115 @@
+package guest
+
+import (
+	"context"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// Intervals are those of keepalives.
+type Intervals struct {
+	Idle   time.Duration // without a byte of the guest, after which it is asked for one
+	Answer time.Duration // that it gets for that, and how often the silence is checked after it
+}
+
+// Keepalive are the intervals of all connections. Only tests change them, before they connect.
+var Keepalive = Intervals{Idle: 10 * time.Second, Answer: 10 * time.Second}
+
+// slowAnswer is how long a call waits for an answer before the guest is asked for a sign of
+// life, and how long that may take before the silence is checked for the first time.
+const slowAnswer = time.Second
+
+// KeepAlive requests a sign of life of the guest whenever it has sent nothing for
+// Keepalive.Idle, or a call waits for an answer. While none comes, check is called every
+// Keepalive.Answer with the time since the request, and says why the connection is useless.
+// Its error ends the connection; nil waits on. The first call may come before Keepalive.Answer
+// has passed: then the error is ignored. check's context ends with the connection. KeepAlive
+// is called once, before the connection is used.
+func (c *Conn) KeepAlive(check func(ctx context.Context, silent time.Duration) error) {
+	c.slow = make(chan struct{}, 1)
+	c.spawn(func() { c.keepAlive(Keepalive, check) })
+}
+
+func (c *Conn) keepAlive(every Intervals, check func(context.Context, time.Duration) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	c.spawn(func() {
+		select {
+		case <-c.done:
+		case <-c.stopping:
+		case <-ctx.Done():
+		}
+		cancel()
+	})
+	for ctx.Err() == nil {
+		patience := every.Answer
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.slow:
+			patience = min(slowAnswer, patience)
+		case <-time.After(every.Idle - c.quiet()):
+			if c.quiet() < every.Idle {
+				continue
+			}
+		}
+		heard, asked := c.st.heard.Load(), time.Now()
+		c.ping()
+		for wait := patience; ; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(wait):
+			}
+			if c.st.heard.Load() != heard {
+				break
+			}
+			silent := time.Since(asked)
+			err := check(ctx, silent)
+			if silent < every.Answer {
+				wait = every.Answer - time.Since(asked)
+				continue
+			}
+			if err != nil && c.st.heard.Load() == heard {
+				c.giveUp(err)
+				return
+			}
+			wait = every.Answer
+		}
+	}
+}
+
+// quiet returns how long the guest has sent nothing.
+func (c *Conn) quiet() time.Duration {
+	return time.Since(c.st.began) - time.Duration(c.st.heard.Load())
+}
+
+// ping requests a reply from the guest, unless one is awaited already. Guests that don't know
+// the request refuse it, which will do.
+func (c *Conn) ping() {
+	if !c.pinging.CompareAndSwap(false, true) {
+		return
+	}
+	c.spawn(func() {
+		defer c.pinging.Store(false)
+		c.ssh.SendRequest(wire.RequestKeepalive, true, nil)
+	})
+}
+
+// giveUp ends the connection because of why.
+func (c *Conn) giveUp(why error) {
+	c.mu.Lock()
+	c.why = why
+	c.mu.Unlock()
+	c.ssh.Close()
+	c.rw.Close()
+}
+
+// reportSlow has the guest asked for a sign of life: a call waits for its answer.
+func (c *Conn) reportSlow() {
+	select {
+	case c.slow <- struct{}{}:
+	default:
+	}
+}

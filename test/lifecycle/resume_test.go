@@ -1,0 +1,199 @@
+package lifecycle_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// stopped returns the name of a sandbox that is stopped, and a client for it.
+func stopped(t *testing.T) (*sandbox.Client, string) {
+	t.Helper()
+	c := harness.NewClient(t)
+	made := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	if _, err := made.Stop(t.Context()); err != nil {
+		t.Fatalf("Stop: %v", err)
+	}
+	return c, made.Name()
+}
+
+// returns fails the test where call does not return.
+func returns(t *testing.T, what string, call func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		call()
+	}()
+	select {
+	case <-done:
+	case <-time.After(harness.CallBound):
+		t.Fatalf("%s does not return", what)
+	}
+}
+
+func TestOnResumeMayEndItsHandle(t *testing.T) {
+	t.Parallel()
+	for what, end := range map[string]func(context.Context, *sandbox.Sandbox) error{
+		"Close":  func(_ context.Context, sb *sandbox.Sandbox) error { return sb.Close() },
+		"Detach": func(_ context.Context, sb *sandbox.Sandbox) error { return sb.Detach() },
+		"Delete": func(ctx context.Context, sb *sandbox.Sandbox) error {
+			_, err := sb.Delete(ctx, sandbox.PreserveVolumes(false))
+			return err
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			c, name := stopped(t)
+			returns(t, what+" in OnResume", func() {
+				sb, err := c.Get(context.WithoutCancel(t.Context()), name, sandbox.OnResume(func(ctx context.Context, sb *sandbox.Sandbox) error {
+					if err := sb.Command(ctx, "true").Run(); err != nil {
+						return err
+					}
+					return end(ctx, sb)
+				}))
+				if err != nil {
+					t.Errorf("Get: %v", err)
+					return
+				}
+				if _, err := sb.ReadFile(t.Context(), "/etc/passwd"); !errors.Is(err, sandbox.ErrClosed) && !errors.Is(err, sandbox.ErrNotFound) {
+					t.Errorf("ReadFile after %s: %v, want that the handle is closed", what, err)
+				}
+			})
+		})
+	}
+}
+
+// A hook takes as long as it likes, and ends with its caller's context.
+func TestOnResumeHasTheContextOfItsCaller(t *testing.T) {
+	t.Parallel()
+	c, name := stopped(t)
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(t.Context()))
+	defer cancel(nil)
+	why := errors.New("the caller gave up")
+	returns(t, "a hook whose caller gave up", func() {
+		_, err := c.Get(ctx, name, sandbox.OnResume(func(ctx context.Context, sb *sandbox.Sandbox) error {
+			if d, ok := ctx.Deadline(); ok {
+				t.Errorf("the hook must end in %v, though its caller has no deadline", time.Until(d))
+			}
+			cancel(why)
+			<-ctx.Done()
+			return context.Cause(ctx)
+		}))
+		if !errors.Is(err, why) {
+			t.Errorf("Get = %v, want the cause of its context's end", err)
+		}
+	})
+}
+
+func TestPanicInOnResumeReachesItsCaller(t *testing.T) {
+	t.Parallel()
+	c, name := stopped(t)
+	func() {
+		defer func() {
+			if got := recover(); got != "in the hook" {
+				t.Errorf("recover() = %v, want the hook's panic", got)
+			}
+		}()
+		c.Get(t.Context(), name, sandbox.OnResume(func(context.Context, *sandbox.Sandbox) error { panic("in the hook") }))
+	}()
+	sb, err := c.Get(t.Context(), name)
+	if err != nil {
+		t.Fatalf("Get after the panic: %v", err)
+	}
+	defer sb.Detach()
+	if st := harness.Status(t, sb); st.State != sandbox.StateRunning {
+		t.Errorf("after the panic it is %s, want running", st.State)
+	}
+}
+
+// A caller may give up after the session has started and before OnResume was called. The
+// session's next user calls it then.
+func TestNextCallCallsOnResumeForACallerThatGaveUp(t *testing.T) {
+	t.Parallel()
+	_, name := stopped(t)
+	proxy := enginetest.NewProxy(t)
+	c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
+	called := 0
+	sb, err := c.Get(t.Context(), name, sandbox.WithoutResume(), sandbox.OnResume(func(ctx context.Context, sb *sandbox.Sandbox) error {
+		called++
+		return sb.Command(ctx, "true").Run()
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	proxy.ArmAt("/start", enginetest.Cancel, cancel)
+	if _, err := sb.Start(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatalf("Start = %v, want Canceled", err)
+	}
+	for range 2 {
+		if err := sb.Command(t.Context(), "true").Run(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if called != 1 {
+		t.Errorf("OnResume was called %d times, want once", called)
+	}
+}
+
+// Start of a paused sandbox unpauses it: the session and the handle's commands go on.
+func TestStartOfAPausedSandboxKeepsItsCommands(t *testing.T) {
+	t.Parallel()
+	for _, first := range []string{"Start", "another handle's Get"} {
+		t.Run(first, func(t *testing.T) {
+			t.Parallel()
+			made := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+			sb, err := harness.NewClient(t).Get(t.Context(), made.Name(), sandbox.OnResume(func(context.Context, *sandbox.Sandbox) error {
+				t.Error("OnResume was called, and no session was started")
+				return nil
+			}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer sb.Detach()
+			cmd := sb.Command(t.Context(), "cat")
+			in, err := cmd.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var out bytes.Buffer
+			cmd.Stdout = &out
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if err := harness.NewEngine(t).PauseContainer(t.Context(), record.ContainerName(sb.Name())); err != nil {
+				t.Fatal(err)
+			}
+			switch first {
+			case "Start":
+				_, err = sb.Start(t.Context())
+			default:
+				var other *sandbox.Sandbox
+				if other, err = harness.NewClient(t).Get(t.Context(), sb.Name()); err == nil {
+					defer other.Detach()
+				}
+			}
+			if err != nil {
+				t.Fatalf("%s: %v", first, err)
+			}
+			if _, err := io.WriteString(in, "it goes on"); err != nil {
+				t.Errorf("write to the command after %s: %v", first, err)
+			}
+			in.Close()
+			if err := cmd.Wait(); err != nil || out.String() != "it goes on" {
+				t.Errorf("the command after %s: %q, %v; want that it goes on", first, &out, err)
+			}
+		})
+	}
+}
