@@ -40,7 +40,9 @@ type Client struct {
 // Limits bound what one client creates, and what a sandbox can make this program hold in
 // memory. See [CopyOption] for what [Sandbox.CopyOut] writes.
 type Limits struct {
-	// Creates bounds how many sandboxes the client creates at once; further calls wait.
+	// Creates bounds how many sandboxes the engine creates, fills and starts at once for the
+	// client; further calls wait. Pulls of images, reads of a source, [WithConfirm] and
+	// [OnCreate] don't count, so a hook may create sandboxes itself.
 	// Creating is bound by the engine's CPUs: above three times their number, calls only
 	// wait longer. Default: three times the engine's CPUs, at least 2 and at most 16.
 	Creates int

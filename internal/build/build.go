@@ -46,6 +46,7 @@ type Build struct {
 	visibleEarly bool           // others may see the sandbox before Commit
 	undo         store.Undo
 	report       *machine.Reporter
+	slot         *machine.Slot // of the step that runs
 
 	filled      func() error // waits for the copies into the volumes
 	stopFilling func()
@@ -77,7 +78,8 @@ func New(m *machine.Machine, p plan.Sandbox, from Origin, visibleEarly bool, rep
 // Prepare creates everything except the session: the volumes, which directories are being
 // copied into when it returns, and the container. A *record.HeldError says that another
 // process is creating a sandbox of that name.
-func (b *Build) Prepare(ctx context.Context) error {
+func (b *Build) Prepare(ctx context.Context, slot *machine.Slot) error {
+	b.slot = slot
 	for _, step := range []func(context.Context) error{b.claimName, b.prepareShared, b.makeVolumes, b.beforeContainer, b.makeAndFill} {
 		if err := step(ctx); err != nil {
 			return err
@@ -151,7 +153,7 @@ func (b *Build) prepareShared(ctx context.Context) error {
 	if b.base == "" {
 		b.base = b.Plan.Image
 		g.Go(func() (err error) {
-			b.image, err = b.EnsureImage(ctx, b.Plan.Image, b.report)
+			b.image, err = b.EnsureImage(ctx, b.Plan.Image, b.slot, b.report)
 			return err
 		})
 	}
@@ -237,12 +239,12 @@ func (b *Build) Fill(ctx context.Context) error {
 // Start starts the first session. Copies into the volumes may go on meanwhile, since nobody
 // connects before the marker is removed. But a main process would see an incomplete copy, and
 // the start creates the mount points of nested mounts in the volumes: such a start waits for
-// the copies.
+// the copies, without the slot.
 //
 // After Start the session may have ended already, see [Build.Container].
-func (b *Build) Start(ctx context.Context) error {
+func (b *Build) Start(ctx context.Context, slot *machine.Slot) error {
 	if len(b.Plan.Command) > 0 || plan.Nested(b.mounted, b.Plan.Source != nil || b.origin != nil) {
-		if err := b.Filled(); err != nil {
+		if err := slot.Without(ctx, b.Filled); err != nil {
 			return err
 		}
 	}
