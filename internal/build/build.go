@@ -80,7 +80,7 @@ func New(m *machine.Machine, p plan.Sandbox, from Origin, visibleEarly bool, rep
 // process is creating a sandbox of that name.
 func (b *Build) Prepare(ctx context.Context, slot *machine.Slot) error {
 	b.slot = slot
-	for _, step := range []func(context.Context) error{b.claimName, b.prepareShared, b.makeVolumes, b.beforeContainer, b.makeAndFill} {
+	for _, step := range []func(context.Context) error{b.claimAndShare, b.makeVolumes, b.beforeContainer, b.makeAndFill} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -115,6 +115,20 @@ func (b *Build) Undo(ctx context.Context) error {
 	return b.undo.Run(ctx)
 }
 
+// claimAndShare runs claimName and prepareShared at once.
+func (b *Build) claimAndShare(ctx context.Context) error {
+	own, cancel := context.WithCancel(ctx)
+	defer cancel()
+	shared := make(chan error, 1)
+	go func() { shared <- b.prepareShared(own) }()
+	if err := b.claimName(ctx); err != nil {
+		cancel() // whoever has the name prepares as much
+		<-shared
+		return err
+	}
+	return <-shared
+}
+
 // claimName claims the name among the processes that create sandboxes.
 func (b *Build) claimName(ctx context.Context) error {
 	b.undo.Add(fmt.Sprintf("pending marker of %q", b.Record.Name), func(ctx context.Context) error {
@@ -134,7 +148,7 @@ func (b *Build) claimName(ctx context.Context) error {
 }
 
 // prepareShared prepares what sandboxes share and what may be slow, before any object of this
-// sandbox exists.
+// sandbox but its marker exists.
 func (b *Build) prepareShared(ctx context.Context) error {
 	if err := errors.Join(b.checkRuntime(ctx), b.checkStorage(ctx)); err != nil {
 		return err

@@ -82,6 +82,7 @@ type Proxy struct {
 	onFault func()
 	fired   bool
 	closed  bool
+	trips   *Trips // nil unless they are counted
 
 	// What it makes of the engine, see rewrite.go.
 	hideLayers, refuseOverlays bool
@@ -310,12 +311,13 @@ func (p *Proxy) serve(down net.Conn) {
 		return
 	}
 	defer p.track(up)()
-	l := &link{proxy: p, down: down, up: up, downR: bufio.NewReader(down), upR: bufio.NewReader(up)}
+	l := &link{proxy: p, down: down, up: up, downR: bufio.NewReader(down), upR: bufio.NewReader(up), trips: p.newTrips()}
 	for {
 		req, err := http.ReadRequest(l.downR)
 		if err != nil {
 			return
 		}
+		l.trips.message(req.Method + " " + req.URL.Path)
 		fault := p.arrive(req)
 		switch fault {
 		case RefuseBefore:
@@ -346,6 +348,7 @@ type link struct {
 	proxy      *Proxy
 	down, up   net.Conn
 	downR, upR *bufio.Reader
+	trips      *tripsOn
 }
 
 // exchange forwards one request and its reply. It reports whether another
@@ -367,6 +370,10 @@ func (l *link) exchange(req *http.Request, fault Fault) (more bool) {
 		<-sent
 		return false
 	}
+	if req.Method == http.MethodHead && resp.ContentLength < 0 {
+		resp.ContentLength = 0 // else Write would close the connection
+	}
+	l.trips.reply()
 	hijacked := resp.StatusCode == http.StatusSwitchingProtocols
 	if err := l.proxy.reply(req, resp); err != nil {
 		l.close()
@@ -447,8 +454,8 @@ func half(resp *http.Response) []byte {
 // pipe copies both ways, half-closing as the ends do.
 func (l *link) pipe() {
 	var g sync.WaitGroup
-	g.Go(func() { copyHalf(l.up, l.downR) })
-	copyHalf(l.down, l.proxy.output(l.upR))
+	g.Go(func() { copyHalf(l.up, l.trips.fromClient(l.downR)) })
+	copyHalf(l.down, l.trips.fromEngine(l.proxy.output(l.upR), l.down))
 	// The engine has said its last word: what the client still sends is for
 	// nobody.
 	l.close()

@@ -160,7 +160,7 @@ func (c *Client) finishCreate(ctx context.Context, o *CreateOptions, b *build.Bu
 		return nil, err
 	}
 	h = c.handle(b.Record, got, o.OnResume)
-	h.owner = !b.Record.Persistent
+	h.owner, h.first = !b.Record.Persistent, true
 	h.setSecrets(1, o.Plan.Secrets)
 	h.keepLease() // the copies may take longer than a lease lasts
 	if err := b.Filled(); err != nil {

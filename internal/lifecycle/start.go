@@ -1,9 +1,11 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/build"
@@ -36,11 +38,7 @@ func (h *Handle) resume(ctx context.Context) error {
 // remakeOutdated replaces a container that lacks changes of the sandbox.
 func (h *Handle) remakeOutdated(ctx context.Context) error {
 	for {
-		got, err := h.Current(ctx)
-		if err != nil {
-			return err
-		}
-		rec, err := h.Refresh(ctx)
+		got, rec, err := h.look(ctx)
 		if err != nil {
 			return err
 		}
@@ -62,6 +60,17 @@ func (h *Handle) remakeOutdated(ctx context.Context) error {
 	}
 }
 
+// look returns the present container and the record with all changes, read at once.
+func (h *Handle) look(ctx context.Context) (got engine.Container, rec record.Sandbox, err error) {
+	var read sync.WaitGroup
+	var recErr error
+	read.Go(func() { _, recErr = h.Refresh(ctx) })
+	got, err = h.Current(ctx)
+	read.Wait()
+	// The settings in the record are those of the container that Current has found.
+	return got, h.known(), cmp.Or(err, recErr)
+}
+
 func (h *Handle) resumeOnce(ctx context.Context) error {
 	wait := h.prefetch(ctx)
 	err := h.c.Start(ctx, h.rec.Name, machine.OwnLayer{})
@@ -69,7 +78,7 @@ func (h *Handle) resumeOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	got, err := h.Current(ctx)
+	got, rec, err := h.look(ctx)
 	if err != nil {
 		return err
 	}
@@ -79,10 +88,6 @@ func (h *Handle) resumeOnce(ctx context.Context) error {
 	h.c.Log.Info("session resumed", "sandbox", h.rec.Name)
 	h.keepLease()
 	ctx = context.WithValue(ctx, resumingKey{}, h)
-	rec, err := h.Refresh(ctx)
-	if err != nil {
-		return err
-	}
 	if err := h.connectIfNeeded(ctx, rec, got, resumed); err != nil {
 		return err
 	}

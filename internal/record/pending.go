@@ -70,8 +70,11 @@ func (e *ForeignError) Error() string {
 type Claim struct {
 	v    Volumes
 	m    Marker
+	made time.Time // by this process's clock
 	stop context.CancelFunc
 	done sync.WaitGroup
+
+	dropping bool // Drop has been called
 }
 
 func markerLabels(role string, m Marker, now time.Time) map[string]string {
@@ -103,12 +106,16 @@ func TryHold(ctx context.Context, v Volumes, r Sandbox, nonce, holder string) (*
 }
 
 func claim(ctx context.Context, v Volumes, m Marker) (*Claim, error) {
-	now := v.Now()
+	now, made := v.Now(), time.Now()
 	m.Until = now.Add(Lease)
 	name, nonce := m.Name, m.Nonce
-	got, err := v.CreateVolume(ctx, markerName(name), markerLabels(RolePending, m, now))
+	labels := markerLabels(RolePending, m, now)
+	got, err := v.CreateVolume(ctx, markerName(name), labels)
 	if err != nil {
 		return nil, err
+	}
+	if got.Labels[Until] != labels[Until] {
+		made = time.Time{} // an earlier marker with this nonce
 	}
 	if !Is(got.Labels, RolePending) {
 		return nil, &ForeignError{"volume", got.Name}
@@ -117,7 +124,7 @@ func claim(ctx context.Context, v Volumes, m Marker) (*Claim, error) {
 		return nil, &HeldError{decodeMarker(got.Labels)}
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	c := &Claim{v: v, m: m, stop: cancel}
+	c := &Claim{v: v, m: m, made: made, stop: cancel}
 	c.done.Go(func() { c.renew(ctx) })
 	return c, nil
 }
@@ -145,24 +152,52 @@ func (c *Claim) renew(ctx context.Context) {
 // lease expired and another process took over.
 func (c *Claim) Commit(ctx context.Context) error {
 	c.Stop()
-	got, err := c.v.InspectVolume(ctx, markerName(c.m.Name))
-	switch {
-	case errors.Is(err, engine.ErrNotFound):
-		return errors.New("lost the claim on the name: it was not renewed in time")
-	case err != nil:
-		return err
-	case got.Labels[Nonce] != c.m.Nonce:
-		return &HeldError{decodeMarker(got.Labels)}
+	marker := markerName(c.m.Name)
+	// A marker whose first lease has not run out is certainly ours.
+	fresh := c.fresh()
+	if !fresh {
+		got, err := c.v.InspectVolume(ctx, marker)
+		switch {
+		case errors.Is(err, engine.ErrNotFound):
+			return errLostClaim
+		case err != nil:
+			return err
+		case got.Labels[Nonce] != c.m.Nonce:
+			return &HeldError{decodeMarker(got.Labels)}
+		}
 	}
-	if err := c.v.RemoveVolume(ctx, got.Name, false); err != nil && !errors.Is(err, engine.ErrNotFound) {
+	err := c.v.RemoveVolume(ctx, marker, false)
+	switch {
+	case errors.Is(err, engine.ErrNotFound) && fresh:
+		return errLostClaim // somebody removed it by hand
+	case err != nil && !errors.Is(err, engine.ErrNotFound):
 		// The engine may have removed it and the reply been lost.
 		check, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
-		if _, e := c.v.InspectVolume(check, got.Name); !errors.Is(e, engine.ErrNotFound) {
+		if _, e := c.v.InspectVolume(check, marker); !errors.Is(e, engine.ErrNotFound) {
 			return err
 		}
 	}
 	return nil
+}
+
+var errLostClaim = errors.New("lost the claim on the name: it was not renewed in time")
+
+// Drop removes the marker without a Commit. After an error it may be called again.
+func (c *Claim) Drop(ctx context.Context) error {
+	c.Stop()
+	// After a lost reply the name may be another's already.
+	if c.dropping || !c.fresh() {
+		return Drop(ctx, c.v, c.m.Name, c.m.Nonce)
+	}
+	c.dropping = true
+	return remove(ctx, c.v, markerName(c.m.Name))
+}
+
+// fresh reports whether the marker was made so short a time ago that no renewal was due and no
+// other process could take it over, by the clock of this process and by the engine's.
+func (c *Claim) fresh() bool {
+	return time.Since(c.made) < Lease/3 && c.v.Now().Before(c.m.Until.Add(Lease/3-Lease))
 }
 
 // Stop ends the renewals and waits for them. It may be called more than once.
@@ -174,7 +209,7 @@ func (c *Claim) Stop() {
 // DropRenewals removes the renewals that Commit leaves. Without their marker they mean
 // nothing, so this may fail: the sweep removes them later.
 func (c *Claim) DropRenewals(ctx context.Context) error {
-	if c.v.Now().Before(c.m.Until.Add(-Lease + Lease/3)) {
+	if c.fresh() {
 		return nil // none was due yet
 	}
 	return dropRenewals(ctx, c.v, c.m.Name, c.m.Nonce)

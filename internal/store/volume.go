@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -169,14 +171,18 @@ func (s *Store) dropOverlay(ctx context.Context, name string) {
 		return // not a data volume
 	}
 	upper, work := record.OverlayNames(name)
-	wasOverlay := false
+	var wasOverlay atomic.Bool
+	var parts sync.WaitGroup
 	for _, part := range []string{upper, work} {
-		if v, err := s.Engine.InspectVolume(ctx, part); err == nil && record.Is(v.Labels, record.RoleOverlay) {
-			s.Engine.RemoveVolume(ctx, part, false)
-			wasOverlay = true
-		}
+		parts.Go(func() {
+			if v, err := s.Engine.InspectVolume(ctx, part); err == nil && record.Is(v.Labels, record.RoleOverlay) {
+				s.Engine.RemoveVolume(ctx, part, false)
+				wasOverlay.Store(true)
+			}
+		})
 	}
-	if !wasOverlay {
+	parts.Wait()
+	if !wasOverlay.Load() {
 		return
 	}
 	if all, err := s.List(ctx); err == nil {
