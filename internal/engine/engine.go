@@ -93,8 +93,8 @@ func newEngine(ep endpoint, o Options) (*Engine, error) {
 	e.tr = &http.Transport{
 		DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
 		DisableCompression:  true,
-		MaxIdleConns:        ep.idle(),
-		MaxIdleConnsPerHost: ep.idle(),
+		MaxIdleConns:        idleConns,
+		MaxIdleConnsPerHost: idleConns,
 		IdleConnTimeout:     30 * time.Second,
 		TLSHandshakeTimeout: o.DialTimeout,
 		TLSClientConfig:     ep.tls,

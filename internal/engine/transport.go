@@ -42,7 +42,7 @@ func dialer(ep endpoint, timeout time.Duration) (func(context.Context) (net.Conn
 		if err != nil {
 			return nil, err
 		}
-		return target.dial, nil
+		return newSSHDialer(target, timeout).dial, nil
 	case "npipe":
 		// go-connections implements named pipes, on Windows only.
 		tr := new(http.Transport)
