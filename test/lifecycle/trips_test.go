@@ -60,7 +60,13 @@ func TestRoundTrips(t *testing.T) {
 			t.Fatal(err)
 		}
 		measure("Get stopped", get)
-		measure("Delete", func() error { _, err := c.Delete(ctx, name); return err })
+		var report sandbox.DeleteReport
+		measure("Delete", func() (err error) { report, err = c.Delete(ctx, name); return err })
+		for _, v := range report.Volumes {
+			if _, err := c.DeleteVolume(ctx, v.Name); err != nil {
+				t.Errorf("DeleteVolume(%q): %v", v.Name, err)
+			}
+		}
 		again, err := c.Create(ctx, sandbox.WithName(name+"-2"))
 		if err != nil {
 			t.Fatal(err)
