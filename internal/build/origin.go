@@ -135,6 +135,7 @@ type Stored struct {
 	recorded bool
 	dirs     map[string]string // of trees that volumes can be laid over, by target
 	again    bool              // an earlier try may have left something
+	copies   bool              // an earlier try could not use overlays
 }
 
 // FromSnapshot returns the snapshot of that ID as an origin.
@@ -162,7 +163,7 @@ func (o *Stored) prepare(ctx context.Context, b *Build) error {
 	if err != nil {
 		return err
 	}
-	if o.dirs = map[string]string{}; b.Overlays() {
+	if o.dirs = map[string]string{}; b.Overlays() && !o.copies {
 		for _, t := range o.rec.Trees {
 			v, err := b.Engine.InspectVolume(ctx, t.Volume)
 			if errors.Is(err, engine.ErrNotFound) {
@@ -279,8 +280,11 @@ func (o *Stored) fill(ctx context.Context, b *Build) error {
 	}
 	b.ownLayer = k.OwnLayer(0, jobs)
 	if errors.Is(err, machine.ErrHelperNotStarted) && len(roots) > 0 {
-		b.Log.Warn("snapshots are copied from now on: the engine mounts no overlays", "error", err)
-		b.DisableOverlays()
+		o.copies = true
+		if engine.IsMountError(err) {
+			b.Log.Warn("snapshots are copied from now on: the engine mounts no overlays", "error", err)
+			b.DisableOverlays()
+		}
 		return fmt.Errorf("%w: a volume over a snapshot's files: %w", ErrTryAgain, err)
 	}
 	if err != nil || !o.recorded {

@@ -249,12 +249,16 @@ func (s *Store) removeSandbox(ctx context.Context, id string) error {
 	case errors.Is(err, engine.ErrNotFound):
 		return fault.NotFound
 	case errors.Is(err, engine.ErrConflict):
+		// Another call removes it. If that fails this one goes on.
 		return fault.Poll(ctx, PollEvery, func() (bool, error) {
-			_, err := s.Engine.InspectContainer(ctx, id)
-			if errors.Is(err, engine.ErrNotFound) {
-				err = fault.NotFound
+			err := Finish(ctx, func(ctx context.Context) error { return s.Engine.RemoveContainer(ctx, id, true) })
+			switch {
+			case errors.Is(err, engine.ErrNotFound):
+				return true, fault.NotFound
+			case errors.Is(err, engine.ErrConflict):
+				return false, nil
 			}
-			return false, err
+			return true, err
 		})
 	case errors.Is(err, engine.ErrUnavailable):
 		// Only the reply may have been lost: not found now means that it was removed.
