@@ -111,6 +111,12 @@ func claim(ctx context.Context, v Volumes, m Marker) (*Claim, error) {
 	name, nonce := m.Name, m.Nonce
 	labels := markerLabels(RolePending, m, now)
 	got, err := v.CreateVolume(ctx, markerName(name), labels)
+	if err != nil && !errors.Is(err, engine.ErrUnavailable) && ctx.Err() == nil {
+		// An engine may refuse to make a volume that another call makes, and not return that one.
+		if there, e := v.InspectVolume(ctx, markerName(name)); e == nil {
+			got, err = there, nil
+		}
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -310,3 +310,26 @@ func TestClaimOfAnOldMarkerKeepsAnothersClaim(t *testing.T) {
 		})
 	}
 }
+
+// strict refuses to make a volume that exists, as Podman does when two calls make it at once.
+type strict struct{ *memory }
+
+func (s strict) CreateVolume(ctx context.Context, name string, labels map[string]string) (engine.Volume, error) {
+	if _, err := s.InspectVolume(ctx, name); err == nil {
+		return engine.Volume{}, errors.New("volume already exists")
+	}
+	return s.memory.CreateVolume(ctx, name, labels)
+}
+
+func TestRefusedClaimIsHeld(t *testing.T) {
+	m := strict{newMemory()}
+	c, err := record.TryClaim(t.Context(), m, "x", "theirs", "other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Stop()
+	var held *record.HeldError
+	if _, err := record.TryClaim(t.Context(), m, "x", "mine", "me"); !errors.As(err, &held) || held.Marker.Nonce != "theirs" {
+		t.Errorf("TryClaim = %v, want a HeldError with the other's nonce", err)
+	}
+}
