@@ -34,6 +34,8 @@ type Client struct {
 
 	runtimes map[string]string // of WithRuntimes
 
+	registryAuth func(context.Context, string) (engine.RegistryAuth, error) // may be nil
+
 	connecting fault.Semaphore // held while connecting
 
 	mu     sync.Mutex
@@ -44,7 +46,9 @@ type Client struct {
 // Limits bound what one client creates, and what a sandbox can make this program hold in
 // memory. See [CopyOption] for what [Sandbox.CopyOut] writes.
 type Limits struct {
-	// Creates bounds how many sandboxes the client creates at once; further calls wait.
+	// Creates bounds how many sandboxes the engine creates, fills and starts at once for the
+	// client; further calls wait. Pulls of images, reads of a source, [WithConfirm] and
+	// [OnCreate] don't count, so a hook may create sandboxes itself.
 	// Creating is bound by the engine's CPUs: above three times their number, calls only
 	// wait longer. Default: three times the engine's CPUs, at least 2 and at most 16.
 	Creates int
@@ -115,7 +119,7 @@ func (c *Client) connect(ctx context.Context) (*lifecycle.Client, error) {
 	if life, err := c.connected(); life != nil || err != nil {
 		return life, err
 	}
-	eng, err := engine.Open(ctx, engine.Options{Host: c.host})
+	eng, err := engine.Open(ctx, engine.Options{Host: c.host, RegistryAuth: c.registryAuth})
 	if err != nil {
 		return nil, err
 	}
@@ -233,6 +237,38 @@ func WithAuthorities(pem []byte) ClientOption {
 			return fault.Invalid("WithAuthorities: %d bytes are not certificates in PEM, or more than %d bytes", len(pem), maxAuthorities)
 		}
 		c.own.Authorities = string(pem)
+		return nil
+	}
+}
+
+// RegistryAuth are credentials for a registry of images: Username and Password, or a token.
+// Printed, they are hidden.
+type RegistryAuth struct{ Username, Password, IdentityToken, RegistryToken string }
+
+// String returns a text without the credentials.
+func (RegistryAuth) String() string { return "credentials for a registry" }
+
+// GoString returns String.
+func (a RegistryAuth) GoString() string { return a.String() }
+
+// LogValue returns String.
+func (a RegistryAuth) LogValue() slog.Value { return slog.StringValue(a.String()) }
+
+// WithRegistryAuth sets the credentials for pulls of images. The client calls fn before each
+// pull with the registry's host, such as "ghcr.io", with its port if it has one; Docker Hub is
+// "docker.io". The call fails if fn does. For the zero RegistryAuth, as by default, those of the
+// docker command on this machine are used: what docker login stored in its configuration, or in
+// the credential helpers that the configuration names, which are run (docker-credential-…, up to
+// 10 s each). fn may be called concurrently. The credentials are sent to the engine only.
+func WithRegistryAuth(fn func(ctx context.Context, host string) (RegistryAuth, error)) ClientOption {
+	return func(c *Client) error {
+		if fn == nil {
+			return fault.Invalid("WithRegistryAuth: the function is nil")
+		}
+		c.registryAuth = func(ctx context.Context, host string) (engine.RegistryAuth, error) {
+			a, err := fn(ctx, host)
+			return engine.RegistryAuth(a), err
+		}
 		return nil
 	}
 }

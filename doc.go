@@ -171,6 +171,10 @@
 // preserves volumes by default. They are then orphaned, and can be attached again, or
 // removed one by one ([DeleteVolume]) or together ([CleanupOrphanedVolumes]). Volumes are
 // local to the engine; the driver option size=0 protects them from "docker volume prune".
+// Nothing protects the rest: "docker container prune" removes stopped sandboxes, with their
+// files outside of volumes, and "docker image prune -a" the images of snapshots. A snapshot
+// gets its image again if that is on the engine or can be pulled unchanged; if the engine had
+// to commit files for the snapshot they are lost, and [FromSnapshot] is [ErrImageNotFound].
 //
 // # Forks and snapshots
 //

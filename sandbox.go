@@ -249,11 +249,11 @@ func (c *Client) Delete(ctx context.Context, nameOrID string, opts ...DeleteOpti
 	if err != nil {
 		return DeleteReport{}, err
 	}
-	rec, _, err := l.AwaitCreated(ctx, nameOrID)
+	rec, got, err := l.AwaitCreated(ctx, nameOrID)
 	if err != nil {
 		return DeleteReport{}, err
 	}
-	outcomes, err := l.Delete(ctx, rec, reclaimOf(opts))
+	outcomes, err := l.DeleteFound(ctx, rec, got, reclaimOf(opts))
 	return deleteReport(outcomes, nil), err
 }
 

@@ -48,6 +48,7 @@ type Build struct {
 	visibleEarly bool           // others may see the sandbox before Commit
 	undo         store.Undo
 	report       *machine.Reporter
+	slot         *machine.Slot // of the step that runs
 
 	release     func()       // ends the context of Prepare
 	filled      func() error // waits for the copies into the volumes
@@ -80,12 +81,13 @@ func New(m *machine.Machine, p plan.Sandbox, from Origin, visibleEarly bool, rep
 // Prepare creates everything except the session: the volumes, which directories are being
 // copied into when it returns, and the container. A *record.HeldError says that another
 // process is creating a sandbox of that name.
-func (b *Build) Prepare(ctx context.Context) error {
-	if err := b.claimName(ctx); err != nil {
+func (b *Build) Prepare(ctx context.Context, slot *machine.Slot) error {
+	b.slot = slot
+	if err := b.claimAndShare(ctx); err != nil {
 		return err
 	}
 	ctx, b.release = b.claim.Bind(ctx) // until Commit or Undo: copies go on after Prepare
-	for _, step := range []func(context.Context) error{b.prepareShared, b.makeVolumes, b.beforeContainer, b.makeAndFill} {
+	for _, step := range []func(context.Context) error{b.makeVolumes, b.beforeContainer, b.makeAndFill} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -124,6 +126,8 @@ func (b *Build) Undo(ctx context.Context) error {
 	}
 	if b.claim != nil {
 		b.claim.Stop()
+	}
+	if b.release != nil {
 		b.release()
 	}
 	return b.undo.Run(ctx)
@@ -131,6 +135,20 @@ func (b *Build) Undo(ctx context.Context) error {
 
 // SharesFiles reports whether volumes of the sandbox are overlays over files of its origin.
 func (b *Build) SharesFiles() bool { return b.shares }
+
+// claimAndShare runs claimName and prepareShared at once.
+func (b *Build) claimAndShare(ctx context.Context) error {
+	own, cancel := context.WithCancel(ctx)
+	defer cancel()
+	shared := make(chan error, 1)
+	go func() { shared <- b.prepareShared(own) }()
+	if err := b.claimName(ctx); err != nil {
+		cancel() // whoever has the name prepares as much
+		<-shared
+		return err
+	}
+	return <-shared
+}
 
 // claimName claims the name among the processes that create sandboxes.
 func (b *Build) claimName(ctx context.Context) error {
@@ -151,7 +169,7 @@ func (b *Build) claimName(ctx context.Context) error {
 }
 
 // prepareShared prepares what sandboxes share and what may be slow, before any object of this
-// sandbox exists.
+// sandbox but its marker exists.
 func (b *Build) prepareShared(ctx context.Context) error {
 	if err := errors.Join(b.checkRuntime(ctx), b.checkStorage(ctx)); err != nil {
 		return err
@@ -170,7 +188,7 @@ func (b *Build) prepareShared(ctx context.Context) error {
 	if b.base == "" {
 		b.base = b.Plan.Image
 		g.Go(func() (err error) {
-			b.image, err = b.EnsureImage(ctx, b.Plan.Image, b.report)
+			b.image, err = b.EnsureImage(ctx, b.Plan.Image, b.slot, b.report)
 			b.usualUser = b.image.User
 			return err
 		})
@@ -259,12 +277,12 @@ func (b *Build) Fill(ctx context.Context) error {
 // Start starts the first session. Copies into the volumes may go on meanwhile, since nobody
 // connects before the marker is removed. But a main process would see an incomplete copy, and
 // the start creates the mount points of nested mounts in the volumes: such a start waits for
-// the copies.
+// the copies, without the slot.
 //
 // After Start the session may have ended already, see [Build.Container].
-func (b *Build) Start(ctx context.Context) error {
+func (b *Build) Start(ctx context.Context, slot *machine.Slot) error {
 	if len(b.Plan.Command) > 0 || plan.Nested(b.mounted, b.Plan.Source != nil || b.origin != nil) {
-		if err := b.Filled(); err != nil {
+		if err := slot.Without(ctx, b.Filled); err != nil {
 			return err
 		}
 	}

@@ -135,6 +135,7 @@ type Stored struct {
 	recorded bool
 	dirs     map[string]string // of trees that volumes can be laid over, by target
 	again    bool              // an earlier try may have left something
+	copies   bool              // an earlier try could not use overlays
 }
 
 // FromSnapshot returns the snapshot of that ID as an origin.
@@ -156,12 +157,14 @@ func (o *Stored) prepare(ctx context.Context, b *Build) error {
 	}
 	b.usualUser = o.rec.User
 	var err error
-	if b.image, err = b.Engine.InspectImage(ctx, b.base); errors.Is(err, engine.ErrNotFound) {
-		return fmt.Errorf("%w: the image %s of the snapshot was removed", fault.ImageNotFound, b.base)
-	} else if err != nil {
+	b.image, err = b.Engine.InspectImage(ctx, b.base)
+	if errors.Is(err, engine.ErrNotFound) {
+		b.image, err = o.restoreImage(ctx, b)
+	}
+	if err != nil {
 		return err
 	}
-	if o.dirs = map[string]string{}; b.Overlays() {
+	if o.dirs = map[string]string{}; b.Overlays() && !o.copies {
 		for _, t := range o.rec.Trees {
 			v, err := b.Engine.InspectVolume(ctx, t.Volume)
 			if errors.Is(err, engine.ErrNotFound) {
@@ -176,6 +179,27 @@ func (o *Stored) prepare(ctx context.Context, b *Build) error {
 		}
 	}
 	return nil
+}
+
+// restoreImage gives the snapshot its image again, which "docker image prune -a" removes: no
+// container uses it. An image that was committed for the snapshot can't be restored.
+func (o *Stored) restoreImage(ctx context.Context, b *Build) (engine.Image, error) {
+	const pruned = "was removed, as \"docker image prune -a\" does"
+	if o.rec.ImageID == "" {
+		return engine.Image{}, fmt.Errorf("%w: the image %s, which had files of the snapshot, %s: it can't be restored", fault.ImageNotFound, b.base, pruned)
+	}
+	image, err := b.Engine.InspectImage(ctx, o.rec.ImageID)
+	if errors.Is(err, engine.ErrNotFound) {
+		image, err = b.EnsureImage(ctx, o.rec.Image, b.slot, b.report)
+	}
+	if err != nil {
+		return image, fmt.Errorf("the image of the snapshot %s: %w", pruned, err)
+	}
+	if image.ID != o.rec.ImageID {
+		return image, fmt.Errorf("%w: the image of the snapshot %s, and %s is another one by now: it takes the image with ID %s",
+			fault.ImageNotFound, pruned, o.rec.Image, o.rec.ImageID)
+	}
+	return image, b.Engine.TagImage(ctx, image.ID, b.base)
 }
 
 // adopt takes over the snapshot's settings that the caller did not set.
@@ -257,8 +281,11 @@ func (o *Stored) fill(ctx context.Context, b *Build) error {
 	}
 	b.ownLayer = k.OwnLayer(0, jobs)
 	if errors.Is(err, machine.ErrHelperNotStarted) && len(roots) > 0 {
-		b.Log.Warn("snapshots are copied from now on: the engine mounts no overlays", "error", err)
-		b.DisableOverlays()
+		o.copies = true
+		if engine.IsMountError(err) {
+			b.Log.Warn("snapshots are copied from now on: the engine mounts no overlays", "error", err)
+			b.DisableOverlays()
+		}
 		return fmt.Errorf("%w: a volume over a snapshot's files: %w", ErrTryAgain, err)
 	}
 	if err != nil || !o.recorded {

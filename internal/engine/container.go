@@ -430,19 +430,23 @@ func busyVolume(err error) error {
 // whole seconds. A negative grace means the container's own. It is no error if the container
 // does not run.
 func (e *Engine) StopContainer(ctx context.Context, id string, grace time.Duration) error {
+	err := e.StopToRemove(ctx, id, grace)
+	if err == nil {
+		// An engine of version 26 replies before its list knows. An inspection waits for that,
+		// and what it says of a container that has stopped does not matter.
+		_, _ = e.cli.ContainerInspect(ctx, id)
+	}
+	return err
+}
+
+// StopToRemove is [Engine.StopContainer] for a container that is removed next: when it returns,
+// a list may still report that the container runs.
+func (e *Engine) StopToRemove(ctx context.Context, id string, grace time.Duration) error {
 	var o container.StopOptions
 	if grace >= 0 {
 		o.Timeout = seconds(grace)
 	}
-	return e.onContainer(ctx, id, func() error {
-		if err := e.cli.ContainerStop(ctx, id, o); err != nil {
-			return err
-		}
-		// An engine of version 26 replies before its list knows. An inspection waits for that,
-		// and what it says of a container that has stopped does not matter.
-		_, _ = e.cli.ContainerInspect(ctx, id)
-		return nil
-	})
+	return e.onContainer(ctx, id, func() error { return e.cli.ContainerStop(ctx, id, o) })
 }
 
 // KillContainer sends a signal, such as "SIGKILL", to the container's PID 1. It fails with

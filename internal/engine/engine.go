@@ -33,6 +33,9 @@ type Options struct {
 	// DialTimeout bounds each new connection, and the first exchange with the
 	// engine. Zero means 30 s.
 	DialTimeout time.Duration
+	// RegistryAuth returns the credentials for a registry, such as "ghcr.io"; Docker Hub is
+	// "docker.io". For the zero value those of the docker command are used. It may be nil.
+	RegistryAuth func(ctx context.Context, host string) (RegistryAuth, error)
 }
 
 // Engine is a connection to one Docker Engine.
@@ -44,6 +47,8 @@ type Engine struct {
 	ep    endpoint
 	clock *clock
 	arch  atomic.Pointer[string]
+
+	registryAuth func(context.Context, string) (RegistryAuth, error) // may be nil
 
 	seccomp atomic.Pointer[seccompOptions]
 }
@@ -89,12 +94,12 @@ func newEngine(ep endpoint, o Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{dial: dial, ep: ep, clock: new(clock)}
+	e := &Engine{dial: dial, ep: ep, clock: new(clock), registryAuth: o.RegistryAuth}
 	e.tr = &http.Transport{
 		DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
 		DisableCompression:  true,
-		MaxIdleConns:        ep.idle(),
-		MaxIdleConnsPerHost: ep.idle(),
+		MaxIdleConns:        idleConns,
+		MaxIdleConnsPerHost: idleConns,
 		IdleConnTimeout:     30 * time.Second,
 		TLSHandshakeTimeout: o.DialTimeout,
 		TLSClientConfig:     ep.tls,

@@ -71,6 +71,12 @@ func (e *RemovalInProgressError) Error() string {
 // Is reports whether target is [ErrConflict].
 func (e *RemovalInProgressError) Is(target error) bool { return target == ErrConflict }
 
+// IsMountError reports whether err says that a volume could not be mounted. The engine has no
+// other sign of it than its text.
+func IsMountError(err error) bool {
+	return err != nil && strings.Contains(strings.ToLower(err.Error()), "mount")
+}
+
 // Retry calls fn, and again up to four times within a second while it fails with
 // [ErrUnavailable].
 func Retry(ctx context.Context, fn func() error) error {

@@ -54,6 +54,9 @@ func (e *Engine) Exec(ctx context.Context, containerID string, s ExecSpec) (*Str
 	if len(s.Argv) == 0 {
 		return nil, invalid("exec: no command")
 	}
+	// The connection is made meanwhile: on a slow link that takes as long.
+	dialed := e.dialAhead(ctx)
+	defer dialed.close()
 	r, err := e.cli.ContainerExecCreate(ctx, containerID, container.ExecOptions{
 		Cmd: s.Argv, Env: s.Env, User: s.User, WorkingDir: s.Dir,
 		AttachStdin: s.Stdin, AttachStdout: true, AttachStderr: true,
@@ -64,7 +67,7 @@ func (e *Engine) Exec(ctx context.Context, containerID string, s ExecSpec) (*Str
 	if err := checkName("exec", r.ID); err != nil {
 		return nil, unavailable(e.Host(), err)
 	}
-	conn, br, err := e.hijack(ctx, "/exec/"+r.ID+"/start", nil, container.ExecStartOptions{})
+	conn, br, err := e.hijackOn(ctx, dialed.take, "/exec/"+r.ID+"/start", nil, container.ExecStartOptions{})
 	if err != nil {
 		return nil, e.fail(ctx, err)
 	}
@@ -75,7 +78,12 @@ func (e *Engine) Exec(ctx context.Context, containerID string, s ExecSpec) (*Str
 
 // hijack makes a POST whose connection becomes a raw stream. The client's own method ignores
 // ctx while it waits for the reply, and the reply's status.
-func (e *Engine) hijack(ctx context.Context, path string, query url.Values, body any) (_ net.Conn, _ io.Reader, err error) {
+func (e *Engine) hijack(ctx context.Context, path string, query url.Values, body any) (net.Conn, io.Reader, error) {
+	return e.hijackOn(ctx, func() (net.Conn, error) { return e.dialRaw(ctx) }, path, query, body)
+}
+
+// hijackOn is hijack on the connection that dial returns.
+func (e *Engine) hijackOn(ctx context.Context, dial func() (net.Conn, error), path string, query url.Values, body any) (_ net.Conn, _ io.Reader, err error) {
 	// Without a body send nothing, not even "null": the engine does not read the body of an
 	// attach, so it could become the beginning of the container's input.
 	var b []byte
@@ -91,7 +99,7 @@ func (e *Engine) hijack(ctx context.Context, path string, query url.Values, body
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Connection", "Upgrade")
 	req.Header.Set("Upgrade", "tcp")
-	conn, err := e.dialRaw(ctx)
+	conn, err := dial()
 	if err != nil {
 		return nil, nil, err
 	}

@@ -133,13 +133,9 @@ func (ep endpoint) clientHost() string {
 	return "tcp://" + ep.addr + strings.TrimSuffix(ep.url.Path, "/")
 }
 
-// idle is the number of idle connections to keep. Each one over ssh is a process.
-func (ep endpoint) idle() int {
-	if ep.scheme == "ssh" {
-		return 2
-	}
-	return 8
-}
+// idleConns is the number of idle connections to keep. Each one over ssh is a process, and costs
+// a handshake to make again.
+const idleConns = 8
 
 // redact removes credentials from a host that may not even be a URL.
 func redact(host string) string {

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
@@ -417,8 +418,10 @@ func relay(down io.ReadWriteCloser, up net.Conn) {
 }
 
 const (
-	sshArgsFile = "ENGINETEST_SSH_ARGS"
-	sshSocket   = "ENGINETEST_SSH_HOST"
+	sshArgsFile   = "ENGINETEST_SSH_ARGS"
+	sshSocket     = "ENGINETEST_SSH_HOST"
+	sshHandshakes = "ENGINETEST_SSH_HANDSHAKES" // a directory, with a file for each handshake
+	sshRefusals   = "ENGINETEST_SSH_REFUSALS"   // a directory, with a file for each handshake to refuse
 )
 
 // fakeSSH is this test binary, called ssh: it notes its arguments and is the
@@ -430,6 +433,10 @@ func fakeSSH() int {
 	}
 	fmt.Fprintln(f, strings.Join(os.Args[1:], " "))
 	_ = f.Close()
+	if !fakeHandshake(os.Getenv(sshHandshakes), os.Getenv(sshRefusals)) {
+		fmt.Fprintln(os.Stderr, "kex_exchange_identification: Connection closed by remote host")
+		return 255
+	}
 	if os.Getenv(sshSocket) == "" {
 		fmt.Fprintln(os.Stderr, "me@example.com: Permission denied (publickey).")
 		return 255
@@ -447,8 +454,34 @@ func fakeSSH() int {
 	return 0
 }
 
-func TestSSH(t *testing.T) {
-	enginetest.Need(t)
+// fakeHandshake is as a server does it that accepts four handshakes at once.
+func fakeHandshake(dir, refusals string) bool {
+	if refusals != "" {
+		left, _ := os.ReadDir(refusals)
+		if len(left) > 0 {
+			_ = os.Remove(filepath.Join(refusals, left[0].Name()))
+			return false
+		}
+	}
+	if dir == "" {
+		return true
+	}
+	f, err := os.CreateTemp(dir, "")
+	if err != nil {
+		return false
+	}
+	defer os.Remove(f.Name())
+	_ = f.Close()
+	now, err := os.ReadDir(dir)
+	if err != nil || len(now) > 4 {
+		return false
+	}
+	time.Sleep(100 * time.Millisecond) // so that others overlap with it
+	return true
+}
+
+// withSSH makes this test binary the program ssh, and returns the file with its arguments.
+func withSSH(t *testing.T, host string) (args string) {
 	clean(t)
 	dir := t.TempDir()
 	self, err := os.Executable()
@@ -459,13 +492,79 @@ func TestSSH(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
-	args := filepath.Join(dir, "args")
+	args = filepath.Join(dir, "args")
 	t.Setenv(sshArgsFile, args)
+	t.Setenv(sshSocket, host)
+	return args
+}
+
+// answersTogether is an engine that answers a call when so many have arrived.
+func answersTogether(t *testing.T, calls int) (host string) {
+	all, mu := make(chan struct{}), sync.Mutex{}
+	return fakeEngine(t, func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		if calls--; calls == 0 {
+			close(all)
+		}
+		mu.Unlock()
+		select {
+		case <-all:
+		case <-r.Context().Done():
+		}
+		fmt.Fprint(w, `{"Name":"v"}`)
+	})
+}
+
+// A server that accepts four handshakes at once refuses none of sixteen connections.
+func TestSSHHandshakesAreBounded(t *testing.T) {
+	const calls = 16
+	args := withSSH(t, answersTogether(t, calls))
+	t.Setenv(sshHandshakes, t.TempDir())
+	e := openAt(t, "ssh://example.com")
+	g, ctx := errgroup.WithContext(t.Context())
+	for range calls {
+		g.Go(func() error { _, err := e.InspectVolume(ctx, "v"); return err })
+	}
+	if err := g.Wait(); err != nil {
+		t.Errorf("InspectVolume: %v", err)
+	}
+	b, err := os.ReadFile(args)
+	if n := strings.Count(string(b), "\n"); err != nil || n < calls || n > calls+1 {
+		t.Errorf("ssh was started %d times (%v), want once for each connection", n, err)
+	}
+}
+
+func TestRefusedSSHHandshakeIsRepeated(t *testing.T) {
+	args := withSSH(t, answersTogether(t, 1))
+	refusals := t.TempDir()
+	for i := range 3 {
+		if err := os.WriteFile(filepath.Join(refusals, fmt.Sprint(i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv(sshRefusals, refusals)
+	e := openAt(t, "ssh://example.com")
+	if _, err := e.InspectVolume(t.Context(), "v"); err != nil {
+		t.Errorf("InspectVolume: %v", err)
+	}
+	// A server that wants another key is asked once.
+	t.Setenv(sshSocket, "")
+	before, _ := os.ReadFile(args)
+	_, err := engine.Open(t.Context(), engine.Options{Host: "ssh://example.com"})
+	wantClass(t, "Open without a key", err, engine.ErrUnavailable)
+	after, _ := os.ReadFile(args)
+	if n := strings.Count(string(after[len(before):]), "\n"); n != 1 {
+		t.Errorf("ssh was started %d times for a server that wants another key, want once", n)
+	}
+}
+
+func TestSSH(t *testing.T) {
+	enginetest.Need(t)
 	real := realHost
 	if real == "" {
 		real = "unix:///var/run/docker.sock"
 	}
-	t.Setenv(sshSocket, real)
+	args := withSSH(t, real)
 
 	e := openAt(t, "ssh://me@example.com:2222")
 	if e.Host() != "ssh://example.com:2222" || e.Location() != "example.com:2222" {

@@ -65,17 +65,24 @@ func (e *Engine) ListImages(ctx context.Context, labels ...string) ([]Image, err
 }
 
 // PullImage pulls an image for the engine's own platform, and reports to progress, which may
-// be nil. Credentials for the registry are those in plain text in the docker command's
-// configuration. An image that its registry does not have is [ErrNotFound]; one without
+// be nil. Credentials for the registry are those of [Options.RegistryAuth], else those of the
+// docker command's configuration and credential helpers. An image that its registry does not have is [ErrNotFound]; one without
 // access for this caller is [ErrForbidden] or, with most registries, [ErrNotFound] too.
 func (e *Engine) PullImage(ctx context.Context, ref string, progress func(PullEvent)) error {
 	if err := checkImage(ref); err != nil {
 		return err
 	}
-	auth, err := registryAuth(ref)
+	auth, err := e.findAuth(ctx, ref)
 	if err != nil {
+		if ctxErr := ctx.Err(); ctxErr != nil {
+			err = e.fail(ctx, ctxErr)
+		}
 		return err
 	}
+	return auth.explain(e.pull(ctx, ref, auth.header, progress))
+}
+
+func (e *Engine) pull(ctx context.Context, ref, auth string, progress func(PullEvent)) error {
 	body, err := e.cli.ImagePull(ctx, ref, image.PullOptions{RegistryAuth: auth})
 	if err == nil {
 		defer body.Close()

@@ -1,12 +1,15 @@
 package engine
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
+	"net/http"
 	"net/url"
 	"os"
 	"os/exec"
@@ -15,6 +18,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/docker/docker/client"
 )
 
 // sshTarget is an engine reached by running "docker system dial-stdio" on its
@@ -74,7 +79,100 @@ func (t sshTarget) argv() []string {
 	return append(argv, "system", "dial-stdio")
 }
 
-func (t sshTarget) dial(ctx context.Context) (net.Conn, error) {
+// An sshDialer makes connections to one engine, each over an ssh process of its own. To use one
+// connection for all, users set ControlMaster in ssh's configuration.
+type sshDialer struct {
+	target     sshTarget
+	timeout    time.Duration // of one handshake
+	handshakes chan struct{} // holds one element for each in progress
+}
+
+const (
+	// maxHandshakes leaves room for other clients: sshd drops some connections when ten are
+	// being authenticated (MaxStartups).
+	maxHandshakes = 4
+	// maxRefusals is how often a handshake that the server refused is repeated, within 6 s.
+	maxRefusals = 5
+)
+
+func newSSHDialer(target sshTarget, timeout time.Duration) *sshDialer {
+	return &sshDialer{target: target, timeout: timeout, handshakes: make(chan struct{}, maxHandshakes)}
+}
+
+// dial returns a connection that the engine has answered on. Nothing but a ping was sent before,
+// so a handshake that the server refuses can be repeated.
+func (d *sshDialer) dial(ctx context.Context) (net.Conn, error) {
+	wait := 100 * time.Millisecond
+	for try := 0; ; try++ {
+		conn, err := d.handshake(ctx)
+		var refused *sshError
+		if err == nil || !errors.As(err, &refused) || !refused.beforeKeys() || try == maxRefusals {
+			return conn, err
+		}
+		wait *= 2
+		select {
+		case <-time.After(wait - rand.N(wait/2)):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
+func (d *sshDialer) handshake(ctx context.Context) (net.Conn, error) {
+	select {
+	case d.handshakes <- struct{}{}:
+		defer func() { <-d.handshakes }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	conn, err := d.target.start(ctx)
+	if err != nil {
+		return nil, err
+	}
+	own, cancel := context.WithTimeout(ctx, d.timeout)
+	defer cancel()
+	stop := context.AfterFunc(own, func() { _ = conn.Close() })
+	err = ping(conn)
+	if !stop() {
+		if err = ctx.Err(); err == nil {
+			err = &timeoutError{after: d.timeout}
+		}
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// ping makes one request on a new connection, to which any reply of the engine is fine.
+func ping(conn net.Conn) error {
+	req, err := http.NewRequest(http.MethodGet, "http://"+client.DummyHost+"/_ping", nil)
+	if err != nil {
+		return err
+	}
+	if err := req.Write(conn); err != nil {
+		// The reason is what ssh has written.
+		var b [1]byte
+		if _, e := conn.Read(b[:]); e != nil {
+			err = e
+		}
+		return err
+	}
+	r := bufio.NewReader(conn)
+	resp, err := http.ReadResponse(r, req)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, io.LimitReader(resp.Body, 1<<20))
+	if err == nil && (resp.Close || r.Buffered() > 0) {
+		err = errNotAnEngine
+	}
+	return err
+}
+
+// start starts ssh.
+func (t sshTarget) start(ctx context.Context) (net.Conn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -132,8 +230,19 @@ func (c *sshConn) explain() error {
 	if text == "" && err != nil {
 		text = err.Error()
 	}
-	return fmt.Errorf("ssh %s: %s: %w", c.host, text, io.EOF)
+	return &sshError{c.host, text}
 }
+
+// sshError is the message of an ssh that ended without a connection.
+type sshError struct{ host, text string }
+
+func (e *sshError) Error() string { return fmt.Sprintf("ssh %s: %s: %v", e.host, e.text, io.EOF) }
+
+func (e *sshError) Unwrap() error { return io.EOF }
+
+// beforeKeys reports whether the server closed the connection before the key exchange, as one
+// with too many connections does. ssh has no other sign of it than its text.
+func (e *sshError) beforeKeys() bool { return strings.Contains(e.text, "exchange_identification: ") }
 
 func (c *sshConn) Write(p []byte) (int, error) {
 	n, err := c.in.Write(p)

@@ -42,7 +42,7 @@ func dialer(ep endpoint, timeout time.Duration) (func(context.Context) (net.Conn
 		if err != nil {
 			return nil, err
 		}
-		return target.dial, nil
+		return newSSHDialer(target, timeout).dial, nil
 	case "npipe":
 		// go-connections implements named pipes, on Windows only.
 		tr := new(http.Transport)
@@ -64,6 +64,38 @@ func dialer(ep endpoint, timeout time.Duration) (func(context.Context) (net.Conn
 	return func(ctx context.Context) (net.Conn, error) {
 		return d.DialContext(ctx, network, ep.addr)
 	}, nil
+}
+
+// An aheadConn is a connection that is being made. The caller takes it, or it is closed.
+type aheadConn struct {
+	done chan struct{} // closed when conn and err are set
+	conn net.Conn
+	err  error
+}
+
+// dialAhead begins to connect as dialRaw does.
+func (e *Engine) dialAhead(ctx context.Context) *aheadConn {
+	a := &aheadConn{done: make(chan struct{})}
+	go func() {
+		defer close(a.done)
+		a.conn, a.err = e.dialRaw(ctx)
+	}()
+	return a
+}
+
+func (a *aheadConn) take() (net.Conn, error) {
+	<-a.done
+	conn := a.conn
+	a.conn = nil
+	return conn, a.err
+}
+
+// close closes the connection unless it was taken.
+func (a *aheadConn) close() {
+	<-a.done
+	if a.conn != nil {
+		_ = a.conn.Close()
+	}
 }
 
 // dialRaw connects as the HTTP transport would, TLS included.

@@ -82,6 +82,7 @@ type Proxy struct {
 	onFault func()
 	fired   bool
 	closed  bool
+	trips   *Trips // nil unless they are counted
 
 	streams, all    chan struct{} // closed when the stall of streams, or of everything, is over; nil without
 	opened, stalled int           // streams so far, and when they were stalled
@@ -375,7 +376,7 @@ func (p *Proxy) serve(down net.Conn) {
 		return
 	}
 	defer p.track(up)()
-	l := &link{proxy: p, down: down, up: up, downR: bufio.NewReader(down), upR: bufio.NewReader(up)}
+	l := &link{proxy: p, down: down, up: up, downR: bufio.NewReader(down), upR: bufio.NewReader(up), trips: p.newTrips()}
 	for {
 		req, err := http.ReadRequest(l.downR)
 		if err != nil {
@@ -384,6 +385,7 @@ func (p *Proxy) serve(down net.Conn) {
 		if p.awaitStall(&p.all) {
 			return
 		}
+		l.trips.message(req.Method + " " + req.URL.Path)
 		fault := p.arrive(req)
 		switch fault {
 		case RefuseBefore:
@@ -414,6 +416,7 @@ type link struct {
 	proxy      *Proxy
 	down, up   net.Conn
 	downR, upR *bufio.Reader
+	trips      *tripsOn
 }
 
 // exchange forwards one request and its reply. It reports whether another
@@ -435,6 +438,10 @@ func (l *link) exchange(req *http.Request, fault Fault) (more bool) {
 		<-sent
 		return false
 	}
+	if req.Method == http.MethodHead && resp.ContentLength < 0 {
+		resp.ContentLength = 0 // else Write would close the connection
+	}
+	l.trips.reply()
 	hijacked := resp.StatusCode == http.StatusSwitchingProtocols
 	if err := l.proxy.reply(req, resp); err != nil {
 		l.close()
@@ -519,8 +526,8 @@ func (l *link) pipe() {
 	l.proxy.opened++
 	n := l.proxy.opened
 	l.proxy.mu.Unlock()
-	g.Go(func() { copyHalf(l.up, stalling{l.proxy, n, l.downR}) })
-	copyHalf(l.down, stalling{l.proxy, n, l.proxy.output(l.upR)})
+	g.Go(func() { copyHalf(l.up, l.trips.fromClient(stalling{l.proxy, n, l.downR})) })
+	copyHalf(l.down, l.trips.fromEngine(stalling{l.proxy, n, l.proxy.output(l.upR)}, l.down))
 	// The engine has said its last word: what the client still sends is for
 	// nobody.
 	l.close()

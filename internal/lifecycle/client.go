@@ -77,11 +77,6 @@ func (c *Client) Create(ctx context.Context, o *CreateOptions, from build.Origin
 // prepare returns a build after [build.Build.Prepare]. It takes over from a dead creator of
 // the same name.
 func (c *Client) prepare(ctx context.Context, o *CreateOptions, from build.Origin) (*build.Build, error) {
-	release, err := c.Slot(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer release()
 	for {
 		if err := c.Available(ctx, o.Plan.Name, o.Plan.ID); err != nil {
 			return nil, err
@@ -92,12 +87,10 @@ func (c *Client) prepare(ctx context.Context, o *CreateOptions, from build.Origi
 		if err := o.confirmed(); err != nil {
 			return nil, err
 		}
-		b := build.New(c.Machine, o.Plan, from, len(o.OnCreate) > 0, o.Report)
-		err := b.Prepare(ctx)
+		b, err := c.tryPrepare(ctx, o, from)
 		if err == nil {
 			return b, nil
 		}
-		err = errors.Join(err, b.Undo(ctx))
 		var held *record.HeldError
 		if !errors.As(err, &held) {
 			return nil, err
@@ -118,17 +111,31 @@ func (c *Client) prepare(ctx context.Context, o *CreateOptions, from build.Origi
 	}
 }
 
+// tryPrepare is one try of prepare.
+func (c *Client) tryPrepare(ctx context.Context, o *CreateOptions, from build.Origin) (*build.Build, error) {
+	slot, err := c.Slot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer slot.Release()
+	b := build.New(c.Machine, o.Plan, from, len(o.OnCreate) > 0, o.Report)
+	if err := b.Prepare(ctx, slot); err != nil {
+		return nil, errors.Join(err, b.Undo(ctx))
+	}
+	return b, nil
+}
+
 // start starts the first session of a build, after fill.
 func (c *Client) start(ctx context.Context, b *build.Build, fill func(context.Context) error) error {
-	release, err := c.Slot(ctx)
+	slot, err := c.Slot(ctx)
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer slot.Release()
 	if err := fill(ctx); err != nil {
 		return err
 	}
-	return b.Start(ctx)
+	return b.Start(ctx, slot)
 }
 
 // finishCreate starts the first session, calls the hooks and commits the build. After a
@@ -155,7 +162,7 @@ func (c *Client) finishCreate(caller context.Context, o *CreateOptions, b *build
 		return nil, err
 	}
 	h = c.handle(b.Record, got, o.OnResume)
-	h.owner = !b.Record.Persistent
+	h.owner, h.first = !b.Record.Persistent, true
 	h.setSecrets(1, o.Plan.Secrets)
 	h.keepLease() // the copies may take longer than a lease lasts
 	if err := b.Filled(); err != nil {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
@@ -185,12 +186,24 @@ func (h *Handle) handshake(ctx context.Context) (*guest.Conn, error) {
 	h.mu.Lock()
 	container, guestPath := h.container, machine.GuestPath(h.made.Settings)
 	h.mu.Unlock()
-	conn, err := dialGuest(ctx, h.c.Engine, container, guestPath)
+	// The record is read during the handshake, and not before the guest's server has started:
+	// see connectIfNeeded.
+	var rec record.Sandbox
+	var recErr error
+	var read sync.WaitGroup
+	conn, err := dialGuest(ctx, h.c.Engine, container, guestPath, func() {
+		read.Go(func() { rec, recErr = h.Refresh(ctx) })
+	})
+	read.Wait()
+	if err == nil && recErr != nil {
+		conn.Close()
+		return nil, recErr
+	}
 	if err != nil {
 		return nil, &unreachableError{err}
 	}
 	conn.KeepAlive(h.checkSilence)
-	if _, err = h.beginSession(ctx, conn); err != nil {
+	if _, err = h.beginSessionWith(ctx, conn, rec); err != nil {
 		conn.Close()
 		return nil, err
 	}
@@ -242,7 +255,7 @@ func (h *Handle) checkSilence(ctx context.Context, silent time.Duration) error {
 	h.mu.Lock()
 	path := machine.GuestPath(h.made.Settings)
 	h.mu.Unlock()
-	another, err := dialGuest(own, h.c.Engine, got.ID, path)
+	another, err := dialGuest(own, h.c.Engine, got.ID, path, func() {})
 	if err != nil && silent < lostAfter {
 		return nil
 	}
@@ -252,13 +265,15 @@ func (h *Handle) checkSilence(ctx context.Context, silent time.Duration) error {
 	return fmt.Errorf("nothing has arrived on it for %v", silent.Round(time.Second))
 }
 
-func dialGuest(ctx context.Context, eng *engine.Engine, container, path string) (*guest.Conn, error) {
+// dialGuest starts the guest's server, calls started, and connects to it.
+func dialGuest(ctx context.Context, eng *engine.Engine, container, path string, started func()) (*guest.Conn, error) {
 	stream, err := eng.Exec(ctx, container, engine.ExecSpec{
 		Argv: []string{path, wire.VerbServe}, User: "0:0", Dir: "/", Stdin: true,
 	})
 	if err != nil {
 		return nil, err
 	}
+	started()
 	conn, err := guest.Dial(ctx, stream)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the guest: %w", notConnected(ctx, stream, err))

@@ -26,6 +26,7 @@ type Handle struct {
 	onResume []Hook
 	runtime  string // the container's OCI runtime
 	owner    bool   // the sandbox lives as long as this handle
+	first    bool   // the handle started the first session
 
 	mu        sync.Mutex
 	made      record.Sandbox  // rec, with the settings of the present container

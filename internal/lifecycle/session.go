@@ -60,26 +60,42 @@ func (h *Handle) connectIfNeeded(ctx context.Context, rec record.Sandbox, got en
 // beginSession makes the session at the other end of conn enforce the policy in the record,
 // and returns PID 1's last reply.
 func (h *Handle) beginSession(ctx context.Context, conn *guest.Conn) (wire.Reply, error) {
+	rec, err := h.Refresh(ctx)
+	if err != nil {
+		return wire.Reply{}, err
+	}
+	return h.beginSessionWith(ctx, conn, rec)
+}
+
+// beginSessionWith is beginSession with a record that was read after the session was seen to run.
+func (h *Handle) beginSessionWith(ctx context.Context, conn *guest.Conn, rec record.Sandbox) (reply wire.Reply, err error) {
+	h.mu.Lock()
+	ask := !h.first // the session that this handle has just started has no policy yet
+	h.first = false
+	h.mu.Unlock()
 	for try := 0; ; try++ {
-		rec, err := h.Refresh(ctx)
-		if err != nil {
-			return wire.Reply{}, err
-		}
-		reply, err := h.requestOn(ctx, conn, wire.Control{Op: wire.OpNetwork})
-		if err != nil {
-			return reply, err
-		}
-		if reply.Network == nil {
-			return reply, errNoPolicies
+		if try > 0 {
+			if rec, err = h.Refresh(ctx); err != nil {
+				return wire.Reply{}, err
+			}
 		}
 		counts := rec.Network()
-		if reply.Network.Version > counts.Version && try == 0 {
-			continue // it was changed since we read it
-		}
 		secrets := h.secretsFor(counts.Version)
-		missing := func(x wire.Secret) bool { return slices.Contains(reply.Network.Missing, x.Pattern) }
-		if v := reply.Network.Version; v > counts.Version || v == counts.Version && !slices.ContainsFunc(secrets, missing) {
-			return reply, nil
+		if ask || try > 0 {
+			reply, err = h.requestOn(ctx, conn, wire.Control{Op: wire.OpNetwork})
+			if err != nil {
+				return reply, err
+			}
+			if reply.Network == nil {
+				return reply, errNoPolicies
+			}
+			if reply.Network.Version > counts.Version && try == 0 {
+				continue // it was changed since we read it
+			}
+			missing := func(x wire.Secret) bool { return slices.Contains(reply.Network.Missing, x.Pattern) }
+			if v := reply.Network.Version; v > counts.Version || v == counts.Version && !slices.ContainsFunc(secrets, missing) {
+				return reply, nil
+			}
 		}
 		begin, err := h.beginMessage(ctx, rec)
 		if err != nil {

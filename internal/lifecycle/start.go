@@ -1,9 +1,11 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/build"
@@ -46,11 +48,7 @@ func (h *Handle) resume(ctx context.Context) error {
 // present one.
 func (h *Handle) remakeOutdated(ctx context.Context) (engine.Container, error) {
 	for {
-		got, err := h.Current(ctx)
-		if err != nil {
-			return got, err
-		}
-		rec, err := h.Refresh(ctx)
+		got, rec, err := h.look(ctx)
 		if err != nil || got.HasSession() {
 			return got, err
 		}
@@ -67,6 +65,17 @@ func (h *Handle) remakeOutdated(ctx context.Context) (engine.Container, error) {
 			return got, err
 		}
 	}
+}
+
+// look returns the present container and the record with all changes, read at once.
+func (h *Handle) look(ctx context.Context) (got engine.Container, rec record.Sandbox, err error) {
+	var read sync.WaitGroup
+	var recErr error
+	read.Go(func() { _, recErr = h.Refresh(ctx) })
+	got, err = h.Current(ctx)
+	read.Wait()
+	// The settings in the record are those of the container that Current has found.
+	return got, h.known(), cmp.Or(err, recErr)
 }
 
 // resumeOnce starts a session if there is none. A session that is paused goes on, with the
@@ -93,7 +102,7 @@ func (h *Handle) resumeOnce(ctx context.Context, was engine.Container) (*resumpt
 // connectResumed connects to a session that has just been started or unpaused, if something
 // depends on it.
 func (h *Handle) connectResumed(ctx context.Context, how sessionOrigin) (*resumption, error) {
-	got, err := h.Current(ctx)
+	got, rec, err := h.look(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -101,10 +110,6 @@ func (h *Handle) connectResumed(ctx context.Context, how sessionOrigin) (*resump
 		return nil, fmt.Errorf("%w: the container exited during its start: %s", fault.NotRunning, store.ReasonOf(got))
 	}
 	h.keepLease()
-	rec, err := h.Refresh(ctx)
-	if err != nil {
-		return nil, err
-	}
 	if err := h.connectIfNeeded(ctx, rec, got, how); err != nil {
 		return nil, err
 	}

@@ -34,7 +34,6 @@ func (h *Handle) Stop(ctx context.Context) error {
 	if err := h.CheckUsable(); err != nil {
 		return err
 	}
-	h.stopLease()
 	got, err := h.Current(ctx)
 	if err != nil {
 		return err
@@ -46,6 +45,7 @@ func (h *Handle) Stop(ctx context.Context) error {
 	if err := h.c.StopContainer(ctx, got, rec); err != nil {
 		return err
 	}
+	h.stopLease() // not before: a session that could not be stopped goes on
 	h.dropConn()
 	return nil
 }
@@ -127,7 +127,6 @@ func (h *Handle) Delete(ctx context.Context, reclaim store.Reclaim) ([]store.Out
 	if err := h.CheckUsable(); err != nil {
 		return nil, err
 	}
-	h.stopLease()
 	outcomes, err := h.c.Delete(ctx, h.known(), reclaim)
 	if err == nil || errors.Is(err, fault.NotFound) {
 		h.mu.Lock()

@@ -11,6 +11,9 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -61,6 +64,56 @@ func (p *pathStats) asImage(name string) bool {
 		return false
 	}
 	return p.layer.Pristine || slices.ContainsFunc(p.layer.Plain, func(path string) bool { return path == name || strings.HasPrefix(path, name+"/") })
+}
+
+// statConcurrency bounds the paths that prefetch reads at once.
+const statConcurrency = 8
+
+// prefetch reads at once what checkFiles asks for where no symbolic link leads elsewhere. What
+// can't be read is left to stat.
+func (p *pathStats) prefetch(ctx context.Context) {
+	paths := map[string]bool{}
+	for _, name := range append([]string{passwdFile, groupFile}, mountTargets(p.got)...) {
+		for ; name != "/"; name = path.Dir(name) {
+			if _, known := p.m.imagePaths.Load([2]string{p.got.ImageID, name}); !known || !p.asImage(name) {
+				paths[name] = true
+			}
+		}
+	}
+	var mu sync.Mutex
+	var g errgroup.Group
+	g.SetLimit(statConcurrency)
+	for name := range paths {
+		g.Go(func() error {
+			at, err := p.m.Engine.StatPath(ctx, p.got.ID, name)
+			if errors.Is(err, engine.ErrNotFound) {
+				at, err = engine.PathStat{}, nil
+			}
+			if err == nil {
+				mu.Lock()
+				defer mu.Unlock()
+				p.seen[name] = at
+			}
+			return nil
+		})
+	}
+	g.Wait()
+}
+
+// mountTargets returns the paths that checkTargets checks.
+func mountTargets(got engine.Container) (targets []string) {
+	for _, m := range got.Mounts {
+		if !isGuestOf(got, m.Target) {
+			targets = append(targets, m.Target)
+		}
+	}
+	return targets
+}
+
+// isGuestOf reports whether a target is the guest's own in a container that has not been
+// started: nothing leads to a path that nobody knows.
+func isGuestOf(got engine.Container, target string) bool {
+	return strings.HasPrefix(target, wire.Dir) && target != wire.Dir && got.StartedAt.IsZero()
 }
 
 // stat describes a path without following it. found is false if nothing is there.
@@ -126,6 +179,7 @@ func (p *pathStats) resolve(ctx context.Context, name string) (to string, at eng
 // container runs yet, so nothing in it can change the result.
 func (m *Machine) checkFiles(ctx context.Context, got engine.Container, layer OwnLayer) error {
 	p := &pathStats{m, got, layer, map[string]engine.PathStat{}}
+	p.prefetch(ctx)
 	if err := p.checkTargets(ctx); err != nil {
 		return err
 	}
@@ -165,10 +219,10 @@ var errNotAccounts = errors.New("the engine reads this file at each start, so it
 func (p *pathStats) checkTargets(ctx context.Context) error {
 	used := map[string]string{}
 	for _, m := range p.got.Mounts {
-		own := strings.HasPrefix(m.Target, wire.Dir)
-		if own && m.Target != wire.Dir && p.got.StartedAt.IsZero() {
-			continue // nothing leads to a path that nobody knows
+		if isGuestOf(p.got, m.Target) {
+			continue
 		}
+		own := strings.HasPrefix(m.Target, wire.Dir)
 		to, _, found, err := p.resolve(ctx, m.Target)
 		if err != nil {
 			return err

@@ -88,7 +88,7 @@ func (m *Machine) Overlays() bool { return !m.noOverlays.Load() }
 // DisableOverlays records that the engine can't mount overlays.
 func (m *Machine) DisableOverlays() { m.noOverlays.Store(true) }
 
-// slots bounds concurrent creates.
+// slots bounds what concurrent creates make the engine do at once.
 type slots struct {
 	limit int
 
@@ -96,13 +96,44 @@ type slots struct {
 	sem fault.Semaphore
 }
 
-// Slot waits for a slot for a create. The caller calls release.
-func (m *Machine) Slot(ctx context.Context) (release func(), err error) {
+// A Slot is a create's share of the engine: it is held while the engine creates, fills and starts
+// containers, and not during what may wait for anything else, such as a registry, another host,
+// or the caller's own functions, which may create sandboxes themselves.
+//
+// Its holder never waits for another slot. It is not safe for concurrent use.
+type Slot struct {
+	sem     fault.Semaphore
+	release func() // nil while it is not held
+}
+
+// Slot waits for a slot. The caller releases it.
+func (m *Machine) Slot(ctx context.Context) (*Slot, error) {
 	sem, err := m.slots.semaphore(ctx, m.Engine)
 	if err != nil {
 		return nil, err
 	}
-	return sem.Acquire(ctx)
+	s := &Slot{sem: sem}
+	s.release, err = sem.Acquire(ctx)
+	return s, err
+}
+
+// Release gives the slot back. It may be called more than once.
+func (s *Slot) Release() {
+	if s.release != nil {
+		s.release()
+		s.release = nil
+	}
+}
+
+// Without calls fn without the slot, and then waits for it again.
+func (s *Slot) Without(ctx context.Context, fn func() error) error {
+	s.Release()
+	if err := fn(); err != nil {
+		return err
+	}
+	var err error
+	s.release, err = s.sem.Acquire(ctx)
+	return err
 }
 
 func (s *slots) semaphore(ctx context.Context, eng *engine.Engine) (fault.Semaphore, error) {

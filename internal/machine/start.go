@@ -69,17 +69,19 @@ func (m *Machine) Start(ctx context.Context, name string, layer OwnLayer) error 
 	return fmt.Errorf("start container %s: %w", got.Name, err)
 }
 
-// EnsureImage returns the image, and pulls it if it is missing.
-func (m *Machine) EnsureImage(ctx context.Context, ref string, report *Reporter) (engine.Image, error) {
+// EnsureImage returns the image, and pulls it, without the slot, if it is missing.
+func (m *Machine) EnsureImage(ctx context.Context, ref string, slot *Slot, report *Reporter) (engine.Image, error) {
 	img, err := m.Engine.InspectImage(ctx, ref)
 	if !errors.Is(err, engine.ErrNotFound) {
 		return img, err
 	}
 	report.Report(Progress{Step: "image", Text: "pulling " + ref})
 	var layers pullProgress
-	err = m.Engine.PullImage(ctx, ref, func(e engine.PullEvent) {
-		current, total := layers.add(e)
-		report.Report(Progress{Step: "image", Text: e.Status, Current: current, Total: total})
+	err = slot.Without(ctx, func() error {
+		return m.Engine.PullImage(ctx, ref, func(e engine.PullEvent) {
+			current, total := layers.add(e)
+			report.Report(Progress{Step: "image", Text: e.Status, Current: current, Total: total})
+		})
 	})
 	if err == nil {
 		img, err = m.Engine.InspectImage(ctx, ref)

@@ -433,6 +433,7 @@ type SnapshotRecord struct {
 	ExpiresAt time.Time `json:"expires_at,omitzero"`
 	Size      int64     `json:"size"`
 	Image     string    `json:"image"`
+	ImageID   string    `json:"image_id,omitempty"` // unless an image was committed for the snapshot
 	User      string    `json:"user,omitempty"`
 	Trees     []Tree    `json:"trees"`
 }

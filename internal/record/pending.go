@@ -84,6 +84,7 @@ func (e *ForeignError) Error() string {
 type Claim struct {
 	v    Volumes
 	m    Marker
+	made time.Time // by this process's clock
 	stop context.CancelFunc
 	done sync.WaitGroup
 	lost chan struct{} // closed when the lease was not renewed in time
@@ -91,6 +92,8 @@ type Claim struct {
 	mu      sync.Mutex
 	valid   time.Time // when the lease was last known to be ours
 	renewed bool      // there may be renewals
+
+	dropping bool // Drop has been called
 }
 
 func markerLabels(role string, m Marker, now time.Time) map[string]string {
@@ -134,11 +137,22 @@ func TryHold(ctx context.Context, v Volumes, r Sandbox, nonce, holder string) (*
 
 func claim(ctx context.Context, v Volumes, m Marker) (*Claim, error) {
 	now, began := v.Now(), time.Now()
+	made := began
 	m.Until = now.Add(Lease)
 	name, nonce := m.Name, m.Nonce
-	got, err := v.CreateVolume(ctx, markerName(name), markerLabels(RolePending, m, now))
+	labels := markerLabels(RolePending, m, now)
+	got, err := v.CreateVolume(ctx, markerName(name), labels)
+	if err != nil && !errors.Is(err, engine.ErrUnavailable) && ctx.Err() == nil {
+		// An engine may refuse to make a volume that another call makes, and not return that one.
+		if there, e := v.InspectVolume(ctx, markerName(name)); e == nil {
+			got, err = there, nil
+		}
+	}
 	if err != nil {
 		return nil, err
+	}
+	if got.Labels[Until] != labels[Until] {
+		made = time.Time{} // an earlier marker with this nonce
 	}
 	if !Is(got.Labels, RolePending) {
 		return nil, &ForeignError{"volume", got.Name}
@@ -147,7 +161,7 @@ func claim(ctx context.Context, v Volumes, m Marker) (*Claim, error) {
 		return nil, &HeldError{decodeMarker(got.Labels)}
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	c := &Claim{v: v, m: m, stop: cancel, lost: make(chan struct{}), valid: began}
+	c := &Claim{v: v, m: m, made: made, stop: cancel, lost: make(chan struct{}), valid: began}
 	c.done.Go(func() { c.renew(ctx) })
 	return c, nil
 }
@@ -233,20 +247,29 @@ func (c *Claim) Commit(ctx context.Context) error {
 	if c.lapsed() {
 		return ErrLost
 	}
-	got, err := c.v.InspectVolume(ctx, markerName(c.m.Name))
-	switch {
-	case errors.Is(err, engine.ErrNotFound):
-		return ErrLost
-	case err != nil:
-		return err
-	case got.Labels[Nonce] != c.m.Nonce:
-		return &HeldError{decodeMarker(got.Labels)}
+	marker := markerName(c.m.Name)
+	// A marker whose first lease has not run out is certainly ours.
+	fresh := c.fresh()
+	if !fresh {
+		got, err := c.v.InspectVolume(ctx, marker)
+		switch {
+		case errors.Is(err, engine.ErrNotFound):
+			return ErrLost
+		case err != nil:
+			return err
+		case got.Labels[Nonce] != c.m.Nonce:
+			return &HeldError{decodeMarker(got.Labels)}
+		}
 	}
-	if err := c.v.RemoveVolume(ctx, got.Name, false); err != nil && !errors.Is(err, engine.ErrNotFound) {
+	err := c.v.RemoveVolume(ctx, marker, false)
+	switch {
+	case errors.Is(err, engine.ErrNotFound) && fresh:
+		return ErrLost // somebody removed it by hand
+	case err != nil && !errors.Is(err, engine.ErrNotFound):
 		// The engine may have removed it and the reply been lost.
 		check, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
-		if _, e := c.v.InspectVolume(check, got.Name); !errors.Is(e, engine.ErrNotFound) {
+		if _, e := c.v.InspectVolume(check, marker); !errors.Is(e, engine.ErrNotFound) {
 			return err
 		}
 	}
@@ -254,6 +277,23 @@ func (c *Claim) Commit(ctx context.Context) error {
 		return ErrLost // the marker may have been removed after another process had begun to clean up
 	}
 	return nil
+}
+
+// Drop removes the marker without a Commit. After an error it may be called again.
+func (c *Claim) Drop(ctx context.Context) error {
+	c.Stop()
+	// After a lost reply the name may be another's already.
+	if c.dropping || !c.fresh() {
+		return Drop(ctx, c.v, c.m.Name, c.m.Nonce)
+	}
+	c.dropping = true
+	return remove(ctx, c.v, markerName(c.m.Name))
+}
+
+// fresh reports whether the marker was made so short a time ago that no renewal was due and no
+// other process could take it over, by the clock of this process and by the engine's.
+func (c *Claim) fresh() bool {
+	return time.Since(c.made) < Lease/3 && c.v.Now().Before(c.m.Until.Add(Lease/3-Lease))
 }
 
 // Stop ends the renewals and waits for them. It may be called more than once.

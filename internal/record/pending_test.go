@@ -406,3 +406,102 @@ func TestOneOfManySweeps(t *testing.T) {
 		}
 	})
 }
+
+// losing loses the reply to the first removal.
+type losing struct {
+	*memory
+	lost bool
+}
+
+func (l *losing) RemoveVolume(ctx context.Context, name string, force bool) error {
+	err := l.memory.RemoveVolume(ctx, name, force)
+	if err == nil && !l.lost {
+		l.lost = true
+		return engine.ErrUnavailable
+	}
+	return err
+}
+
+func TestRepeatedDropKeepsAnothersClaim(t *testing.T) {
+	m := &losing{memory: newMemory()}
+	c, err := record.TryClaim(t.Context(), m, "x", "mine", "me")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Drop(t.Context()); !errors.Is(err, engine.ErrUnavailable) {
+		t.Fatalf("Drop with a lost reply = %v, want ErrUnavailable", err)
+	}
+	other, err := record.TryClaim(t.Context(), m, "x", "theirs", "other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Stop()
+	if err := c.Drop(t.Context()); err != nil {
+		t.Errorf("Drop again = %v", err)
+	}
+	if got, found, err := record.FindMarker(t.Context(), m, "x"); err != nil || !found || got.Nonce != "theirs" {
+		t.Errorf("FindMarker = %+v, %v, %v; want the other's", got, found, err)
+	}
+}
+
+// A deletion has the nonce of its sandbox, so it may find the marker that an earlier one left,
+// which has expired: others may take that over at any time.
+func TestClaimOfAnOldMarkerKeepsAnothersClaim(t *testing.T) {
+	for name, end := range map[string]func(*record.Claim, context.Context) error{"Commit": (*record.Claim).Commit, "Drop": (*record.Claim).Drop} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := newMemory()
+				dead, err := record.TryClaim(t.Context(), m, "x", "mine", "me")
+				if err != nil {
+					t.Fatal(err)
+				}
+				dead.Stop()
+				time.Sleep(2 * record.Lease)
+				c, err := record.TryClaim(t.Context(), m, "x", "mine", "me")
+				if err != nil {
+					t.Fatal(err)
+				}
+				old, _, err := record.FindMarker(t.Context(), m, "x")
+				if err != nil {
+					t.Fatal(err)
+				}
+				nothing := func(context.Context) error { return nil }
+				if err := record.TakeOver(t.Context(), m, old, "theirs", "other", nothing); err != nil {
+					t.Fatal(err)
+				}
+				other, err := record.TryClaim(t.Context(), m, "x", "theirs", "other")
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer other.Stop()
+				err = end(c, t.Context())
+				if got, found, _ := record.FindMarker(t.Context(), m, "x"); !found || got.Nonce != "theirs" {
+					t.Errorf("after %s (%v) the marker is %+v, %v; want the other's", name, err, got, found)
+				}
+			})
+		})
+	}
+}
+
+// strict refuses to make a volume that exists, as Podman does when two calls make it at once.
+type strict struct{ *memory }
+
+func (s strict) CreateVolume(ctx context.Context, name string, labels map[string]string) (engine.Volume, error) {
+	if _, err := s.InspectVolume(ctx, name); err == nil {
+		return engine.Volume{}, errors.New("volume already exists")
+	}
+	return s.memory.CreateVolume(ctx, name, labels)
+}
+
+func TestRefusedClaimIsHeld(t *testing.T) {
+	m := strict{newMemory()}
+	c, err := record.TryClaim(t.Context(), m, "x", "theirs", "other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Stop()
+	var held *record.HeldError
+	if _, err := record.TryClaim(t.Context(), m, "x", "mine", "me"); !errors.As(err, &held) || held.Marker.Nonce != "theirs" {
+		t.Errorf("TryClaim = %v, want a HeldError with the other's nonce", err)
+	}
+}

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -45,6 +47,11 @@ func (s *Store) Delete(ctx context.Context, rec record.Sandbox, reclaim Reclaim)
 	if err != nil {
 		return []Outcome{}, err
 	}
+	return s.DeleteFound(ctx, rec, got, reclaim)
+}
+
+// DeleteFound is Delete for a sandbox whose container was found a moment ago.
+func (s *Store) DeleteFound(ctx context.Context, rec record.Sandbox, got engine.Container, reclaim Reclaim) (outcomes []Outcome, err error) {
 	claim, err := s.claimDeletion(ctx, rec, reclaim)
 	if err != nil {
 		return []Outcome{}, err
@@ -52,12 +59,29 @@ func (s *Store) Delete(ctx context.Context, rec record.Sandbox, reclaim Reclaim)
 	removing := false // something may be removed already
 	if claim != nil {
 		defer func() { err = errors.Join(err, claim.end(ctx, err, removing)) }()
+	}
+	found := got.ID
+	var volumes []engine.Volume
+	var volumesErr error
+	var look sync.WaitGroup
+	lookUp := func() {
+		volumes, volumesErr = RetryCall(ctx, func() ([]engine.Volume, error) { return s.mountedVolumes(ctx, got) })
+	}
+	if claim == nil {
+		lookUp()
+	} else {
 		// From here on nobody replaces the container; it may have been replaced just before.
-		if got, err = s.findToDelete(ctx, rec); err != nil {
+		look.Go(lookUp)
+		now, err := s.findToDelete(ctx, rec)
+		look.Wait()
+		if err != nil {
 			return []Outcome{}, err
 		}
+		if got = now; got.ID != found {
+			lookUp()
+		}
 	}
-	volumes, err := RetryCall(ctx, func() ([]engine.Volume, error) { return s.mountedVolumes(ctx, got) })
+	err = volumesErr
 	outcomes = make([]Outcome, len(volumes))
 	for i, v := range volumes {
 		outcomes[i] = Outcome{Name: v.Name, Status: Preserved}
@@ -102,7 +126,7 @@ func (s *Store) findToDelete(ctx context.Context, rec record.Sandbox) (engine.Co
 // stopToDelete ends the session. It fails only when ctx has ended or the engine is not
 // reachable: otherwise the removal of the container ends the session, too.
 func (s *Store) stopToDelete(ctx context.Context, got engine.Container, rec record.Sandbox) error {
-	err := engine.Retry(ctx, func() error { return s.StopContainer(ctx, got, rec) })
+	err := engine.Retry(ctx, func() error { return s.stop(ctx, got, rec, s.Engine.StopToRemove) })
 	if err == nil || errors.Is(err, fault.NotFound) {
 		return nil
 	}
@@ -117,11 +141,14 @@ func (s *Store) stopToDelete(ctx context.Context, got engine.Container, rec reco
 // revisions. With a claim it first removes a replacement, which would take the name otherwise.
 func (s *Store) deleteContainers(ctx context.Context, rec record.Sandbox, got engine.Container, claimed bool) error {
 	if claimed {
+		var g errgroup.Group
 		for _, name := range []string{record.UnfinishedName(rec.Name), record.NextName(rec.Name)} {
-			err := engine.Retry(ctx, func() error { return s.RemoveContainer(ctx, name, rec.Nonce) })
-			if err != nil {
-				return err
-			}
+			g.Go(func() error {
+				return engine.Retry(ctx, func() error { return s.RemoveContainer(ctx, name, rec.Nonce) })
+			})
+		}
+		if err := g.Wait(); err != nil {
+			return err
 		}
 	}
 	if err := s.removeSandbox(ctx, got.ID); err != nil {
@@ -170,11 +197,17 @@ func (s *Store) claimDeletion(ctx context.Context, rec record.Sandbox, reclaim R
 			return record.TryHold(ctx, s.Engine, rec, nonce, Holder())
 		}
 	}
-	d := &deletionClaim{rec: rec, reclaim: reclaim, drop: func(ctx context.Context) error {
+	d := &deletionClaim{rec: rec, reclaim: reclaim}
+	d.drop = func(ctx context.Context) error {
 		ctx, cancel := outlive(ctx, CloseMargin)
 		defer cancel()
-		return engine.Retry(ctx, func() error { return record.Drop(ctx, s.Engine, rec.Name, nonce) })
-	}}
+		return engine.Retry(ctx, func() error {
+			if d.Claim != nil {
+				return d.Claim.Drop(ctx)
+			}
+			return record.Drop(ctx, s.Engine, rec.Name, nonce)
+		})
+	}
 	for {
 		var held *record.HeldError
 		var err error
@@ -220,12 +253,16 @@ func (s *Store) removeSandbox(ctx context.Context, id string) error {
 	case errors.Is(err, engine.ErrNotFound):
 		return fault.NotFound
 	case errors.Is(err, engine.ErrConflict):
+		// Another call removes it. If that fails this one goes on.
 		return fault.Poll(ctx, PollEvery, func() (bool, error) {
-			_, err := s.Engine.InspectContainer(ctx, id)
-			if errors.Is(err, engine.ErrNotFound) {
-				err = fault.NotFound
+			err := Finish(ctx, func(ctx context.Context) error { return s.Engine.RemoveContainer(ctx, id, true) })
+			switch {
+			case errors.Is(err, engine.ErrNotFound):
+				return true, fault.NotFound
+			case errors.Is(err, engine.ErrConflict):
+				return false, nil
 			}
-			return false, err
+			return true, err
 		})
 	case errors.Is(err, engine.ErrUnavailable):
 		// Only the reply may have been lost: not found now means that it was removed.
@@ -238,24 +275,34 @@ func (s *Store) removeSandbox(ctx context.Context, id string) error {
 	return err
 }
 
+// lookConcurrency bounds the looks at objects at once, for one call.
+const lookConcurrency = 8
+
 // mountedVolumes returns the data volumes that a container mounts, by name.
 func (s *Store) mountedVolumes(ctx context.Context, got engine.Container) ([]engine.Volume, error) {
-	var volumes []engine.Volume
+	var names []string
 	for _, m := range got.Mounts {
-		if m.Type != "volume" || slices.ContainsFunc(volumes, func(v engine.Volume) bool { return v.Name == m.Name }) {
-			continue
-		}
-		v, err := s.Engine.InspectVolume(ctx, m.Name)
-		if errors.Is(err, engine.ErrNotFound) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if record.IsData(v.Name, v.Labels) {
-			volumes = append(volumes, v)
+		if m.Type == "volume" && !slices.Contains(names, m.Name) {
+			names = append(names, m.Name)
 		}
 	}
+	volumes := make([]engine.Volume, len(names))
+	var g errgroup.Group
+	g.SetLimit(lookConcurrency)
+	for i, name := range names {
+		g.Go(func() error {
+			v, err := s.Engine.InspectVolume(ctx, name)
+			if errors.Is(err, engine.ErrNotFound) {
+				return nil
+			}
+			volumes[i] = v
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	volumes = slices.DeleteFunc(volumes, func(v engine.Volume) bool { return !record.IsData(v.Name, v.Labels) })
 	slices.SortFunc(volumes, func(a, b engine.Volume) int { return strings.Compare(a.Name, b.Name) })
 	return volumes, nil
 }
@@ -275,6 +322,10 @@ func (s *Store) deleteUnreferenced(ctx context.Context, name string) (Outcome, e
 
 // StopContainer stops a container gracefully and returns when it has stopped.
 func (s *Store) StopContainer(ctx context.Context, got engine.Container, rec record.Sandbox) error {
+	return s.stop(ctx, got, rec, s.Engine.StopContainer)
+}
+
+func (s *Store) stop(ctx context.Context, got engine.Container, rec record.Sandbox, call func(context.Context, string, time.Duration) error) error {
 	switch got.State {
 	case engine.StateExited, engine.StateCreated, engine.StateDead:
 		return nil
@@ -290,7 +341,7 @@ func (s *Store) StopContainer(ctx context.Context, got engine.Container, rec rec
 			}
 		})
 	}
-	err := s.Engine.StopContainer(ctx, got.ID, rec.Grace())
+	err := call(ctx, got.ID, rec.Grace())
 	cancel()
 	resignal.Wait()
 	if errors.Is(err, engine.ErrNotFound) {

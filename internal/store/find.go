@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
@@ -119,14 +120,27 @@ func (s *Store) findContainer(ctx context.Context, nameOrID string) (record.Sand
 // AwaitCreated is Find after the creation of the sandbox has finished.
 func (s *Store) AwaitCreated(ctx context.Context, nameOrID string) (record.Sandbox, engine.Container, error) {
 	for wait := newPace(20 * time.Millisecond); ; {
-		rec, got, err := s.Find(ctx, nameOrID)
+		rec, got, err := s.findContainer(ctx, nameOrID)
 		name := rec.Name
 		if errors.Is(err, fault.NotFound) {
 			name = nameOrID // its container may not exist yet
 		} else if err != nil {
 			return rec, got, err
 		}
-		m, found, lookErr := record.FindMarker(ctx, s.Engine, name)
+		// The revision and the marker at once, after the container: if there is no marker now, the
+		// container was complete.
+		var m record.Marker
+		var found bool
+		var lookErr error
+		var look sync.WaitGroup
+		look.Go(func() { m, found, lookErr = record.FindMarker(ctx, s.Engine, name) })
+		if err == nil {
+			rec, err = record.Latest(ctx, s.Engine, rec)
+		}
+		look.Wait()
+		if err != nil && !errors.Is(err, fault.NotFound) {
+			return rec, got, err
+		}
 		var foreign *record.ForeignError
 		switch {
 		case errors.As(lookErr, &foreign):
@@ -155,27 +169,32 @@ var ErrNameTaken = fmt.Errorf("%w", fault.Exists)
 
 // Available reports why the name or the ID can't be used for a new sandbox.
 func (s *Store) Available(ctx context.Context, name, id string) error {
-	if err := s.NameTaken(ctx, name); err != nil {
-		if !errors.Is(err, fault.Exists) {
-			return err
+	// All at once: most names are free. A name that is another sandbox's ID, or an ID that is
+	// another's name, would hide it.
+	var nameErr, idErr, hiddenErr error
+	var looks sync.WaitGroup
+	looks.Go(func() { nameErr = s.NameTaken(ctx, name) })
+	if name != id {
+		looks.Go(func() { hiddenErr = s.checkNotID(ctx, name) })
+		looks.Go(func() { idErr = s.NameTaken(ctx, id) })
+	}
+	looks.Wait()
+	if nameErr != nil {
+		if !errors.Is(nameErr, fault.Exists) {
+			return nameErr
 		}
 		// A dead creator's container is no sandbox: the claim will find its marker.
 		if m, found, e := record.FindMarker(ctx, s.Engine, name); e != nil || !found || !m.Expired(s.Engine.Now()) {
 			return errors.Join(ErrNameTaken, e)
 		}
 	}
-	if name == id {
-		return nil
+	if hiddenErr != nil {
+		return hiddenErr
 	}
-	// A name that is another sandbox's ID, or an ID that is another's name, would hide it.
-	if err := s.checkNotID(ctx, name); err != nil {
-		return err
-	}
-	err := s.NameTaken(ctx, id)
-	if errors.Is(err, fault.Exists) {
+	if errors.Is(idErr, fault.Exists) {
 		return fmt.Errorf("%w: ID %q is another sandbox's name", fault.Exists, id)
 	}
-	return err
+	return idErr
 }
 
 // checkNotID fails if the name is the ID of another sandbox.
@@ -200,9 +219,18 @@ func (s *Store) checkNotID(ctx context.Context, name string) error {
 }
 
 // NameTaken returns fault.Exists, or a *record.ForeignError, if the container name of a
-// sandbox is in use.
+// sandbox is in use. It may miss a replacement that takes the name at this moment: then
+// another process holds the marker of the name, and creating the container fails.
 func (s *Store) NameTaken(ctx context.Context, name string) error {
-	got, err := s.Locate(ctx, name)
+	var got, next engine.Container
+	var err, nextErr error
+	var looks sync.WaitGroup
+	looks.Go(func() { next, nextErr = s.Engine.InspectContainer(ctx, record.NextName(name)) })
+	got, err = s.Engine.InspectContainer(ctx, record.ContainerName(name))
+	looks.Wait()
+	if errors.Is(err, engine.ErrNotFound) || err == nil && BeingRemoved(got) && nextErr == nil {
+		got, err = next, nextErr
+	}
 	switch {
 	case errors.Is(err, engine.ErrNotFound):
 		return nil

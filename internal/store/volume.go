@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
@@ -180,11 +181,15 @@ func (s *Store) dropOverlay(ctx context.Context, name string) {
 		return // not a data volume
 	}
 	upper, work := record.OverlayNames(name)
+	var parts sync.WaitGroup
 	for _, part := range []string{upper, work} {
-		if v, err := s.Engine.InspectVolume(ctx, part); err == nil && record.Is(v.Labels, record.RoleOverlay) {
-			s.Engine.RemoveVolume(ctx, part, false)
-		}
+		parts.Go(func() {
+			if v, err := s.Engine.InspectVolume(ctx, part); err == nil && record.Is(v.Labels, record.RoleOverlay) {
+				s.Engine.RemoveVolume(ctx, part, false)
+			}
+		})
 	}
+	parts.Wait()
 }
 
 // transientTimeout bounds the wait for containers that should soon be gone. A helper of a program

@@ -136,6 +136,11 @@ func (f *Filler) spec(fills []Directory) engine.ContainerSpec {
 // copyOnEngine copies with a helper that mounts the directories, and returns those that
 // have to be streamed.
 func (f *Filler) copyOnEngine(ctx context.Context, fills []Directory, ids []wire.Identity) (rest []Directory, err error) {
+	slot, err := f.Slot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer slot.Release()
 	spec := f.spec(fills)
 	var order wire.Copy
 	for i, fill := range fills {

@@ -123,13 +123,13 @@ func (f *SnapshotFiles) copy(ctx context.Context, jobs []Job) (image string, roo
 	k := NewCopier(f.m, f.from.Name, f.Record.Nonce, f.report)
 	f.undo.Add("helper", k.Undo.Run)
 	err = CopyPaused(ctx, k, f.from, jobs, func(ctx context.Context, got engine.Container) error {
-		image = got.ImageID
+		image, f.Record.ImageID = got.ImageID, got.ImageID
 		if !f.needsCommit() {
 			return nil
 		}
 		made, err := Commit(ctx, f.m, got, f.image, ref, f.Record.FrozenLabels(), f.report)
 		if made != "" {
-			image = made
+			image, f.Record.ImageID = made, ""
 		}
 		return err
 	})

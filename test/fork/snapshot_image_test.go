@@ -1,0 +1,87 @@
+package fork_test
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// No container uses the image of a snapshot, so "docker image prune -a" removes it.
+func TestSnapshotWhoseImageWasPruned(t *testing.T) {
+	t.Parallel()
+	for name, behind := range map[string][]sandbox.ClientOption{
+		"layers on disk": nil,
+		"commits":        {harness.Behind(t, harness.WithoutLayers, harness.WithoutOverlays)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c, eng := harness.NewClient(t, behind...), harness.NewEngine(t)
+			image := harness.SmallImage(t)
+			sb := harness.CreateWith(t, c, nil, sandbox.WithImage(image))
+			harness.Write(t, sb, "/srv/a", "a")
+			snap := harness.SnapshotOf(t, c, sb)
+			if err := eng.RemoveImage(t.Context(), record.SnapshotImage(snap.ID), false); err != nil {
+				t.Fatal(err)
+			}
+			if behind != nil {
+				_, err := c.Create(t.Context(), sandbox.WithSource(sandbox.FromSnapshot(snap.ID)))
+				if !errors.Is(err, sandbox.ErrImageNotFound) || !strings.Contains(err.Error(), "docker image prune") {
+					t.Errorf("Create from the snapshot = %v, want ErrImageNotFound and why", err)
+				}
+				return
+			}
+			again := harness.CreateWith(t, c, nil, sandbox.WithSource(sandbox.FromSnapshot(snap.ID)))
+			if got := harness.Read(t, again, "/srv/a"); got != "a" {
+				t.Errorf("the file is %q, want %q", got, "a")
+			}
+			if _, err := eng.InspectImage(t.Context(), record.SnapshotImage(snap.ID)); err != nil {
+				t.Errorf("the snapshot's image: %v", err)
+			}
+		})
+	}
+}
+
+// A failure that says nothing of mounts is not taken for an engine without overlays.
+func TestOverlaysAreUsedAfterAnotherFailure(t *testing.T) {
+	t.Parallel()
+	var refuse atomic.Bool
+	c := harness.NewClient(t, sandbox.WithHost(harness.InFront(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodPut || !strings.HasSuffix(r.URL.Path, "/archive") || !refuse.CompareAndSwap(true, false) {
+			return false
+		}
+		harness.Refuse(w, "no space left on device")
+		return true
+	}, nil)))
+	eng := harness.NewEngine(t)
+	sb := harness.CreateWith(t, c, nil, sandbox.WithImage(harness.SmallImage(t)))
+	harness.Write(t, sb, "a", "a")
+	snap := harness.SnapshotOf(t, c, sb)
+	overlay := func() bool {
+		t.Helper()
+		made := harness.CreateWith(t, c, nil, fromSnap(snap))
+		if got := harness.Read(t, made, "a"); got != "a" {
+			t.Errorf("the file is %q, want %q", got, "a")
+		}
+		v, err := eng.InspectVolume(t.Context(), record.WorkspaceName(made.ID()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v.Options["type"] == "overlay"
+	}
+	if !overlay() {
+		t.Skip("the engine mounts no overlays")
+	}
+	refuse.Store(true)
+	if overlay() || refuse.Load() {
+		t.Errorf("the workspace is an overlay, or nothing was refused (%v); want a copy", refuse.Load())
+	}
+	if !overlay() {
+		t.Error("the next workspace is a copy, want an overlay")
+	}
+}

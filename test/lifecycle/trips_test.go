@@ -1,0 +1,94 @@
+package lifecycle_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// On a link with a latency of 50 ms these calls take that many times 50 ms, and what the engine
+// takes.
+func TestRoundTrips(t *testing.T) {
+	t.Parallel()
+	p := enginetest.NewProxy(t)
+	trips := p.CountTrips(100 * time.Millisecond)
+	c := harness.NewClient(t, sandbox.WithHost(p.Host()))
+	bounds := map[string]int{
+		"Create": 8, "first command": 9, "next command": 1, "Get running": 2, "Get stopped": 7,
+		"Delete": 9, "Delete with volumes": 12,
+	}
+	// A busy machine may make calls one after the other that overlap elsewhere: the best of some rounds is right.
+	best, log := map[string]int{}, map[string]string{}
+	measure := func(call string, do func() error) {
+		t.Helper()
+		trips.Reset()
+		if err := do(); err != nil {
+			t.Fatalf("%s: %v", call, err)
+		}
+		if n := trips.Count(); best[call] == 0 || n < best[call] {
+			best[call] = n
+			var b strings.Builder
+			for _, m := range trips.Log() {
+				fmt.Fprintf(&b, "\n%3d %s", m.N, m.What)
+			}
+			log[call] = b.String()
+		}
+	}
+	round := func() {
+		name := harness.UniqueName(t)
+		harness.Remove(t, c, name)
+		var sb *sandbox.Sandbox
+		ctx := t.Context()
+		measure("Create", func() (err error) { sb, err = c.Create(ctx, sandbox.WithName(name)); return err })
+		defer func() { sb.Detach() }()
+		measure("first command", func() error { return sb.Command(ctx, "true").Run() })
+		measure("next command", func() error { return sb.Command(ctx, "true").Run() })
+		get := func() error {
+			got, err := c.Get(ctx, name)
+			if err == nil {
+				defer got.Detach()
+			}
+			return err
+		}
+		measure("Get running", get)
+		if _, err := sb.Stop(ctx); err != nil {
+			t.Fatal(err)
+		}
+		measure("Get stopped", get)
+		var report sandbox.DeleteReport
+		measure("Delete", func() (err error) { report, err = c.Delete(ctx, name); return err })
+		for _, v := range report.Volumes {
+			if _, err := c.DeleteVolume(ctx, v.Name); err != nil {
+				t.Errorf("DeleteVolume(%q): %v", v.Name, err)
+			}
+		}
+		again, err := c.Create(ctx, sandbox.WithName(name+"-2"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer again.Detach()
+		measure("Delete with volumes", func() error { _, err := c.Delete(ctx, again.Name(), sandbox.PreserveVolumes(false)); return err })
+	}
+	round() // what a client does once
+	clear(best)
+	for range 5 {
+		round()
+		over := false
+		for call, bound := range bounds {
+			over = over || best[call] > bound
+		}
+		if !over {
+			return
+		}
+	}
+	for call, bound := range bounds {
+		if best[call] > bound {
+			t.Errorf("%s takes %d round trips, want at most %d:%s", call, best[call], bound, log[call])
+		}
+	}
+}
