@@ -26,7 +26,7 @@ func TestOptionsThatCannotBeRightAreRefused(t *testing.T) {
 		{sandbox.WithID(""), "WithID: the ID is empty"},
 		{sandbox.WithImage(""), "WithImage: the image is empty"},
 		{sandbox.WithRuntime(""), "WithRuntime: the identifier is empty"},
-		{sandbox.WithRuntime("cobol85"), `runtime "cobol85" is not known; there is node20`},
+		{sandbox.WithRuntime("cobol85"), `runtime "cobol85" is not known; there is debian, go1.26, node20`},
 		{sandbox.WithEnv(map[string]string{"": "b"}), `environment variable ""`},
 		{sandbox.WithEnv(map[string]string{"a=b": "c"}), `environment variable "a=b"`},
 		{sandbox.WithEnv(map[string]string{"a\x00": "c"}), `environment variable "a\x00"`},
