@@ -362,7 +362,10 @@ type Egress struct {
 }
 
 // EgressCount counts the decisions of a session's PID 1.
-type EgressCount struct{ Allowed, Blocked int64 }
+type EgressCount struct {
+	Allowed int64 `json:"allowed"`
+	Blocked int64 `json:"blocked"`
+}
 
 // Egress lists what the sandbox attempted to reach in the current session, latest last:
 // blocked connections and lookups, which show what a policy lacks, and allowed ones by

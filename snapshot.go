@@ -13,21 +13,23 @@ import (
 // A Snapshot contains the files of a sandbox at one moment: the container's own files,
 // the workspace and every copy of a directory. It never changes and outlives the sandbox.
 type Snapshot struct {
-	ID, Name string
+	ID   string `json:"id"`
+	Name string `json:"name,omitempty"`
 	// Sandbox and SandboxID identify the sandbox, which may no longer exist.
-	Sandbox, SandboxID string
+	Sandbox   string `json:"sandbox"`
+	SandboxID string `json:"sandboxId"`
 	// Parent is the snapshot that the sandbox, or the source it was forked from, was
 	// created from, if any. It may no longer exist.
-	Parent    string
-	CreatedAt time.Time
+	Parent    string    `json:"parent,omitempty"`
+	CreatedAt time.Time `json:"createdAt"`
 	// ExpiresAt is when the snapshot may be removed, unless it is in use; zero is never.
-	ExpiresAt time.Time
+	ExpiresAt time.Time `json:"expiresAt,omitzero"`
 	// SizeBytes is the size of its files, without those of the image.
-	SizeBytes int64
-	Image     string
+	SizeBytes int64  `json:"sizeBytes"`
+	Image     string `json:"image"`
 	// Volumes are the volumes that share its files. While there are any it can't be
 	// deleted.
-	Volumes []string
+	Volumes []string `json:"volumes,omitempty"`
 }
 
 // A SnapshotOption configures [Sandbox.Snapshot].

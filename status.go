@@ -3,6 +3,7 @@ package sandbox
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"net/netip"
 	"slices"
@@ -40,16 +41,17 @@ const (
 
 // Info describes a sandbox in [List].
 type Info struct {
-	ID, Name  string
-	State     State
-	Image     string
-	CreatedAt time.Time
+	ID        string    `json:"id"`
+	Name      string    `json:"name"`
+	State     State     `json:"status"`
+	Image     string    `json:"image"`
+	CreatedAt time.Time `json:"createdAt"`
 	// Location is where the engine runs: "local", or its host.
-	Location string
-	Tags     map[string]string
+	Location string            `json:"location"`
+	Tags     map[string]string `json:"tags,omitempty"`
 	// Ports are the published ports ([WithPorts]) and their addresses in this session.
 	// Nil without a session or ports.
-	Ports map[uint16]netip.AddrPort
+	Ports map[uint16]netip.AddrPort `json:"ports,omitempty"`
 }
 
 // Status describes one sandbox in detail.
@@ -58,49 +60,73 @@ type Status struct {
 	// Source describes where the sandbox's first files came from, without secrets: "git
 	// https://… at v1", "tarball …", "directory …", "snapshot …", "fork of …". It is
 	// empty for an empty workspace.
-	Source string
+	Source string `json:"source,omitempty"`
 	// Reason says why the sandbox is not running: "stopped", "timeout", "abandoned" (the
 	// handle did not renew its lease for 30 s), "out of memory", "network changed" (by a
 	// process from outside, such as one of "docker exec"), "network policy" (an
 	// [Sandbox.Update] of the policy could not reach the session), or how PID 1 failed. It
 	// is empty while the sandbox runs.
-	Reason string
+	Reason string `json:"reason,omitempty"`
 	// StartedAt is when the current or the last session started. Zero if there was none.
-	StartedAt time.Time
+	StartedAt time.Time `json:"startedAt,omitzero"`
 	// Uptime is the duration of the current session, by the engine's clock; 0 without
-	// one.
-	Uptime time.Duration
+	// one. In JSON it is uptimeMs, in milliseconds.
+	Uptime time.Duration `json:"-"`
 	// ExpiresAt is when the timeout ends the session. Zero without one.
-	ExpiresAt time.Time
+	ExpiresAt time.Time `json:"expiresAt,omitzero"`
 	// Workspace is the volume at /workspace. Its files are counted for the size. Its
 	// Sandboxes are this one alone: [ListVolumes] knows of others that mount it.
-	Workspace Volume
+	Workspace Volume `json:"workspace"`
 	// Usage is the session's current resource usage. Nil without a session.
-	Usage *Usage
+	Usage *Usage `json:"usage"`
 	// Network is the recorded network policy, without the values of its transforms: see
 	// WithNetworkPolicy.
-	Network NetworkPolicy
+	Network NetworkPolicy `json:"network"`
 	// Egress counts the decisions of the session's PID 1; [Sandbox.Egress] lists them. It
 	// is nil without a session, from [Inspect], and from a handle that is not connected,
 	// for example because it has run no command.
-	Egress *EgressCount
+	Egress *EgressCount `json:"egress,omitempty"`
 	// LogsEndpoint is the path at which package sandboxhttp serves the sandbox's log:
 	// /sandboxes/<id>/logs.
-	LogsEndpoint string
+	LogsEndpoint string `json:"logsEndpoint"`
+}
+
+// statusJSON is a Status as it is in JSON.
+type statusJSON struct {
+	plainStatus
+	UptimeMS int64 `json:"uptimeMs"`
+}
+
+type plainStatus Status
+
+// MarshalJSON encodes the status with names in lower camel case.
+func (s Status) MarshalJSON() ([]byte, error) {
+	return json.Marshal(statusJSON{plainStatus(s), s.Uptime.Milliseconds()})
+}
+
+// UnmarshalJSON decodes what MarshalJSON has encoded.
+func (s *Status) UnmarshalJSON(b []byte) error {
+	var got statusJSON
+	err := json.Unmarshal(b, &got)
+	got.Uptime = time.Duration(got.UptimeMS) * time.Millisecond
+	*s = Status(got.plainStatus)
+	return err
 }
 
 // Usage is the resource usage of a session at one moment.
 type Usage struct {
 	// CPUPercent is measured over the last tenth of a second: 100 is one busy CPU, 200 is
 	// two.
-	CPUPercent float64
+	CPUPercent float64 `json:"cpuPercent"`
 	// MemoryBytes is the memory of processes and tmpfs, without the kernel's file cache,
 	// and MemoryLimit its limit.
-	MemoryBytes, MemoryLimit int64
+	MemoryBytes int64 `json:"memoryBytes"`
+	MemoryLimit int64 `json:"memoryLimit"`
 	// Processes counts processes and threads, including PID 1's own.
-	Processes int
+	Processes int `json:"processes"`
 	// NetworkReceived and NetworkSent are bytes since the session started.
-	NetworkReceived, NetworkSent int64
+	NetworkReceived int64 `json:"networkReceived"`
+	NetworkSent     int64 `json:"networkSent"`
 }
 
 // List lists the sandboxes on the engine, newest first, then by name. It takes two engine

@@ -163,25 +163,26 @@ func mountsOf(in []record.Mount) (out []Mount) {
 
 // A Volume contains files of sandboxes: a workspace, or a copy of a directory.
 type Volume struct {
-	Name string
+	Name string `json:"name"`
 	// Role is "workspace", "rwcopy" or "fork".
-	Role string
+	Role string `json:"role"`
 	// SizeBytes is the size of the files, or [UnknownSize].
-	SizeBytes int64
+	SizeBytes int64 `json:"sizeBytes"`
 	// Size is SizeBytes for people, such as "1.5 MB", or "unknown".
-	Size string
+	Size string `json:"size"`
 	// Sandboxes are the names of the sandboxes, in any state, that mount the volume.
-	Sandboxes []string
-	CreatedAt time.Time
+	Sandboxes []string  `json:"sandboxes"`
+	CreatedAt time.Time `json:"createdAt"`
 	// CreatedBy is "rwcopy" or "fork" for a copy of a directory, and Source that
 	// directory; otherwise they are empty.
-	CreatedBy, Source string
+	CreatedBy string `json:"createdBy,omitempty"`
+	Source    string `json:"source,omitempty"`
 	// InUse means that a sandbox mounts the volume, or that one is being created with it.
-	InUse bool
+	InUse bool `json:"inUse"`
 	// Orphaned means that no sandbox uses the volume.
-	Orphaned bool
+	Orphaned bool `json:"orphaned"`
 	// Warning is not empty if the volume uses more than 10 GB of disk.
-	Warning string
+	Warning string `json:"warning,omitempty"`
 }
 
 // State is "orphaned" or "in use".
@@ -359,9 +360,9 @@ func deleteReport(outcomes []store.Outcome, sandboxes []string) DeleteReport {
 
 // VolumeOutcome says what a deletion did with one volume.
 type VolumeOutcome struct {
-	Name   string
-	Status string // "preserved", "deleted" or "delete-failed"
-	Reason string // one line; may be empty unless the deletion failed
+	Name   string `json:"name"`
+	Status string `json:"status"`           // "preserved", "deleted" or "delete-failed"
+	Reason string `json:"reason,omitempty"` // one line; may be empty unless the deletion failed
 }
 
 // The values of [VolumeOutcome.Status].

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
@@ -80,42 +79,17 @@ func (r *refusal) Write(b []byte) (int, error) { return len(b), nil }
 
 type handler struct{ client *sandbox.Client }
 
-// info is the JSON of a sandbox in a list.
-type info struct {
-	ID        string            `json:"id"`
-	Name      string            `json:"name"`
-	Status    sandbox.State     `json:"status"`
-	Image     string            `json:"image"`
-	CreatedAt time.Time         `json:"createdAt"`
-	Location  string            `json:"location"`
-	Tags      map[string]string `json:"tags,omitempty"`
-}
-
-func infoOf(i sandbox.Info) info {
-	return info{i.ID, i.Name, i.State, i.Image, i.CreatedAt, i.Location, i.Tags}
-}
-
 // details is the JSON of one sandbox.
 type details struct {
-	info
-	Reason       string                    `json:"reason,omitempty"`
-	StartedAt    time.Time                 `json:"startedAt,omitzero"`
-	UptimeMS     int64                     `json:"uptimeMs"`
-	ExpiresAt    time.Time                 `json:"expiresAt,omitzero"`
-	Ports        map[uint16]netip.AddrPort `json:"ports,omitempty"`
-	Usage        *usage                    `json:"usage"`
-	Workspace    workspace                 `json:"workspace"`
-	Network      string                    `json:"network"` // see sandbox.ParseNetworkPolicy
-	LogsEndpoint string                    `json:"logsEndpoint"`
-}
-
-type usage struct {
-	CPUPercent      float64 `json:"cpuPercent"`
-	MemoryBytes     int64   `json:"memoryBytes"`
-	MemoryLimit     int64   `json:"memoryLimit"`
-	Processes       int     `json:"processes"`
-	NetworkReceived int64   `json:"networkReceived"`
-	NetworkSent     int64   `json:"networkSent"`
+	sandbox.Info
+	Reason       string         `json:"reason,omitempty"`
+	StartedAt    time.Time      `json:"startedAt,omitzero"`
+	UptimeMS     int64          `json:"uptimeMs"`
+	ExpiresAt    time.Time      `json:"expiresAt,omitzero"`
+	Usage        *sandbox.Usage `json:"usage"`
+	Workspace    workspace      `json:"workspace"`
+	Network      string         `json:"network"` // see sandbox.ParseNetworkPolicy
+	LogsEndpoint string         `json:"logsEndpoint"`
 }
 
 type workspace struct {
@@ -126,16 +100,12 @@ type workspace struct {
 }
 
 func detailsOf(st sandbox.Status) details {
-	d := details{
-		info: infoOf(st.Info), Reason: st.Reason, StartedAt: st.StartedAt, UptimeMS: st.Uptime.Milliseconds(),
-		ExpiresAt: st.ExpiresAt, Ports: st.Ports, LogsEndpoint: st.LogsEndpoint,
+	return details{
+		Info: st.Info, Reason: st.Reason, StartedAt: st.StartedAt, UptimeMS: st.Uptime.Milliseconds(),
+		ExpiresAt: st.ExpiresAt, Usage: st.Usage, LogsEndpoint: st.LogsEndpoint,
 		Workspace: workspace{st.Workspace.Name, st.Workspace.SizeBytes, st.Workspace.Size, st.Workspace.Warning},
 		Network:   st.Network.String(),
 	}
-	if u := st.Usage; u != nil {
-		d.Usage = &usage{u.CPUPercent, u.MemoryBytes, u.MemoryLimit, u.Processes, u.NetworkReceived, u.NetworkSent}
-	}
-	return d
 }
 
 func (h handler) health(w http.ResponseWriter, r *http.Request) {
@@ -181,11 +151,7 @@ func (h handler) list(w http.ResponseWriter, r *http.Request) {
 		failWith(w, err)
 		return
 	}
-	all := []info{}
-	for _, i := range got {
-		all = append(all, infoOf(i))
-	}
-	answer(w, http.StatusOK, all)
+	answer(w, http.StatusOK, got)
 }
 
 func (h handler) inspect(w http.ResponseWriter, r *http.Request) {
@@ -222,13 +188,6 @@ func (h handler) stop(w http.ResponseWriter, r *http.Request) {
 	answer(w, http.StatusOK, map[string]sandbox.State{"status": state})
 }
 
-// outcome is the JSON of a volume of a deleted sandbox.
-type outcome struct {
-	Name   string `json:"name"`
-	Status string `json:"status"`
-	Reason string `json:"reason,omitempty"`
-}
-
 func (h handler) delete(w http.ResponseWriter, r *http.Request) {
 	preserve, err := preserves(r.URL.Query())
 	if err != nil {
@@ -236,10 +195,7 @@ func (h handler) delete(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	report, err := h.client.Delete(r.Context(), r.PathValue("name"), sandbox.PreserveVolumes(preserve))
-	volumes := []outcome{}
-	for _, o := range report.Volumes {
-		volumes = append(volumes, outcome{o.Name, o.Status, o.Reason})
-	}
+	volumes := slices.Concat([]sandbox.VolumeOutcome{}, report.Volumes) // an array even if it is empty
 	if err == nil {
 		answer(w, http.StatusOK, map[string]any{"volumes": volumes})
 		return
@@ -268,21 +224,6 @@ func preserves(q url.Values) (bool, error) {
 	return true, nil
 }
 
-// volume is the JSON of a volume in a list.
-type volume struct {
-	Name      string    `json:"name"`
-	Role      string    `json:"role"`
-	SizeBytes int64     `json:"sizeBytes"` // negative if unknown
-	Size      string    `json:"size"`
-	Sandboxes []string  `json:"sandboxes"`
-	CreatedAt time.Time `json:"createdAt"`
-	CreatedBy string    `json:"createdBy,omitempty"`
-	Source    string    `json:"source,omitempty"`
-	InUse     bool      `json:"inUse"`
-	Orphaned  bool      `json:"orphaned"`
-	Warning   string    `json:"warning,omitempty"`
-}
-
 func (h handler) volumes(list func(context.Context) ([]sandbox.Volume, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		got, err := list(r.Context())
@@ -290,12 +231,7 @@ func (h handler) volumes(list func(context.Context) ([]sandbox.Volume, error)) h
 			failWith(w, err)
 			return
 		}
-		all := []volume{}
-		for _, v := range got {
-			v.Sandboxes = slices.Concat([]string{}, v.Sandboxes) // an array even if it is empty
-			all = append(all, volume(v))
-		}
-		answer(w, http.StatusOK, all)
+		answer(w, http.StatusOK, got)
 	}
 }
 

@@ -68,7 +68,7 @@ func (a *app) made(c *cobra.Command, asJSON bool, made ...*sandbox.Sandbox) erro
 		errs = append(errs, sb.Detach())
 	}
 	if asJSON {
-		errs = append(errs, printJSONList(a.stdout, details, detailOf))
+		errs = append(errs, printJSONList(a.stdout, details))
 	}
 	return errors.Join(errs...)
 }

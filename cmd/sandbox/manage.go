@@ -20,67 +20,15 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
-// entry is the JSON of a sandbox in a list. Its names are those of package sandboxhttp.
-type entry struct {
-	ID        string                    `json:"id"`
-	Name      string                    `json:"name"`
-	Status    sandbox.State             `json:"status"`
-	Image     string                    `json:"image"`
-	CreatedAt time.Time                 `json:"createdAt"`
-	Location  string                    `json:"location"`
-	Tags      map[string]string         `json:"tags,omitempty"`
-	Ports     map[uint16]netip.AddrPort `json:"ports,omitempty"` // of this session
-}
-
-// detail is the JSON of inspect.
-type detail struct {
-	entry
-	Source       string      `json:"source,omitempty"`
-	Reason       string      `json:"reason,omitempty"`
-	StartedAt    time.Time   `json:"startedAt,omitzero"`
-	UptimeMS     int64       `json:"uptimeMs"`
-	ExpiresAt    time.Time   `json:"expiresAt,omitzero"`
-	Usage        *usage      `json:"usage"`
-	Workspace    volumeEntry `json:"workspace"`
-	Network      string      `json:"network"` // see sandbox.ParseNetworkPolicy
-	LogsEndpoint string      `json:"logsEndpoint"`
-}
-
-type usage struct {
-	CPUPercent      float64 `json:"cpuPercent"`
-	MemoryBytes     int64   `json:"memoryBytes"`
-	MemoryLimit     int64   `json:"memoryLimit"`
-	Processes       int     `json:"processes"`
-	NetworkReceived int64   `json:"networkReceived"`
-	NetworkSent     int64   `json:"networkSent"`
-}
-
-func entryOf(i sandbox.Info) entry {
-	return entry{i.ID, i.Name, i.State, i.Image, i.CreatedAt, i.Location, i.Tags, i.Ports}
-}
-
-func detailOf(s sandbox.Status) detail {
-	return detail{
-		entry: entryOf(s.Info), Source: s.Source, Reason: s.Reason, StartedAt: s.StartedAt, UptimeMS: s.Uptime.Milliseconds(),
-		ExpiresAt: s.ExpiresAt, Usage: (*usage)(s.Usage), Workspace: volumeEntryOf(s.Workspace), Network: s.Network.String(),
-		LogsEndpoint: s.LogsEndpoint,
-	}
-}
-
 func printJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	return e.Encode(v)
 }
 
-// printJSONList prints the items, converted, as an array, which is empty and not null if
-// there are none.
-func printJSONList[T, J any](w io.Writer, items []T, convert func(T) J) error {
-	list := []J{}
-	for _, i := range items {
-		list = append(list, convert(i))
-	}
-	return printJSON(w, list)
+// printJSONList prints the items as an array, which is empty and not null if there are none.
+func printJSONList[T any](w io.Writer, items []T) error {
+	return printJSON(w, slices.Concat([]T{}, items))
 }
 
 // graphic returns s, or s quoted if it contains anything but graphic characters: what comes
@@ -149,7 +97,7 @@ func (a *app) listCommand() *cobra.Command {
 				return err
 			}
 			if asJSON {
-				return printJSONList(a.stdout, infos, entryOf)
+				return printJSONList(a.stdout, infos)
 			}
 			return printTable(a.stdout, "NAME\tID\tSTATUS\tIMAGE\tCREATED\tLOCATION\tPORTS\tTAGS", infos, func(i sandbox.Info) []any {
 				return []any{i.Name, i.ID, i.State, i.Image, ago(i.CreatedAt), i.Location, portList(i.Ports), tagList(i.Tags)}
@@ -210,7 +158,7 @@ func (a *app) inspectCommand() *cobra.Command {
 			if st.Workspace.Warning != "" {
 				fmt.Fprintln(a.stderr, "sandbox:", graphic(st.Workspace.Warning))
 			}
-			return printJSON(a.stdout, detailOf(st))
+			return printJSON(a.stdout, st)
 		},
 	}
 	// It is what is printed anyway; other subcommands have the flag.
@@ -393,18 +341,18 @@ func (a *app) deleteCommand() *cobra.Command {
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.sandboxes,
 		RunE: func(c *cobra.Command, names []string) error {
-			outcomes := []outcome{}
+			var outcomes []sandbox.VolumeOutcome
 			err := each(names, func(name string) error {
 				report, err := a.client.Delete(c.Context(), name, sandbox.PreserveVolumes(!volumes))
 				if asJSON {
-					outcomes = append(outcomes, outcomesOf(report.Volumes)...)
+					outcomes = append(outcomes, report.Volumes...)
 				} else {
 					a.printReport(report)
 				}
 				return err
 			})
 			if asJSON {
-				err = errors.Join(err, printJSON(a.stdout, outcomes))
+				err = errors.Join(err, printJSONList(a.stdout, outcomes))
 			}
 			return err
 		},

@@ -12,29 +12,6 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
-// snapshotEntry is the JSON of a snapshot.
-type snapshotEntry struct {
-	ID        string     `json:"id"`
-	Name      string     `json:"name,omitempty"`
-	Sandbox   string     `json:"sandbox"`
-	SandboxID string     `json:"sandboxId"`
-	Parent    string     `json:"parent,omitempty"`
-	Image     string     `json:"image"`
-	CreatedAt time.Time  `json:"createdAt"`
-	ExpiresAt *time.Time `json:"expiresAt,omitempty"`
-	SizeBytes int64      `json:"sizeBytes"`
-	Volumes   []string   `json:"volumes,omitempty"` // those that share its files
-}
-
-func snapshotEntryOf(s sandbox.Snapshot) snapshotEntry {
-	m := snapshotEntry{ID: s.ID, Name: s.Name, Sandbox: s.Sandbox, SandboxID: s.SandboxID, Parent: s.Parent, Image: s.Image,
-		CreatedAt: s.CreatedAt, SizeBytes: s.SizeBytes, Volumes: s.Volumes}
-	if !s.ExpiresAt.IsZero() {
-		m.ExpiresAt = &s.ExpiresAt
-	}
-	return m
-}
-
 func (a *app) snapshotCommand() *cobra.Command {
 	// Before there were subcommands, "sandbox snapshot NAME" took one.
 	c := a.takeCommand()
@@ -117,7 +94,7 @@ func (a *app) listSnapshotsCommand(use string) *cobra.Command {
 				return err
 			}
 			if asJSON {
-				return printJSONList(a.stdout, all, snapshotEntryOf)
+				return printJSONList(a.stdout, all)
 			}
 			return printTable(a.stdout, "ID\tNAME\tSANDBOX\tCREATED\tSIZE\tSHARED\tPARENT", all, func(s sandbox.Snapshot) []any {
 				return []any{s.ID, cmp.Or(s.Name, "-"), s.Sandbox, ago(s.CreatedAt), bytesText(s.SizeBytes), len(s.Volumes), cmp.Or(s.Parent, "-")}
@@ -156,7 +133,7 @@ func (a *app) showCommand() *cobra.Command {
 			if i < 0 {
 				return fmt.Errorf("sandbox: show %q: %w", args[0], sandbox.ErrSnapshotNotFound)
 			}
-			return printJSON(a.stdout, snapshotEntryOf(all[i]))
+			return printJSON(a.stdout, all[i])
 		},
 	}
 }
@@ -188,7 +165,7 @@ func (a *app) treeCommand() *cobra.Command {
 
 // snapshotNode is the JSON of a snapshot in a tree.
 type snapshotNode struct {
-	snapshotEntry
+	sandbox.Snapshot
 	Children []*snapshotNode `json:"children"`
 }
 
@@ -197,7 +174,7 @@ type snapshotNode struct {
 func snapshotTree(all []sandbox.Snapshot) []*snapshotNode {
 	nodes := map[string]*snapshotNode{}
 	for _, s := range all {
-		nodes[s.ID] = &snapshotNode{snapshotEntryOf(s), []*snapshotNode{}}
+		nodes[s.ID] = &snapshotNode{s, []*snapshotNode{}}
 	}
 	roots := []*snapshotNode{}
 	for _, s := range slices.Backward(all) {

@@ -340,7 +340,7 @@ func TestVerbs(t *testing.T) {
 	if got != strings.ReplaceAll("volume X: preserved\n", "X", kept) && strings.Count(got, ": preserved\n") != 2 {
 		t.Errorf("delete = %q, want its volumes preserved", got)
 	}
-	var volumes []volumeEntry
+	var volumes []sandbox.Volume
 	if err := json.Unmarshal([]byte(mustCall(t, "volume", "orphans", "--json")), &volumes); err != nil {
 		t.Fatal(err)
 	}

@@ -11,44 +11,6 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
-// volumeEntry is the JSON of a volume.
-type volumeEntry struct {
-	Name      string    `json:"name"`
-	Role      string    `json:"role"`
-	SizeBytes int64     `json:"sizeBytes"` // negative if unknown
-	Size      string    `json:"size"`
-	Sandboxes []string  `json:"sandboxes"`
-	CreatedAt time.Time `json:"createdAt"`
-	CreatedBy string    `json:"createdBy,omitempty"`
-	Source    string    `json:"source,omitempty"`
-	InUse     bool      `json:"inUse"`
-	Orphaned  bool      `json:"orphaned"`
-	Warning   string    `json:"warning,omitempty"`
-}
-
-func volumeEntryOf(v sandbox.Volume) volumeEntry {
-	e := volumeEntry(v)
-	if e.Sandboxes == nil {
-		e.Sandboxes = []string{}
-	}
-	return e
-}
-
-// outcome is the JSON of what a deletion did with a volume.
-type outcome struct {
-	Name   string `json:"name"`
-	Status string `json:"status"`
-	Reason string `json:"reason,omitempty"`
-}
-
-func outcomesOf(all []sandbox.VolumeOutcome) []outcome {
-	list := []outcome{}
-	for _, o := range all {
-		list = append(list, outcome(o))
-	}
-	return list
-}
-
 func (a *app) volumeCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "volume",
@@ -81,7 +43,7 @@ func (a *app) volumesCommand(use, short string, list func(*cobra.Command) ([]san
 				return err
 			}
 			if asJSON {
-				return printJSONList(a.stdout, volumes, volumeEntryOf)
+				return printJSONList(a.stdout, volumes)
 			}
 			return a.printVolumes(volumes)
 		},
@@ -95,11 +57,7 @@ func (a *app) volumesCommand(use, short string, list func(*cobra.Command) ([]san
 
 func (a *app) printVolumes(volumes []sandbox.Volume) error {
 	err := printTable(a.stdout, "NAME\tROLE\tSIZE\tCREATED\tSOURCE\tSTATUS\tSANDBOXES", volumes, func(v sandbox.Volume) []any {
-		status := "in use"
-		if v.Orphaned {
-			status = "orphaned"
-		}
-		return []any{v.Name, v.Role, v.Size, ago(v.CreatedAt), cmp.Or(v.Source, "-"), status, cmp.Or(strings.Join(v.Sandboxes, ","), "-")}
+		return []any{v.Name, v.Role, v.Size, ago(v.CreatedAt), cmp.Or(v.Source, "-"), v.State(), cmp.Or(strings.Join(v.Sandboxes, ","), "-")}
 	})
 	for _, v := range volumes {
 		if v.Warning != "" {
