@@ -1,7 +1,6 @@
 package fault_test
 
 import (
-	"bufio"
 	"fmt"
 	"os/exec"
 	"strings"
@@ -78,21 +77,9 @@ func TestHelperOfAKilledRemakeGoesWithTheChange(t *testing.T) {
 	harness.Update(t, sb, sandbox.WithPorts(3000))
 	proxy := enginetest.NewProxy(t)
 	cmd := harness.Process(t, "starter", proxy.Host(), sb.Name())
-	cmd.Stderr = nil
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	bufio.NewReader(out).ReadString('\n')
+	goOn := ready(t, cmd)
 	proxy.ArmAt("/attach", enginetest.RefuseBefore, func() { cmd.Process.Kill() })
-	in.Write([]byte("\n"))
+	goOn()
 	if err := cmd.Wait(); err == nil || !proxy.Fired() {
 		t.Fatalf("it was not killed: %v; its calls: %q", err, proxy.Calls())
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -112,6 +113,25 @@ func init() {
 	})
 }
 
+// ready starts a program, and returns when it has connected and waits; goOn lets it go on.
+func ready(t *testing.T, cmd *exec.Cmd) (goOn func()) {
+	t.Helper()
+	cmd.Stderr = nil
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	bufio.NewReader(out).ReadString('\n')
+	return func() { in.Write([]byte("\n")) }
+}
+
 // Shows 5: a program that is killed at any engine call of the replacement leaves a
 // sandbox that the next caller gets whole, with what was changed.
 func TestAChangedContainerSurvivesTheDeathOfWhoStartsIt(t *testing.T) {
@@ -139,25 +159,13 @@ func TestAChangedContainerSurvivesTheDeathOfWhoStartsIt(t *testing.T) {
 		harness.Update(t, sb, sandbox.WithPorts(3000))
 		proxy := enginetest.NewProxy(t)
 		cmd := harness.Process(t, "starter", proxy.Host(), sb.Name())
-		cmd.Stderr = nil
-		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		bufio.NewReader(out).ReadString('\n')
+		goOn := ready(t, cmd)
 		fault := enginetest.Cancel
 		if k == 0 {
 			fault = enginetest.None
 		}
 		proxy.Arm(k, fault, func() { cmd.Process.Kill() })
-		in.Write([]byte("\n"))
+		goOn()
 		err = cmd.Wait()
 		calls = proxy.Calls()
 		proxy.Disarm()
