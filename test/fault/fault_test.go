@@ -162,11 +162,15 @@ func testPlan(t *testing.T, op operation, width int, plan func(k int, call strin
 		defer mu.Unlock()
 		free = append(free, s)
 	}
+	var names []string // of the sandboxes of all trials
 	try := func(k int, fault enginetest.Fault, retry bool) (calls []string) {
-		s := take()
+		s, name := take(), harness.UniqueName(t)
 		defer give(s)
+		mu.Lock()
+		names = append(names, name, s.kept)
+		mu.Unlock()
 		t.Run(fmt.Sprintf("%02d %v", k, fault), func(t *testing.T) {
-			x := &trial{T: t, stand: s, op: &op, k: k, fault: fault, retry: retry, name: harness.UniqueName(t), late: l}
+			x := &trial{T: t, stand: s, op: &op, k: k, fault: fault, retry: retry, name: name, late: l}
 			calls = x.run()
 		})
 		return calls
@@ -203,7 +207,7 @@ func testPlan(t *testing.T, op operation, width int, plan func(k int, call strin
 	}
 	g.Wait()
 	l.Check(t, clean, eng)
-	harness.NoHelpers(t, eng, began)
+	harness.NoHelpers(t, eng, began, names...)
 	noMarkers(t, eng, began)
 	harness.NoImages(t, eng, strange)
 	foreign.Check(t)

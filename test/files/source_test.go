@@ -441,7 +441,7 @@ func TestPasswordOfASourceIsNowhere(t *testing.T) {
 			t.Errorf("%q is in %s", secret, out)
 		}
 	}
-	harness.NoHelpers(t, eng, began)
+	harness.NoHelpers(t, eng, began, sb.Name())
 }
 
 // E60: a sandbox that is there is not filled again. A workspace that is adopted has no
