@@ -139,11 +139,12 @@ type changeFlags struct {
 	memory          size
 	timeout, stop   duration
 	network         string
-	yes             bool
+	remote, yes     bool
 }
 
 func (f *changeFlags) flags(c *cobra.Command) {
 	c.Flags().StringArrayVar(&f.mounts, "mount", nil, "mount a directory: source:target[:mode]; mode is rwcopy (the default, a copy), rw or ro")
+	c.Flags().BoolVar(&f.remote, "remote-mounts", false, "sources of mounts in mode ro and rw are directories of the engine's machine, not of this one")
 	c.Flags().StringArrayVar(&f.volumes, "volume", nil, "attach a volume of \"sandbox volume list\": name:target[:mode]; mode is rw (the default) or ro")
 	c.Flags().IntSliceVar(&f.ports, "port", nil, "publish a TCP port on 127.0.0.1 of the engine's machine")
 	c.Flags().StringToStringVar(&f.tags, "tag", nil, "set a tag: KEY=VALUE")
@@ -205,6 +206,7 @@ func (f *changeFlags) mounted() ([]sandbox.Mount, error) {
 	}{{f.mounts, sandbox.ParseMount}, {f.volumes, sandbox.ParseVolumeMount}} {
 		for _, spec := range specs.list {
 			m, err := specs.parse(spec)
+			m.Remote = f.remote && m.Volume == "" && m.Mode != sandbox.RWCopy
 			mounts, errs = append(mounts, m), append(errs, err)
 		}
 	}

@@ -139,6 +139,19 @@ func TestFlagValues(t *testing.T) {
 	}
 }
 
+func TestRemoteMountsAreBinds(t *testing.T) {
+	t.Parallel()
+	f := changeFlags{mounts: []string{"/a:/a:ro", "/b:/b:rw", "/c:/c"}, volumes: []string{"v:/d"}, remote: true}
+	mounts, err := f.mounted()
+	var remote []bool
+	for _, m := range mounts {
+		remote = append(remote, m.Remote)
+	}
+	if diff := cmp.Diff([]bool{true, true, false, false}, remote); err != nil || diff != "" {
+		t.Errorf("mounts %v, %v: remote %s", mounts, err, diff)
+	}
+}
+
 func TestPathsInSandboxes(t *testing.T) {
 	t.Parallel()
 	for arg, want := range map[string][2]string{
