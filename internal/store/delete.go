@@ -253,16 +253,23 @@ func (s *Store) removeSandbox(ctx context.Context, id string) error {
 	case errors.Is(err, engine.ErrNotFound):
 		return fault.NotFound
 	case errors.Is(err, engine.ErrConflict):
-		// Another call removes it. If that fails this one goes on.
+		// Another call removes it. If that fails this one goes on. A removal that is asked for just
+		// when another one ends may succeed, too: so look first.
 		return fault.Poll(ctx, PollEvery, func() (bool, error) {
-			err := Finish(ctx, func(ctx context.Context) error { return s.Engine.RemoveContainer(ctx, id, true) })
+			got, err := s.Engine.InspectContainer(ctx, id)
+			if err == nil && got.State != engine.StateRemoving {
+				err = Finish(ctx, func(ctx context.Context) error { return s.Engine.RemoveContainer(ctx, id, true) })
+				if err == nil {
+					return true, nil
+				}
+			}
 			switch {
 			case errors.Is(err, engine.ErrNotFound):
 				return true, fault.NotFound
 			case errors.Is(err, engine.ErrConflict):
 				return false, nil
 			}
-			return true, err
+			return false, err
 		})
 	case errors.Is(err, engine.ErrUnavailable):
 		// Only the reply may have been lost: not found now means that it was removed.
