@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -331,6 +332,17 @@ func TestPolicyEndsASessionThatCantBeReached(t *testing.T) {
 			return err == nil && got.Tasks == pidsLimit
 		})
 	}
+	silence := func(t *testing.T, sb *sandbox.Sandbox) {
+		t.Helper()
+		got, err := eng.InspectContainer(t.Context(), record.ContainerName(sb.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Nobody in the container can stop PID 1, but this machine can.
+		if out, err := exec.Command("kill", "-STOP", strconv.Itoa(got.Pid)).CombinedOutput(); err != nil {
+			t.Fatalf("stop PID 1: %v: %s", err, out)
+		}
+	}
 	freeze := func(t *testing.T, sb *sandbox.Sandbox) {
 		t.Helper()
 		inside(t, sb.Name(), `for p in /proc/[0-9]*; do tr "\\0" " " < $p/cmdline | grep -q "gues[t] serve" && kill -STOP ${p#/proc/}; done; true`)
@@ -339,16 +351,18 @@ func TestPolicyEndsASessionThatCantBeReached(t *testing.T) {
 		prepare func(*testing.T, *sandbox.Sandbox)
 		other   bool // the update is that of a client which is not connected yet
 		opts    []sandbox.UpdateOption
-		want    error // nil: the session is ended
+		want    error // nil: the policy takes effect
+		live    bool  // in the session, which is not ended
 	}{
-		"at the process limit":                {exhaust, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll())}, nil},
-		"paused":                              {pause, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll())}, nil},
-		"paused, connected":                   {pause, false, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll())}, nil},
-		"a guest that does not answer":        {freeze, false, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll())}, nil},
-		"paused, not to be stopped":           {pause, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll()), sandbox.WithoutStop()}, sandbox.ErrNotRunning},
-		"paused, everything is to be let":     {pause, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.AllowAll())}, sandbox.ErrNotRunning},
-		"process limit, not to be stopped":    {exhaust, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll()), sandbox.WithoutStop()}, errAny},
-		"process limit, everything to be let": {exhaust, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.AllowAll())}, errAny},
+		"at the process limit":                {exhaust, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll())}, nil, false},
+		"paused":                              {pause, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll())}, nil, false},
+		"paused, connected":                   {pause, false, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll())}, nil, false},
+		"PID 1 that does not answer":          {silence, false, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll())}, nil, false},
+		"a connection that does not answer":   {freeze, false, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll())}, nil, true},
+		"paused, not to be stopped":           {pause, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll()), sandbox.WithoutStop()}, sandbox.ErrNotRunning, false},
+		"paused, everything is to be let":     {pause, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.AllowAll())}, sandbox.ErrNotRunning, false},
+		"process limit, not to be stopped":    {exhaust, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll()), sandbox.WithoutStop()}, errAny, false},
+		"process limit, everything to be let": {exhaust, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.AllowAll())}, errAny, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -390,9 +404,16 @@ func TestPolicyEndsASessionThatCantBeReached(t *testing.T) {
 			if err != nil {
 				t.Fatalf("Update: %v", err)
 			}
+			state, reason := sandbox.StateStopped, "network policy"
+			if test.live {
+				state, reason = sandbox.StateRunning, ""
+				if got := harness.Run(t, sb, try...); got == "reached" {
+					t.Error("the session reaches what deny-all forbids")
+				}
+			}
 			st := harness.Inspect(t, sb.Name())
-			if st.State != sandbox.StateStopped || st.Reason != "network policy" || st.Network.String() != "deny-all" {
-				t.Errorf("after Update: %s by %q under %s; want stopped, network policy, deny-all", st.State, st.Reason, st.Network)
+			if st.State != state || st.Reason != reason || st.Network.String() != "deny-all" {
+				t.Errorf("after Update: %s by %q under %s; want %s, %q, deny-all", st.State, st.Reason, st.Network, state, reason)
 			}
 			if _, err := sb.Start(t.Context()); err != nil {
 				t.Fatal(err)
