@@ -11,9 +11,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"sync"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -64,50 +61,6 @@ func (p *pathStats) asImage(name string) bool {
 		return false
 	}
 	return p.layer.Pristine || slices.ContainsFunc(p.layer.Plain, func(path string) bool { return path == name || strings.HasPrefix(path, name+"/") })
-}
-
-// statConcurrency bounds the paths that prefetch reads at once.
-const statConcurrency = 8
-
-// prefetch reads at once what checkFiles asks for where no symbolic link leads elsewhere. What
-// can't be read is left to stat.
-func (p *pathStats) prefetch(ctx context.Context) {
-	paths := map[string]bool{}
-	for _, name := range append([]string{passwdFile, groupFile}, mountTargets(p.got)...) {
-		for ; name != "/"; name = path.Dir(name) {
-			if _, known := p.m.imagePaths.Load([2]string{p.got.ImageID, name}); !known || !p.asImage(name) {
-				paths[name] = true
-			}
-		}
-	}
-	var mu sync.Mutex
-	var g errgroup.Group
-	g.SetLimit(statConcurrency)
-	for name := range paths {
-		g.Go(func() error {
-			at, err := p.m.Engine.StatPath(ctx, p.got.ID, name)
-			if errors.Is(err, engine.ErrNotFound) {
-				at, err = engine.PathStat{}, nil
-			}
-			if err == nil {
-				mu.Lock()
-				defer mu.Unlock()
-				p.seen[name] = at
-			}
-			return nil
-		})
-	}
-	g.Wait()
-}
-
-// mountTargets returns the paths that checkTargets checks.
-func mountTargets(got engine.Container) (targets []string) {
-	for _, m := range got.Mounts {
-		if !isGuestOf(got, m.Target) {
-			targets = append(targets, m.Target)
-		}
-	}
-	return targets
 }
 
 // isGuestOf reports whether a target is the guest's own in a container that has not been
@@ -176,10 +129,11 @@ func (p *pathStats) resolve(ctx context.Context, name string) (to string, at eng
 // checkFiles fails if files of a container would mislead its start. The engine follows the
 // symbolic links in its mounts' targets, and opens its account files: a link could have
 // something mounted over the guest, and a named pipe would block the engine. Nothing of the
-// container runs yet, so nothing in it can change the result.
+// container runs yet, so nothing in it can change the result. The looks are one after another:
+// for each of them the engine mounts what the container will have, and looks at one time see
+// each other's mounts come and go.
 func (m *Machine) checkFiles(ctx context.Context, got engine.Container, layer OwnLayer) error {
 	p := &pathStats{m, got, layer, map[string]engine.PathStat{}}
-	p.prefetch(ctx)
 	if err := p.checkTargets(ctx); err != nil {
 		return err
 	}

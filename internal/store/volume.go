@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
@@ -173,23 +174,33 @@ func (s *Store) DeleteVolume(ctx context.Context, name string, force bool) (outc
 	return outcomes, sandboxes, s.RemoveUnusedVolume(ctx, name)
 }
 
-// dropOverlay removes the parts of an overlay that is gone. Failures are left to the next
-// sweep, and so are the files below it if nobody shares them any more and they are no recorded
-// snapshot, which are those of a ForkN: to know that takes a list of all volumes.
+// dropOverlay removes the parts of an overlay that is gone, and the files below it if nobody
+// shares them any more and they are no recorded snapshot, which are those of a ForkN: to know
+// that takes a list. Failures are left to the next sweep.
 func (s *Store) dropOverlay(ctx context.Context, name string) {
 	if !record.ValidVolume(name) {
 		return // not a data volume
 	}
 	upper, work := record.OverlayNames(name)
+	var wasOverlay atomic.Bool
 	var parts sync.WaitGroup
 	for _, part := range []string{upper, work} {
 		parts.Go(func() {
 			if v, err := s.Engine.InspectVolume(ctx, part); err == nil && record.Is(v.Labels, record.RoleOverlay) {
 				s.Engine.RemoveVolume(ctx, part, false)
+				wasOverlay.Store(true)
 			}
 		})
 	}
 	parts.Wait()
+	if !wasOverlay.Load() {
+		return
+	}
+	if all, err := s.List(ctx); err == nil {
+		for id, nonce := range all.orphanedFiles() {
+			s.dropSnapshotFiles(ctx, id, nonce)
+		}
+	}
 }
 
 // transientTimeout bounds the wait for containers that should soon be gone. A helper of a program
