@@ -37,10 +37,6 @@ func engineWith(t *testing.T, n int) *enginetest.Fake {
 			f.AddVolume(fmt.Sprintf("%s.rev-%d", workspace, rev), l)
 		}
 	}
-	// Another client makes the sweeps of the next hour.
-	for minute := range int64(60) {
-		f.AddVolume(fmt.Sprint(sweepVolume, time.Now().Unix()/60+minute), nil)
-	}
 	return f
 }
 
@@ -58,6 +54,10 @@ type cost struct {
 // costs uses sandboxes of an engine with n of them, and more.
 func costs(t *testing.T, n int) map[string]cost {
 	f := engineWith(t, n)
+	// Another client makes the sweeps of the next hour.
+	for minute := range int64(60) {
+		f.AddVolume(fmt.Sprint(sweepVolume, time.Now().Unix()/60+minute), nil)
+	}
 	c := harness.NewClient(t, sandbox.WithHost(f.Host()))
 	ctx := t.Context()
 	// A list asks for the turn to sweep, once a minute.
