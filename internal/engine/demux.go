@@ -23,7 +23,7 @@ const (
 // frameError is a malformed frame.
 type frameError struct {
 	stream byte
-	text   string // the beginning of what is there: it may be a message of the engine
+	text   string // the first bytes, which may be a message of the engine
 }
 
 func (e *frameError) Error() string {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -40,30 +39,6 @@ func view() *View {
 // hostileMemory bounds what all calls below hold at once, each to several guests, with the
 // limits above.
 const hostileMemory = 512 << 20
-
-// on returns a call on the connection to a hostile guest, which it closes.
-func on(name string, do func(ctx context.Context, c *guest.Conn) error) guesttest.Call {
-	return guesttest.Call{Name: name, Do: func(ctx context.Context, rw net.Conn) error {
-		c, err := guest.Dial(context.WithoutCancel(ctx), rw)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		return do(ctx, c)
-	}}
-}
-
-// served returns a call of the file server.
-func served(name string, do func(ctx context.Context, srv *guest.Files) error) guesttest.Call {
-	return on(name, func(ctx context.Context, c *guest.Conn) error {
-		srv, err := c.Files(ctx, "")
-		if err != nil {
-			return err
-		}
-		defer srv.Close()
-		return do(ctx, srv)
-	})
-}
 
 // destination is a directory with a file that has another name outside of it.
 type destination struct{ t *testing.T }
@@ -217,7 +192,7 @@ func TestFilesOfAHostileGuest(t *testing.T) {
 		return said(f.copyTo(ctx, c, "/x", func(w io.Writer) (archive.Report, error) { return archive.PackFS(ctx, w, data, archive.Options{}) }))
 	}
 	open := func(name string, do func(file *File) error) guesttest.Call {
-		return served(name, func(ctx context.Context, srv *guest.Files) error {
+		return guesttest.OnFiles(name, func(ctx context.Context, srv *guest.Files) error {
 			file := &File{f: f, name: "x"}
 			if err := file.open(ctx, srv, "/x", wire.FlagRead|wire.FlagWrite, 0); err != nil {
 				return err
@@ -228,14 +203,14 @@ func TestFilesOfAHostileGuest(t *testing.T) {
 		})
 	}
 	calls := []guesttest.Call{
-		served("ReadFile", func(ctx context.Context, srv *guest.Files) error {
+		guesttest.OnFiles("ReadFile", func(ctx context.Context, srv *guest.Files) error {
 			b, err := readAll(ctx, srv, "/x", f.limits.ReadFile)
 			if int64(len(b)) > f.limits.ReadFile {
 				return errors.New(guesttest.Evil) // fails the test
 			}
 			return err
 		}),
-		served("ReadDir", func(ctx context.Context, srv *guest.Files) error {
+		guesttest.OnFiles("ReadDir", func(ctx context.Context, srv *guest.Files) error {
 			var list []wire.FileInfo
 			err := eachEntry(ctx, srv, "/x", f.limits.ReadDir, func(i wire.FileInfo) { list = append(list, i) })
 			if len(list) > f.limits.ReadDir {
@@ -246,19 +221,19 @@ func TestFilesOfAHostileGuest(t *testing.T) {
 		open("Read", func(file *File) error { _, err := file.Read(make([]byte, 1<<20)); return err }),
 		open("ReadDir of a file", func(file *File) error { _, err := file.ReadDir(-1); return err }),
 		open("Close", func(file *File) error { return file.Close() }),
-		on("CopyOut", func(ctx context.Context, c *guest.Conn) error {
+		guesttest.On("CopyOut", func(ctx context.Context, c *guest.Conn) error {
 			return out(ctx, c, filepath.Join(at.dir(), "fresh"), archive.Options{Limits: limits})
 		}),
-		on("CopyOut into a directory", func(ctx context.Context, c *guest.Conn) error {
+		guesttest.On("CopyOut into a directory", func(ctx context.Context, c *guest.Conn) error {
 			return out(ctx, c, at.dir(), archive.Options{Limits: limits})
 		}),
-		on("CopyOut of much", func(ctx context.Context, c *guest.Conn) error {
+		guesttest.On("CopyOut of much", func(ctx context.Context, c *guest.Conn) error {
 			return out(ctx, c, filepath.Join(at.dir(), "fresh"), archive.Options{Limits: archive.Limits{Bytes: 8 << 30, Entries: 1 << 16}})
 		}),
-		on("CopyIn", func(ctx context.Context, c *guest.Conn) error {
+		guesttest.On("CopyIn", func(ctx context.Context, c *guest.Conn) error {
 			return in(ctx, c, fstest.MapFS{"f": {Data: []byte("x")}})
 		}),
-		on("CopyIn of much", func(ctx context.Context, c *guest.Conn) error {
+		guesttest.On("CopyIn of much", func(ctx context.Context, c *guest.Conn) error {
 			return in(ctx, c, fstest.MapFS{"f": {Data: much}})
 		}),
 	}

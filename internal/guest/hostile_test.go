@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/ed25519"
 	"io"
-	"net"
 	"testing"
 	"time"
 
@@ -15,39 +14,15 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// dialed returns a call on the connection to a hostile guest, which it closes.
-func dialed(name string, do func(ctx context.Context, c *guest.Conn) error) guesttest.Call {
-	return guesttest.Call{Name: name, Do: func(ctx context.Context, rw net.Conn) error {
-		c, err := guest.Dial(context.WithoutCancel(ctx), rw)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		return do(ctx, c)
-	}}
-}
-
 // running returns a call on a command, or on what the guest says is one.
 func running(name string, do func(ctx context.Context, p *guest.Process) error) guesttest.Call {
-	return dialed(name, func(ctx context.Context, c *guest.Conn) error {
+	return guesttest.On(name, func(ctx context.Context, c *guest.Conn) error {
 		p, err := c.Exec(ctx, wire.Exec{Args: []string{"true"}, Stdin: true})
 		if err != nil {
 			return err
 		}
 		defer context.AfterFunc(ctx, func() { p.Close() })()
 		return do(ctx, p)
-	})
-}
-
-// served returns a call of a file server, or of what the guest says is one.
-func served(name string, do func(ctx context.Context, f *guest.Files) error) guesttest.Call {
-	return dialed(name, func(ctx context.Context, c *guest.Conn) error {
-		f, err := c.Files(ctx, "")
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		return do(ctx, f)
 	})
 }
 
@@ -76,14 +51,14 @@ func TestCallsOfAHostileGuestEnd(t *testing.T) {
 			p.Close()
 			return second(p.Wait())
 		}),
-		dialed("Exec of a detached command", func(ctx context.Context, c *guest.Conn) error {
+		guesttest.On("Exec of a detached command", func(ctx context.Context, c *guest.Conn) error {
 			return second(c.Exec(ctx, wire.Exec{Args: []string{"true"}, Detached: true}))
 		}),
-		dialed("Attach", func(ctx context.Context, c *guest.Conn) error { return second(c.Attach(ctx, "id")) }),
-		dialed("Control", func(ctx context.Context, c *guest.Conn) error {
+		guesttest.On("Attach", func(ctx context.Context, c *guest.Conn) error { return second(c.Attach(ctx, "id")) }),
+		guesttest.On("Control", func(ctx context.Context, c *guest.Conn) error {
 			return second(c.Control(ctx, key, wire.Control{Op: wire.OpStatus}))
 		}),
-		dialed("DialContext", func(ctx context.Context, c *guest.Conn) error {
+		guesttest.On("DialContext", func(ctx context.Context, c *guest.Conn) error {
 			conn, err := c.DialContext(ctx, "tcp", "localhost:1")
 			if err != nil {
 				return err
@@ -94,7 +69,7 @@ func TestCallsOfAHostileGuestEnd(t *testing.T) {
 			_, err = io.Copy(conn, io.LimitReader(conn, 1<<20))
 			return err
 		}),
-		dialed("DialContext of a socket", func(ctx context.Context, c *guest.Conn) error {
+		guesttest.On("DialContext of a socket", func(ctx context.Context, c *guest.Conn) error {
 			conn, err := c.DialContext(ctx, "unix", "/socket")
 			if err != nil {
 				return err
@@ -103,32 +78,32 @@ func TestCallsOfAHostileGuestEnd(t *testing.T) {
 			defer conn.Close()
 			return second(conn.Read(make([]byte, 1)))
 		}),
-		dialed("PortListens", func(ctx context.Context, c *guest.Conn) error { return second(c.PortListens(ctx, 1)) }),
-		served("Info", func(ctx context.Context, f *guest.Files) error { return second(f.Info(ctx, "x", true)) }),
-		served("Open and ReadAt", func(ctx context.Context, f *guest.Files) error {
+		guesttest.On("PortListens", func(ctx context.Context, c *guest.Conn) error { return second(c.PortListens(ctx, 1)) }),
+		guesttest.OnFiles("Info", func(ctx context.Context, f *guest.Files) error { return second(f.Info(ctx, "x", true)) }),
+		guesttest.OnFiles("Open and ReadAt", func(ctx context.Context, f *guest.Files) error {
 			h, _, err := f.Open(ctx, "x", wire.FlagRead, 0)
 			if err == nil {
 				_, err = f.ReadAt(ctx, h, make([]byte, 1<<20), 0)
 			}
 			return err
 		}),
-		served("ReadAll", func(ctx context.Context, f *guest.Files) error {
+		guesttest.OnFiles("ReadAll", func(ctx context.Context, f *guest.Files) error {
 			_, _, _, err := f.ReadAll(ctx, "x")
 			return err
 		}),
-		served("ReadDir", func(ctx context.Context, f *guest.Files) error {
+		guesttest.OnFiles("ReadDir", func(ctx context.Context, f *guest.Files) error {
 			list, h, err := f.ReadDir(ctx, "x")
 			for n := len(list); err == nil && h != 0 && n < 100_000; n += len(list) {
 				list, h, err = f.ReadMore(ctx, h)
 			}
 			return err
 		}),
-		served("Replace", func(ctx context.Context, f *guest.Files) error {
+		guesttest.OnFiles("Replace", func(ctx context.Context, f *guest.Files) error {
 			return f.Replace(ctx, "x", make([]byte, 1<<20), 0o600)
 		}),
-		served("Readlink", func(ctx context.Context, f *guest.Files) error { return second(f.Readlink(ctx, "x")) }),
-		served("MkdirTemp", func(ctx context.Context, f *guest.Files) error { return second(f.MkdirTemp(ctx, "x", "y")) }),
-		served("CloseHandle", func(ctx context.Context, f *guest.Files) error { return f.CloseHandle(ctx, 1) }),
+		guesttest.OnFiles("Readlink", func(ctx context.Context, f *guest.Files) error { return second(f.Readlink(ctx, "x")) }),
+		guesttest.OnFiles("MkdirTemp", func(ctx context.Context, f *guest.Files) error { return second(f.MkdirTemp(ctx, "x", "y")) }),
+		guesttest.OnFiles("CloseHandle", func(ctx context.Context, f *guest.Files) error { return f.CloseHandle(ctx, 1) }),
 	}
 	guesttest.Run(t, guesttest.Lies(), hostileMemory, calls)
 }

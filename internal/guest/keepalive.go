@@ -106,7 +106,7 @@ func (c *Conn) giveUp(why error) {
 	c.rw.Close()
 }
 
-// reportSlow has the guest asked for a sign of life: a call waits for its answer.
+// reportSlow makes keepAlive ping the guest now, because a call waits for an answer.
 func (c *Conn) reportSlow() {
 	select {
 	case c.slow <- struct{}{}:

@@ -98,7 +98,7 @@ func (p *pathStats) stat(ctx context.Context, name string) (at engine.PathStat, 
 	return at, found, nil
 }
 
-// resolve returns the path that name leads to through symbolic links, and what is there.
+// resolve follows symbolic links and returns the final path of name and a description of the file.
 func (p *pathStats) resolve(ctx context.Context, name string) (to string, at engine.PathStat, found bool, err error) {
 	to = name
 	for range maxLinks {

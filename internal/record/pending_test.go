@@ -282,7 +282,7 @@ func TestMarkerOfAnEarlierVersion(t *testing.T) {
 	}
 }
 
-// A holder whose renewals fail is told so, and does not commit what another process clears.
+// When the renewals of a claim fail, its context ends with ErrLost, and Commit fails with it.
 func TestLostClaimIsNotCommitted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMemory()

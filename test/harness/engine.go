@@ -149,12 +149,20 @@ func Named(name string) string { return record.Filter(record.Name, name) }
 // NewStore is what a client keeps of the engine at host, "" for the engine of the tests.
 func NewStore(t testing.TB, host string) *store.Store {
 	t.Helper()
-	eng, err := engine.Open(context.Background(), engine.Options{Host: host})
+	s, err := openStore(host)
 	if err != nil {
 		t.Fatalf("engine.Open: %v", err)
 	}
-	t.Cleanup(func() { eng.Close() })
-	return &store.Store{Engine: eng, Log: slog.New(slog.DiscardHandler)}
+	t.Cleanup(func() { s.Engine.Close() })
+	return s
+}
+
+func openStore(host string) (*store.Store, error) {
+	eng, err := engine.Open(context.Background(), engine.Options{Host: host})
+	if err != nil {
+		return nil, err
+	}
+	return &store.Store{Engine: eng, Log: slog.New(slog.DiscardHandler)}, nil
 }
 
 // Sweep removes what crashed programs left, at once and not when it is due.
@@ -167,11 +175,17 @@ func Sweep(t testing.TB) {
 
 func sweepNow(t testing.TB, s *store.Store) {
 	t.Helper()
-	all, err := s.List(context.Background())
-	if err != nil {
+	if err := sweepOf(s); err != nil {
 		t.Fatalf("list for a sweep: %v", err)
 	}
-	s.Sweep(context.Background(), all, nil)
+}
+
+func sweepOf(s *store.Store) error {
+	all, err := s.List(context.Background())
+	if err == nil {
+		s.Sweep(context.Background(), all, nil)
+	}
+	return err
 }
 
 // Gone checks that nothing of the sandbox is left, after one sweep at the most.

@@ -4,10 +4,8 @@
 package harness
 
 import (
-	"context"
 	"flag"
 	"fmt"
-	"log/slog"
 	"os"
 	"runtime"
 	"slices"
@@ -18,10 +16,8 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
-	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 )
 
 // Soaking reports whether all is tested that can be, however long it takes.
@@ -138,13 +134,12 @@ func left() ([]string, error) {
 // leaks fails if something is left. What a program that was killed left is for sweeps, which take
 // it when its leases are over.
 func leaks(before []string) int {
-	eng, err := engine.Open(context.Background(), engine.Options{})
+	s, err := openStore("")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer eng.Close()
-	s := &store.Store{Engine: eng, Log: slog.New(slog.DiscardHandler)}
+	defer s.Engine.Close()
 	for began := time.Now(); ; time.Sleep(time.Second) {
 		now, err := left()
 		now = slices.DeleteFunc(now, func(l string) bool { return slices.Contains(before, l) })
@@ -155,8 +150,6 @@ func leaks(before []string) int {
 			fmt.Fprintf(os.Stderr, "left on the engine (%v):\n\t%s\n", err, strings.Join(now, "\n\t"))
 			return 1
 		}
-		if all, err := s.List(context.Background()); err == nil {
-			s.Sweep(context.Background(), all, nil)
-		}
+		_ = sweepOf(s) // an engine that does not answer is told by left
 	}
 }

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -478,4 +479,28 @@ func heap() int64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
+}
+
+// On returns a call on the connection to a hostile guest, which it closes.
+func On(name string, do func(ctx context.Context, c *guest.Conn) error) Call {
+	return Call{Name: name, Do: func(ctx context.Context, rw net.Conn) error {
+		c, err := guest.Dial(context.WithoutCancel(ctx), rw)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		return do(ctx, c)
+	}}
+}
+
+// OnFiles returns a call of a file server, or of what the guest says is one.
+func OnFiles(name string, do func(ctx context.Context, f *guest.Files) error) Call {
+	return On(name, func(ctx context.Context, c *guest.Conn) error {
+		f, err := c.Files(ctx, "")
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		return do(ctx, f)
+	})
 }
