@@ -49,22 +49,6 @@ type Conn struct {
 	control controlPool
 }
 
-// config is the same for every connection. The peer is the stdio of an exec that we started
-// ourselves, so there is no key to check and no user to authenticate: SSH only provides
-// channels with flow control. One algorithm of each kind keeps the handshake short.
-func config() *ssh.ClientConfig {
-	return &ssh.ClientConfig{
-		Config: ssh.Config{
-			KeyExchanges: []string{ssh.KeyExchangeCurve25519},
-			Ciphers:      []string{ssh.CipherAES128GCM},
-		},
-		User:              "root",
-		HostKeyCallback:   ssh.InsecureIgnoreHostKey(),
-		HostKeyAlgorithms: []string{ssh.KeyAlgoED25519},
-		ClientVersion:     "SSH-2.0-sandbox",
-	}
-}
-
 // Dial connects to the guest over rw, the standard input and output of `guest serve`. It
 // takes ownership of rw and closes it on failure or when the connection ends, so rw.Close
 // must unblock a Read and a Write. ctx bounds the handshake only.
@@ -79,10 +63,8 @@ func Dial(ctx context.Context, rw io.ReadWriteCloser) (*Conn, error) {
 		close(closed)
 	})
 	st := &stream{ReadWriteCloser: rw, began: time.Now()}
-	sc, chans, reqs, err := ssh.NewClientConn(st, "guest", config())
-	if err == nil {
-		st.attach(sc)
-	}
+	sc, chans, reqs, err := wire.ClientConn(st)
+	st.greeted.Store(err == nil)
 	if !stop() {
 		<-closed
 		if err == nil {
@@ -159,6 +141,14 @@ func (c *Conn) Close() error {
 
 // Done is closed when the connection has ended, for whatever reason.
 func (c *Conn) Done() <-chan struct{} { return c.done }
+
+// Useless reports whether the connection has ended, or was given up and is about to: calls learn
+// of that before Done is closed.
+func (c *Conn) Useless() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.why != nil || c.Err() != nil
+}
 
 // Err returns why the connection ended; it wraps ErrConnectionLost. It is nil until Done is
 // closed.
@@ -371,6 +361,67 @@ func (c *Conn) Attach(ctx context.Context, id string) (*Process, error) {
 	return newProcess(ctx, via, ch, reqs, nil)
 }
 
+// Processes lists the detached commands that the keeper knows of. The result is bounded, but its
+// contents are the guest's.
+func (c *Conn) Processes(ctx context.Context) ([]wire.Process, error) {
+	via, err := c.keeper(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ch, reqs, err := via.open(ctx, wire.ChannelProcesses, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer c.spawn(func() { ch.Close() }) // it blocks while the guest reads nothing
+	if !c.spawn(func() { ssh.DiscardRequests(reqs) }) {
+		return nil, ErrConnectionLost
+	}
+	type result struct {
+		all []wire.Process
+		err error
+	}
+	read := make(chan result, 1)
+	if !c.spawn(func() {
+		all, err := ReadProcesses(ch)
+		read <- result{all, err}
+	}) {
+		return nil, ErrConnectionLost
+	}
+	select {
+	case r := <-read:
+		return r.all, r.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// ReadProcesses reads a list of processes that code in a sandbox may have written. It keeps at
+// most wire.MaxProcesses, and cuts their texts.
+func ReadProcesses(r io.Reader) ([]wire.Process, error) {
+	text, err := io.ReadAll(io.LimitReader(r, wire.MaxProcessesSize+1))
+	if err != nil {
+		return nil, err
+	}
+	var all []wire.Process
+	if len(text) > wire.MaxProcessesSize {
+		return nil, fmt.Errorf("the list of processes has more than %d bytes", wire.MaxProcessesSize)
+	} else if err := json.Unmarshal(text, &all); err != nil {
+		return nil, fmt.Errorf("the list of processes: %w", err)
+	}
+	all = all[max(0, len(all)-wire.MaxProcesses):]
+	for i := range all {
+		p := &all[i]
+		p.Args = p.Args[:min(len(p.Args), wire.MaxProcessArgs)]
+		for j := range p.Args {
+			p.Args[j] = fault.Cut(p.Args[j], wire.MaxProcessText)
+		}
+		for _, text := range []*string{&p.ID, &p.Sandbox, &p.Path, &p.Dir, &p.User} {
+			*text = fault.Cut(*text, wire.MaxProcessText)
+		}
+	}
+	return all, nil
+}
+
 // keeper returns the connection to the keeper, inside a channel of this one.
 func (c *Conn) keeper(ctx context.Context) (*Conn, error) {
 	select {
@@ -446,52 +497,24 @@ func dialKeeper(ctx context.Context, ch ssh.Channel) (*Conn, error) {
 // So the stream makes sending fail before it returns the end to package ssh.
 type stream struct {
 	io.ReadWriteCloser
-	over atomic.Bool
-	conn atomic.Pointer[ssh.Conn]
+	greeted atomic.Bool
 	greeting
 	began time.Time
 	heard atomic.Int64 // the time from began to the latest byte read
 }
 
-// attach sets the connection over s, before any channel is opened.
-func (s *stream) attach(conn ssh.Conn) {
-	s.conn.Store(&conn)
-	if s.over.Load() {
-		s.failSends(conn)
-	}
-}
-
 func (s *stream) Read(b []byte) (int, error) {
 	n, err := s.ReadWriteCloser.Read(b)
-	if s.conn.Load() == nil {
+	if !s.greeted.Load() {
 		s.greeting.add(b[:n])
 	}
 	if n > 0 {
 		s.heard.Store(int64(time.Since(s.began)))
 	}
 	if err != nil {
-		s.over.Store(true)
-		if conn := s.conn.Load(); conn != nil {
-			s.failSends(*conn)
-		}
+		s.Close()
 	}
 	return n, err
-}
-
-// failSends closes s and sends one packet, whose error package ssh hides: all later sends
-// then fail at once.
-func (s *stream) failSends(conn ssh.Conn) {
-	s.Close()
-	sent := make(chan struct{})
-	go func() {
-		defer close(sent)
-		conn.SendRequest("", false, nil)
-	}()
-	select {
-	case <-sent:
-	case <-time.After(time.Second):
-		// It waits for a key exchange, which waits for this read and will fail.
-	}
 }
 
 func (*stream) LocalAddr() net.Addr              { return addr{} }

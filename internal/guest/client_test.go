@@ -2,7 +2,6 @@ package guest
 
 import (
 	"context"
-	"crypto/ed25519"
 	"errors"
 	"io"
 	"net"
@@ -11,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
 // forgetful never answers who opens a channel, not even when it ends.
@@ -84,14 +85,7 @@ func connected(t *testing.T) (near, far net.Conn) {
 
 // sshServer answers on conn until it has refused so many channels.
 func sshServer(t *testing.T, conn net.Conn, channels int) {
-	signer, err := ssh.NewSignerFromSigner(ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize)))
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	config := &ssh.ServerConfig{NoClientAuth: true}
-	config.AddHostKey(signer)
-	sc, chans, reqs, err := ssh.NewServerConn(conn, config)
+	sc, chans, reqs, err := wire.ServerConn(conn)
 	if err != nil {
 		t.Error(err)
 		return
@@ -132,14 +126,13 @@ func TestNothingIsSentOnceTheEndIsRead(t *testing.T) {
 	st := &stream{ReadWriteCloser: near}
 	var sc ssh.Conn
 	sent := make(chan error, 1)
-	sc, chans, reqs, err := ssh.NewClientConn(tail{st, func() {
+	sc, chans, reqs, err := wire.ClientConn(tail{st, func() {
 		_, _, err := sc.SendRequest("late", false, nil)
 		sent <- err
-	}}, "guest", config())
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	st.attach(sc)
 	go ssh.DiscardRequests(reqs)
 	if _, _, err := sc.OpenChannel("last", nil); err == nil {
 		t.Error("a channel was opened that the server refuses")

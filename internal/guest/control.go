@@ -93,6 +93,14 @@ func (c *Conn) Control(ctx context.Context, key ed25519.PrivateKey, req wire.Con
 	}
 }
 
+// OpenControl makes a connection to PID 1 for the next Control, which then takes one round trip
+// less. If that fails, Control says why.
+func (c *Conn) OpenControl(ctx context.Context) {
+	if conn, err := c.connectControl(ctx); err == nil {
+		c.control.give(conn)
+	}
+}
+
 func (c *Conn) connectControl(ctx context.Context) (*controlConn, error) {
 	ch, reqs, err := c.open(ctx, wire.ChannelControl, nil)
 	if err != nil {
@@ -106,8 +114,17 @@ func (c *Conn) connectControl(ctx context.Context) (*controlConn, error) {
 }
 
 // exchange sends one request, and returns the connection to the pool if it can be reused.
-// If the guest is frozen, the goroutine waits for it; the caller only as long as ctx.
 func (c *Conn) exchange(ctx context.Context, conn *controlConn, key ed25519.PrivateKey, payload []byte) (wire.Reply, error) {
+	reply, err := c.request(ctx, conn, key, payload)
+	if err == nil && len(conn.nonce) > 0 {
+		c.control.give(conn)
+	}
+	return reply, err
+}
+
+// request sends one request. It closes the connection if it can't be used again. If the guest is
+// frozen, the goroutine waits for it; the caller only as long as ctx.
+func (c *Conn) request(ctx context.Context, conn *controlConn, key ed25519.PrivateKey, payload []byte) (wire.Reply, error) {
 	type answer struct {
 		reply wire.Reply
 		err   error
@@ -126,11 +143,11 @@ func (c *Conn) exchange(ctx context.Context, conn *controlConn, key ed25519.Priv
 		select {
 		case a := <-answers:
 			if a.err != nil || len(a.reply.Nonce) == 0 {
+				conn.nonce = nil
 				go conn.ch.Close()
 				return a.reply, a.err
 			}
 			conn.nonce = a.reply.Nonce
-			c.control.give(conn)
 			return a.reply, nil
 		case <-ctx.Done():
 			go conn.ch.Close()
@@ -168,22 +185,14 @@ func (c *Conn) ask(conn *controlConn, key ed25519.PrivateKey, payload []byte) (r
 		}
 		conn.nonce = hello.Nonce
 	}
-	// A nonce of any length would let the other side collect signatures over texts of its
-	// choice.
-	if len(conn.nonce) != wire.NonceSize {
-		return reply, fmt.Errorf("the challenge has %d bytes, not %d", len(conn.nonce), wire.NonceSize)
-	}
-	line, err := json.Marshal(wire.Signed{
-		Payload:   payload,
-		Signature: ed25519.Sign(key, append(conn.nonce[:wire.NonceSize:wire.NonceSize], payload...)),
-	})
+	line, err := sign(key, conn.nonce, payload)
 	if err != nil {
 		return reply, err
 	}
-	if len(line) >= wire.MaxFriendLine {
+	if len(line) > wire.MaxFriendLine {
 		return reply, errors.New("the request is too large")
 	}
-	if _, err := conn.ch.Write(append(line, '\n')); err != nil {
+	if _, err := conn.ch.Write(line); err != nil {
 		return reply, c.lost(err)
 	}
 	if err := readControl(conn.r, &reply); err != nil {
@@ -194,6 +203,28 @@ func (c *Conn) ask(conn *controlConn, key ed25519.PrivateKey, payload []byte) (r
 		reply.Main.Start.Kind, reply.Main.Start.Message = said(reply.Main.Start.Kind), said(reply.Main.Start.Message)
 	}
 	return reply, nil
+}
+
+// SignHold returns the line that asks PID 1 for a hold, in answer to its challenge. key is the
+// private half of Init.ControlKey.
+func SignHold(key ed25519.PrivateKey, challenge []byte) ([]byte, error) {
+	if len(key) != ed25519.PrivateKeySize {
+		return nil, fmt.Errorf("guest: hold: the key has %d bytes", len(key))
+	}
+	return sign(key, challenge, []byte(`{"op":"`+wire.OpHold+`"}`))
+}
+
+// sign returns the line of a request. A nonce of any length would let the other side collect
+// signatures over texts of its choice.
+func sign(key ed25519.PrivateKey, nonce, payload []byte) ([]byte, error) {
+	if len(nonce) != wire.NonceSize {
+		return nil, fmt.Errorf("the challenge has %d bytes, not %d", len(nonce), wire.NonceSize)
+	}
+	line, err := json.Marshal(wire.Signed{
+		Payload:   payload,
+		Signature: ed25519.Sign(key, append(nonce[:wire.NonceSize:wire.NonceSize], payload...)),
+	})
+	return append(line, '\n'), err
 }
 
 // readControl reads one line of at most wire.MaxFriendLine bytes into v.

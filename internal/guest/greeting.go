@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
 // NotGuestError is the error of a connection to something else than the guest: the OCI runtime,
@@ -49,16 +50,16 @@ func (g *greeting) String() string {
 	return string(g.text)
 }
 
-// isSSH reports whether the other side speaks the protocol.
-func (g *greeting) isSSH() bool {
+// isGuest reports whether the other side is the guest.
+func (g *greeting) isGuest() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return bytes.HasPrefix(g.text, []byte("SSH-")) || bytes.Contains(g.text, []byte("\nSSH-"))
+	return bytes.HasPrefix(g.text, []byte(wire.GreetingPrefix)) || bytes.Contains(g.text, []byte("\n"+wire.GreetingPrefix))
 }
 
 // explain returns the error of a handshake with what came in its place.
 func (s *stream) explain(err error) error {
-	if s.isSSH() || s.greeting.String() == "" {
+	if s.isGuest() || s.greeting.String() == "" {
 		return err
 	}
 	// The handshake ended within the message. Nobody else reads.

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
 // printed is a stream that holds a text and ends.
@@ -35,7 +36,7 @@ func TestDialReportsWhatAnswersInPlaceOfTheGuest(t *testing.T) {
 			t.Errorf("%s: the error has %d bytes: %q", name, len(text), text)
 		}
 	}
-	for name, output := range map[string]string{"nothing": "", "half a greeting": "SSH-2.0-Go", "a greeting alone": "SSH-2.0-Go\r\n"} {
+	for name, output := range map[string]string{"nothing": "", "half a greeting": wire.GreetingPrefix, "another greeting": wire.GreetingPrefix + "2\n"} {
 		_, err := Dial(t.Context(), printed{strings.NewReader(output)})
 		if other := new(NotGuestError); err == nil || errors.As(err, &other) {
 			t.Errorf("%s: Dial: %v, want an error that is no NotGuestError", name, err)

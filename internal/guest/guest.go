@@ -1,7 +1,7 @@
 // Package guest embeds the guest, the program that runs inside every sandbox, and
 // implements the client side of its protocol.
 //
-// One static binary (its source is in cmd) is PID 1 of the container, the SSH
+// One static binary (its source is in cmd) is PID 1 of the container, the
 // server behind every command, and the keeper of detached commands. Package wire has the
 // types that both sides share. The client side runs on any system.
 package guest

@@ -68,6 +68,9 @@ func helper(args []string) {
 		if n := atoiOr0(os.Getenv(nofileEnv)); n > 0 {
 			fail(unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: n}))
 		}
+		if os.Getenv(deviceEnv) != "" {
+			fail(addDevice())
+		}
 		for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
 			if !slices.Contains(engineCaps, c) || c == unix.CAP_NET_ADMIN && os.Getenv(weakEnv) != "" {
 				fail(unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0))
@@ -83,8 +86,18 @@ func helper(args []string) {
 		flood()
 	case "impostor":
 		fail(impostor(args[1:]))
+	case "claim":
+		fail(claimUse(args[1]))
 	case "pry":
 		pry()
+	case "write":
+		fail(write(args[1]))
+	case "vfork":
+		vfork()
+	case "starved":
+		fail(starved(int(atoiOr0(args[1])), args[2]))
+	case "gatecrasher":
+		fail(gatecrasher())
 	}
 	os.Exit(0)
 }
@@ -124,6 +137,23 @@ func loopbackUp() error {
 
 // weakEnv makes PID 1 one that can't enforce anything.
 const weakEnv = "GUEST_TEST_WEAK"
+
+// deviceEnv gives PID 1 a network device beside loopback.
+const deviceEnv = "GUEST_TEST_DEVICE"
+
+// addDevice adds a bridge without ports, which engines need, too.
+func addDevice() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	name := [unix.IFNAMSIZ]byte{'x', '0'}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCBRADDBR, uintptr(unsafe.Pointer(&name))); errno != 0 {
+		return errno
+	}
+	return nil
+}
 
 // nofileEnv sets the limit of descriptors that PID 1 starts with.
 const nofileEnv = "GUEST_TEST_NOFILE"
@@ -322,16 +352,22 @@ func alivePid(pid int) bool {
 }
 
 // children are those of every thread of a process, as seen from outside.
-func children(t testing.TB, pid int) (pids []int) {
+func children(t testing.TB, pid int) []int {
 	t.Helper()
-	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	if err != nil || len(tasks) == 0 {
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d/task", pid)); err != nil {
 		t.Fatalf("the children of process %d: %v", pid, err)
 	}
+	return childrenOf(pid)
+}
+
+// childrenOf is children of a process that may end meanwhile.
+func childrenOf(pid int) (pids []int) {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	for _, name := range tasks {
 		text, _ := os.ReadFile(name) // a thread may have ended
 		for _, child := range strings.Fields(string(text)) {
-			pids = append(pids, atoi(t, child))
+			n, _ := strconv.Atoi(child)
+			pids = append(pids, n)
 		}
 	}
 	return pids

@@ -55,8 +55,28 @@ func TestCallsOfAHostileGuestEnd(t *testing.T) {
 			return second(c.Exec(ctx, wire.Exec{Args: []string{"true"}, Detached: true}))
 		}),
 		guesttest.On("Attach", func(ctx context.Context, c *guest.Conn) error { return second(c.Attach(ctx, "id")) }),
+		guesttest.On("Processes", func(ctx context.Context, c *guest.Conn) error {
+			all, err := c.Processes(ctx)
+			if len(all) > wire.MaxProcesses {
+				t.Errorf("%d processes", len(all))
+			}
+			return err
+		}),
 		guesttest.On("Control", func(ctx context.Context, c *guest.Conn) error {
 			return second(c.Control(ctx, key, wire.Control{Op: wire.OpStatus}))
+		}),
+		guesttest.On("Hook", func(ctx context.Context, c *guest.Conn) error {
+			done, stop, err := c.Hook(ctx, key, wire.Hook{Version: 1, Patterns: []string{"x"}}, func(context.Context, wire.HookRequest) wire.HookReply { return wire.HookReply{} })
+			if err != nil {
+				return err
+			}
+			defer stop()
+			select {
+			case <-done:
+				return guest.ErrConnectionLost
+			case <-ctx.Done():
+				return ctx.Err()
+			}
 		}),
 		guesttest.On("DialContext", func(ctx context.Context, c *guest.Conn) error {
 			conn, err := c.DialContext(ctx, "tcp", "localhost:1")

@@ -205,15 +205,16 @@ func (s *stdin) Write(b []byte) (n int, err error) {
 	p := (*Process)(s)
 	for n < len(b) && err == nil {
 		part := b[n:min(len(b), n+inputPart)]
-		written := 0
 		// Send a copy: the write may outlast this call, and the caller owns b after it.
+		var written int
+		var failed error
 		if !p.with(func() {
 			p.input = append(p.input[:0], part...)
-			written, err = p.ch.Write(p.input)
+			written, failed = p.ch.Write(p.input)
 		}) {
 			return n, io.ErrClosedPipe
 		}
-		n += written
+		n, err = n+written, failed
 	}
 	if err == io.EOF {
 		err = io.ErrClosedPipe

@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "e9aa3486f01080cf8ac97c2f52eb224d969c31ac0d48f146d43a8090dab58707", size: 9994366},
-	"arm64": {sha256: "3b032cd675e2799c3a6a39390428cbff38e3e0f61c7bffdf7df3be8a38b371c6", size: 9306238},
+	"amd64": {sha256: "c57719845432e87ea9ba28d17052b831d3a492235ca74aac285b5e997a3ed668", size: 10137726},
+	"arm64": {sha256: "ad77caea19f67cf46e76393bb7287bc73a5ef0d9785ec28d1b53b8f332fbeb83", size: 9437310},
 }

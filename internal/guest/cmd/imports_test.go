@@ -14,7 +14,7 @@ import (
 // below are the packages of this program, with those that each may import.
 var below = map[string][]string{
 	"proc":       {},
-	"copytree":   {},
+	"copytree":   {"proc"},
 	"fileserver": {"proc"},
 	"egress":     {"proc"},
 	"sshserver":  {"proc"},

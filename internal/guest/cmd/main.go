@@ -46,6 +46,8 @@ func run(verb string, args []string) (code int, err error) {
 		return 1, egress.RunTrust()
 	case wire.VerbCopy:
 		return 1, copytree.Run(args)
+	case wire.VerbLayer:
+		return 1, copytree.Layer()
 	case wire.VerbDu:
 		// The engine starts it in a sandbox, with the container's privileges.
 		if err := proc.DropPrivileges(); err != nil {
@@ -65,7 +67,7 @@ func run(verb string, args []string) (code int, err error) {
 }
 
 // try prints whether the kernel can enforce a policy, which it does for this container
-// alone, and whether files in a directory can share blocks.
+// alone, whether files in a directory can share blocks, and whether changed files are kept.
 func try(args []string) error {
 	if len(args) != 1 {
 		return fmt.Errorf("%s takes a directory", wire.VerbTry)
@@ -76,6 +78,10 @@ func try(args []string) error {
 	}
 	if err := copytree.TryReflink(args[0]); err != nil {
 		a.Reflink = err.Error()
+	}
+	var err error
+	if a.Volatile, err = copytree.VolatileRoot(); err != nil {
+		return err
 	}
 	return json.NewEncoder(os.Stdout).Encode(a)
 }

@@ -4,7 +4,6 @@ package guesttest
 
 import (
 	"context"
-	"crypto/ed25519"
 	"encoding/binary"
 	"encoding/json"
 	"io"
@@ -51,16 +50,10 @@ func Serve(t testing.TB, open func(ssh.NewChannel)) net.Conn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	signer, err := ssh.NewSignerFromSigner(ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	config := &ssh.ServerConfig{NoClientAuth: true}
-	config.AddHostKey(signer)
 	side := &freezing{Conn: far, closed: make(chan struct{})}
 	var all sync.WaitGroup
 	all.Go(func() {
-		sc, chans, reqs, err := ssh.NewServerConn(side, config)
+		sc, chans, reqs, err := wire.ServerConn(side)
 		if err != nil {
 			return // the client left
 		}
@@ -322,6 +315,11 @@ func Lies() []Lie {
 		{"reads nothing and wants answers", frozen(flood("unknown", true, nil))},
 		{"dials back", func(nc ssh.NewChannel) { nc.Reject(ssh.ConnectionFailed, "") }},
 	}
+	return append(lies, fileLies()...)
+}
+
+// fileLies are those of a file server.
+func fileLies() (lies []Lie) {
 	frames := map[string]func(id uint32, op byte, asked int64) []byte{
 		"a huge frame":       func(id uint32, op byte, asked int64) []byte { return []byte("\xff\xff\xff\xff\x00\x00\x00\x00\x00") },
 		"a frame of nothing": func(id uint32, op byte, asked int64) []byte { return []byte("\x00\x00\x00\x00\x00\x00\x00\x00\x00") },

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -25,7 +26,6 @@ type Writer struct {
 	w       *tar.Writer
 	buf     []byte
 	links   map[fileID]string // first names of files with several
-	layer   bool              // what is sent is the layer of a container
 	Skipped int64             // sockets and devices
 	Names   []string          // the first of them, from the tree's top
 }
@@ -61,17 +61,6 @@ func (t *Writer) Send(job int, dir string) error {
 	}
 	clear(t.links) // no link leads from one tree into another
 	return t.dir(root, info, strconv.Itoa(job), dir)
-}
-
-// ErrUnfit says that a layer can't be sent.
-var ErrUnfit = errors.New("only the storage driver can read this layer")
-
-// Layer sends dir, a container's own layer on the engine's disk, as the tree of a job: with
-// marks of our own for what it takes away of the image.
-func (t *Writer) Layer(job int, dir string) error {
-	t.layer = true
-	defer func() { t.layer = false }()
-	return t.Send(job, dir)
 }
 
 // Archive sends what a tar archive of others holds as the tree of a job, checked entry by
@@ -178,15 +167,17 @@ func (t *Writer) Close() error {
 	return nil
 }
 
-// failed is an error about a file, once.
+// failed is an error about a file, once: that of a file below it stays.
 func failed(file string, err error) error {
 	var stream *StreamError
 	var p *fs.PathError
 	switch {
 	case errors.As(err, &stream), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
-	case errors.As(err, &p) && p.Path == file:
+	case errors.As(err, &p) && (p.Path == file || strings.HasPrefix(p.Path, file+string(os.PathSeparator))):
 		return err
+	case p != nil && errors.Is(err, ErrChanged):
+		err = fmt.Errorf("%w: %w", ErrChanged, p.Err)
 	case p != nil:
 		err = p.Err
 	}
@@ -198,6 +189,12 @@ type StreamError struct{ Err error }
 
 func (e *StreamError) Error() string { return e.Err.Error() }
 func (e *StreamError) Unwrap() error { return e.Err }
+
+// kept are those of a file's extended attributes that go with it.
+func kept(had map[string]string) map[string]string {
+	maps.DeleteFunc(had, func(key, _ string) bool { return strings.HasPrefix(key, wire.TreeXattr+"trusted.") })
+	return had
+}
 
 // dir sends an open directory, and closes it. Its attributes come after everything in
 // it, because that changes its times.
@@ -214,13 +211,8 @@ func (t *Writer) dir(root *os.Root, info fs.FileInfo, name, file string) (err er
 	if err != nil {
 		return failed(file, err)
 	}
-	had, marks := xattrs(self), map[string]string{}
-	if t.layer {
-		if entries, err = t.opaque(had, entries, marks); err != nil {
-			return failed(file, err)
-		}
-	}
-	if err := t.header(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o700, PAXRecords: marks}); err != nil {
+	had := xattrs(self)
+	if err := t.header(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o700}); err != nil {
 		return err
 	}
 	for _, e := range entries {
@@ -234,7 +226,7 @@ func (t *Writer) dir(root *os.Root, info fs.FileInfo, name, file string) (err er
 	}
 	h := attributes(info)
 	h.Typeflag, h.Name = tar.TypeDir, name+"/"
-	h.PAXRecords = t.kept(had)
+	h.PAXRecords = kept(had)
 	h.PAXRecords[wire.TreeEnd] = "1"
 	return t.header(h)
 }
@@ -309,10 +301,6 @@ func (t *Writer) entry(dir *os.Root, base, name, file string) error {
 		}
 		return t.regular(dir, base, info, h)
 	}
-	if t.layer && gone(info) {
-		h.Typeflag, h.PAXRecords = tar.TypeReg, map[string]string{wire.TreeGone: "1"}
-		return t.header(h)
-	}
 	t.Skipped++
 	if len(t.Names) < wire.MaxNames {
 		_, rel, _ := strings.Cut(name, "/")
@@ -337,11 +325,7 @@ func (t *Writer) regular(dir *os.Root, base string, info fs.FileInfo, h *tar.Hea
 			return ErrChanged
 		}
 		*h = *attributesOf(now, h)
-		had := xattrs(f)
-		if t.layer && driverOnly(had) {
-			return ErrUnfit
-		}
-		h.Typeflag, h.PAXRecords = tar.TypeReg, t.kept(had)
+		h.Typeflag, h.PAXRecords = tar.TypeReg, kept(xattrs(f))
 		size := now.Size()
 		if size > smallFile {
 			return t.large(f, now, h)

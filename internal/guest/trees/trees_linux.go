@@ -32,12 +32,6 @@ func owner(info fs.FileInfo, h *tar.Header) {
 	}
 }
 
-// gone reports whether that is how a layer says that a file of the image is gone.
-func gone(info fs.FileInfo) bool {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	return ok && st.Mode&syscall.S_IFMT == syscall.S_IFCHR && st.Rdev == 0
-}
-
 // xattrs returns the extended attributes of an open file as records, ACLs and
 // capabilities among them.
 func xattrs(f *os.File) map[string]string {

@@ -15,8 +15,6 @@ func identify(fs.FileInfo) (fileID, bool) { return fileID{}, false }
 // owner leaves root as the owner: this system's numbers mean nothing in a sandbox.
 func owner(fs.FileInfo, *tar.Header) {}
 
-func gone(fs.FileInfo) bool { return false }
-
 func xattrs(*os.File) map[string]string { return map[string]string{} }
 
 func dataPieces(_ *os.File, info fs.FileInfo) ([]piece, error) {

@@ -6,12 +6,25 @@ type Copy struct {
 	Jobs []CopyJob `json:"jobs"`
 	// Workers copy at the same time; 0 is as many as there are CPUs, and at least 2.
 	Workers int `json:"workers,omitempty"`
+	// Layers is a directory with the layers of all containers. That of a job's FromMark or ToMark
+	// is in the directory LayerName of the only entry in which that has a directory of this name,
+	// and From or To is of no account. All others are put out of reach before the copy.
+	Layers    string `json:"layers,omitempty"`
+	LayerName string `json:"layerName,omitempty"`
 	// Stream says that the trees come on standard input, as a tar archive in which names
 	// begin with the number of their job. From is of no account then.
 	Stream bool `json:"stream,omitempty"`
-	// Wait says to print Copied with Ready and to begin when a byte comes on standard
-	// input. Its end without one ends the copy.
+	// Wait says to print Copied with Ready and to begin when a line comes on standard
+	// input. The end of standard input ends the copy.
 	Wait bool `json:"wait,omitempty"`
+	// Hold says that the copy runs in the network namespace of the sandbox that it copies, and
+	// that the sandbox's processes are to be held while it copies. Ready then comes with a
+	// Challenge of PID 1's, and the line that follows is a Signed OpHold, or empty to copy
+	// without a hold. If the hold is refused, Ready comes once more, with Unheld.
+	Hold bool `json:"hold,omitempty"`
+	// Linger says to print Copied with Lingers after the jobs, and to wait for another line
+	// before the hold ends.
+	Linger bool `json:"linger,omitempty"`
 }
 
 // Records of our own in such an archive.
@@ -24,9 +37,6 @@ const (
 	TreeSparse = "AGENTSANDBOX.sparse"
 	// TreeReplace marks what takes the place of a file that came before.
 	TreeReplace = "AGENTSANDBOX.replace"
-	// TreeGone marks the name of what a layer takes away, and TreeOpaque a directory of
-	// which it takes away whatever was in it before.
-	TreeGone, TreeOpaque = "AGENTSANDBOX.gone", "AGENTSANDBOX.opaque"
 	// TreeXattr and a name is an extended attribute, as others write it, too.
 	TreeXattr = "SCHILY.xattr."
 )
@@ -36,6 +46,9 @@ const (
 type CopyJob struct {
 	From string `json:"from"`
 	To   string `json:"to"`
+	// FromMark and ToMark are for layers, see Copy.Layers.
+	FromMark string `json:"fromMark,omitempty"`
+	ToMark   string `json:"toMark,omitempty"`
 	// Is says which directory From has to be. When it is another one nothing is copied
 	// and the job is reported in Copied.Elsewhere. Without To that is all the job is for;
 	// From is then of any type, and its owner does not count.
@@ -45,13 +58,11 @@ type CopyJob struct {
 	Owner *Owner `json:"owner,omitempty"`
 	// Layer says that From is a container's own layer, on the engine's disk and not as the
 	// container sees it. What marks that a file of the image is gone, or a directory's
-	// contents, is copied like files, and attributes of that kind have to be taken. To may
-	// have directories already: those that the engine mounts something on. Of a Stream it
-	// says that To is the root as a container sees it, without that layer, which gets what
-	// it has, and which lacks what it lacks. What is mounted in it is left alone.
+	// contents, is copied like files, and attributes of that kind have to be taken. What is in
+	// To is removed: directories that the engine mounts something on, which it makes again.
 	Layer bool `json:"layer,omitempty"`
 	// Root says that of From only its own mode, owner, times and extended attributes are
-	// wanted: To stands on what From has. It is done with the layers.
+	// copied: To is an overlay over From.
 	Root bool `json:"root,omitempty"`
 	// Mounts are names in From that say nothing of whether a Layer holds anything: the
 	// engine makes them, to mount something there.
@@ -63,9 +74,6 @@ type CopyJob struct {
 	Check []string `json:"check,omitempty"`
 	// Again says that To may have what an earlier copy left: it is removed first.
 	Again bool `json:"again,omitempty"`
-	// Pack has what From, a Layer, holds be sent in Copied.Layer instead. To is of no
-	// account.
-	Pack bool `json:"pack,omitempty"`
 	// Sync is a directory whose file system is written out first. One that keeps what is
 	// written to it for itself for a while would hold it back from From.
 	Sync string `json:"sync,omitempty"`
@@ -107,16 +115,18 @@ type Copied struct {
 	Roots []Root `json:"roots,omitempty"`
 
 	Ready bool `json:"ready,omitempty"`
-	// Layers says that every job with Layer or Root is done. They come first.
-	Layers bool `json:"layers,omitempty"`
-	// Layer is then what the job with Pack has, as a Stream of a single job.
-	Layer []byte     `json:"layer,omitempty"`
+	// Challenge and Unheld are for a copy with Hold, see there. Unheld says why the processes
+	// can't be held.
+	Challenge []byte `json:"challenge,omitempty"`
+	Unheld    string `json:"unheld,omitempty"`
+	// Lingers is for a copy with Linger.
+	Lingers bool `json:"lingers,omitempty"`
+	// Moved says, in the last line, what has run during the hold: the copy is of no single
+	// moment.
+	Moved string     `json:"moved,omitempty"`
 	Done  bool       `json:"done,omitempty"`
 	Error *CopyError `json:"error,omitempty"`
 }
-
-// MaxLayer bounds Copied.Layer, in bytes.
-const MaxLayer = 4 << 20
 
 // Root is what a directory has beside its contents.
 type Root struct {
@@ -141,12 +151,18 @@ type CopyError struct {
 	Message string `json:"message"`
 	// Changed says that the source was being changed.
 	Changed bool `json:"changed,omitempty"`
-	// Unfit says that a layer can't be packed, because it is too large or has marks of
-	// the storage driver's that only the driver can read.
-	Unfit bool `json:"unfit,omitempty"`
+	// NoLayer says that a layer was not found, or several. Nothing was copied.
+	NoLayer bool `json:"noLayer,omitempty"`
 }
 
 func (e *CopyError) Error() string { return e.Message }
+
+// Layer is what the verb layer prints, as one line.
+type Layer struct {
+	// Upper is the directory on the engine's machine in which an overlay has the helper's own
+	// layer. It is empty if that is no overlay of the kernel's.
+	Upper string `json:"upper,omitempty"`
+}
 
 // Sizes is what the verb du prints: the bytes of each directory, -1 where it could not
 // see all of it.

@@ -21,3 +21,13 @@ const (
 // process could. They come as rights with one byte, to root alone. It takes no signature:
 // root inside could write to the log as the main process does.
 const StdioRequest = "stdio\n"
+
+// UseRequest on the control socket, by a serve, and UseDetachedRequest, by a keeper, ask PID 1
+// for a file to note the uses of the session in, as long as the connection lasts. It comes as a
+// right with one byte, to root alone, and has UseSize bytes: two integers in the machine's byte
+// order, the time since boot of the last use in nanoseconds, and the number of uses that go on.
+const (
+	UseRequest         = "use\n"
+	UseDetachedRequest = "use detached\n"
+	UseSize            = 16
+)

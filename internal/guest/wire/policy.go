@@ -41,9 +41,50 @@ const (
 	OpNetwork = "network" // nothing but what every Reply tells; answered at once, also while locked
 	OpBegin   = "begin"   // Control.Begin
 	OpEgress  = "egress"  // Reply.Egress: the record of decisions
+	OpHook    = "hook"    // Control.Hook; after the reply the connection is for HookRequest and HookReply
 )
 
-// Begin is what a session is told before anything of its owner's runs.
+// Hook says that the client of a connection decides on requests to names whose Secret has Hook.
+// PID 1 sends it each as a line, a HookRequest, and the client answers with a HookReply in any
+// order. It counts for one version of the policy alone.
+type Hook struct {
+	Version  int64    `json:"version"`
+	Patterns []string `json:"patterns"`
+}
+
+// HookRequest is a request as PID 1 is about to send it to the server. It comes from inside.
+type HookRequest struct {
+	ID      uint64              `json:"id"`
+	Pattern string              `json:"pattern"`
+	Method  string              `json:"method"`
+	URL     string              `json:"url"`
+	Host    string              `json:"host"`
+	Header  map[string][]string `json:"header,omitempty"`
+	Body    []byte              `json:"body,omitempty"`
+	// More says that the body is longer than MaxHookBody; Body is empty then.
+	More bool `json:"more,omitempty"`
+}
+
+// HookReply is the decision on the request of that ID.
+type HookReply struct {
+	ID uint64 `json:"id"`
+	// Header is what to change: values replace those that the request has, none removes them.
+	Header map[string][]string `json:"header,omitempty"`
+	Failed bool                `json:"failed,omitempty"` // the request is not to be sent
+	Late   bool                `json:"late,omitempty"`   // nor if there was no decision in time
+}
+
+// Bounds of hooks: the length of a body in a HookRequest, the requests that one client, and one
+// session, decide on at a time, and how long PID 1 waits for a decision. MaxHookPatterns bounds
+// Hook.Patterns.
+const (
+	MaxHookBody     = 512 << 10
+	MaxHooks        = 16
+	MaxHookPatterns = 1000
+	HookTime        = 10 * time.Second
+)
+
+// Begin has the settings of a session. PID 1 needs them before it runs anything of its owner's.
 type Begin struct {
 	Timeout time.Duration `json:"timeout,omitempty"`
 	Grace   time.Duration `json:"grace,omitempty"`
@@ -72,6 +113,8 @@ type Begin struct {
 type Secret struct {
 	Pattern string            `json:"pattern"` // equal to that of a policy.Name
 	Headers map[string]string `json:"headers"`
+	// Hook says that a client decides on each request, see OpHook. Without one none is sent.
+	Hook bool `json:"hook,omitempty"`
 }
 
 // Refusals: Reply.Refused of an OpBegin that has an Error.
@@ -144,8 +187,9 @@ type Probe struct {
 	Servers   []netip.Addr `json:"servers,omitempty"`
 }
 
-// Abilities is what VerbTry prints, as one line: why each can't be had, or nothing.
+// Abilities is what VerbTry prints, as one line.
 type Abilities struct {
-	Policy  string `json:"policy,omitempty"`
-	Reflink string `json:"reflink,omitempty"`
+	Policy   string `json:"policy,omitempty"`   // why no network policy can be enforced, if so
+	Reflink  string `json:"reflink,omitempty"`  // why files can't share blocks, if so
+	Volatile bool   `json:"volatile,omitempty"` // changes of the container's own files end with it
 }

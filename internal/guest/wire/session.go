@@ -12,8 +12,8 @@ type Serve struct {
 	// Home says that HOME in the environment is meant; see Init.Home.
 	Home          bool `json:"home,omitempty"`
 	NewPrivileges bool `json:"new_privileges,omitempty"` // as Exec.NewPrivileges
-	// HostKey says that the seed of the host key, HostKeySize bytes, comes on standard
-	// input before anything else. Without it the key is made for the connection.
+	// HostKey says that the client speaks standard SSH, and that the seed of the host key,
+	// HostKeySize bytes, comes on standard input before anything else.
 	HostKey bool `json:"host_key,omitempty"`
 }
 

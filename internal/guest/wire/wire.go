@@ -1,6 +1,6 @@
 // Package wire is what the guest inside a sandbox and its client outside say to
-// each other: the shape of the arguments, the SSH channel types and the JSON they
-// carry. It holds no behaviour, so both ends can import it without each other.
+// each other: the shape of the arguments, the connection with its SSH channels, their types and
+// the JSON they carry. Both ends can import it without each other.
 package wire
 
 import (
@@ -24,12 +24,13 @@ const (
 // Verbs of the guest binary: its first argument.
 const (
 	VerbInit  = "init"  // PID 1; the second argument is Init as JSON
-	VerbServe = "serve" // an SSH server on standard input and output
+	VerbServe = "serve" // a server on standard input and output; Serve
 	VerbKeep  = "keep"  // holds detached commands; started by serve
 	VerbRun   = "run"   // sheds what a child must not inherit, then executes it
 	VerbCopy  = "copy"  // copies trees between mounts of a helper; the second argument is Copy as JSON
 	VerbTry   = "try"   // DIR: tries what the kernel and DIR's disk can do; Abilities as JSON
 	VerbProbe = "probe" // prints what a helper sees of the engine's network; Probe as JSON
+	VerbLayer = "layer" // prints where the helper's own layer is; Layer as JSON
 	VerbDu    = "du"    // sizes the directories that its arguments name; prints Sizes as JSON
 )
 
@@ -43,7 +44,7 @@ const (
 	ChannelProcess = "process@agent-sandbox"
 	// ChannelControl is a plain pipe to PID 1's control socket; no extra data.
 	ChannelControl = "control@agent-sandbox"
-	// ChannelKeep is a plain pipe to the keeper, which speaks SSH again and serves
+	// ChannelKeep is a plain pipe to the keeper, which is a server again, for
 	// ChannelExec and ChannelProcess for detached commands; no extra data. It
 	// starts the keeper when none runs.
 	ChannelKeep = "keep@agent-sandbox"
@@ -87,10 +88,11 @@ const (
 	CodeLease   = 123 // nobody renewed the lease
 	CodeFailed  = 122 // PID 1 could not set the session up
 	CodeChanged = 121 // another process changed the network or its rules
+	CodeIdle    = 120 // nobody used the session for Idle.Timeout
 )
 
-// Init is what PID 1 is told. It stands in the container's command, where anyone
-// inside can read it: nothing in it is secret.
+// Init has PID 1's settings. They are an argument of the container's command, which anyone
+// inside can read: nothing in it is secret.
 type Init struct {
 	// ControlKey is the Ed25519 public key that control requests are signed for.
 	// The private half never enters the sandbox.
@@ -104,6 +106,8 @@ type Init struct {
 	// Grace is what processes get between SIGTERM and SIGKILL when PID 1 itself
 	// ends the session.
 	Grace time.Duration `json:"grace,omitempty"`
+	// Idle ends the session when nobody uses it.
+	Idle Idle `json:"idle,omitzero"`
 	// Ports are the published ones, TCP: what answers from outside under every policy.
 	Ports []uint16 `json:"ports,omitempty"`
 	// Workspace is given to its user before anything runs, while it is new: still
@@ -115,6 +119,17 @@ type Init struct {
 	// Home says that HOME in the container's environment is meant. Otherwise it is
 	// the engine's doing, for root, and the main process gets its own user's.
 	Home bool `json:"home,omitempty"`
+}
+
+// Idle says when a session ends because nobody uses it. Uses are commands, connections through
+// serve, calls to the file server, and connections to published ports.
+type Idle struct {
+	Timeout time.Duration `json:"timeout,omitempty"` // 0 is never
+	// IgnoreDetached says that a detached command is no use.
+	IgnoreDetached bool `json:"ignore_detached,omitempty"`
+	// Version orders the changes of a sandbox: PID 1 takes none that is not newer than what
+	// it has.
+	Version int64 `json:"version,omitempty"`
 }
 
 // Workspace is a directory and who it is for, as Exec.User says it.
@@ -136,6 +151,9 @@ type Exec struct {
 	Env  []string `json:"env,omitempty"`
 	Dir  string   `json:"dir,omitempty"`  // default "/"
 	User string   `json:"user,omitempty"` // name|uid[:group|gid], default 0
+	// Sandbox is the ID of the sandbox of a detached command, for its record. Without it there
+	// is none.
+	Sandbox string `json:"sandbox,omitempty"`
 	// NewPrivileges lets setuid programs and file capabilities give a command of a user
 	// other than root more privileges.
 	NewPrivileges bool `json:"new_privileges,omitempty"`
@@ -259,6 +277,10 @@ type (
 		Grace   time.Duration `json:"grace,omitempty"`
 		// ID tells an OpExtend from the one before: a repeated one counts once.
 		ID string `json:"id,omitempty"`
+		// Idle is for OpIdle.
+		Idle *Idle `json:"idle,omitempty"`
+		// Hook is for OpHook.
+		Hook *Hook `json:"hook,omitempty"`
 		// Begin is for OpBegin.
 		Begin *Begin `json:"begin,omitempty"`
 	}
@@ -274,12 +296,24 @@ type (
 		// Timeout is how long after its start the session ends, with all extensions;
 		// 0 is never.
 		Timeout time.Duration `json:"timeout,omitempty"`
+		// Idle is in every reply of a guest that has idle timeouts.
+		Idle *IdleStatus `json:"idle,omitempty"`
 		// Network is in every reply of a guest that enforces policies; see policy.go.
 		Network *Network `json:"network,omitempty"`
 		// Refused says of which kind the Error of an OpBegin is.
 		Refused string `json:"refused,omitempty"`
 		// Egress is for OpEgress.
 		Egress *EgressLog `json:"egress,omitempty"`
+		// Held answers an OpHold, and Moved the end of the hold; see hold.go.
+		Held  bool   `json:"held,omitempty"`
+		Moved string `json:"moved,omitempty"`
+	}
+	// IdleStatus tells of the idle timeout.
+	IdleStatus struct {
+		Version int64 `json:"version,omitempty"` // of the Idle in force
+		// Left is how long the session lives if nobody uses it; 0 without a timeout, and
+		// while it is used.
+		Left time.Duration `json:"left,omitempty"`
 	}
 	// MainStatus tells of the main process; without Start and Exit it runs.
 	MainStatus struct {
@@ -302,4 +336,5 @@ const (
 	OpRelease = "release" // no lease any more
 	OpTimeout = "timeout" // what Init should have said; only the first one of a session counts
 	OpExtend  = "extend"  // the timeout comes Timeout later; without one there is nothing to do
+	OpIdle    = "idle"    // replace Init.Idle by Control.Idle, if that is newer
 )

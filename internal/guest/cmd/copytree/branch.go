@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -51,7 +50,7 @@ func (e *pathError) Error() string { return e.err.Error() }
 func (e *pathError) Unwrap() error { return e.err }
 
 func toCopyError(err error) *wire.CopyError {
-	e := &wire.CopyError{Message: err.Error(), Unfit: errors.Is(err, trees.ErrUnfit) || errors.Is(err, errTooLarge)}
+	e := &wire.CopyError{Message: err.Error()}
 	var p *pathError
 	if errors.As(err, &p) {
 		e.Job, e.Path, e.Message, e.Changed = p.job, []byte(p.path), p.err.Error(), p.changed

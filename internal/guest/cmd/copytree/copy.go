@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path"
 	"runtime"
@@ -36,19 +35,28 @@ func Run(args []string) error {
 
 	out := json.NewEncoder(os.Stdout)
 	c := newCopier()
-	if spec.Wait {
-		if err := out.Encode(wire.Copied{Ready: true}); err != nil {
-			return err
+	if err := openLayers(&spec); err != nil {
+		return out.Encode(wire.Copied{Done: true, Error: &wire.CopyError{Message: "find layers: " + err.Error(), NoLayer: true}})
+	}
+	// What takes long and can be done before, is.
+	for i, job := range spec.Jobs {
+		if err := c.clear(job); err != nil {
+			return out.Encode(wire.Copied{Done: true, Error: toCopyError(&pathError{job: i, err: err})})
 		}
-		if _, err := io.ReadFull(os.Stdin, make([]byte, 1)); err != nil {
-			return fmt.Errorf("copy: wait for the start: %w", err)
+	}
+	var orders orders
+	var held *holder
+	if spec.Wait {
+		orders = readOrders()
+		var err error
+		if held, err = orders.await(spec.Hold, out); err != nil {
+			return err
 		}
 	}
 	stop, stopped := make(chan struct{}), make(chan struct{})
-	layers := false
 	go func() {
 		defer close(stopped)
-		layers = c.report(stop, out)
+		c.report(stop, out)
 	}()
 	var err error
 	if spec.Stream {
@@ -56,34 +64,47 @@ func Run(args []string) error {
 	} else {
 		err = c.run(spec)
 	}
+	moved := ""
+	if held != nil && !spec.Linger {
+		moved = held.release()
+	}
 	close(stop)
 	<-stopped
-	last := c.copied()
-	if err == nil && !layers && !spec.Stream {
-		if err := out.Encode(c.atLayers); err != nil {
+	if spec.Linger && err == nil {
+		if err := out.Encode(wire.Copied{Lingers: true}); err != nil {
 			return err
 		}
+		<-orders
 	}
-	last.Done, last.Elsewhere, last.Boot, last.Roots = true, c.elsewhere, bootID(), c.roots
+	if held != nil && spec.Linger {
+		moved = held.release()
+	}
+	last := c.copied()
+	last.Done, last.Elsewhere, last.Boot, last.Roots, last.Moved = true, c.elsewhere, bootID(), c.roots, moved
 	if err != nil {
 		last.Error = toCopyError(err)
 	}
 	return out.Encode(last)
 }
 
-// report prints the progress of the copy until stop is closed. It returns whether it has
-// printed that the layers are done.
-func (c *copier) report(stop <-chan struct{}, out *json.Encoder) (layersDone bool) {
+// clear does what can come before a job, and before the processes that write to its tree are held.
+func (c *copier) clear(job wire.CopyJob) error {
+	if job.Again || job.Layer {
+		if err := empty(job.To); err != nil {
+			return err
+		}
+	}
+	return syncFileSystem(job.Sync)
+}
+
+// report prints the progress of the copy until stop is closed.
+func (c *copier) report(stop <-chan struct{}, out *json.Encoder) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
-	layers := c.layers
 	for {
 		select {
 		case <-stop:
-			return layers == nil
-		case <-layers:
-			layers = nil
-			out.Encode(c.atLayers)
+			return
 		case <-tick.C:
 			out.Encode(c.copied())
 		}
@@ -96,9 +117,6 @@ type copier struct {
 	files, dirs, bytes, skipped, xattrs atomic.Int64
 	noReflink                           atomic.Bool
 	jobs                                []wire.CopyJob
-	layers                              chan struct{} // closed when the jobs of layers are done
-	packed                              layerBuffer   // the layer of a job with Pack
-	atLayers                            wire.Copied   // the report when the layers are done
 
 	mu        sync.Mutex
 	changed   sync.Cond // of the three below
@@ -129,7 +147,7 @@ type link struct {
 }
 
 func newCopier() *copier {
-	c := &copier{links: map[linkKey]*link{}, targets: map[inode]bool{}, layers: make(chan struct{})}
+	c := &copier{links: map[linkKey]*link{}, targets: map[inode]bool{}}
 	c.changed.L = &c.mu
 	return c
 }
@@ -161,29 +179,9 @@ func (c *copier) run(spec wire.Copy) error {
 	if workers <= 0 {
 		workers = max(2, runtime.NumCPU())
 	}
-	if err := c.copyJobs(true, workers); err != nil {
-		return err
-	}
 	for i, job := range c.jobs {
-		c.roots[i].Plain = job.Layer && !job.Pack && plain(job.To, job.Check)
-	}
-	c.atLayers = c.copied()
-	c.atLayers.Layers, c.atLayers.Layer = true, c.packed.Bytes()
-	close(c.layers)
-	return c.copyJobs(false, workers)
-}
-
-// copyJobs runs the jobs of layers and roots, or all others.
-func (c *copier) copyJobs(layers bool, workers int) error {
-	for i, job := range c.jobs {
-		if (job.Layer || job.Root) != layers {
-			continue
-		}
-		if err := c.prepare(job); err != nil {
+		if err := syncFileSystem(job.Sync); err != nil {
 			return &pathError{job: i, err: err}
-		}
-		if job.Pack {
-			continue
 		}
 		if err := c.begin(i, job); err != nil {
 			return err
@@ -203,21 +201,10 @@ func (c *copier) copyJobs(layers bool, workers int) error {
 		})
 	}
 	wg.Wait()
+	for i, job := range c.jobs {
+		c.roots[i].Plain = c.err == nil && job.Layer && plain(job.To, job.Check)
+	}
 	return c.err
-}
-
-// prepare does what comes before a job's files, or the whole job if it is to be packed.
-func (c *copier) prepare(job wire.CopyJob) error {
-	if err := syncFileSystem(job.Sync); err != nil {
-		return err
-	}
-	if job.Pack {
-		return c.pack(job)
-	}
-	if job.Again {
-		return empty(job.To)
-	}
-	return nil
 }
 
 // begin opens a job's two directories and puts its root on the stack.
@@ -234,7 +221,13 @@ func (c *copier) begin(i int, job wire.CopyJob) error {
 		}
 		return nil
 	}
-	if b.src, err = unix.Open(job.From, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+	b.src, err = unix.Open(job.From, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if job.Is != nil && errors.Is(err, unix.EACCES) {
+		// Root in the engine's user namespace may not read what the caller may.
+		c.elsewhere = append(c.elsewhere, i)
+		return nil
+	}
+	if err != nil {
 		return b.fail("", err)
 	}
 	if err := unix.Fstat(b.src, &b.stat); err != nil {
@@ -327,7 +320,7 @@ func (w *worker) copy(b *branch, e entry) error {
 	}
 	switch e.kind {
 	case unix.DT_DIR:
-		if err := unix.Mkdirat(b.dst, e.name, 0o700); err != nil && !(err == unix.EEXIST && w.jobs[b.job].Layer) {
+		if err := unix.Mkdirat(b.dst, e.name, 0o700); err != nil {
 			return err
 		}
 		b.left.Add(1)
@@ -340,11 +333,7 @@ func (w *worker) copy(b *branch, e entry) error {
 		return w.linked(b, e.name, &st, func() error { return w.special(b, e, &st) })
 	}
 	if e.kind == unix.DT_CHR && st.Rdev == 0 && w.jobs[b.job].Layer {
-		err := unix.Mknodat(b.dst, e.name, st.Mode, 0) // a whiteout: the image's file is deleted
-		if err == unix.EEXIST {
-			return nil // something is mounted there
-		}
-		return err
+		return unix.Mknodat(b.dst, e.name, st.Mode, 0) // a whiteout: the image's file is deleted
 	}
 	w.skip(path.Join(b.path(), e.name))
 	return nil

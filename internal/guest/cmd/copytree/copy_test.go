@@ -422,3 +422,35 @@ func TestReceiverRefusesWhatNoSenderSends(t *testing.T) {
 		t.Errorf("outside there is %v, %v", list, err)
 	}
 }
+
+// A file that has grown or shrunk since it was looked at is copied as it is now.
+func TestCopierCopiesAFileOfOneMoment(t *testing.T) {
+	dir := t.TempDir()
+	for what, was := range map[string]int64{"grown": 1000, "shrunk": 300_000, "grown from nothing": 0} {
+		from, to := filepath.Join(dir, what), filepath.Join(dir, what+" copy")
+		want := bytes.Repeat([]byte("0123456789"), 10_000)
+		if err := os.WriteFile(from, want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		src, err := os.Open(from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer src.Close()
+		dst, err := os.Create(to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer dst.Close()
+		var st unix.Stat_t
+		if err := unix.Fstat(int(src.Fd()), &st); err != nil {
+			t.Fatal(err)
+		}
+		st.Size = was
+		w := &worker{copier: newCopier(), buf: make([]byte, bufferSize)}
+		err = w.contents(int(src.Fd()), int(dst.Fd()), &st)
+		if got, e := os.ReadFile(to); err != nil || e != nil || !bytes.Equal(got, want) || st.Size != int64(len(want)) || w.bytes.Load() != int64(len(want)) {
+			t.Errorf("%s: contents = %v, and the copy has %d bytes, want %d; %d are counted", what, err, len(got), len(want), w.bytes.Load())
+		}
+	}
+}

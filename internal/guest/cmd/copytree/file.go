@@ -8,8 +8,6 @@ import (
 	"io"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
 )
 
 const (
@@ -44,9 +42,6 @@ func (w *worker) file(b *branch, name string) error {
 	w.files.Add(1)
 	return w.linked(b, name, &st, func() error {
 		dst, err := unix.Openat(b.dst, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, st.Mode&0o777)
-		if err == unix.EEXIST && w.jobs != nil && w.jobs[b.job].Layer && name == trees.Opaque {
-			return nil
-		}
 		if err != nil {
 			return err
 		}

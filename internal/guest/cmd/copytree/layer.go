@@ -3,10 +3,7 @@
 package copytree
 
 import (
-	"archive/tar"
-	"bytes"
-	"context"
-	"errors"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -16,141 +13,23 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// mergeDir creates a directory or keeps the one that exists, emptied if it is opaque.
-func (r *receiver) mergeDir(parent int, rel, full string, opaque bool) error {
-	base := path.Base(full)
-	var st unix.Stat_t
-	err := unix.Fstatat(parent, base, &st, unix.AT_SYMLINK_NOFOLLOW)
-	stays := err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR && !opaque
-	if err == nil && !stays {
-		err = r.remove(parent, base, full)
-	}
-	if err != nil && err != unix.ENOENT {
-		return err
-	}
-	if !stays {
-		err = unix.Mkdirat(parent, base, 0o700)
-		stays = err == unix.EEXIST && r.mountsBelow(full)
-	}
-	if stays {
-		return clearDefaultACL(fdPath(parent, base))
-	}
-	r.fresh[rel] = err == nil
-	return err
-}
+// Names with which storage drivers outside of the kernel mark a directory that hides that
+// of the image: as a file in it, or a device.
+const (
+	opaqueFile   = ".wh..wh..opq"
+	opaqueDevice = ".wh..opq"
+)
 
-// clearDefaultACL removes a directory's default ACL, which new files in it would inherit.
-// It gets the layer's own at its end.
-func clearDefaultACL(dir string) error {
-	err := unix.Lremovexattr(dir, "system.posix_acl_default")
-	if err == unix.ENODATA || err == unix.ENOTSUP {
-		return nil
-	}
-	return err
-}
+// overlays are what the attributes of overlayfs in its three kinds begin with.
+var overlays = []string{"trusted.overlay.", "user.overlay.", "user.fuseoverlayfs."}
 
-// remove removes a name of a directory and what is below it, if it exists. Mount points
-// and the directories that hold them stay.
-func (r *receiver) remove(parent int, base, full string) error {
-	err := unix.Unlinkat(parent, base, 0)
-	if err == nil || err == unix.ENOENT {
-		return nil
-	}
-	if err != unix.EISDIR && err != unix.EPERM {
-		return err
-	}
-	root, err := os.OpenRoot(fdPath(parent, "."))
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	return r.clear(root, base, full)
-}
-
-// clear removes name, below root, as remove does.
-func (r *receiver) clear(root *os.Root, name, full string) error {
-	if r.mounted[full] {
-		return nil
-	}
-	if !r.mountsBelow(full) {
-		return root.RemoveAll(name)
-	}
-	dir, err := root.Open(name)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	names, err := dir.Readdirnames(-1)
-	for _, n := range names {
-		err = errors.Join(err, r.clear(root, path.Join(name, n), path.Join(full, n)))
-	}
-	return err
-}
-
-// mountsBelow reports whether something is mounted below a path.
-func (r *receiver) mountsBelow(full string) bool {
-	for point := range r.mounted {
-		if strings.HasPrefix(point, full+"/") {
-			return true
-		}
-	}
-	return false
-}
-
-// strip removes the extended attributes of a directory that the layer's does not have.
-func strip(fd int, h *tar.Header) error {
-	list := make([]byte, 64<<10)
-	n, err := unix.Flistxattr(fd, list)
-	if err == unix.ENOTSUP {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	for name := range strings.SplitSeq(string(list[:n]), "\x00") {
-		if _, has := h.PAXRecords[wire.TreeXattr+name]; has || name == "" || strings.HasPrefix(name, "trusted.") || trees.Driver(name) {
-			continue
-		}
-		if err := unix.Fremovexattr(fd, name); err != nil && err != unix.ENODATA {
-			return fmt.Errorf("extended attribute %s: %w", name, err)
-		}
-	}
-	return nil
-}
-
-// crossesMount reports whether a path below a job's directory is a mount point or below
-// one.
-func (r *receiver) crossesMount(job int, rel string) bool {
-	for ; rel != "" && rel != "."; rel = path.Dir(rel) {
-		if r.mounted[path.Join(r.jobs[job].To, rel)] {
-			return true
-		}
-	}
-	return false
-}
-
-// mountinfoPath reads a path of mountinfo, in which the kernel escapes these four.
-var mountinfoPath = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
-
-// mountPoints returns the mount points of this container.
-func mountPoints() (map[string]bool, error) {
-	text, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	points := map[string]bool{}
-	for line := range strings.Lines(string(text)) {
-		f := strings.Fields(line)
-		if len(f) < 5 {
-			return nil, fmt.Errorf("mountinfo: %q", line)
-		}
-		points[mountinfoPath.Replace(f[4])] = true
-	}
-	return points, nil
+// driver reports whether an extended attribute of a layer is one that storage drivers, and
+// SELinux, set.
+func driver(attribute string) bool {
+	return attribute == "security.selinux" || slices.ContainsFunc(overlays, func(p string) bool { return strings.HasPrefix(attribute, p) })
 }
 
 // bare reports whether a layer is as the engine made it: a root with the engine's mode and
@@ -166,7 +45,7 @@ func bare(fd int, st *unix.Stat_t, mounts []string) (bool, error) {
 		return false, err
 	}
 	for name := range strings.SplitSeq(string(attrs[:max(n, 0)]), "\x00") {
-		if name != "" && !trees.Driver(name) {
+		if name != "" && !driver(name) {
 			return false, nil
 		}
 	}
@@ -196,38 +75,128 @@ func bare(fd int, st *unix.Stat_t, mounts []string) (bool, error) {
 			return false, err
 		}
 		// Directories that the engine mounts something on are marked when they are made.
-		if slices.ContainsFunc(inside, func(e entry) bool { return e.name != trees.Opaque && e.name != trees.OpaqueDevice }) {
+		if slices.ContainsFunc(inside, func(e entry) bool { return e.name != opaqueFile && e.name != opaqueDevice }) {
 			return false, nil
 		}
 	}
 	return true, nil
 }
 
-// errTooLarge says that a layer does not fit a layerBuffer.
-var errTooLarge = errors.New("too large to be packed")
-
-// layerBuffer is a buffer that takes no more than wire.MaxLayer.
-type layerBuffer struct{ bytes.Buffer }
-
-func (l *layerBuffer) Write(p []byte) (int, error) {
-	if l.Len()+len(p) > wire.MaxLayer {
-		return 0, errTooLarge
-	}
-	return l.Buffer.Write(p)
-}
-
-// pack writes a layer into c.packed, as a stream of one job.
-func (c *copier) pack(job wire.CopyJob) error {
-	w := trees.New(context.Background(), &c.packed)
-	if err := w.Layer(0, job.From); err != nil {
+// Layer prints where this container's own layer is.
+func Layer() error {
+	root, err := rootMount("/proc/self/mountinfo")
+	if err != nil {
 		return err
 	}
-	c.skipped.Add(w.Skipped)
-	c.mu.Lock()
-	for _, name := range w.Names {
-		c.names = append(c.names, []byte(name))
+	return json.NewEncoder(os.Stdout).Encode(wire.Layer{Upper: root.upper()})
+}
+
+// VolatileRoot reports whether what changes in / is lost with the container.
+func VolatileRoot() (bool, error) {
+	root, err := rootMount("/proc/self/mountinfo")
+	return root.volatile(), err
+}
+
+// mount is what mountinfo says of a mount's file system.
+type mount struct{ kind, options string }
+
+// volatile reports whether the file system is one of the OCI runtime itself, which keeps what
+// changes as long as the container runs: gVisor by default shows an overlay that writes to no directory.
+func (m mount) volatile() bool { return m.kind == "overlay" && m.upper() == "" }
+
+// upper returns the directory that an overlay writes to, as it was named by who mounted it.
+func (m mount) upper() (dir string) {
+	if m.kind != "overlay" {
+		return ""
 	}
-	c.mu.Unlock()
-	c.bytes.Add(int64(c.packed.Len()))
-	return w.Close()
+	for option := range strings.SplitSeq(m.options, ",") {
+		if d, is := strings.CutPrefix(option, "upperdir="); is {
+			dir = escaped.Replace(d)
+		}
+	}
+	return dir
+}
+
+// escaped are the characters that the kernel escapes in mountinfo, or in the options there.
+var escaped = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\054`, ",", `\134`, `\`)
+
+// rootMount returns what is mounted on /.
+func rootMount(mountinfo string) (root mount, err error) {
+	text, err := os.ReadFile(mountinfo)
+	if err != nil {
+		return root, err
+	}
+	for line := range strings.Lines(string(text)) {
+		on, super, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
+		if f := strings.Fields(on); len(f) < 5 || f[4] != "/" {
+			continue
+		}
+		root = mount{} // the last mount hides those before
+		if f := strings.Fields(super); len(f) == 3 {
+			root = mount{f[0], f[2]}
+		}
+	}
+	return root, nil
+}
+
+// openLayers opens the layers that jobs have by their marks, and takes all others away from this
+// container.
+func openLayers(spec *wire.Copy) error {
+	if spec.Layers == "" {
+		return nil
+	}
+	var marks []string
+	var paths []*string
+	for i := range spec.Jobs {
+		job := &spec.Jobs[i]
+		if job.FromMark != "" {
+			marks, paths = append(marks, job.FromMark), append(paths, &job.From)
+		}
+		if job.ToMark != "" {
+			marks, paths = append(marks, job.ToMark), append(paths, &job.To)
+		}
+	}
+	found, err := findLayers(spec.Layers, spec.LayerName, marks)
+	if err != nil {
+		return err
+	}
+	for i, entry := range found {
+		fd, err := unix.Open(path.Join(spec.Layers, entry, spec.LayerName), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		*paths[i] = fmt.Sprintf("/proc/self/fd/%d", fd)
+	}
+	return unix.Unmount(spec.Layers, unix.MNT_DETACH)
+}
+
+// findLayers returns for each mark the only entry of dir whose directory name has a directory of
+// that name.
+func findLayers(dir, name string, marks []string) ([]string, error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	entries, err := d.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	found := make([]string, len(marks))
+	for i, mark := range marks {
+		for _, e := range entries {
+			info, err := os.Lstat(path.Join(dir, e, name, mark))
+			switch {
+			case err != nil || !info.IsDir():
+			case found[i] != "":
+				return nil, fmt.Errorf("several layers have %s", mark)
+			default:
+				found[i] = e
+			}
+		}
+		if found[i] == "" {
+			return nil, fmt.Errorf("no layer has %s", mark)
+		}
+	}
+	return found, nil
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"path"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -20,11 +19,9 @@ import (
 // receiver makes the trees of a stream, as package trees writes it.
 type receiver struct {
 	*copier
-	w       worker
-	roots   []int           // the jobs' directories
-	mounted map[string]bool // mount points of this container
-	fresh   map[string]bool // directories of a layer that did not exist
-	ended   int             // how many trees are complete
+	w     worker
+	roots []int // the jobs' directories
+	ended int   // how many trees are complete
 
 	// The directory of the last entry, most often of the next one too.
 	dir  int
@@ -34,7 +31,7 @@ type receiver struct {
 
 // receive makes the trees of a stream. A stream without the end of every tree is an error.
 func (c *copier) receive(in io.Reader, jobs []wire.CopyJob) error {
-	r := &receiver{copier: c, w: worker{copier: c, buf: make([]byte, bufferSize)}, fresh: map[string]bool{}, dir: -1}
+	r := &receiver{copier: c, w: worker{copier: c, buf: make([]byte, bufferSize)}, dir: -1}
 	defer r.close()
 	if err := r.prepare(jobs); err != nil {
 		return err
@@ -61,9 +58,6 @@ func (c *copier) receive(in io.Reader, jobs []wire.CopyJob) error {
 				h.Mode &^= 0o6000
 			}
 		}
-		if r.jobs[job].Layer && r.crossesMount(job, rel) {
-			continue
-		}
 		if err := r.entry(tr, h, job, rel); err != nil {
 			return &pathError{job: job, path: rel, err: err}
 		}
@@ -71,7 +65,7 @@ func (c *copier) receive(in io.Reader, jobs []wire.CopyJob) error {
 }
 
 // prepare opens the targets of the jobs.
-func (r *receiver) prepare(jobs []wire.CopyJob) (err error) {
+func (r *receiver) prepare(jobs []wire.CopyJob) error {
 	r.jobs = jobs
 	for i, job := range jobs {
 		fd, err := unix.Open(job.To, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -80,10 +74,7 @@ func (r *receiver) prepare(jobs []wire.CopyJob) (err error) {
 		}
 		r.roots = append(r.roots, fd)
 	}
-	if slices.ContainsFunc(jobs, func(j wire.CopyJob) bool { return j.Layer }) {
-		r.mounted, err = mountPoints()
-	}
-	return err
+	return nil
 }
 
 func (r *receiver) close() {
@@ -149,11 +140,6 @@ func (r *receiver) entry(in io.Reader, h *tar.Header, job int, rel string) error
 		return err
 	}
 	base := path.Base(rel)
-	if r.jobs[job].Layer && !r.fresh[path.Dir(rel)] {
-		if err := r.remove(parent, base, path.Join(r.jobs[job].To, rel)); err != nil || h.PAXRecords[wire.TreeGone] != "" {
-			return err
-		}
-	}
 	if h.PAXRecords[wire.TreeReplace] != "" {
 		if err := unix.Unlinkat(parent, base, 0); err != nil {
 			return err
@@ -212,17 +198,11 @@ func (r *receiver) hardLink(h *tar.Header, parent int, base string) error {
 func (r *receiver) directory(h *tar.Header, job int, rel string) error {
 	if h.PAXRecords[wire.TreeEnd] == "" {
 		if rel == "" { // the target itself
-			if r.jobs[job].Layer {
-				return clearDefaultACL(r.jobs[job].To)
-			}
 			return nil
 		}
 		parent, err := r.open(job, path.Dir(rel))
 		if err != nil {
 			return err
-		}
-		if r.jobs[job].Layer {
-			return r.mergeDir(parent, rel, path.Join(r.jobs[job].To, rel), h.PAXRecords[wire.TreeOpaque] != "")
 		}
 		return unix.Mkdirat(parent, path.Base(rel), 0o700)
 	}
@@ -233,11 +213,6 @@ func (r *receiver) directory(h *tar.Header, job int, rel string) error {
 	r.dirs.Add(1)
 	if rel == "" {
 		r.ended++
-	}
-	if r.jobs[job].Layer {
-		if err := strip(fd, h); err != nil {
-			return err
-		}
 	}
 	return r.setAttributes(fd, h)
 }

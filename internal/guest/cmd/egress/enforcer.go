@@ -38,12 +38,14 @@ type Enforcer struct {
 	noFilter   error // enforce anything at all
 	noRedirect error // redirect
 	noLog      bool  // log what it refuses
+	isolated   bool  // there is no network to filter: without a filter this is denyAll
 
 	dialer   func(context.Context, net.Dialer, string, string) (net.Conn, error) // in tests
 	log      decisionLog
 	resolver *resolver
 	proxy    *proxy
 	injector *injector
+	hooks    hooks
 	trust    func(cert string) error // makes the sandbox trust a certificate, or none
 	ca       string                  // that it trusts; guarded by mu
 
@@ -90,8 +92,17 @@ func New(ports []uint16, trust func(cert string) error) *Enforcer {
 	}
 	if e.noFilter != nil {
 		e.Cut()
+		e.isolated = isolated()
 	}
 	return e
+}
+
+// install makes the kernel enforce the rules.
+func (e *Enforcer) install(r *ruleset) error {
+	if e.isolated {
+		return nil
+	}
+	return e.table.install(r)
 }
 
 // openTable opens what it takes to install rules, and to notice when others change them.
@@ -192,7 +203,7 @@ func (e *Enforcer) Begin(b *wire.Begin) *Refusal {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.noFilter != nil {
+	if e.noFilter != nil && !(e.isolated && b.Policy.Mode == policy.DenyAll) {
 		return &Refusal{wire.RefusedUnsupported, fmt.Errorf("no network policy can be enforced here: %w", e.noFilter)}
 	}
 	old := e.active.Load()
@@ -247,7 +258,7 @@ func (e *Enforcer) change(old, next *activePolicy) *Refusal {
 		next.ca = ca
 	}
 	rules := e.rulesFor(next)
-	if err := e.table.install(rules); err != nil {
+	if err := e.install(rules); err != nil {
 		kind := wire.RefusedPolicy
 		if e.noRedirect != nil {
 			kind, err = wire.RefusedUnsupported, e.noRedirect
@@ -326,6 +337,14 @@ func (e *Enforcer) Network() *wire.Network {
 
 // InForce returns a channel that is closed once the first policy is in force.
 func (e *Enforcer) InForce() <-chan struct{} { return e.begun }
+
+// Connections returns how many connections have come through published ports since the start.
+func (e *Enforcer) Connections() int64 {
+	if e.table == nil {
+		return 0
+	}
+	return e.table.accepted()
+}
 
 // Log returns the log of decisions, the latest first.
 func (e *Enforcer) Log() *wire.EgressLog { return e.log.entries() }

@@ -273,7 +273,7 @@ func TestUpdateClosesWhatNoLongerMatches(t *testing.T) {
 
 // echoes sends a word and waits for it.
 func echoes(conn net.Conn) error {
-	conn.SetDeadline(time.Now().Add(2 * time.Second))
+	conn.SetDeadline(time.Now().Add(20 * time.Second))
 	if _, err := io.WriteString(conn, "ping"); err != nil {
 		return err
 	}

@@ -45,6 +45,7 @@ type ruleset struct {
 
 const (
 	filterTable = "agent-sandbox" // begins the name of the table
+	inputChain  = "in"
 
 	proxyPort = 15001
 	dnsPort   = 15053
@@ -201,7 +202,7 @@ func (r *ruleset) leaveChain(b *builder, sets addrSets) {
 
 // inChain decides what this host may receive.
 func (r *ruleset) inChain(b *builder, sets addrSets) {
-	b.baseChain("in", nftables.ChainTypeFilter, nftables.ChainHookInput, 0, nftables.ChainPolicyDrop)
+	b.baseChain(inputChain, nftables.ChainTypeFilter, nftables.ChainHookInput, 0, nftables.ChainPolicyDrop)
 	for _, u := range r.upstream {
 		if !u.IsLoopback() {
 			// Somebody's forgery of an answer to us. Answers of ours to clients, which
@@ -248,7 +249,8 @@ func (r *ruleset) publish(b *builder, port uint16, networks addrSet) {
 		from = append(from, source.addr(g))
 	}
 	for _, f := range from {
-		b.rule(direction(directionOriginal), f, toPort(unix.IPPROTO_TCP, port), setFlowMark(markPublished), accept)
+		// Only the first packet of a connection comes here. See kernelTable.accepted.
+		b.rule(direction(directionOriginal), f, toPort(unix.IPPROTO_TCP, port), setFlowMark(markPublished), cond{&expr.Counter{}}, accept)
 	}
 }
 

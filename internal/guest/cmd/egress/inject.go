@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/x509roots/fallback/bundle"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
 // injector ends TLS for servers whose requests get headers that the sandbox must not see,
@@ -185,6 +187,10 @@ func (i *injector) listen() {
 		FlushInterval: -1,
 		ErrorLog:      quiet,
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
+			if refused, ok := errors.AsType[*hookError](err); ok {
+				http.Error(w, "sandbox: "+refused.Error(), refused.status)
+				return
+			}
 			http.Error(w, "sandbox: the server can't be reached: "+err.Error(), http.StatusBadGateway)
 		},
 	}
@@ -194,7 +200,7 @@ func (i *injector) listen() {
 				http.Error(w, "sandbox: "+why, http.StatusMethodNotAllowed)
 				return
 			}
-			if i.headers(r.Context()) == nil {
+			if _, secret := i.secret(r.Context()); secret == nil {
 				http.Error(w, "sandbox: the network policy does not allow this name", http.StatusForbidden)
 				return
 			}
@@ -228,13 +234,14 @@ func unforwardable(r *http.Request) string {
 	return ""
 }
 
-// headers returns what to set in requests of a connection, nil if they must not be forwarded.
-func (i *injector) headers(ctx context.Context) map[string]string {
+// secret returns what to set in requests of a connection, with the policy in force; nil if they
+// must not be forwarded.
+func (i *injector) secret(ctx context.Context) (*activePolicy, *wire.Secret) {
 	s := i.enforcer.active.Load()
 	if rule, ok := s.rules.Name(ctx.Value(replayKey{}).(*replay).name); ok && rule.Transform {
-		return s.secrets[rule.Pattern]
+		return s, s.secrets[rule.Pattern]
 	}
-	return nil
+	return s, nil
 }
 
 // rewrite sends a request to the name of its connection, whatever host it names.
@@ -246,12 +253,26 @@ func (i *injector) rewrite(p *httputil.ProxyRequest) {
 	if r.port != 443 {
 		p.Out.Host = p.Out.URL.Host
 	}
-	for name, value := range i.headers(p.In.Context()) {
-		p.Out.Header.Set(name, value)
+	if _, secret := i.secret(p.In.Context()); secret != nil {
+		for name, value := range secret.Headers {
+			p.Out.Header.Set(name, value)
+		}
 	}
 }
 
 func (i *injector) roundTrip(r *http.Request) (*http.Response, error) {
+	s, secret := i.secret(r.Context())
+	if secret == nil {
+		return nil, &hookError{http.StatusForbidden, "the network policy does not allow this name"}
+	}
+	if secret.Hook {
+		var err error
+		if r, err = i.enforcer.hooks.decide(r, s.version, secret.Pattern); err != nil {
+			to := r.Context().Value(replayKey{}).(*replay)
+			i.enforcer.log.add(decision{name: to.name, port: to.port, protocol: "tcp", rule: "transform"})
+			return nil, err
+		}
+	}
 	i.mu.Lock()
 	t := i.transport
 	i.mu.Unlock()

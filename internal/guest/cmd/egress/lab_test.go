@@ -19,6 +19,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"os/exec"
 	"runtime"
 	"strings"
@@ -113,7 +114,7 @@ func (ns *netns) dial(network, addr string) (net.Conn, error) {
 
 func (ns *netns) dialFrom(network, addr string, d *net.Dialer) (conn net.Conn, err error) {
 	if d == nil {
-		d = &net.Dialer{Timeout: 2 * time.Second}
+		d = &net.Dialer{Timeout: 20 * time.Second}
 	}
 	ns.do(func() { conn, err = d.Dial(network, addr) })
 	return conn, err
@@ -501,7 +502,7 @@ func (l *lab) secure(addr, name string) string {
 }
 
 func (l *lab) handshake(conn net.Conn, name string) string {
-	conn.SetDeadline(time.Now().Add(5 * time.Second))
+	conn.SetDeadline(time.Now().Add(time.Minute))
 	client := tls.Client(conn, &tls.Config{ServerName: name, RootCAs: l.pool, InsecureSkipVerify: name == ""})
 	if err := client.Handshake(); err != nil {
 		return errText(err)
@@ -520,7 +521,7 @@ func (l *lab) http(addr, request string) string {
 		return errText(err)
 	}
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(5 * time.Second))
+	conn.SetDeadline(time.Now().Add(time.Minute))
 	io.WriteString(conn, request)
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
@@ -536,16 +537,20 @@ func (l *lab) udp(addr string) string {
 		return errText(err)
 	}
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(300 * time.Millisecond))
-	if _, err := io.WriteString(conn, "ping"); err != nil {
-		return errText(err)
-	}
 	buf := make([]byte, 16)
-	n, err := conn.Read(buf)
+	for range 5 { // what is refused fails at once
+		conn.SetDeadline(time.Now().Add(300 * time.Millisecond))
+		if _, err = io.WriteString(conn, "ping"); err == nil {
+			_, err = conn.Read(buf)
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			break
+		}
+	}
 	if err != nil {
 		return errText(err)
 	}
-	return string(buf[:n])
+	return "ping"
 }
 
 // lookup asks a DNS server from inside.
@@ -559,7 +564,7 @@ func (l *lab) lookupBy(network, server, name string, kind dnsmessage.Type) strin
 		return errText(err)
 	}
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(3 * time.Second))
+	conn.SetDeadline(time.Now().Add(20 * time.Second))
 	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: 7, RecursionDesired: true})
 	b.StartQuestions()
 	b.Question(dnsmessage.Question{Name: dnsmessage.MustNewName(name + "."), Type: kind, Class: dnsmessage.ClassINET})

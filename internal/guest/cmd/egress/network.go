@@ -56,6 +56,13 @@ func gateways() (all []netip.Addr) {
 	return all
 }
 
+// isolated reports whether this network namespace has no device but loopback, as in the
+// network mode none, which no network can be connected to later.
+func isolated() bool {
+	links, err := net.Interfaces()
+	return err == nil && !slices.ContainsFunc(links, func(l net.Interface) bool { return l.Flags&net.FlagLoopback == 0 })
+}
+
 // linksDown takes the container off every network, when the kernel can't filter.
 func linksDown() {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)

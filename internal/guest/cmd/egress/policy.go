@@ -18,9 +18,9 @@ type activePolicy struct {
 	version  int64
 	rules    *policy.Rules
 	protect  []netip.Prefix
-	upstream []netip.Addr                 // from the owner
-	six      bool                         // the sandbox has IPv6
-	secrets  map[string]map[string]string // headers by the pattern of the names
+	upstream []netip.Addr            // from the owner
+	six      bool                    // the sandbox has IPv6
+	secrets  map[string]*wire.Secret // by the pattern of the names
 	roots    string
 	ca       string // that the sandbox is to trust
 }
@@ -37,7 +37,7 @@ func newPolicy(b *wire.Begin) (*activePolicy, error) {
 		return nil, err
 	}
 	own := ownNetworks()
-	s := &activePolicy{version: b.Version, protect: b.Protect, upstream: b.Upstream, roots: b.Roots, secrets: make(map[string]map[string]string)}
+	s := &activePolicy{version: b.Version, protect: b.Protect, upstream: b.Upstream, roots: b.Roots, secrets: make(map[string]*wire.Secret)}
 	if err := s.addSecrets(p, b.Secrets); err != nil {
 		return nil, err
 	}
@@ -75,8 +75,8 @@ func (s *activePolicy) addSecrets(p policy.Policy, secrets []wire.Secret) error 
 			}
 		}
 		named := slices.ContainsFunc(p.Allow, func(n policy.Name) bool { return n.Transform && n.Pattern == secret.Pattern })
-		if _, have := s.secrets[secret.Pattern]; named && !have && len(secret.Headers) > 0 {
-			s.secrets[secret.Pattern] = secret.Headers
+		if _, have := s.secrets[secret.Pattern]; named && !have && (len(secret.Headers) > 0 || secret.Hook) {
+			s.secrets[secret.Pattern] = &secret
 		}
 	}
 	return nil

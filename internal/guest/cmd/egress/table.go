@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -41,6 +42,7 @@ type kernelTable struct {
 	made       int      // tables so far
 	names      []string // those that may exist
 	generation uint32   // of all rules, if nobody else changed any
+	connected  int64    // through published ports, of the tables before
 }
 
 func openTable() (*kernelTable, error) {
@@ -111,6 +113,7 @@ func (t *kernelTable) install(r *ruleset) (err error) {
 	t.made++
 	name := fmt.Sprintf("%s-%d", filterTable, t.made)
 	old := t.names
+	counted := t.count()
 	t.names = append(old[:len(old):len(old)], name)
 	err = t.create(t.names)
 	if t.flags != 0 && (errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)) {
@@ -132,7 +135,38 @@ func (t *kernelTable) install(r *ruleset) (err error) {
 	}
 	t.generation++
 	t.names = []string{name}
+	t.connected += counted
 	return nil
+}
+
+// accepted returns how many connections have come through published ports.
+func (t *kernelTable) accepted() int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sock.SetDeadline(time.Now().Add(installTime))
+	t.drain()
+	return t.connected + t.count()
+}
+
+// count returns how many connections the counters of the present table have seen, and 0 if it
+// can't be read.
+func (t *kernelTable) count() (n int64) {
+	if len(t.names) != 1 {
+		return 0
+	}
+	table := inetTable(t.names[0])
+	rules, err := t.conn.GetRules(table, &nftables.Chain{Table: table, Name: inputChain})
+	if err != nil {
+		return 0
+	}
+	for _, rule := range rules {
+		for _, e := range rule.Exprs {
+			if c, ok := e.(*expr.Counter); ok {
+				n += int64(c.Packets)
+			}
+		}
+	}
+	return n
 }
 
 var building sync.Mutex

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
 )
 
 const (
@@ -34,6 +36,7 @@ type clients struct {
 type client struct {
 	conn *os.File
 	pid  int32
+	id   proc.ID // zero for a process from outside of the PID namespace
 }
 
 // full reports whether a process has as many pending connections as it may.
@@ -83,6 +86,13 @@ func (c *clients) promote(one *client) {
 		c.authenticated = c.authenticated[1:]
 	}
 	c.authenticated = append(c.authenticated, one)
+}
+
+// keep takes a connection off those that can be evicted.
+func (c *clients) keep(one *client) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pending = slices.DeleteFunc(c.pending, func(other *client) bool { return other == one })
 }
 
 func (c *clients) remove(one *client) {

@@ -72,7 +72,14 @@ func (s *session) serveControl(listener int) {
 		go func() {
 			defer one.conn.Close()
 			defer all.remove(one)
-			s.control(one.conn, func() { all.promote(one) })
+			// Before the process is sent anything: it may end, and its PID be another's.
+			if p, ok := proc.Find(int(peer.Pid)); ok {
+				one.id = p.ID()
+			}
+			if serve := s.control(one.conn, one.id, func() { all.promote(one) }, func() { all.keep(one) }); serve != nil {
+				all.remove(one) // it has bounds of its own
+				serve(one.conn)
+			}
 		}()
 	}
 }
@@ -83,17 +90,19 @@ var errLine = errors.New("line too long")
 type controlConn interface {
 	io.ReadWriter
 	SetDeadline(time.Time) error
+	SetReadDeadline(time.Time) error
 	SetWriteDeadline(time.Time) error
 }
 
-// control answers the requests of one connection. It calls authenticated at the first valid
-// signature.
-func (s *session) control(conn controlConn, authenticated func()) {
+// control answers the requests of one connection of a process. It calls authenticated at the first
+// valid signature, and keep for a connection of the owner's that carries no signatures. If a request
+// takes over the connection, control returns what serves it.
+func (s *session) control(conn controlConn, from proc.ID, authenticated, keep func()) (serve func(*os.File)) {
 	conn.SetDeadline(time.Now().Add(pendingTime))
 	nonce := make([]byte, wire.NonceSize)
 	rand.Read(nonce)
 	if writeLine(conn, wire.Challenge{Nonce: nonce}) != nil {
-		return
+		return nil
 	}
 	r := bufio.NewReaderSize(conn, 1024)
 	for known := false; ; {
@@ -103,30 +112,45 @@ func (s *session) control(conn controlConn, authenticated func()) {
 		}
 		line, err := readLine(r, limit)
 		if err != nil {
-			return
+			return nil
 		}
-		if string(line) == wire.StdioRequest {
+		switch said := string(line); said {
+		case wire.StdioRequest:
 			if conn, ok := conn.(*os.File); ok {
 				giveStdio(conn, s.keep)
 			}
+			return nil
+		case wire.UseRequest, wire.UseDetachedRequest:
+			return func(conn *os.File) { s.uses.follow(conn, said == wire.UseDetachedRequest) }
+		}
+		if string(line) == wire.GateRequest {
+			s.gates.serve(conn, r, from, keep)
 			return
 		}
 		req, err := verify(s.conf.ControlKey, nonce, line)
 		if err != nil {
 			writeLine(conn, wire.Reply{Error: err.Error()})
-			return
+			return nil
 		}
 		if !known {
 			known = true
 			conn.SetDeadline(time.Time{})
 			authenticated()
+			s.gates.authenticated(from)
+		}
+		if req.Op == wire.OpHold {
+			s.serveHold(conn, r)
+			return
 		}
 		reply := s.answer(req)
 		rand.Read(nonce)
 		reply.Nonce = nonce
 		conn.SetWriteDeadline(time.Now().Add(pendingTime))
 		if writeLine(conn, reply) != nil {
-			return
+			return nil
+		}
+		if req.Op == wire.OpHook && reply.Error == "" {
+			return func(conn *os.File) { s.egress.Hook(conn, r, req.Hook) }
 		}
 	}
 }
@@ -201,6 +225,18 @@ func (s *session) answer(req wire.Control) (reply wire.Reply) {
 		s.deadline.renew(req.Lease)
 	case wire.OpRelease:
 		s.deadline.release()
+	case wire.OpIdle:
+		if req.Idle == nil || req.Idle.Timeout < 0 || req.Idle.Version < 1 {
+			reply.Error = "an idle timeout must not be negative, and have a version"
+			break
+		}
+		if err := s.deadline.setIdle(*req.Idle); err != nil {
+			reply.Error = err.Error()
+		}
+	case wire.OpHook:
+		if h := req.Hook; h == nil || h.Version < 1 || len(h.Patterns) > wire.MaxHookPatterns {
+			reply.Error = "a hook has a version, and not too many names"
+		}
 	case wire.OpNetwork:
 	case wire.OpEgress:
 		reply.Egress = s.egress.Log()

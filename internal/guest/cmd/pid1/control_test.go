@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/egress"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -27,7 +28,11 @@ func (offline) InForce() <-chan struct{}          { return nil }
 func (offline) Network() *wire.Network            { return &wire.Network{} }
 func (offline) Log() *wire.EgressLog              { return &wire.EgressLog{} }
 func (offline) Changed() <-chan error             { return nil }
-func (offline) Cut()                              {}
+func (offline) Connections() int64                { return 0 }
+
+func (offline) Hook(egress.HookConn, *bufio.Reader, *wire.Hook) {}
+
+func (offline) Cut() {}
 
 // session without PID 1's powers, enough to answer requests.
 func newSession(t testing.TB, key ed25519.PublicKey) *session {
@@ -46,7 +51,7 @@ func talkTo(t *testing.T, s *session) talk {
 	a, b := net.Pipe()
 	var done sync.WaitGroup
 	done.Go(func() {
-		s.control(b, func() {})
+		s.control(b, proc.ID{}, func() {}, func() {})
 		b.Close()
 	})
 	t.Cleanup(func() {

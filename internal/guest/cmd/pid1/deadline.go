@@ -32,14 +32,34 @@ type deadlines struct {
 
 	extended   time.Duration // sum of the extensions
 	extensions []string      // IDs of the latest ones, oldest first
+
+	idle     wire.Idle
+	uses     usage
+	idleFrom time.Duration // the time without uses counts from then
+	look     time.Duration // when to look for uses again, never without an idle timeout
 }
+
+// usage tells of the uses of a session.
+type usage interface {
+	// latest returns the time of the last use, and whether the session is in use. thorough
+	// includes the uses that take longer to find.
+	latest(detached, thorough bool) (last time.Duration, now bool)
+}
+
+// A session with an idle timeout is looked at that often before its end, but no more often than
+// minLook: the time at which PID 1 was frozen or the machine slept is known to be no longer
+// than that.
+const (
+	idleLooks = 8
+	minLook   = time.Second
+)
 
 // keptExtensions is how many extensions are recognized when they are repeated. Clients
 // repeat one at once or never.
 const keptExtensions = 64
 
-func newDeadlines(lease, timeout, grace time.Duration) (*deadlines, error) {
-	if lease < 0 || timeout < 0 {
+func newDeadlines(lease, timeout, grace time.Duration, idle wire.Idle, uses usage) (*deadlines, error) {
+	if lease < 0 || timeout < 0 || idle.Timeout < 0 {
 		return nil, errors.New("negative lease or timeout")
 	}
 	fd, err := unix.TimerfdCreate(unix.CLOCK_BOOTTIME, unix.TFD_CLOEXEC)
@@ -51,11 +71,12 @@ func newDeadlines(lease, timeout, grace time.Duration) (*deadlines, error) {
 	}
 	d := &deadlines{
 		passed: make(chan int, 1), fd: fd, began: proc.BootTime(),
-		lease: after(lease), renewal: lease, grace: grace,
+		lease: after(lease), renewal: lease, grace: grace, uses: uses,
 	}
 	if timeout > 0 {
 		d.timeout = d.began + min(timeout, maxWait)
 	}
+	d.startIdle(idle)
 	d.arm()
 	go d.watch()
 	return d, nil
@@ -72,11 +93,13 @@ func after(d time.Duration) time.Duration {
 	return proc.BootTime() + min(d, maxWait)
 }
 
-// arm sets the timer to the earlier deadline. The caller holds mu, or nobody else has d.
+// arm sets the timer to the earliest deadline. The caller holds mu, or nobody else has d.
 func (d *deadlines) arm() {
-	next := d.lease
-	if next == 0 || d.timeout != 0 && d.timeout < next {
-		next = d.timeout
+	next := time.Duration(0)
+	for _, at := range [...]time.Duration{d.lease, d.timeout, d.look} {
+		if at != 0 && (next == 0 || at < next) {
+			next = at
+		}
 	}
 	spec := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(next))}
 	unix.TimerfdSettime(d.fd, unix.TFD_TIMER_ABSTIME, &spec, nil)
@@ -112,10 +135,68 @@ func (d *deadlines) check() int {
 		// The sandbox may have been paused, and the lease renewal with it.
 		d.lastChance = true
 		d.lease = after(max(d.renewal/3, 1))
+	case d.look != 0 && now >= d.look && d.isIdle(now):
+		d.over = true
+		return wire.CodeIdle
 	}
 	d.arm() // renewed since the timer was set
 	return 0
 }
+
+// isIdle reports whether nobody has used the session for the idle timeout, and plans the next look.
+func (d *deadlines) isIdle(now time.Duration) bool {
+	d.leaveOutFrozen(now)
+	d.noteUses(now, true)
+	if now-d.idleFrom >= d.idle.Timeout {
+		return true
+	}
+	d.look = min(d.idleFrom+d.idle.Timeout, now+max(d.idle.Timeout/idleLooks, minLook))
+	return false
+}
+
+// leaveOutFrozen leaves out of the time without uses that by which a look is late: while PID 1 was
+// frozen, or the machine slept, nobody could use the session.
+func (d *deadlines) leaveOutFrozen(now time.Duration) {
+	if late := now - d.look; late > 0 {
+		d.idleFrom += late
+		d.look = now
+	}
+}
+
+// noteUses counts the time without uses from the last one, and reports whether one goes on.
+func (d *deadlines) noteUses(now time.Duration, thorough bool) bool {
+	last, inUse := d.uses.latest(!d.idle.IgnoreDetached, thorough)
+	if inUse {
+		last = now
+	}
+	d.idleFrom = max(d.idleFrom, min(last, now)) // whoever writes it down may lie
+	return inUse
+}
+
+// startIdle makes the time without uses count from now, with that timeout.
+func (d *deadlines) startIdle(idle wire.Idle) {
+	idle.Timeout = min(idle.Timeout, maxWait)
+	d.idle, d.idleFrom, d.look = idle, proc.BootTime(), 0
+	if idle.Timeout > 0 {
+		d.look = d.idleFrom + min(idle.Timeout, max(idle.Timeout/idleLooks, minLook))
+	}
+}
+
+// setIdle replaces the idle timeout by a newer one. It begins anew.
+func (d *deadlines) setIdle(idle wire.Idle) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.over {
+		return errEnding
+	}
+	if idle.Version > d.idle.Version {
+		d.startIdle(idle)
+		d.arm()
+	}
+	return nil
+}
+
+var errEnding = errors.New("the session is ending")
 
 // renew has the lease last for at least that long from now.
 func (d *deadlines) renew(lease time.Duration) {
@@ -147,7 +228,7 @@ func (d *deadlines) extend(by time.Duration, id string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.over {
-		return errors.New("the session is ending")
+		return errEnding
 	}
 	if d.timeout == 0 || slices.Contains(d.extensions, id) {
 		return nil
@@ -177,7 +258,7 @@ func (d *deadlines) release() {
 	d.arm()
 }
 
-// report sets in reply how long the lease and the timeout have left.
+// report sets in reply how long the lease and the timeouts have left.
 func (d *deadlines) report(reply *wire.Reply) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -188,5 +269,12 @@ func (d *deadlines) report(reply *wire.Reply) {
 	if d.timeout != 0 {
 		reply.TimeLeft = max(d.timeout-now, 1)
 		reply.Timeout = d.timeout - d.began
+	}
+	reply.Idle = &wire.IdleStatus{Version: d.idle.Version}
+	if d.look != 0 {
+		d.leaveOutFrozen(now)
+	}
+	if d.look != 0 && !d.noteUses(now, false) {
+		reply.Idle.Left = max(d.idleFrom+d.idle.Timeout-now, 1)
 	}
 }

@@ -3,8 +3,14 @@
 package pid1
 
 import (
+	"fmt"
+	"os"
+	"strings"
 	"testing"
 	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
@@ -40,5 +46,40 @@ func TestDeadlinesComeFromTheEarlier(t *testing.T) {
 	d.lease = 1
 	if code := d.check(); code != wire.CodeLease {
 		t.Errorf("check: %d", code)
+	}
+}
+
+// The timer counts by a clock that nobody can set, and that goes on while the machine sleeps.
+func TestDeadlinesFollowNoClockThatIsSet(t *testing.T) {
+	t.Parallel()
+	d, err := newDeadlines(0, time.Hour, time.Second, wire.Idle{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", d.fd))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("clockid: %d\n", unix.CLOCK_BOOTTIME); !strings.Contains(string(info), want) {
+		t.Errorf("the timer is\n%swant %s", info, want)
+	}
+	// What is left is judged by the same clock as the timer: it was set to an absolute time of it.
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		t.Fatal(err)
+	}
+	var left unix.ItimerSpec
+	if _, _, errno := unix.Syscall(unix.SYS_TIMERFD_GETTIME, uintptr(d.fd), uintptr(unsafe.Pointer(&left)), 0); errno != 0 {
+		t.Fatal(errno)
+	}
+	if got := time.Duration(left.Value.Nano()); got < 59*time.Minute || got > time.Hour {
+		t.Errorf("the timer expires in %v, want an hour", got)
+	}
+	if got := d.timeout - time.Duration(now.Nano()); got < 59*time.Minute || got > time.Hour {
+		t.Errorf("the timeout is %v from now, want an hour", got)
+	}
+	d.setTimeout(time.Nanosecond, time.Second) // ends its goroutine
+	if code := <-d.passed; code != wire.CodeTimeout {
+		t.Errorf("it ended with %d", code)
 	}
 }

@@ -51,6 +51,7 @@ func (s *session) runMain() (*proc.Child, *wire.StartError) {
 		return nil, proc.StartErrorf(wire.KindResources, "%v", err)
 	}
 	defer null.Close()
+	s.gates.starts.RLock()
 	c, err := s.reaper.Start(func() (int, error) {
 		return syscall.ForkExec(wire.Self, []string{wire.Program, wire.VerbRun, string(request), strconv.Itoa(startFD)}, &syscall.ProcAttr{
 			Dir: "/", Env: environ,
@@ -58,6 +59,7 @@ func (s *session) runMain() (*proc.Child, *wire.StartError) {
 			Sys:   &syscall.SysProcAttr{Setsid: true},
 		})
 	})
+	s.gates.starts.RUnlock()
 	w.Close()
 	if err != nil {
 		return nil, proc.StartErrorf(wire.KindResources, "%v", err)

@@ -3,6 +3,7 @@
 package pid1
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,11 +28,14 @@ type session struct {
 	environ  []string // the container's, for the main process
 	reaper   *proc.Reaper
 	deadline *deadlines
+	uses     *uses
 	egress   enforcer
 	listener int             // the control socket
 	keep     int             // the keeper's socket, for the keeper to listen on
 	stop     <-chan struct{} // closed when the session is to end
 	ending   sync.Once
+	gates    gates
+	turn     sync.Mutex // of holds, one at a time
 
 	mainKnown chan struct{} // closed when main's start or its failure is known
 	main      *proc.Child
@@ -45,6 +49,8 @@ type enforcer interface {
 	Network() *wire.Network
 	Log() *wire.EgressLog
 	Changed() <-chan error
+	Connections() int64
+	Hook(egress.HookConn, *bufio.Reader, *wire.Hook)
 	Cut()
 }
 
@@ -125,7 +131,8 @@ func (s *session) setUp() error {
 	if err := s.openSockets(); err != nil {
 		return err
 	}
-	if s.deadline, err = newDeadlines(s.conf.Lease, s.conf.Timeout, s.conf.Grace); err != nil {
+	s.uses = newUses(s.conf.Ports, s.egress.Connections)
+	if s.deadline, err = newDeadlines(s.conf.Lease, s.conf.Timeout, s.conf.Grace, s.conf.Idle, s.uses); err != nil {
 		return err
 	}
 	if err := chownWorkspace(s.conf.Workspace); err != nil {

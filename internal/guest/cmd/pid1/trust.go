@@ -18,6 +18,9 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
+// trustTime bounds the child that writes the files, and the wait for a hold before.
+const trustTime = 10 * time.Second
+
 // trust makes the sandbox trust a certificate, or none. A child with no more than root's
 // privileges inside writes the files: they are root's, and may be anything.
 func (s *session) trust(cert string) error {
@@ -26,6 +29,11 @@ func (s *session) trust(cert string) error {
 			return nil
 		}
 	}
+	leave, err := s.gates.enter(trustTime) // it writes files
+	if err != nil {
+		return fmt.Errorf("trust: the processes are held: %w", err)
+	}
+	defer leave()
 	r, w, err := os.Pipe()
 	if err != nil {
 		return err
@@ -51,7 +59,7 @@ func (s *session) trust(cert string) error {
 	w.Close()
 	select {
 	case <-c.Done:
-	case <-time.After(10 * time.Second):
+	case <-time.After(trustTime):
 		s.reaper.Signal(c, unix.SIGKILL)
 		return errors.New("trust: timed out")
 	}

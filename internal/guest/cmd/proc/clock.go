@@ -8,11 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bootTicks is the time since boot in the unit of a process's start time.
-func bootTicks() uint64 {
-	const perSecond = 100 // USER_HZ, on every architecture of ours
-	return uint64(BootTime() / (time.Second / perSecond))
-}
+// tick is the unit of a process's start time: USER_HZ, on every architecture of ours.
+const tick = time.Second / 100
+
+// bootTicks is the time since boot in ticks.
+func bootTicks() uint64 { return uint64(BootTime() / tick) }
 
 // AcceptPause waits before another try to accept, after an error that may last: mostly
 // that no descriptor is free.

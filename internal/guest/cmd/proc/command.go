@@ -276,7 +276,7 @@ func (c *Command) Signal(n syscall.Signal, tree bool) bool {
 	}
 	all := c.processes()
 	for _, p := range all {
-		p.signal(n)
+		p.Signal(n)
 	}
 	return len(all) > 0
 }
@@ -418,8 +418,8 @@ func (c *Command) HangUp() {
 	pid := c.child.PID
 	for _, p := range Tree(table, func(p Process) bool { return p.PID == pid || p.Group == pid || p.Session == pid }) {
 		if p.Session == pid || !c.req.TTY && p.Session == ours {
-			p.signal(unix.SIGHUP)
-			p.signal(unix.SIGCONT)
+			p.Signal(unix.SIGHUP)
+			p.Signal(unix.SIGCONT)
 		}
 	}
 	// Nobody reads its output any more.

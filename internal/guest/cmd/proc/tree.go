@@ -16,11 +16,45 @@ import (
 type Process struct {
 	PID, Parent, Group, Session int
 	state                       byte
+	flags                       uint64 // PF_… of the kernel
+	blocked                     uint64 // signals, by its first thread
 	start                       uint64 // clock ticks since boot
+}
+
+// ID tells a process from others that get its PID later.
+type ID struct {
+	PID   int
+	start uint64
+}
+
+// ID returns the identity of p.
+func (p Process) ID() ID { return ID{p.PID, p.start} }
+
+// Find returns the process with that PID, if there is one.
+func Find(pid int) (Process, bool) { return lookup(pid) }
+
+// Foreign reports whether the process comes from outside of this PID namespace, as what the
+// engine executes does.
+func (p Process) Foreign() bool { return p.Parent == 0 && p.PID != 1 }
+
+// Nascent reports whether the process has executed no program since its fork: a foreign one is
+// the OCI runtime's until then.
+func (p Process) Nascent() bool {
+	const forkNoExec = 0x40 // PF_FORKNOEXEC
+	return p.flags&forkNoExec != 0
+}
+
+// Age returns the time since the start of p.
+func (p Process) Age() time.Duration {
+	return time.Duration(bootTicks()-min(p.start, bootTicks())) * tick
 }
 
 // Dead reports whether the process has ended, and at most its parent has not waited for it.
 func (p Process) Dead() bool { return p.state == 'Z' || p.state == 'X' }
+
+// Blocks reports whether the process blocks the signal, as those do that read it with signalfd or
+// sigwaitinfo.
+func (p Process) Blocks(n syscall.Signal) bool { return p.blocked&(1<<(n-1)) != 0 }
 
 // List returns the process table of this PID namespace.
 func List() ([]Process, error) {
@@ -76,7 +110,11 @@ func parseStat(pid int, line []byte) (Process, bool) {
 	p.Parent, _ = strconv.Atoi(string(f[1]))
 	p.Group, _ = strconv.Atoi(string(f[2]))
 	p.Session, _ = strconv.Atoi(string(f[3]))
+	p.flags, _ = strconv.ParseUint(string(f[6]), 10, 64)
 	p.start, _ = strconv.ParseUint(string(f[19]), 10, 64)
+	if len(f) > 29 {
+		p.blocked, _ = strconv.ParseUint(string(f[29]), 10, 64)
+	}
 	return p, true
 }
 
@@ -115,17 +153,16 @@ const killDeadline = 5 * time.Second
 func Kill(find func() []Process) {
 	deadline := time.Now().Add(killDeadline)
 	for wait := 200 * time.Microsecond; ; wait = min(2*wait, 20*time.Millisecond) {
-		stopped := make(map[Process]bool)
+		stopped := make(map[ID]bool)
 		var tree []Process
 		for {
 			tree = find()
 			fresh := false
 			for _, p := range tree {
-				key := Process{PID: p.PID, start: p.start}
-				if !stopped[key] {
-					stopped[key] = true
+				if !stopped[p.ID()] {
+					stopped[p.ID()] = true
 					fresh = true
-					p.signal(unix.SIGSTOP)
+					p.Signal(unix.SIGSTOP)
 				}
 			}
 			if !fresh || time.Now().After(deadline) {
@@ -133,7 +170,7 @@ func Kill(find func() []Process) {
 			}
 		}
 		for _, p := range tree {
-			p.signal(unix.SIGKILL)
+			p.Signal(unix.SIGKILL)
 		}
 		if len(tree) == 0 || time.Now().After(deadline) {
 			return
@@ -142,8 +179,8 @@ func Kill(find func() []Process) {
 	}
 }
 
-// signal signals p, not another process that reuses its PID.
-func (p Process) signal(n syscall.Signal) {
+// Signal signals p, not another process that reuses its PID.
+func (p Process) Signal(n syscall.Signal) {
 	fd, err := unix.PidfdOpen(p.PID, 0)
 	if err == nil {
 		defer unix.Close(fd)

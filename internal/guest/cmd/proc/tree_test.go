@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 func FuzzParseStat(f *testing.F) {
@@ -16,11 +17,14 @@ func FuzzParseStat(f *testing.F) {
 
 func TestParseStatIgnoresTheName(t *testing.T) {
 	t.Parallel()
-	line := "77 (x) S 1 2 3) Z 5 6 7 0 -1 4194560 1 2 3 4 5 6 7 8 9 10 11 12 99 14 15\n"
+	line := "77 (x) S 1 2 3) Z 5 6 7 0 -1 4194560 1 2 3 4 5 6 7 8 9 10 11 12 99 14 15 16 17 18 19 20 21 22 65536 24 25\n"
 	got, ok := parseStat(77, []byte(line))
-	want := Process{PID: 77, Parent: 5, Group: 6, Session: 7, state: 'Z', start: 99}
+	want := Process{PID: 77, Parent: 5, Group: 6, Session: 7, state: 'Z', flags: 4194560, start: 99, blocked: 1 << (unix.SIGCHLD - 1)}
 	if !ok || got != want {
 		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if !got.Blocks(unix.SIGCHLD) || got.Blocks(unix.SIGTERM) {
+		t.Error("it blocks SIGCHLD alone")
 	}
 }
 

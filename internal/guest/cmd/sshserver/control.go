@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"sync"
 	"syscall"
 	"time"
@@ -36,7 +35,7 @@ func controlChannel(nc ssh.NewChannel) {
 		reject(nc, proc.StartErrorf(wire.KindOther, "PID 1: %v", err))
 		return
 	}
-	join(nc, conn)
+	join(nc, conn, func() {})
 }
 
 // controlPatience is how long PID 1 may take to listen, in a session that has just
@@ -45,40 +44,11 @@ const controlPatience = 5 * time.Second
 
 func dialControl() (conn *net.UnixConn, err error) {
 	for begin := time.Now(); ; time.Sleep(5 * time.Millisecond) {
-		conn, err = connectControl()
+		conn, err = proc.ConnectControl()
 		if !errors.Is(err, unix.ECONNREFUSED) || time.Since(begin) > controlPatience {
 			return conn, err
 		}
 	}
-}
-
-// connectControl connects to the control socket by a blocking system call: only that waits
-// while the socket's queue is full.
-func connectControl() (*net.UnixConn, error) {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	file := os.NewFile(uintptr(fd), "control")
-	defer file.Close()
-	patience := unix.Timeval{Sec: 10}
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &patience); err != nil {
-		return nil, err
-	}
-	for {
-		err = unix.Connect(fd, &unix.SockaddrUnix{Name: wire.ControlSocket})
-		if err != unix.EINTR {
-			break
-		}
-	}
-	if err != nil {
-		return nil, err
-	}
-	conn, err := net.FileConn(file)
-	if err != nil {
-		return nil, err
-	}
-	return conn.(*net.UnixConn), nil
 }
 
 const forwardSize = 64 << 10
@@ -86,8 +56,9 @@ const forwardSize = 64 << 10
 // forwardBuffers are for copies between a channel and a connection.
 var forwardBuffers = sync.Pool{New: func() any { return new([forwardSize]byte) }}
 
-// join copies between a new channel and a connection until both have ended.
-func join(nc ssh.NewChannel, conn *net.UnixConn) {
+// join copies between a new channel and a connection until both have ended. It calls heard for
+// what the client sends.
+func join(nc ssh.NewChannel, conn *net.UnixConn, heard func()) {
 	defer conn.Close()
 	ch, reqs, err := nc.Accept()
 	if err != nil {
@@ -96,7 +67,7 @@ func join(nc ssh.NewChannel, conn *net.UnixConn) {
 	defer ch.Close()
 	var in sync.WaitGroup
 	in.Go(func() {
-		io.Copy(struct{ io.Writer }{conn}, ch)
+		io.Copy(struct{ io.Writer }{conn}, hearing{ch, heard})
 		conn.CloseWrite()
 	})
 	go func() {
@@ -108,6 +79,20 @@ func join(nc ssh.NewChannel, conn *net.UnixConn) {
 	io.CopyBuffer(struct{ io.Writer }{ch}, struct{ io.Reader }{conn}, buf[:])
 	ch.Close()
 	in.Wait()
+}
+
+// hearing is a stream with a function that is called for its data.
+type hearing struct {
+	io.Reader
+	heard func()
+}
+
+func (h hearing) Read(b []byte) (int, error) {
+	n, err := h.Reader.Read(b)
+	if n > 0 {
+		h.heard()
+	}
+	return n, err
 }
 
 // peerOf returns the credentials of the peer: for a client, those of the listener.

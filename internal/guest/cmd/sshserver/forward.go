@@ -95,6 +95,8 @@ func (s *server) connect(nc ssh.NewChannel, req wire.Dial, ours bool) {
 		return
 	}
 	defer forwards.Add(-1)
+	s.use.begin()
+	defer s.use.end()
 	ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
 	defer cancel()
 	conn, err := new(net.Dialer).DialContext(ctx, req.Network, req.Address)

@@ -60,10 +60,8 @@ func Keep([]string) error {
 	if err != nil {
 		return err
 	}
-	s, err := newServer(nil)
-	if err != nil {
-		return err
-	}
+	s := newServer()
+	s.use.request = wire.UseDetachedRequest
 	s.keeper = &keeper{commands: make(map[string]*detached)}
 	s.watchSignals()
 	unix.Close(readyFD)
@@ -94,6 +92,7 @@ type keeper struct {
 	mu       sync.Mutex
 	commands map[string]*detached
 	ended    []*detached // oldest first
+	history  history
 }
 
 // detached is a command with the end of its output. Command is set when started is closed, unless
@@ -112,14 +111,18 @@ func (k *keeper) start(s *server, nc ssh.NewChannel, req wire.Exec) {
 	}
 	d, refused := k.launch(s.reaper, req)
 	if refused != nil {
+		s.use.end()
 		s.leave()
 		reject(nc, refused)
 		return
 	}
 	logged := k.log(d)
+	ended := k.history.add(d.Request())
 	go func() {
 		defer s.leave()
+		defer s.use.end()
 		d.exit = d.Run(d.ring.to(streamOut), d.ring.to(streamErr))
+		ended(d.exit)
 		d.ring.close()
 		k.end(d)
 		select {
@@ -255,14 +258,15 @@ func (d *detached) follow(ch ssh.Channel, reqs <-chan *ssh.Request, req wire.Exe
 	sendRequest(ch, wire.RequestExit, exit)
 }
 
-// keepChannel connects the client to the keeper, which it starts when there is none.
-func keepChannel(nc ssh.NewChannel) {
-	conn, err := dialKeeper()
+// keepChannel connects the client to the keeper, which it starts when there is none. What the
+// client sends is a use, whatever the keeper's commands are.
+func (s *server) keepChannel(nc ssh.NewChannel) {
+	conn, err := s.dialKeeper()
 	if err != nil {
 		reject(nc, proc.StartErrorf(wire.KindOther, "keeper: %v", err))
 		return
 	}
-	join(nc, conn)
+	join(nc, conn, s.use.touch)
 }
 
 // given are the descriptors for a keeper, once PID 1 has been asked.
@@ -272,7 +276,8 @@ var given struct {
 }
 
 // dialKeeper connects to the keeper, and starts one if none lives.
-func dialKeeper() (*net.UnixConn, error) {
+func (s *server) dialKeeper() (*net.UnixConn, error) {
+	defer s.gate.enter()()
 	given.Lock()
 	defer given.Unlock()
 	if given.fds == nil {

@@ -39,19 +39,21 @@ func Serve(args []string) error {
 		return err
 	}
 	conn := &heardConn{Conn: stdio}
-	var seed []byte
+	s := newServer()
+	s.conf = conf
 	if conf.HostKey {
-		seed = make([]byte, wire.HostKeySize)
+		seed := make([]byte, wire.HostKeySize)
 		if _, err := io.ReadFull(conn, seed); err != nil {
 			return fmt.Errorf("serve: read the host key: %w", err)
 		}
+		if err := s.standard(seed); err != nil {
+			return err
+		}
 	}
-	s, err := newServer(seed)
-	if err != nil {
-		return err
-	}
-	s.conf = conf
 	s.watchSignals()
+	if len(args) == 0 { // through another server PID 1 gets no signed requests
+		go s.gate.follow()
+	}
 	tick, err := time.ParseDuration(silenceTick)
 	if err != nil {
 		return err

@@ -4,7 +4,6 @@ package sshserver
 
 import (
 	"crypto/ed25519"
-	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -22,15 +21,17 @@ import (
 // maxRunning bounds the commands of one server.
 const maxRunning = 4096
 
-// server serves commands on SSH connections: one for serve, any number for keep.
+// server serves commands on connections: one for serve, any number for keep.
 type server struct {
-	config *ssh.ServerConfig
-	conf   wire.Serve // of standard sessions
+	config *ssh.ServerConfig // of standard SSH; nil for the client of this module
+	conf   wire.Serve        // of standard sessions
 	reaper *proc.Reaper
 	keeper *keeper // nil in serve, which takes no detached commands
+	gate   gate    // closed during a hold, in serve
 
-	latest  atomic.Pointer[ssh.ServerConn] // the latest connection
-	tidying atomic.Int32                   // commands that clean up when their client is gone
+	latest  atomic.Pointer[ssh.Conn] // the latest connection
+	tidying atomic.Int32             // commands that clean up when their client is gone
+	use     use
 
 	mu       sync.Mutex
 	running  int
@@ -38,18 +39,19 @@ type server struct {
 	drained  chan struct{} // closed when stopping and nothing runs
 }
 
-// newServer returns a server with the host key of that seed. Without a seed the key is
-// new: the client of this module checks none.
-func newServer(seed []byte) (*server, error) {
-	if seed == nil {
-		seed = make([]byte, ed25519.SeedSize)
-		rand.Read(seed)
-	}
+func newServer() *server {
+	s := &server{reaper: proc.NewReaper(), drained: make(chan struct{})}
+	s.use.request = wire.UseRequest
+	return s
+}
+
+// standard makes s a server of standard SSH, with the host key of that seed.
+func (s *server) standard(seed []byte) error {
 	signer, err := ssh.NewSignerFromSigner(ed25519.NewKeyFromSeed(seed))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	config := &ssh.ServerConfig{
+	s.config = &ssh.ServerConfig{
 		Config: ssh.Config{
 			// OpenSSH warns when the first is missing.
 			KeyExchanges: []string{ssh.KeyExchangeMLKEM768X25519, ssh.KeyExchangeCurve25519},
@@ -58,8 +60,8 @@ func newServer(seed []byte) (*server, error) {
 		NoClientAuth:  true,
 		ServerVersion: "SSH-2.0-sandbox",
 	}
-	config.AddHostKey(signer)
-	return &server{config: config, reaper: proc.NewReaper(), drained: make(chan struct{})}, nil
+	s.config.AddHostKey(signer)
+	return nil
 }
 
 // admit counts a command that is about to start, or returns why it must not.
@@ -97,13 +99,13 @@ func (s *server) stop() {
 	}
 }
 
-// serve speaks SSH on conn until it ends.
+// serve serves conn until it ends.
 func (s *server) serve(conn net.Conn) error {
-	sc, chans, reqs, err := ssh.NewServerConn(conn, s.config)
+	sc, chans, reqs, err := s.accept(conn)
 	if err != nil {
 		return fmt.Errorf("handshake: %w", err)
 	}
-	s.latest.Store(sc)
+	s.latest.Store(&sc)
 	parts := &parts{held: make(map[string][]byte)}
 	go parts.receive(reqs)
 	for nc := range chans {
@@ -112,10 +114,17 @@ func (s *server) serve(conn net.Conn) error {
 	return sc.Wait()
 }
 
+func (s *server) accept(conn net.Conn) (ssh.Conn, <-chan ssh.NewChannel, <-chan *ssh.Request, error) {
+	if s.config == nil {
+		return wire.ServerConn(conn)
+	}
+	return ssh.NewServerConn(conn, s.config)
+}
+
 // client returns the connection that serve serves, nil before its handshake.
 func (s *server) client() requester {
 	if sc := s.latest.Load(); sc != nil {
-		return sc
+		return *sc
 	}
 	return nil
 }
@@ -126,13 +135,16 @@ func (s *server) channel(nc ssh.NewChannel, parts *parts) {
 		s.exec(nc, parts)
 	case kind == wire.ChannelProcess && s.keeper != nil:
 		s.keeper.attach(nc)
+	case kind == wire.ChannelProcesses && s.keeper != nil:
+		s.keeper.processes(nc)
 	case kind == wire.ChannelControl && s.keeper == nil:
 		controlChannel(nc)
 	case kind == wire.ChannelKeep && s.keeper == nil:
-		keepChannel(nc)
+		s.keepChannel(nc)
 	case kind == wire.ChannelDial && s.keeper == nil:
 		s.dial(nc)
 	case kind == wire.ChannelListens && s.keeper == nil:
+		s.use.touch()
 		serveListens(nc)
 	case (kind == channelDirectTCP || kind == channelDirectUnix) && s.keeper == nil:
 		s.direct(nc)
@@ -163,11 +175,19 @@ func (s *server) exec(nc ssh.NewChannel, parts *parts) {
 		return
 	}
 	if s.keeper != nil {
+		s.use.begin()
 		s.keeper.start(s, nc, req) // leaves when the command has ended
 		return
 	}
 	defer s.leave()
+	served := isFileServer(req)
+	if !served {
+		s.use.begin()
+		defer s.use.end()
+	}
+	leave := s.gate.enter()
 	c, refused := proc.Start(s.reaper, req)
+	leave()
 	if refused != nil {
 		reject(nc, refused)
 		return
@@ -193,7 +213,11 @@ func (s *server) exec(nc ssh.NewChannel, parts *parts) {
 		s.tidying.Add(1)
 		defer s.tidying.Add(-1)
 	}
-	go c.Feed(ch)
+	input := io.Reader(ch)
+	if served {
+		input = hearing{ch, s.use.touch} // each request is a use
+	}
+	go c.Feed(input)
 	exit := c.Run(ch, ch.Stderr())
 	answering.Lock()
 	defer answering.Unlock()

@@ -156,8 +156,10 @@ func (s *sshSession) launch(req wire.Exec) (bool, func()) {
 	if refused := s.server.admit(); refused != nil {
 		return s.fail(refused)
 	}
+	s.server.use.begin()
 	cmd, refused := proc.Start(s.server.reaper, req)
 	if refused != nil {
+		s.server.use.end()
 		s.server.leave()
 		return s.fail(refused)
 	}
@@ -183,6 +185,7 @@ func (s *sshSession) fail(why *wire.StartError) (bool, func()) {
 
 func (s *sshSession) run() {
 	defer s.server.leave()
+	defer s.server.use.end()
 	go s.cmd.Feed(s.ch)
 	s.end(s.cmd.Run(s.ch, s.ch.Stderr()))
 }

@@ -124,14 +124,11 @@ func TestClientsAnswerTheRequest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := newServer(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := newServer()
 	conn := &heardConn{Conn: near}
 	served := make(chan error, 1)
 	go func() { served <- s.serve(conn) }()
-	sc, chans, reqs, err := ssh.NewClientConn(far, "", &ssh.ClientConfig{HostKeyCallback: ssh.InsecureIgnoreHostKey()})
+	sc, chans, reqs, err := wire.ClientConn(far)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,31 +30,41 @@ func askStdio() (*fromPID1, error) {
 		return nil, err
 	}
 	defer conn.Close()
+	fds, err := askPID1(conn, wire.StdioRequest, 3)
+	if err != nil {
+		return nil, err
+	}
+	return &fromPID1{fds[0], fds[1], fds[2]}, nil
+}
+
+// askPID1 sends a request on a new connection to the control socket, and returns the n
+// descriptors that PID 1 sends.
+func askPID1(conn *net.UnixConn, request string, n int) ([]int, error) {
 	conn.SetDeadline(time.Now().Add(stdioTimeout))
 	if peer, err := peerOf(conn); err != nil || peer.Pid != 1 {
 		return nil, errors.New("the control socket is not PID 1's")
 	}
-	if _, err := io.WriteString(conn, wire.StdioRequest); err != nil {
+	if _, err := io.WriteString(conn, request); err != nil {
 		return nil, err
 	}
 	// The challenge comes first, a line of text, and then a byte with the rights. The
 	// kernel ends a read before or after bytes with rights.
-	data, rights := make([]byte, 1024), make([]byte, unix.CmsgSpace(3*4))
+	data, rights := make([]byte, 1024), make([]byte, unix.CmsgSpace(n*4))
 	for {
-		n, rn, _, _, err := conn.ReadMsgUnix(data, rights)
+		got, rn, _, _, err := conn.ReadMsgUnix(data, rights)
 		if err != nil {
 			return nil, err
 		}
-		if n == 0 {
+		if got == 0 {
 			return nil, errors.New("PID 1 sent no descriptors")
 		}
 		if rn > 0 {
-			return parseStdio(rights[:rn])
+			return parseRights(rights[:rn], n)
 		}
 	}
 }
 
-func parseStdio(rights []byte) (*fromPID1, error) {
+func parseRights(rights []byte, n int) ([]int, error) {
 	msgs, err := unix.ParseSocketControlMessage(rights)
 	if err != nil || len(msgs) != 1 {
 		return nil, errors.Join(err, errors.New("malformed control message of PID 1"))
@@ -63,13 +73,13 @@ func parseStdio(rights []byte) (*fromPID1, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(fds) != 3 {
+	if len(fds) != n {
 		for _, fd := range fds {
 			unix.Close(fd)
 		}
 		return nil, fmt.Errorf("PID 1 sent %d descriptors", len(fds))
 	}
-	return &fromPID1{fds[0], fds[1], fds[2]}, nil
+	return fds, nil
 }
 
 // stdio is a connection made of standard input and output.

@@ -1,0 +1,61 @@
+//go:build linux
+
+package sshserver
+
+import (
+	"bufio"
+	"io"
+	"sync"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// gate keeps this process from starting others while PID 1 holds those of the sandbox.
+type gate struct{ starts sync.RWMutex }
+
+// enter waits for the end of a hold. The next one waits until leave is called. A hold is over
+// when its owner is silent, so enter is bounded.
+func (g *gate) enter() (leave func()) {
+	g.starts.RLock()
+	return g.starts.RUnlock
+}
+
+// follow closes and opens the gate as PID 1 says, until their connection ends. Without one PID 1
+// stops this process during a hold.
+func (g *gate) follow() {
+	conn, err := dialControl()
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	if peer, err := peerOf(conn); err != nil || peer.Pid != 1 {
+		return
+	}
+	if _, err := io.WriteString(conn, wire.GateRequest); err != nil {
+		return
+	}
+	closed := false
+	defer func() {
+		if closed {
+			g.starts.Unlock()
+		}
+	}()
+	r := bufio.NewReader(conn)
+	for {
+		line, err := r.ReadSlice('\n') // the first is a challenge
+		if err != nil {
+			return
+		}
+		switch {
+		case string(line) == wire.GateClose && !closed:
+			g.starts.Lock()
+			closed = true
+			if _, err := io.WriteString(conn, wire.GateClosed); err != nil {
+				return
+			}
+		case string(line) == wire.GateOpen && closed:
+			g.starts.Unlock()
+			closed = false
+		}
+	}
+}

@@ -1,0 +1,116 @@
+package wire
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+
+	"golang.org/x/crypto/ssh"
+)
+
+// Greeting is the first line of the guest's server. Before it there may be messages of others,
+// such as the OCI runtime.
+const (
+	Greeting       = GreetingPrefix + "1\n"
+	GreetingPrefix = "agent-sandbox-guest "
+)
+
+// A connection to the guest has the channels and requests of SSH, with their flow control, and
+// none of its encryption: the stream is that of an exec, which belongs to whoever starts it,
+// so neither side has a key that the other knows. It takes no round trip to set up.
+//
+// Package ssh has such connections for the control socket of OpenSSH ("proxy mode"), where
+// the far side is a server. The near side and the far one are the same after the first two
+// packets, which do not get on the stream here: each side reads the answers that it expects.
+
+// ClientConn connects to the guest's server at the other end of conn, once that has sent its
+// greeting. It fails if too much comes before the greeting.
+func ClientConn(conn net.Conn) (ssh.Conn, <-chan ssh.NewChannel, <-chan *ssh.Request, error) {
+	r := bufio.NewReaderSize(conn, clientBuffer)
+	for before := 0; ; {
+		line, err := r.ReadSlice('\n')
+		if string(line) == Greeting {
+			return mux(conn, r)
+		}
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+			return nil, nil, nil, err
+		}
+		if before += len(line); before > maxBeforeGreeting {
+			return nil, nil, nil, fmt.Errorf("no greeting in the first %d bytes", before)
+		}
+	}
+}
+
+// ServerConn greets the client at the other end of conn.
+func ServerConn(conn net.Conn) (ssh.Conn, <-chan ssh.NewChannel, <-chan *ssh.Request, error) {
+	if _, err := io.WriteString(conn, Greeting); err != nil {
+		return nil, nil, nil, err
+	}
+	return mux(conn, bufio.NewReaderSize(conn, serverBuffer))
+}
+
+const (
+	clientBuffer      = 16 << 10 // a program may have hundreds of connections
+	serverBuffer      = 64 << 10 // more than a packet of data: it takes one read
+	maxBeforeGreeting = 64 << 10
+)
+
+func mux(conn net.Conn, r *bufio.Reader) (ssh.Conn, <-chan ssh.NewChannel, <-chan *ssh.Request, error) {
+	return ssh.NewControlClientConn(&packets{Conn: conn, r: r, answers: bytes.NewReader([]byte{
+		0, 0, 0, 8, 0, 0, 0, 1, 0, 0, 0, 4, // hello, version 4
+		0, 0, 0, 8, 0x80, 0, 0, 0xf, 0, 0, 0, 0, // request 0, for proxy mode, is granted
+	}), requests: 2})
+}
+
+// packets is a stream of packets, each of which is written by one call.
+type packets struct {
+	net.Conn
+	r       *bufio.Reader
+	answers *bytes.Reader // to requests, which are not sent
+	left    int           // bytes of the packet that is being read
+
+	mu       sync.Mutex // package ssh writes from any goroutine
+	requests int
+}
+
+// minPacket is the length of what follows a packet's length: at least the length of its padding,
+// and its type, without which package ssh panics.
+const minPacket = 2
+
+func (p *packets) Read(b []byte) (int, error) {
+	if p.answers.Len() > 0 {
+		return p.answers.Read(b)
+	}
+	if p.left == 0 {
+		length, err := p.r.Peek(4)
+		if err != nil {
+			return 0, err
+		}
+		n := binary.BigEndian.Uint32(length)
+		if n < minPacket || n > maxPacket {
+			return 0, fmt.Errorf("a packet of %d bytes", n)
+		}
+		p.left = 4 + int(n)
+	}
+	n, err := p.r.Read(b[:min(len(b), p.left)])
+	p.left -= n
+	return n, err
+}
+
+// maxPacket is package ssh's.
+const maxPacket = 256 << 10
+
+func (p *packets) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.requests > 0 {
+		p.requests--
+		return len(b), nil
+	}
+	return p.Conn.Write(b)
+}

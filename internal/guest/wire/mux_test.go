@@ -1,0 +1,134 @@
+package wire
+
+import (
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/crypto/ssh"
+)
+
+// pipe returns the two ends of a connection.
+func pipe(t *testing.T) (near, far net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if near, err = net.Dial("tcp", l.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	if far, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { near.Close(); far.Close() })
+	return near, far
+}
+
+// What is written on many channels at once arrives whole, and messages before the greeting
+// don't matter.
+func TestManyChannelsOfOneConnection(t *testing.T) {
+	t.Parallel()
+	near, far := pipe(t)
+	var served sync.WaitGroup
+	served.Go(func() {
+		io.WriteString(far, "a message of another program\n")
+		_, chans, reqs, err := ServerConn(far)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		go ssh.DiscardRequests(reqs)
+		for nc := range chans {
+			served.Go(func() {
+				ch, reqs, err := nc.Accept()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				go ssh.DiscardRequests(reqs)
+				io.Copy(ch, ch)
+				ch.Close()
+			})
+		}
+	})
+	conn, chans, reqs, err := ClientConn(near)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go ssh.DiscardRequests(reqs)
+	go func() {
+		for range chans {
+		}
+	}()
+	var all sync.WaitGroup
+	for i := range 16 {
+		all.Go(func() {
+			ch, reqs, err := conn.OpenChannel("echo", nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			go ssh.DiscardRequests(reqs)
+			sent := slices.Repeat([]byte{byte(i), 1, 2, 3, 5, 7, 11}, 40_000)
+			go func() {
+				ch.Write(sent)
+				ch.CloseWrite()
+			}()
+			got, err := io.ReadAll(ch)
+			if err != nil || !slices.Equal(got, sent) {
+				t.Errorf("channel %d: got %d bytes, %v; want %d", i, len(got), err, len(sent))
+			}
+		})
+	}
+	all.Wait()
+	conn.Close()
+	served.Wait()
+}
+
+// A hostile server ends its own connection.
+func TestPacketsOfAHostileServer(t *testing.T) {
+	t.Parallel()
+	for name, sent := range map[string]string{
+		"empty":                "\x00\x00\x00\x00",
+		"without a type":       "\x00\x00\x00\x01\x00",
+		"padded":               "\x00\x00\x00\x02\x01\x5a",
+		"too long":             "\x00\x10\x00\x00",
+		"of no length":         "\xff\xff\xff\xff",
+		"of a channel unknown": "\x00\x00\x00\x06\x00\x5e\x00\x00\x00\x07",
+		"of a key exchange":    "\x00\x00\x00\x02\x00\x14",
+		"half":                 "\x00\x00\x00\x09\x00\x5a",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			near, far := pipe(t)
+			io.WriteString(far, Greeting+sent)
+			far.(*net.TCPConn).CloseWrite()
+			conn, chans, reqs, err := ClientConn(near)
+			if err != nil {
+				t.Fatal(err)
+			}
+			go ssh.DiscardRequests(reqs)
+			for range chans {
+				t.Error("a channel")
+			}
+			if err := conn.Wait(); err == nil {
+				t.Error("the connection ended without an error")
+			}
+		})
+	}
+}
+
+// What comes in place of a greeting is bounded.
+func TestClientGivesUpWithoutAGreeting(t *testing.T) {
+	t.Parallel()
+	near, far := pipe(t)
+	go io.Copy(far, strings.NewReader(strings.Repeat("y", 1<<20)))
+	if _, _, _, err := ClientConn(near); err == nil {
+		t.Error("ClientConn succeeded")
+	}
+}
