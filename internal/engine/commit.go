@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"maps"
 	"slices"
@@ -108,11 +107,7 @@ func (e *Engine) FlattenContainer(ctx context.Context, id, ref string, labels ma
 		return Image{}, err
 	}
 	defer files.Close()
-	var changes []string
-	for _, k := range slices.Sorted(maps.Keys(labels)) {
-		changes = append(changes, fmt.Sprintf("LABEL %q=%q", k, labels[k]))
-	}
-	if err := e.ImportImage(ctx, ref, files, changes); err != nil {
+	if err := e.ImportImage(ctx, ref, files, instructions(b.image, labels)); err != nil {
 		return Image{}, err
 	}
 	made, err := e.InspectImage(ctx, ref)
@@ -120,6 +115,48 @@ func (e *Engine) FlattenContainer(ctx context.Context, id, ref string, labels ma
 		return Image{}, err
 	}
 	return e.replaceConfig(ctx, made.ID, ref, b.image, labels)
+}
+
+// instructions are the settings of an image and labels, as a Dockerfile has them: engines that
+// can't load an image without its layers keep what the import makes. A value with a line break
+// can't be told in that way.
+func instructions(of image.InspectResponse, labels map[string]string) (lines []string) {
+	add := func(instruction string, words ...string) {
+		for i, w := range words {
+			if strings.ContainsAny(w, "\r\n") {
+				return
+			}
+			// Variables would be expanded.
+			words[i] = `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `$`, `\$`).Replace(w) + `"`
+		}
+		lines = append(lines, instruction+" "+strings.Join(words, "="))
+	}
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		add("LABEL", k, labels[k])
+	}
+	c := of.Config
+	if c == nil {
+		return lines
+	}
+	for _, kv := range c.Env {
+		if k, v, ok := strings.Cut(kv, "="); ok {
+			add("ENV", k, v)
+		}
+	}
+	if c.User != "" {
+		add("USER", c.User)
+	}
+	if c.WorkingDir != "" {
+		add("WORKDIR", c.WorkingDir)
+	}
+	list := func(instruction string, argv []string) {
+		if text, err := json.Marshal(argv); err == nil && argv != nil {
+			lines = append(lines, instruction+" "+string(text))
+		}
+	}
+	list("ENTRYPOINT", c.Entrypoint) // takes away a CMD before it
+	list("CMD", c.Cmd)
+	return lines
 }
 
 // base is a container's settings and the image that it was made from.

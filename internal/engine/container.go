@@ -50,6 +50,14 @@ type ContainerSpec struct {
 	StopSignal  string
 	StopTimeout time.Duration // to the second, rounded up
 
+	// MachineUsers has an engine that remaps containers' users not remap this one's: for
+	// attributes that only the machine's root sees. NetworkMode "host" implies it.
+	MachineUsers bool
+
+	// Warn, which may be nil, is called with each warning of the engine's, such as that it
+	// does not enforce a limit.
+	Warn func(string)
+
 	NetworkMode     string
 	NetworkDisabled bool
 	Ports           []uint16 // TCP, published on 127.0.0.1 at ephemeral ports
@@ -155,6 +163,11 @@ func (e *Engine) CreateContainer(ctx context.Context, s ContainerSpec) (string, 
 	config, host := s.config()
 	r, err := e.cli.ContainerCreate(ctx, config, host, nil, nil, s.Name)
 	if err = e.fail(ctx, err); err == nil {
+		if s.Warn != nil {
+			for _, w := range r.Warnings {
+				s.Warn(w)
+			}
+		}
 		return r.ID, nil
 	}
 	if !errors.Is(err, ErrNotFound) {
@@ -208,6 +221,9 @@ func (s *ContainerSpec) config() (*container.Config, *container.HostConfig) {
 	host.Ulimits = []*container.Ulimit{{Name: "core"}}
 	if s.Storage != 0 {
 		host.StorageOpt = map[string]string{"size": strconv.FormatInt(s.Storage, 10)}
+	}
+	if s.MachineUsers || s.NetworkMode == "host" {
+		host.UsernsMode = "host"
 	}
 	if s.Init {
 		host.Init = &s.Init
@@ -271,7 +287,11 @@ func (e *Engine) InspectContainer(ctx context.Context, ref string) (Container, e
 	if err != nil {
 		return Container{}, e.fail(ctx, err)
 	}
-	return inspected(&r), nil
+	c := inspected(&r)
+	if e.podman.Load() && c.Runtime == podmanRuntime {
+		c.Runtime = ""
+	}
+	return c, nil
 }
 
 func inspected(r *container.InspectResponse) Container {
@@ -314,7 +334,7 @@ func layerOf(r *container.InspectResponse) (upper, merged string) {
 		return "", ""
 	}
 	switch d := r.GraphDriver; d.Name {
-	case "fuse-overlayfs":
+	case "fuse-overlayfs", "overlay": // Podman's overlay may be either's
 		upper, merged = d.Data["UpperDir"], d.Data["MergedDir"]
 	case "overlay2":
 		upper = d.Data["UpperDir"]
@@ -380,7 +400,7 @@ func (e *Engine) ListContainers(ctx context.Context, f Filter) ([]Container, err
 		if f.Volume != "" && !slices.ContainsFunc(c.Mounts, func(m MountPoint) bool { return m.Name == f.Volume }) {
 			continue
 		}
-		if len(f.Names) > 0 && !slices.Contains(f.Names, c.Name) {
+		if len(f.Names) > 0 && !slices.Contains(f.Names, c.Name) || !hasLabels(c.Labels, f.Labels) {
 			continue
 		}
 		out = append(out, c)
@@ -455,9 +475,19 @@ func (e *Engine) KillContainer(ctx context.Context, id, signal string) error {
 	return e.onContainer(ctx, id, func() error { return e.cli.ContainerKill(ctx, id, signal) })
 }
 
-// PauseContainer freezes every process of the container.
+// PauseContainer freezes every process of the container. The caller has made known to those who
+// start execs in it ([ExecSpec]) that it will.
 func (e *Engine) PauseContainer(ctx context.Context, id string) error {
-	return e.onContainer(ctx, id, func() error { return e.cli.ContainerPause(ctx, id) })
+	return e.onContainer(ctx, id, func() error {
+		if locks, err := e.PauseLocks(ctx); err != nil {
+			return err
+		} else if locks {
+			if err := e.awaitStarts(ctx, id); err != nil {
+				return err
+			}
+		}
+		return e.cli.ContainerPause(ctx, id)
+	})
 }
 
 // UnpauseContainer undoes [Engine.PauseContainer].

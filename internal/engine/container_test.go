@@ -100,12 +100,7 @@ func TestContainerLifecycle(t *testing.T) {
 		t.Errorf("after the update: %+v", c)
 	}
 	wantClass(t, "remove without force while it runs", e.RemoveContainer(ctx, id, false), engine.ErrConflict)
-	eventually(t, "the program catches SIGTERM", func() bool {
-		rc, err := e.Logs(ctx, id, engine.LogSpec{Stdout: true})
-		ok("logs", err)
-		defer rc.Close()
-		return readAll(t, engine.NewDemux(rc, nil)) == "ready\n"
-	})
+	awaitReady(t, e, id)
 	ok("stop", e.StopContainer(ctx, id, 30*time.Second))
 	ok("stop again", e.StopContainer(ctx, id, -1))
 	if c := state(); c.State != "exited" || c.ExitCode != 7 || c.FinishedAt.IsZero() || c.Pid != 0 {
@@ -144,10 +139,24 @@ func TestContainerLifecycle(t *testing.T) {
 	wantClass(t, "exec in a removed container", err, engine.ErrNotFound)
 }
 
+// awaitReady waits until a container's program has its handler of SIGTERM.
+func awaitReady(t *testing.T, e *engine.Engine, id string) {
+	t.Helper()
+	eventually(t, "the program handles SIGTERM", func() bool {
+		rc, err := e.Logs(t.Context(), id, engine.LogSpec{Stdout: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer rc.Close()
+		return readAll(t, engine.NewDemux(rc, nil)) == "ready\n"
+	})
+}
+
 func TestStopKillsAfterTheGrace(t *testing.T) {
 	t.Parallel()
 	e := open(t)
 	id, _ := start(t, e, engine.ContainerSpec{Cmd: []string{"stubborn"}})
+	awaitReady(t, e, id)
 	if err := e.StopContainer(t.Context(), id, 200*time.Millisecond); err != nil {
 		t.Fatalf("StopContainer: %v", err)
 	}

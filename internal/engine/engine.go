@@ -18,6 +18,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/docker/docker/api/types"
 	"github.com/docker/docker/client"
 )
 
@@ -40,13 +41,17 @@ type Options struct {
 
 // Engine is a connection to one Docker Engine.
 type Engine struct {
-	cli   *client.Client
-	tr    *http.Transport
-	http  *http.Client
-	dial  func(context.Context) (net.Conn, error)
-	ep    endpoint
-	clock *clock
-	arch  atomic.Pointer[string]
+	cli     *client.Client
+	tr      *http.Transport
+	http    *http.Client
+	dial    func(context.Context) (net.Conn, error)
+	ep      endpoint
+	clock   *clock
+	podman  *atomic.Bool // the engine is Podman, as a reply has told
+	version atomic.Pointer[types.Version]
+
+	cgroups atomic.Pointer[string] // the driver
+	driver  atomic.Pointer[string] // of the storage
 
 	registryAuth func(context.Context, string) (RegistryAuth, error) // may be nil
 
@@ -94,9 +99,13 @@ func newEngine(ep endpoint, o Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{dial: dial, ep: ep, clock: new(clock), registryAuth: o.RegistryAuth}
+	dialCall := dial
+	if ep.scheme == "ssh" {
+		dialCall = pooled(dial)
+	}
+	e := &Engine{dial: dial, ep: ep, clock: new(clock), podman: new(atomic.Bool), registryAuth: o.RegistryAuth}
 	e.tr = &http.Transport{
-		DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
+		DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return dialCall(ctx) },
 		DisableCompression:  true,
 		MaxIdleConns:        idleConns,
 		MaxIdleConnsPerHost: idleConns,
@@ -105,7 +114,7 @@ func newEngine(ep endpoint, o Options) (*Engine, error) {
 		TLSClientConfig:     ep.tls,
 	}
 	e.http = &http.Client{
-		Transport:     &roundTripper{base: e.tr, clock: e.clock},
+		Transport:     &roundTripper{base: e.tr, clock: e.clock, podman: e.podman},
 		CheckRedirect: client.CheckRedirect,
 	}
 	// WithHost would configure its own transport. WithHTTPClient replaces it with ours.
@@ -137,9 +146,13 @@ var errNotAnEngine = errors.New("the server there does not speak the Docker API"
 
 // Close closes idle connections. Streams and calls in progress keep theirs until they end.
 func (e *Engine) Close() error {
-	e.tr.CloseIdleConnections()
+	e.DropIdle()
 	return nil
 }
+
+// DropIdle closes idle connections, for when the way to the engine turned out to be dead: the
+// next calls would wait on them.
+func (e *Engine) DropIdle() { e.tr.CloseIdleConnections() }
 
 // Ping checks that the engine answers.
 func (e *Engine) Ping(ctx context.Context) error {

@@ -24,6 +24,10 @@ type ExecSpec struct {
 	User  string   // empty means the container's
 	Dir   string   // empty means the container's
 	Stdin bool     // whether the command gets a stdin
+
+	// Check is called before the command is started, on engines where a pause must not meet a
+	// start (see pause.go). It returns an error if the container is about to be paused.
+	Check func(context.Context) error
 }
 
 // Stream is a running exec: reading it reads the command's stdout, writing it
@@ -66,6 +70,15 @@ func (e *Engine) Exec(ctx context.Context, containerID string, s ExecSpec) (*Str
 	}
 	if err := checkName("exec", r.ID); err != nil {
 		return nil, unavailable(e.Host(), err)
+	}
+	if s.Check != nil {
+		locks, err := e.PauseLocks(ctx)
+		if err == nil && locks {
+			err = s.Check(ctx)
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
 	conn, br, err := e.hijackOn(ctx, dialed.take, "/exec/"+r.ID+"/start", nil, container.ExecStartOptions{})
 	if err != nil {

@@ -191,14 +191,28 @@ func TestStallingStartEndsWithItsContext(t *testing.T) {
 	e := openAt(t, p.Host())
 	id, _ := start(t, e, engine.ContainerSpec{})
 	for k := 1; k <= 2; k++ {
-		p.Stall(k)
-		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-		_, err := e.Exec(ctx, id, engine.ExecSpec{Argv: []string{"/tool", "who"}})
-		cancel()
-		wantClass(t, "Exec", err, context.DeadlineExceeded)
-		if !p.Fired() {
-			t.Errorf("call %d of Exec did not happen: %q", k, p.Calls())
+		for limit := 300 * time.Millisecond; ; limit *= 2 {
+			p.Stall(k)
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			_, err := e.Exec(ctx, id, engine.ExecSpec{Argv: []string{"/tool", "who"}})
+			cancel()
+			wantClass(t, "Exec", err, context.DeadlineExceeded)
+			if p.Fired() {
+				break
+			}
+			if limit > time.Minute {
+				t.Fatalf("call %d of Exec did not happen: %q", k, p.Calls())
+			}
 		}
+	}
+}
+
+// awaitOutput waits until the program has said that it runs: before, an engine may say that it has
+// ended.
+func awaitOutput(t *testing.T, st io.Reader) {
+	t.Helper()
+	if _, err := io.ReadFull(st, make([]byte, len("ready\n"))); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -231,11 +245,13 @@ func TestCutStreamIsUnavailable(t *testing.T) {
 	})
 
 	st = execute(t, e, id, engine.ExecSpec{Argv: []string{"/tool", "stubborn"}})
+	awaitOutput(t, st)
 	p.CloseAll()
 	_, err := io.Copy(io.Discard, st)
 	wantClass(t, "Read of a command that runs on", err, engine.ErrUnavailable)
 
 	st = execute(t, e, id, engine.ExecSpec{Argv: []string{"/tool", "stubborn"}})
+	awaitOutput(t, st)
 	p.Refuse(true)
 	_, err = io.Copy(io.Discard, st)
 	wantClass(t, "Read with the engine down", err, engine.ErrUnavailable)

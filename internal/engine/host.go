@@ -135,7 +135,7 @@ func (ep endpoint) clientHost() string {
 
 // idleConns is the number of idle connections to keep. Each one over ssh is a process, and costs
 // a handshake to make again.
-const idleConns = 8
+const idleConns = 32
 
 // redact removes credentials from a host that may not even be a URL.
 func redact(host string) string {

@@ -50,14 +50,28 @@ func (e *Engine) InspectImage(ctx context.Context, ref string) (Image, error) {
 	return i, nil
 }
 
+// listTries is how often images are listed of which one is removed at the moment.
+const listTries = 5
+
 // ListImages lists the images that have all of labels ("key" or "key=value").
 func (e *Engine) ListImages(ctx context.Context, labels ...string) ([]Image, error) {
-	l, err := e.cli.ImageList(ctx, image.ListOptions{Filters: labelFilter(labels)})
-	if err != nil {
-		return nil, e.fail(ctx, err)
+	var l []image.Summary
+	for try := 1; ; try++ {
+		var err error
+		l, err = e.cli.ImageList(ctx, image.ListOptions{Filters: labelFilter(labels)})
+		if err == nil {
+			break
+		}
+		// With containerd's image store an image that is removed meanwhile is 404.
+		if err = e.fail(ctx, err); !errors.Is(err, ErrNotFound) || try == listTries {
+			return nil, err
+		}
 	}
 	out := make([]Image, 0, len(l))
 	for _, s := range l {
+		if !hasLabels(s.Labels, labels) {
+			continue
+		}
 		tags := slices.DeleteFunc(s.RepoTags, func(t string) bool { return t == "<none>:<none>" })
 		out = append(out, Image{ID: s.ID, Tags: tags, Labels: s.Labels, Size: s.Size})
 	}

@@ -2,7 +2,10 @@ package engine
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/docker/docker/api/types"
@@ -24,10 +27,22 @@ type Info struct {
 	MemTotal        int64  // bytes
 	StorageDriver   string // such as "overlay2"
 	CgroupVersion   string // "1" or "2"
+	CgroupDriver    string // "none" if the engine can't limit resources
 	Runtimes        []string
 	DefaultRuntime  string
 	SecurityOptions []string
 	Rootless        bool
+	Podman          bool
+}
+
+// CheckVersion returns an error if the engine is known not to do what sandboxes need.
+func (i Info) CheckVersion() error {
+	major, _, _ := strings.Cut(i.Version, ".")
+	if n, err := strconv.Atoi(major); !i.Podman || err != nil || n >= 5 {
+		return nil
+	}
+	text := fmt.Sprintf("Podman %s: it reports conflicts and missing objects in ways that can't be told from other errors; use Podman 5", i.Version)
+	return &classed{class: ErrUnsupported, text: text, err: errors.New(text)}
 }
 
 // Info describes the engine. It takes two calls.
@@ -43,19 +58,55 @@ func (e *Engine) Info(ctx context.Context) (Info, error) {
 	if err := g.Wait(); err != nil {
 		return Info{}, err
 	}
-	e.arch.Store(&version.Arch)
+	e.version.Store(&version)
+	e.cgroups.Store(&info.CgroupDriver)
+	e.driver.Store(&info.Driver)
 	i := Info{
 		Version: version.Version, APIVersion: e.APIVersion(), MaxAPIVersion: version.APIVersion,
 		OS: info.OperatingSystem, OSType: info.OSType, Arch: version.Arch, Kernel: info.KernelVersion, Name: info.Name,
-		NCPU: info.NCPU, MemTotal: info.MemTotal, StorageDriver: info.Driver, CgroupVersion: info.CgroupVersion,
+		NCPU: info.NCPU, MemTotal: info.MemTotal, StorageDriver: info.Driver, CgroupVersion: info.CgroupVersion, CgroupDriver: info.CgroupDriver,
 		DefaultRuntime: info.DefaultRuntime, SecurityOptions: info.SecurityOptions,
 		Rootless: slices.ContainsFunc(info.SecurityOptions, func(s string) bool { return strings.Contains(s, "name=rootless") }),
+		Podman:   e.podman.Load(),
 	}
 	for name := range info.Runtimes {
 		i.Runtimes = append(i.Runtimes, name)
 	}
 	slices.Sort(i.Runtimes)
 	return i, nil
+}
+
+// StorageDriver returns the engine's storage driver, such as "overlay2". It is cached.
+func (e *Engine) StorageDriver(ctx context.Context) (string, error) {
+	if driver := e.driver.Load(); driver != nil {
+		return *driver, nil
+	}
+	info, err := e.Info(ctx)
+	return info.StorageDriver, err
+}
+
+// CheckLimits returns an error if the engine takes limits of CPUs, memory and processes and does
+// not enforce them. The result is cached.
+func (e *Engine) CheckLimits(ctx context.Context) error {
+	driver := e.cgroups.Load()
+	if driver == nil {
+		info, err := e.Info(ctx)
+		if err != nil {
+			return err
+		}
+		driver = &info.CgroupDriver
+	}
+	if *driver == "none" {
+		text := "the engine enforces no limits of CPUs, memory or processes, since it has no cgroups: without root it takes cgroup v2 and systemd"
+		return &classed{class: ErrUnsupported, text: text, err: errors.New(text)}
+	}
+	return nil
+}
+
+// RefusesCPULimit reports whether a container was refused because the engine can't limit CPUs:
+// one without root whose user has not been given that controller.
+func RefusesCPULimit(err error) bool {
+	return err != nil && !errors.Is(err, ErrUnavailable) && strings.Contains(err.Error(), "CPU CFS scheduler")
 }
 
 // CheckNetworks lists the networks, and reports only whether the engine answered: engines up to
@@ -67,13 +118,18 @@ func (e *Engine) CheckNetworks(ctx context.Context) error {
 
 // Arch is the engine's architecture as a GOARCH. It is cached.
 func (e *Engine) Arch(ctx context.Context) (string, error) {
-	if arch := e.arch.Load(); arch != nil {
-		return *arch, nil
+	v, err := e.serverVersion(ctx)
+	return v.Arch, err
+}
+
+func (e *Engine) serverVersion(ctx context.Context) (types.Version, error) {
+	if v := e.version.Load(); v != nil {
+		return *v, nil
 	}
 	v, err := e.cli.ServerVersion(ctx)
 	if err != nil {
-		return "", e.fail(ctx, err)
+		return v, e.fail(ctx, err)
 	}
-	e.arch.Store(&v.Arch)
-	return v.Arch, nil
+	e.version.Store(&v)
+	return v, nil
 }

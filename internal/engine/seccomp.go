@@ -12,7 +12,26 @@ import (
 const vsockDenied = 42
 
 // seccompOptions are values for ContainerSpec.SecurityOpt; empty is the engine's profile.
-type seccompOptions struct{ latest, trusted, isolated string }
+type seccompOptions struct {
+	latest  string
+	trusted map[Trusted]string
+}
+
+// Trusted says what a container that runs our own programs may do beside what all of these may.
+type Trusted struct {
+	Sockets  Sockets
+	Unmounts bool // take away mounts of its own
+}
+
+// Sockets are those that a container may open.
+type Sockets int
+
+// What a container may open: none, those of the family AF_UNIX, or all.
+const (
+	NoSockets Sockets = iota
+	LocalSockets
+	AllSockets
+)
 
 // SeccompOption returns a value for ContainerSpec.SecurityOpt that denies sockets of the
 // family AF_VSOCK, which reach the hypervisor past any network namespace. It is the default
@@ -30,16 +49,13 @@ func (e *Engine) SeccompOption(ctx context.Context) (string, error) {
 
 // TrustedSeccomp returns a value for ContainerSpec.SecurityOpt for a container that runs our
 // own programs only. Like the engine's profile it denies changes of the machine, mounts and
-// namespaces, and access to other processes; without sockets it denies these, too. It allows
-// the rest: the engine's profile lists some 350 calls for three architectures, and the runtime
-// takes 10 to 20 ms of each start to compile it. It is empty if the engine has no seccomp. The
-// result is cached.
-func (e *Engine) TrustedSeccomp(ctx context.Context, sockets bool) (string, error) {
+// namespaces, and access to other processes; it also denies what may does not have. It allows the
+// rest: the engine's profile lists some 350 calls for three architectures, and the runtime takes
+// 10 to 20 ms of each start to compile it. It is empty if the engine has no seccomp. The result is
+// cached.
+func (e *Engine) TrustedSeccomp(ctx context.Context, may Trusted) (string, error) {
 	o, err := e.seccompOptions(ctx)
-	if sockets {
-		return o.trusted, err
-	}
-	return o.isolated, err
+	return o.trusted[may], err
 }
 
 func (e *Engine) seccompOptions(ctx context.Context) (o seccompOptions, err error) {
@@ -50,8 +66,17 @@ func (e *Engine) seccompOptions(ctx context.Context) (o seccompOptions, err erro
 	if err != nil {
 		return o, err
 	}
+	if e.podman.Load() {
+		return o, nil // it takes the path of a file of its machine, and no profile
+	}
 	if slices.ContainsFunc(info.SecurityOptions, func(s string) bool { return strings.HasPrefix(s, "name=seccomp") }) {
-		o.trusted, o.isolated = "seccomp="+trustedSeccomp(), "seccomp="+trustedSeccomp("socket", "socketpair")
+		o.trusted = map[Trusted]string{}
+		for _, sockets := range []Sockets{NoSockets, LocalSockets, AllSockets} {
+			for _, unmounts := range []bool{false, true} {
+				may := Trusted{sockets, unmounts}
+				o.trusted[may] = "seccomp=" + trustedSeccomp(may)
+			}
+		}
 	}
 	if slices.ContainsFunc(info.SecurityOptions, func(s string) bool { return s == "name=seccomp,profile=default" || s == "name=seccomp,profile=builtin" }) {
 		if o.latest, err = defaultSeccomp(); err != nil {
@@ -62,9 +87,9 @@ func (e *Engine) seccompOptions(ctx context.Context) (o seccompOptions, err erro
 	return o, nil
 }
 
-// trustedSeccomp returns a profile that also denies more. It names no architecture, which means
-// the machine's own: a system call of another one kills the program.
-func trustedSeccomp(more ...string) string {
+// trustedSeccomp returns a profile for a container that may do this. It names no architecture, which
+// means the machine's own: a system call of another one kills the program.
+func trustedSeccomp(may Trusted) string {
 	const errnoENOSYS = 38
 	type arg struct {
 		Index    uint   `json:"index"`
@@ -81,12 +106,24 @@ func trustedSeccomp(more ...string) string {
 	const deny = "SCMP_ACT_ERRNO"
 	enosys := uint(errnoENOSYS)
 	rules := []rule{
-		{Names: append(more, trustedDenied...), Action: deny},
+		{Names: trustedDenied, Action: deny},
 		// Its flags are in memory, which no filter reads. Programs go on with clone.
 		{Names: []string{"clone3"}, Action: deny, ErrnoRet: &enosys},
 	}
 	for _, flag := range namespaceFlags {
 		rules = append(rules, rule{Names: []string{"clone"}, Action: deny, Args: []arg{{Value: flag, ValueTwo: flag, Op: "SCMP_CMP_MASKED_EQ"}}})
+	}
+	create := rule{Names: []string{"socket", "socketpair"}, Action: deny}
+	if !may.Unmounts {
+		rules = append(rules, rule{Names: []string{"umount2"}, Action: deny})
+	}
+	switch may.Sockets {
+	case LocalSockets:
+		const afUnix = 1
+		create.Args = []arg{{Value: afUnix, Op: "SCMP_CMP_NE"}}
+		fallthrough
+	case NoSockets:
+		rules = append(rules, create)
 	}
 	text, err := json.Marshal(map[string]any{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": rules})
 	if err != nil {
@@ -104,5 +141,5 @@ var trustedDenied = []string{
 	"init_module", "io_uring_enter", "io_uring_register", "io_uring_setup", "ioperm", "iopl", "kcmp", "kexec_file_load", "kexec_load", "keyctl",
 	"lookup_dcookie", "mount", "mount_setattr", "move_mount", "move_pages", "name_to_handle_at", "open_by_handle_at", "open_tree",
 	"perf_event_open", "personality", "pivot_root", "process_madvise", "process_vm_readv", "process_vm_writev", "ptrace", "quotactl", "reboot",
-	"request_key", "setdomainname", "sethostname", "setns", "settimeofday", "swapoff", "swapon", "umount2", "unshare", "userfaultfd", "vhangup",
+	"request_key", "setdomainname", "sethostname", "setns", "settimeofday", "swapoff", "swapon", "unshare", "userfaultfd", "vhangup",
 }

@@ -91,12 +91,30 @@ const (
 	// maxHandshakes leaves room for other clients: sshd drops some connections when ten are
 	// being authenticated (MaxStartups).
 	maxHandshakes = 4
+	// maxPooled are the handshakes of connections for calls. The others are for execs: a call that
+	// waits for a connection takes one that becomes free before, but its handshake goes on, and
+	// an exec would wait for many of them.
+	maxPooled = 2
 	// maxRefusals is how often a handshake that the server refused is repeated, within 6 s.
 	maxRefusals = 5
 )
 
 func newSSHDialer(target sshTarget, timeout time.Duration) *sshDialer {
 	return &sshDialer{target: target, timeout: timeout, handshakes: make(chan struct{}, maxHandshakes)}
+}
+
+// pooled is dial for the connections of calls.
+func pooled(dial func(context.Context) (net.Conn, error)) func(context.Context) (net.Conn, error) {
+	slots := make(chan struct{}, maxPooled)
+	return func(ctx context.Context) (net.Conn, error) {
+		select {
+		case slots <- struct{}{}:
+			defer func() { <-slots }()
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		return dial(ctx)
+	}
 }
 
 // dial returns a connection that the engine has answered on. Nothing but a ping was sent before,

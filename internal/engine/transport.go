@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/docker/go-connections/sockets"
@@ -19,10 +21,14 @@ func quote(s string) string { return strconv.Quote(s) }
 // read it, or stopped reading.
 type bodyReader = io.Reader
 
-// roundTripper marks transport errors, and updates the engine's clock.
+// podmanRuntime is what Podman calls the OCI runtime of every container, whatever it is.
+const podmanRuntime = "oci"
+
+// roundTripper marks transport errors, updates the engine's clock, and notices Podman.
 type roundTripper struct {
-	base  *http.Transport
-	clock *clock
+	base   *http.Transport
+	clock  *clock
+	podman *atomic.Bool
 }
 
 func (t *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -31,6 +37,9 @@ func (t *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, &transportError{err: err}
 	}
 	t.clock.learn(resp.Header.Get("Date"), time.Now())
+	if strings.HasPrefix(resp.Header.Get("Server"), "Libpod/") {
+		t.podman.Store(true)
+	}
 	return resp, nil
 }
 

@@ -27,12 +27,16 @@ type Volume struct {
 // existing volume with its labels: with a nonce in the labels it is a compare-and-swap.
 //
 // The volume has the driver option size=0, whose only effect is that "docker volume prune"
-// skips the volume. If the engine rejects the option, the volume is made without.
+// skips the volume. If the engine rejects the option, the volume is made without; so it is by
+// Podman, which would mount a volume that has options.
 func (e *Engine) CreateVolume(ctx context.Context, name string, labels map[string]string) (Volume, error) {
 	if err := checkName("volume", name); err != nil {
 		return Volume{}, err
 	}
 	o := volume.CreateOptions{Name: name, Driver: "local", Labels: labels, DriverOpts: map[string]string{"size": "0"}}
+	if e.podman.Load() {
+		o.DriverOpts = nil
+	}
 	v, err := e.cli.VolumeCreate(ctx, o)
 	if err = e.fail(ctx, err); err != nil && refusesOption(err) {
 		o.DriverOpts = nil
@@ -110,7 +114,7 @@ func (e *Engine) ListVolumes(ctx context.Context, labels ...string) ([]Volume, e
 	}
 	out := make([]Volume, 0, len(l.Volumes))
 	for _, v := range l.Volumes {
-		if v != nil {
+		if v != nil && hasLabels(v.Labels, labels) {
 			out = append(out, toVolume(v))
 		}
 	}
@@ -133,6 +137,18 @@ func labelFilter(labels []string) filters.Args {
 		f.Add("label", l)
 	}
 	return f
+}
+
+// hasLabels reports whether an object has all of wanted. Lists check that again: Podman 4 takes
+// several filters of volumes as any of them.
+func hasLabels(labels map[string]string, wanted []string) bool {
+	for _, w := range wanted {
+		key, value, exact := strings.Cut(w, "=")
+		if got, ok := labels[key]; !ok || exact && got != value {
+			return false
+		}
+	}
+	return true
 }
 
 func toVolume(v *volume.Volume) Volume {

@@ -16,15 +16,19 @@ import (
 type Env struct {
 	ID     string `json:"id"`
 	Sealed []byte `json:"sealed"`
+	// Removed are the names of variables that were taken away.
+	Removed []string `json:"removed,omitempty"`
 }
 
 // NewEnv returns the environment that was added since the container was made, nil if none
-// was. It includes earlier additions.
-func (r Sandbox) NewEnv() (map[string]string, error) {
-	if c := r.Revision.Changes.Env; c == nil || c.ID == r.Settings.Env {
-		return nil, nil
+// was, and the names of variables of it that were removed. Both include earlier changes.
+func (r Sandbox) NewEnv() (added map[string]string, removed []string, err error) {
+	c := r.Revision.Changes.Env
+	if c == nil || c.ID == r.Settings.Env {
+		return nil, nil, nil
 	}
-	return r.AddedEnv()
+	added, err = r.AddedEnv()
+	return added, c.Removed, err
 }
 
 // AddedEnv returns the environment that was added since the sandbox was made.
@@ -52,8 +56,8 @@ func (r Sandbox) AddedEnv() (map[string]string, error) {
 
 var errDamagedEnv = errors.New("the record's environment is damaged")
 
-// SealEnv is the inverse of AddedEnv.
-func (r Sandbox) SealEnv(env map[string]string) (*Env, error) {
+// SealEnv is the inverse of AddedEnv. Removed names are not encrypted.
+func (r Sandbox) SealEnv(env map[string]string, removed []string) (*Env, error) {
 	aead, err := r.envCipher()
 	if err != nil {
 		return nil, err
@@ -62,7 +66,7 @@ func (r Sandbox) SealEnv(env map[string]string) (*Env, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Env{ID: NewNonce(), Sealed: make([]byte, aead.NonceSize())}
+	e := &Env{ID: NewNonce(), Removed: removed, Sealed: make([]byte, aead.NonceSize())}
 	rand.Read(e.Sealed)
 	e.Sealed = aead.Seal(e.Sealed, e.Sealed, text, []byte(e.ID))
 	return e, nil

@@ -43,8 +43,8 @@ const (
 	ControlKey = Prefix + "control-key"
 	Of         = Prefix + "of"       // of a revision or a marker: the nonce of its sandbox
 	After      = Prefix + "after"    // of a revision: the nonce of the one before; of a container: see Previous
-	By         = Prefix + "by"       // of an object that a change made: the nonce of the marker held meanwhile
-	Snapshot   = Prefix + "snapshot" // of a volume: the snapshot whose files are its lower layer
+	By         = Prefix + "by"       // of an object that a change made: the nonce of the marker held meanwhile; of a marker: the deletion
+	Snapshot   = Prefix + "snapshot" // of a volume: the snapshot whose files are its lower layer; of a container: see Rollback
 	Renewals   = Prefix + "renewals" // of a marker: how many names its renewals use; else they are numbered
 	Deletes    = Prefix + "deletes"  // of a marker: its sandbox is being deleted
 	tag        = Prefix + "tag."
@@ -194,9 +194,12 @@ type SandboxSettings struct {
 	Ports         []uint16 `json:"ports,omitempty"`
 	TimeoutMS     int64    `json:"timeout_ms,omitempty"`
 	StopTimeoutMS int64    `json:"stop_timeout_ms,omitempty"`
+	Idle          *Idle    `json:"idle,omitempty"`
 	Mounts        []Mount  `json:"mounts,omitempty"`
-	// Snapshot is the ID of the snapshot that the sandbox was made from.
+	// Snapshot is the ID of the snapshot that the sandbox was made from, or rolled back to since.
 	Snapshot string `json:"snapshot,omitempty"`
+	// ForkOf is the ID of the sandbox that it was forked from, empty after a rollback.
+	ForkOf string `json:"fork_of,omitempty"`
 	// Source describes where the first files came from, for display.
 	Source        string `json:"source,omitempty"`
 	Env           string `json:"env,omitempty"` // the ID of the revisions' Env that the container has
@@ -208,6 +211,22 @@ type SandboxSettings struct {
 	// Unnamed are the anonymous volumes, declared by the image, that a replacement container
 	// took over.
 	Unnamed []string `json:"unnamed,omitempty"`
+	// Rollback is set if the container was made by one. It only matters until the container has
+	// its sandbox's name.
+	Rollback *Rollback `json:"rollback,omitempty"`
+}
+
+// Rollback says which volumes get the files of a snapshot when a container takes the place of
+// its sandbox's. They have all of them once it has the sandbox's name.
+type Rollback struct {
+	Snapshot string   `json:"snapshot"`
+	Refills  []Refill `json:"refills"`
+}
+
+// Refill names a volume with files of a snapshot, and the volume whose files they replace.
+type Refill struct {
+	From string `json:"from"`
+	To   string `json:"to"`
 }
 
 // Mount is a mount as it was requested. With both Source and Volume, the volume holds a
@@ -245,6 +264,9 @@ func (r Sandbox) Labels() (map[string]string, error) {
 	l[Settings] = string(settings)
 	l[ControlKey] = encoding.EncodeToString(r.ControlKey)
 	l[By], l[After] = r.By, r.Previous // also if empty: else those of the image would count
+	if r.Settings.Rollback != nil {
+		l[Snapshot] = r.Settings.Rollback.Snapshot
+	}
 	for k, v := range r.Tags {
 		l[tag+k] = v
 	}
@@ -477,3 +499,7 @@ func (r SnapshotRecord) FrozenLabels() map[string]string {
 
 // HelperName is the name of a helper container.
 func HelperName(nonce string) string { return objects + "helper." + nonce[:12] + ".H" }
+
+// HelperMarker is the name of the marker of a helper that serves no other operation. Names of
+// sandboxes are lower-case.
+func HelperMarker(nonce string) string { return nonce[:12] + ".H" }

@@ -53,7 +53,8 @@ func renewalNames(name, nonce string) [2]string {
 type Marker struct {
 	Name, Nonce, Holder string
 	Of                  string
-	Deletes             bool // the sandbox exists and is being deleted
+	Deletes             bool   // the sandbox exists and is being deleted
+	By                  string // the deletion, of several that have the sandbox's nonce
 	Until               time.Time
 
 	numbered bool // by an earlier version, which numbered renewals
@@ -105,7 +106,7 @@ func markerLabels(role string, m Marker, now time.Time) map[string]string {
 		l[Of] = m.Of
 	}
 	if m.Deletes {
-		l[Deletes] = "true"
+		l[Deletes], l[By] = "true", m.By
 	}
 	return l
 }
@@ -113,7 +114,7 @@ func markerLabels(role string, m Marker, now time.Time) map[string]string {
 func decodeMarker(labels map[string]string) Marker {
 	// A time that can't be read counts as expired.
 	until, _ := time.Parse(time.RFC3339Nano, labels[Until])
-	return Marker{Name: labels[Name], Nonce: labels[Nonce], Holder: labels[Holder], Of: labels[Of], Until: until,
+	return Marker{Name: labels[Name], Nonce: labels[Nonce], Holder: labels[Holder], Of: labels[Of], By: labels[By], Until: until,
 		Deletes: labels[Deletes] == "true", numbered: labels[Renewals] == ""}
 }
 
@@ -124,10 +125,10 @@ func TryClaim(ctx context.Context, v Volumes, name, nonce, holder string) (*Clai
 	return claim(ctx, v, Marker{Name: name, Nonce: nonce, Holder: holder})
 }
 
-// TryDelete is TryClaim for the deletion of the sandbox r with its volumes: when the holder
-// dies, what has the nonce of r is removed.
-func TryDelete(ctx context.Context, v Volumes, r Sandbox, holder string) (*Claim, error) {
-	return claim(ctx, v, Marker{Name: r.Name, Nonce: r.Nonce, Holder: holder, Deletes: true})
+// TryDelete is TryClaim for the deletion by of the sandbox r with its volumes: when the holder
+// dies, what has the nonce of r is removed. It takes over from a creator of r.
+func TryDelete(ctx context.Context, v Volumes, r Sandbox, by, holder string) (*Claim, error) {
+	return claim(ctx, v, Marker{Name: r.Name, Nonce: r.Nonce, Holder: holder, Deletes: true, By: by})
 }
 
 // TryHold is TryClaim for a change of the sandbox r, which is kept when the holder dies.
@@ -157,7 +158,7 @@ func claim(ctx context.Context, v Volumes, m Marker) (*Claim, error) {
 	if !Is(got.Labels, RolePending) {
 		return nil, &ForeignError{"volume", got.Name}
 	}
-	if got.Labels[Nonce] != nonce {
+	if got.Labels[Nonce] != nonce || got.Labels[Deletes] == "true" && got.Labels[By] != m.By {
 		return nil, &HeldError{decodeMarker(got.Labels)}
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -415,7 +416,8 @@ func Markers(vols []engine.Volume) []Marker {
 	var ms []Marker
 	at := map[string]int{} // in ms, by name: it has one volume
 	for _, vol := range vols {
-		if m := decodeMarker(vol.Labels); Is(vol.Labels, RolePending) && isMarkerName(vol.Name, m.Name) {
+		if Is(vol.Labels, RolePending) && isMarkerName(vol.Name, vol.Labels[Name]) {
+			m := decodeMarker(vol.Labels)
 			at[m.Name] = len(ms)
 			ms = append(ms, m)
 		}

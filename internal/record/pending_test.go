@@ -505,3 +505,33 @@ func TestRefusedClaimIsHeld(t *testing.T) {
 		t.Errorf("TryClaim = %v, want a HeldError with the other's nonce", err)
 	}
 }
+
+// Of several deletions of a sandbox one has the claim, though all have the sandbox's nonce.
+func TestOneDeletionHasTheClaim(t *testing.T) {
+	t.Parallel()
+	m := newMemory()
+	rec := record.Sandbox{Name: "x", Nonce: "n"}
+	creator, err := record.TryClaim(t.Context(), m, "x", "n", "the creator")
+	if err != nil {
+		t.Fatal(err)
+	}
+	creator.Stop()
+	over, err := record.TryDelete(t.Context(), m, rec, "1", "first")
+	if err != nil {
+		t.Fatalf("TryDelete of what is being created: %v", err)
+	}
+	if err := over.Drop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second time as after a lost reply
+		first, err := record.TryDelete(t.Context(), m, rec, "1", "first")
+		if err != nil {
+			t.Fatalf("TryDelete: %v", err)
+		}
+		defer first.Stop()
+	}
+	var held *record.HeldError
+	if _, err := record.TryDelete(t.Context(), m, rec, "2", "second"); !errors.As(err, &held) || !held.Marker.Deletes {
+		t.Errorf("TryDelete of what is being deleted: %v, want a HeldError", err)
+	}
+}

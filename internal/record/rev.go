@@ -42,7 +42,9 @@ type Changes struct {
 
 	TimeoutMS     *int64             `json:"timeout_ms,omitempty"`
 	StopTimeoutMS *int64             `json:"stop_timeout_ms,omitempty"`
+	Idle          *Idle              `json:"idle,omitempty"`
 	Tags          *map[string]string `json:"tags,omitempty"`
+	Persistent    *bool              `json:"persistent,omitempty"`
 	// These apply from the next session on, which gets a new container; see Outdated. Commands
 	// get a new environment at once, the main process does not.
 	Ports   *[]uint16 `json:"ports,omitempty"`
@@ -53,11 +55,25 @@ type Changes struct {
 	Session *Session `json:"session,omitempty"`
 }
 
+// Idle is the idle timeout. Unlike the other timeouts it also changes for a running session, whose
+// PID 1 accepts none with a lower Version than it has.
+type Idle struct {
+	TimeoutMS      int64 `json:"timeout_ms"` // 0 is none
+	IgnoreDetached bool  `json:"ignore_detached,omitempty"`
+	Version        int64 `json:"version,omitempty"` // 0 is the one that the sandbox was made with
+}
+
+// Timeout is TimeoutMS.
+func (i Idle) Timeout() time.Duration { return time.Duration(i.TimeoutMS) * time.Millisecond }
+
 // Session is one session's own end. The engine's start time identifies the session.
 type Session struct {
 	StartedAt time.Time `json:"started_at"`
 	ExpiresAt time.Time `json:"expires_at,omitzero"` // zero is never
 	Reason    string    `json:"reason,omitempty"`    // why it ended, if the engine can't tell
+	// TimeoutMS and StopTimeoutMS are those of the session, nil if they are the sandbox's.
+	TimeoutMS     *int64 `json:"timeout_ms,omitempty"`
+	StopTimeoutMS *int64 `json:"stop_timeout_ms,omitempty"`
 }
 
 // ReasonPolicy is the reason of a session that was ended because it could not be given a new
@@ -82,6 +98,15 @@ func (r Sandbox) With(rev Revision) Sandbox {
 	return r
 }
 
+// Persists reports whether the sandbox is persistent by now. Persistent says how its container was
+// made: PID 1 of one that is not starts with a lease.
+func (r Sandbox) Persists() bool {
+	if p := r.Revision.Changes.Persistent; p != nil {
+		return *p
+	}
+	return r.Persistent
+}
+
 // Timeout returns the timeout of future sessions.
 func (r Sandbox) Timeout() time.Duration {
 	return changed(r.Revision.Changes.TimeoutMS, r.Settings.TimeoutMS)
@@ -90,6 +115,23 @@ func (r Sandbox) Timeout() time.Duration {
 // StopTimeout returns the time between SIGTERM and SIGKILL, 0 if the record has none.
 func (r Sandbox) StopTimeout() time.Duration {
 	return changed(r.Revision.Changes.StopTimeoutMS, r.Settings.StopTimeoutMS)
+}
+
+// Idle returns the idle timeout.
+func (r Sandbox) Idle() Idle {
+	if i := cmp.Or(r.Revision.Changes.Idle, r.Settings.Idle); i != nil {
+		return *i
+	}
+	return Idle{}
+}
+
+// IdlePending reports whether the container starts with another idle timeout than the record's.
+func (r Sandbox) IdlePending() bool {
+	made := Idle{}
+	if r.Settings.Idle != nil {
+		made = *r.Settings.Idle
+	}
+	return made != r.Idle()
 }
 
 func changed(change *int64, ms int64) time.Duration {
@@ -130,12 +172,41 @@ func (r Sandbox) TimeoutsPending(started time.Time) bool {
 }
 
 // Outdated reports whether a change since the container was made needs a new container.
-func (r Sandbox) Outdated() bool {
+func (r Sandbox) Outdated() bool { return len(r.outdated()) > 0 || r.Persists() != r.Persistent }
+
+// outdated returns the names of the settings that a new container is needed for.
+func (r Sandbox) outdated() (names []string) {
 	c := r.Revision.Changes
-	return c.Ports != nil && !slices.Equal(*c.Ports, r.Settings.Ports) ||
-		c.Command != nil && !slices.Equal(*c.Command, r.Settings.Command) ||
-		c.Mounts != nil && !slices.EqualFunc(*c.Mounts, r.Settings.Mounts, Mount.Same) ||
-		c.Env != nil && c.Env.ID != r.Settings.Env
+	if c.Command != nil && !slices.Equal(*c.Command, r.Settings.Command) {
+		names = append(names, "command")
+	}
+	if c.Env != nil && c.Env.ID != r.Settings.Env {
+		names = append(names, "env")
+	}
+	if c.Mounts != nil && !slices.EqualFunc(*c.Mounts, r.Settings.Mounts, Mount.Same) {
+		names = append(names, "mounts")
+	}
+	if c.Ports != nil && !slices.Equal(*c.Ports, r.Settings.Ports) {
+		names = append(names, "ports")
+	}
+	return names
+}
+
+// PendingChanges returns the names of the settings that changed and that only the session after
+// the one that started then gets.
+func (r Sandbox) PendingChanges(started time.Time) []string {
+	names := r.outdated()
+	s := r.Revision.Changes.Session
+	if s == nil || !s.StartedAt.Equal(started) {
+		return names
+	}
+	if s.StopTimeoutMS != nil && *s.StopTimeoutMS != r.StopTimeout().Milliseconds() {
+		names = append(names, "stopTimeout")
+	}
+	if s.TimeoutMS != nil && *s.TimeoutMS != r.Timeout().Milliseconds() {
+		names = append(names, "timeout")
+	}
+	return names
 }
 
 // Same reports whether two mounts were requested alike. The volume of a copy is ignored:
@@ -148,7 +219,9 @@ func (m Mount) Same(o Mount) bool {
 // settings.
 func (r Sandbox) Merged() Sandbox {
 	c, s := r.Revision.Changes, &r.Settings
+	r.Persistent = r.Persists()
 	s.TimeoutMS, s.StopTimeoutMS = r.Timeout().Milliseconds(), r.StopTimeout().Milliseconds()
+	s.Idle = cmp.Or(c.Idle, s.Idle)
 	if c.Ports != nil {
 		s.Ports = slices.Clone(*c.Ports)
 	}
@@ -175,19 +248,29 @@ func (r Sandbox) revisionLabels(rev Revision, base string, now time.Time) (map[s
 // revisionOf reads a volume as a revision of r. ok is false when it is not one: an earlier
 // sandbox may have had the ID.
 func (r Sandbox) revisionOf(v engine.Volume) (rev Revision, ok bool) {
-	n, is := strings.CutPrefix(v.Name, WorkspaceName(r.ID)+revision)
-	if !is || !Is(v.Labels, RoleRevision) || v.Labels[ID] != r.ID || v.Labels[Of] != r.Nonce {
+	if !Is(v.Labels, RoleRevision) || v.Labels[ID] != r.ID || v.Labels[Of] != r.Nonce {
 		return rev, false
 	}
-	var err error
-	if rev.N, err = strconv.Atoi(n); err != nil || rev.N < 1 || revisionName(r.ID, rev.N) != v.Name {
+	n, ok := revisionNumber(v)
+	if !ok {
 		return rev, false
 	}
+	rev.N = n
 	if json.Unmarshal([]byte(v.Labels[Settings]), &rev.Changes) != nil {
 		rev.Changes = Changes{} // damaged, but its number is taken
 	}
 	rev.Nonce = v.Labels[Nonce]
 	return rev, true
+}
+
+// revisionNumber reads the number of a revision from its name.
+func revisionNumber(v engine.Volume) (n int, ok bool) {
+	s, is := strings.CutPrefix(v.Name, WorkspaceName(v.Labels[ID])+revision)
+	if !is {
+		return 0, false
+	}
+	n, err := strconv.Atoi(s)
+	return n, err == nil && n >= 1 && revisionName(v.Labels[ID], n) == v.Name
 }
 
 // Revisions are the latest revisions by sandbox.
@@ -197,15 +280,23 @@ func revisionKey(id, of string) string { return id + " " + of }
 
 // ReadRevisions reads a list of all managed volumes, or of all revisions.
 func ReadRevisions(vols []engine.Volume) Revisions {
-	all := Revisions{}
+	type numbered struct {
+		n   int
+		vol engine.Volume
+	}
+	latest := map[string]numbered{}
 	for _, v := range vols {
 		if !Is(v.Labels, RoleRevision) {
 			continue
 		}
-		rev, ok := (Sandbox{ID: v.Labels[ID], Nonce: v.Labels[Of]}).revisionOf(v)
-		if key := revisionKey(v.Labels[ID], v.Labels[Of]); ok && rev.N > all[key].N {
-			all[key] = rev
+		key := revisionKey(v.Labels[ID], v.Labels[Of])
+		if n, ok := revisionNumber(v); ok && n > latest[key].n {
+			latest[key] = numbered{n, v}
 		}
+	}
+	all := make(Revisions, len(latest))
+	for key, l := range latest {
+		all[key], _ = Sandbox{ID: l.vol.Labels[ID], Nonce: l.vol.Labels[Of]}.revisionOf(l.vol)
 	}
 	return all
 }

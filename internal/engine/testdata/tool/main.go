@@ -28,6 +28,7 @@ func main() {
 		os.Exit(7)
 	case "stubborn": // ignores SIGTERM
 		signal.Ignore(syscall.SIGTERM)
+		fmt.Println("ready")
 		time.Sleep(time.Hour)
 	case "cat":
 		n, err := io.Copy(os.Stdout, os.Stdin)

@@ -1,0 +1,26 @@
+package engine
+
+import (
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/api/types"
+)
+
+// SetContainerd has the engine believe that its containerd is of that version.
+func (e *Engine) SetContainerd(version string) {
+	e.version.Store(&types.Version{Arch: runtime.GOARCH, Components: []types.ComponentVersion{{Name: "containerd", Version: version}}})
+}
+
+// ContainerdLocks says what the engine believes of a containerd.
+func ContainerdLocks(version string) bool {
+	return containerdLocks(types.Version{Components: []types.ComponentVersion{{Name: "Engine", Version: "20.10.24"}, {Name: "containerd", Version: version}}})
+}
+
+// SetStartBound changes how long a pause waits for a start, until the test ends.
+func SetStartBound(t *testing.T, d time.Duration) {
+	was := startBound
+	t.Cleanup(func() { startBound = was })
+	startBound = d
+}

@@ -1,0 +1,210 @@
+package engine_test
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+)
+
+// answers is an engine that gives fixed replies, by method and path without the version. A number
+// is the status of an error.
+func answers(t *testing.T, server string, replies map[string]func(body string) any) *engine.Engine {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Api-Version", "1.41")
+		if server != "" {
+			w.Header().Set("Server", server)
+		}
+		path := r.URL.Path
+		if rest, ok := strings.CutPrefix(path, "/v1.41"); ok {
+			path = rest
+		}
+		reply, ok := replies[r.Method+" "+path]
+		if !ok {
+			return // as to a ping
+		}
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		answer := reply(string(body))
+		if status, refused := answer.(int); refused {
+			w.WriteHeader(status)
+			answer = object{"message": "refused"}
+		}
+		_ = json.NewEncoder(w).Encode(answer)
+	}))
+	t.Cleanup(s.Close)
+	e, err := engine.Open(t.Context(), engine.Options{Host: "tcp://" + strings.TrimPrefix(s.URL, "http://")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { e.Close() })
+	return e
+}
+
+func fixed(v any) func(string) any { return func(string) any { return v } }
+
+type object = map[string]any
+
+// Podman mounts a volume that has options, takes no seccomp profile, and calls every OCI runtime
+// "oci". It is known by a header of its replies.
+func TestPodmanGetsWhatItTakes(t *testing.T) {
+	for server, podman := range map[string]bool{"Libpod/5.8.6 (linux)": true, "Docker/28.5.2 (linux)": false} {
+		var options bool
+		e := answers(t, server, map[string]func(string) any{
+			"POST /volumes/create": func(body string) any {
+				options = strings.Contains(body, `"size"`)
+				return object{"Name": "v", "Labels": object{"k": "v"}}
+			},
+			"GET /info":              fixed(object{"SecurityOptions": []string{"name=seccomp,profile=default"}}),
+			"GET /version":           fixed(object{"Arch": "amd64"}),
+			"GET /containers/c/json": fixed(object{"Id": "c", "HostConfig": object{"Runtime": "oci"}}),
+		})
+		if _, err := e.CreateVolume(t.Context(), "v", map[string]string{"k": "v"}); err != nil || options == podman {
+			t.Errorf("%s: CreateVolume: options %t, %v", server, options, err)
+		}
+		if profile, err := e.TrustedSeccomp(t.Context(), engine.Trusted{}); err != nil || (profile == "") != podman {
+			t.Errorf("%s: TrustedSeccomp = %.20q, %v", server, profile, err)
+		}
+		if c, err := e.InspectContainer(t.Context(), "c"); err != nil || (c.Runtime == "") != podman {
+			t.Errorf("%s: InspectContainer: runtime %q, %v", server, c.Runtime, err)
+		}
+	}
+}
+
+func TestLimitsTakeCgroups(t *testing.T) {
+	for driver, enforced := range map[string]bool{"none": false, "cgroupfs": true, "systemd": true, "": true} {
+		calls := 0
+		e := answers(t, "", map[string]func(string) any{
+			"GET /info":    func(string) any { calls++; return object{"CgroupDriver": driver} },
+			"GET /version": fixed(object{"Arch": "amd64"}),
+		})
+		for range 2 {
+			if err := e.CheckLimits(t.Context()); enforced && err != nil || !enforced && !errors.Is(err, engine.ErrUnsupported) {
+				t.Errorf("driver %q: CheckLimits = %v", driver, err)
+			}
+		}
+		if calls != 1 {
+			t.Errorf("driver %q: %d calls of /info, want 1", driver, calls)
+		}
+	}
+}
+
+// An engine that takes several filters as any of them, as Podman 4 does with volumes, finds no
+// more than one that takes them as all of them.
+func TestListsHaveAllOfTheLabels(t *testing.T) {
+	all := []object{
+		{"Name": "one", "Id": "1", "Names": []string{"/one"}, "Labels": object{"a": "1", "b": "2"}},
+		{"Name": "two", "Id": "2", "Names": []string{"/two"}, "Labels": object{"a": "1"}},
+		{"Name": "three", "Id": "3", "Names": []string{"/three"}, "Labels": object{"a": "1", "b": "3"}},
+		{"Name": "four", "Id": "4", "Names": []string{"/four"}},
+	}
+	e := answers(t, "", map[string]func(string) any{
+		"GET /volumes":         fixed(object{"Volumes": all}),
+		"GET /containers/json": fixed(all),
+		"GET /images/json":     fixed(all),
+	})
+	for _, tt := range []struct {
+		labels []string
+		want   int
+	}{{nil, 4}, {[]string{"a"}, 3}, {[]string{"a", "b"}, 2}, {[]string{"a=1", "b=2"}, 1}, {[]string{"b="}, 0}, {[]string{"c"}, 0}} {
+		volumes, err := e.ListVolumes(t.Context(), tt.labels...)
+		if err != nil || len(volumes) != tt.want {
+			t.Errorf("volumes with %q: %v, %v; want %d", tt.labels, volumes, err, tt.want)
+		}
+		containers, err := e.ListContainers(t.Context(), engine.Filter{Labels: tt.labels})
+		if err != nil || len(containers) != tt.want {
+			t.Errorf("containers with %q: %v, %v; want %d", tt.labels, containers, err, tt.want)
+		}
+		images, err := e.ListImages(t.Context(), tt.labels...)
+		if err != nil || len(images) != tt.want {
+			t.Errorf("images with %q: %v, %v; want %d", tt.labels, images, err, tt.want)
+		}
+	}
+}
+
+func TestPodmanBefore5IsRefused(t *testing.T) {
+	for _, tt := range []struct {
+		server, version string
+		refused         bool
+	}{{"Libpod/4.3.1 (linux)", "4.3.1", true}, {"Libpod/5.8.6 (linux)", "5.8.6", false}, {"Docker/4.0 (linux)", "4.0", false}} {
+		e := answers(t, tt.server, map[string]func(string) any{"GET /info": fixed(object{}), "GET /version": fixed(object{"Version": tt.version})})
+		i, err := e.Info(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := i.CheckVersion(); (err != nil) != tt.refused || err != nil && !errors.Is(err, engine.ErrUnsupported) {
+			t.Errorf("%s: CheckVersion = %v", tt.server, err)
+		}
+	}
+}
+
+// Every storage driver that is an overlay and reports a container's own layer does so alike. Those
+// outside of the kernel keep what is written for a while, and Podman's may be one of these.
+func TestLayersOfStorageDrivers(t *testing.T) {
+	for driver, want := range map[string][2]string{
+		"overlay2": {"/u", ""}, "fuse-overlayfs": {"/u", "/m"}, "overlay": {"/u", "/m"}, "btrfs": {}, "": {},
+	} {
+		e := answers(t, "", map[string]func(string) any{"GET /containers/c/json": fixed(object{"Id": "c", "GraphDriver": object{
+			"Name": driver, "Data": object{"UpperDir": "/u", "MergedDir": "/m"}}})})
+		if c, err := e.InspectContainer(t.Context(), "c"); err != nil || [2]string{c.Upper, c.Merged} != want {
+			t.Errorf("%q: layer in %q, merged in %q, %v, want %q", driver, c.Upper, c.Merged, err, want)
+		}
+	}
+}
+
+func TestStorageDriverIsCached(t *testing.T) {
+	calls := 0
+	e := answers(t, "", map[string]func(string) any{
+		"GET /info":    func(string) any { calls++; return object{"Driver": "overlayfs"} },
+		"GET /version": fixed(object{"Arch": "amd64"}),
+	})
+	for range 2 {
+		if driver, err := e.StorageDriver(t.Context()); err != nil || driver != "overlayfs" {
+			t.Errorf("StorageDriver = %q, %v", driver, err)
+		}
+	}
+	if calls != 1 {
+		t.Errorf("%d calls of /info, want 1", calls)
+	}
+}
+
+// What our own programs may do beyond the rest is denied to those that need it not.
+func TestTrustedProfilesDifferByWhatTheyAllow(t *testing.T) {
+	e := answers(t, "", map[string]func(string) any{
+		"GET /info":    fixed(object{"SecurityOptions": []string{"name=seccomp,profile=builtin"}}),
+		"GET /version": fixed(object{"Arch": "amd64"}),
+	})
+	for _, unmounts := range []bool{false, true} {
+		for _, sockets := range []engine.Sockets{engine.NoSockets, engine.LocalSockets, engine.AllSockets} {
+			profile, err := e.TrustedSeccomp(t.Context(), engine.Trusted{Sockets: sockets, Unmounts: unmounts})
+			if err != nil || strings.Contains(profile, `"umount2"`) == unmounts || strings.Contains(profile, `"socketpair"`) == (sockets == engine.AllSockets) || !strings.Contains(profile, `"pivot_root"`) {
+				t.Errorf("unmounts %t, sockets %d: %v, %s", unmounts, sockets, err, profile)
+			}
+		}
+	}
+}
+
+func TestImagesAreListedWhileOneIsRemoved(t *testing.T) {
+	for _, tt := range []struct{ status, failures, calls int }{{404, 2, 3}, {404, 100, 5}, {500, 2, 1}} {
+		calls := 0
+		e := answers(t, "", map[string]func(string) any{"GET /images/json": func(string) any {
+			if calls++; calls <= tt.failures {
+				return tt.status
+			}
+			return []object{{"Id": "1"}}
+		}})
+		list, err := e.ListImages(t.Context())
+		if calls != tt.calls || (err == nil) != (tt.calls > tt.failures) || err == nil && len(list) != 1 {
+			t.Errorf("%d, %d times: %v, %v after %d calls, want %d", tt.status, tt.failures, list, err, calls, tt.calls)
+		}
+	}
+}
