@@ -18,6 +18,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
+	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 	"github.com/seed-1a2d6d8f/sandbox/internal/transfer"
@@ -39,6 +40,7 @@ type Build struct {
 	op           string // nonce of the operation; of the sandbox, when that is created
 	usualUser    string // of the image or the origin, which is not checked
 	seccomp      string // a security option, or empty
+	networkMode  string // the engine's default, or "none"
 	ownLayer     machine.OwnLayer
 	shares       bool           // some volumes are overlays over files of the origin
 	adopted      bool           // the workspace existed and stays after an Undo
@@ -70,6 +72,9 @@ func New(m *machine.Machine, p plan.Sandbox, from Origin, visibleEarly bool, rep
 			NewPrivileges: p.NewPrivileges, StorageBytes: p.StorageBytes,
 			Ports: p.Published(), Network: p.Network.String(),
 		},
+	}
+	if p.Idle != (record.Idle{}) {
+		b.Record.Settings.Idle = &p.Idle
 	}
 	if p.Source != nil {
 		b.Record.Settings.Source = p.Source.String()
@@ -171,7 +176,7 @@ func (b *Build) claimName(ctx context.Context) error {
 // prepareShared prepares what sandboxes share and what may be slow, before any object of this
 // sandbox but its marker exists.
 func (b *Build) prepareShared(ctx context.Context) error {
-	if err := errors.Join(b.checkRuntime(ctx), b.checkStorage(ctx)); err != nil {
+	if err := errors.Join(b.checkRuntime(ctx), b.checkStorage(ctx), b.checkLimits(ctx)); err != nil {
 		return err
 	}
 	if b.Plan.Source != nil {
@@ -188,7 +193,7 @@ func (b *Build) prepareShared(ctx context.Context) error {
 	if b.base == "" {
 		b.base = b.Plan.Image
 		g.Go(func() (err error) {
-			b.image, err = b.EnsureImage(ctx, b.Plan.Image, b.slot, b.report)
+			b.image, err = b.EnsureImage(ctx, b.Plan.Image, b.Plan.Emulated, b.slot, b.report)
 			b.usualUser = b.image.User
 			return err
 		})
@@ -204,19 +209,31 @@ func (b *Build) prepareShared(ctx context.Context) error {
 	return g.Wait()
 }
 
-// checkRuntime fails if the engine lacks the chosen OCI runtime.
+// checkRuntime fails if the engine lacks the chosen OCI runtime, or if sandboxes can't be run by
+// it. One under which no policy can be enforced runs sandboxes that have no network.
 func (b *Build) checkRuntime(ctx context.Context) error {
-	if b.Plan.OCIRuntime == "" {
+	runtime := b.Plan.OCIRuntime
+	if runtime == "" {
 		return nil
 	}
 	info, err := b.Engine.Info(ctx)
 	if err != nil {
 		return err
 	}
-	if !slices.Contains(info.Runtimes, b.Plan.OCIRuntime) {
-		return fmt.Errorf("%w: it has no OCI runtime %q, only %s", fault.Unsupported, b.Plan.OCIRuntime, strings.Join(info.Runtimes, ", "))
+	if !slices.Contains(info.Runtimes, runtime) {
+		return fmt.Errorf("%w: it has no OCI runtime %q, only %s", fault.Unsupported, runtime, strings.Join(info.Runtimes, ", "))
 	}
-	return nil
+	if runtime == "runc" {
+		return nil
+	}
+	can, err := b.Abilities(ctx, runtime)
+	if err != nil {
+		return fmt.Errorf("try OCI runtime %q: %w", runtime, err)
+	}
+	if can.Policy != nil && b.Plan.Network.Mode == policy.DenyAll && len(b.Record.Settings.Ports) == 0 {
+		b.networkMode, can.Policy = "none", nil
+	}
+	return errors.Join(can.Layer, can.Policy)
 }
 
 // checkStorage fails if the engine's storage driver can't limit a container's own layer. That
@@ -233,6 +250,15 @@ func (b *Build) checkStorage(ctx context.Context) error {
 		return fmt.Errorf("%w: WithStorageSize: its storage driver %s limits no container", fault.Unsupported, info.StorageDriver)
 	}
 	return nil
+}
+
+// checkLimits fails if a limit was asked for that the engine would not enforce. The default limits
+// protect the machine as far as the engine can.
+func (b *Build) checkLimits(ctx context.Context) error {
+	if !b.Plan.Has(plan.CPUs|plan.Memory) && b.Plan.PidsLimit == plan.DefaultPidsLimit {
+		return nil
+	}
+	return machine.Limits(ctx, b.Engine)
 }
 
 // makeAndFill creates the container, and starts to fill the volumes in the background, so that

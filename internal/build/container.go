@@ -40,6 +40,12 @@ func (b *Build) makeContainer(ctx context.Context) error {
 	b.undoAttached()
 	for {
 		_, err = b.CreateContainer(ctx, &b.undo, spec, b.Record.Nonce)
+		if engine.RefusesCPULimit(err) && spec.NanoCPUs != 0 && !b.Plan.Has(plan.CPUs) {
+			b.Log.Warn("the sandbox has no limit of CPUs: the engine can't limit them", "sandbox", b.Record.Name, "error", err)
+			b.report.Report(machine.Progress{Step: "container", Text: "without a limit of CPUs, which this engine can't limit"})
+			spec.NanoCPUs = 0
+			continue
+		}
 		if !errors.Is(err, engine.ErrConflict) {
 			break
 		}
@@ -52,7 +58,7 @@ func (b *Build) makeContainer(ctx context.Context) error {
 		}
 	}
 	if errors.Is(err, engine.ErrNotFound) {
-		err = fmt.Errorf("%w: %s was removed meanwhile: %w", fault.ImageNotFound, spec.Image, err)
+		err = b.imageMissing(ctx, spec.Image, err)
 	}
 	if err != nil {
 		return fmt.Errorf("make container %s: %w", spec.Name, err)
@@ -83,6 +89,7 @@ func (b *Build) spec() (engine.ContainerSpec, error) {
 		ControlKey: key.Public().(ed25519.PublicKey),
 		Timeout:    b.Plan.Timeout,
 		Grace:      b.Plan.StopTimeout,
+		Idle:       wire.Idle{Timeout: b.Plan.Idle.Timeout(), IgnoreDetached: b.Plan.Idle.IgnoreDetached, Version: b.Plan.Idle.Version},
 		Ports:      b.Record.Settings.Ports,
 	}
 	if !b.Record.Persistent {
@@ -104,22 +111,23 @@ func (b *Build) spec() (engine.ContainerSpec, error) {
 		security = append(security, b.seccomp)
 	}
 	return engine.ContainerSpec{
-		Name:       record.ContainerName(b.Record.Name),
-		Image:      b.base,
-		Hostname:   b.Record.Name,
-		User:       "0:0", // PID 1; commands run as the sandbox's user
-		WorkingDir: b.Plan.Workdir,
-		Entrypoint: []string{machine.GuestPath(b.Record.Settings), wire.VerbInit, string(config)},
-		Env:        b.env(),
-		Labels:     labels,
-		NanoCPUs:   int64(b.Plan.VCPUs * 1e9),
-		Memory:     b.Plan.Memory,
-		MemorySwap: b.Plan.Memory,
-		PidsLimit:  b.Plan.PidsLimit,
-		Storage:    b.Plan.StorageBytes,
-		Runtime:    b.Plan.OCIRuntime,
-		Ports:      b.Record.Settings.Ports,
-		DNS:        b.DNS(),
+		Name:        record.ContainerName(b.Record.Name),
+		Image:       b.base,
+		Hostname:    b.Record.Name,
+		User:        "0:0", // PID 1; commands run as the sandbox's user
+		WorkingDir:  b.Plan.Workdir,
+		Entrypoint:  []string{machine.GuestPath(b.Record.Settings), wire.VerbInit, string(config)},
+		Env:         b.env(),
+		Labels:      labels,
+		NanoCPUs:    int64(b.Plan.VCPUs * 1e9),
+		Memory:      b.Plan.Memory,
+		MemorySwap:  b.Plan.Memory,
+		PidsLimit:   b.Plan.PidsLimit,
+		Storage:     b.Plan.StorageBytes,
+		Runtime:     b.Plan.OCIRuntime,
+		Ports:       b.Record.Settings.Ports,
+		DNS:         b.DNS(),
+		NetworkMode: b.networkMode,
 		Mounts: append([]engine.Mount{
 			{Type: "volume", Source: record.WorkspaceName(b.Record.ID), Target: record.Workspace,
 				NoCopy: true, VolumeLabels: b.Record.VolumeLabels(record.RoleWorkspace)},
@@ -194,4 +202,17 @@ func (b *Build) recheckAttached(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// imageMissing explains why the engine found no image for a container: it was removed or, on
+// engines with containerd's image store, is there for another platform.
+func (b *Build) imageMissing(ctx context.Context, ref string, err error) error {
+	switch img, e := b.Engine.InspectImage(ctx, ref); {
+	case errors.Is(e, engine.ErrNotFound):
+		return fmt.Errorf("%w: %s was removed meanwhile: %w", fault.ImageNotFound, ref, err)
+	case e != nil:
+		return errors.Join(err, e)
+	default:
+		return errors.Join(b.CheckPlatform(ctx, ref, img), err)
+	}
 }

@@ -43,6 +43,7 @@ type Live struct {
 	Image     engine.Image  // that the container was made from
 	Plan      *plan.Sandbox // to make one like it
 	base      string        // to make the container from
+	commits   bool          // the container's own files have to be committed
 }
 
 // NewLive returns the sandbox of that name or ID as an origin, after its creation has
@@ -75,10 +76,41 @@ func NewLive(ctx context.Context, m *machine.Machine, nameOrID string) (*Live, e
 	return o, nil
 }
 
-func (o *Live) prepare(_ context.Context, b *Build) error {
+func (o *Live) prepare(ctx context.Context, b *Build) error {
+	b.Record.Settings.Source, b.Record.Settings.Snapshot, b.Record.Settings.ForkOf = forkOf(o.Record.Name), o.Record.Settings.Snapshot, o.Record.ID
+	if b.Plan.Has(plan.Image) {
+		// It is checked again while the source is paused. But a pull takes long.
+		return o.CheckNoFiles(ctx, b.Machine, o.Container)
+	}
 	b.image, b.base, b.usualUser = o.Image, o.base, o.Record.Settings.User
-	b.Record.Settings.Source, b.Record.Settings.Snapshot = forkOf(o.Record.Name), o.Record.Settings.Snapshot
-	return nil
+	layer, err := b.LayerOf(ctx, o.Container)
+	o.commits = o.commits || layer == (machine.Layer{})
+	return err
+}
+
+// CheckNoFiles fails if the sandbox, which has this container by now, has files of its own outside
+// of volumes: then a fork of it can't have another image.
+func (o *Live) CheckNoFiles(ctx context.Context, m *machine.Machine, got engine.Container) error {
+	changed, err := transfer.ChangedPaths(ctx, m, got, o.Record.Settings.Workdir)
+	if err != nil || len(changed) == 0 {
+		return err
+	}
+	text := strings.Join(changed[:min(len(changed), shownPaths)], " ")
+	if len(changed) > shownPaths {
+		text += " …"
+	}
+	return fault.Invalid("it can't have another image: %d paths of %q outside of volumes differ from its own image: %s", len(changed), o.Record.Name, fault.Printable(text))
+}
+
+// shownPaths bounds the paths in an error, beside their number.
+const shownPaths = 5
+
+// WithoutUser makes the plan of a fork that gets another image leave out the user if that is the
+// image's.
+func (o *Live) WithoutUser() {
+	if o.Plan.User == o.Image.User {
+		o.Plan.User = ""
+	}
 }
 
 // forkOf returns the text for the source of a fork.
@@ -93,36 +125,53 @@ func (o *Live) jobs(b *Build) []transfer.Job {
 	return append(jobs, b.forked...)
 }
 
-// beforeContainer commits the container's own files if the engine does not show where they
-// are.
+// beforeContainer commits the container's own files if they can't be copied.
 func (o *Live) beforeContainer(ctx context.Context, b *Build) error {
-	if o.Container.Upper != "" {
+	if !o.commits {
 		return nil
 	}
-	return o.copy(ctx, b, o.jobs(b), func(ctx context.Context, got engine.Container) (err error) {
-		b.base, err = b.layer(ctx, got)
-		return err
+	return o.copy(ctx, b, o.jobs(b), &transfer.Then{
+		Do: func(ctx context.Context, got engine.Container) (err error) {
+			b.base, err = b.layer(ctx, got, false)
+			return err
+		},
+		Undo: b.dropLayer,
 	})
 }
 
-// fill copies the files where the engine shows them.
+// fill copies the files unless beforeContainer has.
 func (o *Live) fill(ctx context.Context, b *Build) error {
-	if o.Container.Upper == "" {
+	if o.commits {
 		return nil
+	}
+	if b.Plan.Has(plan.Image) {
+		return o.copy(ctx, b, o.jobs(b), &transfer.Then{
+			Do:   func(ctx context.Context, got engine.Container) error { return o.CheckNoFiles(ctx, b.Machine, got) },
+			Undo: func(context.Context) error { return nil },
+		})
 	}
 	made, err := b.Engine.InspectContainer(ctx, record.ContainerName(b.Record.Name))
 	if err != nil {
 		return err
 	}
-	layer := transfer.LayerJob(o.Container, made)
-	layer.Check = machine.PathsToCheck(b.mounted)
-	return o.copy(ctx, b, append(o.jobs(b), layer), nil)
+	to, err := b.LayerOf(ctx, made)
+	if err != nil {
+		return err
+	}
+	layer := transfer.Job{What: "files of the container", To: transfer.Tree{Layer: to}, Layer: true, Check: machine.PathsToCheck(b.mounted)}
+	err = o.copy(ctx, b, append(o.jobs(b), layer), nil)
+	if errors.Is(err, transfer.ErrNoLayer) {
+		o.commits = true
+		b.Log.Warn("files outside of volumes are committed", "sandbox", o.Record.Name, "error", err)
+		err = fmt.Errorf("%w: %w", ErrTryAgain, err)
+	}
+	return err
 }
 
-func (o *Live) copy(ctx context.Context, b *Build, jobs []transfer.Job, then func(context.Context, engine.Container) error) error {
+func (o *Live) copy(ctx context.Context, b *Build, jobs []transfer.Job, then *transfer.Then) error {
 	k := transfer.NewCopier(b.Machine, b.Record.Name, b.Record.Nonce, b.report)
 	b.undo.Add("helper", k.Undo.Run)
-	err := transfer.CopyPaused(ctx, k, o.Record, jobs, then)
+	_, err := transfer.CopyConsistent(ctx, k, o.Record, jobs, then)
 	if err == nil {
 		b.ownLayer = k.OwnLayer(0, jobs)
 	}
@@ -147,36 +196,58 @@ func FromSnapshot(id string) *Stored {
 func FromFiles(rec record.SnapshotRecord) *Stored { return &Stored{rec: rec} }
 
 func (o *Stored) prepare(ctx context.Context, b *Build) error {
-	b.base = record.SnapshotImage(o.rec.ID)
 	if o.recorded {
 		if err := o.adopt(ctx, b); err != nil {
 			return err
 		}
 	} else {
-		b.Record.Settings.Snapshot, b.Record.Settings.Source = o.rec.Parent, forkOf(o.rec.Sandbox)
+		b.Record.Settings.Snapshot, b.Record.Settings.Source, b.Record.Settings.ForkOf = o.rec.Parent, forkOf(o.rec.Sandbox), o.rec.SandboxID
+	}
+	if b.Plan.Has(plan.Image) && !o.recorded {
+		b.base = "" // that of the plan
+		o.rec.Trees = slices.DeleteFunc(slices.Clone(o.rec.Trees), func(t record.Tree) bool { return t.Target == "" })
+		return o.findLowers(ctx, b)
 	}
 	b.usualUser = o.rec.User
-	var err error
+	if err := o.setImage(ctx, b); err != nil {
+		return err
+	}
+	return o.findLowers(ctx, b)
+}
+
+// findLowers finds the trees that volumes can be laid over.
+func (o *Stored) findLowers(ctx context.Context, b *Build) error {
+	if o.dirs = map[string]string{}; b.Overlays() && !o.copies {
+		return o.checkTrees(ctx, b, func(t record.Tree, v engine.Volume) {
+			if t.Target != "" {
+				o.dirs[t.Target] = v.Mountpoint
+			}
+		})
+	}
+	return nil
+}
+
+// setImage makes the snapshot's image the one that the container is created from.
+func (o *Stored) setImage(ctx context.Context, b *Build) (err error) {
+	b.base = record.SnapshotImage(o.rec.ID)
 	b.image, err = b.Engine.InspectImage(ctx, b.base)
 	if errors.Is(err, engine.ErrNotFound) {
 		b.image, err = o.restoreImage(ctx, b)
 	}
-	if err != nil {
-		return err
-	}
-	if o.dirs = map[string]string{}; b.Overlays() && !o.copies {
-		for _, t := range o.rec.Trees {
-			v, err := b.Engine.InspectVolume(ctx, t.Volume)
-			if errors.Is(err, engine.ErrNotFound) {
-				return fmt.Errorf("%w: its volume %s was removed", fault.SnapshotNotFound, t.Volume)
-			}
-			if err != nil {
-				return err
-			}
-			if t.Target != "" {
-				o.dirs[t.Target] = v.Mountpoint
-			}
+	return err
+}
+
+// checkTrees fails if volumes with the snapshot's files were removed, and calls found for each.
+func (o *Stored) checkTrees(ctx context.Context, b *Build, found func(record.Tree, engine.Volume)) error {
+	for _, t := range o.rec.Trees {
+		v, err := b.Engine.InspectVolume(ctx, t.Volume)
+		if errors.Is(err, engine.ErrNotFound) {
+			return fmt.Errorf("%w: its volume %s was removed", fault.SnapshotNotFound, t.Volume)
 		}
+		if err != nil {
+			return err
+		}
+		found(t, v)
 	}
 	return nil
 }
@@ -190,7 +261,7 @@ func (o *Stored) restoreImage(ctx context.Context, b *Build) (engine.Image, erro
 	}
 	image, err := b.Engine.InspectImage(ctx, o.rec.ImageID)
 	if errors.Is(err, engine.ErrNotFound) {
-		image, err = b.EnsureImage(ctx, o.rec.Image, b.slot, b.report)
+		image, err = b.EnsureImage(ctx, o.rec.Image, true, b.slot, b.report)
 	}
 	if err != nil {
 		return image, fmt.Errorf("the image of the snapshot %s: %w", pruned, err)
@@ -226,15 +297,20 @@ func (o *Stored) beforeContainer(context.Context, *Build) error { return nil }
 // jobs returns the copies of the snapshot's files into the container and the volumes of b, and
 // the trees of which only the root directory has to be copied, because a volume is an overlay
 // over them.
-func (o *Stored) jobs(b *Build, made engine.Container) (jobs []transfer.Job, roots []record.Tree, err error) {
+func (o *Stored) jobs(ctx context.Context, b *Build, made engine.Container) (jobs []transfer.Job, roots []record.Tree, err error) {
 	var last []transfer.Job
 	for _, t := range o.rec.Trees {
 		to, labels, has := o.volumeOf(b, t)
 		switch {
-		case t.Target == "" && made.Upper == "":
-			return nil, nil, fault.Classify(fault.Unsupported, errors.New("the snapshot was made with another storage driver than the engine has now"))
 		case t.Target == "":
-			jobs = append(jobs, transfer.Job{What: "files of the container", From: transfer.Tree{Volume: t.Volume}, To: transfer.Tree{Dir: made.Upper}, Layer: true, Again: o.again,
+			layer, err := b.LayerOf(ctx, made)
+			if err != nil {
+				return nil, nil, err
+			}
+			if layer == (machine.Layer{}) {
+				return nil, nil, fault.Classify(fault.Unsupported, errors.New("the snapshot was made with another storage driver than the engine has now"))
+			}
+			jobs = append(jobs, transfer.Job{What: "files of the container", From: transfer.Tree{Volume: t.Volume}, To: transfer.Tree{Layer: layer}, Layer: true,
 				Check: machine.PathsToCheck(b.mounted)})
 		case !has:
 		case o.dirs[t.Target] != "":
@@ -265,14 +341,14 @@ func (o *Stored) fill(ctx context.Context, b *Build) error {
 	if err != nil {
 		return err
 	}
-	jobs, roots, err := o.jobs(b, made)
+	jobs, roots, err := o.jobs(ctx, b, made)
 	if err != nil {
 		return err
 	}
 	k := transfer.NewCopier(b.Machine, b.Record.Name, b.Record.Nonce, b.report)
 	if len(jobs) > len(roots) {
 		b.undo.Add("helper", k.Undo.Run)
-		err = k.Copy(ctx, jobs, nil)
+		err = k.Copy(ctx, jobs)
 	} else if len(roots) > 0 {
 		err = b.Engine.CopyTo(ctx, made.ID, "/", rootsArchive(roots))
 		if err != nil && ctx.Err() == nil && !errors.Is(err, engine.ErrUnavailable) {
@@ -291,8 +367,12 @@ func (o *Stored) fill(ctx context.Context, b *Build) error {
 	if err != nil || !o.recorded {
 		return err
 	}
-	// A deletion removes the record before it checks whether the files are shared: so it either
-	// finds our volumes, or we find no record.
+	return o.recheck(ctx, b)
+}
+
+// recheck fails if the snapshot was deleted. A deletion removes the record before it checks
+// whether the files are in use: so it either finds what we made, or we find no record.
+func (o *Stored) recheck(ctx context.Context, b *Build) error {
 	now, err := b.FindSnapshot(ctx, o.rec.ID)
 	if err == nil && now.Nonce != o.rec.Nonce {
 		err = fault.SnapshotNotFound
@@ -313,14 +393,14 @@ func FillMany(ctx context.Context, builds []*Build) error {
 		if err != nil {
 			return err
 		}
-		jobs, _, err := o.jobs(b, made)
+		jobs, _, err := o.jobs(ctx, b, made)
 		if err != nil {
 			return err
 		}
 		o.again = true
 		all, each = append(all, jobs...), append(each, jobs)
 	}
-	if err := k.Copy(ctx, all, nil); err != nil {
+	if err := k.Copy(ctx, all); err != nil {
 		return errors.Join(err, k.Undo.Run(ctx))
 	}
 	done := 0

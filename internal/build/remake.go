@@ -46,7 +46,47 @@ func Outdated(ctx context.Context, m *machine.Machine, rec record.Sandbox, got e
 //
 // The new container is complete before the old one is removed, and then takes its name. So
 // there is always a complete one, and [store.Store.FinishReplacement] finds it.
-func Remake(ctx context.Context, m *machine.Machine, rec record.Sandbox, report *machine.Reporter) (err error) {
+func Remake(ctx context.Context, m *machine.Machine, rec record.Sandbox, report *machine.Reporter) error {
+	return change(ctx, m, rec, report, func(ctx context.Context, rec record.Sandbox, got engine.Container, op string) error {
+		if got.HasSession() {
+			return nil
+		}
+		if outdated, err := Outdated(ctx, m, rec, got); err != nil || !outdated {
+			return err
+		}
+		report.Report(machine.Progress{Step: "container", Text: "a new one for what was changed"})
+		layer, err := m.LayerOf(ctx, got)
+		if err != nil {
+			return err
+		}
+		for {
+			b, err := rebuild(ctx, m, rec, got, op, report)
+			if err != nil {
+				return err
+			}
+			err = b.makeNext(ctx, got, layer, nil)
+			if err != nil {
+				undoErr := b.undo.Run(ctx)
+				if errors.Is(err, transfer.ErrNoLayer) && undoErr == nil && ctx.Err() == nil {
+					m.Log.Warn("files outside of volumes are committed", "sandbox", rec.Name, "error", err)
+					layer = machine.Layer{}
+					continue
+				}
+				return errors.Join(fmt.Errorf("make a new container: %w", err), undoErr)
+			}
+			if err := m.FinishReplacement(ctx, rec, nil); err != nil {
+				return err
+			}
+			b.dropImageOf(ctx, got)
+			return nil
+		}
+	})
+}
+
+// change calls do with the latest record of a sandbox and its present container, while nobody
+// else changes or deletes the sandbox. op is the nonce of the change.
+func change(ctx context.Context, m *machine.Machine, rec record.Sandbox, report *machine.Reporter,
+	do func(ctx context.Context, rec record.Sandbox, got engine.Container, op string) error) (err error) {
 	claim, op, err := m.Hold(ctx, rec)
 	if err != nil {
 		return err
@@ -57,10 +97,10 @@ func Remake(ctx context.Context, m *machine.Machine, rec record.Sandbox, report 
 		ctx, release = claim.Bind(ctx)
 		defer release()
 	}
-	if err := m.FinishReplacement(ctx, rec); err != nil {
+	refill := func(ctx context.Context, rec record.Sandbox) error { return transfer.Refill(ctx, m, rec, op, report) }
+	if err := m.FinishReplacement(ctx, rec, refill); err != nil {
 		return err
 	}
-	// From here on nobody else changes the container.
 	got, err := m.Locate(ctx, rec.Name)
 	if errors.Is(err, engine.ErrNotFound) {
 		return fault.NotFound
@@ -72,27 +112,17 @@ func Remake(ctx context.Context, m *machine.Machine, rec record.Sandbox, report 
 	if !ok || made.Nonce != rec.Nonce || store.BeingRemoved(got) {
 		return fault.NotFound
 	}
-	if rec, err = record.Latest(ctx, m.Engine, made); err != nil || got.HasSession() {
+	if rec, err = record.Latest(ctx, m.Engine, made); err != nil {
 		return err
 	}
-	if outdated, err := Outdated(ctx, m, rec, got); err != nil || !outdated {
-		return err
+	return do(ctx, rec, got, op)
+}
+
+// dropImageOf removes the image of a container that was replaced, if it was made for it.
+func (b *Build) dropImageOf(ctx context.Context, got engine.Container) {
+	if err := b.DropImage(ctx, got.Image); err != nil {
+		b.Log.Warn("an image is left for Prune", "image", got.Image, "error", err)
 	}
-	report.Report(machine.Progress{Step: "container", Text: "a new one for what was changed"})
-	b, err := rebuild(ctx, m, rec, got, op, report)
-	if err != nil {
-		return err
-	}
-	if err := b.makeNext(ctx, got); err != nil {
-		return errors.Join(fmt.Errorf("make a new container: %w", err), b.undo.Run(ctx))
-	}
-	if err := m.FinishReplacement(ctx, rec); err != nil {
-		return err
-	}
-	if err := m.DropImage(ctx, got.Image); err != nil {
-		m.Log.Warn("an image is left for Prune", "image", got.Image, "error", err)
-	}
-	return nil
 }
 
 // rebuild returns a build of the container with the latest changes.
@@ -111,7 +141,10 @@ func rebuild(ctx context.Context, m *machine.Machine, rec record.Sandbox, got en
 	b := &Build{Machine: m, Plan: *p, mounted: slices.Clone(p.Mounts), report: report, op: op, image: image}
 	b.Record = rec.Merged()
 	b.Record.By, b.Record.Previous = op, store.Fingerprint(got)
-	b.Record.Settings.Mounts = nil // the build writes it
+	b.Record.Settings.Mounts, b.Record.Settings.Rollback = nil, nil // the build writes them
+	if got.NetworkMode == "none" {
+		b.networkMode = got.NetworkMode
+	}
 	if b.guest, err = m.EnsureGuest(ctx, report); err != nil {
 		return nil, err
 	}
@@ -121,10 +154,15 @@ func rebuild(ctx context.Context, m *machine.Machine, rec record.Sandbox, got en
 	return b, nil
 }
 
-// makeNext creates the replacement of got, complete except for its name.
-func (b *Build) makeNext(ctx context.Context, got engine.Container) error {
+// makeNext creates the replacement of got, complete except for its name. Its own files are those
+// of a snapshot if that is not nil, otherwise those of got: copied from its layer, or committed if
+// that is the zero Layer.
+func (b *Build) makeNext(ctx context.Context, got engine.Container, layer machine.Layer, snapshot *Stored) error {
 	if err := b.makeCopyVolumes(ctx); err != nil {
 		return err
+	}
+	if snapshot != nil {
+		b.Record.Settings.Rollback = snapshot.rollback(b)
 	}
 	g, fctx := errgroup.WithContext(ctx)
 	copies, check := b.filler(), b.filler()
@@ -132,11 +170,15 @@ func (b *Build) makeNext(ctx context.Context, got engine.Container) error {
 	b.undo.Add("helper", check.Undo.Run)
 	g.Go(func() error { return check.CheckBinds(fctx, plan.LocalBinds(b.mounted)) })
 	g.Go(func() error { return copies.Directories(fctx, b.dirs) })
-	onDisk := got.Upper != ""
-	from := b.sameImage(got)
-	if !onDisk {
+	onDisk := layer != (machine.Layer{})
+	from := b.base
+	switch {
+	case snapshot != nil:
+	case onDisk:
+		from = b.sameImage(got)
+	default:
 		g.Go(func() (err error) {
-			from, err = b.layer(fctx, got)
+			from, err = b.layer(fctx, got, true)
 			return err
 		})
 	}
@@ -155,10 +197,14 @@ func (b *Build) makeNext(ctx context.Context, got engine.Container) error {
 	if err := b.recheckAttached(ctx); err != nil {
 		return err
 	}
-	if onDisk {
-		if err := b.copyLayer(ctx, got, id); err != nil {
-			return err
-		}
+	switch {
+	case snapshot != nil:
+		err = snapshot.copyLayer(ctx, b, id)
+	case onDisk:
+		err = b.copyLayer(ctx, got, layer, id)
+	}
+	if err != nil {
+		return err
 	}
 	// Under this name FinishReplacement uses it.
 	return b.Engine.RenameContainer(ctx, id, record.NextName(b.Record.Name))
@@ -188,14 +234,18 @@ func (b *Build) nextSpec(got engine.Container, from string) (engine.ContainerSpe
 
 // copyLayer copies a container's own files to a new one of the same image, on the engine's
 // disk. That loses none of them, and adds no layer to an image.
-func (b *Build) copyLayer(ctx context.Context, got engine.Container, id string) error {
+func (b *Build) copyLayer(ctx context.Context, got engine.Container, layer machine.Layer, id string) error {
 	made, err := b.Engine.InspectContainer(ctx, id)
+	if err != nil {
+		return err
+	}
+	to, err := b.LayerOf(ctx, made)
 	if err != nil {
 		return err
 	}
 	k := transfer.NewCopier(b.Machine, b.Record.Name, b.op, b.report)
 	b.undo.Add("helper", k.Undo.Run)
-	return k.Copy(ctx, []transfer.Job{transfer.LayerJob(got, made)}, nil)
+	return k.Copy(ctx, []transfer.Job{transfer.LayerJob(got, layer, to)})
 }
 
 // sameImage returns the image of a container, by its name if it still has that.
@@ -207,15 +257,20 @@ func (b *Build) sameImage(got engine.Container) string {
 }
 
 // layer returns an image with the files of a container: the container's own image if they do
-// not differ.
-func (b *Build) layer(ctx context.Context, got engine.Container) (string, error) {
+// not differ. processes says whether the record of its processes is one of them.
+func (b *Build) layer(ctx context.Context, got engine.Container, processes bool) (string, error) {
 	ref := record.LayerImage(b.op)
-	b.undo.Add("image "+ref, func(ctx context.Context) error { return b.Uncommit(ctx, ref, b.Record.Nonce) })
+	b.undo.Add("image "+ref, b.dropLayer)
 	labels := record.Base(record.RoleLayer, b.Record.Nonce, b.Engine.Now())
 	labels[record.By] = b.op
-	id, err := transfer.Commit(ctx, b.Machine, got, b.image, ref, labels, b.report)
+	id, err := transfer.Commit(ctx, b.Machine, got, b.image, ref, labels, processes, b.report)
 	if id == "" {
 		return b.sameImage(got), err
 	}
 	return ref, err
+}
+
+// dropLayer removes the image that layer has made.
+func (b *Build) dropLayer(ctx context.Context) error {
+	return b.Uncommit(ctx, record.LayerImage(b.op), b.Record.Nonce)
 }

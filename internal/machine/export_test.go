@@ -2,8 +2,10 @@ package machine
 
 import (
 	"bytes"
+	"context"
 	"path"
 	"testing"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -83,6 +85,19 @@ func (m *Machine) RepairScratchGuest(t *testing.T) bool {
 		t.Error(err)
 	}
 	return same
+}
+
+// ClaimAfter sets how long a helper runs before it is claimed.
+func ClaimAfter(d time.Duration) { claimAfter = d }
+
+// QueryExpired runs a helper that has expired from the beginning. started is called with its
+// nonce before its container is created.
+func (m *Machine) QueryExpired(ctx context.Context, started func(nonce string)) error {
+	return m.query(ctx, func(spec *engine.ContainerSpec) {
+		spec.Labels[record.Until] = time.Now().Add(-time.Minute).UTC().Format(time.RFC3339Nano)
+		spec.Entrypoint = append(spec.Entrypoint, wire.VerbDu)
+		started(spec.Labels[record.Nonce])
+	}, new(any))
 }
 
 func (m *Machine) removeScratchGuest(t *testing.T, volume, image string) {

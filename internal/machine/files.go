@@ -255,7 +255,7 @@ func (m *Machine) lookup(ctx context.Context, container, user string, layer OwnL
 				err = errors.Join(err, e)
 				return io.NopCloser(strings.NewReader(""))
 			}
-			return f
+			return &watched{f, name, &err}
 		}
 	}
 	found, unknown := accounts.Resolve(user, open(passwdFile), open(groupFile))
@@ -266,6 +266,22 @@ func (m *Machine) lookup(ctx context.Context, container, user string, layer OwnL
 		return wire.Owner{}, fault.Invalid("%w; use one that it has, or a numeric ID", unknown)
 	}
 	return wire.Owner{UID: found.UID, GID: found.GID}, nil
+}
+
+// A watched file keeps the error of a read that broke off. Who reads the lines of an account file
+// takes that for its end.
+type watched struct {
+	io.ReadCloser
+	name string
+	err  *error
+}
+
+func (w *watched) Read(b []byte) (int, error) {
+	n, err := w.ReadCloser.Read(b)
+	if err != nil && err != io.EOF {
+		*w.err = errors.Join(*w.err, fmt.Errorf("read %s: %w", w.name, err))
+	}
+	return n, err
 }
 
 // open opens an account file, an empty one if there is none.

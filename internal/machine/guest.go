@@ -60,7 +60,8 @@ func (m *Machine) setGuest(g Guest) {
 	m.guest = g
 }
 
-// EnsureGuest places the guest on the engine, once for a client. All sandboxes of the engine
+// EnsureGuest places the guest on the engine, once for a client, and reads it there once for a
+// process. All sandboxes of the engine
 // share it. It is named by its content and stays there.
 func (m *Machine) EnsureGuest(ctx context.Context, report *Reporter) (Guest, error) {
 	release, err := m.placing.Acquire(ctx)
@@ -110,6 +111,9 @@ func (m *Machine) placeGuest(ctx context.Context, arch, volume, image string) (e
 	if !record.Is(got.Labels, record.RoleGuest) {
 		return &record.ForeignError{Kind: "volume", Object: volume}
 	}
+	if _, done := verified.Load(m.place(got)); done {
+		return nil
+	}
 
 	nonce := record.NewNonce()
 	var u store.Undo
@@ -155,18 +159,18 @@ func (m *Machine) writeGuest(ctx context.Context, id, arch string) error {
 	return m.Engine.CopyTo(ctx, id, wire.Dir, bytes.NewReader(guestTar(entry{path.Base(wire.Path), 0o755, binary})))
 }
 
-// verified are the guests' volumes that this process has read and found to hold the guest:
-// reading one transfers the binary, some 10 MB.
+// verified are the guests' volumes that this process has read and found to hold the guest, by
+// place: reading one takes a container and transfers the binary, some 10 MB.
 var verified sync.Map
 
-// verifyGuest compares the whole binary in a container with ours, once for a volume and a
-// process, and writes it if it differs. Anybody who may write to the engine's volumes can
-// change it.
+// place is one volume of one engine.
+func (m *Machine) place(volume engine.Volume) [3]string {
+	return [...]string{m.Engine.Host(), volume.Name, volume.Labels[record.CreatedAt]}
+}
+
+// verifyGuest compares the whole binary in a container with ours, and writes it if it differs.
+// Anybody who may write to the engine's volumes can change it.
 func (m *Machine) verifyGuest(ctx context.Context, id, arch string, volume engine.Volume) error {
-	key := [...]string{m.Engine.Host(), volume.Name, volume.Labels[record.CreatedAt]}
-	if _, done := verified.Load(key); done {
-		return nil
-	}
 	same, err := m.sameGuest(ctx, id, arch)
 	if err == nil && !same {
 		m.Log.Warn("the guest's volume had another content and is written again", "volume", volume.Name)
@@ -178,7 +182,7 @@ func (m *Machine) verifyGuest(ctx context.Context, id, arch string, volume engin
 		err = fmt.Errorf("volume %s does not hold the guest: another program changes it", volume.Name)
 	}
 	if err == nil {
-		verified.Store(key, nil)
+		verified.Store(m.place(volume), nil)
 	}
 	return err
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
@@ -41,11 +42,47 @@ func (m *Machine) query(ctx context.Context, adjust func(*engine.ContainerSpec),
 	h := m.NewHelper(record.NewNonce(), report)
 	spec := h.Spec()
 	adjust(&spec)
+	defer h.claimIfLong(ctx)()
 	err := h.Run(ctx, spec, nil, func(line []byte) (bool, error) { return true, json.Unmarshal(line, answer) })
 	if err != nil {
 		err = errors.Join(err, h.Undo.Run(ctx))
 	}
 	return err
+}
+
+// claimAfter is when a helper without another marker gets one of its own: well before sweeps
+// remove it (see store.HelperLabels). To size terabytes of files takes longer.
+var claimAfter = time.Minute
+
+// claimIfLong claims the helper's containers if the helper takes long. The caller calls release
+// when it has finished. Without the claim, which may fail, a sweep of another program removes
+// them.
+func (h *Helper) claimIfLong(ctx context.Context) (release func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var held sync.WaitGroup
+	held.Go(func() {
+		if fault.Sleep(ctx, claimAfter) != nil {
+			return
+		}
+		name := record.HelperMarker(h.Nonce)
+		claim, err := store.RetryCall(ctx, func() (*record.Claim, error) {
+			return record.TryClaim(ctx, h.Engine, name, h.Nonce, store.Holder())
+		})
+		if err == nil {
+			<-ctx.Done()
+			claim.Stop()
+		}
+		// A claim that failed may have made the marker.
+		own, end := context.WithTimeout(context.WithoutCancel(ctx), store.CloseMargin)
+		defer end()
+		if err := engine.Retry(own, func() error { return record.Drop(own, h.Engine, name, h.Nonce) }); err != nil {
+			h.Log.Warn("a helper's marker is left for the next sweep", "marker", name, "error", err)
+		}
+	})
+	return func() {
+		cancel()
+		held.Wait()
+	}
 }
 
 // Limits of helpers, which read files that tenants made. A copy takes a few MiB and a thread for
@@ -149,8 +186,14 @@ func (h *Helper) runOnce(ctx context.Context, spec engine.ContainerSpec, input b
 // attach creates a helper's container and attaches to it.
 func (h *Helper) attach(ctx context.Context, spec engine.ContainerSpec, input bool) (id string, out *engine.Output, err error) {
 	spec.AutoRemove, spec.OpenStdin = true, input
-	sockets := !spec.NetworkDisabled || slices.Contains(spec.CapAdd, "NET_ADMIN")
-	seccomp, err := h.Engine.TrustedSeccomp(ctx, sockets)
+	may := engine.Trusted{Unmounts: slices.ContainsFunc(spec.Mounts, func(m engine.Mount) bool { return m.Target == LayersDir })}
+	switch {
+	case strings.HasPrefix(spec.NetworkMode, "container:"): // a sandbox's, for its PID 1
+		may.Sockets = engine.LocalSockets
+	case !spec.NetworkDisabled, slices.Contains(spec.CapAdd, "NET_ADMIN"):
+		may.Sockets = engine.AllSockets
+	}
+	seccomp, err := h.Engine.TrustedSeccomp(ctx, may)
 	if err != nil {
 		return "", nil, err
 	}

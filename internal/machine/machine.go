@@ -4,6 +4,7 @@ package machine
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -12,6 +13,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
 // A Machine is the engine's machine, as one client uses it. It is safe for concurrent use.
@@ -27,7 +29,8 @@ type Machine struct {
 	sizes     sharedSizes        // what both found
 	host      cached[wire.Probe] // of the machine's own network
 	bridge    cached[wire.Probe] // of the network that containers have
-	abilities cached[wire.Abilities]
+	abilities sync.Map           // *cached[wire.Abilities] by OCI runtime
+	layers    cached[wire.Layer]
 
 	imagePaths     sync.Map    // what is at paths of images, see pathStats
 	policyEnforced sync.Map    // OCI runtimes that have enforced a network policy
@@ -50,7 +53,7 @@ func New(s *store.Store, o Options) *Machine {
 	return &Machine{
 		Store: s, dns: o.DNS, authorities: o.Authorities, slots: &slots{limit: o.Creates},
 		placing: fault.NewSemaphore(1), measuring: fault.NewSemaphore(measureConcurrency), counting: fault.NewSemaphore(countConcurrency),
-		host: newCached[wire.Probe](), bridge: newCached[wire.Probe](), abilities: newCached[wire.Abilities](),
+		host: newCached[wire.Probe](), bridge: newCached[wire.Probe](), layers: newCached[wire.Layer](),
 	}
 }
 
@@ -73,6 +76,15 @@ func (m *Machine) SetPolicyEnforced(runtime string) {
 func (m *Machine) PolicyEnforced(runtime string) bool {
 	_, enforced := m.policyEnforced.Load(runtime)
 	return enforced
+}
+
+// Limits returns a [fault.Unsupported] if the engine does not enforce limits.
+func Limits(ctx context.Context, e *engine.Engine) error {
+	err := e.CheckLimits(ctx)
+	if errors.Is(err, engine.ErrUnsupported) {
+		err = fault.Classify(fault.Unsupported, err)
+	}
+	return err
 }
 
 // OtherKernel reports whether the engine is known to run under another kernel than this
@@ -113,8 +125,14 @@ func (m *Machine) Slot(ctx context.Context) (*Slot, error) {
 		return nil, err
 	}
 	s := &Slot{sem: sem}
-	s.release, err = sem.Acquire(ctx)
-	return s, err
+	return s, s.acquire(ctx)
+}
+
+func (s *Slot) acquire(ctx context.Context) error {
+	return trace.Do(ctx, trace.Slot, func(ctx context.Context) (err error) {
+		s.release, err = s.sem.Acquire(ctx)
+		return err
+	})
 }
 
 // Release gives the slot back. It may be called more than once.
@@ -131,9 +149,7 @@ func (s *Slot) Without(ctx context.Context, fn func() error) error {
 	if err := fn(); err != nil {
 		return err
 	}
-	var err error
-	s.release, err = s.sem.Acquire(ctx)
-	return err
+	return s.acquire(ctx)
 }
 
 func (s *slots) semaphore(ctx context.Context, eng *engine.Engine) (fault.Semaphore, error) {

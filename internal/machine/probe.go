@@ -68,26 +68,40 @@ func (m *Machine) probe(ctx context.Context, cache *cached[wire.Probe], network 
 	})
 }
 
-// Abilities tries what the engine supports. The errors say why sandboxes can't have a network
-// policy, and why copies of files can't share blocks.
-func (m *Machine) Abilities(ctx context.Context) (policy, reflink, err error) {
-	got, err := m.abilities.get(ctx, m, func(spec *engine.ContainerSpec) {
+// Abilities are what an engine can't do for the containers of an OCI runtime, and why. An error is
+// nil if it can.
+type Abilities struct {
+	Policy  error // network policies, other than by having no network
+	Reflink error // copies of files that share blocks
+	Layer   error // keep files outside of volumes when a container ends
+}
+
+// Abilities tries what the engine supports with an OCI runtime; "" is the engine's default.
+func (m *Machine) Abilities(ctx context.Context, runtime string) (a Abilities, err error) {
+	fresh := newCached[wire.Abilities]()
+	cache, _ := m.abilities.LoadOrStore(runtime, &fresh)
+	got, err := cache.(*cached[wire.Abilities]).get(ctx, m, func(spec *engine.ContainerSpec) {
 		own := m.knownGuest().Mount(wire.Dir) // any volume will do
 		own.ReadOnly = false
 		spec.Mounts = []engine.Mount{own}
 		spec.CapAdd = append(spec.CapAdd, "NET_ADMIN")
+		spec.Runtime, spec.ReadonlyRootfs = runtime, false
 		spec.Entrypoint = append(spec.Entrypoint, wire.VerbTry, wire.Dir)
 	})
 	if err != nil {
-		return nil, nil, err
+		return a, err
 	}
 	if got.Policy != "" {
-		policy = NewRefusal(wire.RefusedUnsupported, got.Policy)
+		a.Policy = NewRefusal(wire.RefusedUnsupported, got.Policy)
 	}
 	if got.Reflink != "" {
-		reflink = fmt.Errorf("%w: files in the engine's volumes can't share blocks: %s: it takes a disk with XFS or Btrfs, say", fault.Unsupported, got.Reflink)
+		a.Reflink = fmt.Errorf("%w: files in the engine's volumes can't share blocks: %s: it takes a disk with XFS or Btrfs, say", fault.Unsupported, got.Reflink)
 	}
-	return policy, reflink, nil
+	if got.Volatile {
+		a.Layer = fmt.Errorf("%w: with this OCI runtime all files outside of volumes are lost when a sandbox stops or is forked: "+
+			`configure gVisor's in the engine's daemon.json with "runtimeArgs": ["--overlay2=none"]`, fault.Unsupported)
+	}
+	return a, nil
 }
 
 // cached is the result of a helper, for cacheTime.
@@ -139,7 +153,8 @@ func (e *refusal) Error() string {
 		return "this network policy can't be enforced: " + e.reason
 	}
 	return "network policies can't be enforced on this engine, and nothing runs without: " + e.reason +
-		": it takes a Linux kernel with nftables (nf_tables, nft_ct, nft_redir, nft_reject_inet), and an OCI runtime, such as runc, that lets a container with NET_ADMIN use it"
+		": it takes a Linux kernel with nftables (nf_tables, nft_ct, nft_redir, nft_reject_inet), and an OCI runtime, such as runc, that lets a container with NET_ADMIN use it; " +
+		"a sandbox of another OCI runtime can have the policy DenyAll without published ports, which gives it no network"
 }
 
 func (e *refusal) Unwrap() error { return fault.Unsupported }

@@ -10,6 +10,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
 // busyTimeout is how long a start waits for busy volumes, see [engine.ErrBusy].
@@ -49,7 +50,7 @@ func (m *Machine) Start(ctx context.Context, name string, layer OwnLayer) error 
 	if err == nil || ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable) {
 		return err
 	}
-	if now, e := m.Engine.InspectContainer(ctx, got.ID); errors.Is(e, engine.ErrNotFound) || e == nil && now.State == engine.StateRemoving {
+	if now, e := m.Engine.InspectContainer(ctx, got.ID); errors.Is(e, engine.ErrNotFound) || e == nil && store.BeingRemoved(now) {
 		// Another process is deleting it, or has replaced it.
 		if next, e := m.Locate(ctx, name); e == nil && next.ID != got.ID && next.Labels[record.Nonce] == got.Labels[record.Nonce] {
 			return m.Start(ctx, name, OwnLayer{})
@@ -69,27 +70,60 @@ func (m *Machine) Start(ctx context.Context, name string, layer OwnLayer) error 
 	return fmt.Errorf("start container %s: %w", got.Name, err)
 }
 
-// EnsureImage returns the image, and pulls it, without the slot, if it is missing.
-func (m *Machine) EnsureImage(ctx context.Context, ref string, slot *Slot, report *Reporter) (engine.Image, error) {
-	img, err := m.Engine.InspectImage(ctx, ref)
-	if !errors.Is(err, engine.ErrNotFound) {
-		return img, err
+// EnsureImage returns the image, and pulls it, without the slot, if it is missing or, unless
+// emulated is set, is there for another platform than the engine's.
+func (m *Machine) EnsureImage(ctx context.Context, ref string, emulated bool, slot *Slot, report *Reporter) (engine.Image, error) {
+	img, found := m.Engine.InspectImage(ctx, ref)
+	if found == nil && !emulated {
+		found = m.CheckPlatform(ctx, ref, img)
+	}
+	missing := errors.Is(found, engine.ErrNotFound)
+	if !missing && !errors.Is(found, fault.Unsupported) {
+		return img, found
 	}
 	report.Report(Progress{Step: "image", Text: "pulling " + ref})
 	var layers pullProgress
-	err = slot.Without(ctx, func() error {
-		return m.Engine.PullImage(ctx, ref, func(e engine.PullEvent) {
-			current, total := layers.add(e)
-			report.Report(Progress{Step: "image", Text: e.Status, Current: current, Total: total})
-		})
+	err := slot.Without(ctx, func() error {
+		return trace.Do(ctx, trace.Pull, func(ctx context.Context) error {
+			return m.Engine.PullImage(ctx, ref, func(e engine.PullEvent) {
+				current, total := layers.add(e)
+				report.Report(Progress{Step: "image", Text: e.Status, Current: current, Total: total})
+			})
+		}, trace.Image(ref))
 	})
 	if err == nil {
 		img, err = m.Engine.InspectImage(ctx, ref)
 	}
-	if err != nil && ctx.Err() == nil && !errors.Is(err, engine.ErrUnavailable) {
-		err = fmt.Errorf("%w: %s is not on the engine and pulling it failed: %w", fault.ImageNotFound, ref, err)
+	switch {
+	case err == nil && !emulated:
+		return img, m.CheckPlatform(ctx, ref, img)
+	case err == nil, ctx.Err() != nil, errors.Is(err, engine.ErrUnavailable):
+		return img, err
+	case missing:
+		return img, fmt.Errorf("%w: %s is not on the engine and pulling it failed: %w", fault.ImageNotFound, ref, err)
 	}
-	return img, err
+	return img, fmt.Errorf("%w; pulling it failed: %w", found, err)
+}
+
+// CheckPlatform returns fault.Unsupported for an image whose programs the engine's machine does
+// not run without emulation. Engines with containerd's image store describe an image that they
+// have for other platforms only as one without a platform and layers.
+func (m *Machine) CheckPlatform(ctx context.Context, ref string, img engine.Image) error {
+	if img.Arch == "" && img.Layers > 0 {
+		return nil
+	}
+	arch, err := m.Engine.Arch(ctx)
+	if err != nil {
+		return err
+	}
+	of := img.OS + "/" + img.Arch
+	switch {
+	case img.Arch == "":
+		of = "another platform"
+	case img.Arch == arch, arch == "amd64" && img.Arch == "386", arch == "arm64" && img.Arch == "arm":
+		return nil
+	}
+	return fmt.Errorf("%w: image %s is for %s, and the engine for linux/%s: see WithEmulation", fault.Unsupported, ref, of, arch)
 }
 
 // pullProgress adds up the layers of a pull.

@@ -164,13 +164,20 @@ type Usage struct {
 // cpuSample is the time between the two samples that CPU use is computed from.
 const cpuSample = 100 * time.Millisecond
 
-// UsageOf returns a container's use of resources, or nil when it does not run.
+// UsageOf returns a container's use of resources, or nil when it does not run or the
+// engine can't measure it.
 func (m *Machine) UsageOf(ctx context.Context, id string) (*Usage, error) {
 	sample := func() (engine.Stats, bool, error) {
 		got, ok, err := m.Engine.Stats(ctx, id)
 		// Engines answer with these while the container changes its state.
 		if errors.Is(err, engine.ErrNotFound) || errors.Is(err, engine.ErrConflict) {
 			return got, false, nil
+		}
+		if err != nil && !errors.Is(err, engine.ErrUnavailable) {
+			// Podman has no class of error for it.
+			if now, lookErr := m.Engine.InspectContainer(ctx, id); lookErr == nil && now.State != engine.StateRunning && now.State != engine.StatePaused {
+				return got, false, nil
+			}
 		}
 		return got, ok, err
 	}
@@ -185,6 +192,9 @@ func (m *Machine) UsageOf(ctx context.Context, id string) (*Usage, error) {
 	if err != nil || !ok {
 		return nil, err
 	}
+	if last.Tasks == 0 {
+		return nil, nil // without cgroups the engine measures its machine
+	}
 	u := &Usage{
 		MemoryBytes: last.Memory, MemoryLimit: last.Limit, Processes: int(last.Tasks),
 		NetworkReceived: last.Received, NetworkSent: last.Sent,
@@ -197,7 +207,7 @@ func (m *Machine) UsageOf(ctx context.Context, id string) (*Usage, error) {
 
 // WorkspaceSize measures the workspace from within the session, which is cheaper than a
 // helper.
-func (m *Machine) WorkspaceSize(ctx context.Context, container string, s record.SandboxSettings) (int64, error) {
+func (m *Machine) WorkspaceSize(ctx context.Context, container string, rec record.Sandbox) (int64, error) {
 	asked, done := m.sizes.ask()
 	defer done()
 	release, err := m.counting.Acquire(ctx)
@@ -210,7 +220,10 @@ func (m *Machine) WorkspaceSize(ctx context.Context, container string, s record.
 		return n, nil
 	}
 	began := time.Now()
-	stream, err := m.Engine.Exec(ctx, container, engine.ExecSpec{Argv: []string{GuestPath(s), wire.VerbDu, record.Workspace}, User: "0:0", Dir: "/"})
+	stream, err := m.Engine.Exec(ctx, container, engine.ExecSpec{
+		Argv: []string{GuestPath(rec.Settings), wire.VerbDu, record.Workspace}, User: "0:0", Dir: "/",
+		Check: func(ctx context.Context) error { return m.CheckCopied(ctx, rec.Name) },
+	})
 	if err != nil {
 		return 0, err
 	}

@@ -2,7 +2,10 @@ package plan
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 
@@ -26,7 +29,63 @@ const (
 	Mounts
 	Command
 	Network
+	Image
+	Persistence
+	Removed // something of Removals
+	Idle
 )
+
+// Removals are what a fork or an update takes away: keys, and targets of mounts.
+type Removals struct {
+	Env, Tags, Mounts []string
+	// ImageEnv is the environment of the sandbox's image, whose variables come back.
+	ImageEnv []string
+}
+
+// checkRemovals returns all problems of what is taken away. It completes the targets of mounts.
+func (s *Sandbox) checkRemovals() (problems []error) {
+	for _, k := range s.Without.Env {
+		if err := CheckEnv(k, ""); err != nil {
+			problems = append(problems, fmt.Errorf("WithoutEnv: %w", err))
+		}
+		if _, set := s.Env[k]; set {
+			problems = append(problems, fmt.Errorf("environment variable %q is both set and taken away", k))
+		}
+	}
+	for _, k := range s.Without.Tags {
+		if k == "" {
+			problems = append(problems, errors.New("WithoutTag: the key is empty"))
+		}
+		if _, set := s.Tags[k]; set {
+			problems = append(problems, fmt.Errorf("tag %q is both set and taken away", k))
+		}
+	}
+	for i, target := range s.Without.Mounts {
+		if err := CheckTarget(target); err != nil {
+			problems = append(problems, fmt.Errorf("WithoutMount: %w", err))
+		}
+		s.Without.Mounts[i] = path.Clean(target)
+		if s.Has(Mounts) && slices.ContainsFunc(s.Mounts, func(m record.Mount) bool { return m.Target == s.Without.Mounts[i] }) {
+			problems = append(problems, fmt.Errorf("mount at %q is both set and taken away", target))
+		}
+	}
+	return problems
+}
+
+// withoutKeys returns a copy of m without keys. It is not nil.
+func withoutKeys(m map[string]string, keys []string) map[string]string {
+	rest := map[string]string{}
+	maps.Copy(rest, m)
+	for _, k := range keys {
+		delete(rest, k)
+	}
+	return rest
+}
+
+// withoutTargets returns a copy of mounts without those at targets.
+func withoutTargets(mounts []record.Mount, targets []string) []record.Mount {
+	return slices.DeleteFunc(slices.Clone(mounts), func(m record.Mount) bool { return slices.Contains(targets, m.Target) })
+}
 
 // Has reports whether any of those settings was given.
 func (s *Sandbox) Has(c Change) bool { return s.Given&c != 0 }
@@ -46,10 +105,10 @@ func (s *Sandbox) Inherit(from *Sandbox) error {
 		s.Command = from.Command
 	}
 	if !s.Has(Env) {
-		s.Env = from.Env
+		s.Env = withoutKeys(from.Env, s.Without.Env)
 	}
 	if !s.Has(Tags) {
-		s.Tags = maps.Clone(from.Tags)
+		s.Tags = withoutKeys(from.Tags, s.Without.Tags)
 	}
 	if !s.Has(Network) {
 		s.Network = from.Network
@@ -70,12 +129,18 @@ func (s *Sandbox) Inherit(from *Sandbox) error {
 	if !s.Has(StopTimeout) {
 		s.StopTimeout = from.StopTimeout
 	}
+	if !s.Has(Idle) {
+		s.Idle = from.Idle
+	}
+	s.Idle.Version = 0
 	if err := s.Complete(); err != nil {
 		return err
 	}
-	s.Image, s.Runtime = from.Image, from.Runtime
+	if !s.Has(Image) {
+		s.Image, s.Runtime = from.Image, from.Runtime
+	}
 	if !s.Has(Mounts) {
-		s.Mounts = slices.Clone(from.Mounts) // unchecked: their directories may be gone
+		s.Mounts = withoutTargets(from.Mounts, s.Without.Mounts) // unchecked: their directories may be gone
 	}
 	return nil
 }
@@ -83,34 +148,46 @@ func (s *Sandbox) Inherit(from *Sandbox) error {
 // FromRecord returns the settings that make a sandbox like an existing one, as its next
 // session will be.
 func FromRecord(rec record.Sandbox, got engine.Container, image engine.Image) (*Sandbox, error) {
-	folded := rec.Merged().Settings
-	s := &Sandbox{
-		Name: rec.Name, ID: rec.ID, Image: folded.Image, Runtime: folded.Runtime,
-		User: folded.User, Workdir: folded.Workdir, Command: folded.Command, Tags: rec.Tags,
-		VCPUs: float64(got.NanoCPUs) / 1e9, Memory: got.Memory, PidsLimit: got.PidsLimit,
-		Persistent: &rec.Persistent, OCIRuntime: got.Runtime,
-		NewPrivileges: folded.NewPrivileges, StorageBytes: folded.StorageBytes,
-		Timeout: rec.Timeout(), StopTimeout: rec.Grace(), Env: map[string]string{},
-	}
-	for _, p := range folded.Ports {
-		s.Ports = append(s.Ports, int(p))
-	}
+	s := Recorded(rec)
+	s.VCPUs, s.Memory, s.PidsLimit = float64(got.NanoCPUs)/1e9, got.Memory, got.PidsLimit
+	s.OCIRuntime, s.Env = got.Runtime, map[string]string{}
 	for _, kv := range got.Env {
 		if k, v, ok := strings.Cut(kv, "="); ok && !slices.Contains(image.Env, kv) {
 			s.Env[k] = v
 		}
 	}
-	env, err := rec.NewEnv()
+	env, removed, err := rec.NewEnv()
 	if err != nil {
 		return nil, err
 	}
-	maps.Copy(s.Env, env)
+	s.Env = withoutKeys(s.Env, removed)
+	for k, v := range env {
+		if s.Env[k] = v; slices.Contains(image.Env, k+"="+v) {
+			delete(s.Env, k)
+		}
+	}
+	return s, nil
+}
+
+// Recorded returns those settings of FromRecord that the record has, which are all but the
+// limits, the OCI runtime and the environment.
+func Recorded(rec record.Sandbox) *Sandbox {
+	folded := rec.Merged().Settings
+	s := &Sandbox{
+		Name: rec.Name, ID: rec.ID, Image: folded.Image, Runtime: folded.Runtime,
+		User: folded.User, Workdir: folded.Workdir, Command: folded.Command, Tags: rec.Tags,
+		Persistent: new(rec.Persists()), NewPrivileges: folded.NewPrivileges, StorageBytes: folded.StorageBytes,
+		Timeout: rec.Timeout(), StopTimeout: rec.Grace(), Idle: rec.Idle(),
+	}
+	for _, p := range folded.Ports {
+		s.Ports = append(s.Ports, int(p))
+	}
 	s.Mounts = slices.Clone(rec.Settings.Mounts)
 	for i := range s.Mounts {
 		s.Mounts[i].Existing = true
 	}
 	if rec.Revision.Changes.Mounts == nil {
-		return s, nil
+		return s
 	}
 	s.Mounts = nil
 	for _, m := range *rec.Revision.Changes.Mounts {
@@ -121,7 +198,7 @@ func FromRecord(rec record.Sandbox, got engine.Container, image engine.Image) (*
 		}
 		s.Mounts = append(s.Mounts, m)
 	}
-	return s, nil
+	return s
 }
 
 // Revise writes the settings that the record keeps into c, and reports whether there are any.
@@ -132,18 +209,37 @@ func (s *Sandbox) Revise(c *record.Changes, rec record.Sandbox, got engine.Conta
 	rec.Revision.Changes = *c
 	if got.HasSession() && s.Has(Timeout|StopTimeout) {
 		// The running session keeps its timeouts, which only this records from now on.
-		if c.Session == nil || !c.Session.StartedAt.Equal(got.StartedAt) {
-			c.Session = &record.Session{StartedAt: got.StartedAt, ExpiresAt: rec.ExpiresAt(got.StartedAt)}
+		session := record.Session{StartedAt: got.StartedAt, ExpiresAt: rec.ExpiresAt(got.StartedAt)}
+		if c.Session != nil && c.Session.StartedAt.Equal(got.StartedAt) {
+			session = *c.Session
 		}
+		if session.TimeoutMS == nil {
+			session.TimeoutMS, session.StopTimeoutMS = new(rec.Timeout().Milliseconds()), new(rec.StopTimeout().Milliseconds())
+		}
+		c.Session = &session
+	}
+	if s.Has(Persistence) {
+		c.Persistent = s.Persistent
 	}
 	if s.Has(Tags) {
 		c.Tags = new(maps.Clone(s.Tags))
+	} else if len(s.Without.Tags) > 0 {
+		tags := rec.Tags
+		if c.Tags != nil {
+			tags = *c.Tags
+		}
+		c.Tags = new(withoutKeys(tags, s.Without.Tags))
 	}
 	if s.Has(Timeout) {
 		c.TimeoutMS = new(s.Timeout.Milliseconds())
 	}
 	if s.Has(StopTimeout) {
 		c.StopTimeoutMS = new(s.StopTimeout.Milliseconds())
+	}
+	if s.Has(Idle) {
+		idle := s.Idle
+		idle.Version = max(idle.Version, rec.Idle().Version) + 1 // idle's is the running session's
+		c.Idle = &idle
 	}
 	if s.Has(Ports) {
 		c.Ports = new(append([]uint16{}, s.Published()...)) // not nil, which is no change
@@ -152,21 +248,49 @@ func (s *Sandbox) Revise(c *record.Changes, rec record.Sandbox, got engine.Conta
 		c.Command = &s.Command
 	}
 	if s.Has(Mounts) {
-		c.Mounts = new(append([]record.Mount{}, s.Mounts...))
+		c.Mounts = new(requested(s.Mounts))
+	} else if len(s.Without.Mounts) > 0 {
+		mounts := rec.Settings.Mounts
+		if c.Mounts != nil {
+			mounts = *c.Mounts
+		}
+		c.Mounts = new(requested(withoutTargets(mounts, s.Without.Mounts)))
 	}
-	if !s.Has(Env) {
+	if !s.Has(Env) && len(s.Without.Env) == 0 {
 		return true, nil
 	}
+	return true, s.reviseEnv(c, rec)
+}
+
+// reviseEnv writes the changes of the environment into c, whose others rec has already.
+func (s *Sandbox) reviseEnv(c *record.Changes, rec record.Sandbox) error {
 	env, err := rec.AddedEnv()
 	if err != nil {
-		return false, err
+		return err
 	}
-	if env == nil {
-		env = map[string]string{}
+	env = withoutKeys(env, s.Without.Env)
+	var removed []string
+	if c.Env != nil {
+		removed = slices.Clone(c.Env.Removed)
+	}
+	for _, k := range s.Without.Env {
+		i := slices.IndexFunc(s.Without.ImageEnv, func(kv string) bool { return strings.HasPrefix(kv, k+"=") })
+		if i >= 0 { // commands have the image's value again at once
+			_, env[k], _ = strings.Cut(s.Without.ImageEnv[i], "=")
+		} else if !slices.Contains(removed, k) {
+			removed = append(removed, k)
+		}
 	}
 	maps.Copy(env, s.Env)
-	if c.Env, err = rec.SealEnv(env); err != nil {
-		return false, fault.Classify(fault.Unsupported, err)
+	removed = slices.DeleteFunc(removed, func(k string) bool { _, set := env[k]; return set })
+	if c.Env, err = rec.SealEnv(env, removed); err != nil {
+		return fault.Classify(fault.Unsupported, err)
 	}
-	return true, nil
+	return nil
+}
+
+// KeepCopies makes mounts that are copies of directories, as [record.Sandbox] has them, into mounts
+// of their volumes, except those that the sandbox itself has.
+func (s *Sandbox) KeepCopies(rec record.Sandbox) {
+	s.Mounts = attachCopies(s.Mounts, rec.Settings.Mounts)
 }

@@ -31,7 +31,7 @@ func CheckMode(m record.Mount) error {
 	case record.RO, record.RW:
 		return nil
 	case record.RWCopy:
-		if m.Volume == "" {
+		if m.Volume == "" || m.Source != "" {
 			return nil
 		}
 		return fmt.Errorf("mode %q is not for a volume; there is rw, ro", m.Mode)
@@ -117,7 +117,7 @@ func completeMount(m record.Mount) (record.Mount, error) {
 	switch {
 	case m.Source == "" && m.Volume == "":
 		return m, fmt.Errorf("mount at %q has neither a source nor a volume", m.Target)
-	case m.Source != "" && m.Volume != "":
+	case m.Source != "" && m.Volume != "" && m.Mode != record.RWCopy:
 		return m, fmt.Errorf("mount at %q has both a source, %q, and a volume, %q", m.Target, m.Source, m.Volume)
 	}
 	err := errors.Join(CheckMode(m), checkRemote(m), CheckTarget(m.Target))
@@ -140,6 +140,37 @@ func completeMount(m record.Mount) (record.Mount, error) {
 		err = errors.Join(err, source.CheckDir(m.Source))
 	}
 	return m, err
+}
+
+// attachCopies makes those of mounts that are copies of directories, as a sandbox has them, into
+// mounts of their volumes. The own copies of the sandbox stay copies.
+func attachCopies(mounts, own []record.Mount) []record.Mount {
+	mounts = slices.Clone(mounts)
+	for i, m := range mounts {
+		kept := slices.IndexFunc(own, func(o record.Mount) bool {
+			return o.Mode == record.RWCopy && o.Volume == m.Volume && o.Target == m.Target && (o.Source == "" || m.Source != "")
+		})
+		switch {
+		case m.Volume == "":
+		case kept >= 0:
+			mounts[i] = own[kept]
+		case m.Source != "":
+			mounts[i].Source, mounts[i].Mode = "", record.RW
+		}
+	}
+	return mounts
+}
+
+// requested returns mounts as the record has those of an update: the volume of a copy is not in it,
+// since a new container may have another.
+func requested(mounts []record.Mount) []record.Mount {
+	mounts = append([]record.Mount{}, mounts...) // not nil, which is no change
+	for i, m := range mounts {
+		if m.Source != "" {
+			mounts[i].Volume = ""
+		}
+	}
+	return mounts
 }
 
 // completeMounts completes mounts and returns all problems.

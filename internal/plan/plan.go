@@ -7,11 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
 	"unicode/utf8"
+
+	"golang.org/x/net/http/httpguts"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
@@ -61,20 +64,29 @@ type Sandbox struct {
 	Persistent     *bool
 	PidsLimit      int64
 	OCIRuntime     string
+	Emulated       bool  // the image may be for another platform than the engine's
 	NewPrivileges  bool  // for commands of users other than root
 	StorageBytes   int64 // limit of the container's own layer; 0 is none
 	Timeout        time.Duration
 	StopTimeout    time.Duration
+	Idle           record.Idle
 	Network        policy.Policy
-	Secrets        []wire.Secret // what the policy's transforms set
+	Secrets        []Secret // what the policy's transforms set
 	Mounts         []record.Mount
 	Source         source.Source // of the workspace's first files, or nil
 	Snapshot       string        // ID of the snapshot it is made from, or empty
 
+	Without     Removals
 	KeepSession bool // an update never ends a session, not even to apply a network policy
 
 	Given    Change  // what of it was set by an option that can also change a sandbox
 	Problems []error // of options that can't even be stored
+}
+
+// Secret is what a transform does, with the function that decides on each request if Hook is set.
+type Secret struct {
+	wire.Secret
+	Do func(*http.Request) error
 }
 
 // Numbered returns a copy for the nth of several sandboxes, or for the only one if n is 0.
@@ -100,6 +112,7 @@ func (s *Sandbox) Complete() error {
 	if s.Source != nil {
 		problems = append(problems, s.Source.Check()...)
 	}
+	s.Mounts = attachCopies(s.Mounts, nil)
 	s.VCPUs = cmp.Or(s.VCPUs, DefaultVCPUs)
 	s.Memory = cmp.Or(s.Memory, int64(s.VCPUs*float64(MemoryPerVCPU)))
 	s.PidsLimit = cmp.Or(s.PidsLimit, DefaultPidsLimit)
@@ -187,7 +200,7 @@ func (s *Sandbox) checkChanges() (problems []error) {
 	}
 	var wrong []error
 	s.Mounts, wrong = completeMounts(s.Mounts)
-	return append(problems, wrong...)
+	return slices.Concat(problems, wrong, s.checkRemovals())
 }
 
 func (s *Sandbox) checkTags() (problems []error) {
@@ -215,3 +228,22 @@ func CheckEnv(key, value string) error {
 	}
 	return nil
 }
+
+// CheckHeader checks a header that a transform sets. Its errors never contain the value, which is a
+// secret.
+func CheckHeader(key, value string) error {
+	switch {
+	case !httpguts.ValidHeaderFieldName(key):
+		return fmt.Errorf("%q is not the name of a header", key)
+	case slices.Contains(framing, strings.ToLower(key)):
+		return fmt.Errorf("header %q is controlled by the connection and can't be set", key)
+	case !httpguts.ValidHeaderFieldValue(value):
+		return fmt.Errorf("header %q: the value has a control character", key)
+	case strings.TrimSpace(value) != value:
+		return fmt.Errorf("header %q: the value begins or ends with a space", key)
+	}
+	return nil
+}
+
+// framing lists the headers that delimit a message or select its server.
+var framing = []string{"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "keep-alive", "proxy-connection"}

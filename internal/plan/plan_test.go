@@ -122,6 +122,7 @@ func TestForkInheritsWhatIsNotGiven(t *testing.T) {
 			Name: "source", ID: "id", Image: "i", Runtime: "node20", User: "u", Workdir: "/w", Command: []string{"c"},
 			Env: map[string]string{"A": "1"}, Tags: map[string]string{"k": "v"}, Ports: []int{1, 2, 3, 4, 5}, VCPUs: 2, Memory: 5 << 30,
 			Persistent: new(true), PidsLimit: 9, OCIRuntime: "runsc", NewPrivileges: true, StorageBytes: 1 << 30, Timeout: time.Hour, StopTimeout: time.Minute,
+			Idle:    record.Idle{TimeoutMS: 60_000, IgnoreDetached: true},
 			Network: policy.Policy{Mode: policy.DenyAll}, Mounts: []record.Mount{{Source: "/no/such/directory", Volume: "copy", Target: "/m", Mode: record.RWCopy}},
 		}
 	}
@@ -132,11 +133,12 @@ func TestForkInheritsWhatIsNotGiven(t *testing.T) {
 		"everything": {plan.Sandbox{}, func(f *plan.Sandbox) { f.MaxPorts = 5 }},
 		"nothing": {plan.Sandbox{
 			User: "v", Workdir: "/x", Command: []string{"d"}, Env: map[string]string{"B": "2"}, Tags: map[string]string{}, Ports: []int{6}, VCPUs: 1,
-			PidsLimit: 8, OCIRuntime: "kata", Timeout: time.Minute, StopTimeout: time.Second, Persistent: new(false), Network: policy.Policy{Mode: policy.AllowAll},
-			Given: plan.Tags | plan.CPUs | plan.Timeout | plan.StopTimeout | plan.Env | plan.Ports | plan.Mounts | plan.Command | plan.Network,
+			PidsLimit: 8, OCIRuntime: "kata", Timeout: time.Minute, StopTimeout: time.Second, Idle: record.Idle{TimeoutMS: 1}, Persistent: new(false), Network: policy.Policy{Mode: policy.AllowAll},
+			Given: plan.Tags | plan.CPUs | plan.Timeout | plan.StopTimeout | plan.Idle | plan.Env | plan.Ports | plan.Mounts | plan.Command | plan.Network,
 		}, func(f *plan.Sandbox) {
 			f.User, f.Workdir, f.Command, f.Env, f.Tags, f.Ports = "v", "/x", []string{"d"}, map[string]string{"B": "2"}, map[string]string{}, []int{6}
 			f.VCPUs, f.Memory, f.PidsLimit, f.OCIRuntime, f.Timeout, f.StopTimeout = 1, plan.MemoryPerVCPU, 8, "kata", time.Minute, time.Second
+			f.Idle = record.Idle{TimeoutMS: 1}
 			f.Persistent, f.Network.Mode, f.Mounts = new(false), policy.AllowAll, nil
 		}},
 		"all but the memory": {plan.Sandbox{Memory: 1 << 30, Given: plan.Memory}, func(f *plan.Sandbox) { f.MaxPorts, f.Memory = 5, 1<<30 }},
@@ -162,6 +164,38 @@ func TestForkInheritsWhatIsNotGiven(t *testing.T) {
 	named := plan.Sandbox{Name: "a"}
 	if err := named.Inherit(transient); err != nil || !*named.Persistent {
 		t.Errorf("a named fork of a sandbox that is not persistent: %v, persistent %v, want true", err, *named.Persistent)
+	}
+}
+
+func TestWhatIsTakenAwayIsChecked(t *testing.T) {
+	t.Parallel()
+	s := plan.Sandbox{
+		Env: map[string]string{"A": "s3cret"}, Tags: map[string]string{"t": "v"}, Mounts: []record.Mount{{Volume: "v", Target: "/m"}}, Given: plan.Mounts,
+		Without: plan.Removals{Env: []string{"A", "B=", ""}, Tags: []string{"t", ""}, Mounts: []string{"/m/", "relative", "/workspace"}},
+	}
+	err := s.CheckUpdate()
+	if !errors.Is(err, fault.InvalidArgument) {
+		t.Fatalf("CheckUpdate: %v, want an InvalidArgument", err)
+	}
+	for _, want := range []string{
+		`variable "A" is both set and taken away`, `WithoutEnv: environment variable "B="`, `WithoutEnv: environment variable ""`,
+		`tag "t" is both set and taken away`, "WithoutTag: the key is empty",
+		`mount at "/m/" is both set and taken away`, `WithoutMount: target "relative"`, `WithoutMount: target "/workspace"`,
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("CheckUpdate does not complain of %s:\n%v", want, err)
+		}
+	}
+	if strings.Contains(err.Error(), "s3cret") {
+		t.Error("CheckUpdate repeats the value of an environment variable")
+	}
+	fork := plan.Sandbox{Without: plan.Removals{Env: []string{"A"}, Tags: []string{"t"}, Mounts: []string{"/m/"}}}
+	from := plan.Sandbox{Persistent: new(true), Env: map[string]string{"A": "1", "B": "2"}, Tags: map[string]string{"t": "v"}, Mounts: []record.Mount{{Volume: "v", Target: "/m"}}}
+	if err := fork.Inherit(&from); err != nil || len(fork.Env) != 1 || len(fork.Tags) != 0 || len(fork.Mounts) != 0 {
+		t.Errorf("Inherit: %v, with the variables %v, the tags %v and the mounts %v", err, fork.Env, fork.Tags, fork.Mounts)
+	}
+	if len(from.Env) != 2 || len(from.Mounts) != 1 {
+		t.Errorf("Inherit changed the source: %+v", from)
 	}
 }
 

@@ -1,6 +1,6 @@
 // Package transfer copies files on the engine's machine: directories of this machine into
-// volumes, and volumes and containers' own layers into others. It pauses a sandbox while its
-// files are copied, and keeps a consistent copy of them as a snapshot.
+// volumes, and volumes and containers' own layers into others. No process of a sandbox runs while
+// its files are copied, and a consistent copy of them is kept as a snapshot.
 package transfer
 
 import (
@@ -19,13 +19,13 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
 // A Tree is a directory on the engine's machine: a volume, or a container's own layer.
 type Tree struct {
 	Volume string
-	Dir    string // of a layer
-	merged string // of a layer that is in use, see engine.Container
+	Layer  machine.Layer
 }
 
 // A Job copies one tree into another, which is new.
@@ -41,20 +41,24 @@ type Job struct {
 	Labels   map[string]string // of the target volume
 }
 
+// ErrNoLayer is the error of a container's own layer that is not where it was expected. Nothing
+// was copied.
+var ErrNoLayer = errors.New("the container's own layer is not found")
+
 // LayerJob copies the own layer of a container to another one.
-func LayerJob(from, to engine.Container) Job {
-	j := Job{What: "files of the container", To: Tree{Dir: to.Upper}, Layer: true}
-	j.readLayer(from)
+func LayerJob(from engine.Container, layer, to machine.Layer) Job {
+	j := Job{What: "files of the container", To: Tree{Layer: to}, Layer: true}
+	j.readLayer(from, layer)
 	return j
 }
 
 // readLayer makes a container's own layer what is copied, without the mount point of the guest,
 // which has another name in every container.
-func (j *Job) readLayer(from engine.Container) {
-	j.From, j.omit = Tree{Dir: from.Upper}, nil
-	if from.HasSession() || from.State == engine.StatePaused {
-		j.From.merged = from.Merged
+func (j *Job) readLayer(from engine.Container, layer machine.Layer) {
+	if !from.HasSession() && from.State != engine.StatePaused {
+		layer.Merged = ""
 	}
+	j.From, j.omit = Tree{Layer: layer}, nil
 	for _, m := range from.Mounts {
 		if strings.HasPrefix(m.Target, wire.Dir) {
 			j.omit = append(j.omit, strings.TrimPrefix(m.Target, "/"))
@@ -67,6 +71,7 @@ type Copier struct {
 	*machine.Helper
 	name string // of the sandbox that is being created
 	last wire.Copied
+	from []string // volumes that it reads
 }
 
 // NewCopier returns a copier for the sandbox of that name. Its helpers carry the nonce of
@@ -76,77 +81,129 @@ func NewCopier(m *machine.Machine, name, nonce string, report *machine.Reporter)
 }
 
 // spec returns a helper with the mounts of the jobs.
-func (k *Copier) spec(jobs []Job, wait bool) (engine.ContainerSpec, error) {
+func (k *Copier) spec(jobs []Job, s *standstill) (engine.ContainerSpec, error) {
 	spec := k.Helper.Spec()
 	spec.Labels[record.Name] = k.name
-	order := wire.Copy{Wait: wait}
+	var order wire.Copy
+	if s != nil {
+		s.join(&spec, &order)
+	}
+	all := engine.Mount{Type: "bind", Target: machine.LayersDir, ReadOnly: true}
 	for i, t := range jobs {
+		if t.From == (Tree{}) || t.To == (Tree{}) {
+			return spec, ErrNoLayer
+		}
 		job := wire.CopyJob{From: fillFrom(i), To: fillTo(i), Layer: t.Layer, Root: t.Root, Mounts: t.Mounts, Omit: t.omit, Check: t.Check, Again: t.Again}
-		from := engine.Mount{Type: "volume", Source: t.From.Volume, Target: job.From, ReadOnly: true, NoCopy: true,
-			// If it was just removed the engine creates one with these labels.
-			VolumeLabels: record.Base(record.RoleHelper, k.Nonce, k.Engine.Now())}
-		if t.From.Volume == "" {
-			from = engine.Mount{Type: "bind", Source: t.From.Dir, Target: job.From, ReadOnly: true}
+		switch from := t.From; {
+		case from.Volume != "":
+			spec.Mounts = append(spec.Mounts, engine.Mount{Type: "volume", Source: from.Volume, Target: job.From, ReadOnly: true, NoCopy: true,
+				// If it was just removed the engine creates one with these labels.
+				VolumeLabels: record.Base(record.RoleHelper, k.Nonce, k.Engine.Now())})
+		case from.Layer.Dir != "":
+			spec.Mounts = append(spec.Mounts, engine.Mount{Type: "bind", Source: from.Layer.Dir, Target: job.From, ReadOnly: true})
+		default:
+			all.Source, order.LayerName, job.FromMark = from.Layer.Root, from.Layer.Name, from.Layer.Mark
 		}
-		to := engine.Mount{Type: "volume", Source: t.To.Volume, Target: job.To, NoCopy: true, VolumeLabels: t.Labels}
-		if t.To.Volume == "" {
-			to = engine.Mount{Type: "bind", Source: t.To.Dir, Target: job.To}
+		switch to := t.To; {
+		case to.Volume != "":
+			spec.Mounts = append(spec.Mounts, engine.Mount{Type: "volume", Source: to.Volume, Target: job.To, NoCopy: true, VolumeLabels: t.Labels})
+		case to.Layer.Dir != "":
+			spec.Mounts = append(spec.Mounts, engine.Mount{Type: "bind", Source: to.Layer.Dir, Target: job.To})
+		default:
+			all.Source, order.LayerName, job.ToMark = to.Layer.Root, to.Layer.Name, to.Layer.Mark
+			all.ReadOnly = false
 		}
-		spec.Mounts = append(spec.Mounts, from, to)
-		if t.From.merged != "" {
+		if merged := t.From.Layer.Merged; merged != "" {
 			job.Sync = "/copy/sync/" + strconv.Itoa(i)
-			spec.Mounts = append(spec.Mounts, engine.Mount{Type: "bind", Source: t.From.merged, Target: job.Sync, ReadOnly: true})
+			spec.Mounts = append(spec.Mounts, engine.Mount{Type: "bind", Source: merged, Target: job.Sync, ReadOnly: true})
 		}
 		if t.Layer {
 			spec.CapAdd = append(spec.CapAdd, "SYS_ADMIN", "MKNOD") // for overlayfs' own attributes and whiteouts
+			spec.MachineUsers = true
 		}
 		order.Jobs = append(order.Jobs, job)
+	}
+	if all.Source != "" {
+		order.Layers = all.Target
+		spec.Mounts = append(spec.Mounts, all)
 	}
 	arg, err := json.Marshal(order)
 	spec.Entrypoint = append(spec.Entrypoint, wire.VerbCopy, string(arg))
 	return spec, err
 }
 
-// Copy runs the jobs. If pause is not nil it is called before, when the helper is ready.
-func (k *Copier) Copy(ctx context.Context, jobs []Job, pause func() error) error {
+// Copy runs the jobs.
+func (k *Copier) Copy(ctx context.Context, jobs []Job) error {
 	if len(jobs) == 0 {
-		if pause != nil {
-			return pause()
-		}
 		return nil
 	}
-	spec, err := k.spec(jobs, pause != nil)
+	if err := k.run(ctx, jobs, nil); err != nil {
+		return err
+	}
+	return k.checkSources(ctx)
+}
+
+// run runs the jobs, during a standstill unless s is nil.
+func (k *Copier) run(ctx context.Context, jobs []Job, s *standstill) (err error) {
+	ctx, span := trace.Start(ctx, trace.Copy)
+	defer span.End(&err)
+	spec, err := k.spec(jobs, s)
 	if err != nil {
 		return err
 	}
-	var sources []string
 	for _, t := range jobs {
-		if name := t.From.Volume; name != "" && !slices.Contains(sources, name) {
-			sources = append(sources, name)
+		if name := t.From.Volume; name != "" && !slices.Contains(k.from, name) {
+			k.from = append(k.from, name)
 			k.Undo.Add("volume "+name, func(ctx context.Context) error { return k.RemoveVolume(ctx, name, k.Nonce) })
 		}
 	}
 	var last wire.Copied
-	err = k.RunInteractive(ctx, spec, pause != nil, nil, func(line []byte, w io.Writer) (bool, error) {
+	err = k.RunInteractive(ctx, spec, s != nil, nil, func(line []byte, w io.Writer) (bool, error) {
 		last = wire.Copied{}
 		if err := json.Unmarshal(line, &last); err != nil {
 			return false, err
 		}
-		if last.Ready {
-			return false, release(ctx, w, pause)
+		switch {
+		case last.Ready && s != nil:
+			answer, err := s.answer(ctx, k, last)
+			return false, tell(ctx, w, answer, err)
+		case last.Lingers && s != nil:
+			return false, tell(ctx, w, []byte{'\n'}, s.then())
 		}
 		k.Report.Report(machine.Progress{Step: "copy", Current: last.Bytes, Files: last.Files})
 		return last.Done, nil
 	})
-	if err != nil {
+	switch {
+	case errors.Is(err, machine.ErrHelperNotStarted) && findsLayers(spec) && engine.IsMountError(err):
+		return fmt.Errorf("%w: %w", ErrNoLayer, err) // they are elsewhere for the engine
+	case err != nil:
 		return err
-	}
-	if e := last.Error; e != nil {
-		return fmt.Errorf("copy %s: %s: %w", jobs[e.Job].What, path.Join("/", string(e.Path)), e)
+	case last.Moved != "":
+		return fmt.Errorf("%w: %q", errMoved, last.Moved)
+	case last.Error != nil && last.Error.NoLayer:
+		return fmt.Errorf("%w: %w", ErrNoLayer, last.Error)
+	case last.Error != nil:
+		return fmt.Errorf("copy %s: %s: %w", jobs[last.Error.Job].What, path.Join("/", string(last.Error.Path)), last.Error)
 	}
 	k.last = last
 	reportSkipped(k.Helper, k.name, "copy", last)
-	return k.checkSources(ctx, sources)
+	return nil
+}
+
+// findsLayers reports whether a helper has to find layers among all.
+func findsLayers(spec engine.ContainerSpec) bool {
+	return slices.ContainsFunc(spec.Mounts, func(m engine.Mount) bool { return m.Target == machine.LayersDir })
+}
+
+// tell writes a line to a helper that waits for it, unless err says that there is none.
+func tell(ctx context.Context, helper io.Writer, line []byte, err error) error {
+	if err != nil {
+		return err
+	}
+	if _, err = helper.Write(line); err != nil && ctx.Err() != nil {
+		err = fault.Cancelled(ctx)
+	}
+	return err
 }
 
 // OwnLayer returns what is known of a container's layer after a Copy, whose jobs from first on
@@ -164,23 +221,11 @@ func (k *Copier) OwnLayer(first int, jobs []Job) machine.OwnLayer {
 	return machine.OwnLayer{Pristine: true} // no job wrote to it
 }
 
-// release pauses the sandbox and lets a helper that waits for that begin.
-func release(ctx context.Context, helper io.Writer, pause func() error) error {
-	if err := pause(); err != nil {
-		return err
-	}
-	_, err := helper.Write([]byte{'\n'})
-	if err != nil && ctx.Err() != nil {
-		err = fault.Cancelled(ctx)
-	}
-	return err
-}
-
 // checkSources fails if a volume was removed before the helper mounted it: then the engine
 // created an empty one, with the helper's nonce.
-func (k *Copier) checkSources(ctx context.Context, names []string) error {
-	slices.Sort(names)
-	for _, name := range names {
+func (k *Copier) checkSources(ctx context.Context) error {
+	slices.Sort(k.from)
+	for _, name := range k.from {
 		v, err := k.Engine.InspectVolume(ctx, name)
 		if errors.Is(err, engine.ErrNotFound) || err == nil && v.Labels[record.Nonce] == k.Nonce {
 			return fmt.Errorf("%w: %s was removed while it was copied", fault.VolumeNotFound, name)

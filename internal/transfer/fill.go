@@ -21,6 +21,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/source"
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
 // A Directory is a directory of this machine to copy into a new volume.
@@ -50,12 +51,13 @@ func (f *Filler) Directories(ctx context.Context, dirs []Directory) error {
 	return f.fill(ctx, dirs)
 }
 
-func (f *Filler) fill(ctx context.Context, fills []Directory) error {
+func (f *Filler) fill(ctx context.Context, fills []Directory) (err error) {
 	if len(fills) == 0 {
 		return nil
 	}
+	ctx, span := trace.Start(ctx, trace.Copy)
+	defer span.End(&err)
 	if ids := f.identities(fills); ids != nil {
-		var err error
 		if fills, err = f.copyOnEngine(ctx, fills, ids); err != nil || len(fills) == 0 {
 			return err
 		}

@@ -10,63 +10,8 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
-
-// errChanged is the error of a sandbox that was started, stopped or unpaused while it was
-// copied.
-var errChanged = errors.New("it was started, stopped or unpaused while it was copied")
-
-// pauseAttempts is how often the copy of a sandbox is tried whose state changes meanwhile.
-const pauseAttempts = 3
-
-// CopyPaused runs the jobs and then calls then, which may be nil, with the sandbox paused from
-// when the helper is ready. A sandbox that does not run, or that somebody else has paused,
-// stays as it is. If the sandbox's state changes meanwhile all of it runs again, at most
-// pauseAttempts times.
-func CopyPaused(ctx context.Context, k *Copier, rec record.Sandbox, jobs []Job, then func(context.Context, engine.Container) error) error {
-	return whilePaused(ctx, k.Store, rec, func(got engine.Container, again bool, pause func() error) error {
-		for i := range jobs {
-			if jobs[i].Layer {
-				jobs[i].readLayer(got)
-			}
-			jobs[i].Again = again
-		}
-		err := k.Copy(ctx, jobs, pause)
-		if err == nil && then != nil {
-			err = then(ctx, got)
-		}
-		return err
-	})
-}
-
-// whilePaused calls do with a function that pauses the sandbox if it runs, and unpauses it
-// when do returns.
-func whilePaused(ctx context.Context, s *store.Store, rec record.Sandbox, do func(got engine.Container, again bool, pause func() error) error) error {
-	for try := 1; ; try++ {
-		got, err := s.Recheck(ctx, rec)
-		if err != nil {
-			return err
-		}
-		p := &pause{s: s, rec: rec, id: got.ID}
-		err = do(got, try > 1, func() error { return p.start(ctx, got) })
-		stayed, endErr := p.end(ctx)
-		if endErr != nil || ctx.Err() != nil {
-			return errors.Join(err, endErr)
-		}
-		// A failure because the sandbox has changed is reported as such.
-		now, gone := s.Recheck(ctx, rec)
-		if gone != nil {
-			return errors.Join(gone, err)
-		}
-		changed := errors.Is(err, errChanged) || !stayed || now.ID != got.ID || !now.StartedAt.Equal(got.StartedAt) || now.State != got.State
-		if !changed {
-			return err
-		}
-		if try == pauseAttempts {
-			return errors.Join(errChanged, err)
-		}
-	}
-}
 
 // A pause is a pause of a sandbox by this process. A marker lasts as long: whoever finds it
 // after this process has died unpauses the sandbox.
@@ -84,10 +29,12 @@ type pause struct {
 const pauseTimeout = 30 * time.Second
 
 // start pauses the sandbox if it runs.
-func (p *pause) start(ctx context.Context, got engine.Container) error {
+func (p *pause) start(ctx context.Context, got engine.Container) (err error) {
 	if got.State != engine.StateRunning {
 		return nil
 	}
+	ctx, span := trace.Start(ctx, trace.Pause, trace.Name(p.rec.Name), trace.Container(got.ID))
+	defer span.End(&err)
 	p.nonce = record.PauseNonce(p.rec)
 	for {
 		var err error
@@ -109,7 +56,7 @@ func (p *pause) start(ctx context.Context, got engine.Container) error {
 	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), pauseTimeout)
 	defer cancel()
 	p.requested = true
-	err := p.pauseContainer(own)
+	err = p.pauseContainer(own)
 	switch {
 	case errors.Is(err, engine.ErrConflict), errors.Is(err, engine.ErrNotFound):
 		p.requested = false // it was stopped, or paused by somebody else

@@ -17,6 +17,8 @@ import (
 // snapshot.
 type SnapshotFiles struct {
 	Record record.SnapshotRecord
+	// Check, which may be nil, can fail the copy while the sandbox is paused.
+	Check func(context.Context, engine.Container) error
 
 	m      *machine.Machine
 	from   record.Sandbox
@@ -26,6 +28,8 @@ type SnapshotFiles struct {
 	claim  *record.Claim
 	undo   store.Undo
 	report *machine.Reporter
+
+	commits bool // the container's own files have to be committed
 }
 
 // NewSnapshotFiles returns files to copy from a sandbox with this container, image and mounts.
@@ -44,6 +48,11 @@ func (f *SnapshotFiles) Create(ctx context.Context) error {
 	if _, err := f.m.EnsureGuest(ctx, f.report); err != nil {
 		return err
 	}
+	layer, err := f.m.LayerOf(ctx, f.got)
+	if err != nil {
+		return err
+	}
+	f.commits = layer == (machine.Layer{})
 	jobs := f.jobs()
 	for i := range jobs {
 		name := record.FrozenName(f.Record.ID, i)
@@ -53,6 +62,12 @@ func (f *SnapshotFiles) Create(ctx context.Context) error {
 		}
 	}
 	image, roots, err := f.copy(ctx, jobs)
+	if errors.Is(err, ErrNoLayer) && !f.commits {
+		f.m.Log.Warn("files outside of volumes are committed", "sandbox", f.from.Name, "error", err)
+		last := len(jobs) - 1
+		f.commits, jobs, f.Record.Trees = true, jobs[:last], f.Record.Trees[:last] // as below
+		image, roots, err = f.copy(ctx, jobs)
+	}
 	if err != nil {
 		return err
 	}
@@ -89,10 +104,6 @@ func (f *SnapshotFiles) claimID(ctx context.Context) (err error) {
 	return err
 }
 
-// needsCommit reports whether the container's own files have to be committed, because the
-// engine does not show where they are on its disk.
-func (f *SnapshotFiles) needsCommit() bool { return f.got.Upper == "" }
-
 // jobs returns the copies to make, and sets the trees of the record.
 func (f *SnapshotFiles) jobs() []Job {
 	jobs := []Job{{What: "workspace", From: Tree{Volume: record.WorkspaceName(f.from.ID)}}}
@@ -103,7 +114,7 @@ func (f *SnapshotFiles) jobs() []Job {
 			f.Record.Trees = append(f.Record.Trees, record.Tree{Target: m.Target, Source: m.Source})
 		}
 	}
-	if f.needsCommit() {
+	if f.commits {
 		return jobs
 	}
 	// Sandboxes from the snapshot mount these again, so they are no content.
@@ -115,34 +126,46 @@ func (f *SnapshotFiles) jobs() []Job {
 	return append(jobs, Job{What: "files of the container", Layer: true, Mounts: mounts})
 }
 
-// copy runs the jobs while the sandbox is paused. It returns the image for containers with
-// these files, and the attributes of the trees' root directories.
+// copy runs the jobs while no process of the sandbox runs. It returns the image for containers
+// with these files, and the attributes of the trees' root directories.
 func (f *SnapshotFiles) copy(ctx context.Context, jobs []Job) (image string, roots []wire.Root, err error) {
 	ref := record.SnapshotImage(f.Record.ID)
 	f.undo.Add("image "+ref, func(ctx context.Context) error { return f.m.Uncommit(ctx, ref, f.Record.Nonce) })
 	k := NewCopier(f.m, f.from.Name, f.Record.Nonce, f.report)
 	f.undo.Add("helper", k.Undo.Run)
-	err = CopyPaused(ctx, k, f.from, jobs, func(ctx context.Context, got engine.Container) error {
-		image, f.Record.ImageID = got.ImageID, got.ImageID
-		if !f.needsCommit() {
-			return nil
+	committed := ""
+	var commit *Then
+	if f.commits || f.Check != nil {
+		commit = &Then{
+			Do: func(ctx context.Context, got engine.Container) (err error) {
+				if f.Check != nil {
+					if err := f.Check(ctx, got); err != nil {
+						return err
+					}
+				}
+				if f.commits {
+					committed, err = Commit(ctx, f.m, got, f.image, ref, f.Record.FrozenLabels(), false, f.report)
+				}
+				return err
+			},
+			Undo: func(ctx context.Context) error { return f.m.Uncommit(ctx, ref, f.Record.Nonce) },
 		}
-		made, err := Commit(ctx, f.m, got, f.image, ref, f.Record.FrozenLabels(), f.report)
-		if made != "" {
-			image, f.Record.ImageID = made, ""
-		}
-		return err
-	})
+	}
+	got, err := CopyConsistent(ctx, k, f.from, jobs, commit)
+	image, f.Record.ImageID = got.ImageID, got.ImageID
+	if committed != "" {
+		image, f.Record.ImageID = committed, ""
+	}
 	f.Record.Size = k.last.Bytes
 	return image, k.last.Roots, err
 }
 
 // Commit commits a container to ref and returns the image's ID, or nothing if the container
-// has no files of its own. The end of ctx does not cancel it: the engine goes on, and its
+// has no files of its own. The record of its processes alone counts only if processes is set. The end of ctx does not cancel it: the engine goes on, and its
 // image would come after the undo.
-func Commit(ctx context.Context, m *machine.Machine, got engine.Container, image engine.Image, ref string, labels map[string]string, report *machine.Reporter) (string, error) {
+func Commit(ctx context.Context, m *machine.Machine, got engine.Container, image engine.Image, ref string, labels map[string]string, processes bool, report *machine.Reporter) (string, error) {
 	diff, err := m.Engine.DiffContainer(ctx, got.ID)
-	if err != nil || unchanged(diff, got) {
+	if err != nil || unchanged(diff, got, processes) {
 		return "", err
 	}
 	report.Report(machine.Progress{Step: "commit"})
@@ -150,11 +173,33 @@ func Commit(ctx context.Context, m *machine.Machine, got engine.Container, image
 	return made.ID, err
 }
 
-// unchanged reports whether a container differs from its image in mount points only.
-func unchanged(diff []engine.Change, got engine.Container) bool {
+// unchanged reports whether a container differs from its image in mount points only, and in the
+// record of its processes unless processes is set.
+func unchanged(diff []engine.Change, got engine.Container, processes bool) bool {
 	return !slices.ContainsFunc(diff, func(c engine.Change) bool {
+		if !processes && strings.HasPrefix(c.Path, wire.ProcessesFile) {
+			return false
+		}
 		return c.Kind != engine.Added || !slices.ContainsFunc(got.Mounts, func(m engine.MountPoint) bool { return m.Target == c.Path })
 	})
+}
+
+// ChangedPaths returns the paths of a container that differ from its image, sorted, except mount
+// points, its working directory, and directories above these.
+func ChangedPaths(ctx context.Context, m *machine.Machine, got engine.Container, workdir string) ([]string, error) {
+	diff, err := m.Engine.DiffContainer(ctx, got.ID)
+	var paths []string
+	for _, c := range diff {
+		above := func(dir string) bool { return dir == c.Path || strings.HasPrefix(dir, c.Path+"/") }
+		if strings.HasPrefix(c.Path, wire.ProcessesFile) {
+			continue
+		}
+		if c.Kind == engine.Deleted || !above(workdir) && !slices.ContainsFunc(got.Mounts, func(m engine.MountPoint) bool { return above(m.Target) }) {
+			paths = append(paths, c.Path)
+		}
+	}
+	slices.Sort(paths)
+	return paths, err
 }
 
 // Undo removes everything that was created.

@@ -1,0 +1,58 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"path"
+	"strings"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// A Layer is the directory on the engine's machine that a container's own layer is in. Either the
+// engine reports it, or a copier finds it among all layers: in Root it is the directory Name of the
+// only entry in which that has a directory Mark.
+type Layer struct {
+	Dir, Merged      string // see [engine.Container]
+	Root, Name, Mark string
+}
+
+// LayersDir is where a copier that has to find layers has all of them mounted, until it has.
+const LayersDir = "/copy/layers"
+
+// snapshotter is the storage driver of engines that keep layers in directories and don't report
+// them: those with containerd's image store.
+const snapshotter = "overlayfs"
+
+// LayerOf returns the layer of a sandbox's container, or the zero Layer if the storage driver keeps
+// layers in another way. A layer that the engine does not report is a sibling of any helper's, and
+// its mark is the mount point of the guest, whose name is random. A container that was never
+// started may get all of its mount points.
+func (m *Machine) LayerOf(ctx context.Context, got engine.Container) (Layer, error) {
+	if got.Upper != "" {
+		return Layer{Dir: got.Upper, Merged: got.Merged}, nil
+	}
+	driver, err := m.Engine.StorageDriver(ctx)
+	mark := ""
+	for _, p := range got.Mounts {
+		if strings.HasPrefix(p.Target, wire.Dir+"-") {
+			mark = p.Target
+		}
+	}
+	if err != nil || driver != snapshotter || mark == "" {
+		return Layer{}, err
+	}
+	own, err := m.layers.get(ctx, m, func(spec *engine.ContainerSpec) { spec.Entrypoint = append(spec.Entrypoint, wire.VerbLayer) })
+	if err != nil || !path.IsAbs(own.Upper) {
+		return Layer{}, err
+	}
+	if got.StartedAt.IsZero() {
+		// The engine makes the mount points to look at one.
+		if _, err := m.Engine.StatPath(ctx, got.ID, mark); err != nil && !errors.Is(err, engine.ErrNotFound) {
+			return Layer{}, err
+		}
+	}
+	// …/snapshots/12/fs
+	return Layer{Root: path.Dir(path.Dir(own.Upper)), Name: path.Base(own.Upper), Mark: path.Base(mark)}, nil
+}
