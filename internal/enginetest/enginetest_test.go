@@ -303,9 +303,8 @@ func TestEngineThatLocksUpIsTold(t *testing.T) {
 	u := newUpstream(t)
 	p := enginetest.NewProxyTo(t, u.host)
 	t.Setenv("DOCKER_HOST", p.Host())
-	never := make(chan struct{})
 	p.Arm(3, enginetest.Stall, nil)
-	if !enginetest.LockedUp(never, time.Millisecond, time.Second) {
+	if !enginetest.LockedUp(t.Context(), time.Millisecond, time.Second) {
 		t.Error("an engine that answers no more has not locked up")
 	}
 	if n := p.Count(); n != 3 {
@@ -314,10 +313,9 @@ func TestEngineThatLocksUpIsTold(t *testing.T) {
 
 	// Down is not locked up: tests take engines down.
 	p.Refuse(true)
-	done := make(chan struct{})
-	timer := time.AfterFunc(300*time.Millisecond, func() { close(done) })
-	defer timer.Stop()
-	if enginetest.LockedUp(done, time.Millisecond, time.Minute) {
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if enginetest.LockedUp(ctx, time.Millisecond, time.Minute) {
 		t.Error("an engine that is down has locked up")
 	}
 }
@@ -399,6 +397,8 @@ func engineOf(t *testing.T) (host string, seen func() string) {
 		case strings.HasSuffix(r.URL.Path, "/containers/create"):
 			w.WriteHeader(http.StatusCreated)
 			_, _ = io.WriteString(w, `{"Id":"made"}`)
+		case strings.HasSuffix(r.URL.Path, "/info"):
+			_, _ = io.WriteString(w, `{"Driver":"overlayfs","NCPU":2}`)
 		case strings.HasSuffix(r.URL.Path, "/json"):
 			_, _ = io.WriteString(w, `{"Id":"made","GraphDriver":{"Name":"overlay2","Data":{"UpperDir":"/u","MergedDir":"/m","ID":"i"}},"Size":12345678901234567890}`)
 		}
@@ -415,9 +415,9 @@ func TestProxyHidesLayers(t *testing.T) {
 	host, _ := engineOf(t)
 	p := enginetest.NewProxyTo(t, host)
 	c := clientOf(t, p.Host())
-	describe := func() string {
+	describe := func(what string) string {
 		t.Helper()
-		resp, err := c.Get("http://engine/v1.41/containers/made/json")
+		resp, err := c.Get("http://engine/v1.41/" + what)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -428,11 +428,17 @@ func TestProxyHidesLayers(t *testing.T) {
 		}
 		return string(b)
 	}
-	if got := describe(); !strings.Contains(got, "UpperDir") {
+	if got := describe("containers/made/json"); !strings.Contains(got, "UpperDir") {
 		t.Errorf("as it is: %s", got)
 	}
+	if got := describe("info"); !strings.Contains(got, "overlayfs") {
+		t.Errorf("the engine as it is: %s", got)
+	}
 	p.HideLayers()
-	if got := describe(); strings.Contains(got, "Dir") || !strings.Contains(got, `"ID":"i"`) || !strings.Contains(got, "12345678901234567890") {
+	if got := describe("info"); !strings.Contains(got, `"Driver":"vfs"`) || !strings.Contains(got, `"NCPU":2`) {
+		t.Errorf("the engine without layers: %s", got)
+	}
+	if got := describe("containers/made/json"); strings.Contains(got, "Dir") || !strings.Contains(got, `"ID":"i"`) || !strings.Contains(got, "12345678901234567890") {
 		t.Errorf("without its layer: %s", got)
 	}
 }

@@ -36,6 +36,7 @@ type FakeContainer struct {
 	State     string // "exited", "running" or "created"
 	Labels    map[string]string
 	Volumes   map[string]string // by where they are mounted
+	Unlisted  bool              // it is being removed: calls don't find it, and its volumes are not released yet
 }
 
 // NewFake starts an engine that holds nothing. It ends with the test.
@@ -191,11 +192,11 @@ func (f *Fake) answer(r *http.Request, path string) (status int, reply any) {
 }
 
 func (f *Fake) container(ref string) (c FakeContainer, name string, ok bool) {
-	if c, ok = f.containers[ref]; ok {
+	if c, ok = f.containers[ref]; ok && !c.Unlisted {
 		return c, ref, true
 	}
 	for name, c := range f.containers {
-		if c.ID == ref {
+		if c.ID == ref && !c.Unlisted {
 			return c, name, true
 		}
 	}
@@ -206,7 +207,7 @@ func (f *Fake) listContainers(r *http.Request) []fields {
 	list := []fields{}
 	for _, name := range slices.Sorted(maps.Keys(f.containers)) {
 		c := f.containers[name]
-		if labelled(r, c.Labels) {
+		if labelled(r, c.Labels) && !c.Unlisted {
 			list = append(list, fields{"Id": c.ID, "Names": []string{"/" + name}, "Image": c.Image, "State": c.State, "Labels": c.Labels,
 				"Created": time.Now().Unix() - 3600, "Mounts": c.mounts()})
 		}

@@ -76,6 +76,7 @@ type Proxy struct {
 	count   int
 	calls   []string
 	targets []string
+	made    map[string]bool // names of containers that were asked for, of all time
 	at      int
 	ending  string // of the call that at is to be, where it is not known yet
 	fault   Fault
@@ -89,6 +90,8 @@ type Proxy struct {
 
 	// What it makes of the engine, see rewrite.go.
 	hideLayers, refuseOverlays bool
+	partNetworks               bool
+	filterNothing              bool
 	bootID                     string          // of this machine, if the engine is to be elsewhere
 	overlays                   []string        // volumes
 	overlaid                   []string        // containers with such volumes
@@ -113,7 +116,7 @@ func NewProxyTo(t testing.TB, host string) *Proxy {
 		t.Fatal(err)
 	}
 	p := &Proxy{
-		t: t, path: filepath.Join(dir, "s"), open: map[net.Conn]struct{}{},
+		t: t, path: filepath.Join(dir, "s"), open: map[net.Conn]struct{}{}, made: map[string]bool{},
 		upstream: func() (net.Conn, error) { return net.Dial(network, addr) },
 	}
 	if err := p.listen(); err != nil {
@@ -256,6 +259,13 @@ func (p *Proxy) Requests() []string {
 	return slices.Clone(p.targets)
 }
 
+// Made reports whether a client of the proxy has asked for a container of that name, ever.
+func (p *Proxy) Made(name string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.made[name]
+}
+
 // Fired reports whether the armed fault has happened.
 func (p *Proxy) Fired() bool {
 	p.mu.Lock()
@@ -352,6 +362,9 @@ func (p *Proxy) arrive(req *http.Request) Fault {
 	p.count++
 	p.calls = append(p.calls, req.Method+" "+versionRE.ReplaceAllString(req.URL.Path, "/"))
 	p.targets = append(p.targets, req.Method+" "+versionRE.ReplaceAllString(req.URL.RequestURI(), "/"))
+	if name := req.URL.Query().Get("name"); name != "" && strings.HasSuffix(req.URL.Path, "/containers/create") {
+		p.made[name] = true
+	}
 	if p.ending != "" && strings.HasSuffix(p.calls[p.count-1], p.ending) {
 		p.at, p.ending = p.count, ""
 	}

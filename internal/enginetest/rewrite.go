@@ -16,7 +16,8 @@ import (
 const otherBootID = "00000000-0000-4000-8000-000000000000"
 
 // HideLayers makes the engine one that shows no container's own files on its disk: its
-// descriptions of containers don't say where they are.
+// descriptions of containers don't say where they are, and its storage driver has them in no
+// directories.
 func (p *Proxy) HideLayers() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -29,6 +30,22 @@ func (p *Proxy) RefuseOverlays() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.refuseOverlays = true
+}
+
+// PartNetworks makes the engine one where no container gets the network namespace of another: a
+// helper does not reach PID 1 of a sandbox, whose processes thus can't be held.
+func (p *Proxy) PartNetworks() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.partNetworks = true
+}
+
+// FilterNothing makes the engine one where no container can filter its network, as under an OCI
+// runtime without nftables.
+func (p *Proxy) FilterNothing() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.filterNothing = true
 }
 
 // RunElsewhere makes the engine one of another machine: no directory is the one that a
@@ -45,6 +62,9 @@ func (p *Proxy) RunElsewhere() {
 }
 
 var (
+	adminRE   = regexp.MustCompile(`("CapAdd":\[[^]]*)"(?:CAP_)?NET_ADMIN"`)
+	joinRE    = regexp.MustCompile(`"NetworkMode":"container:[^"]*"`)
+	infoRE    = regexp.MustCompile(`^(/v[0-9.]+)?/info$`)
 	inspectRE = regexp.MustCompile(`^(/v[0-9.]+)?/containers/[^/]+/json$`)
 	useRE     = regexp.MustCompile(`^(?:/v[0-9.]+)?/containers/([^/]+)/(start|archive)$`)
 )
@@ -59,7 +79,7 @@ func (p *Proxy) request(req *http.Request) (refusal *http.Response, err error) {
 			return refuse(req, "error while mounting volume: no such device"), nil
 		}
 	}
-	if !p.refuseOverlays && p.bootID == "" || req.Method != http.MethodPost || !strings.HasSuffix(req.URL.Path, "/create") || req.Body == nil {
+	if !p.refuseOverlays && !p.partNetworks && !p.filterNothing && p.bootID == "" || req.Method != http.MethodPost || !strings.HasSuffix(req.URL.Path, "/create") || req.Body == nil {
 		return nil, nil
 	}
 	body, err := io.ReadAll(req.Body)
@@ -78,6 +98,12 @@ func (p *Proxy) request(req *http.Request) (refusal *http.Response, err error) {
 	}
 	if p.bootID != "" && strings.HasSuffix(req.URL.Path, "/containers/create") {
 		body = bytes.ReplaceAll(body, []byte(p.bootID), []byte(otherBootID))
+	}
+	if p.partNetworks && strings.HasSuffix(req.URL.Path, "/containers/create") {
+		body = joinRE.ReplaceAll(body, []byte(`"NetworkMode":"none"`))
+	}
+	if p.filterNothing && strings.HasSuffix(req.URL.Path, "/containers/create") {
+		body = adminRE.ReplaceAll(body, []byte(`$1"CHOWN"`)) // which all have
 	}
 	req.Body = io.NopCloser(bytes.NewReader(body))
 	req.ContentLength = int64(len(body))
@@ -98,9 +124,17 @@ func (p *Proxy) request(req *http.Request) (refusal *http.Response, err error) {
 func (p *Proxy) reply(req *http.Request, resp *http.Response) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	describes := p.hideLayers && resp.StatusCode == http.StatusOK && req.Method == http.MethodGet && inspectRE.MatchString(req.URL.Path)
+	var hide func(map[string]json.RawMessage) error
+	if p.hideLayers && resp.StatusCode == http.StatusOK && req.Method == http.MethodGet {
+		switch {
+		case inspectRE.MatchString(req.URL.Path):
+			hide = hideLayer
+		case infoRE.MatchString(req.URL.Path):
+			hide = hideDriver
+		}
+	}
 	i := slices.Index(p.overlaidRequests, req)
-	if !describes && i < 0 {
+	if hide == nil && i < 0 {
 		return nil
 	}
 	body, err := io.ReadAll(resp.Body)
@@ -115,8 +149,15 @@ func (p *Proxy) reply(req *http.Request, resp *http.Response) error {
 			p.overlaid = append(p.overlaid, made.ID)
 		}
 	}
-	if describes {
-		if body, err = withoutLayer(body); err != nil {
+	if hide != nil {
+		var reply map[string]json.RawMessage
+		if err = json.Unmarshal(body, &reply); err == nil {
+			err = hide(reply)
+		}
+		if err == nil {
+			body, err = json.Marshal(reply)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -125,26 +166,27 @@ func (p *Proxy) reply(req *http.Request, resp *http.Response) error {
 	return nil
 }
 
-func withoutLayer(body []byte) ([]byte, error) {
-	var container map[string]json.RawMessage
-	if err := json.Unmarshal(body, &container); err != nil {
-		return nil, err
-	}
+// hideDriver changes the description of an engine.
+func hideDriver(info map[string]json.RawMessage) error {
+	info["Driver"] = json.RawMessage(`"vfs"`)
+	return nil
+}
+
+// hideLayer changes the description of a container.
+func hideLayer(container map[string]json.RawMessage) error {
 	var driver struct {
 		Name string
 		Data map[string]string
 	}
 	if err := json.Unmarshal(container["GraphDriver"], &driver); err != nil {
-		return nil, err
+		return err
 	}
 	for _, dir := range []string{"LowerDir", "MergedDir", "UpperDir", "WorkDir"} {
 		delete(driver.Data, dir)
 	}
 	var err error
-	if container["GraphDriver"], err = json.Marshal(driver); err != nil {
-		return nil, err
-	}
-	return json.Marshal(container)
+	container["GraphDriver"], err = json.Marshal(driver)
+	return err
 }
 
 // refuse is an error of the engine's.

@@ -179,22 +179,26 @@ const hung = 5 * time.Minute
 // (moby#46661): they answer, but what has to do with networks waits for ever, and so
 // would every test. It is for TestMain, until stop is called.
 func Watch() (stop func()) {
-	done := make(chan struct{})
-	go func() {
+	ctx, cancel := context.WithCancel(context.Background())
+	var asking sync.WaitGroup
+	asking.Go(func() {
 		const patience = 2 * time.Minute
-		if lockedUp(done, 20*time.Second, patience) {
+		if lockedUp(ctx, 20*time.Second, patience) {
 			fmt.Fprintf(os.Stderr, "the engine has locked up: for %v it has not said what networks it has\n", patience)
 			os.Exit(1)
 		}
-	}()
-	return func() { close(done) }
+	})
+	return func() {
+		cancel()
+		asking.Wait()
+	}
 }
 
-// lockedUp asks every so often, until done, and reports whether the engine ever let
+// lockedUp asks every so often, until ctx ends, and reports whether the engine ever let
 // the patience of the one who asks run out. One that is down does not.
-func lockedUp(done <-chan struct{}, every, patience time.Duration) bool {
+func lockedUp(ctx context.Context, every, patience time.Duration) bool {
 	ask := func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://engine/networks", nil)
 		if err != nil {
@@ -210,10 +214,10 @@ func lockedUp(done <-chan struct{}, every, patience time.Duration) bool {
 	defer tick.Stop()
 	for {
 		select {
-		case <-done:
+		case <-ctx.Done():
 			return false
 		case <-tick.C:
-			if errors.Is(ask(), context.DeadlineExceeded) {
+			if errors.Is(ask(), context.DeadlineExceeded) && ctx.Err() == nil {
 				return true
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 )
 
 // The classes of errors, each with its HTTP status code. The root package exports them
@@ -40,6 +41,16 @@ func (e *class) Error() string { return e.text }
 func Known(err error) bool {
 	var c *class
 	return errors.As(err, &c)
+}
+
+// Type returns the class of err as an identifier, such as "sandbox_not_found", or "" if it
+// has none.
+func Type(err error) string {
+	var c *class
+	if errors.As(err, &c) {
+		return strings.ReplaceAll(strings.ToLower(c.text), " ", "_")
+	}
+	return ""
 }
 
 // StatusCode returns the HTTP status code for err: that of its class, else 504 for a

@@ -6,16 +6,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/build"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
-	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
+	"github.com/seed-1a2d6d8f/sandbox/internal/transfer"
 )
 
 // A Client creates sandboxes on one engine and opens handles on them.
@@ -23,6 +25,15 @@ type Client struct {
 	*machine.Machine
 	MaxPorts int // that a sandbox may publish; 0 is the default
 	Limits   Limits
+	Audit    *slog.Logger // gets a record of each command; nil for none
+}
+
+// New returns a client on a machine. maxPorts and limits are its fields.
+func New(m *machine.Machine, maxPorts int, limits Limits) *Client {
+	m.Refill = func(ctx context.Context, rec record.Sandbox, nonce string) error {
+		return transfer.Refill(ctx, m, rec, nonce, &machine.Reporter{})
+	}
+	return &Client{Machine: m, MaxPorts: maxPorts, Limits: limits}
 }
 
 // Limits bound what a sandbox can make this program hold. All are set. The root package
@@ -45,11 +56,12 @@ type CreateOptions struct {
 }
 
 // confirmed asks for confirmation once, if the caller wants that.
-func (o *CreateOptions) confirmed() error {
+func (o *CreateOptions) confirmed(ctx context.Context) error {
 	if o.Confirm == nil {
 		return nil
 	}
-	if err := o.Confirm(o.Plan); err != nil {
+	err := trace.Do(ctx, trace.Hook, func(context.Context) error { return o.Confirm(o.Plan) })
+	if err != nil {
 		return fmt.Errorf("not confirmed: %w", err)
 	}
 	o.Confirm = nil
@@ -68,10 +80,22 @@ func (c *Client) Create(ctx context.Context, o *CreateOptions, from build.Origin
 			return nil, err
 		}
 		h, err := c.finishCreate(ctx, o, b, func(ctx context.Context) error { return c.start(ctx, b, b.Fill) })
-		if !errors.Is(err, build.ErrTryAgain) || ctx.Err() != nil {
+		if again, err := tryAgain(ctx, err); !again {
 			return h, err
 		}
 	}
+}
+
+// tryAgain reports whether a build is made in another way after err, and if not, with which error
+// the call fails.
+func tryAgain(ctx context.Context, err error) (bool, error) {
+	switch {
+	case !errors.Is(err, build.ErrTryAgain):
+		return false, err
+	case ctx.Err() != nil:
+		return false, fmt.Errorf("%w: %w", fault.Cancelled(ctx), err)
+	}
+	return true, nil
 }
 
 // prepare returns a build after [build.Build.Prepare]. It takes over from a dead creator of
@@ -84,7 +108,7 @@ func (c *Client) prepare(ctx context.Context, o *CreateOptions, from build.Origi
 		if err := c.CheckAttached(ctx, o.Plan.Mounts); err != nil {
 			return nil, err
 		}
-		if err := o.confirmed(); err != nil {
+		if err := o.confirmed(ctx); err != nil {
 			return nil, err
 		}
 		b, err := c.tryPrepare(ctx, o, from)
@@ -175,7 +199,8 @@ func (c *Client) finishCreate(caller context.Context, o *CreateOptions, b *build
 		return h, err
 	}
 	for _, fn := range o.OnCreate {
-		if err := fn(store.WithCreating(ctx, b.Record.Name), h); err != nil {
+		err := trace.Do(store.WithCreating(ctx, b.Record.Name), trace.Hook, func(ctx context.Context) error { return fn(ctx, h) }, h.Trace()...)
+		if err != nil {
 			return h, fmt.Errorf("OnCreate: %w", err)
 		}
 	}
@@ -211,8 +236,9 @@ func (c *Client) GetOrCreate(ctx context.Context, o *CreateOptions) (*Handle, er
 type GetOptions struct {
 	OnResume      []Hook
 	WithoutResume bool
+	NeverResume   bool // no call on the handle starts a session either
 	Report        *machine.Reporter
-	Secrets       []wire.Secret // what transforms of the sandbox's policy are to set
+	Secrets       []plan.Secret // what transforms of the sandbox's policy are to set
 	Strict        bool          // a secret for what the policy does not transform is an error
 }
 
@@ -223,6 +249,7 @@ func (c *Client) Get(ctx context.Context, nameOrID string, o GetOptions) (*Handl
 		return nil, err
 	}
 	h := c.handle(rec, got, o.OnResume)
+	h.neverResume = o.NeverResume
 	opened := false
 	defer func() { // OnResume may panic
 		if !opened {
@@ -237,7 +264,7 @@ func (c *Client) Get(ctx context.Context, nameOrID string, o GetOptions) (*Handl
 }
 
 func (h *Handle) open(ctx context.Context, got engine.Container, o GetOptions) error {
-	if err := h.acceptSecrets(o.Secrets, o.Strict); err != nil || o.WithoutResume {
+	if err := h.acceptSecrets(o.Secrets, o.Strict); err != nil || o.WithoutResume || o.NeverResume {
 		return err
 	}
 	if got.State != engine.StateRunning {

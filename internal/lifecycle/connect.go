@@ -18,6 +18,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
 // connectTimeout bounds a connection to the guest, which costs one exec of the engine.
@@ -37,7 +38,7 @@ func (h *Handle) Connect(ctx context.Context) (*guest.Conn, error) {
 		if !errors.Is(err, ErrNoSession) {
 			return conn, err
 		}
-		if !h.rec.Persistent || try == 2 {
+		if !h.known().Persists() || try == 2 {
 			return nil, fmt.Errorf("%w: %w", fault.NotRunning, err)
 		}
 		if err := h.resume(ctx); err != nil {
@@ -46,30 +47,27 @@ func (h *Handle) Connect(ctx context.Context) (*guest.Conn, error) {
 	}
 }
 
-// errCopied is the error of a sandbox that is paused because it is being copied.
-var errCopied = errors.New("the sandbox is being copied")
-
 // ConnectRunning returns the connection to the guest, and makes it if there is none, once for
 // concurrent callers. It waits for a copy of the sandbox to end.
 func (h *Handle) ConnectRunning(ctx context.Context) (*guest.Conn, error) {
 	for {
 		h.mu.Lock()
-		if conn := h.conn; conn != nil {
-			select {
-			case <-conn.Done():
-			default:
-				h.mu.Unlock()
-				return conn, nil
-			}
-		}
+		conn := h.conn
 		h.mu.Unlock()
-		got, err := h.share(ctx, "connect", connectTimeout, func(ctx context.Context) (any, error) {
-			return h.dial(ctx)
-		})
+		if conn != nil && !conn.Useless() {
+			return conn, nil
+		}
+		var got any
+		err := trace.Do(ctx, trace.Connect, func(ctx context.Context) (err error) {
+			got, err = h.share(ctx, "connect", connectTimeout, func(ctx context.Context) (any, error) {
+				return h.dial(ctx)
+			})
+			return err
+		}, h.Trace()...)
 		if err == nil {
 			return got.(*guest.Conn), nil
 		}
-		if !errors.Is(err, errCopied) {
+		if !errors.Is(err, store.ErrCopied) {
 			return nil, err
 		}
 		if err := h.c.AwaitUnpause(ctx, h.rec.Name); err != nil {
@@ -123,7 +121,7 @@ func (h *Handle) dial(ctx context.Context) (*guest.Conn, error) {
 		}
 		lost := errors.Is(err, guest.ErrConnectionLost)
 		var unreachable *unreachableError
-		if ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable) || !lost && !errors.As(err, &unreachable) {
+		if ctx.Err() != nil || errors.Is(err, store.ErrCopied) || errors.Is(err, engine.ErrUnavailable) || !lost && !errors.As(err, &unreachable) {
 			return nil, err
 		}
 		if err := h.checkRunning(ctx); err != nil {
@@ -144,12 +142,12 @@ func (h *Handle) dial(ctx context.Context) (*guest.Conn, error) {
 	}
 }
 
-// checkRunning fails with errCopied or ErrNoSession if the present container does not run.
+// checkRunning fails with [store.ErrCopied] or ErrNoSession if the present container does not run.
 func (h *Handle) checkRunning(ctx context.Context) error {
 	got, err := h.Current(ctx)
 	if err == nil && got.State == engine.StatePaused {
-		if _, found, err := record.FindPause(ctx, h.c.Engine, h.rec.Name); err == nil && found {
-			return errCopied
+		if err := h.c.CheckCopied(ctx, h.rec.Name); errors.Is(err, store.ErrCopied) {
+			return err
 		}
 		got, err = h.Current(ctx)
 	}
@@ -191,9 +189,12 @@ func (h *Handle) handshake(ctx context.Context) (*guest.Conn, error) {
 	var rec record.Sandbox
 	var recErr error
 	var read sync.WaitGroup
-	conn, err := dialGuest(ctx, h.c.Engine, container, guestPath, func() {
+	conn, err := h.dialGuest(ctx, container, guestPath, func() {
 		read.Go(func() { rec, recErr = h.Refresh(ctx) })
 	})
+	if err == nil {
+		conn.OpenControl(ctx)
+	}
 	read.Wait()
 	if err == nil && recErr != nil {
 		conn.Close()
@@ -203,7 +204,11 @@ func (h *Handle) handshake(ctx context.Context) (*guest.Conn, error) {
 		return nil, &unreachableError{err}
 	}
 	conn.KeepAlive(h.checkSilence)
-	if _, err = h.beginSessionWith(ctx, conn, rec); err != nil {
+	reply, err := h.beginSessionWith(ctx, conn, rec)
+	if err == nil {
+		err = h.applyIdle(ctx, conn, reply)
+	}
+	if err != nil {
 		conn.Close()
 		return nil, err
 	}
@@ -240,6 +245,7 @@ func (h *Handle) checkSilence(ctx context.Context, silent time.Duration) error {
 		}
 		// This machine may have slept, and its network takes a moment.
 		if fault.Sleep(own, time.Second) != nil {
+			h.c.Engine.DropIdle()
 			return fault.Classify(fault.EngineUnavailable, fmt.Errorf("neither the guest nor the engine has answered for %v", silent.Round(time.Second)))
 		}
 	}
@@ -255,7 +261,7 @@ func (h *Handle) checkSilence(ctx context.Context, silent time.Duration) error {
 	h.mu.Lock()
 	path := machine.GuestPath(h.made.Settings)
 	h.mu.Unlock()
-	another, err := dialGuest(own, h.c.Engine, got.ID, path, func() {})
+	another, err := h.dialGuest(own, got.ID, path, func() {})
 	if err != nil && silent < lostAfter {
 		return nil
 	}
@@ -266,9 +272,9 @@ func (h *Handle) checkSilence(ctx context.Context, silent time.Duration) error {
 }
 
 // dialGuest starts the guest's server, calls started, and connects to it.
-func dialGuest(ctx context.Context, eng *engine.Engine, container, path string, started func()) (*guest.Conn, error) {
-	stream, err := eng.Exec(ctx, container, engine.ExecSpec{
-		Argv: []string{path, wire.VerbServe}, User: "0:0", Dir: "/", Stdin: true,
+func (h *Handle) dialGuest(ctx context.Context, container, path string, started func()) (*guest.Conn, error) {
+	stream, err := h.c.Engine.Exec(ctx, container, engine.ExecSpec{
+		Argv: []string{path, wire.VerbServe}, User: "0:0", Dir: "/", Stdin: true, Check: h.checkCopied,
 	})
 	if err != nil {
 		return nil, err
@@ -280,6 +286,8 @@ func dialGuest(ctx context.Context, eng *engine.Engine, container, path string, 
 	}
 	return conn, nil
 }
+
+func (h *Handle) checkCopied(ctx context.Context) error { return h.c.CheckCopied(ctx, h.rec.Name) }
 
 // exitNotFound is the exit code of an exec whose program does not exist.
 const exitNotFound = 127

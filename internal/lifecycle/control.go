@@ -133,18 +133,15 @@ func (h *Handle) Egress(ctx context.Context) ([]wire.Egress, error) {
 	return reply.Egress.Entries, nil
 }
 
-// EgressCount counts the connections that PID 1 has allowed and blocked. They are known only
-// if there is a connection to the guest already.
-func (h *Handle) EgressCount(ctx context.Context) (allowed, blocked int64, known bool) {
+// Report returns what PID 1 says about the session. It is known only if there is a connection to
+// the guest already.
+func (h *Handle) Report(ctx context.Context) (reply wire.Reply, known bool) {
 	h.mu.Lock()
 	conn := h.conn
 	h.mu.Unlock()
 	if conn == nil || conn.Err() != nil {
-		return 0, 0, false
+		return reply, false
 	}
 	reply, err := h.requestOn(ctx, conn, wire.Control{Op: wire.OpNetwork})
-	if err != nil || reply.Network == nil {
-		return 0, 0, false
-	}
-	return reply.Network.Allowed, reply.Network.Blocked, true
+	return reply, err == nil
 }

@@ -176,7 +176,7 @@ func (h *Handle) serveSSH(ctx context.Context) (*engine.Stream, error) {
 		return nil, err
 	}
 	stream, err := h.c.Engine.Exec(ctx, container, engine.ExecSpec{
-		Argv: []string{path, wire.VerbServe, string(config)}, User: "0:0", Dir: "/", Stdin: true,
+		Argv: []string{path, wire.VerbServe, string(config)}, User: "0:0", Dir: "/", Stdin: true, Check: h.checkCopied,
 	})
 	if err != nil {
 		return nil, err

@@ -9,8 +9,10 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/build"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/transfer"
 )
@@ -21,6 +23,9 @@ func (c *Client) Fork(ctx context.Context, source string, o *CreateOptions) (*Ha
 	from, err := build.NewLive(ctx, c.Machine, source)
 	if err != nil {
 		return nil, err
+	}
+	if o.Plan.Has(plan.Image) {
+		from.WithoutUser()
 	}
 	if err := o.Plan.Inherit(from.Plan); err != nil {
 		return nil, err
@@ -43,6 +48,10 @@ func (c *Client) ForkN(ctx context.Context, source string, n int, o *CreateOptio
 		return nil, err
 	}
 	files := transfer.NewSnapshotFiles(c.Machine, from.Record, from.Container, from.Image, from.Plan.Mounts, o.Report)
+	if o.Plan.Has(plan.Image) {
+		from.WithoutUser()
+		files.Check = func(ctx context.Context, got engine.Container) error { return from.CheckNoFiles(ctx, c.Machine, got) }
+	}
 	var forks []fork
 	defer func() {
 		shared := slices.ContainsFunc(forks, func(f fork) bool { return f.err == nil && f.build.SharesFiles() })
@@ -65,7 +74,8 @@ func (c *Client) ForkN(ctx context.Context, source string, n int, o *CreateOptio
 	// Each takes a connection, which costs the engine a fifth of a start.
 	forEach(forks, func(f *fork) {
 		f.handle, f.err = c.finishCreate(ctx, &f.order, f.build, func(context.Context) error { return f.started })
-		if errors.Is(f.err, build.ErrTryAgain) && ctx.Err() == nil {
+		again := false
+		if again, f.err = tryAgain(ctx, f.err); again {
 			f.handle, f.err = c.Create(ctx, &f.order, build.FromFiles(files.Record))
 		}
 	})
@@ -157,4 +167,54 @@ func (h *Handle) Snapshot(ctx context.Context, name string, expiry time.Duration
 		}
 	}
 	return files.Record, nil
+}
+
+// Rollback replaces the files of the sandbox by those of a snapshot. A session that runs ends, and
+// another one is started, also if the rollback fails after the session has ended, unless ctx has
+// ended, too.
+func (h *Handle) Rollback(ctx context.Context, id string, report *machine.Reporter) error {
+	for {
+		if err := h.CheckUsable(); err != nil {
+			return err
+		}
+		was, err := h.awaitUnpaused(ctx)
+		if err != nil {
+			return err
+		}
+		err = build.Rollback(ctx, h.c.Machine, h.known(), id, report)
+		var held *record.HeldError
+		if errors.As(err, &held) {
+			if err := h.c.AwaitChange(ctx, h.rec.Name); err != nil {
+				return err
+			}
+			continue
+		}
+		if !was.HasSession() || err != nil && ctx.Err() != nil {
+			return err
+		}
+		return errors.Join(err, h.resumeEnded(ctx, was))
+	}
+}
+
+// resumeAttempts is how often a session is started that others' changes end at once.
+const resumeAttempts = 4
+
+// resumeEnded starts a session if the one of was has ended.
+func (h *Handle) resumeEnded(ctx context.Context, was engine.Container) error {
+	for try := 1; ; try++ {
+		got, err := h.Current(ctx)
+		if err != nil || got.ID == was.ID && got.HasSession() && got.StartedAt.Equal(was.StartedAt) {
+			return err
+		}
+		h.stopLease()
+		h.dropConn()
+		err = h.resume(ctx)
+		if !errors.Is(err, fault.NotRunning) || try == resumeAttempts {
+			return err
+		}
+		// Another rollback has ended the session that was just started.
+		if err := h.c.AwaitChange(ctx, h.rec.Name); err != nil {
+			return err
+		}
+	}
 }

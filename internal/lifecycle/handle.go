@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,8 +16,10 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
 // A Handle is one caller's handle on a sandbox. It is safe for concurrent use.
@@ -25,17 +28,20 @@ type Handle struct {
 	rec      record.Sandbox
 	onResume []Hook
 	runtime  string // the container's OCI runtime
-	owner    bool   // the sandbox lives as long as this handle
 	first    bool   // the handle started the first session
 
+	neverResume bool
+
 	mu        sync.Mutex
+	owner     bool            // the sandbox lives as long as this handle
 	made      record.Sandbox  // rec, with the settings of the present container
 	rev       record.Revision // what has changed since, as far as this handle knows
 	container string          // the engine's ID of it
 	env       []string        // the container's whole environment
 	conn      *guest.Conn     // to the guest, while there is one
-	secrets   []wire.Secret   // what transforms set, in version secretsOf of the policy
+	secrets   []plan.Secret   // what transforms set, in version secretsOf of the policy
 	secretsOf int64
+	deciding  *deciding     // set while the functions of secrets may be called
 	lease     *lease        // of a sandbox that is not persistent
 	resumed   *resumption   // the latest session that this handle started again
 	closed    bool          // for callers
@@ -44,6 +50,7 @@ type Handle struct {
 	ending    chan struct{} // closed when Close has finished; nil before Close
 	closeErr  error
 
+	does    chan struct{}      // has a value for each call of these functions
 	flights singleflight.Group // connects and resumes
 	work    sync.WaitGroup     // callers that wait for a flight
 	servers fileServers
@@ -53,7 +60,8 @@ type Handle struct {
 
 // handle returns a handle on a sandbox with this container.
 func (c *Client) handle(rec record.Sandbox, got engine.Container, onResume []Hook) *Handle {
-	h := &Handle{c: c, rec: rec, onResume: onResume, made: rec, rev: rec.Revision, runtime: got.Runtime, container: got.ID, env: got.Env}
+	h := &Handle{c: c, rec: rec, onResume: onResume, made: rec, rev: rec.Revision, runtime: got.Runtime, container: got.ID, env: got.Env,
+		does: make(chan struct{}, wire.MaxHooks)}
 	h.life, h.endLife = context.WithCancel(context.Background())
 	return h
 }
@@ -64,18 +72,33 @@ func (h *Handle) Client() *Client { return h.c }
 // Record returns the sandbox's record as it was when the handle was opened.
 func (h *Handle) Record() record.Sandbox { return h.rec }
 
+// Trace returns the attributes of the sandbox for spans.
+func (h *Handle) Trace() []trace.Attr {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return []trace.Attr{trace.Name(h.rec.Name), trace.ID(h.rec.ID), trace.Container(h.container), trace.Image(h.made.Settings.Image)}
+}
+
 // Mounts returns the mounts of the present container.
 func (h *Handle) Mounts() []record.Mount { return slices.Clone(h.settings().Mounts) }
 
 // Workdir returns the directory of commands that set none.
 func (h *Handle) Workdir() string { return cmp.Or(h.rec.Settings.Workdir, record.Workspace) }
 
-// Environ returns the container's environment, and what updates added to it since.
+// Environ returns the container's environment without what updates removed of it since, and what
+// they added.
 func (h *Handle) Environ() (env []string, added map[string]string) {
-	added = h.added()
+	rec := h.known()
+	added, removed, err := rec.NewEnv()
+	if err != nil {
+		h.c.Log.Warn("the environment is not as it was updated", "sandbox", rec.Name, "error", err)
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return slices.Clone(h.env), added
+	return slices.DeleteFunc(slices.Clone(h.env), func(kv string) bool {
+		k, _, _ := strings.Cut(kv, "=")
+		return slices.Contains(removed, k)
+	}), added
 }
 
 // known returns the sandbox's record with the changes that the handle has seen.
@@ -90,16 +113,6 @@ func (h *Handle) settings() record.SandboxSettings {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.made.Settings
-}
-
-// added returns the environment of commands beyond the container's.
-func (h *Handle) added() map[string]string {
-	rec := h.known()
-	env, err := rec.NewEnv()
-	if err != nil {
-		h.c.Log.Warn("the environment is not as it was updated", "sandbox", rec.Name, "error", err)
-	}
-	return env
 }
 
 // setRevision notes what was read, or made, given that the handle knew was. Another goroutine may

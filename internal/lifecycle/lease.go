@@ -3,10 +3,12 @@ package lifecycle
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/build"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
@@ -17,14 +19,39 @@ const leaseRenewal = 10 * time.Second
 // keepLease starts the renewal of the lease if the handle owns the sandbox. It is called when
 // a session is known to run.
 func (h *Handle) keepLease() {
-	if !h.owner {
-		return
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.lease == nil && !h.closed {
+	if h.owner && h.lease == nil && !h.closed {
 		h.lease = newLease(h)
 	}
+}
+
+func (h *Handle) setOwner(owner bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.owner = owner
+}
+
+// applyPersistence makes the running session, if there is one, end with this handle, or go on
+// without one, as was just recorded.
+func (h *Handle) applyPersistence(ctx context.Context, got engine.Container, persistent bool) error {
+	h.setOwner(!persistent)
+	switch {
+	case got.State != engine.StateRunning:
+		return nil
+	case !persistent:
+		h.keepLease()
+		return nil
+	}
+	h.stopLease()
+	err := h.endLease(ctx)
+	if errors.Is(err, fault.NotRunning) {
+		return nil // it ended just now, and the next one has no lease
+	}
+	if err != nil {
+		return fmt.Errorf("it is persistent now, but the running session may end with its handle: %w", err)
+	}
+	return nil
 }
 
 // A lease is the background renewal of a lease, for a sandbox that lives as long as its
@@ -58,7 +85,15 @@ func (h *Handle) renewLease(ctx context.Context) {
 	for wait := time.Duration(0); fault.Sleep(ctx, wait) == nil; {
 		try, cancel := context.WithTimeout(ctx, leaseRenewal)
 		err := h.control(try, wire.Control{Op: wire.OpLease, Lease: build.LeaseTime})
+		rec, e := h.Refresh(try)
 		cancel()
+		if err == nil && e == nil && rec.Persists() {
+			// Another process made it persistent, perhaps before this renewal.
+			if err = h.endLease(ctx); err == nil {
+				h.setOwner(false)
+				return
+			}
+		}
 		switch {
 		case err == nil:
 			wait = leaseRenewal

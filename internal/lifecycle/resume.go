@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
 // A resumption is a session that the handle started, with its calls of OnResume. One caller
@@ -73,7 +74,8 @@ func (h *Handle) mayResume(ctx context.Context) bool { return ctx.Value(resuming
 func (h *Handle) finishResume(ctx context.Context, r *resumption) error {
 	return r.finish(ctx, h.life, func(ctx context.Context) error {
 		for _, fn := range h.onResume {
-			if err := fn(h.withoutResume(ctx), h); err != nil {
+			err := trace.Do(h.withoutResume(ctx), trace.Hook, func(ctx context.Context) error { return fn(ctx, h) }, h.Trace()...)
+			if err != nil {
 				return err
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
@@ -44,7 +45,7 @@ func (h *Handle) connectIfNeeded(ctx context.Context, rec record.Sandbox, got en
 	switch {
 	case waiting || rec.TimeoutsPending(got.StartedAt):
 		err = h.applyChanges(ctx, got)
-	case how == firstStart && len(rec.Settings.Command) > 0, len(h.secretsFor(rec.Network().Version)) > 0,
+	case how == firstStart && len(rec.Settings.Command) > 0, how == resumed && rec.IdlePending(), len(h.secretsFor(rec.Network().Version)) > 0,
 		how != wasRunning && rec.Settings.Network != "" && !h.c.PolicyEnforced(h.runtime):
 		_, err = h.ConnectRunning(ctx)
 	}
@@ -81,6 +82,9 @@ func (h *Handle) beginSessionWith(ctx context.Context, conn *guest.Conn, rec rec
 		}
 		counts := rec.Network()
 		secrets := h.secretsFor(counts.Version)
+		if err := h.decideOn(ctx, conn, counts.Version, secrets); err != nil {
+			return reply, err
+		}
 		if ask || try > 0 {
 			reply, err = h.requestOn(ctx, conn, wire.Control{Op: wire.OpNetwork})
 			if err != nil {
@@ -92,7 +96,7 @@ func (h *Handle) beginSessionWith(ctx context.Context, conn *guest.Conn, rec rec
 			if reply.Network.Version > counts.Version && try == 0 {
 				continue // it was changed since we read it
 			}
-			missing := func(x wire.Secret) bool { return slices.Contains(reply.Network.Missing, x.Pattern) }
+			missing := func(x plan.Secret) bool { return slices.Contains(reply.Network.Missing, x.Pattern) }
 			if v := reply.Network.Version; v > counts.Version || v == counts.Version && !slices.ContainsFunc(secrets, missing) {
 				return reply, nil
 			}
@@ -101,7 +105,9 @@ func (h *Handle) beginSessionWith(ctx context.Context, conn *guest.Conn, rec rec
 		if err != nil {
 			return reply, err
 		}
-		begin.Secrets = secrets
+		for _, x := range secrets {
+			begin.Secrets = append(begin.Secrets, x.Secret)
+		}
 		reply, err = h.requestOn(ctx, conn, wire.Control{Op: wire.OpBegin, Begin: begin})
 		switch {
 		case err == nil:
@@ -142,9 +148,27 @@ func (h *Handle) beginMessage(ctx context.Context, rec record.Sandbox) (*wire.Be
 	return b, nil
 }
 
+// applyIdle makes the session at the other end of conn, of which reply is the latest, enforce the
+// idle timeout in the record.
+func (h *Handle) applyIdle(ctx context.Context, conn *guest.Conn, reply wire.Reply) error {
+	i := h.known().Idle()
+	switch {
+	case reply.Idle == nil && i.TimeoutMS > 0:
+		h.c.Log.Warn("the idle timeout is not enforced", "sandbox", h.rec.Name, "error", errNoIdle)
+		return nil
+	case reply.Idle == nil || reply.Idle.Version >= i.Version:
+		return nil
+	}
+	_, err := h.requestOn(ctx, conn, wire.Control{Op: wire.OpIdle, Idle: &wire.Idle{Timeout: i.Timeout(), IgnoreDetached: i.IgnoreDetached, Version: i.Version}})
+	return err
+}
+
+// errNoIdle is the error for sandboxes of versions without idle timeouts.
+var errNoIdle = fmt.Errorf("%w: the sandbox was made by an earlier version, whose PID 1 has no idle timeout", fault.Unsupported)
+
 // setSecrets keeps the secrets for the transforms of a version of the policy. They are never
 // used for another version.
-func (h *Handle) setSecrets(version int64, secrets []wire.Secret) {
+func (h *Handle) setSecrets(version int64, secrets []plan.Secret) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if version >= h.secretsOf {
@@ -152,7 +176,7 @@ func (h *Handle) setSecrets(version int64, secrets []wire.Secret) {
 	}
 }
 
-func (h *Handle) secretsFor(version int64) []wire.Secret {
+func (h *Handle) secretsFor(version int64) []plan.Secret {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.secretsOf != version {
@@ -163,7 +187,7 @@ func (h *Handle) secretsFor(version int64) []wire.Secret {
 
 // acceptSecrets keeps those of the caller's secrets that the sandbox's policy transforms. If
 // strict, all must be.
-func (h *Handle) acceptSecrets(secrets []wire.Secret, strict bool) error {
+func (h *Handle) acceptSecrets(secrets []plan.Secret, strict bool) error {
 	if len(secrets) == 0 {
 		return nil
 	}
@@ -172,10 +196,10 @@ func (h *Handle) acceptSecrets(secrets []wire.Secret, strict bool) error {
 	if err != nil {
 		return err
 	}
-	var some []wire.Secret
+	var some []plan.Secret
 	for _, x := range secrets {
 		if slices.Contains(p.Allow, policy.Name{Pattern: x.Pattern, Transform: true}) {
-			if len(x.Headers) > 0 {
+			if len(x.Headers) > 0 || x.Hook {
 				some = append(some, x)
 			}
 		} else if strict {
@@ -212,7 +236,11 @@ func sessionEnd(started time.Time, after time.Duration) func(*record.Changes) bo
 		if was != nil && was.StartedAt.Equal(started) && (was.ExpiresAt.IsZero() || !ends.ExpiresAt.IsZero() && !was.ExpiresAt.Before(ends.ExpiresAt)) {
 			return false
 		}
-		c.Session = &ends
+		now := ends
+		if was != nil && was.StartedAt.Equal(started) {
+			now.TimeoutMS, now.StopTimeoutMS = was.TimeoutMS, was.StopTimeoutMS
+		}
+		c.Session = &now
 		return true
 	}
 }

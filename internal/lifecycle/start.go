@@ -22,6 +22,9 @@ func (h *Handle) resume(ctx context.Context) error {
 	if !h.mayResume(ctx) {
 		return nil // OnResume uses the sandbox: it runs already
 	}
+	if h.neverResume {
+		return fmt.Errorf("%w: %w", fault.NotRunning, ErrNoSession)
+	}
 	got, err := h.share(ctx, "resume", remakeTimeout, func(ctx context.Context) (any, error) {
 		ctx = h.withoutResume(ctx)
 		got, err := h.remakeOutdated(ctx)

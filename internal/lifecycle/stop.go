@@ -10,6 +10,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 )
 
@@ -23,6 +24,10 @@ func (h *Handle) Start(ctx context.Context) error {
 		return err
 	}
 	if got.State == engine.StateRunning {
+		// Commands get the environment of the latest update.
+		if _, err := h.Refresh(ctx); err != nil {
+			return err
+		}
 		h.keepLease()
 		return h.finishPending(ctx)
 	}
@@ -84,7 +89,15 @@ func (h *Handle) Close(wrap func(error) error) error {
 }
 
 func (h *Handle) end(ctx context.Context) error {
-	if h.rec.Persistent {
+	// Another process may have made it persistent.
+	var rec record.Sandbox
+	if err := engine.Retry(ctx, func() (err error) {
+		rec, err = h.Refresh(ctx)
+		return err
+	}); err != nil {
+		return err
+	}
+	if rec.Persists() {
 		return engine.Retry(ctx, func() error {
 			got, err := h.Current(ctx)
 			if err != nil {
@@ -93,7 +106,7 @@ func (h *Handle) end(ctx context.Context) error {
 			return h.c.StopContainer(ctx, got, h.known())
 		})
 	}
-	_, err := h.c.Delete(ctx, h.known(), store.DropOwn)
+	_, err := h.c.Delete(ctx, rec, store.DropOwn)
 	return err
 }
 
@@ -105,21 +118,27 @@ func (h *Handle) Detach() error {
 		return nil
 	}
 	h.closed = true
+	owner := h.owner
 	h.mu.Unlock()
 
 	var err error
-	if h.owner {
+	if owner {
 		h.stopLease()
-		err = fault.Within(context.Background(), store.CloseMargin, "the session's lease was not ended", func(ctx context.Context) error {
-			ctx = h.withoutResume(ctx)
-			return engine.Retry(ctx, func() error { return h.control(ctx, wire.Control{Op: wire.OpRelease}) })
-		})
+		err = h.endLease(context.Background())
 		if errors.Is(err, fault.NotRunning) || errors.Is(err, fault.NotFound) {
 			err = nil // there is no session to leave running
 		}
 	}
 	h.release()
 	return err
+}
+
+// endLease makes PID 1 of the running session go on without a handle.
+func (h *Handle) endLease(ctx context.Context) error {
+	return fault.Within(ctx, store.CloseMargin, "the session's lease was not ended", func(ctx context.Context) error {
+		ctx = h.withoutResume(ctx)
+		return engine.Retry(ctx, func() error { return h.control(ctx, wire.Control{Op: wire.OpRelease}) })
+	})
 }
 
 // Delete deletes the sandbox; after that the handle can't be used.

@@ -22,11 +22,12 @@ func (h *Handle) Update(ctx context.Context, set *plan.Sandbox) error {
 	if err := h.CheckUsable(); err != nil {
 		return err
 	}
-	if err := h.c.CheckAttached(ctx, set.Mounts); err != nil {
-		return err
-	}
 	got, err := h.prepareUpdate(ctx, set)
 	if err != nil {
+		return err
+	}
+	set.KeepCopies(h.known())
+	if err := h.c.CheckAttached(ctx, set.Mounts); err != nil {
 		return err
 	}
 	undo, err := h.limit(ctx, got, set)
@@ -41,17 +42,29 @@ func (h *Handle) Update(ctx context.Context, set *plan.Sandbox) error {
 	if err := h.recordUpdate(ctx, got, set); err != nil {
 		return errors.Join(err, undo())
 	}
+	if set.Has(plan.Idle) {
+		if err := h.enforceIdle(ctx, got); err != nil {
+			return err
+		}
+	}
+	if set.Has(plan.Persistence) {
+		err = h.applyPersistence(ctx, got, *set.Persistent)
+	}
 	// The sandbox may have been deleted meanwhile: then the new revision is an orphan.
 	if _, err := h.Current(ctx); errors.Is(err, fault.NotFound) {
 		return errors.Join(err, record.DropRevisions(context.WithoutCancel(ctx), h.c.Engine, h.rec))
 	}
-	return nil
+	return err
 }
+
+// errNoNetwork is the error of an update of a sandbox whose OCI runtime can't filter.
+var errNoNetwork = fmt.Errorf("%w: it has no network, since its OCI runtime enforces no network policy: it can't get another policy than DenyAll, or published ports",
+	fault.Unsupported)
 
 // prepareUpdate returns the present container, ready for the update of set.
 func (h *Handle) prepareUpdate(ctx context.Context, set *plan.Sandbox) (engine.Container, error) {
 	current := h.Current
-	if set.Has(plan.Network | plan.Timeout | plan.StopTimeout) {
+	if set.Has(plan.Network | plan.Timeout | plan.StopTimeout | plan.Persistence | plan.Idle) {
 		current = h.awaitUnpaused // PID 1 may have to answer
 	}
 	got, err := current(ctx)
@@ -62,6 +75,19 @@ func (h *Handle) prepareUpdate(ctx context.Context, set *plan.Sandbox) (engine.C
 	if err != nil {
 		return got, err
 	}
+	if set.Has(plan.Persistence) && got.State == engine.StatePaused {
+		return got, fmt.Errorf("%w: it is %s, and whether it is persistent can't be changed meanwhile", fault.NotRunning, store.StateOf(got.State))
+	}
+	if got.NetworkMode == "none" && (set.Has(plan.Network) && set.Network.Mode != policy.DenyAll || len(set.Ports) > 0) {
+		return got, errNoNetwork
+	}
+	if len(set.Without.Env) > 0 {
+		image, err := h.c.Engine.InspectImage(ctx, got.ImageID)
+		if err != nil {
+			return got, fmt.Errorf("its image: %w", err)
+		}
+		set.Without.ImageEnv = image.Env
+	}
 	if got.HasSession() && rec.TimeoutsPending(got.StartedAt) && set.Has(plan.Timeout|plan.StopTimeout) {
 		// Otherwise this session would get the timeouts of the next one.
 		if err := h.applyChanges(ctx, got); err != nil && !(set.Has(plan.Network) && endsUnreached(set)) {
@@ -71,7 +97,56 @@ func (h *Handle) prepareUpdate(ctx context.Context, set *plan.Sandbox) (engine.C
 	if set.Has(plan.Network) {
 		err = h.checkReachable(ctx, got, set)
 	}
+	if err == nil && set.Has(plan.Idle) && got.State == engine.StateRunning {
+		err = h.checkIdle(ctx, set)
+	}
 	return got, err
+}
+
+// checkIdle returns why the running session could not get another idle timeout now, and notes the
+// version of the one it has in set.
+func (h *Handle) checkIdle(ctx context.Context, set *plan.Sandbox) error {
+	conn, err := h.ConnectRunning(ctx)
+	if errors.Is(err, ErrNoSession) {
+		return nil // it ended just now
+	}
+	if err != nil {
+		return err
+	}
+	reply, err := h.requestOn(ctx, conn, wire.Control{Op: wire.OpNetwork})
+	if err != nil {
+		return err
+	}
+	if reply.Idle == nil {
+		return errNoIdle
+	}
+	set.Idle.Version = reply.Idle.Version
+	return nil
+}
+
+// enforceIdle makes the session that runs, or that ran when the update began, enforce the recorded
+// idle timeout. One that is paused gets it from whoever connects next.
+func (h *Handle) enforceIdle(ctx context.Context, was engine.Container) error {
+	if was.State != engine.StateRunning {
+		return nil
+	}
+	own, cancel := store.WithGrace(ctx)
+	defer cancel()
+	conn, err := h.ConnectRunning(own)
+	var reply wire.Reply
+	if err == nil {
+		reply, err = h.requestOn(own, conn, wire.Control{Op: wire.OpNetwork})
+	}
+	if err == nil {
+		err = h.applyIdle(own, conn, reply)
+	}
+	if err == nil || errors.Is(err, ErrNoSession) {
+		return nil
+	}
+	if e := h.checkRunning(own); errors.Is(e, ErrNoSession) || errors.Is(e, fault.NotFound) {
+		return nil // the next session gets it; Update finds a sandbox that is gone itself
+	}
+	return fmt.Errorf("the new idle timeout is recorded, but the running session may keep the one before until something connects to it: %w", err)
 }
 
 // recordUpdate writes a revision with the changes of set that the record has.
@@ -90,6 +165,9 @@ func (h *Handle) limit(ctx context.Context, got engine.Container, set *plan.Sand
 	undo = func() error { return nil }
 	if !set.Has(plan.CPUs | plan.Memory) {
 		return undo, nil
+	}
+	if err := machine.Limits(ctx, h.c.Engine); err != nil {
+		return undo, err
 	}
 	var limits engine.Resources
 	if set.Has(plan.CPUs) {

@@ -61,6 +61,7 @@ func (s *Store) DeleteFound(ctx context.Context, rec record.Sandbox, got engine.
 		defer func() { err = errors.Join(err, claim.end(ctx, err, removing)) }()
 	}
 	found := got.ID
+	var replacements []string // IDs
 	var volumes []engine.Volume
 	var volumesErr error
 	var look sync.WaitGroup
@@ -72,9 +73,11 @@ func (s *Store) DeleteFound(ctx context.Context, rec record.Sandbox, got engine.
 	} else {
 		// From here on nobody replaces the container; it may have been replaced just before.
 		look.Go(lookUp)
+		var replacementsErr error
+		look.Go(func() { replacements, replacementsErr = s.replacementsOf(ctx, rec) })
 		now, err := s.findToDelete(ctx, rec)
 		look.Wait()
-		if err != nil {
+		if err := errors.Join(err, replacementsErr); err != nil {
 			return []Outcome{}, err
 		}
 		if got = now; got.ID != found {
@@ -93,8 +96,15 @@ func (s *Store) DeleteFound(ctx context.Context, rec record.Sandbox, got engine.
 		return outcomes, err
 	}
 	removing = true
-	if err := s.deleteContainers(ctx, rec, got, claim != nil); err != nil || reclaim == KeepVolumes {
+	if err := s.deleteContainers(ctx, rec, got, replacements); err != nil {
 		return outcomes, err
+	}
+	var rest sync.WaitGroup
+	rest.Go(func() { s.dropRevisions(ctx, rec) })
+	defer rest.Wait() // before the claim ends
+	s.dropAnonymous(ctx, got)
+	if reclaim == KeepVolumes {
+		return outcomes, nil
 	}
 	// The sandbox is gone: from here on the end of ctx does not stop the deletion halfway.
 	own, cancel := outlive(ctx, UndoTimeout)
@@ -116,7 +126,7 @@ func (s *Store) DeleteFound(ctx context.Context, rec record.Sandbox, got engine.
 
 // findToDelete returns the sandbox's present container, or fault.NotFound.
 func (s *Store) findToDelete(ctx context.Context, rec record.Sandbox) (engine.Container, error) {
-	got, err := RetryCall(ctx, func() (engine.Container, error) { return s.Locate(ctx, rec.Name) })
+	got, err := RetryCall(ctx, func() (engine.Container, error) { return s.locate(ctx, rec.Name) })
 	if r, ok := SandboxOf(got); errors.Is(err, engine.ErrNotFound) || err == nil && (!ok || r.ID != rec.ID) {
 		return got, fault.NotFound
 	}
@@ -137,28 +147,43 @@ func (s *Store) stopToDelete(ctx context.Context, got engine.Container, rec reco
 	return nil
 }
 
-// deleteContainers removes the sandbox's container, its image, anonymous volumes and
-// revisions. With a claim it first removes a replacement, which would take the name otherwise.
-func (s *Store) deleteContainers(ctx context.Context, rec record.Sandbox, got engine.Container, claimed bool) error {
-	if claimed {
-		var g errgroup.Group
-		for _, name := range []string{record.UnfinishedName(rec.Name), record.NextName(rec.Name)} {
-			g.Go(func() error {
-				return engine.Retry(ctx, func() error { return s.RemoveContainer(ctx, name, rec.Nonce) })
-			})
+// replacementsOf returns the IDs of the replacements of a sandbox's container.
+func (s *Store) replacementsOf(ctx context.Context, rec record.Sandbox) ([]string, error) {
+	var ids [2]string
+	var g errgroup.Group
+	for i, name := range []string{record.UnfinishedName(rec.Name), record.NextName(rec.Name)} {
+		g.Go(func() error {
+			got, err := RetryCall(ctx, func() (engine.Container, error) { return s.Engine.InspectContainer(ctx, name) })
+			if errors.Is(err, engine.ErrNotFound) {
+				return nil
+			}
+			ids[i] = got.ID
+			return err
+		})
+	}
+	err := g.Wait()
+	return slices.DeleteFunc(ids[:], func(id string) bool { return id == "" }), err
+}
+
+// deleteContainers removes the sandbox's container, and before it its replacements, which would
+// take the name otherwise.
+func (s *Store) deleteContainers(ctx context.Context, rec record.Sandbox, got engine.Container, replacements []string) error {
+	for _, id := range replacements {
+		if id == got.ID {
+			continue // it is the only one, and removed below
 		}
-		if err := g.Wait(); err != nil {
+		if err := engine.Retry(ctx, func() error { return s.RemoveContainer(ctx, id, rec.Nonce) }); err != nil {
 			return err
 		}
 	}
-	if err := s.removeSandbox(ctx, got.ID); err != nil {
-		return err
-	}
-	s.dropAnonymous(ctx, got)
+	return s.removeSandbox(ctx, got.ID)
+}
+
+// dropRevisions removes the revisions of a sandbox whose container is gone.
+func (s *Store) dropRevisions(ctx context.Context, rec record.Sandbox) {
 	if err := engine.Retry(ctx, func() error { return record.DropRevisions(ctx, s.Engine, rec) }); err != nil {
 		s.Log.Warn("revisions are left for the next sweep", "sandbox", rec.Name, "error", err)
 	}
-	return nil
 }
 
 // A deletionClaim keeps others from replacing the container that is being deleted. If
@@ -176,23 +201,25 @@ type deletionClaim struct {
 func (d *deletionClaim) end(ctx context.Context, err error, removing bool) error {
 	d.Stop()
 	unknown := ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable) || errors.Is(err, fault.EngineUnavailable)
-	if err == nil || !unknown || d.rec.Persistent && !removing || d.reclaim == KeepVolumes {
+	if err == nil || !unknown || d.rec.Persists() && !removing || d.reclaim == KeepVolumes {
 		return d.drop(ctx)
 	}
 	return nil
 }
 
-// claimDeletion claims the sandbox for its deletion. It returns nil when another process
-// that creates or deletes the sandbox has the claim: that one removes it.
+// claimDeletion claims the sandbox for its deletion, after other deletions and changes: the
+// engine may answer several removals of a container at once as if each had removed it. It returns
+// nil when the process that creates the sandbox has the claim: that one removes it.
 func (s *Store) claimDeletion(ctx context.Context, rec record.Sandbox, reclaim Reclaim) (*deletionClaim, error) {
 	if rec.Nonce == "" {
 		return nil, nil
 	}
-	nonce, try := rec.Nonce, func(ctx context.Context) (*record.Claim, error) {
-		return record.TryDelete(ctx, s.Engine, rec, Holder())
+	nonce, by := rec.Nonce, record.NewNonce()
+	try := func(ctx context.Context) (*record.Claim, error) {
+		return record.TryDelete(ctx, s.Engine, rec, by, Holder())
 	}
 	if reclaim == KeepVolumes {
-		nonce = record.NewNonce()
+		nonce, by = by, ""
 		try = func(ctx context.Context) (*record.Claim, error) {
 			return record.TryHold(ctx, s.Engine, rec, nonce, Holder())
 		}
@@ -205,6 +232,9 @@ func (s *Store) claimDeletion(ctx context.Context, rec record.Sandbox, reclaim R
 			if d.Claim != nil {
 				return d.Claim.Drop(ctx)
 			}
+			if m, found, err := record.FindMarker(ctx, s.Engine, rec.Name); err != nil || !found || m.By != by {
+				return err
+			}
 			return record.Drop(ctx, s.Engine, rec.Name, nonce)
 		})
 	}
@@ -215,7 +245,7 @@ func (s *Store) claimDeletion(ctx context.Context, rec record.Sandbox, reclaim R
 		switch {
 		case err == nil:
 			return d, nil
-		case errors.As(err, &held) && held.Marker.Of != "":
+		case errors.As(err, &held) && (held.Marker.Of != "" || held.Marker.Deletes):
 			if err := s.AwaitChange(ctx, rec.Name); err != nil {
 				return nil, err
 			}
@@ -248,29 +278,15 @@ func (s *Store) dropAnonymous(ctx context.Context, got engine.Container) {
 // removeSandbox removes the container. Among concurrent callers one succeeds; the others
 // get fault.NotFound.
 func (s *Store) removeSandbox(ctx context.Context, id string) error {
-	err := Finish(ctx, func(ctx context.Context) error { return s.Engine.RemoveContainer(ctx, id, true) })
+	remove := func() error {
+		return Finish(ctx, func(ctx context.Context) error { return s.Engine.RemoveContainer(ctx, id, true) })
+	}
+	err := remove()
 	switch {
+	case err == nil:
+		return nil
 	case errors.Is(err, engine.ErrNotFound):
 		return fault.NotFound
-	case errors.Is(err, engine.ErrConflict):
-		// Another call removes it. If that fails this one goes on. A removal that is asked for just
-		// when another one ends may succeed, too: so look first.
-		return fault.Poll(ctx, PollEvery, func() (bool, error) {
-			got, err := s.Engine.InspectContainer(ctx, id)
-			if err == nil && got.State != engine.StateRemoving {
-				err = Finish(ctx, func(ctx context.Context) error { return s.Engine.RemoveContainer(ctx, id, true) })
-				if err == nil {
-					return true, nil
-				}
-			}
-			switch {
-			case errors.Is(err, engine.ErrNotFound):
-				return true, fault.NotFound
-			case errors.Is(err, engine.ErrConflict):
-				return false, nil
-			}
-			return false, err
-		})
 	case errors.Is(err, engine.ErrUnavailable):
 		// Only the reply may have been lost: not found now means that it was removed.
 		lost := engine.Retry(ctx, func() error { return s.Engine.RemoveContainer(ctx, id, true) })
@@ -279,7 +295,30 @@ func (s *Store) removeSandbox(ctx context.Context, id string) error {
 		}
 		return lost
 	}
-	return err
+	// Another call removes it, and this one goes on if that fails. Or another call was starting it,
+	// so that the engine could not remove its files.
+	began := time.Now()
+	return fault.Poll(ctx, PollEvery, func() (bool, error) {
+		got, e := s.Engine.InspectContainer(ctx, id)
+		switch {
+		case errors.Is(e, engine.ErrNotFound):
+			return true, fault.NotFound
+		case e != nil:
+			return true, e
+		case got.State == engine.StateRemoving:
+			return false, nil
+		case !errors.Is(err, engine.ErrConflict) && (got.State != engine.StateDead || time.Since(began) > releaseTimeout):
+			return true, err
+		}
+		// A removal that is asked for just when another one ends may succeed, too: so it has looked first.
+		switch err = remove(); {
+		case errors.Is(err, engine.ErrNotFound):
+			return true, fault.NotFound
+		case errors.Is(err, engine.ErrUnavailable):
+			return true, err
+		}
+		return err == nil, nil
+	})
 }
 
 // lookConcurrency bounds the looks at objects at once, for one call.

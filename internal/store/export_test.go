@@ -7,9 +7,9 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
-// OnePerSandbox leaves one container of each sandbox and returns the replacements.
-func (all *Inventory) OnePerSandbox() []record.Sandbox {
-	all.onePerSandbox()
+// OnePerSandbox takes one container of each sandbox and returns the replacements.
+func (all *Inventory) OnePerSandbox(containers []engine.Container) []record.Sandbox {
+	all.onePerSandbox(containers)
 	return all.replacements
 }
 

@@ -13,8 +13,36 @@ import (
 )
 
 // Locate returns the container of the sandbox of that name. While a container is replaced
-// there is a moment when only its replacement exists.
+// there is a moment when only its replacement exists. Locate waits until the volumes have all
+// files of a snapshot that the sandbox is being rolled back to, and goes on with that for a
+// process that died.
 func (s *Store) Locate(ctx context.Context, name string) (engine.Container, error) {
+	for {
+		got, err := s.locate(ctx, name)
+		rec, ok := SandboxOf(got)
+		if err != nil || !ok || !isHalfRolledBack(got, rec) {
+			return got, err
+		}
+		if !isCreating(ctx, name) { // its marker stays until this call returns
+			err = s.AwaitChange(ctx, name)
+		}
+		if err == nil {
+			err = s.finishOrphan(ctx, rec, true)
+		}
+		if err != nil {
+			return got, fmt.Errorf("finish the rollback to snapshot %s: %w", rec.Settings.Rollback.Snapshot, err)
+		}
+	}
+}
+
+// isHalfRolledBack reports whether the volumes of a sandbox with this container may have files
+// of two moments, given that it has no other.
+func isHalfRolledBack(got engine.Container, rec record.Sandbox) bool {
+	return IsNext(got, rec) && rec.Settings.Rollback != nil
+}
+
+// locate is Locate for a caller that does not use the files.
+func (s *Store) locate(ctx context.Context, name string) (engine.Container, error) {
 	var got engine.Container
 	err := engine.ErrNotFound
 	for _, ref := range []string{record.ContainerName(name), record.NextName(name), record.ContainerName(name)} {
@@ -43,9 +71,8 @@ func IsNext(got engine.Container, rec record.Sandbox) bool {
 }
 
 // isUnfinished reports whether a container is a replacement without its files.
-func isUnfinished(got engine.Container) bool {
-	rec, ok := record.Decode(got.Labels)
-	return ok && got.Name == record.UnfinishedName(rec.Name)
+func isUnfinished(got engine.Container, rec record.Sandbox) bool {
+	return got.Name == record.UnfinishedName(rec.Name)
 }
 
 // SandboxOf reads the record of a container, if it is a sandbox's. One that a user created
@@ -69,7 +96,7 @@ func (s *Store) Find(ctx context.Context, nameOrID string) (record.Sandbox, engi
 // to a container, which Docker would also match with the beginning of a container's ID.
 func (s *Store) findContainer(ctx context.Context, nameOrID string) (record.Sandbox, engine.Container, error) {
 	inspect := func(name string, is func(record.Sandbox) bool) (record.Sandbox, engine.Container, error) {
-		got, err := s.Locate(ctx, name)
+		got, err := s.locate(ctx, name)
 		if err != nil {
 			return record.Sandbox{}, got, err
 		}

@@ -2,7 +2,7 @@ package store
 
 import (
 	"context"
-	"slices"
+	"sync"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
@@ -11,13 +11,21 @@ import (
 
 // Inventory lists all our containers and volumes on an engine.
 type Inventory struct {
-	Containers []engine.Container // one of each sandbox, by the rules of Store.Locate
+	Containers []Listed // one of each sandbox, by the rules of Store.Locate
 	Volumes    []engine.Volume
 	Markers    map[string]record.Marker // by name
 	Revisions  record.Revisions
 
 	live         map[string]bool  // nonces of markers whose holder may live
 	replacements []record.Sandbox // sandboxes whose container is being replaced
+}
+
+// Listed is a container of an inventory.
+type Listed struct {
+	engine.Container
+	Record    record.Sandbox // of a sandbox, or of a container that another tool gave a sandbox's labels
+	HasRecord bool           // whether there is one, and the name is one of ours
+	IsSandbox bool           // by the rules of [SandboxOf]
 }
 
 // List takes the inventory, with two calls to the engine.
@@ -27,11 +35,14 @@ func (s *Store) List(ctx context.Context) (all Inventory, err error) {
 	if all.Volumes, err = s.Engine.ListVolumes(ctx, managed); err != nil {
 		return all, err
 	}
-	if all.Containers, err = s.Engine.ListContainers(ctx, engine.Filter{Labels: []string{managed}}); err != nil {
+	var revisions sync.WaitGroup // they are read while the engine makes its other list
+	revisions.Go(func() { all.Revisions = record.ReadRevisions(all.Volumes) })
+	containers, err := s.Engine.ListContainers(ctx, engine.Filter{Labels: []string{managed}})
+	revisions.Wait()
+	if err != nil {
 		return all, err
 	}
-	all.onePerSandbox()
-	all.Revisions = record.ReadRevisions(all.Volumes)
+	all.onePerSandbox(containers)
 	all.Markers, all.live = map[string]record.Marker{}, map[string]bool{}
 	for _, m := range record.Markers(all.Volumes) {
 		all.Markers[m.Name] = m
@@ -42,29 +53,32 @@ func (s *Store) List(ctx context.Context) (all Inventory, err error) {
 	return all, nil
 }
 
-// onePerSandbox leaves one container of each sandbox, by the rules of [Store.Locate].
-func (all *Inventory) onePerSandbox() {
-	byName := map[string]engine.Container{}
-	for _, got := range all.Containers {
-		byName[got.Name] = got
+// onePerSandbox takes one container of each sandbox, by the rules of [Store.Locate], and all that
+// are no sandbox's.
+func (all *Inventory) onePerSandbox(containers []engine.Container) {
+	removed := make(map[string]bool, len(containers)) // by name: whether the container is being removed
+	for _, got := range containers {
+		removed[got.Name] = BeingRemoved(got)
 	}
-	all.Containers = slices.DeleteFunc(all.Containers, func(got engine.Container) bool {
-		if rec, ok := record.Decode(got.Labels); ok && isUnfinished(got) {
+	all.Containers = make([]Listed, 0, len(containers))
+	for _, got := range containers {
+		rec, is := SandboxOf(got)
+		switch {
+		case isUnfinished(got, rec):
 			all.replacements = append(all.replacements, rec)
-			return true
-		}
-		rec, ok := SandboxOf(got)
-		if !ok {
-			return false
-		}
-		current, exists := byName[record.ContainerName(rec.Name)]
-		if IsNext(got, rec) {
+			continue
+		case is && IsNext(got, rec):
 			all.replacements = append(all.replacements, rec)
-			return exists && !BeingRemoved(current)
+			if gone, exists := removed[record.ContainerName(rec.Name)]; exists && !gone {
+				continue
+			}
+		case is:
+			if _, replaced := removed[record.NextName(rec.Name)]; replaced && BeingRemoved(got) {
+				continue
+			}
 		}
-		_, replaced := byName[record.NextName(rec.Name)]
-		return replaced && BeingRemoved(current)
-	})
+		all.Containers = append(all.Containers, Listed{Container: got, Record: rec, HasRecord: rec.Name != "" && record.OurName(got.Name), IsSandbox: is})
+	}
 }
 
 // Pending reports whether a process that may live is creating the sandbox.
@@ -116,7 +130,7 @@ func (all Inventory) volumeNames() map[string]bool {
 // orphanedFiles returns the snapshot files without a record, a sharer, or a live process that
 // creates one: the nonce of each, by the snapshot's ID.
 func (all Inventory) orphanedFiles() map[string]string {
-	names, on, orphaned := all.volumeNames(), sharers(all.Volumes), map[string]string{}
+	names, on, orphaned := all.volumeNames(), all.snapshotUsers(), map[string]string{}
 	for _, v := range all.Volumes {
 		id, nonce := v.Labels[record.ID], v.Labels[record.Nonce]
 		if record.Is(v.Labels, record.RoleFrozen) && record.ValidName(id) && !names[record.SnapshotName(id)] && len(on[id]) == 0 && !all.claimed(nonce) {
@@ -124,6 +138,24 @@ func (all Inventory) orphanedFiles() map[string]string {
 		}
 	}
 	return orphaned
+}
+
+// Snapshots returns the recorded snapshots, the newest first, and the volumes that share the files
+// of each, by its ID.
+func (all Inventory) Snapshots() ([]record.SnapshotRecord, map[string][]string) {
+	return snapshotsIn(all.Volumes), sharers(all.Volumes)
+}
+
+// snapshotUsers returns what needs a snapshot's files, by its ID: the volumes that share them, and
+// sandboxes that are being rolled back to it.
+func (all Inventory) snapshotUsers() map[string][]string {
+	on := sharers(all.Volumes)
+	for _, rec := range all.replacements {
+		if r := rec.Settings.Rollback; r != nil {
+			on[r.Snapshot] = append(on[r.Snapshot], rec.Name)
+		}
+	}
+	return on
 }
 
 // sharers returns the volumes that share a snapshot's files, by its ID.

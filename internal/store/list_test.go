@@ -37,12 +37,15 @@ func TestInventoryHasOneContainerOfEachSandbox(t *testing.T) {
 		"with an unfinished one":       {[]engine.Container{container(unfinished, engine.StateCreated), container(current, engine.StateExited)}, []string{current}, 1},
 		"beside a user's of our image": {[]engine.Container{container("theirs", engine.StateRunning), container(current, engine.StateRunning)}, []string{"theirs", current}, 0},
 	} {
-		all := store.Inventory{Containers: test.list}
-		if got := all.OnePerSandbox(); len(got) != test.replacements {
+		var all store.Inventory
+		if got := all.OnePerSandbox(test.list); len(got) != test.replacements {
 			t.Errorf("%s: %d replacements, want %d", name, len(got), test.replacements)
 		}
 		var names []string
 		for _, c := range all.Containers {
+			if c.IsSandbox == (c.Name == "theirs") {
+				t.Errorf("%s: %s is a sandbox: %t", name, c.Name, c.IsSandbox)
+			}
 			names = append(names, c.Name)
 		}
 		if diff := cmp.Diff(test.want, names); diff != "" {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
@@ -15,7 +16,8 @@ import (
 func (s *Store) TakeOver(ctx context.Context, m record.Marker) error {
 	err := record.TakeOver(ctx, s.Engine, m, record.NewNonce(), Holder(), func(ctx context.Context) error {
 		if m.Of != "" {
-			return s.finishChange(ctx, record.Sandbox{Name: m.Name, Nonce: m.Of}, m.Nonce)
+			// There is no time to copy files: whoever uses the sandbox next does that.
+			return s.finishChange(ctx, record.Sandbox{Name: m.Name, Nonce: m.Of}, m.Nonce, nil)
 		}
 		if _, _, is := m.Pauses(); is {
 			return s.unpauseFor(ctx, m)
@@ -99,7 +101,7 @@ func (s *Store) Release(ctx context.Context, rec record.Sandbox, claim *record.C
 	defer cancel()
 	var err error
 	if cause != nil && claim != nil {
-		err = engine.Retry(own, func() error { return s.finishChange(own, rec, op) })
+		err = engine.Retry(own, func() error { return s.finishChange(own, rec, op, nil) })
 	}
 	if claim != nil {
 		claim.Stop()
@@ -153,8 +155,8 @@ func (s *Store) AwaitTakeOver(ctx context.Context, name string) error {
 
 // finishChange completes or reverts an interrupted change, and removes its unused volumes
 // and images.
-func (s *Store) finishChange(ctx context.Context, rec record.Sandbox, op string) error {
-	if err := s.FinishReplacement(ctx, rec); err != nil {
+func (s *Store) finishChange(ctx context.Context, rec record.Sandbox, op string, refill Refill) error {
+	if err := s.FinishReplacement(ctx, rec, refill); err != nil {
 		return err
 	}
 	if op != "" && op != rec.Nonce { // the change's helpers, which may hold its volumes
@@ -177,8 +179,9 @@ func (s *Store) finishChange(ctx context.Context, rec record.Sandbox, op string)
 	return errors.Join(append(errs, s.dropLayers(ctx, record.Filter(record.Nonce, rec.Nonce)))...)
 }
 
-// finishOrphan completes or reverts the replacement of a container that nobody works on.
-func (s *Store) finishOrphan(ctx context.Context, rec record.Sandbox) error {
+// finishOrphan completes or reverts the replacement of a container that nobody works on. One of
+// a rollback that has to go on it leaves as it is, unless refill is set.
+func (s *Store) finishOrphan(ctx context.Context, rec record.Sandbox, refill bool) error {
 	claim, op, err := s.Hold(ctx, rec)
 	var held *record.HeldError
 	if errors.As(err, &held) {
@@ -187,25 +190,52 @@ func (s *Store) finishOrphan(ctx context.Context, rec record.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	err = s.finishChange(ctx, rec, rec.By)
+	own := ctx
+	if claim != nil {
+		var release func()
+		own, release = claim.Bind(ctx)
+		defer release()
+	}
+	var fill Refill
+	if refill {
+		fill = func(ctx context.Context, rec record.Sandbox) error { return s.Refill(ctx, rec, op) }
+		err = s.removeContainersOf(own, rec.By) // helpers that may go on to copy
+	}
+	if err == nil {
+		err = s.finishChange(own, rec, rec.By, fill)
+	}
 	return errors.Join(err, s.Release(ctx, rec, claim, op, err))
 }
+
+// A Refill makes the files of a sandbox's volumes those of a snapshot, as its rollback says. The
+// caller has a Hold.
+type Refill func(ctx context.Context, rec record.Sandbox) error
 
 // FinishReplacement lets the replacement of a sandbox's container, if there is one, take its
 // place. If the old container had another session since it was copied, the replacement is
 // removed instead. The caller has a Hold.
-func (s *Store) FinishReplacement(ctx context.Context, rec record.Sandbox) error {
+//
+// A rollback is reverted while the old container exists, since nothing has been overwritten.
+// Afterwards refill completes it; if that is nil the replacement stays as it is.
+func (s *Store) FinishReplacement(ctx context.Context, rec record.Sandbox, refill Refill) error {
 	// An unfinished one has no files that the old container lacks.
 	if err := s.RemoveContainer(ctx, record.UnfinishedName(rec.Name), rec.Nonce); err != nil {
 		return err
 	}
-	return fault.Poll(ctx, PollEvery, func() (done bool, err error) { return s.replaceStep(ctx, rec) })
+	return fault.Poll(ctx, PollEvery, func() (done bool, err error) { return s.replaceStep(ctx, rec, refill, false) })
+}
+
+// CommitRollback ends the session of a sandbox and lets the replacement of its container, with
+// the files of a snapshot, take its place. From the removal of the old container on the rollback
+// can't be reverted. The caller has a Hold.
+func (s *Store) CommitRollback(ctx context.Context, rec record.Sandbox, refill Refill) error {
+	return fault.Poll(ctx, PollEvery, func() (done bool, err error) { return s.replaceStep(ctx, rec, refill, true) })
 }
 
 // replaceStep renames the replacement, or removes the container that is in the way. Another
 // process may do the same, so a step that finds its object gone or in use is no failure. It
-// is done when there is no replacement.
-func (s *Store) replaceStep(ctx context.Context, rec record.Sandbox) (done bool, err error) {
+// is done when there is no replacement. commit is that of CommitRollback.
+func (s *Store) replaceStep(ctx context.Context, rec record.Sandbox, refill Refill, commit bool) (done bool, err error) {
 	next, err := s.Engine.InspectContainer(ctx, record.NextName(rec.Name))
 	if errors.Is(err, engine.ErrNotFound) {
 		return true, nil
@@ -221,15 +251,36 @@ func (s *Store) replaceStep(ctx context.Context, rec record.Sandbox) (done bool,
 	oldRec, ok := record.Decode(old.Labels)
 	switch {
 	case errors.Is(err, engine.ErrNotFound):
+		if isHalfRolledBack(next, nextRec) {
+			if refill == nil {
+				return true, nil
+			}
+			if err := refill(ctx, nextRec); err != nil {
+				return false, err
+			}
+		}
 		err = s.Engine.RenameContainer(ctx, next.ID, record.ContainerName(rec.Name))
 	case err != nil:
 		return false, err
+	case old.ID == next.ID: // a rename that somebody did not wait for has ended just now
+		return true, nil
 	case !ok || oldRec.Nonce != rec.Nonce:
 		return false, &record.ForeignError{Kind: "container", Object: old.Name}
 	case old.State == engine.StateRemoving:
 	default:
 		remove := next
-		if BeingRemoved(old) || !old.HasSession() && Fingerprint(old) == nextRec.Previous {
+		switch {
+		case BeingRemoved(old):
+			remove = old
+		case nextRec.Settings.Rollback == nil:
+			if !old.HasSession() && Fingerprint(old) == nextRec.Previous {
+				remove = old
+			}
+		case commit && strings.HasPrefix(nextRec.Previous, old.ID+" "):
+			// Whatever its sessions change is to be lost.
+			if err := s.StopContainer(ctx, old, rec); err != nil {
+				return false, err
+			}
 			remove = old
 		}
 		// Without force the engine does not remove a container that has just been started.
@@ -287,6 +338,22 @@ func (s *Store) Unpause(ctx context.Context, got engine.Container) error {
 		return err
 	}
 	_, err = s.UnpauseNow(ctx, got.ID)
+	return err
+}
+
+// ErrCopied is the error of a sandbox that is paused, or about to be, because it is being copied.
+var ErrCopied = errors.New("the sandbox is being copied")
+
+// CheckCopied returns ErrCopied if a process has paused the sandbox to copy it, or is about to.
+func (s *Store) CheckCopied(ctx context.Context, name string) error {
+	_, found, err := record.FindPause(ctx, s.Engine, name)
+	var foreign *record.ForeignError
+	if errors.As(err, &foreign) {
+		return nil
+	}
+	if err == nil && found {
+		return ErrCopied
+	}
 	return err
 }
 

@@ -57,17 +57,35 @@ func (s *Store) DropSnapshot(ctx context.Context, rec record.SnapshotRecord) err
 	return engine.Retry(own, func() error { return record.Drop(own, s.Engine, marker, rec.Nonce) })
 }
 
-// checkUnshared fails if volumes share a snapshot's files.
-func (s *Store) checkUnshared(ctx context.Context, id string) error {
+// SharersOf returns the volumes that share a snapshot's files.
+func (s *Store) SharersOf(ctx context.Context, id string) ([]string, error) {
 	on, err := s.Engine.ListVolumes(ctx, record.Filter(record.Managed, "true"), record.Filter(record.Snapshot, id))
-	if err != nil || len(on) == 0 {
-		return err
-	}
 	var names []string
 	for _, v := range on {
 		names = append(names, v.Name)
 	}
-	return fmt.Errorf("%w: its files are shared by %s", fault.SnapshotInUse, strings.Join(names, ", "))
+	return names, err
+}
+
+// checkUnshared fails if volumes share a snapshot's files, or a rollback needs them.
+func (s *Store) checkUnshared(ctx context.Context, id string) error {
+	names, err := s.SharersOf(ctx, id)
+	if err != nil {
+		return err
+	}
+	if len(names) > 0 {
+		return fmt.Errorf("%w: its files are shared by %s", fault.SnapshotInUse, strings.Join(names, ", "))
+	}
+	containers, err := s.Engine.ListContainers(ctx, engine.Filter{Labels: []string{record.Filter(record.Managed, "true"), record.Filter(record.Snapshot, id)}})
+	if err != nil {
+		return err
+	}
+	for _, got := range containers {
+		if rec, ok := record.Decode(got.Labels); ok && (IsNext(got, rec) || isUnfinished(got, rec)) {
+			return fmt.Errorf("%w: sandbox %s is being rolled back to it", fault.SnapshotInUse, rec.Name)
+		}
+	}
+	return nil
 }
 
 // dropSnapshotFiles removes a snapshot's files and image, unless volumes share the files.
@@ -98,33 +116,55 @@ func (s *Store) ListSnapshots(ctx context.Context) ([]record.SnapshotRecord, map
 	if err != nil {
 		return nil, nil, err
 	}
-	var all []record.SnapshotRecord
+	return snapshotsIn(volumes), sharers(volumes), nil
+}
+
+func snapshotsIn(volumes []engine.Volume) (all []record.SnapshotRecord) {
 	for _, v := range volumes {
 		if rec, ok := record.DecodeSnapshot(v.Name, v.Labels); ok {
 			all = append(all, rec)
 		}
 	}
 	slices.SortStableFunc(all, func(a, b record.SnapshotRecord) int { return b.CreatedAt.Compare(a.CreatedAt) })
-	return all, sharers(volumes), nil
+	return all
 }
 
 // KeepLast removes all snapshots of a sandbox except the n newest and those in use.
 func (s *Store) KeepLast(ctx context.Context, sandboxID string, n int) error {
+	_, err := s.dropSnapshotsOf(ctx, sandboxID, n)
+	return err
+}
+
+// DropSnapshotsOf removes all snapshots of a sandbox except those in use. It reports each, the
+// newest first.
+func (s *Store) DropSnapshotsOf(ctx context.Context, sandboxID string) ([]Outcome, error) {
+	return s.dropSnapshotsOf(ctx, sandboxID, 0)
+}
+
+func (s *Store) dropSnapshotsOf(ctx context.Context, sandboxID string, keep int) (outcomes []Outcome, err error) {
 	all, _, err := s.ListSnapshots(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var errs []error
 	for _, rec := range all {
 		if rec.SandboxID != sandboxID {
 			continue
 		}
-		if n--; n >= 0 {
+		if keep--; keep >= 0 {
 			continue
 		}
-		if err := s.DropSnapshot(ctx, rec); !errors.Is(err, fault.SnapshotInUse) && !errors.Is(err, fault.SnapshotNotFound) {
-			errs = append(errs, err)
+		o := Outcome{Name: rec.ID, Status: Deleted}
+		err := s.DropSnapshot(ctx, rec)
+		switch {
+		case err == nil, errors.Is(err, fault.SnapshotNotFound):
+		case errors.Is(err, fault.SnapshotInUse):
+			o.Status, o.Reason = Preserved, err.Error()
+		default:
+			o.Status, o.Reason = DeleteFailed, err.Error()
+			errs = append(errs, fmt.Errorf("snapshot %s: %w", rec.ID, err))
 		}
+		outcomes = append(outcomes, o)
 	}
-	return errors.Join(errs...)
+	return outcomes, errors.Join(errs...)
 }

@@ -40,6 +40,8 @@ func ReasonOf(got engine.Container) string {
 		return "out of memory"
 	case got.ExitCode == wire.CodeTimeout:
 		return "timeout"
+	case got.ExitCode == wire.CodeIdle:
+		return "idle timeout"
 	case got.ExitCode == wire.CodeLease:
 		return "abandoned"
 	case got.ExitCode == wire.CodeChanged:

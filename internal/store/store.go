@@ -20,6 +20,9 @@ import (
 type Store struct {
 	Engine *engine.Engine
 	Log    *slog.Logger
+	// Refill goes on with a rollback of a process that died, see [Refill]. nonce is that of the
+	// operation.
+	Refill func(ctx context.Context, rec record.Sandbox, nonce string) error
 
 	watch  record.Watch
 	silent sync.Map // objects that the engine did not answer for in a sweep, with the time

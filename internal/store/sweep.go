@@ -99,9 +99,9 @@ func (s *Store) Sweep(ctx context.Context, all Inventory, report func(object str
 			continue
 		}
 		if record.Is(got.Labels, record.RoleHelper) {
-			w.beside(ctx, got.ID, func(ctx context.Context) error { return w.helper(ctx, got) })
-		} else if rec, ok := SandboxOf(got); ok {
-			w.sandbox(ctx, rec, got)
+			w.beside(ctx, got.ID, func(ctx context.Context) error { return w.helper(ctx, got.Container) })
+		} else if got.IsSandbox {
+			w.sandbox(ctx, got.Record, got.Container)
 		}
 	}
 	w.steps.Wait()
@@ -236,7 +236,7 @@ func (w *sweep) replacements(ctx context.Context) {
 			continue
 		}
 		w.beside(ctx, record.NextName(rec.Name), func(ctx context.Context) error {
-			err := w.finishOrphan(ctx, rec)
+			err := w.finishOrphan(ctx, rec, false)
 			if err != nil {
 				w.log("new container of sandbox "+rec.Name, err)
 			}
@@ -293,7 +293,7 @@ func (w *sweep) sandbox(ctx context.Context, rec record.Sandbox, got engine.Cont
 	}
 	w.alive[rec.Nonce] = true
 	stopped := got.State == engine.StateExited || got.State == engine.StateCreated && age > stoppedRetention
-	if !rec.Persistent && !w.all.claimedBy(rec) && stopped {
+	if !w.all.Revisions.Of(rec).Persists() && !w.all.claimedBy(rec) && stopped {
 		w.beside(ctx, got.ID, func(ctx context.Context) error { return w.abandon(ctx, rec, got) })
 	}
 }
@@ -302,7 +302,12 @@ func (w *sweep) sandbox(ctx context.Context, rec record.Sandbox, got engine.Cont
 func (w *sweep) abandon(ctx context.Context, rec record.Sandbox, got engine.Container) error {
 	abandoned, err := w.abandoned(ctx, got.ID, w.now)
 	if err == nil && abandoned {
-		if _, err = w.Delete(ctx, w.all.Revisions.Of(rec), DropOwn); !errors.Is(err, fault.NotFound) {
+		// It may have become persistent since it was listed.
+		rec, err = record.Latest(ctx, w.Engine, w.all.Revisions.Of(rec))
+		abandoned = err == nil && !rec.Persists()
+	}
+	if err == nil && abandoned {
+		if _, err = w.Delete(ctx, rec, DropOwn); !errors.Is(err, fault.NotFound) {
 			w.log("sandbox "+rec.Name, err)
 		}
 		abandoned = err == nil
@@ -327,14 +332,14 @@ func (s *Store) abandoned(ctx context.Context, id string, now time.Time) (bool, 
 	if got.State != engine.StateExited {
 		return false, nil
 	}
-	byItself := got.ExitCode == wire.CodeLease || got.ExitCode == wire.CodeTimeout
+	byItself := got.ExitCode == wire.CodeLease || got.ExitCode == wire.CodeTimeout || got.ExitCode == wire.CodeIdle
 	return byItself || now.Sub(got.FinishedAt) > stoppedRetention, nil
 }
 
 // snapshots removes expired snapshots, orphaned snapshot files, and the parts of overlays
 // that are gone.
 func (w *sweep) snapshots(ctx context.Context) {
-	names, sharers := w.all.volumeNames(), sharers(w.all.Volumes)
+	names, users := w.all.volumeNames(), w.all.snapshotUsers()
 	recs := map[string]record.SnapshotRecord{}
 	for _, v := range w.all.Volumes {
 		if rec, ok := record.DecodeSnapshot(v.Name, v.Labels); ok {
@@ -345,7 +350,7 @@ func (w *sweep) snapshots(ctx context.Context) {
 		if w.all.claimed(v.Labels[record.Nonce]) {
 			continue
 		}
-		if rec, ok := record.DecodeSnapshot(v.Name, v.Labels); ok && !rec.ExpiresAt.IsZero() && w.now.After(rec.ExpiresAt) && len(sharers[rec.ID]) == 0 {
+		if rec, ok := record.DecodeSnapshot(v.Name, v.Labels); ok && !rec.ExpiresAt.IsZero() && w.now.After(rec.ExpiresAt) && len(users[rec.ID]) == 0 {
 			w.log("expired snapshot "+rec.ID, w.DropSnapshot(ctx, rec))
 		}
 		if w.emptyTree(v, recs) {

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
@@ -48,7 +47,7 @@ func (st *Store) Users(ctx context.Context, volume string) (u VolumeUsers, err e
 	for _, got := range list {
 		rec, ok := SandboxOf(got)
 		switch {
-		case got.State == engine.StateRemoving, record.Is(got.Labels, record.RoleHelper), isUnfinished(got):
+		case got.State == engine.StateRemoving, record.Is(got.Labels, record.RoleHelper), isUnfinished(got, rec):
 			u.transient = append(u.transient, got)
 		case ok:
 			// A sandbox has two while its container is replaced.
@@ -62,6 +61,17 @@ func (st *Store) Users(ctx context.Context, volume string) (u VolumeUsers, err e
 	}
 	slices.SortFunc(u.sandboxes, func(a, b record.Sandbox) int { return strings.Compare(a.Name, b.Name) })
 	return u, nil
+}
+
+// CheckSoleUser fails with a fault.VolumeInUse if others than the sandbox mount its volume.
+func (s *Store) CheckSoleUser(ctx context.Context, volume string, rec record.Sandbox) error {
+	users, err := s.Users(ctx, volume)
+	if err != nil {
+		return err
+	}
+	users.sandboxes = slices.DeleteFunc(users.sandboxes, func(o record.Sandbox) bool { return o.ID == rec.ID })
+	users.running = users.running && len(users.sandboxes) > 0
+	return users.checkUnused(volume)
 }
 
 // transients describes the containers that should have gone.
@@ -174,27 +184,34 @@ func (s *Store) DeleteVolume(ctx context.Context, name string, force bool) (outc
 	return outcomes, sandboxes, s.RemoveUnusedVolume(ctx, name)
 }
 
-// dropOverlay removes the parts of an overlay that is gone, and the files below it if nobody
-// shares them any more and they are no recorded snapshot, which are those of a ForkN: to know
-// that takes a list. Failures are left to the next sweep.
-func (s *Store) dropOverlay(ctx context.Context, name string) {
+// overlayParts returns the names of the volumes that a volume is made of, if it is an overlay.
+func (s *Store) overlayParts(ctx context.Context, name string) []string {
 	if !record.ValidVolume(name) {
-		return // not a data volume
+		return nil // not a data volume
 	}
 	upper, work := record.OverlayNames(name)
-	var wasOverlay atomic.Bool
-	var parts sync.WaitGroup
-	for _, part := range []string{upper, work} {
-		parts.Go(func() {
-			if v, err := s.Engine.InspectVolume(ctx, part); err == nil && record.Is(v.Labels, record.RoleOverlay) {
-				s.Engine.RemoveVolume(ctx, part, false)
-				wasOverlay.Store(true)
+	parts := []string{upper, work}
+	var looks sync.WaitGroup
+	for i, part := range parts {
+		looks.Go(func() {
+			if v, err := s.Engine.InspectVolume(ctx, part); err != nil || !record.Is(v.Labels, record.RoleOverlay) {
+				parts[i] = ""
 			}
 		})
 	}
-	parts.Wait()
-	if !wasOverlay.Load() {
+	looks.Wait()
+	return slices.DeleteFunc(parts, func(part string) bool { return part == "" })
+}
+
+// dropOverlay removes the parts of an overlay that is gone, and the files below it if nobody
+// shares them any more and they are no recorded snapshot, which are those of a ForkN: to know
+// that takes a list. Failures are left to the next sweep.
+func (s *Store) dropOverlay(ctx context.Context, parts []string) {
+	if len(parts) == 0 {
 		return
+	}
+	for _, part := range parts {
+		s.Engine.RemoveVolume(ctx, part, false)
 	}
 	if all, err := s.List(ctx); err == nil {
 		for id, nonce := range all.orphanedFiles() {
@@ -207,6 +224,11 @@ func (s *Store) dropOverlay(ctx context.Context, name string) {
 // that was killed goes when that program's lease is over.
 const transientTimeout = record.Lease + 20*time.Second
 
+// releaseTimeout bounds the wait for an engine that releases the volumes of a container after it has
+// removed that from its list. A busy one takes longer than a second, as for a helper, which it removes
+// by itself.
+const releaseTimeout = 10 * time.Second
+
 // RemoveUnusedVolume removes a volume unless it is in use, and waits for containers that
 // will soon be gone. The engine decides: users may have come or gone since any check of ours.
 //
@@ -216,12 +238,17 @@ const transientTimeout = record.Lease + 20*time.Second
 // the volume without its files.
 func (s *Store) RemoveUnusedVolume(ctx context.Context, name string) error {
 	lostReplies, try, began := 0, -1, time.Now()
+	var parts []string
+	var look sync.WaitGroup
+	look.Go(func() { parts = s.overlayParts(ctx, name) })
+	defer look.Wait()
 	return fault.Poll(ctx, PollEvery, func() (done bool, err error) {
 		try++
 		err = Finish(ctx, func(ctx context.Context) error { return s.Engine.RemoveVolume(ctx, name, false) })
 		switch {
 		case err == nil, errors.Is(err, engine.ErrNotFound) && lostReplies > 0:
-			s.dropOverlay(ctx, name)
+			look.Wait()
+			s.dropOverlay(ctx, parts)
 			return true, nil
 		case errors.Is(err, engine.ErrNotFound):
 			return true, fmt.Errorf("%w: another process removed %s", fault.VolumeNotFound, name)
@@ -237,6 +264,7 @@ func (s *Store) RemoveUnusedVolume(ctx context.Context, name string) error {
 		}
 		switch {
 		case e != nil || try == 0 || try%20 != 0:
+		case len(users.transient) == 0 && time.Since(began) < releaseTimeout:
 		case len(users.transient) == 0:
 			e = &inUse{text: fmt.Sprintf("volume %s: %v", name, err)}
 		case time.Since(began) > transientTimeout:
