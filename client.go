@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -29,6 +30,7 @@ import (
 type Client struct {
 	host   string
 	log    *slog.Logger
+	audit  *slog.Logger // may be nil
 	limits Limits
 	own    machine.Options
 
@@ -128,13 +130,11 @@ func (c *Client) connect(ctx context.Context) (*lifecycle.Client, error) {
 	if c.closed {
 		return nil, errors.Join(ErrClosed, eng.Close())
 	}
-	c.life = &lifecycle.Client{
-		Machine: machine.New(&store.Store{Engine: eng, Log: c.log}, c.own), MaxPorts: c.limits.Ports,
-		Limits: lifecycle.Limits{
-			ReadFile: cmp.Or(c.limits.ReadFile, DefaultReadFile), Output: cmp.Or(c.limits.Output, DefaultOutput),
-			ReadDir: cmp.Or(c.limits.ReadDir, DefaultReadDir),
-		},
-	}
+	c.life = lifecycle.New(machine.New(&store.Store{Engine: eng, Log: c.log}, c.own), c.limits.Ports, lifecycle.Limits{
+		ReadFile: cmp.Or(c.limits.ReadFile, DefaultReadFile), Output: cmp.Or(c.limits.Output, DefaultOutput),
+		ReadDir: cmp.Or(c.limits.ReadDir, DefaultReadDir),
+	})
+	c.life.Audit = c.audit
 	return c.life, nil
 }
 
@@ -177,6 +177,24 @@ func WithLogger(log *slog.Logger) ClientOption {
 			return fault.Invalid("WithLogger: the logger is nil")
 		}
 		c.log = log
+		return nil
+	}
+}
+
+// WithAudit logs each command of the client's handles when [Cmd.Wait] returns, or when it could
+// not be started, as a record "command" of level Info: the sandbox's name and ID, the command's ID
+// and user, its program and the number of its arguments, whether it is detached, its exit code, or
+// the class of the error ("canceled", "sandbox_is_not_running" …), its duration from Start, and the
+// bytes of its input and output that were copied. The arguments, which can contain secrets, are
+// not logged, and neither are the environment, the input and the output. A detached command that
+// was not waited for, and one whose program ended first, are not in the log. Calls on files,
+// connections and SSH sessions are no commands. Default: nothing is logged.
+func WithAudit(log *slog.Logger) ClientOption {
+	return func(c *Client) error {
+		if log == nil {
+			return fault.Invalid("WithAudit: the logger is nil")
+		}
+		c.audit = log
 		return nil
 	}
 }
@@ -278,22 +296,25 @@ const maxAuthorities = 512 << 10
 
 // Health reports whether an engine can be used, and describes it.
 type Health struct {
-	Healthy bool
+	Healthy bool `json:"healthy"`
 	// Host is the address of the engine, without credentials.
-	Host string
+	Host string `json:"host"`
 	// Version is the engine's version, APIVersion the negotiated version of its API.
-	Version, APIVersion string
+	Version    string `json:"version,omitempty"`
+	APIVersion string `json:"apiVersion,omitempty"`
 	// OS, Arch (as GOARCH), Kernel, CPUs and Memory (in bytes) describe the engine's
 	// machine.
-	OS, Arch, Kernel string
-	CPUs             int
-	Memory           int64
-	StorageDriver    string
-	CgroupVersion    string
-	Runtimes         []string
-	Rootless         bool
+	OS            string   `json:"os,omitempty"`
+	Arch          string   `json:"arch,omitempty"`
+	Kernel        string   `json:"kernel,omitempty"`
+	CPUs          int      `json:"cpus,omitempty"`
+	Memory        int64    `json:"memoryBytes,omitempty"`
+	StorageDriver string   `json:"storageDriver,omitempty"`
+	CgroupVersion string   `json:"cgroupVersion,omitempty"`
+	Runtimes      []string `json:"runtimes,omitempty"`
+	Rootless      bool     `json:"rootless,omitempty"`
 	// Guidance says, for an engine that is not healthy, what was tried and what to do.
-	Guidance string
+	Guidance string `json:"guidance,omitempty"`
 }
 
 // CheckHealth checks whether the engine can be used, for at most 5 s. If it can't, the
@@ -372,18 +393,38 @@ func guidance(h Health, err error) string {
 // Support reports which features an engine supports. A nil field is a supported feature;
 // any other is an [ErrUnsupported] with the reason.
 type Support struct {
-	// NetworkPolicy is for every policy but [AllowAll], in the engine's default OCI
-	// runtime.
+	// NetworkPolicy is for network policies in the engine's default OCI runtime. Without it
+	// no sandbox can be created but those of [WithOCIRuntime] with a runtime that can.
 	NetworkPolicy error
 	// Reflink is for copies that share blocks with their source on the disk that holds
 	// the engine's volumes. Without it, forks and copies of large files take the time and
 	// the space of all their bytes.
 	Reflink error
+	// Limits is for limits of CPUs, memory and processes. Without it a sandbox has none, and
+	// options that set one fail.
+	Limits error
 	// Runtimes are the names that [WithOCIRuntime] accepts.
 	Runtimes []string
 }
 
-// CheckSupport tests which features the engine supports.
+// MarshalJSON encodes an unsupported feature as its reason, and leaves out the others.
+func (s Support) MarshalJSON() ([]byte, error) {
+	reason := func(err error) string {
+		if err == nil {
+			return ""
+		}
+		return err.Error()
+	}
+	return json.Marshal(struct {
+		NetworkPolicy string   `json:"networkPolicy,omitempty"`
+		Reflink       string   `json:"reflink,omitempty"`
+		Limits        string   `json:"limits,omitempty"`
+		Runtimes      []string `json:"runtimes"`
+	}{reason(s.NetworkPolicy), reason(s.Reflink), reason(s.Limits), s.Runtimes})
+}
+
+// CheckSupport tests which features the engine supports. Of an engine on which sandboxes are known
+// not to work, such as Podman 4, the error is an [ErrUnsupported] with the reason.
 func CheckSupport(ctx context.Context) (Support, error) { return defaultClient().CheckSupport(ctx) }
 
 // CheckSupport is [CheckSupport] on the client's engine. It runs a container for some
@@ -402,11 +443,18 @@ func (c *Client) support(ctx context.Context) (Support, error) {
 	if err != nil {
 		return Support{}, err
 	}
-	policy, reflink, err := l.Abilities(ctx)
+	if err := i.CheckVersion(); err != nil {
+		return Support{}, err
+	}
+	can, err := l.Abilities(ctx, "")
 	if err != nil {
 		return Support{}, err
 	}
-	return Support{NetworkPolicy: policy, Reflink: reflink, Runtimes: i.Runtimes}, nil
+	limits := machine.Limits(ctx, l.Engine)
+	if limits != nil && !errors.Is(limits, ErrUnsupported) {
+		return Support{}, limits
+	}
+	return Support{NetworkPolicy: can.Policy, Reflink: can.Reflink, Limits: limits, Runtimes: i.Runtimes}, nil
 }
 
 // Prune removes leftovers from the engine: those of crashed programs, at once and not in the
@@ -447,9 +495,9 @@ func (c *Client) Prune(ctx context.Context) (report PruneReport, err error) {
 // PruneReport lists what [Prune] removed and what it could not remove.
 type PruneReport struct {
 	// Removed names the objects, sorted: "sandbox x", "volume y", "image z".
-	Removed []string
+	Removed []string `json:"removed"`
 	// Failed names the objects that could not be removed, each with the reason.
-	Failed []string
+	Failed []string `json:"failed"`
 }
 
 // String returns one line for each object.

@@ -29,6 +29,8 @@ var (
 	_ func(context.Context, string, ...sandbox.DeleteVolumeOption) (sandbox.DeleteReport, error) = sandbox.DeleteVolume
 	_ func(context.Context, ...sandbox.CleanupOption) (sandbox.CleanupReport, error)             = sandbox.CleanupOrphanedVolumes
 	_ func(context.Context, string) error                                                        = sandbox.DeleteSnapshot
+	_ func(context.Context, string) (sandbox.Snapshot, error)                                    = sandbox.GetSnapshot
+	_ func(context.Context) ([]*sandbox.SnapshotNode, error)                                     = sandbox.SnapshotTree
 	_ func(context.Context) (sandbox.Health, error)                                              = sandbox.CheckHealth
 	_ func(...sandbox.ClientOption) (*sandbox.Client, error)                                     = sandbox.NewClient
 	_ func(string) (sandbox.Mount, error)                                                        = sandbox.ParseMount
@@ -47,8 +49,10 @@ var _ interface {
 	Close() error
 	Detach() error
 	Snapshot(context.Context, ...sandbox.SnapshotOption) (sandbox.Snapshot, error)
+	Rollback(context.Context, string) error
 	Command(context.Context, string, ...string) *sandbox.Cmd
 	Process(context.Context, string) (*sandbox.Cmd, error)
+	Processes(context.Context) ([]sandbox.ProcessInfo, error)
 	FS() fs.FS
 	ReadFile(context.Context, string) ([]byte, error)
 	WriteFile(context.Context, string, []byte, fs.FileMode) error
@@ -91,7 +95,7 @@ func callSites(ctx context.Context, log *slog.Logger, r io.Reader) {
 	each := func(context.Context, *sandbox.Sandbox) error { return nil }
 	sandbox.NewClient(sandbox.WithHost("unix:///var/run/docker.sock"), sandbox.WithLogger(log), sandbox.WithLimits(sandbox.Limits{Ports: 15}))
 	sb, _ := sandbox.Create(ctx,
-		sandbox.WithName("build-42"), sandbox.WithID("id"), sandbox.WithImage("image"), sandbox.WithRuntime("node20"),
+		sandbox.WithName("build-42"), sandbox.WithID("id"), sandbox.WithImage("image"), sandbox.WithRuntime("node20"), sandbox.WithEmulation(),
 		sandbox.WithSource(sandbox.Git{URL: "https://example.com/x.git", Revision: "main", Depth: 1, Username: "u", Password: "p"}),
 		sandbox.WithSource(sandbox.Tarball{URL: "https://example.com/x.tar.gz"}), sandbox.WithSource(sandbox.Tarball{Path: "x.tar"}),
 		sandbox.WithSource(sandbox.Tarball{Reader: r}), sandbox.WithSource(sandbox.FromSnapshot("id")), sandbox.WithSource(sandbox.Dir("src")),
@@ -111,7 +115,7 @@ func callSites(ctx context.Context, log *slog.Logger, r io.Reader) {
 	sandbox.Fork(ctx, "build-42", sandbox.WithName("fork"), sandbox.WithVCPUs(4), sandbox.WithEnv(nil), sandbox.WithTags(nil), sandbox.WithPorts(3000),
 		sandbox.WithTimeout(time.Minute), sandbox.WithNetworkPolicy(sandbox.DenyAll()), sandbox.WithPersistent(false))
 	sandbox.List(ctx, sandbox.StatusFilter(sandbox.StateRunning), sandbox.TagFilter("k", "v"), sandbox.NamePrefix("x"))
-	sandbox.Delete(ctx, "build-42", sandbox.PreserveVolumes(false))
+	sandbox.Delete(ctx, "build-42", sandbox.PreserveVolumes(false), sandbox.DeleteSnapshots(true))
 	sandbox.DeleteVolume(ctx, "v", sandbox.Force())
 	sandbox.ListSnapshots(ctx)
 	sandbox.Prune(ctx)

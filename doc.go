@@ -33,6 +33,7 @@
 //	Close                   files                 nothing
 //	the program dies        everything            nothing, 30 s later
 //	WithTimeout passes      files                 nothing
+//	WithIdleTimeout passes  files                 nothing
 //	Detach                  everything            everything, until the session ends
 //	Delete                  the volumes, unless PreserveVolumes(false)
 //
@@ -49,25 +50,36 @@
 // program that set it has ended: the sandbox's PID 1 enforces it, and nothing inside can
 // delay it. A paused session's time goes on; if it is over, the session ends when it is
 // unpaused. [Sandbox.ExtendTimeout] prolongs the current session. [Status] reports when a
-// session will end and why one has ended: "stopped", "timeout", "abandoned" (its handle
-// did not renew the lease for 30 s), "out of memory", "network changed" (see Network
+// session will end and why one has ended: "stopped", "timeout", "idle timeout", "abandoned" (its
+// handle did not renew the lease for 30 s), "out of memory", "network changed" (see Network
 // policy), "network policy" (it could not be reached to apply one), or how PID 1 failed.
+//
+// [WithIdleTimeout] ends a session that nobody has used for that time: by a command, a file, a
+// connection through a handle or to a published port. PID 1 enforces it as well. Handles that are
+// only open don't keep the session; a detached command does, unless [IgnoreDetached] is given.
 //
 // What [Sandbox.Update] can change, and when the change applies:
 //
-//	WithTags                      at once
+//	WithTags, WithoutTag          at once
+//	WithPersistent                at once
 //	WithVCPUs, WithMemory         at once, and in later sessions
 //	WithNetworkPolicy             at once, and in later sessions
+//	WithIdleTimeout               at once, and in later sessions
 //	WithStopTimeout               at once for Stop and Close, for timeouts from the next session
-//	WithEnv                       at once for commands, from the next session for the main process
+//	WithEnv, WithoutEnv           at once for commands, from the next session for the main process
 //	WithTimeout, WithPorts        from the next session
-//	WithMounts, WithCommand       from the next session
+//	WithMounts, WithoutMount      from the next session
+//	WithCommand                   from the next session
 //	image, runtime, user, directory, process limit, name and ID: never
 //
 // Ports, mounts, the main process and its environment are fixed in a container. If they
 // have changed, the next session gets a new container with the files of the old one,
 // which takes longer the more files are outside of volumes. If that is interrupted, the
 // next process that uses the sandbox completes or reverts it.
+//
+// [Info.Settings] has the settings of the next session, without the values of environment
+// variables, and names those that the present session does not have yet. The results of this
+// package have stable names in JSON.
 //
 // If another tool, such as "docker start", starts the container, the session has no network
 // and the timeout set at creation, and its main process waits, until a handle connects to
@@ -87,6 +99,8 @@
 // [Cmd.Env]; the directory is [Cmd.Dir], by default [WithWorkdir], by default /workspace.
 // When the context ends, or the program dies, the command and all processes it started
 // are killed. A [Cmd.Detached] command continues, and [Sandbox.Process] finds it again.
+// [Sandbox.Processes] lists those of this session and earlier ones with their exit codes, which the
+// sandbox's files keep, in /.agent-sandbox-processes.
 //
 // A handle runs its commands over one connection to the guest, a small static program
 // that is mounted read-only into every sandbox, at /.agent-sandbox- and a random suffix:
@@ -145,15 +159,16 @@
 // Names are matched by what a connection declares (SNI, Host). Allowing a name therefore
 // allows everything that its server forwards to: an allowed content network can lead to
 // whatever it hosts, and a domain whose owner cooperates can carry data out in names. The
-// headers that PID 1 sets in requests ([Transform]) enter the sandbox only if a server
+// headers that PID 1 sets in requests ([Transform]), or that this program sets in each
+// ([Transform.Do], for signatures and tokens that expire), enter the sandbox only if a server
 // sends them back, but programs inside can use them while it runs.
 //
 // No process inside can have the capability NET_RAW, which Debian's ping and tcpdump
 // need. For ping remove it from the file: after "setcap -r /usr/bin/ping" it uses the
 // kernel's ICMP sockets, if the policy allows ICMP. PID 1 uses nftables. If the engine's
 // kernel or runtime (for example gVisor) lacks it, creating a sandbox fails with
-// [ErrUnsupported]; [CheckSupport] reports that beforehand. A sandbox never runs
-// unfiltered.
+// [ErrUnsupported], except with [DenyAll] and [WithOCIRuntime]; [CheckSupport] reports that
+// beforehand. A sandbox never runs unfiltered.
 //
 // # Volumes
 //
@@ -182,12 +197,22 @@
 // the files of one moment, and [Sandbox.Snapshot] stores the files for [FromSnapshot].
 // They are copied on the engine's disk, including the container's own files outside of
 // volumes. No layer is added to an image, so a fork of a fork of a fork costs no more
-// than the first. Engines whose storage driver does not show a container's own files
-// (others than overlay2 and fuse-overlayfs) commit them.
+// than the first. Engines whose storage driver is no overlay, such as vfs, btrfs and zfs,
+// commit them.
 //
-// A running source is paused during the copy. A marker with a lease records which process
-// paused it; if that process dies, the next one that finds the marker unpauses the
-// source.
+// PID 1 holds the processes of a running source during the copy, for the helper that copies:
+// it stops all of them, except itself and the servers of handles, and lets them go on when
+// the helper has copied the last file, ends, or is silent for 10 s. Processes that were
+// stopped before stay so. Commands that are started meanwhile, and writes of handles, wait;
+// timeouts, leases and policies are in force. What has run all the same, such as "docker
+// exec", makes the copy start again. Where PID 1 can't hold them (its session is of an
+// earlier version, a process is blocked in the kernel, a program continues what is stopped)
+// the engine pauses the container. A marker with a lease records which process paused it;
+// if that process dies, the next one that finds the marker unpauses the source.
+//
+// [Sandbox.Rollback] makes the files of a sandbox those of a snapshot: either all of them, or
+// none if it fails before it has removed the old container. From then on it can't be reverted,
+// and a call that needs the files completes it if its process has died.
 //
 // Volumes made from a snapshot are overlays over its files, if the engine can mount
 // overlays. Docker does not track this dependency: "docker volume rm" removes a
@@ -197,6 +222,19 @@
 // mounted keeps such copies for as long as it runs, and the error says so. The
 // container's own files are copied into each new sandbox, and not stored if none were
 // changed; only the times of the directory / are then new.
+//
+// # Traces, durations and an audit log
+//
+// Calls make OpenTelemetry spans through the global provider, if the program has set one:
+// "sandbox.create", "sandbox.command" and so on, with the waits in them: "sandbox.wait." and
+// slot, pull, copy, pause, connect or hook. "sandbox.hold" is the time in which the processes of
+// a source stand still. The engine's calls are spans within these. Calls that read or write
+// single files have none. Attributes are sandbox.name, sandbox.id,
+// sandbox.source, container.id, container.image.name, process.exit.code and error.type; none
+// has an argument of a command, an environment, or the text of an error. The histogram
+// sandbox.operation.duration has the durations, by sandbox.operation, the name of the span, and
+// error.type. The span of a command lasts from Start to Wait, that of a detached one only for
+// its Start. Spans that are open when the program dies are lost. [WithAudit] logs commands.
 //
 // # State in the engine
 //
@@ -230,12 +268,13 @@
 //	persistent   true or false
 //	tag.<key>    one tag, if the record lists its key: the engine adds the labels of the image
 //	record       JSON: tags (their keys), image, runtime, user, workdir, command, ports,
-//	             mounts, timeout_ms, stop_timeout_ms, network, source, snapshot,
-//	             new_privileges, storage_bytes; of a revision: the changed settings, the
+//	             mounts, timeout_ms, stop_timeout_ms, idle, network, source, snapshot, fork_of,
+//	             new_privileges, storage_bytes, rollback; of a revision: the changed settings, the
 //	             environment encrypted; of a snapshot: its description
 //	created-by   of a copy: rwcopy or fork
 //	source       of a copy: the directory, on the machine of its creator
-//	snapshot     of an overlay: the snapshot whose files it uses
+//	snapshot     of an overlay: the snapshot whose files it uses; of a container that a rollback
+//	             created: the snapshot, which is needed until it has the sandbox's name
 //	nonce        the operation that created the object
 //	control-key  signs requests to the sandbox's PID 1; never inside the sandbox
 //	of, after    of a revision: the nonces of its sandbox and of the previous revision; of a marker:
@@ -313,6 +352,25 @@
 //   - Directories that [WithMounts] mounts writable: a program inside can leave files with the
 //     setuid bit there, owned by root if it is root. Mount with nosuid on the machine what
 //     others there can execute.
+//
+// # Lost connections
+//
+// A network that drops packets, or a laptop that changes networks, loses connections without
+// a word. A call whose context has a deadline ends with that. Others return
+// [ErrEngineUnavailable] (File.Close may return nil), at the latest after:
+//
+//	a command, files and connections of a handle  12 s if the engine still answers new calls, otherwise 22 s
+//	a command that is waited for, with no output  10 s more
+//	File.Close                                    5 s
+//	Signal, Kill, Resize                          30 s
+//	what connects to the guest for the first time 30 s
+//	Close                                         the stop timeout and 15 s
+//	Create, Get, List and others, over ssh://     45 s
+//	Create, Get, List and others, over tcp://     60 s, or some 15 min if the request is lost, too
+//
+// A sandbox that is paused is waited for. The commands of a program that vanished end within
+// 90 s. Programs that make many calls at once over ssh:// save handshakes with OpenSSH's
+// ControlMaster: then one connection carries all calls.
 //
 // # Errors
 //

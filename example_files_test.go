@@ -2,10 +2,14 @@ package sandbox_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"testing/fstest"
+	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 )
@@ -83,4 +87,178 @@ func ExampleSandbox_FS() {
 	}
 	fmt.Println(matches)
 	// Output: [etc/os-release]
+}
+
+// The methods are those of package os, and act inside.
+func ExampleSandbox_ReadDir() {
+	ctx := context.Background()
+	sb, err := sandbox.Get(ctx, existing())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Detach()
+	dir, err := sb.MkdirTemp(ctx, "", "site")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.RemoveAll(ctx, dir)
+	err = errors.Join(
+		sb.MkdirAll(ctx, dir+"/css", 0o755),
+		sb.WriteFile(ctx, dir+"/draft.html", []byte("<p>hello"), 0o600),
+		sb.Rename(ctx, dir+"/draft.html", dir+"/index.html"),
+		sb.Chmod(ctx, dir+"/index.html", 0o644),
+		sb.Symlink(ctx, "index.html", dir+"/home"),
+	)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	entries, err := sb.ReadDir(ctx, dir)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, e := range entries {
+		fmt.Println(e.Name(), e.IsDir())
+	}
+	target, err := sb.Readlink(ctx, dir+"/home")
+	fmt.Println(target, err)
+	// Output:
+	// css true
+	// home false
+	// index.html false
+	// index.html <nil>
+}
+
+// An open file is read and written in parts, like an os.File.
+func ExampleSandbox_Create() {
+	ctx := context.Background()
+	sb, err := sandbox.Get(ctx, existing())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Detach()
+	f, err := sb.Create(ctx, "/tmp/records")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer f.Close()
+	if _, err := f.WriteString("first second"); err != nil {
+		fmt.Println(err)
+	}
+	if _, err := f.WriteAt([]byte("FIRST"), 0); err != nil {
+		fmt.Println(err)
+	}
+	part := make([]byte, 6)
+	if _, err := f.ReadAt(part, 6); err != nil {
+		fmt.Println(err)
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		fmt.Println(err)
+	}
+	all, err := io.ReadAll(f)
+	fmt.Printf("%s, %s, %v\n", part, all, err)
+	// Output: second, FIRST second, <nil>
+}
+
+// Another user's permissions hold.
+func ExampleSandbox_FilesAs() {
+	ctx := context.Background()
+	sb, err := sandbox.Get(ctx, existing())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Detach()
+	_, err = sb.FilesAs("nobody").ReadFile(ctx, "/etc/shadow")
+	fmt.Println(errors.Is(err, fs.ErrPermission))
+	// Output: true
+}
+
+// A tree of any fs.FS is copied, such as one that is embedded in the program.
+func ExampleSandbox_CopyInFS() {
+	ctx := context.Background()
+	sb, err := sandbox.Get(ctx, existing())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Detach()
+	tree := fstest.MapFS{"site/index.html": {Data: []byte("<p>hello")}}
+	report, err := sb.CopyInFS(ctx, tree, "/tmp/embedded")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	f, err := sb.Open(ctx, "/tmp/embedded/site/index.html")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(report.Files, st.Name(), st.Size())
+	// Output: 1 index.html 8
+}
+
+// A log is appended to, cut, and dated, by its user.
+func ExampleSandbox_OpenFile() {
+	ctx := context.Background()
+	sb, err := sandbox.Get(ctx, existing())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Detach()
+	if err := sb.Mkdir(ctx, "/tmp/logs", 0o755); err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, line := range []string{"one\n", "two\n"} {
+		f, err := sb.OpenFile(ctx, "/tmp/logs/app", os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		_, err = f.WriteString(line)
+		if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	day := time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)
+	err = errors.Join(
+		sb.Truncate(ctx, "/tmp/logs/app", 4),
+		sb.Chown(ctx, "/tmp/logs/app", 1000, 1000),
+		sb.Chtimes(ctx, "/tmp/logs/app", day, day),
+		sb.Symlink(ctx, "app", "/tmp/logs/latest"),
+		sb.Lchown(ctx, "/tmp/logs/latest", 1000, 1000), // of the link itself
+	)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	app, err := sb.Stat(ctx, "/tmp/logs/latest")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	link, err := sb.Lstat(ctx, "/tmp/logs/latest")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(app.Size(), app.ModTime().UTC().Format(time.DateOnly), app.Sys().(*sandbox.FileStat).UID, link.Mode().Type() == fs.ModeSymlink)
+	fmt.Println(sb.Remove(ctx, "/tmp/logs/latest"))
+	// Output:
+	// 4 2026-01-02 1000 true
+	// <nil>
 }

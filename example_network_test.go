@@ -2,7 +2,12 @@ package sandbox_test
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 
 	"github.com/seed-1a2d6d8f/sandbox"
@@ -66,4 +71,43 @@ func ExampleTransform() {
 	_ = policy // for Create or Update
 	fmt.Println(sandbox.Transform{SetHeaders: sandbox.Headers{"Authorization": "Bearer secret"}})
 	// Output: {[Authorization]}
+}
+
+// A signature over the method, the path and the body of each request is made here, where the key
+// is. The sandbox gets neither.
+func ExampleTransform_do() {
+	key := []byte(os.Getenv("SIGNING_KEY"))
+	policy := sandbox.WithNetworkPolicy(sandbox.NetworkPolicy{
+		Transform: map[string]sandbox.Transform{
+			"api.example.com": {Do: func(r *http.Request) error {
+				body, err := io.ReadAll(r.Body)
+				if err != nil {
+					return err
+				}
+				mac := hmac.New(sha256.New, key)
+				fmt.Fprintf(mac, "%s\n%s\n%x", r.Method, r.URL.RequestURI(), sha256.Sum256(body))
+				r.Header.Set("X-Signature", hex.EncodeToString(mac.Sum(nil)))
+				return nil
+			}},
+		},
+	})
+	_ = policy // for Create or Update
+	fmt.Println(sandbox.Transform{Do: func(*http.Request) error { return nil }})
+	// Output: {[] Do}
+}
+
+// The text of a policy is what a command line takes and what is printed.
+func ExampleParseNetworkPolicy() {
+	p, err := sandbox.ParseNetworkPolicy("allow=*.github.com,registry.npmjs.org subnets.deny=10.0.0.0/8")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(p.Allow)
+	fmt.Println(p)
+	fmt.Println(sandbox.NetworkPolicy{Allow: []string{"not a name"}}.Check() != nil)
+	// Output:
+	// [*.github.com registry.npmjs.org]
+	// allow=*.github.com,registry.npmjs.org subnets.deny=10.0.0.0/8
+	// true
 }

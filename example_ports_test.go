@@ -6,6 +6,8 @@ import (
 	"io"
 	"net/http"
 
+	"golang.org/x/crypto/ssh"
+
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
@@ -73,4 +75,39 @@ func ExampleSandbox_Port() {
 	resp.Body.Close()
 	fmt.Println(at.Addr(), resp.Status)
 	// Output: 127.0.0.1 200 OK
+}
+
+// Any SSH client uses the connection as its transport; the server asks for no key.
+func ExampleSandbox_SSH() {
+	ctx := context.Background()
+	sb, err := sandbox.Get(ctx, existing())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Detach()
+	conn, err := sb.SSH(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer conn.Close()
+	// The host key is not checked: the connection is the engine's, and nobody else's.
+	c, channels, requests, err := ssh.NewClientConn(conn, sb.Name(), &ssh.ClientConfig{HostKeyCallback: ssh.InsecureIgnoreHostKey()})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	client := ssh.NewClient(c, channels, requests)
+	defer client.Close()
+	session, err := client.NewSession()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	out, err := session.Output("echo over SSH")
+	fmt.Printf("%s%v\n", out, err)
+	// Output:
+	// over SSH
+	// <nil>
 }

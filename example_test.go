@@ -268,13 +268,14 @@ func ExampleSandbox_Process() {
 		return
 	}
 	out, err := again.Output()
-	fmt.Printf("%s", out)
+	fmt.Printf("%s%d bytes are lost\n", out, again.Dropped())
 	if exit := (*sandbox.ExitError)(nil); errors.As(err, &exit) {
 		fmt.Println("exit code", exit.ExitCode())
 	}
 	// Output:
 	// started
 	// done
+	// 0 bytes are lost
 	// exit code 5
 }
 
@@ -338,7 +339,7 @@ func TestReadmeSnippets(t *testing.T) {
 	t.Parallel()
 	squeeze := func(text []byte) string { return space.ReplaceAllString(string(text), " ") }
 	var compiled string
-	for _, file := range []string{"example_test.go", "example_ports_test.go", "example_files_test.go", "example_source_test.go", "example_network_test.go", "example_fork_test.go", "examples/hello/main.go", "examples/volumes/main.go", "sandboxtest/example_test.go"} {
+	for _, file := range []string{"example_test.go", "example_ports_test.go", "example_files_test.go", "example_session_test.go", "example_source_test.go", "example_network_test.go", "example_fork_test.go", "examples/hello/main.go", "examples/volumes/main.go", "sandboxtest/example_test.go"} {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

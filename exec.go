@@ -2,10 +2,12 @@ package sandbox
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"slices"
@@ -22,6 +24,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
 // DefaultWaitDelay, 1 s, is how long output may stay open after a command's exit without
@@ -79,6 +82,7 @@ type Cmd struct {
 	ctx      context.Context
 	id       string
 	attached *guest.Process // by Process, not by Start
+	past     *wire.Exit     // of a command of an earlier session, by Process
 	proc     *guest.Process
 	size     wire.Size
 
@@ -93,6 +97,11 @@ type Cmd struct {
 	keepOutput func() bool      // after it the end of ctx no longer cuts the output
 	waited     bool
 	dropped    int64
+
+	audit   *slog.Logger // see [WithAudit]
+	span    *trace.Span  // from Start to Wait, for a detached command only its Start; nil otherwise
+	began   time.Time
+	in, out atomic.Int64 // bytes that were copied
 }
 
 // Command returns a command to run in the sandbox; name is looked up in PATH. ctx bounds
@@ -100,16 +109,17 @@ type Cmd struct {
 // Wait returns the context's cause. Starting the command resumes a stopped persistent
 // sandbox.
 func (s *Sandbox) Command(ctx context.Context, name string, args ...string) *Cmd {
-	return &Cmd{Path: name, Args: append([]string{name}, args...), h: s.h, ctx: ctx, id: record.NewID()}
+	return &Cmd{Path: name, Args: append([]string{name}, args...), h: s.h, ctx: ctx, id: record.NewID(), audit: s.h.Client().Audit}
 }
 
 // Process returns a detached command by its ID, from any handle in any process. Its Path,
 // Args, Dir and User are those it was started with. [Cmd.Output], [Cmd.Run] and
 // [Cmd.Wait] return the kept output, the output still to come, and the exit; ctx bounds
-// them but not the command. Process waits for a command that is just being started. If the
-// session does not know the ID the error is [ErrProcessNotFound].
+// them but not the command. Process waits for a command that is just being started. Of a
+// command of an earlier session there is the exit alone, without Args and output, if it is
+// known: see [Sandbox.Processes]. Otherwise the error is [ErrProcessNotFound].
 func (s *Sandbox) Process(ctx context.Context, id string) (*Cmd, error) {
-	c := &Cmd{h: s.h, ctx: ctx, id: id, Detached: true}
+	c := &Cmd{h: s.h, ctx: ctx, id: id, Detached: true, audit: s.h.Client().Audit}
 	if err := s.h.CheckUsable(); err != nil {
 		return nil, c.fail(err)
 	}
@@ -121,6 +131,9 @@ func (s *Sandbox) Process(ctx context.Context, id string) (*Cmd, error) {
 		return nil, c.fail(err)
 	}
 	p, err := conn.Attach(ctx, id)
+	if start := (*wire.StartError)(nil); errors.As(err, &start) && start.Kind == wire.KindUnknownProcess && c.findPast() {
+		return c, nil
+	}
 	if err != nil {
 		return nil, c.fail(c.notStarted(err))
 	}
@@ -128,6 +141,21 @@ func (s *Sandbox) Process(ctx context.Context, id string) (*Cmd, error) {
 	was := p.Started().Exec
 	c.Path, c.Args, c.Dir, c.User, c.TTY, c.Timeout = was.Program(), was.Args, was.Dir, was.User, was.TTY, was.Timeout
 	return c, nil
+}
+
+// findPast finds the exit of a command that the session does not keep.
+func (c *Cmd) findPast() bool {
+	all, err := c.h.Processes(c.ctx)
+	if err != nil {
+		return false
+	}
+	for _, p := range all {
+		if p.ID == c.id && p.Exit != nil {
+			c.past, c.Path, c.Dir, c.User = p.Exit, p.Path, p.Dir, p.User
+			return true
+		}
+	}
+	return false
 }
 
 // ID returns the command's ID, by which [Sandbox.Process] finds a detached command.
@@ -202,7 +230,8 @@ func (b *boundedOutput) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// StdinPipe returns a pipe to the command's input. Closing it ends the input.
+// StdinPipe returns a pipe to the command's input. Closing it ends the input. Once the command has
+// ended, writes fail with [io.ErrClosedPipe].
 func (c *Cmd) StdinPipe() (io.WriteCloser, error) {
 	if c.Stdin != nil || c.proc != nil {
 		return nil, c.fail(errors.New("field Stdin is already set, or the command has started"))
@@ -241,9 +270,18 @@ func (c *Cmd) Start() error {
 	if c.ctx.Err() != nil {
 		return c.abort(fault.Cancelled(c.ctx))
 	}
+	if c.past != nil {
+		c.abort(io.EOF) // pipes have no output
+		return nil
+	}
+	var ctx context.Context
+	ctx, c.span = trace.Start(c.ctx, "sandbox.command", c.h.Trace()...)
+	c.began = time.Now()
 	if c.proc = c.attached; c.proc == nil {
-		if err := c.start(); err != nil {
-			return c.abort(err)
+		if err := c.start(ctx); err != nil {
+			err = c.abort(err)
+			c.end(err)
+			return err
 		}
 	}
 	c.watched = make(chan struct{})
@@ -254,14 +292,47 @@ func (c *Cmd) Start() error {
 		c.proc.Close()
 	})
 	c.copyStreams()
+	if c.Detached && c.attached == nil { // it may never be waited for
+		var started error
+		c.span.End(&started)
+		c.span = nil
+	}
 	return nil
 }
 
-func (c *Cmd) start() error {
+// end reports a command that has ended, with the error of Wait, or that did not start.
+func (c *Cmd) end(err error) {
+	code, known := 0, err == nil
+	if exit, ok := errors.AsType[*ExitError](err); ok {
+		code, known = exit.ExitCode(), true
+	}
+	if known {
+		c.span.Set(trace.ExitCode(code))
+	}
+	c.span.End(&err)
+	c.span = nil
+	if c.audit == nil {
+		return
+	}
+	rec := c.h.Record()
+	attrs := []slog.Attr{
+		slog.String("sandbox", rec.Name), slog.String("id", rec.ID), slog.String("command", c.id),
+		slog.String("user", cmp.Or(c.User, rec.Settings.User, "root")), slog.String("program", c.Path), slog.Int("args", max(len(c.Args)-1, 0)),
+		slog.Bool("detached", c.Detached), slog.Duration("duration", time.Since(c.began)), slog.Int64("in", c.in.Load()), slog.Int64("out", c.out.Load()),
+	}
+	if known {
+		attrs = append(attrs, slog.Int("exit", code))
+	} else {
+		attrs = append(attrs, slog.String("error", trace.ErrorType(err)))
+	}
+	c.audit.LogAttrs(c.ctx, slog.LevelInfo, "command", attrs...)
+}
+
+func (c *Cmd) start(ctx context.Context) error {
 	if err := c.check(); err != nil {
 		return err
 	}
-	conn, err := c.h.Connect(c.ctx)
+	conn, err := c.h.Connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -270,6 +341,9 @@ func (c *Cmd) start() error {
 		ID: c.id, Path: c.Path, Args: c.Args, Env: c.environ(), Dir: c.Dir, User: c.User,
 		Stdin: c.Stdin != nil, TTY: c.TTY, Size: c.size, Merge: c.merged(),
 		NewPrivileges: settings.NewPrivileges, Detached: c.Detached, Timeout: c.Timeout, WaitDelay: c.WaitDelay,
+	}
+	if c.Detached {
+		req.Sandbox = c.h.Record().ID
 	}
 	base := c.h.Workdir()
 	if req.Dir == "" {
@@ -289,7 +363,7 @@ func (c *Cmd) start() error {
 	if c.TTY && c.size == (wire.Size{}) {
 		req.Size = wire.Size{Rows: 24, Cols: 80}
 	}
-	c.proc, err = conn.Exec(c.ctx, req)
+	c.proc, err = conn.Exec(ctx, req)
 	if err != nil {
 		c.proc = nil
 		return c.notStarted(err)
@@ -398,15 +472,24 @@ func (c *Cmd) copyStreams() {
 	c.stdin = make(chan error, 1)
 	go func() {
 		in := c.proc.Stdin()
-		_, err := io.Copy(in, c.Stdin)
+		n, err := io.Copy(in, c.Stdin)
+		c.in.Add(n)
 		if e := in.Close(); err == nil {
 			err = e
 		}
 		if errors.Is(err, guest.ErrConnectionLost) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) {
 			err = nil // the command may exit without reading all of its input
 		}
+		c.closePipes() // for a write that comes before Wait
 		c.stdin <- err
 	}()
+}
+
+// closePipes makes writes to the pipes of Stdin fail, which nothing reads any more.
+func (c *Cmd) closePipes() {
+	for _, r := range c.pipes {
+		r.CloseWithError(io.ErrClosedPipe)
+	}
 }
 
 // combined returns both streams of the command in the order in which they arrive. The caller reads
@@ -430,7 +513,8 @@ func (c *Cmd) copyOut(to io.Writer, from io.Reader) {
 		to = io.Discard
 	}
 	c.copies.Go(func() {
-		_, err := io.Copy(to, from)
+		n, err := io.Copy(to, from)
+		c.out.Add(n)
 		if errors.Is(err, guest.ErrConnectionLost) {
 			c.cut.Store(true)
 			err = nil // Wait returns it
@@ -492,20 +576,27 @@ func (c *Cmd) Wait() error {
 			return err
 		}
 	}
-	if c.proc == nil {
+	if c.proc == nil && c.past == nil {
 		return c.fail(errors.New("not started"))
 	}
 	if c.waited {
 		return c.fail(errors.New("Wait was already called"))
 	}
 	c.waited = true
+	if c.past != nil {
+		return c.failure(*c.past)
+	}
+	err := c.wait()
+	c.end(err)
+	return err
+}
+
+func (c *Cmd) wait() error {
 
 	exit, err := c.proc.Wait()
 	<-c.watched
 	c.waitForCopies()
-	for _, r := range c.pipes {
-		r.CloseWithError(io.ErrClosedPipe)
-	}
+	c.closePipes()
 	var inErr error
 	if c.stdin != nil {
 		select {
@@ -528,12 +619,8 @@ func (c *Cmd) Wait() error {
 	if c.ctx.Err() != nil && (c.cut.Load() || exit.Signal != 0 && !c.Detached) {
 		return c.fail(fault.Cancelled(c.ctx))
 	}
-	if exit.Code != 0 || exit.Signal != 0 || exit.TimedOut {
-		e := exitError(c.Path, c.h.Record().Name, exit)
-		if exit.TimedOut {
-			e.err = ErrTimeout
-		}
-		return e
+	if err := c.failure(exit); err != nil {
+		return err
 	}
 	switch {
 	case c.copyErr != nil:
@@ -544,6 +631,18 @@ func (c *Cmd) Wait() error {
 		return c.fail(exec.ErrWaitDelay)
 	}
 	return nil
+}
+
+// failure returns the error of a command that ended so, or nil.
+func (c *Cmd) failure(exit wire.Exit) error {
+	if exit.Code == 0 && exit.Signal == 0 && !exit.TimedOut {
+		return nil
+	}
+	e := exitError(c.Path, c.h.Record().Name, exit)
+	if exit.TimedOut {
+		e.err = ErrTimeout
+	}
+	return e
 }
 
 // waitForCopies waits until the output is copied. Like os/exec it drops output that

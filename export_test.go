@@ -14,6 +14,9 @@ func CloseDefaultClient() error { return defaultClient().Close() }
 // StateOf is the state for one of the engine's own words.
 func StateOf(word string) State { return stateOf(word) }
 
+// Forest is what SnapshotTree makes of its nodes.
+func Forest(nodes []*SnapshotNode) []*SnapshotNode { return forest(nodes) }
+
 // LimitsOf returns what options add up to: CPUs, and memory in bytes.
 func LimitsOf(opts ...CreateOption) (vcpus float64, memory int64, err error) {
 	s := &settings{}

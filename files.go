@@ -13,6 +13,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/files"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/source"
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
 // Files is the file system of a sandbox with the permissions of one of its users, which
@@ -220,31 +221,31 @@ func (c fileCalls) FS() fs.FS { return c.view.FS() }
 
 // CopyReport counts what a copy transferred, and lists what it could not preserve.
 type CopyReport struct {
-	Files       int64 // files and links
-	Directories int64
-	Bytes       int64 // of the files' content, without holes
+	Files       int64 `json:"files"` // files and links
+	Directories int64 `json:"directories"`
+	Bytes       int64 `json:"bytes"` // of the files' content, without holes
 	// Skipped lists the first 1,000 files that were left out (sockets, devices, pipes,
 	// files that vanished during the copy) or lost something (a setuid bit, an extended
 	// attribute). Paths and reasons are cut, to 4,096 and 256 bytes, and then quoted as Go
 	// strings if they have anything but graphic characters.
-	Skipped []Skipped
+	Skipped []Skipped `json:"skipped,omitempty"`
 	// More counts those beyond the first 1,000.
-	More int64
+	More int64 `json:"more,omitempty"`
 }
 
 // Skipped says what was not preserved of one file.
 type Skipped struct {
-	Path   string // relative to the tree; "." is the tree itself; see [CopyReport.Skipped]
-	Reason string
+	Path   string `json:"path"` // relative to the tree; "." is the tree itself; see [CopyReport.Skipped]
+	Reason string `json:"reason"`
 }
 
 func (s Skipped) String() string { return s.Path + ": " + s.Reason }
 
 // CopyStatus is the progress of a copy.
 type CopyStatus struct {
-	Name  string // the latest file, relative to the tree; quoted like those of [CopyReport.Skipped]
-	Files int64
-	Bytes int64
+	Name  string `json:"name"` // the latest file, relative to the tree; quoted like those of [CopyReport.Skipped]
+	Files int64  `json:"files"`
+	Bytes int64  `json:"bytes"`
 }
 
 // A CopyOption configures a copy.
@@ -319,6 +320,8 @@ func reportOf(r archive.Report) CopyReport {
 // existing directory. Sockets, devices and pipes are left out; the report lists what was
 // not preserved. Data is streamed; memory is used only for each directory and hard link.
 func (c fileCalls) CopyIn(ctx context.Context, hostPath, inside string, opts ...CopyOption) (_ CopyReport, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.copy_in", trace.Name(c.name))
+	defer span.End(&err)
 	defer c.fail(&err)
 	o, err := copyOptions(opts)
 	if err != nil {
@@ -331,6 +334,8 @@ func (c fileCalls) CopyIn(ctx context.Context, hostPath, inside string, opts ...
 // CopyInFS is [Sandbox.CopyIn] from a file system of package [io/fs]: an embed.FS, a zip
 // file, another sandbox's [Sandbox.FS].
 func (c fileCalls) CopyInFS(ctx context.Context, fsys fs.FS, inside string, opts ...CopyOption) (_ CopyReport, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.copy_in", trace.Name(c.name))
+	defer span.End(&err)
 	defer c.fail(&err)
 	o, err := copyOptions(opts)
 	if err != nil {
@@ -356,6 +361,8 @@ func (c fileCalls) CopyInFS(ctx context.Context, fsys fs.FS, inside string, opts
 //
 // A stopped sandbox is read as root, without starting it.
 func (c fileCalls) CopyOut(ctx context.Context, inside, hostPath string, opts ...CopyOption) (_ CopyReport, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.copy_out", trace.Name(c.name))
+	defer span.End(&err)
 	defer c.fail(&err)
 	o, err := copyOptions(opts)
 	if err != nil {
@@ -369,10 +376,13 @@ func (c fileCalls) CopyOut(ctx context.Context, inside, hostPath string, opts ..
 
 // FileStat is what the Sys method of a file's [fs.FileInfo] returns, as a pointer.
 type FileStat struct {
-	UID, GID   uint32 // numeric, of users inside the sandbox
-	Nlink      uint64 // hard links; 0 if the sandbox was stopped
-	Dev, Inode uint64 // identify the file within the session; 0 if the sandbox was stopped
-	Atime      time.Time
+	UID   uint32 `json:"uid"` // numeric, of users inside the sandbox
+	GID   uint32 `json:"gid"`
+	Nlink uint64 `json:"nlink"` // hard links; 0 if the sandbox was stopped
+	// Dev and Inode identify the file within the session; 0 if the sandbox was stopped.
+	Dev   uint64    `json:"dev"`
+	Inode uint64    `json:"inode"`
+	Atime time.Time `json:"atime"`
 }
 
 // File is an open file in a sandbox, used like [os.File]. The context it was opened with

@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
 // Fork creates a sandbox with the current files of another one, and starts its session.
@@ -15,18 +16,24 @@ import (
 //
 // The new sandbox has the settings of the source, as last updated ([Sandbox.Update]).
 // Each option replaces the source's value as a whole: [WithTags] all tags, [WithEnv] all
-// variables, [WithMounts] all mounts. The name and the ID are new, by the rules of
+// variables, [WithMounts] all mounts. [WithoutTag], [WithoutEnv] and [WithoutMount] take single
+// ones away. [WithImage] and [WithRuntime] give the fork another image, with the source's
+// volumes, if nothing else of the source's files differs from its own image; otherwise the error
+// is [ErrInvalidArgument] and names the first paths. Then the user is that of the other image,
+// unless [WithUser] set it. The name and the ID are new, by the rules of
 // [Create]. With [WithName] it is persistent, otherwise if the source is, unless
 // [WithPersistent] says otherwise. Values that a policy's transforms set are not stored
 // and so not inherited: [WithNetworkPolicy] sets them again.
 //
-// The source may be running or stopped, persistent or not, and keeps its state. A running
-// source is paused while its files are copied. If this process dies meanwhile, the first
-// [Get], [List] or command 30 s later unpauses it; earlier ones wait. A source that was
-// already paused stays paused. Sockets, files on a tmpfs and processes are not copied.
+// The source may be running or stopped, persistent or not, and keeps its state. The processes
+// of a running source are stopped while its files are copied, and go on 10 s later at most if
+// this process dies meanwhile. Where they can't be stopped the engine pauses the source; if
+// this process dies then, the first [Get], [List] or command 30 s later unpauses it, and
+// earlier ones wait. A source that was already paused stays paused. Sockets, files on a tmpfs
+// and processes are not copied.
 //
-// Engines that do not show a container's own files on their disk commit them, if there
-// are any. That takes about 5 s for a gigabyte, and keeps times to the second and, of the
+// Engines whose storage driver is no overlay commit a container's own files, if there
+// are any, before the processes go on. That takes about 5 s for a gigabyte, and keeps times to the second and, of the
 // extended attributes, only capabilities.
 func Fork(ctx context.Context, source string, opts ...ForkOption) (*Sandbox, error) {
 	return defaultClient().Fork(ctx, source, opts...)
@@ -34,6 +41,8 @@ func Fork(ctx context.Context, source string, opts ...ForkOption) (*Sandbox, err
 
 // Fork is the package's [Fork] on the client's engine.
 func (c *Client) Fork(ctx context.Context, source string, opts ...ForkOption) (_ *Sandbox, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.fork", trace.Source(source))
+	defer span.End(&err)
 	defer wrap(&err, "fork", source)
 	l, o, err := c.forkOrder(ctx, source, opts, 0)
 	if err != nil {
@@ -41,7 +50,7 @@ func (c *Client) Fork(ctx context.Context, source string, opts ...ForkOption) (_
 	}
 	defer o.Report.Silence()
 	h, err := l.Fork(ctx, source, o)
-	return newSandbox(h), err
+	return traced(span, h), err
 }
 
 // forkOrder validates the options before it connects. n is the number of forks of
@@ -69,9 +78,9 @@ type ForkResult struct {
 	Err     error
 }
 
-// ForkN creates n forks of the same moment, as [Fork] does, at most 256: the source is
-// paused once and its files are copied once; the new sandboxes share them if the engine
-// can mount overlays. With [WithName] the names get the suffixes -1, -2 …; [WithID] is an
+// ForkN creates n forks of the same moment, as [Fork] does, at most 256: the source's
+// processes are stopped once and its files are copied once; the new sandboxes share them if
+// the engine can mount overlays. With [WithName] the names get the suffixes -1, -2 …; [WithID] is an
 // error.
 //
 // If one fork fails the others are still created. There are n results, or none if the
@@ -82,6 +91,8 @@ func ForkN(ctx context.Context, source string, n int, opts ...ForkOption) ([]For
 
 // ForkN is the package's [ForkN] on the client's engine.
 func (c *Client) ForkN(ctx context.Context, source string, n int, opts ...ForkOption) (_ []ForkResult, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.fork_n", trace.Source(source))
+	defer span.End(&err)
 	defer wrap(&err, "fork", source)
 	if n < 1 || n > maxForks {
 		return nil, fault.Invalid("%d forks; one call makes 1 to %d", n, maxForks)

@@ -9,6 +9,7 @@ import (
 	"go/types"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
@@ -55,10 +56,10 @@ var linked = map[string]string{
 	"github.com/go-logr/stdr":                                       "by otel",
 	"github.com/cespare/xxhash/v2":                                  "by otel: hashing of attributes",
 	"go.opentelemetry.io/auto/sdk":                                  "by otel",
-	"go.opentelemetry.io/otel":                                      "by otelhttp",
+	"go.opentelemetry.io/otel":                                      "internal/trace: spans and durations, by the global providers",
 	"go.opentelemetry.io/otel/log":                                  "by otel",
-	"go.opentelemetry.io/otel/metric":                               "by otelhttp",
-	"go.opentelemetry.io/otel/trace":                                "by the engine's client, which wraps its transport in otelhttp",
+	"go.opentelemetry.io/otel/metric":                               "the same; and by otelhttp",
+	"go.opentelemetry.io/otel/trace":                                "the same; and by the engine's client, which wraps its transport in otelhttp",
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp": "by the engine's client: tracing of its calls",
 }
 
@@ -181,15 +182,16 @@ var layers = map[string][]string{
 	"guest/accounts": {},
 	"record":         {"engine", "policy"},
 
+	"trace":     {"fault"},
 	"source":    {"archive", "fault", "git", "guest/trees"},
 	"plan":      {"engine", "fault", "guest/wire", "policy", "record", "source"},
 	"store":     {"engine", "fault", "guest/wire", "record"},
-	"machine":   {"engine", "fault", "guest", "guest/accounts", "guest/trees", "guest/wire", "plan", "policy", "record", "store"},
-	"transfer":  {"archive", "engine", "fault", "guest/trees", "guest/wire", "machine", "record", "source", "store"},
-	"build":     {"engine", "fault", "guest/wire", "machine", "plan", "record", "store", "transfer"},
-	"lifecycle": {"build", "engine", "fault", "guest", "guest/wire", "machine", "plan", "policy", "record", "store", "transfer"},
+	"machine":   {"engine", "fault", "guest", "guest/accounts", "guest/trees", "guest/wire", "plan", "policy", "record", "store", "trace"},
+	"transfer":  {"archive", "engine", "fault", "guest", "guest/trees", "guest/wire", "machine", "record", "source", "store", "trace"},
+	"build":     {"engine", "fault", "guest/wire", "machine", "plan", "policy", "record", "store", "transfer"},
+	"lifecycle": {"build", "engine", "fault", "guest", "guest/wire", "machine", "plan", "policy", "record", "store", "trace", "transfer"},
 	"files":     {"archive", "engine", "fault", "guest", "guest/wire", "lifecycle", "store"},
-	"sandbox":   {"archive", "engine", "fault", "files", "guest", "guest/wire", "lifecycle", "machine", "plan", "policy", "record", "source", "store"},
+	"sandbox":   {"archive", "engine", "fault", "files", "guest", "guest/wire", "lifecycle", "machine", "plan", "policy", "record", "source", "store", "trace"},
 }
 
 // imports are what the packages of layers import of ours, without tests.
@@ -345,6 +347,20 @@ func TestRootLinksOnlyWhatIsListed(t *testing.T) {
 		if !got[m] {
 			t.Errorf("the root does not link module %s any more: take it off the list", m)
 		}
+	}
+}
+
+// Who serves sandboxes over HTTP links little more: the server's side of WebSockets.
+func TestHandlersLinkALibraryForWebSockets(t *testing.T) {
+	t.Parallel()
+	more := map[string]bool{}
+	for _, m := range goList(t, "linux", "{{with .Module}}{{.Path}}{{end}}", "./sandboxhttp") {
+		if linked[m] == "" {
+			more[m] = true
+		}
+	}
+	if want := map[string]bool{"github.com/coder/websocket": true}; !maps.Equal(more, want) {
+		t.Errorf("beside the root, sandboxhttp links %v, want %v", more, want)
 	}
 }
 
@@ -642,4 +658,94 @@ func undocumented(d *ast.GenDecl) (names []*ast.Ident) {
 		}
 	}
 	return names
+}
+
+// implied are methods that other packages call.
+var implied = slices.Concat(customary, []string{"ReadFrom", "WriteTo", "MarshalText", "UnmarshalText"})
+
+// exampled are the verbs of a package: functions that are no options, and methods.
+var exampled = map[string]*regexp.Regexp{
+	".":           regexp.MustCompile(`^(Sandbox|Files|Cmd|File|Client|NetworkPolicy)$`),
+	"sandboxtest": regexp.MustCompile(`^$`),
+}
+
+// Every verb is called in an example, and a function has one of its own name, which its
+// documentation shows.
+func TestEveryVerbHasAnExample(t *testing.T) {
+	t.Parallel()
+	all, err := sources()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for dir, receivers := range exampled {
+		verbs := map[string]bool{} // whether it is a method
+		named, called := map[string]bool{}, map[string]bool{}
+		for _, s := range all {
+			if path.Dir(s.file) != dir {
+				continue
+			}
+			for _, d := range s.ast.Decls {
+				f, ok := d.(*ast.FuncDecl)
+				switch {
+				case !ok:
+				case s.test && strings.HasPrefix(f.Name.Name, "Example"):
+					named[f.Name.Name] = true
+					ast.Inspect(f, func(n ast.Node) bool {
+						if sel, ok := n.(*ast.SelectorExpr); ok {
+							called[sel.Sel.Name] = true
+						}
+						return true
+					})
+				case s.test || !f.Name.IsExported() || slices.Contains(implied, f.Name.Name) || isOption(f):
+				case f.Recv == nil:
+					verbs[f.Name.Name] = false
+				case receivers.MatchString(receiver(f)):
+					if _, function := verbs[f.Name.Name]; !function {
+						verbs[f.Name.Name] = true
+					}
+				}
+			}
+		}
+		for verb, method := range verbs {
+			if !called[verb] {
+				t.Errorf("%s: no example calls %s", dir, verb)
+			}
+			own := func(name string) bool { return strings.HasPrefix(name+"_", "Example"+verb+"_") }
+			if !method && !slices.ContainsFunc(slices.Collect(maps.Keys(named)), own) {
+				t.Errorf("%s: there is no Example%s", dir, verb)
+			}
+		}
+		if len(verbs) < 3 {
+			t.Errorf("%s has %d verbs: the test does not see them", dir, len(verbs))
+		}
+	}
+}
+
+// receiver is the type of a method without its pointer; that of the methods that Sandbox and Files
+// have in common counts as one of them.
+func receiver(f *ast.FuncDecl) string {
+	typ := f.Recv.List[0].Type
+	if star, ok := typ.(*ast.StarExpr); ok {
+		typ = star.X
+	}
+	id, _ := typ.(*ast.Ident)
+	if id == nil || id.Name == "fileCalls" {
+		return "Files"
+	}
+	return id.Name
+}
+
+// isOption reports whether the function returns an option, or something else that is only passed
+// on.
+func isOption(f *ast.FuncDecl) bool {
+	if f.Type.Results == nil || len(f.Type.Results.List) != 1 || f.Recv != nil {
+		return false
+	}
+	switch t := f.Type.Results.List[0].Type.(type) {
+	case *ast.Ident:
+		return strings.HasSuffix(t.Name, "Option") || t.Name == "Source" || t.Name == "NetworkPolicy"
+	case *ast.SelectorExpr:
+		return strings.HasSuffix(t.Sel.Name, "Option")
+	}
+	return false
 }

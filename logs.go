@@ -28,15 +28,15 @@ type LogOptions struct {
 // LogLine is one line of a log.
 type LogLine struct {
 	// Stream is "stdout" or "stderr".
-	Stream string
+	Stream string `json:"stream"`
 	// Time is when the line, or its first 16 KiB, reached the engine.
-	Time time.Time
+	Time time.Time `json:"time"`
 	// Text is the line without its end. The engine may have replaced bytes that are not
 	// UTF-8.
-	Text string
+	Text string `json:"text"`
 	// Command is the ID of the detached command that wrote the line (see [Cmd.ID]); empty
 	// for the main process.
-	Command string
+	Command string `json:"command,omitempty"`
 }
 
 // Logs reads the output of the main process ([WithCommand]) and of detached commands, of

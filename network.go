@@ -10,18 +10,17 @@ import (
 	"log/slog"
 	"maps"
 	"net"
+	"net/http"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
-
-	"golang.org/x/net/http/httpguts"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
 // A NetworkPolicy says what a sandbox may connect to. [AllowAll], [PublicOnly] and
@@ -86,7 +85,38 @@ type Transform struct {
 	// SetHeaders are set in every request and replace headers of the same name: at most
 	// 16, and at most 64 KiB in all transforms of a policy.
 	SetHeaders Headers
+	// Do, if not nil, is called in this program for each request before it is sent to the
+	// server, after SetHeaders are set: for signatures and tokens that expire. It may read the
+	// request, which comes from code in the sandbox, and its Body, up to 512 KiB; reading the
+	// body of a longer one is an error. It may change the Header: set, replace and remove
+	// headers, at most 16 values of 64 KiB together, but none that delimits the message or
+	// selects the server, such as Host and Content-Length. If it changes the method, the URL
+	// or the host, returns an error, or panics, the request is not sent. Other changes have no
+	// effect.
+	//
+	// Do is called concurrently, for up to 16 requests of a session at a time. The request's
+	// context ends after 10 s, also when this program closes the handle; a Do that goes on
+	// then is not waited for. PID 1 reads the body, or the first 512 KiB of it, before Do is
+	// called, so Do is not for requests whose body depends on the answer.
+	//
+	// It fails closed. If Do refuses, the sandbox gets the status 502; if no program with a
+	// handle that has a Do for the name runs, or Do takes longer than 10 s, 503. [Sandbox.Egress]
+	// lists both with the rule "transform". If several handles have a Do for the
+	// name, in any programs, the one of the newest handle is called, or of the next when that
+	// is closed. Errors are not logged, since they could contain secrets.
+	Do func(*http.Request) error `json:"-"`
 }
+
+// String returns the names of the headers, and whether there is a Do.
+func (t Transform) String() string {
+	if t.Do != nil {
+		return "{" + t.SetHeaders.String() + " Do}"
+	}
+	return "{" + t.SetHeaders.String() + "}"
+}
+
+// Format writes String for every verb.
+func (t Transform) Format(f fmt.State, _ rune) { io.WriteString(f, t.String()) }
 
 // Headers are HTTP headers. Only their names are printed.
 type Headers map[string]string
@@ -215,13 +245,13 @@ func (h Headers) MarshalJSON() ([]byte, error) {
 
 // compile validates the policy and splits it into the part that is stored and the
 // secrets.
-func (p NetworkPolicy) compile() (policy.Policy, []wire.Secret, error) {
+func (p NetworkPolicy) compile() (policy.Policy, []plan.Secret, error) {
 	var problems []error
 	c := policy.Policy{Mode: cmp.Or(p.mode, policy.Custom)}
 	for _, name := range p.Allow {
 		c.Allow = append(c.Allow, policy.Name{Pattern: name})
 	}
-	var secrets []wire.Secret
+	var secrets []plan.Secret
 	for _, name := range slices.Sorted(maps.Keys(p.Transform)) {
 		c.Allow = append(c.Allow, policy.Name{Pattern: name, Transform: true})
 	}
@@ -244,7 +274,7 @@ func (p NetworkPolicy) compile() (policy.Policy, []wire.Secret, error) {
 		problems = append(problems, err)
 	}
 	secrets, err = secretsOf(p.Transform)
-	secrets = slices.DeleteFunc(secrets, func(x wire.Secret) bool { return len(x.Headers) == 0 }) // set later
+	secrets = slices.DeleteFunc(secrets, func(x plan.Secret) bool { return len(x.Headers) == 0 && !x.Hook }) // set later
 	if err != nil {
 		problems = append(problems, err)
 	}
@@ -290,9 +320,9 @@ func canonicalPattern(name string) (string, error) {
 
 // secretsOf returns the headers that transforms set, by the canonical pattern of the
 // name. Its errors never contain header values.
-func secretsOf(transforms map[string]Transform) ([]wire.Secret, error) {
+func secretsOf(transforms map[string]Transform) ([]plan.Secret, error) {
 	var problems []error
-	var secrets []wire.Secret
+	var secrets []plan.Secret
 	size := 0
 	seen := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(transforms)) {
@@ -310,11 +340,12 @@ func secretsOf(transforms map[string]Transform) ([]wire.Secret, error) {
 		}
 		for _, key := range slices.Sorted(maps.Keys(headers)) {
 			size += len(key) + len(headers[key])
-			if err := checkHeader(key, headers[key]); err != nil {
+			if err := plan.CheckHeader(key, headers[key]); err != nil {
 				problems = append(problems, fmt.Errorf("transform of %q: %w", name, err))
 			}
 		}
-		secrets = append(secrets, wire.Secret{Pattern: pattern, Headers: maps.Clone(headers)})
+		do := transforms[name].Do
+		secrets = append(secrets, plan.Secret{Secret: wire.Secret{Pattern: pattern, Headers: maps.Clone(headers), Hook: do != nil}, Do: do})
 	}
 	if size > wire.MaxSecretBytes {
 		problems = append(problems, fmt.Errorf("transform: headers of %d bytes; there may be %d", size, wire.MaxSecretBytes))
@@ -322,43 +353,27 @@ func secretsOf(transforms map[string]Transform) ([]wire.Secret, error) {
 	return secrets, errors.Join(problems...)
 }
 
-// checkHeader never repeats a value: it is a secret.
-func checkHeader(key, value string) error {
-	switch {
-	case !httpguts.ValidHeaderFieldName(key):
-		return fmt.Errorf("%q is not the name of a header", key)
-	case slices.Contains(framing, strings.ToLower(key)):
-		return fmt.Errorf("header %q is controlled by the connection and can't be set", key)
-	case !httpguts.ValidHeaderFieldValue(value):
-		return fmt.Errorf("header %q: the value has a control character", key)
-	case strings.TrimSpace(value) != value:
-		return fmt.Errorf("header %q: the value begins or ends with a space", key)
-	}
-	return nil
-}
-
-// framing lists the headers that delimit a message or select its server.
-var framing = []string{"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "keep-alive", "proxy-connection"}
-
 // Egress describes one kind of connection or lookup that the sandbox attempted in the
 // current session, and the decision.
 type Egress struct {
 	// Name is the requested name, if known: from a lookup, TLS or HTTP.
-	Name string
+	Name string `json:"name,omitempty"`
 	// Address and Port are the destination. Lookups have none.
-	Address netip.Addr
-	Port    uint16
+	Address netip.Addr `json:"address,omitzero"`
+	Port    uint16     `json:"port,omitempty"`
 	// Protocol is "tcp", "udp", "icmp", "dns" for a lookup, or a protocol number.
-	Protocol string
+	Protocol string `json:"protocol"`
 	// Rule is what decided: a pattern of [NetworkPolicy.Allow], "subnets.allow",
-	// "subnets.deny", "protected", "open" if the policy allows every public address,
+	// "subnets.deny", "protected", "transform" if a [Transform.Do] did not let a request pass,
+	// "open" if the policy allows every public address,
 	// "name" if only a name could have allowed it, "closed" if nothing could.
-	Rule    string
-	Allowed bool
+	Rule    string `json:"rule"`
+	Allowed bool   `json:"allowed"`
 	// Count is the number of attempts, First and Last the times of the first and the
 	// last.
-	Count       int64
-	First, Last time.Time
+	Count int64     `json:"count"`
+	First time.Time `json:"first"`
+	Last  time.Time `json:"last"`
 }
 
 // EgressCount counts the decisions of a session's PID 1.
@@ -395,6 +410,8 @@ func (s *Sandbox) Egress(ctx context.Context) (_ []Egress, err error) {
 // errors.As find the errors of package net, such as syscall.ECONNREFUSED and
 // [*net.OpError]. A stopped persistent sandbox is resumed.
 func (s *Sandbox) DialContext(ctx context.Context, network, address string) (_ net.Conn, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.dial", s.h.Trace()...)
+	defer span.End(&err)
 	defer wrap(&err, "dial", s.Name())
 	return s.h.Dial(ctx, network, address)
 }
@@ -413,6 +430,8 @@ func (s *Sandbox) Port(ctx context.Context, port int) (_ netip.AddrPort, err err
 // first, the error wraps its *[ExitError]; if the session ends, it is [ErrNotRunning];
 // otherwise ctx bounds the wait.
 func (s *Sandbox) WaitPort(ctx context.Context, port int) (err error) {
+	ctx, span := trace.Start(ctx, "sandbox.wait_for_port", s.h.Trace()...)
+	defer span.End(&err)
 	defer wrap(&err, "wait for port", s.Name())
 	err = s.h.WaitPort(ctx, port)
 	if ended, ok := errors.AsType[*lifecycle.MainFailedError](err); ok {
@@ -434,6 +453,8 @@ func (s *Sandbox) WaitPort(ctx context.Context, port int) (err error) {
 // ctx bounds the connecting only. The caller closes the connection; closing the handle
 // closes it too. A stopped persistent sandbox is resumed.
 func (s *Sandbox) SSH(ctx context.Context) (_ net.Conn, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.ssh", s.h.Trace()...)
+	defer span.End(&err)
 	defer wrap(&err, "ssh", s.Name())
 	return s.h.SSH(ctx)
 }

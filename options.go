@@ -82,6 +82,14 @@ type ChangeOption interface {
 	UpdateOption
 }
 
+// A RemoveOption takes something away from the settings that a sandbox has: in
+// [Sandbox.Update], or in those that a fork gets from its source. There is nothing to take
+// away from a new sandbox, so [Create] does not accept it.
+type RemoveOption interface {
+	ForkOption
+	UpdateOption
+}
+
 // WithName names the sandbox, so that [Get] finds it, and makes it persistent unless
 // [WithPersistent] says otherwise. A name has 1 to 63 characters of a-z, 0-9, _, . and -,
 // and starts with a letter or a digit. It is unique on an engine. Default: the sandbox's
@@ -107,12 +115,14 @@ func WithID(id string) MakeOption {
 	}}
 }
 
-// WithImage sets the image, which is pulled if the engine does not have it. Any Linux
-// image works; it needs no shell. Default [DefaultImage]. It can't be combined with
+// WithImage sets the image, which is pulled if the engine does not have it, or has it for another
+// platform (see [WithEmulation]). Any Linux image works; it needs no shell. Default [DefaultImage]. It can't be combined with
 // [WithRuntime]. Images that this package makes for itself, such as those of snapshots, are
 // refused: see [FromSnapshot].
-func WithImage(ref string) CreateOption {
-	return option{apply: func(s *settings) {
+//
+// [Fork] accepts it if the source has no files of its own outside of volumes.
+func WithImage(ref string) MakeOption {
+	return option{plan.Image, func(s *settings) {
 		if ref == "" {
 			s.problem("WithImage: the image is empty")
 		}
@@ -120,11 +130,18 @@ func WithImage(ref string) CreateOption {
 	}}
 }
 
+// WithEmulation accepts an image for another platform than the engine's, for a machine that
+// emulates it, such as that of Docker Desktop. Default: such an image is pulled for the engine's
+// platform, and if that is not possible the call is [ErrUnsupported].
+func WithEmulation() CreateOption {
+	return option{apply: func(s *settings) { s.Emulated = true }}
+}
+
 // WithRuntime sets the image by the identifier of a runtime: "node20", "node22", "node24",
 // "python3.12", "python3.13", "go1.26" or "debian", which are Docker's official images on
 // Debian 12, or one of [WithRuntimes]. It can't be combined with [WithImage].
-func WithRuntime(id string) CreateOption {
-	return option{apply: func(s *settings) {
+func WithRuntime(id string) MakeOption {
+	return option{plan.Image, func(s *settings) {
 		if id == "" {
 			s.problem("WithRuntime: the identifier is empty")
 		}
@@ -143,6 +160,27 @@ func WithEnv(env map[string]string) ChangeOption {
 		}
 		maps.Copy(s.Env, env)
 	}}
+}
+
+// WithoutEnv takes variables of [WithEnv] away. One that the image has too gets the image's
+// value again. A variable that is not set is no error. The value can be read in the container
+// until the next session.
+func WithoutEnv(keys ...string) RemoveOption {
+	keys = slices.Clone(keys)
+	return option{plan.Removed, func(s *settings) { s.Without.Env = append(s.Without.Env, keys...) }}
+}
+
+// WithoutTag takes tags away. One that the sandbox does not have is no error.
+func WithoutTag(keys ...string) RemoveOption {
+	keys = slices.Clone(keys)
+	return option{plan.Removed, func(s *settings) { s.Without.Tags = append(s.Without.Tags, keys...) }}
+}
+
+// WithoutMount takes the mounts at these targets away. Their volumes are preserved. A target
+// without a mount is no error.
+func WithoutMount(targets ...string) RemoveOption {
+	targets = slices.Clone(targets)
+	return option{plan.Removed, func(s *settings) { s.Without.Mounts = append(s.Without.Mounts, targets...) }}
 }
 
 // WithTags adds up to 5 key-value pairs, by which [TagFilter] finds the sandbox. Keys are
@@ -205,6 +243,12 @@ func WithPidsLimit(n int) MakeOption {
 // WithOCIRuntime runs the sandbox with another container runtime of the engine, such as
 // "runsc" (gVisor), see [Health.Runtimes]. If the engine does not have it the error is
 // [ErrUnsupported]. Default: the engine's default.
+//
+// A runtime other than runc is tried in a container of some tenths of a second, and the result
+// used for 10 minutes. One without nftables, as gVisor's, takes [DenyAll] and no [WithPorts]:
+// the sandbox then has no network at all, and [Sandbox.DialContext] still reaches its servers. Other
+// policies are [ErrUnsupported], and so is a runtime that loses files outside of volumes at the
+// end of a session, as gVisor's does without its flag --overlay2=none.
 func WithOCIRuntime(name string) MakeOption {
 	return option{apply: func(s *settings) {
 		if name == "" {
@@ -286,8 +330,11 @@ func WithCommand(argv ...string) ChangeOption {
 // persistent exists as long as the handle that created it: on [Sandbox.Close], or 30 s
 // after the handle's process died, the session ends and everything that the sandbox owns
 // is removed.
-func WithPersistent(persistent bool) MakeOption {
-	return option{apply: func(s *settings) { s.Persistent = &persistent }}
+//
+// [Sandbox.Update] changes it: a sandbox that is no longer persistent then exists as long as
+// the handle of that call.
+func WithPersistent(persistent bool) ChangeOption {
+	return option{plan.Persistence, func(s *settings) { s.Persistent = &persistent }}
 }
 
 // WithTimeout ends each session gracefully d after its start, even if the program that
@@ -301,6 +348,43 @@ func WithTimeout(d time.Duration) ChangeOption {
 		}
 		s.Timeout = d
 	}}
+}
+
+// WithIdleTimeout ends a session gracefully when nobody has used it for d, even if the program
+// that started it has ended. The sandbox is stopped, as by [WithTimeout], and the next use resumes
+// it if it is persistent. 0, the default, is no idle timeout. d is in whole milliseconds; a
+// fraction is an error. [Sandbox.Update] changes it in the running session at once, where the time
+// counts anew; a paused session gets it when a handle next connects to it.
+//
+// Uses are commands, SSH sessions and connections of [Sandbox.DialContext] for as long as they
+// last, calls that read or write files, and connections from outside to published ports. A
+// detached command is one, too, unless [IgnoreDetached] is given. An open handle is none, nor are
+// its lease and [Sandbox.Status], nor is the main process ([WithCommand]). After connections to
+// published ports the session may end an eighth of d later. Time in which the session is paused
+// or the engine's machine sleeps does not count, but for up to an eighth of d each time.
+//
+// A use that begins at the moment at which the session ends can fail with [ErrNotRunning], as with
+// any end of a session. Root inside can pretend to use the session: what bounds hostile code is
+// WithTimeout.
+func WithIdleTimeout(d time.Duration, opts ...IdleOption) ChangeOption {
+	set := collect(opts)
+	return option{plan.Idle, func(s *settings) {
+		if d < 0 || d%time.Millisecond != 0 {
+			s.problem("WithIdleTimeout: %v is not a whole number of milliseconds from 0 up", d)
+		}
+		s.Idle = record.Idle{TimeoutMS: d.Milliseconds(), IgnoreDetached: set.ignoreDetached}
+	}}
+}
+
+// An IdleOption configures [WithIdleTimeout].
+type IdleOption func(*idleSettings)
+
+type idleSettings struct{ ignoreDetached bool }
+
+// IgnoreDetached lets a session end while detached commands run. What a client sends to one, and
+// its reading of the output, are uses all the same.
+func IgnoreDetached() IdleOption {
+	return func(i *idleSettings) { i.ignoreDetached = true }
 }
 
 // WithStopTimeout sets the time between SIGTERM and SIGKILL at the end of a session, in
@@ -343,6 +427,13 @@ func WithoutResume() GetOption {
 	return option{apply: func(s *settings) { s.withoutResume = true }}
 }
 
+// NeverResume makes [Get] leave a stopped sandbox stopped, as [WithoutResume] does, and the
+// handle too: a call on it that needs a session, or would start one, fails with
+// [ErrNotRunning] if there is none.
+func NeverResume() GetOption {
+	return option{apply: func(s *settings) { s.neverResume = true }}
+}
+
 // WithoutStop makes [Sandbox.Update] return an error if it can't reach the running session
 // to apply a network policy. Default: it records the policy and ends the session.
 func WithoutStop() UpdateOption {
@@ -360,13 +451,14 @@ func WithProgress(fn func(Progress)) ProgressOption {
 type Progress struct {
 	// Step is the current step: "image", "guest", "container", "copy", "source", "commit"
 	// or "start".
-	Step string
+	Step string `json:"step"`
 	// Text is a detail for people; it may be empty.
-	Text string
+	Text string `json:"text,omitempty"`
 	// Current and Total count bytes. Total is 0 while it is unknown.
-	Current, Total int64
+	Current int64 `json:"current,omitempty"`
+	Total   int64 `json:"total,omitempty"`
 	// Files counts the copied files, in the steps "copy" and "source".
-	Files int64
+	Files int64 `json:"files,omitempty"`
 }
 
 // WithConfirm calls fn before anything is created. If fn returns an error nothing is
@@ -378,9 +470,11 @@ func WithConfirm(fn func(Plan) error) MakeOption {
 
 // A Plan describes the sandbox that is about to be created.
 type Plan struct {
-	Name, ID, Image string
+	Name  string `json:"name"`
+	ID    string `json:"id"`
+	Image string `json:"image"`
 	// Mounts have absolute sources, clean targets and modes.
-	Mounts []Mount
+	Mounts []Mount `json:"mounts,omitempty"`
 }
 
 // String describes each mount on a line of its own.
@@ -405,6 +499,7 @@ type settings struct {
 	onCreate      []lifecycle.Hook
 	onResume      []lifecycle.Hook
 	withoutResume bool
+	neverResume   bool
 	snapshot      snapshotSettings
 }
 

@@ -55,6 +55,8 @@ func TestOptionsThatCannotBeRightAreRefused(t *testing.T) {
 		{sandbox.WithCommand("a", "b\x00"), `WithCommand: "b\x00" contains a NUL byte`},
 		{sandbox.WithTimeout(-time.Second), "WithTimeout: -1s"},
 		{sandbox.WithTimeout(time.Microsecond), "WithTimeout: 1µs"},
+		{sandbox.WithIdleTimeout(-time.Second), "WithIdleTimeout: -1s"},
+		{sandbox.WithIdleTimeout(time.Microsecond, sandbox.IgnoreDetached()), "WithIdleTimeout: 1µs"},
 		{sandbox.WithStopTimeout(0), "WithStopTimeout: 0s"},
 		{sandbox.WithStopTimeout(-time.Second), "WithStopTimeout: -1s"},
 		{sandbox.WithStopTimeout(1500 * time.Millisecond), "WithStopTimeout: 1.5s"},
@@ -86,6 +88,8 @@ func TestOptionsAtTheirLimitsAreTaken(t *testing.T) {
 		sandbox.WithCommand("a", ""),
 		sandbox.WithTimeout(0),
 		sandbox.WithTimeout(time.Millisecond),
+		sandbox.WithIdleTimeout(0),
+		sandbox.WithIdleTimeout(time.Millisecond, nil, sandbox.IgnoreDetached()),
 		sandbox.WithStopTimeout(time.Second),
 		sandbox.OnCreate(nil), sandbox.OnResume(nil), sandbox.WithProgress(nil), nil,
 	} {

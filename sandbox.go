@@ -8,6 +8,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
 // A Sandbox is a handle on a sandbox: a named, isolated Linux environment in a Docker
@@ -28,6 +29,14 @@ func newSandbox(h *lifecycle.Handle) *Sandbox {
 		return nil
 	}
 	return &Sandbox{fileCalls: newFileCalls(h, h.Record().Settings.User), h: h}
+}
+
+// traced wraps a handle, and says in span which sandbox it is on.
+func traced(span *trace.Span, h *lifecycle.Handle) *Sandbox {
+	if h != nil {
+		span.Set(h.Trace()...)
+	}
+	return newSandbox(h)
 }
 
 // ID returns the sandbox's ID.
@@ -53,6 +62,8 @@ func Create(ctx context.Context, opts ...CreateOption) (*Sandbox, error) {
 func (c *Client) Create(ctx context.Context, opts ...CreateOption) (_ *Sandbox, err error) {
 	s := c.settings()
 	apply(opts, func(o CreateOption) { o.applyCreate(s) })
+	ctx, span := trace.Start(ctx, "sandbox.create")
+	defer span.End(&err)
 	defer func() { err = fail("create", s.Name, err) }()
 	if err := s.Complete(); err != nil {
 		return nil, err
@@ -64,7 +75,7 @@ func (c *Client) Create(ctx context.Context, opts ...CreateOption) (_ *Sandbox, 
 	o := s.order()
 	defer o.Report.Silence()
 	h, err := l.Create(ctx, o, nil)
-	return newSandbox(h), err
+	return traced(span, h), err
 }
 
 // GetOrCreate returns the sandbox of that name and resumes it, or creates it. Of any
@@ -78,6 +89,8 @@ func GetOrCreate(ctx context.Context, name string, opts ...CreateOption) (*Sandb
 
 // GetOrCreate is [GetOrCreate] on the client's engine.
 func (c *Client) GetOrCreate(ctx context.Context, name string, opts ...CreateOption) (_ *Sandbox, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.get_or_create", trace.Name(name))
+	defer span.End(&err)
 	defer wrap(&err, "get or create", name)
 	s := c.settings()
 	apply(opts, func(o CreateOption) { o.applyCreate(s) })
@@ -95,7 +108,7 @@ func (c *Client) GetOrCreate(ctx context.Context, name string, opts ...CreateOpt
 	o := s.order()
 	defer o.Report.Silence()
 	h, err := l.GetOrCreate(ctx, o)
-	return newSandbox(h), err
+	return traced(span, h), err
 }
 
 // Get returns a handle on the sandbox with that name, or else that ID. It resumes a
@@ -107,6 +120,8 @@ func Get(ctx context.Context, nameOrID string, opts ...GetOption) (*Sandbox, err
 
 // Get is [Get] on the client's engine.
 func (c *Client) Get(ctx context.Context, nameOrID string, opts ...GetOption) (_ *Sandbox, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.get", trace.Name(nameOrID))
+	defer span.End(&err)
 	defer wrap(&err, "get", nameOrID)
 	if err := checkName(nameOrID); err != nil {
 		return nil, err
@@ -122,13 +137,15 @@ func (c *Client) Get(ctx context.Context, nameOrID string, opts ...GetOption) (_
 	}
 	o := s.order()
 	defer o.Report.Silence()
-	h, err := l.Get(ctx, nameOrID, lifecycle.GetOptions{OnResume: o.OnResume, WithoutResume: s.withoutResume, Report: o.Report, Secrets: s.Secrets, Strict: true})
-	return newSandbox(h), err
+	h, err := l.Get(ctx, nameOrID, lifecycle.GetOptions{OnResume: o.OnResume, WithoutResume: s.withoutResume, NeverResume: s.neverResume, Report: o.Report, Secrets: s.Secrets, Strict: true})
+	return traced(span, h), err
 }
 
 // Start starts a session if the sandbox has none, and returns [StateRunning]. A running
 // session is not changed; one that is paused is unpaused, and its commands go on.
 func (s *Sandbox) Start(ctx context.Context) (_ State, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.start", s.h.Trace()...)
+	defer span.End(&err)
 	defer wrap(&err, "start", s.Name())
 	if err := s.h.Start(ctx); err != nil {
 		return "", err
@@ -142,6 +159,8 @@ func (s *Sandbox) Start(ctx context.Context) (_ State, err error) {
 // session ends nevertheless. A sandbox that is not persistent is removed one hour after
 // it was stopped, unless its handle uses it again.
 func (s *Sandbox) Stop(ctx context.Context) (_ State, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.stop", s.h.Trace()...)
+	defer span.End(&err)
 	defer wrap(&err, "stop", s.Name())
 	if err := s.h.Stop(ctx); err != nil {
 		return "", err
@@ -155,7 +174,9 @@ func (s *Sandbox) Stop(ctx context.Context) (_ State, err error) {
 // concurrent use; after [Sandbox.Delete], or if the sandbox is gone, it returns nil. A failure
 // is returned and also logged, since defer drops it.
 func (s *Sandbox) Close() error {
-	return s.h.Close(func(err error) error { return fail("close", s.Name(), err) })
+	return trace.Do(context.Background(), "sandbox.close", func(context.Context) error {
+		return s.h.Close(func(err error) error { return fail("close", s.Name(), err) })
+	}, s.h.Trace()...)
 }
 
 // Detach releases the handle and leaves the session running. A sandbox that is not
@@ -172,6 +193,8 @@ func (s *Sandbox) Detach() (err error) {
 // and none is started. For a paused session the error is ErrNotRunning too, unless a fork
 // or a snapshot pauses it: ExtendTimeout waits for that to end.
 func (s *Sandbox) ExtendTimeout(ctx context.Context, d time.Duration) (err error) {
+	ctx, span := trace.Start(ctx, "sandbox.extend_timeout", s.h.Trace()...)
+	defer span.End(&err)
 	defer wrap(&err, "extend timeout", s.Name())
 	return s.h.Extend(ctx, d)
 }
@@ -179,21 +202,29 @@ func (s *Sandbox) ExtendTimeout(ctx context.Context, d time.Duration) (err error
 // Update changes the sandbox, for every process and permanently. What it can change, and
 // when the change applies:
 //
-//	WithTags                   at once; replaces all tags
+//	WithTags, WithoutTag       at once; WithTags replaces all tags
+//	WithPersistent             at once
 //	WithVCPUs, WithMemory      at once, in the running session, and in later ones
 //	WithStopTimeout            at once for Stop and Close, otherwise from the next session
 //	WithTimeout                from the next session; for this one see ExtendTimeout
 //	WithNetworkPolicy          at once, in the running session, and in later ones
-//	WithEnv                    at once for commands, from the next session for the main
-//	                           process and SSH; adds to the environment
+//	WithIdleTimeout            at once, in the running session, and in later ones
+//	WithEnv, WithoutEnv        at once for commands, from the next session for the main
+//	                           process and SSH; WithEnv adds to the environment
 //	WithPorts, WithCommand     from the next session; replace the previous value
-//	WithMounts                 from the next session; replaces all mounts; with no
-//	                           arguments it removes them
+//	WithMounts, WithoutMount   from the next session; WithMounts replaces all mounts; with
+//	                           no arguments it removes them
 //
 // WithVCPUs also sets the memory unless WithMemory is given, as in [Create]. Commands of
 // another handle get a new environment after that handle called Status, Start or Update,
 // or if it was opened later. Labels contain the environment only encrypted, but whoever
 // may inspect the container can read it.
+//
+// A sandbox that is made persistent no longer needs the handle that created it: Close of that
+// handle keeps the files from now on, and its session goes on if the handle's program dies. If
+// this program dies in between, the session may end, and the files stay. One that is made not
+// persistent exists as long as this handle; without a session it is removed one hour after it
+// was stopped, which may be at once. While the session is paused the error is [ErrNotRunning].
 //
 // Changed ports, mounts, main process or environment need a new container. Whoever starts
 // the next session creates it, with the files of the old one; only the log and the old
@@ -219,6 +250,8 @@ func (s *Sandbox) ExtendTimeout(ctx context.Context, d time.Duration) (err error
 // [ErrEngineUnavailable] or that of ctx: then check [Sandbox.Status]. Update does not
 // start a stopped sandbox.
 func (s *Sandbox) Update(ctx context.Context, opts ...UpdateOption) (err error) {
+	ctx, span := trace.Start(ctx, "sandbox.update", s.h.Trace()...)
+	defer span.End(&err)
 	defer wrap(&err, "update", s.Name())
 	if err := s.h.CheckUsable(); err != nil {
 		return err
@@ -234,13 +267,16 @@ func (s *Sandbox) Update(ctx context.Context, opts ...UpdateOption) (err error) 
 
 // Delete removes a sandbox permanently: it stops the session gracefully, removes the
 // container and frees the name. Volumes are preserved unless [PreserveVolumes] says
-// otherwise. The report lists each volume, also if there is an error.
+// otherwise. The report lists each volume, also if there is an error. Of several concurrent
+// calls one succeeds; the others wait for it and return [ErrNotFound].
 func Delete(ctx context.Context, nameOrID string, opts ...DeleteOption) (DeleteReport, error) {
 	return defaultClient().Delete(ctx, nameOrID, opts...)
 }
 
 // Delete is [Delete] on the client's engine.
 func (c *Client) Delete(ctx context.Context, nameOrID string, opts ...DeleteOption) (_ DeleteReport, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.delete", trace.Name(nameOrID))
+	defer span.End(&err)
 	defer wrap(&err, "delete", nameOrID)
 	if err := checkName(nameOrID); err != nil {
 		return DeleteReport{}, err
@@ -253,22 +289,29 @@ func (c *Client) Delete(ctx context.Context, nameOrID string, opts ...DeleteOpti
 	if err != nil {
 		return DeleteReport{}, err
 	}
-	outcomes, err := l.DeleteFound(ctx, rec, got, reclaimOf(opts))
-	return deleteReport(outcomes, nil), err
+	d := collect(opts)
+	outcomes, err := l.DeleteFound(ctx, rec, got, d.reclaim)
+	return d.finish(ctx, l, rec.ID, outcomes, err)
 }
 
 // Delete removes the sandbox permanently, see [Delete]. Later calls on the handle return
 // [ErrNotFound], except Close and Detach.
 func (s *Sandbox) Delete(ctx context.Context, opts ...DeleteOption) (_ DeleteReport, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.delete", s.h.Trace()...)
+	defer span.End(&err)
 	defer wrap(&err, "delete", s.Name())
-	outcomes, err := s.h.Delete(ctx, reclaimOf(opts))
-	return deleteReport(outcomes, nil), err
+	d := collect(opts)
+	outcomes, err := s.h.Delete(ctx, d.reclaim)
+	return d.finish(ctx, s.h.Client(), s.ID(), outcomes, err)
 }
 
 // A DeleteOption configures [Delete].
 type DeleteOption func(*deletion)
 
-type deletion struct{ reclaim store.Reclaim }
+type deletion struct {
+	reclaim   store.Reclaim
+	snapshots bool
+}
 
 // PreserveVolumes decides what [Delete] does with the sandbox's volumes. True, the
 // default, keeps them: [WithID] adopts a preserved workspace, and [WithMounts] attaches
@@ -283,4 +326,24 @@ func PreserveVolumes(preserve bool) DeleteOption {
 	}
 }
 
-func reclaimOf(opts []DeleteOption) store.Reclaim { return collect(opts).reclaim }
+// DeleteSnapshots decides whether [Delete] also deletes the sandbox's snapshots, once the sandbox
+// is gone. Default: they stay. A snapshot whose files volumes share stays in any case:
+// [DeleteReport.Snapshots] says so, and it is no error. If a snapshot can't be deleted the
+// sandbox is gone nevertheless: [ListSnapshots] with [OfSandbox] finds what is left.
+func DeleteSnapshots(del bool) DeleteOption {
+	return func(d *deletion) { d.snapshots = del }
+}
+
+// finish deletes the snapshots of a sandbox if that is asked for and the sandbox is gone, and
+// returns the report.
+func (d *deletion) finish(ctx context.Context, l *lifecycle.Client, id string, outcomes []store.Outcome, err error) (DeleteReport, error) {
+	report := deleteReport(outcomes, nil)
+	if err != nil || !d.snapshots {
+		return report, err
+	}
+	dropped, err := l.DropSnapshotsOf(ctx, id)
+	for _, o := range dropped {
+		report.Snapshots = append(report.Snapshots, SnapshotOutcome{ID: o.Name, Status: o.Status, Reason: o.Reason})
+	}
+	return report, err
+}

@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
 // A Snapshot contains the files of a sandbox at one moment: the container's own files,
@@ -19,7 +21,7 @@ type Snapshot struct {
 	Sandbox   string `json:"sandbox"`
 	SandboxID string `json:"sandboxId"`
 	// Parent is the snapshot that the sandbox, or the source it was forked from, was
-	// created from, if any. It may no longer exist.
+	// created from or rolled back to before, if any. It may no longer exist.
 	Parent    string    `json:"parent,omitempty"`
 	CreatedAt time.Time `json:"createdAt"`
 	// ExpiresAt is when the snapshot may be removed, unless it is in use; zero is never.
@@ -76,9 +78,11 @@ func WithKeepLast(n int) SnapshotOption {
 }
 
 // Snapshot stores the sandbox's current files. The sandbox keeps its state; as in [Fork]
-// a running one is paused while its files are copied. [FromSnapshot] creates sandboxes
+// the processes of a running one are stopped while its files are copied. [FromSnapshot] creates sandboxes
 // with these files.
 func (s *Sandbox) Snapshot(ctx context.Context, opts ...SnapshotOption) (_ Snapshot, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.snapshot", s.h.Trace()...)
+	defer span.End(&err)
 	defer wrap(&err, "snapshot", s.Name())
 	set := &settings{}
 	apply(opts, func(o SnapshotOption) { o.applySnapshot(set) })
@@ -161,9 +165,71 @@ func (c *Client) ListSnapshots(ctx context.Context, opts ...ListSnapshotsOption)
 	return all, nil
 }
 
+// GetSnapshot returns the snapshot with that ID. If there is none the error is
+// [ErrSnapshotNotFound].
+func GetSnapshot(ctx context.Context, id string) (Snapshot, error) {
+	return defaultClient().GetSnapshot(ctx, id)
+}
+
+// GetSnapshot is the package's [GetSnapshot] on the client's engine.
+func (c *Client) GetSnapshot(ctx context.Context, id string) (_ Snapshot, err error) {
+	defer wrap(&err, "get snapshot", id)
+	if err := checkSnapshotID(id); err != nil {
+		return Snapshot{}, err
+	}
+	l, err := c.connect(ctx)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	rec, err := l.FindSnapshot(ctx, id)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	volumes, err := l.SharersOf(ctx, id)
+	return snapshotOf(rec, volumes), err
+}
+
+// checkSnapshotID fails if no snapshot can have the ID.
+func checkSnapshotID(id string) error {
+	if !record.ValidName(id) {
+		return fault.Invalid("%q is not a snapshot's ID: it takes %s", id, record.NameRule)
+	}
+	return nil
+}
+
+// Rollback makes the files of the sandbox those of a snapshot: the container's own files, the
+// workspace and every copy of a directory. Files that are not in the snapshot are removed. The
+// name, the ID, the settings and the names of the volumes stay, the image becomes the snapshot's.
+// Attached volumes and mounted directories, which others may use, do not change, nor do volumes
+// that an image declares.
+//
+// The snapshot may be one of any sandbox that has copies of directories at the same targets. If
+// the targets differ the error is [ErrInvalidArgument] and names the difference; for an unknown
+// snapshot it is [ErrSnapshotNotFound]. While another sandbox mounts the workspace or a copy of
+// this one the error is [ErrVolumeInUse].
+//
+// A running session ends as in [Sandbox.Stop], with all its commands, and another one is
+// started, which calls [OnResume]. A stopped sandbox stays stopped. As after an [Sandbox.Update]
+// that needs a new container, the log of earlier sessions is lost. Other calls that need the
+// files wait for the rollback; what they do at the same moment may be lost.
+//
+// The sandbox always has either all of its own files or all of the snapshot's, also if this
+// process dies during the call. What was copied is then removed, or the rest is copied by the
+// next call that uses the sandbox. So after an [ErrEngineUnavailable], or if ctx ended, it can be
+// either; the call can be repeated. The workspace and the copies of directories are emptied and
+// filled while no session runs. If that fails, as on a full disk, calls that need the files try
+// again and fail with the same error until they succeed; the sandbox can still be deleted.
+func (s *Sandbox) Rollback(ctx context.Context, snapshotID string) (err error) {
+	defer wrap(&err, "roll back", s.Name())
+	if err := checkSnapshotID(snapshotID); err != nil {
+		return err
+	}
+	return s.h.Rollback(ctx, snapshotID, &machine.Reporter{})
+}
+
 // DeleteSnapshot removes a snapshot permanently. While volumes share its files, also
 // preserved ones, the error is [ErrSnapshotInUse]. Snapshots of sandboxes that were
-// created from it do not depend on it.
+// created from it, or rolled back to it, do not depend on it.
 func DeleteSnapshot(ctx context.Context, id string) error {
 	return defaultClient().DeleteSnapshot(ctx, id)
 }
@@ -171,8 +237,8 @@ func DeleteSnapshot(ctx context.Context, id string) error {
 // DeleteSnapshot is the package's [DeleteSnapshot] on the client's engine.
 func (c *Client) DeleteSnapshot(ctx context.Context, id string) (err error) {
 	defer wrap(&err, "delete snapshot", id)
-	if !record.ValidName(id) {
-		return fault.Invalid("%q is not a snapshot's ID: it takes %s", id, record.NameRule)
+	if err := checkSnapshotID(id); err != nil {
+		return err
 	}
 	l, err := c.connect(ctx)
 	if err != nil {

@@ -14,8 +14,10 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
+	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
 // State is the state of a sandbox.
@@ -52,6 +54,9 @@ type Info struct {
 	// Ports are the published ports ([WithPorts]) and their addresses in this session.
 	// Nil without a session or ports.
 	Ports map[uint16]netip.AddrPort `json:"ports,omitempty"`
+	// Settings are those of the next session. In [List] they lack what only an inspection
+	// of each sandbox shows, see [Settings].
+	Settings Settings `json:"settings"`
 }
 
 // Status describes one sandbox in detail.
@@ -61,7 +66,7 @@ type Status struct {
 	// https://… at v1", "tarball …", "directory …", "snapshot …", "fork of …". It is
 	// empty for an empty workspace.
 	Source string `json:"source,omitempty"`
-	// Reason says why the sandbox is not running: "stopped", "timeout", "abandoned" (the
+	// Reason says why the sandbox is not running: "stopped", "timeout", "idle timeout", "abandoned" (the
 	// handle did not renew its lease for 30 s), "out of memory", "network changed" (by a
 	// process from outside, such as one of "docker exec"), "network policy" (an
 	// [Sandbox.Update] of the policy could not reach the session), or how PID 1 failed. It
@@ -74,10 +79,15 @@ type Status struct {
 	Uptime time.Duration `json:"-"`
 	// ExpiresAt is when the timeout ends the session. Zero without one.
 	ExpiresAt time.Time `json:"expiresAt,omitzero"`
+	// IdleExpiresAt is when the idle timeout ends the session, unless something uses it
+	// before. It is zero while something does, without a session, from [Inspect], and from a
+	// handle that is not connected.
+	IdleExpiresAt time.Time `json:"idleExpiresAt,omitzero"`
 	// Workspace is the volume at /workspace. Its files are counted for the size. Its
 	// Sandboxes are this one alone: [ListVolumes] knows of others that mount it.
 	Workspace Volume `json:"workspace"`
-	// Usage is the session's current resource usage. Nil without a session.
+	// Usage is the session's current resource usage. Nil without a session, and on an engine
+	// without cgroups.
 	Usage *Usage `json:"usage"`
 	// Network is the recorded network policy, without the values of its transforms: see
 	// WithNetworkPolicy.
@@ -138,6 +148,8 @@ func List(ctx context.Context, opts ...ListOption) ([]Info, error) {
 
 // List is [List] on the client's engine.
 func (c *Client) List(ctx context.Context, opts ...ListOption) (_ []Info, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.list")
+	defer span.End(&err)
 	defer wrap(&err, "list", "")
 	want := collect(opts)
 	if len(want.problems) > 0 {
@@ -154,13 +166,11 @@ func (c *Client) List(ctx context.Context, opts ...ListOption) (_ []Info, err er
 	l.SweepInTurn()
 	infos := []Info{}
 	for _, got := range all.Containers {
-		rec, ok := record.Decode(got.Labels)
-		// A container of an image committed from a sandbox inherits its labels, not its name.
-		if !ok || !record.OurName(got.Name) || all.Abandoned(rec) {
+		if !got.HasRecord || all.Abandoned(got.Record) {
 			continue
 		}
-		i := infoOf(l.Engine, all.Revisions.Of(rec), got)
-		if all.Pending(rec) {
+		i := infoOf(l.Engine, all.Revisions.Of(got.Record), got.Container)
+		if all.Pending(got.Record) {
 			i.State = StateCreating
 		}
 		if want.match(i) {
@@ -234,6 +244,8 @@ func Inspect(ctx context.Context, nameOrID string) (Status, error) {
 
 // Inspect is [Inspect] on the client's engine.
 func (c *Client) Inspect(ctx context.Context, nameOrID string) (_ Status, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.inspect", trace.Name(nameOrID))
+	defer span.End(&err)
 	defer wrap(&err, "inspect", nameOrID)
 	if err := checkName(nameOrID); err != nil {
 		return Status{}, err
@@ -253,6 +265,8 @@ func (c *Client) Inspect(ctx context.Context, nameOrID string) (_ Status, err er
 // tenth of a second, to measure CPU usage, or longer if counting the workspace's files
 // takes longer.
 func (s *Sandbox) Status(ctx context.Context) (_ Status, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.status", s.h.Trace()...)
+	defer span.End(&err)
 	defer wrap(&err, "status", s.Name())
 	if err := s.h.CheckUsable(); err != nil {
 		return Status{}, err
@@ -267,8 +281,13 @@ func (s *Sandbox) Status(ctx context.Context) (_ Status, err error) {
 	}
 	st, err := statusOf(ctx, s.h.Client(), rec, got)
 	if err == nil && got.State == engine.StateRunning {
-		if allowed, blocked, known := s.h.EgressCount(ctx); known {
-			st.Egress = &EgressCount{Allowed: allowed, Blocked: blocked}
+		if r, known := s.h.Report(ctx); known {
+			if r.Network != nil {
+				st.Egress = &EgressCount{Allowed: r.Network.Allowed, Blocked: r.Network.Blocked}
+			}
+			if r.Idle != nil && r.Idle.Left > 0 {
+				st.IdleExpiresAt = s.h.Client().Engine.Now().Add(min(r.Idle.Left, st.Settings.IdleTimeout))
+			}
 		}
 	}
 	return st, err
@@ -280,6 +299,8 @@ func statusOf(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got 
 	var counting sync.WaitGroup
 	was := got
 	counting.Go(func() { volume = workspace(ctx, l, rec, was) })
+	var set Settings
+	counting.Go(func() { set = inspectSettings(ctx, l, rec, was) })
 	defer counting.Wait()
 	var using *Usage
 	if got.HasSession() {
@@ -304,6 +325,7 @@ func statusOf(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got 
 		Info: infoOf(l.Engine, rec, got), Source: rec.Settings.Source, StartedAt: got.StartedAt, Usage: using, Workspace: volume,
 		LogsEndpoint: "/sandboxes/" + rec.ID + "/logs",
 	}
+	st.Settings = set
 	if p, err := rec.Network().Parse(); err == nil {
 		st.Network = networkPolicyOf(p)
 	}
@@ -322,7 +344,7 @@ func statusOf(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got 
 func infoOf(eng *engine.Engine, rec record.Sandbox, got engine.Container) Info {
 	i := Info{
 		ID: rec.ID, Name: rec.Name, State: stateOf(got.State), Image: cmp.Or(rec.Settings.Image, got.Image),
-		CreatedAt: rec.CreatedAt, Location: eng.Location(), Tags: rec.Tags,
+		CreatedAt: rec.CreatedAt, Location: eng.Location(), Tags: rec.Tags, Settings: settingsOf(plan.Recorded(rec), rec, got),
 	}
 	if i.CreatedAt.IsZero() {
 		i.CreatedAt = got.CreatedAt
@@ -347,7 +369,7 @@ func workspace(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got
 	inside := func(m engine.MountPoint) bool { return strings.HasPrefix(m.Target, Workspace+"/") }
 	var sizes map[string]int64
 	if got.State == engine.StateRunning && !slices.ContainsFunc(got.Mounts, inside) {
-		if n, err := l.WorkspaceSize(ctx, got.ID, rec.Settings); err == nil {
+		if n, err := l.WorkspaceSize(ctx, got.ID, rec); err == nil {
 			sizes = map[string]int64{vol.Name: n}
 		}
 	}

@@ -2,54 +2,111 @@ package sandbox_test
 
 import (
 	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
 	"net/netip"
+	"os"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
-// The names in JSON are a contract.
+var update = flag.Bool("update", false, "rewrite testdata/results.json")
+
+// The names in JSON are a contract: testdata/results.json has each result with all its fields
+// set. A new field belongs there, and a name never changes.
 func TestResultsHaveStableNamesInJSON(t *testing.T) {
-	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
-	status := sandbox.Status{
-		Info: sandbox.Info{
-			ID: "i", Name: "n", State: sandbox.Running, Image: "im", CreatedAt: at, Location: "local", Tags: map[string]string{"a": "b"},
-			Ports: map[uint16]netip.AddrPort{80: netip.MustParseAddrPort("127.0.0.1:4000")},
-		},
-		Source: "s", Reason: "r", StartedAt: at, Uptime: 1500 * time.Millisecond, ExpiresAt: at, Usage: &sandbox.Usage{CPUPercent: 1.5},
-		Workspace: sandbox.Volume{Name: "v", Sandboxes: []string{}}, Network: sandbox.DenyAll(), Egress: &sandbox.EgressCount{Allowed: 1}, LogsEndpoint: "/l",
-	}
-	const (
-		info = `"id":"i","name":"n","status":"running","image":"im","createdAt":"2026-01-02T03:04:05.000000006Z","location":"local",` +
-			`"tags":{"a":"b"},"ports":{"80":"127.0.0.1:4000"}`
-		usage  = `{"cpuPercent":1.5,"memoryBytes":0,"memoryLimit":0,"processes":0,"networkReceived":0,"networkSent":0}`
-		volume = `{"name":"v","role":"","sizeBytes":0,"size":"","sandboxes":[],"createdAt":"0001-01-01T00:00:00Z","inUse":false,"orphaned":false}`
-	)
-	for want, v := range map[string]any{
-		"{" + info + "}": status.Info,
-		"{" + info + `,"source":"s","reason":"r","startedAt":"2026-01-02T03:04:05.000000006Z","expiresAt":"2026-01-02T03:04:05.000000006Z","workspace":` +
-			volume + `,"usage":` + usage + `,"network":"deny-all","egress":{"allowed":1,"blocked":0},"logsEndpoint":"/l","uptimeMs":1500}`: status,
-		`{"name":"v","status":"deleted"}`: sandbox.VolumeOutcome{Name: "v", Status: sandbox.VolumeDeleted},
-		`{"id":"i","sandbox":"s","sandboxId":"si","createdAt":"0001-01-01T00:00:00Z","sizeBytes":1,"image":"im"}`: sandbox.Snapshot{
-			ID: "i", Sandbox: "s", SandboxID: "si", SizeBytes: 1, Image: "im",
-		},
+	all := map[string]any{}
+	for _, v := range []any{
+		&sandbox.Info{}, &sandbox.Status{}, &sandbox.Settings{}, &sandbox.Volume{}, &sandbox.Mount{}, &sandbox.Usage{}, &sandbox.Snapshot{},
+		&sandbox.VolumeOutcome{}, &sandbox.DeleteReport{}, &sandbox.CleanupReport{}, &sandbox.PruneReport{}, &sandbox.CopyReport{},
+		&sandbox.LogLine{}, &sandbox.ProcessInfo{}, &sandbox.Egress{}, &sandbox.Plan{}, &sandbox.Health{},
+		&sandbox.Progress{}, &sandbox.CopyStatus{}, &sandbox.FileStat{},
 	} {
-		if got, err := json.Marshal(v); err != nil || string(got) != want {
-			t.Errorf("%T is\n%s, %v, want\n%s", v, got, err, want)
+		setFields(t, reflect.ValueOf(v).Elem())
+		all[strings.TrimPrefix(fmt.Sprintf("%T", v), "*sandbox.")] = v
+		text, err := json.Marshal(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		back := reflect.New(reflect.TypeOf(v).Elem()).Interface()
+		if err := json.Unmarshal(text, back); err != nil || !reflect.DeepEqual(v, back) {
+			t.Errorf("decoded it is %+v, %v, want %+v", back, err, v)
 		}
 	}
-	text, err := json.Marshal(status)
+	got, err := json.MarshalIndent(all, "", "  ")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var back sandbox.Status
-	if err := json.Unmarshal(text, &back); err != nil {
+	const file = "testdata/results.json"
+	if *update {
+		if err := os.WriteFile(file, append(got, '\n'), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if !reflect.DeepEqual(status, back) {
-		t.Errorf("decoded it is %+v, want %+v", back, status)
+	if diff := cmp.Diff(string(want), string(got)+"\n"); diff != "" {
+		t.Errorf("go test -run TestResultsHaveStableNamesInJSON -update . rewrites %s, which differs (-want +got):\n%s", file, diff)
+	}
+}
+
+func TestSupportInJSONHasTheReasons(t *testing.T) {
+	got, err := json.Marshal(sandbox.Support{Limits: errors.New("no cgroups"), Runtimes: []string{"runc"}})
+	if want := `{"limits":"no cgroups","runtimes":["runc"]}`; err != nil || string(got) != want {
+		t.Errorf("got %s, %v, want %s", got, err, want)
+	}
+}
+
+// setFields gives every exported field of v a value.
+func setFields(t *testing.T, v reflect.Value) {
+	t.Helper()
+	for _, known := range []any{
+		time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC), 1500 * time.Millisecond, netip.MustParseAddr("192.0.2.1"),
+		netip.MustParseAddrPort("127.0.0.1:4000"), sandbox.DenyAll(),
+	} {
+		if v.Type() == reflect.TypeOf(known) {
+			v.Set(reflect.ValueOf(known))
+			return
+		}
+	}
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			setFields(t, v.Field(i))
+		}
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		setFields(t, v.Elem())
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+		setFields(t, v.Index(0))
+	case reflect.Map:
+		key, value := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
+		setFields(t, key)
+		setFields(t, value)
+		v.Set(reflect.MakeMap(v.Type()))
+		v.SetMapIndex(key, value)
+	case reflect.String:
+		v.SetString("s")
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Float64:
+		v.SetFloat(1.5)
+	case reflect.Int, reflect.Int64:
+		v.SetInt(2)
+	case reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		v.SetUint(3)
+	default:
+		t.Fatalf("no value for a %v", v.Type())
 	}
 }
 

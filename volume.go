@@ -38,31 +38,52 @@ type Mount struct {
 	// Source is a directory on this machine. A relative path is made absolute when the
 	// sandbox is created. With RO and RW the engine mounts it, so the engine must run on
 	// this machine: if it sees something else at the path the call fails, see Remote.
-	Source string
+	Source string `json:"source,omitempty"`
 	// Remote says that Source is an absolute path on the engine's machine, which need not
 	// exist on this one. It is for RO and RW with an engine that is elsewhere, in a virtual
 	// machine (Docker Desktop, which shares directories of this machine) or outside of the
 	// container that this program runs in.
-	Remote bool
+	Remote bool `json:"remote,omitempty"`
 	// Volume is a volume of [ListVolumes] to attach, instead of Source. It is preserved
 	// when the sandbox is deleted, unless [PreserveVolumes] says otherwise. In
 	// [Sandbox.Mounts] it is also, with an RWCopy and beside its Source, the volume that
-	// contains the copy.
-	Volume string
+	// contains the copy: see [WithMounts].
+	Volume string `json:"volume,omitempty"`
 	// Target is an absolute path in the sandbox, also after the symbolic links that it
 	// leads through. /workspace, /etc, /etc/passwd and /etc/group are reserved, paths below
 	// directories of these are allowed; /proc, /sys, /dev and what begins with
 	// /.agent-sandbox are reserved with all below. A mount inside another one hides the
 	// files at its target.
-	Target string
+	Target string `json:"target"`
 	// Mode is [RWCopy] by default with a Source, and [RW] with a Volume.
-	Mode MountMode
+	Mode MountMode `json:"mode,omitempty"`
+}
+
+// A MountKind is the kind of a mount.
+type MountKind string
+
+// The kinds of mounts.
+const (
+	BindMount   MountKind = "bind"   // a directory, which the engine mounts
+	CopyMount   MountKind = "copy"   // a copy of a directory, in a volume of the sandbox
+	VolumeMount MountKind = "volume" // an attached volume
+)
+
+// Kind returns the kind of the mount.
+func (m Mount) Kind() MountKind {
+	switch {
+	case plan.ModeOf(m.record()) == record.RWCopy:
+		return CopyMount
+	case m.Volume != "":
+		return VolumeMount
+	}
+	return BindMount
 }
 
 // String describes the mount, for people.
 func (m Mount) String() string {
 	switch {
-	case MountMode(plan.ModeOf(m.record())) == RWCopy && m.Source != "":
+	case m.Kind() == CopyMount && m.Source != "":
 		return fmt.Sprintf("%s: rwcopy snapshot of %s", m.Target, m.Source)
 	case m.Volume != "":
 		return fmt.Sprintf("%s: existing volume %s (%s)", m.Target, m.Volume, MountMode(plan.ModeOf(m.record())))
@@ -79,6 +100,10 @@ func (m Mount) String() string {
 //
 // An attached volume must be one of [ListVolumes]. The workspace of another sandbox can
 // be attached too; the two then share it.
+//
+// It takes what [Sandbox.Mounts] returns. A copy, which then has both a Source and a Volume, is
+// not copied again: its volume is attached, except in an [Sandbox.Update] of the sandbox that
+// the copy is of, which keeps it.
 func WithMounts(mounts ...Mount) ChangeOption {
 	var all []record.Mount
 	for _, m := range mounts {
@@ -156,6 +181,9 @@ func (m Mount) record() record.Mount {
 
 func mountsOf(in []record.Mount) (out []Mount) {
 	for _, m := range in {
+		if m.Source == "" && m.Mode == record.RWCopy { // of an early snapshot, which did not record it
+			m.Mode = record.RW
+		}
 		out = append(out, Mount{Source: m.Source, Volume: m.Volume, Target: m.Target, Mode: MountMode(m.Mode), Remote: m.Remote})
 	}
 	return out
@@ -225,13 +253,12 @@ func (c *Client) ListVolumes(ctx context.Context) (_ []Volume, err error) {
 func volumesOf(all store.Inventory, sizes map[string]int64) []Volume {
 	users := map[string][]string{}
 	for _, got := range all.Containers {
-		rec, ok := store.SandboxOf(got)
-		if !ok {
+		if !got.IsSandbox {
 			continue
 		}
 		for _, m := range got.Mounts {
-			if m.Type == "volume" && !slices.Contains(users[m.Name], rec.Name) {
-				users[m.Name] = append(users[m.Name], rec.Name)
+			if m.Type == "volume" && !slices.Contains(users[m.Name], got.Record.Name) {
+				users[m.Name] = append(users[m.Name], got.Record.Name)
 			}
 		}
 	}
@@ -335,17 +362,22 @@ func Force() DeleteVolumeOption {
 
 // DeleteReport lists what a deletion did with each volume, in a stable order.
 type DeleteReport struct {
-	Volumes []VolumeOutcome
+	Volumes []VolumeOutcome `json:"volumes"`
 	// Sandboxes are the names of the sandboxes that [DeleteVolume] deleted because of
 	// [Force].
-	Sandboxes []string
+	Sandboxes []string `json:"sandboxes,omitempty"`
+	// Snapshots are those of the sandbox, the newest first, if [DeleteSnapshots] is given.
+	Snapshots []SnapshotOutcome `json:"snapshots,omitempty"`
 }
 
-// String returns one line for each volume.
+// String returns one line for each volume and each snapshot.
 func (r DeleteReport) String() string {
-	lines := make([]string, len(r.Volumes))
-	for i, o := range r.Volumes {
-		lines[i] = o.String()
+	var lines []string
+	for _, o := range r.Volumes {
+		lines = append(lines, o.String())
+	}
+	for _, o := range r.Snapshots {
+		lines = append(lines, o.String())
 	}
 	return strings.Join(lines, "\n")
 }
@@ -372,15 +404,29 @@ const (
 	VolumeDeleteFailed = store.DeleteFailed
 )
 
-func (o VolumeOutcome) String() string {
-	reason := strings.Join(strings.Fields(o.Reason), " ")
+func (o VolumeOutcome) String() string { return outcomeText("volume "+o.Name, o.Status, o.Reason) }
+
+// SnapshotOutcome says what a deletion did with one snapshot. Status is one of those of a
+// [VolumeOutcome].
+type SnapshotOutcome struct {
+	ID     string `json:"id"`
+	Status string `json:"status"`
+	Reason string `json:"reason,omitempty"` // one line; empty if it was deleted
+}
+
+func (o SnapshotOutcome) String() string {
+	return outcomeText("snapshot "+o.ID, o.Status, o.Reason)
+}
+
+func outcomeText(object, status, reason string) string {
+	reason = strings.Join(strings.Fields(reason), " ")
 	switch {
-	case o.Status == VolumeDeleteFailed:
-		return fmt.Sprintf("volume %s: delete failed: %s", o.Name, reason)
+	case status == VolumeDeleteFailed:
+		return fmt.Sprintf("%s: delete failed: %s", object, reason)
 	case reason != "":
-		return fmt.Sprintf("volume %s: %s (%s)", o.Name, o.Status, reason)
+		return fmt.Sprintf("%s: %s (%s)", object, status, reason)
 	}
-	return fmt.Sprintf("volume %s: %s", o.Name, o.Status)
+	return fmt.Sprintf("%s: %s", object, status)
 }
 
 // OrphanedVolumes lists the volumes that no sandbox uses. It changes nothing.
@@ -551,12 +597,12 @@ func CleanupConfirm(fn func([]Volume) error) CleanupOption {
 type CleanupReport struct {
 	// Removed are the names of the removed volumes; of a dry run, those that would be
 	// removed.
-	Removed []string
+	Removed []string `json:"removed"`
 	// FreedBytes is the size of their files, without volumes of unknown size.
-	FreedBytes int64
+	FreedBytes int64 `json:"freedBytes"`
 	// Failed are the volumes that could not be removed, and why.
-	Failed []VolumeOutcome
-	DryRun bool
+	Failed []VolumeOutcome `json:"failed"`
+	DryRun bool            `json:"dryRun"`
 }
 
 // String returns one line for each volume.

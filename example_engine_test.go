@@ -1,0 +1,61 @@
+package sandbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+)
+
+// A client has an engine, a log and limits of its own. It connects with its first call.
+func ExampleNewClient() {
+	client, err := sandbox.NewClient(
+		sandbox.WithHost("ssh://builder@engine.example.com"),
+		sandbox.WithLogger(slog.New(slog.NewTextHandler(os.Stderr, nil))),
+		sandbox.WithLimits(sandbox.Limits{Ports: 15}))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(client.Close())
+	// Output: <nil>
+}
+
+// An engine that can't be used is a result with advice, and no error.
+func ExampleCheckHealth() {
+	h, err := sandbox.CheckHealth(context.Background())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	if !h.Healthy {
+		fmt.Println(h.Guidance)
+		return
+	}
+	fmt.Println(h.Healthy, h.Version != "")
+	// Output: true true
+}
+
+// What an engine lacks is known before a sandbox needs it.
+func ExampleCheckSupport() {
+	support, err := sandbox.CheckSupport(context.Background())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(support.NetworkPolicy == nil || errors.Is(support.NetworkPolicy, sandbox.ErrUnsupported))
+	// Output: true
+}
+
+// A service removes leftovers at its start rather than some time later. What it removes depends
+// on the engine, so this example is only compiled.
+func ExamplePrune() {
+	report, err := sandbox.Prune(context.Background())
+	if err != nil {
+		fmt.Println(err)
+	}
+	fmt.Println(report)
+}
