@@ -9,8 +9,33 @@ import (
 	"strings"
 )
 
-// An Option configures [Handler] and [LogsHandler].
-type Option func(*guard)
+// An Option configures [Handler], [LogsHandler] and [Preview].
+type Option func(*config)
+
+func (o Option) applyPreview(c *config) { o(c) }
+
+// config is what the options set.
+type config struct {
+	origins   *http.CrossOriginProtection
+	hosts     []string
+	authorize []func(*http.Request, Action) error // all must permit
+	token     *token                              // one of them, if it is that of WithToken
+	unchecked bool
+	hostFiles bool
+	maxUpload int64
+	domain    string // of Preview
+	resume    bool   // of Preview
+}
+
+func newConfig() *config { return &config{origins: http.NewCrossOriginProtection()} }
+
+func configured(opts []Option) *config {
+	c := newConfig()
+	for _, o := range opts {
+		o(c)
+	}
+	return c
+}
 
 // WithHosts adds host names under which the handler is served, without ports, such as
 // "sandboxes.example.com". Requests for other hosts get status 403, so that a web page can't
@@ -19,9 +44,9 @@ type Option func(*guard)
 // and IP addresses, which are always accepted.
 func WithHosts(hosts ...string) Option {
 	hosts = slices.Clone(hosts)
-	return func(g *guard) {
+	return func(c *config) {
 		for _, h := range hosts {
-			g.hosts = append(g.hosts, canonHost(h))
+			c.hosts = append(c.hosts, canonHost(h))
 		}
 	}
 }
@@ -29,39 +54,42 @@ func WithHosts(hosts ...string) Option {
 // WithCrossOriginProtection replaces the check of requests that browsers send from pages of
 // other origins, for example by one that trusts an origin. Default:
 // [http.NewCrossOriginProtection], which refuses all of them but GET and HEAD, with status
-// 403. Its deny handler is not used. p must not be nil, and not be changed while the handler
-// is in use.
+// 403. WebSockets are checked as if they were a POST. Its deny handler is not used. p must
+// not be nil, and not be changed while the handler is in use.
 func WithCrossOriginProtection(p *http.CrossOriginProtection) Option {
-	return func(g *guard) { g.origins = p }
+	return func(c *config) { c.origins = p }
 }
 
 // A guard refuses requests that a browser sends for pages of others.
 type guard struct {
-	origins *http.CrossOriginProtection
-	hosts   []string
-	next    http.Handler
+	*config
+	next http.Handler
 }
 
-func guarded(next http.Handler, opts []Option) http.Handler {
-	g := &guard{origins: http.NewCrossOriginProtection(), next: next}
-	for _, o := range opts {
-		o(g)
-	}
-	return g
-}
-
-func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (g guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// A request that no server of package http received is the program's own, as in a test.
 	received := r.Context().Value(http.LocalAddrContextKey) != nil
 	if host := canonHost(r.Host); received && !isLocal(host) && !slices.Contains(g.hosts, host) {
-		fail(w, http.StatusForbidden, "host "+strconv.Quote(r.Host)+" is not allowed: list it with sandboxhttp.WithHosts")
+		refuse(w, http.StatusForbidden, "host "+strconv.Quote(r.Host)+" is not allowed: list it with sandboxhttp.WithHosts")
 		return
 	}
-	if err := g.origins.Check(r); err != nil {
-		fail(w, http.StatusForbidden, err.Error()+": trust its origin with sandboxhttp.WithCrossOriginProtection")
+	if err := g.checkOrigin(r); err != nil {
+		refuse(w, http.StatusForbidden, err.Error()+": trust its origin with sandboxhttp.WithCrossOriginProtection")
 		return
 	}
 	g.next.ServeHTTP(w, r)
+}
+
+// checkOrigin fails if the request is one that a browser sends for a page of another origin. A
+// page can't read the answer to a GET across origins, but it can use a WebSocket, which begins
+// as one.
+func (c *config) checkOrigin(r *http.Request) error {
+	if r.Header.Get("Upgrade") != "" {
+		upgrade := *r
+		upgrade.Method = http.MethodPost
+		r = &upgrade
+	}
+	return c.origins.Check(r)
 }
 
 // canonHost returns a host without its port, brackets and final dot, in lower case.

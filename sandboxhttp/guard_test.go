@@ -13,6 +13,11 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/sandboxhttp"
 )
 
+// failure is the JSON of an error.
+type failure struct {
+	Error struct{ Code, Message string }
+}
+
 // Requests that a browser sends for a page of somebody else don't get as far as the engine,
 // which here does not exist: what gets there is a 503.
 func TestRequestsForPagesOfOthersAreRefused(t *testing.T) {
@@ -28,6 +33,9 @@ func TestRequestsForPagesOfOthersAreRefused(t *testing.T) {
 	}
 	listed := []sandboxhttp.Option{sandboxhttp.WithHosts("Sandboxes.Example.", "other.example:8080")}
 	trusted := []sandboxhttp.Option{sandboxhttp.WithCrossOriginProtection(trusting)}
+	upgrade := func(header ...string) []string {
+		return append(header, "Upgrade", "websocket", "Connection", "Upgrade", "Sec-WebSocket-Version", "13", "Sec-WebSocket-Key", "AAAAAAAAAAAAAAAAAAAAAA==")
+	}
 	const passes = "nowhere.sock"
 	for _, test := range []struct {
 		method, path, host string
@@ -63,7 +71,15 @@ func TestRequestsForPagesOfOthersAreRefused(t *testing.T) {
 		{"DELETE", "/sandboxes/x", "127.0.0.1", []string{"Origin", "null"}, nil, "WithCrossOriginProtection"},
 		{"POST", "/sandboxes/x/stop", "localhost", []string{"Origin", "https://console.example", "Sec-Fetch-Site", "cross-site"}, trusted, passes},
 		{"POST", "/sandboxes/x/stop", "localhost", []string{"Origin", "https://evil.test", "Sec-Fetch-Site", "cross-site"}, trusted, "WithCrossOriginProtection"},
+		{"GET", "/sandboxes/x/terminal", "localhost", upgrade(), nil, passes},
+		{"GET", "/sandboxes/x/terminal", "localhost:80", upgrade("Origin", "http://localhost:80"), nil, passes},
+		{"GET", "/sandboxes/x/terminal", "localhost", upgrade("Origin", "https://evil.test"), nil, "WithCrossOriginProtection"},
+		{"GET", "/sandboxes/x/terminal", "localhost:80", upgrade("Origin", "http://localhost:81"), nil, "WithCrossOriginProtection"},
+		{"GET", "/sandboxes/x/terminal", "localhost", upgrade("Sec-Fetch-Site", "same-site"), nil, "WithCrossOriginProtection"},
+		{"GET", "/sandboxes/x/terminal", "evil.test", upgrade(), nil, "WithHosts"},
+		{"GET", "/sandboxes/x/terminal", "localhost", upgrade("Origin", "https://console.example"), trusted, passes},
 	} {
+		test.opts = append(test.opts, sandboxhttp.WithoutAuthorization())
 		for name, handler := range map[string]http.Handler{"Handler": sandboxhttp.Handler(c, test.opts...), "LogsHandler": sandboxhttp.LogsHandler(c, test.opts...)} {
 			if name == "LogsHandler" && !strings.HasSuffix(test.path, "/logs") {
 				continue
@@ -80,9 +96,9 @@ func TestRequestsForPagesOfOthersAreRefused(t *testing.T) {
 			if test.want == passes {
 				want = http.StatusServiceUnavailable
 			}
-			var failure struct{ Error string }
-			if err := json.NewDecoder(w.Body).Decode(&failure); err != nil || w.Code != want || !strings.Contains(failure.Error, test.want) {
-				t.Errorf("%s: %s %s for host %q with %q: %d %q (%v), want %d %q", name, test.method, test.path, test.host, test.header, w.Code, failure.Error, err, want, test.want)
+			var failure failure
+			if err := json.NewDecoder(w.Body).Decode(&failure); err != nil || w.Code != want || !strings.Contains(failure.Error.Message, test.want) {
+				t.Errorf("%s: %s %s for host %q with %q: %d %+v (%v), want %d %q", name, test.method, test.path, test.host, test.header, w.Code, failure.Error, err, want, test.want)
 			}
 		}
 	}

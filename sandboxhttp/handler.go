@@ -2,264 +2,215 @@ package sandboxhttp
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"maps"
 	"net/http"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
 // Handler serves the sandboxes of a client's engine, in JSON:
 //
-//	GET    /health                    whether the engine answers; 503 if not
-//	GET    /sandboxes                 list; ?status=running&prefix=a&tag=key=value, status and tag may be repeated
-//	GET    /sandboxes/{name}          details, as Inspect returns them
-//	GET    /sandboxes/{name}/logs     log, see LogsHandler
-//	POST   /sandboxes/{name}/start    start the session
-//	POST   /sandboxes/{name}/stop     stop the session
-//	DELETE /sandboxes/{name}          delete; ?preserveVolume=false deletes its volumes too
-//	GET    /volumes                   the volumes of sandboxes, with their sizes
-//	GET    /volumes/orphans           those that no sandbox uses
+//	GET    /openapi.json                    this API as an OpenAPI 3.1 document, with all fields
+//	GET    /health                          whether the engine answers; 503 if not
+//	GET    /sandboxes                       list; ?status=running&prefix=a&tag=key=value, status and tag may be repeated
+//	POST   /sandboxes                       create
+//	GET    /sandboxes/{name}                details and settings, as Inspect returns them
+//	PATCH  /sandboxes/{name}                update the settings
+//	DELETE /sandboxes/{name}                delete; ?preserveVolume=false deletes its volumes too, ?snapshots=true its snapshots
+//	POST   /sandboxes/{name}/start          start the session
+//	POST   /sandboxes/{name}/stop           stop the session
+//	POST   /sandboxes/{name}/fork           fork; {"count": n} makes n
+//	POST   /sandboxes/{name}/snapshots      take a snapshot
+//	POST   /sandboxes/{name}/rollback       make the files those of a snapshot
+//	POST   /sandboxes/{name}/exec           run a command; its output in NDJSON or as Server-Sent Events
+//	GET    /sandboxes/{name}/terminal       run a command on a terminal, over a WebSocket
+//	GET    /sandboxes/{name}/processes      detached commands
+//	GET    /sandboxes/{name}/egress         what the session tried to reach
+//	GET    /sandboxes/{name}/logs           log, see LogsHandler
+//	GET    /sandboxes/{name}/files          content of the file ?path=
+//	PUT    /sandboxes/{name}/files          write the file ?path=, from the body
+//	GET    /sandboxes/{name}/files/list     entries of the directory ?path=
+//	GET    /snapshots                       list; ?sandbox=a&name=b
+//	GET    /snapshots/tree                  snapshots and sandboxes, each below the one it came from
+//	GET    /snapshots/{id}                  one snapshot
+//	DELETE /snapshots/{id}                  delete it
+//	GET    /volumes                         the volumes of sandboxes, with their sizes
+//	GET    /volumes/orphans                 those that no sandbox uses
+//	POST   /volumes/cleanup                 delete these
+//	DELETE /volumes/{name}                  delete a volume; ?force=true deletes the sandboxes that use it, too
 //
-// {name} is a name or an ID. An error is {"error": text} with the status of
-// [sandbox.Error].StatusCode: 404 "Sandbox not found", 400 for an invalid argument, 503 if
-// the engine is unavailable. Sizes are in bytes, durations in milliseconds, times in RFC
-// 3339.
+// {name} of a sandbox is its name or ID. The fields are those that the results of package
+// sandbox have in JSON: sizes are in bytes, durations in milliseconds, times in RFC 3339. An
+// error is {"error": {"code": "not_found", "message": "Sandbox not found"}}, with the status
+// of [sandbox.Error].StatusCode: 404 if there is no such sandbox, 400 for an invalid argument
+// and for unknown parameters and fields, 503 if the engine is unavailable. Bodies of requests
+// are JSON of at most 1 MiB, except files.
 //
-// There is no call to create sandboxes: the platform decides which options a caller may
-// choose. Mount the handler below a prefix with [http.StripPrefix].
+// A sandbox that is created is persistent unless the request says otherwise; one that is not
+// is removed when its session ends. A command ends when its client disconnects, or reads
+// nothing for five minutes; a detached one continues. Handles are kept open for ten seconds
+// after a request: close the client later than that, or its last connections end with it.
 //
-// Requests of browsers from pages of other origins, and for hosts other than this machine,
-// get 403: see [WithCrossOriginProtection] and [WithHosts].
+// GET /ui/ is a page for a browser, which uses this API. With [WithToken] it takes the token from
+// the fragment of its address, /ui/#token=TOKEN, or asks for it.
+//
+// Mount the handler below a prefix with [http.StripPrefix]: links in answers have the prefix.
+// It needs the authorisation of [WithAuthorize] or [WithToken] for everything but the reads
+// listed by [Action.Changes]. Requests of browsers from pages of other origins, and for hosts
+// other than this machine, get 403: see [WithCrossOriginProtection] and [WithHosts].
 func Handler(client *sandbox.Client, opts ...Option) http.Handler {
+	c := configured(opts)
+	h := &handler{config: c, client: client, handles: newHandles(client)}
 	mux := http.NewServeMux()
-	h := handler{client}
-	mux.HandleFunc("GET /health", h.health)
-	mux.HandleFunc("GET /sandboxes", h.list)
-	mux.HandleFunc("GET /sandboxes/{name}", h.inspect)
-	mux.Handle("GET /sandboxes/{name}/logs", logsHandler(client))
-	mux.HandleFunc("POST /sandboxes/{name}/start", h.start)
-	mux.HandleFunc("POST /sandboxes/{name}/stop", h.stop)
-	mux.HandleFunc("DELETE /sandboxes/{name}", h.delete)
-	mux.HandleFunc("GET /volumes", h.volumes(client.ListVolumes))
-	mux.HandleFunc("GET /volumes/orphans", h.volumes(client.OrphanedVolumes))
-	return guarded(jsonErrors{mux}, opts)
+	for _, r := range h.routes() {
+		mux.Handle(r.method+" "+r.path, h.serve(r))
+	}
+	h.routePage(mux)
+	return guard{c, jsonErrors{mux}}
+}
+
+type handler struct {
+	*config
+	client  *sandbox.Client
+	handles *handles
+}
+
+// A route is one operation of the API. The OpenAPI document describes it by its name.
+type route struct {
+	method, path, name string
+	changes            bool     // see Action
+	query              []string // the parameters that it knows
+	serve              func(http.ResponseWriter, *http.Request) error
+}
+
+func (h *handler) routes() []route {
+	return []route{
+		{"GET", "/openapi.json", "openapi", false, nil, serveOpenAPI},
+		{"GET", "/health", "health", false, nil, h.health},
+		{"GET", "/sandboxes", "listSandboxes", false, []string{"status", "tag", "prefix"}, h.list},
+		{"POST", "/sandboxes", "createSandbox", true, nil, h.create},
+		{"GET", "/sandboxes/{name}", "inspectSandbox", false, nil, h.inspect},
+		{"PATCH", "/sandboxes/{name}", "updateSandbox", true, nil, h.update},
+		{"DELETE", "/sandboxes/{name}", "deleteSandbox", true, []string{"preserveVolume", "volumes", "snapshots"}, h.delete},
+		{"POST", "/sandboxes/{name}/start", "startSandbox", true, nil, h.start},
+		{"POST", "/sandboxes/{name}/stop", "stopSandbox", true, nil, h.stop},
+		{"POST", "/sandboxes/{name}/fork", "forkSandbox", true, nil, h.fork},
+		{"POST", "/sandboxes/{name}/snapshots", "takeSnapshot", true, nil, h.takeSnapshot},
+		{"POST", "/sandboxes/{name}/rollback", "rollbackSandbox", true, nil, h.rollback},
+		{"POST", "/sandboxes/{name}/exec", "exec", true, nil, h.exec},
+		{"GET", "/sandboxes/{name}/terminal", "openTerminal", true, nil, h.terminal},
+		{"GET", "/sandboxes/{name}/processes", "listProcesses", false, nil, h.processes},
+		{"GET", "/sandboxes/{name}/egress", "listEgress", false, nil, h.egress},
+		{"GET", "/sandboxes/{name}/logs", "readLogs", false, logsQuery, serveLogs(h.client)},
+		{"GET", "/sandboxes/{name}/files", "readFile", true, []string{"path", "user"}, h.readFile},
+		{"PUT", "/sandboxes/{name}/files", "writeFile", true, []string{"path", "user", "mode"}, h.writeFile},
+		{"GET", "/sandboxes/{name}/files/list", "listFiles", true, []string{"path", "user"}, h.listFiles},
+		{"GET", "/snapshots", "listSnapshots", false, []string{"sandbox", "name"}, h.listSnapshots},
+		{"GET", "/snapshots/tree", "snapshotTree", false, nil, h.snapshotTree},
+		{"GET", "/snapshots/{id}", "inspectSnapshot", false, nil, h.inspectSnapshot},
+		{"DELETE", "/snapshots/{id}", "deleteSnapshot", true, nil, h.deleteSnapshot},
+		{"GET", "/volumes", "listVolumes", false, nil, h.volumes(h.client.ListVolumes)},
+		{"GET", "/volumes/orphans", "listOrphans", false, nil, h.volumes(h.client.OrphanedVolumes)},
+		{"POST", "/volumes/cleanup", "cleanupVolumes", true, nil, h.cleanup},
+		{"DELETE", "/volumes/{name}", "deleteVolume", true, []string{"force"}, h.deleteVolume},
+	}
+}
+
+// serve authorises a request, and checks its parameters.
+func (h *handler) serve(route route) http.Handler {
+	ofVolume := strings.HasPrefix(route.path, "/volumes/")
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		action := Action{Name: route.name, Sandbox: r.PathValue("name"), Snapshot: r.PathValue("id"), Changes: route.changes}
+		if ofVolume {
+			action.Volume, action.Sandbox = action.Sandbox, ""
+		}
+		if err := h.check(r, action); err != nil {
+			fail(w, err)
+			return
+		}
+		if err := h.checkQuery(r, route.query); err != nil {
+			fail(w, err)
+			return
+		}
+		if err := route.serve(w, r); err != nil {
+			fail(w, err)
+		}
+	})
+}
+
+// checkQuery fails if a request has another parameter than these and the token's.
+func (c *config) checkQuery(r *http.Request, known []string) error {
+	if c.token != nil && r.Method == http.MethodGet {
+		known = append(slices.Clip(known), tokenParameter)
+	}
+	return checkQuery(r, known...)
+}
+
+// prefix returns the part of the request's path that was removed by http.StripPrefix.
+func prefix(r *http.Request) string {
+	asked, err := url.ParseRequestURI(r.RequestURI)
+	if err != nil {
+		return "" // it came from no server
+	}
+	before, ok := strings.CutSuffix(asked.EscapedPath(), r.URL.EscapedPath())
+	if !ok {
+		return ""
+	}
+	return before
 }
 
 // jsonErrors serves a mux, whose own refusals (404, 405) it turns to JSON.
 type jsonErrors struct{ *http.ServeMux }
 
 func (m jsonErrors) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	refuse, pattern := m.Handler(r)
+	refused, pattern := m.Handler(r)
 	if pattern != "" {
 		m.ServeMux.ServeHTTP(w, r)
 		return
 	}
-	refusal := refusal{header: w.Header()}
-	refuse.ServeHTTP(&refusal, r)
-	fail(w, refusal.code, http.StatusText(refusal.code))
+	kept := refusal{header: w.Header()}
+	refused.ServeHTTP(&kept, r)
+	refuse(w, kept.status, http.StatusText(kept.status))
 }
 
 // A refusal keeps the status and the header of an answer.
 type refusal struct {
 	header http.Header
-	code   int
+	status int
 }
 
 func (r *refusal) Header() http.Header         { return r.header }
-func (r *refusal) WriteHeader(code int)        { r.code = code }
+func (r *refusal) WriteHeader(status int)      { r.status = status }
 func (r *refusal) Write(b []byte) (int, error) { return len(b), nil }
 
-type handler struct{ client *sandbox.Client }
-
-// details is the JSON of one sandbox.
-type details struct {
-	sandbox.Info
-	Reason       string         `json:"reason,omitempty"`
-	StartedAt    time.Time      `json:"startedAt,omitzero"`
-	UptimeMS     int64          `json:"uptimeMs"`
-	ExpiresAt    time.Time      `json:"expiresAt,omitzero"`
-	Usage        *sandbox.Usage `json:"usage"`
-	Workspace    workspace      `json:"workspace"`
-	Network      string         `json:"network"` // see sandbox.ParseNetworkPolicy
-	LogsEndpoint string         `json:"logsEndpoint"`
-}
-
-type workspace struct {
-	Volume    string `json:"volume"`
-	SizeBytes int64  `json:"sizeBytes"` // negative if unknown
-	Size      string `json:"size"`
-	Warning   string `json:"warning,omitempty"`
-}
-
-func detailsOf(st sandbox.Status) details {
-	return details{
-		Info: st.Info, Reason: st.Reason, StartedAt: st.StartedAt, UptimeMS: st.Uptime.Milliseconds(),
-		ExpiresAt: st.ExpiresAt, Usage: st.Usage, LogsEndpoint: st.LogsEndpoint,
-		Workspace: workspace{st.Workspace.Name, st.Workspace.SizeBytes, st.Workspace.Size, st.Workspace.Warning},
-		Network:   st.Network.String(),
-	}
-}
-
-func (h handler) health(w http.ResponseWriter, r *http.Request) {
+func (h *handler) health(w http.ResponseWriter, r *http.Request) error {
 	got, err := h.client.CheckHealth(r.Context())
 	if err != nil {
-		failWith(w, err)
-		return
+		return err
 	}
-	code := http.StatusOK
+	status := http.StatusOK
 	if !got.Healthy {
-		code = http.StatusServiceUnavailable
+		status = http.StatusServiceUnavailable
 	}
-	answer(w, code, map[string]any{
-		"healthy": got.Healthy, "version": got.Version, "apiVersion": got.APIVersion, "guidance": got.Guidance,
-	})
+	answer(w, status, got)
+	return nil
 }
 
-func (h handler) list(w http.ResponseWriter, r *http.Request) {
-	q := r.URL.Query()
-	var opts []sandbox.ListOption
-	for _, s := range q["status"] {
-		opts = append(opts, sandbox.StatusFilter(sandbox.State(s)))
-	}
-	for _, s := range q["tag"] {
-		key, value, ok := strings.Cut(s, "=")
-		if !ok {
-			fail(w, http.StatusBadRequest, "tag="+strconv.Quote(s)+" is not key=value")
-			return
-		}
-		opts = append(opts, sandbox.TagFilter(key, value))
-	}
-	if q.Has("prefix") {
-		opts = append(opts, sandbox.NamePrefix(q.Get("prefix")))
-	}
-	for _, key := range slices.Sorted(maps.Keys(q)) {
-		if !slices.Contains([]string{"status", "tag", "prefix"}, key) {
-			fail(w, http.StatusBadRequest, "unknown parameter "+strconv.Quote(key)+": use status, tag or prefix")
-			return
-		}
-	}
-	got, err := h.client.List(r.Context(), opts...)
-	if err != nil {
-		failWith(w, err)
-		return
-	}
-	answer(w, http.StatusOK, got)
-}
-
-func (h handler) inspect(w http.ResponseWriter, r *http.Request) {
-	st, err := h.client.Inspect(r.Context(), r.PathValue("name"))
-	if err != nil {
-		failWith(w, err)
-		return
-	}
-	answer(w, http.StatusOK, detailsOf(st))
-}
-
-func (h handler) start(w http.ResponseWriter, r *http.Request) {
-	sb, err := h.client.Get(r.Context(), r.PathValue("name"))
-	if err != nil {
-		failWith(w, err)
-		return
-	}
-	sb.Detach()
-	answer(w, http.StatusOK, map[string]sandbox.State{"status": sandbox.StateRunning})
-}
-
-func (h handler) stop(w http.ResponseWriter, r *http.Request) {
-	sb, err := h.client.Get(r.Context(), r.PathValue("name"), sandbox.WithoutResume())
-	if err != nil {
-		failWith(w, err)
-		return
-	}
-	defer sb.Detach()
-	state, err := sb.Stop(r.Context())
-	if err != nil {
-		failWith(w, err)
-		return
-	}
-	answer(w, http.StatusOK, map[string]sandbox.State{"status": state})
-}
-
-func (h handler) delete(w http.ResponseWriter, r *http.Request) {
-	preserve, err := preserves(r.URL.Query())
-	if err != nil {
-		fail(w, http.StatusBadRequest, err.Error())
-		return
-	}
-	report, err := h.client.Delete(r.Context(), r.PathValue("name"), sandbox.PreserveVolumes(preserve))
-	volumes := slices.Concat([]sandbox.VolumeOutcome{}, report.Volumes) // an array even if it is empty
-	if err == nil {
-		answer(w, http.StatusOK, map[string]any{"volumes": volumes})
-		return
-	}
-	code, text := explain(err)
-	answer(w, code, map[string]any{"error": text, "volumes": volumes})
-}
-
-// preserves reads the parameter preserveVolume=true|false, or volumes=preserve|delete, which
-// says the same.
-func preserves(q url.Values) (bool, error) {
-	for key, values := range q {
-		words := map[string][2]string{"preserveVolume": {"true", "false"}, "volumes": {"preserve", "delete"}}
-		word, known := words[key]
-		switch {
-		case !known:
-			return false, fmt.Errorf("unknown parameter %q: use preserveVolume", key)
-		case len(q) > 1 || len(values) > 1:
-			return false, fmt.Errorf("%s is given with another parameter, or twice", key)
-		case values[0] == word[1]:
-			return false, nil
-		case values[0] != word[0]:
-			return false, fmt.Errorf("%s=%q is neither %s nor %s", key, values[0], word[0], word[1])
-		}
-	}
-	return true, nil
-}
-
-func (h handler) volumes(list func(context.Context) ([]sandbox.Volume, error)) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		got, err := list(r.Context())
+// list answers with what a call that takes no arguments lists.
+func list[T any](call func(context.Context) ([]T, error)) func(http.ResponseWriter, *http.Request) error {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		got, err := call(r.Context())
 		if err != nil {
-			failWith(w, err)
-			return
+			return err
 		}
-		answer(w, http.StatusOK, got)
+		answerList(w, got)
+		return nil
 	}
 }
 
-// explain returns the status and text of an error.
-func explain(err error) (code int, text string) {
-	code, text = http.StatusInternalServerError, err.Error()
-	if e := (*sandbox.Error)(nil); errors.As(err, &e) {
-		code = e.StatusCode()
-	}
-	if errors.Is(err, sandbox.ErrNotFound) {
-		text = sandbox.ErrNotFound.Error()
-	}
-	return code, text
-}
-
-// failWith answers with the status and text of an error.
-func failWith(w http.ResponseWriter, err error) {
-	code, text := explain(err)
-	fail(w, code, text)
-}
-
-func fail(w http.ResponseWriter, code int, text string) {
-	answer(w, code, map[string]string{"error": text})
-}
-
-func answer(w http.ResponseWriter, code int, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.WriteHeader(code)
-	json.NewEncoder(w).Encode(v) // fails only if the client has disconnected
+// answerList answers with an array, which is empty and not null if there are no items.
+func answerList[T any](w http.ResponseWriter, items []T) {
+	answer(w, http.StatusOK, append([]T{}, items...))
 }

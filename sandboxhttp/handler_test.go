@@ -2,6 +2,7 @@ package sandboxhttp_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -30,9 +31,9 @@ func TestHandlerServesTheLifeOfASandbox(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := httptest.NewServer(http.StripPrefix("/v1", sandboxhttp.Handler(c)))
+	s := httptest.NewServer(http.StripPrefix("/v1", sandboxhttp.Handler(c, sandboxhttp.WithoutAuthorization())))
 	t.Cleanup(func() { s.Close(); c.Close() })
-	sb := sandboxtest.New(t, sandbox.WithPersistent(true), sandbox.WithTimeout(time.Hour), sandbox.WithTags(map[string]string{"for": "http", "k=v": "="}))
+	sb := sandboxtest.New(t, sandbox.WithPersistent(true), sandbox.WithTimeout(time.Hour), sandbox.WithEnv(map[string]string{"A": "s3cret"}), sandbox.WithTags(map[string]string{"for": "http", "k=v": "="}))
 	call := func(method, path string, code int, v any) {
 		t.Helper()
 		req, err := http.NewRequestWithContext(t.Context(), method, s.URL+"/v1"+path, nil)
@@ -56,15 +57,18 @@ func TestHandlerServesTheLifeOfASandbox(t *testing.T) {
 		CreatedAt, StartedAt, ExpiresAt                         time.Time
 		Tags                                                    map[string]string
 		Usage                                                   *struct{ MemoryLimit int64 }
-		Workspace                                               struct{ Volume string }
+		Workspace                                               struct{ Name string }
+		Settings                                                map[string]any
 	}
-	type failure struct{ Error string }
 
 	var one sandboxJSON
 	call("GET", "/sandboxes/"+sb.Name(), 200, &one)
 	if one.ID != sb.ID() || one.Status != "running" || one.Location != "local" || one.Usage == nil || one.Usage.MemoryLimit != 2048<<20 ||
-		one.ExpiresAt.Sub(one.StartedAt) != time.Hour || one.LogsEndpoint != "/sandboxes/"+sb.ID()+"/logs" || one.Workspace.Volume != "agent-sandbox-"+sb.ID() {
+		one.ExpiresAt.Sub(one.StartedAt) != time.Hour || one.LogsEndpoint != "/v1/sandboxes/"+sb.ID()+"/logs" || one.Workspace.Name != "agent-sandbox-"+sb.ID() {
 		t.Errorf("GET: %+v", one)
+	}
+	if got, want := fmt.Sprint(one.Settings), "map[env:[A] idleTimeoutMs:0 memoryBytes:2.147483648e+09 ociRuntime:runc persistent:true pidsLimit:4096 stopTimeoutMs:2000 timeoutMs:3.6e+06 vcpus:1 workdir:/workspace]"; got != want {
+		t.Errorf("GET: the settings are %s, want %s", got, want)
 	}
 	var all []sandboxJSON
 	call("GET", "/sandboxes?status=running&tag=for=http&prefix="+sb.Name(), 200, &all)
@@ -84,7 +88,7 @@ func TestHandlerServesTheLifeOfASandbox(t *testing.T) {
 		t.Helper()
 		var all []volumeJSON
 		call("GET", path, 200, &all)
-		if i := slices.IndexFunc(all, func(v volumeJSON) bool { return v.Name == one.Workspace.Volume }); i >= 0 {
+		if i := slices.IndexFunc(all, func(v volumeJSON) bool { return v.Name == one.Workspace.Name }); i >= 0 {
 			v = all[i]
 		}
 		return v
@@ -128,20 +132,20 @@ func TestHandlerServesTheLifeOfASandbox(t *testing.T) {
 		"DELETE /sandboxes/x?preserveVolume=0":                         {400, "neither true nor false"},
 		"DELETE /sandboxes/x?preserveVolumes=true":                     {400, "use preserveVolume"},
 		"DELETE /sandboxes/x?preserveVolume=true&preserveVolume=false": {400, "twice"},
-		"DELETE /sandboxes/x?preserveVolume=true&volumes=delete":       {400, "another parameter"},
+		"DELETE /sandboxes/x?preserveVolume=true&volumes=delete":       {400, "with preserveVolume"},
 		"GET /nothing":                             {404, "Not Found"},
 		"PUT /volumes":                             {405, "Method Not Allowed"},
 		"GET /volumes/":                            {404, "Not Found"},
-		"GET /sandboxes/Bad":                       {400, "Invalid argument"},
+		"GET /sandboxes/Bad":                       {404, "Sandbox not found"},
 		"GET /sandboxes?status=runing":             {400, "runing"},
 		"GET /sandboxes?tag=x":                     {400, "key=value"},
 		"GET /sandboxes?state=running":             {400, "status"},
-		"GET /sandboxes/" + sb.Name() + "/logs?x=": {404, "Sandbox not found"},
+		"GET /sandboxes/" + sb.Name() + "/logs?x=": {400, "tail, follow, since, command"},
 	} {
 		method, path, _ := strings.Cut(path, " ")
 		var f failure
-		if call(method, path, want.code, &f); !strings.Contains(f.Error, want.text) {
-			t.Errorf("%s %s: %q, want %q in it", method, path, f.Error, want.text)
+		if call(method, path, want.code, &f); !strings.Contains(f.Error.Message, want.text) {
+			t.Errorf("%s %s: %q, want %q in it", method, path, f.Error.Message, want.text)
 		}
 	}
 	var health struct {

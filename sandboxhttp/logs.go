@@ -1,7 +1,3 @@
-// Package sandboxhttp serves sandboxes over HTTP, for platforms built on package sandbox. It
-// has no authentication: put that in front of it. It refuses requests that a browser sends
-// from pages of other origins, and for hosts that are not listed with [WithHosts], so that
-// one on a developer's machine is not everybody's whose page the developer opens.
 package sandboxhttp
 
 import (
@@ -14,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
@@ -21,8 +19,11 @@ import (
 // and detect clients that have gone.
 const heartbeat = 15 * time.Second
 
-// writeTimeout bounds the write of one event to a slow client.
+// writeTimeout bounds the write of a log's events to a slow client.
 const writeTimeout = 30 * time.Second
+
+// maxQueued bounds the text of the lines that wait for a slow client, in bytes.
+const maxQueued = 256 << 10
 
 // LogsHandler serves the log of a sandbox (see [sandbox.Sandbox.Logs]) as Server-Sent
 // Events, at the path of [sandbox.Status].LogsEndpoint: GET …/{name}/logs, by name or ID. It
@@ -44,38 +45,54 @@ const writeTimeout = 30 * time.Second
 // malformed query.
 //
 // Reading a log never resumes a sandbox. The caller closes the client. Hosts and origins are
-// checked as those of [Handler].
+// checked as those of [Handler], and [WithAuthorize] is asked for the action "readLogs".
 func LogsHandler(client *sandbox.Client, opts ...Option) http.Handler {
-	return guarded(logsHandler(client), opts)
-}
-
-func logsHandler(client *sandbox.Client) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodGet && r.Method != http.MethodHead {
-			w.Header().Set("Allow", "GET, HEAD")
-			fail(w, http.StatusMethodNotAllowed, "Method not allowed")
-			return
-		}
+	c := configured(opts)
+	serve := serveLogs(client)
+	return guard{c, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name := nameOf(r)
 		if name == "" {
-			fail(w, http.StatusNotFound, "Not found")
+			refuse(w, http.StatusNotFound, "Not found")
 			return
 		}
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			w.Header().Set("Allow", "GET, HEAD")
+			refuse(w, http.StatusMethodNotAllowed, "Method not allowed")
+			return
+		}
+		err := c.check(r, Action{Name: "readLogs", Sandbox: name})
+		if err == nil {
+			err = c.checkQuery(r, logsQuery)
+		}
+		if err == nil {
+			r.SetPathValue("name", name)
+			err = serve(w, r)
+		}
+		if err != nil {
+			fail(w, err)
+		}
+	})}
+}
+
+// logsQuery are the parameters of a log.
+var logsQuery = []string{"tail", "follow", "since", "command"}
+
+// serveLogs returns the route of the log of the sandbox {name}.
+func serveLogs(client *sandbox.Client) func(http.ResponseWriter, *http.Request) error {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		name := r.PathValue("name")
 		options, after, err := parse(r)
 		if err != nil {
-			fail(w, http.StatusBadRequest, err.Error())
-			return
+			return err
 		}
 		sb, err := client.Get(r.Context(), name, sandbox.WithoutResume())
 		if err != nil {
-			failWith(w, err)
-			return
+			return readable(err)
 		}
 		defer sb.Detach()
 		st, err := client.Inspect(r.Context(), name)
 		if err != nil {
-			failWith(w, err)
-			return
+			return err
 		}
 		live := st.State == sandbox.StateRunning || st.State == sandbox.StatePaused
 		s := newStream(w, options, after)
@@ -84,10 +101,11 @@ func logsHandler(client *sandbox.Client) http.Handler {
 			s.open()
 		}
 		if r.Method == http.MethodHead {
-			return
+			return nil
 		}
 		s.serve(r.Context(), sb, options)
-	})
+		return nil
+	}
 }
 
 // nameOf returns the wildcard {name}, or else the path element before /logs.
@@ -191,7 +209,7 @@ func parse(r *http.Request) (o sandbox.LogOptions, after place, err error) {
 	if s := q.Get("tail"); s != "" && s != "all" {
 		n, err := strconv.Atoi(s)
 		if err != nil || n < 0 {
-			return o, after, fmt.Errorf("tail=%q is not a number of lines", s)
+			return o, after, invalid("tail=%q is not a number of lines", s)
 		}
 		if o.Tail = n; n == 0 {
 			o.Tail = -1 // none
@@ -199,12 +217,12 @@ func parse(r *http.Request) (o sandbox.LogOptions, after place, err error) {
 	}
 	if s := q.Get("follow"); s != "" {
 		if o.Follow, err = strconv.ParseBool(s); err != nil {
-			return o, after, fmt.Errorf("follow=%q is neither 1 nor 0", s)
+			return o, after, invalid("follow=%q is neither 1 nor 0", s)
 		}
 	}
 	if s := q.Get("since"); s != "" {
 		if o.Since, err = time.Parse(time.RFC3339Nano, s); err != nil {
-			return o, after, fmt.Errorf("since=%q is not a time such as 2006-01-02T15:04:05Z", s)
+			return o, after, invalid("since=%q is not a time such as 2006-01-02T15:04:05Z", s)
 		}
 	}
 	// An id in another format is from another server behind the same address: ignore it.
@@ -217,31 +235,15 @@ func parse(r *http.Request) (o sandbox.LogOptions, after place, err error) {
 
 // stream is one response.
 type stream struct {
-	w       http.ResponseWriter
-	out     *http.ResponseController
+	sender
 	after   place  // the client has the lines up to here
 	command string // the detached command to send the lines of; empty means all
 	last    place  // the lines up to here were read
 	tail    bool   // the first line is still to come, and earlier ones are not wanted
-	opened  bool
-	buf     []byte
 }
 
 func newStream(w http.ResponseWriter, o sandbox.LogOptions, after place) *stream {
-	return &stream{w: w, out: http.NewResponseController(w), after: after, last: placeAt(o.Since), tail: o.Tail != 0}
-}
-
-func (s *stream) open() {
-	if s.opened {
-		return
-	}
-	s.opened = true
-	h := s.w.Header()
-	h.Set("Content-Type", "text/event-stream; charset=utf-8")
-	h.Set("Cache-Control", "no-cache, no-transform")
-	h.Set("X-Accel-Buffering", "no") // keeps nginx from buffering events
-	s.w.WriteHeader(http.StatusOK)
-	s.out.Flush()
+	return &stream{sender: newSender(w, eventStream, writeTimeout), after: after, last: placeAt(o.Since), tail: o.Tail != 0}
 }
 
 // serve sends the log until it ends or the client disconnects.
@@ -252,10 +254,14 @@ func (s *stream) serve(ctx context.Context, sb *sandbox.Sandbox, o sandbox.LogOp
 		err  error
 	}
 	lines := make(chan item, 64)
+	queued := semaphore.NewWeighted(maxQueued)
 	var reader sync.WaitGroup
 	reader.Go(func() {
 		defer close(lines)
 		for line, err := range sb.Logs(ctx, o) {
+			if queued.Acquire(ctx, weight(line)) != nil {
+				return
+			}
 			select {
 			case lines <- item{line, err}:
 			case <-ctx.Done():
@@ -267,15 +273,14 @@ func (s *stream) serve(ctx context.Context, sb *sandbox.Sandbox, o sandbox.LogOp
 	defer cancel()
 	beat := time.NewTicker(heartbeat)
 	defer beat.Stop()
-	// Reset the deadline for the next request on the connection.
-	defer s.out.SetWriteDeadline(time.Time{})
+	defer s.close()
 	for {
 		var err error
 		select {
 		case <-ctx.Done():
 			return
 		case <-beat.C:
-			s.buf = append(s.buf[:0], ":\n\n"...)
+			s.beat()
 			err = s.flush()
 		case i, more := <-lines:
 			switch {
@@ -291,6 +296,7 @@ func (s *stream) serve(ctx context.Context, sb *sandbox.Sandbox, o sandbox.LogOp
 				return
 			}
 			s.line(i.line)
+			queued.Release(weight(i.line))
 			if len(lines) == 0 || len(s.buf) > 64<<10 {
 				err = s.flush()
 			}
@@ -300,6 +306,9 @@ func (s *stream) serve(ctx context.Context, sb *sandbox.Sandbox, o sandbox.LogOp
 		}
 	}
 }
+
+// weight is what a line counts of maxQueued.
+func weight(l sandbox.LogLine) int64 { return min(int64(len(l.Text))+1, maxQueued) }
 
 // line adds the event of a line, unless the client has it.
 func (s *stream) line(l sandbox.LogLine) {
@@ -330,34 +339,4 @@ func (s *stream) end(ctx context.Context, sb *sandbox.Sandbox) {
 	}
 	s.event("end", "", why)
 	s.flush()
-}
-
-func (s *stream) event(kind, id, data string) {
-	s.buf = append(s.buf, "event: "...)
-	s.buf = append(s.buf, kind...)
-	if id != "" {
-		s.buf = append(s.buf, "\nid: "...)
-		s.buf = append(s.buf, id...)
-	}
-	data = strings.ToValidUTF8(data, "\uFFFD")
-	// A carriage return ends a line in this protocol. One at the very end belongs to the line's
-	// own end, "\r\n".
-	data = strings.TrimSuffix(data, "\r")
-	for part := range strings.SplitSeq(strings.ReplaceAll(data, "\n", "\r"), "\r") {
-		s.buf = append(s.buf, "\ndata: "...)
-		s.buf = append(s.buf, part...)
-	}
-	s.buf = append(s.buf, "\n\n"...)
-}
-
-func (s *stream) flush() error {
-	if len(s.buf) == 0 {
-		return nil
-	}
-	s.open()
-	// Not every ResponseWriter has deadlines; the server's own remain.
-	_ = s.out.SetWriteDeadline(time.Now().Add(writeTimeout))
-	_, err := s.w.Write(s.buf)
-	s.buf = s.buf[:0]
-	return errors.Join(err, s.out.Flush())
 }

@@ -176,7 +176,7 @@ func TestLogsRefuse(t *testing.T) {
 		text string
 	}{
 		"/sandboxes/no-such-sandbox/logs":            {404, "Sandbox not found"},
-		"/sandboxes/UPPER/logs":                      {400, "Invalid argument"},
+		"/sandboxes/UPPER/logs":                      {404, "Sandbox not found"},
 		"/sandboxes/no-such-sandbox/logs?tail=x":     {400, "tail"},
 		"/sandboxes/no-such-sandbox/logs?tail=-1":    {400, "tail"},
 		"/sandboxes/no-such-sandbox/logs?follow=yes": {400, "follow"},
@@ -287,15 +287,6 @@ func (c *cut) Write(b []byte) (int, error) {
 func TestLogsInABrowser(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()
-	var browser string
-	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
-		if path, err := exec.LookPath(name); err == nil {
-			browser = path
-		}
-	}
-	if browser == "" {
-		t.Fatal("there is no chromium; ci/clients installs it")
-	}
 	sb := sandboxtest.New(t, sandbox.WithCommand("sh", "-c", "i=0; while [ ! -e /workspace/enough ]; do echo $i; echo $i >&2; i=$((i+1)); sleep 0.02; done; touch /workspace/said; exec sleep 1000"))
 	c, err := sandbox.NewClient()
 	if err != nil {
@@ -339,27 +330,7 @@ func TestLogsInABrowser(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	profile, err := os.MkdirTemp("", "browser")
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(ctx, browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-		"--disable-background-networking", "--no-first-run", "--user-data-dir="+profile, "--remote-debugging-port=0", s.URL)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-		cmd.Wait()
-		// Some of its processes may take a moment to be gone, and write until then.
-		for range 50 {
-			if os.RemoveAll(profile) == nil {
-				break
-			}
-			time.Sleep(100 * time.Millisecond)
-		}
-	}()
+	browse(t, ctx, s.URL)
 	select {
 	case <-back:
 	case <-ctx.Done():
@@ -400,4 +371,43 @@ func TestLogsInABrowser(t *testing.T) {
 	if !maps.Equal(next, want) || want["stderr"] < 30 {
 		t.Errorf("it saw %v of %v", next, want)
 	}
+}
+
+// browse opens a page in a browser, which ends with the test.
+func browse(t *testing.T, ctx context.Context, url string) {
+	t.Helper()
+	browser := chromium(t)
+	profile, err := os.MkdirTemp("", "browser")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(ctx, browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+		"--disable-background-networking", "--no-first-run", "--user-data-dir="+profile, "--remote-debugging-port=0", url)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		cmd.Wait()
+		// Some of its processes may take a moment to be gone, and write until then.
+		for range 50 {
+			if os.RemoveAll(profile) == nil {
+				break
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+	})
+}
+
+// chromium returns the path of a browser.
+func chromium(t *testing.T) string {
+	t.Helper()
+	for _, name := range []string{"google-chrome", "chromium-browser", "chromium"} {
+		if path, err := exec.LookPath(name); err == nil {
+			return path
+		}
+	}
+	t.Fatal("there is no chromium; ci/clients installs it")
+	return ""
 }

@@ -1,0 +1,257 @@
+package sandboxhttp
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"mime"
+	"net/http"
+	"net/url"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+)
+
+// failure is the JSON of an error.
+type failure struct {
+	Code    string `json:"code"`
+	Message string `json:"message"`
+}
+
+// failed is the JSON of a response that reports an error.
+type failed struct {
+	Error failure `json:"error"`
+}
+
+// A statusError is an error of this package, with its status and code.
+type statusError struct {
+	status     int
+	code, text string
+}
+
+func (e *statusError) Error() string   { return e.text }
+func (e *statusError) StatusCode() int { return e.status }
+
+// invalid returns an error of the status 400.
+func invalid(format string, args ...any) error {
+	return &statusError{http.StatusBadRequest, "invalid_argument", fmt.Sprintf(format, args...)}
+}
+
+// codes are the identifiers of the errors that callers of package sandbox branch on, and of
+// others that are the caller's. The first that applies counts.
+var codes = []struct {
+	err    error
+	code   string
+	status int // instead of that of the error, if not 0
+}{
+	{sandbox.ErrNotFound, "not_found", 0},
+	{sandbox.ErrVolumeNotFound, "volume_not_found", 0},
+	{sandbox.ErrSnapshotNotFound, "snapshot_not_found", 0},
+	{sandbox.ErrProcessNotFound, "process_not_found", 0},
+	{sandbox.ErrImageNotFound, "image_not_found", 0},
+	{sandbox.ErrExists, "exists", 0},
+	{sandbox.ErrForeign, "foreign", 0},
+	{sandbox.ErrVolumeInUse, "volume_in_use", 0},
+	{sandbox.ErrSnapshotInUse, "snapshot_in_use", 0},
+	{sandbox.ErrInvalidArgument, "invalid_argument", 0},
+	{sandbox.ErrEngineUnavailable, "engine_unavailable", 0},
+	{sandbox.ErrUnsupported, "unsupported", 0},
+	{sandbox.ErrNotRunning, "not_running", 0},
+	{sandbox.ErrClosed, "closed", 0},
+	{sandbox.ErrTimeout, "timeout", 0},
+	{sandbox.ErrTooLarge, "too_large", 0},
+	{exec.ErrNotFound, "command_not_found", http.StatusBadRequest},
+	{fs.ErrNotExist, "file_not_found", 0},
+	{fs.ErrPermission, "permission_denied", 0},
+	{fs.ErrExist, "file_exists", 0},
+	{syscall.ENOTDIR, "invalid_argument", http.StatusBadRequest},
+	{syscall.EISDIR, "invalid_argument", http.StatusBadRequest},
+	{syscall.ELOOP, "invalid_argument", http.StatusBadRequest},
+	{syscall.ENAMETOOLONG, "invalid_argument", http.StatusBadRequest},
+	{syscall.ENOSPC, "no_space", http.StatusInsufficientStorage},
+	{context.DeadlineExceeded, "timeout", 0},
+	{context.Canceled, "canceled", 0},
+}
+
+// statusCodes are the codes of errors that have only a status.
+var statusCodes = map[int]string{
+	http.StatusBadRequest: "invalid_argument", http.StatusUnauthorized: "unauthorized", http.StatusForbidden: "forbidden",
+	http.StatusNotFound: "not_found", http.StatusMethodNotAllowed: "method_not_allowed",
+	http.StatusRequestEntityTooLarge: "too_large", http.StatusUnsupportedMediaType: "unsupported_media_type",
+}
+
+// statusOf returns the status of the first error of the chain that has one.
+func statusOf(err error) (int, bool) {
+	if e, ok := errors.AsType[interface {
+		error
+		StatusCode() int
+	}](err); ok {
+		return e.StatusCode(), true
+	}
+	return 0, false
+}
+
+// explain returns the status of an error and its JSON.
+func explain(err error) (status int, f failure) {
+	status, f = http.StatusInternalServerError, failure{"internal", err.Error()}
+	if own, ok := statusOf(err); ok {
+		status = own
+	}
+	if code, ok := statusCodes[status]; ok {
+		f.Code = code
+	}
+	if _, refused := errors.AsType[*refusedError](err); refused {
+		return status, f
+	}
+	if own, ok := errors.AsType[*statusError](err); ok {
+		f.Code = own.code
+		return status, f
+	}
+	for _, c := range codes {
+		if errors.Is(err, c.err) {
+			f.Code = c.code
+			status = cmp.Or(c.status, status)
+			break
+		}
+	}
+	if errors.Is(err, sandbox.ErrNotFound) {
+		f.Message = sandbox.ErrNotFound.Error()
+	}
+	return status, f
+}
+
+// fail answers with an error.
+func fail(w http.ResponseWriter, err error) {
+	status, f := explain(err)
+	if status == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", "Bearer")
+	}
+	answer(w, status, failed{f})
+}
+
+// refuse answers with an error that has only a status.
+func refuse(w http.ResponseWriter, status int, text string) {
+	fail(w, &statusError{status, statusCodes[status], text})
+}
+
+// answerTimeout bounds the write of an answer to a slow client.
+const answerTimeout = 30 * time.Second
+
+func answer(w http.ResponseWriter, status int, v any) {
+	body, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // it is a type of this package or the root
+	}
+	answerBody(w, status, append(body, '\n'))
+}
+
+// answerBody answers with JSON.
+func answerBody(w http.ResponseWriter, status int, body []byte) {
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Cache-Control", "no-store")
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	protect(h)
+	control := http.NewResponseController(w)
+	// Not every ResponseWriter has deadlines; the server's own remain.
+	_ = control.SetWriteDeadline(time.Now().Add(answerTimeout))
+	defer control.SetWriteDeadline(time.Time{})
+	w.WriteHeader(status)
+	w.Write(body) // fails only if the client has disconnected, or reads nothing
+	control.Flush()
+}
+
+// protect keeps browsers from taking an answer for something else, from loading it into pages of
+// other origins, and from passing on an address that has a token.
+func protect(h http.Header) {
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+}
+
+// maxBody bounds the JSON of a request, in bytes, and bodyTimeout how long it may take to come.
+const (
+	maxBody     = 1 << 20
+	bodyTimeout = 30 * time.Second
+)
+
+// decode reads the JSON of a request into v. A request without a body leaves v unchanged.
+// Unknown fields are an error.
+func decode(w http.ResponseWriter, r *http.Request, v any) error {
+	control := http.NewResponseController(w)
+	// Not every ResponseWriter has deadlines; the server's own remain.
+	_ = control.SetReadDeadline(time.Now().Add(bodyTimeout))
+	defer control.SetReadDeadline(time.Time{})
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if large, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return &statusError{http.StatusRequestEntityTooLarge, "too_large", fmt.Sprintf("the body is longer than %d bytes", large.Limit)}
+	}
+	if err != nil {
+		return invalid("read the body: %v", err)
+	}
+	if len(body) == 0 {
+		return nil
+	}
+	// A page of another origin can send other types without asking first.
+	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+		return &statusError{http.StatusUnsupportedMediaType, "unsupported_media_type", "the body must be JSON, and the Content-Type application/json"}
+	}
+	return unmarshal(body, v)
+}
+
+// unmarshal decodes JSON that has nothing unknown and nothing after it.
+func unmarshal(body []byte, v any) error {
+	d := json.NewDecoder(strings.NewReader(string(body)))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return invalid("the body: %s", strings.TrimPrefix(err.Error(), "json: "))
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return invalid("the body has more than one value")
+	}
+	return nil
+}
+
+// checkQuery fails if a request has another parameter than these.
+func checkQuery(r *http.Request, known ...string) error {
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return invalid("the parameters: %v", err)
+	}
+	for _, key := range slices.Sorted(maps.Keys(query)) {
+		switch {
+		case slices.Contains(known, key):
+		case len(known) == 0:
+			return invalid("unknown parameter %q: there is none", key)
+		default:
+			return invalid("unknown parameter %q: use %s", key, strings.Join(known, ", "))
+		}
+	}
+	return nil
+}
+
+// flag reads a parameter that is true or false. absent is its value if it is not given.
+func flag(r *http.Request, key string, absent bool) (bool, error) {
+	switch values := r.URL.Query()[key]; {
+	case len(values) == 0:
+		return absent, nil
+	case len(values) > 1:
+		return false, invalid("%s is given twice", key)
+	case values[0] == "true":
+		return true, nil
+	case values[0] == "false":
+		return false, nil
+	default:
+		return false, invalid("%s=%q is neither true nor false", key, values[0])
+	}
+}

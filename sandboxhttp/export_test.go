@@ -1,0 +1,43 @@
+package sandboxhttp
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// HandleIdle is how long a handle is kept.
+const HandleIdle = handleIdle
+
+// A Route is what the document says of an operation.
+type Route struct {
+	Method, Path, Name string
+	Query              []string
+}
+
+// Routes are those of the handler.
+func Routes() (all []Route) {
+	for _, r := range (&handler{config: newConfig()}).routes() {
+		all = append(all, Route{r.method, r.path, r.name, slices.Clone(r.query)})
+	}
+	return all
+}
+
+// Requests are the fields of the JSON of requests, by the name of their schema.
+func Requests() map[string][]string {
+	return map[string][]string{
+		"CreateRequest": fields[createRequest](), "ForkRequest": fields[forkRequest](), "UpdateRequest": fields[updateRequest](),
+		"ExecRequest": fields[execRequest](), "ExecEvent": fields[execEvent](), "Source": fields[sourceRequest](),
+		"File": fields[fileEntry](), "Failure": fields[failure](),
+	}
+}
+
+func fields[T any]() (names []string) {
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[T]()) {
+		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}

@@ -1,0 +1,320 @@
+package sandboxhttp
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"mime"
+	"net/http"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+)
+
+// DefaultMaxUpload, 8 GiB, bounds a file that is written without [WithMaxUpload].
+const DefaultMaxUpload = sandbox.DefaultCopyBytes
+
+// WithMaxUpload bounds the file that a request writes, in bytes. Longer ones get status 413, and
+// the sandbox keeps the file that it had. Default [DefaultMaxUpload].
+func WithMaxUpload(bytes int64) Option {
+	return func(c *config) { c.maxUpload = bytes }
+}
+
+// A fileSystem is what *sandbox.Sandbox and *sandbox.Files have in common, as far as it is served.
+type fileSystem interface {
+	Open(ctx context.Context, name string) (*sandbox.File, error)
+	OpenFile(ctx context.Context, name string, flag int, perm fs.FileMode) (*sandbox.File, error)
+	ReadDir(ctx context.Context, name string) ([]fs.DirEntry, error)
+	Lstat(ctx context.Context, name string) (fs.FileInfo, error)
+	Readlink(ctx context.Context, name string) (string, error)
+	MkdirAll(ctx context.Context, name string, perm fs.FileMode) error
+	Chmod(ctx context.Context, name string, mode fs.FileMode) error
+	Rename(ctx context.Context, oldname, newname string) error
+	Remove(ctx context.Context, name string) error
+}
+
+// filesOf returns the files of a sandbox as the user of a request, and the path it names.
+func filesOf(r *http.Request, sb *handle) (files fileSystem, name string, err error) {
+	q := r.URL.Query()
+	name, err = one(q, "path")
+	if err != nil {
+		return nil, "", err
+	}
+	if name == "" {
+		return nil, "", invalid("path is missing")
+	}
+	user, err := one(q, "user")
+	if err != nil {
+		return nil, "", err
+	}
+	if user == "" {
+		return sb.Sandbox, name, nil
+	}
+	return sb.FilesAs(user), name, nil
+}
+
+// useFiles calls fn with the files of the sandbox of a request.
+func (h *handler) useFiles(r *http.Request, fn func(files fileSystem, name string) error) error {
+	sb, err := h.handles.get(r.Context(), r.PathValue("name"))
+	if r.Method != http.MethodPut {
+		err = readable(err)
+	}
+	if err != nil {
+		return err
+	}
+	defer sb.done()
+	files, name, err := filesOf(r, sb)
+	if err != nil {
+		return err
+	}
+	return fn(files, name)
+}
+
+func (h *handler) readFile(w http.ResponseWriter, r *http.Request) error {
+	return h.useFiles(r, func(files fileSystem, name string) error {
+		f, err := files.Open(r.Context(), name)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		// Close ends a read that blocks.
+		defer context.AfterFunc(r.Context(), func() { f.Close() })()
+		info, err := f.Stat()
+		if err != nil {
+			return err
+		}
+		if !info.Mode().IsRegular() {
+			return invalid("%q is not a regular file", name)
+		}
+		header := w.Header()
+		// Whatever a sandbox wrote, no browser shows it as a page of this server.
+		header.Set("Content-Type", "application/octet-stream")
+		header.Set("Content-Disposition", mime.FormatMediaType("attachment", map[string]string{"filename": path.Base(name)}))
+		header.Set("Content-Security-Policy", "sandbox")
+		header.Set("Cache-Control", "no-cache")
+		protect(header)
+		out := &patient{ResponseWriter: w, control: http.NewResponseController(w)}
+		defer out.control.SetWriteDeadline(time.Time{})
+		http.ServeContent(out, r, "", info.ModTime(), f)
+		return nil
+	})
+}
+
+// patient is a response that waits for a slow client for as long as it reads anything.
+type patient struct {
+	http.ResponseWriter
+	control *http.ResponseController
+}
+
+func (p *patient) Write(b []byte) (int, error) {
+	// Not every ResponseWriter has deadlines; the server's own remain.
+	_ = p.control.SetWriteDeadline(time.Now().Add(stallTimeout))
+	return p.ResponseWriter.Write(b)
+}
+
+// ReadFrom reads from the sandbox in pieces that are worth a round trip.
+func (p *patient) ReadFrom(r io.Reader) (int64, error) {
+	return io.CopyBuffer(struct{ io.Writer }{p}, struct{ io.Reader }{r}, make([]byte, 256<<10))
+}
+
+// fileEntry is the JSON of an entry of a directory.
+type fileEntry struct {
+	Name string `json:"name"`
+	// Type is "file", "directory", "symlink" or "other".
+	Type       string    `json:"type"`
+	SizeBytes  int64     `json:"sizeBytes"`
+	Mode       string    `json:"mode"` // of permissions, octal
+	ModifiedAt time.Time `json:"modifiedAt"`
+	UID        uint32    `json:"uid"`
+	GID        uint32    `json:"gid"`
+}
+
+func (h *handler) listFiles(w http.ResponseWriter, r *http.Request) error {
+	return h.useFiles(r, func(files fileSystem, name string) error {
+		entries, err := files.ReadDir(r.Context(), name)
+		if err != nil {
+			return err
+		}
+		list := make([]fileEntry, 0, len(entries))
+		for _, e := range entries {
+			info, err := e.Info()
+			if err != nil {
+				return err
+			}
+			entry := fileEntry{Name: e.Name(), Type: typeOf(e.Type()), SizeBytes: info.Size(), Mode: fmt.Sprintf("%04o", info.Mode().Perm()), ModifiedAt: info.ModTime()}
+			if st, ok := info.Sys().(*sandbox.FileStat); ok {
+				entry.UID, entry.GID = st.UID, st.GID
+			}
+			list = append(list, entry)
+		}
+		answer(w, http.StatusOK, list)
+		return nil
+	})
+}
+
+func typeOf(mode fs.FileMode) string {
+	switch {
+	case mode.IsRegular():
+		return "file"
+	case mode.IsDir():
+		return "directory"
+	case mode&fs.ModeSymlink != 0:
+		return "symlink"
+	}
+	return "other"
+}
+
+// written is the JSON of an answer to a file's writing.
+type written struct {
+	Path      string `json:"path"`
+	SizeBytes int64  `json:"sizeBytes"`
+}
+
+// writeFile writes a new file beside the one it replaces, and renames it, so that the file has
+// either its old content or all of the new.
+func (h *handler) writeFile(w http.ResponseWriter, r *http.Request) error {
+	mode, err := modeOf(r)
+	if err != nil {
+		return err
+	}
+	if r.Header.Get("Content-Range") != "" {
+		return invalid("Content-Range: a file is written as a whole")
+	}
+	limit := h.maxUpload
+	if limit == 0 {
+		limit = DefaultMaxUpload
+	}
+	return h.useFiles(r, func(files fileSystem, name string) error {
+		ctx := r.Context()
+		target, old, err := destination(ctx, files, name)
+		if err != nil {
+			return err
+		}
+		status := http.StatusCreated
+		if old != nil {
+			status = http.StatusOK
+			if mode == 0 {
+				mode = old.Mode().Perm()
+			}
+		}
+		if mode == 0 {
+			mode = 0o644
+		}
+		if err := files.MkdirAll(ctx, dirOf(target), 0o755); err != nil {
+			return err
+		}
+		n, err := replace(ctx, files, target, mode, newUpload(w, r, limit))
+		if large, ok := errors.AsType[*http.MaxBytesError](err); ok {
+			return &statusError{http.StatusRequestEntityTooLarge, "too_large", fmt.Sprintf("the file is larger than %d bytes", large.Limit)}
+		}
+		if err != nil {
+			return err
+		}
+		answer(w, status, written{name, n})
+		return nil
+	})
+}
+
+// modeOf returns the permissions that a request asks for, or 0.
+func modeOf(r *http.Request) (fs.FileMode, error) {
+	text, err := one(r.URL.Query(), "mode")
+	if text == "" || err != nil {
+		return 0, err
+	}
+	n, err := strconv.ParseUint(text, 8, 32)
+	if err != nil || n == 0 || n > 0o777 {
+		return 0, invalid("mode=%q is no octal number from 001 to 777", text)
+	}
+	return fs.FileMode(n), nil
+}
+
+// maxLinks is how many symbolic links the name of a file leads through at most, as on Linux.
+const maxLinks = 40
+
+// destination returns the file that a name leads to, and its info unless it is new.
+func destination(ctx context.Context, files fileSystem, name string) (string, fs.FileInfo, error) {
+	for range maxLinks {
+		info, err := files.Lstat(ctx, name)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && !strings.HasSuffix(name, "/"):
+			return name, nil, nil
+		case err != nil:
+			return "", nil, err
+		case info.Mode().IsRegular():
+			return name, info, nil
+		case info.Mode()&fs.ModeSymlink == 0:
+			return "", nil, invalid("%q is not a regular file", name)
+		}
+		to, err := files.Readlink(ctx, name)
+		if err != nil {
+			return "", nil, err
+		}
+		if !path.IsAbs(to) {
+			to = dirOf(name) + to
+		}
+		name = to
+	}
+	return "", nil, invalid("%q leads through too many links", name)
+}
+
+// dirOf returns the directory of a name, with a slash. It is not cleaned: what is before ".." may
+// be a link.
+func dirOf(name string) string {
+	if i := strings.LastIndexByte(name, '/'); i >= 0 {
+		return name[:i+1]
+	}
+	return "./"
+}
+
+// removeTimeout bounds the removal of a file that was not written to its end.
+const removeTimeout = 10 * time.Second
+
+// replace writes a file as a whole.
+func replace(ctx context.Context, files fileSystem, name string, mode fs.FileMode, content io.Reader) (n int64, err error) {
+	part := dirOf(name) + ".upload-" + rand.Text()
+	f, err := files.OpenFile(ctx, part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	defer func() {
+		if err != nil {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
+			defer cancel()
+			err = errors.Join(err, files.Remove(ctx, part))
+		}
+	}()
+	n, err = f.ReadFrom(content)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return n, err
+	}
+	if err := files.Chmod(ctx, part, mode); err != nil {
+		return n, err
+	}
+	return n, files.Rename(ctx, part, name)
+}
+
+// An upload is the body of a request, bounded in its size and in the time for which it stalls.
+type upload struct {
+	io.Reader
+	control *http.ResponseController
+}
+
+func newUpload(w http.ResponseWriter, r *http.Request, limit int64) *upload {
+	return &upload{http.MaxBytesReader(w, r.Body, limit), http.NewResponseController(w)}
+}
+
+func (u *upload) Read(b []byte) (int, error) {
+	_ = u.control.SetReadDeadline(time.Now().Add(stallTimeout))
+	n, err := u.Reader.Read(b)
+	if err != nil {
+		_ = u.control.SetReadDeadline(time.Time{})
+	}
+	return n, err
+}

@@ -1,0 +1,134 @@
+package sandboxhttp_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/sandboxtest"
+)
+
+func (a api) testFiles(sb *sandbox.Sandbox) {
+	t := a.t
+	files := "/sandboxes/" + sb.Name() + "/files"
+	put := func(path string, body io.Reader, status int, header ...string) {
+		t.Helper()
+		resp := a.send("PUT", files+"?path="+path, body, header...)
+		defer resp.Body.Close()
+		got, _ := io.ReadAll(resp.Body)
+		if resp.StatusCode != status {
+			t.Errorf("PUT %s: %s %s, want %d", path, resp.Status, got, status)
+		}
+		openAPI(t).check(t, "PUT", files, resp.StatusCode, resp.Header.Get("Content-Type"), got)
+	}
+	get := func(path string, status int, header ...string) (string, http.Header) {
+		t.Helper()
+		resp := a.send("GET", files+"?path="+path, nil, header...)
+		defer resp.Body.Close()
+		got, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != status {
+			t.Errorf("GET %s: %s %.100s, %v, want %d", path, resp.Status, got, err, status)
+		}
+		openAPI(t).check(t, "GET", files, resp.StatusCode, resp.Header.Get("Content-Type"), got)
+		return string(got), resp.Header
+	}
+	large := make([]byte, 5<<20+1)
+	rand.Read(large)
+	put("a/b/large", bytes.NewReader(large), 201)
+	if got, _ := get("/workspace/a/b/large", 200); got != string(large) {
+		t.Errorf("a file of %d bytes came back as one of %d, or another", len(large), len(got))
+	}
+	if got, _ := get("a/b/large", 206, "Range", "bytes=1000000-1000002"); got != string(large[1000000:1000003]) {
+		t.Errorf("a range is %q", got)
+	}
+	get("a/b/large", 416, "Range", "bytes=9000000-")
+
+	put("page.html&mode=0600", strings.NewReader("<script>alert(1)</script>"), 201)
+	got, header := get("page.html", 200)
+	if got != "<script>alert(1)</script>" || header.Get("Content-Type") != "application/octet-stream" || !strings.HasPrefix(header.Get("Content-Disposition"), "attachment") || header.Get("X-Content-Type-Options") != "nosniff" {
+		t.Errorf("a page: %q with %v: a browser would show it", got, header)
+	}
+	// A link is followed, a hard link's other name and the permissions stay, and all is new or old.
+	sandboxtest.Run(t, sb, "sh", "-c", "mkdir -p d; ln -s ../page.html d/link; ln page.html other; ln -s new dangling; mkfifo pipe")
+	put("d/link", strings.NewReader("second"), 200)
+	if got := sandboxtest.Run(t, sb, "sh", "-c", "cat page.html other; stat -c %a page.html; stat -c %F d/link; ls -A . d"); got != "second<script>alert(1)</script>600\nsymbolic link\n.:\na\nd\ndangling\nother\npage.html\npipe\n\nd:\nlink\n" {
+		t.Errorf("after a write through a link:\n%s", got)
+	}
+	put("dangling", strings.NewReader("x"), 201)
+	put("nobodys&user=1000", strings.NewReader("x"), 403)
+	put("d", strings.NewReader("x"), 400)
+	put("pipe", strings.NewReader("x"), 400)
+	put("new/", strings.NewReader("x"), 400)
+	put("", strings.NewReader("x"), 400)
+	put("range", strings.NewReader("x"), 400, "Content-Range", "bytes 0-0/2")
+	get("pipe", 400)
+	get("d", 400)
+	get("none", 404)
+	get("../../etc/../etc/hostname", 200)
+	put("zeros", io.LimitReader(zeros{}, 64<<20+1), 413)
+	get("zeros", 404)
+
+	// A client that gives up leaves nothing of its file.
+	ctx, cancel := context.WithCancel(t.Context())
+	sent, body := io.Pipe()
+	req, err := http.NewRequestWithContext(ctx, "PUT", a.url+files+"?path=half", sent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		resp, err := http.DefaultClient.Do(req)
+		if err == nil {
+			resp.Body.Close()
+		}
+		ended <- err
+	}()
+	body.Write(make([]byte, 4<<20))
+	for part := ""; part == ""; time.Sleep(20 * time.Millisecond) {
+		part = sandboxtest.Run(t, sb, "sh", "-c", "ls -A | grep upload || true")
+	}
+	cancel()
+	body.Close()
+	if err := <-ended; err == nil {
+		t.Error("half a file was written")
+	}
+	for left := "?"; left != ""; time.Sleep(20 * time.Millisecond) {
+		left = sandboxtest.Run(t, sb, "sh", "-c", "ls -A | grep -e upload -e half || true")
+	}
+
+	var list []struct {
+		Name, Type, Mode string
+		SizeBytes        int64
+	}
+	a.call("GET", files+"/list?path=/workspace", "", 200, &list)
+	var names []string
+	for _, e := range list {
+		names = append(names, e.Name+" "+e.Type)
+		if e.Name == "page.html" && (e.Mode != "0600" || e.SizeBytes != 6) {
+			t.Errorf("the entry of page.html: %+v", e)
+		}
+	}
+	if want := []string{"a directory", "d directory", "dangling symlink", "new file", "other file", "page.html file", "pipe other"}; !slices.Equal(names, want) {
+		t.Errorf("the workspace has %q, want %q", names, want)
+	}
+	var f failure
+	a.call("GET", files+"/list?path=page.html", "", 400, &f)
+	a.call("GET", files+"/list?path=none", "", 404, &f)
+	if f.Error.Code != "file_not_found" {
+		t.Errorf("list of a directory that is not there: %+v", f)
+	}
+	a.call("GET", files+"/list?path=/root&user=1000", "", 403, &f)
+}
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) {
+	clear(b)
+	return len(b), nil
+}

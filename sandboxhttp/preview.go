@@ -1,0 +1,229 @@
+package sandboxhttp
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+)
+
+// A PreviewOption configures [Preview]. Each [Option] is one.
+type PreviewOption interface{ applyPreview(*config) }
+
+type previewOption func(*config)
+
+func (o previewOption) applyPreview(c *config) { o(c) }
+
+// WithDomain sets the domain below which sandboxes have their hosts. Default "localhost", whose
+// subdomains browsers resolve to their own machine. Give it a domain of its own, without pages
+// that matter: code in sandboxes serves everything below it.
+func WithDomain(domain string) PreviewOption {
+	domain = canonHost(domain)
+	return previewOption(func(c *config) { c.domain = domain })
+}
+
+// WithResume lets requests start the session of a stopped sandbox. Default: they get status 409.
+func WithResume() PreviewOption {
+	return previewOption(func(c *config) { c.resume = true })
+}
+
+// Preview serves the web servers in sandboxes: a request for the host <port>-<name>.<domain>,
+// such as 3000-build.localhost, goes to the port inside, which need not be published. WebSockets
+// and streams work. <name> is the sandbox's name or ID.
+//
+// Every request needs the authorisation of [WithAuthorize], for the action "preview", or
+// [WithToken]; requests of browsers from pages of other origins, also other previews, are
+// refused as by [Handler]. Errors of this handler are JSON, as there: 404 if there is no such
+// sandbox, 409 if it is stopped, see [WithResume], and 502 if nothing listens on the port.
+//
+// The server inside sees the host that the browser asked for, and no header that says who
+// the client is, except X-Forwarded-Host, X-Forwarded-Proto and X-Forwarded-For. Cookies that it
+// sets are for its own host alone.
+func Preview(client *sandbox.Client, opts ...PreviewOption) http.Handler {
+	c := newConfig()
+	c.domain = "localhost"
+	for _, o := range opts {
+		o.applyPreview(c)
+	}
+	p := &preview{config: c}
+	if c.resume {
+		p.handles = newHandles(client)
+	} else {
+		p.handles = newHandles(client, sandbox.NeverResume())
+	}
+	return p
+}
+
+type preview struct {
+	*config
+	handles *handles
+}
+
+// target returns the port and the sandbox of a host.
+func (p *preview) target(host string) (port int, name string, ok bool) {
+	label, ok := strings.CutSuffix(canonHost(host), "."+p.domain)
+	if !ok {
+		return 0, "", false
+	}
+	number, name, ok := strings.Cut(label, "-")
+	n, err := strconv.ParseUint(number, 10, 16)
+	return int(n), name, ok && err == nil && n > 0 && name != "" && number[0] != '0'
+}
+
+func (p *preview) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	port, name, ok := p.target(r.Host)
+	if !ok {
+		refuse(w, http.StatusNotFound, "host "+strconv.Quote(r.Host)+" is not PORT-NAME."+p.domain)
+		return
+	}
+	if err := p.checkOrigin(r); err != nil {
+		refuse(w, http.StatusForbidden, err.Error()+": trust its origin with sandboxhttp.WithCrossOriginProtection")
+		return
+	}
+	if p.token != nil && p.admit(w, r) {
+		return
+	}
+	// What fn of WithAuthorize removes from the header is removed from what the sandbox gets.
+	r = r.Clone(r.Context())
+	if err := p.check(r, Action{Name: "preview", Sandbox: name, Port: port, Changes: true}); err != nil {
+		fail(w, err)
+		return
+	}
+	if p.token != nil {
+		p.token.hide(r)
+	}
+	sb, err := p.handles.get(r.Context(), name)
+	if err != nil {
+		fail(w, readable(err))
+		return
+	}
+	defer sb.done()
+	if p.resume {
+		if _, err := sb.Start(r.Context()); err != nil {
+			fail(w, err)
+			return
+		}
+	}
+	proxy := httputil.ReverseProxy{
+		Rewrite: func(pr *httputil.ProxyRequest) {
+			pr.SetURL(&url.URL{Scheme: "http", Host: net.JoinHostPort("localhost", strconv.Itoa(port))})
+			pr.Out.Host = pr.In.Host
+			pr.SetXForwarded()
+		},
+		Transport:      sb.transport(),
+		FlushInterval:  -1, // pages reload by streams of events
+		ModifyResponse: keepCookies,
+		ErrorLog:       log.New(io.Discard, "", 0),
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			if _, own := statusOf(err); own && !errors.As(err, new(*net.OpError)) {
+				fail(w, err)
+				return
+			}
+			fail(w, &statusError{http.StatusBadGateway, "bad_gateway", "port " + strconv.Itoa(port) + " of the sandbox: " + err.Error()})
+		},
+	}
+	proxy.ServeHTTP(w, r)
+}
+
+// transportIdle is how long a connection to a server inside is kept for the next request.
+const transportIdle = 5 * time.Second
+
+// transport returns the connections to the servers inside.
+func (s *handle) transport() *http.Transport {
+	s.of.mu.Lock()
+	defer s.of.mu.Unlock()
+	if s.inside == nil {
+		s.inside = &http.Transport{
+			DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+				return s.DialContext(ctx, network, address)
+			},
+			DisableCompression: true,
+			IdleConnTimeout:    transportIdle,
+		}
+	}
+	return s.inside
+}
+
+// keepCookies makes the cookies of an answer those of its host alone: one for the whole domain
+// would go to other sandboxes.
+func keepCookies(answer *http.Response) error {
+	lines := answer.Header["Set-Cookie"]
+	if len(lines) == 0 {
+		return nil
+	}
+	answer.Header.Del("Set-Cookie")
+	for _, line := range lines {
+		cookie, err := http.ParseSetCookie(line)
+		if err != nil || cookie.Name == previewCookie {
+			continue
+		}
+		if cookie.Domain != "" {
+			cookie.Domain = ""
+			line = cookie.String()
+		}
+		answer.Header.Add("Set-Cookie", line)
+	}
+	return nil
+}
+
+// previewCookie is the cookie of a browser that has shown the token.
+const previewCookie = "agent-sandbox-preview"
+
+// pass returns the value of the cookie for a host: it is of no use for another one.
+func (t *token) pass(host string) string {
+	mac := hmac.New(sha256.New, t.sum[:])
+	mac.Write([]byte(host))
+	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
+}
+
+// admit redirects a browser that shows the token in the address, and gives it the cookie; then
+// it returns true. The token stays in no address that the sandbox's pages can read.
+func (p *preview) admit(w http.ResponseWriter, r *http.Request) bool {
+	q := r.URL.Query()
+	if r.Method != http.MethodGet || r.Header.Get("Upgrade") != "" || !p.token.is(q.Get(tokenParameter)) {
+		return false
+	}
+	http.SetCookie(w, &http.Cookie{
+		Name: previewCookie, Value: p.token.pass(canonHost(r.Host)), Path: "/",
+		HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: r.TLS != nil,
+	})
+	q.Del(tokenParameter)
+	to := url.URL{Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: q.Encode()}
+	if strings.HasPrefix(to.Path, "//") {
+		to.Path, to.RawPath = "/", "" // it would be another host
+	}
+	protect(w.Header())
+	w.Header().Set("Cache-Control", "no-store")
+	http.Redirect(w, r, to.String(), http.StatusSeeOther)
+	return true
+}
+
+// hide removes the token and the cookie from a request.
+func (t *token) hide(r *http.Request) {
+	if scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " "); strings.EqualFold(scheme, "Bearer") && t.is(secret) {
+		r.Header.Del("Authorization")
+	}
+	cookies := r.Cookies()
+	r.Header.Del("Cookie")
+	for _, c := range cookies {
+		if c.Name != previewCookie {
+			r.AddCookie(c)
+		}
+	}
+	if q := r.URL.Query(); q.Has(tokenParameter) {
+		q.Del(tokenParameter)
+		r.URL.RawQuery = q.Encode()
+	}
+}

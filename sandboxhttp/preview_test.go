@@ -1,0 +1,283 @@
+package sandboxhttp_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/cookiejar"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/sandboxhttp"
+	"github.com/seed-1a2d6d8f/sandbox/sandboxtest"
+)
+
+// devServer answers with what it was asked, echoes WebSockets (small unmasked frames back), and
+// sends an event for each change of a file, as servers for development do.
+const devServer = `
+const http = require("http"), fs = require("fs"), crypto = require("crypto");
+http.createServer((req, res) => {
+	if (req.url == "/reload") {
+		res.writeHead(200, {"Content-Type": "text/event-stream"});
+		res.write("data: ready\n\n");
+		fs.watchFile("/workspace/page", {interval: 20}, () => res.write("data: reload\n\n"));
+		return;
+	}
+	if (req.url == "/cookies") res.setHeader("Set-Cookie", ["a=1; Domain=localhost; Path=/", "b=2; HttpOnly", "agent-sandbox-preview=x"]);
+	let body = "";
+	req.on("data", d => body += d).on("end", () => res.end(JSON.stringify({method: req.method, url: req.url, headers: req.headers, body})));
+}).on("upgrade", (req, socket) => {
+	const key = crypto.createHash("sha1").update(req.headers["sec-websocket-key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest("base64");
+	socket.write("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + key + "\r\n\r\n");
+	socket.on("data", f => {
+		const n = f[1] & 127, mask = f.subarray(2, 6), text = f.subarray(6, 6 + n).map((b, i) => b ^ mask[i % 4]);
+		socket.write(Buffer.concat([Buffer.from([f[0], n]), text]));
+	}).on("error", () => {});
+}).listen(3000, "127.0.0.1");
+`
+
+// A previewer serves a Preview, to a client that resolves every name to it.
+type previewer struct {
+	t      *testing.T
+	client *http.Client
+	port   string
+}
+
+func newPreviewer(t *testing.T, opts ...sandboxhttp.PreviewOption) previewer {
+	t.Helper()
+	c, err := sandbox.NewClient()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := httptest.NewServer(sandboxhttp.Preview(c, opts...))
+	at := s.Listener.Addr().String()
+	transport := &http.Transport{DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, network, at)
+	}}
+	t.Cleanup(func() { transport.CloseIdleConnections(); s.Close(); c.Close() })
+	_, port, _ := net.SplitHostPort(at)
+	return previewer{t, &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, port}
+}
+
+func (p previewer) url(host, path string) string { return "http://" + host + ":" + p.port + path }
+
+func (p previewer) send(method, host, path, body string, header ...string) (*http.Response, string) {
+	p.t.Helper()
+	req, err := http.NewRequestWithContext(p.t.Context(), method, p.url(host, path), strings.NewReader(body))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := p.client.Do(req)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	got, err := io.ReadAll(resp.Body)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return resp, string(got)
+}
+
+type echo struct {
+	Method, URL, Body string
+	Headers           map[string]string
+}
+
+func echoOf(t *testing.T, body string) (e echo) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(body), &e); err != nil {
+		t.Fatalf("%v in %s", err, body)
+	}
+	return e
+}
+
+func TestPreview(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	sb := sandboxtest.New(t, sandbox.WithPersistent(true), sandbox.WithCommand("node", "-e", devServer))
+	if err := sb.WaitPort(t.Context(), 3000); err != nil {
+		t.Fatal(err)
+	}
+	host := "3000-" + sb.Name() + ".localhost"
+
+	t.Run("Refusals", func(t *testing.T) {
+		for _, test := range []struct {
+			host, path string
+			opts       []sandboxhttp.PreviewOption
+			header     []string
+			status     int
+			text       string
+		}{
+			{host, "/", nil, nil, 403, "WithAuthorize"},
+			{host, "/", open, nil, 200, "GET"},
+			{strings.ToUpper(host), "/", open, nil, 200, "GET"},
+			{"3000-" + sb.Name() + ".evil.test", "/", open, nil, 404, "PORT-NAME.localhost"},
+			{"localhost", "/", open, nil, 404, "PORT-NAME.localhost"},
+			{"127.0.0.1", "/", open, nil, 404, "PORT-NAME.localhost"},
+			{"0-x.localhost", "/", open, nil, 404, "PORT-NAME"},
+			{"03000-x.localhost", "/", open, nil, 404, "PORT-NAME"},
+			{"70000-x.localhost", "/", open, nil, 404, "PORT-NAME"},
+			{"3000-.localhost", "/", open, nil, 404, "PORT-NAME"},
+			{sb.Name() + ".localhost", "/", open, nil, 404, "PORT-NAME"},
+			{"3000-no-such-sandbox.localhost", "/", open, nil, 404, "Sandbox not found"},
+			{"3001-" + sb.Name() + ".localhost", "/", open, nil, 502, "port 3001"},
+			{"3000-" + sb.Name() + ".p.example", "/", append(open, sandboxhttp.WithDomain("P.example.")), nil, 200, "GET"},
+			{host, "/", append(open, sandboxhttp.WithDomain("p.example")), nil, 404, "p.example"},
+		} {
+			p := newPreviewer(t, test.opts...)
+			if resp, got := p.send("GET", test.host, test.path, "", test.header...); resp.StatusCode != test.status || !strings.Contains(got, test.text) {
+				t.Errorf("GET %s: %s %s, want %d %q", test.host, resp.Status, got, test.status, test.text)
+			}
+		}
+	})
+	t.Run("Requests", func(t *testing.T) {
+		p := newPreviewer(t, open...)
+		resp, got := p.send("POST", host, "/a%2Fb?x=1;y", "body", "X-Forwarded-For", "192.0.2.7", "Origin", p.url(host, ""))
+		e := echoOf(t, got)
+		if resp.StatusCode != 200 || e.Method != "POST" || e.URL != "/a%2Fb?x=1;y" && e.URL != "/a%2Fb" || e.Body != "body" || e.Headers["host"] != host+":"+p.port || e.Headers["x-forwarded-for"] != "127.0.0.1" {
+			t.Errorf("inside it is %+v", e)
+		}
+		for _, origin := range []string{"https://evil.test", "http://4000-" + sb.Name() + ".localhost:" + p.port, "null"} {
+			if resp, got := p.send("POST", host, "/", "", "Origin", origin); resp.StatusCode != 403 || !strings.Contains(got, "WithCrossOriginProtection") {
+				t.Errorf("a page of %s: %s %s, want 403", origin, resp.Status, got)
+			}
+		}
+		resp, _ = p.send("GET", host, "/cookies", "")
+		if set := resp.Header["Set-Cookie"]; len(set) != 2 || strings.Contains(set[0], "Domain") || !strings.HasPrefix(set[0], "a=1") || set[1] != "b=2; HttpOnly" {
+			t.Errorf("cookies for the browser are %q", set)
+		}
+	})
+	t.Run("LiveReload", func(t *testing.T) {
+		p := newPreviewer(t, open...)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		req, _ := http.NewRequestWithContext(ctx, "GET", p.url(host, "/reload"), nil)
+		resp, err := p.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		for s, ready := bufio.NewScanner(resp.Body), false; ; {
+			if !s.Scan() {
+				t.Fatalf("the stream ended: %v", s.Err())
+			}
+			if s.Text() == "data: reload" && ready {
+				break
+			}
+			if s.Text() == "data: ready" {
+				ready = true
+				sandboxtest.Run(t, sb, "sh", "-c", "echo changed > page")
+			}
+		}
+	})
+	t.Run("WebSocket", func(t *testing.T) {
+		p := newPreviewer(t, open...)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		conn, _, err := websocket.Dial(ctx, p.url(host, "/ws"), &websocket.DialOptions{HTTPClient: p.client, HTTPHeader: http.Header{"Origin": {p.url(host, "")}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.CloseNow()
+		for _, text := range []string{"one", "two"} {
+			if err := conn.Write(ctx, websocket.MessageText, []byte(text)); err != nil {
+				t.Fatal(err)
+			}
+			if _, got, err := conn.Read(ctx); err != nil || string(got) != text {
+				t.Errorf("the echo of %s is %s, %v", text, got, err)
+			}
+		}
+		if _, resp, err := websocket.Dial(ctx, p.url(host, "/ws"), &websocket.DialOptions{HTTPClient: p.client, HTTPHeader: http.Header{"Origin": {"https://evil.test"}}}); err == nil || resp.StatusCode != 403 {
+			t.Errorf("a WebSocket of another page: %v, %v, want 403", resp, err)
+		}
+	})
+	t.Run("Credentials", func(t *testing.T) {
+		p := newPreviewer(t, sandboxhttp.WithToken("s3cret"))
+		if resp, got := p.send("GET", host, "/", ""); resp.StatusCode != 401 {
+			t.Errorf("without the token: %s %s", resp.Status, got)
+		}
+		_, got := p.send("GET", host, "/x", "", "Authorization", "Bearer s3cret", "Cookie", "own=1; agent-sandbox-preview=old")
+		if e := echoOf(t, got); e.Headers["authorization"] != "" || e.Headers["cookie"] != "own=1" {
+			t.Errorf("the sandbox sees %+v", e.Headers)
+		}
+		// A browser with the token in its address gets a cookie for this host.
+		jar, err := cookiejar.New(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.client.Jar = jar
+		resp, got := p.send("GET", host, "/page?a=b&access_token=s3cret", "")
+		if to := resp.Header.Get("Location"); resp.StatusCode != 303 || to != "/page?a=b" || strings.Contains(got+resp.Header.Get("Set-Cookie"), "s3cret") {
+			t.Errorf("with the token in the address: %s to %q, %v", resp.Status, to, resp.Header)
+		}
+		resp, got = p.send("GET", host, "/page?a=b", "", "Authorization", "Bearer of-the-app")
+		if e := echoOf(t, got); resp.StatusCode != 200 || e.URL != "/page?a=b" || e.Headers["cookie"] != "" || e.Headers["authorization"] != "Bearer of-the-app" {
+			t.Errorf("with the cookie: %s %+v", resp.Status, e)
+		}
+		at, _ := url.Parse(p.url(host, "/"))
+		cookie := jar.Cookies(at)[0]
+		p.client.Jar = nil
+		for other, status := range map[string]int{host: 200, "3001-" + sb.Name() + ".localhost": 401} {
+			if resp, got := p.send("GET", other, "/", "", "Cookie", cookie.String()); resp.StatusCode != status {
+				t.Errorf("the cookie at %s: %s %s, want %d", other, resp.Status, got, status)
+			}
+		}
+		if resp, _ := p.send("GET", host, "//evil.test/?access_token=s3cret", ""); strings.HasPrefix(resp.Header.Get("Location"), "//") {
+			t.Errorf("redirected to %q", resp.Header.Get("Location"))
+		}
+		// fn decides, and keeps from the sandbox what it does not want it to see.
+		p = newPreviewer(t, sandboxhttp.WithAuthorize(func(r *http.Request, a sandboxhttp.Action) error {
+			if want := (sandboxhttp.Action{Name: "preview", Sandbox: sb.Name(), Port: 3000, Changes: true}); a != want {
+				t.Errorf("asked for %+v, want %+v", a, want)
+			}
+			if r.Header.Get("X-Key") != "k" {
+				return errors.New("no key")
+			}
+			r.Header.Del("X-Key")
+			return nil
+		}))
+		if resp, got := p.send("GET", host, "/", ""); resp.StatusCode != 403 || !strings.Contains(got, "no key") {
+			t.Errorf("without a key: %s %s", resp.Status, got)
+		}
+		_, got = p.send("GET", host, "/", "", "X-Key", "k")
+		if e := echoOf(t, got); e.Headers["x-key"] != "" {
+			t.Errorf("the sandbox sees %+v", e.Headers)
+		}
+	})
+	t.Run("Stopped", func(t *testing.T) {
+		p, resumes := newPreviewer(t, open...), newPreviewer(t, append(open, sandboxhttp.WithResume())...)
+		p.send("GET", host, "/", "") // connects
+		if _, err := sb.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if resp, got := p.send("GET", host, "/", ""); resp.StatusCode != 409 || !strings.Contains(got, "not_running") {
+			t.Errorf("of a stopped sandbox: %s %s, want 409", resp.Status, got)
+		}
+		if st, err := sb.Status(t.Context()); err != nil || st.State != sandbox.StateStopped {
+			t.Errorf("a preview has started it: %v, %v", st.State, err)
+		}
+		for resp, got := resumes.send("GET", host, "/", ""); resp.StatusCode != 200; resp, got = resumes.send("GET", host, "/", "") {
+			if resp.StatusCode != 502 { // until the server inside listens
+				t.Fatalf("with WithResume: %s %s", resp.Status, got)
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	})
+}
+
+var open = []sandboxhttp.PreviewOption{sandboxhttp.WithoutAuthorization()}[:1:1]

@@ -1,0 +1,96 @@
+package sandboxhttp
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+)
+
+func (h *handler) listSnapshots(w http.ResponseWriter, r *http.Request) error {
+	var opts []sandbox.ListSnapshotsOption
+	for key, option := range map[string]func(string) sandbox.ListSnapshotsOption{"sandbox": sandbox.OfSandbox, "name": sandbox.SnapshotNamed} {
+		value, err := one(r.URL.Query(), key)
+		if err != nil {
+			return err
+		}
+		if value != "" {
+			opts = append(opts, option(value))
+		}
+	}
+	return list(func(ctx context.Context) ([]sandbox.Snapshot, error) { return h.client.ListSnapshots(ctx, opts...) })(w, r)
+}
+
+func (h *handler) snapshotTree(w http.ResponseWriter, r *http.Request) error {
+	return list(h.client.SnapshotTree)(w, r)
+}
+
+func (h *handler) inspectSnapshot(w http.ResponseWriter, r *http.Request) error {
+	got, err := h.client.GetSnapshot(r.Context(), r.PathValue("id"))
+	if errors.Is(err, sandbox.ErrInvalidArgument) {
+		err = &sandbox.Error{Op: "get snapshot", Err: sandbox.ErrSnapshotNotFound} // as for any snapshot that is not there
+	}
+	if err != nil {
+		return err
+	}
+	answer(w, http.StatusOK, got)
+	return nil
+}
+
+func (h *handler) deleteSnapshot(w http.ResponseWriter, r *http.Request) error {
+	if err := h.client.DeleteSnapshot(r.Context(), r.PathValue("id")); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (h *handler) takeSnapshot(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		Name     *string `json:"name"`
+		ExpiryMS *int64  `json:"expiryMs"`
+		KeepLast *int    `json:"keepLast"`
+	}
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	var opts []sandbox.SnapshotOption
+	if req.Name != nil {
+		opts = append(opts, sandbox.WithSnapshotName(*req.Name))
+	}
+	if req.ExpiryMS != nil {
+		expiry, err := duration("expiryMs", *req.ExpiryMS)
+		if err != nil {
+			return err
+		}
+		opts = append(opts, sandbox.WithExpiry(expiry))
+	}
+	if req.KeepLast != nil {
+		opts = append(opts, sandbox.WithKeepLast(*req.KeepLast))
+	}
+	return h.use(r, func(sb *handle) error {
+		snapshot, err := sb.Snapshot(r.Context(), opts...)
+		if err != nil {
+			return err
+		}
+		w.Header().Set("Location", prefix(r)+"/snapshots/"+snapshot.ID)
+		answer(w, http.StatusCreated, snapshot)
+		return nil
+	})
+}
+
+func (h *handler) rollback(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		Snapshot string `json:"snapshot"`
+	}
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	return h.use(r, func(sb *handle) error {
+		if err := sb.Rollback(r.Context(), req.Snapshot); err != nil {
+			return err
+		}
+		return answerStatus(w, r, http.StatusOK, sb.Sandbox)
+	})
+}
