@@ -7,8 +7,9 @@
 //		}
 //	}
 //
-// Without an engine a test fails; it is not skipped. Tests may run in parallel: each has a
-// sandbox of its own.
+// Without an engine a test fails; it is not skipped unless it calls [SkipWithoutEngine]. Tests may
+// run in parallel: each has a sandbox of its own. Of a test that fails, "go test -artifacts" keeps
+// the sandbox's log, its egress and a listing of its files.
 package sandboxtest
 
 import (
@@ -33,30 +34,82 @@ const (
 // New fails t at once, and if it can't be deleted, at the end. Processes that t leaves running
 // have 2 s to end, unless [sandbox.WithStopTimeout] sets another time.
 //
-// If the test binary is killed, an unnamed sandbox ends by itself, as described at
-// [sandbox.WithPersistent].
+// If t has failed, New first keeps what explains it in a directory of t's artifacts
+// ([testing.T.ArtifactDir]) that has the sandbox's name: log.txt, egress.txt, files.txt with a
+// listing of the workspace, and status.json. They stay with "go test -artifacts".
+//
+// The engine is that of the environment, unless [WithClient] is given. If the test binary is
+// killed, an unnamed sandbox ends by itself, as described at [sandbox.WithPersistent].
 func New(t testing.TB, opts ...sandbox.CreateOption) *sandbox.Sandbox {
 	t.Helper()
+	on := engine{sandbox.Create, sandbox.Get, sandbox.Delete, sandbox.Inspect}
+	for _, o := range opts {
+		if c, is := o.(client); is {
+			on = engine{c.Create, c.Get, c.Delete, c.Inspect}
+		}
+	}
 	opts = append([]sandbox.CreateOption{sandbox.WithStopTimeout(stopTimeout)}, opts...)
-	sb, err := sandbox.Create(t.Context(), opts...)
+	sb, err := on.create(t.Context(), opts...)
 	if err != nil {
 		t.Fatalf("create a sandbox: %v", err)
 	}
 	t.Cleanup(func() {
 		t.Helper()
-		// The test's own context has ended by now.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), removeTimeout)
-		defer cancel()
-		report, err := sb.Delete(ctx, sandbox.PreserveVolumes(false))
-		if errors.Is(err, sandbox.ErrClosed) {
-			// The test closed the handle. A persistent sandbox still exists.
-			report, err = sandbox.Delete(ctx, sb.ID(), sandbox.PreserveVolumes(false))
+		if t.Failed() {
+			on.keep(t, sb)
 		}
-		if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
-			t.Errorf("remove sandbox %s: %v\n%s", sb.Name(), err, report)
-		}
+		on.remove(t, sb)
 	})
 	return sb
+}
+
+// engine is what New uses of a client.
+type engine struct {
+	create  func(context.Context, ...sandbox.CreateOption) (*sandbox.Sandbox, error)
+	get     func(context.Context, string, ...sandbox.GetOption) (*sandbox.Sandbox, error)
+	delete  func(context.Context, string, ...sandbox.DeleteOption) (sandbox.DeleteReport, error)
+	inspect func(context.Context, string) (sandbox.Status, error)
+}
+
+func (on engine) remove(t testing.TB, sb *sandbox.Sandbox) {
+	t.Helper()
+	// The test's own context has ended by now.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), removeTimeout)
+	defer cancel()
+	report, err := sb.Delete(ctx, sandbox.PreserveVolumes(false))
+	if errors.Is(err, sandbox.ErrClosed) {
+		// The test closed the handle. A persistent sandbox still exists.
+		report, err = on.delete(ctx, sb.ID(), sandbox.PreserveVolumes(false))
+	}
+	if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("remove sandbox %s: %v\n%s", sb.Name(), err, report)
+	}
+}
+
+// client is an option for New alone.
+type client struct {
+	sandbox.CreateOption // it configures nothing of the sandbox
+	*sandbox.Client
+}
+
+// WithClient makes [New] create the sandbox with c, which the caller closes after the test. Of
+// other calls it is no option. Default: the engine of the environment, as for
+// [sandbox.Create].
+func WithClient(c *sandbox.Client) sandbox.CreateOption {
+	return client{sandbox.WithProgress(nil), c}
+}
+
+// SkipWithoutEngine skips t, with the reason, if the engine of the environment can't be used.
+// Nothing else in this package skips a test because there is no engine: [New] fails it.
+func SkipWithoutEngine(t testing.TB) {
+	t.Helper()
+	h, err := sandbox.CheckHealth(t.Context())
+	if err != nil {
+		t.Fatalf("check the engine: %v", err)
+	}
+	if !h.Healthy {
+		t.Skipf("no engine: %s", h.Guidance)
+	}
 }
 
 // Run runs a command in sb and returns its stdout. If the command fails, Run fails t with the

@@ -4,6 +4,9 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -92,7 +95,15 @@ func TestRunReturnsStdoutAlone(t *testing.T) {
 type judged struct {
 	testing.TB
 	verdict  string
+	skipped  string
 	cleanups []func()
+}
+
+func (j *judged) Failed() bool { return j.verdict != "" }
+
+func (j *judged) Skipf(format string, args ...any) {
+	j.skipped = fmt.Sprintf(format, args...)
+	panic(j)
 }
 
 func (j *judged) Helper()           {}
@@ -106,7 +117,9 @@ func (j *judged) Fatalf(format string, args ...any) {
 }
 
 // judge runs fn and its cleanups as a test and returns what made it fail.
-func judge(t *testing.T, fn func(testing.TB)) string {
+func judge(t *testing.T, fn func(testing.TB)) string { return judgeAll(t, fn).verdict }
+
+func judgeAll(t *testing.T, fn func(testing.TB)) *judged {
 	j := &judged{TB: t}
 	func() {
 		defer func() {
@@ -119,7 +132,7 @@ func judge(t *testing.T, fn func(testing.TB)) string {
 	for _, cleanup := range slices.Backward(j.cleanups) {
 		cleanup()
 	}
-	return j.verdict
+	return j
 }
 
 func TestRunFailsTheTestWithStderr(t *testing.T) {
@@ -174,5 +187,141 @@ func TestNewFailsTheTestForWhatItCannotRemove(t *testing.T) {
 	})
 	if !strings.Contains(verdict, volume) {
 		t.Errorf("a volume that can't be removed failed the test with %q, want it to name %s", verdict, volume)
+	}
+}
+
+// A test that fails keeps what its sandbox did, whatever state that is in; one that passes keeps
+// nothing.
+func TestArtifactsOfAFailure(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	use := func(t testing.TB, sb *sandbox.Sandbox) {
+		sandboxtest.Run(t, sb, "sh", "-c", `mkdir -p out/deep; echo text >out/deep/file; touch "$(printf 'a\033b')"; node -e 'fetch("http://192.0.2.99/").catch(e => 0)'`)
+		cmd := sb.Command(t.Context(), "sh", "-c", "echo said; echo careful >&2")
+		cmd.Detached = true
+		if err := cmd.Run(); err != nil {
+			t.Fatalf("%v", err)
+		}
+	}
+	for what, test := range map[string]struct {
+		fails  bool
+		end    func(testing.TB, *sandbox.Sandbox) error
+		kept   bool
+		egress string
+	}{
+		"passed":  {},
+		"running": {true, nil, true, `blocked "" 192.0.2.99 port 80 tcp`},
+		"stopped": {true, func(t testing.TB, sb *sandbox.Sandbox) error { _, err := sb.Stop(t.Context()); return err }, true, "no session"},
+		"closed":  {true, func(_ testing.TB, sb *sandbox.Sandbox) error { return sb.Close() }, true, "no session"},
+		"deleted": {true, func(t testing.TB, sb *sandbox.Sandbox) error {
+			_, err := sb.Delete(t.Context(), sandbox.PreserveVolumes(false))
+			return err
+		}, false, ""},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			dir, id := t.ArtifactDir(), ""
+			judge(t, func(j testing.TB) {
+				sb := sandboxtest.New(j, sandbox.WithPersistent(true), sandbox.WithNetworkPolicy(sandbox.DenyAll()))
+				id = sb.ID()
+				use(j, sb)
+				if test.end != nil {
+					if err := test.end(j, sb); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if test.fails {
+					j.Errorf("it fails")
+				}
+			})
+			if held := left(t, id); len(held) > 0 {
+				t.Errorf("left after the test: %v", held)
+			}
+			if _, err := os.Stat(filepath.Join(dir, id)); (err == nil) != test.kept {
+				t.Fatalf("the artifacts: %v, want them %t", err, test.kept)
+			}
+			if !test.kept {
+				return
+			}
+			for name, want := range map[string][]string{
+				"log.txt":     {" stdout said\n", " stderr careful\n"},
+				"egress.txt":  {test.egress},
+				"files.txt":   {`"/workspace/out"`, `5 `, `"/workspace/out/deep/file"`, `"/workspace/a\x1bb"`},
+				"status.json": {`"id": "` + id + `"`, `"network": "deny-all"`},
+			} {
+				text, err := os.ReadFile(filepath.Join(dir, id, name))
+				for _, w := range want {
+					if err != nil || !strings.Contains(string(text), w) {
+						t.Errorf("%s is %q, %v, want %q in it", name, text, err, w)
+					}
+				}
+			}
+		})
+	}
+}
+
+// The sandbox and its removal are of the client's engine.
+func TestWithClient(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	proxy := enginetest.NewProxy(t)
+	client, err := sandbox.NewClient(sandbox.WithHost(proxy.Host()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	var id string
+	if verdict := judge(t, func(j testing.TB) {
+		sb := sandboxtest.New(j, sandboxtest.WithClient(client), sandbox.WithPersistent(true))
+		id = sb.ID()
+		if err := sb.Close(); err != nil { // so that its removal needs the client
+			t.Error(err)
+		}
+		proxy.Arm(0, enginetest.None, nil)
+	}); verdict != "" {
+		t.Errorf("the test failed: %s", verdict)
+	}
+	if !slices.ContainsFunc(proxy.Calls(), func(c string) bool { return strings.HasPrefix(c, "DELETE /containers/") }) {
+		t.Errorf("the removal made other calls of the engine: %q", proxy.Calls())
+	}
+	if held := left(t, id); len(held) > 0 {
+		t.Errorf("left after the test: %v", held)
+	}
+	nowhere, err := sandbox.NewClient(sandbox.WithHost("unix://" + t.TempDir() + "/none.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nowhere.Close()
+	if verdict := judge(t, func(j testing.TB) { sandboxtest.New(j, sandboxtest.WithClient(nowhere)) }); !strings.Contains(verdict, "none.sock") {
+		t.Errorf("New without the client's engine failed the test with %q", verdict)
+	}
+}
+
+// Only who asks for it is skipped without an engine.
+func TestSkipWithoutEngine(t *testing.T) {
+	if os.Getenv("SANDBOXTEST_NO_ENGINE") != "" {
+		j := judgeAll(t, func(j testing.TB) { sandboxtest.SkipWithoutEngine(j) })
+		if !strings.Contains(j.skipped, "none.sock") || j.verdict != "" {
+			t.Errorf("without an engine: skipped with %q, failed with %q", j.skipped, j.verdict)
+		}
+		if verdict := judge(t, func(j testing.TB) { sandboxtest.New(j) }); !strings.Contains(verdict, "none.sock") {
+			t.Errorf("New without an engine failed the test with %q", verdict)
+		}
+		return
+	}
+	enginetest.Need(t)
+	t.Parallel()
+	if j := judgeAll(t, func(j testing.TB) { sandboxtest.SkipWithoutEngine(j) }); j.skipped != "" || j.verdict != "" {
+		t.Errorf("with an engine: skipped with %q, failed with %q", j.skipped, j.verdict)
+	}
+	// The default client is one for a process.
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), self, "-test.run", "^TestSkipWithoutEngine$")
+	cmd.Env = append(os.Environ(), "SANDBOXTEST_NO_ENGINE=1", "DOCKER_HOST=unix://"+t.TempDir()+"/none.sock")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
