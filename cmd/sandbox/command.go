@@ -56,6 +56,7 @@ func (a *app) after(err, closing error) error {
 
 // execute runs a command with our stdin, stdout and stderr.
 func (a *app) execute(ctx context.Context, sb *sandbox.Sandbox, p *process, tty bool, argv []string) error {
+	a.progress.clear() // what follows is the command's output
 	cmd := sb.Command(ctx, argv[0], argv[1:]...)
 	cmd.Env, cmd.Dir, cmd.User = p.env.list(), p.dir, p.user
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.stdin, a.stdout, a.stderr
@@ -64,7 +65,9 @@ func (a *app) execute(ctx context.Context, sb *sandbox.Sandbox, p *process, tty 
 		return cmd.Run()
 	}
 	cmd.TTY = true
-	cmd.Env = append([]string{"TERM=" + os.Getenv("TERM")}, cmd.Env...)
+	if kind := os.Getenv("TERM"); kind != "" {
+		cmd.Env = append([]string{"TERM=" + kind}, cmd.Env...)
+	}
 	// From here on all keys, including Ctrl-C, go to the command.
 	before, err := term.MakeRaw(int(in.Fd()))
 	if err != nil {

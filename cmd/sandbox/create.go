@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -42,33 +43,41 @@ kept until "sandbox delete".`,
 			if err != nil {
 				return err
 			}
-			return a.made(c, asJSON, sb)
+			return a.made(c, asJSON, false, sb)
 		},
 	}
 	p.flags(c, "the sandbox's commands")
-	f.flags(c)
+	f.flags(a, c)
 	jsonFlag(c, &asJSON)
 	c.Flags().SetInterspersed(false) // flags after the command belong to the command
 	return c
 }
 
-// made prints the names of new sandboxes, or their details, and lets go of them.
-func (a *app) made(c *cobra.Command, asJSON bool, made ...*sandbox.Sandbox) error {
+// made prints the names of new sandboxes, or their details, and lets go of them. In JSON several
+// are an array.
+func (a *app) made(c *cobra.Command, asJSON, several bool, made ...*sandbox.Sandbox) error {
+	a.progress.clear()
 	var (
 		details []sandbox.Status
 		errs    []error
 	)
 	for _, sb := range made {
 		if asJSON {
-			st, err := sb.Status(c.Context())
-			details, errs = append(details, st), append(errs, err)
+			if st, err := sb.Status(c.Context()); err != nil {
+				errs = append(errs, err)
+			} else {
+				details = append(details, st)
+			}
 		} else {
 			fmt.Fprintln(a.stdout, sb.Name())
 		}
 		errs = append(errs, sb.Detach())
 	}
-	if asJSON {
+	switch {
+	case asJSON && several:
 		errs = append(errs, printJSONList(a.stdout, details))
+	case len(details) > 0:
+		errs = append(errs, printJSON(a.stdout, details[0]))
 	}
 	return errors.Join(errs...)
 }
@@ -110,7 +119,7 @@ flags only apply when the sandbox is created.`,
 	}
 	p.flags(c, "the command")
 	ttyFlag(c, &tty)
-	f.flags(c)
+	f.flags(a, c)
 	return c
 }
 
@@ -118,6 +127,8 @@ func (a *app) forkCommand() *cobra.Command {
 	var (
 		f      makeFlags
 		p      process
+		rm     removalFlags
+		image  imageFlags
 		count  int
 		asJSON bool
 	)
@@ -138,7 +149,10 @@ until "sandbox delete".`,
 				return err
 			}
 			opts := []sandbox.ForkOption{sandbox.WithPersistent(true)}
-			for _, o := range append(shared, p.options(c)...) {
+			for _, o := range slices.Concat(shared, p.options(c), image.options(c)) {
+				opts = append(opts, o)
+			}
+			for _, o := range rm.options() {
 				opts = append(opts, o)
 			}
 			argv, err := mainProcess(c, args)
@@ -153,7 +167,7 @@ until "sandbox delete".`,
 				if err != nil {
 					return err
 				}
-				return a.made(c, asJSON, sb)
+				return a.made(c, asJSON, false, sb)
 			}
 			forks, err := a.client.ForkN(c.Context(), args[0], count, opts...)
 			var made []*sandbox.Sandbox
@@ -162,11 +176,13 @@ until "sandbox delete".`,
 					made = append(made, f.Sandbox)
 				}
 			}
-			return errors.Join(a.made(c, asJSON, made...), err)
+			return errors.Join(a.made(c, asJSON, true, made...), err)
 		},
 	}
 	p.flags(c, "the sandbox's commands")
-	f.flags(c)
+	f.flags(a, c)
+	rm.flags(c)
+	image.flags(c, "", "another image, for a sandbox without files of its own outside of volumes")
 	c.Flags().IntVar(&count, "count", 0, "create this many with the same files; -1, -2 … is appended to the name")
 	jsonFlag(c, &asJSON)
 	return c
@@ -182,10 +198,6 @@ func mainProcess(c *cobra.Command, args []string) ([]string, error) {
 		return nil, fmt.Errorf("sandbox: %s: accepts one NAME, and a command after --", c.Name())
 	}
 	return args[dash:], nil
-}
-
-func jsonFlag(c *cobra.Command, asJSON *bool) {
-	c.Flags().BoolVar(asJSON, "json", false, "print JSON")
 }
 
 func ttyFlag(c *cobra.Command, tty *bool) {

@@ -14,7 +14,10 @@ import (
 )
 
 func (a *app) cpCommand() *cobra.Command {
-	var user string
+	var (
+		user   string
+		asJSON bool
+	)
 	c := &cobra.Command{
 		Use:   "cp SOURCE DESTINATION",
 		Short: "Copy files into a sandbox or out of it: NAME:PATH is a path in a sandbox",
@@ -26,7 +29,8 @@ DESTINATION that is a directory, or ends with a slash, gets the copy under its o
 	sandbox cp build:dist/app.js .
 
 To copy into a sandbox resumes it; a stopped one is read without resuming it.`,
-		Args: cobra.ExactArgs(2),
+		Args:              cobra.ExactArgs(2),
+		ValidArgsFunction: a.paths,
 		RunE: func(c *cobra.Command, args []string) error {
 			fromName, from := splitPath(args[0])
 			toName, to := splitPath(args[1])
@@ -36,20 +40,23 @@ To copy into a sandbox resumes it; a stopped one is read without resuming it.`,
 			case fromName == "" && toName == "":
 				return fmt.Errorf("sandbox: cp: neither %q nor %q is a path in a sandbox: write NAME:PATH", args[0], args[1])
 			case toName != "":
-				return a.copying(c, toName, user, func(f copier) (sandbox.CopyReport, error) {
+				return a.copying(c, asJSON, toName, user, func(f copier) (sandbox.CopyReport, error) {
 					if st, err := f.Stat(c.Context(), to); err == nil && st.IsDir() {
 						to += "/"
 					}
-					return f.CopyIn(c.Context(), from, to)
+					return f.CopyIn(c.Context(), from, to, sandbox.WithCopyProgress(a.progress.copied))
 				})
 			}
 			if st, err := os.Stat(to); err == nil && st.IsDir() {
 				to += "/"
 			}
-			return a.copying(c, fromName, user, func(f copier) (sandbox.CopyReport, error) { return f.CopyOut(c.Context(), from, to) })
+			return a.copying(c, asJSON, fromName, user, func(f copier) (sandbox.CopyReport, error) {
+				return f.CopyOut(c.Context(), from, to, sandbox.WithCopyProgress(a.progress.copied))
+			})
 		},
 	}
 	c.Flags().StringVarP(&user, "user", "u", "", "the user in the sandbox who reads or owns the files (default the sandbox's)")
+	jsonFlag(c, &asJSON)
 	return c
 }
 
@@ -73,15 +80,19 @@ func splitPath(s string) (name, path string) {
 }
 
 // copying calls fn with the sandbox's files, and says what the copy left out.
-func (a *app) copying(c *cobra.Command, name, user string, fn func(copier) (sandbox.CopyReport, error)) error {
+func (a *app) copying(c *cobra.Command, asJSON bool, name, user string, fn func(copier) (sandbox.CopyReport, error)) error {
 	return a.withSandbox(c, name, func(sb *sandbox.Sandbox) error {
 		var files copier = sb
 		if user != "" {
 			files = sb.FilesAs(user)
 		}
 		report, err := fn(files)
+		a.progress.clear()
 		for _, note := range report.Skipped {
 			fmt.Fprintln(a.stderr, "sandbox:", graphic(fmt.Sprint(note)))
+		}
+		if err == nil && asJSON {
+			err = printJSON(a.stdout, report)
 		}
 		return err
 	})

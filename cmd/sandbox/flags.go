@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -116,8 +117,18 @@ func (d *duration) Set(s string) error {
 // size is a number of bytes. Without a unit it counts MiB.
 type size int64
 
-func (n *size) Type() string   { return "size" }
-func (n *size) String() string { return strconv.FormatInt(int64(*n), 10) }
+func (n *size) Type() string { return "size" }
+
+func (n *size) String() string {
+	if *n == 0 {
+		return "0"
+	}
+	i, unit := int64(*n), 0
+	for i%1024 == 0 && unit < 3 {
+		i, unit = i/1024, unit+1
+	}
+	return strconv.FormatInt(i, 10) + []string{"b", "k", "m", "g"}[unit]
+}
 
 func (n *size) Set(s string) error {
 	digits := strings.TrimRight(s, "bBiIkKmMgG")
@@ -138,11 +149,12 @@ type changeFlags struct {
 	vcpus           float64
 	memory          size
 	timeout, stop   duration
+	idle            duration
 	network         string
 	remote, yes     bool
 }
 
-func (f *changeFlags) flags(c *cobra.Command) {
+func (f *changeFlags) flags(a *app, c *cobra.Command) {
 	c.Flags().StringArrayVar(&f.mounts, "mount", nil, "mount a directory: source:target[:mode]; mode is rwcopy (the default, a copy), rw or ro")
 	c.Flags().BoolVar(&f.remote, "remote-mounts", false, "sources of mounts in mode ro and rw are directories of the engine's machine, not of this one")
 	c.Flags().StringArrayVar(&f.volumes, "volume", nil, "attach a volume of \"sandbox volume list\": name:target[:mode]; mode is rw (the default) or ro")
@@ -151,10 +163,15 @@ func (f *changeFlags) flags(c *cobra.Command) {
 	c.Flags().Float64Var(&f.vcpus, "vcpus", sandbox.DefaultVCPUs, "the number of CPUs")
 	c.Flags().Var(&f.memory, "memory", "the memory limit, such as 512m or 2g; MiB without a unit (default 2048 for each CPU)")
 	c.Flags().Var(&f.timeout, "timeout", "end each session after this time, such as 10m or 7d (default never)")
+	c.Flags().Var(&f.idle, "idle-timeout", "end a session that nobody has used for this time (default never)")
 	c.Flags().Var(&f.stop, "stop-timeout", "the time between SIGTERM and SIGKILL at the end of a session (default 30s)")
 	c.Flags().StringVar(&f.network, "network", "", networkHelp)
 	c.Flags().BoolVarP(&f.yes, "yes", "y", false, "don't ask for a confirmation of mounts")
+	_ = c.RegisterFlagCompletionFunc("volume", a.orphanedVolumes)
+	_ = c.RegisterFlagCompletionFunc("network", policies)
 }
+
+var policies = fixed("allow-all", "public-only", "deny-all")
 
 // options returns an option for each flag that was given.
 func (f *changeFlags) options(c *cobra.Command) ([]sandbox.ChangeOption, error) {
@@ -182,6 +199,9 @@ func (f *changeFlags) options(c *cobra.Command) ([]sandbox.ChangeOption, error) 
 	if given("timeout") {
 		opts = append(opts, sandbox.WithTimeout(time.Duration(f.timeout)))
 	}
+	if given("idle-timeout") {
+		opts = append(opts, sandbox.WithIdleTimeout(time.Duration(f.idle)))
+	}
 	if given("stop-timeout") {
 		opts = append(opts, sandbox.WithStopTimeout(time.Duration(f.stop)))
 	}
@@ -207,10 +227,52 @@ func (f *changeFlags) mounted() ([]sandbox.Mount, error) {
 		for _, spec := range specs.list {
 			m, err := specs.parse(spec)
 			m.Remote = f.remote && m.Volume == "" && m.Mode != sandbox.RWCopy
+			if err == nil && m.Source != "" && !m.Remote {
+				m.Source, err = filepath.Abs(m.Source) // as a confirmation shows it
+			}
 			mounts, errs = append(mounts, m), append(errs, err)
 		}
 	}
 	return mounts, errors.Join(errs...)
+}
+
+// removalFlags are the flags that fork and update share.
+type removalFlags struct{ env, tags, mounts []string }
+
+func (f *removalFlags) flags(c *cobra.Command) {
+	c.Flags().StringArrayVar(&f.env, "without-env", nil, "take this environment variable away")
+	c.Flags().StringArrayVar(&f.tags, "without-tag", nil, "take this tag away")
+	c.Flags().StringArrayVar(&f.mounts, "without-mount", nil, "take the mount at this path of the sandbox away")
+}
+
+func (f *removalFlags) options() (opts []sandbox.RemoveOption) {
+	for _, removal := range []struct {
+		keys   []string
+		option func(...string) sandbox.RemoveOption
+	}{{f.env, sandbox.WithoutEnv}, {f.tags, sandbox.WithoutTag}, {f.mounts, sandbox.WithoutMount}} {
+		if len(removal.keys) > 0 {
+			opts = append(opts, removal.option(removal.keys...))
+		}
+	}
+	return opts
+}
+
+// imageFlags are the flags that create, run and fork share, with another default for a fork.
+type imageFlags struct{ image, runtime string }
+
+func (f *imageFlags) flags(c *cobra.Command, image, usage string) {
+	c.Flags().StringVar(&f.image, "image", image, usage)
+	c.Flags().StringVar(&f.runtime, "runtime", "", "a runtime instead of an image, such as node22")
+}
+
+func (f *imageFlags) options(c *cobra.Command) (opts []sandbox.MakeOption) {
+	if c.Flags().Changed("image") {
+		opts = append(opts, sandbox.WithImage(f.image))
+	}
+	if c.Flags().Changed("runtime") {
+		opts = append(opts, sandbox.WithRuntime(f.runtime))
+	}
+	return opts
 }
 
 // makeFlags are the flags that create, run and fork share.
@@ -222,8 +284,8 @@ type makeFlags struct {
 	storage          size
 }
 
-func (f *makeFlags) flags(c *cobra.Command) {
-	f.changeFlags.flags(c)
+func (f *makeFlags) flags(a *app, c *cobra.Command) {
+	f.changeFlags.flags(a, c)
 	c.Flags().StringVar(&f.name, "name", "", "the sandbox's name (default its ID)")
 	c.Flags().BoolVar(&f.persistent, "persistent", true, "keep the sandbox when its session ends")
 	c.Flags().StringVar(&f.ociRuntime, "oci-runtime", "", "the engine's OCI runtime to use, such as runsc (default the engine's)")
@@ -234,7 +296,7 @@ func (f *makeFlags) flags(c *cobra.Command) {
 // options returns the options for a fork or a new sandbox. Mounts are confirmed before
 // anything is created.
 func (f *makeFlags) options(a *app, c *cobra.Command) ([]sandbox.MakeOption, error) {
-	opts := []sandbox.MakeOption{sandbox.WithProgress(a.progress())}
+	opts := []sandbox.MakeOption{sandbox.WithProgress(a.progress.show)}
 	changes, err := f.changeFlags.options(c)
 	if err != nil {
 		return nil, err
@@ -269,15 +331,14 @@ func (f *makeFlags) options(a *app, c *cobra.Command) ([]sandbox.MakeOption, err
 // createFlags are the flags of create and run.
 type createFlags struct {
 	makeFlags
-	image, runtime string
-	source         source
+	image  imageFlags
+	source source
 }
 
-func (f *createFlags) flags(c *cobra.Command) {
-	f.makeFlags.flags(c)
-	c.Flags().StringVar(&f.image, "image", sandbox.DefaultImage, "the image, pulled if the engine does not have it")
-	c.Flags().StringVar(&f.runtime, "runtime", "", "a runtime instead of an image, such as node22")
-	f.source.flags(c)
+func (f *createFlags) flags(a *app, c *cobra.Command) {
+	f.makeFlags.flags(a, c)
+	f.image.flags(c, sandbox.DefaultImage, "the image, pulled if the engine does not have it")
+	f.source.flags(a, c)
 }
 
 func (f *createFlags) options(a *app, c *cobra.Command) ([]sandbox.CreateOption, error) {
@@ -286,14 +347,8 @@ func (f *createFlags) options(a *app, c *cobra.Command) ([]sandbox.CreateOption,
 		return nil, err
 	}
 	var opts []sandbox.CreateOption
-	for _, o := range shared {
+	for _, o := range append(shared, f.image.options(c)...) {
 		opts = append(opts, o)
-	}
-	if c.Flags().Changed("image") {
-		opts = append(opts, sandbox.WithImage(f.image))
-	}
-	if c.Flags().Changed("runtime") {
-		opts = append(opts, sandbox.WithRuntime(f.runtime))
 	}
 	source, err := f.source.source(c.InOrStdin())
 	if source != nil {
@@ -308,7 +363,7 @@ type source struct {
 	depth, strip                          int
 }
 
-func (s *source) flags(c *cobra.Command) {
+func (s *source) flags(a *app, c *cobra.Command) {
 	c.Flags().StringVar(&s.git, "git", "", "start with a clone of this repository: a URL (other users of this machine can see a password in it) or an absolute path")
 	c.Flags().StringVar(&s.revision, "revision", "", "the branch, tag or commit to clone (default the repository's HEAD)")
 	c.Flags().IntVar(&s.depth, "depth", 0, "the number of commits of history to clone (default all)")
@@ -316,6 +371,7 @@ func (s *source) flags(c *cobra.Command) {
 	c.Flags().IntVar(&s.strip, "strip", 0, "remove this many leading elements from the archive's names")
 	c.Flags().StringVar(&s.dir, "from", "", "start with a copy of this directory")
 	c.Flags().StringVar(&s.snapshot, "snapshot", "", "start with the files and the image of this snapshot")
+	_ = c.RegisterFlagCompletionFunc("snapshot", a.snapshots)
 }
 
 // source returns nil if no flag names a source.

@@ -13,14 +13,6 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
-// logEntry is the JSON of a line of a log.
-type logEntry struct {
-	Stream  string    `json:"stream"`
-	Time    time.Time `json:"time"`
-	Text    string    `json:"text"`
-	Command string    `json:"command,omitempty"`
-}
-
 func (a *app) logsCommand() *cobra.Command {
 	var (
 		follow, times, asJSON bool
@@ -83,7 +75,11 @@ func sinceTime(s string, now time.Time) (time.Time, error) {
 
 func (a *app) printLine(line sandbox.LogLine, times, asJSON bool) error {
 	if asJSON {
-		return json.NewEncoder(a.stdout).Encode(logEntry{line.Stream, line.Time, line.Text, line.Command})
+		text, err := json.Marshal(line)
+		if err == nil {
+			_, err = io.WriteString(a.stdout, graphicJSON(string(text))+"\n")
+		}
+		return err
 	}
 	out := a.stdout
 	if line.Stream == "stderr" {

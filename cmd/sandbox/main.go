@@ -15,6 +15,7 @@
 //	sandbox delete --delete-volumes build
 //	sandbox volume list
 //	sandbox prune                                 remove leftovers of crashed programs
+//	sandbox mcp                                   serve an agent by the Model Context Protocol
 //
 // The output of a command in a sandbox is passed through. Messages go to stderr. Exit codes:
 //
@@ -37,6 +38,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -63,20 +65,22 @@ const (
 
 // run is main with its environment as parameters; it returns the exit code.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	a := &app{stdin: stdin, stdout: stdout, stderr: stderr, interactive: isTerminal}
-	return a.run(ctx, args)
+	return newApp(stdin, stdout, stderr).run(ctx, args)
+}
+
+func newApp(stdin io.Reader, stdout, stderr io.Writer) *app {
+	return &app{stdin: stdin, stdout: stdout, stderr: stderr, interactive: isTerminal, progress: newProgress(stderr)}
 }
 
 func (a *app) run(ctx context.Context, args []string) int {
 	stdin, stdout, stderr := a.stdin, a.stdout, a.stderr
-	a.bar = &bar{out: stderr, width: func() int { return columns(stderr) }}
 	root := a.root()
 	root.SetArgs(args)
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	err := root.ExecuteContext(ctx)
-	a.bar.clear()
+	called, err := root.ExecuteContextC(ctx)
+	a.progress.clear()
 	if a.client != nil {
 		err = errors.Join(err, a.client.Close())
 	}
@@ -89,24 +93,54 @@ func (a *app) run(ctx context.Context, args []string) int {
 		fmt.Fprintln(stderr, "sandbox: interrupted")
 	default:
 		fmt.Fprintln(stderr, graphicLines(err.Error()))
-		if hint := hintOf(err); hint != "" {
+		hints := hintsOf(err)
+		if code == codeUsage {
+			hints = []string{"see " + called.CommandPath() + " --help"}
+		}
+		for _, hint := range hints {
 			fmt.Fprintln(stderr, "sandbox:", hint)
 		}
 	}
 	return code
 }
 
-// hintOf says which command helps with an error; empty if none does.
+// hintsOf says for each of the joined errors which command helps, if one does.
+func hintsOf(err error) (hints []string) {
+	if all, joined := err.(interface{ Unwrap() []error }); joined {
+		for _, err := range all.Unwrap() {
+			hints = append(hints, hintsOf(err)...)
+		}
+		slices.Sort(hints)
+		return slices.Compact(hints)
+	}
+	if hint := hintOf(err); hint != "" {
+		hints = []string{hint}
+	}
+	return hints
+}
+
 func hintOf(err error) string {
+	var name string
+	if e := (*sandbox.Error)(nil); errors.As(err, &e) {
+		name = e.Name
+	}
 	switch {
-	case errors.Is(err, sandbox.ErrSnapshotNotFound):
-		return `"sandbox snapshot list" lists the snapshots`
-	case errors.Is(err, sandbox.ErrVolumeNotFound):
-		return `"sandbox volume list" lists the volumes`
 	case errors.Is(err, sandbox.ErrNotFound):
-		return `"sandbox list" lists the sandboxes`
+		return fmt.Sprintf("there is no sandbox %q; see sandbox list", name)
+	case errors.Is(err, sandbox.ErrVolumeNotFound):
+		return "there is no such volume; see sandbox volume list"
+	case errors.Is(err, sandbox.ErrSnapshotNotFound):
+		return "there is no such snapshot; see sandbox snapshot list"
 	case errors.Is(err, sandbox.ErrVolumeInUse):
-		return `"sandbox volume list" says which sandboxes use a volume`
+		return "see sandbox volume list for the sandboxes that use a volume"
+	case errors.Is(err, sandbox.ErrSnapshotInUse):
+		return "see sandbox snapshot tree for what was made of a snapshot"
+	case errors.Is(err, sandbox.ErrExists):
+		return "see sandbox list for the names that are taken"
+	case errors.Is(err, sandbox.ErrNotRunning):
+		return fmt.Sprintf("start it with sandbox start %s", name)
+	case errors.Is(err, sandbox.ErrUnsupported):
+		return "see sandbox health for what the engine supports"
 	}
 	return ""
 }
@@ -140,7 +174,7 @@ type app struct {
 	stdout, stderr io.Writer
 
 	interactive func(stream any) bool // whether stdin can answer a question
-	bar         *bar
+	progress    *progress
 
 	host   string
 	client *sandbox.Client
@@ -154,19 +188,23 @@ func (a *app) root() *cobra.Command {
 		Short:         "Isolated, disposable Linux environments on a Docker Engine",
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		PersistentPreRunE: func(*cobra.Command, []string) error {
+		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
 			a.began = true
+			if c.Name() == cobra.ShellCompRequestCmd || c.Name() == cobra.ShellCompNoDescRequestCmd {
+				return nil // it has not parsed --host yet
+			}
 			return a.connect()
 		},
 	}
 	root.SetGlobalNormalizationFunc(normalize)
 	root.PersistentFlags().StringVarP(&a.host, "host", "H", "", "the engine's address: unix://, tcp:// or ssh:// (default DOCKER_HOST, then the current Docker context)")
+	root.PersistentFlags().BoolVarP(&a.progress.quiet, "quiet", "q", false, "don't print the progress of pulls and copies")
 	root.AddCommand(
 		a.createCommand(), a.runCommand(), a.forkCommand(),
 		a.listCommand(), a.inspectCommand(), a.logsCommand(), a.egressCommand(),
-		a.execCommand(), a.shellCommand(), a.cpCommand(), a.proxyCommand(), a.sshConfigCommand(),
+		a.execCommand(), a.processesCommand(), a.shellCommand(), a.cpCommand(), a.proxyCommand(), a.sshConfigCommand(),
 		a.startCommand(), a.stopCommand(), a.updateCommand(), a.networkCommand(), a.deleteCommand(),
-		a.snapshotCommand(), a.snapshotsCommand(), a.volumeCommand(), a.pruneCommand(), a.healthCommand())
+		a.snapshotCommand(), a.snapshotsCommand(), a.rollbackCommand(), a.volumeCommand(), a.pruneCommand(), a.healthCommand(), a.conformCommand(), a.serveCommand(), a.mcpCommand())
 	return root
 }
 

@@ -3,8 +3,8 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,36 +17,79 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// TestMain does not wait for an engine that has locked up. In a process that a test starts it
-// is the program itself.
+// TestMain is the program itself in a process that a test starts.
 func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		main()
 	}
-	stop := enginetest.Watch()
-	m.Run()
-	stop()
+	completionTime = harness.CallBound
+	harness.Main(m, flagsWithoutTest)
 }
 
 const asProgram = "SANDBOX_TEST_AS_PROGRAM"
 
 // call runs the program in this process.
 func call(ctx context.Context, stdin string, args ...string) (code int, stdout, stderr string) {
+	noteFlags(args)
 	var out, errOut bytes.Buffer
 	code = run(ctx, args, strings.NewReader(stdin), &out, &errOut)
 	return code, out.String(), errOut.String()
 }
 
-// mustCall is call for what has to succeed in silence.
+// mustCall is call for what has to succeed without a message.
 func mustCall(t *testing.T, args ...string) string {
 	t.Helper()
-	code, out, errOut := call(t.Context(), "", args...)
+	code, out, errOut := call(t.Context(), "", append([]string{"--quiet"}, args...)...)
 	if code != 0 || errOut != "" {
 		t.Fatalf("sandbox %s: code %d, stderr %q, want 0 and none", strings.Join(args, " "), code, errOut)
 	}
 	return out
+}
+
+// removeAtEnd removes sandboxes with their volumes when the test ends.
+func removeAtEnd(t *testing.T, names ...string) {
+	t.Helper()
+	c := harness.NewClient(t)
+	for _, name := range names {
+		harness.Remove(t, c, name)
+	}
+}
+
+func removeSnapshotAtEnd(t *testing.T, id string) {
+	t.Helper()
+	c := harness.NewClient(t)
+	t.Cleanup(func() {
+		if err := c.DeleteSnapshot(context.Background(), id); err != nil && !errors.Is(err, sandbox.ErrSnapshotNotFound) {
+			t.Error(err)
+		}
+	})
+}
+
+// preservedVolume is the workspace of a sandbox that was deleted. Tests call it before they have
+// sandboxes removed that attach it.
+func preservedVolume(t *testing.T) string {
+	t.Helper()
+	name := harness.UniqueName(t)
+	c := harness.NewClient(t)
+	removeAtEnd(t, name)
+	sb, err := c.Create(t.Context(), sandbox.WithName(name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	report, err := sb.Delete(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	volume := report.Volumes[0].Name
+	t.Cleanup(func() {
+		if _, err := c.DeleteVolume(context.Background(), volume); err != nil && !errors.Is(err, sandbox.ErrVolumeNotFound) {
+			t.Error(err)
+		}
+	})
+	return volume
 }
 
 func left(t *testing.T, label string) []string {
@@ -75,8 +118,8 @@ func TestRunLeavesNothingButTheExitCode(t *testing.T) {
 func TestNamedSandboxIsUsedAgainAndRemoved(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()
-	name := "cmd-" + strings.ToLower(rand.Text()[:8])
-	t.Cleanup(func() { sandbox.Delete(context.WithoutCancel(t.Context()), name, sandbox.PreserveVolumes(false)) })
+	name := harness.UniqueName(t)
+	removeAtEnd(t, name)
 
 	mustCall(t, "run", "--name", name, "--", "sh", "-c", "echo kept > file")
 	mustCall(t, "stop", name)
@@ -152,6 +195,13 @@ func TestExitCodes(t *testing.T) {
 		"run of no snapshot": {nil, []string{"run", "--snapshot", "nosuchsnapsh", "--", "true"}, 125, "nosuchsnapsh"},
 		"fork of none":       {nil, []string{"fork", "no-such-sandbox"}, 1, "Sandbox not found"},
 		"no forks":           {nil, []string{"fork", "--count", "0", "a"}, 1, "0 forks"},
+		"run of no image":    {nil, []string{"run", "--image", "Not An Image", "--", "true"}, 125, "Not An Image"},
+		"no image":           {nil, []string{"create", "--image", "Not An Image"}, 1, "Not An Image"},
+		"image and runtime":  {nil, []string{"create", "--image", "a", "--runtime", "node20"}, 1, "cannot be used together"},
+		"fork of no runtime": {nil, []string{"fork", "--runtime", "cobol85", "a"}, 1, "cobol85"},
+		"storage":            {nil, []string{"create", "--storage", "1k"}, 1, "WithStorageSize"},
+		"storage of run":     {nil, []string{"run", "--storage", "1k", "--", "true"}, 125, "WithStorageSize"},
+		"storage of fork":    {nil, []string{"fork", "--storage", "1k", "a"}, 1, "WithStorageSize"},
 		"bad list":           {nil, []string{"snapshots", "--sandbox", "../x"}, 1, "../x"},
 		"no engine":          {nil, []string{"-H", "unix:///nowhere.sock", "list"}, 1, "/nowhere.sock"},
 		"no command":         {nil, []string{"run"}, 2, "arg"},
@@ -196,7 +246,7 @@ func TestRunWithASource(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	code, out, errOut := call(t.Context(), string(archive), "run", "--tarball", "-", "--strip", "1", "--", "cat", "file")
+	code, out, errOut := call(t.Context(), string(archive), "run", "-q", "--tarball", "-", "--strip", "1", "--", "cat", "file")
 	if code != 0 || out != "from here" || errOut != "" {
 		t.Errorf("run --tarball - = %d, %q, %q", code, out, errOut)
 	}
@@ -263,28 +313,29 @@ func TestPrune(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer eng.Close()
-	old := record.GuestName("old-" + record.NewID())
-	if _, err := eng.CreateVolume(t.Context(), old, record.Base(record.RoleGuest, "", eng.Now())); err != nil {
-		t.Fatal(err)
-	}
-	if got, want := mustCall(t, "prune"), "volume "+old+": removed\n"; !strings.Contains(got, want) {
-		t.Errorf("prune = %q, want %q in it", got, want)
+	for _, flags := range [][]string{nil, {"--json"}} {
+		old := record.GuestName("old-" + record.NewID())
+		if _, err := eng.CreateVolume(t.Context(), old, record.Base(record.RoleGuest, "", eng.Now())); err != nil {
+			t.Fatal(err)
+		}
+		want := "volume " + old + ": removed\n"
+		if flags != nil {
+			want = `"volume ` + old + `"`
+		}
+		if got := mustCall(t, append([]string{"prune"}, flags...)...); !strings.Contains(got, want) {
+			t.Errorf("prune %v = %q, want %q in it", flags, got, want)
+		}
 	}
 }
 
 func TestForksAndSnapshots(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()
-	name := "cmd-" + strings.ToLower(rand.Text()[:8])
-	t.Cleanup(func() {
-		for _, n := range []string{name, name + "-f-1", name + "-f-2"} {
-			sandbox.Delete(context.WithoutCancel(t.Context()), n, sandbox.PreserveVolumes(false))
-		}
-		sandbox.Prune(context.WithoutCancel(t.Context())) // what forks of one moment shared
-	})
+	name := harness.UniqueName(t)
+	removeAtEnd(t, name, name+"-f-1", name+"-f-2")
 	mustCall(t, "run", "--name", name, "--", "sh", "-c", "echo kept > file; echo kept > /etc/file")
 	id := strings.TrimSpace(mustCall(t, "snapshot", "--name", name, "--expiry", "24h", "--keep-last", "3", name))
-	t.Cleanup(func() { sandbox.DeleteSnapshot(context.WithoutCancel(t.Context()), id) })
+	removeSnapshotAtEnd(t, id)
 
 	var list []map[string]any
 	if err := json.Unmarshal([]byte(mustCall(t, "snapshots", "--json", "--sandbox", name, "--name", name)), &list); err != nil {
@@ -310,8 +361,12 @@ func TestForksAndSnapshots(t *testing.T) {
 	if got := mustCall(t, "exec", name+"-f-2", "--", "cat", "file", "/etc/file"); got != "changed\nchanged\n" {
 		t.Errorf("a fork has %q", got)
 	}
-	fork := strings.TrimSpace(mustCall(t, "fork", name))
-	t.Cleanup(func() { sandbox.Delete(context.WithoutCancel(t.Context()), fork, sandbox.PreserveVolumes(false)) })
+	code, out, errOut := call(t.Context(), "", "fork", name)
+	fork := strings.TrimSpace(out)
+	if code != 0 || !strings.Contains(errOut, "sandbox: copy\n") {
+		t.Errorf("fork in a pipe: code %d, %q, want a line for the copy", code, errOut)
+	}
+	removeAtEnd(t, fork)
 	var status map[string]any
 	if err := json.Unmarshal([]byte(mustCall(t, "inspect", fork)), &status); err != nil {
 		t.Fatalf("inspect: %v", err)

@@ -1,67 +1,20 @@
 package main
 
 import (
-	"encoding/json"
+	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 )
-
-func printJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
-}
-
-// printJSONList prints the items as an array, which is empty and not null if there are none.
-func printJSONList[T any](w io.Writer, items []T) error {
-	return printJSON(w, slices.Concat([]T{}, items))
-}
-
-// graphic returns s, or s quoted if it contains anything but graphic characters: what comes
-// from a sandbox, an image or a label must not control the terminal.
-func graphic(s string) string {
-	if utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsGraphic(r) }) {
-		return s
-	}
-	return strconv.QuoteToGraphic(s)
-}
-
-// graphicLines is graphic for each line of s.
-func graphicLines(s string) string {
-	lines := strings.Split(s, "\n")
-	for i, line := range lines {
-		lines[i] = graphic(line)
-	}
-	return strings.Join(lines, "\n")
-}
-
-// printTable prints a row of cells for each item.
-func printTable[T any](w io.Writer, header string, items []T, row func(T) []any) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, header)
-	for _, i := range items {
-		var cells []string
-		for _, cell := range row(i) {
-			cells = append(cells, graphic(fmt.Sprint(cell)))
-		}
-		fmt.Fprintln(t, strings.Join(cells, "\t"))
-	}
-	return t.Flush()
-}
 
 // withSandbox calls fn with an existing sandbox, which is not resumed.
 func (a *app) withSandbox(c *cobra.Command, name string, fn func(*sandbox.Sandbox) error) error {
@@ -100,7 +53,7 @@ func (a *app) listCommand() *cobra.Command {
 				return printJSONList(a.stdout, infos)
 			}
 			return printTable(a.stdout, "NAME\tID\tSTATUS\tIMAGE\tCREATED\tLOCATION\tPORTS\tTAGS", infos, func(i sandbox.Info) []any {
-				return []any{i.Name, i.ID, i.State, i.Image, ago(i.CreatedAt), i.Location, portList(i.Ports), tagList(i.Tags)}
+				return []any{i.Name, i.ID, status(i.State), i.Image, ago(i.CreatedAt), i.Location, portList(i.Ports), tagList(i.Tags)}
 			})
 		},
 	}
@@ -108,6 +61,7 @@ func (a *app) listCommand() *cobra.Command {
 	c.Flags().StringSliceVar(&states, "status", nil, "only sandboxes with this status: running, stopped, paused, creating, error")
 	c.Flags().StringToStringVar(&tags, "tag", nil, "only sandboxes with this tag: KEY=VALUE")
 	c.Flags().StringVar(&prefix, "prefix", "", "only sandboxes whose name has this prefix")
+	_ = c.RegisterFlagCompletionFunc("status", fixed("running", "stopped", "paused", "creating", "error"))
 	return c
 }
 
@@ -155,45 +109,76 @@ func (a *app) inspectCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if st.Workspace.Warning != "" {
-				fmt.Fprintln(a.stderr, "sandbox:", graphic(st.Workspace.Warning))
-			}
-			return printJSON(a.stdout, st)
+			return a.printStatus(st)
 		},
 	}
-	// It is what is printed anyway; other subcommands have the flag.
-	c.Flags().Bool("json", true, "print JSON")
+	alwaysJSON(c)
 	return c
 }
 
+// alwaysJSON gives a subcommand that prints JSON anyway the flag that others have.
+func alwaysJSON(c *cobra.Command) { c.Flags().Bool("json", true, "print JSON") }
+
+// printStatus prints the details of a sandbox, and a warning if there is one.
+func (a *app) printStatus(st sandbox.Status) error {
+	if st.Workspace.Warning != "" {
+		fmt.Fprintf(a.stderr, "sandbox: volume %s: %s\n", graphic(st.Workspace.Name), graphic(st.Workspace.Warning))
+	}
+	return printJSON(a.stdout, st)
+}
+
 func (a *app) startCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:               "start NAME...",
-		Short:             "Start the session of a sandbox, if it has none",
+	return a.sessionCommand("start", "Start the session of a sandbox, if it has none", (*sandbox.Sandbox).Start)
+}
+
+func (a *app) stopCommand() *cobra.Command {
+	return a.sessionCommand("stop", "End the session of a sandbox; its files are kept", (*sandbox.Sandbox).Stop)
+}
+
+// sessionCommand starts or stops sandboxes.
+func (a *app) sessionCommand(verb, short string, do func(*sandbox.Sandbox, context.Context) (sandbox.State, error)) *cobra.Command {
+	type outcome struct {
+		Name   string        `json:"name"`
+		Status sandbox.State `json:"status"`
+	}
+	var asJSON bool
+	c := &cobra.Command{
+		Use:               verb + " NAME...",
+		Short:             short,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.sandboxes,
 		RunE: func(c *cobra.Command, names []string) error {
-			return each(names, func(name string) error {
-				return a.withSandbox(c, name, func(sb *sandbox.Sandbox) error {
-					_, err := sb.Start(c.Context())
+			return each(a, asJSON, names, func(name string) (done []outcome, err error) {
+				err = a.withSandbox(c, name, func(sb *sandbox.Sandbox) error {
+					state, err := do(sb, c.Context())
+					if err == nil {
+						done = append(done, outcome{sb.Name(), state})
+					}
 					return err
 				})
+				return done, err
 			})
 		},
 	}
+	jsonFlag(c, &asJSON)
+	return c
 }
 
 func (a *app) updateCommand() *cobra.Command {
 	var (
-		f      changeFlags
-		values env
+		f          changeFlags
+		rm         removalFlags
+		values     env
+		persistent bool
+		asJSON     bool
 	)
 	c := &cobra.Command{
 		Use:   "update [flags] NAME [-- COMMAND [ARG...]]",
 		Short: "Change the settings of a sandbox",
 		Long: `Change the settings of a sandbox. Those that are not given stay. The network policy, the limits
 of CPU and memory, tags and the environment of commands apply at once; ports, mounts and the
-main process COMMAND from the next session on. --mount and --volume replace all mounts.`,
+main process COMMAND from the next session on. --mount and --volume replace all mounts. A
+running sandbox that is made not persistent is removed when its session ends.`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.oneSandbox,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -215,6 +200,12 @@ main process COMMAND from the next session on. --mount and --volume replace all 
 			if len(argv) > 0 {
 				opts = append(opts, sandbox.WithCommand(argv...))
 			}
+			for _, o := range rm.options() {
+				opts = append(opts, o)
+			}
+			if c.Flags().Changed("persistent") {
+				opts = append(opts, sandbox.WithPersistent(persistent))
+			}
 			if len(opts) == 0 {
 				return fmt.Errorf("sandbox: update %q: no change is given", args[0])
 			}
@@ -226,42 +217,45 @@ main process COMMAND from the next session on. --mount and --volume replace all 
 					return err
 				}
 			}
-			return a.withSandbox(c, args[0], func(sb *sandbox.Sandbox) error { return sb.Update(c.Context(), opts...) })
+			return a.change(c, asJSON, args[0], func(sb *sandbox.Sandbox) error { return sb.Update(c.Context(), opts...) })
 		},
 	}
 	values.flag(c, "set an environment variable of the sandbox's commands")
-	f.flags(c)
+	f.flags(a, c)
+	rm.flags(c)
+	c.Flags().BoolVar(&persistent, "persistent", true, "keep the sandbox when its session ends")
+	jsonFlag(c, &asJSON)
 	return c
 }
 
-func (a *app) stopCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:               "stop NAME...",
-		Short:             "End the session of a sandbox; its files are kept",
-		Args:              cobra.MinimumNArgs(1),
-		ValidArgsFunction: a.sandboxes,
-		RunE: func(c *cobra.Command, names []string) error {
-			return each(names, func(name string) error {
-				return a.withSandbox(c, name, func(sb *sandbox.Sandbox) error {
-					_, err := sb.Stop(c.Context())
-					return err
-				})
-			})
-		},
-	}
+// change calls fn with an existing sandbox, which is not resumed, and with JSON prints its details
+// then.
+func (a *app) change(c *cobra.Command, asJSON bool, name string, fn func(*sandbox.Sandbox) error) error {
+	return a.withSandbox(c, name, func(sb *sandbox.Sandbox) error {
+		if err := fn(sb); err != nil || !asJSON {
+			return err
+		}
+		st, err := sb.Status(c.Context())
+		if err != nil {
+			return err
+		}
+		return a.printStatus(st)
+	})
 }
 
 func (a *app) pruneCommand() *cobra.Command {
-	return &cobra.Command{
+	var asJSON bool
+	c := &cobra.Command{
 		Use:   "prune",
 		Short: "Remove leftovers of crashed programs and other versions",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			report, err := a.client.Prune(c.Context())
-			a.printReport(report)
-			return err
+			return errors.Join(a.printReport(asJSON, report), err)
 		},
 	}
+	jsonFlag(c, &asJSON)
+	return c
 }
 
 func (a *app) healthCommand() *cobra.Command {
@@ -327,53 +321,90 @@ func healthRows(h sandbox.Health, s sandbox.Support) []healthRow {
 		healthRow{"cpus", "CPUs", h.CPUs}, healthRow{"memoryBytes", "Memory", h.Memory},
 		healthRow{"storageDriver", "Storage driver", h.StorageDriver}, healthRow{"cgroupVersion", "Cgroup version", h.CgroupVersion},
 		healthRow{"rootless", "Rootless", h.Rootless}, healthRow{"runtimes", "OCI runtimes", s.Runtimes},
-		healthRow{"networkPolicy", "Network policies", supported(s.NetworkPolicy)}, healthRow{"reflink", "Copies share blocks", supported(s.Reflink)})
+		healthRow{"limits", "Limits", supported(s.Limits)}, healthRow{"networkPolicy", "Network policies", supported(s.NetworkPolicy)}, healthRow{"reflink", "Copies share blocks", supported(s.Reflink)})
 }
 
 func (a *app) deleteCommand() *cobra.Command {
-	var volumes, asJSON bool
+	var volumes, snapshots, asJSON bool
 	c := &cobra.Command{
-		Use:     "delete [--delete-volumes] NAME...",
+		Use:     "delete [--delete-volumes] [--snapshots] NAME...",
 		Aliases: []string{"rm"},
 		Short:   "Delete a sandbox, and report on its volumes",
 		Long: `Delete a sandbox, and report on its volumes, a line for each. They are preserved unless
---delete-volumes is given.`,
+--delete-volumes is given. Its snapshots stay unless --snapshots is given.`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.sandboxes,
 		RunE: func(c *cobra.Command, names []string) error {
-			var outcomes []sandbox.VolumeOutcome
-			err := each(names, func(name string) error {
-				report, err := a.client.Delete(c.Context(), name, sandbox.PreserveVolumes(!volumes))
-				if asJSON {
-					outcomes = append(outcomes, report.Volumes...)
-				} else {
-					a.printReport(report)
-				}
-				return err
+			return each(a, asJSON, names, func(name string) ([]deletion, error) {
+				report, err := a.client.Delete(c.Context(), name, sandbox.PreserveVolumes(!volumes), sandbox.DeleteSnapshots(snapshots))
+				return deleted(name, report, err), err
 			})
-			if asJSON {
-				err = errors.Join(err, printJSONList(a.stdout, outcomes))
-			}
-			return err
 		},
 	}
 	c.Flags().BoolVar(&volumes, "delete-volumes", false, "delete its volumes too")
+	c.Flags().BoolVar(&snapshots, "snapshots", false, "delete its snapshots too, except those whose files volumes share")
 	jsonFlag(c, &asJSON)
 	return c
 }
 
-// printReport prints a report that is not empty.
-func (a *app) printReport(report fmt.Stringer) {
-	if text := report.String(); text != "" {
-		fmt.Fprintln(a.stdout, graphicLines(text))
-	}
+// A deletion is what happened to the volumes and snapshots of one sandbox, or with one volume.
+type deletion struct {
+	Name string `json:"name"`
+	sandbox.DeleteReport
 }
 
-// each calls fn for every name, and joins the errors.
-func each(names []string, fn func(string) error) error {
-	var errs []error
+// String returns a line for each sandbox, volume and snapshot.
+func (d deletion) String() string {
+	var lines []string
+	for _, name := range d.Sandboxes {
+		lines = append(lines, "sandbox "+name+": deleted")
+	}
+	if text := d.DeleteReport.String(); text != "" {
+		lines = append(lines, text)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// deleted returns the deletion, or nothing if it failed before it did anything.
+func deleted(name string, report sandbox.DeleteReport, err error) []deletion {
+	if err != nil && len(report.Volumes)+len(report.Sandboxes)+len(report.Snapshots) == 0 {
+		return nil
+	}
+	report.Volumes = slices.Concat([]sandbox.VolumeOutcome{}, report.Volumes)
+	return []deletion{{name, report}}
+}
+
+// printReport prints a report that is not empty, or any with JSON.
+func (a *app) printReport(asJSON bool, report fmt.Stringer) error {
+	if asJSON {
+		return printJSON(a.stdout, report)
+	}
+	text := report.String()
+	if text == "" {
+		return nil
+	}
+	_, err := fmt.Fprintln(a.stdout, graphicLines(text))
+	return err
+}
+
+// each calls fn for every name, prints what fn did in text if that has one, or all in one array of
+// JSON, and joins the errors.
+func each[T any](a *app, asJSON bool, names []string, fn func(name string) ([]T, error)) error {
+	var (
+		all  []T
+		errs []error
+	)
 	for _, name := range names {
-		errs = append(errs, fn(name))
+		done, err := fn(name)
+		for _, d := range done {
+			if text, is := any(d).(fmt.Stringer); is && !asJSON {
+				errs = append(errs, a.printReport(false, text))
+			}
+		}
+		all, errs = append(all, done...), append(errs, err)
+	}
+	if asJSON {
+		errs = append(errs, printJSONList(a.stdout, all))
 	}
 	return errors.Join(errs...)
 }

@@ -33,7 +33,8 @@ key with "ssh-keygen -R build-42.sandbox".
 ssh passes the ProxyCommand to a shell. OpenSSH 9.6 and later refuse host names with
 characters that mean something to it; with earlier versions don't use host names from
 others, such as the URLs of a repository's submodules.`,
-		Args: cobra.ExactArgs(1),
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.oneSandbox,
 		RunE: func(c *cobra.Command, args []string) (err error) {
 			// Get refuses everything but a sandbox's name or ID before it asks the engine.
 			sb, err := a.client.Get(c.Context(), strings.TrimSuffix(args[0], hostSuffix))

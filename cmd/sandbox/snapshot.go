@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -38,6 +37,7 @@ func (a *app) takeCommand() *cobra.Command {
 		name   string
 		expiry duration
 		keep   int
+		asJSON bool
 	)
 	c := &cobra.Command{
 		Short: "Take a snapshot of a sandbox's files, and print its ID",
@@ -46,7 +46,7 @@ func (a *app) takeCommand() *cobra.Command {
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.oneSandbox,
 		RunE: func(c *cobra.Command, args []string) error {
-			opts := []sandbox.SnapshotOption{sandbox.WithProgress(a.progress())}
+			opts := []sandbox.SnapshotOption{sandbox.WithProgress(a.progress.show)}
 			set := c.Flags().Changed
 			if set("name") {
 				opts = append(opts, sandbox.WithSnapshotName(name))
@@ -59,8 +59,13 @@ func (a *app) takeCommand() *cobra.Command {
 			}
 			return a.withSandbox(c, args[0], func(sb *sandbox.Sandbox) error {
 				snap, err := sb.Snapshot(c.Context(), opts...)
-				if err == nil {
-					fmt.Fprintln(a.stdout, snap.ID)
+				a.progress.clear()
+				switch {
+				case err != nil:
+				case asJSON:
+					err = printJSON(a.stdout, snap)
+				default:
+					_, err = fmt.Fprintln(a.stdout, snap.ID)
 				}
 				return err
 			})
@@ -69,6 +74,7 @@ func (a *app) takeCommand() *cobra.Command {
 	c.Flags().StringVar(&name, "name", "", "the snapshot's name, which need not be unique")
 	c.Flags().Var(&expiry, "expiry", "remove it after this time, such as 24h or 7d (default never)")
 	c.Flags().IntVar(&keep, "keep-last", 0, "keep this many snapshots of the sandbox and remove older ones (default all)")
+	jsonFlag(c, &asJSON)
 	return c
 }
 
@@ -97,61 +103,76 @@ func (a *app) listSnapshotsCommand(use string) *cobra.Command {
 				return printJSONList(a.stdout, all)
 			}
 			return printTable(a.stdout, "ID\tNAME\tSANDBOX\tCREATED\tSIZE\tSHARED\tPARENT", all, func(s sandbox.Snapshot) []any {
-				return []any{s.ID, cmp.Or(s.Name, "-"), s.Sandbox, ago(s.CreatedAt), bytesText(s.SizeBytes), len(s.Volumes), cmp.Or(s.Parent, "-")}
+				return []any{s.ID, s.Name, s.Sandbox, ago(s.CreatedAt), bytesText(s.SizeBytes), len(s.Volumes), s.Parent}
 			})
 		},
 	}
 	jsonFlag(c, &asJSON)
 	c.Flags().StringVar(&of, "sandbox", "", "only snapshots of the sandbox with this name or ID, which may be deleted")
 	c.Flags().StringVar(&name, "name", "", "only snapshots with this name")
+	_ = c.RegisterFlagCompletionFunc("sandbox", a.sandboxes)
+	if use == "list" {
+		c.Aliases = []string{"ls"}
+	}
 	return c
 }
 
 func (a *app) deleteSnapshotCommand(use string) *cobra.Command {
-	return &cobra.Command{
-		Use:     use + " ID...",
-		Aliases: []string{"rm"},
-		Short:   "Delete a snapshot whose files no volume shares",
-		Args:    cobra.MinimumNArgs(1),
+	type outcome struct {
+		ID     string `json:"id"`
+		Status string `json:"status"`
+	}
+	var asJSON bool
+	c := &cobra.Command{
+		Use:               use + " ID...",
+		Aliases:           []string{"rm"},
+		Short:             "Delete a snapshot whose files no volume shares",
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: a.snapshots,
 		RunE: func(c *cobra.Command, ids []string) error {
-			return each(ids, func(id string) error { return a.client.DeleteSnapshot(c.Context(), id) })
+			return each(a, asJSON, ids, func(id string) ([]outcome, error) {
+				if err := a.client.DeleteSnapshot(c.Context(), id); err != nil {
+					return nil, err
+				}
+				return []outcome{{id, sandbox.VolumeDeleted}}, nil
+			})
 		},
 	}
+	jsonFlag(c, &asJSON)
+	return c
 }
 
 func (a *app) showCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "show ID",
-		Short: "Print the details of a snapshot, as JSON",
-		Args:  cobra.ExactArgs(1),
+	c := &cobra.Command{
+		Use:               "show ID",
+		Short:             "Print the details of a snapshot, as JSON",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: inTurn(a.snapshots),
 		RunE: func(c *cobra.Command, args []string) error {
-			all, err := a.client.ListSnapshots(c.Context())
+			snap, err := a.client.GetSnapshot(c.Context(), args[0])
 			if err != nil {
 				return err
 			}
-			i := slices.IndexFunc(all, func(s sandbox.Snapshot) bool { return s.ID == args[0] })
-			if i < 0 {
-				return fmt.Errorf("sandbox: show %q: %w", args[0], sandbox.ErrSnapshotNotFound)
-			}
-			return printJSON(a.stdout, all[i])
+			return printJSON(a.stdout, snap)
 		},
 	}
+	alwaysJSON(c)
+	return c
 }
 
 func (a *app) treeCommand() *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "tree",
-		Short: "Print the snapshots, each below the one that its sandbox was created from",
+		Short: "Print the snapshots and sandboxes, each below the one that it came from",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			all, err := a.client.ListSnapshots(c.Context())
+			roots, err := a.client.SnapshotTree(c.Context())
 			if err != nil {
 				return err
 			}
-			roots := snapshotTree(all)
 			if asJSON {
-				return printJSON(a.stdout, roots)
+				return printJSONList(a.stdout, roots)
 			}
 			for _, n := range roots {
 				a.printNode(n, 0)
@@ -163,34 +184,31 @@ func (a *app) treeCommand() *cobra.Command {
 	return c
 }
 
-// snapshotNode is the JSON of a snapshot in a tree.
-type snapshotNode struct {
-	sandbox.Snapshot
-	Children []*snapshotNode `json:"children"`
-}
-
-// snapshotTree returns the snapshots whose parent is not among them, with all the others below
-// them, the oldest first.
-func snapshotTree(all []sandbox.Snapshot) []*snapshotNode {
-	nodes := map[string]*snapshotNode{}
-	for _, s := range all {
-		nodes[s.ID] = &snapshotNode{s, []*snapshotNode{}}
+func (a *app) printNode(n *sandbox.SnapshotNode, depth int) {
+	text := fmt.Sprintf("sandbox  %s  %s", graphic(n.Name), n.ID)
+	if n.Kind == sandbox.SnapshotKind {
+		text = fmt.Sprintf("snapshot  %s  %s  %s", n.ID, graphic(cmp.Or(n.Snapshot.Name, "-")), graphic(n.Sandbox))
 	}
-	roots := []*snapshotNode{}
-	for _, s := range slices.Backward(all) {
-		if parent := nodes[s.Parent]; parent != nil && parent != nodes[s.ID] {
-			parent.Children = append(parent.Children, nodes[s.ID])
-		} else {
-			roots = append(roots, nodes[s.ID])
-		}
-	}
-	return roots
-}
-
-func (a *app) printNode(n *snapshotNode, depth int) {
-	line := fmt.Sprintf("%s%s  %s  %s  %s", strings.Repeat("  ", depth), n.ID, graphic(cmp.Or(n.Name, "-")), graphic(n.Sandbox), ago(n.CreatedAt))
-	fmt.Fprintln(a.stdout, line)
+	fmt.Fprintf(a.stdout, "%s%s  %s\n", strings.Repeat("  ", depth), text, ago(n.CreatedAt))
 	for _, child := range n.Children {
 		a.printNode(child, depth+1)
 	}
+}
+
+func (a *app) rollbackCommand() *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "rollback NAME SNAPSHOT",
+		Short: "Make a sandbox's files those of a snapshot",
+		Long: `Make a sandbox's files those of a snapshot, which is named by its ID. Attached volumes and
+mounted directories do not change. A running session ends with its commands, and another one is
+started.`,
+		Args:              cobra.ExactArgs(2),
+		ValidArgsFunction: inTurn(a.sandboxes, a.snapshots),
+		RunE: func(c *cobra.Command, args []string) error {
+			return a.change(c, asJSON, args[0], func(sb *sandbox.Sandbox) error { return sb.Rollback(c.Context(), args[1]) })
+		},
+	}
+	jsonFlag(c, &asJSON)
+	return c
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -71,74 +72,109 @@ func readLine(ctx context.Context, r *bufio.Reader) (string, error) {
 	}
 }
 
-// progress returns a function that shows the steps of a long call on stderr: on a terminal in a
-// line that changes, otherwise the pulls of images, which take longest, each in a line.
-func (a *app) progress() func(sandbox.Progress) {
-	if !isTerminal(a.stderr) {
-		var last string
-		return func(p sandbox.Progress) {
-			if p.Step == "image" && strings.HasPrefix(p.Text, "pulling ") && p.Text != last {
-				last = p.Text
-				fmt.Fprintln(a.stderr, "sandbox:", graphic(p.Text))
-			}
-		}
+// progress shows the steps of long calls on stderr: on a terminal in one line that changes,
+// otherwise in a line when a step begins that may take long, and another one every reportEvery.
+type progress struct {
+	out      io.Writer
+	width    func() int // of the terminal; nil if out is none
+	quiet    bool       // only warnings
+	mu       sync.Mutex
+	step     string
+	last     time.Time
+	terminal bool // the line on the terminal has text
+}
+
+const (
+	barEvery    = 100 * time.Millisecond // more often nobody can read
+	reportEvery = 10 * time.Second
+)
+
+func newProgress(out io.Writer) *progress {
+	p := &progress{out: out}
+	if isTerminal(out) {
+		p.width = func() int { return columns(out) }
 	}
-	return a.bar.show
+	return p
 }
 
-// bar is the line on a terminal that says how far a long call is.
-type bar struct {
-	out   io.Writer
-	width func() int
-
-	mu    sync.Mutex
-	shown bool
-	last  time.Time
-	step  string
-}
-
-// barEvery is how often the line changes at most: more often nobody can read.
-const barEvery = 100 * time.Millisecond
-
-func (b *bar) show(p sandbox.Progress) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if p.Step == b.step && time.Since(b.last) < barEvery {
+// show is for [sandbox.WithProgress].
+func (p *progress) show(now sandbox.Progress) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if warning := now.Text != "" && (now.Step == "copy" || now.Step == "container"); warning {
+		p.erase()
+		fmt.Fprintf(p.out, "sandbox: %s: %s\n", now.Step, graphic(now.Text))
 		return
 	}
-	b.step, b.last, b.shown = p.Step, time.Now(), true
-	fmt.Fprintf(b.out, "\r\x1b[K%s", barText(p, b.width()))
-}
-
-// clear removes the line, before anything else is printed.
-func (b *bar) clear() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.shown {
-		fmt.Fprint(b.out, "\r\x1b[K")
-		b.shown = false
+	every := barEvery
+	if p.width == nil {
+		every = reportEvery
+	}
+	first := now.Step != p.step
+	if p.quiet || !first && time.Since(p.last) < every {
+		return
+	}
+	p.step, p.last = now.Step, time.Now()
+	switch {
+	case p.width != nil:
+		fmt.Fprintf(p.out, "\r\x1b[K%s", barText(now, p.width()))
+		p.terminal = true
+	case !slices.Contains([]string{"image", "copy", "source", "commit"}, now.Step):
+	case first:
+		fmt.Fprintln(p.out, "sandbox:", stepText(sandbox.Progress{Step: now.Step, Text: now.Text}))
+	default:
+		fmt.Fprintln(p.out, "sandbox:", stepText(now))
 	}
 }
 
-// barText is what the bar says of a step, in at most width columns.
+// copied is for [sandbox.WithCopyProgress].
+func (p *progress) copied(now sandbox.CopyStatus) {
+	p.show(sandbox.Progress{Step: "copy", Current: now.Bytes, Files: now.Files})
+}
+
+// clear removes the line on the terminal, before anything else is printed.
+func (p *progress) clear() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.erase()
+	p.step = ""
+}
+
+func (p *progress) erase() {
+	if p.terminal {
+		fmt.Fprint(p.out, "\r\x1b[K")
+		p.terminal = false
+	}
+}
+
+// barText is stepText after a bar, if the total is known, in at most width columns.
 func barText(p sandbox.Progress, width int) string {
+	text := stepText(p)
+	if p.Total > 0 {
+		const cells = 20
+		full := int(min(p.Current, p.Total) * cells / p.Total)
+		text = fmt.Sprintf("[%s%s] %s", strings.Repeat("#", full), strings.Repeat(".", cells-full), text)
+	}
+	if r := []rune(text); len(r) >= width {
+		text = string(r[:max(0, width-1)])
+	}
+	return text
+}
+
+// stepText describes a step and how far it is.
+func stepText(p sandbox.Progress) string {
 	text := p.Step
 	if p.Text != "" {
 		text += ": " + graphic(p.Text)
 	}
 	switch {
 	case p.Total > 0:
-		const cells = 20
-		full := int(min(p.Current, p.Total) * cells / p.Total)
-		text = fmt.Sprintf("[%s%s] %s of %s  %s", strings.Repeat("#", full), strings.Repeat(".", cells-full), bytesText(p.Current), bytesText(p.Total), text)
+		text = fmt.Sprintf("%s of %s  %s", bytesText(p.Current), bytesText(p.Total), text)
 	case p.Current > 0:
 		text = fmt.Sprintf("%s  %s", bytesText(p.Current), text)
 	}
 	if p.Files > 0 {
 		text += fmt.Sprintf("  %d files", p.Files)
-	}
-	if r := []rune(text); len(r) >= width {
-		text = string(r[:max(0, width-1)])
 	}
 	return text
 }

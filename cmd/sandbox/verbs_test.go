@@ -3,14 +3,12 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -43,7 +41,7 @@ func TestHelp(t *testing.T) {
 			walk(sub)
 		}
 	}
-	walk((&app{stdout: io.Discard, stderr: io.Discard}).root())
+	walk(newApp(nil, io.Discard, io.Discard).root())
 	const file = "testdata/help.txt"
 	if *update {
 		if err := os.WriteFile(file, got.Bytes(), 0o644); err != nil {
@@ -192,32 +190,34 @@ func TestBarFitsTheTerminal(t *testing.T) {
 			t.Errorf("barText(%+v, %d) = %q, want %q", test.p, test.width, got, test.want)
 		}
 	}
-	var out bytes.Buffer
-	b := &bar{out: &out, width: func() int { return 80 }}
-	b.show(sandbox.Progress{Step: "copy"})
-	b.show(sandbox.Progress{Step: "copy"}) // too soon
-	b.clear()
-	b.clear()
-	if got, want := out.String(), "\r\x1b[Kcopy\r\x1b[K"; got != want {
-		t.Errorf("the bar printed %q, want %q", got, want)
-	}
 }
 
-func TestSnapshotTreeHasEverySnapshotOnce(t *testing.T) {
+func TestProgressIsALineOrLines(t *testing.T) {
 	t.Parallel()
-	all := []sandbox.Snapshot{{ID: "d", Parent: "a"}, {ID: "c", Parent: "b"}, {ID: "b", Parent: "a"}, {ID: "a", Parent: "gone"}, {ID: "self", Parent: "self"}}
-	var out bytes.Buffer
-	a := &app{stdout: &out}
-	for _, n := range snapshotTree(all) {
-		a.printNode(n, 0)
-	}
-	var ids []string
-	for line := range strings.Lines(out.String()) {
-		id, _, _ := strings.Cut(strings.TrimLeft(line, " "), " ")
-		ids = append(ids, line[:len(line)-len(strings.TrimLeft(line, " "))]+id)
-	}
-	if diff := cmp.Diff([]string{"self", "a", "  b", "    c", "  d"}, ids); diff != "" {
-		t.Error(diff)
+	width := func() int { return 80 }
+	for what, test := range map[string]struct {
+		width func() int
+		quiet bool
+		want  string
+	}{
+		"terminal": {width, false, "\r\x1b[K[##########..........] 1 B of 2 B  image: pulling x" +
+			"\r\x1b[Ksource: a clone\r\x1b[Kstart\r\x1b[Ksandbox: copy: a socket is left out\n\r\x1b[Kcopy\r\x1b[K"},
+		"pipe":  {nil, false, "sandbox: image: pulling x\nsandbox: source: a clone\nsandbox: copy: a socket is left out\nsandbox: copy\n"},
+		"quiet": {nil, true, "sandbox: copy: a socket is left out\n"},
+	} {
+		var out bytes.Buffer
+		p := &progress{out: &out, width: test.width, quiet: test.quiet}
+		p.show(sandbox.Progress{Step: "image", Text: "pulling x", Current: 1, Total: 2})
+		p.show(sandbox.Progress{Step: "source", Text: "a clone"})
+		p.show(sandbox.Progress{Step: "start"})
+		p.show(sandbox.Progress{Step: "copy", Text: "a socket is left out"})
+		p.show(sandbox.Progress{Step: "copy"})
+		p.show(sandbox.Progress{Step: "copy", Current: 7}) // too soon
+		p.clear()
+		p.clear()
+		if got := out.String(); got != test.want {
+			t.Errorf("%s: printed %q, want %q", what, got, test.want)
+		}
 	}
 }
 
@@ -237,17 +237,13 @@ func TestSSHConfigQuotesItsCommand(t *testing.T) {
 func TestVerbs(t *testing.T) {
 	enginetest.Story(t)
 	t.Parallel()
-	name := "cmd-" + strings.ToLower(rand.Text()[:8])
+	name := harness.UniqueName(t)
 	fork := name + "-fork"
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "file"), []byte("from here\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		for _, n := range []string{fork, name} {
-			sandbox.Delete(context.WithoutCancel(t.Context()), n, sandbox.PreserveVolumes(false))
-		}
-	})
+	removeAtEnd(t, fork, name)
 
 	code, _, errOut := call(t.Context(), "", "create", "--name", name, "--mount", dir+":/copied")
 	if code != codeFailed || !strings.Contains(errOut, "--yes") {
@@ -257,7 +253,7 @@ func TestVerbs(t *testing.T) {
 		t.Fatalf("left of what was not confirmed: %v", held)
 	}
 	got := mustCall(t, "create", "--name", name, "--mount", dir+":/copied", "--yes", "-e", "GREETING=hello", "--tag", "a=b", "--port", "3000",
-		"--memory", "512m", "--timeout", "1d", "--", "sh", "-c", "echo main $GREETING; echo trouble >&2; exec sleep 1000")
+		"--memory", "512m", "--timeout", "1d", "--idle-timeout", "2d", "--", "sh", "-c", "echo main $GREETING; echo trouble >&2; exec sleep 1000")
 	if got != name+"\n" {
 		t.Errorf("create = %q, want the name", got)
 	}
@@ -274,6 +270,9 @@ func TestVerbs(t *testing.T) {
 	if got := mustCall(t, "exec", name, "--", "sh", "-c", "cat /copied/file; echo $GREETING"); got != "from here\nhello\n" {
 		t.Errorf("exec: %q", got)
 	}
+	if got := mustCall(t, "exec", "-e", "GREETING=once", "-u", "1000:1000", "-w", "/copied", name, "--", "sh", "-c", "echo $GREETING; id -u; cat file"); got != "once\n1000\nfrom here\n" {
+		t.Errorf("exec with a user: %q", got)
+	}
 	if code, out, errOut := call(t.Context(), "echo in a shell\nexit 3\n", "shell", name); code != 3 || out != "in a shell\n" || errOut != "" {
 		t.Errorf("shell: code %d, %q, %q", code, out, errOut)
 	}
@@ -281,9 +280,9 @@ func TestVerbs(t *testing.T) {
 		_, out, errOut := call(t.Context(), "", "logs", name)
 		return out == "main hello\n" && errOut == "trouble\n"
 	})
-	var lines []logEntry
+	var lines []sandbox.LogLine
 	for line := range strings.Lines(mustCall(t, "logs", "--json", "--since", "1h", name)) {
-		var e logEntry
+		var e sandbox.LogLine
 		if err := json.Unmarshal([]byte(line), &e); err != nil || e.Time.IsZero() {
 			t.Errorf("logs --json: %q, %v", line, err)
 		}
@@ -310,7 +309,7 @@ func TestVerbs(t *testing.T) {
 	if b, err := os.ReadFile(filepath.Join(dir, "tree", "file")); err != nil || string(b) != "from here\n" {
 		t.Errorf("a copy of a copy has %q, %v", b, err)
 	}
-	mustCall(t, "update", name, "--tag", "a=c", "--memory", "256m", "-e", "GREETING=bye", "--", "sh", "-c", "echo other $GREETING")
+	mustCall(t, "update", name, "--tag", "a=c", "--idle-timeout", "1h", "--memory", "256m", "-e", "GREETING=bye", "--", "sh", "-c", "echo other $GREETING")
 	mustCall(t, "start", name)
 	harness.Eventually(t, "the new main process has spoken", func() bool {
 		_, out, _ := call(t.Context(), "", "logs", name)
@@ -322,14 +321,43 @@ func TestVerbs(t *testing.T) {
 	}
 	workspace, _ := st["workspace"].(map[string]any)
 	used, _ := st["usage"].(map[string]any)
-	if st["status"] != "running" || used["memoryLimit"] != float64(256<<20) || workspace["size"] == "" || st["logsEndpoint"] == "" || st["expiresAt"] == nil {
+	settings, _ := st["settings"].(map[string]any)
+	if st["status"] != "running" || used["memoryLimit"] != float64(256<<20) || workspace["size"] == "" || st["logsEndpoint"] == "" || st["expiresAt"] == nil ||
+		settings["idleTimeoutMs"] != float64((time.Hour).Milliseconds()) {
 		t.Errorf("inspect = %v", st)
+	}
+	if fmt.Sprint(settings["command"], settings["env"], settings["pending"]) != "[sh -c echo other $GREETING] [GREETING] <nil>" {
+		t.Errorf("inspect: the settings are %v", settings)
+	}
+	sb, err := harness.NewClient(t).Get(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := sb.Command(t.Context(), "sh", "-c", "exit 3")
+	cmd.Detached = true
+	if err := cmd.Run(); harness.ExitCode(err) != 3 {
+		t.Error(err)
+	}
+	sb.Detach()
+	if got := mustCall(t, "processes", name); !strings.Contains(got, cmd.ID()) || !strings.Contains(got, "exited (3)") || !strings.Contains(got, "sh -c exit 3") {
+		t.Errorf("processes = %s", got)
+	}
+	if got := mustCall(t, "processes", "--json", name); !strings.Contains(got, `"exitCode": 3`) {
+		t.Errorf("processes --json = %s", got)
+	}
+	mustCall(t, "update", name, "--without-env", "GREETING", "--without-tag", "a", "--persistent")
+	if got := mustCall(t, "inspect", name); strings.Contains(got, `"GREETING"`) || strings.Contains(got, `"tags"`) || !strings.Contains(got, `"persistent": true`) {
+		t.Errorf("inspect after settings were taken away = %s", got)
 	}
 
 	id := strings.TrimSpace(mustCall(t, "snapshot", "create", "--name", "first", "--expiry", "7d", name))
-	t.Cleanup(func() { sandbox.DeleteSnapshot(context.WithoutCancel(t.Context()), id) })
-	if got := mustCall(t, "snapshot", "tree"); !strings.Contains(got, id+"  first  "+name) {
-		t.Errorf("snapshot tree = %q, want %s in it", got, id)
+	removeSnapshotAtEnd(t, id)
+	if got := mustCall(t, "snapshot", "tree"); !strings.Contains(got, "sandbox  "+name+"  ") || !strings.Contains(got, "\n  snapshot  "+id+"  first  "+name+"  ") {
+		t.Errorf("snapshot tree = %q, want %s below %s in it", got, id, name)
+	}
+	var tree []map[string]any
+	if err := json.Unmarshal([]byte(mustCall(t, "snapshot", "tree", "--json")), &tree); err != nil || len(tree) == 0 || tree[0]["kind"] == nil || tree[0]["children"] == nil {
+		t.Errorf("snapshot tree --json = %v, %v", tree, err)
 	}
 	var shown map[string]any
 	if err := json.Unmarshal([]byte(mustCall(t, "snapshot", "show", id)), &shown); err != nil || shown["id"] != id || shown["name"] != "first" {
@@ -337,6 +365,13 @@ func TestVerbs(t *testing.T) {
 	}
 	if got := mustCall(t, "snapshot", "list", "--sandbox", name); !strings.Contains(got, id) {
 		t.Errorf("snapshot list = %q", got)
+	}
+	mustCall(t, "exec", name, "--", "sh", "-c", "echo later >later")
+	if got := mustCall(t, "rollback", name, id); got != "" {
+		t.Errorf("rollback = %q", got)
+	}
+	if got := mustCall(t, "exec", name, "--", "sh", "-c", "cat sub/file; ls later 2>/dev/null || echo none"); got != "from here\nnone\n" {
+		t.Errorf("after the rollback: %q", got)
 	}
 	if got := mustCall(t, "snapshot", "delete", id); got != "" {
 		t.Errorf("snapshot delete = %q", got)
@@ -386,6 +421,10 @@ func TestVerbs(t *testing.T) {
 	if health := mustCall(t, "health"); !strings.Contains(health, "Network policies") {
 		t.Errorf("health = %q", health)
 	}
+	if code, got, errs := call(t.Context(), "", "conform", "--only", "get or create", "--oci-runtime", "runc"); code != 0 || errs != "get or create, concurrently: works\n" ||
+		!strings.Contains(got, "get or create, concurrently  works") {
+		t.Errorf("conform --only \"get or create\": code %d, %q, %q", code, got, errs)
+	}
 	code, out, _ := call(t.Context(), "", "rm", "--volumes", name, "no-such-sandbox")
 	if code != codeFailed || strings.Count(out, ": deleted\n") != 2 {
 		t.Errorf("rm of two, of which there is one: code %d, %q", code, out)
@@ -393,91 +432,4 @@ func TestVerbs(t *testing.T) {
 	if held := left(t, "agent-sandbox.name="+name); len(held) > 0 {
 		t.Errorf("left after rm --volumes: %v", held)
 	}
-}
-
-// What completes a line for a shell.
-func TestCompletionKnowsSandboxes(t *testing.T) {
-	enginetest.Need(t)
-	t.Parallel()
-	name := "cmd-" + strings.ToLower(rand.Text()[:8])
-	t.Cleanup(func() { sandbox.Delete(context.WithoutCancel(t.Context()), name, sandbox.PreserveVolumes(false)) })
-	mustCall(t, "create", "--name", name)
-	code, out, _ := call(t.Context(), "", "__complete", "stop", name[:9])
-	if code != 0 || !strings.HasPrefix(out, name+"\n") {
-		t.Errorf("completion: code %d, %q, want %s", code, out, name)
-	}
-}
-
-// In a terminal the confirmation is asked for, and a key decides.
-func TestConfirmationInATerminal(t *testing.T) {
-	enginetest.Need(t)
-	t.Parallel()
-	dir := t.TempDir()
-	for what, test := range map[string]struct {
-		keys string
-		code int
-		says string
-		made bool
-	}{
-		"yes":    {"y\r", 0, "[y/n]", true},
-		"no":     {"no\r", codeFailed, "not confirmed", false},
-		"end":    {"\x04", codeFailed, "ended", false},
-		"ctrl-c": {"\x03", codeInterrupted, "interrupted", false},
-	} {
-		t.Run(what, func(t *testing.T) {
-			t.Parallel()
-			name := "cmd-" + strings.ToLower(rand.Text()[:8])
-			t.Cleanup(func() { sandbox.Delete(context.WithoutCancel(t.Context()), name, sandbox.PreserveVolumes(false)) })
-			code, out := inTerminal(t, "[y/n]", test.keys, "create", "--name", name, "--mount", dir+":/copied")
-			if code != test.code || !strings.Contains(out, test.says) || !strings.Contains(out, dir) {
-				t.Errorf("code %d, %q, want %d, the mount and %q", code, out, test.code, test.says)
-			}
-			if held := left(t, "agent-sandbox.name="+name); (len(held) > 0) != test.made {
-				t.Errorf("the engine has %v", held)
-			}
-		})
-	}
-}
-
-// inTerminal runs the program in a pseudo-terminal, and types keys when it has printed prompt.
-func inTerminal(t *testing.T, prompt, keys string, args ...string) (code int, out string) {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	// script gives its command a terminal, and returns its exit code.
-	cmd := exec.CommandContext(t.Context(), "script", "--quiet", "--return", "--echo", "never", "--command",
-		strings.Join(append([]string{self}, args...), " "), "/dev/null")
-	cmd.Env = append(os.Environ(), asProgram+"=1")
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	var text strings.Builder
-	typed := false
-	for b := make([]byte, 4096); ; {
-		n, err := stdout.Read(b)
-		text.Write(b[:n])
-		if !typed && strings.Contains(text.String(), prompt) {
-			typed = true
-			io.WriteString(stdin, keys)
-		}
-		if err != nil {
-			break
-		}
-	}
-	stdin.Close()
-	var exit *exec.ExitError
-	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
-		t.Fatal(err)
-	}
-	return cmd.ProcessState.ExitCode(), text.String()
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -57,7 +58,7 @@ func (a *app) volumesCommand(use, short string, list func(*cobra.Command) ([]san
 
 func (a *app) printVolumes(volumes []sandbox.Volume) error {
 	err := printTable(a.stdout, "NAME\tROLE\tSIZE\tCREATED\tSOURCE\tSTATUS\tSANDBOXES", volumes, func(v sandbox.Volume) []any {
-		return []any{v.Name, v.Role, v.Size, ago(v.CreatedAt), cmp.Or(v.Source, "-"), v.State(), cmp.Or(strings.Join(v.Sandboxes, ","), "-")}
+		return []any{v.Name, v.Role, v.Size, ago(v.CreatedAt), v.Source, status(v.State()), strings.Join(v.Sandboxes, ",")}
 	})
 	for _, v := range volumes {
 		if v.Warning != "" {
@@ -68,36 +69,34 @@ func (a *app) printVolumes(volumes []sandbox.Volume) error {
 }
 
 func (a *app) deleteVolumeCommand() *cobra.Command {
-	var force bool
+	var force, asJSON bool
 	c := &cobra.Command{
-		Use:     "delete [--force] NAME...",
-		Aliases: []string{"rm"},
-		Short:   "Delete a volume that no sandbox uses",
-		Args:    cobra.MinimumNArgs(1),
+		Use:               "delete [--force] NAME...",
+		Aliases:           []string{"rm"},
+		Short:             "Delete a volume that no sandbox uses",
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: a.orphanedVolumes,
 		RunE: func(c *cobra.Command, names []string) error {
 			var opts []sandbox.DeleteVolumeOption
 			if force {
 				opts = append(opts, sandbox.Force())
 			}
-			return each(names, func(name string) error {
+			return each(a, asJSON, names, func(name string) ([]deletion, error) {
 				report, err := a.client.DeleteVolume(c.Context(), name, opts...)
-				for _, sb := range report.Sandboxes {
-					fmt.Fprintf(a.stdout, "sandbox %s: deleted\n", graphic(sb))
-				}
-				a.printReport(report)
-				return err
+				return deleted(name, report, err), err
 			})
 		},
 	}
 	c.Flags().BoolVar(&force, "force", false, "first delete the sandboxes that use it")
+	jsonFlag(c, &asJSON)
 	return c
 }
 
 func (a *app) cleanupCommand() *cobra.Command {
 	var (
-		names, roles []string
-		minAge       duration
-		dryRun, yes  bool
+		names, roles        []string
+		minAge              duration
+		dryRun, yes, asJSON bool
 	)
 	c := &cobra.Command{
 		Use:   "cleanup",
@@ -128,13 +127,8 @@ preserved when their sandbox was deleted.`,
 				}))
 			}
 			report, err := a.client.CleanupOrphanedVolumes(c.Context(), opts...)
-			a.printReport(report)
-			if err == nil || len(report.Removed) > 0 {
-				verb := "freed"
-				if dryRun {
-					verb = "would free"
-				}
-				fmt.Fprintf(a.stdout, "%s %s\n", verb, bytesText(report.FreedBytes))
+			if err == nil || len(report.Removed)+len(report.Failed) > 0 {
+				err = errors.Join(a.printReport(asJSON, cleanup{report}), err)
 			}
 			return err
 		},
@@ -144,7 +138,21 @@ preserved when their sandbox was deleted.`,
 	c.Flags().Var(&minAge, "min-age", "only volumes that were created at least this long ago, such as 7d")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "only list what would be deleted")
 	c.Flags().BoolVarP(&yes, "yes", "y", false, "don't ask for a confirmation")
+	_ = c.RegisterFlagCompletionFunc("name", a.orphanedVolumes)
+	_ = c.RegisterFlagCompletionFunc("role", fixed("workspace", "rwcopy", "fork"))
+	jsonFlag(c, &asJSON)
 	return c
+}
+
+// A cleanup is a report that ends with the space that was freed.
+type cleanup struct{ sandbox.CleanupReport }
+
+func (c cleanup) String() string {
+	verb := "freed"
+	if c.DryRun {
+		verb = "would free"
+	}
+	return strings.TrimPrefix(fmt.Sprintf("%s\n%s %s", c.CleanupReport, verb, bytesText(c.FreedBytes)), "\n")
 }
 
 // bytesText is a number of bytes for people, as in [sandbox.Volume.Size].

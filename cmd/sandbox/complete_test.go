@@ -1,0 +1,101 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// Completions have the names on the engine.
+func TestCompletionKnowsTheEngine(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	name := harness.UniqueName(t)
+	removeAtEnd(t, name)
+	mustCall(t, "create", "--name", name)
+	id := strings.TrimSpace(mustCall(t, "snapshot", "create", name))
+	removeSnapshotAtEnd(t, id)
+	volume := preservedVolume(t)
+	prefix := name[:len(name)-2]
+	for _, test := range []struct {
+		args string // the last one is incomplete
+		want string // one of the completions; empty if there is none
+	}{
+		{"stop " + prefix, name}, {"stop other " + prefix, name}, {"stop " + name + " " + prefix, ""}, {"exec " + prefix, name}, {"inspect " + prefix, name},
+		{"inspect " + name + " " + prefix, ""}, {"network " + prefix, name}, {"network " + name + " ", "deny-all"}, {"egress " + prefix, name}, {"proxy " + prefix, name},
+		{"cp " + prefix, name + ":"}, {"cp . " + prefix, name + ":"}, {"logs -f " + prefix, name}, {"rollback " + prefix, name},
+		{"rollback " + name + " " + id[:6], id}, {"snapshot show " + id[:6], id}, {"snapshot delete " + id[:6], id}, {"run --snapshot " + id[:6], id},
+		{"snapshot list --sandbox " + prefix, name}, {"snapshot create " + prefix, name}, {"volume delete " + volume[:20], volume}, {"create --volume " + volume[:20], volume},
+		{"volume cleanup --name " + volume[:20], volume}, {"volume cleanup --role ", "rwcopy"}, {"list --status ", "paused"}, {"create --network ", "public-only"},
+		{"create --im", "--image"}, {"volume o", "orphans"},
+	} {
+		args := strings.Split(test.args, " ")
+		code, out, _ := call(t.Context(), "", append([]string{"__complete"}, args...)...)
+		var words []string
+		for line := range strings.Lines(out) {
+			word, _, _ := strings.Cut(strings.TrimSpace(line), "\t")
+			words = append(words, word)
+		}
+		found := len(words) > 1 // the last line is a directive
+		if test.want != "" {
+			found = strings.Contains("\n"+strings.Join(words, "\n")+"\n", "\n"+test.want+"\n")
+		}
+		if code != 0 || found != (test.want != "") {
+			t.Errorf("completions of %q: code %d, %q, want %q", test.args, code, words, test.want)
+		}
+	}
+}
+
+// Without an engine a completion is empty, and prints nothing to the line that is edited.
+func TestCompletionWithoutAnEngine(t *testing.T) {
+	t.Parallel()
+	code, out, _ := call(t.Context(), "", "__complete", "-H", "unix:///nowhere.sock", "stop", "a")
+	if code != 0 || out != ":1\n" {
+		t.Errorf("completion: code %d, %q, want the directive of an error alone", code, out)
+	}
+}
+
+// The scripts are those of shells, and in bash one completes a line.
+func TestCompletionScripts(t *testing.T) {
+	t.Parallel()
+	for shell, want := range map[string]string{"zsh": "#compdef sandbox\n", "fish": "# fish completion for sandbox "} {
+		if got := mustCall(t, "completion", shell); !strings.HasPrefix(got, want) {
+			t.Errorf("completion %s begins with %.40q, want %q", shell, got, want)
+		}
+		path, err := exec.LookPath(shell)
+		if err != nil {
+			continue // the shell is not here; the script is cobra's
+		}
+		cmd := exec.Command(path, "-n", "/dev/stdin")
+		cmd.Stdin = strings.NewReader(mustCall(t, "completion", shell))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%s does not read its script: %v\n%s", shell, err, out)
+		}
+	}
+	dir := t.TempDir()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(self, filepath.Join(dir, "sandbox")); err != nil {
+		t.Fatal(err)
+	}
+	// The function is of the package bash-completion.
+	cmd := exec.Command("bash", "-ec", `
+		_get_comp_words_by_ref() { cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} words=("${COMP_WORDS[@]}") cword=$COMP_CWORD; }
+		source /dev/stdin
+		COMP_WORDS=(sandbox volume o) COMP_CWORD=2 COMP_LINE="sandbox volume o" COMP_POINT=16 COMP_TYPE=9
+		__start_sandbox || true
+		echo "${COMPREPLY[@]}"`)
+	cmd.Env = append(os.Environ(), asProgram+"=1", "PATH="+dir+":"+os.Getenv("PATH"))
+	cmd.Stdin = strings.NewReader(mustCall(t, "completion", "bash"))
+	out, err := cmd.Output()
+	if err != nil || strings.TrimSpace(string(out)) != "orphans" {
+		t.Errorf("bash completes \"sandbox volume o\" to %q, %v, want orphans", out, err)
+	}
+}

@@ -1,0 +1,355 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// agent is a client of "sandbox mcp".
+type agent struct {
+	t        *testing.T
+	cmd      *exec.Cmd
+	session  *mcp.ClientSession
+	stderr   bytes.Buffer // complete after the end
+	progress atomic.Int64 // bytes of progress messages
+	made     []string     // IDs of sandboxes
+}
+
+func newAgent(t *testing.T, flags ...string) *agent {
+	t.Helper()
+	noteFlags(append([]string{"mcp"}, flags...))
+	a := &agent{t: t, cmd: exec.Command(os.Args[0], append([]string{"mcp"}, flags...)...)}
+	a.cmd.Env, a.cmd.Stderr = append(os.Environ(), asProgram+"=1"), &a.stderr
+	client := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "v1"}, &mcp.ClientOptions{
+		ProgressNotificationHandler: func(_ context.Context, r *mcp.ProgressNotificationClientRequest) {
+			a.progress.Add(int64(len(r.Params.Message)))
+		},
+	})
+	session, err := client.Connect(t.Context(), &mcp.CommandTransport{Command: a.cmd, TerminateDuration: time.Minute}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.session = session
+	t.Cleanup(a.end)
+	return a
+}
+
+// end disconnects. Then nothing is left of what was made.
+func (a *agent) end() {
+	if a.session == nil {
+		return
+	}
+	if err := a.session.Close(); err != nil {
+		a.t.Errorf("the server's end: %v", err)
+	}
+	a.session = nil
+	for _, id := range a.made {
+		if held := left(a.t, "agent-sandbox.id="+id); len(held) > 0 {
+			a.t.Errorf("left after the end: %v", held)
+		}
+	}
+}
+
+type object = map[string]any
+
+// call calls a tool. failed is the text of an error.
+func (a *agent) call(tool string, args object) (result object, failed string) {
+	a.t.Helper()
+	params := &mcp.CallToolParams{Name: tool, Arguments: args}
+	params.SetProgressToken(tool)
+	got, err := a.session.CallTool(a.t.Context(), params)
+	if err != nil {
+		a.t.Fatalf("%s: %v", tool, err)
+	}
+	if got.IsError {
+		return nil, got.Content[0].(*mcp.TextContent).Text
+	}
+	body, err := json.Marshal(got.StructuredContent)
+	if err == nil {
+		err = json.Unmarshal(body, &result)
+	}
+	if err != nil {
+		a.t.Fatalf("%s: %v", tool, err)
+	}
+	return result, ""
+}
+
+func (a *agent) must(tool string, args object) object {
+	a.t.Helper()
+	result, failed := a.call(tool, args)
+	if failed != "" {
+		a.t.Fatalf("%s %v: %s", tool, args, failed)
+	}
+	return result
+}
+
+// sandbox makes a sandbox by a tool, and returns its name.
+func (a *agent) sandbox(tool string, args object) string {
+	a.t.Helper()
+	name := a.must(tool, args)["sandbox"].(string)
+	info, err := harness.NewClient(a.t).Inspect(a.t.Context(), name)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	a.made = append(a.made, info.ID)
+	return name
+}
+
+func (a *agent) exec(name, command string) (code int, output string) {
+	a.t.Helper()
+	got := a.must("exec", object{"sandbox": name, "command": command})
+	return int(got["exitCode"].(float64)), got["output"].(string)
+}
+
+// An agent finds a defect in a small repository, mends it and tries it out.
+func TestAgentMendsARepository(t *testing.T) {
+	enginetest.Story(t)
+	t.Parallel()
+	dir := t.TempDir()
+	for name, content := range map[string]string{
+		"lib/add.js": "// add returns the sum.\nexports.add = (a, b) => a - b\n",
+		"test.js":    "const {add} = require('./lib/add')\nif (add(2, 2) !== 4) { console.error('add(2, 2) is', add(2, 2)); process.exit(1) }\nconsole.log('passed')\n",
+	} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mount := dir + ":/src"
+	a := newAgent(t, "--mount", mount)
+	name := a.sandbox("create", object{"mounts": []string{mount}, "env": object{"GREETING": "hello"}})
+	if code, out := a.exec(name, "cd /src && node test.js"); code != 1 || out != "add(2, 2) is 0\n" {
+		t.Fatalf("the test before: %d, %q", code, out)
+	}
+	found := a.must("search", object{"sandbox": name, "path": "/src", "pattern": `exports\.add\b`, "files": "*.js"})["matches"].([]any)
+	if len(found) != 1 || found[0].(object)["path"] != "/src/lib/add.js" || found[0].(object)["line"] != 2.0 {
+		t.Fatalf("search: %v", found)
+	}
+	if got := a.must("read", object{"sandbox": name, "path": "/src/lib/add.js", "line": 2, "lines": 1}); got["text"] != "exports.add = (a, b) => a - b\n" {
+		t.Errorf("read: %v", got)
+	}
+	if _, failed := a.call("edit", object{"sandbox": name, "path": "/src/lib/add.js", "old": "add", "new": "sum"}); !strings.Contains(failed, "2 times") {
+		t.Errorf("edit of a text that occurs twice: %q", failed)
+	}
+	if got := a.must("edit", object{"sandbox": name, "path": "/src/lib/add.js", "old": "a - b", "new": "a + b"}); got["replaced"] != 1.0 {
+		t.Errorf("edit: %v", got)
+	}
+	if code, out := a.exec(name, "cd /src && node test.js"); code != 0 || out != "passed\n" {
+		t.Errorf("the test afterwards: %d, %q", code, out)
+	}
+	if content, err := os.ReadFile(filepath.Join(dir, "lib/add.js")); err != nil || !strings.Contains(string(content), "a - b") {
+		t.Errorf("the directory here, of which the sandbox has a copy: %q, %v", content, err)
+	}
+
+	id := a.must("snapshot", object{"sandbox": name})["snapshot"].(string)
+	fork := a.sandbox("fork", object{"sandbox": name})
+	a.must("write", object{"sandbox": name, "path": "new/run.sh", "content": "echo $GREETING\n", "executable": true})
+	if code, out := a.exec(name, "new/run.sh; rm /src/test.js"); code != 0 || out != "hello\n" {
+		t.Errorf("a file that was written: %d, %q", code, out)
+	}
+	if code, out := a.exec(fork, "cd /src && node test.js; ls /workspace"); code != 0 || out != "passed\n" {
+		t.Errorf("the fork: %d, %q", code, out)
+	}
+	a.must("rollback", object{"sandbox": name, "snapshot": id})
+	entries := a.must("list", object{"sandbox": name, "path": "/src"})["entries"].([]any)
+	if len(entries) != 2 || entries[0].(object)["type"] != "directory" || entries[1].(object)["name"] != "test.js" {
+		t.Errorf("list after the rollback: %v", entries)
+	}
+
+	command := a.must("exec", object{"sandbox": name, "command": "echo in the background", "background": true})["command"].(string)
+	harness.Eventually(t, "the output of a command in the background", func() bool {
+		return a.must("logs", object{"sandbox": name, "command": command})["text"] == "in the background\n"
+	})
+	if code, _ := a.exec(name, `node -e 'require("net").connect(80, "192.0.2.1").on("error", e => process.exit(9))'`); code != 9 {
+		t.Errorf("a connection with the policy deny-all: exit code %d", code)
+	}
+	attempts := a.must("egress", object{"sandbox": name})["attempts"].([]any)
+	if len(attempts) != 1 || attempts[0].(object)["address"] != "192.0.2.1" || attempts[0].(object)["allowed"] != false {
+		t.Errorf("egress: %v", attempts)
+	}
+	if got := a.must("exec", object{"sandbox": name, "command": "sleep 100", "timeoutSeconds": 0.5}); got["timedOut"] != true || got["exitCode"] != 137.0 {
+		t.Errorf("a command that takes too long: %v", got)
+	}
+	a.must("delete", object{"sandbox": fork})
+	listed := a.must("sandboxes", nil)
+	if all := listed["sandboxes"].([]any); len(all) != 1 || all[0].(object)["sandbox"] != name || len(listed["snapshots"].(object)) != 1 {
+		t.Errorf("sandboxes: %v", listed)
+	}
+	a.end()
+	if _, err := harness.NewClient(t).GetSnapshot(t.Context(), id); err == nil {
+		t.Errorf("the snapshot %s is left", id)
+	}
+}
+
+func TestAgentIsHeldToEachLimit(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	other := harness.NewSandbox(t)
+	a := newAgent(t, "--count", "2", "--snapshots", "1", "--vcpus", "0.5", "--memory", "256m", "--command-timeout", "30s", "--output", "4k")
+	name := a.sandbox("create", nil)
+	st, err := harness.NewClient(t).Inspect(t.Context(), name)
+	if err != nil || st.Settings.VCPUs != 0.5 || st.Settings.MemoryBytes != 256<<20 || st.Network.String() != sandbox.DenyAll().String() || st.Settings.Persistent || st.Settings.Timeout != time.Hour {
+		t.Errorf("the sandbox: %+v, %v", st, err)
+	}
+	a.must("snapshot", object{"sandbox": name})
+	for _, tt := range []struct {
+		tool, want string
+		args       object
+	}{
+		{"create", "image", object{"image": "debian"}},
+		{"create", "network policy", object{"network": "allow-all"}},
+		{"create", "mount", object{"mounts": []string{"/etc:/mnt:ro"}}},
+		{"create", "CPUs", object{"vcpus": 1}},
+		{"create", "memory", object{"memoryMiB": 257}},
+		{"create", "memory", object{"memoryMiB": -1}},
+		{"exec", "timeout", object{"sandbox": name, "command": "true", "timeoutSeconds": 31}},
+		{"exec", "there is no sandbox", object{"sandbox": other.Name(), "command": "true"}},
+		{"read", "there is no sandbox", object{"sandbox": other.ID(), "path": "/etc/passwd"}},
+		{"fork", "there is no sandbox", object{"sandbox": other.Name()}},
+		{"delete", "there is no sandbox", object{"sandbox": other.Name()}},
+		{"snapshot", "limit", object{"sandbox": name}},
+		{"rollback", "there is no snapshot", object{"sandbox": name, "snapshot": "abc"}},
+	} {
+		if _, failed := a.call(tt.tool, tt.args); !strings.Contains(failed, tt.want) {
+			t.Errorf("%s %v: %q, want %q", tt.tool, tt.args, failed, tt.want)
+		}
+	}
+	fork := a.sandbox("fork", object{"sandbox": name})
+	for _, tool := range []string{"create", "fork"} {
+		args := object{}
+		if tool == "fork" {
+			args["sandbox"] = name
+		}
+		if _, failed := a.call(tool, args); !strings.Contains(failed, "there are 2 sandboxes") {
+			t.Errorf("%s of a third sandbox: %q", tool, failed)
+		}
+	}
+	a.must("delete", object{"sandbox": fork})
+	a.sandbox("fork", object{"sandbox": name})
+	a.must("write", object{"sandbox": name, "path": "long", "content": strings.Repeat("0123456789\n", 1000)})
+	if got := a.must("read", object{"sandbox": name, "path": "long"}); len(got["text"].(string)) != 4096 || got["more"] != true {
+		t.Errorf("read: %d bytes, more %v", len(got["text"].(string)), got["more"])
+	}
+	if _, failed := a.call("read", object{"sandbox": name, "path": "long", "line": 2000}); !strings.Contains(failed, "1000 lines") {
+		t.Errorf("read behind the end: %q", failed)
+	}
+}
+
+// A sandbox that is gone at the end of its lifetime makes room for another one.
+func TestAgentsSandboxEndsWithItsLifetime(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	a := newAgent(t, "--count", "1", "--lifetime", "5s")
+	name, _ := a.must("create", nil)["sandbox"].(string)
+	harness.Eventually(t, "another sandbox can be made", func() bool {
+		_, failed := a.call("create", nil)
+		return failed == ""
+	})
+	if _, err := harness.NewClient(t).Inspect(t.Context(), name); err == nil {
+		t.Errorf("%s is there after its lifetime", name)
+	}
+}
+
+// Output that nobody could hold is cut, in the result and in progress messages.
+func TestAgentGetsTheEndsOfAGiBOfOutput(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	a := newAgent(t, "--output", "64k")
+	name := a.sandbox("create", nil)
+	got := a.must("exec", object{"sandbox": name, "command": "echo first; head -c 1073741824 /dev/zero | tr '\\0' x; echo; echo last"})
+	out := got["output"].(string)
+	if !strings.HasPrefix(out, "first\nxxx") || !strings.HasSuffix(out, "xxx\nlast\n") || len(out) > 66<<10 || got["omittedBytes"] != float64(1<<30+12-64<<10) {
+		t.Errorf("output of %d bytes, without %v: %.20q", len(out), got["omittedBytes"], out)
+	}
+	if n := a.progress.Load(); n == 0 || n > 64<<10 {
+		t.Errorf("%d bytes of progress messages", n)
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.cmd.Process.Pid))
+	if err != nil {
+		t.Skipf("no memory usage on this system: %v", err)
+	}
+	m := regexp.MustCompile(`VmHWM:\s+(\d+) kB`).FindSubmatch(status)
+	if m == nil {
+		t.Fatalf("no peak in %s", status)
+	}
+	if kB, _ := strconv.Atoi(string(m[1])); kB > 200<<10 {
+		t.Errorf("the server needed %d MiB at its peak", kB>>10)
+	}
+}
+
+func TestAgentsSandboxesAreKeptIfAsked(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	c := harness.NewClient(t)
+	a := newAgent(t, "--keep", "--remote-mounts", "--image", sandbox.DefaultImage, "--network", "deny-all", "--network", "public-only", "--lifetime", "10m")
+	name := a.must("create", object{"network": "public-only", "image": sandbox.DefaultImage})["sandbox"].(string)
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		if _, err := c.Delete(ctx, name, sandbox.PreserveVolumes(false), sandbox.DeleteSnapshots(true)); err != nil {
+			t.Error(err)
+		}
+	})
+	snap := a.must("snapshot", object{"sandbox": name})["snapshot"].(string)
+	a.end()
+	st, err := c.Inspect(t.Context(), name)
+	if err != nil || st.State != sandbox.StateRunning || !st.Settings.Persistent || st.Settings.Timeout != 10*time.Minute || st.Network.String() != "public-only" {
+		t.Errorf("the sandbox after the end: %+v, %v", st, err)
+	}
+	if got, err := c.GetSnapshot(t.Context(), snap); err != nil || !got.ExpiresAt.IsZero() {
+		t.Errorf("the snapshot after the end: %+v, %v", got, err)
+	}
+	if got, want := a.stderr.String(), "left: sandbox "+name+"\nleft: snapshot "+snap+"\n"; got != want {
+		t.Errorf("stderr is %q, want %q", got, want)
+	}
+}
+
+func TestAgentsSandboxesEndWithAServerThatIsKilled(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	c := harness.NewClient(t)
+	a := newAgent(t, "--lifetime", "30s")
+	name := a.must("create", nil)["sandbox"].(string)
+	st, err := c.Inspect(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	snap := a.must("snapshot", object{"sandbox": name})["snapshot"].(string)
+	if err := a.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = a.session.Close() // it was killed
+	a.session = nil
+	for deadline := time.Now().Add(3 * time.Minute); ; time.Sleep(2 * time.Second) {
+		if _, err := c.Prune(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		held := left(t, "agent-sandbox.id="+st.ID)
+		_, err := c.GetSnapshot(t.Context(), snap)
+		if len(held) == 0 && errors.Is(err, sandbox.ErrSnapshotNotFound) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("left: %v; the snapshot: %v", held, err)
+		}
+	}
+}

@@ -1,0 +1,211 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/seed-1a2d6d8f/sandbox/sandboxhttp"
+)
+
+// serveFlags are the flags of serve.
+type serveFlags struct {
+	listen, socket string
+	public         bool
+	hosts          []string
+	hostFiles      bool
+	domain         string
+	resume, asJSON bool
+}
+
+func (a *app) serveCommand() *cobra.Command {
+	var f serveFlags
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve the sandboxes over HTTP, to clients with a token",
+		Long: `Serve the sandboxes over HTTP, until it is interrupted. Each request needs the token, which is
+printed once and kept nowhere else, as the header "Authorization: Bearer TOKEN"; a GET may have it
+in the parameter access_token. /openapi.json describes the API. /ui is a page for a browser; its
+address, as it is printed, has the token.
+
+Web servers in sandboxes are served at http://PORT-NAME.localhost, with the port of this server. The
+first request of a browser has the token in the parameter access_token.
+
+Who has the token can do everything with the sandboxes. Connections are not encrypted: for other
+machines put a TLS proxy in front of it, and list its names with --allow-host.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			l, err := f.listener(c.Context())
+			if err != nil {
+				return err
+			}
+			token := rand.Text()
+			if err := f.announce(a.stdout, l.Addr(), token); err != nil {
+				return errors.Join(err, l.Close())
+			}
+			return serveUntil(c.Context(), l, f.handler(a, token))
+		},
+	}
+	c.Flags().StringVar(&f.listen, "listen", "127.0.0.1:8274", "the address, of the loopback interface; port 0 is any free one")
+	c.Flags().StringVar(&f.socket, "socket", "", "a Unix socket instead, which only its owner can open")
+	c.Flags().BoolVar(&f.public, "public", false, "permit a --listen address that other machines can reach")
+	c.Flags().StringSliceVar(&f.hosts, "allow-host", nil, "a host name under which clients reach the server, beside those of the loopback interface")
+	c.Flags().BoolVar(&f.hostFiles, "host-files", false, "permit requests to mount and copy files of this machine and the engine's")
+	c.Flags().StringVar(&f.domain, "preview-domain", "localhost", "the domain below which web servers in sandboxes are served")
+	c.Flags().BoolVar(&f.resume, "preview-resume", false, "let a request to a web server start the session of its sandbox")
+	c.MarkFlagsMutuallyExclusive("listen", "socket")
+	jsonFlag(c, &f.asJSON)
+	return c
+}
+
+// listener opens the socket. Nothing but --public opens it to other machines.
+func (f *serveFlags) listener(ctx context.Context) (net.Listener, error) {
+	var config net.ListenConfig
+	if f.socket != "" {
+		if err := removeStale(f.socket); err != nil {
+			return nil, err
+		}
+		l, err := config.Listen(ctx, "unix", f.socket)
+		if err != nil {
+			return nil, err
+		}
+		// Until then the token keeps others out.
+		if err := os.Chmod(f.socket, 0o600); err != nil {
+			return nil, errors.Join(err, l.Close())
+		}
+		return l, nil
+	}
+	address, err := net.ResolveTCPAddr("tcp", f.listen)
+	if err != nil {
+		return nil, err
+	}
+	if !address.IP.IsLoopback() && !f.public {
+		return nil, fmt.Errorf("--listen %s is not of the loopback interface: other machines could reach it, see --public", f.listen)
+	}
+	return config.Listen(ctx, "tcp", address.String())
+}
+
+// removeStale removes the socket of a server that has died.
+func removeStale(path string) error {
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode().Type() != os.ModeSocket {
+		return nil // none, or what Listen complains about
+	}
+	conn, err := net.Dial("unix", path)
+	if err == nil {
+		conn.Close()
+		return fmt.Errorf("--socket %s: another server uses it", path)
+	}
+	return os.Remove(path)
+}
+
+// announce prints the address, the token and the address of the page. The token is in the fragment
+// of that, which browsers don't send.
+func (f *serveFlags) announce(w io.Writer, at net.Addr, token string) error {
+	address := "http://" + at.String()
+	page := address + "/ui/#token=" + token
+	if f.socket != "" { // browsers open none
+		address, page = "unix://"+f.socket, ""
+	}
+	if f.asJSON {
+		v := map[string]string{"address": address, "token": token}
+		if page != "" {
+			v["page"] = page
+		}
+		return printJSON(w, v)
+	}
+	text := fmt.Sprintf("address  %s\ntoken    %s\n", graphic(address), token)
+	if page != "" {
+		text += "page     " + page + "\n"
+	}
+	_, err := io.WriteString(w, text)
+	return err
+}
+
+// handler serves the API, and below the domain the web servers in sandboxes.
+func (f *serveFlags) handler(a *app, token string) http.Handler {
+	opts := []sandboxhttp.Option{sandboxhttp.WithToken(token), sandboxhttp.WithHosts(f.hosts...)}
+	if f.hostFiles {
+		opts = append(opts, sandboxhttp.WithHostFiles())
+	}
+	api := sandboxhttp.Handler(a.client, opts...)
+	previewOpts := []sandboxhttp.PreviewOption{sandboxhttp.WithToken(token), sandboxhttp.WithDomain(f.domain)}
+	if f.resume {
+		previewOpts = append(previewOpts, sandboxhttp.WithResume())
+	}
+	preview := sandboxhttp.Preview(a.client, previewOpts...)
+	suffix := "." + strings.ToLower(f.domain)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host := r.Host
+		if name, _, err := net.SplitHostPort(host); err == nil {
+			host = name
+		}
+		// A page of a sandbox gets nothing but the sandbox's own server below its host.
+		if strings.HasSuffix(strings.TrimSuffix(strings.ToLower(host), "."), suffix) {
+			preview.ServeHTTP(w, r)
+			return
+		}
+		api.ServeHTTP(w, r)
+	})
+}
+
+const (
+	// serveGrace is how long requests may go on after the first signal, endTimeout how long they
+	// have to end then.
+	serveGrace = 3 * time.Second
+	endTimeout = 15 * time.Second
+)
+
+// serveUntil serves until ctx ends, and returns when all requests have ended.
+func serveUntil(ctx context.Context, l net.Listener, handler http.Handler) error {
+	requests, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	var running sync.WaitGroup // also those that have taken over their connection
+	server := &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			running.Add(1)
+			defer running.Done()
+			handler.ServeHTTP(w, r)
+		}),
+		BaseContext:       func(net.Listener) context.Context { return requests },
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          log.New(io.Discard, "", 0), // what clients do wrong
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(l) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	defer time.AfterFunc(serveGrace, cancel).Stop()
+	last, end := context.WithTimeout(context.WithoutCancel(ctx), serveGrace+endTimeout)
+	defer end()
+	if err := server.Shutdown(last); err != nil {
+		return errors.Join(err, server.Close())
+	}
+	all := make(chan struct{})
+	go func() {
+		running.Wait()
+		close(all)
+	}()
+	select {
+	case <-all:
+		return nil
+	case <-last.Done():
+		return errors.New("a request has not ended")
+	}
+}

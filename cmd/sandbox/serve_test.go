@@ -1,0 +1,365 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// A server is the program as "sandbox serve", in a process of its own.
+type server struct {
+	t              *testing.T
+	cmd            *exec.Cmd
+	Address, Token string
+	Page           string
+	rest           chan string // what it prints after that
+}
+
+func serving(t *testing.T, args ...string) *server {
+	t.Helper()
+	noteFlags(append([]string{"serve", "--json"}, args...))
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &server{t: t, cmd: exec.Command(self, append([]string{"serve", "--json"}, args...)...), rest: make(chan string, 1)}
+	s.cmd.Env = append(os.Environ(), asProgram+"=1")
+	s.cmd.Stderr = os.Stderr
+	out, err := s.cmd.StdoutPipe()
+	if err == nil {
+		err = s.cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if s.cmd.ProcessState == nil {
+			s.cmd.Process.Kill()
+			s.cmd.Wait()
+		}
+	})
+	d := json.NewDecoder(out)
+	if err := d.Decode(s); err != nil || s.Token == "" {
+		t.Fatalf("sandbox serve %q: %v, %+v", args, err, s)
+	}
+	go func() {
+		rest, _ := io.ReadAll(io.MultiReader(d.Buffered(), out))
+		s.rest <- string(rest)
+	}()
+	return s
+}
+
+// curl runs curl, with the token, and returns what it prints.
+func (s *server) curl(args ...string) string {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "curl", append([]string{"-sS", "-H", "Authorization: Bearer " + s.Token}, args...)...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		s.t.Errorf("curl %q: %v", args, err)
+	}
+	return string(out)
+}
+
+// end sends a signal, and waits until the server has ended.
+func (s *server) end(sig os.Signal) {
+	s.t.Helper()
+	s.cmd.Process.Signal(sig)
+	rest := <-s.rest
+	if err := s.cmd.Wait(); err != nil || strings.TrimSpace(rest) != "" {
+		s.t.Errorf("after %v: %v; it printed %q", sig, err, rest)
+	}
+}
+
+// C5.1, C6.1, C6.2, C7, C7.2, C8.1, V3, V4, V5, V6 as curl sees them.
+func TestServeWithCurl(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	s := serving(t, "--listen", "127.0.0.1:0")
+	sb := harness.NewSandbox(t, sandbox.WithPersistent(true), sandbox.WithCommand("sh", "-c",
+		"i=1; while [ $i -le 150 ]; do echo line $i; i=$((i+1)); done; until rm go 2>/dev/null; do sleep 0.02; done; echo live; exec sleep 1000"))
+	at := s.Address + "/sandboxes/" + sb.Name()
+
+	var list []struct{ ID, Name, Status, CreatedAt, Location string }
+	if err := json.Unmarshal([]byte(s.curl(s.Address+"/sandboxes?status=running&prefix="+sb.Name())), &list); err != nil || len(list) != 1 || list[0].ID != sb.ID() || list[0].Location != "local" || list[0].Status != "running" || list[0].CreatedAt == "" {
+		t.Errorf("C5.1: %+v, %v", list, err)
+	}
+	var one struct {
+		Status, LogsEndpoint string
+		UptimeMS             int64
+		Usage                *struct{ MemoryLimit int64 }
+		Workspace            struct{ Size string }
+	}
+	if err := json.Unmarshal([]byte(s.curl(at)), &one); err != nil || one.Status != "running" || one.UptimeMS <= 0 || one.Usage == nil || one.LogsEndpoint != "/sandboxes/"+sb.ID()+"/logs" || one.Workspace.Size == "" {
+		t.Errorf("C6.1, V5.1: %+v, %v", one, err)
+	}
+	for _, name := range []string{"no-such-sandbox", "UPPER", "..%2fx"} {
+		if got, want := s.curl("-w", "%{http_code}", s.Address+"/sandboxes/"+name), `{"error":{"code":"not_found","message":"Sandbox not found"}}`+"\n404"; got != want {
+			t.Errorf("C6.2: GET %s is %s, want %s", name, got, want)
+		}
+	}
+	for read := 0; read < 150; time.Sleep(20 * time.Millisecond) {
+		read = 0
+		for range sb.Logs(t.Context(), sandbox.LogOptions{}) {
+			read++
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	tail := exec.CommandContext(ctx, "curl", "-sSN", s.Address+one.LogsEndpoint+"?tail=100&access_token="+s.Token)
+	out, err := tail.StdoutPipe()
+	if err == nil {
+		err = tail.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for r := bufio.NewScanner(out); len(lines) < 101 && r.Scan(); {
+		if data, ok := strings.CutPrefix(r.Text(), "data: "); ok {
+			if lines = append(lines, data); len(lines) == 100 {
+				harness.Run(t, sb, "touch", "go")
+			}
+		}
+	}
+	if len(lines) != 101 || lines[0] != "line 51" || lines[99] != "line 150" || lines[100] != "live" {
+		t.Errorf("C7.2: %d lines, from %q", len(lines), lines[:min(1, len(lines))])
+	}
+	tail.Process.Kill()
+	tail.Wait()
+	if got := s.curl(s.Address + "/health"); !strings.Contains(got, `"healthy":true`) || !strings.Contains(got, `"version":"`) {
+		t.Errorf("C8.1: %s", got)
+	}
+	workspace := "agent-sandbox-" + sb.ID()
+	if got := s.curl("-X", "DELETE", "-w", "%{http_code}", s.Address+"/volumes/"+workspace); !strings.Contains(got, "Volume is in use by running sandbox") || !strings.HasSuffix(got, "409") {
+		t.Errorf("V4.2: %s", got)
+	}
+	if got := s.curl("-X", "DELETE", at+"?preserveVolume=true"); !strings.Contains(got, `{"name":"`+workspace+`","status":"preserved"`) {
+		t.Errorf("C4.1: %s", got)
+	}
+	if got := s.curl(s.Address + "/volumes"); !strings.Contains(got, `"name":"`+workspace+`"`) || !strings.Contains(got, `"orphaned":true`) {
+		t.Errorf("V3.2: %s", got)
+	}
+	if got := s.curl(s.Address + "/volumes/orphans"); !strings.Contains(got, `"name":"`+workspace+`"`) {
+		t.Errorf("V6.1: %s", got)
+	}
+	if got := s.curl("--json", `{"names": ["`+workspace+`"]}`, s.Address+"/volumes/cleanup"); !strings.Contains(got, `"removed":["`+workspace+`"]`) || !strings.Contains(got, `"freedBytes":`) {
+		t.Errorf("V6.2: %s", got)
+	}
+	s.end(syscall.SIGTERM)
+}
+
+// Without the token, and under another name, nothing is to be had.
+func TestServeRefuses(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	s := serving(t, "--listen", "127.0.0.1:0")
+	_, port, _ := net.SplitHostPort(strings.TrimPrefix(s.Address, "http://"))
+	if s.Page != s.Address+"/ui/#token="+s.Token {
+		t.Errorf("the page is at %s", s.Page)
+	}
+	for _, test := range []struct{ path, host, token, want string }{
+		{"/sandboxes", "localhost", "Bearer " + s.Token, "200 OK"},
+		{"/sandboxes", "localhost", "", "401 Unauthorized"},
+		{"/sandboxes", "localhost", "Bearer " + s.Token[1:], "401 Unauthorized"},
+		{"/sandboxes", "rebound.test:" + port, "Bearer " + s.Token, "403 Forbidden"},
+		{"/sandboxes", "3000-x.localhost:" + port, "Bearer " + s.Token, "404 Not Found"}, // a preview
+		{"/sandboxes", "3000-x.localhost:" + port, "", "401 Unauthorized"},
+		{"/sandboxes", "x.localhost:" + port, "Bearer " + s.Token, "404 Not Found"},
+		{"/ui/", "localhost", "", "200 OK"},
+		{"/ui/", "rebound.test", "", "403 Forbidden"},
+		{"/ui/", "3000-x.localhost:" + port, "", "401 Unauthorized"},
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), "GET", s.Address+test.path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Host = test.host
+		if test.token != "" {
+			req.Header.Set("Authorization", test.token)
+		}
+		t.Cleanup(http.DefaultClient.CloseIdleConnections)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.Status != test.want {
+			t.Errorf("GET %s of %s with %.8q: %s, want %s", test.path, test.host, test.token, resp.Status, test.want)
+		}
+	}
+	for _, args := range [][]string{{"--listen", "0.0.0.0:0"}, {"--listen", ":0"}, {"--listen", "[::]:0"}, {"--listen", "192.0.2.1:0"}, {"--listen", "nonsense"}, {"--socket", "x", "--listen", "127.0.0.1:0"}} {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		code, out, errOut := call(ctx, "", append([]string{"serve"}, args...)...)
+		cancel()
+		if code == 0 || out != "" || errOut == "" {
+			t.Errorf("serve %q: code %d, %q, %q, want it refused", args, code, out, errOut)
+		}
+	}
+	// The process shows the token to nobody.
+	if runtime.GOOS == "linux" {
+		for _, file := range []string{"cmdline", "environ"} {
+			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", s.cmd.Process.Pid, file))
+			if err != nil || strings.Contains(string(text), s.Token) {
+				t.Errorf("%s has the token, or %v", file, err)
+			}
+		}
+	}
+	s.end(os.Interrupt)
+}
+
+// A server on a socket ends what runs when it ends, and takes the socket of one that was killed.
+func TestServeOnASocketEndsItsCommands(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "s")
+	killed := serving(t, "--socket", socket)
+	killed.cmd.Process.Kill()
+	killed.cmd.Wait()
+	s := serving(t, "--socket", socket)
+	if info, err := os.Stat(socket); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the socket: %v, %v, want it for its owner alone", info.Mode(), err)
+	}
+	if code, _, errOut := call(t.Context(), "", "serve", "--socket", socket); code == 0 || !strings.Contains(errOut, "another server") {
+		t.Errorf("a second server on the socket: code %d, %q", code, errOut)
+	}
+	sb := harness.NewSandbox(t)
+	curl := exec.Command("curl", "-sSN", "--unix-socket", socket, "-H", "Authorization: Bearer "+s.Token, "--json", `{"command": ["sh", "-c", "echo $$; exec sleep 1000"]}`,
+		"http://localhost/sandboxes/"+sb.Name()+"/exec")
+	out, err := curl.StdoutPipe()
+	if err == nil {
+		err = curl.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var last string
+	r := bufio.NewScanner(out)
+	for !strings.Contains(last, "stdout") && r.Scan() {
+		last = r.Text()
+	}
+	s.end(syscall.SIGTERM)
+	for r.Scan() {
+		last = r.Text()
+	}
+	curl.Wait()
+	if !strings.Contains(last, `"failed"`) || !strings.Contains(last, `"canceled"`) {
+		t.Errorf("the last event is %s, want that the command was ended", last)
+	}
+	harness.Eventually(t, "no command runs", func() bool {
+		return harness.Run(t, sb, "sh", "-c", "grep -lsz '^sleep$' /proc/[0-9]*/cmdline | wc -l") == "0"
+	})
+	if _, err := os.Stat(socket); err == nil {
+		t.Error("the socket is still there")
+	}
+}
+
+// What the flags permit is refused without them.
+func TestServePermitsWhatItsFlagsSay(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "page"), []byte("of the host"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c := harness.NewClient(t)
+	open := serving(t, "--listen", "0.0.0.0:0", "--public", "--allow-host", "sandboxes.test", "--host-files", "--preview-domain", "apps.test", "--preview-resume")
+	closed := serving(t, "--listen", "127.0.0.1:0")
+	at := func(s *server) string {
+		_, port, _ := net.SplitHostPort(strings.TrimPrefix(s.Address, "http://"))
+		return "http://127.0.0.1:" + port
+	}
+	for s, want := range map[*server][2]string{open: {"200", "201"}, closed: {"403", "403"}} {
+		if got := s.curl("-o", "/dev/null", "-w", "%{http_code}", "-H", "Host: sandboxes.test", at(s)+"/sandboxes"); got != want[0] {
+			t.Errorf("for sandboxes.test: %s, want %s", got, want[0])
+		}
+		name := harness.UniqueName(t)
+		harness.Remove(t, c, name)
+		order := fmt.Sprintf(`{"name": %q, "mounts": [{"source": %q, "target": "/srv/files"}], "command": ["node", "-e", %q]}`, name, dir,
+			"require('http').createServer((q, r) => r.end(require('fs').readFileSync('/srv/files/page'))).listen(3000)")
+		if got := s.curl("-o", "/dev/null", "-w", "%{http_code}", "--json", order, at(s)+"/sandboxes"); got != want[1] {
+			t.Fatalf("a mount of a directory here: %s, want %s", got, want[1])
+		}
+		if s == closed {
+			continue
+		}
+		if got := s.curl("-X", "POST", "-o", "/dev/null", "-w", "%{http_code}", at(s)+"/sandboxes/"+name+"/stop"); got != "200" {
+			t.Fatalf("stop: %s", got)
+		}
+		harness.Eventually(t, "the server in the sandbox answers", func() bool {
+			return s.curl("-H", "Host: 3000-"+name+".apps.test", at(s)+"/") == "of the host"
+		})
+	}
+	open.end(syscall.SIGTERM)
+	closed.end(syscall.SIGTERM)
+}
+
+// inPage reads a log and uses a terminal from the server's own page. A container that starts changes
+// the machine's interfaces, for which browsers give up new connections.
+const inPage = `(async (name, token) => {
+	const base = "/sandboxes/" + name, access = "access_token=" + token, seen = {text: ""};
+	await new Promise(done => {
+		const log = new EventSource(base + "/logs?tail=1&" + access);
+		log.addEventListener("stdout", e => { seen.log = e.data; log.close(); done(); });
+	});
+	for (let tries = 0; seen.exit === undefined && tries < 10; tries++) await new Promise(done => {
+		const terminal = new WebSocket("ws://" + location.host + base + "/terminal?" + access);
+		terminal.binaryType = "arraybuffer";
+		terminal.onopen = () => terminal.send(JSON.stringify({command: ["sh", "-c", "echo from the terminal; exit 4"]}));
+		terminal.onmessage = e => {
+			if (e.data instanceof ArrayBuffer) seen.text += new TextDecoder().decode(e.data);
+			else seen.exit = JSON.parse(e.data).exitCode;
+		};
+		terminal.onclose = done;
+	});
+	return JSON.stringify(seen);
+})(%q, %q)`
+
+// C7 and a terminal by a browser's EventSource and WebSocket.
+func TestServeInABrowser(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	browser, err := exec.LookPath("chromium")
+	if err != nil {
+		t.Fatal("there is no chromium; ci/clients installs it")
+	}
+	sb := harness.NewSandbox(t, sandbox.WithCommand("sh", "-c", "echo of the log; exec sleep 1000"))
+	s := serving(t, "--listen", "127.0.0.1:0")
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	ctx, cancel = chromedp.NewExecAllocator(ctx, append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(browser), chromedp.NoSandbox,
+		chromedp.WSURLReadTimeout(2*time.Minute))...)
+	defer cancel()
+	ctx, cancel = chromedp.NewContext(ctx)
+	defer cancel()
+	if err := chromedp.Do(ctx, chromedp.Navigate(s.Page)); err != nil {
+		t.Fatal(err)
+	}
+	seen, err := chromedp.Run(ctx, chromedp.Evaluate[string](fmt.Sprintf(inPage, sb.Name(), s.Token), chromedp.EvalAwaitPromise))
+	if want := `{"text":"from the terminal\r\n","log":"of the log","exit":4}`; err != nil || seen != want {
+		t.Errorf("the page saw %s, %v, want %s", seen, err, want)
+	}
+	chromedp.Cancel(ctx)
+	s.end(syscall.SIGTERM)
+}

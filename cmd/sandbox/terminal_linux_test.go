@@ -1,0 +1,374 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// A session is the program in a pseudo-terminal, of which the test has the other side.
+type session struct {
+	t    *testing.T
+	cmd  *exec.Cmd
+	tty  *os.File
+	done chan struct{} // all output has been read
+
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+// inTerminal starts the program in a terminal of 30 rows and 100 columns. Variables are added to
+// the environment.
+func inTerminal(t *testing.T, variables []string, args ...string) *session {
+	t.Helper()
+	enginetest.Need(t)
+	noteFlags(args)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &session{t: t, cmd: exec.CommandContext(t.Context(), self, args...), done: make(chan struct{})}
+	s.cmd.Env = append(append(os.Environ(), asProgram+"=1", "TERM=xterm", "NO_COLOR="), variables...)
+	if s.tty, err = pty.StartWithSize(s.cmd, &pty.Winsize{Rows: 30, Cols: 100}); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(s.done)
+		for b := make([]byte, 4096); ; {
+			n, err := s.tty.Read(b)
+			s.mu.Lock()
+			s.text.Write(b[:n])
+			s.mu.Unlock()
+			if err != nil {
+				return // EIO, when the program and its children have ended
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		s.cmd.Process.Kill()
+		s.tty.Close()
+		<-s.done
+	})
+	return s
+}
+
+func (s *session) output() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}
+
+// await waits until the program has printed text.
+func (s *session) await(text string) {
+	s.t.Helper()
+	over := false
+	harness.Eventually(s.t, "the program has printed "+text+" or ended", func() bool {
+		select {
+		case <-s.done:
+			over = true
+		default:
+		}
+		return over || strings.Contains(s.output(), text)
+	})
+	if over && !strings.Contains(s.output(), text) {
+		s.t.Fatalf("it has printed %q, and not %q", s.output(), text)
+	}
+}
+
+func (s *session) types(keys string) {
+	s.t.Helper()
+	if _, err := s.tty.WriteString(keys); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// end waits for the end of the program.
+func (s *session) end() (code int, text string) {
+	s.t.Helper()
+	select {
+	case <-s.done:
+	case <-time.After(harness.CallBound):
+		s.t.Fatalf("it does not end; it has printed %q", s.output())
+	}
+	var exit *exec.ExitError
+	if err := s.cmd.Wait(); err != nil && !errors.As(err, &exit) {
+		s.t.Fatal(err)
+	}
+	return s.cmd.ProcessState.ExitCode(), s.output()
+}
+
+// A53: mounts of each kind are shown as what they are, and only yes creates the sandbox.
+func TestConfirmationInATerminal(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	dir, volume := t.TempDir(), preservedVolume(t)
+	for what, test := range map[string]struct {
+		keys string
+		code int
+		says string
+		made bool
+	}{
+		"yes":    {"y\r", 0, "[y/n]", true},
+		"no":     {"no\r", codeFailed, "not confirmed", false},
+		"end":    {"\x04", codeFailed, "the input ended", false},
+		"ctrl-c": {"\x03", codeInterrupted, "interrupted", false},
+	} {
+		// A sandbox is removed with the volume, so not before the others' ends.
+		name := harness.UniqueName(t)
+		removeAtEnd(t, name)
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			s := inTerminal(t, nil, "create", "--name", name, "--mount", dir+":/copied", "--mount", dir+":/read:ro", "--mount", dir+":/write:rw", "--volume", volume+":/kept")
+			s.await("[y/n]")
+			s.types(test.keys)
+			code, out := s.end()
+			if code != test.code || !strings.Contains(out, test.says) {
+				t.Errorf("code %d, %q, want %d and %q", code, out, test.code, test.says)
+			}
+			want := "/copied: rwcopy snapshot of " + dir + "\r\n/read: bind of " + dir + " (ro)\r\n/write: bind of " + dir + " (rw)\r\n/kept: existing volume " + volume + " (rw)\r\n"
+			if !strings.HasPrefix(out, want) {
+				t.Errorf("the confirmation is %q, want %q", out, want)
+			}
+			if held := left(t, "agent-sandbox.name="+name); (len(held) > 0) != test.made {
+				t.Errorf("the engine has %v", held)
+			}
+		})
+	}
+}
+
+// The line with the progress is gone before the command or the name is printed, and does not come
+// back to erase what they wrote.
+func TestProgressInATerminal(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	dir := harness.HostDir(t, map[string]string{"file": "from here"})
+	code, out := inTerminal(t, nil, "run", "--from", dir, "--", "cat", "file").end()
+	if code != 0 || !strings.Contains(out, "\r\x1b[Ksource: ") || !strings.HasSuffix(out, "\r\x1b[Kfrom here") {
+		t.Errorf("run --from: code %d, %q, want the progress, then what the file has", code, out)
+	}
+	if code, out := inTerminal(t, nil, "run", "--quiet", "--from", dir, "--", "cat", "file").end(); code != 0 || out != "from here" {
+		t.Errorf("run --quiet --from: code %d, %q, want what the file has", code, out)
+	}
+	// A pull, which fails at once.
+	const image = "127.0.0.1:1/none:latest"
+	if code, out := inTerminal(t, nil, "create", "--image", image).end(); code != codeFailed || !strings.Contains(out, "\r\x1b[Kimage: pulling "+image+"\r\x1b[Ksandbox: create ") {
+		t.Errorf("create --image %s: code %d, %q", image, code, out)
+	}
+	if code, _, errOut := call(t.Context(), "", "create", "--image", image); code != codeFailed || !strings.HasPrefix(errOut, "sandbox: image: pulling "+image+"\nsandbox: create ") {
+		t.Errorf("create --image %s in a pipe: code %d, %q", image, code, errOut)
+	}
+	name := harness.Shared(t).Name()
+	if code, out, errOut := call(t.Context(), "", "cp", dir, name+":/tmp/"+record.NewID()); code != 0 || out != "" || errOut != "sandbox: copy\n" {
+		t.Errorf("cp in a pipe: code %d, %q, %q", code, out, errOut)
+	}
+	if code, out := inTerminal(t, nil, "cp", dir, name+":/tmp/"+record.NewID()).end(); code != 0 || !strings.Contains(out, "\r\x1b[Kcopy") || !strings.HasSuffix(out, "\r\x1b[K") {
+		t.Errorf("cp: code %d, %q, want the progress and nothing after it", code, out)
+	}
+}
+
+// The first Ctrl-C ends the command, removes the sandbox, and says so.
+func TestCtrlCCleansUp(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	t.Run("run", func(t *testing.T) {
+		t.Parallel()
+		s := inTerminal(t, nil, "run", "-q", "--", "sh", "-c", "hostname; echo ready; sleep 1000")
+		s.await("ready")
+		s.types("\x03")
+		code, out := s.end()
+		id, _, _ := strings.Cut(out, "\r\n")
+		if code != codeInterrupted || !strings.HasSuffix(out, "sandbox: interrupted\r\n") {
+			t.Errorf("code %d, %q", code, out)
+		}
+		if held := left(t, "agent-sandbox.id="+id); id == "" || len(held) > 0 {
+			t.Errorf("left of %q: %v", id, held)
+		}
+	})
+	t.Run("create", func(t *testing.T) {
+		t.Parallel()
+		asked, over := make(chan bool), make(chan bool)
+		server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+			close(asked)
+			<-over
+		}))
+		defer server.Close()
+		defer close(over)
+		name := harness.UniqueName(t)
+		removeAtEnd(t, name)
+		s := inTerminal(t, nil, "create", "--name", name, "--tarball", server.URL)
+		<-asked // the sandbox is half created
+		s.types("\x03")
+		if code, out := s.end(); code != codeInterrupted || !strings.HasSuffix(out, "sandbox: interrupted\r\n") {
+			t.Errorf("code %d, %q", code, out)
+		}
+		if held := left(t, "agent-sandbox.name="+name); len(held) > 0 {
+			t.Errorf("left of %q: %v", name, held)
+		}
+	})
+	t.Run("exec", func(t *testing.T) {
+		t.Parallel()
+		sb := harness.Shared(t)
+		file := "/tmp/" + record.NewID()
+		s := inTerminal(t, nil, "exec", sb.Name(), "--", "sh", "-c", "echo $$ >"+file+"; echo ready; sleep 1000")
+		s.await("ready")
+		s.types("\x03")
+		if code, out := s.end(); code != codeInterrupted || !strings.HasSuffix(out, "sandbox: interrupted\r\n") {
+			t.Errorf("code %d, %q", code, out)
+		}
+		harness.Eventually(t, "the command has ended", func() bool {
+			return sb.Command(t.Context(), "sh", "-c", "kill -0 $(cat "+file+")").Run() != nil
+		})
+	})
+}
+
+func TestExecInATerminal(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	name := harness.Shared(t).Name()
+	t.Run("size", func(t *testing.T) {
+		t.Parallel()
+		s := inTerminal(t, nil, "exec", "-t", name, "--", "sh", "-c", `stty size; echo $TERM; while [ "$(stty size)" = "30 100" ]; do sleep 0.05; done; stty size`)
+		s.await("30 100\r\nxterm\r\n")
+		if err := pty.Setsize(s.tty, &pty.Winsize{Rows: 40, Cols: 120}); err != nil {
+			t.Fatal(err)
+		}
+		if code, out := s.end(); code != 0 || !strings.HasSuffix(out, "40 120\r\n") {
+			t.Errorf("code %d, %q, want the new size", code, out)
+		}
+	})
+	t.Run("keys", func(t *testing.T) {
+		t.Parallel()
+		s := inTerminal(t, nil, "exec", "--tty", name, "--", "sh", "-c", `trap "echo trapped; exit 5" INT; echo ready; while :; do sleep 0.05; done`)
+		mode := func() unix.Termios {
+			m, err := unix.IoctlGetTermios(int(s.tty.Fd()), unix.TCGETS)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return *m
+		}
+		s.await("ready")
+		if mode().Lflag&unix.ISIG != 0 {
+			t.Error("the terminal is not raw while the command has it")
+		}
+		s.types("\x03")
+		s.await("trapped")
+		harness.Eventually(t, "the terminal is as it was", func() bool { return mode().Lflag&(unix.ISIG|unix.ECHO|unix.ICANON) == unix.ISIG|unix.ECHO|unix.ICANON })
+		if code, out := s.end(); code != 5 {
+			t.Errorf("code %d, %q, want the command's own 5", code, out)
+		}
+	})
+	t.Run("none", func(t *testing.T) {
+		t.Parallel()
+		if code, out := inTerminal(t, nil, "exec", name, "tty").end(); code != 1 || out != "not a tty\r\n" {
+			t.Errorf("without --tty: code %d, %q", code, out)
+		}
+	})
+	t.Run("run", func(t *testing.T) {
+		t.Parallel()
+		if code, out := inTerminal(t, nil, "run", "-q", "-t", "--", "tty").end(); code != 0 || !strings.HasPrefix(out, "/dev/pts/") {
+			t.Errorf("run -t: code %d, %q", code, out)
+		}
+	})
+}
+
+func TestShellInATerminal(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	s := inTerminal(t, nil, "shell", "-e", "PS1=ask> ", "-w", "/tmp", "-u", "1000:1000", harness.Shared(t).Name())
+	s.types("echo $((6*7)) $(id -u) $(pwd)\r")
+	s.await("42 1000 /tmp")
+	s.types("tty\r")
+	s.await("/dev/pts/")
+	s.types("exit 3\r")
+	if code, out := s.end(); code != 3 {
+		t.Errorf("code %d, %q, want the shell's own 3", code, out)
+	}
+}
+
+func TestColoursRespectNoColor(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	name := harness.UniqueName(t)
+	removeAtEnd(t, name)
+	mustCall(t, "create", "--name", name)
+	mustCall(t, "stop", name)
+	for _, test := range []struct {
+		variable string
+		coloured bool
+	}{{"NO_COLOR=", true}, {"NO_COLOR=1", false}, {"TERM=dumb", false}} {
+		code, out := inTerminal(t, []string{test.variable}, "list", "--prefix", name).end()
+		header, row, _ := strings.Cut(out, "\r\n")
+		bold, dim := strings.HasPrefix(header, "\x1b[1mNAME "), strings.HasPrefix(row, "\x1b[2m"+name)
+		if code != 0 || bold != test.coloured || dim != test.coloured || strings.Contains(out, "\x1b") != test.coloured {
+			t.Errorf("list with %s: code %d, %q, want colours %t", test.variable, code, out, test.coloured)
+		}
+	}
+}
+
+// What a sandbox says does not control the terminal, and is unchanged elsewhere.
+func TestOutputOfSandboxesIsEscapedOnATerminal(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	name := harness.UniqueName(t)
+	removeAtEnd(t, name)
+	const hostile = "\x1b]0;owned\x07\u009b2J\u202e"
+	mustCall(t, "create", "--name", name, "--tag", "k="+hostile, "--", "printf", "%s\n", hostile)
+	harness.Eventually(t, "the log has it", func() bool {
+		_, out, _ := call(t.Context(), "", "logs", name)
+		return out == hostile+"\n"
+	})
+	for _, args := range [][]string{{"logs", name}, {"logs", "--json", name}, {"list", "--prefix", name}, {"list", "--json", "--prefix", name}, {"inspect", name}, {"processes", name}} {
+		code, out := inTerminal(t, []string{"NO_COLOR=1"}, args...).end()
+		if code != 0 || strings.ContainsAny(out, "\x1b\x07\u009b\u202e") {
+			t.Errorf("%v: code %d, %q controls the terminal", args, code, out)
+		}
+		if args[0] != "processes" && !strings.Contains(out, "owned") {
+			t.Errorf("%v: %q does not have the text", args, out)
+		}
+	}
+	s := inTerminal(t, nil, "logs", "--follow", "--timestamps", name)
+	s.await(`Z \x1b]0;owned\a`)
+	mustCall(t, "stop", name)
+	if code, out := s.end(); code != 0 || strings.Contains(out, "\x1b") {
+		t.Errorf("logs --follow: code %d, %q", code, out)
+	}
+}
+
+// A second signal ends the program at once, whatever it waits for.
+func TestSecondSignalKills(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	proxy := enginetest.NewProxy(t)
+	s := inTerminal(t, nil, "-H", proxy.Host(), "run", "-q", "--", "sh", "-c", "echo ready; sleep 1000")
+	s.await("ready")
+	proxy.StallAll(true) // the removal hangs
+	defer proxy.StallAll(false)
+	s.types("\x03")
+	harness.Eventually(t, "the program has ended", func() bool {
+		s.types("\x03")
+		select {
+		case <-s.done:
+			return true
+		default:
+			return false
+		}
+	})
+	if s.end(); s.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGINT {
+		t.Errorf("it ended with %v, want the signal", s.cmd.ProcessState)
+	}
+}
