@@ -624,6 +624,39 @@ func TestTerminal(t *testing.T) {
 	}
 }
 
+// As with os/exec, writes to a command that has ended fail, also before Wait.
+func TestWritesToACommandThatHasEnded(t *testing.T) {
+	t.Parallel()
+	cmd := harness.Shared(t).Command(t.Context(), "true")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	failed := make(chan error, 1)
+	go func() {
+		for {
+			if _, err := io.WriteString(in, "x\n"); err != nil {
+				failed <- err
+				return
+			}
+		}
+	}()
+	select {
+	case err := <-failed:
+		if !errors.Is(err, io.ErrClosedPipe) {
+			t.Errorf("Write: %v, want io.ErrClosedPipe", err)
+		}
+	case <-time.After(harness.GoneBound):
+		t.Error("Write blocks")
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("Wait: %v", err)
+	}
+}
+
 // Commands: a background child that keeps stdout open ends as os/exec would.
 func TestOutputHeldOpenIsCutAfterWaitDelay(t *testing.T) {
 	t.Parallel()

@@ -198,7 +198,7 @@ func tty(t *testing.T, cmd *exec.Cmd) (master *os.File) {
 func TestSSHGivesATerminalWithSizeAndKeys(t *testing.T) {
 	t.Parallel()
 	o := newOpenSSH(t)
-	cmd := o.command("ssh", "-t", "%s", `echo "$TERM" $(stty size); trap 'echo now $(stty size)' WINCH; trap 'echo bye; exit 9' INT; while :; do sleep 0.05; done`)
+	cmd := o.command("ssh", "-t", "%s", `trap 'echo now $(stty size)' WINCH; trap 'echo bye; exit 9' INT; echo "$TERM" $(stty size); while :; do sleep 0.05; done`)
 	master := tty(t, cmd)
 	var seen bytes.Buffer
 	until := func(text string) {

@@ -144,7 +144,7 @@ func testPlan(t *testing.T, op operation, width int, plan func(k int, call strin
 	l := &harness.Late{}
 	// The stand that was used last is used next: each has a sandbox to make.
 	var mu sync.Mutex
-	var free []*stand
+	var free, all []*stand
 	take := func() *stand {
 		mu.Lock()
 		defer mu.Unlock()
@@ -155,6 +155,7 @@ func testPlan(t *testing.T, op operation, width int, plan func(k int, call strin
 		}
 		s := &stand{clean: clean, eng: eng, proxy: enginetest.NewProxy(t), top: t, kept: harness.UniqueName(t)}
 		harness.Remove(t, clean, s.kept)
+		all = append(all, s)
 		return s
 	}
 	give := func(s *stand) {
@@ -207,7 +208,10 @@ func testPlan(t *testing.T, op operation, width int, plan func(k int, call strin
 	}
 	g.Wait()
 	l.Check(t, clean, eng)
-	harness.NoHelpers(t, eng, began, names...)
+	harness.NoHelpers(t, eng, began, func(name, of string) bool {
+		ofOurs := func(prefix string) bool { return strings.HasPrefix(of, prefix) }
+		return slices.ContainsFunc(names, ofOurs) || slices.ContainsFunc(all, func(s *stand) bool { return s.proxy.Made(name) })
+	})
 	noMarkers(t, eng, began)
 	harness.NoImages(t, eng, strange)
 	foreign.Check(t)

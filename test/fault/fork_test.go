@@ -11,6 +11,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
@@ -66,7 +67,14 @@ func committing(op operation) operation {
 			x.Fatal(err)
 		}
 	}
-	op.open = func(x *trial) error { x.proxy.HideLayers(); return nil }
+	open := op.open
+	op.open = func(x *trial) error {
+		x.proxy.HideLayers()
+		if open == nil {
+			return nil
+		}
+		return open(x)
+	}
 	return op
 }
 
@@ -192,6 +200,76 @@ func init() {
 	})
 }
 
+// A program that is killed while the processes of its source are held keeps them no longer: its
+// helper ends with it, or PID 1 hears nothing from that any more.
+func TestSourceOfAProgramThatIsKilledDuringAHoldGoesOn(t *testing.T) {
+	t.Parallel()
+	for _, frozen := range []bool{false, true} {
+		t.Run(fmt.Sprintf("helper frozen %t", frozen), func(t *testing.T) {
+			t.Parallel()
+			c, eng := harness.NewClient(t), harness.NewEngine(t)
+			sb, name := harness.CreateWith(t, c, nil), harness.UniqueName(t)
+			harness.Run(t, sb, "touch", "/etc/b") // there is something to commit
+			harness.Remove(t, c, name)
+			proxy := enginetest.NewProxy(t)
+			proxy.HideLayers()
+			var cmd *exec.Cmd
+			ready, held := make(chan struct{}), make(chan struct{})
+			ran := make(chan error, 1)
+			proxy.ArmAt("/commit", enginetest.RefuseBefore, func() {
+				<-ready
+				go func() { ran <- sb.Command(t.Context(), "true").Run() }()
+				select {
+				case err := <-ran:
+					t.Errorf("a command ran during a hold: %v", err)
+				case <-time.After(200 * time.Millisecond): // for it to run, if it could
+				}
+				if frozen {
+					freezeHelper(t, eng, name)
+				}
+				cmd.Process.Kill()
+				close(held)
+			})
+			cmd = harness.StartProcess(t, "capturer", proxy.Host(), "Fork", sb.Name(), name)
+			close(ready)
+			if err := cmd.Wait(); err == nil || !proxy.Fired() {
+				t.Fatalf("it was not killed: %v; its calls: %q", err, proxy.Calls())
+			}
+			<-held
+			died := time.Now()
+			if err := <-ran; err != nil {
+				t.Errorf("the command: %v", err)
+			}
+			took := time.Since(died)
+			t.Logf("the source went on after %v", took.Round(time.Millisecond))
+			if took > wire.HoldSilence+30*time.Second {
+				t.Errorf("the source went on after %v, want %v", took, wire.HoldSilence)
+			}
+			if st, err := c.Inspect(t.Context(), sb.Name()); err != nil || st.State != sandbox.StateRunning {
+				t.Errorf("the source is %q, %v", st.State, err)
+			}
+			harness.Eventually(t, "nothing is left but the source", func() bool {
+				harness.Sweep(t)
+				return len(harness.Objects(t, eng, harness.Named(sb.Name()))) == 2 && len(harness.Objects(t, eng, harness.Named(name))) == 0
+			})
+		})
+	}
+}
+
+// freezeHelper pauses the helper that copies to a sandbox, until a sweep removes it.
+func freezeHelper(t *testing.T, eng *engine.Engine, name string) {
+	t.Helper()
+	all, err := eng.ListContainers(t.Context(), engine.Filter{Labels: []string{record.Filter(record.Role, record.RoleHelper), record.Filter(record.Name, name)}})
+	if err != nil || len(all) != 1 {
+		t.Errorf("the helpers: %+v, %v", all, err)
+		return
+	}
+	if err := eng.PauseContainer(t.Context(), all[0].ID); err != nil {
+		t.Error(err)
+	}
+	t.Cleanup(func() { eng.UnpauseContainer(context.Background(), all[0].ID) })
+}
+
 // S3.1, E82: when a program is killed while its source is paused, the source goes on 30 s
 // later at the most, as soon as somebody looks for it, and a sweep has the rest.
 func TestSourceOfAProgramThatIsKilledGoesOn(t *testing.T) {
@@ -254,6 +332,7 @@ func TestSourceOfAProgramThatIsKilledGoesOn(t *testing.T) {
 				harness.Remove(t, c, made)
 			}
 			proxy := enginetest.NewProxy(t)
+			proxy.PartNetworks()
 			var cmd *exec.Cmd
 			ready := make(chan struct{})
 			proxy.ArmAt(trial.at, trial.fault, func() { <-ready; cmd.Process.Kill() })

@@ -441,7 +441,7 @@ func TestPasswordOfASourceIsNowhere(t *testing.T) {
 			t.Errorf("%q is in %s", secret, out)
 		}
 	}
-	harness.NoHelpers(t, eng, began, sb.Name())
+	harness.NoHelpers(t, eng, began, func(_, of string) bool { return of == sb.Name() })
 }
 
 // E60: a sandbox that is there is not filled again. A workspace that is adopted has no

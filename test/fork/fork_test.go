@@ -209,12 +209,13 @@ func TestForkOfNothing(t *testing.T) {
 	}
 }
 
-// What has to ask a session that is paused to be copied waits until that is done.
+// What has to ask a session that the engine has paused for a copy waits until that is done.
 func TestWhatAsksTheSessionWaitsForAFork(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
 	source := harness.CreateWith(t, c, nil, sandbox.WithTimeout(time.Hour))
 	forker, asker := enginetest.NewProxy(t), enginetest.NewProxy(t)
+	forker.PartNetworks()
 	paused, goOn := make(chan struct{}), make(chan struct{})
 	thaw := sync.OnceFunc(func() { close(goOn) })
 	defer thaw()

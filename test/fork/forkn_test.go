@@ -57,7 +57,7 @@ func containersMade(proxy *enginetest.Proxy) (n int) {
 	return n
 }
 
-// learn has a client find out whether the engine mounts overlays.
+// learn has a client find out whether the engine mounts overlays, and where it keeps layers.
 func learn(t *testing.T, c *sandbox.Client, source *sandbox.Sandbox) {
 	t.Helper()
 	snap := harness.SnapshotOf(t, c, source)
@@ -74,8 +74,8 @@ func TestForksOfOneMomentAreFilledByOneHelper(t *testing.T) {
 		source := grow(t, c)
 		if !shares {
 			proxy.RefuseOverlays()
-			learn(t, c, source)
 		}
+		learn(t, c, source)
 		before := containersMade(proxy)
 		const n = 5 // more than there are places for on a small machine
 		manyForks(t, c, source, n, func() {})
@@ -94,8 +94,8 @@ func TestForksThatCannotBeFilledAtOnceAreFilledOneByOne(t *testing.T) {
 		source := grow(t, c)
 		if !shares {
 			proxy.RefuseOverlays()
-			learn(t, c, source)
 		}
+		learn(t, c, source)
 		const n = 2
 		var before int
 		manyForks(t, c, source, n, func() {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
@@ -104,7 +105,7 @@ func raceOverForks(t *testing.T, processes int, length time.Duration) {
 			harness.RemoveNow(t, c, forkRaceName(prefix, i))
 		}
 	})
-	harness.Race(t, processes, "fork-race", prefix, length.String())
+	harness.Race(t, harness.Racers{Processes: processes, Length: length}, "fork-race", prefix)
 	list, err := c.List(t.Context(), sandbox.NamePrefix(prefix))
 	if err != nil {
 		t.Fatalf("List: %v", err)
@@ -147,4 +148,95 @@ func raceOverForks(t *testing.T, processes int, length time.Duration) {
 		return len(left) == 0
 	})
 	harness.NoImages(t, eng, strange)
+}
+
+// holdRaceNames are how many sandboxes the processes of a race fork, use and look at.
+const holdRaceNames = 2
+
+func init() {
+	harness.AddRole("hold-race", harness.Racing(func(a *harness.Account, ctx context.Context, c *sandbox.Client, args []string) {
+		source := forkRaceName(args[0], rand.IntN(holdRaceNames))
+		switch rand.IntN(3) {
+		case 0:
+			fork, err := c.Fork(ctx, source, sandbox.WithName(args[0]+record.NewID()), sandbox.WithPersistent(false))
+			a.Must("fork", err)
+			if err == nil {
+				a.Must("command in a fork", fork.Command(ctx, "test", "-s", "/workspace/n").Run())
+				a.Must("delete a fork", harness.Second(fork.Delete(ctx, sandbox.PreserveVolumes(false))))
+			}
+		case 1:
+			sb, err := c.Get(ctx, source)
+			a.Must("get", err)
+			if err == nil {
+				a.Must("command", sb.Command(ctx, "true").Run())
+				a.Must("detach", sb.Detach())
+			}
+		case 2:
+			st, err := c.Inspect(ctx, source)
+			if err == nil && st.State != sandbox.StateRunning && st.State != sandbox.StatePaused {
+				err = fmt.Errorf("%s is %s", source, st.State)
+			}
+			a.Must("status", err)
+		}
+	}))
+}
+
+// Processes fork the same sandboxes, run commands in them on new handles and look at them, and some
+// are killed all the time. No call fails, nothing stays paused or held, and nothing is left, which
+// the end of the package checks when the leases of the dead are over.
+func TestForkersThatAreKilledHoldNothing(t *testing.T) { killForkers(t, 10*time.Second, "") }
+
+// The same for ten minutes.
+func TestForkersThatAreKilledHoldNothingSoak(t *testing.T) {
+	harness.Soak(t)
+	killForkers(t, 10*time.Minute, "")
+}
+
+// The same where the engine pauses what is copied: a pause that meets the start of a command locks
+// up some containerds.
+func TestForkersThatAreKilledPauseNothingSoak(t *testing.T) {
+	harness.Soak(t)
+	p := enginetest.NewProxy(t)
+	harness.WithoutHolds(p)
+	killForkers(t, 10*time.Minute, p.Host())
+}
+
+func killForkers(t *testing.T, length time.Duration, host string) {
+	t.Helper()
+	prefix := harness.UniqueName(t)
+	c, eng := harness.NewClient(t), harness.NewEngine(t)
+	var sources []*sandbox.Sandbox
+	for i := range holdRaceNames {
+		name := forkRaceName(prefix, i)
+		harness.Remove(t, c, name)
+		source, err := c.Create(t.Context(), sandbox.WithName(name), harness.Quick)
+		if err != nil {
+			t.Fatalf("Create: %v", err)
+		}
+		defer source.Detach()
+		writer := source.Command(t.Context(), "sh", "-c", "while :; do echo >>/workspace/n; echo >>/etc/n; sleep 0.01; done")
+		if err := writer.Start(); err != nil {
+			t.Fatalf("Start: %v", err)
+		}
+		defer writer.Wait()
+		defer writer.Kill()
+		harness.WaitForFile(t, source, "/etc/n")
+		sources = append(sources, source)
+	}
+	harness.Race(t, harness.Racers{Processes: 5, Mortal: 2, MaxLife: 3 * time.Second, Length: length, Host: host}, "hold-race", prefix)
+	for _, source := range sources {
+		if m, found, err := record.FindPause(t.Context(), eng, source.Name()); err != nil || found {
+			t.Errorf("there is a pause of %v, %v", m, err)
+		}
+		if st := harness.Inspect(t, source.Name()); st.State != sandbox.StateRunning {
+			t.Errorf("%s is %s, want it running", source.Name(), st.State)
+		}
+		// The helper of a dead process may hold it as long as that would have.
+		harness.Eventually(t, "no process is held", func() bool {
+			return harness.Run(t, source, "sh", "-c", "cat /proc/[0-9]*/stat 2>/dev/null | grep -c ') T ' || true") == "0"
+		})
+		lines := func() string { return harness.Run(t, source, "wc", "-l", "/workspace/n") }
+		before := lines()
+		harness.Eventually(t, "the writer goes on", func() bool { return lines() != before })
+	}
 }

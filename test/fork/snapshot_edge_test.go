@@ -81,12 +81,13 @@ func TestSnapshotCopiesNoLayerThatIsAsItWas(t *testing.T) {
 	}
 }
 
-// A source that somebody unpauses in the middle is copied once more, even where the fork
-// was being started already.
+// A source that the engine has paused, and that somebody unpauses in the middle, is copied once
+// more, even where the fork was being started already.
 func TestForkOfASourceThatDoesNotStandStill(t *testing.T) {
 	t.Parallel()
 	eng := harness.NewEngine(t)
 	proxy := enginetest.NewProxy(t)
+	proxy.PartNetworks()
 	c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
 	source := harness.CreateWith(t, c, nil)
 	harness.Run(t, source, "sh", "-c", "echo w >/workspace/w; echo b >/etc/b")

@@ -238,10 +238,10 @@ func (l *Late) Check(t *testing.T, clean *sandbox.Client, eng *engine.Engine) {
 	}
 }
 
-// NoHelpers checks that no helper container stays that was made since then for sandboxes whose
-// names begin like these, or for none: those of others come and go, and a program that another
-// test kills leaves one for a while.
-func NoHelpers(t *testing.T, eng *engine.Engine, since time.Time, names ...string) {
+// NoHelpers checks that no helper container stays that was made since then and is mine by its
+// name or by the name of its sandbox, which may be empty. Those of others come and go, and a
+// program that another test kills leaves one until a sweep.
+func NoHelpers(t *testing.T, eng *engine.Engine, since time.Time, mine func(name, of string) bool) {
 	t.Helper()
 	helper := record.Filter(record.Role, record.RoleHelper)
 	list, err := eng.ListContainers(t.Context(), engine.Filter{Labels: []string{helper}})
@@ -251,16 +251,14 @@ func NoHelpers(t *testing.T, eng *engine.Engine, since time.Time, names ...strin
 	for deadline := time.Now().Add(GoneBound); ; time.Sleep(50 * time.Millisecond) {
 		list = slices.DeleteFunc(list, func(got engine.Container) bool {
 			_, err := eng.InspectContainer(t.Context(), got.ID)
-			of := got.Labels[record.Name]
-			others := of != "" && !slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(of, name) })
-			return others || errors.Is(err, engine.ErrNotFound) || got.CreatedAt.Before(since.Add(-2*time.Second))
+			return errors.Is(err, engine.ErrNotFound) || got.CreatedAt.Before(since.Add(-2*time.Second)) || !mine(got.Name, got.Labels[record.Name])
 		})
 		if len(list) == 0 {
 			return
 		}
 		if time.Now().After(deadline) {
 			for _, got := range list {
-				t.Errorf("helper %s of %v is left", got.Name, got.CreatedAt)
+				t.Errorf("helper %s of %q, %v, is left", got.Name, got.Labels[record.Name], got.CreatedAt)
 			}
 			return
 		}

@@ -68,6 +68,9 @@ func Main(m *testing.M, last ...func() error) {
 		os.Exit(0)
 	}
 	flag.Parse()
+	if flag.Lookup("test.list").Value.String() != "" {
+		os.Exit(m.Run()) // it runs nothing
+	}
 	shortenDeath()
 	if p := flag.Lookup("test.parallel"); p.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
 		// Tests wait for the engine, mostly, and not for a CPU; with other packages' beside
@@ -92,7 +95,10 @@ func Main(m *testing.M, last ...func() error) {
 		}
 	}
 	if code == 0 {
-		if err := goleak.Find(); err != nil {
+		err := goleak.Find()
+		for deadline := time.Now().Add(30 * time.Second); err != nil && time.Now().Before(deadline); err = goleak.Find() {
+		}
+		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
@@ -150,6 +156,6 @@ func leaks(before []string) int {
 			fmt.Fprintf(os.Stderr, "left on the engine (%v):\n\t%s\n", err, strings.Join(now, "\n\t"))
 			return 1
 		}
-		_ = sweepOf(s) // an engine that does not answer is told by left
+		_ = sweepOf(s) // if the engine does not answer, left fails
 	}
 }

@@ -31,6 +31,8 @@ func Behind(t *testing.T, less ...func(*enginetest.Proxy)) sandbox.ClientOption 
 var (
 	WithoutLayers   = (*enginetest.Proxy).HideLayers     // forks go by commit
 	WithoutOverlays = (*enginetest.Proxy).RefuseOverlays // what a snapshot has is copied
+	WithoutHolds    = (*enginetest.Proxy).PartNetworks   // the engine pauses what is copied
+	WithoutFilter   = (*enginetest.Proxy).FilterNothing  // no network policy can be enforced
 	Elsewhere       = (*enginetest.Proxy).RunElsewhere   // on another machine: directories are copied through the client
 )
 

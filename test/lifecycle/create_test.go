@@ -1,11 +1,17 @@
 package lifecycle_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"io"
 	"io/fs"
+	"net/http"
 	"os/exec"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -118,6 +124,72 @@ func TestMoreCPUsThanThereAreIsInvalid(t *testing.T) {
 	}
 	if left := harness.Objects(t, harness.NewEngine(t), harness.Named(name)); len(left) > 0 {
 		t.Errorf("left: %q", left)
+	}
+}
+
+// An engine without root may have no controller for CPUs, or no cgroups at all. The default limits
+// are what it can do; a limit that was asked for is refused.
+func TestLimitsOfAnEngineThatHasNone(t *testing.T) {
+	t.Parallel()
+	enginetest.Need(t)
+	const noCPUs = "NanoCPUs can not be set, as your kernel does not support CPU CFS scheduler or the cgroup is not mounted"
+	host := harness.InFront(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasSuffix(r.URL.Path, "/containers/create") {
+			return false
+		}
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		if !bytes.Contains(body, []byte(`"NanoCpus":0`)) {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusBadRequest)
+			_ = json.NewEncoder(w).Encode(map[string]string{"message": noCPUs})
+			return true
+		}
+		return false
+	}, nil)
+	c, name := harness.NewClient(t, sandbox.WithHost(host)), harness.UniqueName(t)
+	harness.Remove(t, c, name)
+	if _, err := c.Create(t.Context(), sandbox.WithName(name), sandbox.WithVCPUs(1)); !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), noCPUs) {
+		t.Errorf("Create with a limit of CPUs = %v; want ErrInvalidArgument with what the engine says", err)
+	}
+	var said []string
+	sb, err := c.Create(t.Context(), sandbox.WithName(name), harness.Quick, sandbox.WithProgress(func(p sandbox.Progress) { said = append(said, p.Text) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Detach()
+	if all := strings.Join(said, "\n"); !strings.Contains(all, "without a limit of CPUs") {
+		t.Errorf("progress = %q; want a word that there is no limit of CPUs", all)
+	}
+
+	bare := harness.NewClient(t, sandbox.WithHost(harness.InFront(t, func(http.ResponseWriter, *http.Request) bool { return false }, func(r *http.Response) error {
+		if !strings.HasSuffix(r.Request.URL.Path, "/info") {
+			return nil
+		}
+		body, err := io.ReadAll(r.Body)
+		body = regexp.MustCompile(`"CgroupDriver":"[a-z]*"`).ReplaceAll(body, []byte(`"CgroupDriver":"none"`))
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+		r.Header.Set("Content-Length", strconv.Itoa(len(body)))
+		return err
+	})))
+	for what, opt := range map[string]sandbox.CreateOption{"CPUs": sandbox.WithVCPUs(1), "memory": sandbox.WithMemory(1 << 30), "processes": sandbox.WithPidsLimit(100)} {
+		if _, err := bare.Create(t.Context(), opt); !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), "no cgroups") {
+			t.Errorf("Create with a limit of %s = %v; want ErrUnsupported", what, err)
+		}
+	}
+	same, err := bare.Get(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer same.Detach()
+	if err := same.Update(t.Context(), sandbox.WithMemory(1<<30)); !errors.Is(err, sandbox.ErrUnsupported) {
+		t.Errorf("Update of a limit = %v; want ErrUnsupported", err)
+	}
+	if s, err := bare.CheckSupport(t.Context()); err != nil || !errors.Is(s.Limits, sandbox.ErrUnsupported) {
+		t.Errorf("CheckSupport = %+v, %v; want Limits to be an ErrUnsupported", s, err)
 	}
 }
 

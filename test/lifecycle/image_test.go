@@ -1,7 +1,15 @@
 package lifecycle_test
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
 	"maps"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/seed-1a2d6d8f/sandbox"
@@ -80,6 +88,95 @@ func TestLabelsOfAnImageAreNotThoseOfTheSandbox(t *testing.T) {
 			images, err := eng.ListImages(t.Context(), record.Filter(record.Managed, "true"), forged)
 			if err != nil || len(images) != 0 {
 				t.Errorf("images of ours with %s: %+v, %v; want none", forged, images, err)
+			}
+		})
+	}
+}
+
+// An image that is on the engine for another platform is pulled for the engine's. If that is not
+// possible the error names the image and both platforms.
+func TestImageOfAnotherPlatform(t *testing.T) {
+	t.Parallel()
+	info, err := harness.NewEngine(t).Info(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const other = "s390x"
+	for name, test := range map[string]struct {
+		opts  []sandbox.CreateOption
+		pulls int
+		// What the engine is: it can pull the image for its platform, and has containerd's image store.
+		pull, containerd bool
+		want             error
+	}{
+		"pulled":               {pull: true, pulls: 1},
+		"not pulled":           {pulls: 1, want: sandbox.ErrUnsupported},
+		"emulated":             {opts: []sandbox.CreateOption{sandbox.WithEmulation()}},
+		"containerd":           {containerd: true, pulls: 1, want: sandbox.ErrUnsupported},
+		"containerd, pulled":   {containerd: true, pull: true, pulls: 1},
+		"containerd, emulated": {containerd: true, opts: []sandbox.CreateOption{sandbox.WithEmulation()}, want: sandbox.ErrUnsupported},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var pulls, pulled atomic.Int32
+			reply := func(w http.ResponseWriter, status int, body string) bool {
+				w.Header().Set("Content-Type", "application/json")
+				w.WriteHeader(status)
+				io.WriteString(w, body)
+				return true
+			}
+			host := harness.InFront(t, func(w http.ResponseWriter, r *http.Request) bool {
+				switch {
+				case strings.HasSuffix(r.URL.Path, "/images/create"):
+					pulls.Add(1)
+					if !test.pull {
+						return reply(w, http.StatusNotFound, `{"message": "no matching manifest"}`)
+					}
+					pulled.Store(1)
+					return reply(w, http.StatusOK, "{}")
+				case strings.Contains(r.URL.Path, "/distribution/"):
+					return reply(w, http.StatusNotFound, `{"message": "no matching manifest"}`)
+				case test.containerd && pulled.Load() == 0 && strings.HasSuffix(r.URL.Path, "/containers/create") && !strings.Contains(r.URL.RawQuery, "helper"):
+					return reply(w, http.StatusNotFound, `{"message": "image with reference x was found but does not provide the specified platform"}`)
+				}
+				return false
+			}, func(r *http.Response) error {
+				if pulled.Load() > 0 || r.StatusCode != http.StatusOK || !strings.HasSuffix(r.Request.URL.Path, "/"+sandbox.DefaultImage+"/json") {
+					return nil
+				}
+				var image map[string]any
+				if err := json.NewDecoder(r.Body).Decode(&image); err != nil {
+					return err
+				}
+				image["Architecture"] = other
+				if test.containerd {
+					delete(image, "Architecture")
+					image["Os"], image["RootFS"] = "", map[string]any{}
+				}
+				body, err := json.Marshal(image)
+				r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+				r.Header.Set("Content-Length", strconv.Itoa(len(body)))
+				return err
+			})
+			c := harness.NewClient(t, sandbox.WithHost(host))
+			sb, err := c.Create(t.Context(), test.opts...)
+			if err == nil {
+				defer sb.Close()
+				if err := sb.Command(t.Context(), "true").Run(); err != nil {
+					t.Error(err)
+				}
+			}
+			if !errors.Is(err, test.want) || int(pulls.Load()) != test.pulls {
+				t.Fatalf("Create = %v after %d pulls, want %v and %d", err, pulls.Load(), test.want, test.pulls)
+			}
+			platforms := []string{sandbox.DefaultImage, "linux/" + info.Arch, "linux/" + other}
+			if test.containerd {
+				platforms = platforms[:2]
+			}
+			for _, part := range platforms {
+				if err != nil && !strings.Contains(err.Error(), part) {
+					t.Errorf("the error does not name %s: %v", part, err)
+				}
 			}
 		})
 	}

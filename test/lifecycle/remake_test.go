@@ -9,11 +9,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
@@ -289,5 +291,41 @@ func TestVolumesThatAnImageAsksForStay(t *testing.T) {
 		if _, err := harness.NewEngine(t).InspectVolume(t.Context(), m.Name); m.Target == "/asked" && !errors.Is(err, engine.ErrNotFound) {
 			t.Errorf("after Delete volume %s: %v", m.Name, err)
 		}
+	}
+}
+
+// The rename that ends a replacement may take effect after who asked for it has gone. Then the one
+// container has both names in turn, and is not its own predecessor.
+func TestRenameThatEndsLateLosesNothing(t *testing.T) {
+	t.Parallel()
+	c, eng := harness.NewClient(t), harness.NewEngine(t)
+	sb := harness.CreateWith(t, c, nil)
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got, err := eng.InspectContainer(t.Context(), record.ContainerName(sb.Name()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, _ := record.Decode(got.Labels)
+	if err := eng.RenameContainer(t.Context(), got.ID, record.NextName(sb.Name())); err != nil {
+		t.Fatal(err)
+	}
+	var late sync.Once
+	host := harness.InFront(t, func(_ http.ResponseWriter, r *http.Request) bool {
+		if strings.HasSuffix(r.URL.Path, "/containers/"+record.ContainerName(sb.Name())+"/json") {
+			late.Do(func() {
+				if err := eng.RenameContainer(context.Background(), got.ID, record.ContainerName(sb.Name())); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		return false
+	}, nil)
+	if err := harness.NewStore(t, host).FinishReplacement(t.Context(), rec, nil); err != nil {
+		t.Error(err)
+	}
+	if now, err := eng.InspectContainer(t.Context(), record.ContainerName(sb.Name())); err != nil || now.ID != got.ID {
+		t.Errorf("the container: %q, %v; want %q", now.ID, err, got.ID)
 	}
 }

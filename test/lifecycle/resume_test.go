@@ -72,6 +72,52 @@ func TestOnResumeMayEndItsHandle(t *testing.T) {
 	}
 }
 
+// A handle that never resumes uses the session that there is, and starts none, whichever call
+// needs one.
+func TestNeverResumeStartsNoSession(t *testing.T) {
+	t.Parallel()
+	c, name := stopped(t)
+	sb, err := c.Get(t.Context(), name, sandbox.NeverResume())
+	if err != nil {
+		t.Fatalf("Get: %v", err)
+	}
+	defer sb.Detach()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	starts := map[string]func() error{
+		"Start":       func() error { return harness.Second(sb.Start(t.Context())) },
+		"Command":     func() error { return sb.Command(t.Context(), "true").Run() },
+		"DialContext": func() error { return harness.Second(sb.DialContext(t.Context(), "tcp", "localhost:1")) },
+		"WriteFile":   func() error { return sb.WriteFile(t.Context(), "f", nil, 0o644) },
+		"SSH":         func() error { return harness.Second(sb.SSH(t.Context())) },
+		"WaitPort":    func() error { return sb.WaitPort(ctx, 1) },
+	}
+	refuse := func(when string) {
+		t.Helper()
+		for what, call := range starts {
+			if err := call(); !errors.Is(err, sandbox.ErrNotRunning) {
+				t.Errorf("%s of a sandbox that is stopped %s: %v, want ErrNotRunning", what, when, err)
+			}
+		}
+		if st, err := c.Inspect(t.Context(), name); err != nil || st.State != sandbox.Stopped {
+			t.Errorf("then it is %s, %v", st.State, err)
+		}
+	}
+	refuse("from the start")
+	other, err := c.Get(t.Context(), name)
+	if err != nil {
+		t.Fatalf("Get: %v", err)
+	}
+	defer other.Detach()
+	if err := sb.Command(t.Context(), "true").Run(); err != nil {
+		t.Errorf("a command in the session of another handle: %v", err)
+	}
+	if _, err := other.Stop(t.Context()); err != nil {
+		t.Fatalf("Stop: %v", err)
+	}
+	refuse("while the handle is connected")
+}
+
 // A hook takes as long as it likes, and ends with its caller's context.
 func TestOnResumeHasTheContextOfItsCaller(t *testing.T) {
 	t.Parallel()

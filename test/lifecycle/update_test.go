@@ -352,11 +352,14 @@ func TestUpdateTakesOnlyWhatCanChange(t *testing.T) {
 	t.Parallel()
 	for name, o := range map[string]any{
 		"WithImage": sandbox.WithImage, "WithName": sandbox.WithName, "WithID": sandbox.WithID,
-		"WithUser": sandbox.WithUser, "WithPersistent": sandbox.WithPersistent, "OnCreate": sandbox.OnCreate,
+		"WithUser": sandbox.WithUser, "WithPidsLimit": sandbox.WithPidsLimit, "OnCreate": sandbox.OnCreate,
 	} {
 		if reflect.TypeOf(o).Out(0).Implements(reflect.TypeFor[sandbox.UpdateOption]()) {
 			t.Errorf("%s is an UpdateOption", name)
 		}
+	}
+	if reflect.TypeOf(sandbox.WithoutTag).Out(0).Implements(reflect.TypeFor[sandbox.CreateOption]()) {
+		t.Error("WithoutTag is a CreateOption")
 	}
 	if !reflect.TypeOf(sandbox.WithTags).Out(0).Implements(reflect.TypeFor[sandbox.UpdateOption]()) {
 		t.Error("WithTags is no UpdateOption")

@@ -70,6 +70,8 @@ func TestDeadConnectionEndsEveryCall(t *testing.T) {
 				"File.Read":  func() error { _, err := io.ReadFull(file, make([]byte, 1)); return err },
 				"File.Stat":  func() error { _, err := file.Stat(); return err },
 				"File.Close": closing.Close,
+				"Cmd.Run":    sb.Command(ctx, "true").Run,
+				"ReadFile":   func() error { _, err := sb.ReadFile(ctx, "/etc/passwd"); return err },
 				"DialContext": func() error {
 					_, err := sb.DialContext(ctx, "tcp", "127.0.0.1:1")
 					return err

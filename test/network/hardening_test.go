@@ -2,6 +2,7 @@ package network_test
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -60,6 +61,68 @@ func TestOCIRuntimeIsTheEngines(t *testing.T) {
 	got, err := harness.NewEngine(t).InspectContainer(t.Context(), "agent-sandbox-"+sb.Name())
 	if err != nil || got.Runtime != "runc" {
 		t.Errorf("the container's runtime is %q (%v), want runc", got.Runtime, err)
+	}
+}
+
+// Under an OCI runtime that can't filter, as gVisor's, a sandbox has no network at all, or is refused.
+func TestOCIRuntimeWithoutAFilter(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t, harness.Behind(t, harness.WithoutFilter))
+	h, err := c.CheckHealth(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(h.Runtimes, func(name string) bool { return name == "io.containerd.runc.v2" })
+	if i < 0 {
+		t.Fatalf("the engine has no other name for runc, only %q", h.Runtimes)
+	}
+	runtime := sandbox.WithOCIRuntime(h.Runtimes[i])
+	ports := []sandbox.CreateOption{runtime, sandbox.WithNetworkPolicy(sandbox.DenyAll()), sandbox.WithPorts(8080)}
+	for _, opts := range [][]sandbox.CreateOption{{runtime}, ports} {
+		name := harness.UniqueName(t)
+		if _, err := c.Create(t.Context(), append(opts, sandbox.WithName(name))...); !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), "DenyAll") {
+			t.Errorf("with %d options: %v, want ErrUnsupported that says what there is", len(opts), err)
+			harness.RemoveNow(t, c, name)
+		}
+	}
+	name := harness.UniqueName(t)
+	harness.Remove(t, harness.NewClient(t), name)
+	sb, err := c.Create(t.Context(), runtime, sandbox.WithName(name), sandbox.WithNetworkPolicy(sandbox.DenyAll()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Detach()
+	devices := func() {
+		t.Helper()
+		if got := harness.Run(t, sb, "ls", "/sys/class/net"); got != "lo" {
+			t.Errorf("its network devices: %q, want none but lo", got)
+		}
+	}
+	devices()
+	for _, change := range []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.AllowAll()), sandbox.WithPorts(8080)} {
+		if err := sb.Update(t.Context(), change); !errors.Is(err, sandbox.ErrUnsupported) {
+			t.Errorf("Update: %v, want ErrUnsupported", err)
+		}
+	}
+	// A new container for what was changed has none, either.
+	if err := sb.Update(t.Context(), sandbox.WithEnv(map[string]string{"K": "v"})); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := harness.Run(t, sb, "sh", "-c", "echo $K"); got != "v" {
+		t.Errorf("after an update K is %q", got)
+	}
+	devices()
+	fork, err := c.Fork(t.Context(), name, sandbox.WithName(harness.UniqueName(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	harness.Remove(t, harness.NewClient(t), fork.Name())
+	defer fork.Detach()
+	if got := harness.Run(t, fork, "ls", "/sys/class/net"); got != "lo" {
+		t.Errorf("the fork's network devices: %q, want none but lo", got)
 	}
 }
 

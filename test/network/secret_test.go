@@ -21,6 +21,7 @@ import (
 // seenByServer is testdata/lab's Seen.
 type seenByServer struct {
 	At, SNI, Host, Path, Proto string
+	Body                       string
 	Header                     http.Header
 }
 

@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
-	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
@@ -140,7 +140,7 @@ func TestASandboxThatTheEngineDoesNotAnswerFor(t *testing.T) {
 	st := harness.NewStore(t, host)
 	for range 2 {
 		all, err := st.List(t.Context())
-		if err != nil || !slices.ContainsFunc(all.Containers, func(c engine.Container) bool { return c.ID == id }) {
+		if err != nil || !slices.ContainsFunc(all.Containers, func(c store.Listed) bool { return c.ID == id }) {
 			t.Fatalf("List: %v", err)
 		}
 		st.Sweep(ctx, all, nil)

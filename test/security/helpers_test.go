@@ -30,6 +30,7 @@ type created struct {
 		CapAdd, CapDrop, SecurityOpt  []string
 		Memory, MemorySwap, PidsLimit int64
 		ReadonlyRootfs                bool
+		NetworkMode                   string
 	}
 }
 
@@ -136,7 +137,8 @@ func TestHelpersAreConfined(t *testing.T) {
 			t.Errorf("a helper of %+v", host)
 		}
 		what, _ := json.Marshal(append(host.CapAdd, host.SecurityOpt...))
-		if seen[string(what)] || !h.NetworkDisabled {
+		asksPID1 := strings.HasPrefix(host.NetworkMode, "container:")
+		if seen[string(what)] || !h.NetworkDisabled && !asksPID1 {
 			continue
 		}
 		seen[string(what)] = true
@@ -156,6 +158,9 @@ func TestHelpersAreConfined(t *testing.T) {
 		log.Close()
 		if slices.Contains(host.CapAdd, "CAP_MKNOD") { // a layer may have devices of its image; no container can open them
 			text = bytes.ReplaceAll(text, []byte("open: a device"), nil)
+		}
+		if asksPID1 { // in the sandbox's own network, by a socket without a file
+			text = bytes.ReplaceAll(text, []byte("open: a socket of unix"), nil)
 		}
 		if err != nil || bytes.Contains(text, []byte("open:")) || !bytes.Contains(text, []byte("that is all")) {
 			t.Errorf("with %v: %q, %v", host.CapAdd, text, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
@@ -154,5 +156,93 @@ func TestBindMountThatASandboxHasStays(t *testing.T) {
 	refusesBind(t, "Start with another mount from another machine", err)
 	if _, err := here.Get(t.Context(), sb.Name()); err != nil {
 		t.Errorf("Get from this machine: %v", err)
+	}
+}
+
+// E24: the engine makes no directory for a source that is missing, and nothing is left; a colon in
+// a source's name is no separator in a Mount.
+func TestBindMountOfOddSources(t *testing.T) {
+	t.Parallel()
+	c, eng := harness.NewClient(t), harness.NewEngine(t)
+	for _, mode := range []sandbox.MountMode{sandbox.RO, sandbox.RW} {
+		name, missing := harness.UniqueName(t), filepath.Join(t.TempDir(), "none")
+		harness.Remove(t, c, name)
+		_, err := c.Create(t.Context(), sandbox.WithName(name), sandbox.WithMounts(sandbox.Mount{Source: missing, Target: "/data", Mode: mode}))
+		if !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), missing) {
+			t.Errorf("Create with a %s mount of what is missing = %v", mode, err)
+		}
+		if _, err := os.Stat(missing); err == nil {
+			t.Errorf("the refused %s mount made %s", mode, missing)
+		}
+		if left := harness.Objects(t, eng, harness.Named(name)); len(left) > 0 {
+			t.Errorf("left of it: %q", left)
+		}
+	}
+	colon := filepath.Join(t.TempDir(), "a:b", "c:ro")
+	if err := errors.Join(os.MkdirAll(colon, 0o755), os.WriteFile(filepath.Join(colon, "f"), []byte("x"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sandbox.ParseMount(colon + ":/data"); !errors.Is(err, sandbox.ErrInvalidArgument) {
+		t.Errorf("ParseMount of a source with colons = %v", err)
+	}
+	sb := harness.CreateWith(t, c, []sandbox.Mount{
+		{Source: colon, Target: "/ro", Mode: sandbox.RO}, {Source: colon, Target: "/rw", Mode: sandbox.RW}, {Source: colon, Target: "/copy"},
+	})
+	if got := harness.Run(t, sb, "sh", "-c", "cat /ro/f /copy/f; echo y >/rw/f; cat /ro/f /copy/f; touch /ro/g 2>/dev/null || echo read-only"); got != "xxy\nxread-only" {
+		t.Errorf("the mounts of a source with colons have %q", got)
+	}
+}
+
+func init() {
+	// copy makes a sandbox with a copy of a directory, and prints the error.
+	harness.AddRole("copy", func(args []string) error {
+		c, err := sandbox.NewClient(sandbox.WithHost(args[0]))
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		sb, err := c.Create(context.Background(), sandbox.WithName(args[1]), harness.Quick, sandbox.WithMounts(sandbox.Mount{Source: args[2], Target: "/data"}))
+		if err == nil {
+			sb.Detach()
+		}
+		fmt.Println(errors.Is(err, fs.ErrPermission), err)
+		return nil
+	})
+}
+
+// E30: a file or a directory that the caller may not read is named, and nothing is left.
+func TestCopyOfWhatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	eng := harness.NewEngine(t)
+	for _, unreadable := range []string{"d/f", "d"} {
+		// Nobody can neither enter the test's directories nor run what is in them.
+		dir, err := os.MkdirTemp("", "nb")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { os.RemoveAll(dir) })
+		src, program := filepath.Join(dir, "src"), filepath.Join(dir, "program")
+		path := filepath.Join(src, unreadable)
+		proxy := enginetest.NewProxy(t)
+		proxy.RunElsewhere()
+		socket := strings.TrimPrefix(proxy.Host(), "unix://")
+		name := harness.UniqueName(t)
+		harness.Remove(t, harness.NewClient(t), name)
+		cmd := harness.Process(t, "copy", proxy.Host(), name, src)
+		binary, err := os.ReadFile(cmd.Path)
+		err = errors.Join(err, os.Chmod(dir, 0o755), os.MkdirAll(filepath.Join(src, "d"), 0o755), os.WriteFile(filepath.Join(src, "d/f"), []byte("x"), 0o644),
+			os.Chmod(path, 0), os.WriteFile(program, binary, 0o755), os.Chmod(filepath.Dir(socket), 0o755), os.Chmod(socket, 0o666))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd.Path, cmd.Dir = program, "/"
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		out, err := cmd.Output()
+		if err != nil || !strings.HasPrefix(string(out), "true ") || !strings.Contains(string(out), path+": permission denied") {
+			t.Errorf("Create with a copy of an unreadable %s printed %q, %v; want fs.ErrPermission that names it", unreadable, out, err)
+		}
+		if left := harness.Objects(t, eng, harness.Named(name)); len(left) > 0 {
+			t.Errorf("left of it: %q", left)
+		}
 	}
 }

@@ -144,7 +144,7 @@ func raceOverVolumes(t *testing.T, processes int, length time.Duration) {
 			}
 		}
 	})
-	_, reported := harness.Race(t, processes, "race", prefix, dir, length.String())
+	_, reported := harness.Race(t, harness.Racers{Processes: processes, Length: length}, "race", prefix, dir)
 	for i := range raceNames {
 		got, err := eng.InspectContainer(t.Context(), record.ContainerName(prefix+fmt.Sprint(i)))
 		if err != nil {

@@ -5,10 +5,12 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/binary"
+	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
@@ -82,6 +84,7 @@ func (a *authority) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, e
 // Seen is what the HTTP servers answer: what they saw of the request.
 type Seen struct {
 	At, SNI, Host, Path, Proto string
+	Body                       string // its SHA-256, in hexadecimal
 	Header                     http.Header
 }
 
@@ -91,6 +94,9 @@ func (l *lab) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.TLS != nil {
 		s.SNI = r.TLS.ServerName
 	}
+	hash := sha256.New()
+	io.Copy(hash, r.Body)
+	s.Body = hex.EncodeToString(hash.Sum(nil))
 	from, _ := net.ResolveTCPAddr("tcp", r.RemoteAddr)
 	l.hear(from, "http %s host=%s sni=%s %s", s.At, s.Host, s.SNI, s.Path)
 	if n, err := strconv.ParseInt(strings.TrimPrefix(r.URL.Path, "/bytes/"), 10, 64); err == nil {

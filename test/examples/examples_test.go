@@ -1,0 +1,64 @@
+package examples_test
+
+import (
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+)
+
+// said is what each program in examples prints, among other things.
+var said = map[string][]string{
+	"agent-loop": {"exit code 0, 2 tests fail: taken back\n", "$ sed -i 's/a - b/a + b/' add.js\nexit code 0, 0 tests fail\n"},
+	"allowlist": {
+		"nice-sum: https://evil.test/ can't be reached: ENOTFOUND\n", "nice-sum: http://192.0.2.66/ can't be reached: ", "the package works: 42\n",
+		"allowed: tcp registry.test ", "blocked: dns evil.test (name), ", "blocked: tcp  192.0.2.66:80 (name), ",
+	},
+	"fork-fanout": {"prepared once: snapshot ", " is the best of 8: ", "kept as fork-fanout-best:\n", "pack.js\n"},
+	"hello":       {"Node says 42\n"},
+	"offline":     {"it says: 6*7 is 42; could tell nobody: ECONNREFUSED\n", "blocked: tcp to 192.0.2.99 port 80, "},
+	"quickstart":  {"read Bergen, january\n", "says: Bergen is the wettest, 402 mm in the two months\n", "\nsandboxes on the engine: "},
+	"secret":      {"the API says: hello, ada\n", "the token is in what can be read inside: false\n", "another name: sandbox: exec "},
+	"volumes": {
+		"the file on the host still says: on the host\n", "orphaned: a copy of ", "the file in the volume says: changed inside\n", ": preserved\n", ": deleted\n",
+	},
+}
+
+// Every program in examples runs as it is, without the internet, and prints what it says it does.
+func TestExamplesRun(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	const root = "../../examples"
+	bin := t.TempDir()
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", bin, root+"/...").CombinedOutput(); err != nil {
+		t.Fatalf("go build %s/...: %v\n%s", root, err, out)
+	}
+	programs, err := filepath.Glob(root + "/*/main.go")
+	if err != nil || len(programs) < len(said) {
+		t.Fatalf("the programs are %q, %v: want one for each of the %d that are known", programs, err, len(said))
+	}
+	for _, file := range programs {
+		name := filepath.Base(filepath.Dir(file))
+		if own, _ := filepath.Glob(filepath.Join(filepath.Dir(file), "*_test.go")); len(own) > 0 {
+			continue // it runs until it is stopped
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if len(said[name]) == 0 {
+				t.Fatalf("what does examples/%s print?", name)
+			}
+			cmd := exec.CommandContext(t.Context(), filepath.Join(bin, name))
+			out, err := cmd.CombinedOutput()
+			if err != nil {
+				t.Fatalf("examples/%s: %v\n%s", name, err, out)
+			}
+			for _, want := range said[name] {
+				if !strings.Contains(string(out), want) {
+					t.Errorf("examples/%s does not print %q:\n%s", name, want, out)
+				}
+			}
+		})
+	}
+}

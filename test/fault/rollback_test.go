@@ -1,0 +1,208 @@
+package fault_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// prepared makes a sandbox with files that a snapshot has, and others now. It returns the
+// snapshot and both kinds of files.
+func prepared(t testing.TB, sb *sandbox.Sandbox, text string) (snap sandbox.Snapshot, old, now string) {
+	t.Helper()
+	ctx := context.Background()
+	put := func(text string) string {
+		files, err := "", harness.PutFiles(ctx, sb, text)
+		if err == nil {
+			files, err = harness.ReadFiles(ctx, sb)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return files
+	}
+	old = put("old " + text)
+	snap, err := sb.Snapshot(ctx)
+	if err != nil {
+		t.Fatalf("Snapshot: %v", err)
+	}
+	return snap, old, put("new " + text)
+}
+
+// rollingBack is an operation that rolls the stand's sandbox back.
+func rollingBack(state sandbox.State) operation {
+	var olds, news sync.Map // the files of each trial
+	// whole checks that the files are all of one moment.
+	whole := func(x *trial, may ...*sync.Map) {
+		x.Helper()
+		ctx, cancel := context.WithTimeout(context.Background(), harness.CallBound)
+		defer cancel()
+		sb, err := x.clean.Get(ctx, x.kept) // it runs, since owners of files are not known otherwise
+		if err != nil {
+			x.Errorf("%s: Get: %v", x.where(), err)
+			return
+		}
+		defer sb.Detach()
+		files, err := harness.ReadFiles(ctx, sb)
+		if err != nil {
+			x.Errorf("%s: read the files: %v", x.where(), err)
+		}
+		for _, m := range may {
+			if want, _ := m.Load(x.Name()); files == want {
+				return
+			}
+		}
+		st, err := x.clean.Inspect(ctx, x.kept)
+		x.Errorf("%s: it returned %v and the files are\n%s\nthe sandbox is %+v, %v", x.where(), x.err, files, st, err)
+	}
+	op := again(operation{
+		arrange: func(x *trial) {
+			x.keptIn(sandbox.StateRunning)
+			sb := x.ofKept()
+			defer sb.Detach()
+			snap, old, now := prepared(x, sb, x.Name())
+			x.snap = snap
+			olds.Store(x.Name(), old)
+			news.Store(x.Name(), now)
+			x.keptIn(state)
+		},
+		open: handle,
+		act:  func(ctx context.Context, x *trial) error { return x.sb.Rollback(ctx, x.snap.ID) },
+		done: func(x *trial) {
+			if x.err == nil {
+				x.is(state)
+			}
+			x.aside(func() { whole(x, &olds) })
+		},
+		after: func(x *trial) {
+			x.dropped()
+			for _, left := range harness.Objects(x, x.eng, harness.Named(x.name)) {
+				if strings.Contains(left, ".N (") || strings.Contains(left, ".U (") || strings.Contains(left, "pending") {
+					x.Errorf("%s: left: %s", x.where(), left)
+				}
+			}
+		},
+	})
+	retry := op.failed
+	op.failed = func(x *trial) {
+		x.aside(func() { whole(x, &olds, &news) })
+		retry(x)
+	}
+	return op
+}
+
+// The files are all of the sandbox's or all of the snapshot's, whatever fails, and the same
+// rollback without a fault makes them the snapshot's.
+func TestRollbackSurvivesAFaultInAnyCall(t *testing.T) {
+	testFaultsAtEvery(t, 2, rollingBack(sandbox.StateRunning))
+}
+
+func TestRollbackOfAStoppedSandboxSurvivesAFaultInAnyCallSoak(t *testing.T) {
+	harness.Soak(t)
+	testFaults(t, rollingBack(sandbox.StateStopped))
+}
+
+func init() {
+	// roller rolls a sandbox back on request.
+	harness.AddRole("roller", func(args []string) error {
+		ctx := context.Background()
+		c, err := sandbox.NewClient(sandbox.WithHost(args[0]))
+		if err != nil {
+			return err
+		}
+		sb, err := c.Get(ctx, args[1], sandbox.WithoutResume())
+		if err != nil {
+			return err
+		}
+		fmt.Println("ready")
+		if _, err := fmt.Scanln(); err != nil && err.Error() != "unexpected newline" {
+			return err
+		}
+		return sb.Rollback(ctx, args[2])
+	})
+}
+
+// A program that is killed at any engine call of a rollback leaves a sandbox that has all files
+// of one moment for the next caller: its own until the old container is removed, the snapshot's
+// from then on.
+func TestRollbackSurvivesTheDeathOfItsProgram(t *testing.T) {
+	t.Parallel()
+	eng, image := harness.NewEngine(t), harness.SmallImage(t)
+	trial := func(t *testing.T, k int, call string, removes, committed bool) (calls []string) {
+		c := harness.NewClient(t)
+		sb, err := c.Create(t.Context(), sandbox.WithName(harness.UniqueName(t)), sandbox.WithImage(image), harness.Quick)
+		if err != nil {
+			t.Fatal(err)
+		}
+		harness.Remove(t, c, sb.Name())
+		defer sb.Detach()
+		snap, old, now := prepared(t, sb, t.Name())
+		t.Cleanup(func() {
+			if err := c.DeleteSnapshot(context.Background(), snap.ID); err != nil && !errors.Is(err, sandbox.ErrSnapshotNotFound) {
+				t.Errorf("DeleteSnapshot: %v", err)
+			}
+		})
+		proxy := enginetest.NewProxy(t)
+		cmd := harness.Process(t, "roller", proxy.Host(), sb.Name(), snap.ID)
+		goOn := ready(t, cmd)
+		fault := enginetest.Cancel
+		if k == 0 {
+			fault = enginetest.None
+		}
+		proxy.Arm(k, fault, func() { cmd.Process.Kill() })
+		goOn()
+		err = cmd.Wait()
+		calls = proxy.Calls()
+		proxy.Disarm()
+		if (err != nil) != (k > 0) {
+			t.Errorf("killed at call %d, %s: %v", k, call, err)
+		}
+		began := time.Now()
+		again, err := harness.NewClient(t).Get(t.Context(), sb.Name())
+		if err != nil {
+			t.Fatalf("Get after a death at call %d, %s: %v", k, call, err)
+		}
+		defer again.Detach()
+		t.Logf("Get after a death at call %d, %s: %v", k, call, time.Since(began).Round(time.Millisecond))
+		after, err := harness.ReadFiles(t.Context(), again)
+		// Nobody knows whether the call at which it died took effect.
+		if want := map[bool]string{true: old, false: now}[committed]; err != nil || after != want && (!removes || after != old) {
+			t.Errorf("killed at call %d, %s: the files are\n%s\n%v, want\n%s", k, call, after, err, want)
+		}
+		if list, err := c.List(t.Context(), sandbox.NamePrefix(sb.Name())); err != nil || len(list) != 1 {
+			t.Errorf("List: %+v, %v, want one", list, err)
+		}
+		for _, left := range harness.Objects(t, eng, harness.Named(sb.Name())) {
+			if strings.Contains(left, ".N (") || strings.Contains(left, ".U (") || strings.Contains(left, "pending") {
+				t.Errorf("left: %s", left)
+			}
+		}
+		return calls
+	}
+	calls := trial(t, 0, "", false, true)
+	t.Logf("calls: %q", calls)
+	stops, committed := false, false
+	for i, call := range calls {
+		// The first container that is removed after the session's end is the old one.
+		removes := stops && !committed && strings.HasPrefix(call, "DELETE /containers")
+		stops = stops || strings.Contains(call, "/stop")
+		// The others are for the soak test: each waits for a lease. Helpers that start fill volumes.
+		some := removes || strings.Contains(call, "/stop") || strings.Contains(call, "/rename") || strings.HasPrefix(call, "POST /containers/") && strings.Contains(call, "/start")
+		if was := committed; some || os.Getenv("SANDBOX_SOAK") != "" {
+			t.Run(fmt.Sprintf("%02d", i+1), func(t *testing.T) {
+				t.Parallel()
+				trial(t, i+1, call, removes, was)
+			})
+		}
+		committed = committed || removes
+	}
+}

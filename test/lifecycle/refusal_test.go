@@ -1,0 +1,202 @@
+package lifecycle_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// E78: a sandbox whose container the engine does not remove keeps its volumes, and the report says
+// so.
+func TestDeleteThatFailsKeepsTheVolumes(t *testing.T) {
+	t.Parallel()
+	clean, eng := harness.NewClient(t), harness.NewEngine(t)
+	sb := harness.CreateWith(t, clean, []sandbox.Mount{{Source: harness.HostDir(t, map[string]string{"f": "x"}), Target: "/data"}})
+	const cause = "device or resource busy"
+	var volumes sync.Map
+	c := harness.NewClient(t, sandbox.WithHost(harness.InFront(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodDelete {
+			return false
+		}
+		if _, name, is := strings.Cut(r.URL.Path, "/volumes/"); is {
+			volumes.Store(name, true)
+		}
+		if strings.Contains(r.URL.Path, "/containers/") {
+			harness.Refuse(w, cause)
+			return true
+		}
+		return false
+	}, nil)))
+	report, err := c.Delete(t.Context(), sb.Name(), sandbox.PreserveVolumes(false))
+	if err == nil || !strings.Contains(err.Error(), cause) {
+		t.Errorf("Delete = %v, want what the engine said", err)
+	}
+	if len(report.Volumes) != 2 {
+		t.Errorf("the report is %+v, want two volumes", report)
+	}
+	for _, o := range report.Volumes {
+		if o.Status != sandbox.VolumePreserved {
+			t.Errorf("the report says %s", o)
+		}
+		if _, tried := volumes.Load(o.Name); tried {
+			t.Errorf("volume %s was to be removed", o.Name)
+		}
+		if _, err := eng.InspectVolume(t.Context(), o.Name); err != nil {
+			t.Errorf("volume %s: %v", o.Name, err)
+		}
+	}
+	if _, err := sb.Start(t.Context()); err != nil {
+		t.Fatalf("Start of the sandbox that was not deleted: %v", err)
+	}
+	if got := harness.Run(t, sb, "cat", "/data/f"); got != "x" {
+		t.Errorf("the copy has %q", got)
+	}
+}
+
+// creations notes the names of containers and of data volumes that a client makes.
+func creations(t *testing.T) (opt sandbox.ClientOption, made func() []string) {
+	var mu sync.Mutex
+	var names []string
+	host := harness.InFront(t, func(_ http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodPost || !strings.HasSuffix(r.URL.Path, "/volumes/create") && !strings.HasSuffix(r.URL.Path, "/containers/create") {
+			return false
+		}
+		body, err := io.ReadAll(r.Body)
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		var v struct {
+			Name   string
+			Labels map[string]string
+		}
+		if err = errors.Join(err, json.Unmarshal(body, &v)); err != nil {
+			t.Errorf("%s: %v", r.URL.Path, err)
+		}
+		if record.Is(v.Labels, record.RoleSandbox, record.RoleWorkspace, record.RoleRWCopy) {
+			mu.Lock()
+			defer mu.Unlock()
+			names = append(names, v.Name+r.URL.Query().Get("name"))
+		}
+		return false
+	}, nil)
+	return sandbox.WithHost(host), func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		return names
+	}
+}
+
+// E89: the image is ensured before a volume or the container is made.
+func TestImageComesFirst(t *testing.T) {
+	t.Parallel()
+	opt, made := creations(t)
+	c := harness.NewClient(t, opt)
+	_, err := c.Create(t.Context(), sandbox.WithName(harness.UniqueName(t)), sandbox.WithImage("127.0.0.1:1/no/such:image"),
+		sandbox.WithMounts(sandbox.Mount{Source: t.TempDir(), Target: "/data"}))
+	if !errors.Is(err, sandbox.ErrImageNotFound) {
+		t.Errorf("Create = %v, want ErrImageNotFound", err)
+	}
+	if names := made(); len(names) > 0 {
+		t.Errorf("without an image these were made: %q", names)
+	}
+	harness.CreateWith(t, c, []sandbox.Mount{{Source: t.TempDir(), Target: "/data"}})
+	if names := made(); len(names) != 3 {
+		t.Errorf("with an image these were made: %q; does the test still see them?", names)
+	}
+}
+
+// A46: the error of a failed create names the step, the object and the cause, and everything that
+// could not be removed again.
+func TestFailedUndoSaysWhatIsLeft(t *testing.T) {
+	t.Parallel()
+	clean, eng, name := harness.NewClient(t), harness.NewEngine(t), harness.UniqueName(t)
+	id := record.NewID()
+	const cause, kept = "no space left on device", "volume store is read-only"
+	var refused sync.Map
+	var over atomic.Bool
+	host := harness.InFront(t, func(w http.ResponseWriter, r *http.Request) bool {
+		volume := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
+		switch {
+		case over.Load():
+		case r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/containers/create") && r.URL.Query().Get("name") == record.ContainerName(name):
+			harness.Refuse(w, cause)
+			return true
+		case r.Method == http.MethodDelete && strings.HasPrefix(volume, record.WorkspaceName(id)):
+			refused.Store(volume, true)
+			harness.Refuse(w, kept)
+			return true
+		}
+		return false
+	}, nil)
+	c := harness.NewClient(t, sandbox.WithHost(host))
+	_, err := c.Create(t.Context(), sandbox.WithName(name), sandbox.WithID(id), sandbox.WithMounts(sandbox.Mount{Source: t.TempDir(), Target: "/data"}))
+	over.Store(true)
+	if err == nil || !strings.Contains(err.Error(), `create "`+name+`"`) || !strings.Contains(err.Error(), "make container "+record.ContainerName(name)) || !strings.Contains(err.Error(), cause) {
+		t.Errorf("Create = %v, want the step, the container and %q", err, cause)
+	}
+	var left []string
+	refused.Range(func(volume, _ any) bool { left = append(left, volume.(string)); return true })
+	if len(left) != 2 {
+		t.Errorf("the undo tried to remove %q, want two volumes", left)
+	}
+	for _, volume := range left {
+		if !strings.Contains(err.Error(), "left behind: volume "+volume+": ") || !strings.Contains(err.Error(), kept) {
+			t.Errorf("Create = %v, want that %s is left and %q", err, volume, kept)
+		}
+		if err := eng.RemoveVolume(context.Background(), volume, false); err != nil {
+			t.Errorf("%s is said to be left: %v", volume, err)
+		}
+	}
+	if !harness.Gone(t, clean, eng, name) {
+		t.Error("more is left than the error says")
+	}
+}
+
+// E69: a step of the engine's clock neither ends a session nor changes what it has left.
+func TestSessionOutlivesAStepOfTheClock(t *testing.T) {
+	t.Parallel()
+	var step atomic.Int64
+	host := harness.InFront(t, func(http.ResponseWriter, *http.Request) bool { return false }, func(r *http.Response) error {
+		if at, err := http.ParseTime(r.Header.Get("Date")); err == nil {
+			r.Header.Set("Date", at.Add(time.Duration(step.Load())).Format(http.TimeFormat))
+		}
+		return nil
+	})
+	c := harness.NewClient(t, sandbox.WithHost(host))
+	sb, err := c.Create(t.Context(), sandbox.WithName(harness.UniqueName(t)), sandbox.WithTimeout(time.Hour), harness.Quick)
+	if err != nil {
+		t.Fatal(err)
+	}
+	harness.Remove(t, harness.NewClient(t), sb.Name())
+	defer sb.Detach()
+	was := harness.Status(t, sb)
+	for _, d := range []time.Duration{3 * time.Hour, -3 * time.Hour} {
+		step.Store(int64(d))
+		if _, err := c.List(t.Context()); err != nil { // learns the new time, and sweeps
+			t.Fatal(err)
+		}
+		now := harness.Status(t, sb)
+		if now.State != sandbox.StateRunning || !now.StartedAt.Equal(was.StartedAt) || now.ExpiresAt.Sub(now.StartedAt) != time.Hour {
+			t.Errorf("after a step of %v it is %s, started at %v, expires at %v; before: %v, %v", d, now.State, now.StartedAt, now.ExpiresAt, was.StartedAt, was.ExpiresAt)
+		}
+		if err := sb.Command(t.Context(), "true").Run(); err != nil {
+			t.Errorf("a command after a step of %v: %v", d, err)
+		}
+	}
+	if err := sb.ExtendTimeout(t.Context(), time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if now := harness.Status(t, sb); now.ExpiresAt.Sub(now.StartedAt) != 2*time.Hour {
+		t.Errorf("extended, it expires %v after its start, want 2h", now.ExpiresAt.Sub(now.StartedAt))
+	}
+}

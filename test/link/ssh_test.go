@@ -1,0 +1,248 @@
+package link_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// sshd is an OpenSSH server on a port of 127.0.0.1, behind which the engine is.
+type sshd struct {
+	pid int
+	log *syncBuffer
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Buffer.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Buffer.String()
+}
+
+// connections is how many connections the server has accepted.
+func (s *sshd) connections() int { return strings.Count(s.log.String(), "Accepted publickey") }
+
+// newSSHD starts a server, and returns a client of its engine. The ssh on PATH is OpenSSH's with
+// the options of the client's configuration.
+func newSSHD(t *testing.T, options ...string) (*sshd, *sandbox.Client) {
+	t.Helper()
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	write := func(name string, mode os.FileMode, lines ...string) {
+		t.Helper()
+		if err := os.WriteFile(at(name), []byte(strings.Join(lines, "\n")+"\n"), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, key := range []string{"host", "mine"} {
+		if out, err := exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", at(key)).CombinedOutput(); err != nil {
+			t.Fatalf("ssh-keygen: %v: %s", err, out)
+		}
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address, port := l.Addr().String(), l.Addr().(*net.TCPAddr).Port
+	l.Close()
+	server := []string{
+		"ListenAddress " + address, "HostKey " + at("host"), "AuthorizedKeysFile " + at("mine.pub"), "StrictModes no", "PidFile none",
+		"UsePAM no", "PasswordAuthentication no", "KbdInteractiveAuthentication no", "PermitRootLogin yes", "MaxSessions 100",
+	}
+	if engine := os.Getenv("DOCKER_HOST"); engine != "" {
+		server = append(server, "SetEnv DOCKER_HOST="+engine)
+	}
+	write("sshd_config", 0o600, server...)
+	known, err := os.ReadFile(at("host.pub"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	write("known_hosts", 0o600, fmt.Sprintf("[127.0.0.1]:%d %s", port, known))
+	write("ssh_config", 0o600, append([]string{
+		"IdentityFile " + at("mine"), "IdentitiesOnly yes", "UserKnownHostsFile " + at("known_hosts"), "BatchMode yes"}, options...)...)
+	program, err := exec.LookPath("ssh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// OpenSSH takes the home directory from the accounts, not from the environment.
+	if err := os.Mkdir(at("bin"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write("bin/ssh", 0o700, "#!/bin/sh", "exec "+program+" -F "+at("ssh_config")+` "$@"`)
+	t.Setenv("PATH", at("bin")+":"+os.Getenv("PATH"))
+
+	if err := os.MkdirAll("/run/sshd", 0o755); err != nil { // where sshd confines itself
+		t.Fatal(err)
+	}
+	s := &sshd{log: new(syncBuffer)}
+	cmd := exec.Command("/usr/sbin/sshd", "-D", "-e", "-f", at("sshd_config"))
+	cmd.Stderr = s.log
+	// Sessions that are left keep its stderr open.
+	cmd.WaitDelay = time.Second
+	if err := cmd.Start(); err != nil {
+		t.Fatalf("%v: ci/clients installs it", err)
+	}
+	s.pid = cmd.Process.Pid
+	t.Cleanup(func() {
+		s.signal(t, syscall.SIGKILL)
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	harness.Eventually(t, "sshd listens", func() bool {
+		conn, err := net.Dial("tcp", address)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
+	me, err := user.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, harness.NewClient(t, sandbox.WithHost(fmt.Sprintf("ssh://%s@127.0.0.1:%d", me.Username, port)))
+}
+
+// signal sends sig to the server's process of each connection.
+func (s *sshd) signal(t *testing.T, sig syscall.Signal) (n int) {
+	t.Helper()
+	parents := []string{strconv.Itoa(s.pid)}
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < len(parents); i++ {
+		for _, file := range stats {
+			text, _ := os.ReadFile(file)
+			pid, rest, _ := strings.Cut(string(text), " (")
+			name, rest, _ := strings.Cut(rest, ") ")
+			if fields := strings.Fields(rest); name == "sshd" && len(fields) > 1 && fields[1] == parents[i] {
+				parents = append(parents, pid)
+				if id, err := strconv.Atoi(pid); err == nil && syscall.Kill(id, sig) == nil {
+					n++
+				}
+			}
+		}
+	}
+	return n
+}
+
+// Sixteen creations at once take a bounded number of connections, each of which is an ssh; with
+// a control master one carries all of them.
+func TestCreationsOverSSH(t *testing.T) {
+	const creations = 16
+	for name, test := range map[string]struct {
+		options []string
+		most    int
+	}{
+		// Each first creation connects to its guest; calls share connections.
+		"a connection each": {nil, 2 * creations},
+		"a control master":  {[]string{"ControlMaster auto", "ControlPersist 5", ""}, 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if len(test.options) > 0 {
+				dir, err := os.MkdirTemp("", "cm") // the path of a socket is short
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { os.RemoveAll(dir) })
+				test.options[2] = "ControlPath " + filepath.Join(dir, "s")
+			}
+			server, c := newSSHD(t, test.options...)
+			direct := harness.NewClient(t)
+			var g errgroup.Group
+			for range creations {
+				sandboxName := harness.UniqueName(t)
+				harness.Remove(t, direct, sandboxName)
+				g.Go(func() error {
+					sb, err := c.Create(t.Context(), sandbox.WithName(sandboxName), harness.Quick)
+					if err != nil {
+						return err
+					}
+					return sb.Detach()
+				})
+			}
+			if err := g.Wait(); err != nil {
+				t.Errorf("Create: %v", err)
+			}
+			n := server.connections()
+			t.Logf("%d creations took %d connections", creations, n)
+			if n == 0 || n > test.most {
+				t.Errorf("%d creations took %d connections, want at most %d", creations, n, test.most)
+			}
+		})
+	}
+}
+
+// A connection that is dropped or hangs ends what uses it within 45 s.
+func TestLostSSHConnectionEndsACommand(t *testing.T) {
+	for name, sig := range map[string]syscall.Signal{"dropped": syscall.SIGKILL, "hanging": syscall.SIGSTOP} {
+		t.Run(name, func(t *testing.T) {
+			server, c := newSSHD(t)
+			direct := harness.NewClient(t)
+			sandboxName := harness.UniqueName(t)
+			harness.Remove(t, direct, sandboxName)
+			sb, err := c.Create(t.Context(), sandbox.WithName(sandboxName), harness.Quick)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer sb.Detach()
+			cmd := sb.Command(context.WithoutCancel(t.Context()), "cat")
+			in, err := cmd.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer in.Close()
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if n := server.signal(t, sig); n == 0 {
+				t.Fatal("the server has no connection")
+			}
+			began := time.Now()
+			result := make(chan error, 1)
+			go func() { result <- cmd.Wait() }()
+			select {
+			case err = <-result:
+			case <-time.After(45 * time.Second):
+				t.Error("a command does not end 45 s after its connection was lost")
+				server.signal(t, syscall.SIGKILL)
+				err = <-result
+			}
+			t.Logf("Wait returned after %v: %v", time.Since(began).Round(100*time.Millisecond), err)
+			if !errors.Is(err, sandbox.ErrEngineUnavailable) || errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("Wait = %v, want ErrEngineUnavailable", err)
+			}
+			// The next command has a new connection.
+			if out, err := sb.Command(t.Context(), "echo", "again").Output(); string(out) != "again\n" || err != nil {
+				t.Errorf("the next command = %q, %v", out, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,83 @@
+package volumes_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// What Mounts returns can be given to Create, Fork and Update: a copy is the volume that it became.
+func TestMountsGoRound(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	bound, copied := harness.HostDir(t, map[string]string{"file": "bound"}), harness.HostDir(t, map[string]string{"file": "from outside"})
+	first := harness.CreateWith(t, c, []sandbox.Mount{{Source: t.TempDir(), Target: "/v"}})
+	attached := harness.CopiedVolume(t, first, "/v")
+	sb := harness.CreateWith(t, c, []sandbox.Mount{
+		{Source: bound, Target: "/bound", Mode: sandbox.RO}, {Source: copied, Target: "/copy"}, {Volume: attached, Target: "/attached"},
+	})
+	harness.Write(t, sb, "/copy/file", "from inside")
+	mounts := sb.Mounts()
+	var kinds []sandbox.MountKind
+	for _, m := range mounts {
+		kinds = append(kinds, m.Kind())
+	}
+	if want := []sandbox.MountKind{sandbox.BindMount, sandbox.CopyMount, sandbox.VolumeMount}; !slices.Equal(kinds, want) {
+		t.Errorf("the kinds are %q, want %q", kinds, want)
+	}
+	volume := harness.CopiedVolume(t, sb, "/copy")
+	wantFile := func(what string, sb *sandbox.Sandbox) {
+		t.Helper()
+		if got := harness.Read(t, sb, "/copy/file"); got != "from inside" {
+			t.Errorf("%s: the copy has %q, want what was written inside", what, got)
+		}
+		if got := harness.Read(t, sb, "/bound/file"); got != "bound" {
+			t.Errorf("%s: the directory has %q", what, got)
+		}
+	}
+
+	harness.Update(t, sb, sandbox.WithMounts(mounts...))
+	if st := harness.Inspect(t, sb.Name()); st.Settings.Pending != nil {
+		t.Errorf("Update with the mounts that it has: %q wait for the next session", st.Settings.Pending)
+	}
+	harness.Update(t, sb, sandbox.WithMounts(append(mounts, sandbox.Mount{Source: bound, Target: "/again", Mode: sandbox.RO})...))
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sb.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wantFile("after Update", sb)
+	if diff := cmp.Diff(mounts, sb.Mounts()[:3]); diff != "" {
+		t.Errorf("the mounts after Update (-want +got):\n%s", diff)
+	}
+
+	want := slices.Clone(mounts)
+	want[1] = sandbox.Mount{Volume: volume, Target: "/copy", Mode: sandbox.RW}
+	made := harness.CreateWith(t, c, mounts)
+	wantFile("Create", made)
+	if diff := cmp.Diff(want, made.Mounts()); diff != "" {
+		t.Errorf("the mounts of Create (-want +got):\n%s", diff)
+	}
+	fork, err := c.Fork(t.Context(), sb.Name(), sandbox.WithMounts(mounts...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	harness.Remove(t, c, fork.Name())
+	defer fork.Detach()
+	wantFile("Fork", fork)
+	if diff := cmp.Diff(want, fork.Mounts()); diff != "" {
+		t.Errorf("the mounts of Fork (-want +got):\n%s", diff)
+	}
+
+	// At another place it is a volume that is attached, too.
+	mounts[1].Target = "/elsewhere"
+	harness.Update(t, sb, sandbox.WithMounts(mounts...))
+	if got, want := harness.Inspect(t, sb.Name()).Settings.Mounts[1], (sandbox.Mount{Volume: volume, Target: "/elsewhere", Mode: sandbox.RW}); got != want {
+		t.Errorf("the copy at another place is %+v, want %+v", got, want)
+	}
+}
