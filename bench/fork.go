@@ -7,11 +7,7 @@ import (
 	"errors"
 	"io"
 	"maps"
-	"net"
 	"net/http"
-	"net/http/httputil"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -32,8 +28,8 @@ func (r *rig) source(ctx context.Context, script string, opts ...sandbox.CreateO
 const outsideToo = "mkdir /opt/tool; cp -r . /opt/tool; echo 1 >/etc/tool.conf"
 
 // forkSmall compares a fork of a running sandbox with a hundred files, until the first
-// command's exit, with an empty sandbox. The first fork of a source takes longer than later
-// ones, which start while their files are copied: it is reported, but not in the figure.
+// command's exit, with an empty sandbox. The figure is of forks of one source; the first fork of
+// each of five others is reported beside it.
 func forkSmall(ctx context.Context, r *rig) (float64, error) {
 	if _, err := r.warm(ctx); err != nil {
 		return 0, err
@@ -182,7 +178,7 @@ func commitSkipped(ctx context.Context, r *rig) (commits float64, err error) {
 }
 
 // forkPause measures the longest time that a program in the source could not write to a file
-// during a fork.
+// during a fork. It is that of a small source; that of one with 1 GiB is reported beside it.
 func forkPause(ctx context.Context, r *rig) (float64, error) {
 	source, err := r.source(ctx, outsideToo)
 	if err != nil {
@@ -193,25 +189,61 @@ func forkPause(ctx context.Context, r *rig) (float64, error) {
 		return 0, err
 	}
 	defer stop()
-	while := func(do func() error) func() (float64, error) {
-		return func() (float64, error) {
-			if _, err := longest(); err != nil {
-				return 0, err
-			}
-			if err := do(); err != nil {
-				return 0, err
-			}
-			return longest()
-		}
-	}
 	forked, created, _, err := pairs(ctx, 2, 15,
-		while(func() error { return second(r.client.Fork(ctx, source.Name(), r.tags())) }),
-		while(func() error { return second(r.create(ctx)) }))
+		during(longest, func() error { return second(r.client.Fork(ctx, source.Name(), r.tags())) }),
+		during(longest, func() error { return second(r.create(ctx)) }))
 	if err != nil {
 		return 0, err
 	}
 	note("the source's longest stall while it is forked: %v ms, while another sandbox is created %v ms", forked, created)
-	return forked.median(), nil
+	return forked.median(), r.noteLargePause(ctx)
+}
+
+// noteLargePause reports the longest stalls of a source with 1 GiB.
+func (r *rig) noteLargePause(ctx context.Context) error {
+	tree, err := r.tree(gibibyte)
+	if err != nil {
+		return err
+	}
+	source, err := r.client.Create(ctx, r.tags(), quick, sandbox.WithSource(sandbox.Dir(tree)))
+	if err != nil {
+		return err
+	}
+	longest, stop, err := longestStall(ctx, source)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	stall := during(longest, func() error {
+		sb, err := r.client.Fork(ctx, source.Name(), r.tags())
+		if err != nil {
+			return err
+		}
+		return second(sb.Delete(ctx, sandbox.PreserveVolumes(false)))
+	})
+	var stalls samples
+	for range 5 {
+		ms, err := stall()
+		if err != nil {
+			return err
+		}
+		stalls = append(stalls, ms)
+	}
+	note("the longest stall of a source with 1 GiB while it is forked: %v ms", stalls)
+	return nil
+}
+
+// during measures the longest stall while do runs.
+func during(longest func() (float64, error), do func() error) func() (float64, error) {
+	return func() (float64, error) {
+		if _, err := longest(); err != nil {
+			return 0, err
+		}
+		if err := do(); err != nil {
+			return 0, err
+		}
+		return longest()
+	}
 }
 
 // longestStall starts a program in a sandbox that writes to a file all the time. longest
@@ -260,9 +292,7 @@ func longestStall(ctx context.Context, sb *sandbox.Sandbox) (longest func() (flo
 
 // counted counts a client's calls to the engine.
 type counted struct {
-	client *sandbox.Client
-	server *http.Server
-	dir    string
+	*front
 
 	mu    sync.Mutex
 	calls map[string]int // by method and path, without names
@@ -273,35 +303,17 @@ type counted struct {
 func (r *rig) count(hidden string) (*counted, error) {
 	c := &counted{calls: map[string]int{}}
 	var err error
-	if c.dir, err = os.MkdirTemp("", "bench"); err != nil {
-		return nil, err
-	}
-	socket := filepath.Join(c.dir, "s")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(c.dir))
-	}
-	proxy := &httputil.ReverseProxy{
-		Rewrite:       func(p *httputil.ProxyRequest) { p.Out.URL.Scheme, p.Out.URL.Host = "http", "engine" },
-		Transport:     r.api.http.Transport,
-		FlushInterval: -1,
-		ModifyResponse: func(resp *http.Response) error {
-			c.add(resp.Request)
-			if resp.StatusCode != http.StatusOK || !strings.HasSuffix(resp.Request.URL.Path, "/json") {
-				return nil
-			}
-			text, err := io.ReadAll(resp.Body)
-			text = bytes.ReplaceAll(text, []byte(`"`+hidden+`"`), []byte(`"`+strings.Repeat("x", len(hidden))+`"`))
-			resp.Body = io.NopCloser(bytes.NewReader(text))
-			return err
-		},
-	}
-	c.server = &http.Server{Handler: proxy}
-	go c.server.Serve(l)
-	if c.client, err = sandbox.NewClient(sandbox.WithHost("unix://" + socket)); err != nil {
-		return nil, errors.Join(err, c.close())
-	}
-	return c, nil
+	c.front, err = r.inFront(func(resp *http.Response) error {
+		c.add(resp.Request)
+		if resp.StatusCode != http.StatusOK || !strings.HasSuffix(resp.Request.URL.Path, "/json") {
+			return nil
+		}
+		text, err := io.ReadAll(resp.Body)
+		text = bytes.ReplaceAll(text, []byte(`"`+hidden+`"`), []byte(`"`+strings.Repeat("x", len(hidden))+`"`))
+		resp.Body = io.NopCloser(bytes.NewReader(text))
+		return err
+	})
+	return c, err
 }
 
 func (c *counted) add(req *http.Request) {
@@ -320,12 +332,4 @@ func (c *counted) now() map[string]int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return maps.Clone(c.calls)
-}
-
-func (c *counted) close() error {
-	var err error
-	if c.client != nil {
-		err = c.client.Close()
-	}
-	return errors.Join(err, c.server.Close(), os.RemoveAll(c.dir))
 }

@@ -40,11 +40,7 @@ func (r *rig) gather(ctx context.Context) error {
 	var g errgroup.Group
 	g.SetLimit(4)
 	for i := range crowdSize() {
-		rec := record.Sandbox{
-			ID: record.NewID(), Name: fmt.Sprintf("crowd-%s-%d", r.id, i), Nonce: record.NewNonce(), CreatedAt: time.Now(),
-			Persistent: true, Tags: map[string]string{"crowd": r.id}, ControlKey: make([]byte, 32),
-			Settings: record.SandboxSettings{Image: sandbox.DefaultImage, Workdir: sandbox.Workspace},
-		}
+		rec := r.stranger(i)
 		g.Go(func() error {
 			labels, err := rec.Labels()
 			if err != nil {
@@ -67,6 +63,15 @@ func (r *rig) gather(ctx context.Context) error {
 	err = g.Wait()
 	note("%d sandboxes created with plain calls in %v", crowdSize(), time.Since(began).Round(time.Second))
 	return err
+}
+
+// stranger is the record of a sandbox of a crowd.
+func (r *rig) stranger(i int) record.Sandbox {
+	return record.Sandbox{
+		ID: record.NewID(), Name: fmt.Sprintf("crowd-%s-%d", r.id, i), Nonce: record.NewNonce(), CreatedAt: time.Now(),
+		Persistent: true, Tags: map[string]string{"crowd": r.id}, ControlKey: make([]byte, 32),
+		Settings: record.SandboxSettings{Image: sandbox.DefaultImage, Workdir: sandbox.Workspace},
+	}
 }
 
 // get1000 compares finding a sandbox by its name among a thousand with finding it nearly

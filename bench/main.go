@@ -81,6 +81,9 @@ var figures = []figure{
 	{"fork_pause_ms", "ms", forkPause},
 	{"get_1000_vs_1", "ratio", get1000},
 	{"list_1000_vs_engine", "ratio", list1000},
+	{"create_at_10k_vs_empty", "ratio", createAt10k},
+	{"get_at_10k_vs_empty", "ratio", getAt10k},
+	{"list_10k_vs_engine", "ratio", list10k},
 	{"create_policy_vs_allowall", "ratio", createPolicy},
 	{"policy_update_ms", "ms", policyUpdate},
 	{"tls_connect_proxied_vs_direct_ms", "ms", tlsConnect},
@@ -130,6 +133,7 @@ func bench(ctx context.Context) (err error) {
 	}()
 	for _, f := range chosen {
 		note("")
+		began := time.Now()
 		value, err := f.measure(ctx, r)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -138,6 +142,7 @@ func bench(ctx context.Context) (err error) {
 			return fmt.Errorf("%s: %w", f.name, err)
 		}
 		fmt.Printf("BENCH %s %.4g %s\n", f.name, value, f.unit)
+		note("took %v", time.Since(began).Round(time.Second))
 	}
 	return nil
 }
