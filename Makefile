@@ -1,8 +1,8 @@
 # Two of these need no preparation at all: make quickstart, make test. Each target is a script in ci/ that runs by hand, too.
-.PHONY: help quickstart test soak bench lint fmt generate
+.PHONY: help quickstart test soak bench engine test-engines lint fmt generate
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 quickstart: ## set up what is missing, then run examples/quickstart
 	@ci/go
@@ -23,6 +23,12 @@ bench: ## the benchmarks
 	@ci/engine
 	@ci/image
 	@ci/bench
+
+engine: ## run tests on another engine: NAME=docker-28-containerd TEST=./test/fork
+	@ci/other-engine $(NAME) go test -count=1 -timeout 60m $(TEST)
+
+test-engines: ## check what every kind of engine does, and write docs/engines.md
+	@ci/engines
 
 lint: ## formatting, go vet, staticcheck
 	@ci/lint
