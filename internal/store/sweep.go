@@ -356,13 +356,23 @@ func (w *sweep) snapshots(ctx context.Context) {
 		if w.emptyTree(v, recs) {
 			w.log("volume "+v.Name, w.DropVolume(ctx, v.Name))
 		}
-		if of, is := record.OverlayOf(v.Name); is && record.Is(v.Labels, record.RoleOverlay) && !names[of] {
+		if of, is := record.OverlayOf(v.Name); is && record.Is(v.Labels, record.RoleOverlay) && !names[of] && w.isMissing(ctx, of) {
 			w.log("volume "+v.Name, w.DropVolume(ctx, v.Name))
 		}
 	}
 	for id, nonce := range w.all.orphanedFiles() {
-		w.log("files of snapshot "+id, w.dropSnapshotFiles(ctx, id, nonce))
+		if w.isMissing(ctx, record.SnapshotName(id)) {
+			w.log("files of snapshot "+id, w.dropSnapshotFiles(ctx, id, nonce))
+		}
 	}
+}
+
+// isMissing reports whether a volume that is not in the inventory does not exist. The engine reads
+// the labels of the volumes that it lists after their names: a list may lack the marker of an
+// operation that has just ended, as removed, and what was created before that, as not yet there.
+func (w *sweep) isMissing(ctx context.Context, name string) bool {
+	_, err := w.Engine.InspectVolume(ctx, name)
+	return errors.Is(err, engine.ErrNotFound)
 }
 
 // emptyTree reports whether a volume was created for a snapshot's tree that turned out to

@@ -31,7 +31,7 @@ const lockstep = `
 		if (i === 1) console.log('on');
 		if (i % 16 === 0) Atomics.wait(nap, 0, 0, 1);
 		const now = performance.now();
-		if (now - last > stall) fs.writeFileSync('/tmp/stall', String(stall = now - last));
+		if (now - last > stall) { fs.writeFileSync('/tmp/stall.new', String(stall = now - last)); fs.renameSync('/tmp/stall.new', '/tmp/stall'); }
 		last = performance.now();
 	}`
 

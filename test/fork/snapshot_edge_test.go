@@ -1,10 +1,15 @@
 package fork_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"io"
+	"net/http"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -332,6 +337,55 @@ func TestExpiredSnapshotInUseStays(t *testing.T) {
 		harness.Sweep(t)
 		return len(leftOf(t, eng, snap, sb)) == 0
 	})
+}
+
+// The engine's list of volumes is not of one moment: it may lack a snapshot's record, or a volume
+// over its files, and yet not have the marker any more under which they were created.
+func TestSweepOfAListThatLacksWhatWasJustMade(t *testing.T) {
+	t.Parallel()
+	c, eng := harness.NewClient(t), harness.NewEngine(t)
+	source := harness.CreateWith(t, c, nil)
+	harness.Write(t, source, "f", "of the snapshot")
+	snap := harness.SnapshotOf(t, c, source)
+	lacks := []string{record.SnapshotName(snap.ID)}
+	behind := harness.NewClient(t, sandbox.WithHost(harness.InFront(t, func(http.ResponseWriter, *http.Request) bool { return false }, func(resp *http.Response) error {
+		if !strings.HasSuffix(resp.Request.URL.Path, "/volumes") {
+			return nil
+		}
+		var list struct{ Volumes []map[string]any }
+		if err := json.NewDecoder(resp.Body).Decode(&list); err != nil {
+			return err
+		}
+		resp.Body.Close()
+		list.Volumes = slices.DeleteFunc(list.Volumes, func(v map[string]any) bool { return slices.Contains(lacks, v["Name"].(string)) })
+		b, err := json.Marshal(list)
+		resp.Body, resp.ContentLength = io.NopCloser(bytes.NewReader(b)), int64(len(b))
+		resp.Header.Set("Content-Length", strconv.Itoa(len(b)))
+		return err
+	})))
+	prune := func() {
+		t.Helper()
+		if _, err := behind.Prune(t.Context()); err != nil {
+			t.Errorf("Prune: %v", err)
+		}
+	}
+	prune()
+	sb := harness.CreateWith(t, c, nil, fromSnap(snap))
+	if got := harness.Read(t, sb, "f"); got != "of the snapshot" {
+		t.Errorf("after a sweep the snapshot has %q", got)
+	}
+	workspace := record.WorkspaceName(sb.ID())
+	if v, err := eng.InspectVolume(t.Context(), workspace); err != nil || v.Labels[record.Snapshot] != snap.ID {
+		t.Fatalf("the workspace is no volume over the snapshot's files: %+v, %v", v, err)
+	}
+	lacks = []string{workspace}
+	prune()
+	upper, work := record.OverlayNames(workspace)
+	for _, name := range []string{upper, work} {
+		if _, err := eng.InspectVolume(t.Context(), name); err != nil {
+			t.Errorf("after a sweep the sandbox lacks a part of its workspace: %v", err)
+		}
+	}
 }
 
 // The image that a snapshot's files were committed to goes with the last sandbox that was
