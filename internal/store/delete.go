@@ -377,14 +377,18 @@ func (s *Store) stop(ctx context.Context, got engine.Container, rec record.Sandb
 		return nil
 	}
 	// The kernel drops a signal that reaches a PID 1 before it has a handler for it. So a
-	// session that has just started gets a second SIGTERM, which is harmless after a first.
+	// session that has just started gets a second SIGTERM, which is harmless after a first. Its
+	// end is waited for: the engine would carry out a call that was given up, in the next session.
 	stopped, cancel := context.WithCancel(ctx)
 	var resignal sync.WaitGroup
 	if s.Engine.Now().Sub(got.StartedAt) < startingTime {
 		resignal.Go(func() {
-			if fault.Sleep(stopped, resignalAfter) == nil {
-				_ = s.Engine.KillContainer(stopped, got.ID, "SIGTERM")
+			if fault.Sleep(stopped, resignalAfter) != nil {
+				return
 			}
+			own, cancel := context.WithTimeout(ctx, CloseMargin)
+			defer cancel()
+			_ = s.Engine.KillContainer(own, got.ID, "SIGTERM")
 		})
 	}
 	err := call(ctx, got.ID, rec.Grace())
