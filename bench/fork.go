@@ -28,43 +28,46 @@ func (r *rig) source(ctx context.Context, script string, opts ...sandbox.CreateO
 const outsideToo = "mkdir /opt/tool; cp -r . /opt/tool; echo 1 >/etc/tool.conf"
 
 // forkSmall compares a fork of a running sandbox with a hundred files, until the first
-// command's exit, with an empty sandbox. The figure is of forks of one source; the first fork of
-// each of five others is reported beside it.
+// command's exit, with an empty sandbox: forks of one source, and the first fork of each of
+// several others.
 func forkSmall(ctx context.Context, r *rig) (float64, error) {
 	if _, err := r.warm(ctx); err != nil {
 		return 0, err
 	}
 	var ratio float64
+	compare := func(what string, warmup, n int, fork func() (float64, error)) error {
+		ours, theirs, ratios, err := pairs(ctx, warmup, n, fork, used(ctx, func() (*sandbox.Sandbox, error) { return r.create(ctx) }))
+		if err != nil {
+			return err
+		}
+		note("%s: %v ms to the first command's exit, an empty sandbox %v ms, ratios %v", what, ours, theirs, ratios)
+		ratio = max(ratio, ratios.median())
+		return nil
+	}
+	fork := func(source *sandbox.Sandbox) (float64, error) {
+		return used(ctx, func() (*sandbox.Sandbox, error) { return r.client.Fork(ctx, source.Name(), r.tags()) })()
+	}
 	for _, script := range []string{outsideToo, "true"} {
+		where := "100 files in the workspace"
+		if script == outsideToo {
+			where += " and as many outside"
+		}
 		source, err := r.source(ctx, script)
 		if err != nil {
 			return 0, err
 		}
-		ours, theirs, ratios, err := pairs(ctx, 2, 15,
-			used(ctx, func() (*sandbox.Sandbox, error) { return r.client.Fork(ctx, source.Name(), r.tags()) }),
-			used(ctx, func() (*sandbox.Sandbox, error) { return r.create(ctx) }))
-		if err != nil {
+		if err := compare("fork of "+where, 2, 15, func() (float64, error) { return fork(source) }); err != nil {
 			return 0, err
 		}
-		where := "in the workspace"
-		if script == outsideToo {
-			where += " and as many outside"
-		}
-		var first samples
-		for range 5 {
+		if err := compare("first fork of "+where, 1, 9, func() (float64, error) {
 			fresh, err := r.source(ctx, script)
 			if err != nil {
 				return 0, err
 			}
-			ms, err := used(ctx, func() (*sandbox.Sandbox, error) { return r.client.Fork(ctx, fresh.Name(), r.tags()) })()
-			if err != nil {
-				return 0, err
-			}
-			first = append(first, ms)
+			return fork(fresh)
+		}); err != nil {
+			return 0, err
 		}
-		note("the first fork of a source: %v ms", first)
-		note("fork of 100 files %s: %v ms to the first command's exit, an empty sandbox %v ms, ratios %v", where, ours, theirs, ratios)
-		ratio = max(ratio, ratios.median())
 	}
 	return ratio, nil
 }
