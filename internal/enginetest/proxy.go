@@ -78,7 +78,8 @@ type Proxy struct {
 	targets []string
 	made    map[string]bool // names of containers that were asked for, of all time
 	at      int
-	ending  string // of the call that at is to be, where it is not known yet
+	ending  string // of the calls of which the nth is to be at
+	nth     int
 	fault   Fault
 	onFault func()
 	fired   bool
@@ -159,11 +160,14 @@ func (p *Proxy) Arm(k int, f Fault, onFault func()) {
 }
 
 // ArmAt is Arm for the first call whose name, as in [Proxy.Calls], ends so.
-func (p *Proxy) ArmAt(ending string, f Fault, onFault func()) {
+func (p *Proxy) ArmAt(ending string, f Fault, onFault func()) { p.ArmAtNth(1, ending, f, onFault) }
+
+// ArmAtNth is Arm for the n-th call, counted from 1, whose name ends so.
+func (p *Proxy) ArmAtNth(n int, ending string, f Fault, onFault func()) {
 	p.Arm(0, f, onFault)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.ending = ending
+	p.nth, p.ending = n, ending
 }
 
 // Disarm lets every call pass from now on. Counts stay until the next Arm.
@@ -366,7 +370,9 @@ func (p *Proxy) arrive(req *http.Request) Fault {
 		p.made[name] = true
 	}
 	if p.ending != "" && strings.HasSuffix(p.calls[p.count-1], p.ending) {
-		p.at, p.ending = p.count, ""
+		if p.nth--; p.nth == 0 {
+			p.at, p.ending = p.count, ""
+		}
 	}
 	f, onFault := None, func() {}
 	if p.at != 0 && p.count == p.at {

@@ -14,6 +14,20 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
+// firstCopier returns which helper of a program's is the first that copies. Where the engine does
+// not report a container's layer, another one has looked for it.
+func firstCopier(t *testing.T, eng *engine.Engine) int {
+	t.Helper()
+	driver, err := eng.StorageDriver(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if driver == "overlayfs" { // of containerd's image store
+		return 2
+	}
+	return 1
+}
+
 // killedWithHelper kills a program that copies a sandbox when its helper's container exists and
 // has not been started.
 func killedWithHelper(t *testing.T, verb, source string) {
@@ -26,7 +40,7 @@ func killedWithHelper(t *testing.T, verb, source string) {
 	}
 	var cmd *exec.Cmd
 	ready := make(chan struct{})
-	proxy.ArmAt("/attach", enginetest.RefuseBefore, func() { <-ready; cmd.Process.Kill() })
+	proxy.ArmAtNth(firstCopier(t, eng), "/attach", enginetest.RefuseBefore, func() { <-ready; cmd.Process.Kill() })
 	cmd = harness.Process(t, "capturer", proxy.Host(), verb, source, name)
 	cmd.Stderr = nil
 	if err := cmd.Start(); err != nil {
@@ -78,7 +92,7 @@ func TestHelperOfAKilledRemakeGoesWithTheChange(t *testing.T) {
 	proxy := enginetest.NewProxy(t)
 	cmd := harness.Process(t, "starter", proxy.Host(), sb.Name())
 	goOn := ready(t, cmd)
-	proxy.ArmAt("/attach", enginetest.RefuseBefore, func() { cmd.Process.Kill() })
+	proxy.ArmAtNth(firstCopier(t, eng), "/attach", enginetest.RefuseBefore, func() { cmd.Process.Kill() })
 	goOn()
 	if err := cmd.Wait(); err == nil || !proxy.Fired() {
 		t.Fatalf("it was not killed: %v; its calls: %q", err, proxy.Calls())
@@ -108,7 +122,7 @@ func TestRemovedHelperIsMadeAgain(t *testing.T) {
 			c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
 			harness.Remove(t, c, name)
 			removed := 0
-			proxy.ArmAt(at, enginetest.Cancel, func() {
+			proxy.ArmAtNth(firstCopier(t, eng), at, enginetest.Cancel, func() {
 				list, err := eng.ListContainers(t.Context(), engine.Filter{Labels: []string{record.Filter(record.Role, record.RoleHelper), harness.Named(name)}})
 				if err != nil {
 					t.Errorf("list helpers: %v", err)
