@@ -129,25 +129,30 @@ func newSSHD(t *testing.T, options ...string) (*sshd, *sandbox.Client) {
 	return s, harness.NewClient(t, sandbox.WithHost(fmt.Sprintf("ssh://%s@127.0.0.1:%d", me.Username, port)))
 }
 
-// signal sends sig to the server's process of each connection.
+// signal sends sig to the server's processes of each connection, which are called sshd-session since OpenSSH 9.8.
 func (s *sshd) signal(t *testing.T, sig syscall.Signal) (n int) {
 	t.Helper()
-	parents := []string{strconv.Itoa(s.pid)}
+	all := []int{s.pid}
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := 0; i < len(parents); i++ {
+	// All are found first: a process whose parent is killed gets another one.
+	for i := 0; i < len(all); i++ {
 		for _, file := range stats {
 			text, _ := os.ReadFile(file)
 			pid, rest, _ := strings.Cut(string(text), " (")
 			name, rest, _ := strings.Cut(rest, ") ")
-			if fields := strings.Fields(rest); name == "sshd" && len(fields) > 1 && fields[1] == parents[i] {
-				parents = append(parents, pid)
-				if id, err := strconv.Atoi(pid); err == nil && syscall.Kill(id, sig) == nil {
-					n++
+			if fields := strings.Fields(rest); strings.HasPrefix(name, "sshd") && len(fields) > 1 && fields[1] == strconv.Itoa(all[i]) {
+				if id, err := strconv.Atoi(pid); err == nil {
+					all = append(all, id)
 				}
 			}
+		}
+	}
+	for _, id := range all[1:] {
+		if syscall.Kill(id, sig) == nil {
+			n++
 		}
 	}
 	return n
