@@ -77,17 +77,30 @@ func (h *Handle) ConnectRunning(ctx context.Context) (*guest.Conn, error) {
 }
 
 // share runs fn once for all concurrent callers of a key, on a context of its own: the end of
-// one caller's context does not affect the others.
+// one caller's context does not affect the others. A caller that joined an earlier call does not
+// get its error, which may be of a moment before this one, such as that the engine was not running:
+// fn is called once more for those callers.
 func (h *Handle) share(ctx context.Context, key string, d time.Duration, fn func(context.Context) (any, error)) (any, error) {
+	got, joined, err := h.join(ctx, key, d, fn)
+	if err != nil && joined && ctx.Err() == nil {
+		got, _, err = h.join(ctx, key, d, fn)
+	}
+	return got, err
+}
+
+// join runs fn, or waits for the call of it that runs: then joined is true.
+func (h *Handle) join(ctx context.Context, key string, d time.Duration, fn func(context.Context) (any, error)) (got any, joined bool, err error) {
 	h.mu.Lock()
 	// A handle in the middle of its own Detach or resume still needs its connection.
 	if h.released {
 		h.mu.Unlock()
-		return nil, fault.Closed
+		return nil, false, fault.Closed
 	}
 	h.work.Add(1)
 	h.mu.Unlock()
+	own := false
 	result := h.flights.DoChan(key, func() (got any, err error) {
+		own = true
 		ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		defer cancel()
 		defer context.AfterFunc(h.life, cancel)()
@@ -100,14 +113,14 @@ func (h *Handle) share(ctx context.Context, key string, d time.Duration, fn func
 	select {
 	case r := <-result:
 		h.work.Done()
-		return r.Val, r.Err
+		return r.Val, !own, r.Err
 	case <-ctx.Done():
 		// The call goes on for other callers; release waits for it.
 		go func() {
 			<-result
 			h.work.Done()
 		}()
-		return nil, fault.Cancelled(ctx)
+		return nil, false, fault.Cancelled(ctx)
 	}
 }
 
