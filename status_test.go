@@ -119,6 +119,7 @@ func TestStatesOfTheEngineHaveOneWord(t *testing.T) {
 	for word, want := range map[string]sandbox.State{
 		"created": sandbox.StateCreating, "running": sandbox.StateRunning, "restarting": sandbox.StateRunning, "paused": sandbox.StatePaused,
 		"exited": sandbox.StateStopped, "removing": sandbox.StateStopped, "dead": sandbox.StateError, "new in some version": sandbox.StateError,
+		"initialized": sandbox.StateCreating, "stopping": sandbox.StateRunning, "stopped": sandbox.StateStopped, // Podman's
 	} {
 		if got := sandbox.StateOf(word); got != want {
 			t.Errorf("%s is %q, want %q", word, got, want)
