@@ -129,6 +129,10 @@ func AllowAll() NetworkPolicy { return NetworkPolicy{mode: policy.AllowAll} }
 
 // PublicOnly allows the public internet, by any protocol, and nothing protected (see
 // [NetworkPolicy]). PID 1 answers DNS queries.
+//
+// The engine's machine is a virtual machine on Docker Desktop, and a network namespace on a
+// rootless engine: the host's own public address is not protected there. To deny it use the
+// equal policy NetworkPolicy{Allow: []string{"*"}} with the address in Subnets.Deny.
 func PublicOnly() NetworkPolicy { return NetworkPolicy{mode: policy.PublicOnly} }
 
 // DenyAll allows no outgoing connection. Published ports, [Sandbox.DialContext], commands

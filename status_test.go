@@ -15,6 +15,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata/results.json")
@@ -115,9 +119,54 @@ func TestStatesOfTheEngineHaveOneWord(t *testing.T) {
 	for word, want := range map[string]sandbox.State{
 		"created": sandbox.StateCreating, "running": sandbox.StateRunning, "restarting": sandbox.StateRunning, "paused": sandbox.StatePaused,
 		"exited": sandbox.StateStopped, "removing": sandbox.StateStopped, "dead": sandbox.StateError, "new in some version": sandbox.StateError,
+		"initialized": sandbox.StateCreating, "stopping": sandbox.StateRunning, "stopped": sandbox.StateStopped, // Podman's
 	} {
 		if got := sandbox.StateOf(word); got != want {
 			t.Errorf("%s is %q, want %q", word, got, want)
 		}
+	}
+}
+
+func TestListReportsASandboxThatIsBeingDeletedAsItIs(t *testing.T) {
+	t.Parallel()
+	fake := enginetest.NewFake(t)
+	eng, err := engine.Open(t.Context(), engine.Options{Host: fake.Host()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer eng.Close()
+	claims := map[string]func(record.Sandbox) (*record.Claim, error){
+		"made": func(r record.Sandbox) (*record.Claim, error) {
+			return record.TryClaim(t.Context(), eng, r.Name, r.Nonce, "test")
+		},
+		"deleted": func(r record.Sandbox) (*record.Claim, error) {
+			return record.TryDelete(t.Context(), eng, r, "by", "test")
+		},
+	}
+	for name, claim := range claims {
+		rec := record.Sandbox{ID: "id-" + name, Name: name, Nonce: record.NewNonce(), CreatedAt: time.Now(), ControlKey: make([]byte, 32),
+			Settings: record.SandboxSettings{Image: "image", Network: "allow-all"}}
+		labels, err := rec.Labels()
+		if err != nil {
+			t.Fatal(err)
+		}
+		fake.AddContainer(record.ContainerName(name), enginetest.FakeContainer{ID: rec.ID, State: "running", Labels: labels})
+		held, err := claim(rec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer held.Stop()
+	}
+	list, err := harness.Unconnected(t, sandbox.WithHost(fake.Host())).List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]sandbox.State{}
+	for _, i := range list {
+		got[i.Name] = i.State
+	}
+	want := map[string]sandbox.State{"made": sandbox.StateCreating, "deleted": sandbox.StateRunning}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("List while sandboxes are made and deleted (-want +got):\n%s", diff)
 	}
 }

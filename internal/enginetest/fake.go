@@ -33,7 +33,7 @@ type Fake struct {
 // FakeContainer is a container of a [Fake].
 type FakeContainer struct {
 	ID, Image string
-	State     string // "exited", "running" or "created"
+	State     string // "exited", "running", "created" or "removing", by another call
 	Labels    map[string]string
 	Volumes   map[string]string // by where they are mounted
 	Unlisted  bool              // it is being removed: calls don't find it, and its volumes are not released yet
@@ -138,6 +138,8 @@ func (f *Fake) answer(r *http.Request, path string) (status int, reply any) {
 		return http.StatusOK, nil
 	case kind == "info":
 		return http.StatusOK, fields{"NCPU": 2, "OSType": "linux", "Architecture": "x86_64", "ServerVersion": "0"}
+	case kind == "version":
+		return http.StatusOK, fields{"Version": "0", "ApiVersion": "1.41", "Os": "linux", "Arch": "amd64"}
 	case path == "/images/json":
 		return http.StatusOK, []fields{}
 	case path == "/containers/json":
@@ -147,7 +149,10 @@ func (f *Fake) answer(r *http.Request, path string) (status int, reply any) {
 			return http.StatusOK, c.inspected(at)
 		}
 	case call == "DELETE containers":
-		if _, at, ok := f.container(name); ok {
+		if c, at, ok := f.container(name); ok {
+			if c.State == "removing" {
+				return http.StatusConflict, fields{"message": "removal of container " + name + " is already in progress"}
+			}
 			delete(f.containers, at)
 			return http.StatusNoContent, nil
 		}

@@ -11,9 +11,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
@@ -135,4 +137,35 @@ func TestCloseEndsACommandOfAFrozenGuest(t *testing.T) {
 		})
 	}
 	thaw(t, cmd.Process.Pid)
+}
+
+// It is not parallel: no other test's goroutines come meanwhile.
+func TestKillsOfAFrozenGuestEndWithTheConnection(t *testing.T) {
+	conn, cmd := serve(t)
+	before := goleak.IgnoreCurrent()
+	kept := make([]*guest.Process, 100)
+	for i := range kept {
+		p, err := conn.Exec(t.Context(), wire.Exec{Args: []string{"sleep", "1000"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept[i] = p
+	}
+	freeze(t, cmd.Process.Pid)
+	defer thaw(t, cmd.Process.Pid)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	var kills sync.WaitGroup
+	for _, p := range kept {
+		kills.Go(func() {
+			if err := p.Signal(ctx, int(unix.SIGKILL), true); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("Signal to a guest that is frozen: %v, want DeadlineExceeded", err)
+			}
+		})
+	}
+	soon(t, "Signal", kills.Wait)
+	soon(t, "Close", func() { conn.Close() })
+	if err := goleak.Find(before); err != nil {
+		t.Errorf("after Close: %v", err)
+	}
 }

@@ -280,7 +280,9 @@ func (o *output) fill() {
 
 // Signal sends signal n, in Linux numbering, to the command's process group or, with tree,
 // to all of its descendants. It returns os.ErrProcessDone if there is no process left. ctx
-// and Close bound the wait for the guest; the signal may be sent later.
+// and Close bound the wait for the guest; the signal may be sent later. A goroutine waits on until
+// the guest answers, or the command's channel or the connection ends: a guest that is frozen for
+// good keeps it until then.
 func (p *Process) Signal(ctx context.Context, n int, tree bool) error {
 	ok, err := p.request(ctx, wire.RequestSignal, true, wire.Signal{Number: n, Tree: tree})
 	switch {

@@ -122,6 +122,8 @@ func (h *Handle) Egress(ctx context.Context) ([]wire.Egress, error) {
 	}
 	reply, err := h.requestOn(ctx, conn, wire.Control{Op: wire.OpEgress})
 	switch {
+	case errors.Is(err, guest.ErrConnectionLost):
+		return nil, h.ExplainLost(ctx, err)
 	case reply.Network == nil && err != nil && ctx.Err() == nil:
 		return nil, fault.Classify(fault.Unsupported, err)
 	case err != nil:

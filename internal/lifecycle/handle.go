@@ -155,7 +155,7 @@ func (h *Handle) revise(ctx context.Context, rec record.Sandbox, change func(*re
 func (h *Handle) Current(ctx context.Context) (engine.Container, error) {
 	got, err := h.c.Locate(ctx, h.rec.Name)
 	if errors.Is(err, engine.ErrNotFound) {
-		return got, fault.NotFound
+		return got, h.c.Gone(ctx, h.rec)
 	}
 	if err != nil {
 		return got, err

@@ -421,6 +421,9 @@ func (h *Handle) Extend(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	reply, err := h.requestOn(ctx, conn, wire.Control{Op: wire.OpExtend, Timeout: d, ID: record.NewNonce()})
+	if errors.Is(err, guest.ErrConnectionLost) {
+		return h.ExplainLost(ctx, err)
+	}
 	if err != nil {
 		return err
 	}

@@ -141,7 +141,25 @@ func (s *Store) findContainer(ctx context.Context, nameOrID string) (record.Sand
 			}
 		}
 	}
-	return record.Sandbox{}, engine.Container{}, fault.NotFound
+	return record.Sandbox{}, engine.Container{}, goneError(vol, vol.Labels[record.Name], nameOrID)
+}
+
+// Gone returns the fault.NotFound of a sandbox that has no container any more.
+func (s *Store) Gone(ctx context.Context, rec record.Sandbox) error {
+	vol, err := s.Engine.InspectVolume(ctx, record.WorkspaceName(rec.ID))
+	if err != nil {
+		return fault.NotFound
+	}
+	return goneError(vol, rec.Name, rec.ID)
+}
+
+// goneError says how to use the workspace that a deletion, or another tool, has left.
+func goneError(workspace engine.Volume, name, id string) error {
+	if !record.Is(workspace.Labels, record.RoleWorkspace) || !record.ValidName(name) {
+		return fault.NotFound
+	}
+	return fmt.Errorf("%w: its workspace, volume %s, is still there: Create with WithName(%q) and WithID(%q) makes a sandbox with it",
+		fault.NotFound, workspace.Name, name, id)
 }
 
 // AwaitCreated is Find after the creation of the sandbox has finished.

@@ -14,16 +14,17 @@ const (
 	Failed   = "error"
 )
 
-// StateOf returns the state of a sandbox for that of its container.
+// StateOf returns the state of a sandbox for that of its container. Podman's lists have words of
+// its own, for which its inspections say what Docker would.
 func StateOf(container string) string {
 	switch container {
-	case engine.StateCreated:
+	case engine.StateCreated, "initialized":
 		return Creating
-	case engine.StateRunning, engine.StateRestarting:
+	case engine.StateRunning, engine.StateRestarting, "stopping":
 		return Running
 	case engine.StatePaused:
 		return Paused
-	case engine.StateExited, engine.StateRemoving:
+	case engine.StateExited, engine.StateRemoving, "stopped":
 		return Stopped
 	}
 	return Failed

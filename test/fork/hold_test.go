@@ -3,6 +3,7 @@ package fork_test
 import (
 	"context"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -61,6 +62,33 @@ func TestCopiesDoNotPause(t *testing.T) {
 				t.Errorf("the engine was asked for %q", calls)
 			}
 		})
+	}
+}
+
+// Where the engine pauses the source, it stands still no longer than the copy takes: that its
+// volumes still exist is checked afterwards.
+func TestNoSourceVolumeIsInspectedDuringAPause(t *testing.T) {
+	t.Parallel()
+	proxy := enginetest.NewProxy(t)
+	harness.WithoutHolds(proxy)
+	c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
+	source := harness.CreateWith(t, c, []sandbox.Mount{{Source: t.TempDir(), Target: "/d", Mode: sandbox.RWCopy}})
+	looks := []string{"GET /volumes/" + record.WorkspaceName(source.ID()), "GET /volumes/" + source.Mounts()[0].Volume}
+	proxy.Arm(0, enginetest.None, nil)
+	forked(t, c, source.Name())
+	calls := proxy.Calls()
+	from := slices.IndexFunc(calls, func(call string) bool { return strings.HasSuffix(call, "/pause") })
+	to := slices.IndexFunc(calls, func(call string) bool { return strings.HasSuffix(call, "/unpause") })
+	if from < 0 || to < from {
+		t.Fatalf("the engine did not pause and unpause the source: %q", calls)
+	}
+	for _, look := range looks {
+		if slices.Contains(calls[from:to], look) {
+			t.Errorf("%s during the pause: %q", look, calls[from:to])
+		}
+		if !slices.Contains(calls[to:], look) {
+			t.Errorf("no %s after the pause: %q", look, calls[to:])
+		}
 	}
 }
 

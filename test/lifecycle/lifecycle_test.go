@@ -964,8 +964,13 @@ func TestPrunedSandboxLeavesItsWorkspace(t *testing.T) {
 	if _, err := c.Get(t.Context(), sb.Name()); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("Get = %v; want ErrNotFound", err)
 	}
-	if _, err := sb.Start(t.Context()); !errors.Is(err, sandbox.ErrNotFound) {
-		t.Errorf("Start = %v; want ErrNotFound", err)
+	_, startErr := sb.Start(t.Context())
+	_, getErr := c.Get(t.Context(), sb.ID())
+	wayBack := fmt.Sprintf("Create with WithName(%q) and WithID(%q)", sb.Name(), sb.ID())
+	for call, err := range map[string]error{"Start": startErr, "Get by the ID": getErr} {
+		if !errors.Is(err, sandbox.ErrNotFound) || !strings.Contains(err.Error(), wayBack) {
+			t.Errorf("%s = %v; want ErrNotFound that says %s", call, err, wayBack)
+		}
 	}
 	if _, err := eng.InspectVolume(t.Context(), record.WorkspaceName(sb.ID())); err != nil {
 		t.Errorf("its workspace: %v", err)

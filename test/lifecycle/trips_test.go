@@ -2,6 +2,8 @@ package lifecycle_test
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -81,6 +83,13 @@ func TestRoundTrips(t *testing.T) {
 	}
 	round() // what a client does once
 	clear(best)
+	defer func() {
+		var table strings.Builder
+		for _, call := range slices.Sorted(maps.Keys(best)) {
+			fmt.Fprintf(&table, "\n%-20s %2d, at most %2d", call, best[call], bounds[call])
+		}
+		t.Logf("round trips:%s", table.String())
+	}()
 	for range 15 {
 		round()
 		over := false

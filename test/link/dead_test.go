@@ -5,8 +5,10 @@ package link_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -18,21 +20,43 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
+const (
+	// deadBound is within what a dead connection is noticed, with the intervals in use.
+	deadBound   = 30 * time.Second
+	stopTimeout = 5 * time.Second
+	// closeBound is that of Close, and something for a busy machine.
+	closeBound = stopTimeout + 15*time.Second + 5*time.Second
+)
+
+// A deadCall is a call on a dead connection. Its error may be one of or, too.
+type deadCall struct {
+	do func() error
+	or []error
+}
+
 // Each call on a dead connection returns, without a context that ends it, and says that the
-// engine is unavailable. With -v the test prints how long each took.
+// engine is unavailable. With -v the test prints how long each took. With make soak the intervals
+// are those in use.
 func TestDeadConnectionEndsEveryCall(t *testing.T) {
 	t.Parallel()
-	for what, stall := range map[string]func(*enginetest.Proxy, bool){
-		"streams alone":       (*enginetest.Proxy).StallStreams,
-		"the engine, as well": (*enginetest.Proxy).StallAll,
-	} {
+	for what, engineToo := range map[string]bool{"streams alone": false, "the engine, as well": true} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			proxy := enginetest.NewProxy(t)
-			sb, err := harness.NewClient(t, sandbox.WithHost(proxy.Host())).Create(t.Context())
-			if err != nil {
-				t.Fatal(err)
+			stall := (*enginetest.Proxy).StallStreams
+			if engineToo {
+				stall = (*enginetest.Proxy).StallAll
 			}
+			proxy := enginetest.NewProxy(t)
+			c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
+			create := func() *sandbox.Sandbox {
+				sb, err := c.Create(t.Context(), sandbox.WithTimeout(time.Hour), sandbox.WithStopTimeout(stopTimeout))
+				if err != nil {
+					t.Fatal(err)
+				}
+				harness.Remove(t, harness.NewClient(t), sb.Name())
+				return sb
+			}
+			sb, detached, closed := create(), create(), create()
 			t.Cleanup(func() {
 				stall(proxy, false)
 				if err := sb.Close(); err != nil {
@@ -46,8 +70,12 @@ func TestDeadConnectionEndsEveryCall(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer in.Close()
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
+			killed, onTerminal := sb.Command(ctx, "sleep", "1000"), sb.Command(ctx, "sleep", "1000")
+			onTerminal.TTY = true
+			for _, c := range []*sandbox.Cmd{cmd, killed, onTerminal} {
+				if err := c.Start(); err != nil {
+					t.Fatal(err)
+				}
 			}
 			file, err := sb.Open(ctx, "/etc/passwd")
 			if err != nil {
@@ -57,43 +85,65 @@ func TestDeadConnectionEndsEveryCall(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			for _, other := range []*sandbox.Sandbox{detached, closed} {
+				harness.Run(t, other, "true") // it is connected
+			}
+			from, to := t.TempDir(), filepath.Join(t.TempDir(), "to")
 			stall(proxy, true)
-			began := time.Now()
+			calls := map[string]deadCall{
+				"Cmd.Wait":   {do: cmd.Wait},
+				"Cmd.Signal": {func() error { return cmd.Signal(syscall.SIGTERM) }, []error{os.ErrProcessDone}},
+				"Cmd.Kill":   {killed.Kill, []error{os.ErrProcessDone}},
+				"Cmd.Resize": {func() error { return onTerminal.Resize(30, 100) }, []error{nil}}, // nothing answers it
+				"Cmd.Stdin":  {func() error { return harness.Second(in.Write(make([]byte, 16<<20))) }, []error{io.ErrClosedPipe}},
+				"Cmd.Run":    {do: sb.Command(ctx, "true").Run},
+				"File.Read":  {do: func() error { return harness.Second(io.ReadFull(file, make([]byte, 1))) }},
+				"File.Stat":  {do: func() error { return harness.Second(file.Stat()) }},
+				"File.Close": {closing.Close, []error{nil}},
+				"ReadFile":   {do: func() error { return harness.Second(sb.ReadFile(ctx, "/etc/passwd")) }},
+				"CopyIn":     {do: func() error { return harness.Second(sb.CopyIn(ctx, from, "/workspace/from")) }},
+				"CopyOut":    {do: func() error { return harness.Second(sb.CopyOut(ctx, "/etc/passwd", to)) }},
+				"DialContext": {func() error { return harness.Second(sb.DialContext(ctx, "tcp", "127.0.0.1:1")) },
+					[]error{syscall.ECONNREFUSED}}, // on the next connection
+				"Detach": {do: detached.Detach},
+				"Close":  {do: closed.Close},
+			}
+			if !engineToo {
+				calls["Detach"] = deadCall{detached.Detach, []error{nil}} // on the next connection
+				calls["Close"] = deadCall{closed.Close, []error{nil}}     // by the engine
+				// These ask the engine first, and their context alone bounds that.
+				calls["ExtendTimeout"] = deadCall{do: func() error { return sb.ExtendTimeout(ctx, time.Minute) }}
+				calls["Egress"] = deadCall{do: func() error { return harness.Second(sb.Egress(ctx)) }}
+			}
 			type result struct {
-				err error
-				d   time.Duration
+				err  error
+				took time.Duration
 			}
 			results := map[string]chan result{}
-			for call, do := range map[string]func() error{
-				"Cmd.Wait":   cmd.Wait,
-				"Cmd.Signal": func() error { return cmd.Signal(syscall.SIGTERM) },
-				"File.Read":  func() error { _, err := io.ReadFull(file, make([]byte, 1)); return err },
-				"File.Stat":  func() error { _, err := file.Stat(); return err },
-				"File.Close": closing.Close,
-				"Cmd.Run":    sb.Command(ctx, "true").Run,
-				"ReadFile":   func() error { _, err := sb.ReadFile(ctx, "/etc/passwd"); return err },
-				"DialContext": func() error {
-					_, err := sb.DialContext(ctx, "tcp", "127.0.0.1:1")
-					return err
-				},
-			} {
-				c := make(chan result, 1)
-				results[call] = c
-				go func() { err := do(); c <- result{err, time.Since(began)} }()
+			began := time.Now()
+			for name, call := range calls {
+				ended := make(chan result, 1)
+				results[name] = ended
+				go func() { err := call.do(); ended <- result{err, time.Since(began)} }()
 			}
 			var lines []string
-			for call, c := range results {
+			for name, ended := range results {
+				bound := deadBound
+				if name == "Close" {
+					bound = closeBound
+				}
 				select {
-				case r := <-c:
-					lines = append(lines, call+" "+r.d.Round(100*time.Millisecond).String())
-					refused := errors.Is(r.err, syscall.ECONNREFUSED) // of the next connection
-					switch {
-					case call == "File.Close" && r.err == nil, call == "DialContext" && refused, call == "Cmd.Signal" && errors.Is(r.err, os.ErrProcessDone):
-					case !errors.Is(r.err, sandbox.ErrEngineUnavailable), errors.Is(r.err, context.DeadlineExceeded):
-						t.Errorf("%s = %v, want ErrEngineUnavailable", call, r.err)
+				case r := <-ended:
+					lines = append(lines, fmt.Sprintf("%-13s %4.1f s", name, r.took.Seconds()))
+					expected := slices.ContainsFunc(calls[name].or, func(or error) bool { return errors.Is(r.err, or) })
+					if !expected && (!errors.Is(r.err, sandbox.ErrEngineUnavailable) || errors.Is(r.err, context.DeadlineExceeded)) {
+						t.Errorf("%s = %v, want ErrEngineUnavailable", name, r.err)
+					}
+					if r.took > bound {
+						t.Errorf("%s took %v, want at most %v", name, r.took, bound)
 					}
 				case <-time.After(harness.CallBound):
-					t.Errorf("%s does not return", call)
+					t.Errorf("%s does not return", name)
 				}
 			}
 			slices.Sort(lines)

@@ -9,7 +9,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// Shorter than in use, and long enough for a busy machine.
-	guest.Keepalive = guest.Intervals{Idle: 2 * time.Second, Answer: 5 * time.Second}
+	if !harness.Soaking() {
+		// Shorter than in use, and long enough for a busy machine.
+		guest.Keepalive = guest.Intervals{Idle: 2 * time.Second, Answer: 5 * time.Second}
+	}
 	harness.Main(m)
 }
