@@ -205,13 +205,14 @@ func TestSandboxesOverHTTP(t *testing.T) {
 	}
 
 	// Volumes: deleted sandboxes leave them, unless told otherwise.
-	for _, f := range append(forks, struct{ ID string }{fork.ID}) {
+	for i, f := range append(forks, struct{ ID string }{fork.ID}) {
 		var report struct {
 			Volumes []struct{ Name, Status string }
 		}
-		a.call("DELETE", "/sandboxes/"+f.ID+"?preserveVolume=true", "", 200, &report)
+		query := []string{"", "?preserveVolume=true", "?volumes=preserve"}[i]
+		a.call("DELETE", "/sandboxes/"+f.ID+query, "", 200, &report)
 		if len(report.Volumes) != 1 || report.Volumes[0].Status != "preserved" {
-			t.Fatalf("deleted: %+v", report)
+			t.Fatalf("deleted with the query %q: %+v, want the volume preserved", query, report)
 		}
 	}
 	var orphans []struct{ Name string }

@@ -41,7 +41,10 @@ func TestHelp(t *testing.T) {
 			walk(sub)
 		}
 	}
-	walk(newApp(nil, io.Discard, io.Discard).root())
+	root := newApp(nil, io.Discard, io.Discard).root()
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	walk(root)
 	const file = "testdata/help.txt"
 	if *update {
 		if err := os.WriteFile(file, got.Bytes(), 0o644); err != nil {
@@ -233,6 +236,17 @@ func TestSSHConfigQuotesItsCommand(t *testing.T) {
 	}
 }
 
+// C8.2.
+func TestHealthWithoutAnEngineSaysWhatToDo(t *testing.T) {
+	t.Parallel()
+	_, out, _ := call(t.Context(), "", "-H", "unix:///nowhere.sock", "health")
+	for _, want := range []string{"What to do  ", "/nowhere.sock", "DOCKER_HOST"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("health = %q, want %q in it", out, want)
+		}
+	}
+}
+
 // A sandbox's life by the subcommands.
 func TestVerbs(t *testing.T) {
 	enginetest.Story(t)
@@ -272,6 +286,9 @@ func TestVerbs(t *testing.T) {
 	}
 	if got := mustCall(t, "exec", "-e", "GREETING=once", "-u", "1000:1000", "-w", "/copied", name, "--", "sh", "-c", "echo $GREETING; id -u; cat file"); got != "once\n1000\nfrom here\n" {
 		t.Errorf("exec with a user: %q", got)
+	}
+	if got := mustCall(t, "exec", "--dir", "/copied", name, "--", "pwd"); got != "/copied\n" {
+		t.Errorf("exec --dir /copied -- pwd = %q", got)
 	}
 	if code, out, errOut := call(t.Context(), "echo in a shell\nexit 3\n", "shell", name); code != 3 || out != "in a shell\n" || errOut != "" {
 		t.Errorf("shell: code %d, %q, %q", code, out, errOut)
