@@ -186,7 +186,11 @@ func TestBarFitsTheTerminal(t *testing.T) {
 		{sandbox.Progress{Step: "copy", Current: 2 << 30, Total: 1 << 30}, 80, "[####################] 2.0 GB of 1.0 GB  copy"},
 		{sandbox.Progress{Step: "source", Current: 999}, 80, "999 B  source"},
 		{sandbox.Progress{Step: "image", Text: "a\x1b[2J"}, 80, `image: "a\x1b[2J"`},
-		{sandbox.Progress{Step: "image", Text: "日本語の画像"}, 10, "image: 日本"},
+		{sandbox.Progress{Step: "image", Text: "日本語の画像"}, 12, "image: 日本"},
+		{sandbox.Progress{Step: "image", Text: "日本語の画像"}, 11, "image: 日"},
+		{sandbox.Progress{Step: "image", Text: "e\u0301a"}, 10, "image: e\u0301a"},
+		{sandbox.Progress{Step: "image", Text: "e\u0301a"}, 9, "image: e\u0301"},
+		{sandbox.Progress{Step: "image", Current: 1<<20 - 1}, 80, "1.0 MB  image"},
 		{sandbox.Progress{Step: "image"}, 0, ""},
 	} {
 		if got := barText(test.p, test.width); got != test.want {
