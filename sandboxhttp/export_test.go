@@ -4,10 +4,19 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 )
 
 // HandleIdle is how long a handle is kept.
 const HandleIdle = handleIdle
+
+// ShortTimeouts has clients that stall be given up soon, until restore is called. Nothing may be
+// served when either is called.
+func ShortTimeouts(d time.Duration) (restore func()) {
+	body, stall := bodyTimeout, stallTimeout
+	bodyTimeout, stallTimeout = d, d
+	return func() { bodyTimeout, stallTimeout = body, stall }
+}
 
 // A Route is what the document says of an operation.
 type Route struct {
