@@ -253,6 +253,16 @@ func TestAgentIsHeldToEachLimit(t *testing.T) {
 	if _, failed := a.call("read", object{"sandbox": name, "path": "long", "line": 2000}); !strings.Contains(failed, "1000 lines") {
 		t.Errorf("read behind the end: %q", failed)
 	}
+	a.exec(name, "head -c 8388609 /dev/zero | tr '\\0' x >big; mkdir many s; cd many; seq 1001 | xargs touch; yes n | head -n 201 >../s/f")
+	if _, failed := a.call("edit", object{"sandbox": name, "path": "big", "old": "x", "new": "y", "all": true}); !strings.Contains(failed, "too large to edit") {
+		t.Errorf("edit of 8 MiB and a byte: %q", failed)
+	}
+	if got := a.must("list", object{"sandbox": name, "path": "many"}); len(got["entries"].([]any)) != 1000 || got["more"] != 1.0 {
+		t.Errorf("list of 1001 entries: %d, more %v, want 1000 and 1", len(got["entries"].([]any)), got["more"])
+	}
+	if got := a.must("search", object{"sandbox": name, "path": "s", "pattern": "n"}); len(got["matches"].([]any)) != 200 || got["more"] != true {
+		t.Errorf("search of 201 lines: %d, more %v, want 200 and true", len(got["matches"].([]any)), got["more"])
+	}
 }
 
 // A sandbox that is gone at the end of its lifetime makes room for another one.
