@@ -62,7 +62,7 @@ func TestLinksOfTheDocumentationLeadSomewhere(t *testing.T) {
 	}
 }
 
-// The contents of the README are its sections, in their order.
+// The contents of the README are its sections, in their order, and each leads on to more.
 func TestContentsAreTheHeadings(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("README.md")
@@ -79,5 +79,10 @@ func TestContentsAreTheHeadings(t *testing.T) {
 	}
 	if want := anchors(rest); !slices.Equal(listed, want) || len(want) < 15 {
 		t.Errorf("the contents are %q, want the headings %q", listed, want)
+	}
+	for section := range strings.SplitSeq(rest, "\n## ") {
+		if !link.MatchString(section) {
+			t.Errorf("the section %.30q has no link to a page, an example or the package documentation", section)
+		}
 	}
 }
