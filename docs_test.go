@@ -61,3 +61,28 @@ func TestLinksOfTheDocumentationLeadSomewhere(t *testing.T) {
 		}
 	}
 }
+
+// The contents of the README are its sections, in their order, and each leads on to more.
+func TestContentsAreTheHeadings(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), "\n## Contents\n")
+	contents, _, _ := strings.Cut(rest, "\n## ")
+	var listed []string
+	for _, l := range link.FindAllStringSubmatch(contents, -1) {
+		if anchor, ok := strings.CutPrefix(l[1], "#"); ok {
+			listed = append(listed, anchor)
+		}
+	}
+	if want := anchors(rest); !slices.Equal(listed, want) || len(want) < 15 {
+		t.Errorf("the contents are %q, want the headings %q", listed, want)
+	}
+	for section := range strings.SplitSeq(rest, "\n## ") {
+		if !link.MatchString(section) {
+			t.Errorf("the section %.30q has no link to a page, an example or the package documentation", section)
+		}
+	}
+}

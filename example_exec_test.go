@@ -150,3 +150,23 @@ func ExampleCmd_Resize() {
 	}
 	// Output: 40 120
 }
+
+// As with os/exec, an exit code other than 0 is an error that has the end of stderr.
+func ExampleCmd_Output() {
+	ctx := context.Background()
+	sb, err := sandbox.Create(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Close()
+
+	out, err := sb.Command(ctx, "sh", "-c", "echo result; echo trouble >&2; exit 3").Output()
+	fmt.Printf("%s", out)
+	if exit, ok := errors.AsType[*sandbox.ExitError](err); ok {
+		fmt.Printf("%d %s", exit.ExitCode(), exit.Stderr)
+	}
+	// Output:
+	// result
+	// 3 trouble
+}

@@ -262,3 +262,45 @@ func ExampleSandbox_OpenFile() {
 	// 4 2026-01-02 1000 true
 	// <nil>
 }
+
+// A name is relative to the working directory unless it is absolute. Errors are those of package os.
+func ExampleSandbox_ReadFile() {
+	ctx := context.Background()
+	sb, err := sandbox.Create(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Close()
+
+	data, err := sb.ReadFile(ctx, "/etc/debian_version")
+	fmt.Println(len(data) > 0, err)
+	_, err = sb.ReadFile(ctx, "notes.txt")
+	fmt.Println(errors.Is(err, fs.ErrNotExist))
+	// Output:
+	// true <nil>
+	// true
+}
+
+// The name of the copy is the second path, relative to the working directory inside.
+func ExampleSandbox_CopyIn() {
+	ctx := context.Background()
+	sb, err := sandbox.Create(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Close()
+
+	report, err := sb.CopyIn(ctx, "examples/hello", "hello")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	out, err := sb.Command(ctx, "ls", "hello").Output()
+	fmt.Printf("%d file, nothing skipped: %t\n%s%v\n", report.Files, len(report.Skipped) == 0, out, err)
+	// Output:
+	// 1 file, nothing skipped: true
+	// main.go
+	// <nil>
+}

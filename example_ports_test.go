@@ -2,6 +2,7 @@ package sandbox_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -110,4 +111,24 @@ func ExampleSandbox_SSH() {
 	// Output:
 	// over SSH
 	// <nil>
+}
+
+// If the main process fails before it listens, WaitPort returns that at once.
+func ExampleSandbox_WaitPort() {
+	ctx := context.Background()
+	sb, err := sandbox.Create(ctx, sandbox.WithCommand("sh", "-c", "exit 3"))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Close()
+
+	err = sb.WaitPort(ctx, 3000)
+	exit, ok := errors.AsType[*sandbox.ExitError](err)
+	if !ok {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(exit.ExitCode())
+	// Output: 3
 }

@@ -340,3 +340,60 @@ func ExampleSandbox_Detach() {
 	fmt.Println(errors.Is(err, sandbox.ErrClosed))
 	// Output: true
 }
+
+// A status says how a session goes, and after its end why it ended. It resumes nothing.
+func ExampleSandbox_Status() {
+	ctx := context.Background()
+	name := example("status")
+	defer forget(name)
+	sb, err := sandbox.Create(ctx, sandbox.WithName(name), sandbox.WithTimeout(time.Hour))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Close()
+
+	st, err := sb.Status(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(st.State, st.Usage.MemoryLimit>>20, time.Until(st.ExpiresAt) > 50*time.Minute)
+	if _, err := sb.Stop(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	st, err = sb.Status(ctx)
+	fmt.Println(st.State, st.Reason, st.Uptime, st.Usage == nil, err)
+	// Output:
+	// running 2048 true
+	// stopped stopped 0s true <nil>
+}
+
+// Without PreserveVolumes(false) the volumes stay, and another sandbox can mount them.
+func ExampleSandbox_Delete() {
+	ctx := context.Background()
+	sb, err := sandbox.Create(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Close()
+
+	report, err := sb.Delete(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, v := range report.Volumes {
+		fmt.Println(v.Name == "agent-sandbox-"+sb.ID(), v.Status)
+		if _, err := sandbox.DeleteVolume(ctx, v.Name); err != nil {
+			fmt.Println(err)
+		}
+	}
+	_, err = sb.Delete(ctx)
+	fmt.Println(errors.Is(err, sandbox.ErrNotFound))
+	// Output:
+	// true preserved
+	// true
+}

@@ -666,6 +666,7 @@ var implied = slices.Concat(customary, []string{"ReadFrom", "WriteTo", "MarshalT
 // exampled are the verbs of a package: functions that are no options, and methods.
 var exampled = map[string]*regexp.Regexp{
 	".":           regexp.MustCompile(`^(Sandbox|Files|Cmd|File|Client|NetworkPolicy)$`),
+	"sandboxhttp": regexp.MustCompile(`^$`),
 	"sandboxtest": regexp.MustCompile(`^$`),
 }
 

@@ -14,7 +14,7 @@ type ProcessInfo struct {
 	// to 256 bytes.
 	Path string   `json:"path"`
 	Args []string `json:"args,omitempty"`
-	Dir  string   `json:"dir,omitempty"`
+	Dir  string   `json:"workdir,omitempty"`
 	User string   `json:"user,omitempty"`
 	// StartedAt and EndedAt are by the clock of the engine's machine. EndedAt is zero while
 	// the command runs, and if it is not known when it ended.

@@ -12,6 +12,7 @@ import (
 	"mime"
 	"net/http"
 	"net/url"
+	"os"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -179,11 +180,13 @@ func protect(h http.Header) {
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")
 }
 
-// maxBody bounds the JSON of a request, in bytes, and bodyTimeout how long it may take to come.
-const (
-	maxBody     = 1 << 20
-	bodyTimeout = 30 * time.Second
-)
+// maxBody bounds the JSON of a request, in bytes.
+const maxBody = 1 << 20
+
+// bodyTimeout bounds how long the JSON of a request may take to come. Only tests change it.
+var bodyTimeout = 30 * time.Second
+
+var errStalled = &statusError{http.StatusRequestTimeout, "timeout", "the body of the request did not come in time"}
 
 // decode reads the JSON of a request into v. A request without a body leaves v unchanged.
 // Unknown fields are an error.
@@ -191,14 +194,18 @@ func decode(w http.ResponseWriter, r *http.Request, v any) error {
 	control := http.NewResponseController(w)
 	// Not every ResponseWriter has deadlines; the server's own remain.
 	_ = control.SetReadDeadline(time.Now().Add(bodyTimeout))
-	defer control.SetReadDeadline(time.Time{})
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if large, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return &statusError{http.StatusRequestEntityTooLarge, "too_large", fmt.Sprintf("the body is longer than %d bytes", large.Limit)}
 	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return errStalled
+	}
 	if err != nil {
 		return invalid("read the body: %v", err)
 	}
+	// Not after an error: before it sends an answer, the server reads what is left of a body.
+	_ = control.SetReadDeadline(time.Time{})
 	if len(body) == 0 {
 		return nil
 	}

@@ -54,7 +54,7 @@ func (a api) send(method, path string, body io.Reader, header ...string) *http.R
 	return resp
 }
 
-// call sends JSON, and checks the answer by the document. A v that is not nil gets the answer.
+// call sends JSON, and checks it and the answer by the document. A v that is not nil gets the answer.
 func (a api) call(method, path, body string, status int, v any) *http.Response {
 	a.t.Helper()
 	resp := a.send(method, path, strings.NewReader(body), "Content-Type", "application/json")
@@ -65,6 +65,9 @@ func (a api) call(method, path, body string, status int, v any) *http.Response {
 	}
 	if resp.StatusCode != status {
 		a.t.Errorf("%s %s %s: %s %s, want %d", method, path, body, resp.Status, got, status)
+	}
+	if resp.StatusCode < 300 {
+		openAPI(a.t).accepts(a.t, method, path, body)
 	}
 	openAPI(a.t).check(a.t, method, path, resp.StatusCode, resp.Header.Get("Content-Type"), got)
 	if v != nil {
@@ -83,6 +86,9 @@ func (a api) exec(name, body string, status int) []execEvent {
 	got, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode != status {
 		a.t.Fatalf("exec %s: %s %s, %v, want %d", body, resp.Status, got, err, status)
+	}
+	if status < 300 {
+		openAPI(a.t).accepts(a.t, "POST", "/sandboxes/"+name+"/exec", body)
 	}
 	openAPI(a.t).check(a.t, "POST", "/sandboxes/"+name+"/exec", resp.StatusCode, resp.Header.Get("Content-Type"), got)
 	var all []execEvent
@@ -205,13 +211,14 @@ func TestSandboxesOverHTTP(t *testing.T) {
 	}
 
 	// Volumes: deleted sandboxes leave them, unless told otherwise.
-	for _, f := range append(forks, struct{ ID string }{fork.ID}) {
+	for i, f := range append(forks, struct{ ID string }{fork.ID}) {
 		var report struct {
 			Volumes []struct{ Name, Status string }
 		}
-		a.call("DELETE", "/sandboxes/"+f.ID+"?preserveVolume=true", "", 200, &report)
+		query := []string{"", "?preserveVolume=true", "?volumes=preserve"}[i]
+		a.call("DELETE", "/sandboxes/"+f.ID+query, "", 200, &report)
 		if len(report.Volumes) != 1 || report.Volumes[0].Status != "preserved" {
-			t.Fatalf("deleted: %+v", report)
+			t.Fatalf("deleted with the query %q: %+v, want the volume preserved", query, report)
 		}
 	}
 	var orphans []struct{ Name string }

@@ -217,6 +217,12 @@ func TestRequestsAreChecked(t *testing.T) {
 			t.Errorf("%s %s %.60s: %d %+v, want %d %s with %q", test.method, test.path, test.body, status, f, test.status, test.code, test.text)
 		}
 	}
+	for _, r := range sandboxhttp.Routes() {
+		path := strings.NewReplacer("{name}", "x", "{id}", "x").Replace(r.Path)
+		if status, f := ask(t, h, r.Method, path+"?nope=1", ""); status != 400 || !strings.Contains(f.Error.Message, `unknown parameter "nope"`) {
+			t.Errorf("%s %s?nope=1: %d %+v, want 400 and the parameter", r.Method, path, status, f)
+		}
+	}
 	// A page can send this type without asking first.
 	if status, f := ask(t, h, "POST", "/sandboxes", `{}`, "Content-Type", "text/plain"); status != 415 || f.Error.Code != "unsupported_media_type" {
 		t.Errorf("text/plain: %d %+v, want 415", status, f)

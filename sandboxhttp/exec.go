@@ -16,8 +16,9 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
-// stallTimeout is how long a client may read or send nothing of a command or a file.
-const stallTimeout = 5 * time.Minute
+// stallTimeout is how long a client may read or send nothing of a command or a file. Only tests
+// change it.
+var stallTimeout = 5 * time.Minute
 
 // execRequest describes a command.
 type execRequest struct {

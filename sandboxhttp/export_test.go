@@ -4,10 +4,19 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 )
 
 // HandleIdle is how long a handle is kept.
 const HandleIdle = handleIdle
+
+// ShortTimeouts has clients that stall be given up soon, until restore is called. Nothing may be
+// served when either is called.
+func ShortTimeouts(d time.Duration) (restore func()) {
+	body, stall := bodyTimeout, stallTimeout
+	bodyTimeout, stallTimeout = d, d
+	return func() { bodyTimeout, stallTimeout = body, stall }
+}
 
 // A Route is what the document says of an operation.
 type Route struct {
@@ -23,12 +32,16 @@ func Routes() (all []Route) {
 	return all
 }
 
-// Requests are the fields of the JSON of requests, by the name of their schema.
+// Requests are the fields of the JSON of requests, and of answers that are not of package sandbox,
+// by the name of their schema.
 func Requests() map[string][]string {
+	// A terminal refuses two fields of a command.
+	terminal := slices.DeleteFunc(fields[terminalRequest](), func(name string) bool { return name == "stdin" || name == "detached" })
 	return map[string][]string{
 		"CreateRequest": fields[createRequest](), "ForkRequest": fields[forkRequest](), "UpdateRequest": fields[updateRequest](),
-		"ExecRequest": fields[execRequest](), "ExecEvent": fields[execEvent](), "Source": fields[sourceRequest](),
-		"File": fields[fileEntry](), "Failure": fields[failure](),
+		"SnapshotRequest": fields[snapshotRequest](), "RollbackRequest": fields[rollbackRequest](), "CleanupRequest": fields[cleanupRequest](),
+		"ExecRequest": fields[execRequest](), "TerminalRequest": terminal, "ExecEvent": fields[execEvent](), "Source": fields[sourceRequest](),
+		"File": fields[fileEntry](), "Written": fields[written](), "Failure": fields[failure](), "Error": fields[failed](), "StateAnswer": fields[state](),
 	}
 }
 

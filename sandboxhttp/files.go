@@ -313,8 +313,11 @@ func newUpload(w http.ResponseWriter, r *http.Request, limit int64) *upload {
 func (u *upload) Read(b []byte) (int, error) {
 	_ = u.control.SetReadDeadline(time.Now().Add(stallTimeout))
 	n, err := u.Reader.Read(b)
-	if err != nil {
+	switch {
+	case errors.Is(err, io.EOF): // after another error see decode
 		_ = u.control.SetReadDeadline(time.Time{})
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		err = errStalled
 	}
 	return n, err
 }

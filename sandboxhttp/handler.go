@@ -46,7 +46,8 @@ import (
 // error is {"error": {"code": "not_found", "message": "Sandbox not found"}}, with the status
 // of [sandbox.Error].StatusCode: 404 if there is no such sandbox, 400 for an invalid argument
 // and for unknown parameters and fields, 503 if the engine is unavailable. Bodies of requests
-// are JSON of at most 1 MiB, except files.
+// are JSON of at most 1 MiB, except files; one that does not come within 30 s, or a file of which
+// nothing comes for five minutes, gets 408.
 //
 // A sandbox that is created is persistent unless the request says otherwise; one that is not
 // is removed when its session ends. A command ends when its client disconnects, or reads

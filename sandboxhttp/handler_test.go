@@ -171,5 +171,8 @@ func TestHandlerWithoutAnEngine(t *testing.T) {
 		if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "nowhere.sock") {
 			t.Errorf("GET %s: %d %s, want 503 naming the socket", path, w.Code, w.Body)
 		}
+		if path == "/health" && (!strings.Contains(w.Body.String(), `"healthy":false`) || !strings.Contains(w.Body.String(), "DOCKER_HOST")) {
+			t.Errorf("GET %s: %s, want guidance that names DOCKER_HOST", path, w.Body)
+		}
 	}
 }

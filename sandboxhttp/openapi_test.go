@@ -30,7 +30,11 @@ type document struct {
 type operation struct {
 	OperationID string
 	Parameters  []struct{ Name, In string }
-	Responses   map[string]struct {
+	RequestBody *struct {
+		Required bool
+		Content  map[string]json.RawMessage
+	}
+	Responses map[string]struct {
 		Ref     string `json:"$ref"`
 		Content map[string]struct{ Schema json.RawMessage }
 	}
@@ -107,16 +111,42 @@ func (d *document) schema(t *testing.T, pointer ...string) *jsonschema.Schema {
 	return got
 }
 
-// check fails t unless the document describes this answer.
-func (d *document) check(t *testing.T, method, path string, status int, kind string, body []byte) {
-	t.Helper()
+// template returns the path of the document that a request's path is one of.
+func (d *document) template(path string) (template string) {
 	path, _, _ = strings.Cut(path, "?")
-	template := ""
 	for candidate := range d.Paths {
 		if matches(candidate, path) && (template == "" || !strings.Contains(candidate, "{")) {
 			template = candidate
 		}
 	}
+	return template
+}
+
+// accepts fails t unless the document describes the JSON of this request, which the handler took.
+func (d *document) accepts(t *testing.T, method, path, body string) {
+	t.Helper()
+	template := d.template(path)
+	declared := d.operations(t, template)[method].RequestBody
+	switch {
+	case body == "" && (declared == nil || !declared.Required):
+		return
+	case body == "" || declared == nil || declared.Content["application/json"] == nil:
+		t.Errorf("%s %s takes the body %q: in the document it is %+v", method, path, body, declared)
+		return
+	}
+	value, err := jsonschema.UnmarshalJSON(strings.NewReader(body))
+	if err == nil {
+		err = d.schema(t, "paths", template, strings.ToLower(method), "requestBody", "content", "application/json", "schema").Validate(value)
+	}
+	if err != nil {
+		t.Errorf("%s %s: the handler takes this body, the document does not: %v\n%s", method, path, err, body)
+	}
+}
+
+// check fails t unless the document describes this answer.
+func (d *document) check(t *testing.T, method, path string, status int, kind string, body []byte) {
+	t.Helper()
+	template := d.template(path)
 	op, ok := d.operations(t, template)[method]
 	if !ok {
 		return // no route: the answer is the mux's
@@ -214,6 +244,9 @@ func TestTheDocumentHasTheFieldsOfRequests(t *testing.T) {
 		}
 	}
 	for name := range doc.Components.Schemas {
+		if _, compared := sandboxhttp.Requests()[name]; !compared && strings.HasSuffix(name, "Request") {
+			t.Errorf("%s in the document is not compared", name)
+		}
 		d.schema(t, "components", "schemas", name) // compiles
 	}
 }

@@ -46,12 +46,14 @@ func (h *handler) deleteSnapshot(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
+type snapshotRequest struct {
+	Name     *string `json:"name"`
+	ExpiryMS *int64  `json:"expiryMs"`
+	KeepLast *int    `json:"keepLast"`
+}
+
 func (h *handler) takeSnapshot(w http.ResponseWriter, r *http.Request) error {
-	var req struct {
-		Name     *string `json:"name"`
-		ExpiryMS *int64  `json:"expiryMs"`
-		KeepLast *int    `json:"keepLast"`
-	}
+	var req snapshotRequest
 	if err := decode(w, r, &req); err != nil {
 		return err
 	}
@@ -80,10 +82,12 @@ func (h *handler) takeSnapshot(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
+type rollbackRequest struct {
+	Snapshot string `json:"snapshot"`
+}
+
 func (h *handler) rollback(w http.ResponseWriter, r *http.Request) error {
-	var req struct {
-		Snapshot string `json:"snapshot"`
-	}
+	var req rollbackRequest
 	if err := decode(w, r, &req); err != nil {
 		return err
 	}

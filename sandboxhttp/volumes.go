@@ -25,13 +25,15 @@ func (h *handler) deleteVolume(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
+type cleanupRequest struct {
+	Names    []string `json:"names"`
+	Roles    []string `json:"roles"`
+	MinAgeMS int64    `json:"minAgeMs"`
+	DryRun   bool     `json:"dryRun"`
+}
+
 func (h *handler) cleanup(w http.ResponseWriter, r *http.Request) error {
-	var req struct {
-		Names    []string `json:"names"`
-		Roles    []string `json:"roles"`
-		MinAgeMS int64    `json:"minAgeMs"`
-		DryRun   bool     `json:"dryRun"`
-	}
+	var req cleanupRequest
 	if err := decode(w, r, &req); err != nil {
 		return err
 	}

@@ -60,23 +60,9 @@ func TestCompletionWithoutAnEngine(t *testing.T) {
 	}
 }
 
-// The scripts are those of shells, and in bash one completes a line.
+// Each shell loads its script, and completes a line by it.
 func TestCompletionScripts(t *testing.T) {
 	t.Parallel()
-	for shell, want := range map[string]string{"zsh": "#compdef sandbox\n", "fish": "# fish completion for sandbox "} {
-		if got := mustCall(t, "completion", shell); !strings.HasPrefix(got, want) {
-			t.Errorf("completion %s begins with %.40q, want %q", shell, got, want)
-		}
-		path, err := exec.LookPath(shell)
-		if err != nil {
-			continue // the shell is not here; the script is cobra's
-		}
-		cmd := exec.Command(path, "-n", "/dev/stdin")
-		cmd.Stdin = strings.NewReader(mustCall(t, "completion", shell))
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("%s does not read its script: %v\n%s", shell, err, out)
-		}
-	}
 	dir := t.TempDir()
 	self, err := os.Executable()
 	if err != nil {
@@ -85,17 +71,36 @@ func TestCompletionScripts(t *testing.T) {
 	if err := os.Symlink(self, filepath.Join(dir, "sandbox")); err != nil {
 		t.Fatal(err)
 	}
-	// The function is of the package bash-completion.
-	cmd := exec.Command("bash", "-ec", `
-		_get_comp_words_by_ref() { cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} words=("${COMP_WORDS[@]}") cword=$COMP_CWORD; }
-		source /dev/stdin
-		COMP_WORDS=(sandbox volume o) COMP_CWORD=2 COMP_LINE="sandbox volume o" COMP_POINT=16 COMP_TYPE=9
-		__start_sandbox || true
-		echo "${COMPREPLY[@]}"`)
-	cmd.Env = append(os.Environ(), asProgram+"=1", "PATH="+dir+":"+os.Getenv("PATH"))
-	cmd.Stdin = strings.NewReader(mustCall(t, "completion", "bash"))
-	out, err := cmd.Output()
-	if err != nil || strings.TrimSpace(string(out)) != "orphans" {
-		t.Errorf("bash completes \"sandbox volume o\" to %q, %v, want orphans", out, err)
+	for shell, program := range map[string][]string{
+		// The function is of the package bash-completion.
+		"bash": {"bash", "-ec", `
+			_get_comp_words_by_ref() { cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} words=("${COMP_WORDS[@]}") cword=$COMP_CWORD; }
+			source /dev/stdin
+			COMP_WORDS=(sandbox volume o) COMP_CWORD=2 COMP_LINE="sandbox volume o" COMP_POINT=16 COMP_TYPE=9
+			__start_sandbox || true
+			echo "${COMPREPLY[@]}"`},
+		// The function that shows completions prints them, since there is no line to edit.
+		"zsh": {"zsh", "-fec", `
+			autoload -Uz compinit; compinit -u -D
+			source /dev/stdin
+			[ "$_comps[sandbox]" = _sandbox ]
+			_describe() { print -rl -- "${(@)completions%%:*}"; }
+			words=(sandbox volume o) CURRENT=3
+			_sandbox`},
+		"fish": {"fish", "-N", "-c", `
+			source -
+			complete -C "sandbox volume o" | cut -f 1`},
+	} {
+		if _, err := exec.LookPath(shell); err != nil && testing.Short() {
+			continue
+		} else if err != nil {
+			t.Fatalf("there is no %s; ci/clients installs it", shell)
+		}
+		cmd := exec.Command(program[0], program[1:]...)
+		cmd.Env = append(os.Environ(), asProgram+"=1", "PATH="+dir+":"+os.Getenv("PATH"), "HOME="+dir)
+		cmd.Stdin = strings.NewReader(mustCall(t, "completion", shell))
+		if out, err := cmd.Output(); err != nil || strings.TrimSpace(string(out)) != "orphans" {
+			t.Errorf("%s completes \"sandbox volume o\" to %q, %v, want orphans", shell, out, err)
+		}
 	}
 }

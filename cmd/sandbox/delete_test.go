@@ -93,6 +93,10 @@ func TestVolumesFromMountToDeletion(t *testing.T) {
 	if v := listed(t, copied); v.Source != dir || !v.Orphaned || len(v.Sandboxes) > 0 {
 		t.Errorf("volume list has after the deletion %+v", v)
 	}
+	rows := strings.Split(mustCall(t, "volume", "list"), "\n")
+	if i := slices.IndexFunc(rows, func(row string) bool { return strings.HasPrefix(row, copied) }); i < 0 || !slices.Contains(strings.Fields(rows[i]), "orphaned") {
+		t.Errorf("volume list = %q, want a row of %s with the word orphaned", rows, copied)
+	}
 
 	code, _, errOut = call(t.Context(), "", "create", "--name", second, "--volume", "agent-sandbox-none:/data", "-y")
 	if code != codeFailed || !strings.Contains(errOut, "agent-sandbox-none") || !strings.Contains(errOut, "see sandbox volume list") {
@@ -187,6 +191,15 @@ func TestDeletionThatFailsInPart(t *testing.T) {
 		if got, want := mustCall(t, "volume", "delete", copied), "volume "+copied+": deleted\n"; got != want {
 			t.Errorf("volume delete = %q, want %q", got, want)
 		}
+	}
+}
+
+// A volume that somebody else created is not attached, whatever its name.
+func TestVolumeOfOthersIsNotTracked(t *testing.T) {
+	foreign := enginetest.NewForeign(t)
+	code, _, errOut := call(t.Context(), "", "create", "--volume", foreign.Volume+":/x", "-y")
+	if code != codeFailed || !strings.Contains(errOut, "volume "+foreign.Volume+" is not tracked") {
+		t.Errorf("create --volume %s: code %d, %q, want %d and \"not tracked\"", foreign.Volume, code, errOut, codeFailed)
 	}
 }
 

@@ -253,6 +253,11 @@ func TestFlagsOfSources(t *testing.T) {
 	if got := mustCall(t, "exec", name, "cat", "file"); got != "one\n" {
 		t.Errorf("the clone of v1 has %q", got)
 	}
+	for depth, want := range map[string]string{"0": "2\n", "1": "1\n"} {
+		if got := mustCall(t, "run", "--git", repository, "--depth", depth, "--", "git", "rev-list", "--count", "HEAD"); got != want {
+			t.Errorf("with --depth %s the clone has %q commits, want %q", depth, got, want)
+		}
+	}
 	id := strings.TrimSpace(mustCall(t, "snapshot", "create", name))
 	removeSnapshotAtEnd(t, id)
 	for what, flags := range map[string][]string{
@@ -283,5 +288,40 @@ func TestFlagsOfSources(t *testing.T) {
 				t.Errorf("create %v has %q, want %q", flags, got, want)
 			}
 		})
+	}
+}
+
+// Flags whose effect no other test sees.
+func TestFlagsOfOneSandbox(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	orphan := preservedVolume(t)
+	name := harness.UniqueName(t)
+	removeAtEnd(t, name)
+	mustCall(t, "create", "--name", name, "--", "sh", "-c", "echo one; echo two; exec sleep 1000")
+	harness.Eventually(t, "the log has both lines", func() bool { return mustCall(t, "logs", name) == "one\ntwo\n" })
+	if got := mustCall(t, "logs", "--tail", "1", name); got != "two\n" {
+		t.Errorf("logs --tail 1 = %q, want the last line", got)
+	}
+	if got := mustCall(t, "logs", "--since", time.Now().Add(time.Hour).Format(time.RFC3339), name); got != "" {
+		t.Errorf("logs since in an hour = %q, want none", got)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	mustCall(t, "cp", "-u", "1234:1235", file, name+":/tmp/file")
+	if got := mustCall(t, "exec", name, "--", "stat", "-c", "%u:%g", "/tmp/file"); got != "1234:1235\n" {
+		t.Errorf("a file copied with -u 1234:1235 is owned by %q", got)
+	}
+	first := strings.TrimSpace(mustCall(t, "snapshot", "create", name))
+	removeSnapshotAtEnd(t, first)
+	last := strings.TrimSpace(mustCall(t, "snapshot", "create", "--keep-last", "1", name))
+	removeSnapshotAtEnd(t, last)
+	if got := mustCall(t, "snapshot", "list", "--sandbox", name); strings.Contains(got, first) || !strings.Contains(got, last) {
+		t.Errorf("snapshot list after one with --keep-last 1 = %q, want %s alone", got, last)
+	}
+	if got := mustCall(t, "volume", "cleanup", "--yes", "--min-age", "1d", "--name", orphan); got != "freed 0 B\n" || !listed(t, orphan).Orphaned {
+		t.Errorf("volume cleanup --min-age 1d of a new volume = %q, want it to stay", got)
 	}
 }

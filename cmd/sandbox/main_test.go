@@ -204,6 +204,8 @@ func TestExitCodes(t *testing.T) {
 		"storage of fork":    {nil, []string{"fork", "--storage", "1k", "a"}, 1, "WithStorageSize"},
 		"bad list":           {nil, []string{"snapshots", "--sandbox", "../x"}, 1, "../x"},
 		"no engine":          {nil, []string{"-H", "unix:///nowhere.sock", "list"}, 1, "/nowhere.sock"},
+		"health of no host":  {nil, []string{"-H", "unix:///nowhere.sock", "health"}, 1, "can't be used"},
+		"unconfirmed update": {nil, []string{"update", "a", "--mount", t.TempDir() + ":/a"}, 1, "--yes"},
 		"no command":         {nil, []string{"run"}, 2, "arg"},
 		"unknown flag":       {nil, []string{"list", "--colour"}, 2, "--colour"},
 		"unknown verb":       {nil, []string{"destroy"}, 2, "destroy"},

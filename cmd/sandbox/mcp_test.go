@@ -6,20 +6,25 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/sandboxhttp"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
@@ -104,7 +109,7 @@ func (a *agent) must(tool string, args object) object {
 // sandbox makes a sandbox by a tool, and returns its name.
 func (a *agent) sandbox(tool string, args object) string {
 	a.t.Helper()
-	name := a.must(tool, args)["sandbox"].(string)
+	name := a.must(tool, args)["name"].(string)
 	info, err := harness.NewClient(a.t).Inspect(a.t.Context(), name)
 	if err != nil {
 		a.t.Fatal(err)
@@ -161,7 +166,7 @@ func TestAgentMendsARepository(t *testing.T) {
 		t.Errorf("the directory here, of which the sandbox has a copy: %q, %v", content, err)
 	}
 
-	id := a.must("snapshot", object{"sandbox": name})["snapshot"].(string)
+	id := a.must("snapshot", object{"sandbox": name})["id"].(string)
 	fork := a.sandbox("fork", object{"sandbox": name})
 	a.must("write", object{"sandbox": name, "path": "new/run.sh", "content": "echo $GREETING\n", "executable": true})
 	if code, out := a.exec(name, "new/run.sh; rm /src/test.js"); code != 0 || out != "hello\n" {
@@ -176,7 +181,7 @@ func TestAgentMendsARepository(t *testing.T) {
 		t.Errorf("list after the rollback: %v", entries)
 	}
 
-	command := a.must("exec", object{"sandbox": name, "command": "echo in the background", "background": true})["command"].(string)
+	command := a.must("exec", object{"sandbox": name, "command": "echo in the background", "detached": true})["id"].(string)
 	harness.Eventually(t, "the output of a command in the background", func() bool {
 		return a.must("logs", object{"sandbox": name, "command": command})["text"] == "in the background\n"
 	})
@@ -187,12 +192,12 @@ func TestAgentMendsARepository(t *testing.T) {
 	if len(attempts) != 1 || attempts[0].(object)["address"] != "192.0.2.1" || attempts[0].(object)["allowed"] != false {
 		t.Errorf("egress: %v", attempts)
 	}
-	if got := a.must("exec", object{"sandbox": name, "command": "sleep 100", "timeoutSeconds": 0.5}); got["timedOut"] != true || got["exitCode"] != 137.0 {
+	if got := a.must("exec", object{"sandbox": name, "command": "sleep 100", "timeoutMs": 500}); got["timedOut"] != true || got["exitCode"] != 137.0 {
 		t.Errorf("a command that takes too long: %v", got)
 	}
 	a.must("delete", object{"sandbox": fork})
 	listed := a.must("sandboxes", nil)
-	if all := listed["sandboxes"].([]any); len(all) != 1 || all[0].(object)["sandbox"] != name || len(listed["snapshots"].(object)) != 1 {
+	if all := listed["sandboxes"].([]any); len(all) != 1 || all[0].(object)["name"] != name || len(listed["snapshots"].(object)) != 1 {
 		t.Errorf("sandboxes: %v", listed)
 	}
 	a.end()
@@ -220,9 +225,9 @@ func TestAgentIsHeldToEachLimit(t *testing.T) {
 		{"create", "network policy", object{"network": "allow-all"}},
 		{"create", "mount", object{"mounts": []string{"/etc:/mnt:ro"}}},
 		{"create", "CPUs", object{"vcpus": 1}},
-		{"create", "memory", object{"memoryMiB": 257}},
-		{"create", "memory", object{"memoryMiB": -1}},
-		{"exec", "timeout", object{"sandbox": name, "command": "true", "timeoutSeconds": 31}},
+		{"create", "memory", object{"memoryBytes": 256<<20 + 1}},
+		{"create", "memory", object{"memoryBytes": -1}},
+		{"exec", "timeout", object{"sandbox": name, "command": "true", "timeoutMs": 30001}},
 		{"exec", "there is no sandbox", object{"sandbox": other.Name(), "command": "true"}},
 		{"read", "there is no sandbox", object{"sandbox": other.ID(), "path": "/etc/passwd"}},
 		{"fork", "there is no sandbox", object{"sandbox": other.Name()}},
@@ -253,6 +258,71 @@ func TestAgentIsHeldToEachLimit(t *testing.T) {
 	if _, failed := a.call("read", object{"sandbox": name, "path": "long", "line": 2000}); !strings.Contains(failed, "1000 lines") {
 		t.Errorf("read behind the end: %q", failed)
 	}
+	a.exec(name, "head -c 8388609 /dev/zero | tr '\\0' x >big; mkdir many s; cd many; seq 1001 | xargs touch; yes n | head -n 201 >../s/f; ln -s f ../s/link")
+	if _, failed := a.call("edit", object{"sandbox": name, "path": "big", "old": "x", "new": "y", "all": true}); !strings.Contains(failed, "too large to edit") {
+		t.Errorf("edit of 8 MiB and a byte: %q", failed)
+	}
+	if got := a.must("list", object{"sandbox": name, "path": "many"}); len(got["entries"].([]any)) != 1000 || got["more"] != 1.0 {
+		t.Errorf("list of 1001 entries: %d, more %v, want 1000 and 1", len(got["entries"].([]any)), got["more"])
+	}
+	file, link := object{"name": "f", "type": "file", "sizeBytes": 402.0}, object{"name": "link", "type": "symlink"}
+	if diff := cmp.Diff([]any{file, link}, a.must("list", object{"sandbox": name, "path": "s"})["entries"]); diff != "" {
+		t.Errorf("list of a file and a link (-want +got):\n%s", diff)
+	}
+	if got := a.must("search", object{"sandbox": name, "path": "s", "pattern": "n"}); len(got["matches"].([]any)) != 200 || got["more"] != true {
+		t.Errorf("search of 201 lines: %d, more %v, want 200 and true", len(got["matches"].([]any)), got["more"])
+	}
+}
+
+// fieldsIn returns the names of the properties and parameters in a schema or an OpenAPI document.
+func fieldsIn(schema any) (names []string) {
+	switch s := schema.(type) {
+	case object:
+		if fields, ok := s["properties"].(object); ok {
+			names = slices.Collect(maps.Keys(fields))
+		}
+		if s["in"] == "query" {
+			names = append(names, s["name"].(string))
+		}
+		for _, below := range s {
+			names = append(names, fieldsIn(below)...)
+		}
+	case []any:
+		for _, below := range s {
+			names = append(names, fieldsIn(below)...)
+		}
+	}
+	return names
+}
+
+// What the tools have in common with the HTTP API has the same names.
+func TestToolsHaveTheNamesOfTheHTTPAPI(t *testing.T) {
+	t.Parallel()
+	w := httptest.NewRecorder()
+	sandboxhttp.Handler(nil).ServeHTTP(w, httptest.NewRequest("GET", "/openapi.json", nil))
+	var document object
+	if err := json.Unmarshal(w.Body.Bytes(), &document); err != nil {
+		t.Fatal(err)
+	}
+	known := fieldsIn(document)
+	// Files are edited and searched, and output is cut, by the tools alone.
+	own := strings.Fields("all attempts content entries executable files line lines matches more new old omittedBytes output pattern replaced")
+	got, err := newAgent(t).session.ListTools(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, tool := range got.Tools {
+		names = append(names, slices.Concat(fieldsIn(tool.InputSchema), fieldsIn(tool.OutputSchema))...)
+	}
+	for _, name := range names {
+		if slices.Contains(known, name) == slices.Contains(own, name) {
+			t.Errorf("the tools' field %q: in the HTTP API %t, of the tools alone %t", name, slices.Contains(known, name), slices.Contains(own, name))
+		}
+	}
+	if len(names) < 50 {
+		t.Errorf("the tools have the fields %q, which can't be all", names)
+	}
 }
 
 // A sandbox that is gone at the end of its lifetime makes room for another one.
@@ -260,7 +330,7 @@ func TestAgentsSandboxEndsWithItsLifetime(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()
 	a := newAgent(t, "--count", "1", "--lifetime", "5s")
-	name, _ := a.must("create", nil)["sandbox"].(string)
+	name, _ := a.must("create", nil)["name"].(string)
 	harness.Eventually(t, "another sandbox can be made", func() bool {
 		_, failed := a.call("create", nil)
 		return failed == ""
@@ -302,14 +372,14 @@ func TestAgentsSandboxesAreKeptIfAsked(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
 	a := newAgent(t, "--keep", "--remote-mounts", "--image", sandbox.DefaultImage, "--network", "deny-all", "--network", "public-only", "--lifetime", "10m")
-	name := a.must("create", object{"network": "public-only", "image": sandbox.DefaultImage})["sandbox"].(string)
+	name := a.must("create", object{"network": "public-only", "image": sandbox.DefaultImage})["name"].(string)
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		if _, err := c.Delete(ctx, name, sandbox.PreserveVolumes(false), sandbox.DeleteSnapshots(true)); err != nil {
 			t.Error(err)
 		}
 	})
-	snap := a.must("snapshot", object{"sandbox": name})["snapshot"].(string)
+	snap := a.must("snapshot", object{"sandbox": name})["id"].(string)
 	a.end()
 	st, err := c.Inspect(t.Context(), name)
 	if err != nil || st.State != sandbox.StateRunning || !st.Settings.Persistent || st.Settings.Timeout != 10*time.Minute || st.Network.String() != "public-only" {
@@ -328,12 +398,12 @@ func TestAgentsSandboxesEndWithAServerThatIsKilled(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
 	a := newAgent(t, "--lifetime", "30s")
-	name := a.must("create", nil)["sandbox"].(string)
+	name := a.must("create", nil)["name"].(string)
 	st, err := c.Inspect(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	snap := a.must("snapshot", object{"sandbox": name})["snapshot"].(string)
+	snap := a.must("snapshot", object{"sandbox": name})["id"].(string)
 	if err := a.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -92,25 +93,29 @@ func (s *server) end(sig os.Signal) {
 	}
 }
 
-// C5.1, C6.1, C6.2, C7, C7.2, C8.1, V3, V4, V5, V6 as curl sees them.
+// C5.1, C5.2, C6.1, C6.2, C7.1, C7.2, C8.1, V3, V4, V5, V6 as curl sees them.
 func TestServeWithCurl(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()
 	s := serving(t, "--listen", "127.0.0.1:0")
 	sb := harness.NewSandbox(t, sandbox.WithPersistent(true), sandbox.WithCommand("sh", "-c",
-		"i=1; while [ $i -le 150 ]; do echo line $i; i=$((i+1)); done; until rm go 2>/dev/null; do sleep 0.02; done; echo live; exec sleep 1000"))
+		"i=1; while [ $i -le 150 ]; do echo line $i; i=$((i+1)); done; until rm go 2>/dev/null; do sleep 0.02; done; echo live; echo trouble >&2; head -c 5000 /dev/zero >f; until rm over 2>/dev/null; do sleep 0.02; done; exec sleep 1000"))
 	at := s.Address + "/sandboxes/" + sb.Name()
 
 	var list []struct{ ID, Name, Status, CreatedAt, Location string }
 	if err := json.Unmarshal([]byte(s.curl(s.Address+"/sandboxes?status=running&prefix="+sb.Name())), &list); err != nil || len(list) != 1 || list[0].ID != sb.ID() || list[0].Location != "local" || list[0].Status != "running" || list[0].CreatedAt == "" {
 		t.Errorf("C5.1: %+v, %v", list, err)
 	}
-	var one struct {
+	if got := s.curl("-w", "%{http_code}", s.Address+"/sandboxes?status=runing"); !strings.Contains(got, "runing") || !strings.HasSuffix(got, "400") {
+		t.Errorf("C5.2: the list of an unknown status is %s, want 400", got)
+	}
+	type details struct {
 		Status, LogsEndpoint string
 		UptimeMS             int64
 		Usage                *struct{ MemoryLimit int64 }
 		Workspace            struct{ Size string }
 	}
+	var one, stopped details
 	if err := json.Unmarshal([]byte(s.curl(at)), &one); err != nil || one.Status != "running" || one.UptimeMS <= 0 || one.Usage == nil || one.LogsEndpoint != "/sandboxes/"+sb.ID()+"/logs" || one.Workspace.Size == "" {
 		t.Errorf("C6.1, V5.1: %+v, %v", one, err)
 	}
@@ -135,37 +140,89 @@ func TestServeWithCurl(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// The program waits for the test after its first 150 lines, and after the last two: these come
+	// while it runs.
 	var lines []string
-	for r := bufio.NewScanner(out); len(lines) < 101 && r.Scan(); {
+	var text strings.Builder
+	for r := bufio.NewScanner(out); len(lines) < 102 && r.Scan(); {
+		fmt.Fprintln(&text, r.Text())
 		if data, ok := strings.CutPrefix(r.Text(), "data: "); ok {
 			if lines = append(lines, data); len(lines) == 100 {
 				harness.Run(t, sb, "touch", "go")
 			}
 		}
 	}
-	if len(lines) != 101 || lines[0] != "line 51" || lines[99] != "line 150" || lines[100] != "live" {
-		t.Errorf("C7.2: %d lines, from %q", len(lines), lines[:min(1, len(lines))])
+	if len(lines) != 102 || lines[0] != "line 51" || lines[99] != "line 150" {
+		t.Errorf("C7.2: %d lines, from %q, want 102 from line 51", len(lines), lines[:min(1, len(lines))])
 	}
+	for _, want := range []string{`event: stdout\nid: \S+\ndata: line 51\n\n`, `event: stdout\nid: \S+\ndata: live\n`, `event: stderr\nid: \S+\ndata: trouble\n`} {
+		if !regexp.MustCompile(`(?m)^` + want).MatchString(text.String()) {
+			t.Errorf("C7.1: the stream is %q, want the event %s", text.String(), want)
+		}
+	}
+	harness.Run(t, sb, "touch", "over")
 	tail.Process.Kill()
 	tail.Wait()
 	if got := s.curl(s.Address + "/health"); !strings.Contains(got, `"healthy":true`) || !strings.Contains(got, `"version":"`) {
 		t.Errorf("C8.1: %s", got)
 	}
 	workspace := "agent-sandbox-" + sb.ID()
+	type volume struct {
+		Name, Size, CreatedAt string
+		SizeBytes             int64
+		Sandboxes             []string
+		Orphaned              bool
+	}
+	volumeIn := func(path string) (v volume) {
+		t.Helper()
+		var all []volume
+		if err := json.Unmarshal([]byte(s.curl(s.Address+path)), &all); err != nil {
+			t.Errorf("GET %s: %v", path, err)
+		}
+		if i := slices.IndexFunc(all, func(v volume) bool { return v.Name == workspace }); i >= 0 {
+			v = all[i]
+		}
+		return v
+	}
+	if v := volumeIn("/volumes"); v.SizeBytes < 5000 || !strings.HasSuffix(v.Size, " KB") || !slices.Equal(v.Sandboxes, []string{sb.Name()}) || v.CreatedAt == "" || v.Orphaned {
+		t.Errorf("V3.1: the workspace is %+v", v)
+	}
 	if got := s.curl("-X", "DELETE", "-w", "%{http_code}", s.Address+"/volumes/"+workspace); !strings.Contains(got, "Volume is in use by running sandbox") || !strings.HasSuffix(got, "409") {
 		t.Errorf("V4.2: %s", got)
+	}
+	if got := s.curl("-X", "POST", at+"/stop"); got != `{"status":"stopped"}`+"\n" {
+		t.Errorf("stop: %s", got)
+	}
+	if err := json.Unmarshal([]byte(s.curl(at)), &stopped); err != nil || stopped.Status != "stopped" || stopped.UptimeMS != 0 || stopped.Usage != nil || stopped.LogsEndpoint != one.LogsEndpoint {
+		t.Errorf("C6.1 of a stopped sandbox: %+v, %v", stopped, err)
 	}
 	if got := s.curl("-X", "DELETE", at+"?preserveVolume=true"); !strings.Contains(got, `{"name":"`+workspace+`","status":"preserved"`) {
 		t.Errorf("C4.1: %s", got)
 	}
-	if got := s.curl(s.Address + "/volumes"); !strings.Contains(got, `"name":"`+workspace+`"`) || !strings.Contains(got, `"orphaned":true`) {
-		t.Errorf("V3.2: %s", got)
+	orphan := volumeIn("/volumes")
+	if !orphan.Orphaned || len(orphan.Sandboxes) > 0 {
+		t.Errorf("V3.2: the workspace is %+v, want it orphaned", orphan)
 	}
-	if got := s.curl(s.Address + "/volumes/orphans"); !strings.Contains(got, `"name":"`+workspace+`"`) {
-		t.Errorf("V6.1: %s", got)
+	if v := volumeIn("/volumes/orphans"); v.Name == "" {
+		t.Errorf("V6.1: the workspace is not among the orphans")
 	}
-	if got := s.curl("--json", `{"names": ["`+workspace+`"]}`, s.Address+"/volumes/cleanup"); !strings.Contains(got, `"removed":["`+workspace+`"]`) || !strings.Contains(got, `"freedBytes":`) {
-		t.Errorf("V6.2: %s", got)
+	var freed struct {
+		Removed    []string
+		FreedBytes int64
+	}
+	if err := json.Unmarshal([]byte(s.curl("--json", `{"names": ["`+workspace+`"]}`, s.Address+"/volumes/cleanup")), &freed); err != nil || !slices.Equal(freed.Removed, []string{workspace}) || freed.FreedBytes != orphan.SizeBytes {
+		t.Errorf("V6.2: %+v, %v, want %d bytes freed", freed, err, orphan.SizeBytes)
+	}
+	s.end(syscall.SIGTERM)
+}
+
+// C8.2 as curl sees it.
+func TestServeWithoutAnEngineSaysWhatToDo(t *testing.T) {
+	t.Parallel()
+	s := serving(t, "--listen", "127.0.0.1:0", "--host", "unix:///nowhere.sock")
+	got := s.curl("-w", "%{http_code}", s.Address+"/health")
+	if !strings.Contains(got, `"healthy":false`) || !strings.Contains(got, `"guidance":"`) || !strings.Contains(got, "unix:///nowhere.sock") || !strings.Contains(got, "DOCKER_HOST") || !strings.HasSuffix(got, "503") {
+		t.Errorf("GET /health: %s, want 503 with the host that was tried and what to do", got)
 	}
 	s.end(syscall.SIGTERM)
 }
@@ -207,6 +264,12 @@ func TestServeRefuses(t *testing.T) {
 		resp.Body.Close()
 		if resp.Status != test.want {
 			t.Errorf("GET %s of %s with %.8q: %s, want %s", test.path, test.host, test.token, resp.Status, test.want)
+		}
+	}
+	// The token does not help a page of another origin.
+	for origin, want := range map[string]string{s.Address: "404", "https://evil.test": "403", "null": "403"} {
+		if got := s.curl("-X", "POST", "-H", "Origin: "+origin, "-o", "/dev/null", "-w", "%{http_code}", s.Address+"/sandboxes/no-such-sandbox/stop"); got != want {
+			t.Errorf("POST from a page of %s: %s, want %s", origin, got, want)
 		}
 	}
 	for _, args := range [][]string{{"--listen", "0.0.0.0:0"}, {"--listen", ":0"}, {"--listen", "[::]:0"}, {"--listen", "192.0.2.1:0"}, {"--listen", "nonsense"}, {"--socket", "x", "--listen", "127.0.0.1:0"}} {

@@ -11,8 +11,10 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"golang.org/x/term"
+	"golang.org/x/text/width"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 )
@@ -147,7 +149,8 @@ func (p *progress) erase() {
 	}
 }
 
-// barText is stepText after a bar, if the total is known, in at most width columns.
+// barText is stepText after a bar, if the total is known, in fewer columns than the terminal's
+// width, since in the last one it would wrap.
 func barText(p sandbox.Progress, width int) string {
 	text := stepText(p)
 	if p.Total > 0 {
@@ -155,10 +158,29 @@ func barText(p sandbox.Progress, width int) string {
 		full := int(min(p.Current, p.Total) * cells / p.Total)
 		text = fmt.Sprintf("[%s%s] %s", strings.Repeat("#", full), strings.Repeat(".", cells-full), text)
 	}
-	if r := []rune(text); len(r) >= width {
-		text = string(r[:max(0, width-1)])
+	return cut(text, width-1)
+}
+
+// cut returns the beginning of a text that fits into so many columns of a terminal.
+func cut(text string, columns int) string {
+	for i, r := range text {
+		if columns -= columnsOf(r); columns < 0 {
+			return text[:i]
+		}
 	}
 	return text
+}
+
+// columnsOf is how many columns of a terminal a graphic character takes.
+func columnsOf(r rune) int {
+	if unicode.In(r, unicode.Mn, unicode.Me) {
+		return 0
+	}
+	switch width.LookupRune(r).Kind() {
+	case width.EastAsianWide, width.EastAsianFullwidth:
+		return 2
+	}
+	return 1
 }
 
 // stepText describes a step and how far it is.

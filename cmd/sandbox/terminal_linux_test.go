@@ -164,6 +164,17 @@ func TestProgressInATerminal(t *testing.T) {
 	if code, out := inTerminal(t, nil, "run", "--quiet", "--from", dir, "--", "cat", "file").end(); code != 0 || out != "from here" {
 		t.Errorf("run --quiet --from: code %d, %q, want what the file has", code, out)
 	}
+	repository := t.TempDir()
+	harness.Shell(t, `cd "$0" && git init -q -b main . && echo cloned >file && git add . && git -c user.email=a@b.test -c user.name=a commit -q -m one`, repository)
+	code, out = inTerminal(t, nil, "run", "--git", repository, "--", "cat", "file").end()
+	if code != 0 || !strings.Contains(out, "\r\x1b[Ksource: git "+repository) || !strings.HasSuffix(out, "\r\x1b[Kcloned\r\n") {
+		t.Errorf("run --git: code %d, %q, want the progress, then what the file has", code, out)
+	}
+	source, fork := harness.NewSandbox(t), harness.UniqueName(t)
+	removeAtEnd(t, fork)
+	if code, out := inTerminal(t, nil, "fork", source.Name(), "--name", fork).end(); code != 0 || !strings.Contains(out, "\r\x1b[Kcopy") || !strings.HasSuffix(out, "\r\x1b[K"+fork+"\r\n") {
+		t.Errorf("fork: code %d, %q, want the progress, then the name", code, out)
+	}
 	// A pull, which fails at once.
 	const image = "127.0.0.1:1/none:latest"
 	if code, out := inTerminal(t, nil, "create", "--image", image).end(); code != codeFailed || !strings.Contains(out, "\r\x1b[Kimage: pulling "+image+"\r\x1b[Ksandbox: create ") {

@@ -41,7 +41,10 @@ func TestHelp(t *testing.T) {
 			walk(sub)
 		}
 	}
-	walk(newApp(nil, io.Discard, io.Discard).root())
+	root := newApp(nil, io.Discard, io.Discard).root()
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	walk(root)
 	const file = "testdata/help.txt"
 	if *update {
 		if err := os.WriteFile(file, got.Bytes(), 0o644); err != nil {
@@ -183,7 +186,11 @@ func TestBarFitsTheTerminal(t *testing.T) {
 		{sandbox.Progress{Step: "copy", Current: 2 << 30, Total: 1 << 30}, 80, "[####################] 2.0 GB of 1.0 GB  copy"},
 		{sandbox.Progress{Step: "source", Current: 999}, 80, "999 B  source"},
 		{sandbox.Progress{Step: "image", Text: "a\x1b[2J"}, 80, `image: "a\x1b[2J"`},
-		{sandbox.Progress{Step: "image", Text: "日本語の画像"}, 10, "image: 日本"},
+		{sandbox.Progress{Step: "image", Text: "日本語の画像"}, 12, "image: 日本"},
+		{sandbox.Progress{Step: "image", Text: "日本語の画像"}, 11, "image: 日"},
+		{sandbox.Progress{Step: "image", Text: "e\u0301a"}, 10, "image: e\u0301a"},
+		{sandbox.Progress{Step: "image", Text: "e\u0301a"}, 9, "image: e\u0301"},
+		{sandbox.Progress{Step: "image", Current: 1<<20 - 1}, 80, "1.0 MB  image"},
 		{sandbox.Progress{Step: "image"}, 0, ""},
 	} {
 		if got := barText(test.p, test.width); got != test.want {
@@ -233,6 +240,17 @@ func TestSSHConfigQuotesItsCommand(t *testing.T) {
 	}
 }
 
+// C8.2.
+func TestHealthWithoutAnEngineSaysWhatToDo(t *testing.T) {
+	t.Parallel()
+	_, out, _ := call(t.Context(), "", "-H", "unix:///nowhere.sock", "health")
+	for _, want := range []string{"What to do  ", "/nowhere.sock", "DOCKER_HOST"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("health = %q, want %q in it", out, want)
+		}
+	}
+}
+
 // A sandbox's life by the subcommands.
 func TestVerbs(t *testing.T) {
 	enginetest.Story(t)
@@ -272,6 +290,9 @@ func TestVerbs(t *testing.T) {
 	}
 	if got := mustCall(t, "exec", "-e", "GREETING=once", "-u", "1000:1000", "-w", "/copied", name, "--", "sh", "-c", "echo $GREETING; id -u; cat file"); got != "once\n1000\nfrom here\n" {
 		t.Errorf("exec with a user: %q", got)
+	}
+	if got := mustCall(t, "exec", "--dir", "/copied", name, "--", "pwd"); got != "/copied\n" {
+		t.Errorf("exec --dir /copied -- pwd = %q", got)
 	}
 	if code, out, errOut := call(t.Context(), "echo in a shell\nexit 3\n", "shell", name); code != 3 || out != "in a shell\n" || errOut != "" {
 		t.Errorf("shell: code %d, %q, %q", code, out, errOut)

@@ -160,9 +160,9 @@ func bytesText(n int64) string {
 	if n < 1024 {
 		return fmt.Sprintf("%d B", n)
 	}
-	units := []string{"KB", "MB", "GB", "TB"}
+	units := []string{"KB", "MB", "GB", "TB", "PB"}
 	value, unit := float64(n)/1024, 0
-	for value >= 1024 && unit < len(units)-1 {
+	for value >= 1023.95 && unit < len(units)-1 { // it would print as 1024.0
 		value, unit = value/1024, unit+1
 	}
 	return fmt.Sprintf("%.1f %s", value, units[unit])

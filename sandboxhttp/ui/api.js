@@ -45,11 +45,13 @@ export function streamURL(path, scheme = "http") {
 // path joins the parts of a path, which may have any characters.
 export const path = (...parts) => parts.map(encodeURIComponent).join("/");
 
+// size is a number of bytes for people, as in the size of a volume.
 export function size(bytes) {
   if (!(bytes >= 0)) return "unknown";
+  if (bytes < 1024) return bytes + " B";
   let unit = 0;
-  for (; bytes >= 1024 && unit < 4; unit++) bytes /= 1024;
-  return (unit ? bytes.toFixed(1) : bytes) + " " + ["B", "KiB", "MiB", "GiB", "TiB"][unit];
+  for (bytes /= 1024; bytes >= 1023.95 && unit < 4; unit++) bytes /= 1024; // else it would be 1024.0
+  return bytes.toFixed(1) + " " + ["KB", "MB", "GB", "TB", "PB"][unit];
 }
 
 export const date = text => new Date(text).toLocaleString([], {dateStyle: "short", timeStyle: "short"});

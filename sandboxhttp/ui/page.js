@@ -25,10 +25,12 @@ function poll(every, work) {
     show?.();
   };
   (async () => {
-    for (;; await pause(every)) {
+    for (let wait;; await pause(wait)) {
+      wait = Math.min(every, 5000); // until there is an answer
       if (document.hidden) continue;
       try {
         await now();
+        wait = every;
         if (byId("trouble").dataset.by === "poll") setText(byId("trouble"), "");
       } catch (error) {
         if (error.status === 401) error.stale || await askToken();
@@ -49,7 +51,7 @@ function askToken() {
     run: async ({token}) => {
       setToken(token);
       await call("GET", "health");
-      await refresh();
+      await Promise.all([refresh(), refreshVolumes()]);
     },
   }).finally(() => { tokenAsked = null; });
 }
@@ -176,14 +178,14 @@ function create(from) {
       {name: "command", label: "Main process", hint: "A shell command that each session starts. Empty: none."},
       {name: "network", label: "Network policy", options: ["allow-all", "public-only", "deny-all"], hint: "Empty: allow-all. Or lists, such as allow=*.example.com"},
       {name: "vcpus", label: "CPUs", type: "number", min: 0.1, step: "any"},
-      {name: "memory", label: "Memory in MiB", type: "number", min: 16},
+      {name: "memory", label: "Memory in MB", type: "number", min: 16},
     ],
     plan: v => [
       v.name ? `A sandbox ${v.name}, kept until it is deleted` : "A sandbox with a chosen name, kept until it is deleted",
       from ? `Files: those of the snapshot, ${size(from.sizeBytes)}` : `Image: ${v.image || "the default"}, pulled if the engine does not have it; a new, empty volume for the workspace`,
       v.command ? `Main process: sh -c ${JSON.stringify(v.command)}` : from ? "Main process: that of the snapshot" : "No main process",
       `Network policy: ${v.network || "allow-all"}`,
-      `Limits: ${v.vcpus ?? "default"} CPUs, ${v.memory === null ? "default" : v.memory + " MiB"} of memory`,
+      `Limits: ${v.vcpus ?? "default"} CPUs, ${v.memory === null ? "default" : v.memory + " MB"} of memory`,
     ],
     run: async v => {
       const body = {};
@@ -304,7 +306,8 @@ function removeSnapshot(n) {
 
 // --- volumes
 
-const refreshVolumes = poll(10000, async () => {
+// Seldom: for the sizes the engine starts a container that looks at all files.
+const refreshVolumes = poll(60000, async () => {
   const list = await call("GET", "volumes");
   return () => {
     volumes = list;

@@ -211,9 +211,9 @@ type Entries struct {
 
 // Entry is one entry of a directory.
 type Entry struct {
-	Name string `json:"name"`
-	Type string `json:"type" jsonschema:"file, directory, link or other"`
-	Size int64  `json:"size,omitempty" jsonschema:"of a file, in bytes"`
+	Name      string `json:"name"`
+	Type      string `json:"type" jsonschema:"file, directory, symlink or other"`
+	SizeBytes int64  `json:"sizeBytes,omitempty" jsonschema:"of a file"`
 }
 
 func (s *Server) dir(ctx context.Context, _ *mcp.CallToolRequest, in Dir) (Entries, error) {
@@ -235,11 +235,11 @@ func (s *Server) dir(ctx context.Context, _ *mcp.CallToolRequest, in Dir) (Entri
 		case e.IsDir():
 			entry.Type = "directory"
 		case e.Type() == fs.ModeSymlink:
-			entry.Type = "link"
+			entry.Type = "symlink"
 		case e.Type().IsRegular():
 			entry.Type = "file"
 			if info, err := e.Info(); err == nil {
-				entry.Size = info.Size()
+				entry.SizeBytes = info.Size()
 			}
 		}
 		out.Entries = append(out.Entries, entry)

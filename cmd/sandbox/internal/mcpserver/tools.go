@@ -40,12 +40,12 @@ func (s *Server) addSandboxTools(server *mcp.Server) {
 	if len(l.Mounts) > 0 {
 		mounts = strings.Join(l.Mounts, ", ")
 	}
-	add(server, "create", fmt.Sprintf("Create a sandbox. Images: %s. Network policies: %s. Mounts: %s. At most %g CPUs and %d MiB of memory. The first of each list is the default, except for mounts.",
-		strings.Join(l.Images, ", "), strings.Join(networks, "; "), mounts, l.VCPUs, l.Memory>>20), adds, s.create)
+	add(server, "create", fmt.Sprintf("Create a sandbox. Images: %s. Network policies: %s. Mounts: %s. At most %g CPUs and %d bytes of memory. The first of each list is the default, except for mounts.",
+		strings.Join(l.Images, ", "), strings.Join(networks, "; "), mounts, l.VCPUs, l.Memory), adds, s.create)
 	add(server, "sandboxes", "List the sandboxes.", readOnly, s.list)
 	add(server, "exec", fmt.Sprintf("Run a shell command in a sandbox and wait for it, %v at most. The result has its exit code and output, of which the middle is left out if it is longer than %d bytes. "+
-		`In the background it goes on after the call: see the tool "logs".`, l.CommandTime, l.Output), changes, s.exec)
-	add(server, "logs", "Read the output of commands in the background.", readOnly, s.logs)
+		`A detached one goes on after the call: see the tool "logs".`, l.CommandTime, l.Output), changes, s.exec)
+	add(server, "logs", "Read the output of detached commands.", readOnly, s.logs)
 	add(server, "egress", "List the connections and lookups that a sandbox attempted, allowed or blocked by its network policy.", readOnly, s.egress)
 	add(server, "fork", "Create a sandbox with the current files of another one. Processes are not copied.", adds, s.fork)
 	add(server, "snapshot", "Keep the current files of a sandbox, for the tool \"rollback\".", adds, s.snapshot)
@@ -53,19 +53,24 @@ func (s *Server) addSandboxTools(server *mcp.Server) {
 	add(server, "delete", "Delete a sandbox with its files.", changes, s.remove)
 }
 
-// Named is a sandbox.
-type Named struct {
+// In is the input of a tool for one sandbox.
+type In struct {
 	Sandbox string `json:"sandbox" jsonschema:"the name"`
+}
+
+// Named is a sandbox that was made or changed.
+type Named struct {
+	Name string `json:"name"`
 }
 
 // Create is the input of the tool "create".
 type Create struct {
-	Image     string            `json:"image,omitempty"`
-	Network   string            `json:"network,omitempty" jsonschema:"the network policy"`
-	Mounts    []string          `json:"mounts,omitempty" jsonschema:"directories to mount, in the form that the description lists"`
-	VCPUs     float64           `json:"vcpus,omitempty" jsonschema:"the number of CPUs"`
-	MemoryMiB int64             `json:"memoryMiB,omitempty"`
-	Env       map[string]string `json:"env,omitempty" jsonschema:"environment variables of all commands"`
+	Image       string            `json:"image,omitempty"`
+	Network     string            `json:"network,omitempty" jsonschema:"the network policy"`
+	Mounts      []string          `json:"mounts,omitempty" jsonschema:"directories to mount, in the form that the description lists"`
+	VCPUs       float64           `json:"vcpus,omitempty" jsonschema:"the number of CPUs"`
+	MemoryBytes int64             `json:"memoryBytes,omitempty"`
+	Env         map[string]string `json:"env,omitempty" jsonschema:"environment variables of all commands"`
 }
 
 func (s *Server) create(ctx context.Context, _ *mcp.CallToolRequest, in Create) (Named, error) {
@@ -113,11 +118,11 @@ func (s *Server) createOptions(in Create) ([]sandbox.CreateOption, error) {
 		errs = append(errs, fmt.Errorf("%g CPUs are not allowed: %g is the limit", in.VCPUs, l.VCPUs))
 	}
 	memory := l.Memory
-	if in.MemoryMiB != 0 {
-		if in.MemoryMiB < 0 || in.MemoryMiB > l.Memory>>20 {
-			errs = append(errs, fmt.Errorf("%d MiB of memory are not allowed: %d is the limit", in.MemoryMiB, l.Memory>>20))
+	if in.MemoryBytes != 0 {
+		if in.MemoryBytes < 0 || in.MemoryBytes > l.Memory {
+			errs = append(errs, fmt.Errorf("%d bytes of memory are not allowed: %d is the limit", in.MemoryBytes, l.Memory))
 		}
-		memory = in.MemoryMiB << 20
+		memory = in.MemoryBytes
 	}
 	opts := []sandbox.CreateOption{sandbox.WithImage(in.Image), sandbox.WithNetworkPolicy(policy), sandbox.WithVCPUs(in.VCPUs), sandbox.WithMemory(memory)}
 	if len(in.Env) > 0 {
@@ -145,7 +150,7 @@ func (s *Server) make(ctx context.Context, fn func() (*sandbox.Sandbox, error)) 
 	return Named{sb.Name()}, nil
 }
 
-func (s *Server) fork(ctx context.Context, _ *mcp.CallToolRequest, in Named) (Named, error) {
+func (s *Server) fork(ctx context.Context, _ *mcp.CallToolRequest, in In) (Named, error) {
 	sb, err := s.get(in.Sandbox)
 	if err != nil {
 		return Named{}, err
@@ -168,7 +173,7 @@ type List struct {
 
 // Listed describes a sandbox.
 type Listed struct {
-	Sandbox   string    `json:"sandbox" jsonschema:"the name"`
+	Name      string    `json:"name"`
 	Status    string    `json:"status"`
 	Image     string    `json:"image"`
 	CreatedAt time.Time `json:"createdAt"`
@@ -180,19 +185,19 @@ func (s *Server) list(ctx context.Context, _ *mcp.CallToolRequest, _ None) (List
 	all, err := s.forgetEnded(ctx)
 	list := List{Sandboxes: []Listed{}, Snapshots: maps.Clone(s.snapshots)}
 	for _, i := range all {
-		list.Sandboxes = append(list.Sandboxes, Listed{Sandbox: i.Name, Status: string(i.State), Image: i.Image, CreatedAt: i.CreatedAt})
+		list.Sandboxes = append(list.Sandboxes, Listed{Name: i.Name, Status: string(i.State), Image: i.Image, CreatedAt: i.CreatedAt})
 	}
 	return list, err
 }
 
 // Exec is the input of the tool "exec".
 type Exec struct {
-	Sandbox        string  `json:"sandbox"`
-	Command        string  `json:"command" jsonschema:"for sh -c"`
-	Dir            string  `json:"dir,omitempty" jsonschema:"default /workspace"`
-	Stdin          string  `json:"stdin,omitempty"`
-	TimeoutSeconds float64 `json:"timeoutSeconds,omitempty" jsonschema:"kill the command after this time"`
-	Background     bool    `json:"background,omitempty" jsonschema:"do not wait for the command"`
+	Sandbox   string `json:"sandbox"`
+	Command   string `json:"command" jsonschema:"for sh -c"`
+	Workdir   string `json:"workdir,omitempty" jsonschema:"default /workspace"`
+	Stdin     string `json:"stdin,omitempty"`
+	TimeoutMS int64  `json:"timeoutMs,omitempty" jsonschema:"kill the command after this many milliseconds"`
+	Detached  bool   `json:"detached,omitempty" jsonschema:"do not wait for the command"`
 }
 
 // Executed is the result of the tool "exec".
@@ -201,7 +206,7 @@ type Executed struct {
 	Output   string `json:"output" jsonschema:"stdout and stderr, in the order written"`
 	Omitted  int64  `json:"omittedBytes,omitempty" jsonschema:"bytes that are missing in the middle of the output"`
 	TimedOut bool   `json:"timedOut,omitempty"`
-	Command  string `json:"command,omitempty" jsonschema:"the ID of a command in the background"`
+	ID       string `json:"id,omitempty" jsonschema:"the ID of a detached command"`
 }
 
 func (s *Server) exec(ctx context.Context, req *mcp.CallToolRequest, in Exec) (Executed, error) {
@@ -210,23 +215,23 @@ func (s *Server) exec(ctx context.Context, req *mcp.CallToolRequest, in Exec) (E
 		return Executed{}, err
 	}
 	limit := s.limits.CommandTime
-	if in.TimeoutSeconds < 0 || in.TimeoutSeconds > limit.Seconds() {
-		return Executed{}, fmt.Errorf("a timeout of %g s is not allowed: %v is the limit", in.TimeoutSeconds, limit)
+	if in.TimeoutMS < 0 || in.TimeoutMS > limit.Milliseconds() {
+		return Executed{}, fmt.Errorf("a timeout of %d ms is not allowed: %d is the limit", in.TimeoutMS, limit.Milliseconds())
 	}
-	if in.TimeoutSeconds > 0 {
-		limit = time.Duration(in.TimeoutSeconds * float64(time.Second)).Round(time.Millisecond)
+	if in.TimeoutMS > 0 {
+		limit = time.Duration(in.TimeoutMS) * time.Millisecond
 	}
 	cmd := sb.Command(ctx, "sh", "-c", in.Command)
-	cmd.Dir = in.Dir
+	cmd.Dir = in.Workdir
 	if in.Stdin != "" {
 		cmd.Stdin = strings.NewReader(in.Stdin)
 	}
-	if in.Background {
+	if in.Detached {
 		cmd.Detached = true
 		if err := cmd.Start(); err != nil {
 			return Executed{}, err
 		}
-		return Executed{Command: cmd.ID()}, nil
+		return Executed{ID: cmd.ID()}, nil
 	}
 	out := &output{max: s.limits.Output, report: s.reporter(ctx, req)}
 	cmd.Stdout, cmd.Stderr, cmd.Timeout = out, out, limit
@@ -308,7 +313,7 @@ type Attempt struct {
 	Last     time.Time `json:"last"`
 }
 
-func (s *Server) egress(ctx context.Context, _ *mcp.CallToolRequest, in Named) (Attempts, error) {
+func (s *Server) egress(ctx context.Context, _ *mcp.CallToolRequest, in In) (Attempts, error) {
 	out := Attempts{Attempts: []Attempt{}}
 	sb, err := s.get(in.Sandbox)
 	if err != nil {
@@ -327,10 +332,10 @@ func (s *Server) egress(ctx context.Context, _ *mcp.CallToolRequest, in Named) (
 
 // Snapshot is the result of the tool "snapshot".
 type Snapshot struct {
-	Snapshot string `json:"snapshot" jsonschema:"the ID"`
+	ID string `json:"id"`
 }
 
-func (s *Server) snapshot(ctx context.Context, _ *mcp.CallToolRequest, in Named) (Snapshot, error) {
+func (s *Server) snapshot(ctx context.Context, _ *mcp.CallToolRequest, in In) (Snapshot, error) {
 	sb, err := s.get(in.Sandbox)
 	if err != nil {
 		return Snapshot{}, err
@@ -356,7 +361,7 @@ func (s *Server) snapshot(ctx context.Context, _ *mcp.CallToolRequest, in Named)
 		return Snapshot{}, err
 	}
 	s.snapshots[snap.ID] = sb.Name()
-	return Snapshot{Snapshot: snap.ID}, nil
+	return Snapshot{ID: snap.ID}, nil
 }
 
 // Rollback is the input of the tool "rollback".
@@ -382,7 +387,7 @@ func (s *Server) rollback(ctx context.Context, _ *mcp.CallToolRequest, in Rollba
 	return Named{sb.Name()}, nil
 }
 
-func (s *Server) remove(ctx context.Context, _ *mcp.CallToolRequest, in Named) (None, error) {
+func (s *Server) remove(ctx context.Context, _ *mcp.CallToolRequest, in In) (None, error) {
 	sb, err := s.get(in.Sandbox)
 	if err != nil {
 		return None{}, err

@@ -1,0 +1,82 @@
+package sandboxhttp_test
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/sandboxhttp"
+	"github.com/seed-1a2d6d8f/sandbox/sandboxtest"
+)
+
+// These tests run alone: they change the timeouts.
+
+// half sends half the body of a request on a connection of its own, and returns the answer.
+func half(t *testing.T, server, method, path string) (status int, f failure) {
+	t.Helper()
+	conn, err := net.Dial("tcp", strings.TrimSuffix(strings.TrimPrefix(server, "http://"), "/v1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(30 * time.Second))
+	fmt.Fprintf(conn, "%s %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{", method, path)
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatalf("%s %s with half a body: no answer: %v", method, path, err)
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(resp.Body).Decode(&f); err != nil {
+		t.Errorf("%s %s: %v", method, path, err)
+	}
+	return resp.StatusCode, f
+}
+
+// A request whose JSON does not come to its end is refused.
+func TestStalledBodyIsRefused(t *testing.T) {
+	t.Cleanup(sandboxhttp.ShortTimeouts(200 * time.Millisecond))
+	s := httptest.NewServer(sandboxhttp.Handler(nowhere(t), sandboxhttp.WithoutAuthorization()))
+	defer s.Close()
+	if status, f := half(t, s.URL, "POST", "/sandboxes"); status != 408 || f.Error.Code != "timeout" {
+		t.Errorf("half a body: %d %+v, want 408 and timeout", status, f)
+	}
+}
+
+// A client that stops reading the output of a command, or sending a file, is given up.
+func TestStalledClientIsGivenUp(t *testing.T) {
+	enginetest.Need(t)
+	t.Cleanup(sandboxhttp.ShortTimeouts(2 * time.Second))
+	sb := sandboxtest.New(t)
+	a := newAPI(t)
+	t.Run("Reader", func(t *testing.T) {
+		a := a
+		a.t = t
+		resp := a.send("POST", "/sandboxes/"+sb.Name()+"/exec", strings.NewReader(`{"command": ["sh", "-c", "echo $$; exec yes"]}`), "Content-Type", "application/json")
+		defer resp.Body.Close()
+		var pid string
+		for d := json.NewDecoder(resp.Body); !strings.Contains(pid, "\n"); {
+			var e execEvent
+			if err := d.Decode(&e); err != nil {
+				t.Fatal(err)
+			}
+			pid += e.Text
+		}
+		pid, _, _ = strings.Cut(pid, "\n")
+		awaitEnd(t, sb, pid)
+	})
+	t.Run("Upload", func(t *testing.T) {
+		if status, f := half(t, a.url, "PUT", "/v1/sandboxes/"+sb.Name()+"/files?path=f"); status != 408 || f.Error.Code != "timeout" {
+			t.Errorf("half a file: %d %+v, want 408 and timeout", status, f)
+		}
+		if got := sandboxtest.Run(t, sb, "ls", "-A"); got != "" {
+			t.Errorf("after half a file the workspace has %q", got)
+		}
+	})
+}
