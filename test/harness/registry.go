@@ -87,6 +87,7 @@ func (r *Registry) Set(version string) {
 
 func digest(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
 
+// ServeHTTP answers as a registry.
 func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if user, password, _ := req.BasicAuth(); user != r.user || password != r.password {
 		w.Header().Set("WWW-Authenticate", `Basic realm="registry"`)

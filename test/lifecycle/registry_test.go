@@ -11,8 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"go.opentelemetry.io/otel"
-
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -22,7 +20,6 @@ import (
 // The image of a registry that requires credentials is pulled with those of the docker command's
 // configuration or of the program. Not parallel: the configuration is found by the environment.
 func TestRegistryThatRequiresCredentials(t *testing.T) {
-	spans, _ := traces()
 	secret, wrong := "secret-"+record.NewID(), "wrong-"+record.NewID()
 	hub, eng := harness.NewRegistry(t, "user", secret), harness.NewEngine(t)
 	// helper is a credential helper of the docker command that knows the registry.
@@ -66,9 +63,8 @@ func TestRegistryThatRequiresCredentials(t *testing.T) {
 			c := harness.NewClient(t, append(test.opts, sandbox.WithLogger(slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))))...)
 			name, ref := harness.UniqueName(t), hub.Ref(t)
 			harness.Remove(t, c, name)
-			ctx, root := otel.Tracer("test").Start(t.Context(), "root")
+			ctx, _, ended := waiting(t)
 			sb, err := c.Create(ctx, sandbox.WithName(name), sandbox.WithImage(ref), harness.Quick)
-			root.End()
 			if test.want == "" {
 				if err != nil {
 					t.Fatalf("Create = %v, want the image of a registry that requires credentials", err)
@@ -85,17 +81,12 @@ func TestRegistryThatRequiresCredentials(t *testing.T) {
 					t.Errorf("InspectImage after a pull that is refused = %v, want ErrNotFound", err)
 				}
 			}
-			pulls := 0
-			for _, s := range spans.GetSpans() {
-				if s.SpanContext.TraceID() == root.SpanContext().TraceID() && s.Name == "sandbox.wait.pull" {
-					pulls++
-					if got := attributes(s); got["container.image.name"] != ref || (got["error.type"] != "") != (test.want != "") {
-						t.Errorf("the span of the pull has %v", got)
-					}
-				}
+			pulls := ended("sandbox.wait.pull")
+			if len(pulls) != 1 {
+				t.Fatalf("there are %d spans of pulls in Create, want 1", len(pulls))
 			}
-			if pulls != 1 {
-				t.Errorf("there are %d spans of pulls in Create, want 1", pulls)
+			if got := attributes(pulls[0]); got["container.image.name"] != ref || (got["error.type"] != "") != (test.want != "") {
+				t.Errorf("the span of the pull has %v", got)
 			}
 			for _, s := range []string{secret, wrong} {
 				if text := fmt.Sprintf("%v %+v %#v", err, err, err); strings.Contains(text, s) {
