@@ -41,6 +41,30 @@ func ExampleWithRegistryAuth() {
 	// Output: <nil>
 }
 
+// Programs of a team name its images, which one place knows.
+func ExampleWithRuntimes() {
+	ctx := context.Background()
+	client, err := sandbox.NewClient(sandbox.WithRuntimes(map[string]string{"web": "node:20-bookworm"}))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer client.Close()
+	sb, err := client.Create(ctx, sandbox.WithRuntime("web"))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Close()
+	st, err := sb.Status(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(st.Settings.Runtime, "is", st.Image)
+	// Output: web is node:20-bookworm
+}
+
 // An engine that can't be used is a result with advice, and no error.
 func ExampleCheckHealth() {
 	h, err := sandbox.CheckHealth(context.Background())
