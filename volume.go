@@ -38,7 +38,8 @@ const (
 type Mount struct {
 	// Source is a directory on this machine. A relative path is made absolute when the
 	// sandbox is created. With RO and RW the engine mounts it, so the engine must run on
-	// this machine: if it sees something else at the path the call fails, see Remote.
+	// this machine: if the path does not exist, or the engine sees something else there, the
+	// call fails, see Remote.
 	Source string `json:"source,omitempty"`
 	// Remote says that Source is an absolute path on the engine's machine, which need not
 	// exist on this one. It is for RO and RW with an engine that is elsewhere, in a virtual
