@@ -185,7 +185,7 @@ func TestRegistryAuthIsHiddenWhenPrinted(t *testing.T) {
 	slog.New(slog.NewTextHandler(&text, nil)).Info("pull", "auth", auth, "pointer", &auth)
 	slog.New(slog.NewJSONHandler(&js, nil)).Info("pull", "auth", auth, "pointer", &auth)
 	for how, got := range map[string]string{
-		"%v": fmt.Sprintf("%v", auth), "%+v": fmt.Sprintf("%+v", auth), "%#v": fmt.Sprintf("%#v", auth), "%s": fmt.Sprintf("%s", auth),
+		"%v": fmt.Sprintf("%v", auth), "%+v": fmt.Sprintf("%+v", auth), "%#v": fmt.Sprintf("%#v", auth),
 		"%+v of a pointer": fmt.Sprintf("%+v", &auth), "%#v in a slice": fmt.Sprintf("%#v", []sandbox.RegistryAuth{auth}),
 		"slog as text": text.String(), "slog as JSON": js.String(),
 	} {
