@@ -22,6 +22,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
 // A Client creates and finds sandboxes on one Docker Engine. It is safe for concurrent
@@ -322,7 +323,9 @@ type Health struct {
 func CheckHealth(ctx context.Context) (Health, error) { return defaultClient().CheckHealth(ctx) }
 
 // CheckHealth is [CheckHealth] on the client's engine.
-func (c *Client) CheckHealth(ctx context.Context) (Health, error) {
+func (c *Client) CheckHealth(ctx context.Context) (_ Health, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.check_health")
+	defer span.End(&err)
 	ask, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
 	h, err := c.health(ask)
@@ -429,9 +432,11 @@ func CheckSupport(ctx context.Context) (Support, error) { return defaultClient()
 
 // CheckSupport is [CheckSupport] on the client's engine. It runs a container for some
 // tenths of a second and caches the result for 10 minutes.
-func (c *Client) CheckSupport(ctx context.Context) (Support, error) {
-	s, err := c.support(ctx)
-	return s, fail("check support", "", err)
+func (c *Client) CheckSupport(ctx context.Context) (_ Support, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.check_support")
+	defer span.End(&err)
+	defer wrap(&err, "check support", "")
+	return c.support(ctx)
 }
 
 func (c *Client) support(ctx context.Context) (Support, error) {
@@ -466,6 +471,8 @@ func Prune(ctx context.Context) (PruneReport, error) { return defaultClient().Pr
 
 // Prune is [Prune] on the client's engine.
 func (c *Client) Prune(ctx context.Context) (report PruneReport, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.prune")
+	defer span.End(&err)
 	defer wrap(&err, "prune", "")
 	report = PruneReport{Removed: []string{}, Failed: []string{}}
 	var errs []error

@@ -131,7 +131,7 @@ func callSites(ctx context.Context, log *slog.Logger, r io.Reader) {
 
 	_ = sandbox.Info{ID: "", Name: "", State: sandbox.StateRunning, Image: "", CreatedAt: time.Time{}, Location: "", Tags: nil}
 	var s sandbox.Status
-	_, _, _, _, _, _, _, _, _ = s.Info, s.Reason, s.StartedAt, s.Uptime, s.ExpiresAt, s.Usage, s.Workspace, s.Ports, s.LogsEndpoint
+	_, _, _, _, _, _, _, _, _, _ = s.Info, s.Reason, s.StartedAt, s.EndedAt, s.Uptime, s.ExpiresAt, s.Usage, s.Workspace, s.Ports, s.LogsEndpoint
 	var v sandbox.Volume
 	_, _, _, _, _, _, _, _, _, _, _ = v.Name, v.Role, v.SizeBytes, v.Size, v.Sandboxes, v.CreatedAt, v.CreatedBy, v.Source, v.InUse, v.Orphaned, v.Warning
 	_ = sandbox.DeleteReport{Volumes: []sandbox.VolumeOutcome{{Name: "", Status: "", Reason: ""}}}.String()

@@ -227,9 +227,11 @@
 //
 // Calls make OpenTelemetry spans through the global provider, if the program has set one:
 // "sandbox.create", "sandbox.command" and so on, with the waits in them: "sandbox.wait." and
-// slot, pull, copy, pause, connect or hook. "sandbox.hold" is the time in which the processes of
-// a source stand still. The engine's calls are spans within these. Calls that read or write
-// single files have none. Attributes are sandbox.name, sandbox.id,
+// slot, pull, copy, pause, connect, hook or other. The last is for another caller, of any program,
+// that creates, changes or copies the sandbox, or until it is certain that it has died.
+// "sandbox.hold" is the time in which the processes of a source stand still. The engine's calls are
+// spans within these. Every function and method that takes a context makes one, except those that
+// read or write single files. Attributes are sandbox.name, sandbox.id,
 // sandbox.source, container.id, container.image.name, process.exit.code and error.type; none
 // has an argument of a command, an environment, or the text of an error. The histogram
 // sandbox.operation.duration has the durations, by sandbox.operation, the name of the span, and

@@ -1,9 +1,12 @@
 package sandbox_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
+	"log/slog"
 	"os/exec"
 	"strings"
 	"testing"
@@ -170,6 +173,24 @@ func TestErrorsTellNoSecret(t *testing.T) {
 		}
 		if key == "" || strings.Contains(err.Error(), key) {
 			t.Errorf("an error tells the control key: %v", err)
+		}
+	}
+}
+
+func TestRegistryAuthIsHiddenWhenPrinted(t *testing.T) {
+	t.Parallel()
+	const secret = "hunter2-hunter2"
+	auth := sandbox.RegistryAuth{Username: secret + "-name", Password: secret, IdentityToken: secret, RegistryToken: secret}
+	var text, js bytes.Buffer
+	slog.New(slog.NewTextHandler(&text, nil)).Info("pull", "auth", auth, "pointer", &auth)
+	slog.New(slog.NewJSONHandler(&js, nil)).Info("pull", "auth", auth, "pointer", &auth)
+	for how, got := range map[string]string{
+		"%v": fmt.Sprintf("%v", auth), "%+v": fmt.Sprintf("%+v", auth), "%#v": fmt.Sprintf("%#v", auth),
+		"%+v of a pointer": fmt.Sprintf("%+v", &auth), "%#v in a slice": fmt.Sprintf("%#v", []sandbox.RegistryAuth{auth}),
+		"slog as text": text.String(), "slog as JSON": js.String(),
+	} {
+		if strings.Contains(got, secret) || !strings.Contains(got, "credentials for a registry") {
+			t.Errorf("a RegistryAuth by %s is %q, want what it is and no secret", how, got)
 		}
 	}
 }

@@ -24,6 +24,47 @@ func ExampleNewClient() {
 	// Output: <nil>
 }
 
+// A program has the credentials of one registry. For others those of the docker command are used.
+func ExampleWithRegistryAuth() {
+	client, err := sandbox.NewClient(sandbox.WithRegistryAuth(func(ctx context.Context, host string) (sandbox.RegistryAuth, error) {
+		if host != "ghcr.io" {
+			return sandbox.RegistryAuth{}, nil
+		}
+		token, err := os.ReadFile("/run/secrets/ghcr") // it may be a new one at each pull
+		return sandbox.RegistryAuth{Username: "builder", Password: string(token)}, err
+	}))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(client.Close())
+	// Output: <nil>
+}
+
+// Programs of a team name its images, which one place knows.
+func ExampleWithRuntimes() {
+	ctx := context.Background()
+	client, err := sandbox.NewClient(sandbox.WithRuntimes(map[string]string{"web": "node:20-bookworm"}))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer client.Close()
+	sb, err := client.Create(ctx, sandbox.WithRuntime("web"))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Close()
+	st, err := sb.Status(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(st.Settings.Runtime, "is", st.Image)
+	// Output: web is node:20-bookworm
+}
+
 // An engine that can't be used is a result with advice, and no error.
 func ExampleCheckHealth() {
 	h, err := sandbox.CheckHealth(context.Background())

@@ -118,8 +118,10 @@ func (s *Sandbox) Command(ctx context.Context, name string, args ...string) *Cmd
 // them but not the command. Process waits for a command that is just being started. Of a
 // command of an earlier session there is the exit alone, without Args and output, if it is
 // known: see [Sandbox.Processes]. Otherwise the error is [ErrProcessNotFound].
-func (s *Sandbox) Process(ctx context.Context, id string) (*Cmd, error) {
+func (s *Sandbox) Process(ctx context.Context, id string) (_ *Cmd, err error) {
 	c := &Cmd{h: s.h, ctx: ctx, id: id, Detached: true, audit: s.h.Client().Audit}
+	ctx, span := trace.Start(ctx, "sandbox.process", s.h.Trace()...)
+	defer span.End(&err)
 	if err := s.h.CheckUsable(); err != nil {
 		return nil, c.fail(err)
 	}

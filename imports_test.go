@@ -185,7 +185,7 @@ var layers = map[string][]string{
 	"trace":     {"fault"},
 	"source":    {"archive", "fault", "git", "guest/trees"},
 	"plan":      {"engine", "fault", "guest/wire", "policy", "record", "source"},
-	"store":     {"engine", "fault", "guest/wire", "record"},
+	"store":     {"engine", "fault", "guest/wire", "record", "trace"},
 	"machine":   {"engine", "fault", "guest", "guest/accounts", "guest/trees", "guest/wire", "plan", "policy", "record", "store", "trace"},
 	"transfer":  {"archive", "engine", "fault", "guest", "guest/trees", "guest/wire", "machine", "record", "source", "store", "trace"},
 	"build":     {"engine", "fault", "guest/wire", "machine", "plan", "policy", "record", "store", "transfer"},
@@ -720,6 +720,66 @@ func TestEveryVerbHasAnExample(t *testing.T) {
 			t.Errorf("%s has %d verbs: the test does not see them", dir, len(verbs))
 		}
 	}
+}
+
+// untraced are the verbs that make no span, each with its reason.
+var untraced = map[string]string{
+	"Sandbox.Command": "its span is from Start to Wait",
+	"Files.ReadFile":  oneFile, "Files.WriteFile": oneFile, "Files.Mkdir": oneFile, "Files.MkdirAll": oneFile,
+	"Files.MkdirTemp": oneFile, "Files.Remove": oneFile, "Files.RemoveAll": oneFile, "Files.Rename": oneFile,
+	"Files.Symlink": oneFile, "Files.Readlink": oneFile, "Files.Chmod": oneFile, "Files.Chown": oneFile,
+	"Files.Lchown": oneFile, "Files.Chtimes": oneFile, "Files.Truncate": oneFile, "Files.Stat": oneFile,
+	"Files.Lstat": oneFile, "Files.ReadDir": oneFile, "Files.Open": oneFile, "Files.Create": oneFile,
+	"Files.OpenFile": oneFile,
+}
+
+const oneFile = "calls of single files are too many and too short"
+
+// Every verb makes a span, as the package's documentation says. A function without receiver calls
+// the default client's method.
+func TestEveryVerbIsTraced(t *testing.T) {
+	t.Parallel()
+	unused := maps.Clone(untraced)
+	for _, s := range sourcesOf(t, func(s source) bool { return path.Dir(s.file) == "." }) {
+		for _, d := range s.ast.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok || !f.Name.IsExported() || !takesContext(f) {
+				continue
+			}
+			name, is, want := f.Name.Name, calls(f.Body, "trace", "Start", "Do"), "trace.Start or trace.Do"
+			if f.Recv == nil {
+				is, want = calls(f.Body, "defaultClient()", name), "the default client's "+name
+			} else {
+				name = receiver(f) + "." + name
+			}
+			_, exempt := unused[name]
+			delete(unused, name)
+			if is == exempt {
+				t.Errorf("%s: %s calls %s: %v; as untraced it is listed: %v", s.file, name, want, is, exempt)
+			}
+		}
+	}
+	for name := range unused {
+		t.Errorf("there is no %s, which is listed as untraced", name)
+	}
+}
+
+// takesContext reports whether a function has a context as its first parameter.
+func takesContext(f *ast.FuncDecl) bool {
+	params := f.Type.Params.List
+	return len(params) > 0 && types.ExprString(params[0].Type) == "context.Context"
+}
+
+// calls reports whether code calls one of the functions of a package, or methods of a value.
+func calls(code ast.Node, of string, names ...string) (found bool) {
+	ast.Inspect(code, func(n ast.Node) bool {
+		if call, ok := n.(*ast.CallExpr); ok {
+			sel, ok := call.Fun.(*ast.SelectorExpr)
+			found = found || ok && types.ExprString(sel.X) == of && slices.Contains(names, sel.Sel.Name)
+		}
+		return !found
+	})
+	return found
 }
 
 // receiver is the type of a method without its pointer; that of the methods that Sandbox and Files

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"slices"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
 // A SnapshotNode is a snapshot or a sandbox in [SnapshotTree].
@@ -37,6 +39,8 @@ func SnapshotTree(ctx context.Context) ([]*SnapshotNode, error) {
 
 // SnapshotTree is the package's [SnapshotTree] on the client's engine.
 func (c *Client) SnapshotTree(ctx context.Context) (_ []*SnapshotNode, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.snapshot_tree")
+	defer span.End(&err)
 	defer wrap(&err, "list snapshots", "")
 	l, err := c.connect(ctx)
 	if err != nil {

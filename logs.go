@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
 // The values of [LogLine.Stream].
@@ -57,7 +58,10 @@ type LogLine struct {
 // releases all resources. Ranging over the sequence again reads again.
 func (s *Sandbox) Logs(ctx context.Context, o LogOptions) iter.Seq2[LogLine, error] {
 	return func(yield func(LogLine, error) bool) {
-		err := s.h.Logs(ctx, lifecycle.LogOptions(o), func(l lifecycle.LogLine) bool { return yield(LogLine(l), nil) })
+		var err error
+		ctx, span := trace.Start(ctx, "sandbox.logs", s.h.Trace()...)
+		defer span.End(&err) // also if yield panics
+		err = s.h.Logs(ctx, lifecycle.LogOptions(o), func(l lifecycle.LogLine) bool { return yield(LogLine(l), nil) })
 		if err != nil {
 			yield(LogLine{}, fail("logs", s.Name(), err))
 		}

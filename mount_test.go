@@ -177,6 +177,18 @@ func TestCopySourceMustBeADirectory(t *testing.T) {
 	}
 }
 
+// E24. A source on the engine's machine need not exist on this one.
+func TestSourceOfABindMustExist(t *testing.T) {
+	none := filepath.Join(t.TempDir(), "none")
+	for _, mode := range []sandbox.MountMode{sandbox.RO, sandbox.RW} {
+		refused(t, []sandbox.Mount{{Source: none, Target: "/data", Mode: mode}}, `mount at "/data"`, none, "no such file", "Mount.Remote")
+		_, err := harness.Nowhere(t).Create(t.Context(), sandbox.WithMounts(sandbox.Mount{Source: none, Target: "/data", Mode: mode, Remote: true}))
+		if !errors.Is(err, sandbox.ErrEngineUnavailable) {
+			t.Errorf("Create with a source on the engine's machine = %v, want nothing but a missing engine", err)
+		}
+	}
+}
+
 // A53: the plan shows what is resolved, and refusing makes nothing.
 func TestRefusedPlanMakesNothing(t *testing.T) {
 	dir := t.TempDir()

@@ -392,6 +392,8 @@ type EgressCount struct {
 // are kept; the least recent are dropped. Without a session the error is [ErrNotRunning],
 // and none is started.
 func (s *Sandbox) Egress(ctx context.Context) (_ []Egress, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.egress", s.h.Trace()...)
+	defer span.End(&err)
 	defer wrap(&err, "egress", s.Name())
 	entries, err := s.h.Egress(ctx)
 	if entries == nil || err != nil {
@@ -425,6 +427,8 @@ func (s *Sandbox) DialContext(ctx context.Context, network, address string) (_ n
 // published the error is [ErrInvalidArgument]; without a session it is [ErrNotRunning],
 // and none is started.
 func (s *Sandbox) Port(ctx context.Context, port int) (_ netip.AddrPort, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.port", s.h.Trace()...)
+	defer span.End(&err)
 	defer wrap(&err, "port", s.Name())
 	return s.h.Port(ctx, port)
 }

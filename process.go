@@ -3,6 +3,8 @@ package sandbox
 import (
 	"context"
 	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
 // ProcessInfo describes a detached command in [Sandbox.Processes].
@@ -36,6 +38,8 @@ type ProcessInfo struct {
 // root inside can change it, so do not trust it. A new container, after [Sandbox.Update], may not
 // have it, and a fork does not list its source's commands.
 func (s *Sandbox) Processes(ctx context.Context) (_ []ProcessInfo, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.processes", s.h.Trace()...)
+	defer span.End(&err)
 	defer wrap(&err, "processes", s.Name())
 	got, err := s.h.Processes(ctx)
 	list := []ProcessInfo{}

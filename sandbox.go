@@ -182,9 +182,10 @@ func (s *Sandbox) Close() error {
 // Detach releases the handle and leaves the session running. A sandbox that is not
 // persistent is then removed when its session ends. The handle can't be used afterwards.
 // Detached commands continue.
-func (s *Sandbox) Detach() (err error) {
-	defer wrap(&err, "detach", s.Name())
-	return s.h.Detach()
+func (s *Sandbox) Detach() error {
+	return trace.Do(context.Background(), "sandbox.detach", func(context.Context) error {
+		return fail("detach", s.Name(), s.h.Detach())
+	}, s.h.Trace()...)
 }
 
 // ExtendTimeout prolongs the current session by d, at once and for every process, see

@@ -142,6 +142,8 @@ func ListSnapshots(ctx context.Context, opts ...ListSnapshotsOption) ([]Snapshot
 
 // ListSnapshots is the package's [ListSnapshots] on the client's engine.
 func (c *Client) ListSnapshots(ctx context.Context, opts ...ListSnapshotsOption) (_ []Snapshot, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.list_snapshots")
+	defer span.End(&err)
 	defer wrap(&err, "list snapshots", "")
 	want := collect(opts)
 	if len(want.problems) > 0 {
@@ -173,6 +175,8 @@ func GetSnapshot(ctx context.Context, id string) (Snapshot, error) {
 
 // GetSnapshot is the package's [GetSnapshot] on the client's engine.
 func (c *Client) GetSnapshot(ctx context.Context, id string) (_ Snapshot, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.get_snapshot")
+	defer span.End(&err)
 	defer wrap(&err, "get snapshot", id)
 	if err := checkSnapshotID(id); err != nil {
 		return Snapshot{}, err
@@ -220,6 +224,8 @@ func checkSnapshotID(id string) error {
 // filled while no session runs. If that fails, as on a full disk, calls that need the files try
 // again and fail with the same error until they succeed; the sandbox can still be deleted.
 func (s *Sandbox) Rollback(ctx context.Context, snapshotID string) (err error) {
+	ctx, span := trace.Start(ctx, "sandbox.rollback", s.h.Trace()...)
+	defer span.End(&err)
 	defer wrap(&err, "roll back", s.Name())
 	if err := checkSnapshotID(snapshotID); err != nil {
 		return err
@@ -236,6 +242,8 @@ func DeleteSnapshot(ctx context.Context, id string) error {
 
 // DeleteSnapshot is the package's [DeleteSnapshot] on the client's engine.
 func (c *Client) DeleteSnapshot(ctx context.Context, id string) (err error) {
+	ctx, span := trace.Start(ctx, "sandbox.delete_snapshot")
+	defer span.End(&err)
 	defer wrap(&err, "delete snapshot", id)
 	if err := checkSnapshotID(id); err != nil {
 		return err

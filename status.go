@@ -74,6 +74,9 @@ type Status struct {
 	Reason string `json:"reason,omitempty"`
 	// StartedAt is when the current or the last session started. Zero if there was none.
 	StartedAt time.Time `json:"startedAt,omitzero"`
+	// EndedAt is when the last session ended, by the engine's clock. Zero while one runs, and if
+	// there was none.
+	EndedAt time.Time `json:"endedAt,omitzero"`
 	// Uptime is the duration of the current session, by the engine's clock; 0 without
 	// one. In JSON it is uptimeMs, in milliseconds.
 	Uptime time.Duration `json:"-"`
@@ -326,6 +329,9 @@ func statusOf(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got 
 		LogsEndpoint: "/sandboxes/" + rec.ID + "/logs",
 	}
 	st.Settings = set
+	if !got.HasSession() && !got.StartedAt.IsZero() {
+		st.EndedAt = got.FinishedAt
+	}
 	if p, err := rec.Network().Parse(); err == nil {
 		st.Network = networkPolicyOf(p)
 	}

@@ -28,7 +28,7 @@ var update = flag.Bool("update", false, "rewrite testdata/results.json")
 func TestResultsHaveStableNamesInJSON(t *testing.T) {
 	all := map[string]any{}
 	for _, v := range []any{
-		&sandbox.Info{}, &sandbox.Status{}, &sandbox.Settings{}, &sandbox.Volume{}, &sandbox.Mount{}, &sandbox.Usage{}, &sandbox.Snapshot{},
+		&sandbox.Info{}, &sandbox.Status{}, &sandbox.Settings{}, &sandbox.Volume{}, &sandbox.Mount{}, &sandbox.Usage{}, &sandbox.Snapshot{}, &sandbox.SnapshotNode{},
 		&sandbox.VolumeOutcome{}, &sandbox.DeleteReport{}, &sandbox.CleanupReport{}, &sandbox.PruneReport{}, &sandbox.CopyReport{},
 		&sandbox.LogLine{}, &sandbox.ProcessInfo{}, &sandbox.Egress{}, &sandbox.Plan{}, &sandbox.Health{},
 		&sandbox.Progress{}, &sandbox.CopyStatus{}, &sandbox.FileStat{},
@@ -64,9 +64,17 @@ func TestResultsHaveStableNamesInJSON(t *testing.T) {
 }
 
 func TestSupportInJSONHasTheReasons(t *testing.T) {
-	got, err := json.Marshal(sandbox.Support{Limits: errors.New("no cgroups"), Runtimes: []string{"runc"}})
-	if want := `{"limits":"no cgroups","runtimes":["runc"]}`; err != nil || string(got) != want {
-		t.Errorf("got %s, %v, want %s", got, err, want)
+	for _, test := range []struct {
+		support sandbox.Support
+		want    string
+	}{
+		{sandbox.Support{NetworkPolicy: errors.New("no nftables"), Reflink: errors.New("ext4"), Limits: errors.New("no cgroups"), Runtimes: []string{"runc", "runsc"}},
+			`{"networkPolicy":"no nftables","reflink":"ext4","limits":"no cgroups","runtimes":["runc","runsc"]}`},
+		{sandbox.Support{Runtimes: []string{"runc"}}, `{"runtimes":["runc"]}`},
+	} {
+		if got, err := json.Marshal(test.support); err != nil || string(got) != test.want {
+			t.Errorf("got %s, %v, want %s", got, err, test.want)
+		}
 	}
 }
 
@@ -76,6 +84,7 @@ func setFields(t *testing.T, v reflect.Value) {
 	for _, known := range []any{
 		time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC), 1500 * time.Millisecond, netip.MustParseAddr("192.0.2.1"),
 		netip.MustParseAddrPort("127.0.0.1:4000"), sandbox.DenyAll(),
+		[]*sandbox.SnapshotNode{{Kind: sandbox.SandboxKind, Children: []*sandbox.SnapshotNode{}}}, // of a SnapshotNode, too
 	} {
 		if v.Type() == reflect.TypeOf(known) {
 			v.Set(reflect.ValueOf(known))

@@ -16,6 +16,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
 // MountMode says whether a mount is writable and whether it is a copy.
@@ -37,7 +38,8 @@ const (
 type Mount struct {
 	// Source is a directory on this machine. A relative path is made absolute when the
 	// sandbox is created. With RO and RW the engine mounts it, so the engine must run on
-	// this machine: if it sees something else at the path the call fails, see Remote.
+	// this machine: if the path does not exist, or the engine sees something else there, the
+	// call fails, see Remote.
 	Source string `json:"source,omitempty"`
 	// Remote says that Source is an absolute path on the engine's machine, which need not
 	// exist on this one. It is for RO and RW with an engine that is elsewhere, in a virtual
@@ -233,6 +235,8 @@ func ListVolumes(ctx context.Context) ([]Volume, error) {
 
 // ListVolumes is [ListVolumes] on the client's engine.
 func (c *Client) ListVolumes(ctx context.Context) (_ []Volume, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.list_volumes")
+	defer span.End(&err)
 	defer wrap(&err, "list volumes", "")
 	l, err := c.connect(ctx)
 	if err != nil {
@@ -336,6 +340,8 @@ func DeleteVolume(ctx context.Context, name string, opts ...DeleteVolumeOption) 
 
 // DeleteVolume is [DeleteVolume] on the client's engine.
 func (c *Client) DeleteVolume(ctx context.Context, name string, opts ...DeleteVolumeOption) (_ DeleteReport, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.delete_volume")
+	defer span.End(&err)
 	defer wrap(&err, "delete volume", name)
 	d := collect(opts)
 	if err := plan.CheckVolume(name); err != nil {
@@ -436,6 +442,8 @@ func OrphanedVolumes(ctx context.Context) ([]Volume, error) {
 
 // OrphanedVolumes is [OrphanedVolumes] on the client's engine.
 func (c *Client) OrphanedVolumes(ctx context.Context) (_ []Volume, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.orphaned_volumes")
+	defer span.End(&err)
 	defer wrap(&err, "list orphaned volumes", "")
 	l, err := c.connect(ctx)
 	if err != nil {
@@ -480,6 +488,8 @@ func CleanupOrphanedVolumes(ctx context.Context, opts ...CleanupOption) (Cleanup
 
 // CleanupOrphanedVolumes is [CleanupOrphanedVolumes] on the client's engine.
 func (c *Client) CleanupOrphanedVolumes(ctx context.Context, opts ...CleanupOption) (report CleanupReport, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.cleanup_orphaned_volumes")
+	defer span.End(&err)
 	defer wrap(&err, "clean up volumes", "")
 	want := collect(opts)
 	report = CleanupReport{Removed: []string{}, Failed: []VolumeOutcome{}, DryRun: want.dryRun}

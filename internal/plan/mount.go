@@ -3,6 +3,7 @@ package plan
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -136,8 +137,13 @@ func completeMount(m record.Mount) (record.Mount, error) {
 		}
 		m.Source = abs
 	}
-	if m.Mode == record.RWCopy {
+	switch {
+	case m.Mode == record.RWCopy:
 		err = errors.Join(err, source.CheckDir(m.Source))
+	case len(LocalBinds([]record.Mount{m})) > 0:
+		if _, e := os.Stat(m.Source); e != nil {
+			err = errors.Join(err, fmt.Errorf("mount at %q: source: %w: set Mount.Remote to mount what is on the engine's machine", m.Target, e))
+		}
 	}
 	return m, err
 }

@@ -30,7 +30,6 @@ func TestCompleteFillsInDefaults(t *testing.T) {
 		"transient": {plan.Sandbox{Name: "a", Persistent: new(false)}, func(*plan.Sandbox) {}},
 		"CPUs":      {plan.Sandbox{VCPUs: 1.5}, func(s *plan.Sandbox) { s.VCPUs, s.Memory = 1.5, 3<<30 }},
 		"memory":    {plan.Sandbox{Memory: 1 << 30}, func(s *plan.Sandbox) { s.Memory = 1 << 30 }},
-		"runtime":   {plan.Sandbox{Runtime: "node20"}, func(s *plan.Sandbox) { s.Runtime, s.Image = "node20", "node:20-bookworm" }},
 		"their runtime": {plan.Sandbox{Runtime: "ours", Runtimes: map[string]string{"ours": "i"}}, func(s *plan.Sandbox) {
 			s.Runtime, s.Runtimes, s.Image = "ours", map[string]string{"ours": "i"}, "i"
 		}},
@@ -58,6 +57,21 @@ func TestCompleteFillsInDefaults(t *testing.T) {
 				t.Errorf("Complete (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// Callers name runtimes, so each keeps its image.
+func TestRuntimesHaveTheirImages(t *testing.T) {
+	t.Parallel()
+	for runtime, image := range map[string]string{
+		"debian": "debian:bookworm", "go1.26": "golang:1.26-bookworm",
+		"node20": "node:20-bookworm", "node22": "node:22-bookworm", "node24": "node:24-bookworm",
+		"python3.12": "python:3.12-bookworm", "python3.13": "python:3.13-bookworm",
+	} {
+		s := plan.Sandbox{Runtime: runtime}
+		if err := s.Complete(); err != nil || s.Image != image || s.Runtime != runtime {
+			t.Errorf("Complete with the runtime %s: image %q, runtime %q, %v; want %q", runtime, s.Image, s.Runtime, err, image)
+		}
 	}
 }
 

@@ -163,8 +163,10 @@ func goneError(workspace engine.Volume, name, id string) error {
 }
 
 // AwaitCreated is Find after the creation of the sandbox has finished.
-func (s *Store) AwaitCreated(ctx context.Context, nameOrID string) (record.Sandbox, engine.Container, error) {
-	for wait := newPace(20 * time.Millisecond); ; {
+func (s *Store) AwaitCreated(ctx context.Context, nameOrID string) (_ record.Sandbox, _ engine.Container, err error) {
+	wait := newPace(nameOrID, 20*time.Millisecond)
+	defer wait.end(&err)
+	for {
 		rec, got, err := s.findContainer(ctx, nameOrID)
 		name := rec.Name
 		if errors.Is(err, fault.NotFound) {

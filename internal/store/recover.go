@@ -119,8 +119,10 @@ func (s *Store) Release(ctx context.Context, rec record.Sandbox, claim *record.C
 
 // AwaitChange waits until no process creates, changes or deletes the sandbox of that name,
 // and takes over from a dead one.
-func (s *Store) AwaitChange(ctx context.Context, name string) error {
-	for wait := newPace(10 * time.Millisecond); ; {
+func (s *Store) AwaitChange(ctx context.Context, name string) (err error) {
+	wait := newPace(name, 10*time.Millisecond)
+	defer wait.end(&err)
+	for {
 		m, found, err := record.FindMarker(ctx, s.Engine, name)
 		if err != nil || !found {
 			return err
@@ -138,8 +140,10 @@ func (s *Store) AwaitChange(ctx context.Context, name string) error {
 
 // AwaitTakeOver takes over from the holder of an expired marker once it is certain that it is
 // dead, or returns nil when it turns out to live, or the marker is gone.
-func (s *Store) AwaitTakeOver(ctx context.Context, name string) error {
-	for wait := newPace(PollEvery); ; {
+func (s *Store) AwaitTakeOver(ctx context.Context, name string) (err error) {
+	wait := newPace(name, PollEvery)
+	defer wait.end(&err)
+	for {
 		m, found, err := record.FindMarker(ctx, s.Engine, name)
 		if err != nil || !found || !m.Expired(s.Engine.Now()) {
 			return err
@@ -359,8 +363,10 @@ func (s *Store) CheckCopied(ctx context.Context, name string) error {
 
 // AwaitUnpause returns when no process has paused the sandbox to copy it. It unpauses a
 // sandbox for a process that died.
-func (s *Store) AwaitUnpause(ctx context.Context, name string) error {
-	for wait := newPace(PollEvery); ; {
+func (s *Store) AwaitUnpause(ctx context.Context, name string) (err error) {
+	wait := newPace(name, PollEvery)
+	defer wait.end(&err)
+	for {
 		m, found, err := record.FindPause(ctx, s.Engine, name)
 		var foreign *record.ForeignError
 		switch {

@@ -23,6 +23,7 @@ func TestReasonTellsTheEndsApart(t *testing.T) {
 		{code: 137, oom: true, want: "out of memory"},
 		{code: 124, want: "timeout"},
 		{code: 124, oom: true, want: "timeout"},
+		{code: 120, want: "idle timeout"},
 		{code: 123, want: "abandoned"},
 		{code: 121, want: "network changed"},
 		{code: 2, want: "exit code 2"}, // as listed, without times

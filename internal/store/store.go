@@ -14,6 +14,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
 // Store is the state on one engine.
@@ -48,15 +49,26 @@ func (s *Store) Close() {
 // IsDead reports whether the holder of a marker has died, see [record.Watch].
 func (s *Store) IsDead(m record.Marker) bool { return s.watch.Dead(m, s.Engine.Now()) }
 
-// A pace is the pauses between looks at what another process does, which get longer.
+// A pace is the pauses between looks at what another process does with a sandbox, which get
+// longer. From the first one to end they are a span.
 type pace struct {
+	name  string // of the sandbox
 	began time.Time
 	next  time.Duration
+	span  *trace.Span
 }
 
-func newPace(first time.Duration) *pace { return &pace{time.Now(), first} }
+func newPace(name string, first time.Duration) *pace {
+	return &pace{name: name, began: time.Now(), next: first}
+}
+
+// end is meant to be deferred, as [trace.Span.End] is.
+func (p *pace) end(err *error) { p.span.End(err) }
 
 func (p *pace) sleep(ctx context.Context) error {
+	if p.span == nil {
+		_, p.span = trace.Start(ctx, trace.Other, trace.Name(p.name))
+	}
 	wait := p.next
 	p.next = min(2*wait, 250*time.Millisecond)
 	if time.Since(p.began) > record.Lease {

@@ -27,7 +27,8 @@ const (
 	Slot    = "sandbox.wait.slot"    // for one of Limits.Creates
 	Pull    = "sandbox.wait.pull"    // for an image
 	Copy    = "sandbox.wait.copy"    // for files on the engine's machine
-	Pause   = "sandbox.wait.pause"   // for the engine to pause a source, or for another's pause
+	Pause   = "sandbox.wait.pause"   // for the engine to pause a source
+	Other   = "sandbox.wait.other"   // for another caller to create, change or copy the sandbox, or until it is certain that it died
 	Connect = "sandbox.wait.connect" // for a connection to the guest
 	Hook    = "sandbox.wait.hook"    // for a function of the caller
 )

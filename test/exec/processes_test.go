@@ -135,6 +135,41 @@ func TestDetachedCommandsAreListed(t *testing.T) {
 	}
 }
 
+// PID 1 has no time to write anything when the engine kills the session.
+func TestExitCodesOutliveASessionThatIsKilled(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), harness.Quick)
+	running := detached(t, sb, nil, "sleep", "infinity")
+	failed := detached(t, sb, nil, "sh", "-c", "exit 7")
+	killed := detached(t, sb, nil, "sh", "-c", "kill -9 $$")
+	harness.Eventually(t, "two of them have ended", func() bool {
+		_, all := processesOf(t, sb.Name())
+		return all[failed].ExitCode != nil && all[killed].ExitCode != nil
+	})
+	if err := harness.NewEngine(t).KillContainer(t.Context(), "agent-sandbox-"+sb.Name(), "KILL"); err != nil {
+		t.Fatal(err)
+	}
+	harness.Eventually(t, "the session has ended", func() bool { return harness.Inspect(t, sb.Name()).State == sandbox.StateStopped })
+	check := func(when string) {
+		t.Helper()
+		_, all := processesOf(t, sb.Name())
+		for id, want := range map[string]string{
+			failed:  "running false, exit code 7, signal 0, timed out false, with times true",
+			killed:  "running false, exit code 137, signal 9, timed out false, with times true",
+			running: "running false", // it is not known how it ended
+		} {
+			if p, listed := all[id]; !listed || ending(p) != want {
+				t.Errorf("%s %q is %s, listed: %v; want %s", when, p.Path, ending(p), listed, want)
+			}
+		}
+	}
+	check("after the session was killed")
+	if _, err := sb.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check("in the next session")
+}
+
 // What root inside makes of the record misleads nobody but itself.
 func TestRecordOfProcessesIsHostile(t *testing.T) {
 	t.Parallel()

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sync/errgroup"
@@ -48,7 +49,7 @@ func TestRollbackGivesBackEverything(t *testing.T) {
 	t.Parallel()
 	byCommit(t, func(t *testing.T, c *sandbox.Client, exact bool) {
 		sb := grow(t, c, sandbox.WithTags(map[string]string{"a": "b"}), sandbox.WithEnv(map[string]string{"E": "e"}),
-			sandbox.WithVCPUs(0.5), sandbox.WithUser("root"))
+			sandbox.WithVCPUs(0.5), sandbox.WithUser("root"), sandbox.WithPidsLimit(500), sandbox.WithTimeout(time.Hour))
 		want, roots := files(t, sb, exact), harness.Run(t, sb, "stat", "-c", "%n %a %u:%g %Y", "/workspace", "/the copy")
 		snap := harness.SnapshotOf(t, c, sb)
 		volumes, was := volumesOf(t, c, sb), harness.Status(t, sb)
@@ -86,8 +87,11 @@ func TestRollbackGivesBackEverything(t *testing.T) {
 			t.Errorf("volumes (-before +after):\n%s", diff)
 		}
 		is := harness.Inspect(t, sb.Name())
-		if is.ID != was.ID || is.Tags["a"] != "b" || is.Image != was.Image || !is.CreatedAt.Equal(was.CreatedAt) {
+		if is.ID != was.ID || is.Name != was.Name || is.Tags["a"] != "b" || is.Image != was.Image || !is.CreatedAt.Equal(was.CreatedAt) {
 			t.Errorf("after the rollback: %+v\nbefore: %+v", is.Info, was.Info)
+		}
+		if diff := cmp.Diff(was.Settings, is.Settings); diff != "" {
+			t.Errorf("settings (-before +after the rollback):\n%s", diff)
 		}
 		fork := forked(t, c, sb.Name())
 		if diff := cmp.Diff(want, files(t, fork, exact)); diff != "" {
@@ -124,8 +128,9 @@ func TestRollbackOfAStoppedSandbox(t *testing.T) {
 	if err := sb.Rollback(t.Context(), snap.ID); err != nil {
 		t.Fatalf("Rollback: %v", err)
 	}
-	if st := harness.Status(t, sb); st.State != sandbox.StateStopped {
-		t.Errorf("after the rollback it is %s", st.State)
+	// Its new container never ran.
+	if st := harness.Status(t, sb); st.State != sandbox.StateStopped || !st.StartedAt.IsZero() || !st.EndedAt.IsZero() {
+		t.Errorf("after the rollback it is %s, started at %v, ended at %v; want it stopped and no times", st.State, st.StartedAt, st.EndedAt)
 	}
 	if got := harness.Read(t, sb, "f"); got != "old" {
 		t.Errorf("f of the stopped sandbox is %q", got)

@@ -1,16 +1,8 @@
 package fork_test
 
 import (
-	"archive/tar"
-	"bytes"
-	"context"
-	"crypto/sha256"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
-	"net/http/httptest"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -56,69 +48,13 @@ func TestSnapshotWhoseImageWasPruned(t *testing.T) {
 	}
 }
 
-// registry is a registry on this machine with one image, which has the label version. Engines
-// trust registries of 127.0.0.1.
-func registry(t *testing.T, arch string) (ref string, set func(version string)) {
-	t.Helper()
-	var tarball bytes.Buffer
-	w := tar.NewWriter(&tarball)
-	w.WriteHeader(&tar.Header{Name: "srv/", Typeflag: tar.TypeDir, Mode: 0o755})
-	w.Close()
-	digest := func(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
-	encode := func(v any) []byte {
-		b, err := json.Marshal(v)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return b
-	}
-	type fields = map[string]any
-	const docker = "application/vnd.docker."
-	part := func(kind string, b []byte) fields {
-		return fields{"mediaType": docker + kind, "size": len(b), "digest": digest(b)}
-	}
-	layer := tarball.Bytes()
-	var manifest, config atomic.Pointer[[]byte]
-	set = func(version string) {
-		c := encode(fields{"architecture": arch, "os": "linux", "config": fields{"Labels": fields{"version": version}},
-			"rootfs": fields{"type": "layers", "diff_ids": []string{digest(layer)}}})
-		m := encode(fields{"schemaVersion": 2, "mediaType": docker + "distribution.manifest.v2+json",
-			"config": part("container.image.v1+json", c), "layers": []any{part("image.rootfs.diff.tar", layer)}})
-		config.Store(&c)
-		manifest.Store(&m)
-	}
-	set("1")
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		for _, b := range [][]byte{*manifest.Load(), *config.Load(), layer} {
-			named := strings.HasSuffix(r.URL.Path, "/"+digest(b))
-			if tagged := strings.HasSuffix(r.URL.Path, "/manifests/latest") && bytes.Equal(b, *manifest.Load()); named || tagged {
-				if strings.Contains(r.URL.Path, "/manifests/") {
-					w.Header().Set("Content-Type", docker+"distribution.manifest.v2+json")
-				}
-				w.Header().Set("Docker-Content-Digest", digest(b))
-				w.Header().Set("Content-Length", strconv.Itoa(len(b)))
-				w.Write(b)
-				return
-			}
-		}
-		if r.URL.Path != "/v2/" {
-			http.NotFound(w, r)
-		}
-	}))
-	t.Cleanup(server.Close)
-	return strings.TrimPrefix(server.URL, "http://") + "/" + harness.UniqueName(t) + ":latest", set
-}
-
 // A snapshot's image that is nowhere on the engine is pulled again. One that has changed in its
 // registry meanwhile is not taken for it.
 func TestSnapshotWhoseImageIsPulledAgain(t *testing.T) {
 	t.Parallel()
 	c, eng := harness.NewClient(t), harness.NewEngine(t)
-	info, err := eng.Info(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	ref, set := registry(t, info.Arch)
+	hub := harness.NewRegistry(t)
+	ref := hub.Ref(t)
 	sb := harness.CreateWith(t, c, nil, sandbox.WithImage(ref))
 	harness.Write(t, sb, "/srv/a", "a")
 	snap := harness.SnapshotOf(t, c, sb)
@@ -139,7 +75,6 @@ func TestSnapshotWhoseImageIsPulledAgain(t *testing.T) {
 	create := func() (*sandbox.Sandbox, error) {
 		return c.Create(t.Context(), sandbox.WithSource(sandbox.FromSnapshot(snap.ID)))
 	}
-	defer eng.RemoveImage(context.WithoutCancel(t.Context()), ref, false)
 
 	prune()
 	again, err := create()
@@ -154,7 +89,7 @@ func TestSnapshotWhoseImageIsPulledAgain(t *testing.T) {
 	}
 
 	prune()
-	set("2")
+	hub.Set("2")
 	if _, err := create(); !errors.Is(err, sandbox.ErrImageNotFound) || !strings.Contains(err.Error(), "another one by now") {
 		t.Errorf("Create from a snapshot whose image has changed = %v, want ErrImageNotFound and why", err)
 	}

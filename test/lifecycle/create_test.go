@@ -221,6 +221,20 @@ func TestCreateReturnsARunningSession(t *testing.T) {
 	}
 }
 
+// A client's own runtime is its image, and its name is read back.
+func TestRuntimeOfTheClientIsItsImage(t *testing.T) {
+	t.Parallel()
+	image := harness.SmallImage(t)
+	c := harness.NewClient(t, sandbox.WithRuntimes(map[string]string{"ours": image}))
+	sb := harness.CreateWith(t, c, nil, sandbox.WithRuntime("ours"))
+	if got := harness.Raw(t, sb).Config.Image; got != image {
+		t.Errorf("the container has the image %q, want %q", got, image)
+	}
+	if st := harness.Inspect(t, sb.Name()); st.Settings.Runtime != "ours" || st.Image != image {
+		t.Errorf("Inspect by another client: runtime %q, image %q; want ours and %q", st.Settings.Runtime, st.Image, image)
+	}
+}
+
 // S1.1.
 func TestFailedCreateReturnsNoHandle(t *testing.T) {
 	t.Parallel()

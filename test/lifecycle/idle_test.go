@@ -88,6 +88,9 @@ func TestIdleTimeoutHoldsWhenUsersAreKilled(t *testing.T) {
 	if st.Reason != "idle timeout" || st.State != sandbox.StateStopped || st.Settings.IdleTimeout != idleOfUsers {
 		t.Errorf("Inspect: %s, %q, idle timeout %v", st.State, st.Reason, st.Settings.IdleTimeout)
 	}
+	if !st.EndedAt.Equal(end) {
+		t.Errorf("Inspect says that it ended at %v, want %v, as the engine says", st.EndedAt, end)
+	}
 	if after := end.Sub(last); after < idleOfUsers-100*time.Millisecond {
 		t.Errorf("it ended %v after its last use, want %v", after, idleOfUsers)
 	}
@@ -96,8 +99,8 @@ func TestIdleTimeoutHoldsWhenUsersAreKilled(t *testing.T) {
 		t.Errorf("files after the idle timeout: %q", got)
 	}
 	st = harness.Status(t, held)
-	if left := st.IdleExpiresAt.Sub(harness.NewEngine(t).Now()); st.Reason != "" || left > idleOfUsers || st.IdleExpiresAt.IsZero() {
-		t.Errorf("the next session: reason %q, idle in %v, want up to %v", st.Reason, left, idleOfUsers)
+	if left := st.IdleExpiresAt.Sub(harness.NewEngine(t).Now()); st.Reason != "" || !st.EndedAt.IsZero() || left > idleOfUsers || st.IdleExpiresAt.IsZero() {
+		t.Errorf("the next session: reason %q, ended at %v, idle in %v, want up to %v", st.Reason, st.EndedAt, left, idleOfUsers)
 	}
 }
 

@@ -119,6 +119,7 @@ func TestImageOfAnotherPlatform(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var pulls, pulled atomic.Int32
+			const noManifest = "no matching manifest for this platform"
 			reply := func(w http.ResponseWriter, status int, body string) bool {
 				w.Header().Set("Content-Type", "application/json")
 				w.WriteHeader(status)
@@ -130,12 +131,12 @@ func TestImageOfAnotherPlatform(t *testing.T) {
 				case strings.HasSuffix(r.URL.Path, "/images/create"):
 					pulls.Add(1)
 					if !test.pull {
-						return reply(w, http.StatusNotFound, `{"message": "no matching manifest"}`)
+						return reply(w, http.StatusNotFound, `{"message": "`+noManifest+`"}`)
 					}
 					pulled.Store(1)
 					return reply(w, http.StatusOK, "{}")
 				case strings.Contains(r.URL.Path, "/distribution/"):
-					return reply(w, http.StatusNotFound, `{"message": "no matching manifest"}`)
+					return reply(w, http.StatusNotFound, `{"message": "`+noManifest+`"}`)
 				case test.containerd && pulled.Load() == 0 && strings.HasSuffix(r.URL.Path, "/containers/create") && !strings.Contains(r.URL.RawQuery, "helper"):
 					return reply(w, http.StatusNotFound, `{"message": "image with reference x was found but does not provide the specified platform"}`)
 				}
@@ -172,6 +173,9 @@ func TestImageOfAnotherPlatform(t *testing.T) {
 			platforms := []string{sandbox.DefaultImage, "linux/" + info.Arch, "linux/" + other}
 			if test.containerd {
 				platforms = platforms[:2]
+			}
+			if test.pulls > 0 {
+				platforms = append(platforms, noManifest)
 			}
 			for _, part := range platforms {
 				if err != nil && !strings.Contains(err.Error(), part) {

@@ -189,6 +189,10 @@ func TestSessionOutlivesAStepOfTheClock(t *testing.T) {
 		if now.State != sandbox.StateRunning || !now.StartedAt.Equal(was.StartedAt) || now.ExpiresAt.Sub(now.StartedAt) != time.Hour {
 			t.Errorf("after a step of %v it is %s, started at %v, expires at %v; before: %v, %v", d, now.State, now.StartedAt, now.ExpiresAt, was.StartedAt, was.ExpiresAt)
 		}
+		// The uptime is by the engine's clock, and never negative: so the client has seen the step.
+		if since := now.Uptime - was.Uptime; d > 0 && (since < d || since > d+10*time.Minute) || d < 0 && now.Uptime != 0 {
+			t.Errorf("after a step of %v the uptime is %v, before %v; want that the client has seen the step", d, now.Uptime, was.Uptime)
+		}
 		if err := sb.Command(t.Context(), "true").Run(); err != nil {
 			t.Errorf("a command after a step of %v: %v", d, err)
 		}

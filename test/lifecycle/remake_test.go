@@ -253,7 +253,14 @@ func TestMainProcessMountsAndEnvironmentCanBeUpdated(t *testing.T) {
 		t.Errorf("the copy that was taken away: %v", err)
 	}
 	// What can't be had stops no more than the start.
-	harness.Update(t, sb, sandbox.WithMounts(sandbox.Mount{Source: "/no/such/directory", Target: "/gone", Mode: sandbox.RO}))
+	gone := filepath.Join(t.TempDir(), "gone")
+	if err := os.Mkdir(gone, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	harness.Update(t, sb, sandbox.WithMounts(sandbox.Mount{Source: gone, Target: "/gone", Mode: sandbox.RO}))
+	if err := os.Remove(gone); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := sb.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -29,12 +29,12 @@ func TestSettingsAreReadBack(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	name := harness.UniqueName(t)
-	sb := harness.NewSandbox(t, sandbox.WithName(name), sandbox.WithVCPUs(0.5), sandbox.WithMemory(256<<20), sandbox.WithPidsLimit(300),
+	sb := harness.NewSandbox(t, sandbox.WithName(name), sandbox.WithRuntime("node20"), sandbox.WithIdleTimeout(time.Hour, sandbox.IgnoreDetached()), sandbox.WithVCPUs(0.5), sandbox.WithMemory(256<<20), sandbox.WithPidsLimit(300),
 		sandbox.WithUser("1000:1000"), sandbox.WithWorkdir("/work"), sandbox.WithCommand("sleep", "infinity"),
 		sandbox.WithTimeout(time.Hour), sandbox.WithStopTimeout(2*time.Second), sandbox.WithEnv(map[string]string{"TOKEN": "s3cret", "A": "1"}),
 		sandbox.WithMounts(sandbox.Mount{Source: dir, Target: "/data", Mode: sandbox.RO}), sandbox.WithPorts(8080), sandbox.WithNewPrivileges())
 	want := sandbox.Settings{
-		User: "1000:1000", Workdir: "/work", Command: []string{"sleep", "infinity"}, VCPUs: 0.5, MemoryBytes: 256 << 20, PidsLimit: 300,
+		Runtime: "node20", IdleTimeout: time.Hour, IgnoreDetached: true, User: "1000:1000", Workdir: "/work", Command: []string{"sleep", "infinity"}, VCPUs: 0.5, MemoryBytes: 256 << 20, PidsLimit: 300,
 		OCIRuntime: "runc", Env: []string{"A", "TOKEN"}, NewPrivileges: true, Persistent: true, Timeout: time.Hour, StopTimeout: 2 * time.Second,
 		Ports: []int{8080}, Mounts: []sandbox.Mount{{Source: dir, Target: "/data", Mode: sandbox.RO}},
 	}
@@ -62,6 +62,10 @@ func TestSettingsAreReadBack(t *testing.T) {
 	harness.Update(t, sb, sandbox.WithVCPUs(0.25), sandbox.WithMemory(128<<20))
 	want.VCPUs, want.MemoryBytes = 0.25, 128<<20
 	check("after an update of the limits")
+
+	harness.Update(t, sb, sandbox.WithIdleTimeout(2*time.Hour))
+	want.IdleTimeout, want.IgnoreDetached = 2*time.Hour, false
+	check("after an update of the idle timeout")
 
 	harness.Update(t, sb, sandbox.WithTimeout(time.Minute), sandbox.WithStopTimeout(time.Second), sandbox.WithEnv(map[string]string{"B": "2"}),
 		sandbox.WithCommand("sleep", "1000"), sandbox.WithPorts(), sandbox.WithMounts())

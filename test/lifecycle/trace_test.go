@@ -20,6 +20,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
@@ -27,10 +28,43 @@ import (
 // traces has the spans and durations of all tests of this program from the first call on.
 var traces = sync.OnceValues(func() (*tracetest.InMemoryExporter, *metric.ManualReader) {
 	spans, reader := tracetest.NewInMemoryExporter(), metric.NewManualReader()
-	otel.SetTracerProvider(trace.NewTracerProvider(trace.WithSyncer(spans)))
+	otel.SetTracerProvider(trace.NewTracerProvider(trace.WithSyncer(spans), trace.WithSpanProcessor(begun{})))
 	otel.SetMeterProvider(metric.NewMeterProvider(metric.WithReader(reader)))
 	return spans, reader
 })
+
+// begun notes the names of spans when they begin, of each trace.
+type begun struct{}
+
+var begunSpans sync.Map
+
+func (begun) OnStart(_ context.Context, s trace.ReadWriteSpan) {
+	begunSpans.Store(s.SpanContext().TraceID().String()+" "+s.Name(), true)
+}
+func (begun) OnEnd(trace.ReadOnlySpan)         {}
+func (begun) Shutdown(context.Context) error   { return nil }
+func (begun) ForceFlush(context.Context) error { return nil }
+
+// waiting begins a trace. began waits until a span of that name begins in it, and ended returns
+// those that have ended.
+func waiting(t *testing.T) (ctx context.Context, began func(name string), ended func(name string) []tracetest.SpanStub) {
+	spans, _ := traces()
+	ctx, root := otel.Tracer("test").Start(t.Context(), "root")
+	id := root.SpanContext().TraceID()
+	t.Cleanup(func() { root.End() })
+	began = func(name string) {
+		t.Helper()
+		harness.Eventually(t, "a span "+name+" has begun", func() bool { _, ok := begunSpans.Load(id.String() + " " + name); return ok })
+	}
+	return ctx, began, func(name string) (found []tracetest.SpanStub) {
+		for _, s := range spans.GetSpans() {
+			if s.SpanContext.TraceID() == id && s.Name == name {
+				found = append(found, s)
+			}
+		}
+		return found
+	}
+}
 
 func attributes(s tracetest.SpanStub) map[string]string {
 	all := map[string]string{}
@@ -162,5 +196,101 @@ func TestCallsAndTheirWaitsAreTraced(t *testing.T) {
 	}
 	if !operations["sandbox.create"] || !operations["sandbox.wait.slot"] || !operations["sandbox.command"] {
 		t.Errorf("durations of %v", operations)
+	}
+}
+
+const waitForOther = "sandbox.wait.other"
+
+func TestWaitForAnothersCreationIsTraced(t *testing.T) {
+	ctx, began, ended := waiting(t)
+	name := harness.UniqueName(t)
+	c := harness.NewClient(t)
+	harness.Remove(t, c, name)
+	there, proceed := make(chan struct{}), make(chan struct{})
+	reached, release := sync.OnceFunc(func() { close(there) }), sync.OnceFunc(func() { close(proceed) })
+	defer release()
+	var create sync.WaitGroup
+	create.Go(func() {
+		defer reached()
+		sb, err := c.Create(t.Context(), sandbox.WithName(name), harness.Quick, sandbox.OnCreate(func(context.Context, *sandbox.Sandbox) error {
+			reached()
+			<-proceed
+			return nil
+		}))
+		if err != nil {
+			t.Errorf("Create: %v", err)
+			return
+		}
+		sb.Detach()
+	})
+	<-there
+	var get sync.WaitGroup
+	get.Go(func() {
+		sb, err := harness.NewClient(t).Get(ctx, name)
+		if err != nil {
+			t.Errorf("Get of what is being created: %v", err)
+			return
+		}
+		sb.Detach()
+	})
+	began(waitForOther)
+	if got := ended(waitForOther); len(got) > 0 {
+		t.Errorf("the wait has ended before the creation: %v", got)
+	}
+	release()
+	create.Wait()
+	get.Wait()
+	waits, gets := ended(waitForOther), ended("sandbox.get")
+	if len(waits) != 1 || len(gets) != 1 || waits[0].Parent.SpanID() != gets[0].SpanContext.SpanID() || attributes(waits[0])["sandbox.name"] != name {
+		t.Errorf("the spans of the wait are %+v, want one of %s in %+v", waits, name, gets)
+	}
+}
+
+func TestWaitForAnothersPauseIsTraced(t *testing.T) {
+	ctx, began, ended := waiting(t)
+	p := enginetest.NewProxy(t)
+	harness.WithoutHolds(p)
+	c, forker := harness.NewClient(t), harness.NewClient(t, sandbox.WithHost(p.Host()))
+	sb := harness.CreateWith(t, c, nil, sandbox.WithImage(harness.SmallImage(t)))
+	there, proceed := make(chan struct{}), make(chan struct{})
+	reached, release := sync.OnceFunc(func() { close(there) }), sync.OnceFunc(func() { close(proceed) })
+	defer release()
+	p.ArmAt("/unpause", enginetest.Cancel, func() {
+		reached()
+		<-proceed
+	})
+	copyCtx, _, copyEnded := waiting(t)
+	var fork sync.WaitGroup
+	name := harness.UniqueName(t)
+	harness.Remove(t, c, name)
+	fork.Go(func() {
+		defer reached()
+		fork, err := forker.Fork(copyCtx, sb.Name(), sandbox.WithName(name))
+		if err != nil {
+			t.Errorf("Fork: %v", err)
+			return
+		}
+		fork.Detach()
+	})
+	<-there
+	var egress sync.WaitGroup
+	egress.Go(func() {
+		if _, err := sb.Egress(ctx); err != nil {
+			t.Errorf("Egress while the sandbox is paused for a fork: %v", err)
+		}
+	})
+	began(waitForOther)
+	release()
+	fork.Wait()
+	egress.Wait()
+	waits, calls := ended(waitForOther), ended("sandbox.egress")
+	if len(waits) != 1 || len(calls) != 1 || waits[0].Parent.SpanID() != calls[0].SpanContext.SpanID() || attributes(waits[0])["sandbox.name"] != sb.Name() {
+		t.Errorf("the spans of the wait are %+v, want one of %s in %+v", waits, sb.Name(), calls)
+	}
+	if got := copyEnded("sandbox.wait.pause"); len(got) != 1 || attributes(got[0])["sandbox.name"] != sb.Name() {
+		t.Errorf("the spans of the pause are %+v, want one", got)
+	}
+	if got := copyEnded(waitForOther); len(got) > 0 {
+		t.Errorf("the forker has waited for others: %+v", got)
 	}
 }
