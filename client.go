@@ -400,8 +400,8 @@ type Support struct {
 	// the engine's volumes. Without it, forks and copies of large files take the time and
 	// the space of all their bytes.
 	Reflink error
-	// Limits is for limits of CPUs, memory and processes. Without it a sandbox has none, and
-	// options that set one fail.
+	// Limits is for limits of CPUs, memory and processes. Without it, or without CPUs alone, as
+	// its text says, a sandbox has none, and options that set one fail.
 	Limits error
 	// Runtimes are the names that [WithOCIRuntime] accepts.
 	Runtimes []string
@@ -450,7 +450,7 @@ func (c *Client) support(ctx context.Context) (Support, error) {
 	if err != nil {
 		return Support{}, err
 	}
-	limits := machine.Limits(ctx, l.Engine)
+	limits := machine.Limits(ctx, l.Engine, DefaultVCPUs)
 	if limits != nil && !errors.Is(limits, ErrUnsupported) {
 		return Support{}, limits
 	}

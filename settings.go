@@ -26,7 +26,7 @@ type Settings struct {
 	// Command is the main process, with its arguments. Nil without one.
 	Command []string `json:"command,omitempty"`
 	// VCPUs, MemoryBytes, PidsLimit, OCIRuntime and Env are empty in [List], which does not
-	// inspect each sandbox.
+	// inspect each sandbox. Of limits, 0 is none, which an engine has that can't limit.
 	VCPUs       float64 `json:"vcpus,omitempty"`
 	MemoryBytes int64   `json:"memoryBytes,omitempty"`
 	PidsLimit   int64   `json:"pidsLimit,omitempty"`

@@ -258,7 +258,11 @@ func (b *Build) checkLimits(ctx context.Context) error {
 	if !b.Plan.Has(plan.CPUs|plan.Memory) && b.Plan.PidsLimit == plan.DefaultPidsLimit {
 		return nil
 	}
-	return machine.Limits(ctx, b.Engine)
+	cpus := 0.0
+	if b.Plan.Has(plan.CPUs) {
+		cpus = b.Plan.VCPUs
+	}
+	return machine.Limits(ctx, b.Engine, cpus)
 }
 
 // makeAndFill creates the container, and starts to fill the volumes in the background, so that

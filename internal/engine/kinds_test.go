@@ -80,6 +80,34 @@ func TestPodmanGetsWhatItTakes(t *testing.T) {
 	}
 }
 
+func TestMoreCPUsThanTheMachineHasAreInvalid(t *testing.T) {
+	e := answers(t, "", map[string]func(string) any{
+		"GET /info":    fixed(object{"NCPU": 4}),
+		"GET /version": fixed(object{}),
+	})
+	for cpus, valid := range map[float64]bool{0: true, 4: true, 4.5: false} {
+		if err := e.CheckLimits(t.Context(), cpus); valid && err != nil || !valid && !errors.Is(err, engine.ErrInvalid) {
+			t.Errorf("CheckLimits of %v CPUs = %v", cpus, err)
+		}
+	}
+}
+
+// An engine without root can be one that limits all but CPUs. One that does not say is taken to.
+func TestLimitsOfCPUsTakeTheirController(t *testing.T) {
+	for _, tt := range []struct {
+		info     object
+		enforced bool
+	}{{object{"CpuCfsQuota": false}, false}, {object{"CpuCfsQuota": true}, true}, {object{}, true}} {
+		e := answers(t, "", map[string]func(string) any{"GET /info": fixed(tt.info), "GET /version": fixed(object{})})
+		if err := e.CheckLimits(t.Context(), 0); err != nil {
+			t.Errorf("%v: CheckLimits without CPUs = %v", tt.info, err)
+		}
+		if err := e.CheckLimits(t.Context(), 1); tt.enforced && err != nil || !tt.enforced && !errors.Is(err, engine.ErrUnsupported) {
+			t.Errorf("%v: CheckLimits of 1 CPU = %v", tt.info, err)
+		}
+	}
+}
+
 func TestLimitsTakeCgroups(t *testing.T) {
 	for driver, enforced := range map[string]bool{"none": false, "cgroupfs": true, "systemd": true, "": true} {
 		calls := 0
@@ -88,7 +116,7 @@ func TestLimitsTakeCgroups(t *testing.T) {
 			"GET /version": fixed(object{"Arch": "amd64"}),
 		})
 		for range 2 {
-			if err := e.CheckLimits(t.Context()); enforced && err != nil || !enforced && !errors.Is(err, engine.ErrUnsupported) {
+			if err := e.CheckLimits(t.Context(), 0); enforced && err != nil || !enforced && !errors.Is(err, engine.ErrUnsupported) {
 				t.Errorf("driver %q: CheckLimits = %v", driver, err)
 			}
 		}

@@ -78,9 +78,10 @@ func (m *Machine) PolicyEnforced(runtime string) bool {
 	return enforced
 }
 
-// Limits returns a [fault.Unsupported] if the engine does not enforce limits.
-func Limits(ctx context.Context, e *engine.Engine) error {
-	err := e.CheckLimits(ctx)
+// Limits returns a [fault.Unsupported] if the engine does not enforce limits, with cpus above 0 of
+// that many CPUs, too.
+func Limits(ctx context.Context, e *engine.Engine, cpus float64) error {
+	err := e.CheckLimits(ctx, cpus)
 	if errors.Is(err, engine.ErrUnsupported) {
 		err = fault.Classify(fault.Unsupported, err)
 	}
