@@ -487,6 +487,28 @@ func TestMainProcessThatCannotStartFailsCreate(t *testing.T) {
 	}
 }
 
+// A Create whose session ends in the middle tells how, and the end of its log, which the undo removes.
+func TestFailedCreateTellsTheEndOfTheLog(t *testing.T) {
+	t.Parallel()
+	c, eng := harness.NewClient(t), harness.NewEngine(t)
+	_, err := c.Create(t.Context(), harness.Quick, sandbox.WithCommand("sh", "-c", `printf '\033the reason\n' >&2; exec sleep 600`),
+		sandbox.OnCreate(func(ctx context.Context, sb *sandbox.Sandbox) error {
+			for _, err := range sb.Logs(ctx, sandbox.LogOptions{Follow: true}) {
+				if err != nil {
+					return err
+				}
+				break
+			}
+			if err := eng.KillContainer(ctx, record.ContainerName(sb.Name()), "KILL"); err != nil {
+				return err
+			}
+			return sb.Command(ctx, "true").Run()
+		}))
+	if !errors.Is(err, sandbox.ErrNotRunning) || !strings.Contains(err.Error(), `its log ends with "\x1bthe reason\n"`) {
+		t.Errorf("Create = %v; want ErrNotRunning with the log", err)
+	}
+}
+
 // A session outlives its main process.
 func TestSessionOutlivesItsMainProcess(t *testing.T) {
 	t.Parallel()
