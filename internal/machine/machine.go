@@ -95,8 +95,9 @@ func (m *Machine) OtherKernel() bool { return m.otherKernel.Load() }
 // SetOtherKernel records that the engine runs under another kernel.
 func (m *Machine) SetOtherKernel() { m.otherKernel.Store(true) }
 
-// Overlays reports whether the engine can mount overlays, as far as is known.
-func (m *Machine) Overlays() bool { return !m.noOverlays.Load() }
+// Overlays reports whether the engine can mount overlays, as far as is known. Podman mounts one for
+// one container at a time.
+func (m *Machine) Overlays() bool { return !m.noOverlays.Load() && !m.Engine.Podman() }
 
 // DisableOverlays records that the engine can't mount overlays.
 func (m *Machine) DisableOverlays() { m.noOverlays.Store(true) }
