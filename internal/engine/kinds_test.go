@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	dockerimage "github.com/docker/docker/api/types/image"
+
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 )
 
@@ -187,6 +189,24 @@ func TestVolumesAreNotFilledFromTheImage(t *testing.T) {
 		if err != nil || !slices.Equal(sent.HostConfig.Binds, binds) || len(sent.HostConfig.Mounts) != mounts {
 			t.Errorf("%s: CreateContainer sent %+v, %v; want the binds %q and %d mounts", server, sent, err, binds, mounts)
 		}
+	}
+}
+
+// What an import is told of an image's settings: all that has no line break.
+func TestImportIsToldTheSettings(t *testing.T) {
+	var of dockerimage.InspectResponse
+	err := json.Unmarshal([]byte(`{"Config": {"Env": ["A=$b", "LINES=1\n2"], "User": "7", "WorkingDir": "/w", "Cmd": ["c", "d"], "Entrypoint": ["e"],
+		"ExposedPorts": {"80/tcp": {}, "53/udp": {}}, "Volumes": {"/v w": {}, "/u": {}}}}`), &of)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, lost := engine.Instructions(of, map[string]string{"k": "v", "text": "a\rb"})
+	want := []string{`LABEL "k"="v"`, `ENV "A"="\$b"`, `USER "7"`, `WORKDIR "/w"`, `ENTRYPOINT ["e"]`, `CMD ["c","d"]`, "EXPOSE 53/udp", "EXPOSE 80/tcp", `VOLUME ["/u","/v w"]`}
+	if !slices.Equal(got, want) {
+		t.Errorf("instructions = %q, want %q", got, want)
+	}
+	if want := []string{`LABEL "text"`, `ENV "LINES"`}; !slices.Equal(lost, want) {
+		t.Errorf("lost = %q, want %q", lost, want)
 	}
 }
 
