@@ -5,6 +5,7 @@ package machine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -98,6 +99,17 @@ func (m *Machine) SetOtherKernel() { m.otherKernel.Store(true) }
 // Overlays reports whether the engine can mount overlays, as far as is known. Podman mounts one for
 // one container at a time.
 func (m *Machine) Overlays() bool { return !m.noOverlays.Load() && !m.Engine.Podman() }
+
+// SharedFiles returns a [fault.Unsupported] if volumes can't be overlays, as far as is known.
+func (m *Machine) SharedFiles() error {
+	switch {
+	case m.Engine.Podman():
+		return fmt.Errorf("%w: Podman mounts an overlay for one container at a time", fault.Unsupported)
+	case !m.Overlays():
+		return fmt.Errorf("%w: the engine could not mount an overlay as a volume", fault.Unsupported)
+	}
+	return nil
+}
 
 // DisableOverlays records that the engine can't mount overlays.
 func (m *Machine) DisableOverlays() { m.noOverlays.Store(true) }
