@@ -206,8 +206,10 @@ func WithPorts(ports ...int) ChangeOption {
 }
 
 // WithVCPUs limits the sandbox to n CPUs, which may be a fraction, and its memory to 2048
-// MiB for each unless [WithMemory] says otherwise. Default 1. The engine refuses more
-// than its machine has.
+// MiB for each unless [WithMemory] says otherwise. Default 1. More than the
+// engine's machine has are [ErrInvalidArgument]. On an engine that can't limit CPUs, see
+// [Support.Limits], a sandbox without this option has no limit, and with it the error is
+// [ErrUnsupported].
 func WithVCPUs[N int | float64](n N) ChangeOption {
 	return option{plan.CPUs, func(s *settings) {
 		s.VCPUs = float64(n)

@@ -27,7 +27,8 @@ type Settings struct {
 	Command []string `json:"command,omitempty"`
 	// VCPUs, MemoryBytes, PidsLimit, OCIRuntime and Env are empty in [List], which does not
 	// inspect each sandbox: only the container has them, so that a record of this package never
-	// differs from what the engine enforces, and changed variables are recorded encrypted.
+	// differs from what the engine enforces, and changed variables are recorded encrypted. Of
+	// limits, 0 is none, which an engine has that can't limit.
 	VCPUs       float64 `json:"vcpus,omitempty"`
 	MemoryBytes int64   `json:"memoryBytes,omitempty"`
 	PidsLimit   int64   `json:"pidsLimit,omitempty"`

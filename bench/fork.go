@@ -202,6 +202,35 @@ func forkPause(ctx context.Context, r *rig) (float64, error) {
 	return forked.median(), r.noteLargePause(ctx)
 }
 
+// forkPauseVsEngine compares the longest stall of a small source during a fork with that during a
+// pause and unpause by the engine.
+func forkPauseVsEngine(ctx context.Context, r *rig) (float64, error) {
+	source, err := r.source(ctx, outsideToo)
+	if err != nil {
+		return 0, err
+	}
+	longest, stop, err := longestStall(ctx, source)
+	if err != nil {
+		return 0, err
+	}
+	defer stop()
+	paused := func() error {
+		for _, verb := range []string{"pause", "unpause"} {
+			if err := r.api.call(ctx, http.MethodPost, "/containers/"+container(source)+"/"+verb, nil, nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	forked, bare, ratios, err := pairs(ctx, 2, 15,
+		during(longest, func() error { return second(r.client.Fork(ctx, source.Name(), r.tags())) }), during(longest, paused))
+	if err != nil {
+		return 0, err
+	}
+	note("the source's longest stall while it is forked: %v ms, while the engine pauses and unpauses it %v ms", forked, bare)
+	return ratios.median(), nil
+}
+
 // noteLargePause reports the longest stalls of a source with 1 GiB.
 func (r *rig) noteLargePause(ctx context.Context) error {
 	tree, err := r.tree(gibibyte)

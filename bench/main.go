@@ -79,6 +79,7 @@ var figures = []figure{
 	{"fork_8_vs_fork_1", "ratio", fork8},
 	{"commit_skipped_when_clean", "commits", commitSkipped},
 	{"fork_pause_ms", "ms", forkPause},
+	{"fork_pause_vs_engine_pause", "ratio", forkPauseVsEngine},
 	{"get_1000_vs_1", "ratio", get1000},
 	{"list_1000_vs_engine", "ratio", list1000},
 	{"create_at_10k_vs_empty", "ratio", createAt10k},

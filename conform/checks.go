@@ -22,10 +22,13 @@ import (
 
 var checks = []check{
 	{"create", create},
+	{"create: a name that is taken", takenName},
 	{"get or create, concurrently", getOrCreate},
 	{"list and status", listAndStatus},
+	{"list: by tags and state, after a stop", listFilters},
 	{"commands: input, output, exit code", commands},
 	{"commands: environment, directory, user", commandSettings},
+	{"commands: home directory of another user", homeOfUser},
 	{"commands: signals and time limits", signals},
 	{"commands: terminal", terminal},
 	{"commands: detached, with a log", detached},
@@ -34,26 +37,35 @@ var checks = []check{
 	{"files: copy in and out", copies},
 	{"files of a stopped sandbox", stoppedFiles},
 	{"volumes: copy of a directory", copiedDirectory},
+	{"volumes: copy of a private directory", privateDirectory},
+	{"volumes: copy of an empty directory over one of the image", emptyDirectory},
 	{"volumes: directory of this machine", boundDirectory},
 	{"volumes: attached to another sandbox", attachedVolume},
 	{"stop and resume", stopAndResume},
 	{"timeout", timeout},
+	{"timeout: extended", extendedTimeout},
+	{"timeout: idle", idleTimeout},
 	{"fork of a running sandbox", forkRunning},
 	{"fork of a stopped sandbox", forkStopped},
 	{"three forks of one moment", forkN},
+	{"fork: attributes of the volumes' own directories", forkRoots},
 	{"snapshot and create from it", snapshot},
+	{"rollback", rollback},
+	{"prune leaves what is in use or foreign", prune},
 	{"update: limits and environment", updateLimits},
 	{"update: mounts and ports", updateContainer},
 	{"limits: memory", memoryLimit},
 	{"limits: processes", pidsLimit},
 	{"ports: dial", dial},
 	{"ports: published", publishedPort},
+	{"ports: another one if it is taken at a resume", takenPort},
 	{"network: deny all", denyAll},
 	{"network: allowed subnets", allowedSubnets},
 	{"network: names", names},
 	{"network: policy changed while it runs", changedPolicy},
 	{"connection lost", connectionLost},
 	{"delete with volumes", deleteWithVolumes},
+	{"delete, concurrently", deletes},
 }
 
 func create(ctx context.Context, r *run) error {
@@ -62,6 +74,21 @@ func create(ctx context.Context, r *run) error {
 		return err
 	}
 	return expect(ctx, sb, "echo it runs", "it runs\n")
+}
+
+func takenName(ctx context.Context, r *run) error {
+	sb, err := r.use(ctx)
+	if err != nil {
+		return err
+	}
+	second, err := r.client.Create(ctx, slices.Concat(r.opts, []sandbox.CreateOption{sandbox.WithName(sb.Name())})...)
+	if err == nil {
+		r.closers = append(r.closers, second.Detach)
+	}
+	if !errors.Is(err, sandbox.ErrExists) {
+		return fmt.Errorf("a second Create of the name %s: %w", sb.Name(), orNil(err))
+	}
+	return expect(ctx, sb, "echo here", "here\n")
 }
 
 func getOrCreate(ctx context.Context, r *run) error {
@@ -118,6 +145,36 @@ func listAndStatus(ctx context.Context, r *run) error {
 	return nil
 }
 
+func listFilters(ctx context.Context, r *run) error {
+	value := r.name()
+	sb, err := r.create(ctx, sandbox.WithTags(map[string]string{"conform": value, "empty": ""}))
+	if err != nil {
+		return err
+	}
+	other, err := r.create(ctx, sandbox.WithTags(map[string]string{"conform": value}))
+	if err != nil {
+		return err
+	}
+	for _, each := range []*sandbox.Sandbox{sb, other} {
+		if _, err := each.Stop(ctx); err != nil {
+			return err
+		}
+		// At once: some engines' lists hear of a stop after their reply to it.
+		infos, err := r.client.List(ctx, sandbox.TagFilter("conform", value), sandbox.StatusFilter(sandbox.Stopped))
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(infos, func(i sandbox.Info) bool { return i.ID == each.ID() }) {
+			return fmt.Errorf("right after Stop the list does not tell that %s is stopped: %+v", each.Name(), infos)
+		}
+	}
+	infos, err := r.client.List(ctx, sandbox.TagFilter("conform", value), sandbox.TagFilter("empty", ""))
+	if err == nil && (len(infos) != 1 || infos[0].ID != sb.ID()) {
+		err = fmt.Errorf("a list by two tags has not %s alone: %+v", sb.Name(), infos)
+	}
+	return err
+}
+
 func commands(ctx context.Context, r *run) error {
 	sb, err := r.use(ctx)
 	if err != nil {
@@ -156,6 +213,29 @@ func commandSettings(ctx context.Context, r *run) error {
 	out, err := cmd.Output()
 	if want := "value /tmp 65534\n"; err == nil && string(out) != want {
 		err = fmt.Errorf("a command printed %q instead of %q", out, want)
+	}
+	return err
+}
+
+// homeOfUser compares HOME with the account of a user that is not root.
+func homeOfUser(ctx context.Context, r *run) error {
+	sb, err := r.use(ctx)
+	if err != nil {
+		return err
+	}
+	account, err := shell(ctx, sb, `while IFS=: read -r name _ id _ _ home _; do [ "$id" = 0 ] || [ "$home" = /root ] || { echo "$name:$home"; break; }; done </etc/passwd`)
+	if err != nil {
+		return err
+	}
+	user, home, ok := strings.Cut(strings.TrimSpace(account), ":")
+	if !ok {
+		return missing("the image has no user but root")
+	}
+	cmd := sb.Command(ctx, "sh", "-c", `echo "$HOME $(id -un)"`)
+	cmd.User = user
+	out, err := cmd.Output()
+	if want := home + " " + user + "\n"; err == nil && string(out) != want {
+		err = fmt.Errorf("a command of another user printed %q for its home directory and name instead of %q", out, want)
 	}
 	return err
 }
@@ -374,6 +454,47 @@ func copiedDirectory(ctx context.Context, r *run) (err error) {
 	return err
 }
 
+// privateDirectory copies what only its owner may read, as [os.MkdirTemp] makes it.
+func privateDirectory(ctx context.Context, r *run) (err error) {
+	dir, err := os.MkdirTemp("", "conform-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if err := os.WriteFile(filepath.Join(dir, "file"), []byte("private\n"), 0o600); err != nil {
+		return err
+	}
+	sb, err := r.create(ctx, sandbox.WithMounts(sandbox.Mount{Source: dir, Target: "/srv/data"}))
+	if err != nil {
+		return err
+	}
+	return expect(ctx, sb, "cat /srv/data/file; stat -c %a /srv/data /srv/data/file", "private\n700\n600\n")
+}
+
+func emptyDirectory(ctx context.Context, r *run) (err error) {
+	sb, err := r.use(ctx)
+	if err != nil {
+		return err
+	}
+	target, err := shell(ctx, sb, `for d in /usr/share/*/; do [ -z "$(ls -A "$d")" ] || { echo "${d%/}"; break; }; done`)
+	if err != nil {
+		return err
+	}
+	if target = strings.TrimSpace(target); target == "" {
+		return missing("the image has no directory in /usr/share")
+	}
+	dir, err := os.MkdirTemp("", "conform-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	over, err := r.create(ctx, sandbox.WithMounts(sandbox.Mount{Source: dir, Target: target}))
+	if err != nil {
+		return err
+	}
+	return expect(ctx, over, "ls -A "+target, "")
+}
+
 func boundDirectory(ctx context.Context, r *run) (err error) {
 	dir, err := tempTree()
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
@@ -417,12 +538,17 @@ func stopAndResume(ctx context.Context, r *run) error {
 	if _, err := shell(ctx, sb, "echo workspace >/workspace/a; mkdir -p /srv/b; echo layer >/srv/b/c"); err != nil {
 		return err
 	}
-	state, err := sb.Stop(ctx)
-	if err != nil {
+	var wg sync.WaitGroup
+	states, errs := make([]sandbox.State, 2), make([]error, 2)
+	for i := range errs {
+		wg.Go(func() { states[i], errs[i] = sb.Stop(ctx) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if state != sandbox.Stopped {
-		return fmt.Errorf("after Stop it is %s", state)
+	if states[0] != sandbox.Stopped || states[1] != sandbox.Stopped {
+		return fmt.Errorf("after two calls of Stop it is %q", states)
 	}
 	return expect(ctx, sb, "cat /workspace/a /srv/b/c", "workspace\nlayer\n")
 }
@@ -432,23 +558,63 @@ func timeout(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
+	return r.ends(ctx, sb, "timeout")
+}
+
+// ends waits for the end of a session, which has that reason.
+func (r *run) ends(ctx context.Context, sb *sandbox.Sandbox, reason string) error {
 	for {
 		st, err := r.client.Inspect(ctx, sb.Name())
 		if err != nil {
 			return err
 		}
 		if st.State == sandbox.Stopped {
-			if st.Reason != "timeout" {
-				return fmt.Errorf("the session ended because of %q", st.Reason)
+			if st.Reason != reason {
+				return fmt.Errorf("the session ended because of %q instead of %q", st.Reason, reason)
 			}
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("a session of 2 s is %s: %w", st.State, context.Cause(ctx))
+			return fmt.Errorf("a session that ends within seconds is %s: %w", st.State, context.Cause(ctx))
 		case <-time.After(200 * time.Millisecond):
 		}
 	}
+}
+
+func extendedTimeout(ctx context.Context, r *run) error {
+	const first, more = 5 * time.Second, 3 * time.Second
+	sb, err := r.create(ctx, sandbox.WithTimeout(first))
+	if err != nil {
+		return err
+	}
+	if err := sb.ExtendTimeout(ctx, more); err != nil {
+		return err
+	}
+	st, err := sb.Status(ctx)
+	if err != nil {
+		return err
+	}
+	if got := st.ExpiresAt.Sub(st.StartedAt); got != first+more {
+		return fmt.Errorf("the session of %v, extended by %v, lasts %v", first, more, got)
+	}
+	limited := sb.Command(ctx, "sleep", "600")
+	err = limited.Run() // the session's end ends it
+	if took := time.Since(st.StartedAt); took < first+more/2 {
+		return fmt.Errorf("the session ended after %v: %w", took, orNil(err))
+	}
+	return r.ends(ctx, sb, "timeout")
+}
+
+func idleTimeout(ctx context.Context, r *run) error {
+	sb, err := r.create(ctx, sandbox.WithIdleTimeout(2*time.Second))
+	if err != nil {
+		return err
+	}
+	if err := expect(ctx, sb, "sleep 4; echo used", "used\n"); err != nil {
+		return err
+	}
+	return r.ends(ctx, sb, "idle timeout")
 }
 
 // mark makes files of every kind that a fork has to have: in the workspace and outside, with
@@ -566,6 +732,94 @@ func forkN(ctx context.Context, r *run) error {
 	return err
 }
 
+// forkRoots compares the directories that the volumes of a fork are with those of its source.
+func forkRoots(ctx context.Context, r *run) (err error) {
+	dir, err := tempTree()
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if err != nil {
+		return err
+	}
+	sb, err := r.create(ctx, sandbox.WithMounts(sandbox.Mount{Source: dir, Target: "/srv/data"}))
+	if err != nil {
+		return err
+	}
+	const attributes = "stat -c '%n %a %u:%g %y' /workspace /srv/data"
+	want, err := shell(ctx, sb, `set -e; for d in /workspace /srv/data; do touch $d/file; chmod 2750 $d; chown 1234:5678 $d; touch -d '2001-02-03 04:05:06.789' $d; done; `+attributes)
+	if err != nil {
+		return err
+	}
+	fork, err := r.fork(ctx, sb.Name())
+	if err != nil {
+		return err
+	}
+	return expect(ctx, fork, attributes, want)
+}
+
+func rollback(ctx context.Context, r *run) error {
+	sb, want, err := r.marked(ctx)
+	if err != nil {
+		return err
+	}
+	snap, err := sb.Snapshot(ctx)
+	if err != nil {
+		return err
+	}
+	r.snapshots = append(r.snapshots, snap.ID)
+	if _, err := shell(ctx, sb, "rm -r /workspace/* /srv/deep; echo later >/workspace/later; echo later >/srv/later"); err != nil {
+		return err
+	}
+	if err := sb.Rollback(ctx, snap.ID); err != nil {
+		return err
+	}
+	if err := r.seenIn(ctx, sb, want); err != nil {
+		return err
+	}
+	return expect(ctx, sb, "ls /workspace/later /srv/later 2>/dev/null; true", "")
+}
+
+// prune removes leftovers, of others as well, and looks for what has to stay.
+func prune(ctx context.Context, r *run) error {
+	sb, want, err := r.marked(ctx)
+	if err != nil {
+		return err
+	}
+	snap, err := sb.Snapshot(ctx)
+	if err != nil {
+		return err
+	}
+	r.snapshots = append(r.snapshots, snap.ID)
+	if _, err := sb.Stop(ctx); err != nil {
+		return err
+	}
+	foreign := r.prefix + "-foreign"
+	remove, exists, err := foreignVolume(ctx, r.host, foreign)
+	if err != nil {
+		return err
+	}
+	report, err := r.client.Prune(ctx)
+	there, existsErr := exists()
+	if err := errors.Join(err, existsErr, remove()); err != nil {
+		return err
+	}
+	if !there {
+		return fmt.Errorf("the volume %s, which is no sandbox's, is gone; removed: %q", foreign, report.Removed)
+	}
+	for _, object := range report.Removed {
+		if strings.Contains(object, sb.ID()) || strings.Contains(object, sb.Name()) || strings.Contains(object, snap.ID) {
+			return fmt.Errorf("%s was removed, which is in use", object)
+		}
+	}
+	if err := r.seenIn(ctx, sb, want); err != nil {
+		return fmt.Errorf("the sandbox afterwards: %w", err)
+	}
+	again, err := r.client.Create(ctx, sandbox.WithName(r.name()), sandbox.WithSource(sandbox.FromSnapshot(snap.ID)))
+	if err != nil {
+		return fmt.Errorf("the snapshot afterwards: %w", err)
+	}
+	r.closers = append(r.closers, again.Detach)
+	return r.seenIn(ctx, again, want)
+}
+
 func snapshot(ctx context.Context, r *run) error {
 	sb, want, err := r.marked(ctx)
 	if err != nil {
@@ -584,6 +838,12 @@ func snapshot(ctx context.Context, r *run) error {
 		return err
 	}
 	r.closers = append(r.closers, again.Detach)
+	if err := r.seenIn(ctx, again, want); err != nil {
+		return err
+	}
+	if _, err := again.Stop(ctx); err != nil {
+		return err
+	}
 	return r.seenIn(ctx, again, want)
 }
 
@@ -737,6 +997,37 @@ func publishedPort(ctx context.Context, r *run) error {
 		return missing("the port is published on the engine's machine, which is another one")
 	}
 	return hello(new(net.Dialer).DialContext(ctx, "tcp", address.String()))
+}
+
+// takenPort stops a sandbox, takes its published port, and resumes it.
+func takenPort(ctx context.Context, r *run) error {
+	sb, err := r.create(ctx, sandbox.WithPorts(8080))
+	if err != nil {
+		return err
+	}
+	address, err := sb.Port(ctx, 8080)
+	if err != nil {
+		return err
+	}
+	if u, err := url.Parse(r.host); err != nil || u.Scheme != "unix" && u.Scheme != "npipe" {
+		return missing("the port is published on the engine's machine, which is another one")
+	}
+	if _, err := sb.Stop(ctx); err != nil {
+		return err
+	}
+	taken, err := net.Listen("tcp", address.String())
+	if err != nil {
+		return err
+	}
+	defer taken.Close()
+	if err := expect(ctx, sb, "echo resumed", "resumed\n"); err != nil {
+		return err
+	}
+	again, err := sb.Port(ctx, 8080)
+	if err == nil && again == address {
+		err = fmt.Errorf("the port is still published at %s, which is taken", again)
+	}
+	return err
 }
 
 // The addresses are of the blocks for documentation (RFC 5737): nobody answers there.
@@ -909,4 +1200,29 @@ func deleteWithVolumes(ctx context.Context, r *run) error {
 		err = fmt.Errorf("volume %s is still there", st.Workspace.Name)
 	}
 	return err
+}
+
+func deletes(ctx context.Context, r *run) error {
+	sb, err := r.create(ctx)
+	if err != nil {
+		return err
+	}
+	errs := make([]error, 4)
+	var wg sync.WaitGroup
+	for i := range errs {
+		wg.Go(func() { _, errs[i] = r.client.Delete(ctx, sb.Name(), sandbox.PreserveVolumes(false)) })
+	}
+	wg.Wait()
+	succeeded := 0
+	for _, err := range errs {
+		if err == nil {
+			succeeded++
+		} else if !errors.Is(err, sandbox.ErrNotFound) {
+			return err
+		}
+	}
+	if succeeded != 1 {
+		return fmt.Errorf("of four concurrent Deletes %d succeeded instead of 1: %w", succeeded, orNil(errors.Join(errs...)))
+	}
+	return nil
 }

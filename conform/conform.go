@@ -127,7 +127,8 @@ func Checks() []string {
 	return names
 }
 
-// Run runs the checks on the client's engine, one after the other, and removes what they made.
+// Run runs the checks on the client's engine, one after the other, and removes what they made. One
+// of them is [sandbox.Client.Prune], which removes leftovers of other programs as well.
 // It takes a minute or two. The error is the context's, or says that the engine can't be used at
 // all; what a check found is in the report alone.
 func Run(ctx context.Context, c *sandbox.Client, o Options) (report Report, err error) {

@@ -2,9 +2,12 @@ package conform_test
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -15,17 +18,52 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/conform"
 )
 
-var update = flag.Bool("update", false, "write docs/engines.md")
+var update = flag.Bool("update", false, "write docs/engines.md and the table of the README")
 
 const (
-	reports = "../docs/engines/*.json" // ci/engines writes them
-	table   = "../docs/engines.md"
+	reports  = "../docs/engines/*.json" // ci/engines writes them
+	volatile = "../docs/engines/docker-28-gvisor.default"
+	table    = "../docs/engines.md"
+	readme   = "../README.md"
+
+	notMeasured = "not measured"
 )
+
+// figures are the benchmarks that ci/engines runs on each engine.
+var figures = []string{"create_vs_floor", "exec_true_vs_engine_exec", "fork_small_vs_create", "fork_pause_vs_engine_pause", "fork_pause_ms"}
+
+// areas are the rows of the README's table, each with what its checks' names begin with.
+var areas = []struct {
+	name   string
+	checks []string
+}{
+	{"create, list, delete", []string{"create", "get or create", "list", "delete"}},
+	{"commands, main process", []string{"commands", "main process"}},
+	{"files", []string{"files"}},
+	{"volumes", []string{"volumes"}},
+	{"stop and resume, timeouts", []string{"stop", "timeout", "connection"}},
+	{"forks, snapshots, rollback", []string{"fork", "three forks", "snapshot", "rollback", "prune"}},
+	{"updates", []string{"update"}},
+	{"limits", []string{"limits"}},
+	{"ports", []string{"ports"}},
+	{"network policies", []string{"network"}},
+}
+
+// areaOf returns the index of the area that a check is in.
+func areaOf(check string) int {
+	return slices.IndexFunc(areas, func(a struct {
+		name   string
+		checks []string
+	}) bool {
+		return slices.ContainsFunc(a.checks, func(prefix string) bool { return strings.HasPrefix(check, prefix) })
+	})
+}
 
 // A reason begins with the sandbox's name, which differs.
 var named = regexp.MustCompile(`^.*"conform-[^"]*": `)
 
-// The table in docs/engines.md has what the reports say, and no report says that something is broken.
+// The table in docs/engines.md has what the reports say, and no report says that something is broken or
+// was not tried.
 func TestMatrix(t *testing.T) {
 	files, err := filepath.Glob(reports)
 	if err != nil || len(files) == 0 {
@@ -36,21 +74,39 @@ func TestMatrix(t *testing.T) {
 	cells := map[string][]string{}
 	var engines, notes bytes.Buffer
 	numbers := map[string]int{}
+	measured := map[string][]string{}
+	compact := make([][]string, len(areas))
 	for i, file := range files {
 		names[i] = strings.TrimSuffix(filepath.Base(file), ".json")
-		var r conform.Report
-		b, err := os.ReadFile(file)
-		if err == nil {
-			err = json.Unmarshal(b, &r)
-		}
-		if err != nil {
-			t.Fatalf("%s: %v", file, err)
-		}
+		r := reportOf(t, file)
 		e := r.Engine
+		works, all := make([]int, len(areas)), make([]int, len(areas))
+		for _, result := range r.Results {
+			area := areaOf(result.Check)
+			if area < 0 {
+				t.Fatalf("%q is in no row of the README's table", result.Check)
+			}
+			if all[area]++; result.Outcome == conform.Works {
+				works[area]++
+			}
+		}
+		for area := range areas {
+			cell := fmt.Sprintf("%d of %d", works[area], all[area])
+			if works[area] == all[area] {
+				cell = "yes"
+			} else if works[area] == 0 {
+				cell = "no"
+			}
+			compact[area] = append(compact[area], cell)
+		}
+		values := benchOf(t, strings.TrimSuffix(file, ".json")+".bench")
+		for _, f := range figures {
+			measured[f] = append(measured[f], cmp.Or(values[f], notMeasured))
+		}
 		fmt.Fprintf(&engines, "| %s | %s | %s | %s | %s |\n", names[i], e.Version, e.APIVersion, e.StorageDriver, e.Kernel)
 		for _, result := range r.Results {
-			if result.Outcome == conform.Broken {
-				t.Errorf("%s: %s is broken: %s", names[i], result.Check, result.Reason)
+			if result.Outcome == conform.Broken || result.Outcome == conform.NotRun {
+				t.Errorf("%s: %s: %s: %s", names[i], result.Check, result.Outcome, result.Reason)
 			}
 			cell := string(result.Outcome)
 			if result.Reason != "" {
@@ -81,13 +137,92 @@ func TestMatrix(t *testing.T) {
 		}
 		fmt.Fprintf(&b, "| %s | %s |\n", check, strings.Join(row, " | "))
 	}
-	fmt.Fprintf(&b, "\n%s\n| engine | version | API | storage driver | kernel |\n|---|---|---|---|---|\n%s", notes.String(), engines.String())
+	fmt.Fprintf(&b, "\n%s\n", notes.String())
+	b.WriteString("Figures of `make bench`, see [performance.md](performance.md), taken on each engine. Those with \"vs\" are ratios to bare calls\n" +
+		"of that engine, or to `Create`.\n\n")
+	fmt.Fprintf(&b, "| | %s |\n|---|%s\n", strings.Join(names, " | "), strings.Repeat("---|", len(names)))
+	for _, f := range figures {
+		fmt.Fprintf(&b, "| %s | %s |\n", f, strings.Join(measured[f], " | "))
+	}
+	fmt.Fprintf(&b, "\nWith gVisor's runtime as it is configured by default, without `--overlay2=none`: %s\n", refusalOf(t))
+	fmt.Fprintf(&b, "\n| engine | version | API | storage driver | kernel |\n|---|---|---|---|---|\n%s", engines.String())
+	same(t, table, b.Bytes())
+
+	text, err := os.ReadFile(readme)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const start, end = "<!-- engines -->\n", "<!-- end of engines -->\n"
+	before, rest, ok := bytes.Cut(text, []byte(start))
+	_, after, closed := bytes.Cut(rest, []byte(end))
+	if !ok || !closed {
+		t.Fatalf("%s lacks the lines %s%s", readme, start, end)
+	}
+	b.Reset()
+	fmt.Fprintf(&b, "%s%s| | %s |\n|---|%s\n", before, start, strings.Join(names, " | "), strings.Repeat("---|", len(names)))
+	for i, area := range areas {
+		fmt.Fprintf(&b, "| %s | %s |\n", area.name, strings.Join(compact[i], " | "))
+	}
+	fmt.Fprintf(&b, "%s%s", end, after)
+	same(t, readme, b.Bytes())
+}
+
+// same compares a file with its content, or writes it.
+func same(t *testing.T, file string, content []byte) {
+	t.Helper()
 	if *update {
-		if err := os.WriteFile(table, b.Bytes(), 0o644); err != nil {
+		if err := os.WriteFile(file, content, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if got, err := os.ReadFile(table); err != nil || !bytes.Equal(got, b.Bytes()) {
-		t.Errorf("%s differs from the reports (%v): go test ./conform -run TestMatrix -update", table, err)
+	if got, err := os.ReadFile(file); err != nil || !bytes.Equal(got, content) {
+		t.Errorf("%s differs from the reports (%v): go test ./conform -run TestMatrix -update", file, err)
 	}
+}
+
+func reportOf(t *testing.T, file string) (r conform.Report) {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(b, &r)
+	}
+	if err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+	return r
+}
+
+// benchOf reads the lines of a file that bench has written, which may not exist.
+func benchOf(t *testing.T, file string) map[string]string {
+	t.Helper()
+	values := map[string]string{}
+	b, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) == 4 && f[0] == "BENCH" {
+			values[f[1]] = f[2]
+		}
+	}
+	return values
+}
+
+// refusalOf returns why a runtime that loses files is refused.
+func refusalOf(t *testing.T) string {
+	t.Helper()
+	if _, err := os.Stat(volatile); errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is missing: run ci/engines docker-28-gvisor", volatile)
+		return "not tried"
+	}
+	r := reportOf(t, volatile)
+	if len(r.Results) == 0 {
+		t.Fatalf("%s has no results", volatile)
+	}
+	for _, result := range r.Results {
+		if result.Outcome != conform.Refused {
+			t.Errorf("%s: %s %s, want it to be refused", volatile, result.Check, result.Outcome)
+		}
+	}
+	return "refused, " + strings.ReplaceAll(named.ReplaceAllString(r.Results[0].Reason, ""), "\n", " ")
 }

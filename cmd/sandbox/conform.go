@@ -17,8 +17,8 @@ func (a *app) conformCommand() *cobra.Command {
 		Use:   "conform [--image IMAGE] [--oci-runtime NAME] [--only PART]",
 		Short: "Check what the engine does for sandboxes, a capability a line",
 		Long: `Use every capability once on this engine, and say of each whether it works, is refused and
-why, or is broken. Takes a minute or two, and removes what it made. If something is broken the
-exit code is 1.`,
+why, or is broken. Takes a minute or two, and removes what it made, and what "sandbox prune"
+removes, which is one of the checks. If something is broken the exit code is 1.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o.Done = func(r conform.Result) {

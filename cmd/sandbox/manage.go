@@ -321,7 +321,8 @@ func healthRows(h sandbox.Health, s sandbox.Support) []healthRow {
 		healthRow{"cpus", "CPUs", h.CPUs}, healthRow{"memoryBytes", "Memory", h.Memory},
 		healthRow{"storageDriver", "Storage driver", h.StorageDriver}, healthRow{"cgroupVersion", "Cgroup version", h.CgroupVersion},
 		healthRow{"rootless", "Rootless", h.Rootless}, healthRow{"runtimes", "OCI runtimes", s.Runtimes},
-		healthRow{"limits", "Limits", supported(s.Limits)}, healthRow{"networkPolicy", "Network policies", supported(s.NetworkPolicy)}, healthRow{"reflink", "Copies share blocks", supported(s.Reflink)})
+		healthRow{"limits", "Limits", supported(s.Limits)}, healthRow{"networkPolicy", "Network policies", supported(s.NetworkPolicy)}, healthRow{"reflink", "Copies share blocks", supported(s.Reflink)},
+		healthRow{"layers", "Forks without a commit", supported(s.Layers)}, healthRow{"sharedFiles", "Snapshots share files", supported(s.SharedFiles)})
 }
 
 func (a *app) deleteCommand() *cobra.Command {

@@ -258,7 +258,11 @@ func (b *Build) checkLimits(ctx context.Context) error {
 	if !b.Plan.Has(plan.CPUs|plan.Memory) && b.Plan.PidsLimit == plan.DefaultPidsLimit {
 		return nil
 	}
-	return machine.Limits(ctx, b.Engine)
+	cpus := 0.0
+	if b.Plan.Has(plan.CPUs) {
+		cpus = b.Plan.VCPUs
+	}
+	return machine.Limits(ctx, b.Engine, cpus)
 }
 
 // makeAndFill creates the container, and starts to fill the volumes in the background, so that
@@ -357,6 +361,38 @@ func (b *Build) Container(ctx context.Context) (engine.Container, error) {
 		return got, fmt.Errorf("%w: the container exited during its start: %s", fault.NotRunning, store.ReasonOf(got))
 	}
 	return got, nil
+}
+
+// The last lines of a container's log, and the bytes of these, that an error repeats.
+const (
+	shownLines = 10
+	shownBytes = 1 << 10
+)
+
+// WithLog returns err with the end of the container's log, if the container has ended: the undo
+// removes it.
+func (b *Build) WithLog(ctx context.Context, err error) error {
+	got, e := b.Engine.InspectContainer(ctx, record.ContainerName(b.Record.Name))
+	if e != nil || got.Labels[record.Nonce] != b.Record.Nonce || got.State != engine.StateExited {
+		return err
+	}
+	log, e := b.Engine.ReadLog(ctx, got.ID, engine.LogSpec{Tail: shownLines})
+	if e != nil {
+		return err
+	}
+	defer log.Close()
+	var text []byte
+	for piece, e := log.Next(); e == nil; piece, e = log.Next() {
+		text = append(text, piece.Text...)
+		if piece.End {
+			text = append(text, '\n')
+		}
+		text = text[max(0, len(text)-shownBytes):]
+	}
+	if len(text) == 0 {
+		return err
+	}
+	return fmt.Errorf("%w: its log ends with %q", err, text)
 }
 
 // filler returns a helper that fills volumes of the sandbox.

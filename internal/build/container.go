@@ -111,6 +111,10 @@ func (b *Build) spec() (engine.ContainerSpec, error) {
 		security = append(security, b.seccomp)
 	}
 	return engine.ContainerSpec{
+		Warn: func(warning string) {
+			b.Log.Warn("the engine warns of a sandbox's container", "sandbox", b.Record.Name, "warning", warning)
+			b.report.Report(machine.Progress{Step: "container", Text: warning})
+		},
 		Name:        record.ContainerName(b.Record.Name),
 		Image:       b.base,
 		Hostname:    b.Record.Name,

@@ -42,16 +42,17 @@ func Outdated(ctx context.Context, m *machine.Machine, rec record.Sandbox, got e
 }
 
 // Remake replaces the container of a sandbox that does not run by one with its latest changes
-// and the same files. A *record.HeldError says that another process is changing the sandbox.
+// and the same files. A container without changes is replaced if it has the ID anew. A
+// *record.HeldError says that another process is changing the sandbox.
 //
 // The new container is complete before the old one is removed, and then takes its name. So
 // there is always a complete one, and [store.Store.FinishReplacement] finds it.
-func Remake(ctx context.Context, m *machine.Machine, rec record.Sandbox, report *machine.Reporter) error {
+func Remake(ctx context.Context, m *machine.Machine, rec record.Sandbox, anew string, report *machine.Reporter) error {
 	return change(ctx, m, rec, report, func(ctx context.Context, rec record.Sandbox, got engine.Container, op string) error {
 		if got.HasSession() {
 			return nil
 		}
-		if outdated, err := Outdated(ctx, m, rec, got); err != nil || !outdated {
+		if outdated, err := Outdated(ctx, m, rec, got); err != nil || !outdated && got.ID != anew {
 			return err
 		}
 		report.Report(machine.Progress{Step: "container", Text: "a new one for what was changed"})

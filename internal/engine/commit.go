@@ -96,8 +96,8 @@ func (e *Engine) CommitContainer(ctx context.Context, id, ref string, labels map
 }
 
 // FlattenContainer is [Engine.CommitContainer] with all files in one layer. They pass
-// through this process.
-func (e *Engine) FlattenContainer(ctx context.Context, id, ref string, labels map[string]string) (Image, error) {
+// through this process. It calls lost with each setting that the image could not be given.
+func (e *Engine) FlattenContainer(ctx context.Context, id, ref string, labels map[string]string, lost func(setting string)) (Image, error) {
 	b, err := e.baseOf(ctx, id)
 	if err != nil {
 		return Image{}, err
@@ -107,23 +107,32 @@ func (e *Engine) FlattenContainer(ctx context.Context, id, ref string, labels ma
 		return Image{}, err
 	}
 	defer files.Close()
-	if err := e.ImportImage(ctx, ref, files, instructions(b.image, labels)); err != nil {
+	settings, without := instructions(b.image, labels)
+	if err := e.ImportImage(ctx, ref, files, settings); err != nil {
 		return Image{}, err
 	}
 	made, err := e.InspectImage(ctx, ref)
 	if err != nil {
 		return Image{}, err
 	}
-	return e.replaceConfig(ctx, made.ID, ref, b.image, labels)
+	got, err := e.replaceConfig(ctx, made.ID, ref, b.image, labels)
+	if err == nil && got.ID == made.ID {
+		for _, setting := range without {
+			lost(setting)
+		}
+	}
+	return got, err
 }
 
 // instructions are the settings of an image and labels, as a Dockerfile has them: engines that
 // can't load an image without its layers keep what the import makes. A value with a line break
-// can't be told in that way.
-func instructions(of image.InspectResponse, labels map[string]string) (lines []string) {
+// can't be told in that way: without are the settings that have one.
+func instructions(of image.InspectResponse, labels map[string]string) (lines, without []string) {
 	add := func(instruction string, words ...string) {
+		key := words[0]
 		for i, w := range words {
 			if strings.ContainsAny(w, "\r\n") {
+				without = append(without, instruction+" "+quote(key))
 				return
 			}
 			// Variables would be expanded.
@@ -136,7 +145,7 @@ func instructions(of image.InspectResponse, labels map[string]string) (lines []s
 	}
 	c := of.Config
 	if c == nil {
-		return lines
+		return lines, without
 	}
 	for _, kv := range c.Env {
 		if k, v, ok := strings.Cut(kv, "="); ok {
@@ -156,7 +165,13 @@ func instructions(of image.InspectResponse, labels map[string]string) (lines []s
 	}
 	list("ENTRYPOINT", c.Entrypoint) // takes away a CMD before it
 	list("CMD", c.Cmd)
-	return lines
+	for _, port := range slices.Sorted(maps.Keys(c.ExposedPorts)) {
+		lines = append(lines, "EXPOSE "+port)
+	}
+	if len(c.Volumes) > 0 {
+		list("VOLUME", slices.Sorted(maps.Keys(c.Volumes)))
+	}
+	return lines, without
 }
 
 // base is a container's settings and the image that it was made from.

@@ -65,7 +65,7 @@ func TestCommitHasTheFilesAndTheImagesSettings(t *testing.T) {
 			return e.CommitContainer(t.Context(), id, ref, l)
 		},
 		"flatten": func(e *engine.Engine, id, ref string, l map[string]string) (engine.Image, error) {
-			return e.FlattenContainer(t.Context(), id, ref, l)
+			return e.FlattenContainer(t.Context(), id, ref, l, func(string) {})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

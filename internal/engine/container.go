@@ -161,6 +161,9 @@ func (e *Engine) CreateContainer(ctx context.Context, s ContainerSpec) (string, 
 		return "", err
 	}
 	config, host := s.config()
+	if e.podman.Load() {
+		forPodman(host)
+	}
 	r, err := e.cli.ContainerCreate(ctx, config, host, nil, nil, s.Name)
 	if err = e.fail(ctx, err); err == nil {
 		if s.Warn != nil {
@@ -288,8 +291,8 @@ func (e *Engine) InspectContainer(ctx context.Context, ref string) (Container, e
 		return Container{}, e.fail(ctx, err)
 	}
 	c := inspected(&r)
-	if e.podman.Load() && c.Runtime == podmanRuntime {
-		c.Runtime = ""
+	if e.podman.Load() {
+		c.dockers()
 	}
 	return c, nil
 }
@@ -396,6 +399,9 @@ func (e *Engine) ListContainers(ctx context.Context, f Filter) ([]Container, err
 	out := make([]Container, 0, len(l))
 	for i := range l {
 		c := summarised(&l[i])
+		if e.podman.Load() {
+			c.dockers()
+		}
 		// The engine's volume filter also matches mount paths.
 		if f.Volume != "" && !slices.ContainsFunc(c.Mounts, func(m MountPoint) bool { return m.Name == f.Volume }) {
 			continue

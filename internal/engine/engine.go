@@ -50,8 +50,8 @@ type Engine struct {
 	podman  *atomic.Bool // the engine is Podman, as a reply has told
 	version atomic.Pointer[types.Version]
 
-	cgroups atomic.Pointer[string] // the driver
-	driver  atomic.Pointer[string] // of the storage
+	limits atomic.Pointer[limits]
+	driver atomic.Pointer[string] // of the storage
 
 	registryAuth func(context.Context, string) (RegistryAuth, error) // may be nil
 

@@ -162,7 +162,10 @@ func (e *Engine) fail(ctx context.Context, err error) error {
 	if broken {
 		return unavailable(e.Host(), err)
 	}
-	return refused(err)
+	if err = refused(err); e.podman.Load() && !hasClass(err) {
+		err = podmanClass(err)
+	}
+	return err
 }
 
 func hasClass(err error) bool {

@@ -18,6 +18,9 @@ func ContainerdLocks(version string) bool {
 	return containerdLocks(types.Version{Components: []types.ComponentVersion{{Name: "Engine", Version: "20.10.24"}, {Name: "containerd", Version: version}}})
 }
 
+// Instructions are those of an import.
+var Instructions = instructions
+
 // SetStartBound changes how long a pause waits for a start, until the test ends.
 func SetStartBound(t *testing.T, d time.Duration) {
 	was := startBound

@@ -153,7 +153,7 @@ func verbs() []verb {
 		{"FlattenContainer", func(t *testing.T, sound, e *engine.Engine) call {
 			id, ref := changed(t, sound), imageRef(t, sound)
 			return func(ctx context.Context) error {
-				_, err := e.FlattenContainer(ctx, id, ref, captureLabels(ref))
+				_, err := e.FlattenContainer(ctx, id, ref, captureLabels(ref), func(string) {})
 				return err
 			}
 		}},

@@ -43,11 +43,21 @@ func (e *Engine) InspectImage(ctx context.Context, ref string) (Image, error) {
 	if err != nil {
 		return Image{}, e.fail(ctx, err)
 	}
-	i := Image{ID: r.ID, Tags: r.RepoTags, Arch: r.Architecture, OS: r.Os, Layers: len(r.RootFS.Layers), Size: r.Size}
+	i := Image{ID: r.ID, Tags: e.tags(r.RepoTags), Arch: r.Architecture, OS: r.Os, Layers: len(r.RootFS.Layers), Size: r.Size}
 	if c := r.Config; c != nil {
 		i.Labels, i.Env, i.Cmd, i.Entrypoint, i.User, i.WorkingDir = c.Labels, c.Env, c.Cmd, c.Entrypoint, c.User, c.WorkingDir
 	}
 	return i, nil
+}
+
+// tags returns the tags of an image as Docker writes them.
+func (e *Engine) tags(tags []string) []string {
+	if e.podman.Load() {
+		for i, t := range tags {
+			tags[i] = shortTag(t)
+		}
+	}
+	return tags
 }
 
 // listTries is how often images are listed of which one is removed at the moment.
@@ -73,7 +83,7 @@ func (e *Engine) ListImages(ctx context.Context, labels ...string) ([]Image, err
 			continue
 		}
 		tags := slices.DeleteFunc(s.RepoTags, func(t string) bool { return t == "<none>:<none>" })
-		out = append(out, Image{ID: s.ID, Tags: tags, Labels: s.Labels, Size: s.Size})
+		out = append(out, Image{ID: s.ID, Tags: e.tags(tags), Labels: s.Labels, Size: s.Size})
 	}
 	return out, nil
 }

@@ -48,8 +48,11 @@ func (i Info) CheckVersion() error {
 // Info describes the engine. It takes two calls.
 func (e *Engine) Info(ctx context.Context) (Info, error) {
 	var (
-		info    system.Info
 		version types.Version
+		info    struct {
+			system.Info
+			CPUQuota *bool `json:"CpuCfsQuota"` // told apart from one that is missing
+		}
 	)
 	g, gctx := errgroup.WithContext(ctx)
 	// Not the client's Info: it drops the cause of a truncated reply.
@@ -59,7 +62,7 @@ func (e *Engine) Info(ctx context.Context) (Info, error) {
 		return Info{}, err
 	}
 	e.version.Store(&version)
-	e.cgroups.Store(&info.CgroupDriver)
+	e.limits.Store(&limits{none: info.CgroupDriver == "none", noCPUs: info.CPUQuota != nil && !*info.CPUQuota, ncpu: info.NCPU})
 	e.driver.Store(&info.Driver)
 	i := Info{
 		Version: version.Version, APIVersion: e.APIVersion(), MaxAPIVersion: version.APIVersion,
@@ -85,22 +88,35 @@ func (e *Engine) StorageDriver(ctx context.Context) (string, error) {
 	return info.StorageDriver, err
 }
 
-// CheckLimits returns an error if the engine takes limits of CPUs, memory and processes and does
-// not enforce them. The result is cached.
-func (e *Engine) CheckLimits(ctx context.Context) error {
-	driver := e.cgroups.Load()
-	if driver == nil {
-		info, err := e.Info(ctx)
-		if err != nil {
+// limits are what an engine can limit.
+type limits struct {
+	none, noCPUs bool
+	ncpu         int
+}
+
+// CheckLimits returns an [ErrUnsupported] if the engine takes limits and does not enforce them: of
+// memory and processes, and with cpus above 0 of CPUs. More CPUs than its machine has are
+// [ErrInvalid]: Podman takes them. What the engine can do is cached.
+func (e *Engine) CheckLimits(ctx context.Context, cpus float64) error {
+	known := e.limits.Load()
+	if known == nil {
+		if _, err := e.Info(ctx); err != nil {
 			return err
 		}
-		driver = &info.CgroupDriver
+		known = e.limits.Load()
 	}
-	if *driver == "none" {
-		text := "the engine enforces no limits of CPUs, memory or processes, since it has no cgroups: without root it takes cgroup v2 and systemd"
-		return &classed{class: ErrUnsupported, text: text, err: errors.New(text)}
+	text := ""
+	switch {
+	case known.none:
+		text = "the engine enforces no limits of CPUs, memory or processes, since it has no cgroups: without root it takes cgroup v2 and systemd"
+	case cpus > 0 && known.noCPUs:
+		text = "the engine enforces no limits of CPUs, since it lacks that controller of cgroups: without root it has to be delegated to the engine's user"
+	case known.ncpu > 0 && cpus > float64(known.ncpu):
+		return invalid("%v CPUs are more than the %d of the engine's machine", cpus, known.ncpu)
+	default:
+		return nil
 	}
-	return nil
+	return &classed{class: ErrUnsupported, text: text, err: errors.New(text)}
 }
 
 // RefusesCPULimit reports whether a container was refused because the engine can't limit CPUs:

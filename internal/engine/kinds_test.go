@@ -6,8 +6,11 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
+
+	dockerimage "github.com/docker/docker/api/types/image"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 )
@@ -35,9 +38,13 @@ func answers(t *testing.T, server string, replies map[string]func(body string) a
 		}
 		w.Header().Set("Content-Type", "application/json")
 		answer := reply(string(body))
-		if status, refused := answer.(int); refused {
-			w.WriteHeader(status)
+		switch refused := answer.(type) {
+		case int:
+			w.WriteHeader(refused)
 			answer = object{"message": "refused"}
+		case failure:
+			w.WriteHeader(refused.status)
+			answer = object{"message": refused.text}
 		}
 		_ = json.NewEncoder(w).Encode(answer)
 	}))
@@ -48,6 +55,12 @@ func answers(t *testing.T, server string, replies map[string]func(body string) a
 	}
 	t.Cleanup(func() { e.Close() })
 	return e
+}
+
+// failure is an error of the engine's.
+type failure struct {
+	status int
+	text   string
 }
 
 func fixed(v any) func(string) any { return func(string) any { return v } }
@@ -80,6 +93,139 @@ func TestPodmanGetsWhatItTakes(t *testing.T) {
 	}
 }
 
+func TestMoreCPUsThanTheMachineHasAreInvalid(t *testing.T) {
+	e := answers(t, "", map[string]func(string) any{
+		"GET /info":    fixed(object{"NCPU": 4}),
+		"GET /version": fixed(object{}),
+	})
+	for cpus, valid := range map[float64]bool{0: true, 4: true, 4.5: false} {
+		if err := e.CheckLimits(t.Context(), cpus); valid && err != nil || !valid && !errors.Is(err, engine.ErrInvalid) {
+			t.Errorf("CheckLimits of %v CPUs = %v", cpus, err)
+		}
+	}
+}
+
+// Podman names images in full, and adds to the environment of containers.
+func TestPodmanDescribesAsDockerDoes(t *testing.T) {
+	for server, podman := range map[string]bool{"Libpod/5.8.6 (linux)": true, "Docker/28.5.2 (linux)": false} {
+		tags := []string{"docker.io/library/node:20", "docker.io/org/node:20", "localhost/agent-sandbox-layer:a", "quay.io/library/node:20", "<none>:<none>"}
+		short := []string{"node:20", "org/node:20", "agent-sandbox-layer:a", "quay.io/library/node:20"}
+		e := answers(t, server, map[string]func(string) any{
+			"GET /images/json":      fixed([]object{{"Id": "i", "RepoTags": tags}}),
+			"GET /images/node/json": fixed(object{"Id": "i", "RepoTags": tags[:4]}),
+			"GET /containers/json":  fixed([]object{{"Id": "c", "Names": []string{"/c"}, "Image": "docker.io/library/node:20"}}),
+			"GET /containers/c/json": fixed(object{"Id": "c", "Config": object{"Image": "localhost/node:20", "Hostname": "h",
+				"Env": []string{"PATH=/bin", "container=podman", "HOME=/root", "HOSTNAME=h", "HOSTNAME_OF=h"}}}),
+		})
+		wantTags, wantImage, wantEnv := tags[:4], tags[0], []string{"PATH=/bin", "container=podman", "HOME=/root", "HOSTNAME=h", "HOSTNAME_OF=h"}
+		if podman {
+			wantTags, wantImage, wantEnv = short, "node:20", []string{"PATH=/bin", "HOSTNAME_OF=h"}
+		}
+		image, err := e.InspectImage(t.Context(), "node")
+		if err != nil || !slices.Equal(image.Tags, wantTags) {
+			t.Errorf("%s: InspectImage: tags %q, %v, want %q", server, image.Tags, err, wantTags)
+		}
+		images, err := e.ListImages(t.Context())
+		if err != nil || len(images) != 1 || !slices.Equal(images[0].Tags, wantTags) {
+			t.Errorf("%s: ListImages: %+v, %v, want tags %q", server, images, err, wantTags)
+		}
+		containers, err := e.ListContainers(t.Context(), engine.Filter{})
+		if err != nil || len(containers) != 1 || containers[0].Image != wantImage {
+			t.Errorf("%s: ListContainers: %+v, %v, want image %q", server, containers, err, wantImage)
+		}
+		c, err := e.InspectContainer(t.Context(), "c")
+		if err != nil || podman && c.Image != "node:20" || !slices.Equal(c.Env, wantEnv) {
+			t.Errorf("%s: InspectContainer: image %q, environment %q, %v, want %q", server, c.Image, c.Env, err, wantEnv)
+		}
+	}
+}
+
+// Podman answers 500 with words of its own where Docker has a status.
+func TestErrorsOfPodmanHaveClasses(t *testing.T) {
+	for text, class := range map[string]error{
+		"no container with ID 0 found in database: no such container":                   engine.ErrNotFound,
+		"can only create exec sessions on running containers: container state improper": engine.ErrConflict,
+		`the container name "c" is already in use by 0: that name is already in use`:    engine.ErrConflict,
+		"netavark: something else": nil,
+	} {
+		for server, podman := range map[string]bool{"Libpod/5.8.6 (linux)": true, "Docker/28.5.2 (linux)": false} {
+			e := answers(t, server, map[string]func(string) any{"POST /containers/c/start": fixed(failure{500, text})})
+			err := e.StartContainer(t.Context(), "c")
+			for _, of := range []error{engine.ErrNotFound, engine.ErrConflict} {
+				if got, want := errors.Is(err, of), podman && of == class; got != want {
+					t.Errorf("%s: %q: is %v: %t, want %t", server, text, of, got, want)
+				}
+			}
+		}
+	}
+}
+
+// Podman fills an empty volume from the image unless it is mounted in the older way.
+func TestVolumesAreNotFilledFromTheImage(t *testing.T) {
+	for server, podman := range map[string]bool{"Libpod/5.8.6 (linux)": true, "Docker/28.5.2 (linux)": false} {
+		var sent struct {
+			HostConfig struct {
+				Binds  []string
+				Mounts []object
+			}
+		}
+		e := answers(t, server, map[string]func(string) any{"POST /containers/create": func(body string) any {
+			if err := json.Unmarshal([]byte(body), &sent); err != nil {
+				t.Error(err)
+			}
+			return object{"Id": "c"}
+		}})
+		_, err := e.CreateContainer(t.Context(), engine.ContainerSpec{Image: "node:20", Mounts: []engine.Mount{
+			{Type: "volume", Source: "v", Target: "/v", NoCopy: true, VolumeLabels: map[string]string{"k": "v"}},
+			{Type: "volume", Source: "r", Target: "/r", NoCopy: true, ReadOnly: true},
+			{Type: "volume", Source: "filled", Target: "/f"},
+			{Type: "bind", Source: "/b", Target: "/b"},
+		}})
+		var binds []string
+		mounts := 4
+		if podman {
+			binds, mounts = []string{"v:/v:nocopy", "r:/r:nocopy,ro"}, 2
+		}
+		if err != nil || !slices.Equal(sent.HostConfig.Binds, binds) || len(sent.HostConfig.Mounts) != mounts {
+			t.Errorf("%s: CreateContainer sent %+v, %v; want the binds %q and %d mounts", server, sent, err, binds, mounts)
+		}
+	}
+}
+
+// What an import is told of an image's settings: all that has no line break.
+func TestImportIsToldTheSettings(t *testing.T) {
+	var of dockerimage.InspectResponse
+	err := json.Unmarshal([]byte(`{"Config": {"Env": ["A=$b", "LINES=1\n2"], "User": "7", "WorkingDir": "/w", "Cmd": ["c", "d"], "Entrypoint": ["e"],
+		"ExposedPorts": {"80/tcp": {}, "53/udp": {}}, "Volumes": {"/v w": {}, "/u": {}}}}`), &of)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, lost := engine.Instructions(of, map[string]string{"k": "v", "text": "a\rb"})
+	want := []string{`LABEL "k"="v"`, `ENV "A"="\$b"`, `USER "7"`, `WORKDIR "/w"`, `ENTRYPOINT ["e"]`, `CMD ["c","d"]`, "EXPOSE 53/udp", "EXPOSE 80/tcp", `VOLUME ["/u","/v w"]`}
+	if !slices.Equal(got, want) {
+		t.Errorf("instructions = %q, want %q", got, want)
+	}
+	if want := []string{`LABEL "text"`, `ENV "LINES"`}; !slices.Equal(lost, want) {
+		t.Errorf("lost = %q, want %q", lost, want)
+	}
+}
+
+// An engine without root can be one that limits all but CPUs. One that does not say is taken to.
+func TestLimitsOfCPUsTakeTheirController(t *testing.T) {
+	for _, tt := range []struct {
+		info     object
+		enforced bool
+	}{{object{"CpuCfsQuota": false}, false}, {object{"CpuCfsQuota": true}, true}, {object{}, true}} {
+		e := answers(t, "", map[string]func(string) any{"GET /info": fixed(tt.info), "GET /version": fixed(object{})})
+		if err := e.CheckLimits(t.Context(), 0); err != nil {
+			t.Errorf("%v: CheckLimits without CPUs = %v", tt.info, err)
+		}
+		if err := e.CheckLimits(t.Context(), 1); tt.enforced && err != nil || !tt.enforced && !errors.Is(err, engine.ErrUnsupported) {
+			t.Errorf("%v: CheckLimits of 1 CPU = %v", tt.info, err)
+		}
+	}
+}
+
 func TestLimitsTakeCgroups(t *testing.T) {
 	for driver, enforced := range map[string]bool{"none": false, "cgroupfs": true, "systemd": true, "": true} {
 		calls := 0
@@ -88,7 +234,7 @@ func TestLimitsTakeCgroups(t *testing.T) {
 			"GET /version": fixed(object{"Arch": "amd64"}),
 		})
 		for range 2 {
-			if err := e.CheckLimits(t.Context()); enforced && err != nil || !enforced && !errors.Is(err, engine.ErrUnsupported) {
+			if err := e.CheckLimits(t.Context(), 0); enforced && err != nil || !enforced && !errors.Is(err, engine.ErrUnsupported) {
 				t.Errorf("driver %q: CheckLimits = %v", driver, err)
 			}
 		}

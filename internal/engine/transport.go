@@ -21,9 +21,6 @@ func quote(s string) string { return strconv.Quote(s) }
 // read it, or stopped reading.
 type bodyReader = io.Reader
 
-// podmanRuntime is what Podman calls the OCI runtime of every container, whatever it is.
-const podmanRuntime = "oci"
-
 // roundTripper marks transport errors, updates the engine's clock, and notices Podman.
 type roundTripper struct {
 	base   *http.Transport

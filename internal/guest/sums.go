@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "c57719845432e87ea9ba28d17052b831d3a492235ca74aac285b5e997a3ed668", size: 10137726},
-	"arm64": {sha256: "ad77caea19f67cf46e76393bb7287bc73a5ef0d9785ec28d1b53b8f332fbeb83", size: 9437310},
+	"amd64": {sha256: "65e733f5ece03bf7a81cb0c823403947b7523757e795e07cc4e4b2848a78ed8f", size: 10141822},
+	"arm64": {sha256: "54e7acad01df7675231cad1e8000021f0925bd426b02adbb5d226cc4b7f07dbb", size: 9437310},
 }

@@ -175,6 +175,9 @@ func (c *Client) finishCreate(caller context.Context, o *CreateOptions, b *build
 		if h != nil {
 			h.release()
 		}
+		if (errors.Is(err, fault.NotRunning) || errors.Is(err, ErrNoSession)) && caller.Err() == nil {
+			err = b.WithLog(caller, err)
+		}
 		err = errors.Join(err, b.Undo(caller))
 		h = nil
 	}()

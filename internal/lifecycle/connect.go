@@ -166,6 +166,9 @@ func (h *Handle) checkRunning(ctx context.Context) error {
 	}
 	if err == nil && got.State != engine.StateRunning {
 		err = fmt.Errorf("%w: it is %s", ErrNoSession, store.StateOf(got.State))
+		if got.State == engine.StateExited {
+			err = fmt.Errorf("%w: it ended (%s)", ErrNoSession, store.ReasonOf(got))
+		}
 	}
 	return err
 }

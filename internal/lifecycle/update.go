@@ -166,7 +166,11 @@ func (h *Handle) limit(ctx context.Context, got engine.Container, set *plan.Sand
 	if !set.Has(plan.CPUs | plan.Memory) {
 		return undo, nil
 	}
-	if err := machine.Limits(ctx, h.c.Engine); err != nil {
+	cpus := 0.0
+	if set.Has(plan.CPUs) {
+		cpus = set.VCPUs
+	}
+	if err := machine.Limits(ctx, h.c.Engine, cpus); err != nil {
 		return undo, err
 	}
 	var limits engine.Resources

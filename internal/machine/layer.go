@@ -3,10 +3,13 @@ package machine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -24,6 +27,16 @@ const LayersDir = "/copy/layers"
 // snapshotter is the storage driver of engines that keep layers in directories and don't report
 // them: those with containerd's image store.
 const snapshotter = "overlayfs"
+
+// Layers returns a [fault.Unsupported] if an engine with that storage driver has no layers to copy.
+func Layers(driver string) error {
+	drivers := []string{"overlay2", "fuse-overlayfs", "overlay", snapshotter}
+	if slices.Contains(drivers, driver) {
+		return nil
+	}
+	return fmt.Errorf("%w: files outside of volumes are committed, since the storage driver %s keeps them in no overlay: it takes %s",
+		fault.Unsupported, driver, strings.Join(drivers, ", "))
+}
 
 // LayerOf returns the layer of a sandbox's container, or the zero Layer if the storage driver keeps
 // layers in another way. A layer that the engine does not report is a sibling of any helper's, and

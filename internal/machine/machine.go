@@ -5,6 +5,7 @@ package machine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -78,9 +79,10 @@ func (m *Machine) PolicyEnforced(runtime string) bool {
 	return enforced
 }
 
-// Limits returns a [fault.Unsupported] if the engine does not enforce limits.
-func Limits(ctx context.Context, e *engine.Engine) error {
-	err := e.CheckLimits(ctx)
+// Limits returns a [fault.Unsupported] if the engine does not enforce limits, with cpus above 0 of
+// that many CPUs, too.
+func Limits(ctx context.Context, e *engine.Engine, cpus float64) error {
+	err := e.CheckLimits(ctx, cpus)
 	if errors.Is(err, engine.ErrUnsupported) {
 		err = fault.Classify(fault.Unsupported, err)
 	}
@@ -94,8 +96,20 @@ func (m *Machine) OtherKernel() bool { return m.otherKernel.Load() }
 // SetOtherKernel records that the engine runs under another kernel.
 func (m *Machine) SetOtherKernel() { m.otherKernel.Store(true) }
 
-// Overlays reports whether the engine can mount overlays, as far as is known.
-func (m *Machine) Overlays() bool { return !m.noOverlays.Load() }
+// Overlays reports whether the engine can mount overlays, as far as is known. Podman mounts one for
+// one container at a time.
+func (m *Machine) Overlays() bool { return !m.noOverlays.Load() && !m.Engine.Podman() }
+
+// SharedFiles returns a [fault.Unsupported] if volumes can't be overlays, as far as is known.
+func (m *Machine) SharedFiles() error {
+	switch {
+	case m.Engine.Podman():
+		return fmt.Errorf("%w: Podman mounts an overlay for one container at a time", fault.Unsupported)
+	case !m.Overlays():
+		return fmt.Errorf("%w: the engine could not mount an overlay as a volume", fault.Unsupported)
+	}
+	return nil
+}
 
 // DisableOverlays records that the engine can't mount overlays.
 func (m *Machine) DisableOverlays() { m.noOverlays.Store(true) }

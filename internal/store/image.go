@@ -18,7 +18,9 @@ func (s *Store) Commit(ctx context.Context, got engine.Container, image engine.I
 	record.Mask(labels, image.Labels)
 	committed, err := FinishCall(ctx, func(ctx context.Context) (engine.Image, error) {
 		if image.Layers >= maxLayers {
-			return s.Engine.FlattenContainer(ctx, got.ID, ref, labels)
+			return s.Engine.FlattenContainer(ctx, got.ID, ref, labels, func(setting string) {
+				s.Log.Warn("a setting of the image is lost: it has a line break", "image", got.Image, "setting", setting)
+			})
 		}
 		return s.Engine.CommitContainer(ctx, got.ID, ref, labels)
 	})

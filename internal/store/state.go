@@ -31,7 +31,8 @@ func StateOf(container string) string {
 }
 
 // codeRuntime is the exit code of PID 1 when Go's runtime ends it: at SIGTERM before PID 1 handles
-// that, or in a crash.
+// that, which is a stop, or in a crash, which prints the stacks to the sandbox's log. While PID 1
+// starts the code does not tell the two apart, and nearly all are stops.
 const codeRuntime = 2
 
 // ReasonOf says why a session ended, by the exit code of PID 1.
@@ -47,10 +48,9 @@ func ReasonOf(got engine.Container) string {
 		return "abandoned"
 	case got.ExitCode == wire.CodeChanged:
 		return "network changed"
-	case got.ExitCode == wire.CodeStopped, got.ExitCode == 137 && got.Error == "":
+	case got.ExitCode == wire.CodeStopped, got.ExitCode == 137 && got.Error == "",
+		got.ExitCode == codeRuntime && got.Error == "" && !got.StartedAt.IsZero() && got.FinishedAt.Sub(got.StartedAt) < startingTime:
 		return "stopped"
-	case got.ExitCode == codeRuntime && got.Error == "" && !got.StartedAt.IsZero() && got.FinishedAt.Sub(got.StartedAt) < startingTime:
-		return "ended while it started, by a signal to stop or a crash (exit code 2)"
 	}
 	return got.Ended()
 }

@@ -28,7 +28,7 @@ func TestReasonTellsTheEndsApart(t *testing.T) {
 		{code: 121, want: "network changed"},
 		{code: 2, want: "exit code 2"}, // as listed, without times
 		{code: 2, ran: time.Hour, want: "exit code 2"},
-		{code: 2, ran: time.Millisecond, want: "ended while it started, by a signal to stop or a crash (exit code 2)"},
+		{code: 2, ran: time.Millisecond, want: "stopped"},
 		{code: 1, ran: time.Millisecond, want: "exit code 1"},
 		{code: 128, text: "no such device", want: "no such device"},
 	} {

@@ -75,8 +75,12 @@ const pauseTries = 8
 func (p *pause) pauseContainer(ctx context.Context) error {
 	for try := 0; ; try++ {
 		err := p.s.Engine.PauseContainer(ctx, p.id)
-		if err == nil || errors.Is(err, engine.ErrConflict) || errors.Is(err, engine.ErrNotFound) || errors.Is(err, engine.ErrUnavailable) || try == pauseTries {
+		switch {
+		case err == nil, errors.Is(err, engine.ErrConflict), errors.Is(err, engine.ErrNotFound), errors.Is(err, engine.ErrUnavailable), ctx.Err() != nil:
 			return err
+		case try == pauseTries: // as an engine without cgroups
+			p.requested = false
+			return fmt.Errorf("%w: the engine can't pause it, so stop it first: %w", fault.Unsupported, err)
 		}
 		if e := fault.Sleep(ctx, store.PollEvery<<(try/2)); e != nil {
 			return errors.Join(err, e)

@@ -78,7 +78,9 @@ func (f *SnapshotFiles) Create(ctx context.Context) error {
 	if last := len(jobs) - 1; jobs[last].Layer && roots[last].Bare {
 		f.Record.Trees = f.Record.Trees[:last] // a sweep removes its volume, which the helper still mounts
 	}
-	return f.m.Engine.TagImage(ctx, image, record.SnapshotImage(f.Record.ID))
+	return store.Finish(ctx, func(ctx context.Context) error {
+		return f.m.Engine.TagImage(ctx, image, record.SnapshotImage(f.Record.ID))
+	})
 }
 
 // Commit records the snapshot and removes the marker.

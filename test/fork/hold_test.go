@@ -2,7 +2,10 @@ package fork_test
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -90,6 +93,33 @@ func TestNoSourceVolumeIsInspectedDuringAPause(t *testing.T) {
 			t.Errorf("no %s after the pause: %q", look, calls[to:])
 		}
 	}
+}
+
+// An engine that can't pause, as one without cgroups, copies what is stopped. Of a sandbox that runs
+// and whose processes can't be held it says that.
+func TestForkOnAnEngineThatCannotPause(t *testing.T) {
+	t.Parallel()
+	const reason = "cannot toggle freezer: cgroups not configured for container"
+	proxy := enginetest.NewProxyTo(t, harness.InFront(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasSuffix(r.URL.Path, "/pause") {
+			return false
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusInternalServerError)
+		_ = json.NewEncoder(w).Encode(map[string]string{"message": reason})
+		return true
+	}, nil))
+	proxy.PartNetworks()
+	c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
+	source := harness.CreateWith(t, c, nil)
+	_, err := c.Fork(t.Context(), source.Name())
+	if !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), reason) || !strings.Contains(err.Error(), "stop it first") || strings.Contains(err.Error(), "unpaused while") {
+		t.Errorf("Fork of a running sandbox = %v; want ErrUnsupported with what the engine says", err)
+	}
+	if _, err := source.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	forked(t, c, source.Name())
 }
 
 // forkedWhile forks a source by commit, and calls during while its processes are held for the first

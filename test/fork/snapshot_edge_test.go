@@ -19,6 +19,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
@@ -112,6 +113,35 @@ func TestForkOfASourceThatDoesNotStandStill(t *testing.T) {
 	}
 	if st, err := source.Status(t.Context()); err != nil || st.State != sandbox.StateRunning {
 		t.Errorf("the source is %v, %v", st.State, err)
+	}
+}
+
+// A caller who goes while the engine tags the snapshot's image, which takes a moment on some
+// engines, leaves no tag: the undo comes after it.
+func TestCancelledSnapshotLeavesNoTag(t *testing.T) {
+	t.Parallel()
+	eng := harness.NewEngine(t)
+	proxy := enginetest.NewProxy(t)
+	c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
+	source := harness.CreateWith(t, c, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	returned := make(chan struct{})
+	proxy.ArmAt("/tag", enginetest.Cancel, func() {
+		cancel()
+		select {
+		case <-returned:
+		case <-time.After(store.CancelGrace / 2):
+		}
+	})
+	snap, err := source.Snapshot(ctx)
+	close(returned)
+	if !errors.Is(err, context.Canceled) || !proxy.Fired() {
+		t.Fatalf("a snapshot that is cancelled during its last call: %+v, %v", snap, err)
+	}
+	_, id, _ := strings.Cut(proxy.Requests()[slices.IndexFunc(proxy.Requests(), func(call string) bool { return strings.Contains(call, "/tag?") })], "&tag=")
+	if image, err := eng.InspectImage(t.Context(), record.SnapshotImage(id)); !errors.Is(err, engine.ErrNotFound) {
+		t.Errorf("its tag %s afterwards: %v, %v, want none", id, image.Tags, err)
 	}
 }
 

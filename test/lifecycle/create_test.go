@@ -127,6 +127,20 @@ func TestMoreCPUsThanThereAreIsInvalid(t *testing.T) {
 	}
 }
 
+// replaced changes the replies to some requests.
+func replaced(pattern, by, path string) func(*http.Response) error {
+	return func(r *http.Response) error {
+		if !strings.HasSuffix(r.Request.URL.Path, path) {
+			return nil
+		}
+		body, err := io.ReadAll(r.Body)
+		body = regexp.MustCompile(pattern).ReplaceAll(body, []byte(by))
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+		r.Header.Set("Content-Length", strconv.Itoa(len(body)))
+		return err
+	}
+}
+
 // An engine without root may have no controller for CPUs, or no cgroups at all. The default limits
 // are what it can do; a limit that was asked for is refused.
 func TestLimitsOfAnEngineThatHasNone(t *testing.T) {
@@ -149,7 +163,7 @@ func TestLimitsOfAnEngineThatHasNone(t *testing.T) {
 			return true
 		}
 		return false
-	}, nil)
+	}, replaced(`"Warnings":[^]]*`, `"Warnings":["a warning"`, "/containers/create"))
 	c, name := harness.NewClient(t, sandbox.WithHost(host)), harness.UniqueName(t)
 	harness.Remove(t, c, name)
 	if _, err := c.Create(t.Context(), sandbox.WithName(name), sandbox.WithVCPUs(1)); !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), noCPUs) {
@@ -161,20 +175,12 @@ func TestLimitsOfAnEngineThatHasNone(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer sb.Detach()
-	if all := strings.Join(said, "\n"); !strings.Contains(all, "without a limit of CPUs") {
-		t.Errorf("progress = %q; want a word that there is no limit of CPUs", all)
+	if all := strings.Join(said, "\n"); !strings.Contains(all, "without a limit of CPUs") || !strings.Contains(all, "a warning") {
+		t.Errorf("progress = %q; want a word that there is no limit of CPUs, and the engine's warning", all)
 	}
 
-	bare := harness.NewClient(t, sandbox.WithHost(harness.InFront(t, func(http.ResponseWriter, *http.Request) bool { return false }, func(r *http.Response) error {
-		if !strings.HasSuffix(r.Request.URL.Path, "/info") {
-			return nil
-		}
-		body, err := io.ReadAll(r.Body)
-		body = regexp.MustCompile(`"CgroupDriver":"[a-z]*"`).ReplaceAll(body, []byte(`"CgroupDriver":"none"`))
-		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
-		r.Header.Set("Content-Length", strconv.Itoa(len(body)))
-		return err
-	})))
+	passes := func(http.ResponseWriter, *http.Request) bool { return false }
+	bare := harness.NewClient(t, sandbox.WithHost(harness.InFront(t, passes, replaced(`"CgroupDriver":"[a-z]*"`, `"CgroupDriver":"none"`, "/info"))))
 	for what, opt := range map[string]sandbox.CreateOption{"CPUs": sandbox.WithVCPUs(1), "memory": sandbox.WithMemory(1 << 30), "processes": sandbox.WithPidsLimit(100)} {
 		if _, err := bare.Create(t.Context(), opt); !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), "no cgroups") {
 			t.Errorf("Create with a limit of %s = %v; want ErrUnsupported", what, err)
@@ -492,6 +498,28 @@ func TestMainProcessThatCannotStartFailsCreate(t *testing.T) {
 		if left := harness.Objects(t, eng, harness.Named(name)); len(left) > 0 {
 			t.Errorf("left: %q", left)
 		}
+	}
+}
+
+// A Create whose session ends in the middle tells how, and the end of its log, which the undo removes.
+func TestFailedCreateTellsTheEndOfTheLog(t *testing.T) {
+	t.Parallel()
+	c, eng := harness.NewClient(t), harness.NewEngine(t)
+	_, err := c.Create(t.Context(), harness.Quick, sandbox.WithCommand("sh", "-c", `printf '\033the reason\n' >&2; exec sleep 600`),
+		sandbox.OnCreate(func(ctx context.Context, sb *sandbox.Sandbox) error {
+			for _, err := range sb.Logs(ctx, sandbox.LogOptions{Follow: true}) {
+				if err != nil {
+					return err
+				}
+				break
+			}
+			if err := eng.KillContainer(ctx, record.ContainerName(sb.Name()), "KILL"); err != nil {
+				return err
+			}
+			return sb.Command(ctx, "true").Run()
+		}))
+	if !errors.Is(err, sandbox.ErrNotRunning) || !strings.Contains(err.Error(), `its log ends with "\x1bthe reason\n"`) {
+		t.Errorf("Create = %v; want ErrNotRunning with the log", err)
 	}
 }
 

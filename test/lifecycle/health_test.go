@@ -109,6 +109,27 @@ func TestSupportIsWhatSandboxesCanHave(t *testing.T) {
 	}
 }
 
+// How files come into forks and sandboxes from snapshots; of overlays the first one that can't be
+// mounted tells.
+func TestSupportTellsHowFilesAreCopied(t *testing.T) {
+	t.Parallel()
+	proxy := enginetest.NewProxy(t)
+	proxy.HideLayers()
+	proxy.RefuseOverlays()
+	c, direct := harness.NewClient(t, sandbox.WithHost(proxy.Host())), harness.NewClient(t)
+	if s, err := direct.CheckSupport(t.Context()); err != nil || s.Layers != nil || s.SharedFiles != nil {
+		t.Errorf("CheckSupport = %+v, %v; want layers and shared files", s, err)
+	}
+	if s, err := c.CheckSupport(t.Context()); err != nil || !errors.Is(s.Layers, sandbox.ErrUnsupported) || s.SharedFiles != nil {
+		t.Errorf("CheckSupport with another storage driver = %+v, %v; want Layers to be an ErrUnsupported", s, err)
+	}
+	source := harness.CreateWith(t, direct, nil)
+	harness.CreateWith(t, c, nil, sandbox.WithSource(sandbox.FromSnapshot(harness.SnapshotOf(t, c, source).ID)))
+	if s, err := c.CheckSupport(t.Context()); err != nil || !errors.Is(s.SharedFiles, sandbox.ErrUnsupported) {
+		t.Errorf("CheckSupport after an overlay was refused = %+v, %v; want SharedFiles to be an ErrUnsupported", s, err)
+	}
+}
+
 func TestHealthEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

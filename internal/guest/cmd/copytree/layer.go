@@ -4,6 +4,7 @@ package copytree
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -140,8 +141,51 @@ func rootMount(mountinfo string) (root mount, err error) {
 }
 
 // openLayers opens the layers that jobs have by their marks, and takes all others away from this
-// container.
+// container. It fails where overlayfs' own attributes can't be copied.
 func openLayers(spec *wire.Copy) error {
+	if err := chooseLayers(spec); err != nil {
+		return err
+	}
+	root, err := rootMount("/proc/self/mountinfo")
+	for _, job := range spec.Jobs {
+		if err == nil && job.Layer && job.To != "" {
+			err = root.showsMarks(job.To)
+		}
+	}
+	return err
+}
+
+// probe is an attribute that nothing has.
+const probe = "trusted.overlay.sandbox-probe"
+
+// showsMarks fails if this program, whose root the mount is, can't set and list overlayfs' own
+// attributes of a directory. In a user namespace they are hidden: a copy would lose them, and with
+// them what hides files of the image. An overlay that was mounted in one has attributes of users.
+func (m mount) showsMarks(dir string) error {
+	if m.kind != "overlay" || slices.Contains(strings.Split(m.options, ","), "userxattr") {
+		return nil
+	}
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.Fsetxattr(fd, probe, []byte("y"), 0); err != nil {
+		return fmt.Errorf("attributes of overlayfs can't be set: %w", err)
+	}
+	names := make([]byte, 64<<10)
+	n, err := unix.Flistxattr(fd, names)
+	if e := unix.Fremovexattr(fd, probe); err == nil {
+		err = e
+	}
+	if err == nil && !slices.Contains(strings.Split(string(names[:n]), "\x00"), probe) {
+		err = errors.New("attributes of overlayfs don't show")
+	}
+	return err
+}
+
+// chooseLayers is openLayers without a look at what they are for.
+func chooseLayers(spec *wire.Copy) error {
 	if spec.Layers == "" {
 		return nil
 	}

@@ -170,6 +170,29 @@ func TestLayersAreFoundByTheirMarks(t *testing.T) {
 	}
 }
 
+// Where attributes of overlayfs can't be set, as on /proc, a layer is not copied, unless its overlay
+// has those of users. The probe leaves nothing.
+func TestLayersAreCopiedWhereTheirMarksShow(t *testing.T) {
+	dir := t.TempDir()
+	for _, tt := range []struct {
+		root  mount
+		dir   string
+		shows bool
+	}{
+		{mount{"overlay", "rw,lowerdir=/l,upperdir=/u"}, dir, true},
+		{mount{"overlay", "rw,lowerdir=/l,upperdir=/u"}, "/proc", false},
+		{mount{"overlay", "rw,lowerdir=/l,upperdir=/u,userxattr"}, "/proc", true},
+		{mount{"fuse.fuse-overlayfs", "rw"}, "/proc", true},
+	} {
+		if err := tt.root.showsMarks(tt.dir); (err == nil) != tt.shows {
+			t.Errorf("%+v: marks in %s: %v, want them to show: %t", tt.root, tt.dir, err, tt.shows)
+		}
+	}
+	if n, err := unix.Listxattr(dir, make([]byte, 1<<10)); n != 0 || err != nil {
+		t.Errorf("attributes afterwards: %d bytes, %v", n, err)
+	}
+}
+
 func TestOwnLayerIsThatOfTheRoot(t *testing.T) {
 	const (
 		before = "1 0 0:1 / / rw - rootfs rootfs rw\n"
