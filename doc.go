@@ -365,12 +365,12 @@
 //	Signal, Kill, Resize                          30 s
 //	what connects to the guest for the first time 30 s
 //	Close                                         the stop timeout and 15 s
-//	Create, Get, List and others, over ssh://     45 s
-//	Create, Get, List and others, over tcp://     60 s, or some 15 min if the request is lost, too
+//	Create, Get, List and others                  30 s, and 60 s more if they undo what they have done
 //
-// A sandbox that is paused is waited for. The commands of a program that vanished end within
-// 90 s. Programs that make many calls at once over ssh:// save handshakes with OpenSSH's
-// ControlMaster: then one connection carries all calls.
+// If the program does not run on Linux, a request that is lost on tcp:// can take minutes: as long
+// as the system repeats it. A sandbox that is paused is waited for. The commands of a program that
+// vanished end within 90 s. Programs that make many calls at once over ssh:// save handshakes with
+// OpenSSH's ControlMaster: then one connection carries all calls.
 //
 // # Errors
 //

@@ -579,10 +579,10 @@ func TestSSH(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
-	if diff := cmp.Diff("-o ConnectTimeout=30 -o ServerAliveInterval=15 -o ServerAliveCountMax=3 -T -l me -p 2222 -- example.com docker system dial-stdio", lines[0]); diff != "" {
+	if diff := cmp.Diff("-o ConnectTimeout=10 -o ServerAliveInterval=6 -o ServerAliveCountMax=2 -T -l me -p 2222 -- example.com docker system dial-stdio", lines[0]); diff != "" {
 		t.Errorf("ssh's arguments (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff("-o ConnectTimeout=30 -o ServerAliveInterval=15 -o ServerAliveCountMax=3 -T -- example.com docker --host unix:///run/user/1000/docker.sock system dial-stdio", lines[len(lines)-1]); diff != "" {
+	if diff := cmp.Diff("-o ConnectTimeout=10 -o ServerAliveInterval=6 -o ServerAliveCountMax=2 -T -- example.com docker --host unix:///run/user/1000/docker.sock system dial-stdio", lines[len(lines)-1]); diff != "" {
 		t.Errorf("ssh's arguments (-want +got):\n%s", diff)
 	}
 

@@ -63,9 +63,10 @@ func parseSSH(u *url.URL) (sshTarget, error) {
 	return t, nil
 }
 
-// argv is ssh's command line. No local shell interprets it.
+// argv is ssh's command line. No local shell interprets it. ssh ends a connection whose server is
+// silent for (CountMax+1) × Interval.
 func (t sshTarget) argv() []string {
-	argv := []string{"-o", "ConnectTimeout=30", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3", "-T"}
+	argv := []string{"-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=6", "-o", "ServerAliveCountMax=2", "-T"}
 	if t.user != "" {
 		argv = append(argv, "-l", t.user)
 	}

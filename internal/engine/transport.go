@@ -43,6 +43,13 @@ func (t *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
+// A call on a connection that has died fails within 30 s, although the HTTP transport repeats a
+// GET on a new connection. These bounds are of TCP, sshTarget.argv has those of ssh.
+const (
+	deadAfter      = 20 * time.Second // without a sign of life
+	connectTimeout = 8 * time.Second
+)
+
 // dialer returns a function that makes connections to ep, without TLS.
 func dialer(ep endpoint, timeout time.Duration) (func(context.Context) (net.Conn, error), error) {
 	switch ep.scheme {
@@ -68,8 +75,11 @@ func dialer(ep endpoint, timeout time.Duration) (func(context.Context) (net.Conn
 	if ep.scheme == "unix" {
 		network = "unix"
 	}
-	// A dead connection ends within a minute, as over ssh.
-	d := &net.Dialer{Timeout: timeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 15 * time.Second, Count: 3}}
+	d := &net.Dialer{
+		Timeout:         min(timeout, connectTimeout),
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: deadAfter / 2, Interval: deadAfter / 4, Count: 2},
+		Control:         limitSilence,
+	}
 	return func(ctx context.Context) (net.Conn, error) {
 		return d.DialContext(ctx, network, ep.addr)
 	}, nil

@@ -205,7 +205,10 @@ func TestCreationsOverSSH(t *testing.T) {
 	}
 }
 
-// A connection that is dropped or hangs ends what uses it within 45 s.
+// deadBound is when what uses a dead connection has failed.
+const deadBound = 30 * time.Second
+
+// A connection that is dropped or hangs ends what uses it within 30 s.
 func TestLostSSHConnectionEndsACommand(t *testing.T) {
 	for name, sig := range map[string]syscall.Signal{"dropped": syscall.SIGKILL, "hanging": syscall.SIGSTOP} {
 		t.Run(name, func(t *testing.T) {
@@ -235,8 +238,8 @@ func TestLostSSHConnectionEndsACommand(t *testing.T) {
 			go func() { result <- cmd.Wait() }()
 			select {
 			case err = <-result:
-			case <-time.After(45 * time.Second):
-				t.Error("a command does not end 45 s after its connection was lost")
+			case <-time.After(deadBound):
+				t.Errorf("a command does not end %v after its connection was lost", deadBound)
 				server.signal(t, syscall.SIGKILL)
 				err = <-result
 			}
@@ -249,5 +252,32 @@ func TestLostSSHConnectionEndsACommand(t *testing.T) {
 				t.Errorf("the next command = %q, %v", out, err)
 			}
 		})
+	}
+}
+
+// A call without a context that ends it fails within 30 s on a connection whose server is silent,
+// also if it is repeated on a new one.
+func TestSilentSSHServerEndsACall(t *testing.T) {
+	server, c := newSSHD(t)
+	if _, err := c.ListVolumes(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	server.signal(t, syscall.SIGSTOP)
+	if err := syscall.Kill(server.pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	result := make(chan error, 1)
+	go func() { result <- harness.Second(c.ListVolumes(context.WithoutCancel(t.Context()))) }()
+	select {
+	case err := <-result:
+		t.Logf("after %v: %v", time.Since(began).Round(100*time.Millisecond), err)
+		if !errors.Is(err, sandbox.ErrEngineUnavailable) || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("ListVolumes = %v, want ErrEngineUnavailable", err)
+		}
+	case <-time.After(deadBound):
+		t.Errorf("ListVolumes does not return within %v", deadBound)
+		server.signal(t, syscall.SIGKILL)
+		<-result
 	}
 }
