@@ -305,9 +305,10 @@
 // Calls about one sandbox, volume or snapshot list nothing: they take as long with ten thousand
 // others on the engine. Exceptions are those that need to know users which only a list has:
 // the creation of a sandbox with the workspace of a deleted one ([WithID]), Get by the ID of
-// such a sandbox, a resume with a mount inside of another volume, the removal of snapshots
-// ([DeleteSnapshot], [WithKeepLast]) and of volumes that share files with others ([ForkN],
-// [FromSnapshot]), and the report of a volume that the engine refuses to remove.
+// such a sandbox, a resume with a mount inside of another volume, [Sandbox.Rollback],
+// [GetSnapshot], the removal of snapshots ([DeleteSnapshot], [WithKeepLast]) and of volumes that
+// share files with others of one [ForkN], and the report of a volume that the engine refuses to
+// remove.
 //
 // # Defaults
 //

@@ -114,7 +114,7 @@ func (s *Store) DeleteFound(ctx context.Context, rec record.Sandbox, got engine.
 				continue
 			}
 			var err error
-			outcomes[i], err = s.deleteUnreferenced(ctx, v.Name)
+			outcomes[i], err = s.deleteUnreferenced(ctx, v)
 			errs = append(errs, err)
 		}
 		return errors.Join(errs...)
@@ -352,8 +352,9 @@ func (s *Store) mountedVolumes(ctx context.Context, got engine.Container) ([]eng
 }
 
 // deleteUnreferenced deletes a volume unless a container still refers to it.
-func (s *Store) deleteUnreferenced(ctx context.Context, name string) (Outcome, error) {
-	err := engine.Retry(ctx, func() error { return s.DropVolume(ctx, name) })
+func (s *Store) deleteUnreferenced(ctx context.Context, v engine.Volume) (Outcome, error) {
+	name := v.Name
+	err := engine.Retry(ctx, func() error { return s.DropVolume(ctx, v) })
 	var used *inUse
 	switch {
 	case err == nil:

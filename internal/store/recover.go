@@ -173,7 +173,7 @@ func (s *Store) finishChange(ctx context.Context, rec record.Sandbox, op string,
 	var errs []error
 	for _, v := range volumes {
 		if record.IsData(v.Name, v.Labels) {
-			if err := s.DropVolume(ctx, v.Name); !errors.Is(err, fault.VolumeInUse) {
+			if err := s.DropVolume(ctx, v); !errors.Is(err, fault.VolumeInUse) {
 				errs = append(errs, err)
 			}
 		}

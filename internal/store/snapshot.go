@@ -104,7 +104,7 @@ func (s *Store) dropSnapshotFiles(ctx context.Context, id, nonce string) error {
 	var errs []error
 	for _, v := range volumes {
 		if v.Labels[record.Nonce] == nonce {
-			errs = append(errs, s.DropVolume(ctx, v.Name))
+			errs = append(errs, s.DropVolume(ctx, v))
 		}
 	}
 	return errors.Join(append(errs, s.Uncommit(ctx, record.SnapshotImage(id), nonce))...)

@@ -234,12 +234,13 @@ func (s *Store) RemoveVolume(ctx context.Context, name, nonce string) error {
 	if got.Labels[record.Managed] != "true" || got.Labels[record.Nonce] != nonce {
 		return nil
 	}
-	return s.DropVolume(ctx, name)
+	return s.DropVolume(ctx, got)
 }
 
-// DropVolume is RemoveUnusedVolume for a volume that may be gone.
-func (s *Store) DropVolume(ctx context.Context, name string) error {
-	err := s.RemoveUnusedVolume(ctx, name)
+// DropVolume is RemoveUnusedVolume for a volume that may be gone, and whose labels are known if it
+// may be an overlay.
+func (s *Store) DropVolume(ctx context.Context, v engine.Volume) error {
+	err := s.removeUnused(ctx, v)
 	if errors.Is(err, fault.VolumeNotFound) {
 		return nil
 	}
