@@ -370,8 +370,13 @@
 //
 // If the program does not run on Linux, a request that is lost on tcp:// can take minutes: as long
 // as the system repeats it. A sandbox that is paused is waited for. The commands of a program that
-// vanished end within 90 s. Programs that make many calls at once over ssh:// save handshakes with
-// OpenSSH's ControlMaster: then one connection carries all calls.
+// vanished end within 90 s.
+//
+// Over ssh:// each call in progress, and each handle that runs commands, has an ssh process with a
+// connection of its own. Calls use the connections of earlier ones. OpenSSH's ControlMaster makes
+// all of them sessions of one connection, as many as sshd's MaxSessions allows (10 by default);
+// ssh connects anew for the others. The first session's keepalives are in force for all of them.
+// This package creates no control socket, since it leaves nothing on its machine's disk.
 //
 // # Errors
 //

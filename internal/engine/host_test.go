@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -19,6 +20,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -531,6 +533,35 @@ func TestSSHHandshakesAreBounded(t *testing.T) {
 	b, err := os.ReadFile(args)
 	if n := strings.Count(string(b), "\n"); err != nil || n < calls || n > calls+1 {
 		t.Errorf("ssh was started %d times (%v), want once for each connection", n, err)
+	}
+}
+
+// Many calls at once that are soon answered share a few connections: a handshake begins only if a
+// call still waits for a connection.
+func TestCallsOverSSHShareConnections(t *testing.T) {
+	const calls = 64
+	args := withSSH(t, fakeEngine(t, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"Name":"v"}`) }))
+	t.Setenv(sshHandshakes, t.TempDir())
+	e := openAt(t, "ssh://example.com")
+	var g errgroup.Group
+	for range calls {
+		g.Go(func() error { _, err := e.InspectVolume(t.Context(), "v"); return err })
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatalf("InspectVolume: %v", err)
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		stacks := make([]byte, 4<<20)
+		if stacks = stacks[:runtime.Stack(stacks, true)]; !bytes.Contains(stacks, []byte("dialConnFor")) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the transport still dials")
+		}
+	}
+	b, err := os.ReadFile(args)
+	if n := strings.Count(string(b), "\n"); err != nil || n > calls/4 {
+		t.Errorf("ssh was started %d times (%v) for %d calls, want at most %d", n, err, calls, calls/4)
 	}
 }
 

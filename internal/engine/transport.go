@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -29,10 +30,30 @@ type roundTripper struct {
 	base   *http.Transport
 	clock  *clock
 	podman *atomic.Bool
+	queue  *atomic.Int64 // requests that wait for a connection; may be nil
+}
+
+// await makes a request, which counts in the queue while it waits for a connection.
+func (t *roundTripper) await(req *http.Request) (*http.Response, error) {
+	if t.queue == nil {
+		return t.base.RoundTrip(req)
+	}
+	waits := false
+	leave := func() {
+		if waits {
+			waits = false
+			t.queue.Add(-1)
+		}
+	}
+	defer leave()
+	return t.base.RoundTrip(req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+		GetConn: func(string) { waits = true; t.queue.Add(1) },
+		GotConn: func(httptrace.GotConnInfo) { leave() },
+	})))
 }
 
 func (t *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
-	resp, err := t.base.RoundTrip(req)
+	resp, err := t.await(req)
 	if err != nil {
 		return nil, &transportError{err: err}
 	}
