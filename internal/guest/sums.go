@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "c57719845432e87ea9ba28d17052b831d3a492235ca74aac285b5e997a3ed668", size: 10137726},
-	"arm64": {sha256: "ad77caea19f67cf46e76393bb7287bc73a5ef0d9785ec28d1b53b8f332fbeb83", size: 9437310},
+	"amd64": {sha256: "ed65aeed7d70a382b4bfdc301cbf1104bde2378601944cc7b843490444efdd63", size: 10141822},
+	"arm64": {sha256: "b74dd9ca1400d3942f0e57a44a54fe06ab0051e8575b44fd901548e16b4d051c", size: 9437310},
 }
