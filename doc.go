@@ -202,8 +202,8 @@
 //
 // PID 1 holds the processes of a running source during the copy, for the helper that copies:
 // it stops all of them, except itself and the servers of handles, and lets them go on when
-// the helper has copied the last file, ends, or is silent for 10 s. Processes that were
-// stopped before stay so. Commands that are started meanwhile, and writes of handles, wait;
+// the helper has copied the last file, ends, or is silent for 10 s. The helper ends when this
+// program ends or is silent for 10 s. Processes that were stopped before stay so. Commands that are started meanwhile, and writes of handles, wait;
 // timeouts, leases and policies are in force. What has run all the same, such as "docker
 // exec", makes the copy start again. Where PID 1 can't hold them (its session is of an
 // earlier version, a process is blocked in the kernel, a program continues what is stopped)
@@ -307,9 +307,10 @@
 // Calls about one sandbox, volume or snapshot list nothing: they take as long with ten thousand
 // others on the engine. Exceptions are those that need to know users which only a list has:
 // the creation of a sandbox with the workspace of a deleted one ([WithID]), Get by the ID of
-// such a sandbox, a resume with a mount inside of another volume, the removal of snapshots
-// ([DeleteSnapshot], [WithKeepLast]) and of volumes that share files with others ([ForkN],
-// [FromSnapshot]), and the report of a volume that the engine refuses to remove.
+// such a sandbox, a resume with a mount inside of another volume, [Sandbox.Rollback],
+// [GetSnapshot], the removal of snapshots ([DeleteSnapshot], [WithKeepLast]) and of volumes that
+// share files with others of one [ForkN], and the report of a volume that the engine refuses to
+// remove.
 //
 // # Defaults
 //
@@ -367,12 +368,17 @@
 //	Signal, Kill, Resize                          30 s
 //	what connects to the guest for the first time 30 s
 //	Close                                         the stop timeout and 15 s
-//	Create, Get, List and others, over ssh://     45 s
-//	Create, Get, List and others, over tcp://     60 s, or some 15 min if the request is lost, too
+//	Create, Get, List and others                  30 s, and 60 s more if they undo what they have done
 //
-// A sandbox that is paused is waited for. The commands of a program that vanished end within
-// 90 s. Programs that make many calls at once over ssh:// save handshakes with OpenSSH's
-// ControlMaster: then one connection carries all calls.
+// If the program does not run on Linux, a request that is lost on tcp:// can take minutes: as long
+// as the system repeats it. A sandbox that is paused is waited for. The commands of a program that
+// vanished end within 90 s.
+//
+// Over ssh:// each call in progress, and each handle that runs commands, has an ssh process with a
+// connection of its own. Calls use the connections of earlier ones. OpenSSH's ControlMaster makes
+// all of them sessions of one connection, as many as sshd's MaxSessions allows (10 by default);
+// ssh connects anew for the others. The first session's keepalives are in force for all of them.
+// This package creates no control socket, since it leaves nothing on its machine's disk.
 //
 // # Errors
 //

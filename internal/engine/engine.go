@@ -100,8 +100,10 @@ func newEngine(ep endpoint, o Options) (*Engine, error) {
 		return nil, err
 	}
 	dialCall := dial
+	var queue *atomic.Int64
 	if ep.scheme == "ssh" {
-		dialCall = pooled(dial)
+		queue = new(atomic.Int64)
+		dialCall = pooled(dial, queue)
 	}
 	e := &Engine{dial: dial, ep: ep, clock: new(clock), podman: new(atomic.Bool), registryAuth: o.RegistryAuth}
 	e.tr = &http.Transport{
@@ -114,7 +116,7 @@ func newEngine(ep endpoint, o Options) (*Engine, error) {
 		TLSClientConfig:     ep.tls,
 	}
 	e.http = &http.Client{
-		Transport:     &roundTripper{base: e.tr, clock: e.clock, podman: e.podman},
+		Transport:     &roundTripper{base: e.tr, clock: e.clock, podman: e.podman, queue: queue},
 		CheckRedirect: client.CheckRedirect,
 	}
 	// WithHost would configure its own transport. WithHTTPClient replaces it with ours.

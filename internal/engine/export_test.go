@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"context"
+	"net"
 	"runtime"
 	"testing"
 	"time"
@@ -27,3 +29,6 @@ func SetStartBound(t *testing.T, d time.Duration) {
 	t.Cleanup(func() { startBound = was })
 	startBound = d
 }
+
+// Dial makes a connection as calls do.
+func (e *Engine) Dial(ctx context.Context) (net.Conn, error) { return e.dialRaw(ctx) }

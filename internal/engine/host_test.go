@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -19,6 +20,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -534,6 +536,35 @@ func TestSSHHandshakesAreBounded(t *testing.T) {
 	}
 }
 
+// Many calls at once that are soon answered share a few connections: a handshake begins only if a
+// call still waits for a connection.
+func TestCallsOverSSHShareConnections(t *testing.T) {
+	const calls = 64
+	args := withSSH(t, fakeEngine(t, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"Name":"v"}`) }))
+	t.Setenv(sshHandshakes, t.TempDir())
+	e := openAt(t, "ssh://example.com")
+	var g errgroup.Group
+	for range calls {
+		g.Go(func() error { _, err := e.InspectVolume(t.Context(), "v"); return err })
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatalf("InspectVolume: %v", err)
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		stacks := make([]byte, 4<<20)
+		if stacks = stacks[:runtime.Stack(stacks, true)]; !bytes.Contains(stacks, []byte("dialConnFor")) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the transport still dials")
+		}
+	}
+	b, err := os.ReadFile(args)
+	if n := strings.Count(string(b), "\n"); err != nil || n > calls/4 {
+		t.Errorf("ssh was started %d times (%v) for %d calls, want at most %d", n, err, calls, calls/4)
+	}
+}
+
 func TestRefusedSSHHandshakeIsRepeated(t *testing.T) {
 	args := withSSH(t, answersTogether(t, 1))
 	refusals := t.TempDir()
@@ -579,10 +610,10 @@ func TestSSH(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
-	if diff := cmp.Diff("-o ConnectTimeout=30 -o ServerAliveInterval=15 -o ServerAliveCountMax=3 -T -l me -p 2222 -- example.com docker system dial-stdio", lines[0]); diff != "" {
+	if diff := cmp.Diff("-o ConnectTimeout=10 -o ServerAliveInterval=6 -o ServerAliveCountMax=2 -T -l me -p 2222 -- example.com docker system dial-stdio", lines[0]); diff != "" {
 		t.Errorf("ssh's arguments (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff("-o ConnectTimeout=30 -o ServerAliveInterval=15 -o ServerAliveCountMax=3 -T -- example.com docker --host unix:///run/user/1000/docker.sock system dial-stdio", lines[len(lines)-1]); diff != "" {
+	if diff := cmp.Diff("-o ConnectTimeout=10 -o ServerAliveInterval=6 -o ServerAliveCountMax=2 -T -- example.com docker --host unix:///run/user/1000/docker.sock system dial-stdio", lines[len(lines)-1]); diff != "" {
 		t.Errorf("ssh's arguments (-want +got):\n%s", diff)
 	}
 

@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/docker/docker/client"
@@ -63,9 +64,10 @@ func parseSSH(u *url.URL) (sshTarget, error) {
 	return t, nil
 }
 
-// argv is ssh's command line. No local shell interprets it.
+// argv is ssh's command line. No local shell interprets it. ssh ends a connection whose server is
+// silent for (CountMax+1) × Interval.
 func (t sshTarget) argv() []string {
-	argv := []string{"-o", "ConnectTimeout=30", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3", "-T"}
+	argv := []string{"-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=6", "-o", "ServerAliveCountMax=2", "-T"}
 	if t.user != "" {
 		argv = append(argv, "-l", t.user)
 	}
@@ -91,9 +93,8 @@ const (
 	// maxHandshakes leaves room for other clients: sshd drops some connections when ten are
 	// being authenticated (MaxStartups).
 	maxHandshakes = 4
-	// maxPooled are the handshakes of connections for calls. The others are for execs: a call that
-	// waits for a connection takes one that becomes free before, but its handshake goes on, and
-	// an exec would wait for many of them.
+	// maxPooled are the handshakes of connections for calls. The others are for execs, which wait
+	// for one of their own.
 	maxPooled = 2
 	// maxRefusals is how often a handshake that the server refused is repeated, within 6 s.
 	maxRefusals = 5
@@ -103,8 +104,14 @@ func newSSHDialer(target sshTarget, timeout time.Duration) *sshDialer {
 	return &sshDialer{target: target, timeout: timeout, handshakes: make(chan struct{}, maxHandshakes)}
 }
 
-// pooled is dial for the connections of calls.
-func pooled(dial func(context.Context) (net.Conn, error)) func(context.Context) (net.Conn, error) {
+// errUnwanted is the error of a dial that nobody waits for any more.
+var errUnwanted = errors.New("no call waits for a connection")
+
+// pooled is dial for the connections of calls, of which queue is how many wait for one. The
+// transport dials for each, but most take one that becomes free before: so many calls at once make
+// few connections. Their number has no limit, since calls such as a log that is followed keep
+// theirs, and others must not wait for them.
+func pooled(dial func(context.Context) (net.Conn, error), queue *atomic.Int64) func(context.Context) (net.Conn, error) {
 	slots := make(chan struct{}, maxPooled)
 	return func(ctx context.Context) (net.Conn, error) {
 		select {
@@ -112,6 +119,9 @@ func pooled(dial func(context.Context) (net.Conn, error)) func(context.Context) 
 			defer func() { <-slots }()
 		case <-ctx.Done():
 			return nil, ctx.Err()
+		}
+		if queue.Load() == 0 {
+			return nil, errUnwanted
 		}
 		return dial(ctx)
 	}

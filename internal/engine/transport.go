@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -26,10 +27,30 @@ type roundTripper struct {
 	base   *http.Transport
 	clock  *clock
 	podman *atomic.Bool
+	queue  *atomic.Int64 // requests that wait for a connection; may be nil
+}
+
+// await makes a request, which counts in the queue while it waits for a connection.
+func (t *roundTripper) await(req *http.Request) (*http.Response, error) {
+	if t.queue == nil {
+		return t.base.RoundTrip(req)
+	}
+	waits := false
+	leave := func() {
+		if waits {
+			waits = false
+			t.queue.Add(-1)
+		}
+	}
+	defer leave()
+	return t.base.RoundTrip(req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+		GetConn: func(string) { waits = true; t.queue.Add(1) },
+		GotConn: func(httptrace.GotConnInfo) { leave() },
+	})))
 }
 
 func (t *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
-	resp, err := t.base.RoundTrip(req)
+	resp, err := t.await(req)
 	if err != nil {
 		return nil, &transportError{err: err}
 	}
@@ -39,6 +60,13 @@ func (t *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	return resp, nil
 }
+
+// A call on a connection that has died fails within 30 s, although the HTTP transport repeats a
+// GET on a new connection. These bounds are of TCP, sshTarget.argv has those of ssh.
+const (
+	deadAfter      = 20 * time.Second // without a sign of life
+	connectTimeout = 8 * time.Second
+)
 
 // dialer returns a function that makes connections to ep, without TLS.
 func dialer(ep endpoint, timeout time.Duration) (func(context.Context) (net.Conn, error), error) {
@@ -65,8 +93,11 @@ func dialer(ep endpoint, timeout time.Duration) (func(context.Context) (net.Conn
 	if ep.scheme == "unix" {
 		network = "unix"
 	}
-	// A dead connection ends within a minute, as over ssh.
-	d := &net.Dialer{Timeout: timeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 15 * time.Second, Count: 3}}
+	d := &net.Dialer{
+		Timeout:         min(timeout, connectTimeout),
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: deadAfter / 2, Interval: deadAfter / 4, Count: 2},
+		Control:         limitSilence,
+	}
 	return func(ctx context.Context) (net.Conn, error) {
 		return d.DialContext(ctx, network, ep.addr)
 	}, nil

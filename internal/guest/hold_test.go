@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -319,6 +320,90 @@ func TestHoldEndsWithItsHolder(t *testing.T) {
 			if took := time.Since(began); name == "silent" && took < wire.HoldSilence {
 				t.Errorf("it took %v, too early", took)
 			}
+		})
+	}
+}
+
+// copyHeld runs a copy of nothing during a hold, up to where it waits for the order to end that.
+func (b *box) copyHeld(key ed25519.PrivateKey) (in io.WriteCloser, out *bufio.Reader) {
+	b.t.Helper()
+	spec, err := json.Marshal(wire.Copy{Wait: true, Hold: true, Linger: true})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); ; {
+		cmd := exec.Command("nsenter", "--target", strconv.Itoa(b.cmd.Process.Pid), "--net", binary, wire.VerbCopy, string(spec))
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		pipe, err := cmd.StdoutPipe()
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			b.t.Fatal(err)
+		}
+		b.t.Cleanup(func() { in.Close(); cmd.Wait() })
+		out := bufio.NewReader(pipe)
+		var got wire.Copied
+		for err == nil && !got.Lingers && got.Unheld == "" {
+			var line []byte
+			if line, err = out.ReadBytes('\n'); err == nil {
+				got = wire.Copied{}
+				err = json.Unmarshal(line, &got)
+			}
+			if err == nil && len(got.Challenge) > 0 {
+				var request []byte
+				if request, err = guest.SignHold(key, got.Challenge); err == nil {
+					_, err = in.Write(request)
+				}
+			}
+		}
+		if got.Lingers {
+			return in, out
+		}
+		if err != nil || time.Now().After(deadline) { // a busy machine lets processes stand too late
+			b.t.Fatalf("copy during a hold: %+v, %v", got, err)
+		}
+		in.Close()
+	}
+}
+
+// What copies during a hold keeps it for as long as its caller says that it lives, and no longer,
+// although it could.
+func TestHoldOfACopyEndsWithItsCaller(t *testing.T) {
+	t.Parallel()
+	for _, silent := range []bool{true, false} {
+		t.Run(fmt.Sprintf("silent %t", silent), func(t *testing.T) {
+			t.Parallel()
+			b, conn, server, key := heldBox(t)
+			start(t, conn, sh("echo on; while :; do sleep 0.001; done")...)
+			goesOn := func() bool { return !slices.ContainsFunc(descendants(t, server), stopped) }
+			in, out := b.copyHeld(key)
+			began := time.Now()
+			if silent {
+				eventually(t, "they go on", goesOn)
+				if took := time.Since(began); took < wire.HoldSilence/2 {
+					t.Errorf("they go on after %v, want %v", took, wire.HoldSilence)
+				}
+				return
+			}
+			for time.Since(began) < wire.HoldSilence+2*time.Second { // longer than PID 1, too, waits
+				if _, err := io.WriteString(in, wire.CopyBeat); err != nil || goesOn() {
+					t.Fatalf("the hold ended after %v: %v", time.Since(began), err)
+				}
+				time.Sleep(wire.HoldSilence / 10)
+			}
+			if _, err := io.WriteString(in, "\n"); err != nil {
+				t.Fatal(err)
+			}
+			var last wire.Copied
+			line, err := out.ReadBytes('\n')
+			if err := errors.Join(err, json.Unmarshal(line, &last)); err != nil || !last.Done || last.Moved != "" {
+				t.Errorf("after the order to end: %s, %v, want the last line", line, err)
+			}
+			eventually(t, "they go on", goesOn)
 		})
 	}
 }

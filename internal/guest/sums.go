@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "65e733f5ece03bf7a81cb0c823403947b7523757e795e07cc4e4b2848a78ed8f", size: 10141822},
-	"arm64": {sha256: "54e7acad01df7675231cad1e8000021f0925bd426b02adbb5d226cc4b7f07dbb", size: 9437310},
+	"amd64": {sha256: "ed65aeed7d70a382b4bfdc301cbf1104bde2378601944cc7b843490444efdd63", size: 10141822},
+	"arm64": {sha256: "b74dd9ca1400d3942f0e57a44a54fe06ab0051e8575b44fd901548e16b4d051c", size: 9437310},
 }

@@ -183,10 +183,10 @@ func (h *Handle) limit(ctx context.Context, got engine.Container, set *plan.Sand
 	}
 	limits.MemorySwap = limits.Memory
 	undo = func() error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.CloseMargin)
-		defer cancel()
 		was := engine.Resources{NanoCPUs: got.NanoCPUs, Memory: got.Memory, MemorySwap: got.Memory}
-		err := engine.Retry(ctx, func() error { return h.c.Engine.UpdateContainer(ctx, got.ID, was) })
+		err := fault.Within(context.WithoutCancel(ctx), store.CloseMargin, "the engine did not change them back", func(ctx context.Context) error {
+			return engine.Retry(ctx, func() error { return h.c.Engine.UpdateContainer(ctx, got.ID, was) })
+		})
 		if err != nil && !errors.Is(err, engine.ErrNotFound) {
 			return fmt.Errorf("the limits stay changed: %w", err)
 		}
@@ -292,18 +292,21 @@ func (h *Handle) setNetwork(ctx context.Context, set *plan.Sandbox) error {
 func (h *Handle) enforce(ctx context.Context, version int64, bounded bool) error {
 	own, cancel := store.WithGrace(ctx)
 	defer cancel()
-	if bounded {
-		var stop context.CancelFunc
-		own, stop = context.WithTimeout(own, reachTimeout)
-		defer stop()
+	try := func(ctx context.Context) error {
+		return engine.Retry(ctx, func() error {
+			err := h.enforceNow(ctx, version)
+			if errors.Is(err, guest.ErrConnectionLost) && !errors.Is(err, engine.ErrUnavailable) {
+				err = fault.Classify(engine.ErrUnavailable, err) // to be tried again
+			}
+			return err
+		})
 	}
-	err := engine.Retry(own, func() error {
-		err := h.enforceNow(own, version)
-		if errors.Is(err, guest.ErrConnectionLost) && !errors.Is(err, engine.ErrUnavailable) {
-			err = fault.Classify(engine.ErrUnavailable, err) // to be tried again
-		}
-		return err
-	})
+	var err error
+	if bounded {
+		err = fault.Within(own, reachTimeout, "the session did not answer", try)
+	} else {
+		err = try(own)
+	}
 	switch {
 	case err == nil, machine.IsRefusal(err), errors.Is(err, fault.NotFound):
 		return err
@@ -372,28 +375,32 @@ const (
 // endUnreached ends a session that could not be made to enforce the recorded policy, which the
 // next session gets. That takes the engine alone, and nothing inside of the sandbox.
 func (h *Handle) endUnreached(ctx context.Context, why error) error {
-	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), unreachedGrace+store.CloseMargin)
-	defer cancel()
-	got, err := h.Current(own)
-	if errors.Is(err, fault.NotFound) || err == nil && !got.HasSession() {
+	err := fault.Within(context.WithoutCancel(ctx), unreachedGrace+store.CloseMargin, "the engine did not stop it", func(ctx context.Context) error {
+		got, err := h.Current(ctx)
+		if errors.Is(err, fault.NotFound) || err == nil && !got.HasSession() {
+			return nil
+		}
+		if err == nil {
+			err = engine.Retry(ctx, func() error { return h.c.Engine.StopContainer(ctx, got.ID, unreachedGrace) })
+		}
+		if err != nil && !errors.Is(err, engine.ErrNotFound) {
+			return err
+		}
+		h.dropConn()
+		h.c.Log.Warn("session ended: it could not be given its new network policy", "sandbox", h.rec.Name, "error", why)
+		rec := h.known()
+		err = h.revise(ctx, rec, func(c *record.Changes) bool {
+			rec.Revision.Changes = *c
+			c.Session = &record.Session{StartedAt: got.StartedAt, ExpiresAt: rec.ExpiresAt(got.StartedAt), Reason: record.ReasonPolicy}
+			return true
+		})
+		if err != nil && !errors.Is(err, fault.NotFound) {
+			h.c.Log.Warn("why the session ended is not recorded", "sandbox", h.rec.Name, "error", err)
+		}
 		return nil
-	}
-	if err == nil {
-		err = engine.Retry(own, func() error { return h.c.Engine.StopContainer(own, got.ID, unreachedGrace) })
-	}
-	if err != nil && !errors.Is(err, engine.ErrNotFound) {
-		return errors.Join(why, fmt.Errorf("end the session: %w", err))
-	}
-	h.dropConn()
-	h.c.Log.Warn("session ended: it could not be given its new network policy", "sandbox", h.rec.Name, "error", why)
-	rec := h.known()
-	err = h.revise(own, rec, func(c *record.Changes) bool {
-		rec.Revision.Changes = *c
-		c.Session = &record.Session{StartedAt: got.StartedAt, ExpiresAt: rec.ExpiresAt(got.StartedAt), Reason: record.ReasonPolicy}
-		return true
 	})
-	if err != nil && !errors.Is(err, fault.NotFound) {
-		h.c.Log.Warn("why the session ended is not recorded", "sandbox", h.rec.Name, "error", err)
+	if err != nil {
+		return errors.Join(why, fmt.Errorf("end the session: %w", err))
 	}
 	return nil
 }

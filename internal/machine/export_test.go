@@ -105,7 +105,7 @@ func (m *Machine) removeScratchGuest(t *testing.T, volume, image string) {
 	if err := m.Engine.RemoveImage(ctx, image, false); err != nil {
 		t.Errorf("RemoveImage: %v", err)
 	}
-	if err := m.DropVolume(ctx, volume); err != nil {
+	if err := m.DropVolume(ctx, engine.Volume{Name: volume}); err != nil {
 		t.Errorf("DropVolume: %v", err)
 	}
 }

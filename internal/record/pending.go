@@ -491,6 +491,24 @@ func (w *Watch) Dead(m Marker, now time.Time) bool {
 	return false
 }
 
+// TakeOverTime bounds a takeover. It is shorter than the lease of its own, after which another
+// process may do the same at the same time. Only tests change it.
+var TakeOverTime = Lease * 2 / 3
+
+// ErrLimit is the error of what the engine does not do within a limit of this package's.
+var ErrLimit = errors.New("the engine did not finish that")
+
+// within calls fn with a context that ends after limit, and reports that end as ErrLimit.
+func within(ctx context.Context, limit time.Duration, fn func(context.Context) error) error {
+	own, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	err := fn(own)
+	if errors.Is(err, context.DeadlineExceeded) && own.Err() != nil && ctx.Err() == nil {
+		return fmt.Errorf("%w within %v", ErrLimit, limit)
+	}
+	return err
+}
+
 // TakeOver removes what a dead creator left: it calls cleanUp, which removes the objects
 // with the marker's nonce, and then removes the marker. One caller at a time does so for a
 // name. For the others, and if the marker has changed meanwhile, TakeOver does nothing and
@@ -501,11 +519,12 @@ func TakeOver(ctx context.Context, v Volumes, dead Marker, nonce, holder string,
 	lock := takeoverName(dead.Name)
 	defer func() {
 		// The lock may exist even if the reply was lost; don't leave it until its lease ends.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-		defer cancel()
-		if got, e := v.InspectVolume(ctx, lock); e == nil && got.Labels[Nonce] == nonce {
-			err = errors.Join(err, remove(ctx, v, lock))
-		}
+		err = errors.Join(err, within(context.WithoutCancel(ctx), 10*time.Second, func(ctx context.Context) error {
+			if got, err := v.InspectVolume(ctx, lock); err != nil || got.Labels[Nonce] != nonce {
+				return nil
+			}
+			return remove(ctx, v, lock)
+		}))
 	}()
 	got, err := v.CreateVolume(ctx, lock, markerLabels(RoleTakeover, mine, now))
 	if err != nil {
@@ -521,13 +540,12 @@ func TakeOver(ctx context.Context, v Volumes, dead Marker, nonce, holder string,
 	if err != nil || !found || m.Nonce != dead.Nonce || !m.Expired(v.Now()) || m.Until.After(dead.Until) {
 		return err
 	}
-	// Stay within our own lease: after it another process may clean up at the same time.
-	ctx, cancel := context.WithTimeout(ctx, Lease*2/3)
-	defer cancel()
-	if err := cleanUp(ctx); err != nil {
-		return err
-	}
-	return Drop(ctx, v, dead.Name, dead.Nonce)
+	return within(ctx, TakeOverTime, func(ctx context.Context) error {
+		if err := cleanUp(ctx); err != nil {
+			return err
+		}
+		return Drop(ctx, v, dead.Name, dead.Nonce)
+	})
 }
 
 func remove(ctx context.Context, v Volumes, name string) error {

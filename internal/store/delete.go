@@ -107,20 +107,18 @@ func (s *Store) DeleteFound(ctx context.Context, rec record.Sandbox, got engine.
 		return outcomes, nil
 	}
 	// The sandbox is gone: from here on the end of ctx does not stop the deletion halfway.
-	own, cancel := outlive(ctx, UndoTimeout)
-	defer cancel()
-	var errs []error
-	for i, v := range volumes {
-		if reclaim == DropOwn && v.Labels[record.ID] != rec.ID {
-			continue
+	err = afterwards(ctx, UndoTimeout, "the volumes were not removed", func(ctx context.Context) error {
+		var errs []error
+		for i, v := range volumes {
+			if reclaim == DropOwn && v.Labels[record.ID] != rec.ID {
+				continue
+			}
+			var err error
+			outcomes[i], err = s.deleteUnreferenced(ctx, v)
+			errs = append(errs, err)
 		}
-		outcomes[i], err = s.deleteUnreferenced(own, v.Name)
-		errs = append(errs, err)
-	}
-	err = errors.Join(errs...)
-	if own.Err() != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
-		err = fault.Classify(fault.EngineUnavailable, fmt.Errorf("the volumes were not removed within %v", UndoTimeout))
-	}
+		return errors.Join(errs...)
+	})
 	return outcomes, err
 }
 
@@ -226,16 +224,16 @@ func (s *Store) claimDeletion(ctx context.Context, rec record.Sandbox, reclaim R
 	}
 	d := &deletionClaim{rec: rec, reclaim: reclaim}
 	d.drop = func(ctx context.Context) error {
-		ctx, cancel := outlive(ctx, CloseMargin)
-		defer cancel()
-		return engine.Retry(ctx, func() error {
-			if d.Claim != nil {
-				return d.Claim.Drop(ctx)
-			}
-			if m, found, err := record.FindMarker(ctx, s.Engine, rec.Name); err != nil || !found || m.By != by {
-				return err
-			}
-			return record.Drop(ctx, s.Engine, rec.Name, nonce)
+		return afterwards(ctx, CloseMargin, "the marker of the deletion was not removed", func(ctx context.Context) error {
+			return engine.Retry(ctx, func() error {
+				if d.Claim != nil {
+					return d.Claim.Drop(ctx)
+				}
+				if m, found, err := record.FindMarker(ctx, s.Engine, rec.Name); err != nil || !found || m.By != by {
+					return err
+				}
+				return record.Drop(ctx, s.Engine, rec.Name, nonce)
+			})
 		})
 	}
 	for {
@@ -354,8 +352,9 @@ func (s *Store) mountedVolumes(ctx context.Context, got engine.Container) ([]eng
 }
 
 // deleteUnreferenced deletes a volume unless a container still refers to it.
-func (s *Store) deleteUnreferenced(ctx context.Context, name string) (Outcome, error) {
-	err := engine.Retry(ctx, func() error { return s.DropVolume(ctx, name) })
+func (s *Store) deleteUnreferenced(ctx context.Context, v engine.Volume) (Outcome, error) {
+	name := v.Name
+	err := engine.Retry(ctx, func() error { return s.DropVolume(ctx, v) })
 	var used *inUse
 	switch {
 	case err == nil:

@@ -30,6 +30,9 @@ func (s *Store) TakeOver(ctx context.Context, m record.Marker) error {
 		}
 		return s.removeAllOf(ctx, m.Nonce)
 	})
+	if errors.Is(err, record.ErrLimit) {
+		err = fault.Classify(fault.EngineUnavailable, err)
+	}
 	if err != nil {
 		return fmt.Errorf("clear what %s left of %q: %w", m.Holder, m.Name, err)
 	}
@@ -97,19 +100,18 @@ func (s *Store) Hold(ctx context.Context, rec record.Sandbox) (*record.Claim, st
 // Release ends a Hold. After a failure, its cause, it finishes or reverts the change; when
 // that fails, too, the marker stays and the next caller does so.
 func (s *Store) Release(ctx context.Context, rec record.Sandbox, claim *record.Claim, op string, cause error) error {
-	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), UndoTimeout)
-	defer cancel()
-	var err error
-	if cause != nil && claim != nil {
-		err = engine.Retry(own, func() error { return s.finishChange(own, rec, op, nil) })
-	}
-	if claim != nil {
-		claim.Stop()
-	}
-	if err != nil {
-		return err // with the marker in place
-	}
-	err = engine.Retry(own, func() error { return record.Drop(own, s.Engine, rec.Name, op) })
+	err := afterwards(ctx, UndoTimeout, "the change was not ended", func(ctx context.Context) (err error) {
+		if cause != nil && claim != nil {
+			err = engine.Retry(ctx, func() error { return s.finishChange(ctx, rec, op, nil) })
+		}
+		if claim != nil {
+			claim.Stop()
+		}
+		if err != nil {
+			return err // with the marker in place
+		}
+		return engine.Retry(ctx, func() error { return record.Drop(ctx, s.Engine, rec.Name, op) })
+	})
 	if err != nil && cause == nil {
 		s.Log.Warn("a marker is left for the next sweep", "sandbox", rec.Name, "error", err)
 		return nil
@@ -175,7 +177,7 @@ func (s *Store) finishChange(ctx context.Context, rec record.Sandbox, op string,
 	var errs []error
 	for _, v := range volumes {
 		if record.IsData(v.Name, v.Labels) {
-			if err := s.DropVolume(ctx, v.Name); !errors.Is(err, fault.VolumeInUse) {
+			if err := s.DropVolume(ctx, v); !errors.Is(err, fault.VolumeInUse) {
 				errs = append(errs, err)
 			}
 		}

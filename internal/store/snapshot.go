@@ -32,8 +32,6 @@ func (s *Store) DropSnapshot(ctx context.Context, rec record.SnapshotRecord) err
 		return err
 	}
 	marker := record.SnapshotMarker(rec.ID)
-	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), UndoTimeout)
-	defer cancel()
 	claim, err := RetryCall(ctx, func() (*record.Claim, error) {
 		return FinishCall(ctx, func(ctx context.Context) (*record.Claim, error) {
 			return record.TryClaim(ctx, s.Engine, marker, rec.Nonce, Holder())
@@ -43,18 +41,21 @@ func (s *Store) DropSnapshot(ctx context.Context, rec record.SnapshotRecord) err
 	if errors.As(err, &held) {
 		return fmt.Errorf("%w: it is being deleted", fault.SnapshotNotFound)
 	}
+	drop := func(ctx context.Context) error { return record.Drop(ctx, s.Engine, marker, rec.Nonce) }
 	if err != nil {
-		return errors.Join(err, record.Drop(own, s.Engine, marker, rec.Nonce))
+		return errors.Join(err, afterwards(ctx, UndoTimeout, "the marker of its deletion was not removed", drop))
 	}
 	defer claim.Stop()
-	if err := engine.Retry(own, func() error { return s.RemoveVolume(own, record.SnapshotName(rec.ID), rec.Nonce) }); err != nil {
-		return errors.Join(err, record.Drop(own, s.Engine, marker, rec.Nonce))
-	}
-	if err := engine.Retry(own, func() error { return s.dropSnapshotFiles(own, rec.ID, rec.Nonce) }); err != nil {
-		return err
-	}
-	claim.Stop()
-	return engine.Retry(own, func() error { return record.Drop(own, s.Engine, marker, rec.Nonce) })
+	return afterwards(ctx, UndoTimeout, "the snapshot was not removed", func(ctx context.Context) error {
+		if err := engine.Retry(ctx, func() error { return s.RemoveVolume(ctx, record.SnapshotName(rec.ID), rec.Nonce) }); err != nil {
+			return errors.Join(err, drop(ctx))
+		}
+		if err := engine.Retry(ctx, func() error { return s.dropSnapshotFiles(ctx, rec.ID, rec.Nonce) }); err != nil {
+			return err
+		}
+		claim.Stop()
+		return engine.Retry(ctx, func() error { return drop(ctx) })
+	})
 }
 
 // SharersOf returns the volumes that share a snapshot's files.
@@ -103,7 +104,7 @@ func (s *Store) dropSnapshotFiles(ctx context.Context, id, nonce string) error {
 	var errs []error
 	for _, v := range volumes {
 		if v.Labels[record.Nonce] == nonce {
-			errs = append(errs, s.DropVolume(ctx, v.Name))
+			errs = append(errs, s.DropVolume(ctx, v))
 		}
 	}
 	return errors.Join(append(errs, s.Uncommit(ctx, record.SnapshotImage(id), nonce))...)

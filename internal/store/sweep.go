@@ -171,7 +171,7 @@ func (w *sweep) markers(ctx context.Context) {
 		}
 	}
 	for _, name := range record.ExpiredLeftovers(w.all.Volumes, w.now) {
-		w.log("marker "+name, w.DropVolume(ctx, name))
+		w.log("marker "+name, w.DropVolume(ctx, engine.Volume{Name: name}))
 	}
 	w.steps.Wait()
 }
@@ -203,18 +203,18 @@ func (w *sweep) suspects(ctx context.Context) {
 // revisions removes revisions of sandboxes that are gone, and those that no search needs.
 func (w *sweep) revisions(ctx context.Context) {
 	for _, name := range record.OrphanedRevisions(w.all.Volumes, w.alive, w.now, minOrphanAge) {
-		w.log("revision "+name, w.DropVolume(ctx, name))
+		w.log("revision "+name, w.DropVolume(ctx, engine.Volume{Name: name}))
 	}
 	// What follows is no leftover of anybody, so it is in no report.
 	for _, line := range record.SupersededRevisions(w.all.Volumes, w.now, minOrphanAge) {
 		for _, name := range line {
-			if w.DropVolume(ctx, name) != nil {
+			if w.DropVolume(ctx, engine.Volume{Name: name}) != nil {
 				break
 			}
 		}
 	}
 	for _, name := range record.PastSweeps(w.all.Volumes, w.now) {
-		_ = w.DropVolume(ctx, name)
+		_ = w.DropVolume(ctx, engine.Volume{Name: name})
 	}
 }
 
@@ -354,10 +354,10 @@ func (w *sweep) snapshots(ctx context.Context) {
 			w.log("expired snapshot "+rec.ID, w.DropSnapshot(ctx, rec))
 		}
 		if w.emptyTree(v, recs) {
-			w.log("volume "+v.Name, w.DropVolume(ctx, v.Name))
+			w.log("volume "+v.Name, w.DropVolume(ctx, v))
 		}
 		if of, is := record.OverlayOf(v.Name); is && record.Is(v.Labels, record.RoleOverlay) && !names[of] && w.isMissing(ctx, of) {
-			w.log("volume "+v.Name, w.DropVolume(ctx, v.Name))
+			w.log("volume "+v.Name, w.DropVolume(ctx, v))
 		}
 	}
 	for id, nonce := range w.all.orphanedFiles() {

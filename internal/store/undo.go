@@ -12,13 +12,12 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
-const (
-	// UndoTimeout bounds a whole undo, which runs on a context that outlives the caller's.
-	UndoTimeout = 60 * time.Second
-	// CancelGrace is how long a call that changes something may go on after its context
-	// has ended.
-	CancelGrace = 500 * time.Millisecond
-)
+// UndoTimeout bounds a whole undo, which runs on a context that outlives the caller's. Only tests
+// change it.
+var UndoTimeout = 60 * time.Second
+
+// CancelGrace is how long a call that changes something may go on after its context has ended.
+const CancelGrace = 500 * time.Millisecond
 
 // Undo is a stack of steps that revert what was done. A step registers its undo before it
 // runs: when a reply is lost nobody knows whether it took effect.
@@ -80,6 +79,17 @@ func outlive(ctx context.Context, d time.Duration) (context.Context, context.Can
 		at = final
 	}
 	return context.WithDeadline(context.WithoutCancel(ctx), at)
+}
+
+// afterwards calls fn with a context of outlive. It reports the end of that as fault.Within does.
+func afterwards(ctx context.Context, limit time.Duration, what string, fn func(context.Context) error) error {
+	own, cancel := outlive(ctx, limit)
+	defer cancel()
+	err := fn(own)
+	if errors.Is(err, context.DeadlineExceeded) && own.Err() != nil {
+		return fault.Classify(fault.EngineUnavailable, fmt.Errorf("%s within %v", what, limit))
+	}
+	return err
 }
 
 // WithGrace returns a context that ends CancelGrace after ctx does.
@@ -224,12 +234,13 @@ func (s *Store) RemoveVolume(ctx context.Context, name, nonce string) error {
 	if got.Labels[record.Managed] != "true" || got.Labels[record.Nonce] != nonce {
 		return nil
 	}
-	return s.DropVolume(ctx, name)
+	return s.DropVolume(ctx, got)
 }
 
-// DropVolume is RemoveUnusedVolume for a volume that may be gone.
-func (s *Store) DropVolume(ctx context.Context, name string) error {
-	err := s.RemoveUnusedVolume(ctx, name)
+// DropVolume is RemoveUnusedVolume for a volume that may be gone, and whose labels are known if it
+// may be an overlay.
+func (s *Store) DropVolume(ctx context.Context, v engine.Volume) error {
+	err := s.removeUnused(ctx, v)
 	if errors.Is(err, fault.VolumeNotFound) {
 		return nil
 	}

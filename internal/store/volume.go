@@ -158,7 +158,7 @@ func (s *Store) DeleteVolume(ctx context.Context, name string, force bool) (outc
 	if err := s.checkPending(ctx, v); err != nil {
 		return nil, nil, err
 	}
-	err = s.RemoveUnusedVolume(ctx, name)
+	err = s.removeUnused(ctx, v)
 	var used *inUse
 	if !force || !errors.As(err, &used) || len(used.users.foreign) > 0 || len(used.users.sandboxes) == 0 {
 		return nil, nil, err
@@ -181,15 +181,15 @@ func (s *Store) DeleteVolume(ctx context.Context, name string, force bool) (outc
 			}
 		}
 	}
-	return outcomes, sandboxes, s.RemoveUnusedVolume(ctx, name)
+	return outcomes, sandboxes, s.removeUnused(ctx, v)
 }
 
 // overlayParts returns the names of the volumes that a volume is made of, if it is an overlay.
-func (s *Store) overlayParts(ctx context.Context, name string) []string {
-	if !record.ValidVolume(name) {
-		return nil // not a data volume
+func (s *Store) overlayParts(ctx context.Context, v engine.Volume) []string {
+	if !record.ValidVolume(v.Name) || v.Labels[record.Snapshot] == "" {
+		return nil
 	}
-	upper, work := record.OverlayNames(name)
+	upper, work := record.OverlayNames(v.Name)
 	parts := []string{upper, work}
 	var looks sync.WaitGroup
 	for i, part := range parts {
@@ -205,13 +205,16 @@ func (s *Store) overlayParts(ctx context.Context, name string) []string {
 
 // dropOverlay removes the parts of an overlay that is gone, and the files below it if nobody
 // shares them any more and they are no recorded snapshot, which are those of a ForkN: to know
-// that takes a list. Failures are left to the next sweep.
-func (s *Store) dropOverlay(ctx context.Context, parts []string) {
+// the sharers takes a list. Failures are left to the next sweep.
+func (s *Store) dropOverlay(ctx context.Context, snapshot string, parts []string) {
 	if len(parts) == 0 {
 		return
 	}
 	for _, part := range parts {
 		s.Engine.RemoveVolume(ctx, part, false)
+	}
+	if _, err := s.FindSnapshot(ctx, snapshot); !errors.Is(err, fault.SnapshotNotFound) {
+		return
 	}
 	if all, err := s.List(ctx); err == nil {
 		for id, nonce := range all.orphanedFiles() {
@@ -237,10 +240,27 @@ const releaseTimeout = 10 * time.Second
 // that, but only the engine checks for users and removes in one step: a new user would get
 // the volume without its files.
 func (s *Store) RemoveUnusedVolume(ctx context.Context, name string) error {
+	v, err := s.Engine.InspectVolume(ctx, name)
+	if errors.Is(err, engine.ErrNotFound) {
+		return removedByAnother(name)
+	}
+	if err != nil {
+		return err
+	}
+	return s.removeUnused(ctx, v)
+}
+
+func removedByAnother(volume string) error {
+	return fmt.Errorf("%w: another process removed %s", fault.VolumeNotFound, volume)
+}
+
+// removeUnused is RemoveUnusedVolume for a volume whose labels are known.
+func (s *Store) removeUnused(ctx context.Context, v engine.Volume) error {
+	name := v.Name
 	lostReplies, try, began := 0, -1, time.Now()
 	var parts []string
 	var look sync.WaitGroup
-	look.Go(func() { parts = s.overlayParts(ctx, name) })
+	look.Go(func() { parts = s.overlayParts(ctx, v) })
 	defer look.Wait()
 	return fault.Poll(ctx, PollEvery, func() (done bool, err error) {
 		try++
@@ -248,10 +268,10 @@ func (s *Store) RemoveUnusedVolume(ctx context.Context, name string) error {
 		switch {
 		case err == nil, errors.Is(err, engine.ErrNotFound) && lostReplies > 0:
 			look.Wait()
-			s.dropOverlay(ctx, parts)
+			s.dropOverlay(ctx, v.Labels[record.Snapshot], parts)
 			return true, nil
 		case errors.Is(err, engine.ErrNotFound):
-			return true, fmt.Errorf("%w: another process removed %s", fault.VolumeNotFound, name)
+			return true, removedByAnother(name)
 		case errors.Is(err, engine.ErrUnavailable) && lostReplies < 3:
 			lostReplies++
 			return false, nil

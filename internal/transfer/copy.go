@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -157,6 +159,10 @@ func (k *Copier) run(ctx context.Context, jobs []Job, s *standstill) (err error)
 			k.Undo.Add("volume "+name, func(ctx context.Context) error { return k.RemoveVolume(ctx, name, k.Nonce) })
 		}
 	}
+	beating, stop := context.WithCancel(ctx)
+	var beats sync.WaitGroup
+	defer func() { stop(); beats.Wait() }()
+	var to io.Writer // that beats go to
 	var last wire.Copied
 	err = k.RunInteractive(ctx, spec, s != nil, nil, func(line []byte, w io.Writer) (bool, error) {
 		last = wire.Copied{}
@@ -165,6 +171,10 @@ func (k *Copier) run(ctx context.Context, jobs []Job, s *standstill) (err error)
 		}
 		switch {
 		case last.Ready && s != nil:
+			if w != to {
+				to = w
+				beats.Go(func() { beat(beating, w) })
+			}
 			answer, err := s.answer(ctx, k, last)
 			return false, tell(ctx, w, answer, err)
 		case last.Lingers && s != nil:
@@ -188,6 +198,22 @@ func (k *Copier) run(ctx context.Context, jobs []Job, s *standstill) (err error)
 	k.last = last
 	reportSkipped(k.Helper, k.name, "copy", last)
 	return nil
+}
+
+// beat tells a helper that its caller lives, until ctx ends.
+func beat(ctx context.Context, helper io.Writer) {
+	tick := time.NewTicker(wire.HoldSilence / 5)
+	defer tick.Stop()
+	for {
+		if _, err := io.WriteString(helper, wire.CopyBeat); err != nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
 }
 
 // findsLayers reports whether a helper has to find layers among all.

@@ -53,10 +53,8 @@ func (p *pause) start(ctx context.Context, got engine.Container) (err error) {
 		}
 	}
 	// An abandoned call could still pause the container after end has looked.
-	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), pauseTimeout)
-	defer cancel()
 	p.requested = true
-	err = p.pauseContainer(own)
+	err = fault.Within(context.WithoutCancel(ctx), pauseTimeout, "the engine did not pause it", p.pauseContainer)
 	switch {
 	case errors.Is(err, engine.ErrConflict), errors.Is(err, engine.ErrNotFound):
 		p.requested = false // it was stopped, or paused by somebody else
@@ -100,22 +98,23 @@ func (p *pause) end(ctx context.Context) (stayed bool, err error) {
 	if p.nonce == "" {
 		return true, nil
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.UndoTimeout)
-	defer cancel()
 	stayed = true
-	if p.requested {
-		if stayed, err = p.unpause(ctx); err != nil {
-			err = fmt.Errorf("%s may still be paused: %w", p.rec.Name, err)
+	err = fault.Within(context.WithoutCancel(ctx), store.UndoTimeout, p.rec.Name+" may still be paused: the engine did not unpause it", func(ctx context.Context) (err error) {
+		if p.requested {
+			if stayed, err = p.unpause(ctx); err != nil {
+				err = fmt.Errorf("%s may still be paused: %w", p.rec.Name, err)
+			}
+			p.requested = err != nil
 		}
-		p.requested = err != nil
-	}
-	if p.claim != nil {
-		p.claim.Stop()
-		p.claim = nil
-	}
-	if err == nil {
-		err = engine.Retry(ctx, func() error { return record.DropPause(ctx, p.s.Engine, p.rec, p.nonce) })
-	}
+		if p.claim != nil {
+			p.claim.Stop()
+			p.claim = nil
+		}
+		if err == nil {
+			err = engine.Retry(ctx, func() error { return record.DropPause(ctx, p.s.Engine, p.rec, p.nonce) })
+		}
+		return err
+	})
 	if err == nil {
 		p.nonce = ""
 	}

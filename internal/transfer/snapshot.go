@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -234,12 +235,12 @@ func (f *SnapshotFiles) Release(ctx context.Context, shared bool) error {
 	if !shared {
 		return f.undo.Run(ctx)
 	}
-	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.UndoTimeout)
-	defer cancel()
 	ref := record.SnapshotImage(f.Record.ID)
-	return errors.Join(
-		engine.Retry(own, func() error { return f.m.DropLayer(own, ref) }),
-		engine.Retry(own, func() error {
-			return record.Drop(own, f.m.Engine, record.SnapshotMarker(f.Record.ID), f.Record.Nonce)
-		}))
+	return fault.Within(context.WithoutCancel(ctx), store.UndoTimeout, "the image of the copied files was not removed", func(ctx context.Context) error {
+		return errors.Join(
+			engine.Retry(ctx, func() error { return f.m.DropLayer(ctx, ref) }),
+			engine.Retry(ctx, func() error {
+				return record.Drop(ctx, f.m.Engine, record.SnapshotMarker(f.Record.ID), f.Record.Nonce)
+			}))
+	})
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
@@ -192,6 +193,24 @@ func TestHandleDuringAHold(t *testing.T) {
 	}
 	if err := file.Close(); err != nil {
 		t.Errorf("Close: %v", err)
+	}
+}
+
+// A hold lasts for as long as a commit does, although nobody may be silent for that long.
+func TestHoldOutlastsASlowCommit(t *testing.T) {
+	t.Parallel()
+	source := harness.CreateWith(t, harness.NewClient(t), nil)
+	fork := forkedWhile(t, source, func() {
+		started := make(chan error, 1)
+		go func() { started <- source.Command(t.Context(), "touch", "/workspace/c").Run() }()
+		select {
+		case err := <-started:
+			t.Errorf("a command did not wait for the end of the hold: %v", err)
+		case <-time.After(wire.HoldSilence + 2*time.Second):
+		}
+	})
+	if out := harness.Run(t, fork, "ls", "/workspace"); out != "" {
+		t.Errorf("the fork has %q, want nothing", out)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -49,9 +50,9 @@ func (b *syncBuffer) String() string {
 // connections is how many connections the server has accepted.
 func (s *sshd) connections() int { return strings.Count(s.log.String(), "Accepted publickey") }
 
-// newSSHD starts a server, and returns a client of its engine. The ssh on PATH is OpenSSH's with
-// the options of the client's configuration.
-func newSSHD(t *testing.T, options ...string) (*sshd, *sandbox.Client) {
+// newSSHD starts a server with these options, and returns a client of its engine. The ssh on PATH
+// is OpenSSH's with the options of the client's configuration.
+func newSSHD(t *testing.T, serverOptions []string, options ...string) (*sshd, *sandbox.Client) {
 	t.Helper()
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -74,8 +75,9 @@ func newSSHD(t *testing.T, options ...string) (*sshd, *sandbox.Client) {
 	l.Close()
 	server := []string{
 		"ListenAddress " + address, "HostKey " + at("host"), "AuthorizedKeysFile " + at("mine.pub"), "StrictModes no", "PidFile none",
-		"UsePAM no", "PasswordAuthentication no", "KbdInteractiveAuthentication no", "PermitRootLogin yes", "MaxSessions 100",
+		"UsePAM no", "PasswordAuthentication no", "KbdInteractiveAuthentication no", "PermitRootLogin yes",
 	}
+	server = append(server, serverOptions...)
 	if engine := os.Getenv("DOCKER_HOST"); engine != "" {
 		server = append(server, "SetEnv DOCKER_HOST="+engine)
 	}
@@ -159,16 +161,18 @@ func (s *sshd) signal(t *testing.T, sig syscall.Signal) (n int) {
 }
 
 // Sixteen creations at once take a bounded number of connections, each of which is an ssh; with
-// a control master one carries all of them.
+// a control master one carries as many of them as the server allows, by default ten.
 func TestCreationsOverSSH(t *testing.T) {
 	const creations = 16
+	master := []string{"ControlMaster auto", "ControlPersist 5", ""}
 	for name, test := range map[string]struct {
-		options []string
-		most    int
+		server, options []string
+		most            int
 	}{
 		// Each first creation connects to its guest; calls share connections.
-		"a connection each": {nil, 2 * creations},
-		"a control master":  {[]string{"ControlMaster auto", "ControlPersist 5", ""}, 4},
+		"a connection each":                 {nil, nil, 2 * creations},
+		"a control master":                  {nil, slices.Clone(master), creations},
+		"a control master for all sessions": {[]string{"MaxSessions 100"}, slices.Clone(master), 4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if len(test.options) > 0 {
@@ -179,7 +183,7 @@ func TestCreationsOverSSH(t *testing.T) {
 				t.Cleanup(func() { os.RemoveAll(dir) })
 				test.options[2] = "ControlPath " + filepath.Join(dir, "s")
 			}
-			server, c := newSSHD(t, test.options...)
+			server, c := newSSHD(t, test.server, test.options...)
 			direct := harness.NewClient(t)
 			var g errgroup.Group
 			for range creations {
@@ -205,11 +209,14 @@ func TestCreationsOverSSH(t *testing.T) {
 	}
 }
 
-// A connection that is dropped or hangs ends what uses it within 45 s.
+// deadBound is when what uses a dead connection has failed.
+const deadBound = 30 * time.Second
+
+// A connection that is dropped or hangs ends what uses it within 30 s.
 func TestLostSSHConnectionEndsACommand(t *testing.T) {
 	for name, sig := range map[string]syscall.Signal{"dropped": syscall.SIGKILL, "hanging": syscall.SIGSTOP} {
 		t.Run(name, func(t *testing.T) {
-			server, c := newSSHD(t)
+			server, c := newSSHD(t, nil)
 			direct := harness.NewClient(t)
 			sandboxName := harness.UniqueName(t)
 			harness.Remove(t, direct, sandboxName)
@@ -235,8 +242,8 @@ func TestLostSSHConnectionEndsACommand(t *testing.T) {
 			go func() { result <- cmd.Wait() }()
 			select {
 			case err = <-result:
-			case <-time.After(45 * time.Second):
-				t.Error("a command does not end 45 s after its connection was lost")
+			case <-time.After(deadBound):
+				t.Errorf("a command does not end %v after its connection was lost", deadBound)
 				server.signal(t, syscall.SIGKILL)
 				err = <-result
 			}
@@ -249,5 +256,32 @@ func TestLostSSHConnectionEndsACommand(t *testing.T) {
 				t.Errorf("the next command = %q, %v", out, err)
 			}
 		})
+	}
+}
+
+// A call without a context that ends it fails within 30 s on a connection whose server is silent,
+// also if it is repeated on a new one.
+func TestSilentSSHServerEndsACall(t *testing.T) {
+	server, c := newSSHD(t, nil)
+	if _, err := c.ListVolumes(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	server.signal(t, syscall.SIGSTOP)
+	if err := syscall.Kill(server.pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	result := make(chan error, 1)
+	go func() { result <- harness.Second(c.ListVolumes(context.WithoutCancel(t.Context()))) }()
+	select {
+	case err := <-result:
+		t.Logf("after %v: %v", time.Since(began).Round(100*time.Millisecond), err)
+		if !errors.Is(err, sandbox.ErrEngineUnavailable) || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("ListVolumes = %v, want ErrEngineUnavailable", err)
+		}
+	case <-time.After(deadBound):
+		t.Errorf("ListVolumes does not return within %v", deadBound)
+		server.signal(t, syscall.SIGKILL)
+		<-result
 	}
 }

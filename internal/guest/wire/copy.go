@@ -15,7 +15,8 @@ type Copy struct {
 	// begin with the number of their job. From is of no account then.
 	Stream bool `json:"stream,omitempty"`
 	// Wait says to print Copied with Ready and to begin when a line comes on standard
-	// input. The end of standard input ends the copy.
+	// input. The copy ends, and a hold with it, at the end of standard input, or when nothing has
+	// come for HoldSilence: the caller sends a CopyBeat at least that often.
 	Wait bool `json:"wait,omitempty"`
 	// Hold says that the copy runs in the network namespace of the sandbox that it copies, and
 	// that the sandbox's processes are to be held while it copies. Ready then comes with a
@@ -26,6 +27,9 @@ type Copy struct {
 	// before the hold ends.
 	Linger bool `json:"linger,omitempty"`
 }
+
+// CopyBeat is a line of the caller of a copy with Wait that says no more than that it lives.
+const CopyBeat = "beat\n"
 
 // Records of our own in such an archive.
 const (

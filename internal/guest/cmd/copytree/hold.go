@@ -114,19 +114,27 @@ func (h *holder) close() {
 	h.conn.Close()
 }
 
-// orders are the lines on standard input.
+// orders are the lines on standard input, without beats.
 type orders chan []byte
 
-// readOrders ends this process at the end of standard input: nobody wants the copy any more.
+// readOrders ends this process at the end of standard input, or when its caller is silent: nobody
+// wants the copy any more, and PID 1 ends the hold with the connection.
 func readOrders() orders {
 	lines := make(orders)
+	silence := time.AfterFunc(wire.HoldSilence, func() {
+		fmt.Fprintf(os.Stderr, "copy: the caller was silent for %v\n", wire.HoldSilence)
+		os.Exit(1)
+	})
 	go func() {
 		for r := bufio.NewReader(os.Stdin); ; {
 			line, err := r.ReadBytes('\n')
 			if err != nil {
 				os.Exit(1)
 			}
-			lines <- line
+			silence.Reset(wire.HoldSilence)
+			if string(line) != wire.CopyBeat {
+				lines <- line
+			}
 		}
 	}()
 	return lines
