@@ -32,8 +32,7 @@ const (
 	// TreeEnd marks the second header of a directory, which has its attributes and comes
 	// after all that is in it. The first one only makes it.
 	TreeEnd = "AGENTSANDBOX.end"
-	// TreeSparse is a file's size and then offset and length of each part that is not a
-	// hole, with spaces between. The contents are those parts.
+	// TreeSparse is archive.SparseRecord of a file with holes. The contents are its pieces.
 	TreeSparse = "AGENTSANDBOX.sparse"
 	// TreeReplace marks what takes the place of a file that came before.
 	TreeReplace = "AGENTSANDBOX.replace"
