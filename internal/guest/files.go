@@ -527,11 +527,6 @@ func (f *Files) Symlink(ctx context.Context, target, path string) error {
 	return f.simple(ctx, wire.FileSymlink, two(target, path))
 }
 
-// Link makes a hard link.
-func (f *Files) Link(ctx context.Context, path, newPath string) error {
-	return f.simple(ctx, wire.FileLink, two(path, newPath))
-}
-
 // Readlink returns the target of a symbolic link.
 func (f *Files) Readlink(ctx context.Context, path string) (string, error) {
 	u, err := f.call(ctx, wire.FileReadlink, request(path))

@@ -49,7 +49,7 @@ const (
 	FileRemoveAll            // path
 	FileRename               // from, to
 	FileSymlink              // target, path
-	FileLink                 // path, new path
+	_                        // was a hard link: other numbers stay
 	FileReadlink             // path: target
 	FileChmod                // path, permissions
 	FileChown                // path, uid or -1, gid or -1

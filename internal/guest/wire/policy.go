@@ -36,7 +36,7 @@ import (
 // When PID 1 can't lock at its start, it stays, starts nothing, and refuses OpBegin with
 // RefusedUnsupported and the reason; the owner ends the session.
 //
-// Timeout and Grace of Begin are what OpTimeout sets: only the first of a session count.
+// Timeout and Grace of Begin replace those of Init; only the first Begin of a session counts.
 const (
 	OpNetwork = "network" // nothing but what every Reply tells; answered at once, also while locked
 	OpBegin   = "begin"   // Control.Begin
