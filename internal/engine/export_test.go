@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"io"
 	"runtime"
 	"testing"
 	"time"
@@ -24,3 +25,6 @@ func SetStartBound(t *testing.T, d time.Duration) {
 	t.Cleanup(func() { startBound = was })
 	startBound = d
 }
+
+// NewDemux reads frames from r. stderr may be nil.
+func NewDemux(r io.Reader, stderr io.Writer) io.Reader { return newDemux(r, stderr) }
