@@ -45,7 +45,6 @@ const (
 	After      = Prefix + "after"    // of a revision: the nonce of the one before; of a container: see Previous
 	By         = Prefix + "by"       // of an object that a change made: the nonce of the marker held meanwhile; of a marker: the deletion
 	Snapshot   = Prefix + "snapshot" // of a volume: the snapshot whose files are its lower layer; of a container: see Rollback
-	Renewals   = Prefix + "renewals" // of a marker: how many names its renewals use; else they are numbered
 	Deletes    = Prefix + "deletes"  // of a marker: its sandbox is being deleted
 	tag        = Prefix + "tag."
 )
