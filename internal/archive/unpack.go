@@ -831,8 +831,8 @@ func (u *unpacker) finishDirs() error {
 func tempName() string {
 	var b [8]byte
 	rand.Read(b[:])
-	return TempPrefix + hex.EncodeToString(b[:])
+	return tempPrefix + hex.EncodeToString(b[:])
 }
 
-// TempPrefix begins the names of unfinished files.
-const TempPrefix = ".agent-sandbox-"
+// tempPrefix begins the names of unfinished files.
+const tempPrefix = ".agent-sandbox-"

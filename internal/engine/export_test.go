@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"io"
 	"runtime"
 	"testing"
@@ -28,3 +29,8 @@ func SetStartBound(t *testing.T, d time.Duration) {
 
 // NewDemux reads frames from r. stderr may be nil.
 func NewDemux(r io.Reader, stderr io.Writer) io.Reader { return newDemux(r, stderr) }
+
+// ExportContainer streams all files of a container.
+func (e *Engine) ExportContainer(ctx context.Context, id string) (io.ReadCloser, error) {
+	return e.exportContainer(ctx, id)
+}

@@ -361,7 +361,7 @@ func (s *Store) deleteUnreferenced(ctx context.Context, name string) (Outcome, e
 	case err == nil:
 		return Outcome{Name: name, Status: Deleted}, nil
 	case errors.As(err, &used) && len(used.users.sandboxes) > 0:
-		return Outcome{name, Preserved, "still referenced by " + strings.Join(used.users.Names(), ", ")}, nil
+		return Outcome{name, Preserved, "still referenced by " + strings.Join(used.users.names(), ", ")}, nil
 	}
 	return Outcome{name, DeleteFailed, err.Error()}, fmt.Errorf("volume %s: %w", name, err)
 }

@@ -177,7 +177,7 @@ func (s *Store) AwaitCreated(ctx context.Context, nameOrID string) (record.Sandb
 			return rec, got, lookErr
 		case !found, isCreating(ctx, name):
 			return rec, got, err
-		case !s.IsDead(m):
+		case !s.isDead(m):
 		case m.Of != "":
 			if err := s.TakeOver(ctx, m); err != nil {
 				return rec, got, err

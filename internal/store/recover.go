@@ -125,7 +125,7 @@ func (s *Store) AwaitChange(ctx context.Context, name string) error {
 		if err != nil || !found {
 			return err
 		}
-		if s.IsDead(m) {
+		if s.isDead(m) {
 			if err := s.TakeOver(ctx, m); err != nil {
 				return err
 			}
@@ -144,7 +144,7 @@ func (s *Store) AwaitTakeOver(ctx context.Context, name string) error {
 		if err != nil || !found || !m.Expired(s.Engine.Now()) {
 			return err
 		}
-		if s.IsDead(m) {
+		if s.isDead(m) {
 			return s.TakeOver(ctx, m)
 		}
 		if err := wait.sleep(ctx); err != nil {
@@ -368,7 +368,7 @@ func (s *Store) AwaitUnpause(ctx context.Context, name string) error {
 			return nil
 		case err != nil, !found:
 			return err
-		case s.IsDead(m):
+		case s.isDead(m):
 			err = s.TakeOver(ctx, m)
 		}
 		if err == nil {

@@ -45,8 +45,8 @@ func (s *Store) Close() {
 	s.sweeps.Wait()
 }
 
-// IsDead reports whether the holder of a marker has died, see [record.Watch].
-func (s *Store) IsDead(m record.Marker) bool { return s.watch.Dead(m, s.Engine.Now()) }
+// isDead reports whether the holder of a marker has died, see [record.Watch].
+func (s *Store) isDead(m record.Marker) bool { return s.watch.Dead(m, s.Engine.Now()) }
 
 // A pace is the pauses between looks at what another process does, which get longer.
 type pace struct {

@@ -191,7 +191,7 @@ func (w *sweep) suspects(ctx context.Context) {
 	for _, m := range expired {
 		w.beside(ctx, m.Name, func(ctx context.Context) error {
 			now, found, err := record.FindMarker(ctx, w.Engine, m.Name)
-			if err != nil || !found || now.Nonce != m.Nonce || !w.IsDead(now) {
+			if err != nil || !found || now.Nonce != m.Nonce || !w.isDead(now) {
 				return err
 			}
 			return w.takeOver(ctx, now)
@@ -270,7 +270,7 @@ func (s *Store) dropIdleHelper(ctx context.Context, got engine.Container) error 
 	}
 	nonce := got.Labels[record.Nonce]
 	claims, err := record.FindClaims(ctx, s.Engine, nonce)
-	if err != nil || slices.ContainsFunc(claims, func(m record.Marker) bool { return !s.IsDead(m) }) {
+	if err != nil || slices.ContainsFunc(claims, func(m record.Marker) bool { return !s.isDead(m) }) {
 		return err
 	}
 	return s.RemoveContainer(ctx, got.ID, nonce)
