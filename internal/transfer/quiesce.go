@@ -42,69 +42,91 @@ type Then struct {
 // sandbox's state has changed, all of it runs again, a few times. It returns the container that
 // was copied.
 func CopyConsistent(ctx context.Context, k *Copier, rec record.Sandbox, jobs []Job, then *Then) (engine.Container, error) {
-	for moved, changed, again := 0, 0, false; ; again = true {
+	var tries attempts
+	for again := false; ; again = true {
 		got, err := k.Recheck(ctx, rec)
+		if err == nil {
+			err = k.setLayers(ctx, jobs, got, again)
+		}
+		if err == nil && then != nil && again {
+			err = then.Undo(ctx)
+		}
 		if err != nil {
 			return got, err
 		}
-		for i := range jobs {
-			if jobs[i].Layer {
-				layer, err := k.LayerOf(ctx, got)
-				if err == nil && layer == (machine.Layer{}) {
-					err = ErrNoLayer
-				}
-				if err != nil {
-					return got, err
-				}
-				jobs[i].readLayer(got, layer)
-				jobs[i].omit = append(jobs[i].omit, strings.TrimPrefix(wire.ProcessesFile, "/"))
-			}
-			jobs[i].Again = again
-		}
-		s := &standstill{pause: pause{s: k.Store, rec: rec, id: got.ID}, got: got,
-			hold: moved < holdAttempts && got.State == engine.StateRunning && len(rec.ControlKey) == ed25519.SeedSize}
+		q := &quiesce{pause: pause{s: k.Store, rec: rec, id: got.ID}, got: got,
+			hold: tries.moved < holdAttempts && got.State == engine.StateRunning && len(rec.ControlKey) == ed25519.SeedSize}
 		if then != nil {
-			s.then = func() error { return then.Do(ctx, got) }
+			q.then = func() error { return then.Do(ctx, got) }
 		}
-		if then != nil && again {
-			if err := then.Undo(ctx); err != nil {
-				return got, err
-			}
-		}
-		err = k.run(ctx, jobs, s)
-		s.span.End(&err)
-		stayed, endErr := s.end(ctx)
+		err = k.run(ctx, jobs, q)
+		q.span.End(&err)
+		stayed, endErr := q.end(ctx)
 		if endErr != nil || ctx.Err() != nil {
 			return got, errors.Join(err, endErr)
 		}
-		if err == nil && s.held {
-			return got, k.checkSources(ctx)
-		}
-		// A failure because the sandbox has changed is reported as such.
-		now, gone := k.Recheck(ctx, rec)
-		if gone != nil {
-			return got, errors.Join(gone, err)
-		}
-		switch {
-		case errors.Is(err, errMoved):
-			moved++
-			k.Log.Info("the sandbox is copied again", "sandbox", rec.Name, "error", err)
-		case errors.Is(err, errChanged) || !stayed || now.ID != got.ID || !now.StartedAt.Equal(got.StartedAt) || now.State != got.State:
-			if changed++; changed == changeAttempts {
-				return got, errors.Join(errChanged, err)
+		if err != nil || !q.held {
+			var repeat bool
+			if repeat, err = tries.judge(ctx, k, q, stayed, err); repeat {
+				continue
 			}
-		case s.hold && errors.Is(err, machine.ErrHelperNotStarted):
-			moved = holdAttempts // it may be for the network namespace
-		case err == nil:
-			return got, k.checkSources(ctx)
-		default:
-			return got, err
 		}
+		if err == nil {
+			err = k.checkSources(ctx)
+		}
+		return got, err
 	}
 }
 
-// A standstill keeps the processes of a sandbox from running while its files are copied.
-type standstill struct {
+// setLayers has the jobs for a container's own layer read that of got.
+func (k *Copier) setLayers(ctx context.Context, jobs []Job, got engine.Container, again bool) error {
+	for i := range jobs {
+		jobs[i].Again = again
+		if !jobs[i].Layer {
+			continue
+		}
+		layer, err := k.LayerOf(ctx, got)
+		if err == nil && layer == (machine.Layer{}) {
+			err = ErrNoLayer
+		}
+		if err != nil {
+			return err
+		}
+		jobs[i].readLayer(got, layer)
+		jobs[i].omit = append(jobs[i].omit, strings.TrimPrefix(wire.ProcessesFile, "/"))
+	}
+	return nil
+}
+
+// attempts counts the copies of a sandbox that were not consistent.
+type attempts struct{ moved, changed int }
+
+// judge reports whether a copy has to be repeated that failed with err, or was made without a
+// hold. A failure because the sandbox has changed is reported as such.
+func (a *attempts) judge(ctx context.Context, k *Copier, q *quiesce, stayed bool, err error) (repeat bool, _ error) {
+	now, gone := k.Recheck(ctx, q.rec)
+	if gone != nil {
+		return false, errors.Join(gone, err)
+	}
+	switch {
+	case errors.Is(err, errMoved):
+		a.moved++
+		k.Log.Info("the sandbox is copied again", "sandbox", q.rec.Name, "error", err)
+		return true, nil
+	case errors.Is(err, errChanged) || !stayed || now.ID != q.got.ID || !now.StartedAt.Equal(q.got.StartedAt) || now.State != q.got.State:
+		if a.changed++; a.changed == changeAttempts {
+			return false, errors.Join(errChanged, err)
+		}
+		return true, nil
+	case q.hold && errors.Is(err, machine.ErrHelperNotStarted):
+		a.moved = holdAttempts // it may be for the network namespace
+		return true, nil
+	}
+	return false, err
+}
+
+// A quiesce keeps the processes of a sandbox from running while its files are copied.
+type quiesce struct {
 	pause
 	got  engine.Container
 	hold bool         // PID 1 is to hold them
@@ -114,25 +136,25 @@ type standstill struct {
 }
 
 // join has a helper run where PID 1 can be reached from, if that is to hold the processes.
-func (s *standstill) join(spec *engine.ContainerSpec, order *wire.Copy) {
-	order.Wait, order.Linger = true, s.then != nil
-	if s.hold {
+func (q *quiesce) join(spec *engine.ContainerSpec, order *wire.Copy) {
+	order.Wait, order.Linger = true, q.then != nil
+	if q.hold {
 		order.Hold = true
-		spec.NetworkDisabled, spec.NetworkMode = false, "container:"+s.got.ID
+		spec.NetworkDisabled, spec.NetworkMode = false, "container:"+q.got.ID
 	}
 }
 
 // answer returns what a helper that is ready waits for: a request for PID 1, or an empty line once
 // the engine has paused the sandbox.
-func (s *standstill) answer(ctx context.Context, k *Copier, ready wire.Copied) ([]byte, error) {
-	if len(ready.Challenge) > 0 && s.hold {
-		s.held = true
-		_, s.span = trace.Start(ctx, trace.Hold, trace.Name(s.rec.Name), trace.Container(s.got.ID))
-		return guest.SignHold(ed25519.NewKeyFromSeed(s.rec.ControlKey), ready.Challenge)
+func (q *quiesce) answer(ctx context.Context, k *Copier, ready wire.Copied) ([]byte, error) {
+	if len(ready.Challenge) > 0 && q.hold {
+		q.held = true
+		_, q.span = trace.Start(ctx, trace.Hold, trace.Name(q.rec.Name), trace.Container(q.got.ID))
+		return guest.SignHold(ed25519.NewKeyFromSeed(q.rec.ControlKey), ready.Challenge)
 	}
-	s.held = false
-	if s.hold {
-		k.Log.Info("the engine pauses the sandbox for a copy: its processes can't be held", "sandbox", s.rec.Name, "reason", ready.Unheld)
+	q.held = false
+	if q.hold {
+		k.Log.Info("the engine pauses the sandbox for a copy: its processes can't be held", "sandbox", q.rec.Name, "reason", ready.Unheld)
 	}
-	return []byte{'\n'}, s.start(ctx, s.got)
+	return []byte{'\n'}, q.start(ctx, q.got)
 }
