@@ -119,7 +119,7 @@ func (e *Engine) FlattenContainer(ctx context.Context, id, ref string, labels ma
 
 // instructions are the settings of an image and labels, as a Dockerfile has them: engines that
 // can't load an image without its layers keep what the import makes. A value with a line break
-// can't be told in that way.
+// can't be written in that way.
 func instructions(of image.InspectResponse, labels map[string]string) (lines []string) {
 	add := func(instruction string, words ...string) {
 		for i, w := range words {

@@ -61,8 +61,7 @@ func (m *Machine) setGuest(g Guest) {
 }
 
 // EnsureGuest places the guest on the engine, once for a client, and reads it there once for a
-// process. All sandboxes of the engine
-// share it. It is named by its content and stays there.
+// process. All sandboxes of the engine share it. It is named by its content and stays there.
 func (m *Machine) EnsureGuest(ctx context.Context, report *Reporter) (Guest, error) {
 	release, err := m.placing.Acquire(ctx)
 	if err != nil {

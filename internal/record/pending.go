@@ -207,8 +207,8 @@ func (c *Claim) renewOnce(ctx context.Context, name string) {
 }
 
 // lapsed reports whether the lease may end before anything else is done under it. It goes by
-// two clocks of this machine: one does not advance while the machine sleeps, and people set
-// the other.
+// two clocks of this machine: one does not advance while the machine sleeps, and the other
+// can be set.
 func (c *Claim) lapsed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -95,8 +95,8 @@ func (r Sandbox) With(rev Revision) Sandbox {
 	return r
 }
 
-// Persists reports whether the sandbox is persistent by now. Persistent says how its container was
-// made: PID 1 of one that is not starts with a lease.
+// Persists reports whether the sandbox is persistent, with all changes. Persistent is the setting
+// of its container: PID 1 of one that is not persistent starts with a lease.
 func (r Sandbox) Persists() bool {
 	if p := r.Revision.Changes.Persistent; p != nil {
 		return *p

@@ -208,7 +208,7 @@ func (s *Store) dropRevisions(ctx context.Context, rec record.Sandbox) {
 
 // A deletionClaim keeps others from replacing the container that is being deleted. If
 // volumes are deleted, too, its marker is a creator's: when this process dies in between,
-// whoever finds the marker removes the rest.
+// the process that finds the marker removes the rest.
 type deletionClaim struct {
 	*record.Claim
 	rec     record.Sandbox

@@ -16,7 +16,7 @@ import (
 func (s *Store) TakeOver(ctx context.Context, m record.Marker) error {
 	err := record.TakeOver(ctx, s.Engine, m, record.NewNonce(), Holder(), func(ctx context.Context) error {
 		if m.Of != "" {
-			// There is no time to copy files: whoever uses the sandbox next does that.
+			// There is no time to copy files: the next user of the sandbox does that.
 			return s.finishChange(ctx, record.Sandbox{Name: m.Name, Nonce: m.Of}, m.Nonce, nil)
 		}
 		if _, _, is := m.Pauses(); is {

@@ -261,9 +261,9 @@ func isIdle(got engine.Container) bool {
 	return got.State == engine.StateCreated || got.State == engine.StateExited || got.State == engine.StateDead
 }
 
-// dropIdleHelper removes a helper that nobody will start any more, because no live process has the
-// marker of the operation that created it. A helper that mounts a data volume has always been
-// created under one, and the caller found the helper before: so a missing marker is not a future one.
+// dropIdleHelper removes a helper that no process will start any more, because no live process has
+// the marker of the operation that created it. The marker of a helper that mounts a data volume is
+// older than the helper, which the caller has found: so a missing marker was removed.
 func (s *Store) dropIdleHelper(ctx context.Context, got engine.Container) error {
 	if !isIdle(got) {
 		return nil

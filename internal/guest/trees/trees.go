@@ -19,8 +19,8 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// A Writer sends directories to the verb copy, told to take a stream: what arrives is what
-// it would have copied itself.
+// A Writer sends directories to the verb copy, as the stream of wire.Copy.Stream: what arrives
+// is what the verb would have copied itself.
 type Writer struct {
 	ctx     context.Context
 	w       *tar.Writer
@@ -70,7 +70,7 @@ func (t *Writer) Archive(job int, r io.Reader, strip int, limits archive.Limits)
 	report, err := archive.FromForeign(t.ctx, r, strip, limits, func(e archive.ForeignEntry, content io.Reader) error {
 		h := &tar.Header{
 			Typeflag: e.Typeflag, Name: top + "/" + e.Name, Linkname: e.Linkname, Size: e.Size,
-			Mode: e.Mode & 0o1777, ModTime: sane(e.ModTime), PAXRecords: userXattrs(e.PAXRecords),
+			Mode: e.Mode & 0o1777, ModTime: clampTime(e.ModTime), PAXRecords: userXattrs(e.PAXRecords),
 		}
 		if e.Replaces {
 			h.PAXRecords[wire.TreeReplace] = "1"
@@ -134,8 +134,8 @@ func (t *Writer) copy(r io.Reader, size int64) error {
 	return nil
 }
 
-// sane is a time that every file system can keep.
-func sane(t time.Time) time.Time {
+// clampTime returns t, or 1970 if some file systems can't store it.
+func clampTime(t time.Time) time.Time {
 	if s := t.Unix(); s < 0 || s >= 1<<34 {
 		return time.Unix(0, 0)
 	}
@@ -161,8 +161,8 @@ func (t *Writer) Close() error {
 	return nil
 }
 
-// failed is an error about a file, once: that of a file below it stays.
-func failed(file string, err error) error {
+// withPath adds the file to an error, unless it has the path of that or of a file below it.
+func withPath(file string, err error) error {
 	var stream *StreamError
 	var p *fs.PathError
 	switch {
@@ -184,8 +184,8 @@ type StreamError struct{ Err error }
 func (e *StreamError) Error() string { return e.Err.Error() }
 func (e *StreamError) Unwrap() error { return e.Err }
 
-// kept are those of a file's extended attributes that go with it.
-func kept(had map[string]string) map[string]string {
+// dropTrusted removes those extended attributes that only privileged processes may see.
+func dropTrusted(had map[string]string) map[string]string {
 	maps.DeleteFunc(had, func(key, _ string) bool { return strings.HasPrefix(key, wire.TreeXattr+"trusted.") })
 	return had
 }
@@ -198,12 +198,12 @@ func (t *Writer) dir(root *os.Root, info fs.FileInfo, name, file string) (err er
 	}()
 	self, err := root.Open(".")
 	if err != nil {
-		return failed(file, err)
+		return withPath(file, err)
 	}
 	defer self.Close()
 	entries, err := self.ReadDir(-1)
 	if err != nil {
-		return failed(file, err)
+		return withPath(file, err)
 	}
 	had := xattrs(self)
 	if err := t.header(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o700}); err != nil {
@@ -215,12 +215,12 @@ func (t *Writer) dir(root *os.Root, info fs.FileInfo, name, file string) (err er
 		}
 		sub := file + string(os.PathSeparator) + e.Name()
 		if err := t.entry(root, e.Name(), name+"/"+e.Name(), sub); err != nil {
-			return failed(sub, err)
+			return withPath(sub, err)
 		}
 	}
 	h := attributes(info)
 	h.Typeflag, h.Name = tar.TypeDir, name+"/"
-	h.PAXRecords = kept(had)
+	h.PAXRecords = dropTrusted(had)
 	h.PAXRecords[wire.TreeEnd] = "1"
 	return t.header(h)
 }
@@ -303,7 +303,7 @@ func (t *Writer) regular(dir *os.Root, base string, info fs.FileInfo, h *tar.Hea
 	defer f.Close()
 	for try := 1; ; try++ {
 		*h = *attributesOf(now, h)
-		h.Typeflag, h.PAXRecords = tar.TypeReg, kept(xattrs(f))
+		h.Typeflag, h.PAXRecords = tar.TypeReg, dropTrusted(xattrs(f))
 		size := now.Size()
 		if size > smallFile {
 			return t.large(f, now, h)

@@ -8,11 +8,11 @@ type Copy struct {
 	Workers int `json:"workers,omitempty"`
 	// Layers is a directory with the layers of all containers. That of a job's FromMark or ToMark
 	// is in the directory LayerName of the only entry in which that has a directory of this name,
-	// and From or To is of no account. All others are put out of reach before the copy.
+	// and From or To is ignored. All others are put out of reach before the copy.
 	Layers    string `json:"layers,omitempty"`
 	LayerName string `json:"layerName,omitempty"`
 	// Stream says that the trees come on standard input, as a tar archive in which names
-	// begin with the number of their job. From is of no account then.
+	// begin with the number of their job. From is ignored then.
 	Stream bool `json:"stream,omitempty"`
 	// Wait says to print Copied with Ready and to begin when a line comes on standard
 	// input. The end of standard input ends the copy.

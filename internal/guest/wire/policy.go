@@ -29,7 +29,7 @@ import (
 //     and Upstream count when the earlier ones were empty. It is no error.
 //   - lower: refused as RefusedStale, and nothing changes. Reply.Network tells what counts.
 //
-// When a policy can't be applied PID 1 keeps the one before, or is locked where it can't
+// When a policy can't be applied PID 1 keeps the previous policy, or is locked where it can't
 // be sure of that, and refuses with RefusedUnsupported (the kernel or the runtime can't)
 // or RefusedPolicy (this policy can't be: it is not canonical, or too large).
 //
