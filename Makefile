@@ -1,5 +1,5 @@
 # Two of these need no preparation at all: make quickstart, make test. Each target is a script in ci/ that runs by hand, too.
-.PHONY: help quickstart test soak bench engine test-engines lint fmt generate
+.PHONY: help quickstart test soak bench engine test-engines lint fmt generate figures
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ lint: ## formatting, go vet, staticcheck
 
 fmt: ## format the Go files in place
 	@ci/fmt -w
+
+figures: ## sizes of packages, and lengths of functions
+	@ci/figures
 
 generate: ## rebuild the guest, the binary inside every sandbox
 	@ci/generate

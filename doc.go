@@ -283,7 +283,6 @@
 //	             the nonce of the sandbox that is being changed
 //	by, after    of a replacement: the change, and the container that it replaces
 //	until        of a marker or helper: when its lease ends; of a sweep: when the next one is due
-//	renewals     of a marker: 2, the number of volumes that its renewals use in turn
 //	deletes      of a marker: true if the sandbox is being deleted
 //	holder       of a marker or a sweep: its creator, for people
 //

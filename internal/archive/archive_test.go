@@ -266,16 +266,16 @@ func FuzzParseSparse(f *testing.F) {
 	f.Add("100;50,5", int64(5))
 	f.Add("9223372036854775807;9223372036854775806,5", int64(5))
 	f.Fuzz(func(t *testing.T, record string, stored int64) {
-		size, pieces, err := parseSparse(record, stored)
+		size, pieces, err := ParseSparse(record, stored)
 		if err != nil {
 			return
 		}
 		end, sum := int64(0), int64(0)
 		for _, p := range pieces {
-			if p.offset < end || p.length < 0 {
+			if p.Offset < end || p.Length < 0 {
 				t.Fatalf("%q: piece %+v after %d", record, p, end)
 			}
-			end, sum = p.offset+p.length, sum+p.length
+			end, sum = p.Offset+p.Length, sum+p.Length
 		}
 		if end > size || sum != stored {
 			t.Fatalf("%q: pieces end at %d of %d and hold %d of %d", record, end, size, sum, stored)

@@ -5,7 +5,6 @@ import (
 	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -46,14 +45,11 @@ type packer struct {
 	tw     *tar.Writer
 	report Report
 	tally  tally
-	links  map[fileID]string // the first name of each file with hard links
+	links  map[FileID]string // the first name of each file with hard links
 }
 
-// fileID identifies a file within a tree.
-type fileID struct{ dev, ino uint64 }
-
 func newPacker(ctx context.Context, w io.Writer, opts Options) *packer {
-	p := &packer{ctx: ctx, opts: opts, buf: bufio.NewWriterSize(w, bufSize), tally: opts.Limits.tally(), links: map[fileID]string{}}
+	p := &packer{ctx: ctx, opts: opts, buf: bufio.NewWriterSize(w, bufSize), tally: opts.Limits.tally(), links: map[FileID]string{}}
 	p.tw = tar.NewWriter(p.buf)
 	return p
 }
@@ -271,8 +267,12 @@ func (w *walker) entry(dir *dirRef, prefix string, d fs.DirEntry) error {
 	if err := w.emit(dir, d.Name(), "./"+name); err != nil || !d.IsDir() {
 		return err
 	}
-	sub, err := openDir(dir.root, d.Name())
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errSwapped) {
+	was, err := dir.root.Lstat(d.Name())
+	var sub *os.Root
+	if err == nil {
+		sub, err = OpenDir(dir.root, d.Name(), was)
+	}
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrChanged) {
 		return nil // load reports it
 	}
 	if err != nil {
@@ -281,26 +281,6 @@ func (w *walker) entry(dir *dirRef, prefix string, d fs.DirEntry) error {
 	ref := newDirRef(sub)
 	defer ref.release()
 	return w.walk(ref, name+"/")
-}
-
-var errSwapped = errors.New("it was replaced while it was copied")
-
-// openDir opens a directory, and fails with errSwapped if a link has replaced it.
-func openDir(root *os.Root, name string) (*os.Root, error) {
-	was, err := root.Lstat(name)
-	if err != nil {
-		return nil, err
-	}
-	sub, err := root.OpenRoot(name)
-	if err != nil {
-		return nil, err
-	}
-	now, err := sub.Stat(".")
-	if err != nil || !os.SameFile(was, now) {
-		sub.Close()
-		return nil, errors.Join(errSwapped, err)
-	}
-	return sub, nil
 }
 
 // bare removes the path that package os adds to an error; callers add a better one.
@@ -324,17 +304,8 @@ func (e *entry) load() {
 	case !mode.IsRegular() && !mode.IsDir():
 		return
 	}
-	f, err := e.dir.root.OpenFile(e.base, os.O_RDONLY|openNonblock, 0)
+	f, now, err := OpenFile(e.dir.root, e.base, os.O_RDONLY, e.info)
 	if err != nil {
-		e.err = err
-		return
-	}
-	now, err := f.Stat()
-	if err == nil && !os.SameFile(e.info, now) {
-		err = errSwapped
-	}
-	if err != nil {
-		f.Close()
 		e.err = err
 		return
 	}
@@ -391,8 +362,8 @@ func (p *packer) write(e *entry) error {
 	switch {
 	case errors.Is(e.err, fs.ErrNotExist):
 		return p.skip(e.name, "it vanished while it was copied")
-	case errors.Is(e.err, errSwapped):
-		return p.skip(e.name, errSwapped.Error())
+	case errors.Is(e.err, ErrChanged):
+		return p.skip(e.name, ErrChanged.Error())
 	case e.err != nil:
 		return &fs.PathError{Op: "read", Path: e.name, Err: bare(e.err)}
 	}
@@ -447,26 +418,16 @@ func (p *packer) count(e *entry) error {
 }
 
 func header(name string, info fs.FileInfo) *tar.Header {
-	mode := info.Mode()
-	hdr := &tar.Header{Name: name, Mode: int64(mode.Perm()), ModTime: info.ModTime(), Format: tar.FormatPAX}
+	hdr := &tar.Header{Name: name, Mode: ModeBits(info.Mode()), ModTime: info.ModTime(), Format: tar.FormatPAX}
 	if hdr.ModTime.Nanosecond() == 0 && len(name) < 100 {
 		hdr.Format = tar.FormatUnknown // the shortest one that fits
-	}
-	if mode&fs.ModeSetuid != 0 {
-		hdr.Mode |= 0o4000
-	}
-	if mode&fs.ModeSetgid != 0 {
-		hdr.Mode |= 0o2000
-	}
-	if mode&fs.ModeSticky != 0 {
-		hdr.Mode |= 0o1000
 	}
 	return hdr
 }
 
 func (p *packer) regular(e *entry, hdr *tar.Header) error {
 	hdr.Typeflag = tar.TypeReg
-	if id, several := identify(e.info); several {
+	if id, several := Identify(e.info); several {
 		if first, ok := p.links[id]; ok {
 			hdr.Typeflag, hdr.Linkname, hdr.PAXRecords = tar.TypeLink, first, nil
 			return stream(p.tw.WriteHeader(hdr))
@@ -483,17 +444,16 @@ func (p *packer) regular(e *entry, hdr *tar.Header) error {
 		return stream(err)
 	}
 	size := e.info.Size()
-	pieces := []piece{{0, size}}
-	if holes, ok := dataPieces(e.file, e.info); ok {
-		pieces = holes
+	pieces := Pieces(e.file, e.info)
+	if !Whole(pieces, size) {
 		if hdr.PAXRecords == nil {
 			hdr.PAXRecords = map[string]string{}
 		}
-		hdr.PAXRecords[recordSparse] = sparseRecord(size, pieces)
+		hdr.PAXRecords[recordSparse] = SparseRecord(size, pieces)
 		hdr.Format = tar.FormatPAX
 	}
 	for _, piece := range pieces {
-		hdr.Size += piece.length
+		hdr.Size += piece.Length
 	}
 	if err := stream(p.tw.WriteHeader(hdr)); err != nil {
 		return err
@@ -503,15 +463,15 @@ func (p *packer) regular(e *entry, hdr *tar.Header) error {
 
 // content writes the pieces of a file, which read returns. Where the file has shrunk it
 // writes padding, and a note that says so.
-func (p *packer) content(name string, size int64, pieces []piece, read func(part []byte, at int64) (int, error)) error {
+func (p *packer) content(name string, size int64, pieces []Piece, read func(part []byte, at int64) (int, error)) error {
 	buf := make([]byte, min(bufSize, size))
 	shrunk, next := int64(-1), p.report.Bytes+step
 	for _, piece := range pieces {
-		for at := piece.offset; at < piece.offset+piece.length; {
+		for at := piece.Offset; at < piece.Offset+piece.Length; {
 			if err := context.Cause(p.ctx); err != nil {
 				return stream(err) // a note can't interrupt a file's content
 			}
-			part := buf[:min(int64(len(buf)), piece.offset+piece.length-at)]
+			part := buf[:min(int64(len(buf)), piece.Offset+piece.Length-at)]
 			n := 0
 			if shrunk < 0 {
 				var err error
@@ -600,7 +560,7 @@ func (p *packer) fsFile(e *entry, f fs.File) error {
 	if err := stream(p.tw.WriteHeader(hdr)); err != nil {
 		return err
 	}
-	err := p.content(e.name, hdr.Size, []piece{{0, hdr.Size}}, func(part []byte, _ int64) (int, error) {
+	err := p.content(e.name, hdr.Size, []Piece{{0, hdr.Size}}, func(part []byte, _ int64) (int, error) {
 		n, err := io.ReadFull(f, part)
 		if err == io.ErrUnexpectedEOF {
 			err = io.EOF
@@ -613,50 +573,4 @@ func (p *packer) fsFile(e *entry, f fs.File) error {
 	p.report.Files++
 	p.opts.progress(e.name, &p.report)
 	return nil
-}
-
-// piece is a part of a sparse file that is not a hole.
-type piece struct{ offset, length int64 }
-
-// maxPieces bounds the list of pieces. A file with more is packed without holes.
-const maxPieces = 4096
-
-func sparseRecord(size int64, pieces []piece) string {
-	b := strconv.AppendInt(nil, size, 10)
-	for _, p := range pieces {
-		b = append(b, ';')
-		b = strconv.AppendInt(b, p.offset, 10)
-		b = append(b, ',')
-		b = strconv.AppendInt(b, p.length, 10)
-	}
-	return string(b)
-}
-
-// parseSparse reads the record, and checks that the pieces are in order, within the file
-// and stored bytes in total.
-func parseSparse(record string, stored int64) (size int64, pieces []piece, err error) {
-	bad := fmt.Errorf("%w: list of holes", ErrFormat)
-	list := strings.Split(record, ";")
-	if len(list) > maxPieces+1 {
-		return 0, nil, bad
-	}
-	if size, err = strconv.ParseInt(list[0], 10, 64); err != nil || size < 0 {
-		return 0, nil, bad
-	}
-	end, sum := int64(0), int64(0)
-	for _, text := range list[1:] {
-		a, b, ok := strings.Cut(text, ",")
-		offset, err1 := strconv.ParseInt(a, 10, 64)
-		length, err2 := strconv.ParseInt(b, 10, 64)
-		if !ok || err1 != nil || err2 != nil || offset < end || length < 0 || length > size || offset > size-length {
-			return 0, nil, bad
-		}
-		end = offset + length
-		sum += length
-		pieces = append(pieces, piece{offset, length})
-	}
-	if sum != stored {
-		return 0, nil, bad
-	}
-	return size, pieces, nil
 }

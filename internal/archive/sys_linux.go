@@ -15,13 +15,13 @@ import (
 // openNonblock keeps open from blocking if a named pipe has replaced the file.
 const openNonblock = unix.O_NONBLOCK | unix.O_NOFOLLOW | unix.O_NOCTTY
 
-// identify returns a file's identity, and whether it has hard links.
-func identify(info fs.FileInfo) (fileID, bool) {
+// Identify returns a file's identity, and whether it has hard links.
+func Identify(info fs.FileInfo) (FileID, bool) {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || st.Nlink < 2 {
-		return fileID{}, false
+		return FileID{}, false
 	}
-	return fileID{uint64(st.Dev), st.Ino}, true
+	return FileID{uint64(st.Dev), st.Ino}, true
 }
 
 func control(f *os.File, do func(fd int) error) error {
@@ -109,11 +109,12 @@ func times(t time.Time) [2]unix.Timespec {
 	return [2]unix.Timespec{{Nsec: unix.UTIME_OMIT}, unix.NsecToTimespec(t.UnixNano())}
 }
 
-// dataPieces returns the pieces of a sparse file; ok is false for other files.
-func dataPieces(f *os.File, info fs.FileInfo) (pieces []piece, ok bool) {
-	st, is := info.Sys().(*syscall.Stat_t)
-	if !is || st.Blocks*512 >= info.Size() {
-		return nil, false
+// Pieces returns where a file has data: a file without holes is one piece, and so is one whose
+// holes can't be listed. It moves the file's offset.
+func Pieces(f *os.File, info fs.FileInfo) (pieces []Piece) {
+	whole := []Piece{{0, info.Size()}}
+	if st, is := info.Sys().(*syscall.Stat_t); !is || st.Blocks*512 >= info.Size() {
+		return whole
 	}
 	err := control(f, func(fd int) error {
 		pieces = nil
@@ -130,13 +131,19 @@ func dataPieces(f *os.File, info fs.FileInfo) (pieces []piece, ok bool) {
 				return err
 			}
 			start, end = min(start, info.Size()), min(end, info.Size())
-			if len(pieces) == maxPieces || end <= start {
+			if start == end {
+				return nil // data behind what was the end
+			}
+			if len(pieces) == maxPieces || end < start {
 				return unix.E2BIG
 			}
-			pieces = append(pieces, piece{start, end - start})
+			pieces = append(pieces, Piece{start, end - start})
 			at = end
 		}
 		return nil
 	})
-	return pieces, err == nil
+	if err != nil {
+		return whole
+	}
+	return pieces
 }

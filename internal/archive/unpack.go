@@ -269,12 +269,12 @@ func truncate(root *os.Root, base string, size int64) error {
 	if !info.Mode().IsRegular() || info.Size() < size {
 		return fmt.Errorf("%w: it can't have shrunk", ErrFormat)
 	}
-	f, err := root.OpenFile(base, os.O_WRONLY|openNonblock, 0)
+	f, _, err := OpenFile(root, base, os.O_WRONLY, info)
+	if errors.Is(err, ErrChanged) {
+		err = fmt.Errorf("%w: it can't have shrunk", ErrFormat)
+	}
 	if err != nil {
 		return err
-	}
-	if now, e := f.Stat(); e != nil || !os.SameFile(info, now) {
-		return errors.Join(fmt.Errorf("%w: it can't have shrunk", ErrFormat), e, f.Close())
 	}
 	err = errors.Join(f.Truncate(size), setTimes(f, root, base, info.ModTime()))
 	return errors.Join(err, f.Close())
@@ -489,7 +489,7 @@ func (u *unpacker) parent(name string) (*dirRef, string, error) {
 			return u.cur, base, nil
 		}
 	}
-	root, err := u.top.OpenRoot(dir)
+	root, err := openRoot(u.top, dir)
 	if err != nil {
 		return nil, "", named(err, dir)
 	}
@@ -706,10 +706,10 @@ func (u *unpacker) file(dir *dirRef, base, name string, hdr *tar.Header, data []
 
 // fill copies a file's content from the stream.
 func (u *unpacker) fill(f *os.File, name string, hdr *tar.Header) error {
-	size, pieces := hdr.Size, []piece{{0, hdr.Size}}
+	size, pieces := hdr.Size, []Piece{{0, hdr.Size}}
 	if record := hdr.PAXRecords[recordSparse]; record != "" && u.opts.Complete {
 		var err error
-		if size, pieces, err = parseSparse(record, hdr.Size); err != nil {
+		if size, pieces, err = ParseSparse(record, hdr.Size); err != nil {
 			return err
 		}
 		if err := u.tally.content(hdr.Name, size-hdr.Size); err != nil { // its holes
@@ -719,7 +719,7 @@ func (u *unpacker) fill(f *os.File, name string, hdr *tar.Header) error {
 	buf := make([]byte, min(bufSize, max(hdr.Size, 1)))
 	next := u.report.Bytes + step
 	for _, piece := range pieces {
-		for at, end := piece.offset, piece.offset+piece.length; at < end; {
+		for at, end := piece.Offset, piece.Offset+piece.Length; at < end; {
 			if err := context.Cause(u.ctx); err != nil {
 				return err
 			}
@@ -737,7 +737,7 @@ func (u *unpacker) fill(f *os.File, name string, hdr *tar.Header) error {
 			}
 		}
 	}
-	if len(pieces) == 0 || pieces[len(pieces)-1].offset+pieces[len(pieces)-1].length < size {
+	if len(pieces) == 0 || pieces[len(pieces)-1].Offset+pieces[len(pieces)-1].Length < size {
 		return f.Truncate(size)
 	}
 	return nil
@@ -831,8 +831,8 @@ func (u *unpacker) finishDirs() error {
 func tempName() string {
 	var b [8]byte
 	rand.Read(b[:])
-	return TempPrefix + hex.EncodeToString(b[:])
+	return tempPrefix + hex.EncodeToString(b[:])
 }
 
-// TempPrefix begins the names of unfinished files.
-const TempPrefix = ".agent-sandbox-"
+// tempPrefix begins the names of unfinished files.
+const tempPrefix = ".agent-sandbox-"

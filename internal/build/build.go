@@ -148,7 +148,7 @@ func (b *Build) claimAndShare(ctx context.Context) error {
 	shared := make(chan error, 1)
 	go func() { shared <- b.prepareShared(own) }()
 	if err := b.claimName(ctx); err != nil {
-		cancel() // whoever has the name prepares as much
+		cancel() // the holder of the name prepares the same
 		<-shared
 		return err
 	}

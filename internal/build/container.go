@@ -202,7 +202,7 @@ func (b *Build) recheckAttached(ctx context.Context) error {
 			return err
 		}
 		if v.Labels[record.Nonce] == b.op {
-			return fmt.Errorf("%w: %s was removed meanwhile", fault.VolumeNotFound, m.Volume)
+			return fmt.Errorf("%w: %s was removed during the call", fault.VolumeNotFound, m.Volume)
 		}
 	}
 	return nil
@@ -213,7 +213,7 @@ func (b *Build) recheckAttached(ctx context.Context) error {
 func (b *Build) imageMissing(ctx context.Context, ref string, err error) error {
 	switch img, e := b.Engine.InspectImage(ctx, ref); {
 	case errors.Is(e, engine.ErrNotFound):
-		return fmt.Errorf("%w: %s was removed meanwhile: %w", fault.ImageNotFound, ref, err)
+		return fmt.Errorf("%w: %s was removed during the call: %w", fault.ImageNotFound, ref, err)
 	case e != nil:
 		return errors.Join(err, e)
 	default:

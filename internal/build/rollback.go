@@ -18,10 +18,10 @@ import (
 // *record.HeldError says that another process is changing the sandbox.
 //
 // It makes a new container, as [Remake] does, with the snapshot's files. The removal of the old
-// container commits the rollback. Until then nothing is overwritten, and who finds the rest of a
-// dead process reverts it. Then the volumes get their files from the snapshot, which never
-// changes: who finds that unfinished does it again. The new container takes the sandbox's name
-// last, and until then nobody gets to see the files, see [store.Store.Locate].
+// container commits the rollback. Until then nothing is overwritten, and a takeover from
+// a dead process reverts the rollback. Then the volumes get their files from the snapshot, which
+// never changes: the next user of the sandbox repeats that if it was not finished. The new container
+// takes the sandbox's name last; until then no call gets the files, see [store.Store.Locate].
 func Rollback(ctx context.Context, m *machine.Machine, rec record.Sandbox, id string, report *machine.Reporter) error {
 	return change(ctx, m, rec, report, func(ctx context.Context, rec record.Sandbox, got engine.Container, op string) error {
 		slot, err := m.Slot(ctx)
@@ -47,7 +47,7 @@ func Rollback(ctx context.Context, m *machine.Machine, rec record.Sandbox, id st
 			return err
 		}
 		if now, err := m.Locate(ctx, rec.Name); err != nil || now.Labels[record.By] != op {
-			return errors.Join(errors.New("its container was replaced meanwhile"), err)
+			return errors.Join(errors.New("its container was replaced during the call"), err)
 		}
 		b.dropImageOf(ctx, got)
 		return nil

@@ -51,9 +51,9 @@ func (e *Engine) DiffContainer(ctx context.Context, id string) ([]Change, error)
 	return out, nil
 }
 
-// ExportContainer streams all files of a container as a tar archive, except those of mounts.
+// exportContainer streams all files of a container as a tar archive, except those of mounts.
 // ctx bounds the stream. The caller closes it.
-func (e *Engine) ExportContainer(ctx context.Context, id string) (io.ReadCloser, error) {
+func (e *Engine) exportContainer(ctx context.Context, id string) (io.ReadCloser, error) {
 	if err := checkName("container", id); err != nil {
 		return nil, err
 	}
@@ -102,7 +102,7 @@ func (e *Engine) FlattenContainer(ctx context.Context, id, ref string, labels ma
 	if err != nil {
 		return Image{}, err
 	}
-	files, err := e.ExportContainer(ctx, id)
+	files, err := e.exportContainer(ctx, id)
 	if err != nil {
 		return Image{}, err
 	}
@@ -126,7 +126,7 @@ func (e *Engine) FlattenContainer(ctx context.Context, id, ref string, labels ma
 
 // instructions are the settings of an image and labels, as a Dockerfile has them: engines that
 // can't load an image without its layers keep what the import makes. A value with a line break
-// can't be told in that way: without are the settings that have one.
+// can't be written in that way: without are the settings that have one.
 func instructions(of image.InspectResponse, labels map[string]string) (lines, without []string) {
 	add := func(instruction string, words ...string) {
 		key := words[0]

@@ -538,25 +538,6 @@ func (e *Engine) RemoveContainer(ctx context.Context, id string, force bool) err
 	return err
 }
 
-// WaitContainer waits until the container does not run, or has never been started, and
-// returns its exit code.
-func (e *Engine) WaitContainer(ctx context.Context, id string) (int, error) {
-	if err := checkName("container", id); err != nil {
-		return 0, err
-	}
-	// The client sends exactly one value, on one of the channels, so no goroutine leaks.
-	results, errs := e.cli.ContainerWait(ctx, id, container.WaitConditionNotRunning)
-	select {
-	case r := <-results:
-		if r.Error != nil && r.Error.Message != "" {
-			return int(r.StatusCode), errors.New(r.Error.Message)
-		}
-		return int(r.StatusCode), nil
-	case err := <-errs:
-		return 0, e.fail(ctx, err)
-	}
-}
-
 func (e *Engine) onContainer(ctx context.Context, id string, call func() error) error {
 	if err := checkName("container", id); err != nil {
 		return err

@@ -106,10 +106,6 @@ func TestContainerLifecycle(t *testing.T) {
 	if c := state(); c.State != "exited" || c.ExitCode != 7 || c.FinishedAt.IsZero() || c.Pid != 0 {
 		t.Errorf("after the stop: %+v", c)
 	}
-	code, err := e.WaitContainer(ctx, id)
-	if err != nil || code != 7 {
-		t.Errorf("WaitContainer = %d, %v, want 7", code, err)
-	}
 	other := unique()
 	ok("rename", e.RenameContainer(ctx, id, other))
 	_, err = e.InspectContainer(ctx, name)
@@ -131,8 +127,6 @@ func TestContainerLifecycle(t *testing.T) {
 	} {
 		wantClass(t, what+" a removed container", err, engine.ErrNotFound)
 	}
-	_, err = e.WaitContainer(ctx, id)
-	wantClass(t, "wait for a removed container", err, engine.ErrNotFound)
 	_, err = e.Logs(ctx, id, engine.LogSpec{})
 	wantClass(t, "logs of a removed container", err, engine.ErrNotFound)
 	_, err = e.Exec(ctx, id, engine.ExecSpec{Argv: []string{"/tool"}})
@@ -165,22 +159,16 @@ func TestStopKillsAfterTheGrace(t *testing.T) {
 	}
 }
 
-func TestWaitEndsWithItsContext(t *testing.T) {
+func TestErrorsOfCancelledCallsHaveTheContextsCause(t *testing.T) {
 	t.Parallel()
 	e := open(t)
-	id, _ := start(t, e, engine.ContainerSpec{})
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	_, err := e.WaitContainer(ctx, id)
-	wantClass(t, "WaitContainer", err, context.DeadlineExceeded)
-
 	mine := errors.New("my reason")
-	cctx, stop := context.WithCancelCause(t.Context())
+	ctx, stop := context.WithCancelCause(t.Context())
 	stop(mine)
-	_, err = e.WaitContainer(cctx, id)
-	wantClass(t, "WaitContainer", err, context.Canceled)
+	_, err := e.InspectContainer(ctx, "x")
+	wantClass(t, "InspectContainer", err, context.Canceled)
 	if !errors.Is(err, mine) {
-		t.Errorf("WaitContainer = %v, want the context's cause", err)
+		t.Errorf("InspectContainer = %v, want the context's cause", err)
 	}
 }
 
@@ -307,8 +295,8 @@ func TestLogs(t *testing.T) {
 	t.Parallel()
 	e := open(t)
 	id, _ := start(t, e, engine.ContainerSpec{Cmd: []string{"exit", "3"}, LogMaxSize: "1m"})
-	if code, err := e.WaitContainer(t.Context(), id); err != nil || code != 3 {
-		t.Fatalf("WaitContainer = %d, %v, want 3", code, err)
+	if code := enginetest.Exited(t, id); code != 3 {
+		t.Fatalf("exit code %d, want 3", code)
 	}
 	read := func(s engine.LogSpec) (string, string) {
 		t.Helper()

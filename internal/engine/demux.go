@@ -30,26 +30,26 @@ func (e *frameError) Error() string {
 	return fmt.Sprintf("malformed frame of kind %d: %.512q", e.stream, e.text)
 }
 
-// Demux reads stdout from a stream of frames, and copies stderr to a writer on the way. It
+// demux reads stdout from a stream of frames, and copies stderr to a writer on the way. It
 // is not safe for concurrent use.
-type Demux struct {
+type demux struct {
 	r      *bufio.Reader
 	stderr io.Writer
 	left   uint32 // of the current stdout frame
 	err    error  // sticky
 }
 
-// NewDemux reads frames from r. stderr may be nil.
-func NewDemux(r io.Reader, stderr io.Writer) *Demux {
+// newDemux reads frames from r. stderr may be nil.
+func newDemux(r io.Reader, stderr io.Writer) *demux {
 	if stderr == nil {
 		stderr = io.Discard
 	}
-	return &Demux{r: bufio.NewReaderSize(r, demuxBuffer), stderr: stderr}
+	return &demux{r: bufio.NewReaderSize(r, demuxBuffer), stderr: stderr}
 }
 
 // Read reads stdout. It returns io.EOF when the stream ends between two
 // frames, and io.ErrUnexpectedEOF when it ends within one.
-func (d *Demux) Read(p []byte) (int, error) {
+func (d *demux) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
@@ -75,7 +75,7 @@ func (d *Demux) Read(p []byte) (int, error) {
 }
 
 // next reads a frame's header, and the whole frame unless it is stdout.
-func (d *Demux) next() error {
+func (d *demux) next() error {
 	// Peek, unlike ReadFull, allocates nothing.
 	h, err := d.r.Peek(frameHeader)
 	if err != nil {
@@ -109,7 +109,7 @@ func (d *Demux) next() error {
 }
 
 // copy writes size bytes to w directly from the buffer.
-func (d *Demux) copy(w io.Writer, size uint32) error {
+func (d *demux) copy(w io.Writer, size uint32) error {
 	for size > 0 {
 		if _, err := d.r.Peek(1); err != nil {
 			if errors.Is(err, io.EOF) {

@@ -156,12 +156,6 @@ func (e *Engine) Close() error {
 // next calls would wait on them.
 func (e *Engine) DropIdle() { e.tr.CloseIdleConnections() }
 
-// Ping checks that the engine answers.
-func (e *Engine) Ping(ctx context.Context) error {
-	_, err := e.cli.Ping(ctx)
-	return e.fail(ctx, err)
-}
-
 // Host is the engine's address, without credentials.
 func (e *Engine) Host() string { return e.ep.display() }
 

@@ -33,15 +33,8 @@ type ExecSpec struct {
 // Stream is a running exec: reading it reads the command's stdout, writing it
 // writes its stdin. One goroutine may read while another writes.
 type Stream struct {
-	e      *Engine
-	id     string
-	conn   net.Conn
-	demux  *Demux
-	stderr tail
-
-	once     sync.Once
-	closeErr error
-	closed   chan struct{}
+	hijacked
+	id string
 
 	mu   sync.Mutex
 	exit *int
@@ -84,8 +77,8 @@ func (e *Engine) Exec(ctx context.Context, containerID string, s ExecSpec) (*Str
 	if err != nil {
 		return nil, e.fail(ctx, err)
 	}
-	st := &Stream{e: e, id: r.ID, conn: conn, closed: make(chan struct{})}
-	st.demux = NewDemux(br, &st.stderr)
+	st := &Stream{id: r.ID}
+	st.init(e, conn, br)
 	return st, nil
 }
 
@@ -154,16 +147,11 @@ func (e *Engine) hijackOn(ctx context.Context, dial func() (net.Conn, error), pa
 // runs, the error is [ErrUnavailable], as for any broken connection; a command that closes
 // stdout and stderr and runs on has the same effect.
 func (s *Stream) Read(p []byte) (int, error) {
-	n, err := s.demux.Read(p)
-	switch {
-	case err == nil:
-		return n, nil
-	case s.isClosed():
-		return n, net.ErrClosed
-	case errors.Is(err, io.EOF):
-		return n, s.ended()
+	n, err := s.hijacked.Read(p)
+	if errors.Is(err, io.EOF) {
+		err = s.ended()
 	}
-	return n, s.e.fail(context.Background(), err)
+	return n, err
 }
 
 const (
@@ -202,18 +190,6 @@ func (s *Stream) ended() error {
 	}
 }
 
-// Write writes to the command's stdin.
-func (s *Stream) Write(p []byte) (int, error) {
-	n, err := s.conn.Write(p)
-	if err != nil {
-		if s.isClosed() {
-			return n, net.ErrClosed
-		}
-		err = s.e.fail(context.Background(), err)
-	}
-	return n, err
-}
-
 // CloseWrite ends the command's stdin.
 func (s *Stream) CloseWrite() error {
 	if s.isClosed() {
@@ -225,33 +201,6 @@ func (s *Stream) CloseWrite() error {
 	}
 	return s.e.fail(context.Background(), c.CloseWrite())
 }
-
-// Close closes the stream. It does not kill the command: that gets the end of its stdin, and
-// its output is discarded. Later calls do nothing.
-func (s *Stream) Close() error {
-	s.once.Do(func() {
-		close(s.closed)
-		if err := s.conn.Close(); err != nil && !isBroken(err) {
-			s.closeErr = err
-		}
-	})
-	return s.closeErr
-}
-
-func (s *Stream) isClosed() bool {
-	select {
-	case <-s.closed:
-		return true
-	default:
-		return false
-	}
-}
-
-// Stderr returns the end of stderr, at most 4 KiB, as far as Read has got.
-func (s *Stream) Stderr() string { return s.stderr.String() }
-
-// ID is the engine's ID of the exec.
-func (s *Stream) ID() string { return s.id }
 
 var errRunning = errors.New("the command is still running")
 

@@ -256,8 +256,8 @@ func TestCutStreamIsUnavailable(t *testing.T) {
 	_, err = io.Copy(io.Discard, st)
 	wantClass(t, "Read with the engine down", err, engine.ErrUnavailable)
 	p.Refuse(false)
-	if err := e.Ping(t.Context()); err != nil {
-		t.Errorf("Ping of an engine that is back: %v", err)
+	if _, err := e.Info(t.Context()); err != nil {
+		t.Errorf("Info of an engine that is back: %v", err)
 	}
 }
 

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"io"
 	"net"
 	"runtime"
 	"testing"
@@ -32,3 +33,11 @@ func SetStartBound(t *testing.T, d time.Duration) {
 
 // Dial makes a connection as calls do.
 func (e *Engine) Dial(ctx context.Context) (net.Conn, error) { return e.dialRaw(ctx) }
+
+// NewDemux reads frames from r. stderr may be nil.
+func NewDemux(r io.Reader, stderr io.Writer) io.Reader { return newDemux(r, stderr) }
+
+// ExportContainer streams all files of a container.
+func (e *Engine) ExportContainer(ctx context.Context, id string) (io.ReadCloser, error) {
+	return e.exportContainer(ctx, id)
+}

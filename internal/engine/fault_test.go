@@ -32,7 +32,6 @@ func running(t *testing.T, sound *engine.Engine) string {
 func verbs() []verb {
 	type call = func(context.Context) error
 	return []verb{
-		{"Ping", func(_ *testing.T, _, e *engine.Engine) call { return e.Ping }},
 		{"Info", func(_ *testing.T, _, e *engine.Engine) call {
 			return func(ctx context.Context) error { _, err := e.Info(ctx); return err }
 		}},
@@ -93,15 +92,9 @@ func verbs() []verb {
 			id, _ := create(t, sound, engine.ContainerSpec{})
 			return func(ctx context.Context) error { return e.RemoveContainer(ctx, id, true) }
 		}},
-		{"WaitContainer", func(t *testing.T, sound, e *engine.Engine) call {
-			id, _ := create(t, sound, engine.ContainerSpec{})
-			return func(ctx context.Context) error { _, err := e.WaitContainer(ctx, id); return err }
-		}},
 		{"Logs", func(t *testing.T, sound, e *engine.Engine) call {
 			id, _ := start(t, sound, engine.ContainerSpec{Cmd: []string{"exit"}})
-			if _, err := sound.WaitContainer(t.Context(), id); err != nil {
-				t.Fatal(err)
-			}
+			enginetest.Exited(t, id)
 			return func(ctx context.Context) error {
 				rc, err := e.Logs(ctx, id, engine.LogSpec{})
 				if err != nil {
@@ -294,16 +287,17 @@ func TestEngineThatIsDown(t *testing.T) {
 	p := enginetest.NewProxy(t)
 	e := openAt(t, p.Host())
 	p.Refuse(true)
-	wantClass(t, "Ping", e.Ping(t.Context()), engine.ErrUnavailable)
-	_, err := e.CreateVolume(t.Context(), unique(), labels())
+	_, err := e.Info(t.Context())
+	wantClass(t, "Info", err, engine.ErrUnavailable)
+	_, err = e.CreateVolume(t.Context(), unique(), labels())
 	wantClass(t, "CreateVolume", err, engine.ErrUnavailable)
 	_, err = e.Exec(t.Context(), "x", engine.ExecSpec{Argv: []string{"x"}})
 	wantClass(t, "Exec", err, engine.ErrUnavailable)
 	_, err = engine.Open(t.Context(), engine.Options{Host: p.Host()})
 	wantClass(t, "Open", err, engine.ErrUnavailable)
 	p.Refuse(false)
-	if err := e.Ping(t.Context()); err != nil {
-		t.Errorf("Ping of an engine that is back: %v", err)
+	if _, err := e.Info(t.Context()); err != nil {
+		t.Errorf("Info of an engine that is back: %v", err)
 	}
 }
 
@@ -333,12 +327,12 @@ func TestEngineDyingUnderACallIsUnavailable(t *testing.T) {
 	p := enginetest.NewProxy(t)
 	e := openAt(t, p.Host())
 	id := running(t, e)
-	p.Arm(0, enginetest.None, nil)
+	p.Arm(1, enginetest.Stall, nil)
 	waiting := make(chan error, 1)
-	go func() { _, err := e.WaitContainer(t.Context(), id); waiting <- err }()
-	eventually(t, "the wait is under way", func() bool { return p.Count() == 1 })
+	go func() { waiting <- e.StopContainer(t.Context(), id, 0) }() // a GET would be repeated
+	eventually(t, "the call is under way", func() bool { return p.Count() == 1 })
 	p.CloseAll()
-	wantClass(t, "WaitContainer", <-waiting, engine.ErrUnavailable)
+	wantClass(t, "StopContainer", <-waiting, engine.ErrUnavailable)
 }
 
 func TestErrorsKeepTheirCause(t *testing.T) {

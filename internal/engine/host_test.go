@@ -79,9 +79,6 @@ func TestOpenAgreesOnAVersion(t *testing.T) {
 		i.Kernel == "" || i.NCPU < 1 || i.MemTotal < 1<<20 || i.StorageDriver == "" || len(i.Runtimes) == 0 || i.DefaultRuntime == "" || i.CgroupVersion == "" {
 		t.Errorf("Info = %+v", i)
 	}
-	if err := e.Ping(t.Context()); err != nil {
-		t.Errorf("Ping: %v", err)
-	}
 	if got := time.Until(e.Now()).Abs(); got > 2*time.Second {
 		t.Errorf("an engine of this machine is %v off", got)
 	}

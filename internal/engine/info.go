@@ -41,7 +41,7 @@ func (i Info) CheckVersion() error {
 	if n, err := strconv.Atoi(major); !i.Podman || err != nil || n >= 5 {
 		return nil
 	}
-	text := fmt.Sprintf("Podman %s: it reports conflicts and missing objects in ways that can't be told from other errors; use Podman 5", i.Version)
+	text := fmt.Sprintf("Podman %s: it reports conflicts and missing objects in ways that can't be distinguished from other errors; use Podman 5", i.Version)
 	return &classed{class: ErrUnsupported, text: text, err: errors.New(text)}
 }
 

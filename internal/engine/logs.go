@@ -24,7 +24,7 @@ type LogSpec struct {
 }
 
 // Logs streams the output of the container's main process, in the engine's frames of stdout
-// and stderr (see [Demux]), or raw if the container has a TTY. ctx bounds the stream; the
+// and stderr (see demux.go), or raw if the container has a TTY. ctx bounds the stream; the
 // caller closes it.
 func (e *Engine) Logs(ctx context.Context, id string, s LogSpec) (io.ReadCloser, error) {
 	if err := checkName("container", id); err != nil {

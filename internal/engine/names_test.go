@@ -40,7 +40,6 @@ func TestNamesAreRefusedBeforeAnyCall(t *testing.T) {
 			"RenameContainer to": func() error { return e.RenameContainer(ctx, "x", name) },
 			"UpdateContainer":    func() error { return e.UpdateContainer(ctx, name, engine.Resources{}) },
 			"RemoveContainer":    func() error { return e.RemoveContainer(ctx, name, true) },
-			"WaitContainer":      func() error { _, err := e.WaitContainer(ctx, name); return err },
 			"Logs":               func() error { _, err := e.Logs(ctx, name, engine.LogSpec{}); return err },
 			"Exec":               func() error { _, err := e.Exec(ctx, name, engine.ExecSpec{Argv: []string{"x"}}); return err },
 			"CopyTo":             func() error { return e.CopyTo(ctx, name, "/", strings.NewReader("")) },

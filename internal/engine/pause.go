@@ -10,10 +10,10 @@ import (
 )
 
 // In containerd before 1.6.22, and 1.7.0 to 1.7.2, a pause that meets the start of an exec in the
-// same container is for good: the frozen start holds a lock that the unpause waits for (containerd
-// commit 5cd6210ad). There whoever starts an exec looks for a pause after it has created the exec
-// and before it starts it, and whoever pauses says so first and then waits for the execs that have
-// been created. One of the two sees the other.
+// same container never ends: the frozen start holds a lock that the unpause waits for (containerd
+// commit 5cd6210ad). With these versions, a client that starts an exec looks for a pause after it
+// has created the exec and before it starts it. A client that pauses announces that first, and then
+// waits for the execs that have been created. One of the two sees the other.
 
 // startBound is how long a pause waits for an exec that was created and is not being started: the
 // client may have died. Between its two calls a client makes one other.

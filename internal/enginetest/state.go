@@ -321,6 +321,20 @@ func Post(t testing.TB, path string, body any) {
 	must(t, "POST "+path, func() error { return post(t, path, body) })
 }
 
+// Exited waits until a container has ended, and returns its exit code.
+func Exited(t testing.TB, id string) int {
+	t.Helper()
+	var ended struct{ StatusCode int }
+	reply, err := do(t, http.MethodPost, "/containers/"+id+"/wait", "", nil)
+	if err == nil {
+		err = json.Unmarshal(reply, &ended)
+	}
+	if err != nil {
+		t.Fatalf("wait for container %s: %v", id, err)
+	}
+	return ended.StatusCode
+}
+
 func get(t testing.TB, path string, v any) error {
 	t.Helper()
 	b, err := do(t, http.MethodGet, path, "", nil)

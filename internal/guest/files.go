@@ -245,7 +245,7 @@ func (f *Files) Info(ctx context.Context, path string, follow bool) (wire.FileIn
 
 // Open opens a file, with flags of package wire.
 func (f *Files) Open(ctx context.Context, path string, flags int, perm fs.FileMode) (Handle, wire.FileInfo, error) {
-	u, err := f.call(ctx, wire.FileOpen, request(path, int64(flags), int64(LinuxMode(perm))))
+	u, err := f.call(ctx, wire.FileOpen, request(path, int64(flags), int64(linuxMode(perm))))
 	if err != nil {
 		return 0, wire.FileInfo{}, err
 	}
@@ -404,7 +404,7 @@ func (f *Files) Replace(ctx context.Context, path string, data []byte, perm fs.F
 	if len(data) <= wire.MaxFileData {
 		p := wire.NewFrame(len(path) + len(data) + 24)
 		p.String(path)
-		p.Int(int64(LinuxMode(perm)))
+		p.Int(int64(linuxMode(perm)))
 		p.Bytes(data)
 		_, err := f.call(ctx, wire.FileReplace, p)
 		return err
@@ -424,7 +424,7 @@ func (f *Files) Replace(ctx context.Context, path string, data []byte, perm fs.F
 
 // Begin opens an empty file, which Commit moves to path.
 func (f *Files) Begin(ctx context.Context, path string, perm fs.FileMode) (Handle, error) {
-	u, err := f.call(ctx, wire.FileBegin, request(path, int64(LinuxMode(perm))))
+	u, err := f.call(ctx, wire.FileBegin, request(path, int64(linuxMode(perm))))
 	if err != nil {
 		return 0, err
 	}
@@ -489,12 +489,12 @@ func two(a, b string) wire.Pack {
 
 // Mkdir makes a directory.
 func (f *Files) Mkdir(ctx context.Context, path string, perm fs.FileMode) error {
-	return f.simple(ctx, wire.FileMkdir, request(path, int64(LinuxMode(perm))))
+	return f.simple(ctx, wire.FileMkdir, request(path, int64(linuxMode(perm))))
 }
 
 // MkdirAll makes a directory and its missing parents.
 func (f *Files) MkdirAll(ctx context.Context, path string, perm fs.FileMode) error {
-	return f.simple(ctx, wire.FileMkdirAll, request(path, int64(LinuxMode(perm))))
+	return f.simple(ctx, wire.FileMkdirAll, request(path, int64(linuxMode(perm))))
 }
 
 // MkdirTemp makes a new directory, as os.MkdirTemp does.
@@ -527,11 +527,6 @@ func (f *Files) Symlink(ctx context.Context, target, path string) error {
 	return f.simple(ctx, wire.FileSymlink, two(target, path))
 }
 
-// Link makes a hard link.
-func (f *Files) Link(ctx context.Context, path, newPath string) error {
-	return f.simple(ctx, wire.FileLink, two(path, newPath))
-}
-
 // Readlink returns the target of a symbolic link.
 func (f *Files) Readlink(ctx context.Context, path string) (string, error) {
 	u, err := f.call(ctx, wire.FileReadlink, request(path))
@@ -544,7 +539,7 @@ func (f *Files) Readlink(ctx context.Context, path string) (string, error) {
 
 // Chmod changes permissions, following links.
 func (f *Files) Chmod(ctx context.Context, path string, mode fs.FileMode) error {
-	return f.simple(ctx, wire.FileChmod, request(path, int64(LinuxMode(mode))))
+	return f.simple(ctx, wire.FileChmod, request(path, int64(linuxMode(mode))))
 }
 
 // Chown changes the owner and group; -1 leaves one unchanged. follow says whether to follow
@@ -575,8 +570,8 @@ func (f *Files) Truncate(ctx context.Context, path string, size int64) error {
 	return f.simple(ctx, wire.FileTruncate, request(path, size))
 }
 
-// LinuxMode converts permissions to Linux mode bits.
-func LinuxMode(m fs.FileMode) uint32 {
+// linuxMode converts permissions to Linux mode bits.
+func linuxMode(m fs.FileMode) uint32 {
 	mode := uint32(m.Perm())
 	if m&fs.ModeSetuid != 0 {
 		mode |= 0o4000

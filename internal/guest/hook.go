@@ -36,16 +36,8 @@ func (c *Conn) Hook(ctx context.Context, key ed25519.PrivateKey, hook wire.Hook,
 	ended := make(chan struct{})
 	if !c.spawn(func() {
 		defer close(ended)
-		ctx, cancel := context.WithCancel(context.Background())
+		ctx, cancel := c.context()
 		defer cancel()
-		c.spawn(func() {
-			select {
-			case <-c.done:
-			case <-c.stopping:
-			case <-ctx.Done():
-			}
-			cancel()
-		})
 		conn.decideAll(ctx, decide)
 	}) {
 		conn.ch.Close()

@@ -332,28 +332,6 @@ func TestExtensionCountsOnce(t *testing.T) {
 	}
 }
 
-func TestTimeoutIsCorrectedOnce(t *testing.T) {
-	t.Parallel()
-	public, private := newKey(t)
-	b := newBox(t, wire.Init{ControlKey: public, Timeout: 3 * time.Hour})
-	conn := b.serve()
-	for range 2 {
-		for _, ask := range []wire.Control{
-			{Op: wire.OpTimeout, Timeout: time.Hour, Grace: time.Second},
-			{Op: wire.OpTimeout, Timeout: 9 * time.Hour},
-		} {
-			reply, err := conn.Control(t.Context(), private, ask)
-			if err != nil || reply.TimeLeft.Round(time.Minute) != time.Hour {
-				t.Errorf("%+v: %+v, %v; want the hour of the first one", ask, reply, err)
-			}
-		}
-	}
-	none := newBox(t, wire.Init{ControlKey: public, Timeout: 3 * time.Hour})
-	if reply, err := none.serve().Control(t.Context(), private, wire.Control{Op: wire.OpTimeout}); err != nil || reply.TimeLeft != 0 {
-		t.Errorf("timeout taken away: %+v, %v", reply, err)
-	}
-}
-
 func TestControlWantsTheRightKey(t *testing.T) {
 	t.Parallel()
 	public, private := newKey(t)

@@ -32,16 +32,8 @@ func (c *Conn) KeepAlive(check func(ctx context.Context, silent time.Duration) e
 }
 
 func (c *Conn) keepAlive(every Intervals, check func(context.Context, time.Duration) error) {
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := c.context()
 	defer cancel()
-	c.spawn(func() {
-		select {
-		case <-c.done:
-		case <-c.stopping:
-		case <-ctx.Done():
-		}
-		cancel()
-	})
 	for ctx.Err() == nil {
 		patience := every.Answer
 		select {
@@ -78,6 +70,20 @@ func (c *Conn) keepAlive(every Intervals, check func(context.Context, time.Durat
 			wait = every.Answer
 		}
 	}
+}
+
+// context returns a context that ends with the connection. The caller cancels it.
+func (c *Conn) context() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(context.Background())
+	c.spawn(func() {
+		select {
+		case <-c.done:
+		case <-c.stopping:
+		case <-ctx.Done():
+		}
+		cancel()
+	})
+	return ctx, cancel
 }
 
 // quiet returns how long the guest has sent nothing.

@@ -370,11 +370,11 @@ func (h *Handle) explainLost(ctx context.Context, err error) error {
 		got, e := h.Current(ctx)
 		switch {
 		case errors.Is(e, fault.NotFound):
-			return fmt.Errorf("%w: it was removed meanwhile: %w", e, err)
+			return fmt.Errorf("%w: it was removed during the call: %w", e, err)
 		case e != nil:
 			return fmt.Errorf("%w: %w", e, err)
 		case got.State != engine.StateRunning:
-			return fmt.Errorf("%w: the session ended meanwhile (%s): %w", fault.NotRunning, store.ReasonOf(got), err)
+			return fmt.Errorf("%w: the session ended during the call (%s): %w", fault.NotRunning, store.ReasonOf(got), err)
 		}
 		// The engine reports a session that has just ended as running for a moment. One that
 		// accepts a connection does run.

@@ -196,7 +196,7 @@ func (h *Handle) Rollback(ctx context.Context, id string, report *machine.Report
 	}
 }
 
-// resumeAttempts is how often a session is started that others' changes end at once.
+// resumeAttempts is how often a session is started that other clients' changes end at once.
 const resumeAttempts = 4
 
 // resumeEnded starts a session if the one of was has ended.

@@ -115,8 +115,9 @@ func (h *Handle) settings() record.SandboxSettings {
 	return h.made.Settings
 }
 
-// setRevision notes what was read, or made, given that the handle knew was. Another goroutine may
-// know a later revision by now. But numbers begin anew if somebody removed all of them.
+// setRevision records a revision that was read or made while the handle had the revision was. Another
+// goroutine may have recorded a later one. Lower numbers replace it only if all revisions were
+// removed, after which they begin anew.
 func (h *Handle) setRevision(was, now record.Revision) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -325,7 +325,7 @@ func (h *Handle) enforceNow(ctx context.Context, version int64) error {
 		switch got.State {
 		case engine.StateRunning:
 		case engine.StatePaused:
-			return fmt.Errorf("%w: it was paused meanwhile", fault.NotRunning)
+			return fmt.Errorf("%w: it was paused during the call", fault.NotRunning)
 		default:
 			return nil // the next session gets the recorded policy
 		}

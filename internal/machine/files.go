@@ -64,7 +64,7 @@ func (p *pathStats) asImage(name string) bool {
 }
 
 // isGuestOf reports whether a target is the guest's own in a container that has not been
-// started: nothing leads to a path that nobody knows.
+// started: its name is random, so nothing in the image refers to it.
 func isGuestOf(got engine.Container, target string) bool {
 	return strings.HasPrefix(target, wire.Dir) && target != wire.Dir && got.StartedAt.IsZero()
 }

@@ -40,11 +40,11 @@ func (g Guest) Mount(dir string) engine.Mount {
 // container can have a link that leads there.
 func NewGuestDir() string { return wire.Dir + "-" + record.NewNonce() }
 
-// GuestDir returns the directory of the guest in a sandbox's present container.
-func GuestDir(s record.SandboxSettings) string { return cmp.Or(s.Guest, wire.Dir) }
+// guestDir returns the directory of the guest in a sandbox's present container.
+func guestDir(s record.SandboxSettings) string { return cmp.Or(s.Guest, wire.Dir) }
 
 // GuestPath returns the guest's path in a sandbox's present container.
-func GuestPath(s record.SandboxSettings) string { return path.Join(GuestDir(s), wire.Program) }
+func GuestPath(s record.SandboxSettings) string { return path.Join(guestDir(s), wire.Program) }
 
 func guestLabels(at time.Time) map[string]string { return record.Base(record.RoleGuest, "", at) }
 
@@ -61,8 +61,7 @@ func (m *Machine) setGuest(g Guest) {
 }
 
 // EnsureGuest places the guest on the engine, once for a client, and reads it there once for a
-// process. All sandboxes of the engine
-// share it. It is named by its content and stays there.
+// process. All sandboxes of the engine share it. It is named by its content and stays there.
 func (m *Machine) EnsureGuest(ctx context.Context, report *Reporter) (Guest, error) {
 	release, err := m.placing.Acquire(ctx)
 	if err != nil {

@@ -95,7 +95,7 @@ func (m *Machine) Abilities(ctx context.Context, runtime string) (a Abilities, e
 		a.Policy = NewRefusal(wire.RefusedUnsupported, got.Policy)
 	}
 	if got.Reflink != "" {
-		a.Reflink = fmt.Errorf("%w: files in the engine's volumes can't share blocks: %s: it takes a disk with XFS or Btrfs, say", fault.Unsupported, got.Reflink)
+		a.Reflink = fmt.Errorf("%w: files in the engine's volumes can't share blocks: %s: put them on a disk with XFS or Btrfs", fault.Unsupported, got.Reflink)
 	}
 	if got.Volatile {
 		a.Layer = fmt.Errorf("%w: with this OCI runtime all files outside of volumes are lost when a sandbox stops or is forked: "+

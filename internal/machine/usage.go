@@ -55,7 +55,7 @@ func (s *sharedSizes) ask() (asked time.Time, done func()) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.asking--; s.asking == 0 {
-			s.got = nil // whoever asks next needs newer ones
+			s.got = nil // the next caller needs a new measurement
 		}
 	}
 }

@@ -98,7 +98,7 @@ func (p Policy) Canon() (Policy, error) {
 				bad("%s: %w", list, err)
 			}
 		}
-		return Merge(in)
+		return merge(in)
 	}
 	out.Subnets.Allow = prefixes("subnets.allow", p.Subnets.Allow)
 	out.Subnets.Deny = prefixes("subnets.deny", p.Subnets.Deny)
@@ -193,9 +193,9 @@ func unmapPrefix(f netip.Prefix) netip.Prefix {
 	return f
 }
 
-// Merge returns the fewest subnets that cover the same addresses, sorted. Invalid ones are
+// merge returns the fewest subnets that cover the same addresses, sorted. Invalid ones are
 // dropped.
-func Merge(in []netip.Prefix) []netip.Prefix {
+func merge(in []netip.Prefix) []netip.Prefix {
 	var sorted []netip.Prefix
 	for _, f := range in {
 		if checkPrefix(f) == nil {

@@ -149,7 +149,7 @@ func mergeWire(in []netip.Prefix) []netip.Prefix {
 			rest = append(rest, f)
 		}
 	}
-	return append(Merge(rest), mapped...)
+	return append(merge(rest), mapped...)
 }
 
 // Policy returns the policy that the rules were compiled from.

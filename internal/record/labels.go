@@ -26,32 +26,31 @@ import (
 
 // Label keys. They are a public contract, documented in the root's doc.go.
 const (
-	Prefix     = "agent-sandbox."
-	Managed    = Prefix + "managed"
-	Schema     = Prefix + "schema"
-	ID         = Prefix + "id"
-	Name       = Prefix + "name"
-	Role       = Prefix + "role"
-	CreatedAt  = Prefix + "created-at"
-	CreatedBy  = Prefix + "created-by"
-	Source     = Prefix + "source"
-	Nonce      = Prefix + "nonce"
-	Persistent = Prefix + "persistent"
-	Until      = Prefix + "until"
-	Holder     = Prefix + "holder"
-	Settings   = Prefix + "record"
-	ControlKey = Prefix + "control-key"
-	Of         = Prefix + "of"       // of a revision or a marker: the nonce of its sandbox
-	After      = Prefix + "after"    // of a revision: the nonce of the one before; of a container: see Previous
-	By         = Prefix + "by"       // of an object that a change made: the nonce of the marker held meanwhile; of a marker: the deletion
-	Snapshot   = Prefix + "snapshot" // of a volume: the snapshot whose files are its lower layer; of a container: see Rollback
-	Renewals   = Prefix + "renewals" // of a marker: how many names its renewals use; else they are numbered
-	Deletes    = Prefix + "deletes"  // of a marker: its sandbox is being deleted
-	tag        = Prefix + "tag."
+	prefix     = "agent-sandbox."
+	Managed    = prefix + "managed"
+	schema     = prefix + "schema"
+	ID         = prefix + "id"
+	Name       = prefix + "name"
+	Role       = prefix + "role"
+	CreatedAt  = prefix + "created-at"
+	CreatedBy  = prefix + "created-by"
+	Source     = prefix + "source"
+	Nonce      = prefix + "nonce"
+	Persistent = prefix + "persistent"
+	Until      = prefix + "until"
+	Holder     = prefix + "holder"
+	Settings   = prefix + "record"
+	ControlKey = prefix + "control-key"
+	Of         = prefix + "of"       // of a revision or a marker: the nonce of its sandbox
+	After      = prefix + "after"    // of a revision: the nonce of the one before; of a container: see Previous
+	By         = prefix + "by"       // of an object that a change made: the nonce of the marker held meanwhile; of a marker: the deletion
+	Snapshot   = prefix + "snapshot" // of a volume: the snapshot whose files are its lower layer; of a container: see Rollback
+	Deletes    = prefix + "deletes"  // of a marker: its sandbox is being deleted
+	tag        = prefix + "tag."
 )
 
-// SchemaVersion is the version this build writes. It reads any.
-const SchemaVersion = "1"
+// schemaVersion is the version this build writes. It reads any.
+const schemaVersion = "1"
 
 // Values of the Role label.
 const (
@@ -65,9 +64,9 @@ const (
 	RoleHelper    = "helper"
 	RoleRevision  = "revision"
 	RoleLayer     = "layer"
-	RoleSnapshot  = "snapshot" // a snapshot's record
+	roleSnapshot  = "snapshot" // a snapshot's record
 	RoleFrozen    = "frozen"   // a snapshot's files, which never change
-	RoleSweep     = "sweep"    // a sweep, see SweepName
+	roleSweep     = "sweep"    // a sweep, see SweepName
 	RoleOverlay   = "overlay"  // upper or work directory of a volume over a snapshot's files
 )
 
@@ -278,7 +277,7 @@ func (r Sandbox) Labels() (map[string]string, error) {
 // its label filters would match them.
 func Mask(labels, image map[string]string) {
 	for k := range image {
-		if _, set := labels[k]; !set && strings.HasPrefix(k, Prefix) {
+		if _, set := labels[k]; !set && strings.HasPrefix(k, prefix) {
 			labels[k] = ""
 		}
 	}
@@ -300,7 +299,7 @@ func checkSize(labels map[string]string) error {
 func Base(role, nonce string, at time.Time) map[string]string {
 	return map[string]string{
 		Managed:   "true",
-		Schema:    SchemaVersion,
+		schema:    schemaVersion,
 		Role:      role,
 		Nonce:     nonce,
 		CreatedAt: at.UTC().Format(time.RFC3339Nano),
@@ -474,7 +473,7 @@ type Tree struct {
 // Labels encodes r for its volume.
 func (r SnapshotRecord) Labels() (map[string]string, error) {
 	text, err := json.Marshal(r)
-	l := Base(RoleSnapshot, r.Nonce, r.CreatedAt)
+	l := Base(roleSnapshot, r.Nonce, r.CreatedAt)
 	l[ID], l[Settings] = r.ID, string(text)
 	return l, err
 }
@@ -482,7 +481,7 @@ func (r SnapshotRecord) Labels() (map[string]string, error) {
 // DecodeSnapshot reads a volume as the record of a snapshot.
 func DecodeSnapshot(name string, labels map[string]string) (r SnapshotRecord, ok bool) {
 	id := labels[ID]
-	if !Is(labels, RoleSnapshot) || !ValidName(id) || name != SnapshotName(id) || json.Unmarshal([]byte(labels[Settings]), &r) != nil {
+	if !Is(labels, roleSnapshot) || !ValidName(id) || name != SnapshotName(id) || json.Unmarshal([]byte(labels[Settings]), &r) != nil {
 		return r, false
 	}
 	r.ID, r.Nonce = id, labels[Nonce]

@@ -56,8 +56,6 @@ type Marker struct {
 	Deletes             bool   // the sandbox exists and is being deleted
 	By                  string // the deletion, of several that have the sandbox's nonce
 	Until               time.Time
-
-	numbered bool // by an earlier version, which numbered renewals
 }
 
 // HeldError reports that another process holds the marker.
@@ -101,7 +99,6 @@ func markerLabels(role string, m Marker, now time.Time) map[string]string {
 	l := Base(role, m.Nonce, now)
 	l[Name], l[Holder] = m.Name, m.Holder
 	l[Until] = m.Until.UTC().Format(time.RFC3339Nano)
-	l[Renewals] = "2"
 	if m.Of != "" {
 		l[Of] = m.Of
 	}
@@ -115,7 +112,7 @@ func decodeMarker(labels map[string]string) Marker {
 	// A time that can't be read counts as expired.
 	until, _ := time.Parse(time.RFC3339Nano, labels[Until])
 	return Marker{Name: labels[Name], Nonce: labels[Nonce], Holder: labels[Holder], Of: labels[Of], By: labels[By], Until: until,
-		Deletes: labels[Deletes] == "true", numbered: labels[Renewals] == ""}
+		Deletes: labels[Deletes] == "true"}
 }
 
 // TryClaim makes the marker for name, or fails with a *HeldError when another process has it
@@ -210,8 +207,8 @@ func (c *Claim) renewOnce(ctx context.Context, name string) {
 }
 
 // lapsed reports whether the lease may end before anything else is done under it. It goes by
-// two clocks of this machine: one does not advance while the machine sleeps, and people set
-// the other.
+// two clocks of this machine: one does not advance while the machine sleeps, and the other
+// can be set.
 func (c *Claim) lapsed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -337,18 +334,6 @@ func dropRenewals(ctx context.Context, v Volumes, m Marker) error {
 	for _, name := range renewalNames(m.Name, m.Nonce) {
 		errs = append(errs, remove(ctx, v, name))
 	}
-	if !m.numbered {
-		return errors.Join(errs...)
-	}
-	vols, err := v.ListVolumes(ctx, Filter(Role, RolePending), Filter(Name, m.Name))
-	if err != nil {
-		return errors.Join(append(errs, err)...)
-	}
-	for _, vol := range vols {
-		if isRenewalName(vol.Name, m.Name) && vol.Labels[Nonce] == m.Nonce {
-			errs = append(errs, remove(ctx, v, vol.Name))
-		}
-	}
 	return errors.Join(errs...)
 }
 
@@ -385,9 +370,6 @@ func FindClaims(ctx context.Context, v Volumes, nonce string) ([]Marker, error) 
 }
 
 func findRenewals(ctx context.Context, v Volumes, m Marker) (vols []engine.Volume, err error) {
-	if m.numbered {
-		return v.ListVolumes(ctx, Filter(Role, RolePending), Filter(Name, m.Name))
-	}
 	for _, name := range renewalNames(m.Name, m.Nonce) {
 		vol, err := v.InspectVolume(ctx, name)
 		if err == nil {

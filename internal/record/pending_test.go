@@ -265,23 +265,6 @@ func TestMarkersNeedNoList(t *testing.T) {
 	})
 }
 
-// The markers of earlier versions have numbered renewals.
-func TestMarkerOfAnEarlierVersion(t *testing.T) {
-	m := newMemory()
-	labels := func(until time.Time) map[string]string {
-		return map[string]string{record.Managed: "true", record.Role: record.RolePending, record.Name: "x", record.Nonce: "old",
-			record.Until: until.Format(time.RFC3339Nano)}
-	}
-	m.CreateVolume(t.Context(), "agent-sandbox-pending.x", labels(time.Now().Add(-time.Hour)))
-	m.CreateVolume(t.Context(), "agent-sandbox-pending.x.R361", labels(time.Now().Add(time.Minute)))
-	if got, found, err := record.FindMarker(t.Context(), m, "x"); err != nil || !found || got.Expired(m.Now()) {
-		t.Errorf("FindMarker = %+v, %v, %v; want one that has not expired", got, found, err)
-	}
-	if err := record.Drop(t.Context(), m, "x", "old"); err != nil || len(m.names()) > 0 {
-		t.Errorf("Drop = %v, left %v", err, m.names())
-	}
-}
-
 // When the renewals of a claim fail, its context ends with ErrLost, and Commit fails with it.
 func TestLostClaimIsNotCommitted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -60,8 +60,8 @@ func TestLabelsRoundTrip(t *testing.T) {
 func TestOtherSchemasStayReadable(t *testing.T) {
 	old := map[string]string{record.Managed: "true", record.ID: "abc123", record.Name: "x"}
 	newer, _ := sample().Labels()
-	newer[record.Prefix+"future"] = "?"
-	newer[record.Schema] = "99"
+	newer["agent-sandbox.future"] = "?"
+	newer["agent-sandbox.schema"] = "99"
 	for name, labels := range map[string]map[string]string{"old": old, "newer": newer} {
 		got, ok := record.Decode(labels)
 		if !ok || got.Problem != nil || !got.Persistent {
@@ -74,7 +74,7 @@ func TestOtherSchemasStayReadable(t *testing.T) {
 // lists is a tag, and a record of an earlier version lists nothing.
 func TestLabelsOfAnImageAreNoTags(t *testing.T) {
 	image := map[string]string{
-		record.Prefix + "tag.tenant": "acme", record.Prefix + "tag.a": "theirs", record.By: "forged", record.After: "forged", "theirs": "kept",
+		"agent-sandbox.tag.tenant": "acme", "agent-sandbox.tag.a": "theirs", record.By: "forged", record.After: "forged", "theirs": "kept",
 	}
 	for name, want := range map[string]map[string]string{"no tags": nil, "tags": sample().Tags} {
 		r := sample()
@@ -90,14 +90,14 @@ func TestLabelsOfAnImageAreNoTags(t *testing.T) {
 			t.Errorf("%s: Decode = tags %v, by %q, after %q, %v; want tags %v", name, got.Tags, got.By, got.Previous, ok, want)
 		}
 		record.Mask(ours, image)
-		if v, set := ours[record.Prefix+"tag.tenant"]; v != "" || !set {
+		if v, set := ours["agent-sandbox.tag.tenant"]; v != "" || !set {
 			t.Errorf("%s: Mask leaves the image's tag to the engine", name)
 		}
-		if _, set := ours["theirs"]; set || name == "tags" && ours[record.Prefix+"tag.a"] != "" {
+		if _, set := ours["theirs"]; set || name == "tags" && ours["agent-sandbox.tag.a"] != "" {
 			t.Errorf("%s: Mask changes other labels: %v", name, ours)
 		}
 	}
-	earlier := map[string]string{record.Managed: "true", record.ID: "abc123", record.Name: "x", record.Settings: "{}", record.Prefix + "tag.a": "1"}
+	earlier := map[string]string{record.Managed: "true", record.ID: "abc123", record.Name: "x", record.Settings: "{}", "agent-sandbox.tag.a": "1"}
 	if got, _ := record.Decode(earlier); !maps.Equal(got.Tags, map[string]string{"a": "1"}) {
 		t.Errorf("Decode of a record without a list of tags: %v", got.Tags)
 	}

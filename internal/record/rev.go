@@ -26,9 +26,6 @@ import (
 // and from the last one that does it goes on with half the step, and again. That only takes
 // the powers of two up to n, and of the other numbers those that consist of the leading bits
 // of n. A sweep removes the rest, which is [SupersededRevisions].
-//
-// Earlier versions kept only 1, n-1 and n, so that this search ends at 1. Only then a reader
-// lists. So the first change of a sandbox makes the numbers 1 and 2, with the same contents.
 type Revision struct {
 	N       int
 	Changes Changes
@@ -98,8 +95,8 @@ func (r Sandbox) With(rev Revision) Sandbox {
 	return r
 }
 
-// Persists reports whether the sandbox is persistent by now. Persistent says how its container was
-// made: PID 1 of one that is not starts with a lease.
+// Persists reports whether the sandbox is persistent, with all changes. Persistent is the setting
+// of its container: PID 1 of one that is not persistent starts with a lease.
 func (r Sandbox) Persists() bool {
 	if p := r.Revision.Changes.Persistent; p != nil {
 		return *p
@@ -315,17 +312,6 @@ func Latest(ctx context.Context, v Volumes, r Sandbox) (Sandbox, error) {
 	if err != nil {
 		return r, err
 	}
-	if rev.N != 1 {
-		return r.With(rev), nil
-	}
-	// There may be more, of an earlier version of this package.
-	vols, err := v.ListVolumes(ctx, Filter(Role, RoleRevision), Filter(ID, r.ID))
-	if err != nil {
-		return r, err
-	}
-	if listed := ReadRevisions(vols).Of(r); listed.Revision.N > 1 {
-		return listed, nil
-	}
 	return r.With(rev), nil
 }
 
@@ -391,14 +377,6 @@ func Revise(ctx context.Context, v Volumes, r Sandbox, change func(*Changes) boo
 			return r, nil
 		}
 		err := r.commit(ctx, v, next)
-		if err == nil && next.N == 1 {
-			r = r.With(next)
-			next.N, next.Nonce = 2, NewNonce() // see Revision
-			err = r.commit(ctx, v, next)
-			if err != nil {
-				return r, nil
-			}
-		}
 		if err == nil {
 			return r.With(next), nil
 		}
@@ -452,12 +430,6 @@ func (r Sandbox) commit(ctx context.Context, v Volumes, rev Revision) error {
 func (r Sandbox) confirm(ctx context.Context, v Volumes, rev Revision) error {
 	return engine.Retry(ctx, func() error {
 		latest, _, err := r.searchFrom(ctx, v, 1)
-		missed := latest.N < rev.N // because of what an earlier version removed
-		if err == nil && missed {
-			var now Sandbox
-			now, err = Latest(ctx, v, r.With(Revision{}))
-			latest = now.Revision
-		}
 		if err != nil {
 			return err
 		}
@@ -470,35 +442,8 @@ func (r Sandbox) confirm(ctx context.Context, v Volumes, rev Revision) error {
 				return errors.Join(&StaleError{r.ID}, remove(ctx, v, revisionName(r.ID, rev.N)))
 			}
 		}
-		if missed {
-			return r.completePath(ctx, v, rev)
-		}
 		return nil
 	})
-}
-
-// completePath makes the revisions that a search for rev inspects and that an earlier version
-// removed. That they exist says only that there has been a later one. Number 2 comes last:
-// without it readers list.
-func (r Sandbox) completePath(ctx context.Context, v Volumes, rev Revision) error {
-	var path []int
-	for n := rev.N - lowBit(rev.N); n > 0; n -= lowBit(n) {
-		path = append(path, n)
-	}
-	for n := 2; n < rev.N; n *= 2 {
-		path = append(path, n)
-	}
-	slices.Sort(path)
-	for _, n := range slices.Backward(slices.Compact(path)) {
-		labels, err := r.revisionLabels(Revision{N: n, Changes: rev.Changes, Nonce: NewNonce()}, "", v.Now())
-		if err != nil {
-			return err
-		}
-		if _, err := v.CreateVolume(ctx, revisionName(r.ID, n), labels); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // DropRevisions removes the revisions of r, the first one last: readers look for the others

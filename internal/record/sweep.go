@@ -27,7 +27,7 @@ func TrySweep(ctx context.Context, v Volumes, nonce, holder string) (bool, error
 	if _, err := v.InspectVolume(ctx, name); !errors.Is(err, engine.ErrNotFound) {
 		return false, err
 	}
-	l := Base(RoleSweep, nonce, now)
+	l := Base(roleSweep, nonce, now)
 	l[Holder], l[Until] = holder, now.Truncate(SweepEvery).Add(SweepEvery).UTC().Format(time.RFC3339Nano)
 	got, err := v.CreateVolume(ctx, name, l)
 	return err == nil && got.Labels[Nonce] == nonce, err
@@ -37,7 +37,7 @@ func TrySweep(ctx context.Context, v Volumes, nonce, holder string) (bool, error
 func GiveUpSweep(ctx context.Context, v Volumes, nonce string) error {
 	for _, at := range []time.Time{v.Now(), v.Now().Add(-SweepEvery)} {
 		got, err := v.InspectVolume(ctx, sweepName(at))
-		if err == nil && Is(got.Labels, RoleSweep) && got.Labels[Nonce] == nonce {
+		if err == nil && Is(got.Labels, roleSweep) && got.Labels[Nonce] == nonce {
 			return remove(ctx, v, got.Name)
 		}
 	}
@@ -47,7 +47,7 @@ func GiveUpSweep(ctx context.Context, v Volumes, nonce string) error {
 // PastSweeps returns the names of the volumes of sweeps that were due before now.
 func PastSweeps(vols []engine.Volume, now time.Time) (names []string) {
 	for _, v := range vols {
-		if Is(v.Labels, RoleSweep) && strings.HasPrefix(v.Name, objects+"sweep.S") && v.Name != sweepName(now) {
+		if Is(v.Labels, roleSweep) && strings.HasPrefix(v.Name, objects+"sweep.S") && v.Name != sweepName(now) {
 			names = append(names, v.Name)
 		}
 	}

@@ -60,66 +60,84 @@ func (s *Store) DeleteFound(ctx context.Context, rec record.Sandbox, got engine.
 	if claim != nil {
 		defer func() { err = errors.Join(err, claim.end(ctx, err, removing)) }()
 	}
-	found := got.ID
-	var replacements []string // IDs
-	var volumes []engine.Volume
-	var volumesErr error
-	var look sync.WaitGroup
-	lookUp := func() {
-		volumes, volumesErr = RetryCall(ctx, func() ([]engine.Volume, error) { return s.mountedVolumes(ctx, got) })
-	}
-	if claim == nil {
-		lookUp()
-	} else {
-		// From here on nobody replaces the container; it may have been replaced just before.
-		look.Go(lookUp)
-		var replacementsErr error
-		look.Go(func() { replacements, replacementsErr = s.replacementsOf(ctx, rec) })
-		now, err := s.findToDelete(ctx, rec)
-		look.Wait()
-		if err := errors.Join(err, replacementsErr); err != nil {
-			return []Outcome{}, err
-		}
-		if got = now; got.ID != found {
-			lookUp()
-		}
-	}
-	err = volumesErr
-	outcomes = make([]Outcome, len(volumes))
-	for i, v := range volumes {
+	d := &deletion{Store: s, rec: rec, got: got}
+	err = d.look(ctx, claim != nil)
+	outcomes = make([]Outcome, len(d.volumes))
+	for i, v := range d.volumes {
 		outcomes[i] = Outcome{Name: v.Name, Status: Preserved}
 	}
 	if err != nil {
 		return outcomes, err
 	}
-	if err := s.stopToDelete(ctx, got, rec); err != nil {
+	if err := s.stopToDelete(ctx, d.got, rec); err != nil {
 		return outcomes, err
 	}
 	removing = true
-	if err := s.deleteContainers(ctx, rec, got, replacements); err != nil {
+	if err := s.deleteContainers(ctx, rec, d.got, d.replacements); err != nil {
 		return outcomes, err
 	}
 	var rest sync.WaitGroup
 	rest.Go(func() { s.dropRevisions(ctx, rec) })
 	defer rest.Wait() // before the claim ends
-	s.dropAnonymous(ctx, got)
+	s.dropAnonymous(ctx, d.got)
 	if reclaim == KeepVolumes {
 		return outcomes, nil
 	}
-	// The sandbox is gone: from here on the end of ctx does not stop the deletion halfway.
-	err = afterwards(ctx, UndoTimeout, "the volumes were not removed", func(ctx context.Context) error {
+	return outcomes, d.deleteVolumes(ctx, reclaim, outcomes)
+}
+
+// A deletion is what DeleteFound removes.
+type deletion struct {
+	*Store
+	rec          record.Sandbox
+	got          engine.Container
+	replacements []string        // IDs
+	volumes      []engine.Volume // that got mounts
+}
+
+// look finds the replacements and the volumes. While the deletion holds a claim nobody replaces
+// the container; it may have been replaced just before.
+func (d *deletion) look(ctx context.Context, claimed bool) error {
+	var volumesErr error
+	list := func() {
+		d.volumes, volumesErr = RetryCall(ctx, func() ([]engine.Volume, error) { return d.mountedVolumes(ctx, d.got) })
+	}
+	if !claimed {
+		list()
+		return volumesErr
+	}
+	var replacementsErr error
+	var looking sync.WaitGroup
+	looking.Go(list)
+	looking.Go(func() { d.replacements, replacementsErr = d.replacementsOf(ctx, d.rec) })
+	now, err := d.findToDelete(ctx, d.rec)
+	looking.Wait()
+	if err := errors.Join(err, replacementsErr); err != nil {
+		d.volumes = nil
+		return err
+	}
+	replaced := now.ID != d.got.ID
+	if d.got = now; replaced {
+		list()
+	}
+	return volumesErr
+}
+
+// deleteVolumes deletes those volumes that reclaim selects, with their outcomes. The sandbox is
+// gone: the end of ctx does not stop the deletion halfway.
+func (d *deletion) deleteVolumes(ctx context.Context, reclaim Reclaim, outcomes []Outcome) error {
+	return afterwards(ctx, UndoTimeout, "the volumes were not removed", func(ctx context.Context) error {
 		var errs []error
-		for i, v := range volumes {
-			if reclaim == DropOwn && v.Labels[record.ID] != rec.ID {
+		for i, v := range d.volumes {
+			if reclaim == DropOwn && v.Labels[record.ID] != d.rec.ID {
 				continue
 			}
 			var err error
-			outcomes[i], err = s.deleteUnreferenced(ctx, v)
+			outcomes[i], err = d.deleteUnreferenced(ctx, v)
 			errs = append(errs, err)
 		}
 		return errors.Join(errs...)
 	})
-	return outcomes, err
 }
 
 // findToDelete returns the sandbox's present container, or fault.NotFound.
@@ -186,7 +204,7 @@ func (s *Store) dropRevisions(ctx context.Context, rec record.Sandbox) {
 
 // A deletionClaim keeps others from replacing the container that is being deleted. If
 // volumes are deleted, too, its marker is a creator's: when this process dies in between,
-// whoever finds the marker removes the rest.
+// the process that finds the marker removes the rest.
 type deletionClaim struct {
 	*record.Claim
 	rec     record.Sandbox
@@ -360,7 +378,7 @@ func (s *Store) deleteUnreferenced(ctx context.Context, v engine.Volume) (Outcom
 	case err == nil:
 		return Outcome{Name: name, Status: Deleted}, nil
 	case errors.As(err, &used) && len(used.users.sandboxes) > 0:
-		return Outcome{name, Preserved, "still referenced by " + strings.Join(used.users.Names(), ", ")}, nil
+		return Outcome{name, Preserved, "still referenced by " + strings.Join(used.users.names(), ", ")}, nil
 	}
 	return Outcome{name, DeleteFailed, err.Error()}, fmt.Errorf("volume %s: %w", name, err)
 }

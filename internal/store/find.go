@@ -197,7 +197,7 @@ func (s *Store) AwaitCreated(ctx context.Context, nameOrID string) (_ record.San
 			return rec, got, lookErr
 		case !found, isCreating(ctx, name):
 			return rec, got, err
-		case !s.IsDead(m):
+		case !s.isDead(m):
 		case m.Of != "":
 			if err := s.TakeOver(ctx, m); err != nil {
 				return rec, got, err
@@ -295,13 +295,13 @@ func (s *Store) NameTaken(ctx context.Context, name string) error {
 func (s *Store) Recheck(ctx context.Context, rec record.Sandbox) (engine.Container, error) {
 	got, err := s.Locate(ctx, rec.Name)
 	if errors.Is(err, engine.ErrNotFound) {
-		return got, fmt.Errorf("%w: %s was deleted meanwhile", fault.NotFound, rec.Name)
+		return got, fmt.Errorf("%w: %s was deleted during the call", fault.NotFound, rec.Name)
 	}
 	if err != nil {
 		return got, err
 	}
 	if r, ok := record.Decode(got.Labels); !ok || r.ID != rec.ID || got.State == engine.StateRemoving {
-		return got, fmt.Errorf("%w: %s was deleted meanwhile", fault.NotFound, rec.Name)
+		return got, fmt.Errorf("%w: %s was deleted during the call", fault.NotFound, rec.Name)
 	}
 	return got, nil
 }

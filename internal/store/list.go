@@ -46,7 +46,7 @@ func (s *Store) List(ctx context.Context) (all Inventory, err error) {
 	all.Markers, all.live = map[string]record.Marker{}, map[string]bool{}
 	for _, m := range record.Markers(all.Volumes) {
 		all.Markers[m.Name] = m
-		if !s.IsDead(m) {
+		if !s.isDead(m) {
 			all.live[m.Nonce] = true
 		}
 	}

@@ -16,7 +16,7 @@ import (
 func (s *Store) TakeOver(ctx context.Context, m record.Marker) error {
 	err := record.TakeOver(ctx, s.Engine, m, record.NewNonce(), Holder(), func(ctx context.Context) error {
 		if m.Of != "" {
-			// There is no time to copy files: whoever uses the sandbox next does that.
+			// There is no time to copy files: the next user of the sandbox does that.
 			return s.finishChange(ctx, record.Sandbox{Name: m.Name, Nonce: m.Of}, m.Nonce, nil)
 		}
 		if _, _, is := m.Pauses(); is {
@@ -129,7 +129,7 @@ func (s *Store) AwaitChange(ctx context.Context, name string) (err error) {
 		if err != nil || !found {
 			return err
 		}
-		if s.IsDead(m) {
+		if s.isDead(m) {
 			if err := s.TakeOver(ctx, m); err != nil {
 				return err
 			}
@@ -150,7 +150,7 @@ func (s *Store) AwaitTakeOver(ctx context.Context, name string) (err error) {
 		if err != nil || !found || !m.Expired(s.Engine.Now()) {
 			return err
 		}
-		if s.IsDead(m) {
+		if s.isDead(m) {
 			return s.TakeOver(ctx, m)
 		}
 		if err := wait.sleep(ctx); err != nil {
@@ -376,7 +376,7 @@ func (s *Store) AwaitUnpause(ctx context.Context, name string) (err error) {
 			return nil
 		case err != nil, !found:
 			return err
-		case s.IsDead(m):
+		case s.isDead(m):
 			err = s.TakeOver(ctx, m)
 		}
 		if err == nil {

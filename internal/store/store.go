@@ -46,8 +46,8 @@ func (s *Store) Close() {
 	s.sweeps.Wait()
 }
 
-// IsDead reports whether the holder of a marker has died, see [record.Watch].
-func (s *Store) IsDead(m record.Marker) bool { return s.watch.Dead(m, s.Engine.Now()) }
+// isDead reports whether the holder of a marker has died, see [record.Watch].
+func (s *Store) isDead(m record.Marker) bool { return s.watch.Dead(m, s.Engine.Now()) }
 
 // A pace is the pauses between looks at what another process does with a sandbox, which get
 // longer. From the first one to end they are a span.

@@ -15,7 +15,7 @@ import (
 func TestPausesBetweenLooksGetLonger(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		wait := newPace(20 * time.Millisecond)
+		wait := newPace("x", 20*time.Millisecond)
 		pause := func() time.Duration {
 			began := time.Now()
 			if err := wait.sleep(t.Context()); err != nil {

@@ -191,7 +191,7 @@ func (w *sweep) suspects(ctx context.Context) {
 	for _, m := range expired {
 		w.beside(ctx, m.Name, func(ctx context.Context) error {
 			now, found, err := record.FindMarker(ctx, w.Engine, m.Name)
-			if err != nil || !found || now.Nonce != m.Nonce || !w.IsDead(now) {
+			if err != nil || !found || now.Nonce != m.Nonce || !w.isDead(now) {
 				return err
 			}
 			return w.takeOver(ctx, now)
@@ -261,16 +261,16 @@ func isIdle(got engine.Container) bool {
 	return got.State == engine.StateCreated || got.State == engine.StateExited || got.State == engine.StateDead
 }
 
-// dropIdleHelper removes a helper that nobody will start any more, because no live process has the
-// marker of the operation that created it. A helper that mounts a data volume has always been
-// created under one, and the caller found the helper before: so a missing marker is not a future one.
+// dropIdleHelper removes a helper that no process will start any more, because no live process has
+// the marker of the operation that created it. The marker of a helper that mounts a data volume is
+// older than the helper, which the caller has found: so a missing marker was removed.
 func (s *Store) dropIdleHelper(ctx context.Context, got engine.Container) error {
 	if !isIdle(got) {
 		return nil
 	}
 	nonce := got.Labels[record.Nonce]
 	claims, err := record.FindClaims(ctx, s.Engine, nonce)
-	if err != nil || slices.ContainsFunc(claims, func(m record.Marker) bool { return !s.IsDead(m) }) {
+	if err != nil || slices.ContainsFunc(claims, func(m record.Marker) bool { return !s.isDead(m) }) {
 		return err
 	}
 	return s.RemoveContainer(ctx, got.ID, nonce)

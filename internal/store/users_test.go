@@ -17,7 +17,7 @@ func TestTransientUsersAreNamedBySandbox(t *testing.T) {
 		l[record.Name] = name
 		return l
 	}
-	u := VolumeUsers{transient: []engine.Container{
+	u := volumeUsers{transient: []engine.Container{
 		{ID: "0123456789ab", Name: record.HelperName(record.NewNonce()), State: engine.StateCreated, Labels: of(record.RoleHelper, "a")},
 		{ID: "123456789abc", Name: record.HelperName(record.NewNonce()), State: engine.StateExited, Labels: of(record.RoleHelper, "")},
 		{ID: "23456789abcd", Name: record.UnfinishedName("b"), State: engine.StateCreated, Labels: of(record.RoleSandbox, "b")},

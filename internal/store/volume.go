@@ -30,16 +30,16 @@ func (s *Store) FindVolume(ctx context.Context, name string) (engine.Volume, err
 	return v, nil
 }
 
-// VolumeUsers are the users of a volume.
-type VolumeUsers struct {
+// volumeUsers are the users of a volume.
+type volumeUsers struct {
 	sandboxes []record.Sandbox
 	running   bool               // one of the sandboxes is
 	foreign   []string           // containers that are not ours
 	transient []engine.Container // those that will soon be gone: helpers, and those being removed
 }
 
-// Users returns who mounts a volume.
-func (st *Store) Users(ctx context.Context, volume string) (u VolumeUsers, err error) {
+// users returns who mounts a volume.
+func (st *Store) users(ctx context.Context, volume string) (u volumeUsers, err error) {
 	list, err := st.Engine.ListContainers(ctx, engine.Filter{Volume: volume})
 	if err != nil {
 		return u, err
@@ -65,7 +65,7 @@ func (st *Store) Users(ctx context.Context, volume string) (u VolumeUsers, err e
 
 // CheckSoleUser fails with a fault.VolumeInUse if others than the sandbox mount its volume.
 func (s *Store) CheckSoleUser(ctx context.Context, volume string, rec record.Sandbox) error {
-	users, err := s.Users(ctx, volume)
+	users, err := s.users(ctx, volume)
 	if err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func (s *Store) CheckSoleUser(ctx context.Context, volume string, rec record.San
 }
 
 // transients describes the containers that should have gone.
-func (u *VolumeUsers) transients() string {
+func (u *volumeUsers) transients() string {
 	var all []string
 	for _, got := range u.transient {
 		of, text := got.Labels[record.Name], "container "+got.Name
@@ -107,8 +107,8 @@ func (s *Store) checkPending(ctx context.Context, v engine.Volume) error {
 	return err
 }
 
-// Names returns the names of the sandboxes that mount the volume.
-func (u *VolumeUsers) Names() []string {
+// names returns the names of the sandboxes that mount the volume.
+func (u *volumeUsers) names() []string {
 	var names []string
 	for _, s := range u.sandboxes {
 		names = append(names, s.Name)
@@ -119,7 +119,7 @@ func (u *VolumeUsers) Names() []string {
 // inUse is a fault.VolumeInUse that says who the users are.
 type inUse struct {
 	text  string
-	users VolumeUsers
+	users volumeUsers
 }
 
 func (e *inUse) Error() string { return e.text }
@@ -127,8 +127,8 @@ func (e *inUse) Error() string { return e.text }
 func (e *inUse) Unwrap() error { return fault.VolumeInUse }
 
 // checkUnused returns the error for deleting the volume while it has users.
-func (u *VolumeUsers) checkUnused(volume string) error {
-	names := strings.Join(u.Names(), ", ")
+func (u *volumeUsers) checkUnused(volume string) error {
+	names := strings.Join(u.names(), ", ")
 	switch {
 	case len(u.foreign) > 0:
 		return &inUse{fmt.Sprintf("volume %s is used by container %s, which is not a sandbox", volume, strings.Join(u.foreign, ", ")), *u}
@@ -278,7 +278,7 @@ func (s *Store) removeUnused(ctx context.Context, v engine.Volume) error {
 		case !errors.Is(err, engine.ErrConflict):
 			return true, err
 		}
-		users, e := s.Users(ctx, name)
+		users, e := s.users(ctx, name)
 		if e == nil {
 			e = users.checkUnused(name)
 		}

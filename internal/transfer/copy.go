@@ -83,12 +83,12 @@ func NewCopier(m *machine.Machine, name, nonce string, report *machine.Reporter)
 }
 
 // spec returns a helper with the mounts of the jobs.
-func (k *Copier) spec(jobs []Job, s *standstill) (engine.ContainerSpec, error) {
+func (k *Copier) spec(jobs []Job, q *quiesce) (engine.ContainerSpec, error) {
 	spec := k.Helper.Spec()
 	spec.Labels[record.Name] = k.name
 	var order wire.Copy
-	if s != nil {
-		s.join(&spec, &order)
+	if q != nil {
+		q.join(&spec, &order)
 	}
 	all := engine.Mount{Type: "bind", Target: machine.LayersDir, ReadOnly: true}
 	for i, t := range jobs {
@@ -145,11 +145,11 @@ func (k *Copier) Copy(ctx context.Context, jobs []Job) error {
 	return k.checkSources(ctx)
 }
 
-// run runs the jobs, during a standstill unless s is nil.
-func (k *Copier) run(ctx context.Context, jobs []Job, s *standstill) (err error) {
+// run runs the jobs, and quiesces the sandbox for them unless q is nil.
+func (k *Copier) run(ctx context.Context, jobs []Job, q *quiesce) (err error) {
 	ctx, span := trace.Start(ctx, trace.Copy)
 	defer span.End(&err)
-	spec, err := k.spec(jobs, s)
+	spec, err := k.spec(jobs, q)
 	if err != nil {
 		return err
 	}
@@ -164,21 +164,21 @@ func (k *Copier) run(ctx context.Context, jobs []Job, s *standstill) (err error)
 	defer func() { stop(); beats.Wait() }()
 	var to io.Writer // that beats go to
 	var last wire.Copied
-	err = k.RunInteractive(ctx, spec, s != nil, nil, func(line []byte, w io.Writer) (bool, error) {
+	err = k.RunInteractive(ctx, spec, q != nil, nil, func(line []byte, w io.Writer) (bool, error) {
 		last = wire.Copied{}
 		if err := json.Unmarshal(line, &last); err != nil {
 			return false, err
 		}
 		switch {
-		case last.Ready && s != nil:
+		case last.Ready && q != nil:
 			if w != to {
 				to = w
 				beats.Go(func() { beat(beating, w) })
 			}
-			answer, err := s.answer(ctx, k, last)
+			answer, err := q.answer(ctx, k, last)
 			return false, tell(ctx, w, answer, err)
-		case last.Lingers && s != nil:
-			return false, tell(ctx, w, []byte{'\n'}, s.then())
+		case last.Lingers && q != nil:
+			return false, tell(ctx, w, []byte{'\n'}, q.then())
 		}
 		k.Report.Report(machine.Progress{Step: "copy", Current: last.Bytes, Files: last.Files})
 		return last.Done, nil

@@ -164,8 +164,8 @@ func (f *SnapshotFiles) copy(ctx context.Context, jobs []Job) (image string, roo
 }
 
 // Commit commits a container to ref and returns the image's ID, or nothing if the container
-// has no files of its own. The record of its processes alone counts only if processes is set. The end of ctx does not cancel it: the engine goes on, and its
-// image would come after the undo.
+// has no files of its own. The record of its processes alone counts only if processes is set. The
+// end of ctx does not cancel it: the engine goes on, and its image would come after the undo.
 func Commit(ctx context.Context, m *machine.Machine, got engine.Container, image engine.Image, ref string, labels map[string]string, processes bool, report *machine.Reporter) (string, error) {
 	diff, err := m.Engine.DiffContainer(ctx, got.ID)
 	if err != nil || unchanged(diff, got, processes) {

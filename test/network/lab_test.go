@@ -22,6 +22,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
@@ -203,10 +204,13 @@ func (l *lab) route(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		code, err := l.eng.WaitContainer(ctx, id)
-		if err == nil && code != 0 {
-			err = fmt.Errorf("route %s: exit code %d", verb, code)
-		}
+		err = fault.Poll(ctx, 20*time.Millisecond, func() (bool, error) {
+			c, err := l.eng.InspectContainer(ctx, id)
+			if err == nil && c.ExitCode != 0 {
+				err = fmt.Errorf("route %s: exit code %d", verb, c.ExitCode)
+			}
+			return c.State == engine.StateExited, err
+		})
 		return errors.Join(err, l.eng.RemoveContainer(ctx, id, true))
 	}
 	l.undo = append(l.undo, func(ctx context.Context) error { return change(ctx, "del") })

@@ -16,6 +16,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
@@ -147,9 +148,7 @@ func TestHelpersAreConfined(t *testing.T) {
 			Name: "confined-" + record.NewID(), Image: image(t, harness.TarFile("copy/to/0/x", "")), Entrypoint: []string{"/bin/evil", "attack"}, User: "0:0", NetworkDisabled: true,
 			ReadonlyRootfs: true, Tmpfs: map[string]string{"/copy/to/0": ""}, CapDrop: host.CapDrop, CapAdd: host.CapAdd, SecurityOpt: host.SecurityOpt, PidsLimit: host.PidsLimit, Memory: host.Memory,
 		})
-		if _, err := eng.WaitContainer(t.Context(), id); err != nil {
-			t.Fatal(err)
-		}
+		enginetest.Exited(t, id)
 		log, err := eng.Logs(t.Context(), id, engine.LogSpec{})
 		if err != nil {
 			t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/gittest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
@@ -354,9 +355,8 @@ func TestPID1ChecksItsOwnPlace(t *testing.T) {
 				}
 				return
 			}
-			code, err := eng.WaitContainer(t.Context(), id)
-			if err != nil || code != 122 {
-				t.Errorf("exit code %d, %v; want 122", code, err)
+			if code := enginetest.Exited(t, id); code != 122 {
+				t.Errorf("exit code %d, want 122", code)
 			}
 			log, err := eng.Logs(t.Context(), id, engine.LogSpec{})
 			if err != nil {

@@ -119,15 +119,6 @@ func answer(reqs <-chan *ssh.Request, ok bool) {
 	}
 }
 
-// Verb returns the guest's verb that a channel asks to run, if it does.
-func Verb(nc ssh.NewChannel) string {
-	var e wire.Exec
-	if nc.ChannelType() == wire.ChannelExec && json.Unmarshal(nc.ExtraData(), &e) == nil && len(e.Args) > 1 {
-		return e.Args[1]
-	}
-	return ""
-}
-
 // accept accepts a channel and leaves its requests without an answer.
 func accept(nc ssh.NewChannel) (ssh.Channel, bool) {
 	ch, reqs, err := nc.Accept()

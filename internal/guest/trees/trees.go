@@ -19,19 +19,16 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// A Writer sends directories to the verb copy, told to take a stream: what arrives is what
-// it would have copied itself.
+// A Writer sends directories to the verb copy, as the stream of wire.Copy.Stream: what arrives
+// is what the verb would have copied itself.
 type Writer struct {
 	ctx     context.Context
 	w       *tar.Writer
 	buf     []byte
-	links   map[fileID]string // first names of files with several
-	Skipped int64             // sockets and devices
-	Names   []string          // the first of them, from the tree's top
+	links   map[archive.FileID]string // first names of files with several
+	Skipped int64                     // sockets and devices
+	Names   []string                  // the first of them, from the tree's top
 }
-
-// fileID tells a file from others.
-type fileID struct{ dev, ino uint64 }
 
 const (
 	// smallFile is read as a whole before any of it is sent, so that one that is being
@@ -40,12 +37,9 @@ const (
 	attempts  = 3
 )
 
-// ErrChanged says that a file was changed while it was copied.
-var ErrChanged = errors.New("it was changed while it was copied")
-
 // New sends to w.
 func New(ctx context.Context, w io.Writer) *Writer {
-	return &Writer{ctx: ctx, w: tar.NewWriter(w), buf: make([]byte, smallFile), links: map[fileID]string{}}
+	return &Writer{ctx: ctx, w: tar.NewWriter(w), buf: make([]byte, smallFile), links: map[archive.FileID]string{}}
 }
 
 // Send sends dir as the tree of a job. An error about a file of it is an *fs.PathError
@@ -76,7 +70,7 @@ func (t *Writer) Archive(job int, r io.Reader, strip int, limits archive.Limits)
 	report, err := archive.FromForeign(t.ctx, r, strip, limits, func(e archive.ForeignEntry, content io.Reader) error {
 		h := &tar.Header{
 			Typeflag: e.Typeflag, Name: top + "/" + e.Name, Linkname: e.Linkname, Size: e.Size,
-			Mode: e.Mode & 0o1777, ModTime: sane(e.ModTime), PAXRecords: userXattrs(e.PAXRecords),
+			Mode: e.Mode & 0o1777, ModTime: clampTime(e.ModTime), PAXRecords: userXattrs(e.PAXRecords),
 		}
 		if e.Replaces {
 			h.PAXRecords[wire.TreeReplace] = "1"
@@ -140,8 +134,8 @@ func (t *Writer) copy(r io.Reader, size int64) error {
 	return nil
 }
 
-// sane is a time that every file system can keep.
-func sane(t time.Time) time.Time {
+// clampTime returns t, or 1970 if some file systems can't store it.
+func clampTime(t time.Time) time.Time {
 	if s := t.Unix(); s < 0 || s >= 1<<34 {
 		return time.Unix(0, 0)
 	}
@@ -167,8 +161,8 @@ func (t *Writer) Close() error {
 	return nil
 }
 
-// failed is an error about a file, once: that of a file below it stays.
-func failed(file string, err error) error {
+// withPath adds the file to an error, unless it has the path of that or of a file below it.
+func withPath(file string, err error) error {
 	var stream *StreamError
 	var p *fs.PathError
 	switch {
@@ -176,8 +170,8 @@ func failed(file string, err error) error {
 		return err
 	case errors.As(err, &p) && (p.Path == file || strings.HasPrefix(p.Path, file+string(os.PathSeparator))):
 		return err
-	case p != nil && errors.Is(err, ErrChanged):
-		err = fmt.Errorf("%w: %w", ErrChanged, p.Err)
+	case p != nil && errors.Is(err, archive.ErrChanged):
+		err = fmt.Errorf("%w: %w", archive.ErrChanged, p.Err)
 	case p != nil:
 		err = p.Err
 	}
@@ -190,8 +184,8 @@ type StreamError struct{ Err error }
 func (e *StreamError) Error() string { return e.Err.Error() }
 func (e *StreamError) Unwrap() error { return e.Err }
 
-// kept are those of a file's extended attributes that go with it.
-func kept(had map[string]string) map[string]string {
+// dropTrusted removes those extended attributes that only privileged processes may see.
+func dropTrusted(had map[string]string) map[string]string {
 	maps.DeleteFunc(had, func(key, _ string) bool { return strings.HasPrefix(key, wire.TreeXattr+"trusted.") })
 	return had
 }
@@ -204,12 +198,12 @@ func (t *Writer) dir(root *os.Root, info fs.FileInfo, name, file string) (err er
 	}()
 	self, err := root.Open(".")
 	if err != nil {
-		return failed(file, err)
+		return withPath(file, err)
 	}
 	defer self.Close()
 	entries, err := self.ReadDir(-1)
 	if err != nil {
-		return failed(file, err)
+		return withPath(file, err)
 	}
 	had := xattrs(self)
 	if err := t.header(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o700}); err != nil {
@@ -221,12 +215,12 @@ func (t *Writer) dir(root *os.Root, info fs.FileInfo, name, file string) (err er
 		}
 		sub := file + string(os.PathSeparator) + e.Name()
 		if err := t.entry(root, e.Name(), name+"/"+e.Name(), sub); err != nil {
-			return failed(sub, err)
+			return withPath(sub, err)
 		}
 	}
 	h := attributes(info)
 	h.Typeflag, h.Name = tar.TypeDir, name+"/"
-	h.PAXRecords = kept(had)
+	h.PAXRecords = dropTrusted(had)
 	h.PAXRecords[wire.TreeEnd] = "1"
 	return t.header(h)
 }
@@ -248,12 +242,7 @@ func (t *Writer) data(p []byte) error {
 
 // attributes are what every kind of file has.
 func attributes(info fs.FileInfo) *tar.Header {
-	h := &tar.Header{Mode: int64(info.Mode().Perm()), ModTime: info.ModTime()}
-	for bit, mode := range map[fs.FileMode]int64{fs.ModeSetuid: 0o4000, fs.ModeSetgid: 0o2000, fs.ModeSticky: 0o1000} {
-		if info.Mode()&bit != 0 {
-			h.Mode |= mode
-		}
-	}
+	h := &tar.Header{Mode: archive.ModeBits(info.Mode()), ModTime: info.ModTime()}
 	owner(info, h)
 	return h
 }
@@ -262,7 +251,7 @@ func attributes(info fs.FileInfo) *tar.Header {
 func (t *Writer) entry(dir *os.Root, base, name, file string) error {
 	info, err := dir.Lstat(base)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: %w", ErrChanged, err)
+		return fmt.Errorf("%w: %w", archive.ErrChanged, err)
 	}
 	if err != nil {
 		return err
@@ -271,17 +260,13 @@ func (t *Writer) entry(dir *os.Root, base, name, file string) error {
 	h.Name = name
 	switch kind := info.Mode().Type(); kind {
 	case fs.ModeDir:
-		sub, err := dir.OpenRoot(base)
+		sub, err := archive.OpenDir(dir, base, info)
 		if err != nil {
 			return err
 		}
-		now, err := sub.Stat(".")
-		if err != nil || !os.SameFile(info, now) {
-			return errors.Join(ErrChanged, err, sub.Close())
-		}
 		return t.dir(sub, info, name, file)
 	case 0, fs.ModeSymlink, fs.ModeNamedPipe:
-		if id, several := identify(info); several {
+		if id, several := archive.Identify(info); several {
 			if first, sent := t.links[id]; sent {
 				h.Typeflag, h.Linkname = tar.TypeLink, first
 				return t.header(h)
@@ -311,21 +296,14 @@ func (t *Writer) entry(dir *os.Root, base, name, file string) error {
 
 // regular sends a file as it is at one moment.
 func (t *Writer) regular(dir *os.Root, base string, info fs.FileInfo, h *tar.Header) error {
-	f, err := dir.OpenFile(base, os.O_RDONLY|noBlock, 0)
+	f, now, err := archive.OpenFile(dir, base, os.O_RDONLY, info)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	for try := 1; ; try++ {
-		now, err := f.Stat()
-		if err != nil {
-			return err
-		}
-		if !os.SameFile(info, now) {
-			return ErrChanged
-		}
 		*h = *attributesOf(now, h)
-		h.Typeflag, h.PAXRecords = tar.TypeReg, kept(xattrs(f))
+		h.Typeflag, h.PAXRecords = tar.TypeReg, dropTrusted(xattrs(f))
 		size := now.Size()
 		if size > smallFile {
 			return t.large(f, now, h)
@@ -341,13 +319,13 @@ func (t *Writer) regular(dir *os.Root, base string, info fs.FileInfo, h *tar.Hea
 		same := int64(n) == size && after.Size() == size && after.ModTime().Equal(now.ModTime())
 		if grew := int64(n) == size && after.Size() > size; !same && !(grew && try == attempts) {
 			if try == attempts {
-				return ErrChanged
+				return archive.ErrChanged
 			}
+			now = after
 			continue
 		}
-		pieces, _ := dataPieces(f, now)
-		return t.pieces(h, size, pieces, func(p piece) error {
-			return t.data(t.buf[p.offset : p.offset+p.length])
+		return t.pieces(h, size, archive.Pieces(f, now), func(p archive.Piece) error {
+			return t.data(t.buf[p.Offset : p.Offset+p.Length])
 		})
 	}
 }
@@ -360,20 +338,16 @@ func attributesOf(info fs.FileInfo, h *tar.Header) *tar.Header {
 
 // large sends a file as it is read. One that only ever grows is sent as long as it was.
 func (t *Writer) large(f *os.File, info fs.FileInfo, h *tar.Header) error {
-	pieces, err := dataPieces(f, info)
-	if err != nil {
-		return err
-	}
-	err = t.pieces(h, info.Size(), pieces, func(p piece) error {
-		r := io.NewSectionReader(f, p.offset, p.length)
-		for left := p.length; left > 0; {
+	err := t.pieces(h, info.Size(), archive.Pieces(f, info), func(p archive.Piece) error {
+		r := io.NewSectionReader(f, p.Offset, p.Length)
+		for left := p.Length; left > 0; {
 			if t.ctx.Err() != nil {
 				return t.ctx.Err()
 			}
 			n, err := r.Read(t.buf[:min(left, int64(len(t.buf)))])
 			if n == 0 {
 				if err == nil || errors.Is(err, io.EOF) {
-					err = ErrChanged
+					err = archive.ErrChanged
 				}
 				return err
 			}
@@ -392,27 +366,19 @@ func (t *Writer) large(f *os.File, info fs.FileInfo, h *tar.Header) error {
 		return err
 	}
 	if after.Size() < info.Size() || after.Size() == info.Size() && !after.ModTime().Equal(info.ModTime()) {
-		return ErrChanged
+		return archive.ErrChanged
 	}
 	return nil
 }
 
-// piece is a part of a file that is data and not a hole.
-type piece struct{ offset, length int64 }
-
 // pieces sends a header and the parts of a file that are data.
-func (t *Writer) pieces(h *tar.Header, size int64, pieces []piece, send func(piece) error) error {
+func (t *Writer) pieces(h *tar.Header, size int64, pieces []archive.Piece, send func(archive.Piece) error) error {
 	h.Size = size
-	if len(pieces) != 1 || pieces[0] != (piece{0, size}) {
-		var b strings.Builder
-		fmt.Fprint(&b, size)
+	if !archive.Whole(pieces, size) {
+		h.PAXRecords[wire.TreeSparse] = archive.SparseRecord(size, pieces)
 		h.Size = 0
 		for _, p := range pieces {
-			fmt.Fprintf(&b, " %d %d", p.offset, p.length)
-			h.Size += p.length
-		}
-		if size > 0 {
-			h.PAXRecords[wire.TreeSparse] = b.String()
+			h.Size += p.Length
 		}
 	}
 	if err := t.header(h); err != nil {
@@ -425,6 +391,3 @@ func (t *Writer) pieces(h *tar.Header, size int64, pieces []piece, send func(pie
 	}
 	return nil
 }
-
-// maxPieces bounds the list of a file's pieces; one with more is sent whole.
-const maxPieces = 10000

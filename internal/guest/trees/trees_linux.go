@@ -2,9 +2,7 @@ package trees
 
 import (
 	"archive/tar"
-	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"strings"
@@ -13,17 +11,6 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
-
-// noBlock keeps a pipe in a file's place from blocking who opens it.
-const noBlock = syscall.O_NONBLOCK | syscall.O_NOFOLLOW
-
-func identify(info fs.FileInfo) (id fileID, several bool) {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return id, false
-	}
-	return fileID{uint64(st.Dev), st.Ino}, st.Nlink > 1
-}
 
 func owner(info fs.FileInfo, h *tar.Header) {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
@@ -52,40 +39,4 @@ func xattrs(f *os.File) map[string]string {
 		}
 	}
 	return records
-}
-
-const seekData, seekHole = 3, 4
-
-// dataPieces returns where a file has data.
-func dataPieces(f *os.File, info fs.FileInfo) ([]piece, error) {
-	size := info.Size()
-	whole := []piece{{0, size}}
-	if size == 0 {
-		return nil, nil
-	}
-	if st, ok := info.Sys().(*syscall.Stat_t); !ok || st.Blocks*512 >= size {
-		return whole, nil
-	}
-	var pieces []piece
-	for at := int64(0); at < size; {
-		data, err := f.Seek(at, seekData)
-		if errors.Is(err, syscall.ENXIO) {
-			break // nothing but a hole
-		}
-		if err != nil || len(pieces) == maxPieces {
-			return whole, nil
-		}
-		if data >= size {
-			break
-		}
-		hole, err := f.Seek(data, seekHole)
-		if err != nil {
-			return whole, nil
-		}
-		hole = min(hole, size)
-		pieces = append(pieces, piece{data, hole - data})
-		at = hole
-	}
-	_, err := f.Seek(0, io.SeekStart)
-	return pieces, err
 }

@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
 )
 
@@ -112,7 +113,7 @@ func TestSourceThatChangesWhileItIsSent(t *testing.T) {
 				}
 			}
 			var path *fs.PathError
-			if !errors.Is(err, trees.ErrChanged) || !errors.As(err, &path) || path.Path != filepath.Join(dir, tt.failed) {
+			if !errors.Is(err, archive.ErrChanged) || !errors.As(err, &path) || path.Path != filepath.Join(dir, tt.failed) {
 				t.Errorf("Send = %v, want ErrChanged about %s", err, filepath.Join(dir, tt.failed))
 			}
 		})

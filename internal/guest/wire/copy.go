@@ -8,11 +8,11 @@ type Copy struct {
 	Workers int `json:"workers,omitempty"`
 	// Layers is a directory with the layers of all containers. That of a job's FromMark or ToMark
 	// is in the directory LayerName of the only entry in which that has a directory of this name,
-	// and From or To is of no account. All others are put out of reach before the copy.
+	// and From or To is ignored. All others are put out of reach before the copy.
 	Layers    string `json:"layers,omitempty"`
 	LayerName string `json:"layerName,omitempty"`
 	// Stream says that the trees come on standard input, as a tar archive in which names
-	// begin with the number of their job. From is of no account then.
+	// begin with the number of their job. From is ignored then.
 	Stream bool `json:"stream,omitempty"`
 	// Wait says to print Copied with Ready and to begin when a line comes on standard
 	// input. The copy ends, and a hold with it, at the end of standard input, or when nothing has
@@ -36,8 +36,7 @@ const (
 	// TreeEnd marks the second header of a directory, which has its attributes and comes
 	// after all that is in it. The first one only makes it.
 	TreeEnd = "AGENTSANDBOX.end"
-	// TreeSparse is a file's size and then offset and length of each part that is not a
-	// hole, with spaces between. The contents are those parts.
+	// TreeSparse is archive.SparseRecord of a file with holes. The contents are its pieces.
 	TreeSparse = "AGENTSANDBOX.sparse"
 	// TreeReplace marks what takes the place of a file that came before.
 	TreeReplace = "AGENTSANDBOX.replace"

@@ -49,7 +49,7 @@ const (
 	FileRemoveAll            // path
 	FileRename               // from, to
 	FileSymlink              // target, path
-	FileLink                 // path, new path
+	_                        // was a hard link: other numbers stay
 	FileReadlink             // path: target
 	FileChmod                // path, permissions
 	FileChown                // path, uid or -1, gid or -1
@@ -78,8 +78,8 @@ const (
 const (
 	// MaxFileData is the most bytes of a file in one frame.
 	MaxFileData = 256 << 10
-	// MaxFileFrame is the most bytes of a frame after its length.
-	MaxFileFrame = MaxFileData + 64<<10
+	// maxFileFrame is the most bytes of a frame after its length.
+	maxFileFrame = MaxFileData + 64<<10
 	// FileHeader is how much of a frame comes before the rest, the length included.
 	FileHeader = 9
 )
@@ -237,7 +237,7 @@ func ReadFrame(r io.Reader) (id uint32, kind byte, message []byte, err error) {
 		return 0, 0, nil, err
 	}
 	size := binary.BigEndian.Uint32(head[:])
-	if size < FileHeader-4 || size > MaxFileFrame {
+	if size < FileHeader-4 || size > maxFileFrame {
 		return 0, 0, nil, ErrFrame
 	}
 	message = make([]byte, size-(FileHeader-4))

@@ -29,14 +29,14 @@ import (
 //     and Upstream count when the earlier ones were empty. It is no error.
 //   - lower: refused as RefusedStale, and nothing changes. Reply.Network tells what counts.
 //
-// When a policy can't be applied PID 1 keeps the one before, or is locked where it can't
+// When a policy can't be applied PID 1 keeps the previous policy, or is locked where it can't
 // be sure of that, and refuses with RefusedUnsupported (the kernel or the runtime can't)
 // or RefusedPolicy (this policy can't be: it is not canonical, or too large).
 //
 // When PID 1 can't lock at its start, it stays, starts nothing, and refuses OpBegin with
 // RefusedUnsupported and the reason; the owner ends the session.
 //
-// Timeout and Grace of Begin are what OpTimeout sets: only the first of a session count.
+// Timeout and Grace of Begin replace those of Init; only the first Begin of a session counts.
 const (
 	OpNetwork = "network" // nothing but what every Reply tells; answered at once, also while locked
 	OpBegin   = "begin"   // Control.Begin

@@ -271,10 +271,8 @@ type (
 	Control struct {
 		Op    string        `json:"op"`
 		Lease time.Duration `json:"lease,omitempty"`
-		// Timeout and Grace are as Init has them, for OpTimeout, and what is added to
-		// the timeout, for OpExtend.
+		// Timeout is what OpExtend adds to the timeout.
 		Timeout time.Duration `json:"timeout,omitempty"`
-		Grace   time.Duration `json:"grace,omitempty"`
 		// ID tells an OpExtend from the one before: a repeated one counts once.
 		ID string `json:"id,omitempty"`
 		// Idle is for OpIdle.
@@ -334,7 +332,6 @@ const (
 	OpStatus  = "status"  // answered once the main process has started or failed to
 	OpLease   = "lease"   // renew: the session lives at least Lease from now
 	OpRelease = "release" // no lease any more
-	OpTimeout = "timeout" // what Init should have said; only the first one of a session counts
 	OpExtend  = "extend"  // the timeout comes Timeout later; without one there is nothing to do
 	OpIdle    = "idle"    // replace Init.Idle by Control.Idle, if that is newer
 )

@@ -24,7 +24,7 @@ import (
 // Run carries out a wire.Copy, its only argument, and reports on standard output.
 func Run(args []string) error {
 	if len(args) != 1 {
-		return errors.New("copy: wants one argument")
+		return errors.New("copy: takes one argument")
 	}
 	var spec wire.Copy
 	if err := json.Unmarshal([]byte(args[0]), &spec); err != nil {

@@ -397,9 +397,9 @@ func TestReceiverRefusesWhatNoSenderSends(t *testing.T) {
 		"a job that there is not": {file("1/f")},
 		"a job below nought":      {file("-1/f")},
 		"no job":                  {file("f")},
-		"more parts than it has":  {{Typeflag: tar.TypeReg, Name: "0/f", PAXRecords: map[string]string{wire.TreeSparse: "100 0 100"}}},
-		"half a part":             {{Typeflag: tar.TypeReg, Name: "0/f", PAXRecords: map[string]string{wire.TreeSparse: "100 0"}}},
-		"parts that are none":     {{Typeflag: tar.TypeReg, Name: "0/f", PAXRecords: map[string]string{wire.TreeSparse: "100 -1 5"}}},
+		"more parts than it has":  {{Typeflag: tar.TypeReg, Name: "0/f", PAXRecords: map[string]string{wire.TreeSparse: "100;0,100"}}},
+		"half a part":             {{Typeflag: tar.TypeReg, Name: "0/f", PAXRecords: map[string]string{wire.TreeSparse: "100;0"}}},
+		"parts that are none":     {{Typeflag: tar.TypeReg, Name: "0/f", PAXRecords: map[string]string{wire.TreeSparse: "100;-1,5"}}},
 		"a link on the way":       {{Typeflag: tar.TypeSymlink, Name: "0/l", Linkname: outside}, file("0/l/f")},
 		"a device":                {{Typeflag: tar.TypeChar, Name: "0/d", Devmajor: 1, Devminor: 3}},
 	} {

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -228,22 +229,23 @@ func (r *receiver) regular(in io.Reader, h *tar.Header, parent int, base string)
 			err = e
 		}
 	}()
-	size, parts, err := extents(h)
-	if err != nil {
-		return err
-	}
-	if size > 0 {
+	pieces := []archive.Piece{{Length: h.Size}}
+	if record := h.PAXRecords[wire.TreeSparse]; record != "" {
+		var size int64
+		if size, pieces, err = archive.ParseSparse(record, h.Size); err != nil {
+			return fmt.Errorf("the stream: %w", err)
+		}
 		if err := unix.Ftruncate(fd, size); err != nil {
 			return err
 		}
 	}
-	for ; len(parts) > 0; parts = parts[2:] {
-		if _, err := unix.Seek(fd, parts[0], io.SeekStart); err != nil {
+	for _, p := range pieces {
+		if _, err := unix.Seek(fd, p.Offset, io.SeekStart); err != nil {
 			return err
 		}
-		n, err := io.CopyBuffer(fdWriter(fd), struct{ io.Reader }{io.LimitReader(in, parts[1])}, r.w.buf)
+		n, err := io.CopyBuffer(fdWriter(fd), struct{ io.Reader }{io.LimitReader(in, p.Length)}, r.w.buf)
 		r.bytes.Add(n)
-		if err == nil && n < parts[1] {
+		if err == nil && n < p.Length {
 			err = io.ErrUnexpectedEOF
 		}
 		if err != nil {
@@ -251,27 +253,6 @@ func (r *receiver) regular(in io.Reader, h *tar.Header, parent int, base string)
 		}
 	}
 	return r.setAttributes(fd, h)
-}
-
-// extents returns the offsets and lengths of a file's data in the stream, by turns, and the
-// size of a file with holes.
-func extents(h *tar.Header) (size int64, parts []int64, err error) {
-	sparse := h.PAXRecords[wire.TreeSparse]
-	if sparse == "" {
-		return 0, []int64{0, h.Size}, nil
-	}
-	var numbers []int64
-	for f := range strings.FieldsSeq(sparse) {
-		n, err := strconv.ParseInt(f, 10, 64)
-		if err != nil || n < 0 {
-			return 0, nil, fmt.Errorf("the stream: parts %q", sparse)
-		}
-		numbers = append(numbers, n)
-	}
-	if len(numbers)%2 == 0 {
-		return 0, nil, fmt.Errorf("the stream: parts %q", sparse)
-	}
-	return numbers[0], numbers[1:], nil
 }
 
 type fdWriter int

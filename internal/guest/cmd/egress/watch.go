@@ -23,8 +23,8 @@ var (
 )
 
 // watcher notices when another process changes rules or devices, addresses and routes. Only
-// a process with NET_ADMIN can, which none inside has: it came from outside, such as by
-// "docker exec", which gives a process all capabilities of the container.
+// a process with NET_ADMIN can, which none inside has: it was started from outside the
+// sandbox, such as by "docker exec", which gives a process all capabilities of the container.
 //
 // A message of the kernel carries the port of the socket that caused it, which nobody else
 // can have while it is open. It carries none where the kernel acted by itself, or for an
@@ -32,7 +32,7 @@ var (
 type watcher struct {
 	table   *kernelTable
 	files   []*os.File
-	known   map[string]bool // what there was at the start
+	known   map[string]bool // state at the start
 	changed chan error      // receives what has changed, once
 	running sync.WaitGroup
 }
@@ -160,7 +160,7 @@ func (w *watcher) judgeNetwork(m syscall.NetlinkMessage) error {
 	return kindOfSubject(m.Header.Type)
 }
 
-// compare returns an error if what there is differs from what there was at the start.
+// compare returns an error if the state differs from that at the start.
 func (w *watcher) compare() error {
 	now, err := subjects()
 	if err != nil {

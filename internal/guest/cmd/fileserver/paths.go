@@ -28,7 +28,6 @@ var pathOps = map[byte]func(s *server, path string, u *wire.Unpack) (wire.Pack, 
 	wire.FileRemoveAll: change(os.RemoveAll),
 	wire.FileRename:    changeTwo(unix.Rename),
 	wire.FileSymlink:   changeTwo(unix.Symlink),
-	wire.FileLink:      changeTwo(link),
 	wire.FileMkdir:     changeBy(func(path string, perm int64) error { return unix.Mkdir(path, uint32(perm)&0o7777) }),
 	wire.FileMkdirAll:  changeBy(func(path string, perm int64) error { return os.MkdirAll(path, os.FileMode(perm&0o777)) }),
 	wire.FileChmod:     changeBy(func(path string, perm int64) error { return unix.Chmod(path, uint32(perm)&0o7777) }),
@@ -78,10 +77,6 @@ func chownBy(chown func(path string, uid, gid int) error) pathOp {
 		}
 		return wire.NewFrame(0), chown(path, int(uid), int(gid))
 	}
-}
-
-func link(path, second string) error {
-	return unix.Linkat(unix.AT_FDCWD, path, unix.AT_FDCWD, second, 0)
 }
 
 func chtimes(_ *server, path string, u *wire.Unpack) (wire.Pack, error) {

@@ -203,12 +203,6 @@ func (s *session) answer(req wire.Control) (reply wire.Reply) {
 	switch req.Op {
 	case wire.OpStatus:
 		reply.Main = s.mainStatus()
-	case wire.OpTimeout:
-		if req.Timeout < 0 || req.Grace < 0 {
-			reply.Error = "a timeout or a grace must not be negative"
-			break
-		}
-		s.deadline.setTimeout(req.Timeout, req.Grace)
 	case wire.OpExtend:
 		if req.Timeout <= 0 || req.ID == "" {
 			reply.Error = "an extension must be positive and have an ID"

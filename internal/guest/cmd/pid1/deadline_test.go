@@ -49,6 +49,16 @@ func TestDeadlinesComeFromTheEarlier(t *testing.T) {
 	}
 }
 
+func TestOnlyTheFirstTimeoutOfASessionCounts(t *testing.T) {
+	t.Parallel()
+	d := &deadlines{fd: -1, timeout: after(3 * time.Hour)}
+	d.setTimeout(0, time.Second)
+	d.setTimeout(9*time.Hour, time.Minute)
+	if d.timeout != 0 || d.grace != time.Second {
+		t.Errorf("after a timeout of 0 and one of 9 hours: timeout %v, grace %v, want none and 1s", d.timeout, d.grace)
+	}
+}
+
 // The timer counts by a clock that nobody can set, and that goes on while the machine sleeps.
 func TestDeadlinesFollowNoClockThatIsSet(t *testing.T) {
 	t.Parallel()

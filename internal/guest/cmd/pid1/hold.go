@@ -33,7 +33,7 @@ const (
 	levelTime = 20 * time.Millisecond
 	maxLevels = 16
 	// nudgeAfter is when processes that are still blocked may be waiting for a child that we have
-	// stopped, and nudgeTime what that gets to go on.
+	// stopped, and nudgeTime how long it then runs.
 	nudgeAfter = 5 * time.Millisecond
 	nudgeTime  = 300 * time.Microsecond
 	// silenceGrace is added to wire.HoldSilence once: PID 1 itself may have been paused.
@@ -220,7 +220,7 @@ func (v *view) refusal() error {
 	case len(v.moving) > 0:
 		return fmt.Errorf("process %d does not stop", v.moving[0].PID)
 	}
-	return errors.New("there are ever more processes")
+	return errors.New("processes keep being created")
 }
 
 // signal stops those of the fresh processes that move, parents before their children: a shell that
@@ -337,7 +337,7 @@ func (h *hold) end() (moved string) {
 	// A server of the owner's starts nothing before the owner has sent its first request.
 	for _, p := range newcomers {
 		if !poll(verdictTime, func() bool { return h.gates.known(p.ID()) }) {
-			return fmt.Sprintf("process %d came from outside", p.PID)
+			return fmt.Sprintf("process %d was started from outside the sandbox", p.PID)
 		}
 	}
 	return ""

@@ -92,7 +92,7 @@ func Run(args []string) error {
 		return fmt.Errorf("init: start again: %w", err)
 	}
 	if len(args) != 2 {
-		return errors.New("init: wants one argument")
+		return errors.New("init: takes one argument")
 	}
 	environ, err := unstash(args[1])
 	if err != nil {

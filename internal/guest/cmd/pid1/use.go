@@ -19,7 +19,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// maxUsers bounds the processes that tell of uses, each of which takes two descriptors. Root
+// maxUsers bounds the processes that report use, each of which takes two descriptors. Root
 // inside can pretend to be one: an idle timeout does not bound what is hostile.
 const maxUsers = 512
 
@@ -36,7 +36,7 @@ type uses struct {
 	accepted int64            // connections at the last look
 }
 
-// user is a process that tells of uses.
+// user is a process that reports use.
 type user struct {
 	file     *os.File
 	detached bool

@@ -1,0 +1,80 @@
+package archive
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// What has taken the place of a file or a directory since it was looked at is not opened.
+func TestWhatWasReplacedIsNotOpened(t *testing.T) {
+	t.Parallel()
+	for what, replace := range map[string]func(path string) error{
+		"a link out":     func(path string) error { return os.Symlink("/etc", path) },
+		"a link":         func(path string) error { return os.Symlink("other", path) },
+		"a named pipe":   func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"another file":   func(path string) error { return os.WriteFile(path, nil, 0o600) },
+		"a new one":      func(path string) error { return os.Mkdir(path, 0o700) },
+		"nothing at all": func(string) error { return nil },
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			path := filepath.Join(dir, "d")
+			if err := errors.Join(os.Mkdir(path, 0o700), os.Mkdir(filepath.Join(dir, "other"), 0o700)); err != nil {
+				t.Fatal(err)
+			}
+			root, err := os.OpenRoot(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer root.Close()
+			was, err := root.Lstat("d")
+			if err != nil {
+				t.Fatal(err)
+			}
+			// It stays, under another name, so that its number is not given out again.
+			if err := errors.Join(os.Rename(path, filepath.Join(dir, "was")), replace(path)); err != nil {
+				t.Fatal(err)
+			}
+			if sub, err := OpenDir(root, "d", was); err == nil {
+				sub.Close()
+				t.Error("OpenDir opened it, want an error")
+			}
+			if f, _, err := OpenFile(root, "d", os.O_RDONLY, was); err == nil {
+				f.Close()
+				t.Error("OpenFile opened it, want an error")
+			}
+		})
+	}
+}
+
+// Both ends of a copy agree about a file's holes.
+func TestPiecesOfAFileWithHolesAreItsData(t *testing.T) {
+	t.Parallel()
+	f, err := os.Create(filepath.Join(t.TempDir(), "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	const size, at = 8 << 20, 4 << 20
+	_, err = f.WriteAt([]byte("data"), at)
+	if err := errors.Join(err, f.Truncate(size)); err != nil {
+		t.Fatal(err)
+	}
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pieces := Pieces(f, info)
+	if len(pieces) != 1 || pieces[0].Offset > at || pieces[0].Offset+pieces[0].Length < at+4 || pieces[0].Length > 1<<20 {
+		t.Fatalf("Pieces = %v, want one with the four bytes at %d", pieces, at)
+	}
+	got, read, err := ParseSparse(SparseRecord(size, pieces), pieces[0].Length)
+	if err != nil || got != size || len(read) != 1 || read[0] != pieces[0] {
+		t.Errorf("ParseSparse = %d, %v, %v, want %d, %v", got, read, err, size, pieces)
+	}
+}

@@ -1,0 +1,4 @@
+package policy
+
+// Merge is merge.
+var Merge = merge
