@@ -143,10 +143,11 @@ func TestPodmanDescribesAsDockerDoes(t *testing.T) {
 // Podman answers 500 with words of its own where Docker has a status.
 func TestErrorsOfPodmanHaveClasses(t *testing.T) {
 	for text, class := range map[string]error{
-		"no container with ID 0 found in database: no such container":                   engine.ErrNotFound,
-		"can only create exec sessions on running containers: container state improper": engine.ErrConflict,
-		`the container name "c" is already in use by 0: that name is already in use`:    engine.ErrConflict,
-		"netavark: something else": nil,
+		"no container with ID 0 found in database: no such container":                              engine.ErrNotFound,
+		"can only create exec sessions on running containers: container state improper":            engine.ErrConflict,
+		`the container name "c" is already in use by 0: that name is already in use`:               engine.ErrConflict,
+		"crun: open executable: no such file or directory":                                         nil,
+		"cannot listen on the TCP port: listen tcp4 127.0.0.1:45575: bind: address already in use": nil,
 	} {
 		for server, podman := range map[string]bool{"Libpod/5.8.6 (linux)": true, "Docker/28.5.2 (linux)": false} {
 			e := answers(t, server, map[string]func(string) any{"POST /containers/c/start": fixed(failure{500, text})})

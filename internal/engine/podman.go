@@ -23,9 +23,12 @@ func podmanClass(err error) error {
 		words string
 		class error
 	}{
-		{"no such ", ErrNotFound},
+		{"no such container", ErrNotFound},
+		{"no such volume", ErrNotFound},
+		{"no such exec session", ErrNotFound},
+		{"image not known", ErrNotFound},
 		{"container state improper", ErrConflict},
-		{"is already in use", ErrConflict},
+		{"name is already in use", ErrConflict},
 	} {
 		if strings.Contains(text, c.words) {
 			return &classed{class: c.class, text: text, err: err}
