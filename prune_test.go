@@ -18,7 +18,7 @@ func TestPruneRemovesAHelperThatWasNeverStarted(t *testing.T) {
 	fake := enginetest.NewFake(t)
 	nonce, began := record.NewNonce(), time.Now().Add(-time.Minute)
 	marker := record.Base(record.RolePending, nonce, began)
-	marker[record.Name], marker[record.Renewals] = "dead", "2"
+	marker[record.Name] = "dead"
 	marker[record.Until] = began.Add(record.Lease).Format(time.RFC3339Nano)
 	fake.AddVolume("agent-sandbox-pending.dead", marker)
 	helper := record.Base(record.RoleHelper, nonce, began)

@@ -74,7 +74,7 @@ func TestStalledTakeoverIsNotTheCallersDeadline(t *testing.T) {
 	shorten(t, &record.TakeOverTime)
 	m := record.Marker{Name: "a", Nonce: "n", Holder: "the dead", Until: time.Now().Add(-time.Hour)}
 	marker := record.Base(record.RolePending, m.Nonce, m.Until)
-	marker[record.Name], marker[record.Until], marker[record.Renewals] = m.Name, m.Until.UTC().Format(time.RFC3339Nano), "2"
+	marker[record.Name], marker[record.Until] = m.Name, m.Until.UTC().Format(time.RFC3339Nano)
 	s, met := stalled(t, "DELETE /volumes/left", map[string]map[string]string{
 		"agent-sandbox-pending.a": marker,
 		"left":                    record.Base(record.RoleWorkspace, m.Nonce, m.Until),

@@ -209,9 +209,6 @@ func TestCreationsOverSSH(t *testing.T) {
 	}
 }
 
-// deadBound is when what uses a dead connection has failed.
-const deadBound = 30 * time.Second
-
 // A connection that is dropped or hangs ends what uses it within 30 s.
 func TestLostSSHConnectionEndsACommand(t *testing.T) {
 	for name, sig := range map[string]syscall.Signal{"dropped": syscall.SIGKILL, "hanging": syscall.SIGSTOP} {
