@@ -200,14 +200,14 @@
 // than the first. Engines whose storage driver is no overlay, such as vfs, btrfs and zfs,
 // commit them.
 //
-// PID 1 holds the processes of a running source during the copy, for the helper that copies:
-// it stops all of them, except itself and the servers of handles, and lets them go on when
-// the helper has copied the last file, ends, or is silent for 10 s. The helper ends when this
-// program ends or is silent for 10 s. Processes that were stopped before stay so. Commands that are started meanwhile, and writes of handles, wait;
-// timeouts, leases and policies are in force. What has run all the same, such as "docker
-// exec", makes the copy start again. Where PID 1 can't hold them (its session is of an
-// earlier version, a process is blocked in the kernel, a program continues what is stopped)
-// the engine pauses the container. A marker with a lease records which process paused it;
+// PID 1 holds the processes of a running source during the copy, for the helper that copies: it
+// stops all of them, except itself and the servers of handles, and lets them go on when the helper
+// has copied the last file, ends, or is silent for 10 s. The helper ends when this program ends or
+// is silent for 10 s. Processes that were stopped before stay so. Commands that are started
+// meanwhile, and writes of handles, wait; timeouts, leases and policies are in force. What has run
+// all the same, such as "docker exec", makes the copy start again. Where PID 1 can't hold them (its
+// session is of an earlier version, a process is blocked in the kernel, a program continues what is
+// stopped) the engine pauses the container. A marker with a lease records which process paused it;
 // if that process dies, the next one that finds the marker unpauses the source.
 //
 // [Sandbox.Rollback] makes the files of a sandbox those of a snapshot: either all of them, or
