@@ -193,7 +193,7 @@ func TestVolumesAreNotFilledFromTheImage(t *testing.T) {
 	}
 }
 
-// What an import is told of an image's settings: all that has no line break.
+// An import gets the settings of an image that have no line break.
 func TestImportIsToldTheSettings(t *testing.T) {
 	var of dockerimage.InspectResponse
 	err := json.Unmarshal([]byte(`{"Config": {"Env": ["A=$b", "LINES=1\n2"], "User": "7", "WorkingDir": "/w", "Cmd": ["c", "d"], "Entrypoint": ["e"],
