@@ -666,6 +666,26 @@ func (r *run) marked(ctx context.Context) (*sandbox.Sandbox, string, error) {
 	return sb, want, err
 }
 
+// saved is marked with a snapshot.
+func (r *run) saved(ctx context.Context) (sb *sandbox.Sandbox, want string, snap sandbox.Snapshot, err error) {
+	if sb, want, err = r.marked(ctx); err != nil {
+		return nil, "", snap, err
+	}
+	if snap, err = sb.Snapshot(ctx); err == nil {
+		r.snapshots = append(r.snapshots, snap.ID)
+	}
+	return sb, want, snap, err
+}
+
+// createFrom creates a sandbox with the files and settings of a snapshot.
+func (r *run) createFrom(ctx context.Context, snap sandbox.Snapshot) (*sandbox.Sandbox, error) {
+	sb, err := r.client.Create(ctx, sandbox.WithName(r.name()), sandbox.WithSource(sandbox.FromSnapshot(snap.ID)))
+	if err == nil {
+		r.closers = append(r.closers, sb.Detach)
+	}
+	return sb, err
+}
+
 func (r *run) fork(ctx context.Context, source string) (*sandbox.Sandbox, error) {
 	fork, err := r.client.Fork(ctx, source, sandbox.WithName(r.name()))
 	if err == nil {
@@ -756,15 +776,10 @@ func forkRoots(ctx context.Context, r *run) (err error) {
 }
 
 func rollback(ctx context.Context, r *run) error {
-	sb, want, err := r.marked(ctx)
+	sb, want, snap, err := r.saved(ctx)
 	if err != nil {
 		return err
 	}
-	snap, err := sb.Snapshot(ctx)
-	if err != nil {
-		return err
-	}
-	r.snapshots = append(r.snapshots, snap.ID)
 	if _, err := shell(ctx, sb, "rm -r /workspace/* /srv/deep; echo later >/workspace/later; echo later >/srv/later"); err != nil {
 		return err
 	}
@@ -779,15 +794,10 @@ func rollback(ctx context.Context, r *run) error {
 
 // prune removes leftovers, of others as well, and looks for what has to stay.
 func prune(ctx context.Context, r *run) error {
-	sb, want, err := r.marked(ctx)
+	sb, want, snap, err := r.saved(ctx)
 	if err != nil {
 		return err
 	}
-	snap, err := sb.Snapshot(ctx)
-	if err != nil {
-		return err
-	}
-	r.snapshots = append(r.snapshots, snap.ID)
 	if _, err := sb.Stop(ctx); err != nil {
 		return err
 	}
@@ -812,32 +822,25 @@ func prune(ctx context.Context, r *run) error {
 	if err := r.seenIn(ctx, sb, want); err != nil {
 		return fmt.Errorf("the sandbox afterwards: %w", err)
 	}
-	again, err := r.client.Create(ctx, sandbox.WithName(r.name()), sandbox.WithSource(sandbox.FromSnapshot(snap.ID)))
+	again, err := r.createFrom(ctx, snap)
 	if err != nil {
 		return fmt.Errorf("the snapshot afterwards: %w", err)
 	}
-	r.closers = append(r.closers, again.Detach)
 	return r.seenIn(ctx, again, want)
 }
 
 func snapshot(ctx context.Context, r *run) error {
-	sb, want, err := r.marked(ctx)
+	sb, want, snap, err := r.saved(ctx)
 	if err != nil {
 		return err
 	}
-	snap, err := sb.Snapshot(ctx)
-	if err != nil {
-		return err
-	}
-	r.snapshots = append(r.snapshots, snap.ID)
 	if _, err := shell(ctx, sb, "echo later >/workspace/file"); err != nil {
 		return err
 	}
-	again, err := r.client.Create(ctx, sandbox.WithName(r.name()), sandbox.WithSource(sandbox.FromSnapshot(snap.ID)))
+	again, err := r.createFrom(ctx, snap)
 	if err != nil {
 		return err
 	}
-	r.closers = append(r.closers, again.Detach)
 	if err := r.seenIn(ctx, again, want); err != nil {
 		return err
 	}
