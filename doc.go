@@ -373,11 +373,17 @@
 // as the system repeats it. A sandbox that is paused is waited for. The commands of a program that
 // vanished end within 90 s.
 //
-// Over ssh:// each call in progress, and each handle that runs commands, has an ssh process with a
-// connection of its own. Calls use the connections of earlier ones. OpenSSH's ControlMaster makes
-// all of them sessions of one connection, as many as sshd's MaxSessions allows (10 by default);
-// ssh connects anew for the others. The first session's keepalives are in force for all of them.
-// This package creates no control socket, since it leaves nothing on its machine's disk.
+// Over ssh:// each call in progress, and each handle that runs commands, has an ssh process; calls
+// use the processes of earlier ones. Up to eight of them are sessions of one connection, of an ssh
+// process with a control socket (ControlMaster) that ends after the last one. For those that the
+// server allows no session (MaxSessions) ssh connects anew. The sockets are in private directories
+// in [os.TempDir], which this package removes. The processes of a program that is killed, or ends
+// without [Client.Close], end, too; its directories, then empty, are removed by the next program
+// that starts more than an hour later.
+//
+// Each process has a connection of its own if ssh's configuration has a ControlPath for the host,
+// which is then used as configured; if the path of [os.TempDir] has more than about 60 bytes, or
+// characters other than letters, digits and "._-/"; and on Windows.
 //
 // # Errors
 //

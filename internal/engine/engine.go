@@ -45,6 +45,7 @@ type Engine struct {
 	tr      *http.Transport
 	http    *http.Client
 	dial    func(context.Context) (net.Conn, error)
+	ssh     *sshDialer // nil unless connections are made by ssh
 	ep      endpoint
 	clock   *clock
 	podman  *atomic.Bool // the engine is Podman, as a reply has told
@@ -95,17 +96,22 @@ func Open(ctx context.Context, o Options) (*Engine, error) {
 }
 
 func newEngine(ep endpoint, o Options) (*Engine, error) {
-	dial, err := dialer(ep, o.DialTimeout)
+	e := &Engine{ep: ep, clock: new(clock), podman: new(atomic.Bool), registryAuth: o.RegistryAuth}
+	var err error
+	if ep.scheme == "ssh" {
+		e.ssh, err = newSSHDialer(ep.url, o.DialTimeout)
+	} else {
+		e.dial, err = dialer(ep, o.DialTimeout)
+	}
 	if err != nil {
 		return nil, err
 	}
-	dialCall := dial
+	dialCall := e.dial
 	var queue *atomic.Int64
-	if ep.scheme == "ssh" {
-		queue = new(atomic.Int64)
-		dialCall = pooled(dial, queue)
+	if e.ssh != nil {
+		e.dial, queue = e.ssh.dial, new(atomic.Int64)
+		dialCall = pooled(e.dial, queue)
 	}
-	e := &Engine{dial: dial, ep: ep, clock: new(clock), podman: new(atomic.Bool), registryAuth: o.RegistryAuth}
 	e.tr = &http.Transport{
 		DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return dialCall(ctx) },
 		DisableCompression:  true,
@@ -153,8 +159,13 @@ func (e *Engine) Close() error {
 }
 
 // DropIdle closes idle connections, for when the way to the engine turned out to be dead: the
-// next calls would wait on them.
-func (e *Engine) DropIdle() { e.tr.CloseIdleConnections() }
+// next calls would wait on them. Over ssh the next connections have a new master.
+func (e *Engine) DropIdle() {
+	if e.ssh != nil {
+		e.ssh.retire()
+	}
+	e.tr.CloseIdleConnections()
+}
 
 // Host is the engine's address, without credentials.
 func (e *Engine) Host() string { return e.ep.display() }

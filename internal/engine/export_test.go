@@ -34,6 +34,17 @@ func SetStartBound(t *testing.T, d time.Duration) {
 // Dial makes a connection as calls do.
 func (e *Engine) Dial(ctx context.Context) (net.Conn, error) { return e.dialRaw(ctx) }
 
+// SSHSessions is how many sessions the masters of an engine behind ssh have, with those that wait
+// for one.
+func (e *Engine) SSHSessions() (all []int) {
+	e.ssh.mu.Lock()
+	defer e.ssh.mu.Unlock()
+	for _, m := range e.ssh.masters {
+		all = append(all, m.sessions)
+	}
+	return all
+}
+
 // NewDemux reads frames from r. stderr may be nil.
 func NewDemux(r io.Reader, stderr io.Writer) io.Reader { return newDemux(r, stderr) }
 

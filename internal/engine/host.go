@@ -133,8 +133,8 @@ func (ep endpoint) clientHost() string {
 	return "tcp://" + ep.addr + strings.TrimSuffix(ep.url.Path, "/")
 }
 
-// idleConns is the number of idle connections to keep. Each one over ssh is a process, and costs
-// a handshake to make again.
+// idleConns is the number of idle connections to keep. Each one over ssh is a process, which
+// costs round trips to start again.
 const idleConns = 32
 
 // redact removes credentials from a host that may not even be a URL.

@@ -20,7 +20,9 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -421,6 +423,8 @@ const (
 	sshSocket     = "ENGINETEST_SSH_HOST"
 	sshHandshakes = "ENGINETEST_SSH_HANDSHAKES" // a directory, with a file for each handshake
 	sshRefusals   = "ENGINETEST_SSH_REFUSALS"   // a directory, with a file for each handshake to refuse
+	sshConfig     = "ENGINETEST_SSH_CONFIG"     // what -G prints; "fail" has it fail
+	sshMaster     = "ENGINETEST_SSH_MASTER"     // "bind" has masters fail to bind, "wait" to connect
 )
 
 // fakeSSH is this test binary, called ssh: it notes its arguments and is the
@@ -430,8 +434,23 @@ func fakeSSH() int {
 	if err != nil {
 		return 1
 	}
-	fmt.Fprintln(f, strings.Join(os.Args[1:], " "))
+	args := strings.Join(os.Args[1:], " ")
+	fmt.Fprintln(f, args)
 	_ = f.Close()
+	_, socket, master := strings.Cut(args, "ControlMaster=yes -o ControlPath=")
+	switch config := os.Getenv(sshConfig); {
+	case os.Args[1] == "-G" && config == "fail":
+		return 255
+	case os.Args[1] == "-G":
+		fmt.Println("controlmaster false\n" + config)
+		return 0
+	case master && os.Getenv(sshMaster) == "bind":
+		fmt.Fprintf(os.Stderr, "unix_listener: cannot bind to path %s.x: Operation not supported\n", strings.Fields(socket)[0])
+		return 255
+	case master && os.Getenv(sshMaster) == "wait":
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		return 255
+	}
 	if !fakeHandshake(os.Getenv(sshHandshakes), os.Getenv(sshRefusals)) {
 		fmt.Fprintln(os.Stderr, "kex_exchange_identification: Connection closed by remote host")
 		return 255
@@ -497,6 +516,36 @@ func withSSH(t *testing.T, host string) (args string) {
 	return args
 }
 
+// started is with which arguments ssh was started, of those with word in them. Directories of
+// sockets are called DIR.
+func started(t *testing.T, args, word string) (lines []string) {
+	t.Helper()
+	b, err := os.ReadFile(args)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if strings.Contains(line, word) {
+			lines = append(lines, socketDir.ReplaceAllString(strings.TrimSpace(line), "=DIR/s"))
+		}
+	}
+	return lines
+}
+
+var socketDir = regexp.MustCompile(`=\S*/sandbox-ssh-\d+/s`)
+
+// socketDirs gives the test a directory for those of control sockets, whose name is short.
+func socketDirs(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	t.Setenv("TMPDIR", dir)
+	return dir
+}
+
 // answersTogether is an engine that answers a call when so many have arrived.
 func answersTogether(t *testing.T, calls int) (host string) {
 	all, mu := make(chan struct{}), sync.Mutex{}
@@ -527,9 +576,14 @@ func TestSSHHandshakesAreBounded(t *testing.T) {
 	if err := g.Wait(); err != nil {
 		t.Errorf("InspectVolume: %v", err)
 	}
-	b, err := os.ReadFile(args)
-	if n := strings.Count(string(b), "\n"); err != nil || n < calls || n > calls+1 {
-		t.Errorf("ssh was started %d times (%v), want once for each connection", n, err)
+	if n := len(started(t, args, "ControlMaster=no")); n < calls || n > calls+1 {
+		t.Errorf("ssh was started %d times for a session, want once for each connection", n)
+	}
+	if n := len(started(t, args, "ControlMaster=yes")); n < 2 || n > 3 {
+		t.Errorf("ssh was started %d times for a master, want 3 times at most", n)
+	}
+	if n := e.SSHSessions(); slices.Max(n) > 8 {
+		t.Errorf("masters have %d sessions, want 8 at most", n)
 	}
 }
 
@@ -556,9 +610,8 @@ func TestCallsOverSSHShareConnections(t *testing.T) {
 			t.Fatal("the transport still dials")
 		}
 	}
-	b, err := os.ReadFile(args)
-	if n := strings.Count(string(b), "\n"); err != nil || n > calls/4 {
-		t.Errorf("ssh was started %d times (%v) for %d calls, want at most %d", n, err, calls, calls/4)
+	if n := len(started(t, args, "")); n > calls/4 {
+		t.Errorf("ssh was started %d times for %d calls, want at most %d", n, calls, calls/4)
 	}
 }
 
@@ -577,11 +630,10 @@ func TestRefusedSSHHandshakeIsRepeated(t *testing.T) {
 	}
 	// A server that wants another key is asked once.
 	t.Setenv(sshSocket, "")
-	before, _ := os.ReadFile(args)
+	before := len(started(t, args, "dial-stdio"))
 	_, err := engine.Open(t.Context(), engine.Options{Host: "ssh://example.com"})
 	wantClass(t, "Open without a key", err, engine.ErrUnavailable)
-	after, _ := os.ReadFile(args)
-	if n := strings.Count(string(after[len(before):]), "\n"); n != 1 {
+	if n := len(started(t, args, "dial-stdio")) - before; n != 1 {
 		t.Errorf("ssh was started %d times for a server that wants another key, want once", n)
 	}
 }
@@ -602,20 +654,19 @@ func TestSSH(t *testing.T) {
 	roundTrip(t, e, id)
 	openAt(t, "ssh://example.com/run/user/1000/docker.sock")
 
-	b, err := os.ReadFile(args)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
-	if diff := cmp.Diff("-o ConnectTimeout=10 -o ServerAliveInterval=6 -o ServerAliveCountMax=2 -T -l me -p 2222 -- example.com docker system dial-stdio", lines[0]); diff != "" {
+	const options = "-o ConnectTimeout=10 -o ServerAliveInterval=6 -o ServerAliveCountMax=2 -o "
+	const master, session = options + "ControlMaster=yes -o ControlPath=DIR/s -o ControlPersist=no -T ", options + "ControlMaster=no -o ControlPath=DIR/s -T "
+	const first, last = "-l me -p 2222 -- example.com", "-- example.com docker --host unix:///run/user/1000/docker.sock system dial-stdio"
+	lines := started(t, args, "")
+	if diff := cmp.Diff([]string{"-G " + first, master + first + " docker system dial-stdio", session + first + " docker system dial-stdio"}, lines[:3]); diff != "" {
 		t.Errorf("ssh's arguments (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff("-o ConnectTimeout=10 -o ServerAliveInterval=6 -o ServerAliveCountMax=2 -T -- example.com docker --host unix:///run/user/1000/docker.sock system dial-stdio", lines[len(lines)-1]); diff != "" {
+	if diff := cmp.Diff([]string{"-G -- example.com", master + last, session + last}, lines[len(lines)-3:]); diff != "" {
 		t.Errorf("ssh's arguments (-want +got):\n%s", diff)
 	}
 
 	t.Setenv(sshSocket, "")
-	_, err = engine.Open(t.Context(), engine.Options{Host: "ssh://me@example.com"})
+	_, err := engine.Open(t.Context(), engine.Options{Host: "ssh://me@example.com"})
 	wantClass(t, "Open", err, engine.ErrUnavailable)
 	if err == nil || !strings.Contains(err.Error(), "Permission denied (publickey)") {
 		t.Errorf("Open = %v, want ssh's own words", err)

@@ -64,29 +64,43 @@ func parseSSH(u *url.URL) (sshTarget, error) {
 	return t, nil
 }
 
-// argv is ssh's command line. No local shell interprets it. ssh ends a connection whose server is
-// silent for (CountMax+1) × Interval.
-func (t sshTarget) argv() []string {
-	argv := []string{"-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=6", "-o", "ServerAliveCountMax=2", "-T"}
+// login is the part of ssh's command line that says where to, and as whom.
+func (t sshTarget) login() []string {
+	var argv []string
 	if t.user != "" {
 		argv = append(argv, "-l", t.user)
 	}
 	if t.port != "" {
 		argv = append(argv, "-p", t.port)
 	}
-	argv = append(argv, "--", t.host, "docker")
+	return append(argv, "--", t.host)
+}
+
+// argv is ssh's command line. No local shell interprets it. ssh ends a connection whose server is
+// silent for (CountMax+1) × Interval.
+func (t sshTarget) argv(options ...string) []string {
+	argv := []string{"-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=6", "-o", "ServerAliveCountMax=2"}
+	for _, o := range options {
+		argv = append(argv, "-o", o)
+	}
+	argv = append(append(append(argv, "-T"), t.login()...), "docker")
 	if t.socket != "" {
 		argv = append(argv, "--host", "unix://"+t.socket)
 	}
 	return append(argv, "system", "dial-stdio")
 }
 
-// An sshDialer makes connections to one engine, each over an ssh process of its own. To use one
-// connection for all, users set ControlMaster in ssh's configuration.
+// An sshDialer makes connections to one engine. Each has an ssh process of its own, which is a
+// session of a master's connection if there are masters.
 type sshDialer struct {
 	target     sshTarget
 	timeout    time.Duration // of one handshake
 	handshakes chan struct{} // holds one element for each in progress
+	shares     func() bool   // whether to make masters
+	alone      atomic.Bool   // masters can't have sockets
+
+	mu      sync.Mutex
+	masters []*sshMaster // those that new sessions may use
 }
 
 const (
@@ -100,8 +114,11 @@ const (
 	maxRefusals = 5
 )
 
-func newSSHDialer(target sshTarget, timeout time.Duration) *sshDialer {
-	return &sshDialer{target: target, timeout: timeout, handshakes: make(chan struct{}, maxHandshakes)}
+func newSSHDialer(u *url.URL, timeout time.Duration) (*sshDialer, error) {
+	target, err := parseSSH(u)
+	return &sshDialer{
+		target: target, timeout: timeout, handshakes: make(chan struct{}, maxHandshakes), shares: sync.OnceValue(target.shares),
+	}, err
 }
 
 // errUnwanted is the error of a dial that nobody waits for any more.
@@ -133,9 +150,12 @@ func (d *sshDialer) dial(ctx context.Context) (net.Conn, error) {
 	wait := 100 * time.Millisecond
 	for try := 0; ; try++ {
 		conn, err := d.handshake(ctx)
+		if err == nil {
+			return conn, nil
+		}
 		var refused *sshError
-		if err == nil || !errors.As(err, &refused) || !refused.beforeKeys() || try == maxRefusals {
-			return conn, err
+		if !errors.As(err, &refused) || !refused.beforeKeys() || try == maxRefusals {
+			return nil, err
 		}
 		wait *= 2
 		select {
@@ -146,25 +166,28 @@ func (d *sshDialer) dial(ctx context.Context) (net.Conn, error) {
 	}
 }
 
-func (d *sshDialer) handshake(ctx context.Context) (net.Conn, error) {
+func (d *sshDialer) handshake(ctx context.Context) (*sshConn, error) {
 	select {
 	case d.handshakes <- struct{}{}:
 		defer func() { <-d.handshakes }()
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	conn, err := d.target.start(ctx)
+	own, cancel := context.WithTimeoutCause(ctx, d.timeout, &timeoutError{after: d.timeout})
+	defer cancel()
+	return d.session(own)
+}
+
+// connect starts ssh, and returns when the engine has answered.
+func (t sshTarget) connect(ctx context.Context, options ...string) (*sshConn, error) {
+	conn, err := t.start(ctx, t.argv(options...))
 	if err != nil {
 		return nil, err
 	}
-	own, cancel := context.WithTimeout(ctx, d.timeout)
-	defer cancel()
-	stop := context.AfterFunc(own, func() { _ = conn.Close() })
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	err = ping(conn)
 	if !stop() {
-		if err = ctx.Err(); err == nil {
-			err = &timeoutError{after: d.timeout}
-		}
+		err = context.Cause(ctx)
 	}
 	if err != nil {
 		_ = conn.Close()
@@ -200,18 +223,18 @@ func ping(conn net.Conn) error {
 }
 
 // start starts ssh.
-func (t sshTarget) start(ctx context.Context) (net.Conn, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
+func (t sshTarget) start(ctx context.Context, argv []string) (*sshConn, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
 	}
 	// Not CommandContext: the connection outlives ctx, which bounds the dial.
-	cmd := exec.Command("ssh", t.argv()...)
+	cmd := exec.Command("ssh", argv...)
 	cmd.SysProcAttr = ownSession()
-	// A control master that ssh leaves behind keeps our pipes open.
-	cmd.WaitDelay = time.Second
-	c := &sshConn{cmd: cmd, host: t.host}
-	cmd.Stderr = &c.stderr
-	var err error
+	c := &sshConn{cmd: cmd, host: t.host, told: make(chan struct{})}
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		return nil, err
+	}
 	if c.in, err = cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
@@ -221,6 +244,10 @@ func (t sshTarget) start(ctx context.Context) (net.Conn, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
+	go func() {
+		defer close(c.told)
+		_, _ = io.Copy(&c.stderr, stderr)
+	}()
 	return c, nil
 }
 
@@ -231,6 +258,8 @@ type sshConn struct {
 	in     io.WriteCloser
 	out    io.ReadCloser
 	stderr tail
+	told   chan struct{} // closed at the end of stderr
+	closed func()        // after the process has ended; may be nil
 
 	closing  sync.Once
 	waiting  sync.Once
@@ -253,6 +282,10 @@ func (c *sshConn) Read(p []byte) (int, error) {
 
 // explain waits for ssh to end and returns its message.
 func (c *sshConn) explain() error {
+	select {
+	case <-c.told:
+	case <-time.After(time.Second): // a control master has it, too
+	}
 	err := c.wait()
 	text := strings.TrimSpace(c.stderr.String())
 	if text == "" && err != nil {
@@ -290,10 +323,14 @@ func (c *sshConn) Close() error {
 		_ = c.out.Close()
 		_ = c.cmd.Process.Kill()
 		_ = c.wait()
+		if c.closed != nil {
+			c.closed()
+		}
 	})
 	return nil
 }
 
+// wait waits until ssh has ended, though others may still have its pipes.
 func (c *sshConn) wait() error {
 	c.waiting.Do(func() { c.waitErr = c.cmd.Wait() })
 	return c.waitErr

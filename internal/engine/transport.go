@@ -68,16 +68,9 @@ const (
 	connectTimeout = 8 * time.Second
 )
 
-// dialer returns a function that makes connections to ep, without TLS.
+// dialer returns a function that makes connections to ep, without TLS or ssh.
 func dialer(ep endpoint, timeout time.Duration) (func(context.Context) (net.Conn, error), error) {
-	switch ep.scheme {
-	case "ssh":
-		target, err := parseSSH(ep.url)
-		if err != nil {
-			return nil, err
-		}
-		return newSSHDialer(target, timeout).dial, nil
-	case "npipe":
+	if ep.scheme == "npipe" {
 		// go-connections implements named pipes, on Windows only.
 		tr := new(http.Transport)
 		if err := sockets.ConfigureTransport(tr, "npipe", ep.addr); err != nil {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -26,8 +27,9 @@ import (
 
 // sshd is an OpenSSH server on a port of 127.0.0.1, behind which the engine is.
 type sshd struct {
-	pid int
-	log *syncBuffer
+	pid  int
+	log  *syncBuffer
+	host string // of its engine
 }
 
 type syncBuffer struct {
@@ -128,7 +130,8 @@ func newSSHD(t *testing.T, serverOptions []string, options ...string) (*sshd, *s
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s, harness.NewClient(t, sandbox.WithHost(fmt.Sprintf("ssh://%s@127.0.0.1:%d", me.Username, port)))
+	s.host = fmt.Sprintf("ssh://%s@127.0.0.1:%d", me.Username, port)
+	return s, harness.NewClient(t, sandbox.WithHost(s.host))
 }
 
 // signal sends sig to the server's processes of each connection, which are called sshd-session since OpenSSH 9.8.
@@ -160,31 +163,33 @@ func (s *sshd) signal(t *testing.T, sig syscall.Signal) (n int) {
 	return n
 }
 
-// Sixteen creations at once take a bounded number of connections, each of which is an ssh; with
-// a control master one carries as many of them as the server allows, by default ten.
+// Sixteen creations at once take a few connections: each carries as many of them as the server
+// allows, by default ten. If it allows one, ssh connects anew for each.
 func TestCreationsOverSSH(t *testing.T) {
 	const creations = 16
-	master := []string{"ControlMaster auto", "ControlPersist 5", ""}
+	own := []string{"ControlMaster auto", "ControlPersist 5", ""}
 	for name, test := range map[string]struct {
 		server, options []string
 		most            int
 	}{
 		// Each first creation connects to its guest; calls share connections.
-		"a connection each":                 {nil, nil, 2 * creations},
-		"a control master":                  {nil, slices.Clone(master), creations},
-		"a control master for all sessions": {[]string{"MaxSessions 100"}, slices.Clone(master), 4},
+		"by default":                        {nil, nil, 4},
+		"one session of a connection":       {[]string{"MaxSessions 1"}, nil, 2 * creations},
+		"without masters":                   {nil, []string{"ControlPath /nonexistent/s"}, 2 * creations},
+		"the user's master":                 {nil, slices.Clone(own), creations},
+		"the user's master of all sessions": {[]string{"MaxSessions 100"}, slices.Clone(own), 4},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if len(test.options) > 0 {
-				dir, err := os.MkdirTemp("", "cm") // the path of a socket is short
-				if err != nil {
-					t.Fatal(err)
-				}
-				t.Cleanup(func() { os.RemoveAll(dir) })
-				test.options[2] = "ControlPath " + filepath.Join(dir, "s")
+			if len(test.options) == len(own) {
+				test.options[2] = "ControlPath " + filepath.Join(shortDir(t), "s")
 			}
 			server, c := newSSHD(t, test.server, test.options...)
 			direct := harness.NewClient(t)
+			began := time.Now()
+			if _, err := c.ListVolumes(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("the first call took %v", time.Since(began).Round(time.Millisecond))
 			var g errgroup.Group
 			for range creations {
 				sandboxName := harness.UniqueName(t)
@@ -205,7 +210,158 @@ func TestCreationsOverSSH(t *testing.T) {
 			if n == 0 || n > test.most {
 				t.Errorf("%d creations took %d connections, want at most %d", creations, n, test.most)
 			}
+			// Its master stays for ControlPersist.
+			if len(test.options) != len(own) {
+				server.closesCleanly(t, c)
+			}
 		})
+	}
+}
+
+// shortDir is a directory whose name leaves room for a socket's.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "cm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// clients are the ssh processes of the server's clients that have word in their command line.
+func (s *sshd) clients(t *testing.T, word string) (pids []int) {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, port, _ := strings.Cut(strings.TrimPrefix(s.host, "ssh://"), ":")
+	for _, file := range files {
+		line, _ := os.ReadFile(file)
+		argv := strings.Split(string(line), "\x00")
+		if slices.Contains(argv, "dial-stdio") && slices.Contains(argv, port) && strings.Contains(string(line), word) {
+			pid, err := strconv.Atoi(strings.Split(file, "/")[2])
+			if err != nil {
+				t.Fatal(err)
+			}
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// closesCleanly closes a client all whose sandboxes are detached.
+func (s *sshd) closesCleanly(t *testing.T, c *sandbox.Client) {
+	t.Helper()
+	began := time.Now()
+	if err := c.Close(); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	// A dial that no call waits for any more ends by itself.
+	harness.Eventually(t, "no ssh process is left", func() bool { return len(s.clients(t, "")) == 0 })
+	t.Logf("the client was closed within %v", time.Since(began).Round(time.Millisecond))
+}
+
+// Whether a program closes its client, with a server that is silent, too, or is killed: no ssh
+// process stays.
+func TestNoSSHProcessStays(t *testing.T) {
+	tmp := shortDir(t)
+	t.Setenv("TMPDIR", tmp)
+	server, c := newSSHD(t, nil)
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	left := func() []string {
+		t.Helper()
+		files, err := filepath.Glob(filepath.Join(tmp, "sandbox-ssh-*", "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return files
+	}
+
+	child := harness.Process(t, "over-ssh", server.host, sb.Name())
+	out, err := child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if b := make([]byte, len("runs\n")); harness.Second(io.ReadFull(out, b)) != nil {
+		t.Error("the program has ended")
+	}
+	if n := len(server.clients(t, "ControlMaster=yes")); n != 1 || len(left()) != 1 {
+		t.Errorf("the program has %d masters and the sockets %q, want one", n, left())
+	}
+	harness.Kill(child)
+	harness.Eventually(t, "the processes of a program that was killed end", func() bool { return len(server.clients(t, "")) == 0 })
+	if files := left(); len(files) > 0 {
+		t.Errorf("a program that was killed has left %q", files)
+	}
+
+	if _, err := c.ListVolumes(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(server.clients(t, "ControlMaster=yes")); n != 1 {
+		t.Errorf("there are %d masters, want one", n)
+	}
+	server.signal(t, syscall.SIGSTOP)
+	began := time.Now()
+	server.closesCleanly(t, c)
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("to close took %v with a server that is silent", took)
+	}
+	if dirs, err := filepath.Glob(filepath.Join(tmp, "sandbox-ssh-*")); err != nil || len(dirs) > 1 {
+		t.Errorf("left: %v, %v; want the empty directory of the program that was killed", dirs, err)
+	}
+}
+
+func init() {
+	harness.AddRole("over-ssh", func(args []string) error {
+		c, err := sandbox.NewClient(sandbox.WithHost(args[0]))
+		if err != nil {
+			return err
+		}
+		sb, err := c.Get(context.Background(), args[1])
+		if err != nil {
+			return err
+		}
+		cmd := sb.Command(context.Background(), "sh", "-c", "echo runs; sleep 1000")
+		cmd.Stdout = os.Stdout
+		return cmd.Run()
+	})
+}
+
+// The sessions of a master that is killed end, and the next command has a new one.
+func TestKilledSSHMasterIsReplaced(t *testing.T) {
+	server, c := newSSHD(t, nil)
+	made := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	sb, err := c.Get(t.Context(), made.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Detach()
+	for range 3 {
+		if out := harness.Run(t, sb, "echo", "here"); out != "here" {
+			t.Errorf("a command = %q", out)
+		}
+		masters := server.clients(t, "ControlMaster=yes")
+		if len(masters) != 1 {
+			t.Fatalf("there are %d masters, want one", len(masters))
+		}
+		cmd := sb.Command(t.Context(), "sleep", "1000")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Kill(masters[0], syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); !errors.Is(err, sandbox.ErrEngineUnavailable) {
+			t.Errorf("Wait = %v, want ErrEngineUnavailable", err)
+		}
+	}
+	if out := harness.Run(t, sb, "echo", "again"); out != "again" {
+		t.Errorf("a command = %q", out)
 	}
 }
 
