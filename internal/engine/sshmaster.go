@@ -3,15 +3,12 @@ package engine
 import (
 	"context"
 	"errors"
-	"io/fs"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 )
 
@@ -176,7 +173,7 @@ func (t sshTarget) shares() bool {
 	if runtime.GOOS == "windows" { // its ssh has no control sockets
 		return false
 	}
-	removeOldSockets()
+	removeOldDirs()
 	ctx, cancel := context.WithTimeout(context.Background(), configTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "ssh", append([]string{"-G"}, t.login()...)...)
@@ -194,19 +191,14 @@ func (t sshTarget) shares() bool {
 	return true
 }
 
-// removeOldSockets removes the directories of programs that were killed.
-func removeOldSockets() {
+// removeOldDirs removes the directories of programs that were killed. Their ssh has removed its
+// socket. One that has a socket, or anything else, stays.
+func removeOldDirs() {
 	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), socketDirs))
 	for _, dir := range dirs {
 		info, err := os.Lstat(dir)
-		if err != nil || time.Since(info.ModTime()) < time.Hour { // a master may be about to bind
-			continue
-		}
-		conn, err := net.Dial("unix", filepath.Join(dir, socketName))
-		if err == nil {
-			_ = conn.Close()
-		} else if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
-			_ = os.RemoveAll(dir)
+		if err == nil && info.IsDir() && time.Since(info.ModTime()) > time.Hour { // else a master may be about to bind
+			_ = os.Remove(dir)
 		}
 	}
 }

@@ -190,35 +190,25 @@ func TestSSHMasterIsMadeOnce(t *testing.T) {
 	}
 }
 
-// Directories of programs that were killed are removed an hour later, but for those in use.
-func TestOldSocketsAreRemoved(t *testing.T) {
+// Directories of programs that were killed are removed an hour later, but for those with a socket, or with what is not ours.
+func TestOldSocketDirectoriesAreRemoved(t *testing.T) {
 	withSSH(t, fakeEngine(t, isVolume))
 	tmp := socketDirs(t)
-	old := time.Now().Add(-2 * time.Hour)
-	make := func(name string, listen func(net.Listener)) {
+	make := func(name, file string, age time.Duration) {
 		dir := filepath.Join(tmp, name)
-		if err := os.Mkdir(dir, 0o700); err != nil {
-			t.Fatal(err)
+		err := os.Mkdir(dir, 0o700)
+		if file != "" {
+			err = errors.Join(err, os.WriteFile(filepath.Join(dir, file), nil, 0o600))
 		}
-		if listen != nil {
-			l, err := net.Listen("unix", filepath.Join(dir, "s"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			listen(l)
-		}
-		if name == "sandbox-ssh-4" {
-			return
-		}
-		if err := os.Chtimes(dir, old, old); err != nil {
+		at := time.Now().Add(-age)
+		if err := errors.Join(err, os.Chtimes(dir, at, at)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	make("sandbox-ssh-1", nil)
-	make("sandbox-ssh-2", func(l net.Listener) { l.(*net.UnixListener).SetUnlinkOnClose(false); l.Close() })
-	make("sandbox-ssh-3", func(l net.Listener) { t.Cleanup(func() { l.Close() }) })
-	make("sandbox-ssh-4", nil)
-	make("other", nil)
+	make("sandbox-ssh-1", "", 2*time.Hour)
+	make("sandbox-ssh-2", "s", 2*time.Hour)
+	make("sandbox-ssh-3", "", 0)
+	make("other", "", 2*time.Hour)
 	e, err := engine.Open(t.Context(), engine.Options{Host: "ssh://example.com"})
 	if err != nil {
 		t.Fatal(err)
@@ -230,7 +220,7 @@ func TestOldSocketsAreRemoved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"other", "sandbox-ssh-3", "sandbox-ssh-4"}
+	want := []string{"other", "sandbox-ssh-2", "sandbox-ssh-3"}
 	for i, name := range want {
 		want[i] = filepath.Join(tmp, name)
 	}
