@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/docker/docker/api/types/container"
@@ -58,9 +59,22 @@ func (e *Engine) StatPath(ctx context.Context, containerID, path string) (PathSt
 	// The reply to a HEAD request has no message.
 	rc, got, err := e.CopyFrom(ctx, containerID, path)
 	if err != nil {
-		return got, busyVolume(err)
+		return got, linkedMount(busyVolume(err))
 	}
 	return got, rc.Close()
+}
+
+// linkedMount returns err as an [ErrInvalid] if it says that the engine makes no mount where a
+// symbolic link leads to an absolute path or to nothing. Since the fix of CVE-2026-41568 an engine
+// makes the mounts of a container that does not run by Go's os.Root, whose errors these are, before
+// it looks at any of its files.
+func linkedMount(err error) error {
+	if err == nil || hasClass(err) || !strings.Contains(err.Error(), "mkdirat ") ||
+		!strings.Contains(err.Error(), "path escapes from parent") && !strings.Contains(err.Error(), "file exists") {
+		return err
+	}
+	return &classed{class: ErrInvalid, err: err, text: "a mount's target is a symbolic link, or below one, that this engine does not follow (" +
+		err.Error() + "): mount at the path that it leads to"}
 }
 
 // CopyFrom streams path as a tar archive, whose root entry is the last element of path. ctx

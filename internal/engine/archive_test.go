@@ -4,7 +4,10 @@ import (
 	"archive/tar"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
+	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -80,3 +83,22 @@ func (b broken) Read([]byte) (int, error) { return 0, b.err }
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// The reply of an engine that makes mounts with Go's os.Root, to a look at a container one of whose mounts' targets is a link.
+func TestMountAtALinkThatTheEngineDoesNotFollowIsInvalid(t *testing.T) {
+	t.Parallel()
+	for message, want := range map[string]error{
+		"mkdirat data: statat data: path escapes from parent": engine.ErrInvalid,
+		"mkdirat dangling: file exists":                       engine.ErrInvalid,
+		"mkdirat data: no space left on device":               nil,
+	} {
+		host := fakeEngine(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusInternalServerError)
+			fmt.Fprintf(w, `{"message":%q}`, message)
+		})
+		_, err := openAt(t, host).StatPath(t.Context(), "x", "/etc/passwd")
+		if err == nil || !strings.Contains(err.Error(), message) || errors.Is(err, engine.ErrInvalid) != (want != nil) {
+			t.Errorf("StatPath = %v, want class %v", err, want)
+		}
+	}
+}

@@ -84,8 +84,11 @@ func (p *pathStats) stat(ctx context.Context, name string) (at engine.PathStat, 
 	at, known := p.seen[name]
 	if !known {
 		at, err = p.m.Engine.StatPath(ctx, p.got.ID, name)
-		if errors.Is(err, engine.ErrNotFound) {
+		switch {
+		case errors.Is(err, engine.ErrNotFound):
 			at, err = engine.PathStat{}, nil
+		case errors.Is(err, engine.ErrInvalid):
+			err = fault.Invalid("%w", err)
 		}
 		if err != nil {
 			return at, false, err
