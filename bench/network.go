@@ -131,7 +131,7 @@ func createPolicy(ctx context.Context, r *rig) (float64, error) {
 			return o.client.Create(ctx, r.tags(), quick, sandbox.WithNetworkPolicy(p))
 		})
 	}
-	ours, theirs, ratios, err := pairs(ctx, 2, 15, create(o.byName()), create(sandbox.AllowAll()))
+	ours, theirs, ratios, err := pairs(ctx, 2, 9, create(o.byName()), create(sandbox.AllowAll()))
 	if err != nil {
 		return 0, err
 	}
@@ -148,7 +148,7 @@ func policyUpdate(ctx context.Context, r *rig) (float64, error) {
 	to := func(p sandbox.NetworkPolicy) func() (float64, error) {
 		return timed(func() error { return sb.Update(ctx, sandbox.WithNetworkPolicy(p)) })
 	}
-	names, none, _, err := pairs(ctx, 3, 30, to(sandbox.NetworkPolicy{Allow: []string{"*.example.com", "example.org"}}), to(sandbox.DenyAll()))
+	names, none, _, err := pairs(ctx, 3, 20, to(sandbox.NetworkPolicy{Allow: []string{"*.example.com", "example.org"}}), to(sandbox.DenyAll()))
 	if err != nil {
 		return 0, err
 	}
@@ -226,7 +226,7 @@ func throughput(ctx context.Context, r *rig) (float64, error) {
 			return speed / 1e6, nil
 		}
 	}
-	through, past, ratios, err := pairs(ctx, 1, 7, measure(proxied), measure(direct))
+	through, past, ratios, err := pairs(ctx, 1, 5, measure(proxied), measure(direct))
 	if err != nil {
 		return 0, err
 	}
