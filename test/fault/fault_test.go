@@ -27,10 +27,12 @@ const (
 	// may take to undo what was done until then.
 	patience  = 3 * time.Second
 	undoBound = 20 * time.Second
-	// stands is how many trials run at once: more only make the engine slower. When it
-	// stalls it has nothing to do.
-	stands        = 4
-	stalledStands = 8
+	// stands is how many trials run at once: more only make the engine slower. If they alter their
+	// stand's sandbox there is one for trialsEach, since it takes long to make.
+	stands     = 4
+	trialsEach = 6
+	// retryEvery is at which of a plain run's trials what could not be made is made.
+	retryEvery = 16
 	// spare is how far the loop goes beyond the calls that a run without a fault made:
 	// a lease is renewed in the background, when it pleases, and a fault makes calls.
 	spare = 1
@@ -50,6 +52,8 @@ type operation struct {
 	after func(x *trial)
 	// noContext: there is nothing to cancel.
 	noContext bool
+	// alters: the stand's sandbox does not stay as it was, so that no other test can have it.
+	alters bool
 }
 
 // A stand is where trials run, one at a time.
@@ -58,8 +62,9 @@ type stand struct {
 	eng   *engine.Engine
 	proxy *enginetest.Proxy
 	top   *testing.T       // of the whole loop
-	kept  string           // a sandbox that trials share
+	kept  string           // a sandbox that trials share, and tests, too, see keptName
 	saved sandbox.Snapshot // a snapshot that they share, if there is one
+	old   string           // the files that it has, if they matter
 }
 
 // A trial is one operation with one fault in one of its calls.
@@ -69,7 +74,7 @@ type trial struct {
 	op    *operation
 	k     int
 	fault enginetest.Fault
-	retry bool // what could not be made is made: in a plain run at every fourth call
+	retry bool // what could not be made is made: in a plain run by one trial of retryEvery
 
 	name   string
 	volume string          // what the operation is about, if it is
@@ -77,6 +82,7 @@ type trial struct {
 	sb     *sandbox.Sandbox
 	snap   sandbox.Snapshot     // that it makes or deletes
 	forks  []sandbox.ForkResult // that it makes
+	files  string               // of the stand's sandbox, if they matter
 	err    error                // what the operation returned
 	late   *harness.Late
 
@@ -89,18 +95,17 @@ type trial struct {
 // all the faults there are at every call.
 func testFaults(t *testing.T, op operation) { testFaultsAtEvery(t, 1, op) }
 
-// testFaultsAtEvery is testFaults at every nth call, for operations that take long or whose
-// calls others make, too.
+// testFaultsAtEvery is testFaults at every nth call of a plain run, for operations that take long
+// or whose calls others make, too.
 func testFaultsAtEvery(t *testing.T, n int, op operation) {
-	offset := rand.IntN(n) // another one in every run
-	testPlan(t, op, stands, func(k int, call string) []enginetest.Fault {
+	at := everyNth(n)
+	testPlan(t, op, func(k int, call string) []enginetest.Fault {
 		if harness.Soaking() {
 			return enginetest.Faults
 		}
-		if (k+offset)%n != 0 {
+		if !at(k) {
 			return nil
 		}
-		k /= n
 		f := classes(call)
 		if isRead(call) {
 			f = f[1:]
@@ -108,17 +113,25 @@ func testFaultsAtEvery(t *testing.T, n int, op operation) {
 		if op.noContext {
 			f = f[:len(f)-1]
 		}
-		return f[k%len(f):][:1]
+		return f[k/n%len(f):][:1]
 	})
 }
 
-// testEvery has these faults at every call.
-func testEvery(t *testing.T, op operation, faults ...enginetest.Fault) {
-	width := stands
-	if slices.Contains(faults, enginetest.Stall) {
-		width = stalledStands
-	}
-	testPlan(t, op, width, func(int, string) []enginetest.Fault { return faults })
+// testStallsAtEvery has the engine stall at every nth call of a plain run.
+func testStallsAtEvery(t *testing.T, n int, op operation) {
+	at := everyNth(n)
+	testPlan(t, op, func(k int, _ string) []enginetest.Fault {
+		if !at(k) {
+			return nil
+		}
+		return []enginetest.Fault{enginetest.Stall}
+	})
+}
+
+// everyNth selects every nth call, beginning with another one in every run. A soak test has all.
+func everyNth(n int) func(k int) bool {
+	offset := rand.IntN(n)
+	return func(k int) bool { return harness.Soaking() || (k+offset)%n == 0 }
 }
 
 // classes are a fault of each class. A read that is refused, or whose reply is lost, is
@@ -135,14 +148,15 @@ func isRead(call string) bool {
 	return strings.HasPrefix(call, "GET ") || strings.HasPrefix(call, "HEAD ")
 }
 
-func testPlan(t *testing.T, op operation, width int, plan func(k int, call string) []enginetest.Fault) {
+// testPlan runs the operation once without a fault, and then with each fault of the plan.
+func testPlan(t *testing.T, op operation, plan func(k int, call string) []enginetest.Fault) {
 	t.Helper()
-	foreign := enginetest.NewForeign(t)
 	clean, eng := harness.NewClient(t), harness.NewEngine(t)
+	strangers := foreign(t)
 	began := time.Now()
 	strange := harness.StrayImages(t, eng)
 	l := &harness.Late{}
-	// The stand that was used last is used next: each has a sandbox to make.
+	// The stand that was used last is used next: each may have a sandbox to make.
 	var mu sync.Mutex
 	var free, all []*stand
 	take := func() *stand {
@@ -153,8 +167,7 @@ func testPlan(t *testing.T, op operation, width int, plan func(k int, call strin
 			free = free[:n-1]
 			return s
 		}
-		s := &stand{clean: clean, eng: eng, proxy: enginetest.NewProxy(t), top: t, kept: harness.UniqueName(t)}
-		harness.Remove(t, clean, s.kept)
+		s := &stand{clean: clean, eng: eng, proxy: enginetest.NewProxy(t), top: t, kept: keptName(t, clean, op.alters)}
 		all = append(all, s)
 		return s
 	}
@@ -176,35 +189,18 @@ func testPlan(t *testing.T, op operation, width int, plan func(k int, call strin
 		})
 		return calls
 	}
+	sweepIfDue(t, eng)
 	calls := try(0, enginetest.None, false)
-	// A run that happened to sweep made more calls than the operation needs.
-	if again := try(0, enginetest.None, false); len(again) < len(calls) {
-		calls = again
-	}
-	n := len(calls)
-	if n == 0 {
-		t.Fatalf("no calls were counted")
-	}
+	faults := planned(t, &op, calls, plan)
+	retried := rand.IntN(min(retryEvery, len(faults)))
 	var g errgroup.Group
-	if width == stands {
-		width = min(width, 1+n/6) // for a few calls one is quicker than more that have to be set up
+	g.SetLimit(stands)
+	if op.alters {
+		g.SetLimit(min(stands, 1+len(faults)/trialsEach))
 	}
-	g.SetLimit(width)
-	trials := 0
-	for k := 1; k <= n+spare; k++ {
-		call := ""
-		if k <= n {
-			call = calls[k-1]
-		}
-		faults := plan(k, call)
-		for _, fault := range faults {
-			if fault == enginetest.Cancel && op.noContext {
-				continue
-			}
-			trials++
-			retry := harness.Soaking() || k%4 == 0 // whatever number of faults take turns
-			g.Go(func() error { try(k, fault, retry); return nil })
-		}
+	for i, f := range faults {
+		retry := harness.Soaking() || i%retryEvery == retried
+		g.Go(func() error { try(f.k, f.fault, retry); return nil })
 	}
 	g.Wait()
 	l.Check(t, clean, eng)
@@ -214,8 +210,50 @@ func testPlan(t *testing.T, op operation, width int, plan func(k int, call strin
 	})
 	noMarkers(t, eng, began)
 	harness.NoImages(t, eng, strange)
-	foreign.Check(t)
-	t.Logf("%d calls, %d trials in %v: %s", n, trials, time.Since(began).Round(time.Second), strings.Join(calls, ", "))
+	strangers.Check(t)
+	t.Logf("%d calls, %d trials in %v: %s", len(calls), len(faults), time.Since(began).Round(time.Second), strings.Join(calls, ", "))
+}
+
+// sweepIfDue sweeps in the turn of the run that counts calls, which would make more of them than
+// the operation needs.
+func sweepIfDue(t *testing.T, eng *engine.Engine) {
+	t.Helper()
+	due, err := record.TrySweep(t.Context(), eng, record.NewNonce(), t.Name())
+	if err != nil {
+		t.Fatalf("ask for the sweep: %v", err)
+	}
+	if due {
+		harness.Sweep(t)
+	}
+}
+
+// A plannedFault is a fault in call k.
+type plannedFault struct {
+	k     int
+	fault enginetest.Fault
+}
+
+// planned lists the faults of a plan for an operation that makes these calls.
+func planned(t *testing.T, op *operation, calls []string, plan func(k int, call string) []enginetest.Fault) (faults []plannedFault) {
+	t.Helper()
+	if len(calls) == 0 {
+		t.Fatalf("no calls were counted")
+	}
+	for k := 1; k <= len(calls)+spare; k++ {
+		call := ""
+		if k <= len(calls) {
+			call = calls[k-1]
+		}
+		for _, fault := range plan(k, call) {
+			if fault != enginetest.Cancel || !op.noContext {
+				faults = append(faults, plannedFault{k, fault})
+			}
+		}
+	}
+	if len(faults) == 0 {
+		t.Fatalf("the plan has no fault in any of %q", calls)
+	}
+	return faults
 }
 
 // run makes the trial and returns the engine calls of the operation.
@@ -366,10 +404,26 @@ func noMarkers(t *testing.T, eng *engine.Engine, since time.Time) {
 	}
 }
 
-// look inspects the trial's sandbox past the proxy.
-func (x *trial) look() (st sandbox.Status, err error) {
-	x.aside(func() { st, err = x.clean.Inspect(context.Background(), x.name) })
-	return st, err
+// look lists the trial's sandbox past the proxy.
+func (x *trial) look() (info sandbox.Info, err error) {
+	x.aside(func() { info, err = x.listed(x.name) })
+	return info, err
+}
+
+// listed lists the sandbox of that name. An inspection would count the files of its workspace, too,
+// for which it takes a connection or, without a session, a helper.
+func (x *trial) listed(name string) (sandbox.Info, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), harness.CallBound)
+	defer cancel()
+	list, err := x.clean.List(ctx, sandbox.NamePrefix(name))
+	if err != nil {
+		return sandbox.Info{}, err
+	}
+	i := slices.IndexFunc(list, func(info sandbox.Info) bool { return info.Name == name })
+	if i < 0 {
+		return sandbox.Info{}, sandbox.ErrNotFound
+	}
+	return list[i], nil
 }
 
 // aside runs what is not the trial's own: its goroutines may stay.
@@ -425,23 +479,20 @@ func (x *trial) makeable(opts []sandbox.CreateOption, act func(context.Context, 
 func (x *trial) keptIn(want sandbox.State) {
 	x.Helper()
 	x.name = x.kept
+	if info, err := x.listed(x.kept); err == nil && info.State == want {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	sb, err := x.clean.Get(ctx, x.kept, sandbox.WithoutResume())
-	if errors.Is(err, sandbox.ErrNotFound) {
-		sb, err = x.clean.Create(ctx, sandbox.WithName(x.kept), harness.Quick)
-	}
+	sb, err := x.clean.GetOrCreate(ctx, x.kept, harness.Quick)
 	if err != nil {
 		x.Fatalf("the sandbox of the stand: %v", err)
 	}
 	defer sb.Detach()
-	var is sandbox.State
 	if want == sandbox.StateRunning {
-		is, err = sb.Start(ctx)
-	} else {
-		is, err = sb.Stop(ctx)
+		return
 	}
-	if is != want || err != nil {
+	if is, err := sb.Stop(ctx); is != want || err != nil {
 		x.Fatalf("the sandbox of the stand: got %q, %v, want %q", is, err, want)
 	}
 }
@@ -500,7 +551,7 @@ func TestCreateSurvivesAFaultInAnyCall(t *testing.T) {
 
 // Shows 3, X9.
 func TestCreateOfAnUnnamedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsAtEvery(t, 3, creation(unnamed, create))
+	testFaultsAtEvery(t, 6, creation(unnamed, create))
 }
 
 // Shows 3, E85: with a main process and an OnCreate that runs a command.
@@ -511,7 +562,7 @@ func TestCreateWithOnCreateSurvivesAFaultInAnyCallSoak(t *testing.T) {
 
 // Shows 3; S2.2, E84.
 func TestGetOrCreateOfAnAbsentSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsAtEvery(t, 3, creation(plain, func(ctx context.Context, x *trial, opts []sandbox.CreateOption) (*sandbox.Sandbox, error) {
+	testFaultsAtEvery(t, 6, creation(plain, func(ctx context.Context, x *trial, opts []sandbox.CreateOption) (*sandbox.Sandbox, error) {
 		return x.c.GetOrCreate(ctx, x.name, opts...)
 	}))
 }
@@ -555,7 +606,7 @@ func getOrCreate(ctx context.Context, x *trial) (*sandbox.Sandbox, error) {
 
 // Shows 3; S2.1.
 func TestGetOfAStoppedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsAtEvery(t, 2, getting(sandbox.StateStopped, get))
+	testFaultsAtEvery(t, 4, getting(sandbox.StateStopped, get))
 }
 
 // Shows 3; S2.1.
@@ -565,7 +616,7 @@ func TestGetOfARunningSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 
 // Shows 3; S2.2.
 func TestGetOrCreateOfAStoppedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsAtEvery(t, 3, getting(sandbox.StateStopped, getOrCreate))
+	testFaultsAtEvery(t, 6, getting(sandbox.StateStopped, getOrCreate))
 }
 
 // Shows 3; S2.2.
@@ -590,7 +641,7 @@ func (x *trial) is(want sandbox.State) {
 
 // Shows 3; C3.
 func TestStartSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsAtEvery(t, 2, again(operation{
+	testFaultsAtEvery(t, 4, again(operation{
 		arrange: func(x *trial) { x.keptIn(sandbox.StateStopped) },
 		open:    handle,
 		act: func(ctx context.Context, x *trial) error {
@@ -628,7 +679,7 @@ func TestCloseOfAPersistentSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 // Shows 3; X9. It waits for leases, beside other tests.
 func TestCloseOfAnUnnamedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 	t.Parallel()
-	testFaultsAtEvery(t, 3, operation{
+	testFaultsAtEvery(t, 4, operation{
 		open:      create1(unnamed),
 		act:       func(_ context.Context, x *trial) error { return x.sb.Close() },
 		noContext: true,
@@ -686,7 +737,7 @@ func deletion(preserve bool, del func(ctx context.Context, x *trial) (sandbox.De
 		},
 		done: func(x *trial) {
 			if _, err := x.look(); !errors.Is(err, sandbox.ErrNotFound) {
-				x.Errorf("%s: it returned nil and Inspect: %v", x.where(), err)
+				x.Errorf("%s: it returned nil and a look for the sandbox: %v, want ErrNotFound", x.where(), err)
 			}
 		},
 		failed: func(x *trial) {
@@ -723,7 +774,7 @@ func deleteAll(ctx context.Context, x *trial) (sandbox.DeleteReport, error) {
 
 // Shows 3; S4.2.
 func TestDeleteThatPreservesVolumesSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsAtEvery(t, 3, deletion(true, deletePreserving))
+	testFaultsAtEvery(t, 5, deletion(true, deletePreserving))
 }
 
 // Shows 3; S4.2.
@@ -759,17 +810,17 @@ func TestListSurvivesAFaultInAnyCall(t *testing.T) {
 // caller's own deadline.
 func TestCreateOnAStalledEngineEndsWithItsDeadline(t *testing.T) {
 	t.Parallel()
-	testEvery(t, creation(plain, create), enginetest.Stall)
+	testStallsAtEvery(t, 4, creation(plain, create))
 }
 
 // Shows 3; S2.1.
 func TestGetOnAStalledEngineEndsWithItsDeadline(t *testing.T) {
 	t.Parallel()
-	testEvery(t, getting(sandbox.StateStopped, get), enginetest.Stall)
+	testStallsAtEvery(t, 3, getting(sandbox.StateStopped, get))
 }
 
 // Shows 3; C3.
 func TestStopOnAStalledEngineEndsWithItsDeadline(t *testing.T) {
 	t.Parallel()
-	testEvery(t, stopping, enginetest.Stall)
+	testStallsAtEvery(t, 2, stopping)
 }

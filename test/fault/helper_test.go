@@ -38,6 +38,13 @@ func killedWithHelper(t *testing.T, verb, source string) {
 	for _, n := range names {
 		harness.Remove(t, c, n)
 	}
+	created := func() (helpers int) {
+		for _, n := range append(names, source) {
+			helpers += strings.Count(fmt.Sprint(harness.Objects(t, eng, harness.Named(n))), ".H (created)")
+		}
+		return helpers
+	}
+	before := created()
 	var cmd *exec.Cmd
 	ready := make(chan struct{})
 	proxy.ArmAtNth(firstCopier(t, eng), "/attach", enginetest.RefuseBefore, func() { <-ready; cmd.Process.Kill() })
@@ -50,32 +57,25 @@ func killedWithHelper(t *testing.T, verb, source string) {
 	if err := cmd.Wait(); err == nil || !proxy.Fired() {
 		t.Fatalf("%s was not killed: %v; its calls: %q", verb, err, proxy.Calls())
 	}
-	var left []string
-	for _, n := range append(names, source) {
-		left = append(left, harness.Objects(t, eng, harness.Named(n))...)
-	}
-	if !strings.Contains(fmt.Sprint(left), ".H (created)") {
-		t.Fatalf("%s left no helper: %q", verb, left)
+	if helpers := created(); helpers != before+1 {
+		t.Fatalf("%s left %d helpers, want 1; its calls: %q", verb, helpers-before, proxy.Calls())
 	}
 }
 
 // A helper that was created and never started keeps no volume longer than its maker's lease: the
 // deletion that meets it removes it.
-func TestDeletionRemovesTheHelperOfAProgramThatWasKilled(t *testing.T) {
+func TestDeletionRemovesTheHelpersOfProgramsThatWereKilled(t *testing.T) {
 	t.Parallel()
+	c := harness.NewClient(t)
+	sb := harness.CreateWith(t, c, nil)
 	for _, verb := range []string{"Fork", "ForkN", "Snapshot"} {
-		t.Run(verb, func(t *testing.T) {
-			t.Parallel()
-			c := harness.NewClient(t)
-			sb := harness.CreateWith(t, c, nil)
-			killedWithHelper(t, verb, sb.Name())
-			began := time.Now()
-			report, err := c.Delete(t.Context(), sb.Name(), sandbox.PreserveVolumes(false))
-			t.Logf("Delete took %v", time.Since(began).Round(time.Millisecond))
-			if err != nil {
-				t.Errorf("Delete of the source: %v; %v", err, report)
-			}
-		})
+		killedWithHelper(t, verb, sb.Name())
+	}
+	began := time.Now()
+	report, err := c.Delete(t.Context(), sb.Name(), sandbox.PreserveVolumes(false))
+	t.Logf("Delete took %v", time.Since(began).Round(time.Millisecond))
+	if err != nil {
+		t.Errorf("Delete of the source: %v; %v", err, report)
 	}
 }
 
@@ -114,11 +114,10 @@ func TestHelperOfAKilledRemakeGoesWithTheChange(t *testing.T) {
 // it again.
 func TestRemovedHelperIsMadeAgain(t *testing.T) {
 	t.Parallel()
+	sb := harness.CreateWith(t, harness.NewClient(t), nil)
 	for _, at := range []string{"/attach", "/start"} {
 		t.Run(at[1:], func(t *testing.T) {
-			t.Parallel()
-			proxy, eng := enginetest.NewProxy(t), harness.NewEngine(t)
-			sb, name := harness.CreateWith(t, harness.NewClient(t), nil), harness.UniqueName(t)
+			proxy, eng, name := enginetest.NewProxy(t), harness.NewEngine(t), harness.UniqueName(t)
 			c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
 			harness.Remove(t, c, name)
 			removed := 0

@@ -46,14 +46,18 @@ func TestPolicyUpdateSurvivesAFaultInAnyCall(t *testing.T) {
 			}
 		})
 	}
-	testFaultsAtEvery(t, 2, operation{
+	testFaultsAtEvery(t, 4, operation{
+		alters:  true,
 		arrange: func(x *trial) { x.keptIn(sandbox.StateRunning) },
 		open:    handle,
 		act: func(ctx context.Context, x *trial) error {
 			return x.sb.Update(ctx, sandbox.WithNetworkPolicy(set(x)))
 		},
 		done: func(x *trial) {
-			if st, err := x.look(); err != nil || st.Network.String() != set(x).String() {
+			var st sandbox.Status
+			var err error
+			x.aside(func() { st, err = x.clean.Inspect(context.Background(), x.name) })
+			if err != nil || st.Network.String() != set(x).String() {
 				x.Errorf("%s: it returned nil and the policy is %s, %v; want %s", x.where(), st.Network, err, set(x))
 			}
 			enforced(x, "it returned nil")
@@ -97,6 +101,7 @@ func TestCreateWithAPolicySurvivesAFaultInAnyCallSoak(t *testing.T) {
 func TestResumeUnderAPolicySurvivesAFaultInAnyCallSoak(t *testing.T) {
 	harness.Soak(t)
 	testFaults(t, again(operation{
+		alters: true,
 		arrange: func(x *trial) {
 			x.name = x.kept
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

@@ -2,11 +2,10 @@ package fault_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -15,34 +14,23 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// prepared makes a sandbox with files that a snapshot has, and others now. It returns the
-// snapshot and both kinds of files.
-func prepared(t testing.TB, sb *sandbox.Sandbox, text string) (snap sandbox.Snapshot, old, now string) {
+// putFiles writes files, and tells of them.
+func putFiles(t testing.TB, sb *sandbox.Sandbox, text string) (files string) {
 	t.Helper()
-	ctx := context.Background()
-	put := func(text string) string {
-		files, err := "", harness.PutFiles(ctx, sb, text)
-		if err == nil {
-			files, err = harness.ReadFiles(ctx, sb)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		return files
+	err := harness.PutFiles(context.Background(), sb, text)
+	if err == nil {
+		files, err = harness.ReadFiles(context.Background(), sb)
 	}
-	old = put("old " + text)
-	snap, err := sb.Snapshot(ctx)
 	if err != nil {
-		t.Fatalf("Snapshot: %v", err)
+		t.Fatal(err)
 	}
-	return snap, old, put("new " + text)
+	return files
 }
 
 // rollingBack is an operation that rolls the stand's sandbox back.
 func rollingBack(state sandbox.State) operation {
-	var olds, news sync.Map // the files of each trial
 	// whole checks that the files are all of one moment.
-	whole := func(x *trial, may ...*sync.Map) {
+	whole := func(x *trial, may ...string) {
 		x.Helper()
 		ctx, cancel := context.WithTimeout(context.Background(), harness.CallBound)
 		defer cancel()
@@ -56,35 +44,35 @@ func rollingBack(state sandbox.State) operation {
 		if err != nil {
 			x.Errorf("%s: read the files: %v", x.where(), err)
 		}
-		for _, m := range may {
-			if want, _ := m.Load(x.Name()); files == want {
-				return
-			}
+		if slices.Contains(may, files) {
+			return
 		}
 		st, err := x.clean.Inspect(ctx, x.kept)
 		x.Errorf("%s: it returned %v and the files are\n%s\nthe sandbox is %+v, %v", x.where(), x.err, files, st, err)
 	}
 	op := again(operation{
+		alters: true,
 		arrange: func(x *trial) {
 			x.keptIn(sandbox.StateRunning)
+			x.save(func(sb *sandbox.Sandbox) error {
+				x.old = putFiles(x, sb, "old")
+				return nil
+			})
 			sb := x.ofKept()
 			defer sb.Detach()
-			snap, old, now := prepared(x, sb, x.Name())
-			x.snap = snap
-			olds.Store(x.Name(), old)
-			news.Store(x.Name(), now)
+			x.files = putFiles(x, sb, x.Name())
 			x.keptIn(state)
 		},
 		open: handle,
-		act:  func(ctx context.Context, x *trial) error { return x.sb.Rollback(ctx, x.snap.ID) },
+		act:  func(ctx context.Context, x *trial) error { return x.sb.Rollback(ctx, x.saved.ID) },
 		done: func(x *trial) {
 			if x.err == nil {
 				x.is(state)
 			}
-			x.aside(func() { whole(x, &olds) })
+			x.aside(func() { whole(x, x.old) })
 		},
 		after: func(x *trial) {
-			x.dropped()
+			x.onlyItself()
 			for _, left := range harness.Objects(x, x.eng, harness.Named(x.name)) {
 				if strings.Contains(left, ".N (") || strings.Contains(left, ".U (") || strings.Contains(left, "pending") {
 					x.Errorf("%s: left: %s", x.where(), left)
@@ -94,7 +82,7 @@ func rollingBack(state sandbox.State) operation {
 	})
 	retry := op.failed
 	op.failed = func(x *trial) {
-		x.aside(func() { whole(x, &olds, &news) })
+		x.aside(func() { whole(x, x.old, x.files) })
 		retry(x)
 	}
 	return op
@@ -103,7 +91,7 @@ func rollingBack(state sandbox.State) operation {
 // The files are all of the sandbox's or all of the snapshot's, whatever fails, and the same
 // rollback without a fault makes them the snapshot's.
 func TestRollbackSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsAtEvery(t, 2, rollingBack(sandbox.StateRunning))
+	testFaultsAtEvery(t, 8, rollingBack(sandbox.StateRunning))
 }
 
 func TestRollbackOfAStoppedSandboxSurvivesAFaultInAnyCallSoak(t *testing.T) {
@@ -145,12 +133,9 @@ func TestRollbackSurvivesTheDeathOfItsProgram(t *testing.T) {
 		}
 		harness.Remove(t, c, sb.Name())
 		defer sb.Detach()
-		snap, old, now := prepared(t, sb, t.Name())
-		t.Cleanup(func() {
-			if err := c.DeleteSnapshot(context.Background(), snap.ID); err != nil && !errors.Is(err, sandbox.ErrSnapshotNotFound) {
-				t.Errorf("DeleteSnapshot: %v", err)
-			}
-		})
+		old := putFiles(t, sb, "old")
+		snap := harness.SnapshotOf(t, c, sb)
+		now := putFiles(t, sb, "new")
 		proxy := enginetest.NewProxy(t)
 		cmd := harness.Process(t, "roller", proxy.Host(), sb.Name(), snap.ID)
 		goOn := ready(t, cmd)
@@ -195,8 +180,9 @@ func TestRollbackSurvivesTheDeathOfItsProgram(t *testing.T) {
 		// The first container that is removed after the session's end is the old one.
 		removes := stops && !committed && strings.HasPrefix(call, "DELETE /containers")
 		stops = stops || strings.Contains(call, "/stop")
-		// The others are for the soak test: each waits for a lease. Helpers that start fill volumes.
-		some := removes || strings.Contains(call, "/stop") || strings.Contains(call, "/rename") || strings.HasPrefix(call, "POST /containers/") && strings.Contains(call, "/start")
+		// The others are for the soak test: each waits for a lease. Until the session's end nothing has
+		// been changed, and helpers that start fill volumes.
+		some := removes || strings.Contains(call, "/stop") || committed && strings.HasPrefix(call, "POST /containers/") && (strings.HasSuffix(call, "/rename") || strings.HasSuffix(call, "/start"))
 		if was := committed; some || os.Getenv("SANDBOX_SOAK") != "" {
 			t.Run(fmt.Sprintf("%02d", i+1), func(t *testing.T) {
 				t.Parallel()

@@ -119,7 +119,7 @@ func snapshotting(state sandbox.State) operation {
 // Shows 4; S3.1, E82: what a snapshot is taken of is never left paused, and there is a
 // whole snapshot or nothing of one.
 func TestSnapshotSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsAtEvery(t, 2, snapshotting(sandbox.StateRunning))
+	testFaultsAtEvery(t, 4, snapshotting(sandbox.StateRunning))
 }
 
 // Shows 4.
@@ -137,7 +137,7 @@ func TestSnapshotByCommitSurvivesAFaultInAnyCallSoak(t *testing.T) {
 // Shows 4; E82: the snapshot is there, or it is gone with all it had once the same call
 // or a sweep has come by.
 func TestDeleteSnapshotSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsAtEvery(t, 4, beside(operation{
+	testFaultsAtEvery(t, 6, beside(operation{
 		arrange: func(x *trial) {
 			sb := x.ofKept()
 			defer sb.Detach()
@@ -158,15 +158,15 @@ func TestDeleteSnapshotSurvivesAFaultInAnyCall(t *testing.T) {
 	}, sandbox.StateRunning))
 }
 
-// save makes, once, the snapshot that the stand's trials share.
-func (x *trial) save() {
+// save makes, once, the snapshot that the stand's trials share, of files that write makes.
+func (x *trial) save(write func(sb *sandbox.Sandbox) error) {
 	x.Helper()
 	if x.saved.ID != "" {
 		return
 	}
 	sb := x.ofKept()
 	defer sb.Detach()
-	err := sb.Command(context.Background(), "sh", "-c", "echo w >/workspace/f; echo e >/etc/f").Run()
+	err := write(sb)
 	if err == nil {
 		x.saved, err = sb.Snapshot(context.Background())
 	}
@@ -186,7 +186,12 @@ func fromSnapshot(act func(context.Context, *trial, []sandbox.CreateOption) (*sa
 	op := creation(func(x *trial) []sandbox.CreateOption {
 		return append(plain(x), sandbox.WithSource(sandbox.FromSnapshot(x.saved.ID)))
 	}, act)
-	op.arrange = (*trial).save
+	op.alters = true
+	op.arrange = func(x *trial) {
+		x.save(func(sb *sandbox.Sandbox) error {
+			return sb.Command(context.Background(), "sh", "-c", "echo w >/workspace/f; echo e >/etc/f").Run()
+		})
+	}
 	op.done = func(x *trial) {
 		x.usable()
 		ctx, cancel := context.WithTimeout(context.Background(), harness.CallBound)
@@ -210,7 +215,7 @@ func fromSnapshot(act func(context.Context, *trial, []sandbox.CreateOption) (*sa
 
 // Shows 4; S1.p11, E82: the snapshot stays, and nobody shares it.
 func TestCreateFromASnapshotSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsAtEvery(t, 5, fromSnapshot(create))
+	testFaultsAtEvery(t, 8, fromSnapshot(create))
 }
 
 // Shows 4: with the files copied, as on engines that mount no overlays.

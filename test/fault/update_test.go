@@ -35,6 +35,7 @@ func TestUpdateSurvivesAFaultInAnyCall(t *testing.T) {
 		return x.sb.Update(context.Background(), sandbox.WithMemory(memoryOf(n)), sandbox.WithTags(map[string]string{"n": fmt.Sprint(n)}))
 	}
 	testFaults(t, operation{
+		alters:  true,
 		arrange: func(x *trial) { x.keptIn(sandbox.StateStopped) },
 		open: func(x *trial) error {
 			if err := handle(x); err != nil {

@@ -107,7 +107,7 @@ func TestCreateWithMountsSurvivesAFaultInAnyCall(t *testing.T) {
 		x.dropOrphansOf(x.name)
 		there("after the next")
 	}
-	testFaultsAtEvery(t, 3, op) // most are those of every create
+	testFaultsAtEvery(t, 8, op) // most are those of every create
 }
 
 // dropOrphansOf removes the volumes that a deleted sandbox of that name left.
@@ -121,7 +121,7 @@ func (x *trial) dropOrphansOf(name string) {
 
 // Shows 3; A30, E73: two sandboxes refer to the volume that is deleted by force.
 func TestDeleteVolumeWithForceSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaults(t, operation{
+	testFaultsAtEvery(t, 5, operation{
 		arrange: func(x *trial) {
 			v := x.orphans(1, record.RoleRWCopy)[0]
 			x.volume = v
@@ -183,7 +183,7 @@ func TestCleanupSurvivesAFaultInAnyCall(t *testing.T) {
 		x.aside(func() { list = x.ofID() })
 		return list
 	}
-	testFaultsAtEvery(t, 3, operation{
+	testFaultsAtEvery(t, 4, operation{
 		arrange: func(x *trial) { x.orphans(10, record.RoleFork) },
 		act: func(ctx context.Context, x *trial) error {
 			before := ours(x)
