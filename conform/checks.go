@@ -413,7 +413,7 @@ func copies(ctx context.Context, r *run) (err error) {
 }
 
 func stoppedFiles(ctx context.Context, r *run) error {
-	sb, err := r.create(ctx)
+	sb, err := r.use(ctx)
 	if err != nil {
 		return err
 	}
@@ -431,7 +431,7 @@ func stoppedFiles(ctx context.Context, r *run) error {
 	if err == nil && string(got) != "kept" {
 		err = fmt.Errorf("the file has %q", got)
 	}
-	return errors.Join(err, still.Detach())
+	return errors.Join(err, still.Detach(), sb.Remove(ctx, "/workspace/kept"))
 }
 
 func copiedDirectory(ctx context.Context, r *run) (err error) {
@@ -512,7 +512,7 @@ func boundDirectory(ctx context.Context, r *run) (err error) {
 }
 
 func attachedVolume(ctx context.Context, r *run) error {
-	one, err := r.create(ctx)
+	one, err := r.use(ctx)
 	if err != nil {
 		return err
 	}
@@ -527,7 +527,7 @@ func attachedVolume(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	return expect(ctx, two, "cat /srv/one/shared", "by one")
+	return expect(ctx, two, "cat /srv/one/shared && rm /srv/one/shared", "by one")
 }
 
 func stopAndResume(ctx context.Context, r *run) error {
@@ -653,32 +653,51 @@ func (r *run) seenIn(ctx context.Context, copied *sandbox.Sandbox, want string) 
 	return fmt.Errorf("the copy has\n%sinstead of\n%s", got, want)
 }
 
-// marked creates a sandbox with the files of mark, and returns what look prints there.
-func (r *run) marked(ctx context.Context) (*sandbox.Sandbox, string, error) {
-	sb, err := r.create(ctx)
-	if err != nil {
-		return nil, "", err
-	}
-	if _, err := shell(ctx, sb, mark); err != nil {
-		return nil, "", err
-	}
-	want, err := shell(ctx, sb, look)
-	return sb, want, err
+// An original is a sandbox with the files of mark, which checks share. One that changes it takes it
+// away from the run for as long as it is not as it was.
+type original struct {
+	sb   *sandbox.Sandbox
+	want string // what look prints there
+	snap *sandbox.Snapshot
 }
 
-// saved is marked with a snapshot.
-func (r *run) saved(ctx context.Context) (sb *sandbox.Sandbox, want string, snap sandbox.Snapshot, err error) {
-	if sb, want, err = r.marked(ctx); err != nil {
-		return nil, "", snap, err
+// marked returns the original, and what look prints there.
+func (r *run) marked(ctx context.Context) (*sandbox.Sandbox, string, error) {
+	if r.original == nil {
+		sb, err := r.create(ctx)
+		if err != nil {
+			return nil, "", err
+		}
+		if _, err := shell(ctx, sb, mark); err != nil {
+			return nil, "", err
+		}
+		want, err := shell(ctx, sb, look)
+		if err != nil {
+			return nil, "", err
+		}
+		r.original = &original{sb: sb, want: want}
 	}
-	if snap, err = sb.Snapshot(ctx); err == nil {
+	return r.original.sb, r.original.want, nil
+}
+
+// saved returns the original with a snapshot.
+func (r *run) saved(ctx context.Context) (*original, error) {
+	if _, _, err := r.marked(ctx); err != nil {
+		return nil, err
+	}
+	if r.original.snap == nil {
+		snap, err := r.original.sb.Snapshot(ctx)
+		if err != nil {
+			return nil, err
+		}
 		r.snapshots = append(r.snapshots, snap.ID)
+		r.original.snap = &snap
 	}
-	return sb, want, snap, err
+	return r.original, nil
 }
 
 // createFrom creates a sandbox with the files and settings of a snapshot.
-func (r *run) createFrom(ctx context.Context, snap sandbox.Snapshot) (*sandbox.Sandbox, error) {
+func (r *run) createFrom(ctx context.Context, snap *sandbox.Snapshot) (*sandbox.Sandbox, error) {
 	sb, err := r.client.Create(ctx, sandbox.WithName(r.name()), sandbox.WithSource(sandbox.FromSnapshot(snap.ID)))
 	if err == nil {
 		r.closers = append(r.closers, sb.Detach)
@@ -776,29 +795,34 @@ func forkRoots(ctx context.Context, r *run) (err error) {
 }
 
 func rollback(ctx context.Context, r *run) error {
-	sb, want, snap, err := r.saved(ctx)
+	o, err := r.saved(ctx)
 	if err != nil {
 		return err
 	}
-	if _, err := shell(ctx, sb, "rm -r /workspace/* /srv/deep; echo later >/workspace/later; echo later >/srv/later"); err != nil {
+	r.original = nil
+	if _, err := shell(ctx, o.sb, "rm -r /workspace/* /srv/deep; echo later >/workspace/later; echo later >/srv/later"); err != nil {
 		return err
 	}
-	if err := sb.Rollback(ctx, snap.ID); err != nil {
+	if err := o.sb.Rollback(ctx, o.snap.ID); err != nil {
 		return err
 	}
-	if err := r.seenIn(ctx, sb, want); err != nil {
+	if err := r.seenIn(ctx, o.sb, o.want); err != nil {
 		return err
 	}
-	return expect(ctx, sb, "ls /workspace/later /srv/later 2>/dev/null; true", "")
+	if err := expect(ctx, o.sb, "ls /workspace/later /srv/later 2>/dev/null; true", ""); err != nil {
+		return err
+	}
+	r.original = o
+	return nil
 }
 
 // prune removes leftovers, of others as well, and looks for what has to stay.
 func prune(ctx context.Context, r *run) error {
-	sb, want, snap, err := r.saved(ctx)
+	o, err := r.saved(ctx)
 	if err != nil {
 		return err
 	}
-	if _, err := sb.Stop(ctx); err != nil {
+	if _, err := o.sb.Stop(ctx); err != nil {
 		return err
 	}
 	foreign := r.prefix + "-foreign"
@@ -815,39 +839,47 @@ func prune(ctx context.Context, r *run) error {
 		return fmt.Errorf("the volume %s, which is no sandbox's, is gone; removed: %q", foreign, report.Removed)
 	}
 	for _, object := range report.Removed {
-		if strings.Contains(object, sb.ID()) || strings.Contains(object, sb.Name()) || strings.Contains(object, snap.ID) {
+		if strings.Contains(object, o.sb.ID()) || strings.Contains(object, o.sb.Name()) || strings.Contains(object, o.snap.ID) {
 			return fmt.Errorf("%s was removed, which is in use", object)
 		}
 	}
-	if err := r.seenIn(ctx, sb, want); err != nil {
+	if err := r.seenIn(ctx, o.sb, o.want); err != nil {
 		return fmt.Errorf("the sandbox afterwards: %w", err)
 	}
-	again, err := r.createFrom(ctx, snap)
+	again, err := r.createFrom(ctx, o.snap)
 	if err != nil {
 		return fmt.Errorf("the snapshot afterwards: %w", err)
 	}
-	return r.seenIn(ctx, again, want)
+	return r.seenIn(ctx, again, o.want)
 }
 
 func snapshot(ctx context.Context, r *run) error {
-	sb, want, snap, err := r.saved(ctx)
+	o, err := r.saved(ctx)
 	if err != nil {
 		return err
 	}
-	if _, err := shell(ctx, sb, "echo later >/workspace/file"); err != nil {
+	r.original = nil
+	if _, err := shell(ctx, o.sb, "echo later >/workspace/file"); err != nil {
 		return err
 	}
-	again, err := r.createFrom(ctx, snap)
+	again, err := r.createFrom(ctx, o.snap)
 	if err != nil {
 		return err
 	}
-	if err := r.seenIn(ctx, again, want); err != nil {
+	if err := r.seenIn(ctx, again, o.want); err != nil {
 		return err
 	}
 	if _, err := again.Stop(ctx); err != nil {
 		return err
 	}
-	return r.seenIn(ctx, again, want)
+	if err := r.seenIn(ctx, again, o.want); err != nil {
+		return err
+	}
+	_, err = shell(ctx, o.sb, "echo workspace >/workspace/file")
+	if err == nil {
+		r.original = o
+	}
+	return err
 }
 
 func updateLimits(ctx context.Context, r *run) error {
@@ -879,6 +911,7 @@ func updateContainer(ctx context.Context, r *run) (err error) {
 	if err != nil {
 		return err
 	}
+	r.original = nil
 	if err := sb.Update(ctx, sandbox.WithPorts(8080), sandbox.WithMounts(sandbox.Mount{Source: dir, Target: "/srv/late"})); err != nil {
 		return err
 	}
@@ -1153,7 +1186,7 @@ func changedPolicy(ctx context.Context, r *run) error {
 
 // connectionLost cuts every connection to the engine while a command runs.
 func connectionLost(ctx context.Context, r *run) (err error) {
-	sb, err := r.create(ctx)
+	sb, err := r.use(ctx)
 	if err != nil {
 		return err
 	}

@@ -182,6 +182,7 @@ type run struct {
 
 	offline   bool             // all sandboxes have DenyAll
 	shared    *sandbox.Sandbox // for checks that leave nothing in it
+	original  *original        // nil until it is made, and while it is not as it was
 	names     []string         // of all sandboxes
 	snapshots []string
 	closers   []func() error

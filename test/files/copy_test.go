@@ -63,7 +63,7 @@ const fullTree = `
 // absolute ones, hard links, holes, setuid.
 func TestCopyKeepsATreeBothWays(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	src, back := filepath.Join(t.TempDir(), "src"), filepath.Join(t.TempDir(), "back")
 	harness.Shell(t, fullTree, src)
 	in, err := sb.CopyIn(t.Context(), src, "deep/down/tree")
@@ -95,7 +95,7 @@ func TestCopyKeepsATreeBothWays(t *testing.T) {
 
 func TestCopyOfASingleFileNamesTheCopy(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithUser("node"))
+	sb := ofNode(t)
 	ctx, dir := t.Context(), t.TempDir()
 	src := filepath.Join(dir, "src.txt")
 	if err := os.WriteFile(src, []byte("one"), 0o640); err != nil {
@@ -128,20 +128,20 @@ func TestCopyOfASingleFileNamesTheCopy(t *testing.T) {
 
 func TestCopyMergesIntoADirectory(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	ctx := t.Context()
 	src := filepath.Join(t.TempDir(), "src")
 	harness.Shell(t, `mkdir -p "$0/d"; cd "$0"; printf new > d/f; printf l > was-link; ln -s x was-file; ln d/f d/g`, src)
-	harness.Run(t, sb, "sh", "-ec", `mkdir -p t/d; cd t; printf old > d/f; printf kept > d/kept; printf target > target; ln -s target was-link; printf f > was-file; ln d/f d/g`)
-	if _, err := sb.CopyIn(ctx, src, "t"); err != nil {
+	harness.Run(t, sb, "sh", "-ec", `mkdir -p merged/d; cd merged; printf old > d/f; printf kept > d/kept; printf target > target; ln -s target was-link; printf f > was-file; ln d/f d/g`)
+	if _, err := sb.CopyIn(ctx, src, "merged"); err != nil {
 		t.Fatal(err)
 	}
-	if got := harness.Run(t, sb, "sh", "-c", `cd t; cat d/f d/g d/kept target was-link; readlink was-file; find . | sort | tr '\n' ' '; stat -c %h d/f`); got !=
+	if got := harness.Run(t, sb, "sh", "-c", `cd merged; cat d/f d/g d/kept target was-link; readlink was-file; find . | sort | tr '\n' ' '; stat -c %h d/f`); got !=
 		"newnewkepttargetlx\n. ./d ./d/f ./d/g ./d/kept ./target ./was-file ./was-link 2" {
 		t.Errorf("merged: %q", got)
 	}
-	harness.Run(t, sb, "sh", "-ec", `rm t/d/f; mkdir t/d/f`)
-	if _, err := sb.CopyIn(ctx, src, "t"); err == nil || !strings.Contains(err.Error(), "d/f") {
+	harness.Run(t, sb, "sh", "-ec", `rm merged/d/f; mkdir merged/d/f`)
+	if _, err := sb.CopyIn(ctx, src, "merged"); err == nil || !strings.Contains(err.Error(), "d/f") {
 		t.Errorf("a file over a directory: %v, want an error that names d/f", err)
 	}
 }
@@ -149,10 +149,10 @@ func TestCopyMergesIntoADirectory(t *testing.T) {
 // Shows 3: devices, pipes.
 func TestCopyOfASpecialFileIsRefusedByName(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
-	harness.Run(t, sb, "mkfifo", "pipe")
+	sb := harness.Shared(t)
+	harness.Run(t, sb, "mkfifo", "fifo")
 	to := filepath.Join(t.TempDir(), "x")
-	for _, name := range []string{"pipe", "/dev/zero"} {
+	for _, name := range []string{"fifo", "/dev/zero"} {
 		_, err := sb.CopyOut(t.Context(), name, to)
 		if !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), name) {
 			t.Errorf("CopyOut(%q): %v, want ErrInvalidArgument and the name", name, err)
@@ -177,11 +177,11 @@ func TestCopyOfASpecialFileIsRefusedByName(t *testing.T) {
 // Shows 3: pipes, sockets, devices, setuid. What is not kept is said, both ways.
 func TestSpecialFilesInATreeAreReported(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
-	harness.Run(t, sb, "sh", "-ec", `mkdir t; cd t; mkfifo pipe; printf x > file; chmod 6755 file
+	sb := harness.Shared(t)
+	harness.Run(t, sb, "sh", "-ec", `mkdir special; cd special; mkfifo pipe; printf x > file; chmod 6755 file
 		node -e 'require("net").createServer().listen("sock", () => process.kill(process.pid, 9))' || true`)
 	to := filepath.Join(t.TempDir(), "t")
-	report, err := sb.CopyOut(t.Context(), "t", to)
+	report, err := sb.CopyOut(t.Context(), "special", to)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -229,16 +229,16 @@ func TestSpecialFilesInATreeAreReported(t *testing.T) {
 // What is in the way at the destination must not lead the copy elsewhere.
 func TestCopyOutDoesNotFollowLinksAtTheDestination(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
-	harness.Run(t, sb, "sh", "-ec", `mkdir -p t/d; printf evil > t/d/f; printf evil > t/g`)
+	sb := harness.Shared(t)
+	harness.Run(t, sb, "sh", "-ec", `mkdir -p evil/d; printf evil > evil/d/f; printf evil > evil/g`)
 	dir := t.TempDir()
 	harness.Shell(t, `mkdir -p "$0/outside" "$0/to"; cd "$0"; printf good > outside/f; printf good > outside/g; ln -s ../outside to/d; ln -s ../outside/g to/g`, dir)
-	_, err := sb.CopyOut(t.Context(), "t", filepath.Join(dir, "to"))
+	_, err := sb.CopyOut(t.Context(), "evil", filepath.Join(dir, "to"))
 	if err == nil || !strings.Contains(err.Error(), "d") {
 		t.Errorf("CopyOut over a link to a directory: %v, want an error", err)
 	}
-	harness.Run(t, sb, "rm", "-r", "t/d")
-	if _, err := sb.CopyOut(t.Context(), "t", filepath.Join(dir, "to")); err != nil {
+	harness.Run(t, sb, "rm", "-r", "evil/d")
+	if _, err := sb.CopyOut(t.Context(), "evil", filepath.Join(dir, "to")); err != nil {
 		t.Errorf("CopyOut over a link to a file: %v", err)
 	}
 	for _, name := range []string{"f", "g"} {
@@ -255,11 +255,11 @@ func TestCopyOutDoesNotFollowLinksAtTheDestination(t *testing.T) {
 // it has is a version that was there.
 func TestCopyOutOfATreeThatMoves(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	harness.Run(t, sb, "sh", "-ec", `mkdir -p t/d secret; printf no > secret/f; for i in $(seq 50); do printf $i > t/f$i; done; head -c 4000000 /dev/zero > t/large`)
-	churn := sb.Command(ctx, "sh", "-c", `cd t; while :; do
+	harness.Run(t, sb, "sh", "-ec", `mkdir -p moves/d secret; printf no > secret/f; for i in $(seq 50); do printf $i > moves/f$i; done; head -c 4000000 /dev/zero > moves/large`)
+	churn := sb.Command(ctx, "sh", "-c", `cd moves; while :; do
 		mv d e; ln -s ../secret d; rm d; mv e d
 		rm -f f7; printf 7 > f7; truncate -s 1000 large; truncate -s 4000000 large; printf more >> f9; truncate -s 1 f9; done`)
 	if err := churn.Start(); err != nil {
@@ -268,7 +268,7 @@ func TestCopyOutOfATreeThatMoves(t *testing.T) {
 	defer func() { cancel(); churn.Wait() }()
 	for i := range 15 {
 		to := filepath.Join(t.TempDir(), fmt.Sprint(i))
-		if _, err := sb.CopyOut(t.Context(), "t", to); err != nil {
+		if _, err := sb.CopyOut(t.Context(), "moves", to); err != nil {
 			t.Fatalf("CopyOut: %v", err)
 		}
 		if _, err := os.Lstat(filepath.Join(to, "d", "f")); err == nil {
@@ -283,7 +283,7 @@ func TestCopyOutOfATreeThatMoves(t *testing.T) {
 // Shows 3: paths of 4,000 characters.
 func TestDeepPathsAreCopied(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	src := filepath.Join(t.TempDir(), "src")
 	if err := os.Mkdir(src, 0o755); err != nil {
 		t.Fatal(err)
@@ -308,11 +308,11 @@ func TestDeepPathsAreCopied(t *testing.T) {
 		t.Fatal(err)
 	}
 	root.Close()
-	if _, err := sb.CopyIn(t.Context(), src, "deep"); err != nil {
+	if _, err := sb.CopyIn(t.Context(), src, "abyss"); err != nil {
 		t.Fatal(err)
 	}
 	back := filepath.Join(t.TempDir(), "back")
-	report, err := sb.CopyOut(t.Context(), "deep", back)
+	report, err := sb.CopyOut(t.Context(), "abyss", back)
 	if err != nil || report.Files != 1 || report.Directories != 21 || report.Bytes != 4 {
 		t.Errorf("CopyOut of a path of 4,000 characters: %+v, %v", report, err)
 	}
@@ -323,7 +323,7 @@ var embedded embed.FS
 
 func TestCopyInTakesFileSystems(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	var last sandbox.CopyStatus
 	report, err := sb.CopyInFS(t.Context(), embedded, "emb", sandbox.WithCopyProgress(func(s sandbox.CopyStatus) { last = s }))
 	if err != nil {

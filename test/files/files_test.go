@@ -20,9 +20,12 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
+// ofNode returns a running sandbox whose user is not root, which tests use together.
+var ofNode = harness.Sharing(sandbox.WithUser("node"))
+
 func TestWhatIsWrittenIsRead(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	ctx := t.Context()
 	for _, size := range []int{0, 1, 4096, 256 << 10, 256<<10 + 1, 9 << 20} {
 		want := make([]byte, size)
@@ -43,19 +46,19 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 
 func TestWriteFileKeepsWhatAFileIs(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
-	harness.Run(t, sb, "sh", "-c", `echo old > f; chown 1000:1000 f; chmod 4751 f; ln -s f link`)
-	if err := sb.WriteFile(t.Context(), "link", []byte("new"), 0o600); err != nil {
+	sb := harness.Shared(t)
+	harness.Run(t, sb, "sh", "-c", `mkdir keeps; cd keeps; echo old > f; chown 1000:1000 f; chmod 4751 f; ln -s f link`)
+	if err := sb.WriteFile(t.Context(), "keeps/link", []byte("new"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got := harness.Run(t, sb, "sh", "-c", `stat -c '%a %u:%g' f; readlink link; cat f; ls -A | wc -l`); got != "4751 1000:1000\nf\nnew2" {
+	if got := harness.Run(t, sb, "sh", "-c", `cd keeps; stat -c '%a %u:%g' f; readlink link; cat f; ls -A | wc -l`); got != "4751 1000:1000\nf\nnew2" {
 		t.Errorf("after WriteFile through a link: %q", got)
 	}
 }
 
 func TestWriteFileWritesMountPointsAndDevices(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	if err := sb.WriteFile(t.Context(), "/etc/hosts", []byte("127.0.0.1 localhost here\n"), 0); err != nil {
 		t.Errorf("WriteFile(/etc/hosts): %v", err)
 	}
@@ -69,22 +72,22 @@ func TestWriteFileWritesMountPointsAndDevices(t *testing.T) {
 
 func TestReadersSeeTheOldFileOrTheNew(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	ctx := t.Context()
 	whole := func(b byte) []byte { return bytes.Repeat([]byte{b}, 600<<10) }
-	if err := sb.WriteFile(ctx, "f", whole('a'), 0o644); err != nil {
+	if err := sb.WriteFile(ctx, "read", whole('a'), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for i := range 20 {
-			if err := sb.WriteFile(ctx, "f", whole('a'+byte(i%26)), 0o644); err != nil {
+			if err := sb.WriteFile(ctx, "read", whole('a'+byte(i%26)), 0o644); err != nil {
 				t.Error(err)
 			}
 		}
 	})
 	for range 20 {
-		got, err := sb.ReadFile(ctx, "f")
+		got, err := sb.ReadFile(ctx, "read")
 		if err != nil || len(got) != 600<<10 || bytes.Count(got, got[:1]) != len(got) {
 			t.Errorf("ReadFile during WriteFile: %d bytes, %v; want one whole version", len(got), err)
 		}
@@ -94,7 +97,7 @@ func TestReadersSeeTheOldFileOrTheNew(t *testing.T) {
 
 func TestFileErrorsSayWhichAndWhy(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithUser("node"))
+	sb := ofNode(t)
 	ctx := t.Context()
 	harness.Run(t, sb, "sh", "-c", "mkdir d && touch d/x file && ln -s loop loop")
 	for _, tt := range []struct {
@@ -146,7 +149,7 @@ func TestFileErrorsSayWhichAndWhy(t *testing.T) {
 
 func TestFilesBelongToTheUser(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithUser("node"))
+	sb := ofNode(t)
 	ctx := t.Context()
 	if err := sb.WriteFile(ctx, "mine", []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
@@ -171,7 +174,7 @@ func TestFilesBelongToTheUser(t *testing.T) {
 
 func TestCallsOfPackageOSWork(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	ctx := t.Context()
 	must := func(err error) {
 		t.Helper()
@@ -223,7 +226,7 @@ func TestCallsOfPackageOSWork(t *testing.T) {
 
 func TestOpenFilesReadWriteAndSeek(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	ctx := t.Context()
 	f, err := sb.Create(ctx, "f")
 	if err != nil {
@@ -275,7 +278,7 @@ func TestOpenFilesReadWriteAndSeek(t *testing.T) {
 // A pipe that nobody writes to must not hold its reader for good, nor the others.
 func TestCloseEndsAReadThatWaits(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	harness.Run(t, sb, "mkfifo", "pipe")
 	f, err := sb.OpenFile(t.Context(), "pipe", os.O_RDWR, 0)
 	if err != nil {
@@ -301,7 +304,7 @@ func TestCloseEndsAReadThatWaits(t *testing.T) {
 
 func TestACancelledCallReturnsItsCause(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	harness.Run(t, sb, "true")
 	why := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())

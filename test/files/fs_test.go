@@ -31,9 +31,9 @@ func populate(t *testing.T, sb *sandbox.Sandbox, dir string) {
 
 func TestFSPassesTheStandardSuite(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
-	populate(t, sb, "/workspace/tree")
-	sub, err := fs.Sub(sb.FS(), "workspace/tree")
+	sb := harness.Shared(t)
+	populate(t, sb, "/workspace/suite")
+	sub, err := fs.Sub(sb.FS(), "workspace/suite")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,11 +44,11 @@ func TestFSPassesTheStandardSuite(t *testing.T) {
 
 func TestWalkDirSeesTenThousandFiles(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
-	harness.Run(t, sb, "sh", "-ec", `for d in $(seq 100); do mkdir -p t/$d; (cd t/$d; seq 100 | xargs touch); done`)
+	sb := harness.Shared(t)
+	harness.Run(t, sb, "sh", "-ec", `for d in $(seq 100); do mkdir -p walk/$d; (cd walk/$d; seq 100 | xargs touch); done`)
 	start := time.Now()
 	files, dirs := 0, 0
-	err := fs.WalkDir(sb.FS(), "workspace/t", func(name string, d fs.DirEntry, err error) error {
+	err := fs.WalkDir(sb.FS(), "workspace/walk", func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -67,7 +67,7 @@ func TestWalkDirSeesTenThousandFiles(t *testing.T) {
 
 func TestFSErrorsAreWhatPackageFSPromises(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithUser("node"))
+	sb := ofNode(t)
 	fsys := sb.FS()
 	for _, tt := range []struct {
 		name string
@@ -92,7 +92,7 @@ func TestFSErrorsAreWhatPackageFSPromises(t *testing.T) {
 
 func TestFSFilesSeek(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	if err := sb.WriteFile(t.Context(), "digits", []byte("0123456789"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func TestFSFilesSeek(t *testing.T) {
 // content, and names that come and go.
 func TestFSReadsWhatTheKernelMakesUp(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	b, err := fs.ReadFile(sb.FS(), "proc/self/status")
 	if err != nil || len(b) == 0 {
 		t.Errorf("ReadFile(proc/self/status) = %d bytes, %v", len(b), err)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
@@ -29,6 +30,34 @@ func forked(t *testing.T, c *sandbox.Client, source string, opts ...sandbox.Fork
 	t.Cleanup(func() { sb.Detach() })
 	return sb
 }
+
+// forkedN are forks of one moment, which are removed with all they have when the test ends.
+func forkedN(t *testing.T, c *sandbox.Client, source string, n int, opts ...sandbox.ForkOption) (forks []*sandbox.Sandbox) {
+	t.Helper()
+	results, err := c.ForkN(t.Context(), source, n, opts...)
+	for _, r := range results {
+		if r.Sandbox != nil {
+			harness.Remove(t, c, r.Sandbox.Name())
+			t.Cleanup(func() { r.Sandbox.Detach() })
+			forks = append(forks, r.Sandbox)
+		}
+	}
+	if err != nil || len(forks) != n {
+		t.Fatalf("ForkN = %+v, %v", results, err)
+	}
+	return forks
+}
+
+// stock is the shared sandbox with a file in its workspace and one outside of volumes, for tests that
+// only copy it.
+func stock(t *testing.T) *sandbox.Sandbox {
+	t.Helper()
+	sb := harness.Shared(t)
+	stocked.Do(func() { harness.Run(t, sb, "sh", "-ec", "echo below >/workspace/below; echo b >/etc/b") })
+	return sb
+}
+
+var stocked sync.Once
 
 // byCommit runs a test with files copied on the engine's disk, and with a commit, as on
 // engines that show none.
@@ -95,22 +124,9 @@ func wantOwnWays(t *testing.T, source, fork *sandbox.Sandbox, files ...string) {
 	}
 }
 
-// forkedStopped stops a source and is a fork of it, with the same files.
-func forkedStopped(t *testing.T, c *sandbox.Client, source *sandbox.Sandbox, exact bool) *sandbox.Sandbox {
-	t.Helper()
-	want := files(t, source, exact)
-	if _, err := source.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	fork := forked(t, c, source.ID())
-	if diff := cmp.Diff(want, files(t, fork, exact)); diff != "" {
-		t.Errorf("files (-source +fork):\n%s", diff)
-	}
-	return fork
-}
-
 // S3, S3.1, X25: a fork has all that its source has, in the container and in each volume,
-// and from then on neither sees the other.
+// and from then on neither sees the other. What the source is doing it goes on doing, and one
+// that is stopped is left so.
 func TestForkHasEverythingAndGoesItsOwnWay(t *testing.T) {
 	t.Parallel()
 	byCommit(t, func(t *testing.T, c *sandbox.Client, exact bool) {
@@ -126,15 +142,14 @@ func TestForkHasEverythingAndGoesItsOwnWay(t *testing.T) {
 			t.Errorf("the source's command: %v", err)
 		}
 		sleeper.Wait()
-	})
-}
 
-// S3.1: what the source is doing it goes on doing, and one that does nothing is left so.
-func TestForkOfAStoppedSandbox(t *testing.T) {
-	t.Parallel()
-	byCommit(t, func(t *testing.T, c *sandbox.Client, exact bool) {
-		source := grow(t, c)
-		forkedStopped(t, c, source, exact)
+		want := files(t, source, exact)
+		if _, err := source.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, files(t, forked(t, c, source.ID()), exact)); diff != "" {
+			t.Errorf("files (-stopped source +fork):\n%s", diff)
+		}
 		if st, err := source.Status(t.Context()); err != nil || st.State != sandbox.StateStopped {
 			t.Errorf("the source is %v, %v, want it stopped", st.State, err)
 		}
@@ -145,8 +160,7 @@ func TestForkOfAStoppedSandbox(t *testing.T) {
 func TestForkInheritsWhatOptionsDoNotSay(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
-	attached := harness.CreateWith(t, c, nil)
-	volume := "agent-sandbox-" + attached.ID()
+	volume := "agent-sandbox-" + stock(t).ID()
 	dir := harness.HostDir(t, map[string]string{"f": "x"})
 	mounts := []sandbox.Mount{{Source: dir, Target: "/ro", Mode: sandbox.RO}, {Source: dir, Target: "/c"}, {Volume: volume, Target: "/v", Mode: sandbox.RW}}
 	source := harness.CreateWith(t, c, mounts, sandbox.WithEnv(map[string]string{"A": "1", "PATH": "/usr/bin:/bin:/x"}), sandbox.WithTags(map[string]string{"k": "v"}),
@@ -198,7 +212,7 @@ func TestForkOfNothing(t *testing.T) {
 	if _, err := c.Fork(t.Context(), harness.UniqueName(t), sandbox.WithName("../x")); !errors.Is(err, sandbox.ErrInvalidArgument) {
 		t.Errorf("Fork with a bad name = %v, want ErrInvalidArgument", err)
 	}
-	source := harness.CreateWith(t, c, nil)
+	source := stock(t)
 	if _, err := c.Fork(t.Context(), source.Name(), sandbox.WithName(source.Name())); !errors.Is(err, sandbox.ErrExists) {
 		t.Errorf("Fork under the source's name = %v, want ErrExists", err)
 	}
@@ -209,11 +223,12 @@ func TestForkOfNothing(t *testing.T) {
 	}
 }
 
-// What has to ask a session that the engine has paused for a copy waits until that is done.
+// What has to ask a session that the engine has paused for a copy waits until that is done. The source
+// stands still no longer than the copy takes: that its volumes still exist is checked afterwards.
 func TestWhatAsksTheSessionWaitsForAFork(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
-	source := harness.CreateWith(t, c, nil, sandbox.WithTimeout(time.Hour))
+	source := harness.CreateWith(t, c, []sandbox.Mount{{Source: t.TempDir(), Target: "/d", Mode: sandbox.RWCopy}}, sandbox.WithTimeout(time.Hour))
 	forker, asker := enginetest.NewProxy(t), enginetest.NewProxy(t)
 	forker.PartNetworks()
 	paused, goOn := make(chan struct{}), make(chan struct{})
@@ -263,5 +278,19 @@ func TestWhatAsksTheSessionWaitsForAFork(t *testing.T) {
 	thaw()
 	if err := g.Wait(); err != nil {
 		t.Error(err)
+	}
+	calls := forker.Calls()
+	from := slices.IndexFunc(calls, func(call string) bool { return strings.HasSuffix(call, "/pause") })
+	to := slices.IndexFunc(calls, func(call string) bool { return strings.HasSuffix(call, "/unpause") })
+	if from < 0 || to < from {
+		t.Fatalf("the engine did not pause and unpause the source: %q", calls)
+	}
+	for _, look := range []string{"GET /volumes/" + record.WorkspaceName(source.ID()), "GET /volumes/" + source.Mounts()[0].Volume} {
+		if slices.Contains(calls[from:to], look) {
+			t.Errorf("%s during the pause: %q", look, calls[from:to])
+		}
+		if !slices.Contains(calls[to:], look) {
+			t.Errorf("no %s after the pause: %q", look, calls[to:])
+		}
 	}
 }

@@ -1,7 +1,6 @@
 package fork_test
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -30,69 +29,24 @@ func pauses(p *enginetest.Proxy) (calls []string) {
 	return calls
 }
 
-// The engine pauses nothing: a pause that meets an exec can be for good. Neither for a copy of the
-// container's files nor for a commit, for several forks or a snapshot.
-func TestCopiesDoNotPause(t *testing.T) {
-	t.Parallel()
-	for name, less := range map[string][]func(*enginetest.Proxy){"copied": nil, "committed": {harness.WithoutLayers}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			proxy := enginetest.NewProxy(t)
-			for _, f := range less {
-				f(proxy)
-			}
-			c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
-			source := harness.CreateWith(t, c, nil)
-			harness.Run(t, source, "touch", "/etc/b")
-			proxy.Arm(0, enginetest.None, nil)
-			forked(t, c, source.Name())
-			results, err := c.ForkN(t.Context(), source.Name(), 2)
-			if err != nil {
-				t.Fatalf("ForkN: %v", err)
-			}
-			for _, r := range results {
-				if r.Err != nil {
-					t.Fatalf("ForkN: %v", r.Err)
-				}
-				harness.Remove(t, c, r.Sandbox.Name())
-				r.Sandbox.Detach()
-			}
-			snapshot, err := source.Snapshot(t.Context())
-			if err != nil {
-				t.Fatalf("Snapshot: %v", err)
-			}
-			t.Cleanup(func() { c.DeleteSnapshot(context.Background(), snapshot.ID) })
-			if calls := pauses(proxy); len(calls) > 0 {
-				t.Errorf("the engine was asked for %q", calls)
-			}
-		})
-	}
-}
-
-// Where the engine pauses the source, it stands still no longer than the copy takes: that its
-// volumes still exist is checked afterwards.
-func TestNoSourceVolumeIsInspectedDuringAPause(t *testing.T) {
+// The engine pauses nothing for a commit, whether for forks or for a snapshot: a pause that meets an
+// exec can be for good. forkedWhile sees the same of a single fork, [TestMarksOfALayerAreKept] of
+// copied files.
+func TestCommitsDoNotPause(t *testing.T) {
 	t.Parallel()
 	proxy := enginetest.NewProxy(t)
-	harness.WithoutHolds(proxy)
+	proxy.HideLayers()
 	c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
-	source := harness.CreateWith(t, c, []sandbox.Mount{{Source: t.TempDir(), Target: "/d", Mode: sandbox.RWCopy}})
-	looks := []string{"GET /volumes/" + record.WorkspaceName(source.ID()), "GET /volumes/" + source.Mounts()[0].Volume}
+	source := harness.CreateWith(t, c, nil, sandbox.WithImage(harness.SmallImage(t)))
+	harness.Write(t, source, "/srv/b", "b") // there is something to commit
 	proxy.Arm(0, enginetest.None, nil)
-	forked(t, c, source.Name())
-	calls := proxy.Calls()
-	from := slices.IndexFunc(calls, func(call string) bool { return strings.HasSuffix(call, "/pause") })
-	to := slices.IndexFunc(calls, func(call string) bool { return strings.HasSuffix(call, "/unpause") })
-	if from < 0 || to < from {
-		t.Fatalf("the engine did not pause and unpause the source: %q", calls)
+	forkedN(t, c, source.Name(), 1)
+	harness.SnapshotOf(t, c, source)
+	if calls := pauses(proxy); len(calls) > 0 {
+		t.Errorf("the engine was asked for %q", calls)
 	}
-	for _, look := range looks {
-		if slices.Contains(calls[from:to], look) {
-			t.Errorf("%s during the pause: %q", look, calls[from:to])
-		}
-		if !slices.Contains(calls[to:], look) {
-			t.Errorf("no %s after the pause: %q", look, calls[to:])
-		}
+	if !slices.ContainsFunc(proxy.Calls(), func(call string) bool { return strings.HasSuffix(call, "/commit") }) {
+		t.Errorf("there was no commit: %q", proxy.Calls())
 	}
 }
 
@@ -143,7 +97,8 @@ func forkedWhile(t *testing.T, source *sandbox.Sandbox, during func()) *sandbox.
 }
 
 // What the handle writes and starts during a hold comes after it, and PID 1 answers meanwhile, on a
-// new connection, too.
+// new connection, too. A hold lasts for as long as a commit does, although nobody may be silent for
+// that long.
 func TestHandleDuringAHold(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
@@ -180,7 +135,7 @@ func TestHandleDuringAHold(t *testing.T) {
 		select {
 		case what := <-ended:
 			t.Errorf("%s did not wait for the end of the hold", what)
-		case <-time.After(200 * time.Millisecond): // for them to end, if they could
+		case <-time.After(wire.HoldSilence + 2*time.Second): // for them to end, if they could
 		}
 	})
 	waiting.Wait()
@@ -194,33 +149,15 @@ func TestHandleDuringAHold(t *testing.T) {
 	if err := file.Close(); err != nil {
 		t.Errorf("Close: %v", err)
 	}
-}
-
-// A hold lasts for as long as a commit does, although nobody may be silent for that long.
-func TestHoldOutlastsASlowCommit(t *testing.T) {
-	t.Parallel()
-	source := harness.CreateWith(t, harness.NewClient(t), nil)
-	fork := forkedWhile(t, source, func() {
-		started := make(chan error, 1)
-		go func() { started <- source.Command(t.Context(), "touch", "/workspace/c").Run() }()
-		select {
-		case err := <-started:
-			t.Errorf("a command did not wait for the end of the hold: %v", err)
-		case <-time.After(wire.HoldSilence + 2*time.Second):
-		}
-	})
-	if out := harness.Run(t, fork, "ls", "/workspace"); out != "" {
-		t.Errorf("the fork has %q, want nothing", out)
-	}
+	foreignExecDuringAHold(t, source)
 }
 
 // What somebody else executes during a hold is noticed, and the source is copied again. What was
 // committed before goes.
-func TestForeignExecDuringAHold(t *testing.T) {
-	t.Parallel()
-	c, eng := harness.NewClient(t), harness.NewEngine(t)
+func foreignExecDuringAHold(t *testing.T, source *sandbox.Sandbox) {
+	t.Helper()
+	eng := harness.NewEngine(t)
 	strange := harness.StrayImages(t, eng)
-	source := harness.CreateWith(t, c, nil)
 	fork := forkedWhile(t, source, func() {
 		stream, err := eng.Exec(t.Context(), record.ContainerName(source.Name()), engine.ExecSpec{Argv: []string{"sh", "-c", "echo again >/workspace/w; rm /etc/b"}})
 		if err != nil {

@@ -23,7 +23,8 @@ const everything = `find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -
 find /usr/share/doc /srv -type f -exec sha256sum {} + | LC_ALL=C sort`
 
 // What a container's own layer says by marks is the same in a fork, in a sandbox from a snapshot
-// and after an update, and no engine that keeps layers in directories has to commit it.
+// and after an update, and no engine that keeps layers in directories has to commit it, or to pause
+// it: a pause that meets an exec can be for good.
 func TestMarksOfALayerAreKept(t *testing.T) {
 	t.Parallel()
 	proxy := enginetest.NewProxy(t)
@@ -43,20 +44,9 @@ func TestMarksOfALayerAreKept(t *testing.T) {
 	}
 
 	same("a fork", forked(t, c, source.Name()))
-	results, err := c.ForkN(t.Context(), source.Name(), 2)
-	if err != nil {
-		t.Fatalf("ForkN: %v", err)
-	}
-	for _, r := range results {
-		if r.Err != nil {
-			t.Fatalf("ForkN: %v", r.Err)
-		}
-		harness.Remove(t, c, r.Sandbox.Name())
-		t.Cleanup(func() { r.Sandbox.Detach() })
-		same("one of two forks", r.Sandbox)
-	}
+	same("one of several forks", forkedN(t, c, source.Name(), 1)[0])
 	snapshot := harness.SnapshotOf(t, c, source)
-	same("a sandbox from a snapshot", harness.CreateWith(t, c, nil, sandbox.WithSource(sandbox.FromSnapshot(snapshot.ID))))
+	same("a sandbox from a snapshot", harness.CreateWith(t, c, nil, fromSnap(snapshot)))
 
 	if _, err := source.Stop(t.Context()); err != nil {
 		t.Fatal(err)
@@ -68,7 +58,7 @@ func TestMarksOfALayerAreKept(t *testing.T) {
 	}
 	same("the sandbox itself after an update", source)
 	for _, call := range proxy.Calls() {
-		if strings.HasSuffix(call, "/commit") {
+		if strings.HasSuffix(call, "/commit") || strings.HasSuffix(call, "/pause") {
 			t.Errorf("the engine was asked for %q", call)
 		}
 	}
@@ -78,12 +68,11 @@ func TestMarksOfALayerAreKept(t *testing.T) {
 // files into forks of that.
 func TestForkIgnoresWhoPretendsToBeItsSource(t *testing.T) {
 	t.Parallel()
-	c := harness.NewClient(t)
-	source, other := harness.CreateWith(t, c, nil), harness.CreateWith(t, c, nil)
+	c, source := harness.NewClient(t), stock(t)
+	other := harness.CreateWith(t, c, nil)
 	guest := harness.Run(t, source, "sh", "-c", "echo /.agent-sandbox-*")
-	harness.Run(t, source, "sh", "-c", "echo source >/srv/file")
-	harness.Run(t, other, "sh", "-ec", `mkdir "$1"; echo other >/srv/file`, "sh", guest)
-	if got := harness.Run(t, forked(t, c, source.Name()), "cat", "/srv/file"); got != "source" {
+	harness.Run(t, other, "sh", "-ec", `mkdir "$1"; echo other >/etc/b`, "sh", guest)
+	if got := harness.Run(t, forked(t, c, source.Name()), "cat", "/etc/b"); got != "b" {
 		t.Errorf("the fork has the file of %q", got)
 	}
 }

@@ -184,7 +184,7 @@ func init() {
 // Processes fork the same sandboxes, run commands in them on new handles and look at them, and some
 // are killed all the time. No call fails, nothing stays paused or held, and nothing is left, which
 // the end of the package checks when the leases of the dead are over.
-func TestForkersThatAreKilledHoldNothing(t *testing.T) { killForkers(t, 10*time.Second, "") }
+func TestForkersThatAreKilledHoldNothing(t *testing.T) { killForkers(t, 5*time.Second, "") }
 
 // The same for ten minutes.
 func TestForkersThatAreKilledHoldNothingSoak(t *testing.T) {

@@ -47,7 +47,7 @@ func TestSnapshotCopiesNoLayerThatIsAsItWas(t *testing.T) {
 	t.Parallel()
 	eng := harness.NewEngine(t)
 	proxy := enginetest.NewProxy(t)
-	c, direct := harness.NewClient(t, sandbox.WithHost(proxy.Host())), harness.NewClient(t)
+	c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
 	// What is made of a snapshot, and whether a helper copied something for it.
 	made := func(snap sandbox.Snapshot) (*sandbox.Sandbox, bool) {
 		t.Helper()
@@ -58,13 +58,12 @@ func TestSnapshotCopiesNoLayerThatIsAsItWas(t *testing.T) {
 	layer := func(snap sandbox.Snapshot) bool {
 		return slices.ContainsFunc(recordOf(t, eng, snap.ID).Trees, func(tree record.Tree) bool { return tree.Target == "" })
 	}
-	source := harness.CreateWith(t, direct, []sandbox.Mount{{Source: harness.HostDir(t, map[string]string{"f": "copied"}), Target: "/c"}})
+	source := harness.CreateWith(t, c, []sandbox.Mount{{Source: harness.HostDir(t, map[string]string{"f": "copied"}), Target: "/c"}})
 	harness.Run(t, source, "sh", "-c", "echo work >w")
-	snap := harness.SnapshotOf(t, direct, source)
+	snap := harness.SnapshotOf(t, c, source)
 	if layer(snap) {
 		t.Errorf("the snapshot of a sandbox that changed nothing has %+v", recordOf(t, eng, snap.ID).Trees)
 	}
-	harness.CreateWith(t, c, nil) // so that the client knows the engine
 	sb, helped := made(snap)
 	if out := harness.Run(t, sb, "cat", "w", "/c/f"); out != "work\ncopied" || helped {
 		t.Errorf("made of it: %q, by a helper: %v", out, helped)
@@ -74,9 +73,9 @@ func TestSnapshotCopiesNoLayerThatIsAsItWas(t *testing.T) {
 		"chmod 711 /":       {"stat -c %a /", "711"},
 		"mkdir -m 750 /new": {"stat -c %a /new", "750"},
 	} {
-		source := harness.CreateWith(t, direct, nil)
+		source := harness.CreateWith(t, c, nil)
 		harness.Run(t, source, "sh", "-ec", change)
-		snap := harness.SnapshotOf(t, direct, source)
+		snap := harness.SnapshotOf(t, c, source)
 		if !layer(snap) {
 			t.Errorf("after %q the snapshot has no files of the container", change)
 		}
@@ -123,7 +122,11 @@ func TestCancelledSnapshotLeavesNoTag(t *testing.T) {
 	eng := harness.NewEngine(t)
 	proxy := enginetest.NewProxy(t)
 	c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
-	source := harness.CreateWith(t, c, nil)
+	source, err := c.Get(t.Context(), stock(t).Name(), sandbox.WithoutResume())
+	if err != nil {
+		t.Fatalf("Get: %v", err)
+	}
+	t.Cleanup(func() { source.Detach() })
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	returned := make(chan struct{})
@@ -145,143 +148,34 @@ func TestCancelledSnapshotLeavesNoTag(t *testing.T) {
 	}
 }
 
-// A list is narrowed by the sandbox, which may be gone, and by name; parents lead from one
-// snapshot to the one it descends from, through forks, too.
-func TestListSnapshotsOfASandbox(t *testing.T) {
-	t.Parallel()
-	c := harness.NewClient(t)
-	source := harness.CreateWith(t, c, nil)
-	name := harness.UniqueName(t)
-	first := harness.SnapshotOf(t, c, source, sandbox.WithSnapshotName(name))
-	second := harness.SnapshotOf(t, c, source)
-	child := harness.CreateWith(t, c, nil, fromSnap(first))
-	fork := forked(t, c, child.Name())
-	below := harness.SnapshotOf(t, c, fork, sandbox.WithSnapshotName(name))
-	if below.Parent != first.ID || first.Parent != "" {
-		t.Errorf("parents are %q and %q, want none and %s", first.Parent, below.Parent, first.ID)
-	}
-	if _, err := source.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
-		t.Fatal(err)
-	}
-	for what, tt := range map[string]struct {
-		opts []sandbox.ListSnapshotsOption
-		want []string
-	}{
-		"of a name":          {[]sandbox.ListSnapshotsOption{sandbox.OfSandbox(source.Name())}, []string{second.ID, first.ID}},
-		"of an ID":           {[]sandbox.ListSnapshotsOption{sandbox.OfSandbox(source.ID()), nil}, []string{second.ID, first.ID}},
-		"named":              {[]sandbox.ListSnapshotsOption{sandbox.SnapshotNamed(name)}, []string{below.ID, first.ID}},
-		"both":               {[]sandbox.ListSnapshotsOption{sandbox.SnapshotNamed(name), sandbox.OfSandbox(fork.Name())}, []string{below.ID}},
-		"of nobody":          {[]sandbox.ListSnapshotsOption{sandbox.OfSandbox(harness.UniqueName(t))}, nil},
-		"of two at the same": {[]sandbox.ListSnapshotsOption{sandbox.OfSandbox(fork.Name()), sandbox.OfSandbox(source.Name())}, nil},
-	} {
-		all, err := c.ListSnapshots(t.Context(), tt.opts...)
-		var ids []string
-		for _, s := range all {
-			ids = append(ids, s.ID)
-		}
-		if err != nil || !slices.Equal(ids, tt.want) {
-			t.Errorf("ListSnapshots %s = %v, %v, want %v", what, ids, err, tt.want)
-		}
-	}
-	for _, o := range []sandbox.ListSnapshotsOption{sandbox.OfSandbox("../x"), sandbox.SnapshotNamed("")} {
-		if _, err := c.ListSnapshots(t.Context(), o); !errors.Is(err, sandbox.ErrInvalidArgument) {
-			t.Errorf("ListSnapshots with what is no name = %v", err)
-		}
-	}
-}
-
-// What a sandbox came from is told of it, without secrets, and of its forks.
-func TestStatusTellsTheSource(t *testing.T) {
-	t.Parallel()
-	c := harness.NewClient(t)
-	dir := harness.HostDir(t, map[string]string{"f": "x"})
-	source := harness.CreateWith(t, c, nil, sandbox.WithSource(sandbox.Dir(dir)))
-	snap := harness.SnapshotOf(t, c, source)
-	forks, err := c.ForkN(t.Context(), source.Name(), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	harness.Remove(t, c, forks[0].Sandbox.Name())
-	for _, tt := range []struct {
-		sb   *sandbox.Sandbox
-		want string
-	}{
-		{source, "directory " + dir},
-		{harness.CreateWith(t, c, nil, fromSnap(snap)), "snapshot " + snap.ID},
-		{forked(t, c, source.Name()), "fork of " + source.Name()},
-		{forks[0].Sandbox, "fork of " + source.Name()},
-		{harness.CreateWith(t, c, nil), ""},
-	} {
-		if st, err := c.Inspect(t.Context(), tt.sb.Name()); err != nil || st.Source != tt.want {
-			t.Errorf("Inspect says %q, %v, want %q", st.Source, err, tt.want)
-		}
-	}
-	forks[0].Sandbox.Detach()
-}
-
-// Snapshot and ForkN tell how far they are, one call at a time and none afterwards.
-func TestSnapshotTellsItsProgress(t *testing.T) {
-	t.Parallel()
-	c := harness.NewClient(t)
-	source := harness.CreateWith(t, c, nil)
-	harness.Run(t, source, "sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x >big")
-	var mu sync.Mutex
-	var last sandbox.Progress
-	over := false
-	progress := sandbox.WithProgress(func(p sandbox.Progress) {
-		if !mu.TryLock() {
-			t.Error("two calls at once")
-			return
-		}
-		defer mu.Unlock()
-		if over {
-			t.Errorf("a call afterwards: %+v", p)
-		}
-		if p.Step == "copy" {
-			last = p
-		}
-	})
-	harness.SnapshotOf(t, c, source, progress)
-	mu.Lock()
-	if last.Current != 3_000_000 || last.Files < 1 {
-		t.Errorf("the last progress of the copy is %+v", last)
-	}
-	mu.Unlock()
-	forks, err := c.ForkN(t.Context(), source.Name(), 3, progress)
-	if err != nil {
-		t.Fatal(err)
-	}
-	mu.Lock()
-	over = true
-	mu.Unlock()
-	for _, f := range forks {
-		harness.Remove(t, c, f.Sandbox.Name())
-		f.Sandbox.Detach()
-	}
-}
-
-// What a sandbox leaves behind stands on the snapshot as it did: attached again it has its
-// files, and only when it goes can the snapshot go.
-func TestPreservedVolumeKeepsItsSnapshot(t *testing.T) {
+// A snapshot stays for as long as something stands on it, although it has expired, and no longer. What
+// a sandbox leaves behind stands on it as the sandbox did: attached again it has its files.
+func TestSnapshotStaysWhileSomethingStandsOnIt(t *testing.T) {
 	t.Parallel()
 	c, eng := harness.NewClient(t), harness.NewEngine(t)
-	source := harness.CreateWith(t, c, nil)
-	harness.Run(t, source, "sh", "-c", "echo below >below; echo gone >gone")
-	snap := harness.SnapshotOf(t, c, source)
-	sb := harness.CreateWith(t, c, nil, fromSnap(snap))
-	harness.Run(t, sb, "sh", "-c", "echo above >above; rm gone")
+	snap := harness.SnapshotOf(t, c, stock(t), sandbox.WithExpiry(time.Hour))
+	sb := madeBesideSweeps(t, c, eng, snap)
+	wantStartsBesideCopiesOfMounts(t, c, sb)
+
+	expire(t, eng, snap)
+	if _, err := c.Prune(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if out := harness.Run(t, sb, "cat", "below"); out != "below" {
+		t.Errorf("what stands on an expired snapshot has %q", out)
+	}
+	recordOf(t, eng, snap.ID)
+
+	harness.Run(t, sb, "sh", "-c", "echo above >above; echo more >>below")
 	volume := record.WorkspaceName(sb.ID())
 	if _, err := sb.Delete(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := source.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.DeleteSnapshot(t.Context(), snap.ID); !errors.Is(err, sandbox.ErrSnapshotInUse) || !strings.Contains(err.Error(), volume) {
 		t.Errorf("DeleteSnapshot below a volume that was preserved = %v", err)
 	}
 	again := harness.CreateWith(t, c, []sandbox.Mount{{Volume: volume, Target: "/old", Mode: sandbox.RO}})
-	if out := harness.Run(t, again, "sh", "-c", "cd /old && cat *"); out != "above\nbelow" {
+	if out := harness.Run(t, again, "sh", "-c", "cd /old && cat *"); out != "above\nbelow\nmore" {
 		t.Errorf("attached again it has %q", out)
 	}
 	if _, err := again.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
@@ -290,10 +184,28 @@ func TestPreservedVolumeKeepsItsSnapshot(t *testing.T) {
 	if _, err := c.DeleteVolume(t.Context(), volume); err != nil && !errors.Is(err, sandbox.ErrVolumeNotFound) {
 		t.Fatal(err)
 	}
-	if err := c.DeleteSnapshot(t.Context(), snap.ID); err != nil {
-		t.Errorf("DeleteSnapshot when nothing stands on it = %v", err)
+	harness.Eventually(t, "an expired snapshot without users is swept", func() bool {
+		harness.Sweep(t)
+		return len(leftOf(t, eng, snap, sb)) == 0
+	})
+}
+
+// expire has a snapshot expire an hour ago.
+func expire(t *testing.T, eng *engine.Engine, snap sandbox.Snapshot) {
+	t.Helper()
+	rec := recordOf(t, eng, snap.ID)
+	rec.ExpiresAt = time.Now().Add(-time.Hour)
+	labels, err := rec.Labels()
+	if err != nil {
+		t.Fatal(err)
 	}
-	wantNothingOf(t, eng, snap, sb)
+	name := record.SnapshotName(snap.ID)
+	if err := eng.RemoveVolume(t.Context(), name, false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := eng.CreateVolume(t.Context(), name, labels); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // wantNothingOf looks for what was a snapshot's, and a sandbox's that was made of it.
@@ -328,55 +240,10 @@ func leftOf(t *testing.T, eng *engine.Engine, snap sandbox.Snapshot, made ...*sa
 	return left
 }
 
-// An expired snapshot stays for as long as something stands on it, and no longer.
-func TestExpiredSnapshotInUseStays(t *testing.T) {
-	t.Parallel()
-	c, eng := harness.NewClient(t), harness.NewEngine(t)
-	source := harness.CreateWith(t, c, nil)
-	harness.Run(t, source, "sh", "-c", "echo below >below")
-	snap := harness.SnapshotOf(t, c, source, sandbox.WithExpiry(time.Hour))
-	sb := harness.CreateWith(t, c, nil, fromSnap(snap))
-	// An hour later.
-	v, err := eng.InspectVolume(t.Context(), record.SnapshotName(snap.ID))
-	if err != nil {
-		t.Fatal(err)
-	}
-	rec, _ := record.DecodeSnapshot(v.Name, v.Labels)
-	rec.ExpiresAt = time.Now().Add(-time.Hour)
-	labels, err := rec.Labels()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := eng.RemoveVolume(t.Context(), v.Name, false); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := eng.CreateVolume(t.Context(), v.Name, labels); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Prune(t.Context()); err != nil {
-		t.Error(err)
-	}
-	if out := harness.Run(t, sb, "cat", "below"); out != "below" {
-		t.Errorf("what stands on an expired snapshot has %q", out)
-	}
-	recordOf(t, eng, snap.ID)
-	if _, err := sb.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
-		t.Fatal(err)
-	}
-	harness.Eventually(t, "an expired snapshot without forks is swept", func() bool {
-		harness.Sweep(t)
-		return len(leftOf(t, eng, snap, sb)) == 0
-	})
-}
-
 // The engine's list of volumes is not of one moment: it may lack a snapshot's record, or a volume
 // over its files, and yet not have the marker any more under which they were created.
-func TestSweepOfAListThatLacksWhatWasJustMade(t *testing.T) {
-	t.Parallel()
-	c, eng := harness.NewClient(t), harness.NewEngine(t)
-	source := harness.CreateWith(t, c, nil)
-	harness.Write(t, source, "f", "of the snapshot")
-	snap := harness.SnapshotOf(t, c, source)
+func madeBesideSweeps(t *testing.T, c *sandbox.Client, eng *engine.Engine, snap sandbox.Snapshot) *sandbox.Sandbox {
+	t.Helper()
 	lacks := []string{record.SnapshotName(snap.ID)}
 	behind := harness.NewClient(t, sandbox.WithHost(harness.InFront(t, func(http.ResponseWriter, *http.Request) bool { return false }, func(resp *http.Response) error {
 		if !strings.HasSuffix(resp.Request.URL.Path, "/volumes") {
@@ -401,7 +268,7 @@ func TestSweepOfAListThatLacksWhatWasJustMade(t *testing.T) {
 	}
 	prune()
 	sb := harness.CreateWith(t, c, nil, fromSnap(snap))
-	if got := harness.Read(t, sb, "f"); got != "of the snapshot" {
+	if got := harness.Read(t, sb, "below"); got != "below\n" {
 		t.Errorf("after a sweep the snapshot has %q", got)
 	}
 	workspace := record.WorkspaceName(sb.ID())
@@ -416,6 +283,7 @@ func TestSweepOfAListThatLacksWhatWasJustMade(t *testing.T) {
 			t.Errorf("after a sweep the sandbox lacks a part of its workspace: %v", err)
 		}
 	}
+	return sb
 }
 
 // The image that a snapshot's files were committed to goes with the last sandbox that was
@@ -516,15 +384,13 @@ func TestSnapshotThatIsDeletedMeanwhile(t *testing.T) {
 	t.Parallel()
 	sharing(t, func(t *testing.T, c *sandbox.Client, _ bool) {
 		eng := harness.NewEngine(t)
-		source := harness.CreateWith(t, c, nil)
-		harness.Run(t, source, "sh", "-c", "seq 1000 >w; echo b >/etc/b")
-		snap := harness.SnapshotOf(t, c, source)
+		snap := harness.SnapshotOf(t, c, stock(t))
 		var wg sync.WaitGroup
 		var mu sync.Mutex
 		var made []*sandbox.Sandbox
 		begun := make(chan struct{})
 		begin := sync.OnceFunc(func() { close(begun) })
-		for i := range 4 {
+		for i := range 2 {
 			name := harness.UniqueName(t)
 			harness.Remove(t, c, name)
 			at := []string{"container", "start"}[i%2]
@@ -553,7 +419,7 @@ func TestSnapshotThatIsDeletedMeanwhile(t *testing.T) {
 		})
 		wg.Wait()
 		for _, sb := range made {
-			if out := harness.Run(t, sb, "sh", "-c", "tail -n 1 w; cat /etc/b"); out != "1000\nb" {
+			if out := harness.Run(t, sb, "sh", "-c", "cat below /etc/b"); out != "below\nb" {
 				t.Errorf("what was made has %q", out)
 			}
 			if _, err := sb.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
@@ -572,12 +438,8 @@ func TestSnapshotThatIsDeletedMeanwhile(t *testing.T) {
 
 // A volume that shares a snapshot's files is an overlay, which the kernel does not mount
 // again before every copy of the mount before is gone: containers that begin have some.
-func TestStartWaitsForCopiesOfAMount(t *testing.T) {
-	t.Parallel()
-	c := harness.NewClient(t)
-	source := harness.CreateWith(t, c, nil)
-	harness.Run(t, source, "sh", "-c", "echo below >below")
-	sb := harness.CreateWith(t, c, nil, fromSnap(harness.SnapshotOf(t, c, source)))
+func wantStartsBesideCopiesOfMounts(t *testing.T, c *sandbox.Client, sb *sandbox.Sandbox) {
+	t.Helper()
 	for what, do := range map[string]func() error{
 		"Start": func() error { _, err := sb.Start(t.Context()); return err },
 		"Fork": func() error { // whose helper mounts it

@@ -10,7 +10,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/seed-1a2d6d8f/sandbox"
-	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
@@ -34,17 +33,16 @@ func TestSnapshotHasEverything(t *testing.T) {
 		snap := harness.SnapshotOf(t, c, source, sandbox.WithSnapshotName("first"))
 		want := files(t, source, true)
 		harness.Run(t, source, "sh", "-c", "echo later >/etc/b; echo later >/workspace/tree/empty; rm -r '/the copy/sub'")
-		sb := harness.CreateWith(t, c, nil, sandbox.WithSource(sandbox.FromSnapshot(snap.ID)))
-		got := files(t, sb, true)
-		if !shares {
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("files (-source +snapshot):\n%s", diff)
-			}
-		} else if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("files (-source +shared):\n%s", diff)
+		sb, err := c.Create(t.Context(), fromSnap(snap))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer sb.Close()
+		if diff := cmp.Diff(want, files(t, sb, true)); diff != "" {
+			t.Errorf("files (-source +sandbox of the snapshot):\n%s", diff)
 		}
 		harness.Run(t, sb, "sh", "-c", "echo mine >/workspace/tree/empty; mv /workspace/tree/sub /workspace/tree/moved; rm /etc/b")
-		other := harness.CreateWith(t, c, nil, sandbox.WithSource(sandbox.FromSnapshot(snap.ID)))
+		other := harness.CreateWith(t, c, nil, fromSnap(snap))
 		if diff := cmp.Diff(want, files(t, other, true)); diff != "" {
 			t.Errorf("another one's files (-source +other):\n%s", diff)
 		}
@@ -56,6 +54,10 @@ func TestSnapshotHasEverything(t *testing.T) {
 		if i < 0 || all[i].Name != "first" || all[i].Sandbox != source.Name() || all[i].SizeBytes < 900_000 || shares != (len(all[i].Volumes) == 4) {
 			t.Fatalf("ListSnapshots = %+v", all)
 		}
+		if shares {
+			wantForkThatSharesNothing(t, c, other, want)
+		}
+		wantRolledBack(t, c, snap, want, source, sb)
 		err = c.DeleteSnapshot(t.Context(), snap.ID)
 		if shares {
 			if !errors.Is(err, sandbox.ErrSnapshotInUse) || !strings.Contains(err.Error(), sb.ID()) {
@@ -64,29 +66,54 @@ func TestSnapshotHasEverything(t *testing.T) {
 		} else if err != nil {
 			t.Errorf("DeleteSnapshot = %v", err)
 		}
-		if shares {
-			// A fork of what shares has it all, too, and shares nothing.
-			fork := forked(t, c, other.Name())
-			if diff := cmp.Diff(want, files(t, fork, true)); diff != "" {
-				t.Errorf("a fork's files (-source +fork):\n%s", diff)
-			}
-			again, err := sb.Snapshot(t.Context())
-			if err != nil || again.Parent != snap.ID {
-				t.Errorf("a snapshot of what was made of one: %+v, %v", again, err)
-			}
-			if err := c.DeleteSnapshot(t.Context(), again.ID); err != nil {
-				t.Errorf("DeleteSnapshot: %v", err)
-			}
-			vols, err := c.ListVolumes(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			i := slices.IndexFunc(vols, func(v sandbox.Volume) bool { return v.Name == record.WorkspaceName(other.ID()) })
-			if i < 0 || vols[i].Role != "workspace" || vols[i].SizeBytes > 100_000 {
-				t.Errorf("the volume that shares is listed as %+v", vols[i])
-			}
-		}
 	})
+}
+
+// wantForkThatSharesNothing forks a sandbox that shares a snapshot's files: the fork has them all.
+func wantForkThatSharesNothing(t *testing.T, c *sandbox.Client, sb *sandbox.Sandbox, want []string) {
+	t.Helper()
+	fork := forked(t, c, sb.Name())
+	if diff := cmp.Diff(want, files(t, fork, true)); diff != "" {
+		t.Errorf("a fork's files (-source +fork):\n%s", diff)
+	}
+	vols, err := c.ListVolumes(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(vols, func(v sandbox.Volume) bool { return v.Name == record.WorkspaceName(sb.ID()) })
+	if i < 0 || vols[i].Role != "workspace" || vols[i].SizeBytes > 100_000 {
+		t.Errorf("the volume that shares is listed as %+v", vols[i])
+	}
+}
+
+// wantRolledBack rolls a sandbox that was made of a snapshot, and is not persistent, back to that and
+// to another one. Volumes that are overlays over a snapshot's files are rolled back like others. A
+// snapshot of another sandbox of the same shape fits, too, as the source's rollback shows.
+func wantRolledBack(t *testing.T, c *sandbox.Client, first sandbox.Snapshot, want []string, source, sb *sandbox.Sandbox) {
+	t.Helper()
+	harness.Run(t, sb, "sh", "-ec", "mv /workspace/tree/moved /workspace/tree/sub\n"+spoil)
+	spoilt := files(t, sb, true)
+	second := harness.SnapshotOf(t, c, sb)
+	if second.Parent != first.ID {
+		t.Errorf("the parent of a snapshot of what was made of one is %q, want %q", second.Parent, first.ID)
+	}
+	for _, step := range []struct {
+		what string
+		sb   *sandbox.Sandbox
+		to   sandbox.Snapshot
+		want []string
+	}{
+		{"the first", sb, first, want},
+		{"the second", sb, second, spoilt},
+		{"another sandbox's snapshot", source, second, spoilt},
+	} {
+		if err := step.sb.Rollback(t.Context(), step.to.ID); err != nil {
+			t.Fatalf("Rollback to %s: %v", step.what, err)
+		}
+		if diff := cmp.Diff(step.want, files(t, step.sb, true)); diff != "" {
+			t.Errorf("files (-snapshot +rolled back to %s):\n%s", step.what, diff)
+		}
+	}
 }
 
 // E59, E1, X11: what is no snapshot is refused, and nothing is made.
@@ -118,8 +145,7 @@ func TestFromNoSnapshot(t *testing.T) {
 		t.Errorf("DeleteSnapshot of nothing = %v", err)
 	}
 	// The ID of a sandbox is not that of a snapshot.
-	sb := harness.CreateWith(t, c, nil)
-	if err := c.DeleteSnapshot(t.Context(), sb.ID()); !errors.Is(err, sandbox.ErrSnapshotNotFound) {
+	if err := c.DeleteSnapshot(t.Context(), harness.Shared(t).ID()); !errors.Is(err, sandbox.ErrSnapshotNotFound) {
 		t.Errorf("DeleteSnapshot of a sandbox = %v", err)
 	}
 }
@@ -155,55 +181,4 @@ func TestRetentionOfSnapshots(t *testing.T) {
 	if err := c.DeleteSnapshot(t.Context(), first.ID); err != nil {
 		t.Errorf("DeleteSnapshot: %v", err)
 	}
-}
-
-// Many forks of one moment, each on its own from then on; what they share goes with the
-// last of them.
-func TestForkN(t *testing.T) {
-	t.Parallel()
-	sharing(t, func(t *testing.T, c *sandbox.Client, shares bool) {
-		source := harness.CreateWith(t, c, []sandbox.Mount{{Source: harness.HostDir(t, map[string]string{"f": "x"}), Target: "/c"}})
-		harness.Run(t, source, "sh", "-c", "echo w >/workspace/w; echo b >/etc/b")
-		name := harness.UniqueName(t)
-		results, err := c.ForkN(t.Context(), source.Name(), 3, sandbox.WithName(name))
-		if err != nil || len(results) != 3 {
-			t.Fatalf("ForkN = %v, %v", results, err)
-		}
-		for i, r := range results {
-			harness.Remove(t, c, r.Sandbox.Name())
-			t.Cleanup(func() { r.Sandbox.Detach() })
-			if want := name + "-" + string(rune('1'+i)); r.Sandbox.Name() != want {
-				t.Errorf("fork %d is named %q, want %q", i, r.Sandbox.Name(), want)
-			}
-			if out := harness.Run(t, r.Sandbox, "sh", "-c", "cat /workspace/w /etc/b /c/f; echo mine | tee /workspace/w /etc/b /c/f"); out != "w\nb\nxmine" {
-				t.Errorf("fork %d says %q", i, out)
-			}
-		}
-		again, err := c.ForkN(t.Context(), source.Name(), 2, sandbox.WithName(name))
-		if !errors.Is(err, sandbox.ErrExists) || len(again) != 2 || again[0].Sandbox != nil || !errors.Is(again[1].Err, sandbox.ErrExists) {
-			t.Errorf("ForkN under names that are taken = %+v, %v", again, err)
-		}
-		for _, n := range []int{0, -1, 1000} {
-			if _, err := c.ForkN(t.Context(), source.Name(), n); !errors.Is(err, sandbox.ErrInvalidArgument) {
-				t.Errorf("ForkN of %d = %v", n, err)
-			}
-		}
-		if all, err := c.ListSnapshots(t.Context()); err != nil || slices.ContainsFunc(all, func(s sandbox.Snapshot) bool { return s.Sandbox == source.Name() }) {
-			t.Errorf("ForkN leaves a snapshot: %v, %v", all, err)
-		}
-		for _, r := range results {
-			if _, err := r.Sandbox.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		eng := harness.NewEngine(t)
-		harness.Eventually(t, "what they shared goes with them", func() bool {
-			harness.Sweep(t)
-			left, err := eng.ListVolumes(t.Context(), record.Filter(record.Role, record.RoleFrozen))
-			if err != nil {
-				t.Fatal(err)
-			}
-			return !slices.ContainsFunc(left, func(v engine.Volume) bool { return v.Labels[record.Name] == source.Name() })
-		})
-	})
 }

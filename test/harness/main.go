@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -45,10 +46,17 @@ func Story(t *testing.T) {
 	enginetest.Story(t)
 }
 
-var atEnd []func()
+var (
+	atEnd      []func()
+	atEndMutex sync.Mutex
+)
 
 // AtEnd has f called after the last test, for what tests share.
-func AtEnd(f func()) { atEnd = append(atEnd, f) }
+func AtEnd(f func()) {
+	atEndMutex.Lock()
+	defer atEndMutex.Unlock()
+	atEnd = append(atEnd, f)
+}
 
 // Main runs a package's tests, or a role of theirs, and ends the process. The tests give
 // the engine back as they found it and leave no goroutine, or Main fails them. Where others

@@ -15,30 +15,34 @@ import (
 
 // Shared returns a running sandbox with every default, which tests use together. Who
 // leaves something in it is a nuisance to the others.
-func Shared(t *testing.T) *sandbox.Sandbox {
-	t.Helper()
-	enginetest.Need(t)
-	sb, err := sharedSandbox()
-	if err != nil {
-		t.Fatalf("make the shared sandbox: %v", err)
-	}
-	return sb
-}
+var Shared = Sharing()
 
-var sharedSandbox = sync.OnceValues(func() (*sandbox.Sandbox, error) {
-	c, err := sandbox.NewClient()
-	if err != nil {
-		return nil, err
-	}
-	sb, err := c.Create(context.Background())
-	AtEnd(func() {
-		if sb != nil {
-			sb.Close()
+// Sharing is a function like [Shared] for a sandbox with options. It belongs to a package's variable.
+func Sharing(opts ...sandbox.CreateOption) func(*testing.T) *sandbox.Sandbox {
+	make := sync.OnceValues(func() (*sandbox.Sandbox, error) {
+		c, err := sandbox.NewClient()
+		if err != nil {
+			return nil, err
 		}
-		c.Close()
+		sb, err := c.Create(context.Background(), opts...)
+		AtEnd(func() {
+			if sb != nil {
+				sb.Close()
+			}
+			c.Close()
+		})
+		return sb, err
 	})
-	return sb, err
-})
+	return func(t *testing.T) *sandbox.Sandbox {
+		t.Helper()
+		enginetest.Need(t)
+		sb, err := make()
+		if err != nil {
+			t.Fatalf("make the shared sandbox: %v", err)
+		}
+		return sb
+	}
+}
 
 // ExitCode is that of a command's error, -1 for an error of another kind.
 func ExitCode(err error) int {

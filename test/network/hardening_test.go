@@ -43,7 +43,7 @@ func TestPidsLimitBoundsForks(t *testing.T) {
 
 func TestDefaultPidsLimit(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	got, err := harness.NewEngine(t).InspectContainer(t.Context(), "agent-sandbox-"+sb.Name())
 	if err != nil || got.PidsLimit != sandbox.DefaultPidsLimit {
 		t.Errorf("the container's limit is %d (%v), want %d", got.PidsLimit, err, sandbox.DefaultPidsLimit)
@@ -138,7 +138,7 @@ func TestHardeningOptionsAreChecked(t *testing.T) {
 // is nothing that programs need. Engines before 23 would let them through.
 func TestSocketsToTheHypervisorAreRefused(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	sb := harness.Shared(t)
 	try := func(family string) string {
 		t.Helper()
 		return harness.Run(t, sb, "perl", "-e", `use Socket; socket(my $s, `+family+`, SOCK_STREAM, 0) and print "made" or print $!`)
@@ -152,7 +152,7 @@ func TestSocketsToTheHypervisorAreRefused(t *testing.T) {
 		}
 	}
 	// What it lets pass by capability is what it was without it.
-	const rest = "node -p 6*7; git init -q r && git -C r status -s && echo git; chroot / true && echo chroot; unshare -Ur true 2>/dev/null || echo no user namespace; unshare -m true 2>/dev/null || echo no mounts"
+	const rest = "node -p 6*7; cd $(mktemp -d); git init -q r && git -C r status -s && echo git; chroot / true && echo chroot; unshare -Ur true 2>/dev/null || echo no user namespace; unshare -m true 2>/dev/null || echo no mounts"
 	if got := harness.Run(t, sb, "sh", "-c", rest); got != "42\ngit\nchroot\nno user namespace\nno mounts" {
 		t.Errorf("node, git and what root may do: %q", got)
 	}

@@ -87,7 +87,7 @@ func TestLiveUpdateEndsAndKeeps(t *testing.T) {
 }
 
 // rounds is how often tests of the start start.
-func rounds() int { return harness.Rounds(4, 50) }
+func rounds() int { return harness.Rounds(2, 50) }
 
 // spinner is a main program that dials out without a moment's rest from its first
 // instruction on.
@@ -123,12 +123,10 @@ func spun(t *testing.T, sb *sandbox.Sandbox, sessions int) {
 func TestFirstInstruction(t *testing.T) {
 	t.Parallel()
 	l := theLab(t)
-	control := l.sandbox(t, l.spinner())
+	control := l.sandbox(t, sandbox.WithName(harness.UniqueName(t)), l.spinner())
 	hits := l.watch(t, control)
 	harness.Eventually(t, "the program's packets arrive under allow-all", func() bool { return len(hits()) > 4 })
-	if err := control.Close(); err != nil {
-		t.Errorf("Close: %v", err)
-	}
+	nothingOutlivesPID1(t, l, control)
 	policies := []string{"deny-all", "allow=good.lab.test"}
 	for i := range rounds() {
 		text := policies[i%len(policies)]
@@ -207,11 +205,8 @@ func TestPolicyOfAStoppedSandbox(t *testing.T) {
 }
 
 // Fails closed: without PID 1 there is nothing left that could send.
-func TestNothingOutlivesPID1(t *testing.T) {
-	t.Parallel()
-	l := theLab(t)
-	sb := l.sandbox(t, sandbox.WithName(harness.UniqueName(t)), l.spinner())
-	spun(t, sb, 1)
+func nothingOutlivesPID1(t *testing.T, l *lab, sb *sandbox.Sandbox) {
+	t.Helper()
 	addresses := l.addresses(t, sb)
 	if err := harness.NewEngine(t).KillContainer(context.Background(), record.ContainerName(sb.Name()), "KILL"); err != nil {
 		t.Fatal(err)

@@ -76,13 +76,11 @@ func TestAccountFilesNeverBlockTheEngine(t *testing.T) {
 // Root inside replaces an account file while the sandbox runs.
 func TestAnAccountFileReplacedFromInside(t *testing.T) {
 	t.Parallel()
+	sb := harness.CreateWith(t, harness.NewClient(t), nil)
 	for what, replace := range map[string]string{
 		"pipe": "mkfifo /etc/passwd", "large": "truncate -s 1G /etc/passwd", "link": "mkfifo /srv/p && ln -s ../srv/p /etc/passwd", "terminal": "ln -s /dev/ptmx /etc/passwd",
 	} {
 		t.Run(what, func(t *testing.T) {
-			t.Parallel()
-			c := harness.NewClient(t)
-			sb := harness.CreateWith(t, c, nil)
 			harness.Run(t, sb, "sh", "-c", "rm /etc/passwd && "+replace)
 			ctx, cancel := context.WithTimeout(t.Context(), harness.CallBound)
 			defer cancel()

@@ -10,6 +10,7 @@ import (
 	"path"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -140,11 +141,12 @@ func TestNoLinkLeadsAMountAstray(t *testing.T) {
 	gittest.Run(t, repo, "init", "-q")
 	gittest.Run(t, repo, "add", "-A")
 	gittest.Run(t, repo, "commit", "-q", "-m", "a link")
-	for _, tt := range []struct {
+	type way struct {
 		what string
 		want string // of the error
 		make func(*testing.T, *sandbox.Client, string) (*sandbox.Sandbox, error)
-	}{
+	}
+	ways := []way{
 		{"an image's target", "is not for mounts", create(sandbox.WithImage(linked("data", guestDir)), mount("/data"))},
 		{"an image's target by a chain", "is not for mounts", create(sandbox.WithImage(image(t, harness.TarLink("data", "a"), harness.TarLink("a", "srv/../b"), harness.TarLink("b", ".."+guestDir))), mount("/data"))},
 		{"an image's directory on the way", "is not for mounts", create(sandbox.WithImage(linked("a", "/")), mount("/a/.agent-sandbox/x"))},
@@ -165,6 +167,25 @@ func TestNoLinkLeadsAMountAstray(t *testing.T) {
 			return c.Create(t.Context(), sandbox.WithImage(plain), harness.Quick, sandbox.WithName(name), sandbox.WithMounts(
 				sandbox.Mount{Source: dir, Target: "/data"}, sandbox.Mount{Source: evilDir(t), Target: "/data/in"}))
 		}},
+		{"a volume's link", "is not for mounts", func(t *testing.T, c *sandbox.Client, name string) (*sandbox.Sandbox, error) {
+			from := harness.CreateWith(t, c, []sandbox.Mount{{Source: t.TempDir(), Target: "/data"}}, sandbox.WithImage(plain))
+			if err := from.Symlink(t.Context(), guestDir, "/data/in"); err != nil {
+				t.Fatal(err)
+			}
+			return c.Create(t.Context(), sandbox.WithImage(plain), harness.Quick, sandbox.WithName(name), sandbox.WithMounts(
+				sandbox.Mount{Volume: harness.CopiedVolume(t, from, "/data"), Target: "/data"}, sandbox.Mount{Source: evilDir(t), Target: "/data/in"}))
+		}},
+		{"a link to the running guest", "is not for mounts", func(t *testing.T, c *sandbox.Client, name string) (*sandbox.Sandbox, error) {
+			sb := harness.CreateWith(t, c, []sandbox.Mount{{Source: evilDir(t), Target: "/a/b"}}, sandbox.WithImage(plain))
+			if err := errors.Join(sb.Rename(t.Context(), "/a", "/c"), sb.Mkdir(t.Context(), "/a", 0o755),
+				sb.Symlink(t.Context(), path.Dir(harness.Raw(t, sb).Config.Entrypoint[0]), "/a/b")); err != nil {
+				t.Fatal(err)
+			}
+			return restart(t, sb)
+		}},
+	}
+	// What is copied from one container to another is so in two ways.
+	copies := []way{
 		{"a link of the layer, by Update", "is not for mounts", func(t *testing.T, c *sandbox.Client, _ string) (*sandbox.Sandbox, error) {
 			sb := within(t, c, "/data", guestDir)
 			if err := sb.Update(t.Context(), mount("/data")); err != nil {
@@ -178,14 +199,6 @@ func TestNoLinkLeadsAMountAstray(t *testing.T) {
 		{"a link of a snapshot", "is not for mounts", func(t *testing.T, c *sandbox.Client, name string) (*sandbox.Sandbox, error) {
 			snap := harness.SnapshotOf(t, c, within(t, c, "/data", guestDir))
 			return c.Create(t.Context(), sandbox.WithSource(sandbox.FromSnapshot(snap.ID)), harness.Quick, sandbox.WithName(name), mount("/data"))
-		}},
-		{"a volume's link", "is not for mounts", func(t *testing.T, c *sandbox.Client, name string) (*sandbox.Sandbox, error) {
-			from := harness.CreateWith(t, c, []sandbox.Mount{{Source: t.TempDir(), Target: "/data"}}, sandbox.WithImage(plain))
-			if err := from.Symlink(t.Context(), guestDir, "/data/in"); err != nil {
-				t.Fatal(err)
-			}
-			return c.Create(t.Context(), sandbox.WithImage(plain), harness.Quick, sandbox.WithName(name), sandbox.WithMounts(
-				sandbox.Mount{Volume: harness.CopiedVolume(t, from, "/data"), Target: "/data"}, sandbox.Mount{Source: evilDir(t), Target: "/data/in"}))
 		}},
 		{"a link in the workspace, by Update", "is not for mounts", func(t *testing.T, c *sandbox.Client, _ string) (*sandbox.Sandbox, error) {
 			sb := within(t, c, "/workspace/cache", guestDir)
@@ -201,19 +214,19 @@ func TestNoLinkLeadsAMountAstray(t *testing.T) {
 			snap := harness.SnapshotOf(t, c, within(t, c, "/workspace/cache", guestDir))
 			return c.Create(t.Context(), sandbox.WithSource(sandbox.FromSnapshot(snap.ID)), harness.Quick, sandbox.WithName(name), mount("/workspace/cache"))
 		}},
-		{"a link to the running guest", "is not for mounts", func(t *testing.T, c *sandbox.Client, name string) (*sandbox.Sandbox, error) {
-			sb := harness.CreateWith(t, c, []sandbox.Mount{{Source: evilDir(t), Target: "/a/b"}}, sandbox.WithImage(plain))
-			if err := errors.Join(sb.Rename(t.Context(), "/a", "/c"), sb.Mkdir(t.Context(), "/a", 0o755),
-				sb.Symlink(t.Context(), path.Dir(harness.Raw(t, sb).Config.Entrypoint[0]), "/a/b")); err != nil {
-				t.Fatal(err)
-			}
-			return restart(t, sb)
-		}},
+	}
+	for _, engine := range []struct {
+		what string
+		opts []sandbox.ClientOption
+		ways []way
+	}{
+		{"layers on disk", nil, slices.Concat(ways, copies)},
+		{"layers by commit", []sandbox.ClientOption{harness.Behind(t, harness.WithoutLayers)}, copies},
 	} {
-		for engine, opts := range map[string][]sandbox.ClientOption{"layers on disk": nil, "layers by commit": {harness.Behind(t, harness.WithoutLayers)}} {
-			t.Run(tt.what+", "+engine, func(t *testing.T) {
+		for _, tt := range engine.ways {
+			t.Run(tt.what+", "+engine.what, func(t *testing.T) {
 				t.Parallel()
-				c, name := harness.NewClient(t, opts...), harness.UniqueName(t)
+				c, name := harness.NewClient(t, engine.opts...), harness.UniqueName(t)
 				harness.Remove(t, c, name)
 				sb, err := tt.make(t, c, name)
 				if sb != nil {

@@ -1,7 +1,9 @@
 package volumes_test
 
 import (
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -10,15 +12,16 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// What Mounts returns can be given to Create, Fork and Update: a copy is the volume that it became.
+// What Mounts returns can be given to Create, Fork and Update: a copy is the volume that it became. A34,
+// AT9, E20, E28: mounts of every kind are the same in another process.
 func TestMountsGoRound(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
 	bound, copied := harness.HostDir(t, map[string]string{"file": "bound"}), harness.HostDir(t, map[string]string{"file": "from outside"})
-	first := harness.CreateWith(t, c, []sandbox.Mount{{Source: t.TempDir(), Target: "/v"}})
+	first := harness.CreateWith(t, c, []sandbox.Mount{{Source: bound, Target: "/v"}})
 	attached := harness.CopiedVolume(t, first, "/v")
 	sb := harness.CreateWith(t, c, []sandbox.Mount{
-		{Source: bound, Target: "/bound", Mode: sandbox.RO}, {Source: copied, Target: "/copy"}, {Volume: attached, Target: "/attached"},
+		{Source: bound, Target: "/bound", Mode: sandbox.RO}, {Source: filepath.Join(copied, "."), Target: "/x/../copy"}, {Volume: attached, Target: "/attached"},
 	})
 	harness.Write(t, sb, "/copy/file", "from inside")
 	mounts := sb.Mounts()
@@ -30,6 +33,19 @@ func TestMountsGoRound(t *testing.T) {
 		t.Errorf("the kinds are %q, want %q", kinds, want)
 	}
 	volume := harness.CopiedVolume(t, sb, "/copy")
+	want := []sandbox.Mount{
+		{Source: bound, Target: "/bound", Mode: sandbox.RO}, {Source: copied, Volume: volume, Target: "/copy", Mode: sandbox.RWCopy},
+		{Volume: attached, Target: "/attached", Mode: sandbox.RW},
+	}
+	if diff := cmp.Diff(want, mounts); diff != "" {
+		t.Errorf("Mounts (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([][]sandbox.Mount{want}, lookElsewhere(t, attached, sb.Name()).Mounts); diff != "" {
+		t.Errorf("Mounts, seen elsewhere (-want +got):\n%s", diff)
+	}
+	if got := harness.Run(t, sb, "sh", "-c", "cat /attached/file; touch /bound/no 2>&1 || true"); !strings.HasPrefix(got, "bound") || !strings.Contains(got, "Read-only") {
+		t.Errorf("in the mounts there is %q", got)
+	}
 	wantFile := func(what string, sb *sandbox.Sandbox) {
 		t.Helper()
 		if got := harness.Read(t, sb, "/copy/file"); got != "from inside" {
@@ -56,7 +72,7 @@ func TestMountsGoRound(t *testing.T) {
 		t.Errorf("the mounts after Update (-want +got):\n%s", diff)
 	}
 
-	want := slices.Clone(mounts)
+	want = slices.Clone(mounts)
 	want[1] = sandbox.Mount{Volume: volume, Target: "/copy", Mode: sandbox.RW}
 	made := harness.CreateWith(t, c, mounts)
 	wantFile("Create", made)

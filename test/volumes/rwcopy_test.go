@@ -74,10 +74,13 @@ func onHost(t *testing.T, dir, script string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// A37, E26, E32, E33, E34, E35, E36, E45, E46: nothing but sockets and devices is lost.
+// A2, A37, AC2, E26, E32, E33, E34, E35, E36, E44, E45, E46: nothing but sockets and devices is lost,
+// and what is changed inside a copy is not changed on the host.
 func TestCopyKeepsEverything(t *testing.T) {
 	dir := harness.TreeOfEverything(t)
-	want := onHost(t, dir, harness.Manifest)
+	// Reading for the manifest moves access times, which a copy must not.
+	const state = harness.Manifest + "\nfind . -printf '%P %A@ %C@\\n' | sort"
+	want, before := onHost(t, dir, harness.Manifest), onHost(t, dir, state)
 	harness.BothWays(t, func(t *testing.T, c *sandbox.Client) {
 		var mu sync.Mutex
 		var told []sandbox.Progress
@@ -93,6 +96,8 @@ func TestCopyKeepsEverything(t *testing.T) {
 		if blocks := harness.Run(t, sb, "stat", "-c", "%b", "/the copy/sparse"); len(blocks) > 3 {
 			t.Errorf("a file of 16 MiB with 6 bytes of data takes %s blocks in the copy", blocks)
 		}
+		harness.Run(t, sb, "sh", "-ec", `cd '/the copy'
+			echo more >> empty; echo else > .hidden/.git/config; rm first; chmod 777 sub; mv xattr moved; touch added; ln -sf x link`)
 		mu.Lock()
 		defer mu.Unlock()
 		last := told[len(told)-1]
@@ -105,16 +110,19 @@ func TestCopyKeepsEverything(t *testing.T) {
 			t.Errorf("the last progress of the copy is %+v, want the socket and the device named, files and bytes", last)
 		}
 	})
-	if now := onHost(t, dir, harness.Manifest); now != want {
-		t.Errorf("the source was changed:\n%s", cmp.Diff(want, now))
+	if diff := cmp.Diff(before, onHost(t, dir, state)); diff != "" {
+		t.Errorf("the host's directory (-before +after):\n%s", diff)
 	}
 }
 
-// A49, E17, E18, E43: nested targets in any order each get their own tree, and one source goes
-// into two volumes.
+// A49, E17, E18, E31, E43: nested targets in any order each get their own tree, and one source, which
+// may be a link to a directory, goes into two volumes.
 func TestNestedCopiesGetTheirOwnTrees(t *testing.T) {
 	outer := harness.HostDir(t, map[string]string{"o": "outer", "sub/hidden": "h"})
-	inner := harness.HostDir(t, map[string]string{"i": "inner"})
+	inner := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(harness.HostDir(t, map[string]string{"i": "inner"}), inner); err != nil {
+		t.Fatal(err)
+	}
 	harness.BothWays(t, func(t *testing.T, c *sandbox.Client) {
 		sb := harness.CreateWith(t, c, []sandbox.Mount{
 			{Source: inner, Target: "/w/sub"}, {Source: outer, Target: "/w"}, {Source: inner, Target: "/workspace/in"},
@@ -124,29 +132,6 @@ func TestNestedCopiesGetTheirOwnTrees(t *testing.T) {
 		}
 		if harness.CopiedVolume(t, sb, "/w/sub") == harness.CopiedVolume(t, sb, "/workspace/in") {
 			t.Error("two copies of one source share a volume")
-		}
-	})
-}
-
-// E27: what the image has at the target is not mixed in.
-func TestCopyOfAnEmptyDirectoryIsEmpty(t *testing.T) {
-	sb := harness.CreateWith(t, harness.NewClient(t), []sandbox.Mount{{Source: t.TempDir(), Target: "/etc/apt"}})
-	if got := harness.Run(t, sb, "ls", "-A", "/etc/apt"); got != "" {
-		t.Errorf("the copy of an empty directory over one of the image has %q", got)
-	}
-}
-
-// E31: the source may be a link to a directory.
-func TestCopyFollowsALinkAtItsTop(t *testing.T) {
-	dir := harness.HostDir(t, map[string]string{"f": "x"})
-	link := filepath.Join(t.TempDir(), "link")
-	if err := os.Symlink(dir, link); err != nil {
-		t.Fatal(err)
-	}
-	harness.BothWays(t, func(t *testing.T, c *sandbox.Client) {
-		sb := harness.CreateWith(t, c, []sandbox.Mount{{Source: link, Target: "/data"}})
-		if got := harness.Run(t, sb, "cat", "/data/f"); got != "x" {
-			t.Errorf("the file behind the link is %q", got)
 		}
 	})
 }
@@ -192,18 +177,6 @@ func TestFileThatChangesUnderTheCopyIsNamed(t *testing.T) {
 			t.Errorf("left of it: %q", left)
 		}
 	})
-}
-
-// A11: the copy is of the moment of the creation.
-func TestLaterChangesOfTheSourceAreNotSeen(t *testing.T) {
-	dir := harness.HostDir(t, map[string]string{"f": "before"})
-	sb := harness.CreateWith(t, harness.NewClient(t), []sandbox.Mount{{Source: dir, Target: "/data"}})
-	if err := os.WriteFile(filepath.Join(dir, "f"), []byte("after"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if got := harness.Run(t, sb, "cat", "/data/f"); got != "before" {
-		t.Errorf("inside the file is %q", got)
-	}
 }
 
 // A1: a main process finds the copy complete.
