@@ -209,7 +209,7 @@ func TestAgentMendsARepository(t *testing.T) {
 func TestAgentIsHeldToEachLimit(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()
-	other := harness.NewSandbox(t)
+	other := harness.Shared(t)
 	a := newAgent(t, "--count", "2", "--snapshots", "1", "--vcpus", "0.5", "--memory", "256m", "--command-timeout", "30s", "--output", "4k")
 	name := a.sandbox("create", nil)
 	st, err := harness.NewClient(t).Inspect(t.Context(), name)
