@@ -308,9 +308,18 @@ func TestOneSandboxOverHTTP(t *testing.T) {
 	t.Parallel()
 	sb := sandboxtest.New(t)
 	a := newAPI(t, sandboxhttp.WithMaxUpload(64<<20))
+	silent := a.send("GET", "/sandboxes/"+sb.Name()+"/logs", nil)
+	defer silent.Body.Close()
 	t.Run("Exec", func(t *testing.T) { a := a; a.t = t; a.testExec(sb) })
-	t.Run("Detached", func(t *testing.T) { a := a; a.t = t; a.testDetached(sb) })
 	t.Run("Disconnect", func(t *testing.T) { a := a; a.t = t; a.testDisconnect(sb) })
 	t.Run("Files", func(t *testing.T) { a := a; a.t = t; a.testFiles(sb) })
 	t.Run("Terminal", func(t *testing.T) { a := a; a.t = t; a.testTerminal(sb) })
+	t.Run("Heartbeat", func(t *testing.T) {
+		// C7: a log that is silent shows that it lives, or somebody on the way would hang up.
+		beat := make([]byte, 3)
+		if _, err := io.ReadFull(silent.Body, beat); err != nil || string(beat) != ":\n\n" {
+			t.Errorf("the first of a silent log is %q, %v, want a comment", beat, err)
+		}
+	})
+	t.Run("Detached", func(t *testing.T) { a := a; a.t = t; a.testDetached(sb) }) // whose output is in the log
 }

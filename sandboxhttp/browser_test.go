@@ -90,7 +90,7 @@ func TestPagesOfABrowser(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	browse(t, ctx, ownServer.URL)
+	browse(t, ownServer.URL)
 	for _, check := range []func(report){
 		func(r report) {
 			if r.Log != "of the log" || r.Terminal != "from the terminal\r\n" || r.Exit != 4 {

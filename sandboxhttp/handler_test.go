@@ -14,14 +14,10 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/sandboxhttp"
 	"github.com/seed-1a2d6d8f/sandbox/sandboxtest"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// TestMain does not wait for an engine that has locked up.
-func TestMain(m *testing.M) {
-	stop := enginetest.Watch()
-	m.Run()
-	stop()
-}
+func TestMain(m *testing.M) { harness.Main(m) }
 
 // A platform sees, stops, starts and deletes sandboxes over HTTP.
 func TestHandlerServesTheLifeOfASandbox(t *testing.T) {

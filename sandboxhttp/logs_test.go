@@ -10,15 +10,15 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
+
+	"github.com/chromedp/chromedp"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
@@ -128,9 +128,26 @@ func TestLogsAreServerSentEvents(t *testing.T) {
 		!slices.ContainsFunc(got, func(e event) bool { return e.kind == "stdout" && e.data == "a\nb" }) {
 		t.Errorf("the last events are %+v", got[96:])
 	}
+	// The field's own tool shows each line as it is written.
+	curl := exec.CommandContext(t.Context(), "curl", "-sN", s.URL+st.LogsEndpoint+"?tail=1")
+	out, err := curl.StdoutPipe()
+	if err == nil {
+		err = curl.Start()
+	}
+	if err != nil {
+		t.Fatalf("curl, which ci/clients installs: %v", err)
+	}
+	if last, _ := events(t, out, 1); len(last) != 1 {
+		t.Errorf("curl shows %+v, want one line", last)
+	}
 	if err := sb.Command(t.Context(), "touch", "/workspace/go").Run(); err != nil {
 		t.Fatal(err)
 	}
+	if more, _ := events(t, out, 1); len(more) != 1 || more[0].kind != "stdout" || more[0].id == "" || more[0].data != "new" {
+		t.Errorf("curl then shows %+v, want new", more)
+	}
+	curl.Process.Kill()
+	curl.Wait()
 	if more, _ := events(t, resp.Body, 1); len(more) != 1 || more[0].data != "new" {
 		t.Errorf("after the tail came %+v, want new", more)
 	}
@@ -195,60 +212,6 @@ func TestLogsRefuse(t *testing.T) {
 	}
 	if resp.Body.Close(); resp.StatusCode != http.StatusMethodNotAllowed {
 		t.Errorf("POST: %s", resp.Status)
-	}
-}
-
-// C7: the field's own tool shows each line as it is written.
-func TestLogsWithCurl(t *testing.T) {
-	enginetest.Need(t)
-	t.Parallel()
-	curl, err := exec.LookPath("curl")
-	if err != nil {
-		t.Fatal("there is no curl; ci/clients installs it")
-	}
-	sb := sandboxtest.New(t, sandbox.WithCommand("sh", "-c", "i=0; while :; do echo tick $i; i=$((i+1)); sleep 0.1; done"))
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, curl, "-sN", fmt.Sprintf("%s/sandboxes/%s/logs", serve(t).URL, sb.Name()))
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	got, _ := events(t, out, 5)
-	cmd.Process.Kill()
-	cmd.Wait()
-	for i, e := range got {
-		if e.data != fmt.Sprint("tick ", i) || e.kind != "stdout" || e.id == "" {
-			t.Errorf("event %d is %+v", i, e)
-		}
-	}
-	if len(got) != 5 {
-		t.Errorf("curl showed %d events, want 5", len(got))
-	}
-}
-
-// C7: a log that is silent shows that it lives, or somebody on the way would hang up.
-func TestSilentLogsHaveHeartbeats(t *testing.T) {
-	enginetest.Need(t)
-	t.Parallel()
-	sb := sandboxtest.New(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("%s/sandboxes/%s/logs", serve(t).URL, sb.Name()), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	beat := make([]byte, 3)
-	if _, err := io.ReadFull(resp.Body, beat); err != nil || string(beat) != ":\n\n" {
-		t.Errorf("the first of a silent log is %q, %v, want a comment", beat, err)
 	}
 }
 
@@ -330,7 +293,7 @@ func TestLogsInABrowser(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	browse(t, ctx, s.URL)
+	browse(t, s.URL)
 	select {
 	case <-back:
 	case <-ctx.Done():
@@ -373,41 +336,16 @@ func TestLogsInABrowser(t *testing.T) {
 	}
 }
 
-// browse opens a page in a browser, which ends with the test.
-func browse(t *testing.T, ctx context.Context, url string) {
+// browse opens a page in a tab, which ends with the test.
+func browse(t *testing.T, url string) {
 	t.Helper()
-	browser := chromium(t)
-	profile, err := os.MkdirTemp("", "browser")
+	browser, err := sharedBrowser()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(ctx, browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-		"--disable-background-networking", "--no-first-run", "--user-data-dir="+profile, "--remote-debugging-port=0", url)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := cmd.Start(); err != nil {
+	ctx, cancel := chromedp.NewContext(browser, chromedp.WithNewBrowserContext())
+	t.Cleanup(cancel)
+	if err := chromedp.Do(ctx, chromedp.Navigate(url)); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-		cmd.Wait()
-		// Some of its processes may take a moment to be gone, and write until then.
-		for range 50 {
-			if os.RemoveAll(profile) == nil {
-				break
-			}
-			time.Sleep(100 * time.Millisecond)
-		}
-	})
-}
-
-// chromium returns the path of a browser.
-func chromium(t *testing.T) string {
-	t.Helper()
-	for _, name := range []string{"google-chrome", "chromium-browser", "chromium"} {
-		if path, err := exec.LookPath(name); err == nil {
-			return path
-		}
-	}
-	t.Fatal("there is no chromium; ci/clients installs it")
-	return ""
 }

@@ -5,10 +5,13 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -29,6 +32,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/sandboxhttp"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
 // A tab is a page in a browser. The test fails if the page reports an error, or violates its
@@ -41,17 +45,44 @@ type tab struct {
 	problems []string
 }
 
+// sharedBrowser is one browser for all tests, whose tabs share nothing: each start takes seconds.
+var sharedBrowser = sync.OnceValues(func() (context.Context, error) {
+	path, err := chromium()
+	if err != nil {
+		return nil, err
+	}
+	opts := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.WSURLReadTimeout(2*time.Minute),
+		chromedp.WindowSize(1280, 900), chromedp.Flag("lang", "en-GB"))
+	ctx, free := chromedp.NewExecAllocator(context.Background(), opts...)
+	ctx, cancel := chromedp.NewContext(ctx)
+	harness.AtEnd(func() {
+		chromedp.Cancel(ctx)
+		cancel()
+		free()
+	})
+	return ctx, chromedp.Do(ctx)
+})
+
+// chromium returns the path of a browser.
+func chromium() (string, error) {
+	for _, name := range []string{"google-chrome", "chromium-browser", "chromium"} {
+		if path, err := exec.LookPath(name); err == nil {
+			return path, nil
+		}
+	}
+	return "", errors.New("there is no chromium; ci/clients installs it")
+}
+
 func newTab(t *testing.T) *tab {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 15*time.Minute) // a cleanup uses it
-	t.Cleanup(cancel)
-	opts := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(chromium(t)), chromedp.NoSandbox, chromedp.WSURLReadTimeout(2*time.Minute),
-		chromedp.WindowSize(1280, 900), chromedp.Flag("lang", "en-GB"))
-	ctx, cancel = chromedp.NewExecAllocator(ctx, opts...)
-	t.Cleanup(cancel)
+	browser, err := sharedBrowser()
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.ArtifactDir() // it is removed after what is registered later
 	tb := &tab{t: t}
-	tb.ctx, cancel = chromedp.NewContext(ctx, chromedp.WithListener(tb.listen))
+	var cancel context.CancelFunc
+	tb.ctx, cancel = chromedp.NewContext(browser, chromedp.WithNewBrowserContext(), chromedp.WithListener(tb.listen))
 	t.Cleanup(func() {
 		tb.mu.Lock()
 		problems := slices.Clone(tb.problems)
@@ -65,7 +96,7 @@ func newTab(t *testing.T) *tab {
 		chromedp.Cancel(tb.ctx)
 		cancel()
 	})
-	_, err := chromedp.Call(tb.ctx, log.Enable, cdp.Empty{})
+	_, err = chromedp.Call(tb.ctx, log.Enable, cdp.Empty{})
 	if err == nil {
 		_, err = chromedp.Call(tb.ctx, audits.Enable, cdp.Empty{})
 	}
@@ -185,9 +216,12 @@ func (tb *tab) confirm(title string, parts ...string) {
 	}
 }
 
-// screenshot keeps a picture of the page, in both color schemes.
+// screenshot keeps a picture of the page, in both color schemes, where -artifacts keeps files.
 func (tb *tab) screenshot(name string) {
 	tb.t.Helper()
+	if keep := flag.Lookup("test.artifacts"); keep.Value.String() != "true" {
+		return
+	}
 	for _, scheme := range []string{"light", "dark"} {
 		tb.colors(scheme)
 		picture, err := chromedp.Run(tb.ctx, chromedp.FullScreenshot(100))
@@ -205,27 +239,44 @@ func (tb *tab) colors(scheme string) {
 	call(tb, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}})
 }
 
-// pageOf returns the address of a server's page, with the token, below a prefix.
-func pageOf(t *testing.T, middle func(http.Handler) http.Handler) string {
+// pageOf returns the address of a server's page, with the token, below a prefix. The page lists
+// sandboxes whose names begin with name, since it asks again and again what each of them uses.
+// middle sees each request before the page's handler does.
+func pageOf(t *testing.T, name string, middle func(*http.Request)) string {
 	t.Helper()
 	c, err := sandbox.NewClient()
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := httptest.NewServer(middle(http.StripPrefix("/v1", sandboxhttp.Handler(c, sandboxhttp.WithToken("s3cret")))))
+	page := http.StripPrefix("/v1", sandboxhttp.Handler(c, sandboxhttp.WithToken("s3cret")))
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == "GET" && r.URL.Path == "/v1/sandboxes" {
+			r.URL.RawQuery = "prefix=" + name
+		}
+		middle(r)
+		page.ServeHTTP(w, r)
+	}))
 	t.Cleanup(func() { s.CloseClientConnections(); s.Close(); c.Close() })
 	return s.URL + "/v1/ui#token=s3cret"
 }
-
-func asItIs(h http.Handler) http.Handler { return h }
 
 // Somebody creates a sandbox, works in it, forks, stores, stops and deletes it, all in the page.
 func TestPage(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()
-	address := pageOf(t, asItIs)
-	tb := newTab(t)
 	name := "page-" + strings.ToLower(rand.Text()[:8])
+	address := pageOf(t, name, func(r *http.Request) {
+		if r.Method == "POST" && r.URL.Path == "/v1/sandboxes" {
+			// The shell in the terminal ignores SIGTERM, so Stop takes as long as it may.
+			body, err := io.ReadAll(r.Body)
+			if err != nil {
+				t.Error(err)
+			}
+			short := strings.Replace(string(body), "{", `{"stopTimeoutMs":1000,`, 1)
+			r.Body, r.ContentLength = io.NopCloser(strings.NewReader(short)), int64(len(short))
+		}
+	})
+	tb := newTab(t)
 	fork := name + "-fork"
 	for _, n := range []string{name, fork} {
 		api{t: t}.remove(n)
@@ -341,13 +392,10 @@ func TestPageOnASlowNetwork(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()
 	scripts := make(chan struct{}) // closed when they may load
-	address := pageOf(t, func(next http.Handler) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if strings.HasSuffix(r.URL.Path, ".js") {
-				<-scripts
-			}
-			next.ServeHTTP(w, r)
-		})
+	address := pageOf(t, "none", func(r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, ".js") {
+			<-scripts
+		}
 	})
 	tb := newTab(t)
 	call(tb, network.EmulateNetworkConditionsByRule, network.EmulateNetworkConditionsByRuleParams{

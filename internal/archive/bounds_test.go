@@ -110,7 +110,7 @@ func TestAReportKeepsLittleOfAHostileStream(t *testing.T) {
 	go func() {
 		w := tar.NewWriter(pw)
 		w.WriteHeader(top())
-		long := strings.Repeat("x", 450<<10)
+		long := strings.Repeat("x", 64<<10)
 		for i := range maxSkipped {
 			h := note(noteSkipped, fmt.Sprint(i)+"\x1b[2J"+long, fmt.Sprint(i)+long)
 			h.Format = tar.FormatPAX

@@ -192,7 +192,7 @@ func TestLoadImageIsTheSameTwice(t *testing.T) {
 func TestImageRemovedTwiceAtOnceIsNotFound(t *testing.T) {
 	t.Parallel()
 	e, ctx := open(t), t.Context()
-	for try := range 10 {
+	for try := range 3 {
 		ref := fmt.Sprintf("enginetest-image:%s-twice-%d", strings.ToLower(runID), try)
 		if err := e.ImportImage(ctx, ref, bytes.NewReader(tarball(file{"a", 0o644, ref})), []string{"LABEL " + runLabel}); err != nil {
 			t.Fatal(err)

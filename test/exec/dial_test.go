@@ -184,14 +184,14 @@ func TestSoakAHundredTimesAsMuchGoesThroughOneDial(t *testing.T) {
 // pour has a server inside send so many bytes and counts what comes.
 func pour(t *testing.T, size int64) {
 	t.Helper()
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	server := sb.Command(t.Context(), "node", "-e", `
 		const b = Buffer.alloc(1 << 20, 7), size = +process.argv[1];
 		require("net").createServer(c => {
 			let left = size;
 			const more = () => { for (; left > 0; left -= b.length) if (!c.write(b)) { left -= b.length; return c.once("drain", more) } c.end() };
 			more();
-		}).listen(3000)`, fmt.Sprint(size))
+		}).listen(4004)`, fmt.Sprint(size))
 	if err := server.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -199,10 +199,10 @@ func pour(t *testing.T, size int64) {
 		server.Kill()
 		server.Wait()
 	}()
-	if err := sb.WaitPort(t.Context(), 3000); err != nil {
+	if err := sb.WaitPort(t.Context(), 4004); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := sb.DialContext(t.Context(), "tcp", "localhost:3000")
+	conn, err := sb.DialContext(t.Context(), "tcp", "localhost:4004")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +217,7 @@ func pour(t *testing.T, size int64) {
 
 func TestDialIsRefusedAsPackageNetRefuses(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	for _, test := range []struct {
 		network, address string
 		want             error

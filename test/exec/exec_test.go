@@ -1002,8 +1002,12 @@ func TestCutConnectionIsNamedAndMadeAgain(t *testing.T) {
 // A handle that is closed under a command ends it.
 func TestCloseEndsCommands(t *testing.T) {
 	t.Parallel()
+	made, c := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t))), harness.NewClient(t)
 	for what, end := range map[string]func(*sandbox.Sandbox) error{"Close": (*sandbox.Sandbox).Close, "Detach": (*sandbox.Sandbox).Detach} {
-		sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+		sb, err := c.Get(t.Context(), made.Name())
+		if err != nil {
+			t.Fatalf("Get: %v", err)
+		}
 		cmd := sb.Command(t.Context(), "sleep", "1000")
 		if err := cmd.Start(); err != nil {
 			t.Fatalf("Start: %v", err)

@@ -168,7 +168,7 @@ func TestPortThatIsNotPublishedSaysWhatIs(t *testing.T) {
 
 func TestWaitPortWaitsForWhoListens(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	for _, test := range []struct{ what, port, listen string }{
 		{"all addresses", "4001", `listen(4001)`},
 		{"IPv4", "4002", `listen(4002, "0.0.0.0")`},
@@ -201,7 +201,7 @@ func TestWaitPortWaitsForWhoListens(t *testing.T) {
 
 func TestWaitPortLeavesTheFirstConnectionToTheClient(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	once := sb.Command(t.Context(), "node", "-e", `
 		const s = require("net").createServer(c => { c.end("the only one"); s.close() }).listen(4000)`)
 	if err := once.Start(); err != nil {
@@ -255,7 +255,7 @@ func TestWaitPortOutlivesALauncher(t *testing.T) {
 
 func TestWaitPortEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	if err := sb.WaitPort(ctx, 3000); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "3000") {

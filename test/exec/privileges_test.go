@@ -17,18 +17,15 @@ func TestUsersGainNoPrivileges(t *testing.T) {
 	const main = "(" + flag + ") > /tmp/main.part 2>&1; mv /tmp/main.part /tmp/main; sleep 1000"
 	const confined, root, free = "11000\n", "00\n", "00\n"
 	for name, test := range map[string]struct {
-		opts []sandbox.CreateOption
-		user string // of the command
-		want string
-		main string // what the main process says
+		opts     []sandbox.CreateOption
+		commands map[string]string // what commands of each user say
+		main     string            // what the main process says
 	}{
-		"the user of the sandbox":      {[]sandbox.CreateOption{sandbox.WithUser("node")}, "", confined, confined},
-		"by number":                    {[]sandbox.CreateOption{sandbox.WithUser("1000:1000")}, "", confined, confined},
-		"the user of a command":        {nil, "node", confined, root},
-		"root":                         {nil, "", root, root},
-		"root of a command":            {[]sandbox.CreateOption{sandbox.WithUser("node")}, "root", root, confined},
-		"with new privileges":          {[]sandbox.CreateOption{sandbox.WithUser("node"), sandbox.WithNewPrivileges()}, "", free, free},
-		"a command's, with the option": {[]sandbox.CreateOption{sandbox.WithNewPrivileges()}, "node", free, root},
+		"a user":                  {[]sandbox.CreateOption{sandbox.WithUser("node")}, map[string]string{"": confined, "root": root}, confined},
+		"a user by number":        {[]sandbox.CreateOption{sandbox.WithUser("1000:1000")}, map[string]string{"": confined}, confined},
+		"root":                    {nil, map[string]string{"": root, "node": confined}, root},
+		"a user, with the option": {[]sandbox.CreateOption{sandbox.WithUser("node"), sandbox.WithNewPrivileges()}, map[string]string{"": free}, free},
+		"root, with the option":   {[]sandbox.CreateOption{sandbox.WithNewPrivileges()}, map[string]string{"node": free}, root},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -47,31 +44,33 @@ func TestUsersGainNoPrivileges(t *testing.T) {
 				}
 				return string(out)
 			}
-			shell := func(script string) *sandbox.Cmd {
+			shell := func(user, script string) *sandbox.Cmd {
 				cmd := sb.Command(t.Context(), "sh", "-c", script)
-				cmd.User = test.user
+				cmd.User = user
 				return cmd
 			}
-			for range 2 { // also where the thread for confined commands exists
-				if got := output(shell(flag)); got != test.want {
-					t.Errorf("a command says %q, want %q", got, test.want)
+			for user, want := range test.commands {
+				for range 2 { // also where the thread for confined commands exists
+					if got := output(shell(user, flag)); got != want {
+						t.Errorf("a command of %q says %q, want %q", user, got, want)
+					}
 				}
-			}
-			if got := output(shell("sh -c '" + flag + "'")); got != test.want {
-				t.Errorf("a child of a command says %q, want %q", got, test.want)
-			}
-			tty := shell(flag)
-			tty.TTY = true
-			if got := strings.ReplaceAll(output(tty), "\r", ""); got != test.want {
-				t.Errorf("a command on a terminal says %q, want %q", got, test.want)
-			}
-			detached := shell("(" + flag + ") > /tmp/detached")
-			detached.Detached = true
-			if err := detached.Run(); err != nil {
-				t.Fatal(err)
-			}
-			if got := harness.Read(t, sb, "/tmp/detached"); got != test.want {
-				t.Errorf("a detached command says %q, want %q", got, test.want)
+				if got := output(shell(user, "sh -c '"+flag+"'")); got != want {
+					t.Errorf("a child of a command of %q says %q, want %q", user, got, want)
+				}
+				tty := shell(user, flag)
+				tty.TTY = true
+				if got := strings.ReplaceAll(output(tty), "\r", ""); got != want {
+					t.Errorf("a command of %q on a terminal says %q, want %q", user, got, want)
+				}
+				detached := shell(user, "("+flag+") > /tmp/detached"+user)
+				detached.Detached = true
+				if err := detached.Run(); err != nil {
+					t.Fatal(err)
+				}
+				if got := harness.Read(t, sb, "/tmp/detached"+user); got != want {
+					t.Errorf("a detached command of %q says %q, want %q", user, got, want)
+				}
 			}
 			harness.WaitForFile(t, sb, "/tmp/main")
 			if got := harness.Read(t, sb, "/tmp/main"); got != test.main {
@@ -84,8 +83,10 @@ func TestUsersGainNoPrivileges(t *testing.T) {
 			harness.Remove(t, harness.NewClient(t), fork.Name())
 			t.Cleanup(func() { fork.Detach() })
 			sb = fork
-			if got := output(shell(flag)); got != test.want {
-				t.Errorf("in a fork a command says %q, want %q", got, test.want)
+			for user, want := range test.commands {
+				if got := output(shell(user, flag)); got != want {
+					t.Errorf("in a fork a command of %q says %q, want %q", user, got, want)
+				}
 			}
 		})
 	}

@@ -108,9 +108,31 @@ func (o *openSSH) ssh(commandLine string) string {
 // rsh is what rsync and git are to reach sandboxes with.
 func (o *openSSH) rsh() string { return "ssh -F " + o.config }
 
-func TestSSHPassesExitCodesOn(t *testing.T) {
+// What the programs of OpenSSH, and those that use them, do in the same sandbox.
+func TestOpenSSH(t *testing.T) {
 	t.Parallel()
 	o := newOpenSSH(t)
+	for what, test := range map[string]func(*testing.T, *openSSH){
+		"exit codes":        testSSHPassesExitCodesOn,
+		"stdout and stderr": testSSHKeepsStdoutAndStderrApart,
+		"stdin":             testSSHPassesStdinOnByteForByte,
+		"a terminal":        testSSHGivesATerminalWithSizeAndKeys,
+		"a shell":           testSSHShellReadsWhatIsTyped,
+		"scp":               testSCPCopiesTreesBothWays,
+		"sftp":              testSFTPDoesABatch,
+		"rsync":             testRsyncMovesNothingTheSecondTime,
+		"git":               testGitClonesAndPushes,
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			o := *o
+			o.t = t
+			test(t, &o)
+		})
+	}
+}
+
+func testSSHPassesExitCodesOn(t *testing.T, o *openSSH) {
 	for script, want := range map[string]int{
 		"exit 0":         0,
 		"exit 7":         7,
@@ -127,9 +149,7 @@ func TestSSHPassesExitCodesOn(t *testing.T) {
 	}
 }
 
-func TestSSHKeepsStdoutAndStderrApart(t *testing.T) {
-	t.Parallel()
-	o := newOpenSSH(t)
+func testSSHKeepsStdoutAndStderrApart(t *testing.T, o *openSSH) {
 	var stderr bytes.Buffer
 	cmd := o.command("ssh", "%s", "echo out; echo err >&2")
 	cmd.Stderr = &stderr
@@ -138,9 +158,7 @@ func TestSSHKeepsStdoutAndStderrApart(t *testing.T) {
 	}
 }
 
-func TestSSHPassesStdinOnByteForByte(t *testing.T) {
-	t.Parallel()
-	o := newOpenSSH(t)
+func testSSHPassesStdinOnByteForByte(t *testing.T, o *openSSH) {
 	want := make([]byte, 8<<20)
 	rand.Read(want)
 	cmd := o.command("ssh", "%s", "cat")
@@ -195,9 +213,7 @@ func tty(t *testing.T, cmd *exec.Cmd) (master *os.File) {
 	return master
 }
 
-func TestSSHGivesATerminalWithSizeAndKeys(t *testing.T) {
-	t.Parallel()
-	o := newOpenSSH(t)
+func testSSHGivesATerminalWithSizeAndKeys(t *testing.T, o *openSSH) {
 	cmd := o.command("ssh", "-t", "%s", `trap 'echo now $(stty size)' WINCH; trap 'echo bye; exit 9' INT; echo "$TERM" $(stty size); while :; do sleep 0.05; done`)
 	master := tty(t, cmd)
 	var seen bytes.Buffer
@@ -228,9 +244,7 @@ func TestSSHGivesATerminalWithSizeAndKeys(t *testing.T) {
 	}
 }
 
-func TestSSHShellReadsWhatIsTyped(t *testing.T) {
-	t.Parallel()
-	o := newOpenSSH(t)
+func testSSHShellReadsWhatIsTyped(t *testing.T, o *openSSH) {
 	cmd := o.command("ssh", "-tt", "%s")
 	cmd.Stdin = strings.NewReader("echo $((6*7)); exit 5\n")
 	out, _ := cmd.Output()
@@ -258,7 +272,7 @@ func goSSH(t *testing.T, sb *sandbox.Sandbox) *ssh.Client {
 
 func TestSSHSignalsReachTheCommandAndEndIt(t *testing.T) {
 	t.Parallel()
-	client := goSSH(t, harness.NewSandbox(t))
+	client := goSSH(t, harness.Shared(t))
 	for _, test := range []struct {
 		signal ssh.Signal
 		trap   string
@@ -294,7 +308,7 @@ func TestSSHSignalsReachTheCommandAndEndIt(t *testing.T) {
 
 func TestSSHAnswersKeepalivesAndRefusesTheRest(t *testing.T) {
 	t.Parallel()
-	client := goSSH(t, harness.NewSandbox(t))
+	client := goSSH(t, harness.Shared(t))
 	if _, _, err := client.SendRequest("keepalive@openssh.com", true, nil); err != nil {
 		t.Errorf("keepalive: %v, want an answer", err)
 	}
@@ -452,9 +466,7 @@ func look(t *testing.T, dir string, follow bool) map[string]string {
 	return tree
 }
 
-func TestSCPCopiesTreesBothWays(t *testing.T) {
-	t.Parallel()
-	o := newOpenSSH(t)
+func testSCPCopiesTreesBothWays(t *testing.T, o *openSSH) {
 	there, back := t.TempDir(), t.TempDir()
 	plant(t, there)
 	must(t, o.command("scp", "-r", there, "%s:/tmp/tree"))
@@ -464,9 +476,7 @@ func TestSCPCopiesTreesBothWays(t *testing.T) {
 	}
 }
 
-func TestSFTPDoesABatch(t *testing.T) {
-	t.Parallel()
-	o := newOpenSSH(t)
+func testSFTPDoesABatch(t *testing.T, o *openSSH) {
 	dir := t.TempDir()
 	plant(t, dir)
 	cmd := o.command("sftp", "-b", "-", "%s")
@@ -534,13 +544,11 @@ chmod 755 /usr/local/bin/rsync; rsync --version`
 	}
 }
 
-func TestRsyncMovesNothingTheSecondTime(t *testing.T) {
-	t.Parallel()
-	o := newOpenSSH(t)
+func testRsyncMovesNothingTheSecondTime(t *testing.T, o *openSSH) {
 	giveRsync(t, o.sb)
 	there, back := t.TempDir(), t.TempDir()
 	plant(t, there)
-	for _, way := range [][2]string{{there + "/", o.host + ":/tmp/tree/"}, {o.host + ":/tmp/tree/", back + "/"}} {
+	for _, way := range [][2]string{{there + "/", o.host + ":/tmp/synced/"}, {o.host + ":/tmp/synced/", back + "/"}} {
 		for round, want := range []string{"7", "0"} {
 			cmd := exec.CommandContext(t.Context(), "rsync", "-a", "--stats", "-e", o.rsh(), way[0], way[1])
 			out := must(t, cmd)
@@ -554,9 +562,7 @@ func TestRsyncMovesNothingTheSecondTime(t *testing.T) {
 	}
 }
 
-func TestGitClonesAndPushes(t *testing.T) {
-	t.Parallel()
-	o := newOpenSSH(t)
+func testGitClonesAndPushes(t *testing.T, o *openSSH) {
 	harness.Run(t, o.sb, "git", "init", "--bare", "--initial-branch=main", "/workspace/repo.git")
 	dir := t.TempDir()
 	git := func(args ...string) string {

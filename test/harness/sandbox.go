@@ -86,13 +86,15 @@ func Run(t *testing.T, sb *sandbox.Sandbox, argv ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// Eventually waits until the condition holds, looking often, for a minute.
+// Eventually waits until the condition holds, for a minute. It looks less often the longer it
+// takes: what it asks of the engine would make others wait.
 func Eventually(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !cond(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
+	for began, pause := time.Now(), 20*time.Millisecond; !cond(); pause = min(pause*5/4, 250*time.Millisecond) {
+		if time.Since(began) > time.Minute {
 			t.Fatalf("after a minute it still does not hold that %s", what)
 		}
+		time.Sleep(pause)
 	}
 }
 

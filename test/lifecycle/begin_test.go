@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -176,43 +175,16 @@ func TestNextOneBeginsWhatAKilledStarterLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	proxy := enginetest.NewProxy(t)
-	// Which call is the exec depends on what comes before: so each is tried in turn.
-	eng := harness.NewEngine(t)
-	for k := 1; ; k++ {
-		if k > 40 {
-			t.Fatal("no call of a Get leaves a session that has not begun")
-		}
-		stalled := make(chan struct{})
-		proxy.Arm(k, enginetest.Stall, func() { close(stalled) })
-		cmd := harness.Process(t, "killed starter", sb.Name(), proxy.Host())
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		done := make(chan struct{})
-		go func() { cmd.Wait(); close(done) }()
-		unbegun := false
-		select {
-		case <-done:
-		case <-stalled: // whatever it waits for, it gets no further
-			got, err := eng.InspectContainer(t.Context(), record.ContainerName(sb.Name()))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got.State == engine.StateRunning { // else it is at a call before the start, or in it
-				reply, err := harness.AskPID1(t.Context(), eng, sb.Name(), wire.Control{Op: wire.OpNetwork})
-				unbegun = err == nil && reply.Network != nil && reply.Network.Version == 0
-			}
-		}
-		cmd.Process.Kill()
-		<-done
-		proxy.Disarm()
-		if unbegun {
-			break
-		}
-		if _, err := sb.Stop(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+	stalled := make(chan struct{})
+	proxy.ArmAt("/exec", enginetest.Stall, func() { close(stalled) })
+	starter := harness.StartProcess(t, "killed starter", sb.Name(), proxy.Host())
+	select {
+	case <-stalled:
+	case <-time.After(harness.CallBound):
+		t.Fatal("Get of a stopped sandbox has made no exec")
 	}
+	harness.Kill(starter)
+	proxy.Disarm()
 	if version(t, sb.Name()) != 0 || mainRuns(t, sb.Name()) {
 		t.Fatal("the session went on without its starter")
 	}
@@ -349,20 +321,15 @@ func TestPolicyEndsASessionThatCantBeReached(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		prepare func(*testing.T, *sandbox.Sandbox)
-		other   bool // the update is that of a client which is not connected yet
-		opts    []sandbox.UpdateOption
-		want    error // nil: the policy takes effect
-		live    bool  // in the session, which is not ended
+		other   bool  // the update is that of a client which is not connected yet
+		want    error // of updates that are refused before one takes effect; nil: there are none
+		live    bool  // it takes effect in the session, which is not ended
 	}{
-		"at the process limit":                {exhaust, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll())}, nil, false},
-		"paused":                              {pause, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll())}, nil, false},
-		"paused, connected":                   {pause, false, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll())}, nil, false},
-		"PID 1 that does not answer":          {silence, false, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll())}, nil, false},
-		"a connection that does not answer":   {freeze, false, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll())}, nil, true},
-		"paused, not to be stopped":           {pause, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll()), sandbox.WithoutStop()}, sandbox.ErrNotRunning, false},
-		"paused, everything is to be let":     {pause, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.AllowAll())}, sandbox.ErrNotRunning, false},
-		"process limit, not to be stopped":    {exhaust, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.DenyAll()), sandbox.WithoutStop()}, errAny, false},
-		"process limit, everything to be let": {exhaust, true, []sandbox.UpdateOption{sandbox.WithNetworkPolicy(sandbox.AllowAll())}, errAny, false},
+		"at the process limit":              {prepare: exhaust, other: true, want: errAny},
+		"paused":                            {prepare: pause, other: true, want: sandbox.ErrNotRunning},
+		"paused, connected":                 {prepare: pause},
+		"PID 1 that does not answer":        {prepare: silence},
+		"a connection that does not answer": {prepare: freeze, live: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -372,36 +339,28 @@ func TestPolicyEndsASessionThatCantBeReached(t *testing.T) {
 			if got := harness.Run(t, sb, try...); got != "reached" {
 				t.Fatalf("before the update: %s", got)
 			}
-			updater := sb
-			if test.other {
-				var err error
-				if updater, err = harness.NewClient(t).Get(t.Context(), sb.Name()); err != nil {
+			get := func() *sandbox.Sandbox {
+				if !test.other {
+					return sb
+				}
+				other, err := harness.NewClient(t).Get(t.Context(), sb.Name(), sandbox.WithoutResume())
+				if err != nil {
 					t.Fatal(err)
 				}
-				t.Cleanup(func() { updater.Detach() })
+				t.Cleanup(func() { other.Detach() })
+				return other
 			}
 			test.prepare(t, sb)
-			was := recorded(t, sb.Name())
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
-			err := updater.Update(ctx, test.opts...)
 			if test.want != nil {
-				if err == nil || test.want != errAny && !errors.Is(err, test.want) {
-					t.Errorf("Update: %v, want %v", err, test.want)
+				for _, opts := range [][]sandbox.UpdateOption{
+					{sandbox.WithNetworkPolicy(sandbox.DenyAll()), sandbox.WithoutStop()}, {sandbox.WithNetworkPolicy(sandbox.AllowAll())},
+				} {
+					refusedPolicy(t, sb.Name(), get().Update(ctx, opts...), test.want)
 				}
-				if strings.Contains(fmt.Sprint(err), "goroutine") {
-					t.Errorf("Update repeats the stacks of the guest: %v", err)
-				}
-				if got := recorded(t, sb.Name()); got != was {
-					t.Errorf("after the update that failed the record says %+v, want %+v", got, was)
-				}
-				got, err := eng.InspectContainer(t.Context(), record.ContainerName(sb.Name()))
-				if err != nil || !got.HasSession() {
-					t.Errorf("after the update that failed the session is %s, %v", got.State, err)
-				}
-				return
 			}
-			if err != nil {
+			if err := get().Update(ctx, sandbox.WithNetworkPolicy(sandbox.DenyAll())); err != nil {
 				t.Fatalf("Update: %v", err)
 			}
 			state, reason := sandbox.StateStopped, "network policy"
@@ -431,6 +390,25 @@ func TestPolicyEndsASessionThatCantBeReached(t *testing.T) {
 	}
 }
 
+// refusedPolicy checks that an update of the policy failed, and changed neither the record nor the
+// session.
+func refusedPolicy(t *testing.T, name string, err, want error) {
+	t.Helper()
+	if err == nil || want != errAny && !errors.Is(err, want) {
+		t.Errorf("Update: %v, want %v", err, want)
+	}
+	if strings.Contains(fmt.Sprint(err), "goroutine") {
+		t.Errorf("Update repeats the stacks of the guest: %v", err)
+	}
+	if got := recorded(t, name); got.Version != 1 {
+		t.Errorf("after the update that failed the record says %+v, want the first version", got)
+	}
+	got, err := harness.NewEngine(t).InspectContainer(t.Context(), record.ContainerName(name))
+	if err != nil || !got.HasSession() {
+		t.Errorf("after the update that failed the session is %s, %v", got.State, err)
+	}
+}
+
 // pidsLimit leaves room for a node and little else.
 const pidsLimit = 64
 
@@ -439,9 +417,8 @@ var errAny = errors.New("an error")
 
 // Of several who change the policy at once the last one in the record is in force, and no
 // Update that returned is of an older one than what is enforced.
-func TestConcurrentPolicyUpdatesEndWithTheLatest(t *testing.T) {
-	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+func testConcurrentPolicyUpdates(t *testing.T, sb *sandbox.Sandbox) {
+	was := version(t, sb.Name())
 	var all sync.WaitGroup
 	var returned atomic.Int64
 	for i := range 4 {
@@ -463,7 +440,7 @@ func TestConcurrentPolicyUpdatesEndWithTheLatest(t *testing.T) {
 	}
 	all.Wait()
 	want := recorded(t, sb.Name())
-	if got := version(t, sb.Name()); got != want.Version || got != 1+returned.Load() {
+	if got := version(t, sb.Name()); got != want.Version || got != was+returned.Load() {
 		t.Errorf("PID 1 enforces version %d; the record says %+v after %d updates", got, want, returned.Load())
 	}
 }
@@ -473,11 +450,7 @@ func TestConcurrentPolicyUpdatesEndWithTheLatest(t *testing.T) {
 func TestResumeAndPolicyUpdateAtOnce(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithCommand("sleep", "1234"), harness.Quick)
-	rounds := 3
-	if os.Getenv("SANDBOX_SOAK") != "" {
-		rounds = 20
-	}
-	for n := range rounds {
+	for n := range harness.Rounds(3, 20) {
 		if _, err := sb.Stop(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -508,15 +481,14 @@ func TestResumeAndPolicyUpdateAtOnce(t *testing.T) {
 }
 
 // PID 1 can't be taken back to an older policy.
-func TestOldVersionIsRefused(t *testing.T) {
-	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+func testOldVersionIsRefused(t *testing.T, sb *sandbox.Sandbox) {
 	harness.Update(t, sb, sandbox.WithNetworkPolicy(sandbox.DenyAll()))
-	begin := &wire.Begin{Version: 1}
+	latest := version(t, sb.Name())
+	begin := &wire.Begin{Version: latest - 1}
 	begin.Policy.Mode = "allow-all"
 	reply, err := harness.AskPID1(t.Context(), harness.NewEngine(t), sb.Name(), wire.Control{Op: wire.OpBegin, Begin: begin})
-	if err == nil || reply.Refused != wire.RefusedStale || reply.Network == nil || reply.Network.Version != 2 {
-		t.Errorf("version 1 after 2: %+v, %v; want it refused as stale", reply, err)
+	if err == nil || reply.Refused != wire.RefusedStale || reply.Network == nil || reply.Network.Version != latest {
+		t.Errorf("version %d after %d: %+v, %v; want it refused as stale", latest-1, latest, reply, err)
 	}
 }
 
@@ -545,9 +517,9 @@ func remade(t *testing.T, name string, change func(*engine.ContainerSpec)) {
 	}
 }
 
-// Without the means to enforce a policy a session is refused, with what is missing, and
-// does not run on.
-func TestUnenforceablePolicyIsUnsupported(t *testing.T) {
+// Without the means to enforce a policy a session is refused, with what is missing, and does not
+// run on. A sandbox from before there were policies allows all, and its policy can't be changed.
+func TestUnenforceablePolicyAndNoPolicy(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithCommand("sleep", "1234"))
 	if _, err := sb.Stop(t.Context()); err != nil {
@@ -562,15 +534,6 @@ func TestUnenforceablePolicyIsUnsupported(t *testing.T) {
 	}
 	if st := harness.Inspect(t, sb.Name()); st.State != sandbox.StateStopped {
 		t.Errorf("afterwards it is %s", st.State)
-	}
-}
-
-// A sandbox from before there were policies allows all, and its policy can't be changed.
-func TestSandboxWithoutARecordedPolicyAllowsAll(t *testing.T) {
-	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithCommand("sleep", "1234"))
-	if _, err := sb.Stop(t.Context()); err != nil {
-		t.Fatal(err)
 	}
 	remade(t, sb.Name(), func(spec *engine.ContainerSpec) {
 		was := spec.Labels[record.Settings]

@@ -55,19 +55,6 @@ func TestEverySandboxHasAWorkspaceVolume(t *testing.T) {
 	}
 }
 
-// V1.2.
-func TestIDNamesTheWorkspaceVolume(t *testing.T) {
-	t.Parallel()
-	if got := record.WorkspaceName("abc123"); got != "agent-sandbox-abc123" {
-		t.Errorf("the volume of abc123 is called %s", got)
-	}
-	id := "abc123" + record.NewID()
-	sb := harness.NewSandbox(t, sandbox.WithID(id))
-	if _, err := harness.NewEngine(t).InspectVolume(t.Context(), "agent-sandbox-"+id); err != nil || sb.ID() != id {
-		t.Errorf("ID %q; its volume: %v", sb.ID(), err)
-	}
-}
-
 // V2.1.
 func TestWorkspaceIsWritable(t *testing.T) {
 	t.Parallel()
@@ -328,25 +315,26 @@ func TestTagsComeBackAndFilter(t *testing.T) {
 	}
 }
 
-// S1.p10, X9: whose files outlive Close.
+// S1.2, S1.p10, X9: whose files outlive Close.
 func TestPersistenceDecidesWhatCloseLeaves(t *testing.T) {
 	t.Parallel()
 	for what, tt := range map[string]struct {
-		opts func(name string) []sandbox.CreateOption
-		kept bool
+		opts    func(name string) []sandbox.CreateOption
+		kept    bool
+		stopped bool // when it is closed
 	}{
 		"named": {func(name string) []sandbox.CreateOption {
 			return []sandbox.CreateOption{sandbox.WithName(name)}
-		}, true},
+		}, true, false},
 		"unnamed": {func(name string) []sandbox.CreateOption {
 			return []sandbox.CreateOption{sandbox.WithID(name)}
-		}, false},
+		}, false, false},
 		"named, not persistent": {func(name string) []sandbox.CreateOption {
 			return []sandbox.CreateOption{sandbox.WithPersistent(false), sandbox.WithName(name)}
-		}, false},
+		}, false, true},
 		"unnamed, persistent": {func(name string) []sandbox.CreateOption {
 			return []sandbox.CreateOption{sandbox.WithPersistent(true), sandbox.WithID(name)}
-		}, true},
+		}, true, true},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
@@ -366,6 +354,11 @@ func TestPersistenceDecidesWhatCloseLeaves(t *testing.T) {
 			}
 			if got := harness.Run(t, sb, "ls"); got != "kept" {
 				t.Errorf("after Stop and Start there is %q", got)
+			}
+			if tt.stopped {
+				if _, err := sb.Stop(t.Context()); err != nil {
+					t.Errorf("Stop: %v", err)
+				}
 			}
 			if err := sb.Close(); err != nil {
 				t.Errorf("Close: %v", err)

@@ -10,10 +10,12 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-const idleOfUsers = 6 * time.Second
+const idleOfUsers = 5 * time.Second
 
 func init() {
 	// idle-user uses a sandbox with an idle timeout by a command, says so, and waits to be
@@ -41,6 +43,27 @@ func init() {
 	})
 }
 
+// inUse returns a function that fails the test if the session that a sandbox has now is not its
+// session any more, and returns its age otherwise. It asks the engine alone.
+func inUse(t *testing.T, name string) (uptime func() time.Duration) {
+	t.Helper()
+	eng, started := harness.NewEngine(t), time.Time{}
+	uptime = func() time.Duration {
+		t.Helper()
+		got, err := eng.InspectContainer(t.Context(), record.ContainerName(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.State != engine.StateRunning || !started.IsZero() && !got.StartedAt.Equal(started) {
+			t.Fatalf("in use, it is %s, with %+v", got.State, harness.Inspect(t, name))
+		}
+		started = got.StartedAt
+		return eng.Now().Sub(started)
+	}
+	uptime()
+	return uptime
+}
+
 // The session outlives each of its users but the last, and ends though none of them does that.
 func TestIdleTimeoutHoldsWhenUsersAreKilled(t *testing.T) {
 	t.Parallel()
@@ -66,7 +89,7 @@ func TestIdleTimeoutHoldsWhenUsersAreKilled(t *testing.T) {
 		}
 		kills = append(kills, kill)
 	}
-	started := harness.Inspect(t, name).StartedAt
+	uptime := inUse(t, name)
 	for _, kill := range kills[:3] {
 		kill()
 	}
@@ -75,13 +98,7 @@ func TestIdleTimeoutHoldsWhenUsersAreKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer held.Close()
-	harness.Eventually(t, "the session is older than its idle timeout", func() bool {
-		st := harness.Inspect(t, name)
-		if st.State != sandbox.StateRunning || !st.StartedAt.Equal(started) {
-			t.Fatalf("in use, it is %s: %q", st.State, st.Reason)
-		}
-		return st.Uptime > 2*idleOfUsers
-	})
+	harness.Eventually(t, "the session is older than its idle timeout", func() bool { return uptime() > 2*idleOfUsers })
 	last := harness.NewEngine(t).Now()
 	kills[3]()
 	st, end := ended(t, name)
@@ -107,7 +124,7 @@ func TestIdleTimeoutHoldsWhenUsersAreKilled(t *testing.T) {
 // A published port is used from outside, without a handle.
 func TestConnectionsToPublishedPortsAreUses(t *testing.T) {
 	t.Parallel()
-	const idle = 8 * time.Second
+	const idle = 5 * time.Second
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithIdleTimeout(idle), sandbox.WithPorts(3000), harness.Quick,
 		sandbox.WithCommand("node", "-e", `
 			const server = require("http").createServer((_, a) => a.end("hello"));
@@ -120,15 +137,7 @@ func TestConnectionsToPublishedPortsAreUses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	started := harness.Status(t, sb).StartedAt
-	running := func() sandbox.Status {
-		t.Helper()
-		st := harness.Inspect(t, sb.Name())
-		if st.State != sandbox.StateRunning || !st.StartedAt.Equal(started) {
-			t.Fatalf("in use, it is %s: %q", st.State, st.Reason)
-		}
-		return st
-	}
+	uptime := inUse(t, sb.Name())
 	// Short ones, and then one that is silent.
 	each := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	harness.Eventually(t, "requests have kept it", func() bool {
@@ -137,14 +146,14 @@ func TestConnectionsToPublishedPortsAreUses(t *testing.T) {
 			t.Fatalf("%v, with the sandbox %+v", err, harness.Inspect(t, sb.Name()))
 		}
 		answer.Body.Close()
-		return running().Uptime > 2*idle
+		return uptime() > 2*idle
 	})
 	conn, err := net.Dial("tcp", addr.String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	harness.Eventually(t, "a connection has kept it", func() bool { return running().Uptime > 4*idle })
+	harness.Eventually(t, "a connection has kept it", func() bool { return uptime() > 4*idle })
 	conn.Close()
 	// The program inside connects to the port on and on.
 	if st, _ := ended(t, sb.Name()); st.Reason != "idle timeout" {

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
@@ -126,7 +128,7 @@ func TestNamesHaveALength(t *testing.T) {
 	}
 }
 
-// E4, E5: and the longest name, with everything in it, works on the engine.
+// V1.2, E4, E5: and the longest name, with everything in it, works on the engine.
 func TestLongestNameWorks(t *testing.T) {
 	t.Parallel()
 	name := record.NewID() + "..--__" + strings.Repeat("x", 63-12-6)
@@ -134,13 +136,28 @@ func TestLongestNameWorks(t *testing.T) {
 	if got := harness.Run(t, sb, "echo", "ok"); got != "ok" || sb.Name() != name || sb.ID() != "i"+name[1:] {
 		t.Errorf("name %q, ID %q, output %q", sb.Name(), sb.ID(), got)
 	}
+	if _, err := harness.NewEngine(t).InspectVolume(t.Context(), "agent-sandbox-"+sb.ID()); err != nil {
+		t.Errorf("the volume of ID %q: %v", sb.ID(), err)
+	}
+}
+
+// What calls that are given the name of an existing sandbox, or what looks like it, do.
+func TestNamesOfOneSandbox(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTags(map[string]string{"k": "first"}))
+	for what, test := range map[string]func(*testing.T, *sandbox.Client, *sandbox.Sandbox){
+		"names and IDs do not hide each other": testNamesAndIDsDoNotHideEachOther,
+		"a taken ID is an error":               testTakenIDIsAnError,
+		"container IDs are no names":           testContainerIDsAreNoNames,
+		"GetOrCreate ignores options":          testGetOrCreateIgnoresOptions,
+	} {
+		t.Run(what, func(t *testing.T) { test(t, c, sb) })
+	}
 }
 
 // E6: names come first, and no name may hide an ID, nor an ID a name.
-func TestNamesAndIDsDoNotHideEachOther(t *testing.T) {
-	t.Parallel()
-	c := harness.NewClient(t)
-	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+func testNamesAndIDsDoNotHideEachOther(t *testing.T, c *sandbox.Client, sb *sandbox.Sandbox) {
 	for what, opts := range map[string][]sandbox.CreateOption{
 		"a name that is another's ID":  {sandbox.WithName(sb.ID())},
 		"an ID that is another's name": {sandbox.WithName(harness.UniqueName(t)), sandbox.WithID(sb.Name())},
@@ -160,25 +177,10 @@ func TestNamesAndIDsDoNotHideEachOther(t *testing.T) {
 	}
 }
 
-// E6: also where both exist, made by hand.
-func TestNameIsLookedUpBeforeID(t *testing.T) {
-	t.Parallel()
-	c, eng := harness.NewClient(t), harness.NewEngine(t)
-	ref := record.NewID()
-	other := harness.UniqueName(t)
-	handMade(t, eng, record.ContainerName(other), other, ref)
-	handMade(t, eng, record.ContainerName(ref), ref, record.NewID())
-	if st, err := c.Inspect(t.Context(), ref); err != nil || st.Name != ref {
-		t.Errorf("Inspect(%q) = %+v, %v; want the one of that name", ref, st, err)
-	}
-}
-
 // E7: an ID that is taken, as a generated one could be, is an error and takes nothing
 // from its owner.
-func TestTakenIDIsAnError(t *testing.T) {
-	t.Parallel()
-	c, eng := harness.NewClient(t), harness.NewEngine(t)
-	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+func testTakenIDIsAnError(t *testing.T, c *sandbox.Client, sb *sandbox.Sandbox) {
+	eng := harness.NewEngine(t)
 	harness.Run(t, sb, "touch", "mine")
 	name := harness.UniqueName(t)
 	if _, err := c.Create(t.Context(), sandbox.WithID(sb.ID()), sandbox.WithName(name)); !errors.Is(err, sandbox.ErrExists) {
@@ -189,6 +191,59 @@ func TestTakenIDIsAnError(t *testing.T) {
 	}
 	if got := harness.Run(t, sb, "ls"); got != "mine" {
 		t.Errorf("its owner now sees %q", got)
+	}
+}
+
+// E11: Docker takes the beginning of a container's ID for the container.
+func testContainerIDsAreNoNames(t *testing.T, c *sandbox.Client, sb *sandbox.Sandbox) {
+	got, err := harness.NewEngine(t).InspectContainer(t.Context(), record.ContainerName(sb.Name()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, ref := range []string{got.ID[:12], got.ID[:4], got.ID[:63], sb.ID()[:11], sb.Name()[:8]} {
+		for call, do := range takers(c) {
+			if strings.HasPrefix(call, "Create") || call == "GetOrCreate" {
+				continue
+			}
+			if err := do(t.Context(), ref); !errors.Is(err, sandbox.ErrNotFound) {
+				t.Errorf("%s of %q = %v; want ErrNotFound", call, ref, err)
+			}
+		}
+	}
+	if got := harness.Run(t, sb, "echo", "alive"); got != "alive" {
+		t.Errorf("it says %q", got)
+	}
+}
+
+// S2.2, E93: labels can't change, and options of an existing sandbox are ignored.
+func testGetOrCreateIgnoresOptions(t *testing.T, c *sandbox.Client, made *sandbox.Sandbox) {
+	before := harness.Raw(t, made).Config
+	sb, err := c.GetOrCreate(t.Context(), made.Name(), sandbox.WithTags(map[string]string{"k": "second"}), sandbox.WithVCPUs(2), sandbox.WithEnv(map[string]string{"NEW": "1"}))
+	if err != nil {
+		t.Fatalf("GetOrCreate: %v", err)
+	}
+	defer sb.Detach()
+	if st := harness.Status(t, sb); st.Tags["k"] != "first" || sb.ID() != made.ID() {
+		t.Errorf("Status = %+v; want it as it was made", st)
+	}
+	if diff := cmp.Diff(before, harness.Raw(t, sb).Config); diff != "" {
+		t.Errorf("its configuration changed (-was +is):\n%s", diff)
+	}
+	if _, err := c.Create(t.Context(), sandbox.WithName(made.Name())); !errors.Is(err, sandbox.ErrExists) {
+		t.Errorf("Create = %v; want ErrExists", err)
+	}
+}
+
+// E6: also where both exist, made by hand.
+func TestNameIsLookedUpBeforeID(t *testing.T) {
+	t.Parallel()
+	c, eng := harness.NewClient(t), harness.NewEngine(t)
+	ref := record.NewID()
+	other := harness.UniqueName(t)
+	handMade(t, eng, record.ContainerName(other), other, ref)
+	handMade(t, eng, record.ContainerName(ref), ref, record.NewID())
+	if st, err := c.Inspect(t.Context(), ref); err != nil || st.Name != ref {
+		t.Errorf("Inspect(%q) = %+v, %v; want the one of that name", ref, st, err)
 	}
 }
 
@@ -247,30 +302,6 @@ func TestCreateWaitsForARemovalInProgress(t *testing.T) {
 	}
 	if next != nil {
 		next.Detach()
-	}
-}
-
-// E11: Docker takes the beginning of a container's ID for the container.
-func TestContainerIDsAreNoNames(t *testing.T) {
-	t.Parallel()
-	c, eng := harness.NewClient(t), harness.NewEngine(t)
-	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
-	got, err := eng.InspectContainer(t.Context(), record.ContainerName(sb.Name()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, ref := range []string{got.ID[:12], got.ID[:4], got.ID[:63], sb.ID()[:11], sb.Name()[:8]} {
-		for call, do := range takers(c) {
-			if strings.HasPrefix(call, "Create") || call == "GetOrCreate" {
-				continue
-			}
-			if err := do(t.Context(), ref); !errors.Is(err, sandbox.ErrNotFound) {
-				t.Errorf("%s of %q = %v; want ErrNotFound", call, ref, err)
-			}
-		}
-	}
-	if got := harness.Run(t, sb, "echo", "alive"); got != "alive" {
-		t.Errorf("it says %q", got)
 	}
 }
 

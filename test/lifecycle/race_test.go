@@ -91,7 +91,8 @@ func stuckCreatorRole(args []string) error {
 // Shows 4; S2.2, E84.
 func TestGetOrCreateOfManyProcessesMakesOneSandbox(t *testing.T) {
 	t.Parallel()
-	const processes, goroutines = 8, 8
+	const goroutines = 8
+	processes := harness.Rounds(4, 8)
 	name, file := harness.UniqueName(t), filepath.Join(t.TempDir(), "created")
 	harness.Remove(t, harness.NewClient(t), name)
 	var mu sync.Mutex
@@ -124,7 +125,7 @@ func TestGetOrCreateOfManyProcessesMakesOneSandbox(t *testing.T) {
 func TestOneOfTwoCreatesOfAName(t *testing.T) {
 	t.Parallel()
 	clean, eng := harness.NewClient(t), harness.NewEngine(t)
-	for round := range 3 {
+	for round := range harness.Rounds(2, 20) {
 		name := harness.UniqueName(t)
 		harness.Remove(t, clean, name)
 		var errs [2]error
@@ -163,7 +164,7 @@ func TestOneOfTwoCreatesOfAName(t *testing.T) {
 func TestOneOfFiftyClaims(t *testing.T) {
 	t.Parallel()
 	eng := harness.NewEngine(t)
-	for round := range 10 {
+	for round := range harness.Rounds(3, 20) {
 		name := harness.UniqueName(t)
 		var mu sync.Mutex
 		var won []string
@@ -464,7 +465,7 @@ func TestGetWaitsForACreatorAsLongAsItsContext(t *testing.T) {
 func TestOneOfSeveralDeletesWins(t *testing.T) {
 	t.Parallel()
 	clean, eng := harness.NewClient(t), harness.NewEngine(t)
-	for round, preserve := range []bool{false, true, false} {
+	for round, preserve := range []bool{false, true} {
 		name := harness.UniqueName(t)
 		sb, err := clean.Create(t.Context(), sandbox.WithName(name), harness.Quick)
 		if err != nil {
@@ -507,7 +508,7 @@ func TestOneOfSeveralDeletesWins(t *testing.T) {
 func TestStartDoesNotSaveASandboxFromDelete(t *testing.T) {
 	t.Parallel()
 	clean, eng := harness.NewClient(t), harness.NewEngine(t)
-	for round := range 6 {
+	for round := range harness.Rounds(2, 20) {
 		name := harness.UniqueName(t)
 		sb, err := clean.Create(t.Context(), sandbox.WithName(name), harness.Quick)
 		if err != nil {
@@ -545,7 +546,7 @@ func TestNameIsFreeAtOnceAfterDelete(t *testing.T) {
 	name := harness.UniqueName(t)
 	harness.Remove(t, c, name)
 	last := ""
-	for round := range 4 {
+	for round := range harness.Rounds(2, 10) {
 		sb, err := c.Create(t.Context(), sandbox.WithName(name), harness.Quick)
 		if err != nil {
 			t.Fatalf("round %d: Create: %v", round, err)

@@ -14,15 +14,29 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// stopped returns the name of a sandbox that is stopped, and a client for it.
-func stopped(t *testing.T) (*sandbox.Client, string) {
-	t.Helper()
-	c := harness.NewClient(t)
+// Each test is given the name of the same sandbox, stopped, and a client for it.
+func TestResume(t *testing.T) {
+	t.Parallel()
 	made := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
-	if _, err := made.Stop(t.Context()); err != nil {
-		t.Fatalf("Stop: %v", err)
+	for _, test := range []struct {
+		what string
+		test func(*testing.T, *sandbox.Client, string)
+	}{
+		{"NeverResume starts no session", testNeverResumeStartsNoSession},
+		{"OnResume has the context of its caller", testOnResumeHasTheContextOfItsCaller},
+		{"a panic in OnResume reaches its caller", testPanicInOnResumeReachesItsCaller},
+		{"the next call calls OnResume for a caller that gave up", testNextCallCallsOnResume},
+		{"OnResume may end its handle", func(t *testing.T, c *sandbox.Client, name string) {
+			testOnResumeMayEndItsHandle(t, c, made)
+		}},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			if _, err := made.Stop(t.Context()); err != nil {
+				t.Fatalf("Stop: %v", err)
+			}
+			test.test(t, harness.NewClient(t), made.Name())
+		})
 	}
-	return c, made.Name()
 }
 
 // returns fails the test where call does not return.
@@ -40,43 +54,41 @@ func returns(t *testing.T, what string, call func()) {
 	}
 }
 
-func TestOnResumeMayEndItsHandle(t *testing.T) {
-	t.Parallel()
-	for what, end := range map[string]func(context.Context, *sandbox.Sandbox) error{
-		"Close":  func(_ context.Context, sb *sandbox.Sandbox) error { return sb.Close() },
-		"Detach": func(_ context.Context, sb *sandbox.Sandbox) error { return sb.Detach() },
-		"Delete": func(ctx context.Context, sb *sandbox.Sandbox) error {
-			_, err := sb.Delete(ctx, sandbox.PreserveVolumes(false))
-			return err
-		},
+func testOnResumeMayEndItsHandle(t *testing.T, c *sandbox.Client, made *sandbox.Sandbox) {
+	for _, test := range []struct {
+		what string
+		end  func(context.Context, *sandbox.Sandbox) error
+	}{
+		{"Close", func(_ context.Context, sb *sandbox.Sandbox) error { return sb.Close() }},
+		{"Detach", func(_ context.Context, sb *sandbox.Sandbox) error { return sb.Detach() }},
+		{"Delete", func(ctx context.Context, sb *sandbox.Sandbox) error {
+			return harness.Second(sb.Delete(ctx, sandbox.PreserveVolumes(false)))
+		}},
 	} {
-		t.Run(what, func(t *testing.T) {
-			t.Parallel()
-			c, name := stopped(t)
-			returns(t, what+" in OnResume", func() {
-				sb, err := c.Get(context.WithoutCancel(t.Context()), name, sandbox.OnResume(func(ctx context.Context, sb *sandbox.Sandbox) error {
-					if err := sb.Command(ctx, "true").Run(); err != nil {
-						return err
-					}
-					return end(ctx, sb)
-				}))
-				if err != nil {
-					t.Errorf("Get: %v", err)
-					return
+		if _, err := made.Stop(t.Context()); err != nil {
+			t.Fatalf("Stop: %v", err)
+		}
+		returns(t, test.what+" in OnResume", func() {
+			sb, err := c.Get(context.WithoutCancel(t.Context()), made.Name(), sandbox.OnResume(func(ctx context.Context, sb *sandbox.Sandbox) error {
+				if err := sb.Command(ctx, "true").Run(); err != nil {
+					return err
 				}
-				if _, err := sb.ReadFile(t.Context(), "/etc/passwd"); !errors.Is(err, sandbox.ErrClosed) && !errors.Is(err, sandbox.ErrNotFound) {
-					t.Errorf("ReadFile after %s: %v, want that the handle is closed", what, err)
-				}
-			})
+				return test.end(ctx, sb)
+			}))
+			if err != nil {
+				t.Errorf("Get: %v", err)
+				return
+			}
+			if _, err := sb.ReadFile(t.Context(), "/etc/passwd"); !errors.Is(err, sandbox.ErrClosed) && !errors.Is(err, sandbox.ErrNotFound) {
+				t.Errorf("ReadFile after %s: %v, want that the handle is closed", test.what, err)
+			}
 		})
 	}
 }
 
 // A handle that never resumes uses the session that there is, and starts none, whichever call
 // needs one.
-func TestNeverResumeStartsNoSession(t *testing.T) {
-	t.Parallel()
-	c, name := stopped(t)
+func testNeverResumeStartsNoSession(t *testing.T, c *sandbox.Client, name string) {
 	sb, err := c.Get(t.Context(), name, sandbox.NeverResume())
 	if err != nil {
 		t.Fatalf("Get: %v", err)
@@ -119,9 +131,7 @@ func TestNeverResumeStartsNoSession(t *testing.T) {
 }
 
 // A hook takes as long as it likes, and ends with its caller's context.
-func TestOnResumeHasTheContextOfItsCaller(t *testing.T) {
-	t.Parallel()
-	c, name := stopped(t)
+func testOnResumeHasTheContextOfItsCaller(t *testing.T, c *sandbox.Client, name string) {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(t.Context()))
 	defer cancel(nil)
 	why := errors.New("the caller gave up")
@@ -140,9 +150,7 @@ func TestOnResumeHasTheContextOfItsCaller(t *testing.T) {
 	})
 }
 
-func TestPanicInOnResumeReachesItsCaller(t *testing.T) {
-	t.Parallel()
-	c, name := stopped(t)
+func testPanicInOnResumeReachesItsCaller(t *testing.T, c *sandbox.Client, name string) {
 	func() {
 		defer func() {
 			if got := recover(); got != "in the hook" {
@@ -163,9 +171,7 @@ func TestPanicInOnResumeReachesItsCaller(t *testing.T) {
 
 // A caller may give up after the session has started and before OnResume was called. The
 // session's next user calls it then.
-func TestNextCallCallsOnResumeForACallerThatGaveUp(t *testing.T) {
-	t.Parallel()
-	_, name := stopped(t)
+func testNextCallCallsOnResume(t *testing.T, _ *sandbox.Client, name string) {
 	proxy := enginetest.NewProxy(t)
 	c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
 	called := 0
@@ -200,6 +206,7 @@ func TestStartOfAPausedSandboxKeepsItsCommands(t *testing.T) {
 		t.Run(first, func(t *testing.T) {
 			t.Parallel()
 			made := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+			before := harness.Status(t, made)
 			sb, err := harness.NewClient(t).Get(t.Context(), made.Name(), sandbox.OnResume(func(context.Context, *sandbox.Sandbox) error {
 				t.Error("OnResume was called, and no session was started")
 				return nil
@@ -221,6 +228,9 @@ func TestStartOfAPausedSandboxKeepsItsCommands(t *testing.T) {
 			if err := harness.NewEngine(t).PauseContainer(t.Context(), record.ContainerName(sb.Name())); err != nil {
 				t.Fatal(err)
 			}
+			if st := harness.Status(t, sb); st.State != sandbox.StatePaused {
+				t.Errorf("it is %s, want paused", st.State)
+			}
 			switch first {
 			case "Start":
 				_, err = sb.Start(t.Context())
@@ -239,6 +249,9 @@ func TestStartOfAPausedSandboxKeepsItsCommands(t *testing.T) {
 			in.Close()
 			if err := cmd.Wait(); err != nil || out.String() != "it goes on" {
 				t.Errorf("the command after %s: %q, %v; want that it goes on", first, &out, err)
+			}
+			if after := harness.Status(t, sb); !after.StartedAt.Equal(before.StartedAt) {
+				t.Errorf("it was restarted: %v, %v", before.StartedAt, after.StartedAt)
 			}
 		})
 	}

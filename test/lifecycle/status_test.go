@@ -10,15 +10,23 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// C6.1: what a session uses, its memory limit and its processes.
-func TestStatusTellsWhatTheSessionUses(t *testing.T) {
+func TestStatus(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithMemory(256<<20), sandbox.WithVCPUs(0.5))
+	t.Run("what the session uses", func(t *testing.T) { testUsage(t, sb) })
+	t.Run("the size of the workspace", func(t *testing.T) { testWorkspaceSize(t, sb) }) // which stops it
+	t.Run("of a stopped sandbox", func(t *testing.T) { testStatusOfStopped(t, sb) })
+}
+
+// C6.1: what a session uses, its memory limit and its processes.
+func testUsage(t *testing.T, sb *sandbox.Sandbox) {
 	busy := sb.Command(t.Context(), "sh", "-c", "while :; do :; done")
 	if err := busy.Start(); err != nil {
 		t.Fatal(err)
@@ -56,12 +64,7 @@ func TestStatusTellsWhatTheSessionUses(t *testing.T) {
 }
 
 // C6.1: a stopped sandbox has no usage, and asking for it is no error.
-func TestStatusOfAStoppedSandboxHasNoUsage(t *testing.T) {
-	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
-	if _, err := sb.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+func testStatusOfStopped(t *testing.T, sb *sandbox.Sandbox) {
 	for _, st := range []sandbox.Status{harness.Inspect(t, sb.Name()), harness.Inspect(t, sb.ID())} {
 		if st.Usage != nil || st.Uptime != 0 || st.State != sandbox.StateStopped || st.Reason != "stopped" || st.StartedAt.IsZero() {
 			t.Errorf("Inspect of a stopped sandbox = %+v", st)
@@ -76,9 +79,7 @@ func TestStatusOfAStoppedSandboxHasNoUsage(t *testing.T) {
 }
 
 // V5.1: the size of the workspace, for people as well, with and without a session.
-func TestStatusTellsTheSizeOfTheWorkspace(t *testing.T) {
-	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+func testWorkspaceSize(t *testing.T, sb *sandbox.Sandbox) {
 	harness.Run(t, sb, "sh", "-c", "head -c 1572864 /dev/urandom >/workspace/file; mkdir /workspace/dir; echo >/tmp/outside")
 	check := func() {
 		t.Helper()
@@ -110,69 +111,77 @@ func TestInspectSaysThatASandboxIsNotFound(t *testing.T) {
 	}
 }
 
-// C5, S1.p9: tags must all hold, the prefix and the state narrow further.
-func TestListFiltersAddUp(t *testing.T) {
+// C5, C5.1, C5.2, S1.p9: the newest first; tags must all hold, the prefix and the state narrow further.
+func TestListTellsOfEverySandbox(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
 	prefix := harness.UniqueName(t)
-	create := func(suffix, color, size string) {
+	began := time.Now().Add(-time.Minute)
+	create := func(suffix, color, size string) *sandbox.Sandbox {
 		t.Helper()
-		name := prefix + suffix
-		sb, err := c.Create(t.Context(), sandbox.WithName(name), sandbox.WithTags(map[string]string{"color": color, "size=é": size}))
-		if err != nil {
-			t.Fatal(err)
+		return harness.NewSandbox(t, sandbox.WithName(prefix+suffix), sandbox.WithTags(map[string]string{"color": color, "size=é": size}))
+	}
+	running, stopped, paused := create("-a", "red", ""), create("-b", "red", "xl"), create("-c", "blue", "s")
+	if _, err := stopped.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := harness.NewEngine(t).PauseContainer(t.Context(), record.ContainerName(paused.Name())); err != nil {
+		t.Fatal(err)
+	}
+	list, err := c.List(t.Context(), sandbox.NamePrefix(prefix))
+	if err != nil || len(list) != 3 {
+		t.Fatalf("List = %+v, %v; want three", list, err)
+	}
+	for i, want := range []struct {
+		sb    *sandbox.Sandbox
+		state sandbox.State
+	}{{paused, "paused"}, {stopped, "stopped"}, {running, "running"}} {
+		got := list[i]
+		if got.ID != want.sb.ID() || got.Name != want.sb.Name() || got.State != want.state || got.Location != "local" || got.Image != sandbox.DefaultImage {
+			t.Errorf("List[%d] = %+v; want %s, %s", i, got, want.sb.Name(), want.state)
 		}
-		harness.Remove(t, c, name)
-		t.Cleanup(func() { sb.Detach() })
-		if suffix == "-b" {
-			if _, err := sb.Stop(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+		if got.CreatedAt.Before(began) || got.CreatedAt.After(time.Now().Add(time.Minute)) {
+			t.Errorf("List[%d].CreatedAt = %v", i, got.CreatedAt)
 		}
 	}
-	create("-a", "red", "")
-	create("-b", "red", "xl")
-	names := func(opts ...sandbox.ListOption) []string {
-		t.Helper()
-		list, err := c.List(t.Context(), append(opts, sandbox.NamePrefix(prefix))...)
-		if err != nil {
-			t.Fatal(err)
-		}
+	for _, test := range []struct {
+		what string
+		opts []sandbox.ListOption
+		want []string
+	}{
+		{"newest first", nil, []string{"-c", "-b", "-a"}},
+		{"one tag", []sandbox.ListOption{sandbox.TagFilter("color", "red")}, []string{"-b", "-a"}},
+		{"two tags", []sandbox.ListOption{sandbox.TagFilter("color", "red"), sandbox.TagFilter("size=é", "xl")}, []string{"-b"}},
+		{"an empty value", []sandbox.ListOption{sandbox.TagFilter("size=é", "")}, []string{"-a"}},
+		{"a missing key", []sandbox.ListOption{sandbox.TagFilter("shape", "")}, []string{}},
+		{"state", []sandbox.ListOption{sandbox.StatusFilter(sandbox.Running)}, []string{"-a"}},
+		{"state in words", []sandbox.ListOption{sandbox.StatusFilter("running")}, []string{"-a"}},
+		{"another state", []sandbox.ListOption{sandbox.StatusFilter(sandbox.Stopped)}, []string{"-b"}},
+		{"states", []sandbox.ListOption{sandbox.StatusFilter(sandbox.Paused, sandbox.Stopped)}, []string{"-c", "-b"}},
+		{"states that none has", []sandbox.ListOption{sandbox.StatusFilter(sandbox.Creating, sandbox.StateError)}, []string{}},
+		{"state and tag", []sandbox.ListOption{sandbox.StatusFilter(sandbox.Running), sandbox.TagFilter("size=é", "xl")}, []string{}},
+		{"a longer prefix", []sandbox.ListOption{sandbox.NamePrefix(prefix + "-b")}, []string{"-c", "-b", "-a"}}, // the later one wins
+	} {
+		list, err := c.List(t.Context(), append(test.opts, sandbox.NamePrefix(prefix))...)
 		got := []string{}
 		for _, i := range list {
 			got = append(got, strings.TrimPrefix(i.Name, prefix))
 		}
-		return got
-	}
-	for _, test := range []struct {
-		what string
-		got  []string
-		want []string
-	}{
-		{"newest first", names(), []string{"-b", "-a"}},
-		{"one tag", names(sandbox.TagFilter("color", "red")), []string{"-b", "-a"}},
-		{"two tags", names(sandbox.TagFilter("color", "red"), sandbox.TagFilter("size=é", "xl")), []string{"-b"}},
-		{"an empty value", names(sandbox.TagFilter("size=é", "")), []string{"-a"}},
-		{"a missing key", names(sandbox.TagFilter("shape", "")), []string{}},
-		{"state", names(sandbox.StatusFilter(sandbox.Running)), []string{"-a"}},
-		{"states", names(sandbox.StatusFilter(sandbox.Stopped, sandbox.Running)), []string{"-b", "-a"}},
-		{"state and tag", names(sandbox.StatusFilter(sandbox.Running), sandbox.TagFilter("size=é", "xl")), []string{}},
-		{"a longer prefix", names(sandbox.NamePrefix(prefix + "-b")), []string{"-b", "-a"}}, // the later one wins
-	} {
-		if !slices.Equal(test.got, test.want) {
-			t.Errorf("List by %s = %q, want %q", test.what, test.got, test.want)
+		if err != nil || !slices.Equal(got, test.want) {
+			t.Errorf("List by %s = %q, %v; want %q", test.what, got, err, test.want)
 		}
 	}
-	for _, opt := range []sandbox.ListOption{
-		sandbox.StatusFilter("runing"),
-		sandbox.StatusFilter(""),
+}
+
+func TestListRefusesWhatNoSandboxHas(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	for _, opts := range [][]sandbox.ListOption{
+		{sandbox.StatusFilter("runing")}, {sandbox.StatusFilter("")}, {sandbox.TagFilter("a", "1"), sandbox.TagFilter("a", "2")},
 	} {
-		if _, err := c.List(t.Context(), opt); !errors.Is(err, sandbox.ErrInvalidArgument) {
-			t.Errorf("List by a state that does not exist: %v, want ErrInvalidArgument", err)
+		if _, err := c.List(t.Context(), opts...); !errors.Is(err, sandbox.ErrInvalidArgument) {
+			t.Errorf("List by a state that does not exist, or a tag that is to have two values: %v, want ErrInvalidArgument", err)
 		}
-	}
-	if _, err := c.List(t.Context(), sandbox.TagFilter("a", "1"), sandbox.TagFilter("a", "2")); !errors.Is(err, sandbox.ErrInvalidArgument) {
-		t.Errorf("List by a tag that is to have two values: %v, want ErrInvalidArgument", err)
 	}
 }
 

@@ -202,9 +202,7 @@ func TestExtendedSessionLivesOn(t *testing.T) {
 }
 
 // E90: extensions of several callers add up.
-func TestExtensionsAddUp(t *testing.T) {
-	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTimeout(time.Hour))
+func testExtensionsAddUp(t *testing.T, sb *sandbox.Sandbox) {
 	var all sync.WaitGroup
 	for range 3 {
 		other, err := harness.NewClient(t).Get(t.Context(), sb.Name())

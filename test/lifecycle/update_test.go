@@ -119,7 +119,7 @@ func latest(t *testing.T, eng *engine.Engine, id string) (last revised) {
 // them time and again, none that succeeded is lost, and they come one after the other.
 func TestUpdatersThatAreKilledLoseNothing(t *testing.T) {
 	t.Parallel()
-	updaters(t, 5*time.Second)
+	updaters(t, 2*time.Second)
 }
 
 // The same for a minute.
@@ -294,10 +294,24 @@ func TestUpdatedTimeoutReachesASessionOthersStarted(t *testing.T) {
 	}
 }
 
-// S1.p9, S4.1: tags are replaced, found by, and taken away.
-func TestUpdatedTagsAreSeenByAll(t *testing.T) {
+// Updates that the running session of one sandbox has at once.
+func TestUpdatesOfARunningSandbox(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTags(map[string]string{"color": "red", "size": "s"}))
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTags(map[string]string{"color": "red", "size": "s"}),
+		sandbox.WithVCPUs(0.5), sandbox.WithMemory(128<<20), sandbox.WithTimeout(time.Hour))
+	for _, test := range []struct {
+		what string
+		test func(*testing.T, *sandbox.Sandbox)
+	}{
+		{"tags", testUpdatedTags}, {"limits", testUpdatedLimits}, {"extensions add up", testExtensionsAddUp},
+		{"concurrent policies", testConcurrentPolicyUpdates}, {"an old policy", testOldVersionIsRefused},
+	} {
+		t.Run(test.what, func(t *testing.T) { test.test(t, sb) })
+	}
+}
+
+// S1.p9, S4.1: tags are replaced, found by, and taken away.
+func testUpdatedTags(t *testing.T, sb *sandbox.Sandbox) {
 	for _, want := range []map[string]string{{"color": "blue"}, {"a": "1", "b": ""}, nil} {
 		harness.Update(t, sb, sandbox.WithTags(want))
 		if got := harness.Inspect(t, sb.Name()).Tags; !maps.Equal(got, want) {
@@ -315,9 +329,7 @@ func TestUpdatedTagsAreSeenByAll(t *testing.T) {
 }
 
 // E102: limits change in the running session, with what goes with them.
-func TestUpdatedLimitsCountAtOnce(t *testing.T) {
-	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithVCPUs(0.5), sandbox.WithMemory(128<<20))
+func testUpdatedLimits(t *testing.T, sb *sandbox.Sandbox) {
 	limits := func() (cpus, memory int64) {
 		t.Helper()
 		got, err := harness.NewEngine(t).InspectContainer(t.Context(), "agent-sandbox-"+sb.Name())
@@ -364,7 +376,7 @@ func TestUpdateTakesOnlyWhatCanChange(t *testing.T) {
 	if !reflect.TypeOf(sandbox.WithTags).Out(0).Implements(reflect.TypeFor[sandbox.UpdateOption]()) {
 		t.Error("WithTags is no UpdateOption")
 	}
-	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	sb := harness.Shared(t)
 	six := map[string]string{"1": "", "2": "", "3": "", "4": "", "5": "", "6": ""}
 	err := sb.Update(t.Context(), sandbox.WithTags(six), sandbox.WithTimeout(-1), sandbox.WithMemory(1), sandbox.WithStopTimeout(0))
 	for _, complaint := range []string{"6 tags", "WithTimeout", "WithMemory", "WithStopTimeout"} {
