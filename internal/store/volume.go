@@ -258,6 +258,7 @@ func removedByAnother(volume string) error {
 func (s *Store) removeUnused(ctx context.Context, v engine.Volume) error {
 	name := v.Name
 	lostReplies, try, began := 0, -1, time.Now()
+	used := began // when a container that will soon be gone was seen last
 	var parts []string
 	var look sync.WaitGroup
 	look.Go(func() { parts = s.overlayParts(ctx, v) })
@@ -282,9 +283,12 @@ func (s *Store) removeUnused(ctx context.Context, v engine.Volume) error {
 		if e == nil {
 			e = users.checkUnused(name)
 		}
+		if len(users.transient) > 0 {
+			used = time.Now()
+		}
 		switch {
 		case e != nil || try == 0 || try%20 != 0:
-		case len(users.transient) == 0 && time.Since(began) < releaseTimeout:
+		case len(users.transient) == 0 && time.Since(used) < releaseTimeout:
 		case len(users.transient) == 0:
 			e = &inUse{text: fmt.Sprintf("volume %s: %v", name, err)}
 		case time.Since(began) > transientTimeout:
