@@ -217,7 +217,7 @@
 // Volumes made from a snapshot are overlays over its files, if the engine can mount
 // overlays. Docker does not track this dependency: "docker volume rm" removes a
 // snapshot's files while overlays use them; this package refuses to. The kernel does not
-// mount an overlay again while a copy of its previous mount exists: a start waits 10 s
+// mount an overlay again while a copy of its previous mount exists: a start waits 30 s
 // for containers that are just starting. A container that has all of the machine's files
 // mounted keeps such copies for as long as it runs, and the error says so. The
 // container's own files are copied into each new sandbox, and not stored if none were

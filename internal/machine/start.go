@@ -13,8 +13,9 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
-// busyTimeout is how long a start waits for busy volumes, see [engine.ErrBusy].
-const busyTimeout = 10 * time.Second
+// busyTimeout is how long a start waits for busy volumes, see [engine.ErrBusy]: containers that begin
+// keep copies of mounts, on a busy engine for many seconds.
+const busyTimeout = 30 * time.Second
 
 // Start starts the container of a sandbox, after it has checked the container's files. When
 // that fails it places the guest again and retries: the guest's volume is the one thing a
