@@ -222,23 +222,32 @@ const seen = [], source = new EventSource("/sandboxes/%s/logs");
 let opened = 0;
 source.onopen = () => opened++;
 for (const kind of ["stdout", "stderr", "end", "failed"])
-	source.addEventListener(kind, e => seen.push({Kind: kind, ID: e.lastEventId, Data: e.data}));
+	source.addEventListener(kind, e => {
+		if (seen.push({Kind: kind, ID: e.lastEventId, Data: e.data}) == 1) fetch("/first", {method: "POST"});
+	});
 source.onerror = () => {
 	if (source.readyState == EventSource.CLOSED)
 		fetch("/seen", {method: "POST", body: JSON.stringify({Opened: opened, Seen: seen})});
 };
 </script>`
 
-// cut is a response whose connection breaks at the next piece once it has sent some events.
+// cut is a response whose connection breaks once it has sent some events and one has arrived: those on
+// their way are lost.
 type cut struct {
 	http.ResponseWriter
-	after int
+	after   int
+	arrived <-chan struct{}
+	gone    <-chan struct{} // closed when the browser does not wait any more
 }
 
 func (c *cut) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
 func (c *cut) Write(b []byte) (int, error) {
 	if c.after <= 0 {
+		select {
+		case <-c.arrived:
+		case <-c.gone:
+		}
 		panic(http.ErrAbortHandler)
 	}
 	c.after -= bytes.Count(b, []byte("event: "))
@@ -268,11 +277,12 @@ func TestLogsInABrowser(t *testing.T) {
 		fmt.Fprintf(w, page, sb.Name())
 	})
 	logs := sandboxhttp.LogsHandler(c)
-	back := make(chan struct{})
+	back, first := make(chan struct{}), make(chan struct{})
+	mux.HandleFunc("POST /first", func(http.ResponseWriter, *http.Request) { close(first) })
 	mux.HandleFunc("GET /sandboxes/{name}/logs", func(w http.ResponseWriter, r *http.Request) {
 		switch asked.Add(1) {
 		case 1:
-			w = &cut{w, 30}
+			w = &cut{w, 30, first, r.Context().Done()}
 		case 2:
 			if r.Header.Get("Last-Event-ID") == "" {
 				t.Error("it comes back without Last-Event-ID")
