@@ -39,7 +39,7 @@ func exec64(ctx context.Context, r *rig) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	ours, theirs, ratios, err := pairs(ctx, 1, 7,
+	ours, theirs, ratios, err := pairs(ctx, 1, 5,
 		rate(at, rounds, func() error { return sb.Command(ctx, "true").Run() }),
 		rate(at, 1, func() error { return second(r.api.exec(ctx, container(sb), "true")) }))
 	if err != nil {
@@ -121,7 +121,7 @@ func stdout1GiB(ctx context.Context, r *rig) (float64, error) {
 		use.add(r.spent(), before, took/1000)
 		return size / 1e6 / (took / 1000), err
 	}
-	ours, theirs, ratios, err := pairs(ctx, 1, 5,
+	ours, theirs, ratios, err := pairs(ctx, 1, 3,
 		func() (float64, error) {
 			return speed(&use[0], func() (int64, error) {
 				var n counter

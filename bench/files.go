@@ -227,7 +227,7 @@ func copyOut10k(other rival) func(context.Context, *rig) (float64, error) {
 		if _, err := sb.CopyIn(ctx, src, "src"); err != nil {
 			return 0, err
 		}
-		ours, theirs, ratios, err := pairs(ctx, 1, 5,
+		ours, theirs, ratios, err := pairs(ctx, 1, 3,
 			func() (float64, error) {
 				n++
 				return milliseconds(func() error { return second(sb.CopyOut(ctx, "src", filepath.Join(dir, strconv.Itoa(n)))) })

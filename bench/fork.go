@@ -56,7 +56,7 @@ func forkSmall(ctx context.Context, r *rig) (float64, error) {
 		if err != nil {
 			return 0, err
 		}
-		if err := compare("fork of "+where, 2, 9, func() (float64, error) { return fork(source) }); err != nil {
+		if err := compare("fork of "+where, 1, 7, func() (float64, error) { return fork(source) }); err != nil {
 			return 0, err
 		}
 		if err := compare("first fork of "+where, 1, 7, func() (float64, error) {
@@ -106,7 +106,7 @@ func createFromSnapshot(ctx context.Context, r *rig) (float64, error) {
 			return 0, err
 		}
 		r.snapshots = append(r.snapshots, snap.ID)
-		ours, theirs, ratios, err := pairs(ctx, 2, 9,
+		ours, theirs, ratios, err := pairs(ctx, 1, 7,
 			used(ctx, func() (*sandbox.Sandbox, error) {
 				return r.client.Create(ctx, r.tags(), quick, sandbox.WithSource(sandbox.FromSnapshot(snap.ID)))
 			}),
@@ -192,7 +192,7 @@ func forkPause(ctx context.Context, r *rig) (float64, error) {
 		return 0, err
 	}
 	defer stop()
-	forked, created, _, err := pairs(ctx, 2, 11,
+	forked, created, _, err := pairs(ctx, 1, 9,
 		during(longest, func() error { return second(r.client.Fork(ctx, source.Name(), r.tags())) }),
 		during(longest, func() error { return second(r.create(ctx)) }))
 	if err != nil {
@@ -222,7 +222,7 @@ func forkPauseVsEngine(ctx context.Context, r *rig) (float64, error) {
 		}
 		return nil
 	}
-	forked, bare, ratios, err := pairs(ctx, 2, 11,
+	forked, bare, ratios, err := pairs(ctx, 1, 9,
 		during(longest, func() error { return second(r.client.Fork(ctx, source.Name(), r.tags())) }), during(longest, paused))
 	if err != nil {
 		return 0, err

@@ -164,7 +164,7 @@ func (o object) passes(filters map[string]map[string]bool) bool {
 // createAt10k compares the creation of a sandbox, until the first command's exit, on an engine
 // with ten thousand others and on one without.
 func createAt10k(ctx context.Context, r *rig) (float64, error) {
-	return r.at10k(ctx, "create, to the first command's exit", 15, func(c *sandbox.Client) func() (float64, error) {
+	return r.at10k(ctx, "create, to the first command's exit", 11, func(c *sandbox.Client) func() (float64, error) {
 		return used(ctx, func() (*sandbox.Sandbox, error) { return c.Create(ctx, r.tags(), quick) })
 	})
 }

@@ -131,7 +131,7 @@ func createPolicy(ctx context.Context, r *rig) (float64, error) {
 			return o.client.Create(ctx, r.tags(), quick, sandbox.WithNetworkPolicy(p))
 		})
 	}
-	ours, theirs, ratios, err := pairs(ctx, 2, 9, create(o.byName()), create(sandbox.AllowAll()))
+	ours, theirs, ratios, err := pairs(ctx, 1, 7, create(o.byName()), create(sandbox.AllowAll()))
 	if err != nil {
 		return 0, err
 	}
@@ -148,7 +148,7 @@ func policyUpdate(ctx context.Context, r *rig) (float64, error) {
 	to := func(p sandbox.NetworkPolicy) func() (float64, error) {
 		return timed(func() error { return sb.Update(ctx, sandbox.WithNetworkPolicy(p)) })
 	}
-	names, none, _, err := pairs(ctx, 3, 20, to(sandbox.NetworkPolicy{Allow: []string{"*.example.com", "example.org"}}), to(sandbox.DenyAll()))
+	names, none, _, err := pairs(ctx, 2, 15, to(sandbox.NetworkPolicy{Allow: []string{"*.example.com", "example.org"}}), to(sandbox.DenyAll()))
 	if err != nil {
 		return 0, err
 	}
@@ -192,7 +192,7 @@ func tlsConnect(ctx context.Context, r *rig) (float64, error) {
 			return strconv.ParseFloat(strings.TrimSpace(string(out)), 64)
 		}
 	}
-	through, past, _, err := pairs(ctx, 2, 15, measure(proxied), measure(direct))
+	through, past, _, err := pairs(ctx, 1, 9, measure(proxied), measure(direct))
 	if err != nil {
 		return 0, err
 	}

@@ -101,7 +101,7 @@ func (r *rig) beyondCreate(ctx context.Context, what, tree string, create func()
 		return 0, err
 	}
 	var plain, with, cps, ratios samples
-	for round := range 6 {
+	for round := range 5 {
 		if ctx.Err() != nil {
 			return 0, context.Cause(ctx)
 		}
