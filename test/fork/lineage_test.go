@@ -22,7 +22,7 @@ type family struct {
 	one           *sandbox.Sandbox // of root, by ForkN
 }
 
-// What came from what is told by each status, by the list of snapshots and by the tree.
+// The status of a sandbox, the list of snapshots and the tree name the source of each sandbox and snapshot.
 func TestLineage(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
@@ -35,7 +35,7 @@ func TestLineage(t *testing.T) {
 	f.below = harness.SnapshotOf(t, c, f.fork, sandbox.WithSnapshotName(f.name))
 	f.one = forkedN(t, c, f.root.Name(), 1)[0]
 
-	// What a sandbox came from is told of it, without secrets, and of its forks.
+	// The status of a sandbox and of its forks names its source, without secrets.
 	for sb, want := range map[*sandbox.Sandbox]string{
 		f.root:            "directory " + dir,
 		f.child:           "snapshot " + f.first.ID,

@@ -148,9 +148,9 @@ func TestCancelledSnapshotLeavesNoTag(t *testing.T) {
 	}
 }
 
-// A snapshot stays for as long as something stands on it, although it has expired, and no longer. What
-// a sandbox leaves behind stands on it as the sandbox did: attached again it has its files.
-func TestSnapshotStaysWhileSomethingStandsOnIt(t *testing.T) {
+// An expired snapshot stays for as long as something uses its files, and no longer. A volume that a
+// deleted sandbox leaves uses them, too: attached to another sandbox it has them.
+func TestExpiredSnapshotStaysWhileItsFilesAreUsed(t *testing.T) {
 	t.Parallel()
 	c, eng := harness.NewClient(t), harness.NewEngine(t)
 	snap := harness.SnapshotOf(t, c, stock(t), sandbox.WithExpiry(time.Hour))
@@ -162,7 +162,7 @@ func TestSnapshotStaysWhileSomethingStandsOnIt(t *testing.T) {
 		t.Error(err)
 	}
 	if out := harness.Run(t, sb, "cat", "below"); out != "below" {
-		t.Errorf("what stands on an expired snapshot has %q", out)
+		t.Errorf("the sandbox made from an expired snapshot has %q", out)
 	}
 	recordOf(t, eng, snap.ID)
 

@@ -25,7 +25,7 @@ func sharing(t *testing.T, test func(t *testing.T, c *sandbox.Client, shares boo
 }
 
 // A snapshot has everything, is not changed by what comes later, and is protected while
-// something stands on it.
+// something uses its files.
 func TestSnapshotHasEverything(t *testing.T) {
 	t.Parallel()
 	sharing(t, func(t *testing.T, c *sandbox.Client, shares bool) {

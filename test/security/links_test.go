@@ -258,7 +258,7 @@ func restart(t *testing.T, sb *sandbox.Sandbox) (*sandbox.Sandbox, error) {
 }
 
 // Links that lead to where a mount may be work as they do in any container. Engines that make mounts with Go's os.Root refuse
-// those that lead to nothing, which is told.
+// those that lead to nothing; the error says so.
 func TestMountsFollowHarmlessLinks(t *testing.T) {
 	t.Parallel()
 	ref := image(t, harness.TarLink("data", "srv/data"), harness.TarFile("srv/data/own", ""), harness.TarLink("var/run", "../run"),
