@@ -97,20 +97,22 @@ func Open(ctx context.Context, o Options) (*Engine, error) {
 
 func newEngine(ep endpoint, o Options) (*Engine, error) {
 	e := &Engine{ep: ep, clock: new(clock), podman: new(atomic.Bool), registryAuth: o.RegistryAuth}
-	var err error
+	var (
+		err      error
+		dialCall func(context.Context) (net.Conn, error)
+		queue    *atomic.Int64
+	)
 	if ep.scheme == "ssh" {
-		e.ssh, err = newSSHDialer(ep.url, o.DialTimeout)
-	} else {
-		e.dial, err = dialer(ep, o.DialTimeout)
-	}
-	if err != nil {
-		return nil, err
-	}
-	dialCall := e.dial
-	var queue *atomic.Int64
-	if e.ssh != nil {
+		if e.ssh, err = newSSHDialer(ep.url, o.DialTimeout); err != nil {
+			return nil, err
+		}
 		e.dial, queue = e.ssh.dial, new(atomic.Int64)
 		dialCall = pooled(e.dial, queue)
+	} else {
+		if e.dial, err = dialer(ep, o.DialTimeout); err != nil {
+			return nil, err
+		}
+		dialCall = e.dial
 	}
 	e.tr = &http.Transport{
 		DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return dialCall(ctx) },
