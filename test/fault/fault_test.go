@@ -117,7 +117,7 @@ func testFaultsAtEvery(t *testing.T, n int, op operation) {
 	})
 }
 
-// testStallsAtEvery has the engine stall at every nth call of a plain run.
+// testStallsAtEvery runs the operation with an engine that does not answer one call: every nth of a plain run.
 func testStallsAtEvery(t *testing.T, n int, op operation) {
 	at := everyNth(n)
 	testPlan(t, op, func(k int, _ string) []enginetest.Fault {

@@ -388,8 +388,8 @@ type creation1 struct {
 	err   error
 }
 
-// creators starts a Create for each of stops and holds it before that call, has the engine end and start
-// again, and returns the results. Without stops it returns that of one Create without an interruption.
+// creators starts a Create for each of stops and holds it before that call, ends and restarts the
+// engine, and returns the results. Without stops it returns that of one Create without an interruption.
 func creators(t *testing.T, d *enginetest.Daemon, image sandbox.CreateOption, stops []int, down func(*enginetest.Daemon)) []creation1 {
 	t.Helper()
 	n := len(stops)
