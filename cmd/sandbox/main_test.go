@@ -215,7 +215,7 @@ func TestExitCodes(t *testing.T) {
 		"help without verb":  {nil, nil, 0, ""},
 	}
 	// Those that a real engine has its say in.
-	asks := regexp.MustCompile("^(signal|missing program|not executable|.* (of|in) (none|nothing|no snapshot))$")
+	asks := regexp.MustCompile("^(signal|missing program|not executable|no image|.* (of|in) (none|nothing|no snapshot|no image))$")
 	for what, test := range tests {
 		t.Run(what, func(t *testing.T) {
 			if asks.MatchString(what) {

@@ -38,7 +38,7 @@ func (e *Engine) CopyTo(ctx context.Context, containerID, dir string, tar io.Rea
 	// With another content type the engine may unpack nothing and still answer 200.
 	resp, err := e.call(ctx, http.MethodPut, "/containers/"+containerID+"/archive", query, "application/x-tar", src)
 	if err != nil {
-		return e.fail(ctx, src.blame(err))
+		return linkedMount(e.fail(ctx, src.blame(err)))
 	}
 	_, err = io.Copy(io.Discard, resp.Body)
 	_ = resp.Body.Close()
@@ -59,7 +59,7 @@ func (e *Engine) StatPath(ctx context.Context, containerID, path string) (PathSt
 	// The reply to a HEAD request has no message.
 	rc, got, err := e.CopyFrom(ctx, containerID, path)
 	if err != nil {
-		return got, linkedMount(busyVolume(err))
+		return got, busyVolume(err)
 	}
 	return got, rc.Close()
 }
@@ -89,7 +89,7 @@ func (e *Engine) CopyFrom(ctx context.Context, containerID, path string) (io.Rea
 		if rc != nil {
 			_ = rc.Close()
 		}
-		return nil, PathStat{}, e.fail(ctx, err)
+		return nil, PathStat{}, linkedMount(e.fail(ctx, err))
 	}
 	return &reply{ctx: ctx, e: e, rc: rc}, toStat(s), nil
 }

@@ -16,6 +16,7 @@ import (
 
 // A helper that takes longer than its time is claimed: a sweep of another program leaves it.
 func TestLongHelperIsClaimed(t *testing.T) {
+	enginetest.Need(t)
 	machine.ClaimAfter(10 * time.Millisecond)
 	defer machine.ClaimAfter(time.Minute)
 	proxy := enginetest.NewProxy(t)

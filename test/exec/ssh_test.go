@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
@@ -53,6 +54,7 @@ type openSSH struct {
 
 func newOpenSSH(t *testing.T, opts ...sandbox.CreateOption) *openSSH {
 	t.Helper()
+	enginetest.Need(t)
 	for _, program := range []string{"ssh", "scp", "sftp", "rsync", "git"} {
 		if _, err := exec.LookPath(program); err != nil {
 			t.Fatalf("%v: ci/clients installs it", err)

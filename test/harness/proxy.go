@@ -40,6 +40,7 @@ var (
 // true when it has answered it itself; after, which may be nil, may change each reply.
 func InFront(t *testing.T, before func(http.ResponseWriter, *http.Request) bool, after func(*http.Response) error) (host string) {
 	t.Helper()
+	enginetest.Need(t)
 	engine := os.Getenv("DOCKER_HOST")
 	if engine == "" {
 		engine = "unix:///var/run/docker.sock"

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
@@ -56,6 +57,7 @@ func (s *sshd) connections() int { return strings.Count(s.log.String(), "Accepte
 // is OpenSSH's with the options of the client's configuration.
 func newSSHD(t *testing.T, serverOptions []string, options ...string) (*sshd, *sandbox.Client) {
 	t.Helper()
+	enginetest.Need(t)
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	write := func(name string, mode os.FileMode, lines ...string) {
