@@ -121,7 +121,7 @@ func stdout1GiB(ctx context.Context, r *rig) (float64, error) {
 		use.add(r.spent(), before, took/1000)
 		return size / 1e6 / (took / 1000), err
 	}
-	ours, theirs, ratios, err := pairs(ctx, 1, 3,
+	ours, theirs, ratios, err := pairs(ctx, 0, 3,
 		func() (float64, error) {
 			return speed(&use[0], func() (int64, error) {
 				var n counter

@@ -131,28 +131,19 @@ func (r *rig) copyRig(ctx context.Context, fill func(dir string) error) (sb *san
 	return sb, dir, done, exec.Command("sync").Run()
 }
 
-// rival is another way to copy a tree into a sandbox and out of it.
-type rival struct {
-	name    string
-	in, out func(ctx context.Context, sb *sandbox.Sandbox, from, to string) error
+// A copying is a copy of files into a sandbox, or out of it. Both comparisons of one use the same rounds.
+type copying struct {
+	what   string
+	fill   func(string) error
+	rounds int
+	out    bool
 }
 
-// hostCopy is cp -a between two directories of the machine, the least that a copy costs.
-// dockerCopy is what a user would take instead of the library.
 var (
-	hostCopy   = rival{"cp -a on the host", cp, cp}
-	dockerCopy = rival{"docker cp",
-		func(ctx context.Context, sb *sandbox.Sandbox, from, to string) error {
-			return dockerCP(ctx, from, container(sb)+":"+sandbox.Workspace+"/"+filepath.Base(to))
-		},
-		func(ctx context.Context, sb *sandbox.Sandbox, from, to string) error {
-			return dockerCP(ctx, container(sb)+":"+sandbox.Workspace+"/"+filepath.Base(from), to)
-		}}
+	in10k  = copying{"10,000 files in", files10k, 4, false}
+	out10k = copying{"10,000 files out", files10k, 3, true}
+	in1GiB = copying{"1 GiB in", file1GiB, 3, false}
 )
-
-func cp(ctx context.Context, _ *sandbox.Sandbox, from, to string) error {
-	return exec.CommandContext(ctx, "cp", "-a", from, to).Run()
-}
 
 func dockerCP(ctx context.Context, from, to string) error {
 	if out, err := exec.CommandContext(ctx, "docker", "cp", from, to).CombinedOutput(); err != nil {
@@ -189,57 +180,64 @@ func file1GiB(name string) error {
 	return errors.Join(err, f.Close())
 }
 
-// copyIn compares CopyIn with a rival.
-func copyIn(what string, rounds int, fill func(string) error, other rival) func(context.Context, *rig) (float64, error) {
-	return func(ctx context.Context, r *rig) (float64, error) {
-		sb, dir, done, err := r.copyRig(ctx, fill)
-		if err != nil {
-			return 0, err
-		}
-		defer done()
-		src, n := filepath.Join(dir, "src"), 0
-		ours, theirs, ratios, err := pairs(ctx, 1, rounds,
-			func() (float64, error) {
-				n++
-				return milliseconds(func() error { return second(sb.CopyIn(ctx, src, "in-"+strconv.Itoa(n))) })
-			},
-			func() (float64, error) {
-				n++
-				return milliseconds(func() error { return other.in(ctx, sb, src, filepath.Join(dir, strconv.Itoa(n))) })
-			})
-		if err != nil {
-			return 0, err
-		}
-		note("%s in: CopyIn takes %v ms, %s %v ms", what, ours, other.name, theirs)
-		return ratios.median(), nil
-	}
+// vsHostCopy compares with cp -a between two directories of the machine, the least that a copy costs.
+func (c copying) vsHostCopy(ctx context.Context, r *rig) (float64, error) {
+	return c.compare(ctx, r, 2)
 }
 
-// copyOut10k compares CopyOut with a rival.
-func copyOut10k(other rival) func(context.Context, *rig) (float64, error) {
-	return func(ctx context.Context, r *rig) (float64, error) {
-		sb, dir, done, err := r.copyRig(ctx, files10k)
+// vsDockerCopy compares with docker cp, which is what a user would take instead of the library.
+func (c copying) vsDockerCopy(ctx context.Context, r *rig) (float64, error) {
+	return c.compare(ctx, r, 1)
+}
+
+func (c copying) compare(ctx context.Context, r *rig, with int) (float64, error) {
+	if r.copied[c.what] == nil {
+		got, err := c.measure(ctx, r)
 		if err != nil {
 			return 0, err
 		}
-		defer done()
-		src, n := filepath.Join(dir, "src"), 0
-		if _, err := sb.CopyIn(ctx, src, "src"); err != nil {
-			return 0, err
-		}
-		ours, theirs, ratios, err := pairs(ctx, 1, 3,
-			func() (float64, error) {
-				n++
-				return milliseconds(func() error { return second(sb.CopyOut(ctx, "src", filepath.Join(dir, strconv.Itoa(n)))) })
-			},
-			func() (float64, error) {
-				n++
-				return milliseconds(func() error { return other.out(ctx, sb, src, filepath.Join(dir, strconv.Itoa(n))) })
-			})
-		if err != nil {
-			return 0, err
-		}
-		note("10,000 files out: CopyOut takes %v ms, %s %v ms", ours, other.name, theirs)
-		return ratios.median(), nil
+		r.copied[c.what] = got
 	}
+	got := r.copied[c.what]
+	return ratios(got[0], got[with]).median(), nil
+}
+
+// measure returns what the library takes, docker cp and cp, in milliseconds.
+func (c copying) measure(ctx context.Context, r *rig) ([]samples, error) {
+	sb, dir, done, err := r.copyRig(ctx, c.fill)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	src, n := filepath.Join(dir, "src"), 0
+	ways := []func(to string) error{
+		func(to string) error { return second(sb.CopyIn(ctx, src, to)) },
+		func(to string) error { return dockerCP(ctx, src, container(sb)+":"+sandbox.Workspace+"/"+to) },
+	}
+	if c.out {
+		inside := sandbox.Workspace + "/src"
+		if _, err := sb.CopyIn(ctx, src, inside); err != nil {
+			return nil, err
+		}
+		ways = []func(to string) error{
+			func(to string) error { return second(sb.CopyOut(ctx, inside, filepath.Join(dir, to))) },
+			func(to string) error { return dockerCP(ctx, container(sb)+":"+inside, filepath.Join(dir, to)) },
+		}
+	}
+	ways = append(ways, func(to string) error {
+		return exec.CommandContext(ctx, "cp", "-a", src, filepath.Join(dir, to)).Run()
+	})
+	var each []func() (float64, error)
+	for _, way := range ways {
+		each = append(each, func() (float64, error) {
+			n++
+			return milliseconds(func() error { return way(strconv.Itoa(n)) })
+		})
+	}
+	got, err := rounds(ctx, 0, c.rounds, each...)
+	if err != nil {
+		return nil, err
+	}
+	note("%s: %v ms, docker cp %v ms, cp -a on the host %v ms", c.what, got[0], got[1], got[2])
+	return got, nil
 }

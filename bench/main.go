@@ -59,12 +59,12 @@ var figures = []figure{
 	{"stdout_1GiB_vs_engine_exec", "ratio", stdout1GiB},
 	{"read_4KiB_vs_engine_archive", "ratio", read4K},
 	{"write_4KiB_vs_engine_archive", "ratio", write4K},
-	{"copyin_10k_files_vs_host_cp", "ratio", copyIn("10,000 files", 4, files10k, hostCopy)},
-	{"copyin_10k_files_vs_docker_cp", "ratio", copyIn("10,000 files", 4, files10k, dockerCopy)},
-	{"copyout_10k_files_vs_host_cp", "ratio", copyOut10k(hostCopy)},
-	{"copyout_10k_files_vs_docker_cp", "ratio", copyOut10k(dockerCopy)},
-	{"copyin_1GiB_vs_host_cp", "ratio", copyIn("1 GiB", 3, file1GiB, hostCopy)},
-	{"copyin_1GiB_vs_docker_cp", "ratio", copyIn("1 GiB", 3, file1GiB, dockerCopy)},
+	{"copyin_10k_files_vs_host_cp", "ratio", in10k.vsHostCopy},
+	{"copyin_10k_files_vs_docker_cp", "ratio", in10k.vsDockerCopy},
+	{"copyout_10k_files_vs_host_cp", "ratio", out10k.vsHostCopy},
+	{"copyout_10k_files_vs_docker_cp", "ratio", out10k.vsDockerCopy},
+	{"copyin_1GiB_vs_host_cp", "ratio", in1GiB.vsHostCopy},
+	{"copyin_1GiB_vs_docker_cp", "ratio", in1GiB.vsDockerCopy},
 	{"http_rps_via_dial_vs_published_port", "ratio", httpDial},
 	{"dial_256MiB_vs_published_port", "ratio", bulkDial},
 	{"rwcopy_10k_small_vs_host_cp", "ratio", rwcopy(small, false)},
@@ -80,8 +80,6 @@ var figures = []figure{
 	{"commit_skipped_when_clean", "commits", commitSkipped},
 	{"fork_pause_ms", "ms", forkPause},
 	{"fork_pause_vs_engine_pause", "ratio", forkPauseVsEngine},
-	{"get_1000_vs_1", "ratio", get1000},
-	{"list_1000_vs_engine", "ratio", list1000},
 	{"create_at_10k_vs_empty", "ratio", createAt10k},
 	{"get_at_10k_vs_empty", "ratio", getAt10k},
 	{"list_10k_vs_engine", "ratio", list10k},
@@ -105,8 +103,9 @@ type rig struct {
 	dirs      []string // to remove at the end
 	snapshots []string // to delete after the sandboxes that share their files
 
+	copied map[string][]samples // by copying
+
 	shared *sandbox.Sandbox // warm, for figures that need no new one
-	crowd  bool             // a thousand others exist
 }
 
 func bench(ctx context.Context) (err error) {
@@ -159,7 +158,7 @@ func newRig(ctx context.Context) (*rig, error) {
 		return nil, err
 	}
 	defer eng.Close()
-	r := &rig{id: strings.ToLower(rand.Text()[:12]), host: eng.Host(), local: eng.Location() == "local"}
+	r := &rig{copied: map[string][]samples{}, id: strings.ToLower(rand.Text()[:12]), host: eng.Host(), local: eng.Location() == "local"}
 	if r.facts, err = eng.Info(ctx); err != nil {
 		return nil, err
 	}
@@ -209,7 +208,7 @@ func container(sb *sandbox.Sandbox) string { return "agent-sandbox-" + sb.Name()
 
 // remove deletes everything of this run: tagged sandboxes and objects made with plain calls.
 func (r *rig) remove() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	infos, err := r.client.List(ctx, sandbox.TagFilter(tag, r.id))
 	errs := []error{err, r.removeByHand(ctx)}
@@ -261,33 +260,44 @@ func (s samples) String() string {
 	return fmt.Sprintf("%.3g (%.3g to %.3g, n=%d)", s.median(), slices.Min(s), slices.Max(s), len(s))
 }
 
-// pairs measures a and b in each of n rounds, after warmup rounds that are dropped. ratios
-// are a/b of each round.
-func pairs(ctx context.Context, warmup, n int, a, b func() (float64, error)) (as, bs, ratios samples, err error) {
+// rounds measures each way in each of n rounds, after warmup rounds that are dropped.
+func rounds(ctx context.Context, warmup, n int, ways ...func() (float64, error)) ([]samples, error) {
+	got := make([]samples, len(ways))
 	for round := range warmup + n {
-		if ctx.Err() != nil {
-			return nil, nil, nil, context.Cause(ctx)
-		}
-		var x, y float64
-		if round%2 == 0 {
-			x, err = a()
-			if err == nil {
-				y, err = b()
+		for i := range ways {
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
 			}
-		} else {
-			y, err = b()
-			if err == nil {
-				x, err = a()
+			if round%2 == 1 {
+				i = len(ways) - 1 - i
 			}
-		}
-		if err != nil {
-			return nil, nil, nil, err
-		}
-		if round >= warmup {
-			as, bs, ratios = append(as, x), append(bs, y), append(ratios, x/y)
+			took, err := ways[i]()
+			if err != nil {
+				return nil, err
+			}
+			if round >= warmup {
+				got[i] = append(got[i], took)
+			}
 		}
 	}
-	return as, bs, ratios, nil
+	return got, nil
+}
+
+// pairs are rounds of two ways, and the ratios a/b of each round.
+func pairs(ctx context.Context, warmup, n int, a, b func() (float64, error)) (as, bs, of samples, err error) {
+	got, err := rounds(ctx, warmup, n, a, b)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	return got[0], got[1], ratios(got[0], got[1]), nil
+}
+
+// ratios returns a/b of each round.
+func ratios(as, bs samples) (all samples) {
+	for i := range as {
+		all = append(all, as[i]/bs[i])
+	}
+	return all
 }
 
 // timed returns a function that measures fn, in milliseconds.

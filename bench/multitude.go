@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
@@ -82,6 +83,15 @@ func (r *rig) multitude(ctx context.Context) (*multitude, error) {
 		}
 	}
 	return m, nil
+}
+
+// stranger is the record of a sandbox of a multitude.
+func (r *rig) stranger(i int) record.Sandbox {
+	return record.Sandbox{
+		ID: record.NewID(), Name: fmt.Sprintf("crowd-%s-%d", r.id, i), Nonce: record.NewNonce(), CreatedAt: time.Now(),
+		Persistent: true, Tags: map[string]string{"crowd": r.id}, ControlKey: make([]byte, 32),
+		Settings: record.SandboxSettings{Image: sandbox.DefaultImage, Workdir: sandbox.Workspace},
+	}
 }
 
 func newObject(v map[string]any, labels map[string]string) object {
@@ -229,7 +239,7 @@ func list10k(ctx context.Context, r *rig) (float64, error) {
 	}
 	defer eng.Close()
 	managed := record.Filter(record.Managed, "true")
-	ours, theirs, ratios, err := pairs(ctx, 2, 15,
+	ours, theirs, ratios, err := pairs(ctx, 1, 9,
 		timed(func() error {
 			got, err := among.client.List(ctx)
 			if err == nil && len(got) < multitudeSize {

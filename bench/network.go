@@ -243,7 +243,8 @@ func rssPID1(ctx context.Context, r *rig) (float64, error) {
 	}
 	defer o.close()
 	var all samples
-	for range 5 {
+	boxes := make([]*sandbox.Sandbox, 5)
+	for i := range boxes {
 		sb, err := o.client.Create(ctx, r.tags(), sandbox.WithNetworkPolicy(o.byName()))
 		if err != nil {
 			return 0, err
@@ -251,7 +252,10 @@ func rssPID1(ctx context.Context, r *rig) (float64, error) {
 		if err := sb.Command(ctx, "curl", "-skf", "-o", "/dev/null", "https://"+labName+"/").Run(); err != nil {
 			return 0, err
 		}
-		time.Sleep(5 * time.Second)
+		boxes[i] = sb
+	}
+	time.Sleep(5 * time.Second)
+	for _, sb := range boxes {
 		out, err := sb.Command(ctx, "sed", "-n", `s/^VmRSS:\s*\([0-9]*\) kB$/\1/p`, "/proc/1/status").Output()
 		if err != nil {
 			return 0, err

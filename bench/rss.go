@@ -17,7 +17,7 @@ import (
 const (
 	childArg  = "hold-sandboxes"
 	sandboxes = 100
-	readings  = 11
+	readings  = 5
 )
 
 // rss100 measures the resident memory of a program with 100 sandboxes, each connected. It is
