@@ -343,7 +343,7 @@ func TestTouchedForeignObjectIsReported(t *testing.T) {
 	before := enginetest.Take(t, enginetest.WithLabel(enginetest.ForeignLabel+"="+f.Suffix))
 	rename := func(from, to string) {
 		t.Helper()
-		resp, err := clientOf(t, engineHost()).Post("http://engine/containers/"+from+"/rename?name="+to, "", nil)
+		resp, err := clientOf(t, enginetest.EngineHost()).Post("http://engine/containers/"+from+"/rename?name="+to, "", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -374,13 +374,6 @@ type recorder struct {
 
 func (r *recorder) Helper()               {}
 func (r *recorder) Errorf(string, ...any) { r.failed = true }
-
-func engineHost() string {
-	if host := os.Getenv("DOCKER_HOST"); host != "" {
-		return host
-	}
-	return "unix:///var/run/docker.sock"
-}
 
 // engineOf is a server that says of every container that its files are on the disk, makes
 // containers, and echoes the bodies that it is sent.

@@ -103,7 +103,7 @@ type Proxy struct {
 // (unix:// or tcp://), or of the default socket. It ends with the test.
 func NewProxy(t testing.TB) *Proxy {
 	t.Helper()
-	return NewProxyTo(t, engineHost())
+	return NewProxyTo(t, EngineHost())
 }
 
 // NewProxyTo is [NewProxy] in front of host, unix:// or tcp://.
@@ -130,8 +130,8 @@ func NewProxyTo(t testing.TB, host string) *Proxy {
 	return p
 }
 
-// engineHost is the engine under test.
-func engineHost() string {
+// EngineHost is the address of the engine under test: DOCKER_HOST, or the default socket.
+func EngineHost() string {
 	if host := os.Getenv("DOCKER_HOST"); host != "" {
 		return host
 	}
@@ -568,7 +568,7 @@ func (l *link) close() {
 // httpClient speaks to the real engine, past any proxy.
 func httpClient(t testing.TB) *http.Client {
 	t.Helper()
-	return clientTo(t, engineHost())
+	return clientTo(t, EngineHost())
 }
 
 // clientTo speaks to the engine at host.

@@ -37,7 +37,7 @@ func Need(t testing.TB) {
 
 // Answers reports whether there is an engine to test with.
 var Answers = sync.OnceValue(func() bool {
-	network, addr, _ := strings.Cut(engineHost(), "://")
+	network, addr, _ := strings.Cut(EngineHost(), "://")
 	conn, err := net.Dial(network, addr)
 	if err != nil {
 		return false

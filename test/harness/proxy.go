@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -41,11 +40,7 @@ var (
 func InFront(t *testing.T, before func(http.ResponseWriter, *http.Request) bool, after func(*http.Response) error) (host string) {
 	t.Helper()
 	enginetest.Need(t)
-	engine := os.Getenv("DOCKER_HOST")
-	if engine == "" {
-		engine = "unix:///var/run/docker.sock"
-	}
-	network, address, _ := strings.Cut(engine, "://")
+	network, address, _ := strings.Cut(enginetest.EngineHost(), "://")
 	var mu sync.Mutex
 	var behind []net.Conn
 	through := &httputil.ReverseProxy{
