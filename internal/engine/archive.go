@@ -38,7 +38,7 @@ func (e *Engine) CopyTo(ctx context.Context, containerID, dir string, tar io.Rea
 	// With another content type the engine may unpack nothing and still answer 200.
 	resp, err := e.call(ctx, http.MethodPut, "/containers/"+containerID+"/archive", query, "application/x-tar", src)
 	if err != nil {
-		return linkedMount(e.fail(ctx, src.blame(err)))
+		return e.fail(ctx, src.blame(linkedMount(err)))
 	}
 	_, err = io.Copy(io.Discard, resp.Body)
 	_ = resp.Body.Close()

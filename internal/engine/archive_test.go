@@ -96,9 +96,18 @@ func TestMountAtALinkThatTheEngineDoesNotFollowIsInvalid(t *testing.T) {
 			w.WriteHeader(http.StatusInternalServerError)
 			fmt.Fprintf(w, `{"message":%q}`, message)
 		})
-		_, err := openAt(t, host).StatPath(t.Context(), "x", "/etc/passwd")
-		if err == nil || !strings.Contains(err.Error(), message) || errors.Is(err, engine.ErrInvalid) != (want != nil) {
-			t.Errorf("StatPath = %v, want class %v", err, want)
+		e := openAt(t, host)
+		_, statErr := e.StatPath(t.Context(), "x", "/etc/passwd")
+		_, _, fromErr := e.CopyFrom(t.Context(), "x", "/etc/passwd")
+		toErr := e.CopyTo(t.Context(), "x", "/etc", strings.NewReader(""))
+		for call, err := range map[string]error{"StatPath": statErr, "CopyFrom": fromErr, "CopyTo": toErr} {
+			if err == nil || !strings.Contains(err.Error(), message) || errors.Is(err, engine.ErrInvalid) != (want != nil) {
+				t.Errorf("%s = %v, want class %v", call, err, want)
+			}
+		}
+		own := errors.New(message)
+		if err := e.CopyTo(t.Context(), "x", "/etc", broken{own}); !errors.Is(err, own) || errors.Is(err, engine.ErrInvalid) {
+			t.Errorf("CopyTo = %v, want the reader's own error", err)
 		}
 	}
 }
