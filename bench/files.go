@@ -180,33 +180,38 @@ func file1GiB(name string) error {
 	return errors.Join(err, f.Close())
 }
 
+// copyTimes are what the library, docker cp and cp -a on the host take, in milliseconds.
+type copyTimes struct{ ours, docker, host samples }
+
 // vsHostCopy compares with cp -a between two directories of the machine, the least that a copy costs.
 func (c copying) vsHostCopy(ctx context.Context, r *rig) (float64, error) {
-	return c.compare(ctx, r, 2)
+	got, err := c.times(ctx, r)
+	return ratios(got.ours, got.host).median(), err
 }
 
 // vsDockerCopy compares with docker cp, which is what a user would take instead of the library.
 func (c copying) vsDockerCopy(ctx context.Context, r *rig) (float64, error) {
-	return c.compare(ctx, r, 1)
+	got, err := c.times(ctx, r)
+	return ratios(got.ours, got.docker).median(), err
 }
 
-func (c copying) compare(ctx context.Context, r *rig, with int) (float64, error) {
-	if r.copied[c.what] == nil {
-		got, err := c.measure(ctx, r)
-		if err != nil {
-			return 0, err
-		}
+// times measures once in a run.
+func (c copying) times(ctx context.Context, r *rig) (copyTimes, error) {
+	got, known := r.copied[c.what]
+	if known {
+		return got, nil
+	}
+	got, err := c.measure(ctx, r)
+	if err == nil {
 		r.copied[c.what] = got
 	}
-	got := r.copied[c.what]
-	return ratios(got[0], got[with]).median(), nil
+	return got, err
 }
 
-// measure returns what the library takes, docker cp and cp, in milliseconds.
-func (c copying) measure(ctx context.Context, r *rig) ([]samples, error) {
+func (c copying) measure(ctx context.Context, r *rig) (t copyTimes, err error) {
 	sb, dir, done, err := r.copyRig(ctx, c.fill)
 	if err != nil {
-		return nil, err
+		return t, err
 	}
 	defer done()
 	src, n := filepath.Join(dir, "src"), 0
@@ -217,7 +222,7 @@ func (c copying) measure(ctx context.Context, r *rig) ([]samples, error) {
 	if c.out {
 		inside := sandbox.Workspace + "/src"
 		if _, err := sb.CopyIn(ctx, src, inside); err != nil {
-			return nil, err
+			return t, err
 		}
 		ways = []func(to string) error{
 			func(to string) error { return second(sb.CopyOut(ctx, inside, filepath.Join(dir, to))) },
@@ -236,8 +241,9 @@ func (c copying) measure(ctx context.Context, r *rig) ([]samples, error) {
 	}
 	got, err := rounds(ctx, 0, c.rounds, each...)
 	if err != nil {
-		return nil, err
+		return t, err
 	}
-	note("%s: %v ms, docker cp %v ms, cp -a on the host %v ms", c.what, got[0], got[1], got[2])
-	return got, nil
+	t = copyTimes{got[0], got[1], got[2]}
+	note("%s: %v ms, docker cp %v ms, cp -a on the host %v ms", c.what, t.ours, t.docker, t.host)
+	return t, nil
 }

@@ -4,8 +4,8 @@
 //	ONLY=create_vs_floor go run ./bench    one figure, or several with commas between
 //
 // Each figure is a line "BENCH name value unit" on stdout: the median over rounds. Each round
-// measures both ways, one right after the other, in alternating order; the first rounds warm
-// up. Details of each figure go to stderr.
+// measures all ways, one right after the other, in alternating order; the first rounds of most
+// figures warm up. Details of each figure go to stderr.
 //
 // Nothing is deleted during measurements: file systems are slow for a while after a mass
 // deletion. Everything created is removed at the end, also after Ctrl-C.
@@ -103,7 +103,7 @@ type rig struct {
 	dirs      []string // to remove at the end
 	snapshots []string // to delete after the sandboxes that share their files
 
-	copied map[string][]samples // by copying
+	copied map[string]copyTimes // by what a copying is
 
 	shared *sandbox.Sandbox // warm, for figures that need no new one
 }
@@ -158,7 +158,7 @@ func newRig(ctx context.Context) (*rig, error) {
 		return nil, err
 	}
 	defer eng.Close()
-	r := &rig{copied: map[string][]samples{}, id: strings.ToLower(rand.Text()[:12]), host: eng.Host(), local: eng.Location() == "local"}
+	r := &rig{id: strings.ToLower(rand.Text()[:12]), host: eng.Host(), local: eng.Location() == "local", copied: map[string]copyTimes{}}
 	if r.facts, err = eng.Info(ctx); err != nil {
 		return nil, err
 	}

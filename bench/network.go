@@ -18,6 +18,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 )
 
 const labName = "bench.test"
@@ -234,7 +235,7 @@ func throughput(ctx context.Context, r *rig) (float64, error) {
 	return ratios.median(), nil
 }
 
-// rssPID1 measures the resident memory of PID 1 with a policy of names, some time after a
+// rssPID1 measures the resident memory of PID 1 with a policy of names, once it stands still after a
 // first connection.
 func rssPID1(ctx context.Context, r *rig) (float64, error) {
 	o, err := r.outside(ctx)
@@ -243,8 +244,7 @@ func rssPID1(ctx context.Context, r *rig) (float64, error) {
 	}
 	defer o.close()
 	var all samples
-	boxes := make([]*sandbox.Sandbox, 5)
-	for i := range boxes {
+	for range 5 {
 		sb, err := o.client.Create(ctx, r.tags(), sandbox.WithNetworkPolicy(o.byName()))
 		if err != nil {
 			return 0, err
@@ -252,16 +252,16 @@ func rssPID1(ctx context.Context, r *rig) (float64, error) {
 		if err := sb.Command(ctx, "curl", "-skf", "-o", "/dev/null", "https://"+labName+"/").Run(); err != nil {
 			return 0, err
 		}
-		boxes[i] = sb
-	}
-	time.Sleep(5 * time.Second)
-	for _, sb := range boxes {
-		out, err := sb.Command(ctx, "sed", "-n", `s/^VmRSS:\s*\([0-9]*\) kB$/\1/p`, "/proc/1/status").Output()
-		if err != nil {
-			return 0, err
-		}
-		kib, err := strconv.ParseFloat(strings.TrimSpace(string(out)), 64)
-		if err != nil {
+		var kib, before float64
+		if err := fault.Poll(ctx, time.Second, func() (bool, error) {
+			out, err := sb.Command(ctx, "sed", "-n", `s/^VmRSS:\s*\([0-9]*\) kB$/\1/p`, "/proc/1/status").Output()
+			if err != nil {
+				return false, err
+			}
+			before = kib
+			kib, err = strconv.ParseFloat(strings.TrimSpace(string(out)), 64)
+			return kib == before, err
+		}); err != nil {
 			return 0, err
 		}
 		all = append(all, kib/1024)
