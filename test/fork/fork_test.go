@@ -80,7 +80,8 @@ func grow(t *testing.T, c *sandbox.Client, opts ...sandbox.CreateOption) *sandbo
 	sb := harness.CreateWith(t, c, []sandbox.Mount{{Source: harness.TreeOfEverything(t), Target: "/the copy"}}, opts...)
 	harness.Run(t, sb, "sh", "-ec", `cp -a '/the copy' /var/tree; cp -a '/the copy' /workspace/tree
 		echo b >/etc/b; rm /etc/motd; rm -r /usr/share/doc; mkdir /usr/share/doc; echo new >/usr/share/doc/new; echo more >>/etc/profile; mv /usr/share/info /usr/share/info2
-		chmod 1751 /var/tmp; ln /etc/b /etc/b2; mkfifo /etc/fifo; chown 5:6 /mnt`)
+		chmod 1751 /var/tmp; ln /etc/b /etc/b2; mkfifo /etc/fifo; chown 5:6 /mnt
+		touch -d @1100000000 /etc/b /etc/profile /usr/share/doc/new # see spoil`)
 	return sb
 }
 
