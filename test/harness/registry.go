@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -24,6 +25,7 @@ import (
 type Registry struct {
 	Host string
 
+	id               string // in the image, so that no other test has the same one and removes it
 	arch             string
 	layer            []byte
 	manifest, config atomic.Pointer[[]byte]
@@ -48,7 +50,7 @@ func NewRegistry(t *testing.T, credentials ...string) *Registry {
 	w := tar.NewWriter(&tarball)
 	w.WriteHeader(&tar.Header{Name: "srv/", Typeflag: tar.TypeDir, Mode: 0o755})
 	w.Close()
-	r := &Registry{arch: info.Arch, layer: tarball.Bytes()}
+	r := &Registry{id: rand.Text(), arch: info.Arch, layer: tarball.Bytes()}
 	if len(credentials) > 0 {
 		r.user, r.password = credentials[0], credentials[1]
 	}
@@ -77,7 +79,7 @@ func (r *Registry) Set(version string) {
 	part := func(kind string, b []byte) fields {
 		return fields{"mediaType": mediaType + kind, "size": len(b), "digest": digest(b)}
 	}
-	config, _ := json.Marshal(fields{"architecture": r.arch, "os": "linux", "config": fields{"Labels": fields{"version": version}},
+	config, _ := json.Marshal(fields{"architecture": r.arch, "os": "linux", "config": fields{"Labels": fields{"version": version, "registry": r.id}},
 		"rootfs": fields{"type": "layers", "diff_ids": []string{digest(r.layer)}}})
 	manifest, _ := json.Marshal(fields{"schemaVersion": 2, "mediaType": manifestType,
 		"config": part("container.image.v1+json", config), "layers": []any{part("image.rootfs.diff.tar", r.layer)}})
