@@ -276,7 +276,7 @@ func (s *Store) claimDeletion(ctx context.Context, rec record.Sandbox, reclaim R
 // dropAnonymous removes the image and the anonymous volumes of a container that is gone. No
 // report mentions them.
 func (s *Store) dropAnonymous(ctx context.Context, got engine.Container) {
-	ctx, cancel := outlive(ctx, CloseMargin)
+	ctx, cancel := outlive(ctx, UndoTimeout)
 	defer cancel()
 	check := func(object string, err error) {
 		if err != nil && !errors.Is(err, engine.ErrNotFound) && !errors.Is(err, engine.ErrConflict) {

@@ -3,6 +3,7 @@ package harness
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -139,10 +140,12 @@ func NewClient(t *testing.T, opts ...sandbox.ClientOption) *sandbox.Client {
 	return Unconnected(t, opts...)
 }
 
-// Unconnected is [NewClient] for a test that makes no call of the engine.
+// Unconnected is [NewClient] for a test that makes no call of the engine. A test that fails
+// shows the warnings of its clients.
 func Unconnected(t *testing.T, opts ...sandbox.ClientOption) *sandbox.Client {
 	t.Helper()
-	c, err := sandbox.NewClient(opts...)
+	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+	c, err := sandbox.NewClient(append([]sandbox.ClientOption{sandbox.WithLogger(log)}, opts...)...)
 	if err != nil {
 		t.Fatalf("NewClient: %v", err)
 	}
