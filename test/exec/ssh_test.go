@@ -237,7 +237,24 @@ func testSSHGivesATerminalWithSizeAndKeys(t *testing.T, o *openSSH) {
 			unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: 44, Col: 122})
 		})
 	}
-	until("now 44 122")
+	// OpenSSH 9.2 does not see a signal that comes between its look for one and its wait for input.
+	resized := make(chan struct{})
+	var again sync.WaitGroup
+	again.Go(func() {
+		for {
+			select {
+			case <-time.After(2 * time.Second):
+				cmd.Process.Signal(syscall.SIGWINCH)
+			case <-resized:
+				return
+			}
+		}
+	})
+	func() {
+		defer again.Wait()
+		defer close(resized)
+		until("now 44 122")
+	}()
 	master.Write([]byte{3}) // Ctrl-C
 	until("bye")
 	cmd.Wait()
