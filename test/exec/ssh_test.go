@@ -237,7 +237,7 @@ func testSSHGivesATerminalWithSizeAndKeys(t *testing.T, o *openSSH) {
 			unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: 44, Col: 122})
 		})
 	}
-	// OpenSSH 9.2 does not see a signal that comes between its look for one and its wait for input.
+	// A client that looks for signals and then waits for input misses one that comes between.
 	resized := make(chan struct{})
 	var again sync.WaitGroup
 	again.Go(func() {
