@@ -4,6 +4,7 @@ package guest_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -24,6 +25,7 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == helperVerb {
 		helper(os.Args[2:])
 	}
+	_ = flag.Set("test.parallel", "8") // they wait for leases and deadlines, mostly; who runs them may say otherwise
 	dir, err := os.MkdirTemp("", "guest")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
