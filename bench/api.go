@@ -151,6 +151,7 @@ type twin struct {
 	config    map[string]any
 	host      map[string]any
 	workspace string
+	options   map[string]string // of the workspace's volume: Podman's has none
 }
 
 // twinOf returns the twin of a sandbox's container.
@@ -170,11 +171,20 @@ func (r *rig) twinOf(ctx context.Context, name string) (twin, error) {
 	}
 	t.config["Labels"] = map[string]string{byHandLabel: r.id}
 	delete(t.config, "Hostname")
+	if t.host["NanoCpus"] != 0.0 { // Podman tells the same limit in these, too, and takes only one
+		delete(t.host, "CpuPeriod")
+		delete(t.host, "CpuQuota")
+	}
 	// Nobody renews its lease: without it the session would end.
 	argv, _ := t.config["Entrypoint"].([]any)
 	if len(argv) != 3 || t.workspace == "" {
 		return twin{}, fmt.Errorf("container %s does not have the entrypoint or mounts that this program expects", name)
 	}
+	var volume struct{ Options map[string]string }
+	if err := r.api.call(ctx, "GET", "/volumes/"+t.workspace, nil, &volume); err != nil {
+		return twin{}, err
+	}
+	t.options = volume.Options
 	var boot map[string]any
 	if err := json.Unmarshal(fmt.Append(nil, argv[2]), &boot); err != nil {
 		return twin{}, err
@@ -192,7 +202,7 @@ func (r *rig) twinOf(ctx context.Context, name string) (twin, error) {
 func (t twin) make(ctx context.Context, a *api, label, name string) error {
 	volume := map[string]any{
 		"Name": name, "Labels": map[string]string{byHandLabel: label},
-		"Driver": "local", "DriverOpts": map[string]string{"size": "0"},
+		"Driver": "local", "DriverOpts": t.options,
 	}
 	if err := a.call(ctx, "POST", "/volumes/create", volume, nil); err != nil {
 		return err

@@ -17,7 +17,7 @@ import (
 
 // source creates a sandbox to fork, with 100 files and those that the script creates.
 func (r *rig) source(ctx context.Context, script string, opts ...sandbox.CreateOption) (*sandbox.Sandbox, error) {
-	sb, err := r.client.Create(ctx, append(opts, r.tags(), quick)...)
+	sb, err := r.create(ctx, opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +79,7 @@ func forkGoSrc(ctx context.Context, r *rig) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	source, err := r.client.Create(ctx, r.tags(), quick, sandbox.WithSource(sandbox.Dir(tree)))
+	source, err := r.create(ctx, sandbox.WithSource(sandbox.Dir(tree)))
 	if err != nil {
 		return 0, err
 	}
@@ -108,7 +108,7 @@ func createFromSnapshot(ctx context.Context, r *rig) (float64, error) {
 		r.snapshots = append(r.snapshots, snap.ID)
 		ours, theirs, ratios, err := pairs(ctx, 1, 7,
 			used(ctx, func() (*sandbox.Sandbox, error) {
-				return r.client.Create(ctx, r.tags(), quick, sandbox.WithSource(sandbox.FromSnapshot(snap.ID)))
+				return r.create(ctx, sandbox.WithSource(sandbox.FromSnapshot(snap.ID)))
 			}),
 			used(ctx, func() (*sandbox.Sandbox, error) { return r.create(ctx) }))
 		if err != nil {
@@ -237,7 +237,7 @@ func (r *rig) noteLargePause(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	source, err := r.client.Create(ctx, r.tags(), quick, sandbox.WithSource(sandbox.Dir(tree)))
+	source, err := r.create(ctx, sandbox.WithSource(sandbox.Dir(tree)))
 	if err != nil {
 		return err
 	}

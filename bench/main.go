@@ -3,6 +3,9 @@
 //	go run ./bench                         all figures, some minutes
 //	ONLY=create_vs_floor go run ./bench    one figure, or several with commas between
 //
+// With RUNTIME=runsc the sandboxes of most figures have that OCI runtime, and no network, which
+// is what it can enforce.
+//
 // Each figure is a line "BENCH name value unit" on stdout: the median over rounds. Each round
 // measures all ways, one right after the other, in alternating order; the first rounds of most
 // figures warm up. Details of each figure go to stderr.
@@ -100,6 +103,8 @@ type rig struct {
 	facts  engine.Info
 	local  bool // the engine's processes are on this machine
 
+	runtime string // OCI runtime of the sandboxes, or the engine's default one
+
 	dirs      []string // to remove at the end
 	snapshots []string // to delete after the sandboxes that share their files
 
@@ -158,7 +163,7 @@ func newRig(ctx context.Context) (*rig, error) {
 		return nil, err
 	}
 	defer eng.Close()
-	r := &rig{id: strings.ToLower(rand.Text()[:12]), host: eng.Host(), local: eng.Location() == "local", copied: map[string]copyTimes{}}
+	r := &rig{id: strings.ToLower(rand.Text()[:12]), host: eng.Host(), local: eng.Location() == "local", runtime: os.Getenv("RUNTIME"), copied: map[string]copyTimes{}}
 	if r.facts, err = eng.Info(ctx); err != nil {
 		return nil, err
 	}
@@ -186,8 +191,12 @@ func (r *rig) tags() sandbox.ChangeOption { return sandbox.WithTags(map[string]s
 // quick shortens the deletion of sandboxes at the end.
 var quick = sandbox.WithStopTimeout(2 * time.Second)
 
-func (r *rig) create(ctx context.Context) (*sandbox.Sandbox, error) {
-	return r.client.Create(ctx, r.tags(), quick)
+// create creates a sandbox with the OCI runtime that was chosen.
+func (r *rig) create(ctx context.Context, opts ...sandbox.CreateOption) (*sandbox.Sandbox, error) {
+	if r.runtime != "" {
+		opts = append(opts, sandbox.WithOCIRuntime(r.runtime), sandbox.WithNetworkPolicy(sandbox.DenyAll()))
+	}
+	return r.client.Create(ctx, append(opts, r.tags(), quick)...)
 }
 
 // warm returns the sandbox shared by figures, with its connection made.

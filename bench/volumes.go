@@ -89,7 +89,7 @@ func (r *rig) rwcopy(ctx context.Context, t copied, streamed bool) (_ float64, e
 		source, how = "/proc/self/cwd/tree", "a copy through this process of "
 	}
 	return r.beyondCreate(ctx, how+t.what, tree, func() error {
-		_, err := r.client.Create(ctx, r.tags(), quick, sandbox.WithMounts(sandbox.Mount{Source: source, Target: "/tree"}))
+		_, err := r.create(ctx, sandbox.WithMounts(sandbox.Mount{Source: source, Target: "/tree"}))
 		return err
 	})
 }

@@ -172,12 +172,19 @@ func (o *Live) fill(ctx context.Context, b *Build) error {
 func (o *Live) copy(ctx context.Context, b *Build, jobs []transfer.Job, then *transfer.Then) error {
 	k := transfer.NewCopier(b.Machine, b.Record.Name, b.Record.Nonce, b.report)
 	b.undo.Add("helper", k.Undo.Run)
+	for i := range jobs {
+		jobs[i].Again = b.mayHaveMountPoints()
+	}
 	_, err := transfer.CopyConsistent(ctx, k, o.Record, jobs, then)
 	if err == nil {
 		b.ownLayer = k.OwnLayer(0, jobs)
 	}
 	return err
 }
+
+// mayHaveMountPoints reports whether the engine has made mount points in volumes that are still to be
+// filled: with containerd's image store it does, to find the container's own layer.
+func (b *Build) mayHaveMountPoints() bool { return plan.Nested(b.mounted, true) }
 
 // Stored is the origin that is a snapshot, or the copied files that several forks share.
 type Stored struct {
@@ -318,7 +325,7 @@ func (o *Stored) jobs(ctx context.Context, b *Build, made engine.Container) (job
 			roots = append(roots, t)
 			last = append(last, transfer.Job{What: t.Target, From: transfer.Tree{Volume: t.Volume}, To: to, Labels: labels, Root: true})
 		default:
-			jobs = append(jobs, transfer.Job{What: t.Target, From: transfer.Tree{Volume: t.Volume}, To: to, Labels: labels, Again: o.again})
+			jobs = append(jobs, transfer.Job{What: t.Target, From: transfer.Tree{Volume: t.Volume}, To: to, Labels: labels, Again: o.again || b.mayHaveMountPoints()})
 		}
 	}
 	return append(jobs, last...), roots, nil

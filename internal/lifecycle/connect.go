@@ -195,8 +195,58 @@ type unreachableError struct{ error }
 
 func (e *unreachableError) Unwrap() error { return e.error }
 
-// handshake connects to the guest and begins the session.
+// A connection that is not made after anotherAfter is tried once more beside the first try, up to
+// attempts of them: Docker 28.5 was seen to let an exec hang, for long enough that the lease ran out.
+const (
+	anotherAfter = 8 * time.Second
+	attempts     = 3
+)
+
+// handshake connects to the guest and begins the session. It takes the first attempt that succeeds.
 func (h *Handle) handshake(ctx context.Context) (*guest.Conn, error) {
+	type result struct {
+		conn *guest.Conn
+		err  error
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	results := make(chan result)
+	made, running := 0, 0
+	attempt := func() {
+		made++
+		running++
+		go func() {
+			conn, err := h.attempt(ctx)
+			results <- result{conn, err}
+		}()
+	}
+	attempt()
+	again := time.NewTicker(anotherAfter)
+	defer again.Stop()
+	for {
+		select {
+		case <-again.C:
+			if made < attempts {
+				attempt()
+			}
+		case got := <-results:
+			if running--; got.err != nil && running > 0 {
+				continue
+			}
+			cancel()
+			h.work.Go(func() {
+				for ; running > 0; running-- {
+					if late := <-results; late.err == nil {
+						late.conn.Close()
+					}
+				}
+			})
+			return got.conn, got.err
+		}
+	}
+}
+
+// attempt is one attempt of handshake.
+func (h *Handle) attempt(ctx context.Context) (*guest.Conn, error) {
 	h.mu.Lock()
 	container, guestPath := h.container, machine.GuestPath(h.made.Settings)
 	h.mu.Unlock()

@@ -108,7 +108,7 @@ func (m *Machine) EnsureImage(ctx context.Context, ref string, emulated bool, sl
 
 // CheckPlatform returns fault.Unsupported for an image whose programs the engine's machine does
 // not run without emulation. Engines with containerd's image store describe an image that they
-// have for other platforms only as one without a platform and layers.
+// have for other platforms only, or of which they lack a part, as one without a platform and layers.
 func (m *Machine) CheckPlatform(ctx context.Context, ref string, img engine.Image) error {
 	if img.Arch == "" && img.Layers > 0 {
 		return nil
@@ -120,7 +120,7 @@ func (m *Machine) CheckPlatform(ctx context.Context, ref string, img engine.Imag
 	of := img.OS + "/" + img.Arch
 	switch {
 	case img.Arch == "":
-		of = "another platform"
+		of = "another platform, or incomplete"
 	case img.Arch == arch, arch == "amd64" && img.Arch == "386", arch == "arm64" && img.Arch == "arm":
 		return nil
 	}

@@ -26,7 +26,10 @@ export async function call(method, path, body) {
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const send = () => fetch(new URL(path, base), {method, headers, body: body && JSON.stringify(body), cache: "no-store", redirect: "error"});
   // Browsers give up new connections when the machine's interfaces change, as they do with each container.
-  const answer = await send().catch(error => { if (method !== "GET") throw error; return send(); });
+  const answer = await send().catch(error => {
+    if (method === "GET") return send();
+    throw new Error(`No answer came (${error.message}). See whether it was done before you try again.`);
+  });
   const value = await answer.json().catch(() => null);
   if (!answer.ok) throw Object.assign(new Error(value?.error?.message ?? answer.statusText), {status: answer.status, stale: token !== sessionStorage.getItem(key)});
   return value;

@@ -46,11 +46,15 @@ func NewRegistry(t *testing.T, credentials ...string) *Registry {
 	if err != nil {
 		t.Fatal(err)
 	}
+	id := rand.Text()
 	var tarball bytes.Buffer
 	w := tar.NewWriter(&tarball)
-	w.WriteHeader(&tar.Header{Name: "srv/", Typeflag: tar.TypeDir, Mode: 0o755})
+	// The name that nobody reads makes it another layer than that of any other image: engines with
+	// containerd's image store don't pull one that they have unpacked from another file, and then
+	// can't tell what the image is.
+	w.WriteHeader(&tar.Header{Name: "srv/", Typeflag: tar.TypeDir, Mode: 0o755, Uname: id})
 	w.Close()
-	r := &Registry{id: rand.Text(), arch: info.Arch, layer: tarball.Bytes()}
+	r := &Registry{id: id, arch: info.Arch, layer: tarball.Bytes()}
 	if len(credentials) > 0 {
 		r.user, r.password = credentials[0], credentials[1]
 	}
