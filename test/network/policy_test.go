@@ -156,6 +156,7 @@ func TestWaysOutUnderEachPolicy(t *testing.T) {
 		attempts = append(attempts, w.tried)
 	}
 	sb := l.sandbox(t, sandbox.WithPorts(3000))
+	pings := mayPing(t, sb)
 	for _, p := range policies {
 		if err := sb.Update(t.Context(), sandbox.WithNetworkPolicy(networkPolicy(t, p.text))); err != nil {
 			t.Fatalf("Update to %s: %v", p.text, err)
@@ -168,6 +169,9 @@ func TestWaysOutUnderEachPolicy(t *testing.T) {
 		for _, w := range ways {
 			t.Run(p.name+"/"+w.Name, func(t *testing.T) {
 				want := p.arrives(w)
+				if w.Kind == "icmp" && !pings {
+					want = ""
+				}
 				if want != "" {
 					expected = append(expected, want)
 					if !slices.Contains(arrived, want) {

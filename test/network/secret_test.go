@@ -208,7 +208,7 @@ func (l *lab) putProbe(t *testing.T, sb *sandbox.Sandbox) {
 		t.Fatal(err)
 	}
 	defer from.Close()
-	cmd := sb.Command(t.Context(), "tar", "-x", "-C", "/")
+	cmd := sb.Command(t.Context(), "tar", "-x", "--no-same-owner", "-C", "/")
 	cmd.Stdin = from
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("put the probe in: %v", err)
