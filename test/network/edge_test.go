@@ -2,6 +2,7 @@ package network_test
 
 import (
 	"bytes"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -51,7 +52,20 @@ func (l *lab) arrivals(t *testing.T, what string, sb *sandbox.Sandbox, attempts 
 // it does not.
 func mayPing(t *testing.T, sb *sandbox.Sandbox) bool {
 	t.Helper()
-	return !strings.HasPrefix(harness.Read(t, sb, "/proc/sys/net/ipv4/ping_group_range"), "1\t0")
+	return strings.HasPrefix(harness.Read(t, sb, "/proc/sys/net/ipv4/ping_group_range"), "0\t")
+}
+
+// deviceOf returns the name of the sandbox's device with an address in the /64 of six.
+func deviceOf(t *testing.T, sb *sandbox.Sandbox, six netip.Addr) string {
+	t.Helper()
+	prefix := six.As16()
+	for line := range strings.Lines(harness.Read(t, sb, "/proc/net/if_inet6")) {
+		if fields := strings.Fields(line); strings.HasPrefix(fields[0], hex.EncodeToString(prefix[:8])) {
+			return fields[len(fields)-1]
+		}
+	}
+	t.Fatalf("no device has an address in the network of %v", six)
+	return ""
 }
 
 // linkLocal is the link-local address that follows from an Ethernet address.
@@ -90,12 +104,13 @@ func TestAttachedNetworks(t *testing.T) {
 	}
 	enginetest.Get(t, "/containers/"+l.id+"/json", &lab)
 	neighbour := linkLocal(t, lab.NetworkSettings.Networks[network].MacAddress)
+	device := deviceOf(t, sb, six)
 	on := func(a netip.Addr, port int) string { return netip.AddrPortFrom(a, uint16(port)).String() }
 
 	four := []tried{
 		{"metadata", "http", on(meta, 80), on(meta, 80)}, {"metadata TLS", "tls", on(meta, 443), "good.lab.test"},
 		{"metadata UDP", "udp", on(meta, 9000), ""}, {"metadata ICMP", "icmp", meta.String(), ""},
-		{"metadata by its device", "tcp-device1", on(meta, 9000), ""}, {"metadata DNS", "dns", on(meta, 53), "evil.lab.test"},
+		{"metadata by its device", "tcp-on", on(meta, 9000), device}, {"metadata DNS", "dns", on(meta, 53), "evil.lab.test"},
 	}
 	ofFour := []string{
 		"tcp " + on(meta, 80), "tcp " + on(meta, 443), "udp " + on(meta, 9000), "icmp8 " + meta.String(), "tcp " + on(meta, 9000),
@@ -103,12 +118,12 @@ func TestAttachedNetworks(t *testing.T) {
 	sixes := []tried{
 		{"TCP", "tcp", on(six, 9000), ""}, {"TLS", "tls", on(six, 443), "evil.lab.test"}, {"HTTP", "http", on(six, 80), "evil.lab.test"},
 		{"UDP", "udp", on(six, 9000), ""}, {"ICMP", "icmp", six.String(), ""},
-		{"by its device", "tcp-device1", on(six, 9000), ""},
+		{"by its device", "tcp-on", on(six, 9000), device},
 	}
 	ofSix := []string{"tcp " + on(six, 9000), "tcp " + on(six, 443), "tcp " + on(six, 80), "udp " + on(six, 9000), "icmp128 " + six.String()}
 	dns := []tried{{"DNS", "dns", on(six, 53), "evil.lab.test"}, {"DNS by TCP", "dns-tcp", on(six, 53), "evil.lab.test"}}
 	forged := []tried{{"forged answer", "freebind", on(six, 9000), ""}}
-	next := []tried{{"neighbour", "tcp", "[" + neighbour.String() + "%eth1]:9000", ""}, {"neighbour UDP", "udp", "[" + neighbour.String() + "%eth1]:9000", ""}}
+	next := []tried{{"neighbour", "tcp", "[" + neighbour.String() + "%" + device + "]:9000", ""}, {"neighbour UDP", "udp", "[" + neighbour.String() + "%" + device + "]:9000", ""}}
 	all := slices.Concat(four, sixes, dns, forged, next)
 
 	// IPv6 arrives, so that the attempts are real; the metadata address is closed all the

@@ -137,7 +137,7 @@ var attempts = map[string]func(Attempt) (string, error){
 		return get(&client, a.As)
 	},
 	"tcp-device":  func(a Attempt) (string, error) { return exchange("tcp", a, bound("eth0")) },
-	"tcp-device1": func(a Attempt) (string, error) { return exchange("tcp", a, bound("eth1")) },
+	"tcp-on":      func(a Attempt) (string, error) { return exchange("tcp", a, bound(a.As)) },
 	"tcp-lo":      func(a Attempt) (string, error) { return exchange("tcp", a, bound("lo")) },
 	"udp-device":  func(a Attempt) (string, error) { return exchange("udp", a, bound("eth0")) },
 	"tcp-mark":    func(a Attempt) (string, error) { return exchange("tcp", a, marked) },
