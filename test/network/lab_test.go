@@ -161,7 +161,9 @@ func (l *lab) start(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	l.id, err = l.run(ctx, engine.ContainerSpec{NetworkMode: "bridge", CapAdd: []string{"NET_ADMIN", "NET_RAW"}, Ports: []uint16{7000}}, "serve", string(config))
+	// Only a user of the machine's may have as much memory for what is sniffed as a flood takes.
+	l.id, err = l.run(ctx, engine.ContainerSpec{NetworkMode: "bridge", CapAdd: []string{"NET_ADMIN", "NET_RAW"}, Ports: []uint16{7000}, MachineUsers: true},
+		"serve", string(config))
 	if err != nil {
 		return err
 	}
