@@ -195,11 +195,12 @@ type unreachableError struct{ error }
 
 func (e *unreachableError) Unwrap() error { return e.error }
 
-// A connection that is not made after anotherAfter is tried once more beside the first try, up to
-// attempts of them: Docker 28.5 was seen to let an exec hang, for long enough that the lease ran out.
+// A connection that is not made after anotherConnect is tried once more beside the first attempt, up to
+// connectAttempts at a time: on Docker 28.5 a lease was seen to run out while a handle connected for
+// the first time, which is what happens when the engine lets an exec hang.
 const (
-	anotherAfter = 8 * time.Second
-	attempts     = 3
+	anotherConnect  = 8 * time.Second
+	connectAttempts = 3
 )
 
 // handshake connects to the guest and begins the session. It takes the first attempt that succeeds.
@@ -220,12 +221,12 @@ func (h *Handle) handshake(ctx context.Context) (*guest.Conn, error) {
 		}()
 	}
 	attempt()
-	again := time.NewTicker(anotherAfter)
+	again := time.NewTicker(anotherConnect)
 	defer again.Stop()
 	for {
 		select {
 		case <-again.C:
-			if made < attempts {
+			if made < connectAttempts {
 				attempt()
 			}
 		case got := <-results:
