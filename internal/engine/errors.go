@@ -77,6 +77,21 @@ func IsMountError(err error) bool {
 	return err != nil && strings.Contains(strings.ToLower(err.Error()), "mount")
 }
 
+// OutOfKeys reports whether err says that the kernel has no key left for a container's user, of which
+// each process that the OCI runtime starts takes one. With userns-remap and without root all
+// containers have the same user, and the kernel's default is 200 keys.
+func OutOfKeys(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "create session key: disk quota exceeded")
+}
+
+// ExplainKeys adds to such an error what to do.
+func ExplainKeys(err error) error {
+	if !OutOfKeys(err) {
+		return err
+	}
+	return fmt.Errorf("%w: the user of the engine's containers has no kernel key left: run fewer sandboxes, or raise the sysctl kernel.keys.maxkeys on its machine", err)
+}
+
 // Retry calls fn, and again up to four times within a second while it fails with
 // [ErrUnavailable].
 func Retry(ctx context.Context, fn func() error) error {

@@ -196,8 +196,8 @@ type unreachableError struct{ error }
 func (e *unreachableError) Unwrap() error { return e.error }
 
 // A connection that is not made after anotherConnect is tried once more beside the first attempt, up to
-// connectAttempts at a time: on Docker 28.5 a lease was seen to run out while a handle connected for
-// the first time, which is what happens when the engine lets an exec hang.
+// connectAttempts of them. An exec that hangs, as on a connection that a network has forgotten, would
+// last until the lease is over.
 const (
 	anotherConnect  = 8 * time.Second
 	connectAttempts = 3
@@ -372,8 +372,8 @@ func notConnected(ctx context.Context, stream *engine.Stream, err error) error {
 	if stderr, _, _ := strings.Cut(strings.TrimSpace(stream.Stderr()), "\n"); stderr != "" {
 		return fmt.Errorf("%w: the guest's stderr: %q", err, stderr)
 	}
-	if code == exitNotFound {
-		return err
+	if code == exitNotFound || engine.OutOfKeys(err) {
+		return engine.ExplainKeys(err)
 	}
 	return fmt.Errorf("%w: %w", guest.ErrConnectionLost, err)
 }

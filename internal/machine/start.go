@@ -68,7 +68,7 @@ func (m *Machine) Start(ctx context.Context, name string, layer OwnLayer) error 
 	if start() == nil {
 		return nil
 	}
-	return fmt.Errorf("start container %s: %w", got.Name, err)
+	return fmt.Errorf("start container %s: %w", got.Name, engine.ExplainKeys(err))
 }
 
 // EnsureImage returns the image, and pulls it, without the slot, if it is missing or, unless
