@@ -70,7 +70,7 @@ func TestArchiveReadersOwnErrorComesBack(t *testing.T) {
 	if !errors.Is(err, mine) || errors.Is(err, engine.ErrUnavailable) {
 		t.Errorf("CopyTo = %v, want the reader's own error", err)
 	}
-	err = e.ImportImage(t.Context(), "enginetest-never:"+runID, broken{mine}, nil)
+	err = e.ImportImage(t.Context(), never(t), broken{mine}, nil)
 	if !errors.Is(err, mine) || errors.Is(err, engine.ErrUnavailable) {
 		t.Errorf("ImportImage = %v, want the reader's own error", err)
 	}
