@@ -168,6 +168,7 @@ func TestPolicyOfAStoppedSandbox(t *testing.T) {
 	sb := l.sandbox(t, sandbox.WithName(harness.UniqueName(t)), l.spinner(), sandbox.WithStopTimeout(time.Second))
 	hits := l.watch(t, sb)
 	harness.Eventually(t, "the program's packets arrive under allow-all", func() bool { return len(hits()) > 4 })
+	spun(t, sb, 1) // its log has what is counted below
 	if _, err := sb.Stop(t.Context()); err != nil {
 		t.Fatalf("Stop: %v", err)
 	}
