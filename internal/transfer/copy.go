@@ -39,7 +39,7 @@ type Job struct {
 	Mounts   []string          // of a layer, see wire.CopyJob
 	Check    []string          // of a layer, see wire.CopyJob and [Copier.Plain]
 	omit     []string          // see wire.CopyJob
-	Again    bool              // removes what is there, such as what an earlier try left
+	Again    bool              // the helper empties To before it copies
 	Labels   map[string]string // of the target volume
 }
 
