@@ -111,9 +111,10 @@ func (tb *tab) listen(event any) {
 	switch e := event.(type) {
 	case *log.EventEntryAdded:
 		// A sandbox may go (404) or stop (409) between two requests, and each container that starts
-		// or ends changes the machine's interfaces. TestPage ends connections.
+		// or ends changes the machine's interfaces. TestPage ends connections of snapshots.
 		harmless := func(what string) bool { return strings.Contains(e.Entry.Text, what) }
-		if e.Entry.Source == log.EntrySourceNetwork && slices.ContainsFunc([]string{"status of 404", "status of 409", "net::ERR_NETWORK_CHANGED", "net::ERR_EMPTY_RESPONSE"}, harmless) {
+		if e.Entry.Source == log.EntrySourceNetwork && (slices.ContainsFunc([]string{"status of 404", "status of 409", "net::ERR_NETWORK_CHANGED"}, harmless) ||
+			harmless("net::ERR_EMPTY_RESPONSE") && strings.HasSuffix(e.Entry.URL, "/snapshots")) {
 			return
 		}
 	case *runtime.EventExceptionThrown, *runtime.EventConsoleAPICalled, *audits.EventIssueAdded:
