@@ -24,9 +24,21 @@ const forkToTheLimit = `
 	1 while wait != -1;
 `
 
-// WithPidsLimit bounds what a fork bomb can be, and leaves the sandbox usable.
+// WithPidsLimit bounds what a fork bomb can be, and leaves the sandbox usable. An engine that can't
+// enforce it refuses.
 func TestPidsLimitBoundsForks(t *testing.T) {
 	t.Parallel()
+	c := harness.NewClient(t)
+	support, err := c.CheckSupport(t.Context())
+	if err != nil {
+		t.Fatalf("CheckSupport: %v", err)
+	}
+	if support.Limits != nil {
+		if _, err := c.Create(t.Context(), sandbox.WithPidsLimit(64)); !errors.Is(err, sandbox.ErrUnsupported) {
+			t.Errorf("Create where there are no limits (%v): %v, want ErrUnsupported", support.Limits, err)
+		}
+		return
+	}
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithPidsLimit(64))
 	got, err := harness.NewEngine(t).InspectContainer(t.Context(), "agent-sandbox-"+sb.Name())
 	if err != nil || got.PidsLimit != 64 {

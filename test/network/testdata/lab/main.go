@@ -9,9 +9,7 @@
 package main
 
 import (
-	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log"
 	"net"
@@ -33,6 +31,9 @@ type Config struct {
 	Names map[string][]netip.Addr // what its DNS server says: "*." is any name below, 0.0.0.0 the address that the engine gives
 	Sniff bool                    // log packets
 }
+
+// lostPackets is among the hits, with the time when it was noticed, if the kernel had no room for packets.
+const lostPackets = "lost"
 
 // controlPort is where the tests ask what was seen.
 const controlPort = 7000
@@ -59,7 +60,8 @@ func main() {
 // lab is what runs.
 type lab struct {
 	Config
-	ca *authority
+	ca   *authority
+	ring *ring // nil unless packets are logged
 
 	mu    sync.Mutex
 	hits  map[string]time.Time    // when the last came of "SOURCE PROTOCOL DESTINATION", see sniff
@@ -112,6 +114,14 @@ func serve(c Config) error {
 		if l.Sniff && !l.asked[me] {
 			http.Error(w, "the sniffer does not keep up", http.StatusServiceUnavailable)
 			return
+		}
+		if l.Sniff {
+			if lost, err := l.ring.lost(); err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			} else if lost {
+				l.hits[lostPackets] = time.Now()
+			}
 		}
 		json.NewEncoder(w).Encode(l.hits)
 	})
@@ -169,30 +179,16 @@ func own() []netip.Addr {
 // kernel had it: of TCP those that open a connection as "tcp", and those with content as
 // "tcp+"; ICMP by its type.
 func (l *lab) sniff() error {
-	const all = unix.ETH_P_ALL
-	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, all>>8|all<<8&0xff00)
+	r, err := newRing()
 	if err != nil {
 		return err
 	}
-	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20) // where the lab may, see its creation
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1); err != nil {
-		return err
-	}
 	go func() {
-		buf, control := make([]byte, 1<<16), make([]byte, 1<<10)
 		mine, looked := map[netip.Addr]bool{}, time.Time{}
 		for {
-			n, nc, _, from, err := unix.Recvmsg(fd, buf, control, 0)
+			at, begin, err := r.next()
 			if err != nil {
 				log.Fatal("sniff: ", err)
-			}
-			at, err := stamp(control[:nc])
-			if err != nil {
-				log.Fatal("sniff: ", err)
-			}
-			link, ok := from.(*unix.SockaddrLinklayer)
-			if !ok || link.Pkttype == unix.PACKET_OUTGOING {
-				continue
 			}
 			if time.Since(looked) > 50*time.Millisecond {
 				looked = time.Now()
@@ -200,7 +196,7 @@ func (l *lab) sniff() error {
 					mine[a] = true
 				}
 			}
-			what, src, dst := packet(buf[:n])
+			what, src, dst := packet(begin)
 			if what == "" || !mine[dst] || mine[src.Addr()] {
 				continue
 			}
@@ -213,21 +209,8 @@ func (l *lab) sniff() error {
 			l.mu.Unlock()
 		}
 	}()
+	l.ring = r
 	return nil
-}
-
-// stamp is when the kernel had a packet.
-func stamp(control []byte) (time.Time, error) {
-	messages, err := unix.ParseSocketControlMessage(control)
-	if err != nil {
-		return time.Time{}, err
-	}
-	for _, m := range messages {
-		if m.Header.Level == unix.SOL_SOCKET && m.Header.Type == unix.SCM_TIMESTAMPNS && len(m.Data) == 16 {
-			return time.Unix(int64(binary.NativeEndian.Uint64(m.Data)), int64(binary.NativeEndian.Uint64(m.Data[8:]))), nil
-		}
-	}
-	return time.Time{}, errors.New("a packet without a time")
 }
 
 func packet(b []byte) (what string, from netip.AddrPort, dst netip.Addr) {

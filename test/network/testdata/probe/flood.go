@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log"
@@ -240,4 +241,43 @@ func listen(ports []string) {
 	}
 	fmt.Println("listening")
 	select {}
+}
+
+// count listens for TCP at all addresses of the machine but loopback, echoes what comes, and says
+// how many connections have come.
+func count() {
+	listener, err := net.Listen("tcp4", ":0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	var accepted atomic.Int64
+	go func() {
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				log.Fatal(err)
+			}
+			accepted.Add(1)
+			go func() {
+				defer c.Close()
+				io.Copy(c, c)
+			}()
+		}
+	}()
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		log.Fatal(err)
+	}
+	var at []netip.AddrPort
+	port := netip.MustParseAddrPort(listener.Addr().String()).Port()
+	for _, a := range addrs {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().Is4() && !p.Addr().IsLoopback() {
+			at = append(at, netip.AddrPortFrom(p.Addr(), port))
+		}
+	}
+	out := json.NewEncoder(os.Stdout)
+	out.Encode(at)
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		out.Encode(accepted.Load())
+	}
 }

@@ -5,6 +5,7 @@
 //	probe flood KIND ...    exhaust what there is, see flood.go
 //	probe hold KIND ...     keep a connection and tell of it, see hold
 //	probe listen PORT...    send back what comes, over TCP and UDP
+//	probe count             listen, print the addresses as JSON, and for each line of input the number of connections
 //	probe tamper KIND ADDRESS   change the network with NET_ADMIN, see tamper.go
 package main
 
@@ -71,6 +72,8 @@ func main() {
 		hold(os.Args[2:])
 	case "listen":
 		listen(os.Args[2:])
+	case "count":
+		count()
 	case "tamper":
 		tamper(os.Args[2], os.Args[3])
 	default:
