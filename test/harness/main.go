@@ -61,8 +61,8 @@ func AtEnd(f func()) {
 // Main runs a package's tests, or a role of theirs, and ends the process. The tests give
 // the engine back as they found it and leave no goroutine, or Main fails them. Where others
 // use the engine at the same time, as other packages' tests do in ci/test, Main is to look
-// with SANDBOX_TEST_SHARED=1 at what belongs to its own tests' names alone. The functions
-// are called at last.
+// with SANDBOX_TEST_SHARED=1, or -short, at what belongs to its own tests' names alone. The
+// functions are called at last.
 //
 // Without an engine it fails, but with -short: then tests that need one are left out, see
 // [Story], and so are examples.
@@ -134,8 +134,9 @@ func withEngine(m *testing.M) (code int) {
 // shortenDeath makes tests of dead processes take seconds less: no test sets the engine's clock.
 func shortenDeath() { record.ConfirmAfter = time.Second }
 
-// shared reports whether others use the engine at the same time.
-func shared() bool { return os.Getenv("SANDBOX_TEST_SHARED") != "" }
+// shared reports whether others use the engine at the same time. With -short nearly everybody runs
+// all packages, which go test runs at once.
+func shared() bool { return testing.Short() || os.Getenv("SANDBOX_TEST_SHARED") != "" }
 
 // left names what the engine holds that may be these tests'.
 func left() ([]string, error) {
