@@ -11,7 +11,7 @@
 // figures warm up. Details of each figure go to stderr.
 //
 // Nothing is deleted during measurements: file systems are slow for a while after a mass
-// deletion. ext4 without a journal passes over inodes that were freed in the last minute, or five
+// deletion. ext4 without a journal passes over inodes that were freed in the last minute, or six
 // if they are not on the disk yet (recently_deleted in the kernel's fs/ext4/ialloc.c): run sync and
 // wait a minute before a run. Everything created is removed at the end, also after Ctrl-C.
 package main

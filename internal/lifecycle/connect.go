@@ -297,24 +297,14 @@ func (h *Handle) checkSilence(ctx context.Context, silent time.Duration) error {
 		h.c.AwaitUnpause(own, h.rec.Name)
 		return nil
 	}
-	var got engine.Container
-	for {
-		var err error
-		got, err = h.Current(own)
-		if err == nil {
-			break
-		}
-		if errors.Is(err, fault.NotFound) {
-			return err
-		}
-		if own.Err() == nil && !errors.Is(err, engine.ErrUnavailable) {
-			return nil
-		}
-		// This machine may have slept, and its network takes a moment.
-		if fault.Sleep(own, time.Second) != nil {
-			h.c.Engine.DropIdle()
-			return fault.Classify(fault.EngineUnavailable, fmt.Errorf("neither the guest nor the engine has answered for %v", silent.Round(time.Second)))
-		}
+	got, err := h.currentBefore(own)
+	switch {
+	case errors.Is(err, errNoAnswer):
+		return fault.Classify(fault.EngineUnavailable, fmt.Errorf("neither the guest nor the engine has answered for %v", silent.Round(time.Second)))
+	case errors.Is(err, fault.NotFound):
+		return err
+	case err != nil:
+		return nil
 	}
 	switch got.State {
 	case engine.StatePaused:
@@ -336,6 +326,24 @@ func (h *Handle) checkSilence(ctx context.Context, silent time.Duration) error {
 		another.Close()
 	}
 	return fmt.Errorf("nothing has arrived on it for %v", silent.Round(time.Second))
+}
+
+// errNoAnswer is the error of an engine that has not answered in time.
+var errNoAnswer = errors.New("the engine does not answer")
+
+// currentBefore is Current for an engine that may not answer: it asks until ctx ends.
+func (h *Handle) currentBefore(ctx context.Context) (engine.Container, error) {
+	for {
+		got, err := h.Current(ctx)
+		if err == nil || errors.Is(err, fault.NotFound) || ctx.Err() == nil && !errors.Is(err, engine.ErrUnavailable) {
+			return got, err
+		}
+		// This machine may have slept, and its network takes a moment.
+		if fault.Sleep(ctx, time.Second) != nil {
+			h.c.Engine.DropIdle()
+			return got, errNoAnswer
+		}
+	}
 }
 
 // dialGuest starts the guest's server, calls started, and connects to it.

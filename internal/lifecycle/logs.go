@@ -2,15 +2,18 @@ package lifecycle
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -140,12 +143,19 @@ func (h *Handle) Logs(ctx context.Context, o LogOptions, yield func(LogLine) boo
 	if err != nil {
 		return err
 	}
-	log, err := h.c.Engine.ReadLog(ctx, got.ID, engine.LogSpec{Tail: o.Tail, Follow: o.Follow, Since: o.Since})
+	reading, lost := context.WithCancelCause(ctx)
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	defer lost(nil)
+	if o.Follow {
+		watch.Go(func() { h.watchEngine(reading, lost) })
+	}
+	log, err := h.c.Engine.ReadLog(reading, got.ID, engine.LogSpec{Tail: o.Tail, Follow: o.Follow, Since: o.Since})
 	if errors.Is(err, engine.ErrNotFound) {
 		return fault.NotFound
 	}
 	if err != nil {
-		return err
+		return cmp.Or(lostEngine(ctx, reading), err)
 	}
 	defer log.Close()
 	asm := newAssembly()
@@ -159,7 +169,7 @@ func (h *Handle) Logs(ctx context.Context, o LogOptions, yield func(LogLine) boo
 			case ctx.Err() != nil:
 				return fault.Cancelled(ctx)
 			case !errors.Is(err, io.EOF):
-				return fmt.Errorf("read the log: %w", err)
+				return fmt.Errorf("read the log: %w", cmp.Or(lostEngine(ctx, reading), err))
 			case o.Follow && got.HasSession():
 				return h.confirmEnded(ctx, got)
 			}
@@ -167,6 +177,28 @@ func (h *Handle) Logs(ctx context.Context, o LogOptions, yield func(LogLine) boo
 		}
 		if line, whole := asm.add(p); whole && !yield(line) {
 			return nil
+		}
+	}
+}
+
+// lostEngine returns why reading has ended, if ctx, that of the caller, has not.
+func lostEngine(ctx, reading context.Context) error {
+	if ctx.Err() != nil || reading.Err() == nil {
+		return nil
+	}
+	return context.Cause(reading)
+}
+
+// watchEngine calls lost when the engine does not answer while a log is followed: what is between
+// may keep a connection open that is dead behind it.
+func (h *Handle) watchEngine(ctx context.Context, lost func(error)) {
+	for fault.Sleep(ctx, guest.Keepalive.Idle) == nil {
+		own, cancel := context.WithTimeout(ctx, guest.Keepalive.Answer)
+		_, err := h.currentBefore(own)
+		cancel()
+		if errors.Is(err, errNoAnswer) {
+			lost(fault.Classify(fault.EngineUnavailable, fmt.Errorf("%w: %v have passed", err, guest.Keepalive.Answer)))
+			return
 		}
 	}
 }

@@ -88,6 +88,27 @@ func TestDeadConnectionEndsEveryCall(t *testing.T) {
 			for _, other := range []*sandbox.Sandbox{detached, closed} {
 				harness.Run(t, other, "true") // it is connected
 			}
+			logged := sb.Command(ctx, "echo", "a line")
+			logged.Detached = true
+			if err := logged.Start(); err != nil {
+				t.Fatal(err)
+			}
+			following, followed := make(chan struct{}), make(chan error, 1)
+			go func() {
+				for _, err := range sb.Logs(t.Context(), sandbox.LogOptions{Follow: true}) {
+					if err != nil {
+						followed <- err
+						return
+					}
+					close(following) // of one line
+				}
+				followed <- nil
+			}()
+			select {
+			case <-following:
+			case err := <-followed:
+				t.Fatalf("Logs = %v", err)
+			}
 			from, to := t.TempDir(), filepath.Join(t.TempDir(), "to")
 			stall(proxy, true)
 			calls := map[string]deadCall{
@@ -108,7 +129,9 @@ func TestDeadConnectionEndsEveryCall(t *testing.T) {
 				"Detach": {do: detached.Detach},
 				"Close":  {do: closed.Close},
 			}
-			if !engineToo {
+			if engineToo { // else the log goes on
+				calls["Logs"] = deadCall{do: func() error { return <-followed }}
+			} else {
 				calls["Detach"] = deadCall{detached.Detach, []error{nil}} // on the next connection
 				calls["Close"] = deadCall{closed.Close, []error{nil}}     // by the engine
 				// These ask the engine first, and their context alone bounds that.
