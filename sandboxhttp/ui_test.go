@@ -211,19 +211,39 @@ func (tb *tab) confirm(title string, parts ...string) {
 			tb.t.Errorf("the plan is %q, want %q in it", plan, part)
 		}
 	}
-	for range 3 {
+	tb.untilAnswered(func() string {
 		tb.click("#dialog-confirm")
 		tb.await("!document.querySelector('#dialog').open || document.querySelector('#dialog-trouble').textContent")
-		text := eval[string](tb, "document.querySelector('#dialog-trouble').textContent")
-		if text == "" {
+		return eval[string](tb, "document.querySelector('#dialog-trouble').textContent")
+	})
+}
+
+// start starts a sandbox.
+func (tb *tab) start(name string) {
+	tb.t.Helper()
+	tb.untilAnswered(func() string {
+		tb.press("Start " + name)
+		started := fmt.Sprintf("document.querySelector('#news').textContent === %q", "Started "+name+".")
+		tb.await(started + " || document.querySelector('#trouble').textContent.startsWith('No answer came')")
+		return eval[string](tb, started+" ? '' : document.querySelector('#trouble').textContent")
+	})
+}
+
+// untilAnswered calls do, which makes a request and returns what the page says of its failure, up to
+// three times: the browser may not have connected yet when the machine's interfaces change, see
+// api.js.
+func (tb *tab) untilAnswered(do func() (trouble string)) {
+	tb.t.Helper()
+	for range 3 {
+		trouble := do()
+		if trouble == "" {
 			return
 		}
-		// The browser had not connected yet when the machine's interfaces changed, see api.js.
-		if !strings.HasPrefix(text, "No answer came (") {
-			tb.t.Fatalf("confirmed, but %s", text)
+		if !strings.HasPrefix(trouble, "No answer came (") {
+			tb.t.Fatalf("the page says %s", trouble)
 		}
 	}
-	tb.t.Fatal("confirmed three times, and no answer came")
+	tb.t.Fatal("no answer came, three times")
 }
 
 // screenshot keeps a picture of the page, in both color schemes, where -artifacts keeps files.
@@ -364,7 +384,7 @@ func TestPage(t *testing.T) {
 	tb.awaitText(row+".status", "stopped")
 	tb.awaitText("#log-end", "The session has ended: stopped")
 	tb.await("document.querySelector('#terminal').hidden")
-	tb.press("Start " + name)
+	tb.start(name)
 	tb.awaitText(row+".status", "running")
 	tb.await(`/hello[^]*hello/.test(document.querySelector("#log").innerText)`) // of the second session, too
 

@@ -7,6 +7,10 @@ import {openTerminal, plain} from "./terminal.js";
 const byId = id => document.getElementById(id);
 const pause = ms => new Promise(done => setTimeout(done, ms));
 const fail = error => setText(byId("trouble"), error.message);
+const clearTrouble = () => {
+  setText(byId("trouble"), "");
+  delete byId("trouble").dataset.by;
+};
 const say = text => setText(byId("news"), text);
 
 let sandboxes = [], volumes = [], snapshots = []; // as the server listed them last
@@ -163,8 +167,7 @@ function spark(node, values = [], format, most) {
 
 // act shows the plan of an action and does it: run returns what to say then.
 async function act(options) {
-  setText(byId("trouble"), "");
-  delete byId("trouble").dataset.by;
+  clearTrouble();
   const run = async values => say(await options.run(values));
   if (await ask({late: fail, ...options, run})) await Promise.all([refresh(), refreshVolumes()]).catch(fail);
 }
@@ -233,6 +236,7 @@ function snapshot(s) {
 async function startOrStop(s) {
   if (!runs(s)) {
     try {
+      clearTrouble();
       say(`Starting ${s.name} …`);
       await call("POST", path("sandboxes", s.id, "start"));
       say(`Started ${s.name}.`);
