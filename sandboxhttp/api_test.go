@@ -128,7 +128,7 @@ func (a api) remove(name string) {
 	a.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(a.t.Context()), time.Minute)
 		defer cancel()
-		if report, err := sandbox.Delete(ctx, name, sandbox.PreserveVolumes(false), sandbox.DeleteSnapshots(true)); err != nil && !strings.Contains(err.Error(), sandbox.ErrNotFound.Error()) {
+		if report, err := a.client.Delete(ctx, name, sandbox.PreserveVolumes(false), sandbox.DeleteSnapshots(true)); err != nil && !strings.Contains(err.Error(), sandbox.ErrNotFound.Error()) {
 			a.t.Errorf("remove %s: %v\n%s", name, err, report)
 		}
 	})
@@ -169,7 +169,7 @@ func TestSandboxesOverHTTP(t *testing.T) {
 	a.exec(sb.ID, `{"command": ["sh", "-c", "echo one > f"]}`, 200)
 	var snapshot struct{ ID, Name, SandboxID string }
 	a.call("POST", at+"/snapshots", `{"name": "first"}`, 201, &snapshot)
-	t.Cleanup(func() { sandbox.DeleteSnapshot(context.WithoutCancel(t.Context()), snapshot.ID) })
+	t.Cleanup(func() { a.client.DeleteSnapshot(context.WithoutCancel(t.Context()), snapshot.ID) })
 	if snapshot.Name != "first" || snapshot.SandboxID != sb.ID {
 		t.Errorf("snapshot: %+v", snapshot)
 	}

@@ -292,8 +292,8 @@ func pageOf(t *testing.T, name string, middle func(*http.Request)) string {
 
 // Somebody creates a sandbox, works in it, forks, stores, stops and deletes it, all in the page.
 func TestPage(t *testing.T) {
-	enginetest.Need(t)
 	t.Parallel()
+	c := harness.NewClient(t)
 	name := "page-" + strings.ToLower(rand.Text()[:8])
 	var snapshots atomic.Int32
 	address := pageOf(t, name, func(r *http.Request) {
@@ -399,12 +399,12 @@ func TestPage(t *testing.T) {
 	if got := eval[string](tb, "document.activeElement.id"); got != "list-title" {
 		t.Errorf("the focus is on %q, want the heading of the list", got)
 	}
-	kept, err := sandbox.Inspect(t.Context(), fork)
+	kept, err := c.Inspect(t.Context(), fork)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if _, err := sandbox.DeleteVolume(context.WithoutCancel(t.Context()), kept.Workspace.Name); err != nil {
+		if _, err := c.DeleteVolume(context.WithoutCancel(t.Context()), kept.Workspace.Name); err != nil {
 			t.Error(err)
 		}
 	})
@@ -413,7 +413,7 @@ func TestPage(t *testing.T) {
 	tb.confirm("Delete "+fork, ": kept")
 	tb.awaitText("#volumes", "orphaned")
 	for _, n := range []string{name, fork} {
-		if _, err := sandbox.Inspect(t.Context(), n); err == nil {
+		if _, err := c.Inspect(t.Context(), n); err == nil {
 			t.Errorf("%s is still there", n)
 		}
 	}
