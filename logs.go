@@ -54,8 +54,9 @@ type LogLine struct {
 //
 // The last value of the sequence has the error, if any. With Follow the sequence ends
 // without an error when the session ends, and with [ErrEngineUnavailable] if the
-// connection to the engine is lost: it is asked for an answer every 10 s, and has 10 s for it. ctx bounds the whole sequence. Leaving the loop
-// releases all resources. Ranging over the sequence again reads again.
+// connection to the engine is lost: it is asked for an answer every 10 s, and has 10 s for
+// it. ctx bounds the whole sequence. Leaving the loop releases all resources. Ranging over
+// the sequence again reads again.
 func (s *Sandbox) Logs(ctx context.Context, o LogOptions) iter.Seq2[LogLine, error] {
 	return func(yield func(LogLine, error) bool) {
 		var err error

@@ -152,6 +152,12 @@ func (e *Engine) negotiate(ctx context.Context) error {
 	return nil
 }
 
+// Ping fails unless the engine answers. It waits for no container that the engine is busy with.
+func (e *Engine) Ping(ctx context.Context) error {
+	_, err := e.cli.Ping(ctx)
+	return e.fail(ctx, err)
+}
+
 var errNotAnEngine = errors.New("the server there does not speak the Docker API")
 
 // Close closes idle connections. Streams and calls in progress keep theirs until they end.

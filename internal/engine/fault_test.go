@@ -178,6 +178,7 @@ func verbs() []verb {
 			id, _ := create(t, sound, engine.ContainerSpec{})
 			return func(ctx context.Context) error { _, err := e.StatPath(ctx, id, "/tool"); return err }
 		}},
+		{"Ping", func(_ *testing.T, _, e *engine.Engine) call { return e.Ping }},
 		{"CreateVolume", func(t *testing.T, _, e *engine.Engine) call {
 			name := unique()
 			t.Cleanup(func() { dropVolume(t, name) })

@@ -297,7 +297,8 @@ func (h *Handle) checkSilence(ctx context.Context, silent time.Duration) error {
 		h.c.AwaitUnpause(own, h.rec.Name)
 		return nil
 	}
-	got, err := h.currentBefore(own)
+	var got engine.Container
+	err := h.answerBefore(own, func() (err error) { got, err = h.Current(own); return err })
 	switch {
 	case errors.Is(err, errNoAnswer):
 		return fault.Classify(fault.EngineUnavailable, fmt.Errorf("neither the guest nor the engine has answered for %v", silent.Round(time.Second)))
@@ -331,17 +332,17 @@ func (h *Handle) checkSilence(ctx context.Context, silent time.Duration) error {
 // errNoAnswer is the error of an engine that has not answered in time.
 var errNoAnswer = errors.New("the engine does not answer")
 
-// currentBefore is Current for an engine that may not answer: it asks until ctx ends.
-func (h *Handle) currentBefore(ctx context.Context) (engine.Container, error) {
+// answerBefore asks an engine that may not answer, until ctx, that of ask, ends.
+func (h *Handle) answerBefore(ctx context.Context, ask func() error) error {
 	for {
-		got, err := h.Current(ctx)
+		err := ask()
 		if err == nil || errors.Is(err, fault.NotFound) || ctx.Err() == nil && !errors.Is(err, engine.ErrUnavailable) {
-			return got, err
+			return err
 		}
 		// This machine may have slept, and its network takes a moment.
 		if fault.Sleep(ctx, time.Second) != nil {
 			h.c.Engine.DropIdle()
-			return got, errNoAnswer
+			return errNoAnswer
 		}
 	}
 }

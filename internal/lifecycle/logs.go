@@ -194,7 +194,7 @@ func lostEngine(ctx, reading context.Context) error {
 func (h *Handle) watchEngine(ctx context.Context, lost func(error)) {
 	for fault.Sleep(ctx, guest.Keepalive.Idle) == nil {
 		own, cancel := context.WithTimeout(ctx, guest.Keepalive.Answer)
-		_, err := h.currentBefore(own)
+		err := h.answerBefore(own, func() error { return h.c.Engine.Ping(own) })
 		cancel()
 		if errors.Is(err, errNoAnswer) {
 			lost(fault.Classify(fault.EngineUnavailable, fmt.Errorf("%w: %v have passed", err, guest.Keepalive.Answer)))
