@@ -208,11 +208,17 @@ func (b *Build) recheckAttached(ctx context.Context) error {
 	return nil
 }
 
-// imageMissing explains why the engine found no image for a container: it was removed or, on
-// engines with containerd's image store, is there for another platform.
+// imageMissing explains why the engine found no image for a container: it was removed, maybe with
+// the snapshot that it is of, or, on engines with containerd's image store, is there for another
+// platform.
 func (b *Build) imageMissing(ctx context.Context, ref string, err error) error {
 	switch img, e := b.Engine.InspectImage(ctx, ref); {
 	case errors.Is(e, engine.ErrNotFound):
+		if o, stored := b.origin.(*Stored); stored && o.recorded {
+			if e := o.recheck(ctx, b); e != nil {
+				return e
+			}
+		}
 		return fmt.Errorf("%w: %s was removed during the call: %w", fault.ImageNotFound, ref, err)
 	case e != nil:
 		return errors.Join(err, e)

@@ -48,6 +48,33 @@ func TestSnapshotWhoseImageWasPruned(t *testing.T) {
 	}
 }
 
+// A snapshot that is deleted while a sandbox is created from it is not found: its image has gone with
+// it.
+func TestSnapshotThatIsDeletedDuringACreate(t *testing.T) {
+	t.Parallel()
+	c, name := harness.NewClient(t), harness.UniqueName(t)
+	sb := harness.CreateWith(t, c, nil)
+	harness.Write(t, sb, "/srv/a", "a")
+	snap, err := sb.Snapshot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	harness.Remove(t, c, name)
+	// Where its files are copied nothing holds them yet when the container is created.
+	_, err = harness.NewClient(t, harness.Behind(t, harness.WithoutOverlays)).Create(t.Context(), sandbox.WithName(name), sandbox.WithSource(sandbox.FromSnapshot(snap.ID)),
+		sandbox.WithProgress(func(p sandbox.Progress) {
+			if p.Step == "container" {
+				// The first try uses overlays, which are in use.
+				if err := c.DeleteSnapshot(t.Context(), snap.ID); err != nil && !errors.Is(err, sandbox.ErrSnapshotInUse) {
+					t.Errorf("DeleteSnapshot: %v", err)
+				}
+			}
+		}))
+	if !errors.Is(err, sandbox.ErrSnapshotNotFound) {
+		t.Errorf("Create = %v, want ErrSnapshotNotFound", err)
+	}
+}
+
 // A snapshot's image that is nowhere on the engine is pulled again. One that has changed in its
 // registry meanwhile is not taken for it.
 func TestSnapshotWhoseImageIsPulledAgain(t *testing.T) {
