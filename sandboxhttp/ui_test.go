@@ -313,7 +313,7 @@ func TestPage(t *testing.T) {
 	tb := newTab(t)
 	fork := name + "-fork"
 	for _, n := range []string{name, fork} {
-		api{t: t}.remove(n)
+		api{t: t, client: c}.remove(n)
 	}
 	tb.do("open", chromedp.Navigate(address))
 	tb.await("!document.querySelector('#create').disabled")
