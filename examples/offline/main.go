@@ -8,6 +8,7 @@ import (
 	"io"
 	"log"
 	"net/http"
+	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 )
@@ -56,13 +57,17 @@ func run(ctx context.Context) error {
 	}
 	fmt.Printf("it says: %s", answer)
 
-	list, err := sb.Egress(ctx)
-	if err != nil {
-		return err
-	}
-	for _, e := range list {
-		if !e.Allowed {
-			fmt.Printf("blocked: %s to %s port %d, %d times\n", e.Protocol, e.Address, e.Port, e.Count)
+	// What was refused appears within a second or two.
+	for blocked, until := 0, time.Now().Add(10*time.Second); blocked == 0 && time.Now().Before(until); time.Sleep(100 * time.Millisecond) {
+		list, err := sb.Egress(ctx)
+		if err != nil {
+			return err
+		}
+		for _, e := range list {
+			if !e.Allowed {
+				fmt.Printf("blocked: %s to %s port %d, %d times\n", e.Protocol, e.Address, e.Port, e.Count)
+				blocked++
+			}
 		}
 	}
 	return nil
