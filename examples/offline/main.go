@@ -57,18 +57,33 @@ func run(ctx context.Context) error {
 	}
 	fmt.Printf("it says: %s", answer)
 
-	// What was refused appears within a second or two.
-	for blocked, until := 0, time.Now().Add(10*time.Second); blocked == 0 && time.Now().Before(until); time.Sleep(100 * time.Millisecond) {
+	return showBlocked(ctx, sb)
+}
+
+// showBlocked waits until the sandbox's list has what was blocked, which takes a second or two, and
+// prints it.
+func showBlocked(ctx context.Context, sb *sandbox.Sandbox) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for again := time.Tick(100 * time.Millisecond); ; {
 		list, err := sb.Egress(ctx)
 		if err != nil {
 			return err
 		}
+		found := false
 		for _, e := range list {
 			if !e.Allowed {
 				fmt.Printf("blocked: %s to %s port %d, %d times\n", e.Protocol, e.Address, e.Port, e.Count)
-				blocked++
+				found = true
 			}
 		}
+		if found {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("nothing was blocked: %w", ctx.Err())
+		case <-again:
+		}
 	}
-	return nil
 }
