@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
-	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/spf13/cobra"
 
 	"github.com/seed-1a2d6d8f/sandbox"
@@ -34,7 +36,11 @@ this program is killed, they are deleted, unless --keep is given.`,
 			if err != nil {
 				return err
 			}
-			left, err := mcpserver.New(a.client, o).Run(c.Context(), &mcp.IOTransport{Reader: io.NopCloser(a.stdin), Writer: unclosed{a.stdout}})
+			// An agent that is gone is an error of a write, not the end of this program, which has to clean up.
+			broken := make(chan os.Signal, 1)
+			signal.Notify(broken, syscall.SIGPIPE)
+			defer signal.Stop(broken)
+			left, err := mcpserver.New(a.client, o).Run(c.Context(), a.stdin, unclosed{a.stdout})
 			for _, name := range left {
 				fmt.Fprintln(a.stderr, "left:", name)
 			}

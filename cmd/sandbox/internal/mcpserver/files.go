@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"unicode/utf8"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -24,17 +25,81 @@ const (
 	maxEdit    = 8 << 20 // bytes of a file that can be edited
 	maxEntries = 1000    // of a directory, in one result
 	maxLine    = 1 << 20 // bytes of a line of a file that is searched
-	maxFiles   = 50_000  // files that one search looks into
+	maxFiles   = 50_000  // files and directories that one search looks into
+	maxSearch  = 1 << 30 // bytes that one search reads
+	maxSkip    = 1 << 28 // bytes of the lines before those that are read
 	maxMatches = 200     // lines in the result of a search
 )
 
 func (s *Server) addFileTools(server *mcp.Server) {
-	add(server, "read", fmt.Sprintf("Read lines of a text file, %d bytes at most.", s.limits.Output), readOnly, s.read)
-	add(server, "write", "Write a file, and make the directories that it is in.", changes, s.write)
-	add(server, "edit", "Replace a text in a file. The text has to occur exactly once, unless all is set.", changes, s.edit)
-	add(server, "list", fmt.Sprintf("List a directory, %d entries at most.", maxEntries), readOnly, s.dir)
+	add(server, "read", fmt.Sprintf("Read lines of a text file, %d bytes at most.", s.limits.Output), readOnly, bounded(s, s.read))
+	add(server, "write", "Write a file, and make the directories that it is in.", changes, bounded(s, s.write))
+	add(server, "edit", "Replace a text in a file. The text has to occur exactly once, unless all is set.", changes, bounded(s, s.edit))
+	add(server, "list", fmt.Sprintf("List a directory, %d entries at most.", maxEntries), readOnly, bounded(s, s.dir))
 	add(server, "search", fmt.Sprintf("Find the lines of text files below a directory that match a regular expression, %d lines at most. "+
 		"Directories named .git and node_modules are left out.", maxMatches), readOnly, s.search)
+}
+
+// bounded bounds the time of a tool.
+func bounded[In, Out any](s *Server, fn func(context.Context, *mcp.CallToolRequest, In) (Out, error)) func(context.Context, *mcp.CallToolRequest, In) (Out, error) {
+	return func(ctx context.Context, req *mcp.CallToolRequest, in In) (Out, error) {
+		late := fmt.Errorf("it took longer than %v, which is the limit", s.limits.CommandTime)
+		ctx, cancel := context.WithTimeoutCause(ctx, s.limits.CommandTime, late)
+		defer cancel()
+		out, err := fn(ctx, req, in)
+		if err != nil && ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return out, err
+	}
+}
+
+// open opens a regular file to read it. Reads end with ctx. The caller calls done afterwards.
+func open(ctx context.Context, sb *sandbox.Sandbox, name string) (f *sandbox.File, done func(), err error) {
+	f, err = sb.Open(ctx, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	unbind := context.AfterFunc(ctx, func() { f.Close() })
+	done = func() {
+		if unbind() {
+			f.Close()
+		}
+	}
+	info, err := f.Stat()
+	if err == nil {
+		err = checkRegular(name, info)
+	}
+	if err != nil {
+		done()
+		return nil, nil, err
+	}
+	return f, done, nil
+}
+
+// checkRegular refuses files that may have no end, or that wait for somebody.
+func checkRegular(name string, info fs.FileInfo) error {
+	switch {
+	case info.IsDir():
+		return fmt.Errorf("%s is a directory", name)
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("%s %w", name, errNotRegular)
+	}
+	return nil
+}
+
+var errNotRegular = errors.New("is not a regular file")
+
+// checkTarget refuses to write to what is there and is not a regular file.
+func checkTarget(ctx context.Context, sb *sandbox.Sandbox, name string) error {
+	info, err := sb.Stat(ctx, name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	}
+	return checkRegular(name, info)
 }
 
 // Read is the input of the tool "read".
@@ -56,25 +121,14 @@ func (s *Server) read(ctx context.Context, _ *mcp.CallToolRequest, in Read) (Lin
 	if err != nil {
 		return Lines{}, err
 	}
-	f, err := sb.Open(ctx, in.Path)
+	f, done, err := open(ctx, sb, in.Path)
 	if err != nil {
 		return Lines{}, err
 	}
-	defer f.Close()
+	defer done()
 	r := bufio.NewReaderSize(f, 64<<10)
-	for skipped := 1; skipped < in.Line; {
-		part, err := r.ReadSlice('\n')
-		switch {
-		case err == nil:
-			skipped++
-		case errors.Is(err, io.EOF):
-			if len(part) > 0 {
-				skipped++
-			}
-			return Lines{}, fmt.Errorf("%s has %d lines", in.Path, skipped-1)
-		case !errors.Is(err, bufio.ErrBufferFull):
-			return Lines{}, err
-		}
+	if err := skip(r, in.Path, in.Line-1); err != nil {
+		return Lines{}, err
 	}
 	var text strings.Builder
 	for n := 0; in.Lines <= 0 || n < in.Lines; {
@@ -95,6 +149,30 @@ func (s *Server) read(ctx context.Context, _ *mcp.CallToolRequest, in Read) (Lin
 	}
 	_, err = r.Peek(1)
 	return lines(in.Path, text.String(), err == nil)
+}
+
+// skip reads a number of lines.
+func skip(r *bufio.Reader, name string, lines int) error {
+	skipped, bytes := 0, int64(0)
+	for skipped < lines {
+		part, err := r.ReadSlice('\n')
+		bytes += int64(len(part))
+		switch {
+		case err == nil:
+			skipped++
+		case errors.Is(err, io.EOF):
+			if len(part) > 0 {
+				skipped++
+			}
+			return fmt.Errorf("%s has %d lines", name, skipped)
+		case !errors.Is(err, bufio.ErrBufferFull):
+			return err
+		}
+		if bytes > maxSkip {
+			return fmt.Errorf("the first %d lines of %s have more than %d bytes: use \"exec\"", lines, name, int64(maxSkip))
+		}
+	}
+	return nil
 }
 
 // lines returns the text of a file, which is cut if there is more.
@@ -132,6 +210,9 @@ func (s *Server) write(ctx context.Context, _ *mcp.CallToolRequest, in Write) (N
 	mode := os.FileMode(0o644)
 	if in.Executable {
 		mode = 0o755
+	}
+	if err := checkTarget(ctx, sb, in.Path); err != nil {
+		return None{}, err
 	}
 	if err := sb.MkdirAll(ctx, path.Dir(in.Path), 0o755); err != nil {
 		return None{}, err
@@ -180,11 +261,11 @@ func (s *Server) edit(ctx context.Context, _ *mcp.CallToolRequest, in Edit) (Edi
 
 // readAll reads a file that can be edited.
 func readAll(ctx context.Context, sb *sandbox.Sandbox, name string) (string, error) {
-	f, err := sb.Open(ctx, name)
+	f, done, err := open(ctx, sb, name)
 	if err != nil {
 		return "", err
 	}
-	defer f.Close()
+	defer done()
 	content, err := io.ReadAll(io.LimitReader(f, maxEdit+1))
 	switch {
 	case err != nil:
@@ -289,13 +370,8 @@ func (s *Server) search(ctx context.Context, _ *mcp.CallToolRequest, in Search) 
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, s.limits.CommandTime, errEnough)
 	defer cancel()
-	found := &finder{pattern: pattern, matches: out.Matches, bytes: s.limits.Output}
-	err = s.walk(ctx, sb, root, func(name string) error {
-		if ok, _ := path.Match(cmp.Or(in.Files, "*"), path.Base(name)); !ok {
-			return nil
-		}
-		return found.file(ctx, sb, name)
-	})
+	found := &finder{pattern: pattern, matches: out.Matches, bytes: s.limits.Output, unread: io.LimitedReader{N: maxSearch}}
+	err = found.walk(ctx, sb, root, cmp.Or(in.Files, "*"))
 	if errors.Is(err, errEnough) || errors.Is(context.Cause(ctx), errEnough) {
 		out.More, err = true, nil
 	}
@@ -303,8 +379,20 @@ func (s *Server) search(ctx context.Context, _ *mcp.CallToolRequest, in Search) 
 	return out, err
 }
 
-// walk calls fn for each file below a directory, without following links.
-func (s *Server) walk(ctx context.Context, sb *sandbox.Sandbox, dir string, fn func(string) error) error {
+// finder collects lines that match a pattern.
+type finder struct {
+	pattern *regexp.Regexp
+	matches []Match
+	files   int
+	bytes   int              // that the result may still have
+	unread  io.LimitedReader // of the file that is searched; its bound is for all files
+}
+
+// walk searches the files below a directory whose names match, without following links.
+func (f *finder) walk(ctx context.Context, sb *sandbox.Sandbox, dir, names string) error {
+	if f.files++; f.files > maxFiles {
+		return errEnough
+	}
 	all, err := sb.ReadDir(ctx, dir)
 	if err != nil {
 		return err
@@ -313,24 +401,20 @@ func (s *Server) walk(ctx context.Context, sb *sandbox.Sandbox, dir string, fn f
 		name := path.Join(dir, e.Name())
 		switch {
 		case e.IsDir() && !slices.Contains([]string{".git", "node_modules"}, e.Name()):
-			err = s.walk(ctx, sb, name, fn)
+			err = f.walk(ctx, sb, name, names)
 		case e.Type().IsRegular():
-			err = fn(name)
+			if ok, _ := path.Match(names, e.Name()); ok {
+				err = f.file(ctx, sb, name)
+			}
 		}
-		// What is removed or can't be read meanwhile is not found.
-		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
+		// What is removed or replaced meanwhile, or can't be read, is not found.
+		gone := errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNotRegular) || errors.Is(err, syscall.ENOTDIR)
+		if err != nil && !gone && !errors.Is(err, fs.ErrPermission) {
 			return err
 		}
+		err = nil
 	}
 	return nil
-}
-
-// finder collects lines that match a pattern.
-type finder struct {
-	pattern *regexp.Regexp
-	matches []Match
-	files   int
-	bytes   int // that the result may still have
 }
 
 // file searches one file, unless it is not a text file.
@@ -338,12 +422,13 @@ func (f *finder) file(ctx context.Context, sb *sandbox.Sandbox, name string) err
 	if f.files++; f.files > maxFiles {
 		return errEnough
 	}
-	file, err := sb.Open(ctx, name)
+	file, done, err := open(ctx, sb, name)
 	if err != nil {
 		return err
 	}
-	defer file.Close()
-	scanner := bufio.NewScanner(file)
+	defer done()
+	f.unread.R = file
+	scanner := bufio.NewScanner(&f.unread)
 	scanner.Buffer(make([]byte, 0, 64<<10), maxLine)
 	for n := 1; scanner.Scan(); n++ {
 		line := scanner.Bytes()
@@ -359,8 +444,11 @@ func (f *finder) file(ctx context.Context, sb *sandbox.Sandbox, name string) err
 		}
 		f.matches = append(f.matches, Match{Path: valid([]byte(name)), Line: n, Text: valid([]byte(text))})
 	}
-	if err := scanner.Err(); err != nil && !errors.Is(err, bufio.ErrTooLong) {
+	switch err := scanner.Err(); {
+	case err != nil && !errors.Is(err, bufio.ErrTooLong):
 		return err
+	case f.unread.N == 0:
+		return errEnough
 	}
 	return nil
 }

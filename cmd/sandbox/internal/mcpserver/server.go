@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 	"time"
@@ -48,16 +49,20 @@ type Server struct {
 	snapshots map[string]string // names of their sandboxes, by ID
 	making    int               // sandboxes that are being made
 	taking    int               // and snapshots
+	gone      bool              // the agent is; what is made from now on is removed at once
+	settled   chan struct{}     // closed when the agent is gone and nothing is being made
 }
 
 // New returns a server that makes sandboxes with the client, which stays the caller's.
 func New(client *sandbox.Client, limits Options) *Server {
-	return &Server{client: client, limits: limits, sandboxes: map[string]*sandbox.Sandbox{}, snapshots: map[string]string{}}
+	return &Server{client: client, limits: limits, sandboxes: map[string]*sandbox.Sandbox{}, snapshots: map[string]string{}, settled: make(chan struct{})}
 }
 
-// Run serves one agent until it disconnects or ctx ends. Then it removes all that it made, and
-// returns the names of what is left: what was to be kept, or could not be removed.
-func (s *Server) Run(ctx context.Context, t mcp.Transport) (left []string, err error) {
+// Run serves one agent, whose messages it reads from in and answers to out, until in ends or ctx does.
+// Then it cancels the calls that run, removes all that it made, and returns the names of what is
+// left: what was to be kept, or could not be removed. It does not wait for calls that can't be
+// cancelled, such as one whose answer the agent does not read: those end with the program.
+func (s *Server) Run(ctx context.Context, in io.Reader, out io.WriteCloser) (left []string, err error) {
 	server := mcp.NewServer(&mcp.Implementation{Name: "sandbox", Title: "Linux sandboxes", Version: "v0.1.0"}, &mcp.ServerOptions{
 		Instructions: fmt.Sprintf(`Isolated Linux environments. Make one with "create", run commands in it with "exec", delete it when it is not needed any more. `+
 			`Commands start in /workspace. There are at most %d at a time, and each one ends after %v.`, s.limits.Sandboxes, s.limits.Lifetime),
@@ -65,41 +70,124 @@ func (s *Server) Run(ctx context.Context, t mcp.Transport) (left []string, err e
 	})
 	s.addSandboxTools(server)
 	s.addFileTools(server)
-	err = server.Run(ctx, t)
-	if ctx.Err() != nil {
-		err = nil // the end that was asked for
+	connected, disconnect := context.WithCancel(ctx)
+	defer disconnect()
+	server.AddReceivingMiddleware(during(connected))
+	served := make(chan error, 1)
+	go func() {
+		defer disconnect()
+		// Its own end waits for the calls that run, so disconnect does not wait for that.
+		served <- server.Run(connected, &mcp.IOTransport{Reader: &input{in, disconnect}, Writer: out})
+	}()
+	<-connected.Done()
+	left, err = s.close(context.WithoutCancel(ctx))
+	select {
+	case end := <-served:
+		if !errors.Is(end, context.Canceled) {
+			err = errors.Join(end, err)
+		}
+	default:
 	}
-	left, cleanup := s.close(context.WithoutCancel(ctx))
-	return left, errors.Join(err, cleanup)
+	return left, err
 }
 
-// close ends the sessions and removes what is not to be kept.
+// during returns middleware that cancels the context of each call when ctx ends.
+func during(ctx context.Context) mcp.Middleware {
+	return func(next mcp.MethodHandler) mcp.MethodHandler {
+		return func(call context.Context, method string, req mcp.Request) (mcp.Result, error) {
+			call, cancel := context.WithCancel(call)
+			defer cancel()
+			defer context.AfterFunc(ctx, cancel)()
+			return next(call, method, req)
+		}
+	}
+}
+
+// input is what an agent sends. It calls end when the agent disconnects.
+type input struct {
+	io.Reader
+	end func()
+}
+
+func (i *input) Read(p []byte) (int, error) {
+	n, err := i.Reader.Read(p)
+	if err != nil {
+		i.end()
+	}
+	return n, err
+}
+
+func (*input) Close() error { return nil } // it is the caller's
+
+// close ends the sessions and removes what is not to be kept, and what is being made meanwhile.
 func (s *Server) close(ctx context.Context) (left []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
 	defer cancel()
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	var errs []error
-	for name, sb := range s.sandboxes {
-		end := sb.Close
-		if s.limits.Keep {
-			end = sb.Detach
-		}
-		err := end()
+	s.gone = true
+	s.settle()
+	s.mu.Unlock()
+	left, err = s.clear(ctx)
+	select {
+	case <-s.settled:
+	case <-ctx.Done():
+		return left, errors.Join(err, errors.New("a sandbox or a snapshot was still being made"))
+	}
+	more, e := s.clear(ctx)
+	left = append(left, more...)
+	slices.Sort(left)
+	return left, errors.Join(err, e)
+}
+
+// settle closes settled once the agent is gone and nothing is being made. The caller holds mu.
+func (s *Server) settle() {
+	if s.gone && s.making+s.taking == 0 {
+		close(s.settled)
+	}
+}
+
+// clear takes the sandboxes and snapshots that there are off the lists, and removes those that are not
+// to be kept, all at once.
+func (s *Server) clear(ctx context.Context) (left []string, err error) {
+	s.mu.Lock()
+	sandboxes, snapshots := s.sandboxes, s.snapshots
+	s.sandboxes, s.snapshots = map[string]*sandbox.Sandbox{}, map[string]string{}
+	s.mu.Unlock()
+	var (
+		ends sync.WaitGroup
+		mu   sync.Mutex
+		errs []error
+	)
+	end := func(what string, remove func() error) {
+		err := remove()
+		mu.Lock()
+		defer mu.Unlock()
 		if errs = append(errs, err); err != nil || s.limits.Keep {
-			left = append(left, "sandbox "+name)
+			left = append(left, what)
 		}
 	}
-	for id := range s.snapshots {
-		if !s.limits.Keep {
-			err := s.client.DeleteSnapshot(ctx, id)
-			if err == nil || errors.Is(err, sandbox.ErrSnapshotNotFound) {
-				continue
-			}
-			errs = append(errs, err)
+	for name, sb := range sandboxes {
+		remove := sb.Close
+		if s.limits.Keep {
+			remove = sb.Detach
 		}
-		left = append(left, "snapshot "+id)
+		ends.Go(func() { end("sandbox "+name, remove) })
 	}
+	for id := range snapshots {
+		ends.Go(func() {
+			end("snapshot "+id, func() error {
+				if s.limits.Keep {
+					return nil
+				}
+				err := s.client.DeleteSnapshot(ctx, id)
+				if errors.Is(err, sandbox.ErrSnapshotNotFound) {
+					return nil
+				}
+				return err
+			})
+		})
+	}
+	ends.Wait()
 	slices.Sort(left)
 	return left, errors.Join(errs...)
 }
@@ -108,6 +196,9 @@ func (s *Server) close(ctx context.Context) (left []string, err error) {
 func (s *Server) reserve(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.gone {
+		return errGone
+	}
 	if len(s.sandboxes)+s.making >= s.limits.Sandboxes {
 		if _, err := s.forgetEnded(ctx); err != nil {
 			return err
@@ -128,7 +219,11 @@ func (s *Server) admit(sb *sandbox.Sandbox) {
 	if sb != nil {
 		s.sandboxes[sb.Name()] = sb
 	}
+	s.settle()
 }
+
+// errGone is the error of calls that come after the agent's end.
+var errGone = errors.New("the server ends")
 
 // forgetEnded closes the handles of sandboxes that are gone, such as at the end of their lifetime,
 // and returns the others. The caller holds mu.

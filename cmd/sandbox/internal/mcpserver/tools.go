@@ -340,14 +340,8 @@ func (s *Server) snapshot(ctx context.Context, _ *mcp.CallToolRequest, in In) (S
 	if err != nil {
 		return Snapshot{}, err
 	}
-	s.mu.Lock()
-	n := len(s.snapshots) + s.taking
-	if n < s.limits.Snapshots {
-		s.taking++
-	}
-	s.mu.Unlock()
-	if n >= s.limits.Snapshots {
-		return Snapshot{}, fmt.Errorf("there are %d snapshots, which is the limit", n)
+	if err := s.reserveSnapshot(); err != nil {
+		return Snapshot{}, err
 	}
 	var opts []sandbox.SnapshotOption
 	if !s.limits.Keep {
@@ -357,11 +351,26 @@ func (s *Server) snapshot(ctx context.Context, _ *mcp.CallToolRequest, in In) (S
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.taking--
+	defer s.settle()
 	if err != nil {
 		return Snapshot{}, err
 	}
 	s.snapshots[snap.ID] = sb.Name()
 	return Snapshot{ID: snap.ID}, nil
+}
+
+// reserveSnapshot counts one more snapshot that is being taken. The caller calls settle afterwards.
+func (s *Server) reserveSnapshot() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gone {
+		return errGone
+	}
+	if n := len(s.snapshots) + s.taking; n >= s.limits.Snapshots {
+		return fmt.Errorf("there are %d snapshots, which is the limit", n)
+	}
+	s.taking++
+	return nil
 }
 
 // Rollback is the input of the tool "rollback".

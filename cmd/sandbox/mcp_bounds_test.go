@@ -1,0 +1,198 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// Devices and pipes have no end, or wait for somebody.
+func TestAgentsFileToolsTakeRegularFilesOnly(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	a := newAgent(t)
+	name := a.sandbox("create", nil)
+	a.must("exec", object{"sandbox": name, "detached": true, "command": "mkfifo pipe; mkdir dir; exec 3<>pipe; touch made; sleep 1000"})
+	a.exec(name, "ln -s /dev/zero zero; ln -s pipe link; until test -e made; do sleep 0.1; done")
+	for _, file := range []string{"zero", "pipe", "link", "dir", "/dev/zero", "/dev/null"} {
+		for tool, args := range map[string]object{"read": {"line": 2}, "edit": {"old": "a", "new": "b"}, "write": {"content": "text"}} {
+			args["sandbox"], args["path"] = name, file
+			if _, failed := a.call(tool, args); !strings.Contains(failed, "is not a regular file") && !strings.Contains(failed, "is a directory") {
+				t.Errorf("%s of %s: %q, want a refusal", tool, file, failed)
+			}
+		}
+	}
+	a.exec(name, "echo needle >dir/file; mkfifo dir/pipe; ln -s /dev/zero dir/zero")
+	if got := a.must("search", object{"sandbox": name, "pattern": "needle"}); len(got["matches"].([]any)) != 1 || got["more"] != nil {
+		t.Errorf("search beside pipes: %v, want one match and no more", got)
+	}
+}
+
+// Files may be larger than everything that there is time to read.
+func TestAgentsFileToolsReadABoundedPart(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	a := newAgent(t)
+	name := a.sandbox("create", nil)
+	a.exec(name, "truncate -s 4T holes; echo first >lines; truncate -s 4T lines")
+	if _, failed := a.call("read", object{"sandbox": name, "path": "holes", "line": 2}); !strings.Contains(failed, "more than 268435456 bytes") {
+		t.Errorf("read of the line after 4 TiB: %q", failed)
+	}
+	if got := a.must("read", object{"sandbox": name, "path": "lines", "lines": 1}); got["text"] != "first\n" {
+		t.Errorf("read of a line before 4 TiB: %v", got)
+	}
+}
+
+// A sandbox that does not answer holds no tool for longer than a command.
+func TestAgentsFileToolsEndInTime(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	a := newAgent(t, "--command-timeout", "3s")
+	name := a.sandbox("create", nil)
+	a.must("write", object{"sandbox": name, "path": "file", "content": "text"})
+	eng := harness.NewEngine(t)
+	id := record.ContainerName(name)
+	if err := eng.PauseContainer(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	for tool, args := range map[string]object{"read": {}, "edit": {"old": "a", "new": "b"}, "write": {"content": "text"}, "list": {}} {
+		args["sandbox"], args["path"] = name, "file"
+		if _, failed := a.call(tool, args); !strings.Contains(failed, "it took longer than 3s") {
+			t.Errorf("%s in a sandbox that is paused: %q, want the limit", tool, failed)
+		}
+	}
+	if err := eng.UnpauseContainer(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// rawAgent is an agent that need not read what it is sent.
+type rawAgent struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	stdin  io.WriteCloser
+	stdout *bufio.Reader
+	pipe   *os.File // what stdout reads
+}
+
+func newRawAgent(t *testing.T, flags ...string) *rawAgent {
+	t.Helper()
+	args := append([]string{"mcp"}, flags...)
+	noteFlags(args)
+	a := &rawAgent{t: t, cmd: exec.Command(os.Args[0], args...)}
+	a.cmd.Env, a.cmd.Stderr = append(os.Environ(), asProgram+"=1"), os.Stderr
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.cmd.Stdout, a.pipe, a.stdout = w, r, bufio.NewReader(r)
+	if a.stdin, err = a.cmd.StdinPipe(); err == nil {
+		err = a.cmd.Start()
+	}
+	w.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		r.Close()
+		_ = a.cmd.Process.Kill() // it has usually ended
+		_ = a.cmd.Wait()
+	})
+	a.send(`{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}`)
+	a.answer()
+	a.send(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
+	return a
+}
+
+func (a *rawAgent) send(line string) {
+	a.t.Helper()
+	if _, err := fmt.Fprintln(a.stdin, line); err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+func (a *rawAgent) call(tool string, args object) {
+	a.t.Helper()
+	body, err := json.Marshal(object{"jsonrpc": "2.0", "id": tool, "method": "tools/call", "params": object{"name": tool, "arguments": args, "_meta": object{"progressToken": 1}}})
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	a.send(string(body))
+}
+
+func (a *rawAgent) answer() (got struct {
+	Method string
+	Result struct{ StructuredContent struct{ Name string } }
+}) {
+	a.t.Helper()
+	line, err := a.stdout.ReadBytes('\n')
+	if err == nil {
+		err = json.Unmarshal(line, &got)
+	}
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return got
+}
+
+// Whatever the calls do that run when an agent leaves, its sandboxes go.
+func TestAgentThatLeavesInTheMiddleLeavesNothing(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	flood := object{"command": "yes $(seq 1000)"}
+	for _, tt := range []struct {
+		name  string
+		tool  string
+		args  object
+		first bool // wait for a message of the call
+		leave func(a *rawAgent) error
+	}{
+		{"a command runs", "exec", object{"command": "sleep 1000"}, false, func(a *rawAgent) error { return a.stdin.Close() }},
+		{"nobody reads the answers", "exec", flood, true, func(a *rawAgent) error { return a.stdin.Close() }},
+		{"the answers have nowhere to go", "exec", flood, true, func(a *rawAgent) error { return a.pipe.Close() }},
+		{"a signal comes", "exec", flood, true, func(a *rawAgent) error { return a.cmd.Process.Signal(os.Interrupt) }},
+		{"a sandbox is being made", "create", object{}, false, func(a *rawAgent) error { return a.stdin.Close() }},
+		{"a fork is being made", "fork", object{}, false, func(a *rawAgent) error { return a.stdin.Close() }},
+		{"a snapshot is being taken", "snapshot", object{}, false, func(a *rawAgent) error { return a.stdin.Close() }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			a := newRawAgent(t, "--output", "16m")
+			a.call("create", object{})
+			name := a.answer().Result.StructuredContent.Name
+			info, err := harness.NewClient(t).Inspect(t.Context(), name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tt.tool != "create" {
+				tt.args["sandbox"] = name
+			}
+			a.call(tt.tool, tt.args)
+			if tt.first {
+				a.answer()
+			}
+			if err := tt.leave(a); err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan error, 1)
+			go func() { ended <- a.cmd.Wait() }()
+			select {
+			case <-ended: // whatever its exit code is
+			case <-time.After(harness.CallBound):
+				t.Fatal("the server does not end")
+			}
+			if held := left(t, "agent-sandbox.id="+info.ID); len(held) > 0 {
+				t.Errorf("left: %v", held)
+			}
+		})
+	}
+}
