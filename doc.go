@@ -314,15 +314,16 @@
 // # Defaults
 //
 // Image node:20-bookworm, 1 CPU, 2048 MiB of memory for each CPU and no swap, 4,096
-// processes ([WithPidsLimit]), the engine's default OCI runtime ([WithOCIRuntime]) and
-// seccomp profile, and a log of at most 3 files of 10 MB. The capabilities NET_RAW and
+// processes ([WithPidsLimit]), the engine's default OCI runtime ([WithOCIRuntime]), and
+// a log of at most 3 files of 10 MB. The capabilities NET_RAW and
 // MKNOD are dropped; only PID 1 has NET_ADMIN. An image's HEALTHCHECK is disabled, since
 // it would run outside of PID 1's rules.
 //
-// The default seccomp profile of engines before 23 allows AF_VSOCK sockets, which reach
-// the hypervisor past every network. Unless such an engine is configured with a profile
-// of its own, programs on Linux give its sandboxes the default profile of later engines,
-// which also denies AF_ALG sockets and io_uring.
+// The seccomp profile is the default one of current Docker engines, cut: sockets have the family
+// AF_UNIX, AF_INET, AF_INET6 or AF_NETLINK, and 32-bit programs for x86 can't make any by
+// socketcall(2). Namespaces, io_uring, bpf, keyctl and userfaultfd are denied, to processes of
+// "docker exec" as well. An engine that was configured with a profile of its own keeps that.
+// docs/kernel.md has a list of programs that notice.
 //
 // The size of core files is limited to 0, in sandboxes and helpers. Commands and main
 // processes of users other than root gain no privileges from setuid programs such as sudo,

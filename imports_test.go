@@ -46,8 +46,6 @@ var linked = map[string]string{
 	"github.com/containerd/errdefs/pkg":                             "by the engine's client: HTTP status to error class",
 	"github.com/docker/go-units":                                    "by the engine's types: ulimits",
 	"github.com/moby/docker-image-spec":                             "by the engine's types: image configuration",
-	"github.com/moby/profiles/seccomp":                              "by internal/engine: the profile of today's engines for older ones",
-	"github.com/opencontainers/runtime-spec":                        "by that profile: its types",
 	"github.com/opencontainers/go-digest":                           "by the engine's types: digests",
 	"github.com/opencontainers/image-spec":                          "by the engine's types: image configuration",
 	"github.com/pkg/errors":                                         "by the engine's client",

@@ -39,7 +39,6 @@ type Build struct {
 	guest        machine.Guest
 	op           string // nonce of the operation; of the sandbox, when that is created
 	usualUser    string // of the image or the origin, which is not checked
-	seccomp      string // a security option, or empty
 	networkMode  string // the engine's default, or "none"
 	ownLayer     machine.OwnLayer
 	shares       bool           // some volumes are overlays over files of the origin
@@ -200,10 +199,6 @@ func (b *Build) prepareShared(ctx context.Context) error {
 	}
 	g.Go(func() (err error) {
 		b.guest, err = b.EnsureGuest(ctx, b.report)
-		return err
-	})
-	g.Go(func() (err error) {
-		b.seccomp, err = b.Engine.SeccompOption(ctx)
 		return err
 	})
 	return g.Wait()

@@ -106,10 +106,6 @@ func (b *Build) spec() (engine.ContainerSpec, error) {
 	if err != nil {
 		return engine.ContainerSpec{}, err
 	}
-	var security []string
-	if b.seccomp != "" {
-		security = append(security, b.seccomp)
-	}
 	return engine.ContainerSpec{
 		Warn: func(warning string) {
 			b.Log.Warn("the engine warns of a sandbox's container", "sandbox", b.Record.Name, "warning", warning)
@@ -140,7 +136,7 @@ func (b *Build) spec() (engine.ContainerSpec, error) {
 		// PID 1 keeps NET_ADMIN for itself and drops it from everything it starts.
 		CapAdd:      []string{"NET_ADMIN"},
 		CapDrop:     []string{"NET_RAW", "MKNOD"},
-		SecurityOpt: security,
+		SecurityOpt: b.guest.SecurityOpt(),
 		StopSignal:  "SIGTERM",
 		StopTimeout: b.Plan.StopTimeout,
 		LogMaxSize:  logMaxSize,

@@ -146,13 +146,8 @@ func rebuild(ctx context.Context, m *machine.Machine, rec record.Sandbox, got en
 	if got.NetworkMode == "none" {
 		b.networkMode = got.NetworkMode
 	}
-	if b.guest, err = m.EnsureGuest(ctx, report); err != nil {
-		return nil, err
-	}
-	if b.seccomp, err = m.Engine.SeccompOption(ctx); err != nil {
-		return nil, err
-	}
-	return b, nil
+	b.guest, err = m.EnsureGuest(ctx, report)
+	return b, err
 }
 
 // makeNext creates the replacement of got, complete except for its name. Its own files are those

@@ -67,7 +67,7 @@ func fixed(v any) func(string) any { return func(string) any { return v } }
 
 type object = map[string]any
 
-// Podman mounts a volume that has options, takes no seccomp profile, and calls every OCI runtime
+// Podman mounts a volume that has options, takes no seccomp profile for a helper, and calls every OCI runtime
 // "oci". It is known by a header of its replies.
 func TestPodmanGetsWhatItTakes(t *testing.T) {
 	for server, podman := range map[string]bool{"Libpod/5.8.6 (linux)": true, "Docker/28.5.2 (linux)": false} {
@@ -77,9 +77,10 @@ func TestPodmanGetsWhatItTakes(t *testing.T) {
 				options = strings.Contains(body, `"size"`)
 				return object{"Name": "v", "Labels": object{"k": "v"}}
 			},
-			"GET /info":              fixed(object{"SecurityOptions": []string{"name=seccomp,profile=default"}}),
-			"GET /version":           fixed(object{"Arch": "amd64"}),
-			"GET /containers/c/json": fixed(object{"Id": "c", "HostConfig": object{"Runtime": "oci"}}),
+			"GET /info":               fixed(object{"SecurityOptions": []string{"name=seccomp,profile=default"}}),
+			"GET /v4.0.0/libpod/info": fixed(object{}),
+			"GET /version":            fixed(object{"Arch": "amd64"}),
+			"GET /containers/c/json":  fixed(object{"Id": "c", "HostConfig": object{"Runtime": "oci"}}),
 		})
 		if _, err := e.CreateVolume(t.Context(), "v", map[string]string{"k": "v"}); err != nil || options == podman {
 			t.Errorf("%s: CreateVolume: options %t, %v", server, options, err)
@@ -89,6 +90,34 @@ func TestPodmanGetsWhatItTakes(t *testing.T) {
 		}
 		if c, err := e.InspectContainer(t.Context(), "c"); err != nil || (c.Runtime == "") != podman {
 			t.Errorf("%s: InspectContainer: runtime %q, %v", server, c.Runtime, err)
+		}
+	}
+}
+
+// Sandboxes have a profile of this package unless the engine was configured with one.
+func TestAnEngineKeepsItsOwnProfile(t *testing.T) {
+	const podman = "Libpod/5.8.6 (linux)"
+	for _, tt := range []struct {
+		server, option, libpod string
+		ours                   bool
+	}{
+		{"", "name=seccomp,profile=default", "", true}, // before 23
+		{"", "name=seccomp,profile=builtin", "", true},
+		{"", "name=seccomp,profile=/etc/docker/seccomp.json", "", false},
+		{"", "name=seccomp,profile=unconfined", "", false},
+		{"", "name=apparmor", "", false},
+		{podman, "name=seccomp,profile=default", "/usr/share/containers/seccomp.json", true},
+		{podman, "name=seccomp,profile=default", "", true},
+		{podman, "name=seccomp,profile=default", "/etc/containers/seccomp.json", false},
+		{podman, "name=apparmor", "/usr/share/containers/seccomp.json", false},
+	} {
+		e := answers(t, tt.server, map[string]func(string) any{
+			"GET /info":               fixed(object{"SecurityOptions": []string{"name=cgroupns", tt.option}}),
+			"GET /version":            fixed(object{}),
+			"GET /v4.0.0/libpod/info": fixed(object{"host": object{"security": object{"seccompProfilePath": tt.libpod}}}),
+		})
+		if profile, err := e.SandboxSeccomp(t.Context()); err != nil || (profile != "") != tt.ours {
+			t.Errorf("%+v: SandboxSeccomp = %.20q, %v", tt, profile, err)
 		}
 	}
 }

@@ -2,19 +2,21 @@ package engine
 
 import (
 	"context"
+	_ "embed"
 	"encoding/json"
 	"slices"
-	"strconv"
 	"strings"
 )
 
-// vsockDenied is the first minor API version whose engines (23) deny AF_VSOCK by default.
-const vsockDenied = 42
+// sandboxSeccomp is the profile of sandboxes. A test makes it from the default of current engines.
+//
+//go:embed seccomp.json
+var sandboxSeccomp string
 
-// seccompOptions are values for ContainerSpec.SecurityOpt; empty is the engine's profile.
+// seccompOptions are profiles; empty is the engine's own.
 type seccompOptions struct {
-	latest  string
-	trusted map[Trusted]string
+	sandbox string
+	trusted map[Trusted]string // as values for ContainerSpec.SecurityOpt
 }
 
 // Trusted says what a container that runs our own programs may do beside what all of these may.
@@ -33,18 +35,17 @@ const (
 	AllSockets
 )
 
-// SeccompOption returns a value for ContainerSpec.SecurityOpt that denies sockets of the
-// family AF_VSOCK, which reach the hypervisor past any network namespace. It is the default
-// profile of current engines, about 14 kB. It is empty, for the engine's own profile, if that
-// denies them already, if the engine is configured with a profile, or if it has no seccomp.
-// The result is cached.
-func (e *Engine) SeccompOption(ctx context.Context) (string, error) {
-	minor, ok := strings.CutPrefix(e.APIVersion(), "1.")
-	if n, err := strconv.Atoi(minor); !ok || err == nil && n >= vsockDenied {
-		return "", nil
-	}
+// SandboxSeccomp returns the seccomp profile of sandboxes, 7 kB. It is the default profile of current
+// engines without the calls that take capabilities which no sandbox has, and with sockets of the families
+// AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK only: others have been the way to many holes of the
+// kernel, and AF_VSOCK reaches the hypervisor past any network namespace. The call socketcall(2) of 32-bit
+// x86 programs is denied (ENOSYS), since the family is in memory, which no filter reads.
+//
+// It is empty if the engine is configured with a profile of its own, which then holds, and if it has no
+// seccomp. The result is cached.
+func (e *Engine) SandboxSeccomp(ctx context.Context) (string, error) {
 	o, err := e.seccompOptions(ctx)
-	return o.latest, err
+	return o.sandbox, err
 }
 
 // TrustedSeccomp returns a value for ContainerSpec.SecurityOpt for a container that runs our
@@ -66,10 +67,14 @@ func (e *Engine) seccompOptions(ctx context.Context) (o seccompOptions, err erro
 	if err != nil {
 		return o, err
 	}
-	if e.podman.Load() {
-		return o, nil // it takes the path of a file of its machine, and no profile
+	own, err := e.ownSeccomp(ctx, info)
+	if err != nil {
+		return o, err
 	}
-	if slices.ContainsFunc(info.SecurityOptions, func(s string) bool { return strings.HasPrefix(s, "name=seccomp") }) {
+	if info.hasSeccomp() && !own {
+		o.sandbox = strings.TrimSpace(sandboxSeccomp)
+	}
+	if info.hasSeccomp() && !info.Podman { // which takes the path of a file of its machine, and no profile
 		o.trusted = map[Trusted]string{}
 		for _, sockets := range []Sockets{NoSockets, LocalSockets, AllSockets} {
 			for _, unmounts := range []bool{false, true} {
@@ -78,13 +83,39 @@ func (e *Engine) seccompOptions(ctx context.Context) (o seccompOptions, err erro
 			}
 		}
 	}
-	if slices.ContainsFunc(info.SecurityOptions, func(s string) bool { return s == "name=seccomp,profile=default" || s == "name=seccomp,profile=builtin" }) {
-		if o.latest, err = defaultSeccomp(); err != nil {
-			return o, err
-		}
-	}
 	e.seccomp.Store(&o)
 	return o, nil
+}
+
+// hasSeccomp reports whether the engine filters the system calls of containers.
+func (i Info) hasSeccomp() bool {
+	return slices.ContainsFunc(i.SecurityOptions, func(s string) bool { return strings.HasPrefix(s, seccompName) })
+}
+
+// seccompName begins the security option that says which profile containers have by default.
+const seccompName = "name=seccomp"
+
+// ownSeccomp reports whether an engine was configured with a profile. Docker calls its own one default or,
+// from 23 on, builtin. Podman says that of any, and which one it is in its own API only.
+func (e *Engine) ownSeccomp(ctx context.Context, info Info) (bool, error) {
+	if !info.Podman {
+		return !slices.ContainsFunc(info.SecurityOptions, func(s string) bool {
+			return s == seccompName || s == seccompName+",profile=default" || s == seccompName+",profile=builtin"
+		}), nil
+	}
+	var podman struct {
+		Host struct {
+			Security struct {
+				SeccompProfilePath string `json:"seccompProfilePath"`
+			} `json:"security"`
+		} `json:"host"`
+	}
+	if err := e.fail(ctx, e.get(ctx, "../v4.0.0/libpod/info", &podman)); err != nil {
+		return false, err
+	}
+	const packaged = "/usr/share/containers/seccomp.json"
+	at := podman.Host.Security.SeccompProfilePath
+	return at != "" && at != packaged, nil
 }
 
 // trustedSeccomp returns a profile for a container that may do this. It names no architecture, which

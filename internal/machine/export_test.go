@@ -3,6 +3,8 @@ package machine
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"fmt"
 	"path"
 	"testing"
 	"time"
@@ -28,7 +30,7 @@ func (m *Machine) PlaceScratchGuests(t *testing.T, n int) {
 	volume, image := record.GuestName(hash), record.GuestImage(hash)
 	var g errgroup.Group
 	for range n {
-		g.Go(func() error { return m.placeGuest(ctx, arch, volume, image) })
+		g.Go(func() error { _, err := m.placeGuest(ctx, arch, volume, image, profileFile("{}")); return err })
 	}
 	if err := g.Wait(); err != nil {
 		t.Errorf("placeGuest: %v", err)
@@ -37,7 +39,7 @@ func (m *Machine) PlaceScratchGuests(t *testing.T, n int) {
 }
 
 // RepairScratchGuest places the guest where a volume of the test's own has another program of
-// the same size, and reports whether the volume contains the guest afterwards.
+// the same size and another seccomp profile, and reports whether the volume contains the right ones afterwards.
 func (m *Machine) RepairScratchGuest(t *testing.T) bool {
 	ctx := t.Context()
 	arch, err := m.Engine.Arch(ctx)
@@ -47,7 +49,8 @@ func (m *Machine) RepairScratchGuest(t *testing.T) bool {
 	hash := "test-" + record.NewID()
 	volume, image := record.GuestName(hash), record.GuestImage(hash)
 	defer m.removeScratchGuest(t, volume, image)
-	if err := m.placeGuest(ctx, arch, volume, image); err != nil {
+	profile := profileFile("{}")
+	if _, err := m.placeGuest(ctx, arch, volume, image, profile); err != nil {
 		t.Fatal(err)
 	}
 	nonce := record.NewNonce()
@@ -69,22 +72,33 @@ func (m *Machine) RepairScratchGuest(t *testing.T) bool {
 		t.Fatal(err)
 	}
 	binary[len(binary)/2] ^= 1
-	other := guestTar(entry{path.Base(wire.Path), 0o755, binary})
+	other := guestTar(entry{path.Base(wire.Path), 0o755, binary}, entry{profile.name, 0o644, []byte(`{"defaultAction":"SCMP_ACT_ALLOW"}`)})
 	if err := m.Engine.CopyTo(ctx, id, wire.Dir, bytes.NewReader(other)); err != nil {
 		t.Fatal(err)
 	}
-	if same, err := m.sameGuest(ctx, id, arch); err != nil || same {
-		t.Fatalf("sameGuest of another program: %v, %v", same, err)
+	want, err := guest.Sum(arch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	same := func() bool {
+		program, err := m.sumOf(ctx, id, wire.Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file, err := m.sumOf(ctx, id, path.Join(wire.Dir, profile.name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return program == want && file == fmt.Sprintf("%x", sha256.Sum256(profile.content))
+	}
+	if same() {
+		t.Fatal("the volume was not changed")
 	}
 	verified.Clear() // as in another process
-	if err := m.placeGuest(ctx, arch, volume, image); err != nil {
+	if _, err := m.placeGuest(ctx, arch, volume, image, profile); err != nil {
 		t.Errorf("placeGuest: %v", err)
 	}
-	same, err := m.sameGuest(ctx, id, arch)
-	if err != nil {
-		t.Error(err)
-	}
-	return same
+	return same()
 }
 
 // ClaimAfter sets how long a helper runs before it is claimed.

@@ -25,8 +25,17 @@ import (
 )
 
 // A Guest is our program on an engine: a volume with the binary, and the image it was
-// filled from.
-type Guest struct{ volume, image string }
+// filled from. Seccomp is the profile of what it runs, as an option of the engine; empty is the
+// engine's own.
+type Guest struct{ volume, image, seccomp string }
+
+// SecurityOpt returns the security options of a sandbox's container.
+func (g Guest) SecurityOpt() []string {
+	if g.seccomp == "" {
+		return nil
+	}
+	return []string{"seccomp=" + g.seccomp}
+}
 
 // Mount returns the mount of the guest in a container, at dir.
 func (g Guest) Mount(dir string) engine.Mount {
@@ -79,48 +88,72 @@ func (m *Machine) EnsureGuest(ctx context.Context, report *Reporter) (Guest, err
 	if err != nil {
 		return Guest{}, fault.Classify(fault.Unsupported, err)
 	}
+	profile, err := m.Engine.SandboxSeccomp(ctx)
+	if err != nil {
+		return Guest{}, err
+	}
 	report.Report(Progress{Step: "guest"})
-	g := Guest{record.GuestName(hash), record.GuestImage(hash)}
-	if err := m.placeGuest(ctx, arch, g.volume, g.image); err != nil {
+	g := Guest{volume: record.GuestName(hash), image: record.GuestImage(hash), seccomp: profile}
+	var file entry
+	if m.Engine.Podman() && profile != "" { // it takes the path of a file of its machine, and no profile
+		file = profileFile(profile)
+	}
+	dir, err := m.placeGuest(ctx, arch, g.volume, g.image, file)
+	if err != nil {
 		return Guest{}, fmt.Errorf("place the guest: %w", err)
+	}
+	if file.name != "" {
+		g.seccomp = path.Join(dir, file.name)
 	}
 	m.setGuest(g)
 	return g, nil
 }
 
-// placeGuest fills the volume from an image that holds the binary alone. The engine copies
-// it when it creates a container with both. That container is never started, and serves to
-// check that the copy is complete.
-func (m *Machine) placeGuest(ctx context.Context, arch, volume, image string) (err error) {
-	size, err := guest.Size(arch)
-	if err != nil {
-		return err
-	}
+// profileFile returns the file for a seccomp profile in the guest's volume. Other versions of this
+// package may have another one there.
+func profileFile(profile string) entry {
+	content := []byte(profile)
+	return entry{fmt.Sprintf("seccomp-%.6x.json", sha256.Sum256(content)), 0o644, content}
+}
+
+// placeGuest places the guest in the volume, with the file if that is not empty, and returns the
+// volume's directory on the engine's machine.
+func (m *Machine) placeGuest(ctx context.Context, arch, volume, image string, file entry) (dir string, err error) {
 	_, err = m.Engine.InspectImage(ctx, image)
 	if errors.Is(err, engine.ErrNotFound) {
 		err = m.loadGuest(ctx, arch, image)
 	}
 	if err != nil {
-		return err
+		return "", err
 	}
 	got, err := m.Engine.CreateVolume(ctx, volume, guestLabels(m.Engine.Now()))
 	if err != nil {
-		return err
+		return "", err
 	}
 	if !record.Is(got.Labels, record.RoleGuest) {
-		return &record.ForeignError{Kind: "volume", Object: volume}
+		return "", &record.ForeignError{Kind: "volume", Object: volume}
 	}
-	if _, done := verified.Load(m.place(got)); done {
-		return nil
+	if _, done := verified.Load(m.place(got)); !done {
+		err = m.fillGuest(ctx, arch, got, image, file)
 	}
+	return got.Mountpoint, err
+}
 
+// fillGuest fills the volume from an image that holds the binary alone. The engine copies
+// it when it creates a container with both. That container is never started, and serves to
+// check that the copy is complete.
+func (m *Machine) fillGuest(ctx context.Context, arch string, volume engine.Volume, image string, file entry) (err error) {
+	size, err := guest.Size(arch)
+	if err != nil {
+		return err
+	}
 	nonce := record.NewNonce()
 	var u store.Undo
 	defer func() { err = errors.Join(err, u.Run(ctx)) }()
 	id, err := m.CreateContainer(ctx, &u, engine.ContainerSpec{
 		Name: record.HelperName(nonce), Image: image, Labels: m.HelperLabels(nonce), NetworkMode: "none",
 		Entrypoint: []string{wire.Path},
-		Mounts:     []engine.Mount{{Type: "volume", Source: volume, Target: wire.Dir}},
+		Mounts:     []engine.Mount{{Type: "volume", Source: volume.Name, Target: wire.Dir}},
 	}, nonce)
 	if err != nil {
 		return err
@@ -128,7 +161,22 @@ func (m *Machine) placeGuest(ctx context.Context, arch, volume, image string) (e
 	if err := m.completeGuest(ctx, id, arch, size); err != nil {
 		return err
 	}
-	return m.verifyGuest(ctx, id, arch, got)
+	sum, err := guest.Sum(arch)
+	if err != nil {
+		return err
+	}
+	if err := m.verifyFile(ctx, id, wire.Path, sum, func() error { return m.writeGuest(ctx, id, arch) }); err != nil {
+		return err
+	}
+	if file.name != "" {
+		sum := fmt.Sprintf("%x", sha256.Sum256(file.content))
+		write := func() error { return m.Engine.CopyTo(ctx, id, wire.Dir, bytes.NewReader(guestTar(file))) }
+		if err := m.verifyFile(ctx, id, path.Join(wire.Dir, file.name), sum, write); err != nil {
+			return err
+		}
+	}
+	verified.Store(m.place(volume), nil)
+	return nil
 }
 
 // completeGuest waits until the binary in a container is complete, which another process may
@@ -167,44 +215,42 @@ func (m *Machine) place(volume engine.Volume) [3]string {
 	return [...]string{m.Engine.Host(), volume.Name, volume.Labels[record.CreatedAt]}
 }
 
-// verifyGuest compares the whole binary in a container with ours, and writes it if it differs.
-// Anybody who may write to the engine's volumes can change it.
-func (m *Machine) verifyGuest(ctx context.Context, id, arch string, volume engine.Volume) error {
-	same, err := m.sameGuest(ctx, id, arch)
-	if err == nil && !same {
-		m.Log.Warn("the guest's volume had another content and is written again", "volume", volume.Name)
-		if err = m.writeGuest(ctx, id, arch); err == nil {
-			same, err = m.sameGuest(ctx, id, arch)
+// verifyFile compares a whole file of the guest's volume, in a container, with what it has to be, and
+// writes it if it differs. Anybody who may write to the engine's volumes can change it.
+func (m *Machine) verifyFile(ctx context.Context, id, name, sum string, write func() error) error {
+	got, err := m.sumOf(ctx, id, name)
+	if err == nil && got != sum {
+		if got != "" {
+			m.Log.Warn("a file of the guest's volume had another content and is written again", "file", path.Base(name))
+		}
+		if err = write(); err == nil {
+			got, err = m.sumOf(ctx, id, name)
 		}
 	}
-	if err == nil && !same {
-		err = fmt.Errorf("volume %s does not hold the guest: another program changes it", volume.Name)
-	}
-	if err == nil {
-		verified.Store(m.place(volume), nil)
+	if err == nil && got != sum {
+		err = fmt.Errorf("the guest's volume does not hold %s: another program changes it", path.Base(name))
 	}
 	return err
 }
 
-// sameGuest reports whether the binary in a container is ours.
-func (m *Machine) sameGuest(ctx context.Context, id, arch string) (bool, error) {
-	sum, err := guest.Sum(arch)
-	if err != nil {
-		return false, err
+// sumOf returns the SHA-256 of a file in a container, empty if there is none.
+func (m *Machine) sumOf(ctx context.Context, id, name string) (string, error) {
+	files, content, header, err := m.Engine.OpenArchive(ctx, id, name)
+	if errors.Is(err, engine.ErrNotFound) {
+		return "", nil
 	}
-	files, binary, header, err := m.Engine.OpenArchive(ctx, id, wire.Path)
 	if err != nil {
-		return false, err
+		return "", err
 	}
 	defer files.Close()
 	if header.Typeflag != tar.TypeReg {
-		return false, nil
+		return "other", nil
 	}
 	hash := sha256.New()
-	if _, err := io.Copy(hash, binary); err != nil {
-		return false, err
+	if _, err := io.Copy(hash, content); err != nil {
+		return "", err
 	}
-	return fmt.Sprintf("%x", hash.Sum(nil)) == sum, nil
+	return fmt.Sprintf("%x", hash.Sum(nil)), nil
 }
 
 // loadGuest loads an image of the binary alone. Its ID follows from its content, so
