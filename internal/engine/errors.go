@@ -193,6 +193,13 @@ func hasClass(err error) bool {
 	return errors.As(err, &c)
 }
 
+// IsInternal reports whether err is an answer of the engine without a class: it tried and failed.
+func IsInternal(err error) bool {
+	var status *StatusError
+	var plain *plainError
+	return err != nil && !hasClass(err) && (errors.As(err, &status) || errors.As(err, &plain))
+}
+
 // unavailable wraps the error of a broken connection to host.
 func unavailable(host string, err error) error {
 	text := err.Error()

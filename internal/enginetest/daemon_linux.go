@@ -130,6 +130,9 @@ func (d *Daemon) Crash() { d.t.Helper(); d.order("crash") }
 // Limit leaves room for so many bytes on the engine's disk.
 func (d *Daemon) Limit(room int64) { d.t.Helper(); d.order(fmt.Sprint("limit ", room)) }
 
+// LimitFiles bounds the files that the engine may have open.
+func (d *Daemon) LimitFiles(n int) { d.t.Helper(); d.order(fmt.Sprint("files ", n)) }
+
 // Free is how many bytes there is room for.
 func (d *Daemon) Free() (room int64) {
 	d.t.Helper()
@@ -229,8 +232,12 @@ func keep(dir string) error {
 				signalTo(-1, unix.SIGKILL)
 				awaited = func(_ int, all bool) bool { return all }
 			default:
-				room, _ := strings.CutPrefix(what, "limit ")
-				if err := limit(filepath.Join(dir, memoryDir), room); err != nil {
+				verb, value, _ := strings.Cut(what, " ")
+				change := func() error { return limit(filepath.Join(dir, memoryDir), value) }
+				if verb == "files" {
+					change = func() error { return limitFiles(daemon, value) }
+				}
+				if err := change(); err != nil {
 					return err
 				}
 				awaited = func(int, bool) bool { return true }
@@ -331,6 +338,14 @@ func limit(dir, room string) error {
 	}
 	size := int64(at.Blocks-at.Bfree)*at.Bsize + n
 	return unix.Mount("", dir, "", unix.MS_REMOUNT, fmt.Sprintf("size=%d", size))
+}
+
+func limitFiles(pid int, text string) error {
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		return err
+	}
+	return unix.Prlimit(pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: n}, nil)
 }
 
 func startDaemon(dir string) (pid int, err error) {

@@ -69,3 +69,15 @@ func (m *Machine) LayerOf(ctx context.Context, got engine.Container) (Layer, err
 	// …/snapshots/12/fs
 	return Layer{Root: path.Dir(path.Dir(own.Upper)), Name: path.Base(own.Upper), Mark: path.Base(mark)}, nil
 }
+
+// emptyDir is where a helper has mounted what it is to empty.
+const emptyDir = "/empty"
+
+// empty removes all files of a volume or directory of the engine's machine, see [store.Store].
+func (m *Machine) empty(ctx context.Context, what engine.Mount) error {
+	what.Target, what.NoCopy = emptyDir, what.Type == "volume"
+	return m.query(ctx, func(spec *engine.ContainerSpec) {
+		spec.Mounts = append(spec.Mounts, what)
+		spec.Entrypoint = append(spec.Entrypoint, wire.VerbEmpty, emptyDir)
+	}, &struct{}{})
+}

@@ -51,11 +51,13 @@ type Options struct {
 
 // New returns the machine of an engine.
 func New(s *store.Store, o Options) *Machine {
-	return &Machine{
+	m := &Machine{
 		Store: s, dns: o.DNS, authorities: o.Authorities, slots: &slots{limit: o.Creates},
 		placing: fault.NewSemaphore(1), measuring: fault.NewSemaphore(measureConcurrency), counting: fault.NewSemaphore(countConcurrency),
 		host: newCached[wire.Probe](), bridge: newCached[wire.Probe](), layers: newCached[wire.Layer](),
 	}
+	s.Empty = m.empty
+	return m
 }
 
 // DNS returns the servers that containers get, none for the engine's own.

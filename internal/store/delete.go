@@ -286,7 +286,7 @@ func (s *Store) dropAnonymous(ctx context.Context, got engine.Container) {
 	check("image "+got.Image, engine.Retry(ctx, func() error { return s.DropImage(ctx, got.Image) }))
 	if rec, ok := record.Decode(got.Labels); ok {
 		for _, name := range rec.Settings.Unnamed {
-			check("volume "+name, engine.Retry(ctx, func() error { return s.Engine.RemoveVolume(ctx, name, false) }))
+			check("volume "+name, engine.Retry(ctx, func() error { return s.removeVolume(ctx, name) }))
 		}
 	}
 }
@@ -295,7 +295,7 @@ func (s *Store) dropAnonymous(ctx context.Context, got engine.Container) {
 // get fault.NotFound.
 func (s *Store) removeSandbox(ctx context.Context, id string) error {
 	remove := func() error {
-		return Finish(ctx, func(ctx context.Context) error { return s.Engine.RemoveContainer(ctx, id, true) })
+		return Finish(ctx, func(ctx context.Context) error { return s.removeContainer(ctx, id, true) })
 	}
 	err := remove()
 	switch {
@@ -305,7 +305,7 @@ func (s *Store) removeSandbox(ctx context.Context, id string) error {
 		return fault.NotFound
 	case errors.Is(err, engine.ErrUnavailable):
 		// Only the reply may have been lost: not found now means that it was removed.
-		lost := engine.Retry(ctx, func() error { return s.Engine.RemoveContainer(ctx, id, true) })
+		lost := engine.Retry(ctx, func() error { return s.removeContainer(ctx, id, true) })
 		if errors.Is(lost, engine.ErrNotFound) {
 			return nil
 		}

@@ -291,7 +291,7 @@ func (s *Store) replaceStep(ctx context.Context, rec record.Sandbox, refill Refi
 		}
 		// Without force the engine does not remove a container that has just been started.
 		err = Finish(ctx, func(ctx context.Context) error {
-			return s.Engine.RemoveContainer(ctx, remove.ID, remove.State == engine.StateDead)
+			return s.removeContainer(ctx, remove.ID, remove.State == engine.StateDead)
 		})
 	}
 	if errors.Is(err, engine.ErrNotFound) || errors.Is(err, engine.ErrConflict) {

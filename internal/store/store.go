@@ -24,6 +24,8 @@ type Store struct {
 	// Refill goes on with a rollback of a process that died, see [Refill]. nonce is that of the
 	// operation.
 	Refill func(ctx context.Context, rec record.Sandbox, nonce string) error
+	// Empty removes the files of a mount, see [Store.removeVolume]. Its Target is left open.
+	Empty func(ctx context.Context, m engine.Mount) error
 
 	watch  record.Watch
 	silent sync.Map // objects that the engine did not answer for in a sweep, with the time

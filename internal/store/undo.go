@@ -210,7 +210,7 @@ func (s *Store) RemoveContainer(ctx context.Context, ref, nonce string) error {
 		if !record.Is(got.Labels, "", record.RoleSandbox, record.RoleHelper) || got.Labels[record.Nonce] != nonce {
 			return true, nil
 		}
-		err = s.Engine.RemoveContainer(ctx, got.ID, true)
+		err = s.removeContainer(ctx, got.ID, true)
 		if errors.Is(err, engine.ErrConflict) {
 			return false, nil // being removed by another process; until it is gone its volumes can't be
 		}

@@ -211,7 +211,7 @@ func (s *Store) dropOverlay(ctx context.Context, snapshot string, parts []string
 		return
 	}
 	for _, part := range parts {
-		s.Engine.RemoveVolume(ctx, part, false)
+		s.removeVolume(ctx, part)
 	}
 	if _, err := s.FindSnapshot(ctx, snapshot); !errors.Is(err, fault.SnapshotNotFound) {
 		return
@@ -265,7 +265,7 @@ func (s *Store) removeUnused(ctx context.Context, v engine.Volume) error {
 	defer look.Wait()
 	return fault.Poll(ctx, PollEvery, func() (done bool, err error) {
 		try++
-		err = Finish(ctx, func(ctx context.Context) error { return s.Engine.RemoveVolume(ctx, name, false) })
+		err = Finish(ctx, func(ctx context.Context) error { return s.removeVolume(ctx, name) })
 		switch {
 		case err == nil, errors.Is(err, engine.ErrNotFound) && lostReplies > 0:
 			look.Wait()

@@ -54,6 +54,8 @@ func run(verb string, args []string) (code int, err error) {
 			return 1, err
 		}
 		return 1, copytree.Sizes(args)
+	case wire.VerbEmpty:
+		return 1, copytree.Empty(args)
 	case wire.VerbPack:
 		return 1, copytree.Pack(args)
 	case wire.VerbUnpack:

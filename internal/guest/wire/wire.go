@@ -32,6 +32,7 @@ const (
 	VerbProbe = "probe" // prints what a helper sees of the engine's network; Probe as JSON
 	VerbLayer = "layer" // prints where the helper's own layer is; Layer as JSON
 	VerbDu    = "du"    // sizes the directories that its arguments name; prints Sizes as JSON
+	VerbEmpty = "empty" // DIR: removes what it contains; prints {}
 )
 
 // SSH channel types. The extra data of an open request is JSON of the type named.

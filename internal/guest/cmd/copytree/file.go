@@ -214,12 +214,23 @@ func readDir(fd int) ([]entry, error) {
 	var entries []entry
 	buf := make([]byte, 64<<10)
 	for {
+		some, err := readSome(fd, buf)
+		if err != nil || len(some) == 0 {
+			return entries, err
+		}
+		entries = append(entries, some...)
+	}
+}
+
+// readSome lists the next entries of an open directory, as many as buf holds; at the end none.
+func readSome(fd int, buf []byte) (entries []entry, err error) {
+	for len(entries) == 0 {
 		n, err := unix.Getdents(fd, buf)
 		if err == unix.EINTR {
 			continue
 		}
 		if err != nil || n <= 0 {
-			return entries, err
+			return nil, err
 		}
 		// struct linux_dirent64: inode 8, offset 8, length 2, kind 1, name with a NUL.
 		for p := buf[:n]; len(p) >= 19; {
@@ -234,4 +245,5 @@ func readDir(fd int) ([]entry, error) {
 			}
 		}
 	}
+	return entries, nil
 }
