@@ -3,8 +3,10 @@ package archive
 import (
 	"archive/tar"
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -12,10 +14,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 )
 
 const (
 	smallFile = 128 << 10 // bytes; files up to this size are read ahead of the stream
+	unsized   = 64 << 20  // bytes of a file that has no size and yet content, as those in /proc
 	readers   = 4         // goroutines that read ahead
 	ahead     = 64        // entries read ahead
 	bufSize   = 256 << 10
@@ -24,16 +28,19 @@ const (
 
 // Pack writes the file or tree at source to w as a stream that Unpack reads. It follows a
 // link at source itself and no other. A file that vanishes meanwhile is skipped; of one
-// that shrinks the rest is packed; of one that grows only the original size.
+// that shrinks the rest is packed; of one that grows only the original size. A file without
+// a size, as those in /proc are, is read to its end.
 func Pack(ctx context.Context, w io.Writer, source string, opts Options) (Report, error) {
 	p := newPacker(ctx, w, opts)
 	err := p.source(source)
 	return p.finish(err)
 }
 
-// PackFS is Pack for an [fs.FS]. Links are kept if it is an [fs.ReadLinkFS].
+// PackFS is Pack for an [fs.FS]. Links are kept if it is an [fs.ReadLinkFS]. What has no time gets
+// that of the call, and in file systems without owners, such as embed.FS, the owner may write.
 func PackFS(ctx context.Context, w io.Writer, fsys fs.FS, opts Options) (Report, error) {
 	p := newPacker(ctx, w, opts)
+	p.began = time.Now()
 	err := p.fsys(fsys)
 	return p.finish(err)
 }
@@ -46,6 +53,7 @@ type packer struct {
 	report Report
 	tally  tally
 	links  map[FileID]string // the first name of each file with hard links
+	began  time.Time         // of an fs.FS: when the call began
 }
 
 func newPacker(ctx context.Context, w io.Writer, opts Options) *packer {
@@ -320,6 +328,11 @@ func (e *entry) load() {
 		e.file = f
 		return
 	}
+	if size == 0 {
+		e.data, e.err = readUnsized(f, unsized)
+		f.Close()
+		return
+	}
 	e.data = getBuffer(size)
 	n, err := io.ReadFull(f, e.data)
 	f.Close()
@@ -327,6 +340,18 @@ func (e *entry) load() {
 		err = nil
 	}
 	e.data, e.err = e.data[:n], err
+}
+
+// errEndless is about a file without a size whose content does not end.
+var errEndless = fmt.Errorf("it has no size, and more than %d bytes", unsized)
+
+// readUpTo reads r to its end, which must come before most bytes.
+func readUpTo(r io.Reader, most int) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(r, int64(most)+1))
+	if err == nil && len(data) > most {
+		err = errEndless
+	}
+	return data, err
 }
 
 func (e *entry) close() {
@@ -371,7 +396,7 @@ func (p *packer) write(e *entry) error {
 		return err
 	}
 	mode := e.info.Mode()
-	hdr := header(e.name, e.info)
+	hdr := p.header(e.name, e.info)
 	for key, v := range e.xattrs {
 		if hdr.PAXRecords == nil {
 			hdr.PAXRecords = map[string]string{}
@@ -391,7 +416,9 @@ func (p *packer) write(e *entry) error {
 		}
 		p.report.Dirs++
 	case mode&fs.ModeSymlink != 0:
-		hdr.Typeflag, hdr.Linkname = tar.TypeSymlink, e.link
+		if hdr.Typeflag, hdr.Linkname = tar.TypeSymlink, e.link; p.again(e, hdr) {
+			hdr.Typeflag = tar.TypeLink
+		}
 		if err := stream(p.tw.WriteHeader(hdr)); err != nil {
 			return err
 		}
@@ -412,27 +439,64 @@ func (p *packer) write(e *entry) error {
 func (p *packer) count(e *entry) error {
 	err := p.tally.entry(e.name)
 	if err == nil && e.info.Mode().IsRegular() {
-		err = p.tally.content(e.name, e.info.Size())
+		err = p.tally.content(e.name, max(e.info.Size(), int64(len(e.data))))
 	}
 	return err
 }
 
-func header(name string, info fs.FileInfo) *tar.Header {
+func (p *packer) header(name string, info fs.FileInfo) *tar.Header {
 	hdr := &tar.Header{Name: name, Mode: ModeBits(info.Mode()), ModTime: info.ModTime(), Format: tar.FormatPAX}
+	if !p.began.IsZero() {
+		p.complete(hdr, info)
+	}
 	if hdr.ModTime.Nanosecond() == 0 && len(name) < 100 {
 		hdr.Format = tar.FormatUnknown // the shortest one that fits
 	}
 	return hdr
 }
 
+// noDOSTime is what package archive/zip makes of a file without a time.
+var noDOSTime = time.Date(1979, time.November, 30, 0, 0, 0, 0, time.UTC)
+
+// complete adds what a file system of package fs leaves out: times, and permissions that its files
+// have once they are written. A file system of real files has a Sys, and its permissions are kept.
+func (p *packer) complete(hdr *tar.Header, info fs.FileInfo) {
+	if hdr.ModTime.IsZero() || hdr.ModTime.Equal(noDOSTime) {
+		hdr.ModTime = p.began
+	}
+	_, archived := info.Sys().(interface{ FileInfo() fs.FileInfo }) // a header of package zip or tar
+	switch {
+	case info.Sys() != nil && !archived:
+	case info.IsDir(): // who may list it may enter it
+		hdr.Mode |= 0o700 | hdr.Mode&0o444>>2
+	case hdr.Mode == 0:
+		hdr.Mode = 0o644
+	default:
+		hdr.Mode |= 0o200
+	}
+}
+
+// again reports whether a file is in the stream by another of its names, to which the header then
+// links.
+func (p *packer) again(e *entry, hdr *tar.Header) bool {
+	id, several := Identify(e.info)
+	if !several {
+		return false
+	}
+	first, is := p.links[id]
+	if is {
+		hdr.Linkname = first
+	} else {
+		p.links[id] = e.name
+	}
+	return is
+}
+
 func (p *packer) regular(e *entry, hdr *tar.Header) error {
 	hdr.Typeflag = tar.TypeReg
-	if id, several := Identify(e.info); several {
-		if first, ok := p.links[id]; ok {
-			hdr.Typeflag, hdr.Linkname, hdr.PAXRecords = tar.TypeLink, first, nil
-			return stream(p.tw.WriteHeader(hdr))
-		}
-		p.links[id] = e.name
+	if p.again(e, hdr) {
+		hdr.Typeflag, hdr.PAXRecords = tar.TypeLink, nil
+		return stream(p.tw.WriteHeader(hdr))
 	}
 	if e.file == nil {
 		hdr.Size = int64(len(e.data))
@@ -552,16 +616,24 @@ func (p *packer) fsFile(e *entry, f fs.File) error {
 	if err := p.count(e); err != nil {
 		return err
 	}
-	hdr := header(e.name, e.info)
-	if hdr.Mode == 0 {
-		hdr.Mode = 0o644 // the file system has no permissions
-	}
+	hdr := p.header(e.name, e.info)
 	hdr.Typeflag, hdr.Size = tar.TypeReg, e.info.Size()
+	var from io.Reader = f
+	if hdr.Size == 0 {
+		data, err := readUpTo(f, unsized)
+		if err == nil {
+			err = p.tally.content(e.name, int64(len(data)))
+		}
+		if err != nil {
+			return &fs.PathError{Op: "read", Path: e.name, Err: bare(err)}
+		}
+		from, hdr.Size = bytes.NewReader(data), int64(len(data))
+	}
 	if err := stream(p.tw.WriteHeader(hdr)); err != nil {
 		return err
 	}
 	err := p.content(e.name, hdr.Size, []Piece{{0, hdr.Size}}, func(part []byte, _ int64) (int, error) {
-		n, err := io.ReadFull(f, part)
+		n, err := io.ReadFull(from, part)
 		if err == io.ErrUnexpectedEOF {
 			err = io.EOF
 		}

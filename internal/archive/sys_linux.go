@@ -84,7 +84,10 @@ func setXattr(f *os.File, name, value string) error {
 }
 
 func setTimes(f *os.File, _ *os.Root, _ string, t time.Time) error {
-	ts := times(t)
+	ts, err := times(t)
+	if err != nil {
+		return err
+	}
 	return control(f, func(fd int) error {
 		_, _, errno := unix.Syscall6(unix.SYS_UTIMENSAT, uintptr(fd), 0, uintptr(unsafe.Pointer(&ts[0])), 0, 0, 0)
 		if errno != 0 {
@@ -95,18 +98,43 @@ func setTimes(f *os.File, _ *os.Root, _ string, t time.Time) error {
 }
 
 func setLinkTimes(root *os.Root, name string, t time.Time) error {
+	ts, err := times(t)
+	if err != nil {
+		return err
+	}
 	dir, err := root.Open(".")
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	ts := times(t)
 	return control(dir, func(fd int) error { return unix.UtimesNanoAt(fd, name, ts[:], unix.AT_SYMLINK_NOFOLLOW) })
 }
 
 // times is for utimensat: it sets the modification time and leaves the access time.
-func times(t time.Time) [2]unix.Timespec {
-	return [2]unix.Timespec{{Nsec: unix.UTIME_OMIT}, unix.NsecToTimespec(t.UnixNano())}
+func times(t time.Time) ([2]unix.Timespec, error) {
+	mtime, err := unix.TimeToTimespec(t) // nanoseconds since 1970 reach from 1678 to 2262 only
+	return [2]unix.Timespec{{Nsec: unix.UTIME_OMIT}, mtime}, err
+}
+
+// readUnsized reads a file whose size the kernel does not know, up to its end or most bytes. One
+// with nothing to read now, such as /proc/kmsg, ends there.
+func readUnsized(f *os.File, most int) (data []byte, err error) {
+	buf := make([]byte, 64<<10)
+	for len(data) <= most {
+		n := 0
+		err := control(f, func(fd int) (err error) {
+			n, err = unix.Read(fd, buf)
+			return err
+		})
+		if err == unix.EAGAIN || err == nil && n == 0 {
+			return data, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		data = append(data, buf[:n]...)
+	}
+	return nil, errEndless
 }
 
 // Pieces returns where a file has data: a file without holes is one piece, and so is one whose

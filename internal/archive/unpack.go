@@ -41,7 +41,8 @@ const (
 // Unpack makes target the file or tree of the stream, and missing directories above it. A
 // target that does not exist appears at the end, complete. A directory is merged with the
 // stream's: each file is replaced atomically, and files that the stream does not have
-// stay. Directories and other files never replace each other. Whatever the stream
+// stay. Directories that were there keep their owner, permissions and extended attributes.
+// Directories and other files never replace each other. Whatever the stream
 // contains, nothing outside of target is touched: no path in it is resolved through a link,
 // and no file that was there before is opened or linked to.
 //
@@ -107,6 +108,7 @@ type unpacker struct {
 // dirState has the attributes that a directory gets at the end.
 type dirState struct {
 	hdr *tar.Header // nil: keep those it has
+	was bool        // it was there before the copy
 }
 
 // attributes returns a copy of what a directory's header says of its attributes. The header
@@ -287,6 +289,9 @@ func (u *unpacker) single(dir, base string, hdr *tar.Header) error {
 		return err
 	}
 	defer root.Close()
+	if base == "" {
+		base = "." // the root directory
+	}
 	if info, err := root.Lstat(base); err == nil && !replaceable(info) {
 		return &fs.PathError{Op: "copy", Path: u.dest, Err: errors.New("it is " + kind(info.Mode()) + ", and a file would replace it")}
 	}
@@ -369,7 +374,10 @@ func (u *unpacker) tree(dir, base string, hdr *tar.Header) (err error) {
 	if err != nil {
 		return err
 	}
-	u.dirs = map[string]*dirState{".": {hdr: hdr}}
+	if !u.fresh {
+		hdr = nil
+	}
+	u.dirs = map[string]*dirState{".": {hdr, !u.fresh}}
 	u.order = []string{"."}
 	u.report.Dirs++
 	u.start()
@@ -512,7 +520,7 @@ func (u *unpacker) mkdir(name string, hdr *tar.Header) (err error) {
 		return err
 	}
 	if have := u.dirs[name]; have != nil {
-		if hdr != nil {
+		if hdr != nil && !have.was {
 			have.hdr = hdr
 		}
 		return nil
@@ -525,7 +533,8 @@ func (u *unpacker) mkdir(name string, hdr *tar.Header) (err error) {
 		return err
 	}
 	err = dir.root.Mkdir(base, 0o700)
-	if errors.Is(err, fs.ErrExist) {
+	was := errors.Is(err, fs.ErrExist)
+	if was {
 		u.busy.Wait()
 		info, e := dir.root.Lstat(base)
 		if e != nil {
@@ -534,7 +543,7 @@ func (u *unpacker) mkdir(name string, hdr *tar.Header) (err error) {
 		if !info.IsDir() {
 			return &fs.PathError{Op: "copy", Path: printable(name, maxPath), Err: errors.New("it is no directory at the destination, and one would replace it")}
 		}
-		err = nil
+		err, hdr = nil, nil
 	} else if err == nil && hdr == nil {
 		hdr = &tar.Header{Mode: 0o755, ModTime: time.Now()}
 	}
@@ -542,7 +551,7 @@ func (u *unpacker) mkdir(name string, hdr *tar.Header) (err error) {
 		return named(err, name)
 	}
 	name = strings.Clone(name) // it may be part of a longer string
-	u.dirs[name] = &dirState{hdr: hdr}
+	u.dirs[name] = &dirState{hdr, was}
 	u.order = append(u.order, name)
 	u.report.Dirs++
 	return nil
@@ -748,9 +757,23 @@ func (u *unpacker) fill(f *os.File, name string, hdr *tar.Header) error {
 func (u *unpacker) setAttrs(f *os.File, root *os.Root, at, name string, hdr *tar.Header) {
 	u.setXattrs(f, name, hdr)
 	u.setMode(f, name, hdr)
-	if err := setTimes(f, root, at, hdr.ModTime); err != nil {
+	err := setTimes(f, root, at, hdr.ModTime)
+	if sec := hdr.ModTime.Unix(); err == nil && (sec < 0 || sec >= 1<<31) {
+		err = stored(f, hdr.ModTime)
+	}
+	if err != nil {
 		u.skip(name, "its time: "+bare(err).Error())
 	}
+}
+
+// stored returns an error if a file's time is another: where a file system can't store a time, the
+// kernel takes the nearest one that it can.
+func stored(f *os.File, t time.Time) error {
+	info, err := f.Stat()
+	if err == nil && info.ModTime().Unix() != t.Unix() {
+		err = fmt.Errorf("the file system can't store the year %d", t.UTC().Year())
+	}
+	return err
 }
 
 func (u *unpacker) skip(name, reason string) {

@@ -38,7 +38,11 @@ func (f *View) CopyIn(ctx context.Context, hostPath, inside string, opts archive
 
 // CopyInFS is [Sandbox.CopyInFS] as the user.
 func (f *View) CopyInFS(ctx context.Context, fsys fs.FS, inside string, opts archive.Options) (archive.Report, error) {
-	report, err := f.copyIn(ctx, strings.TrimRight(inside, "/"), func(w io.Writer) (archive.Report, error) {
+	to := strings.TrimRight(inside, "/")
+	if to == "" && inside != "" {
+		to = "/"
+	}
+	report, err := f.copyIn(ctx, to, func(w io.Writer) (archive.Report, error) {
 		return archive.PackFS(ctx, w, fsys, opts)
 	})
 	return report, f.failLink(ctx, "copy in", ".", inside, err)

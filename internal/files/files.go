@@ -443,8 +443,8 @@ type fileInfo struct {
 func (f *View) liveInfo(name string, i wire.FileInfo) *fileInfo {
 	return &fileInfo{
 		sys:  f.sys,
-		name: name, size: i.Size, mode: guest.GoMode(i.Mode), mtime: time.Unix(0, i.Mtime),
-		stat: Stat{UID: i.UID, GID: i.GID, Nlink: i.Nlink, Dev: i.Dev, Inode: i.Ino, Atime: time.Unix(0, i.Atime)},
+		name: name, size: i.Size, mode: guest.GoMode(i.Mode), mtime: i.Mtime,
+		stat: Stat{UID: i.UID, GID: i.GID, Nlink: i.Nlink, Dev: i.Dev, Inode: i.Ino, Atime: i.Atime},
 	}
 }
 

@@ -554,15 +554,17 @@ func (f *Files) Chown(ctx context.Context, path string, uid, gid int, follow boo
 
 // Chtimes changes the times; a zero time leaves one unchanged.
 func (f *Files) Chtimes(ctx context.Context, path string, atime, mtime time.Time) error {
-	var ns []int64
+	req := request(path)
 	for _, t := range []time.Time{atime, mtime} {
 		if t.IsZero() {
-			ns = append(ns, 0, 0)
+			req.Int(0)
+			req.Int(0)
 		} else {
-			ns = append(ns, 1, t.UnixNano())
+			req.Int(1)
+			req.Time(t)
 		}
 	}
-	return f.simple(ctx, wire.FileChtimes, request(path, ns...))
+	return f.simple(ctx, wire.FileChtimes, req)
 }
 
 // Truncate changes the size of a file.

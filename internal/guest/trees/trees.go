@@ -70,7 +70,7 @@ func (t *Writer) Archive(job int, r io.Reader, strip int, limits archive.Limits)
 	report, err := archive.FromForeign(t.ctx, r, strip, limits, func(e archive.ForeignEntry, content io.Reader) error {
 		h := &tar.Header{
 			Typeflag: e.Typeflag, Name: top + "/" + e.Name, Linkname: e.Linkname, Size: e.Size,
-			Mode: e.Mode & 0o1777, ModTime: clampTime(e.ModTime), PAXRecords: userXattrs(e.PAXRecords),
+			Mode: e.Mode & 0o1777, ModTime: e.ModTime, PAXRecords: userXattrs(e.PAXRecords),
 		}
 		if e.Replaces {
 			h.PAXRecords[wire.TreeReplace] = "1"
@@ -132,14 +132,6 @@ func (t *Writer) copy(r io.Reader, size int64) error {
 		}
 	}
 	return nil
-}
-
-// clampTime returns t, or 1970 if some file systems can't store it.
-func clampTime(t time.Time) time.Time {
-	if s := t.Unix(); s < 0 || s >= 1<<34 {
-		return time.Unix(0, 0)
-	}
-	return t
 }
 
 // userXattrs are those that are no privilege.

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"math"
+	"time"
 )
 
 // The verb files serves the file system to one client, as the user it runs as, on
@@ -54,7 +56,7 @@ const (
 	FileChmod                // path, permissions
 	FileChown                // path, uid or -1, gid or -1
 	FileLchown               // path, uid or -1, gid or -1
-	FileChtimes              // path, atime, mtime in ns since 1970, each after whether it counts
+	FileChtimes              // path, atime, mtime, each after whether it counts
 	FileTruncate             // path, size
 )
 
@@ -89,7 +91,7 @@ type FileInfo struct {
 	Name         string
 	Mode         uint32 // st_mode, type and permissions
 	Size         int64
-	Mtime, Atime int64 // ns since 1970
+	Mtime, Atime time.Time
 	UID, GID     uint32
 	Nlink        uint64
 	Dev, Ino     uint64
@@ -128,13 +130,30 @@ func (p *Pack) Bytes(b []byte) {
 	*p = append(*p, b...)
 }
 
+// farTime stands before the seconds and nanoseconds of a time that nanoseconds alone don't reach.
+const (
+	farTime = math.MinInt64
+	second  = int64(time.Second)
+)
+
+// Time appends a time: its nanoseconds since 1970, if they fit.
+func (p *Pack) Time(t time.Time) {
+	if sec := t.Unix(); sec > math.MinInt64/second && sec < math.MaxInt64/second {
+		p.Int(t.UnixNano())
+		return
+	}
+	p.Int(farTime)
+	p.Int(t.Unix())
+	p.Int(int64(t.Nanosecond()))
+}
+
 // Info appends what is known of a file.
 func (p *Pack) Info(i FileInfo) {
 	p.String(i.Name)
 	p.Uint(uint64(i.Mode))
 	p.Int(i.Size)
-	p.Int(i.Mtime)
-	p.Int(i.Atime)
+	p.Time(i.Mtime)
+	p.Time(i.Atime)
 	p.Uint(uint64(i.UID))
 	p.Uint(uint64(i.GID))
 	p.Uint(i.Nlink)
@@ -218,10 +237,19 @@ func (u *Unpack) Bytes() []byte {
 // String takes a string.
 func (u *Unpack) String() string { return string(u.Bytes()) }
 
+// Time takes a time.
+func (u *Unpack) Time() time.Time {
+	if ns := u.Int(); ns != farTime {
+		return time.Unix(0, ns)
+	}
+	sec, ns := u.Int(), u.Int()
+	return time.Unix(sec, ns)
+}
+
 // Info takes what is known of a file.
 func (u *Unpack) Info() FileInfo {
 	i := FileInfo{
-		Name: u.String(), Mode: u.Uint32(), Size: u.Int(), Mtime: u.Int(), Atime: u.Int(),
+		Name: u.String(), Mode: u.Uint32(), Size: u.Int(), Mtime: u.Time(), Atime: u.Time(),
 		UID: u.Uint32(), GID: u.Uint32(), Nlink: u.Uint(), Dev: u.Uint(), Ino: u.Uint(),
 	}
 	if i.Size < 0 {

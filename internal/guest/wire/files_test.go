@@ -3,13 +3,14 @@ package wire
 import (
 	"bytes"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
 
 func TestInfoSurvivesItsFrame(t *testing.T) {
 	t.Parallel()
-	want := FileInfo{Name: "a\xff\n", Mode: 0o104755, Size: 1 << 40, Mtime: -1, Atime: 1e18, UID: 1<<32 - 2, GID: 7, Nlink: 3, Dev: 1 << 60, Ino: 9}
+	want := FileInfo{Name: "a\xff\n", Mode: 0o104755, Size: 1 << 40, Mtime: time.Unix(0, -1), Atime: time.Unix(1<<40, 7), UID: 1<<32 - 2, GID: 7, Nlink: 3, Dev: 1 << 60, Ino: 9}
 	p := NewFrame(64)
 	p.Info(want)
 	p.Bytes([]byte("rest"))

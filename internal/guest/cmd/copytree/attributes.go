@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -153,10 +154,15 @@ func (r *receiver) setAttributes(fd int, h *tar.Header) error {
 
 // stat has the times of a header.
 func stat(h *tar.Header) (st unix.Stat_t) {
-	st.Mtim = unix.NsecToTimespec(h.ModTime.UnixNano())
+	st.Mtim = timespec(h.ModTime)
 	st.Atim = st.Mtim
 	if !h.AccessTime.IsZero() {
-		st.Atim = unix.NsecToTimespec(h.AccessTime.UnixNano())
+		st.Atim = timespec(h.AccessTime)
 	}
 	return st
+}
+
+// timespec is a time of any year: nanoseconds since 1970 reach from 1678 to 2262 only.
+func timespec(t time.Time) unix.Timespec {
+	return unix.Timespec{Sec: t.Unix(), Nsec: int64(t.Nanosecond())}
 }

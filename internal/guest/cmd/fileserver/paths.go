@@ -5,7 +5,6 @@ package fileserver
 import (
 	"io"
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -80,17 +79,18 @@ func chownBy(chown func(path string, uid, gid int) error) pathOp {
 }
 
 func chtimes(_ *server, path string, u *wire.Unpack) (wire.Pack, error) {
-	setAtime, atime, setMtime, mtime := u.Int(), u.Int(), u.Int(), u.Int()
+	var times [2]unix.Timespec // of access and modification
+	for i := range times {
+		set, t := u.Int(), u.Time()
+		times[i] = unix.Timespec{Sec: t.Unix(), Nsec: int64(t.Nanosecond())}
+		if set == 0 {
+			times[i] = unix.Timespec{Nsec: unix.UTIME_OMIT}
+		}
+	}
 	if u.Err() != nil {
 		return nil, u.Err()
 	}
-	when := func(set, ns int64) time.Time {
-		if set == 0 {
-			return time.Time{}
-		}
-		return time.Unix(0, ns)
-	}
-	return wire.NewFrame(0), os.Chtimes(path, when(setAtime, atime), when(setMtime, mtime))
+	return wire.NewFrame(0), retry(func() error { return unix.UtimesNanoAt(unix.AT_FDCWD, path, times[:], 0) })
 }
 
 func statBy(stat func(string, *unix.Stat_t) error) pathOp {

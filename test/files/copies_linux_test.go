@@ -1,0 +1,283 @@
+package files_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// randomPair makes two random trees, of which the second is to be merged into the first.
+func randomPair(t *testing.T, seed uint64) (old, src string) {
+	t.Helper()
+	rnd := rand.New(rand.NewPCG(seed, 7))
+	old, src = filepath.Join(t.TempDir(), "old"), filepath.Join(t.TempDir(), "src")
+	for _, dir := range []string{old, src} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		harness.RandomTree(t, rnd, dir)
+		harness.Shell(t, `find "$0" -type p -delete`, dir) // the report lists those
+	}
+	return old, src
+}
+
+// sameMerge compares what a copy made with what cp made of the same. Directories that were there
+// before are as they were, of any time; cp gives them the source's attributes.
+func sameMerge(t *testing.T, what, cp, got, before string) {
+	t.Helper()
+	was := map[string]string{} // the modes of directories
+	for line := range strings.Lines(before) {
+		if f := strings.Split(line, "|"); f[1] == "d" {
+			was[f[0]] = f[2]
+		}
+	}
+	lines := func(list string, mode func(name, is string) string) (out []string) {
+		for line := range strings.Lines(list) {
+			if f := strings.Split(line, "|"); was[f[0]] != "" {
+				line = strings.Join([]string{f[0], f[1], mode(f[0], f[2]), f[5]}, "|")
+			}
+			out = append(out, line)
+		}
+		return out
+	}
+	want := lines(cp, func(name, _ string) string { return was[name] })
+	if diff := cmp.Diff(want, lines(got, func(_, is string) string { return is })); diff != "" {
+		t.Errorf("%s (-cp +copy):\n%s", what, diff)
+	}
+}
+
+// cp -a is the reference of copies of trees, new ones and merges.
+func TestCopiesAreAsCpMakesThem(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(harness.Rounds(4, 300)) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			sb := harness.Shared(t)
+			old, src := randomPair(t, seed)
+			ref, inside := filepath.Join(t.TempDir(), "ref"), fmt.Sprintf("cp%d", seed)
+			harness.Shell(t, `cp -a "$0" "$0.ref"`, old)
+			if err := os.Rename(old+".ref", ref); err != nil {
+				t.Fatal(err)
+			}
+			before := tree(t, ref)
+			if _, err := sb.CopyIn(t.Context(), old, inside); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(before, treeInside(t, sb, inside)); diff != "" {
+				t.Fatalf("a new copy (-cp +CopyIn):\n%s", diff)
+			}
+			out, cpErr := exec.Command("cp", "-aT", "--remove-destination", src, ref).CombinedOutput()
+			_, err := sb.CopyIn(t.Context(), src, inside)
+			if (err == nil) != (cpErr == nil) {
+				t.Fatalf("cp: %v, %s; CopyIn: %v", cpErr, out, err)
+			}
+			if err != nil {
+				return // cp goes on with the next file, CopyIn stops
+			}
+			sameMerge(t, "CopyIn", tree(t, ref), treeInside(t, sb, inside), before)
+
+			// And back, over the old tree on this machine.
+			if _, err := sb.CopyIn(t.Context(), src, inside+"src"); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := sb.CopyOut(t.Context(), inside+"src", old); err != nil {
+				t.Fatalf("CopyOut: %v", err)
+			}
+			sameMerge(t, "CopyOut", withoutPrivileges(tree(t, ref)), withoutPrivileges(tree(t, old)), withoutPrivileges(before))
+		})
+	}
+}
+
+// withoutPrivileges is a tree without setuid and setgid bits, which CopyOut drops.
+func withoutPrivileges(list string) string {
+	var out strings.Builder
+	for line := range strings.Lines(list) {
+		f := strings.Split(line, "|")
+		if mode, err := strconv.ParseUint(f[2], 8, 32); err == nil && f[1] != "l" {
+			f[2] = strconv.FormatUint(mode&0o1777, 8)
+		}
+		out.WriteString(strings.Join(f, "|"))
+	}
+	return out.String()
+}
+
+// docker cp and cp -r leave a directory that is there as it is; so do copies, whatever their source
+// is and wherever they go.
+func TestCopiesLeaveDirectoriesThatAreThere(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	private := filepath.Join(t.TempDir(), "private")
+	harness.Shell(t, `mkdir -m 700 "$0"; mkdir -m 700 "$0/sub"; echo x >"$0/sub/f"; touch -d 2001-01-01 "$0/sub" "$0"`, private)
+	dirs := `stat -c '%n %a %u:%g' / /tmp /usr /usr/local /usr/local/bin /workspace /workspace/sub /etc`
+	harness.Run(t, sb, "sh", "-ec", `mkdir -m 711 /workspace/sub /tmp/sub /usr/local/bin/sub; chown 1000:5 /workspace/sub; mkdir /private; cp -a /etc/hostname /tmp/hosts`)
+	before := harness.Run(t, sb, "sh", "-c", dirs)
+	embed := fstest.MapFS{"sub/g": {}}
+	for _, to := range []string{"/tmp", "/usr/local/bin", "/workspace", ".", "./", "/.", "/tmp/.", "/usr/./local/bin"} {
+		target := to
+		if to == "./" {
+			target = "."
+		}
+		if _, err := sb.CopyIn(t.Context(), private, target); err != nil {
+			t.Errorf("CopyIn to %q: %v", target, err)
+		}
+		if _, err := sb.CopyInFS(t.Context(), embed, to); err != nil {
+			t.Errorf("CopyInFS to %q: %v", to, err)
+		}
+	}
+	for _, to := range []string{"/", "//", "/./"} {
+		if _, err := sb.CopyInFS(t.Context(), embed, to); err != nil {
+			t.Errorf("CopyInFS to %q: %v", to, err)
+		}
+	}
+	if _, err := sb.CopyIn(t.Context(), private, "/"); err != nil { // under its own name
+		t.Error(err)
+	}
+	if diff := cmp.Diff(before, harness.Run(t, sb, "sh", "-c", dirs)); diff != "" {
+		t.Errorf("directories that were there (-before +after):\n%s", diff)
+	}
+	if got := harness.Run(t, sb, "sh", "-c", "ls /sub /tmp/sub /private/sub"); got != "/private/sub:\nf\n\n/sub:\nf\ng\n\n/tmp/sub:\nf\ng" {
+		t.Errorf("copied: %q", got)
+	}
+	// As another user, in a directory of his own, from embedded files.
+	node := sb.FilesAs("node")
+	if _, err := node.CopyInFS(t.Context(), fstest.MapFS{"project/sub/f": {Mode: 0o444}}, "/home/node/p"); err != nil {
+		t.Fatal(err)
+	}
+	cmd := sb.Command(t.Context(), "sh", "-ec", "cd ~/p; touch new project/new project/sub/new; echo y >>project/sub/f; find . -not -newermt 1971-01-01; rm -r project")
+	cmd.User = "node"
+	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("in what was embedded: %v, %s", err, out)
+	}
+}
+
+// Whatever a sandbox holds, running or stopped: a directory of this machine keeps its permissions.
+func TestCopyOutLeavesDirectoriesOfThisMachine(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	sb := harness.CreateWith(t, c, nil)
+	harness.Run(t, sb, "sh", "-ec", `mkdir -p out/sub/deep; echo x >out/sub/deep/f; chmod 0 out/sub/deep; chmod 777 out; chmod 1777 out/sub; touch -d 2001-01-01 out out/sub out/sub/deep`)
+	check := func(how string) {
+		to := filepath.Join(t.TempDir(), "to")
+		harness.Shell(t, `mkdir -m 700 "$0" "$0/sub"; chown 12:34 "$0/sub"; chmod 2700 "$0/sub"`, to)
+		if _, err := sb.CopyOut(t.Context(), "out", to); err != nil {
+			t.Fatalf("%s: %v", how, err)
+		}
+		var st unix.Stat_t
+		for name, want := range map[string]string{".": "40700 0:0", "sub": "42700 12:34", "sub/deep": "40000 0:34"} {
+			if err := unix.Stat(filepath.Join(to, name), &st); err != nil {
+				t.Fatal(err)
+			}
+			if got := fmt.Sprintf("%o %d:%d", st.Mode, st.Uid, st.Gid); got != want {
+				t.Errorf("%s: %s is %s, want %s", how, name, got, want)
+			}
+			if year := time.Unix(st.Mtim.Unix()).Year(); (year == 2001) != (name == "sub/deep") {
+				t.Errorf("%s: %s is of %d", how, name, year)
+			}
+		}
+	}
+	check("running")
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check("stopped")
+}
+
+// The kernel tells no size of what is in /proc.
+func TestFilesInProcAreCopied(t *testing.T) {
+	t.Parallel()
+	sb := harness.Shared(t)
+	to := t.TempDir()
+	for _, name := range []string{"/proc/version", "/proc/cpuinfo", "/proc/1/limits", "/proc/meminfo", "/sys/fs/cgroup/memory/memory.stat", "/sys/kernel/mm/transparent_hugepage/enabled"} {
+		want := harness.Run(t, sb, "cat", name)
+		if _, err := sb.CopyOut(t.Context(), name, to+"/"); err != nil {
+			t.Errorf("CopyOut(%s): %v", name, err)
+			continue
+		}
+		if b, err := os.ReadFile(filepath.Join(to, filepath.Base(name))); err != nil || strings.Count(strings.TrimSpace(string(b)), "\n") != strings.Count(want, "\n") {
+			t.Errorf("%s: %q, %v, want %q", name, b, err, want)
+		}
+	}
+	if _, err := sb.CopyIn(t.Context(), "/proc/cpuinfo", "cpuinfo"); err != nil {
+		t.Fatal(err)
+	}
+	if got := harness.Run(t, sb, "cat", "cpuinfo"); !strings.Contains(got, "processor") {
+		t.Errorf("CopyIn(/proc/cpuinfo): %q", got)
+	}
+	sys, err := fs.Sub(sb.FS(), "proc/sys/kernel/random")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sb.CopyInFS(t.Context(), sys, "random"); err != nil {
+		t.Fatal(err)
+	}
+	if got := harness.Run(t, sb, "cat", "random/poolsize"); got == "" {
+		t.Error("CopyInFS of /proc/sys/kernel/random: an empty file")
+	}
+}
+
+// File systems store more years than nanoseconds since 1970 reach.
+func TestTimesOfAnyYearAreKept(t *testing.T) {
+	t.Parallel()
+	sb := harness.Shared(t)
+	harness.Run(t, sb, "mkdir", "years")
+	fsys := fstest.MapFS{}
+	for _, year := range []int{1, 1677, 1678, 1901, 1969, 1970, 2038, 2106, 2262, 2263, 2500, 9999} {
+		when := time.Date(year, 3, 4, 5, 6, 7, 89, time.UTC)
+		fsys[fmt.Sprint(year)] = &fstest.MapFile{ModTime: when}
+		name := fmt.Sprintf("years/%d.t", year)
+		harness.Write(t, sb, name, "")
+		if err := sb.Chtimes(t.Context(), name, when.Add(time.Hour), when); err != nil {
+			t.Errorf("Chtimes to %d: %v", year, err)
+		}
+	}
+	if _, err := sb.CopyInFS(t.Context(), fsys, "years"); err != nil {
+		t.Fatal(err)
+	}
+	for name, file := range fsys {
+		for _, suffix := range []string{"", ".t"} {
+			info, err := sb.Stat(t.Context(), "years/"+name+suffix)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !info.ModTime().Equal(file.ModTime) {
+				t.Errorf("%s%s is of %v", name, suffix, info.ModTime().UTC())
+			}
+			if at := info.Sys().(*sandbox.FileStat).Atime; suffix != "" && !at.Equal(file.ModTime.Add(time.Hour)) {
+				t.Errorf("%s%s was read at %v", name, suffix, at.UTC())
+			}
+			if got := harness.Run(t, sb, "date", "-u", "-r", "years/"+name+suffix, "+%Y"); strings.TrimLeft(got, "0") != name {
+				t.Errorf("%s%s inside is of %s", name, suffix, got)
+			}
+		}
+	}
+}
+
+// A file has no place in a directory's, and no name of its own there.
+func TestCopyOfAFileOverADirectoryIsAnError(t *testing.T) {
+	t.Parallel()
+	sb := harness.Shared(t)
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, to := range []string{"/.", ".", "/tmp", "/tmp/."} {
+		if _, err := sb.CopyIn(t.Context(), file, to); err == nil || !strings.Contains(err.Error(), "it is a directory") || errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("CopyIn of a file to %q: %v", to, err)
+		}
+	}
+}
