@@ -126,7 +126,7 @@ const (
 	DefaultTarballEntries = source.DefaultTarballEntries
 )
 
-// Tarball is a [Source]: a tar archive, plain or compressed with gzip or zstd, detected
+// Tarball is a [Source]: a tar archive, plain or compressed with gzip, bzip2 or zstd, detected
 // by its first bytes. Exactly one of URL, Path and Reader is set.
 //
 // Each entry is validated while it is read, before it reaches the sandbox. The call fails
@@ -150,8 +150,8 @@ type Tarball struct {
 	// outlives a call whose context ends.
 	Reader io.Reader
 	// Strip is how many leading elements are removed from each name, as by tar's
-	// --strip-components. Use 1 for archives that a forge makes of a repository. Entries
-	// without further elements are skipped.
+	// --strip-components: the dot of "./a" is one. Use 1 for archives that a forge makes of a
+	// repository. Entries without further elements are left out.
 	Strip int
 	// MaxBytes bounds the total size of all files, including holes. 0 is
 	// [DefaultTarballBytes].

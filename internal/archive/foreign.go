@@ -105,8 +105,9 @@ type ForeignEntry struct {
 }
 
 // FromForeign reads a tar archive that somebody else made and calls take with each entry and
-// a reader for its content. strip is the number of leading elements to remove from names;
-// entries with no more elements are dropped. Devices are skipped and reported.
+// a reader for its content. strip is the number of leading elements to remove from names, of
+// which "." is one, as for tar; entries with no more elements are dropped. Devices are skipped
+// and reported.
 //
 // An invalid entry ends the call with an error before it is taken: one with .. in its name,
 // one below a link in the archive, or one beyond the limits. Absolute names are relative to
@@ -305,7 +306,11 @@ func (f *foreign) entry(tr *tar.Reader, hdr *tar.Header) error {
 		if e.Link, err = f.name(hdr.Linkname, hdr.Name); err != nil {
 			return err
 		}
-		if kind, ok := f.kinds[e.Link]; !ok || kind == tar.TypeDir || e.Link == name {
+		kind, ok := f.kinds[e.Link]
+		if ok && kind != tar.TypeDir && e.Link == name {
+			return nil // it is itself
+		}
+		if !ok || kind == tar.TypeDir {
 			return &EntryError{hdr.Name, fmt.Sprintf("it is a hard link to %q, which is no file of the archive before it", hdr.Linkname)}
 		}
 	}
@@ -325,20 +330,38 @@ func (f *foreign) entry(tr *tar.Reader, hdr *tar.Header) error {
 // if they are files.
 func (f *foreign) supported(hdr *tar.Header) bool {
 	switch hdr.Typeflag {
-	case tar.TypeGNUSparse:
-		hdr.Typeflag = tar.TypeReg
 	case tar.TypeReg, tar.TypeDir, tar.TypeSymlink, tar.TypeLink, tar.TypeFifo:
-	case tar.TypeXGlobalHeader:
+	case tar.TypeGNUSparse, tar.TypeCont:
+		hdr.Typeflag = tar.TypeReg
+	case typeDumpDir:
+		hdr.Typeflag = tar.TypeDir // its content is a list of names
+	case tar.TypeXGlobalHeader, typeVolume:
 		return false
 	case tar.TypeChar, tar.TypeBlock:
 		f.report.Skip(hdr.Name, special(hdr.FileInfo().Mode()))
 		return false
-	default:
-		f.report.Skip(hdr.Name, fmt.Sprintf("an entry of type %q", hdr.Typeflag))
+	case typeMultiVolume:
+		f.report.Skip(hdr.Name, "the rest of a file of another volume")
 		return false
+	case typeOldNames, typeSolarisHeader, typeSolarisACL:
+		f.report.Skip(hdr.Name, fmt.Sprintf("metadata of type %q", hdr.Typeflag))
+		return false
+	default: // POSIX: a file
+		f.report.Skip(hdr.Name, fmt.Sprintf("its type %q: it is a file here", hdr.Typeflag))
+		hdr.Typeflag = tar.TypeReg
 	}
 	return true
 }
+
+// Types of entries that package tar has no names for.
+const (
+	typeDumpDir       = 'D' // a directory of an incremental archive of GNU tar
+	typeMultiVolume   = 'M' // the continuation of a file, of GNU tar
+	typeOldNames      = 'N' // long names, of an old GNU tar
+	typeVolume        = 'V' // the label of a volume, of GNU tar
+	typeSolarisHeader = 'X' // records for the next entry
+	typeSolarisACL    = 'A'
+)
 
 // parents delivers the parent directories that had no entry yet.
 func (f *foreign) parents(e ForeignEntry) error {
@@ -402,26 +425,34 @@ func (f *foreign) name(name, entry string) (string, error) {
 		return bad("its name has a NUL byte")
 	}
 	var parts []string
+	strip, last := f.strip, name
 	for part := range strings.SplitSeq(name, "/") {
+		last = part
 		switch {
-		case part == "" || part == ".":
+		case part == "":
 			continue
 		case part == "..":
 			return bad("its name has .. in it, which leads outside")
 		case len(part) > 255:
 			return bad(fmt.Sprintf("an element of its name has %d bytes", len(part)))
 		}
-		parts = append(parts, part)
+		if strip > 0 {
+			strip--
+			continue
+		}
+		if part != "." {
+			parts = append(parts, part)
+		}
 	}
 	switch {
 	case len(parts) > maxDepth:
 		return bad(fmt.Sprintf("it is %d directories deep", len(parts)))
-	case len(parts) == 0:
-		return ".", nil
-	case len(parts) <= f.strip:
+	case len(parts) > 0:
+		return strings.Join(parts, "/"), nil
+	case strip > 0 || f.strip > 0 && last != "":
 		return "", nil
 	}
-	return strings.Join(parts[f.strip:], "/"), nil
+	return ".", nil
 }
 
 // Sniff guesses from its first bytes what a stream is that turned out to be no tar archive;

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"compress/bzip2"
 	"compress/gzip"
 	"context"
 	"errors"
@@ -266,6 +267,9 @@ func decompress(r *bufio.Reader, src *tracked) (io.ReadCloser, error) {
 			return nil, (&decompressor{src: src}).classify(err)
 		}
 		return closing{&decompressor{r: z, src: src}, func() error { z.Close(); return nil }}, nil
+	}
+	if bytes.HasPrefix(head, []byte("BZh")) {
+		return io.NopCloser(&decompressor{r: bzip2.NewReader(r), src: src}), nil
 	}
 	return io.NopCloser(r), nil
 }

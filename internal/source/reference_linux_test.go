@@ -1,0 +1,349 @@
+package source_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/source"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// workspace is a target on this machine, which the guest's verb copy fills.
+type workspace struct {
+	dir     string
+	guest   string
+	report  archive.Report
+	remarks []string
+}
+
+func (w *workspace) Dir(context.Context, string) error { return errors.ErrUnsupported }
+func (w *workspace) Report(text string)                { w.remarks = append(w.remarks, text) }
+func (w *workspace) Skipped(r archive.Report)          { w.report = r }
+
+func (w *workspace) Stream(ctx context.Context, _ string, write func(*trees.Writer) error) error {
+	order, err := json.Marshal(wire.Copy{Stream: true, Jobs: []wire.CopyJob{{To: w.dir, Owner: &wire.Owner{}}}})
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, w.guest, wire.VerbCopy, string(order))
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	to := trees.New(ctx, in)
+	err = write(to)
+	if err == nil {
+		err = to.Close()
+	}
+	err = errors.Join(err, in.Close(), cmd.Wait())
+	if err == nil && strings.Contains(out.String(), `"error":`) {
+		err = fmt.Errorf("the guest: %s", out.String())
+	}
+	return err
+}
+
+// guestProgram is the guest, as it is embedded.
+var guestProgram string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "guest")
+	if err != nil {
+		panic(err)
+	}
+	guestProgram = filepath.Join(dir, "guest")
+	b, err := guest.Binary(runtime.GOARCH)
+	if err == nil {
+		err = os.WriteFile(guestProgram, b, 0o755)
+	}
+	code := 1
+	if err == nil {
+		code = m.Run()
+	}
+	if err = errors.Join(err, os.RemoveAll(dir)); err != nil {
+		panic(err)
+	}
+	os.Exit(code)
+}
+
+// fill makes a workspace of an archive, and describes it.
+func fill(t *testing.T, b []byte, strip int) (string, *workspace, error) {
+	t.Helper()
+	w := &workspace{dir: filepath.Join(t.TempDir(), "ours"), guest: guestProgram}
+	if err := os.Mkdir(w.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	err := source.Tarball{Reader: bytes.NewReader(b), Strip: strip}.Fill(t.Context(), w)
+	return listing(t, w.dir), w, err
+}
+
+// extract has GNU tar extract an archive, with everything but owners.
+func extract(t *testing.T, b []byte, strip int) (string, error) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "theirs")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(filepath.Dir(dir), "archive")
+	if err := os.WriteFile(file, b, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), "tar", "-x", "-p", "--no-same-owner", "--xattrs", "--delay-directory-restore",
+		fmt.Sprintf("--strip-components=%d", strip), "-C", dir, "-f", file).CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, out)
+	}
+	return listing(t, dir), err
+}
+
+// listing describes a tree. What was made just now has the time "now", and privileges are left out:
+// no source keeps them.
+func listing(t *testing.T, dir string) string {
+	t.Helper()
+	var lines []string
+	inodes := map[uint64]string{}
+	err := filepath.WalkDir(dir, func(file string, d os.DirEntry, err error) error {
+		if err != nil || file == dir {
+			return err
+		}
+		var st unix.Stat_t
+		if err := unix.Lstat(file, &st); err != nil {
+			return err
+		}
+		name, _ := filepath.Rel(dir, file)
+		mtime := time.Unix(st.Mtim.Unix()).UTC()
+		at := mtime.Format(time.RFC3339Nano)
+		if age := time.Since(mtime); age > -time.Minute && age < time.Minute {
+			at = "now"
+		}
+		line := fmt.Sprintf("%q %v %04o %s", name, d.Type(), st.Mode&0o1777, at)
+		switch d.Type() {
+		case os.ModeSymlink:
+			to, _ := os.Readlink(file)
+			line = fmt.Sprintf("%q link to %q %s", name, to, at)
+		case 0:
+			b, err := os.ReadFile(file)
+			if err != nil {
+				return err
+			}
+			line += fmt.Sprintf(" %d bytes %x", len(b), sum(b))
+			if value := make([]byte, 100); true {
+				if n, err := unix.Lgetxattr(file, "user.test", value); err == nil {
+					line += fmt.Sprintf(" user.test=%q", value[:n])
+				}
+			}
+		}
+		if !d.IsDir() && st.Nlink > 1 {
+			if first := inodes[st.Ino]; first != "" {
+				line += " is " + first
+			}
+			inodes[st.Ino] = name
+		}
+		lines = append(lines, line)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+func sum(b []byte) uint32 {
+	h := uint32(2166136261)
+	for _, c := range b {
+		h = (h ^ uint32(c)) * 16777619
+	}
+	return h
+}
+
+// What tar programs write and extract becomes the same workspace.
+func TestTarballsAreAsTarExtractsThem(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(harness.Rounds(2, 40)) {
+		rnd := rand.New(rand.NewPCG(seed, 34))
+		dir := filepath.Join(t.TempDir(), "top")
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		harness.RandomTree(t, rnd, dir)
+		harness.Shell(t, `cd "$0"/..; echo second >extra; tar -cf extra.tar extra`, dir)
+		for name, command := range map[string]string{
+			"gnu":         `tar -C "$0" --format=gnu -cf - .`,
+			"oldgnu":      `tar -C "$0" --format=oldgnu -cf - .`,
+			"pax":         `tar -C "$0" --format=pax --xattrs -cf - .`,
+			"ustar":       `tar -C "$0" --format=ustar -cf - .`,
+			"v7":          `tar -C "$0" --format=v7 -cf - .`,
+			"sparse gnu":  `tar -C "$0" --format=gnu --sparse -cf - .`,
+			"sparse 0.0":  `tar -C "$0" --format=pax --sparse --sparse-version=0.0 -cf - .`,
+			"sparse 0.1":  `tar -C "$0" --format=pax --sparse --sparse-version=0.1 -cf - .`,
+			"sparse 1.0":  `tar -C "$0" --format=pax --sparse --sparse-version=1.0 -cf - .`,
+			"incremental": `tar -C "$0" --format=gnu --listed-incremental=/dev/null -cf - .`,
+			"labelled":    `tar -C "$0" --format=gnu --label=volume -cf - .`,
+			"named":       `tar -C "$0/.." --format=gnu -cf - top`,
+			"absolute":    `tar -P --transform 's,^,/,' -C "$0/.." --format=gnu -cf - top`,
+			"no dirs":     `cd "$0"; find . ! -type d -print0 | tar --null --no-recursion --format=gnu -cf - -T -`,
+			"small":       `tar -C "$0" -b 1 --format=gnu -cf - .`,
+			"garbage":     `tar -C "$0" --format=gnu -cf - .; head -c 5000 /dev/urandom`,
+			"two":         `tar -C "$0" --format=gnu -cf - .; cp "$0"/../extra.tar /dev/stdout`,
+			"gzip":        `tar -C "$0" --format=gnu -czf - .`,
+			"gzip parts":  `tar -C "$0" --format=gnu -cf - . | { head -c 1000 | gzip; gzip; }`,
+			"bzip2":       `tar -C "$0" --format=gnu -cjf - .`,
+			"bsd ustar":   `bsdtar -C "$0" --format=ustar -cf - .`,
+			"bsd pax":     `bsdtar -C "$0" --format=pax -cf - .`,
+			"bsd gnutar":  `bsdtar -C "$0" --format=gnutar -cf - .`,
+			"bsd v7":      `bsdtar -C "$0" --format=v7tar -cf - .`,
+		} {
+			for strip := range 3 {
+				t.Run(fmt.Sprintf("%d %s strip %d", seed, name, strip), func(t *testing.T) {
+					t.Parallel()
+					b, _ := exec.CommandContext(t.Context(), "sh", "-c", command, dir).Output() // what a format can't store is left out
+					want, theirErr := extract(t, b, strip)
+					got, _, err := fill(t, b, strip)
+					if theirErr != nil && err != nil {
+						return // tar extracts the rest, Tarball nothing
+					}
+					if want == "" && err != nil && strings.Contains(err.Error(), "empty without") {
+						return // where nothing is left an error helps more
+					}
+					if diff := cmp.Diff(strings.Split(want, "\n"), strings.Split(got, "\n")); diff != "" || err != nil {
+						t.Errorf("tar: %v; Tarball: %v (-tar +Tarball):\n%s", theirErr, err, diff)
+					}
+				})
+			}
+		}
+	}
+}
+
+// member is an entry with a time, and content if it has a size.
+func member(kind byte, name, content, link string) harness.TarMember {
+	m := harness.TarMember{Header: tar.Header{Typeflag: kind, Name: name, Linkname: link, Mode: 0o640, ModTime: time.Unix(1e9, 0)}, Content: content}
+	if kind == tar.TypeDir || kind == 'D' {
+		m.Mode = 0o750
+	}
+	return m
+}
+
+// relabel changes the type of an archive's first entry.
+func relabel(b []byte, kind byte) []byte {
+	b[156] = kind
+	copy(b[148:], "        ")
+	n := 0
+	for _, c := range b[:512] {
+		n += int(c)
+	}
+	copy(b[148:], fmt.Sprintf("%06o\x00 ", n))
+	return b
+}
+
+// Archives that no program writes today, and tar extracts. Where a Tarball differs it is for the
+// reason given, which docs/differences.md has in a table.
+func TestOddTarballsAreAsTarExtractsThem(t *testing.T) {
+	t.Parallel()
+	const file, dir, symlink, link = tar.TypeReg, tar.TypeDir, tar.TypeSymlink, tar.TypeLink
+	f := func(name string) harness.TarMember { return member(file, name, "content of "+name, "") }
+	all := func(m ...harness.TarMember) []byte { return harness.Tar(t, m...) }
+	for name, x := range map[string]struct {
+		archive []byte
+		strip   int
+		differs string
+	}{
+		"contiguous":             {all(member(tar.TypeCont, "c", "cont", ""), f("d")), 0, ""},
+		"type NUL":               {relabel(all(f("v7"), f("d")), 0), 0, ""},
+		"type NUL, a slash":      {relabel(all(member(dir, "v7/", "", ""), f("v7/d")), 0), 0, ""},
+		"an unknown type":        {relabel(all(f("z"), f("d")), 'Z'), 0, ""},
+		"an unknown type, small": {relabel(all(f("z"), f("d")), 'q'), 0, ""},
+		"dump directory":         {all(member('D', "d", "Yf\x00\x00", ""), f("d/f")), 0, ""},
+		"a volume's label":       {all(member('V', "label", "", ""), f("d")), 0, ""},
+		"a volume's rest":        {all(member('M', "rest", "rest", ""), f("d")), 0, "a part of a file"},
+		"a device":               {all(member(tar.TypeChar, "null", "", ""), f("d")), 0, "devices"},
+		"the same twice":         {all(f("a"), member(file, "a", "second", "")), 0, ""},
+		"a directory twice":      {all(member(dir, "d/", "", ""), f("d/f"), func() harness.TarMember { m := member(dir, "d", "", ""); m.Mode = 0o711; return m }()), 0, ""},
+		"a link replaces":        {all(f("a"), member(symlink, "a", "", "b"), f("b")), 0, ""},
+		"a file replaces a link": {all(member(symlink, "a", "", "b"), f("b"), f("a")), 0, ""},
+		"a directory for a file": {all(f("a"), member(dir, "a/", "", ""), f("a/b")), 0, "another kind"},
+		"a file for a directory": {all(member(dir, "a/", "", ""), f("a")), 0, "another kind"},
+		"below a file":           {all(f("a"), f("a/b")), 0, ""},
+		"below a link":           {all(member(dir, "d/", "", ""), member(symlink, "l", "", "d"), f("l/f")), 0, "through a link"},
+		"below a link outside":   {all(member(symlink, "l", "", "/nowhere"), f("l/f")), 0, ""},
+		"a hard link":            {all(f("a"), member(link, "b", "", "a")), 0, ""},
+		"a hard link to ./":      {all(f("a"), member(link, "b", "", "./a")), 0, ""},
+		"a hard link, absolute":  {all(f("/a"), member(link, "/b", "", "/a")), 0, ""},
+		"a hard link to itself":  {all(f("a"), member(link, "a", "", "a")), 0, ""},
+		"a hard link to a link":  {all(member(symlink, "a", "", "x"), member(link, "b", "", "a")), 0, ""},
+		"a hard link forward":    {all(member(link, "b", "", "a"), f("a")), 0, ""},
+		"a hard link to a dir":   {all(member(dir, "a/", "", ""), member(link, "b", "", "a")), 0, ""},
+		"a hard link replaces":   {all(f("a"), f("b"), member(link, "b", "", "a")), 0, ""},
+		"a hard link stripped":   {all(f("top/a"), member(link, "top/b", "", "top/a")), 1, ""},
+		"a hard link lost":       {all(f("a"), member(link, "top/b", "", "a")), 1, ""},
+		"a link stripped":        {all(member(symlink, "top/b", "", "top/a"), f("top/a")), 1, ""},
+		"..":                     {all(f("ok"), f("a/../b")), 0, ""},
+		".. first":               {all(f("ok"), f("../b")), 0, ""},
+		"absolute":               {all(f("/a"), f("//b"), member(dir, "/c/", "", "")), 0, ""},
+		"absolute stripped":      {all(f("/top/a"), f("//top/b")), 1, ""},
+		"slashes":                {all(f("a//b"), f("./a/./c"), member(dir, "d//", "", "")), 0, ""},
+		"slashes stripped":       {all(f("./a/./c"), f("././d"), f("g/h/"+strings.Repeat("i/", 60)+"j"), member(dir, "d/", "", "")), 1, ""},
+		"slashes stripped twice": {all(f("a/b/x"), f("./a/./c"), f("././d"), f("f/./g")), 2, ""},
+		"the top":                {all(member(dir, "./", "", ""), f("./a")), 0, ""},
+		"the top stripped":       {all(member(dir, "top/", "", ""), f("top/a")), 1, ""},
+		"the top is a file":      {all(f("ok"), member(file, ".", "", "")), 0, ""},
+		"a pipe":                 {all(member(tar.TypeFifo, "p", "", ""), f("d")), 0, ""},
+		"global records":         {all(harness.TarMember{Header: tar.Header{Typeflag: tar.TypeXGlobalHeader, PAXRecords: map[string]string{"comment": "x"}}}, f("d")), 0, ""},
+		"no end":                 {all(f("a"))[:1024], 0, "no end"},
+		"one block of an end":    {all(f("a"))[:1536], 0, "no end"},
+		"an end and more":        {append(all(f("a")), all(f("b"))...), 0, ""},
+		"a block of zeros":       {slices.Concat(all(f("a"))[:1024], make([]byte, 512), all(f("b"))), 0, "no end"},
+		"empty":                  {all(), 0, ""},
+		"times": {all(func() (m []harness.TarMember) {
+			for i, year := range []int{1, 1600, 1678, 1901, 1969, 1970, 2038, 2106, 2262, 2263, 2445} {
+				h := f(fmt.Sprint(i))
+				h.ModTime, h.Format = time.Date(year, 1, 1, 0, 0, 0, 5, time.UTC), tar.FormatPAX
+				d := member(dir, fmt.Sprintf("d%d/", i), "", "")
+				d.ModTime, d.Format = h.ModTime, h.Format
+				l := member(symlink, fmt.Sprintf("l%d", i), "", "x")
+				l.ModTime, l.Format = h.ModTime, h.Format
+				m = append(m, h, d, l)
+			}
+			return m
+		}()...), 0, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			want, theirErr := extract(t, x.archive, x.strip)
+			got, w, err := fill(t, x.archive, x.strip)
+			same := want == got
+			if theirErr != nil && err != nil {
+				same = true
+			} else if (theirErr == nil) != (err == nil) {
+				same = false
+			}
+			if same != (x.differs == "") {
+				t.Errorf("tar: %v; Tarball: %v, %v; differs %q (-tar +Tarball):\n%s", theirErr, err, w.report.Skipped, x.differs, cmp.Diff(want, got))
+			}
+		})
+	}
+}
