@@ -137,6 +137,8 @@ type Root struct {
 	UID   uint32 `json:"uid"`
 	GID   uint32 `json:"gid"`
 	Mtime int64  `json:"mtime"` // in nanoseconds
+	// Xattrs says that it is no Layer and has extended attributes.
+	Xattrs bool `json:"xattrs,omitempty"`
 	// Bare says that it is a Layer in which nothing was changed since it was made.
 	Bare bool `json:"bare,omitempty"`
 	// Plain says that on the way to the job's Check paths the copied layer has nothing but

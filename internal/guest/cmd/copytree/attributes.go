@@ -4,6 +4,7 @@ package copytree
 
 import (
 	"archive/tar"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -82,6 +83,9 @@ func (c *copier) xattrsOf(list func([]byte) (int, error), get func(string, []byt
 		return err
 	}
 	for name := range strings.SplitSeq(strings.TrimRight(string(buf[:n]), "\x00"), "\x00") {
+		if name == "" {
+			continue // an overlay has promised its own, and lists none
+		}
 		value := make([]byte, 64<<10) // XATTR_SIZE_MAX
 		n, err := get(name, value)
 		if err == unix.ENODATA {
@@ -95,6 +99,34 @@ func (c *copier) xattrsOf(list func([]byte) (int, error), get func(string, []byt
 		}
 	}
 	return nil
+}
+
+// ownXattrs lists the extended attributes of a file but those of storage drivers.
+func ownXattrs(fd int) (names []string, err error) {
+	list := make([]byte, 64<<10) // XATTR_LIST_MAX
+	n, err := unix.Flistxattr(fd, list)
+	if err == unix.ENOTSUP {
+		return nil, nil
+	}
+	for name := range strings.SplitSeq(string(list[:max(n, 0)]), "\x00") {
+		if name != "" && !driver(name) {
+			names = append(names, name)
+		}
+	}
+	return names, err
+}
+
+// dropXattrs removes the attributes of ownXattrs. Those that it may not remove it leaves.
+func dropXattrs(fd int) error {
+	names, err := ownXattrs(fd)
+	for _, name := range names {
+		switch e := unix.Fremovexattr(fd, name); e {
+		case nil, unix.ENODATA, unix.ENOTSUP, unix.EPERM, unix.EACCES:
+		default:
+			err = errors.Join(err, fmt.Errorf("extended attribute %s: %w", name, e))
+		}
+	}
+	return err
 }
 
 // countRefused counts an extended attribute that the target refused for what it is. Other

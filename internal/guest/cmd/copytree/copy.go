@@ -239,7 +239,13 @@ func (c *copier) begin(i int, job wire.CopyJob) error {
 	}
 	c.reown(i, &b.stat)
 	c.roots[i] = wire.Root{Mode: b.stat.Mode & 0o7777, UID: b.stat.Uid, GID: b.stat.Gid, Mtime: b.stat.Mtim.Nano()}
-	if job.Layer {
+	if !job.Layer {
+		names, err := ownXattrs(b.src)
+		if err != nil {
+			return b.fail("", err)
+		}
+		c.roots[i].Xattrs = len(names) > 0
+	} else {
 		if c.roots[i].Bare, err = bare(b.src, &b.stat, slices.Concat(job.Mounts, job.Omit)); err != nil {
 			return b.fail("", err)
 		}
@@ -263,7 +269,8 @@ func (c *copier) begin(i int, job wire.CopyJob) error {
 	return c.list(b)
 }
 
-// empty removes what an earlier copy left in a directory.
+// empty removes what an earlier copy left in a directory, and from the directory itself what new
+// files in it would inherit: its group and its ACLs.
 func empty(target string) error {
 	root, err := os.OpenRoot(target)
 	if err != nil {
@@ -279,7 +286,8 @@ func empty(target string) error {
 	for _, name := range names {
 		err = errors.Join(err, root.RemoveAll(name))
 	}
-	return err
+	fd := int(dir.Fd())
+	return errors.Join(err, unix.Fchown(fd, 0, 0), unix.Fchmod(fd, 0o700), dropXattrs(fd))
 }
 
 // syncFileSystem writes the file system of dir to its device.

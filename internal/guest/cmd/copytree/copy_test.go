@@ -6,6 +6,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -246,6 +247,24 @@ func TestCopierKeeps(t *testing.T) {
 					err := c.run(wire.Copy{Jobs: []wire.CopyJob{{From: src, To: to}}})
 					var names []string
 					for _, n := range c.copied().Names {
+						names = append(names, string(n))
+					}
+					return names, err
+				},
+				"over another tree": func(to string) ([]string, error) {
+					// What is left in it is removed, and nothing new inherits its group and its ACL.
+					acl := "\x02\x00\x00\x00" + "\x01\x00\x07\x00\xff\xff\xff\xff" + "\x02\x00\x07\x00\x05\x00\x00\x00" +
+						"\x04\x00\x07\x00\xff\xff\xff\xff" + "\x10\x00\x07\x00\xff\xff\xff\xff" + "\x20\x00\x07\x00\xff\xff\xff\xff"
+					err := errors.Join(os.Chown(to, 7, 8), os.Chmod(to, fs.ModeSetgid|0o777), unix.Setxattr(to, "user.left", []byte("x"), 0),
+						unix.Setxattr(to, "system.posix_acl_default", []byte(acl), 0), write(to, "left", "x"))
+					if err != nil {
+						return nil, err
+					}
+					c := newCopier()
+					job := wire.CopyJob{From: src, To: to, Again: true}
+					err = errors.Join(c.clear(job), c.run(wire.Copy{Jobs: []wire.CopyJob{job}}))
+					var names []string
+					for _, n := range c.names {
 						names = append(names, string(n))
 					}
 					return names, err

@@ -40,15 +40,8 @@ func bare(fd int, st *unix.Stat_t, mounts []string) (bool, error) {
 	if st.Mode&0o7777 != 0o755 || st.Uid != 0 || st.Gid != 0 {
 		return false, nil
 	}
-	attrs := make([]byte, 64<<10)
-	n, err := unix.Flistxattr(fd, attrs)
-	if err != nil && err != unix.ENOTSUP {
+	if attrs, err := ownXattrs(fd); err != nil || len(attrs) > 0 {
 		return false, err
-	}
-	for name := range strings.SplitSeq(string(attrs[:max(n, 0)]), "\x00") {
-		if name != "" && !driver(name) {
-			return false, nil
-		}
 	}
 	entries, err := readDir(fd)
 	if err != nil {
