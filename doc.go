@@ -181,7 +181,14 @@
 // other: if it is reserved, or another mount's, the start fails with [ErrInvalidArgument].
 // Before each start, /etc/passwd and /etc/group, which the engine opens, are checked, too:
 // in an image they must be regular files of at most 4 MiB; what a session has put in
-// their place is replaced by a file that lists root only. [ListVolumes] reports which
+// their place is replaced by a file that lists root only.
+//
+// A directory that the image declares as a volume (VOLUME in a Dockerfile) is a volume of the
+// sandbox, too, with the files that the image has there. Forks, snapshots and rollbacks have its
+// files, [Delete] preserves it, and [WithID] adopts it with the workspace. A mount at its target
+// takes its place: an update that adds one leaves the volume behind, orphaned.
+//
+// [ListVolumes] reports which
 // sandboxes use each volume, derived from the existing containers, and its size. [Delete]
 // preserves volumes by default. They are then orphaned, and can be attached again, or
 // removed one by one ([DeleteVolume]) or together ([CleanupOrphanedVolumes]). Volumes are
@@ -246,6 +253,7 @@
 //	volume     agent-sandbox-<id>               its workspace, at /workspace
 //	volume     agent-sandbox-<id>-rwcopy-<hash> a copy of a directory, for this sandbox
 //	volume     agent-sandbox-<id>-fork-<hash>   a fork's copy of such a copy
+//	volume     agent-sandbox-<id>-image-<hash>  a directory that the image declares as a volume
 //	volume     agent-sandbox-<id>.rev-<n>       a revision: updated settings; the highest n is current.
 //	                                            A number can be missing, or have the contents of a later one
 //	container  agent-sandbox-<name>.U, .N       a replacement: unfinished, and about to take the name
@@ -263,18 +271,19 @@
 // adopted or removed. Further labels, each with the prefix "agent-sandbox.":
 //
 //	schema       version of this table: 1
-//	role         sandbox, workspace, rwcopy, fork, layer, snapshot, frozen, overlay, pending, takeover, guest,
+//	role         sandbox, workspace, rwcopy, fork, image, layer, snapshot, frozen, overlay, pending, takeover, guest,
 //	             helper, revision, sweep
 //	id, name     of the sandbox
 //	created-at   RFC 3339 with nanoseconds, by the engine's clock
 //	persistent   true or false
 //	tag.<key>    one tag, if the record lists its key: the engine adds the labels of the image
 //	record       JSON: tags (their keys), image, runtime, user, workdir, command, ports,
-//	             mounts, timeout_ms, stop_timeout_ms, idle, network, source, snapshot, fork_of,
+//	             mounts, declared, timeout_ms, stop_timeout_ms, idle, network, source, snapshot, fork_of,
 //	             new_privileges, storage_bytes, rollback; of a revision: the changed settings, the
 //	             environment encrypted; of a snapshot: its description
-//	created-by   of a copy: rwcopy or fork
-//	source       of a copy: the directory, on the machine of its creator
+//	created-by   of a copy: rwcopy or fork; of a volume that an image declares: image
+//	source       of a copy: the directory, on the machine of its creator; of a volume that an image
+//	             declares: its path in the sandbox
 //	snapshot     of an overlay: the snapshot whose files it uses; of a container that a rollback
 //	             created: the snapshot, which is needed until it has the sandbox's name
 //	nonce        the operation that created the object

@@ -105,7 +105,8 @@ func WithName(name string) MakeOption {
 
 // WithID sets the sandbox's ID, which names its workspace volume, agent-sandbox-<id>. The
 // rule for names applies. With the ID of a deleted sandbox whose workspace was preserved,
-// the new sandbox adopts that workspace. Default: 12 random base32 characters.
+// the new sandbox adopts that workspace, and the volumes of that sandbox that both images declare.
+// Default: 12 random base32 characters.
 func WithID(id string) MakeOption {
 	return option{apply: func(s *settings) {
 		if id == "" {

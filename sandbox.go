@@ -315,9 +315,9 @@ type deletion struct {
 }
 
 // PreserveVolumes decides what [Delete] does with the sandbox's volumes. True, the
-// default, keeps them: [WithID] adopts a preserved workspace, and [WithMounts] attaches
-// any volume. False deletes the workspace, the copies and the attached volumes, except
-// volumes that another sandbox mounts.
+// default, keeps them: [WithID] adopts a preserved workspace and volumes that the image declares,
+// and [WithMounts] attaches any volume. False deletes the workspace, the copies, the volumes that
+// the image declares and the attached volumes, except volumes that another sandbox mounts.
 func PreserveVolumes(preserve bool) DeleteOption {
 	return func(d *deletion) {
 		d.reclaim = store.DropAll

@@ -90,6 +90,9 @@ type Status struct {
 	// Workspace is the volume at /workspace. Its files are counted for the size. Its
 	// Sandboxes are this one alone: [ListVolumes] knows of others that mount it.
 	Workspace Volume `json:"workspace"`
+	// Volumes are those at the directories that the image declares as volumes, which are their
+	// Source. As in Workspace, their Sandboxes are this one alone.
+	Volumes []Volume `json:"volumes,omitempty"`
 	// Usage is the session's current resource usage. Nil without a session, and on an engine
 	// without cgroups.
 	Usage *Usage `json:"usage"`
@@ -300,9 +303,11 @@ func (s *Sandbox) Status(ctx context.Context) (_ Status, err error) {
 func statusOf(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got engine.Container) (Status, error) {
 	// Counting files takes long, so it runs concurrently.
 	var volume Volume
+	var declared []Volume
 	var counting sync.WaitGroup
 	was := got
 	counting.Go(func() { volume = workspace(ctx, l, rec, was) })
+	counting.Go(func() { declared = declaredVolumes(ctx, l, rec) })
 	var set Settings
 	counting.Go(func() { set = inspectSettings(ctx, l, rec, was) })
 	defer counting.Wait()
@@ -326,7 +331,7 @@ func statusOf(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got 
 		return Status{}, fault.Cancelled(ctx)
 	}
 	st := Status{
-		Info: infoOf(l.Engine, rec, got), Source: rec.Settings.Source, StartedAt: got.StartedAt, Usage: using, Workspace: volume,
+		Info: infoOf(l.Engine, rec, got), Source: rec.Settings.Source, StartedAt: got.StartedAt, Usage: using, Workspace: volume, Volumes: declared,
 		LogsEndpoint: "/sandboxes/" + rec.ID + "/logs",
 	}
 	st.Settings = set
@@ -386,6 +391,24 @@ func workspace(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got
 	v := newVolume(vol, sizes)
 	v.Sandboxes, v.InUse = []string{rec.Name}, true
 	return v
+}
+
+// declaredVolumes describes the volumes that the sandbox's image declares, as far as that is possible.
+func declaredVolumes(ctx context.Context, l *lifecycle.Client, rec record.Sandbox) (volumes []Volume) {
+	var found []engine.Volume
+	for _, m := range rec.Settings.Declared {
+		vol, err := l.Engine.InspectVolume(ctx, m.Volume)
+		if err == nil && record.IsData(vol.Name, vol.Labels) {
+			found = append(found, vol)
+		}
+	}
+	sizes := l.Sizes(ctx, found)
+	for _, vol := range found {
+		v := newVolume(vol, sizes)
+		v.Sandboxes, v.InUse = []string{rec.Name}, true
+		volumes = append(volumes, v)
+	}
+	return volumes
 }
 
 // Settings are what the options of [Create] or [Fork] have set, as last changed by

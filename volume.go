@@ -114,8 +114,8 @@ func WithMounts(mounts ...Mount) ChangeOption {
 	return option{plan.Mounts, func(s *settings) { s.Mounts = append(s.Mounts, all...) }}
 }
 
-// Mounts returns the mounts of the sandbox, without the workspace, in the order given.
-// After [Sandbox.Update] it returns the previous mounts until the next session.
+// Mounts returns the mounts of the sandbox, without the workspace and the volumes that its image
+// declares, in the order given. After [Sandbox.Update] it returns the previous mounts until the next session.
 func (s *Sandbox) Mounts() []Mount { return mountsOf(s.h.Mounts()) }
 
 const (
@@ -183,6 +183,9 @@ func (m Mount) record() record.Mount {
 
 func mountsOf(in []record.Mount) (out []Mount) {
 	for _, m := range in {
+		if m.Declared {
+			continue // no option asked for it
+		}
 		if m.Source == "" && m.Mode == record.RWCopy { // of an early snapshot, which did not record it
 			m.Mode = record.RW
 		}
@@ -191,10 +194,11 @@ func mountsOf(in []record.Mount) (out []Mount) {
 	return out
 }
 
-// A Volume contains files of sandboxes: a workspace, or a copy of a directory.
+// A Volume contains files of sandboxes: a workspace, a copy of a directory, or a directory that an
+// image declares as a volume.
 type Volume struct {
 	Name string `json:"name"`
-	// Role is "workspace", "rwcopy" or "fork".
+	// Role is "workspace", "rwcopy", "fork" or "image".
 	Role string `json:"role"`
 	// SizeBytes is the size of the files, or [UnknownSize].
 	SizeBytes int64 `json:"sizeBytes"`
@@ -203,8 +207,9 @@ type Volume struct {
 	// Sandboxes are the names of the sandboxes, in any state, that mount the volume.
 	Sandboxes []string  `json:"sandboxes"`
 	CreatedAt time.Time `json:"createdAt"`
-	// CreatedBy is "rwcopy" or "fork" for a copy of a directory, and Source that
-	// directory; otherwise they are empty.
+	// CreatedBy is "rwcopy" or "fork" for a copy of a directory, and Source that directory;
+	// "image" for a directory that an image declares as a volume, and Source its path in the
+	// sandbox. Otherwise they are empty.
 	CreatedBy string `json:"createdBy,omitempty"`
 	Source    string `json:"source,omitempty"`
 	// InUse means that a sandbox mounts the volume, or that one is being created with it.
@@ -227,7 +232,7 @@ func (v Volume) State() string {
 const UnknownSize int64 = -1
 
 // ListVolumes lists the volumes that contain sandboxes' files, by name: volumes of
-// existing sandboxes, and volumes preserved from deleted ones. To measure the sizes the
+// existing sandboxes, those that their images declare among them, and volumes preserved from deleted ones. To measure the sizes the
 // engine reads every file of all its volumes.
 func ListVolumes(ctx context.Context) ([]Volume, error) {
 	return defaultClient().ListVolumes(ctx)
@@ -560,8 +565,8 @@ func CleanupRoles(roles ...string) CleanupOption {
 	roles = slices.Clone(roles)
 	return func(c *cleanupSettings) {
 		for _, r := range roles {
-			if r != "workspace" && r != "rwcopy" && r != "fork" {
-				c.problems = append(c.problems, fault.Invalid("role %q; there is workspace, rwcopy, fork", r))
+			if r != "workspace" && r != "rwcopy" && r != "fork" && r != "image" {
+				c.problems = append(c.problems, fault.Invalid("role %q; there is workspace, rwcopy, fork, image", r))
 			}
 		}
 		c.roles = append(append([]string{}, c.roles...), roles...)

@@ -134,12 +134,12 @@ preserved when their sandbox was deleted.`,
 		},
 	}
 	c.Flags().StringSliceVar(&names, "name", nil, "only volumes of this name")
-	c.Flags().StringSliceVar(&roles, "role", nil, "only volumes of this role: workspace, rwcopy, fork")
+	c.Flags().StringSliceVar(&roles, "role", nil, "only volumes of this role: workspace, rwcopy, fork, image")
 	c.Flags().Var(&minAge, "min-age", "only volumes that were created at least this long ago, such as 7d")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "only list what would be deleted")
 	c.Flags().BoolVarP(&yes, "yes", "y", false, "don't ask for a confirmation")
 	_ = c.RegisterFlagCompletionFunc("name", a.orphanedVolumes)
-	_ = c.RegisterFlagCompletionFunc("role", fixed("workspace", "rwcopy", "fork"))
+	_ = c.RegisterFlagCompletionFunc("role", fixed("workspace", "rwcopy", "fork", "image"))
 	jsonFlag(c, &asJSON)
 	return c
 }

@@ -43,7 +43,9 @@ type Build struct {
 	ownLayer     machine.OwnLayer
 	shares       bool           // some volumes are overlays over files of the origin
 	adopted      bool           // the workspace existed and stays after an Undo
-	mounted      []record.Mount // with the volumes that copies go to
+	mounted      []record.Mount // with the volumes that copies go to, and the image's
+	fresh        []string       // targets of volumes that the engine fills from the image
+	anonymous    []record.Mount // volumes of the container to replace, see plan.FromRecord
 	dirs         []transfer.Directory
 	forked       []transfer.Job // of copies of another sandbox's copies
 	visibleEarly bool           // others may see the sandbox before Commit

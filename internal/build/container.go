@@ -167,7 +167,7 @@ func (b *Build) mounts() []engine.Mount {
 	for _, m := range b.mounted {
 		e := engine.Mount{Type: "bind", Source: m.Source, Target: m.Target, ReadOnly: m.Mode == record.RO}
 		if m.Volume != "" {
-			e.Type, e.Source, e.NoCopy = "volume", m.Volume, true
+			e.Type, e.Source, e.NoCopy = "volume", m.Volume, !slices.Contains(b.fresh, m.Target)
 			e.VolumeLabels = record.With(b.Record.VolumeLabels(record.RoleRWCopy), record.Nonce, b.op)
 		}
 		mounts = append(mounts, e)
@@ -179,7 +179,7 @@ func (b *Build) mounts() []engine.Mount {
 // that are missing. Existing ones have another nonce and are never removed.
 func (b *Build) undoAttached() {
 	for _, m := range b.mounted {
-		if m.Source == "" {
+		if m.Attached() {
 			b.undo.Add("volume "+m.Volume, func(ctx context.Context) error {
 				return b.RemoveVolume(ctx, m.Volume, b.op)
 			})
@@ -190,7 +190,7 @@ func (b *Build) undoAttached() {
 // recheckAttached fails if an attached volume was removed before the container held it.
 func (b *Build) recheckAttached(ctx context.Context) error {
 	for _, m := range b.mounted {
-		if m.Source != "" {
+		if !m.Attached() {
 			continue
 		}
 		v, err := b.FindVolume(ctx, m.Volume)

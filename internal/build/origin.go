@@ -292,7 +292,7 @@ func (o *Stored) adopt(ctx context.Context, b *Build) error {
 	b.Record.Settings.Source, b.Record.Settings.Snapshot = "snapshot "+o.rec.ID, o.rec.ID
 	for _, t := range o.rec.Trees {
 		if t.Target != "" && t.Target != record.Workspace && !slices.ContainsFunc(b.mounted, func(m record.Mount) bool { return m.Target == t.Target }) {
-			b.mounted = append(b.mounted, record.Mount{Source: t.Source, Volume: t.Volume, Target: t.Target, Mode: record.RWCopy})
+			b.mounted = append(b.mounted, record.Mount{Source: t.Source, Volume: t.Volume, Target: t.Target, Mode: record.RWCopy, Declared: t.Declared})
 		}
 	}
 	return nil
@@ -354,7 +354,8 @@ func (o *Stored) fill(ctx context.Context, b *Build) error {
 		return err
 	}
 	k := transfer.NewCopier(b.Machine, b.Record.Name, b.Record.Nonce, b.report)
-	if len(jobs) > len(roots) {
+	// An archive to the engine has no extended attributes of a directory.
+	if len(jobs) > len(roots) || slices.ContainsFunc(roots, func(t record.Tree) bool { return t.Xattrs }) {
 		b.undo.Add("helper", k.Undo.Run)
 		err = k.Copy(ctx, jobs)
 	} else if len(roots) > 0 {

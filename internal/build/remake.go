@@ -139,10 +139,18 @@ func rebuild(ctx context.Context, m *machine.Machine, rec record.Sandbox, got en
 	if err := m.CheckAttached(ctx, p.Mounts); err != nil {
 		return nil, err
 	}
-	b := &Build{Machine: m, Plan: *p, mounted: slices.Clone(p.Mounts), report: report, op: op, image: image}
+	b := &Build{Machine: m, Plan: *p, report: report, op: op, image: image}
+	for _, m := range plan.WithDeclared(p.Mounts, image.Volumes) {
+		if m.Declared && m.Volume != "" && !record.OurName(m.Volume) {
+			b.anonymous = append(b.anonymous, m)
+		} else {
+			b.mounted = append(b.mounted, m)
+		}
+	}
 	b.Record = rec.Merged()
 	b.Record.By, b.Record.Previous = op, store.Fingerprint(got)
-	b.Record.Settings.Mounts, b.Record.Settings.Rollback = nil, nil // the build writes them
+	s := &b.Record.Settings
+	s.Mounts, s.Declared, s.Unnamed, s.Rollback = nil, nil, nil, nil // the build writes them
 	if got.NetworkMode == "none" {
 		b.networkMode = got.NetworkMode
 	}
@@ -208,11 +216,8 @@ func (b *Build) makeNext(ctx context.Context, got engine.Container, layer machin
 
 // nextSpec returns the replacement of got, from an image.
 func (b *Build) nextSpec(got engine.Container, from string) (engine.ContainerSpec, error) {
-	for _, m := range got.Mounts {
-		// An anonymous volume, which the image declares.
-		if m.Type == "volume" && m.Name != "" && !record.OurName(m.Name) && !slices.ContainsFunc(b.mounted, func(o record.Mount) bool { return o.Target == m.Target }) {
-			b.Record.Settings.Unnamed = append(b.Record.Settings.Unnamed, m.Name)
-		}
+	for _, m := range b.anonymous {
+		b.Record.Settings.Unnamed = append(b.Record.Settings.Unnamed, m.Volume)
 	}
 	spec, err := b.spec()
 	if err != nil {

@@ -49,7 +49,7 @@ func Rollback(ctx context.Context, m *machine.Machine, rec record.Sandbox, id st
 		if now, err := m.Locate(ctx, rec.Name); err != nil || now.Labels[record.By] != op {
 			return errors.Join(errors.New("its container was replaced during the call"), err)
 		}
-		b.dropImageOf(ctx, got)
+		m.DropAnonymous(ctx, got)
 		return nil
 	})
 }
@@ -60,9 +60,10 @@ func (o *Stored) prepareRollback(ctx context.Context, b *Build) (err error) {
 	if o.rec, err = b.FindSnapshot(ctx, o.rec.ID); err != nil {
 		return err
 	}
-	if err := o.checkTargets(b.mounted); err != nil {
+	if err := o.checkTargets(slices.Concat(b.mounted, b.anonymous)); err != nil {
 		return err
 	}
+	b.addDeclared(o.rec.Trees)
 	if err := o.checkTrees(ctx, b, func(record.Tree, engine.Volume) {}); err != nil {
 		return err
 	}
@@ -79,6 +80,18 @@ func (o *Stored) prepareRollback(ctx context.Context, b *Build) (err error) {
 	return o.setImage(ctx, b)
 }
 
+// addDeclared adds those volumes of trees that the image declared and that the sandbox lacks, or
+// has as anonymous ones.
+func (b *Build) addDeclared(trees []record.Tree) {
+	for _, t := range trees {
+		at := func(m record.Mount) bool { return m.Target == t.Target }
+		if t.Declared && !slices.ContainsFunc(b.mounted, at) {
+			b.mounted = append(b.mounted, record.Mount{Target: t.Target, Mode: record.RWCopy, Declared: true})
+			b.anonymous = slices.DeleteFunc(b.anonymous, at)
+		}
+	}
+}
+
 // checkTargets fails if the snapshot has other directories than the workspace and the copies of a
 // sandbox with these mounts.
 func (o *Stored) checkTargets(mounts []record.Mount) error {
@@ -93,7 +106,8 @@ func (o *Stored) checkTargets(mounts []record.Mount) error {
 		}
 	}
 	for _, t := range o.rec.Trees {
-		if t.Target != "" && t.Target != record.Workspace && !slices.Contains(has, t.Target) {
+		hidden := slices.ContainsFunc(mounts, func(m record.Mount) bool { return m.Target == t.Target })
+		if t.Target != "" && t.Target != record.Workspace && !slices.Contains(has, t.Target) && (hidden || !t.Declared) {
 			more = append(more, t.Target)
 		}
 	}

@@ -7,18 +7,19 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/transfer"
 )
 
 // makeVolumes creates the workspace, or adopts one that a deleted sandbox left under its ID,
-// and the volumes for copies.
+// and the volumes for copies and for what the image declares.
 func (b *Build) makeVolumes(ctx context.Context) error {
+	b.mounted = plan.WithDeclared(b.mounted, b.image.Volumes)
 	name := record.WorkspaceName(b.Record.ID)
 	got, err := b.makeVolume(ctx, name, record.Workspace, b.Record.VolumeLabels(record.RoleWorkspace))
-	var foreign *record.ForeignError
-	if errors.As(err, &foreign) && record.Is(got.Labels, record.RoleWorkspace) {
-		err = b.adopt(ctx, name)
+	if isLeft(got, err, record.RoleWorkspace) {
+		err = b.adopt(ctx, "workspace", name, b.Plan.Source != nil)
 	}
 	if err != nil {
 		return err
@@ -26,23 +27,29 @@ func (b *Build) makeVolumes(ctx context.Context) error {
 	return b.makeCopyVolumes(ctx)
 }
 
-// adopt takes over a workspace that is not in use. It has files, so it excludes a source.
-func (b *Build) adopt(ctx context.Context, workspace string) error {
-	users, err := b.Engine.ListContainers(ctx, engine.Filter{Volume: workspace})
+// isLeft reports whether err says that a volume of that role exists.
+func isLeft(got engine.Volume, err error, role string) bool {
+	var foreign *record.ForeignError
+	return errors.As(err, &foreign) && record.Is(got.Labels, role)
+}
+
+// adopt takes over a volume that is not in use. It has files, so it excludes another source of them.
+func (b *Build) adopt(ctx context.Context, what, volume string, hasSource bool) error {
+	users, err := b.Engine.ListContainers(ctx, engine.Filter{Volume: volume})
 	if err != nil {
 		return err
 	}
 	if len(users) > 0 {
 		return fmt.Errorf("%w: ID %q is that of container %s", fault.Exists, b.Record.ID, users[0].Name)
 	}
-	if b.Plan.Source != nil || b.origin != nil {
-		return fmt.Errorf("%w: workspace %s exists and has files: it is adopted without a source, or deleted first", fault.Exists, workspace)
+	if hasSource || b.origin != nil {
+		return fmt.Errorf("%w: %s %s exists and has files: it is adopted without a source, or deleted first", fault.Exists, what, volume)
 	}
 	b.adopted = true
 	return nil
 }
 
-// makeCopyVolumes creates the volumes for copies of directories.
+// makeCopyVolumes creates the volumes for copies of directories, and for what the image declares.
 func (b *Build) makeCopyVolumes(ctx context.Context) error {
 	for i, m := range b.mounted {
 		if m.Mode == record.RWCopy && (m.Volume == "" || b.origin != nil) {
@@ -52,30 +59,48 @@ func (b *Build) makeCopyVolumes(ctx context.Context) error {
 			}
 			b.mounted[i] = m
 		}
-		b.Record.Settings.Mounts = append(b.Record.Settings.Mounts, m)
+		recorded := &b.Record.Settings.Mounts
+		if m.Declared {
+			recorded = &b.Record.Settings.Declared
+		}
+		*recorded = append(*recorded, m)
 	}
 	return nil
 }
 
-// makeCopyVolume creates the volume for a copy of a directory, or of another sandbox's copy.
+// makeCopyVolume creates the volume for a copy of a directory, or of another sandbox's volume, or
+// for what the image declares. Of the last it adopts one that a deleted sandbox left under the ID.
 func (b *Build) makeCopyVolume(ctx context.Context, m record.Mount) (name string, err error) {
-	role := record.RoleRWCopy
-	if m.Volume != "" {
+	role, source, nonce := record.RoleRWCopy, m.Source, b.op
+	switch {
+	case m.Declared:
+		role, source = record.RoleImage, m.Target
+		if b.op == b.Record.Nonce {
+			nonce = ""
+		}
+	case m.Volume != "":
 		role = record.RoleFork
 	}
-	name = record.VolumeName(b.Record.ID, role, m.Target, b.op)
+	name = record.VolumeName(b.Record.ID, role, m.Target, nonce)
 	labels := b.Record.VolumeLabels(role)
-	labels[record.CreatedBy], labels[record.Source] = role, m.Source
+	labels[record.CreatedBy], labels[record.Source] = role, source
 	if b.op != b.Record.Nonce {
 		labels[record.By] = b.op
 	}
-	if _, err := b.makeVolume(ctx, name, m.Target, labels); err != nil {
+	got, err := b.makeVolume(ctx, name, m.Target, labels)
+	if m.Declared && isLeft(got, err, role) {
+		return name, b.adopt(ctx, "volume", name, false)
+	}
+	if err != nil {
 		return "", err
 	}
-	if role == record.RoleFork {
+	switch {
+	case m.Volume != "":
 		b.forked = append(b.forked, transfer.Job{What: m.Target, From: transfer.Tree{Volume: m.Volume}, To: transfer.Tree{Volume: name}, Labels: labels})
-	} else {
+	case m.Source != "":
 		b.dirs = append(b.dirs, transfer.Directory{Dir: m.Source, Volume: name})
+	default:
+		b.fresh = append(b.fresh, m.Target)
 	}
 	return name, nil
 }

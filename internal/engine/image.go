@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -22,6 +23,7 @@ type Image struct {
 	Cmd, Entrypoint []string
 	User            string
 	WorkingDir      string
+	Volumes         []string // the directories that it declares as volumes, sorted
 	Arch, OS        string
 	Layers          int
 	Size            int64
@@ -46,6 +48,7 @@ func (e *Engine) InspectImage(ctx context.Context, ref string) (Image, error) {
 	i := Image{ID: r.ID, Tags: e.tags(r.RepoTags), Arch: r.Architecture, OS: r.Os, Layers: len(r.RootFS.Layers), Size: r.Size}
 	if c := r.Config; c != nil {
 		i.Labels, i.Env, i.Cmd, i.Entrypoint, i.User, i.WorkingDir = c.Labels, c.Env, c.Cmd, c.Entrypoint, c.User, c.WorkingDir
+		i.Volumes = slices.Sorted(maps.Keys(c.Volumes))
 	}
 	return i, nil
 }

@@ -139,8 +139,10 @@ func (s *Sandbox) Inherit(from *Sandbox) error {
 	if !s.Has(Image) {
 		s.Image, s.Runtime = from.Image, from.Runtime
 	}
-	if !s.Has(Mounts) {
-		s.Mounts = withoutTargets(from.Mounts, s.Without.Mounts) // unchecked: their directories may be gone
+	for _, m := range withoutTargets(from.Mounts, s.Without.Mounts) { // unchecked: their directories may be gone
+		if !s.Has(Mounts) || m.Declared && !hasTarget(s.Mounts, m.Target) {
+			s.Mounts = append(s.Mounts, m)
+		}
 	}
 	return nil
 }
@@ -149,6 +151,7 @@ func (s *Sandbox) Inherit(from *Sandbox) error {
 // session will be.
 func FromRecord(rec record.Sandbox, got engine.Container, image engine.Image) (*Sandbox, error) {
 	s := Recorded(rec)
+	s.Mounts = append(s.Mounts, declared(rec, got, s.Mounts)...)
 	s.VCPUs, s.Memory, s.PidsLimit = float64(got.NanoCPUs)/1e9, got.Memory, got.PidsLimit
 	s.OCIRuntime, s.Env = got.Runtime, map[string]string{}
 	for _, kv := range got.Env {
@@ -170,7 +173,7 @@ func FromRecord(rec record.Sandbox, got engine.Container, image engine.Image) (*
 }
 
 // Recorded returns those settings of FromRecord that the record has, which are all but the
-// limits, the OCI runtime and the environment.
+// limits, the OCI runtime, the environment and the image's volumes.
 func Recorded(rec record.Sandbox) *Sandbox {
 	folded := rec.Merged().Settings
 	s := &Sandbox{

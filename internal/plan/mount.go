@@ -10,6 +10,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/source"
@@ -162,6 +163,38 @@ func attachCopies(mounts, own []record.Mount) []record.Mount {
 			mounts[i] = own[kept]
 		case m.Source != "":
 			mounts[i].Source, mounts[i].Mode = "", record.RW
+		}
+	}
+	return mounts
+}
+
+// declared returns the volumes that a sandbox has of its image's, except where one of mounts is.
+// Those that are not in its record are anonymous: older versions left them to the engine.
+func declared(rec record.Sandbox, got engine.Container, mounts []record.Mount) (volumes []record.Mount) {
+	for _, m := range rec.Settings.Declared {
+		m.Declared = true
+		volumes = append(volumes, m)
+	}
+	for _, m := range got.Mounts {
+		if m.Type == "volume" && m.Name != "" && !record.OurName(m.Name) {
+			volumes = append(volumes, record.Mount{Volume: m.Name, Target: m.Target, Mode: record.RWCopy, Declared: true})
+		}
+	}
+	return slices.DeleteFunc(volumes, func(m record.Mount) bool { return hasTarget(mounts, m.Target) })
+}
+
+func hasTarget(mounts []record.Mount, target string) bool {
+	return slices.ContainsFunc(mounts, func(m record.Mount) bool { return m.Target == target })
+}
+
+// WithDeclared returns mounts with those volumes that an image declares and that none of mounts
+// hides: copies without a source, which the engine fills from the image.
+func WithDeclared(mounts []record.Mount, volumes []string) []record.Mount {
+	mounts = slices.Clone(mounts)
+	for _, target := range volumes {
+		// A path that is not absolute is left to the engine: no mount can be in its place.
+		if target = path.Clean(target); path.IsAbs(target) && target != record.Workspace && !hasTarget(mounts, target) {
+			mounts = append(mounts, record.Mount{Target: target, Mode: record.RWCopy, Declared: true})
 		}
 	}
 	return mounts

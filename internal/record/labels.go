@@ -58,6 +58,7 @@ const (
 	RoleWorkspace = "workspace"
 	RoleRWCopy    = "rwcopy"
 	RoleFork      = "fork"
+	RoleImage     = "image" // a volume that the image declares
 	RolePending   = "pending"
 	RoleTakeover  = "takeover"
 	RoleGuest     = "guest"
@@ -93,7 +94,7 @@ func ValidVolume(s string) bool { return validVolume.MatchString(s) }
 
 // dataRoles are the roles of volumes that hold user files. A volume without a role is a
 // workspace from before roles existed.
-var dataRoles = []string{RoleWorkspace, RoleRWCopy, RoleFork}
+var dataRoles = []string{RoleWorkspace, RoleRWCopy, RoleFork, RoleImage}
 
 // IsData reports whether a volume is ours and holds user files: it can be listed, attached
 // and deleted on request.
@@ -116,7 +117,7 @@ func ReservedID(id string) bool {
 }
 
 // derived matches what VolumeName appends to the ID.
-var derived = regexp.MustCompile(`-(rwcopy|fork)-[a-z2-7]{12}$`)
+var derived = regexp.MustCompile(`-(rwcopy|fork|image)-[a-z2-7]{12}$`)
 
 const objects = "agent-sandbox-"
 
@@ -134,7 +135,8 @@ func UnfinishedName(name string) string { return ContainerName(name) + ".U" }
 func WorkspaceName(id string) string { return objects + id }
 
 // VolumeName is the name of a sandbox's volume for a target other than the workspace. The
-// nonce sets it apart from a preserved volume of the same ID and target.
+// nonce sets it apart from a preserved volume of the same ID and target; if that is to be
+// adopted, it is empty.
 func VolumeName(id, role, target, nonce string) string {
 	sum := sha256.Sum256([]byte(target + "\x00" + nonce))
 	return objects + id + "-" + role + "-" + encoding.EncodeToString(sum[:])[:12]
@@ -195,6 +197,8 @@ type SandboxSettings struct {
 	StopTimeoutMS int64    `json:"stop_timeout_ms,omitempty"`
 	Idle          *Idle    `json:"idle,omitempty"`
 	Mounts        []Mount  `json:"mounts,omitempty"`
+	// Declared are the volumes for those directories that the image declares as volumes.
+	Declared []Mount `json:"declared,omitempty"`
 	// Snapshot is the ID of the snapshot that the sandbox was made from, or rolled back to since.
 	Snapshot string `json:"snapshot,omitempty"`
 	// ForkOf is the ID of the sandbox that it was forked from, empty after a rollback.
@@ -207,8 +211,8 @@ type SandboxSettings struct {
 	// Guest is the directory of the guest in the container, empty for containers from before
 	// each had its own.
 	Guest string `json:"guest,omitempty"`
-	// Unnamed are the anonymous volumes, declared by the image, that a replacement container
-	// took over.
+	// Unnamed are the anonymous volumes that a replacement container took over. Sandboxes from
+	// before there was Declared have them.
 	Unnamed []string `json:"unnamed,omitempty"`
 	// Rollback is set if the container was made by one. It only matters until the container has
 	// its sandbox's name.
@@ -240,6 +244,9 @@ type Mount struct {
 	// Existing says that a sandbox has the mount already: it is not compared with the
 	// files of this machine again, which may be another one.
 	Existing bool `json:"-"`
+	// Declared says that the image, and not the caller, wants a volume there. It is a copy
+	// without a source.
+	Declared bool `json:"-"`
 }
 
 // storedSettings is the JSON of a sandbox's record label. The engine merges the labels of the
@@ -464,10 +471,14 @@ type Tree struct {
 	Target string `json:"target,omitempty"` // empty is the container's own layer
 	Source string `json:"source,omitempty"` // the directory on the caller's machine that it was copied from, if any
 	Volume string `json:"volume"`
-	Mode   uint32 `json:"mode"`
-	UID    uint32 `json:"uid"`
-	GID    uint32 `json:"gid"`
-	Mtime  int64  `json:"mtime"` // in nanoseconds
+	// Declared is that of the mount.
+	Declared bool   `json:"declared,omitempty"`
+	Mode     uint32 `json:"mode"`
+	UID      uint32 `json:"uid"`
+	GID      uint32 `json:"gid"`
+	Mtime    int64  `json:"mtime"` // in nanoseconds
+	// Xattrs says that the directory itself has extended attributes.
+	Xattrs bool `json:"xattrs,omitempty"`
 }
 
 // Labels encodes r for its volume.

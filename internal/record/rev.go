@@ -212,6 +212,9 @@ func (m Mount) Same(o Mount) bool {
 	return m.Source == o.Source && m.Target == o.Target && m.Mode == o.Mode && (m.Source != "" || m.Volume == o.Volume)
 }
 
+// Attached reports whether the mount is a volume that the caller attaches.
+func (m Mount) Attached() bool { return m.Source == "" && m.Mode != RWCopy }
+
 // Merged returns r for a new container, with all changes but those of mounts moved into its
 // settings.
 func (r Sandbox) Merged() Sandbox {

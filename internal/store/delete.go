@@ -79,7 +79,7 @@ func (s *Store) DeleteFound(ctx context.Context, rec record.Sandbox, got engine.
 	var rest sync.WaitGroup
 	rest.Go(func() { s.dropRevisions(ctx, rec) })
 	defer rest.Wait() // before the claim ends
-	s.dropAnonymous(ctx, d.got)
+	s.DropAnonymous(ctx, d.got)
 	if reclaim == KeepVolumes {
 		return outcomes, nil
 	}
@@ -273,9 +273,9 @@ func (s *Store) claimDeletion(ctx context.Context, rec record.Sandbox, reclaim R
 	}
 }
 
-// dropAnonymous removes the image and the anonymous volumes of a container that is gone. No
+// DropAnonymous removes the image and the anonymous volumes of a container that is gone. No
 // report mentions them.
-func (s *Store) dropAnonymous(ctx context.Context, got engine.Container) {
+func (s *Store) DropAnonymous(ctx context.Context, got engine.Container) {
 	ctx, cancel := outlive(ctx, UndoTimeout)
 	defer cancel()
 	check := func(object string, err error) {

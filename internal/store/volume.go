@@ -309,7 +309,7 @@ func (s *Store) removeUnused(ctx context.Context, v engine.Volume) error {
 func (s *Store) CheckAttached(ctx context.Context, mounts []record.Mount) error {
 	var errs []error
 	for _, m := range mounts {
-		if m.Source != "" {
+		if !m.Attached() {
 			continue
 		}
 		if _, err := s.FindVolume(ctx, m.Volume); err != nil {

@@ -74,7 +74,7 @@ func (f *SnapshotFiles) Create(ctx context.Context) error {
 	}
 	for i, r := range roots {
 		t := &f.Record.Trees[i]
-		t.Mode, t.UID, t.GID, t.Mtime = r.Mode, r.UID, r.GID, r.Mtime
+		t.Mode, t.UID, t.GID, t.Mtime, t.Xattrs = r.Mode, r.UID, r.GID, r.Mtime, r.Xattrs
 	}
 	if last := len(jobs) - 1; jobs[last].Layer && roots[last].Bare {
 		f.Record.Trees = f.Record.Trees[:last] // a sweep removes its volume, which the helper still mounts
@@ -114,7 +114,7 @@ func (f *SnapshotFiles) jobs() []Job {
 	for _, m := range f.mounts {
 		if m.Mode == record.RWCopy && m.Volume != "" {
 			jobs = append(jobs, Job{What: m.Target, From: Tree{Volume: m.Volume}})
-			f.Record.Trees = append(f.Record.Trees, record.Tree{Target: m.Target, Source: m.Source})
+			f.Record.Trees = append(f.Record.Trees, record.Tree{Target: m.Target, Source: m.Source, Declared: m.Declared})
 		}
 	}
 	if f.commits {
