@@ -314,8 +314,23 @@ type Health struct {
 	CgroupVersion string   `json:"cgroupVersion,omitempty"`
 	Runtimes      []string `json:"runtimes,omitempty"`
 	Rootless      bool     `json:"rootless,omitempty"`
+	// Warnings are about versions and settings of the engine's machine that may be a way out of
+	// sandboxes. The list is that of SECURITY.md, as of this package's release.
+	Warnings []Warning `json:"warnings,omitempty"`
 	// Guidance says, for an engine that is not healthy, what was tried and what to do.
 	Guidance string `json:"guidance,omitempty"`
+}
+
+// A Warning is about something on the engine's machine that may be a way out of sandboxes. It
+// refuses nothing: distributions fix old versions, whose numbers do not tell.
+type Warning struct {
+	// Subject is the component that the warning is about: "engine", "Docker Desktop",
+	// "containerd", "runc" or "kernel"; or "seccomp", for the engine's settings.
+	Subject string `json:"subject"`
+	// Advisories have numbers such as "CVE-2024-21626". Nil for a setting.
+	Advisories []string `json:"advisories,omitempty"`
+	// Text says which version has it, which one is fixed, and what of it reaches a sandbox.
+	Text string `json:"text"`
 }
 
 // CheckHealth checks whether the engine can be used, for at most 5 s. If it can't, the
@@ -362,6 +377,13 @@ func (c *Client) health(ctx context.Context) (Health, error) {
 	h.StorageDriver, h.CgroupVersion, h.Runtimes, h.Rootless = i.StorageDriver, i.CgroupVersion, i.Runtimes, i.Rootless
 	if i.OSType != "" && i.OSType != "linux" {
 		return h, fmt.Errorf("the engine runs %s containers; sandboxes need Linux: switch it to Linux containers", i.OSType)
+	}
+	warnings, err := l.Engine.Warnings(ctx, i)
+	if err != nil {
+		return h, err
+	}
+	for _, w := range warnings {
+		h.Warnings = append(h.Warnings, Warning(w))
 	}
 	if err := <-networks; errors.Is(err, context.DeadlineExceeded) {
 		return h, fmt.Errorf("the engine answers but does not list its networks, and will start no container: " +

@@ -285,7 +285,12 @@ func (a *app) healthCommand() *cobra.Command {
 			} else {
 				t := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 				for _, r := range rows {
-					fmt.Fprintf(t, "%s\t%s\n", r.label, graphic(fmt.Sprint(r.value)))
+					if r.key != "warnings" {
+						fmt.Fprintf(t, "%s\t%s\n", r.label, graphic(fmt.Sprint(r.value)))
+					}
+				}
+				for _, w := range h.Warnings {
+					fmt.Fprintf(t, "Warning\t%s\n", graphic(w.Text))
 				}
 				err = t.Flush()
 			}
@@ -322,7 +327,8 @@ func healthRows(h sandbox.Health, s sandbox.Support) []healthRow {
 		healthRow{"storageDriver", "Storage driver", h.StorageDriver}, healthRow{"cgroupVersion", "Cgroup version", h.CgroupVersion},
 		healthRow{"rootless", "Rootless", h.Rootless}, healthRow{"runtimes", "OCI runtimes", s.Runtimes},
 		healthRow{"limits", "Limits", supported(s.Limits)}, healthRow{"networkPolicy", "Network policies", supported(s.NetworkPolicy)}, healthRow{"reflink", "Copies share blocks", supported(s.Reflink)},
-		healthRow{"layers", "Forks without a commit", supported(s.Layers)}, healthRow{"sharedFiles", "Snapshots share files", supported(s.SharedFiles)})
+		healthRow{"layers", "Forks without a commit", supported(s.Layers)}, healthRow{"sharedFiles", "Snapshots share files", supported(s.SharedFiles)},
+		healthRow{"warnings", "Warnings", append([]sandbox.Warning{}, h.Warnings...)})
 }
 
 func (a *app) deleteCommand() *cobra.Command {

@@ -33,6 +33,7 @@ type Info struct {
 	SecurityOptions []string
 	Rootless        bool
 	Podman          bool
+	Components      map[string]string // versions of what [Advisories] are about
 }
 
 // CheckVersion returns an error if the engine is known not to do what sandboxes need.
@@ -72,11 +73,32 @@ func (e *Engine) Info(ctx context.Context) (Info, error) {
 		Rootless: slices.ContainsFunc(info.SecurityOptions, func(s string) bool { return strings.Contains(s, "name=rootless") }),
 		Podman:   e.podman.Load(),
 	}
+	i.Components = components(version)
 	for name := range info.Runtimes {
 		i.Runtimes = append(i.Runtimes, name)
 	}
 	slices.Sort(i.Runtimes)
 	return i, nil
+}
+
+// components returns the versions of an engine's components that it tells.
+func components(v types.Version) map[string]string {
+	all := map[string]string{componentKernel: v.KernelVersion}
+	if name, ok := strings.CutPrefix(v.Platform.Name, componentDesktop+" "); ok {
+		all[componentDesktop] = name
+	}
+	for _, c := range v.Components {
+		switch {
+		case c.Name == "Engine": // Podman's has another name, and other holes
+			all[componentEngine] = c.Version
+		case c.Name == componentContainerd, c.Name == componentRunc:
+			all[c.Name] = c.Version
+		case strings.HasPrefix(c.Version, "runc version "): // Podman's OCI runtime, a line for each of its own components
+			first, _, _ := strings.Cut(c.Version, "\n")
+			all[componentRunc] = strings.TrimPrefix(first, "runc version ")
+		}
+	}
+	return all
 }
 
 // StorageDriver returns the engine's storage driver, such as "overlay2". It is cached.

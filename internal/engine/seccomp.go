@@ -67,6 +67,11 @@ func (e *Engine) seccompOptions(ctx context.Context) (o seccompOptions, err erro
 	if err != nil {
 		return o, err
 	}
+	return e.seccompOf(ctx, info)
+}
+
+// seccompOf is seccompOptions for an engine that is described already.
+func (e *Engine) seccompOf(ctx context.Context, info Info) (o seccompOptions, err error) {
 	own, err := e.ownSeccomp(ctx, info)
 	if err != nil {
 		return o, err

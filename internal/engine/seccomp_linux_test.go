@@ -3,7 +3,6 @@ package engine_test
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
 	"maps"
 	"os"
 	"slices"
@@ -13,8 +12,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 )
-
-var update = flag.Bool("update", false, "write seccomp.json")
 
 // The profile of sandboxes is the default of current engines, cut.
 func TestTheProfileOfSandboxesIsTheDefaultCut(t *testing.T) {
