@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -42,10 +43,11 @@ type Cmd struct {
 	// Path is the program. If it has no slash it is looked up in the PATH of the
 	// command's environment.
 	Path string
-	// Args are the arguments, with the program's name as Args[0].
+	// Args are the arguments, with the program's name as Args[0]. If it is empty there is no
+	// other than Path.
 	Args []string
 	// Env adds "key=value" entries to the sandbox's environment; the last entry for a key
-	// wins.
+	// wins. PWD is the working directory unless there is an entry for it.
 	Env []string
 	// Dir is the working directory, relative to that of the sandbox ([WithWorkdir]),
 	// which is the default.
@@ -53,9 +55,12 @@ type Cmd struct {
 	// User runs the command, in the form of [WithUser]. Default: the sandbox's user.
 	User string
 	// Stdin is the command's input; nil is empty. Copying ends with the command, but a
-	// Read that blocks keeps its goroutine until it returns.
+	// Read that blocks keeps its goroutine until it returns. Of a detached command only the
+	// Cmd that started it can give input.
 	Stdin io.Reader
-	// Stdout and Stderr receive the output; nil discards it. If they are the same writer
+	// Stdout and Stderr receive the output; nil is /dev/null inside. If a Write fails, the
+	// stream is closed inside, too: the command's next write ends it by SIGPIPE, or fails. That
+	// of a detached command is discarded. If they are the same writer
 	// the command has one stream for both, in the order written, and at most one
 	// goroutine at a time calls Write. A command of [Sandbox.Process] that was started with
 	// two writers keeps two streams: one writer then gets both in the order of arrival.
@@ -69,8 +74,13 @@ type Cmd struct {
 	Timeout time.Duration
 	// WaitDelay bounds how long Wait continues after the command's exit while its
 	// background processes hold the output open. Then the output is cut, and Wait returns
-	// [exec.ErrWaitDelay] if the command succeeded. Default [DefaultWaitDelay]; if
-	// negative, Wait waits for the end of the output.
+	// [exec.ErrWaitDelay] if the command succeeded. What they write afterwards is discarded;
+	// they end with the handle. Default [DefaultWaitDelay]; if negative, Wait waits for the
+	// end of the output.
+	//
+	// It also bounds, a second later, how long Wait continues while a Write of Stdout or
+	// Stderr does not return: always after a command that was killed, by whatever, and
+	// otherwise if WaitDelay is positive.
 	WaitDelay time.Duration
 	// Detached lets the command outlive ctx, the handle and the program: it runs until it
 	// exits or the session ends. [Sandbox.Process] finds it by [Cmd.ID]. The last
@@ -89,12 +99,16 @@ type Cmd struct {
 	copies     sync.WaitGroup
 	copyErr    error
 	copyMu     sync.Mutex
-	cut        atomic.Bool      // the output was lost
-	stdin      chan error       // the result of copying Stdin
-	pipes      []*io.PipeReader // of Stdin
-	outs       []*io.PipeReader // of Stdout and Stderr
-	watched    chan struct{}    // closed when watch has returned
-	keepOutput func() bool      // after it the end of ctx no longer cuts the output
+	cut        atomic.Bool                   // the output was lost
+	stdin      chan error                    // the result of copying Stdin
+	pipes      []*io.PipeReader              // of Stdin
+	outs       []*outputPipe                 // of Stdout and Stderr
+	live       atomic.Pointer[guest.Process] // proc, for the pipes
+	receivers  []*receiver
+	killed     chan struct{} // closed by Kill
+	killing    sync.Once
+	watched    chan struct{} // closed when watch has returned
+	keepOutput func() bool   // after it the end of ctx no longer cuts the output
 	waited     bool
 	dropped    int64
 
@@ -109,7 +123,7 @@ type Cmd struct {
 // Wait returns the context's cause. Starting the command resumes a stopped persistent
 // sandbox.
 func (s *Sandbox) Command(ctx context.Context, name string, args ...string) *Cmd {
-	return &Cmd{Path: name, Args: append([]string{name}, args...), h: s.h, ctx: ctx, id: record.NewID(), audit: s.h.Client().Audit}
+	return &Cmd{Path: name, Args: append([]string{name}, args...), h: s.h, ctx: ctx, id: record.NewID(), killed: make(chan struct{}), audit: s.h.Client().Audit}
 }
 
 // Process returns a detached command by its ID, from any handle in any process. Its Path,
@@ -119,7 +133,7 @@ func (s *Sandbox) Command(ctx context.Context, name string, args ...string) *Cmd
 // command of an earlier session there is the exit alone, without Args and output, if it is
 // known: see [Sandbox.Processes]. Otherwise the error is [ErrProcessNotFound].
 func (s *Sandbox) Process(ctx context.Context, id string) (_ *Cmd, err error) {
-	c := &Cmd{h: s.h, ctx: ctx, id: id, Detached: true, audit: s.h.Client().Audit}
+	c := &Cmd{h: s.h, ctx: ctx, id: id, Detached: true, killed: make(chan struct{}), audit: s.h.Client().Audit}
 	ctx, span := trace.Start(ctx, "sandbox.process", s.h.Trace()...)
 	defer span.End(&err)
 	if err := s.h.CheckUsable(); err != nil {
@@ -189,6 +203,9 @@ func (c *Cmd) Output() ([]byte, error) {
 	if c.Stdout != nil {
 		return nil, c.fail(errors.New("field Stdout is already set"))
 	}
+	if c.h == nil {
+		return nil, c.fail(errNotMade)
+	}
 	out := boundedOutput{limit: c.h.Client().Limits.Output}
 	c.Stdout = &out
 	var kept *excerpt
@@ -209,6 +226,9 @@ func (c *Cmd) Output() ([]byte, error) {
 func (c *Cmd) CombinedOutput() ([]byte, error) {
 	if c.Stdout != nil || c.Stderr != nil {
 		return nil, c.fail(errors.New("field Stdout or Stderr is already set"))
+	}
+	if c.h == nil {
+		return nil, c.fail(errNotMade)
 	}
 	out := boundedOutput{limit: c.h.Client().Limits.Output}
 	c.Stdout, c.Stderr = &out, &out
@@ -235,6 +255,9 @@ func (b *boundedOutput) Write(p []byte) (int, error) {
 // StdinPipe returns a pipe to the command's input. Closing it ends the input. Once the command has
 // ended, writes fail with [io.ErrClosedPipe].
 func (c *Cmd) StdinPipe() (io.WriteCloser, error) {
+	if c.attached != nil || c.past != nil {
+		return nil, c.fail(errNoInput)
+	}
 	if c.Stdin != nil || c.proc != nil {
 		return nil, c.fail(errors.New("field Stdin is already set, or the command has started"))
 	}
@@ -244,30 +267,47 @@ func (c *Cmd) StdinPipe() (io.WriteCloser, error) {
 	return w, nil
 }
 
-// StdoutPipe returns a pipe from the command's stdout. Read it to its end before Wait.
-func (c *Cmd) StdoutPipe() (io.ReadCloser, error) { return c.outPipe(&c.Stdout, "Stdout") }
+// StdoutPipe returns a pipe from the command's stdout. Read it to its end before Wait, or close it:
+// as with os/exec, the command's next write then ends it by SIGPIPE, or fails. A detached command goes on.
+func (c *Cmd) StdoutPipe() (io.ReadCloser, error) {
+	return c.outPipe(&c.Stdout, "Stdout", wire.StreamStdout)
+}
 
-// StderrPipe returns a pipe from the command's stderr. Read it to its end before Wait.
-func (c *Cmd) StderrPipe() (io.ReadCloser, error) { return c.outPipe(&c.Stderr, "Stderr") }
+// StderrPipe returns a pipe from the command's stderr, like [Cmd.StdoutPipe].
+func (c *Cmd) StderrPipe() (io.ReadCloser, error) {
+	return c.outPipe(&c.Stderr, "Stderr", wire.StreamStderr)
+}
 
-func (c *Cmd) outPipe(field *io.Writer, name string) (io.ReadCloser, error) {
+func (c *Cmd) outPipe(field *io.Writer, name string, stream int) (io.ReadCloser, error) {
 	if *field != nil || c.proc != nil {
 		return nil, c.fail(fmt.Errorf("field %s is already set, or the command has started", name))
 	}
 	r, w := io.Pipe()
 	*field = w
-	c.outs = append(c.outs, r)
-	return r, nil
+	p := &outputPipe{PipeReader: r, c: c, stream: stream}
+	c.outs = append(c.outs, p)
+	return p, nil
 }
+
+var (
+	errNotMade = fault.Invalid("the Cmd is not one of Sandbox.Command or Sandbox.Process")
+	errNoInput = fault.Invalid("field Stdin: only the Cmd that started a detached command can give it input")
+)
 
 // Start starts the command and returns when it runs. If there is no such program the
 // error is [exec.ErrNotFound]; if it may not be executed, [fs.ErrPermission].
 func (c *Cmd) Start() error {
+	if c.h == nil {
+		return c.abort(errNotMade)
+	}
 	if err := c.h.CheckUsable(); err != nil {
 		return c.abort(err)
 	}
 	if c.proc != nil {
 		return c.fail(errors.New("already started"))
+	}
+	if c.Stdin != nil && (c.attached != nil || c.past != nil) {
+		return c.abort(errNoInput)
 	}
 	if c.ctx.Err() != nil {
 		return c.abort(fault.Cancelled(c.ctx))
@@ -294,6 +334,7 @@ func (c *Cmd) Start() error {
 		c.proc.Close()
 	})
 	c.copyStreams()
+	c.attach()
 	if c.Detached && c.attached == nil { // it may never be waited for
 		var started error
 		c.span.End(&started)
@@ -340,9 +381,10 @@ func (c *Cmd) start(ctx context.Context) error {
 	}
 	settings := c.h.Record().Settings
 	req := wire.Exec{
-		ID: c.id, Path: c.Path, Args: c.Args, Env: c.environ(), Dir: c.Dir, User: c.User,
+		ID: c.id, Path: c.Path, Args: c.Args, Dir: c.Dir, User: c.User,
 		Stdin: c.Stdin != nil, TTY: c.TTY, Size: c.size, Merge: c.merged(),
-		NewPrivileges: settings.NewPrivileges, Detached: c.Detached, Timeout: c.Timeout, WaitDelay: c.WaitDelay,
+		Stdout: c.sink(c.Stdout, wire.StreamStdout), Stderr: c.sink(c.Stderr, wire.StreamStderr),
+		NewPrivileges: settings.NewPrivileges, Detached: c.Detached, Timeout: c.Timeout, WaitDelay: c.waitDelay(),
 	}
 	if c.Detached {
 		req.Sandbox = c.h.Record().ID
@@ -353,14 +395,12 @@ func (c *Cmd) start(ctx context.Context) error {
 	} else if !strings.HasPrefix(req.Dir, "/") {
 		req.Dir = base + "/" + req.Dir
 	}
+	req.Env = c.environ(path.Clean(req.Dir))
+	if len(req.Args) == 0 {
+		req.Args = []string{c.Path}
+	}
 	if req.User == "" {
 		req.User = settings.User
-	}
-	switch {
-	case req.WaitDelay == 0:
-		req.WaitDelay = DefaultWaitDelay
-	case req.WaitDelay < 0:
-		req.WaitDelay = 0
 	}
 	if c.TTY && c.size == (wire.Size{}) {
 		req.Size = wire.Size{Rows: 24, Cols: 80}
@@ -400,9 +440,9 @@ func (c *Cmd) check() error {
 	return nil
 }
 
-// environ merges the environments, in increasing priority: image, sandbox, update,
-// command.
-func (c *Cmd) environ() []string {
+// environ merges the environments, in increasing priority: image, sandbox, update, the directory as
+// PWD, command.
+func (c *Cmd) environ(dir string) []string {
 	env, added := c.h.Environ()
 	at := map[string]int{}
 	for i, kv := range env {
@@ -413,6 +453,7 @@ func (c *Cmd) environ() []string {
 	for k, v := range added {
 		over = append(over, k+"="+v)
 	}
+	over = append(over, "PWD="+dir)
 	for _, kv := range append(over, c.Env...) {
 		k, _, _ := strings.Cut(kv, "=")
 		if i, ok := at[k]; ok {
@@ -423,12 +464,6 @@ func (c *Cmd) environ() []string {
 		env = append(env, kv)
 	}
 	return env
-}
-
-// merged reports whether one writer receives both streams.
-func (c *Cmd) merged() bool {
-	defer func() { recover() }() // types that can't be compared panic: not the same writer
-	return c.Stdout != nil && c.Stdout == c.Stderr
 }
 
 func (c *Cmd) notStarted(err error) error {
@@ -442,106 +477,6 @@ func (c *Cmd) notStarted(err error) error {
 		return c.h.ExplainLost(c.ctx, err)
 	}
 	return err
-}
-
-// abort closes the pipes of a command that did not start.
-func (c *Cmd) abort(err error) error {
-	for _, r := range c.pipes {
-		r.CloseWithError(err)
-	}
-	for _, w := range []io.Writer{c.Stdout, c.Stderr} {
-		if p, ok := w.(*io.PipeWriter); ok {
-			p.CloseWithError(err)
-		}
-	}
-	return c.fail(err)
-}
-
-func (c *Cmd) copyStreams() {
-	if c.merged() && c.attached != nil && !c.attached.Started().Exec.Merge {
-		c.copyOut(c.Stdout, c.combined()) // it was started with a stream for each
-	} else {
-		c.copyOut(c.Stdout, c.proc.Stdout())
-		stderr := c.Stderr
-		if c.merged() {
-			stderr = nil // it is in stdout
-		}
-		c.copyOut(stderr, c.proc.Stderr())
-	}
-	if c.Stdin == nil {
-		return
-	}
-	c.stdin = make(chan error, 1)
-	go func() {
-		in := c.proc.Stdin()
-		n, err := io.Copy(in, c.Stdin)
-		c.in.Add(n)
-		if e := in.Close(); err == nil {
-			err = e
-		}
-		if errors.Is(err, guest.ErrConnectionLost) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) {
-			err = nil // the command may exit without reading all of its input
-		}
-		c.closePipes() // for a write that comes before Wait
-		c.stdin <- err
-	}()
-}
-
-// closePipes makes writes to the pipes of Stdin fail, which nothing reads any more.
-func (c *Cmd) closePipes() {
-	for _, r := range c.pipes {
-		r.CloseWithError(io.ErrClosedPipe)
-	}
-}
-
-// combined returns both streams of the command in the order in which they arrive. The caller reads
-// it to its end or closes it.
-func (c *Cmd) combined() *io.PipeReader {
-	r, w := io.Pipe()
-	ended := make(chan error, 1)
-	c.copies.Go(func() {
-		_, err := io.Copy(w, c.proc.Stderr())
-		ended <- err
-	})
-	c.copies.Go(func() {
-		_, err := io.Copy(w, c.proc.Stdout())
-		w.CloseWithError(errors.Join(err, <-ended))
-	})
-	return r
-}
-
-func (c *Cmd) copyOut(to io.Writer, from io.Reader) {
-	if to == nil {
-		to = io.Discard
-	}
-	c.copies.Go(func() {
-		n, err := io.Copy(to, from)
-		c.out.Add(n)
-		if errors.Is(err, guest.ErrConnectionLost) {
-			c.cut.Store(true)
-			err = nil // Wait returns it
-		}
-		if p, ok := to.(*io.PipeWriter); ok {
-			p.CloseWithError(err) // nil makes the reader return io.EOF
-			if errors.Is(err, io.ErrClosedPipe) || errors.Is(err, os.ErrClosed) {
-				err = nil // the reader closed the pipe
-			}
-		}
-		if err != nil {
-			c.copyMu.Lock()
-			c.copyErr = errors.Join(c.copyErr, err)
-			c.copyMu.Unlock()
-			if _, bounded := to.(*boundedOutput); bounded {
-				c.proc.Close() // it would go on for ever, perhaps
-				if p, ok := from.(*io.PipeReader); ok {
-					p.Close()
-				}
-				return
-			}
-			// The command must not block on output that has no reader.
-			io.Copy(io.Discard, from)
-		}
-	})
 }
 
 // killGrace is how long a killed command may take until its end is reported.
@@ -586,7 +521,7 @@ func (c *Cmd) Wait() error {
 	}
 	c.waited = true
 	if c.past != nil {
-		return c.failure(*c.past)
+		return c.failure(*c.past, nil)
 	}
 	err := c.wait()
 	c.end(err)
@@ -594,10 +529,10 @@ func (c *Cmd) Wait() error {
 }
 
 func (c *Cmd) wait() error {
-
-	exit, err := c.proc.Wait()
+	complete := c.awaitOutput()
+	exit, err := c.ending(complete)
 	<-c.watched
-	c.waitForCopies()
+	c.keepOutput()
 	c.closePipes()
 	var inErr error
 	if c.stdin != nil {
@@ -608,9 +543,12 @@ func (c *Cmd) wait() error {
 	}
 	c.proc.Close()
 	c.dropped = exit.Dropped
+	c.copyMu.Lock()
+	outErr := c.copyErr
+	c.copyMu.Unlock()
 
-	if errors.Is(c.copyErr, fault.TooLarge) {
-		return c.fail(c.copyErr)
+	if errors.Is(outErr, fault.TooLarge) {
+		return c.fail(outErr)
 	}
 	if err != nil {
 		if c.ctx.Err() != nil {
@@ -618,15 +556,15 @@ func (c *Cmd) wait() error {
 		}
 		return c.fail(c.h.ExplainLost(c.ctx, err))
 	}
-	if c.ctx.Err() != nil && (c.cut.Load() || exit.Signal != 0 && !c.Detached) {
+	if c.ctx.Err() != nil && (c.cut.Load() || !complete || exit.Signal != 0 && !c.Detached) {
 		return c.fail(fault.Cancelled(c.ctx))
 	}
-	if err := c.failure(exit); err != nil {
+	if err := c.failure(exit, outErr); err != nil {
 		return err
 	}
 	switch {
-	case c.copyErr != nil:
-		return c.fail(c.copyErr)
+	case outErr != nil:
+		return c.fail(outErr)
 	case inErr != nil:
 		return c.fail(inErr)
 	case exit.WaitDelay:
@@ -635,35 +573,17 @@ func (c *Cmd) wait() error {
 	return nil
 }
 
-// failure returns the error of a command that ended so, or nil.
-func (c *Cmd) failure(exit wire.Exit) error {
+// failure returns the error of a command that ended so, or nil. A writer that failed may be why.
+func (c *Cmd) failure(exit wire.Exit, outErr error) error {
 	if exit.Code == 0 && exit.Signal == 0 && !exit.TimedOut {
 		return nil
 	}
 	e := exitError(c.Path, c.h.Record().Name, exit)
+	e.err = outErr
 	if exit.TimedOut {
 		e.err = ErrTimeout
 	}
 	return e
-}
-
-// waitForCopies waits until the output is copied. Like os/exec it drops output that
-// nobody reads from a pipe, after WaitDelay.
-func (c *Cmd) waitForCopies() {
-	if len(c.outs) > 0 && c.WaitDelay >= 0 {
-		delay := c.WaitDelay
-		if delay == 0 {
-			delay = DefaultWaitDelay
-		}
-		t := time.AfterFunc(delay, func() {
-			for _, r := range c.outs {
-				r.CloseWithError(os.ErrClosed)
-			}
-		})
-		defer t.Stop()
-	}
-	c.copies.Wait()
-	c.keepOutput()
 }
 
 // stdinGrace is how long a Read of Stdin may take to return after the command's exit.
@@ -696,7 +616,13 @@ func (c *Cmd) Pid() int {
 func (c *Cmd) Signal(sig os.Signal) error { return c.signal(sig, false) }
 
 // Kill kills the command and all processes it started. It is bounded like [Cmd.Signal].
-func (c *Cmd) Kill() error { return c.signal(os.Kill, true) }
+// After it Wait returns even if a Write of Stdout or Stderr does not.
+func (c *Cmd) Kill() error {
+	if c.proc != nil || c.attached != nil {
+		c.killing.Do(func() { close(c.killed) })
+	}
+	return c.signal(os.Kill, true)
+}
 
 func (c *Cmd) signal(sig os.Signal, tree bool) error {
 	p := c.proc
@@ -758,7 +684,11 @@ func (c *Cmd) fail(err error) error {
 			err = fmt.Errorf("%s: %w", fault.Printable(c.Path), store.Classify(err))
 		}
 	}
-	return fail("exec", c.h.Record().Name, err)
+	name := ""
+	if c.h != nil {
+		name = c.h.Record().Name
+	}
+	return fail("exec", name, err)
 }
 
 // ExitError reports a command that ran and failed.
@@ -796,7 +726,8 @@ func (e *ExitError) Error() string {
 	return fmt.Sprintf("sandbox: exec %q: %s: %s", e.sandbox, fault.Printable(e.cmd), how)
 }
 
-// Unwrap returns [ErrTimeout] if [Cmd.Timeout] ended the command.
+// Unwrap returns [ErrTimeout] if [Cmd.Timeout] ended the command, or else the error of a writer that
+// failed, which ends a command that writes on.
 func (e *ExitError) Unwrap() error { return e.err }
 
 // excerpt keeps the beginning and the end of what is written to it.

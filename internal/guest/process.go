@@ -27,6 +27,8 @@ type Process struct {
 	exec    *wire.Exec // the request, nil for Attach
 
 	ready   chan struct{} // closed when started is set, or ended
+	exited  chan struct{} // closed when status is set, or ended
+	status  wire.Exit     // of the command itself, whose output may not have ended
 	ended   chan struct{} // closed when exit or err is set
 	exit    wire.Exit
 	err     error
@@ -35,6 +37,7 @@ type Process struct {
 	gone    chan struct{} // closed when Close gave up on the guest
 	closing sync.Once
 	noInput sync.Once
+	exiting sync.Once
 
 	stdout, stderr output
 	input          []byte // the copy of Write's argument that is being sent
@@ -48,6 +51,10 @@ func (p *Process) end(exit wire.Exit, err error) {
 	p.ending.Do(func() {
 		p.exit, p.err = exit, err
 		close(p.ended)
+	})
+	p.exiting.Do(func() {
+		p.status = exit
+		close(p.exited)
 	})
 }
 
@@ -74,7 +81,7 @@ func (p *Process) with(f func()) bool {
 
 // newProcess waits for the guest's first message, that the command has started.
 func newProcess(ctx context.Context, conn *Conn, ch ssh.Channel, reqs <-chan *ssh.Request, exec *wire.Exec) (*Process, error) {
-	p := &Process{conn: conn, ch: ch, exec: exec, ready: make(chan struct{}), ended: make(chan struct{}), over: make(chan struct{}), gone: make(chan struct{})}
+	p := &Process{conn: conn, ch: ch, exec: exec, ready: make(chan struct{}), exited: make(chan struct{}), ended: make(chan struct{}), over: make(chan struct{}), gone: make(chan struct{})}
 	p.stdout, p.stderr = output{p: p, r: ch}, output{p: p, r: ch.Stderr()}
 	if !conn.spawn(func() { p.listen(reqs) }) {
 		ch.Close()
@@ -136,6 +143,13 @@ func (p *Process) listen(reqs <-chan *ssh.Request) {
 				close(ready)
 				ready = nil
 			}
+		case *exited:
+			if ready == nil {
+				p.exiting.Do(func() {
+					p.status = wire.Exit(*msg)
+					close(p.exited)
+				})
+			}
 		case *wire.Exit:
 			if ready == nil {
 				ended = true
@@ -153,6 +167,9 @@ func (p *Process) listen(reqs <-chan *ssh.Request) {
 
 // maxSignal is the highest signal of Linux.
 const maxSignal = 64
+
+// exited is the message of wire.RequestExited.
+type exited wire.Exit
 
 // inbox decodes the guest's requests on one channel, and validates them: the guest may be
 // hostile.
@@ -176,11 +193,14 @@ func (in *inbox) take(kind string, payload []byte) (any, error) {
 			return nil, fmt.Errorf("%w: malformed start message", ErrConnectionLost)
 		}
 		return started, nil
-	case wire.RequestExit:
+	case wire.RequestExit, wire.RequestExited:
 		exit := new(wire.Exit)
 		err := json.Unmarshal(payload, exit)
 		if err != nil || exit.Code < 0 || exit.Code > 255 || exit.Signal < 0 || exit.Signal > maxSignal || exit.Dropped < 0 {
 			return nil, fmt.Errorf("%w: malformed exit message", ErrConnectionLost)
+		}
+		if kind == wire.RequestExited {
+			return (*exited)(exit), nil
 		}
 		return exit, nil
 	}
@@ -343,6 +363,22 @@ func (p *Process) request(ctx context.Context, kind string, reply bool, body any
 		return false, context.Cause(ctx)
 	}
 }
+
+// CloseOutput closes an output stream of the command, which this client must not read any more: a
+// write to it fails from now on. It is for a command that is not detached. ctx and Close bound the
+// wait for the guest.
+func (p *Process) CloseOutput(ctx context.Context, stream int) error {
+	_, err := p.request(ctx, wire.RequestClose, true, wire.Close{Stream: stream})
+	return err
+}
+
+// Exited is closed when the command itself has ended, or Done is. Then Status returns how the
+// command ended, which is of no use if Wait returns an error. A guest reports an end only if the
+// output does not end soon after it, and an old guest never does.
+func (p *Process) Exited() <-chan struct{} { return p.exited }
+
+// Status returns how the command ended, once Exited is closed.
+func (p *Process) Status() wire.Exit { return p.status }
 
 // Wait waits for the command's exit, but not for its streams to be read. The error wraps
 // ErrConnectionLost if the connection or the guest's side of the command ended first.

@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "4bd7820f8eb596632919d3c141e8226f5ca2cc60b70f0715735a29d10c36ce51", size: 10141822},
-	"arm64": {sha256: "fc7f1a23d8f121f85586ba5cf68c43b82153b75932f03fee41bbfd78a1a7d930", size: 9437310},
+	"amd64": {sha256: "69aceeb30df642eb5b68e0eb7e5c1f3c8cca85cc2b1988ed8cd2ff49a1759caf", size: 10141822},
+	"arm64": {sha256: "12022ad3b43370f427390f562721b71cf49600aaff69b470789c993dbc7e0260", size: 9437310},
 }

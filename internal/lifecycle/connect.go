@@ -446,13 +446,26 @@ func (h *Handle) explainLost(ctx context.Context, err error) error {
 
 // StartError returns the error of package os or os/exec for a command that did not start.
 func StartError(path, dir string, e *wire.StartError) error {
+	why := &startCause{text: e.Message, causes: []error{e}}
+	if _, text, ok := strings.Cut(e.Message, fmt.Sprintf("%q: ", path)); ok {
+		why.text = text // exec.Error names the program itself
+	}
+	if e.Errno != 0 {
+		why.causes = append(why.causes, guest.Errno(e.Errno))
+	}
 	switch e.Kind {
 	case wire.KindNotFound:
-		return &exec.Error{Name: path, Err: exec.ErrNotFound}
+		if e.Errno == 0 { // in no directory of PATH
+			return &exec.Error{Name: path, Err: exec.ErrNotFound}
+		}
+		why.causes = append(why.causes, exec.ErrNotFound)
 	case wire.KindPermission:
-		return &exec.Error{Name: path, Err: fs.ErrPermission}
+		why.causes = append(why.causes, fs.ErrPermission)
 	case wire.KindDirectory:
-		return &os.PathError{Op: "chdir", Path: dir, Err: fmt.Errorf("%w: %s", fs.ErrNotExist, e.Message)}
+		if e.Errno == 0 {
+			return &os.PathError{Op: "chdir", Path: dir, Err: fmt.Errorf("%w: %s", fs.ErrNotExist, e.Message)}
+		}
+		return &os.PathError{Op: "chdir", Path: dir, Err: guest.Errno(e.Errno)}
 	case wire.KindUser, wire.KindArguments:
 		return fault.Classify(fault.InvalidArgument, e)
 	case wire.KindUnknownProcess:
@@ -460,5 +473,14 @@ func StartError(path, dir string, e *wire.StartError) error {
 	case wire.KindStopping:
 		return fault.Classify(fault.NotRunning, e)
 	}
-	return &exec.Error{Name: path, Err: e}
+	return &exec.Error{Name: path, Err: why}
 }
+
+// startCause is why a program could not be executed.
+type startCause struct {
+	text   string
+	causes []error
+}
+
+func (c *startCause) Error() string   { return c.text }
+func (c *startCause) Unwrap() []error { return c.causes }

@@ -60,7 +60,11 @@ const (
 	RequestSignal  = "signal@agent-sandbox"  // client to guest; Signal
 	RequestResize  = "resize@agent-sandbox"  // client to guest; Size
 	RequestStarted = "started@agent-sandbox" // guest to client, first of all; Started
-	RequestExit    = "exit@agent-sandbox"    // guest to client, last of all; Exit
+	// RequestExited says that the command itself has ended while its output has not; Exit. It
+	// overtakes output that the client does not read.
+	RequestExited = "exited@agent-sandbox" // guest to client
+	RequestClose  = "close@agent-sandbox"  // client to guest; Close
+	RequestExit   = "exit@agent-sandbox"   // guest to client, last of all; Exit
 )
 
 // Abstract socket names in the sandbox's own network namespace.
@@ -162,6 +166,9 @@ type Exec struct {
 	Stdin bool `json:"stdin,omitempty"`
 	// Merge makes stderr the same pipe as stdout.
 	Merge bool `json:"merge,omitempty"`
+	// Stdout and Stderr say where the output goes, except on a terminal.
+	Stdout Sink `json:"stdout,omitempty"`
+	Stderr Sink `json:"stderr,omitempty"`
 	// TTY runs the command on a new pseudo-terminal of Size; stderr joins stdout.
 	TTY  bool `json:"tty,omitempty"`
 	Size Size `json:"size,omitzero"`
@@ -172,6 +179,28 @@ type Exec struct {
 	// WaitDelay is how long output may stay open after the command's own exit; 0
 	// waits for as long as any process holds it.
 	WaitDelay time.Duration `json:"wait_delay,omitempty"`
+}
+
+// Sink is where an output stream of a command goes. A guest that does not know a sink sends the
+// output to the client.
+type Sink string
+
+const (
+	SinkClient Sink = ""       // to the client
+	SinkNull   Sink = "null"   // to /dev/null inside, where background processes may write on
+	SinkClosed Sink = "closed" // to a pipe without a reader: a write is EPIPE
+)
+
+// Streams of a command's output.
+const (
+	StreamStdout = 1
+	StreamStderr = 2
+)
+
+// Close says that nobody reads an output stream any more: the command's next write is EPIPE, and on
+// a terminal it gets SIGHUP.
+type Close struct {
+	Stream int `json:"stream"`
 }
 
 // Program is what to look up and run.
@@ -241,6 +270,8 @@ type StartError struct {
 	Message string `json:"message"`
 	// TooBig says that arguments and environment are too large for the kernel (E2BIG).
 	TooBig bool `json:"too_big,omitempty"`
+	// Errno is Linux's number for the reason; 0 if there is none.
+	Errno int `json:"errno,omitempty"`
 }
 
 func (e *StartError) Error() string { return e.Message }

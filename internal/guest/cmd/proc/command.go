@@ -25,13 +25,14 @@ type Command struct {
 	tag    oomTag
 	began  uint64 // ticks: nothing of this command is older
 
-	// stdin is nil without input, stderr when it is merged into stdout. On a terminal
-	// stdin and stdout are its master.
+	// stdin is nil without input, stdout and stderr when nobody reads them, and stderr when it
+	// is merged into stdout. On a terminal stdin and stdout are its master.
 	stdin, stdout, stderr *os.File
 
 	ended    chan struct{} // closed when run has all the output
 	killed   atomic.Bool
 	timedOut atomic.Bool
+	hungUp   atomic.Bool // no output is read after the cut
 }
 
 // killedDelay is how long output may stay open after Kill: a process that escaped and
@@ -51,16 +52,14 @@ func Start(r *Reaper, req wire.Exec) (*Command, *wire.StartError) {
 	if req.TTY {
 		theirs, err = c.openTerminal(req.Size)
 	} else {
-		theirs, err = c.openPipes(req.Stdin, req.Merge)
+		theirs, err = c.openPipes(l)
 	}
 	if err != nil {
 		c.closeStdio()
 		return nil, StartErrorf(wire.KindResources, "%q: %v", req.Args[0], err)
 	}
-	if req.TTY || req.Stdin {
-		l.own(theirs[:]...)
-	} else {
-		l.own(theirs[1:]...) // the first is /dev/null, everybody's
+	if req.TTY {
+		l.own(theirs[0])
 	}
 
 	attr := &syscall.ProcAttr{
@@ -104,45 +103,60 @@ func (c *Command) openTerminal(size wire.Size) (theirs [3]int, err error) {
 	return [3]int{slave, slave, slave}, nil
 }
 
-func (c *Command) openPipes(input, merge bool) (theirs [3]int, err error) {
+func (c *Command) openPipes(l *launch) (theirs [3]int, err error) {
 	theirs = [3]int{-1, -1, -1}
-	fail := func(err error) ([3]int, error) {
+	defer func() {
+		if err == nil {
+			return
+		}
 		for _, fd := range theirs {
 			if fd >= 0 {
 				unix.Close(fd)
 			}
 		}
-		return theirs, err
-	}
-	if input {
-		if theirs[0], c.stdin, err = pipe(1); err != nil {
-			return fail(err)
-		}
-	} else if theirs[0], err = unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
-		return fail(err)
-	}
-	if theirs[1], c.stdout, err = pipe(0); err != nil {
-		return fail(err)
-	}
-	if merge {
-		theirs[2], err = unix.FcntlInt(uintptr(theirs[1]), unix.F_DUPFD_CLOEXEC, 0)
+	}()
+	if c.req.Stdin {
+		theirs[0], c.stdin, err = l.pipe(1)
 	} else {
-		theirs[2], c.stderr, err = pipe(0)
+		theirs[0], err = unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	}
 	if err != nil {
-		return fail(err)
+		return theirs, err
 	}
-	return theirs, nil
+	if theirs[1], c.stdout, err = l.sink(c.req.Stdout); err != nil {
+		return theirs, err
+	}
+	if c.req.Merge {
+		theirs[2], err = unix.FcntlInt(uintptr(theirs[1]), unix.F_DUPFD_CLOEXEC, 0)
+	} else {
+		theirs[2], c.stderr, err = l.sink(c.req.Stderr)
+	}
+	return theirs, err
+}
+
+// sink opens an output stream. The file is nil if nobody reads it.
+func (l *launch) sink(s wire.Sink) (theirs int, file *os.File, err error) {
+	if s == wire.SinkNull {
+		theirs, err = unix.Open(os.DevNull, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		return theirs, nil, err
+	}
+	theirs, file, err = l.pipe(0)
+	if err == nil && s == wire.SinkClosed {
+		file.Close()
+		file = nil
+	}
+	return theirs, file, err
 }
 
 // pipe creates a pipe. End number ours (0 reads) is for this process; the other one stays
-// blocking, as programs expect of their stdio.
-func pipe(ours int) (theirs int, file *os.File, err error) {
+// blocking, as programs expect of their stdio, and belongs to the command's user.
+func (l *launch) pipe(ours int) (theirs int, file *os.File, err error) {
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
 		return -1, nil, err
 	}
 	unix.SetNonblock(fds[ours], true)
+	l.own(fds[1-ours])
 	return fds[1-ours], os.NewFile(uintptr(fds[ours]), "pipe"), nil
 }
 
@@ -158,9 +172,11 @@ func (c *Command) closeStdio() {
 func (c *Command) Run(stdout, stderr io.Writer) wire.Exit {
 	var copies sync.WaitGroup
 	var cut atomic.Bool
-	copies.Go(func() { pump(c.stdout, stdout, &cut) })
+	if c.stdout != nil {
+		copies.Go(func() { c.pump(c.stdout, stdout, &cut) })
+	}
 	if c.stderr != nil {
-		copies.Go(func() { pump(c.stderr, stderr, &cut) })
+		copies.Go(func() { c.pump(c.stderr, stderr, &cut) })
 	}
 	if c.req.Timeout > 0 {
 		timer := time.AfterFunc(c.req.Timeout, c.timeout)
@@ -174,11 +190,22 @@ func (c *Command) Run(stdout, stderr io.Writer) wire.Exit {
 	}
 	copies.Wait()
 	close(c.ended)
-	c.closeStdio()
+	if c.stdin != nil {
+		c.stdin.Close()
+	}
 	c.reaper.tags.release(c.tag)
 
-	exit := c.child.Exit()
+	exit := c.Exit()
 	exit.WaitDelay = cut.Load()
+	return exit
+}
+
+// Exited returns a channel that is closed once the command itself has ended.
+func (c *Command) Exited() <-chan struct{} { return c.child.Done }
+
+// Exit returns how the command ended, once it has.
+func (c *Command) Exit() wire.Exit {
+	exit := c.child.Exit()
 	if c.timedOut.Load() {
 		exit.TimedOut = true
 		exit.Signal = int(unix.SIGKILL)
@@ -228,10 +255,20 @@ func (c *Command) Abandon() {
 
 // cut ends the copying of output that is still open, after what has been written to it.
 func (c *Command) cut() {
-	c.stdout.SetReadDeadline(time.Unix(1, 0))
-	if c.stderr != nil {
-		c.stderr.SetReadDeadline(time.Unix(1, 0))
+	for _, f := range [...]*os.File{c.stdout, c.stderr} {
+		if f != nil {
+			f.SetReadDeadline(time.Unix(1, 0))
+		}
 	}
+}
+
+// CloseOutput closes an output stream that nobody reads any more, for its writers to notice.
+func (c *Command) CloseOutput(stream int) bool {
+	f := c.stdout
+	if stream == wire.StreamStderr {
+		f = c.stderr
+	}
+	return f != nil && f.Close() == nil
 }
 
 // processes returns the living processes of the command: its descendants, the members of
@@ -342,28 +379,39 @@ const copySize = 64 << 10
 
 var buffers = sync.Pool{New: func() any { return new([copySize]byte) }}
 
-// pump copies f to w until f ends or cut sets its read deadline. What is in f then is
-// still copied, and cut reports whether f was open. When w fails f is closed, for its
-// writers to notice.
-func pump(f *os.File, w io.Writer, cut *atomic.Bool) {
+// pump copies f to w until f ends or cut sets its read deadline, and closes it. What is in f at the
+// cut is still copied. If f is open then, cut is set, and what comes later is discarded: background
+// processes may write on. A terminal is closed, and so is f when w fails: its writers notice.
+func (c *Command) pump(f *os.File, w io.Writer, cut *atomic.Bool) {
 	buf := buffers.Get().(*[copySize]byte)
 	defer buffers.Put(buf)
 	for {
 		n, err := f.Read(buf[:])
 		if n > 0 {
 			if _, err := w.Write(buf[:n]); err != nil {
-				f.Close()
+				break
+			}
+		}
+		if err == nil {
+			continue
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) && drain(f, w, buf[:]) {
+			cut.Store(true)
+			if !c.req.TTY && !c.hungUp.Load() {
+				go discard(f)
 				return
 			}
 		}
-		switch {
-		case err == nil:
-			continue
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			cut.Store(drain(f, w, buf[:]))
-		}
-		return // the end, or EIO: a terminal that nobody holds any more
+		break // the end, or EIO: a terminal that nobody holds any more
 	}
+	f.Close()
+}
+
+// discard reads f until its last writer has closed it.
+func discard(f *os.File) {
+	defer f.Close()
+	f.SetReadDeadline(time.Time{})
+	io.Copy(io.Discard, f)
 }
 
 // maxDrain is the most that a pipe or terminal can hold.
@@ -422,6 +470,7 @@ func (c *Command) HangUp() {
 			p.Signal(unix.SIGCONT)
 		}
 	}
-	// Nobody reads its output any more.
+	// Nobody reads its output any more, and as with sshd a write fails.
+	c.hungUp.Store(true)
 	c.cut()
 }

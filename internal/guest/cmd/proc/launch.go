@@ -5,6 +5,7 @@ package proc
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -32,9 +33,16 @@ type launch struct {
 	accounts.User
 }
 
-// StartErrorf returns the error of a command that does not start.
+// StartErrorf returns the error of a command that does not start. An errno among the arguments is
+// its Errno.
 func StartErrorf(kind, format string, args ...any) *wire.StartError {
-	return &wire.StartError{Kind: kind, Message: fmt.Sprintf(format, args...)}
+	e := &wire.StartError{Kind: kind, Message: fmt.Sprintf(format, args...)}
+	for _, a := range args {
+		if errno, ok := a.(syscall.Errno); ok {
+			e.Errno = int(errno)
+		}
+	}
+	return e
 }
 
 // prepare resolves a request. The files may change before the program starts: then explain
@@ -62,7 +70,7 @@ func prepare(req *wire.Exec) (*launch, *wire.StartError) {
 	case err != nil:
 		return nil, StartErrorf(wire.KindDirectory, "directory %q: %v", l.dir, cause(err))
 	case !st.IsDir():
-		return nil, StartErrorf(wire.KindDirectory, "directory %q: not a directory", l.dir)
+		return nil, StartErrorf(wire.KindDirectory, "directory %q: %v", l.dir, unix.ENOTDIR)
 	}
 	l.env = environment(req.Env, id, req.TTY)
 	var refused *wire.StartError
@@ -153,7 +161,7 @@ func (l *launch) unusable(program string, err error) *wire.StartError {
 	case errors.Is(err, fs.ErrPermission):
 		return StartErrorf(wire.KindPermission, "%q: %v", program, cause(err))
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
-		return StartErrorf(wire.KindNotFound, "%q: no such file or directory", program)
+		return StartErrorf(wire.KindNotFound, "%q: %v", program, cause(err))
 	}
 	return StartErrorf(wire.KindOther, "%q: %v", program, cause(err))
 }
@@ -208,7 +216,9 @@ func (l *launch) explain(err error) *wire.StartError {
 			return StartErrorf(wire.KindDirectory, "directory %q: %v", l.dir, cause(err))
 		}
 		if l.executable(l.path) == nil {
-			return StartErrorf(wire.KindNotFound, "%q: the interpreter it names does not exist", program)
+			refused := StartErrorf(wire.KindNotFound, "%q: %s", program, l.noInterpreter())
+			refused.Errno = int(errno)
+			return refused
 		}
 		return StartErrorf(wire.KindNotFound, "%q: %v", program, errno)
 	case unix.EACCES, unix.EPERM:
@@ -221,6 +231,38 @@ func (l *launch) explain(err error) *wire.StartError {
 	}
 	return StartErrorf(wire.KindOther, "%q: %v", program, cause(err))
 }
+
+// noInterpreter says which interpreter of the program, which exists, does not exist.
+func (l *launch) noInterpreter() string {
+	name := l.path
+	if !path.IsAbs(name) {
+		name = l.dir + "/" + name
+	}
+	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if err != nil {
+		return "its interpreter does not exist"
+	}
+	defer f.Close()
+	begin := make([]byte, maxShebang)
+	n, _ := io.ReadFull(f, begin)
+	line, isScript := strings.CutPrefix(string(begin[:n]), "#!")
+	if !isScript {
+		return "its dynamic linker does not exist"
+	}
+	line, _, _ = strings.Cut(line, "\n")
+	fields := strings.FieldsFunc(line, func(r rune) bool { return r == ' ' || r == '\t' })
+	if len(fields) == 0 {
+		return "its first line names no interpreter"
+	}
+	text := fmt.Sprintf("its interpreter %q does not exist", fields[0])
+	if strings.HasSuffix(line, "\r") {
+		text += ": the line ends with CR LF, not LF"
+	}
+	return text
+}
+
+// maxShebang is the most of a first line that the kernel reads.
+const maxShebang = 256
 
 // enter returns an error if the command's user can't change into its directory. It sets
 // the user for file access of this thread alone.

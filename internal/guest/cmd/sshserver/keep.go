@@ -233,6 +233,9 @@ func (d *detached) follow(ch ssh.Channel, reqs <-chan *ssh.Request, req wire.Exe
 	if sendRequest(ch, wire.RequestStarted, wire.Started{Pid: d.PID(), Exec: req}) != nil {
 		return
 	}
+	done := make(chan struct{})
+	defer close(done)
+	go announceExit(d.Command, ch, done)
 	for {
 		stream, data, ok := f.next()
 		if !ok {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/crypto/ssh"
 
@@ -30,11 +31,34 @@ func obey(c *proc.Command, reqs <-chan *ssh.Request, answering *sync.Mutex) {
 			if ok = json.Unmarshal(r.Payload, &size) == nil; ok {
 				c.Resize(size)
 			}
+		case wire.RequestClose:
+			var closed wire.Close
+			ok = json.Unmarshal(r.Payload, &closed) == nil && c.CloseOutput(closed.Stream)
 		}
 		if r.WantReply {
 			r.Reply(ok, nil)
 		}
 		answering.Unlock()
+	}
+}
+
+// exitNotice is how long after a command's end its client learns of it, if the output has not ended.
+const exitNotice = 50 * time.Millisecond
+
+// announceExit tells the client that the command has ended, unless its output soon has, too: the
+// client may read no output. It returns once done is closed, at the latest.
+func announceExit(c *proc.Command, ch ssh.Channel, done <-chan struct{}) {
+	select {
+	case <-c.Exited():
+	case <-done:
+		return
+	}
+	notice := time.NewTimer(exitNotice)
+	defer notice.Stop()
+	select {
+	case <-notice.C:
+		sendRequest(ch, wire.RequestExited, c.Exit())
+	case <-done:
 	}
 }
 

@@ -218,6 +218,7 @@ func (s *server) exec(nc ssh.NewChannel, parts *parts) {
 		input = hearing{ch, s.use.touch} // each request is a use
 	}
 	go c.Feed(input)
+	go announceExit(c, ch, c.Done())
 	exit := c.Run(ch, ch.Stderr())
 	answering.Lock()
 	defer answering.Unlock()
