@@ -3,6 +3,7 @@ package engine
 import (
 	"archive/tar"
 	"context"
+	"errors"
 	"io"
 	"io/fs"
 	"net/http"
@@ -38,7 +39,7 @@ func (e *Engine) CopyTo(ctx context.Context, containerID, dir string, tar io.Rea
 	// With another content type the engine may unpack nothing and still answer 200.
 	resp, err := e.call(ctx, http.MethodPut, "/containers/"+containerID+"/archive", query, "application/x-tar", src)
 	if err != nil {
-		return e.fail(ctx, src.blame(linkedMount(err)))
+		return e.explainMissing(ctx, containerID, dir, e.fail(ctx, src.blame(linkedMount(err))))
 	}
 	_, err = io.Copy(io.Discard, resp.Body)
 	_ = resp.Body.Close()
@@ -54,7 +55,7 @@ func (e *Engine) StatPath(ctx context.Context, containerID, path string) (PathSt
 	}
 	s, err := e.cli.ContainerStatPath(ctx, containerID, path)
 	if err = e.fail(ctx, err); err == nil || hasClass(err) || ctx.Err() != nil {
-		return toStat(s), err
+		return toStat(s), e.explainMissing(ctx, containerID, path, err)
 	}
 	// The reply to a HEAD request has no message.
 	rc, got, err := e.CopyFrom(ctx, containerID, path)
@@ -62,6 +63,43 @@ func (e *Engine) StatPath(ctx context.Context, containerID, path string) (PathSt
 		return got, busyVolume(err)
 	}
 	return got, rc.Close()
+}
+
+// explainMissing returns an [ErrNotFound] of a path as an [ErrInvalid] if the engine finds no path in
+// the container, not even the root: to look into one that does not run it makes all mounts, and what
+// a mount is of may be gone.
+func (e *Engine) explainMissing(ctx context.Context, containerID, path string, err error) error {
+	if !errors.Is(err, ErrNotFound) {
+		return err
+	}
+	if _, root := e.cli.ContainerStatPath(ctx, containerID, "/"); root == nil {
+		// The reply to a HEAD request has no message, and the client makes one up.
+		return &classed{class: ErrNotFound, text: "there is no " + quote(path) + " in the container", err: err}
+	} else if !errors.Is(e.fail(ctx, root), ErrNotFound) {
+		return err
+	}
+	got, gone := e.InspectContainer(ctx, containerID)
+	if gone != nil {
+		return err
+	}
+	rc, _, cause := e.cli.CopyFromContainer(ctx, containerID, "/")
+	if rc != nil {
+		_ = rc.Close()
+	}
+	if cause == nil {
+		return err
+	}
+	text := "the engine can't make the container's mounts: " + plain(cause)
+	var sources []string
+	for _, m := range got.Mounts {
+		if m.Type == "bind" {
+			sources = append(sources, quote(m.Source))
+		}
+	}
+	if len(sources) > 0 {
+		text += ": look whether these are still on its machine: " + strings.Join(sources, ", ")
+	}
+	return &classed{class: ErrInvalid, text: text, err: cause}
 }
 
 // linkedMount returns err as an [ErrInvalid] if it says that the engine makes no mount where a
@@ -89,7 +127,7 @@ func (e *Engine) CopyFrom(ctx context.Context, containerID, path string) (io.Rea
 		if rc != nil {
 			_ = rc.Close()
 		}
-		return nil, PathStat{}, linkedMount(e.fail(ctx, err))
+		return nil, PathStat{}, e.explainMissing(ctx, containerID, path, linkedMount(e.fail(ctx, err)))
 	}
 	return &reply{ctx: ctx, e: e, rc: rc}, toStat(s), nil
 }
