@@ -108,12 +108,18 @@ func TestParseVolumeMountRefusesWhatIsNoVolume(t *testing.T) {
 
 // A53.
 func TestMountTellsItsThreeKindsApart(t *testing.T) {
+	const control = ", by which the sandbox can control an engine, and with it the engine's machine"
 	for _, tt := range []struct {
 		mount sandbox.Mount
 		want  string
 	}{
 		{sandbox.Mount{Source: "/s", Target: "/t", Mode: sandbox.RO}, "/t: bind of /s (ro)"},
 		{sandbox.Mount{Source: "/s", Target: "/t", Mode: sandbox.RW}, "/t: bind of /s (rw)"},
+		{sandbox.Mount{Source: "/var/run/docker.sock", Target: "/t", Mode: sandbox.RO}, "/t: bind of /var/run/docker.sock (ro)" + control},
+		{sandbox.Mount{Source: "/home/u/.docker/run/docker.sock", Target: "/t", Mode: sandbox.RW}, "/t: bind of /home/u/.docker/run/docker.sock (rw)" + control},
+		{sandbox.Mount{Source: "/", Target: "/t", Mode: sandbox.RO}, "/t: bind of / (ro)" + control},
+		{sandbox.Mount{Source: "/run/", Target: "/t", Mode: sandbox.RO}, "/t: bind of /run/ (ro)" + control},
+		{sandbox.Mount{Source: "/runs", Target: "/t", Mode: sandbox.RO}, "/t: bind of /runs (ro)"},
 		{sandbox.Mount{Source: "/s", Target: "/t"}, "/t: rwcopy snapshot of /s"},
 		{sandbox.Mount{Volume: "v", Target: "/t"}, "/t: existing volume v (rw)"},
 		{sandbox.Mount{Volume: "v", Target: "/t", Mode: sandbox.RO}, "/t: existing volume v (ro)"},

@@ -90,7 +90,11 @@ func (m Mount) String() string {
 	case m.Volume != "":
 		return fmt.Sprintf("%s: existing volume %s (%s)", m.Target, m.Volume, MountMode(plan.ModeOf(m.record())))
 	}
-	return fmt.Sprintf("%s: bind of %s (%s)", m.Target, m.Source, MountMode(plan.ModeOf(m.record())))
+	text := fmt.Sprintf("%s: bind of %s (%s)", m.Target, m.Source, MountMode(plan.ModeOf(m.record())))
+	if plan.ReachesEngine(m.Source) {
+		text += ", by which the sandbox can control an engine, and with it the engine's machine"
+	}
+	return text
 }
 
 // WithMounts mounts directories, copies of directories and volumes in the sandbox, in

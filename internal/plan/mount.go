@@ -102,6 +102,20 @@ func CheckTarget(target string) error {
 	return nil
 }
 
+// engineSockets are where engines listen. Whoever can connect to one is root on its machine, also
+// through a read-only mount.
+var engineSockets = []string{"/run/docker.sock", "/var/run/docker.sock", "/run/containerd/containerd.sock", "/var/run/containerd/containerd.sock",
+	"/run/podman/podman.sock", "/var/run/podman/podman.sock", "/run/crio/crio.sock", "/var/run/crio/crio.sock"}
+
+// ReachesEngine reports whether a mounted file or directory is, or has, the socket of an engine, as
+// far as its name tells.
+func ReachesEngine(source string) bool {
+	clean := path.Clean(source)
+	return slices.ContainsFunc(engineSockets, func(socket string) bool {
+		return path.Base(socket) == path.Base(clean) || strings.HasPrefix(socket, strings.TrimSuffix(clean, "/")+"/")
+	})
+}
+
 // CheckVolume checks a volume name that a caller passes in.
 func CheckVolume(name string) error {
 	if name, sub, found := strings.Cut(name, "/"); found && record.ValidVolume(name) {
