@@ -207,6 +207,13 @@ func (c *Client) finishCreate(caller context.Context, o *CreateOptions, b *build
 			return h, fmt.Errorf("OnCreate: %w", err)
 		}
 	}
+	if len(o.OnCreate) > 0 && ctx.Err() == nil {
+		if _, err := h.Current(store.WithCreating(ctx, b.Record.Name)); errors.Is(err, fault.NotFound) {
+			return h, fmt.Errorf("OnCreate has deleted the sandbox: %w", fault.NotFound)
+		} else if err != nil {
+			return h, err
+		}
+	}
 	if ctx.Err() != nil {
 		return h, fault.Cancelled(ctx)
 	}

@@ -826,3 +826,42 @@ func TestPrunedSandboxLeavesItsWorkspace(t *testing.T) {
 		t.Errorf("the adopted workspace has %q", got)
 	}
 }
+
+// A sandbox that OnCreate deletes was not created: whoever asked for it gets an error and no handle,
+// and the name is free.
+func TestOnCreateThatDeletesItsSandboxFailsTheCreation(t *testing.T) {
+	t.Parallel()
+	c, eng := harness.NewClient(t), harness.NewEngine(t)
+	deletes := map[string]func(ctx context.Context, sb *sandbox.Sandbox) error{
+		"by its handle": func(ctx context.Context, sb *sandbox.Sandbox) error { return harness.Second(sb.Delete(ctx)) },
+		"by its name": func(ctx context.Context, sb *sandbox.Sandbox) error {
+			return harness.Second(c.Delete(ctx, sb.Name(), sandbox.PreserveVolumes(false)))
+		},
+		"by the engine": func(ctx context.Context, sb *sandbox.Sandbox) error {
+			return eng.RemoveContainer(ctx, record.ContainerName(sb.Name()), true)
+		},
+	}
+	for what, del := range deletes {
+		for call, create := range map[string]func(name string, hook sandbox.CreateOption) (*sandbox.Sandbox, error){
+			"Create": func(name string, hook sandbox.CreateOption) (*sandbox.Sandbox, error) {
+				return c.Create(t.Context(), sandbox.WithName(name), harness.Quick, hook)
+			},
+			"GetOrCreate": func(name string, hook sandbox.CreateOption) (*sandbox.Sandbox, error) {
+				return c.GetOrCreate(t.Context(), name, harness.Quick, hook)
+			},
+		} {
+			t.Run(call+" "+what, func(t *testing.T) {
+				t.Parallel()
+				name := harness.UniqueName(t)
+				harness.Remove(t, c, name)
+				sb, err := create(name, sandbox.OnCreate(del))
+				if sb != nil || !errors.Is(err, sandbox.ErrNotFound) || !strings.Contains(err.Error(), "OnCreate") {
+					t.Errorf("%s = %v, %v, want ErrNotFound", call, sb, err)
+				}
+				if left := harness.Objects(t, eng, harness.Named(name)); len(left) > 0 {
+					t.Errorf("left are %q", left)
+				}
+			})
+		}
+	}
+}
