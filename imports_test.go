@@ -181,10 +181,10 @@ var layers = map[string][]string{
 	"record":         {"engine", "policy"},
 
 	"trace":     {"fault"},
-	"source":    {"archive", "fault", "git", "guest/trees"},
+	"source":    {"archive", "fault", "git", "guest/trees", "policy"},
 	"plan":      {"engine", "fault", "guest/wire", "policy", "record", "source"},
 	"store":     {"engine", "fault", "guest/wire", "record", "trace"},
-	"machine":   {"engine", "fault", "guest", "guest/accounts", "guest/trees", "guest/wire", "plan", "policy", "record", "store", "trace"},
+	"machine":   {"engine", "fault", "guest", "guest/accounts", "guest/trees", "guest/wire", "plan", "policy", "record", "source", "store", "trace"},
 	"transfer":  {"archive", "engine", "fault", "guest", "guest/trees", "guest/wire", "machine", "record", "source", "store", "trace"},
 	"build":     {"engine", "fault", "guest/wire", "machine", "plan", "policy", "record", "store", "transfer"},
 	"lifecycle": {"build", "engine", "fault", "guest", "guest/wire", "machine", "plan", "policy", "record", "store", "trace", "transfer"},

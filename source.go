@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
+	"slices"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/source"
@@ -46,6 +48,29 @@ func WithSource(from Source) CreateOption {
 				s.problem("FromSnapshot: %q is not a snapshot's ID: it takes %s", s.Snapshot, record.NameRule)
 			}
 		}
+	}}
+}
+
+// WithSourceAddresses bounds the servers that a [Git], a [Tarball] with a URL and an image to pull
+// come from: to those with public addresses, as in [PublicOnly], and those in also. Others are
+// [ErrInvalidArgument], and no error says what address a name has. Default: any server that this
+// machine, and the engine's, can reach. It is for programs whose users choose the sources.
+//
+// This program's own connections are checked as they are made, whatever name, redirect or later
+// answer of a DNS server leads there. Git gets the addresses that were checked and follows no
+// redirect; before version 2.37, and by ssh, it looks the name up again. What a proxy of the
+// environment connects to, and the engine for an image, is checked only as this machine resolves the
+// name: by a DNS server of its own, or to redirects of the registry, the engine may still connect to
+// others. The engine's default registry is not checked.
+func WithSourceAddresses(also ...netip.Prefix) MakeOption {
+	also = slices.Clone(also)
+	return option{apply: func(s *settings) {
+		for _, p := range also {
+			if !p.IsValid() {
+				s.problem("WithSourceAddresses: %v is not a prefix", p)
+			}
+		}
+		s.From = &source.Bounds{Also: also}
 	}}
 }
 

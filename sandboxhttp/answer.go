@@ -102,9 +102,41 @@ func statusOf(err error) (int, bool) {
 	return 0, false
 }
 
+// public returns the text of an error without what other servers said and without names of this
+// machine's files: whoever chooses a server would else read its answers.
+func public(err error) string {
+	text := err.Error()
+	var hide func(error)
+	hide = func(err error) {
+		if e, is := err.(interface {
+			error
+			Public() string
+		}); is {
+			if said := e.Error(); strings.Contains(text, said) {
+				text = strings.ReplaceAll(text, said, e.Public())
+			} else {
+				text = e.Public()
+			}
+			return
+		}
+		switch e := err.(type) {
+		case interface{ Unwrap() error }:
+			if next := e.Unwrap(); next != nil {
+				hide(next)
+			}
+		case interface{ Unwrap() []error }:
+			for _, next := range e.Unwrap() {
+				hide(next)
+			}
+		}
+	}
+	hide(err)
+	return text
+}
+
 // explain returns the status of an error and its JSON.
 func explain(err error) (status int, f failure) {
-	status, f = http.StatusInternalServerError, failure{"internal", err.Error()}
+	status, f = http.StatusInternalServerError, failure{"internal", public(err)}
 	if own, ok := statusOf(err); ok {
 		status = own
 	}

@@ -31,6 +31,11 @@ type Action struct {
 // With [Preview] the request goes on to the sandbox: fn removes from its header what the
 // sandbox must not see, such as the credentials.
 //
+// An Action names what is in the request's path. A body names other things: a snapshot to roll back
+// to or to create from, volumes to mount, an ID whose workspace is adopted. Lists show everybody's.
+// Where users must not reach each other's, fn refuses "rollbackSandbox", "createSandbox" with a source,
+// mounts or an ID, and lists, or the program reads the body before the handler does.
+//
 // Default: actions without [Action.Changes] are permitted, others are refused with 403.
 func WithAuthorize(fn func(*http.Request, Action) error) Option {
 	return func(c *config) { c.authorize = append(c.authorize, fn) }

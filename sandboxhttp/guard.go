@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/seed-1a2d6d8f/sandbox"
 )
 
 // An Option configures [Handler], [LogsHandler] and [Preview].
@@ -16,6 +18,7 @@ func (o Option) applyPreview(c *config) { o(c) }
 
 // config is what the options set.
 type config struct {
+	bound     sandbox.MakeOption // of sources and images; may be nil
 	origins   *http.CrossOriginProtection
 	hosts     []string
 	authorize []func(*http.Request, Action) error // all must permit

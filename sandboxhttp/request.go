@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"net/http"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -16,6 +17,14 @@ import (
 // get status 403.
 func WithHostFiles() Option {
 	return func(c *config) { c.hostFiles = true }
+}
+
+// WithSourceAddresses bounds the servers that the sources and images of requests come from, as
+// [sandbox.WithSourceAddresses] does: to those with public addresses, and those in also. Default: any
+// server that this machine, and the engine's, can reach, so that clients can make both connect there.
+func WithSourceAddresses(also ...netip.Prefix) Option {
+	bound := sandbox.WithSourceAddresses(also...)
+	return func(c *config) { c.bound = bound }
 }
 
 var errHostFiles = &statusError{

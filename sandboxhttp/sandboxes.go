@@ -78,6 +78,9 @@ func (h *handler) create(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if h.bound != nil {
+		opts = append(opts, h.bound)
+	}
 	sb, err := h.client.Create(r.Context(), opts...)
 	if err != nil {
 		return err
@@ -94,6 +97,9 @@ func (h *handler) fork(w http.ResponseWriter, r *http.Request) error {
 	opts, err := req.options(h.hostFiles)
 	if err != nil {
 		return err
+	}
+	if h.bound != nil {
+		opts = append(opts, h.bound)
 	}
 	if req.Count == nil {
 		sb, err := h.client.Fork(r.Context(), r.PathValue("name"), opts...)

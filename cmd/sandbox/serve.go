@@ -9,6 +9,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"strings"
 	"sync"
@@ -27,6 +28,7 @@ type serveFlags struct {
 	hostFiles      bool
 	domain         string
 	resume, asJSON bool
+	sources        []string
 }
 
 func (a *app) serveCommand() *cobra.Command {
@@ -46,6 +48,10 @@ Who has the token can do everything with the sandboxes. Connections are not encr
 machines put a TLS proxy in front of it, and list its names with --allow-host.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			from, err := f.from()
+			if err != nil {
+				return err
+			}
 			l, err := f.listener(c.Context())
 			if err != nil {
 				return err
@@ -54,7 +60,7 @@ machines put a TLS proxy in front of it, and list its names with --allow-host.`,
 			if err := f.announce(a.stdout, l.Addr(), token); err != nil {
 				return errors.Join(err, l.Close())
 			}
-			return serveUntil(c.Context(), l, f.handler(a, token))
+			return serveUntil(c.Context(), l, f.handler(a, token, from))
 		},
 	}
 	c.Flags().StringVar(&f.listen, "listen", "127.0.0.1:8274", "the address, of the loopback interface; port 0 is any free one")
@@ -62,11 +68,29 @@ machines put a TLS proxy in front of it, and list its names with --allow-host.`,
 	c.Flags().BoolVar(&f.public, "public", false, "permit a --listen address that other machines can reach")
 	c.Flags().StringSliceVar(&f.hosts, "allow-host", nil, "a host name under which clients reach the server, beside those of the loopback interface")
 	c.Flags().BoolVar(&f.hostFiles, "host-files", false, "permit requests to mount and copy files of this machine and the engine's")
+	c.Flags().StringSliceVar(&f.sources, "source-address", nil, "a prefix of addresses, beside public ones, from which requests may get repositories, archives and images")
 	c.Flags().StringVar(&f.domain, "preview-domain", "localhost", "the domain below which web servers in sandboxes are served")
 	c.Flags().BoolVar(&f.resume, "preview-resume", false, "let a request to a web server start the session of its sandbox")
 	c.MarkFlagsMutuallyExclusive("listen", "socket")
 	jsonFlag(c, &f.asJSON)
 	return c
+}
+
+// from returns the addresses that sources may have.
+func (f *serveFlags) from() (prefixes []netip.Prefix, err error) {
+	for _, text := range f.sources {
+		p, e := netip.ParsePrefix(text)
+		if e != nil {
+			if a, addrErr := netip.ParseAddr(text); addrErr == nil {
+				p, e = netip.PrefixFrom(a, a.BitLen()), nil
+			}
+		}
+		if e != nil {
+			e = fmt.Errorf("--source-address %s is not a prefix, such as 10.0.0.0/8", text)
+		}
+		prefixes, err = append(prefixes, p), errors.Join(err, e)
+	}
+	return prefixes, err
 }
 
 // listener opens the socket. Nothing but --public opens it to other machines.
@@ -134,8 +158,8 @@ func (f *serveFlags) announce(w io.Writer, at net.Addr, token string) error {
 }
 
 // handler serves the API, and below the domain the web servers in sandboxes.
-func (f *serveFlags) handler(a *app, token string) http.Handler {
-	opts := []sandboxhttp.Option{sandboxhttp.WithToken(token), sandboxhttp.WithHosts(f.hosts...)}
+func (f *serveFlags) handler(a *app, token string, from []netip.Prefix) http.Handler {
+	opts := []sandboxhttp.Option{sandboxhttp.WithToken(token), sandboxhttp.WithHosts(f.hosts...), sandboxhttp.WithSourceAddresses(from...)}
 	if f.hostFiles {
 		opts = append(opts, sandboxhttp.WithHostFiles())
 	}

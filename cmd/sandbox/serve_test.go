@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -272,7 +274,7 @@ func TestServeRefuses(t *testing.T) {
 			t.Errorf("POST from a page of %s: %s, want %s", origin, got, want)
 		}
 	}
-	for _, args := range [][]string{{"--listen", "0.0.0.0:0"}, {"--listen", ":0"}, {"--listen", "[::]:0"}, {"--listen", "192.0.2.1:0"}, {"--listen", "nonsense"}, {"--socket", "x", "--listen", "127.0.0.1:0"}} {
+	for _, args := range [][]string{{"--listen", "0.0.0.0:0"}, {"--listen", ":0"}, {"--listen", "[::]:0"}, {"--listen", "192.0.2.1:0"}, {"--listen", "nonsense"}, {"--source-address", "nonsense"}, {"--socket", "x", "--listen", "127.0.0.1:0"}} {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		code, out, errOut := call(ctx, "", append([]string{"serve"}, args...)...)
 		cancel()
@@ -290,6 +292,31 @@ func TestServeRefuses(t *testing.T) {
 		}
 	}
 	s.end(os.Interrupt)
+}
+
+// A server gets repositories, archives and images from public addresses, and from those it is given.
+func TestServeGetsSourcesFromPermittedAddresses(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	archive := harness.Tar(t, harness.TarFile("f", "content"))
+	var requests atomic.Int64
+	source := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		requests.Add(1)
+		w.Write(archive)
+	}))
+	defer source.Close()
+	create := func(s *server) string {
+		return s.curl("-H", "Content-Type: application/json", "-d", `{"source": {"tarball": {"url": "`+source.URL+`"}}}`, s.Address+"/sandboxes")
+	}
+	if got := create(serving(t, "--listen", "127.0.0.1:0")); !strings.Contains(got, "not public") || requests.Load() > 0 {
+		t.Errorf("a source at %s: %s, and %d requests, want it refused", source.URL, got, requests.Load())
+	}
+	var made struct{ Name string }
+	got := create(serving(t, "--listen", "127.0.0.1:0", "--source-address", "10.0.0.0/8,127.0.0.1"))
+	if err := json.Unmarshal([]byte(got), &made); err != nil || made.Name == "" {
+		t.Fatalf("a source at a permitted address: %s, %v", got, err)
+	}
+	removeAtEnd(t, made.Name)
 }
 
 // A server on a socket ends what runs when it ends, and takes the socket of one that was killed.

@@ -194,7 +194,7 @@ func (b *Build) prepareShared(ctx context.Context) error {
 	if b.base == "" {
 		b.base = b.Plan.Image
 		g.Go(func() (err error) {
-			b.image, err = b.EnsureImage(ctx, b.Plan.Image, b.Plan.Emulated, b.slot, b.report)
+			b.image, err = b.EnsureImage(ctx, b.Plan.Image, b.Plan.Emulated, b.Plan.From, b.slot, b.report)
 			b.usualUser = b.image.User
 			return err
 		})
@@ -394,5 +394,5 @@ func (b *Build) WithLog(ctx context.Context, err error) error {
 
 // filler returns a helper that fills volumes of the sandbox.
 func (b *Build) filler() *transfer.Filler {
-	return &transfer.Filler{Helper: b.NewHelper(b.op, b.report), For: b.Record}
+	return &transfer.Filler{Helper: b.NewHelper(b.op, b.report), For: b.Record, From: b.Plan.From}
 }

@@ -269,7 +269,7 @@ func (o *Stored) restoreImage(ctx context.Context, b *Build) (engine.Image, erro
 	}
 	image, err := b.Engine.InspectImage(ctx, o.rec.ImageID)
 	if errors.Is(err, engine.ErrNotFound) {
-		image, err = b.EnsureImage(ctx, o.rec.Image, true, b.slot, b.report)
+		image, err = b.EnsureImage(ctx, o.rec.Image, true, b.Plan.From, b.slot, b.report)
 	}
 	if err != nil {
 		return image, fmt.Errorf("the image of the snapshot %s: %w", pruned, err)

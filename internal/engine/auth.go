@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/url"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -62,6 +63,17 @@ type dockerConfig struct {
 	}
 	CredsStore  string
 	CredHelpers map[string]string
+}
+
+// Registry returns the host of the registry that an image is pulled from, "" for the engine's own
+// default and for an image ID.
+func Registry(ref string) string {
+	named, err := reference.ParseNormalizedNamed(ref)
+	if err != nil || reference.Domain(named) == "docker.io" {
+		return ""
+	}
+	u := url.URL{Host: reference.Domain(named)}
+	return u.Hostname()
 }
 
 // findAuth returns the credentials for ref's registry: those of the program, else those that the

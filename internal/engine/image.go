@@ -106,7 +106,36 @@ func (e *Engine) PullImage(ctx context.Context, ref string, progress func(PullEv
 		}
 		return err
 	}
-	return auth.explain(e.pull(ctx, ref, auth.header, progress))
+	return hidden(auth.explain(e.pull(ctx, ref, auth.header, progress)))
+}
+
+// A pullError is the error of a pull. Its text may be an answer of the registry, and name files of this
+// machine.
+type pullError struct{ err error }
+
+func (e *pullError) Error() string { return e.err.Error() }
+func (e *pullError) Unwrap() error { return e.err }
+
+// Public is the text without what the registry said.
+func (e *pullError) Public() string {
+	switch {
+	case errors.Is(e.err, ErrNotFound):
+		return "the registry has no such image, or does not show it to this server"
+	case errors.Is(e.err, ErrForbidden):
+		return "the registry denies access"
+	case errors.Is(e.err, ErrUnavailable):
+		return "the engine or the registry is unavailable"
+	}
+	return "the engine could not get it from the registry"
+}
+
+// hidden returns the error of a pull as a [*pullError], unless the caller has cancelled it.
+func hidden(err error) error {
+	var cancel *canceled
+	if err == nil || errors.As(err, &cancel) {
+		return err
+	}
+	return &pullError{err}
 }
 
 func (e *Engine) pull(ctx context.Context, ref, auth string, progress func(PullEvent)) error {

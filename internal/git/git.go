@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"net/url"
 	"os"
 	"os/exec"
@@ -33,6 +34,9 @@ type Repo struct {
 	Location
 	Revision string // a branch, a tag or a commit; empty is the server's default branch
 	Depth    int    // of the history; 0 is all of it
+	// Only are the addresses of the server to connect to, and no redirect is followed; none leaves
+	// both to git.
+	Only []netip.Addr
 	// Progress is called with git's progress messages, by another goroutine.
 	Progress func(text string)
 }
@@ -58,6 +62,29 @@ func (e *Error) Error() string {
 }
 
 func (e *Error) Unwrap() error { return e.Err }
+
+// own are lines in which git says something of its own. Others may have text of the server, such as
+// "remote: …", "fatal: remote error: …" and "fatal: protocol error: bad line length character: …", or name files of this machine.
+var own = regexp.MustCompile(`^(fatal: unable to access '[^']*': (The requested URL returned error: [0-9]+|Could not resolve host: [A-Za-z0-9.-]+|SSL [a-z ]+)` +
+	`|fatal: (repository '[^']*' not found|Authentication failed for '[^']*'|[Cc]ould not read (Username|Password) for '[^']*': [a-z ]+|Remote branch [^ ]+ not found in upstream origin)` +
+	`|Host key verification failed\.|Permission denied \([a-z,-]+\)\.)$`)
+
+// Public is the text without what the server said.
+func (e *Error) Public() string {
+	var lines []string
+	for line := range strings.SplitSeq(e.Text, separator) {
+		if own.MatchString(line) {
+			lines = append(lines, line)
+		}
+	}
+	if len(lines) == 0 {
+		return fmt.Sprintf("git: the repository could not be cloned (%v)", e.Err)
+	}
+	return "git: " + strings.Join(lines, separator)
+}
+
+// separator is between the lines of an error.
+const separator = "; "
 
 // A Clone is a working tree with its repository, in a directory of its own. The caller
 // removes it.
@@ -288,6 +315,12 @@ func (r *runner) settings() []string {
 		"gc.auto=0", "maintenance.auto=false", "init.defaultBranch=main", "advice.detachedHead=false", "core.autocrlf=false",
 		"http.followRedirects=initial", "protocol.version=2",
 	}
+	if len(r.repo.Only) > 0 {
+		set = append(set, "http.followRedirects=false")
+		if pin := r.repo.pin(); pin != "" {
+			set = append(set, "http.curloptResolve="+pin)
+		}
+	}
 	if r.secret() {
 		// Only this server gets them, also after a redirect.
 		set = append(set, fmt.Sprintf("credential.%s://%s.helper=!%s; :", r.repo.Scheme, r.repo.host, credentialCommand(r.temp)))
@@ -297,6 +330,24 @@ func (r *runner) settings() []string {
 		args = append(args, "-c", s)
 	}
 	return args
+}
+
+// pin returns, in the form of curl, which addresses the host has. Git before 2.37 does not know the
+// setting, and asks a DNS server again.
+func (r Repo) pin() string {
+	u, err := url.Parse(r.URL)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" {
+		return ""
+	}
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	}
+	var addresses []string
+	for _, a := range r.Only {
+		addresses = append(addresses, a.String())
+	}
+	return u.Hostname() + ":" + port + ":" + strings.Join(addresses, ",")
 }
 
 func (r *runner) secret() bool {
@@ -435,7 +486,7 @@ func (w *output) last() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.endLine()
-	return strings.Join(w.lines, "; ")
+	return strings.Join(w.lines, separator)
 }
 
 // redact removes credentials, which a server may send back, and control characters, which

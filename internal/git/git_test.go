@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -497,4 +500,48 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// Git connects to the addresses that were checked, not to those that a DNS server has later, and
+// follows no redirect.
+func TestOnlyTheGivenAddresses(t *testing.T) {
+	t.Parallel()
+	r := gittest.New(t)
+	server := r.HTTP(t, "", "", nil)
+	_, port, err := net.SplitHostPort(strings.TrimPrefix(server.URL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := git.Parse("http://checked.invalid:" + port + "/repo.git")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := git.New(t.Context(), git.Repo{Location: l, Only: []netip.Addr{netip.MustParseAddr("127.0.0.1")}})
+	if err != nil {
+		t.Fatalf("a name that no DNS server has: %v", err)
+	}
+	if err := c.Remove(); err != nil {
+		t.Error(err)
+	}
+	redirect := httptest.NewServer(http.RedirectHandler(server.URL+"/repo.git/info/refs?service=git-upload-pack", http.StatusFound))
+	defer redirect.Close()
+	if l, err = git.Parse(redirect.URL + "/repo.git"); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := git.New(t.Context(), git.Repo{Location: l, Only: []netip.Addr{netip.MustParseAddr("127.0.0.1")}}); err == nil {
+		t.Errorf("a redirect was followed: %v", c.Remove())
+	}
+}
+
+func TestHostOfALocation(t *testing.T) {
+	t.Parallel()
+	for raw, want := range map[string]string{
+		"https://a.test/r": "a.test", "http://u:p@a.test:8080/r": "a.test", "https://[::1]:80/r": "::1", "ssh://u@a.test:22/r": "a.test",
+		"u@a.test:r": "a.test", "a.test:r/s:t": "a.test", "u@[::1]:r": "::1", "/srv/r": "", "file:///srv/r": "",
+	} {
+		l, err := git.Parse(raw)
+		if err != nil || l.Host() != want {
+			t.Errorf("%s: host %q, %v, want %q", raw, l.Host(), err, want)
+		}
+	}
 }

@@ -29,6 +29,23 @@ type Location struct {
 // String returns the URL for display, without user or credentials.
 func (l Location) String() string { return l.text }
 
+// Host returns the name or address of the server, "" for a file.
+func (l Location) Host() string {
+	if l.Scheme == "file" {
+		return ""
+	}
+	if u, err := url.Parse(l.URL); err == nil && u.Host != "" {
+		return u.Hostname()
+	}
+	rest := l.text // host:path
+	if strings.HasPrefix(rest, "[") {
+		host, _, _ := strings.Cut(rest, "]")
+		return host[1:]
+	}
+	host, _, _ := strings.Cut(rest, ":")
+	return host
+}
+
 // maxURL bounds a URL, as many servers do.
 const maxURL = 8 << 10
 

@@ -9,6 +9,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/source"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
@@ -72,8 +73,9 @@ func (m *Machine) Start(ctx context.Context, name string, layer OwnLayer) error 
 }
 
 // EnsureImage returns the image, and pulls it, without the slot, if it is missing or, unless
-// emulated is set, is there for another platform than the engine's.
-func (m *Machine) EnsureImage(ctx context.Context, ref string, emulated bool, slot *Slot, report *Reporter) (engine.Image, error) {
+// emulated is set, is there for another platform than the engine's. The registry is within from as far as this
+// machine can tell: it is the engine that connects to it, by its own DNS, and follows its redirects.
+func (m *Machine) EnsureImage(ctx context.Context, ref string, emulated bool, from *source.Bounds, slot *Slot, report *Reporter) (engine.Image, error) {
 	img, found := m.Engine.InspectImage(ctx, ref)
 	if found == nil && !emulated {
 		found = m.CheckPlatform(ctx, ref, img)
@@ -81,6 +83,11 @@ func (m *Machine) EnsureImage(ctx context.Context, ref string, emulated bool, sl
 	missing := errors.Is(found, engine.ErrNotFound)
 	if !missing && !errors.Is(found, fault.Unsupported) {
 		return img, found
+	}
+	if host := engine.Registry(ref); host != "" {
+		if _, err := from.Resolve(ctx, host); err != nil {
+			return img, fmt.Errorf("pull %s: %w", ref, err)
+		}
 	}
 	report.Report(Progress{Step: "image", Text: "pulling " + ref})
 	var layers pullProgress

@@ -74,7 +74,8 @@ type Sandbox struct {
 	Secrets        []Secret // what the policy's transforms set
 	Mounts         []record.Mount
 	Source         source.Source // of the workspace's first files, or nil
-	Snapshot       string        // ID of the snapshot it is made from, or empty
+	From           *source.Bounds
+	Snapshot       string // ID of the snapshot it is made from, or empty
 
 	Without     Removals
 	KeepSession bool // an update never ends a session, not even to apply a network policy

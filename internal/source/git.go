@@ -79,6 +79,11 @@ func (g Git) Ready() error {
 func (g Git) Fill(ctx context.Context, to Target) (err error) {
 	repo, _ := g.repo()
 	repo.Progress = to.Report
+	if host := repo.Host(); host != "" && to.Bounds() != nil {
+		if repo.Only, err = to.Bounds().Resolve(ctx, host); err != nil {
+			return fmt.Errorf("clone %v: %w", g, err)
+		}
+	}
 	clone, err := git.New(ctx, repo)
 	if err != nil {
 		var missing *git.MissingError

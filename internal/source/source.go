@@ -33,6 +33,8 @@ type Target interface {
 	Stream(ctx context.Context, what string, write func(*trees.Writer) error) error
 	// Report reports progress, for people.
 	Report(text string)
+	// Bounds are the addresses that the files may come from.
+	Bounds() *Bounds
 	// Skipped reports the entries of an archive that were left out.
 	Skipped(archive.Report)
 }

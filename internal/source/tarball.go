@@ -99,7 +99,7 @@ func (t Tarball) Ready() error { return nil }
 
 // Fill implements [Source].
 func (t Tarball) Fill(ctx context.Context, to Target) error {
-	return t.read(ctx, func(ctx context.Context, tree io.Reader, limits archive.Limits) error {
+	return t.read(ctx, to.Bounds(), func(ctx context.Context, tree io.Reader, limits archive.Limits) error {
 		var report archive.Report
 		err := to.Stream(ctx, t.String(), func(w *trees.Writer) (err error) {
 			report, err = w.Archive(0, tree, t.Strip, limits)
@@ -113,11 +113,11 @@ func (t Tarball) Fill(ctx context.Context, to Target) error {
 }
 
 // read opens the archive for unpack, and explains its errors.
-func (t Tarball) read(ctx context.Context, unpack func(ctx context.Context, tree io.Reader, limits archive.Limits) error) error {
+func (t Tarball) read(ctx context.Context, from *Bounds, unpack func(ctx context.Context, tree io.Reader, limits archive.Limits) error) error {
 	// Reading ends with this call, even if the caller's reader blocks.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	raw, err := t.open(ctx)
+	raw, err := t.open(ctx, from)
 	if err != nil {
 		return err
 	}
@@ -164,10 +164,10 @@ func (t Tarball) refused(err error, first []byte) error {
 	return fmt.Errorf("%v: %w", t, err)
 }
 
-func (t Tarball) open(ctx context.Context) (io.ReadCloser, error) {
+func (t Tarball) open(ctx context.Context, from *Bounds) (io.ReadCloser, error) {
 	switch {
 	case t.URL != "":
-		return t.fetch(ctx)
+		return t.fetch(ctx, from)
 	case t.Path != "":
 		return os.Open(t.Path)
 	}
@@ -182,7 +182,7 @@ func (t Tarball) open(ctx context.Context) (io.ReadCloser, error) {
 }
 
 // fetch gets the URL. Its errors contain neither that URL nor one of a redirect.
-func (t Tarball) fetch(ctx context.Context) (io.ReadCloser, error) {
+func (t Tarball) fetch(ctx context.Context, from *Bounds) (io.ReadCloser, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, t.URL, nil)
 	if err != nil {
 		return nil, fault.Invalid("the URL can't be read")
@@ -197,7 +197,9 @@ func (t Tarball) fetch(ctx context.Context) (io.ReadCloser, error) {
 	if t, is := transport.(*http.Transport); is {
 		own := t.Clone()
 		own.DisableCompression = true // the archive is decompressed by its content
-		transport, idle = own, own.CloseIdleConnections
+		transport, idle = from.Transport(own), own.CloseIdleConnections
+	} else if from != nil {
+		return nil, errTransport
 	}
 	client := &http.Client{Transport: transport, CheckRedirect: func(next *http.Request, via []*http.Request) error {
 		switch last := via[len(via)-1].URL; {
@@ -216,8 +218,11 @@ func (t Tarball) fetch(ctx context.Context) (io.ReadCloser, error) {
 		if u, ok := errors.AsType[*url.Error](err); ok {
 			err = u.Err
 		}
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			err = fault.Cancelled(ctx)
+		case !errors.Is(err, fault.InvalidArgument): // not permitted
+			err = &fault.Remote{Err: err, Text: "the server can't be reached, or its answer is not HTTP"}
 		}
 		return nil, fmt.Errorf("get %v: %w", t, err)
 	}

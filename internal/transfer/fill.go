@@ -41,7 +41,8 @@ type Filler struct {
 	*machine.Helper
 	For   record.Sandbox
 	Owner wire.Owner // of the workspace's files
-	step  string     // of the reported progress
+	From  *source.Bounds
+	step  string // of the reported progress
 }
 
 // Directories copies every directory into its volume. The engine copies those that it sees
@@ -293,6 +294,9 @@ func (f *Filler) Dir(ctx context.Context, dir string) error {
 func (f *Filler) Stream(ctx context.Context, what string, write func(*trees.Writer) error) error {
 	return f.send(ctx, []Directory{f.workspace(what)}, write)
 }
+
+// Bounds implements [source.Target].
+func (f *Filler) Bounds() *source.Bounds { return f.From }
 
 // Report implements [source.Target].
 func (f *Filler) Report(text string) {
