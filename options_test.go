@@ -30,6 +30,7 @@ func TestOptionsThatCannotBeRightAreRefused(t *testing.T) {
 		{sandbox.WithEnv(map[string]string{"": "b"}), `environment variable ""`},
 		{sandbox.WithEnv(map[string]string{"a=b": "c"}), `environment variable "a=b"`},
 		{sandbox.WithEnv(map[string]string{"a\x00": "c"}), `environment variable "a\x00"`},
+		{sandbox.WithEnv(map[string]string{"a\nb": "c"}), `environment variable "a\nb"`},
 		{sandbox.WithEnv(map[string]string{"a": "b\x00"}), "contains a NUL byte"},
 		{sandbox.WithEnv(map[string]string{"a": strings.Repeat("x", 128<<10)}), "Linux takes less than 128 KiB"},
 		{sandbox.WithTags(six), "6 tags; there may be 5"},

@@ -36,6 +36,11 @@ func (e *execRequest) cmd(ctx context.Context, sb *handle) (*sandbox.Cmd, error)
 	if len(e.Command) == 0 {
 		return nil, invalid("command is empty: it is the program and its arguments")
 	}
+	for key := range e.Env {
+		if key == "" || strings.ContainsAny(key, "=\r\n\x00") {
+			return nil, invalid("env: %q is not the name of a variable: it is not empty and has no =, line break or NUL", key)
+		}
+	}
 	timeout, err := duration("timeoutMs", e.TimeoutMS)
 	if err != nil {
 		return nil, err

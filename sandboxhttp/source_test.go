@@ -49,9 +49,11 @@ func TestAnswersOfOtherServersAreNotRepeated(t *testing.T) {
 	a := newAPI(t)
 	var hosts []string
 	for _, answer := range []func(w http.ResponseWriter, r *http.Request){
-		func(w http.ResponseWriter, _ *http.Request) { http.Error(w, secret+" one\n"+secret+" two", 404) },
-		func(w http.ResponseWriter, _ *http.Request) { http.Error(w, secret, 500) },
-		func(w http.ResponseWriter, _ *http.Request) { http.Error(w, secret, 403) },
+		func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, secret+" one\n"+secret+" two", http.StatusNotFound)
+		},
+		func(w http.ResponseWriter, _ *http.Request) { http.Error(w, secret, http.StatusInternalServerError) },
+		func(w http.ResponseWriter, _ *http.Request) { http.Error(w, secret, http.StatusForbidden) },
 		func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, secret) },
 		func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="http://`+secret+`.invalid/",service="`+secret+`"`)

@@ -220,8 +220,8 @@ func (s *Sandbox) checkTags() (problems []error) {
 // secret.
 func CheckEnv(key, value string) error {
 	switch {
-	case key == "" || strings.ContainsAny(key, "=\x00"):
-		return fmt.Errorf("environment variable %q: a key is not empty and has no = and no NUL", key)
+	case key == "" || strings.ContainsAny(key, "=\x00\r\n"):
+		return fmt.Errorf("environment variable %q: a key is not empty and has no =, line break or NUL", key)
 	case strings.ContainsRune(value, 0):
 		return fmt.Errorf("environment variable %q: the value contains a NUL byte", key)
 	case len(key)+1+len(value)+1 > maxEnvValue:

@@ -34,6 +34,7 @@ func TestHostileTarballs(t *testing.T) {
 type discard struct{}
 
 func (discard) Dir(context.Context, string) error { return nil }
+func (discard) Bounds() *source.Bounds            { return nil }
 func (discard) Report(string)                     {}
 func (discard) Skipped(archive.Report)            {}
 
