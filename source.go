@@ -77,6 +77,9 @@ func WithSourceAddresses(also ...netip.Prefix) MakeOption {
 // Dir is a [Source]: a copy of a directory of this machine, made when the sandbox is
 // created. The rules of [RWCopy] apply, but all files belong to the sandbox's user and
 // lose setuid and setgid bits. A relative path is made absolute when Dir is called.
+//
+// Git does not work in a copy of a worktree or a submodule, whose repository is elsewhere:
+// [Progress] says so, and [Git] with the directory as its URL has what is committed.
 func Dir(path string) Source { return directory{source.Dir(path)} }
 
 type directory struct{ source.Source }
@@ -103,7 +106,9 @@ func (f fromSnapshot) source() source.Source { return nil }
 // origin, owned by the sandbox's user. The git program of this machine clones it into a
 // temporary directory, from which it is copied into the workspace; the image and the
 // engine's machine need no git. The clone ignores the git configuration of this machine
-// and its user, and runs none of their hooks, filters and credential helpers. Proxies are
+// and its user, and runs none of their hooks, filters and credential helpers; safe.directory
+// alone counts, for repositories of other users, and under sudo those of its caller. Files have
+// the permissions of a umask of 022. Proxies are
 // those of the environment. The directory, agent-sandbox-git-… in [os.TempDir], is
 // removed when the call ends, but not if this program dies during it.
 //
@@ -119,7 +124,8 @@ type Git struct {
 	// reference (refs/…). Of a branch and a tag of the same name the branch is meant; a
 	// full name means exactly that reference. A branch is checked out as a branch,
 	// anything else detached. Default: the repository's HEAD; then the repository may be
-	// empty. If the revision does not exist the call fails.
+	// empty. If the revision does not exist, or HEAD names a branch that does not, the call
+	// fails with [ErrInvalidArgument].
 	Revision string
 	// Depth is the number of commits of history, of the one branch. 0, the default, is
 	// all. All history is fetched if the server does not send a single commit on request,

@@ -36,10 +36,12 @@ const (
 
 // A Mount mounts a directory, a copy of a directory, or a volume in the sandbox.
 type Mount struct {
-	// Source is a directory on this machine. A relative path is made absolute when the
-	// sandbox is created. With RO and RW the engine mounts it, so the engine must run on
+	// Source is a directory on this machine; with RO and RW also a file or a socket, which
+	// is mounted over a file of the image, or a new one. A relative path is made absolute when
+	// the sandbox is created. With RO and RW the engine mounts it, so the engine must run on
 	// this machine: if the path does not exist, or the engine sees something else there, the
-	// call fails, see Remote.
+	// call fails, see Remote. Git does not work below a worktree or a submodule, whose
+	// repository is elsewhere, unless that is mounted at its own path.
 	Source string `json:"source,omitempty"`
 	// Remote says that Source is an absolute path on the engine's machine, which need not
 	// exist on this one. It is for RO and RW with an engine that is elsewhere, in a virtual

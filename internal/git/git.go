@@ -1,9 +1,9 @@
 // Package git clones untrusted repositories with this machine's git program, and keeps the
 // credentials for them secret.
 //
-// It ignores the machine's and the user's git configuration, and runs no program that they
-// or the repository name: no hooks, filters, credential helpers or templates. It fetches no
-// submodules, and files in Git LFS stay pointers. ssh is the exception: it uses the user's
+// It ignores the machine's and the user's git configuration except safe.directory, and runs no
+// program that they or the repository name: no hooks, filters, credential helpers or templates. It
+// fetches no submodules, and files in Git LFS stay pointers. ssh is the exception: it uses the user's
 // own configuration, keys and agent, never prompts, and accepts known hosts only.
 package git
 
@@ -41,12 +41,30 @@ type Repo struct {
 	Progress func(text string)
 }
 
-// MissingError reports that a repository has no such revision.
-type MissingError struct{ Revision string }
+// MissingError reports that a repository has no such revision. If that is empty, its HEAD leads to
+// nothing, and Names are its references: of branches or, without any, of tags or others.
+type MissingError struct {
+	Revision string
+	Names    []string
+}
 
 func (e *MissingError) Error() string {
-	return fmt.Sprintf("the repository has no branch, tag or commit %q", e.Revision)
+	if e.Revision != "" {
+		return fmt.Sprintf("the repository has no branch, tag or commit %q", e.Revision)
+	}
+	var names []string
+	for _, name := range e.Names[:min(len(e.Names), maxNames)] {
+		names = append(names, strconv.Quote(name))
+	}
+	more := ""
+	if n := len(e.Names) - maxNames; n > 0 {
+		more = fmt.Sprintf(" and %d more", n)
+	}
+	return fmt.Sprintf("the repository's HEAD leads to no branch that it has: set Revision to what it has, %s%s", strings.Join(names, ", "), more)
 }
+
+// maxNames bounds the references in an error.
+const maxNames = 10
 
 // Error is a failure of git.
 type Error struct {
@@ -121,7 +139,14 @@ func New(ctx context.Context, repo Repo) (c *Clone, err error) {
 	if err := os.Mkdir(filepath.Join(temp, "home"), 0o700); err != nil {
 		return c, err
 	}
-	if err := r.clone(); err != nil {
+	err = r.trust()
+	if err == nil {
+		err = r.clone()
+	}
+	if err == nil {
+		err = r.openUp()
+	}
+	if err != nil {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
@@ -131,7 +156,7 @@ func New(ctx context.Context, repo Repo) (c *Clone, err error) {
 	if err := os.Remove(filepath.Join(c.Dir, ".git", "FETCH_HEAD")); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return c, err
 	}
-	return c, os.Chmod(c.Dir, 0o755)
+	return c, nil
 }
 
 type runner struct {
@@ -150,7 +175,7 @@ func (r *runner) clone() error {
 	rev := r.repo.Revision
 	switch {
 	case rev == "":
-		return r.fresh("")
+		return cmp.Or(r.fresh(""), r.hasHead())
 	case strings.HasPrefix(rev, "refs/heads/"):
 		return r.branch(rev)
 	case strings.HasPrefix(rev, "refs/"):
@@ -170,7 +195,32 @@ func (r *runner) clone() error {
 	if shortID.MatchString(rev) {
 		return r.abbreviated(rev)
 	}
-	return &MissingError{r.repo.Revision}
+	return &MissingError{Revision: r.repo.Revision}
+}
+
+// hasHead returns an error if the clone has nothing to check out although the repository has
+// references: git clone only warns.
+func (r *runner) hasHead() error {
+	if r.has("HEAD") {
+		return nil
+	}
+	all, err := r.references()
+	if err != nil || len(all) == 0 {
+		return err
+	}
+	missing := &MissingError{Names: all}
+	for _, kind := range []string{"refs/tags/", "refs/heads/"} {
+		var names []string
+		for _, ref := range all {
+			if name, is := strings.CutPrefix(ref, kind); is && !strings.HasSuffix(name, "^{}") {
+				names = append(names, name)
+			}
+		}
+		if len(names) > 0 {
+			missing.Names = names
+		}
+	}
+	return missing
 }
 
 // branch clones a branch by its full name.
@@ -179,10 +229,10 @@ func (r *runner) branch(ref string) error {
 	var failed *exec.ExitError
 	switch {
 	case err == nil && r.in("symbolic-ref", "--quiet", "HEAD") != nil && r.ctx.Err() == nil:
-		return &MissingError{ref} // git has taken the tag of that name
+		return &MissingError{Revision: ref} // git has taken the tag of that name
 	case errors.As(err, &failed) && r.ctx.Err() == nil:
 		if served, e := r.serves(ref); e == nil && !served {
-			return &MissingError{ref}
+			return &MissingError{Revision: ref}
 		}
 	}
 	return cmp.Or(err, r.ctx.Err())
@@ -194,7 +244,7 @@ func (r *runner) reference(ref string) error {
 	if served, err := r.serves(ref); err != nil {
 		return err
 	} else if !served {
-		return &MissingError{ref}
+		return &MissingError{Revision: ref}
 	}
 	if !strings.HasPrefix(ref, "refs/tags/") {
 		return r.fetched(ref)
@@ -210,17 +260,21 @@ func (r *runner) reference(ref string) error {
 
 // serves reports whether the repository has one of the references of these full names.
 func (r *runner) serves(refs ...string) (bool, error) {
+	all, err := r.references(refs...) // it lists references that end with the name, too
+	return slices.ContainsFunc(all, func(ref string) bool { return slices.Contains(refs, ref) }), err
+}
+
+// references lists the full names of the repository's references that match, or of all.
+func (r *runner) references(match ...string) (names []string, err error) {
 	var list bytes.Buffer
-	if err := r.run(&list, append([]string{"ls-remote", "--", r.repo.URL}, refs...)...); err != nil {
-		return false, err
+	if err := r.run(&list, append([]string{"ls-remote", "--", r.repo.URL}, match...)...); err != nil {
+		return nil, err
 	}
 	for line := range strings.Lines(list.String()) {
-		// It lists references that end with the name, too.
-		if _, ref, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t"); slices.Contains(refs, ref) {
-			return true, nil
-		}
+		_, ref, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
+		names = append(names, ref)
 	}
-	return false, nil
+	return names, nil
 }
 
 // fresh clones a branch or tag, or the repository's HEAD.
@@ -252,7 +306,7 @@ func (r *runner) commit(id string) error {
 	if !r.has(id) {
 		// It may be on no branch.
 		if err := r.in("fetch", "--progress", "--no-tags", "--", "origin", id); err != nil || !r.has(id) {
-			return cmp.Or[error](r.ctx.Err(), &MissingError{r.repo.Revision})
+			return cmp.Or[error](r.ctx.Err(), &MissingError{Revision: r.repo.Revision})
 		}
 	}
 	return r.checkout(id)
@@ -291,7 +345,7 @@ func (r *runner) abbreviated(id string) error {
 		return err
 	}
 	if !r.has(id) {
-		return cmp.Or[error](r.ctx.Err(), &MissingError{r.repo.Revision})
+		return cmp.Or[error](r.ctx.Err(), &MissingError{Revision: r.repo.Revision})
 	}
 	return r.checkout(id)
 }
@@ -354,10 +408,10 @@ func (r *runner) secret() bool {
 	return r.repo.host != "" && (r.repo.Username != "" || r.repo.Password != "")
 }
 
-// inherited are the variables that git gets from our own environment: search paths, proxies
-// and ssh's agent.
+// inherited are the variables that git gets from our own environment: search paths, proxies,
+// ssh's agent, and the user who called sudo, whose repositories git trusts.
 var inherited = []string{
-	"PATH", "TMPDIR", "LANG", "SSH_AUTH_SOCK", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSH_VARIANT", "GIT_SSL_CAINFO", "GIT_SSL_CAPATH", "SSL_CERT_FILE", "SSL_CERT_DIR",
+	"PATH", "TMPDIR", "LANG", "SUDO_UID", "SSH_AUTH_SOCK", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSH_VARIANT", "GIT_SSL_CAINFO", "GIT_SSL_CAPATH", "SSL_CERT_FILE", "SSL_CERT_DIR",
 	"http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY",
 	"SYSTEMROOT", "TEMP", "TMP", "USERPROFILE", "PATHEXT", "COMSPEC", // Windows
 }
@@ -369,7 +423,7 @@ func (r *runner) environ() []string {
 	}
 	// The clone's reflog names the committer. Don't put this machine's user there.
 	env := []string{
-		"HOME=" + filepath.Join(r.temp, "home"), "GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=" + os.DevNull, "GIT_ATTR_NOSYSTEM=1",
+		"HOME=" + filepath.Join(r.temp, "home"), "GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=" + r.trusted(), "GIT_ATTR_NOSYSTEM=1",
 		"GIT_TERMINAL_PROMPT=0", "SSH_ASKPASS_REQUIRE=never", "GIT_LFS_SKIP_SMUDGE=1", "GIT_ALLOW_PROTOCOL=" + allowed, "LC_ALL=C",
 		"GIT_COMMITTER_NAME=sandbox", "GIT_COMMITTER_EMAIL=sandbox@localhost", "GIT_AUTHOR_NAME=sandbox", "GIT_AUTHOR_EMAIL=sandbox@localhost",
 	}

@@ -70,6 +70,24 @@ func (d dir) Ready() error { return nil }
 
 func (d dir) Fill(ctx context.Context, to Target) error { return to.Dir(ctx, d.path) }
 
+// maxGitFile bounds the file .git, which has a path.
+const maxGitFile = 8 << 10
+
+// RepositoryElsewhere explains why git will not work in a copy of a directory, or returns "": a
+// worktree and a submodule have a file .git that names a directory elsewhere.
+func RepositoryElsewhere(dir string) string {
+	name := filepath.Join(dir, ".git")
+	if info, err := os.Lstat(name); err != nil || !info.Mode().IsRegular() || info.Size() > maxGitFile {
+		return ""
+	}
+	text, err := os.ReadFile(name)
+	to, is := strings.CutPrefix(strings.TrimSpace(string(text)), "gitdir: ")
+	if err != nil || !is || filepath.IsLocal(to) {
+		return ""
+	}
+	return fmt.Sprintf("git will not work in the copy: %s names %q, which is not copied; the source Git clones a worktree, without what is not committed", name, to)
+}
+
 // CheckDir returns why a directory of this machine can't be copied.
 func CheckDir(dir string) error {
 	dir = filepath.Clean(dir)

@@ -58,6 +58,12 @@ func (f *Filler) fill(ctx context.Context, fills []Directory) (err error) {
 	}
 	ctx, span := trace.Start(ctx, trace.Copy)
 	defer span.End(&err)
+	for _, fill := range fills {
+		if text := source.RepositoryElsewhere(fill.Dir); text != "" {
+			f.Log.Warn("git will not work in the copy", "sandbox", f.For.Name, "what", text)
+			f.Report(text)
+		}
+	}
 	if ids := f.identities(fills); ids != nil {
 		if fills, err = f.copyOnEngine(ctx, fills, ids); err != nil || len(fills) == 0 {
 			return err

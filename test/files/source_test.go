@@ -208,6 +208,35 @@ func TestDirSource(t *testing.T) {
 	})
 }
 
+// A worktree and a submodule have their repository elsewhere.
+func TestCopiesOfWorktreesSayThatGitWillNotWork(t *testing.T) {
+	t.Parallel()
+	r := gittest.New(t)
+	work, tree := filepath.Join(r.Root, "work"), filepath.Join(r.Root, "tree")
+	gittest.Run(t, work, "worktree", "add", "-q", "-b", "other", tree)
+	c := harness.NewClient(t)
+	said := func(name string, opts ...sandbox.CreateOption) string {
+		var texts []string
+		harness.CreateWith(t, c, nil, append(opts, sandbox.WithProgress(func(p sandbox.Progress) { texts = append(texts, p.Text) }))...)
+		return strings.Join(texts, "\n")
+	}
+	for name, got := range map[string]string{
+		"Dir":     said("Dir", sandbox.WithSource(sandbox.Dir(tree))),
+		"WithDir": said("mount", sandbox.WithMounts(sandbox.Mount{Source: tree, Target: "/tree"})),
+	} {
+		if !strings.Contains(got, "git will not work") || !strings.Contains(got, tree) {
+			t.Errorf("%s of a worktree: %q, want a word about it", name, got)
+		}
+	}
+	if got := said("repository", sandbox.WithSource(sandbox.Dir(work))); strings.Contains(got, "git") && strings.Contains(got, "not work") {
+		t.Errorf("Dir of a repository: %q", got)
+	}
+	sb := from(t, c, sandbox.Git{URL: tree})
+	if got := harness.Run(t, sb, "git", "branch", "--show-current"); got != "other" {
+		t.Errorf("Git of a worktree: branch %q", got)
+	}
+}
+
 // E51, E52: plain, zstd and gzip, by a file, a reader and a server that redirects, with
 // what forges' archives and those of other tools have in them.
 func TestTarballSource(t *testing.T) {
