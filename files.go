@@ -364,7 +364,8 @@ func (c fileCalls) CopyInFS(ctx context.Context, fsys fs.FS, inside string, opts
 // Beyond that it fails with [ErrTooLarge]. In errors, names that have anything but graphic
 // characters are quoted as Go strings.
 //
-// A stopped sandbox is read as root, without starting it.
+// A stopped sandbox is read as root, without starting it. Times then have whole seconds, and there
+// are no extended attributes and no sockets, which the report says of the tree itself.
 func (c fileCalls) CopyOut(ctx context.Context, inside, hostPath string, opts ...CopyOption) (_ CopyReport, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.copy_out", trace.Name(c.name))
 	defer span.End(&err)

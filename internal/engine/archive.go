@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/docker/docker/api/types/container"
@@ -39,7 +40,7 @@ func (e *Engine) CopyTo(ctx context.Context, containerID, dir string, tar io.Rea
 	// With another content type the engine may unpack nothing and still answer 200.
 	resp, err := e.call(ctx, http.MethodPut, "/containers/"+containerID+"/archive", query, "application/x-tar", src)
 	if err != nil {
-		return e.explainMissing(ctx, containerID, dir, e.fail(ctx, src.blame(linkedMount(err))))
+		return e.explainMissing(ctx, containerID, dir, e.fail(ctx, src.blame(misplacedMount(linkedMount(err)))))
 	}
 	_, err = io.Copy(io.Discard, resp.Body)
 	_ = resp.Body.Close()
@@ -54,7 +55,7 @@ func (e *Engine) StatPath(ctx context.Context, containerID, path string) (PathSt
 		return PathStat{}, err
 	}
 	s, err := e.cli.ContainerStatPath(ctx, containerID, path)
-	if err = e.fail(ctx, err); err == nil || hasClass(err) || ctx.Err() != nil {
+	if err = pathError(e.fail(ctx, err)); err == nil || hasClass(err) || ctx.Err() != nil {
 		return toStat(s), e.explainMissing(ctx, containerID, path, err)
 	}
 	// The reply to a HEAD request has no message.
@@ -115,6 +116,21 @@ func linkedMount(err error) error {
 		err.Error() + "): mount at the path that it leads to"}
 }
 
+// pathError returns the error of a path in a container as the kernel's. The engine's text has the
+// path on its own machine.
+func pathError(err error) error {
+	if err == nil || hasClass(err) {
+		return err
+	}
+	switch text := err.Error(); {
+	case strings.Contains(text, "lstat ") && strings.HasSuffix(text, ": not a directory"):
+		return syscall.ENOTDIR
+	case strings.Contains(text, "too many links"):
+		return syscall.ELOOP
+	}
+	return err
+}
+
 // CopyFrom streams path as a tar archive, whose root entry is the last element of path. ctx
 // bounds the stream. The caller closes it, and soon: until then the engine holds the
 // container's lock.
@@ -127,7 +143,7 @@ func (e *Engine) CopyFrom(ctx context.Context, containerID, path string) (io.Rea
 		if rc != nil {
 			_ = rc.Close()
 		}
-		return nil, PathStat{}, e.explainMissing(ctx, containerID, path, linkedMount(e.fail(ctx, err)))
+		return nil, PathStat{}, e.explainMissing(ctx, containerID, path, pathError(misplacedMount(linkedMount(e.fail(ctx, err)))))
 	}
 	return &reply{ctx: ctx, e: e, rc: rc}, toStat(s), nil
 }

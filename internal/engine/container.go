@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"net/netip"
 	"path"
@@ -440,7 +441,27 @@ func summarised(s *container.Summary) Container {
 // of the engine's machine, and an overlay volume can't be mounted again until the last copy
 // of its previous mount is gone.
 func (e *Engine) StartContainer(ctx context.Context, id string) error {
-	return busyVolume(e.onContainer(ctx, id, func() error { return e.cli.ContainerStart(ctx, id, container.StartOptions{}) }))
+	return misplacedMount(busyVolume(e.onContainer(ctx, id, func() error { return e.cli.ContainerStart(ctx, id, container.StartOptions{}) })))
+}
+
+// misplacedMount returns err as an [ErrInvalid] if it says that a mount and what the image has at its
+// target are of different kinds.
+func misplacedMount(err error) error {
+	if err == nil || hasClass(err) {
+		return err
+	}
+	text := err.Error()
+	mounting := strings.Contains(text, "mount ") && strings.Contains(text, "flags: 0x") && strings.HasSuffix(text, ": not a directory")
+	if !mounting && !strings.Contains(text, "mount a directory onto a file") {
+		return err
+	}
+	// The engine's path has the container's root directory in it.
+	at := ""
+	if _, target, is := strings.Cut(text, "/merged/"); is {
+		target, _, _ = strings.Cut(strings.TrimSuffix(target, ": not a directory"), ", flags")
+		at = fmt.Sprintf(" %q", "/"+target)
+	}
+	return &classed{class: ErrInvalid, err: err, text: "at the target" + at + " of a mount the image has a file where the mount is a directory, or the reverse: choose another target"}
 }
 
 // busyVolume returns err as an [ErrBusy] if it is one.

@@ -10,6 +10,7 @@ import (
 	"path"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
@@ -33,11 +34,11 @@ func (f *View) stopped(ctx context.Context) (*stopped, error) {
 	return &stopped{f: f, eng: f.h.Client().Engine, id: got.ID}, nil
 }
 
-// notExist classifies the engine's error for a missing path. That the sandbox exists was
-// checked before.
+// notExist returns the error for a missing path, in which the engine's is of no use. That the sandbox
+// exists was checked before.
 func notExist(err error) error {
 	if errors.Is(err, engine.ErrNotFound) {
-		return fmt.Errorf("%w: %w", fs.ErrNotExist, err)
+		return fs.ErrNotExist
 	}
 	return err
 }
@@ -57,7 +58,7 @@ func (st *stopped) resolve(ctx context.Context, path string, follow bool) (strin
 			return "", got, fmt.Errorf("%w: dangling link", fs.ErrNotExist)
 		}
 	}
-	return "", engine.PathStat{}, errors.New("too many levels of symbolic links")
+	return "", engine.PathStat{}, syscall.ELOOP
 }
 
 func (st *stopped) stat(ctx context.Context, path string, follow bool) (*fileInfo, error) {
@@ -88,7 +89,7 @@ func (st *stopped) readlink(ctx context.Context, path string) (string, error) {
 
 func notRegular(m fs.FileMode) error {
 	if m.IsDir() {
-		return fault.Invalid("is a directory")
+		return fault.Classify(fault.InvalidArgument, syscall.EISDIR)
 	}
 	return fault.Classify(fault.NotRunning, fmt.Errorf("%v is not a regular file", m))
 }
@@ -123,7 +124,7 @@ func (st *stopped) readDir(ctx context.Context, dir string) ([]fs.DirEntry, erro
 		return nil, err
 	}
 	if !got.Mode.IsDir() {
-		return nil, fault.Invalid("not a directory")
+		return nil, fault.Classify(fault.InvalidArgument, syscall.ENOTDIR)
 	}
 	rc, tr, hdr, err := st.stream(ctx, real)
 	if err != nil {
@@ -179,6 +180,9 @@ func (st *stopped) copyOut(ctx context.Context, from, host string, opts archive.
 	report, err := archive.Unpack(ctx, rc, host, archive.Hostile, opts)
 	if large := tooLarge(err); large != nil {
 		err = large
+	}
+	if err == nil {
+		report.Skip(".", "the sandbox is stopped: fractions of seconds of times, extended attributes and sockets are not copied")
 	}
 	return report, err
 }

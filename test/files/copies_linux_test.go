@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -279,5 +280,49 @@ func TestCopyOfAFileOverADirectoryIsAnError(t *testing.T) {
 		if _, err := sb.CopyIn(t.Context(), file, to); err == nil || !strings.Contains(err.Error(), "it is a directory") || errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("CopyIn of a file to %q: %v", to, err)
 		}
+	}
+}
+
+// A sandbox that is stopped is read through the engine. Its errors are the kernel's all the same.
+func TestErrorsOfAStoppedSandboxAreTheKernels(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	sb := harness.CreateWith(t, c, nil)
+	harness.Run(t, sb, "sh", "-ec", `echo x >f; ln -s nowhere dangling; ln -s loop loop; ln -s loop/x below; mkdir d; ln -s d to-d; ln -s f to-f`)
+	calls := func() map[string]string {
+		errs := map[string]string{}
+		for _, name := range []string{"none", "none/x", "d/none", "dangling", "loop", "below", "f/x", "f/", "to-f/x", "d", "to-d", "f"} {
+			for call, err := range map[string]error{
+				"ReadFile": harness.Second(sb.ReadFile(t.Context(), name)), "Stat": harness.Second(sb.Stat(t.Context(), name)),
+				"Lstat": harness.Second(sb.Lstat(t.Context(), name)), "ReadDir": harness.Second(sb.ReadDir(t.Context(), name)),
+				"Open": harness.Second(sb.Open(t.Context(), name)), "CopyOut": harness.Second(sb.CopyOut(t.Context(), name, filepath.Join(t.TempDir(), "to"))),
+			} {
+				class := fmt.Sprint(err)
+				for _, known := range []error{fs.ErrNotExist, syscall.ELOOP, syscall.ENOTDIR, syscall.EISDIR} {
+					if errors.Is(err, known) {
+						class = known.Error()
+					}
+				}
+				if err != nil && (strings.Contains(err.Error(), "http") || strings.Contains(err.Error(), "merged")) {
+					t.Errorf("%s(%s): %v", call, name, err)
+				}
+				if call == "Lstat" && (name == "loop" || name == "below") {
+					continue // the engine resolves a link before it tells what it is
+				}
+				errs[call+" "+name] = class
+			}
+		}
+		return errs
+	}
+	want := calls()
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, calls()); diff != "" {
+		t.Errorf("(-running +stopped):\n%s", diff)
+	}
+	report, err := sb.CopyOut(t.Context(), ".", filepath.Join(t.TempDir(), "all"))
+	if err != nil || len(report.Skipped) != 1 || !strings.Contains(report.Skipped[0].Reason, "fractions of seconds") {
+		t.Errorf("CopyOut: %+v, %v; want that it says what a stopped sandbox's copy lacks", report, err)
 	}
 }

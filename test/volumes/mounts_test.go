@@ -1,6 +1,7 @@
 package volumes_test
 
 import (
+	"errors"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -95,5 +96,32 @@ func TestMountsGoRound(t *testing.T) {
 	harness.Update(t, sb, sandbox.WithMounts(mounts...))
 	if got, want := harness.Inspect(t, sb.Name()).Settings.Mounts[1], (sandbox.Mount{Volume: volume, Target: "/elsewhere", Mode: sandbox.RW}); got != want {
 		t.Errorf("the copy at another place is %+v, want %+v", got, want)
+	}
+}
+
+// A directory has no place over a file, nor a file over a directory: the error names the target.
+func TestMountOverAnotherKindIsAnInvalidArgument(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	dir := harness.HostDir(t, map[string]string{"file": "x"})
+	for _, m := range []sandbox.Mount{
+		{Source: dir, Target: "/etc/hostname", Mode: sandbox.RO},
+		{Source: dir, Target: "/usr/bin/env", Mode: sandbox.RW},
+		{Source: dir, Target: "/usr/bin/env"},
+		{Source: filepath.Join(dir, "file"), Target: "/usr/bin", Mode: sandbox.RO},
+	} {
+		name := harness.UniqueName(t)
+		harness.Remove(t, c, name)
+		sb, err := c.Create(t.Context(), sandbox.WithName(name), harness.Quick, sandbox.WithMounts(m))
+		if sb != nil {
+			sb.Detach()
+		}
+		if !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), m.Target) || strings.Contains(err.Error(), "merged") {
+			t.Errorf("Create with %v: %v, want ErrInvalidArgument and the target", m, err)
+		}
+	}
+	sb := harness.CreateWith(t, c, []sandbox.Mount{{Source: filepath.Join(dir, "file"), Target: "/usr/bin/there-is-none", Mode: sandbox.RO}})
+	if got := harness.Run(t, sb, "cat", "/usr/bin/there-is-none"); got != "x" {
+		t.Errorf("a file that is mounted is %q", got)
 	}
 }
