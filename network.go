@@ -450,13 +450,16 @@ func (s *Sandbox) WaitPort(ctx context.Context, port int) (err error) {
 
 // SSH returns a connection to an SSH server in the sandbox, for any SSH client: OpenSSH,
 // with the command "sandbox proxy" as its ProxyCommand, or golang.org/x/crypto/ssh. SSH
-// sessions run as the sandbox's user, in its directory and with its environment. The
+// sessions run in the sandbox's directory and with its environment, as the user that the
+// client names, see [Cmd.User]. Without a name, and for the name of the user that runs this
+// program, which clients send if they are given none, that is the sandbox's user. The
 // server requires no key or password from the owner of the connection. The host key is
 // constant as long as the sandbox exists.
 //
-// The server supports commands, shells, terminals, sftp and forwarding to TCP ports and
-// Unix sockets inside, but no forwarding from the sandbox. When the connection ends its
-// commands get SIGHUP; background processes continue until the session ends.
+// The server supports commands, shells, terminals, sftp with the extensions of OpenSSH, and
+// forwarding to TCP ports and Unix sockets inside, but no forwarding from the sandbox. When
+// the connection ends its commands get SIGHUP; background processes continue until the
+// session ends. Otherwise it behaves as sshd does; docs/differences.md says where it does not.
 //
 // ctx bounds the connecting only. The caller closes the connection; closing the handle
 // closes it too. A stopped persistent sandbox is resumed.

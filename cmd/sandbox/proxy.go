@@ -26,7 +26,8 @@ in ".sandbox". Use it as OpenSSH's ProxyCommand, as in this part of ~/.ssh/confi
 		ProxyCommand sandbox proxy %n
 		StrictHostKeyChecking accept-new
 
-Then "ssh build-42.sandbox", scp, sftp, rsync and git reach the sandbox build-42. Each
+Then "ssh build-42.sandbox", scp, sftp, rsync and git reach the sandbox build-42, as its user.
+"ssh node@build-42.sandbox" is the user node; your own name means the sandbox's user, "0@" is root. Each
 sandbox has its own host key. After a sandbox is deleted and created again, remove the old
 key with "ssh-keygen -R build-42.sandbox".
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os/user"
 	"slices"
 	"strings"
 	"sync"
@@ -165,7 +166,8 @@ func (h *Handle) serveSSH(ctx context.Context) (*engine.Stream, error) {
 	h.mu.Unlock()
 	conf := wire.Serve{
 		User: h.rec.Settings.User, Dir: h.rec.Settings.Workdir, HostKey: true, NewPrivileges: h.rec.Settings.NewPrivileges,
-		Home: slices.ContainsFunc(env, func(kv string) bool { return strings.HasPrefix(kv, "HOME=") }),
+		Caller: caller(),
+		Home:   slices.ContainsFunc(env, func(kv string) bool { return strings.HasPrefix(kv, "HOME=") }),
 	}
 	config, err := json.Marshal(conf)
 	if err != nil {
@@ -191,6 +193,15 @@ func (h *Handle) serveSSH(ctx context.Context) (*engine.Stream, error) {
 		return nil, fmt.Errorf("connect to the guest: %w", err)
 	}
 	return stream, nil
+}
+
+// caller returns the name of the user that this program runs as, without its domain.
+func caller() string {
+	me, err := user.Current()
+	if err != nil {
+		return ""
+	}
+	return me.Username[strings.LastIndexByte(me.Username, '\\')+1:]
 }
 
 // sshConn is a connection that the release of its handle waits for.

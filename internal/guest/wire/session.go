@@ -8,7 +8,10 @@ const VerbSFTP = "sftp"
 // for. Anyone inside can read it. Their environment is the server's own.
 type Serve struct {
 	User string `json:"user,omitempty"` // as Exec.User
-	Dir  string `json:"dir,omitempty"`
+	// Caller is the name of the user that the client's program runs as. Clients of SSH send it
+	// when they are given no name, so it means User.
+	Caller string `json:"caller,omitempty"`
+	Dir    string `json:"dir,omitempty"`
 	// Home says that HOME in the environment is meant; see Init.Home.
 	Home          bool `json:"home,omitempty"`
 	NewPrivileges bool `json:"new_privileges,omitempty"` // as Exec.NewPrivileges

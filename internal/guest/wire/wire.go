@@ -172,6 +172,10 @@ type Exec struct {
 	// TTY runs the command on a new pseudo-terminal of Size; stderr joins stdout.
 	TTY  bool `json:"tty,omitempty"`
 	Size Size `json:"size,omitzero"`
+	// Modes are those of the terminal, encoded as in RFC 4254, section 8. Others are the kernel's.
+	Modes []byte `json:"modes,omitempty"`
+	// TTYVariable is the environment variable that has the terminal's path, if any.
+	TTYVariable string `json:"tty_variable,omitempty"`
 	// Detached commands outlive the connection; only the keeper takes them.
 	Detached bool `json:"detached,omitempty"`
 	// Timeout kills the command and all its descendants; 0 is none.
@@ -211,10 +215,12 @@ func (e *Exec) Program() string {
 	return e.Path
 }
 
-// Size of a terminal in character cells.
+// Size of a terminal in character cells and, where that is known, in pixels.
 type Size struct {
-	Rows uint16 `json:"rows,omitempty"`
-	Cols uint16 `json:"cols,omitempty"`
+	Rows   uint16 `json:"rows,omitempty"`
+	Cols   uint16 `json:"cols,omitempty"`
+	Width  uint16 `json:"width,omitempty"`
+	Height uint16 `json:"height,omitempty"`
 }
 
 // Attach asks for a detached command by its ID: its kept output, then what is live.

@@ -29,7 +29,8 @@ type Command struct {
 	// is merged into stdout. On a terminal stdin and stdout are its master.
 	stdin, stdout, stderr *os.File
 
-	ended    chan struct{} // closed when run has all the output
+	drained  chan struct{} // closed when all the output has been copied
+	ended    chan struct{} // closed when Run has all the output, and how the command ended
 	killed   atomic.Bool
 	timedOut atomic.Bool
 	hungUp   atomic.Bool // no output is read after the cut
@@ -45,12 +46,12 @@ func Start(r *Reaper, req wire.Exec) (*Command, *wire.StartError) {
 	if refused != nil {
 		return nil, refused
 	}
-	c := &Command{req: req, reaper: r, ended: make(chan struct{})}
+	c := &Command{req: req, reaper: r, drained: make(chan struct{}), ended: make(chan struct{})}
 	c.req.Env = nil
 	var theirs [3]int
 	var err error
 	if req.TTY {
-		theirs, err = c.openTerminal(req.Size)
+		theirs, err = c.openTerminal(l)
 	} else {
 		theirs, err = c.openPipes(l)
 	}
@@ -94,10 +95,13 @@ func Start(r *Reaper, req wire.Exec) (*Command, *wire.StartError) {
 	return c, nil
 }
 
-func (c *Command) openTerminal(size wire.Size) (theirs [3]int, err error) {
-	master, slave, err := openTerminal(size)
+func (c *Command) openTerminal(l *launch) (theirs [3]int, err error) {
+	master, slave, path, err := openTerminal(c.req.Size, c.req.Modes)
 	if err != nil {
 		return theirs, err
+	}
+	if c.req.TTYVariable != "" {
+		l.env = append(l.env, c.req.TTYVariable+"="+path)
 	}
 	c.stdin, c.stdout = master, master
 	return [3]int{slave, slave, slave}, nil
@@ -178,6 +182,10 @@ func (c *Command) Run(stdout, stderr io.Writer) wire.Exit {
 	if c.stderr != nil {
 		copies.Go(func() { c.pump(c.stderr, stderr, &cut) })
 	}
+	go func() {
+		copies.Wait()
+		close(c.drained)
+	}()
 	if c.req.Timeout > 0 {
 		timer := time.AfterFunc(c.req.Timeout, c.timeout)
 		defer timer.Stop()
@@ -188,7 +196,7 @@ func (c *Command) Run(stdout, stderr io.Writer) wire.Exit {
 		timer := time.AfterFunc(delay, c.cut)
 		defer timer.Stop()
 	}
-	copies.Wait()
+	<-c.drained
 	close(c.ended)
 	if c.stdin != nil {
 		c.stdin.Close()
@@ -348,10 +356,10 @@ func (c *Command) CloseInput() {
 }
 
 // Feed copies r to the command's input, until r or the command ends. It reads no faster
-// than the command does.
-func (c *Command) Feed(r io.Reader) {
+// than the command does. It reports whether all of r arrived: the command may read no more.
+func (c *Command) Feed(r io.Reader) bool {
 	if !c.req.Stdin {
-		return
+		return false
 	}
 	buf := buffers.Get().(*[copySize]byte)
 	defer buffers.Put(buf)
@@ -361,7 +369,7 @@ func (c *Command) Feed(r io.Reader) {
 		if n > 0 {
 			last = buf[n-1]
 			if _, err := c.stdin.Write(buf[:n]); err != nil {
-				return
+				return false
 			}
 		}
 		if err != nil {
@@ -370,9 +378,10 @@ func (c *Command) Feed(r io.Reader) {
 	}
 	if c.req.TTY {
 		terminalEOF(c.stdin, last)
-		return
+	} else {
+		c.stdin.Close()
 	}
-	c.stdin.Close()
+	return true
 }
 
 const copySize = 64 << 10

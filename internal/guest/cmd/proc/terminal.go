@@ -11,16 +11,16 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// openTerminal opens a pseudo-terminal: its master for this process, and a descriptor of
-// its slave for the command.
-func openTerminal(size wire.Size) (master *os.File, slave int, err error) {
+// openTerminal opens a pseudo-terminal with encoded modes: its master for this process, and a
+// descriptor of its slave for the command, with its path.
+func openTerminal(size wire.Size, modes []byte) (master *os.File, slave int, path string, err error) {
 	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, -1, fmt.Errorf("open a terminal: %w", err)
+		return nil, -1, "", fmt.Errorf("open a terminal: %w", err)
 	}
-	fail := func(err error) (*os.File, int, error) {
+	fail := func(err error) (*os.File, int, string, error) {
 		unix.Close(fd)
-		return nil, -1, fmt.Errorf("open a terminal: %w", err)
+		return nil, -1, "", fmt.Errorf("open a terminal: %w", err)
 	}
 	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
 	if err != nil {
@@ -29,17 +29,22 @@ func openTerminal(size wire.Size) (master *os.File, slave int, err error) {
 	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
 		return fail(err)
 	}
-	slave, err = unix.Open(fmt.Sprintf("/dev/pts/%d", n), unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	path = fmt.Sprintf("/dev/pts/%d", n)
+	slave, err = unix.Open(path, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fail(err)
 	}
+	if err := setModes(slave, modes); err != nil {
+		unix.Close(slave)
+		return fail(err)
+	}
 	resize(fd, size)
-	return os.NewFile(uintptr(fd), "terminal"), slave, nil
+	return os.NewFile(uintptr(fd), "terminal"), slave, path, nil
 }
 
 func resize(fd int, size wire.Size) {
 	if size.Rows != 0 || size.Cols != 0 {
-		unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: size.Rows, Col: size.Cols})
+		unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: size.Rows, Col: size.Cols, Xpixel: size.Width, Ypixel: size.Height})
 	}
 }
 

@@ -51,17 +51,54 @@ func (s *server) standard(seed []byte) error {
 	if err != nil {
 		return err
 	}
-	s.config = &ssh.ServerConfig{
-		Config: ssh.Config{
-			// OpenSSH warns when the first is missing.
-			KeyExchanges: []string{ssh.KeyExchangeMLKEM768X25519, ssh.KeyExchangeCurve25519},
-			Ciphers:      []string{ssh.CipherAES128GCM},
-		},
-		NoClientAuth:  true,
-		ServerVersion: "SSH-2.0-sandbox",
-	}
+	s.config = s.serverConfig()
 	s.config.AddHostKey(signer)
 	return nil
+}
+
+// serverConfig has the algorithms of x/crypto that are not weak, for clients that lack the first ones: libssh2 and paramiko have no
+// AES-GCM, and Dropbear needs a MAC without "etm". Left out are SHA-1, groups that the client proposes, and ChaCha20: who has it has
+// AES in CTR mode, too, and OpenSSH would prefer it, which is slower.
+func (s *server) serverConfig() *ssh.ServerConfig {
+	login := func(c ssh.ConnMetadata) (*ssh.Permissions, error) {
+		if _, err := s.login(c.User()); err != nil {
+			return nil, &ssh.BannerError{Err: err, Message: "sandbox: " + err.Error() + "\r\n"}
+		}
+		return nil, nil
+	}
+	return &ssh.ServerConfig{
+		Config: ssh.Config{
+			// OpenSSH warns when the first is missing.
+			KeyExchanges: []string{
+				ssh.KeyExchangeMLKEM768X25519, ssh.KeyExchangeCurve25519,
+				ssh.KeyExchangeECDHP256, ssh.KeyExchangeECDHP384, ssh.KeyExchangeECDHP521,
+				ssh.KeyExchangeDH16SHA512, ssh.KeyExchangeDH14SHA256,
+			},
+			Ciphers: []string{ssh.CipherAES128GCM, ssh.CipherAES256GCM, ssh.CipherAES128CTR, ssh.CipherAES192CTR, ssh.CipherAES256CTR},
+			MACs:    []string{ssh.HMACSHA256ETM, ssh.HMACSHA512ETM, ssh.HMACSHA256, ssh.HMACSHA512},
+		},
+		// Who has the connection may do all. Clients that insist on a key or a password succeed with any.
+		NoClientAuth:         true,
+		NoClientAuthCallback: login,
+		PasswordCallback:     func(c ssh.ConnMetadata, _ []byte) (*ssh.Permissions, error) { return login(c) },
+		PublicKeyCallback:    func(c ssh.ConnMetadata, _ ssh.PublicKey) (*ssh.Permissions, error) { return login(c) },
+		KeyboardInteractiveCallback: func(c ssh.ConnMetadata, _ ssh.KeyboardInteractiveChallenge) (*ssh.Permissions, error) {
+			return login(c)
+		},
+		ServerVersion: "SSH-2.0-sandbox",
+	}
+}
+
+// login returns the user of a session, as Exec.User, for the name that the client sent.
+func (s *server) login(name string) (user string, err error) {
+	if name == "" || name == s.conf.Caller {
+		return s.conf.User, nil
+	}
+	if own, err := proc.LookupUser(s.conf.User); err == nil && own.Name == name {
+		return s.conf.User, nil
+	}
+	_, err = proc.LookupUser(name)
+	return name, err
 }
 
 // admit counts a command that is about to start, or returns why it must not.

@@ -4,6 +4,7 @@ package sshserver
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path"
 	"slices"
@@ -34,6 +35,7 @@ const (
 // a shell, and processes that have gone into the background outlive it.
 type sshSession struct {
 	server  *server
+	client  ssh.ConnMetadata
 	ch      ssh.Channel
 	begun   bool
 	env     []string
@@ -47,7 +49,7 @@ func (s *server) serveSession(nc ssh.NewChannel) {
 	if err != nil {
 		return
 	}
-	session := &sshSession{server: s, ch: ch}
+	session := &sshSession{server: s, client: *s.latest.Load(), ch: ch}
 	for r := range reqs {
 		ok, then := session.request(r.Type, r.Payload)
 		if r.WantReply {
@@ -68,7 +70,7 @@ func (s *sshSession) request(kind string, payload []byte) (ok bool, then func())
 	switch kind {
 	case "pty-req":
 		req, err := decodeTerminal(payload)
-		if err != nil || s.begun {
+		if err != nil || s.begun || s.tty != nil {
 			return false, nil
 		}
 		s.tty = &req
@@ -93,13 +95,19 @@ func (s *sshSession) request(kind string, payload []byte) (ok bool, then func())
 			return false, nil
 		}
 		s.tty = nil
-		return s.launch(wire.Exec{Path: wire.Self, Args: []string{wire.Program, wire.VerbSFTP}})
+		return s.launch(func(accounts.User) wire.Exec {
+			return wire.Exec{Path: wire.Self, Args: []string{wire.Program, wire.VerbSFTP}}
+		})
 	case "window-change":
 		size, err := decodeWindow(payload)
 		if err == nil && s.cmd != nil {
 			s.cmd.Resize(size)
 		}
 		return err == nil, nil
+	case "eow@openssh.com": // the client's output is closed
+		return s.cmd != nil && s.tty == nil && s.cmd.CloseOutput(wire.StreamStdout), nil
+	case "break":
+		return s.cmd != nil && s.cmd.Break(), nil
 	case "signal":
 		name, err := decodeString(payload)
 		n := signalNumber(name)
@@ -111,17 +119,14 @@ func (s *sshSession) request(kind string, payload []byte) (ok bool, then func())
 // start runs a command by the user's shell, or the shell itself. It is no login shell:
 // those replace the image's PATH.
 func (s *sshSession) start(command string) (bool, func()) {
-	id, err := proc.LookupUser(s.server.conf.User)
-	if err != nil {
-		return s.fail(proc.StartErrorf(wire.KindUser, "%v", err))
-	}
-	shell := shellOf(id)
-	s.env = append(s.env, "SHELL="+shell)
-	req := wire.Exec{Path: shell, Args: []string{path.Base(shell)}}
-	if command != "" {
-		req.Args = append(req.Args, "-c", command)
-	}
-	return s.launch(req)
+	return s.launch(func(id accounts.User) wire.Exec {
+		shell := shellOf(id)
+		req := wire.Exec{Path: shell, Args: []string{path.Base(shell)}}
+		if command != "" {
+			req.Args = append(req.Args, "-c", command)
+		}
+		return req
+	})
 }
 
 // shellOf returns the user's own shell, or /bin/sh if that does not exist or refuses logins.
@@ -137,21 +142,26 @@ func shellOf(id accounts.User) string {
 	return id.Shell
 }
 
-func (s *sshSession) launch(req wire.Exec) (bool, func()) {
+// launch starts what request returns for the session's user.
+func (s *sshSession) launch(request func(accounts.User) wire.Exec) (bool, func()) {
 	if s.begun {
 		return false, nil
 	}
 	s.begun = true
-	req.User, req.Dir, req.Stdin = s.server.conf.User, s.server.conf.Dir, true
-	req.NewPrivileges = s.server.conf.NewPrivileges
-	env := os.Environ()
-	if !s.server.conf.Home {
-		env = slices.DeleteFunc(env, func(kv string) bool { return strings.HasPrefix(kv, "HOME=") })
+	name, err := s.server.login(s.client.User())
+	if err != nil {
+		return s.fail(proc.StartErrorf(wire.KindUser, "%v", err))
 	}
-	req.Env = append(env, s.env...)
+	id, err := proc.LookupUser(name)
+	if err != nil {
+		return s.fail(proc.StartErrorf(wire.KindUser, "%v", err))
+	}
+	req := request(id)
+	req.User, req.Dir, req.Stdin = name, s.server.conf.Dir, true
+	req.NewPrivileges = s.server.conf.NewPrivileges
+	req.Env = s.environment(name, id)
 	if s.tty != nil {
-		req.TTY, req.Size = true, s.tty.size
-		req.Env = append(req.Env, "TERM="+s.tty.term)
+		req.TTY, req.Size, req.Modes, req.TTYVariable = true, s.tty.size, s.tty.modes, "SSH_TTY"
 	}
 	if refused := s.server.admit(); refused != nil {
 		return s.fail(refused)
@@ -165,6 +175,32 @@ func (s *sshSession) launch(req wire.Exec) (bool, func()) {
 	}
 	s.cmd = cmd
 	return true, s.run
+}
+
+// environment returns the container's variables, the client's, and those that sshd sets, with its words for a client without an
+// address. Shells read their files by them: bash reads ~/.bashrc for a command of sshd's.
+func (s *sshSession) environment(name string, id accounts.User) []string {
+	env := os.Environ()
+	other := name != s.server.conf.User
+	drop := func(variable string) {
+		env = slices.DeleteFunc(env, func(kv string) bool { return strings.HasPrefix(kv, variable+"=") })
+	}
+	if !s.server.conf.Home || other {
+		drop("HOME")
+	}
+	if other {
+		drop("USER")
+		drop("LOGNAME")
+	}
+	if id.Name != "" {
+		env = slices.Insert(env, 0, "LOGNAME="+id.Name) // what comes later counts
+	}
+	env = append(env, s.env...)
+	env = append(env, "SHELL="+shellOf(id), "SSH_CLIENT=UNKNOWN 65535 65535", "SSH_CONNECTION=UNKNOWN 65535 UNKNOWN 65535")
+	if s.tty != nil {
+		env = append(env, "TERM="+s.tty.term)
+	}
+	return env
 }
 
 // fail accepts the request and prints why nothing runs: a refusal would carry no text.
@@ -186,23 +222,55 @@ func (s *sshSession) fail(why *wire.StartError) (bool, func()) {
 func (s *sshSession) run() {
 	defer s.server.leave()
 	defer s.server.use.end()
-	go s.cmd.Feed(s.ch)
-	s.end(s.cmd.Run(s.ch, s.ch.Stderr()))
+	go s.feed()
+	told := make(chan struct{})
+	go func() {
+		defer close(told)
+		<-s.cmd.Exited()
+		s.sendExit(s.cmd.Exit()) // those in the background may hold the output for long
+	}()
+	go func() {
+		<-s.cmd.Drained()
+		s.ch.CloseWrite()
+	}()
+	s.cmd.Run(s.ch, s.ch.Stderr())
+	<-told
+	s.ch.Close()
+}
+
+// feed passes the client's input on, for as long as the command reads it. The rest is dropped: a client may want to have sent all
+// before it reads. OpenSSH's stop sending when they hear of it.
+func (s *sshSession) feed() {
+	if s.cmd.Feed(s.ch) {
+		return
+	}
+	if strings.HasPrefix(string(s.client.ClientVersion()), "SSH-2.0-OpenSSH") {
+		s.ch.SendRequest("eow@openssh.com", false, nil)
+	}
+	io.Copy(io.Discard, s.ch)
 }
 
 func (s *sshSession) end(exit wire.Exit) {
 	s.ch.CloseWrite()
-	if name, ok := signalNames[syscall.Signal(exit.Signal)]; ok {
-		s.ch.SendRequest("exit-signal", false, ssh.Marshal(struct {
-			Signal   string
-			Core     bool
-			Message  string
-			Language string
-		}{Signal: name}))
-	} else {
-		s.ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Code uint32 }{uint32(exit.Code)}))
-	}
+	s.sendExit(exit)
 	s.ch.Close()
+}
+
+func (s *sshSession) sendExit(exit wire.Exit) {
+	if exit.Signal == 0 {
+		s.ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Code uint32 }{uint32(exit.Code)}))
+		return
+	}
+	name, ok := signalNames[syscall.Signal(exit.Signal)]
+	if !ok {
+		name = "SIG@openssh.com"
+	}
+	s.ch.SendRequest("exit-signal", false, ssh.Marshal(struct {
+		Signal   string
+		Core     bool
+		Message  string
+		Language string
+	}{Signal: name}))
 }
 
 // hangUp waits a moment for commands whose client has gone. Children that still run then
@@ -215,11 +283,11 @@ func (s *server) hangUp() {
 }
 
 type terminalRequest struct {
-	term string
-	size wire.Size
+	term  string
+	size  wire.Size
+	modes []byte
 }
 
-// decodeTerminal reads pty-req. It ignores the modes: a new terminal's are good enough.
 func decodeTerminal(payload []byte) (terminalRequest, error) {
 	var msg struct {
 		Term                      string
@@ -232,18 +300,18 @@ func decodeTerminal(payload []byte) (terminalRequest, error) {
 	if strings.IndexByte(msg.Term, 0) >= 0 {
 		return terminalRequest{}, fmt.Errorf("terminal %q", msg.Term)
 	}
-	return terminalRequest{term: msg.Term, size: cells(msg.Rows, msg.Cols)}, nil
+	return terminalRequest{term: msg.Term, size: terminalSize(msg.Rows, msg.Cols, msg.Width, msg.Height), modes: []byte(msg.Modes)}, nil
 }
 
 func decodeWindow(payload []byte) (wire.Size, error) {
 	var msg struct{ Cols, Rows, Width, Height uint32 }
 	err := ssh.Unmarshal(payload, &msg)
-	return cells(msg.Rows, msg.Cols), err
+	return terminalSize(msg.Rows, msg.Cols, msg.Width, msg.Height), err
 }
 
-func cells(rows, cols uint32) wire.Size {
-	const most = 1<<16 - 1
-	return wire.Size{Rows: uint16(min(rows, most)), Cols: uint16(min(cols, most))}
+func terminalSize(rows, cols, width, height uint32) wire.Size {
+	short := func(n uint32) uint16 { return uint16(min(n, 1<<16-1)) }
+	return wire.Size{Rows: short(rows), Cols: short(cols), Width: short(width), Height: short(height)}
 }
 
 func decodeEnv(payload []byte) (string, error) {
