@@ -130,3 +130,18 @@ func memberships(open func() io.ReadCloser, name string) (gids []uint32) {
 	})
 	return gids
 }
+
+// Names returns the names in an account file by their numbers. Of several names for one number the first one counts.
+func Names(open func() io.ReadCloser) map[uint32]string {
+	names := map[uint32]string{}
+	lines(open, func(f [][]byte) bool {
+		if len(f) < 3 {
+			return true
+		}
+		if id, ok := number(string(f[2])); ok && names[id] == "" {
+			names[id] = string(f[0])
+		}
+		return true
+	})
+	return names
+}

@@ -16,6 +16,7 @@ var below = map[string][]string{
 	"proc":       {},
 	"copytree":   {"proc"},
 	"fileserver": {"proc"},
+	"sftpserver": {"proc"},
 	"egress":     {"proc"},
 	"sshserver":  {"proc"},
 	"pid1":       {"proc", "egress"},

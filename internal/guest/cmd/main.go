@@ -12,6 +12,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/fileserver"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/pid1"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/sftpserver"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/sshserver"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
@@ -41,7 +42,7 @@ func run(verb string, args []string) (code int, err error) {
 	case wire.VerbFiles:
 		return 1, fileserver.Run()
 	case wire.VerbSFTP:
-		return 1, fileserver.SFTP()
+		return 1, sftpserver.Run()
 	case egress.VerbTrust:
 		return 1, egress.RunTrust()
 	case wire.VerbCopy:

@@ -17,6 +17,16 @@ func LookupUser(spec string) (accounts.User, error) {
 	return accounts.Resolve(spec, func() io.ReadCloser { return openAccounts("/etc/passwd") }, func() io.ReadCloser { return openAccounts("/etc/group") })
 }
 
+// UserNames returns the names of the container's users by their numbers.
+func UserNames() map[uint32]string {
+	return accounts.Names(func() io.ReadCloser { return openAccounts("/etc/passwd") })
+}
+
+// GroupNames returns the names of the container's groups by their numbers.
+func GroupNames() map[uint32]string {
+	return accounts.Names(func() io.ReadCloser { return openAccounts("/etc/group") })
+}
+
 // openAccounts opens an account file. Anything but a regular file counts as empty: it must not
 // block or fill memory.
 func openAccounts(path string) io.ReadCloser {
