@@ -44,8 +44,10 @@ type Build struct {
 	shares       bool           // some volumes are overlays over files of the origin
 	adopted      bool           // the workspace existed and stays after an Undo
 	mounted      []record.Mount // with the volumes that copies go to, and the image's
+	placed       []string       // where the workspace and what is mounted are, see place
 	fresh        []string       // targets of volumes that the engine fills from the image
 	anonymous    []record.Mount // volumes of the container to replace, see plan.FromRecord
+	imageID      string         // of the image to create the container from
 	dirs         []transfer.Directory
 	forked       []transfer.Job // of copies of another sandbox's copies
 	visibleEarly bool           // others may see the sandbox before Commit
@@ -194,10 +196,14 @@ func (b *Build) prepareShared(ctx context.Context) error {
 	if b.base == "" {
 		b.base = b.Plan.Image
 		g.Go(func() (err error) {
-			b.image, err = b.EnsureImage(ctx, b.Plan.Image, b.Plan.Emulated, b.Plan.From, b.slot, b.report)
+			if b.image, err = b.EnsureImage(ctx, b.Plan.Image, b.Plan.Emulated, b.Plan.From, b.slot, b.report); err != nil {
+				return err
+			}
 			b.usualUser = b.image.User
-			return err
+			return b.placeFirst(ctx)
 		})
+	} else {
+		g.Go(func() error { return b.placeFirst(ctx) })
 	}
 	g.Go(func() (err error) {
 		b.guest, err = b.EnsureGuest(ctx, b.report)
@@ -271,7 +277,7 @@ func (b *Build) makeAndFill(ctx context.Context) error {
 	copies, source, check := b.filler(), b.filler(), b.filler()
 	if b.Plan.Source != nil {
 		var err error
-		if source.Owner, err = b.LookupOwner(ctx, record.ContainerName(b.Record.Name), b.user()); err != nil {
+		if source.Owner, err = b.LookupOwner(ctx, b.imageID, b.user()); err != nil {
 			return err
 		}
 	}
@@ -308,7 +314,7 @@ func (b *Build) Fill(ctx context.Context) error {
 //
 // After Start the session may have ended already, see [Build.Container].
 func (b *Build) Start(ctx context.Context, slot *machine.Slot) error {
-	if len(b.Plan.Command) > 0 || plan.Nested(b.mounted, b.Plan.Source != nil || b.origin != nil) {
+	if len(b.Plan.Command) > 0 || plan.Nested(b.placed[0], b.mounted, b.Plan.Source != nil || b.origin != nil) {
 		if err := slot.Without(ctx, b.Filled); err != nil {
 			return err
 		}
@@ -317,7 +323,7 @@ func (b *Build) Start(ctx context.Context, slot *machine.Slot) error {
 		return err
 	}
 	b.report.Report(machine.Progress{Step: "start"})
-	wait := b.Prefetch(ctx, b.Plan.Network, false)
+	wait := b.Prefetch(ctx, b.Plan.Network)
 	defer wait()
 	return b.Machine.Start(ctx, b.Record.Name, b.ownLayer)
 }
@@ -325,7 +331,7 @@ func (b *Build) Start(ctx context.Context, slot *machine.Slot) error {
 // checkUser fails if the caller chose a user that the container lacks. OnCreate may create it.
 func (b *Build) checkUser(ctx context.Context) error {
 	if user := b.Plan.User; user != "" && user != b.usualUser && !b.visibleEarly {
-		if err := b.CheckUser(ctx, record.ContainerName(b.Record.Name), user, b.ownLayer); err != nil {
+		if err := b.CheckUser(ctx, record.ContainerName(b.Record.Name), b.imageID, user, b.ownLayer); err != nil {
 			return fmt.Errorf("user %q: %w", user, err)
 		}
 	}

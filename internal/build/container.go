@@ -96,7 +96,8 @@ func (b *Build) spec() (engine.ContainerSpec, error) {
 		boot.Lease = LeaseTime
 	}
 	user := b.Record.Settings.User
-	boot.Workspace = wire.Workspace{Path: record.Workspace, User: user, Mounts: plan.BelowWorkspace(b.mounted)}
+	boot.Workspace = wire.Workspace{Path: b.placed[0], User: user, Mounts: plan.BelowWorkspace(b.placed[0], b.mounted)}
+	boot.Mounts = b.bootMounts()
 	if len(b.Plan.Command) > 0 {
 		boot.Main = &wire.Exec{Args: b.Plan.Command, Dir: b.Plan.Workdir, User: user, NewPrivileges: b.Record.Settings.NewPrivileges}
 		isHome := func(kv string) bool { return strings.HasPrefix(kv, "HOME=") }
@@ -129,7 +130,7 @@ func (b *Build) spec() (engine.ContainerSpec, error) {
 		DNS:         b.DNS(),
 		NetworkMode: b.networkMode,
 		Mounts: append([]engine.Mount{
-			{Type: "volume", Source: record.WorkspaceName(b.Record.ID), Target: record.Workspace,
+			{Type: "volume", Source: record.WorkspaceName(b.Record.ID), Target: b.placed[0],
 				NoCopy: true, VolumeLabels: b.Record.VolumeLabels(record.RoleWorkspace)},
 			b.guest.Mount(b.Record.Settings.Guest),
 		}, b.mounts()...),

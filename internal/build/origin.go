@@ -133,8 +133,10 @@ func (o *Live) beforeContainer(ctx context.Context, b *Build) error {
 	}
 	return o.copy(ctx, b, o.jobs(b), &transfer.Then{
 		Do: func(ctx context.Context, got engine.Container) (err error) {
-			b.base, err = b.layer(ctx, got, false)
-			return err
+			if b.base, err = b.layer(ctx, got, false); err != nil {
+				return err
+			}
+			return b.placeAgain(ctx, b.base)
 		},
 		Undo: b.dropLayer,
 	})
@@ -159,7 +161,7 @@ func (o *Live) fill(ctx context.Context, b *Build) error {
 	if err != nil {
 		return err
 	}
-	layer := transfer.Job{What: "files of the container", To: transfer.Tree{Layer: to}, Layer: true, Check: machine.PathsToCheck(b.mounted)}
+	layer := transfer.Job{What: "files of the container", To: transfer.Tree{Layer: to}, Layer: true, Check: b.paths()}
 	err = o.copy(ctx, b, append(o.jobs(b), layer), nil)
 	if errors.Is(err, transfer.ErrNoLayer) {
 		o.commits = true
@@ -184,7 +186,7 @@ func (o *Live) copy(ctx context.Context, b *Build, jobs []transfer.Job, then *tr
 
 // mayHaveMountPoints reports whether the engine has made mount points in volumes that are still to be
 // filled: with containerd's image store it does, to find the container's own layer.
-func (b *Build) mayHaveMountPoints() bool { return plan.Nested(b.mounted, true) }
+func (b *Build) mayHaveMountPoints() bool { return plan.Nested(b.placed[0], b.mounted, true) }
 
 // Stored is the origin that is a snapshot, or the copied files that several forks share.
 type Stored struct {
@@ -319,7 +321,7 @@ func (o *Stored) jobs(ctx context.Context, b *Build, made engine.Container) (job
 				return nil, nil, fault.Classify(fault.Unsupported, errors.New("the snapshot was made with another storage driver than the engine has now"))
 			}
 			jobs = append(jobs, transfer.Job{What: "files of the container", From: transfer.Tree{Volume: t.Volume}, To: transfer.Tree{Layer: layer}, Layer: true,
-				Check: machine.PathsToCheck(b.mounted)})
+				Check: b.paths()})
 		case !has:
 		case o.dirs[t.Target] != "":
 			roots = append(roots, t)
@@ -356,6 +358,10 @@ func (o *Stored) fill(ctx context.Context, b *Build) error {
 	k := transfer.NewCopier(b.Machine, b.Record.Name, b.Record.Nonce, b.report)
 	// An archive to the engine has no extended attributes of a directory.
 	if len(jobs) > len(roots) || slices.ContainsFunc(roots, func(t record.Tree) bool { return t.Xattrs }) {
+		b.undo.Add("helper", k.Undo.Run)
+		err = k.Copy(ctx, jobs)
+	} else if len(roots) > 0 && plan.Nested(b.placed[0], b.mounted, true) {
+		// The engine would make mounts at paths in the snapshot's files.
 		b.undo.Add("helper", k.Undo.Run)
 		err = k.Copy(ctx, jobs)
 	} else if len(roots) > 0 {

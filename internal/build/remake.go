@@ -26,6 +26,12 @@ func Outdated(ctx context.Context, m *machine.Machine, rec record.Sandbox, got e
 	if rec.Outdated() || got.StartedAt.IsZero() {
 		return rec.Outdated(), nil
 	}
+	if machine.NeedsLayer(got) {
+		// Where the layer can't be looked at, the new container's image can.
+		if layer, err := m.LayerOf(ctx, got); err != nil || layer == (machine.Layer{}) {
+			return true, err
+		}
+	}
 	for _, outer := range got.Mounts {
 		if !slices.ContainsFunc(got.Mounts, func(inner engine.MountPoint) bool { return strings.HasPrefix(inner.Target, outer.Target+"/") }) {
 			continue
@@ -151,6 +157,9 @@ func rebuild(ctx context.Context, m *machine.Machine, rec record.Sandbox, got en
 	b.Record.By, b.Record.Previous = op, store.Fingerprint(got)
 	s := &b.Record.Settings
 	s.Mounts, s.Declared, s.Unnamed, s.Rollback = nil, nil, nil, nil // the build writes them
+	if err := b.place(ctx, image.ID); err != nil {
+		return nil, err
+	}
 	if got.NetworkMode == "none" {
 		b.networkMode = got.NetworkMode
 	}
@@ -182,8 +191,10 @@ func (b *Build) makeNext(ctx context.Context, got engine.Container, layer machin
 		from = b.sameImage(got)
 	default:
 		g.Go(func() (err error) {
-			from, err = b.layer(fctx, got, true)
-			return err
+			if from, err = b.layer(fctx, got, true); err != nil {
+				return err
+			}
+			return b.placeAgain(fctx, from)
 		})
 	}
 	if err := g.Wait(); err != nil {

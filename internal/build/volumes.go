@@ -7,7 +7,6 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
-	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/transfer"
 )
@@ -15,7 +14,6 @@ import (
 // makeVolumes creates the workspace, or adopts one that a deleted sandbox left under its ID,
 // and the volumes for copies and for what the image declares.
 func (b *Build) makeVolumes(ctx context.Context) error {
-	b.mounted = plan.WithDeclared(b.mounted, b.image.Volumes)
 	name := record.WorkspaceName(b.Record.ID)
 	got, err := b.makeVolume(ctx, name, record.Workspace, b.Record.VolumeLabels(record.RoleWorkspace))
 	if isLeft(got, err, record.RoleWorkspace) {

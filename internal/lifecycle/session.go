@@ -136,11 +136,7 @@ func (h *Handle) beginMessage(ctx context.Context, rec record.Sandbox) (*wire.Be
 	if !p.LooksUp() {
 		return b, nil
 	}
-	got, err := h.Current(ctx)
-	if err != nil {
-		return nil, err
-	}
-	facts, err := h.c.Network(ctx, !got.FinishedAt.IsZero())
+	facts, err := h.c.Network(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("look at the engine's network: %w", err)
 	}

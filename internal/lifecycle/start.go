@@ -141,8 +141,8 @@ const startTimeout = time.Minute
 // remakeTimeout bounds a start that replaces the container first, which copies its files.
 const remakeTimeout = time.Hour
 
-// prefetch is machine.Prefetch for a container that has had a session.
+// prefetch is machine.Prefetch for the policy in the record.
 func (h *Handle) prefetch(ctx context.Context) (wait func()) {
 	p, _ := h.known().Network().Parse()
-	return h.c.Prefetch(ctx, p, true)
+	return h.c.Prefetch(ctx, p)
 }

@@ -226,7 +226,7 @@ func (h *Handle) checkReachable(ctx context.Context, got engine.Container, set *
 		return nil
 	}
 	if set.Network.LooksUp() {
-		if _, err := h.c.Network(ctx, !got.FinishedAt.IsZero()); err != nil {
+		if _, err := h.c.Network(ctx); err != nil {
 			return fmt.Errorf("look at the engine's network: %w", err)
 		}
 	}

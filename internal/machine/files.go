@@ -1,16 +1,16 @@
 package machine
 
 import (
-	"archive/tar"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -20,248 +20,434 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
+// At a start an engine opens the account files as its own user, and then mounts what the container
+// has, one mount after the other, at what the target's path leads to at that moment. A symbolic
+// link on the way could lead a mount over the guest, and a named pipe could block the engine. So
+// that nothing has to be predicted, no such path may have a link on its way:
+//
+//   - a new container gets the targets without the links of its image (Place), and
+//   - before each start none of them has anything but directories on its way (checkFiles): in the
+//     container's own layer, and in each volume or directory that another mount is below. A helper
+//     looks at these, each by itself, since the engine's own view depends on the mounts.
+//
+// Then each target leads to itself whatever is mounted already. What others can change between the
+// look and the start is mounted in a new container only (build.Outdated), in which nobody knows the
+// guest's path, and PID 1 compares its mounts with those of its configuration before it does
+// anything else.
+
 // The files that the engine opens, as its own user, at each start and exec of a container.
 const (
 	passwdFile = "/etc/passwd"
 	groupFile  = "/etc/group"
 )
 
-// maxLinks is how many symbolic links a path may lead through, as in the kernel.
-const maxLinks = 40
+// accountFiles are what a file that the engine must not open is replaced by, after a session.
+var accountFiles = map[string]string{passwdFile: "root:x:0:0:root:/root:/bin/sh\n", groupFile: "root:x:0:\n"}
 
-// OwnLayer is what is known of the files that a container has of its own, which spares a start
-// most of its checks.
+// pointFiles are files of the engine's that it mounts in each container.
+var pointFiles = []string{"/etc/hostname", "/etc/hosts", "/etc/resolv.conf"}
+
+// OwnLayer is what is known of the files that a container has of its own, which spares a start the
+// look at them.
 type OwnLayer struct {
-	Pristine bool     // there are none
-	Plain    []string // paths to which they have no symbolic link, nor a special file there
+	Pristine bool // there are none
+	Plain    bool // they have nothing but what may be there
 }
 
-// PathsToCheck returns the paths that a start checks in a container with these mounts.
-func PathsToCheck(mounts []record.Mount) []string {
-	paths := []string{passwdFile, groupFile, record.Workspace}
-	for _, m := range mounts {
-		paths = append(paths, m.Target)
+// A Target is where a mount is requested. One that is kept is given to the engine as it is.
+type Target struct {
+	Path string
+	Kept bool
+}
+
+// Places is where a new container's mounts are.
+type Places struct {
+	Targets []string // without symbolic links, in the order in which they were given
+	Links   []string // symbolic links of the image on the way to the engine's own files and to kept targets
+	Linked  []string // where these links lead
+}
+
+// Place returns where the mounts of a container of an image, given by its ID, are to be, so that no
+// symbolic link of the image is on the way. It fails if a target, or a file that the engine reads or
+// mounts itself, leads to where nothing may be mounted, or through another mount.
+func (m *Machine) Place(ctx context.Context, image string, targets []Target) (p Places, err error) {
+	v := m.imageView(image)
+	defer v.close(ctx)
+	for _, t := range targets {
+		p.Targets = append(p.Targets, t.Path)
+	}
+	// A target can lead below another one by a link. Its rest is in that mount then, and not in the
+	// image, so that where it leads depends on where that one leads.
+	for round := 0; ; round++ {
+		ways, err := v.placeTargets(ctx, targets, p.Targets)
+		if err != nil {
+			return p, err
+		}
+		stable := true
+		for i, w := range ways {
+			stable = stable && p.Targets[i] == w.to
+			p.Targets[i] = w.to
+		}
+		if stable {
+			if err := checkPlaces(targets, ways); err != nil {
+				return p, err
+			}
+			for i, t := range targets {
+				if t.Kept {
+					p.follow(ways[i], false)
+				}
+			}
+			break
+		}
+		if round > len(targets) {
+			return p, fault.Invalid("the mount targets %s lead below each other by symbolic links of the image", strings.Join(p.Targets, ", "))
+		}
+	}
+	err = v.placeFiles(ctx, &p)
+	slices.Sort(p.Links)
+	p.Links = slices.Compact(p.Links)
+	return p, err
+}
+
+// follow adds the links of a way, and where they lead. A session may replace an account file, or
+// another file of the engine's, that is a link itself.
+func (p *Places) follow(w way, file bool) {
+	for _, link := range w.links {
+		if !file || link != w.name {
+			p.Links = append(p.Links, link)
+		}
+	}
+	if w.to != w.name {
+		p.Linked = append(p.Linked, w.to)
+	}
+}
+
+// placeTargets resolves each target, where the others are mounted at points.
+func (v *view) placeTargets(ctx context.Context, targets []Target, points []string) (ways []way, err error) {
+	for i, target := range targets {
+		w, err := v.way(ctx, target.Path, slices.Delete(slices.Clone(points), i, i+1))
+		if err != nil {
+			return nil, err
+		}
+		ways = append(ways, w)
+	}
+	return ways, nil
+}
+
+// checkPlaces fails if a target leads to where nothing may be mounted.
+func checkPlaces(targets []Target, ways []way) error {
+	used := map[string]string{}
+	for i, w := range ways {
+		if w.to != w.name {
+			if err := plan.CheckTarget(w.to); err != nil {
+				return fault.Invalid("mount target %s is a symbolic link to %s: %w", w.name, w.to, err)
+			}
+		}
+		if other, is := used[w.to]; is {
+			return fault.Invalid("mount targets %s and %s are, by a symbolic link, the same directory", w.name, other)
+		}
+		used[w.to] = w.name
+		linked := targets[i].Kept && len(w.links) > 0
+		for _, other := range ways {
+			if linked && (strings.HasPrefix(w.to, other.to+"/") || strings.HasPrefix(other.to, w.to+"/")) {
+				return fault.Invalid("the image declares a volume at %s, which leads to %s by a symbolic link: no other mount can be above or below that, as %s is", w.name, w.to, other.to)
+			}
+		}
+	}
+	return nil
+}
+
+// placeFiles finds the engine's own files, none of which may be in a mount: the engine opens what is
+// below it.
+func (v *view) placeFiles(ctx context.Context, p *Places) error {
+	for _, name := range slices.Concat([]string{passwdFile, groupFile}, pointFiles) {
+		w, err := v.way(ctx, name, nil)
+		if err != nil {
+			return err
+		}
+		account := accountFiles[name] != ""
+		if account {
+			if err := w.checkAccounts(); err != nil {
+				return err
+			}
+		} else if slices.Contains(p.Targets, w.to) && len(w.links) == 0 {
+			continue // the caller's own mount takes its place
+		}
+		if err := w.outside(p.Targets); err != nil {
+			return err
+		}
+		p.follow(w, true)
+	}
+	return nil
+}
+
+// Paths returns what a start has to find in the own layer of a container with these targets, where
+// links and linked are those of Places.
+func Paths(targets, links, linked []string) (paths []wire.PathCheck) {
+	for _, name := range []string{passwdFile, groupFile} {
+		paths = append(paths, wire.PathCheck{Name: name, Kind: wire.KindAccount})
+	}
+	for _, name := range slices.Concat(pointFiles, linked, targets) {
+		if !strings.HasPrefix(name, wire.Dir) { // in the root and random: checked by PID 1
+			paths = append(paths, wire.PathCheck{Name: name})
+		}
+	}
+	for _, name := range links {
+		paths = append(paths, wire.PathCheck{Name: name, Kind: wire.KindLink})
 	}
 	return paths
 }
 
-// pathStats reads file information of a container that does not run, with all that is mounted
-// in it.
-type pathStats struct {
-	m     *Machine
-	got   engine.Container
-	layer OwnLayer
-	seen  map[string]engine.PathStat
-}
-
-// asImage reports whether a path is as in the container's image. A directory of a plain path may
-// not be, but is one.
-func (p *pathStats) asImage(name string) bool {
-	if slices.ContainsFunc(p.got.Mounts, func(m engine.MountPoint) bool { return strings.HasPrefix(name, m.Target+"/") }) {
-		return false
-	}
-	return p.layer.Pristine || slices.ContainsFunc(p.layer.Plain, func(path string) bool { return path == name || strings.HasPrefix(path, name+"/") })
-}
-
-// isGuestOf reports whether a target is the guest's own in a container that has not been
-// started: its name is random, so nothing in the image refers to it.
-func isGuestOf(got engine.Container, target string) bool {
-	return strings.HasPrefix(target, wire.Dir) && target != wire.Dir && got.StartedAt.IsZero()
-}
-
-// stat describes a path without following it. found is false if nothing is there.
-func (p *pathStats) stat(ctx context.Context, name string) (at engine.PathStat, found bool, err error) {
-	key := [2]string{p.got.ImageID, name}
-	if p.asImage(name) {
-		if known, ok := p.m.imagePaths.Load(key); ok {
-			at = known.(engine.PathStat)
-			if at.Mode&fs.ModeSymlink == 0 || p.layer.Pristine {
-				return at, true, nil
-			}
-			p.layer.Plain = nil // the link may be gone, and where it leads was not looked at
-		}
-	}
-	at, known := p.seen[name]
-	if !known {
-		at, err = p.m.Engine.StatPath(ctx, p.got.ID, name)
-		switch {
-		case errors.Is(err, engine.ErrNotFound):
-			at, err = engine.PathStat{}, nil
-		case errors.Is(err, engine.ErrInvalid):
-			err = fault.Invalid("%w", err)
-		}
-		if err != nil {
-			return at, false, err
-		}
-	}
-	p.seen[name], found = at, at.Name != ""
-	if found && p.layer.Pristine && p.asImage(name) { // a path that is not found may be that of a container that is gone
-		p.m.imagePaths.Store(key, at)
-	}
-	return at, found, nil
-}
-
-// resolve follows symbolic links and returns the final path of name and a description of the file.
-func (p *pathStats) resolve(ctx context.Context, name string) (to string, at engine.PathStat, found bool, err error) {
-	to = name
-	for range maxLinks {
-		next := ""
-		for end := 1; end <= len(to) && next == ""; end++ {
-			if end < len(to) && to[end] != '/' {
-				continue
-			}
-			if at, found, err = p.stat(ctx, to[:end]); err != nil || !found {
-				return to, at, false, err
-			}
-			if at.Mode&fs.ModeSymlink == 0 {
-				continue
-			}
-			if !path.IsAbs(at.LinkTarget) {
-				return to, at, false, fault.Invalid("%s is a symbolic link that the engine does not resolve", to[:end])
-			}
-			next = path.Join(at.LinkTarget, to[end:])
-		}
-		if next == "" {
-			return to, at, true, nil
-		}
-		to = next
-	}
-	return to, at, false, fault.Invalid("%s leads through more than %d symbolic links", name, maxLinks)
-}
-
-// checkFiles fails if files of a container would mislead its start. The engine follows the
-// symbolic links in its mounts' targets, and opens its account files: a link could have
-// something mounted over the guest, and a named pipe would block the engine. Nothing of the
-// container runs yet, so nothing in it can change the result. The looks are one after another:
-// for each of them the engine mounts what the container will have, and looks at one time see
-// each other's mounts come and go.
-func (m *Machine) checkFiles(ctx context.Context, got engine.Container, layer OwnLayer) error {
-	p := &pathStats{m, got, layer, map[string]engine.PathStat{}}
-	if err := p.checkTargets(ctx); err != nil {
+// checkFiles fails if files of a container that does not run would mislead its start. Nobody can
+// change them until the start, but see build.Outdated.
+func (m *Machine) checkFiles(ctx context.Context, got engine.Container, own OwnLayer) error {
+	trees, err := m.treesOf(ctx, got, own)
+	if err != nil || len(trees) == 0 {
 		return err
 	}
-	for name, rootOnly := range map[string]string{passwdFile: "root:x:0:0:root:/root:/bin/sh\n", groupFile: "root:x:0:\n"} {
-		_, _, err := p.accountFile(ctx, name)
-		if errors.Is(err, errNotAccounts) && !layer.Pristine {
-			// A session has left it, and only a session could change it.
-			m.Log.Warn("an account file is replaced by one that lists root only", "container", got.Name, "error", err)
-			err = p.replace(ctx, name, rootOnly)
-		}
-		if err != nil {
-			return err
-		}
+	looked, err := m.look(ctx, trees)
+	if err != nil {
+		return fmt.Errorf("look at the files of container %s: %w", got.Name, err)
+	}
+	for _, r := range looked.Replaced {
+		m.Log.Warn("an account file is replaced by one that lists root only", "container", got.Name, "file", r.Name, "was", r.Is)
+	}
+	for _, w := range looked.Wrong {
+		return trees[w.Tree].refuse(w)
 	}
 	return nil
 }
 
-// replace replaces an account file, which may be a symbolic link.
-func (p *pathStats) replace(ctx context.Context, name, content string) error {
-	dir, _, _, err := p.resolve(ctx, path.Dir(name))
-	if err != nil {
-		return err
+// targetsOf returns the targets of a container's mounts.
+func targetsOf(got engine.Container) (targets []string) {
+	for _, p := range got.Mounts {
+		targets = append(targets, p.Target)
 	}
-	if err := p.m.Engine.CopyTo(ctx, p.got.ID, dir, bytes.NewReader(guestTar(entry{path.Base(name), 0o644, []byte(content)}))); err != nil {
-		return fmt.Errorf("replace %s: %w", name, err)
-	}
-	clear(p.seen)
-	p.layer = OwnLayer{}
-	_, _, err = p.accountFile(ctx, name)
-	return err
+	return targets
 }
 
-// errNotAccounts is the error of an account file that the engine must not open.
-var errNotAccounts = errors.New("the engine reads this file at each start, so it has to be a regular one of at most 4 MiB")
+// treesOf returns the trees that a start has to look at.
+func (m *Machine) treesOf(ctx context.Context, got engine.Container, own OwnLayer) (trees []tree, err error) {
+	targets := targetsOf(got)
+	if !own.Pristine && !own.Plain {
+		layer, err := m.LayerOf(ctx, got)
+		if err != nil {
+			return nil, err
+		}
+		rec, _ := record.Decode(got.Labels)
+		switch {
+		case layer != (Layer{}):
+			trees = append(trees, tree{layer: layer, wire: wire.LookTree{
+				Paths: Paths(targets, rec.Settings.Links, rec.Settings.LinkedFiles), Replace: accountFiles}})
+		case !got.StartedAt.IsZero():
+			if err := m.checkUnlayered(ctx, got); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, outer := range got.Mounts {
+		t := tree{at: outer.Target, mount: engine.Mount{Type: outer.Type, Source: outer.Source, ReadOnly: true, NoCopy: true}}
+		if outer.Type == "volume" {
+			t.mount.Source = outer.Name
+		}
+		for _, target := range targets {
+			if rel, below := strings.CutPrefix(target, outer.Target+"/"); below {
+				t.wire.Paths = append(t.wire.Paths, wire.PathCheck{Name: "/" + rel})
+			}
+		}
+		if len(t.wire.Paths) > 0 {
+			trees = append(trees, t)
+		}
+	}
+	return trees, nil
+}
 
-// checkTargets checks that no mount's target leads to where none may be.
-func (p *pathStats) checkTargets(ctx context.Context) error {
-	used := map[string]string{}
-	for _, m := range p.got.Mounts {
-		if isGuestOf(p.got, m.Target) {
+// NeedsLayer reports whether the mounts of a container that has had a session can only be checked in
+// its own layer: a session can't replace a mount point in the root directory, but any directory
+// above another one.
+func NeedsLayer(got engine.Container) bool {
+	return slices.ContainsFunc(got.Mounts, func(p engine.MountPoint) bool { return strings.Count(p.Target, "/") > 1 })
+}
+
+// checkUnlayered is checkFiles for a container whose own layer can't be looked at. All of its
+// mounts are in the root directory (see NeedsLayer), where no session can have moved them: so the
+// engine's view of the files outside of them is that of a start.
+func (m *Machine) checkUnlayered(ctx context.Context, got engine.Container) error {
+	if NeedsLayer(got) {
+		return fault.Classify(fault.Unsupported, errors.New("the engine's storage driver does not show whether a mount's target is a symbolic link: the session takes a new container"))
+	}
+	v := &view{m: m, id: got.ID}
+	for name, rootOnly := range accountFiles {
+		err := v.checkFile(ctx, name, targetsOf(got))
+		if !errors.Is(err, errNotAccounts) {
+			if err != nil {
+				return err
+			}
 			continue
 		}
-		own := strings.HasPrefix(m.Target, wire.Dir)
-		to, _, found, err := p.resolve(ctx, m.Target)
-		if err != nil {
+		m.Log.Warn("an account file is replaced by one that lists root only", "container", got.Name, "error", err)
+		if at, e := v.at(ctx, path.Dir(name)); e != nil || !at.stat.Mode.IsDir() {
+			return errors.Join(err, e)
+		}
+		if err := m.Engine.CopyTo(ctx, got.ID, path.Dir(name), bytes.NewReader(guestTar(entry{path.Base(name), 0o644, []byte(rootOnly)}))); err != nil {
+			return fmt.Errorf("replace %s: %w", name, err)
+		}
+		if err := v.checkFile(ctx, name, targetsOf(got)); err != nil {
 			return err
 		}
-		if !found { // the engine creates every target before it looks
-			return fault.Invalid("mount target %s is hidden by another mount, which leads above it by a symbolic link", m.Target)
+	}
+	for _, name := range pointFiles {
+		if w, err := v.way(ctx, name, nil); err != nil {
+			return err
+		} else if err := w.outside(targetsOf(got)); err != nil {
+			return err
 		}
-		if to != m.Target {
-			err = plan.CheckTarget(to)
-			if own {
-				err = errors.New("the sandbox's own program is mounted there")
-			}
-			if err != nil {
-				return fault.Invalid("mount target %s is a symbolic link to %s: %w", m.Target, to, err)
-			}
-		}
-		if other, is := used[to]; is {
-			return fault.Invalid("mount targets %s and %s are, by a symbolic link, the same directory", m.Target, other)
-		}
-		used[to] = m.Target
 	}
 	return nil
 }
 
-// accountFile returns the path that an account file is at. found is false if there is none.
-func (p *pathStats) accountFile(ctx context.Context, name string) (to string, found bool, err error) {
-	to, at, found, err := p.resolve(ctx, name)
+// checkFile fails with errNotAccounts if an account file is one that the engine must not open.
+func (v *view) checkFile(ctx context.Context, name string, targets []string) error {
+	w, err := v.way(ctx, name, nil)
 	if err != nil {
-		return to, false, err
+		return err
 	}
-	// The engine opens what is below a mount, so that what is mounted says nothing.
-	if i := slices.IndexFunc(p.got.Mounts, func(m engine.MountPoint) bool { return to == m.Target || strings.HasPrefix(to, m.Target+"/") }); i >= 0 {
-		return to, false, fault.Invalid("%s is in the mount at %s: the engine reads this file before it mounts anything", name, p.got.Mounts[i].Target)
+	if err := w.outside(targets); err != nil {
+		return fault.Invalid("%w: %w", err, errNotAccounts)
 	}
-	// The runtime mounts its own file systems there, in which a read may block for good.
-	if strings.HasPrefix(to, "/dev/") || strings.HasPrefix(to, "/proc/") || strings.HasPrefix(to, "/sys/") {
-		return to, false, fault.Invalid("%s is a symbolic link to %s: %w", name, to, errNotAccounts)
-	}
-	if found && (!at.Mode.IsRegular() || at.Size > accounts.MaxSize) {
-		return to, false, fault.Invalid("%s (%v, %d bytes): %w", name, at.Mode, at.Size, errNotAccounts)
-	}
-	return to, found, nil
+	return w.checkAccounts()
 }
 
-// LookupOwner resolves user[:group] against the account files of a container that does not run
-// and whose files are as in its image.
-func (m *Machine) LookupOwner(ctx context.Context, container, user string) (wire.Owner, error) {
+// outside fails if a way leads into a mount.
+func (w *way) outside(targets []string) error {
+	for _, at := range append(slices.Clone(w.links), w.to) {
+		for _, target := range targets {
+			if at == target || strings.HasPrefix(at, target+"/") {
+				return fault.Invalid("%s is in the mount at %s: the engine needs this file before it mounts anything there", w.name, target)
+			}
+		}
+	}
+	return nil
+}
+
+// A tree is what a helper looks at: a container's own layer, or what is mounted at a path.
+type tree struct {
+	layer Layer
+	mount engine.Mount
+	at    string // path of the mount in the container, empty for a layer
+	wire  wire.LookTree
+}
+
+// refuse returns the error for what is wrong in a tree.
+func (t tree) refuse(w wire.WrongPath) error {
+	at := path.Join("/", t.at, w.Name)
+	for _, p := range t.wire.Paths {
+		name := path.Join("/", t.at, p.Name)
+		if name != at && !strings.HasPrefix(name, at+"/") {
+			continue
+		}
+		if slices.Contains(pointFiles, name) || accountFiles[name] != "" || p.Kind == wire.KindLink {
+			return fault.Invalid("%s is %s, and the engine needs directories as in the image on the way to %s", at, w.Is, name)
+		}
+		in := "the files of the sandbox"
+		if t.at != "" {
+			in = "the mount at " + t.at
+		}
+		return fault.Invalid("mount target %s: %s is %s in %s, and no mount follows it: "+
+			"mount elsewhere, or take the mount away (WithoutMount), which keeps all files", name, at, w.Is, in)
+	}
+	return fault.Invalid("%s is %s", at, w.Is)
+}
+
+// lookDir is where a helper has the trees that it looks at.
+const lookDir = "/look"
+
+// look runs a helper that looks at the trees.
+func (m *Machine) look(ctx context.Context, trees []tree) (looked wire.Looked, err error) {
+	var order wire.Look
+	var mounts []engine.Mount
+	layers := engine.Mount{Type: "bind", Target: LayersDir}
+	adjust := func(spec *engine.ContainerSpec) {}
+	for i, t := range trees {
+		t.wire.Dir = fmt.Sprintf("%s/%d", lookDir, i)
+		switch {
+		case t.at != "":
+			t.mount.Target = t.wire.Dir
+			mounts = append(mounts, t.mount)
+		case t.layer.Dir != "":
+			mounts = append(mounts, engine.Mount{Type: "bind", Source: t.layer.Dir, Target: t.wire.Dir})
+		default:
+			layers.Source, order.Layers, order.LayerName, t.wire.Mark = t.layer.Root, LayersDir, t.layer.Name, t.layer.Mark
+		}
+		if t.at == "" {
+			adjust = func(spec *engine.ContainerSpec) {
+				spec.CapAdd = append(spec.CapAdd, "SYS_ADMIN") // to see overlayfs' own attributes
+				spec.MachineUsers = true
+			}
+		}
+		order.Trees = append(order.Trees, t.wire)
+	}
+	if layers.Source != "" {
+		mounts = append(mounts, layers)
+	}
+	arg, err := json.Marshal(order)
+	if err != nil {
+		return looked, err
+	}
+	err = m.ask(ctx, func(spec *engine.ContainerSpec) {
+		adjust(spec)
+		spec.Mounts = mounts
+		spec.Entrypoint = append(spec.Entrypoint, wire.VerbLook, string(arg))
+	}, &looked)
+	if err == nil && looked.NoLayer != "" {
+		err = fmt.Errorf("the container's own layer is not found: %s", looked.NoLayer)
+	}
+	return looked, err
+}
+
+// LookupOwner resolves user[:group] against the account files of an image, given by its ID.
+func (m *Machine) LookupOwner(ctx context.Context, image, user string) (wire.Owner, error) {
 	if slices.Contains([]string{"", "0", "root", "0:0", "root:root"}, user) {
 		return wire.Owner{}, nil
 	}
-	return m.lookup(ctx, container, user, OwnLayer{Pristine: true})
+	return m.lookup(ctx, image, user, nil)
 }
 
-// CheckUser fails if commands can't run as user[:group] in a container that does not run. IDs need
-// not be listed in it, and take no call to the engine.
-func (m *Machine) CheckUser(ctx context.Context, container, user string, layer OwnLayer) error {
+// CheckUser fails if commands can't run as user[:group] in a container of an image, given by its ID,
+// that does not run. IDs need not be listed in it, and take no call to the engine.
+func (m *Machine) CheckUser(ctx context.Context, container, image, user string, own OwnLayer) error {
 	none := func() io.ReadCloser { return io.NopCloser(strings.NewReader("")) }
 	if _, err := accounts.Resolve(user, none, none); err == nil {
 		return nil
 	}
-	_, err := m.lookup(ctx, container, user, layer)
+	var have map[string][]byte
+	if !own.Pristine {
+		got, err := m.Engine.InspectContainer(ctx, container)
+		if err != nil {
+			return err
+		}
+		layer, err := m.LayerOf(ctx, got)
+		if err != nil {
+			return err
+		}
+		if layer != (Layer{}) {
+			looked, err := m.look(ctx, []tree{{layer: layer, wire: wire.LookTree{Read: []string{passwdFile, groupFile}}}})
+			if err != nil {
+				return err
+			}
+			have = looked.Files
+		}
+	}
+	_, err := m.lookup(ctx, image, user, have)
 	return err
 }
 
-// lookup resolves user[:group] against the account files of a container that does not run.
-func (m *Machine) lookup(ctx context.Context, container, user string, layer OwnLayer) (wire.Owner, error) {
-	got, err := m.Engine.InspectContainer(ctx, container)
-	if err != nil {
-		return wire.Owner{}, err
-	}
-	p := &pathStats{m, got, layer, map[string]engine.PathStat{}}
-	open := func(name string) func() io.ReadCloser {
-		return func() io.ReadCloser {
-			f, e := p.open(ctx, name)
-			if e != nil {
-				err = errors.Join(err, e)
-				return io.NopCloser(strings.NewReader(""))
-			}
-			return &watched{f, name, &err}
-		}
-	}
-	found, unknown := accounts.Resolve(user, open(passwdFile), open(groupFile))
+// lookup resolves user[:group] against the account files of an image, or those that are known.
+func (m *Machine) lookup(ctx context.Context, image, user string, have map[string][]byte) (owner wire.Owner, err error) {
+	v := m.imageView(image)
+	defer v.close(ctx)
+	passwd, group := v.accounts(ctx, have, &err)
+	found, unknown := accounts.Resolve(user, passwd, group)
 	if err != nil {
 		return wire.Owner{}, err
 	}
@@ -271,38 +457,69 @@ func (m *Machine) lookup(ctx context.Context, container, user string, layer OwnL
 	return wire.Owner{UID: found.UID, GID: found.GID}, nil
 }
 
-// A watched file keeps the error of a read that broke off. Who reads the lines of an account file
-// takes that for its end.
-type watched struct {
-	io.ReadCloser
-	name string
-	err  *error
+// stoppedKey is a session that has ended.
+type stoppedKey struct {
+	container string
+	ended     time.Time
 }
 
-func (w *watched) Read(b []byte) (int, error) {
-	n, err := w.ReadCloser.Read(b)
-	if err != nil && err != io.EOF {
-		*w.err = errors.Join(*w.err, fmt.Errorf("read %s: %w", w.name, err))
+// CheckStopped fails if the engine's view of the files of a container that does not run may not be
+// that of a session: then no call may be made for which the engine makes the container's mounts. It
+// looks once for each session that has ended, and at each call for others that may change what is
+// below a mount.
+func (m *Machine) CheckStopped(ctx context.Context, got engine.Container) error {
+	if by, err := m.ChangedBy(ctx, got); err != nil {
+		return err
+	} else if by != "" {
+		return fault.Classify(fault.NotRunning, fmt.Errorf("container %s runs and can change where the sandbox's mounts are: stop that one, or start the sandbox", by))
 	}
-	return n, err
+	if got.StartedAt.IsZero() {
+		return nil
+	}
+	key := stoppedKey{got.ID, got.FinishedAt}
+	if _, known := m.stopped.Load(key); known {
+		return nil
+	}
+	if err := m.checkFiles(ctx, got, OwnLayer{}); err != nil {
+		return err
+	}
+	m.stopped.Store(key, nil)
+	return nil
 }
 
-// open opens an account file, an empty one if there is none.
-func (p *pathStats) open(ctx context.Context, name string) (io.ReadCloser, error) {
-	to, found, err := p.accountFile(ctx, name)
-	if err != nil || !found {
-		return io.NopCloser(strings.NewReader("")), err
+// ChangedBy returns the name of another container that runs and may change what a mount of got is
+// below, or nothing. A process of the engine's machine may, too, and can do worse.
+func (m *Machine) ChangedBy(ctx context.Context, got engine.Container) (string, error) {
+	var outer []engine.MountPoint
+	for _, o := range got.Mounts {
+		if slices.ContainsFunc(got.Mounts, func(inner engine.MountPoint) bool { return strings.HasPrefix(inner.Target, o.Target+"/") }) {
+			outer = append(outer, o)
+		}
 	}
-	rc, tr, hdr, err := p.m.Engine.OpenArchive(ctx, p.got.ID, to)
+	if len(outer) == 0 {
+		return "", nil
+	}
+	all, err := m.Engine.ListContainers(ctx, engine.Filter{})
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", name, err)
+		return "", err
 	}
-	if hdr.Typeflag != tar.TypeReg {
-		rc.Close()
-		return nil, fmt.Errorf("read %s: not a regular file", name)
+	for _, other := range all {
+		if other.ID == got.ID || !other.HasSession() && other.State != engine.StatePaused {
+			continue
+		}
+		for _, p := range other.Mounts {
+			if p.RW && slices.ContainsFunc(outer, func(o engine.MountPoint) bool { return overlap(o, p) }) {
+				return other.Name, nil
+			}
+		}
 	}
-	return struct {
-		io.Reader
-		io.Closer
-	}{tr, rc}, nil
+	return "", nil
+}
+
+// overlap reports whether two mounts have files in common, as far as their names tell.
+func overlap(a, b engine.MountPoint) bool {
+	if a.Type == "volume" && a.Name != "" && a.Name == b.Name {
+		return true
+	}
+	return a.Source != "" && b.Source != "" && (strings.HasPrefix(a.Source+"/", b.Source+"/") || strings.HasPrefix(b.Source+"/", a.Source+"/"))
 }

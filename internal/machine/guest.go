@@ -80,13 +80,9 @@ func (m *Machine) EnsureGuest(ctx context.Context, report *Reporter) (Guest, err
 	if g := m.knownGuest(); g != (Guest{}) {
 		return g, nil
 	}
-	arch, err := m.Engine.Arch(ctx)
+	arch, hash, err := m.guestHash(ctx)
 	if err != nil {
 		return Guest{}, err
-	}
-	hash, err := guest.Hash(arch)
-	if err != nil {
-		return Guest{}, fault.Classify(fault.Unsupported, err)
 	}
 	profile, err := m.Engine.SandboxSeccomp(ctx)
 	if err != nil {
@@ -107,6 +103,23 @@ func (m *Machine) EnsureGuest(ctx context.Context, report *Reporter) (Guest, err
 	}
 	m.setGuest(g)
 	return g, nil
+}
+
+// guestHash returns the platform of the engine and the hash of the guest for it.
+func (m *Machine) guestHash(ctx context.Context) (arch, hash string, err error) {
+	if arch, err = m.Engine.Arch(ctx); err != nil {
+		return "", "", err
+	}
+	if hash, err = guest.Hash(arch); err != nil {
+		return "", "", fault.Classify(fault.Unsupported, err)
+	}
+	return arch, hash, nil
+}
+
+// guestImage returns the name of the image that helpers are made from, which may be missing.
+func (m *Machine) guestImage(ctx context.Context) (string, error) {
+	_, hash, err := m.guestHash(ctx)
+	return record.GuestImage(hash), err
 }
 
 // profileFile returns the file for a seccomp profile in the guest's volume. Other versions of this
@@ -302,13 +315,9 @@ func guestTar(files ...entry) []byte {
 // PruneGuests removes guests of other versions, and reports each. The engine keeps those in
 // use; a check before would miss a sandbox that is created in between.
 func (m *Machine) PruneGuests(ctx context.Context, volumes []engine.Volume, report func(string, error)) error {
-	arch, err := m.Engine.Arch(ctx)
+	_, hash, err := m.guestHash(ctx)
 	if err != nil {
 		return err
-	}
-	hash, err := guest.Hash(arch)
-	if err != nil {
-		return fault.Classify(fault.Unsupported, err)
 	}
 	try := func(object string, err error) {
 		if !errors.Is(err, engine.ErrNotFound) && !errors.Is(err, engine.ErrConflict) {

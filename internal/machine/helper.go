@@ -33,17 +33,27 @@ func (m *Machine) NewHelper(nonce string, report *Reporter) *Helper {
 	return &Helper{Machine: m, Nonce: nonce, Report: report}
 }
 
-// query runs a helper that prints one line of JSON, and decodes it into answer.
+// query runs a helper that prints one line of JSON, and decodes it into answer, after the guest's
+// volume was checked.
 func (m *Machine) query(ctx context.Context, adjust func(*engine.ContainerSpec), answer any) error {
-	report := &Reporter{}
-	if _, err := m.EnsureGuest(ctx, report); err != nil {
+	if _, err := m.EnsureGuest(ctx, &Reporter{}); err != nil {
 		return err
 	}
-	h := m.NewHelper(record.NewNonce(), report)
+	return m.ask(ctx, adjust, answer)
+}
+
+// ask is query for a helper that does without the guest's volume.
+func (m *Machine) ask(ctx context.Context, adjust func(*engine.ContainerSpec), answer any) error {
+	h := m.NewHelper(record.NewNonce(), &Reporter{})
 	spec := h.Spec()
+	image, err := m.guestImage(ctx)
+	if err != nil {
+		return err
+	}
+	spec.Image = image // which create places if it is missing
 	adjust(&spec)
 	defer h.claimIfLong(ctx)()
-	err := h.Run(ctx, spec, nil, func(line []byte) (bool, error) { return true, json.Unmarshal(line, answer) })
+	err = h.Run(ctx, spec, nil, func(line []byte) (bool, error) { return true, json.Unmarshal(line, answer) })
 	if err != nil {
 		err = errors.Join(err, h.Undo.Run(ctx))
 	}

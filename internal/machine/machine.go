@@ -33,7 +33,8 @@ type Machine struct {
 	abilities sync.Map           // *cached[wire.Abilities] by OCI runtime
 	layers    cached[wire.Layer]
 
-	imagePaths     sync.Map    // what is at paths of images, see pathStats
+	imagePaths     sync.Map    // what is at paths of images, see view
+	stopped        sync.Map    // stoppedKey: see CheckStopped
 	policyEnforced sync.Map    // OCI runtimes that have enforced a network policy
 	otherKernel    atomic.Bool // the engine is known to run under another kernel
 	noOverlays     atomic.Bool // the engine is known to mount no overlays

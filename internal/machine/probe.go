@@ -25,14 +25,14 @@ type NetworkFacts struct {
 // a probe costs a container.
 const cacheTime = 10 * time.Minute
 
-// Network returns the facts of the engine's network. The DNS servers are probed only when
-// servers is set: in a container's first session PID 1 has them from the engine.
-func (m *Machine) Network(ctx context.Context, servers bool) (NetworkFacts, error) {
+// Network returns the facts of the engine's network. PID 1 gets the DNS servers with them, and reads
+// none from its container's files, which a session may have written.
+func (m *Machine) Network(ctx context.Context) (NetworkFacts, error) {
 	var dns wire.Probe
 	var dnsErr error
 	var wg sync.WaitGroup
-	servers = servers && len(m.dns) == 0
-	if servers {
+	ask := len(m.dns) == 0
+	if ask {
 		wg.Go(func() { dns, dnsErr = m.probe(ctx, &m.bridge, "bridge") })
 	}
 	machine, err := m.probe(ctx, &m.host, "host")
@@ -54,7 +54,7 @@ func (m *Machine) Network(ctx context.Context, servers bool) (NetworkFacts, erro
 		return s, fmt.Errorf("the machine has %d public addresses; up to %d can be protected", len(s.Protect), wire.MaxProtect)
 	}
 	s.Upstream = append(dns.Servers, m.dns...)
-	if servers && len(s.Upstream) == 0 {
+	if len(s.Upstream) == 0 {
 		return s, errors.New("containers on the default bridge get no DNS server")
 	}
 	return s, nil
@@ -133,12 +133,12 @@ func (c *cached[T]) get(ctx context.Context, m *Machine, adjust func(*engine.Con
 // Prefetch fills the cache of [Machine.Network] in the background, if a session under the
 // policy needs it; wait returns when that is done. A failure is not reported: the session's
 // own call of Network will fail, too.
-func (m *Machine) Prefetch(ctx context.Context, p policy.Policy, servers bool) (wait func()) {
+func (m *Machine) Prefetch(ctx context.Context, p policy.Policy) (wait func()) {
 	if !p.LooksUp() {
 		return func() {}
 	}
 	var wg sync.WaitGroup
-	wg.Go(func() { _, _ = m.Network(ctx, servers) })
+	wg.Go(func() { _, _ = m.Network(ctx) })
 	return wg.Wait
 }
 

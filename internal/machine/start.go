@@ -18,7 +18,7 @@ import (
 // keep copies of mounts, on a busy engine for many seconds.
 const busyTimeout = 30 * time.Second
 
-// Start starts the container of a sandbox, after it has checked the container's files. When
+// Start starts the container of a sandbox, after it has checked the files that mislead a start. When
 // that fails it places the guest again and retries: the guest's volume is the one thing a
 // container needs that is not its own.
 func (m *Machine) Start(ctx context.Context, name string, layer OwnLayer) error {

@@ -84,7 +84,7 @@ func withoutKeys(m map[string]string, keys []string) map[string]string {
 
 // withoutTargets returns a copy of mounts without those at targets.
 func withoutTargets(mounts []record.Mount, targets []string) []record.Mount {
-	return slices.DeleteFunc(slices.Clone(mounts), func(m record.Mount) bool { return slices.Contains(targets, m.Target) })
+	return slices.DeleteFunc(slices.Clone(mounts), func(m record.Mount) bool { return slices.ContainsFunc(targets, m.At) })
 }
 
 // Has reports whether any of those settings was given.

@@ -198,7 +198,7 @@ func declared(rec record.Sandbox, got engine.Container, mounts []record.Mount) (
 }
 
 func hasTarget(mounts []record.Mount, target string) bool {
-	return slices.ContainsFunc(mounts, func(m record.Mount) bool { return m.Target == target })
+	return slices.ContainsFunc(mounts, func(m record.Mount) bool { return m.At(target) })
 }
 
 // WithDeclared returns mounts with those volumes that an image declares and that none of mounts
@@ -241,10 +241,11 @@ func completeMounts(mounts []record.Mount) (out []record.Mount, problems []error
 	return out, problems
 }
 
-// BelowWorkspace returns the names in the workspace that are needed as mount points.
-func BelowWorkspace(mounts []record.Mount) (names []string) {
+// BelowWorkspace returns the names in the workspace, which is mounted at a path, that are needed as
+// mount points.
+func BelowWorkspace(workspace string, mounts []record.Mount) (names []string) {
 	for _, m := range mounts {
-		if rel, is := strings.CutPrefix(m.Target, record.Workspace+"/"); is {
+		if rel, is := strings.CutPrefix(m.Target, workspace+"/"); is {
 			name, _, _ := strings.Cut(rel, "/")
 			names = append(names, name)
 		}
@@ -254,8 +255,8 @@ func BelowWorkspace(mounts []record.Mount) (names []string) {
 
 // Nested reports whether a mount is below a copy, or below a bind mount that the engine makes its
 // mount point in. The workspace counts as a copy if it is filled.
-func Nested(mounts []record.Mount, filled bool) bool {
-	return filled && len(BelowWorkspace(mounts)) > 0 || slices.ContainsFunc(mounts, func(outer record.Mount) bool {
+func Nested(workspace string, mounts []record.Mount, filled bool) bool {
+	return filled && len(BelowWorkspace(workspace, mounts)) > 0 || slices.ContainsFunc(mounts, func(outer record.Mount) bool {
 		return (outer.Mode == record.RWCopy || outer.Mode == record.RW && outer.Source != "") && slices.ContainsFunc(mounts, func(inner record.Mount) bool {
 			return strings.HasPrefix(inner.Target, outer.Target+"/")
 		})

@@ -234,12 +234,12 @@ func TestNestedMounts(t *testing.T) {
 		"in an empty workspace":        {[]record.Mount{volume("/workspace/a")}, false, false},
 		"in a workspace with a source": {[]record.Mount{volume("/workspace/a")}, true, true},
 	} {
-		if got := plan.Nested(test.mounts, test.filled); got != test.want {
+		if got := plan.Nested("/workspace", test.mounts, test.filled); got != test.want {
 			t.Errorf("%s: Nested returns %v", name, got)
 		}
 	}
 	mounts := []record.Mount{volume("/workspace/a/b"), volume("/workspaces/c"), volume("/workspace/d")}
-	if got := plan.BelowWorkspace(mounts); !slices.Equal(got, []string{"a", "d"}) {
+	if got := plan.BelowWorkspace("/workspace", mounts); !slices.Equal(got, []string{"a", "d"}) {
 		t.Errorf("BelowWorkspace: %q, want a and d", got)
 	}
 }

@@ -211,6 +211,10 @@ type SandboxSettings struct {
 	// Guest is the directory of the guest in the container, empty for containers from before
 	// each had its own.
 	Guest string `json:"guest,omitempty"`
+	// Links are symbolic links of the image on the way to the files that the engine reads or mounts
+	// at each start, and LinkedFiles where they lead. Most images have none.
+	Links       []string `json:"links,omitempty"`
+	LinkedFiles []string `json:"linked_files,omitempty"`
 	// Unnamed are the anonymous volumes that a replacement container took over. Sandboxes from
 	// before there was Declared have them.
 	Unnamed []string `json:"unnamed,omitempty"`
@@ -238,6 +242,8 @@ type Mount struct {
 	Source string `json:"source,omitempty"`
 	Volume string `json:"volume,omitempty"`
 	Target string `json:"target"`
+	// As is the target as it was requested, if that leads to Target by symbolic links of the image.
+	As     string `json:"as,omitempty"`
 	Mode   string `json:"mode"`
 	Remote bool   `json:"remote,omitempty"` // Source is a path of the engine's machine
 

@@ -209,11 +209,14 @@ func (r Sandbox) PendingChanges(started time.Time) []string {
 // Same reports whether two mounts were requested alike. The volume of a copy is ignored:
 // each container has its own.
 func (m Mount) Same(o Mount) bool {
-	return m.Source == o.Source && m.Target == o.Target && m.Mode == o.Mode && (m.Source != "" || m.Volume == o.Volume)
+	return m.Source == o.Source && (m.At(o.Target) || o.At(m.Target)) && m.Mode == o.Mode && (m.Source != "" || m.Volume == o.Volume)
 }
 
 // Attached reports whether the mount is a volume that the caller attaches.
 func (m Mount) Attached() bool { return m.Source == "" && m.Mode != RWCopy }
+
+// At reports whether a mount is at a target, by that name or the one that was requested.
+func (m Mount) At(target string) bool { return target == m.Target || target == m.As && target != "" }
 
 // Merged returns r for a new container, with all changes but those of mounts moved into its
 // settings.

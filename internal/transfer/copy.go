@@ -37,7 +37,7 @@ type Job struct {
 	Layer    bool
 	Root     bool              // only the attributes of the directory itself
 	Mounts   []string          // of a layer, see wire.CopyJob
-	Check    []string          // of a layer, see wire.CopyJob and [Copier.Plain]
+	Check    []wire.PathCheck  // of a layer, see wire.CopyJob and [Copier.OwnLayer]
 	omit     []string          // see wire.CopyJob
 	Again    bool              // the helper empties To before it copies
 	Labels   map[string]string // of the target volume
@@ -240,7 +240,7 @@ func (k *Copier) OwnLayer(first int, jobs []Job) machine.OwnLayer {
 			continue
 		}
 		if first+i < len(k.last.Roots) && k.last.Roots[first+i].Plain {
-			return machine.OwnLayer{Plain: j.Check}
+			return machine.OwnLayer{Plain: true}
 		}
 		return machine.OwnLayer{}
 	}

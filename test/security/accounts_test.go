@@ -46,7 +46,11 @@ func TestAccountFilesNeverBlockTheEngine(t *testing.T) {
 		{what: "link to a terminal", members: []harness.TarMember{harness.TarLink("etc/passwd", "../dev/ptmx")}, want: "to /dev/ptmx"},
 		{what: "large", members: []harness.TarMember{harness.TarFile("etc/passwd", strings.Repeat("\n", 5<<20))}, want: "5242880 bytes"},
 		{what: "link into a mount that hides a pipe", members: []harness.TarMember{harness.TarLink("etc/passwd", "../workspace/p"), fifo("workspace/p")},
+			opts: []sandbox.CreateOption{sandbox.WithSource(sandbox.Dir(harness.HostDir(t, map[string]string{"p": "root:x:0:0::/:\n"})))}, want: "/etc/passwd (p"},
+		{what: "link into a mount", members: []harness.TarMember{harness.TarLink("etc/passwd", "../workspace/p"), harness.TarFile("workspace/p", "root:x:0:0::/:\n")},
 			opts: []sandbox.CreateOption{sandbox.WithSource(sandbox.Dir(harness.HostDir(t, map[string]string{"p": "root:x:0:0::/:\n"})))}, want: "in the mount at /workspace"},
+		{what: "link below a mount that passes a pipe", members: []harness.TarMember{harness.TarLink("etc/passwd", "../workspace/link"), harness.TarLink("workspace/link", "../opt/p"), harness.TarFile("opt/p", "root:x:0:0::/:\n")},
+			want: "in the mount at /workspace"},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
 			t.Parallel()

@@ -2,6 +2,7 @@ package security_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
@@ -20,6 +21,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/gittest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
@@ -151,18 +153,18 @@ func TestNoLinkLeadsAMountAstray(t *testing.T) {
 	}
 	ways := []way{
 		{"an image's target", "is not for mounts", create(sandbox.WithImage(linked("data", guestDir)), mount("/data"))},
-		{"an image's target by a chain", "is not for mounts", create(sandbox.WithImage(image(t, harness.TarLink("data", "a"), harness.TarLink("a", "srv/../b"), harness.TarLink("b", ".."+guestDir))), mount("/data"))},
+		{"an image's target by a chain", "which does not exist yet", create(sandbox.WithImage(image(t, harness.TarLink("data", "a"), harness.TarLink("a", "srv/../b"), harness.TarLink("b", ".."+guestDir))), mount("/data"))},
 		{"an image's directory on the way", "is not for mounts", create(sandbox.WithImage(linked("a", "/")), mount("/a/.agent-sandbox/x"))},
 		{"an image's workspace", "is not for mounts", create(sandbox.WithImage(linked("workspace", guestDir)), tarball(program(t, "guest")))},
 		{"an image's link to the workspace", "reserved for the sandbox volume", create(sandbox.WithImage(linked("data", "workspace")), mount("/data"))},
-		{"an image's link to the root", "hidden by another mount", create(sandbox.WithImage(linked("data", "/")), mount("/data"))},
+		{"an image's link to the root", "is the root of the sandbox", create(sandbox.WithImage(linked("data", "/")), mount("/data"))},
 		{"an image's link to devices", "/dev is not for mounts", create(sandbox.WithImage(linked("data", "/dev/x")), mount("/data"))},
 		{"an image's link to another target", "the same directory", create(sandbox.WithImage(linked("data", "other")), sandbox.WithMounts(
 			sandbox.Mount{Source: evilDir(t), Target: "/data"}, sandbox.Mount{Source: t.TempDir(), Target: "/other"}))},
 		{"an image's loop", "", create(sandbox.WithImage(image(t, harness.TarLink("data", "loop"), harness.TarLink("loop", "data"))), mount("/data"))},
-		{"a tarball's link below the workspace", "is not for mounts", create(sandbox.WithImage(plain), tarball(harness.TarLink("cache", guestDir)), mount("/workspace/cache"))},
-		{"a repository's link below the workspace", "is not for mounts", create(sandbox.WithImage(plain), sandbox.WithSource(sandbox.Git{URL: "file://" + repo}), mount("/workspace/cache"))},
-		{"a copied directory's link", "is not for mounts", func(t *testing.T, c *sandbox.Client, name string) (*sandbox.Sandbox, error) {
+		{"a tarball's link below the workspace", "and no mount follows it", create(sandbox.WithImage(plain), tarball(harness.TarLink("cache", guestDir)), mount("/workspace/cache"))},
+		{"a repository's link below the workspace", "and no mount follows it", create(sandbox.WithImage(plain), sandbox.WithSource(sandbox.Git{URL: "file://" + repo}), mount("/workspace/cache"))},
+		{"a copied directory's link", "and no mount follows it", func(t *testing.T, c *sandbox.Client, name string) (*sandbox.Sandbox, error) {
 			dir := t.TempDir()
 			if err := os.Symlink(guestDir, filepath.Join(dir, "in")); err != nil {
 				t.Fatal(err)
@@ -170,7 +172,7 @@ func TestNoLinkLeadsAMountAstray(t *testing.T) {
 			return c.Create(t.Context(), sandbox.WithImage(plain), harness.Quick, sandbox.WithName(name), sandbox.WithMounts(
 				sandbox.Mount{Source: dir, Target: "/data"}, sandbox.Mount{Source: evilDir(t), Target: "/data/in"}))
 		}},
-		{"a volume's link", "is not for mounts", func(t *testing.T, c *sandbox.Client, name string) (*sandbox.Sandbox, error) {
+		{"a volume's link", "and no mount follows it", func(t *testing.T, c *sandbox.Client, name string) (*sandbox.Sandbox, error) {
 			from := harness.CreateWith(t, c, []sandbox.Mount{{Source: t.TempDir(), Target: "/data"}}, sandbox.WithImage(plain))
 			if err := from.Symlink(t.Context(), guestDir, "/data/in"); err != nil {
 				t.Fatal(err)
@@ -178,7 +180,7 @@ func TestNoLinkLeadsAMountAstray(t *testing.T) {
 			return c.Create(t.Context(), sandbox.WithImage(plain), harness.Quick, sandbox.WithName(name), sandbox.WithMounts(
 				sandbox.Mount{Volume: harness.CopiedVolume(t, from, "/data"), Target: "/data"}, sandbox.Mount{Source: evilDir(t), Target: "/data/in"}))
 		}},
-		{"a link to the running guest", "is not for mounts", func(t *testing.T, c *sandbox.Client, name string) (*sandbox.Sandbox, error) {
+		{"a link to the running guest", "and no mount follows it", func(t *testing.T, c *sandbox.Client, name string) (*sandbox.Sandbox, error) {
 			sb := harness.CreateWith(t, c, []sandbox.Mount{{Source: evilDir(t), Target: "/a/b"}}, sandbox.WithImage(plain))
 			if err := errors.Join(sb.Rename(t.Context(), "/a", "/c"), sb.Mkdir(t.Context(), "/a", 0o755),
 				sb.Symlink(t.Context(), path.Dir(harness.Raw(t, sb).Config.Entrypoint[0]), "/a/b")); err != nil {
@@ -189,34 +191,39 @@ func TestNoLinkLeadsAMountAstray(t *testing.T) {
 	}
 	// What is copied from one container to another is so in two ways.
 	copies := []way{
-		{"a link of the layer, by Update", "is not for mounts", func(t *testing.T, c *sandbox.Client, _ string) (*sandbox.Sandbox, error) {
+		{"a link of the layer, by Update", "and no mount follows it", func(t *testing.T, c *sandbox.Client, _ string) (*sandbox.Sandbox, error) {
 			sb := within(t, c, "/data", guestDir)
 			if err := sb.Update(t.Context(), mount("/data")); err != nil {
 				return sb, err
 			}
 			return restart(t, sb)
 		}},
-		{"a link of the layer, by Fork", "is not for mounts", func(t *testing.T, c *sandbox.Client, name string) (*sandbox.Sandbox, error) {
+		{"a link of the layer, by Fork", "and no mount follows it", func(t *testing.T, c *sandbox.Client, name string) (*sandbox.Sandbox, error) {
 			return c.Fork(t.Context(), within(t, c, "/data", guestDir).Name(), sandbox.WithName(name), mount("/data"))
 		}},
-		{"a link of a snapshot", "is not for mounts", func(t *testing.T, c *sandbox.Client, name string) (*sandbox.Sandbox, error) {
+		{"a link of a snapshot", "and no mount follows it", func(t *testing.T, c *sandbox.Client, name string) (*sandbox.Sandbox, error) {
 			snap := harness.SnapshotOf(t, c, within(t, c, "/data", guestDir))
 			return c.Create(t.Context(), sandbox.WithSource(sandbox.FromSnapshot(snap.ID)), harness.Quick, sandbox.WithName(name), mount("/data"))
 		}},
-		{"a link in the workspace, by Update", "is not for mounts", func(t *testing.T, c *sandbox.Client, _ string) (*sandbox.Sandbox, error) {
+		{"a link in the workspace, by Update", "and no mount follows it", func(t *testing.T, c *sandbox.Client, _ string) (*sandbox.Sandbox, error) {
 			sb := within(t, c, "/workspace/cache", guestDir)
 			if err := sb.Update(t.Context(), mount("/workspace/cache")); err != nil {
 				return sb, err
 			}
 			return restart(t, sb)
 		}},
-		{"a link in the workspace, by Fork", "is not for mounts", func(t *testing.T, c *sandbox.Client, name string) (*sandbox.Sandbox, error) {
+		{"a link in the workspace, by Fork", "and no mount follows it", func(t *testing.T, c *sandbox.Client, name string) (*sandbox.Sandbox, error) {
 			return c.Fork(t.Context(), within(t, c, "/workspace/cache", guestDir).Name(), sandbox.WithName(name), mount("/workspace/cache"))
 		}},
-		{"a link in the workspace of a snapshot", "is not for mounts", func(t *testing.T, c *sandbox.Client, name string) (*sandbox.Sandbox, error) {
+		{"a link in the workspace of a snapshot", "and no mount follows it", func(t *testing.T, c *sandbox.Client, name string) (*sandbox.Sandbox, error) {
 			snap := harness.SnapshotOf(t, c, within(t, c, "/workspace/cache", guestDir))
 			return c.Create(t.Context(), sandbox.WithSource(sandbox.FromSnapshot(snap.ID)), harness.Quick, sandbox.WithName(name), mount("/workspace/cache"))
 		}},
+	}
+	// A layer that is committed is an image, whose links are resolved.
+	committed := slices.Clone(copies)
+	for i := range committed[:3] {
+		committed[i].want = "is not for mounts"
 	}
 	for _, engine := range []struct {
 		what string
@@ -224,7 +231,7 @@ func TestNoLinkLeadsAMountAstray(t *testing.T) {
 		ways []way
 	}{
 		{"layers on disk", nil, slices.Concat(ways, copies)},
-		{"layers by commit", []sandbox.ClientOption{harness.Behind(t, harness.WithoutLayers)}, copies},
+		{"layers by commit", []sandbox.ClientOption{harness.Behind(t, harness.WithoutLayers)}, committed},
 	} {
 		for _, tt := range engine.ways {
 			t.Run(tt.what+", "+engine.what, func(t *testing.T) {
@@ -299,7 +306,8 @@ func TestMountsFollowHarmlessLinks(t *testing.T) {
 	}
 }
 
-// Another sandbox that shares a directory swaps a link in it between the check and the start.
+// Another sandbox that shares a directory swaps a link in it between the look and the start: PID 1 runs nothing where a mount
+// is not in its place, and no mount is over the guest, since the path is a new one.
 func TestALinkSwappedBeforeTheStart(t *testing.T) {
 	t.Parallel()
 	ref := image(t)
@@ -307,11 +315,11 @@ func TestALinkSwappedBeforeTheStart(t *testing.T) {
 	cache := filepath.Join(shared, "cache")
 	eng := harness.NewEngine(t)
 	var mu sync.Mutex
-	link := guestDir
+	link := "" // nothing is swapped
 	host := harness.InFront(t, func(_ http.ResponseWriter, r *http.Request) bool {
 		mu.Lock()
 		defer mu.Unlock()
-		if id, is := strings.CutSuffix(r.URL.Path, "/start"); is {
+		if id, is := strings.CutSuffix(r.URL.Path, "/start"); is && link != "" {
 			got, err := eng.InspectContainer(r.Context(), path.Base(id))
 			if err != nil || !record.Is(got.Labels, record.RoleSandbox) {
 				return false // a helper's
@@ -324,27 +332,31 @@ func TestALinkSwappedBeforeTheStart(t *testing.T) {
 		return false
 	}, nil)
 	c := harness.NewClient(t, sandbox.WithHost(host))
-	name := harness.UniqueName(t)
-	harness.Remove(t, harness.NewClient(t), name)
-	sb, err := c.Create(t.Context(), sandbox.WithImage(ref), harness.Quick, sandbox.WithName(name), sandbox.WithMounts(
-		sandbox.Mount{Source: shared, Target: "/shared", Mode: sandbox.RW}, sandbox.Mount{Source: evilDir(t), Target: "/shared/cache", Mode: sandbox.RO}))
-	neverEvil(t, name)
-	if err != nil {
-		t.Fatalf("Create: %v", err)
-	}
-	t.Cleanup(func() { sb.Detach() })
-	for range 2 {
-		sound(t, sb)
-		// The session tells the other sandbox where its guest is.
+	sb := harness.CreateWith(t, c, []sandbox.Mount{{Source: shared, Target: "/shared", Mode: sandbox.RW}, {Source: evilDir(t), Target: "/shared/cache", Mode: sandbox.RO}}, sandbox.WithImage(ref))
+	sound(t, sb)
+	for _, to := range []string{path.Dir(harness.Raw(t, sb).Config.Entrypoint[0]), guestDir, "/etc", "/srv"} {
 		mu.Lock()
-		link = path.Dir(harness.Raw(t, sb).Config.Entrypoint[0])
+		link = to
+		mu.Unlock()
+		_, err := restart(t, sb)
+		neverEvil(t, sb.Name())
+		if err == nil {
+			_, err = sb.Command(t.Context(), "/bin/evil", "true").Output()
+		}
+		if err == nil {
+			t.Errorf("with a link to %s a command ran", to)
+		} else if !notFollowed(err) && !strings.Contains(err.Error(), "nothing is mounted at /shared/cache") {
+			t.Logf("with a link to %s: %v", to, err)
+		}
+		mu.Lock()
+		link = ""
 		os.Remove(cache)
 		mu.Unlock()
 		if _, err := restart(t, sb); err != nil {
-			t.Fatalf("Start: %v", err)
+			t.Fatalf("Start without a link: %v", err)
 		}
+		sound(t, sb)
 	}
-	sound(t, sb)
 }
 
 // PID 1 itself refuses a path by which others could take its place.
@@ -367,19 +379,32 @@ func TestPID1ChecksItsOwnPlace(t *testing.T) {
 	for _, tt := range []struct {
 		what, mount, path string
 		writable, runs    bool
+		mounts            []wire.Mount // that it has to find
 		want              string
 	}{
 		{what: "as ever", mount: dir, path: dir, runs: true},
 		{what: "a link", mount: "/linked", path: "/linked", want: "symbolic link"},
 		{what: "deeper", mount: "/opt/sub", path: "/opt/sub", want: "directory of the root"},
 		{what: "writable", mount: dir, path: dir, writable: true, want: "read-only"},
+		{what: "with its mounts", mount: dir, path: dir, mounts: []wire.Mount{{Target: dir, Volume: volume}}, runs: true},
+		{what: "without a mount", mount: dir, path: dir, mounts: []wire.Mount{{Target: "/data"}}, want: "nothing is mounted at /data"},
+		{what: "with another volume", mount: dir, path: dir, mounts: []wire.Mount{{Target: dir, Volume: "another"}}, want: "in place of another"},
+		{what: "with a volume elsewhere", mount: dir, path: dir, mounts: []wire.Mount{{Target: "/etc/hosts", Volume: volume}}, want: "belongs at /etc/hosts"},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
 			t.Parallel()
-			config := like.Config.Entrypoint[2]
+			var conf wire.Init
+			if err := json.Unmarshal([]byte(like.Config.Entrypoint[2]), &conf); err != nil {
+				t.Fatal(err)
+			}
+			conf.Mounts, conf.Workspace = tt.mounts, wire.Workspace{}
+			config, err := json.Marshal(conf)
+			if err != nil {
+				t.Fatal(err)
+			}
 			id := harness.StartContainer(t, eng, engine.ContainerSpec{
 				Name: "pid1-" + record.NewID(), Image: ref, NetworkMode: "none", CapAdd: []string{"NET_ADMIN"}, User: "0:0",
-				Entrypoint: []string{tt.path + "/guest", "init", config},
+				Entrypoint: []string{tt.path + "/guest", "init", string(config)},
 				Mounts:     []engine.Mount{{Type: "volume", Source: volume, Target: tt.mount, ReadOnly: !tt.writable, NoCopy: true}},
 			})
 			if tt.runs {

@@ -49,6 +49,8 @@ func run(verb string, args []string) (code int, err error) {
 		return 1, copytree.Run(args)
 	case wire.VerbLayer:
 		return 1, copytree.Layer()
+	case wire.VerbLook:
+		return 1, copytree.Look(args)
 	case wire.VerbDu:
 		// The engine starts it in a sandbox, with the container's privileges.
 		if err := proc.DropPrivileges(); err != nil {

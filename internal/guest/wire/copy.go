@@ -74,7 +74,7 @@ type CopyJob struct {
 	// container that the layer is from.
 	Omit []string `json:"omit,omitempty"`
 	// Check are paths of the container that a Layer is for; see Root.Plain.
-	Check []string `json:"check,omitempty"`
+	Check []PathCheck `json:"check,omitempty"`
 	// Again says that To may have what an earlier copy left: it is removed first.
 	Again bool `json:"again,omitempty"`
 	// Sync is a directory whose file system is written out first. One that keeps what is
@@ -141,8 +141,7 @@ type Root struct {
 	Xattrs bool `json:"xattrs,omitempty"`
 	// Bare says that it is a Layer in which nothing was changed since it was made.
 	Bare bool `json:"bare,omitempty"`
-	// Plain says that on the way to the job's Check paths the copied layer has nothing but
-	// directories, and at their ends at most small regular files.
+	// Plain says that the copied layer has at the job's Check paths only what may be there.
 	Plain bool `json:"plain,omitempty"`
 }
 

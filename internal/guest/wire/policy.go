@@ -95,10 +95,8 @@ type Begin struct {
 	// policy.Compile, as are the networks of the sandbox's own interfaces, which PID 1
 	// sees itself. Empty when the policy does not need them.
 	Protect []netip.Prefix `json:"protect,omitempty"`
-	// Upstream are the DNS servers to ask. Empty, PID 1 asks those that it read from
-	// /etc/resolv.conf at its start: the owner leaves it empty only for the first session
-	// of a container, in which nobody inside can have written there, and where names are
-	// not filtered. Servers on a protected address are used all the same; under AllowAll
+	// Upstream are the DNS servers to ask. The owner leaves it empty only where names are not
+	// filtered. Then programs ask those in /etc/resolv.conf themselves. Servers on a protected address are used all the same; under AllowAll
 	// port 53 of one that is link-local is open for everybody.
 	Upstream []netip.Addr `json:"upstream,omitempty"`
 	// Secrets are for the names whose rule says Transform. A name without one is denied.

@@ -31,6 +31,7 @@ const (
 	VerbTry   = "try"   // DIR: tries what the kernel and DIR's disk can do; Abilities as JSON
 	VerbProbe = "probe" // prints what a helper sees of the engine's network; Probe as JSON
 	VerbLayer = "layer" // prints where the helper's own layer is; Layer as JSON
+	VerbLook  = "look"  // looks at paths of trees; Look and Looked as JSON
 	VerbDu    = "du"    // sizes the directories that its arguments name; prints Sizes as JSON
 	VerbEmpty = "empty" // DIR: removes what it contains; prints {}
 )
@@ -118,6 +119,8 @@ type Init struct {
 	// Workspace is given to its user before anything runs, while it is new: still
 	// root's and empty.
 	Workspace Workspace `json:"workspace,omitzero"`
+	// Mounts are the volumes and directories that have to be mounted, beside the guest's own.
+	Mounts []Mount `json:"mounts,omitempty"`
 	// Main is the optional main process. Its output is the container's log. Without
 	// Env its environment is the container's: values stay out of the argument list.
 	Main *Exec `json:"main,omitempty"`
@@ -144,6 +147,13 @@ type Workspace struct {
 	// Mounts are the names in it that the engine made for others to be mounted at: a
 	// directory with no more than these is as good as empty.
 	Mounts []string `json:"mounts,omitempty"`
+}
+
+// Mount is a volume, or a directory of the engine's machine, and where it is mounted: a path without
+// symbolic links.
+type Mount struct {
+	Target string `json:"target"`
+	Volume string `json:"volume,omitempty"`
 }
 
 // Exec asks for one command. Path is the program, looked up in the PATH of Env when

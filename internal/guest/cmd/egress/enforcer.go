@@ -314,9 +314,10 @@ func (e *Enforcer) rulesFor(s *activePolicy) *ruleset {
 	return r
 }
 
-// servers returns the DNS servers to query under a policy.
+// servers returns the DNS servers to query under a policy. Those of the container's resolv.conf,
+// which a session may have written, count only where this process does not look up names.
 func (e *Enforcer) servers(s *activePolicy) []netip.Addr {
-	if len(s.upstream) > 0 {
+	if len(s.upstream) > 0 || s.rules.Policy().Mode != policy.AllowAll {
 		return s.upstream
 	}
 	return e.boot

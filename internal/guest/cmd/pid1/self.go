@@ -5,10 +5,7 @@ package pid1
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path"
-	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -18,7 +15,7 @@ import (
 // checkSelf fails if the path that PID 1 was started with, which the engine uses again for each
 // connection, is not this program in a read-only mount of its own: no process in the sandbox can
 // replace a mount point, but it can replace a link or a directory.
-func checkSelf(self string) error {
+func checkSelf(self string, mounts mountTable) error {
 	dir := path.Dir(self)
 	if !path.IsAbs(self) || path.Dir(dir) != "/" {
 		return fmt.Errorf("%s is not a path in a directory of the root", self)
@@ -27,29 +24,13 @@ func checkSelf(self string) error {
 	if err := errors.Join(unix.Lstat(dir, &at), unix.Lstat(self, &program), unix.Stat(wire.Self, &running)); err != nil {
 		return fmt.Errorf("%s: %w", self, err)
 	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return err
-	}
 	switch {
 	case at.Mode&unix.S_IFMT != unix.S_IFDIR:
 		return fmt.Errorf("%s is a symbolic link or a file", dir)
 	case program.Dev != running.Dev || program.Ino != running.Ino:
 		return fmt.Errorf("%s is another program", self)
-	case !mountedReadOnly(string(mounts), dir):
+	case !mounts.readOnly(dir):
 		return fmt.Errorf("%s is not a read-only mount", dir)
 	}
 	return nil
-}
-
-// mountedReadOnly reports whether the topmost mount at dir is read-only. dir has none of the
-// characters that mountinfo escapes.
-func mountedReadOnly(mountinfo, dir string) (is bool) {
-	for line := range strings.Lines(mountinfo) {
-		// ID, parent, device, root, mount point, options
-		if f := strings.Fields(line); len(f) > 5 && f[4] == dir {
-			is = slices.Contains(strings.Split(f[5], ","), "ro")
-		}
-	}
-	return is
 }

@@ -79,8 +79,15 @@ func Run(args []string) error {
 		return fmt.Errorf("init: %w", err)
 	}
 	if len(args) == 1 {
-		if err := checkSelf(os.Args[0]); err != nil {
+		mounts, err := readMounts()
+		if err != nil {
+			return fmt.Errorf("init: read the mounts: %w", err)
+		}
+		if err := checkSelf(os.Args[0], mounts); err != nil {
 			return fmt.Errorf("init: not started from the mount of the guest: %w", err)
+		}
+		if err := mounts.check(args[0]); err != nil {
+			return fmt.Errorf("init: the session would not have its own mounts: %w", err)
 		}
 		// Go's runtime obeys its environment, and this one is the image's. So execute
 		// again with our own, and keep the image's for the main process.

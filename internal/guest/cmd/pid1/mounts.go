@@ -1,0 +1,104 @@
+//go:build linux
+
+package pid1
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+)
+
+// mountTable has the mounts of a namespace, in the order in which they were made.
+type mountTable []mountEntry
+
+// A mountEntry is a line of /proc/self/mountinfo.
+type mountEntry struct {
+	root    string // of the mount, within its file system
+	at      string // where it is mounted
+	options []string
+}
+
+// readMounts reads the mounts of this process.
+func readMounts() (mountTable, error) {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	return parseMounts(string(text)), err
+}
+
+// unescape replaces the characters that the kernel escapes in mountinfo.
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+
+func parseMounts(text string) (t mountTable) {
+	for line := range strings.Lines(text) {
+		// ID, parent, device, root, mount point, options
+		if f := strings.Fields(line); len(f) > 5 {
+			t = append(t, mountEntry{unescape.Replace(f[3]), unescape.Replace(f[4]), strings.Split(f[5], ",")})
+		}
+	}
+	return t
+}
+
+// readOnly reports whether the topmost mount at a path is read-only.
+func (t mountTable) readOnly(at string) (is bool) {
+	for _, m := range t {
+		if m.at == at {
+			is = slices.Contains(m.options, "ro")
+		}
+	}
+	return is
+}
+
+// check fails unless each mount of a wire.Init is where it has to be, with its own volume, and is
+// covered by no other one, and unless the sandbox's volumes are mounted nowhere else.
+func (t mountTable) check(config string) error {
+	var conf wire.Init
+	if err := json.Unmarshal([]byte(config), &conf); err != nil {
+		return err
+	}
+	where := map[string][]string{} // the targets of each volume
+	for _, m := range conf.Mounts {
+		if m.Volume != "" {
+			where[m.Volume] = append(where[m.Volume], m.Target)
+		}
+		if err := t.checkOne(m); err != nil {
+			return err
+		}
+	}
+	for _, m := range t {
+		if targets := where[m.volume()]; targets != nil && !slices.Contains(targets, m.at) {
+			return fmt.Errorf("volume %s is mounted at %s and belongs at %s", m.volume(), m.at, strings.Join(targets, ", "))
+		}
+	}
+	return nil
+}
+
+// checkOne checks that a mount is there, once and uncovered.
+func (t mountTable) checkOne(want wire.Mount) error {
+	i := slices.IndexFunc(t, func(m mountEntry) bool { return m.at == want.Target })
+	if i < 0 {
+		return fmt.Errorf("nothing is mounted at %s", want.Target)
+	}
+	if is := t[i].volume(); want.Volume != "" && is != "" && is != want.Volume {
+		return fmt.Errorf("volume %s is mounted at %s in place of %s", is, want.Target, want.Volume)
+	}
+	for _, m := range t[i+1:] {
+		if m.at == want.Target || strings.HasPrefix(want.Target, m.at+"/") {
+			return fmt.Errorf("the mount at %s is covered by another one at %s", want.Target, m.at)
+		}
+	}
+	return nil
+}
+
+// volume returns the name of the volume that is mounted, as far as the mount tells: engines keep
+// those of their local driver in directories …/NAME/_data. A volume that is a file system of its own
+// shows no name.
+func (m mountEntry) volume() string {
+	if path.Base(m.root) != "_data" {
+		return ""
+	}
+	return path.Base(path.Dir(m.root))
+}
