@@ -252,7 +252,7 @@ func (m *Machine) treesOf(ctx context.Context, got engine.Container, own OwnLaye
 		}
 		for _, target := range targets {
 			if rel, below := strings.CutPrefix(target, outer.Target+"/"); below {
-				t.wire.Paths = append(t.wire.Paths, wire.PathCheck{Name: "/" + rel})
+				t.wire.Paths = append(t.wire.Paths, wire.PathCheck{Name: "/" + rel, Needed: !outer.RW})
 			}
 		}
 		if len(t.wire.Paths) > 0 {
@@ -348,6 +348,9 @@ func (t tree) refuse(w wire.WrongPath) error {
 		}
 		if slices.Contains(pointFiles, name) || accountFiles[name] != "" || p.Kind == wire.KindLink {
 			return fault.Invalid("%s is %s, and the engine needs directories as in the image on the way to %s", at, w.Is, name)
+		}
+		if w.Is == "missing" {
+			return fault.Invalid("mount target %s: the mount at %s is read-only and has no %s to mount at", name, t.at, at)
 		}
 		in := "the files of the sandbox"
 		if t.at != "" {

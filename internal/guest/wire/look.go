@@ -21,10 +21,12 @@ type LookTree struct {
 }
 
 // A PathCheck is an absolute path in a tree, and what may be there. On the way to it nothing but
-// directories may be, and "nothing" is allowed always.
+// directories may be. Unless it is needed there may also be nothing.
 type PathCheck struct {
 	Name string   `json:"name"`
 	Kind PathKind `json:"kind,omitempty"`
+	// Needed says that something has to be there: the engine can't make the mount point.
+	Needed bool `json:"needed,omitempty"`
 }
 
 // PathKind is what may be at the path of a PathCheck.

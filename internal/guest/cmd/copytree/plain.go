@@ -100,6 +100,9 @@ func wrong(tree string, p wire.PathCheck) (name, is string) {
 		var st unix.Stat_t
 		err := unix.Lstat(tree+p.Name[:end], &st)
 		if err == unix.ENOENT || err == nil && whiteout(&st) {
+			if p.Needed {
+				return p.Name[:end], "missing"
+			}
 			return "", ""
 		}
 		if err != nil {

@@ -69,6 +69,19 @@ func TestPlainLayers(t *testing.T) {
 	}
 }
 
+func TestANeededPathIsMissing(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "a/b"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{"/a/b": "", "/a/c": "/a/c", "/b/c": "/b"} {
+		if name, is := wrong(dir, wire.PathCheck{Name: path, Needed: true}); name != want || (is != "") != (want != "") {
+			t.Errorf("%s: %s is %q, want %q", path, name, is, want)
+		}
+	}
+}
+
 // A file that the engine must not open keeps its contents under another name.
 func TestReplacedAccountFiles(t *testing.T) {
 	t.Parallel()

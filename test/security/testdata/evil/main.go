@@ -44,6 +44,13 @@ func main() {
 		attack()
 		return
 	}
+	if len(os.Args) > 2 && os.Args[1] == "fifo" {
+		if err := syscall.Mkfifo(os.Args[2], 0o644); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	fmt.Printf("EVIL: %q is process %d\n", os.Args, os.Getpid())
 	time.Sleep(time.Hour)
 }
