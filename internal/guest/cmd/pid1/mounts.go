@@ -60,16 +60,20 @@ func (t mountTable) check(config string) error {
 		return err
 	}
 	where := map[string][]string{} // the targets of each volume
+	var dirs []string              // the targets of directories, below which their machine's mounts are, too
 	for _, m := range conf.Mounts {
 		if m.Volume != "" {
 			where[m.Volume] = append(where[m.Volume], m.Target)
+		} else {
+			dirs = append(dirs, m.Target)
 		}
 		if err := t.checkOne(m); err != nil {
 			return err
 		}
 	}
 	for _, m := range t {
-		if targets := where[m.volume()]; targets != nil && !slices.Contains(targets, m.at) {
+		below := func(dir string) bool { return strings.HasPrefix(m.at, dir+"/") }
+		if targets := where[m.volume()]; targets != nil && !slices.Contains(targets, m.at) && !slices.ContainsFunc(dirs, below) {
 			return fmt.Errorf("volume %s is mounted at %s and belongs at %s", m.volume(), m.at, strings.Join(targets, ", "))
 		}
 	}

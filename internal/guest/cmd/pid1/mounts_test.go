@@ -33,6 +33,7 @@ func TestMountsAreWhereTheyBelong(t *testing.T) {
 		what, table, want string
 	}{
 		{"all of them", root + proc + workspace + data + overlaid + bind + hosts, ""},
+		{"a directory's own mounts", root + proc + workspace + data + overlaid + bind + strings.Replace(data, " /data", " /workspace/src/var/merged/data", 1), ""},
 		{"others beside", root + proc + workspace + data + overlaid + device + bind + hosts, ""},
 		{"one is missing", root + workspace + data + bind, "nothing is mounted at /shared"},
 		{"one is elsewhere", root + workspace + strings.Replace(data, "/data/with\\040space", "/etc", 1) + overlaid + bind, "nothing is mounted at /data/with space"},
