@@ -177,11 +177,13 @@
 // or a volume preserved from an earlier sandbox. A directory is copied before anything
 // runs in the sandbox, by the engine if it can see the directory, otherwise through this
 // program; the result is the same. Numeric owners are kept. A target may lead through
-// symbolic links of the image or of a volume, and what it leads to is a target like any
-// other: if it is reserved, or another mount's, the start fails with [ErrInvalidArgument].
-// Before each start, /etc/passwd and /etc/group, which the engine opens, are checked, too:
-// in an image they must be regular files of at most 4 MiB; what a session has put in
-// their place is replaced by a file that lists root only.
+// symbolic links of the image: the mount is made at the path that they lead to, and
+// [Sandbox.Mounts] says that one. No mount follows any other link: where a session, a source
+// or a volume has a link, a file or a pipe on the way to a target, the start fails with
+// [ErrInvalidArgument] and names it, and an update with [WithoutMount] keeps all files.
+// Before each start the ways to the files that the engine itself opens or mounts are checked,
+// too: in an image /etc/passwd and /etc/group must be regular files of at most 4 MiB; what a
+// session has put in their place is renamed, and replaced by a file that lists root only.
 //
 // A directory that the image declares as a volume (VOLUME in a Dockerfile) is a volume of the
 // sandbox, too, with the files that the image has there. Forks, snapshots and rollbacks have its

@@ -53,8 +53,8 @@ type Mount struct {
 	// [Sandbox.Mounts] it is also, with an RWCopy and beside its Source, the volume that
 	// contains the copy: see [WithMounts].
 	Volume string `json:"volume,omitempty"`
-	// Target is an absolute path in the sandbox, also after the symbolic links that it
-	// leads through. /workspace, /etc, /etc/passwd and /etc/group are reserved, paths below
+	// Target is an absolute path in the sandbox. Symbolic links of the image on its way are
+	// resolved when the sandbox is created; in [Sandbox.Mounts] there are none. /workspace, /etc, /etc/passwd and /etc/group are reserved, paths below
 	// directories of these are allowed; /proc, /sys, /dev and what begins with
 	// /.agent-sandbox are reserved with all below. A mount inside another one hides the
 	// files at its target.
