@@ -169,8 +169,9 @@ func answers(t *testing.T, name string) {
 	}
 }
 
-// machineMounts returns the mounts of the engine's machine but those that the engine makes for containers.
-func machineMounts(t *testing.T) string {
+// machineMounts returns the mounts of the engine's machine but those that the engine makes for containers, and those that other
+// tests make below their own directories.
+func machineMounts(t *testing.T, own string) string {
 	t.Helper()
 	var info struct{ DockerRootDir string }
 	enginetest.Get(t, "/info", &info)
@@ -180,7 +181,9 @@ func machineMounts(t *testing.T) string {
 	}
 	var lines []string
 	for line := range strings.Lines(string(all)) {
-		if f := strings.Fields(line); !strings.HasPrefix(f[4], info.DockerRootDir+"/") && !strings.Contains(f[4], "/netns/") && !strings.Contains(f[4], "/storage/") && f[4] != info.DockerRootDir {
+		if f := strings.Fields(line); strings.HasPrefix(f[4], os.TempDir()+"/Test") && f[4] != own {
+			continue
+		} else if !strings.HasPrefix(f[4], info.DockerRootDir+"/") && !strings.Contains(f[4], "/netns/") && !strings.Contains(f[4], "/storage/") && f[4] != info.DockerRootDir {
 			lines = append(lines, strings.Join(f[3:], " "))
 		}
 	}
@@ -202,7 +205,7 @@ func TestTheMachinesMountsStay(t *testing.T) {
 	if _, err := sb.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	before := machineMounts(t)
+	before := machineMounts(t, victim)
 	if !strings.Contains(before, victim) {
 		t.Fatal("the test sees other mounts than the engine")
 	}
@@ -211,8 +214,25 @@ func TestTheMachinesMountsStay(t *testing.T) {
 		sb.ReadFile(t.Context(), "/workspace/file")
 		sb.ReadFile(t.Context(), "/data/repo/file")
 		sb.Processes(t.Context())
-		if now := machineMounts(t); now != before {
+		if now := machineMounts(t, victim); now != before {
 			t.Fatalf("the machine's mounts were\n%s\nand are\n%s", before, now)
+		}
+	}
+}
+
+// Starts and stops of a sandbox with mounts leave the machine's mounts as they are.
+func TestStartsLeaveTheMachinesMounts(t *testing.T) {
+	t.Parallel()
+	sb := harness.CreateWith(t, harness.NewClient(t), []sandbox.Mount{
+		{Source: harness.HostDir(t, map[string]string{"sub/f": ""}), Target: "/data"}, {Source: harness.HostDir(t, nil), Target: "/data/sub"}, {Source: t.TempDir(), Target: "/home/node/.cache/pip", Mode: sandbox.RW},
+	}, sandbox.WithImage(image(t)))
+	before := machineMounts(t, "")
+	for i := range harness.Rounds(3, 500) {
+		if _, err := restart(t, sb); err != nil {
+			t.Fatalf("start %d: %v", i, err)
+		}
+		if now := machineMounts(t, ""); now != before {
+			t.Fatalf("before start %d the machine's mounts were\n%s\nand are\n%s", i, before, now)
 		}
 	}
 }
