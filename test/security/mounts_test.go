@@ -79,6 +79,12 @@ func TestATargetThatOnlyTheEngineSeesElsewhere(t *testing.T) {
 					to = upwards(to)
 				}
 				tenant{t, sb}.shadow("/data/repo", "/home/node/.cache/pip", to)
+				volume := harness.CopiedVolume(t, sb, "/data/repo")
+				t.Cleanup(func() {
+					if _, err := c.DeleteVolume(context.Background(), volume); err != nil {
+						t.Errorf("DeleteVolume: %v", err)
+					}
+				})
 				snap := harness.SnapshotOf(t, c, sb)
 				for what, next := range map[string]func(name string) (*sandbox.Sandbox, error){
 					"restart": func(string) (*sandbox.Sandbox, error) { return restart(t, sb) },
@@ -245,6 +251,8 @@ type scene struct {
 	sb   *sandbox.Sandbox
 	name string
 	was  []string // what was done, for a failure
+
+	snaps []string
 }
 
 func pick[T any](r *rand.Rand, all ...T) T { return all[r.IntN(len(all))] }
@@ -359,7 +367,7 @@ func (s *scene) next() (*sandbox.Sandbox, error) {
 		if err != nil {
 			return nil, err
 		}
-		s.Cleanup(func() { s.c.DeleteSnapshot(context.Background(), snap.ID) })
+		s.snaps = append(s.snaps, snap.ID)
 		return s.c.Create(ctx, sandbox.WithName(name), harness.Quick, sandbox.WithSource(sandbox.FromSnapshot(snap.ID)))
 	case "rollback":
 		s.note("rollback")
@@ -367,7 +375,7 @@ func (s *scene) next() (*sandbox.Sandbox, error) {
 		if err != nil {
 			return nil, err
 		}
-		s.Cleanup(func() { s.c.DeleteSnapshot(context.Background(), snap.ID) })
+		s.snaps = append(s.snaps, snap.ID)
 		if err := s.sb.Rollback(ctx, snap.ID); err != nil {
 			return nil, err
 		}
@@ -463,6 +471,13 @@ func TestMountsOfRandomScenes(t *testing.T) {
 }
 
 func (s *scene) play(refs []string) {
+	s.Cleanup(func() { // when all that is made of them is gone
+		for _, id := range s.snaps {
+			if err := s.c.DeleteSnapshot(context.Background(), id); err != nil {
+				s.Errorf("DeleteSnapshot: %v", err)
+			}
+		}
+	})
 	i := s.IntN(len(refs))
 	mounts, text := s.mounts()
 	s.note("image %d with%s", i, text)

@@ -3,6 +3,7 @@ package volumes_test
 import (
 	"archive/tar"
 	"context"
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"maps"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
@@ -268,7 +270,16 @@ func earlier(t *testing.T, eng *engine.Engine, sb *sandbox.Sandbox) (names []str
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec := engine.ContainerSpec{Name: got.Name, Image: got.Image, Hostname: got.Hostname, User: got.User, WorkingDir: got.WorkingDir, Entrypoint: got.Entrypoint,
+	var boot wire.Init
+	if err := json.Unmarshal([]byte(got.Entrypoint[2]), &boot); err != nil {
+		t.Fatal(err)
+	}
+	boot.Mounts = nil
+	config, err := json.Marshal(boot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := engine.ContainerSpec{Name: got.Name, Image: got.Image, Hostname: got.Hostname, User: got.User, WorkingDir: got.WorkingDir, Entrypoint: append(got.Entrypoint[:2:2], string(config)),
 		Env: got.Env, Labels: labels, CapAdd: []string{"NET_ADMIN"}, CapDrop: []string{"NET_RAW", "MKNOD"}, StopSignal: "SIGTERM"}
 	for _, m := range got.Mounts {
 		if !slices.ContainsFunc(declared, func(d record.Mount) bool { return d.Target == m.Target }) {
