@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os/exec"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -29,6 +30,7 @@ kept until "sandbox delete".`,
 			if !f.persistent {
 				return errLasting
 			}
+			catchBrokenPipes()
 			opts, err := f.options(a, c)
 			if err != nil {
 				return err
@@ -40,6 +42,9 @@ kept until "sandbox delete".`,
 				opts = append(opts, sandbox.WithCommand(argv...))
 			}
 			sb, err := a.client.Create(c.Context(), append(opts, sandbox.WithPersistent(true))...)
+			if len(argv) == 1 && c.ArgsLenAtDash() < 0 && !c.Flags().Changed("name") && errors.Is(err, exec.ErrNotFound) {
+				err = fmt.Errorf("%w; to name the sandbox write --name %s", err, argv[0])
+			}
 			if err != nil {
 				return err
 			}
@@ -84,21 +89,29 @@ func (a *app) made(c *cobra.Command, asJSON, several bool, made ...*sandbox.Sand
 
 func (a *app) runCommand() *cobra.Command {
 	var (
-		f   createFlags
-		p   process
-		tty bool
+		f  createFlags
+		p  process
+		x  execution
+		rm bool
 	)
 	c := &cobra.Command{
 		Use:   "run [flags] [--] COMMAND [ARG...]",
 		Short: "Run a command in a new sandbox",
-		Long: `Run a command in a new sandbox, and delete the sandbox and its files afterwards.
+		Long: `Run a command in a new sandbox, and delete the sandbox and its files afterwards. As with
+"docker run", the command reads stdin only with --interactive, or on a terminal with --tty.
 
 With --name use the sandbox of that name, or create it. It is kept, and its session runs
-until "sandbox stop". --env, --workdir, --user and --tty are those of the command. The other
-flags only apply when the sandbox is created.`,
+until "sandbox stop". --env, --workdir, --user, --interactive and --tty are those of the command.
+The other flags only apply when the sandbox is created.`,
+		Example: `  sandbox run -- node -p '6*7'
+  sandbox run -it --image python:3.13 -- python
+  sandbox run --from . --network deny-all -- npm test`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, argv []string) error {
-			a.runs = true
+			a.runsCommand()
+			if rm && c.Flags().Changed("name") {
+				return usageError{errors.New("sandbox: run: --rm: a sandbox with a --name is kept; see \"sandbox delete\"")}
+			}
 			opts, err := f.options(a, c)
 			if err != nil {
 				return err
@@ -108,17 +121,19 @@ flags only apply when the sandbox is created.`,
 				if err != nil {
 					return err
 				}
-				return a.after(a.execute(c.Context(), sb, &p, tty, argv), sb.Detach())
+				return a.after(a.execute(c.Context(), sb, &p, x, argv), sb.Detach())
 			}
 			sb, err := a.client.Create(c.Context(), opts...)
 			if err != nil {
 				return err
 			}
-			return a.after(a.execute(c.Context(), sb, &p, tty, argv), sb.Close())
+			return a.after(a.execute(c.Context(), sb, &p, x, argv), sb.Close())
 		},
 	}
 	p.flags(c, "the command")
-	ttyFlag(c, &tty)
+	x.flags(c)
+	c.Flags().BoolVar(&rm, "rm", false, "")
+	c.Flags().MarkHidden("rm") // what run does anyway, for fingers that know docker run
 	f.flags(a, c)
 	return c
 }
@@ -144,6 +159,7 @@ until "sandbox delete".`,
 			if !f.persistent {
 				return errLasting
 			}
+			catchBrokenPipes()
 			shared, err := f.options(a, c)
 			if err != nil {
 				return err
@@ -198,9 +214,4 @@ func mainProcess(c *cobra.Command, args []string) ([]string, error) {
 		return nil, fmt.Errorf("sandbox: %s: accepts one NAME, and a command after --", c.Name())
 	}
 	return args[dash:], nil
-}
-
-func ttyFlag(c *cobra.Command, tty *bool) {
-	c.Flags().BoolVarP(tty, "tty", "t", false, "allocate a terminal, if stdin is one")
-	c.Flags().SetInterspersed(false) // flags after the command belong to the command
 }

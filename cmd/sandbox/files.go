@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -23,10 +25,13 @@ func (a *app) cpCommand() *cobra.Command {
 		Short: "Copy files into a sandbox or out of it: NAME:PATH is a path in a sandbox",
 		Long: `Copy a file or a tree into a sandbox, or out of it. NAME:PATH is a path in a sandbox, relative to
 /workspace unless it is absolute; write ./a:b for a file here whose name has a colon. A
-DESTINATION that is a directory, or ends with a slash, gets the copy under its own name.
+DESTINATION that is a directory, or ends with a slash, gets the copy under its own name. Of a
+SOURCE that is "." or ends with "/.", the contents are copied into DESTINATION, as by "docker cp".
 
 	sandbox cp src build:src
+	sandbox cp src/. build:                    the contents of src
 	sandbox cp build:dist/app.js .
+	sandbox cp build: dir                      the contents of /workspace
 
 To copy into a sandbox resumes it; a stopped one is read without resuming it.`,
 		Args:              cobra.ExactArgs(2),
@@ -34,22 +39,29 @@ To copy into a sandbox resumes it; a stopped one is read without resuming it.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			fromName, from := splitPath(args[0])
 			toName, to := splitPath(args[1])
+			if strings.HasSuffix(from, "/..") {
+				from = path.Clean(from) // it has the name of a directory
+			}
 			switch {
 			case fromName != "" && toName != "":
 				return errors.New("sandbox: cp: one of the two must be a path of this machine")
 			case fromName == "" && toName == "":
 				return fmt.Errorf("sandbox: cp: neither %q nor %q is a path in a sandbox: write NAME:PATH", args[0], args[1])
+			case fromName == "" && from == "-" || fromName != "" && to == "-":
+				return errors.New("sandbox: cp: archives are not read from stdin or written to stdout: write ./- for a file of that name, or see sandbox exec NAME -- tar")
 			case toName != "":
 				return a.copying(c, asJSON, toName, user, func(f copier) (sandbox.CopyReport, error) {
-					if st, err := f.Stat(c.Context(), to); err == nil && st.IsDir() {
-						to += "/"
-					}
+					to := destination(from, to, func() bool {
+						st, err := f.Stat(c.Context(), to)
+						return err == nil && st.IsDir()
+					})
 					return f.CopyIn(c.Context(), from, to, sandbox.WithCopyProgress(a.progress.copied))
 				})
 			}
-			if st, err := os.Stat(to); err == nil && st.IsDir() {
-				to += "/"
-			}
+			to = destination(from, to, func() bool {
+				st, err := os.Stat(to)
+				return err == nil && st.IsDir()
+			})
 			return a.copying(c, asJSON, fromName, user, func(f copier) (sandbox.CopyReport, error) {
 				return f.CopyOut(c.Context(), from, to, sandbox.WithCopyProgress(a.progress.copied))
 			})
@@ -60,6 +72,19 @@ To copy into a sandbox resumes it; a stopped one is read without resuming it.`,
 	return c
 }
 
+// destination returns where a copy goes: into a directory that exists, or with a slash, under the
+// copy's name; but to itself if the contents of a directory are copied.
+func destination(from, to string, isDirectory func() bool) string {
+	from = strings.TrimRight(from, "/")
+	if contents := from == "." || strings.HasSuffix(from, "/."); contents {
+		return cmp.Or(strings.TrimRight(to, "/"), to[:min(len(to), 1)])
+	}
+	if isDirectory() {
+		to += "/"
+	}
+	return to
+}
+
 // copier is a sandbox, or its files as one of its users.
 type copier interface {
 	Stat(ctx context.Context, name string) (fs.FileInfo, error)
@@ -68,15 +93,15 @@ type copier interface {
 }
 
 // splitPath splits NAME:PATH. The name is empty if s is a path of this machine.
-func splitPath(s string) (name, path string) {
-	name, path, ok := strings.Cut(s, ":")
+func splitPath(s string) (name, inside string) {
+	name, inside, ok := strings.Cut(s, ":")
 	if !ok || strings.Contains(name, "/") || name == "" {
 		return "", s
 	}
-	if path == "" {
-		path = "."
+	if inside == "" {
+		inside = "."
 	}
-	return name, path
+	return name, inside
 }
 
 // copying calls fn with the sandbox's files, and says what the copy left out.

@@ -17,7 +17,7 @@ func (a *app) logsCommand() *cobra.Command {
 	var (
 		follow, times, asJSON bool
 		tail                  int
-		since                 string
+		since, command        string
 	)
 	c := &cobra.Command{
 		Use:   "logs [flags] NAME",
@@ -39,6 +39,9 @@ stderr to stderr. On a terminal, control characters are replaced by their Go esc
 			}
 			return a.withSandbox(c, args[0], func(sb *sandbox.Sandbox) error {
 				for line, err := range sb.Logs(c.Context(), o) {
+					if err == nil && c.Flags().Changed("command") && line.Command != command {
+						continue
+					}
 					if err == nil {
 						err = a.printLine(line, times, asJSON)
 					}
@@ -53,6 +56,7 @@ stderr to stderr. On a terminal, control characters are replaced by their Go esc
 	c.Flags().BoolVarP(&follow, "follow", "f", false, "continue with new lines until the session ends")
 	c.Flags().IntVar(&tail, "tail", 0, "start with this many of the last lines (default all)")
 	c.Flags().StringVar(&since, "since", "", "skip lines that are older: a duration such as 10m or 2d, or a time in RFC 3339")
+	c.Flags().StringVar(&command, "command", "", "print only the lines of the detached command of this ID; \"\" is the main process")
 	c.Flags().BoolVar(&times, "timestamps", false, "print the time of each line")
 	jsonFlag(c, &asJSON)
 	return c

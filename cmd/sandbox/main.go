@@ -21,11 +21,12 @@
 //
 //	0        success
 //	1        failure
-//	2        usage: an unknown flag, a missing argument
+//	2        usage: an unknown command or flag, a missing argument
 //	125      run, exec: the sandbox or the engine failed, not the command
 //	126      run, exec: the command can't be executed
 //	127      run, exec: there is no such command
 //	130      interrupted
+//	141      nobody reads the output any more
 //	other    run, exec: the command's own, 128+n when signal n ended it
 package main
 
@@ -47,7 +48,11 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ends := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) { // as it is by nohup
+		ends = append(ends, syscall.SIGHUP)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), ends...)
 	defer stop()
 	// The first signal cancels, and the program cleans up; a second one kills it.
 	context.AfterFunc(ctx, stop)
@@ -61,6 +66,7 @@ const (
 	codeCannotExecute = 126
 	codeNoSuchCommand = 127
 	codeInterrupted   = 130
+	codeBrokenPipe    = 141 // as a shell says of a program that SIGPIPE ends
 )
 
 // run is main with its environment as parameters; it returns the exit code.
@@ -87,8 +93,8 @@ func (a *app) run(ctx context.Context, args []string) int {
 	code := a.code(ctx, err)
 	var exit *sandbox.ExitError
 	switch {
-	case err == nil, errors.As(err, &exit) && exit.Unwrap() == nil:
-		// The command has printed its own message.
+	case err == nil, errors.As(err, &exit) && exit.Unwrap() == nil, brokenPipe(err):
+		// The command has printed its own message, or nobody wants to read more.
 	case code == codeInterrupted:
 		fmt.Fprintln(stderr, "sandbox: interrupted")
 	default:
@@ -152,10 +158,12 @@ func (a *app) code(ctx context.Context, err error) int {
 	switch {
 	case err == nil:
 		return 0
-	case !a.began:
+	case errors.As(err, new(usageError)), !a.began:
 		return codeUsage
 	case errors.As(err, &exit):
 		return exit.ExitCode()
+	case brokenPipe(err):
+		return codeBrokenPipe
 	case ctx.Err() != nil:
 		return codeInterrupted
 	case !a.runs:
@@ -166,6 +174,42 @@ func (a *app) code(ctx context.Context, err error) int {
 		return codeCannotExecute
 	}
 	return codeSandboxFailed
+}
+
+// brokenPipe reports whether nobody reads our stdout or stderr any more.
+func brokenPipe(err error) bool {
+	broken, ok := errors.AsType[*fs.PathError](err)
+	return ok && broken.Err == syscall.EPIPE && (broken.Path == os.Stdout.Name() || broken.Path == os.Stderr.Name())
+}
+
+// usageError is an error of usage that is found once the flags have been read.
+type usageError struct{ error }
+
+// group makes a command that only has subcommands refuse others, and print its help without one.
+func group(c *cobra.Command) {
+	c.Args = func(c *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		return fmt.Errorf("%s: unknown command %q%s", c.CommandPath(), args[0], suggestion(c, args[0]))
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+	c.Annotations = map[string]string{annotationGroup: "yes"}
+}
+
+const annotationGroup = "group"
+
+func isGroup(c *cobra.Command) bool { return c.Annotations[annotationGroup] != "" }
+
+// suggestion names the subcommand that was probably meant, after a semicolon.
+func suggestion(c *cobra.Command, arg string) string {
+	if c.SuggestionsMinimumDistance == 0 {
+		c.SuggestionsMinimumDistance = 2
+	}
+	if meant := c.SuggestionsFor(arg); len(meant) > 0 {
+		return fmt.Sprintf("; did you mean %q?", meant[0])
+	}
+	return ""
 }
 
 // app is the state that the subcommands share.
@@ -186,25 +230,27 @@ func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "sandbox",
 		Short:         "Isolated, disposable Linux environments on a Docker Engine",
+		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
 			a.began = true
-			if c.Name() == cobra.ShellCompRequestCmd || c.Name() == cobra.ShellCompNoDescRequestCmd {
-				return nil // it has not parsed --host yet
+			if c.Name() == cobra.ShellCompRequestCmd || c.Name() == cobra.ShellCompNoDescRequestCmd || isGroup(c) {
+				return nil // it has not parsed --host yet, or prints its help
 			}
 			return a.connect()
 		},
 	}
+	group(root)
 	root.SetGlobalNormalizationFunc(normalize)
 	root.PersistentFlags().StringVarP(&a.host, "host", "H", "", "the engine's address: unix://, tcp:// or ssh:// (default DOCKER_HOST, then the current Docker context)")
 	root.PersistentFlags().BoolVarP(&a.progress.quiet, "quiet", "q", false, "don't print the progress of pulls and copies")
 	root.AddCommand(
 		a.createCommand(), a.runCommand(), a.forkCommand(),
 		a.listCommand(), a.inspectCommand(), a.logsCommand(), a.egressCommand(),
-		a.execCommand(), a.processesCommand(), a.shellCommand(), a.cpCommand(), a.proxyCommand(), a.sshConfigCommand(),
+		a.execCommand(), a.processesCommand(), a.killCommand(), a.shellCommand(), a.cpCommand(), a.proxyCommand(), a.sshConfigCommand(),
 		a.startCommand(), a.stopCommand(), a.updateCommand(), a.networkCommand(), a.deleteCommand(),
-		a.snapshotCommand(), a.snapshotsCommand(), a.rollbackCommand(), a.volumeCommand(), a.pruneCommand(), a.healthCommand(), a.conformCommand(), a.serveCommand(), a.mcpCommand())
+		a.snapshotCommand(), a.snapshotsCommand(), a.rollbackCommand(), a.volumeCommand(), a.pruneCommand(), a.healthCommand(), a.versionCommand(), a.conformCommand(), a.serveCommand(), a.mcpCommand())
 	return root
 }
 

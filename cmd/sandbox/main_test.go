@@ -104,7 +104,7 @@ func left(t *testing.T, label string) []string {
 func TestRunLeavesNothingButTheExitCode(t *testing.T) {
 	enginetest.Story(t)
 	t.Parallel()
-	code, out, errOut := call(t.Context(), "in", "run", "-e", "GREETING=hello", "--", "sh", "-c",
+	code, out, errOut := call(t.Context(), "in", "run", "-i", "--rm", "-e", "GREETING=hello", "--", "sh", "-c",
 		`hostname; echo "$GREETING $(cat)"; echo careful >&2; exit 7`)
 	id, rest, _ := strings.Cut(out, "\n")
 	if code != 7 || rest != "hello in\n" || errOut != "careful\n" {

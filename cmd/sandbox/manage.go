@@ -34,7 +34,7 @@ func (a *app) listCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:     "list",
-		Aliases: []string{"ls"},
+		Aliases: []string{"ls", "ps"},
 		Short:   "List the sandboxes on the engine, the newest first",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -101,6 +101,7 @@ func portList(ports map[uint16]netip.AddrPort) string {
 func (a *app) inspectCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:               "inspect NAME",
+		Aliases:           []string{"describe"},
 		Short:             "Print the details of a sandbox, as JSON, without resuming it",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.oneSandbox,

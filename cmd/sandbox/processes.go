@@ -1,8 +1,13 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -35,6 +40,83 @@ The arguments are known of this session's alone.`,
 	}
 	jsonFlag(c, &asJSON)
 	return c
+}
+
+func (a *app) killCommand() *cobra.Command {
+	var (
+		signal string
+		asJSON bool
+	)
+	c := &cobra.Command{
+		Use:   "kill [flags] NAME ID...",
+		Short: "End detached commands of a sandbox",
+		Long: `End detached commands of a sandbox, by the IDs that "sandbox exec --detach" and "sandbox processes"
+print. All processes that a command started are killed, too. With --signal a signal is sent to the
+command's process group instead.`,
+		Args:              cobra.MinimumNArgs(2),
+		ValidArgsFunction: a.oneSandbox,
+		RunE: func(c *cobra.Command, args []string) error {
+			sig, err := signalOf(signal)
+			if err != nil {
+				return err
+			}
+			return a.withSandbox(c, args[0], func(sb *sandbox.Sandbox) error {
+				done := []killed{}
+				var errs []error
+				for _, id := range args[1:] {
+					if err := end(c.Context(), sb, id, sig); err != nil {
+						errs = append(errs, fmt.Errorf("%w: %s", err, graphic(id)))
+						continue
+					}
+					if done = append(done, killed{id}); !asJSON {
+						fmt.Fprintln(a.stdout, id)
+					}
+				}
+				if asJSON {
+					errs = append(errs, printJSONList(a.stdout, done))
+				}
+				return errors.Join(errs...)
+			})
+		},
+	}
+	c.Flags().StringVarP(&signal, "signal", "s", "", "send this signal to the command's process group: TERM, INT, 15 … (default: kill all)")
+	jsonFlag(c, &asJSON)
+	return c
+}
+
+type killed struct {
+	ID string `json:"id"`
+}
+
+// end kills a detached command, or sends it a signal other than 0.
+func end(ctx context.Context, sb *sandbox.Sandbox, id string, sig syscall.Signal) error {
+	cmd, err := sb.Process(ctx, id)
+	switch {
+	case err != nil:
+		return err
+	case sig == 0:
+		return cmd.Kill()
+	}
+	return cmd.Signal(sig)
+}
+
+// signals are those of all systems that this program is built for.
+var signals = map[string]syscall.Signal{
+	"HUP": syscall.SIGHUP, "INT": syscall.SIGINT, "QUIT": syscall.SIGQUIT, "ABRT": syscall.SIGABRT, "KILL": syscall.SIGKILL,
+	"ALRM": syscall.SIGALRM, "TERM": syscall.SIGTERM, "PIPE": syscall.SIGPIPE,
+}
+
+// signalOf returns the signal of a name or number, 0 for none.
+func signalOf(name string) (syscall.Signal, error) {
+	if name == "" {
+		return 0, nil
+	}
+	for known, sig := range signals {
+		if strings.TrimPrefix(strings.ToUpper(name), "SIG") == known || name == fmt.Sprint(int(sig)) {
+			return sig, nil
+		}
+	}
+	return 0, usageError{fmt.Errorf("sandbox: kill: --signal: %q is none of %s", name, strings.Join(slices.Sorted(maps.Keys(signals)), ", "))}
 }
 
 // processStatus says whether a command runs, or how it ended.

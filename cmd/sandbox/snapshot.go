@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -57,7 +58,7 @@ func (a *app) takeCommand() *cobra.Command {
 			if set("keep-last") {
 				opts = append(opts, sandbox.WithKeepLast(keep))
 			}
-			return a.withSandbox(c, args[0], func(sb *sandbox.Sandbox) error {
+			err := a.withSandbox(c, args[0], func(sb *sandbox.Sandbox) error {
 				snap, err := sb.Snapshot(c.Context(), opts...)
 				a.progress.clear()
 				switch {
@@ -69,6 +70,10 @@ func (a *app) takeCommand() *cobra.Command {
 				}
 				return err
 			})
+			if meant := suggestion(c, args[0]); meant != "" && errors.Is(err, sandbox.ErrNotFound) {
+				err = fmt.Errorf("%w%s", err, meant)
+			}
+			return err
 		},
 	}
 	c.Flags().StringVar(&name, "name", "", "the snapshot's name, which need not be unique")

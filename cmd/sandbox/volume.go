@@ -17,6 +17,7 @@ func (a *app) volumeCommand() *cobra.Command {
 		Use:   "volume",
 		Short: "List and delete the volumes of sandboxes",
 	}
+	group(c)
 	c.AddCommand(
 		a.volumesCommand("list", "List the volumes of sandboxes: workspaces and copies of directories", a.listVolumes),
 		a.volumesCommand("orphans", "List the volumes that no sandbox uses", a.orphans),

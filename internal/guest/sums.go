@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "69aceeb30df642eb5b68e0eb7e5c1f3c8cca85cc2b1988ed8cd2ff49a1759caf", size: 10141822},
-	"arm64": {sha256: "12022ad3b43370f427390f562721b71cf49600aaff69b470789c993dbc7e0260", size: 9437310},
+	"amd64": {sha256: "dacbe121d459c24c3c7bea1b745146528c84588cf28a063f9fb91d486a6ad766", size: 10162302},
+	"arm64": {sha256: "b1868475c635ca76c2ec44a156cd3fa162cc6679501e049aa0f24873e353b458", size: 9437310},
 }

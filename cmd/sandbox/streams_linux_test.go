@@ -1,0 +1,318 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// program returns a directory with this program as sandbox, for a PATH.
+func program(t *testing.T) string {
+	t.Helper()
+	enginetest.Need(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	script := "#!/bin/sh\n" + asProgram + "=1 exec " + self + ` "$@"` + "\n"
+	if err := os.WriteFile(filepath.Join(dir, "sandbox"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// Scripts that call exec do what they do with docker exec: stdin belongs to the script, unless the
+// command is to read it; exit codes and what a closed stdout does are the same.
+func TestExecInScriptsIsAsDockerExec(t *testing.T) {
+	t.Parallel()
+	path := program(t)
+	sb := harness.NewSandbox(t)
+	for _, flag := range []string{"interactive", "tty"} {
+		noteFlags([]string{"exec", "--" + flag})
+	}
+	containers, err := exec.Command("docker", "ps", "-q", "--no-trunc", "--filter", "label=agent-sandbox.name="+sb.Name()).Output()
+	if err != nil || len(bytes.Fields(containers)) != 1 {
+		t.Fatalf("docker ps: %q, %v", containers, err)
+	}
+	container := strings.TrimSpace(string(containers))
+	for _, script := range []string{
+		`printf 'a\nb\nc\n' | while read l; do EXEC BOX echo $l; done`,
+		`printf 'a\nb\nc\n' | while read l; do EXEC -i BOX echo $l; done`,
+		`printf 'a\nb\nc\n' | while read l; do EXEC -i BOX cat; done`,
+		`printf 'EXEC BOX true\necho after\n' | bash`,
+		`printf 'EXEC BOX cat\necho after\n' | bash`,
+		`printf 'EXEC BOX sh -c "exit 9"\necho $?\n' | bash`,
+		`echo some | EXEC BOX cat`,
+		`echo some | EXEC -i BOX cat`,
+		`EXEC -i BOX cat </dev/null`,
+		`EXEC -i BOX cat <&-; echo $?`,
+		`EXEC BOX cat <&-`,
+		`head -c 3000000 /dev/zero | EXEC -i BOX sh -c 'wc -c'`,
+		`head -c 3000000 /dev/zero | EXEC -i BOX head -c 5 | wc -c`,
+		`EXEC BOX seq 200000 | tail -1`,
+		`EXEC BOX yes | head -2`,
+		`EXEC BOX sh -c 'yes >&2' 2>&1 | head -1`,
+		`EXEC BOX sh -c 'trap "" PIPE; yes 2>/dev/null; exit 0' | head -1`,
+		`EXEC BOX sh -c 'exit 3'; echo $?`,
+		`EXEC BOX sh -c 'kill -9 $$'; echo $?`,
+		`EXEC BOX sh -c 'kill -TERM $$'; echo $?`,
+		`EXEC BOX sh -c 'echo out; echo err >&2' 2>/dev/null`,
+		`EXEC -e A=1 -w /tmp -u 1000 BOX sh -c 'echo $A $PWD; id -u'`,
+		`EXEC BOX sh -c 'sleep 1000 >/dev/null 2>&1 & echo started'; echo $?`,
+		`a=$(EXEC BOX echo x); echo "$a"`,
+		`xargs -n1 sh -c 'EXEC BOX echo $0' <<E
+1
+2
+E`,
+		`EXEC -i BOX sh <<E
+echo from here
+E`,
+	} {
+		run := func(command, box string) string {
+			script := strings.NewReplacer("EXEC", command, "BOX", box).Replace(script)
+			cmd := exec.CommandContext(t.Context(), "bash", "-c", script)
+			cmd.Env = append(os.Environ(), "PATH="+path+":"+os.Getenv("PATH"))
+			cmd.Stdin = strings.NewReader("of the script\n")
+			out, err := cmd.Output()
+			var exit *exec.ExitError
+			if err != nil && !errors.As(err, &exit) {
+				t.Fatal(err)
+			}
+			return strings.TrimSpace(string(out)) + " code " + cmd.ProcessState.String()
+		}
+		if got, want := run("sandbox exec", sb.Name()), run("docker exec", container); got != want {
+			t.Errorf("%s\nsandbox exec: %q\ndocker exec:  %q", script, got, want)
+		}
+	}
+}
+
+// A reader that goes away, and a hang-up, leave no sandbox.
+func TestRunCleansUpHoweverItEnds(t *testing.T) {
+	t.Parallel()
+	path := program(t)
+	for _, tt := range []struct {
+		script string
+		code   int
+	}{
+		{`sandbox run -q -- sh -c 'hostname; exec yes' | head -1; exit ${PIPESTATUS[0]}`, 141},
+		{`sandbox run -q -- sh -c 'hostname; trap "" PIPE; yes 2>/dev/null; exit 0' | head -1; exit ${PIPESTATUS[0]}`, 141},
+		{`sandbox run -q -- sh -c 'hostname; yes >&2' 2> >(head -1 >/dev/null)`, 141},
+		{`coproc sandbox run -q -- sh -c 'hostname; exec sleep 1000'; read id <&${COPROC[0]}; echo $id; kill -HUP $COPROC_PID; wait $COPROC_PID`, codeInterrupted},
+		{`coproc sandbox run -q -- sh -c 'hostname; exec sleep 1000'; read id <&${COPROC[0]}; echo $id; kill -TERM $COPROC_PID; wait $COPROC_PID`, codeInterrupted},
+	} {
+		cmd := exec.CommandContext(t.Context(), "bash", "-c", tt.script)
+		cmd.Env = append(os.Environ(), "PATH="+path+":"+os.Getenv("PATH"))
+		out, _ := cmd.Output()
+		id := strings.TrimSpace(string(out))
+		if code := cmd.ProcessState.ExitCode(); code != tt.code {
+			t.Errorf("%s: code %d, want %d", tt.script, code, tt.code)
+		}
+		if held := left(t, "agent-sandbox.id="+id); id == "" || len(held) > 0 {
+			t.Errorf("%s: left of %q: %v", tt.script, id, held)
+		}
+	}
+}
+
+// nohup's programs go on after a hang-up.
+func TestNohupIsRespected(t *testing.T) {
+	t.Parallel()
+	path := program(t)
+	sb := harness.NewSandbox(t)
+	cmd := exec.CommandContext(t.Context(), "nohup", path+"/sandbox", "exec", sb.Name(), "--", "sh", "-c", "touch ready; while ! test -e go; do sleep 0.05; done; exit 4")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	harness.WaitForFile(t, sb, "/workspace/ready")
+	if err := cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	harness.Write(t, sb, "go", "")
+	cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); code != 4 {
+		t.Errorf("code %d, want the command's", code)
+	}
+}
+
+// A detached command outlives the program that started it, and is found and ended by its ID.
+func TestDetachedCommandsOnTheCommandLine(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	name := harness.NewSandbox(t).Name()
+	start := func(script string, flags ...string) string {
+		t.Helper()
+		args := slices.Concat([]string{"exec", "--detach"}, flags, []string{name, "--", "sh", "-c", script})
+		return strings.TrimSpace(mustCall(t, args...))
+	}
+	status := func(id string) (p sandbox.ProcessInfo) {
+		t.Helper()
+		for _, p := range decoded[[]sandbox.ProcessInfo](t, "processes", "--json", name) {
+			if p.ID == id {
+				return p
+			}
+		}
+		t.Fatalf("processes does not list %s", id)
+		return p
+	}
+	speaks, stays, obeys := start("echo of the first; exec sleep 1000"), start("exec sleep 1000"), start("trap 'exit 5' USR1 TERM; while :; do sleep 0.1; done")
+	late := start("exec sleep 1000", "--timeout", "200ms")
+	harness.Eventually(t, "the timeout has passed", func() bool { return status(late).TimedOut })
+	for _, id := range []string{speaks, stays, obeys} {
+		if !status(id).Running {
+			t.Errorf("%s does not run after its exec", id)
+		}
+	}
+	harness.Eventually(t, "logs has the line", func() bool {
+		return mustCall(t, "logs", "--command", speaks, name) == "of the first\n"
+	})
+	if got := mustCall(t, "logs", "--command", stays, name); got != "" {
+		t.Errorf("logs of a command that says nothing: %q", got)
+	}
+	if got := decoded[[]map[string]string](t, "kill", "--json", name, speaks, stays); len(got) != 2 || got[0]["id"] != speaks {
+		t.Errorf("kill = %v, want both", got)
+	}
+	mustCall(t, "kill", "-s", "TERM", name, obeys)
+	harness.Eventually(t, "all have ended", func() bool {
+		a, b, c := status(speaks), status(stays), status(obeys)
+		return !a.Running && !b.Running && !c.Running && a.Signal == 9 && b.Signal == 9 && *c.ExitCode == 5
+	})
+	if code, _, errOut := call(t.Context(), "", "kill", name, "nosuchcommand"); code != 1 || !strings.Contains(errOut, "nosuchcommand") {
+		t.Errorf("kill of none: code %d, %q", code, errOut)
+	}
+	if code, _, errOut := call(t.Context(), "", "exec", name, "--timeout=1s", "--", "sleep", "1000"); code != 127 {
+		t.Errorf("a flag after the name: code %d, %q, want that it is the command", code, errOut)
+	}
+	if code, _, errOut := call(t.Context(), "", "exec", "--timeout=200ms", name, "--", "sleep", "1000"); code != 137 || !strings.Contains(errOut, "Timed out") {
+		t.Errorf("exec --timeout: code %d, %q, want 137", code, errOut)
+	}
+}
+
+// Unknown subcommands are errors, with the one that was probably meant.
+func TestUnknownCommandsAreErrors(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"lst"}, 2, `sandbox: unknown command "lst"; did you mean "list"?`},
+		{[]string{"volume", "rmm", "x"}, 2, `sandbox volume: unknown command "rmm"`},
+		{[]string{"volume", "lst"}, 2, `sandbox volume: unknown command "lst"; did you mean "list"?`},
+		{[]string{"nothing-like-it"}, 2, `sandbox: unknown command "nothing-like-it"` + "\n"},
+		{[]string{"snapshot", "lst"}, 1, `did you mean "list"?`},
+		{[]string{"create", "web"}, 1, `to name the sandbox write --name web`},
+		{[]string{"run", "--rm", "--name", "a", "true"}, 2, "--rm"},
+		{[]string{"exec", "-d", "-i", "a", "true"}, 2, "detach"},
+		{[]string{"cp", "a:f", "-"}, 1, "./-"},
+	} {
+		enginetest.Need(t)
+		code, out, errOut := call(t.Context(), "", tt.args...)
+		if code != tt.code || !strings.Contains(errOut, tt.says) || out != "" || strings.Contains(errOut, `\t`) {
+			t.Errorf("%v: code %d, %q, stdout %q, want %d and %q", tt.args, code, errOut, out, tt.code, tt.says)
+		}
+	}
+	for _, args := range [][]string{nil, {"volume"}, {"snapshot", "--help"}} {
+		if code, out, errOut := call(t.Context(), "", args...); code != 0 || !strings.Contains(out, "Usage:") || errOut != "" {
+			t.Errorf("%v: code %d, %q, want the help", args, code, errOut)
+		}
+	}
+}
+
+func TestVersionIsPrinted(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	if got := mustCall(t, "--version"); !strings.HasPrefix(got, "sandbox version ") {
+		t.Errorf("--version: %q", got)
+	}
+	if got := mustCall(t, "version"); !strings.Contains(got, "engine  ") || !strings.Contains(got, "API") {
+		t.Errorf("version: %q", got)
+	}
+	var v map[string]string
+	if err := json.Unmarshal([]byte(mustCall(t, "version", "--json")), &v); err != nil || v["version"] == "" || v["engine"] == "" {
+		t.Errorf("version --json: %v, %v", v, err)
+	}
+	code, out, _ := call(t.Context(), "", "--host", "unix:///no/such/socket", "version")
+	if code != 0 || !strings.Contains(out, "does not answer") {
+		t.Errorf("version without an engine: code %d, %q", code, out)
+	}
+}
+
+// cp copies the contents of a directory, and a directory, to where docker cp does.
+func TestCopyIsAsDockerCp(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	containers, err := exec.Command("docker", "ps", "-q", "--filter", "label=agent-sandbox.name="+sb.Name()).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct{ from, to string }{
+		{"src", "there"}, {"src", "new"}, {"src/.", "there"}, {"src/.", "new"}, {"src/", "there"}, {"src/", "new"}, {"src/./.", "there"},
+		{"src/f", "there"}, {"src/f", "new"}, {"src/f", "there/g"}, {".", "there"}, {".", "new"}, {"src/.", "there/"}, {"src/sub/..", "there"},
+	} {
+		results := map[string][2]string{}
+		for _, tool := range []string{"sandbox", "docker"} {
+			base, err := filepath.EvalSymlinks(t.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			harness.Run(t, sb, "sh", "-c", "rm -rf /t && mkdir -p /t/there /t/src/sub && echo f >/t/src/f && echo g >/t/src/sub/g && echo old >/t/there/old")
+			list := func(cmd string) string {
+				return strings.Join(strings.Fields(cmd), " ")
+			}
+			box, prefix := sb.Name(), []string{"sandbox", "-q", "cp"}
+			if tool == "docker" {
+				box, prefix = strings.TrimSpace(string(containers)), []string{"docker", "cp"}
+			}
+			cp := func(from, to string) string {
+				if tool == "sandbox" {
+					code, _, errOut := call(t.Context(), "", append(prefix[1:], from, to)...)
+					if code != 0 {
+						return "fails " + errOut
+					}
+					return ""
+				}
+				if out, err := exec.Command(prefix[0], append(prefix[1:], from, to)...).CombinedOutput(); err != nil {
+					return "fails " + string(out)
+				}
+				return ""
+			}
+			setup := exec.Command("sh", "-c", "mkdir -p there src/sub && echo f >src/f && echo g >src/sub/g && echo old >there/old")
+			setup.Dir = base
+			if out, err := setup.CombinedOutput(); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			slash := func(dir, name string) string { return dir + "/" + name } // filepath.Join would clean it
+			failed := cp(box+":"+slash("/t", tt.from), slash(base, tt.to))
+			find := exec.Command("sh", "-c", "find . | sort")
+			find.Dir = base
+			out, err := find.Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			outward := failed + list(string(out))
+			os.RemoveAll(filepath.Join(base, "new"))
+			os.RemoveAll(filepath.Join(base, "there"))
+			failed = cp(slash(base, strings.TrimPrefix(tt.from, "/")), box+":"+slash("/t", tt.to))
+			inward := failed + list(harness.Run(t, sb, "sh", "-c", "cd /t; find there new 2>/dev/null | sort"))
+			results[tool] = [2]string{outward, inward}
+		}
+		if tt.from == "." { // it has what the other direction left
+			continue
+		}
+		if results["sandbox"] != results["docker"] {
+			t.Errorf("cp %s %s (out, in):\nsandbox %q\ndocker  %q", tt.from, tt.to, results["sandbox"], results["docker"])
+		}
+	}
+}
