@@ -116,7 +116,14 @@ func (e *Enforcer) logRefused(data []byte) {
 	}
 }
 
-// readPacket returns the destination of a packet.
+// Types of ICMP and ICMPv6.
+const (
+	echoRequest4 = 8
+	echoRequest6 = 128
+)
+
+// readPacket returns the destination of a packet, and false for one that the kernel sent by itself:
+// without NET_RAW, programs send no other ICMP messages than requests for an echo.
 func readPacket(p []byte) (d decision, ok bool) {
 	var proto byte
 	var rest []byte
@@ -146,6 +153,9 @@ func readPacket(p []byte) (d decision, ok bool) {
 		}
 	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
 		d.protocol = "icmp"
+		if len(rest) > 0 && rest[0] != echoRequest4 && rest[0] != echoRequest6 {
+			return d, false
+		}
 	default:
 		d.protocol = strconv.Itoa(int(proto))
 	}
