@@ -370,9 +370,15 @@ type Egress struct {
 	// Rule is what decided: a pattern of [NetworkPolicy.Allow], "subnets.allow",
 	// "subnets.deny", "protected", "transform" if a [Transform.Do] did not let a request pass,
 	// "open" if the policy allows every public address,
-	// "name" if only a name could have allowed it, "closed" if nothing could.
+	// "name" if only a name could have allowed it, "closed" if nothing could, "busy" if PID 1
+	// had too many connections to serve this one, whatever the policy says of it.
 	Rule    string `json:"rule"`
 	Allowed bool   `json:"allowed"`
+	// Failure is why an allowed connection through PID 1 did not come about: "refused" if
+	// nothing listens on the port, "timeout" if the server did not answer, "unreachable" if there
+	// is no way to it, "lookup" if the name has no address or no DNS server answered, "failed"
+	// otherwise. Programs inside see a reset in all these cases.
+	Failure string `json:"failure,omitempty"`
 	// Count is the number of attempts, First and Last the times of the first and the
 	// last.
 	Count int64     `json:"count"`

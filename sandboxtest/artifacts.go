@@ -99,6 +99,9 @@ func writeEgress(ctx context.Context, w io.Writer, sb *sandbox.Sandbox) error {
 		if e.Allowed {
 			outcome = "allowed"
 		}
+		if e.Failure != "" {
+			outcome += " (" + e.Failure + ")"
+		}
 		// The sandbox chose the name.
 		fmt.Fprintf(w, "%s %s %q %v port %d %s rule %q count %d\n", e.Last.Format(time.RFC3339Nano), outcome, e.Name, e.Address, e.Port, e.Protocol, e.Rule, e.Count)
 	}

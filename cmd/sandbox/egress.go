@@ -74,6 +74,9 @@ func egressRow(e sandbox.Egress) []any {
 	if e.Allowed {
 		outcome = "allowed"
 	}
+	if e.Failure != "" {
+		outcome = status("allowed, " + e.Failure)
+	}
 	if e.Address.IsValid() {
 		address = netip.AddrPortFrom(e.Address, e.Port).String()
 	}

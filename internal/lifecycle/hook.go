@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/url"
 	"slices"
 	"time"
 
@@ -176,8 +177,12 @@ func (h *Handle) decide(ctx context.Context, do func(*http.Request) error, req w
 }
 
 func requestOf(ctx context.Context, req wire.HookRequest) (*http.Request, error) {
-	r, err := http.NewRequestWithContext(ctx, req.Method, req.URL, bytes.NewReader(req.Body))
+	r, err := http.NewRequestWithContext(ctx, req.Method, "https://"+req.Host, bytes.NewReader(req.Body))
 	if err != nil {
+		return nil, err
+	}
+	// As a server reads it: a query may have a #.
+	if r.URL, err = url.ParseRequestURI(req.URL); err != nil {
 		return nil, err
 	}
 	if r.URL.String() != req.URL {

@@ -444,10 +444,10 @@ async function showEgress() {
   if (!id) return;
   const list = s?.status === "running" ? await call("GET", path("sandboxes", id, "egress")) : [];
   if (id !== selected) return;
-  const key = e => [e.name, e.address, e.port, e.protocol, e.allowed, e.rule].join(" ");
+  const key = e => [e.name, e.address, e.port, e.protocol, e.allowed, e.failure, e.rule].join(" ");
   rows(byId("egress"), list.toReversed(), key,
     e => element("tr", {}, element("th", {scope: "row"}, plain([e.name || e.address, e.port].filter(Boolean).join(":"))), cell("", plain(e.protocol)),
-      element("td", {"data-status": e.allowed ? "allowed" : "blocked"}, e.allowed ? "allowed" : "blocked"), cell("", plain(e.rule)), cell("count number"), cell("last")),
+      element("td", {"data-status": e.allowed ? "allowed" : "blocked"}, plain([e.allowed ? "allowed" : "blocked", e.failure].filter(Boolean).join(", "))), cell("", plain(e.rule)), cell("count number"), cell("last")),
     (row, e) => {
       setText(part(row, "count"), String(e.count));
       setText(part(row, "last"), date(e.last));

@@ -102,3 +102,65 @@ func strs(in []text) []string {
 	}
 	return out
 }
+
+type plainHookRequest HookRequest
+
+type rawHookRequest struct {
+	plainHookRequest
+	URL    text              `json:"url"`
+	Header map[string][]text `json:"header,omitempty"`
+}
+
+// MarshalJSON writes a string that is not UTF-8 as {"bytes": base64}.
+func (r HookRequest) MarshalJSON() ([]byte, error) {
+	return json.Marshal(rawHookRequest{plainHookRequest(r), text(r.URL), headerTexts(r.Header)})
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote.
+func (r *HookRequest) UnmarshalJSON(b []byte) error {
+	var raw rawHookRequest
+	err := json.Unmarshal(b, &raw)
+	*r = HookRequest(raw.plainHookRequest)
+	r.URL, r.Header = string(raw.URL), headerStrings(raw.Header)
+	return err
+}
+
+type plainHookReply HookReply
+
+type rawHookReply struct {
+	plainHookReply
+	Header map[string][]text `json:"header,omitempty"`
+}
+
+// MarshalJSON writes a string that is not UTF-8 as {"bytes": base64}.
+func (r HookReply) MarshalJSON() ([]byte, error) {
+	return json.Marshal(rawHookReply{plainHookReply(r), headerTexts(r.Header)})
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote.
+func (r *HookReply) UnmarshalJSON(b []byte) error {
+	var raw rawHookReply
+	err := json.Unmarshal(b, &raw)
+	*r = HookReply(raw.plainHookReply)
+	r.Header = headerStrings(raw.Header)
+	return err
+}
+
+func headerTexts(in map[string][]string) map[string][]text {
+	out := make(map[string][]text, len(in))
+	for name, values := range in {
+		out[name] = texts(values)
+	}
+	return out
+}
+
+func headerStrings(in map[string][]text) map[string][]string {
+	if in == nil {
+		return nil
+	}
+	out := make(map[string][]string, len(in))
+	for name, values := range in {
+		out[name] = strs(values)
+	}
+	return out
+}

@@ -152,6 +152,7 @@ type Egress struct {
 	Protocol string     `json:"protocol"` // "tcp", "udp", "icmp", "dns", or a number
 	Rule     string     `json:"rule"`     // the pattern, or a policy.Verdict
 	Allowed  bool       `json:"allowed"`
+	Failure  string     `json:"failure,omitempty"` // why an allowed connection did not come about
 	Count    int64      `json:"count"`
 	First    time.Time  `json:"first"`
 	Last     time.Time  `json:"last"`

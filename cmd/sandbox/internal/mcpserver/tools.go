@@ -309,6 +309,7 @@ type Attempt struct {
 	Protocol string    `json:"protocol"`
 	Rule     string    `json:"rule" jsonschema:"what decided"`
 	Allowed  bool      `json:"allowed"`
+	Failure  string    `json:"failure,omitempty" jsonschema:"why an allowed connection did not come about"`
 	Count    int64     `json:"count"`
 	Last     time.Time `json:"last"`
 }
@@ -321,7 +322,7 @@ func (s *Server) egress(ctx context.Context, _ *mcp.CallToolRequest, in In) (Att
 	}
 	all, err := sb.Egress(ctx)
 	for _, e := range all {
-		a := Attempt{Name: e.Name, Port: e.Port, Protocol: e.Protocol, Rule: e.Rule, Allowed: e.Allowed, Count: e.Count, Last: e.Last}
+		a := Attempt{Name: e.Name, Port: e.Port, Protocol: e.Protocol, Rule: e.Rule, Allowed: e.Allowed, Failure: e.Failure, Count: e.Count, Last: e.Last}
 		if e.Address.IsValid() {
 			a.Address = e.Address.String()
 		}

@@ -16,12 +16,19 @@ import (
 )
 
 const (
-	// dnsTime bounds the answer of one server, dnsTries how often each is queried.
-	dnsTime  = 2 * time.Second
-	dnsTries = 2
-	// maxLookups bounds the pending lookups, lookupRate those started in a second.
-	maxLookups = 64
-	lookupRate = 500
+	// lookupTime bounds a lookup. The next server, or the same again, is asked when one has not
+	// answered for dnsDelay; its answer counts all the same. dnsRounds is how often each is
+	// asked. tcpTime bounds an answer over TCP.
+	lookupTime = 10 * time.Second
+	dnsDelay   = time.Second
+	dnsRounds  = 3
+	tcpTime    = 2 * time.Second
+	// maxLookups bounds the pending lookups. Those that begin in a second are lookupRate, after
+	// as many as lookupBurst at once; others wait for up to lookupWait.
+	maxLookups  = 64
+	lookupRate  = 100
+	lookupBurst = 300
+	lookupWait  = 3 * time.Second
 	// maxDNSConns bounds the TCP connections of the filter.
 	maxDNSConns = 32
 	// maxDatagram bounds a message over UDP: what every path carries in one packet.
@@ -74,18 +81,14 @@ func (r *resolver) serveUDP(conn *net.UDPConn) {
 func (r *resolver) serveTCP(listener *net.TCPListener) {
 	slots := make(chan struct{}, maxDNSConns)
 	for {
+		slots <- struct{}{} // meanwhile the kernel holds those that come
 		conn, err := listener.AcceptTCP()
 		if err != nil {
+			<-slots
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
 			proc.AcceptPause()
-			continue
-		}
-		select {
-		case slots <- struct{}{}:
-		default:
-			reset(conn)
 			continue
 		}
 		go func() {
@@ -191,7 +194,7 @@ func (r *resolver) decide(s *activePolicy, q *query) (a answer, done bool) {
 }
 
 func (r *resolver) resolve(s *activePolicy, q *query) answer {
-	ctx, cancel := context.WithTimeout(context.Background(), dnsTries*dnsTime)
+	ctx, cancel := context.WithTimeout(context.Background(), lookupTime)
 	defer cancel()
 	a, err := r.lookup(ctx, s, q.name(), q.question.Type)
 	if err != nil {

@@ -51,6 +51,9 @@ type Enforcer struct {
 
 	open []io.Closer // its listeners
 
+	attempts chan struct{} // to connect, beyond the first that each connection has
+	patience time.Duration // dialTime, or less in tests
+
 	table *kernelTable // nil if the kernel can't enforce anything
 	watch *watcher     // nil as well
 
@@ -68,7 +71,7 @@ var denyAll, _ = policy.Policy{Mode: policy.DenyAll}.Compile()
 // must come before the first child. trust is called to make the sandbox trust a certificate,
 // or none; it may be nil.
 func New(ports []uint16, trust func(cert string) error) *Enforcer {
-	e := &Enforcer{ports: ports, trust: trust, boot: bootServers(), gates: gateways(), begun: make(chan struct{})}
+	e := &Enforcer{ports: ports, trust: trust, boot: bootServers(), gates: gateways(), begun: make(chan struct{}), attempts: make(chan struct{}, maxAttempts), patience: dialTime}
 	e.resolver, e.proxy = newResolver(e), newProxy(e)
 	e.injector = newInjector(e)
 	for e.mark == 0 {
@@ -363,18 +366,4 @@ func (e *Enforcer) dial(ctx context.Context, network string, to netip.AddrPort) 
 		return e.dialer(ctx, d, network, to.String())
 	}
 	return d.DialContext(ctx, network, to.String())
-}
-
-// dialAny connects to the first address that answers.
-func (e *Enforcer) dialAny(ctx context.Context, addrs []netip.Addr, port uint16) (net.Conn, netip.Addr) {
-	for i, addr := range addrs {
-		deadline, _ := ctx.Deadline()
-		one, cancel := context.WithTimeout(ctx, time.Until(deadline)/time.Duration(len(addrs)-i))
-		conn, err := e.dial(one, "tcp", netip.AddrPortFrom(addr, port))
-		cancel()
-		if err == nil {
-			return conn, addr
-		}
-	}
-	return nil, netip.Addr{}
 }

@@ -138,6 +138,7 @@ func (h *hooks) decide(r *http.Request, version int64, pattern string) (*http.Re
 	}
 	defer release()
 	out := r.Clone(r.Context())
+	out.Trailer = r.Trailer // which has its values once the body is read
 	body, more, err := takeBody(ctx, out)
 	if err != nil {
 		return r, err
@@ -195,9 +196,13 @@ func takeBody(ctx context.Context, r *http.Request) (body []byte, more bool, err
 		}{io.MultiReader(bytes.NewReader(body), r.Body), r.Body}
 		return nil, true, nil
 	}
-	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
-	if len(body) == 0 {
-		r.Body = http.NoBody
+	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+	r.Body, _ = r.GetBody()
+	if len(r.Trailer) > 0 {
+		return body, false, nil // they need a length that is not said beforehand
+	}
+	if r.ContentLength = int64(len(body)); len(body) == 0 {
+		r.Body, r.GetBody = http.NoBody, nil
 	}
 	return body, false, nil
 }

@@ -3,21 +3,26 @@
 package egress
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"io"
 	"log"
 	"net"
 	"net/http"
 	"net/http/httputil"
+	"net/netip"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/crypto/x509roots/fallback/bundle"
+	"golang.org/x/net/http/httpguts"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
@@ -31,14 +36,16 @@ type injector struct {
 	// slots bounds its connections: each may have several requests pending.
 	slots chan struct{}
 
-	mu        sync.Mutex
-	ca        *authority
-	roots     string // beyond the usual ones, as PEM
-	transport *http.Transport
+	mu      sync.Mutex
+	ca      *authority
+	roots   string // beyond the usual ones, as PEM
+	servers *tls.Config
+	idle    map[net.Conn]time.Time // of its connections those without a request, since when
+	waiting int                    // connections for a slot
 }
 
 func newInjector(e *Enforcer) *injector {
-	return &injector{enforcer: e, conns: make(chan *tls.Conn), slots: make(chan struct{}, maxInjected)}
+	return &injector{enforcer: e, conns: make(chan *tls.Conn), slots: make(chan struct{}, maxInjected), idle: make(map[net.Conn]time.Time)}
 }
 
 const (
@@ -47,6 +54,13 @@ const (
 	headerBytes = 64 << 10
 	replyBytes  = 256 << 10 // of a server's headers
 	idleTime    = 2 * time.Minute
+	// busyIdle is how long a connection may be idle while another waits for its slot.
+	busyIdle = time.Second
+	// serverIdle is how long a connection to a server is kept for the next request: less than
+	// the 5 s that Node, Apache and others keep theirs.
+	serverIdle = 4 * time.Second
+	// maxRepeat bounds the body of a request that is sent again if the server has declined it.
+	maxRepeat = 64 << 10
 )
 
 // configure prepares for a policy that transforms names, with additional roots for their
@@ -61,8 +75,8 @@ func (i *injector) configure(roots string) (string, error) {
 		}
 		i.ca = ca
 	}
-	if i.transport != nil && i.roots == roots {
-		i.transport.CloseIdleConnections()
+	if i.servers != nil && i.roots == roots {
+		i.servers = i.servers.Clone() // for new connections
 		return i.ca.pem, nil
 	}
 	// Root inside can change the sandbox's own trust store, so it does not count.
@@ -80,47 +94,117 @@ func (i *injector) configure(roots string) (string, error) {
 	if roots != "" && !pool.AppendCertsFromPEM([]byte(roots)) {
 		return "", errors.New("the roots are not certificates in PEM")
 	}
-	if i.transport != nil {
-		i.transport.CloseIdleConnections()
-	}
 	i.roots = roots
-	i.transport = &http.Transport{
-		DialContext:            i.dial,
-		TLSClientConfig:        &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12},
-		ForceAttemptHTTP2:      true,
-		DisableCompression:     true, // the client chose its own encoding
-		TLSHandshakeTimeout:    helloTime,
-		MaxIdleConns:           64,
-		MaxIdleConnsPerHost:    8,
-		IdleConnTimeout:        30 * time.Second,
-		MaxResponseHeaderBytes: replyBytes,
-	}
+	i.servers = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	return i.ca.pem, nil
 }
 
-// dial connects to a server whose name is allowed, for the transport.
-func (i *injector) dial(ctx context.Context, _, addr string) (net.Conn, error) {
-	name, text, err := net.SplitHostPort(addr)
-	if err != nil {
-		return nil, err
+// transports are the connections to servers for the requests of one client connection. The client
+// gets what it would get without this process in between: a new connection of its own is a new one
+// to the server, too, which nobody could have used before.
+type transports struct {
+	config *tls.Config
+	kept   *http.Transport
+	// single has a new HTTP/1.1 connection for each request.
+	single *http.Transport
+	// old is set once a server has answered by HTTP/1.1.
+	old atomic.Bool
+}
+
+// out returns the connections for the requests of a client's: new ones if the policy has changed.
+func (i *injector) out(r *replay) *transports {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if r.out == nil || r.out.config != i.servers {
+		r.closeIdle()
+		r.out = i.newTransports(r, i.servers)
 	}
-	port, err := strconv.ParseUint(text, 10, 16)
-	if err != nil {
-		return nil, err
+	return r.out
+}
+
+func (r *replay) closeIdle() {
+	if r.out != nil {
+		r.out.kept.CloseIdleConnections()
 	}
-	ctx, cancel := context.WithTimeout(ctx, dialTime)
+}
+
+func (i *injector) newTransports(r *replay, config *tls.Config) *transports {
+	base := func() *http.Transport {
+		return &http.Transport{
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return i.dial(ctx, r.name, r.to)
+			},
+			TLSClientConfig:        config.Clone(),
+			DisableCompression:     true, // the client chose its own encoding
+			TLSHandshakeTimeout:    helloTime,
+			MaxIdleConnsPerHost:    8,
+			IdleConnTimeout:        serverIdle,
+			MaxResponseHeaderBytes: replyBytes,
+		}
+	}
+	t := &transports{config: config, kept: base(), single: base()}
+	t.kept.ForceAttemptHTTP2 = true
+	t.single.MaxIdleConnsPerHost = -1
+	t.single.Protocols = new(http.Protocols)
+	t.single.Protocols.SetHTTP1(true)
+	return t
+}
+
+// roundTrip sends a request. One that can't be repeated never takes a connection that an HTTP/1.1
+// server may be closing, and an upgrade is possible by HTTP/1.1 alone.
+func (t *transports) roundTrip(r *http.Request) (*http.Response, error) {
+	if r.Header.Get("Upgrade") != "" || t.old.Load() && !repeatable(r) {
+		return t.single.RoundTrip(r)
+	}
+	answer, err := t.kept.RoundTrip(r)
+	if err == nil && answer.ProtoMajor == 1 {
+		t.old.Store(true)
+	}
+	return answer, err
+}
+
+// repeatable reports whether the transport sends a request again if a server has closed the
+// connection before its answer.
+func repeatable(r *http.Request) bool {
+	if r.Body != nil && r.Body != http.NoBody {
+		return false // a part of it may have been written
+	}
+	return r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions
+}
+
+// makeRewindable lets the transport send a small body again, if a server has said that it did not
+// process the request.
+func makeRewindable(r *http.Request) error {
+	if r.Body == nil || r.Body == http.NoBody || r.GetBody != nil || r.ContentLength < 0 || r.ContentLength > maxRepeat {
+		return nil
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return errBody
+	}
+	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+	r.Body, err = r.GetBody()
+	return err
+}
+
+// dial connects to a server whose name is allowed, for a client that connected to an address.
+func (i *injector) dial(ctx context.Context, name string, to netip.AddrPort) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, i.enforcer.patience)
 	defer cancel()
 	s := i.enforcer.active.Load()
-	addrs, refused, err := i.enforcer.resolver.addrs(ctx, s, name, false)
+	rule, _ := s.rules.Name(name)
+	d := decision{name: name, port: to.Port(), protocol: "tcp", rule: rule.Pattern, allowed: true}
+	addrs, refused, err := i.enforcer.resolver.addrs(ctx, s, name)
+	addrs = inOrder(addrs, to.Addr())
 	if len(addrs) == 0 {
-		if refused.IsValid() {
-			i.enforcer.log.add(decision{name: name, addr: refused, port: uint16(port), protocol: "tcp", rule: string(s.rules.Addr(refused))})
-		}
+		i.enforcer.log.add(d.unresolved(s, refused))
 		return nil, errors.Join(err, errors.New("no allowed address"))
 	}
-	conn, _ := i.enforcer.dialAny(ctx, addrs[:min(len(addrs), maxDials)], uint16(port))
-	if conn == nil {
-		return nil, errors.New("the server does not answer")
+	conn, addr, err := i.enforcer.dialAny(ctx, addrs, to.Port())
+	if err != nil {
+		d.addr, d.failure = addr, failureOf(err)
+		i.enforcer.log.add(d)
+		return nil, fmt.Errorf("the server does not answer: %s", d.failure)
 	}
 	return conn, nil
 }
@@ -130,7 +214,8 @@ type replay struct {
 	*net.TCPConn
 	said []byte
 	name string
-	port uint16
+	to   netip.AddrPort
+	out  *transports // guarded by injector.mu
 	once sync.Once
 	done chan struct{} // closed with it
 }
@@ -149,24 +234,21 @@ func (r *replay) Close() error {
 	return r.TCPConn.Close()
 }
 
-// serve serves a client until it closes the connection.
-func (i *injector) serve(f *flow, h hello) {
-	select {
-	case i.slots <- struct{}{}:
-		defer func() { <-i.slots }()
-	default:
-		reset(f.client)
-		return
+// serve serves a client until it closes the connection. It returns false if there was no room.
+func (i *injector) serve(f *flow, h hello) bool {
+	if !i.enter(busyTime) {
+		return false
 	}
+	defer func() { <-i.slots }()
 	i.start.Do(i.listen)
-	r := &replay{TCPConn: f.client, said: h.said, name: f.name, port: f.to.Port(), done: make(chan struct{})}
+	r := &replay{TCPConn: f.client, said: h.said, name: f.name, to: f.to, done: make(chan struct{})}
 	i.mu.Lock()
 	ca := i.ca
 	i.mu.Unlock()
 	leaf, err := ca.leafFor(f.name)
 	if err != nil {
 		reset(f.client)
-		return
+		return true
 	}
 	i.conns <- tls.Server(r, &tls.Config{
 		Certificates: []tls.Certificate{*leaf},
@@ -174,6 +256,70 @@ func (i *injector) serve(f *flow, h hello) {
 		NextProtos:   []string{"h2", "http/1.1"},
 	})
 	<-r.done
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	r.closeIdle()
+	return true
+}
+
+// enter waits for a slot. Meanwhile connections end with the answer that they get, and those that
+// are idle make room.
+func (i *injector) enter(limit time.Duration) bool {
+	select {
+	case i.slots <- struct{}{}:
+		return true
+	default:
+	}
+	i.wait(1)
+	defer i.wait(-1)
+	for deadline := time.Now().Add(limit); time.Now().Before(deadline); {
+		i.closeIdle()
+		select {
+		case i.slots <- struct{}{}:
+			return true
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	return false
+}
+
+func (i *injector) wait(n int) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.waiting += n
+}
+
+func (i *injector) crowded() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.waiting > 0
+}
+
+// closeIdle closes the connection that has been idle for longest, unless all are just so.
+func (i *injector) closeIdle() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	var oldest net.Conn
+	for c, since := range i.idle {
+		if oldest == nil || since.Before(i.idle[oldest]) {
+			oldest = c
+		}
+	}
+	if oldest != nil && time.Since(i.idle[oldest]) > busyIdle {
+		delete(i.idle, oldest)
+		oldest.(*tls.Conn).NetConn().Close()
+	}
+}
+
+// follow notes which connections have no request.
+func (i *injector) follow(c net.Conn, state http.ConnState) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if state == http.StateIdle {
+		i.idle[c] = time.Now()
+	} else {
+		delete(i.idle, c)
+	}
 }
 
 type replayKey struct{}
@@ -204,8 +350,14 @@ func (i *injector) listen() {
 				http.Error(w, "sandbox: the network policy does not allow this name", http.StatusForbidden)
 				return
 			}
+			// Some servers answer while they still read.
+			_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/2 always has it
+			if r.Header.Get("Upgrade") == "" && i.crowded() {
+				w.Header().Set("Connection", "close")
+			}
 			forward.ServeHTTP(w, r)
 		}),
+		ConnState: i.follow,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, replayKey{}, c.(*tls.Conn).NetConn())
 		},
@@ -231,6 +383,9 @@ func unforwardable(r *http.Request) string {
 	if !strings.HasPrefix(r.URL.Path, "/") {
 		return "a request without a path is not forwarded"
 	}
+	if strings.Contains(r.URL.RawQuery, " ") { // possible by HTTP/2; by HTTP/1.1 it would end the address
+		return "a request with a space in its query is not forwarded"
+	}
 	return ""
 }
 
@@ -244,13 +399,28 @@ func (i *injector) secret(ctx context.Context) (*activePolicy, *wire.Secret) {
 	return s, nil
 }
 
+// forwarded are headers that ReverseProxy removes, and that are the client's here.
+var forwarded = []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"}
+
 // rewrite sends a request to the name of its connection, whatever host it names.
 func (i *injector) rewrite(p *httputil.ProxyRequest) {
 	r := p.In.Context().Value(replayKey{}).(*replay)
 	p.Out.URL.Scheme = "https"
-	p.Out.URL.Host = net.JoinHostPort(r.name, strconv.Itoa(int(r.port)))
+	p.Out.URL.Host = net.JoinHostPort(r.name, strconv.Itoa(int(r.to.Port())))
+	p.Out.URL.RawQuery = p.In.URL.RawQuery // without it parameters that Go can't parse are missing
+	p.Out.Trailer = p.In.Trailer           // which has its values once the body is read
+	for _, name := range forwarded {
+		if values, have := p.In.Header[name]; have {
+			p.Out.Header[name] = values
+		}
+	}
+	if httpguts.HeaderValuesContainsToken(p.Out.Header["Upgrade"], "h2c") {
+		// Its further requests would pass unseen.
+		p.Out.Header.Del("Upgrade")
+		p.Out.Header.Del("Connection")
+	}
 	p.Out.Host = r.name
-	if r.port != 443 {
+	if r.to.Port() != 443 {
 		p.Out.Host = p.Out.URL.Host
 	}
 	if _, secret := i.secret(p.In.Context()); secret != nil {
@@ -265,18 +435,18 @@ func (i *injector) roundTrip(r *http.Request) (*http.Response, error) {
 	if secret == nil {
 		return nil, &hookError{http.StatusForbidden, "the network policy does not allow this name"}
 	}
+	to := r.Context().Value(replayKey{}).(*replay)
 	if secret.Hook {
 		var err error
 		if r, err = i.enforcer.hooks.decide(r, s.version, secret.Pattern); err != nil {
-			to := r.Context().Value(replayKey{}).(*replay)
-			i.enforcer.log.add(decision{name: to.name, port: to.port, protocol: "tcp", rule: "transform"})
+			i.enforcer.log.add(decision{name: to.name, port: to.to.Port(), protocol: "tcp", rule: "transform"})
 			return nil, err
 		}
 	}
-	i.mu.Lock()
-	t := i.transport
-	i.mu.Unlock()
-	return t.RoundTrip(r)
+	if err := makeRewindable(r); err != nil {
+		return nil, err
+	}
+	return i.out(to).roundTrip(r)
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)

@@ -7,13 +7,17 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"fmt"
 	"io"
+	"log"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -213,5 +217,256 @@ func TestTrustComesAndGoes(t *testing.T) {
 		if got := read(victim); got != before {
 			t.Errorf("with %q what links lead to: %q", tt.cert, got)
 		}
+	}
+}
+
+// serveTLS serves HTTP over TLS at an address of the world.
+func (l *lab) serveTLS(addr string, server *http.Server) {
+	l.t.Helper()
+	var listener net.Listener
+	var err error
+	l.outside.do(func() { listener, err = net.Listen("tcp", addr) })
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	server.TLSConfig, server.ErrorLog = l.tls.Clone(), log.New(io.Discard, "", 0)
+	l.t.Cleanup(func() { server.Close() })
+	go server.ServeTLS(listener, "", "")
+}
+
+func onlyHTTP1() *http.Protocols {
+	p := new(http.Protocols)
+	p.SetHTTP1(true)
+	return p
+}
+
+// tlsTo connects to a name, by TLS that PID 1 ends.
+func (l *lab) tlsTo(port, name string) *tls.Conn {
+	l.t.Helper()
+	pool := l.client(false).Transport.(*http.Transport).TLSClientConfig.RootCAs
+	conn, err := l.inside.dial("tcp", otherAddr+":"+port)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(func() { conn.Close() })
+	conn.SetDeadline(time.Now().Add(time.Minute))
+	return tls.Client(conn, &tls.Config{ServerName: name, RootCAs: pool, NextProtos: []string{"http/1.1"}})
+}
+
+// What is not said to change arrives as it was sent.
+func TestOnlyTheHeadersThatAreSetChange(t *testing.T) {
+	l := newLab(t)
+	type seen struct {
+		uri, body, trailer string
+		header             http.Header
+	}
+	for port, protocols := range map[string]*http.Protocols{"7443": nil, "7444": onlyHTTP1()} {
+		requests := make(chan seen, 1)
+		l.serveTLS(alphaAddr+":"+port, &http.Server{Protocols: protocols, Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			requests <- seen{r.RequestURI, string(body), r.Trailer.Get("Sum"), r.Header}
+		})})
+		l.begin(1, parse(t, "transform=secret.example.com"), withSecret(l, "secret.example.com"))
+		for _, query := range queries(rand.New(rand.NewPCG(34, 4)), 60) {
+			conn := l.tlsTo(port, "secret.example.com")
+			io.WriteString(conn, "POST /a%2Fb//c;d"+query+" HTTP/1.1\r\nHost: secret.example.com\r\nX-Raw: caf\xe9\r\nForwarded: for=me\r\nX-Forwarded-For: 192.0.2.1\r\nX-Forwarded-Host: h\r\n"+
+				"Trailer: Sum\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n4\r\nbody\r\n0\r\nSum: 7\r\n\r\n")
+			if answer, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 200 OK") {
+				t.Fatalf("%s: %s, %v", query, answer, err)
+			}
+			got := <-requests
+			if want := "/a%2Fb//c;d" + query; got.uri != want || got.body != "body" || got.trailer != "7" {
+				t.Errorf("%q arrives as %+v", want, got)
+			}
+			for name, want := range map[string]string{"X-Raw": "caf\xe9", "Forwarded": "for=me", "X-Forwarded-For": "192.0.2.1", "X-Forwarded-Host": "h", "X-Forwarded-Proto": "", "Authorization": token} {
+				if got := got.header.Get(name); got != want {
+					t.Errorf("%s arrives as %q, want %q", name, got, want)
+				}
+			}
+			conn.Close()
+		}
+	}
+}
+
+// queries returns queries of URLs, among them those that are not of the form of HTML's forms.
+func queries(random *rand.Rand, n int) []string {
+	list := []string{
+		"", "?", "?a=1;b=2", "?fields=items(id;name)&z=1&a=2", "?q=50%&x=1", "?X-Amz-Signature=ab&X-Amz-Date=1&partNumber=1;x",
+		"?z=1&a=2", "?a=&b", "?a=%2F&b=%zz", "?;", "?&&", "?a=b=c", "?%", "?a=\xc3\xa9", "?a=\xff", "?a#b",
+	}
+	parts := []string{"a", "b", "=", "&", ";", "%", "%2", "%41", "+", "?", "/", "\xe9", "é", ",", "'", "(", "[", "|", "{"}
+	for len(list) < n {
+		q := "?"
+		for range random.IntN(8) {
+			q += parts[random.IntN(len(parts))]
+		}
+		list = append(list, q)
+	}
+	return list
+}
+
+// A request that can't be repeated never fails by a connection that another one left.
+func TestAPostTakesNoConnectionThatMayBeClosed(t *testing.T) {
+	l := newLab(t)
+	// A server that closes a kept connection when the next request comes.
+	served := func(conn net.Conn) {
+		server := tls.Server(conn, l.tls)
+		r := bufio.NewReader(server)
+		req, err := http.ReadRequest(r)
+		if err != nil {
+			return
+		}
+		io.Copy(io.Discard, req.Body)
+		io.WriteString(server, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone")
+		r.Peek(1)
+	}
+	l.listen(alphaAddr+":7443", func(conn *net.TCPConn) { served(conn) })
+	l.begin(1, parse(t, "transform=secret.example.com"), withSecret(l, "secret.example.com"))
+	kept := l.client(false) // on one connection
+	defer kept.CloseIdleConnections()
+	post := func(c *http.Client, method, body string) string {
+		req, _ := http.NewRequest(method, "https://secret.example.com:7443/", strings.NewReader(body))
+		return fetch(c, req)
+	}
+	for i := range 40 {
+		c, method := kept, []string{"POST", "PUT", "DELETE", "PATCH", "GET"}[i%5]
+		if i%2 == 0 {
+			c = l.client(false) // on a connection of its own
+		}
+		if got := post(c, method, strings.Repeat("x", i*7000)); got != "done" {
+			t.Errorf("%d, %s: %s", i, method, got)
+		}
+		c.CloseIdleConnections()
+		kept.CloseIdleConnections()
+		kept = l.client(false)
+		// Twice on one connection, whose first request left one to the server.
+		for range 2 {
+			if got := post(kept, method, "x"); got != "done" {
+				t.Errorf("%d, %s on a kept connection: %s", i, method, got)
+			}
+		}
+	}
+}
+
+// Upgrades work as they would without PID 1, to a server that has HTTP/2, too. That to HTTP/2 in
+// clear text, whose requests would pass unseen, is not offered.
+func TestUpgradesReachServersThatHaveHTTP2(t *testing.T) {
+	l := newLab(t)
+	l.serveTLS(alphaAddr+":7443", &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		kind := r.Header.Get("Upgrade")
+		if kind == "" {
+			io.WriteString(w, "none")
+			return
+		}
+		conn, rw, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		defer conn.Close()
+		fmt.Fprintf(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n%s", kind, r.Header.Get("Authorization"))
+		rw.Flush()
+		io.Copy(conn, rw)
+	})})
+	l.begin(1, parse(t, "transform=secret.example.com"), withSecret(l, "secret.example.com"))
+	for _, kind := range []string{"SPDY/3.1", "tcp", "websocket", "WebSocket", "x/1"} {
+		conn := l.tlsTo("7443", "secret.example.com")
+		fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: secret.example.com\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", kind)
+		r := bufio.NewReader(conn)
+		resp, err := http.ReadResponse(r, nil)
+		if err != nil || resp.StatusCode != 101 || resp.Header.Get("Upgrade") != kind {
+			t.Errorf("%s: %v, %v", kind, resp, err)
+			continue
+		}
+		io.WriteString(conn, "ping")
+		got := make([]byte, len(token)+4)
+		if _, err := io.ReadFull(r, got); err != nil || string(got) != token+"ping" {
+			t.Errorf("%s: %q, %v", kind, got, err)
+		}
+	}
+	conn := l.tlsTo("7443", "secret.example.com")
+	io.WriteString(conn, "GET / HTTP/1.1\r\nHost: secret.example.com\r\nConnection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n")
+	if got, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(got), "HTTP/1.1 200 OK") || !strings.HasSuffix(string(got), "none") {
+		t.Errorf("h2c: %q, %v", got, err)
+	}
+}
+
+// Connections beyond the bound wait, and those that are idle make room for them.
+func TestTransformedConnectionsWaitForTheirTurn(t *testing.T) {
+	l := newLab(t)
+	l.enforcer.injector.slots = make(chan struct{}, 4)
+	l.begin(1, parse(t, "transform=secret.example.com"), withSecret(l, "secret.example.com"))
+	const url = "https://secret.example.com:8444/x"
+	for _, h2 := range []bool{false, true} {
+		var idle []*http.Client
+		for range 4 {
+			c := l.client(h2)
+			if got := fetch(c, get(url)); got == "error" {
+				t.Fatal(got)
+			}
+			idle = append(idle, c) // and keeps its connection
+		}
+		var all sync.WaitGroup
+		for range 40 {
+			all.Go(func() {
+				c := l.client(h2)
+				if got := fetch(c, get(url)); got != "HTTP/2.0 secret.example.com:8444 /x" {
+					t.Errorf("HTTP/2 %t: %s", h2, got)
+				}
+			})
+		}
+		all.Wait()
+		for _, c := range idle {
+			if got := fetch(c, get(url)); got == "error" {
+				t.Error("a client whose connection was closed can't connect again")
+			}
+			c.CloseIdleConnections()
+		}
+	}
+	for _, e := range l.enforcer.log.entries().Entries {
+		if e.Rule == ruleBusy {
+			t.Errorf("the log says %+v", e)
+		}
+	}
+}
+
+// A server may answer while it reads.
+func TestAnswersComeWhileTheServerReads(t *testing.T) {
+	l := newLab(t)
+	l.serveTLS(alphaAddr+":7443", &http.Server{Protocols: onlyHTTP1(), Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		control := http.NewResponseController(w)
+		control.EnableFullDuplex()
+		for buf := make([]byte, 32<<10); ; {
+			n, err := r.Body.Read(buf)
+			if w.Write(buf[:n]); err != nil {
+				return
+			}
+			control.Flush()
+		}
+	})})
+	l.begin(1, parse(t, "transform=secret.example.com"), withSecret(l, "secret.example.com"))
+	for _, h2 := range []bool{false, true} {
+		r, w := io.Pipe()
+		req, _ := http.NewRequest("POST", "https://secret.example.com:7443/", r)
+		go func() {
+			w.Write([]byte("one")) // the rest waits for the answer
+		}()
+		resp, err := l.client(h2).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, 3)
+		if _, err := io.ReadFull(resp.Body, got); err != nil || string(got) != "one" {
+			t.Errorf("HTTP/2 %t: %q, %v", h2, got, err)
+		}
+		const size = 5 << 20
+		go func() {
+			w.Write(make([]byte, size))
+			w.Close()
+		}()
+		if n, err := io.Copy(io.Discard, resp.Body); n != size || err != nil {
+			t.Errorf("HTTP/2 %t: %d of %d bytes, %v", h2, n, size, err)
+		}
+		resp.Body.Close()
 	}
 }

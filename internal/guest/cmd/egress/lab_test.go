@@ -99,6 +99,31 @@ func (ns *netns) do(f func()) {
 	<-done
 }
 
+// aside runs f in the namespace as do does, but waits for no other.
+func (ns *netns) aside(f func()) {
+	ns.using.RLock()
+	defer ns.using.RUnlock()
+	if ns.ended {
+		return
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		fd, err := unix.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", ns.tid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err == nil {
+			err = unix.Setns(fd, unix.CLONE_NEWNET)
+			unix.Close(fd)
+		}
+		if err == nil {
+			f()
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		ns.t.Errorf("enter the namespace: %v", err)
+	}
+}
+
 func (ns *netns) ip(args string) {
 	ns.t.Helper()
 	ns.do(func() {
@@ -142,7 +167,8 @@ type lab struct {
 	enforcer *Enforcer
 	pool     *x509.CertPool
 	roots    string // the same as PEM
-	fences   byte   // that frames used
+	tls      *tls.Config
+	fences   byte // that frames used
 
 	mu    sync.Mutex
 	hits  []string
@@ -202,10 +228,9 @@ func newLab(t testing.TB, ports ...uint16) *lab {
 		}
 		close(l.enforcer.injector.conns)
 	})
-	dials := l.inside.again()
 	l.enforcer.dialer = func(ctx context.Context, d net.Dialer, network, addr string) (conn net.Conn, err error) {
 		err = net.ErrClosed // what the enforcer still does at the test's end
-		dials.do(func() { conn, err = d.DialContext(ctx, network, addr) })
+		l.inside.aside(func() { conn, err = d.DialContext(ctx, network, addr) })
 		return conn, err
 	}
 	return l
@@ -265,6 +290,7 @@ func (l *lab) serve() {
 	l.pool.AddCert(cert)
 	l.roots = string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 	config := &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}
+	l.tls = config
 
 	handle := func(port string, f func(net.Conn)) {
 		for _, host := range []string{"0.0.0.0", "::"} {
@@ -460,7 +486,7 @@ func (l *lab) resolve(message []byte, tcp bool) []byte {
 	}
 	name := strings.TrimSuffix(q.Name.String(), ".")
 	l.hit("dns %s", name)
-	h.Response = true
+	h.Response, h.RecursionAvailable = true, true
 	l.mu.Lock()
 	addrs, known := l.names[name]
 	l.mu.Unlock()

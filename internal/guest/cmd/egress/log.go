@@ -31,6 +31,7 @@ type decision struct {
 	protocol string
 	rule     string
 	allowed  bool
+	failure  string // why an allowed connection did not come about
 }
 
 func (e *decisionLog) add(d decision) {
@@ -63,13 +64,13 @@ func (e *decisionLog) add(d decision) {
 	}
 	d.name = strings.Clone(d.name) // it may be part of a large buffer
 	e.byKind[d] = e.recent.PushFront(&wire.Egress{
-		Name: d.name, Address: d.addr, Port: d.port, Protocol: d.protocol, Rule: d.rule, Allowed: d.allowed,
+		Name: d.name, Address: d.addr, Port: d.port, Protocol: d.protocol, Rule: d.rule, Allowed: d.allowed, Failure: d.failure,
 		Count: 1, First: now, Last: now,
 	})
 }
 
 func kindOf(e *wire.Egress) decision {
-	return decision{e.Name, e.Address, e.Port, e.Protocol, e.Rule, e.Allowed}
+	return decision{e.Name, e.Address, e.Port, e.Protocol, e.Rule, e.Allowed, e.Failure}
 }
 
 func (e *decisionLog) counts() (allowed, blocked int64) {

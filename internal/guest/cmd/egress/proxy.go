@@ -19,23 +19,27 @@ import (
 )
 
 const (
-	// maxFlows bounds the connections through the proxy, maxHellos those of them whose
-	// host is not identified yet, each for at most helloTime. A new connection evicts the
-	// oldest of these.
+	// maxFlows bounds the connections through the proxy. A new one waits up to busyTime for
+	// a place: that of a connection that ends, of one whose client has closed its side, or of
+	// one whose client has said nothing for speakTime.
 	maxFlows  = 1024
-	maxHellos = 256
+	busyTime  = 15 * time.Second
+	speakTime = 2 * time.Second
+	// helloTime bounds how long the host of a connection is not identified.
 	helloTime = 10 * time.Second
 	// openTime is how long the proxy waits for a client to speak first, under a policy
 	// that allows every public address and transforms some names.
 	openTime = 500 * time.Millisecond
-	// dialTime bounds the lookup of a name and connecting, to one of maxDials addresses.
+	// dialTime bounds the lookup of a name and connecting to one of its addresses.
 	dialTime = 15 * time.Second
-	maxDials = 4
 	// filesPerFlow are the descriptors of a connection: two sockets, and a pipe for each
 	// direction. filesReserved are for everything else.
 	filesPerFlow  = 6
-	filesReserved = 320
+	filesReserved = 320 + maxAttempts
 )
+
+// ruleBusy is the rule of a connection that ended because this process had no room for it.
+const ruleBusy = "busy"
 
 // proxy forwards the TCP connections that the kernel redirects to it to the hosts that they
 // name, if the policy allows these names. It resolves the name itself, whatever address the
@@ -46,13 +50,16 @@ type proxy struct {
 	mu     sync.Mutex
 	max    int
 	flows  map[*flow]struct{}
-	hellos []*flow // those not identified yet, oldest first
+	hellos []*flow       // those not identified yet, oldest first
+	halves []*flow       // those whose client has closed its side, the longest first
+	freed  chan struct{} // has an element once a place may be free
 }
 
 // flow is one connection through the proxy.
 type flow struct {
 	client *net.TCPConn
 	to     netip.AddrPort // as the client chose it
+	since  time.Time
 	// Set once it is established, guarded by proxy.mu.
 	name   string
 	addr   netip.Addr
@@ -61,7 +68,7 @@ type flow struct {
 }
 
 func newProxy(e *Enforcer) *proxy {
-	p := &proxy{enforcer: e, max: maxFlows, flows: make(map[*flow]struct{})}
+	p := &proxy{enforcer: e, max: maxFlows, flows: make(map[*flow]struct{}), freed: make(chan struct{}, 1)}
 	var limit unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil && limit.Cur < filesReserved+maxFlows*filesPerFlow {
 		// The control socket must have descriptors whatever the proxy uses.
@@ -82,8 +89,11 @@ func (p *proxy) serve(listener *net.TCPListener) {
 			proc.AcceptPause()
 			continue
 		}
-		f := &flow{client: conn}
-		if !p.admit(f) {
+		f := &flow{client: conn, since: time.Now()}
+		if !p.admit(f, busyTime) {
+			if to, ok := originalDst(conn); ok {
+				p.busy("", to)
+			}
 			reset(conn)
 			continue
 		}
@@ -97,13 +107,29 @@ func reset(conn *net.TCPConn) {
 	conn.Close()
 }
 
-func (p *proxy) admit(f *flow) bool {
+// busy logs a connection for which there was no room.
+func (p *proxy) busy(name string, to netip.AddrPort) {
+	p.enforcer.log.add(decision{name: name, addr: to.Addr(), port: to.Port(), protocol: "tcp", rule: ruleBusy})
+}
+
+// admit waits for a place for a connection. Meanwhile the kernel holds those that come after it.
+func (p *proxy) admit(f *flow, limit time.Duration) bool {
+	for deadline := time.Now().Add(limit); !p.tryAdmit(f); {
+		if p.max == 0 || time.Now().After(deadline) {
+			return false
+		}
+		select {
+		case <-p.freed:
+		case <-time.After(100 * time.Millisecond): // some may have been silent for long enough
+		}
+	}
+	return true
+}
+
+func (p *proxy) tryAdmit(f *flow) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.hellos) >= min(maxHellos, p.max) {
-		p.evictLocked()
-	}
-	if len(p.flows) >= p.max {
+	if len(p.flows) >= p.max && !p.evictLocked(speakTime) {
 		return false
 	}
 	p.flows[f] = struct{}{}
@@ -114,31 +140,65 @@ func (p *proxy) admit(f *flow) bool {
 func (p *proxy) evict() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.evictLocked()
+	p.evictLocked(0)
 }
 
-// evictLocked resets the oldest connection that is not identified yet.
-func (p *proxy) evictLocked() {
-	if len(p.hellos) > 0 {
-		f := p.hellos[0]
-		p.hellos = p.hellos[1:]
-		delete(p.flows, f)
-		reset(f.client)
+// evictLocked resets the connection whose client closed its side first, or else the oldest one
+// that is not identified yet, if it has been silent for that long.
+func (p *proxy) evictLocked(silent time.Duration) bool {
+	var f *flow
+	switch {
+	case len(p.halves) > 0:
+		f = p.halves[0]
+	case len(p.hellos) > 0 && time.Since(p.hellos[0].since) >= silent:
+		f = p.hellos[0]
+	default:
+		return false
 	}
+	p.removeLocked(f)
+	f.cut()
+	return true
 }
 
-// identified removes a flow from those not identified yet.
-func (p *proxy) identified(f *flow) {
+// removeLocked reports whether the flow was still there.
+func (p *proxy) removeLocked(f *flow) bool {
+	_, there := p.flows[f]
+	delete(p.flows, f)
+	is := func(other *flow) bool { return other == f }
+	p.hellos, p.halves = slices.DeleteFunc(p.hellos, is), slices.DeleteFunc(p.halves, is)
+	select {
+	case p.freed <- struct{}{}:
+	default:
+	}
+	return there
+}
+
+// identified takes a flow from those not identified yet, and reports whether it is still there.
+func (p *proxy) identified(f *flow) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.hellos = slices.DeleteFunc(p.hellos, func(h *flow) bool { return h == f })
+	_, there := p.flows[f]
+	return there
+}
+
+// halfClosed notes that the client has closed its side.
+func (p *proxy) halfClosed(f *flow) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, there := p.flows[f]; there {
+		p.halves = append(p.halves, f)
+		select {
+		case p.freed <- struct{}{}:
+		default:
+		}
+	}
 }
 
 func (p *proxy) leave(f *flow) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.flows, f)
-	p.hellos = slices.DeleteFunc(p.hellos, func(h *flow) bool { return h == f })
+	p.removeLocked(f)
 }
 
 // handle serves one connection to its end.
@@ -162,7 +222,10 @@ func (p *proxy) handle(f *flow) {
 	f.client.SetReadDeadline(time.Now().Add(limit))
 	h, err := sniff(f.client)
 	f.client.SetReadDeadline(time.Time{})
-	p.identified(f)
+	if !p.identified(f) {
+		p.busy(h.name, to)
+		return
+	}
 
 	plan := s.plan(h, err)
 	if open && !plan.inject && !plan.refused {
@@ -173,14 +236,17 @@ func (p *proxy) handle(f *flow) {
 		reset(f.client)
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), dialTime)
+	ctx, cancel := context.WithTimeout(context.Background(), p.enforcer.patience)
 	defer cancel()
 	if !p.connect(ctx, s, f, h, plan) {
 		reset(f.client)
 		return
 	}
 	if f.inject {
-		p.enforcer.injector.serve(f, h)
+		if !p.enforcer.injector.serve(f, h) {
+			p.busy(h.name, to)
+			reset(f.client)
+		}
 		return
 	}
 	defer f.server.Close()
@@ -190,7 +256,7 @@ func (p *proxy) handle(f *flow) {
 		return
 	}
 	h.said = nil // up to 64 KiB, for as long as the connection lasts
-	relay(f.client, server)
+	relay(f.client, server, func() { p.halfClosed(f) })
 }
 
 // greet sends a server what the client has sent so far.
@@ -205,29 +271,27 @@ func greet(server *net.TCPConn, h hello) error {
 }
 
 // connect resolves and dials the name, unless the injector serves the client, and logs the
-// decision.
+// decision and what became of it.
 func (p *proxy) connect(ctx context.Context, s *activePolicy, f *flow, h hello, plan route) bool {
-	note := func(addr netip.Addr, rule string, allowed bool) {
-		p.enforcer.log.add(decision{name: h.name, addr: addr, port: f.to.Port(), protocol: "tcp", rule: rule, allowed: allowed})
-	}
+	d := decision{name: h.name, port: f.to.Port(), protocol: "tcp", rule: plan.rule, allowed: true}
 	if plan.inject {
-		note(netip.Addr{}, plan.rule, true)
+		p.enforcer.log.add(d)
 		return p.establish(f, h.name, netip.Addr{}, nil, true)
 	}
 	addrs := []netip.Addr{f.to.Addr()}
 	if !plan.direct {
-		good, refused, _ := p.enforcer.resolver.addrs(ctx, s, h.name, f.to.Addr().Is6())
-		if len(good) == 0 {
-			if refused.IsValid() {
-				note(refused, string(s.rules.Addr(refused)), false)
-			}
+		var refused netip.Addr
+		addrs, refused, _ = p.enforcer.resolver.addrs(ctx, s, h.name)
+		addrs = inOrder(addrs, f.to.Addr())
+		if len(addrs) == 0 {
+			p.enforcer.log.add(d.unresolved(s, refused))
 			return false
 		}
-		addrs = good[:min(len(good), maxDials)]
 	}
-	note(addrs[0], plan.rule, true)
-	server, addr := p.enforcer.dialAny(ctx, addrs, f.to.Port())
-	if server == nil {
+	server, addr, err := p.enforcer.dialAny(ctx, addrs, f.to.Port())
+	d.addr, d.failure = addr, failureOf(err)
+	p.enforcer.log.add(d)
+	if err != nil {
 		return false
 	}
 	if !p.establish(f, h.name, addr, server, false) {
@@ -258,7 +322,7 @@ func (p *proxy) review() {
 		if f.name == "" && f.server == nil || s.allowsFlow(f) {
 			continue
 		}
-		delete(p.flows, f)
+		p.removeLocked(f)
 		f.cut()
 	}
 }

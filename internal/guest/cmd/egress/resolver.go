@@ -3,6 +3,8 @@
 package egress
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -32,23 +34,36 @@ type resolver struct {
 
 	mu      sync.Mutex
 	cache   map[dnsmessage.Question]answer
-	second  int64 // for which started counts
-	started int
-	slots   chan struct{}
+	flights map[dnsmessage.Question]*flight
+	next    time.Time     // when the next lookup may begin, if there were many
+	slots   chan struct{} // of pending lookups
+}
+
+// flight is a pending lookup, which all that ask the same wait for.
+type flight struct {
+	waiting int
+	cancel  context.CancelFunc
+	done    chan struct{} // closed when the following are set
+	answer  answer
+	err     error
 }
 
 func newResolver(e *Enforcer) *resolver {
-	return &resolver{enforcer: e, cache: make(map[dnsmessage.Question]answer), slots: make(chan struct{}, maxLookups)}
+	return &resolver{enforcer: e, cache: make(map[dnsmessage.Question]answer), flights: make(map[dnsmessage.Question]*flight), slots: make(chan struct{}, maxLookups)}
 }
 
-// forget empties the cache.
+// forget empties the cache. Pending lookups are not for those who ask later.
 func (r *resolver) forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	clear(r.cache)
+	clear(r.flights)
 }
 
-var errBusy = errors.New("too many lookups")
+var (
+	errBusy  = errors.New("too many lookups")
+	errNoDNS = errors.New("no DNS server")
+)
 
 // lookup returns the records of a name, which the policy must allow.
 func (r *resolver) lookup(ctx context.Context, s *activePolicy, name string, kind dnsmessage.Type) (answer, error) {
@@ -59,55 +74,136 @@ func (r *resolver) lookup(ctx context.Context, s *activePolicy, name string, kin
 	q := dnsmessage.Question{Name: full, Type: kind, Class: dnsmessage.ClassINET}
 	r.mu.Lock()
 	got, ok := r.cache[q]
-	r.mu.Unlock()
 	if ok && time.Now().Before(got.until) {
+		r.mu.Unlock()
 		return got, nil
 	}
-	if !r.enter() {
-		return answer{}, errBusy
+	f, ok := r.flights[q]
+	if !ok {
+		f = r.begin(s, q)
 	}
-	defer func() { <-r.slots }()
-	err = errors.New("no DNS server")
-	for range dnsTries {
-		for _, server := range r.enforcer.servers(s) {
-			if ctx.Err() != nil {
-				return answer{}, ctx.Err()
-			}
-			var size int
-			if got, size, err = r.ask(ctx, server, q); err == nil {
-				r.remember(q, got, size)
-				return got, nil
-			}
-		}
+	f.waiting++
+	r.mu.Unlock()
+	select {
+	case <-f.done:
+		return f.answer, f.err
+	case <-ctx.Done():
 	}
-	return answer{}, err
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if f.waiting--; f.waiting == 0 {
+		r.end(q, f)
+		f.cancel()
+	}
+	return answer{}, ctx.Err()
 }
 
-func (r *resolver) enter() bool {
-	r.mu.Lock()
-	if now := time.Now().Unix(); now != r.second {
-		r.second, r.started = now, 0
+// begin starts a lookup. The caller holds mu.
+func (r *resolver) begin(s *activePolicy, q dnsmessage.Question) *flight {
+	ctx, cancel := context.WithTimeout(context.Background(), lookupTime)
+	f := &flight{cancel: cancel, done: make(chan struct{})}
+	r.flights[q] = f
+	go func() {
+		defer cancel()
+		got, size, err := r.query(ctx, r.enforcer.servers(s), q)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.end(q, f) && err == nil {
+			r.remember(q, got, size)
+		}
+		f.answer, f.err = got, err
+		close(f.done)
+	}()
+	return f
+}
+
+// end reports whether the lookup is the present one of its question, which has none then.
+func (r *resolver) end(q dnsmessage.Question, f *flight) bool {
+	present := r.flights[q] == f
+	if present {
+		delete(r.flights, q)
 	}
-	r.started++
-	busy := r.started > lookupRate
+	return present
+}
+
+// enter waits until a lookup may begin.
+func (r *resolver) enter(ctx context.Context) error {
+	const interval = time.Second / lookupRate
+	r.mu.Lock()
+	now := time.Now()
+	if earliest := now.Add(-lookupBurst * interval); r.next.Before(earliest) {
+		r.next = earliest
+	}
+	wait := r.next.Sub(now)
+	if wait > lookupWait {
+		r.mu.Unlock()
+		return errBusy
+	}
+	r.next = r.next.Add(interval)
 	r.mu.Unlock()
-	if busy {
-		return false
+	if wait > 0 {
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 	select {
 	case r.slots <- struct{}{}:
-		return true
-	default:
-		return false
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 
+// query asks the servers until one answers. It is as patient as the resolvers of C libraries, for
+// which it stands: glibc waits 5 s for a server, musl asks all at once, and both take an answer of
+// any.
+func (r *resolver) query(ctx context.Context, servers []netip.Addr, q dnsmessage.Question) (answer, int, error) {
+	if len(servers) == 0 {
+		return answer{}, 0, errNoDNS
+	}
+	if err := r.enter(ctx); err != nil {
+		return answer{}, 0, err
+	}
+	defer func() { <-r.slots }()
+	type whole struct {
+		answer
+		size int
+	}
+	at := race[whole]{
+		n: dnsRounds * len(servers), delay: dnsDelay,
+		try: func(ctx context.Context, i int) (whole, error) {
+			// Old servers, and what is before them, may drop what has EDNS.
+			got, size, err := r.ask(ctx, servers[i%len(servers)], q, i < len(servers))
+			return whole{got, size}, err
+		},
+	}
+	got, _, errs := at.run(ctx)
+	if errs == nil {
+		return got.answer, got.size, nil
+	}
+	err := error(context.DeadlineExceeded)
+	for _, e := range errs {
+		if poor, ok := errors.AsType[*poorAnswer](e); ok {
+			return poor.answer, 0, nil
+		}
+		err = cmp.Or(e, err)
+	}
+	return answer{}, 0, err
+}
+
+// poorAnswer is one to use if no server has a better one: the part that came over UDP where TCP
+// does not work, or nothing, of a server that does not resolve.
+type poorAnswer struct{ answer }
+
+func (*poorAnswer) Error() string { return "the answer is not whole" }
+
+// remember caches an answer. The caller holds mu.
 func (r *resolver) remember(q dnsmessage.Question, a answer, size int) {
 	if size > answerBytes {
 		return
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	if len(r.cache) >= maxAnswers {
 		now := time.Now()
 		for q, a := range r.cache {
@@ -121,68 +217,83 @@ func (r *resolver) remember(q dnsmessage.Question, a answer, size int) {
 
 // ask queries one server, by UDP and, if the answer is truncated, by TCP. A server on this
 // host is queried by TCP alone: any process inside could forge its datagrams.
-func (r *resolver) ask(ctx context.Context, server netip.Addr, q dnsmessage.Question) (answer, int, error) {
-	ctx, cancel := context.WithTimeout(ctx, dnsTime)
+func (r *resolver) ask(ctx context.Context, server netip.Addr, q dnsmessage.Question, edns bool) (answer, int, error) {
+	query, err := newQuery(q, edns)
+	if err != nil {
+		return answer{}, 0, err
+	}
+	var cut answer
+	if !server.IsLoopback() {
+		got, size, more, err := r.exchange(ctx, "udp", server, query, q)
+		if edns && errors.Is(err, errRefuses) { // it may not know EDNS
+			return r.ask(ctx, server, q, false)
+		}
+		if !more || err != nil {
+			return got, size, err
+		}
+		cut = got
+	}
+	ctx, cancel := context.WithTimeout(ctx, tcpTime)
 	defer cancel()
-	id := uint16(rand.Uint32())
-	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: id, RecursionDesired: true})
-	b.EnableCompression()
-	var edns dnsmessage.ResourceHeader
-	err := errors.Join(b.StartQuestions(), b.Question(q), b.StartAdditionals(),
-		edns.SetEDNS0(maxDatagram, dnsmessage.RCodeSuccess, false), b.OPTResource(edns, dnsmessage.OPTResource{}))
-	if err != nil {
-		return answer{}, 0, err
+	got, size, _, err := r.exchange(ctx, "tcp", server, query, q)
+	if edns && errors.Is(err, errRefuses) {
+		return r.ask(ctx, server, q, false)
 	}
-	query, err := b.Finish()
-	if err != nil {
-		return answer{}, 0, err
+	if err != nil && len(cut.records) > 0 {
+		cut.until = time.Now().Add(noneTime)
+		return answer{}, 0, &poorAnswer{cut}
 	}
-	for _, network := range []string{"udp", "tcp"} {
-		if network == "udp" && server.IsLoopback() {
-			continue
-		}
-		message, err := r.exchange(ctx, network, server, query, id)
-		if err != nil {
-			return answer{}, 0, err
-		}
-		a, more, err := readAnswer(message, q)
-		if err != nil {
-			return answer{}, 0, err
-		}
-		if !more || network == "tcp" {
-			return a, len(message), nil
-		}
-	}
-	panic("unreachable")
+	return got, size, err
 }
 
-func (r *resolver) exchange(ctx context.Context, network string, server netip.Addr, query []byte, id uint16) ([]byte, error) {
+// newQuery returns a query with a random ID.
+func newQuery(q dnsmessage.Question, edns bool) ([]byte, error) {
+	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: uint16(rand.Uint32()), RecursionDesired: true})
+	b.EnableCompression()
+	err := errors.Join(b.StartQuestions(), b.Question(q))
+	if edns {
+		var head dnsmessage.ResourceHeader
+		err = errors.Join(err, b.StartAdditionals(), head.SetEDNS0(maxDatagram, dnsmessage.RCodeSuccess, false), b.OPTResource(head, dnsmessage.OPTResource{}))
+	}
+	query, finish := b.Finish()
+	return query, errors.Join(err, finish)
+}
+
+// exchange sends a query and returns the answer to it, passing over what is none.
+func (r *resolver) exchange(ctx context.Context, network string, server netip.Addr, query []byte, q dnsmessage.Question) (a answer, size int, more bool, err error) {
 	conn, err := r.enforcer.dial(ctx, network, netip.AddrPortFrom(server, 53))
 	if err != nil {
-		return nil, err
+		return a, 0, false, err
 	}
 	defer conn.Close()
-	deadline, _ := ctx.Deadline()
-	conn.SetDeadline(deadline)
-	if network == "tcp" {
-		if err := writeDNS(conn, query); err != nil {
-			return nil, err
+	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
+	var buf []byte
+	read := func() ([]byte, error) { return readDNS(conn) }
+	if network == "udp" {
+		buf = make([]byte, 4096)
+		read = func() ([]byte, error) {
+			n, err := conn.Read(buf)
+			return buf[:n], err
 		}
-		return readDNS(conn)
+		_, err = conn.Write(query)
+	} else {
+		err = writeDNS(conn, query)
 	}
-	if _, err := conn.Write(query); err != nil {
-		return nil, err
-	}
-	buf := make([]byte, 4096)
-	for {
-		n, err := conn.Read(buf)
-		if err != nil {
-			return nil, err
+	for err == nil {
+		var message []byte
+		if message, err = read(); err != nil {
+			break
 		}
-		if n >= 2 && binary.BigEndian.Uint16(buf) == id {
-			return buf[:n], nil
+		if len(message) < 2 || !bytes.Equal(message[:2], query[:2]) {
+			continue
 		}
+		a, more, err = readAnswer(message, q)
+		if err == nil || !errors.Is(err, errAnswer) {
+			return a, len(message), more, err
+		}
+		err = nil
 	}
+	return a, 0, false, err
 }
 
 // writeDNS writes a message as it is over TCP, after its length.
@@ -201,7 +312,10 @@ func readDNS(r io.Reader) ([]byte, error) {
 	return message, err
 }
 
-var errAnswer = errors.New("the answer is to another question")
+var (
+	errAnswer  = errors.New("the answer is to another question")
+	errRefuses = errors.New("the server does not answer the question")
+)
 
 // readAnswer reads a server's answer; more reports that it is truncated.
 func readAnswer(message []byte, q dnsmessage.Question) (a answer, more bool, err error) {
@@ -214,14 +328,16 @@ func readAnswer(message []byte, q dnsmessage.Question) (a answer, more bool, err
 	if err != nil {
 		return a, false, err
 	}
-	if !h.Response || len(asked) != 1 || asked[0].Type != q.Type || asked[0].Class != q.Class || !strings.EqualFold(asked[0].Name.String(), q.Name.String()) {
+	good := h.RCode == dnsmessage.RCodeSuccess || h.RCode == dnsmessage.RCodeNameError
+	switch {
+	case !h.Response:
+		return a, false, errAnswer
+	case len(asked) == 0 && !good: // some repeat no question that they can't read
+	case len(asked) != 1 || asked[0].Type != q.Type || asked[0].Class != q.Class || !strings.EqualFold(asked[0].Name.String(), q.Name.String()):
 		return a, false, errAnswer
 	}
-	if h.RCode != dnsmessage.RCodeSuccess && h.RCode != dnsmessage.RCodeNameError {
-		return a, false, fmt.Errorf("server: %v", h.RCode)
-	}
-	if h.Truncated {
-		return a, true, nil
+	if !good {
+		return a, false, fmt.Errorf("%w: %v", errRefuses, h.RCode)
 	}
 	a.rcode = h.RCode
 	keep := answerTime
@@ -231,17 +347,17 @@ func readAnswer(message []byte, q dnsmessage.Question) (a answer, more bool, err
 			break
 		}
 		if err != nil {
-			return a, false, err
+			return a.orCut(h, err)
 		}
 		if head.Class != dnsmessage.ClassINET || !slices.Contains(forwardedTypes, head.Type) {
 			if err := p.SkipAnswer(); err != nil {
-				return a, false, err
+				return a.orCut(h, err)
 			}
 			continue
 		}
 		record, err := p.Answer()
 		if err != nil {
-			return a, false, err
+			return a.orCut(h, err)
 		}
 		keep = min(keep, time.Duration(record.Header.TTL)*time.Second)
 		a.records = append(a.records, record)
@@ -250,7 +366,18 @@ func readAnswer(message []byte, q dnsmessage.Question) (a answer, more bool, err
 		keep = noneTime
 	}
 	a.until = time.Now().Add(keep)
-	return a, false, nil
+	if len(a.records) == 0 && h.RCode == dnsmessage.RCodeSuccess && !h.Truncated && !h.Authoritative && !h.RecursionAvailable {
+		return answer{}, false, &poorAnswer{a}
+	}
+	return a, h.Truncated, nil
+}
+
+// orCut returns what could be read of an answer: a truncated one may end anywhere.
+func (a answer) orCut(h dnsmessage.Header, err error) (answer, bool, error) {
+	if h.Truncated {
+		return a, true, nil
+	}
+	return a, false, err
 }
 
 // addrOf returns the address in a record, or the zero Addr.
@@ -264,35 +391,51 @@ func addrOf(r dnsmessage.Resource) netip.Addr {
 	return netip.Addr{}
 }
 
-// addrs returns the addresses of a name that a policy lets it resolve to, those of the
-// wanted family first. refused is an address that it does not.
-func (r *resolver) addrs(ctx context.Context, s *activePolicy, name string, six bool) (good []netip.Addr, refused netip.Addr, err error) {
+// addrs returns the addresses of a name that a policy lets it resolve to. refused is an address
+// that it does not.
+func (r *resolver) addrs(ctx context.Context, s *activePolicy, name string) (good []netip.Addr, refused netip.Addr, err error) {
 	kinds := []dnsmessage.Type{dnsmessage.TypeA}
 	if s.six {
 		kinds = append(kinds, dnsmessage.TypeAAAA)
 	}
-	answers, errs := make([]answer, len(kinds)), make([]error, len(kinds))
-	var all sync.WaitGroup
-	for i, kind := range kinds[1:] {
-		all.Go(func() { answers[i+1], errs[i+1] = r.lookup(ctx, s, name, kind) })
+	type result struct {
+		records []dnsmessage.Resource
+		err     error
 	}
-	answers[0], errs[0] = r.lookup(ctx, s, name, kinds[0])
-	all.Wait()
-	if six {
-		slices.Reverse(answers)
+	ctx, cancel := context.WithCancel(ctx)
+	results := make(chan result)
+	for _, kind := range kinds {
+		go func() {
+			a, err := r.lookup(ctx, s, name, kind)
+			results <- result{a.records, err}
+		}()
 	}
-	for _, a := range answers {
-		for _, record := range a.records {
-			addr := addrOf(record)
-			switch {
-			case !addr.IsValid():
-			case s.resolvesTo(addr):
-				good = append(good, addr)
-			default:
-				refused = addr
+	var errs []error
+	var late <-chan time.Time
+	for pending := len(kinds); pending > 0; {
+		select {
+		case <-late: // some servers answer for one family alone
+			cancel()
+			late = nil
+			continue
+		case got := <-results:
+			pending--
+			errs = append(errs, got.err)
+			for _, record := range got.records {
+				switch addr := addrOf(record); {
+				case !addr.IsValid():
+				case s.resolvesTo(addr):
+					good = append(good, addr)
+				default:
+					refused = addr
+				}
 			}
 		}
+		if len(good) > 0 && late == nil {
+			late = time.After(attemptDelay)
+		}
 	}
+	cancel()
 	if len(good) == 0 && !refused.IsValid() {
 		err = errors.Join(errs...)
 	}

@@ -6,25 +6,67 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// relay copies both ways until both sides have ended, each end by itself.
-func relay(a, b *net.TCPConn) {
+// relay copies both ways until both sides have ended, each end by itself, or the client has closed
+// the connection altogether. clientEnded is called when it has closed its side.
+func relay(client, server *net.TCPConn, clientEnded func()) {
+	var ended atomic.Int32
 	var both sync.WaitGroup
-	one := func(to, from *net.TCPConn) {
-		if err := splice(to, from); err != nil {
-			reset(to)
-			reset(from)
+	both.Go(func() {
+		if !pass(server, client) {
 			return
 		}
-		to.CloseWrite()
+		clientEnded()
+		// A server may never answer, and never close.
+		if ended.Add(1) == 1 && waitGone(client) {
+			// By itself the kernel sends what the server has not received yet, as the
+			// client's would.
+			client.Close()
+			server.Close()
+		}
+	})
+	if pass(client, server) && ended.Add(1) == 2 {
+		client.Close()
 	}
-	both.Go(func() { one(a, b) })
-	one(b, a)
 	both.Wait()
+}
+
+// pass copies until from has ended, and then ends to. After an error it resets both and returns
+// false.
+func pass(to, from *net.TCPConn) bool {
+	if err := splice(to, from); err != nil {
+		reset(to)
+		reset(from)
+		return false
+	}
+	to.CloseWrite()
+	return true
+}
+
+// goneTime is how often the kernel of a client that has closed its side is asked whether the
+// connection is still there: it forgets a closed one after a minute.
+const goneTime = 5 * time.Second
+
+// waitGone waits until a connection from which all was read is gone, and returns false if it is
+// closed here.
+func waitGone(conn *net.TCPConn) bool {
+	const closed = 7 // TCP_CLOSE of linux/tcp_states.h
+	conn.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: goneTime, Interval: goneTime, Count: 3})
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return false
+	}
+	err = raw.Read(func(fd uintptr) bool {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.SOL_TCP, unix.TCP_INFO)
+		return err != nil || info.State == closed
+	})
+	return err == nil
 }
 
 // splice moves bytes within the kernel until from has ended. io.Copy does that, too, but by
