@@ -88,7 +88,7 @@ func (t *token) authorize(r *http.Request, a Action) error {
 		return nil
 	}
 	if a.Port > 0 { // a preview
-		for _, c := range r.CookiesNamed(previewCookie) {
+		for _, c := range r.CookiesNamed(cookieFor(r)) {
 			if hmac.Equal([]byte(c.Value), []byte(t.pass(canonHost(r.Host)))) && !t.empty {
 				return nil
 			}

@@ -13,9 +13,9 @@ const HandleIdle = handleIdle
 // ShortTimeouts has clients that stall be given up soon, until restore is called. Nothing may be
 // served when either is called.
 func ShortTimeouts(d time.Duration) (restore func()) {
-	body, stall := bodyTimeout, stallTimeout
-	bodyTimeout, stallTimeout = d, d
-	return func() { bodyTimeout, stallTimeout = body, stall }
+	body, stall, beat := bodyTimeout, stallTimeout, heartbeat
+	bodyTimeout, stallTimeout, heartbeat = d, d, d/4
+	return func() { bodyTimeout, stallTimeout, heartbeat = body, stall, beat }
 }
 
 // A Route is what the document says of an operation.
@@ -53,4 +53,15 @@ func fields[T any]() (names []string) {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// HostCookie, WithoutPreviewCookie and WithoutToken are how Preview changes cookies and queries.
+var (
+	HostCookie           = hostCookie
+	WithoutPreviewCookie = withoutPreviewCookie
+)
+
+// WithoutToken returns a query without the token.
+func WithoutToken(secret, query string) string {
+	return configured([]Option{WithToken(secret)}).token.without(query)
 }

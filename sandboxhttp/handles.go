@@ -34,6 +34,7 @@ type handle struct {
 	users  int
 	idle   *time.Timer
 	inside *http.Transport // of Preview
+	single *http.Transport // with a new connection for each request
 }
 
 // get returns a handle on a sandbox, which is not resumed. The caller calls its done.

@@ -49,8 +49,11 @@ func WithResume() PreviewOption {
 // sandbox, 409 if it is stopped, see [WithResume], and 502 if nothing listens on the port.
 //
 // The server inside sees the host that the browser asked for, and no header that says who
-// the client is, except X-Forwarded-Host, X-Forwarded-Proto and X-Forwarded-For. Cookies that it
-// sets are for its own host alone.
+// the client is, except X-Forwarded-Host, X-Forwarded-Proto and X-Forwarded-For. Queries, cookies and
+// trailers arrive as they were sent. Cookies that it sets are for its own host alone, with the
+// attributes Expires, Max-Age, Path, Secure, HttpOnly, SameSite, Partitioned and Priority. A script in
+// a page can set cookies for the whole domain all the same, so for other previews, too, unless the
+// domain is on the public suffix list, as browsers take "localhost" to be.
 func Preview(client *sandbox.Client, opts ...PreviewOption) http.Handler {
 	c := newConfig()
 	c.domain = "localhost"
@@ -95,6 +98,7 @@ func (p *preview) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if p.token != nil && p.admit(w, r) {
 		return
 	}
+	trailer := r.Trailer // the server sets its values there once the body is read
 	// What fn of WithAuthorize removes from the header is removed from what the sandbox gets.
 	r = r.Clone(r.Context())
 	if err := p.check(r, Action{Name: "preview", Sandbox: name, Port: port, Changes: true}); err != nil {
@@ -119,10 +123,12 @@ func (p *preview) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	proxy := httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) {
 			pr.SetURL(&url.URL{Scheme: "http", Host: net.JoinHostPort("localhost", strconv.Itoa(port))})
+			pr.Out.URL.RawQuery = pr.In.URL.RawQuery // without it parameters that Go can't parse are missing
+			pr.Out.Trailer = trailer
 			pr.Out.Host = pr.In.Host
 			pr.SetXForwarded()
 		},
-		Transport:      sb.transport(),
+		Transport:      sb.transport(r),
 		FlushInterval:  -1, // pages reload by streams of events
 		ModifyResponse: keepCookies,
 		ErrorLog:       log.New(io.Discard, "", 0),
@@ -134,52 +140,60 @@ func (p *preview) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			fail(w, &statusError{http.StatusBadGateway, "bad_gateway", "port " + strconv.Itoa(port) + " of the sandbox: " + err.Error()})
 		},
 	}
+	// Some servers answer while they still read.
+	_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/2 always has it
 	proxy.ServeHTTP(w, r)
 }
 
-// transportIdle is how long a connection to a server inside is kept for the next request.
-const transportIdle = 5 * time.Second
+// transportIdle is how long a connection to a server inside is kept for the next request: less than
+// the 5 s that Node and others keep theirs.
+const transportIdle = 4 * time.Second
 
-// transport returns the connections to the servers inside.
-func (s *handle) transport() *http.Transport {
+// transport returns the connections to the servers inside. A request that can't be repeated gets a
+// new one: the server could be closing any other.
+func (s *handle) transport(r *http.Request) *http.Transport {
 	s.of.mu.Lock()
 	defer s.of.mu.Unlock()
 	if s.inside == nil {
-		s.inside = &http.Transport{
-			DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-				return s.DialContext(ctx, network, address)
-			},
-			DisableCompression: true,
-			IdleConnTimeout:    transportIdle,
-		}
+		s.inside, s.single = s.newTransport(), s.newTransport()
+		s.single.MaxIdleConnsPerHost = -1
 	}
-	return s.inside
+	bare := r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0
+	if bare && (r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions) {
+		return s.inside
+	}
+	return s.single
 }
 
-// keepCookies makes the cookies of an answer those of its host alone: one for the whole domain
-// would go to other sandboxes.
-func keepCookies(answer *http.Response) error {
-	lines := answer.Header["Set-Cookie"]
-	if len(lines) == 0 {
-		return nil
+func (s *handle) newTransport() *http.Transport {
+	return &http.Transport{
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return s.DialContext(ctx, network, address)
+		},
+		DisableCompression: true,
+		IdleConnTimeout:    transportIdle,
 	}
-	answer.Header.Del("Set-Cookie")
-	for _, line := range lines {
-		cookie, err := http.ParseSetCookie(line)
-		if err != nil || cookie.Name == previewCookie {
-			continue
-		}
-		if cookie.Domain != "" {
-			cookie.Domain = ""
-			line = cookie.String()
-		}
-		answer.Header.Add("Set-Cookie", line)
-	}
-	return nil
 }
 
-// previewCookie is the cookie of a browser that has shown the token.
-const previewCookie = "agent-sandbox-preview"
+// previewCookie is the cookie of a browser that has shown the token. Over TLS its name has the prefix
+// by which browsers keep other hosts from setting it.
+const (
+	previewCookie       = "agent-sandbox-preview"
+	securePreviewCookie = "__Host-" + previewCookie
+)
+
+// cookieFor returns the name of the cookie for a request.
+func cookieFor(r *http.Request) string {
+	if r.TLS != nil {
+		return securePreviewCookie
+	}
+	return previewCookie
+}
+
+// isPreviewCookie reports whether a cookie of that name could be taken for ours.
+func isPreviewCookie(name string) bool {
+	return strings.EqualFold(name, previewCookie) || strings.EqualFold(name, securePreviewCookie)
+}
 
 // pass returns the value of the cookie for a host: it is of no use for another one.
 func (t *token) pass(host string) string {
@@ -191,16 +205,14 @@ func (t *token) pass(host string) string {
 // admit redirects a browser that shows the token in the address, and gives it the cookie; then
 // it returns true. The token stays in no address that the sandbox's pages can read.
 func (p *preview) admit(w http.ResponseWriter, r *http.Request) bool {
-	q := r.URL.Query()
-	if r.Method != http.MethodGet || r.Header.Get("Upgrade") != "" || !p.token.is(q.Get(tokenParameter)) {
+	if r.Method != http.MethodGet || r.Header.Get("Upgrade") != "" || !p.token.is(r.URL.Query().Get(tokenParameter)) {
 		return false
 	}
 	http.SetCookie(w, &http.Cookie{
-		Name: previewCookie, Value: p.token.pass(canonHost(r.Host)), Path: "/",
+		Name: cookieFor(r), Value: p.token.pass(canonHost(r.Host)), Path: "/",
 		HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: r.TLS != nil,
 	})
-	q.Del(tokenParameter)
-	to := url.URL{Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: q.Encode()}
+	to := url.URL{Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: p.token.without(r.URL.RawQuery)}
 	if strings.HasPrefix(to.Path, "//") {
 		to.Path, to.RawPath = "/", "" // it would be another host
 	}
@@ -215,15 +227,22 @@ func (t *token) hide(r *http.Request) {
 	if scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " "); strings.EqualFold(scheme, "Bearer") && t.is(secret) {
 		r.Header.Del("Authorization")
 	}
-	cookies := r.Cookies()
-	r.Header.Del("Cookie")
-	for _, c := range cookies {
-		if c.Name != previewCookie {
-			r.AddCookie(c)
+	if lines := withoutPreviewCookie(r.Header["Cookie"]); len(lines) > 0 {
+		r.Header["Cookie"] = lines
+	} else {
+		r.Header.Del("Cookie")
+	}
+	r.URL.RawQuery = t.without(r.URL.RawQuery)
+}
+
+// without returns a query without the token, and otherwise as it is.
+func (t *token) without(query string) string {
+	var rest []string
+	for part := range strings.SplitSeq(query, "&") {
+		if values, err := url.ParseQuery(part); err == nil && t.is(values.Get(tokenParameter)) {
+			continue
 		}
+		rest = append(rest, part)
 	}
-	if q := r.URL.Query(); q.Has(tokenParameter) {
-		q.Del(tokenParameter)
-		r.URL.RawQuery = q.Encode()
-	}
+	return strings.Join(rest, "&")
 }

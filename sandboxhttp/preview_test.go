@@ -11,6 +11,7 @@ import (
 	"net/http/cookiejar"
 	"net/http/httptest"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -34,9 +35,10 @@ http.createServer((req, res) => {
 		fs.watchFile("/workspace/page", {interval: 20}, () => res.write("data: reload\n\n"));
 		return;
 	}
-	if (req.url == "/cookies") res.setHeader("Set-Cookie", ["a=1; Domain=localhost; Path=/", "b=2; HttpOnly", "agent-sandbox-preview=x"]);
+	if (req.url == "/duplex") return req.pipe(res);
+	if (req.url == "/cookies") res.setHeader("Set-Cookie", ["a=1; Domain=localhost; Path=/", "b=2; HttpOnly", "agent-sandbox-preview=x", "j={\"x\":1}; Domain =localhost"]);
 	let body = "";
-	req.on("data", d => body += d).on("end", () => res.end(JSON.stringify({method: req.method, url: req.url, headers: req.headers, body})));
+	req.on("data", d => body += d).on("end", () => res.end(JSON.stringify({method: req.method, url: req.url, headers: req.headers, trailers: req.trailers, body})));
 }).on("upgrade", (req, socket) => {
 	const key = crypto.createHash("sha1").update(req.headers["sec-websocket-key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest("base64");
 	socket.write("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + key + "\r\n\r\n");
@@ -149,7 +151,7 @@ func TestPreview(t *testing.T) {
 		p := newPreviewer(t, open...)
 		resp, got := p.send("POST", host, "/a%2Fb?x=1;y", "body", "X-Forwarded-For", "192.0.2.7", "Origin", p.url(host, ""))
 		e := echoOf(t, got)
-		if resp.StatusCode != 200 || e.Method != "POST" || e.URL != "/a%2Fb?x=1;y" && e.URL != "/a%2Fb" || e.Body != "body" || e.Headers["host"] != host+":"+p.port || e.Headers["x-forwarded-for"] != "127.0.0.1" {
+		if resp.StatusCode != 200 || e.Method != "POST" || e.URL != "/a%2Fb?x=1;y" || e.Body != "body" || e.Headers["host"] != host+":"+p.port || e.Headers["x-forwarded-for"] != "127.0.0.1" {
 			t.Errorf("inside it is %+v", e)
 		}
 		for _, origin := range []string{"https://evil.test", "http://4000-" + sb.Name() + ".localhost:" + p.port, "null"} {
@@ -158,8 +160,38 @@ func TestPreview(t *testing.T) {
 			}
 		}
 		resp, _ = p.send("GET", host, "/cookies", "")
-		if set := resp.Header["Set-Cookie"]; len(set) != 2 || strings.Contains(set[0], "Domain") || !strings.HasPrefix(set[0], "a=1") || set[1] != "b=2; HttpOnly" {
+		if set := resp.Header["Set-Cookie"]; !slices.Equal(set, []string{"a=1; Path=/", "b=2; HttpOnly", `j={"x":1}`}) {
 			t.Errorf("cookies for the browser are %q", set)
+		}
+		for _, query := range []string{"", "?a=1;b=2&c=3", "?q=100%", "?z=1&a=2", "?a=%2F&b=%zz", "?;", "?&&", "?a=b=c", "?access_token=of-the-app;x"} {
+			for _, method := range []string{"GET", "POST"} {
+				if _, got := p.send(method, host, "/q"+query, ""); echoOf(t, got).URL != "/q"+query {
+					t.Errorf("%s /q%s arrives as %s", method, query, got)
+				}
+			}
+		}
+	})
+	t.Run("Bodies", func(t *testing.T) {
+		p := newPreviewer(t, open...)
+		const size = 5 << 20
+		req, _ := http.NewRequestWithContext(t.Context(), "POST", p.url(host, "/duplex"), io.LimitReader(zeros{}, size))
+		resp, err := p.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if n, err := io.Copy(io.Discard, resp.Body); n != size || err != nil {
+			t.Errorf("a server that answers while it reads returned %d of %d bytes, %v", n, size, err)
+		}
+		req, _ = http.NewRequestWithContext(t.Context(), "POST", p.url(host, "/"), io.LimitReader(zeros{}, 3))
+		req.Trailer = http.Header{"Sum": {"7"}}
+		resp, err = p.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if got, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(got), `"trailers":{"sum":"7"}`) {
+			t.Errorf("with a trailer the server sees %s, %v", got, err)
 		}
 	})
 	t.Run("LiveReload", func(t *testing.T) {
@@ -211,8 +243,8 @@ func TestPreview(t *testing.T) {
 		if resp, got := p.send("GET", host, "/", ""); resp.StatusCode != 401 {
 			t.Errorf("without the token: %s %s", resp.Status, got)
 		}
-		_, got := p.send("GET", host, "/x", "", "Authorization", "Bearer s3cret", "Cookie", "own=1; agent-sandbox-preview=old")
-		if e := echoOf(t, got); e.Headers["authorization"] != "" || e.Headers["cookie"] != "own=1" {
+		_, got := p.send("GET", host, "/x", "", "Authorization", "Bearer s3cret", "Cookie", `list=1,2; json={"x":1}; sp=a b; agent-sandbox-preview=old`)
+		if e := echoOf(t, got); e.Headers["authorization"] != "" || e.Headers["cookie"] != `list=1,2; json={"x":1}; sp=a b` {
 			t.Errorf("the sandbox sees %+v", e.Headers)
 		}
 		// A browser with the token in its address gets a cookie for this host.
@@ -221,8 +253,8 @@ func TestPreview(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.client.Jar = jar
-		resp, got := p.send("GET", host, "/page?a=b&access_token=s3cret", "")
-		if to := resp.Header.Get("Location"); resp.StatusCode != 303 || to != "/page?a=b" || strings.Contains(got+resp.Header.Get("Set-Cookie"), "s3cret") {
+		resp, got := p.send("GET", host, "/page?z=1;y&a=100%&access_token=s3cret", "")
+		if to := resp.Header.Get("Location"); resp.StatusCode != 303 || to != "/page?z=1;y&a=100%" || strings.Contains(got+resp.Header.Get("Set-Cookie"), "s3cret") {
 			t.Errorf("with the token in the address: %s to %q, %v", resp.Status, to, resp.Header)
 		}
 		resp, got = p.send("GET", host, "/page?a=b", "", "Authorization", "Bearer of-the-app")
