@@ -79,6 +79,13 @@ func (c fileCalls) WriteFile(ctx context.Context, name string, data []byte, perm
 	return c.view.WriteFile(ctx, name, data, perm)
 }
 
+// WriteFrom is WriteFile with what r has up to its end, in constant memory. If r fails, the file is
+// as it was, unless it is one that is written in place.
+func (c fileCalls) WriteFrom(ctx context.Context, name string, r io.Reader, perm fs.FileMode) (n int64, err error) {
+	defer c.fail(&err)
+	return c.view.WriteFrom(ctx, name, r, perm)
+}
+
 // Mkdir creates a directory; perm is before the umask (022).
 func (c fileCalls) Mkdir(ctx context.Context, name string, perm fs.FileMode) (err error) {
 	defer c.fail(&err)

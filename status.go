@@ -265,7 +265,7 @@ func (c *Client) Inspect(ctx context.Context, nameOrID string) (_ Status, err er
 	if err != nil {
 		return Status{}, err
 	}
-	return statusOf(ctx, l, rec, got)
+	return statusOf(ctx, l, rec, got, true)
 }
 
 // Status returns the current status of the sandbox. It does not resume it. It takes a
@@ -274,6 +274,18 @@ func (c *Client) Inspect(ctx context.Context, nameOrID string) (_ Status, err er
 func (s *Sandbox) Status(ctx context.Context) (_ Status, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.status", s.h.Trace()...)
 	defer span.End(&err)
+	return s.status(ctx, true)
+}
+
+// Summary is [Sandbox.Status] without what takes time to measure: Usage is nil, and the sizes of
+// volumes are [UnknownSize].
+func (s *Sandbox) Summary(ctx context.Context) (_ Status, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.summary", s.h.Trace()...)
+	defer span.End(&err)
+	return s.status(ctx, false)
+}
+
+func (s *Sandbox) status(ctx context.Context, measure bool) (_ Status, err error) {
 	defer wrap(&err, "status", s.Name())
 	if err := s.h.CheckUsable(); err != nil {
 		return Status{}, err
@@ -286,7 +298,7 @@ func (s *Sandbox) Status(ctx context.Context) (_ Status, err error) {
 	if err != nil {
 		return Status{}, err
 	}
-	st, err := statusOf(ctx, s.h.Client(), rec, got)
+	st, err := statusOf(ctx, s.h.Client(), rec, got, measure)
 	if err == nil && got.State == engine.StateRunning {
 		if r, known := s.h.Report(ctx); known {
 			if r.Network != nil {
@@ -300,19 +312,19 @@ func (s *Sandbox) Status(ctx context.Context) (_ Status, err error) {
 	return st, err
 }
 
-func statusOf(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got engine.Container) (Status, error) {
+func statusOf(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got engine.Container, measure bool) (Status, error) {
 	// Counting files takes long, so it runs concurrently.
 	var volume Volume
 	var declared []Volume
 	var counting sync.WaitGroup
 	was := got
-	counting.Go(func() { volume = workspace(ctx, l, rec, was) })
-	counting.Go(func() { declared = declaredVolumes(ctx, l, rec) })
+	counting.Go(func() { volume = workspace(ctx, l, rec, was, measure) })
+	counting.Go(func() { declared = declaredVolumes(ctx, l, rec, measure) })
 	var set Settings
 	counting.Go(func() { set = inspectSettings(ctx, l, rec, was) })
 	defer counting.Wait()
 	var using *Usage
-	if got.HasSession() {
+	if measure && got.HasSession() {
 		u, err := l.UsageOf(ctx, got.ID)
 		if err != nil {
 			return Status{}, err
@@ -373,19 +385,19 @@ func infoOf(eng *engine.Engine, rec record.Sandbox, got engine.Container) Info {
 func stateOf(container string) State { return State(store.StateOf(container)) }
 
 // workspace describes the sandbox's workspace volume as far as that is possible.
-func workspace(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got engine.Container) Volume {
+func workspace(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got engine.Container, measure bool) Volume {
 	vol, err := l.Engine.InspectVolume(ctx, record.WorkspaceName(rec.ID))
 	if err != nil || !record.IsData(vol.Name, vol.Labels) {
 		return Volume{SizeBytes: UnknownSize, Size: sizeText(UnknownSize)}
 	}
 	inside := func(m engine.MountPoint) bool { return strings.HasPrefix(m.Target, Workspace+"/") }
 	var sizes map[string]int64
-	if got.State == engine.StateRunning && !slices.ContainsFunc(got.Mounts, inside) {
+	if measure && got.State == engine.StateRunning && !slices.ContainsFunc(got.Mounts, inside) {
 		if n, err := l.WorkspaceSize(ctx, got.ID, rec); err == nil {
 			sizes = map[string]int64{vol.Name: n}
 		}
 	}
-	if sizes == nil {
+	if measure && sizes == nil {
 		sizes = l.Sizes(ctx, []engine.Volume{vol})
 	}
 	v := newVolume(vol, sizes)
@@ -394,7 +406,7 @@ func workspace(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got
 }
 
 // declaredVolumes describes the volumes that the sandbox's image declares, as far as that is possible.
-func declaredVolumes(ctx context.Context, l *lifecycle.Client, rec record.Sandbox) (volumes []Volume) {
+func declaredVolumes(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, measure bool) (volumes []Volume) {
 	var found []engine.Volume
 	for _, m := range rec.Settings.Declared {
 		vol, err := l.Engine.InspectVolume(ctx, m.Volume)
@@ -402,7 +414,10 @@ func declaredVolumes(ctx context.Context, l *lifecycle.Client, rec record.Sandbo
 			found = append(found, vol)
 		}
 	}
-	sizes := l.Sizes(ctx, found)
+	var sizes map[string]int64
+	if measure {
+		sizes = l.Sizes(ctx, found)
+	}
 	for _, vol := range found {
 		v := newVolume(vol, sizes)
 		v.Sandboxes, v.InUse = []string{rec.Name}, true

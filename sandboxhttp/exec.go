@@ -59,7 +59,8 @@ func (e *execRequest) cmd(ctx context.Context, sb *handle) (*sandbox.Cmd, error)
 
 // execEvent is an event of a command.
 type execEvent struct {
-	// Event is "started", "stdout", "stderr", "exit" or "failed".
+	// Event is "started", "stdout", "stderr", "exit" or "failed", or in a line of JSON "idle", which
+	// says nothing but keeps proxies from closing a quiet connection.
 	Event string `json:"event"`
 	// ID is that of a detached command, in "started".
 	ID string `json:"id,omitempty"`
@@ -149,9 +150,7 @@ func run(w http.ResponseWriter, r *http.Request, sb *handle, req *execRequest) e
 	}
 	beats, end := context.WithCancel(ctx)
 	var beating sync.WaitGroup
-	if kind == eventStream {
-		beating.Go(func() { s.beatUntil(beats) })
-	}
+	beating.Go(func() { s.beatUntil(beats) })
 	err = cmd.Wait()
 	end()
 	beating.Wait()

@@ -1,8 +1,9 @@
 package sandboxhttp
 
 import (
+	"bytes"
+	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -30,14 +31,12 @@ func WithMaxUpload(bytes int64) Option {
 // A fileSystem is what *sandbox.Sandbox and *sandbox.Files have in common, as far as it is served.
 type fileSystem interface {
 	Open(ctx context.Context, name string) (*sandbox.File, error)
-	OpenFile(ctx context.Context, name string, flag int, perm fs.FileMode) (*sandbox.File, error)
+	WriteFrom(ctx context.Context, name string, r io.Reader, perm fs.FileMode) (int64, error)
 	ReadDir(ctx context.Context, name string) ([]fs.DirEntry, error)
 	Lstat(ctx context.Context, name string) (fs.FileInfo, error)
 	Readlink(ctx context.Context, name string) (string, error)
 	MkdirAll(ctx context.Context, name string, perm fs.FileMode) error
 	Chmod(ctx context.Context, name string, mode fs.FileMode) error
-	Rename(ctx context.Context, oldname, newname string) error
-	Remove(ctx context.Context, name string) error
 }
 
 // filesOf returns the files of a sandbox as the user of a request, and the path it names.
@@ -102,9 +101,30 @@ func (h *handler) readFile(w http.ResponseWriter, r *http.Request) error {
 		protect(header)
 		out := &patient{ResponseWriter: w, control: http.NewResponseController(w)}
 		defer out.control.SetWriteDeadline(time.Time{})
-		http.ServeContent(out, r, "", info.ModTime(), f)
-		return nil
+		return serveFile(out, r, f, info)
 	})
+}
+
+// serveFile answers with the content of a file. The size of one that the kernel makes up, as in /proc
+// and /sys, says nothing: one that can be read at once has the length that was read, and one that is
+// longer than its size is sent without a length.
+func serveFile(w http.ResponseWriter, r *http.Request, f *sandbox.File, info fs.FileInfo) error {
+	head := make([]byte, 256<<10)
+	n, err := io.ReadFull(f, head)
+	head = head[:n]
+	switch {
+	case err == io.EOF, err == io.ErrUnexpectedEOF:
+		http.ServeContent(w, r, "", info.ModTime(), bytes.NewReader(head))
+	case err != nil:
+		return err
+	case info.Size() > int64(n):
+		http.ServeContent(w, r, "", info.ModTime(), f)
+	case r.Method != http.MethodHead:
+		if _, err := io.Copy(w, io.MultiReader(bytes.NewReader(head), f)); err != nil {
+			panic(http.ErrAbortHandler) // so that the client sees that this is not all
+		}
+	}
+	return nil
 }
 
 // patient is a response that waits for a slow client for as long as it reads anything.
@@ -177,8 +197,8 @@ type written struct {
 	SizeBytes int64  `json:"sizeBytes"`
 }
 
-// writeFile writes a new file beside the one it replaces, and renames it, so that the file has
-// either its old content or all of the new.
+// writeFile writes a file as sandbox.Sandbox.WriteFile does: it has either its old content or all of
+// the new.
 func (h *handler) writeFile(w http.ResponseWriter, r *http.Request) error {
 	mode, err := modeOf(r)
 	if err != nil {
@@ -197,20 +217,22 @@ func (h *handler) writeFile(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			return err
 		}
-		status := http.StatusCreated
+		status, perm := http.StatusCreated, fs.FileMode(0o644)
 		if old != nil {
 			status = http.StatusOK
-			if mode == 0 {
-				mode = old.Mode().Perm()
-			}
 		}
-		if mode == 0 {
-			mode = 0o644
+		if mode != 0 {
+			perm = mode
 		}
 		if err := files.MkdirAll(ctx, dirOf(target), 0o755); err != nil {
 			return err
 		}
-		n, err := replace(ctx, files, target, mode, newUpload(w, r, limit))
+		body := newUpload(w, r, limit)
+		n, err := files.WriteFrom(ctx, target, body, perm)
+		err = cmp.Or(body.failed, err)
+		if err == nil && mode != 0 { // whatever the umask, and the file that there was
+			err = files.Chmod(ctx, target, mode)
+		}
 		if large, ok := errors.AsType[*http.MaxBytesError](err); ok {
 			return &statusError{http.StatusRequestEntityTooLarge, "too_large", fmt.Sprintf("the file is larger than %d bytes", large.Limit)}
 		}
@@ -273,41 +295,15 @@ func dirOf(name string) string {
 	return "./"
 }
 
-// removeTimeout bounds the removal of a file that was not written to its end.
-const removeTimeout = 10 * time.Second
-
-// replace writes a file as a whole.
-func replace(ctx context.Context, files fileSystem, name string, mode fs.FileMode, content io.Reader) (n int64, err error) {
-	part := dirOf(name) + ".upload-" + rand.Text()
-	f, err := files.OpenFile(ctx, part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return 0, err
-	}
-	defer func() {
-		if err != nil {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
-			defer cancel()
-			err = errors.Join(err, files.Remove(ctx, part))
-		}
-	}()
-	n, err = f.ReadFrom(content)
-	if err = errors.Join(err, f.Close()); err != nil {
-		return n, err
-	}
-	if err := files.Chmod(ctx, part, mode); err != nil {
-		return n, err
-	}
-	return n, files.Rename(ctx, part, name)
-}
-
 // An upload is the body of a request, bounded in its size and in the time for which it stalls.
 type upload struct {
 	io.Reader
 	control *http.ResponseController
+	failed  error // why it did not come to its end
 }
 
 func newUpload(w http.ResponseWriter, r *http.Request, limit int64) *upload {
-	return &upload{http.MaxBytesReader(w, r.Body, limit), http.NewResponseController(w)}
+	return &upload{Reader: http.MaxBytesReader(w, r.Body, limit), control: http.NewResponseController(w)}
 }
 
 func (u *upload) Read(b []byte) (int, error) {
@@ -318,6 +314,9 @@ func (u *upload) Read(b []byte) (int, error) {
 		_ = u.control.SetReadDeadline(time.Time{})
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		err = errStalled
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		u.failed = err
 	}
 	return n, err
 }

@@ -16,8 +16,8 @@ import (
 )
 
 // heartbeat is the interval of comments on an idle stream. They keep proxies from closing it,
-// and detect clients that have gone.
-const heartbeat = 15 * time.Second
+// and detect clients that have gone. Only tests change it.
+var heartbeat = 15 * time.Second
 
 // writeTimeout bounds the write of a log's events to a slow client.
 const writeTimeout = 30 * time.Second
@@ -90,7 +90,7 @@ func serveLogs(client *sandbox.Client) func(http.ResponseWriter, *http.Request) 
 			return readable(err)
 		}
 		defer sb.Detach()
-		st, err := client.Inspect(r.Context(), name)
+		st, err := sb.Summary(r.Context())
 		if err != nil {
 			return err
 		}
@@ -332,7 +332,7 @@ func (s *stream) end(ctx context.Context, sb *sandbox.Sandbox) {
 		return
 	}
 	why := string(sandbox.StateRunning)
-	if st, err := sb.Status(ctx); errors.Is(err, sandbox.ErrNotFound) {
+	if st, err := sb.Summary(ctx); errors.Is(err, sandbox.ErrNotFound) {
 		why = "deleted"
 	} else if err == nil && st.State == sandbox.StateStopped {
 		why = st.Reason

@@ -56,9 +56,9 @@ func located(r *http.Request, st sandbox.Status) sandbox.Status {
 	return st
 }
 
-// answerStatus answers with the status of a sandbox.
+// answerStatus answers with the status of a sandbox, without what takes time to measure.
 func answerStatus(w http.ResponseWriter, r *http.Request, code int, sb *sandbox.Sandbox) error {
-	st, err := sb.Status(r.Context())
+	st, err := sb.Summary(r.Context())
 	if err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func (h *handler) fork(w http.ResponseWriter, r *http.Request) error {
 		if f.Sandbox == nil {
 			continue
 		}
-		st, e := f.Sandbox.Status(r.Context())
+		st, e := f.Sandbox.Summary(r.Context())
 		if e != nil {
 			err = errors.Join(err, e)
 		} else {

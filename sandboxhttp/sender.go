@@ -76,8 +76,14 @@ func (s *sender) object(kind string, v any) {
 	s.buf = append(append(s.buf, data...), '\n')
 }
 
-// beat adds a comment, which keeps proxies from closing an idle stream.
-func (s *sender) beat() { s.buf = append(s.buf, ":\n\n"...) }
+// beat adds a comment, or a line that says nothing, which keeps proxies from closing an idle stream.
+func (s *sender) beat() {
+	if s.kind == eventStream {
+		s.buf = append(s.buf, ":\n\n"...)
+	} else {
+		s.object("idle", execEvent{Event: "idle"})
+	}
+}
 
 func (s *sender) flush() error {
 	if len(s.buf) == 0 {

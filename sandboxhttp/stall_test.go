@@ -68,6 +68,23 @@ func testStalled(t *testing.T, sb *sandbox.Sandbox) {
 		pid, _, _ = strings.Cut(pid, "\n")
 		awaitEnd(t, sb, pid)
 	})
+	t.Run("QuietCommand", func(t *testing.T) {
+		a := a
+		a.t = t
+		for accept, beat := range map[string]string{"": `{"event":"idle"}`, "text/event-stream": ":"} {
+			resp := a.send("POST", "/sandboxes/"+sb.Name()+"/exec", strings.NewReader(`{"command": ["sleep", "1000"]}`), "Content-Type", "application/json", "Accept", accept)
+			for lines := bufio.NewScanner(resp.Body); ; {
+				if !lines.Scan() {
+					t.Errorf("%q: no heartbeat: %v", accept, lines.Err())
+					break
+				}
+				if lines.Text() == beat {
+					break
+				}
+			}
+			resp.Body.Close()
+		}
+	})
 	t.Run("Upload", func(t *testing.T) {
 		if status, f := half(t, a.url, "PUT", "/v1/sandboxes/"+sb.Name()+"/files?path=f"); status != 408 || f.Error.Code != "timeout" {
 			t.Errorf("half a file: %d %+v, want 408 and timeout", status, f)

@@ -210,6 +210,15 @@ func (f *View) WriteFile(ctx context.Context, name string, data []byte, perm fs.
 	})
 }
 
+// WriteFrom is [Sandbox.WriteFrom] as the user.
+func (f *View) WriteFrom(ctx context.Context, name string, r io.Reader, perm fs.FileMode) (n int64, err error) {
+	err = f.change(ctx, "write", name, func(srv *guest.Files, path string) (err error) {
+		n, err = srv.ReplaceFrom(ctx, path, r, perm)
+		return err
+	})
+	return n, err
+}
+
 // Mkdir is [Sandbox.Mkdir] as the user.
 func (f *View) Mkdir(ctx context.Context, name string, perm fs.FileMode) error {
 	return f.change(ctx, "mkdir", name, func(srv *guest.Files, path string) error { return srv.Mkdir(ctx, path, perm) })

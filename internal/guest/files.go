@@ -422,6 +422,36 @@ func (f *Files) Replace(ctx context.Context, path string, data []byte, perm fs.F
 	return err
 }
 
+// replaceSize is what ReplaceFrom writes in one round trip.
+const replaceSize = 1 << 20
+
+// ReplaceFrom is Replace with what r has up to its end.
+func (f *Files) ReplaceFrom(ctx context.Context, path string, r io.Reader, perm fs.FileMode) (total int64, err error) {
+	h, err := f.Begin(ctx, path, perm)
+	if err != nil {
+		return 0, err
+	}
+	defer func() {
+		if err != nil {
+			f.conn.spawn(func() { f.CloseHandle(context.Background(), h) })
+		}
+	}()
+	for buf := make([]byte, replaceSize); ; {
+		n, end := io.ReadFull(r, buf)
+		if end != nil && end != io.EOF && end != io.ErrUnexpectedEOF {
+			return total, end
+		}
+		did, err := f.WriteAt(ctx, h, buf[:n], total)
+		total += int64(did)
+		switch {
+		case err != nil:
+			return total, err
+		case end != nil:
+			return total, f.Commit(ctx, h)
+		}
+	}
+}
+
 // Begin opens an empty file, which Commit moves to path.
 func (f *Files) Begin(ctx context.Context, path string, perm fs.FileMode) (Handle, error) {
 	u, err := f.call(ctx, wire.FileBegin, request(path, int64(linuxMode(perm))))
