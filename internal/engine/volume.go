@@ -29,10 +29,36 @@ type Volume struct {
 // The volume has the driver option size=0, whose only effect is that "docker volume prune"
 // skips the volume. If the engine rejects the option, the volume is made without; so it is by
 // Podman, which would mount a volume that has options.
+//
+// An engine with a full disk may make a volume and fail to store its labels. Without them nobody
+// knows the volume, and it would keep its name for ever: it is removed, and made again if an
+// earlier call has left it.
 func (e *Engine) CreateVolume(ctx context.Context, name string, labels map[string]string) (Volume, error) {
 	if err := checkName("volume", name); err != nil {
 		return Volume{}, err
 	}
+	v, err := e.createVolume(ctx, name, labels)
+	if IsInternal(err) && len(labels) > 0 {
+		if left, e2 := e.InspectVolume(ctx, name); e2 == nil && left.lacksLabels() {
+			err = errors.Join(err, e.RemoveVolume(ctx, name, true))
+		}
+		return v, err
+	}
+	if err == nil && len(labels) > 0 && v.lacksLabels() {
+		if err := e.RemoveVolume(ctx, name, true); err != nil {
+			return v, err
+		}
+		return e.createVolume(ctx, name, labels)
+	}
+	return v, err
+}
+
+// lacksLabels reports whether a volume was made by [Engine.CreateVolume], as its option tells, and
+// has none of the labels that it was to get.
+func (v Volume) lacksLabels() bool { return len(v.Labels) == 0 && v.Options["size"] == "0" }
+
+// createVolume is CreateVolume without a look at what was made.
+func (e *Engine) createVolume(ctx context.Context, name string, labels map[string]string) (Volume, error) {
 	o := volume.CreateOptions{Name: name, Driver: "local", Labels: labels, DriverOpts: map[string]string{"size": "0"}}
 	if e.podman.Load() {
 		o.DriverOpts = nil

@@ -103,3 +103,22 @@ func TestVolumeWithoutOptionOnAnOldEngine(t *testing.T) {
 		t.Errorf("CreateVolume = %+v, %v after %q", v, err, bodies)
 	}
 }
+
+// An engine with a full disk can make a volume and lose its labels. Who wants the volume gets one with
+// labels, and one that somebody else made without labels stays as it is.
+func TestVolumeThatLostItsLabelsIsMadeAgain(t *testing.T) {
+	t.Parallel()
+	e, name := open(t), unique()
+	t.Cleanup(func() { dropVolume(t, name) })
+	if _, err := e.CreateVolume(t.Context(), name, nil); err != nil {
+		t.Fatal(err)
+	}
+	v, err := e.CreateVolume(t.Context(), name, labels())
+	if err != nil || v.Labels[runKey] != runID {
+		t.Errorf("CreateVolume = %+v, %v, want its labels", v, err)
+	}
+	again, err := e.CreateVolume(t.Context(), name, map[string]string{runKey: "other"})
+	if err != nil || again.Labels[runKey] != runID {
+		t.Errorf("CreateVolume of one that exists = %+v, %v, want the first", again, err)
+	}
+}

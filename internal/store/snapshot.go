@@ -42,10 +42,16 @@ func (s *Store) DropSnapshot(ctx context.Context, rec record.SnapshotRecord) err
 		return fmt.Errorf("%w: it is being deleted", fault.SnapshotNotFound)
 	}
 	drop := func(ctx context.Context) error { return record.Drop(ctx, s.Engine, marker, rec.Nonce) }
-	if err != nil {
+	switch {
+	case engine.IsInternal(err):
+		// On a full disk there is no room for the marker. The sweep that takes over also removes files
+		// whose record is gone.
+		claim = nil
+	case err != nil:
 		return errors.Join(err, afterwards(ctx, UndoTimeout, "the marker of its deletion was not removed", drop))
+	default:
+		defer claim.Stop()
 	}
-	defer claim.Stop()
 	return afterwards(ctx, UndoTimeout, "the snapshot was not removed", func(ctx context.Context) error {
 		if err := engine.Retry(ctx, func() error { return s.RemoveVolume(ctx, record.SnapshotName(rec.ID), rec.Nonce) }); err != nil {
 			return errors.Join(err, drop(ctx))
@@ -53,7 +59,9 @@ func (s *Store) DropSnapshot(ctx context.Context, rec record.SnapshotRecord) err
 		if err := engine.Retry(ctx, func() error { return s.dropSnapshotFiles(ctx, rec.ID, rec.Nonce) }); err != nil {
 			return err
 		}
-		claim.Stop()
+		if claim != nil {
+			claim.Stop()
+		}
 		return engine.Retry(ctx, func() error { return drop(ctx) })
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
@@ -203,4 +204,69 @@ func TestSessionOutlivesAStepOfTheClock(t *testing.T) {
 	if now := harness.Status(t, sb); now.ExpiresAt.Sub(now.StartedAt) != 2*time.Hour {
 		t.Errorf("extended, it expires %v after its start, want 2h", now.ExpiresAt.Sub(now.StartedAt))
 	}
+}
+
+// An engine whose disk is full makes a volume, and fails to store its labels. Neither a name nor a
+// workspace is blocked by that, and a snapshot can be deleted to make room.
+func TestFullDiskBlocksNoNameAndNoDeletion(t *testing.T) {
+	t.Parallel()
+	eng := harness.NewEngine(t)
+	var full atomic.Bool
+	var half sync.Map
+	host := harness.InFront(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if !full.Load() || r.Method != http.MethodPost || !strings.HasSuffix(r.URL.Path, "/volumes/create") {
+			return false
+		}
+		var order struct{ Name string }
+		if err := json.NewDecoder(r.Body).Decode(&order); err != nil {
+			t.Error(err)
+		}
+		if _, err := eng.CreateVolume(context.Background(), order.Name, nil); err != nil {
+			t.Error(err)
+		}
+		half.Store(order.Name, true)
+		harness.Refuse(w, "no space left on device")
+		return true
+	}, nil)
+	c := harness.NewClient(t, sandbox.WithHost(host))
+	sb := harness.CreateWith(t, c, nil)
+	snap, err := sb.Snapshot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, id := harness.UniqueName(t), record.NewID()
+	harness.Remove(t, c, name)
+	full.Store(true)
+	if _, err := c.Create(t.Context(), sandbox.WithName(name), sandbox.WithID(id)); err == nil || !strings.Contains(err.Error(), "no space left") {
+		t.Errorf("Create on a full disk = %v", err)
+	}
+	if err := c.DeleteSnapshot(t.Context(), snap.ID); err != nil {
+		t.Errorf("DeleteSnapshot on a full disk = %v", err)
+	}
+	if _, err := c.GetSnapshot(t.Context(), snap.ID); !errors.Is(err, sandbox.ErrSnapshotNotFound) {
+		t.Errorf("GetSnapshot of what was deleted = %v", err)
+	}
+	tried := 0
+	half.Range(func(volume, _ any) bool {
+		tried++
+		if v, err := eng.InspectVolume(t.Context(), volume.(string)); !errors.Is(err, engine.ErrNotFound) {
+			t.Errorf("left is %+v, %v", v, err)
+		}
+		return true
+	})
+	if tried < 2 {
+		t.Errorf("the engine was asked for %d volumes, want one for each call", tried)
+	}
+	// One that was left by an engine that died is no obstacle either.
+	for _, volume := range []string{"agent-sandbox-pending." + name, record.WorkspaceName(id)} {
+		if _, err := eng.CreateVolume(t.Context(), volume, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	full.Store(false)
+	made, err := c.Create(t.Context(), sandbox.WithName(name), sandbox.WithID(id), harness.Quick)
+	if err != nil {
+		t.Fatalf("Create with room = %v", err)
+	}
+	defer made.Detach()
 }
