@@ -16,6 +16,9 @@ import (
 // leaseRenewal is how often a handle renews its lease.
 const leaseRenewal = 10 * time.Second
 
+// A living owner may miss one renewal.
+const _ = uint64(build.LeaseTime - 2*leaseRenewal)
+
 // keepLease starts the renewal of the lease if the handle owns the sandbox. It is called when
 // a session is known to run.
 func (h *Handle) keepLease() {

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -177,7 +176,7 @@ func TestForksOfOneMomentTellTheirProgressAndKeepTheirLeases(t *testing.T) {
 	mu.Lock()
 	over = true
 	mu.Unlock()
-	time.Sleep(35 * time.Second) // the lease that a session begins with is 30 s
+	harness.Renewed(t, harness.NewEngine(t), results[0].Sandbox.Name(), results[1].Sandbox.Name())
 	for i, r := range results {
 		if st, err := c.Inspect(t.Context(), r.Sandbox.Name()); err != nil || st.State != sandbox.StateRunning {
 			t.Errorf("fork %d is %q, %v", i, st.State, err)

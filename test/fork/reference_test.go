@@ -32,7 +32,7 @@ func treeImage(t *testing.T, volumes ...string) string {
 	}
 	members := []harness.TarMember{
 		dir("var/lib/data/", 0o2750), dir("var/lib/data/deeper/", 0o711), harness.TarFile("var/lib/data/first", "the image's"), harness.TarFile("var/lib/data/deeper/second", "too"),
-		dir("img/", 0o755), dir("img/dir/", 0o1777), dir("img/dir/below/", 0o700), harness.TarFile("img/dir/below/file", "f"),
+		dir("opt/", 0o755), dir("img/", 0o755), dir("img/dir/", 0o1777), dir("img/dir/below/", 0o700), harness.TarFile("img/dir/below/file", "f"),
 	}
 	for i := range 9 {
 		members = append(members, harness.TarFile(fmt.Sprint("img/file", i), fmt.Sprint(i)), dir(fmt.Sprintf("img/sub%d/", i), 0o755), harness.TarFile(fmt.Sprintf("img/sub%d/x", i), "x"))
@@ -130,7 +130,43 @@ func started(t *testing.T, cmd *sandbox.Cmd, word string) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := fmt.Fscanln(out, &word); err != nil {
-		t.Fatalf("the command's first word: %v", err)
+	var first string
+	if _, err := fmt.Fscanln(out, &first); first != word {
+		t.Fatalf("the command's first word is %q, %v, want %q", first, err, word)
+	}
+}
+
+// A database that writes all the time, with accounts in every kind of place and a journal in another
+// one, is at no moment in a state that it can't repair from the journal. So is each copy of it: the
+// files of a fork, a snapshot and a rollback are of one moment, wherever they are.
+func TestCopiesOfADatabaseAreOfOneMoment(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	sb := harness.CreateWith(t, c, []sandbox.Mount{{Source: t.TempDir(), Target: "/the copy"}}, sandbox.WithImage(treeImage(t, declared...)))
+	places := []string{"/not/there", "/workspace", "/the copy", "/var/lib/data", "/workspace/in", "/opt"}
+	bank := func(journal string) *sandbox.Cmd {
+		cmd := sb.Command(t.Context(), "/tree", append([]string{"bank", journal}, places...)...)
+		started(t, cmd, "open")
+		return cmd
+	}
+	audit := func(what, journal string, copied *sandbox.Sandbox) {
+		t.Helper()
+		if out, err := copied.Command(t.Context(), "/tree", append([]string{"audit", journal}, places...)...).CombinedOutput(); err != nil {
+			t.Errorf("%s: %v: %s", what, err, out)
+		}
+	}
+	for _, journal := range []string{"/var/lib/data/deeper", "/workspace/in"} {
+		writer := bank(journal)
+		audit("fork", journal, forked(t, c, sb.Name()))
+		for _, fork := range forkedN(t, c, sb.Name(), 2) {
+			audit("one of two forks", journal, fork)
+		}
+		snap := harness.SnapshotOf(t, c, sb)
+		audit("sandbox of a snapshot", journal, harness.CreateWith(t, c, nil, fromSnap(snap)))
+		if err := sb.Rollback(t.Context(), snap.ID); err != nil { // it ends the writer
+			t.Fatalf("Rollback: %v", err)
+		}
+		writer.Wait()
+		audit("rolled back", journal, sb)
 	}
 }

@@ -44,6 +44,35 @@ func AskPID1(ctx context.Context, eng *engine.Engine, name string, req wire.Cont
 	return conn.Control(ctx, ed25519.NewKeyFromSeed(rec.ControlKey), req)
 }
 
+// LeaseOf is how long the lease of the sandbox's session lasts; 0 is none.
+func LeaseOf(t *testing.T, eng *engine.Engine, name string) time.Duration {
+	t.Helper()
+	reply, err := AskPID1(t.Context(), eng, name, wire.Control{Op: wire.OpStatus})
+	if err != nil {
+		t.Fatalf("ask PID 1 of %s: %v", name, err)
+	}
+	return reply.LeaseLeft
+}
+
+// Renewed waits until a handle has renewed the lease of each of these sandboxes' sessions.
+func Renewed(t *testing.T, eng *engine.Engine, names ...string) {
+	t.Helper()
+	left := map[string]time.Duration{}
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Second) {
+		names = slices.DeleteFunc(names, func(name string) bool {
+			was, seen := left[name]
+			left[name] = LeaseOf(t, eng, name)
+			return seen && left[name] > was
+		})
+		if len(names) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the leases of %q are not renewed: they have %v left", names, left)
+		}
+	}
+}
+
 // inspectRaw is what the engine says of a sandbox's container.
 type inspectRaw struct {
 	ID     string
