@@ -63,6 +63,7 @@ var checks = []check{
 	{"network: allowed subnets", allowedSubnets},
 	{"network: names", names},
 	{"network: policy changed while it runs", changedPolicy},
+	{"kernel surface", kernelSurface},
 	{"connection lost", connectionLost},
 	{"delete with volumes", deleteWithVolumes},
 	{"delete, concurrently", deletes},

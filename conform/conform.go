@@ -74,6 +74,8 @@ func (r *Result) UnmarshalJSON(b []byte) error {
 type Report struct {
 	Engine  sandbox.Health `json:"engine"`
 	Results []Result       `json:"results"`
+	// Kernel is what the check "kernel surface" found in detail.
+	Kernel []KernelCall `json:"kernel,omitempty"`
 }
 
 // Count returns how many checks had the outcome.
@@ -146,6 +148,8 @@ func Run(ctx context.Context, c *sandbox.Client, o Options) (report Report, err 
 	if o.OCIRuntime != "" {
 		r.opts = append(r.opts, sandbox.WithOCIRuntime(o.OCIRuntime))
 	}
+	// Another kernel is inside, or the engine has been given another profile.
+	r.otherKernel = o.OCIRuntime != "" || slices.ContainsFunc(report.Engine.Warnings, func(w sandbox.Warning) bool { return w.Subject == "seccomp" })
 	defer func() { err = errors.Join(err, r.clean(context.WithoutCancel(ctx))) }()
 	for _, check := range checks {
 		if len(o.Only) > 0 && !slices.ContainsFunc(o.Only, func(part string) bool { return strings.Contains(check.name, part) }) {
@@ -162,6 +166,7 @@ func Run(ctx context.Context, c *sandbox.Client, o Options) (report Report, err 
 			o.Done(result)
 		}
 	}
+	report.Kernel = r.kernel
 	return report, nil
 }
 
@@ -187,6 +192,9 @@ type run struct {
 	snapshots []string
 	closers   []func() error
 	note      string // of the current check
+
+	kernel      []KernelCall
+	otherKernel bool
 }
 
 // missing is an outcome [NotRun], as an error.

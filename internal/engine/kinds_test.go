@@ -104,7 +104,8 @@ func TestAnEngineKeepsItsOwnProfile(t *testing.T) {
 		{"", "name=seccomp,profile=default", "", true}, // before 23
 		{"", "name=seccomp,profile=builtin", "", true},
 		{"", "name=seccomp,profile=/etc/docker/seccomp.json", "", false},
-		{"", "name=seccomp,profile=unconfined", "", false},
+		{"", "name=seccomp,profile=unconfined", "", true}, // Docker Desktop
+		{"", "name=seccomp", "", true},
 		{"", "name=apparmor", "", false},
 		{podman, "name=seccomp,profile=default", "/usr/share/containers/seccomp.json", true},
 		{podman, "name=seccomp,profile=default", "", true},

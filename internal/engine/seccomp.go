@@ -101,11 +101,11 @@ func (i Info) hasSeccomp() bool {
 const seccompName = "name=seccomp"
 
 // ownSeccomp reports whether an engine was configured with a profile. Docker calls its own one default or,
-// from 23 on, builtin. Podman says that of any, and which one it is in its own API only.
+// from 23 on, builtin; unconfined is none, which Docker Desktop has. Podman says that of any, and which one it is in its own API only.
 func (e *Engine) ownSeccomp(ctx context.Context, info Info) (bool, error) {
 	if !info.Podman {
 		return !slices.ContainsFunc(info.SecurityOptions, func(s string) bool {
-			return s == seccompName || s == seccompName+",profile=default" || s == seccompName+",profile=builtin"
+			return s == seccompName || slices.Contains([]string{"default", "builtin", "unconfined"}, strings.TrimPrefix(s, seccompName+",profile="))
 		}), nil
 	}
 	var podman struct {

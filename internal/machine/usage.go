@@ -220,6 +220,8 @@ func (m *Machine) WorkspaceSize(ctx context.Context, container string, rec recor
 		return n, nil
 	}
 	began := time.Now()
+	// As root, to size files of all users. It so begins with NET_ADMIN, as a connection does: the engine's
+	// exec can't leave a capability out.
 	stream, err := m.Engine.Exec(ctx, container, engine.ExecSpec{
 		Argv: []string{GuestPath(rec.Settings), wire.VerbDu, record.Workspace}, User: "0:0", Dir: "/",
 		Check: func(ctx context.Context) error { return m.CheckCopied(ctx, rec.Name) },
