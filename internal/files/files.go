@@ -12,6 +12,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
@@ -98,7 +99,7 @@ func (f *View) abs(name string) (string, error) {
 	case strings.IndexByte(name, 0) >= 0:
 		return "", fault.Invalid("the path contains a NUL byte")
 	case name == "":
-		return "", fs.ErrNotExist
+		return "", syscall.ENOENT
 	case strings.HasPrefix(name, "/"):
 		return name, nil
 	}

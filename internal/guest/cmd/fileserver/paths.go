@@ -25,7 +25,7 @@ var pathOps = map[byte]func(s *server, path string, u *wire.Unpack) (wire.Pack, 
 
 	wire.FileRemove:    change(os.Remove),
 	wire.FileRemoveAll: change(os.RemoveAll),
-	wire.FileRename:    changeTwo(unix.Rename),
+	wire.FileRename:    changeTwo(os.Rename),
 	wire.FileSymlink:   changeTwo(unix.Symlink),
 	wire.FileMkdir:     changeBy(func(path string, perm int64) error { return unix.Mkdir(path, uint32(perm)&0o7777) }),
 	wire.FileMkdirAll:  changeBy(func(path string, perm int64) error { return os.MkdirAll(path, os.FileMode(perm&0o777)) }),
