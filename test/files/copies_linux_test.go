@@ -65,7 +65,7 @@ func sameMerge(t *testing.T, what, cp, got, before string) {
 // cp -a is the reference of copies of trees, new ones and merges.
 func TestCopiesAreAsCpMakesThem(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(harness.Rounds(4, 300)) {
+	for seed := range uint64(harness.Rounds(3, 100)) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
 			sb := harness.Shared(t)
@@ -115,6 +115,62 @@ func withoutPrivileges(list string) string {
 		out.WriteString(strings.Join(f, "|"))
 	}
 	return out.String()
+}
+
+// docker cp of the contents of a directory is the reference of targets: directories that are there or
+// not, by links, with dots and slashes.
+func TestCopiesGoWhereDockerCpPutsThem(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	sb := harness.CreateWith(t, c, nil)
+	_, src := randomPair(t, 99)
+	targets := []string{"/.", "/dir", "/link/", "/link/sub", "/dir/../new"}
+	if harness.Soaking() {
+		targets = append(targets, "/", "/dir/", "/dir/.", "/link", "/dir/../dir", "/new", "/dir/new/", "//dir//sub")
+	}
+	prepare := `mkdir -p "$0/dir/sub"; chmod 1777 "$0"; chmod 711 "$0/dir"; ln -s dir "$0/link"`
+	look := strings.Replace(describeScript, `|%T@|`, `||`, 1)
+	for i, to := range targets {
+		ref, ours := fmt.Sprintf("/ref%d", i), fmt.Sprintf("/our%d", i)
+		for _, dir := range []string{ref, ours} {
+			harness.Run(t, sb, "sh", "-ec", prepare, dir)
+		}
+		if out, err := exec.CommandContext(t.Context(), "docker", "cp", src+"/.", "agent-sandbox-"+sb.Name()+":"+ref+to).CombinedOutput(); err != nil {
+			t.Fatalf("docker cp to %q: %v, %s", to, err, out)
+		}
+		target := ours + to
+		if to != "/" && to != "" {
+			target = strings.TrimSuffix(target, "/") // with a slash the copy gets the source's name
+		}
+		if _, err := sb.CopyIn(t.Context(), src, strings.TrimSuffix(target, "/")); err != nil {
+			t.Errorf("CopyIn to %q: %v", to, err)
+			continue
+		}
+		if diff := cmp.Diff(withoutPrivileges(harness.Run(t, sb, "sh", "-ec", look, ref)), withoutPrivileges(harness.Run(t, sb, "sh", "-ec", look, ours))); diff != "" {
+			t.Errorf("to %q (-docker cp +CopyIn):\n%s", to, diff)
+		}
+
+		// And out again, by the same ways.
+		here := t.TempDir()
+		for _, dir := range []string{"theirs", "mine"} {
+			harness.Shell(t, prepare, filepath.Join(here, dir))
+		}
+		if err := exec.CommandContext(t.Context(), "docker", "cp", "agent-sandbox-"+sb.Name()+":"+ours+"/.", filepath.Join(here, "theirs")+to).Run(); err != nil {
+			continue // what docker cp can't
+		}
+		if _, err := sb.CopyOut(t.Context(), ours, strings.TrimSuffix(filepath.Join(here, "mine")+to, "/")); err != nil {
+			t.Errorf("CopyOut to %q: %v", to, err)
+			continue
+		}
+		if diff := cmp.Diff(withoutPrivileges(hereWithoutTimes(t, filepath.Join(here, "theirs"))), withoutPrivileges(hereWithoutTimes(t, filepath.Join(here, "mine")))); diff != "" {
+			t.Errorf("to %q (-docker cp +CopyOut):\n%s", to, diff)
+		}
+	}
+}
+
+func hereWithoutTimes(t *testing.T, dir string) string {
+	t.Helper()
+	return describe(t, exec.Command("sh", "-ec", strings.Replace(describeScript, `|%T@|`, `||`, 1), dir))
 }
 
 // docker cp and cp -r leave a directory that is there as it is; so do copies, whatever their source
