@@ -77,7 +77,10 @@ func (o *Stored) prepareRollback(ctx context.Context, b *Build) (err error) {
 	}
 	s := &b.Record.Settings
 	s.Image, s.Snapshot, s.ForkOf = o.rec.Image, o.rec.ID, ""
-	return o.setImage(ctx, b)
+	if err := o.setImage(ctx, b); err != nil {
+		return err
+	}
+	return b.place(ctx, b.image.ID) // with those of addDeclared
 }
 
 // addDeclared adds those volumes of trees that the image declared and that the sandbox lacks, or

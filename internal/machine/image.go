@@ -102,12 +102,13 @@ func (v *view) at(ctx context.Context, name string) (got viewed, err error) {
 	return got, nil
 }
 
-// readlink returns where a symbolic link leads. Podman describes what it leads to instead.
+// readlink returns where a symbolic link leads. Podman says where that is at last, and its archive
+// has what is there.
 func (v *view) readlink(ctx context.Context, id, name string, stat engine.PathStat) (string, error) {
-	if stat.Mode&fs.ModeSymlink == 0 {
-		if v.m.Engine.Podman() && path.IsAbs(stat.LinkTarget) && stat.LinkTarget != name {
-			return stat.LinkTarget, nil
-		}
+	switch {
+	case v.m.Engine.Podman() && path.IsAbs(stat.LinkTarget) && stat.LinkTarget != name:
+		return stat.LinkTarget, nil
+	case stat.Mode&fs.ModeSymlink == 0:
 		return "", nil
 	}
 	rc, _, hdr, err := v.m.Engine.OpenArchive(ctx, id, name)
