@@ -1,5 +1,5 @@
 # Two of these need no preparation at all: make quickstart, make test. Each target is a script in ci/ that runs by hand, too.
-.PHONY: help quickstart test soak bench engine test-engines lint fmt generate figures
+.PHONY: help quickstart test soak bench engine test-engines lint fmt generate figures api
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ engine: ## run tests on another engine: NAME=docker-28-containerd TEST=./test/fo
 
 test-engines: ## check what every kind of engine does, and write docs/engines.md
 	@ci/engines
+
+api: ## write the exported API to testdata/api, after a change that was meant
+	@go test -count=1 -run TestExportedAPI . -update-api
 
 lint: ## formatting, go vet, staticcheck
 	@ci/lint

@@ -199,6 +199,22 @@ func (p NetworkPolicy) Check() error {
 	return nil
 }
 
+// Allows reports whether the policy allows a connection to a host, a domain name or an address, on a
+// TCP port, and the rule that decides, as [Egress.Rule] names it. Nothing is looked up and nothing
+// runs. A name that is allowed can be reached if it resolves to addresses that are neither denied nor
+// protected, and by the protocols that [NetworkPolicy.Allow] lists unless the rule is "open". The engine's machine is protected, too, which only
+// a sandbox knows. A policy, host or port that is not valid is an [ErrInvalidArgument].
+func (p NetworkPolicy) Allows(host string, port int) (allowed bool, rule string, err error) {
+	compiled, _, err := p.compile()
+	if err == nil {
+		allowed, rule, err = compiled.Allows(host, port)
+	}
+	if err != nil {
+		return false, "", fail("network policy", "", fault.Classify(ErrInvalidArgument, err))
+	}
+	return allowed, rule, nil
+}
+
 // String returns the textual form of the policy, which [ParseNetworkPolicy] parses: lower
 // case, ASCII, sorted, with subnets merged. It does not contain the values of a
 // Transform. For an invalid policy it returns "invalid network policy".

@@ -1,8 +1,12 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"slices"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -42,7 +46,90 @@ func (a *app) networkCommand() *cobra.Command {
 		},
 	}
 	jsonFlag(c, &asJSON)
+	c.AddCommand(a.networkCheckCommand())
 	return c
+}
+
+// errBlocked makes the exit code of a check.
+var errBlocked = errors.New("sandbox: the policy does not allow all of them")
+
+func (a *app) networkCheckCommand() *cobra.Command {
+	var (
+		policy, name string
+		asJSON       bool
+	)
+	c := &cobra.Command{
+		Use:   "check {--policy POLICY | --sandbox NAME} HOST[:PORT]...",
+		Short: "Say whether a policy allows connections, and by which rule",
+		Long: `Say whether a policy allows connections to hosts, and by which rule, without running anything. The
+default port is 443. The exit code is 1 if one is not allowed.`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, hosts []string) error {
+			p, err := a.policyOf(c, policy, name)
+			if err != nil {
+				return err
+			}
+			var list []verdict
+			for _, host := range hosts {
+				v, err := check(p, host)
+				if err != nil {
+					return err
+				}
+				list = append(list, v)
+			}
+			if asJSON {
+				err = printJSONList(a.stdout, list)
+			} else {
+				err = printTable(a.stdout, "OUTCOME\tHOST\tPORT\tRULE", list, func(v verdict) []any { return []any{v.outcome(), v.Host, v.Port, v.Rule} })
+			}
+			if err == nil && slices.ContainsFunc(list, func(v verdict) bool { return !v.Allowed }) {
+				err = errBlocked
+			}
+			return err
+		},
+	}
+	c.Flags().StringVar(&policy, "policy", "", "a network policy, as for \"sandbox create --network\"")
+	c.Flags().StringVar(&name, "sandbox", "", "the policy of this sandbox")
+	c.MarkFlagsMutuallyExclusive("policy", "sandbox")
+	c.MarkFlagsOneRequired("policy", "sandbox")
+	jsonFlag(c, &asJSON)
+	return c
+}
+
+// policyOf returns a policy that is given, or that of a sandbox.
+func (a *app) policyOf(c *cobra.Command, policy, name string) (sandbox.NetworkPolicy, error) {
+	if !c.Flags().Changed("sandbox") {
+		return sandbox.ParseNetworkPolicy(policy)
+	}
+	st, err := a.client.Inspect(c.Context(), name)
+	return st.Network, err
+}
+
+// verdict is what a policy says about a connection.
+type verdict struct {
+	Host    string `json:"host"`
+	Port    int    `json:"port"`
+	Allowed bool   `json:"allowed"`
+	Rule    string `json:"rule"`
+}
+
+func (v verdict) outcome() any {
+	if v.Allowed {
+		return "allowed"
+	}
+	return status("blocked")
+}
+
+func check(p sandbox.NetworkPolicy, text string) (v verdict, err error) {
+	v = verdict{Host: text, Port: 443}
+	if host, port, e := net.SplitHostPort(text); e == nil {
+		v.Host = host
+		if v.Port, err = strconv.Atoi(port); err != nil {
+			return v, fmt.Errorf("%q: %q is not a port", text, port)
+		}
+	}
+	v.Allowed, v.Rule, err = p.Allows(v.Host, v.Port)
+	return v, err
 }
 
 func (a *app) egressCommand() *cobra.Command {

@@ -212,6 +212,35 @@ func (r *Rules) Addr(a netip.Addr) Verdict {
 	return Closed
 }
 
+// Allows reports whether the policy allows a connection to a name or an address on a TCP port, and
+// which rule decides: the pattern for a name, else a [Verdict].
+func (p Policy) Allows(host string, port int) (allowed bool, rule string, err error) {
+	if port < 1 || port > 65535 {
+		return false, "", fmt.Errorf("%d is not a port", port)
+	}
+	r, err := p.Compile()
+	if err != nil {
+		return false, "", err
+	}
+	if a, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
+		v := r.Addr(a)
+		return v.Reaches(), string(v), nil
+	}
+	host = lower(strings.TrimSuffix(host, "."))
+	if err := checkName(host, false); err != nil {
+		return false, "", fmt.Errorf("name %q: %w", host, err)
+	}
+	switch n, ok := r.Name(host); {
+	case ok && n.Pattern == Any:
+		return true, string(Open), nil
+	case ok:
+		return true, n.Pattern, nil
+	case r.Resolves():
+		return false, string(ByName), nil
+	}
+	return false, string(Closed), nil
+}
+
 // Into reports whether an allowed name may resolve to the address.
 func (r *Rules) Into(a netip.Addr) bool {
 	switch r.Addr(a) {
