@@ -21,7 +21,7 @@ import (
 // volumes, if nothing else of the source's files differs from its own image; otherwise the error
 // is [ErrInvalidArgument] and names the first paths. Then the user is that of the other image,
 // unless [WithUser] set it. The name and the ID are new, by the rules of
-// [Create]. With [WithName] it is persistent, otherwise if the source is, unless
+// [Create]: with [WithName] it is persistent, without a name it is not, whatever the source is, unless
 // [WithPersistent] says otherwise. Values that a policy's transforms set are not stored
 // and so not inherited: [WithNetworkPolicy] sets them again.
 //

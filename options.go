@@ -453,7 +453,7 @@ func WithProgress(fn func(Progress)) ProgressOption {
 // Progress is one step of a long call.
 type Progress struct {
 	// Step is the current step: "image", "guest", "container", "copy", "source", "commit"
-	// or "start".
+	// or "start"; "settings" names options that [GetOrCreate] does not apply.
 	Step string `json:"step"`
 	// Text is a detail for people; it may be empty.
 	Text string `json:"text,omitempty"`

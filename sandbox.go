@@ -80,9 +80,12 @@ func (c *Client) Create(ctx context.Context, opts ...CreateOption) (_ *Sandbox, 
 
 // GetOrCreate returns the sandbox of that name and resumes it, or creates it. Of any
 // number of concurrent callers in any number of processes, one creates the sandbox and
-// calls OnCreate; the others wait and get the same sandbox. If it exists, options that
-// only apply to its creation are ignored. A [WithName] of another name is an
+// calls OnCreate; the others wait and get the same sandbox. A [WithName] of another name is an
 // [ErrInvalidArgument].
+//
+// If it exists with another network policy than one that is given, the error is [ErrExists] and
+// names both: [Sandbox.Update] changes the policy. Other options that only apply to its creation are
+// not applied; those that differ are logged, and reported as [Progress].
 func GetOrCreate(ctx context.Context, name string, opts ...CreateOption) (*Sandbox, error) {
 	return defaultClient().GetOrCreate(ctx, name, opts...)
 }

@@ -31,15 +31,20 @@ type execRequest struct {
 	Detached  bool              `json:"detached"`
 }
 
+// checkEnv checks the names of variables: cmd makes one text of a name and its value.
+func (e *execRequest) checkEnv() error {
+	for key := range e.Env {
+		if key == "" || strings.ContainsAny(key, "=\r\n\x00") {
+			return invalid("env: %q is not the name of a variable: it is not empty and has no =, line break or NUL", key)
+		}
+	}
+	return nil
+}
+
 // cmd returns the command. ctx bounds it.
 func (e *execRequest) cmd(ctx context.Context, sb *handle) (*sandbox.Cmd, error) {
 	if len(e.Command) == 0 {
 		return nil, invalid("command is empty: it is the program and its arguments")
-	}
-	for key := range e.Env {
-		if key == "" || strings.ContainsAny(key, "=\r\n\x00") {
-			return nil, invalid("env: %q is not the name of a variable: it is not empty and has no =, line break or NUL", key)
-		}
 	}
 	timeout, err := duration("timeoutMs", e.TimeoutMS)
 	if err != nil {
@@ -100,6 +105,9 @@ func (h *handler) exec(w http.ResponseWriter, r *http.Request) error {
 	}
 	if req.Detached && req.Stdin != "" {
 		return invalid("a detached command has no stdin")
+	}
+	if err := req.checkEnv(); err != nil {
+		return err
 	}
 	return h.use(r, func(sb *handle) error {
 		if req.Detached {

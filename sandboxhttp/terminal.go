@@ -69,6 +69,9 @@ func runTerminal(ctx context.Context, cancel context.CancelCauseFunc, helpers *s
 	if req.Stdin != "" || req.Detached {
 		return exited(invalid("a terminal's command has neither stdin nor detached: input is sent in binary messages"))
 	}
+	if err := req.checkEnv(); err != nil {
+		return exited(err)
+	}
 	cmd, err := req.cmd(ctx, sb)
 	if err != nil {
 		return exited(err)

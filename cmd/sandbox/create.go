@@ -102,7 +102,8 @@ func (a *app) runCommand() *cobra.Command {
 
 With --name use the sandbox of that name, or create it. It is kept, and its session runs
 until "sandbox stop". --env, --workdir, --user, --interactive and --tty are those of the command.
-The other flags only apply when the sandbox is created.`,
+The other flags only apply when the sandbox is created: if it exists, a --network that is not in
+force is an error, and others that differ are named.`,
 		Example: `  sandbox run -- node -p '6*7'
   sandbox run -it --image python:3.13 -- python
   sandbox run --from . --network deny-all -- npm test`,

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/build"
@@ -227,7 +228,7 @@ func (c *Client) finishCreate(caller context.Context, o *CreateOptions, b *build
 // GetOrCreate returns the sandbox of that name, and creates it if there is none.
 func (c *Client) GetOrCreate(ctx context.Context, o *CreateOptions) (*Handle, error) {
 	for {
-		h, err := c.Get(ctx, o.Plan.Name, GetOptions{OnResume: o.OnResume, Report: o.Report, Secrets: o.Plan.Secrets})
+		h, err := c.Get(ctx, o.Plan.Name, GetOptions{OnResume: o.OnResume, Report: o.Report, Secrets: o.Plan.Secrets, Wanted: &o.Plan})
 		if !errors.Is(err, fault.NotFound) {
 			return h, err
 		}
@@ -249,6 +250,7 @@ type GetOptions struct {
 	NeverResume   bool // no call on the handle starts a session either
 	Report        *machine.Reporter
 	Secrets       []plan.Secret // what transforms of the sandbox's policy are to set
+	Wanted        *plan.Sandbox // the settings that the sandbox would have been made with, or nil
 	Strict        bool          // a secret for what the policy does not transform is an error
 }
 
@@ -266,11 +268,31 @@ func (c *Client) Get(ctx context.Context, nameOrID string, o GetOptions) (*Handl
 			h.release()
 		}
 	}()
+	if o.Wanted != nil {
+		if err := h.compare(got, o.Wanted, o.Report); err != nil {
+			return nil, err
+		}
+	}
 	if err := h.open(ctx, got, o); err != nil {
 		return nil, err
 	}
 	opened = true
 	return h, nil
+}
+
+// compare fails if a network policy was given and another one is in force, which might permit more.
+// Other settings that were given and differ are reported.
+func (h *Handle) compare(got engine.Container, wanted *plan.Sandbox, report *machine.Reporter) error {
+	rec := h.known()
+	if now := rec.Network().Policy; wanted.Has(plan.Network) && now != wanted.Network.String() {
+		return fault.Classify(fault.Exists, fmt.Errorf("the sandbox exists with the network policy %q, not %q: change it with Update, or leave the policy out", now, wanted.Network))
+	}
+	if names := wanted.Differences(rec, got); len(names) > 0 {
+		text := "the sandbox exists with other settings than those given, which are not applied: " + strings.Join(names, ", ")
+		h.c.Log.Warn(text, "sandbox", rec.Name)
+		report.Report(machine.Progress{Step: "settings", Text: text})
+	}
+	return nil
 }
 
 func (h *Handle) open(ctx context.Context, got engine.Container, o GetOptions) error {

@@ -94,7 +94,7 @@ func (s *Sandbox) Has(c Change) bool { return s.Given&c != 0 }
 // checks the result.
 func (s *Sandbox) Inherit(from *Sandbox) error {
 	if s.Persistent == nil {
-		s.Persistent = new(s.Name != "" || *from.Persistent)
+		s.Persistent = new(s.Name != "")
 	}
 	s.User, s.Workdir = cmp.Or(s.User, from.User), cmp.Or(s.Workdir, from.Workdir)
 	s.OCIRuntime = cmp.Or(s.OCIRuntime, from.OCIRuntime)
@@ -202,6 +202,56 @@ func Recorded(rec record.Sandbox) *Sandbox {
 		s.Mounts = append(s.Mounts, m)
 	}
 	return s
+}
+
+// Differences names the settings of s that were given, other than the network policy, and that an
+// existing sandbox does not have.
+func (s *Sandbox) Differences(rec record.Sandbox, got engine.Container) (names []string) {
+	now := Recorded(rec)
+	env := map[string]string{}
+	for _, kv := range got.Env {
+		k, v, _ := strings.Cut(kv, "=")
+		env[k] = v
+	}
+	if changed, removed, err := rec.NewEnv(); err == nil {
+		env = withoutKeys(env, removed)
+		maps.Copy(env, changed)
+	}
+	for _, setting := range []struct {
+		name         string
+		given, equal bool
+	}{
+		{"image", s.Has(Image), s.Image == now.Image},
+		{"user", s.User != "", s.User == now.User},
+		{"working directory", s.Workdir != record.Workspace, s.Workdir == now.Workdir},
+		{"command", s.Has(Command), slices.Equal(s.Command, now.Command)},
+		{"environment", s.Has(Env), containsAll(env, s.Env)},
+		{"tags", s.Has(Tags), maps.Equal(s.Tags, now.Tags)},
+		{"ports", s.Has(Ports), slices.Equal(s.Ports, now.Ports)},
+		{"CPUs", s.Has(CPUs), int64(s.VCPUs*1e9) == got.NanoCPUs},
+		{"memory", s.Has(Memory), s.Memory == got.Memory},
+		{"timeout", s.Has(Timeout), s.Timeout == now.Timeout},
+		{"stop timeout", s.Has(StopTimeout), s.StopTimeout == now.StopTimeout},
+		{"idle timeout", s.Has(Idle), s.Idle.TimeoutMS == now.Idle.TimeoutMS && s.Idle.IgnoreDetached == now.Idle.IgnoreDetached},
+		{"persistence", s.Has(Persistence), *s.Persistent == *now.Persistent},
+		{"mounts", s.Has(Mounts), slices.EqualFunc(s.Mounts, now.Mounts, func(a, b record.Mount) bool { return a.Target == b.Target && a.Same(b) })},
+		{"OCI runtime", s.OCIRuntime != "", s.OCIRuntime == got.Runtime},
+	} {
+		if setting.given && !setting.equal {
+			names = append(names, setting.name)
+		}
+	}
+	return names
+}
+
+// containsAll reports whether all has the variables of some.
+func containsAll(all, some map[string]string) bool {
+	for k, v := range some {
+		if got, ok := all[k]; !ok || got != v {
+			return false
+		}
+	}
+	return true
 }
 
 // Revise writes the settings that the record keeps into c, and reports whether there are any.

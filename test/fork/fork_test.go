@@ -224,6 +224,31 @@ func TestForkOfNothing(t *testing.T) {
 	}
 }
 
+// A fork is kept as a new sandbox is: if it has a name, whatever its source is.
+func TestForkWithoutANameIsNotPersistent(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	source := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	for _, tt := range []struct {
+		opts []sandbox.ForkOption
+		want bool
+	}{
+		{nil, false},
+		{[]sandbox.ForkOption{sandbox.WithPersistent(true)}, true},
+		{[]sandbox.ForkOption{sandbox.WithName(harness.UniqueName(t))}, true},
+		{[]sandbox.ForkOption{sandbox.WithName(harness.UniqueName(t)), sandbox.WithPersistent(false)}, false},
+	} {
+		if got := harness.Status(t, forked(t, c, source.Name(), tt.opts...)).Settings.Persistent; got != tt.want {
+			t.Errorf("a fork with %d options: persistent %t, want %t", len(tt.opts), got, tt.want)
+		}
+	}
+	for _, fork := range forkedN(t, c, source.Name(), 2) {
+		if harness.Status(t, fork).Settings.Persistent {
+			t.Error("a fork of two is persistent")
+		}
+	}
+}
+
 // What has to ask a session that the engine has paused for a copy waits until that is done. The source
 // stands still no longer than the copy takes: that its volumes still exist is checked afterwards.
 func TestWhatAsksTheSessionWaitsForAFork(t *testing.T) {

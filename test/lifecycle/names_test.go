@@ -151,6 +151,7 @@ func TestNamesOfOneSandbox(t *testing.T) {
 		"a taken ID is an error":               testTakenIDIsAnError,
 		"container IDs are no names":           testContainerIDsAreNoNames,
 		"GetOrCreate ignores options":          testGetOrCreateIgnoresOptions,
+		"GetOrCreate refuses another policy":   testGetOrCreateRefusesAnotherPolicy,
 	} {
 		t.Run(what, func(t *testing.T) { test(t, c, sb) })
 	}
@@ -215,12 +216,51 @@ func testContainerIDsAreNoNames(t *testing.T, c *sandbox.Client, sb *sandbox.San
 	}
 }
 
-// S2.2, E93: labels can't change, and options of an existing sandbox are ignored.
+// A stricter policy that is not applied would be a promise that is not kept.
+func testGetOrCreateRefusesAnotherPolicy(t *testing.T, c *sandbox.Client, made *sandbox.Sandbox) {
+	for _, p := range []sandbox.NetworkPolicy{sandbox.DenyAll(), sandbox.PublicOnly(), {Allow: []string{"example.com"}}} {
+		_, err := c.GetOrCreate(t.Context(), made.Name(), sandbox.WithNetworkPolicy(p))
+		if !errors.Is(err, sandbox.ErrExists) || !strings.Contains(err.Error(), `"allow-all"`) || !strings.Contains(err.Error(), p.String()) || !strings.Contains(err.Error(), "Update") {
+			t.Errorf("GetOrCreate with %v: %v, want ErrExists with both policies and the way", p, err)
+		}
+	}
+	harness.Update(t, made, sandbox.WithNetworkPolicy(sandbox.DenyAll()))
+	defer harness.Update(t, made, sandbox.WithNetworkPolicy(sandbox.AllowAll()))
+	for p, want := range map[string]error{"deny-all": nil, "allow-all": sandbox.ErrExists} {
+		policy, err := sandbox.ParseNetworkPolicy(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sb, err := c.GetOrCreate(t.Context(), made.Name(), sandbox.WithNetworkPolicy(policy))
+		if !errors.Is(err, want) {
+			t.Errorf("GetOrCreate with %s after an update to deny-all: %v, want %v", p, err, want)
+		}
+		if err == nil {
+			sb.Detach()
+		}
+	}
+}
+
+// S2.2, E93: labels can't change, and options of an existing sandbox are ignored, with a word of it.
 func testGetOrCreateIgnoresOptions(t *testing.T, c *sandbox.Client, made *sandbox.Sandbox) {
 	before := harness.Raw(t, made).Config
-	sb, err := c.GetOrCreate(t.Context(), made.Name(), sandbox.WithTags(map[string]string{"k": "second"}), sandbox.WithVCPUs(2), sandbox.WithEnv(map[string]string{"NEW": "1"}))
+	var said []string
+	progress := sandbox.WithProgress(func(p sandbox.Progress) {
+		if p.Step == "settings" {
+			said = append(said, p.Text)
+		}
+	})
+	same, err := c.GetOrCreate(t.Context(), made.Name(), sandbox.WithTags(map[string]string{"k": "first"}), sandbox.WithVCPUs(1), sandbox.WithImage(sandbox.DefaultImage), progress)
+	if err != nil || len(said) > 0 {
+		t.Fatalf("GetOrCreate with the settings that it has: %v, %q", err, said)
+	}
+	same.Detach()
+	sb, err := c.GetOrCreate(t.Context(), made.Name(), sandbox.WithTags(map[string]string{"k": "second"}), sandbox.WithVCPUs(2), sandbox.WithEnv(map[string]string{"NEW": "1"}), progress)
 	if err != nil {
 		t.Fatalf("GetOrCreate: %v", err)
+	}
+	if len(said) != 1 || !strings.HasSuffix(said[0], ": environment, tags, CPUs") {
+		t.Errorf("reported: %q, want what differs", said)
 	}
 	defer sb.Detach()
 	if st := harness.Status(t, sb); st.Tags["k"] != "first" || sb.ID() != made.ID() {
