@@ -38,7 +38,7 @@ type Build struct {
 	base         string // the image to create the container from
 	guest        machine.Guest
 	op           string // nonce of the operation; of the sandbox, when that is created
-	usualUser    string // of the image or the origin, which is not checked
+	usualUser    string // of the origin, which is not checked
 	networkMode  string // the engine's default, or "none"
 	ownLayer     machine.OwnLayer
 	shares       bool           // some volumes are overlays over files of the origin
@@ -199,7 +199,6 @@ func (b *Build) prepareShared(ctx context.Context) error {
 			if b.image, err = b.EnsureImage(ctx, b.Plan.Image, b.Plan.Emulated, b.Plan.From, b.slot, b.report); err != nil {
 				return err
 			}
-			b.usualUser = b.image.User
 			return b.placeFirst(ctx)
 		})
 	} else {
@@ -328,14 +327,21 @@ func (b *Build) Start(ctx context.Context, slot *machine.Slot) error {
 	return b.Machine.Start(ctx, b.Record.Name, b.ownLayer)
 }
 
-// checkUser fails if the caller chose a user that the container lacks. OnCreate may create it.
+// checkUser fails if commands are to run as a user that the container lacks, whether the caller or the
+// image chose it. OnCreate may create it.
 func (b *Build) checkUser(ctx context.Context) error {
-	if user := b.Plan.User; user != "" && user != b.usualUser && !b.visibleEarly {
-		if err := b.CheckUser(ctx, record.ContainerName(b.Record.Name), b.imageID, user, b.ownLayer); err != nil {
-			return fmt.Errorf("user %q: %w", user, err)
-		}
+	user := b.user()
+	if user == "" || user == b.usualUser || b.visibleEarly {
+		return nil
 	}
-	return nil
+	err := b.CheckUser(ctx, record.ContainerName(b.Record.Name), b.imageID, user, b.ownLayer)
+	switch {
+	case err == nil:
+		return nil
+	case b.Plan.User == "":
+		return fmt.Errorf("the image's user %q: %w: choose another one with WithUser", user, err)
+	}
+	return fmt.Errorf("user %q: %w", user, err)
 }
 
 // Filled waits for the copies into the volumes.

@@ -423,6 +423,10 @@ func (m *Machine) CheckUser(ctx context.Context, container, image, user string, 
 	if _, err := accounts.Resolve(user, none, none); err == nil {
 		return nil
 	}
+	key := image + " " + user // what an image has does not change
+	if _, known := m.users.Load(key); known && own.Pristine {
+		return nil
+	}
 	var have map[string][]byte
 	if !own.Pristine {
 		got, err := m.Engine.InspectContainer(ctx, container)
@@ -442,6 +446,9 @@ func (m *Machine) CheckUser(ctx context.Context, container, image, user string, 
 		}
 	}
 	_, err := m.lookup(ctx, image, user, have)
+	if err == nil && own.Pristine {
+		m.users.Store(key, true)
+	}
 	return err
 }
 

@@ -33,6 +33,7 @@ type Machine struct {
 	abilities sync.Map           // *cached[wire.Abilities] by OCI runtime
 	layers    cached[wire.Layer]
 
+	users          sync.Map    // that images have, by the image's ID and the user
 	imagePaths     sync.Map    // what is at paths of images, see view
 	stopped        sync.Map    // stoppedKey: see CheckStopped
 	policyEnforced sync.Map    // OCI runtimes that have enforced a network policy

@@ -41,6 +41,16 @@ func TestCreateRefusesAUserThatTheImageLacks(t *testing.T) {
 		}
 		refusesUser(t, "Create", tt.user, name, err)
 	}
+	// The image's own user may be missing, too.
+	for _, user := range []string{"nosuch", "nosuch:root", "0:nosuch"} {
+		name := harness.UniqueName(t)
+		harness.Remove(t, c, name)
+		sb, err := c.Create(t.Context(), sandbox.WithName(name), sandbox.WithImage(harness.SmallImage(t, "USER "+user)), harness.Quick)
+		if err == nil {
+			sb.Detach()
+		}
+		refusesUser(t, "Create with an image", user, name, err)
+	}
 	// IDs need not be listed.
 	sb := harness.CreateWith(t, c, nil, sandbox.WithImage(small), sandbox.WithUser("4242:4343"))
 	if st, err := sb.Stat(t.Context(), "/workspace"); err != nil || st.Sys().(*sandbox.FileStat).UID != 4242 {
@@ -123,10 +133,10 @@ func TestUserThatWasMadeInside(t *testing.T) {
 	}
 }
 
-// A create reads no account file for the image's own user, or for a number.
+// A create reads no account file for the image's own user, but for the first of an image, or for a number.
 func TestUsualUserIsNotLookedUp(t *testing.T) {
 	t.Parallel()
-	proxy, image := enginetest.NewProxy(t), harness.SmallImage(t, "USER own")
+	proxy, image := enginetest.NewProxy(t), harness.Image(t, harness.Tar(t, harness.TarFile("etc/passwd", "own:x:7:7::/:/bin/sh\n"), harness.TarFile("etc/group", "own:x:7:\n")), "USER own")
 	c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
 	create := func(opts ...sandbox.CreateOption) (reads int) {
 		t.Helper()
