@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/net/dns/dnsmessage"
 )
 
 // listen serves connections to an address of the world with f, one goroutine each.
@@ -200,11 +201,15 @@ func TestANameIsReachedIfAnyOfItsAddressesIs(t *testing.T) {
 // others stay in reach.
 func TestConnectionsThatTheirClientsClosedMakeRoom(t *testing.T) {
 	l := newLab(t)
-	l.inside.do(func() {
-		if err := os.WriteFile("/proc/sys/net/ipv4/tcp_fin_timeout", []byte("1"), 0); err != nil {
-			t.Error(err)
-		}
-	})
+	// How long the kernel of a client knows a connection that it has closed.
+	forget := func(seconds string) {
+		l.inside.do(func() {
+			if err := os.WriteFile("/proc/sys/net/ipv4/tcp_fin_timeout", []byte(seconds), 0); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	forget("1")
 	l.listen(alphaAddr+":7001", func(conn *net.TCPConn) { // it never closes
 		io.Copy(io.Discard, conn)
 		<-t.Context().Done()
@@ -229,12 +234,7 @@ func TestConnectionsThatTheirClientsClosedMakeRoom(t *testing.T) {
 	for range places {
 		open().Close()
 	}
-	l.eventually("the proxy hears of their end", func() bool { return half() == places })
-	// A full table makes room at once, and without that they end by themselves.
-	if got := l.http(alphaAddr+":7002", request); got != "a.example.com" {
-		t.Errorf("with a full table: %q", got)
-	}
-	l.eventually("the rest ends", func() bool { return l.flows() == 0 })
+	l.eventually("they end by themselves", func() bool { return l.flows() == 0 })
 	// One that is still there is not taken for closed.
 	waiting := open().(*net.TCPConn)
 	defer waiting.Close()
@@ -246,6 +246,17 @@ func TestConnectionsThatTheirClientsClosedMakeRoom(t *testing.T) {
 	l.eventually("the closed one ends", func() bool { return l.flows() == 1 })
 	if half() != 1 {
 		t.Error("the one that waits for an answer has ended")
+	}
+	waiting.Close()
+	l.eventually("it ends", func() bool { return l.flows() == 0 })
+	// A full table makes room before that.
+	forget("60")
+	for range places {
+		open().Close()
+	}
+	l.eventually("the proxy hears of their end", func() bool { return half() == places })
+	if got := l.http(alphaAddr+":7002", request); got != "a.example.com" {
+		t.Errorf("with a full table: %q", got)
 	}
 }
 
@@ -396,5 +407,37 @@ func TestTheLogTellsFailuresApart(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, l.decisions()); diff != "" {
 		t.Errorf("the log (-want +got):\n%s%v", diff, said)
+	}
+}
+
+// The kernel says by itself that a client has gone which asked for a name. That is no attempt of a
+// program's.
+func TestTheLogHasNoMessagesOfTheKernelsOwn(t *testing.T) {
+	l := newLab(t)
+	if l.enforcer.noLog {
+		t.Fatal("the kernel does not tell what it refuses")
+	}
+	l.begin(1, parse(t, "allow=a.example.com"))
+	for range 20 {
+		conn, err := l.inside.dial("udp", otherAddr+":53")
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: 7})
+		b.StartQuestions()
+		b.Question(dnsmessage.Question{Name: dnsmessage.MustNewName("evil.test."), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET})
+		message, _ := b.Finish()
+		conn.Write(message)
+		conn.Close()
+	}
+	l.lookup(resolverIP, "evil.test", dnsmessage.TypeA) // is answered after them
+	l.udp(otherAddr + ":9000")                          // and this is in the log after what they caused
+	l.eventually("the log has what was refused", func() bool {
+		return slices.Contains(l.decisions(), " "+otherAddr+" 9000 udp name false ")
+	})
+	for _, d := range l.decisions() {
+		if strings.Contains(d, " icmp ") {
+			t.Errorf("the log has %q", d)
+		}
 	}
 }
