@@ -5,8 +5,11 @@ package pid1
 import (
 	"bufio"
 	"encoding/binary"
+	"encoding/hex"
 	"fmt"
 	"io"
+	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -133,12 +136,19 @@ func (u *uses) latest(detached, thorough bool) (last time.Duration, now bool) {
 
 // connected reports whether somebody outside has a connection to one of the ports.
 func connected(ports []uint16) bool {
+	var own []netip.Addr
+	addrs, _ := net.InterfaceAddrs()
+	for _, a := range addrs {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			own = append(own, p.Addr())
+		}
+	}
 	for _, table := range [...]string{"/proc/net/tcp", "/proc/net/tcp6"} {
 		f, err := os.Open(table)
 		if err != nil {
 			continue
 		}
-		found := findConnection(f, ports)
+		found := findConnection(f, ports, own)
 		f.Close()
 		if found {
 			return true
@@ -148,9 +158,9 @@ func connected(ports []uint16) bool {
 }
 
 // findConnection reads a table as /proc/net/tcp has it: a heading, then lines of
-// "sl local_address rem_address st …", numbers in hexadecimal, 01 for ESTABLISHED. Where both
-// addresses are the same, the connection does not come from outside.
-func findConnection(table io.Reader, ports []uint16) bool {
+// "sl local_address rem_address st …", numbers in hexadecimal, 01 for ESTABLISHED. A connection
+// from an address of this host, those of loopback included, does not come from outside.
+func findConnection(table io.Reader, ports []uint16, own []netip.Addr) bool {
 	const stateEstablished = "01"
 	want := make([]string, len(ports))
 	for i, p := range ports {
@@ -164,9 +174,25 @@ func findConnection(table io.Reader, ports []uint16) bool {
 		}
 		local, port, _ := strings.Cut(f[1], ":")
 		remote, _, _ := strings.Cut(f[2], ":")
-		if local != remote && slices.Contains(want, port) {
+		if local == remote || !slices.Contains(want, port) {
+			continue
+		}
+		if from, ok := tableAddr(remote); ok && !from.IsLoopback() && !slices.Contains(own, from) {
 			return true
 		}
 	}
 	return false
+}
+
+// tableAddr reads an address of such a table: words of four bytes in this machine's order.
+func tableAddr(text string) (netip.Addr, bool) {
+	b, err := hex.DecodeString(text)
+	if err != nil || len(b)%4 != 0 {
+		return netip.Addr{}, false
+	}
+	for word := range slices.Chunk(b, 4) {
+		binary.BigEndian.PutUint32(word, binary.NativeEndian.Uint32(word))
+	}
+	a, ok := netip.AddrFromSlice(b)
+	return a.Unmap(), ok
 }

@@ -3,6 +3,7 @@
 package pid1
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -13,22 +14,30 @@ import (
 
 func TestConnectionsFromOutside(t *testing.T) {
 	t.Parallel()
+	own := []netip.Addr{netip.MustParseAddr("172.17.0.2"), netip.MustParseAddr("fd99::2"), netip.MustParseAddr("fe80::2"), netip.MustParseAddr("127.0.0.1")}
 	const heading = "  sl  local_address rem_address   st tx_queue rx_queue\n"
 	for name, test := range map[string]struct {
 		line string
 		want bool
 	}{
-		"none":                {"", false},
-		"established":         {"   0: 020011AC:0BB8 010011AC:D431 01 00000000:00000000", true},
-		"over IPv6":           {"   0: 0000000000000000FFFF0000020011AC:0BB8 0000000000000000FFFF0000010011AC:D431 01 0", true},
-		"that only listens":   {"   0: 00000000:0BB8 00000000:0000 0A 00000000:00000000", false},
-		"to another port":     {"   0: 020011AC:0BB9 010011AC:D431 01 00000000:00000000", false},
-		"of a client":         {"   0: 020011AC:D431 010011AC:0BB8 01 00000000:00000000", false},
-		"from inside":         {"   0: 020011AC:0BB8 020011AC:D431 01 00000000:00000000", false},
-		"that has ended":      {"   0: 020011AC:0BB8 010011AC:D431 06 00000000:00000000", false},
-		"of a line too short": {"   0: 020011AC:0BB8", false},
+		"none":                         {"", false},
+		"established":                  {"   0: 020011AC:0BB8 010011AC:D431 01 00000000:00000000", true},
+		"over IPv6":                    {"   0: 0000000000000000FFFF0000020011AC:0BB8 0000000000000000FFFF0000010011AC:D431 01 0", true},
+		"that only listens":            {"   0: 00000000:0BB8 00000000:0000 0A 00000000:00000000", false},
+		"to another port":              {"   0: 020011AC:0BB9 010011AC:D431 01 00000000:00000000", false},
+		"of a client":                  {"   0: 020011AC:D431 010011AC:0BB8 01 00000000:00000000", false},
+		"from loopback":                {"   0: 0200007F:0BB8 0100007F:D431 01 00000000:00000000", false},
+		"from loopback to the network": {"   0: 020011AC:0BB8 0500007F:D431 01 00000000:00000000", false},
+		"to loopback":                  {"   0: 0100007F:0BB8 020011AC:D431 01 00000000:00000000", false},
+		"from loopback, mapped":        {"   0: 0000000000000000FFFF00000200007F:0BB8 0000000000000000FFFF00000100007F:D431 01 0", false},
+		"from IPv6 loopback":           {"   0: 000080FE00000000000000000200000A:0BB8 00000000000000000000000001000000:D431 01 0", false},
+		"from another own address":     {"   0: 000080FE000000000000000002000000:0BB8 000099FD000000000000000002000000:D431 01 0", false},
+		"from a neighbour":             {"   0: 000099FD000000000000000002000000:0BB8 000099FD000000000000000001000000:D431 01 0", true},
+		"from inside":                  {"   0: 020011AC:0BB8 020011AC:D431 01 00000000:00000000", false},
+		"that has ended":               {"   0: 020011AC:0BB8 010011AC:D431 06 00000000:00000000", false},
+		"of a line too short":          {"   0: 020011AC:0BB8", false},
 	} {
-		if got := findConnection(strings.NewReader(heading+test.line+"\n"), []uint16{80, 3000}); got != test.want {
+		if got := findConnection(strings.NewReader(heading+test.line+"\n"), []uint16{80, 3000}, own); got != test.want {
 			t.Errorf("a connection %s: %v, want %v", name, got, test.want)
 		}
 	}
