@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 
@@ -238,7 +239,7 @@ func (b *Build) nextSpec(got engine.Container, from string) (engine.ContainerSpe
 	spec.NanoCPUs = got.NanoCPUs // exactly
 	for _, m := range got.Mounts {
 		if slices.Contains(b.Record.Settings.Unnamed, m.Name) {
-			spec.Mounts = append(spec.Mounts, engine.Mount{Type: "volume", Source: m.Name, Target: m.Target, ReadOnly: !m.RW, NoCopy: true})
+			spec.Mounts = append(spec.Mounts, engine.Mount{Type: "volume", Source: m.Name, Target: path.Join("/", m.Target), ReadOnly: !m.RW, NoCopy: true})
 		}
 	}
 	return spec, nil

@@ -190,8 +190,10 @@ func declared(rec record.Sandbox, got engine.Container, mounts []record.Mount) (
 		volumes = append(volumes, m)
 	}
 	for _, m := range got.Mounts {
-		if m.Type == "volume" && m.Name != "" && !record.OurName(m.Name) {
-			volumes = append(volumes, record.Mount{Volume: m.Name, Target: m.Target, Mode: record.RWCopy, Declared: true})
+		target := path.Join("/", m.Target)
+		hidden := m.Target != target && slices.ContainsFunc(got.Mounts, func(o engine.MountPoint) bool { return o.Target == target })
+		if m.Type == "volume" && m.Name != "" && !record.OurName(m.Name) && !hidden {
+			volumes = append(volumes, record.Mount{Volume: m.Name, Target: target, Mode: record.RWCopy, Declared: true})
 		}
 	}
 	return slices.DeleteFunc(volumes, func(m record.Mount) bool { return hasTarget(mounts, m.Target) })
@@ -206,8 +208,8 @@ func hasTarget(mounts []record.Mount, target string) bool {
 func WithDeclared(mounts []record.Mount, volumes []string) []record.Mount {
 	mounts = slices.Clone(mounts)
 	for _, target := range volumes {
-		// A path that is not absolute is left to the engine: no mount can be in its place.
-		if target = path.Clean(target); path.IsAbs(target) && target != record.Workspace && !hasTarget(mounts, target) {
+		// The engine mounts a volume of its own at a path that is not absolute, and then ours over it.
+		if target = path.Join("/", target); target != "/" && target != record.Workspace && !hasTarget(mounts, target) {
 			mounts = append(mounts, record.Mount{Target: target, Mode: record.RWCopy, Declared: true})
 		}
 	}

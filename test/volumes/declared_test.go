@@ -23,7 +23,7 @@ import (
 func declaring(t *testing.T) string {
 	t.Helper()
 	dir := harness.TarMember{Header: tar.Header{Typeflag: tar.TypeDir, Name: "data/", Mode: 0o2750, Uid: 70, Gid: 71, ModTime: time.Unix(1e9, 0)}}
-	return harness.Image(t, harness.Tar(t, dir, harness.TarFile("data/image", "the image's")), "VOLUME /data/", "VOLUME /empty", "VOLUME /workspace", "VOLUME /workspace/below")
+	return harness.Image(t, harness.Tar(t, dir, harness.TarFile("data/image", "the image's")), "VOLUME /data/", "VOLUME /empty", "VOLUME /workspace", "VOLUME /workspace/below", "VOLUME relative")
 }
 
 // declaredVolumes are the volumes of a sandbox that its image declares, by their targets.
@@ -58,8 +58,9 @@ func TestVolumesOfAnImageAreTheSandboxes(t *testing.T) {
 	}
 	harness.Write(t, sb, "/data/file", strings.Repeat("x", 100_000))
 	harness.Write(t, sb, "/workspace/below/file", "b")
+	harness.Write(t, sb, "/relative/file", "r")
 	volumes := declaredVolumes(t, c, sb.ID())
-	if targets := slices.Sorted(maps.Keys(volumes)); !slices.Equal(targets, []string{"/data", "/empty", "/workspace/below"}) {
+	if targets := slices.Sorted(maps.Keys(volumes)); !slices.Equal(targets, []string{"/data", "/empty", "/relative", "/workspace/below"}) {
 		t.Fatalf("listed are %q", targets)
 	}
 	data := volumes["/data"]
@@ -67,18 +68,18 @@ func TestVolumesOfAnImageAreTheSandboxes(t *testing.T) {
 		t.Errorf("the volume is listed as %+v", data)
 	}
 	status := harness.Status(t, sb)
-	if i := slices.IndexFunc(status.Volumes, func(v sandbox.Volume) bool { return v.Name == data.Name }); len(status.Volumes) != 3 || i < 0 || status.Volumes[i].SizeBytes != data.SizeBytes {
+	if i := slices.IndexFunc(status.Volumes, func(v sandbox.Volume) bool { return v.Name == data.Name }); len(status.Volumes) != 4 || i < 0 || status.Volumes[i].SizeBytes != data.SizeBytes {
 		t.Errorf("Status has the volumes %+v", status.Volumes)
 	}
 	if len(sb.Mounts()) > 0 || len(status.Settings.Mounts) > 0 {
 		t.Errorf("mounts that no option asked for: %v, %v", sb.Mounts(), status.Settings.Mounts)
 	}
 	report, err := sb.Delete(t.Context())
-	if err != nil || len(report.Volumes) != 4 || !strings.Contains(report.String(), "volume "+data.Name+": preserved") {
+	if err != nil || len(report.Volumes) != 5 || !strings.Contains(report.String(), "volume "+data.Name+": preserved") {
 		t.Errorf("Delete = %+v, %v", report, err)
 	}
 	again := harness.CreateWith(t, c, nil, sandbox.WithImage(image), sandbox.WithID(sb.ID()))
-	for name, want := range map[string]int{"/data/file": 100_000, "/data/image": 11, "/workspace/below/file": 1} {
+	for name, want := range map[string]int{"/data/file": 100_000, "/data/image": 11, "/workspace/below/file": 1, "/relative/file": 1} {
 		if got := harness.Read(t, again, name); len(got) != want {
 			t.Errorf("%s of the sandbox that adopts has %d bytes, want %d", name, len(got), want)
 		}
@@ -87,7 +88,7 @@ func TestVolumesOfAnImageAreTheSandboxes(t *testing.T) {
 		t.Errorf("Fork with the ID of another sandbox = %v", err)
 	}
 	report, err = again.Delete(t.Context(), sandbox.PreserveVolumes(false))
-	if err != nil || strings.Count(report.String(), "deleted") != 4 || len(declaredVolumes(t, c, sb.ID())) > 0 {
+	if err != nil || strings.Count(report.String(), "deleted") != 5 || len(declaredVolumes(t, c, sb.ID())) > 0 {
 		t.Errorf("Delete without preserving = %v, %v", report, err)
 	}
 }
@@ -216,6 +217,7 @@ func TestAnonymousVolumesOfEarlierSandboxes(t *testing.T) {
 	sb := harness.CreateWith(t, c, nil, sandbox.WithImage(declaring(t)))
 	anonymous := earlier(t, eng, sb)
 	harness.Write(t, sb, "/data/file", "old")
+	harness.Write(t, sb, "/relative/file", "old")
 	fork, err := c.Fork(t.Context(), sb.Name())
 	if err != nil {
 		t.Fatal(err)
@@ -238,11 +240,13 @@ func TestAnonymousVolumesOfEarlierSandboxes(t *testing.T) {
 		t.Fatalf("Rollback: %v", err)
 	}
 	for _, sb := range []*sandbox.Sandbox{sb, fork} {
-		if got := harness.Read(t, sb, "/data/file"); got != "old" {
-			t.Errorf("the file is %q", got)
+		for _, name := range []string{"/data/file", "/relative/file"} {
+			if got := harness.Read(t, sb, name); got != "old" {
+				t.Errorf("%s is %q", name, got)
+			}
 		}
-		if got := len(declaredVolumes(t, c, sb.ID())); got != 3 {
-			t.Errorf("it has %d volumes of the image, want 3", got)
+		if got := len(declaredVolumes(t, c, sb.ID())); got != 4 {
+			t.Errorf("it has %d volumes of the image, want 4", got)
 		}
 	}
 	for _, name := range anonymous {
@@ -282,7 +286,7 @@ func earlier(t *testing.T, eng *engine.Engine, sb *sandbox.Sandbox) (names []str
 	spec := engine.ContainerSpec{Name: got.Name, Image: got.Image, Hostname: got.Hostname, User: got.User, WorkingDir: got.WorkingDir, Entrypoint: append(got.Entrypoint[:2:2], string(config)),
 		Env: got.Env, Labels: labels, CapAdd: []string{"NET_ADMIN"}, CapDrop: []string{"NET_RAW", "MKNOD"}, StopSignal: "SIGTERM"}
 	for _, m := range got.Mounts {
-		if !slices.ContainsFunc(declared, func(d record.Mount) bool { return d.Target == m.Target }) {
+		if record.OurName(m.Name) && !slices.ContainsFunc(declared, func(d record.Mount) bool { return d.Target == m.Target }) {
 			spec.Mounts = append(spec.Mounts, engine.Mount{Type: "volume", Source: m.Name, Target: m.Target, ReadOnly: !m.RW, NoCopy: true})
 		}
 	}
