@@ -37,7 +37,7 @@ var Advisories = []Advisory{
 	{
 		IDs: []string{"CVE-2026-42306", "CVE-2026-41568"}, Component: componentEngine, Fixed: []string{"2.0.0-beta.14", "29.5.1"},
 		What:    "a process that exchanges links while files are copied from or to its container has the engine mount or make files anywhere on the machine",
-		Reaches: "a running sandbox that has a writable directory or volume together with a stopped one, whose files are read or which is started",
+		Reaches: "a stopped sandbox with a mount below a directory that something other than a sandbox changes while its files are read",
 	},
 	{
 		IDs: []string{"CVE-2026-41567"}, Component: componentEngine, Fixed: []string{"2.0.0-beta.14", "29.5.1"},

@@ -43,7 +43,7 @@ func TestNothingForeignIsListedAttachedOrDeleted(t *testing.T) {
 		t.Fatalf("ListVolumes: %v", err)
 	}
 	for _, v := range list {
-		if !slices.Contains([]string{"workspace", "rwcopy", "fork"}, v.Role) {
+		if !slices.Contains([]string{"workspace", "rwcopy", "fork", "image"}, v.Role) {
 			t.Errorf("ListVolumes has %s, which nobody has files in", v.Name)
 		}
 		if slices.Contains(foreign.Volumes, v.Name) {
