@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "dacbe121d459c24c3c7bea1b745146528c84588cf28a063f9fb91d486a6ad766", size: 10162302},
-	"arm64": {sha256: "b1868475c635ca76c2ec44a156cd3fa162cc6679501e049aa0f24873e353b458", size: 9437310},
+	"amd64": {sha256: "ef4eade44ac19105560cad844cff4ca46152c315701ed10a74b1e1e71f00006a", size: 10211454},
+	"arm64": {sha256: "dd6fa30c5554f197b5c6342012b1a8e0ec21ee3a99629dcca7481a1e427dcd73", size: 9502846},
 }
