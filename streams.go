@@ -167,8 +167,8 @@ func (c *Cmd) copyIn() error {
 	if errors.Is(err, guest.ErrConnectionLost) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) {
 		err = nil
 	}
-	c.closePipes() // for a write that comes before Wait
-	if from.err != nil {
+	c.closePipes()                            // for a write that comes before Wait
+	if from.err != nil && len(c.pipes) == 0 { // a pipe of StdinPipe fails once Wait has closed it
 		return from.err
 	}
 	return err

@@ -131,6 +131,31 @@ func TestASlowWriterLosesNothing(t *testing.T) {
 	}
 }
 
+// Wait closes the pipe of StdinPipe, which is no error of the command.
+func TestACommandNeedNotReadItsStdinPipe(t *testing.T) {
+	t.Parallel()
+	sb := harness.Shared(t)
+	for range harness.Rounds(50, 1000) {
+		cmd := sb.Command(t.Context(), "true")
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		wrote := make(chan struct{})
+		go func() {
+			defer close(wrote)
+			io.WriteString(in, "text")
+		}()
+		if err := cmd.Wait(); err != nil {
+			t.Fatalf("Wait = %v", err)
+		}
+		<-wrote
+	}
+}
+
 // As by os/exec, nobody waits for a background process whose output nobody wants. One whose output is cut lives on, and
 // writes on.
 func TestBackgroundProcessesLiveOn(t *testing.T) {
