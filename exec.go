@@ -109,6 +109,7 @@ type Cmd struct {
 	killing    sync.Once
 	watched    chan struct{} // closed when watch has returned
 	keepOutput func() bool   // after it the end of ctx no longer cuts the output
+	started    bool          // Start was called, with any result
 	waited     bool
 	dropped    int64
 
@@ -303,9 +304,10 @@ func (c *Cmd) Start() error {
 	if err := c.h.CheckUsable(); err != nil {
 		return c.abort(err)
 	}
-	if c.proc != nil {
+	if c.proc != nil || c.started {
 		return c.fail(errors.New("already started"))
 	}
+	c.started = true
 	if c.Stdin != nil && (c.attached != nil || c.past != nil) {
 		return c.abort(errNoInput)
 	}

@@ -202,6 +202,7 @@ func (o *observer) call(cancel func()) {
 	started := o.cmd.Start()
 	o.res.Start = Class(started)
 	if started != nil {
+		o.note("Start after a failed Start", Class(o.cmd.Start()))
 		o.note("Wait after a failed Start", Class(o.cmd.Wait()))
 		return
 	}
