@@ -33,7 +33,9 @@ type LogLine struct {
 	// Time is when the line, or its first 16 KiB, reached the engine.
 	Time time.Time `json:"time"`
 	// Text is the line without its end. The engine may have replaced bytes that are not
-	// UTF-8.
+	// UTF-8, and in lines of the main process characters across a multiple of 16 KiB. It
+	// keeps back what the main process has written of a line until the line, 16 KiB of it, or
+	// the session ends.
 	Text string `json:"text"`
 	// Command is the ID of the detached command that wrote the line (see [Cmd.ID]); empty
 	// for the main process.

@@ -58,7 +58,14 @@ type LogPiece struct {
 	Time   time.Time // zero if the engine gave none
 	Text   []byte    // without the end of line; valid until the next piece
 	End    bool      // it is the end of its line
+	// Broken says that its line has no end: the container stopped before. The next piece begins
+	// another one.
+	Broken bool
 }
+
+// logPieceSize is the least size of a piece whose line goes on. Only at the end of a stream are
+// smaller ones stored, and only by Docker: Podman stores what it reads.
+const logPieceSize = 16 << 10
 
 // LogReader reads the log of a container without a TTY, entry by entry. It is not safe
 // for concurrent use.
@@ -122,5 +129,6 @@ func (l *LogReader) next() (LogPiece, error) {
 			p.Time, p.Text = t, text
 		}
 	}
+	p.Broken = !p.End && len(p.Text) < logPieceSize && !l.e.podman.Load()
 	return p, nil
 }

@@ -72,15 +72,21 @@ func (a *assembly) append(s logSource, at time.Time, text []byte) (full bool) {
 	return len(b.text) >= maxLogLine || a.bytes >= maxOpenBytes
 }
 
-func (a *assembly) add(p engine.LogPiece) (LogLine, bool) {
-	main := logSource{stream: "stdout"}
+// mainSource is the main process on the stream of p.
+func mainSource(p engine.LogPiece) logSource {
 	if p.Stderr {
-		main.stream = "stderr"
+		return logSource{stream: "stderr"}
 	}
-	if a.open[main] == nil && p.End && bytes.IndexByte(p.Text, wire.LogMark[0]) < 0 { // as nearly all of them
+	return logSource{stream: "stdout"}
+}
+
+func (a *assembly) add(p engine.LogPiece) (LogLine, bool) {
+	main := mainSource(p)
+	end := p.End || p.Broken
+	if a.open[main] == nil && end && bytes.IndexByte(p.Text, wire.LogMark[0]) < 0 { // as nearly all of them
 		return LogLine{Stream: main.stream, Time: p.Time, Text: string(p.Text)}, true
 	}
-	if full := a.append(main, p.Time, p.Text); !p.End && !full {
+	if full := a.append(main, p.Time, p.Text); !end && !full {
 		return LogLine{}, false
 	}
 	b := a.open[main]
@@ -100,6 +106,28 @@ func (a *assembly) add(p engine.LogPiece) (LogLine, bool) {
 		return a.take(from), true
 	}
 	return a.take(main), true
+}
+
+// endSession returns an incomplete line of the main process of an earlier session, if p is of the session that began at began.
+func (a *assembly) endSession(p engine.LogPiece, began time.Time) (LogLine, bool) {
+	main := mainSource(p)
+	b := a.open[main]
+	if b == nil || !b.time.Before(began) || p.Time.Before(began) {
+		return LogLine{}, false
+	}
+	return a.take(main), true
+}
+
+// startMargin is how long before a container's StartedAt its output may be in the log.
+const startMargin = 100 * time.Millisecond
+
+// sessionBegan returns a time between the last two sessions of a container. The times in the log of what a session wrote at its
+// beginning and its end may be a little outside of the container's.
+func sessionBegan(c engine.Container) time.Time {
+	if gap := c.StartedAt.Sub(c.FinishedAt); !c.FinishedAt.IsZero() && gap > 0 {
+		return c.FinishedAt.Add(gap / 2)
+	}
+	return c.StartedAt.Add(-startMargin)
 }
 
 // parseFrame parses a frame after its mark. An ID is in ASCII, as the keeper requires.
@@ -158,7 +186,7 @@ func (h *Handle) Logs(ctx context.Context, o LogOptions, yield func(LogLine) boo
 		return cmp.Or(lostEngine(ctx, reading), err)
 	}
 	defer log.Close()
-	asm := newAssembly()
+	asm, began := newAssembly(), sessionBegan(got)
 	for {
 		p, err := log.Next()
 		if err != nil {
@@ -173,6 +201,9 @@ func (h *Handle) Logs(ctx context.Context, o LogOptions, yield func(LogLine) boo
 			case o.Follow && got.HasSession():
 				return h.confirmEnded(ctx, got)
 			}
+			return nil
+		}
+		if line, broken := asm.endSession(p, began); broken && !yield(line) {
 			return nil
 		}
 		if line, whole := asm.add(p); whole && !yield(line) {

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"fmt"
 	"runtime"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -81,6 +83,41 @@ func TestUnfinishedLinesTakeLittleMemory(t *testing.T) {
 				t.Errorf("unfinished lines hold %d bytes, want at most some %d", peak, maxOpenBytes)
 			}
 		})
+	}
+}
+
+// A line without an end is one of its session, also where the output of a command follows it.
+func TestLinesOfTwoSessionsAreNotJoined(t *testing.T) {
+	t.Parallel()
+	stop := time.Unix(1700000000, 0)
+	start := stop.Add(2 * time.Second)
+	piece := func(at time.Time, text string, end bool) engine.LogPiece {
+		return engine.LogPiece{Time: at, Text: []byte(text), End: end, Broken: !end && len(text) < 16<<10}
+	}
+	log := []engine.LogPiece{
+		piece(stop.Add(-time.Hour), "oldest", false),
+		piece(stop.Add(-time.Minute), "first", true),
+		piece(stop.Add(-time.Second), "no end\x1eagent-sandbox id . command", true),
+		piece(stop.Add(10*time.Millisecond), "\x1eagent-sandbox id . again", true),
+		piece(start.Add(-10*time.Millisecond), "second", true),
+	}
+	for _, c := range []engine.Container{
+		{FinishedAt: stop, StartedAt: start},
+		{FinishedAt: start.Add(time.Hour), StartedAt: start},
+	} {
+		asm := newAssembly()
+		var got []string
+		for _, p := range log {
+			if l, broken := asm.endSession(p, sessionBegan(c)); broken {
+				got = append(got, l.Text)
+			}
+			if l, whole := asm.add(p); whole {
+				got = append(got, l.Text)
+			}
+		}
+		if want := []string{"oldest", "first", "command", "again", "no end", "second"}; !slices.Equal(got, want) {
+			t.Errorf("lines %q, want %q", got, want)
+		}
 	}
 }
 

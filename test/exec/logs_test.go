@@ -1,10 +1,12 @@
 package exec_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"runtime/pprof"
 	"slices"
 	"strconv"
@@ -179,6 +181,117 @@ func TestLogsOfAStoppedSandbox(t *testing.T) {
 		t.Errorf("reading the log started it: it is %s", st.State)
 	}
 }
+
+// What is in the log is what was written: by the main process and by a command, on both streams, in several sessions, with lines of
+// any length, characters of one to four bytes, and a last line that has no end.
+func TestLogsAreWhatWasWritten(t *testing.T) {
+	t.Parallel()
+	for seed := range harness.Rounds(3, 100) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			logsAreWhatWasWritten(t, rand.New(rand.NewPCG(uint64(seed), 34)))
+		})
+	}
+}
+
+// written is a text of some lines. Those of the main process are in ASCII where they are so long that the engine cuts them.
+func written(g *rand.Rand, main bool) string {
+	var b strings.Builder
+	for range 1 + g.IntN(12) {
+		length, alphabet := []int{0, 1, 50, 4095, 4096, 4200, 16383, 16384, 16385, 40000}[g.IntN(10)], []string{"x", "é", "€", "😀"}
+		if main && length > 16000 {
+			alphabet = alphabet[:1]
+		}
+		for line := 0; line < length; {
+			c := alphabet[g.IntN(len(alphabet))]
+			b.WriteString(c)
+			line += len(c)
+		}
+		b.WriteByte('\n')
+	}
+	if g.IntN(3) > 0 {
+		return b.String() + []string{"no end", "kein Ende: ü", strings.Repeat("y", 16390)}[g.IntN(3)]
+	}
+	return b.String()
+}
+
+func logsAreWhatWasWritten(t *testing.T, g *rand.Rand) {
+	sb := newLogged(t, `cd /workspace; until rm go 2>/dev/null; do sleep 0.02; done; cat out; cat err >&2; touch done; exec sleep 1000`)
+	want := map[string][]string{}
+	note := func(who, text string) {
+		lines := strings.Split(text, "\n")
+		if lines[len(lines)-1] == "" {
+			lines = lines[:len(lines)-1]
+		}
+		want[who] = append(want[who], lines...)
+	}
+	for session := range 3 {
+		ends := false
+		if session > 0 {
+			if _, err := sb.Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, stream := range []string{"err", "out"} {
+			text := written(g, true)
+			note("std"+stream+" of main", text)
+			ends = strings.HasSuffix(text, "\n")
+			harness.Write(t, sb, "/workspace/"+stream, text)
+		}
+		// The command first: its lines would come in the middle of one of the main process's that has no end.
+		text := written(g, false)
+		harness.Write(t, sb, "/workspace/command", text)
+		cmd := sb.Command(t.Context(), "sh", "-c", "cat /workspace/command; cat /workspace/command >&2")
+		cmd.Detached = true
+		if err := cmd.Run(); err != nil {
+			t.Fatal(err)
+		}
+		note("stdout of "+cmd.ID(), text)
+		note("stderr of "+cmd.ID(), text)
+		harness.Write(t, sb, "/workspace/go", "")
+		harness.WaitForFile(t, sb, "/workspace/done")
+		if ends { // else it would come within a line of the main process
+			late := sb.Command(t.Context(), "sh", "-c", "echo late")
+			late.Detached = true
+			if err := late.Run(); err != nil {
+				t.Fatal(err)
+			}
+			note("stdout of "+late.ID(), "late\n")
+		}
+		harness.Run(t, sb, "rm", "/workspace/done")
+		if session < 2 {
+			if _, err := sb.Stop(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string][]string{}
+	for _, l := range readLog(t, sb, sandbox.LogOptions{}, 0) {
+		who := l.Stream + " of " + cmp.Or(l.Command, "main")
+		got[who] = append(got[who], l.Text)
+	}
+	for who, lines := range want {
+		if len(got[who]) != len(lines) {
+			t.Errorf("%s: %d lines, want %d", who, len(got[who]), len(lines))
+		}
+		for i := range min(len(lines), len(got[who])) {
+			if lines[i] != got[who][i] {
+				t.Errorf("%s: line %d of %d bytes is %d bytes, or others: %.60q…%q", who, i, len(lines[i]), len(got[who][i]), got[who][i], tail(got[who][i]))
+				break
+			}
+		}
+	}
+	for who := range got {
+		if want[who] == nil {
+			t.Errorf("%s was not written: %q", who, got[who])
+		}
+	}
+}
+
+func tail(s string) string { return s[max(0, len(s)-30):] }
 
 // C7: detached commands are in the log, each line under its command's ID, and stay
 // there when the session is over.

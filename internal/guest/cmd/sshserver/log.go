@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"fmt"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -82,8 +83,11 @@ func (l *containerLog) add(stream int, data []byte) {
 		if n := room - part.Len(); len(line) > n {
 			part.Write(line[:n])
 			data = data[n:]
-			l.write(stream, part.Bytes(), wire.LogPart)
-			part.Reset()
+			// The engine replaces what is not UTF-8 in an entry, so half a character waits.
+			full := part.Bytes()
+			whole := wholeRunes(full)
+			l.write(stream, full[:whole], wire.LogPart)
+			part.Next(whole)
 			continue
 		}
 		part.Write(line)
@@ -93,6 +97,19 @@ func (l *containerLog) add(stream int, data []byte) {
 			part.Reset()
 		}
 	}
+}
+
+// wholeRunes returns how much of text is before a character that has only begun.
+func wholeRunes(text []byte) int {
+	for i := len(text) - 1; i >= 0 && i > len(text)-utf8.UTFMax; i-- {
+		if utf8.RuneStart(text[i]) {
+			if !utf8.FullRune(text[i:]) {
+				return i
+			}
+			break
+		}
+	}
+	return len(text)
 }
 
 // write writes one frame by one system call. A log that nobody reads blocks this command's

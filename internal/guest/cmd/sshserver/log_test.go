@@ -4,8 +4,10 @@ package sshserver
 
 import (
 	"bytes"
+	"math/rand/v2"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -60,6 +62,60 @@ func TestJobLogFramesAreWhole(t *testing.T) {
 	for i := range lines {
 		if got[i] != lines[i] {
 			t.Errorf("line %d has %d bytes, want %d", i, len(got[i]), len(lines[i]))
+		}
+	}
+}
+
+// Frames are cut between characters, wherever these are and however they come.
+func TestJobLogFramesKeepCharactersWhole(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(200) {
+		g := rand.New(rand.NewPCG(seed, 34))
+		var want strings.Builder
+		for size := 4000 + g.IntN(12000); want.Len() < size; {
+			want.WriteString([]string{"a", "é", "€", "😀", strings.Repeat("ß", g.IntN(3000))}[g.IntN(5)])
+		}
+		var fds [2]int
+		if err := unix.Pipe2(fds[:], unix.O_DIRECT|unix.O_CLOEXEC); err != nil {
+			t.Fatal(err)
+		}
+		l := &containerLog{out: [2]int{fds[1], fds[1]}, head: wire.LogMark + "id "}
+		for all := []byte(want.String() + "\n"); len(all) > 0; {
+			n := min(len(all), 1+g.IntN(5000))
+			l.add(0, all[:n])
+			all = all[n:]
+		}
+		unix.Close(fds[1])
+		var got []byte
+		buf := make([]byte, 2*wire.MaxLogFrame)
+		for {
+			n, err := unix.Read(fds[0], buf)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n == 0 {
+				break
+			}
+			text := buf[len(l.head)+2 : n-1]
+			if !utf8.Valid(text) || n > wire.MaxLogFrame {
+				t.Errorf("seed %d: a frame of %d bytes ends with %q and begins with %q", seed, n, text[max(0, len(text)-8):], text[:min(8, len(text))])
+			}
+			got = append(got, text...)
+		}
+		unix.Close(fds[0])
+		if string(got) != want.String() {
+			t.Errorf("seed %d: of %d bytes the frames have %d, or others", seed, want.Len(), len(got))
+		}
+	}
+}
+
+func TestBytesThatAreNoCharactersAreNotHeldBack(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]int{
+		"": 0, "abc": 3, "aé": 3, "a\xc3": 1, "a\xe2\x82": 1, "\xf0\x9f\x98": 0, "a\xf0\x9f\x98\x80": 5, "a\x80\x80\x80\x80": 5, "a\xff": 2, "\xc3\xc3": 1,
+	} {
+		if got := wholeRunes([]byte(text)); got != want {
+			t.Errorf("wholeRunes(%q) = %d, want %d", text, got, want)
 		}
 	}
 }
