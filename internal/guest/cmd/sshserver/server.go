@@ -85,7 +85,9 @@ func (s *server) serverConfig() *ssh.ServerConfig {
 		KeyboardInteractiveCallback: func(c ssh.ConnMetadata, _ ssh.KeyboardInteractiveChallenge) (*ssh.Permissions, error) {
 			return login(c)
 		},
-		ServerVersion: "SSH-2.0-sandbox",
+		// OpenSSH's client sends eow@openssh.com only to its like, and asyncssh and WinSCP have the paths of a link in OpenSSH's order
+		// only there.
+		ServerVersion: "SSH-2.0-OpenSSH_9.2 sandbox",
 	}
 }
 
