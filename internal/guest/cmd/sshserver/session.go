@@ -29,6 +29,8 @@ const (
 	maxEnv = 256 << 10
 	// hangUpTime is how long commands have to end by SIGHUP when their client is gone.
 	hangUpTime = time.Second
+	// exitTime is how long the end of the output waits for the command's own.
+	exitTime = 200 * time.Millisecond
 )
 
 // sshSession is one session channel. It is served as sshd serves it: the command is read by
@@ -231,6 +233,11 @@ func (s *sshSession) run() {
 	}()
 	go func() {
 		<-s.cmd.Drained()
+		// PuTTY and Dropbear leave at the end of the output, with the exit status that they have.
+		select {
+		case <-told:
+		case <-time.After(exitTime):
+		}
 		s.ch.CloseWrite()
 	}()
 	s.cmd.Run(s.ch, s.ch.Stderr())
