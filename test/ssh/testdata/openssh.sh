@@ -1,0 +1,41 @@
+# OpenSSH's ssh, scp and sftp.
+ssh="ssh -F config box"
+$ssh 'echo out; echo err >&2; exit 3'; echo "exit $?"
+(timeout 60 $ssh yes; echo "exit $?" >status) | head -n 3; cat status
+yes | timeout 30 $ssh 'head -n 1; exit 4'; echo "exit $?"
+$ssh 'kill -TERM $$'; echo "exit $?"
+$ssh "cat >$THERE/fed" <here/sub/b; $ssh "cat $THERE/fed" | md5sum
+printf 'echo $((6*7))\nexit 5\n' | timeout 30 ssh -F config -T box; echo "exit $?"
+timeout 30 ssh -F config -n box 'sleep 1000 & echo started' | head -n 1
+$ssh 'pkill -f "sleep 1000"'
+sftp -F config -b - box <<END 2>&1
+cd $THERE
+lcd here
+put -p a
+put -r sub
+ln -s a link
+ln -s ../up up
+ln a hard
+-rename a sub
+rename hard moved
+chmod 640 a
+chown 1000 a
+-mkdir sub
+cp a copy
+ls -la
+get -r sub again
+reget a
+put a grown
+-rm nothing
+-rmdir sub
+!printf 'first\nsecond\n' >a
+reput a grown
+df -i
+quit
+END
+echo "sftp $?"
+scp -q -F config -r -p here "box:$THERE/by-sftp"; echo "scp $?"
+scp -q -O -F config -r -p here "box:$THERE/by-scp"; echo "scp $?"
+scp -q -F config "box:$THERE/by-sftp/two words" "here/back"; echo "scp $?"
+$ssh 'echo home >~/of-home'; scp -q -F config 'box:~/of-home' 'box:of-home' here/sub; echo "scp $?"
+scp -q -F config "box:$THERE/nothing" here; echo "scp $?"
