@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/ed25519"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -116,6 +117,21 @@ type Late struct {
 	mu    sync.Mutex
 	names []string
 	until time.Time // when what they left is over
+}
+
+// WithoutMounts is the entrypoint of a sandbox's container for PID 1 of a container that lacks the sandbox's mounts.
+func WithoutMounts(t *testing.T, entrypoint []string) []string {
+	t.Helper()
+	var boot wire.Init
+	if err := json.Unmarshal([]byte(entrypoint[2]), &boot); err != nil {
+		t.Fatal(err)
+	}
+	boot.Mounts = nil
+	config, err := json.Marshal(boot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(slices.Clone(entrypoint[:2]), string(config))
 }
 
 // NewEngine is a connection to the engine beside the library.

@@ -197,7 +197,7 @@ func TestNetRawWouldLeak(t *testing.T) {
 	}
 	enginetest.Get(t, "/containers/"+record.ContainerName(sb.Name())+"/json", &like)
 	spec := engine.ContainerSpec{
-		Name: "net-raw-" + record.NewID(), Image: l.image, Entrypoint: like.Config.Entrypoint, Cmd: like.Config.Cmd, NetworkMode: "bridge",
+		Name: "net-raw-" + record.NewID(), Image: l.image, Entrypoint: harness.WithoutMounts(t, like.Config.Entrypoint), Cmd: like.Config.Cmd, NetworkMode: "bridge",
 		CapAdd: []string{"NET_ADMIN", "NET_RAW"},
 	}
 	for _, m := range like.HostConfig.Mounts {

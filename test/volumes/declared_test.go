@@ -3,7 +3,6 @@ package volumes_test
 import (
 	"archive/tar"
 	"context"
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"maps"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
@@ -274,16 +272,7 @@ func earlier(t *testing.T, eng *engine.Engine, sb *sandbox.Sandbox) (names []str
 	if err != nil {
 		t.Fatal(err)
 	}
-	var boot wire.Init
-	if err := json.Unmarshal([]byte(got.Entrypoint[2]), &boot); err != nil {
-		t.Fatal(err)
-	}
-	boot.Mounts = nil
-	config, err := json.Marshal(boot)
-	if err != nil {
-		t.Fatal(err)
-	}
-	spec := engine.ContainerSpec{Name: got.Name, Image: got.Image, Hostname: got.Hostname, User: got.User, WorkingDir: got.WorkingDir, Entrypoint: append(got.Entrypoint[:2:2], string(config)),
+	spec := engine.ContainerSpec{Name: got.Name, Image: got.Image, Hostname: got.Hostname, User: got.User, WorkingDir: got.WorkingDir, Entrypoint: harness.WithoutMounts(t, got.Entrypoint),
 		Env: got.Env, Labels: labels, CapAdd: []string{"NET_ADMIN"}, CapDrop: []string{"NET_RAW", "MKNOD"}, StopSignal: "SIGTERM"}
 	for _, m := range got.Mounts {
 		if record.OurName(m.Name) && !slices.ContainsFunc(declared, func(d record.Mount) bool { return d.Target == m.Target }) {
