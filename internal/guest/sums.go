@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "ef4eade44ac19105560cad844cff4ca46152c315701ed10a74b1e1e71f00006a", size: 10211454},
-	"arm64": {sha256: "dd6fa30c5554f197b5c6342012b1a8e0ec21ee3a99629dcca7481a1e427dcd73", size: 9502846},
+	"amd64": {sha256: "ec4869fa41b9986d4f950bac1c72cfe7b1f7cce32c2bcff3fb8e7c8714c91323", size: 10211454},
+	"arm64": {sha256: "77b0c91a65d988c12e6181164f5d906b25216a747d4b648468e2a91478eaf6cc", size: 9502846},
 }
