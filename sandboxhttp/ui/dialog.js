@@ -34,6 +34,8 @@ export function ask({title, verb, fields = [], plan, run, late, danger = false})
       if (!open) return;
       open = false;
       dialog.close();
+      // The browser gives the focus back, but not to what the action has removed.
+      if (document.activeElement === document.body) byId("list-title").focus();
       done(ran === true);
     };
     dialog.onclose = () => { if (!dialog.open) close(); }; // by the key Escape
