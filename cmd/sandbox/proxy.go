@@ -48,7 +48,10 @@ others, such as the URLs of a repository's submodules.`,
 				return err
 			}
 			defer conn.Close()
-			return a.join(c, conn)
+			if err = a.join(c, conn); c.Context().Err() != nil {
+				return nil // ssh ends its ProxyCommand by SIGHUP
+			}
+			return err
 		},
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
@@ -122,6 +123,37 @@ func TestRunCleansUpHoweverItEnds(t *testing.T) {
 		if held := left(t, "agent-sandbox.id="+id); id == "" || len(held) > 0 {
 			t.Errorf("%s: left of %q: %v", tt.script, id, held)
 		}
+	}
+}
+
+// OpenSSH ends its ProxyCommand by a hang-up, about which there is nothing to say.
+func TestTheProxyEndsQuietly(t *testing.T) {
+	t.Parallel()
+	path := program(t)
+	sb := harness.NewSandbox(t)
+	cmd := exec.CommandContext(t.Context(), path+"/sandbox", "proxy", sb.Name())
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stdin.Close()
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if banner, err := bufio.NewReader(stdout).ReadString('\n'); !strings.HasPrefix(banner, "SSH-2.0-") {
+		t.Errorf("the server says %q, %v", banner, err)
+	}
+	if err := cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil || stderr.Len() > 0 {
+		t.Errorf("after a hang-up: %v, %q", err, stderr.String())
 	}
 }
 
