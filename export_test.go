@@ -33,7 +33,7 @@ func VolumeOfSize(n int64) (v Volume) {
 
 // CommandOf returns the Cmd of a command that runs, of a sandbox without an engine.
 func CommandOf(ctx context.Context, p *guest.Process, detached bool) *Cmd {
-	return &Cmd{h: new(lifecycle.Handle), ctx: ctx, Path: p.Started().Exec.Path, Detached: detached, attached: p}
+	return &Cmd{killed: make(chan struct{}), h: new(lifecycle.Handle), ctx: ctx, Path: p.Started().Exec.Path, Detached: detached, attached: p}
 }
 
 // OutputOf is [Cmd.CombinedOutput] with a limit.

@@ -48,11 +48,17 @@ func AskPID1(ctx context.Context, eng *engine.Engine, name string, req wire.Cont
 // LeaseOf is how long the lease of the sandbox's session lasts; 0 is none.
 func LeaseOf(t *testing.T, eng *engine.Engine, name string) time.Duration {
 	t.Helper()
-	reply, err := AskPID1(t.Context(), eng, name, wire.Control{Op: wire.OpStatus})
-	if err != nil {
-		t.Fatalf("ask PID 1 of %s: %v", name, err)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Second) {
+		reply, err := AskPID1(t.Context(), eng, name, wire.Control{Op: wire.OpStatus})
+		if err == nil {
+			return reply.LeaseLeft
+		}
+		// On a busy engine an exec can fail though the container runs.
+		got, e := eng.InspectContainer(t.Context(), record.ContainerName(name))
+		if e != nil || got.State != engine.StateRunning || time.Now().After(deadline) {
+			t.Fatalf("ask PID 1 of %s: %v; its container is %s (%d), %v", name, err, got.State, got.ExitCode, e)
+		}
 	}
-	return reply.LeaseLeft
 }
 
 // Renewed waits until a handle has renewed the lease of each of these sandboxes' sessions.
