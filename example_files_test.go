@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing/fstest"
 	"time"
 
@@ -15,6 +16,24 @@ import (
 )
 
 // Other processes inside see the old content or the new one, never half of it.
+func ExampleSandbox_WriteFrom() {
+	ctx := context.Background()
+	sb, err := sandbox.Create(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Close()
+
+	n, err := sb.WriteFrom(ctx, "numbers", strings.NewReader("1\n2\n3\n"), 0o644)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(n)
+	// Output: 6
+}
+
 func ExampleSandbox_WriteFile() {
 	ctx := context.Background()
 	sb, err := sandbox.Create(ctx)

@@ -111,3 +111,15 @@ func ExampleParseNetworkPolicy() {
 	// allow=*.github.com,registry.npmjs.org subnets.deny=10.0.0.0/8
 	// true
 }
+
+func ExampleNetworkPolicy_Allows() {
+	policy := sandbox.NetworkPolicy{Allow: []string{"*.example.com"}}
+	for _, host := range []string{"api.example.com", "example.org"} {
+		allowed, rule, err := policy.Allows(host, 443)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(host, allowed, rule)
+	}
+}

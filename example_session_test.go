@@ -342,6 +342,24 @@ func ExampleSandbox_Detach() {
 }
 
 // A status says how a session goes, and after its end why it ended. It resumes nothing.
+func ExampleSandbox_Summary() {
+	ctx := context.Background()
+	sb, err := sandbox.Create(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Close()
+
+	st, err := sb.Summary(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(st.State, st.Usage == nil)
+	// Output: running true
+}
+
 func ExampleSandbox_Status() {
 	ctx := context.Background()
 	name := example("status")

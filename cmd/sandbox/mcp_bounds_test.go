@@ -44,7 +44,7 @@ func TestAgentsFileToolsReadABoundedPart(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t)
 	name := a.sandbox("create", nil)
-	a.exec(name, "truncate -s 4T holes; echo first >lines; truncate -s 4T lines")
+	a.exec(name, "truncate -s 4G holes; echo first >lines; truncate -s 4G lines")
 	if _, failed := a.call("read", object{"sandbox": name, "path": "holes", "line": 2}); !strings.Contains(failed, "more than 268435456 bytes") {
 		t.Errorf("read of the line after 4 TiB: %q", failed)
 	}

@@ -177,10 +177,10 @@ func TestProgressInATerminal(t *testing.T) {
 	}
 	// A pull, which fails at once.
 	const image = "127.0.0.1:1/none:latest"
-	if code, out := inTerminal(t, nil, "create", "--image", image).end(); code != codeFailed || !strings.Contains(out, "\r\x1b[Kimage: pulling "+image+"\r\x1b[Ksandbox: create ") {
+	if code, out := inTerminal(t, nil, "create", "--image", image).end(); code != codeFailed || !strings.Contains(out, "\r\x1b[Kimage: pulling "+image+"\r\x1b[K") || !strings.Contains(out, "\r\x1b[Ksandbox: create ") {
 		t.Errorf("create --image %s: code %d, %q", image, code, out)
 	}
-	if code, _, errOut := call(t.Context(), "", "create", "--image", image); code != codeFailed || !strings.HasPrefix(errOut, "sandbox: image: pulling "+image+"\nsandbox: create ") {
+	if code, _, errOut := call(t.Context(), "", "create", "--image", image); code != codeFailed || !strings.Contains(errOut, "sandbox: image: pulling "+image+"\n") || !strings.Contains(errOut, "\nsandbox: create ") {
 		t.Errorf("create --image %s in a pipe: code %d, %q", image, code, errOut)
 	}
 	name := harness.Shared(t).Name()

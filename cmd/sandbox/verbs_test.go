@@ -325,8 +325,11 @@ func TestVerbs(t *testing.T) {
 		t.Errorf("copies in directories have %q, want %q", got, want)
 	}
 	mustCall(t, "stop", name)
-	mustCall(t, "cp", name+":sub/file", t.TempDir())
-	mustCall(t, "cp", name+":sub", filepath.Join(dir, "tree"))
+	for _, args := range [][]string{{"cp", name + ":sub/file", t.TempDir()}, {"cp", name + ":sub", filepath.Join(dir, "tree")}} {
+		if code, out, errOut := call(t.Context(), "", args...); code != 0 || out != "" || !strings.Contains(errOut, "the sandbox is stopped: fractions of seconds") {
+			t.Errorf("%q of a stopped sandbox: code %d, %q, %q, want what is not copied", args, code, out, errOut)
+		}
+	}
 	if b, err := os.ReadFile(filepath.Join(dir, "tree", "file")); err != nil || string(b) != "from here\n" {
 		t.Errorf("a copy of a copy has %q, %v", b, err)
 	}

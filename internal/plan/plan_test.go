@@ -144,7 +144,7 @@ func TestForkInheritsWhatIsNotGiven(t *testing.T) {
 		give plan.Sandbox
 		want func(fork *plan.Sandbox) // changes what the source has
 	}{
-		"everything": {plan.Sandbox{}, func(f *plan.Sandbox) { f.MaxPorts = 5 }},
+		"everything": {plan.Sandbox{}, func(f *plan.Sandbox) { f.MaxPorts, f.Persistent = 5, new(false) }},
 		"nothing": {plan.Sandbox{
 			User: "v", Workdir: "/x", Command: []string{"d"}, Env: map[string]string{"B": "2"}, Tags: map[string]string{}, Ports: []int{6}, VCPUs: 1,
 			PidsLimit: 8, OCIRuntime: "kata", Timeout: time.Minute, StopTimeout: time.Second, Idle: record.Idle{TimeoutMS: 1}, Persistent: new(false), Network: policy.Policy{Mode: policy.AllowAll},
@@ -155,7 +155,7 @@ func TestForkInheritsWhatIsNotGiven(t *testing.T) {
 			f.Idle = record.Idle{TimeoutMS: 1}
 			f.Persistent, f.Network.Mode, f.Mounts = new(false), policy.AllowAll, nil
 		}},
-		"all but the memory": {plan.Sandbox{Memory: 1 << 30, Given: plan.Memory}, func(f *plan.Sandbox) { f.MaxPorts, f.Memory = 5, 1<<30 }},
+		"all but the memory": {plan.Sandbox{Memory: 1 << 30, Given: plan.Memory}, func(f *plan.Sandbox) { f.MaxPorts, f.Memory, f.Persistent = 5, 1<<30, new(false) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
