@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "ec4869fa41b9986d4f950bac1c72cfe7b1f7cce32c2bcff3fb8e7c8714c91323", size: 10211454},
-	"arm64": {sha256: "77b0c91a65d988c12e6181164f5d906b25216a747d4b648468e2a91478eaf6cc", size: 9502846},
+	"amd64": {sha256: "f45b21ec001e6fb78fb01893efe78ffebb9ec58fe2f9cbee38214d27c14e72d9", size: 10211454},
+	"arm64": {sha256: "00daee8d2f2bed77af3c49401f58a7a99257b6056917c0ffbdab94a5fb6e0d44", size: 9502846},
 }

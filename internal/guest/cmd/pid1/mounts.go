@@ -80,9 +80,15 @@ func (t mountTable) check(config string) error {
 	return nil
 }
 
-// checkOne checks that a mount is there, once and uncovered.
+// checkOne checks that a mount is there and uncovered. It may cover another one: the engine makes a
+// volume of its own where an image declares one by a relative path.
 func (t mountTable) checkOne(want wire.Mount) error {
-	i := slices.IndexFunc(t, func(m mountEntry) bool { return m.at == want.Target })
+	i := -1
+	for j, m := range t {
+		if m.at == want.Target {
+			i = j
+		}
+	}
 	if i < 0 {
 		return fmt.Errorf("nothing is mounted at %s", want.Target)
 	}
@@ -90,7 +96,7 @@ func (t mountTable) checkOne(want wire.Mount) error {
 		return fmt.Errorf("volume %s is mounted at %s in place of %s", is, want.Target, want.Volume)
 	}
 	for _, m := range t[i+1:] {
-		if m.at == want.Target || strings.HasPrefix(want.Target, m.at+"/") {
+		if strings.HasPrefix(want.Target, m.at+"/") {
 			return fmt.Errorf("the mount at %s is covered by another one at %s", want.Target, m.at)
 		}
 	}

@@ -39,7 +39,8 @@ func TestMountsAreWhereTheyBelong(t *testing.T) {
 		{"one is elsewhere", root + workspace + strings.Replace(data, "/data/with\\040space", "/etc", 1) + overlaid + bind, "nothing is mounted at /data/with space"},
 		{"one is elsewhere, too", root + workspace + data + strings.Replace(data, "/data/with\\040space", "/etc", 1) + overlaid + bind, "box-copy is mounted at /etc and belongs at"},
 		{"another volume", root + strings.Replace(workspace, "/box/", "/box-copy/", 1) + data + overlaid + bind, "in place of box"},
-		{"twice", root + workspace + data + overlaid + bind + workspace, "covered"},
+		{"over another one", root + strings.Replace(workspace, "/box/", "/anonymous/", 1) + workspace + data + overlaid + bind, ""},
+		{"below another one", root + workspace + strings.Replace(workspace, "/box/", "/anonymous/", 1) + data + overlaid + bind, "in place of box"},
 		{"covered by its parent", root + bind + workspace + data + overlaid, "/workspace/src is covered by another one at /workspace"},
 		{"covered by a mount of nobody's", root + workspace + data + overlaid + bind + strings.Replace(device, "/opt/driver", "/data", 1), "covered by another one at /data"},
 	} {
