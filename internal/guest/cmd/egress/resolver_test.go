@@ -268,7 +268,7 @@ func TestTheResolverIsAsPatientAsCLibraries(t *testing.T) {
 // Many that ask the same at once are one query.
 func TestTheSameQuestionIsAskedOnce(t *testing.T) {
 	ns := newNetns(t)
-	e := &Enforcer{boot: []netip.Addr{netip.MustParseAddr("203.0.113.100")}}
+	e := &Enforcer{}
 	e.dialer = func(ctx context.Context, d net.Dialer, network, addr string) (conn net.Conn, err error) {
 		err = net.ErrClosed
 		ns.aside(func() { conn, err = d.DialContext(ctx, network, addr) })
@@ -286,15 +286,21 @@ func TestTheSameQuestionIsAskedOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &activePolicy{version: 1, rules: rules}
+	s := &activePolicy{version: 1, rules: rules, upstream: []netip.Addr{netip.MustParseAddr("203.0.113.100")}}
 	var all sync.WaitGroup
+	var answered atomic.Int64
 	errs := make([]error, 1000)
 	for i := range errs {
 		all.Go(func() {
+			defer answered.Add(1)
 			_, errs[i] = r.lookup(t.Context(), s, []string{"a.example.com", "A.example.com."}[i%2], dnsmessage.TypeA)
 		})
 	}
 	for waiting := 0; waiting < len(errs); time.Sleep(time.Millisecond) {
+		if n := answered.Load(); n > 0 {
+			t.Errorf("%d had an answer before there was one", n)
+			break
+		}
 		r.mu.Lock()
 		waiting = 0
 		for _, f := range r.flights {
