@@ -30,7 +30,6 @@ put a grown
 -rmdir sub
 !printf 'first\nsecond\n' >a
 reput a grown
-df -i
 quit
 END
 echo "sftp $?"
