@@ -1,6 +1,6 @@
 # OpenSSH's ssh, scp and sftp.
 ssh="ssh -F config box"
-$ssh 'echo out; echo err >&2; exit 3'; echo "exit $?"
+$ssh 'echo out; echo err >&2; exit 3' 2>stderr; echo "exit $?"; cat stderr; rm stderr
 (timeout 60 $ssh yes; echo "exit $?" >status) | head -n 3; cat status
 yes | timeout 30 $ssh 'head -n 1; exit 4'; echo "exit $?"
 $ssh 'kill -TERM $$'; echo "exit $?"

@@ -2,7 +2,7 @@
 puttygen "$KEY" -O private -o key.ppk --new-passphrase /dev/null 2>/dev/null || puttygen "$KEY" -O private -o key.ppk
 print=$(ssh-keyscan -p "$PORT" -t ed25519 127.0.0.1 2>/dev/null | ssh-keygen -l -f - | cut -d' ' -f2)
 options="-batch -P $PORT -i key.ppk -hostkey $print"
-timeout 30 plink $options root@127.0.0.1 'echo out; echo err >&2; exit 3' 2>&1; echo "exit $?"
+timeout 30 plink $options root@127.0.0.1 'echo out; echo err >&2; exit 3' 2>stderr; echo "exit $?"; cat stderr; rm stderr
 timeout 30 plink $options root@127.0.0.1 md5sum <here/sub/b; echo "exit $?"
 cat >batch <<END
 cd $THERE
