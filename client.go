@@ -104,7 +104,7 @@ func (c *Client) Close() error {
 	if life == nil {
 		return nil
 	}
-	life.Store.Close()
+	life.Machine.Store.Close()
 	return life.Engine.Close()
 }
 
@@ -482,7 +482,7 @@ func (c *Client) support(ctx context.Context) (Support, error) {
 	if err := i.CheckVersion(); err != nil {
 		return Support{}, err
 	}
-	can, err := l.Abilities(ctx, "")
+	can, err := l.Machine.Abilities(ctx, "")
 	if err != nil {
 		return Support{}, err
 	}
@@ -492,7 +492,7 @@ func (c *Client) support(ctx context.Context) (Support, error) {
 	}
 	return Support{
 		NetworkPolicy: can.Policy, Reflink: can.Reflink, Limits: limits,
-		Layers: machine.Layers(i.StorageDriver), SharedFiles: l.SharedFiles(), Runtimes: i.Runtimes,
+		Layers: machine.Layers(i.StorageDriver), SharedFiles: l.Machine.SharedFiles(), Runtimes: i.Runtimes,
 	}, nil
 }
 
@@ -522,12 +522,12 @@ func (c *Client) Prune(ctx context.Context) (report PruneReport, err error) {
 	if err != nil {
 		return report, err
 	}
-	all, err := l.List(ctx)
+	all, err := l.Store.List(ctx)
 	if err != nil {
 		return report, err
 	}
-	l.Sweep(ctx, all, note)
-	errs = append(errs, l.PruneGuests(ctx, all.Volumes, note), l.PruneLayers(ctx, all, note))
+	l.Store.Sweep(ctx, all, note)
+	errs = append(errs, l.Machine.PruneGuests(ctx, all.Volumes, note), l.Store.PruneLayers(ctx, all, note))
 	slices.Sort(report.Removed)
 	slices.Sort(report.Failed)
 	return report, errors.Join(errs...)

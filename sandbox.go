@@ -289,12 +289,12 @@ func (c *Client) Delete(ctx context.Context, nameOrID string, opts ...DeleteOpti
 	if err != nil {
 		return DeleteReport{}, err
 	}
-	rec, got, err := l.AwaitCreated(ctx, nameOrID)
+	rec, got, err := l.Store.AwaitCreated(ctx, nameOrID)
 	if err != nil {
 		return DeleteReport{}, err
 	}
 	d := collect(opts)
-	outcomes, err := l.DeleteFound(ctx, rec, got, d.reclaim)
+	outcomes, err := l.Store.DeleteFound(ctx, rec, got, d.reclaim)
 	return d.finish(ctx, l, rec.ID, outcomes, err)
 }
 
@@ -345,7 +345,7 @@ func (d *deletion) finish(ctx context.Context, l *lifecycle.Client, id string, o
 	if err != nil || !d.snapshots {
 		return report, err
 	}
-	dropped, err := l.DropSnapshotsOf(ctx, id)
+	dropped, err := l.Store.DropSnapshotsOf(ctx, id)
 	for _, o := range dropped {
 		report.Snapshots = append(report.Snapshots, SnapshotOutcome{ID: o.Name, Status: o.Status, Reason: o.Reason})
 	}

@@ -154,7 +154,7 @@ func (c *Client) ListSnapshots(ctx context.Context, opts ...ListSnapshotsOption)
 	if err != nil {
 		return nil, err
 	}
-	recs, sharers, err := l.ListSnapshots(ctx)
+	recs, sharers, err := l.Store.ListSnapshots(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -186,11 +186,11 @@ func (c *Client) GetSnapshot(ctx context.Context, id string) (_ Snapshot, err er
 	if err != nil {
 		return Snapshot{}, err
 	}
-	rec, err := l.FindSnapshot(ctx, id)
+	rec, err := l.Store.FindSnapshot(ctx, id)
 	if err != nil {
 		return Snapshot{}, err
 	}
-	volumes, err := l.SharersOf(ctx, id)
+	volumes, err := l.Store.SharersOf(ctx, id)
 	return snapshotOf(rec, volumes), err
 }
 
@@ -253,11 +253,11 @@ func (c *Client) DeleteSnapshot(ctx context.Context, id string) (err error) {
 	if err != nil {
 		return err
 	}
-	rec, err := l.FindSnapshot(ctx, id)
+	rec, err := l.Store.FindSnapshot(ctx, id)
 	if err != nil {
 		return err
 	}
-	return l.DropSnapshot(ctx, rec)
+	return l.Store.DropSnapshot(ctx, rec)
 }
 
 // A SnapshotNode is a snapshot or a sandbox in [SnapshotTree].
@@ -298,7 +298,7 @@ func (c *Client) SnapshotTree(ctx context.Context) (_ []*SnapshotNode, err error
 	if err != nil {
 		return nil, err
 	}
-	all, err := l.List(ctx)
+	all, err := l.Store.List(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -166,11 +166,11 @@ func (c *Client) List(ctx context.Context, opts ...ListOption) (_ []Info, err er
 	if err != nil {
 		return nil, err
 	}
-	all, err := l.List(ctx)
+	all, err := l.Store.List(ctx)
 	if err != nil {
 		return nil, err
 	}
-	l.SweepInTurn()
+	l.Store.SweepInTurn()
 	infos := []Info{}
 	for _, got := range all.Containers {
 		if !got.HasRecord || all.Abandoned(got.Record) {
@@ -261,7 +261,7 @@ func (c *Client) Inspect(ctx context.Context, nameOrID string) (_ Status, err er
 	if err != nil {
 		return Status{}, err
 	}
-	rec, got, err := l.Find(ctx, nameOrID)
+	rec, got, err := l.Store.Find(ctx, nameOrID)
 	if err != nil {
 		return Status{}, err
 	}
@@ -325,7 +325,7 @@ func statusOf(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got 
 	defer counting.Wait()
 	var using *Usage
 	if measure && got.HasSession() {
-		u, err := l.UsageOf(ctx, got.ID)
+		u, err := l.Machine.UsageOf(ctx, got.ID)
 		if err != nil {
 			return Status{}, err
 		}
@@ -393,12 +393,12 @@ func workspace(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got
 	inside := func(m engine.MountPoint) bool { return strings.HasPrefix(m.Target, Workspace+"/") }
 	var sizes map[string]int64
 	if measure && got.State == engine.StateRunning && !slices.ContainsFunc(got.Mounts, inside) {
-		if n, err := l.WorkspaceSize(ctx, got.ID, rec); err == nil {
+		if n, err := l.Machine.WorkspaceSize(ctx, got.ID, rec); err == nil {
 			sizes = map[string]int64{vol.Name: n}
 		}
 	}
 	if measure && sizes == nil {
-		sizes = l.Sizes(ctx, []engine.Volume{vol})
+		sizes = l.Machine.Sizes(ctx, []engine.Volume{vol})
 	}
 	v := newVolume(vol, sizes)
 	v.Sandboxes, v.InUse = []string{rec.Name}, true
@@ -416,7 +416,7 @@ func declaredVolumes(ctx context.Context, l *lifecycle.Client, rec record.Sandbo
 	}
 	var sizes map[string]int64
 	if measure {
-		sizes = l.Sizes(ctx, found)
+		sizes = l.Machine.Sizes(ctx, found)
 	}
 	for _, vol := range found {
 		v := newVolume(vol, sizes)

@@ -253,11 +253,11 @@ func (c *Client) ListVolumes(ctx context.Context) (_ []Volume, err error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := l.List(ctx)
+	all, err := l.Store.List(ctx)
 	if err != nil {
 		return nil, err
 	}
-	sizes := l.Sizes(ctx, all.Volumes)
+	sizes := l.Machine.Sizes(ctx, all.Volumes)
 	if ctx.Err() != nil {
 		return nil, fault.Cancelled(ctx)
 	}
@@ -362,7 +362,7 @@ func (c *Client) DeleteVolume(ctx context.Context, name string, opts ...DeleteVo
 	if err != nil {
 		return DeleteReport{}, err
 	}
-	outcomes, sandboxes, err := l.DeleteVolume(ctx, name, d.force)
+	outcomes, sandboxes, err := l.Store.DeleteVolume(ctx, name, d.force)
 	return deleteReport(outcomes, sandboxes), err
 }
 
@@ -465,7 +465,7 @@ func (c *Client) OrphanedVolumes(ctx context.Context) (_ []Volume, err error) {
 
 // orphanedVolumes returns the orphaned volumes that want selects, with their sizes.
 func orphanedVolumes(ctx context.Context, l *lifecycle.Client, want *cleanupSettings) ([]Volume, error) {
-	all, err := l.List(ctx)
+	all, err := l.Store.List(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -478,7 +478,7 @@ func orphanedVolumes(ctx context.Context, l *lifecycle.Client, want *cleanupSett
 	for _, v := range orphans {
 		orphaned[v.Name] = true
 	}
-	sizes := l.Sizes(ctx, slices.DeleteFunc(all.Volumes, func(v engine.Volume) bool { return !orphaned[v.Name] }))
+	sizes := l.Machine.Sizes(ctx, slices.DeleteFunc(all.Volumes, func(v engine.Volume) bool { return !orphaned[v.Name] }))
 	if ctx.Err() != nil {
 		return nil, fault.Cancelled(ctx)
 	}
@@ -528,7 +528,7 @@ func cleanUp(ctx context.Context, l *lifecycle.Client, want *cleanupSettings, re
 	for _, v := range orphans {
 		var err error
 		if !want.dryRun {
-			err = l.RemoveUnusedVolume(ctx, v.Name)
+			err = l.Store.RemoveUnusedVolume(ctx, v.Name)
 		}
 		switch {
 		case errors.Is(err, ErrVolumeNotFound):

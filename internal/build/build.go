@@ -8,6 +8,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -28,7 +29,11 @@ import (
 // [Build.Filled] and [Build.Commit], in this order; after a failure [Build.Undo] reverts all
 // of them.
 type Build struct {
-	*machine.Machine
+	Machine *machine.Machine
+	Store   *store.Store // that of Machine, and so on
+	Engine  *engine.Engine
+	Log     *slog.Logger
+
 	Plan   plan.Sandbox
 	Record record.Sandbox
 
@@ -65,7 +70,7 @@ type Build struct {
 func New(m *machine.Machine, p plan.Sandbox, from Origin, visibleEarly bool, report *machine.Reporter) *Build {
 	seed := make([]byte, ed25519.SeedSize)
 	rand.Read(seed)
-	b := &Build{Machine: m, Plan: p, origin: from, visibleEarly: visibleEarly, mounted: slices.Clone(p.Mounts), report: report}
+	b := &Build{Machine: m, Store: m.Store, Engine: m.Engine, Log: m.Log, Plan: p, origin: from, visibleEarly: visibleEarly, mounted: slices.Clone(p.Mounts), report: report}
 	b.Record = record.Sandbox{
 		ID: p.ID, Name: p.Name, Nonce: record.NewNonce(), CreatedAt: m.Engine.Now(),
 		Tags: p.Tags, Persistent: *p.Persistent, ControlKey: seed,
@@ -196,7 +201,7 @@ func (b *Build) prepareShared(ctx context.Context) error {
 	if b.base == "" {
 		b.base = b.Plan.Image
 		g.Go(func() (err error) {
-			if b.image, err = b.EnsureImage(ctx, b.Plan.Image, b.Plan.Emulated, b.Plan.From, b.slot, b.report); err != nil {
+			if b.image, err = b.Machine.EnsureImage(ctx, b.Plan.Image, b.Plan.Emulated, b.Plan.From, b.slot, b.report); err != nil {
 				return err
 			}
 			return b.placeFirst(ctx)
@@ -205,7 +210,7 @@ func (b *Build) prepareShared(ctx context.Context) error {
 		g.Go(func() error { return b.placeFirst(ctx) })
 	}
 	g.Go(func() (err error) {
-		b.guest, err = b.EnsureGuest(ctx, b.report)
+		b.guest, err = b.Machine.EnsureGuest(ctx, b.report)
 		return err
 	})
 	return g.Wait()
@@ -228,7 +233,7 @@ func (b *Build) checkRuntime(ctx context.Context) error {
 	if runtime == "runc" {
 		return nil
 	}
-	can, err := b.Abilities(ctx, runtime)
+	can, err := b.Machine.Abilities(ctx, runtime)
 	if err != nil {
 		return fmt.Errorf("try OCI runtime %q: %w", runtime, err)
 	}
@@ -276,13 +281,13 @@ func (b *Build) makeAndFill(ctx context.Context) error {
 	copies, source, check := b.filler(), b.filler(), b.filler()
 	if b.Plan.Source != nil {
 		var err error
-		if source.Owner, err = b.LookupOwner(ctx, b.imageID, b.user()); err != nil {
+		if source.Owner, err = b.Machine.LookupOwner(ctx, b.imageID, b.user()); err != nil {
 			return err
 		}
 	}
-	b.undo.Add("helper", copies.Undo.Run)
-	b.undo.Add("helper", source.Undo.Run)
-	b.undo.Add("helper", check.Undo.Run)
+	b.undo.Add("helper", copies.Helper.Undo.Run)
+	b.undo.Add("helper", source.Helper.Undo.Run)
+	b.undo.Add("helper", check.Helper.Undo.Run)
 	own, stop := context.WithCancel(ctx)
 	fills, own := errgroup.WithContext(own)
 	fills.Go(func() error {
@@ -322,7 +327,7 @@ func (b *Build) Start(ctx context.Context, slot *machine.Slot) error {
 		return err
 	}
 	b.report.Report(machine.Progress{Step: "start"})
-	wait := b.Prefetch(ctx, b.Plan.Network)
+	wait := b.Machine.Prefetch(ctx, b.Plan.Network)
 	defer wait()
 	return b.Machine.Start(ctx, b.Record.Name, b.ownLayer)
 }
@@ -334,7 +339,7 @@ func (b *Build) checkUser(ctx context.Context) error {
 	if user == "" || user == b.usualUser || b.visibleEarly {
 		return nil
 	}
-	err := b.CheckUser(ctx, record.ContainerName(b.Record.Name), b.imageID, user, b.ownLayer)
+	err := b.Machine.CheckUser(ctx, record.ContainerName(b.Record.Name), b.imageID, user, b.ownLayer)
 	switch {
 	case err == nil:
 		return nil
@@ -406,5 +411,5 @@ func (b *Build) WithLog(ctx context.Context, err error) error {
 
 // filler returns a helper that fills volumes of the sandbox.
 func (b *Build) filler() *transfer.Filler {
-	return &transfer.Filler{Helper: b.NewHelper(b.op, b.report), For: b.Record, From: b.Plan.From}
+	return &transfer.Filler{Helper: b.Machine.NewHelper(b.op, b.report), For: b.Record, From: b.Plan.From}
 }

@@ -39,7 +39,7 @@ func (b *Build) makeContainer(ctx context.Context) error {
 	}
 	b.undoAttached()
 	for {
-		_, err = b.CreateContainer(ctx, &b.undo, spec, b.Record.Nonce)
+		_, err = b.Store.CreateContainer(ctx, &b.undo, spec, b.Record.Nonce)
 		if engine.RefusesCPULimit(err) && spec.NanoCPUs != 0 && !b.Plan.Has(plan.CPUs) {
 			b.Log.Warn("the sandbox has no limit of CPUs: the engine can't limit them", "sandbox", b.Record.Name, "error", err)
 			b.report.Report(machine.Progress{Step: "container", Text: "without a limit of CPUs, which this engine can't limit"})
@@ -49,7 +49,7 @@ func (b *Build) makeContainer(ctx context.Context) error {
 		if !errors.Is(err, engine.ErrConflict) {
 			break
 		}
-		if err := b.NameTaken(ctx, b.Record.Name); err != nil {
+		if err := b.Store.NameTaken(ctx, b.Record.Name); err != nil {
 			return err
 		}
 		// The container of that name is being removed, or gone since.
@@ -127,7 +127,7 @@ func (b *Build) spec() (engine.ContainerSpec, error) {
 		Storage:     b.Plan.StorageBytes,
 		Runtime:     b.Plan.OCIRuntime,
 		Ports:       b.Record.Settings.Ports,
-		DNS:         b.DNS(),
+		DNS:         b.Machine.DNS(),
 		NetworkMode: b.networkMode,
 		Mounts: append([]engine.Mount{
 			{Type: "volume", Source: record.WorkspaceName(b.Record.ID), Target: b.placed[0],
@@ -182,7 +182,7 @@ func (b *Build) undoAttached() {
 	for _, m := range b.mounted {
 		if m.Attached() {
 			b.undo.Add("volume "+m.Volume, func(ctx context.Context) error {
-				return b.RemoveVolume(ctx, m.Volume, b.op)
+				return b.Store.RemoveVolume(ctx, m.Volume, b.op)
 			})
 		}
 	}
@@ -194,7 +194,7 @@ func (b *Build) recheckAttached(ctx context.Context) error {
 		if !m.Attached() {
 			continue
 		}
-		v, err := b.FindVolume(ctx, m.Volume)
+		v, err := b.Store.FindVolume(ctx, m.Volume)
 		if err != nil {
 			return err
 		}
@@ -220,6 +220,6 @@ func (b *Build) imageMissing(ctx context.Context, ref string, err error) error {
 	case e != nil:
 		return errors.Join(err, e)
 	default:
-		return errors.Join(b.CheckPlatform(ctx, ref, img), err)
+		return errors.Join(b.Machine.CheckPlatform(ctx, ref, img), err)
 	}
 }

@@ -50,7 +50,7 @@ type Live struct {
 // NewLive returns the sandbox of that name or ID as an origin, after its creation has
 // finished.
 func NewLive(ctx context.Context, m *machine.Machine, nameOrID string) (*Live, error) {
-	rec, got, err := m.AwaitCreated(ctx, nameOrID)
+	rec, got, err := m.Store.AwaitCreated(ctx, nameOrID)
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +84,7 @@ func (o *Live) prepare(ctx context.Context, b *Build) error {
 		return o.CheckNoFiles(ctx, b.Machine, o.Container)
 	}
 	b.image, b.base, b.usualUser = o.Image, o.base, o.Record.Settings.User
-	layer, err := b.LayerOf(ctx, o.Container)
+	layer, err := b.Machine.LayerOf(ctx, o.Container)
 	o.commits = o.commits || layer == (machine.Layer{})
 	return err
 }
@@ -157,7 +157,7 @@ func (o *Live) fill(ctx context.Context, b *Build) error {
 	if err != nil {
 		return err
 	}
-	to, err := b.LayerOf(ctx, made)
+	to, err := b.Machine.LayerOf(ctx, made)
 	if err != nil {
 		return err
 	}
@@ -173,7 +173,7 @@ func (o *Live) fill(ctx context.Context, b *Build) error {
 
 func (o *Live) copy(ctx context.Context, b *Build, jobs []transfer.Job, then *transfer.Then) error {
 	k := transfer.NewCopier(b.Machine, b.Record.Name, b.Record.Nonce, b.report)
-	b.undo.Add("helper", k.Undo.Run)
+	b.undo.Add("helper", k.Helper.Undo.Run)
 	for i := range jobs {
 		jobs[i].Again = b.mayHaveMountPoints()
 	}
@@ -227,7 +227,7 @@ func (o *Stored) prepare(ctx context.Context, b *Build) error {
 
 // findLowers finds the trees that volumes can be laid over.
 func (o *Stored) findLowers(ctx context.Context, b *Build) error {
-	if o.dirs = map[string]string{}; b.Overlays() && !o.copies {
+	if o.dirs = map[string]string{}; b.Machine.Overlays() && !o.copies {
 		return o.checkTrees(ctx, b, func(t record.Tree, v engine.Volume) {
 			if t.Target != "" {
 				o.dirs[t.Target] = v.Mountpoint
@@ -271,7 +271,7 @@ func (o *Stored) restoreImage(ctx context.Context, b *Build) (engine.Image, erro
 	}
 	image, err := b.Engine.InspectImage(ctx, o.rec.ImageID)
 	if errors.Is(err, engine.ErrNotFound) {
-		image, err = b.EnsureImage(ctx, o.rec.Image, true, b.Plan.From, b.slot, b.report)
+		image, err = b.Machine.EnsureImage(ctx, o.rec.Image, true, b.Plan.From, b.slot, b.report)
 	}
 	if err != nil {
 		return image, fmt.Errorf("the image of the snapshot %s: %w", pruned, err)
@@ -286,7 +286,7 @@ func (o *Stored) restoreImage(ctx context.Context, b *Build) (engine.Image, erro
 // adopt takes over the snapshot's settings that the caller did not set.
 func (o *Stored) adopt(ctx context.Context, b *Build) error {
 	var err error
-	if o.rec, err = b.FindSnapshot(ctx, o.rec.ID); err != nil {
+	if o.rec, err = b.Store.FindSnapshot(ctx, o.rec.ID); err != nil {
 		return err
 	}
 	b.Plan.User = cmp.Or(b.Plan.User, o.rec.User)
@@ -313,7 +313,7 @@ func (o *Stored) jobs(ctx context.Context, b *Build, made engine.Container) (job
 		to, labels, has := o.volumeOf(b, t)
 		switch {
 		case t.Target == "":
-			layer, err := b.LayerOf(ctx, made)
+			layer, err := b.Machine.LayerOf(ctx, made)
 			if err != nil {
 				return nil, nil, err
 			}
@@ -358,11 +358,11 @@ func (o *Stored) fill(ctx context.Context, b *Build) error {
 	k := transfer.NewCopier(b.Machine, b.Record.Name, b.Record.Nonce, b.report)
 	// An archive to the engine has no extended attributes of a directory.
 	if len(jobs) > len(roots) || slices.ContainsFunc(roots, func(t record.Tree) bool { return t.Xattrs }) {
-		b.undo.Add("helper", k.Undo.Run)
+		b.undo.Add("helper", k.Helper.Undo.Run)
 		err = k.Copy(ctx, jobs)
 	} else if len(roots) > 0 && plan.Nested(b.placed[0], b.mounted, true) {
 		// The engine would make mounts at paths in the snapshot's files.
-		b.undo.Add("helper", k.Undo.Run)
+		b.undo.Add("helper", k.Helper.Undo.Run)
 		err = k.Copy(ctx, jobs)
 	} else if len(roots) > 0 {
 		err = b.Engine.CopyTo(ctx, made.ID, "/", rootsArchive(roots))
@@ -375,7 +375,7 @@ func (o *Stored) fill(ctx context.Context, b *Build) error {
 		o.copies = true
 		if engine.IsMountError(err) {
 			b.Log.Warn("snapshots are copied from now on: the engine mounts no overlays", "error", err)
-			b.DisableOverlays()
+			b.Machine.DisableOverlays()
 		}
 		return fmt.Errorf("%w: a volume over a snapshot's files: %w", ErrTryAgain, err)
 	}
@@ -388,7 +388,7 @@ func (o *Stored) fill(ctx context.Context, b *Build) error {
 // recheck fails if the snapshot was deleted. A deletion removes the record before it checks
 // whether the files are in use: so it either finds what we made, or we find no record.
 func (o *Stored) recheck(ctx context.Context, b *Build) error {
-	now, err := b.FindSnapshot(ctx, o.rec.ID)
+	now, err := b.Store.FindSnapshot(ctx, o.rec.ID)
 	if err == nil && now.Nonce != o.rec.Nonce {
 		err = fault.SnapshotNotFound
 	}
@@ -416,7 +416,7 @@ func FillMany(ctx context.Context, builds []*Build) error {
 		all, each = append(all, jobs...), append(each, jobs)
 	}
 	if err := k.Copy(ctx, all); err != nil {
-		return errors.Join(err, k.Undo.Run(ctx))
+		return errors.Join(err, k.Helper.Undo.Run(ctx))
 	}
 	done := 0
 	for i, jobs := range each {

@@ -24,7 +24,7 @@ func (b *Build) place(ctx context.Context, imageID string) error {
 	for _, m := range b.mounted {
 		targets = append(targets, machine.Target{Path: m.Target, Kept: m.Declared})
 	}
-	p, err := b.Place(ctx, imageID, targets)
+	p, err := b.Machine.Place(ctx, imageID, targets)
 	if err != nil {
 		return err
 	}

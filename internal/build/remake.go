@@ -82,7 +82,7 @@ func Remake(ctx context.Context, m *machine.Machine, rec record.Sandbox, anew st
 				}
 				return errors.Join(fmt.Errorf("make a new container: %w", err), undoErr)
 			}
-			if err := m.FinishReplacement(ctx, rec, nil); err != nil {
+			if err := m.Store.FinishReplacement(ctx, rec, nil); err != nil {
 				return err
 			}
 			b.dropImageOf(ctx, got)
@@ -95,21 +95,21 @@ func Remake(ctx context.Context, m *machine.Machine, rec record.Sandbox, anew st
 // else changes or deletes the sandbox. op is the nonce of the change.
 func change(ctx context.Context, m *machine.Machine, rec record.Sandbox, report *machine.Reporter,
 	do func(ctx context.Context, rec record.Sandbox, got engine.Container, op string) error) (err error) {
-	claim, op, err := m.Hold(ctx, rec)
+	claim, op, err := m.Store.Hold(ctx, rec)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, m.Release(ctx, rec, claim, op, err)) }()
+	defer func() { err = errors.Join(err, m.Store.Release(ctx, rec, claim, op, err)) }()
 	if claim != nil {
 		var release func()
 		ctx, release = claim.Bind(ctx)
 		defer release()
 	}
 	refill := func(ctx context.Context, rec record.Sandbox) error { return transfer.Refill(ctx, m, rec, op, report) }
-	if err := m.FinishReplacement(ctx, rec, refill); err != nil {
+	if err := m.Store.FinishReplacement(ctx, rec, refill); err != nil {
 		return err
 	}
-	got, err := m.Locate(ctx, rec.Name)
+	got, err := m.Store.Locate(ctx, rec.Name)
 	if errors.Is(err, engine.ErrNotFound) {
 		return fault.NotFound
 	}
@@ -128,7 +128,7 @@ func change(ctx context.Context, m *machine.Machine, rec record.Sandbox, report 
 
 // dropImageOf removes the image of a container that was replaced, if it was made for it.
 func (b *Build) dropImageOf(ctx context.Context, got engine.Container) {
-	if err := b.DropImage(ctx, got.Image); err != nil {
+	if err := b.Store.DropImage(ctx, got.Image); err != nil {
 		b.Log.Warn("an image is left for Prune", "image", got.Image, "error", err)
 	}
 }
@@ -143,10 +143,10 @@ func rebuild(ctx context.Context, m *machine.Machine, rec record.Sandbox, got en
 	if err != nil {
 		return nil, err
 	}
-	if err := m.CheckAttached(ctx, p.Mounts); err != nil {
+	if err := m.Store.CheckAttached(ctx, p.Mounts); err != nil {
 		return nil, err
 	}
-	b := &Build{Machine: m, Plan: *p, report: report, op: op, image: image}
+	b := &Build{Machine: m, Store: m.Store, Engine: m.Engine, Log: m.Log, Plan: *p, report: report, op: op, image: image}
 	for _, m := range plan.WithDeclared(p.Mounts, image.Volumes) {
 		if m.Declared && m.Volume != "" && !record.OurName(m.Volume) {
 			b.anonymous = append(b.anonymous, m)
@@ -180,8 +180,8 @@ func (b *Build) makeNext(ctx context.Context, got engine.Container, layer machin
 	}
 	g, fctx := errgroup.WithContext(ctx)
 	copies, check := b.filler(), b.filler()
-	b.undo.Add("helper", copies.Undo.Run)
-	b.undo.Add("helper", check.Undo.Run)
+	b.undo.Add("helper", copies.Helper.Undo.Run)
+	b.undo.Add("helper", check.Helper.Undo.Run)
 	g.Go(func() error { return check.CheckBinds(fctx, plan.LocalBinds(b.mounted)) })
 	g.Go(func() error { return copies.Directories(fctx, b.dirs) })
 	onDisk := layer != (machine.Layer{})
@@ -206,7 +206,7 @@ func (b *Build) makeNext(ctx context.Context, got engine.Container, layer machin
 		return err
 	}
 	b.undoAttached()
-	id, err := b.CreateContainer(ctx, &b.undo, spec, b.Record.Nonce)
+	id, err := b.Store.CreateContainer(ctx, &b.undo, spec, b.Record.Nonce)
 	if err != nil {
 		return err
 	}
@@ -252,12 +252,12 @@ func (b *Build) copyLayer(ctx context.Context, got engine.Container, layer machi
 	if err != nil {
 		return err
 	}
-	to, err := b.LayerOf(ctx, made)
+	to, err := b.Machine.LayerOf(ctx, made)
 	if err != nil {
 		return err
 	}
 	k := transfer.NewCopier(b.Machine, b.Record.Name, b.op, b.report)
-	b.undo.Add("helper", k.Undo.Run)
+	b.undo.Add("helper", k.Helper.Undo.Run)
 	return k.Copy(ctx, []transfer.Job{transfer.LayerJob(got, layer, to)})
 }
 
@@ -285,5 +285,5 @@ func (b *Build) layer(ctx context.Context, got engine.Container, processes bool)
 
 // dropLayer removes the image that layer has made.
 func (b *Build) dropLayer(ctx context.Context) error {
-	return b.Uncommit(ctx, record.LayerImage(b.op), b.Record.Nonce)
+	return b.Store.Uncommit(ctx, record.LayerImage(b.op), b.Record.Nonce)
 }

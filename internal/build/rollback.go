@@ -42,14 +42,14 @@ func Rollback(ctx context.Context, m *machine.Machine, rec record.Sandbox, id st
 		if err := b.makeNext(ctx, got, machine.Layer{}, o); err != nil {
 			return errors.Join(fmt.Errorf("make a new container: %w", err), b.undo.Run(ctx))
 		}
-		err = m.CommitRollback(ctx, rec, func(ctx context.Context, rec record.Sandbox) error { return transfer.Refill(ctx, m, rec, op, report) })
+		err = m.Store.CommitRollback(ctx, rec, func(ctx context.Context, rec record.Sandbox) error { return transfer.Refill(ctx, m, rec, op, report) })
 		if err != nil {
 			return err
 		}
-		if now, err := m.Locate(ctx, rec.Name); err != nil || now.Labels[record.By] != op {
+		if now, err := m.Store.Locate(ctx, rec.Name); err != nil || now.Labels[record.By] != op {
 			return errors.Join(errors.New("its container was replaced during the call"), err)
 		}
-		m.DropAnonymous(ctx, got)
+		m.Store.DropAnonymous(ctx, got)
 		return nil
 	})
 }
@@ -57,7 +57,7 @@ func Rollback(ctx context.Context, m *machine.Machine, rec record.Sandbox, id st
 // prepareRollback checks that the snapshot fits the sandbox, and sets the image and what the
 // record says about the origin of its files.
 func (o *Stored) prepareRollback(ctx context.Context, b *Build) (err error) {
-	if o.rec, err = b.FindSnapshot(ctx, o.rec.ID); err != nil {
+	if o.rec, err = b.Store.FindSnapshot(ctx, o.rec.ID); err != nil {
 		return err
 	}
 	if err := o.checkTargets(slices.Concat(b.mounted, b.anonymous)); err != nil {
@@ -71,7 +71,7 @@ func (o *Stored) prepareRollback(ctx context.Context, b *Build) (err error) {
 		if r.To == "" {
 			continue // does not exist yet
 		}
-		if err := b.CheckSoleUser(ctx, r.To, b.Record); err != nil {
+		if err := b.Store.CheckSoleUser(ctx, r.To, b.Record); err != nil {
 			return err
 		}
 	}
@@ -153,7 +153,7 @@ func (o *Stored) copyLayer(ctx context.Context, b *Build, id string) error {
 		return err
 	}
 	k := transfer.NewCopier(b.Machine, b.Record.Name, b.op, b.report)
-	b.undo.Add("helper", k.Undo.Run)
+	b.undo.Add("helper", k.Helper.Undo.Run)
 	if err := k.Copy(ctx, slices.DeleteFunc(jobs, func(j transfer.Job) bool { return !j.Layer })); err != nil {
 		return err
 	}

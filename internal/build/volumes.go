@@ -113,7 +113,7 @@ func (b *Build) makeVolume(ctx context.Context, name, target string, labels map[
 			overlay = &engine.Overlay{Lower: lower}
 			upper, work := record.OverlayNames(name)
 			for i, part := range []string{upper, work} {
-				v, err := b.MakeVolume(ctx, &b.undo, part, b.Record.VolumeLabels(record.RoleOverlay), nil)
+				v, err := b.Store.MakeVolume(ctx, &b.undo, part, b.Record.VolumeLabels(record.RoleOverlay), nil)
 				if err != nil {
 					return v, err
 				}
@@ -121,5 +121,5 @@ func (b *Build) makeVolume(ctx context.Context, name, target string, labels map[
 			}
 		}
 	}
-	return b.MakeVolume(ctx, &b.undo, name, labels, overlay)
+	return b.Store.MakeVolume(ctx, &b.undo, name, labels, overlay)
 }

@@ -31,7 +31,7 @@ func (f *View) stopped(ctx context.Context) (*stopped, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := f.h.Client().CheckStopped(ctx, got); err != nil {
+	if err := f.h.Client().Machine.CheckStopped(ctx, got); err != nil {
 		return nil, err
 	}
 	return &stopped{f: f, eng: f.h.Client().Engine, id: got.ID}, nil

@@ -23,7 +23,11 @@ import (
 
 // A Client creates sandboxes on one engine and opens handles on them.
 type Client struct {
-	*machine.Machine
+	Machine *machine.Machine
+	Store   *store.Store // that of Machine, and so on
+	Engine  *engine.Engine
+	Log     *slog.Logger
+
 	MaxPorts int // that a sandbox may publish; 0 is the default
 	Limits   Limits
 	Audit    *slog.Logger // gets a record of each command; nil for none
@@ -31,10 +35,10 @@ type Client struct {
 
 // New returns a client on a machine. maxPorts and limits are its fields.
 func New(m *machine.Machine, maxPorts int, limits Limits) *Client {
-	m.Refill = func(ctx context.Context, rec record.Sandbox, nonce string) error {
+	m.Store.Refill = func(ctx context.Context, rec record.Sandbox, nonce string) error {
 		return transfer.Refill(ctx, m, rec, nonce, &machine.Reporter{})
 	}
-	return &Client{Machine: m, MaxPorts: maxPorts, Limits: limits}
+	return &Client{Machine: m, Store: m.Store, Engine: m.Engine, Log: m.Log, MaxPorts: maxPorts, Limits: limits}
 }
 
 // Limits bound what a sandbox can make this program hold. All are set. The root package
@@ -71,7 +75,7 @@ func (o *CreateOptions) confirmed(ctx context.Context) error {
 
 // Create creates a sandbox. Its files come from an origin if that is not nil.
 func (c *Client) Create(ctx context.Context, o *CreateOptions, from build.Origin) (*Handle, error) {
-	c.SweepInTurn()
+	c.Store.SweepInTurn()
 	if id := o.Plan.Snapshot; id != "" {
 		from = build.FromSnapshot(id)
 	}
@@ -103,10 +107,10 @@ func tryAgain(ctx context.Context, err error) (bool, error) {
 // the same name.
 func (c *Client) prepare(ctx context.Context, o *CreateOptions, from build.Origin) (*build.Build, error) {
 	for {
-		if err := c.Available(ctx, o.Plan.Name, o.Plan.ID); err != nil {
+		if err := c.Store.Available(ctx, o.Plan.Name, o.Plan.ID); err != nil {
 			return nil, err
 		}
-		if err := c.CheckAttached(ctx, o.Plan.Mounts); err != nil {
+		if err := c.Store.CheckAttached(ctx, o.Plan.Mounts); err != nil {
 			return nil, err
 		}
 		if err := o.confirmed(ctx); err != nil {
@@ -126,7 +130,7 @@ func (c *Client) prepare(ctx context.Context, o *CreateOptions, from build.Origi
 		case found && !m.Expired(c.Engine.Now()):
 			return nil, fmt.Errorf("%w: %w", store.ErrNameTaken, held)
 		case found:
-			if err := c.AwaitTakeOver(ctx, o.Plan.Name); err != nil {
+			if err := c.Store.AwaitTakeOver(ctx, o.Plan.Name); err != nil {
 				return nil, err
 			}
 		}
@@ -138,7 +142,7 @@ func (c *Client) prepare(ctx context.Context, o *CreateOptions, from build.Origi
 
 // tryPrepare is one try of prepare.
 func (c *Client) tryPrepare(ctx context.Context, o *CreateOptions, from build.Origin) (*build.Build, error) {
-	slot, err := c.Slot(ctx)
+	slot, err := c.Machine.Slot(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +156,7 @@ func (c *Client) tryPrepare(ctx context.Context, o *CreateOptions, from build.Or
 
 // start starts the first session of a build, after fill.
 func (c *Client) start(ctx context.Context, b *build.Build, fill func(context.Context) error) error {
-	slot, err := c.Slot(ctx)
+	slot, err := c.Machine.Slot(ctx)
 	if err != nil {
 		return err
 	}
@@ -256,7 +260,7 @@ type GetOptions struct {
 
 // Get opens a handle on the sandbox of that name or ID, and resumes it if it is stopped.
 func (c *Client) Get(ctx context.Context, nameOrID string, o GetOptions) (*Handle, error) {
-	rec, got, err := c.AwaitCreated(ctx, nameOrID)
+	rec, got, err := c.Store.AwaitCreated(ctx, nameOrID)
 	if err != nil {
 		return nil, err
 	}

@@ -70,7 +70,7 @@ func (h *Handle) ConnectRunning(ctx context.Context) (*guest.Conn, error) {
 		if !errors.Is(err, store.ErrCopied) {
 			return nil, err
 		}
-		if err := h.c.AwaitUnpause(ctx, h.rec.Name); err != nil {
+		if err := h.c.Store.AwaitUnpause(ctx, h.rec.Name); err != nil {
 			return nil, err
 		}
 	}
@@ -159,7 +159,7 @@ func (h *Handle) dial(ctx context.Context) (*guest.Conn, error) {
 func (h *Handle) checkRunning(ctx context.Context) error {
 	got, err := h.Current(ctx)
 	if err == nil && got.State == engine.StatePaused {
-		if err := h.c.CheckCopied(ctx, h.rec.Name); errors.Is(err, store.ErrCopied) {
+		if err := h.c.Store.CheckCopied(ctx, h.rec.Name); errors.Is(err, store.ErrCopied) {
 			return err
 		}
 		got, err = h.Current(ctx)
@@ -294,7 +294,7 @@ func (h *Handle) checkSilence(ctx context.Context, silent time.Duration) error {
 	defer cancel()
 	if silent < limit {
 		// A copier that died may have left it paused.
-		h.c.AwaitUnpause(own, h.rec.Name)
+		h.c.Store.AwaitUnpause(own, h.rec.Name)
 		return nil
 	}
 	var got engine.Container
@@ -309,7 +309,7 @@ func (h *Handle) checkSilence(ctx context.Context, silent time.Duration) error {
 	}
 	switch got.State {
 	case engine.StatePaused:
-		h.c.AwaitUnpause(own, h.rec.Name)
+		h.c.Store.AwaitUnpause(own, h.rec.Name)
 		return nil
 	case engine.StateRunning:
 	default:
@@ -363,7 +363,9 @@ func (h *Handle) dialGuest(ctx context.Context, container, path string, started 
 	return conn, nil
 }
 
-func (h *Handle) checkCopied(ctx context.Context) error { return h.c.CheckCopied(ctx, h.rec.Name) }
+func (h *Handle) checkCopied(ctx context.Context) error {
+	return h.c.Store.CheckCopied(ctx, h.rec.Name)
+}
 
 // exitNotFound is the exit code of an exec whose program does not exist.
 const exitNotFound = 127

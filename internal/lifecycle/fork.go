@@ -162,7 +162,7 @@ func (h *Handle) Snapshot(ctx context.Context, name string, expiry time.Duration
 		return files.Record, errors.Join(err, files.Undo(ctx))
 	}
 	if keep > 0 {
-		if err := h.c.KeepLast(ctx, h.rec.ID, keep); err != nil {
+		if err := h.c.Store.KeepLast(ctx, h.rec.ID, keep); err != nil {
 			h.c.Log.Warn("older snapshots stay", "sandbox", h.rec.Name, "error", err)
 		}
 	}
@@ -184,7 +184,7 @@ func (h *Handle) Rollback(ctx context.Context, id string, report *machine.Report
 		err = build.Rollback(ctx, h.c.Machine, h.known(), id, report)
 		var held *record.HeldError
 		if errors.As(err, &held) {
-			if err := h.c.AwaitChange(ctx, h.rec.Name); err != nil {
+			if err := h.c.Store.AwaitChange(ctx, h.rec.Name); err != nil {
 				return err
 			}
 			continue
@@ -213,7 +213,7 @@ func (h *Handle) resumeEnded(ctx context.Context, was engine.Container) error {
 			return err
 		}
 		// Another rollback has ended the session that was just started.
-		if err := h.c.AwaitChange(ctx, h.rec.Name); err != nil {
+		if err := h.c.Store.AwaitChange(ctx, h.rec.Name); err != nil {
 			return err
 		}
 	}

@@ -147,16 +147,16 @@ func (h *Handle) revise(ctx context.Context, rec record.Sandbox, change func(*re
 		return fmt.Errorf("change the record: %w", err)
 	}
 	h.setRevision(rec.Revision, now.Revision)
-	h.c.SweepInTurn() // also removes revisions that nobody needs any more
+	h.c.Store.SweepInTurn() // also removes revisions that nobody needs any more
 	return nil
 }
 
 // Current returns the sandbox's present container, which another process may have replaced. A
 // sandbox with another ID is another one: the error is fault.NotFound.
 func (h *Handle) Current(ctx context.Context) (engine.Container, error) {
-	got, err := h.c.Locate(ctx, h.rec.Name)
+	got, err := h.c.Store.Locate(ctx, h.rec.Name)
 	if errors.Is(err, engine.ErrNotFound) {
-		return got, h.c.Gone(ctx, h.rec)
+		return got, h.c.Store.Gone(ctx, h.rec)
 	}
 	if err != nil {
 		return got, err
@@ -181,7 +181,7 @@ func (h *Handle) awaitUnpaused(ctx context.Context) (engine.Container, error) {
 	if err != nil || got.State != engine.StatePaused {
 		return got, err
 	}
-	if err := h.c.AwaitUnpause(ctx, h.rec.Name); err != nil {
+	if err := h.c.Store.AwaitUnpause(ctx, h.rec.Name); err != nil {
 		return got, err
 	}
 	return h.Current(ctx)

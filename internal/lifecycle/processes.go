@@ -51,7 +51,7 @@ func (h *Handle) Processes(ctx context.Context) ([]wire.Process, error) {
 
 // recordedProcesses reads the record of a sandbox without a session.
 func (h *Handle) recordedProcesses(ctx context.Context, got engine.Container) ([]wire.Process, error) {
-	if err := h.c.CheckStopped(ctx, got); err != nil {
+	if err := h.c.Machine.CheckStopped(ctx, got); err != nil {
 		return nil, err
 	}
 	rc, tr, hdr, err := h.c.Engine.OpenArchive(ctx, got.ID, wire.ProcessesFile)

@@ -46,11 +46,11 @@ func (h *Handle) connectIfNeeded(ctx context.Context, rec record.Sandbox, got en
 	case waiting || rec.TimeoutsPending(got.StartedAt):
 		err = h.applyChanges(ctx, got)
 	case how == firstStart && len(rec.Settings.Command) > 0, how == resumed && rec.IdlePending(), len(h.secretsFor(rec.Network().Version)) > 0,
-		how != wasRunning && rec.Settings.Network != "" && !h.c.PolicyEnforced(h.runtime):
+		how != wasRunning && rec.Settings.Network != "" && !h.c.Machine.PolicyEnforced(h.runtime):
 		_, err = h.ConnectRunning(ctx)
 	}
 	if how == resumed && machine.IsRefusal(err) {
-		err = errors.Join(err, h.c.StopContainer(ctx, got, rec)) // nothing runs in it
+		err = errors.Join(err, h.c.Store.StopContainer(ctx, got, rec)) // nothing runs in it
 	}
 	if errors.Is(err, ErrNoSession) && !errors.Is(err, fault.NotRunning) {
 		err = fmt.Errorf("%w: %w", fault.NotRunning, err)
@@ -111,7 +111,7 @@ func (h *Handle) beginSessionWith(ctx context.Context, conn *guest.Conn, rec rec
 		reply, err = h.requestOn(ctx, conn, wire.Control{Op: wire.OpBegin, Begin: begin})
 		switch {
 		case err == nil:
-			h.c.SetPolicyEnforced(h.runtime)
+			h.c.Machine.SetPolicyEnforced(h.runtime)
 			return reply, nil
 		case reply.Refused == wire.RefusedStale && try < 8:
 		case reply.Refused == wire.RefusedUnsupported, reply.Refused == wire.RefusedPolicy:
@@ -136,7 +136,7 @@ func (h *Handle) beginMessage(ctx context.Context, rec record.Sandbox) (*wire.Be
 	if !p.LooksUp() {
 		return b, nil
 	}
-	facts, err := h.c.Network(ctx)
+	facts, err := h.c.Machine.Network(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("look at the engine's network: %w", err)
 	}

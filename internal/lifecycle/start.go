@@ -62,7 +62,7 @@ func (h *Handle) remakeOutdated(ctx context.Context) (engine.Container, error) {
 		err = build.Remake(ctx, h.c.Machine, rec, "", &machine.Reporter{})
 		var held *record.HeldError
 		if errors.As(err, &held) {
-			err = h.c.AwaitChange(ctx, rec.Name)
+			err = h.c.Store.AwaitChange(ctx, rec.Name)
 		}
 		if err != nil {
 			return got, err
@@ -86,7 +86,7 @@ func (h *Handle) look(ctx context.Context) (got engine.Container, rec record.San
 func (h *Handle) resumeOnce(ctx context.Context, was engine.Container) (*resumption, error) {
 	if was.HasSession() {
 		if was.State == engine.StatePaused {
-			if err := h.c.Unpause(ctx, was); err != nil {
+			if err := h.c.Store.Unpause(ctx, was); err != nil {
 				return nil, err
 			}
 		}
@@ -94,10 +94,10 @@ func (h *Handle) resumeOnce(ctx context.Context, was engine.Container) (*resumpt
 	}
 	h.dropConn()
 	wait := h.prefetch(ctx)
-	err := h.c.Start(ctx, h.rec.Name, machine.OwnLayer{})
+	err := h.c.Machine.Start(ctx, h.rec.Name, machine.OwnLayer{})
 	if h.c.Engine.IsPortTaken(err) {
 		if err = build.Remake(ctx, h.c.Machine, h.known(), was.ID, &machine.Reporter{}); err == nil {
-			err = h.c.Start(ctx, h.rec.Name, machine.OwnLayer{})
+			err = h.c.Machine.Start(ctx, h.rec.Name, machine.OwnLayer{})
 		}
 	}
 	wait()
@@ -144,5 +144,5 @@ const remakeTimeout = time.Hour
 // prefetch is machine.Prefetch for the policy in the record.
 func (h *Handle) prefetch(ctx context.Context) (wait func()) {
 	p, _ := h.known().Network().Parse()
-	return h.c.Prefetch(ctx, p)
+	return h.c.Machine.Prefetch(ctx, p)
 }

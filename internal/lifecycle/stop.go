@@ -47,7 +47,7 @@ func (h *Handle) Stop(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := h.c.StopContainer(ctx, got, rec); err != nil {
+	if err := h.c.Store.StopContainer(ctx, got, rec); err != nil {
 		return err
 	}
 	h.stopLease() // not before: a session that could not be stopped goes on
@@ -103,10 +103,10 @@ func (h *Handle) end(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			return h.c.StopContainer(ctx, got, h.known())
+			return h.c.Store.StopContainer(ctx, got, h.known())
 		})
 	}
-	_, err := h.c.Delete(ctx, rec, store.DropOwn)
+	_, err := h.c.Store.Delete(ctx, rec, store.DropOwn)
 	return err
 }
 
@@ -146,7 +146,7 @@ func (h *Handle) Delete(ctx context.Context, reclaim store.Reclaim) ([]store.Out
 	if err := h.CheckUsable(); err != nil {
 		return nil, err
 	}
-	outcomes, err := h.c.Delete(ctx, h.known(), reclaim)
+	outcomes, err := h.c.Store.Delete(ctx, h.known(), reclaim)
 	if err == nil || errors.Is(err, fault.NotFound) {
 		h.mu.Lock()
 		h.deleted = true
@@ -165,7 +165,7 @@ const endReportTimeout = 10 * time.Second
 func (h *Handle) confirmEnded(ctx context.Context, was engine.Container) error {
 	deadline := time.Now().Add(endReportTimeout)
 	return fault.Poll(ctx, store.PollEvery, func() (done bool, err error) {
-		got, err := h.c.Locate(ctx, h.rec.Name)
+		got, err := h.c.Store.Locate(ctx, h.rec.Name)
 		switch {
 		case errors.Is(err, engine.ErrNotFound):
 			return true, nil // removed

@@ -27,7 +27,7 @@ func (h *Handle) Update(ctx context.Context, set *plan.Sandbox) error {
 		return err
 	}
 	set.KeepCopies(h.known())
-	if err := h.c.CheckAttached(ctx, set.Mounts); err != nil {
+	if err := h.c.Store.CheckAttached(ctx, set.Mounts); err != nil {
 		return err
 	}
 	undo, err := h.limit(ctx, got, set)
@@ -226,7 +226,7 @@ func (h *Handle) checkReachable(ctx context.Context, got engine.Container, set *
 		return nil
 	}
 	if set.Network.LooksUp() {
-		if _, err := h.c.Network(ctx); err != nil {
+		if _, err := h.c.Machine.Network(ctx); err != nil {
 			return fmt.Errorf("look at the engine's network: %w", err)
 		}
 	}

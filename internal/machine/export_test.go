@@ -60,8 +60,8 @@ func (m *Machine) RepairScratchGuest(t *testing.T) bool {
 			t.Error(err)
 		}
 	}()
-	id, err := m.CreateContainer(ctx, &u, engine.ContainerSpec{
-		Name: record.HelperName(nonce), Image: image, Labels: m.HelperLabels(nonce), NetworkMode: "none", Entrypoint: []string{wire.Path},
+	id, err := m.Store.CreateContainer(ctx, &u, engine.ContainerSpec{
+		Name: record.HelperName(nonce), Image: image, Labels: m.Store.HelperLabels(nonce), NetworkMode: "none", Entrypoint: []string{wire.Path},
 		Mounts: []engine.Mount{{Type: "volume", Source: volume, Target: wire.Dir}},
 	}, nonce)
 	if err != nil {
@@ -119,7 +119,7 @@ func (m *Machine) removeScratchGuest(t *testing.T, volume, image string) {
 	if err := m.Engine.RemoveImage(ctx, image, false); err != nil {
 		t.Errorf("RemoveImage: %v", err)
 	}
-	if err := m.DropVolume(ctx, engine.Volume{Name: volume}); err != nil {
+	if err := m.Store.DropVolume(ctx, engine.Volume{Name: volume}); err != nil {
 		t.Errorf("DropVolume: %v", err)
 	}
 }

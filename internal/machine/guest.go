@@ -163,8 +163,8 @@ func (m *Machine) fillGuest(ctx context.Context, arch string, volume engine.Volu
 	nonce := record.NewNonce()
 	var u store.Undo
 	defer func() { err = errors.Join(err, u.Run(ctx)) }()
-	id, err := m.CreateContainer(ctx, &u, engine.ContainerSpec{
-		Name: record.HelperName(nonce), Image: image, Labels: m.HelperLabels(nonce), NetworkMode: "none",
+	id, err := m.Store.CreateContainer(ctx, &u, engine.ContainerSpec{
+		Name: record.HelperName(nonce), Image: image, Labels: m.Store.HelperLabels(nonce), NetworkMode: "none",
 		Entrypoint: []string{wire.Path},
 		Mounts:     []engine.Mount{{Type: "volume", Source: volume.Name, Target: wire.Dir}},
 	}, nonce)

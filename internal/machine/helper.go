@@ -22,10 +22,10 @@ import (
 
 // A Helper runs our program in containers of the guest's image, on the engine's machine.
 type Helper struct {
-	*Machine
-	Nonce  string     // of the operation that it serves
-	Undo   store.Undo // removes the containers
-	Report *Reporter
+	Machine *Machine
+	Nonce   string     // of the operation that it serves
+	Undo    store.Undo // removes the containers
+	Report  *Reporter
 }
 
 // NewHelper returns a helper for the operation with that nonce.
@@ -76,7 +76,7 @@ func (h *Helper) claimIfLong(ctx context.Context) (release func()) {
 		}
 		name := record.HelperMarker(h.Nonce)
 		claim, err := store.RetryCall(ctx, func() (*record.Claim, error) {
-			return record.TryClaim(ctx, h.Engine, name, h.Nonce, store.Holder())
+			return record.TryClaim(ctx, h.Machine.Engine, name, h.Nonce, store.Holder())
 		})
 		if err == nil {
 			<-ctx.Done()
@@ -85,8 +85,8 @@ func (h *Helper) claimIfLong(ctx context.Context) (release func()) {
 		// A claim that failed may have made the marker.
 		own, end := context.WithTimeout(context.WithoutCancel(ctx), store.CloseMargin)
 		defer end()
-		if err := engine.Retry(own, func() error { return record.Drop(own, h.Engine, name, h.Nonce) }); err != nil {
-			h.Log.Warn("a helper's marker is left for the next sweep", "marker", name, "error", err)
+		if err := engine.Retry(own, func() error { return record.Drop(own, h.Machine.Engine, name, h.Nonce) }); err != nil {
+			h.Machine.Log.Warn("a helper's marker is left for the next sweep", "marker", name, "error", err)
 		}
 	})
 	return func() {
@@ -108,7 +108,7 @@ const (
 // any owner takes.
 func (h *Helper) Spec() engine.ContainerSpec {
 	return engine.ContainerSpec{
-		Name: record.HelperName(record.NewNonce()), Image: h.knownGuest().image, Labels: h.HelperLabels(h.Nonce),
+		Name: record.HelperName(record.NewNonce()), Image: h.Machine.knownGuest().image, Labels: h.Machine.Store.HelperLabels(h.Nonce),
 		Entrypoint: []string{wire.Path}, User: "0:0", NetworkDisabled: true, ReadonlyRootfs: true,
 		CapDrop: []string{"ALL"}, CapAdd: []string{"CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETFCAP"},
 		Memory: helperMemory, MemorySwap: helperMemory, PidsLimit: helperPids,
@@ -117,16 +117,16 @@ func (h *Helper) Spec() engine.ContainerSpec {
 
 // create creates a helper's container, and the image if it was removed meanwhile.
 func (h *Helper) create(ctx context.Context, spec engine.ContainerSpec) (string, error) {
-	id, err := h.CreateContainer(ctx, &h.Undo, spec, h.Nonce)
+	id, err := h.Machine.Store.CreateContainer(ctx, &h.Undo, spec, h.Nonce)
 	var missing *engine.NoImageError
 	if !errors.As(err, &missing) {
 		return id, err
 	}
-	h.setGuest(Guest{})
-	if _, err := h.EnsureGuest(ctx, h.Report); err != nil {
+	h.Machine.setGuest(Guest{})
+	if _, err := h.Machine.EnsureGuest(ctx, h.Report); err != nil {
 		return "", err
 	}
-	return h.CreateContainer(ctx, &h.Undo, spec, h.Nonce)
+	return h.Machine.Store.CreateContainer(ctx, &h.Undo, spec, h.Nonce)
 }
 
 // ErrHelperNotStarted is the error of a helper that could not be started at all.
@@ -154,7 +154,7 @@ func (h *Helper) RunInteractive(ctx context.Context, spec engine.ContainerSpec, 
 			return err
 		}
 		// The container was not started, and the engine may have removed it.
-		e := engine.Retry(ctx, func() error { return h.RemoveContainer(ctx, spec.Name, h.Nonce) })
+		e := engine.Retry(ctx, func() error { return h.Machine.Store.RemoveContainer(ctx, spec.Name, h.Nonce) })
 		if e = errors.Join(e, fault.Sleep(ctx, store.PollEvery)); e != nil {
 			return errors.Join(e, err)
 		}
@@ -170,7 +170,7 @@ func (h *Helper) runOnce(ctx context.Context, spec engine.ContainerSpec, input b
 	}
 	defer out.Close()
 	defer context.AfterFunc(ctx, func() { out.Close() })()
-	start := closeOnError(out, func() error { return ifRemoved(h.Engine.StartContainer(ctx, id)) })
+	start := closeOnError(out, func() error { return ifRemoved(h.Machine.Engine.StartContainer(ctx, id)) })
 	if feed == nil {
 		// The helper may print its line some milliseconds before the start call returns.
 		err := h.readLines(ctx, id, out, line)
@@ -203,13 +203,13 @@ func (h *Helper) attach(ctx context.Context, spec engine.ContainerSpec, input bo
 	case !spec.NetworkDisabled, slices.Contains(spec.CapAdd, "NET_ADMIN"):
 		may.Sockets = engine.AllSockets
 	}
-	seccomp, err := h.Engine.TrustedSeccomp(ctx, may)
+	seccomp, err := h.Machine.Engine.TrustedSeccomp(ctx, may)
 	if err != nil {
 		return "", nil, err
 	}
 	spec.SecurityOpt = slices.DeleteFunc([]string{"label=disable", "no-new-privileges", seccomp}, func(s string) bool { return s == "" })
 	if id, err = h.create(ctx, spec); err == nil {
-		out, err = h.Engine.Attach(ctx, id, input)
+		out, err = h.Machine.Engine.Attach(ctx, id, input)
 		err = ifRemoved(err)
 	}
 	return id, out, err
@@ -270,7 +270,7 @@ func (h *Helper) readLines(ctx context.Context, id string, out *engine.Output, l
 
 // exitError returns why a helper's output ended before it had finished.
 func (h *Helper) exitError(ctx context.Context, id, stderr string) error {
-	got, err := h.Engine.InspectContainer(ctx, id)
+	got, err := h.Machine.Engine.InspectContainer(ctx, id)
 	switch {
 	case err == nil && got.State == engine.StateExited:
 		return fmt.Errorf("the helper ended early: %s %s", got.Ended(), stderr)

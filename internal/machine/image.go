@@ -60,7 +60,7 @@ func (v *view) container(ctx context.Context) (id string, err error) {
 	if v.id == "" {
 		spec := v.own.Spec()
 		spec.Image = v.image
-		v.id, err = v.m.CreateContainer(ctx, &v.own.Undo, spec, v.own.Nonce)
+		v.id, err = v.m.Store.CreateContainer(ctx, &v.own.Undo, spec, v.own.Nonce)
 	}
 	return v.id, err
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -19,7 +20,10 @@ import (
 
 // A Machine is the engine's machine, as one client uses it. It is safe for concurrent use.
 type Machine struct {
-	*store.Store
+	Store  *store.Store
+	Engine *engine.Engine // that of Store
+	Log    *slog.Logger
+
 	dns         []netip.Addr // see Options
 	authorities string
 	slots       *slots
@@ -54,7 +58,7 @@ type Options struct {
 // New returns the machine of an engine.
 func New(s *store.Store, o Options) *Machine {
 	m := &Machine{
-		Store: s, dns: o.DNS, authorities: o.Authorities, slots: &slots{limit: o.Creates},
+		Store: s, Engine: s.Engine, Log: s.Log, dns: o.DNS, authorities: o.Authorities, slots: &slots{limit: o.Creates},
 		placing: fault.NewSemaphore(1), measuring: fault.NewSemaphore(measureConcurrency), counting: fault.NewSemaphore(countConcurrency),
 		host: newCached[wire.Probe](), bridge: newCached[wire.Probe](), layers: newCached[wire.Layer](),
 	}

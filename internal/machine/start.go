@@ -22,7 +22,7 @@ const busyTimeout = 30 * time.Second
 // that fails it places the guest again and retries: the guest's volume is the one thing a
 // container needs that is not its own.
 func (m *Machine) Start(ctx context.Context, name string, layer OwnLayer) error {
-	got, err := m.Locate(ctx, name)
+	got, err := m.Store.Locate(ctx, name)
 	if errors.Is(err, engine.ErrNotFound) {
 		return fault.NotFound
 	}
@@ -30,7 +30,7 @@ func (m *Machine) Start(ctx context.Context, name string, layer OwnLayer) error 
 		return err
 	}
 	if got.State == engine.StatePaused {
-		return m.Unpause(ctx, got)
+		return m.Store.Unpause(ctx, got)
 	}
 	start := func() error {
 		if got.State != engine.StateRunning {
@@ -54,7 +54,7 @@ func (m *Machine) Start(ctx context.Context, name string, layer OwnLayer) error 
 	}
 	if now, e := m.Engine.InspectContainer(ctx, got.ID); errors.Is(e, engine.ErrNotFound) || e == nil && store.BeingRemoved(now) {
 		// Another process is deleting it, or has replaced it.
-		if next, e := m.Locate(ctx, name); e == nil && next.ID != got.ID && next.Labels[record.Nonce] == got.Labels[record.Nonce] {
+		if next, e := m.Store.Locate(ctx, name); e == nil && next.ID != got.ID && next.Labels[record.Nonce] == got.Labels[record.Nonce] {
 			return m.Start(ctx, name, OwnLayer{})
 		}
 		return fault.NotFound

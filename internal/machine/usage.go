@@ -224,7 +224,7 @@ func (m *Machine) WorkspaceSize(ctx context.Context, container string, rec recor
 	// exec can't leave a capability out.
 	stream, err := m.Engine.Exec(ctx, container, engine.ExecSpec{
 		Argv: []string{GuestPath(rec.Settings), wire.VerbDu, record.Workspace}, User: "0:0", Dir: "/",
-		Check: func(ctx context.Context) error { return m.CheckCopied(ctx, rec.Name) },
+		Check: func(ctx context.Context) error { return m.Store.CheckCopied(ctx, rec.Name) },
 	})
 	if err != nil {
 		return 0, err

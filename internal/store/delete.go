@@ -60,7 +60,7 @@ func (s *Store) DeleteFound(ctx context.Context, rec record.Sandbox, got engine.
 	if claim != nil {
 		defer func() { err = errors.Join(err, claim.end(ctx, err, removing)) }()
 	}
-	d := &deletion{Store: s, rec: rec, got: got}
+	d := &deletion{store: s, rec: rec, got: got}
 	err = d.look(ctx, claim != nil)
 	outcomes = make([]Outcome, len(d.volumes))
 	for i, v := range d.volumes {
@@ -88,7 +88,7 @@ func (s *Store) DeleteFound(ctx context.Context, rec record.Sandbox, got engine.
 
 // A deletion is what DeleteFound removes.
 type deletion struct {
-	*Store
+	store        *Store
 	rec          record.Sandbox
 	got          engine.Container
 	replacements []string        // IDs
@@ -100,7 +100,7 @@ type deletion struct {
 func (d *deletion) look(ctx context.Context, claimed bool) error {
 	var volumesErr error
 	list := func() {
-		d.volumes, volumesErr = RetryCall(ctx, func() ([]engine.Volume, error) { return d.mountedVolumes(ctx, d.got) })
+		d.volumes, volumesErr = RetryCall(ctx, func() ([]engine.Volume, error) { return d.store.mountedVolumes(ctx, d.got) })
 	}
 	if !claimed {
 		list()
@@ -109,8 +109,8 @@ func (d *deletion) look(ctx context.Context, claimed bool) error {
 	var replacementsErr error
 	var looking sync.WaitGroup
 	looking.Go(list)
-	looking.Go(func() { d.replacements, replacementsErr = d.replacementsOf(ctx, d.rec) })
-	now, err := d.findToDelete(ctx, d.rec)
+	looking.Go(func() { d.replacements, replacementsErr = d.store.replacementsOf(ctx, d.rec) })
+	now, err := d.store.findToDelete(ctx, d.rec)
 	looking.Wait()
 	if err := errors.Join(err, replacementsErr); err != nil {
 		d.volumes = nil
@@ -133,7 +133,7 @@ func (d *deletion) deleteVolumes(ctx context.Context, reclaim Reclaim, outcomes 
 				continue
 			}
 			var err error
-			outcomes[i], err = d.deleteUnreferenced(ctx, v)
+			outcomes[i], err = d.store.deleteUnreferenced(ctx, v)
 			errs = append(errs, err)
 		}
 		return errors.Join(errs...)

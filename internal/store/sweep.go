@@ -90,7 +90,7 @@ func (s *Store) sweepInTurn(ctx context.Context) {
 func (s *Store) Sweep(ctx context.Context, all Inventory, report func(object string, err error)) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
-	w := &sweep{Store: s, all: all, now: s.Engine.Now(), gone: map[string]bool{}, alive: map[string]bool{}, report: report}
+	w := &sweep{store: s, all: all, now: s.Engine.Now(), gone: map[string]bool{}, alive: map[string]bool{}, report: report}
 	w.steps.SetLimit(sweepConcurrency)
 	w.markers(ctx)
 	w.replacements(ctx)
@@ -112,7 +112,7 @@ func (s *Store) Sweep(ctx context.Context, all Inventory, report func(object str
 
 // sweep is one sweep.
 type sweep struct {
-	*Store
+	store  *Store
 	all    Inventory
 	now    time.Time
 	gone   map[string]bool // IDs of the removed containers
@@ -126,13 +126,13 @@ type sweep struct {
 // beside runs a step for one object beside others. It leaves out an object that the engine has
 // not answered for of late.
 func (w *sweep) beside(ctx context.Context, object string, step func(context.Context) error) {
-	if at, silent := w.silent.Load(object); silent && time.Since(at.(time.Time)) < silentTime {
+	if at, silent := w.store.silent.Load(object); silent && time.Since(at.(time.Time)) < silentTime {
 		return
 	}
 	w.steps.Go(func() error {
 		began := time.Now()
 		if err := step(ctx); err != nil && time.Since(began) > slowStep && ctx.Err() != nil {
-			w.silent.Store(object, time.Now())
+			w.store.silent.Store(object, time.Now())
 		}
 		return nil
 	})
@@ -157,9 +157,9 @@ func (w *sweep) log(object string, err error) {
 		w.report(object, err)
 	}
 	if err != nil {
-		w.Log.Warn("sweep", "object", object, "error", err)
+		w.store.Log.Warn("sweep", "object", object, "error", err)
 	} else {
-		w.Log.Info("swept", "object", object)
+		w.store.Log.Info("swept", "object", object)
 	}
 }
 
@@ -171,7 +171,7 @@ func (w *sweep) markers(ctx context.Context) {
 		}
 	}
 	for _, name := range record.ExpiredLeftovers(w.all.Volumes, w.now) {
-		w.log("marker "+name, w.DropVolume(ctx, engine.Volume{Name: name}))
+		w.log("marker "+name, w.store.DropVolume(ctx, engine.Volume{Name: name}))
 	}
 	w.steps.Wait()
 }
@@ -190,8 +190,8 @@ func (w *sweep) suspects(ctx context.Context) {
 	}
 	for _, m := range expired {
 		w.beside(ctx, m.Name, func(ctx context.Context) error {
-			now, found, err := record.FindMarker(ctx, w.Engine, m.Name)
-			if err != nil || !found || now.Nonce != m.Nonce || !w.isDead(now) {
+			now, found, err := record.FindMarker(ctx, w.store.Engine, m.Name)
+			if err != nil || !found || now.Nonce != m.Nonce || !w.store.isDead(now) {
 				return err
 			}
 			return w.takeOver(ctx, now)
@@ -203,23 +203,23 @@ func (w *sweep) suspects(ctx context.Context) {
 // revisions removes revisions of sandboxes that are gone, and those that no search needs.
 func (w *sweep) revisions(ctx context.Context) {
 	for _, name := range record.OrphanedRevisions(w.all.Volumes, w.alive, w.now, minOrphanAge) {
-		w.log("revision "+name, w.DropVolume(ctx, engine.Volume{Name: name}))
+		w.log("revision "+name, w.store.DropVolume(ctx, engine.Volume{Name: name}))
 	}
 	// What follows is no leftover of anybody, so it is in no report.
 	for _, line := range record.SupersededRevisions(w.all.Volumes, w.now, minOrphanAge) {
 		for _, name := range line {
-			if w.DropVolume(ctx, engine.Volume{Name: name}) != nil {
+			if w.store.DropVolume(ctx, engine.Volume{Name: name}) != nil {
 				break
 			}
 		}
 	}
 	for _, name := range record.PastSweeps(w.all.Volumes, w.now) {
-		_ = w.DropVolume(ctx, engine.Volume{Name: name})
+		_ = w.store.DropVolume(ctx, engine.Volume{Name: name})
 	}
 }
 
 func (w *sweep) takeOver(ctx context.Context, m record.Marker) error {
-	err := w.TakeOver(ctx, m)
+	err := w.store.TakeOver(ctx, m)
 	w.log("half-made sandbox "+m.Name, err)
 	for _, got := range w.all.Containers {
 		if err == nil && m.Nonce != "" && got.Labels[record.Nonce] == m.Nonce {
@@ -236,7 +236,7 @@ func (w *sweep) replacements(ctx context.Context) {
 			continue
 		}
 		w.beside(ctx, record.NextName(rec.Name), func(ctx context.Context) error {
-			err := w.finishOrphan(ctx, rec, false)
+			err := w.store.finishOrphan(ctx, rec, false)
 			if err != nil {
 				w.log("new container of sandbox "+rec.Name, err)
 			}
@@ -251,7 +251,7 @@ func (w *sweep) helper(ctx context.Context, got engine.Container) error {
 	if !w.all.abandonedHelper(got, w.now) {
 		return nil
 	}
-	err := w.RemoveContainer(ctx, got.ID, got.Labels[record.Nonce])
+	err := w.store.RemoveContainer(ctx, got.ID, got.Labels[record.Nonce])
 	w.log("helper "+got.Name, err)
 	return err
 }
@@ -282,7 +282,7 @@ func (w *sweep) sandbox(ctx context.Context, rec record.Sandbox, got engine.Cont
 	age := w.now.Sub(got.CreatedAt)
 	if _, marked := w.all.Markers[rec.Name]; got.State == engine.StateCreated && rec.By == "" && !marked && age > neverStartedAge {
 		w.beside(ctx, got.ID, func(ctx context.Context) error {
-			err := w.removeAllOf(ctx, rec.Nonce)
+			err := w.store.removeAllOf(ctx, rec.Nonce)
 			if err == nil {
 				w.removed(got.ID)
 			}
@@ -300,14 +300,14 @@ func (w *sweep) sandbox(ctx context.Context, rec record.Sandbox, got engine.Cont
 
 // abandon removes a stopped sandbox that is not persistent, if it has outlived its handle.
 func (w *sweep) abandon(ctx context.Context, rec record.Sandbox, got engine.Container) error {
-	abandoned, err := w.abandoned(ctx, got.ID, w.now)
+	abandoned, err := w.store.abandoned(ctx, got.ID, w.now)
 	if err == nil && abandoned {
 		// It may have become persistent since it was listed.
-		rec, err = record.Latest(ctx, w.Engine, w.all.Revisions.Of(rec))
+		rec, err = record.Latest(ctx, w.store.Engine, w.all.Revisions.Of(rec))
 		abandoned = err == nil && !rec.Persists()
 	}
 	if err == nil && abandoned {
-		if _, err = w.Delete(ctx, rec, DropOwn); !errors.Is(err, fault.NotFound) {
+		if _, err = w.store.Delete(ctx, rec, DropOwn); !errors.Is(err, fault.NotFound) {
 			w.log("sandbox "+rec.Name, err)
 		}
 		abandoned = err == nil
@@ -351,18 +351,18 @@ func (w *sweep) snapshots(ctx context.Context) {
 			continue
 		}
 		if rec, ok := record.DecodeSnapshot(v.Name, v.Labels); ok && !rec.ExpiresAt.IsZero() && w.now.After(rec.ExpiresAt) && len(users[rec.ID]) == 0 {
-			w.log("expired snapshot "+rec.ID, w.DropSnapshot(ctx, rec))
+			w.log("expired snapshot "+rec.ID, w.store.DropSnapshot(ctx, rec))
 		}
 		if w.emptyTree(v, recs) {
-			w.log("volume "+v.Name, w.DropVolume(ctx, v))
+			w.log("volume "+v.Name, w.store.DropVolume(ctx, v))
 		}
 		if of, is := record.OverlayOf(v.Name); is && record.Is(v.Labels, record.RoleOverlay) && !names[of] && w.isMissing(ctx, of) {
-			w.log("volume "+v.Name, w.DropVolume(ctx, v))
+			w.log("volume "+v.Name, w.store.DropVolume(ctx, v))
 		}
 	}
 	for id, nonce := range w.all.orphanedFiles() {
 		if w.isMissing(ctx, record.SnapshotName(id)) {
-			w.log("files of snapshot "+id, w.dropSnapshotFiles(ctx, id, nonce))
+			w.log("files of snapshot "+id, w.store.dropSnapshotFiles(ctx, id, nonce))
 		}
 	}
 }
@@ -371,7 +371,7 @@ func (w *sweep) snapshots(ctx context.Context) {
 // the labels of the volumes that it lists after their names: a list may lack the marker of an
 // operation that has just ended, as removed, and what was created before that, as not yet there.
 func (w *sweep) isMissing(ctx context.Context, name string) bool {
-	_, err := w.Engine.InspectVolume(ctx, name)
+	_, err := w.store.Engine.InspectVolume(ctx, name)
 	return errors.Is(err, engine.ErrNotFound)
 }
 

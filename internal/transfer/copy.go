@@ -70,10 +70,10 @@ func (j *Job) readLayer(from engine.Container, layer machine.Layer) {
 
 // A Copier copies the files of a sandbox, or of a snapshot, with a helper.
 type Copier struct {
-	*machine.Helper
-	name string // of the sandbox that is being created
-	last wire.Copied
-	from []string // volumes that it reads
+	Helper *machine.Helper
+	name   string // of the sandbox that is being created
+	last   wire.Copied
+	from   []string // volumes that it reads
 }
 
 // NewCopier returns a copier for the sandbox of that name. Its helpers carry the nonce of
@@ -100,7 +100,7 @@ func (k *Copier) spec(jobs []Job, q *quiesce) (engine.ContainerSpec, error) {
 		case from.Volume != "":
 			spec.Mounts = append(spec.Mounts, engine.Mount{Type: "volume", Source: from.Volume, Target: job.From, ReadOnly: true, NoCopy: true,
 				// If it was just removed the engine creates one with these labels.
-				VolumeLabels: record.Base(record.RoleHelper, k.Nonce, k.Engine.Now())})
+				VolumeLabels: record.Base(record.RoleHelper, k.Helper.Nonce, k.Helper.Machine.Engine.Now())})
 		case from.Layer.Dir != "":
 			spec.Mounts = append(spec.Mounts, engine.Mount{Type: "bind", Source: from.Layer.Dir, Target: job.From, ReadOnly: true})
 		default:
@@ -156,7 +156,7 @@ func (k *Copier) run(ctx context.Context, jobs []Job, q *quiesce) (err error) {
 	for _, t := range jobs {
 		if name := t.From.Volume; name != "" && !slices.Contains(k.from, name) {
 			k.from = append(k.from, name)
-			k.Undo.Add("volume "+name, func(ctx context.Context) error { return k.RemoveVolume(ctx, name, k.Nonce) })
+			k.Helper.Undo.Add("volume "+name, func(ctx context.Context) error { return k.Helper.Machine.Store.RemoveVolume(ctx, name, k.Helper.Nonce) })
 		}
 	}
 	beating, stop := context.WithCancel(ctx)
@@ -164,7 +164,7 @@ func (k *Copier) run(ctx context.Context, jobs []Job, q *quiesce) (err error) {
 	defer func() { stop(); beats.Wait() }()
 	var to io.Writer // that beats go to
 	var last wire.Copied
-	err = k.RunInteractive(ctx, spec, q != nil, nil, func(line []byte, w io.Writer) (bool, error) {
+	err = k.Helper.RunInteractive(ctx, spec, q != nil, nil, func(line []byte, w io.Writer) (bool, error) {
 		last = wire.Copied{}
 		if err := json.Unmarshal(line, &last); err != nil {
 			return false, err
@@ -180,7 +180,7 @@ func (k *Copier) run(ctx context.Context, jobs []Job, q *quiesce) (err error) {
 		case last.Lingers && q != nil:
 			return false, tell(ctx, w, []byte{'\n'}, q.then())
 		}
-		k.Report.Report(machine.Progress{Step: "copy", Current: last.Bytes, Files: last.Files})
+		k.Helper.Report.Report(machine.Progress{Step: "copy", Current: last.Bytes, Files: last.Files})
 		return last.Done, nil
 	})
 	switch {
@@ -252,8 +252,8 @@ func (k *Copier) OwnLayer(first int, jobs []Job) machine.OwnLayer {
 func (k *Copier) checkSources(ctx context.Context) error {
 	slices.Sort(k.from)
 	for _, name := range k.from {
-		v, err := k.Engine.InspectVolume(ctx, name)
-		if errors.Is(err, engine.ErrNotFound) || err == nil && v.Labels[record.Nonce] == k.Nonce {
+		v, err := k.Helper.Machine.Engine.InspectVolume(ctx, name)
+		if errors.Is(err, engine.ErrNotFound) || err == nil && v.Labels[record.Nonce] == k.Helper.Nonce {
 			return fmt.Errorf("%w: %s was removed while it was copied", fault.VolumeNotFound, name)
 		}
 		if err != nil {

@@ -38,11 +38,11 @@ func fillTo(i int) string { return "/copy/to/" + strconv.Itoa(i) }
 
 // A Filler fills the volumes of a sandbox that is being created.
 type Filler struct {
-	*machine.Helper
-	For   record.Sandbox
-	Owner wire.Owner // of the workspace's files
-	From  *source.Bounds
-	step  string // of the reported progress
+	Helper *machine.Helper
+	For    record.Sandbox
+	Owner  wire.Owner // of the workspace's files
+	From   *source.Bounds
+	step   string // of the reported progress
 }
 
 // Directories copies every directory into its volume. The engine copies those that it sees
@@ -60,7 +60,7 @@ func (f *Filler) fill(ctx context.Context, fills []Directory) (err error) {
 	defer span.End(&err)
 	for _, fill := range fills {
 		if text := source.RepositoryElsewhere(fill.Dir); text != "" {
-			f.Log.Warn("git will not work in the copy", "sandbox", f.For.Name, "what", text)
+			f.Helper.Machine.Log.Warn("git will not work in the copy", "sandbox", f.For.Name, "what", text)
 			f.Report(text)
 		}
 	}
@@ -76,7 +76,7 @@ func (f *Filler) fill(ctx context.Context, fills []Directory) (err error) {
 // them. It may be on another machine, in a virtual one, or see other files at the same path
 // than this process does, so its helper copies only directories of these identities.
 func (f *Filler) identities(fills []Directory) []wire.Identity {
-	if f.OtherKernel() {
+	if f.Helper.Machine.OtherKernel() {
 		return nil
 	}
 	ids := make([]wire.Identity, len(fills))
@@ -103,7 +103,7 @@ func (f *Filler) CheckBinds(ctx context.Context, binds []record.Mount) error {
 		if err != nil {
 			return fmt.Errorf("%w (here: %w)", notLocal(m), err)
 		}
-		if f.OtherKernel() {
+		if f.Helper.Machine.OtherKernel() {
 			return notLocal(m)
 		}
 		spec.Mounts = append(spec.Mounts, engine.Mount{Type: "bind", Source: m.Source, Target: fillFrom(i), ReadOnly: true})
@@ -117,7 +117,7 @@ func (f *Filler) CheckBinds(ctx context.Context, binds []record.Mount) error {
 		return fmt.Errorf("mount at %q: compare %s with this machine's: %w", binds[e.Job].Target, binds[e.Job].Source, e)
 	}
 	if last.Boot != order.Jobs[0].Is.Boot {
-		f.SetOtherKernel()
+		f.Helper.Machine.SetOtherKernel()
 	}
 	var errs []error
 	for _, i := range last.Elsewhere {
@@ -145,7 +145,7 @@ func (f *Filler) spec(fills []Directory) engine.ContainerSpec {
 // copyOnEngine copies with a helper that mounts the directories, and returns those that
 // have to be streamed.
 func (f *Filler) copyOnEngine(ctx context.Context, fills []Directory, ids []wire.Identity) (rest []Directory, err error) {
-	slot, err := f.Slot(ctx)
+	slot, err := f.Helper.Machine.Slot(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -159,8 +159,8 @@ func (f *Filler) copyOnEngine(ctx context.Context, fills []Directory, ids []wire
 	last, err := f.copy(ctx, spec, order, nil)
 	if errors.Is(err, machine.ErrHelperNotStarted) {
 		// The engine has no such directory, or shows none to a container.
-		f.Log.Debug("directories are streamed: the engine can't mount them", "sandbox", f.For.Name, "error", err)
-		return fills, f.Undo.Run(ctx) // the helper may have been created
+		f.Helper.Machine.Log.Debug("directories are streamed: the engine can't mount them", "sandbox", f.For.Name, "error", err)
+		return fills, f.Helper.Undo.Run(ctx) // the helper may have been created
 	}
 	if err != nil {
 		return nil, err
@@ -170,7 +170,7 @@ func (f *Filler) copyOnEngine(ctx context.Context, fills []Directory, ids []wire
 	}
 	reportSkipped(f.Helper, f.For.Name, f.step, last)
 	if last.Boot != ids[0].Boot {
-		f.SetOtherKernel()
+		f.Helper.Machine.SetOtherKernel()
 	}
 	for _, i := range last.Elsewhere {
 		rest = append(rest, fills[i])
@@ -232,7 +232,7 @@ func (f *Filler) copy(ctx context.Context, spec engine.ContainerSpec, order wire
 		return last, err
 	}
 	spec.Entrypoint = append(spec.Entrypoint, wire.VerbCopy, string(arg))
-	err = f.Run(ctx, spec, feed, func(line []byte) (bool, error) {
+	err = f.Helper.Run(ctx, spec, feed, func(line []byte) (bool, error) {
 		last = wire.Copied{}
 		if err := json.Unmarshal(line, &last); err != nil {
 			return false, err
@@ -254,7 +254,7 @@ func copyFailed(fills []Directory, e *wire.CopyError) error {
 // reportSkipped logs and reports what a copy left out, if anything.
 func reportSkipped(h *machine.Helper, sandbox, step string, last wire.Copied) {
 	if text := skippedText(last); text != "" {
-		h.Log.Warn("not everything was copied", "sandbox", sandbox, "what", text)
+		h.Machine.Log.Warn("not everything was copied", "sandbox", sandbox, "what", text)
 		h.Report.Report(machine.Progress{Step: step, Text: text, Current: last.Bytes, Files: last.Files})
 	}
 }
@@ -328,6 +328,6 @@ func (f *Filler) Skipped(report archive.Report) {
 		names = append(names, fmt.Sprintf("%q (%s)", s.Path, s.Reason))
 	}
 	text := fmt.Sprintf("left out %d entries: %s", int64(len(report.Skipped))+report.More, strings.Join(names, ", "))
-	f.Log.Warn("not everything was copied", "sandbox", f.For.Name, "what", text)
+	f.Helper.Machine.Log.Warn("not everything was copied", "sandbox", f.For.Name, "what", text)
 	f.Helper.Report.Report(machine.Progress{Step: f.step, Text: text, Current: report.Bytes, Files: report.Files})
 }

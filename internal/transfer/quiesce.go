@@ -44,7 +44,7 @@ type Then struct {
 func CopyConsistent(ctx context.Context, k *Copier, rec record.Sandbox, jobs []Job, then *Then) (engine.Container, error) {
 	var tries attempts
 	for again := false; ; again = true {
-		got, err := k.Recheck(ctx, rec)
+		got, err := k.Helper.Machine.Store.Recheck(ctx, rec)
 		if err == nil {
 			err = k.setLayers(ctx, jobs, got, again)
 		}
@@ -54,7 +54,7 @@ func CopyConsistent(ctx context.Context, k *Copier, rec record.Sandbox, jobs []J
 		if err != nil {
 			return got, err
 		}
-		q := &quiesce{pause: pause{s: k.Store, rec: rec, id: got.ID}, got: got,
+		q := &quiesce{pause: pause{s: k.Helper.Machine.Store, rec: rec, id: got.ID}, got: got,
 			hold: tries.moved < holdAttempts && got.State == engine.StateRunning && len(rec.ControlKey) == ed25519.SeedSize}
 		if then != nil {
 			q.then = func() error { return then.Do(ctx, got) }
@@ -85,7 +85,7 @@ func (k *Copier) setLayers(ctx context.Context, jobs []Job, got engine.Container
 		if !jobs[i].Layer {
 			continue
 		}
-		layer, err := k.LayerOf(ctx, got)
+		layer, err := k.Helper.Machine.LayerOf(ctx, got)
 		if err == nil && layer == (machine.Layer{}) {
 			err = ErrNoLayer
 		}
@@ -104,14 +104,14 @@ type attempts struct{ moved, changed int }
 // judge reports whether a copy has to be repeated that failed with err, or was made without a
 // hold. A failure because the sandbox has changed is reported as such.
 func (a *attempts) judge(ctx context.Context, k *Copier, q *quiesce, stayed bool, err error) (repeat bool, _ error) {
-	now, gone := k.Recheck(ctx, q.rec)
+	now, gone := k.Helper.Machine.Store.Recheck(ctx, q.rec)
 	if gone != nil {
 		return false, errors.Join(gone, err)
 	}
 	switch {
 	case errors.Is(err, errMoved):
 		a.moved++
-		k.Log.Info("the sandbox is copied again", "sandbox", q.rec.Name, "error", err)
+		k.Helper.Machine.Log.Info("the sandbox is copied again", "sandbox", q.rec.Name, "error", err)
 		return true, nil
 	case errors.Is(err, errChanged) || !stayed || now.ID != q.got.ID || !now.StartedAt.Equal(q.got.StartedAt) || now.State != q.got.State:
 		if a.changed++; a.changed == changeAttempts {
@@ -154,7 +154,7 @@ func (q *quiesce) answer(ctx context.Context, k *Copier, ready wire.Copied) ([]b
 	}
 	q.held = false
 	if q.hold {
-		k.Log.Info("the engine pauses the sandbox for a copy: its processes can't be held", "sandbox", q.rec.Name, "reason", ready.Unheld)
+		k.Helper.Machine.Log.Info("the engine pauses the sandbox for a copy: its processes can't be held", "sandbox", q.rec.Name, "reason", ready.Unheld)
 	}
 	return []byte{'\n'}, q.start(ctx, q.got)
 }

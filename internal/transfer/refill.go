@@ -28,7 +28,7 @@ func Refill(ctx context.Context, m *machine.Machine, rec record.Sandbox, nonce s
 		if err != nil || !record.OurName(from.Name) || !record.Is(from.Labels, record.RoleFrozen) {
 			return fmt.Errorf("%w: its volume %s was removed", fault.SnapshotNotFound, r.From)
 		}
-		to, err := m.FindVolume(ctx, r.To)
+		to, err := m.Store.FindVolume(ctx, r.To)
 		if err != nil {
 			return err
 		}
@@ -36,7 +36,7 @@ func Refill(ctx context.Context, m *machine.Machine, rec record.Sandbox, nonce s
 	}
 	k := NewCopier(m, rec.Name, nonce, report)
 	if err := k.Copy(ctx, jobs); err != nil {
-		return errors.Join(err, k.Undo.Run(ctx))
+		return errors.Join(err, k.Helper.Undo.Run(ctx))
 	}
 	return nil
 }

@@ -58,7 +58,7 @@ func (f *SnapshotFiles) Create(ctx context.Context) error {
 	for i := range jobs {
 		name := record.FrozenName(f.Record.ID, i)
 		f.Record.Trees[i].Volume, jobs[i].To.Volume, jobs[i].Labels = name, name, f.Record.FrozenLabels()
-		if _, err := f.m.MakeVolume(ctx, &f.undo, name, jobs[i].Labels, nil); err != nil {
+		if _, err := f.m.Store.MakeVolume(ctx, &f.undo, name, jobs[i].Labels, nil); err != nil {
 			return err
 		}
 	}
@@ -90,7 +90,7 @@ func (f *SnapshotFiles) Commit(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := f.m.MakeVolume(ctx, &f.undo, record.SnapshotName(f.Record.ID), labels, nil); err != nil {
+	if _, err := f.m.Store.MakeVolume(ctx, &f.undo, record.SnapshotName(f.Record.ID), labels, nil); err != nil {
 		return err
 	}
 	return f.claim.Commit(ctx)
@@ -133,9 +133,9 @@ func (f *SnapshotFiles) jobs() []Job {
 // with these files, and the attributes of the trees' root directories.
 func (f *SnapshotFiles) copy(ctx context.Context, jobs []Job) (image string, roots []wire.Root, err error) {
 	ref := record.SnapshotImage(f.Record.ID)
-	f.undo.Add("image "+ref, func(ctx context.Context) error { return f.m.Uncommit(ctx, ref, f.Record.Nonce) })
+	f.undo.Add("image "+ref, func(ctx context.Context) error { return f.m.Store.Uncommit(ctx, ref, f.Record.Nonce) })
 	k := NewCopier(f.m, f.from.Name, f.Record.Nonce, f.report)
-	f.undo.Add("helper", k.Undo.Run)
+	f.undo.Add("helper", k.Helper.Undo.Run)
 	committed := ""
 	var commit *Then
 	if f.commits || f.Check != nil {
@@ -151,7 +151,7 @@ func (f *SnapshotFiles) copy(ctx context.Context, jobs []Job) (image string, roo
 				}
 				return err
 			},
-			Undo: func(ctx context.Context) error { return f.m.Uncommit(ctx, ref, f.Record.Nonce) },
+			Undo: func(ctx context.Context) error { return f.m.Store.Uncommit(ctx, ref, f.Record.Nonce) },
 		}
 	}
 	got, err := CopyConsistent(ctx, k, f.from, jobs, commit)
@@ -172,7 +172,7 @@ func Commit(ctx context.Context, m *machine.Machine, got engine.Container, image
 		return "", err
 	}
 	report.Report(machine.Progress{Step: "commit"})
-	made, err := m.Commit(context.WithoutCancel(ctx), got, image, ref, labels)
+	made, err := m.Store.Commit(context.WithoutCancel(ctx), got, image, ref, labels)
 	return made.ID, err
 }
 
@@ -238,7 +238,7 @@ func (f *SnapshotFiles) Release(ctx context.Context, shared bool) error {
 	ref := record.SnapshotImage(f.Record.ID)
 	return fault.Within(context.WithoutCancel(ctx), store.UndoTimeout, "the image of the copied files was not removed", func(ctx context.Context) error {
 		return errors.Join(
-			engine.Retry(ctx, func() error { return f.m.DropLayer(ctx, ref) }),
+			engine.Retry(ctx, func() error { return f.m.Store.DropLayer(ctx, ref) }),
 			engine.Retry(ctx, func() error {
 				return record.Drop(ctx, f.m.Engine, record.SnapshotMarker(f.Record.ID), f.Record.Nonce)
 			}))
