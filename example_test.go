@@ -319,7 +319,7 @@ func ExampleList() {
 		defer sb.Close()
 	}
 
-	running, err := sandbox.List(ctx, sandbox.TagFilter("job", job), sandbox.StatusFilter(sandbox.Running))
+	running, err := sandbox.List(ctx, sandbox.TagFilter("job", job), sandbox.StatusFilter(sandbox.StateRunning))
 	if err != nil {
 		fmt.Println(err)
 	}

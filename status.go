@@ -34,14 +34,6 @@ const (
 	StateError    State = store.Failed   // the engine reports a failure
 )
 
-// Short names of the states, for [StatusFilter].
-const (
-	Creating = StateCreating
-	Running  = StateRunning
-	Paused   = StatePaused
-	Stopped  = StateStopped
-)
-
 // Info describes a sandbox in [List].
 type Info struct {
 	ID        string    `json:"id"`

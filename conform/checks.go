@@ -125,7 +125,7 @@ func listAndStatus(ctx context.Context, r *run) error {
 		return err
 	}
 	i := slices.IndexFunc(infos, func(i sandbox.Info) bool { return i.ID == sb.ID() })
-	if i < 0 || infos[i].State != sandbox.Running {
+	if i < 0 || infos[i].State != sandbox.StateRunning {
 		return fmt.Errorf("the list does not tell that %s is running: %+v", sb.Name(), infos)
 	}
 	st, err := sb.Status(ctx)
@@ -137,7 +137,7 @@ func listAndStatus(ctx context.Context, r *run) error {
 	} else if st.Usage.Processes < 1 || st.Usage.MemoryBytes < 1 {
 		return fmt.Errorf("the status does not tell the usage of a running session: %s, %+v", st.State, st.Usage)
 	}
-	if st.State != sandbox.Running {
+	if st.State != sandbox.StateRunning {
 		return fmt.Errorf("the status says that it is %s", st.State)
 	}
 	if st.Workspace.SizeBytes < 0 {
@@ -161,7 +161,7 @@ func listFilters(ctx context.Context, r *run) error {
 			return err
 		}
 		// At once: some engines' lists hear of a stop after their reply to it.
-		infos, err := r.client.List(ctx, sandbox.TagFilter("conform", value), sandbox.StatusFilter(sandbox.Stopped))
+		infos, err := r.client.List(ctx, sandbox.TagFilter("conform", value), sandbox.StatusFilter(sandbox.StateStopped))
 		if err != nil {
 			return err
 		}
@@ -548,7 +548,7 @@ func stopAndResume(ctx context.Context, r *run) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if states[0] != sandbox.Stopped || states[1] != sandbox.Stopped {
+	if states[0] != sandbox.StateStopped || states[1] != sandbox.StateStopped {
 		return fmt.Errorf("after two calls of Stop it is %q", states)
 	}
 	return expect(ctx, sb, "cat /workspace/a /srv/b/c", "workspace\nlayer\n")
@@ -569,7 +569,7 @@ func (r *run) ends(ctx context.Context, sb *sandbox.Sandbox, reason string) erro
 		if err != nil {
 			return err
 		}
-		if st.State == sandbox.Stopped {
+		if st.State == sandbox.StateStopped {
 			if st.Reason != reason {
 				return fmt.Errorf("the session ended because of %q instead of %q", st.Reason, reason)
 			}
@@ -748,7 +748,7 @@ func forkStopped(ctx context.Context, r *run) error {
 		return err
 	}
 	st, err := r.client.Inspect(ctx, sb.Name())
-	if err == nil && st.State != sandbox.Stopped {
+	if err == nil && st.State != sandbox.StateStopped {
 		err = fmt.Errorf("the source is %s after its fork", st.State)
 	}
 	return err

@@ -219,7 +219,7 @@ func TestSeveralNamesCollectFailures(t *testing.T) {
 		t.Errorf("stop: code %d, %q", code, errOut)
 	}
 	code, out, errOut = call(t.Context(), "", "start", "--json", "none-1", name)
-	if code != codeFailed || !strings.Contains(out, `"status": "running"`) || !strings.Contains(errOut, "none-1") || details(t, name).State != sandbox.Running {
+	if code != codeFailed || !strings.Contains(out, `"status": "running"`) || !strings.Contains(errOut, "none-1") || details(t, name).State != sandbox.StateRunning {
 		t.Errorf("start: code %d, %q, %q", code, out, errOut)
 	}
 	code, out, errOut = call(t.Context(), "", "rm", "none-1", name, "none-2")

@@ -195,7 +195,7 @@ func checkFlags(t *testing.T, verb, source, dir string) {
 		}
 	case "create":
 		var st sandbox.Status
-		if err := json.Unmarshal([]byte(out), &st); err != nil || st.Name != name || st.State != sandbox.Running {
+		if err := json.Unmarshal([]byte(out), &st); err != nil || st.Name != name || st.State != sandbox.StateRunning {
 			t.Errorf("create --json = %s, %v", out, err)
 		}
 	case "fork":

@@ -32,7 +32,7 @@ func TestJSONIsTheLibrarysOwn(t *testing.T) {
 	removeAtEnd(t, name, name+"-f", name+"-n-1", name+"-n-2")
 	dir := harness.HostDir(t, map[string]string{"file": "text"})
 
-	if st := decoded[sandbox.Status](t, "create", "--json", "--name", name, "--snapshot=", "--network", "deny-all", "--port", "3000"); st.Name != name || st.State != sandbox.Running || st.LogsEndpoint == "" {
+	if st := decoded[sandbox.Status](t, "create", "--json", "--name", name, "--snapshot=", "--network", "deny-all", "--port", "3000"); st.Name != name || st.State != sandbox.StateRunning || st.LogsEndpoint == "" {
 		t.Errorf("create: %+v", st)
 	}
 	if list := decoded[[]sandbox.Info](t, "list", "--json", "--status", "running", "--prefix", name); len(list) != 1 || list[0].Ports[3000].Port() == 0 {
@@ -80,7 +80,7 @@ func TestJSONIsTheLibrarysOwn(t *testing.T) {
 	if list := decoded[[]sandbox.Snapshot](t, "snapshot", "list", "--json", "--sandbox", name, "--name", "first"); len(list) != 1 || !reflect.DeepEqual(list[0], snap) {
 		t.Errorf("snapshot list: %+v", list)
 	}
-	if st := decoded[sandbox.Status](t, "rollback", "--json", name, snap.ID); st.Name != name || st.State != sandbox.Running {
+	if st := decoded[sandbox.Status](t, "rollback", "--json", name, snap.ID); st.Name != name || st.State != sandbox.StateRunning {
 		t.Errorf("rollback: %+v", st)
 	}
 	if st := decoded[sandbox.Status](t, "fork", "--json", "--name", name+"-f", name); st.Source != "fork of "+name {

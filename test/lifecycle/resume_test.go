@@ -111,7 +111,7 @@ func testNeverResumeStartsNoSession(t *testing.T, c *sandbox.Client, name string
 				t.Errorf("%s of a sandbox that is stopped %s: %v, want ErrNotRunning", what, when, err)
 			}
 		}
-		if st, err := c.Inspect(t.Context(), name); err != nil || st.State != sandbox.Stopped {
+		if st, err := c.Inspect(t.Context(), name); err != nil || st.State != sandbox.StateStopped {
 			t.Errorf("then it is %s, %v", st.State, err)
 		}
 	}

@@ -154,12 +154,12 @@ func TestListTellsOfEverySandbox(t *testing.T) {
 		{"two tags", []sandbox.ListOption{sandbox.TagFilter("color", "red"), sandbox.TagFilter("size=é", "xl")}, []string{"-b"}},
 		{"an empty value", []sandbox.ListOption{sandbox.TagFilter("size=é", "")}, []string{"-a"}},
 		{"a missing key", []sandbox.ListOption{sandbox.TagFilter("shape", "")}, []string{}},
-		{"state", []sandbox.ListOption{sandbox.StatusFilter(sandbox.Running)}, []string{"-a"}},
+		{"state", []sandbox.ListOption{sandbox.StatusFilter(sandbox.StateRunning)}, []string{"-a"}},
 		{"state in words", []sandbox.ListOption{sandbox.StatusFilter("running")}, []string{"-a"}},
-		{"another state", []sandbox.ListOption{sandbox.StatusFilter(sandbox.Stopped)}, []string{"-b"}},
-		{"states", []sandbox.ListOption{sandbox.StatusFilter(sandbox.Paused, sandbox.Stopped)}, []string{"-c", "-b"}},
-		{"states that none has", []sandbox.ListOption{sandbox.StatusFilter(sandbox.Creating, sandbox.StateError)}, []string{}},
-		{"state and tag", []sandbox.ListOption{sandbox.StatusFilter(sandbox.Running), sandbox.TagFilter("size=é", "xl")}, []string{}},
+		{"another state", []sandbox.ListOption{sandbox.StatusFilter(sandbox.StateStopped)}, []string{"-b"}},
+		{"states", []sandbox.ListOption{sandbox.StatusFilter(sandbox.StatePaused, sandbox.StateStopped)}, []string{"-c", "-b"}},
+		{"states that none has", []sandbox.ListOption{sandbox.StatusFilter(sandbox.StateCreating, sandbox.StateError)}, []string{}},
+		{"state and tag", []sandbox.ListOption{sandbox.StatusFilter(sandbox.StateRunning), sandbox.TagFilter("size=é", "xl")}, []string{}},
 		{"a longer prefix", []sandbox.ListOption{sandbox.NamePrefix(prefix + "-b")}, []string{"-c", "-b", "-a"}}, // the later one wins
 	} {
 		list, err := c.List(t.Context(), append(test.opts, sandbox.NamePrefix(prefix))...)
