@@ -47,7 +47,7 @@ type Client struct {
 }
 
 // Limits bound what one client creates, and what a sandbox can make this program hold in
-// memory. See [CopyOption] for what [Sandbox.CopyOut] writes.
+// memory. See [CopyOptions] for what [Sandbox.CopyOut] writes.
 type Limits struct {
 	// Creates bounds how many sandboxes the engine creates, fills and starts at once for the
 	// client; further calls wait. Pulls of images, reads of a source, [WithConfirm] and

@@ -17,24 +17,24 @@ import (
 // The package's names are a contract. What does not compile here breaks programs that
 // other people have written.
 var (
-	_ func(context.Context, ...sandbox.CreateOption) (*sandbox.Sandbox, error)                   = sandbox.Create
-	_ func(context.Context, string, ...sandbox.GetOption) (*sandbox.Sandbox, error)              = sandbox.Get
-	_ func(context.Context, string, ...sandbox.CreateOption) (*sandbox.Sandbox, error)           = sandbox.GetOrCreate
-	_ func(context.Context, string, ...sandbox.ForkOption) (*sandbox.Sandbox, error)             = sandbox.Fork
-	_ func(context.Context, ...sandbox.ListOption) ([]sandbox.Info, error)                       = sandbox.List
-	_ func(context.Context, string) (sandbox.Status, error)                                      = sandbox.Inspect
-	_ func(context.Context, string, ...sandbox.DeleteOption) (sandbox.DeleteReport, error)       = sandbox.Delete
-	_ func(context.Context) ([]sandbox.Volume, error)                                            = sandbox.ListVolumes
-	_ func(context.Context) ([]sandbox.Volume, error)                                            = sandbox.OrphanedVolumes
-	_ func(context.Context, string, ...sandbox.DeleteVolumeOption) (sandbox.DeleteReport, error) = sandbox.DeleteVolume
-	_ func(context.Context, ...sandbox.CleanupOption) (sandbox.CleanupReport, error)             = sandbox.CleanupOrphanedVolumes
-	_ func(context.Context, string) error                                                        = sandbox.DeleteSnapshot
-	_ func(context.Context, string) (sandbox.Snapshot, error)                                    = sandbox.GetSnapshot
-	_ func(context.Context) ([]*sandbox.SnapshotNode, error)                                     = sandbox.SnapshotTree
-	_ func(context.Context) (sandbox.Health, error)                                              = sandbox.CheckHealth
-	_ func(...sandbox.ClientOption) (*sandbox.Client, error)                                     = sandbox.NewClient
-	_ func(string) (sandbox.Mount, error)                                                        = sandbox.ParseMount
-	_ func(string) (sandbox.Mount, error)                                                        = sandbox.ParseVolumeMount
+	_ func(context.Context, ...sandbox.CreateOption) (*sandbox.Sandbox, error)                 = sandbox.Create
+	_ func(context.Context, string, ...sandbox.GetOption) (*sandbox.Sandbox, error)            = sandbox.Get
+	_ func(context.Context, string, ...sandbox.CreateOption) (*sandbox.Sandbox, error)         = sandbox.GetOrCreate
+	_ func(context.Context, string, ...sandbox.ForkOption) (*sandbox.Sandbox, error)           = sandbox.Fork
+	_ func(context.Context, sandbox.ListOptions) ([]sandbox.Info, error)                       = sandbox.List
+	_ func(context.Context, string) (sandbox.Status, error)                                    = sandbox.Inspect
+	_ func(context.Context, string, sandbox.DeleteOptions) (sandbox.DeleteReport, error)       = sandbox.Delete
+	_ func(context.Context) ([]sandbox.Volume, error)                                          = sandbox.ListVolumes
+	_ func(context.Context) ([]sandbox.Volume, error)                                          = sandbox.OrphanedVolumes
+	_ func(context.Context, string, sandbox.DeleteVolumeOptions) (sandbox.DeleteReport, error) = sandbox.DeleteVolume
+	_ func(context.Context, sandbox.CleanupOptions) (sandbox.CleanupReport, error)             = sandbox.CleanupOrphanedVolumes
+	_ func(context.Context, string) error                                                      = sandbox.DeleteSnapshot
+	_ func(context.Context, string) (sandbox.Snapshot, error)                                  = sandbox.GetSnapshot
+	_ func(context.Context) ([]*sandbox.SnapshotNode, error)                                   = sandbox.SnapshotTree
+	_ func(context.Context) (sandbox.Health, error)                                            = sandbox.CheckHealth
+	_ func(...sandbox.ClientOption) (*sandbox.Client, error)                                   = sandbox.NewClient
+	_ func(string) (sandbox.Mount, error)                                                      = sandbox.ParseMount
+	_ func(string) (sandbox.Mount, error)                                                      = sandbox.ParseVolumeMount
 )
 
 var _ interface {
@@ -45,10 +45,10 @@ var _ interface {
 	Stop(context.Context) (sandbox.State, error)
 	Update(context.Context, ...sandbox.UpdateOption) error
 	ExtendTimeout(context.Context, time.Duration) error
-	Delete(context.Context, ...sandbox.DeleteOption) (sandbox.DeleteReport, error)
+	Delete(context.Context, sandbox.DeleteOptions) (sandbox.DeleteReport, error)
 	Close() error
 	Detach() error
-	Snapshot(context.Context, ...sandbox.SnapshotOption) (sandbox.Snapshot, error)
+	Snapshot(context.Context, sandbox.SnapshotOptions) (sandbox.Snapshot, error)
 	Rollback(context.Context, string) error
 	Command(context.Context, string, ...string) *sandbox.Cmd
 	Process(context.Context, string) (*sandbox.Cmd, error)
@@ -66,8 +66,8 @@ var _ interface {
 	Chown(context.Context, string, int, int) error
 	Open(context.Context, string) (*sandbox.File, error)
 	Create(context.Context, string) (*sandbox.File, error)
-	CopyIn(context.Context, string, string, ...sandbox.CopyOption) (sandbox.CopyReport, error)
-	CopyOut(context.Context, string, string, ...sandbox.CopyOption) (sandbox.CopyReport, error)
+	CopyIn(context.Context, string, string, sandbox.CopyOptions) (sandbox.CopyReport, error)
+	CopyOut(context.Context, string, string, sandbox.CopyOptions) (sandbox.CopyReport, error)
 	DialContext(context.Context, string, string) (net.Conn, error)
 	Port(context.Context, int) (netip.AddrPort, error)
 	WaitPort(context.Context, int) error
@@ -114,10 +114,10 @@ func callSites(ctx context.Context, log *slog.Logger, r io.Reader) {
 	sandbox.Get(ctx, "build-42", sandbox.WithoutResume(), sandbox.OnResume(each))
 	sandbox.Fork(ctx, "build-42", sandbox.WithName("fork"), sandbox.WithVCPUs(4), sandbox.WithEnv(nil), sandbox.WithTags(nil), sandbox.WithPorts(3000),
 		sandbox.WithTimeout(time.Minute), sandbox.WithNetworkPolicy(sandbox.DenyAll()), sandbox.WithPersistent(false))
-	sandbox.List(ctx, sandbox.StatusFilter(sandbox.StateRunning), sandbox.TagFilter("k", "v"), sandbox.NamePrefix("x"))
-	sandbox.Delete(ctx, "build-42", sandbox.PreserveVolumes(false), sandbox.DeleteSnapshots(true))
-	sandbox.DeleteVolume(ctx, "v", sandbox.Force())
-	sandbox.ListSnapshots(ctx)
+	sandbox.List(ctx, sandbox.ListOptions{States: []sandbox.State{sandbox.StateRunning}, Tags: map[string]string{"k": "v"}, Prefix: "x"})
+	sandbox.Delete(ctx, "build-42", sandbox.DeleteOptions{Volumes: true, Snapshots: true})
+	sandbox.DeleteVolume(ctx, "v", sandbox.DeleteVolumeOptions{Force: true})
+	sandbox.ListSnapshots(ctx, sandbox.ListSnapshotsOptions{})
 	sandbox.Prune(ctx)
 	sb.Update(ctx, sandbox.WithVCPUs(2), sandbox.WithTags(nil), sandbox.WithTimeout(time.Hour), sandbox.WithNetworkPolicy(sandbox.DenyAll()), sandbox.WithPorts(3000))
 	sb.Logs(ctx, sandbox.LogOptions{Tail: 100, Follow: true, Since: time.Now()})

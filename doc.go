@@ -35,7 +35,7 @@
 //	WithTimeout passes      files                 nothing
 //	WithIdleTimeout passes  files                 nothing
 //	Detach                  everything            everything, until the session ends
-//	Delete                  the volumes, unless PreserveVolumes(false)
+//	Delete                  the volumes, unless DeleteOptions.Volumes is set
 //
 // Processes, files on a tmpfs and edits to /etc/hosts are lost when the session ends. A
 // session continues after its main process ([WithCommand]) exits. A method that needs a
@@ -318,7 +318,7 @@
 // others on the engine. Exceptions are those that need to know users which only a list has:
 // the creation of a sandbox with the workspace of a deleted one ([WithID]), Get by the ID of
 // such a sandbox, a resume with a mount inside of another volume, [Sandbox.Rollback],
-// [GetSnapshot], the removal of snapshots ([DeleteSnapshot], [WithKeepLast]) and of volumes that
+// [GetSnapshot], the removal of snapshots ([DeleteSnapshot], [SnapshotOptions]) and of volumes that
 // share files with others of one [ForkN], and the report of a volume that the engine refuses to
 // remove.
 //

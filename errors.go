@@ -52,7 +52,7 @@ var (
 	ErrTimeout error = fault.Timeout
 	// ErrTooLarge means that a sandbox has more than this program accepts from it: a file, a
 	// directory, the output of a command or a tree. The text names the limit: a field of
-	// [Limits] or a [CopyOption]. 413.
+	// [Limits] or [CopyOptions]. 413.
 	ErrTooLarge error = fault.TooLarge
 )
 

@@ -68,8 +68,8 @@ func failures(t *testing.T) map[string]error {
 	_, fails["inspect"] = c.Inspect(t.Context(), "../x")
 	_, fails["create"] = c.Create(t.Context(), sandbox.WithName(sb.Name()))
 	_, fails["get or create"] = harness.Nowhere(t).GetOrCreate(t.Context(), "a")
-	_, fails["delete"] = c.Delete(t.Context(), harness.UniqueName(t))
-	_, fails["list"] = harness.Nowhere(t).List(t.Context())
+	_, fails["delete"] = c.Delete(t.Context(), harness.UniqueName(t), sandbox.DeleteOptions{})
+	_, fails["list"] = harness.Nowhere(t).List(t.Context(), sandbox.ListOptions{})
 	fails["exec"] = sb.Command(t.Context(), "no-such-program").Run()
 	_, e := sb.Process(t.Context(), "nobody")
 	fails["exec "] = e

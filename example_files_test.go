@@ -76,11 +76,11 @@ func ExampleSandbox_CopyOut() {
 		fmt.Println(err)
 		return
 	}
-	if _, err := sb.CopyIn(ctx, "examples", "project"); err != nil {
+	if _, err := sb.CopyIn(ctx, "examples", "project", sandbox.CopyOptions{}); err != nil {
 		fmt.Println(err)
 		return
 	}
-	report, err := sb.CopyOut(ctx, "project", filepath.Join(dir, "out"))
+	report, err := sb.CopyOut(ctx, "project", filepath.Join(dir, "out"), sandbox.CopyOptions{})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -208,7 +208,7 @@ func ExampleSandbox_CopyInFS() {
 	}
 	defer sb.Detach()
 	tree := fstest.MapFS{"site/index.html": {Data: []byte("<p>hello")}}
-	report, err := sb.CopyInFS(ctx, tree, "/tmp/embedded")
+	report, err := sb.CopyInFS(ctx, tree, "/tmp/embedded", sandbox.CopyOptions{})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -311,7 +311,7 @@ func ExampleSandbox_CopyIn() {
 	}
 	defer sb.Close()
 
-	report, err := sb.CopyIn(ctx, "examples/hello", "hello")
+	report, err := sb.CopyIn(ctx, "examples/hello", "hello", sandbox.CopyOptions{})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -56,7 +56,7 @@ func ExampleSandbox_Snapshot() {
 		return
 	}
 
-	snap, err := sb.Snapshot(ctx, sandbox.WithSnapshotName("prepared"))
+	snap, err := sb.Snapshot(ctx, sandbox.SnapshotOptions{Name: "prepared"})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -90,7 +90,7 @@ func ExampleSandbox_Rollback() {
 		fmt.Println(err)
 		return
 	}
-	snap, err := sb.Snapshot(ctx)
+	snap, err := sb.Snapshot(ctx, sandbox.SnapshotOptions{})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -118,9 +118,9 @@ func ExampleSnapshotTree() {
 		fmt.Println(err)
 		return
 	}
-	defer sandbox.Delete(ctx, sb.ID(), sandbox.PreserveVolumes(false), sandbox.DeleteSnapshots(true))
+	defer sandbox.Delete(ctx, sb.ID(), sandbox.DeleteOptions{Volumes: true, Snapshots: true})
 	defer sb.Detach()
-	if _, err := sb.Snapshot(ctx, sandbox.WithSnapshotName("prepared")); err != nil {
+	if _, err := sb.Snapshot(ctx, sandbox.SnapshotOptions{Name: "prepared"}); err != nil {
 		fmt.Println(err)
 		return
 	}
@@ -157,11 +157,11 @@ func ExampleListSnapshots() {
 		return
 	}
 	defer sb.Detach()
-	if _, err := sb.Snapshot(ctx, sandbox.WithSnapshotName("nightly"), sandbox.WithExpiry(24*time.Hour)); err != nil {
+	if _, err := sb.Snapshot(ctx, sandbox.SnapshotOptions{Name: "nightly", Expiry: 24 * time.Hour}); err != nil {
 		fmt.Println(err)
 		return
 	}
-	list, err := sandbox.ListSnapshots(ctx, sandbox.OfSandbox(sb.Name()), sandbox.SnapshotNamed("nightly"))
+	list, err := sandbox.ListSnapshots(ctx, sandbox.ListSnapshotsOptions{Sandbox: sb.Name(), Name: "nightly"})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -92,7 +92,7 @@ func ExampleWithoutEnv() {
 		fmt.Println(err)
 		return
 	}
-	defer sandbox.Delete(ctx, sb.ID(), sandbox.PreserveVolumes(false))
+	defer sandbox.Delete(ctx, sb.ID(), sandbox.DeleteOptions{Volumes: true})
 	defer sb.Close() // keeps it
 	err = sb.Update(ctx, sandbox.WithPersistent(true), sandbox.WithoutEnv("DEBUG"), sandbox.WithoutTag("trial"))
 	if err != nil {
@@ -195,7 +195,7 @@ func ExampleWithIdleTimeout() {
 		fmt.Println(err)
 		return
 	}
-	defer sandbox.Delete(ctx, name, sandbox.PreserveVolumes(false))
+	defer sandbox.Delete(ctx, name, sandbox.DeleteOptions{Volumes: true})
 	defer sb.Close()
 	if err := sb.Command(ctx, "true").Run(); err != nil {
 		fmt.Println(err)
@@ -388,7 +388,7 @@ func ExampleSandbox_Status() {
 	// stopped stopped 0s true <nil>
 }
 
-// Without PreserveVolumes(false) the volumes stay, and another sandbox can mount them.
+// Without DeleteOptions.Volumes the volumes stay, and another sandbox can mount them.
 func ExampleSandbox_Delete() {
 	ctx := context.Background()
 	sb, err := sandbox.Create(ctx)
@@ -398,18 +398,18 @@ func ExampleSandbox_Delete() {
 	}
 	defer sb.Close()
 
-	report, err := sb.Delete(ctx)
+	report, err := sb.Delete(ctx, sandbox.DeleteOptions{})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	for _, v := range report.Volumes {
 		fmt.Println(v.Name == "agent-sandbox-"+sb.ID(), v.Status)
-		if _, err := sandbox.DeleteVolume(ctx, v.Name); err != nil {
+		if _, err := sandbox.DeleteVolume(ctx, v.Name, sandbox.DeleteVolumeOptions{}); err != nil {
 			fmt.Println(err)
 		}
 	}
-	_, err = sb.Delete(ctx)
+	_, err = sb.Delete(ctx, sandbox.DeleteOptions{})
 	fmt.Println(errors.Is(err, sandbox.ErrNotFound))
 	// Output:
 	// true preserved

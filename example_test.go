@@ -21,7 +21,7 @@ func example(name string) string { return fmt.Sprintf("example-%s-%d", name, os.
 
 // forget removes what an example keeps.
 func forget(name string) {
-	_, err := sandbox.Delete(context.Background(), name, sandbox.PreserveVolumes(false))
+	_, err := sandbox.Delete(context.Background(), name, sandbox.DeleteOptions{Volumes: true})
 	if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
 		fmt.Println(err)
 	}
@@ -292,7 +292,7 @@ func ExampleDelete() {
 	}
 	defer sb.Close()
 
-	report, err := sandbox.Delete(ctx, name, sandbox.PreserveVolumes(false))
+	report, err := sandbox.Delete(ctx, name, sandbox.DeleteOptions{Volumes: true})
 	if err != nil {
 		fmt.Println(err)
 	}
@@ -319,7 +319,7 @@ func ExampleList() {
 		defer sb.Close()
 	}
 
-	running, err := sandbox.List(ctx, sandbox.TagFilter("job", job), sandbox.StatusFilter(sandbox.StateRunning))
+	running, err := sandbox.List(ctx, sandbox.ListOptions{Tags: map[string]string{"job": job}, States: []sandbox.State{sandbox.StateRunning}})
 	if err != nil {
 		fmt.Println(err)
 	}

@@ -62,7 +62,7 @@ func ExampleOrphanedVolumes() {
 		fmt.Println(err)
 		return
 	}
-	report, err := sb.Delete(ctx)
+	report, err := sb.Delete(ctx, sandbox.DeleteOptions{})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -78,7 +78,7 @@ func ExampleOrphanedVolumes() {
 			fmt.Println(v.State(), v.Size)
 		}
 	}
-	if _, err := sandbox.DeleteVolume(ctx, workspace); err != nil {
+	if _, err := sandbox.DeleteVolume(ctx, workspace, sandbox.DeleteVolumeOptions{}); err != nil {
 		fmt.Println(err)
 	}
 	// Output: orphaned 0 B
@@ -94,9 +94,9 @@ func ExampleDeleteVolume() {
 	}
 	defer sb.Close()
 	workspace := "agent-sandbox-" + sb.ID()
-	_, err = sandbox.DeleteVolume(ctx, workspace)
+	_, err = sandbox.DeleteVolume(ctx, workspace, sandbox.DeleteVolumeOptions{})
 	fmt.Println(errors.Is(err, sandbox.ErrVolumeInUse))
-	report, err := sandbox.DeleteVolume(ctx, workspace, sandbox.Force())
+	report, err := sandbox.DeleteVolume(ctx, workspace, sandbox.DeleteVolumeOptions{Force: true})
 	fmt.Println(len(report.Sandboxes), report.Volumes[0].Status, err)
 	// Output:
 	// true
@@ -106,19 +106,21 @@ func ExampleDeleteVolume() {
 // What would be removed is shown first, and then removed if someone agrees.
 func ExampleCleanupOrphanedVolumes() {
 	ctx := context.Background()
-	old := []sandbox.CleanupOption{sandbox.CleanupMinAge(90 * 24 * time.Hour), sandbox.CleanupRoles("rwcopy", "fork")}
-	report, err := sandbox.CleanupOrphanedVolumes(ctx, append(old, sandbox.CleanupDryRun())...)
+	old := sandbox.CleanupOptions{MinAge: 90 * 24 * time.Hour, Roles: []string{"rwcopy", "fork"}, DryRun: true}
+	report, err := sandbox.CleanupOrphanedVolumes(ctx, old)
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	agreed := len(report.Removed) == 0
-	report, err = sandbox.CleanupOrphanedVolumes(ctx, append(old, sandbox.CleanupConfirm(func([]sandbox.Volume) error {
+	old.DryRun = false
+	old.Confirm = func([]sandbox.Volume) error {
 		if !agreed {
 			return errors.New("nobody has agreed")
 		}
 		return nil
-	}))...)
+	}
+	report, err = sandbox.CleanupOrphanedVolumes(ctx, old)
 	fmt.Println(report.FreedBytes, len(report.Failed), err)
 	// Output: 0 0 <nil>
 }

@@ -255,58 +255,43 @@ type CopyStatus struct {
 	Bytes int64  `json:"bytes"`
 }
 
-// A CopyOption configures a copy.
-type CopyOption func(*copySettings)
-
-type copySettings struct {
-	progress   func(CopyStatus)
-	maxBytes   int64
-	maxEntries int
+// CopyOptions configure a copy.
+type CopyOptions struct {
+	// MaxBytes bounds the total size of all files, including holes. Beyond it the copy fails with
+	// [ErrTooLarge]. 0 is [DefaultCopyBytes] for CopyOut and no limit for copies into a sandbox.
+	MaxBytes int64
+	// MaxEntries bounds the files and directories, including those that are left out and reported.
+	// Beyond it the copy fails with [ErrTooLarge]. 0 is [DefaultCopyEntries] for CopyOut and no
+	// limit for copies into a sandbox.
+	MaxEntries int
+	// Progress, if not nil, is called after each file and periodically within large ones, one call
+	// at a time, and not after the copy has returned. It must not block.
+	Progress func(CopyStatus)
 }
 
 const (
 	// DefaultCopyBytes, 8 GiB as for a [Tarball], bounds a [Sandbox.CopyOut] without
-	// [WithCopyMaxBytes].
+	// [CopyOptions.MaxBytes].
 	DefaultCopyBytes int64 = source.DefaultTarballBytes
 	// DefaultCopyEntries, 1,048,576, bounds a [Sandbox.CopyOut] without
-	// [WithCopyMaxEntries]. It is more than for a Tarball: the modules of a project alone
+	// [CopyOptions.MaxEntries]. It is more than for a Tarball: the modules of a project alone
 	// may be a hundred thousand files.
 	DefaultCopyEntries = 1 << 20
 )
 
-// WithCopyMaxBytes bounds the total size of all files of a copy, including holes. Beyond it
-// the copy fails with [ErrTooLarge]. 0, the default, is [DefaultCopyBytes] for CopyOut and no
-// limit for copies into a sandbox.
-func WithCopyMaxBytes(n int64) CopyOption {
-	return func(s *copySettings) { s.maxBytes = n }
-}
-
-// WithCopyMaxEntries bounds the files and directories of a copy, including those that are left
-// out and reported. Beyond it the copy fails with [ErrTooLarge]. 0, the default, is
-// [DefaultCopyEntries] for CopyOut and no limit for copies into a sandbox.
-func WithCopyMaxEntries(n int) CopyOption {
-	return func(s *copySettings) { s.maxEntries = n }
-}
-
-// WithCopyProgress calls fn after each file and periodically within large ones, one call
-// at a time, and not after the copy has returned. fn must not block.
-func WithCopyProgress(fn func(CopyStatus)) CopyOption {
-	return func(s *copySettings) { s.progress = fn }
-}
-
-// copyOptions returns the options of a copy, whose limits are zero if they are not set.
-func copyOptions(opts []CopyOption) (archive.Options, error) {
-	s := collect(opts)
-	if s.maxBytes < 0 || s.maxEntries < 0 {
-		return archive.Options{}, fault.Invalid("WithCopyMaxBytes %d, WithCopyMaxEntries %d: neither is negative", s.maxBytes, s.maxEntries)
+// options returns the options in the form that package archive takes. Limits that are not set are
+// zero.
+func (o CopyOptions) options() (archive.Options, error) {
+	if o.MaxBytes < 0 || o.MaxEntries < 0 {
+		return archive.Options{}, fault.Invalid("CopyOptions: MaxBytes %d, MaxEntries %d: neither is negative", o.MaxBytes, o.MaxEntries)
 	}
-	o := archive.Options{Limits: archive.Limits{Bytes: s.maxBytes, Entries: int64(s.maxEntries)}}
-	if s.progress != nil {
-		o.Progress = func(name string, r *archive.Report) {
-			s.progress(CopyStatus{Name: strings.TrimPrefix(name, "./"), Files: r.Files, Bytes: r.Bytes})
+	out := archive.Options{Limits: archive.Limits{Bytes: o.MaxBytes, Entries: int64(o.MaxEntries)}}
+	if o.Progress != nil {
+		out.Progress = func(name string, r *archive.Report) {
+			o.Progress(CopyStatus{Name: strings.TrimPrefix(name, "./"), Files: r.Files, Bytes: r.Bytes})
 		}
 	}
-	return o, nil
+	return out, nil
 }
 
 func reportOf(r archive.Report) CopyReport {
@@ -328,15 +313,15 @@ func reportOf(r archive.Report) CopyReport {
 // their times are those of the change. Of a file without a size, such as those in /proc, up to
 // 64 MiB are read. Sockets, devices and pipes are left out; the report lists what was
 // not preserved. Data is streamed; memory is used only for each directory and hard link.
-func (c fileCalls) CopyIn(ctx context.Context, hostPath, inside string, opts ...CopyOption) (_ CopyReport, err error) {
+func (c fileCalls) CopyIn(ctx context.Context, hostPath, inside string, o CopyOptions) (_ CopyReport, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.copy_in", trace.Name(c.name))
 	defer span.End(&err)
 	defer c.fail(&err)
-	o, err := copyOptions(opts)
+	set, err := o.options()
 	if err != nil {
 		return CopyReport{}, fail("copy in", c.name, err)
 	}
-	report, err := c.view.CopyIn(ctx, hostPath, inside, o)
+	report, err := c.view.CopyIn(ctx, hostPath, inside, set)
 	return reportOf(report), err
 }
 
@@ -345,15 +330,15 @@ func (c fileCalls) CopyIn(ctx context.Context, hostPath, inside string, opts ...
 // time get that of the call. File systems that have no owners, such as embed.FS, have no
 // permissions to keep either: as by [os.CopyFS], their owner may write all files, and enter
 // all directories.
-func (c fileCalls) CopyInFS(ctx context.Context, fsys fs.FS, inside string, opts ...CopyOption) (_ CopyReport, err error) {
+func (c fileCalls) CopyInFS(ctx context.Context, fsys fs.FS, inside string, o CopyOptions) (_ CopyReport, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.copy_in", trace.Name(c.name))
 	defer span.End(&err)
 	defer c.fail(&err)
-	o, err := copyOptions(opts)
+	set, err := o.options()
 	if err != nil {
 		return CopyReport{}, fail("copy in", c.name, err)
 	}
-	report, err := c.view.CopyInFS(ctx, fsys, inside, o)
+	report, err := c.view.CopyInFS(ctx, fsys, inside, set)
 	return reportOf(report), err
 }
 
@@ -366,24 +351,24 @@ func (c fileCalls) CopyInFS(ctx context.Context, fsys fs.FS, inside string, opts
 // setgid bits are removed. Links are kept unchanged, so a program that follows them later
 // may leave the copy. Files that are there already are replaced, never opened, changed or
 // linked to. A device, pipe or socket is refused; within a tree it is left out and reported.
-// The copy has at most 8 GiB and 1,048,576 entries unless [WithCopyMaxBytes] and
-// [WithCopyMaxEntries] say otherwise; names relative to the tree have at most 4,096 bytes.
+// The copy has at most 8 GiB and 1,048,576 entries unless the options say
+// otherwise; names relative to the tree have at most 4,096 bytes.
 // Beyond that it fails with [ErrTooLarge]. In errors, names that have anything but graphic
 // characters are quoted as Go strings.
 //
 // A stopped sandbox is read as root, without starting it. Times then have whole seconds, and there
 // are no extended attributes and no sockets, which the report says of the tree itself.
-func (c fileCalls) CopyOut(ctx context.Context, inside, hostPath string, opts ...CopyOption) (_ CopyReport, err error) {
+func (c fileCalls) CopyOut(ctx context.Context, inside, hostPath string, o CopyOptions) (_ CopyReport, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.copy_out", trace.Name(c.name))
 	defer span.End(&err)
 	defer c.fail(&err)
-	o, err := copyOptions(opts)
+	set, err := o.options()
 	if err != nil {
 		return CopyReport{}, fail("copy out", c.name, err)
 	}
-	o.Limits.Bytes = cmp.Or(o.Limits.Bytes, DefaultCopyBytes)
-	o.Limits.Entries = cmp.Or(o.Limits.Entries, DefaultCopyEntries)
-	report, err := c.view.CopyOut(ctx, inside, hostPath, o)
+	set.Limits.Bytes = cmp.Or(set.Limits.Bytes, DefaultCopyBytes)
+	set.Limits.Entries = cmp.Or(set.Limits.Entries, DefaultCopyEntries)
+	report, err := c.view.CopyOut(ctx, inside, hostPath, set)
 	return reportOf(report), err
 }
 

@@ -66,12 +66,6 @@ type LifecycleOption interface {
 	GetOption
 }
 
-// A ProgressOption configures the same calls and [Sandbox.Snapshot].
-type ProgressOption interface {
-	LifecycleOption
-	SnapshotOption
-}
-
 // An UpdateOption configures [Sandbox.Update].
 type UpdateOption interface{ applyUpdate(*settings) }
 
@@ -184,7 +178,7 @@ func WithoutMount(targets ...string) RemoveOption {
 	return option{plan.Removed, func(s *settings) { s.Without.Mounts = append(s.Without.Mounts, targets...) }}
 }
 
-// WithTags adds up to 5 key-value pairs, by which [TagFilter] finds the sandbox. Keys are
+// WithTags adds up to 5 key-value pairs, by which [List] finds the sandbox. Keys are
 // not empty; keys and values are any UTF-8.
 func WithTags(tags map[string]string) ChangeOption {
 	tags = maps.Clone(tags)
@@ -446,7 +440,7 @@ func WithoutStop() UpdateOption {
 // WithProgress calls fn with the steps of a long call, such as pulling an image. It is
 // called from another goroutine, one call at a time, and not after the call has returned.
 // fn must not block.
-func WithProgress(fn func(Progress)) ProgressOption {
+func WithProgress(fn func(Progress)) LifecycleOption {
 	return option{apply: func(s *settings) { s.progress = fn }}
 }
 
@@ -503,7 +497,6 @@ type settings struct {
 	onResume      []lifecycle.Hook
 	withoutResume bool
 	neverResume   bool
-	snapshot      snapshotSettings
 }
 
 func (c *Client) settings() *settings {
@@ -550,11 +543,10 @@ func (o option) set(s *settings) {
 	o.apply(s)
 }
 
-func (o option) applyCreate(s *settings)   { o.set(s) }
-func (o option) applyGet(s *settings)      { o.set(s) }
-func (o option) applyFork(s *settings)     { o.set(s) }
-func (o option) applyUpdate(s *settings)   { o.set(s) }
-func (o option) applySnapshot(s *settings) { o.set(s) }
+func (o option) applyCreate(s *settings) { o.set(s) }
+func (o option) applyGet(s *settings)    { o.set(s) }
+func (o option) applyFork(s *settings)   { o.set(s) }
+func (o option) applyUpdate(s *settings) { o.set(s) }
 
 // apply calls fn with each option that is not nil.
 func apply[O any](opts []O, fn func(O)) {

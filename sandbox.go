@@ -270,15 +270,15 @@ func (s *Sandbox) Update(ctx context.Context, opts ...UpdateOption) (err error) 
 }
 
 // Delete removes a sandbox permanently: it stops the session gracefully, removes the
-// container and frees the name. Volumes are preserved unless [PreserveVolumes] says
-// otherwise. The report lists each volume, also if there is an error. Of several concurrent
+// container and frees the name. Volumes and snapshots are preserved unless the
+// options say otherwise. The report lists each volume, also if there is an error. Of several concurrent
 // calls one succeeds; the others wait for it and return [ErrNotFound].
-func Delete(ctx context.Context, nameOrID string, opts ...DeleteOption) (DeleteReport, error) {
-	return defaultClient().Delete(ctx, nameOrID, opts...)
+func Delete(ctx context.Context, nameOrID string, o DeleteOptions) (DeleteReport, error) {
+	return defaultClient().Delete(ctx, nameOrID, o)
 }
 
 // Delete is [Delete] on the client's engine.
-func (c *Client) Delete(ctx context.Context, nameOrID string, opts ...DeleteOption) (_ DeleteReport, err error) {
+func (c *Client) Delete(ctx context.Context, nameOrID string, o DeleteOptions) (_ DeleteReport, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.delete", trace.Name(nameOrID))
 	defer span.End(&err)
 	defer wrap(&err, "delete", nameOrID)
@@ -293,61 +293,52 @@ func (c *Client) Delete(ctx context.Context, nameOrID string, opts ...DeleteOpti
 	if err != nil {
 		return DeleteReport{}, err
 	}
-	d := collect(opts)
-	outcomes, err := l.Store.DeleteFound(ctx, rec, got, d.reclaim)
-	return d.finish(ctx, l, rec.ID, outcomes, err)
+	outcomes, err := l.Store.DeleteFound(ctx, rec, got, o.reclaim())
+	return o.finish(ctx, l, rec.ID, outcomes, err)
 }
 
 // Delete removes the sandbox permanently, see [Delete]. Later calls on the handle return
 // [ErrNotFound], except Close and Detach.
-func (s *Sandbox) Delete(ctx context.Context, opts ...DeleteOption) (_ DeleteReport, err error) {
+func (s *Sandbox) Delete(ctx context.Context, o DeleteOptions) (_ DeleteReport, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.delete", s.h.Trace()...)
 	defer span.End(&err)
 	defer wrap(&err, "delete", s.Name())
-	d := collect(opts)
-	outcomes, err := s.h.Delete(ctx, d.reclaim)
-	return d.finish(ctx, s.h.Client(), s.ID(), outcomes, err)
+	outcomes, err := s.h.Delete(ctx, o.reclaim())
+	return o.finish(ctx, s.h.Client(), s.ID(), outcomes, err)
 }
 
-// A DeleteOption configures [Delete].
-type DeleteOption func(*deletion)
-
-type deletion struct {
-	reclaim   store.Reclaim
-	snapshots bool
+// DeleteOptions say what [Delete] deletes beside the sandbox. The zero value keeps its volumes and
+// snapshots.
+type DeleteOptions struct {
+	// Volumes deletes the workspace, the copies, the volumes that the image declares and the
+	// attached volumes, except volumes that another sandbox mounts. Otherwise they are preserved:
+	// [WithID] adopts a preserved workspace and volumes that the image declares, and [WithMounts]
+	// attaches any volume.
+	Volumes bool
+	// Snapshots deletes the sandbox's snapshots once the sandbox is gone. A snapshot whose files
+	// volumes share stays in any case: [DeleteReport.Snapshots] says so, and it is no error. If a
+	// snapshot can't be deleted the sandbox is gone nevertheless: [ListSnapshots] finds what is
+	// left.
+	Snapshots bool
 }
 
-// PreserveVolumes decides what [Delete] does with the sandbox's volumes. True, the
-// default, keeps them: [WithID] adopts a preserved workspace and volumes that the image declares,
-// and [WithMounts] attaches any volume. False deletes the workspace, the copies, the volumes that
-// the image declares and the attached volumes, except volumes that another sandbox mounts.
-func PreserveVolumes(preserve bool) DeleteOption {
-	return func(d *deletion) {
-		d.reclaim = store.DropAll
-		if preserve {
-			d.reclaim = store.KeepVolumes
-		}
+func (o DeleteOptions) reclaim() store.Reclaim {
+	if o.Volumes {
+		return store.DropAll
 	}
-}
-
-// DeleteSnapshots decides whether [Delete] also deletes the sandbox's snapshots, once the sandbox
-// is gone. Default: they stay. A snapshot whose files volumes share stays in any case:
-// [DeleteReport.Snapshots] says so, and it is no error. If a snapshot can't be deleted the
-// sandbox is gone nevertheless: [ListSnapshots] with [OfSandbox] finds what is left.
-func DeleteSnapshots(del bool) DeleteOption {
-	return func(d *deletion) { d.snapshots = del }
+	return store.KeepVolumes
 }
 
 // finish deletes the snapshots of a sandbox if that is asked for and the sandbox is gone, and
 // returns the report.
-func (d *deletion) finish(ctx context.Context, l *lifecycle.Client, id string, outcomes []store.Outcome, err error) (DeleteReport, error) {
+func (o DeleteOptions) finish(ctx context.Context, l *lifecycle.Client, id string, outcomes []store.Outcome, err error) (DeleteReport, error) {
 	report := deleteReport(outcomes, nil)
-	if err != nil || !d.snapshots {
+	if err != nil || !o.Snapshots {
 		return report, err
 	}
 	dropped, err := l.Store.DropSnapshotsOf(ctx, id)
-	for _, o := range dropped {
-		report.Snapshots = append(report.Snapshots, SnapshotOutcome{ID: o.Name, Status: o.Status, Reason: o.Reason})
+	for _, d := range dropped {
+		report.Snapshots = append(report.Snapshots, SnapshotOutcome{ID: d.Name, Status: d.Status, Reason: d.Reason})
 	}
 	return report, err
 }

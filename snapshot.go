@@ -35,67 +35,60 @@ type Snapshot struct {
 	Volumes []string `json:"volumes,omitempty"`
 }
 
-// A SnapshotOption configures [Sandbox.Snapshot].
-type SnapshotOption interface{ applySnapshot(*settings) }
-
-// snapshotSettings collect the snapshot options.
-type snapshotSettings struct {
-	name   string
-	expiry time.Duration
-	keep   int
+// SnapshotOptions configure [Sandbox.Snapshot]. The zero value takes a snapshot without a name that
+// is kept until it is deleted.
+type SnapshotOptions struct {
+	// Name is for people: several snapshots may have the same name. The rule for names of
+	// sandboxes applies.
+	Name string
+	// Expiry is the time after which any program that sweeps may remove the snapshot, unless
+	// volumes share its files. 0 is never.
+	Expiry time.Duration
+	// KeepLast is how many snapshots of the sandbox stay: once this one is created, older ones are
+	// removed, except those whose files volumes share. 0 keeps all.
+	KeepLast int
+	// Progress, if not nil, is called with the steps of the call, by the rules of [WithProgress].
+	Progress func(Progress)
 }
 
-// WithSnapshotName names the snapshot, for people: several may have the same name. The
-// rule for sandbox names applies.
-func WithSnapshotName(name string) SnapshotOption {
-	return option{apply: func(s *settings) {
-		if !record.ValidName(name) {
-			s.problem("WithSnapshotName: %q: it takes %s", name, record.NameRule)
-		}
-		s.snapshot.name = name
-	}}
+func (o SnapshotOptions) check() error {
+	var errs []error
+	if o.Name != "" {
+		errs = append(errs, checkSnapshotName(o.Name))
+	}
+	if o.Expiry < 0 {
+		errs = append(errs, fault.Invalid("SnapshotOptions.Expiry: %v is negative", o.Expiry))
+	}
+	if o.KeepLast < 0 {
+		errs = append(errs, fault.Invalid("SnapshotOptions.KeepLast: %d is negative", o.KeepLast))
+	}
+	return errors.Join(errs...)
 }
 
-// WithExpiry lets any program that sweeps remove the snapshot after d has passed, unless
-// volumes share its files. Default: never.
-func WithExpiry(d time.Duration) SnapshotOption {
-	return option{apply: func(s *settings) {
-		if d <= 0 {
-			s.problem("WithExpiry: %v is not positive", d)
-		}
-		s.snapshot.expiry = d
-	}}
-}
-
-// WithKeepLast removes all but the n newest snapshots of the sandbox after this one is
-// created, except those whose files volumes share. Default: all are kept.
-func WithKeepLast(n int) SnapshotOption {
-	return option{apply: func(s *settings) {
-		if n < 1 {
-			s.problem("WithKeepLast: %d is less than 1", n)
-		}
-		s.snapshot.keep = n
-	}}
+// checkSnapshotName fails if no snapshot can have the name.
+func checkSnapshotName(name string) error {
+	if !record.ValidName(name) {
+		return fault.Invalid("%q is not a snapshot's name: it takes %s", name, record.NameRule)
+	}
+	return nil
 }
 
 // Snapshot stores the sandbox's current files. The sandbox keeps its state; as in [Fork]
 // the processes of a running one are stopped while its files are copied. [FromSnapshot] creates sandboxes
 // with these files.
-func (s *Sandbox) Snapshot(ctx context.Context, opts ...SnapshotOption) (_ Snapshot, err error) {
+func (s *Sandbox) Snapshot(ctx context.Context, o SnapshotOptions) (_ Snapshot, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.snapshot", s.h.Trace()...)
 	defer span.End(&err)
 	defer wrap(&err, "snapshot", s.Name())
-	set := &settings{}
-	apply(opts, func(o SnapshotOption) { o.applySnapshot(set) })
-	if len(set.Problems) > 0 {
-		return Snapshot{}, fault.Classify(ErrInvalidArgument, errors.Join(set.Problems...))
+	if err := o.check(); err != nil {
+		return Snapshot{}, err
 	}
 	if err := s.h.CheckUsable(); err != nil {
 		return Snapshot{}, err
 	}
-	report := newReporter(set.progress)
+	report := newReporter(o.Progress)
 	defer report.Silence()
-	rec, err := s.h.Snapshot(ctx, set.snapshot.name, set.snapshot.expiry, set.snapshot.keep, report)
+	rec, err := s.h.Snapshot(ctx, o.Name, o.Expiry, o.KeepLast, report)
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -107,48 +100,42 @@ func snapshotOf(rec record.SnapshotRecord, volumes []string) Snapshot {
 		CreatedAt: rec.CreatedAt, ExpiresAt: rec.ExpiresAt, SizeBytes: rec.Size, Image: rec.Image, Volumes: volumes}
 }
 
-// A ListSnapshotsOption filters [ListSnapshots]. All given filters must match.
-type ListSnapshotsOption func(*snapshotFilter)
-
-type snapshotFilter struct {
-	keep     []func(Snapshot) bool
-	problems []error
+// ListSnapshotsOptions select what [ListSnapshots] lists. The zero value selects every snapshot.
+type ListSnapshotsOptions struct {
+	// Sandbox selects the snapshots of the sandbox with this name or ID, which may no longer
+	// exist. Snapshots of an earlier sandbox of the same name match too.
+	Sandbox string
+	// Name selects the snapshots of this name, see [SnapshotOptions].
+	Name string
 }
 
-// OfSandbox selects the snapshots of the sandbox with that name or ID, which may no
-// longer exist. Snapshots of an earlier sandbox of the same name match too.
-func OfSandbox(nameOrID string) ListSnapshotsOption {
-	return func(l *snapshotFilter) {
-		if err := checkName(nameOrID); err != nil {
-			l.problems = append(l.problems, err)
-		}
-		l.keep = append(l.keep, func(s Snapshot) bool { return s.Sandbox == nameOrID || s.SandboxID == nameOrID })
+func (o ListSnapshotsOptions) check() error {
+	var errs []error
+	if o.Sandbox != "" {
+		errs = append(errs, checkName(o.Sandbox))
 	}
+	if o.Name != "" {
+		errs = append(errs, checkSnapshotName(o.Name))
+	}
+	return errors.Join(errs...)
 }
 
-// SnapshotNamed selects the snapshots of that name ([WithSnapshotName]).
-func SnapshotNamed(name string) ListSnapshotsOption {
-	return func(l *snapshotFilter) {
-		if !record.ValidName(name) {
-			l.problems = append(l.problems, fault.Invalid("%q is not a snapshot's name: it takes %s", name, record.NameRule))
-		}
-		l.keep = append(l.keep, func(s Snapshot) bool { return s.Name == name })
-	}
+func (o ListSnapshotsOptions) match(s Snapshot) bool {
+	return (o.Sandbox == "" || s.Sandbox == o.Sandbox || s.SandboxID == o.Sandbox) && (o.Name == "" || s.Name == o.Name)
 }
 
 // ListSnapshots lists the snapshots on the engine, newest first, in one call.
-func ListSnapshots(ctx context.Context, opts ...ListSnapshotsOption) ([]Snapshot, error) {
-	return defaultClient().ListSnapshots(ctx, opts...)
+func ListSnapshots(ctx context.Context, o ListSnapshotsOptions) ([]Snapshot, error) {
+	return defaultClient().ListSnapshots(ctx, o)
 }
 
 // ListSnapshots is the package's [ListSnapshots] on the client's engine.
-func (c *Client) ListSnapshots(ctx context.Context, opts ...ListSnapshotsOption) (_ []Snapshot, err error) {
+func (c *Client) ListSnapshots(ctx context.Context, o ListSnapshotsOptions) (_ []Snapshot, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.list_snapshots")
 	defer span.End(&err)
 	defer wrap(&err, "list snapshots", "")
-	want := collect(opts)
-	if len(want.problems) > 0 {
-		return nil, errors.Join(want.problems...)
+	if err := o.check(); err != nil {
+		return nil, err
 	}
 	l, err := c.connect(ctx)
 	if err != nil {
@@ -160,8 +147,7 @@ func (c *Client) ListSnapshots(ctx context.Context, opts ...ListSnapshotsOption)
 	}
 	all := []Snapshot{}
 	for _, rec := range recs {
-		s := snapshotOf(rec, sharers[rec.ID])
-		if !slices.ContainsFunc(want.keep, func(keep func(Snapshot) bool) bool { return !keep(s) }) {
+		if s := snapshotOf(rec, sharers[rec.ID]); o.match(s) {
 			all = append(all, s)
 		}
 	}

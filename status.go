@@ -141,18 +141,17 @@ type Usage struct {
 // List lists the sandboxes on the engine, newest first, then by name. It takes two engine
 // calls, whatever the number of sandboxes. Leftovers of crashed programs are removed in the
 // background, see the package documentation.
-func List(ctx context.Context, opts ...ListOption) ([]Info, error) {
-	return defaultClient().List(ctx, opts...)
+func List(ctx context.Context, o ListOptions) ([]Info, error) {
+	return defaultClient().List(ctx, o)
 }
 
 // List is [List] on the client's engine.
-func (c *Client) List(ctx context.Context, opts ...ListOption) (_ []Info, err error) {
+func (c *Client) List(ctx context.Context, o ListOptions) (_ []Info, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.list")
 	defer span.End(&err)
 	defer wrap(&err, "list", "")
-	want := collect(opts)
-	if len(want.problems) > 0 {
-		return nil, want.problems[0]
+	if err := o.check(); err != nil {
+		return nil, err
 	}
 	l, err := c.connect(ctx)
 	if err != nil {
@@ -172,7 +171,7 @@ func (c *Client) List(ctx context.Context, opts ...ListOption) (_ []Info, err er
 		if all.Pending(got.Record) {
 			i.State = StateCreating
 		}
-		if want.match(i) {
+		if o.match(i) {
 			infos = append(infos, i)
 		}
 	}
@@ -182,53 +181,32 @@ func (c *Client) List(ctx context.Context, opts ...ListOption) (_ []Info, err er
 	return infos, nil
 }
 
-// A ListOption filters [List].
-type ListOption func(*listSettings)
+// ListOptions select what [List] lists. The zero value selects every sandbox.
+type ListOptions struct {
+	// States selects the sandboxes in one of these states; empty selects all.
+	States []State
+	// Tags selects the sandboxes that have all of these tags, with these values.
+	Tags map[string]string
+	// Prefix selects the sandboxes whose name begins with it.
+	Prefix string
+}
 
-// StatusFilter selects the sandboxes in one of the states.
-func StatusFilter(states ...State) ListOption {
-	return func(l *listSettings) {
-		for _, s := range states {
-			switch s {
-			case StateCreating, StateRunning, StatePaused, StateStopped, StateError:
-			default:
-				l.problems = append(l.problems, fault.Invalid("state %q; there is creating, running, paused, stopped, error", s))
-			}
+func (o ListOptions) check() error {
+	for _, s := range o.States {
+		switch s {
+		case StateCreating, StateRunning, StatePaused, StateStopped, StateError:
+		default:
+			return fault.Invalid("state %q; there is creating, running, paused, stopped, error", s)
 		}
-		l.states = append(l.states, states...)
 	}
+	return nil
 }
 
-// TagFilter selects the sandboxes with that tag. All given tags must match.
-func TagFilter(key, value string) ListOption {
-	return func(l *listSettings) {
-		if l.tags == nil {
-			l.tags = map[string]string{}
-		}
-		if was, ok := l.tags[key]; ok && was != value {
-			l.problems = append(l.problems, fault.Invalid("tag %q: conflicting values %q and %q", key, was, value))
-		}
-		l.tags[key] = value
-	}
-}
-
-// NamePrefix selects the sandboxes whose name has that prefix.
-func NamePrefix(prefix string) ListOption {
-	return func(l *listSettings) { l.prefix = prefix }
-}
-
-type listSettings struct {
-	states   []State
-	tags     map[string]string
-	prefix   string
-	problems []error
-}
-
-func (l *listSettings) match(i Info) bool {
-	if len(l.states) > 0 && !slices.Contains(l.states, i.State) || !strings.HasPrefix(i.Name, l.prefix) {
+func (o ListOptions) match(i Info) bool {
+	if len(o.States) > 0 && !slices.Contains(o.States, i.State) || !strings.HasPrefix(i.Name, o.Prefix) {
 		return false
 	}
-	for k, v := range l.tags {
+	for k, v := range o.Tags {
 		if got, ok := i.Tags[k]; !ok || got != v {
 			return false
 		}

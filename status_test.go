@@ -166,7 +166,7 @@ func TestListReportsASandboxThatIsBeingDeletedAsItIs(t *testing.T) {
 		}
 		defer held.Stop()
 	}
-	list, err := harness.Unconnected(t, sandbox.WithHost(fake.Host())).List(t.Context())
+	list, err := harness.Unconnected(t, sandbox.WithHost(fake.Host())).List(t.Context(), sandbox.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -49,7 +49,7 @@ type Mount struct {
 	// container that this program runs in.
 	Remote bool `json:"remote,omitempty"`
 	// Volume is a volume of [ListVolumes] to attach, instead of Source. It is preserved
-	// when the sandbox is deleted, unless [PreserveVolumes] says otherwise. In
+	// when the sandbox is deleted, unless [DeleteOptions] say otherwise. In
 	// [Sandbox.Mounts] it is also, with an RWCopy and beside its Source, the volume that
 	// contains the copy: see [WithMounts].
 	Volume string `json:"volume,omitempty"`
@@ -342,19 +342,18 @@ func sizeText(n int64) string {
 }
 
 // DeleteVolume deletes a volume of [ListVolumes] permanently. While sandboxes mount it,
-// running or not, the error is [ErrVolumeInUse], unless [Force] is given; while another
+// running or not, the error is [ErrVolumeInUse], unless o.Force is set; while another
 // container does, always. The report lists the volume, and the other volumes of the
 // sandboxes that were deleted.
-func DeleteVolume(ctx context.Context, name string, opts ...DeleteVolumeOption) (DeleteReport, error) {
-	return defaultClient().DeleteVolume(ctx, name, opts...)
+func DeleteVolume(ctx context.Context, name string, o DeleteVolumeOptions) (DeleteReport, error) {
+	return defaultClient().DeleteVolume(ctx, name, o)
 }
 
 // DeleteVolume is [DeleteVolume] on the client's engine.
-func (c *Client) DeleteVolume(ctx context.Context, name string, opts ...DeleteVolumeOption) (_ DeleteReport, err error) {
+func (c *Client) DeleteVolume(ctx context.Context, name string, o DeleteVolumeOptions) (_ DeleteReport, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.delete_volume")
 	defer span.End(&err)
 	defer wrap(&err, "delete volume", name)
-	d := collect(opts)
 	if err := plan.CheckVolume(name); err != nil {
 		return DeleteReport{}, fault.Classify(ErrInvalidArgument, err)
 	}
@@ -362,28 +361,24 @@ func (c *Client) DeleteVolume(ctx context.Context, name string, opts ...DeleteVo
 	if err != nil {
 		return DeleteReport{}, err
 	}
-	outcomes, sandboxes, err := l.Store.DeleteVolume(ctx, name, d.force)
+	outcomes, sandboxes, err := l.Store.DeleteVolume(ctx, name, o.Force)
 	return deleteReport(outcomes, sandboxes), err
 }
 
-// A DeleteVolumeOption configures [DeleteVolume].
-type DeleteVolumeOption func(*volumeDeletion)
-
-type volumeDeletion struct{ force bool }
-
-// Force makes [DeleteVolume] first delete the sandboxes that mount the volume; their
-// other volumes are preserved. It never deletes a container that is not a sandbox.
-func Force() DeleteVolumeOption {
-	return func(d *volumeDeletion) { d.force = true }
+// DeleteVolumeOptions configure [DeleteVolume].
+type DeleteVolumeOptions struct {
+	// Force first deletes the sandboxes that mount the volume; their other volumes are preserved.
+	// It never deletes a container that is not a sandbox.
+	Force bool
 }
 
 // DeleteReport lists what a deletion did with each volume, in a stable order.
 type DeleteReport struct {
 	Volumes []VolumeOutcome `json:"volumes"`
-	// Sandboxes are the names of the sandboxes that [DeleteVolume] deleted because of
-	// [Force].
+	// Sandboxes are the names of the sandboxes that [DeleteVolume] deleted by
+	// force.
 	Sandboxes []string `json:"sandboxes,omitempty"`
-	// Snapshots are those of the sandbox, the newest first, if [DeleteSnapshots] is given.
+	// Snapshots are those of the sandbox, the newest first, if [DeleteOptions.Snapshots] is set.
 	Snapshots []SnapshotOutcome `json:"snapshots,omitempty"`
 }
 
@@ -460,17 +455,17 @@ func (c *Client) OrphanedVolumes(ctx context.Context) (_ []Volume, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return orphanedVolumes(ctx, l, &cleanupSettings{})
+	return orphanedVolumes(ctx, l, CleanupOptions{})
 }
 
-// orphanedVolumes returns the orphaned volumes that want selects, with their sizes.
-func orphanedVolumes(ctx context.Context, l *lifecycle.Client, want *cleanupSettings) ([]Volume, error) {
+// orphanedVolumes returns the orphaned volumes that o selects, with their sizes.
+func orphanedVolumes(ctx context.Context, l *lifecycle.Client, o CleanupOptions) ([]Volume, error) {
 	all, err := l.Store.List(ctx)
 	if err != nil {
 		return nil, err
 	}
 	now := l.Engine.Now()
-	orphans := slices.DeleteFunc(volumesOf(all, nil), func(v Volume) bool { return !want.wants(v, now) })
+	orphans := slices.DeleteFunc(volumesOf(all, nil), func(v Volume) bool { return !v.Orphaned || !o.selects(v, now) })
 	if len(orphans) == 0 {
 		return orphans, nil
 	}
@@ -491,43 +486,42 @@ func orphanedVolumes(ctx context.Context, l *lifecycle.Client, want *cleanupSett
 }
 
 // CleanupOrphanedVolumes removes the volumes of [OrphanedVolumes] permanently, including
-// volumes that a deletion preserved. Options restrict it. If one can't be removed the
+// volumes that a deletion preserved. The options restrict it. If one can't be removed the
 // others still are. The report lists each, also if there is an error.
-func CleanupOrphanedVolumes(ctx context.Context, opts ...CleanupOption) (CleanupReport, error) {
-	return defaultClient().CleanupOrphanedVolumes(ctx, opts...)
+func CleanupOrphanedVolumes(ctx context.Context, o CleanupOptions) (CleanupReport, error) {
+	return defaultClient().CleanupOrphanedVolumes(ctx, o)
 }
 
 // CleanupOrphanedVolumes is [CleanupOrphanedVolumes] on the client's engine.
-func (c *Client) CleanupOrphanedVolumes(ctx context.Context, opts ...CleanupOption) (report CleanupReport, err error) {
+func (c *Client) CleanupOrphanedVolumes(ctx context.Context, o CleanupOptions) (report CleanupReport, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.cleanup_orphaned_volumes")
 	defer span.End(&err)
 	defer wrap(&err, "clean up volumes", "")
-	want := collect(opts)
-	report = CleanupReport{Removed: []string{}, Failed: []VolumeOutcome{}, DryRun: want.dryRun}
-	if err := errors.Join(want.problems...); err != nil {
+	report = CleanupReport{Removed: []string{}, Failed: []VolumeOutcome{}, DryRun: o.DryRun}
+	if err := o.check(); err != nil {
 		return report, err
 	}
 	l, err := c.connect(ctx)
 	if err != nil {
 		return report, err
 	}
-	return report, cleanUp(ctx, l, &want, &report)
+	return report, cleanUp(ctx, l, o, &report)
 }
 
-func cleanUp(ctx context.Context, l *lifecycle.Client, want *cleanupSettings, report *CleanupReport) error {
-	orphans, err := orphanedVolumes(ctx, l, want)
+func cleanUp(ctx context.Context, l *lifecycle.Client, o CleanupOptions, report *CleanupReport) error {
+	orphans, err := orphanedVolumes(ctx, l, o)
 	if err != nil {
 		return err
 	}
-	if want.confirm != nil {
-		if err := want.confirm(slices.Clone(orphans)); err != nil {
+	if o.Confirm != nil {
+		if err := o.Confirm(slices.Clone(orphans)); err != nil {
 			return fmt.Errorf("not confirmed: %w", err)
 		}
 	}
 	var errs []error
 	for _, v := range orphans {
 		var err error
-		if !want.dryRun {
+		if !o.DryRun {
 			err = l.Store.RemoveUnusedVolume(ctx, v.Name)
 		}
 		switch {
@@ -547,71 +541,38 @@ func cleanUp(ctx context.Context, l *lifecycle.Client, want *cleanupSettings, re
 	return errors.Join(errs...)
 }
 
-// A CleanupOption restricts [CleanupOrphanedVolumes].
-type CleanupOption func(*cleanupSettings)
-
-type cleanupSettings struct {
-	roles, names []string // nil selects all, empty none
-	minAge       time.Duration
-	dryRun       bool
-	confirm      func([]Volume) error
-	problems     []error
+// CleanupOptions restrict [CleanupOrphanedVolumes]. The zero value removes every orphaned volume.
+type CleanupOptions struct {
+	// Roles are those of the volumes to remove, see [Volume.Role]; empty is all.
+	Roles []string
+	// Select, if not nil, decides about each orphaned volume, whose size is unknown then. It is
+	// a function and no list of names, because an empty list would be taken for all.
+	Select func(Volume) bool
+	// MinAge keeps volumes that were created less than this time ago.
+	MinAge time.Duration
+	// DryRun removes nothing. The report lists what would be removed.
+	DryRun bool
+	// Confirm, if not nil, is called with the volumes that are about to be removed. If it returns
+	// an error nothing is removed, and the call returns that error.
+	Confirm func([]Volume) error
 }
 
-func (c *cleanupSettings) wants(v Volume, now time.Time) bool {
-	return v.Orphaned &&
-		(c.roles == nil || slices.Contains(c.roles, v.Role)) &&
-		(c.names == nil || slices.Contains(c.names, v.Name)) &&
-		now.Sub(v.CreatedAt) >= c.minAge
-}
-
-// CleanupRoles restricts the clean-up to volumes of these roles, such as "rwcopy".
-// Without arguments nothing is removed.
-func CleanupRoles(roles ...string) CleanupOption {
-	roles = slices.Clone(roles)
-	return func(c *cleanupSettings) {
-		for _, r := range roles {
-			if r != "workspace" && r != "rwcopy" && r != "fork" && r != "image" {
-				c.problems = append(c.problems, fault.Invalid("role %q; there is workspace, rwcopy, fork, image", r))
-			}
+func (o CleanupOptions) check() error {
+	var errs []error
+	for _, r := range o.Roles {
+		if r != "workspace" && r != "rwcopy" && r != "fork" && r != "image" {
+			errs = append(errs, fault.Invalid("role %q; there is workspace, rwcopy, fork, image", r))
 		}
-		c.roles = append(append([]string{}, c.roles...), roles...)
 	}
-}
-
-// CleanupNames restricts the clean-up to volumes of these names. Without arguments
-// nothing is removed.
-func CleanupNames(names ...string) CleanupOption {
-	names = slices.Clone(names)
-	return func(c *cleanupSettings) {
-		for _, n := range names {
-			if err := plan.CheckVolume(n); err != nil {
-				c.problems = append(c.problems, fault.Classify(ErrInvalidArgument, err))
-			}
-		}
-		c.names = append(append([]string{}, c.names...), names...)
+	if o.MinAge < 0 {
+		errs = append(errs, fault.Invalid("CleanupOptions.MinAge: %v is negative", o.MinAge))
 	}
+	return errors.Join(errs...)
 }
 
-// CleanupMinAge restricts the clean-up to volumes that were created at least d ago.
-func CleanupMinAge(d time.Duration) CleanupOption {
-	return func(c *cleanupSettings) {
-		if d < 0 {
-			c.problems = append(c.problems, fault.Invalid("CleanupMinAge: %v is negative", d))
-		}
-		c.minAge = d
-	}
-}
-
-// CleanupDryRun reports what the clean-up would remove, and removes nothing.
-func CleanupDryRun() CleanupOption {
-	return func(c *cleanupSettings) { c.dryRun = true }
-}
-
-// CleanupConfirm calls fn with the volumes that are about to be removed. If fn returns an
-// error nothing is removed, and the call returns that error.
-func CleanupConfirm(fn func([]Volume) error) CleanupOption {
-	return func(c *cleanupSettings) { c.confirm = fn }
+func (o CleanupOptions) selects(v Volume, now time.Time) bool {
+	return (len(o.Roles) == 0 || slices.Contains(o.Roles, v.Role)) && now.Sub(v.CreatedAt) >= o.MinAge &&
+		(o.Select == nil || o.Select(v))
 }
 
 // CleanupReport lists what a clean-up did.

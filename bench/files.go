@@ -216,16 +216,18 @@ func (c copying) measure(ctx context.Context, r *rig) (t copyTimes, err error) {
 	defer done()
 	src, n := filepath.Join(dir, "src"), 0
 	ways := []func(to string) error{
-		func(to string) error { return second(sb.CopyIn(ctx, src, to)) },
+		func(to string) error { return second(sb.CopyIn(ctx, src, to, sandbox.CopyOptions{})) },
 		func(to string) error { return dockerCP(ctx, src, container(sb)+":"+sandbox.Workspace+"/"+to) },
 	}
 	if c.out {
 		inside := sandbox.Workspace + "/src"
-		if _, err := sb.CopyIn(ctx, src, inside); err != nil {
+		if _, err := sb.CopyIn(ctx, src, inside, sandbox.CopyOptions{}); err != nil {
 			return t, err
 		}
 		ways = []func(to string) error{
-			func(to string) error { return second(sb.CopyOut(ctx, inside, filepath.Join(dir, to))) },
+			func(to string) error {
+				return second(sb.CopyOut(ctx, inside, filepath.Join(dir, to), sandbox.CopyOptions{}))
+			},
 			func(to string) error { return dockerCP(ctx, container(sb)+":"+inside, filepath.Join(dir, to)) },
 		}
 	}

@@ -101,7 +101,7 @@ func createFromSnapshot(ctx context.Context, r *rig) (float64, error) {
 		if err != nil {
 			return 0, err
 		}
-		snap, err := source.Snapshot(ctx)
+		snap, err := source.Snapshot(ctx, sandbox.SnapshotOptions{})
 		if err != nil {
 			return 0, err
 		}
@@ -118,7 +118,7 @@ func createFromSnapshot(ctx context.Context, r *rig) (float64, error) {
 		if script == outsideToo {
 			what += " and 100 files outside of the workspace"
 		}
-		all, err := r.client.ListSnapshots(ctx, sandbox.OfSandbox(source.Name()))
+		all, err := r.client.ListSnapshots(ctx, sandbox.ListSnapshotsOptions{Sandbox: source.Name()})
 		if err != nil {
 			return 0, err
 		}
@@ -251,7 +251,7 @@ func (r *rig) noteLargePause(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return second(sb.Delete(ctx, sandbox.PreserveVolumes(false)))
+		return second(sb.Delete(ctx, sandbox.DeleteOptions{Volumes: true}))
 	})
 	var stalls samples
 	for range 5 {

@@ -221,7 +221,7 @@ func container(sb *sandbox.Sandbox) string { return "agent-sandbox-" + sb.Name()
 func (r *rig) remove() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	infos, err := r.client.List(ctx, sandbox.TagFilter(tag, r.id))
+	infos, err := r.client.List(ctx, sandbox.ListOptions{Tags: map[string]string{tag: r.id}})
 	errs := []error{err, r.removeByHand(ctx)}
 	for _, dir := range r.dirs {
 		errs = append(errs, os.RemoveAll(dir))
@@ -233,7 +233,7 @@ func (r *rig) remove() error {
 	g.SetLimit(4)
 	for _, i := range infos {
 		g.Go(func() error {
-			_, err := r.client.Delete(ctx, i.Name, sandbox.PreserveVolumes(false))
+			_, err := r.client.Delete(ctx, i.Name, sandbox.DeleteOptions{Volumes: true})
 			if !errors.Is(err, sandbox.ErrNotFound) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -247,7 +247,7 @@ func (r *rig) remove() error {
 		errs = append(errs, r.client.DeleteSnapshot(ctx, id))
 	}
 	// A list sweeps the files that forks of ForkN shared.
-	_, err = r.client.List(ctx)
+	_, err = r.client.List(ctx, sandbox.ListOptions{})
 	return errors.Join(append(errs, err)...)
 }
 

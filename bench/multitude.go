@@ -241,7 +241,7 @@ func list10k(ctx context.Context, r *rig) (float64, error) {
 	managed := record.Filter(record.Managed, "true")
 	ours, theirs, ratios, err := pairs(ctx, 1, 9,
 		timed(func() error {
-			got, err := among.client.List(ctx)
+			got, err := among.client.List(ctx, sandbox.ListOptions{})
 			if err == nil && len(got) < multitudeSize {
 				err = fmt.Errorf("a list of %d sandboxes, want more than %d", len(got), multitudeSize)
 			}

@@ -120,7 +120,7 @@ func listAndStatus(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	infos, err := r.client.List(ctx, sandbox.NamePrefix(r.prefix))
+	infos, err := r.client.List(ctx, sandbox.ListOptions{Prefix: r.prefix})
 	if err != nil {
 		return err
 	}
@@ -161,7 +161,7 @@ func listFilters(ctx context.Context, r *run) error {
 			return err
 		}
 		// At once: some engines' lists hear of a stop after their reply to it.
-		infos, err := r.client.List(ctx, sandbox.TagFilter("conform", value), sandbox.StatusFilter(sandbox.StateStopped))
+		infos, err := r.client.List(ctx, sandbox.ListOptions{Tags: map[string]string{"conform": value}, States: []sandbox.State{sandbox.StateStopped}})
 		if err != nil {
 			return err
 		}
@@ -169,7 +169,7 @@ func listFilters(ctx context.Context, r *run) error {
 			return fmt.Errorf("right after Stop the list does not tell that %s is stopped: %+v", each.Name(), infos)
 		}
 	}
-	infos, err := r.client.List(ctx, sandbox.TagFilter("conform", value), sandbox.TagFilter("empty", ""))
+	infos, err := r.client.List(ctx, sandbox.ListOptions{Tags: map[string]string{"conform": value, "empty": ""}})
 	if err == nil && (len(infos) != 1 || infos[0].ID != sb.ID()) {
 		err = fmt.Errorf("a list by two tags has not %s alone: %+v", sb.Name(), infos)
 	}
@@ -396,14 +396,14 @@ func copies(ctx context.Context, r *run) (err error) {
 	if err != nil {
 		return err
 	}
-	if _, err := sb.CopyIn(ctx, dir, "/workspace/in"); err != nil {
+	if _, err := sb.CopyIn(ctx, dir, "/workspace/in", sandbox.CopyOptions{}); err != nil {
 		return err
 	}
 	if err := expect(ctx, sb, "cd /workspace/in && cat link && ./program && echo changed >sub/file", "from outside\nran\n"); err != nil {
 		return err
 	}
 	out := filepath.Join(dir, "out")
-	if _, err := sb.CopyOut(ctx, "/workspace/in", out); err != nil {
+	if _, err := sb.CopyOut(ctx, "/workspace/in", out, sandbox.CopyOptions{}); err != nil {
 		return err
 	}
 	got, err := os.ReadFile(filepath.Join(out, "link"))
@@ -687,7 +687,7 @@ func (r *run) saved(ctx context.Context) (*original, error) {
 		return nil, err
 	}
 	if r.original.snap == nil {
-		snap, err := r.original.sb.Snapshot(ctx)
+		snap, err := r.original.sb.Snapshot(ctx, sandbox.SnapshotOptions{})
 		if err != nil {
 			return nil, err
 		}
@@ -1226,7 +1226,7 @@ func deleteWithVolumes(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	if _, err := sb.Delete(ctx, sandbox.PreserveVolumes(false)); err != nil {
+	if _, err := sb.Delete(ctx, sandbox.DeleteOptions{Volumes: true}); err != nil {
 		return err
 	}
 	if _, err := r.client.Inspect(ctx, sb.Name()); !errors.Is(err, sandbox.ErrNotFound) {
@@ -1247,7 +1247,7 @@ func deletes(ctx context.Context, r *run) error {
 	errs := make([]error, 4)
 	var wg sync.WaitGroup
 	for i := range errs {
-		wg.Go(func() { _, errs[i] = r.client.Delete(ctx, sb.Name(), sandbox.PreserveVolumes(false)) })
+		wg.Go(func() { _, errs[i] = r.client.Delete(ctx, sb.Name(), sandbox.DeleteOptions{Volumes: true}) })
 	}
 	wg.Wait()
 	succeeded := 0

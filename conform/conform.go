@@ -267,7 +267,7 @@ func (r *run) clean(ctx context.Context) error {
 	defer cancel()
 	var errs []error
 	for _, name := range slices.Backward(r.names) {
-		if _, err := r.client.Delete(ctx, name, sandbox.PreserveVolumes(false)); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+		if _, err := r.client.Delete(ctx, name, sandbox.DeleteOptions{Volumes: true}); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
 			errs = append(errs, fmt.Errorf("remove sandbox %s: %w", name, err))
 		}
 	}

@@ -128,7 +128,7 @@ func (a api) remove(name string) {
 	a.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(a.t.Context()), time.Minute)
 		defer cancel()
-		if report, err := a.client.Delete(ctx, name, sandbox.PreserveVolumes(false), sandbox.DeleteSnapshots(true)); err != nil && !strings.Contains(err.Error(), sandbox.ErrNotFound.Error()) {
+		if report, err := a.client.Delete(ctx, name, sandbox.DeleteOptions{Volumes: true, Snapshots: true}); err != nil && !strings.Contains(err.Error(), sandbox.ErrNotFound.Error()) {
 			a.t.Errorf("remove %s: %v\n%s", name, err, report)
 		}
 	})

@@ -13,23 +13,25 @@ import (
 
 func (h *handler) list(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
-	var opts []sandbox.ListOption
+	o := sandbox.ListOptions{Tags: map[string]string{}}
 	for _, s := range q["status"] {
-		opts = append(opts, sandbox.StatusFilter(sandbox.State(s)))
+		o.States = append(o.States, sandbox.State(s))
 	}
 	for _, s := range q["tag"] {
 		key, value, ok := strings.Cut(s, "=")
 		if !ok {
 			return invalid("tag=%q is not key=value", s)
 		}
-		opts = append(opts, sandbox.TagFilter(key, value))
+		if was, given := o.Tags[key]; given && was != value {
+			return invalid("tag %q: conflicting values %q and %q", key, was, value)
+		}
+		o.Tags[key] = value
 	}
-	prefix, err := one(q, "prefix")
-	if err != nil {
+	var err error
+	if o.Prefix, err = one(q, "prefix"); err != nil {
 		return err
 	}
-	opts = append(opts, sandbox.NamePrefix(prefix))
-	return list(func(ctx context.Context) ([]sandbox.Info, error) { return h.client.List(ctx, opts...) })(w, r)
+	return list(func(ctx context.Context) ([]sandbox.Info, error) { return h.client.List(ctx, o) })(w, r)
 }
 
 // readable returns the error of a call that only reads a sandbox by its name: there is none with
@@ -198,7 +200,7 @@ func (h *handler) delete(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	report, err := h.client.Delete(r.Context(), r.PathValue("name"), sandbox.PreserveVolumes(preserve), sandbox.DeleteSnapshots(snapshots))
+	report, err := h.client.Delete(r.Context(), r.PathValue("name"), sandbox.DeleteOptions{Volumes: !preserve, Snapshots: snapshots})
 	answerReport(w, report, err)
 	return nil
 }

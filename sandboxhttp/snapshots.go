@@ -9,17 +9,13 @@ import (
 )
 
 func (h *handler) listSnapshots(w http.ResponseWriter, r *http.Request) error {
-	var opts []sandbox.ListSnapshotsOption
-	for key, option := range map[string]func(string) sandbox.ListSnapshotsOption{"sandbox": sandbox.OfSandbox, "name": sandbox.SnapshotNamed} {
-		value, err := one(r.URL.Query(), key)
-		if err != nil {
-			return err
-		}
-		if value != "" {
-			opts = append(opts, option(value))
-		}
+	of, err := one(r.URL.Query(), "sandbox")
+	name, also := one(r.URL.Query(), "name")
+	if err := errors.Join(err, also); err != nil {
+		return err
 	}
-	return list(func(ctx context.Context) ([]sandbox.Snapshot, error) { return h.client.ListSnapshots(ctx, opts...) })(w, r)
+	o := sandbox.ListSnapshotsOptions{Sandbox: of, Name: name}
+	return list(func(ctx context.Context) ([]sandbox.Snapshot, error) { return h.client.ListSnapshots(ctx, o) })(w, r)
 }
 
 func (h *handler) snapshotTree(w http.ResponseWriter, r *http.Request) error {
@@ -47,9 +43,9 @@ func (h *handler) deleteSnapshot(w http.ResponseWriter, r *http.Request) error {
 }
 
 type snapshotRequest struct {
-	Name     *string `json:"name"`
-	ExpiryMS *int64  `json:"expiryMs"`
-	KeepLast *int    `json:"keepLast"`
+	Name     string `json:"name"`
+	ExpiryMS int64  `json:"expiryMs"`
+	KeepLast int    `json:"keepLast"`
 }
 
 func (h *handler) takeSnapshot(w http.ResponseWriter, r *http.Request) error {
@@ -57,22 +53,13 @@ func (h *handler) takeSnapshot(w http.ResponseWriter, r *http.Request) error {
 	if err := decode(w, r, &req); err != nil {
 		return err
 	}
-	var opts []sandbox.SnapshotOption
-	if req.Name != nil {
-		opts = append(opts, sandbox.WithSnapshotName(*req.Name))
+	expiry, err := duration("expiryMs", req.ExpiryMS)
+	if err != nil {
+		return err
 	}
-	if req.ExpiryMS != nil {
-		expiry, err := duration("expiryMs", *req.ExpiryMS)
-		if err != nil {
-			return err
-		}
-		opts = append(opts, sandbox.WithExpiry(expiry))
-	}
-	if req.KeepLast != nil {
-		opts = append(opts, sandbox.WithKeepLast(*req.KeepLast))
-	}
+	o := sandbox.SnapshotOptions{Name: req.Name, Expiry: expiry, KeepLast: req.KeepLast}
 	return h.use(r, func(sb *handle) error {
-		snapshot, err := sb.Snapshot(r.Context(), opts...)
+		snapshot, err := sb.Snapshot(r.Context(), o)
 		if err != nil {
 			return err
 		}

@@ -402,7 +402,7 @@ func TestPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if _, err := c.DeleteVolume(context.WithoutCancel(t.Context()), kept.Workspace.Name); err != nil {
+		if _, err := c.DeleteVolume(context.WithoutCancel(t.Context()), kept.Workspace.Name, sandbox.DeleteVolumeOptions{}); err != nil {
 			t.Error(err)
 		}
 	})

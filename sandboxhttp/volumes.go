@@ -3,6 +3,7 @@ package sandboxhttp
 import (
 	"context"
 	"net/http"
+	"slices"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 )
@@ -16,11 +17,7 @@ func (h *handler) deleteVolume(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	var opts []sandbox.DeleteVolumeOption
-	if force {
-		opts = append(opts, sandbox.Force())
-	}
-	report, err := h.client.DeleteVolume(r.Context(), r.PathValue("name"), opts...)
+	report, err := h.client.DeleteVolume(r.Context(), r.PathValue("name"), sandbox.DeleteVolumeOptions{Force: force})
 	answerReport(w, report, err)
 	return nil
 }
@@ -41,17 +38,13 @@ func (h *handler) cleanup(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	opts := []sandbox.CleanupOption{sandbox.CleanupMinAge(age)}
-	if req.Names != nil {
-		opts = append(opts, sandbox.CleanupNames(req.Names...))
-	}
-	if req.Roles != nil {
-		opts = append(opts, sandbox.CleanupRoles(req.Roles...))
-	}
-	if req.DryRun {
-		opts = append(opts, sandbox.CleanupDryRun())
-	}
-	report, err := h.client.CleanupOrphanedVolumes(r.Context(), opts...)
+	report, err := h.client.CleanupOrphanedVolumes(r.Context(), sandbox.CleanupOptions{
+		Roles: req.Roles, MinAge: age, DryRun: req.DryRun,
+		// An empty list, unlike one that is absent, selects nothing.
+		Select: func(v sandbox.Volume) bool {
+			return (req.Names == nil || slices.Contains(req.Names, v.Name)) && (req.Roles == nil || slices.Contains(req.Roles, v.Role))
+		},
+	})
 	if err == nil {
 		answer(w, http.StatusOK, report)
 		return nil

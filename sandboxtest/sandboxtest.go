@@ -67,7 +67,7 @@ func New(t testing.TB, opts ...sandbox.CreateOption) *sandbox.Sandbox {
 type engine struct {
 	create  func(context.Context, ...sandbox.CreateOption) (*sandbox.Sandbox, error)
 	get     func(context.Context, string, ...sandbox.GetOption) (*sandbox.Sandbox, error)
-	delete  func(context.Context, string, ...sandbox.DeleteOption) (sandbox.DeleteReport, error)
+	delete  func(context.Context, string, sandbox.DeleteOptions) (sandbox.DeleteReport, error)
 	inspect func(context.Context, string) (sandbox.Status, error)
 }
 
@@ -76,10 +76,10 @@ func (on engine) remove(t testing.TB, sb *sandbox.Sandbox) {
 	// The test's own context has ended by now.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), removeTimeout)
 	defer cancel()
-	report, err := sb.Delete(ctx, sandbox.PreserveVolumes(false))
+	report, err := sb.Delete(ctx, sandbox.DeleteOptions{Volumes: true})
 	if errors.Is(err, sandbox.ErrClosed) {
 		// The test closed the handle. A persistent sandbox still exists.
-		report, err = on.delete(ctx, sb.ID(), sandbox.PreserveVolumes(false))
+		report, err = on.delete(ctx, sb.ID(), sandbox.DeleteOptions{Volumes: true})
 	}
 	if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("remove sandbox %s: %v\n%s", sb.Name(), err, report)

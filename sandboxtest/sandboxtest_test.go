@@ -53,7 +53,7 @@ func TestSandboxEndsWithItsTest(t *testing.T) {
 		"closed":  {use: func(_ context.Context, sb *sandbox.Sandbox) error { return sb.Close() }},
 		"stopped": {use: func(ctx context.Context, sb *sandbox.Sandbox) error { _, err := sb.Stop(ctx); return err }},
 		"deleted": {use: func(ctx context.Context, sb *sandbox.Sandbox) error {
-			_, err := sb.Delete(ctx, sandbox.PreserveVolumes(false))
+			_, err := sb.Delete(ctx, sandbox.DeleteOptions{Volumes: true})
 			return err
 		}},
 		"named and detached": {
@@ -214,7 +214,7 @@ func TestArtifactsOfAFailure(t *testing.T) {
 		"stopped": {true, func(t testing.TB, sb *sandbox.Sandbox) error { _, err := sb.Stop(t.Context()); return err }, true, "no session"},
 		"closed":  {true, func(_ testing.TB, sb *sandbox.Sandbox) error { return sb.Close() }, true, "no session"},
 		"deleted": {true, func(t testing.TB, sb *sandbox.Sandbox) error {
-			_, err := sb.Delete(t.Context(), sandbox.PreserveVolumes(false))
+			_, err := sb.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true})
 			return err
 		}, false, ""},
 	} {

@@ -34,7 +34,7 @@ func (a *app) names(c *cobra.Command, args []string, prefix string, list func(co
 // sandboxes completes the names of sandboxes.
 func (a *app) sandboxes(c *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	return a.names(c, args, prefix, func(ctx context.Context) (names []string, err error) {
-		infos, err := a.client.List(ctx, sandbox.NamePrefix(prefix))
+		infos, err := a.client.List(ctx, sandbox.ListOptions{Prefix: prefix})
 		for _, i := range infos {
 			names = append(names, i.Name)
 		}
@@ -50,7 +50,7 @@ func (a *app) oneSandbox(c *cobra.Command, args []string, prefix string) ([]stri
 // snapshots completes the IDs of snapshots.
 func (a *app) snapshots(c *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	return a.names(c, args, prefix, func(ctx context.Context) (ids []string, err error) {
-		all, err := a.client.ListSnapshots(ctx)
+		all, err := a.client.ListSnapshots(ctx, sandbox.ListSnapshotsOptions{})
 		for _, s := range all {
 			ids = append(ids, s.ID)
 		}

@@ -55,7 +55,7 @@ To copy into a sandbox resumes it; a stopped one is read without resuming it.`,
 						st, err := f.Stat(c.Context(), to)
 						return err == nil && st.IsDir()
 					})
-					return f.CopyIn(c.Context(), from, to, sandbox.WithCopyProgress(a.progress.copied))
+					return f.CopyIn(c.Context(), from, to, sandbox.CopyOptions{Progress: a.progress.copied})
 				})
 			}
 			to = destination(from, to, func() bool {
@@ -63,7 +63,7 @@ To copy into a sandbox resumes it; a stopped one is read without resuming it.`,
 				return err == nil && st.IsDir()
 			})
 			return a.copying(c, asJSON, fromName, user, func(f copier) (sandbox.CopyReport, error) {
-				return f.CopyOut(c.Context(), from, to, sandbox.WithCopyProgress(a.progress.copied))
+				return f.CopyOut(c.Context(), from, to, sandbox.CopyOptions{Progress: a.progress.copied})
 			})
 		},
 	}
@@ -88,8 +88,8 @@ func destination(from, to string, isDirectory func() bool) string {
 // copier is a sandbox, or its files as one of its users.
 type copier interface {
 	Stat(ctx context.Context, name string) (fs.FileInfo, error)
-	CopyIn(ctx context.Context, hostPath, inside string, opts ...sandbox.CopyOption) (sandbox.CopyReport, error)
-	CopyOut(ctx context.Context, inside, hostPath string, opts ...sandbox.CopyOption) (sandbox.CopyReport, error)
+	CopyIn(ctx context.Context, hostPath, inside string, o sandbox.CopyOptions) (sandbox.CopyReport, error)
+	CopyOut(ctx context.Context, inside, hostPath string, o sandbox.CopyOptions) (sandbox.CopyReport, error)
 }
 
 // splitPath splits NAME:PATH. The name is empty if s is a path of this machine.

@@ -79,13 +79,13 @@ func preservedVolume(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	report, err := sb.Delete(t.Context())
+	report, err := sb.Delete(t.Context(), sandbox.DeleteOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	volume := report.Volumes[0].Name
 	t.Cleanup(func() {
-		if _, err := c.DeleteVolume(context.Background(), volume); err != nil && !errors.Is(err, sandbox.ErrVolumeNotFound) {
+		if _, err := c.DeleteVolume(context.Background(), volume, sandbox.DeleteVolumeOptions{}); err != nil && !errors.Is(err, sandbox.ErrVolumeNotFound) {
 			t.Error(err)
 		}
 	})

@@ -27,10 +27,9 @@ func (a *app) withSandbox(c *cobra.Command, name string, fn func(*sandbox.Sandbo
 
 func (a *app) listCommand() *cobra.Command {
 	var (
+		o      sandbox.ListOptions
 		asJSON bool
 		states []string
-		tags   map[string]string
-		prefix string
 	)
 	c := &cobra.Command{
 		Use:     "list",
@@ -38,14 +37,10 @@ func (a *app) listCommand() *cobra.Command {
 		Short:   "List the sandboxes on the engine, the newest first",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			opts := []sandbox.ListOption{sandbox.NamePrefix(prefix)}
 			for _, s := range states {
-				opts = append(opts, sandbox.StatusFilter(sandbox.State(s)))
+				o.States = append(o.States, sandbox.State(s))
 			}
-			for _, k := range slices.Sorted(maps.Keys(tags)) {
-				opts = append(opts, sandbox.TagFilter(k, tags[k]))
-			}
-			infos, err := a.client.List(c.Context(), opts...)
+			infos, err := a.client.List(c.Context(), o)
 			if err != nil {
 				return err
 			}
@@ -59,8 +54,8 @@ func (a *app) listCommand() *cobra.Command {
 	}
 	jsonFlag(c, &asJSON)
 	c.Flags().StringSliceVar(&states, "status", nil, "only sandboxes with this status: running, stopped, paused, creating, error")
-	c.Flags().StringToStringVar(&tags, "tag", nil, "only sandboxes with this tag: KEY=VALUE")
-	c.Flags().StringVar(&prefix, "prefix", "", "only sandboxes whose name has this prefix")
+	c.Flags().StringToStringVar(&o.Tags, "tag", nil, "only sandboxes with this tag: KEY=VALUE")
+	c.Flags().StringVar(&o.Prefix, "prefix", "", "only sandboxes whose name has this prefix")
 	_ = c.RegisterFlagCompletionFunc("status", fixed("running", "stopped", "paused", "creating", "error"))
 	return c
 }
@@ -333,7 +328,10 @@ func healthRows(h sandbox.Health, s sandbox.Support) []healthRow {
 }
 
 func (a *app) deleteCommand() *cobra.Command {
-	var volumes, snapshots, asJSON bool
+	var (
+		o      sandbox.DeleteOptions
+		asJSON bool
+	)
 	c := &cobra.Command{
 		Use:     "delete [--delete-volumes] [--snapshots] NAME...",
 		Aliases: []string{"rm"},
@@ -344,13 +342,13 @@ func (a *app) deleteCommand() *cobra.Command {
 		ValidArgsFunction: a.sandboxes,
 		RunE: func(c *cobra.Command, names []string) error {
 			return each(a, asJSON, names, func(name string) ([]deletion, error) {
-				report, err := a.client.Delete(c.Context(), name, sandbox.PreserveVolumes(!volumes), sandbox.DeleteSnapshots(snapshots))
+				report, err := a.client.Delete(c.Context(), name, o)
 				return deleted(name, report, err), err
 			})
 		},
 	}
-	c.Flags().BoolVar(&volumes, "delete-volumes", false, "delete its volumes too")
-	c.Flags().BoolVar(&snapshots, "snapshots", false, "delete its snapshots too, except those whose files volumes share")
+	c.Flags().BoolVar(&o.Volumes, "delete-volumes", false, "delete its volumes too")
+	c.Flags().BoolVar(&o.Snapshots, "snapshots", false, "delete its snapshots too, except those whose files volumes share")
 	jsonFlag(c, &asJSON)
 	return c
 }

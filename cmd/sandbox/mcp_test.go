@@ -389,7 +389,7 @@ func TestAgentsSandboxesAreKeptIfAsked(t *testing.T) {
 	name := a.must("create", object{"network": "public-only", "image": sandbox.DefaultImage})["name"].(string)
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
-		if _, err := c.Delete(ctx, name, sandbox.PreserveVolumes(false), sandbox.DeleteSnapshots(true)); err != nil {
+		if _, err := c.Delete(ctx, name, sandbox.DeleteOptions{Volumes: true, Snapshots: true}); err != nil {
 			t.Error(err)
 		}
 	})

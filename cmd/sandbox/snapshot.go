@@ -35,9 +35,8 @@ func (a *app) snapshotsCommand() *cobra.Command {
 
 func (a *app) takeCommand() *cobra.Command {
 	var (
-		name   string
+		o      sandbox.SnapshotOptions
 		expiry duration
-		keep   int
 		asJSON bool
 	)
 	c := &cobra.Command{
@@ -47,19 +46,9 @@ func (a *app) takeCommand() *cobra.Command {
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.oneSandbox,
 		RunE: func(c *cobra.Command, args []string) error {
-			opts := []sandbox.SnapshotOption{sandbox.WithProgress(a.progress.show)}
-			set := c.Flags().Changed
-			if set("name") {
-				opts = append(opts, sandbox.WithSnapshotName(name))
-			}
-			if set("expiry") {
-				opts = append(opts, sandbox.WithExpiry(time.Duration(expiry)))
-			}
-			if set("keep-last") {
-				opts = append(opts, sandbox.WithKeepLast(keep))
-			}
+			o.Progress, o.Expiry = a.progress.show, time.Duration(expiry)
 			err := a.withSandbox(c, args[0], func(sb *sandbox.Sandbox) error {
-				snap, err := sb.Snapshot(c.Context(), opts...)
+				snap, err := sb.Snapshot(c.Context(), o)
 				a.progress.clear()
 				switch {
 				case err != nil:
@@ -76,31 +65,24 @@ func (a *app) takeCommand() *cobra.Command {
 			return err
 		},
 	}
-	c.Flags().StringVar(&name, "name", "", "the snapshot's name, which need not be unique")
+	c.Flags().StringVar(&o.Name, "name", "", "the snapshot's name, which need not be unique")
 	c.Flags().Var(&expiry, "expiry", "remove it after this time, such as 24h or 7d (default never)")
-	c.Flags().IntVar(&keep, "keep-last", 0, "keep this many snapshots of the sandbox and remove older ones (default all)")
+	c.Flags().IntVar(&o.KeepLast, "keep-last", 0, "keep this many snapshots of the sandbox and remove older ones (default all)")
 	jsonFlag(c, &asJSON)
 	return c
 }
 
 func (a *app) listSnapshotsCommand(use string) *cobra.Command {
 	var (
-		asJSON   bool
-		of, name string
+		o      sandbox.ListSnapshotsOptions
+		asJSON bool
 	)
 	c := &cobra.Command{
 		Use:   use,
 		Short: "List the snapshots on the engine, the newest first",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			var opts []sandbox.ListSnapshotsOption
-			if c.Flags().Changed("sandbox") {
-				opts = append(opts, sandbox.OfSandbox(of))
-			}
-			if c.Flags().Changed("name") {
-				opts = append(opts, sandbox.SnapshotNamed(name))
-			}
-			all, err := a.client.ListSnapshots(c.Context(), opts...)
+			all, err := a.client.ListSnapshots(c.Context(), o)
 			if err != nil {
 				return err
 			}
@@ -113,8 +95,8 @@ func (a *app) listSnapshotsCommand(use string) *cobra.Command {
 		},
 	}
 	jsonFlag(c, &asJSON)
-	c.Flags().StringVar(&of, "sandbox", "", "only snapshots of the sandbox with this name or ID, which may be deleted")
-	c.Flags().StringVar(&name, "name", "", "only snapshots with this name")
+	c.Flags().StringVar(&o.Sandbox, "sandbox", "", "only snapshots of the sandbox with this name or ID, which may be deleted")
+	c.Flags().StringVar(&o.Name, "name", "", "only snapshots with this name")
 	_ = c.RegisterFlagCompletionFunc("sandbox", a.sandboxes)
 	if use == "list" {
 		c.Aliases = []string{"ls"}

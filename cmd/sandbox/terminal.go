@@ -129,7 +129,7 @@ func (p *progress) show(now sandbox.Progress) {
 	}
 }
 
-// copied is for [sandbox.WithCopyProgress].
+// copied is for [sandbox.CopyOptions].
 func (p *progress) copied(now sandbox.CopyStatus) {
 	p.show(sandbox.Progress{Step: "copy", Current: now.Bytes, Files: now.Files})
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -78,12 +79,8 @@ func (a *app) deleteVolumeCommand() *cobra.Command {
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.orphanedVolumes,
 		RunE: func(c *cobra.Command, names []string) error {
-			var opts []sandbox.DeleteVolumeOption
-			if force {
-				opts = append(opts, sandbox.Force())
-			}
 			return each(a, asJSON, names, func(name string) ([]deletion, error) {
-				report, err := a.client.DeleteVolume(c.Context(), name, opts...)
+				report, err := a.client.DeleteVolume(c.Context(), name, sandbox.DeleteVolumeOptions{Force: force})
 				return deleted(name, report, err), err
 			})
 		},
@@ -106,17 +103,12 @@ func (a *app) cleanupCommand() *cobra.Command {
 preserved when their sandbox was deleted.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			opts := []sandbox.CleanupOption{sandbox.CleanupMinAge(time.Duration(minAge))}
+			o := sandbox.CleanupOptions{Roles: roles, MinAge: time.Duration(minAge), DryRun: dryRun}
 			if c.Flags().Changed("name") {
-				opts = append(opts, sandbox.CleanupNames(names...))
+				o.Select = func(v sandbox.Volume) bool { return slices.Contains(names, v.Name) }
 			}
-			if c.Flags().Changed("role") {
-				opts = append(opts, sandbox.CleanupRoles(roles...))
-			}
-			if dryRun {
-				opts = append(opts, sandbox.CleanupDryRun())
-			} else {
-				opts = append(opts, sandbox.CleanupConfirm(func(volumes []sandbox.Volume) error {
+			if !dryRun {
+				o.Confirm = func(volumes []sandbox.Volume) error {
 					if len(volumes) == 0 {
 						return nil
 					}
@@ -125,9 +117,9 @@ preserved when their sandbox was deleted.`,
 						fmt.Fprintf(&what, "volume %s (%s, %s, %s)\n", v.Name, v.Role, v.Size, cmp.Or(v.Source, "created "+ago(v.CreatedAt)))
 					}
 					return a.confirm(c.Context(), yes, strings.TrimSuffix(what.String(), "\n"), "Delete these volumes?")
-				}))
+				}
 			}
-			report, err := a.client.CleanupOrphanedVolumes(c.Context(), opts...)
+			report, err := a.client.CleanupOrphanedVolumes(c.Context(), o)
 			if err == nil || len(report.Removed)+len(report.Failed) > 0 {
 				err = errors.Join(a.printReport(asJSON, cleanup{report}), err)
 			}

@@ -48,7 +48,7 @@ func loop(ctx context.Context, next model) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, sb.Close()) }() // which deletes it, since it has no name
-	if _, err := sb.CopyInFS(ctx, project, "/workspace"); err != nil {
+	if _, err := sb.CopyInFS(ctx, project, "/workspace", sandbox.CopyOptions{}); err != nil {
 		return err
 	}
 	failed, _, err := run(ctx, sb, "node test.js")
@@ -71,7 +71,7 @@ func loop(ctx context.Context, next model) (err error) {
 // step runs a command, and takes it back if more tests fail than before. It returns the number of
 // tests that fail, and what the model sees.
 func step(ctx context.Context, sb *sandbox.Sandbox, command string, before int) (failed int, seen string, err error) {
-	snap, err := sb.Snapshot(ctx)
+	snap, err := sb.Snapshot(ctx, sandbox.SnapshotOptions{})
 	if err != nil {
 		return 0, "", err
 	}

@@ -37,7 +37,7 @@ func run(ctx context.Context) (err error) {
 	if err := base.Command(ctx, "sh", "-ec", prepare).Run(); err != nil {
 		return err
 	}
-	snap, err := base.Snapshot(ctx, sandbox.WithSnapshotName("prepared"))
+	snap, err := base.Snapshot(ctx, sandbox.SnapshotOptions{Name: "prepared"})
 	if err != nil {
 		return err
 	}
@@ -91,6 +91,6 @@ func run(ctx context.Context) (err error) {
 		return err
 	}
 	// Leave this out to continue with it.
-	_, err = kept.Delete(ctx, sandbox.PreserveVolumes(false))
+	_, err = kept.Delete(ctx, sandbox.DeleteOptions{Volumes: true})
 	return err
 }

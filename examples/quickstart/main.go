@@ -97,7 +97,7 @@ func run(ctx context.Context) (err error) {
 
 // show lists what is left on the engine, with the docker command.
 func show(ctx context.Context) error {
-	left, err := sandbox.List(ctx)
+	left, err := sandbox.List(ctx, sandbox.ListOptions{})
 	if err != nil {
 		return err
 	}

@@ -40,11 +40,11 @@ func run(ctx context.Context) (err error) {
 	defer func() {
 		// Clean up, whatever happens.
 		for _, name := range []string{"volumes-first", "volumes-second"} {
-			if _, e := sandbox.Delete(ctx, name, sandbox.PreserveVolumes(false)); e != nil && !errors.Is(e, sandbox.ErrNotFound) {
+			if _, e := sandbox.Delete(ctx, name, sandbox.DeleteOptions{Volumes: true}); e != nil && !errors.Is(e, sandbox.ErrNotFound) {
 				err = errors.Join(err, e)
 			}
 		}
-		report, e := sandbox.CleanupOrphanedVolumes(ctx, sandbox.CleanupNames(volume, "agent-sandbox-"+first.ID()))
+		report, e := sandbox.CleanupOrphanedVolumes(ctx, sandbox.CleanupOptions{Select: func(v sandbox.Volume) bool { return v.Name == volume || v.Name == "agent-sandbox-"+first.ID() }})
 		fmt.Println(report)
 		err = errors.Join(err, e)
 	}()
@@ -58,7 +58,7 @@ func run(ctx context.Context) (err error) {
 	fmt.Printf("the file on the host still says: %s", text)
 
 	// Delete keeps the volumes, and reports them.
-	report, err := first.Delete(ctx)
+	report, err := first.Delete(ctx, sandbox.DeleteOptions{})
 	if err != nil {
 		return err
 	}

@@ -205,9 +205,9 @@ func tooLarge(err error) error {
 	case !errors.As(err, &limit):
 		return nil
 	}
-	option := "WithCopyMaxEntries"
+	option := "CopyOptions.MaxEntries"
 	if limit.What == "bytes" {
-		option = "WithCopyMaxBytes"
+		option = "CopyOptions.MaxBytes"
 	}
 	return fmt.Errorf("%w: at %s there are more than %d %s: see %s", fault.TooLarge, fault.Printable(fault.Cut(limit.Entry, maxShown)), limit.Limit, limit.What, option)
 }

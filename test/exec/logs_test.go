@@ -434,7 +434,7 @@ func TestLogsEndWithTheContext(t *testing.T) {
 func TestLogsOfADeletedSandbox(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
-	if _, err := harness.NewClient(t).Delete(t.Context(), sb.Name(), sandbox.PreserveVolumes(false)); err != nil {
+	if _, err := harness.NewClient(t).Delete(t.Context(), sb.Name(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 		t.Fatal(err)
 	}
 	for _, err := range sb.Logs(t.Context(), sandbox.LogOptions{}) {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/test/exec/cases"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
@@ -33,7 +34,7 @@ func TestCmdIsAsOSExec(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if _, err := sb.CopyIn(t.Context(), program, "/usr/local/bin/osexec"); err != nil {
+	if _, err := sb.CopyIn(t.Context(), program, "/usr/local/bin/osexec", sandbox.CopyOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	harness.Run(t, sb, "sh", "-c", `mkdir -p dir dir/sub && ln -s dir link && touch plain && printf '#!/bin/sh\necho ran\n' >dir/ok

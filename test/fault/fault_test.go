@@ -415,7 +415,7 @@ func (x *trial) look() (info sandbox.Info, err error) {
 func (x *trial) listed(name string) (sandbox.Info, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), harness.CallBound)
 	defer cancel()
-	list, err := x.clean.List(ctx, sandbox.NamePrefix(name))
+	list, err := x.clean.List(ctx, sandbox.ListOptions{Prefix: name})
 	if err != nil {
 		return sandbox.Info{}, err
 	}
@@ -742,7 +742,7 @@ func deletion(preserve bool, del func(ctx context.Context, x *trial) (sandbox.De
 		},
 		failed: func(x *trial) {
 			x.aside(func() {
-				if _, err := x.clean.Delete(context.Background(), x.name, sandbox.PreserveVolumes(preserve)); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+				if _, err := x.clean.Delete(context.Background(), x.name, sandbox.DeleteOptions{Volumes: !preserve}); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
 					x.Errorf("after %s the same Delete: %v", x.where(), err)
 				}
 			})
@@ -765,11 +765,11 @@ func deletion(preserve bool, del func(ctx context.Context, x *trial) (sandbox.De
 }
 
 func deletePreserving(ctx context.Context, x *trial) (sandbox.DeleteReport, error) {
-	return x.c.Delete(ctx, x.name)
+	return x.c.Delete(ctx, x.name, sandbox.DeleteOptions{})
 }
 
 func deleteAll(ctx context.Context, x *trial) (sandbox.DeleteReport, error) {
-	return x.c.Delete(ctx, x.name, sandbox.PreserveVolumes(false))
+	return x.c.Delete(ctx, x.name, sandbox.DeleteOptions{Volumes: true})
 }
 
 // Shows 3; S4.2.
@@ -786,7 +786,7 @@ func TestDeleteSurvivesAFaultInAnyCall(t *testing.T) {
 func TestDeleteOnAHandleSurvivesAFaultInAnyCallSoak(t *testing.T) {
 	harness.Soak(t)
 	op := deletion(false, func(ctx context.Context, x *trial) (sandbox.DeleteReport, error) {
-		return x.sb.Delete(ctx, sandbox.PreserveVolumes(false))
+		return x.sb.Delete(ctx, sandbox.DeleteOptions{Volumes: true})
 	})
 	op.open = handle
 	testFaultsAtEvery(t, 2, op)
@@ -797,7 +797,7 @@ func TestListSurvivesAFaultInAnyCall(t *testing.T) {
 	testFaultsAtEvery(t, 2, again(operation{
 		arrange: func(x *trial) { x.keptIn(sandbox.StateRunning) },
 		act: func(ctx context.Context, x *trial) error {
-			list, err := x.c.List(ctx, sandbox.NamePrefix(x.name))
+			list, err := x.c.List(ctx, sandbox.ListOptions{Prefix: x.name})
 			if err == nil && (len(list) != 1 || list[0].Name != x.name || list[0].State != sandbox.StateRunning) {
 				x.Errorf("%s: List = %+v", x.where(), list)
 			}

@@ -194,7 +194,7 @@ func init() {
 		case "Snapshot":
 			var sb *sandbox.Sandbox
 			if sb, err = c.Get(ctx, source); err == nil {
-				_, err = sb.Snapshot(ctx, sandbox.WithSnapshotName(name))
+				_, err = sb.Snapshot(ctx, sandbox.SnapshotOptions{Name: name})
 			}
 		}
 		return err
@@ -291,7 +291,7 @@ func TestSourceOfAProgramThatIsKilledGoesOn(t *testing.T) {
 		"sweep": func(ctx context.Context, c *sandbox.Client, sb *sandbox.Sandbox) error {
 			for ; ctx.Err() == nil; time.Sleep(100 * time.Millisecond) {
 				harness.Sweep(t)
-				list, err := c.List(ctx, sandbox.NamePrefix(sb.Name()), sandbox.StatusFilter(sandbox.StateRunning))
+				list, err := c.List(ctx, sandbox.ListOptions{Prefix: sb.Name(), States: []sandbox.State{sandbox.StateRunning}})
 				if err != nil || len(list) > 0 {
 					return err
 				}
@@ -378,7 +378,7 @@ func TestSourceOfAProgramThatIsKilledGoesOn(t *testing.T) {
 				}
 				return len(left) == 2
 			})
-			if all, err := c.ListSnapshots(t.Context()); err != nil || strings.Contains(fmt.Sprint(all), sb.Name()) {
+			if all, err := c.ListSnapshots(t.Context(), sandbox.ListSnapshotsOptions{}); err != nil || strings.Contains(fmt.Sprint(all), sb.Name()) {
 				t.Errorf("ListSnapshots = %+v, %v", all, err)
 			}
 		})

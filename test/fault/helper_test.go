@@ -72,7 +72,7 @@ func TestDeletionRemovesTheHelpersOfProgramsThatWereKilled(t *testing.T) {
 		killedWithHelper(t, verb, sb.Name())
 	}
 	began := time.Now()
-	report, err := c.Delete(t.Context(), sb.Name(), sandbox.PreserveVolumes(false))
+	report, err := c.Delete(t.Context(), sb.Name(), sandbox.DeleteOptions{Volumes: true})
 	t.Logf("Delete took %v", time.Since(began).Round(time.Millisecond))
 	if err != nil {
 		t.Errorf("Delete of the source: %v; %v", err, report)

@@ -172,7 +172,7 @@ func TestAChangedContainerSurvivesTheDeathOfWhoStartsIt(t *testing.T) {
 		if _, err := again.Port(t.Context(), 3000); err != nil {
 			t.Error(err)
 		}
-		if list, err := c.List(t.Context(), sandbox.NamePrefix(sb.Name())); err != nil || len(list) != 1 {
+		if list, err := c.List(t.Context(), sandbox.ListOptions{Prefix: sb.Name()}); err != nil || len(list) != 1 {
 			t.Errorf("List: %+v, %v, want one", list, err)
 		}
 		if images := harness.Layers(t, eng, sb.Name()); len(images) > 1 {

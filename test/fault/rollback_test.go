@@ -134,7 +134,7 @@ func TestRollbackSurvivesTheDeathOfItsProgram(t *testing.T) {
 		harness.Remove(t, c, sb.Name())
 		defer sb.Detach()
 		old := putFiles(t, sb, "old")
-		snap := harness.SnapshotOf(t, c, sb)
+		snap := harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{})
 		now := putFiles(t, sb, "new")
 		proxy := enginetest.NewProxy(t)
 		cmd := harness.Process(t, "roller", proxy.Host(), sb.Name(), snap.ID)
@@ -169,7 +169,7 @@ func TestRollbackSurvivesTheDeathOfItsProgram(t *testing.T) {
 		if want := map[bool]string{true: old, false: now}[committed]; err != nil || after != want && (!removes || after != old) {
 			t.Errorf("killed at call %d, %s: the files are\n%s\n%v, want\n%s", k, call, after, err, want)
 		}
-		if list, err := c.List(t.Context(), sandbox.NamePrefix(sb.Name())); err != nil || len(list) != 1 {
+		if list, err := c.List(t.Context(), sandbox.ListOptions{Prefix: sb.Name()}); err != nil || len(list) != 1 {
 			t.Errorf("List: %+v, %v, want one", list, err)
 		}
 		for _, left := range harness.Objects(t, eng, harness.Named(sb.Name())) {

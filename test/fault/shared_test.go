@@ -25,7 +25,7 @@ func init() {
 		}
 		defer c.Close()
 		for _, name := range shared.kept {
-			c.Delete(context.Background(), name, sandbox.PreserveVolumes(false))
+			c.Delete(context.Background(), name, sandbox.DeleteOptions{Volumes: true})
 		}
 	})
 }

@@ -28,7 +28,7 @@ func (x *trial) snapshots() []sandbox.Snapshot {
 	x.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), harness.CallBound)
 	defer cancel()
-	all, err := x.clean.ListSnapshots(ctx)
+	all, err := x.clean.ListSnapshots(ctx, sandbox.ListSnapshotsOptions{})
 	if err != nil {
 		x.Fatalf("ListSnapshots: %v", err)
 	}
@@ -88,7 +88,7 @@ func snapshotting(state sandbox.State) operation {
 			return err
 		},
 		act: func(ctx context.Context, x *trial) (err error) {
-			x.snap, err = x.sb.Snapshot(ctx, sandbox.WithSnapshotName(x.name))
+			x.snap, err = x.sb.Snapshot(ctx, sandbox.SnapshotOptions{Name: x.name})
 			return err
 		},
 		done: func(x *trial) {
@@ -142,7 +142,7 @@ func TestDeleteSnapshotSurvivesAFaultInAnyCall(t *testing.T) {
 			sb := x.ofKept()
 			defer sb.Detach()
 			var err error
-			if x.snap, err = sb.Snapshot(context.Background()); err != nil {
+			if x.snap, err = sb.Snapshot(context.Background(), sandbox.SnapshotOptions{}); err != nil {
 				x.Fatalf("Snapshot: %v", err)
 			}
 		},
@@ -168,7 +168,7 @@ func (x *trial) save(write func(sb *sandbox.Sandbox) error) {
 	defer sb.Detach()
 	err := write(sb)
 	if err == nil {
-		x.saved, err = sb.Snapshot(context.Background())
+		x.saved, err = sb.Snapshot(context.Background(), sandbox.SnapshotOptions{})
 	}
 	if err != nil {
 		x.Fatalf("the snapshot of the stand: %v", err)
@@ -203,7 +203,7 @@ func fromSnapshot(act func(context.Context, *trial, []sandbox.CreateOption) (*sa
 	after := op.after
 	op.after = func(x *trial) {
 		after(x)
-		all, err := x.clean.ListSnapshots(context.Background())
+		all, err := x.clean.ListSnapshots(context.Background(), sandbox.ListSnapshotsOptions{})
 		i := slices.IndexFunc(all, func(s sandbox.Snapshot) bool { return s.ID == x.saved.ID })
 		if err != nil || i < 0 || len(all[i].Volumes) > 0 {
 			x.Errorf("%s: the snapshot is %+v, %v, want it there and shared by nobody", x.where(), all, err)

@@ -83,7 +83,7 @@ func TestCreateWithMountsSurvivesAFaultInAnyCall(t *testing.T) {
 			return
 		}
 		if x.err == nil {
-			if _, err := x.clean.Delete(context.Background(), x.name); err != nil {
+			if _, err := x.clean.Delete(context.Background(), x.name, sandbox.DeleteOptions{}); err != nil {
 				x.Errorf("Delete: %v", err)
 			}
 			x.err = errors.New("deleted")
@@ -101,7 +101,7 @@ func TestCreateWithMountsSurvivesAFaultInAnyCall(t *testing.T) {
 			return
 		}
 		sb.Detach()
-		if _, err := x.clean.Delete(context.Background(), x.name); err != nil {
+		if _, err := x.clean.Delete(context.Background(), x.name, sandbox.DeleteOptions{}); err != nil {
 			x.Errorf("Delete: %v", err)
 		}
 		x.dropOrphansOf(x.name)
@@ -141,7 +141,7 @@ func TestDeleteVolumeWithForceSurvivesAFaultInAnyCall(t *testing.T) {
 			}
 		},
 		act: func(ctx context.Context, x *trial) error {
-			report, err := x.c.DeleteVolume(ctx, x.volume, sandbox.Force())
+			report, err := x.c.DeleteVolume(ctx, x.volume, sandbox.DeleteVolumeOptions{Force: true})
 			if err != nil && (len(report.Volumes) == 0 || report.Volumes[0].Status != sandbox.VolumeDeleteFailed) && len(x.proxy.Calls()) > 3 {
 				x.Errorf("%s: it returned %v and the report is %q", x.where(), err, report)
 			}
@@ -160,7 +160,7 @@ func TestDeleteVolumeWithForceSurvivesAFaultInAnyCall(t *testing.T) {
 		},
 		failed: func(x *trial) {
 			x.aside(func() {
-				_, err := x.clean.DeleteVolume(context.Background(), x.volume, sandbox.Force())
+				_, err := x.clean.DeleteVolume(context.Background(), x.volume, sandbox.DeleteVolumeOptions{Force: true})
 				if err != nil && !errors.Is(err, sandbox.ErrVolumeNotFound) {
 					x.Errorf("after %s the same call: %v", x.where(), err)
 				}
@@ -187,7 +187,7 @@ func TestCleanupSurvivesAFaultInAnyCall(t *testing.T) {
 		arrange: func(x *trial) { x.orphans(10, record.RoleFork) },
 		act: func(ctx context.Context, x *trial) error {
 			before := ours(x)
-			report, err := x.c.CleanupOrphanedVolumes(ctx, sandbox.CleanupNames(before...))
+			report, err := x.c.CleanupOrphanedVolumes(ctx, harness.Cleanup(before...))
 			left := ours(x)
 			if len(report.Removed)+len(left) < len(before) {
 				x.Errorf("%s: of %d volumes %d are left, and the report says\n%s", x.where(), len(before), len(left), report)
@@ -202,7 +202,7 @@ func TestCleanupSurvivesAFaultInAnyCall(t *testing.T) {
 				var report sandbox.CleanupReport
 				var err error
 				x.aside(func() {
-					report, err = x.clean.CleanupOrphanedVolumes(context.Background(), sandbox.CleanupNames(before...))
+					report, err = x.clean.CleanupOrphanedVolumes(context.Background(), harness.Cleanup(before...))
 				})
 				if err != nil || len(report.Removed) != len(before) {
 					x.Errorf("after %s the next run: %v\n%s", x.where(), err, report)

@@ -103,17 +103,17 @@ func TestCopiesEndAtTheirLimits(t *testing.T) {
 	copies := func(state string) {
 		for _, tt := range []struct {
 			what, from string
-			opts       []sandbox.CopyOption
+			opts       sandbox.CopyOptions
 			says       string
 		}{
-			{"a tree within its limits", "t", []sandbox.CopyOption{sandbox.WithCopyMaxBytes(200_000), sandbox.WithCopyMaxEntries(5)}, ""},
-			{"one byte more", "t", []sandbox.CopyOption{sandbox.WithCopyMaxBytes(199_999)}, "WithCopyMaxBytes"},
-			{"one entry more", "t", []sandbox.CopyOption{sandbox.WithCopyMaxEntries(4)}, "WithCopyMaxEntries"},
-			{"one file", "t/a", []sandbox.CopyOption{sandbox.WithCopyMaxBytes(99_999)}, "WithCopyMaxBytes"},
-			{"holes, by default", "holes", nil, "WithCopyMaxBytes"},
+			{"a tree within its limits", "t", sandbox.CopyOptions{MaxBytes: 200_000, MaxEntries: 5}, ""},
+			{"one byte more", "t", sandbox.CopyOptions{MaxBytes: 199_999}, "MaxBytes"},
+			{"one entry more", "t", sandbox.CopyOptions{MaxEntries: 4}, "MaxEntries"},
+			{"one file", "t/a", sandbox.CopyOptions{MaxBytes: 99_999}, "MaxBytes"},
+			{"holes, by default", "holes", sandbox.CopyOptions{}, "MaxBytes"},
 		} {
 			to := filepath.Join(t.TempDir(), "to")
-			report, err := sb.CopyOut(t.Context(), tt.from, to, tt.opts...)
+			report, err := sb.CopyOut(t.Context(), tt.from, to, tt.opts)
 			if tt.says == "" {
 				if err != nil || report.Files != 3 || report.Bytes != 200_000 {
 					t.Errorf("%s: CopyOut of %s: %+v, %v", state, tt.what, report, err)
@@ -128,14 +128,14 @@ func TestCopiesEndAtTheirLimits(t *testing.T) {
 	}
 	copies("running")
 	src := harness.HostDir(t, map[string]string{"a": "12345", "b": "12345"})
-	_, err := sb.CopyIn(t.Context(), src, "in", sandbox.WithCopyMaxBytes(9))
-	tooLarge(t, "CopyIn", err, "WithCopyMaxBytes")
-	_, err = sb.CopyInFS(t.Context(), os.DirFS(src), "in", sandbox.WithCopyMaxEntries(2))
-	tooLarge(t, "CopyInFS", err, "WithCopyMaxEntries")
+	_, err := sb.CopyIn(t.Context(), src, "in", sandbox.CopyOptions{MaxBytes: 9})
+	tooLarge(t, "CopyIn", err, "MaxBytes")
+	_, err = sb.CopyInFS(t.Context(), os.DirFS(src), "in", sandbox.CopyOptions{MaxEntries: 2})
+	tooLarge(t, "CopyInFS", err, "MaxEntries")
 	if _, err := sb.Lstat(t.Context(), "in"); err == nil {
 		t.Error("a copy beyond its limits is there")
 	}
-	_, err = sb.CopyOut(t.Context(), "t", filepath.Join(t.TempDir(), "to"), sandbox.WithCopyMaxBytes(-1))
+	_, err = sb.CopyOut(t.Context(), "t", filepath.Join(t.TempDir(), "to"), sandbox.CopyOptions{MaxBytes: -1})
 	if !errors.Is(err, sandbox.ErrInvalidArgument) {
 		t.Errorf("CopyOut with a negative limit: %v, want ErrInvalidArgument", err)
 	}
@@ -151,7 +151,7 @@ func TestReportsOfACopyArePrintable(t *testing.T) {
 	sb := harness.NewSandbox(t)
 	harness.Run(t, sb, "sh", "-ec", `mkdir t; mkfifo "$(printf 't/\033]0;owned\007\nnext')" t/plain`)
 	var names []string
-	report, err := sb.CopyOut(t.Context(), "t", filepath.Join(t.TempDir(), "t"), sandbox.WithCopyProgress(func(s sandbox.CopyStatus) { names = append(names, s.Name) }))
+	report, err := sb.CopyOut(t.Context(), "t", filepath.Join(t.TempDir(), "t"), sandbox.CopyOptions{Progress: func(s sandbox.CopyStatus) { names = append(names, s.Name) }})
 	if err != nil || len(report.Skipped) != 2 {
 		t.Fatalf("CopyOut: %+v, %v", report, err)
 	}
@@ -168,7 +168,7 @@ func TestReportsOfACopyArePrintable(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dest, "\x1b[2J"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err = sb.CopyOut(t.Context(), "t", dest); err == nil || strings.Contains(err.Error(), "\x1b") {
+	if _, err = sb.CopyOut(t.Context(), "t", dest, sandbox.CopyOptions{}); err == nil || strings.Contains(err.Error(), "\x1b") {
 		t.Errorf("CopyOut over a directory: %q, want an error that is printable", err)
 	}
 	harness.Run(t, sb, "sh", "-ec", `ln -s "$(printf '/none\033[2J')" link`)
@@ -176,7 +176,7 @@ func TestReportsOfACopyArePrintable(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, readErr := sb.ReadFile(t.Context(), "link")
-	_, copyErr := sb.CopyOut(t.Context(), "link", filepath.Join(t.TempDir(), "to"))
+	_, copyErr := sb.CopyOut(t.Context(), "link", filepath.Join(t.TempDir(), "to"), sandbox.CopyOptions{})
 	for _, err := range []error{readErr, copyErr} {
 		if !errors.Is(err, fs.ErrNotExist) || strings.Contains(err.Error(), "\x1b") {
 			t.Errorf("of a stopped sandbox's dangling link: %q, want ErrNotExist that is printable", err)

@@ -76,14 +76,14 @@ func TestCopiesAreAsCpMakesThem(t *testing.T) {
 				t.Fatal(err)
 			}
 			before := tree(t, ref)
-			if _, err := sb.CopyIn(t.Context(), old, inside); err != nil {
+			if _, err := sb.CopyIn(t.Context(), old, inside, sandbox.CopyOptions{}); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(before, treeInside(t, sb, inside)); diff != "" {
 				t.Fatalf("a new copy (-cp +CopyIn):\n%s", diff)
 			}
 			out, cpErr := exec.Command("cp", "-aT", "--remove-destination", src, ref).CombinedOutput()
-			_, err := sb.CopyIn(t.Context(), src, inside)
+			_, err := sb.CopyIn(t.Context(), src, inside, sandbox.CopyOptions{})
 			if (err == nil) != (cpErr == nil) {
 				t.Fatalf("cp: %v, %s; CopyIn: %v", cpErr, out, err)
 			}
@@ -93,10 +93,10 @@ func TestCopiesAreAsCpMakesThem(t *testing.T) {
 			sameMerge(t, "CopyIn", tree(t, ref), treeInside(t, sb, inside), before)
 
 			// And back, over the old tree on this machine.
-			if _, err := sb.CopyIn(t.Context(), src, inside+"src"); err != nil {
+			if _, err := sb.CopyIn(t.Context(), src, inside+"src", sandbox.CopyOptions{}); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := sb.CopyOut(t.Context(), inside+"src", old); err != nil {
+			if _, err := sb.CopyOut(t.Context(), inside+"src", old, sandbox.CopyOptions{}); err != nil {
 				t.Fatalf("CopyOut: %v", err)
 			}
 			sameMerge(t, "CopyOut", withoutPrivileges(tree(t, ref)), withoutPrivileges(tree(t, old)), withoutPrivileges(before))
@@ -142,7 +142,7 @@ func TestCopiesGoWhereDockerCpPutsThem(t *testing.T) {
 		if to != "/" && to != "" {
 			target = strings.TrimSuffix(target, "/") // with a slash the copy gets the source's name
 		}
-		if _, err := sb.CopyIn(t.Context(), src, strings.TrimSuffix(target, "/")); err != nil {
+		if _, err := sb.CopyIn(t.Context(), src, strings.TrimSuffix(target, "/"), sandbox.CopyOptions{}); err != nil {
 			t.Errorf("CopyIn to %q: %v", to, err)
 			continue
 		}
@@ -158,7 +158,7 @@ func TestCopiesGoWhereDockerCpPutsThem(t *testing.T) {
 		if err := exec.CommandContext(t.Context(), "docker", "cp", "agent-sandbox-"+sb.Name()+":"+ours+"/.", filepath.Join(here, "theirs")+to).Run(); err != nil {
 			continue // what docker cp can't
 		}
-		if _, err := sb.CopyOut(t.Context(), ours, strings.TrimSuffix(filepath.Join(here, "mine")+to, "/")); err != nil {
+		if _, err := sb.CopyOut(t.Context(), ours, strings.TrimSuffix(filepath.Join(here, "mine")+to, "/"), sandbox.CopyOptions{}); err != nil {
 			t.Errorf("CopyOut to %q: %v", to, err)
 			continue
 		}
@@ -189,19 +189,19 @@ func TestCopiesLeaveDirectoriesThatAreThere(t *testing.T) {
 		if to == "./" {
 			target = "."
 		}
-		if _, err := sb.CopyIn(t.Context(), private, target); err != nil {
+		if _, err := sb.CopyIn(t.Context(), private, target, sandbox.CopyOptions{}); err != nil {
 			t.Errorf("CopyIn to %q: %v", target, err)
 		}
-		if _, err := sb.CopyInFS(t.Context(), embed, to); err != nil {
+		if _, err := sb.CopyInFS(t.Context(), embed, to, sandbox.CopyOptions{}); err != nil {
 			t.Errorf("CopyInFS to %q: %v", to, err)
 		}
 	}
 	for _, to := range []string{"/", "//", "/./"} {
-		if _, err := sb.CopyInFS(t.Context(), embed, to); err != nil {
+		if _, err := sb.CopyInFS(t.Context(), embed, to, sandbox.CopyOptions{}); err != nil {
 			t.Errorf("CopyInFS to %q: %v", to, err)
 		}
 	}
-	if _, err := sb.CopyIn(t.Context(), private, "/"); err != nil { // under its own name
+	if _, err := sb.CopyIn(t.Context(), private, "/", sandbox.CopyOptions{}); err != nil { // under its own name
 		t.Error(err)
 	}
 	if diff := cmp.Diff(before, harness.Run(t, sb, "sh", "-c", dirs)); diff != "" {
@@ -212,7 +212,7 @@ func TestCopiesLeaveDirectoriesThatAreThere(t *testing.T) {
 	}
 	// As another user, in a directory of his own, from embedded files.
 	node := sb.FilesAs("node")
-	if _, err := node.CopyInFS(t.Context(), fstest.MapFS{"project/sub/f": {Mode: 0o444}}, "/home/node/p"); err != nil {
+	if _, err := node.CopyInFS(t.Context(), fstest.MapFS{"project/sub/f": {Mode: 0o444}}, "/home/node/p", sandbox.CopyOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	cmd := sb.Command(t.Context(), "sh", "-ec", "cd ~/p; touch new project/new project/sub/new; echo y >>project/sub/f; find . -not -newermt 1971-01-01; rm -r project")
@@ -231,7 +231,7 @@ func TestCopyOutLeavesDirectoriesOfThisMachine(t *testing.T) {
 	check := func(how string) {
 		to := filepath.Join(t.TempDir(), "to")
 		harness.Shell(t, `mkdir -m 700 "$0" "$0/sub"; chown 12:34 "$0/sub"; chmod 2700 "$0/sub"`, to)
-		if _, err := sb.CopyOut(t.Context(), "out", to); err != nil {
+		if _, err := sb.CopyOut(t.Context(), "out", to, sandbox.CopyOptions{}); err != nil {
 			t.Fatalf("%s: %v", how, err)
 		}
 		var st unix.Stat_t
@@ -261,7 +261,7 @@ func TestFilesInProcAreCopied(t *testing.T) {
 	to := t.TempDir()
 	for _, name := range []string{"/proc/version", "/proc/cpuinfo", "/proc/1/limits", "/proc/meminfo", "/sys/fs/cgroup/memory/memory.stat", "/sys/kernel/mm/transparent_hugepage/enabled"} {
 		want := harness.Run(t, sb, "cat", name)
-		if _, err := sb.CopyOut(t.Context(), name, to+"/"); err != nil {
+		if _, err := sb.CopyOut(t.Context(), name, to+"/", sandbox.CopyOptions{}); err != nil {
 			t.Errorf("CopyOut(%s): %v", name, err)
 			continue
 		}
@@ -269,7 +269,7 @@ func TestFilesInProcAreCopied(t *testing.T) {
 			t.Errorf("%s: %q, %v, want %q", name, b, err, want)
 		}
 	}
-	if _, err := sb.CopyIn(t.Context(), "/proc/cpuinfo", "cpuinfo"); err != nil {
+	if _, err := sb.CopyIn(t.Context(), "/proc/cpuinfo", "cpuinfo", sandbox.CopyOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if got := harness.Run(t, sb, "cat", "cpuinfo"); !strings.Contains(got, "processor") {
@@ -279,7 +279,7 @@ func TestFilesInProcAreCopied(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := sb.CopyInFS(t.Context(), sys, "random"); err != nil {
+	if _, err := sb.CopyInFS(t.Context(), sys, "random", sandbox.CopyOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if got := harness.Run(t, sb, "cat", "random/poolsize"); got == "" {
@@ -302,7 +302,7 @@ func TestTimesOfAnyYearAreKept(t *testing.T) {
 			t.Errorf("Chtimes to %d: %v", year, err)
 		}
 	}
-	if _, err := sb.CopyInFS(t.Context(), fsys, "years"); err != nil {
+	if _, err := sb.CopyInFS(t.Context(), fsys, "years", sandbox.CopyOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for name, file := range fsys {
@@ -333,7 +333,7 @@ func TestCopyOfAFileOverADirectoryIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, to := range []string{"/.", ".", "/tmp", "/tmp/."} {
-		if _, err := sb.CopyIn(t.Context(), file, to); err == nil || !strings.Contains(err.Error(), "it is a directory") || errors.Is(err, fs.ErrNotExist) {
+		if _, err := sb.CopyIn(t.Context(), file, to, sandbox.CopyOptions{}); err == nil || !strings.Contains(err.Error(), "it is a directory") || errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("CopyIn of a file to %q: %v", to, err)
 		}
 	}
@@ -351,7 +351,7 @@ func TestErrorsOfAStoppedSandboxAreTheKernels(t *testing.T) {
 			for call, err := range map[string]error{
 				"ReadFile": harness.Second(sb.ReadFile(t.Context(), name)), "Stat": harness.Second(sb.Stat(t.Context(), name)),
 				"Lstat": harness.Second(sb.Lstat(t.Context(), name)), "ReadDir": harness.Second(sb.ReadDir(t.Context(), name)),
-				"Open": harness.Second(sb.Open(t.Context(), name)), "CopyOut": harness.Second(sb.CopyOut(t.Context(), name, filepath.Join(t.TempDir(), "to"))),
+				"Open": harness.Second(sb.Open(t.Context(), name)), "CopyOut": harness.Second(sb.CopyOut(t.Context(), name, filepath.Join(t.TempDir(), "to"), sandbox.CopyOptions{})),
 			} {
 				class := fmt.Sprint(err)
 				for _, known := range []error{fs.ErrNotExist, syscall.ELOOP, syscall.ENOTDIR, syscall.EISDIR} {
@@ -377,7 +377,7 @@ func TestErrorsOfAStoppedSandboxAreTheKernels(t *testing.T) {
 	if diff := cmp.Diff(want, calls()); diff != "" {
 		t.Errorf("(-running +stopped):\n%s", diff)
 	}
-	report, err := sb.CopyOut(t.Context(), ".", filepath.Join(t.TempDir(), "all"))
+	report, err := sb.CopyOut(t.Context(), ".", filepath.Join(t.TempDir(), "all"), sandbox.CopyOptions{})
 	if err != nil || len(report.Skipped) != 1 || !strings.Contains(report.Skipped[0].Reason, "fractions of seconds") {
 		t.Errorf("CopyOut: %+v, %v; want that it says what a stopped sandbox's copy lacks", report, err)
 	}

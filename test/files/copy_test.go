@@ -66,7 +66,7 @@ func TestCopyKeepsATreeBothWays(t *testing.T) {
 	sb := harness.Shared(t)
 	src, back := filepath.Join(t.TempDir(), "src"), filepath.Join(t.TempDir(), "back")
 	harness.Shell(t, fullTree, src)
-	in, err := sb.CopyIn(t.Context(), src, "deep/down/tree")
+	in, err := sb.CopyIn(t.Context(), src, "deep/down/tree", sandbox.CopyOptions{})
 	if err != nil || len(in.Skipped) != 0 {
 		t.Fatalf("CopyIn: %+v, %v", in, err)
 	}
@@ -77,7 +77,7 @@ func TestCopyKeepsATreeBothWays(t *testing.T) {
 	if got := harness.Run(t, sb, "sh", "-c", "du -k deep/down/tree/a/sparse | cut -f1"); len(got) > 3 {
 		t.Errorf("the sparse file takes %s KiB inside", got)
 	}
-	out, err := sb.CopyOut(t.Context(), "deep/down/tree", back)
+	out, err := sb.CopyOut(t.Context(), "deep/down/tree", back, sandbox.CopyOptions{})
 	if err != nil {
 		t.Fatalf("CopyOut: %v", err)
 	}
@@ -102,26 +102,26 @@ func TestCopyOfASingleFileNamesTheCopy(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, to := range []string{"copy.txt", "into/"} {
-		if _, err := sb.CopyIn(ctx, src, to); err != nil {
+		if _, err := sb.CopyIn(ctx, src, to, sandbox.CopyOptions{}); err != nil {
 			t.Fatalf("CopyIn to %q: %v", to, err)
 		}
 	}
 	if got := harness.Run(t, sb, "stat", "-c", "%n %a %U %s", "copy.txt", "into/src.txt"); got != "copy.txt 640 node 3\ninto/src.txt 640 node 3" {
 		t.Errorf("inside: %q", got)
 	}
-	if _, err := sb.CopyOut(ctx, "copy.txt", src); err != nil {
+	if _, err := sb.CopyOut(ctx, "copy.txt", src, sandbox.CopyOptions{}); err != nil {
 		t.Errorf("CopyOut over a file: %v", err)
 	}
-	if _, err := sb.CopyOut(ctx, "copy.txt", dir+"/"); err != nil {
+	if _, err := sb.CopyOut(ctx, "copy.txt", dir+"/", sandbox.CopyOptions{}); err != nil {
 		t.Errorf("CopyOut into a directory: %v", err)
 	}
 	if b, err := os.ReadFile(filepath.Join(dir, "copy.txt")); string(b) != "one" || err != nil {
 		t.Errorf("copied into the directory: %q, %v", b, err)
 	}
-	if _, err := sb.CopyOut(ctx, "copy.txt", dir); err == nil {
+	if _, err := sb.CopyOut(ctx, "copy.txt", dir, sandbox.CopyOptions{}); err == nil {
 		t.Error("CopyOut of a file over a directory: no error")
 	}
-	if _, err := sb.CopyIn(ctx, src, "into"); err == nil {
+	if _, err := sb.CopyIn(ctx, src, "into", sandbox.CopyOptions{}); err == nil {
 		t.Error("CopyIn of a file over a directory: no error")
 	}
 }
@@ -133,7 +133,7 @@ func TestCopyMergesIntoADirectory(t *testing.T) {
 	src := filepath.Join(t.TempDir(), "src")
 	harness.Shell(t, `mkdir -p "$0/d"; cd "$0"; printf new > d/f; printf l > was-link; ln -s x was-file; ln d/f d/g`, src)
 	harness.Run(t, sb, "sh", "-ec", `mkdir -p merged/d; cd merged; printf old > d/f; printf kept > d/kept; printf target > target; ln -s target was-link; printf f > was-file; ln d/f d/g`)
-	if _, err := sb.CopyIn(ctx, src, "merged"); err != nil {
+	if _, err := sb.CopyIn(ctx, src, "merged", sandbox.CopyOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if got := harness.Run(t, sb, "sh", "-c", `cd merged; cat d/f d/g d/kept target was-link; readlink was-file; find . | sort | tr '\n' ' '; stat -c %h d/f`); got !=
@@ -141,7 +141,7 @@ func TestCopyMergesIntoADirectory(t *testing.T) {
 		t.Errorf("merged: %q", got)
 	}
 	harness.Run(t, sb, "sh", "-ec", `rm merged/d/f; mkdir merged/d/f`)
-	if _, err := sb.CopyIn(ctx, src, "merged"); err == nil || !strings.Contains(err.Error(), "d/f") {
+	if _, err := sb.CopyIn(ctx, src, "merged", sandbox.CopyOptions{}); err == nil || !strings.Contains(err.Error(), "d/f") {
 		t.Errorf("a file over a directory: %v, want an error that names d/f", err)
 	}
 }
@@ -153,20 +153,20 @@ func TestCopyOfASpecialFileIsRefusedByName(t *testing.T) {
 	harness.Run(t, sb, "mkfifo", "fifo")
 	to := filepath.Join(t.TempDir(), "x")
 	for _, name := range []string{"fifo", "/dev/zero"} {
-		_, err := sb.CopyOut(t.Context(), name, to)
+		_, err := sb.CopyOut(t.Context(), name, to, sandbox.CopyOptions{})
 		if !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), name) {
 			t.Errorf("CopyOut(%q): %v, want ErrInvalidArgument and the name", name, err)
 		}
 	}
-	if _, err := sb.CopyIn(t.Context(), "/dev/zero", "x"); !errors.Is(err, sandbox.ErrInvalidArgument) {
+	if _, err := sb.CopyIn(t.Context(), "/dev/zero", "x", sandbox.CopyOptions{}); !errors.Is(err, sandbox.ErrInvalidArgument) {
 		t.Errorf("CopyIn(/dev/zero): %v, want ErrInvalidArgument", err)
 	}
 	if _, err := os.Lstat(to); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("something was made: %v", err)
 	}
 	for _, err := range []error{
-		harness.Second(sb.CopyOut(t.Context(), "none", to)),
-		harness.Second(sb.CopyIn(t.Context(), "/no/such", "x")),
+		harness.Second(sb.CopyOut(t.Context(), "none", to, sandbox.CopyOptions{})),
+		harness.Second(sb.CopyIn(t.Context(), "/no/such", "x", sandbox.CopyOptions{})),
 	} {
 		if !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("copy of what is not there: %v, want fs.ErrNotExist", err)
@@ -181,7 +181,7 @@ func TestSpecialFilesInATreeAreReported(t *testing.T) {
 	harness.Run(t, sb, "sh", "-ec", `mkdir special; cd special; mkfifo pipe; printf x > file; chmod 6755 file
 		node -e 'require("net").createServer().listen("sock", () => process.kill(process.pid, 9))' || true`)
 	to := filepath.Join(t.TempDir(), "t")
-	report, err := sb.CopyOut(t.Context(), "special", to)
+	report, err := sb.CopyOut(t.Context(), "special", to, sandbox.CopyOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +201,7 @@ func TestSpecialFilesInATreeAreReported(t *testing.T) {
 	}
 	// There is no device in a sandbox but those it is given.
 	devices := filepath.Join(t.TempDir(), "dev")
-	report, err = sb.CopyOut(t.Context(), "/dev", devices)
+	report, err = sb.CopyOut(t.Context(), "/dev", devices, sandbox.CopyOptions{})
 	if err != nil || !slices.Contains(report.Skipped, sandbox.Skipped{Path: "zero", Reason: "a device"}) {
 		t.Errorf("CopyOut(/dev): %+v, %v, want its devices reported", report, err)
 	}
@@ -212,7 +212,7 @@ func TestSpecialFilesInATreeAreReported(t *testing.T) {
 	src := t.TempDir()
 	harness.Shell(t, `cd "$0"; mkfifo pipe; mknod device c 1 3; printf x > file
 		perl -MSocket -e 'socket(S, AF_UNIX, SOCK_STREAM, 0); bind(S, sockaddr_un("sock"))'`, src)
-	report, err = sb.CopyIn(t.Context(), src, "in")
+	report, err = sb.CopyIn(t.Context(), src, "in", sandbox.CopyOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,12 +233,12 @@ func TestCopyOutDoesNotFollowLinksAtTheDestination(t *testing.T) {
 	harness.Run(t, sb, "sh", "-ec", `mkdir -p evil/d; printf evil > evil/d/f; printf evil > evil/g`)
 	dir := t.TempDir()
 	harness.Shell(t, `mkdir -p "$0/outside" "$0/to"; cd "$0"; printf good > outside/f; printf good > outside/g; ln -s ../outside to/d; ln -s ../outside/g to/g`, dir)
-	_, err := sb.CopyOut(t.Context(), "evil", filepath.Join(dir, "to"))
+	_, err := sb.CopyOut(t.Context(), "evil", filepath.Join(dir, "to"), sandbox.CopyOptions{})
 	if err == nil || !strings.Contains(err.Error(), "d") {
 		t.Errorf("CopyOut over a link to a directory: %v, want an error", err)
 	}
 	harness.Run(t, sb, "rm", "-r", "evil/d")
-	if _, err := sb.CopyOut(t.Context(), "evil", filepath.Join(dir, "to")); err != nil {
+	if _, err := sb.CopyOut(t.Context(), "evil", filepath.Join(dir, "to"), sandbox.CopyOptions{}); err != nil {
 		t.Errorf("CopyOut over a link to a file: %v", err)
 	}
 	for _, name := range []string{"f", "g"} {
@@ -268,7 +268,7 @@ func TestCopyOutOfATreeThatMoves(t *testing.T) {
 	defer func() { cancel(); churn.Wait() }()
 	for i := range 15 {
 		to := filepath.Join(t.TempDir(), fmt.Sprint(i))
-		if _, err := sb.CopyOut(t.Context(), "moves", to); err != nil {
+		if _, err := sb.CopyOut(t.Context(), "moves", to, sandbox.CopyOptions{}); err != nil {
 			t.Fatalf("CopyOut: %v", err)
 		}
 		if _, err := os.Lstat(filepath.Join(to, "d", "f")); err == nil {
@@ -308,11 +308,11 @@ func TestDeepPathsAreCopied(t *testing.T) {
 		t.Fatal(err)
 	}
 	root.Close()
-	if _, err := sb.CopyIn(t.Context(), src, "abyss"); err != nil {
+	if _, err := sb.CopyIn(t.Context(), src, "abyss", sandbox.CopyOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	back := filepath.Join(t.TempDir(), "back")
-	report, err := sb.CopyOut(t.Context(), "abyss", back)
+	report, err := sb.CopyOut(t.Context(), "abyss", back, sandbox.CopyOptions{})
 	if err != nil || report.Files != 1 || report.Directories != 21 || report.Bytes != 4 {
 		t.Errorf("CopyOut of a path of 4,000 characters: %+v, %v", report, err)
 	}
@@ -325,7 +325,7 @@ func TestCopyInTakesFileSystems(t *testing.T) {
 	t.Parallel()
 	sb := harness.Shared(t)
 	var last sandbox.CopyStatus
-	report, err := sb.CopyInFS(t.Context(), embedded, "emb", sandbox.WithCopyProgress(func(s sandbox.CopyStatus) { last = s }))
+	report, err := sb.CopyInFS(t.Context(), embedded, "emb", sandbox.CopyOptions{Progress: func(s sandbox.CopyStatus) { last = s }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -343,7 +343,7 @@ func TestCopyInTakesFileSystems(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := other.CopyInFS(t.Context(), sub, "tree"); err != nil {
+	if _, err := other.CopyInFS(t.Context(), sub, "tree", sandbox.CopyOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if got := harness.Run(t, other, "sh", "-c", "cat tree/hello.txt; readlink tree/a/link"); got != "hello\n../hello.txt" {
@@ -406,26 +406,26 @@ func cancelCopies(t *testing.T, size int64) {
 		t.Fatal(err)
 	}
 	f.Close()
-	_, err := sb.CopyIn(ctx, src, "big", sandbox.WithCopyProgress(func(s sandbox.CopyStatus) {
+	_, err := sb.CopyIn(ctx, src, "big", sandbox.CopyOptions{Progress: func(s sandbox.CopyStatus) {
 		if s.Bytes > size/3 {
 			cancel(why)
 		}
-	}))
+	}})
 	if !errors.Is(err, why) || !strings.Contains(err.Error(), "big") {
 		t.Errorf("cancelled CopyIn: %v, want the cause and the path", err)
 	}
 	nothingBehind(t, sb, "")
 
 	ctx, cancel = context.WithCancelCause(t.Context())
-	if _, err := sb.CopyIn(t.Context(), src, "big"); err != nil {
+	if _, err := sb.CopyIn(t.Context(), src, "big", sandbox.CopyOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	to := t.TempDir()
-	_, err = sb.CopyOut(ctx, "big", filepath.Join(to, "big"), sandbox.WithCopyProgress(func(s sandbox.CopyStatus) {
+	_, err = sb.CopyOut(ctx, "big", filepath.Join(to, "big"), sandbox.CopyOptions{Progress: func(s sandbox.CopyStatus) {
 		if s.Bytes > size/3 {
 			cancel(why)
 		}
-	}))
+	}})
 	if !errors.Is(err, why) || !strings.Contains(err.Error(), "big") {
 		t.Errorf("cancelled CopyOut: %v, want the cause and the path", err)
 	}
@@ -444,17 +444,17 @@ func TestCopyUnderAStopFailsAndLeavesNothing(t *testing.T) {
 	harness.Run(t, sb, "sh", "-c", "head -c 300000000 /dev/zero > big")
 	to, tree := t.TempDir(), t.TempDir()
 	harness.Shell(t, `cd "$0"; mkdir sub; echo x > a; head -c 100000000 /dev/zero > sub/large; echo x > z`, tree)
-	for what, copy := range map[string]func(sb *sandbox.Sandbox, progress sandbox.CopyOption) error{
-		"CopyOut": func(sb *sandbox.Sandbox, p sandbox.CopyOption) error {
+	for what, copy := range map[string]func(sb *sandbox.Sandbox, progress sandbox.CopyOptions) error{
+		"CopyOut": func(sb *sandbox.Sandbox, p sandbox.CopyOptions) error {
 			return harness.Second(sb.CopyOut(t.Context(), "big", to+"/", p))
 		},
-		"CopyIn of a tree": func(sb *sandbox.Sandbox, p sandbox.CopyOption) error {
+		"CopyIn of a tree": func(sb *sandbox.Sandbox, p sandbox.CopyOptions) error {
 			return harness.Second(sb.CopyIn(t.Context(), tree, "tree", p))
 		},
-		"CopyIn of a big file": func(sb *sandbox.Sandbox, p sandbox.CopyOption) error {
+		"CopyIn of a big file": func(sb *sandbox.Sandbox, p sandbox.CopyOptions) error {
 			return harness.Second(sb.CopyIn(t.Context(), tree+"/sub/large", "big2", p))
 		},
-		"CopyIn of an odd file": func(sb *sandbox.Sandbox, p sandbox.CopyOption) error {
+		"CopyIn of an odd file": func(sb *sandbox.Sandbox, p sandbox.CopyOptions) error {
 			return harness.Second(sb.CopyInFS(t.Context(), oneFile{&endless{}}, "big3", p))
 		},
 	} {
@@ -463,7 +463,7 @@ func TestCopyUnderAStopFailsAndLeavesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		var once sync.Once
-		err = copy(h, sandbox.WithCopyProgress(func(s sandbox.CopyStatus) {
+		err = copy(h, sandbox.CopyOptions{Progress: func(s sandbox.CopyStatus) {
 			if s.Bytes < 10<<20 {
 				return
 			}
@@ -472,7 +472,7 @@ func TestCopyUnderAStopFailsAndLeavesNothing(t *testing.T) {
 					t.Error(err)
 				}
 			})
-		}))
+		}})
 		if !errors.Is(err, sandbox.ErrNotRunning) || !strings.Contains(err.Error(), "big") && !strings.Contains(err.Error(), "tree") {
 			t.Errorf("%s of a sandbox that is stopped meanwhile: %v, want ErrNotRunning and the path", what, err)
 		}
@@ -539,7 +539,7 @@ func TestStoppedSandboxIsReadWithoutStartingIt(t *testing.T) {
 	}
 	f.Close()
 	to := filepath.Join(t.TempDir(), "tree")
-	report, err := sb.CopyOut(ctx, "tree", to)
+	report, err := sb.CopyOut(ctx, "tree", to, sandbox.CopyOptions{})
 	if err != nil || report.Bytes < 2000000 {
 		t.Errorf("CopyOut: %+v, %v", report, err)
 	}
@@ -586,28 +586,28 @@ func init() {
 			return err
 		}
 		var once sync.Once
-		begun := sandbox.WithCopyProgress(func(s sandbox.CopyStatus) {
+		begun := sandbox.CopyOptions{Progress: func(s sandbox.CopyStatus) {
 			if s.Bytes > 8<<20 {
 				once.Do(func() { os.Stdout.WriteString("x") })
 			}
-		})
+		}}
 		switch args[1] {
 		case "into a new tree":
 			_, err = sb.CopyInFS(ctx, manyFiles{oneFile{&endless{}}}, "new", begun)
 		case "into a tree there is":
 			_, err = sb.CopyInFS(ctx, oneFile{&endless{}}, "old", begun)
 		case "a single file":
-			_, err = sb.CopyIn(ctx, "/proc/self/exe", "single", sandbox.WithCopyProgress(func(s sandbox.CopyStatus) {
+			_, err = sb.CopyIn(ctx, "/proc/self/exe", "single", sandbox.CopyOptions{Progress: func(s sandbox.CopyStatus) {
 				if s.Bytes > 1<<20 {
 					once.Do(func() { os.Stdout.WriteString("x") })
 					select {} // until we are killed
 				}
-			}))
+			}})
 		case "out":
-			_, err = sb.CopyOut(ctx, "large", filepath.Join(args[2], "large"), sandbox.WithCopyMaxBytes(1<<40), sandbox.WithCopyProgress(func(sandbox.CopyStatus) {
+			_, err = sb.CopyOut(ctx, "large", filepath.Join(args[2], "large"), sandbox.CopyOptions{MaxBytes: 1 << 40, Progress: func(sandbox.CopyStatus) {
 				once.Do(func() { os.Stdout.WriteString("x") })
 				select {}
-			}))
+			}})
 		}
 		return err
 	})

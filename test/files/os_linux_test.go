@@ -196,7 +196,7 @@ func TestFileCallsAreAsThoseOfPackageOS(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if _, err := sb.CopyIn(t.Context(), program, "/usr/local/bin/"); err != nil {
+	if _, err := sb.CopyIn(t.Context(), program, "/usr/local/bin/", sandbox.CopyOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for seed := range uint64(harness.Rounds(3, 60)) {

@@ -484,10 +484,13 @@ func TestSourceIsForNewWorkspacesAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	sb.Detach()
-	if _, err := c.Delete(t.Context(), id); err != nil {
+	if _, err := c.Delete(t.Context(), id, sandbox.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { harness.RemoveNow(t, c, id); c.DeleteVolume(context.Background(), record.WorkspaceName(id)) })
+	t.Cleanup(func() {
+		harness.RemoveNow(t, c, id)
+		c.DeleteVolume(context.Background(), record.WorkspaceName(id), sandbox.DeleteVolumeOptions{})
+	})
 	_, err = c.Create(t.Context(), sandbox.WithID(id), sandbox.WithSource(sandbox.Dir(first)))
 	if !errors.Is(err, sandbox.ErrExists) || !strings.Contains(err.Error(), "adopted without a source") {
 		t.Errorf("Create that adopts with a source: %v", err)

@@ -73,7 +73,7 @@ func chainOfForks(t *testing.T, c *sandbox.Client, image string, n int) {
 	order := rand.Perm(n + 1)
 	t.Logf("deleted in the order %v", order)
 	for at, i := range order {
-		if _, err := chain[i].Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+		if _, err := chain[i].Delete(t.Context(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 			t.Errorf("Delete of fork %d: %v", i, err)
 		}
 		// Every so often another one is opened, and the last one always.

@@ -73,7 +73,7 @@ func forksOfABusySandbox(t *testing.T, n int) {
 		if len(lines) > 0 {
 			last = lines[0]
 		}
-		if _, err := fork.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+		if _, err := fork.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 			t.Error(err)
 		}
 	}

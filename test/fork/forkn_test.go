@@ -54,7 +54,7 @@ func TestForkN(t *testing.T) {
 			proxy.RefuseOverlays()
 		}
 		// So that the client knows whether the engine mounts overlays, and where it keeps layers.
-		harness.CreateWith(t, c, nil, fromSnap(harness.SnapshotOf(t, c, stock(t))))
+		harness.CreateWith(t, c, nil, fromSnap(harness.SnapshotOf(t, c, stock(t), sandbox.SnapshotOptions{})))
 		harness.Run(t, source, "sh", "-ec", "chown 1000:5 /workspace; chmod 1770 /workspace; setfattr -n user.of -v root /workspace 2>/dev/null || true; touch -d 2001-02-03T04:05:06.789 /workspace")
 		roots, all := harness.Run(t, source, "sh", "-c", rootsOfVolumes), files(t, source, true)
 
@@ -107,7 +107,7 @@ func wantNamed(t *testing.T, c *sandbox.Client, source *sandbox.Sandbox, name st
 			t.Errorf("ForkN of %d = %v", n, err)
 		}
 	}
-	if all, err := c.ListSnapshots(t.Context()); err != nil || slices.ContainsFunc(all, func(s sandbox.Snapshot) bool { return s.Sandbox == source.Name() }) {
+	if all, err := c.ListSnapshots(t.Context(), sandbox.ListSnapshotsOptions{}); err != nil || slices.ContainsFunc(all, func(s sandbox.Snapshot) bool { return s.Sandbox == source.Name() }) {
 		t.Errorf("ForkN leaves a snapshot: %v, %v", all, err)
 	}
 }
@@ -130,7 +130,7 @@ func wantSharedUntilTheLast(t *testing.T, source *sandbox.Sandbox, forks []*sand
 		if shares && len(shared()) == 0 {
 			t.Errorf("after %d of %d forks nothing is left of what they share", i, len(forks))
 		}
-		if _, err := fork.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+		if _, err := fork.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -150,7 +150,7 @@ func TestForksOfOneMomentTellTheirProgressAndKeepTheirLeases(t *testing.T) {
 	var mu sync.Mutex
 	var last sandbox.Progress
 	over := false
-	progress := sandbox.WithProgress(func(p sandbox.Progress) {
+	progress := func(p sandbox.Progress) {
 		if !mu.TryLock() {
 			t.Error("two calls at once")
 			return
@@ -162,14 +162,14 @@ func TestForksOfOneMomentTellTheirProgressAndKeepTheirLeases(t *testing.T) {
 		if p.Step == "copy" {
 			last = p
 		}
-	})
-	harness.SnapshotOf(t, c, source, progress)
+	}
+	harness.SnapshotOf(t, c, source, sandbox.SnapshotOptions{Progress: progress})
 	mu.Lock()
 	if last.Current != 3_000_000 || last.Files < 1 {
 		t.Errorf("the last progress of the copy is %+v", last)
 	}
 	mu.Unlock()
-	results, err := c.ForkN(t.Context(), source.Name(), 2, harness.Quick, sandbox.WithPersistent(false), progress)
+	results, err := c.ForkN(t.Context(), source.Name(), 2, harness.Quick, sandbox.WithPersistent(false), sandbox.WithProgress(progress))
 	if err != nil {
 		t.Fatal(err)
 	}

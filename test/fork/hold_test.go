@@ -41,7 +41,7 @@ func TestCommitsDoNotPause(t *testing.T) {
 	harness.Write(t, source, "/srv/b", "b") // there is something to commit
 	proxy.Arm(0, enginetest.None, nil)
 	forkedN(t, c, source.Name(), 1)
-	harness.SnapshotOf(t, c, source)
+	harness.SnapshotOf(t, c, source, sandbox.SnapshotOptions{})
 	if calls := pauses(proxy); len(calls) > 0 {
 		t.Errorf("the engine was asked for %q", calls)
 	}
@@ -170,7 +170,7 @@ func foreignExecDuringAHold(t *testing.T, source *sandbox.Sandbox) {
 	if out := harness.Run(t, fork, "sh", "-c", "cat /workspace/w; ls /etc/b 2>&1 || true"); !strings.HasPrefix(out, "again\n") || !strings.Contains(out, "No such file") {
 		t.Errorf("the fork has %q", out)
 	}
-	if _, err := fork.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+	if _, err := fork.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 		t.Errorf("Delete: %v", err)
 	}
 	harness.NoImages(t, eng, strange) // neither that of the first try

@@ -45,7 +45,7 @@ func TestMarksOfALayerAreKept(t *testing.T) {
 
 	same("a fork", forked(t, c, source.Name()))
 	same("one of several forks", forkedN(t, c, source.Name(), 1)[0])
-	snapshot := harness.SnapshotOf(t, c, source)
+	snapshot := harness.SnapshotOf(t, c, source, sandbox.SnapshotOptions{})
 	same("a sandbox from a snapshot", harness.CreateWith(t, c, nil, fromSnap(snapshot)))
 
 	if _, err := source.Stop(t.Context()); err != nil {

@@ -28,11 +28,11 @@ func TestLineage(t *testing.T) {
 	c := harness.NewClient(t)
 	dir := harness.HostDir(t, map[string]string{"f": "x"})
 	f := family{name: harness.UniqueName(t), root: harness.CreateWith(t, c, nil, sandbox.WithSource(sandbox.Dir(dir)))}
-	f.first = harness.SnapshotOf(t, c, f.root, sandbox.WithSnapshotName(f.name))
-	f.second = harness.SnapshotOf(t, c, f.root)
+	f.first = harness.SnapshotOf(t, c, f.root, sandbox.SnapshotOptions{Name: f.name})
+	f.second = harness.SnapshotOf(t, c, f.root, sandbox.SnapshotOptions{})
 	f.child = harness.CreateWith(t, c, nil, fromSnap(f.first))
 	f.fork = forked(t, c, f.child.Name())
-	f.below = harness.SnapshotOf(t, c, f.fork, sandbox.WithSnapshotName(f.name))
+	f.below = harness.SnapshotOf(t, c, f.fork, sandbox.SnapshotOptions{Name: f.name})
 	f.one = forkedN(t, c, f.root.Name(), 1)[0]
 
 	// The status of a sandbox and of its forks names its source, without secrets.
@@ -52,7 +52,7 @@ func TestLineage(t *testing.T) {
 		t.Errorf("parents are %q and %q, want none and %s", f.first.Parent, f.below.Parent, f.first.ID)
 	}
 	wantTrees(t, c, f)
-	if _, err := f.root.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+	if _, err := f.root.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 		t.Fatal(err)
 	}
 	wantLists(t, c, f)
@@ -96,7 +96,7 @@ func wantTrees(t *testing.T, c *sandbox.Client, f family) {
 	}
 	wantTree("after the rollback", map[string]string{"first": "", "second": "", "one": "",
 		"child": "/first", "fork": "/first/child", "below": "/first/child/fork", "root": "/first/child/fork/below"})
-	if _, err := c.Delete(t.Context(), f.child.Name(), sandbox.PreserveVolumes(false)); err != nil {
+	if _, err := c.Delete(t.Context(), f.child.Name(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 		t.Fatal(err)
 	}
 	wantTree("after a deletion", map[string]string{"first": "", "second": "", "one": "",
@@ -107,17 +107,16 @@ func wantTrees(t *testing.T, c *sandbox.Client, f family) {
 func wantLists(t *testing.T, c *sandbox.Client, f family) {
 	t.Helper()
 	for what, tt := range map[string]struct {
-		opts []sandbox.ListSnapshotsOption
+		opts sandbox.ListSnapshotsOptions
 		want []string
 	}{
-		"of a name":          {[]sandbox.ListSnapshotsOption{sandbox.OfSandbox(f.root.Name())}, []string{f.second.ID, f.first.ID}},
-		"of an ID":           {[]sandbox.ListSnapshotsOption{sandbox.OfSandbox(f.root.ID()), nil}, []string{f.second.ID, f.first.ID}},
-		"named":              {[]sandbox.ListSnapshotsOption{sandbox.SnapshotNamed(f.name)}, []string{f.below.ID, f.first.ID}},
-		"both":               {[]sandbox.ListSnapshotsOption{sandbox.SnapshotNamed(f.name), sandbox.OfSandbox(f.fork.Name())}, []string{f.below.ID}},
-		"of nobody":          {[]sandbox.ListSnapshotsOption{sandbox.OfSandbox(harness.UniqueName(t))}, nil},
-		"of two at the same": {[]sandbox.ListSnapshotsOption{sandbox.OfSandbox(f.fork.Name()), sandbox.OfSandbox(f.root.Name())}, nil},
+		"of a name": {sandbox.ListSnapshotsOptions{Sandbox: f.root.Name()}, []string{f.second.ID, f.first.ID}},
+		"of an ID":  {sandbox.ListSnapshotsOptions{Sandbox: f.root.ID()}, []string{f.second.ID, f.first.ID}},
+		"named":     {sandbox.ListSnapshotsOptions{Name: f.name}, []string{f.below.ID, f.first.ID}},
+		"both":      {sandbox.ListSnapshotsOptions{Name: f.name, Sandbox: f.fork.Name()}, []string{f.below.ID}},
+		"of nobody": {sandbox.ListSnapshotsOptions{Sandbox: harness.UniqueName(t)}, nil},
 	} {
-		all, err := c.ListSnapshots(t.Context(), tt.opts...)
+		all, err := c.ListSnapshots(t.Context(), tt.opts)
 		var ids []string
 		for _, s := range all {
 			ids = append(ids, s.ID)
@@ -126,7 +125,7 @@ func wantLists(t *testing.T, c *sandbox.Client, f family) {
 			t.Errorf("ListSnapshots %s = %v, %v, want %v", what, ids, err, tt.want)
 		}
 	}
-	for _, o := range []sandbox.ListSnapshotsOption{sandbox.OfSandbox("../x"), sandbox.SnapshotNamed("")} {
+	for _, o := range []sandbox.ListSnapshotsOptions{{Sandbox: "../x"}, {Name: "A b"}} {
 		if _, err := c.ListSnapshots(t.Context(), o); !errors.Is(err, sandbox.ErrInvalidArgument) {
 			t.Errorf("ListSnapshots with what is no name = %v", err)
 		}

@@ -30,7 +30,7 @@ func init() {
 func stepOfForks(ctx context.Context, a *harness.Account, c *sandbox.Client, prefix string) {
 	any := func() string { return forkRaceName(prefix, rand.IntN(forkRaceNames)) }
 	var ours []string
-	all, err := c.ListSnapshots(ctx)
+	all, err := c.ListSnapshots(ctx, sandbox.ListSnapshotsOptions{})
 	a.Note("list", err)
 	for _, s := range all {
 		if s.Name == prefix {
@@ -65,11 +65,7 @@ func stepOfForks(ctx context.Context, a *harness.Account, c *sandbox.Client, pre
 	case 4:
 		sb, err := c.Get(ctx, any(), sandbox.WithoutResume())
 		if err == nil {
-			opts := []sandbox.SnapshotOption{sandbox.WithSnapshotName(prefix)}
-			if rand.IntN(2) == 0 {
-				opts = append(opts, sandbox.WithKeepLast(1))
-			}
-			_, err = sb.Snapshot(ctx, opts...)
+			_, err = sb.Snapshot(ctx, sandbox.SnapshotOptions{Name: prefix, KeepLast: rand.IntN(2)})
 			sb.Detach()
 		}
 		a.Note("snapshot", err)
@@ -83,7 +79,7 @@ func stepOfForks(ctx context.Context, a *harness.Account, c *sandbox.Client, pre
 			made("create from a snapshot", sb, err)
 		}
 	case 7:
-		_, err := c.Delete(ctx, any(), sandbox.PreserveVolumes(false))
+		_, err := c.Delete(ctx, any(), sandbox.DeleteOptions{Volumes: true})
 		a.Note("delete", err)
 	}
 }
@@ -106,7 +102,7 @@ func raceOverForks(t *testing.T, processes int, length time.Duration) {
 		}
 	})
 	harness.Race(t, harness.Racers{Processes: processes, Length: length}, "fork-race", prefix)
-	list, err := c.List(t.Context(), sandbox.NamePrefix(prefix))
+	list, err := c.List(t.Context(), sandbox.ListOptions{Prefix: prefix})
 	if err != nil {
 		t.Fatalf("List: %v", err)
 	}
@@ -122,7 +118,7 @@ func raceOverForks(t *testing.T, processes int, length time.Duration) {
 		}
 		harness.RemoveNow(t, c, name)
 	}
-	all, err := c.ListSnapshots(t.Context())
+	all, err := c.ListSnapshots(t.Context(), sandbox.ListSnapshotsOptions{})
 	if err != nil {
 		t.Fatalf("ListSnapshots: %v", err)
 	}
@@ -162,7 +158,7 @@ func init() {
 			a.Must("fork", err)
 			if err == nil {
 				a.Must("command in a fork", fork.Command(ctx, "test", "-s", "/workspace/n").Run())
-				a.Must("delete a fork", harness.Second(fork.Delete(ctx, sandbox.PreserveVolumes(false))))
+				a.Must("delete a fork", harness.Second(fork.Delete(ctx, sandbox.DeleteOptions{Volumes: true})))
 			}
 		case 1:
 			sb, err := c.Get(ctx, source)

@@ -93,7 +93,7 @@ func copiesHaveEachFile(t *testing.T, seed string, inLayer bool) {
 	for _, fork := range forkedN(t, c, sb.Name(), 2) {
 		wantCensus(t, "one of two forks", want, fork)
 	}
-	snap := harness.SnapshotOf(t, c, sb)
+	snap := harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{})
 	made := harness.CreateWith(t, c, nil, fromSnap(snap))
 	wantCensus(t, "sandbox of a snapshot", want, made)
 	for _, changed := range []*sandbox.Sandbox{fork, made} {
@@ -161,7 +161,7 @@ func TestCopiesOfADatabaseAreOfOneMoment(t *testing.T) {
 		for _, fork := range forkedN(t, c, sb.Name(), 2) {
 			audit("one of two forks", journal, fork)
 		}
-		snap := harness.SnapshotOf(t, c, sb)
+		snap := harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{})
 		audit("sandbox of a snapshot", journal, harness.CreateWith(t, c, nil, fromSnap(snap)))
 		if err := sb.Rollback(t.Context(), snap.ID); err != nil { // it ends the writer
 			t.Fatalf("Rollback: %v", err)

@@ -55,7 +55,7 @@ func TestRollbackGivesBackEverything(t *testing.T) {
 		sb := grow(t, c, sandbox.WithTags(map[string]string{"a": "b"}), sandbox.WithEnv(map[string]string{"E": "e"}),
 			sandbox.WithVCPUs(0.5), sandbox.WithUser("root"), sandbox.WithPidsLimit(500), sandbox.WithTimeout(time.Hour))
 		want, roots := files(t, sb, exact), harness.Run(t, sb, "stat", "-c", "%n %a %u:%g %Y", "/workspace", "/the copy")
-		snap := harness.SnapshotOf(t, c, sb)
+		snap := harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{})
 		volumes, was := volumesOf(t, eng, sb), harness.Status(t, sb)
 		harness.Run(t, sb, "sh", "-ec", spoil)
 		sleeper := sb.Command(t.Context(), "sleep", "1000")
@@ -104,7 +104,7 @@ func TestRollbackGivesBackEverything(t *testing.T) {
 		if diff := cmp.Diff(want, files(t, fork, exact)); diff != "" {
 			t.Errorf("a fork's files (-snapshot +fork):\n%s", diff)
 		}
-		again := harness.SnapshotOf(t, c, sb)
+		again := harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{})
 		if again.Parent != snap.ID {
 			t.Errorf("a later snapshot's parent is %q, want %q", again.Parent, snap.ID)
 		}
@@ -126,7 +126,7 @@ func TestRollbackOfAStoppedSandbox(t *testing.T) {
 	c := harness.NewClient(t)
 	sb := harness.CreateWith(t, c, nil)
 	harness.Write(t, sb, "f", "old")
-	snap := harness.SnapshotOf(t, c, sb)
+	snap := harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{})
 	harness.Write(t, sb, "f", "new")
 	if _, err := sb.Stop(t.Context()); err != nil {
 		t.Fatal(err)
@@ -174,7 +174,7 @@ func TestRollbackLeavesSharedVolumesAndWhatDoesNotFit(t *testing.T) {
 	sb := harness.CreateWith(t, c, []sandbox.Mount{{Volume: record.WorkspaceName(owner.ID()), Target: "/shared"},
 		{Source: harness.HostDir(t, map[string]string{"f": "f"}), Target: "/copied"}})
 	harness.Run(t, sb, "sh", "-c", "echo old >/shared/f; echo old >f")
-	snap, owners := harness.SnapshotOf(t, c, sb), harness.SnapshotOf(t, c, owner)
+	snap, owners := harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{}), harness.SnapshotOf(t, c, owner, sandbox.SnapshotOptions{})
 	harness.Run(t, sb, "sh", "-c", "echo new >/shared/f; echo new >f")
 	was := harness.Status(t, owner).StartedAt
 	for _, refused := range []struct {
@@ -206,7 +206,7 @@ func TestRollbackLeavesSharedVolumesAndWhatDoesNotFit(t *testing.T) {
 		t.Errorf("the refused rollback left %q", got)
 	}
 	for _, sb := range []*sandbox.Sandbox{sb, owner} {
-		if _, err := c.Delete(t.Context(), sb.Name(), sandbox.PreserveVolumes(false)); err != nil {
+		if _, err := c.Delete(t.Context(), sb.Name(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -235,7 +235,7 @@ func TestRollbackIsCompletedBeforeAnyUse(t *testing.T) {
 	c, eng := harness.NewClient(t), harness.NewEngine(t)
 	sb := harness.CreateWith(t, c, nil)
 	harness.Run(t, sb, "sh", "-c", "echo old | tee f >/etc/f")
-	snap := harness.SnapshotOf(t, c, sb)
+	snap := harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{})
 	harness.Run(t, sb, "sh", "-c", "echo new | tee f >/etc/f; echo new >g")
 	if err := sb.Rollback(t.Context(), snap.ID); err != nil {
 		t.Fatalf("Rollback: %v", err)
@@ -245,7 +245,7 @@ func TestRollbackIsCompletedBeforeAnyUse(t *testing.T) {
 		"command":                   func(t *testing.T) string { return harness.Run(t, sb, "cat", "f") },
 		"fork":                      func(t *testing.T) string { return harness.Run(t, forked(t, c, sb.ID()), "cat", "f") },
 		"snapshot": func(t *testing.T) string {
-			return harness.Run(t, harness.CreateWith(t, c, nil, fromSnap(harness.SnapshotOf(t, c, sb))), "cat", "f")
+			return harness.Run(t, harness.CreateWith(t, c, nil, fromSnap(harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{}))), "cat", "f")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -282,7 +282,7 @@ func wantNoCompletion(t *testing.T, c *sandbox.Client, eng *engine.Engine, sb *s
 	if err := sb.Command(t.Context(), "true").Run(); !errors.Is(err, sandbox.ErrSnapshotNotFound) {
 		t.Errorf("a command = %v", err)
 	}
-	report, err := c.Delete(t.Context(), sb.Name(), sandbox.PreserveVolumes(false), sandbox.DeleteSnapshots(true))
+	report, err := c.Delete(t.Context(), sb.Name(), sandbox.DeleteOptions{Volumes: true, Snapshots: true})
 	if err != nil || len(report.Volumes) != 1 || len(report.Snapshots) != 1 || report.Snapshots[0].Status != sandbox.VolumeDeleted {
 		t.Errorf("Delete = %+v, %v", report, err)
 	}
@@ -297,14 +297,16 @@ func TestDeleteWithSnapshots(t *testing.T) {
 	t.Parallel()
 	sharing(t, func(t *testing.T, c *sandbox.Client, shares bool) {
 		sb := harness.CreateWith(t, c, nil)
-		used, unused, others := harness.SnapshotOf(t, c, sb), harness.SnapshotOf(t, c, sb), harness.SnapshotOf(t, c, stock(t))
+		used, unused, others := harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{}), harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{}), harness.SnapshotOf(t, c, stock(t), sandbox.SnapshotOptions{})
 		user := harness.CreateWith(t, c, nil, sandbox.WithSource(sandbox.FromSnapshot(used.ID)))
-		kept, err := c.Delete(t.Context(), user.Name())
+		kept, err := c.Delete(t.Context(), user.Name(), sandbox.DeleteOptions{})
 		if err != nil || kept.Snapshots != nil {
 			t.Fatalf("Delete without snapshots = %+v, %v", kept, err)
 		}
-		t.Cleanup(func() { c.DeleteVolume(context.Background(), record.WorkspaceName(user.ID())) })
-		report, err := sb.Delete(t.Context(), sandbox.PreserveVolumes(false), sandbox.DeleteSnapshots(true))
+		t.Cleanup(func() {
+			c.DeleteVolume(context.Background(), record.WorkspaceName(user.ID()), sandbox.DeleteVolumeOptions{})
+		})
+		report, err := sb.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true, Snapshots: true})
 		if err != nil {
 			t.Fatalf("Delete: %v", err)
 		}
@@ -329,7 +331,7 @@ func TestDeleteWithSnapshots(t *testing.T) {
 			if snap, err := c.GetSnapshot(t.Context(), used.ID); err != nil || !slices.Contains(snap.Volumes, record.WorkspaceName(user.ID())) {
 				t.Errorf("GetSnapshot = %+v, %v", snap, err)
 			}
-			if _, err := c.DeleteVolume(t.Context(), record.WorkspaceName(user.ID())); err != nil {
+			if _, err := c.DeleteVolume(t.Context(), record.WorkspaceName(user.ID()), sandbox.DeleteVolumeOptions{}); err != nil {
 				t.Error(err)
 			}
 			if err := c.DeleteSnapshot(t.Context(), used.ID); err != nil {
@@ -354,7 +356,7 @@ func TestRollbacksAtOnce(t *testing.T) {
 	var snaps []sandbox.Snapshot
 	for _, text := range []string{"first", "second"} {
 		harness.Run(t, sb, "sh", "-c", fmt.Sprintf(put, text))
-		snaps = append(snaps, harness.SnapshotOf(t, c, sb))
+		snaps = append(snaps, harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{}))
 	}
 	whole := func(what, out string) {
 		t.Helper()
@@ -386,7 +388,7 @@ func TestRollbacksAtOnce(t *testing.T) {
 				t.Errorf("in fork %d: %v", i, err)
 			}
 			whole("a fork", string(out))
-			_, err = fork.Delete(t.Context(), sandbox.PreserveVolumes(false))
+			_, err = fork.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true})
 			if err != nil {
 				return err
 			}

@@ -60,7 +60,7 @@ func TestSnapshotCopiesNoLayerThatIsAsItWas(t *testing.T) {
 	}
 	source := harness.CreateWith(t, c, []sandbox.Mount{{Source: harness.HostDir(t, map[string]string{"f": "copied"}), Target: "/c"}})
 	harness.Run(t, source, "sh", "-c", "echo work >w")
-	snap := harness.SnapshotOf(t, c, source)
+	snap := harness.SnapshotOf(t, c, source, sandbox.SnapshotOptions{})
 	if layer(snap) {
 		t.Errorf("the snapshot of a sandbox that changed nothing has %+v", recordOf(t, eng, snap.ID).Trees)
 	}
@@ -75,7 +75,7 @@ func TestSnapshotCopiesNoLayerThatIsAsItWas(t *testing.T) {
 	} {
 		source := harness.CreateWith(t, c, nil)
 		harness.Run(t, source, "sh", "-ec", change)
-		snap := harness.SnapshotOf(t, c, source)
+		snap := harness.SnapshotOf(t, c, source, sandbox.SnapshotOptions{})
 		if !layer(snap) {
 			t.Errorf("after %q the snapshot has no files of the container", change)
 		}
@@ -137,7 +137,7 @@ func TestCancelledSnapshotLeavesNoTag(t *testing.T) {
 		case <-time.After(store.CancelGrace / 2):
 		}
 	})
-	snap, err := source.Snapshot(ctx)
+	snap, err := source.Snapshot(ctx, sandbox.SnapshotOptions{})
 	close(returned)
 	if !errors.Is(err, context.Canceled) || !proxy.Fired() {
 		t.Fatalf("a snapshot that is cancelled during its last call: %+v, %v", snap, err)
@@ -153,7 +153,7 @@ func TestCancelledSnapshotLeavesNoTag(t *testing.T) {
 func TestExpiredSnapshotStaysWhileItsFilesAreUsed(t *testing.T) {
 	t.Parallel()
 	c, eng := harness.NewClient(t), harness.NewEngine(t)
-	snap := harness.SnapshotOf(t, c, stock(t), sandbox.WithExpiry(time.Hour))
+	snap := harness.SnapshotOf(t, c, stock(t), sandbox.SnapshotOptions{Expiry: time.Hour})
 	sb := madeBesideSweeps(t, c, eng, snap)
 	wantStartsBesideCopiesOfMounts(t, c, sb)
 
@@ -168,7 +168,7 @@ func TestExpiredSnapshotStaysWhileItsFilesAreUsed(t *testing.T) {
 
 	harness.Run(t, sb, "sh", "-c", "echo above >above; echo more >>below")
 	volume := record.WorkspaceName(sb.ID())
-	if _, err := sb.Delete(t.Context()); err != nil {
+	if _, err := sb.Delete(t.Context(), sandbox.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.DeleteSnapshot(t.Context(), snap.ID); !errors.Is(err, sandbox.ErrSnapshotInUse) || !strings.Contains(err.Error(), volume) {
@@ -178,10 +178,10 @@ func TestExpiredSnapshotStaysWhileItsFilesAreUsed(t *testing.T) {
 	if out := harness.Run(t, again, "sh", "-c", "cd /old && cat *"); out != "above\nbelow\nmore" {
 		t.Errorf("attached again it has %q", out)
 	}
-	if _, err := again.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+	if _, err := again.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.DeleteVolume(t.Context(), volume); err != nil && !errors.Is(err, sandbox.ErrVolumeNotFound) {
+	if _, err := c.DeleteVolume(t.Context(), volume, sandbox.DeleteVolumeOptions{}); err != nil && !errors.Is(err, sandbox.ErrVolumeNotFound) {
 		t.Fatal(err)
 	}
 	harness.Eventually(t, "an expired snapshot without users is swept", func() bool {
@@ -293,7 +293,7 @@ func TestCommittedSnapshotImageGoesWithItsLastUser(t *testing.T) {
 	c, eng := harness.NewClient(t, harness.Behind(t, harness.WithoutLayers, harness.WithoutOverlays)), harness.NewEngine(t)
 	source := harness.CreateWith(t, c, nil, sandbox.WithImage(harness.SmallImage(t)))
 	harness.Write(t, source, "/srv/b", "b")
-	snap := harness.SnapshotOf(t, c, source)
+	snap := harness.SnapshotOf(t, c, source, sandbox.SnapshotOptions{})
 	one, two := harness.CreateWith(t, c, nil, fromSnap(snap)), harness.CreateWith(t, c, nil, fromSnap(snap))
 	if err := c.DeleteSnapshot(t.Context(), snap.ID); err != nil {
 		t.Fatalf("DeleteSnapshot: %v", err)
@@ -305,7 +305,7 @@ func TestCommittedSnapshotImageGoesWithItsLastUser(t *testing.T) {
 		if out := harness.Read(t, sb, "/srv/b"); out != "b" {
 			t.Errorf("what was made of it has %q", out)
 		}
-		if _, err := sb.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+		if _, err := sb.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -337,7 +337,7 @@ func TestPruneLeavesAnImageThatASnapshotHolds(t *testing.T) {
 		t.Fatal(err)
 	}
 	source := harness.CreateWith(t, c, nil, sandbox.WithImage(image.ID))
-	snap := harness.SnapshotOf(t, c, source)
+	snap := harness.SnapshotOf(t, c, source, sandbox.SnapshotOptions{})
 	if held, err := eng.InspectImage(t.Context(), record.SnapshotImage(snap.ID)); err != nil || held.ID != image.ID {
 		t.Fatalf("the snapshot's image is %s, %v, want %s, which its sandbox was made from", held.ID, err, image.ID)
 	}
@@ -355,7 +355,7 @@ func TestPruneLeavesAnImageThatASnapshotHolds(t *testing.T) {
 	if held, err := eng.InspectImage(t.Context(), ref); err != nil || held.ID != image.ID {
 		t.Errorf("after Prune the image of a sandbox that is there is %s, %v, want %s", held.ID, err, image.ID)
 	}
-	if _, err := source.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+	if _, err := source.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 		t.Fatal(err)
 	}
 	prune()
@@ -363,7 +363,7 @@ func TestPruneLeavesAnImageThatASnapshotHolds(t *testing.T) {
 	if out := harness.Read(t, made, "/srv/b"); out != "b" {
 		t.Errorf("what was made of the snapshot has %q", out)
 	}
-	if _, err := made.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+	if _, err := made.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.DeleteSnapshot(t.Context(), snap.ID); err != nil {
@@ -384,7 +384,7 @@ func TestSnapshotThatIsDeletedMeanwhile(t *testing.T) {
 	t.Parallel()
 	sharing(t, func(t *testing.T, c *sandbox.Client, _ bool) {
 		eng := harness.NewEngine(t)
-		snap := harness.SnapshotOf(t, c, stock(t))
+		snap := harness.SnapshotOf(t, c, stock(t), sandbox.SnapshotOptions{})
 		var wg sync.WaitGroup
 		var mu sync.Mutex
 		var made []*sandbox.Sandbox
@@ -422,7 +422,7 @@ func TestSnapshotThatIsDeletedMeanwhile(t *testing.T) {
 			if out := harness.Run(t, sb, "sh", "-c", "cat below /etc/b"); out != "below\nb" {
 				t.Errorf("what was made has %q", out)
 			}
-			if _, err := sb.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+			if _, err := sb.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 				t.Error(err)
 			}
 		}
@@ -445,7 +445,7 @@ func wantStartsBesideCopiesOfMounts(t *testing.T, c *sandbox.Client, sb *sandbox
 		"Fork": func() error { // whose helper mounts it
 			fork, err := c.Fork(t.Context(), sb.Name())
 			if err == nil {
-				_, err = fork.Delete(t.Context(), sandbox.PreserveVolumes(false))
+				_, err = fork.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true})
 			}
 			return err
 		},

@@ -26,7 +26,7 @@ func TestSnapshotWhoseImageWasPruned(t *testing.T) {
 			image := harness.SmallImage(t)
 			sb := harness.CreateWith(t, c, nil, sandbox.WithImage(image))
 			harness.Write(t, sb, "/srv/a", "a")
-			snap := harness.SnapshotOf(t, c, sb)
+			snap := harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{})
 			if err := eng.RemoveImage(t.Context(), record.SnapshotImage(snap.ID), false); err != nil {
 				t.Fatal(err)
 			}
@@ -55,7 +55,7 @@ func TestSnapshotThatIsDeletedDuringACreate(t *testing.T) {
 	c, name := harness.NewClient(t), harness.UniqueName(t)
 	sb := harness.CreateWith(t, c, nil)
 	harness.Write(t, sb, "/srv/a", "a")
-	snap, err := sb.Snapshot(t.Context())
+	snap, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,8 +84,8 @@ func TestSnapshotWhoseImageIsPulledAgain(t *testing.T) {
 	ref := hub.Ref(t)
 	sb := harness.CreateWith(t, c, nil, sandbox.WithImage(ref))
 	harness.Write(t, sb, "/srv/a", "a")
-	snap := harness.SnapshotOf(t, c, sb)
-	if _, err := c.Delete(t.Context(), sb.Name(), sandbox.PreserveVolumes(false)); err != nil {
+	snap := harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{})
+	if _, err := c.Delete(t.Context(), sb.Name(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 		t.Fatal(err)
 	}
 	prune := func() {
@@ -136,7 +136,7 @@ func TestOverlaysAreUsedAfterAnotherFailure(t *testing.T) {
 	eng := harness.NewEngine(t)
 	sb := harness.CreateWith(t, c, nil, sandbox.WithImage(harness.SmallImage(t)))
 	harness.Write(t, sb, "a", "a")
-	snap := harness.SnapshotOf(t, c, sb)
+	snap := harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{})
 	overlay := func() bool {
 		t.Helper()
 		made := harness.CreateWith(t, c, nil, fromSnap(snap))

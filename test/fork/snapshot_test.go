@@ -30,7 +30,7 @@ func TestSnapshotHasEverything(t *testing.T) {
 	t.Parallel()
 	sharing(t, func(t *testing.T, c *sandbox.Client, shares bool) {
 		source := grow(t, c)
-		snap := harness.SnapshotOf(t, c, source, sandbox.WithSnapshotName("first"))
+		snap := harness.SnapshotOf(t, c, source, sandbox.SnapshotOptions{Name: "first"})
 		want := files(t, source, true)
 		harness.Run(t, source, "sh", "-c", "echo later >/etc/b; echo later >/workspace/tree/empty; rm -r '/the copy/sub'")
 		sb, err := c.Create(t.Context(), fromSnap(snap))
@@ -46,7 +46,7 @@ func TestSnapshotHasEverything(t *testing.T) {
 		if diff := cmp.Diff(want, files(t, other, true)); diff != "" {
 			t.Errorf("another one's files (-source +other):\n%s", diff)
 		}
-		all, err := c.ListSnapshots(t.Context())
+		all, err := c.ListSnapshots(t.Context(), sandbox.ListSnapshotsOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,7 +93,7 @@ func wantRolledBack(t *testing.T, c *sandbox.Client, first sandbox.Snapshot, wan
 	t.Helper()
 	harness.Run(t, sb, "sh", "-ec", "mv /workspace/tree/moved /workspace/tree/sub\n"+spoil)
 	spoilt := files(t, sb, true)
-	second := harness.SnapshotOf(t, c, sb)
+	second := harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{})
 	if second.Parent != first.ID {
 		t.Errorf("the parent of a snapshot of what was made of one is %q, want %q", second.Parent, first.ID)
 	}
@@ -155,13 +155,13 @@ func TestRetentionOfSnapshots(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
 	source := harness.CreateWith(t, c, nil)
-	first := harness.SnapshotOf(t, c, source)
+	first := harness.SnapshotOf(t, c, source, sandbox.SnapshotOptions{})
 	user := harness.CreateWith(t, c, nil, sandbox.WithSource(sandbox.FromSnapshot(first.ID)))
-	second := harness.SnapshotOf(t, c, source)
-	third := harness.SnapshotOf(t, c, source, sandbox.WithKeepLast(1))
-	brief := harness.SnapshotOf(t, c, user, sandbox.WithExpiry(time.Nanosecond))
+	second := harness.SnapshotOf(t, c, source, sandbox.SnapshotOptions{})
+	third := harness.SnapshotOf(t, c, source, sandbox.SnapshotOptions{KeepLast: 1})
+	brief := harness.SnapshotOf(t, c, user, sandbox.SnapshotOptions{Expiry: time.Nanosecond})
 	there := func(id string) bool {
-		all, err := c.ListSnapshots(t.Context())
+		all, err := c.ListSnapshots(t.Context(), sandbox.ListSnapshotsOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -175,7 +175,7 @@ func TestRetentionOfSnapshots(t *testing.T) {
 		return !there(brief.ID)
 	})
 	// What shared the first is gone: then it can go.
-	if _, err := user.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+	if _, err := user.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.DeleteSnapshot(t.Context(), first.ID); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -68,7 +69,7 @@ func RemoveNow(t *testing.T, c *sandbox.Client, name string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if _, err := c.Delete(ctx, name, sandbox.PreserveVolumes(false)); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+	if _, err := c.Delete(ctx, name, sandbox.DeleteOptions{Volumes: true}); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("Delete(%q): %v", name, err)
 	}
 }
@@ -208,9 +209,9 @@ func CreateWith(t *testing.T, c *sandbox.Client, mounts []sandbox.Mount, opts ..
 
 // SnapshotOf is a snapshot that is removed when the test ends, before which what stands
 // on it has gone.
-func SnapshotOf(t *testing.T, c *sandbox.Client, sb *sandbox.Sandbox, opts ...sandbox.SnapshotOption) sandbox.Snapshot {
+func SnapshotOf(t *testing.T, c *sandbox.Client, sb *sandbox.Sandbox, o sandbox.SnapshotOptions) sandbox.Snapshot {
 	t.Helper()
-	snap, err := sb.Snapshot(t.Context(), opts...)
+	snap, err := sb.Snapshot(t.Context(), o)
 	if err != nil {
 		t.Fatalf("Snapshot: %v", err)
 	}
@@ -238,4 +239,9 @@ func Update(t *testing.T, sb *sandbox.Sandbox, opts ...sandbox.UpdateOption) {
 	if err := sb.Update(t.Context(), opts...); err != nil {
 		t.Fatalf("Update: %v", err)
 	}
+}
+
+// Cleanup selects the volumes of these names. Without names it selects none.
+func Cleanup(names ...string) sandbox.CleanupOptions {
+	return sandbox.CleanupOptions{Select: func(v sandbox.Volume) bool { return slices.Contains(names, v.Name) }}
 }

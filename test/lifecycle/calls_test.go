@@ -22,7 +22,7 @@ func swept(t *testing.T) (*sandbox.Client, *enginetest.Proxy) {
 	t.Helper()
 	p := enginetest.NewProxy(t)
 	c := harness.NewClient(t, sandbox.WithHost(p.Host()))
-	if _, err := c.List(t.Context()); err != nil {
+	if _, err := c.List(t.Context(), sandbox.ListOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	settled := func() bool {
@@ -99,9 +99,9 @@ func TestOperationsOnOneSandboxListNothing(t *testing.T) {
 			return got.Close()
 		}},
 		{"Delete of a persistent one", func() error {
-			return harness.Second(c.Delete(ctx, name+"-got", sandbox.PreserveVolumes(false)))
+			return harness.Second(c.Delete(ctx, name+"-got", sandbox.DeleteOptions{Volumes: true}))
 		}},
-		{"Delete of none", func() error { return missing(harness.Second(c.Delete(ctx, name+"-none"))) }},
+		{"Delete of none", func() error { return missing(harness.Second(c.Delete(ctx, name+"-none", sandbox.DeleteOptions{}))) }},
 		{"Update", func() error { return sb.Update(ctx, sandbox.WithTags(map[string]string{"a": "b"})) }},
 		{"Update again, by another handle", func() error {
 			return again.Update(ctx, sandbox.WithEnv(map[string]string{"A": "b"}), sandbox.WithNetworkPolicy(sandbox.DenyAll()))
@@ -111,7 +111,7 @@ func TestOperationsOnOneSandboxListNothing(t *testing.T) {
 		{"Start that replaces the container", func() error { return harness.Second(sb.Start(ctx)) }},
 		{"a command after it", func() error { return sb.Command(ctx, "true").Run() }},
 		{"Fork", func() (err error) { fork, err = c.Fork(ctx, name, sandbox.WithName(name+"-fork")); return err }},
-		{"Snapshot", func() (err error) { snap, err = sb.Snapshot(ctx); return err }},
+		{"Snapshot", func() (err error) { snap, err = sb.Snapshot(ctx, sandbox.SnapshotOptions{}); return err }},
 		{"GetSnapshot", func() error { return harness.Second(c.GetSnapshot(ctx, snap.ID)) }},
 		{"Create from a snapshot", func() error {
 			made, err := c.Create(ctx, sandbox.WithName(name+"-made"), sandbox.WithSource(sandbox.FromSnapshot(snap.ID)), harness.Quick)
@@ -121,7 +121,7 @@ func TestOperationsOnOneSandboxListNothing(t *testing.T) {
 			return made.Detach()
 		}},
 		{"Delete of what shares a snapshot", func() error {
-			return harness.Second(c.Delete(ctx, name+"-made", sandbox.PreserveVolumes(false)))
+			return harness.Second(c.Delete(ctx, name+"-made", sandbox.DeleteOptions{Volumes: true}))
 		}},
 		{"Rollback", func() error { return sb.Rollback(ctx, snap.ID) }},
 		{"ForkN", func() error {
@@ -132,11 +132,11 @@ func TestOperationsOnOneSandboxListNothing(t *testing.T) {
 			return err
 		}},
 		{"Delete of the forks of a ForkN", func() error {
-			return errors.Join(harness.Second(c.Delete(ctx, name+"-n-1", sandbox.PreserveVolumes(false))),
-				harness.Second(c.Delete(ctx, name+"-n-2", sandbox.PreserveVolumes(false))))
+			return errors.Join(harness.Second(c.Delete(ctx, name+"-n-1", sandbox.DeleteOptions{Volumes: true})),
+				harness.Second(c.Delete(ctx, name+"-n-2", sandbox.DeleteOptions{Volumes: true})))
 		}},
 		{"Delete that preserves", func() error {
-			report, err := fork.Delete(ctx)
+			report, err := fork.Delete(ctx, sandbox.DeleteOptions{})
 			for _, v := range report.Volumes {
 				volumes = append(volumes, v.Name)
 			}
@@ -144,11 +144,13 @@ func TestOperationsOnOneSandboxListNothing(t *testing.T) {
 		}},
 		{"DeleteVolume", func() (err error) {
 			for _, v := range volumes {
-				err = errors.Join(err, harness.Second(c.DeleteVolume(ctx, v)))
+				err = errors.Join(err, harness.Second(c.DeleteVolume(ctx, v, sandbox.DeleteVolumeOptions{})))
 			}
 			return err
 		}},
-		{"DeleteVolume of none", func() error { return missing(harness.Second(c.DeleteVolume(ctx, volumes[0]))) }},
+		{"DeleteVolume of none", func() error {
+			return missing(harness.Second(c.DeleteVolume(ctx, volumes[0], sandbox.DeleteVolumeOptions{})))
+		}},
 		{"Close", func() error { return errors.Join(again.Close(), sb.Close()) }},
 		{"an unnamed one", func() error {
 			one, err := c.Create(ctx, harness.Quick)
@@ -158,7 +160,7 @@ func TestOperationsOnOneSandboxListNothing(t *testing.T) {
 			return one.Close()
 		}},
 		{"Delete of an updated one", func() error {
-			return harness.Second(c.Delete(ctx, name, sandbox.PreserveVolumes(false)))
+			return harness.Second(c.Delete(ctx, name, sandbox.DeleteOptions{Volumes: true}))
 		}},
 		{"DeleteSnapshot", func() error { return c.DeleteSnapshot(context.WithoutCancel(ctx), snap.ID) }},
 	} {
@@ -185,7 +187,7 @@ func TestListMakesTwoCalls(t *testing.T) {
 	t.Parallel()
 	c, p := swept(t)
 	p.Arm(0, enginetest.None, nil)
-	if _, err := c.List(t.Context()); err != nil {
+	if _, err := c.List(t.Context(), sandbox.ListOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if calls := p.Calls(); len(calls) != 2 {

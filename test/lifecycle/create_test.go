@@ -300,15 +300,15 @@ func TestTagsComeBackAndFilter(t *testing.T) {
 		t.Errorf("tags (-want +got):\n%s", diff)
 	}
 	for _, tt := range []struct {
-		opts []sandbox.ListOption
+		opts sandbox.ListOptions
 		want bool
 	}{
-		{[]sandbox.ListOption{sandbox.TagFilter("id", tags["id"])}, true},
-		{[]sandbox.ListOption{sandbox.TagFilter("id", tags["id"]), sandbox.TagFilter("empty", "")}, true},
-		{[]sandbox.ListOption{sandbox.TagFilter("id", tags["id"]), sandbox.TagFilter("k", "w")}, false},
-		{[]sandbox.ListOption{sandbox.TagFilter("id", tags["id"]), sandbox.TagFilter("absent", "")}, false},
+		{sandbox.ListOptions{Tags: map[string]string{"id": tags["id"]}}, true},
+		{sandbox.ListOptions{Tags: map[string]string{"id": tags["id"], "empty": ""}}, true},
+		{sandbox.ListOptions{Tags: map[string]string{"id": tags["id"], "k": "w"}}, false},
+		{sandbox.ListOptions{Tags: map[string]string{"id": tags["id"], "absent": ""}}, false},
 	} {
-		got, err := c.List(t.Context(), tt.opts...)
+		got, err := c.List(t.Context(), tt.opts)
 		if found := len(got) == 1 && got[0].ID == sb.ID(); err != nil || found != tt.want || len(got) > 1 {
 			t.Errorf("List = %+v, %v; want it: %v", got, err, tt.want)
 		}

@@ -46,7 +46,7 @@ func TestTreesThatTheEngineCannotRemoveGo(t *testing.T) {
 		return sb
 	}
 	remove := func(sb *sandbox.Sandbox) error {
-		return harness.Second(sb.Delete(ctx, sandbox.PreserveVolumes(false), sandbox.DeleteSnapshots(true)))
+		return harness.Second(sb.Delete(ctx, sandbox.DeleteOptions{Volumes: true, Snapshots: true}))
 	}
 	all := []string{"/workspace", "/tmp/copy", "/tmp"}
 	for _, tt := range []struct {
@@ -56,9 +56,9 @@ func TestTreesThatTheEngineCannotRemoveGo(t *testing.T) {
 		{"Delete", func() error { return remove(create(all...)) }},
 		{"DeleteVolume", func() error {
 			sb := create("/workspace")
-			report, err := sb.Delete(ctx)
+			report, err := sb.Delete(ctx, sandbox.DeleteOptions{})
 			for _, v := range report.Volumes {
-				err = errors.Join(err, harness.Second(c.DeleteVolume(ctx, v.Name)))
+				err = errors.Join(err, harness.Second(c.DeleteVolume(ctx, v.Name, sandbox.DeleteVolumeOptions{})))
 			}
 			return err
 		}},
@@ -83,7 +83,7 @@ func TestTreesThatTheEngineCannotRemoveGo(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			_, err = sb.Snapshot(ctx)
+			_, err = sb.Snapshot(ctx, sandbox.SnapshotOptions{})
 			return errors.Join(err, remove(fork), remove(sb))
 		}},
 		{"a failed Create", func() error {

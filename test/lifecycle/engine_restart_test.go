@@ -131,7 +131,7 @@ func outlive(t *testing.T, d *enginetest.Daemon, image sandbox.CreateOption, dow
 	dir := harness.HostDir(t, map[string]string{"f": "original"})
 	first := harness.CreateWith(t, c, []sandbox.Mount{{Source: dir, Target: "/data"}}, image)
 	kept := harness.CopiedVolume(t, first, "/data")
-	if _, err := first.Delete(ctx); err != nil {
+	if _, err := first.Delete(ctx, sandbox.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	sb := harness.CreateWith(t, c, []sandbox.Mount{{Source: dir, Target: "/copy"}, {Volume: kept, Target: "/kept"}}, image,
@@ -214,7 +214,7 @@ func outlive(t *testing.T, d *enginetest.Daemon, image sandbox.CreateOption, dow
 		"Status":   func() error { _, err := sb.Status(ctx); return err },
 		"Update":   func() error { return sb.Update(ctx, sandbox.WithTags(nil)) },
 		"Get":      func() error { _, err := c.Get(ctx, sb.Name()); return err },
-		"List":     func() error { _, err := c.List(ctx); return err },
+		"List":     func() error { _, err := c.List(ctx, sandbox.ListOptions{}); return err },
 	} {
 		if err := within(t, what, call); !errors.Is(err, sandbox.ErrEngineUnavailable) {
 			t.Errorf("%s without an engine: %v, want ErrEngineUnavailable", what, err)
@@ -229,7 +229,7 @@ func outlive(t *testing.T, d *enginetest.Daemon, image sandbox.CreateOption, dow
 	// What there is to see before anybody resumes it.
 	var info []sandbox.Info
 	harness.Eventually(t, "the sandbox is stopped", func() bool {
-		info, err = c.List(ctx, sandbox.NamePrefix(sb.Name()))
+		info, err = c.List(ctx, sandbox.ListOptions{Prefix: sb.Name()})
 		return err == nil && len(info) == 1 && info[0].State == sandbox.StateStopped
 	})
 	if !maps.Equal(info[0].Tags, tags) || info[0].ID != sb.ID() {
@@ -300,10 +300,10 @@ func outlive(t *testing.T, d *enginetest.Daemon, image sandbox.CreateOption, dow
 	if err := temporary.Close(); err != nil {
 		t.Error(err)
 	}
-	if _, err := sb.Delete(ctx, sandbox.PreserveVolumes(false)); err != nil {
+	if _, err := sb.Delete(ctx, sandbox.DeleteOptions{Volumes: true}); err != nil {
 		t.Error(err)
 	}
-	if _, err := c.CleanupOrphanedVolumes(ctx); err != nil {
+	if _, err := c.CleanupOrphanedVolumes(ctx, sandbox.CleanupOptions{}); err != nil {
 		t.Error(err)
 	}
 	eng := engineAt(t, d.Host())
@@ -357,7 +357,7 @@ func TestCreateOutlivesItsEngine(t *testing.T) {
 			for n, made := range creators(t, d, image, stops, outage.down) {
 				k := stops[n]
 				if made.err == nil {
-					if _, err := c.Delete(t.Context(), made.name, sandbox.PreserveVolumes(false)); err != nil {
+					if _, err := c.Delete(t.Context(), made.name, sandbox.DeleteOptions{Volumes: true}); err != nil {
 						t.Errorf("Delete: %v", err)
 					}
 					continue
@@ -478,7 +478,7 @@ func TestRootInsideCannotOutliveTheTimeoutOnAFullDisk(t *testing.T) {
 	if took < timeout || took > timeout+20*time.Second {
 		t.Errorf("it ended %v after its start, want %v and a grace of 1s", took, timeout)
 	}
-	if _, err := c.Delete(t.Context(), sb.Name(), sandbox.PreserveVolumes(false)); err != nil {
+	if _, err := c.Delete(t.Context(), sb.Name(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 		t.Fatalf("Delete on a full disk: %v", err)
 	}
 	next, err := c.Create(t.Context(), image, harness.Quick)

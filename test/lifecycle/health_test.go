@@ -124,7 +124,7 @@ func TestSupportTellsHowFilesAreCopied(t *testing.T) {
 		t.Errorf("CheckSupport with another storage driver = %+v, %v; want Layers to be an ErrUnsupported", s, err)
 	}
 	source := harness.CreateWith(t, direct, nil)
-	harness.CreateWith(t, c, nil, sandbox.WithSource(sandbox.FromSnapshot(harness.SnapshotOf(t, c, source).ID)))
+	harness.CreateWith(t, c, nil, sandbox.WithSource(sandbox.FromSnapshot(harness.SnapshotOf(t, c, source, sandbox.SnapshotOptions{}).ID)))
 	if s, err := c.CheckSupport(t.Context()); err != nil || !errors.Is(s.SharedFiles, sandbox.ErrUnsupported) {
 		t.Errorf("CheckSupport after an overlay was refused = %+v, %v; want SharedFiles to be an ErrUnsupported", s, err)
 	}

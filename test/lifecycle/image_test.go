@@ -39,7 +39,7 @@ func TestLabelsOfAnImageAreNotThoseOfTheSandbox(t *testing.T) {
 				if got := harness.Inspect(t, name).Tags; !maps.Equal(got, tags) {
 					t.Errorf("%s: Inspect says tags %v, want %v", what, got, tags)
 				}
-				list, err := c.List(t.Context(), sandbox.NamePrefix(name), sandbox.TagFilter("tenant", "acme"))
+				list, err := c.List(t.Context(), sandbox.ListOptions{Prefix: name, Tags: map[string]string{"tenant": "acme"}})
 				if err != nil || len(list) != 0 {
 					t.Errorf("%s: List by the image's tag: %+v, %v; want none", what, list, err)
 				}
@@ -74,7 +74,7 @@ func TestLabelsOfAnImageAreNotThoseOfTheSandbox(t *testing.T) {
 			harness.Remove(t, c, fork.Name())
 			t.Cleanup(func() { fork.Detach() })
 			check("forked", fork.Name(), false)
-			snap := harness.SnapshotOf(t, c, sb)
+			snap := harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{})
 			stored := harness.CreateWith(t, c, nil, sandbox.WithSource(sandbox.FromSnapshot(snap.ID)), sandbox.WithTags(tags))
 			check("from a snapshot", stored.Name(), false)
 			if _, err := sb.Stop(t.Context()); err != nil {

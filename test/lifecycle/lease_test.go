@@ -107,8 +107,11 @@ func TestLeaseIsKeptAfterAFailedStopOrDelete(t *testing.T) {
 		refuse string
 		end    func(*testing.T, *sandbox.Sandbox) error
 	}{
-		"Stop":   {"/stop", func(t *testing.T, sb *sandbox.Sandbox) error { _, err := sb.Stop(t.Context()); return err }},
-		"Delete": {"/volumes/agent-sandbox-guest-", func(t *testing.T, sb *sandbox.Sandbox) error { _, err := sb.Delete(t.Context()); return err }},
+		"Stop": {"/stop", func(t *testing.T, sb *sandbox.Sandbox) error { _, err := sb.Stop(t.Context()); return err }},
+		"Delete": {"/volumes/agent-sandbox-guest-", func(t *testing.T, sb *sandbox.Sandbox) error {
+			_, err := sb.Delete(t.Context(), sandbox.DeleteOptions{})
+			return err
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -167,7 +167,7 @@ func TestListWhileSandboxesGo(t *testing.T) {
 	for i := range 2 {
 		sb := harness.NewSandbox(t, sandbox.WithName(fmt.Sprint(prefix, i)), harness.Quick)
 		going.Go(func() {
-			if _, err := sb.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+			if _, err := sb.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 				t.Errorf("Delete: %v", err)
 			}
 		})
@@ -180,7 +180,7 @@ func TestListWhileSandboxesGo(t *testing.T) {
 			last = true
 		default:
 		}
-		list, err := c.List(t.Context(), sandbox.NamePrefix(prefix))
+		list, err := c.List(t.Context(), sandbox.ListOptions{Prefix: prefix})
 		if err != nil || last && len(list) > 0 {
 			t.Errorf("List = %v, %v; all are gone: %v", list, err, last)
 		}
@@ -196,7 +196,7 @@ func TestDeleteLetsTheMainProcessFinish(t *testing.T) {
 		_, err := sb.Stat(t.Context(), "/workspace/up")
 		return err == nil
 	})
-	if _, err := sb.Delete(t.Context()); err != nil {
+	if _, err := sb.Delete(t.Context(), sandbox.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	heir := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithID(sb.ID()))
@@ -208,7 +208,7 @@ func TestDeleteLetsTheMainProcessFinish(t *testing.T) {
 // C5.1.
 func TestEmptyListIsNotNil(t *testing.T) {
 	t.Parallel()
-	list, err := harness.NewClient(t).List(t.Context(), sandbox.NamePrefix(harness.UniqueName(t)))
+	list, err := harness.NewClient(t).List(t.Context(), sandbox.ListOptions{Prefix: harness.UniqueName(t)})
 	if err != nil || list == nil || len(list) != 0 {
 		t.Errorf("List = %#v, %v; want an empty slice", list, err)
 	}
@@ -251,7 +251,7 @@ func TestCloseIsNilWhateverHappenedBefore(t *testing.T) {
 			sb.Command(t.Context(), "sleep", "1000").Start()
 		},
 		"Delete": func(t *testing.T, sb *sandbox.Sandbox, _ *engine.Engine) {
-			if _, err := sb.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+			if _, err := sb.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 				t.Errorf("Delete: %v", err)
 			}
 		},
@@ -377,14 +377,18 @@ func handleCalls(t *testing.T) map[string]func(*sandbox.Sandbox) error {
 		"Status":      func(sb *sandbox.Sandbox) error { return harness.Second(sb.Status(ctx)) },
 		"Command":     func(sb *sandbox.Sandbox) error { return sb.Command(ctx, "true").Run() },
 		"Process":     func(sb *sandbox.Sandbox) error { return harness.Second(sb.Process(ctx, "x")) },
-		"Delete":      func(sb *sandbox.Sandbox) error { return harness.Second(sb.Delete(ctx)) },
+		"Delete":      func(sb *sandbox.Sandbox) error { return harness.Second(sb.Delete(ctx, sandbox.DeleteOptions{})) },
 		"DialContext": func(sb *sandbox.Sandbox) error { return harness.Second(sb.DialContext(ctx, "tcp", "localhost:1")) },
 		"Port":        func(sb *sandbox.Sandbox) error { return harness.Second(sb.Port(ctx, 3000)) },
 		"WaitPort":    func(sb *sandbox.Sandbox) error { return sb.WaitPort(ctx, 3000) },
 		"ReadFile":    func(sb *sandbox.Sandbox) error { return harness.Second(sb.ReadFile(ctx, "/etc/hostname")) },
 		"WriteFile":   func(sb *sandbox.Sandbox) error { return sb.WriteFile(ctx, "x", nil, 0o644) },
-		"CopyIn":      func(sb *sandbox.Sandbox) error { return harness.Second(sb.CopyIn(ctx, dir, "x")) },
-		"CopyOut":     func(sb *sandbox.Sandbox) error { return harness.Second(sb.CopyOut(ctx, "/etc/hostname", dir+"/")) },
+		"CopyIn": func(sb *sandbox.Sandbox) error {
+			return harness.Second(sb.CopyIn(ctx, dir, "x", sandbox.CopyOptions{}))
+		},
+		"CopyOut": func(sb *sandbox.Sandbox) error {
+			return harness.Second(sb.CopyOut(ctx, "/etc/hostname", dir+"/", sandbox.CopyOptions{}))
+		},
 	}
 }
 
@@ -577,12 +581,10 @@ func TestDeletedSandboxIsGone(t *testing.T) {
 		}
 		harness.Run(t, sb, "sh", "-c", "echo mine > file")
 		want := sandbox.VolumeOutcome{Name: "agent-sandbox-" + sb.ID(), Status: "preserved"}
-		var opts []sandbox.DeleteOption
 		if !preserve {
 			want.Status = "deleted"
-			opts = append(opts, sandbox.PreserveVolumes(false))
 		}
-		report, err := sb.Delete(t.Context(), opts...)
+		report, err := sb.Delete(t.Context(), sandbox.DeleteOptions{Volumes: !preserve})
 		if diff := cmp.Diff(sandbox.DeleteReport{Volumes: []sandbox.VolumeOutcome{want}}, report); err != nil || diff != "" {
 			t.Errorf("Delete: %v; report (-want +got):\n%s", err, diff)
 		}
@@ -599,7 +601,7 @@ func TestDeletedSandboxIsGone(t *testing.T) {
 				}
 			}
 		}
-		if list, err := c.List(t.Context(), sandbox.NamePrefix(name)); err != nil || len(list) != 0 {
+		if list, err := c.List(t.Context(), sandbox.ListOptions{Prefix: name}); err != nil || len(list) != 0 {
 			t.Errorf("List = %+v, %v; want none", list, err)
 		}
 		for call, do := range handleCalls(t) {
@@ -743,7 +745,7 @@ func TestTwoContainersWithOneNameLabel(t *testing.T) {
 			t.Errorf("Inspect(%q) = %+v, %v; want ErrNotFound", ref, st, err)
 		}
 	}
-	list, err := c.List(t.Context(), sandbox.NamePrefix(name))
+	list, err := c.List(t.Context(), sandbox.ListOptions{Prefix: name})
 	if err != nil || len(list) != 2 {
 		t.Errorf("List = %+v, %v; want both", list, err)
 	}
@@ -772,11 +774,11 @@ func TestContainerOfAnImageOfASandboxIsNoSandbox(t *testing.T) {
 	if err != nil || got.Labels[record.Name] != sb.Name() {
 		t.Fatalf("the stranger has the labels %v (%v); the case is not what it should be", got.Labels, err)
 	}
-	list, err := c.List(t.Context(), sandbox.NamePrefix(sb.Name()))
+	list, err := c.List(t.Context(), sandbox.ListOptions{Prefix: sb.Name()})
 	if err != nil || len(list) != 1 {
 		t.Errorf("List = %+v, %v; want the sandbox alone", list, err)
 	}
-	if _, err := c.Delete(t.Context(), sb.Name(), sandbox.PreserveVolumes(false)); err != nil {
+	if _, err := c.Delete(t.Context(), sb.Name(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 		t.Errorf("Delete: %v", err)
 	}
 	for _, ref := range []string{sb.Name(), sb.ID(), stranger} {
@@ -833,9 +835,11 @@ func TestOnCreateThatDeletesItsSandboxFailsTheCreation(t *testing.T) {
 	t.Parallel()
 	c, eng := harness.NewClient(t), harness.NewEngine(t)
 	deletes := map[string]func(ctx context.Context, sb *sandbox.Sandbox) error{
-		"by its handle": func(ctx context.Context, sb *sandbox.Sandbox) error { return harness.Second(sb.Delete(ctx)) },
+		"by its handle": func(ctx context.Context, sb *sandbox.Sandbox) error {
+			return harness.Second(sb.Delete(ctx, sandbox.DeleteOptions{}))
+		},
 		"by its name": func(ctx context.Context, sb *sandbox.Sandbox) error {
-			return harness.Second(c.Delete(ctx, sb.Name(), sandbox.PreserveVolumes(false)))
+			return harness.Second(c.Delete(ctx, sb.Name(), sandbox.DeleteOptions{Volumes: true}))
 		},
 		"by the engine": func(ctx context.Context, sb *sandbox.Sandbox) error {
 			return eng.RemoveContainer(ctx, record.ContainerName(sb.Name()), true)

@@ -45,11 +45,11 @@ func takers(c *sandbox.Client) map[string]func(ctx context.Context, name string)
 			return err
 		},
 		"Delete": func(ctx context.Context, name string) error {
-			_, err := c.Delete(ctx, name)
+			_, err := c.Delete(ctx, name, sandbox.DeleteOptions{})
 			return err
 		},
 		"Delete(PreserveVolumes(false))": func(ctx context.Context, name string) error {
-			_, err := c.Delete(ctx, name, sandbox.PreserveVolumes(false))
+			_, err := c.Delete(ctx, name, sandbox.DeleteOptions{Volumes: true})
 			return err
 		},
 	}

@@ -115,7 +115,7 @@ func testKilledOwner(t *testing.T) {
 		time.Sleep(100 * time.Millisecond)
 	}
 	harness.Sweep(t)
-	list, err := c.List(t.Context(), sandbox.NamePrefix(id))
+	list, err := c.List(t.Context(), sandbox.ListOptions{Prefix: id})
 	if err != nil || len(list) > 0 {
 		t.Errorf("List = %v, %v, want no abandoned sandbox", list, err)
 	}

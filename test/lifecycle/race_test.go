@@ -388,7 +388,7 @@ func TestGetOrCreateOfAForeignNameFailsAtOnce(t *testing.T) {
 	if _, err := c.Get(ctx, f.Name); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("Get: %v, want ErrNotFound", err)
 	}
-	if _, err := c.Delete(ctx, f.Name); !errors.Is(err, sandbox.ErrNotFound) {
+	if _, err := c.Delete(ctx, f.Name, sandbox.DeleteOptions{}); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("Delete: %v, want ErrNotFound", err)
 	}
 }
@@ -478,7 +478,7 @@ func TestOneOfSeveralDeletesWins(t *testing.T) {
 		for range 4 {
 			c := harness.NewClient(t)
 			g.Go(func() {
-				_, err := c.Delete(t.Context(), name, sandbox.PreserveVolumes(preserve))
+				_, err := c.Delete(t.Context(), name, sandbox.DeleteOptions{Volumes: !preserve})
 				mu.Lock()
 				defer mu.Unlock()
 				if err == nil {
@@ -527,7 +527,7 @@ func TestStartDoesNotSaveASandboxFromDelete(t *testing.T) {
 			}
 		})
 		g.Go(func() {
-			if _, err := clean.Delete(t.Context(), name, sandbox.PreserveVolumes(false)); err != nil {
+			if _, err := clean.Delete(t.Context(), name, sandbox.DeleteOptions{Volumes: true}); err != nil {
 				t.Errorf("round %d: Delete: %v", round, err)
 			}
 		})
@@ -555,7 +555,7 @@ func TestNameIsFreeAtOnceAfterDelete(t *testing.T) {
 			t.Errorf("round %d: the ID %s came back", round, last)
 		}
 		last = sb.ID()
-		if _, err := sb.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+		if _, err := sb.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 			t.Fatalf("round %d: Delete: %v", round, err)
 		}
 	}

@@ -40,7 +40,7 @@ func TestDeleteThatFailsKeepsTheVolumes(t *testing.T) {
 		}
 		return false
 	}, nil)))
-	report, err := c.Delete(t.Context(), sb.Name(), sandbox.PreserveVolumes(false))
+	report, err := c.Delete(t.Context(), sb.Name(), sandbox.DeleteOptions{Volumes: true})
 	if err == nil || !strings.Contains(err.Error(), cause) {
 		t.Errorf("Delete = %v, want what the engine said", err)
 	}
@@ -188,7 +188,7 @@ func TestSessionOutlivesAStepOfTheClock(t *testing.T) {
 	was := harness.Status(t, sb)
 	for _, d := range []time.Duration{3 * time.Hour, -3 * time.Hour} {
 		step.Store(int64(d))
-		if _, err := c.List(t.Context()); err != nil { // learns the new time, and sweeps
+		if _, err := c.List(t.Context(), sandbox.ListOptions{}); err != nil { // learns the new time, and sweeps
 			t.Fatal(err)
 		}
 		now := harness.Status(t, sb)
@@ -235,7 +235,7 @@ func TestFullDiskBlocksNoNameAndNoDeletion(t *testing.T) {
 	}, nil)
 	c := harness.NewClient(t, sandbox.WithHost(host))
 	sb := harness.CreateWith(t, c, nil)
-	snap, err := sb.Snapshot(t.Context())
+	snap, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

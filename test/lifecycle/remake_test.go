@@ -126,7 +126,7 @@ func changedPort(t *testing.T, size int, times string, c *sandbox.Client) {
 	if strings.Contains(fmt.Sprint(image.Env, image.Labels), "s3cret") || image.Labels["agent-sandbox.id"] != "" || image.Labels["agent-sandbox.tag.k"] != "" || image.Labels["agent-sandbox.control-key"] != "" {
 		t.Errorf("the image has environment %q and labels %q", image.Env, image.Labels)
 	}
-	if _, err := sb.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+	if _, err := sb.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := eng.InspectImage(t.Context(), images[0].ID); !errors.Is(err, engine.ErrNotFound) {
@@ -153,7 +153,7 @@ func TestAChangeThatFailsLeavesWhatASnapshotHolds(t *testing.T) {
 	if err := change(3000); err != nil {
 		t.Fatal(err)
 	}
-	snap := harness.SnapshotOf(t, c, sb)
+	snap := harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{})
 	held := "agent-sandbox-snapshot:" + snap.ID
 	if images := harness.Layers(t, eng, sb.Name()); len(images) != 1 || !slices.Contains(images[0].Tags, held) {
 		t.Fatalf("images of the sandbox: %+v, want one that is the snapshot's, too", images)
@@ -163,7 +163,7 @@ func TestAChangeThatFailsLeavesWhatASnapshotHolds(t *testing.T) {
 	}
 	other := harness.CreateWith(t, c, nil)
 	volume := "agent-sandbox-" + other.ID()
-	if _, err := other.Delete(t.Context()); err != nil {
+	if _, err := other.Delete(t.Context(), sandbox.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	harness.Update(t, sb, sandbox.WithMounts(sandbox.Mount{Volume: volume, Target: "/v", Mode: sandbox.RW}))
@@ -291,7 +291,7 @@ func TestVolumesThatAnImageAsksForStay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := sb.Delete(t.Context(), sandbox.PreserveVolumes(false)); err != nil {
+	if _, err := sb.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 		t.Fatal(err)
 	}
 	for _, m := range got.Mounts {

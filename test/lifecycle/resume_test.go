@@ -62,7 +62,7 @@ func testOnResumeMayEndItsHandle(t *testing.T, c *sandbox.Client, made *sandbox.
 		{"Close", func(_ context.Context, sb *sandbox.Sandbox) error { return sb.Close() }},
 		{"Detach", func(_ context.Context, sb *sandbox.Sandbox) error { return sb.Detach() }},
 		{"Delete", func(ctx context.Context, sb *sandbox.Sandbox) error {
-			return harness.Second(sb.Delete(ctx, sandbox.PreserveVolumes(false)))
+			return harness.Second(sb.Delete(ctx, sandbox.DeleteOptions{Volumes: true}))
 		}},
 	} {
 		if _, err := made.Stop(t.Context()); err != nil {

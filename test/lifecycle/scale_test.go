@@ -61,7 +61,7 @@ func costs(t *testing.T, n int) map[string]cost {
 	c := harness.NewClient(t, sandbox.WithHost(f.Host()))
 	ctx := t.Context()
 	// A list asks for the turn to sweep, once a minute.
-	if _, err := c.List(ctx); err != nil {
+	if _, err := c.List(ctx, sandbox.ListOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	harness.Eventually(t, "the client has asked for its turn", func() bool {
@@ -80,17 +80,19 @@ func costs(t *testing.T, n int) map[string]cost {
 		verb string
 		do   func() error
 	}{
-		{"List", func() error { return harness.Second(c.List(ctx)) }},
+		{"List", func() error { return harness.Second(c.List(ctx, sandbox.ListOptions{})) }},
 		{"Get", func() (err error) { sb, err = c.Get(ctx, "name1", sandbox.WithoutResume()); return err }},
 		{"Get by ID", func() error { return harness.Second(c.Get(ctx, "id1", sandbox.WithoutResume())) }},
 		{"Get of none", func() error { return missing(harness.Second(c.Get(ctx, "none", sandbox.WithoutResume()))) }},
 		{"Update", func() error { return sb.Update(ctx, sandbox.WithTags(map[string]string{"a": "c"})) }},
 		{"Stop", func() error { return harness.Second(sb.Stop(ctx)) }},
 		{"Close", func() error { return sb.Close() }},
-		{"Delete", func() error { return harness.Second(c.Delete(ctx, "name0")) }},
-		{"DeleteVolume", func() error { return harness.Second(c.DeleteVolume(ctx, record.WorkspaceName("id0"))) }},
+		{"Delete", func() error { return harness.Second(c.Delete(ctx, "name0", sandbox.DeleteOptions{})) }},
+		{"DeleteVolume", func() error {
+			return harness.Second(c.DeleteVolume(ctx, record.WorkspaceName("id0"), sandbox.DeleteVolumeOptions{}))
+		}},
 		{"Delete with volumes", func() error {
-			return harness.Second(c.Delete(context.WithoutCancel(ctx), "name1", sandbox.PreserveVolumes(false)))
+			return harness.Second(c.Delete(context.WithoutCancel(ctx), "name1", sandbox.DeleteOptions{Volumes: true}))
 		}},
 	} {
 		f.Take()

@@ -17,7 +17,7 @@ import (
 // settingsIn returns the settings of a sandbox that List shows.
 func settingsIn(t *testing.T, name string) sandbox.Settings {
 	t.Helper()
-	list, err := harness.NewClient(t).List(t.Context(), sandbox.NamePrefix(name))
+	list, err := harness.NewClient(t).List(t.Context(), sandbox.ListOptions{Prefix: name})
 	if err != nil || len(list) != 1 {
 		t.Fatalf("List: %+v, %v; want one sandbox", list, err)
 	}

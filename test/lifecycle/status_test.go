@@ -128,7 +128,7 @@ func TestListTellsOfEverySandbox(t *testing.T) {
 	if err := harness.NewEngine(t).PauseContainer(t.Context(), record.ContainerName(paused.Name())); err != nil {
 		t.Fatal(err)
 	}
-	list, err := c.List(t.Context(), sandbox.NamePrefix(prefix))
+	list, err := c.List(t.Context(), sandbox.ListOptions{Prefix: prefix})
 	if err != nil || len(list) != 3 {
 		t.Fatalf("List = %+v, %v; want three", list, err)
 	}
@@ -146,23 +146,26 @@ func TestListTellsOfEverySandbox(t *testing.T) {
 	}
 	for _, test := range []struct {
 		what string
-		opts []sandbox.ListOption
+		opts sandbox.ListOptions
 		want []string
 	}{
-		{"newest first", nil, []string{"-c", "-b", "-a"}},
-		{"one tag", []sandbox.ListOption{sandbox.TagFilter("color", "red")}, []string{"-b", "-a"}},
-		{"two tags", []sandbox.ListOption{sandbox.TagFilter("color", "red"), sandbox.TagFilter("size=é", "xl")}, []string{"-b"}},
-		{"an empty value", []sandbox.ListOption{sandbox.TagFilter("size=é", "")}, []string{"-a"}},
-		{"a missing key", []sandbox.ListOption{sandbox.TagFilter("shape", "")}, []string{}},
-		{"state", []sandbox.ListOption{sandbox.StatusFilter(sandbox.StateRunning)}, []string{"-a"}},
-		{"state in words", []sandbox.ListOption{sandbox.StatusFilter("running")}, []string{"-a"}},
-		{"another state", []sandbox.ListOption{sandbox.StatusFilter(sandbox.StateStopped)}, []string{"-b"}},
-		{"states", []sandbox.ListOption{sandbox.StatusFilter(sandbox.StatePaused, sandbox.StateStopped)}, []string{"-c", "-b"}},
-		{"states that none has", []sandbox.ListOption{sandbox.StatusFilter(sandbox.StateCreating, sandbox.StateError)}, []string{}},
-		{"state and tag", []sandbox.ListOption{sandbox.StatusFilter(sandbox.StateRunning), sandbox.TagFilter("size=é", "xl")}, []string{}},
-		{"a longer prefix", []sandbox.ListOption{sandbox.NamePrefix(prefix + "-b")}, []string{"-c", "-b", "-a"}}, // the later one wins
+		{"newest first", sandbox.ListOptions{}, []string{"-c", "-b", "-a"}},
+		{"one tag", sandbox.ListOptions{Tags: map[string]string{"color": "red"}}, []string{"-b", "-a"}},
+		{"two tags", sandbox.ListOptions{Tags: map[string]string{"color": "red", "size=é": "xl"}}, []string{"-b"}},
+		{"an empty value", sandbox.ListOptions{Tags: map[string]string{"size=é": ""}}, []string{"-a"}},
+		{"a missing key", sandbox.ListOptions{Tags: map[string]string{"shape": ""}}, []string{}},
+		{"state", sandbox.ListOptions{States: []sandbox.State{sandbox.StateRunning}}, []string{"-a"}},
+		{"state in words", sandbox.ListOptions{States: []sandbox.State{"running"}}, []string{"-a"}},
+		{"another state", sandbox.ListOptions{States: []sandbox.State{sandbox.StateStopped}}, []string{"-b"}},
+		{"states", sandbox.ListOptions{States: []sandbox.State{sandbox.StatePaused, sandbox.StateStopped}}, []string{"-c", "-b"}},
+		{"states that none has", sandbox.ListOptions{States: []sandbox.State{sandbox.StateCreating, sandbox.StateError}}, []string{}},
+		{"state and tag", sandbox.ListOptions{States: []sandbox.State{sandbox.StateRunning}, Tags: map[string]string{"size=é": "xl"}}, []string{}},
+		{"a longer prefix", sandbox.ListOptions{Prefix: prefix + "-b"}, []string{"-b"}},
 	} {
-		list, err := c.List(t.Context(), append(test.opts, sandbox.NamePrefix(prefix))...)
+		if test.opts.Prefix == "" {
+			test.opts.Prefix = prefix
+		}
+		list, err := c.List(t.Context(), test.opts)
 		got := []string{}
 		for _, i := range list {
 			got = append(got, strings.TrimPrefix(i.Name, prefix))
@@ -176,11 +179,9 @@ func TestListTellsOfEverySandbox(t *testing.T) {
 func TestListRefusesWhatNoSandboxHas(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
-	for _, opts := range [][]sandbox.ListOption{
-		{sandbox.StatusFilter("runing")}, {sandbox.StatusFilter("")}, {sandbox.TagFilter("a", "1"), sandbox.TagFilter("a", "2")},
-	} {
-		if _, err := c.List(t.Context(), opts...); !errors.Is(err, sandbox.ErrInvalidArgument) {
-			t.Errorf("List by a state that does not exist, or a tag that is to have two values: %v, want ErrInvalidArgument", err)
+	for _, states := range [][]sandbox.State{{"runing"}, {""}} {
+		if _, err := c.List(t.Context(), sandbox.ListOptions{States: states}); !errors.Is(err, sandbox.ErrInvalidArgument) {
+			t.Errorf("List by a state that does not exist: %v, want ErrInvalidArgument", err)
 		}
 	}
 }

@@ -37,7 +37,7 @@ func TestOneOfManyClientsSweeps(t *testing.T) {
 		c := harness.NewClient(t, sandbox.WithHost(f.Host()))
 		all.Go(func() {
 			for range 3 {
-				if list, err := c.List(t.Context()); err != nil || len(list) != 3 {
+				if list, err := c.List(t.Context(), sandbox.ListOptions{}); err != nil || len(list) != 3 {
 					t.Errorf("List = %v, %v, want 3 sandboxes", list, err)
 				}
 			}
@@ -81,7 +81,7 @@ func TestCloseLeavesTheSweepToAnother(t *testing.T) {
 	if _, err := c.Get(t.Context(), "name0", sandbox.WithoutResume()); err != nil {
 		t.Fatal(err)
 	}
-	go c.List(t.Context()) // which may be what stalls
+	go c.List(t.Context(), sandbox.ListOptions{}) // which may be what stalls
 	<-sweeping
 	if err := c.Close(); err != nil {
 		t.Errorf("Close while a sweep is under way: %v", err)
@@ -89,7 +89,7 @@ func TestCloseLeavesTheSweepToAnother(t *testing.T) {
 	f.Before(nil)
 	close(release)
 	next := harness.NewClient(t, sandbox.WithHost(f.Host()))
-	if _, err := next.List(t.Context()); err != nil {
+	if _, err := next.List(t.Context(), sandbox.ListOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	harness.Eventually(t, "another client has swept", func() bool { return !slices.ContainsFunc(left, f.HasVolume) })

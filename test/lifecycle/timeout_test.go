@@ -75,7 +75,7 @@ func TestTimeoutHoldsWhenTheMakerIsKilled(t *testing.T) {
 	if err != nil {
 		t.Fatalf("the maker said %q, %v", ready, err)
 	}
-	if list, err := c.List(t.Context(), sandbox.NamePrefix(name)); err != nil || len(list) != 1 {
+	if list, err := c.List(t.Context(), sandbox.ListOptions{Prefix: name}); err != nil || len(list) != 1 {
 		t.Errorf("List without the maker: %+v, %v", list, err)
 	}
 
@@ -296,7 +296,7 @@ func TestPausedSandboxKeepsNobodySoak(t *testing.T) {
 			return err
 		},
 		"Delete": func(sb *sandbox.Sandbox) error {
-			_, err := sb.Delete(context.Background(), sandbox.PreserveVolumes(false))
+			_, err := sb.Delete(context.Background(), sandbox.DeleteOptions{Volumes: true})
 			return err
 		},
 		"Detach": func(sb *sandbox.Sandbox) error {

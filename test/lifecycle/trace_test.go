@@ -111,7 +111,7 @@ func TestCallsAndTheirWaitsAreTraced(t *testing.T) {
 	must(err)
 	harness.Remove(t, c, fork.Name())
 	must(fork.Close())
-	must(harness.Second(c.Delete(ctx, fork.Name(), sandbox.PreserveVolumes(false))))
+	must(harness.Second(c.Delete(ctx, fork.Name(), sandbox.DeleteOptions{Volumes: true})))
 	must(harness.Second(sb.Stop(ctx)))
 	must(harness.Second(sb.Start(ctx)))
 	_, err = c.Get(ctx, name+"-none")

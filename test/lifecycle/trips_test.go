@@ -71,9 +71,9 @@ func TestRoundTrips(t *testing.T) {
 		}
 		measure("Get stopped", get)
 		var report sandbox.DeleteReport
-		measure("Delete", func() (err error) { report, err = c.Delete(ctx, name); return err })
+		measure("Delete", func() (err error) { report, err = c.Delete(ctx, name, sandbox.DeleteOptions{}); return err })
 		for _, v := range report.Volumes {
-			if _, err := c.DeleteVolume(ctx, v.Name); err != nil {
+			if _, err := c.DeleteVolume(ctx, v.Name, sandbox.DeleteVolumeOptions{}); err != nil {
 				t.Errorf("DeleteVolume(%q): %v", v.Name, err)
 			}
 		}
@@ -87,7 +87,7 @@ func TestRoundTrips(t *testing.T) {
 		}
 		defer sb.Detach()
 		measure("Delete with volumes", func() error {
-			return harness.Second(c.Delete(t.Context(), name, sandbox.PreserveVolumes(false)))
+			return harness.Second(c.Delete(t.Context(), name, sandbox.DeleteOptions{Volumes: true}))
 		})
 	}
 	one() // what a client does once

@@ -317,11 +317,11 @@ func testUpdatedTags(t *testing.T, sb *sandbox.Sandbox) {
 		if got := harness.Inspect(t, sb.Name()).Tags; !maps.Equal(got, want) {
 			t.Errorf("Inspect after Update: tags %v, want %v", got, want)
 		}
-		list, err := harness.NewClient(t).List(t.Context(), sandbox.NamePrefix(sb.Name()))
+		list, err := harness.NewClient(t).List(t.Context(), sandbox.ListOptions{Prefix: sb.Name()})
 		if err != nil || len(list) != 1 || !maps.Equal(list[0].Tags, want) {
 			t.Errorf("List after Update: %+v, %v; want tags %v", list, err, want)
 		}
-		list, err = harness.NewClient(t).List(t.Context(), sandbox.NamePrefix(sb.Name()), sandbox.TagFilter("color", "red"))
+		list, err = harness.NewClient(t).List(t.Context(), sandbox.ListOptions{Prefix: sb.Name(), Tags: map[string]string{"color": "red"}})
 		if err != nil || len(list) != 0 {
 			t.Errorf("List by a tag it had before: %+v, %v", list, err)
 		}
@@ -422,7 +422,7 @@ func TestConcurrentUpdatesNeverMix(t *testing.T) {
 	if n := len(revisions(t, sb.ID())); n < 1 {
 		t.Errorf("%d revisions are kept", n)
 	}
-	if _, err := sb.Delete(t.Context()); err != nil {
+	if _, err := sb.Delete(t.Context(), sandbox.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if left := revisions(t, sb.ID()); len(left) > 0 {
@@ -447,7 +447,7 @@ func revisions(t *testing.T, id string) []engine.Volume {
 func TestUpdateOfADeletedSandboxLeavesNothing(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
-	if _, err := harness.NewClient(t).Delete(t.Context(), sb.Name(), sandbox.PreserveVolumes(false)); err != nil {
+	if _, err := harness.NewClient(t).Delete(t.Context(), sb.Name(), sandbox.DeleteOptions{Volumes: true}); err != nil {
 		t.Fatal(err)
 	}
 	if err := sb.Update(t.Context(), sandbox.WithTimeout(time.Hour)); !errors.Is(err, sandbox.ErrNotFound) {

@@ -80,7 +80,7 @@ func TestUserThatWasMadeInside(t *testing.T) {
 	if err := makeUser(t.Context(), sb); err != nil {
 		t.Fatal(err)
 	}
-	snap := harness.SnapshotOf(t, c, sb)
+	snap := harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{})
 	user := sandbox.WithUser("agent")
 	name := harness.UniqueName(t)
 	for _, n := range []string{name + "-a", name + "-b", name + "-1", name + "-2"} {

@@ -122,8 +122,8 @@ func TestDeadConnectionEndsEveryCall(t *testing.T) {
 				"File.Stat":  {do: func() error { return harness.Second(file.Stat()) }},
 				"File.Close": {closing.Close, []error{nil}},
 				"ReadFile":   {do: func() error { return harness.Second(sb.ReadFile(ctx, "/etc/passwd")) }},
-				"CopyIn":     {do: func() error { return harness.Second(sb.CopyIn(ctx, from, "/workspace/from")) }},
-				"CopyOut":    {do: func() error { return harness.Second(sb.CopyOut(ctx, "/etc/passwd", to)) }},
+				"CopyIn":     {do: func() error { return harness.Second(sb.CopyIn(ctx, from, "/workspace/from", sandbox.CopyOptions{})) }},
+				"CopyOut":    {do: func() error { return harness.Second(sb.CopyOut(ctx, "/etc/passwd", to, sandbox.CopyOptions{})) }},
 				"DialContext": {func() error { return harness.Second(sb.DialContext(ctx, "tcp", "127.0.0.1:1")) },
 					[]error{syscall.ECONNREFUSED}}, // on the next connection
 				"Detach": {do: detached.Detach},

@@ -202,7 +202,7 @@ func TestNoLinkLeadsAMountAstray(t *testing.T) {
 			return c.Fork(t.Context(), within(t, c, "/data", guestDir).Name(), sandbox.WithName(name), mount("/data"))
 		}},
 		{"a link of a snapshot", "and no mount follows it", func(t *testing.T, c *sandbox.Client, name string) (*sandbox.Sandbox, error) {
-			snap := harness.SnapshotOf(t, c, within(t, c, "/data", guestDir))
+			snap := harness.SnapshotOf(t, c, within(t, c, "/data", guestDir), sandbox.SnapshotOptions{})
 			return c.Create(t.Context(), sandbox.WithSource(sandbox.FromSnapshot(snap.ID)), harness.Quick, sandbox.WithName(name), mount("/data"))
 		}},
 		{"a link in the workspace, by Update", "and no mount follows it", func(t *testing.T, c *sandbox.Client, _ string) (*sandbox.Sandbox, error) {
@@ -216,7 +216,7 @@ func TestNoLinkLeadsAMountAstray(t *testing.T) {
 			return c.Fork(t.Context(), within(t, c, "/workspace/cache", guestDir).Name(), sandbox.WithName(name), mount("/workspace/cache"))
 		}},
 		{"a link in the workspace of a snapshot", "and no mount follows it", func(t *testing.T, c *sandbox.Client, name string) (*sandbox.Sandbox, error) {
-			snap := harness.SnapshotOf(t, c, within(t, c, "/workspace/cache", guestDir))
+			snap := harness.SnapshotOf(t, c, within(t, c, "/workspace/cache", guestDir), sandbox.SnapshotOptions{})
 			return c.Create(t.Context(), sandbox.WithSource(sandbox.FromSnapshot(snap.ID)), harness.Quick, sandbox.WithName(name), mount("/workspace/cache"))
 		}},
 	}

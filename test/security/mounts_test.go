@@ -81,11 +81,11 @@ func TestATargetThatOnlyTheEngineSeesElsewhere(t *testing.T) {
 				tenant{t, sb}.shadow("/data/repo", "/home/node/.cache/pip", to)
 				volume := harness.CopiedVolume(t, sb, "/data/repo")
 				t.Cleanup(func() {
-					if _, err := c.DeleteVolume(context.Background(), volume); err != nil {
+					if _, err := c.DeleteVolume(context.Background(), volume, sandbox.DeleteVolumeOptions{}); err != nil {
 						t.Errorf("DeleteVolume: %v", err)
 					}
 				})
-				snap := harness.SnapshotOf(t, c, sb)
+				snap := harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{})
 				for what, next := range map[string]func(name string) (*sandbox.Sandbox, error){
 					"restart": func(string) (*sandbox.Sandbox, error) { return restart(t, sb) },
 					"update": func(string) (*sandbox.Sandbox, error) {
@@ -363,7 +363,7 @@ func (s *scene) next() (*sandbox.Sandbox, error) {
 		return nil, err
 	case "snapshot":
 		s.note("snapshot")
-		snap, err := s.sb.Snapshot(ctx)
+		snap, err := s.sb.Snapshot(ctx, sandbox.SnapshotOptions{})
 		if err != nil {
 			return nil, err
 		}
@@ -371,7 +371,7 @@ func (s *scene) next() (*sandbox.Sandbox, error) {
 		return s.c.Create(ctx, sandbox.WithName(name), harness.Quick, sandbox.WithSource(sandbox.FromSnapshot(snap.ID)))
 	case "rollback":
 		s.note("rollback")
-		snap, err := s.sb.Snapshot(ctx)
+		snap, err := s.sb.Snapshot(ctx, sandbox.SnapshotOptions{})
 		if err != nil {
 			return nil, err
 		}

@@ -72,7 +72,7 @@ func TestVolumesOfAnImageAreTheSandboxes(t *testing.T) {
 	if len(sb.Mounts()) > 0 || len(status.Settings.Mounts) > 0 {
 		t.Errorf("mounts that no option asked for: %v, %v", sb.Mounts(), status.Settings.Mounts)
 	}
-	report, err := sb.Delete(t.Context())
+	report, err := sb.Delete(t.Context(), sandbox.DeleteOptions{})
 	if err != nil || len(report.Volumes) != 5 || !strings.Contains(report.String(), "volume "+data.Name+": preserved") {
 		t.Errorf("Delete = %+v, %v", report, err)
 	}
@@ -85,7 +85,7 @@ func TestVolumesOfAnImageAreTheSandboxes(t *testing.T) {
 	if _, err := c.Fork(t.Context(), again.Name(), sandbox.WithID(sb.ID())); !errors.Is(err, sandbox.ErrExists) {
 		t.Errorf("Fork with the ID of another sandbox = %v", err)
 	}
-	report, err = again.Delete(t.Context(), sandbox.PreserveVolumes(false))
+	report, err = again.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true})
 	if err != nil || strings.Count(report.String(), "deleted") != 5 || len(declaredVolumes(t, c, sb.ID())) > 0 {
 		t.Errorf("Delete without preserving = %v, %v", report, err)
 	}
@@ -128,7 +128,7 @@ func TestVolumesOfAnImageStayAsTheyAre(t *testing.T) {
 	}
 	harness.Remove(t, c, fork.Name())
 	defer fork.Detach()
-	snap := harness.SnapshotOf(t, c, sb)
+	snap := harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{})
 	made := harness.CreateWith(t, c, nil, sandbox.WithSource(sandbox.FromSnapshot(snap.ID)))
 	for _, sb := range []*sandbox.Sandbox{sb, fork, made} {
 		if got := names(sb); len(got) > 0 {
@@ -141,7 +141,7 @@ func TestVolumesOfAnImageStayAsTheyAre(t *testing.T) {
 	if got := names(sb); !slices.Equal(got, []string{"mounted"}) {
 		t.Errorf("below the mount /data has %q", got)
 	}
-	if err := sb.Rollback(t.Context(), harness.SnapshotOf(t, c, made).ID); err == nil {
+	if err := sb.Rollback(t.Context(), harness.SnapshotOf(t, c, made, sandbox.SnapshotOptions{}).ID); err == nil {
 		// The mount is a copy: the snapshot's files of that directory are its files.
 		if got := names(sb); len(got) > 0 {
 			t.Errorf("rolled back, /data has %q", got)
@@ -172,7 +172,7 @@ func removeDeclared(t *testing.T, c *sandbox.Client, id string) {
 		if !record.IsData(v.Name, v.Labels) {
 			continue
 		}
-		if _, err := c.DeleteVolume(context.Background(), v.Name); err != nil && !errors.Is(err, sandbox.ErrVolumeInUse) {
+		if _, err := c.DeleteVolume(context.Background(), v.Name, sandbox.DeleteVolumeOptions{}); err != nil && !errors.Is(err, sandbox.ErrVolumeInUse) {
 			t.Error(err)
 		}
 	}
@@ -222,7 +222,7 @@ func TestAnonymousVolumesOfEarlierSandboxes(t *testing.T) {
 	}
 	harness.Remove(t, c, fork.Name())
 	defer fork.Detach()
-	snap := harness.SnapshotOf(t, c, sb)
+	snap := harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{})
 	harness.Write(t, sb, "/data/file", "new")
 	harness.Update(t, sb, sandbox.WithPorts(3000)) // the anonymous ones go with the next container
 	if _, err := sb.Stop(t.Context()); err != nil {

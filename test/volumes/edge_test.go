@@ -41,7 +41,7 @@ func TestWorkspaceOfAnotherSandboxIsShared(t *testing.T) {
 	if v := volume(t, c, work); len(v.Sandboxes) != 3 || v.Role != "workspace" {
 		t.Errorf("the workspace is listed as %+v, want three sandboxes", v)
 	}
-	report, err := write.Delete(t.Context(), sandbox.PreserveVolumes(false))
+	report, err := write.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true})
 	if err != nil {
 		t.Fatalf("Delete: %v", err)
 	}
@@ -166,11 +166,11 @@ func TestDeletedVolumeIsNotFound(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
 	name := orphan(t, "rwcopy", time.Hour)
-	if report, err := c.DeleteVolume(t.Context(), name); err != nil || report.String() != "volume "+name+": deleted" {
+	if report, err := c.DeleteVolume(t.Context(), name, sandbox.DeleteVolumeOptions{}); err != nil || report.String() != "volume "+name+": deleted" {
 		t.Fatalf("DeleteVolume of an orphan: %v\n%s", err, report)
 	}
-	for what, opts := range map[string][]sandbox.DeleteVolumeOption{"": nil, " with Force": {sandbox.Force()}} {
-		report, err := c.DeleteVolume(t.Context(), name, opts...)
+	for what, opts := range map[string]sandbox.DeleteVolumeOptions{"": {}, " with Force": {Force: true}} {
+		report, err := c.DeleteVolume(t.Context(), name, opts)
 		var e *sandbox.Error
 		if !errors.Is(err, sandbox.ErrVolumeNotFound) || !errors.As(err, &e) || e.StatusCode() != 404 || len(report.Volumes) != 0 {
 			t.Errorf("DeleteVolume%s of what is gone: %v, %q, want ErrVolumeNotFound and 404", what, err, report)
@@ -203,11 +203,11 @@ func TestVolumeThatIsTakenMeanwhileIsInUse(t *testing.T) {
 			Mounts: []engine.Mount{{Type: "volume", Source: name, Target: "/x", NoCopy: true}}})
 		return err
 	})
-	_, err := taking.DeleteVolume(t.Context(), name, sandbox.Force())
+	_, err := taking.DeleteVolume(t.Context(), name, sandbox.DeleteVolumeOptions{Force: true})
 	if !errors.Is(err, sandbox.ErrVolumeInUse) || !strings.Contains(err.Error(), "used by container "+stranger+", which is not a sandbox") {
 		t.Errorf("DeleteVolume of what a stranger took meanwhile: %v, want ErrVolumeInUse and the stranger", err)
 	}
-	report, err := taking.CleanupOrphanedVolumes(t.Context(), sandbox.CleanupNames(name))
+	report, err := taking.CleanupOrphanedVolumes(t.Context(), harness.Cleanup(name))
 	if !errors.Is(err, sandbox.ErrVolumeInUse) || len(report.Removed) > 0 || len(report.Failed) != 1 || report.FreedBytes != 0 {
 		t.Errorf("CleanupOrphanedVolumes of what a stranger uses: %+v, %v", report, err)
 	}
@@ -218,7 +218,7 @@ func TestVolumeThatIsTakenMeanwhileIsInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	going := meanwhile(func() error { return eng.RemoveVolume(context.Background(), name, false) })
-	if _, err := going.DeleteVolume(t.Context(), name); !errors.Is(err, sandbox.ErrVolumeNotFound) {
+	if _, err := going.DeleteVolume(t.Context(), name, sandbox.DeleteVolumeOptions{}); !errors.Is(err, sandbox.ErrVolumeNotFound) {
 		t.Errorf("DeleteVolume of what somebody removed meanwhile: %v, want ErrVolumeNotFound", err)
 	}
 }
@@ -288,14 +288,14 @@ func TestVolumesOfASandboxBeingMadeAreNoOrphans(t *testing.T) {
 		if v.Orphaned || !v.InUse || v.State() != "in use" {
 			t.Errorf("a volume of a sandbox that is being made is listed as %+v", v)
 		}
-		if _, err := c.DeleteVolume(t.Context(), v.Name, sandbox.Force()); !errors.Is(err, sandbox.ErrVolumeInUse) || !strings.Contains(err.Error(), "being made") {
+		if _, err := c.DeleteVolume(t.Context(), v.Name, sandbox.DeleteVolumeOptions{Force: true}); !errors.Is(err, sandbox.ErrVolumeInUse) || !strings.Contains(err.Error(), "being made") {
 			t.Errorf("DeleteVolume of it, with Force: %v, want ErrVolumeInUse", err)
 		}
 	}
 	if len(names) != 2 {
 		t.Errorf("the sandbox has the volumes %q, want two", names)
 	}
-	if report, err := c.CleanupOrphanedVolumes(t.Context(), sandbox.CleanupNames(names...)); err != nil || len(report.Removed) > 0 {
+	if report, err := c.CleanupOrphanedVolumes(t.Context(), harness.Cleanup(names...)); err != nil || len(report.Removed) > 0 {
 		t.Errorf("CleanupOrphanedVolumes of them: %+v, %v, want nothing removed", report, err)
 	}
 	close(goOn)
@@ -369,7 +369,7 @@ func TestManyAskForSizesAtOnce(t *testing.T) {
 	if v := volume(t, refused, name); v.SizeBytes != sandbox.UnknownSize || v.Size != "unknown" || v.Warning != "" {
 		t.Errorf("without helpers a volume is listed as %+v, want its size unknown", v)
 	}
-	report, err := refused.CleanupOrphanedVolumes(t.Context(), sandbox.CleanupNames(name))
+	report, err := refused.CleanupOrphanedVolumes(t.Context(), harness.Cleanup(name))
 	if err != nil || len(report.Removed) != 1 || report.FreedBytes != 0 {
 		t.Errorf("CleanupOrphanedVolumes without sizes: %+v, %v, want it removed and nothing counted", report, err)
 	}

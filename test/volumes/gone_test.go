@@ -54,7 +54,7 @@ func TestMountedDirectoryThatIsGoneHidesNoFiles(t *testing.T) {
 				"ReadDir":  func(string) error { return harness.Second(sb.ReadDir(t.Context(), "/workspace")) },
 				"FS":       func(string) error { return harness.Second(fs.Stat(sb.FS(), "workspace/f")) },
 				"CopyOut": func(name string) error {
-					return harness.Second(sb.CopyOut(t.Context(), name, filepath.Join(t.TempDir(), "out")))
+					return harness.Second(sb.CopyOut(t.Context(), name, filepath.Join(t.TempDir(), "out"), sandbox.CopyOptions{}))
 				},
 				"Get":   func(string) error { return harness.Second(c.Get(t.Context(), sb.Name())) },
 				"Start": func(string) error { return harness.Second(sb.Start(t.Context())) },

@@ -37,38 +37,40 @@ func orphan(t *testing.T, role string, age time.Duration) string {
 func TestCleanupKeepsToItsFilters(t *testing.T) {
 	c := harness.NewClient(t)
 	work, copied, young := orphan(t, "workspace", time.Hour), orphan(t, "rwcopy", time.Hour), orphan(t, "rwcopy", 0)
-	all := sandbox.CleanupNames(work, copied, young)
+	all := harness.Cleanup(work, copied, young)
 	for what, tt := range map[string]struct {
-		opts []sandbox.CleanupOption
+		opts sandbox.CleanupOptions
 		want []string
 	}{
-		"no names":          {[]sandbox.CleanupOption{sandbox.CleanupNames()}, []string{}},
-		"no roles":          {[]sandbox.CleanupOption{all, sandbox.CleanupRoles()}, []string{}},
-		"a role":            {[]sandbox.CleanupOption{all, sandbox.CleanupRoles("workspace")}, []string{work}},
-		"an age":            {[]sandbox.CleanupOption{all, sandbox.CleanupMinAge(time.Minute)}, []string{work, copied}},
-		"a role and an age": {[]sandbox.CleanupOption{all, sandbox.CleanupRoles("rwcopy"), sandbox.CleanupMinAge(time.Minute)}, []string{copied}},
+		"no names":          {harness.Cleanup(), []string{}},
+		"a role":            {sandbox.CleanupOptions{Select: all.Select, Roles: []string{"workspace"}}, []string{work}},
+		"an age":            {sandbox.CleanupOptions{Select: all.Select, MinAge: time.Minute}, []string{work, copied}},
+		"a role and an age": {sandbox.CleanupOptions{Select: all.Select, Roles: []string{"rwcopy"}, MinAge: time.Minute}, []string{copied}},
 	} {
-		report, err := c.CleanupOrphanedVolumes(t.Context(), append(tt.opts, sandbox.CleanupDryRun())...)
+		tt.opts.DryRun = true
+		report, err := c.CleanupOrphanedVolumes(t.Context(), tt.opts)
 		slices.Sort(tt.want)
 		if err != nil || !slices.Equal(report.Removed, tt.want) {
 			t.Errorf("%s: a dry run tells of %q, %v, want %q", what, report.Removed, err, tt.want)
 		}
 	}
 	no := errors.New("no")
-	if _, err := c.CleanupOrphanedVolumes(t.Context(), all, sandbox.CleanupConfirm(func(v []sandbox.Volume) error {
+	asked := all
+	asked.Confirm = func(v []sandbox.Volume) error {
 		if len(v) != 3 {
 			t.Errorf("to be confirmed are %d volumes, want 3", len(v))
 		}
 		return no
-	})); !errors.Is(err, no) {
+	}
+	if _, err := c.CleanupOrphanedVolumes(t.Context(), asked); !errors.Is(err, no) {
 		t.Errorf("CleanupOrphanedVolumes that is not confirmed: %v", err)
 	}
 	report, err := c.CleanupOrphanedVolumes(t.Context(), all)
 	if err != nil || len(report.Removed) != 3 || report.FreedBytes != 0 || report.String() == "" {
 		t.Errorf("CleanupOrphanedVolumes: %+v, %v, want all three removed", report, err)
 	}
-	for _, wrong := range []sandbox.CleanupOption{sandbox.CleanupRoles("guest"), sandbox.CleanupNames("../x"), sandbox.CleanupMinAge(-1)} {
-		if _, err := c.CleanupOrphanedVolumes(t.Context(), wrong, sandbox.CleanupDryRun()); !errors.Is(err, sandbox.ErrInvalidArgument) {
+	for _, wrong := range []sandbox.CleanupOptions{{Roles: []string{"guest"}, DryRun: true}, {MinAge: -1, DryRun: true}} {
+		if _, err := c.CleanupOrphanedVolumes(t.Context(), wrong); !errors.Is(err, sandbox.ErrInvalidArgument) {
 			t.Errorf("CleanupOrphanedVolumes with a wrong option: %v, want ErrInvalidArgument", err)
 		}
 	}
@@ -113,7 +115,7 @@ func TestCleanupCountsWhatItFreed(t *testing.T) {
 	if sizes[first] < 100_000 || sizes[second] < 200_000 || sizes[held] < 300_000 || sizes[also] < 400_000 {
 		t.Fatalf("the sizes are %d, %d, %d and %d", sizes[first], sizes[second], sizes[held], sizes[also])
 	}
-	report, err := c.CleanupOrphanedVolumes(t.Context(), sandbox.CleanupNames(names...))
+	report, err := c.CleanupOrphanedVolumes(t.Context(), harness.Cleanup(names...))
 	if !errors.Is(err, sandbox.ErrVolumeInUse) || !strings.Contains(err.Error(), held) || !strings.Contains(err.Error(), also) {
 		t.Errorf("CleanupOrphanedVolumes = %v, want ErrVolumeInUse of both that strangers use", err)
 	}

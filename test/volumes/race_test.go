@@ -25,10 +25,10 @@ func TestNothingForeignIsListedAttachedOrDeleted(t *testing.T) {
 		if !record.ValidVolume(name) {
 			want = sandbox.ErrInvalidArgument
 		}
-		if _, err := c.DeleteVolume(t.Context(), name, sandbox.Force()); !errors.Is(err, want) {
+		if _, err := c.DeleteVolume(t.Context(), name, sandbox.DeleteVolumeOptions{Force: true}); !errors.Is(err, want) {
 			t.Errorf("DeleteVolume(%q) with Force: got %v, want %v", name, err, want)
 		}
-		if report, err := c.CleanupOrphanedVolumes(t.Context(), sandbox.CleanupNames(name)); len(report.Removed) > 0 || want == sandbox.ErrInvalidArgument && !errors.Is(err, want) {
+		if report, err := c.CleanupOrphanedVolumes(t.Context(), harness.Cleanup(name)); len(report.Removed) > 0 || err != nil {
 			t.Errorf("CleanupOrphanedVolumes of %q: %v, %v", name, report, err)
 		}
 		if name == "" {
@@ -97,23 +97,23 @@ func step(ctx context.Context, a *harness.Account, c *sandbox.Client, prefix, di
 			sb.Detach()
 		}
 	case 2:
-		report, err := c.Delete(ctx, name, sandbox.PreserveVolumes(rand.IntN(2) == 0))
+		report, err := c.Delete(ctx, name, sandbox.DeleteOptions{Volumes: rand.IntN(2) == 0})
 		a.Note("delete", err)
 		for _, o := range report.Volumes {
 			a.Reported = append(a.Reported, o.Name)
 		}
 	case 3:
-		_, err := c.DeleteVolume(ctx, any(ours))
+		_, err := c.DeleteVolume(ctx, any(ours), sandbox.DeleteVolumeOptions{})
 		a.Note("delete volume", err)
 	case 4:
-		report, err := c.DeleteVolume(ctx, any(ours), sandbox.Force())
+		report, err := c.DeleteVolume(ctx, any(ours), sandbox.DeleteVolumeOptions{Force: true})
 		a.Note("force", err)
 		for _, o := range report.Volumes {
 			a.Reported = append(a.Reported, o.Name)
 		}
 	case 5:
 		if len(orphans) > 0 {
-			_, err := c.CleanupOrphanedVolumes(ctx, sandbox.CleanupNames(orphans...))
+			_, err := c.CleanupOrphanedVolumes(ctx, harness.Cleanup(orphans...))
 			a.Note("clean up", err)
 		}
 	}
@@ -139,7 +139,7 @@ func raceOverVolumes(t *testing.T, processes int, length time.Duration) {
 			harness.RemoveNow(t, c, prefix+fmt.Sprint(i))
 		}
 		for _, o := range objectsOf(t, c, prefix, dir) {
-			if _, err := c.DeleteVolume(context.Background(), o, sandbox.Force()); err != nil && !errors.Is(err, sandbox.ErrVolumeNotFound) {
+			if _, err := c.DeleteVolume(context.Background(), o, sandbox.DeleteVolumeOptions{Force: true}); err != nil && !errors.Is(err, sandbox.ErrVolumeNotFound) {
 				t.Errorf("DeleteVolume(%q): %v", o, err)
 			}
 		}

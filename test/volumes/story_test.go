@@ -99,7 +99,7 @@ func TestStoryAC4And5UseIsSeenAndProtects(t *testing.T) {
 		t.Fatalf("Stop: %v", err)
 	}
 	step("one stopped", one.Name(), two.Name())
-	if _, err := one.Delete(t.Context()); err != nil {
+	if _, err := one.Delete(t.Context(), sandbox.DeleteOptions{}); err != nil {
 		t.Fatalf("Delete: %v", err)
 	}
 	step("one deleted", two.Name())
@@ -109,11 +109,11 @@ func TestStoryAC4And5UseIsSeenAndProtects(t *testing.T) {
 	if err := wantInUse(t, c, v, two.Name()); strings.Contains(err.Error(), "running") {
 		t.Errorf("DeleteVolume of a stopped sandbox's volume: %v", err)
 	}
-	if _, err := two.Delete(t.Context()); err != nil {
+	if _, err := two.Delete(t.Context(), sandbox.DeleteOptions{}); err != nil {
 		t.Fatalf("Delete: %v", err)
 	}
 	step("two deleted")
-	if _, err := c.DeleteVolume(t.Context(), v); err != nil {
+	if _, err := c.DeleteVolume(t.Context(), v, sandbox.DeleteVolumeOptions{}); err != nil {
 		t.Errorf("DeleteVolume of what nobody uses: %v", err)
 	}
 	if got := lookElsewhere(t, v).Volume; got.Name != "" {
@@ -124,7 +124,7 @@ func TestStoryAC4And5UseIsSeenAndProtects(t *testing.T) {
 // wantInUse tries to delete a volume that is in use, which has to be refused with a reason.
 func wantInUse(t *testing.T, c *sandbox.Client, v, reason string) error {
 	t.Helper()
-	report, err := c.DeleteVolume(t.Context(), v)
+	report, err := c.DeleteVolume(t.Context(), v, sandbox.DeleteVolumeOptions{})
 	if !errors.Is(err, sandbox.ErrVolumeInUse) || !strings.Contains(err.Error(), reason) {
 		t.Fatalf("DeleteVolume of what is in use = %v, want ErrVolumeInUse and %q", err, reason)
 	}
@@ -148,7 +148,7 @@ func TestStoryAC7DeleteWithVolumes(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { eng.RemoveContainer(context.Background(), stranger, true) })
-	report, err := sb.Delete(t.Context(), sandbox.PreserveVolumes(false))
+	report, err := sb.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true})
 	if !errors.Is(err, sandbox.ErrVolumeInUse) {
 		t.Errorf("Delete: got %v, want ErrVolumeInUse", err)
 	}
@@ -162,13 +162,13 @@ func TestStoryAC7DeleteWithVolumes(t *testing.T) {
 	if got := volume(t, c, v); !got.Orphaned {
 		t.Errorf("the volume that could not be deleted is %+v, want it orphaned", got)
 	}
-	if _, err := c.DeleteVolume(t.Context(), v, sandbox.Force()); !errors.Is(err, sandbox.ErrVolumeInUse) {
+	if _, err := c.DeleteVolume(t.Context(), v, sandbox.DeleteVolumeOptions{Force: true}); !errors.Is(err, sandbox.ErrVolumeInUse) {
 		t.Errorf("DeleteVolume with Force of what a stranger uses: got %v, want ErrVolumeInUse", err)
 	}
 	if err := eng.RemoveContainer(t.Context(), stranger, true); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.DeleteVolume(t.Context(), v); err != nil {
+	if _, err := c.DeleteVolume(t.Context(), v, sandbox.DeleteVolumeOptions{}); err != nil {
 		t.Errorf("DeleteVolume once the stranger is gone: %v", err)
 	}
 }
@@ -189,7 +189,7 @@ func TestStoryAC8OtherVersionsAreRead(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { eng.RemoveContainer(context.Background(), "agent-sandbox-"+name, true) })
-		list, err := c.List(t.Context(), sandbox.NamePrefix(name))
+		list, err := c.List(t.Context(), sandbox.ListOptions{Prefix: name})
 		if err != nil || len(list) != 1 {
 			t.Errorf("%s: List: %v, %v", version, list, err)
 		}
@@ -202,7 +202,7 @@ func TestStoryAC8OtherVersionsAreRead(t *testing.T) {
 			t.Errorf("%s: Status: %v, %v", version, st.State, err)
 		}
 		sb.Detach()
-		if _, err := c.Delete(t.Context(), name); err != nil {
+		if _, err := c.Delete(t.Context(), name, sandbox.DeleteOptions{}); err != nil {
 			t.Errorf("%s: Delete: %v", version, err)
 		}
 	}

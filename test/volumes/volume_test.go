@@ -23,7 +23,7 @@ func keepNot(t *testing.T, volume string) {
 	t.Helper()
 	c := harness.NewClient(t)
 	t.Cleanup(func() {
-		if _, err := c.DeleteVolume(context.Background(), volume, sandbox.Force()); err != nil && !errors.Is(err, sandbox.ErrVolumeNotFound) {
+		if _, err := c.DeleteVolume(context.Background(), volume, sandbox.DeleteVolumeOptions{Force: true}); err != nil && !errors.Is(err, sandbox.ErrVolumeNotFound) {
 			t.Errorf("DeleteVolume(%q): %v", volume, err)
 		}
 	})
@@ -102,7 +102,7 @@ func TestKeptVolumeIsAttachedAgain(t *testing.T) {
 	work := "agent-sandbox-" + first.ID()
 	keepNot(t, kept)
 	keepNot(t, work)
-	report, err := first.Delete(t.Context())
+	report, err := first.Delete(t.Context(), sandbox.DeleteOptions{})
 	if err != nil {
 		t.Fatalf("Delete: %v", err)
 	}
@@ -151,7 +151,7 @@ func forceDelete(t *testing.T, c *sandbox.Client, v string, users ...*sandbox.Sa
 		keepNot(t, "agent-sandbox-"+sb.ID())
 		names = append(names, sb.Name())
 	}
-	report, err := c.DeleteVolume(t.Context(), v, sandbox.Force())
+	report, err := c.DeleteVolume(t.Context(), v, sandbox.DeleteVolumeOptions{Force: true})
 	if err != nil {
 		t.Fatalf("DeleteVolume with Force: %v", err)
 	}
@@ -171,7 +171,7 @@ func forceDelete(t *testing.T, c *sandbox.Client, v string, users ...*sandbox.Sa
 			t.Errorf("Inspect of a sandbox deleted by force: %v", err)
 		}
 	}
-	if _, err := c.DeleteVolume(t.Context(), v, sandbox.Force()); !errors.Is(err, sandbox.ErrVolumeNotFound) {
+	if _, err := c.DeleteVolume(t.Context(), v, sandbox.DeleteVolumeOptions{Force: true}); !errors.Is(err, sandbox.ErrVolumeNotFound) {
 		t.Errorf("DeleteVolume of what is gone, with Force: %v", err)
 	}
 }

@@ -228,7 +228,7 @@ var errGone = errors.New("the server ends")
 // forgetEnded closes the handles of sandboxes that are gone, such as at the end of their lifetime,
 // and returns the others. The caller holds mu.
 func (s *Server) forgetEnded(ctx context.Context) ([]sandbox.Info, error) {
-	all, err := s.client.List(ctx)
+	all, err := s.client.List(ctx, sandbox.ListOptions{})
 	if err != nil {
 		return nil, err
 	}

@@ -344,11 +344,11 @@ func (s *Server) snapshot(ctx context.Context, _ *mcp.CallToolRequest, in In) (S
 	if err := s.reserveSnapshot(); err != nil {
 		return Snapshot{}, err
 	}
-	var opts []sandbox.SnapshotOption
+	var o sandbox.SnapshotOptions
 	if !s.limits.Keep {
-		opts = append(opts, sandbox.WithExpiry(s.limits.Lifetime)) // if this program is killed
+		o.Expiry = s.limits.Lifetime // if this program is killed
 	}
-	snap, err := sb.Snapshot(ctx, opts...)
+	snap, err := sb.Snapshot(ctx, o)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.taking--
@@ -402,7 +402,7 @@ func (s *Server) remove(ctx context.Context, _ *mcp.CallToolRequest, in In) (Non
 	if err != nil {
 		return None{}, err
 	}
-	if _, err := sb.Delete(ctx, sandbox.PreserveVolumes(false)); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+	if _, err := sb.Delete(ctx, sandbox.DeleteOptions{Volumes: true}); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
 		return None{}, err
 	}
 	s.mu.Lock()
