@@ -229,19 +229,9 @@ func sign(key ed25519.PrivateKey, nonce, payload []byte) ([]byte, error) {
 
 // readControl reads one line of at most wire.MaxFriendLine bytes into v.
 func readControl(r *bufio.Reader, v any) error {
-	var line []byte
-	for {
-		part, err := r.ReadSlice('\n')
-		line = append(line, part...)
-		if len(line) > wire.MaxFriendLine {
-			return errors.New("the answer is too long")
-		}
-		if err == nil {
-			break
-		}
-		if err != bufio.ErrBufferFull {
-			return err
-		}
+	line, err := wire.ReadLine(r, wire.MaxFriendLine)
+	if err != nil {
+		return err
 	}
 	if err := json.Unmarshal(line, v); err != nil {
 		return errors.New("malformed answer")

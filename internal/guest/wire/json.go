@@ -1,9 +1,30 @@
 package wire
 
 import (
+	"bufio"
 	"encoding/json"
+	"errors"
 	"unicode/utf8"
 )
+
+// errLine is the error of ReadLine for a line that exceeds its limit.
+var errLine = errors.New("line too long")
+
+// ReadLine reads a line with its end, of at most limit bytes. At the end of the stream it returns
+// the part of a line with the error.
+func ReadLine(r *bufio.Reader, limit int) ([]byte, error) {
+	var line []byte
+	for {
+		part, err := r.ReadSlice('\n')
+		if len(line)+len(part) > limit {
+			return nil, errLine
+		}
+		line = append(line, part...)
+		if err != bufio.ErrBufferFull {
+			return line, err
+		}
+	}
+}
 
 // text is a string that JSON gives back byte for byte. Arguments, paths and
 // environment are bytes to Linux, and encoding/json would replace what is not UTF-8.

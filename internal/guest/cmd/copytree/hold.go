@@ -37,7 +37,7 @@ type holder struct {
 // readLine decodes a line of PID 1's, which has until timeout.
 func (h *holder) readLine(timeout time.Duration, v any) error {
 	h.conn.SetReadDeadline(time.Now().Add(timeout))
-	line, err := h.r.ReadSlice('\n')
+	line, err := wire.ReadLine(h.r, wire.MaxFriendLine)
 	if err != nil {
 		return err
 	}

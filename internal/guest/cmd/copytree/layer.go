@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -78,7 +79,7 @@ func bare(fd int, st *unix.Stat_t, mounts []string) (bool, error) {
 
 // Layer prints where this container's own layer is.
 func Layer() error {
-	root, err := rootMount("/proc/self/mountinfo")
+	root, err := rootMount()
 	if err != nil {
 		return err
 	}
@@ -87,11 +88,11 @@ func Layer() error {
 
 // VolatileRoot reports whether what changes in / is lost with the container.
 func VolatileRoot() (bool, error) {
-	root, err := rootMount("/proc/self/mountinfo")
+	root, err := rootMount()
 	return root.volatile(), err
 }
 
-// mount is what mountinfo says of a mount's file system.
+// mount is what a mount says of its file system.
 type mount struct{ kind, options string }
 
 // volatile reports whether the file system is one of the OCI runtime itself, which keeps what
@@ -111,26 +112,22 @@ func (m mount) upper() (dir string) {
 	return dir
 }
 
-// escaped are the characters that the kernel escapes in mountinfo, or in the options there.
+// escaped are the characters that the kernel escapes in the options of a file system.
 var escaped = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\054`, ",", `\134`, `\`)
 
 // rootMount returns what is mounted on /.
-func rootMount(mountinfo string) (root mount, err error) {
-	text, err := os.ReadFile(mountinfo)
-	if err != nil {
-		return root, err
-	}
-	for line := range strings.Lines(string(text)) {
-		on, super, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
-		if f := strings.Fields(on); len(f) < 5 || f[4] != "/" {
-			continue
-		}
-		root = mount{} // the last mount hides those before
-		if f := strings.Fields(super); len(f) == 3 {
-			root = mount{f[0], f[2]}
+func rootMount() (root mount, err error) {
+	all, err := proc.Mounts()
+	return rootOf(all), err
+}
+
+func rootOf(all []proc.Mount) (root mount) {
+	for _, m := range all {
+		if m.At == "/" {
+			root = mount{m.Kind, m.Super} // the last mount hides those before
 		}
 	}
-	return root, nil
+	return root
 }
 
 // openLayers opens the layers that jobs have by their marks, and takes all others away from this
@@ -139,7 +136,7 @@ func openLayers(spec *wire.Copy) error {
 	if err := chooseLayers(spec); err != nil {
 		return err
 	}
-	root, err := rootMount("/proc/self/mountinfo")
+	root, err := rootMount()
 	for _, job := range spec.Jobs {
 		if err == nil && job.Layer && job.To != "" {
 			err = root.showsMarks(job.To)

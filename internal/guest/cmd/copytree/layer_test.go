@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
@@ -196,24 +197,20 @@ func TestLayersAreCopiedWhereTheirMarksShow(t *testing.T) {
 func TestOwnLayerIsThatOfTheRoot(t *testing.T) {
 	const (
 		before = "1 0 0:1 / / rw - rootfs rootfs rw\n"
-		proc   = "5 3 0:5 / /proc rw,nosuid - proc proc rw\n"
+		procfs = "5 3 0:5 / /proc rw,nosuid - proc proc rw\n"
 		other  = "6 3 0:6 / /mnt rw - overlay overlay rw,lowerdir=/l,upperdir=/other,workdir=/w\n"
 		gvisor = "18 17 0:20 / / rw - overlay none rw\n" // without --overlay2=none
 	)
 	for text, want := range map[string]string{
-		before + "3 2 0:50 / / ro,relatime master:3 - overlay overlay rw,lowerdir=/s/1/fs:/s/2/fs,upperdir=/s/3/fs,workdir=/s/3/work,nouserxattr\n" + proc + other: "/s/3/fs",
-		"3 2 0:50 / / rw - overlay overlay rw,lowerdir=l/A:l/B,upperdir=/a\\040b\\054c/3/fs,workdir=/w\n":                                                          "/a b,c/3/fs",
-		"3 2 0:50 / / rw - fuse.fuse-overlayfs fuse-overlayfs rw,upperdir=/x\n" + other:                                                                            "",
+		before + "3 2 0:50 / / ro,relatime master:3 - overlay overlay rw,lowerdir=/s/1/fs:/s/2/fs,upperdir=/s/3/fs,workdir=/s/3/work,nouserxattr\n" + procfs + other: "/s/3/fs",
+		"3 2 0:50 / / rw - overlay overlay rw,lowerdir=l/A:l/B,upperdir=/a\\040b\\054c/3/fs,workdir=/w\n":                                                            "/a b,c/3/fs",
+		"3 2 0:50 / / rw - fuse.fuse-overlayfs fuse-overlayfs rw,upperdir=/x\n" + other:                                                                              "",
 		gvisor: "",
 		"3 2 0:50 / / rw - overlay overlay rw,upperdir=/x\n" + "4 3 8:1 / / rw - ext4 /dev/sda1 rw\n": "",
 	} {
-		file := filepath.Join(t.TempDir(), "mountinfo")
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		root, err := rootMount(file)
-		if err != nil || root.upper() != want {
-			t.Errorf("of\n%sthe layer is %q, %v, want %q", text, root.upper(), err, want)
+		root := rootOf(proc.ParseMounts(text))
+		if root.upper() != want {
+			t.Errorf("of\n%sthe layer is %q, want %q", text, root.upper(), want)
 		}
 		if root.volatile() != (text == gvisor) {
 			t.Errorf("of\n%swhat changes is lost: %v", text, root.volatile())

@@ -84,8 +84,6 @@ func (s *session) serveControl(listener int) {
 	}
 }
 
-var errLine = errors.New("line too long")
-
 // controlConn is a connected socket.
 type controlConn interface {
 	io.ReadWriter
@@ -110,7 +108,7 @@ func (s *session) control(conn controlConn, from proc.ID, authenticated, keep fu
 		if known {
 			limit = wire.MaxFriendLine
 		}
-		line, err := readLine(r, limit)
+		line, err := wire.ReadLine(r, limit)
 		if err != nil {
 			return nil
 		}
@@ -151,21 +149,6 @@ func (s *session) control(conn controlConn, from proc.ID, authenticated, keep fu
 		}
 		if req.Op == wire.OpHook && reply.Error == "" {
 			return func(conn *os.File) { s.egress.Hook(conn, r, req.Hook) }
-		}
-	}
-}
-
-// readLine reads a line of at most limit bytes.
-func readLine(r *bufio.Reader, limit int) ([]byte, error) {
-	var line []byte
-	for {
-		part, err := r.ReadSlice('\n')
-		if len(line)+len(part) > limit {
-			return nil, errLine
-		}
-		line = append(line, part...)
-		if err != bufio.ErrBufferFull {
-			return line, err
 		}
 	}
 }

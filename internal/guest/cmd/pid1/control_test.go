@@ -7,10 +7,7 @@ import (
 	"bytes"
 	"crypto/ed25519"
 	"encoding/json"
-	"errors"
-	"io"
 	"net"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -115,20 +112,6 @@ func TestReplayedRequestIsRefused(t *testing.T) {
 			t.Fatalf("%+v, %v", reply, err)
 		}
 		nonce = reply.Nonce
-	}
-}
-
-func TestControlLinesAreBounded(t *testing.T) {
-	t.Parallel()
-	for _, n := range []int{wire.MaxControlLine, wire.MaxControlLine + 1, 10 * wire.MaxControlLine} {
-		line := strings.Repeat("x", n-1) + "\n"
-		got, err := readLine(bufio.NewReaderSize(strings.NewReader(line), 16), wire.MaxControlLine)
-		if fits := n <= wire.MaxControlLine; fits != (err == nil) || fits && string(got) != line {
-			t.Errorf("a line of %d bytes: %d, %v", n, len(got), err)
-		}
-	}
-	if _, err := readLine(bufio.NewReader(strings.NewReader("no end")), wire.MaxControlLine); !errors.Is(err, io.EOF) {
-		t.Errorf("a line without end: %v", err)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -15,7 +16,7 @@ func TestMountsAreWhereTheyBelong(t *testing.T) {
 	t.Parallel()
 	const (
 		root      = "900 800 0:50 / / rw,relatime - overlay overlay rw,lowerdir=l,upperdir=u\n"
-		proc      = "901 900 0:51 / /proc rw - proc proc rw\n"
+		procfs    = "901 900 0:51 / /proc rw - proc proc rw\n"
 		workspace = "902 900 8:1 /var/lib/docker/volumes/box/_data /workspace rw,relatime - ext4 /dev/vda rw\n"
 		data      = "903 900 8:1 /var/lib/docker/volumes/box-copy/_data /data/with\\040space rw - ext4 /dev/vda rw\n"
 		bind      = "904 902 8:1 /home/me/project /workspace/src ro - ext4 /dev/vda rw\n"
@@ -32,9 +33,9 @@ func TestMountsAreWhereTheyBelong(t *testing.T) {
 	for _, tt := range []struct {
 		what, table, want string
 	}{
-		{"all of them", root + proc + workspace + data + overlaid + bind + hosts, ""},
-		{"a directory's own mounts", root + proc + workspace + data + overlaid + bind + strings.Replace(data, " /data", " /workspace/src/var/merged/data", 1), ""},
-		{"others beside", root + proc + workspace + data + overlaid + device + bind + hosts, ""},
+		{"all of them", root + procfs + workspace + data + overlaid + bind + hosts, ""},
+		{"a directory's own mounts", root + procfs + workspace + data + overlaid + bind + strings.Replace(data, " /data", " /workspace/src/var/merged/data", 1), ""},
+		{"others beside", root + procfs + workspace + data + overlaid + device + bind + hosts, ""},
 		{"one is missing", root + workspace + data + bind, "nothing is mounted at /shared"},
 		{"one is elsewhere", root + workspace + strings.Replace(data, "/data/with\\040space", "/etc", 1) + overlaid + bind, "nothing is mounted at /data/with space"},
 		{"one is elsewhere, too", root + workspace + data + strings.Replace(data, "/data/with\\040space", "/etc", 1) + overlaid + bind, "box-copy is mounted at /etc and belongs at"},
@@ -44,12 +45,12 @@ func TestMountsAreWhereTheyBelong(t *testing.T) {
 		{"covered by its parent", root + bind + workspace + data + overlaid, "/workspace/src is covered by another one at /workspace"},
 		{"covered by a mount of nobody's", root + workspace + data + overlaid + bind + strings.Replace(device, "/opt/driver", "/data", 1), "covered by another one at /data"},
 	} {
-		err := parseMounts(tt.table).check(string(config))
+		err := mountTable(proc.ParseMounts(tt.table)).check(string(config))
 		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
 			t.Errorf("%s: %v, want %q", tt.what, err, tt.want)
 		}
 	}
-	if table := parseMounts(root + bind + workspace); !table.readOnly("/workspace/src") || table.readOnly("/workspace") || table.readOnly("/elsewhere") {
+	if table := mountTable(proc.ParseMounts(root + bind + workspace)); !table.readOnly("/workspace/src") || table.readOnly("/workspace") || table.readOnly("/elsewhere") {
 		t.Error("readOnly is wrong")
 	}
 }

@@ -79,10 +79,11 @@ func Run(args []string) error {
 		return fmt.Errorf("init: %w", err)
 	}
 	if len(args) == 1 {
-		mounts, err := readMounts()
+		all, err := proc.Mounts()
 		if err != nil {
 			return fmt.Errorf("init: read the mounts: %w", err)
 		}
+		mounts := mountTable(all)
 		if err := checkSelf(os.Args[0], mounts); err != nil {
 			return fmt.Errorf("init: not started from the mount of the guest: %w", err)
 		}

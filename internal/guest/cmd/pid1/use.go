@@ -3,16 +3,11 @@
 package pid1
 
 import (
-	"bufio"
 	"encoding/binary"
-	"encoding/hex"
-	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -143,56 +138,15 @@ func connected(ports []uint16) bool {
 			own = append(own, p.Addr())
 		}
 	}
-	for _, table := range [...]string{"/proc/net/tcp", "/proc/net/tcp6"} {
-		f, err := os.Open(table)
-		if err != nil {
-			continue
-		}
-		found := findConnection(f, ports, own)
-		f.Close()
-		if found {
-			return true
-		}
-	}
-	return false
+	found, _ := proc.FindTCP(proc.TCPEstablished, outside(ports, own))
+	return found
 }
 
-// findConnection reads a table as /proc/net/tcp has it: a heading, then lines of
-// "sl local_address rem_address st …", numbers in hexadecimal, 01 for ESTABLISHED. A connection
-// from an address of this host, those of loopback included, does not come from outside.
-func findConnection(table io.Reader, ports []uint16, own []netip.Addr) bool {
-	const stateEstablished = "01"
-	want := make([]string, len(ports))
-	for i, p := range ports {
-		want[i] = fmt.Sprintf("%04X", p)
+// outside matches the connections to one of the ports that do not come from an address of this
+// host, those of loopback included.
+func outside(ports []uint16, own []netip.Addr) func(local, remote netip.AddrPort) bool {
+	return func(local, remote netip.AddrPort) bool {
+		from := remote.Addr()
+		return slices.Contains(ports, local.Port()) && from != local.Addr() && !from.IsLoopback() && !slices.Contains(own, from)
 	}
-	sc := bufio.NewScanner(table)
-	for sc.Scan() {
-		f := strings.Fields(sc.Text())
-		if len(f) < 4 || f[3] != stateEstablished {
-			continue
-		}
-		local, port, _ := strings.Cut(f[1], ":")
-		remote, _, _ := strings.Cut(f[2], ":")
-		if local == remote || !slices.Contains(want, port) {
-			continue
-		}
-		if from, ok := tableAddr(remote); ok && !from.IsLoopback() && !slices.Contains(own, from) {
-			return true
-		}
-	}
-	return false
-}
-
-// tableAddr reads an address of such a table: words of four bytes in this machine's order.
-func tableAddr(text string) (netip.Addr, bool) {
-	b, err := hex.DecodeString(text)
-	if err != nil || len(b)%4 != 0 {
-		return netip.Addr{}, false
-	}
-	for word := range slices.Chunk(b, 4) {
-		binary.BigEndian.PutUint32(word, binary.NativeEndian.Uint32(word))
-	}
-	a, ok := netip.AddrFromSlice(b)
-	return a.Unmap(), ok
 }

@@ -37,7 +37,7 @@ func TestConnectionsFromOutside(t *testing.T) {
 		"that has ended":               {"   0: 020011AC:0BB8 010011AC:D431 06 00000000:00000000", false},
 		"of a line too short":          {"   0: 020011AC:0BB8", false},
 	} {
-		if got := findConnection(strings.NewReader(heading+test.line+"\n"), []uint16{80, 3000}, own); got != test.want {
+		if got := proc.ScanTCP(strings.NewReader(heading+test.line+"\n"), proc.TCPEstablished, outside([]uint16{80, 3000}, own)); got != test.want {
 			t.Errorf("a connection %s: %v, want %v", name, got, test.want)
 		}
 	}

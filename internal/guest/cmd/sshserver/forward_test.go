@@ -12,26 +12,6 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-func TestFindListenerTellsListenersFromConnections(t *testing.T) {
-	t.Parallel()
-	const table = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-   0: 00000000:0BB8 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1 0 100 0 0 10 0
-   1: 0100007F:1F90 0100007F:C350 01 00000000:00000000 00:00000000 00000000     0        0 2 1 0 20 4 30 10 -1
-   2: 0100007F:C350 0100007F:0050 0A
-`
-	for port, want := range map[uint16]bool{3000: true, 8080: false, 50000: true, 80: false, 0: false} {
-		if got := findListener(strings.NewReader(table), port); got != want {
-			t.Errorf("findListener(%d) = %v, want %v", port, got, want)
-		}
-	}
-}
-
-func FuzzFindListener(f *testing.F) {
-	f.Add(" sl\n 0: 00000000:0BB8 00000000:0000 0A\n", uint16(3000))
-	f.Add("0A 0A 0A 0A\n:::: :::: :::: 0A", uint16(0))
-	f.Fuzz(func(t *testing.T, table string, port uint16) { findListener(strings.NewReader(table), port) })
-}
-
 func FuzzDecodeDirect(f *testing.F) {
 	f.Add(true, ssh.Marshal(struct {
 		Host       string

@@ -3,19 +3,17 @@
 package sshserver
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net"
-	"os"
+	"net/netip"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/crypto/ssh"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -47,43 +45,7 @@ func serveListens(nc ssh.NewChannel) {
 	}
 }
 
-// listening looks for the port in the tables of both families. A machine without IPv6 has
-// only one.
+// listening looks for the port in the kernel's tables.
 func listening(port uint16) (found bool, err error) {
-	read := false
-	for _, table := range [...]string{"/proc/net/tcp", "/proc/net/tcp6"} {
-		f, e := os.Open(table)
-		if e != nil {
-			err = e
-			continue
-		}
-		read = true
-		found = findListener(f, port)
-		f.Close()
-		if found {
-			return true, nil
-		}
-	}
-	if read {
-		err = nil
-	}
-	return false, err
-}
-
-// findListener reads a table as /proc/net/tcp has it: a heading, then lines of
-// "sl local_address rem_address st …", numbers in hexadecimal, 0A for LISTEN.
-func findListener(table io.Reader, port uint16) bool {
-	const stateListen = "0A"
-	want := fmt.Sprintf("%04X", port)
-	sc := bufio.NewScanner(table)
-	for sc.Scan() {
-		f := strings.Fields(sc.Text())
-		if len(f) < 4 || f[3] != stateListen {
-			continue
-		}
-		if _, p, ok := strings.Cut(f[1], ":"); ok && p == want {
-			return true
-		}
-	}
-	return false
+	return proc.FindTCP(proc.TCPListen, func(local, _ netip.AddrPort) bool { return local.Port() == port })
 }
