@@ -35,7 +35,6 @@ type ContainerSpec struct {
 	Memory     int64 // bytes
 	MemorySwap int64 // bytes, memory and swap together; -1 unlimited
 	PidsLimit  int64
-	ShmSize    int64 // bytes
 	Storage    int64 // bytes, of the container's own layer; few storage drivers support it
 
 	Mounts         []Mount
@@ -44,9 +43,6 @@ type ContainerSpec struct {
 
 	CapAdd, CapDrop []string
 	SecurityOpt     []string
-	Sysctls         map[string]string
-	OOMScoreAdj     int
-	Privileged      bool
 
 	StopSignal  string
 	StopTimeout time.Duration // to the second, rounded up
@@ -63,26 +59,22 @@ type ContainerSpec struct {
 	NetworkDisabled bool
 	Ports           []uint16 // TCP, published on 127.0.0.1 at ephemeral ports
 	DNS             []string
-	ExtraHosts      []string // name:address
 
 	Runtime     string
 	AutoRemove  bool
 	LogMaxSize  string // such as "10m"; not empty selects the json-file driver
 	LogMaxFiles int
-	TTY         bool
 	OpenStdin   bool // closed when the first client that attaches detaches
-	Init        bool // the engine's own init as PID 1
 }
 
 // Mount is one mount of a container to create.
 type Mount struct {
-	Type          string // "volume", "bind" or "tmpfs"
-	Source        string // volume name, or path on the engine's machine
-	Target        string
-	ReadOnly      bool
-	NoCopy        bool // do not fill an empty volume from the image
-	VolumeLabels  map[string]string
-	VolumeOptions map[string]string // if the mount creates the volume
+	Type         string // "volume", "bind" or "tmpfs"
+	Source       string // volume name, or path on the engine's machine
+	Target       string
+	ReadOnly     bool
+	NoCopy       bool // do not fill an empty volume from the image
+	VolumeLabels map[string]string
 }
 
 // Container is a container as the engine describes it. Lists leave out Env, Cmd, User,
@@ -97,7 +89,6 @@ type Container struct {
 	Env, Cmd, Entrypoint []string
 	User, WorkingDir     string
 	Hostname             string
-	TTY                  bool
 
 	State      string // created, running, paused, restarting, removing, exited or dead
 	ExitCode   int
@@ -205,7 +196,7 @@ func (s *ContainerSpec) config() (*container.Config, *container.HostConfig) {
 	config := &container.Config{
 		Image: s.Image, Hostname: s.Hostname, User: s.User, WorkingDir: s.WorkingDir,
 		Entrypoint: s.Entrypoint, Cmd: s.Cmd, Env: s.Env, Labels: s.Labels,
-		StopSignal: s.StopSignal, Tty: s.TTY, OpenStdin: s.OpenStdin, StdinOnce: s.OpenStdin, NetworkDisabled: s.NetworkDisabled,
+		StopSignal: s.StopSignal, OpenStdin: s.OpenStdin, StdinOnce: s.OpenStdin, NetworkDisabled: s.NetworkDisabled,
 		// The image's health check would run with all of the container's capabilities.
 		Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
 	}
@@ -214,9 +205,8 @@ func (s *ContainerSpec) config() (*container.Config, *container.HostConfig) {
 	}
 	host := &container.HostConfig{
 		AutoRemove: s.AutoRemove, NetworkMode: container.NetworkMode(s.NetworkMode),
-		CapAdd: s.CapAdd, CapDrop: s.CapDrop, SecurityOpt: s.SecurityOpt, Privileged: s.Privileged,
-		Runtime: s.Runtime, Tmpfs: s.Tmpfs, OomScoreAdj: s.OOMScoreAdj, ShmSize: s.ShmSize,
-		Sysctls: s.Sysctls, ReadonlyRootfs: s.ReadonlyRootfs, DNS: s.DNS, ExtraHosts: s.ExtraHosts,
+		CapAdd: s.CapAdd, CapDrop: s.CapDrop, SecurityOpt: s.SecurityOpt,
+		Runtime: s.Runtime, Tmpfs: s.Tmpfs, ReadonlyRootfs: s.ReadonlyRootfs, DNS: s.DNS,
 		Resources: s.resources().docker(),
 	}
 	// A core file may go to a directory of the engine's machine. The kernel ignores the limit
@@ -228,9 +218,6 @@ func (s *ContainerSpec) config() (*container.Config, *container.HostConfig) {
 	}
 	if s.MachineUsers || s.NetworkMode == "host" {
 		host.UsernsMode = "host"
-	}
-	if s.Init {
-		host.Init = &s.Init
 	}
 	if s.LogMaxSize != "" {
 		host.LogConfig = container.LogConfig{Type: "json-file", Config: map[string]string{"max-size": s.LogMaxSize}}
@@ -267,11 +254,8 @@ func (r Resources) docker() container.Resources {
 // docker converts m. The engine's older "binds" would create a missing path on its machine.
 func (m Mount) docker() mount.Mount {
 	d := mount.Mount{Type: mount.Type(m.Type), Source: m.Source, Target: m.Target, ReadOnly: m.ReadOnly}
-	if m.Type == "volume" && (m.NoCopy || m.VolumeLabels != nil || m.VolumeOptions != nil) {
+	if m.Type == "volume" && (m.NoCopy || m.VolumeLabels != nil) {
 		d.VolumeOptions = &mount.VolumeOptions{NoCopy: m.NoCopy, Labels: m.VolumeLabels}
-		if m.VolumeOptions != nil {
-			d.VolumeOptions.DriverConfig = &mount.Driver{Name: "local", Options: m.VolumeOptions}
-		}
 	}
 	return d
 }
@@ -317,7 +301,7 @@ func inspected(r *container.InspectResponse) Container {
 	}
 	if k := r.Config; k != nil {
 		c.Image, c.Labels, c.Env, c.Cmd, c.Entrypoint = k.Image, k.Labels, k.Env, k.Cmd, k.Entrypoint
-		c.User, c.WorkingDir, c.Hostname, c.TTY = k.User, k.WorkingDir, k.Hostname, k.Tty
+		c.User, c.WorkingDir, c.Hostname = k.User, k.WorkingDir, k.Hostname
 	}
 	if n := r.NetworkSettings; n != nil {
 		c.Ports = bound(n.Ports)

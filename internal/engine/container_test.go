@@ -30,8 +30,8 @@ func TestContainerComesBackAsSpecified(t *testing.T) {
 		Tmpfs:   map[string]string{"/fast": "size=1m"},
 		CapDrop: []string{"NET_RAW"}, CapAdd: []string{"NET_ADMIN"},
 		StopSignal: "SIGTERM", StopTimeout: 1500 * time.Millisecond,
-		LogMaxSize: "1m", LogMaxFiles: 2, OOMScoreAdj: 10, NetworkMode: "bridge", Ports: []uint16{3000},
-		ShmSize: 1 << 20, Init: true, OpenStdin: true,
+		LogMaxSize: "1m", LogMaxFiles: 2, NetworkMode: "bridge", Ports: []uint16{3000},
+		OpenStdin: true,
 	}
 	id, name := start(t, e, spec)
 	for _, ref := range []string{id, name} {

@@ -20,7 +20,6 @@ import (
 // ExecSpec is a command to run in a running container.
 type ExecSpec struct {
 	Argv  []string // not interpreted by a shell
-	Env   []string // KEY=value, on top of the container's
 	User  string   // empty means the container's
 	Dir   string   // empty means the container's
 	Stdin bool     // whether the command gets a stdin
@@ -55,7 +54,7 @@ func (e *Engine) Exec(ctx context.Context, containerID string, s ExecSpec) (*Str
 	dialed := e.dialAhead(ctx)
 	defer dialed.close()
 	r, err := e.cli.ContainerExecCreate(ctx, containerID, container.ExecOptions{
-		Cmd: s.Argv, Env: s.Env, User: s.User, WorkingDir: s.Dir,
+		Cmd: s.Argv, User: s.User, WorkingDir: s.Dir,
 		AttachStdin: s.Stdin, AttachStdout: true, AttachStderr: true,
 	})
 	if err != nil {

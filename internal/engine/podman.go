@@ -69,7 +69,7 @@ func (c *Container) dockers() {
 // in the older form of mounts alone. That one has no place for labels, which Podman ignores.
 func forPodman(host *container.HostConfig) {
 	host.Mounts = slices.DeleteFunc(host.Mounts, func(m mount.Mount) bool {
-		if m.Type != mount.TypeVolume || m.VolumeOptions == nil || !m.VolumeOptions.NoCopy || m.VolumeOptions.DriverConfig != nil ||
+		if m.Type != mount.TypeVolume || m.VolumeOptions == nil || !m.VolumeOptions.NoCopy ||
 			m.Source == "" || strings.Contains(m.Target, ":") {
 			return false
 		}

@@ -409,12 +409,12 @@ func (f *Files) Replace(ctx context.Context, path string, data []byte, perm fs.F
 		_, err := f.call(ctx, wire.FileReplace, p)
 		return err
 	}
-	h, err := f.Begin(ctx, path, perm)
+	h, err := f.begin(ctx, path, perm)
 	if err != nil {
 		return err
 	}
 	if _, err = f.WriteAt(ctx, h, data, 0); err == nil {
-		err = f.Commit(ctx, h)
+		err = f.commit(ctx, h)
 	}
 	if err != nil {
 		f.conn.spawn(func() { f.CloseHandle(context.Background(), h) })
@@ -427,7 +427,7 @@ const replaceSize = 1 << 20
 
 // ReplaceFrom is Replace with what r has up to its end.
 func (f *Files) ReplaceFrom(ctx context.Context, path string, r io.Reader, perm fs.FileMode) (total int64, err error) {
-	h, err := f.Begin(ctx, path, perm)
+	h, err := f.begin(ctx, path, perm)
 	if err != nil {
 		return 0, err
 	}
@@ -447,13 +447,13 @@ func (f *Files) ReplaceFrom(ctx context.Context, path string, r io.Reader, perm 
 		case err != nil:
 			return total, err
 		case end != nil:
-			return total, f.Commit(ctx, h)
+			return total, f.commit(ctx, h)
 		}
 	}
 }
 
-// Begin opens an empty file, which Commit moves to path.
-func (f *Files) Begin(ctx context.Context, path string, perm fs.FileMode) (Handle, error) {
+// begin opens an empty file, which commit moves to path.
+func (f *Files) begin(ctx context.Context, path string, perm fs.FileMode) (Handle, error) {
 	u, err := f.call(ctx, wire.FileBegin, request(path, int64(linuxMode(perm))))
 	if err != nil {
 		return 0, err
@@ -462,8 +462,8 @@ func (f *Files) Begin(ctx context.Context, path string, perm fs.FileMode) (Handl
 	return h, malformed(u)
 }
 
-// Commit replaces the file of Begin's path with the new one.
-func (f *Files) Commit(ctx context.Context, h Handle) error {
+// commit replaces the file of begin's path with the new one.
+func (f *Files) commit(ctx context.Context, h Handle) error {
 	_, err := f.call(ctx, wire.FileCommit, h.request())
 	return err
 }

@@ -478,7 +478,7 @@ type stoppedKey struct {
 // looks once for each session that has ended, and at each call for others that may change what is
 // below a mount.
 func (m *Machine) CheckStopped(ctx context.Context, got engine.Container) error {
-	if by, err := m.ChangedBy(ctx, got); err != nil {
+	if by, err := m.changedBy(ctx, got); err != nil {
 		return err
 	} else if by != "" {
 		return fault.Classify(fault.NotRunning, fmt.Errorf("container %s runs and can change where the sandbox's mounts are: stop that one, or start the sandbox", by))
@@ -497,9 +497,9 @@ func (m *Machine) CheckStopped(ctx context.Context, got engine.Container) error 
 	return nil
 }
 
-// ChangedBy returns the name of another container that runs and may change what a mount of got is
+// changedBy returns the name of another container that runs and may change what a mount of got is
 // below, or nothing. A process of the engine's machine may, too, and can do worse.
-func (m *Machine) ChangedBy(ctx context.Context, got engine.Container) (string, error) {
+func (m *Machine) changedBy(ctx context.Context, got engine.Container) (string, error) {
 	var outer []engine.MountPoint
 	for _, o := range got.Mounts {
 		if slices.ContainsFunc(got.Mounts, func(inner engine.MountPoint) bool { return strings.HasPrefix(inner.Target, o.Target+"/") }) {

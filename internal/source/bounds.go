@@ -60,10 +60,10 @@ func (b *Bounds) Resolve(ctx context.Context, host string) ([]netip.Addr, error)
 	return found, nil
 }
 
-// Transport returns t with a check of each address that it connects to, whatever name, redirect or
+// transport returns t with a check of each address that it connects to, whatever name, redirect or
 // later answer of a DNS server led there. A proxy of the caller's may have any address: for a
 // request that it sends, the host's addresses as this machine sees them are checked.
-func (b *Bounds) Transport(t *http.Transport) *http.Transport {
+func (b *Bounds) transport(t *http.Transport) *http.Transport {
 	if b == nil {
 		return t
 	}

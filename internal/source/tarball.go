@@ -197,7 +197,7 @@ func (t Tarball) fetch(ctx context.Context, from *Bounds) (io.ReadCloser, error)
 	if t, is := transport.(*http.Transport); is {
 		own := t.Clone()
 		own.DisableCompression = true // the archive is decompressed by its content
-		transport, idle = from.Transport(own), own.CloseIdleConnections
+		transport, idle = from.transport(own), own.CloseIdleConnections
 	} else if from != nil {
 		return nil, errTransport
 	}

@@ -4,8 +4,6 @@ package wire
 // line each time there is news and a last one with Done. Nobody waits for its exit.
 type Copy struct {
 	Jobs []CopyJob `json:"jobs"`
-	// Workers copy at the same time; 0 is as many as there are CPUs, and at least 2.
-	Workers int `json:"workers,omitempty"`
 	// Layers is a directory with the layers of all containers. That of a job's FromMark or ToMark
 	// is in the directory LayerName of the only entry in which that has a directory of this name,
 	// and From or To is ignored. All others are put out of reach before the copy.

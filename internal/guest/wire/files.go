@@ -201,8 +201,8 @@ func (u *Unpack) Uint() uint64 {
 	return n
 }
 
-// Uint32 takes a number of 32 bits.
-func (u *Unpack) Uint32() uint32 {
+// uint32 takes a number of 32 bits.
+func (u *Unpack) uint32() uint32 {
 	n := u.Uint()
 	if n > 1<<32-1 {
 		u.fail()
@@ -249,8 +249,8 @@ func (u *Unpack) Time() time.Time {
 // Info takes what is known of a file.
 func (u *Unpack) Info() FileInfo {
 	i := FileInfo{
-		Name: u.String(), Mode: u.Uint32(), Size: u.Int(), Mtime: u.Time(), Atime: u.Time(),
-		UID: u.Uint32(), GID: u.Uint32(), Nlink: u.Uint(), Dev: u.Uint(), Ino: u.Uint(),
+		Name: u.String(), Mode: u.uint32(), Size: u.Int(), Mtime: u.Time(), Atime: u.Time(),
+		UID: u.uint32(), GID: u.uint32(), Nlink: u.Uint(), Dev: u.Uint(), Ino: u.Uint(),
 	}
 	if i.Size < 0 {
 		u.fail()
@@ -318,7 +318,7 @@ func ReadUnpacked(b []byte) (c Unpacked, err error) {
 	u := NewUnpack(b)
 	c.Files, c.Dirs, c.Bytes, c.More = u.Int(), u.Int(), u.Int(), u.Int()
 	c.Failed = u.Uint() != 0
-	c.Path, c.Text, c.Errno = u.String(), u.String(), u.Uint32()
+	c.Path, c.Text, c.Errno = u.String(), u.String(), u.uint32()
 	for u.More() && len(c.Skipped) < MaxSkipped {
 		c.Skipped = append(c.Skipped, Skipped{u.String(), u.String()})
 	}

@@ -175,10 +175,6 @@ func (c *copier) reown(job int, st *unix.Stat_t) {
 // run copies everything, or stops at the first failure.
 func (c *copier) run(spec wire.Copy) error {
 	c.jobs, c.roots = spec.Jobs, make([]wire.Root, len(spec.Jobs))
-	workers := spec.Workers
-	if workers <= 0 {
-		workers = max(2, runtime.NumCPU())
-	}
 	for i, job := range c.jobs {
 		if err := syncFileSystem(job.Sync); err != nil {
 			return &pathError{job: i, err: err}
@@ -188,7 +184,7 @@ func (c *copier) run(spec wire.Copy) error {
 		}
 	}
 	var wg sync.WaitGroup
-	for range workers {
+	for range max(2, runtime.NumCPU()) {
 		wg.Go(func() {
 			w := &worker{copier: c, buf: make([]byte, bufferSize)}
 			for {
