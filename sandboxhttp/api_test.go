@@ -215,7 +215,7 @@ func TestSandboxesOverHTTP(t *testing.T) {
 		var report struct {
 			Volumes []struct{ Name, Status string }
 		}
-		query := []string{"", "?preserveVolume=true", "?volumes=preserve"}[i]
+		query := []string{"", "?preserveVolume=true", "?snapshots=false"}[i]
 		a.call("DELETE", "/sandboxes/"+f.ID+query, "", 200, &report)
 		if len(report.Volumes) != 1 || report.Volumes[0].Status != "preserved" {
 			t.Fatalf("deleted with the query %q: %+v, want the volume preserved", query, report)

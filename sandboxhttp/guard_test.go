@@ -57,7 +57,7 @@ func TestRequestsForPagesOfOthersAreRefused(t *testing.T) {
 		{"GET", "/sandboxes", "127.0.0.1.evil.test", nil, nil, "WithHosts"},
 		{"GET", "/sandboxes", "", nil, nil, "WithHosts"},
 		{"GET", "/sandboxes/x/logs", "evil.test", nil, nil, "WithHosts"},
-		{"DELETE", "/sandboxes/x?volumes=delete", "evil.test", nil, nil, "WithHosts"},
+		{"DELETE", "/sandboxes/x?preserveVolume=false", "evil.test", nil, nil, "WithHosts"},
 		{"GET", "/sandboxes", "sandboxes.example", nil, listed, passes},
 		{"GET", "/sandboxes", "SANDBOXES.example:443", nil, listed, passes},
 		{"GET", "/sandboxes", "other.example", nil, listed, passes},

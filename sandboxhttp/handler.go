@@ -94,7 +94,7 @@ func (h *handler) routes() []route {
 		{"POST", "/sandboxes", "createSandbox", true, nil, h.create},
 		{"GET", "/sandboxes/{name}", "inspectSandbox", false, nil, h.inspect},
 		{"PATCH", "/sandboxes/{name}", "updateSandbox", true, nil, h.update},
-		{"DELETE", "/sandboxes/{name}", "deleteSandbox", true, []string{"preserveVolume", "volumes", "snapshots"}, h.delete},
+		{"DELETE", "/sandboxes/{name}", "deleteSandbox", true, []string{"preserveVolume", "snapshots"}, h.delete},
 		{"POST", "/sandboxes/{name}/start", "startSandbox", true, nil, h.start},
 		{"POST", "/sandboxes/{name}/stop", "stopSandbox", true, nil, h.stop},
 		{"POST", "/sandboxes/{name}/fork", "forkSandbox", true, nil, h.fork},

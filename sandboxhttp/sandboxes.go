@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 
 	"github.com/seed-1a2d6d8f/sandbox"
@@ -192,7 +191,7 @@ func (h *handler) changeState(w http.ResponseWriter, r *http.Request, change fun
 }
 
 func (h *handler) delete(w http.ResponseWriter, r *http.Request) error {
-	preserve, err := preserves(r)
+	preserve, err := flag(r, "preserveVolume", true)
 	if err != nil {
 		return err
 	}
@@ -217,23 +216,6 @@ func answerReport(w http.ResponseWriter, report sandbox.DeleteReport, err error)
 		failed
 		sandbox.DeleteReport
 	}{failed{f}, report})
-}
-
-// preserves reads the parameter preserveVolume=true|false, or volumes=preserve|delete, which
-// says the same.
-func preserves(r *http.Request) (bool, error) {
-	former, given := r.URL.Query()["volumes"]
-	switch {
-	case !given:
-		return flag(r, "preserveVolume", true)
-	case r.URL.Query().Has("preserveVolume"):
-		return false, invalid("volumes is given with preserveVolume, which says the same")
-	case slices.Equal(former, []string{"preserve"}):
-		return true, nil
-	case slices.Equal(former, []string{"delete"}):
-		return false, nil
-	}
-	return false, invalid("volumes=%q is neither preserve nor delete", former)
 }
 
 func (h *handler) processes(w http.ResponseWriter, r *http.Request) error {

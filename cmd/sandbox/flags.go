@@ -11,21 +11,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 )
-
-// aliases are the former names of flags.
-var aliases = map[string]string{"dir": "workdir", "volumes": "delete-volumes", "state": "status"}
-
-// normalize makes the former names of flags work.
-func normalize(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-	if now, ok := aliases[name]; ok {
-		name = now
-	}
-	return pflag.NormalizedName(name)
-}
 
 // env are variables of the form KEY=VALUE, or KEY for the value that it has in this program.
 type env []string

@@ -46,9 +46,6 @@ func flagsWithoutTest() error {
 	eachCommand(newApp(nil, io.Discard, io.Discard).root(), func(c *cobra.Command) {
 		c.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
 			name := c.CommandPath() + " --" + f.Name
-			if c.HasParent() && c.Parent().Hidden {
-				return // a former spelling
-			}
 			if _, given := noted.Load(name); !given && !f.Hidden && f.Name != "help" {
 				without = append(without, name)
 			}

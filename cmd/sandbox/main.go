@@ -242,7 +242,6 @@ func (a *app) root() *cobra.Command {
 		},
 	}
 	group(root)
-	root.SetGlobalNormalizationFunc(normalize)
 	root.PersistentFlags().StringVarP(&a.host, "host", "H", "", "the engine's address: unix://, tcp:// or ssh:// (default DOCKER_HOST, then the current Docker context)")
 	root.PersistentFlags().BoolVarP(&a.progress.quiet, "quiet", "q", false, "don't print the progress of pulls and copies")
 	root.AddCommand(
@@ -250,7 +249,7 @@ func (a *app) root() *cobra.Command {
 		a.listCommand(), a.inspectCommand(), a.logsCommand(), a.egressCommand(),
 		a.execCommand(), a.processesCommand(), a.killCommand(), a.shellCommand(), a.cpCommand(), a.proxyCommand(), a.sshConfigCommand(),
 		a.startCommand(), a.stopCommand(), a.updateCommand(), a.networkCommand(), a.deleteCommand(),
-		a.snapshotCommand(), a.snapshotsCommand(), a.rollbackCommand(), a.volumeCommand(), a.pruneCommand(), a.healthCommand(), a.versionCommand(), a.conformCommand(), a.serveCommand(), a.mcpCommand())
+		a.snapshotCommand(), a.rollbackCommand(), a.volumeCommand(), a.pruneCommand(), a.healthCommand(), a.versionCommand(), a.conformCommand(), a.serveCommand(), a.mcpCommand())
 	return root
 }
 

@@ -134,7 +134,7 @@ func TestNamedSandboxIsUsedAgainAndRemoved(t *testing.T) {
 	if len(list) != 1 || list[0]["name"] != name || list[0]["status"] != "running" {
 		t.Errorf("list --json --prefix %s = %v, want it alone and running", name, list)
 	}
-	if table := mustCall(t, "list", "--state", "running"); !strings.Contains(table, name) {
+	if table := mustCall(t, "list", "--status", "running"); !strings.Contains(table, name) {
 		t.Errorf("list = %q, want %s in it", table, name)
 	}
 
@@ -146,8 +146,8 @@ func TestNamedSandboxIsUsedAgainAndRemoved(t *testing.T) {
 	if status["status"] != "stopped" || status["reason"] != "stopped" {
 		t.Errorf("inspect after stop = %v, want it stopped, and the reason", status)
 	}
-	if got := mustCall(t, "rm", "--volumes", name); !strings.HasSuffix(got, ": deleted\n") {
-		t.Errorf("rm --volumes = %q, want its volume deleted", got)
+	if got := mustCall(t, "rm", "--delete-volumes", name); !strings.HasSuffix(got, ": deleted\n") {
+		t.Errorf("rm --delete-volumes = %q, want its volume deleted", got)
 	}
 	if held := left(t, "agent-sandbox.name="+name); len(held) > 0 {
 		t.Errorf("left after rm --volumes: %v", held)
@@ -191,7 +191,7 @@ func TestExitCodes(t *testing.T) {
 		"bad days":           {nil, []string{"create", "--timeout", "-1d"}, 2, "-1"},
 		"bad time":           {nil, []string{"logs", "--since", "noon", "a"}, 1, "noon"},
 		"two processes":      {nil, []string{"fork", "a", "b", "--", "c"}, 1, "one NAME"},
-		"no such snapshot":   {nil, []string{"snapshots", "rm", "nosuchsnapsh"}, 1, "nosuchsnapsh"},
+		"no such snapshot":   {nil, []string{"snapshot", "rm", "nosuchsnapsh"}, 1, "nosuchsnapsh"},
 		"run of no snapshot": {nil, []string{"run", "--snapshot", "nosuchsnapsh", "--", "true"}, 125, "nosuchsnapsh"},
 		"fork of none":       {nil, []string{"fork", "no-such-sandbox"}, 1, "Sandbox not found"},
 		"no forks":           {nil, []string{"fork", "--count", "0", "a"}, 1, "0 forks"},
@@ -202,7 +202,7 @@ func TestExitCodes(t *testing.T) {
 		"storage":            {nil, []string{"create", "--storage", "1k"}, 1, "WithStorageSize"},
 		"storage of run":     {nil, []string{"run", "--storage", "1k", "--", "true"}, 125, "WithStorageSize"},
 		"storage of fork":    {nil, []string{"fork", "--storage", "1k", "a"}, 1, "WithStorageSize"},
-		"bad list":           {nil, []string{"snapshots", "--sandbox", "../x"}, 1, "../x"},
+		"bad list":           {nil, []string{"snapshot", "list", "--sandbox", "../x"}, 1, "../x"},
 		"no engine":          {nil, []string{"-H", "unix:///nowhere.sock", "list"}, 1, "/nowhere.sock"},
 		"health of no host":  {nil, []string{"-H", "unix:///nowhere.sock", "health"}, 1, "can't be used"},
 		"unconfirmed update": {nil, []string{"update", "a", "--mount", t.TempDir() + ":/a"}, 1, "--yes"},
@@ -340,20 +340,20 @@ func TestForksAndSnapshots(t *testing.T) {
 	removeSnapshotAtEnd(t, id)
 
 	var list []map[string]any
-	if err := json.Unmarshal([]byte(mustCall(t, "snapshots", "--json", "--sandbox", name, "--name", name)), &list); err != nil {
+	if err := json.Unmarshal([]byte(mustCall(t, "snapshot", "list", "--json", "--sandbox", name, "--name", name)), &list); err != nil {
 		t.Fatalf("snapshots --json: %v", err)
 	}
 	if len(list) != 1 || list[0]["id"] != id || list[0]["sandbox"] != name || list[0]["expiresAt"] == nil {
 		t.Errorf("snapshots --json of %s = %v, want %s alone", name, list, id)
 	}
-	if got := mustCall(t, "snapshots", "--sandbox", name); strings.Count(got, "\n") != 2 || !strings.Contains(got, id) {
+	if got := mustCall(t, "snapshot", "list", "--sandbox", name); strings.Count(got, "\n") != 2 || !strings.Contains(got, id) {
 		t.Errorf("snapshots = %q, want %s alone", got, id)
 	}
 	mustCall(t, "exec", name, "--", "sh", "-c", "echo changed > file; echo changed > /etc/file")
 	if got := mustCall(t, "run", "--snapshot", id, "--", "cat", "file", "/etc/file"); got != "kept\nkept\n" {
 		t.Errorf("run --snapshot: %q, want what it held", got)
 	}
-	if got := mustCall(t, "snapshots", "rm", id); got != "" {
+	if got := mustCall(t, "snapshot", "rm", id); got != "" {
 		t.Errorf("snapshots rm = %q", got)
 	}
 

@@ -25,14 +25,6 @@ func (a *app) snapshotCommand() *cobra.Command {
 	return c
 }
 
-// snapshotsCommand is the former spelling of "snapshot list" and "snapshot delete".
-func (a *app) snapshotsCommand() *cobra.Command {
-	c := a.listSnapshotsCommand("snapshots")
-	c.Hidden = true
-	c.AddCommand(a.deleteSnapshotCommand("delete"))
-	return c
-}
-
 func (a *app) takeCommand() *cobra.Command {
 	var (
 		o      sandbox.SnapshotOptions

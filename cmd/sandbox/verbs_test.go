@@ -291,8 +291,8 @@ func TestVerbs(t *testing.T) {
 	if got := mustCall(t, "exec", "-e", "GREETING=once", "-u", "1000:1000", "-w", "/copied", name, "--", "sh", "-c", "echo $GREETING; id -u; cat file"); got != "once\n1000\nfrom here\n" {
 		t.Errorf("exec with a user: %q", got)
 	}
-	if got := mustCall(t, "exec", "--dir", "/copied", name, "--", "pwd"); got != "/copied\n" {
-		t.Errorf("exec --dir /copied -- pwd = %q", got)
+	if got := mustCall(t, "exec", "--workdir", "/copied", name, "--", "pwd"); got != "/copied\n" {
+		t.Errorf("exec --workdir /copied -- pwd = %q", got)
 	}
 	if code, out, errOut := call(t.Context(), "echo in a shell\nexit 3\n", "shell", name); code != 3 || out != "in a shell\n" || errOut != "" {
 		t.Errorf("shell: code %d, %q, %q", code, out, errOut)
@@ -449,7 +449,7 @@ func TestVerbs(t *testing.T) {
 		!strings.Contains(got, "get or create, concurrently  works") {
 		t.Errorf("conform --only \"get or create\": code %d, %q, %q", code, got, errs)
 	}
-	code, out, _ := call(t.Context(), "", "rm", "--volumes", name, "no-such-sandbox")
+	code, out, _ := call(t.Context(), "", "rm", "--delete-volumes", name, "no-such-sandbox")
 	if code != codeFailed || strings.Count(out, ": deleted\n") != 2 {
 		t.Errorf("rm of two, of which there is one: code %d, %q", code, out)
 	}

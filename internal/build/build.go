@@ -51,7 +51,6 @@ type Build struct {
 	mounted      []record.Mount // with the volumes that copies go to, and the image's
 	placed       []string       // where the workspace and what is mounted are, see place
 	fresh        []string       // targets of volumes that the engine fills from the image
-	anonymous    []record.Mount // volumes of the container to replace, see plan.FromRecord
 	imageID      string         // of the image to create the container from
 	dirs         []transfer.Directory
 	forked       []transfer.Job // of copies of another sandbox's copies

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path"
 	"slices"
 	"strings"
 
@@ -85,7 +84,7 @@ func Remake(ctx context.Context, m *machine.Machine, rec record.Sandbox, anew st
 			if err := m.Store.FinishReplacement(ctx, rec, nil); err != nil {
 				return err
 			}
-			b.dropImageOf(ctx, got)
+			b.Store.DropImageOf(ctx, got)
 			return nil
 		}
 	})
@@ -126,13 +125,6 @@ func change(ctx context.Context, m *machine.Machine, rec record.Sandbox, report 
 	return do(ctx, rec, got, op)
 }
 
-// dropImageOf removes the image of a container that was replaced, if it was made for it.
-func (b *Build) dropImageOf(ctx context.Context, got engine.Container) {
-	if err := b.Store.DropImage(ctx, got.Image); err != nil {
-		b.Log.Warn("an image is left for Prune", "image", got.Image, "error", err)
-	}
-}
-
 // rebuild returns a build of the container with the latest changes.
 func rebuild(ctx context.Context, m *machine.Machine, rec record.Sandbox, got engine.Container, op string, report *machine.Reporter) (*Build, error) {
 	image, err := m.Engine.InspectImage(ctx, got.ImageID)
@@ -147,17 +139,11 @@ func rebuild(ctx context.Context, m *machine.Machine, rec record.Sandbox, got en
 		return nil, err
 	}
 	b := &Build{Machine: m, Store: m.Store, Engine: m.Engine, Log: m.Log, Plan: *p, report: report, op: op, image: image}
-	for _, m := range plan.WithDeclared(p.Mounts, image.Volumes) {
-		if m.Declared && m.Volume != "" && !record.OurName(m.Volume) {
-			b.anonymous = append(b.anonymous, m)
-		} else {
-			b.mounted = append(b.mounted, m)
-		}
-	}
+	b.mounted = plan.WithDeclared(p.Mounts, image.Volumes)
 	b.Record = rec.Merged()
 	b.Record.By, b.Record.Previous = op, store.Fingerprint(got)
 	s := &b.Record.Settings
-	s.Mounts, s.Declared, s.Unnamed, s.Rollback = nil, nil, nil, nil // the build writes them
+	s.Mounts, s.Declared, s.Rollback = nil, nil, nil // the build writes them
 	if err := b.place(ctx, image.ID); err != nil {
 		return nil, err
 	}
@@ -228,20 +214,12 @@ func (b *Build) makeNext(ctx context.Context, got engine.Container, layer machin
 
 // nextSpec returns the replacement of got, from an image.
 func (b *Build) nextSpec(got engine.Container, from string) (engine.ContainerSpec, error) {
-	for _, m := range b.anonymous {
-		b.Record.Settings.Unnamed = append(b.Record.Settings.Unnamed, m.Volume)
-	}
 	spec, err := b.spec()
 	if err != nil {
 		return spec, err
 	}
 	spec.Name, spec.Image = record.UnfinishedName(b.Record.Name), from
 	spec.NanoCPUs = got.NanoCPUs // exactly
-	for _, m := range got.Mounts {
-		if slices.Contains(b.Record.Settings.Unnamed, m.Name) {
-			spec.Mounts = append(spec.Mounts, engine.Mount{Type: "volume", Source: m.Name, Target: path.Join("/", m.Target), ReadOnly: !m.RW, NoCopy: true})
-		}
-	}
 	return spec, nil
 }
 

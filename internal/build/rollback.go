@@ -49,7 +49,7 @@ func Rollback(ctx context.Context, m *machine.Machine, rec record.Sandbox, id st
 		if now, err := m.Store.Locate(ctx, rec.Name); err != nil || now.Labels[record.By] != op {
 			return errors.Join(errors.New("its container was replaced during the call"), err)
 		}
-		m.Store.DropAnonymous(ctx, got)
+		m.Store.DropImageOf(ctx, got)
 		return nil
 	})
 }
@@ -60,7 +60,7 @@ func (o *Stored) prepareRollback(ctx context.Context, b *Build) (err error) {
 	if o.rec, err = b.Store.FindSnapshot(ctx, o.rec.ID); err != nil {
 		return err
 	}
-	if err := o.checkTargets(slices.Concat(b.mounted, b.anonymous)); err != nil {
+	if err := o.checkTargets(b.mounted); err != nil {
 		return err
 	}
 	b.addDeclared(o.rec.Trees)
@@ -83,14 +83,12 @@ func (o *Stored) prepareRollback(ctx context.Context, b *Build) (err error) {
 	return b.place(ctx, b.image.ID) // with those of addDeclared
 }
 
-// addDeclared adds those volumes of trees that the image declared and that the sandbox lacks, or
-// has as anonymous ones.
+// addDeclared adds those volumes of trees that the image declared and that the sandbox lacks.
 func (b *Build) addDeclared(trees []record.Tree) {
 	for _, t := range trees {
 		at := func(m record.Mount) bool { return m.Target == t.Target }
 		if t.Declared && !slices.ContainsFunc(b.mounted, at) {
 			b.mounted = append(b.mounted, record.Mount{Target: t.Target, Mode: record.RWCopy, Declared: true})
-			b.anonymous = slices.DeleteFunc(b.anonymous, at)
 		}
 	}
 }

@@ -41,9 +41,13 @@ func (h *Handle) request(ctx context.Context, req wire.Control) (wire.Reply, err
 	return reply, err
 }
 
+// errIncomplete is the error for a reply without what PID 1 adds to each: something else inside has
+// answered.
+var errIncomplete = errors.New("PID 1's reply is incomplete")
+
 func (h *Handle) requestOn(ctx context.Context, conn *guest.Conn, req wire.Control) (wire.Reply, error) {
 	if len(h.rec.ControlKey) != ed25519.SeedSize {
-		return wire.Reply{}, fmt.Errorf("%w: the sandbox was made without a control key", fault.Unsupported)
+		return wire.Reply{}, fmt.Errorf("%w: the record has no control key", fault.Unsupported)
 	}
 	reply, err := conn.Control(ctx, ed25519.NewKeyFromSeed(h.rec.ControlKey), req)
 	if err == nil && reply.Error != "" {
@@ -89,7 +93,7 @@ func (e *MainFailedError) Error() string { return "the main process has ended" }
 // mainFailure returns how the main process failed, or nil.
 func (h *Handle) mainFailure(ctx context.Context, conn *guest.Conn) (failure, err error) {
 	argv := h.settings().Command
-	if len(argv) == 0 || len(h.rec.ControlKey) == 0 {
+	if len(argv) == 0 {
 		return nil, nil
 	}
 	reply, err := h.requestOn(ctx, conn, wire.Control{Op: wire.OpStatus})
@@ -124,8 +128,6 @@ func (h *Handle) Egress(ctx context.Context) ([]wire.Egress, error) {
 	switch {
 	case errors.Is(err, guest.ErrConnectionLost):
 		return nil, h.ExplainLost(ctx, err)
-	case reply.Network == nil && err != nil && ctx.Err() == nil:
-		return nil, fault.Classify(fault.Unsupported, err)
 	case err != nil:
 		return nil, err
 	case reply.Egress == nil:

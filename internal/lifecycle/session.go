@@ -91,7 +91,7 @@ func (h *Handle) beginSessionWith(ctx context.Context, conn *guest.Conn, rec rec
 				return reply, err
 			}
 			if reply.Network == nil {
-				return reply, errNoPolicies
+				return reply, errIncomplete
 			}
 			if reply.Network.Version > counts.Version && try == 0 {
 				continue // it was changed since we read it
@@ -122,9 +122,6 @@ func (h *Handle) beginSessionWith(ctx context.Context, conn *guest.Conn, rec rec
 	}
 }
 
-// errNoPolicies is the error for sandboxes of versions without network policies.
-var errNoPolicies = fmt.Errorf("%w: the sandbox was made by an earlier version, whose PID 1 keeps no network policy", fault.Unsupported)
-
 // beginMessage returns what PID 1 needs of the record.
 func (h *Handle) beginMessage(ctx context.Context, rec record.Sandbox) (*wire.Begin, error) {
 	n := rec.Network()
@@ -148,19 +145,12 @@ func (h *Handle) beginMessage(ctx context.Context, rec record.Sandbox) (*wire.Be
 // idle timeout in the record.
 func (h *Handle) applyIdle(ctx context.Context, conn *guest.Conn, reply wire.Reply) error {
 	i := h.known().Idle()
-	switch {
-	case reply.Idle == nil && i.TimeoutMS > 0:
-		h.c.Log.Warn("the idle timeout is not enforced", "sandbox", h.rec.Name, "error", errNoIdle)
-		return nil
-	case reply.Idle == nil || reply.Idle.Version >= i.Version:
+	if reply.Idle != nil && reply.Idle.Version >= i.Version {
 		return nil
 	}
 	_, err := h.requestOn(ctx, conn, wire.Control{Op: wire.OpIdle, Idle: &wire.Idle{Timeout: i.Timeout(), IgnoreDetached: i.IgnoreDetached, Version: i.Version}})
 	return err
 }
-
-// errNoIdle is the error for sandboxes of versions without idle timeouts.
-var errNoIdle = fmt.Errorf("%w: the sandbox was made by an earlier version, whose PID 1 has no idle timeout", fault.Unsupported)
 
 // setSecrets keeps the secrets for the transforms of a version of the policy. They are never
 // used for another version.

@@ -118,7 +118,7 @@ func (h *Handle) checkIdle(ctx context.Context, set *plan.Sandbox) error {
 		return err
 	}
 	if reply.Idle == nil {
-		return errNoIdle
+		return errIncomplete
 	}
 	set.Idle.Version = reply.Idle.Version
 	return nil
@@ -219,7 +219,7 @@ func endsUnreached(set *plan.Sandbox) bool {
 func (h *Handle) checkReachable(ctx context.Context, got engine.Container, set *plan.Sandbox) error {
 	switch {
 	case h.rec.Settings.Network == "":
-		return errNoPolicies
+		return fmt.Errorf("%w: the record has no network policy, so nothing inside enforces one", fault.Unsupported)
 	case got.State == engine.StatePaused && !endsUnreached(set):
 		return fmt.Errorf("%w: it is %s, and its network can't be changed meanwhile", fault.NotRunning, store.StateOf(got.State))
 	case got.State != engine.StateRunning:

@@ -151,7 +151,7 @@ func (s *Sandbox) Inherit(from *Sandbox) error {
 // session will be.
 func FromRecord(rec record.Sandbox, got engine.Container, image engine.Image) (*Sandbox, error) {
 	s := Recorded(rec)
-	s.Mounts = append(s.Mounts, declared(rec, got, s.Mounts)...)
+	s.Mounts = append(s.Mounts, declared(rec, s.Mounts)...)
 	s.VCPUs, s.Memory, s.PidsLimit = float64(got.NanoCPUs)/1e9, got.Memory, got.PidsLimit
 	s.OCIRuntime, s.Env = got.Runtime, map[string]string{}
 	for _, kv := range got.Env {

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/source"
@@ -183,18 +182,10 @@ func attachCopies(mounts, own []record.Mount) []record.Mount {
 }
 
 // declared returns the volumes that a sandbox has of its image's, except where one of mounts is.
-// Those that are not in its record are anonymous: older versions left them to the engine.
-func declared(rec record.Sandbox, got engine.Container, mounts []record.Mount) (volumes []record.Mount) {
+func declared(rec record.Sandbox, mounts []record.Mount) (volumes []record.Mount) {
 	for _, m := range rec.Settings.Declared {
 		m.Declared = true
 		volumes = append(volumes, m)
-	}
-	for _, m := range got.Mounts {
-		target := path.Join("/", m.Target)
-		hidden := m.Target != target && slices.ContainsFunc(got.Mounts, func(o engine.MountPoint) bool { return o.Target == target })
-		if m.Type == "volume" && m.Name != "" && !record.OurName(m.Name) && !hidden {
-			volumes = append(volumes, record.Mount{Volume: m.Name, Target: target, Mode: record.RWCopy, Declared: true})
-		}
 	}
 	return slices.DeleteFunc(volumes, func(m record.Mount) bool { return hasTarget(mounts, m.Target) })
 }

@@ -74,7 +74,7 @@ func (r Sandbox) SealEnv(env map[string]string, removed []string) (*Env, error) 
 
 func (r Sandbox) envCipher() (cipher.AEAD, error) {
 	if len(r.ControlKey) == 0 {
-		return nil, errors.New("the sandbox was made without a control key")
+		return nil, errors.New("the record has no control key")
 	}
 	key, err := hkdf.Key(sha256.New, r.ControlKey, nil, "agent-sandbox environment", 32)
 	if err != nil {

@@ -92,17 +92,13 @@ var validVolume = regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]{0,127}$`)
 // ValidVolume reports whether s can be the name of a volume that holds user files.
 func ValidVolume(s string) bool { return validVolume.MatchString(s) }
 
-// dataRoles are the roles of volumes that hold user files. A volume without a role is a
-// workspace from before roles existed.
+// dataRoles are the roles of volumes that hold user files.
 var dataRoles = []string{RoleWorkspace, RoleRWCopy, RoleFork, RoleImage}
 
 // IsData reports whether a volume is ours and holds user files: it can be listed, attached
 // and deleted on request.
 func IsData(name string, labels map[string]string) bool {
-	if !OurName(name) || !ValidVolume(name) || labels[Managed] != "true" {
-		return false
-	}
-	return labels[Role] == "" || Is(labels, dataRoles...)
+	return OurName(name) && ValidVolume(name) && Is(labels, dataRoles...)
 }
 
 // ReservedID reports whether an otherwise valid ID would make the name of a
@@ -183,8 +179,7 @@ type Sandbox struct {
 
 // SandboxSettings is the JSON of the record label.
 type SandboxSettings struct {
-	// Network is the network policy in its textual form, empty for sandboxes from before
-	// policies existed.
+	// Network is the network policy in its textual form.
 	Network string `json:"network,omitempty"`
 
 	Image         string   `json:"image,omitempty"`
@@ -208,16 +203,12 @@ type SandboxSettings struct {
 	Env           string `json:"env,omitempty"` // the ID of the revisions' Env that the container has
 	NewPrivileges bool   `json:"new_privileges,omitempty"`
 	StorageBytes  int64  `json:"storage_bytes,omitempty"` // limit of the container's own layer
-	// Guest is the directory of the guest in the container, empty for containers from before
-	// each had its own.
+	// Guest is the directory of the guest in the container.
 	Guest string `json:"guest,omitempty"`
 	// Links are symbolic links of the image on the way to the files that the engine reads or mounts
 	// at each start, and LinkedFiles where they lead. Most images have none.
 	Links       []string `json:"links,omitempty"`
 	LinkedFiles []string `json:"linked_files,omitempty"`
-	// Unnamed are the anonymous volumes that a replacement container took over. Sandboxes from
-	// before there was Declared have them.
-	Unnamed []string `json:"unnamed,omitempty"`
 	// Rollback is set if the container was made by one. It only matters until the container has
 	// its sandbox's name.
 	Rollback *Rollback `json:"rollback,omitempty"`
@@ -259,14 +250,13 @@ type Mount struct {
 // image into those of the container, so the record lists which labels are its tags.
 type storedSettings struct {
 	SandboxSettings
-	TagKeys []string `json:"tags"` // nil in records of versions that did not list them
+	TagKeys []string `json:"tags"`
 }
 
 // Labels encodes r for its container. They include every label that Decode reads, because
 // the container also gets the labels of its image. See [Mask] for the rest of those.
 func (r Sandbox) Labels() (map[string]string, error) {
-	// A list that is empty, and not missing, says that no label is a tag.
-	settings, err := json.Marshal(storedSettings{r.Settings, append([]string{}, slices.Sorted(maps.Keys(r.Tags))...)})
+	settings, err := json.Marshal(storedSettings{r.Settings, slices.Sorted(maps.Keys(r.Tags))})
 	if err != nil {
 		return nil, err
 	}
@@ -331,7 +321,6 @@ func (r Sandbox) VolumeLabels(role string) map[string]string {
 // are not a sandbox's. Unknown labels are ignored and damaged ones reported in Problem, so
 // that one bad record never hides the others.
 func Decode(labels map[string]string) (r Sandbox, ok bool) {
-	// Before roles existed only sandboxes had containers: no role means a sandbox.
 	if labels[Managed] != "true" || labels[Name] == "" || labels[ID] == "" {
 		return r, false
 	}
@@ -367,7 +356,7 @@ func Decode(labels map[string]string) (r Sandbox, ok bool) {
 	}
 	for k, v := range labels {
 		key, is := strings.CutPrefix(k, tag)
-		if is && (stored.TagKeys == nil || slices.Contains(stored.TagKeys, key)) {
+		if is && slices.Contains(stored.TagKeys, key) {
 			if r.Tags == nil {
 				r.Tags = map[string]string{}
 			}

@@ -9,8 +9,7 @@ type Network struct {
 	Version int64  `json:"version"`
 }
 
-// Network returns the current network policy, an empty one for sandboxes from before
-// policies existed.
+// Network returns the current network policy, an empty one if the record has none.
 func (r Sandbox) Network() Network {
 	if n := r.Revision.Changes.Network; n != nil {
 		return *n

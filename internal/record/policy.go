@@ -6,7 +6,8 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
 )
 
-// Parse reads the recorded policy. A sandbox from before there were any allows all.
+// Parse reads the recorded policy. A record without one is that of a container that another program
+// has labelled, whose network nobody restricts.
 func (n Network) Parse() (policy.Policy, error) {
 	if n.Policy == "" {
 		return policy.Policy{Mode: policy.AllowAll}, nil

@@ -79,7 +79,7 @@ func (s *Store) DeleteFound(ctx context.Context, rec record.Sandbox, got engine.
 	var rest sync.WaitGroup
 	rest.Go(func() { s.dropRevisions(ctx, rec) })
 	defer rest.Wait() // before the claim ends
-	s.DropAnonymous(ctx, d.got)
+	s.DropImageOf(ctx, d.got)
 	if reclaim == KeepVolumes {
 		return outcomes, nil
 	}
@@ -270,24 +270,6 @@ func (s *Store) claimDeletion(ctx context.Context, rec record.Sandbox, reclaim R
 			return nil, errors.Join(err, d.drop(ctx))
 		}
 		return nil, nil
-	}
-}
-
-// DropAnonymous removes the image and the anonymous volumes of a container that is gone. No
-// report mentions them.
-func (s *Store) DropAnonymous(ctx context.Context, got engine.Container) {
-	ctx, cancel := outlive(ctx, UndoTimeout)
-	defer cancel()
-	check := func(object string, err error) {
-		if err != nil && !errors.Is(err, engine.ErrNotFound) && !errors.Is(err, engine.ErrConflict) {
-			s.Log.Warn("left behind", "object", object, "error", err)
-		}
-	}
-	check("image "+got.Image, engine.Retry(ctx, func() error { return s.DropImage(ctx, got.Image) }))
-	if rec, ok := record.Decode(got.Labels); ok {
-		for _, name := range rec.Settings.Unnamed {
-			check("volume "+name, engine.Retry(ctx, func() error { return s.removeVolume(ctx, name) }))
-		}
 	}
 }
 

@@ -64,9 +64,20 @@ func (s *Store) DropLayer(ctx context.Context, ref string) error {
 	return err
 }
 
-// DropImage removes the image of a container that is gone, if it was committed for a
+// DropImageOf is dropImage for a container that was removed or replaced. An image that it
+// can't remove is left for Prune, and logged.
+func (s *Store) DropImageOf(ctx context.Context, got engine.Container) {
+	ctx, cancel := outlive(ctx, UndoTimeout)
+	defer cancel()
+	err := engine.Retry(ctx, func() error { return s.dropImage(ctx, got.Image) })
+	if err != nil {
+		s.Log.Warn("left for Prune", "image", got.Image, "error", err)
+	}
+}
+
+// dropImage removes the image of a container that is gone, if it was committed for a
 // container, or for a snapshot that is gone, and is not in use.
-func (s *Store) DropImage(ctx context.Context, ref string) error {
+func (s *Store) dropImage(ctx context.Context, ref string) error {
 	if gone, err := s.snapshotGone(ctx, ref); err != nil || !gone && !record.IsLayer(ref) {
 		return err
 	}

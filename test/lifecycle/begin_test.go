@@ -518,7 +518,7 @@ func remade(t *testing.T, name string, change func(*engine.ContainerSpec)) {
 }
 
 // Without the means to enforce a policy a session is refused, with what is missing, and does not
-// run on. A sandbox from before there were policies allows all, and its policy can't be changed.
+// run on. Without a policy in its record it allows all, and its policy can't be changed.
 func TestUnenforceablePolicyAndNoPolicy(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithCommand("sleep", "1234"))

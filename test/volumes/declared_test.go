@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
-	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
@@ -205,102 +204,4 @@ func TestForkWithAnotherImageHasTheVolumes(t *testing.T) {
 			}
 		}
 	}
-}
-
-// Sandboxes of earlier versions have anonymous volumes, which the engine made. Their forks and
-// snapshots have the files of these, too, and a rollback gives them volumes of their own.
-func TestAnonymousVolumesOfEarlierSandboxes(t *testing.T) {
-	t.Parallel()
-	c, eng := harness.NewClient(t), harness.NewEngine(t)
-	sb := harness.CreateWith(t, c, nil, sandbox.WithImage(declaring(t)))
-	anonymous := earlier(t, eng, sb)
-	harness.Write(t, sb, "/data/file", "old")
-	harness.Write(t, sb, "/relative/file", "old")
-	fork, err := c.Fork(t.Context(), sb.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
-	harness.Remove(t, c, fork.Name())
-	defer fork.Detach()
-	snap := harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{})
-	harness.Write(t, sb, "/data/file", "new")
-	harness.Update(t, sb, sandbox.WithPorts(3000)) // the anonymous ones go with the next container
-	if _, err := sb.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := sb.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if got := harness.Read(t, sb, "/data/file"); got != "new" {
-		t.Errorf("in the next container it is %q", got)
-	}
-	if err := sb.Rollback(t.Context(), snap.ID); err != nil {
-		t.Fatalf("Rollback: %v", err)
-	}
-	for _, sb := range []*sandbox.Sandbox{sb, fork} {
-		for _, name := range []string{"/data/file", "/relative/file"} {
-			if got := harness.Read(t, sb, name); got != "old" {
-				t.Errorf("%s is %q", name, got)
-			}
-		}
-		if got := len(declaredVolumes(t, c, sb.ID())); got != 4 {
-			t.Errorf("it has %d volumes of the image, want 4", got)
-		}
-	}
-	for _, name := range anonymous {
-		if _, err := eng.InspectVolume(t.Context(), name); !errors.Is(err, engine.ErrNotFound) {
-			t.Errorf("anonymous volume %s: %v", name, err)
-		}
-	}
-}
-
-// earlier makes the sandbox one of an earlier version, whose record knows of no volumes of its image,
-// and returns its anonymous volumes.
-func earlier(t *testing.T, eng *engine.Engine, sb *sandbox.Sandbox) (names []string) {
-	t.Helper()
-	if _, err := sb.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	got, err := eng.InspectContainer(t.Context(), record.ContainerName(sb.Name()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	rec, _ := record.Decode(got.Labels)
-	declared := rec.Settings.Declared
-	rec.Settings.Declared = nil
-	labels, err := rec.Labels()
-	if err != nil {
-		t.Fatal(err)
-	}
-	spec := engine.ContainerSpec{Name: got.Name, Image: got.Image, Hostname: got.Hostname, User: got.User, WorkingDir: got.WorkingDir, Entrypoint: harness.WithoutMounts(t, got.Entrypoint),
-		Env: got.Env, Labels: labels, CapAdd: []string{"NET_ADMIN"}, CapDrop: []string{"NET_RAW", "MKNOD"}, StopSignal: "SIGTERM"}
-	for _, m := range got.Mounts {
-		if record.OurName(m.Name) && !slices.ContainsFunc(declared, func(d record.Mount) bool { return d.Target == m.Target }) {
-			spec.Mounts = append(spec.Mounts, engine.Mount{Type: "volume", Source: m.Name, Target: m.Target, ReadOnly: !m.RW, NoCopy: true})
-		}
-	}
-	if err := eng.RemoveContainer(t.Context(), got.ID, true); err != nil {
-		t.Fatal(err)
-	}
-	for _, m := range declared {
-		if err := eng.RemoveVolume(t.Context(), m.Volume, false); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, err := eng.CreateContainer(t.Context(), spec); err != nil {
-		t.Fatal(err)
-	}
-	now, err := eng.InspectContainer(t.Context(), got.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, m := range now.Mounts {
-		if m.Type == "volume" && !record.OurName(m.Name) {
-			names = append(names, m.Name)
-		}
-	}
-	if len(names) != len(declared) {
-		t.Fatalf("the engine made the volumes %q, want %d", names, len(declared))
-	}
-	return names
 }

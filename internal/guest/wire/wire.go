@@ -11,7 +11,7 @@ import (
 // Where the guest is in a container. In a sandbox the directory is Dir, "-" and a random value:
 // an image, a volume or the files of another sandbox can't have a link to a name that nobody
 // knows before the container is created. Helpers run an image of the guest alone, with Dir as
-// it is, and so do sandboxes from before each had a directory of its own.
+// it is.
 const (
 	Dir     = "/.agent-sandbox"
 	Program = "guest" // its name in that directory
