@@ -16,7 +16,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// C6.2, V4.2: a sentinel's text and status code are a contract.
+// A sentinel's text and status code are a contract.
 func TestSentinelsHaveTextAndStatusCode(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -113,7 +113,7 @@ func TestCauseStaysReachable(t *testing.T) {
 	}
 }
 
-// C8.2, E87: it says what was tried and what to do.
+// The error of an engine that is not there says what was tried and what to do.
 func TestUnreachableEngineSaysWhatToDo(t *testing.T) {
 	t.Parallel()
 	_, err := harness.Nowhere(t).Create(t.Context())
@@ -124,7 +124,7 @@ func TestUnreachableEngineSaysWhatToDo(t *testing.T) {
 	}
 }
 
-// E97: values of the environment and the control key are in no error.
+// Values of the environment and the control key are in no error.
 func TestErrorsTellNoSecret(t *testing.T) {
 	t.Parallel()
 	const secret = "hunter2-hunter2"

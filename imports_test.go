@@ -476,7 +476,7 @@ func TestExportedAPIMentionsNoTypeOfOthers(t *testing.T) {
 	}
 }
 
-// A10, X16: a volume comes with a sandbox. Making one alone is not what this library is for.
+// A volume comes with a sandbox. Making one alone is not what this library is for.
 func TestNoFunctionMakesAVolumeAlone(t *testing.T) {
 	t.Parallel()
 	makes := regexp.MustCompile(`^(Create|New|Make|Add|Ensure|GetOrCreate|Provision).*Volume`)
@@ -508,7 +508,7 @@ func TestNoFunctionMakesAVolumeAlone(t *testing.T) {
 	}
 }
 
-// A12: Docker alone. No interface of the API has another provider behind it: nobody else
+// Docker alone. No interface of the API has another provider behind it: nobody else
 // can implement one.
 func TestNobodyElseImplementsAnInterface(t *testing.T) {
 	t.Parallel()
@@ -543,7 +543,7 @@ func keepsState(s source) bool {
 // directories, which end with them.
 const sockets = "internal/engine/sshmaster.go"
 
-// A32, A51, A52, AT8, X1: the engine is the only place where state lives: no file is written on the caller's
+// The engine is the only place where state lives: no file is written on the caller's
 // machine by the packages that keep it.
 func TestNoFileIsWritten(t *testing.T) {
 	t.Parallel()
@@ -581,7 +581,7 @@ func TestNoFileIsWritten(t *testing.T) {
 	}
 }
 
-// X17: nobody is asked and nothing is told but through what the caller passed.
+// Nobody is asked and nothing is told but through what the caller passed.
 func TestNothingIsReadOrPrinted(t *testing.T) {
 	t.Parallel()
 	says := regexp.MustCompile(`^(os\.(Stdin|Stdout|Stderr|Exit)|fmt\.(Print|Printf|Println|Scan|Scanf|Scanln)|log\.(Print|Printf|Println|Fatal|Fatalf|Panic))$`)

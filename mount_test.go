@@ -16,7 +16,6 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// A4, A5, A13, A14, A15, AT1, AT2.
 func TestParseMountTakesASourceATargetAndAMode(t *testing.T) {
 	for spec, want := range map[string]sandbox.Mount{
 		"/src:/dst":           {Source: "/src", Target: "/dst", Mode: sandbox.RWCopy},
@@ -36,7 +35,6 @@ func TestParseMountTakesASourceATargetAndAMode(t *testing.T) {
 	}
 }
 
-// A13, A14, A18, AT2, E12, E13, E15, E19, E24, E25.
 func TestParseMountRefusesWhatIsNoMount(t *testing.T) {
 	for spec, want := range map[string]string{
 		"":                     "source:target[:ro|rw|rwcopy]",
@@ -67,7 +65,6 @@ func TestParseMountRefusesWhatIsNoMount(t *testing.T) {
 	}
 }
 
-// A16, A17, AT3.
 func TestParseVolumeMountTakesANameATargetAndAMode(t *testing.T) {
 	for spec, want := range map[string]sandbox.Mount{
 		"vol:/dst":    {Volume: "vol", Target: "/dst", Mode: sandbox.RW},
@@ -84,7 +81,6 @@ func TestParseVolumeMountTakesANameATargetAndAMode(t *testing.T) {
 	}
 }
 
-// A16, A17, A18, E1.
 func TestParseVolumeMountRefusesWhatIsNoVolume(t *testing.T) {
 	for spec, want := range map[string]string{
 		"":                                 "name:target[:rw|ro]",
@@ -106,7 +102,6 @@ func TestParseVolumeMountRefusesWhatIsNoVolume(t *testing.T) {
 	}
 }
 
-// A53.
 func TestMountTellsItsThreeKindsApart(t *testing.T) {
 	const control = ", by which the sandbox can control an engine, and with it the engine's machine"
 	for _, tt := range []struct {
@@ -152,7 +147,7 @@ func refused(t *testing.T, mounts []sandbox.Mount, want ...string) {
 	}
 }
 
-// A18, A19, AT4, E12, E13, E14, E15, E19, X8: all complaints at once.
+// All complaints come at once.
 func TestMountsAreCheckedBeforeAnyEngineCall(t *testing.T) {
 	dir := t.TempDir()
 	refused(t, []sandbox.Mount{{Source: dir}, {Source: dir, Target: "rel"}, {Volume: "v", Target: "/"}, {Source: dir, Target: "/workspace/."}},
@@ -167,7 +162,6 @@ func TestMountsAreCheckedBeforeAnyEngineCall(t *testing.T) {
 	refused(t, []sandbox.Mount{{Source: "/a\x00b", Target: "/a"}, {Source: "/\xff", Target: "/b"}, {Source: dir, Target: "/\xff"}}, "NUL", "UTF-8")
 }
 
-// A20, X24, E30, E42.
 func TestCopySourceMustBeADirectory(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
@@ -183,7 +177,7 @@ func TestCopySourceMustBeADirectory(t *testing.T) {
 	}
 }
 
-// E24. A source on the engine's machine need not exist on this one.
+// A source on the engine's machine need not exist on this one.
 func TestSourceOfABindMustExist(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "none")
 	for _, mode := range []sandbox.MountMode{sandbox.RO, sandbox.RW} {
@@ -195,7 +189,7 @@ func TestSourceOfABindMustExist(t *testing.T) {
 	}
 }
 
-// A53: the plan shows what is resolved, and refusing makes nothing.
+// The plan shows what is resolved, and refusing makes nothing.
 func TestRefusedPlanMakesNothing(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)

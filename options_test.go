@@ -13,7 +13,6 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// E2, E101, E102; S1.p4–p6, p9.
 func TestOptionsThatCannotBeRightAreRefused(t *testing.T) {
 	t.Parallel()
 	c := harness.Nowhere(t)
@@ -100,7 +99,6 @@ func TestOptionsAtTheirLimitsAreTaken(t *testing.T) {
 	}
 }
 
-// S1.p6.
 func TestImageAndRuntimeExcludeEachOther(t *testing.T) {
 	t.Parallel()
 	_, err := harness.Nowhere(t).Create(t.Context(), sandbox.WithImage("a"), sandbox.WithRuntime("node20"))
@@ -169,7 +167,7 @@ func TestOptionsHaveNoOrder(t *testing.T) {
 	}
 }
 
-// S1.p5, X7: 2048 MiB for each CPU, unless told otherwise. C1.2: 2 GB and 2 cores.
+// A sandbox has 2048 MiB for each CPU, unless told otherwise, and so 2 GB at 1 and 4 at 2.
 func TestMemoryComesWithCPUs(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -231,7 +229,7 @@ func TestClientOptionsAreChecked(t *testing.T) {
 	}
 }
 
-// C5.2: an unknown state is not silently an empty list.
+// An unknown state is not silently an empty list.
 func TestListOptionsAreChecked(t *testing.T) {
 	t.Parallel()
 	c := harness.Nowhere(t)

@@ -123,7 +123,6 @@ func setFields(t *testing.T, v reflect.Value) {
 	}
 }
 
-// X20.
 func TestStatesOfTheEngineHaveOneWord(t *testing.T) {
 	for word, want := range map[string]sandbox.State{
 		"created": sandbox.StateCreating, "running": sandbox.StateRunning, "restarting": sandbox.StateRunning, "paused": sandbox.StatePaused,

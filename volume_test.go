@@ -7,7 +7,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
-// V5, V5.1, V5.2, E79: volume sizes in readable units, and which sizes carry a warning.
+// Volume sizes in readable units, and which sizes carry a warning.
 func TestSizesAreForPeople(t *testing.T) {
 	t.Parallel()
 	for n, want := range map[int64]string{

@@ -279,7 +279,7 @@ func (a api) updateByAnother(name string, opts ...sandbox.UpdateOption) error {
 	return sb.Update(a.t.Context(), opts...)
 }
 
-// C6.1, C6.2: what the specification says of one sandbox, as it is.
+// What the specification says of one sandbox, as it is.
 func TestUnknownSandboxesAreNotFound(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()
@@ -315,7 +315,7 @@ func TestOneSandboxOverHTTP(t *testing.T) {
 	t.Run("Files", func(t *testing.T) { a := a; a.t = t; a.testFiles(sb) })
 	t.Run("Terminal", func(t *testing.T) { a := a; a.t = t; a.testTerminal(sb) })
 	t.Run("Heartbeat", func(t *testing.T) {
-		// C7: a log that is silent shows that it lives, or somebody on the way would hang up.
+		// A log that is silent shows that it lives, or somebody on the way would hang up.
 		beat := make([]byte, 3)
 		if _, err := io.ReadFull(silent.Body, beat); err != nil || string(beat) != ":\n\n" {
 			t.Errorf("the first of a silent log is %q, %v, want a comment", beat, err)

@@ -93,7 +93,7 @@ func get(t *testing.T, url, last string) *http.Response {
 	return resp
 }
 
-// C7, C7.2, X10: the last hundred lines as events of both streams, new ones after
+// The last hundred lines as events of both streams, new ones after
 // them, and a client that comes back gets the rest.
 func TestLogsAreServerSentEvents(t *testing.T) {
 	enginetest.Need(t)
@@ -183,7 +183,7 @@ func read(t *testing.T, sb *sandbox.Sandbox) (lines []sandbox.LogLine) {
 	return lines
 }
 
-// C6.2: what can't be served is said in the status and in JSON.
+// What can't be served is said in the status and in JSON.
 func TestLogsRefuse(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()
@@ -254,7 +254,7 @@ func (c *cut) Write(b []byte) (int, error) {
 	return c.ResponseWriter.Write(b)
 }
 
-// C7, shows 6: a browser's EventSource has every line once, over a connection that breaks,
+// A browser's EventSource has every line once, over a connection that breaks,
 // and asks no more when the sandbox is stopped.
 func TestLogsInABrowser(t *testing.T) {
 	enginetest.Need(t)

@@ -53,8 +53,7 @@ func sameLines(t *testing.T, what, got string, want ...string) {
 	}
 }
 
-// A mounted directory from its copy to the deletion of the volume: A15-A17, A21-A31, A42, A54,
-// A55, X5, AT9-AT11, AT13-AT15.
+// A mounted directory from its copy to the deletion of the volume.
 func TestVolumesFromMountToDeletion(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()
@@ -135,7 +134,7 @@ func TestVolumesFromMountToDeletion(t *testing.T) {
 	}
 }
 
-// A27, A56, X6, AT12: a volume that can't be deleted is one line of the report, and of no harm to
+// A volume that can't be deleted is one line of the report, and of no harm to
 // the others.
 func TestDeletionThatFailsInPart(t *testing.T) {
 	enginetest.Need(t)

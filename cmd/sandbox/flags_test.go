@@ -94,7 +94,7 @@ func TestCreateRunAndForkShareFlags(t *testing.T) {
 	}
 }
 
-// A13-A20, X8, AT1-AT4: what is no mount is refused before the engine is asked.
+// What is no mount is refused before the engine is asked.
 func TestMountsAreCheckedFirst(t *testing.T) {
 	t.Parallel()
 	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "file")

@@ -129,7 +129,7 @@ func TestJSONIsGraphic(t *testing.T) {
 	}
 }
 
-// V5.2: a volume that is too large is warned of, beside what is printed.
+// A volume that is too large is warned of, beside what is printed.
 func TestLargeVolumesAreWarnedOf(t *testing.T) {
 	t.Parallel()
 	v := sandbox.Volume{Name: "agent-sandbox-a", Size: "12.0 GB", SizeBytes: 12 << 30, Warning: "disk usage is 12.0 GB, more than 10.0 GB"}

@@ -95,7 +95,6 @@ func (s *server) end(sig os.Signal) {
 	}
 }
 
-// C5.1, C5.2, C6.1, C6.2, C7.1, C7.2, C8.1, V3, V4, V5, V6 as curl sees them.
 func TestServeWithCurl(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()
@@ -218,7 +217,6 @@ func TestServeWithCurl(t *testing.T) {
 	s.end(syscall.SIGTERM)
 }
 
-// C8.2 as curl sees it.
 func TestServeWithoutAnEngineSaysWhatToDo(t *testing.T) {
 	t.Parallel()
 	s := serving(t, "--listen", "127.0.0.1:0", "--host", "unix:///nowhere.sock")
@@ -426,7 +424,7 @@ const inPage = `(async (name, token) => {
 	return JSON.stringify(seen);
 })(%q, %q)`
 
-// C7 and a terminal by a browser's EventSource and WebSocket.
+// Logs and a terminal by a browser's EventSource and WebSocket.
 func TestServeInABrowser(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()

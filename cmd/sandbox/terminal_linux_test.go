@@ -112,7 +112,7 @@ func (s *session) end() (code int, text string) {
 	return s.cmd.ProcessState.ExitCode(), s.output()
 }
 
-// A53: mounts of each kind are shown as what they are, and only yes creates the sandbox.
+// Mounts of each kind are shown as what they are, and only yes creates the sandbox.
 func TestConfirmationInATerminal(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()

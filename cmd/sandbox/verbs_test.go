@@ -240,7 +240,6 @@ func TestSSHConfigQuotesItsCommand(t *testing.T) {
 	}
 }
 
-// C8.2.
 func TestHealthWithoutAnEngineSaysWhatToDo(t *testing.T) {
 	t.Parallel()
 	_, out, _ := call(t.Context(), "", "-H", "unix:///nowhere.sock", "health")

@@ -14,7 +14,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 )
 
-// E39: what goes in arrives.
+// What goes in arrives.
 func TestArchiveGoesInAndComesOut(t *testing.T) {
 	t.Parallel()
 	e, ctx := open(t), t.Context()
@@ -44,7 +44,6 @@ func TestArchiveGoesInAndComesOut(t *testing.T) {
 	}
 }
 
-// E40.
 func TestMissingPathIsNotFound(t *testing.T) {
 	t.Parallel()
 	e := open(t)

@@ -57,7 +57,7 @@ func captureLabels(ref string) map[string]string {
 	return l
 }
 
-// E92: a container's environment and labels don't get into what is committed of it.
+// A container's environment and labels don't get into what is committed of it.
 func TestCommitHasTheFilesAndTheImagesSettings(t *testing.T) {
 	t.Parallel()
 	for name, capture := range map[string]func(e *engine.Engine, id, ref string, labels map[string]string) (engine.Image, error){

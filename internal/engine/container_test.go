@@ -256,7 +256,6 @@ func TestListFilters(t *testing.T) {
 	}
 }
 
-// E104.
 func TestListIsOneCall(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()

@@ -53,7 +53,7 @@ func read(t *testing.T, dir, name string) string {
 	return string(b)
 }
 
-// E56: a branch, a tag, a commit however it is written, each with and without a depth.
+// A branch, a tag, a commit however it is written, each with and without a depth.
 func TestEveryKindOfRevision(t *testing.T) {
 	t.Parallel()
 	r := gittest.New(t)
@@ -169,7 +169,7 @@ func TestRevisionThatIsMissing(t *testing.T) {
 	}
 }
 
-// E56: it is empty, and that is all right.
+// A repository without commits is cloned: it is empty.
 func TestEmptyRepository(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -182,7 +182,7 @@ func TestEmptyRepository(t *testing.T) {
 	}
 }
 
-// E56, E58: submodules and what LFS keeps are left where they are, the configuration
+// Submodules and what LFS keeps are left where they are, the configuration
 // knows the URL and no more, and nothing tells of this machine.
 func TestCloneIsPlain(t *testing.T) {
 	t.Parallel()
@@ -364,7 +364,7 @@ func TestCredentialsAreNowhere(t *testing.T) {
 	hides("a wrong password", err)
 }
 
-// S1.3, E54: both ways to write an ssh URL.
+// Both ways to write an ssh URL.
 func TestSSH(t *testing.T) {
 	r := gittest.New(t)
 	port, command := gittest.SSH(t)
@@ -422,7 +422,7 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// E54: what may be a URL, and what is never repeated.
+// What may be a URL, and what is never repeated.
 func TestParse(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ raw, scheme, url, text, user, password string }{

@@ -124,7 +124,7 @@ func TestMistakesAreNamed(t *testing.T) {
 	}
 }
 
-// NETWORK.md 3.5: a star is one or more labels at the beginning and one elsewhere; the
+// A star is one or more labels at the beginning and one elsewhere; the
 // name above is not in it; the most particular pattern counts; an address is no name.
 func TestNames(t *testing.T) {
 	r := compile(t, "allow=example.com,*.example.com,a.*.example.org,*.*.example.net,host transform=api.example.com,*.secret.example")
@@ -182,7 +182,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// NETWORK.md 3.4: denied beats allowed, allowed beats protected, protected beats names,
+// Denied beats allowed, allowed beats protected, protected beats names,
 // in both families and in every form of IPv6 that carries IPv4.
 func TestAddresses(t *testing.T) {
 	const custom = "allow=a.example subnets.allow=10.1.0.0/16,203.0.113.0/24,fd01::/32 subnets.deny=10.1.9.0/24,8.8.8.8,2001:db8::/32 resolve-into=10.2.0.0/16"

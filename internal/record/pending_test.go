@@ -200,7 +200,6 @@ func TestFailedClearKeepsTheMarker(t *testing.T) {
 	}
 }
 
-// E94.
 func TestForeignVolumeIsNotAMarker(t *testing.T) {
 	m := newMemory()
 	m.CreateVolume(t.Context(), "agent-sandbox-pending.x", nil)

@@ -24,7 +24,7 @@ func sample() record.Sandbox {
 	}
 }
 
-// X14: other tools read timeouts as whole milliseconds.
+// Other tools read timeouts as whole milliseconds.
 func TestTimeoutsAreLabelledInMilliseconds(t *testing.T) {
 	labels, err := sample().Labels()
 	if err != nil {
@@ -39,7 +39,6 @@ func TestTimeoutsAreLabelledInMilliseconds(t *testing.T) {
 	}
 }
 
-// A50, AT5, A33, E96.
 func TestLabelsRoundTrip(t *testing.T) {
 	want := sample()
 	labels, err := want.Labels()
@@ -55,7 +54,7 @@ func TestLabelsRoundTrip(t *testing.T) {
 	}
 }
 
-// A35, AC8: a record of an older schema has an ID and a name and nothing else; one of a
+// A record of an older schema has an ID and a name and nothing else; one of a
 // newer schema has labels nobody knows.
 func TestOtherSchemasStayReadable(t *testing.T) {
 	old := map[string]string{record.Managed: "true", record.ID: "abc123", record.Name: "x"}
@@ -103,7 +102,7 @@ func TestLabelsOfAnImageAreNoTags(t *testing.T) {
 	}
 }
 
-// A35: one damaged label leaves the sandbox readable, and says which it is.
+// One damaged label leaves the sandbox readable, and says which it is.
 func TestDamagedLabelIsNamed(t *testing.T) {
 	whole, _ := sample().Labels()
 	for _, key := range []string{record.Settings, record.CreatedAt, record.ControlKey} {
@@ -136,7 +135,6 @@ func TestForeignLabelsAreNotASandbox(t *testing.T) {
 	}
 }
 
-// E95.
 func TestLabelsAreBounded(t *testing.T) {
 	r := sample()
 	r.Tags = map[string]string{"big": strings.Repeat("x", record.MaxLabels)}
@@ -145,7 +143,6 @@ func TestLabelsAreBounded(t *testing.T) {
 	}
 }
 
-// E1, E3, E4, E5.
 func TestValidName(t *testing.T) {
 	for name, want := range map[string]bool{
 		"a": true, "0": true, "a..b": true, "a_b-c.d": true, strings.Repeat("a", 63): true,

@@ -52,7 +52,7 @@ func latest(t *testing.T, v record.Volumes, r record.Sandbox) record.Sandbox {
 	return r
 }
 
-// E90: of any number of writers none is lost, and all revisions are of one line.
+// Of any number of concurrent changes none is lost: all revisions are of one line.
 func TestRevisionsOfManyWritersAddUp(t *testing.T) {
 	t.Parallel()
 	m := newMemory()
@@ -200,7 +200,7 @@ func TestStrayRevisionsAreOldAndOfNobody(t *testing.T) {
 	}
 }
 
-// S1.p4, E71: which end a session has, by what the record says of it.
+// Which end a session has, by what the record says of it.
 func TestExpiryOfASession(t *testing.T) {
 	t.Parallel()
 	began := time.Unix(1_700_000_000, 5)

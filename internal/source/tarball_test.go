@@ -14,7 +14,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// E50, E52, E53: hostile archives. Each error names the entry.
+// Hostile archives. Each error names the entry.
 func TestHostileTarballs(t *testing.T) {
 	t.Parallel()
 	for name, x := range harness.HostileTarballs(t) {

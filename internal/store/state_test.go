@@ -7,7 +7,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 )
 
-// E67, C6: why a session ended, as PID 1's exit code and the engine tell it.
+// Why a session ended, as PID 1's exit code and the engine tell it.
 func TestReasonTellsTheEndsApart(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

@@ -1071,7 +1071,7 @@ func TestCommandDoesNotResumeWhatIsNotPersistent(t *testing.T) {
 	harness.Run(t, sb, "true")
 }
 
-// E47, S1: the user's files are theirs, and so is a new workspace.
+// The user's files are theirs, and so is a new workspace.
 func TestUser(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ user, id, home string }{

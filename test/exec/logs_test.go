@@ -44,7 +44,7 @@ func readLog(t *testing.T, sb *sandbox.Sandbox, o sandbox.LogOptions, n int) []s
 	return lines
 }
 
-// C7.1: both streams, each line with its time.
+// Both streams, each line with its time.
 func TestLogsTellStdoutFromStderr(t *testing.T) {
 	t.Parallel()
 	before := time.Now().Add(-time.Second)
@@ -61,7 +61,7 @@ func TestLogsTellStdoutFromStderr(t *testing.T) {
 	}
 }
 
-// C7.2: the last hundred lines, then new ones.
+// The last hundred lines, then new ones.
 func TestLogsTailThenFollow(t *testing.T) {
 	t.Parallel()
 	sb := newLogged(t, `i=1; while [ $i -le 150 ]; do echo line $i; i=$((i+1)); done
@@ -156,7 +156,7 @@ func TestLogsPutLongLinesTogether(t *testing.T) {
 	}
 }
 
-// C7: the log of a stopped sandbox is there, from all its sessions, and reading it
+// The log of a stopped sandbox is there, from all its sessions, and reading it
 // starts nothing.
 func TestLogsOfAStoppedSandbox(t *testing.T) {
 	t.Parallel()
@@ -293,7 +293,7 @@ func logsAreWhatWasWritten(t *testing.T, g *rand.Rand) {
 
 func tail(s string) string { return s[max(0, len(s)-30):] }
 
-// C7: detached commands are in the log, each line under its command's ID, and stay
+// Detached commands are in the log, each line under its command's ID, and stay
 // there when the session is over.
 func TestLogsHaveDetachedCommands(t *testing.T) {
 	t.Parallel()
@@ -355,7 +355,7 @@ func TestLogsSurviveWrongFrames(t *testing.T) {
 	}
 }
 
-// C7: ten followers end without an error when the session is stopped under them, with
+// Ten followers end without an error when the session is stopped under them, with
 // all its last words.
 func TestLogsFollowersEndWithTheSession(t *testing.T) {
 	t.Parallel()
@@ -385,7 +385,7 @@ func TestLogsFollowersEndWithTheSession(t *testing.T) {
 	done.Wait()
 }
 
-// E87: an engine that goes away is an error, not the end of the log.
+// An engine that goes away is an error, not the end of the log.
 func TestLogsTellOfALostEngine(t *testing.T) {
 	t.Parallel()
 	proxy := enginetest.NewProxy(t)
@@ -409,7 +409,7 @@ func TestLogsTellOfALostEngine(t *testing.T) {
 	}
 }
 
-// C7.1: the caller's context ends a log that says nothing.
+// The caller's context ends a log that says nothing.
 func TestLogsEndWithTheContext(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
@@ -430,7 +430,7 @@ func TestLogsEndWithTheContext(t *testing.T) {
 	}
 }
 
-// C6.2: no sandbox, no log.
+// Without a sandbox there is no log.
 func TestLogsOfADeletedSandbox(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
@@ -444,7 +444,7 @@ func TestLogsOfADeletedSandbox(t *testing.T) {
 	}
 }
 
-// Shows 6: ten followers see all that is written, each stream in its order, until the
+// Ten followers see all that is written, each stream in its order, until the
 // session is stopped under them, and then let go of everything.
 func TestLogsFollowersSeeAllInOrder(t *testing.T) {
 	t.Parallel()
@@ -509,7 +509,7 @@ func followers(t *testing.T, length time.Duration) {
 	t.Logf("%d followers saw %v lines each in %v", n, want, length)
 }
 
-// Shows 6: of a million lines the last hundred come as soon as the engine has them, each
+// Of a million lines the last hundred come as soon as the engine has them, each
 // stream is in its order, and ten followers lose nothing of what comes then.
 func TestLogsOfAMillionLinesSoak(t *testing.T) {
 	harness.Soak(t)

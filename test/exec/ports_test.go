@@ -20,7 +20,6 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// E100, S1.p3.
 func TestWrongPortsAreRefusedBeforeAnyEngineCall(t *testing.T) {
 	t.Parallel()
 	for what, test := range map[string]struct {

@@ -544,23 +544,20 @@ func rich(x *trial) []sandbox.CreateOption {
 	}
 }
 
-// Shows 3; S1.1, S1.p11, E81, E82, E86, E88.
 func TestCreateSurvivesAFaultInAnyCall(t *testing.T) {
 	testFaults(t, creation(plain, create))
 }
 
-// Shows 3, X9.
 func TestCreateOfAnUnnamedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 	testFaultsAtEvery(t, 6, creation(unnamed, create))
 }
 
-// Shows 3, E85: with a main process and an OnCreate that runs a command.
+// A fault in every call of a Create with a main process and an OnCreate that runs a command.
 func TestCreateWithOnCreateSurvivesAFaultInAnyCallSoak(t *testing.T) {
 	harness.Soak(t)
 	testFaults(t, creation(rich, create))
 }
 
-// Shows 3; S2.2, E84.
 func TestGetOrCreateOfAnAbsentSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 	testFaultsAtEvery(t, 6, creation(plain, func(ctx context.Context, x *trial, opts []sandbox.CreateOption) (*sandbox.Sandbox, error) {
 		return x.c.GetOrCreate(ctx, x.name, opts...)
@@ -604,22 +601,18 @@ func getOrCreate(ctx context.Context, x *trial) (*sandbox.Sandbox, error) {
 	return x.c.GetOrCreate(ctx, x.name, harness.Quick)
 }
 
-// Shows 3; S2.1.
 func TestGetOfAStoppedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 	testFaultsAtEvery(t, 4, getting(sandbox.StateStopped, get))
 }
 
-// Shows 3; S2.1.
 func TestGetOfARunningSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 	testFaultsAtEvery(t, 2, getting(sandbox.StateRunning, get))
 }
 
-// Shows 3; S2.2.
 func TestGetOrCreateOfAStoppedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 	testFaultsAtEvery(t, 6, getting(sandbox.StateStopped, getOrCreate))
 }
 
-// Shows 3; S2.2.
 func TestGetOrCreateOfARunningSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 	testFaultsAtEvery(t, 3, getting(sandbox.StateRunning, getOrCreate))
 }
@@ -639,7 +632,6 @@ func (x *trial) is(want sandbox.State) {
 	}
 }
 
-// Shows 3; C3.
 func TestStartSurvivesAFaultInAnyCall(t *testing.T) {
 	testFaultsAtEvery(t, 4, again(operation{
 		arrange: func(x *trial) { x.keptIn(sandbox.StateStopped) },
@@ -662,10 +654,8 @@ var stopping = again(operation{
 	done: func(x *trial) { x.is(sandbox.StateStopped) },
 })
 
-// Shows 3; C3.
 func TestStopSurvivesAFaultInAnyCall(t *testing.T) { testFaults(t, stopping) }
 
-// Shows 3; S1.2.
 func TestCloseOfAPersistentSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 	testFaultsAtEvery(t, 2, operation{
 		arrange:   func(x *trial) { x.keptIn(sandbox.StateRunning) },
@@ -676,7 +666,7 @@ func TestCloseOfAPersistentSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 	})
 }
 
-// Shows 3; X9. It waits for leases, beside other tests.
+// It waits for leases, beside other tests.
 func TestCloseOfAnUnnamedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 	t.Parallel()
 	testFaultsAtEvery(t, 4, operation{
@@ -694,7 +684,6 @@ func TestCloseOfAnUnnamedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 	})
 }
 
-// Shows 3; X9.
 func TestDetachSurvivesAFaultInAnyCall(t *testing.T) {
 	testFaultsAtEvery(t, 3, operation{
 		open: func(x *trial) error {
@@ -772,17 +761,14 @@ func deleteAll(ctx context.Context, x *trial) (sandbox.DeleteReport, error) {
 	return x.c.Delete(ctx, x.name, sandbox.DeleteOptions{Volumes: true})
 }
 
-// Shows 3; S4.2.
 func TestDeleteThatPreservesVolumesSurvivesAFaultInAnyCall(t *testing.T) {
 	testFaultsAtEvery(t, 5, deletion(true, deletePreserving))
 }
 
-// Shows 3; S4.2.
 func TestDeleteSurvivesAFaultInAnyCall(t *testing.T) {
 	testFaults(t, deletion(false, deleteAll))
 }
 
-// Shows 3; S4.2: on a handle.
 func TestDeleteOnAHandleSurvivesAFaultInAnyCallSoak(t *testing.T) {
 	harness.Soak(t)
 	op := deletion(false, func(ctx context.Context, x *trial) (sandbox.DeleteReport, error) {
@@ -792,7 +778,6 @@ func TestDeleteOnAHandleSurvivesAFaultInAnyCallSoak(t *testing.T) {
 	testFaultsAtEvery(t, 2, op)
 }
 
-// Shows 3; V3.
 func TestListSurvivesAFaultInAnyCall(t *testing.T) {
 	testFaultsAtEvery(t, 2, again(operation{
 		arrange: func(x *trial) { x.keptIn(sandbox.StateRunning) },
@@ -806,20 +791,18 @@ func TestListSurvivesAFaultInAnyCall(t *testing.T) {
 	}))
 }
 
-// Shows 3; S1.p11: an engine that does not answer holds a caller no longer than the
+// An engine that does not answer holds a caller no longer than the
 // caller's own deadline.
 func TestCreateOnAStalledEngineEndsWithItsDeadline(t *testing.T) {
 	t.Parallel()
 	testStallsAtEvery(t, 4, creation(plain, create))
 }
 
-// Shows 3; S2.1.
 func TestGetOnAStalledEngineEndsWithItsDeadline(t *testing.T) {
 	t.Parallel()
 	testStallsAtEvery(t, 3, getting(sandbox.StateStopped, get))
 }
 
-// Shows 3; C3.
 func TestStopOnAStalledEngineEndsWithItsDeadline(t *testing.T) {
 	t.Parallel()
 	testStallsAtEvery(t, 2, stopping)

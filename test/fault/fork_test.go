@@ -85,18 +85,17 @@ func forking(state sandbox.State) operation {
 	}), state)
 }
 
-// Shows 4; S3.1, E82: a source is never left paused, and nothing is left of a fork.
+// A source is never left paused, and nothing is left of a fork.
 func TestForkSurvivesAFaultInAnyCall(t *testing.T) {
 	testFaults(t, forking(sandbox.StateRunning))
 }
 
-// Shows 4.
 func TestForkOfAStoppedSandboxSurvivesAFaultInAnyCallSoak(t *testing.T) {
 	harness.Soak(t)
 	testFaults(t, forking(sandbox.StateStopped))
 }
 
-// Shows 4, E92: by commit, whose image goes, too.
+// A fork by commit that fails leaves no image.
 func TestForkByCommitSurvivesAFaultInAnyCallSoak(t *testing.T) {
 	harness.Soak(t)
 	testFaults(t, committing(forking(sandbox.StateRunning)))
@@ -172,7 +171,7 @@ func forkingMany(n int) operation {
 	}, sandbox.StateRunning)
 }
 
-// Shows 4; S3.1, E82: whichever forks there are, the source is not paused, and what they
+// Whichever forks there are, the source is not paused, and what they
 // shared goes with the last of them.
 func TestForkNSurvivesAFaultInAnyCall(t *testing.T) {
 	testFaultsAtEvery(t, 20, forkingMany(2))
@@ -276,7 +275,7 @@ func freezeHelper(t *testing.T, eng *engine.Engine, name string) {
 	t.Cleanup(func() { eng.UnpauseContainer(context.Background(), all[0].ID) })
 }
 
-// S3.1, E82: when a program is killed while its source is paused, the source goes on 30 s
+// When a program is killed while its source is paused, the source goes on 30 s
 // later at the most, as soon as somebody looks for it, and a sweep has the rest.
 func TestSourceOfAProgramThatIsKilledGoesOn(t *testing.T) {
 	t.Parallel()

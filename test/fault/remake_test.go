@@ -67,7 +67,7 @@ func changed(t *testing.T) operation {
 	})
 }
 
-// Shows 5: whatever the engine has done and not told while a container is replaced,
+// Whatever the engine has done and not told while a container is replaced,
 // nothing is lost, and the same start without a fault does it.
 func TestAChangedContainerSurvivesALostReplyOfAnyCall(t *testing.T) {
 	at := everyNth(3)
@@ -79,7 +79,7 @@ func TestAChangedContainerSurvivesALostReplyOfAnyCall(t *testing.T) {
 	})
 }
 
-// Shows 5: and with every fault in every call.
+// The same with every fault in every call.
 func TestAChangedContainerSurvivesAFaultInAnyCallSoak(t *testing.T) {
 	harness.Soak(t)
 	testFaults(t, changed(t))
@@ -125,7 +125,7 @@ func ready(t *testing.T, cmd *exec.Cmd) (goOn func()) {
 	return func() { in.Write([]byte("\n")) }
 }
 
-// Shows 5: a program that is killed at any engine call of the replacement leaves a
+// A program that is killed at any engine call of the replacement leaves a
 // sandbox that the next caller gets whole, with what was changed.
 func TestAChangedContainerSurvivesTheDeathOfWhoStartsIt(t *testing.T) {
 	t.Parallel()

@@ -116,25 +116,24 @@ func snapshotting(state sandbox.State) operation {
 	return beside(op, state)
 }
 
-// Shows 4; S3.1, E82: what a snapshot is taken of is never left paused, and there is a
+// What a snapshot is taken of is never left paused, and there is a
 // whole snapshot or nothing of one.
 func TestSnapshotSurvivesAFaultInAnyCall(t *testing.T) {
 	testFaultsAtEvery(t, 4, snapshotting(sandbox.StateRunning))
 }
 
-// Shows 4.
 func TestSnapshotOfAStoppedSandboxSurvivesAFaultInAnyCallSoak(t *testing.T) {
 	harness.Soak(t)
 	testFaults(t, snapshotting(sandbox.StateStopped))
 }
 
-// Shows 4, E92: by commit, whose image goes, too.
+// A snapshot by commit that fails leaves no image.
 func TestSnapshotByCommitSurvivesAFaultInAnyCallSoak(t *testing.T) {
 	harness.Soak(t)
 	testFaults(t, committing(snapshotting(sandbox.StateRunning)))
 }
 
-// Shows 4; E82: the snapshot is there, or it is gone with all it had once the same call
+// The snapshot is there, or it is gone with all it had once the same call
 // or a sweep has come by.
 func TestDeleteSnapshotSurvivesAFaultInAnyCall(t *testing.T) {
 	testFaultsAtEvery(t, 6, beside(operation{
@@ -213,12 +212,12 @@ func fromSnapshot(act func(context.Context, *trial, []sandbox.CreateOption) (*sa
 	return beside(op, sandbox.StateRunning)
 }
 
-// Shows 4; S1.p11, E82: the snapshot stays, and nobody shares it.
+// The snapshot stays, and nobody shares it.
 func TestCreateFromASnapshotSurvivesAFaultInAnyCall(t *testing.T) {
 	testFaultsAtEvery(t, 8, fromSnapshot(create))
 }
 
-// Shows 4: with the files copied, as on engines that mount no overlays.
+// The same with the files copied, as on engines that mount no overlays.
 func TestCreateFromACopiedSnapshotSurvivesAFaultInAnyCallSoak(t *testing.T) {
 	harness.Soak(t)
 	op := fromSnapshot(create)

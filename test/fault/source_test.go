@@ -10,7 +10,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// Shows 4, S1.3, S1.p11: with a source of each kind, whatever call fails.
+// A Create with a source leaves nothing, whatever call fails.
 func TestCreateFromATarballSurvivesAFaultInAnyCallSoak(t *testing.T) {
 	harness.Soak(t)
 	archive := harness.Tar(t, harness.TarFile("a", "1"), harness.TarFile("d/b", strings.Repeat("x", 100_000)))

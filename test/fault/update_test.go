@@ -12,7 +12,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 )
 
-// Shows 4: whatever call of the engine fails, limits and tags are both as they were or
+// Whatever call of the engine fails, limits and tags are both as they were or
 // both as they were to be, and the same update then works.
 func TestUpdateSurvivesAFaultInAnyCall(t *testing.T) {
 	var numbers atomic.Int64

@@ -44,7 +44,7 @@ func (x *trial) dropOrphans() {
 	}
 }
 
-// Shows 3; A44, A45, A46, E82: two copies and an attached volume, which no undo removes.
+// Two copies and an attached volume, which no undo removes.
 func TestCreateWithMountsSurvivesAFaultInAnyCall(t *testing.T) {
 	dir := harness.HostDir(t, map[string]string{"f": "x", "d/g": "y"})
 	attached := func(x *trial) string { return "agent-sandbox-kept" + x.name }
@@ -119,7 +119,7 @@ func (x *trial) dropOrphansOf(name string) {
 	}
 }
 
-// Shows 3; A30, E73: two sandboxes refer to the volume that is deleted by force.
+// Two sandboxes refer to the volume that is deleted by force.
 func TestDeleteVolumeWithForceSurvivesAFaultInAnyCall(t *testing.T) {
 	testFaultsAtEvery(t, 5, operation{
 		arrange: func(x *trial) {
@@ -177,7 +177,7 @@ func TestDeleteVolumeWithForceSurvivesAFaultInAnyCall(t *testing.T) {
 	})
 }
 
-// Shows 3; V6.2: what one run could not remove is reported, and the next one removes it.
+// What one run could not remove is reported, and the next one removes it.
 func TestCleanupSurvivesAFaultInAnyCall(t *testing.T) {
 	ours := func(x *trial) (list []string) {
 		x.aside(func() { list = x.ofID() })

@@ -59,7 +59,7 @@ const fullTree = `
 	chmod 4755 a/ü; chmod 600 nothing; chmod 1777 empty; chmod 555 a/b
 	touch -d '2001-02-03 04:05:06.123456789Z' hello a/b a/large empty; touch -h -d '2002-02-03 04:05:06.5Z' a/link`
 
-// Shows 3: names with newlines, not in UTF-8 and of 255 bytes, links out of the tree and
+// Names with newlines, not in UTF-8 and of 255 bytes, links out of the tree and
 // absolute ones, hard links, holes, setuid.
 func TestCopyKeepsATreeBothWays(t *testing.T) {
 	t.Parallel()
@@ -146,7 +146,7 @@ func TestCopyMergesIntoADirectory(t *testing.T) {
 	}
 }
 
-// Shows 3: devices, pipes.
+// A device or a pipe alone is no copy.
 func TestCopyOfASpecialFileIsRefusedByName(t *testing.T) {
 	t.Parallel()
 	sb := harness.Shared(t)
@@ -174,7 +174,7 @@ func TestCopyOfASpecialFileIsRefusedByName(t *testing.T) {
 	}
 }
 
-// Shows 3: pipes, sockets, devices, setuid. What is not kept is said, both ways.
+// Pipes, sockets, devices, setuid. What is not kept is said, both ways.
 func TestSpecialFilesInATreeAreReported(t *testing.T) {
 	t.Parallel()
 	sb := harness.Shared(t)
@@ -251,7 +251,7 @@ func TestCopyOutDoesNotFollowLinksAtTheDestination(t *testing.T) {
 	}
 }
 
-// Shows 3: link swaps, files that grow, shrink and vanish. The copy ends, and everything
+// Link swaps, files that grow, shrink and vanish. The copy ends, and everything
 // it has is a version that was there.
 func TestCopyOutOfATreeThatMoves(t *testing.T) {
 	t.Parallel()
@@ -280,7 +280,7 @@ func TestCopyOutOfATreeThatMoves(t *testing.T) {
 	}
 }
 
-// Shows 3: paths of 4,000 characters.
+// Paths of 4,000 characters are copied.
 func TestDeepPathsAreCopied(t *testing.T) {
 	t.Parallel()
 	sb := harness.Shared(t)
@@ -435,7 +435,7 @@ func cancelCopies(t *testing.T, size int64) {
 	nothingBehind(t, sb, "big ")
 }
 
-// Shows 4 of files: the sandbox is stopped in the middle of a copy. The copy waits for
+// The sandbox is stopped in the middle of a copy. The copy waits for
 // that, so that it can't be the faster one.
 func TestCopyUnderAStopFailsAndLeavesNothing(t *testing.T) {
 	t.Parallel()

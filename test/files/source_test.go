@@ -59,7 +59,7 @@ func bareImage(t *testing.T, user string, members ...harness.TarMember) string {
 	return harness.Image(t, content, "USER "+user)
 }
 
-// S1.3, E55, E57: the image has neither git nor a shell, and everything is its user's. What the image
+// The image has neither git nor a shell, and everything is its user's. What the image
 // has in the place of the workspace is not in the way of a source, and not in the workspace.
 func TestGitSourceNeedsNothingInTheImage(t *testing.T) {
 	t.Parallel()
@@ -89,7 +89,7 @@ func TestGitSourceNeedsNothingInTheImage(t *testing.T) {
 	})
 }
 
-// S1.p2, S1.3: a clone that git inside works with, of the user whatever that is called.
+// A clone that git inside works with, of the user whatever that is called.
 func TestGitSourceIsAWorkingClone(t *testing.T) {
 	t.Parallel()
 	r := gittest.New(t)
@@ -133,7 +133,7 @@ func atRevisions(t *testing.T, r *gittest.Repo, source sandbox.Git) {
 	}
 }
 
-// Shows 5; S1.3, E55: with ssh and a key.
+// Git clones over ssh with a key.
 func TestGitSourceOverSSH(t *testing.T) {
 	r := gittest.New(t)
 	port, command := gittest.SSH(t)
@@ -141,7 +141,7 @@ func TestGitSourceOverSSH(t *testing.T) {
 	atRevisions(t, r, sandbox.Git{URL: fmt.Sprintf("ssh://git@127.0.0.1:%d%s", port, r.Dir)})
 }
 
-// Shows 5; S1.3, E56: with http and a password.
+// Git clones over http with a password.
 func TestGitSourceOverHTTP(t *testing.T) {
 	t.Parallel()
 	r := gittest.New(t)
@@ -154,7 +154,7 @@ func TestGitSourceOverHTTP(t *testing.T) {
 	}
 }
 
-// S1.3: the main process sees everything, or there is none.
+// The main process sees everything, or there is none.
 func TestMainProcessSeesTheWholeSource(t *testing.T) {
 	t.Parallel()
 	var members []harness.TarMember
@@ -180,7 +180,7 @@ func TestMainProcessSeesTheWholeSource(t *testing.T) {
 	}
 }
 
-// S1.p2: a copy for the user; a directory may be given as the source with what it has.
+// A source directory is copied for the user; a directory may be given as the source with what it has.
 func TestDirSource(t *testing.T) {
 	t.Parallel()
 	dir := harness.HostDir(t, map[string]string{"a": "1", "sub/b": "2", "program": "p"})
@@ -237,7 +237,7 @@ func TestCopiesOfWorktreesSayThatGitWillNotWork(t *testing.T) {
 	}
 }
 
-// E51, E52: plain, zstd and gzip, by a file, a reader and a server that redirects, with
+// Tarballs are plain, zstd or gzip, by a file, a reader and a server that redirects, with
 // what forges' archives and those of other tools have in them.
 func TestTarballSource(t *testing.T) {
 	t.Parallel()
@@ -287,7 +287,7 @@ func TestTarballSource(t *testing.T) {
 	}
 }
 
-// E50, E52, E53: hostile archives. Each error names the entry, and nothing is left.
+// Hostile archives. Each error names the entry, and nothing is left.
 func TestHostileTarballsMakeNothing(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
@@ -304,7 +304,7 @@ func TestHostileTarballsMakeNothing(t *testing.T) {
 	}
 }
 
-// E53: servers that redirect, stall, break off, lie and answer something else.
+// Servers that redirect, stall, break off, lie and answer something else.
 func TestTarballServersThatMisbehave(t *testing.T) {
 	t.Parallel()
 	whole := harness.Tar(t, harness.TarFile("first", strings.Repeat("x", 5000)))
@@ -387,7 +387,7 @@ type failing struct{ error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.error }
 
-// E54, S1.p2: refused before anything is done, and all at once.
+// Refused before anything is done, and all at once.
 func TestSourcesThatCantBe(t *testing.T) {
 	t.Parallel()
 	c := harness.Nowhere(t)
@@ -426,7 +426,7 @@ func TestSourcesThatCantBe(t *testing.T) {
 	}
 }
 
-// E58, issue 6: after a clone the password is nowhere: not in what the engine knows of the
+// After a clone the password is nowhere: not in what the engine knows of the
 // container, its volumes and helpers, not in the files, not in what was logged or
 // reported.
 func TestPasswordOfASourceIsNowhere(t *testing.T) {
@@ -460,7 +460,7 @@ func TestPasswordOfASourceIsNowhere(t *testing.T) {
 	harness.NoHelpers(t, eng, began, func(_, of string) bool { return of == sb.Name() })
 }
 
-// E60: a sandbox that is there is not filled again. A workspace that is adopted has no
+// A sandbox that is there is not filled again. A workspace that is adopted has no
 // source.
 func TestSourceIsForNewWorkspacesAlone(t *testing.T) {
 	t.Parallel()
@@ -500,7 +500,7 @@ func TestSourceIsForNewWorkspacesAlone(t *testing.T) {
 	}
 }
 
-// E56: a missing revision, a repository that is none, a user the image does not know.
+// A missing revision, a repository that is none, a user the image does not know.
 func TestGitSourceThatFails(t *testing.T) {
 	temp := t.TempDir()
 	t.Setenv("TMPDIR", temp)

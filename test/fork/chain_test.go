@@ -17,7 +17,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// Shows 3, X25: forks of forks by commit go on past the point where layers are made one,
+// Forks of forks by commit go on past the point where layers are made one,
 // which is long before the engine refuses another.
 func TestChainOfForksOutgrowsTheLayersOfAnImage(t *testing.T) {
 	t.Parallel()
@@ -25,7 +25,7 @@ func TestChainOfForksOutgrowsTheLayersOfAnImage(t *testing.T) {
 	chainOfForks(t, c, layeredImage(t, 63), 4)
 }
 
-// Shows 3: a chain of 150 forks, each with one more file.
+// A chain of 150 forks, each with one more file.
 func TestChainOfForksSoak(t *testing.T) {
 	harness.Soak(t)
 	byCommit(t, func(t *testing.T, c *sandbox.Client, exact bool) { chainOfForks(t, c, layeredImage(t, 1), 150) })

@@ -9,7 +9,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// Shows 2, X25: a writer adds the same numbers to a file in the workspace and to one outside
+// A writer adds the same numbers to a file in the workspace and to one outside
 // of it, the first always first. Each fork taken meanwhile holds one moment: the files are
 // equal, or the first is ahead by the number that was being written.
 func TestForksOfABusySandboxHoldOneMoment(t *testing.T) {

@@ -125,7 +125,7 @@ func wantOwnWays(t *testing.T, source, fork *sandbox.Sandbox, files ...string) {
 	}
 }
 
-// S3, S3.1, X25: a fork has all that its source has, in the container and in each volume,
+// A fork has all that its source has, in the container and in each volume,
 // and from then on neither sees the other. What the source is doing it goes on doing, and one
 // that is stopped is left so.
 func TestForkHasEverythingAndGoesItsOwnWay(t *testing.T) {
@@ -198,7 +198,7 @@ func TestForkInheritsWhatOptionsDoNotSay(t *testing.T) {
 	}
 }
 
-// E1, E2, S3.1: what can't be a source is refused, and nothing is made.
+// What can't be a source is refused, and nothing is made.
 func TestForkOfNothing(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)

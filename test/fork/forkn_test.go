@@ -41,7 +41,7 @@ func containersMade(proxy *enginetest.Proxy) (n int) {
 	return n
 }
 
-// S3, Shows 4: many forks of one moment, each on its own from then on. However many there are, it
+// Many forks of one moment, each on its own from then on. However many there are, it
 // takes two helpers: one that freezes the moment, and one that fills them all. What can't be done for
 // all at once is done for each.
 func TestForkN(t *testing.T) {

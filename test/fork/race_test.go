@@ -84,7 +84,7 @@ func stepOfForks(ctx context.Context, a *harness.Account, c *sandbox.Client, pre
 	}
 }
 
-// Shows 4; S3.1, E83: processes that fork, snapshot and delete the same few sandboxes and
+// Processes that fork, snapshot and delete the same few sandboxes and
 // snapshots see no error that is not ours, pause nothing for good and leave nothing.
 func TestProcessesRaceOverForksSoak(t *testing.T) {
 	harness.Soak(t)

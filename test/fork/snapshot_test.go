@@ -116,7 +116,7 @@ func wantRolledBack(t *testing.T, c *sandbox.Client, first sandbox.Snapshot, wan
 	}
 }
 
-// E59, E1, X11: what is no snapshot is refused, and nothing is made.
+// What is no snapshot is refused, and nothing is made.
 func TestFromNoSnapshot(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)

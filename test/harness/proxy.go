@@ -88,7 +88,7 @@ func Refuse(w http.ResponseWriter, message string) {
 	json.NewEncoder(w).Encode(map[string]string{"message": message})
 }
 
-// BothWays (X15) runs a test with the engine copying by itself, and with the copy going through
+// BothWays runs a test with the engine copying by itself, and with the copy going through
 // this process.
 func BothWays(t *testing.T, test func(t *testing.T, c *sandbox.Client)) {
 	t.Run("beside", func(t *testing.T) { test(t, NewClient(t)) })

@@ -24,7 +24,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// V1, V1.1, V2: one volume of its own, named by the ID, whatever else is mounted.
+// One volume of its own, named by the ID, whatever else is mounted.
 func TestEverySandboxHasAWorkspaceVolume(t *testing.T) {
 	t.Parallel()
 	sb, eng := harness.Shared(t), harness.NewEngine(t)
@@ -55,7 +55,6 @@ func TestEverySandboxHasAWorkspaceVolume(t *testing.T) {
 	}
 }
 
-// V2.1.
 func TestWorkspaceIsWritable(t *testing.T) {
 	t.Parallel()
 	sb := harness.Shared(t)
@@ -66,7 +65,7 @@ func TestWorkspaceIsWritable(t *testing.T) {
 	harness.Run(t, sb, "grep", "-E", "^(/dev[^ ]*|tmpfs) /workspace [^ ]* rw,", "/proc/mounts") // tmpfs if the engine's data is in memory
 }
 
-// C1.1: and an image that is on the engine is not pulled.
+// An image that is on the engine is not pulled.
 func TestNameAloneGivesTheDefaults(t *testing.T) {
 	t.Parallel()
 	proxy := enginetest.NewProxy(t)
@@ -91,7 +90,7 @@ func TestNameAloneGivesTheDefaults(t *testing.T) {
 	}
 }
 
-// C1.2, S1.p5, E102: swap goes with memory.
+// Swap goes with memory.
 func TestLimitsReachTheEngine(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithMemory(2048<<20), sandbox.WithVCPUs(2))
@@ -101,7 +100,7 @@ func TestLimitsReachTheEngine(t *testing.T) {
 	}
 }
 
-// E102: the engine's own words, and nothing is left.
+// An error has the engine's own words, and nothing is left.
 func TestMoreCPUsThanThereAreIsInvalid(t *testing.T) {
 	t.Parallel()
 	c, name := harness.NewClient(t), harness.UniqueName(t)
@@ -186,7 +185,7 @@ func TestLimitsOfAnEngineThatHasNone(t *testing.T) {
 	}
 }
 
-// What a sandbox's container is beyond that: C3 for foreign tools, no restarts, no
+// What a sandbox's container is beyond that: readable by foreign tools, no restarts, no
 // privileges, and no health check of the image's beside PID 1's rules.
 func TestContainerIsMadeForASession(t *testing.T) {
 	t.Parallel()
@@ -205,7 +204,6 @@ func TestContainerIsMadeForASession(t *testing.T) {
 	}
 }
 
-// S1.1.
 func TestCreateReturnsARunningSession(t *testing.T) {
 	t.Parallel()
 	sb := harness.Shared(t)
@@ -228,7 +226,6 @@ func TestRuntimeOfTheClientIsItsImage(t *testing.T) {
 	}
 }
 
-// S1.1.
 func TestFailedCreateReturnsNoHandle(t *testing.T) {
 	t.Parallel()
 	if sb, err := harness.Nowhere(t).Create(t.Context()); sb != nil || !errors.Is(err, sandbox.ErrEngineUnavailable) {
@@ -236,7 +233,7 @@ func TestFailedCreateReturnsNoHandle(t *testing.T) {
 	}
 }
 
-// S1.p1, E2: a sandbox without a name is named by its ID, which is its own.
+// A sandbox without a name is named by its ID, which is its own.
 func TestUnnamedSandboxIsNamedByItsID(t *testing.T) {
 	t.Parallel()
 	a, b := harness.Shared(t), harness.NewSandbox(t)
@@ -248,7 +245,6 @@ func TestUnnamedSandboxIsNamedByItsID(t *testing.T) {
 	}
 }
 
-// S1.p6.
 func TestRuntimeChoosesTheImage(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithRuntime("node20"))
@@ -260,7 +256,7 @@ func TestRuntimeChoosesTheImage(t *testing.T) {
 	}
 }
 
-// S1.p8: image < sandbox < command, for commands and the main process.
+// The environment of a command overrides that of the sandbox, which overrides that of the image: for commands and the main process.
 func TestEnvironmentIsImageThenSandboxThenCommand(t *testing.T) {
 	t.Parallel()
 	image, err := harness.NewEngine(t).InspectImage(t.Context(), sandbox.DefaultImage)
@@ -288,7 +284,6 @@ func TestEnvironmentIsImageThenSandboxThenCommand(t *testing.T) {
 	}
 }
 
-// S1.p9, E96.
 func TestTagsComeBackAndFilter(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
@@ -315,7 +310,6 @@ func TestTagsComeBackAndFilter(t *testing.T) {
 	}
 }
 
-// S1.2, S1.p10, X9: whose files outlive Close.
 func TestPersistenceDecidesWhatCloseLeaves(t *testing.T) {
 	t.Parallel()
 	for what, tt := range map[string]struct {
@@ -371,7 +365,7 @@ func TestPersistenceDecidesWhatCloseLeaves(t *testing.T) {
 	}
 }
 
-// S1.p11, E88: cancelled at any step it leaves nothing, though the undo begins with a
+// Cancelled at any step it leaves nothing, though the undo begins with a
 // context that has ended.
 func TestCancelledCreateLeavesNothing(t *testing.T) {
 	t.Parallel()
@@ -424,7 +418,7 @@ func TestCancelledCreateLeavesNothing(t *testing.T) {
 	}
 }
 
-// E89: the image is looked for before anything is made.
+// The image is looked for before anything is made.
 func TestMissingImageIsNamedAndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	c, name := harness.NewClient(t), harness.UniqueName(t)
@@ -439,7 +433,7 @@ func TestMissingImageIsNamedAndLeavesNothing(t *testing.T) {
 	}
 }
 
-// E94: a stranger's volume with the name of a workspace is not adopted.
+// A stranger's volume with the name of a workspace is not adopted.
 func TestForeignVolumeIsNotAdopted(t *testing.T) {
 	t.Parallel()
 	c, eng, id, name := harness.NewClient(t), harness.NewEngine(t), record.NewID(), harness.UniqueName(t)
@@ -465,7 +459,7 @@ func TestForeignVolumeIsNotAdopted(t *testing.T) {
 	}
 }
 
-// E95: the engine would take megabytes of labels.
+// The engine would take megabytes of labels.
 func TestTagsTooLargeAreInvalid(t *testing.T) {
 	t.Parallel()
 	c, name := harness.NewClient(t), harness.UniqueName(t)
@@ -478,7 +472,7 @@ func TestTagsTooLargeAreInvalid(t *testing.T) {
 	}
 }
 
-// E101: that the engine started something does not say that the main process runs.
+// That the engine started a container does not say that the main process runs.
 func TestMainProcessThatCannotStartFailsCreate(t *testing.T) {
 	t.Parallel()
 	c, eng := harness.NewClient(t), harness.NewEngine(t)

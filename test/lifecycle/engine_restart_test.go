@@ -113,7 +113,7 @@ func TestCreateAfterARestartOfTheEngine(t *testing.T) {
 	}
 }
 
-// E70, E87: the engine goes and comes back, under a session with all that can be open to
+// The engine goes and comes back, under a session with all that can be open to
 // it. Handles tell, and nothing is lost.
 func TestSandboxesOutliveTheirEngine(t *testing.T) {
 	t.Parallel()
@@ -293,7 +293,7 @@ func outlive(t *testing.T, d *enginetest.Daemon, image sandbox.CreateOption, dow
 		t.Errorf("the log has %q, want that of both sessions", log)
 	}
 
-	// X9: a sandbox that is not persistent had one session.
+	// A sandbox that is not persistent had one session.
 	if err := temporary.Command(ctx, "/resident", "env").Run(); !errors.Is(err, sandbox.ErrNotRunning) && !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("a command in a sandbox that is not persistent: %v, want ErrNotRunning", err)
 	}
@@ -324,7 +324,7 @@ func engineAt(t *testing.T, host string) *engine.Engine {
 	return eng
 }
 
-// E70, E82: whatever a Create was about when the engine went, it ends, and what it did
+// Whatever a Create was about when the engine went, it ends, and what it did
 // not make is gone after a sweep.
 func TestCreateOutlivesItsEngine(t *testing.T) {
 	t.Parallel()
@@ -442,7 +442,7 @@ func creators(t *testing.T, d *enginetest.Daemon, image sandbox.CreateOption, st
 	return made
 }
 
-// E67, shows 3: root fills the disk, its own and the engine's, to the last byte. The
+// Root fills the disk, its own and the engine's, to the last byte. The
 // session ends on time, others see why, and what is deleted makes room for others.
 func TestRootInsideCannotOutliveTheTimeoutOnAFullDisk(t *testing.T) {
 	t.Parallel()

@@ -15,7 +15,6 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// C8.1.
 func TestHealthyEngineTellsItsVersion(t *testing.T) {
 	h, err := harness.NewClient(t).CheckHealth(t.Context())
 	if err != nil || !h.Healthy || h.Guidance != "" {
@@ -26,7 +25,6 @@ func TestHealthyEngineTellsItsVersion(t *testing.T) {
 	}
 }
 
-// C8.2.
 func TestMissingEngineIsGuidance(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "none.sock")
 	h, err := harness.Unconnected(t, sandbox.WithHost("unix://"+socket)).CheckHealth(t.Context())
@@ -40,7 +38,7 @@ func TestMissingEngineIsGuidance(t *testing.T) {
 	}
 }
 
-// C8: bounded, also with a socket that accepts and never answers.
+// CheckHealth is bounded, also with a socket that accepts and never answers.
 func TestHungEngineIsGuidanceInTime(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -52,7 +52,7 @@ chmod 2750 empty; chown 7:8 empty; printf x > 'with space/ünï'; chmod 4755 'wi
 	listTree = `find . -printf '%P %y %m %U %G %s %T@ %n %l\n' | sort; find . -type f -exec sha256sum {} + | sort`
 )
 
-// C2.1, V2.2, S2.1: everything about every file, also for another process, after Close.
+// Everything about every file, also for another process, after Close.
 func TestFilesSurviveStopAndClose(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
@@ -79,7 +79,7 @@ func TestFilesSurviveStopAndClose(t *testing.T) {
 	}
 }
 
-// C2.2: it is not a restart.
+// Start of a running sandbox is no restart.
 func TestStartOfARunningSandboxChangesNothing(t *testing.T) {
 	t.Parallel()
 	sb := harness.Shared(t)
@@ -95,7 +95,6 @@ func TestStartOfARunningSandboxChangesNothing(t *testing.T) {
 // stubborn is a main process that does not mind SIGTERM.
 var stubborn = sandbox.WithCommand("sh", "-c", "trap '' TERM; touch /workspace/up; while :; do sleep 0.1; done")
 
-// C3.1.
 func TestStopLetsTheMainProcessFinish(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)),
@@ -116,7 +115,6 @@ func TestStopLetsTheMainProcessFinish(t *testing.T) {
 	}
 }
 
-// C3.2.
 func TestStopKillsWhatIgnoresIt(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithStopTimeout(time.Second), stubborn)
@@ -133,7 +131,7 @@ func TestStopKillsWhatIgnoresIt(t *testing.T) {
 	}
 }
 
-// C3.2: 30 s unless told otherwise.
+// A stop takes 30 s at most, unless told otherwise.
 func TestStopGrantsThirtySeconds(t *testing.T) {
 	t.Parallel()
 	proxy := enginetest.NewProxy(t)
@@ -158,7 +156,7 @@ func TestStopGrantsThirtySeconds(t *testing.T) {
 	}
 }
 
-// E104: a list while what it lists is going.
+// A list is right while sandboxes go.
 func TestListWhileSandboxesGo(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
@@ -187,7 +185,7 @@ func TestListWhileSandboxesGo(t *testing.T) {
 	}
 }
 
-// X22: deletion stops what runs, and not with SIGKILL.
+// Deletion stops what runs, and not with SIGKILL.
 func TestDeleteLetsTheMainProcessFinish(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)),
@@ -205,7 +203,6 @@ func TestDeleteLetsTheMainProcessFinish(t *testing.T) {
 	}
 }
 
-// C5.1.
 func TestEmptyListIsNotNil(t *testing.T) {
 	t.Parallel()
 	list, err := harness.NewClient(t).List(t.Context(), sandbox.ListOptions{Prefix: harness.UniqueName(t)})
@@ -214,7 +211,7 @@ func TestEmptyListIsNotNil(t *testing.T) {
 	}
 }
 
-// S1.2: however the scope ends.
+// Close ends the session however the scope ends.
 func TestDeferredCloseStopsTheSandbox(t *testing.T) {
 	t.Parallel()
 	c, name := harness.NewClient(t), harness.UniqueName(t)
@@ -240,7 +237,7 @@ func TestDeferredCloseStopsTheSandbox(t *testing.T) {
 	}
 }
 
-// S1.2, E65: whatever happened before, Close is nil, soon, and stays so.
+// Whatever happened before, Close is nil, soon, and stays so.
 func TestCloseIsNilWhateverHappenedBefore(t *testing.T) {
 	t.Parallel()
 	for what, before := range map[string]func(t *testing.T, sb *sandbox.Sandbox, eng *engine.Engine){
@@ -315,7 +312,7 @@ func TestCloseIsNilWhateverHappenedBefore(t *testing.T) {
 	}
 }
 
-// E65: whichever comes first, it ends closed and, as Close came last, stopped.
+// Whichever comes first, it ends closed and, as Close came last, stopped.
 func TestCloseWhileStartRuns(t *testing.T) {
 	t.Parallel()
 	c, name := harness.NewClient(t), harness.UniqueName(t)
@@ -350,7 +347,7 @@ func TestCloseWhileStartRuns(t *testing.T) {
 	sb.Detach()
 }
 
-// S1.2: methods of a closed handle say so, all of them.
+// Methods of a closed handle say so, all of them.
 func TestClosedHandleSaysSo(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithPorts(3000))
@@ -392,7 +389,7 @@ func handleCalls(t *testing.T) map[string]func(*sandbox.Sandbox) error {
 	}
 }
 
-// E66: a failure that defer drops is told to the logger.
+// A failure that defer drops is told to the logger.
 func TestFailedCloseIsReturnedAndLogged(t *testing.T) {
 	t.Parallel()
 	proxy := enginetest.NewProxy(t)
@@ -432,7 +429,7 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// S2.1, X13: Get of a running sandbox is the same session, and that of a stopped one another.
+// Get of a running sandbox is the same session, and that of a stopped one another.
 func TestGetResumesAStoppedSandbox(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
@@ -489,7 +486,7 @@ func TestGetResumesAStoppedSandbox(t *testing.T) {
 	}
 }
 
-// S2.1, C6.2: exactly these words.
+// The message of ErrNotFound is exactly this one.
 func TestMissingSandboxIsNotFound(t *testing.T) {
 	t.Parallel()
 	for call, do := range takers(harness.NewClient(t)) {
@@ -504,7 +501,7 @@ func TestMissingSandboxIsNotFound(t *testing.T) {
 	}
 }
 
-// S2.2: of many callers one creates.
+// Of many callers one creates.
 func TestGetOrCreateCreatesOnce(t *testing.T) {
 	t.Parallel()
 	c, name := harness.NewClient(t), harness.UniqueName(t)
@@ -546,7 +543,7 @@ func TestGetOrCreateCreatesOnce(t *testing.T) {
 	sb.Detach()
 }
 
-// E93: a volume that exists keeps its labels, whoever asks for others.
+// A volume that exists keeps its labels, whoever asks for others.
 func TestWorkspaceKeepsItsLabels(t *testing.T) {
 	t.Parallel()
 	eng := harness.NewEngine(t)
@@ -564,7 +561,7 @@ func TestWorkspaceKeepsItsLabels(t *testing.T) {
 	}
 }
 
-// S4.2, C4.1, C4.2, V4.1: for good, and the workspace is preserved unless told otherwise.
+// Delete is for good, and preserves the workspace unless told otherwise.
 func TestDeletedSandboxIsGone(t *testing.T) {
 	t.Parallel()
 	c, eng := harness.NewClient(t), harness.NewEngine(t)
@@ -632,7 +629,6 @@ func TestDeletedSandboxIsGone(t *testing.T) {
 	}
 }
 
-// E61.
 func TestStopOfWhatDoesNotRunIsNil(t *testing.T) {
 	t.Parallel()
 	c, eng := harness.NewClient(t), harness.NewEngine(t)
@@ -655,7 +651,7 @@ func TestStopOfWhatDoesNotRunIsNil(t *testing.T) {
 	}
 }
 
-// E62, X21: a program without a handler for SIGTERM would be deaf to it as PID 1.
+// A program without a handler for SIGTERM would be deaf to it as PID 1.
 func TestSandboxStopsAtOnce(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithCommand("tail", "-f", "/dev/null"))
@@ -668,7 +664,7 @@ func TestSandboxStopsAtOnce(t *testing.T) {
 	}
 }
 
-// E62: nor is a SIGTERM lost that comes while PID 1 is still starting, when the kernel
+// No SIGTERM is lost that comes while PID 1 is still starting, when the kernel
 // drops what it has no handler for.
 func TestStopRightAfterStartIsHeard(t *testing.T) {
 	t.Parallel()
@@ -686,7 +682,7 @@ func TestStopRightAfterStartIsHeard(t *testing.T) {
 	}
 }
 
-// E63: commands get SIGTERM too, detached or not.
+// Commands get SIGTERM too, detached or not.
 func TestStopTellsEveryCommand(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
@@ -706,7 +702,7 @@ func TestStopTellsEveryCommand(t *testing.T) {
 	}
 }
 
-// E64: the caller goes, the session ends all the same.
+// The caller goes, the session ends all the same.
 func TestStopGoesOnWithoutItsCaller(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithStopTimeout(8*time.Second), sandbox.WithCommand("sh", "-c", "trap 'echo asked' TERM; touch /workspace/up; while :; do sleep 0.1; done"))
@@ -730,7 +726,7 @@ func TestStopGoesOnWithoutItsCaller(t *testing.T) {
 	harness.Eventually(t, "it is stopped", func() bool { return harness.Status(t, sb).State == sandbox.StateStopped })
 }
 
-// E91: Get goes by the container's own name, and List shows both.
+// Get goes by the container's own name, and List shows both.
 func TestTwoContainersWithOneNameLabel(t *testing.T) {
 	t.Parallel()
 	c, eng := harness.NewClient(t), harness.NewEngine(t)
@@ -751,7 +747,7 @@ func TestTwoContainersWithOneNameLabel(t *testing.T) {
 	}
 }
 
-// E92: an image made of a sandbox has its labels, and so has a stranger's container
+// An image made of a sandbox has its labels, and so has a stranger's container
 // made of that.
 func TestContainerOfAnImageOfASandboxIsNoSandbox(t *testing.T) {
 	t.Parallel()
@@ -791,7 +787,7 @@ func TestContainerOfAnImageOfASandboxIsNoSandbox(t *testing.T) {
 	}
 }
 
-// E98: `docker container prune` takes stopped sandboxes, and leaves their files.
+// `docker container prune` takes stopped sandboxes, and leaves their files.
 func TestPrunedSandboxLeavesItsWorkspace(t *testing.T) {
 	t.Parallel()
 	c, eng := harness.NewClient(t), harness.NewEngine(t)

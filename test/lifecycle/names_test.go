@@ -55,7 +55,7 @@ func takers(c *sandbox.Client) map[string]func(ctx context.Context, name string)
 	}
 }
 
-// E1: the Docker client cleans paths, so a name with ".." is another object.
+// The Docker client cleans paths, so a name with ".." is another object.
 func TestNamesThatClimbReachNothing(t *testing.T) {
 	t.Parallel()
 	foreign := enginetest.NewForeign(t)
@@ -84,7 +84,7 @@ func TestNamesThatClimbReachNothing(t *testing.T) {
 	}
 }
 
-// E2: nobody's name is empty.
+// Nobody's name is empty.
 func TestEmptyNameIsInvalid(t *testing.T) {
 	t.Parallel()
 	for call, do := range takers(harness.Nowhere(t)) {
@@ -94,7 +94,7 @@ func TestEmptyNameIsInvalid(t *testing.T) {
 	}
 }
 
-// E3, E5: the rule is strict, and the error says it.
+// The rule is strict, and the error says it.
 func TestNamesFollowTheRule(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{
@@ -116,7 +116,7 @@ func TestNamesFollowTheRule(t *testing.T) {
 	}
 }
 
-// E4: 63 characters are the limit.
+// 63 characters are the limit.
 func TestNamesHaveALength(t *testing.T) {
 	t.Parallel()
 	for n, want := range map[int]error{63: sandbox.ErrEngineUnavailable, 64: sandbox.ErrInvalidArgument, 300: sandbox.ErrInvalidArgument} {
@@ -128,7 +128,7 @@ func TestNamesHaveALength(t *testing.T) {
 	}
 }
 
-// V1.2, E4, E5: and the longest name, with everything in it, works on the engine.
+// The longest name, with every character that a name may have, works on the engine.
 func TestLongestNameWorks(t *testing.T) {
 	t.Parallel()
 	name := record.NewID() + "..--__" + strings.Repeat("x", 63-12-6)
@@ -157,7 +157,7 @@ func TestNamesOfOneSandbox(t *testing.T) {
 	}
 }
 
-// E6: names come first, and no name may hide an ID, nor an ID a name.
+// Names come first, and no name may hide an ID, nor an ID a name.
 func testNamesAndIDsDoNotHideEachOther(t *testing.T, c *sandbox.Client, sb *sandbox.Sandbox) {
 	for what, opts := range map[string][]sandbox.CreateOption{
 		"a name that is another's ID":  {sandbox.WithName(sb.ID())},
@@ -178,7 +178,7 @@ func testNamesAndIDsDoNotHideEachOther(t *testing.T, c *sandbox.Client, sb *sand
 	}
 }
 
-// E7: an ID that is taken, as a generated one could be, is an error and takes nothing
+// An ID that is taken, as a generated one could be, is an error and takes nothing
 // from its owner.
 func testTakenIDIsAnError(t *testing.T, c *sandbox.Client, sb *sandbox.Sandbox) {
 	eng := harness.NewEngine(t)
@@ -195,7 +195,7 @@ func testTakenIDIsAnError(t *testing.T, c *sandbox.Client, sb *sandbox.Sandbox) 
 	}
 }
 
-// E11: Docker takes the beginning of a container's ID for the container.
+// Docker takes the beginning of a container's ID for the container.
 func testContainerIDsAreNoNames(t *testing.T, c *sandbox.Client, sb *sandbox.Sandbox) {
 	got, err := harness.NewEngine(t).InspectContainer(t.Context(), record.ContainerName(sb.Name()))
 	if err != nil {
@@ -241,7 +241,7 @@ func testGetOrCreateRefusesAnotherPolicy(t *testing.T, c *sandbox.Client, made *
 	}
 }
 
-// S2.2, E93: labels can't change, and options of an existing sandbox are ignored, with a word of it.
+// Labels can't change, and options of an existing sandbox are ignored, with a word of it.
 func testGetOrCreateIgnoresOptions(t *testing.T, c *sandbox.Client, made *sandbox.Sandbox) {
 	before := harness.Raw(t, made).Config
 	var said []string
@@ -274,7 +274,7 @@ func testGetOrCreateIgnoresOptions(t *testing.T, c *sandbox.Client, made *sandbo
 	}
 }
 
-// E6: also where both exist, made by hand.
+// Both exist here, made by hand.
 func TestNameIsLookedUpBeforeID(t *testing.T) {
 	t.Parallel()
 	c, eng := harness.NewClient(t), harness.NewEngine(t)
@@ -287,7 +287,7 @@ func TestNameIsLookedUpBeforeID(t *testing.T) {
 	}
 }
 
-// E8: a name held by a stranger's container.
+// A name held by a stranger's container.
 func TestForeignContainerKeepsItsName(t *testing.T) {
 	t.Parallel()
 	foreign := enginetest.NewForeign(t)
@@ -311,7 +311,7 @@ func TestForeignContainerKeepsItsName(t *testing.T) {
 	foreign.Check(t)
 }
 
-// E10: also while the engine is still removing the container.
+// A name is free while the engine is still removing the container.
 func TestCreateWaitsForARemovalInProgress(t *testing.T) {
 	t.Parallel()
 	c, eng := harness.NewClient(t), harness.NewEngine(t)

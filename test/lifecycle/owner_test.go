@@ -65,7 +65,7 @@ func ownedBy(t *testing.T, args ...string) (kill func()) {
 	return kill
 }
 
-// What takes as long as a lease is waited for together. Shows 4 and 5.
+// What takes as long as a lease is waited for together.
 func TestLease(t *testing.T) {
 	t.Parallel()
 	var g sync.WaitGroup
@@ -81,7 +81,6 @@ func TestLease(t *testing.T) {
 	}
 }
 
-// Shows 5, X9.
 func testKilledOwner(t *testing.T) {
 	c, eng := harness.NewClient(t), harness.NewEngine(t)
 	id := harness.UniqueName(t)
@@ -122,7 +121,6 @@ func testKilledOwner(t *testing.T) {
 	harness.Gone(t, c, eng, id)
 }
 
-// Shows 5, X9.
 func testDetachedOutlivesItsProcess(t *testing.T) {
 	c := harness.NewClient(t)
 	id := harness.UniqueName(t)
@@ -143,7 +141,6 @@ func testDetachedOutlivesItsProcess(t *testing.T) {
 	}
 }
 
-// Shows 5, X9.
 func testIdleHandle(t *testing.T) {
 	c := harness.NewClient(t)
 	sb, err := c.Create(t.Context(), harness.Quick)
@@ -161,7 +158,7 @@ func testIdleHandle(t *testing.T) {
 	}
 }
 
-// X9: the session of a Start has a lease of its own.
+// The session of a Start has a lease of its own.
 func testStoppedThenStarted(t *testing.T) {
 	c := harness.NewClient(t)
 	sb, err := c.Create(t.Context(), harness.Quick)
@@ -183,7 +180,7 @@ func testStoppedThenStarted(t *testing.T) {
 	}
 }
 
-// Shows 4, S2.2, E9: the creator is killed inside OnCreate.
+// The creator is killed inside OnCreate.
 func testKilledCreator(t *testing.T) {
 	c, eng := harness.NewClient(t), harness.NewEngine(t)
 	name, file := harness.UniqueName(t), filepath.Join(t.TempDir(), "created")

@@ -88,7 +88,6 @@ func stuckCreatorRole(args []string) error {
 	return err
 }
 
-// Shows 4; S2.2, E84.
 func TestGetOrCreateOfManyProcessesMakesOneSandbox(t *testing.T) {
 	t.Parallel()
 	const goroutines = 8
@@ -121,7 +120,7 @@ func TestGetOrCreateOfManyProcessesMakesOneSandbox(t *testing.T) {
 	}
 }
 
-// Two Creates of one name at once: Shows 4; S1.1, E83.
+// Of two Creates of one name at once one wins.
 func TestOneOfTwoCreatesOfAName(t *testing.T) {
 	t.Parallel()
 	clean, eng := harness.NewClient(t), harness.NewEngine(t)
@@ -160,7 +159,7 @@ func TestOneOfTwoCreatesOfAName(t *testing.T) {
 	}
 }
 
-// Shows 4, S2.2: the compare-and-swap that all of it stands on, on the real engine.
+// The compare-and-swap that all of it stands on, on the real engine.
 func TestOneOfFiftyClaims(t *testing.T) {
 	t.Parallel()
 	eng := harness.NewEngine(t)
@@ -235,7 +234,7 @@ func dead(t *testing.T, eng *engine.Engine, name string) record.Marker {
 	return found[0]
 }
 
-// Shows 4; E9: several find the marker of a dead creator at once.
+// Several find the marker of a dead creator at once.
 func TestOneOfSeveralTakesOverFromADeadCreator(t *testing.T) {
 	t.Parallel()
 	clean, eng := harness.NewClient(t), harness.NewEngine(t)
@@ -274,7 +273,7 @@ func TestOneOfSeveralTakesOverFromADeadCreator(t *testing.T) {
 	}
 }
 
-// E92: who makes a container from an image that we committed gets our labels with it, and
+// Who makes a container from an image that we committed gets our labels with it, and
 // keeps the container when what is ours is cleared.
 func TestContainerOfACommittedImageStays(t *testing.T) {
 	t.Parallel()
@@ -317,7 +316,7 @@ func TestContainerOfACommittedImageStays(t *testing.T) {
 	}
 }
 
-// Shows 4; E9: a creator who died stands in the way of nobody.
+// A creator who died stands in the way of nobody.
 func TestCreateTakesOverFromADeadCreator(t *testing.T) {
 	t.Parallel()
 	clean, eng := harness.NewClient(t), harness.NewEngine(t)
@@ -337,7 +336,7 @@ func TestCreateTakesOverFromADeadCreator(t *testing.T) {
 	}
 }
 
-// Shows 4: the name was taken over and is being made anew (A, B, A again) while a slow
+// The name was taken over and is being made anew (A, B, A again) while a slow
 // caller still has the dead marker in mind.
 func TestSlowTakeOverLeavesTheNextCreatorAlone(t *testing.T) {
 	t.Parallel()
@@ -372,7 +371,7 @@ func TestSlowTakeOverLeavesTheNextCreatorAlone(t *testing.T) {
 	}
 }
 
-// E8, E94: the name belongs to somebody else's container.
+// The name belongs to somebody else's container.
 func TestGetOrCreateOfAForeignNameFailsAtOnce(t *testing.T) {
 	t.Parallel()
 	f := enginetest.NewForeign(t)
@@ -393,7 +392,7 @@ func TestGetOrCreateOfAForeignNameFailsAtOnce(t *testing.T) {
 	}
 }
 
-// E94: the marker's name belongs to somebody else's volume.
+// The marker's name belongs to somebody else's volume.
 func TestGetOrCreateWithAForeignMarkerFailsAtOnce(t *testing.T) {
 	t.Parallel()
 	eng, c := harness.NewEngine(t), harness.NewClient(t)
@@ -417,7 +416,7 @@ func TestGetOrCreateWithAForeignMarkerFailsAtOnce(t *testing.T) {
 	}
 }
 
-// S2.2, E84: others wait for the creator, as long as they care to.
+// Others wait for the creator, as long as they care to.
 func TestGetWaitsForACreatorAsLongAsItsContext(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
@@ -461,7 +460,6 @@ func TestGetWaitsForACreatorAsLongAsItsContext(t *testing.T) {
 	}
 }
 
-// E90, S4.2.
 func TestOneOfSeveralDeletesWins(t *testing.T) {
 	t.Parallel()
 	clean, eng := harness.NewClient(t), harness.NewEngine(t)
@@ -504,7 +502,7 @@ func TestOneOfSeveralDeletesWins(t *testing.T) {
 	}
 }
 
-// E90: a sandbox that is being deleted does not come back.
+// A sandbox that is being deleted does not come back.
 func TestStartDoesNotSaveASandboxFromDelete(t *testing.T) {
 	t.Parallel()
 	clean, eng := harness.NewClient(t), harness.NewEngine(t)
@@ -539,7 +537,7 @@ func TestStartDoesNotSaveASandboxFromDelete(t *testing.T) {
 	}
 }
 
-// E10, S4.2: the name is free as soon as Delete returns, and as good as free before.
+// The name is free as soon as Delete returns, and as good as free before.
 func TestNameIsFreeAtOnceAfterDelete(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
@@ -561,7 +559,6 @@ func TestNameIsFreeAtOnceAfterDelete(t *testing.T) {
 	}
 }
 
-// E85.
 func TestErrorOfOnCreateUndoesTheSandbox(t *testing.T) {
 	t.Parallel()
 	c, eng := harness.NewClient(t), harness.NewEngine(t)
@@ -584,7 +581,7 @@ func TestErrorOfOnCreateUndoesTheSandbox(t *testing.T) {
 	}
 }
 
-// E85: the panic goes on once everything is cleaned up.
+// The panic goes on once everything is cleaned up.
 func TestPanicOfOnCreateUndoesTheSandbox(t *testing.T) {
 	t.Parallel()
 	c, eng := harness.NewClient(t), harness.NewEngine(t)

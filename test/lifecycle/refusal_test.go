@@ -19,7 +19,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// E78: a sandbox whose container the engine does not remove keeps its volumes, and the report says
+// A sandbox whose container the engine does not remove keeps its volumes, and the report says
 // so.
 func TestDeleteThatFailsKeepsTheVolumes(t *testing.T) {
 	t.Parallel()
@@ -97,7 +97,7 @@ func creations(t *testing.T) (opt sandbox.ClientOption, made func() []string) {
 	}
 }
 
-// E89: the image is ensured before a volume or the container is made.
+// The image is ensured before a volume or the container is made.
 func TestImageComesFirst(t *testing.T) {
 	t.Parallel()
 	opt, made := creations(t)
@@ -116,7 +116,7 @@ func TestImageComesFirst(t *testing.T) {
 	}
 }
 
-// A46: the error of a failed create names the step, the object and the cause, and everything that
+// The error of a failed create names the step, the object and the cause, and everything that
 // could not be removed again.
 func TestFailedUndoSaysWhatIsLeft(t *testing.T) {
 	t.Parallel()
@@ -168,7 +168,7 @@ func TestFailedUndoSaysWhatIsLeft(t *testing.T) {
 	}
 }
 
-// E69: a step of the engine's clock neither ends a session nor changes what it has left.
+// A step of the engine's clock neither ends a session nor changes what it has left.
 func TestSessionOutlivesAStepOfTheClock(t *testing.T) {
 	t.Parallel()
 	var step atomic.Int64

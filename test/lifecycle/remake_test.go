@@ -45,14 +45,14 @@ func session(t *testing.T, sb *sandbox.Sandbox) {
 	}
 }
 
-// Shows 5; S4.1: a port that is added to a stopped sandbox is there in the next session,
+// A port that is added to a stopped sandbox is there in the next session,
 // and so is all that was in the sandbox, inside and outside of its workspace.
 func TestAChangedPortKeepsEveryFile(t *testing.T) {
 	t.Parallel()
 	changedPort(t, harness.Rounds(20, 200)<<20, "%T@", harness.NewClient(t))
 }
 
-// E92: and on an engine that has to commit those files, but for parts of seconds.
+// The same on an engine that has to commit those files, but for parts of seconds.
 func TestAChangedPortKeepsEveryFileByCommit(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t, harness.Behind(t, harness.WithoutLayers))
@@ -108,7 +108,7 @@ func changedPort(t *testing.T, size int, times string, c *sandbox.Client) {
 		t.Errorf("limits %d, %d, %d, %v", got.NanoCPUs, got.PidsLimit, got.Memory, err)
 	}
 
-	// E92: the image that holds the files has neither our labels nor the environment.
+	// The image that holds the files has neither our labels nor the environment.
 	images := harness.Layers(t, eng, sb.Name())
 	if times == "%T@" {
 		if len(images) > 0 {
@@ -182,7 +182,7 @@ func TestAChangeThatFailsLeavesWhatASnapshotHolds(t *testing.T) {
 	}
 }
 
-// S4.1: the main process, its environment and the mounts are those of the next session;
+// The main process, its environment and the mounts are those of the next session;
 // commands have the environment at once, whoever runs them, and no label says it.
 func TestMainProcessMountsAndEnvironmentCanBeUpdated(t *testing.T) {
 	t.Parallel()

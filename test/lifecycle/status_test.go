@@ -25,7 +25,7 @@ func TestStatus(t *testing.T) {
 	t.Run("of a stopped sandbox", func(t *testing.T) { testStatusOfStopped(t, sb) })
 }
 
-// C6.1: what a session uses, its memory limit and its processes.
+// What a session uses, its memory limit and its processes.
 func testUsage(t *testing.T, sb *sandbox.Sandbox) {
 	busy := sb.Command(t.Context(), "sh", "-c", "while :; do :; done")
 	if err := busy.Start(); err != nil {
@@ -63,7 +63,7 @@ func testUsage(t *testing.T, sb *sandbox.Sandbox) {
 	busy.Wait()
 }
 
-// C6.1: a stopped sandbox has no usage, and asking for it is no error.
+// A stopped sandbox has no usage, and asking for it is no error.
 func testStatusOfStopped(t *testing.T, sb *sandbox.Sandbox) {
 	for _, st := range []sandbox.Status{harness.Inspect(t, sb.Name()), harness.Inspect(t, sb.ID())} {
 		if st.Usage != nil || st.Uptime != 0 || st.State != sandbox.StateStopped || st.Reason != "stopped" || st.StartedAt.IsZero() {
@@ -78,7 +78,7 @@ func testStatusOfStopped(t *testing.T, sb *sandbox.Sandbox) {
 	}
 }
 
-// V5.1: the size of the workspace, for people as well, with and without a session.
+// The size of the workspace, for people as well, with and without a session.
 func testWorkspaceSize(t *testing.T, sb *sandbox.Sandbox) {
 	harness.Run(t, sb, "sh", "-c", "head -c 1572864 /dev/urandom >/workspace/file; mkdir /workspace/dir; echo >/tmp/outside")
 	check := func() {
@@ -98,7 +98,7 @@ func testWorkspaceSize(t *testing.T, sb *sandbox.Sandbox) {
 	check()
 }
 
-// C6.2: no such sandbox is a 404, a name that can't be one an invalid argument.
+// No such sandbox is a 404, a name that can't be one an invalid argument.
 func TestInspectSaysThatASandboxIsNotFound(t *testing.T) {
 	t.Parallel()
 	_, err := harness.NewClient(t).Inspect(t.Context(), harness.UniqueName(t))
@@ -111,7 +111,7 @@ func TestInspectSaysThatASandboxIsNotFound(t *testing.T) {
 	}
 }
 
-// C5, C5.1, C5.2, S1.p9: the newest first; tags must all hold, the prefix and the state narrow further.
+// The newest first; tags must all hold, the prefix and the state narrow further.
 func TestListTellsOfEverySandbox(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)

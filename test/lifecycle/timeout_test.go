@@ -53,7 +53,7 @@ func ended(t *testing.T, name string) (sandbox.Status, time.Time) {
 	return harness.Inspect(t, name), got.FinishedAt
 }
 
-// S1.p4, E67: the session ends on time, gracefully, when the program that made it is
+// The session ends on time, gracefully, when the program that made it is
 // long gone; others see why, and get the files.
 func TestTimeoutHoldsWhenTheMakerIsKilled(t *testing.T) {
 	t.Parallel()
@@ -94,7 +94,7 @@ func TestTimeoutHoldsWhenTheMakerIsKilled(t *testing.T) {
 	if got := harness.Run(t, sb, "cat", "/workspace/first", "/workspace/last"); got != "started\nbye" {
 		t.Errorf("files after the timeout: %q; the trap wrote its file if the end was graceful", got)
 	}
-	// E68: the next session has its own full timeout.
+	// The next session has its own full timeout.
 	next, err := sb.Status(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -104,7 +104,7 @@ func TestTimeoutHoldsWhenTheMakerIsKilled(t *testing.T) {
 	}
 }
 
-// E67–E69: nothing that root does inside keeps the session beyond its time.
+// Nothing that root does inside keeps the session beyond its time.
 func TestRootInsideCannotOutliveTheTimeout(t *testing.T) {
 	t.Parallel()
 	attacks := map[string]string{
@@ -139,7 +139,7 @@ func TestRootInsideCannotOutliveTheTimeout(t *testing.T) {
 	}
 }
 
-// E68: a session that was started again has its own time, and is not ended by what was
+// A session that was started again has its own time, and is not ended by what was
 // left of the one before.
 func TestTimeoutOfTheSessionBeforeEndsNothing(t *testing.T) {
 	t.Parallel()
@@ -158,7 +158,7 @@ func TestTimeoutOfTheSessionBeforeEndsNothing(t *testing.T) {
 	}
 }
 
-// E68: a timeout that passes while Stop waits for a process changes nothing for it.
+// A timeout that passes while Stop waits for a process changes nothing for it.
 func TestTimeoutWhileStopRuns(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTimeout(3*time.Second), sandbox.WithStopTimeout(5*time.Second), stubborn)
@@ -174,7 +174,7 @@ func TestTimeoutWhileStopRuns(t *testing.T) {
 	}
 }
 
-// E68: ExtendTimeout acts on the running session, and everyone sees it.
+// ExtendTimeout acts on the running session, and everyone sees it.
 func TestExtendedSessionLivesOn(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTimeout(3*time.Second))
@@ -201,7 +201,7 @@ func TestExtendedSessionLivesOn(t *testing.T) {
 	}
 }
 
-// E90: extensions of several callers add up.
+// Extensions of several callers add up.
 func testExtensionsAddUp(t *testing.T, sb *sandbox.Sandbox) {
 	var all sync.WaitGroup
 	for range 3 {
@@ -225,7 +225,7 @@ func testExtensionsAddUp(t *testing.T, sb *sandbox.Sandbox) {
 	}
 }
 
-// E71: what can't be extended.
+// ExtendTimeout refuses what can't be extended.
 func TestExtendTimeoutNeedsASessionAndATimeout(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
@@ -251,7 +251,7 @@ func TestExtendTimeoutNeedsASessionAndATimeout(t *testing.T) {
 	}
 }
 
-// S1.p4: what is no timeout.
+// Other timeouts are refused.
 func TestTimeoutTakesWholeMillisecondsFromZeroUp(t *testing.T) {
 	t.Parallel()
 	for _, d := range []time.Duration{-time.Second, time.Microsecond, time.Second + 1} {
@@ -262,7 +262,7 @@ func TestTimeoutTakesWholeMillisecondsFromZeroUp(t *testing.T) {
 	}
 }
 
-// X9: a session that was frozen for longer than its lease does not end before its
+// A session that was frozen for longer than its lease does not end before its
 // owner could be heard again.
 func TestFrozenSessionKeepsItsLeaseSoak(t *testing.T) {
 	harness.Soak(t)
@@ -284,7 +284,7 @@ func TestFrozenSessionKeepsItsLeaseSoak(t *testing.T) {
 	}
 }
 
-// X21: who has a sandbox that was paused under them lets go of it, whatever the renewal
+// Who has a sandbox that was paused under them lets go of it, whatever the renewal
 // of its lease waits for.
 func TestPausedSandboxKeepsNobodySoak(t *testing.T) {
 	harness.Soak(t)

@@ -115,7 +115,7 @@ func latest(t *testing.T, eng *engine.Engine, id string) (last revised) {
 	return last
 }
 
-// E90, shows 4: of updates by eight processes, one of which is killed in the middle of
+// Of updates by eight processes, one of which is killed in the middle of
 // them time and again, none that succeeded is lost, and they come one after the other.
 func TestUpdatersThatAreKilledLoseNothing(t *testing.T) {
 	t.Parallel()
@@ -242,7 +242,7 @@ func updaters(t *testing.T, length time.Duration) {
 	}
 }
 
-// S4.1, E71: a new timeout is for the sessions to come, whoever starts them; the
+// A new timeout is for the sessions to come, whoever starts them; the
 // running session is not shortened.
 func TestUpdatedTimeoutCountsFromTheNextSession(t *testing.T) {
 	t.Parallel()
@@ -272,7 +272,7 @@ func TestUpdatedTimeoutCountsFromTheNextSession(t *testing.T) {
 	}
 }
 
-// S4.1: also a session that somebody started with other tools gets what was set, as
+// A session that somebody started with other tools, too, gets what was set, as
 // soon as one of us comes by.
 func TestUpdatedTimeoutReachesASessionOthersStarted(t *testing.T) {
 	t.Parallel()
@@ -310,7 +310,7 @@ func TestUpdatesOfARunningSandbox(t *testing.T) {
 	}
 }
 
-// S1.p9, S4.1: tags are replaced, found by, and taken away.
+// Tags are replaced, found by, and taken away.
 func testUpdatedTags(t *testing.T, sb *sandbox.Sandbox) {
 	for _, want := range []map[string]string{{"color": "blue"}, {"a": "1", "b": ""}, nil} {
 		harness.Update(t, sb, sandbox.WithTags(want))
@@ -328,7 +328,7 @@ func testUpdatedTags(t *testing.T, sb *sandbox.Sandbox) {
 	}
 }
 
-// E102: limits change in the running session, with what goes with them.
+// Limits change in the running session, with what goes with them.
 func testUpdatedLimits(t *testing.T, sb *sandbox.Sandbox) {
 	limits := func() (cpus, memory int64) {
 		t.Helper()
@@ -386,7 +386,7 @@ func TestUpdateTakesOnlyWhatCanChange(t *testing.T) {
 	}
 }
 
-// E90: updates of different things at the same time all hold.
+// Updates of different things at the same time all hold.
 func TestConcurrentUpdatesNeverMix(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
@@ -443,7 +443,7 @@ func revisions(t *testing.T, id string) []engine.Volume {
 	return vols
 }
 
-// C6.2, S4.2: a sandbox that is gone can't be changed, and nothing is left of the try.
+// A sandbox that is gone can't be changed, and nothing is left of the try.
 func TestUpdateOfADeletedSandboxLeavesNothing(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))

@@ -77,7 +77,7 @@ func linkLocal(t *testing.T, mac string) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: m[0] ^ 2, m[1], m[2], 0xff, 0xfe, m[3], m[4], m[5]})
 }
 
-// Shows 1: the metadata address as a neighbour, on a network that the sandbox is
+// The metadata address as a neighbour, on a network that the sandbox is
 // connected to, and IPv6: as strict as IPv4, link-local neighbours included, and no
 // forged flow passes for an answer.
 func TestAttachedNetworks(t *testing.T) {
@@ -175,7 +175,7 @@ func attemptIn(t *testing.T, eng *engine.Engine, container string, attempts ...t
 	return outcomes(t, out)
 }
 
-// Shows 1: the control of the attempts that take NET_RAW: beside the very same PID 1,
+// The control of the attempts that take NET_RAW: beside the very same PID 1,
 // locked, in a container that keeps it, frames get out past every rule. What goes
 // through the kernel does not, there either.
 func TestNetRawWouldLeak(t *testing.T) {
@@ -266,7 +266,7 @@ func (l *lab) machine(t *testing.T) string {
 	})
 }
 
-// Shows 1: services of the engine's machine, on the bridge and on its other addresses,
+// Services of the engine's machine, on the bridge and on its other addresses,
 // public ones too.
 func TestTheMachineIsOutOfReach(t *testing.T) {
 	t.Parallel()
@@ -303,7 +303,7 @@ func TestTheMachineIsOutOfReach(t *testing.T) {
 	}(), ",")), true)
 }
 
-// Shows 1, 5: nothing comes into a sandbox but by its published ports; these answer
+// Nothing comes into a sandbox but by its published ports; these answer
 // under deny-all, and DialContext works. They answer the engine's machine, no other
 // sandbox, under any policy of either.
 func TestWhatComesIn(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// Shows 2: whatever the sandbox does to exhaust PID 1, what is denied stays denied,
+// Whatever the sandbox does to exhaust PID 1, what is denied stays denied,
 // what is allowed works again once it stops, the session goes on, takes commands, and
 // stops on time.
 func TestExhaustingPID1OpensNothing(t *testing.T) {
@@ -112,7 +112,7 @@ func TestExhaustingPID1OpensNothing(t *testing.T) {
 	}
 }
 
-// Shows 2: /etc/hosts and /etc/resolv.conf belong to root inside, and count for nothing,
+// /etc/hosts and /etc/resolv.conf belong to root inside, and count for nothing,
 // not in this session and not in the next one, when PID 1 starts with what was left
 // there.
 func TestFilesOfTheResolverCountForNothing(t *testing.T) {

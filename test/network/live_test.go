@@ -16,7 +16,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// Shows 1: a change in a running session ends what is not allowed any more, also where
+// A change in a running session ends what is not allowed any more, also where
 // it was never filtered, and keeps what is.
 func TestLiveUpdateEndsAndKeeps(t *testing.T) {
 	t.Parallel()
@@ -117,7 +117,7 @@ func spun(t *testing.T, sb *sandbox.Sandbox, sessions int) {
 	})
 }
 
-// Shows 3: a policy holds from the first instruction of every session. The program is
+// A policy holds from the first instruction of every session. The program is
 // one whose first instructions dial out, in a loop; nothing of it ever arrives. Under
 // allow-all it does, at once.
 func TestFirstInstruction(t *testing.T) {

@@ -80,7 +80,7 @@ func verdicts(t *testing.T, out string) map[string]string {
 	return got
 }
 
-// Shows 6: root inside can't get at PID 1 in any way, which still ends the session.
+// Root inside can't get at PID 1 in any way, which still ends the session.
 func TestRootInsideDoesNotGetAtPID1(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithNewPrivileges(), sandbox.WithTimeout(time.Hour))
@@ -110,7 +110,7 @@ func TestRootInsideDoesNotGetAtPID1(t *testing.T) {
 	}
 }
 
-// Shows 6: PID 1 outlives every signal from inside.
+// PID 1 outlives every signal from inside.
 func signalsDoNotReachPID1(t *testing.T, sb *sandbox.Sandbox) {
 	t.Helper()
 	for _, user := range []string{"root", "node"} {
@@ -139,7 +139,7 @@ func signalsDoNotReachPID1(t *testing.T, sb *sandbox.Sandbox) {
 	}
 }
 
-// Shows 6: root inside can neither look into PID 1 nor take it over. The same attack
+// Root inside can neither look into PID 1 nor take it over. The same attack
 // on an ordinary process works.
 func rootCannotLookIntoPID1(t *testing.T, sb *sandbox.Sandbox) {
 	t.Helper()
@@ -173,7 +173,7 @@ func rootCannotLookIntoPID1(t *testing.T, sb *sandbox.Sandbox) {
 	}
 }
 
-// Shows 6: nor get what PID 1 has.
+// Root inside can't get what PID 1 has.
 func rootCannotRegainCapabilities(t *testing.T, sb *sandbox.Sandbox) {
 	t.Helper()
 	got := attack(t, sb, "gain")
@@ -275,7 +275,7 @@ func capability(t *testing.T, status, set string) uint64 {
 	return ^uint64(0)
 }
 
-// Shows 6: no kind of process has them, or could ever.
+// No kind of process has them, or could ever.
 func TestNoProcessInsideHasForbiddenCapabilities(t *testing.T) {
 	t.Parallel()
 	const show = "grep ^Cap /proc/self/status"
@@ -321,7 +321,7 @@ func TestNoProcessInsideHasForbiddenCapabilities(t *testing.T) {
 	}
 }
 
-// Shows 6: who does not have the key can't talk PID 1 into anything.
+// Who does not have the key can't talk PID 1 into anything.
 func controlSocketObeysNobody(t *testing.T, sb *sandbox.Sandbox) {
 	t.Helper()
 	got := attack(t, sb, "control", wire.ControlSocket)

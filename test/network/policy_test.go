@@ -32,7 +32,7 @@ type way struct {
 	silent         bool // nothing of it may ever arrive, under any policy
 }
 
-// ways are NETWORK.md section 4.
+// ways are all ways out of a sandbox that are known.
 func (l *lab) ways() []way {
 	on := func(a netip.Addr, port uint16) string { return netip.AddrPortFrom(a, port).String() }
 	g443, e443 := "tcp "+on(l.good, 443), "tcp "+on(l.evil, 443)
@@ -127,7 +127,7 @@ func (l *lab) ways() []way {
 	}
 }
 
-// Shows 1: NETWORK.md section 4. Each way out is tried under each policy, the policy
+// Each way out is tried under each policy, the policy
 // being changed while the sandbox runs; what arrives in the lab is exactly what should.
 // Under allow-all the same attempts arrive, so that they are known to be real ones.
 func TestWaysOutUnderEachPolicy(t *testing.T) {

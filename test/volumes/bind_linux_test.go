@@ -159,7 +159,7 @@ func TestBindMountThatASandboxHasStays(t *testing.T) {
 	}
 }
 
-// E24: the engine makes no directory for a source that is missing, and nothing is left; a colon in
+// The engine makes no directory for a source that is missing, and nothing is left; a colon in
 // a source's name is no separator in a Mount.
 func TestBindMountOfOddSources(t *testing.T) {
 	t.Parallel()
@@ -210,7 +210,7 @@ func init() {
 	})
 }
 
-// E30: a file or a directory that the caller may not read is named, and nothing is left.
+// A file or a directory that the caller may not read is named, and nothing is left.
 func TestCopyOfWhatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	eng := harness.NewEngine(t)

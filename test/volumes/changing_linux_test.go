@@ -18,7 +18,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// E37, E38: a file that never stands still is named, and nothing is left.
+// A file that never stands still is named, and nothing is left.
 func TestFileThatChangesUnderTheCopyIsNamed(t *testing.T) {
 	dir := harness.HostDir(t, map[string]string{"still": "x"})
 	busy := filepath.Join(dir, "busy")

@@ -19,7 +19,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// E23, E21, X5, X18, A23: the workspace of another sandbox is shared, and stays with the
+// The workspace of another sandbox is shared, and stays with the
 // one whose it is.
 func TestWorkspaceOfAnotherSandboxIsShared(t *testing.T) {
 	t.Parallel()
@@ -62,7 +62,7 @@ func is(r *http.Request, method, path string) bool {
 	return r.Method == method && strings.HasSuffix(r.URL.Path, path)
 }
 
-// E22, A21, A41: the engine would silently make a volume that is to be attached and is
+// The engine would silently make a volume that is to be attached and is
 // not there.
 func TestMissingVolumeIsNotMadeByAttachingIt(t *testing.T) {
 	t.Parallel()
@@ -114,7 +114,7 @@ func TestMissingVolumeIsNotMadeByAttachingIt(t *testing.T) {
 	}
 }
 
-// E41: a copy of many files can be cancelled between any two, and leaves nothing.
+// A copy of many files can be cancelled between any two, and leaves nothing.
 func TestCancelledMountLeavesNothing(t *testing.T) {
 	eng := harness.NewEngine(t)
 	dir := t.TempDir()
@@ -141,7 +141,7 @@ func TestCancelledMountLeavesNothing(t *testing.T) {
 	})
 }
 
-// E48, E46: a user that no passwd file knows writes in the copy what belongs to it.
+// A user that no passwd file knows writes in the copy what belongs to it.
 func TestCopyIsForUsersWithoutAName(t *testing.T) {
 	t.Parallel()
 	dir := harness.HostDir(t, map[string]string{"f": "x"})
@@ -152,7 +152,7 @@ func TestCopyIsForUsersWithoutAName(t *testing.T) {
 	}
 }
 
-// E49: what the engine makes above a target is root's.
+// What the engine makes above a target is root's.
 func TestParentsOfATargetAreRoots(t *testing.T) {
 	t.Parallel()
 	sb := harness.CreateWith(t, harness.NewClient(t), []sandbox.Mount{{Source: t.TempDir(), Target: "/not/yet/there"}}, sandbox.WithUser("node"))
@@ -161,7 +161,7 @@ func TestParentsOfATargetAreRoots(t *testing.T) {
 	}
 }
 
-// E76: what is gone is not found, and forced it is not either.
+// What is gone is not found, and forced it is not either.
 func TestDeletedVolumeIsNotFound(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
@@ -178,7 +178,7 @@ func TestDeletedVolumeIsNotFound(t *testing.T) {
 	}
 }
 
-// E77, E74: what happens between the look and the removal is the engine's to judge.
+// What happens between the look and the removal is the engine's to judge.
 func TestVolumeThatIsTakenMeanwhileIsInUse(t *testing.T) {
 	t.Parallel()
 	eng := harness.NewEngine(t)
@@ -223,7 +223,7 @@ func TestVolumeThatIsTakenMeanwhileIsInUse(t *testing.T) {
 	}
 }
 
-// E79: of a volume with another driver the size is unknown, which is no reason to warn,
+// Of a volume with another driver the size is unknown, which is no reason to warn,
 // and it can't be used yet.
 func TestVolumeOfAnotherDriverHasNoSize(t *testing.T) {
 	t.Parallel()
@@ -247,7 +247,7 @@ func TestVolumeOfAnotherDriverHasNoSize(t *testing.T) {
 	}
 }
 
-// E80: while a sandbox is being made its volumes have no container, and are not orphans.
+// While a sandbox is being made its volumes have no container, and are not orphans.
 func TestVolumesOfASandboxBeingMadeAreNoOrphans(t *testing.T) {
 	t.Parallel()
 	name := harness.UniqueName(t)
@@ -304,7 +304,7 @@ func TestVolumesOfASandboxBeingMadeAreNoOrphans(t *testing.T) {
 	}
 }
 
-// E99: a volume is as old as its label says, whatever is written into it.
+// A volume is as old as its label says, whatever is written into it.
 func TestVolumeKeepsItsAge(t *testing.T) {
 	t.Parallel()
 	c, eng := harness.NewClient(t), harness.NewEngine(t)
@@ -330,7 +330,7 @@ func TestVolumeKeepsItsAge(t *testing.T) {
 	}
 }
 
-// E103, V5: sizes don't need the engine's own disk usage, which fails when two ask at
+// Sizes don't need the engine's own disk usage, which fails when two ask at
 // once, and a list is a list without them.
 func TestManyAskForSizesAtOnce(t *testing.T) {
 	t.Parallel()

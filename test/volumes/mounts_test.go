@@ -13,8 +13,8 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// What Mounts returns can be given to Create, Fork and Update: a copy is the volume that it became. A34,
-// AT9, E20, E28: mounts of every kind are the same in another process.
+// What Mounts returns can be given to Create, Fork and Update: a copy is the volume that it
+// became. Mounts of every kind are the same in another process.
 func TestMountsGoRound(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)

@@ -33,7 +33,7 @@ func orphan(t *testing.T, role string, age time.Duration) string {
 	return name
 }
 
-// V6.1, V6.2, X17, X23: filters narrow what is removed, and whoever calls confirms.
+// Filters narrow what is removed, and whoever calls confirms.
 func TestCleanupKeepsToItsFilters(t *testing.T) {
 	c := harness.NewClient(t)
 	work, copied, young := orphan(t, "workspace", time.Hour), orphan(t, "rwcopy", time.Hour), orphan(t, "rwcopy", 0)
@@ -76,7 +76,7 @@ func TestCleanupKeepsToItsFilters(t *testing.T) {
 	}
 }
 
-// V6.2: what is freed is the sum of what was removed, and each of several failures is reported
+// What is freed is the sum of what was removed, and each of several failures is reported
 // without keeping the others.
 func TestCleanupCountsWhatItFreed(t *testing.T) {
 	c, eng := harness.NewClient(t), harness.NewEngine(t)

@@ -16,7 +16,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// E1, E75, E94, V3, V6.1: names that lead elsewhere, and volumes that only look like ours.
+// Names that lead elsewhere, and volumes that only look like ours.
 func TestNothingForeignIsListedAttachedOrDeleted(t *testing.T) {
 	c := harness.NewClient(t)
 	foreign := enginetest.NewForeign(t)
@@ -119,7 +119,7 @@ func step(ctx context.Context, a *harness.Account, c *sandbox.Client, prefix, di
 	}
 }
 
-// Shows 5: processes that make, attach, list, delete and clean up the same things lose no
+// Processes that make, attach, list, delete and clean up the same things lose no
 // volume that a sandbox uses, leave no orphan that nobody told of, and see no error that
 // is not ours.
 func TestProcessesRaceOverVolumes(t *testing.T) { raceOverVolumes(t, 4, 5*time.Second) }

@@ -73,7 +73,7 @@ func onHost(t *testing.T, dir, script string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// A2, A37, AC2, E26, E32, E33, E34, E35, E36, E44, E45, E46: nothing but sockets and devices is lost,
+// Nothing but sockets and devices is lost,
 // and what is changed inside a copy is not changed on the host.
 func TestCopyKeepsEverything(t *testing.T) {
 	dir := harness.TreeOfEverything(t)
@@ -114,7 +114,7 @@ func TestCopyKeepsEverything(t *testing.T) {
 	}
 }
 
-// A49, E17, E18, E31, E43: nested targets in any order each get their own tree, and one source, which
+// Nested targets in any order each get their own tree, and one source, which
 // may be a link to a directory, goes into two volumes.
 func TestNestedCopiesGetTheirOwnTrees(t *testing.T) {
 	outer := harness.HostDir(t, map[string]string{"o": "outer", "sub/hidden": "h"})
@@ -135,7 +135,7 @@ func TestNestedCopiesGetTheirOwnTrees(t *testing.T) {
 	})
 }
 
-// A1: a main process finds the copy complete.
+// A main process finds the copy complete.
 func TestMainProcessFindsTheCopyComplete(t *testing.T) {
 	files := map[string]string{}
 	for i := range 2000 {
@@ -152,7 +152,7 @@ func TestMainProcessFindsTheCopyComplete(t *testing.T) {
 	}
 }
 
-// E16, E47: a mount in the workspace does not keep it from its user.
+// A mount in the workspace does not keep it from its user.
 func TestWorkspaceWithAMountInItIsItsUsers(t *testing.T) {
 	sb := harness.CreateWith(t, harness.NewClient(t), []sandbox.Mount{{Source: harness.HostDir(t, map[string]string{"f": "x"}), Target: "/workspace/in/it"}}, sandbox.WithUser("node"))
 	if got := harness.Run(t, sb, "sh", "-c", "echo mine > /workspace/file && stat -c %U /workspace && cat /workspace/in/it/f"); got != "node\nx" {

@@ -69,9 +69,9 @@ func lookElsewhere(t *testing.T, volume string, sandboxes ...string) (said elsew
 	return said
 }
 
-// AC4, AC5, A8, A25, A29, A31, A43, X2, X18, AT6, AT7, AT13, AT14, V4.2, X4, E72: who uses a volume is seen everywhere at
+// Who uses a volume is seen everywhere at
 // each step, and only at the last one can it be deleted.
-func TestStoryAC4And5UseIsSeenAndProtects(t *testing.T) {
+func TestStoryOfAVolumeThatIsSharedAndProtected(t *testing.T) {
 	c := harness.NewClient(t)
 	h := harness.HostDir(t, map[string]string{"f": "x"})
 	one := harness.CreateWith(t, c, []sandbox.Mount{{Source: h, Target: "/data"}})
@@ -134,9 +134,9 @@ func wantInUse(t *testing.T, c *sandbox.Client, v, reason string) error {
 	return err
 }
 
-// AC7, A26, A55, A56, X6, AT11, AT12, E74, E78: Delete with volumes says what it could not delete,
+// Delete with volumes says what it could not delete,
 // and a later call finishes.
-func TestStoryAC7DeleteWithVolumes(t *testing.T) {
+func TestStoryOfADeleteWithVolumes(t *testing.T) {
 	c, eng := harness.NewClient(t), harness.NewEngine(t)
 	foreign := enginetest.NewForeign(t)
 	sb := harness.CreateWith(t, c, []sandbox.Mount{{Source: harness.HostDir(t, nil), Target: "/data"}})
@@ -173,8 +173,8 @@ func TestStoryAC7DeleteWithVolumes(t *testing.T) {
 	}
 }
 
-// AC8, A9, A35: records of other versions are read.
-func TestStoryAC8OtherVersionsAreRead(t *testing.T) {
+// Records of other versions, and damaged ones, are listed, got and deleted.
+func TestStoryOfRecordsOfOtherVersions(t *testing.T) {
 	c, eng := harness.NewClient(t), harness.NewEngine(t)
 	for version, labels := range map[string]map[string]string{
 		"older": {},

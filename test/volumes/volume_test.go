@@ -43,7 +43,7 @@ func volume(t *testing.T, c *sandbox.Client, name string) sandbox.Volume {
 	return list[i]
 }
 
-// A1, A6, A11, A15, A28, A36, A37, A38, A39, A40, AC1, AC3, V3.1, E26, E27, E29: a mount without a mode
+// A mount without a mode
 // is a copy of the moment in a volume, which is tracked everywhere. What the image has at the target is
 // not mixed in, and a relative source is made absolute for good.
 func TestMountWithoutAModeIsACopyInAVolume(t *testing.T) {
@@ -92,7 +92,7 @@ func TestMountWithoutAModeIsACopyInAVolume(t *testing.T) {
 	}
 }
 
-// A3, A7, A22, A24, A27, A42, A43, A54, AC6, AT10, E21, V3.2, X3, X16: Delete preserves and reports. A
+// Delete preserves and reports. A
 // volume kept from one sandbox is attached to others, of which its labels tell nothing.
 func TestKeptVolumeIsAttachedAgain(t *testing.T) {
 	c := harness.NewClient(t)
@@ -143,7 +143,7 @@ func TestKeptVolumeIsAttachedAgain(t *testing.T) {
 	forceDelete(t, c, kept, second, third)
 }
 
-// A30, AT15, E73: a forced deletion of a volume takes its sandboxes along.
+// A forced deletion of a volume takes its sandboxes along.
 func forceDelete(t *testing.T, c *sandbox.Client, v string, users ...*sandbox.Sandbox) {
 	t.Helper()
 	var names []string

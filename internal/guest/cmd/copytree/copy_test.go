@@ -79,7 +79,7 @@ func treeOf(t *testing.T, dir string) map[string]string {
 	return all
 }
 
-// E26, E31–E36, E46: what a copy keeps, a feature each, whichever way the tree comes.
+// What a copy keeps, a feature each, whichever way the tree comes.
 func TestCopierKeeps(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Fatal("the owners of files are given away, which takes root")
