@@ -92,7 +92,7 @@ func TestJSONIsTheLibrarysOwn(t *testing.T) {
 	if done := decoded[[]map[string]string](t, "snapshot", "delete", "--json", snap.ID); !reflect.DeepEqual(done, []map[string]string{{"id": snap.ID, "status": "deleted"}}) {
 		t.Errorf("snapshot delete: %v", done)
 	}
-	second := decoded[sandbox.Snapshot](t, "snapshot", "--json", name).ID
+	second := decoded[sandbox.Snapshot](t, "snapshot", "create", "--json", name).ID
 	removeSnapshotAtEnd(t, second)
 	if done := decoded[[]deletion](t, "delete", "--json", "--delete-volumes", "--snapshots", name); len(done) != 1 || done[0].Name != name || len(done[0].Volumes) != 1 ||
 		done[0].Volumes[0].Status != "deleted" || len(done[0].Snapshots) != 1 || done[0].Snapshots[0].ID != second || done[0].Snapshots[0].Status != "deleted" {

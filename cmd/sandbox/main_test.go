@@ -175,7 +175,7 @@ func TestExitCodes(t *testing.T) {
 		"exec in nothing":    {nil, []string{"exec", "no-such-sandbox", "--", "true"}, 125, "Sandbox not found"},
 		"inspect of none":    {nil, []string{"inspect", "no-such-sandbox"}, 1, "Sandbox not found"},
 		"remove of none":     {nil, []string{"rm", "no-such-sandbox"}, 1, "Sandbox not found"},
-		"snapshot of none":   {nil, []string{"snapshot", "no-such-sandbox"}, 1, "Sandbox not found"},
+		"snapshot of none":   {nil, []string{"snapshot", "create", "no-such-sandbox"}, 1, "Sandbox not found"},
 		"logs of none":       {nil, []string{"logs", "no-such-sandbox"}, 1, "sandbox list"},
 		"show of none":       {nil, []string{"snapshot", "show", "nosuchsnapsh"}, 1, "sandbox snapshot list"},
 		"volume of none":     {nil, []string{"volume", "delete", "agent-sandbox-nosuchvolume"}, 1, "sandbox volume list"},
@@ -336,7 +336,7 @@ func TestForksAndSnapshots(t *testing.T) {
 	name := harness.UniqueName(t)
 	removeAtEnd(t, name, name+"-f-1", name+"-f-2")
 	mustCall(t, "run", "--name", name, "--", "sh", "-c", "echo kept > file; echo kept > /etc/file")
-	id := strings.TrimSpace(mustCall(t, "snapshot", "--name", name, "--expiry", "24h", "--keep-last", "3", name))
+	id := strings.TrimSpace(mustCall(t, "snapshot", "create", "--name", name, "--expiry", "24h", "--keep-last", "3", name))
 	removeSnapshotAtEnd(t, id)
 
 	var list []map[string]any

@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -13,15 +12,12 @@ import (
 )
 
 func (a *app) snapshotCommand() *cobra.Command {
-	// Before there were subcommands, "sandbox snapshot NAME" took one.
-	c := a.takeCommand()
-	c.Use = "snapshot"
-	c.Short = "Take, list and delete snapshots of sandboxes' files"
-	c.Long = `Take, list and delete snapshots of sandboxes' files. "sandbox snapshot NAME" is short for
-"sandbox snapshot create NAME".`
-	take := a.takeCommand()
-	take.Use = "create [flags] NAME"
-	c.AddCommand(take, a.listSnapshotsCommand("list"), a.showCommand(), a.deleteSnapshotCommand("delete"), a.treeCommand())
+	c := &cobra.Command{
+		Use:   "snapshot",
+		Short: "Take, list and delete snapshots of sandboxes' files",
+	}
+	group(c)
+	c.AddCommand(a.takeCommand(), a.listSnapshotsCommand(), a.showCommand(), a.deleteSnapshotCommand(), a.treeCommand())
 	return c
 }
 
@@ -32,6 +28,7 @@ func (a *app) takeCommand() *cobra.Command {
 		asJSON bool
 	)
 	c := &cobra.Command{
+		Use:   "create [flags] NAME",
 		Short: "Take a snapshot of a sandbox's files, and print its ID",
 		Long: `Take a snapshot of a sandbox's files, and print its ID. The sandbox does not change.
 "sandbox run --snapshot ID" creates sandboxes from it.`,
@@ -39,7 +36,7 @@ func (a *app) takeCommand() *cobra.Command {
 		ValidArgsFunction: a.oneSandbox,
 		RunE: func(c *cobra.Command, args []string) error {
 			o.Progress, o.Expiry = a.progress.show, time.Duration(expiry)
-			err := a.withSandbox(c, args[0], func(sb *sandbox.Sandbox) error {
+			return a.withSandbox(c, args[0], func(sb *sandbox.Sandbox) error {
 				snap, err := sb.Snapshot(c.Context(), o)
 				a.progress.clear()
 				switch {
@@ -51,10 +48,6 @@ func (a *app) takeCommand() *cobra.Command {
 				}
 				return err
 			})
-			if meant := suggestion(c, args[0]); meant != "" && errors.Is(err, sandbox.ErrNotFound) {
-				err = fmt.Errorf("%w%s", err, meant)
-			}
-			return err
 		},
 	}
 	c.Flags().StringVar(&o.Name, "name", "", "the snapshot's name, which need not be unique")
@@ -64,15 +57,16 @@ func (a *app) takeCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) listSnapshotsCommand(use string) *cobra.Command {
+func (a *app) listSnapshotsCommand() *cobra.Command {
 	var (
 		o      sandbox.ListSnapshotsOptions
 		asJSON bool
 	)
 	c := &cobra.Command{
-		Use:   use,
-		Short: "List the snapshots on the engine, the newest first",
-		Args:  cobra.NoArgs,
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List the snapshots on the engine, the newest first",
+		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			all, err := a.client.ListSnapshots(c.Context(), o)
 			if err != nil {
@@ -90,20 +84,17 @@ func (a *app) listSnapshotsCommand(use string) *cobra.Command {
 	c.Flags().StringVar(&o.Sandbox, "sandbox", "", "only snapshots of the sandbox with this name or ID, which may be deleted")
 	c.Flags().StringVar(&o.Name, "name", "", "only snapshots with this name")
 	_ = c.RegisterFlagCompletionFunc("sandbox", a.sandboxes)
-	if use == "list" {
-		c.Aliases = []string{"ls"}
-	}
 	return c
 }
 
-func (a *app) deleteSnapshotCommand(use string) *cobra.Command {
+func (a *app) deleteSnapshotCommand() *cobra.Command {
 	type outcome struct {
 		ID     string `json:"id"`
 		Status string `json:"status"`
 	}
 	var asJSON bool
 	c := &cobra.Command{
-		Use:               use + " ID...",
+		Use:               "delete ID...",
 		Aliases:           []string{"rm"},
 		Short:             "Delete a snapshot whose files no volume shares",
 		Args:              cobra.MinimumNArgs(1),

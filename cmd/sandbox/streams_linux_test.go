@@ -242,7 +242,7 @@ func TestUnknownCommandsAreErrors(t *testing.T) {
 		{[]string{"volume", "rmm", "x"}, 2, `sandbox volume: unknown command "rmm"`},
 		{[]string{"volume", "lst"}, 2, `sandbox volume: unknown command "lst"; did you mean "list"?`},
 		{[]string{"nothing-like-it"}, 2, `sandbox: unknown command "nothing-like-it"` + "\n"},
-		{[]string{"snapshot", "lst"}, 1, `did you mean "list"?`},
+		{[]string{"snapshot", "lst"}, 2, `did you mean "list"?`},
 		{[]string{"create", "web"}, 1, `to name the sandbox write --name web`},
 		{[]string{"run", "--rm", "--name", "a", "true"}, 2, "--rm"},
 		{[]string{"exec", "-d", "-i", "a", "true"}, 2, "detach"},
