@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -92,4 +93,27 @@ func exampleRepository() (dir string, cleanup func(), err error) {
 		}
 	}
 	return dir, cleanup, nil
+}
+
+// What a source has that a sandbox can't have is in a report.
+func ExampleSandbox_Copied() {
+	ctx := context.Background()
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeChar, Name: "dev/null", Devmajor: 1, Devminor: 3})
+	if err = errors.Join(err, w.Close()); err != nil {
+		fmt.Println(err)
+		return
+	}
+	sb, err := sandbox.Create(ctx, sandbox.WithSource(sandbox.Tarball{Reader: &archive}))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Close()
+
+	for _, s := range sb.Copied().Skipped {
+		fmt.Println(s)
+	}
+	// Output: /workspace/dev/null: a device
 }

@@ -226,14 +226,15 @@ func (c fileCalls) file(f *files.File, err error) (*File, error) {
 // They follow links inside the sandbox and fail with an [*fs.PathError].
 func (c fileCalls) FS() fs.FS { return c.view.FS() }
 
-// CopyReport counts what a copy transferred, and lists what it could not preserve.
+// CopyReport counts what a copy transferred, and lists what it could not preserve. See
+// [Sandbox.CopyIn], [Sandbox.CopyOut] and [Sandbox.Copied].
 type CopyReport struct {
 	Files       int64 `json:"files"` // files and links
 	Directories int64 `json:"directories"`
 	Bytes       int64 `json:"bytes"` // of the files' content, without holes
 	// Skipped lists the first 1,000 files that were left out (sockets, devices, pipes,
-	// files that vanished during the copy) or lost something (a setuid bit, an extended
-	// attribute). Paths and reasons are cut, to 4,096 and 256 bytes, and then quoted as Go
+	// files that vanished during the copy, entries of an archive of unknown types) or lost
+	// something (a setuid bit, an extended attribute). Paths and reasons are cut, to 4,096 and 256 bytes, and then quoted as Go
 	// strings if they have anything but graphic characters.
 	Skipped []Skipped `json:"skipped,omitempty"`
 	// More counts those beyond the first 1,000.
@@ -242,7 +243,9 @@ type CopyReport struct {
 
 // Skipped says what was not preserved of one file.
 type Skipped struct {
-	Path   string `json:"path"` // relative to the tree; "." is the tree itself; see [CopyReport.Skipped]
+	// Path is relative to the tree, and "." the tree itself. In [Sandbox.Copied] it is
+	// absolute, in the sandbox. See [CopyReport.Skipped].
+	Path   string `json:"path"`
 	Reason string `json:"reason"`
 }
 

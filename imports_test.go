@@ -184,10 +184,10 @@ var layers = map[string][]string{
 	"source":    {"archive", "fault", "git", "guest/trees", "policy"},
 	"plan":      {"engine", "fault", "guest/wire", "policy", "record", "source"},
 	"store":     {"engine", "fault", "guest/wire", "record", "trace"},
-	"machine":   {"engine", "fault", "guest", "guest/accounts", "guest/trees", "guest/wire", "plan", "policy", "record", "source", "store", "trace"},
+	"machine":   {"archive", "engine", "fault", "guest", "guest/accounts", "guest/trees", "guest/wire", "plan", "policy", "record", "source", "store", "trace"},
 	"transfer":  {"archive", "engine", "fault", "guest", "guest/trees", "guest/wire", "machine", "record", "source", "store", "trace"},
 	"build":     {"engine", "fault", "guest/wire", "machine", "plan", "policy", "record", "store", "transfer"},
-	"lifecycle": {"build", "engine", "fault", "guest", "guest/wire", "machine", "plan", "policy", "record", "store", "trace", "transfer"},
+	"lifecycle": {"archive", "build", "engine", "fault", "guest", "guest/wire", "machine", "plan", "policy", "record", "store", "trace", "transfer"},
 	"files":     {"archive", "engine", "fault", "guest", "guest/wire", "lifecycle", "store"},
 	"sandbox":   {"archive", "engine", "fault", "files", "guest", "guest/wire", "lifecycle", "machine", "plan", "policy", "record", "source", "store", "trace"},
 }

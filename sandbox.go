@@ -48,6 +48,14 @@ func (s *Sandbox) Name() string { return s.name }
 // String returns the name.
 func (s *Sandbox) String() string { return s.Name() }
 
+// Copied returns what was copied into the sandbox by the call that returned the handle, and what
+// of it was left out: the files of a [Source], of directories in mode [RWCopy], and of the sandbox
+// or snapshot that it was made of. Calls on the handle that start a session after an
+// [Sandbox.Update], and [Sandbox.Rollback], add to it. Files that a fork shares with its snapshot
+// are not counted. Paths are those in the sandbox. The log of the client's logger, and [Progress],
+// have the first names at the time of the copy.
+func (s *Sandbox) Copied() CopyReport { return reportOf(s.h.Copied()) }
+
 // Create creates a sandbox and starts its session. It returns when the sandbox can be
 // used. The caller closes the handle, see [Sandbox.Close]. If Create fails, or ctx ends
 // during the call, nothing is left behind.

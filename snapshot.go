@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
-	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
@@ -33,6 +32,9 @@ type Snapshot struct {
 	// Volumes are the volumes that share its files. While there are any it can't be
 	// deleted.
 	Volumes []string `json:"volumes,omitempty"`
+	// Copied is what [Sandbox.Snapshot] has copied and left out, as in [Sandbox.Copied]. Only its
+	// result has it.
+	Copied *CopyReport `json:"copied,omitempty"`
 }
 
 // SnapshotOptions configure [Sandbox.Snapshot]. The zero value takes a snapshot without a name that
@@ -92,7 +94,9 @@ func (s *Sandbox) Snapshot(ctx context.Context, o SnapshotOptions) (_ Snapshot, 
 	if err != nil {
 		return Snapshot{}, err
 	}
-	return snapshotOf(rec, nil), nil
+	snap, copied := snapshotOf(rec, nil), reportOf(report.Copied())
+	snap.Copied = &copied
+	return snap, nil
 }
 
 func snapshotOf(rec record.SnapshotRecord, volumes []string) Snapshot {
@@ -217,7 +221,7 @@ func (s *Sandbox) Rollback(ctx context.Context, snapshotID string) (err error) {
 	if err := checkSnapshotID(snapshotID); err != nil {
 		return err
 	}
-	return s.h.Rollback(ctx, snapshotID, &machine.Reporter{})
+	return s.h.Rollback(ctx, snapshotID)
 }
 
 // DeleteSnapshot removes a snapshot permanently. While volumes share its files, also

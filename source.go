@@ -165,7 +165,7 @@ const (
 // that would be written through a link of the archive, an archive beyond the limits, a
 // truncated stream, and data that is no archive. Absolute names are relative to the
 // workspace. Of several entries with the same name the last one counts. Devices are
-// skipped and reported as [Progress].
+// left out, and what was left out is in [Sandbox.Copied].
 //
 // Files belong to the sandbox's user, whatever the archive says. Permissions except
 // setuid and setgid, times, links and user extended attributes are kept; holes become

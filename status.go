@@ -95,6 +95,8 @@ type Status struct {
 	// is nil without a session, from [Inspect], and from a handle that is not connected,
 	// for example because it has run no command.
 	Egress *EgressCount `json:"egress,omitempty"`
+	// Copied is [Sandbox.Copied], if the status is from a handle that has copied anything.
+	Copied *CopyReport `json:"copied,omitempty"`
 	// LogsEndpoint is the path at which package sandboxhttp serves the sandbox's log:
 	// /sandboxes/<id>/logs.
 	LogsEndpoint string `json:"logsEndpoint"`
@@ -269,6 +271,9 @@ func (s *Sandbox) status(ctx context.Context, measure bool) (_ Status, err error
 		return Status{}, err
 	}
 	st, err := statusOf(ctx, s.h.Client(), rec, got, measure)
+	if copied := s.Copied(); copied.Files+copied.Directories+int64(len(copied.Skipped)) > 0 {
+		st.Copied = &copied
+	}
 	if err == nil && got.State == engine.StateRunning {
 		if r, known := s.h.Report(ctx); known {
 			if r.Network != nil {

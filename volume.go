@@ -103,7 +103,7 @@ func (m Mount) String() string {
 // addition to the workspace. Several calls add up. The default mode of a directory is
 // [RWCopy]: it is copied before anything runs in the sandbox. Permissions, numeric
 // owners, times, links, extended attributes and holes are kept. No file is filtered, but
-// sockets and devices are skipped and reported as [Progress]. If a file can't be read, or
+// sockets and devices are left out, which [Sandbox.Copied] reports. If a file can't be read, or
 // changes during the copy, the call fails.
 //
 // An attached volume must be one of [ListVolumes]. The workspace of another sandbox can

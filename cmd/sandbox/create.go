@@ -66,7 +66,10 @@ func (a *app) made(c *cobra.Command, asJSON, several bool, made ...*sandbox.Sand
 		details []sandbox.Status
 		errs    []error
 	)
-	for _, sb := range made {
+	for i, sb := range made {
+		if i == 0 { // others share its files
+			a.leftOut(sb.Copied())
+		}
 		if asJSON {
 			if st, err := sb.Status(c.Context()); err != nil {
 				errs = append(errs, err)
@@ -122,12 +125,14 @@ force is an error, and others that differ are named.`,
 				if err != nil {
 					return err
 				}
+				a.leftOut(sb.Copied())
 				return a.after(a.execute(c.Context(), sb, &p, x, argv), sb.Detach())
 			}
 			sb, err := a.client.Create(c.Context(), opts...)
 			if err != nil {
 				return err
 			}
+			a.leftOut(sb.Copied())
 			return a.after(a.execute(c.Context(), sb, &p, x, argv), sb.Close())
 		},
 	}

@@ -112,13 +112,21 @@ func (a *app) copying(c *cobra.Command, asJSON bool, name, user string, fn func(
 			files = sb.FilesAs(user)
 		}
 		report, err := fn(files)
-		a.progress.clear()
-		for _, note := range report.Skipped {
-			fmt.Fprintln(a.stderr, "sandbox:", graphic(fmt.Sprint(note)))
-		}
+		a.leftOut(report)
 		if err == nil && asJSON {
 			err = printJSON(a.stdout, report)
 		}
 		return err
 	})
+}
+
+// leftOut says on stderr what a copy left out or changed.
+func (a *app) leftOut(report sandbox.CopyReport) {
+	a.progress.clear()
+	for _, note := range report.Skipped {
+		fmt.Fprintln(a.stderr, "sandbox: left out or changed:", graphic(note.String()))
+	}
+	if report.More > 0 {
+		fmt.Fprintf(a.stderr, "sandbox: left out or changed: %d more\n", report.More)
+	}
 }

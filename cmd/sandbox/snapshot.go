@@ -38,7 +38,9 @@ func (a *app) takeCommand() *cobra.Command {
 			o.Progress, o.Expiry = a.progress.show, time.Duration(expiry)
 			return a.withSandbox(c, args[0], func(sb *sandbox.Sandbox) error {
 				snap, err := sb.Snapshot(c.Context(), o)
-				a.progress.clear()
+				if snap.Copied != nil {
+					a.leftOut(*snap.Copied)
+				}
 				switch {
 				case err != nil:
 				case asJSON:

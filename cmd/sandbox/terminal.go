@@ -103,7 +103,7 @@ func newProgress(out io.Writer) *progress {
 func (p *progress) show(now sandbox.Progress) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if warning := now.Text != "" && slices.Contains([]string{"copy", "container", "settings"}, now.Step); warning {
+	if warning := now.Text != "" && slices.Contains([]string{"container", "settings"}, now.Step); warning {
 		p.erase()
 		fmt.Fprintf(p.out, "sandbox: %s: %s\n", now.Step, graphic(now.Text))
 		return

@@ -208,16 +208,16 @@ func TestProgressIsALineOrLines(t *testing.T) {
 		want  string
 	}{
 		"terminal": {width, false, "\r\x1b[K[##########..........] 1 B of 2 B  image: pulling x" +
-			"\r\x1b[Ksource: a clone\r\x1b[Kstart\r\x1b[Ksandbox: copy: a socket is left out\n\r\x1b[Kcopy\r\x1b[K"},
-		"pipe":  {nil, false, "sandbox: image: pulling x\nsandbox: source: a clone\nsandbox: copy: a socket is left out\nsandbox: copy\n"},
-		"quiet": {nil, true, "sandbox: copy: a socket is left out\n"},
+			"\r\x1b[Ksource: a clone\r\x1b[Kstart\r\x1b[Ksandbox: container: a warning\n\r\x1b[Kcopy\r\x1b[K"},
+		"pipe":  {nil, false, "sandbox: image: pulling x\nsandbox: source: a clone\nsandbox: container: a warning\nsandbox: copy\n"},
+		"quiet": {nil, true, "sandbox: container: a warning\n"},
 	} {
 		var out bytes.Buffer
 		p := &progress{out: &out, width: test.width, quiet: test.quiet}
 		p.show(sandbox.Progress{Step: "image", Text: "pulling x", Current: 1, Total: 2})
 		p.show(sandbox.Progress{Step: "source", Text: "a clone"})
 		p.show(sandbox.Progress{Step: "start"})
-		p.show(sandbox.Progress{Step: "copy", Text: "a socket is left out"})
+		p.show(sandbox.Progress{Step: "container", Text: "a warning"})
 		p.show(sandbox.Progress{Step: "copy"})
 		p.show(sandbox.Progress{Step: "copy", Current: 7}) // too soon
 		p.clear()

@@ -48,7 +48,8 @@ type Report struct {
 	Dirs    int64
 	Bytes   int64 // of content
 	Skipped []Skip
-	More    int64 // skipped beyond those in Skipped
+	More    int64  // skipped beyond those in Skipped
+	Below   string // the directory that paths in Skipped begin with, or ""
 }
 
 // Bounds of the memory that a hostile tree can use for a report.
@@ -64,7 +65,31 @@ func (r *Report) Skip(path, reason string) {
 		return
 	}
 	path = strings.TrimPrefix(path, "./")
+	if r.Below != "" {
+		path = strings.TrimSuffix(r.Below, "/") + strings.TrimSuffix("/"+strings.TrimPrefix(path, "/"), "/")
+	}
 	r.Skipped = append(r.Skipped, Skip{printable(path, maxPath), printable(reason, maxReason)})
+}
+
+// Append adds the entries of another report, and not its counts of what was copied.
+func (r *Report) Append(o Report) {
+	n := min(len(o.Skipped), maxSkipped-len(r.Skipped))
+	r.Skipped = append(r.Skipped, o.Skipped[:n]...)
+	r.More += o.More + int64(len(o.Skipped)-n)
+}
+
+// PrivilegedBits names the bits of a mode, as a tar header has it, by which a program gets the
+// rights of its file's owner or group; "" if there is none.
+func PrivilegedBits(mode int64) string {
+	switch mode & 0o6000 {
+	case 0o6000:
+		return "its setuid and setgid bits"
+	case 0o4000:
+		return "its setuid bit"
+	case 0o2000:
+		return "its setgid bit"
+	}
+	return ""
 }
 
 // printable returns the beginning of a text of the stream, for reports and errors.
@@ -122,8 +147,8 @@ func Remote(err error) *RemoteError {
 	return r
 }
 
-// special names the kind of a special file.
-func special(m fs.FileMode) string {
+// Special names the kind of a special file.
+func Special(m fs.FileMode) string {
 	switch {
 	case m&fs.ModeNamedPipe != 0:
 		return "a named pipe"
@@ -150,7 +175,7 @@ func openParent(file string) (root *os.Root, base string, err error) {
 }
 
 func refuseSpecial(path string, m fs.FileMode) error {
-	return &fs.PathError{Op: "copy", Path: path, Err: fmt.Errorf("%w but %s", ErrSpecial, special(m))}
+	return &fs.PathError{Op: "copy", Path: path, Err: fmt.Errorf("%w but %s", ErrSpecial, Special(m))}
 }
 
 // clean validates a name of a stream and strips its leading elements. The destination

@@ -107,13 +107,13 @@ type ForeignEntry struct {
 // FromForeign reads a tar archive that somebody else made and calls take with each entry and
 // a reader for its content. strip is the number of leading elements to remove from names, of
 // which "." is one, as for tar; entries with no more elements are dropped. Devices are skipped
-// and reported.
+// and reported, with their paths below below.
 //
 // An invalid entry ends the call with an error before it is taken: one with .. in its name,
 // one below a link in the archive, or one beyond the limits. Absolute names are relative to
 // the tree's top. The archive must have an end marker.
-func FromForeign(ctx context.Context, r io.Reader, strip int, limits Limits, take func(ForeignEntry, io.Reader) error) (Report, error) {
-	f := &foreign{ctx: ctx, strip: strip, tally: limits.tally(), take: take, kinds: map[string]byte{".": tar.TypeDir}}
+func FromForeign(ctx context.Context, r io.Reader, below string, strip int, limits Limits, take func(ForeignEntry, io.Reader) error) (Report, error) {
+	f := &foreign{ctx: ctx, strip: strip, tally: limits.tally(), take: take, report: Report{Below: below}, kinds: map[string]byte{".": tar.TypeDir}}
 	f.in = &counted{r: r, most: f.tally.stream()}
 	err := f.run()
 	return f.report, err
@@ -279,6 +279,9 @@ func (f *foreign) entry(tr *tar.Reader, hdr *tar.Header) error {
 		return nil
 	}
 	name, err := f.name(hdr.Name, hdr.Name)
+	if err == nil && name == "" && hdr.Typeflag != tar.TypeDir {
+		f.report.Skip(hdr.Name, "its name has no more elements than are removed")
+	}
 	if err != nil || name == "" {
 		return err
 	}
@@ -329,6 +332,13 @@ func (f *foreign) entry(tr *tar.Reader, hdr *tar.Header) error {
 // supported reports whether an entry is of a kind to take. Others are skipped, and reported
 // if they are files.
 func (f *foreign) supported(hdr *tar.Header) bool {
+	skip := func(reason string) {
+		name, err := f.name(hdr.Name, hdr.Name)
+		if err != nil || name == "" {
+			name = hdr.Name
+		}
+		f.report.Skip(name, reason)
+	}
 	switch hdr.Typeflag {
 	case tar.TypeReg, tar.TypeDir, tar.TypeSymlink, tar.TypeLink, tar.TypeFifo:
 	case tar.TypeGNUSparse, tar.TypeCont:
@@ -338,16 +348,16 @@ func (f *foreign) supported(hdr *tar.Header) bool {
 	case tar.TypeXGlobalHeader, typeVolume:
 		return false
 	case tar.TypeChar, tar.TypeBlock:
-		f.report.Skip(hdr.Name, special(hdr.FileInfo().Mode()))
+		skip(Special(hdr.FileInfo().Mode()))
 		return false
 	case typeMultiVolume:
-		f.report.Skip(hdr.Name, "the rest of a file of another volume")
+		skip("the rest of a file of another volume")
 		return false
 	case typeOldNames, typeSolarisHeader, typeSolarisACL:
-		f.report.Skip(hdr.Name, fmt.Sprintf("metadata of type %q", hdr.Typeflag))
+		skip(fmt.Sprintf("metadata of type %q", hdr.Typeflag))
 		return false
 	default: // POSIX: a file
-		f.report.Skip(hdr.Name, fmt.Sprintf("its type %q: it is a file here", hdr.Typeflag))
+		skip(fmt.Sprintf("its type %q: it is a file here", hdr.Typeflag))
 		hdr.Typeflag = tar.TypeReg
 	}
 	return true

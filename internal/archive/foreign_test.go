@@ -52,7 +52,7 @@ func (f *foreignTree) take(e archive.ForeignEntry, content io.Reader) error {
 
 func foreign(t testing.TB, b []byte, strip int, limits archive.Limits) (*foreignTree, archive.Report, error) {
 	f := &foreignTree{t: t, kinds: map[string]byte{}}
-	report, err := archive.FromForeign(context.Background(), bytes.NewReader(b), strip, limits, f.take)
+	report, err := archive.FromForeign(context.Background(), bytes.NewReader(b), "", strip, limits, f.take)
 	return f, report, err
 }
 

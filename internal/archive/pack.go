@@ -424,7 +424,7 @@ func (p *packer) write(e *entry) error {
 		}
 		p.report.Files++
 	case !mode.IsRegular():
-		return p.skip(e.name, special(mode))
+		return p.skip(e.name, Special(mode))
 	default:
 		if err := p.regular(e, hdr); err != nil {
 			return err

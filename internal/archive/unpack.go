@@ -343,7 +343,7 @@ func kind(m fs.FileMode) string {
 	if m.IsDir() {
 		return "a directory"
 	}
-	return special(m)
+	return Special(m)
 }
 
 // tree makes target a directory.
@@ -584,7 +584,7 @@ func (u *unpacker) entry(hdr *tar.Header, name string) error {
 		return u.mkdir(name, hdr)
 	case tar.TypeReg, tar.TypeSymlink, tar.TypeLink:
 	case tar.TypeFifo, tar.TypeChar, tar.TypeBlock:
-		u.skip(name, special(hdr.FileInfo().Mode()))
+		u.skip(name, Special(hdr.FileInfo().Mode()))
 		return nil
 	default:
 		u.skip(name, fmt.Sprintf("an entry of type %q", hdr.Typeflag))

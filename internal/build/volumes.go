@@ -96,7 +96,7 @@ func (b *Build) makeCopyVolume(ctx context.Context, m record.Mount) (name string
 	case m.Volume != "":
 		b.forked = append(b.forked, transfer.Job{What: m.Target, From: transfer.Tree{Volume: m.Volume}, To: transfer.Tree{Volume: name}, Labels: labels})
 	case m.Source != "":
-		b.dirs = append(b.dirs, transfer.Directory{Dir: m.Source, Volume: name})
+		b.dirs = append(b.dirs, transfer.Directory{Dir: m.Source, Volume: name, Target: m.Target})
 	default:
 		b.fresh = append(b.fresh, m.Target)
 	}

@@ -107,8 +107,10 @@ const separator = "; "
 // A Clone is a working tree with its repository, in a directory of its own. The caller
 // removes it.
 type Clone struct {
-	Dir  string // the working tree
-	temp string
+	Dir        string   // the working tree
+	Submodules []string // the directories of those that were not fetched
+	Pointers   []string // files whose content is in Git LFS
+	temp       string
 }
 
 // Remove removes the clone from this machine.
@@ -145,6 +147,9 @@ func New(ctx context.Context, repo Repo) (c *Clone, err error) {
 	}
 	if err == nil {
 		err = r.openUp()
+	}
+	if err == nil {
+		c.Submodules, c.Pointers, err = r.missing()
 	}
 	if err != nil {
 		if ctx.Err() != nil {
@@ -196,6 +201,23 @@ func (r *runner) clone() error {
 		return r.abbreviated(rev)
 	}
 	return &MissingError{Revision: r.repo.Revision}
+}
+
+// missing lists what the commit that is checked out has elsewhere.
+func (r *runner) missing() (submodules, pointers []string, err error) {
+	var all, lfs bytes.Buffer
+	err = cmp.Or(r.run(&all, "-C", r.dir, "ls-files", "-z", "--stage"), r.run(&lfs, "-C", r.dir, "ls-files", "-z", "--", ":(attr:filter=lfs)"))
+	for entry := range strings.SplitSeq(all.String(), "\x00") {
+		if mode, name, _ := strings.Cut(entry, "\t"); strings.HasPrefix(mode, "160000 ") {
+			submodules = append(submodules, name)
+		}
+	}
+	for name := range strings.SplitSeq(strings.TrimSuffix(lfs.String(), "\x00"), "\x00") {
+		if name != "" {
+			pointers = append(pointers, name)
+		}
+	}
+	return submodules, pointers, err
 }
 
 // hasHead returns an error if the clone has nothing to check out although the repository has

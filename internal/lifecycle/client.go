@@ -193,7 +193,7 @@ func (c *Client) finishCreate(caller context.Context, o *CreateOptions, b *build
 	if err != nil {
 		return nil, err
 	}
-	h = c.handle(b.Record, got, o.OnResume)
+	h = c.handle(b.Record, got, o.OnResume, o.Report)
 	h.owner, h.first = !b.Record.Persistent, true
 	h.setSecrets(1, o.Plan.Secrets)
 	h.keepLease() // the copies may take longer than a lease lasts
@@ -264,7 +264,7 @@ func (c *Client) Get(ctx context.Context, nameOrID string, o GetOptions) (*Handl
 	if err != nil {
 		return nil, err
 	}
-	h := c.handle(rec, got, o.OnResume)
+	h := c.handle(rec, got, o.OnResume, o.Report)
 	h.neverResume = o.NeverResume
 	opened := false
 	defer func() { // OnResume may panic

@@ -65,6 +65,7 @@ func (c *Client) ForkN(ctx context.Context, source string, n int, o *CreateOptio
 	forks = make([]fork, n)
 	for i := range forks {
 		forks[i].order = *o
+		forks[i].order.Report = o.Report.Branch()
 		forks[i].order.Plan = *o.Plan.Numbered(i + 1)
 		forks[i].err = forks[i].order.Plan.Inherit(&inherited)
 	}
@@ -172,7 +173,7 @@ func (h *Handle) Snapshot(ctx context.Context, name string, expiry time.Duration
 // Rollback replaces the files of the sandbox by those of a snapshot. A session that runs ends, and
 // another one is started, also if the rollback fails after the session has ended, unless ctx has
 // ended, too.
-func (h *Handle) Rollback(ctx context.Context, id string, report *machine.Reporter) error {
+func (h *Handle) Rollback(ctx context.Context, id string) error {
 	for {
 		if err := h.CheckUsable(); err != nil {
 			return err
@@ -181,7 +182,7 @@ func (h *Handle) Rollback(ctx context.Context, id string, report *machine.Report
 		if err != nil {
 			return err
 		}
-		err = build.Rollback(ctx, h.c.Machine, h.known(), id, report)
+		err = build.Rollback(ctx, h.c.Machine, h.known(), id, h.report)
 		var held *record.HeldError
 		if errors.As(err, &held) {
 			if err := h.c.Store.AwaitChange(ctx, h.rec.Name); err != nil {

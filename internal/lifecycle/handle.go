@@ -12,10 +12,12 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
@@ -27,6 +29,7 @@ type Handle struct {
 	c        *Client
 	rec      record.Sandbox
 	onResume []Hook
+	report   *machine.Reporter
 	runtime  string // the container's OCI runtime
 	first    bool   // the handle started the first session
 
@@ -59,8 +62,8 @@ type Handle struct {
 }
 
 // handle returns a handle on a sandbox with this container.
-func (c *Client) handle(rec record.Sandbox, got engine.Container, onResume []Hook) *Handle {
-	h := &Handle{c: c, rec: rec, onResume: onResume, made: rec, rev: rec.Revision, runtime: got.Runtime, container: got.ID, env: got.Env,
+func (c *Client) handle(rec record.Sandbox, got engine.Container, onResume []Hook, report *machine.Reporter) *Handle {
+	h := &Handle{c: c, rec: rec, report: report, onResume: onResume, made: rec, rev: rec.Revision, runtime: got.Runtime, container: got.ID, env: got.Env,
 		does: make(chan struct{}, wire.MaxHooks)}
 	h.life, h.endLife = context.WithCancel(context.Background())
 	return h
@@ -78,6 +81,10 @@ func (h *Handle) Trace() []trace.Attr {
 	defer h.mu.Unlock()
 	return []trace.Attr{trace.Name(h.rec.Name), trace.ID(h.rec.ID), trace.Container(h.container), trace.Image(h.made.Settings.Image)}
 }
+
+// Copied returns what was copied into the sandbox by the call that opened the handle, and by calls
+// on it that started sessions.
+func (h *Handle) Copied() archive.Report { return h.report.Copied() }
 
 // Mounts returns the mounts of the present container.
 func (h *Handle) Mounts() []record.Mount { return slices.Clone(h.settings().Mounts) }

@@ -59,7 +59,7 @@ func (h *Handle) remakeOutdated(ctx context.Context) (engine.Container, error) {
 		if err != nil || !outdated && !store.IsNext(got, rec) {
 			return got, err
 		}
-		err = build.Remake(ctx, h.c.Machine, rec, "", &machine.Reporter{})
+		err = build.Remake(ctx, h.c.Machine, rec, "", h.report)
 		var held *record.HeldError
 		if errors.As(err, &held) {
 			err = h.c.Store.AwaitChange(ctx, rec.Name)
@@ -96,7 +96,7 @@ func (h *Handle) resumeOnce(ctx context.Context, was engine.Container) (*resumpt
 	wait := h.prefetch(ctx)
 	err := h.c.Machine.Start(ctx, h.rec.Name, machine.OwnLayer{})
 	if h.c.Engine.IsPortTaken(err) {
-		if err = build.Remake(ctx, h.c.Machine, h.known(), was.ID, &machine.Reporter{}); err == nil {
+		if err = build.Remake(ctx, h.c.Machine, h.known(), was.ID, h.report); err == nil {
 			err = h.c.Machine.Start(ctx, h.rec.Name, machine.OwnLayer{})
 		}
 	}

@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
@@ -198,15 +200,22 @@ type Progress struct {
 	Files          int64
 }
 
-// A Reporter calls a progress function, one call at a time and never after Silence. The zero
-// Reporter calls nothing.
+// A Reporter calls a progress function, one call at a time and never after Silence, and adds up
+// what was copied. The zero Reporter calls nothing.
 type Reporter struct {
-	mu sync.Mutex
-	fn func(Progress)
+	mu     sync.Mutex
+	fn     func(Progress)
+	copied archive.Report
 }
 
 // NewReporter returns a reporter that calls fn, which may be nil.
 func NewReporter(fn func(Progress)) *Reporter { return &Reporter{fn: fn} }
+
+// Branch returns a reporter for one of several things that are made at once: it calls the same
+// function, and begins with what was copied so far.
+func (r *Reporter) Branch() *Reporter {
+	return &Reporter{fn: r.Report, copied: r.Copied()}
+}
 
 // Report reports one step.
 func (r *Reporter) Report(p Progress) {
@@ -217,7 +226,24 @@ func (r *Reporter) Report(p Progress) {
 	}
 }
 
-// Silence ends the reports.
+// AddCopied adds what a copy transferred and left out. Paths are those in the sandbox.
+func (r *Reporter) AddCopied(c archive.Report) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.copied.Files, r.copied.Dirs, r.copied.Bytes = r.copied.Files+c.Files, r.copied.Dirs+c.Dirs, r.copied.Bytes+c.Bytes
+	r.copied.Append(c)
+}
+
+// Copied returns what was copied so far.
+func (r *Reporter) Copied() archive.Report {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := r.copied
+	c.Skipped = slices.Clone(c.Skipped)
+	return c
+}
+
+// Silence ends the calls of the function.
 func (r *Reporter) Silence() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

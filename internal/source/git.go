@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/git"
 )
@@ -93,5 +94,16 @@ func (g Git) Fill(ctx context.Context, to Target) (err error) {
 		return fmt.Errorf("clone %v: %w", g, err)
 	}
 	defer func() { err = errors.Join(err, clone.Remove()) }()
-	return to.Dir(ctx, clone.Dir)
+	if err := to.Dir(ctx, clone.Dir); err != nil {
+		return err
+	}
+	report := archive.Report{Below: to.Place()}
+	for _, dir := range clone.Submodules {
+		report.Skip(dir, "a submodule, which is not fetched")
+	}
+	for _, file := range clone.Pointers {
+		report.Skip(file, "a file in Git LFS: it is the pointer alone")
+	}
+	to.LeftOut(report)
+	return nil
 }

@@ -40,7 +40,8 @@ func (w *workspace) Dir(context.Context, string) error { return errors.ErrUnsupp
 func (*workspace) Bounds() *source.Bounds              { return nil }
 
 func (w *workspace) Report(text string)       { w.remarks = append(w.remarks, text) }
-func (w *workspace) Skipped(r archive.Report) { w.report = r }
+func (w *workspace) LeftOut(r archive.Report) { w.report = r }
+func (w *workspace) Place() string            { return "" }
 
 func (w *workspace) Stream(ctx context.Context, _ string, write func(*trees.Writer) error) error {
 	order, err := json.Marshal(wire.Copy{Stream: true, Jobs: []wire.CopyJob{{To: w.dir, Owner: &wire.Owner{}}}})

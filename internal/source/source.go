@@ -35,8 +35,10 @@ type Target interface {
 	Report(text string)
 	// Bounds are the addresses that the files may come from.
 	Bounds() *Bounds
-	// Skipped reports the entries of an archive that were left out.
-	Skipped(archive.Report)
+	// Place is where the files are in the sandbox.
+	Place() string
+	// LeftOut reports what of the source was left out.
+	LeftOut(archive.Report)
 }
 
 type dir struct {
@@ -85,7 +87,7 @@ func RepositoryElsewhere(dir string) string {
 	if err != nil || !is || filepath.IsLocal(to) {
 		return ""
 	}
-	return fmt.Sprintf("git will not work in the copy: %s names %q, which is not copied; the source Git clones a worktree, without what is not committed", name, to)
+	return fmt.Sprintf("git will not work in the copy: .git names %q, which is not copied; the source Git clones a worktree, without what is not committed", to)
 }
 
 // CheckDir returns why a directory of this machine can't be copied.

@@ -102,11 +102,11 @@ func (t Tarball) Fill(ctx context.Context, to Target) error {
 	return t.read(ctx, to.Bounds(), func(ctx context.Context, tree io.Reader, limits archive.Limits) error {
 		var report archive.Report
 		err := to.Stream(ctx, t.String(), func(w *trees.Writer) (err error) {
-			report, err = w.Archive(0, tree, t.Strip, limits)
+			report, err = w.Archive(0, tree, to.Place(), t.Strip, limits)
 			return err
 		})
 		if err == nil {
-			to.Skipped(report)
+			to.LeftOut(report)
 		}
 		return err
 	})

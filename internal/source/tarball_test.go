@@ -36,7 +36,8 @@ type discard struct{}
 func (discard) Dir(context.Context, string) error { return nil }
 func (discard) Bounds() *source.Bounds            { return nil }
 func (discard) Report(string)                     {}
-func (discard) Skipped(archive.Report)            {}
+func (discard) LeftOut(archive.Report)            {}
+func (discard) Place() string                     { return "" }
 
 func (discard) Stream(ctx context.Context, _ string, write func(*trees.Writer) error) error {
 	return write(trees.New(ctx, io.Discard))

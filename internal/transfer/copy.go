@@ -43,6 +43,19 @@ type Job struct {
 	Labels   map[string]string // of the target volume
 }
 
+// place returns where the files are in a sandbox.
+func (j Job) place() string {
+	switch {
+	case j.Layer:
+		return "/"
+	case path.IsAbs(j.What):
+		return j.What
+	case j.What == "workspace":
+		return record.Workspace
+	}
+	return "" // it is on its own
+}
+
 // ErrNoLayer is the error of a container's own layer that is not where it was expected. Nothing
 // was copied.
 var ErrNoLayer = errors.New("the container's own layer is not found")
@@ -196,7 +209,7 @@ func (k *Copier) run(ctx context.Context, jobs []Job, q *quiesce) (err error) {
 		return fmt.Errorf("copy %s: %s: %w", jobs[last.Error.Job].What, path.Join("/", string(last.Error.Path)), last.Error)
 	}
 	k.last = last
-	reportSkipped(k.Helper, k.name, "copy", last)
+	reportCopied(k.Helper, k.name, "copy", reportOf(last, func(job int) string { return jobs[job].place() }))
 	return nil
 }
 

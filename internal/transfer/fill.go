@@ -27,6 +27,7 @@ import (
 // A Directory is a directory of this machine to copy into a new volume.
 type Directory struct {
 	Dir, Volume string
+	Target      string      // where the volume is in the sandbox
 	role        string      // of the volume; empty for RoleRWCopy
 	owner       *wire.Owner // of all files; nil keeps the owners
 }
@@ -62,6 +63,9 @@ func (f *Filler) fill(ctx context.Context, fills []Directory) (err error) {
 		if text := source.RepositoryElsewhere(fill.Dir); text != "" {
 			f.Helper.Machine.Log.Warn("git will not work in the copy", "sandbox", f.For.Name, "what", text)
 			f.Report(text)
+			lost := archive.Report{Below: fill.Target}
+			lost.Skip("", text)
+			f.Helper.Report.AddCopied(lost)
 		}
 	}
 	if ids := f.identities(fills); ids != nil {
@@ -168,7 +172,7 @@ func (f *Filler) copyOnEngine(ctx context.Context, fills []Directory, ids []wire
 	if last.Error != nil {
 		return nil, copyFailed(fills, last.Error)
 	}
-	reportSkipped(f.Helper, f.For.Name, f.step, last)
+	f.copied(fills, last)
 	if last.Boot != ids[0].Boot {
 		f.Helper.Machine.SetOtherKernel()
 	}
@@ -217,11 +221,9 @@ func (f *Filler) send(ctx context.Context, fills []Directory, write func(*trees.
 	if last.Error != nil {
 		return copyFailed(fills, last.Error)
 	}
-	last.Skipped = to.Skipped
-	for _, name := range to.Names {
-		last.Names = append(last.Names, []byte(name))
-	}
-	reportSkipped(f.Helper, f.For.Name, f.step, last)
+	last.Losses.Count += to.Losses.Count
+	last.Losses.First = append(last.Losses.First, to.Losses.First...)
+	f.copied(fills, last)
 	return nil
 }
 
@@ -251,32 +253,44 @@ func copyFailed(fills []Directory, e *wire.CopyError) error {
 	return &fs.PathError{Op: "copy", Path: file, Err: e}
 }
 
-// reportSkipped logs and reports what a copy left out, if anything.
-func reportSkipped(h *machine.Helper, sandbox, step string, last wire.Copied) {
-	if text := skippedText(last); text != "" {
-		h.Machine.Log.Warn("not everything was copied", "sandbox", sandbox, "what", text)
-		h.Report.Report(machine.Progress{Step: step, Text: text, Current: last.Bytes, Files: last.Files})
-	}
+// copied reports a copy of directories.
+func (f *Filler) copied(fills []Directory, last wire.Copied) {
+	reportCopied(f.Helper, f.For.Name, f.step, reportOf(last, func(job int) string { return fills[job].Target }))
 }
 
-// skippedText lists what a copy left out.
-func skippedText(last wire.Copied) string {
-	var parts []string
-	if last.Skipped > 0 {
-		names := make([]string, len(last.Names))
-		for i, n := range last.Names {
-			names[i] = strconv.Quote(string(n))
-		}
-		if int64(len(names)) < last.Skipped {
-			names = append(names, "…")
-		}
-		parts = append(parts, fmt.Sprintf("skipped %d sockets and devices: %s", last.Skipped, strings.Join(names, ", ")))
+// reportOf returns what a helper has copied. target returns where the files of a job are in the
+// sandbox.
+func reportOf(last wire.Copied, target func(job int) string) archive.Report {
+	report := archive.Report{Files: last.Files, Dirs: last.Dirs, Bytes: last.Bytes}
+	for _, loss := range last.Losses.First {
+		report.Below = target(loss.Job)
+		report.Skip(string(loss.Path), loss.Reason)
 	}
-	if last.Xattrs > 0 {
-		parts = append(parts, fmt.Sprintf("skipped %d extended attributes", last.Xattrs))
-	}
-	return strings.Join(parts, "; ")
+	report.More += last.Losses.Count - int64(len(last.Losses.First))
+	return report
 }
+
+// reportCopied reports what was copied, and logs what was left out, if anything.
+func reportCopied(h *machine.Helper, sandbox, step string, report archive.Report) {
+	h.Report.AddCopied(report)
+	if len(report.Skipped) == 0 && report.More == 0 {
+		return
+	}
+	var names []string
+	for i, s := range report.Skipped {
+		if i == maxNamed {
+			names = append(names, "…")
+			break
+		}
+		names = append(names, fmt.Sprintf("%s (%s)", s.Path, s.Reason))
+	}
+	text := fmt.Sprintf("left out or changed, %d: %s", int64(len(report.Skipped))+report.More, strings.Join(names, ", "))
+	h.Machine.Log.Warn("not everything was copied", "sandbox", sandbox, "what", text)
+	h.Report.Report(machine.Progress{Step: step, Text: text, Current: report.Bytes, Files: report.Files})
+}
+
+// maxNamed is how many files the text of a Progress names.
+const maxNamed = 10
 
 // Source fills the workspace, if there is a source.
 func (f *Filler) Source(ctx context.Context, from source.Source) error {
@@ -301,6 +315,9 @@ func (f *Filler) Stream(ctx context.Context, what string, write func(*trees.Writ
 	return f.send(ctx, []Directory{f.workspace(what)}, write)
 }
 
+// Place implements [source.Target].
+func (f *Filler) Place() string { return record.Workspace }
+
 // Bounds implements [source.Target].
 func (f *Filler) Bounds() *source.Bounds { return f.From }
 
@@ -311,23 +328,11 @@ func (f *Filler) Report(text string) {
 
 // workspace returns a copy into the workspace, owned by the sandbox's user.
 func (f *Filler) workspace(dir string) Directory {
-	return Directory{Dir: dir, Volume: record.WorkspaceName(f.For.ID), role: record.RoleWorkspace, owner: &f.Owner}
+	return Directory{Dir: dir, Volume: record.WorkspaceName(f.For.ID), Target: record.Workspace, role: record.RoleWorkspace, owner: &f.Owner}
 }
 
-// Skipped implements [source.Target].
-func (f *Filler) Skipped(report archive.Report) {
-	if len(report.Skipped) == 0 {
-		return
-	}
-	var names []string
-	for i, s := range report.Skipped {
-		if i == 10 {
-			names = append(names, "…")
-			break
-		}
-		names = append(names, fmt.Sprintf("%q (%s)", s.Path, s.Reason))
-	}
-	text := fmt.Sprintf("left out %d entries: %s", int64(len(report.Skipped))+report.More, strings.Join(names, ", "))
-	f.Helper.Machine.Log.Warn("not everything was copied", "sandbox", f.For.Name, "what", text)
-	f.Helper.Report.Report(machine.Progress{Step: f.step, Text: text, Current: report.Bytes, Files: report.Files})
+// LeftOut implements [source.Target].
+func (f *Filler) LeftOut(report archive.Report) {
+	report.Files, report.Dirs, report.Bytes = 0, 0, 0 // the helper has counted them
+	reportCopied(f.Helper, f.For.Name, f.step, report)
 }

@@ -105,7 +105,7 @@ func TestCopyKeepsEverything(t *testing.T) {
 				last = p
 			}
 		}
-		if !strings.Contains(last.Text, `skipped 2 sockets and devices: `) || !strings.Contains(last.Text, "socket") || last.Files < 20 || last.Current < 300_000 {
+		if !strings.Contains(last.Text, "left out or changed, 2: ") || !strings.Contains(last.Text, "/the copy/socket (a socket)") || last.Files < 20 || last.Current < 300_000 {
 			t.Errorf("the last progress of the copy is %+v, want the socket and the device named, files and bytes", last)
 		}
 	})

@@ -22,12 +22,11 @@ import (
 // A Writer sends directories to the verb copy, as the stream of wire.Copy.Stream: what arrives
 // is what the verb would have copied itself.
 type Writer struct {
-	ctx     context.Context
-	w       *tar.Writer
-	buf     []byte
-	links   map[archive.FileID]string // first names of files with several
-	Skipped int64                     // sockets and devices
-	Names   []string                  // the first of them, from the tree's top
+	ctx    context.Context
+	w      *tar.Writer
+	buf    []byte
+	links  map[archive.FileID]string // first names of files with several
+	Losses wire.Losses               // sockets and devices of directories
 }
 
 const (
@@ -59,18 +58,27 @@ func (t *Writer) Send(job int, dir string) error {
 
 // Archive sends what a tar archive of others holds as the tree of a job, checked entry by
 // entry. Of its files' attributes only permissions without setuid and setgid, times and
-// the extended attributes of users are taken.
-func (t *Writer) Archive(job int, r io.Reader, strip int, limits archive.Limits) (archive.Report, error) {
+// the extended attributes of users are taken. Paths in the report are below below.
+func (t *Writer) Archive(job int, r io.Reader, below string, strip int, limits archive.Limits) (archive.Report, error) {
 	top := strconv.Itoa(job)
 	dirs := map[string]*tar.Header{top: {Mode: 0o755, ModTime: time.Now()}}
 	order := []string{top}
 	if err := t.header(&tar.Header{Typeflag: tar.TypeDir, Name: top + "/", Mode: 0o700}); err != nil {
 		return archive.Report{}, err
 	}
-	report, err := archive.FromForeign(t.ctx, r, strip, limits, func(e archive.ForeignEntry, content io.Reader) error {
+	lost := archive.Report{Below: below}
+	report, err := archive.FromForeign(t.ctx, r, below, strip, limits, func(e archive.ForeignEntry, content io.Reader) error {
 		h := &tar.Header{
 			Typeflag: e.Typeflag, Name: top + "/" + e.Name, Linkname: e.Linkname, Size: e.Size,
 			Mode: e.Mode & 0o1777, ModTime: e.ModTime, PAXRecords: userXattrs(e.PAXRecords),
+		}
+		if bits := archive.PrivilegedBits(e.Mode); bits != "" && e.Typeflag != tar.TypeLink && e.Typeflag != tar.TypeSymlink {
+			lost.Skip(e.Name, bits)
+		}
+		for key := range e.PAXRecords {
+			if name, is := strings.CutPrefix(key, wire.TreeXattr); is && h.PAXRecords[key] == "" {
+				lost.Skip(e.Name, "extended attribute "+name)
+			}
 		}
 		if e.Replaces {
 			h.PAXRecords[wire.TreeReplace] = "1"
@@ -94,6 +102,7 @@ func (t *Writer) Archive(job int, r io.Reader, strip int, limits archive.Limits)
 		}
 		return t.header(h)
 	})
+	report.Append(lost)
 	if err != nil {
 		return report, err
 	}
@@ -278,11 +287,12 @@ func (t *Writer) entry(dir *os.Root, base, name, file string) error {
 		}
 		return t.regular(dir, base, info, h)
 	}
-	t.Skipped++
-	if len(t.Names) < wire.MaxNames {
-		_, rel, _ := strings.Cut(name, "/")
-		t.Names = append(t.Names, rel)
+	top, rel, _ := strings.Cut(name, "/")
+	job, err := strconv.Atoi(top)
+	if err != nil {
+		return err
 	}
+	t.Losses.Add(job, rel, archive.Special(info.Mode()))
 	return nil
 }
 

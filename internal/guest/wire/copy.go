@@ -102,11 +102,8 @@ type Copied struct {
 	Files int64 `json:"files"` // everything that is no directory
 	Dirs  int64 `json:"dirs"`
 	Bytes int64 `json:"bytes"` // of contents; holes do not count
-	// Skipped counts sockets and devices, and Names has the first of them.
-	Skipped int64    `json:"skipped,omitempty"`
-	Names   [][]byte `json:"names,omitempty"`
-	// Xattrs counts extended attributes that the target did not take.
-	Xattrs int64 `json:"xattrs,omitempty"`
+	// Losses are what was not copied as it was, in the last line only.
+	Losses Losses `json:"losses,omitzero"`
 	// Elsewhere are the jobs whose directory is not the one that was meant, and Boot the
 	// boot ID that the copy saw; both in the last line only.
 	Elsewhere []int  `json:"elsewhere,omitempty"`
@@ -143,8 +140,33 @@ type Root struct {
 	Plain bool `json:"plain,omitempty"`
 }
 
-// MaxNames is how many names Copied.Names has at most.
-const MaxNames = 10
+// Losses are files that a copy left out, such as sockets, and attributes that copies lack.
+type Losses struct {
+	Count int64  `json:"count,omitempty"`
+	First []Loss `json:"first,omitempty"` // in bounds
+	size  int
+}
+
+// A Loss is one file, and what of it was not copied.
+type Loss struct {
+	Job    int    `json:"job,omitempty"`
+	Path   []byte `json:"path"`   // below the job's directory, which is ""
+	Reason string `json:"reason"` // as in the reports of package archive
+}
+
+// Bounds of Losses.First.
+const (
+	maxLosses    = 1000
+	maxLossBytes = 256 << 10
+)
+
+// Add counts a loss, and keeps it if there is room.
+func (l *Losses) Add(job int, path, reason string) {
+	l.Count++
+	if l.size += len(path) + len(reason); len(l.First) < maxLosses && l.size <= maxLossBytes {
+		l.First = append(l.First, Loss{job, []byte(path), reason})
+	}
+}
 
 // CopyError says where and why a copy ended.
 type CopyError struct {

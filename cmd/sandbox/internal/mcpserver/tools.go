@@ -61,7 +61,23 @@ type In struct {
 // Named is a sandbox that was made or changed.
 type Named struct {
 	Name string `json:"name"`
+	// LeftOut has a line for each file that was not copied as it was.
+	LeftOut []string `json:"leftOut,omitempty" jsonschema:"files of the mounts or of the other sandbox that were left out or changed, and why"`
 }
+
+// leftOut returns a line for each of the first files that were not copied as they were.
+func leftOut(report sandbox.CopyReport) (lines []string) {
+	for _, skipped := range report.Skipped[:min(len(report.Skipped), maxLeftOut)] {
+		lines = append(lines, skipped.String())
+	}
+	if n := int64(len(report.Skipped)-len(lines)) + report.More; n > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more", n))
+	}
+	return lines
+}
+
+// maxLeftOut bounds what a model has to read.
+const maxLeftOut = 20
 
 // Create is the input of the tool "create".
 type Create struct {
@@ -147,7 +163,7 @@ func (s *Server) make(ctx context.Context, fn func() (*sandbox.Sandbox, error)) 
 	if err != nil {
 		return Named{}, err
 	}
-	return Named{sb.Name()}, nil
+	return Named{sb.Name(), leftOut(sb.Copied())}, nil
 }
 
 func (s *Server) fork(ctx context.Context, _ *mcp.CallToolRequest, in In) (Named, error) {
@@ -333,7 +349,8 @@ func (s *Server) egress(ctx context.Context, _ *mcp.CallToolRequest, in In) (Att
 
 // Snapshot is the result of the tool "snapshot".
 type Snapshot struct {
-	ID string `json:"id"`
+	ID      string   `json:"id"`
+	LeftOut []string `json:"leftOut,omitempty" jsonschema:"files that are not in the snapshot, or are changed, and why"`
 }
 
 func (s *Server) snapshot(ctx context.Context, _ *mcp.CallToolRequest, in In) (Snapshot, error) {
@@ -357,7 +374,7 @@ func (s *Server) snapshot(ctx context.Context, _ *mcp.CallToolRequest, in In) (S
 		return Snapshot{}, err
 	}
 	s.snapshots[snap.ID] = sb.Name()
-	return Snapshot{ID: snap.ID}, nil
+	return Snapshot{snap.ID, leftOut(*snap.Copied)}, nil
 }
 
 // reserveSnapshot counts one more snapshot that is being taken. The caller calls settle afterwards.
@@ -394,7 +411,7 @@ func (s *Server) rollback(ctx context.Context, _ *mcp.CallToolRequest, in Rollba
 	if err := sb.Rollback(ctx, in.Snapshot); err != nil {
 		return Named{}, err
 	}
-	return Named{sb.Name()}, nil
+	return Named{Name: sb.Name()}, nil
 }
 
 func (s *Server) remove(ctx context.Context, _ *mcp.CallToolRequest, in In) (None, error) {

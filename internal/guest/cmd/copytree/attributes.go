@@ -6,6 +6,7 @@ import (
 	"archive/tar"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -16,10 +17,11 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// attributes copies owner, mode, extended attributes and times. The order matters: a
-// change of owner clears set-user-ID and capabilities, and everything changes times.
-func (c *copier) attributes(src, dst int, st *unix.Stat_t, dir bool) error {
-	owned := st.Uid != 0 || st.Gid != 0
+// attributes copies owner, mode, extended attributes and times of a file of b, or of b itself if
+// name is empty. The order matters: a change of owner clears set-user-ID and capabilities, and
+// everything changes times.
+func (c *copier) attributes(b *branch, name string, src, dst int, st *unix.Stat_t) error {
+	owned, dir := st.Uid != 0 || st.Gid != 0, name == ""
 	// A new file is root's already. A directory may be the volume's root, of another owner.
 	if owned || dir {
 		if err := unix.Fchown(dst, int(st.Uid), int(st.Gid)); err != nil {
@@ -31,7 +33,7 @@ func (c *copier) attributes(src, dst int, st *unix.Stat_t, dir bool) error {
 			return err
 		}
 	}
-	if err := c.xattrsOf(
+	if err := c.xattrsOf(b.job, func() string { return path.Join(b.path(), name) },
 		func(p []byte) (int, error) { return unix.Flistxattr(src, p) },
 		func(name string, p []byte) (int, error) { return unix.Fgetxattr(src, name, p) },
 		func(name string, p []byte) error { return unix.Fsetxattr(dst, name, p, 0) },
@@ -54,7 +56,7 @@ func (c *copier) attributesAt(b *branch, name string, st *unix.Stat_t) error {
 			return err
 		}
 	}
-	if err := c.xattrsOf(
+	if err := c.xattrsOf(b.job, func() string { return path.Join(b.path(), name) },
 		func(p []byte) (int, error) { return unix.Llistxattr(src, p) },
 		func(name string, p []byte) (int, error) { return unix.Lgetxattr(src, name, p) },
 		func(name string, p []byte) error { return unix.Lsetxattr(dst, name, p, 0) },
@@ -68,9 +70,9 @@ func (c *copier) attributesAt(b *branch, name string, st *unix.Stat_t) error {
 // fdPath is a path to a name in an open directory.
 func fdPath(dir int, name string) string { return fmt.Sprintf("/proc/self/fd/%d/%s", dir, name) }
 
-// xattrsOf copies extended attributes, ACLs and capabilities among them. It counts those
+// xattrsOf copies extended attributes, ACLs and capabilities among them. It reports those
 // that the target refuses.
-func (c *copier) xattrsOf(list func([]byte) (int, error), get func(string, []byte) (int, error), set func(string, []byte) error) error {
+func (c *copier) xattrsOf(job int, file func() string, list func([]byte) (int, error), get func(string, []byte) (int, error), set func(string, []byte) error) error {
 	n, err := list(nil)
 	if err == unix.ENOTSUP || n == 0 && err == nil {
 		return nil
@@ -94,7 +96,7 @@ func (c *copier) xattrsOf(list func([]byte) (int, error), get func(string, []byt
 		if err == nil {
 			err = set(name, value[:n])
 		}
-		if err := c.countRefused(name, err); err != nil {
+		if err := c.refused(job, file, name, err); err != nil {
 			return err
 		}
 	}
@@ -129,16 +131,16 @@ func dropXattrs(fd int) error {
 	return err
 }
 
-// countRefused counts an extended attribute that the target refused for what it is. Other
-// errors are returned, and every one of an overlay's own attributes in a layer.
-func (c *copier) countRefused(name string, err error) error {
+// refused reports an extended attribute that the target refused for what it is. Other errors are
+// returned, and every one of an overlay's own attributes in a layer.
+func (c *copier) refused(job int, file func() string, name string, err error) error {
 	if err != nil && strings.HasPrefix(name, "trusted.overlay.") && slices.ContainsFunc(c.jobs, func(j wire.CopyJob) bool { return j.Layer }) {
 		return fmt.Errorf("extended attribute %s: %w", name, err)
 	}
 	switch err {
 	case nil:
 	case unix.ENOTSUP, unix.EPERM, unix.EACCES, unix.EINVAL, unix.ENOSPC, unix.E2BIG, unix.ERANGE:
-		c.xattrs.Add(1)
+		c.lose(job, file(), "extended attribute "+name)
 	default:
 		return fmt.Errorf("extended attribute %s: %w", name, err)
 	}
@@ -156,7 +158,7 @@ func futimens(fd int, st *unix.Stat_t) error {
 }
 
 // setAttributes sets the attributes of an open file or directory.
-func (r *receiver) setAttributes(fd int, h *tar.Header) error {
+func (r *receiver) setAttributes(fd int, h *tar.Header, job int, rel string) error {
 	// To ask costs less than to set, where the file system is a program.
 	var is unix.Stat_t
 	if err := unix.Fstat(fd, &is); err != nil {
@@ -175,7 +177,7 @@ func (r *receiver) setAttributes(fd int, h *tar.Header) error {
 	}
 	for key, value := range h.PAXRecords {
 		if name, is := strings.CutPrefix(key, wire.TreeXattr); is {
-			if err := r.countRefused(name, unix.Fsetxattr(fd, name, []byte(value), 0)); err != nil {
+			if err := r.refused(job, func() string { return rel }, name, unix.Fsetxattr(fd, name, []byte(value), 0)); err != nil {
 				return err
 			}
 		}

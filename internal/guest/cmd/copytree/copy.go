@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -80,6 +81,7 @@ func Run(args []string) error {
 		moved = held.release()
 	}
 	last := c.copied()
+	last.Losses = c.losses
 	last.Done, last.Elsewhere, last.Boot, last.Roots, last.Moved = true, c.elsewhere, bootID(), c.roots, moved
 	if err != nil {
 		last.Error = toCopyError(err)
@@ -114,16 +116,16 @@ func (c *copier) report(stop <-chan struct{}, out *json.Encoder) {
 // A copier copies trees with several workers. Work that is found is put on a stack, so
 // that a deep tree is finished from below and few directories are open at once.
 type copier struct {
-	files, dirs, bytes, skipped, xattrs atomic.Int64
-	noReflink                           atomic.Bool
-	jobs                                []wire.CopyJob
+	files, dirs, bytes atomic.Int64
+	noReflink          atomic.Bool
+	jobs               []wire.CopyJob
 
 	mu        sync.Mutex
 	changed   sync.Cond // of the three below
 	stack     []task
 	working   int // tasks taken and not done
 	err       error
-	names     [][]byte
+	losses    wire.Losses
 	links     map[linkKey]*link
 	targets   map[inode]bool
 	elsewhere []int
@@ -153,23 +155,22 @@ func newCopier() *copier {
 }
 
 func (c *copier) copied() wire.Copied {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return wire.Copied{
-		Files: c.files.Load(), Dirs: c.dirs.Load(), Bytes: c.bytes.Load(),
-		Skipped: c.skipped.Load(), Names: c.names, Xattrs: c.xattrs.Load(),
-	}
+	return wire.Copied{Files: c.files.Load(), Dirs: c.dirs.Load(), Bytes: c.bytes.Load()}
 }
 
 // reown changes the attributes of a file for the owner of its job, if it has one. The new
-// owner must not get the old one's rights by set-user-ID.
-func (c *copier) reown(job int, st *unix.Stat_t) {
-	if o := c.jobs[job].Owner; o != nil {
-		st.Uid, st.Gid = o.UID, o.GID
-		if st.Mode&unix.S_IFMT != unix.S_IFDIR {
-			st.Mode &^= unix.S_ISUID | unix.S_ISGID
-		}
+// owner must not get the old one's rights by set-user-ID: reown returns which bits are lost.
+func (c *copier) reown(job int, st *unix.Stat_t) (lost string) {
+	o := c.jobs[job].Owner
+	if o == nil {
+		return ""
 	}
+	st.Uid, st.Gid = o.UID, o.GID
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		lost = archive.PrivilegedBits(int64(st.Mode))
+		st.Mode &^= unix.S_ISUID | unix.S_ISGID
+	}
+	return lost
 }
 
 // run copies everything, or stops at the first failure.
@@ -339,7 +340,11 @@ func (w *worker) copy(b *branch, e entry) error {
 	if e.kind == unix.DT_CHR && st.Rdev == 0 && w.jobs[b.job].Layer {
 		return unix.Mknodat(b.dst, e.name, st.Mode, 0) // a whiteout: the image's file is deleted
 	}
-	w.skip(path.Join(b.path(), e.name))
+	kind := "a device"
+	if e.kind == unix.DT_SOCK {
+		kind = "a socket"
+	}
+	w.lose(b.job, path.Join(b.path(), e.name), kind)
 	return nil
 }
 
@@ -356,14 +361,11 @@ func (w *worker) special(b *branch, e entry, st *unix.Stat_t) (err error) {
 	return w.attributesAt(b, e.name, st)
 }
 
-// skip counts a file that is not copied, and keeps the first names of such.
-func (c *copier) skip(name string) {
-	c.skipped.Add(1)
+// lose reports what is not copied of a file.
+func (c *copier) lose(job int, file, reason string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.names) < wire.MaxNames {
-		c.names = append(c.names, []byte(name))
-	}
+	c.losses.Add(job, file, reason)
 }
 
 // linked creates a name, as a hard link when the file has been copied under another name.

@@ -225,7 +225,7 @@ func TestCopierKeeps(t *testing.T) {
 			}
 			return nil
 		}},
-		{what: "a pipe, and no socket or device", skipped: []string{"device", "socket"}, fill: func(dir string) error {
+		{what: "a pipe, and no socket or device", skipped: []string{"device: a device", "socket: a socket"}, fill: func(dir string) error {
 			if err := unix.Mkfifo(filepath.Join(dir, "pipe"), 0o640); err != nil {
 				return err
 			}
@@ -245,11 +245,7 @@ func TestCopierKeeps(t *testing.T) {
 				"beside": func(to string) ([]string, error) {
 					c := newCopier()
 					err := c.run(wire.Copy{Jobs: []wire.CopyJob{{From: src, To: to}}})
-					var names []string
-					for _, n := range c.copied().Names {
-						names = append(names, string(n))
-					}
-					return names, err
+					return lines(c.losses), err
 				},
 				"over another tree": func(to string) ([]string, error) {
 					// What is left in it is removed, and nothing new inherits its group and its ACL.
@@ -263,11 +259,7 @@ func TestCopierKeeps(t *testing.T) {
 					c := newCopier()
 					job := wire.CopyJob{From: src, To: to, Again: true}
 					err = errors.Join(c.clear(job), c.run(wire.Copy{Jobs: []wire.CopyJob{job}}))
-					var names []string
-					for _, n := range c.names {
-						names = append(names, string(n))
-					}
-					return names, err
+					return lines(c.losses), err
 				},
 				"streamed": func(to string) ([]string, error) {
 					var stream bytes.Buffer
@@ -278,7 +270,7 @@ func TestCopierKeeps(t *testing.T) {
 					if err := out.Close(); err != nil {
 						return nil, err
 					}
-					return out.Names, newCopier().receive(&stream, []wire.CopyJob{{To: to}})
+					return lines(out.Losses), newCopier().receive(&stream, []wire.CopyJob{{To: to}})
 				},
 			} {
 				to := t.TempDir()
@@ -328,6 +320,63 @@ func TestCopierOnlyChecksWithoutATarget(t *testing.T) {
 	c = newCopier()
 	if err := c.run(wire.Copy{Jobs: []wire.CopyJob{{From: file + "x", Is: &is}}}); err == nil {
 		t.Error("a check of a file that is missing succeeds")
+	}
+}
+
+// lines has a line for each loss.
+func lines(losses wire.Losses) (list []string) {
+	for _, l := range losses.First {
+		list = append(list, string(l.Path)+": "+l.Reason)
+	}
+	return list
+}
+
+// The files of a new owner have no rights of the old one, and the copy says so of each, whichever way
+// the tree comes.
+func TestCopierReportsTheBitsThatItTakesAway(t *testing.T) {
+	src := t.TempDir()
+	for name, mode := range map[string]uint32{"plain": 0o755, "setuid": 0o4755, "setgid": 0o2755, "both": 0o6711} {
+		file := filepath.Join(src, name)
+		if err := errors.Join(os.WriteFile(file, []byte("x"), 0o755), unix.Chmod(file, mode)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []string{"both: its setuid and setgid bits", "setgid: its setgid bit", "setuid: its setuid bit"}
+	for way, copyTo := range map[string]func(to wire.CopyJob) (wire.Losses, error){
+		"beside": func(to wire.CopyJob) (wire.Losses, error) {
+			c := newCopier()
+			to.From = src
+			err := c.run(wire.Copy{Jobs: []wire.CopyJob{to}})
+			return c.losses, err
+		},
+		"streamed": func(to wire.CopyJob) (wire.Losses, error) {
+			var stream bytes.Buffer
+			out := trees.New(t.Context(), &stream)
+			if err := errors.Join(out.Send(0, src), out.Close()); err != nil {
+				return out.Losses, err
+			}
+			c := newCopier()
+			err := c.receive(&stream, []wire.CopyJob{to})
+			return c.losses, err
+		},
+	} {
+		got, err := copyTo(wire.CopyJob{To: t.TempDir(), Owner: &wire.Owner{UID: 1000, GID: 1000}})
+		list := lines(got)
+		if slices.Sort(list); err != nil || !slices.Equal(list, want) || got.Count != 3 {
+			t.Errorf("%s: %d losses: %q, %v, want %q", way, got.Count, list, err, want)
+		}
+	}
+}
+
+// However many losses there are, a report of them stays small.
+func TestLossesAreBounded(t *testing.T) {
+	var short, long wire.Losses
+	for i := range 3000 {
+		short.Add(0, fmt.Sprint(i), "x")
+		long.Add(0, strings.Repeat("x", 4000), "x")
+	}
+	if short.Count != 3000 || len(short.First) != 1000 || long.Count != 3000 || len(long.First) > 100 {
+		t.Errorf("of 3000 losses %d and %d are listed, and %d and %d counted", len(short.First), len(long.First), short.Count, long.Count)
 	}
 }
 

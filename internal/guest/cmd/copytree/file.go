@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"io"
+	"path"
 
 	"golang.org/x/sys/unix"
 )
@@ -46,8 +47,10 @@ func (w *worker) file(b *branch, name string) error {
 			return err
 		}
 		if err = w.contents(src, dst, &st); err == nil {
-			w.reown(b.job, &st)
-			err = w.attributes(src, dst, &st, false)
+			if lost := w.reown(b.job, &st); lost != "" {
+				w.lose(b.job, path.Join(b.path(), name), lost)
+			}
+			err = w.attributes(b, name, src, dst, &st)
 		}
 		if e := unix.Close(dst); err == nil {
 			err = e

@@ -90,7 +90,7 @@ func (c *copier) leave(b *branch) error {
 	if b.left.Add(-1) > 0 {
 		return nil
 	}
-	err := c.attributes(b.src, b.dst, &b.stat, true)
+	err := c.attributes(b, "", b.src, b.dst, &b.stat)
 	if e := errors.Join(unix.Close(b.src), unix.Close(b.dst)); err == nil {
 		err = e
 	}

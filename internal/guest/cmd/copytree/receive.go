@@ -56,6 +56,9 @@ func (c *copier) receive(in io.Reader, jobs []wire.CopyJob) error {
 		if o := r.jobs[job].Owner; o != nil {
 			h.Uid, h.Gid = int(o.UID), int(o.GID)
 			if h.Typeflag != tar.TypeDir {
+				if lost := archive.PrivilegedBits(h.Mode); lost != "" {
+					r.lose(job, rel, lost)
+				}
 				h.Mode &^= 0o6000
 			}
 		}
@@ -149,7 +152,7 @@ func (r *receiver) entry(in io.Reader, h *tar.Header, job int, rel string) error
 	r.files.Add(1)
 	switch h.Typeflag {
 	case tar.TypeReg:
-		return r.regular(in, h, parent, base)
+		return r.regular(in, h, parent, job, rel)
 	case tar.TypeSymlink, tar.TypeFifo:
 		return r.special(h, parent, base)
 	case tar.TypeLink:
@@ -215,12 +218,12 @@ func (r *receiver) directory(h *tar.Header, job int, rel string) error {
 	if rel == "" {
 		r.ended++
 	}
-	return r.setAttributes(fd, h)
+	return r.setAttributes(fd, h, job, rel)
 }
 
 // regular creates a file with the data of the stream.
-func (r *receiver) regular(in io.Reader, h *tar.Header, parent int, base string) (err error) {
-	fd, err := unix.Openat(parent, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, uint32(h.Mode&0o777))
+func (r *receiver) regular(in io.Reader, h *tar.Header, parent, job int, rel string) (err error) {
+	fd, err := unix.Openat(parent, path.Base(rel), unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, uint32(h.Mode&0o777))
 	if err != nil {
 		return err
 	}
@@ -252,7 +255,7 @@ func (r *receiver) regular(in io.Reader, h *tar.Header, parent int, base string)
 			return err
 		}
 	}
-	return r.setAttributes(fd, h)
+	return r.setAttributes(fd, h, job, rel)
 }
 
 type fdWriter int
