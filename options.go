@@ -112,7 +112,8 @@ func WithID(id string) MakeOption {
 
 // WithImage sets the image, which is pulled if the engine does not have it, or has it for another
 // platform (see [WithEmulation]). Any Linux image works; it needs no shell. Default [DefaultImage]. It can't be combined with
-// [WithRuntime]. Images that this package makes for itself, such as those of snapshots, are
+// [WithRuntime]. Files that the image has at /workspace are copied into the new workspace, with their
+// owners and permissions, unless it has a [Source] or [WithID] adopts it. Images that this package makes for itself, such as those of snapshots, are
 // refused: see [FromSnapshot].
 //
 // [Fork] accepts it if the source has no files of its own outside of volumes.
@@ -279,7 +280,7 @@ func WithNewPrivileges() MakeOption {
 
 // WithUser sets the user of commands and the main process: a name or number, optionally
 // with a group after a colon, looked up inside the sandbox. The user owns a new
-// workspace. A name that the sandbox does not have fails the call, unless [OnCreate] is
+// workspace, unless the image has files there. A name that the sandbox does not have fails the call, unless [OnCreate] is
 // given, which may create the user; a number need not be listed. Programs such as sudo
 // don't work for a user other than root, unless [WithNewPrivileges] is given. Default: the
 // image's user, otherwise root.

@@ -21,7 +21,8 @@ type Source interface {
 // WithSource fills the workspace of a new sandbox. All files are in place before the main
 // process starts and [Create] returns; if the source fails, no sandbox is created.
 // [GetOrCreate] ignores the source if the sandbox exists. At most one source may be
-// given, and none for a workspace that [WithID] adopts. Default: an empty workspace.
+// given, and none for a workspace that [WithID] adopts. Default: the files that the image has at
+// /workspace, most often none.
 func WithSource(from Source) CreateOption {
 	// The caller may change the value behind the pointer.
 	switch given := from.(type) { // the caller may change what it points to

@@ -131,7 +131,7 @@ func (b *Build) spec() (engine.ContainerSpec, error) {
 		NetworkMode: b.networkMode,
 		Mounts: append([]engine.Mount{
 			{Type: "volume", Source: record.WorkspaceName(b.Record.ID), Target: b.placed[0],
-				NoCopy: true, VolumeLabels: b.Record.VolumeLabels(record.RoleWorkspace)},
+				NoCopy: !slices.Contains(b.fresh, b.placed[0]), VolumeLabels: b.Record.VolumeLabels(record.RoleWorkspace)},
 			b.guest.Mount(b.Record.Settings.Guest),
 		}, b.mounts()...),
 		// PID 1 keeps NET_ADMIN for itself and drops it from everything it starts.

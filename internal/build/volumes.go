@@ -16,8 +16,11 @@ import (
 func (b *Build) makeVolumes(ctx context.Context) error {
 	name := record.WorkspaceName(b.Record.ID)
 	got, err := b.makeVolume(ctx, name, record.Workspace, b.Record.VolumeLabels(record.RoleWorkspace))
-	if isLeft(got, err, record.RoleWorkspace) {
+	switch {
+	case isLeft(got, err, record.RoleWorkspace):
 		err = b.adopt(ctx, "workspace", name, b.Plan.Source != nil)
+	case err == nil && b.Plan.Source == nil && b.origin == nil:
+		b.fresh = append(b.fresh, b.placed[0])
 	}
 	if err != nil {
 		return err
