@@ -5,6 +5,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
+	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 )
 
 // CloseDefaultClient closes the package's own client, so that a test can look for
@@ -27,7 +28,7 @@ func LimitsOf(opts ...CreateOption) (vcpus float64, memory int64, err error) {
 
 // VolumeOfSize is a volume of so many bytes, as it is listed.
 func VolumeOfSize(n int64) (v Volume) {
-	v.setSize(n)
+	v.setSize(machine.Size{Own: n})
 	return v
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
+	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
@@ -363,13 +364,16 @@ func stateOf(container string) State { return State(store.StateOf(container)) }
 func workspace(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got engine.Container, measure bool) Volume {
 	vol, err := l.Engine.InspectVolume(ctx, record.WorkspaceName(rec.ID))
 	if err != nil || !record.IsData(vol.Name, vol.Labels) {
-		return Volume{SizeBytes: UnknownSize, Size: sizeText(UnknownSize)}
+		var unknown Volume
+		unknown.setSize(machine.Size{Own: UnknownSize})
+		return unknown
 	}
 	inside := func(m engine.MountPoint) bool { return strings.HasPrefix(m.Target, Workspace+"/") }
-	var sizes map[string]int64
-	if measure && got.State == engine.StateRunning && !slices.ContainsFunc(got.Mounts, inside) {
+	var sizes map[string]machine.Size
+	// From inside, files that are shared with a snapshot can't be told from others.
+	if _, shares := vol.Overlay(); measure && got.State == engine.StateRunning && !shares && !slices.ContainsFunc(got.Mounts, inside) {
 		if n, err := l.Machine.WorkspaceSize(ctx, got.ID, rec); err == nil {
-			sizes = map[string]int64{vol.Name: n}
+			sizes = map[string]machine.Size{vol.Name: {Own: n}}
 		}
 	}
 	if measure && sizes == nil {
@@ -389,7 +393,7 @@ func declaredVolumes(ctx context.Context, l *lifecycle.Client, rec record.Sandbo
 			found = append(found, vol)
 		}
 	}
-	var sizes map[string]int64
+	var sizes map[string]machine.Size
 	if measure {
 		sizes = l.Machine.Sizes(ctx, found)
 	}

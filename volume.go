@@ -13,6 +13,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
+	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
@@ -206,8 +207,12 @@ type Volume struct {
 	Name string `json:"name"`
 	// Role is "workspace", "rwcopy", "fork" or "image".
 	Role string `json:"role"`
-	// SizeBytes is the size of the files, or [UnknownSize].
+	// SizeBytes is the size of the volume's own files, which its deletion frees, or [UnknownSize].
 	SizeBytes int64 `json:"sizeBytes"`
+	// SharedBytes is the size of the files of a snapshot, or of a [ForkN], that the volume shares
+	// with it and other volumes. Some of them may be changed or deleted in the volume. 0 if it
+	// shares none, or [UnknownSize].
+	SharedBytes int64 `json:"sharedBytes,omitempty"`
 	// Size is SizeBytes for people, such as "1.5 MB", or "unknown".
 	Size string `json:"size"`
 	// Sandboxes are the names of the sandboxes, in any state, that mount the volume.
@@ -222,7 +227,7 @@ type Volume struct {
 	InUse bool `json:"inUse"`
 	// Orphaned means that no sandbox uses the volume.
 	Orphaned bool `json:"orphaned"`
-	// Warning is not empty if the volume uses more than 10 GB of disk.
+	// Warning is not empty if the volume's own files use more than 10 GB of disk.
 	Warning string `json:"warning,omitempty"`
 }
 
@@ -265,7 +270,7 @@ func (c *Client) ListVolumes(ctx context.Context) (_ []Volume, err error) {
 }
 
 // volumesOf returns the volumes that contain users' files, by name.
-func volumesOf(all store.Inventory, sizes map[string]int64) []Volume {
+func volumesOf(all store.Inventory, sizes map[string]machine.Size) []Volume {
 	users := map[string][]string{}
 	for _, got := range all.Containers {
 		if !got.IsSandbox {
@@ -293,7 +298,7 @@ func volumesOf(all store.Inventory, sizes map[string]int64) []Volume {
 }
 
 // newVolume converts an engine's volume, with its size if sizes has it.
-func newVolume(got engine.Volume, sizes map[string]int64) Volume {
+func newVolume(got engine.Volume, sizes map[string]machine.Size) Volume {
 	v := Volume{
 		Name: got.Name, Role: got.Labels[record.Role], Sandboxes: []string{},
 		CreatedAt: got.CreatedAt, CreatedBy: got.Labels[record.CreatedBy], Source: got.Labels[record.Source],
@@ -305,17 +310,20 @@ func newVolume(got engine.Volume, sizes map[string]int64) Volume {
 	if t, err := time.Parse(time.RFC3339Nano, got.Labels[record.CreatedAt]); err == nil {
 		v.CreatedAt = t
 	}
-	size := UnknownSize
-	if n, known := sizes[got.Name]; known {
-		size = n
+	size, known := sizes[got.Name]
+	if !known {
+		size.Own = UnknownSize
+		if _, shares := got.Overlay(); shares {
+			size.Shared = UnknownSize
+		}
 	}
 	v.setSize(size)
 	return v
 }
 
-func (v *Volume) setSize(n int64) {
-	v.SizeBytes, v.Size, v.Warning = n, sizeText(n), ""
-	if n > largeVolume {
+func (v *Volume) setSize(n machine.Size) {
+	v.SizeBytes, v.SharedBytes, v.Size, v.Warning = n.Own, n.Shared, sizeText(n.Own), ""
+	if n.Own > largeVolume {
 		v.Warning = fmt.Sprintf("disk usage is %s, more than %s", v.Size, sizeText(largeVolume))
 	}
 }
@@ -580,7 +588,7 @@ type CleanupReport struct {
 	// Removed are the names of the removed volumes; of a dry run, those that would be
 	// removed.
 	Removed []string `json:"removed"`
-	// FreedBytes is the size of their files, without volumes of unknown size.
+	// FreedBytes is the size of their own files, see [Volume], without volumes of unknown size.
 	FreedBytes int64 `json:"freedBytes"`
 	// Failed are the volumes that could not be removed, and why.
 	Failed []VolumeOutcome `json:"failed"`

@@ -110,7 +110,7 @@ func TestVolumesFromMountToDeletion(t *testing.T) {
 	table := mustCall(t, "volume", "list")
 	names := []string{second, third}
 	slices.Sort(names)
-	if header, _, _ := strings.Cut(table, "\n"); !slices.Equal(strings.Fields(header), []string{"NAME", "ROLE", "SIZE", "CREATED", "SOURCE", "STATUS", "SANDBOXES"}) || !strings.Contains(table, strings.Join(names, ",")) {
+	if header, _, _ := strings.Cut(table, "\n"); !slices.Equal(strings.Fields(header), []string{"NAME", "ROLE", "SIZE", "SHARED", "CREATED", "SOURCE", "STATUS", "SANDBOXES"}) || !strings.Contains(table, strings.Join(names, ",")) {
 		t.Errorf("volume list = %q", table)
 	}
 	mustCall(t, "stop", second, third)

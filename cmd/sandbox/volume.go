@@ -59,8 +59,8 @@ func (a *app) volumesCommand(use, short string, list func(*cobra.Command) ([]san
 }
 
 func (a *app) printVolumes(volumes []sandbox.Volume) error {
-	err := printTable(a.stdout, "NAME\tROLE\tSIZE\tCREATED\tSOURCE\tSTATUS\tSANDBOXES", volumes, func(v sandbox.Volume) []any {
-		return []any{v.Name, v.Role, v.Size, ago(v.CreatedAt), v.Source, status(v.State()), strings.Join(v.Sandboxes, ",")}
+	err := printTable(a.stdout, "NAME\tROLE\tSIZE\tSHARED\tCREATED\tSOURCE\tSTATUS\tSANDBOXES", volumes, func(v sandbox.Volume) []any {
+		return []any{v.Name, v.Role, v.Size, sharedText(v), ago(v.CreatedAt), v.Source, status(v.State()), strings.Join(v.Sandboxes, ",")}
 	})
 	for _, v := range volumes {
 		if v.Warning != "" {
@@ -68,6 +68,17 @@ func (a *app) printVolumes(volumes []sandbox.Volume) error {
 		}
 	}
 	return err
+}
+
+// sharedText is the size of the files that a volume shares, for people; empty if it shares none.
+func sharedText(v sandbox.Volume) string {
+	switch {
+	case v.SharedBytes == 0:
+		return ""
+	case v.SharedBytes < 0:
+		return "unknown"
+	}
+	return bytesText(v.SharedBytes)
 }
 
 func (a *app) deleteVolumeCommand() *cobra.Command {

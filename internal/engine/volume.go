@@ -114,6 +114,22 @@ func (e *Engine) CreateOverlay(ctx context.Context, name string, labels map[stri
 	return e.created(ctx, v, labels)
 }
 
+// Overlay returns the directories of a volume that [Engine.CreateOverlay] has made.
+func (v Volume) Overlay() (o Overlay, is bool) {
+	for option := range strings.SplitSeq(v.Options["o"], ",") {
+		key, dir, _ := strings.Cut(option, "=")
+		switch key {
+		case "lowerdir":
+			o.Lower = dir
+		case "upperdir":
+			o.Upper = dir
+		case "workdir":
+			o.Work = dir
+		}
+	}
+	return o, v.Options["type"] == "overlay" && path.IsAbs(o.Lower) && path.IsAbs(o.Upper)
+}
+
 // refusesOption reports whether err may be about an option. Older engines answer 500.
 func refusesOption(err error) bool {
 	return errors.Is(err, ErrInvalid) || !hasClass(err)

@@ -10,7 +10,6 @@ import (
 	"path"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -76,21 +75,46 @@ func (s *sharedSizes) put(key string, began time.Time, bytes int64) {
 	s.got[key] = sharedSize{began, bytes}
 }
 
-// Sizes returns the sizes of volumes in bytes, by name. It leaves out those that can't be
-// measured: a list without sizes is better than none.
-func (m *Machine) Sizes(ctx context.Context, volumes []engine.Volume) map[string]int64 {
-	dirs := map[string]string{}
+// Size is the size of a volume in bytes: of its own files, and of those of a snapshot that it shares.
+// -1 is unknown.
+type Size struct{ Own, Shared int64 }
+
+// Sizes returns the sizes of volumes, by name. It leaves out those that can't be measured: a list
+// without sizes is better than none.
+func (m *Machine) Sizes(ctx context.Context, volumes []engine.Volume) map[string]Size {
+	own, shared, dirs := map[string]string{}, map[string]string{}, map[string]string{}
 	for _, v := range volumes {
-		if record.IsData(v.Name, v.Labels) && v.Driver == "local" && path.IsAbs(v.Mountpoint) {
-			dirs[v.Name] = v.Mountpoint
+		if !record.IsData(v.Name, v.Labels) || v.Driver != "local" || !path.IsAbs(v.Mountpoint) {
+			continue
 		}
-	}
-	for _, v := range volumes {
-		// The size of an overlay is that of its upper layer.
-		if of, is := record.OverlayOf(v.Name); is && strings.HasSuffix(v.Name, ".U") && dirs[of] != "" {
-			dirs[of] = v.Mountpoint
+		own[v.Name] = v.Mountpoint
+		if o, is := v.Overlay(); is {
+			own[v.Name], shared[v.Name] = o.Upper, o.Lower
+			dirs[o.Lower] = o.Lower
 		}
+		dirs[own[v.Name]] = own[v.Name]
 	}
+	measured := m.sizesOf(ctx, slices.Sorted(maps.Keys(dirs)))
+	sizes := map[string]Size{}
+	for name, dir := range own {
+		n, known := measured[dir]
+		if !known {
+			continue
+		}
+		size := Size{Own: n}
+		if lower := shared[name]; lower != "" {
+			size.Shared = -1
+			if n, known := measured[lower]; known {
+				size.Shared = n
+			}
+		}
+		sizes[name] = size
+	}
+	return sizes
+}
+
+// sizesOf returns the sizes of directories of the engine's volumes.
+func (m *Machine) sizesOf(ctx context.Context, dirs []string) map[string]int64 {
 	sizes := map[string]int64{}
 	if len(dirs) == 0 {
 		return sizes
@@ -102,23 +126,23 @@ func (m *Machine) Sizes(ctx context.Context, volumes []engine.Volume) map[string
 		return sizes
 	}
 	defer release()
-	for name := range dirs {
-		if n, ok := m.sizes.since(name, asked); ok {
-			sizes[name] = n
-			delete(dirs, name)
+	dirs = slices.DeleteFunc(dirs, func(dir string) bool {
+		n, ok := m.sizes.since(dir, asked)
+		if ok {
+			sizes[dir] = n
 		}
-	}
-	for some := range slices.Chunk(slices.Collect(maps.Keys(dirs)), measureBatch) {
-		if err := m.measure(ctx, some, dirs, sizes); err != nil && ctx.Err() == nil {
+		return ok
+	})
+	for some := range slices.Chunk(dirs, measureBatch) {
+		if err := m.measure(ctx, some, sizes); err != nil && ctx.Err() == nil {
 			m.Log.Warn("sizes of volumes are unknown", "error", err)
 		}
 	}
 	return sizes
 }
 
-// measure adds the sizes of the named volumes. dirs are their directories on the engine's
-// machine.
-func (m *Machine) measure(ctx context.Context, names []string, dirs map[string]string, sizes map[string]int64) error {
+// measure adds the sizes of directories on the engine's machine.
+func (m *Machine) measure(ctx context.Context, dirs []string, sizes map[string]int64) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -127,9 +151,9 @@ func (m *Machine) measure(ctx context.Context, names []string, dirs map[string]s
 	err := m.query(ctx, func(spec *engine.ContainerSpec) {
 		spec.Entrypoint = append(spec.Entrypoint, wire.VerbDu)
 		roots := map[string]string{} // mount points in the helper, by the engine's directories
-		for _, name := range names {
+		for _, dir := range dirs {
 			// …/volumes/<name>/_data
-			own, data := path.Split(dirs[name])
+			own, data := path.Split(dir)
 			root := path.Dir(path.Clean(own))
 			if roots[root] == "" {
 				roots[root] = "/volumes/" + strconv.Itoa(len(roots))
@@ -141,13 +165,13 @@ func (m *Machine) measure(ctx context.Context, names []string, dirs map[string]s
 	if err != nil {
 		return err
 	}
-	if len(got.Bytes) != len(names) {
-		return fmt.Errorf("%d sizes for %d volumes", len(got.Bytes), len(names))
+	if len(got.Bytes) != len(dirs) {
+		return fmt.Errorf("%d sizes for %d directories", len(got.Bytes), len(dirs))
 	}
 	for i, n := range got.Bytes {
 		if n >= 0 {
-			sizes[names[i]] = n
-			m.sizes.put(names[i], began, n)
+			sizes[dirs[i]] = n
+			m.sizes.put(dirs[i], began, n)
 		}
 	}
 	return nil
