@@ -93,7 +93,7 @@ func TestForksAndSnapshotsReportWhatWasLeftOut(t *testing.T) {
 	if got := leftOut(fork.Copied()); !slices.Equal(got, want) {
 		t.Errorf("the fork's report is %q, want %q", got, want)
 	}
-	snap := harness.SnapshotOf(t, c, source)
+	snap := harness.SnapshotOf(t, c, source, sandbox.SnapshotOptions{})
 	if snap.Copied == nil || !slices.Equal(leftOut(*snap.Copied), want) {
 		t.Errorf("the snapshot's report is %+v, want %q", snap.Copied, want)
 	}

@@ -68,13 +68,13 @@ func wantOneSize(t *testing.T, c *sandbox.Client, shares bool) {
 		}
 	}
 	for sb, want := range want {
-		if _, err := sb.Delete(t.Context()); err != nil {
+		if _, err := sb.Delete(t.Context(), sandbox.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		if got := find(c.OrphanedVolumes(t.Context()))(volumes[sb]); got != want {
 			t.Errorf("the orphan of %s has %s bytes, want %s", sb, got, want)
 		}
-		report, err := c.CleanupOrphanedVolumes(t.Context(), sandbox.CleanupNames(volumes[sb]))
+		report, err := c.CleanupOrphanedVolumes(t.Context(), harness.Cleanup(volumes[sb]))
 		if own, _, _ := strings.Cut(want, " "); err != nil || fmt.Sprint(report.FreedBytes) != own {
 			t.Errorf("the clean-up of %s: %d bytes, %v, want %s", sb, report.FreedBytes, err, own)
 		}

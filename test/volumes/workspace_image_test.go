@@ -144,7 +144,7 @@ func TestOnlyANewWorkspaceHasTheImagesFiles(t *testing.T) {
 	if got := names(again); got != "" {
 		t.Errorf("in a fork of that there are %s", got)
 	}
-	if _, err := sb.Delete(t.Context()); err != nil {
+	if _, err := sb.Delete(t.Context(), sandbox.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	adopting := harness.CreateWith(t, c, nil, sandbox.WithImage(image), sandbox.WithID(sb.ID()))
