@@ -50,8 +50,8 @@ type Client struct {
 // memory. See [CopyOptions] for what [Sandbox.CopyOut] writes.
 type Limits struct {
 	// Creates bounds how many sandboxes the engine creates, fills and starts at once for the
-	// client; further calls wait. Pulls of images, reads of a source, [WithConfirm] and
-	// [OnCreate] don't count, so a hook may create sandboxes itself.
+	// client; further calls wait. Pulls of images, reads of a source and [OnCreate]
+	// don't count, so a hook may create sandboxes itself.
 	// Creating is bound by the engine's CPUs: above three times their number, calls only
 	// wait longer. Default: three times the engine's CPUs, at least 2 and at most 16.
 	Creates int

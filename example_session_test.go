@@ -209,7 +209,7 @@ func ExampleWithIdleTimeout() {
 	fmt.Println(st.Settings.IdleTimeout, time.Until(st.IdleExpiresAt).Round(time.Minute))
 
 	// A server that a command has left inside need not keep it.
-	if err := sb.Update(ctx, sandbox.WithIdleTimeout(time.Minute, sandbox.IgnoreDetached())); err != nil {
+	if err := sb.Update(ctx, sandbox.WithIdleTimeout(time.Minute), sandbox.IgnoreDetached()); err != nil {
 		fmt.Println(err)
 	}
 	// Output: 10m0s 10m0s

@@ -2,7 +2,6 @@ package sandbox_test
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -186,40 +185,5 @@ func TestSourceOfABindMustExist(t *testing.T) {
 		if !errors.Is(err, sandbox.ErrEngineUnavailable) {
 			t.Errorf("Create with a source on the engine's machine = %v, want nothing but a missing engine", err)
 		}
-	}
-}
-
-// The plan shows what is resolved, and refusing makes nothing.
-func TestRefusedPlanMakesNothing(t *testing.T) {
-	dir := t.TempDir()
-	t.Chdir(dir)
-	if err := os.Mkdir("sub", 0o755); err != nil {
-		t.Fatal(err)
-	}
-	proxy := enginetest.NewProxy(t)
-	c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
-	name := harness.UniqueName(t)
-	harness.Remove(t, c, name)
-	no := errors.New("no")
-	var plan sandbox.Plan
-	proxy.Arm(0, enginetest.None, nil)
-	_, err := c.Create(t.Context(), sandbox.WithName(name),
-		sandbox.WithMounts(sandbox.Mount{Source: "sub", Target: "/data/"}, sandbox.Mount{Source: "/etc", Target: "/host", Mode: sandbox.RO}),
-		sandbox.WithConfirm(func(p sandbox.Plan) error { plan = p; return no }))
-	if !errors.Is(err, no) {
-		t.Errorf("Create: got %v, want what the confirmation returned", err)
-	}
-	want := fmt.Sprintf("/data: rwcopy snapshot of %s/sub\n/host: bind of /etc (ro)", dir)
-	if plan.String() != want || plan.Name != name {
-		t.Errorf("the plan of %q is\n%s\nwant %q\n%s", plan.Name, plan, name, want)
-	}
-	for _, call := range proxy.Calls() {
-		// The client may take its turn to sweep meanwhile, which a volume tells.
-		if strings.HasPrefix(call, "POST") && call != "POST /volumes/create" {
-			t.Errorf("Create that was not confirmed made the call %s", call)
-		}
-	}
-	if left := harness.Objects(t, harness.NewEngine(t), harness.Named(name)); len(left) > 0 {
-		t.Errorf("Create that was not confirmed made %q", left)
 	}
 }

@@ -364,25 +364,20 @@ func WithTimeout(d time.Duration) ChangeOption {
 // A use that begins at the moment at which the session ends can fail with [ErrNotRunning], as with
 // any end of a session. Root inside can pretend to use the session: what bounds hostile code is
 // WithTimeout.
-func WithIdleTimeout(d time.Duration, opts ...IdleOption) ChangeOption {
-	set := collect(opts)
+func WithIdleTimeout(d time.Duration) ChangeOption {
 	return option{plan.Idle, func(s *settings) {
 		if d < 0 || d%time.Millisecond != 0 {
 			s.problem("WithIdleTimeout: %v is not a whole number of milliseconds from 0 up", d)
 		}
-		s.Idle = record.Idle{TimeoutMS: d.Milliseconds(), IgnoreDetached: set.ignoreDetached}
+		s.Idle.TimeoutMS = d.Milliseconds()
 	}}
 }
 
-// An IdleOption configures [WithIdleTimeout].
-type IdleOption func(*idleSettings)
-
-type idleSettings struct{ ignoreDetached bool }
-
-// IgnoreDetached lets a session end while detached commands run. What a client sends to one, and
-// its reading of the output, are uses all the same.
-func IgnoreDetached() IdleOption {
-	return func(i *idleSettings) { i.ignoreDetached = true }
+// IgnoreDetached lets the idle timeout end a session while detached commands run. What a client
+// sends to one, and its reading of the output, are uses all the same. It needs [WithIdleTimeout] in
+// the same call, which otherwise lets detached commands keep the session.
+func IgnoreDetached() ChangeOption {
+	return option{apply: func(s *settings) { s.Idle.IgnoreDetached = true }}
 }
 
 // WithStopTimeout sets the time between SIGTERM and SIGKILL at the end of a session, in
@@ -459,41 +454,11 @@ type Progress struct {
 	Files int64 `json:"files,omitempty"`
 }
 
-// WithConfirm calls fn before anything is created. If fn returns an error nothing is
-// created, and the call returns that error. [GetOrCreate] calls fn only if it is about to
-// create the sandbox; another caller may still create it first.
-func WithConfirm(fn func(Plan) error) MakeOption {
-	return option{apply: func(s *settings) { s.confirm = fn }}
-}
-
-// A Plan describes the sandbox that is about to be created.
-type Plan struct {
-	Name  string `json:"name"`
-	ID    string `json:"id"`
-	Image string `json:"image"`
-	// Mounts have absolute sources, clean targets and modes.
-	Mounts []Mount `json:"mounts,omitempty"`
-}
-
-// String describes each mount on a line of its own.
-func (p Plan) String() string {
-	lines := make([]string, len(p.Mounts))
-	for i, m := range p.Mounts {
-		lines[i] = m.String()
-	}
-	return strings.Join(lines, "\n")
-}
-
-func planOf(p plan.Sandbox) Plan {
-	return Plan{Name: p.Name, ID: p.ID, Image: p.Image, Mounts: mountsOf(p.Mounts)}
-}
-
 // settings collect what the options of one call set.
 type settings struct {
 	plan.Sandbox
 	from          Source // of WithSource
 	progress      func(Progress)
-	confirm       func(Plan) error
 	onCreate      []lifecycle.Hook
 	onResume      []lifecycle.Hook
 	withoutResume bool
@@ -513,11 +478,7 @@ func (s *settings) problem(format string, args ...any) {
 
 // order returns the settings in the form that package lifecycle takes.
 func (s *settings) order() *lifecycle.CreateOptions {
-	o := &lifecycle.CreateOptions{Plan: s.Sandbox, OnCreate: s.onCreate, OnResume: s.onResume, Report: newReporter(s.progress)}
-	if s.confirm != nil {
-		o.Confirm = func(p plan.Sandbox) error { return s.confirm(planOf(p)) }
-	}
-	return o
+	return &lifecycle.CreateOptions{Plan: s.Sandbox, OnCreate: s.onCreate, OnResume: s.onResume, Report: newReporter(s.progress)}
 }
 
 func newReporter(fn func(Progress)) *machine.Reporter {
@@ -556,16 +517,6 @@ func apply[O any](opts []O, fn func(O)) {
 			fn(o)
 		}
 	}
-}
-
-// collect applies each option that is not nil to a zero T.
-func collect[F ~func(*T), T any](opts []F) (set T) {
-	for _, o := range opts {
-		if o != nil {
-			o(&set)
-		}
-	}
-	return set
 }
 
 // checkName checks every name or ID that a caller passes. The Docker client cleans paths,

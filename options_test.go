@@ -56,7 +56,8 @@ func TestOptionsThatCannotBeRightAreRefused(t *testing.T) {
 		{sandbox.WithTimeout(-time.Second), "WithTimeout: -1s"},
 		{sandbox.WithTimeout(time.Microsecond), "WithTimeout: 1µs"},
 		{sandbox.WithIdleTimeout(-time.Second), "WithIdleTimeout: -1s"},
-		{sandbox.WithIdleTimeout(time.Microsecond, sandbox.IgnoreDetached()), "WithIdleTimeout: 1µs"},
+		{sandbox.WithIdleTimeout(time.Microsecond), "WithIdleTimeout: 1µs"},
+		{sandbox.IgnoreDetached(), "IgnoreDetached: it needs WithIdleTimeout"},
 		{sandbox.WithStopTimeout(0), "WithStopTimeout: 0s"},
 		{sandbox.WithStopTimeout(-time.Second), "WithStopTimeout: -1s"},
 		{sandbox.WithStopTimeout(1500 * time.Millisecond), "WithStopTimeout: 1.5s"},
@@ -89,7 +90,7 @@ func TestOptionsAtTheirLimitsAreTaken(t *testing.T) {
 		sandbox.WithTimeout(0),
 		sandbox.WithTimeout(time.Millisecond),
 		sandbox.WithIdleTimeout(0),
-		sandbox.WithIdleTimeout(time.Millisecond, nil, sandbox.IgnoreDetached()),
+		sandbox.WithIdleTimeout(time.Millisecond),
 		sandbox.WithStopTimeout(time.Second),
 		sandbox.OnCreate(nil), sandbox.OnResume(nil), sandbox.WithProgress(nil), nil,
 	} {

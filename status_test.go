@@ -30,7 +30,7 @@ func TestResultsHaveStableNamesInJSON(t *testing.T) {
 	for _, v := range []any{
 		&sandbox.Info{}, &sandbox.Status{}, &sandbox.Settings{}, &sandbox.Volume{}, &sandbox.Mount{}, &sandbox.Usage{}, &sandbox.Snapshot{}, &sandbox.SnapshotNode{},
 		&sandbox.VolumeOutcome{}, &sandbox.DeleteReport{}, &sandbox.CleanupReport{}, &sandbox.PruneReport{}, &sandbox.CopyReport{},
-		&sandbox.LogLine{}, &sandbox.ProcessInfo{}, &sandbox.Egress{}, &sandbox.Plan{}, &sandbox.Health{},
+		&sandbox.LogLine{}, &sandbox.ProcessInfo{}, &sandbox.Egress{}, &sandbox.Health{},
 		&sandbox.Progress{}, &sandbox.CopyStatus{}, &sandbox.FileStat{},
 	} {
 		setFields(t, reflect.ValueOf(v).Elem())

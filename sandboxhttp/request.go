@@ -89,14 +89,9 @@ func (c *changes) options(hostFiles bool) (opts []sandbox.ChangeOption, err erro
 	}
 	addTime("timeoutMs", c.TimeoutMS, sandbox.WithTimeout)
 	addTime("stopTimeoutMs", c.StopTimeoutMS, sandbox.WithStopTimeout)
-	addTime("idleTimeoutMs", c.IdleTimeoutMS, func(d time.Duration) sandbox.ChangeOption {
-		if c.IgnoreDetached {
-			return sandbox.WithIdleTimeout(d, sandbox.IgnoreDetached())
-		}
-		return sandbox.WithIdleTimeout(d)
-	})
-	if c.IgnoreDetached && c.IdleTimeoutMS == nil {
-		errs = append(errs, invalid("ignoreDetached needs idleTimeoutMs"))
+	addTime("idleTimeoutMs", c.IdleTimeoutMS, sandbox.WithIdleTimeout)
+	if c.IgnoreDetached {
+		add(sandbox.IgnoreDetached())
 	}
 	if c.Network != nil {
 		add(sandbox.WithNetworkPolicy(*c.Network))

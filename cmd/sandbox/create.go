@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os/exec"
@@ -40,6 +41,9 @@ kept until "sandbox delete".`,
 			}
 			if len(argv) > 0 {
 				opts = append(opts, sandbox.WithCommand(argv...))
+			}
+			if err := f.confirm(a, c, confirmCreate); err != nil {
+				return err
 			}
 			sb, err := a.client.Create(c.Context(), append(opts, sandbox.WithPersistent(true))...)
 			if len(argv) == 1 && c.ArgsLenAtDash() < 0 && !c.Flags().Changed("name") && errors.Is(err, exec.ErrNotFound) {
@@ -121,12 +125,15 @@ force is an error, and others that differ are named.`,
 				return err
 			}
 			if c.Flags().Changed("name") {
-				sb, err := a.client.GetOrCreate(c.Context(), f.name, opts...)
+				sb, err := a.getOrCreate(c, &f, opts)
 				if err != nil {
 					return err
 				}
 				a.leftOut(sb.Copied())
 				return a.after(a.execute(c.Context(), sb, &p, x, argv), sb.Detach())
+			}
+			if err := f.confirm(a, c, confirmCreate); err != nil {
+				return err
 			}
 			sb, err := a.client.Create(c.Context(), opts...)
 			if err != nil {
@@ -142,6 +149,27 @@ force is an error, and others that differ are named.`,
 	c.Flags().MarkHidden("rm") // what run does anyway, for fingers that know docker run
 	f.flags(a, c)
 	return c
+}
+
+// getOrCreate returns the sandbox with the name of the flags, or creates it. Mounts are confirmed
+// only then. If another program deletes the sandbox after it was found here, the question comes
+// before anything runs in the new one, which a no removes.
+func (a *app) getOrCreate(c *cobra.Command, f *createFlags, opts []sandbox.CreateOption) (*sandbox.Sandbox, error) {
+	sb, err := a.client.Get(c.Context(), f.name, sandbox.WithoutResume())
+	switch {
+	case errors.Is(err, sandbox.ErrNotFound):
+		if err := f.confirm(a, c, confirmCreate); err != nil {
+			return nil, err
+		}
+	case err != nil:
+		return nil, err
+	default:
+		if err := sb.Detach(); err != nil {
+			return nil, err
+		}
+		opts = append(opts, sandbox.OnCreate(func(context.Context, *sandbox.Sandbox) error { return f.confirm(a, c, confirmCreate) }))
+	}
+	return a.client.GetOrCreate(c.Context(), f.name, opts...)
 }
 
 func (a *app) forkCommand() *cobra.Command {
@@ -183,6 +211,9 @@ until "sandbox delete".`,
 			}
 			if len(argv) > 0 {
 				opts = append(opts, sandbox.WithCommand(argv...))
+			}
+			if err := f.confirm(a, c, confirmCreate); err != nil {
+				return err
 			}
 			if !c.Flags().Changed("count") {
 				sb, err := a.client.Fork(c.Context(), args[0], opts...)

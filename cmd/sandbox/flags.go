@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -218,11 +219,30 @@ func (f *changeFlags) mounted() ([]sandbox.Mount, error) {
 			if err == nil && m.Source != "" && !m.Remote {
 				m.Source, err = filepath.Abs(m.Source) // as a confirmation shows it
 			}
+			m.Target = path.Clean(m.Target)
 			mounts, errs = append(mounts, m), append(errs, err)
 		}
 	}
 	return mounts, errors.Join(errs...)
 }
+
+// confirm asks whether the sandbox is to have the mounts, if there are any.
+func (f *changeFlags) confirm(a *app, c *cobra.Command, question string) error {
+	mounts, err := f.mounted()
+	if err != nil || len(mounts) == 0 {
+		return err
+	}
+	lines := make([]string, len(mounts))
+	for i, m := range mounts {
+		lines[i] = m.String()
+	}
+	if err := a.confirm(c.Context(), f.yes, strings.Join(lines, "\n"), question); err != nil {
+		return fmt.Errorf("sandbox: %s: %w", c.Name(), err)
+	}
+	return nil
+}
+
+const confirmCreate = "Create the sandbox with these mounts?"
 
 // removalFlags are the flags that fork and update share.
 type removalFlags struct{ env, tags, mounts []string }
@@ -281,8 +301,7 @@ func (f *makeFlags) flags(a *app, c *cobra.Command) {
 	c.Flags().Var(&f.storage, "storage", "the size of the container's own layer, where the engine can limit it (default unlimited)")
 }
 
-// options returns the options for a fork or a new sandbox. Mounts are confirmed before
-// anything is created.
+// options returns the options for a fork or a new sandbox.
 func (f *makeFlags) options(a *app, c *cobra.Command) ([]sandbox.MakeOption, error) {
 	opts := []sandbox.MakeOption{sandbox.WithProgress(a.progress.show)}
 	changes, err := f.changeFlags.options(c)
@@ -307,11 +326,6 @@ func (f *makeFlags) options(a *app, c *cobra.Command) ([]sandbox.MakeOption, err
 	}
 	if given("storage") {
 		opts = append(opts, sandbox.WithStorageSize(int64(f.storage)))
-	}
-	if given("mount") || given("volume") {
-		opts = append(opts, sandbox.WithConfirm(func(p sandbox.Plan) error {
-			return a.confirm(c.Context(), f.yes, p.String(), "Create the sandbox with these mounts?")
-		}))
 	}
 	return opts, nil
 }

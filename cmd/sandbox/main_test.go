@@ -5,11 +5,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"unicode"
 
@@ -151,6 +153,48 @@ func TestNamedSandboxIsUsedAgainAndRemoved(t *testing.T) {
 	}
 	if held := left(t, "agent-sandbox.name="+name); len(held) > 0 {
 		t.Errorf("left after rm --volumes: %v", held)
+	}
+}
+
+// Mounts are confirmed when a sandbox is created with them, and not when it exists.
+func TestRunConfirmsTheMountsOfANewSandbox(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	name, dir := harness.UniqueName(t), t.TempDir()
+	removeAtEnd(t, name)
+	refused := func(what, host string) {
+		t.Helper()
+		code, _, errOut := call(t.Context(), "", "-H", host, "run", "--name", name, "--mount", dir+":/copied", "--", "true")
+		if code == 0 || !strings.Contains(errOut, "--yes") {
+			t.Errorf("run of %s: code %d, %q, want the hint to use --yes", what, code, errOut)
+		}
+		if held := left(t, "agent-sandbox.name="+name); len(held) > 0 {
+			t.Errorf("run of %s left %v", what, held)
+		}
+	}
+	var finds, creates atomic.Int32 // since the sandbox exists
+	finds.Store(-1 << 20)
+	host := harness.InFront(t, func(_ http.ResponseWriter, r *http.Request) bool {
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/containers/create"):
+			creates.Add(1)
+		case strings.HasSuffix(r.URL.Path, "/containers/agent-sandbox-"+name+"/json") && finds.Add(1) == 2:
+			mustCall(t, "delete", "--delete-volumes", name)
+		}
+		return false
+	}, nil)
+	refused("a new sandbox", host)
+	if n := creates.Load(); n > 0 {
+		t.Errorf("%d containers were created before the confirmation", n)
+	}
+	mustCall(t, "create", "--name", name)
+	if code, _, errOut := call(t.Context(), "", "run", "--name", name, "--mount", dir+":/copied", "--", "true"); code != 0 || !strings.Contains(errOut, "not applied: mounts") {
+		t.Errorf("run of a sandbox that exists: code %d, %q, want 0 and what is not applied", code, errOut)
+	}
+	finds.Store(0)
+	refused("a sandbox that is deleted after it was found", host)
+	if finds.Load() < 2 || creates.Load() == 0 {
+		t.Errorf("the sandbox was looked for %d times and created %d times: it was not deleted in between", finds.Load(), creates.Load())
 	}
 }
 

@@ -205,13 +205,8 @@ running sandbox that is made not persistent is removed when its session ends.`,
 			if len(opts) == 0 {
 				return fmt.Errorf("sandbox: update %q: no change is given", args[0])
 			}
-			if mounts, err := f.mounted(); err != nil {
+			if err := f.confirm(a, c, "Update the sandbox with these mounts?"); err != nil {
 				return err
-			} else if len(mounts) > 0 {
-				plan := sandbox.Plan{Name: args[0], Mounts: mounts}
-				if err := a.confirm(c.Context(), f.yes, plan.String(), "Update the sandbox with these mounts?"); err != nil {
-					return err
-				}
 			}
 			return a.change(c, asJSON, args[0], func(sb *sandbox.Sandbox) error { return sb.Update(c.Context(), opts...) })
 		},

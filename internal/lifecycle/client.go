@@ -56,21 +56,7 @@ type CreateOptions struct {
 	Plan     plan.Sandbox
 	OnCreate []Hook
 	OnResume []Hook
-	Confirm  func(plan.Sandbox) error // asked before anything is made; may be nil
 	Report   *machine.Reporter
-}
-
-// confirmed asks for confirmation once, if the caller wants that.
-func (o *CreateOptions) confirmed(ctx context.Context) error {
-	if o.Confirm == nil {
-		return nil
-	}
-	err := trace.Do(ctx, trace.Hook, func(context.Context) error { return o.Confirm(o.Plan) })
-	if err != nil {
-		return fmt.Errorf("not confirmed: %w", err)
-	}
-	o.Confirm = nil
-	return nil
 }
 
 // Create creates a sandbox. Its files come from an origin if that is not nil.
@@ -111,9 +97,6 @@ func (c *Client) prepare(ctx context.Context, o *CreateOptions, from build.Origi
 			return nil, err
 		}
 		if err := c.Store.CheckAttached(ctx, o.Plan.Mounts); err != nil {
-			return nil, err
-		}
-		if err := o.confirmed(ctx); err != nil {
 			return nil, err
 		}
 		b, err := c.tryPrepare(ctx, o, from)

@@ -129,13 +129,13 @@ func (s *Sandbox) Inherit(from *Sandbox) error {
 	if !s.Has(StopTimeout) {
 		s.StopTimeout = from.StopTimeout
 	}
+	if err := s.Complete(); err != nil {
+		return err
+	}
 	if !s.Has(Idle) {
 		s.Idle = from.Idle
 	}
 	s.Idle.Version = 0
-	if err := s.Complete(); err != nil {
-		return err
-	}
 	if !s.Has(Image) {
 		s.Image, s.Runtime = from.Image, from.Runtime
 	}

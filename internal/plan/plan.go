@@ -189,6 +189,9 @@ func (s *Sandbox) checkChanges() (problems []error) {
 		}
 	}
 	problems = append(problems, s.checkTags()...)
+	if s.Idle.IgnoreDetached && !s.Has(Idle) {
+		problems = append(problems, errors.New("IgnoreDetached: it needs WithIdleTimeout"))
+	}
 	if limit := cmp.Or(s.MaxPorts, maxPorts); len(s.Ports) > limit {
 		problems = append(problems, fmt.Errorf("WithPorts: %d ports; there may be %d", len(s.Ports), limit))
 	}

@@ -22,7 +22,7 @@ func init() {
 	// killed. With "detached" it leaves one in it, which is no use of this sandbox.
 	harness.AddRole("idle-user", func(args []string) error {
 		ctx := context.Background()
-		sb, err := sandbox.GetOrCreate(ctx, args[0], sandbox.WithIdleTimeout(idleOfUsers, sandbox.IgnoreDetached()), harness.Quick)
+		sb, err := sandbox.GetOrCreate(ctx, args[0], sandbox.WithIdleTimeout(idleOfUsers), sandbox.IgnoreDetached(), harness.Quick)
 		if err != nil {
 			return err
 		}

@@ -29,7 +29,7 @@ func TestSettingsAreReadBack(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	name := harness.UniqueName(t)
-	sb := harness.NewSandbox(t, sandbox.WithName(name), sandbox.WithRuntime("node20"), sandbox.WithIdleTimeout(time.Hour, sandbox.IgnoreDetached()), sandbox.WithVCPUs(0.5), sandbox.WithMemory(256<<20), sandbox.WithPidsLimit(300),
+	sb := harness.NewSandbox(t, sandbox.WithName(name), sandbox.WithRuntime("node20"), sandbox.WithIdleTimeout(time.Hour), sandbox.IgnoreDetached(), sandbox.WithVCPUs(0.5), sandbox.WithMemory(256<<20), sandbox.WithPidsLimit(300),
 		sandbox.WithUser("1000:1000"), sandbox.WithWorkdir("/work"), sandbox.WithCommand("sleep", "infinity"),
 		sandbox.WithTimeout(time.Hour), sandbox.WithStopTimeout(2*time.Second), sandbox.WithEnv(map[string]string{"TOKEN": "s3cret", "A": "1"}),
 		sandbox.WithMounts(sandbox.Mount{Source: dir, Target: "/data", Mode: sandbox.RO}), sandbox.WithPorts(8080), sandbox.WithNewPrivileges())

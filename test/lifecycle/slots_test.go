@@ -42,10 +42,7 @@ func createAnother(t *testing.T, c *sandbox.Client, during string) {
 func TestHookCreatesAndForksWithOneSlot(t *testing.T) {
 	t.Parallel()
 	c := oneSlot(t)
-	sb, err := c.Create(soon(t), sandbox.WithConfirm(func(sandbox.Plan) error {
-		createAnother(t, c, "WithConfirm")
-		return nil
-	}), sandbox.OnCreate(func(ctx context.Context, sb *sandbox.Sandbox) error {
+	sb, err := c.Create(soon(t), sandbox.OnCreate(func(ctx context.Context, sb *sandbox.Sandbox) error {
 		createAnother(t, c, "OnCreate")
 		fork, err := c.Fork(ctx, sb.Name())
 		if err != nil {

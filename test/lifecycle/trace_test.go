@@ -118,7 +118,7 @@ func TestCallsAndTheirWaitsAreTraced(t *testing.T) {
 	if !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("Get of none: %v", err)
 	}
-	_, err = c.Create(ctx, sandbox.WithName(name+"-refused"), sandbox.WithConfirm(func(sandbox.Plan) error { return refused }))
+	_, err = c.Create(ctx, sandbox.WithName(name+"-refused"), harness.Quick, sandbox.OnCreate(func(context.Context, *sandbox.Sandbox) error { return refused }))
 	if !errors.Is(err, refused) {
 		t.Errorf("Create that is refused: %v", err)
 	}
