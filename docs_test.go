@@ -28,10 +28,13 @@ func anchors(page string) []string {
 // Links from one page of the documentation lead to files and headings that exist.
 func TestLinksOfTheDocumentationLeadSomewhere(t *testing.T) {
 	t.Parallel()
-	pages, err := filepath.Glob("*.md")
-	more, moreErr := filepath.Glob("docs/*.md")
-	if pages = append(pages, more...); err != nil || moreErr != nil || len(pages) < 8 {
-		t.Fatalf("pages %q, %v, %v", pages, err, moreErr)
+	var pages []string
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "test/*.md"} {
+		more, err := filepath.Glob(pattern)
+		if err != nil || len(more) == 0 {
+			t.Fatalf("pages %s: %q, %v", pattern, more, err)
+		}
+		pages = append(pages, more...)
 	}
 	for _, page := range pages {
 		text, err := os.ReadFile(page)
@@ -84,5 +87,61 @@ func TestContentsAreTheHeadings(t *testing.T) {
 		if !link.MatchString(section) {
 			t.Errorf("the section %.30q has no link to a page, an example or the package documentation", section)
 		}
+	}
+}
+
+// The index lists all pages, and so does that of the decisions.
+func TestEveryPageIsInItsIndex(t *testing.T) {
+	t.Parallel()
+	for _, dir := range []string{"docs", "docs/decisions"} {
+		index, err := os.ReadFile(filepath.Join(dir, "README.md"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages, err := filepath.Glob(filepath.Join(dir, "*.md"))
+		if err != nil || len(pages) < 10 {
+			t.Fatalf("%s: pages %q, %v", dir, pages, err)
+		}
+		for _, page := range pages {
+			if name := filepath.Base(page); name != "README.md" && !strings.Contains(string(index), "]("+name+")") {
+				t.Errorf("%s/README.md does not link %s", dir, name)
+			}
+		}
+	}
+}
+
+// The README has no figures of its own.
+func TestFiguresOfTheREADMEAreMeasured(t *testing.T) {
+	t.Parallel()
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	measured, err := os.ReadFile("docs/performance.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(readme), "\n## Performance\n")
+	section, _, _ := strings.Cut(rest, "\n## ")
+	figures := regexp.MustCompile(`\d+(\.\d+)?`).FindAllString(link.ReplaceAllString(section, ""), -1)
+	if len(figures) == 0 {
+		t.Error("the section Performance has no figure: does the test still see it?")
+	}
+	for _, figure := range figures {
+		if !regexp.MustCompile(`\| *` + regexp.QuoteMeta(figure) + `\b`).Match(measured) {
+			t.Errorf("the README says %s, which is not in docs/performance.md", figure)
+		}
+	}
+}
+
+// What a caller needs first fits on one page. The rest is in docs.
+func TestPackageDocumentationIsShort(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("doc.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(text), "\n"); n > 180 {
+		t.Errorf("doc.go has %d lines, want at most 180", n)
 	}
 }

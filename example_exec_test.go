@@ -8,6 +8,7 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
@@ -41,6 +42,36 @@ func ExampleCmd_Run() {
 		fmt.Println("exit code", exit.ExitCode())
 	}
 	// Output: exit code 3
+}
+
+// A snippet that nobody trusts, with limits and a time.
+func ExampleExitError() {
+	ctx := context.Background()
+	sb, err := sandbox.Create(ctx,
+		sandbox.WithImage("node:20-bookworm"), // or WithRuntime("python3.13"), WithRuntime("go1.26")
+		sandbox.WithVCPUs(0.5),
+		sandbox.WithMemory(256<<20),
+		sandbox.WithPidsLimit(64),
+		sandbox.WithNetworkPolicy(sandbox.DenyAll()))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Close()
+
+	cmd := sb.Command(ctx, "node", "-e", "while (true) {}")
+	cmd.Timeout = 2 * time.Second
+	err = cmd.Run()
+	var exit *sandbox.ExitError
+	switch {
+	case errors.Is(err, sandbox.ErrTimeout):
+		fmt.Println("it took too long")
+	case errors.As(err, &exit):
+		fmt.Println("it failed with exit code", exit.ExitCode())
+	case err != nil:
+		fmt.Println("it may be none of its fault:", err)
+	}
+	// Output: it took too long
 }
 
 // Stdout and stderr in the order in which the command wrote them.

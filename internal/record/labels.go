@@ -24,7 +24,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
 )
 
-// Label keys. They are a public contract, documented in the root's doc.go.
+// Label keys. They are a public contract, documented in docs/contract.md.
 const (
 	prefix     = "agent-sandbox."
 	Managed    = prefix + "managed"
