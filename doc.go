@@ -145,7 +145,9 @@
 //
 // Every error is an *[Error], which says where it happened, or an *[ExitError] of a command that
 // failed. Test for the sentinels ([ErrNotFound], [ErrExists], [ErrEngineUnavailable] …) with
-// errors.Is; the engine's own error stays in the chain. A connection to the engine that is lost
+// errors.Is; the engine's own error stays in the chain. Whatever ends a session, the calls that it
+// ends return [ErrSessionLost], which says why. A command that the kernel kills for memory has
+// [ExitError].OutOfMemory; its session goes on. A connection to the engine that is lost
 // without a word is [ErrEngineUnavailable] within a bounded time, see [operations]. The results of
 // this package have stable names in JSON.
 //

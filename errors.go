@@ -45,6 +45,13 @@ var (
 	// ErrNotRunning means that the sandbox has no session and the call does not start
 	// one. 409.
 	ErrNotRunning error = fault.NotRunning
+	// ErrSessionLost means that the session that a call used, or would have used, has ended, or that its
+	// engine can't be reached any more. The text says why: "stopped" (by whoever), "timeout",
+	// "idle timeout", "out of memory" and the other values of [Status].Reason, that the sandbox
+	// was removed, or what is wrong with the engine. It is [ErrNotRunning], [ErrNotFound] or
+	// [ErrEngineUnavailable] as well. A call on a handle that this program has closed is
+	// [ErrClosed] instead. 409, for the engine 503.
+	ErrSessionLost error = fault.SessionLost
 	// ErrClosed means that the handle was closed or detached, or the client closed. 409.
 	ErrClosed error = fault.Closed
 	// ErrTimeout means that a timeout of an option or a field passed, not the context's.

@@ -36,6 +36,7 @@ func TestSentinelsHaveTextAndStatusCode(t *testing.T) {
 		{sandbox.ErrEngineUnavailable, "Docker Engine unavailable", 503},
 		{sandbox.ErrUnsupported, "Not supported by this engine", 501},
 		{sandbox.ErrNotRunning, "Sandbox is not running", 409},
+		{sandbox.ErrSessionLost, "Session lost", 409},
 		{sandbox.ErrClosed, "Sandbox handle is closed", 409},
 		{sandbox.ErrTimeout, "Timed out", 504},
 		{sandbox.ErrTooLarge, "Too large", 413},

@@ -471,6 +471,8 @@ func (c *Cmd) environ(dir string) []string {
 func (c *Cmd) notStarted(err error) error {
 	var start *wire.StartError
 	switch {
+	case errors.As(err, &start) && start.Kind == wire.KindStopping && c.ctx.Err() == nil:
+		return c.h.ExplainLost(c.ctx, err)
 	case errors.As(err, &start):
 		return lifecycle.StartError(c.Path, c.Dir, start)
 	case c.ctx.Err() != nil:
@@ -506,9 +508,9 @@ func (c *Cmd) watch() {
 }
 
 // Wait waits until the command has exited and its output is copied. It returns an
-// *[ExitError] if the exit code is not 0, the context's cause if ctx ended, and
-// [ErrNotRunning], [ErrNotFound] or [ErrEngineUnavailable] if the session, the sandbox or
-// the engine ended meanwhile.
+// *[ExitError] if the exit code is not 0, and the context's cause if ctx ended. If the session
+// ended meanwhile the error is [ErrSessionLost], and an *[ExitError] as well if it is known how
+// the command ended.
 func (c *Cmd) Wait() error {
 	if c.proc == nil && c.attached != nil {
 		if err := c.Start(); err != nil {
@@ -581,11 +583,29 @@ func (c *Cmd) failure(exit wire.Exit, outErr error) error {
 		return nil
 	}
 	e := exitError(c.Path, c.h.Record().Name, exit)
-	e.err = outErr
+	e.err = cmp.Or(c.lostSession(exit), outErr)
 	if exit.TimedOut {
 		e.err = ErrTimeout
 	}
 	return e
+}
+
+// lostSession returns the error of a session whose end has ended the command so, or nil.
+func (c *Cmd) lostSession(exit wire.Exit) error {
+	select {
+	case <-c.killed:
+		return nil
+	default:
+	}
+	switch {
+	case exit.TimedOut, exit.OutOfMemory && !exit.Ending:
+		return nil
+	case c.past != nil && exit.Ending:
+		return fault.Lost("it was ending", fault.SessionLost, fault.NotRunning)
+	case c.past != nil:
+		return nil
+	}
+	return c.h.ExplainExit(c.ctx, exit)
 }
 
 // stdinGrace is how long a Read of Stdin may take to return after the command's exit.
@@ -697,6 +717,13 @@ func (c *Cmd) fail(err error) error {
 type ExitError struct {
 	// Signal is the signal that ended the command, nil if it exited.
 	Signal os.Signal
+	// OutOfMemory means that the kernel killed a process of the sandbox for memory while the command
+	// ran, and that SIGKILL ended the command, or its exit code is 137, as that of a shell whose
+	// command SIGKILL ended. The kernel does not say which process it killed: of several commands that
+	// die by SIGKILL at such a time all have it. Programs that handle the death of a process of theirs
+	// exit with other codes, and do not have it. It is known with cgroup 1 and 2; always false with
+	// gVisor, and with engines that limit no memory.
+	OutOfMemory bool
 	// Stderr is the beginning and the end of the command's stderr, 32 KiB each, if it was
 	// run by [Cmd.Output] and Stderr was nil.
 	Stderr []byte
@@ -707,7 +734,7 @@ type ExitError struct {
 }
 
 func exitError(program, sandbox string, exit wire.Exit) *ExitError {
-	e := &ExitError{cmd: program, sandbox: sandbox, code: exit.Code}
+	e := &ExitError{cmd: program, sandbox: sandbox, code: exit.Code, OutOfMemory: exit.OutOfMemory}
 	if exit.Signal != 0 {
 		e.Signal = guest.HostSignal(exit.Signal)
 	}
@@ -722,14 +749,17 @@ func (e *ExitError) Error() string {
 	if e.Signal != nil {
 		how = "signal: " + e.Signal.String()
 	}
+	if e.OutOfMemory {
+		how = "out of memory (" + how + ")"
+	}
 	if e.err != nil {
 		how = e.err.Error() + " (" + how + ")"
 	}
 	return fmt.Sprintf("sandbox: exec %q: %s: %s", e.sandbox, fault.Printable(e.cmd), how)
 }
 
-// Unwrap returns [ErrTimeout] if [Cmd.Timeout] ended the command, or else the error of a writer that
-// failed, which ends a command that writes on.
+// Unwrap returns [ErrTimeout] if [Cmd.Timeout] ended the command, an [ErrSessionLost] if the end of
+// the session did, or else the error of a writer that failed, which ends a command that writes on.
 func (e *ExitError) Unwrap() error { return e.err }
 
 // excerpt keeps the beginning and the end of what is written to it.
@@ -790,6 +820,8 @@ type ProcessInfo struct {
 	Signal int `json:"signal,omitempty"`
 	// TimedOut means that [Cmd.Timeout] ended the command.
 	TimedOut bool `json:"timedOut,omitempty"`
+	// OutOfMemory is that of [ExitError].
+	OutOfMemory bool `json:"outOfMemory,omitempty"`
 }
 
 // Processes lists the latest 256 detached commands ([Cmd.Detached]) of the running session and of
@@ -806,7 +838,7 @@ func (s *Sandbox) Processes(ctx context.Context) (_ []ProcessInfo, err error) {
 	for _, p := range got {
 		info := ProcessInfo{ID: p.ID, Path: p.Path, Args: p.Args, Dir: p.Dir, User: p.User, StartedAt: p.Started, EndedAt: p.Ended, Running: p.Live}
 		if p.Exit != nil {
-			info.ExitCode, info.Signal, info.TimedOut = new(p.Exit.Code), p.Exit.Signal, p.Exit.TimedOut
+			info.ExitCode, info.Signal, info.TimedOut, info.OutOfMemory = new(p.Exit.Code), p.Exit.Signal, p.Exit.TimedOut, p.Exit.OutOfMemory
 		}
 		list = append(list, info)
 	}

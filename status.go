@@ -64,7 +64,8 @@ type Status struct {
 	// handle did not renew its lease for 30 s), "out of memory", "network changed" (by a
 	// process from outside, such as one of "docker exec"), "network policy" (an
 	// [Sandbox.Update] of the policy could not reach the session), or how PID 1 failed. It
-	// is empty while the sandbox runs.
+	// is empty while the sandbox runs. A session that had to be killed at its end is "out of memory" as
+	// well if the kernel had killed a command in it for memory: engines don't tell the two apart.
 	Reason string `json:"reason,omitempty"`
 	// StartedAt is when the current or the last session started. Zero if there was none.
 	StartedAt time.Time `json:"startedAt,omitzero"`

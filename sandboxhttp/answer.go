@@ -55,6 +55,7 @@ var codes = []struct {
 	code   string
 	status int // instead of that of the error, if not 0
 }{
+	{sandbox.ErrSessionLost, "session_lost", 0}, // is one of others, too
 	{sandbox.ErrNotFound, "not_found", 0},
 	{sandbox.ErrVolumeNotFound, "volume_not_found", 0},
 	{sandbox.ErrSnapshotNotFound, "snapshot_not_found", 0},
@@ -157,7 +158,7 @@ func explain(err error) (status int, f failure) {
 			break
 		}
 	}
-	if errors.Is(err, sandbox.ErrNotFound) {
+	if f.Code == "not_found" && errors.Is(err, sandbox.ErrNotFound) {
 		f.Message = sandbox.ErrNotFound.Error()
 	}
 	return status, f

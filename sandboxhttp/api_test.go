@@ -108,6 +108,7 @@ type execEvent struct {
 	Base64           []byte
 	ExitCode, Signal int
 	TimedOut         bool
+	OutOfMemory      bool
 	Error            struct{ Code, Message string }
 }
 

@@ -72,11 +72,13 @@ type execEvent struct {
 	// Text is output, or Base64 if that is not UTF-8.
 	Text   string `json:"text,omitempty"`
 	Base64 []byte `json:"base64,omitempty"`
-	// ExitCode, Signal and TimedOut are in "exit", as in sandbox.ProcessInfo.
-	ExitCode *int `json:"exitCode,omitempty"`
-	Signal   int  `json:"signal,omitempty"`
-	TimedOut bool `json:"timedOut,omitempty"`
-	// Error is in "failed": it is unknown how the command ended.
+	// ExitCode, Signal, TimedOut and OutOfMemory are in "exit", as in sandbox.ProcessInfo.
+	ExitCode    *int `json:"exitCode,omitempty"`
+	Signal      int  `json:"signal,omitempty"`
+	TimedOut    bool `json:"timedOut,omitempty"`
+	OutOfMemory bool `json:"outOfMemory,omitempty"`
+	// Error is in "failed": it is unknown how the command ended. In "exit" it says why the session
+	// ended, if that ended the command.
 	Error *failure `json:"error,omitempty"`
 }
 
@@ -86,7 +88,11 @@ func exited(err error) execEvent {
 	switch {
 	case errors.As(err, &exit):
 		code = exit.ExitCode()
-		e := execEvent{Event: "exit", ExitCode: &code, TimedOut: errors.Is(exit, sandbox.ErrTimeout)}
+		e := execEvent{Event: "exit", ExitCode: &code, TimedOut: errors.Is(exit, sandbox.ErrTimeout), OutOfMemory: exit.OutOfMemory}
+		if errors.Is(exit, sandbox.ErrSessionLost) {
+			_, f := explain(exit)
+			e.Error = &f
+		}
 		if s, ok := exit.Signal.(syscall.Signal); ok {
 			e.Signal = int(s)
 		}

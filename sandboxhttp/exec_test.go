@@ -13,7 +13,9 @@ import (
 	"unicode/utf8"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/sandboxtest"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
 func (a api) testExec(sb *sandbox.Sandbox) {
@@ -190,5 +192,53 @@ func awaitEnd(t *testing.T, sb *sandbox.Sandbox, pid string) {
 	}
 	if ctx.Err() != nil {
 		t.Errorf("process %s is there 30 s after its client has gone", pid)
+	}
+}
+
+// A command that the kernel kills for memory, or that ends with its session, says so in its last event,
+// and a detached one in the list.
+func TestExecSaysWhatEndedTheCommand(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	a, sb := newAPI(t), sandboxtest.New(t, sandbox.WithMemory(64<<20))
+	const fill = `["dd", "if=/dev/zero", "of=/dev/null", "bs=256M", "count=1"]`
+	got := a.exec(sb.Name(), `{"command": `+fill+`}`, 200)
+	if last := got[len(got)-1]; last.Event != "exit" || last.ExitCode != 137 || last.Signal != 9 || !last.OutOfMemory || last.Error.Code != "" {
+		t.Errorf("a command that was killed for memory ends with %+v", last)
+	}
+	var started execEvent
+	a.call("POST", "/sandboxes/"+sb.Name()+"/exec", `{"command": `+fill+`, "detached": true}`, 202, &started)
+	harness.Eventually(t, "the list says that the command was killed for memory", func() bool {
+		var list []struct {
+			ID          string
+			Running     bool
+			OutOfMemory bool
+		}
+		a.call("GET", "/sandboxes/"+sb.Name()+"/processes", "", 200, &list)
+		return len(list) == 1 && list[0].ID == started.ID && !list[0].Running && list[0].OutOfMemory
+	})
+
+	// In another sandbox: the engine does not tell the end of a session that had to be killed, after a
+	// command was killed for memory, from a session that was killed for memory.
+	sb = sandboxtest.New(t, sandbox.WithStopTimeout(time.Second))
+	ended := make(chan execEvent, 2)
+	for _, command := range []string{"exec sleep 1000", "trap 'sleep 1000' TERM; while :; do sleep 0.1; done"} {
+		go func() {
+			got := a.exec(sb.Name(), `{"command": ["sh", "-c", "`+command+`"]}`, 200)
+			ended <- got[len(got)-1]
+		}()
+	}
+	harness.Eventually(t, "two commands run", func() bool {
+		out, err := sb.Command(t.Context(), "sh", "-c", "cat /proc/[0-9]*/cmdline").Output()
+		return err == nil && strings.Contains(string(out), "1000") && strings.Contains(string(out), "trap")
+	})
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		last := <-ended
+		if last.Error.Code != "session_lost" || !strings.Contains(last.Error.Message, "stopped") {
+			t.Errorf("a command whose session was stopped ends with %+v, want session_lost", last)
+		}
 	}
 }

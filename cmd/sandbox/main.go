@@ -93,7 +93,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	code := a.code(ctx, err)
 	var exit *sandbox.ExitError
 	switch {
-	case err == nil, errors.As(err, &exit) && exit.Unwrap() == nil, brokenPipe(err):
+	case err == nil, errors.As(err, &exit) && exit.Unwrap() == nil && !exit.OutOfMemory, brokenPipe(err):
 		// The command has printed its own message, or nobody wants to read more.
 	case code == codeInterrupted:
 		fmt.Fprintln(stderr, "sandbox: interrupted")

@@ -206,6 +206,37 @@ func TestAgentMendsARepository(t *testing.T) {
 	}
 }
 
+// An agent that fills the memory is told so.
+func TestAgentIsToldWhatEndedItsCommand(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	a := newAgent(t, "--memory", "64m")
+	name := a.sandbox("create", nil)
+	if got := a.must("exec", object{"sandbox": name, "command": "dd if=/dev/zero of=/dev/null bs=256M count=1"}); got["outOfMemory"] != true || got["exitCode"] != 137.0 || got["sessionLost"] != nil {
+		t.Errorf("a command that fills the memory: %v", got)
+	}
+	sb, err := harness.NewClient(t).Get(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Detach()
+	stopped := make(chan error, 1)
+	go func() {
+		harness.WaitForFile(t, sb, "/tmp/runs")
+		stopped <- harness.Second(sb.Stop(context.Background()))
+	}()
+	got := a.must("exec", object{"sandbox": name, "command": "echo before; touch /tmp/runs; sleep 1000"})
+	if why, _ := got["sessionLost"].(string); !strings.Contains(why, "stopped") || got["output"] != "before\n" {
+		t.Errorf("a command whose session another program stopped: %v", got)
+	}
+	if err := <-stopped; err != nil {
+		t.Errorf("Stop: %v", err)
+	}
+	if _, failed := a.call("exec", object{"sandbox": name, "command": "true"}); !strings.Contains(failed, "Session lost") || !strings.Contains(failed, "stopped") {
+		t.Errorf("the next command: %q, want why the session ended", failed)
+	}
+}
+
 func TestAgentIsHeldToEachLimit(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()

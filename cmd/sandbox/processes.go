@@ -128,6 +128,8 @@ func processStatus(p sandbox.ProcessInfo) string {
 		return "ended"
 	case p.TimedOut:
 		return "timed out"
+	case p.OutOfMemory:
+		return "out of memory"
 	case p.Signal != 0:
 		return fmt.Sprintf("signal %d", p.Signal)
 	}

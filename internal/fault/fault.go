@@ -25,6 +25,7 @@ var (
 	EngineUnavailable error = &class{"Docker Engine unavailable", 503}
 	Unsupported       error = &class{"Not supported by this engine", 501}
 	NotRunning        error = &class{"Sandbox is not running", 409}
+	SessionLost       error = &class{"Session lost", 409}
 	Closed            error = &class{"Sandbox handle is closed", 409}
 	Timeout           error = &class{"Timed out", 504}
 	TooLarge          error = &class{"Too large", 413}
@@ -85,6 +86,19 @@ func (e *classified) Unwrap() []error { return []error{e.class, e.err} }
 
 // Classify returns err with a class.
 func Classify(class, err error) error { return &classified{class, err} }
+
+// lost is the error of a session that has ended.
+type lost struct {
+	why    string
+	causes []error
+}
+
+func (e *lost) Error() string   { return SessionLost.Error() + ": " + e.why }
+func (e *lost) Unwrap() []error { return e.causes }
+
+// Lost returns a [SessionLost] that says why. causes, of which SessionLost is one, are in the order of
+// their precedence for [StatusCode] and [Type].
+func Lost(why string, causes ...error) error { return &lost{why, causes} }
 
 // Invalid returns an [InvalidArgument] with a formatted cause.
 func Invalid(format string, args ...any) error {

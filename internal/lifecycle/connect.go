@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
@@ -167,7 +169,7 @@ func (h *Handle) checkRunning(ctx context.Context) error {
 	if err == nil && got.State != engine.StateRunning {
 		err = fmt.Errorf("%w: it is %s", ErrNoSession, store.StateOf(got.State))
 		if got.State == engine.StateExited {
-			err = fmt.Errorf("%w: it ended (%s)", ErrNoSession, store.ReasonOf(got))
+			err = fault.Lost(h.endOf(ctx, got), ErrNoSession, fault.SessionLost)
 		}
 	}
 	return err
@@ -414,36 +416,119 @@ func (h *Handle) dropLost(conn *guest.Conn) {
 // busy one takes seconds.
 const exitReportTimeout = 20 * time.Second
 
-// ExplainLost returns why a connection ended during a call.
+// ExplainLost returns why a connection ended during a call: [fault.SessionLost] if the session has
+// ended, or the engine can't be asked.
 func (h *Handle) ExplainLost(ctx context.Context, err error) error {
 	if errors.Is(err, fault.EngineUnavailable) && h.CheckUsable() == nil {
-		return err // the engine was asked
+		return lostEngineOf(err) // the engine was asked
 	}
-	return fault.Within(context.WithoutCancel(ctx), exitReportTimeout, "the connection to it was lost, and the engine did not answer", func(ctx context.Context) error {
-		return h.explainLost(ctx, err)
+	var why error
+	late := fault.Within(context.WithoutCancel(ctx), exitReportTimeout, "the connection to it was lost, and the engine did not answer", func(ctx context.Context) error {
+		why = h.explainLost(ctx, err)
+		return ctx.Err()
 	})
+	if late != nil && errors.Is(why, context.DeadlineExceeded) {
+		return lostEngineOf(late)
+	}
+	return why
+}
+
+// lostEngineOf returns the error of a session whose engine can't be asked.
+func lostEngineOf(err error) error {
+	return fault.Lost(err.Error(), fault.EngineUnavailable, fault.SessionLost, err)
 }
 
 func (h *Handle) explainLost(ctx context.Context, err error) error {
-	for alive := false; !alive; {
+	for {
 		if e := h.CheckUsable(); e != nil {
 			return fmt.Errorf("%w: %w", e, err)
 		}
 		got, e := h.Current(ctx)
 		switch {
 		case errors.Is(e, fault.NotFound):
-			return fmt.Errorf("%w: it was removed during the call: %w", e, err)
+			return fault.Lost("the sandbox was removed", fault.SessionLost, e, err)
+		case errors.Is(e, engine.ErrUnavailable):
+			return lostEngineOf(e)
 		case e != nil:
 			return fmt.Errorf("%w: %w", e, err)
+		case got.State == engine.StatePaused:
+			return fmt.Errorf("%w: it is %s: %w", fault.NotRunning, store.StateOf(got.State), err)
 		case got.State != engine.StateRunning:
-			return fmt.Errorf("%w: the session ended during the call (%s): %w", fault.NotRunning, store.ReasonOf(got), err)
+			return fault.Lost(h.endOf(ctx, got), fault.SessionLost, fault.NotRunning, err)
 		}
-		// The engine reports a session that has just ended as running for a moment. One that
-		// accepts a connection does run.
-		_, e = h.ConnectRunning(ctx)
-		alive = e == nil || errors.Is(e, engine.ErrUnavailable) || fault.Sleep(ctx, store.PollEvery) != nil
+		// The engine reports a session that has just ended as running for a moment, and PID 1 of one
+		// that is ending still answers.
+		conn, e := h.ConnectRunning(ctx)
+		if e == nil {
+			var ending error
+			if ending, e = h.askEnding(ctx, conn); ending != nil {
+				h.dropLost(conn) // a server that nobody needs would hold up the session's end
+				return ending
+			}
+		}
+		switch {
+		case errors.Is(e, engine.ErrUnavailable):
+			return lostEngineOf(e)
+		case e == nil, errors.Is(e, fault.Unsupported):
+			return fault.Classify(fault.EngineUnavailable, fmt.Errorf("the connection to it was lost: %w", err))
+		}
+		if e := fault.Sleep(ctx, store.PollEvery); e != nil {
+			return e
+		}
 	}
-	return fault.Classify(fault.EngineUnavailable, fmt.Errorf("the connection to it was lost: %w", err))
+}
+
+// endOf says how the session of a container has ended.
+func (h *Handle) endOf(ctx context.Context, got engine.Container) string {
+	reason := store.ReasonOf(got)
+	if rec, err := h.Refresh(ctx); err == nil {
+		reason = cmp.Or(rec.Reason(got.StartedAt), reason)
+	}
+	return fmt.Sprintf("it ended (%s)", reason)
+}
+
+// askEnding asks PID 1 whether the session is ending, and returns why as a [fault.SessionLost], or nil.
+func (h *Handle) askEnding(ctx context.Context, conn *guest.Conn) (ending, err error) {
+	reply, err := h.requestOn(ctx, conn, wire.Control{Op: wire.OpNetwork})
+	if err != nil || reply.Ending == 0 {
+		return nil, err
+	}
+	return endingError(reply), nil
+}
+
+// endingError is the error of a call to a session that PID 1 is ending.
+func endingError(reply wire.Reply) error {
+	reason := store.ReasonOf(engine.Container{ExitCode: reply.Ending})
+	return fault.Lost(fmt.Sprintf("it is ending (%s)", reason), fault.SessionLost, fault.NotRunning)
+}
+
+// askTimeout bounds a question to PID 1 about a command that has ended.
+const askTimeout = 5 * time.Second
+
+// ExplainExit returns why the session has ended, or is ending, as a [fault.SessionLost], if that may be
+// why a command has failed so, and otherwise nil. The command may have ended before the session: then its
+// own end was a signal that PID 1 or the engine sends.
+func (h *Handle) ExplainExit(ctx context.Context, exit wire.Exit) error {
+	if !exit.Ending && exit.Signal != int(syscall.SIGTERM) && exit.Signal != int(syscall.SIGKILL) || h.CheckUsable() != nil {
+		return nil
+	}
+	h.mu.Lock()
+	conn := h.conn
+	h.mu.Unlock()
+	var ending error
+	err := guest.ErrConnectionLost
+	if conn != nil {
+		err = fault.Within(context.WithoutCancel(ctx), askTimeout, "PID 1 did not answer", func(ctx context.Context) (err error) {
+			ending, err = h.askEnding(ctx, conn)
+			return err
+		})
+	}
+	if ending == nil && (exit.Ending || errors.Is(err, guest.ErrConnectionLost)) {
+		if lost := h.ExplainLost(ctx, err); errors.Is(lost, fault.SessionLost) {
+			ending = lost
+		}
+	}
+	return ending
 }
 
 // StartError returns the error of package os or os/exec for a command that did not start.
@@ -473,7 +558,7 @@ func StartError(path, dir string, e *wire.StartError) error {
 	case wire.KindUnknownProcess:
 		return fault.ProcessNotFound
 	case wire.KindStopping:
-		return fault.Classify(fault.NotRunning, e)
+		return fault.Lost(e.Message, fault.SessionLost, fault.NotRunning, e)
 	}
 	return &exec.Error{Name: path, Err: why}
 }

@@ -90,18 +90,21 @@ type MainFailedError struct {
 
 func (e *MainFailedError) Error() string { return "the main process has ended" }
 
-// mainFailure returns how the main process failed, or nil.
+// mainFailure returns how the main process failed, or nil. It fails if the session is ending.
 func (h *Handle) mainFailure(ctx context.Context, conn *guest.Conn) (failure, err error) {
-	argv := h.settings().Command
+	argv, ask := h.settings().Command, wire.Control{Op: wire.OpStatus}
 	if len(argv) == 0 {
-		return nil, nil
+		ask.Op = wire.OpNetwork // no start to wait for
 	}
-	reply, err := h.requestOn(ctx, conn, wire.Control{Op: wire.OpStatus})
+	reply, err := h.requestOn(ctx, conn, ask)
 	switch {
 	case ctx.Err() != nil:
 		return nil, nil // the caller looks
 	case errors.Is(err, guest.ErrConnectionLost):
 		return nil, h.ExplainLost(ctx, err)
+	case err == nil && reply.Ending != 0:
+		h.dropLost(conn) // a server that nobody needs would hold up the session's end
+		return nil, endingError(reply)
 	case err != nil || reply.Main == nil:
 		return nil, err
 	case reply.Main.Start != nil:

@@ -258,6 +258,11 @@ type Exit struct {
 	Code     int  `json:"code"`             // 0–255; 128+n after a signal
 	Signal   int  `json:"signal,omitempty"` // the signal that ended it, Linux numbering
 	TimedOut bool `json:"timed_out,omitempty"`
+	// OutOfMemory says that the kernel has killed the command for memory, or a process of the
+	// sandbox while the command ran, which exited as a shell does whose child was killed.
+	OutOfMemory bool `json:"out_of_memory,omitempty"`
+	// Ending says that the session was ending: PID 1 had sent SIGTERM to all.
+	Ending bool `json:"ending,omitempty"`
 	// WaitDelay says that output was cut because descendants held it open.
 	WaitDelay bool `json:"wait_delay,omitempty"`
 	// Dropped counts bytes of output that were no longer kept for this reader.
@@ -342,6 +347,8 @@ type (
 		// Timeout is how long after its start the session ends, with all extensions;
 		// 0 is never.
 		Timeout time.Duration `json:"timeout,omitempty"`
+		// Ending is the exit code that PID 1 will have, once the session is ending.
+		Ending int `json:"ending,omitempty"`
 		// Idle is in every reply of a guest that has idle timeouts.
 		Idle *IdleStatus `json:"idle,omitempty"`
 		// Network is in every reply of a guest that enforces policies; see policy.go.

@@ -222,7 +222,10 @@ type Executed struct {
 	Output   string `json:"output" jsonschema:"stdout and stderr, in the order written"`
 	Omitted  int64  `json:"omittedBytes,omitempty" jsonschema:"bytes that are missing in the middle of the output"`
 	TimedOut bool   `json:"timedOut,omitempty"`
-	ID       string `json:"id,omitempty" jsonschema:"the ID of a detached command"`
+	// OutOfMemory is that of sandbox.ExitError.
+	OutOfMemory bool   `json:"outOfMemory,omitempty" jsonschema:"the kernel killed the command, or a process of it, for memory"`
+	SessionLost string `json:"sessionLost,omitempty" jsonschema:"why the session ended during the command, with all its processes"`
+	ID          string `json:"id,omitempty" jsonschema:"the ID of a detached command"`
 }
 
 func (s *Server) exec(ctx context.Context, req *mcp.CallToolRequest, in Exec) (Executed, error) {
@@ -258,7 +261,10 @@ func (s *Server) exec(ctx context.Context, req *mcp.CallToolRequest, in Exec) (E
 	}
 	result := Executed{TimedOut: errors.Is(err, sandbox.ErrTimeout)}
 	if exit != nil {
-		result.ExitCode = exit.ExitCode()
+		result.ExitCode, result.OutOfMemory = exit.ExitCode(), exit.OutOfMemory
+		if errors.Is(exit, sandbox.ErrSessionLost) {
+			result.SessionLost = exit.Unwrap().Error()
+		}
 	}
 	result.Output, result.Omitted = out.text()
 	return result, nil

@@ -229,6 +229,7 @@ func (s *session) answer(req wire.Control) (reply wire.Reply) {
 		reply.Error = "unknown operation"
 	}
 	s.deadline.report(&reply)
+	reply.Ending = int(s.code.Load())
 	reply.Network = s.egress.Network()
 	return reply
 }

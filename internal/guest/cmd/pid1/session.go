@@ -12,6 +12,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -34,6 +35,7 @@ type session struct {
 	keep     int             // the keeper's socket, for the keeper to listen on
 	stop     <-chan struct{} // closed when the session is to end
 	ending   sync.Once
+	code     atomic.Int32 // the exit code, once the session is ending
 	gates    gates
 	turn     sync.Mutex // of holds, one at a time
 
@@ -184,6 +186,7 @@ func (s *session) loop() error {
 // compromised ends the session because another process has changed what. Nobody gets time
 // to end: whoever did it could use it.
 func (s *session) compromised(what error) {
+	s.code.Store(wire.CodeChanged)
 	go s.egress.Cut()
 	said := make(chan struct{})
 	go func() {
@@ -206,6 +209,7 @@ func terminate(n syscall.Signal) error { return syscall.Kill(-1, n) }
 // when PID 1 exits, so it exits once no other process is.
 func (s *session) end(code int, grace time.Duration) {
 	s.ending.Do(func() {
+		s.code.Store(int32(code)) // before anybody ends by that
 		begin := proc.BootTime()
 		terminate(unix.SIGTERM)
 		terminate(unix.SIGCONT) // a stopped process can't die of the first one

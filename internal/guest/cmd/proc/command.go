@@ -33,6 +33,7 @@ type Command struct {
 	ended    chan struct{} // closed when Run has all the output, and how the command ended
 	killed   atomic.Bool
 	timedOut atomic.Bool
+	ours     atomic.Bool // this program has sent SIGKILL while the command ran
 	hungUp   atomic.Bool // no output is read after the cut
 }
 
@@ -214,6 +215,7 @@ func (c *Command) Exited() <-chan struct{} { return c.child.Done }
 // Exit returns how the command ended, once it has.
 func (c *Command) Exit() wire.Exit {
 	exit := c.child.Exit()
+	exit.OutOfMemory = exit.OutOfMemory && !c.ours.Load()
 	if c.timedOut.Load() {
 		exit.TimedOut = true
 		exit.Signal = int(unix.SIGKILL)
@@ -236,8 +238,18 @@ func (c *Command) Kill() {
 	if c.killed.Swap(true) {
 		return
 	}
+	c.noteKill()
 	time.AfterFunc(killedDelay, c.cut)
 	Kill(c.processes)
+}
+
+// noteKill notes that the command is about to be killed by this program.
+func (c *Command) noteKill() {
+	select {
+	case <-c.child.Done: // it has ended by itself
+	default:
+		c.ours.Store(true)
+	}
 }
 
 // TidyTime is how long a command that TidiesUp has for it.
@@ -308,6 +320,9 @@ func (c *Command) processes() []Process {
 func (c *Command) Signal(n syscall.Signal, tree bool) bool {
 	if n < 0 || n > maxSignal {
 		return false
+	}
+	if n == unix.SIGKILL {
+		c.noteKill()
 	}
 	if !tree {
 		return c.reaper.Signal(c.child, n) == nil

@@ -34,6 +34,9 @@ type Child struct {
 	Done chan struct{}
 	waitResult
 	reaped bool // guarded by reaper.mu
+
+	oomBefore   uint64 // oomKills before the start
+	outOfMemory bool   // the kernel has killed a process for memory while this one ran
 }
 
 // NewReaper returns a Reaper without children.
@@ -46,6 +49,7 @@ func (r *Reaper) Start(f func() (pid int, err error)) (*Child, error) {
 	r.mu.Lock()
 	r.starting++
 	r.mu.Unlock()
+	killed := ownOOMKills().count()
 	pid, err := f()
 
 	r.mu.Lock()
@@ -58,7 +62,7 @@ func (r *Reaper) Start(f func() (pid int, err error)) (*Child, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Child{PID: pid, Done: make(chan struct{})}
+	c := &Child{PID: pid, Done: make(chan struct{}), oomBefore: killed}
 	if e, ok := r.early[pid]; ok {
 		delete(r.early, pid)
 		c.end(e)
@@ -70,8 +74,15 @@ func (r *Reaper) Start(f func() (pid int, err error)) (*Child, error) {
 
 func (c *Child) end(e waitResult) {
 	c.waitResult = e
+	c.outOfMemory = e.killed() && ownOOMKills().count() > c.oomBefore
 	c.reaped = true
 	close(c.Done)
+}
+
+// killed reports whether SIGKILL ended the process, or it exited as a shell does whose command SIGKILL
+// ended.
+func (e waitResult) killed() bool {
+	return e.status.Signaled() && e.status.Signal() == unix.SIGKILL || e.status.ExitStatus() == 128+int(unix.SIGKILL)
 }
 
 // Reap waits for all children that have ended. The caller calls it after every SIGCHLD.
@@ -109,9 +120,10 @@ func (r *Reaper) Signal(c *Child, n syscall.Signal) error {
 // Exit returns how the child ended. Done must be closed.
 func (c *Child) Exit() wire.Exit {
 	exit := wire.Exit{
-		Code: c.status.ExitStatus(),
-		User: time.Duration(c.usage.Utime.Nano()),
-		Sys:  time.Duration(c.usage.Stime.Nano()),
+		Code:        c.status.ExitStatus(),
+		OutOfMemory: c.outOfMemory,
+		User:        time.Duration(c.usage.Utime.Nano()),
+		Sys:         time.Duration(c.usage.Stime.Nano()),
 	}
 	if c.status.Signaled() {
 		exit.Signal = int(c.status.Signal())

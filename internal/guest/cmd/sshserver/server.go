@@ -138,6 +138,13 @@ func (s *server) stop() {
 	}
 }
 
+// isStopping reports whether the session is ending.
+func (s *server) isStopping() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stopping
+}
+
 // serve serves conn until it ends.
 func (s *server) serve(conn net.Conn) error {
 	sc, chans, reqs, err := s.accept(conn)
@@ -259,6 +266,7 @@ func (s *server) exec(nc ssh.NewChannel, parts *parts) {
 	go c.Feed(input)
 	go announceExit(c, ch, c.Done())
 	exit := c.Run(ch, ch.Stderr())
+	exit.Ending = s.isStopping()
 	answering.Lock()
 	defer answering.Unlock()
 	sendRequest(ch, wire.RequestExit, exit)
