@@ -599,6 +599,67 @@ func TestNothingIsReadOrPrinted(t *testing.T) {
 	}
 }
 
+// A call of another package's method names the field that has it: a type that embeds a type of
+// another package of ours would have its methods, too, and the reader of a call could not see which
+// layer answers. Types without methods can be embedded.
+func TestNoMethodsAreInheritedFromOtherPackages(t *testing.T) {
+	t.Parallel()
+	below := func(s source) bool { return s.within("internal") }
+	methods := map[string]int{} // of each type, by import path and name
+	for _, s := range sourcesOf(t, below) {
+		for _, d := range s.ast.Decls {
+			if f, ok := d.(*ast.FuncDecl); ok && f.Recv != nil {
+				methods[s.pkg+"."+receiverName(f)]++
+			}
+		}
+	}
+	if len(methods) < 100 {
+		t.Errorf("%d types below internal have methods: the test does not see them", len(methods))
+	}
+	for _, s := range sourcesOf(t, below) {
+		paths := map[string]string{} // what each name of an import means in this file
+		for i, p := range s.imports() {
+			name := path.Base(p)
+			if given := s.ast.Imports[i].Name; given != nil {
+				name = given.Name
+			}
+			paths[name] = p
+		}
+		ast.Inspect(s.ast, func(n ast.Node) bool {
+			typ, ok := n.(*ast.StructType)
+			if !ok {
+				return true
+			}
+			for _, f := range typ.Fields.List {
+				embedded := f.Type
+				if star, ok := embedded.(*ast.StarExpr); ok {
+					embedded = star.X
+				}
+				sel, ok := embedded.(*ast.SelectorExpr)
+				if !ok || len(f.Names) > 0 {
+					continue
+				}
+				if of := paths[types.ExprString(sel.X)] + "." + sel.Sel.Name; strings.HasPrefix(of, module+"/") && methods[of] > 0 {
+					t.Errorf("%s: embeds %s, which has %d methods: give the field a name", s.at(f), types.ExprString(sel), methods[of])
+				}
+			}
+			return true
+		})
+	}
+}
+
+// receiverName is the name of a method's type.
+func receiverName(f *ast.FuncDecl) string {
+	typ := f.Recv.List[0].Type
+	if star, ok := typ.(*ast.StarExpr); ok {
+		typ = star.X
+	}
+	if index, ok := typ.(*ast.IndexExpr); ok {
+		typ = index.X
+	}
+	return types.ExprString(typ)
+}
+
 // customary are methods that implement what everybody knows.
 var customary = []string{"Error", "Unwrap", "Is", "As", "String", "Write", "Read", "MarshalJSON", "UnmarshalJSON", "LogValue"}
 

@@ -304,7 +304,7 @@ func (c *Client) SnapshotTree(ctx context.Context) (_ []*SnapshotNode, err error
 		}
 		nodes = append(nodes, &SnapshotNode{Kind: SandboxKind, ForkOf: rec.Settings.ForkOf, Snapshot: Snapshot{
 			ID: rec.ID, Name: rec.Name, Sandbox: rec.Name, SandboxID: rec.ID, Parent: rec.Settings.Snapshot,
-			CreatedAt: rec.CreatedAt, Image: cmp.Or(rec.Settings.Image, got.Image),
+			CreatedAt: rec.CreatedAt, Image: cmp.Or(rec.Settings.Image, got.Container.Image),
 		}})
 	}
 	return forest(nodes), nil

@@ -276,7 +276,7 @@ func volumesOf(all store.Inventory, sizes map[string]machine.Size) []Volume {
 		if !got.IsSandbox {
 			continue
 		}
-		for _, m := range got.Mounts {
+		for _, m := range got.Container.Mounts {
 			if m.Type == "volume" && !slices.Contains(users[m.Name], got.Record.Name) {
 				users[m.Name] = append(users[m.Name], got.Record.Name)
 			}

@@ -206,7 +206,7 @@ func (s *Store) dropRevisions(ctx context.Context, rec record.Sandbox) {
 // volumes are deleted, too, its marker is a creator's: when this process dies in between,
 // the process that finds the marker removes the rest.
 type deletionClaim struct {
-	*record.Claim
+	claim   *record.Claim
 	rec     record.Sandbox
 	reclaim Reclaim
 	drop    func(context.Context) error // on a context of its own
@@ -215,7 +215,7 @@ type deletionClaim struct {
 // end drops the claim. It leaves it to a sweep when the deletion was interrupted with the
 // sandbox removed in part, or with one that nobody would delete again.
 func (d *deletionClaim) end(ctx context.Context, err error, removing bool) error {
-	d.Stop()
+	d.claim.Stop()
 	unknown := ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable) || errors.Is(err, fault.EngineUnavailable)
 	if err == nil || !unknown || d.rec.Persists() && !removing || d.reclaim == KeepVolumes {
 		return d.drop(ctx)
@@ -244,8 +244,8 @@ func (s *Store) claimDeletion(ctx context.Context, rec record.Sandbox, reclaim R
 	d.drop = func(ctx context.Context) error {
 		return afterwards(ctx, CloseMargin, "the marker of the deletion was not removed", func(ctx context.Context) error {
 			return engine.Retry(ctx, func() error {
-				if d.Claim != nil {
-					return d.Claim.Drop(ctx)
+				if d.claim != nil {
+					return d.claim.Drop(ctx)
 				}
 				if m, found, err := record.FindMarker(ctx, s.Engine, rec.Name); err != nil || !found || m.By != by {
 					return err
@@ -257,7 +257,7 @@ func (s *Store) claimDeletion(ctx context.Context, rec record.Sandbox, reclaim R
 	for {
 		var held *record.HeldError
 		var err error
-		d.Claim, err = RetryCall(ctx, func() (*record.Claim, error) { return FinishCall(ctx, try) })
+		d.claim, err = RetryCall(ctx, func() (*record.Claim, error) { return FinishCall(ctx, try) })
 		switch {
 		case err == nil:
 			return d, nil

@@ -22,7 +22,7 @@ type Inventory struct {
 
 // Listed is a container of an inventory.
 type Listed struct {
-	engine.Container
+	Container engine.Container
 	Record    record.Sandbox // of a sandbox, or of a container that another tool gave a sandbox's labels
 	HasRecord bool           // whether there is one, and the name is one of ours
 	IsSandbox bool           // by the rules of [SandboxOf]

@@ -43,10 +43,10 @@ func TestInventoryHasOneContainerOfEachSandbox(t *testing.T) {
 		}
 		var names []string
 		for _, c := range all.Containers {
-			if c.IsSandbox == (c.Name == "theirs") {
-				t.Errorf("%s: %s is a sandbox: %t", name, c.Name, c.IsSandbox)
+			if c.IsSandbox == (c.Container.Name == "theirs") {
+				t.Errorf("%s: %s is a sandbox: %t", name, c.Container.Name, c.IsSandbox)
 			}
-			names = append(names, c.Name)
+			names = append(names, c.Container.Name)
 		}
 		if diff := cmp.Diff(test.want, names); diff != "" {
 			t.Errorf("%s: containers (-want +got):\n%s", name, diff)

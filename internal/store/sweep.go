@@ -95,11 +95,11 @@ func (s *Store) Sweep(ctx context.Context, all Inventory, report func(object str
 	w.markers(ctx)
 	w.replacements(ctx)
 	for _, got := range all.Containers {
-		if w.isRemoved(got.ID) {
+		if w.isRemoved(got.Container.ID) {
 			continue
 		}
-		if record.Is(got.Labels, record.RoleHelper) {
-			w.beside(ctx, got.ID, func(ctx context.Context) error { return w.helper(ctx, got.Container) })
+		if record.Is(got.Container.Labels, record.RoleHelper) {
+			w.beside(ctx, got.Container.ID, func(ctx context.Context) error { return w.helper(ctx, got.Container) })
 		} else if got.IsSandbox {
 			w.sandbox(ctx, got.Record, got.Container)
 		}
@@ -222,8 +222,8 @@ func (w *sweep) takeOver(ctx context.Context, m record.Marker) error {
 	err := w.store.TakeOver(ctx, m)
 	w.log("half-made sandbox "+m.Name, err)
 	for _, got := range w.all.Containers {
-		if err == nil && m.Nonce != "" && got.Labels[record.Nonce] == m.Nonce {
-			w.removed(got.ID)
+		if err == nil && m.Nonce != "" && got.Container.Labels[record.Nonce] == m.Nonce {
+			w.removed(got.Container.ID)
 		}
 	}
 	return err

@@ -142,7 +142,7 @@ func TestASandboxThatTheEngineDoesNotAnswerFor(t *testing.T) {
 	st := harness.NewStore(t, host)
 	for range 2 {
 		all, err := st.List(t.Context())
-		if err != nil || !slices.ContainsFunc(all.Containers, func(c store.Listed) bool { return c.ID == id }) {
+		if err != nil || !slices.ContainsFunc(all.Containers, func(c store.Listed) bool { return c.Container.ID == id }) {
 			t.Fatalf("List: %v", err)
 		}
 		st.Sweep(ctx, all, nil)

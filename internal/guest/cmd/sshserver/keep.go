@@ -95,10 +95,10 @@ type keeper struct {
 	history  history
 }
 
-// detached is a command with the end of its output. Command is set when started is closed, unless
+// detached is a command with the end of its output. command is set when started is closed, unless
 // the command did not start, and exit when ring is closed.
 type detached struct {
-	*proc.Command
+	command *proc.Command
 	started chan struct{}
 	ring    *ring
 	exit    wire.Exit
@@ -117,11 +117,11 @@ func (k *keeper) start(s *server, nc ssh.NewChannel, req wire.Exec) {
 		return
 	}
 	logged := k.log(d)
-	ended := k.history.add(d.Request())
+	ended := k.history.add(d.command.Request())
 	go func() {
 		defer s.leave()
 		defer s.use.end()
-		d.exit = d.Run(d.ring.to(streamOut), d.ring.to(streamErr))
+		d.exit = d.command.Run(d.ring.to(streamOut), d.ring.to(streamErr))
 		d.exit.Ending = s.isStopping()
 		ended(d.exit)
 		d.ring.close()
@@ -133,10 +133,10 @@ func (k *keeper) start(s *server, nc ssh.NewChannel, req wire.Exec) {
 	}()
 	ch, reqs, err := nc.Accept()
 	if err != nil {
-		d.CloseInput()
+		d.command.CloseInput()
 		return
 	}
-	go d.Feed(ch)
+	go d.command.Feed(ch)
 	d.follow(ch, reqs, wire.Exec{ID: req.ID})
 }
 
@@ -170,7 +170,7 @@ func (k *keeper) finishStart(id string, d *detached, c *proc.Command) {
 		delete(k.commands, id)
 		k.mu.Unlock()
 	}
-	d.Command = c
+	d.command = c
 	close(d.started)
 }
 
@@ -182,7 +182,7 @@ func (k *keeper) find(id string) *detached {
 	if d == nil {
 		return nil
 	}
-	if <-d.started; d.Command == nil {
+	if <-d.started; d.command == nil {
 		return nil
 	}
 	return d
@@ -199,7 +199,7 @@ func (k *keeper) end(d *detached) {
 	}
 	for len(k.ended) > 1 && (len(k.ended) > maxEnded || memory > maxEndedMemory) {
 		memory -= k.ended[0].ring.size()
-		delete(k.commands, k.ended[0].Request().ID)
+		delete(k.commands, k.ended[0].command.Request().ID)
 		k.ended = k.ended[1:]
 	}
 }
@@ -219,7 +219,7 @@ func (k *keeper) attach(nc ssh.NewChannel) {
 	if err != nil {
 		return
 	}
-	d.follow(ch, reqs, d.Request())
+	d.follow(ch, reqs, d.command.Request())
 }
 
 // follow sends the output so far and from now on, then the exit.
@@ -228,15 +228,15 @@ func (d *detached) follow(ch ssh.Channel, reqs <-chan *ssh.Request, req wire.Exe
 	f := d.ring.follow()
 	var answering sync.Mutex
 	go func() {
-		obey(d.Command, reqs, &answering)
+		obey(d.command, reqs, &answering)
 		f.cancel()
 	}()
-	if sendRequest(ch, wire.RequestStarted, wire.Started{Pid: d.PID(), Exec: req}) != nil {
+	if sendRequest(ch, wire.RequestStarted, wire.Started{Pid: d.command.PID(), Exec: req}) != nil {
 		return
 	}
 	done := make(chan struct{})
 	defer close(done)
-	go announceExit(d.Command, ch, done)
+	go announceExit(d.command, ch, done)
 	for {
 		stream, data, ok := f.next()
 		if !ok {

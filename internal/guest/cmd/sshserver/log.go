@@ -145,11 +145,11 @@ func loggable(id string) bool {
 // channel is closed when all of it is written.
 func (k *keeper) log(d *detached) <-chan struct{} {
 	done := make(chan struct{})
-	if !loggable(d.Request().ID) {
+	if !loggable(d.command.Request().ID) {
 		close(done)
 		return done
 	}
-	l := &containerLog{out: [2]int{1, 2}, head: wire.LogMark + d.Request().ID + " "}
+	l := &containerLog{out: [2]int{1, 2}, head: wire.LogMark + d.command.Request().ID + " "}
 	go func() {
 		defer close(done)
 		l.follow(d.ring)
