@@ -135,7 +135,7 @@ func (c *Client) connect(ctx context.Context) (*lifecycle.Client, error) {
 		ReadFile: cmp.Or(c.limits.ReadFile, DefaultReadFile), Output: cmp.Or(c.limits.Output, DefaultOutput),
 		ReadDir: cmp.Or(c.limits.ReadDir, DefaultReadDir),
 	})
-	c.life.Audit = c.audit
+	c.life.Runtimes, c.life.Audit = c.runtimes, c.audit
 	return c.life, nil
 }
 

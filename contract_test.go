@@ -50,6 +50,8 @@ var _ interface {
 	Detach() error
 	Snapshot(context.Context, sandbox.SnapshotOptions) (sandbox.Snapshot, error)
 	Rollback(context.Context, string) error
+	Fork(context.Context, ...sandbox.ForkOption) (*sandbox.Sandbox, error)
+	ForkN(context.Context, int, ...sandbox.ForkOption) ([]sandbox.ForkResult, error)
 	Command(context.Context, string, ...string) *sandbox.Cmd
 	Process(context.Context, string) (*sandbox.Cmd, error)
 	Processes(context.Context) ([]sandbox.ProcessInfo, error)

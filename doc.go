@@ -120,8 +120,8 @@
 //
 // # Forks and snapshots
 //
-// [Fork] creates a sandbox with the current files of another one, [ForkN] several with the files of
-// one moment, and [Sandbox.Snapshot] stores the files for [FromSnapshot]. The processes of a running
+// [Sandbox.Fork] creates a sandbox with the current files of another one, [Sandbox.ForkN] several with
+// the files of one moment, and [Sandbox.Snapshot] stores the files for [FromSnapshot]. The processes of a running
 // source stand still while its files are copied. [Sandbox.Rollback] makes the files of a sandbox
 // those of a snapshot: all of them, or none. See [volumes].
 //

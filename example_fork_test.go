@@ -42,6 +42,35 @@ func ExampleForkN() {
 	// 421 <nil>
 }
 
+// What may go wrong is tried in a fork. The sandbox itself does not change.
+func ExampleSandbox_Fork() {
+	ctx := context.Background()
+	sb, err := sandbox.Create(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Close()
+	if err := sb.WriteFile(ctx, "state", []byte("as it was"), 0o644); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	fork, err := sb.Fork(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer fork.Close()
+	if err := fork.Command(ctx, "rm", "state").Run(); err != nil {
+		fmt.Println(err)
+		return
+	}
+	kept, err := sb.ReadFile(ctx, "state")
+	fmt.Println(string(kept), err)
+	// Output: as it was <nil>
+}
+
 // A snapshot is there for as long as it is wanted, whatever becomes of the sandbox.
 func ExampleSandbox_Snapshot() {
 	ctx := context.Background()

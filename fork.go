@@ -53,22 +53,50 @@ func (c *Client) Fork(ctx context.Context, source string, opts ...ForkOption) (_
 	return traced(span, h), err
 }
 
+// Fork is the package's [Fork] of this sandbox. The handle is not changed, and the caller closes the
+// new one.
+func (s *Sandbox) Fork(ctx context.Context, opts ...ForkOption) (_ *Sandbox, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.fork", trace.Source(s.Name()))
+	defer span.End(&err)
+	defer wrap(&err, "fork", s.Name())
+	o, err := s.forkOrder(opts, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer o.Report.Silence()
+	h, err := s.h.Fork(ctx, o)
+	return traced(span, h), err
+}
+
 // forkOrder validates the options before it connects. n is the number of forks of
-// [Client.ForkN], which can't share an ID, or 0.
+// [Client.ForkN], or 0.
 func (c *Client) forkOrder(ctx context.Context, source string, opts []ForkOption, n int) (*lifecycle.Client, *lifecycle.CreateOptions, error) {
 	if err := checkName(source); err != nil {
 		return nil, nil, err
 	}
-	s := c.settings()
-	apply(opts, func(o ForkOption) { o.applyFork(s) })
-	if s.ID != "" && n > 0 {
-		return nil, nil, fault.Invalid("WithID: %d sandboxes can't have one ID", n)
-	}
-	if err := s.Numbered(n).Complete(); err != nil {
+	o, err := c.settings().fork(opts, n)
+	if err != nil {
 		return nil, nil, err
 	}
 	l, err := c.connect(ctx)
-	return l, s.order(), err
+	return l, o, err
+}
+
+func (s *Sandbox) forkOrder(opts []ForkOption, n int) (*lifecycle.CreateOptions, error) {
+	o, err := settingsOn(s.h.Client()).fork(opts, n)
+	if err != nil {
+		return nil, err
+	}
+	return o, s.h.CheckUsable()
+}
+
+// fork applies the options of n forks, which can't share an ID, or of one if n is 0.
+func (s *settings) fork(opts []ForkOption, n int) (*lifecycle.CreateOptions, error) {
+	apply(opts, func(o ForkOption) { o.applyFork(s) })
+	if s.ID != "" && n > 0 {
+		return nil, fault.Invalid("WithID: %d sandboxes can't have one ID", n)
+	}
+	return s.order(), s.Numbered(n).Complete()
 }
 
 // A ForkResult is the result for one of the sandboxes of [ForkN]: the sandbox, which the
@@ -94,16 +122,35 @@ func (c *Client) ForkN(ctx context.Context, source string, n int, opts ...ForkOp
 	ctx, span := trace.Start(ctx, "sandbox.fork_n", trace.Source(source))
 	defer span.End(&err)
 	defer wrap(&err, "fork", source)
-	if n < 1 || n > maxForks {
-		return nil, fault.Invalid("%d forks; one call makes 1 to %d", n, maxForks)
+	if err := checkForks(n); err != nil {
+		return nil, err
 	}
 	l, o, err := c.forkOrder(ctx, source, opts, n)
 	if err != nil {
 		return nil, err
 	}
 	defer o.Report.Silence()
-	made, err := l.ForkN(ctx, source, n, o)
-	var results []ForkResult
+	return forkResults(l.ForkN(ctx, source, n, o))
+}
+
+// ForkN is the package's [ForkN] of this sandbox. The handle is not changed, and the caller closes
+// the new ones.
+func (s *Sandbox) ForkN(ctx context.Context, n int, opts ...ForkOption) (_ []ForkResult, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.fork_n", trace.Source(s.Name()))
+	defer span.End(&err)
+	defer wrap(&err, "fork", s.Name())
+	if err := checkForks(n); err != nil {
+		return nil, err
+	}
+	o, err := s.forkOrder(opts, n)
+	if err != nil {
+		return nil, err
+	}
+	defer o.Report.Silence()
+	return forkResults(s.h.ForkN(ctx, n, o))
+}
+
+func forkResults(made []lifecycle.Result, err error) (results []ForkResult, _ error) {
 	for _, r := range made {
 		results = append(results, ForkResult{newSandbox(r.Handle), fail("fork", r.Name, r.Err)})
 		err = errors.Join(err, results[len(results)-1].Err)
@@ -113,3 +160,10 @@ func (c *Client) ForkN(ctx context.Context, source string, n int, opts ...ForkOp
 
 // maxForks bounds one ForkN, so that a mistyped number does not fill an engine.
 const maxForks = 256
+
+func checkForks(n int) error {
+	if n < 1 || n > maxForks {
+		return fault.Invalid("%d forks; one call makes 1 to %d", n, maxForks)
+	}
+	return nil
+}

@@ -471,6 +471,13 @@ func (c *Client) settings() *settings {
 	return s
 }
 
+// settingsOn are the settings of a handle's client.
+func settingsOn(l *lifecycle.Client) *settings {
+	s := &settings{}
+	s.MaxPorts, s.Runtimes = l.MaxPorts, l.Runtimes
+	return s
+}
+
 // problem records that an option is invalid.
 func (s *settings) problem(format string, args ...any) {
 	s.Problems = append(s.Problems, fmt.Errorf(format, args...))

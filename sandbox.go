@@ -268,8 +268,7 @@ func (s *Sandbox) Update(ctx context.Context, opts ...UpdateOption) (err error) 
 	if err := s.h.CheckUsable(); err != nil {
 		return err
 	}
-	set := &settings{}
-	set.MaxPorts = s.h.Client().MaxPorts
+	set := settingsOn(s.h.Client())
 	apply(opts, func(o UpdateOption) { o.applyUpdate(set) })
 	if err := set.CheckUpdate(); err != nil {
 		return err

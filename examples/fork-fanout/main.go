@@ -80,7 +80,7 @@ func run(ctx context.Context) (err error) {
 
 	best := slices.MinFunc(tries, func(a, b try) int { return cmp.Compare(a.size, b.size) })
 	fmt.Printf("level %d is the best of %d: %d bytes\n", best.level, variants, best.size)
-	kept, err := sandbox.Fork(ctx, best.sb.Name(), sandbox.WithName("fork-fanout-best"))
+	kept, err := best.sb.Fork(ctx, sandbox.WithName("fork-fanout-best"))
 	if err != nil {
 		return err
 	}

@@ -28,7 +28,8 @@ type Client struct {
 	Engine  *engine.Engine
 	Log     *slog.Logger
 
-	MaxPorts int // that a sandbox may publish; 0 is the default
+	MaxPorts int               // that a sandbox may publish; 0 is the default
+	Runtimes map[string]string // images by runtime, beside those that every client knows
 	Limits   Limits
 	Audit    *slog.Logger // gets a record of each command; nil for none
 }

@@ -24,6 +24,29 @@ func (c *Client) Fork(ctx context.Context, source string, o *CreateOptions) (*Ha
 	if err != nil {
 		return nil, err
 	}
+	return c.fork(ctx, from, o)
+}
+
+// Fork is [Client.Fork] of the handle's sandbox.
+func (h *Handle) Fork(ctx context.Context, o *CreateOptions) (*Handle, error) {
+	from, err := h.live(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return h.c.fork(ctx, from, o)
+}
+
+// live returns the handle's sandbox as a source of files. There is none if another sandbox has its
+// name by now.
+func (h *Handle) live(ctx context.Context) (*build.Live, error) {
+	from, err := build.NewLive(ctx, h.c.Machine, h.rec.Name)
+	if err == nil && from.Record.ID != h.rec.ID {
+		return nil, fault.NotFound
+	}
+	return from, err
+}
+
+func (c *Client) fork(ctx context.Context, from *build.Live, o *CreateOptions) (*Handle, error) {
 	if o.Plan.Has(plan.Image) {
 		from.WithoutUser()
 	}
@@ -42,11 +65,24 @@ type Result struct {
 
 // ForkN creates n sandboxes with the files that another one has at one moment. It returns n
 // results, or none if the files could not be copied.
-func (c *Client) ForkN(ctx context.Context, source string, n int, o *CreateOptions) (results []Result, err error) {
+func (c *Client) ForkN(ctx context.Context, source string, n int, o *CreateOptions) ([]Result, error) {
 	from, err := build.NewLive(ctx, c.Machine, source)
 	if err != nil {
 		return nil, err
 	}
+	return c.forkN(ctx, from, n, o)
+}
+
+// ForkN is [Client.ForkN] of the handle's sandbox.
+func (h *Handle) ForkN(ctx context.Context, n int, o *CreateOptions) ([]Result, error) {
+	from, err := h.live(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return h.c.forkN(ctx, from, n, o)
+}
+
+func (c *Client) forkN(ctx context.Context, from *build.Live, n int, o *CreateOptions) (results []Result, err error) {
 	files := transfer.NewSnapshotFiles(c.Machine, from.Record, from.Container, from.Image, from.Plan.Mounts, o.Report)
 	if o.Plan.Has(plan.Image) {
 		from.WithoutUser()
@@ -143,12 +179,9 @@ func (c *Client) fillMany(ctx context.Context, forks []fork) {
 // Snapshot stores the present files of the sandbox. keep, if it is not 0, is how many of its
 // snapshots stay.
 func (h *Handle) Snapshot(ctx context.Context, name string, expiry time.Duration, keep int, report *machine.Reporter) (record.SnapshotRecord, error) {
-	from, err := build.NewLive(ctx, h.c.Machine, h.rec.Name)
+	from, err := h.live(ctx)
 	if err != nil {
 		return record.SnapshotRecord{}, err
-	}
-	if from.Record.ID != h.rec.ID {
-		return record.SnapshotRecord{}, fault.NotFound
 	}
 	files := transfer.NewSnapshotFiles(h.c.Machine, from.Record, from.Container, from.Image, from.Plan.Mounts, report)
 	files.Record.Name = name

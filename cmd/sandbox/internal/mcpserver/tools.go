@@ -175,7 +175,7 @@ func (s *Server) fork(ctx context.Context, _ *mcp.CallToolRequest, in In) (Named
 	for _, o := range s.options() {
 		opts = append(opts, o)
 	}
-	return s.make(ctx, func() (*sandbox.Sandbox, error) { return s.client.Fork(ctx, sb.ID(), opts...) })
+	return s.make(ctx, func() (*sandbox.Sandbox, error) { return sb.Fork(ctx, opts...) })
 }
 
 // None is the input of a tool that needs none.
