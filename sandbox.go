@@ -72,7 +72,7 @@ func (c *Client) Create(ctx context.Context, opts ...CreateOption) (_ *Sandbox, 
 	apply(opts, func(o CreateOption) { o.applyCreate(s) })
 	ctx, span := trace.Start(ctx, "sandbox.create")
 	defer span.End(&err)
-	defer func() { err = fail("create", s.Name, err) }()
+	defer wrap(&err, "create", s.Name) // nobody knows a name that is made up
 	if err := s.Complete(); err != nil {
 		return nil, err
 	}

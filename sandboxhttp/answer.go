@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"reflect"
+	"regexp"
 )
 
 // failure is the JSON of an error.
@@ -137,7 +139,7 @@ func public(err error) string {
 
 // explain returns the status of an error and its JSON.
 func explain(err error) (status int, f failure) {
-	status, f = http.StatusInternalServerError, failure{"internal", public(err)}
+	status, f = http.StatusInternalServerError, failure{"internal", inFields(public(err))}
 	if own, ok := statusOf(err); ok {
 		status = own
 	}
@@ -254,12 +256,54 @@ func unmarshal(body []byte, v any) error {
 	d := json.NewDecoder(strings.NewReader(string(body)))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
+		if t, is := errors.AsType[*json.UnmarshalTypeError](err); is {
+			field := "it"
+			if t.Field != "" { // with the names of embedded types
+				field = strconv.Quote(strings.TrimPrefix(strings.TrimPrefix(t.Field, "makes."), "changes."))
+			}
+			return invalid("the body: %s takes %s, not %s", field, jsonType(t.Type), t.Value)
+		}
 		return invalid("the body: %s", strings.TrimPrefix(err.Error(), "json: "))
 	}
 	if _, err := d.Token(); err != io.EOF {
 		return invalid("the body has more than one value")
 	}
 	return nil
+}
+
+// jsonType is what a field of a type is in JSON.
+func jsonType(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Pointer:
+		return jsonType(t.Elem())
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Slice, reflect.Array:
+		return "an array"
+	case reflect.Map, reflect.Struct:
+		return "an object"
+	case reflect.Float32, reflect.Float64:
+		return "a number"
+	}
+	return "an integer"
+}
+
+// option finds the names of the library's options in a text.
+var option = regexp.MustCompile(`\bWith[A-Z][A-Za-z]+\b`)
+
+// fieldOf has the field of requests for each of the library's options that may be wrong.
+var fieldOf = map[string]string{
+	"WithCommand": "command", "WithEnv": "env", "WithID": "id", "WithIdleTimeout": "idleTimeoutMs", "WithImage": "image", "WithMemory": "memoryBytes",
+	"WithMounts": "mounts", "WithName": "name", "WithNetworkPolicy": "network", "WithOCIRuntime": "ociRuntime", "WithPersistent": "persistent",
+	"WithPidsLimit": "pidsLimit", "WithPorts": "ports", "WithRuntime": "runtime", "WithSource": "source", "WithStopTimeout": "stopTimeoutMs",
+	"WithStorageSize": "storageBytes", "WithTags": "tags", "WithTimeout": "timeoutMs", "WithUser": "user", "WithVCPUs": "vcpus", "WithWorkdir": "workdir",
+}
+
+// inFields replaces the names of options by those of fields.
+func inFields(text string) string {
+	return option.ReplaceAllStringFunc(text, func(name string) string { return cmp.Or(fieldOf[name], name) })
 }
 
 // checkQuery fails if a request has another parameter than these.

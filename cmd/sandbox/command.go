@@ -91,7 +91,7 @@ func catchBrokenPipes() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE
 // closing the sandbox.
 func (a *app) after(err, closing error) error {
 	if err != nil && closing != nil {
-		fmt.Fprintln(a.stderr, graphicLines(closing.Error()))
+		fmt.Fprintln(a.stderr, graphicLines(errorText(closing)))
 		return err
 	}
 	return cmp.Or(err, closing)

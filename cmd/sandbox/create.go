@@ -13,7 +13,7 @@ import (
 )
 
 // errLasting is what create and fork say, whose program ends before the sandbox is used.
-var errLasting = errors.New("--persistent=false: the sandbox would be removed when this command ends; see \"sandbox run\"")
+var errLasting = usagef("--persistent=false: the sandbox would be removed when this command ends; see \"sandbox run\"")
 
 func (a *app) createCommand() *cobra.Command {
 	var (
@@ -118,7 +118,7 @@ force is an error, and others that differ are named.`,
 		RunE: func(c *cobra.Command, argv []string) error {
 			a.runsCommand()
 			if rm && c.Flags().Changed("name") {
-				return usageError{errors.New("sandbox: run: --rm: a sandbox with a --name is kept; see \"sandbox delete\"")}
+				return usageError{errors.New("run: --rm: a sandbox with a --name is kept; see \"sandbox delete\"")}
 			}
 			opts, err := f.options(a, c)
 			if err != nil {
@@ -248,7 +248,7 @@ func mainProcess(c *cobra.Command, args []string) ([]string, error) {
 		dash = len(args)
 	}
 	if dash != 1 {
-		return nil, fmt.Errorf("sandbox: %s: accepts one NAME, and a command after --", c.Name())
+		return nil, usagef("%s: accepts one NAME, and a command after --", c.Name())
 	}
 	return args[dash:], nil
 }

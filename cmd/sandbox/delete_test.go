@@ -214,7 +214,7 @@ func TestSeveralNamesCollectFailures(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &done); err != nil || fmt.Sprint(done) != "[map[name:"+name+" status:stopped]]" {
 		t.Errorf("stop --json = %s, %v", out, err)
 	}
-	if code != codeFailed || !strings.Contains(errOut, `"none-1": Sandbox not found`) || !strings.Contains(errOut, `"../x"`) || !strings.Contains(errOut, `there is no sandbox "none-1"; see sandbox list`) {
+	if code != codeUsage || !strings.Contains(errOut, `"none-1": Sandbox not found`) || !strings.Contains(errOut, `"../x"`) || !strings.Contains(errOut, `there is no sandbox "none-1"; see sandbox list`) {
 		t.Errorf("stop: code %d, %q", code, errOut)
 	}
 	code, out, errOut = call(t.Context(), "", "start", "--json", "none-1", name)
@@ -225,7 +225,7 @@ func TestSeveralNamesCollectFailures(t *testing.T) {
 	if code != codeFailed || strings.Count(out, ": preserved\n") != 1 || strings.Count(errOut, "see sandbox list") != 2 {
 		t.Errorf("rm: code %d, %q, %q", code, out, errOut)
 	}
-	volume := strings.TrimSuffix(strings.TrimPrefix(out, "volume "), ": preserved\n")
+	volume := strings.TrimSuffix(strings.TrimPrefix(out, "sandbox "+name+": deleted\nvolume "), ": preserved\n")
 	var report sandbox.CleanupReport
 	out = mustCall(t, "volume", "cleanup", "--json", "--yes", "--name", volume, "--role", "workspace", "--min-age", "0s")
 	if err := json.Unmarshal([]byte(out), &report); err != nil || !slices.Equal(report.Removed, []string{volume}) || report.DryRun || !strings.Contains(out, `"failed": []`) {

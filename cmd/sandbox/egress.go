@@ -40,8 +40,8 @@ func (a *app) networkCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.change(c, asJSON, args[0], func(sb *sandbox.Sandbox) error {
-				return sb.Update(c.Context(), sandbox.WithNetworkPolicy(policy))
+			return a.change(c, asJSON, args[0], func(sb *sandbox.Sandbox) (string, error) {
+				return "network policy " + policy.String(), sb.Update(c.Context(), sandbox.WithNetworkPolicy(policy))
 			})
 		},
 	}
@@ -125,7 +125,7 @@ func check(p sandbox.NetworkPolicy, text string) (v verdict, err error) {
 	if host, port, e := net.SplitHostPort(text); e == nil {
 		v.Host = host
 		if v.Port, err = strconv.Atoi(port); err != nil {
-			return v, fmt.Errorf("%q: %q is not a port", text, port)
+			return v, usageError{fmt.Errorf("%q: %q is not a port", text, port)}
 		}
 	}
 	v.Allowed, v.Rule, err = p.Allows(v.Host, v.Port)

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -44,11 +43,11 @@ To copy into a sandbox resumes it; a stopped one is read without resuming it.`,
 			}
 			switch {
 			case fromName != "" && toName != "":
-				return errors.New("sandbox: cp: one of the two must be a path of this machine")
+				return usagef("cp: one of the two must be a path of this machine")
 			case fromName == "" && toName == "":
-				return fmt.Errorf("sandbox: cp: neither %q nor %q is a path in a sandbox: write NAME:PATH", args[0], args[1])
+				return usagef("cp: neither %q nor %q is a path in a sandbox: write NAME:PATH", args[0], args[1])
 			case fromName == "" && from == "-" || fromName != "" && to == "-":
-				return errors.New("sandbox: cp: archives are not read from stdin or written to stdout: write ./- for a file of that name, or see sandbox exec NAME -- tar")
+				return usagef("cp: archives are not read from stdin or written to stdout: write ./- for a file of that name, or see sandbox exec NAME -- tar")
 			case toName != "":
 				return a.copying(c, asJSON, toName, user, func(f copier) (sandbox.CopyReport, error) {
 					to := destination(from, to, func() bool {
@@ -113,11 +112,29 @@ func (a *app) copying(c *cobra.Command, asJSON bool, name, user string, fn func(
 		}
 		report, err := fn(files)
 		a.leftOut(report)
-		if err == nil && asJSON {
+		switch {
+		case err != nil:
+		case asJSON:
 			err = printJSON(a.stdout, report)
+		default:
+			err = a.say("copied %s and %s, %s", count(report.Files, "file"), count(report.Directories, "directory"), bytesText(report.Bytes))
 		}
 		return err
 	})
+}
+
+// count is a number of things, for people.
+func count(n int64, what string) string {
+	switch {
+	case n == 1:
+	case strings.HasSuffix(what, "y"):
+		what = strings.TrimSuffix(what, "y") + "ies"
+	case strings.HasSuffix(what, "s"):
+		what += "es"
+	default:
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
 }
 
 // leftOut says on stderr what a copy left out or changed.

@@ -386,11 +386,11 @@ func (s *source) source(stdin io.Reader) (sandbox.Source, error) {
 	}
 	switch {
 	case given > 1:
-		return nil, errors.New("--git, --tarball, --from and --snapshot exclude each other")
+		return nil, usagef("--git, --tarball, --from and --snapshot exclude each other")
 	case s.git == "" && (s.revision != "" || s.depth != 0):
-		return nil, errors.New("--revision and --depth need --git")
+		return nil, usagef("--revision and --depth need --git")
 	case s.tarball == "" && s.strip != 0:
-		return nil, errors.New("--strip needs --tarball")
+		return nil, usagef("--strip needs --tarball")
 	case s.git != "":
 		return sandbox.Git{URL: s.git, Revision: s.revision, Depth: s.depth}, nil
 	case s.tarball == "-":

@@ -153,7 +153,7 @@ func TestFlagsOfCreateRunAndFork(t *testing.T) {
 		removeAtEnd(t, source)
 		dir := t.TempDir()
 		mustCall(t, "create", "--name", source, "-e", "OLD=1", "--tag", "old=1", "--mount", dir+":/old", "-y")
-		if code, _, errOut := call(t.Context(), "", "fork", "--image", "Not An Image", source); code != codeFailed || !strings.Contains(errOut, "Not An Image") {
+		if code, _, errOut := call(t.Context(), "", "fork", "--image", "Not An Image", source); code != codeUsage || !strings.Contains(errOut, "Not An Image") {
 			t.Errorf("fork --image: code %d, %q", code, errOut)
 		}
 		for _, verb := range []string{"create", "run", "fork"} {

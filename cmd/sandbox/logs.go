@@ -72,7 +72,7 @@ func sinceTime(s string, now time.Time) (time.Time, error) {
 	}
 	var d duration
 	if err := d.Set(s); err != nil {
-		return time.Time{}, fmt.Errorf("--since: %q is neither a duration such as 10m nor a time in RFC 3339", s)
+		return time.Time{}, usagef("--since: %q is neither a duration such as 10m nor a time in RFC 3339", s)
 	}
 	return now.Add(-time.Duration(d)), nil
 }

@@ -21,7 +21,7 @@
 //
 //	0        success
 //	1        failure
-//	2        usage: an unknown command or flag, a missing argument
+//	2        usage: an unknown command or flag, a missing argument, a wrong value
 //	125      run, exec: the sandbox or the engine failed, not the command
 //	126      run, exec: the command can't be executed
 //	127      run, exec: there is no such command
@@ -31,6 +31,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,7 +40,9 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"regexp"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -97,17 +100,45 @@ func (a *app) run(ctx context.Context, args []string) int {
 		// The command has printed its own message, or nobody wants to read more.
 	case code == codeInterrupted:
 		fmt.Fprintln(stderr, "sandbox: interrupted")
+	case errors.Is(err, errCancelled):
+		fmt.Fprintln(stderr, "sandbox: cancelled")
 	default:
-		fmt.Fprintln(stderr, graphicLines(err.Error()))
+		fmt.Fprintln(stderr, graphicLines(errorText(err)))
 		hints := hintsOf(err)
 		if code == codeUsage {
-			hints = []string{"see " + called.CommandPath() + " --help"}
+			hints = append(hints, "see "+called.CommandPath()+" --help")
 		}
 		for _, hint := range hints {
 			fmt.Fprintln(stderr, "sandbox:", hint)
 		}
 	}
 	return code
+}
+
+// errorText is an error for people: each line says who speaks, and flags have their own names rather
+// than those of the library's options.
+func errorText(err error) string {
+	lines := strings.Split(err.Error(), "\n")
+	for i, line := range lines {
+		if !strings.HasPrefix(line, "sandbox: ") {
+			line = "sandbox: " + line
+		}
+		lines[i] = option.ReplaceAllStringFunc(line, func(name string) string { return cmp.Or(flagOf[name], name) })
+	}
+	return strings.Join(lines, "\n")
+}
+
+// option finds the names of the library's options in a text.
+var option = regexp.MustCompile(`\bWith(out)?[A-Z][A-Za-z]+\b`)
+
+// flagOf has the flag for each of the library's options that may be wrong.
+var flagOf = map[string]string{
+	"WithCommand": "COMMAND", "WithEnv": "--env", "WithHost": "--host", "WithIdleTimeout": "--idle-timeout", "WithImage": "--image",
+	"WithMemory": "--memory", "WithMounts": "--mount", "WithName": "--name", "WithNetworkPolicy": "--network", "WithOCIRuntime": "--oci-runtime",
+	"WithPersistent": "--persistent", "WithPidsLimit": "--pids-limit", "WithPorts": "--port", "WithRuntime": "--runtime",
+	"WithSource": "--git, --tarball, --from or --snapshot", "WithStopTimeout": "--stop-timeout", "WithStorageSize": "--storage",
+	"WithTags": "--tag", "WithTimeout": "--timeout", "WithUser": "--user", "WithVCPUs": "--vcpus", "WithWorkdir": "--workdir",
+	"WithoutEnv": "--without-env", "WithoutMount": "--without-mount", "WithoutTag": "--without-tag",
 }
 
 // hintsOf says for each of the joined errors which command helps, if one does.
@@ -166,7 +197,9 @@ func (a *app) code(ctx context.Context, err error) int {
 		return codeBrokenPipe
 	case ctx.Err() != nil:
 		return codeInterrupted
-	case !a.runs:
+	case errors.Is(err, sandbox.ErrInvalidArgument):
+		return codeUsage
+	case errors.Is(err, errCancelled), !a.runs:
 		return codeFailed
 	case errors.Is(err, exec.ErrNotFound):
 		return codeNoSuchCommand
@@ -184,6 +217,10 @@ func brokenPipe(err error) bool {
 
 // usageError is an error of usage that is found once the flags have been read.
 type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
 // group makes a command that only has subcommands refuse others, and print its help without one.
 func group(c *cobra.Command) {
@@ -243,10 +280,10 @@ func (a *app) root() *cobra.Command {
 	}
 	group(root)
 	root.PersistentFlags().StringVarP(&a.host, "host", "H", "", "the engine's address: unix://, tcp:// or ssh:// (default DOCKER_HOST, then the current Docker context)")
-	root.PersistentFlags().BoolVarP(&a.progress.quiet, "quiet", "q", false, "don't print the progress of pulls and copies")
+	root.PersistentFlags().BoolVarP(&a.progress.quiet, "quiet", "q", false, "don't print progress, nor what was done; of lists, print names alone")
 	root.AddCommand(
 		a.createCommand(), a.runCommand(), a.forkCommand(),
-		a.listCommand(), a.inspectCommand(), a.logsCommand(), a.egressCommand(),
+		a.listCommand(), a.inspectCommand(), a.describeCommand(), a.logsCommand(), a.egressCommand(),
 		a.execCommand(), a.processesCommand(), a.killCommand(), a.shellCommand(), a.cpCommand(), a.proxyCommand(), a.sshConfigCommand(),
 		a.startCommand(), a.stopCommand(), a.updateCommand(), a.networkCommand(), a.deleteCommand(),
 		a.snapshotCommand(), a.rollbackCommand(), a.volumeCommand(), a.pruneCommand(), a.healthCommand(), a.versionCommand(), a.conformCommand(), a.serveCommand(), a.mcpCommand())

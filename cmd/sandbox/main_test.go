@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -44,7 +45,10 @@ func call(ctx context.Context, stdin string, args ...string) (code int, stdout, 
 // mustCall is call for what has to succeed without a message.
 func mustCall(t *testing.T, args ...string) string {
 	t.Helper()
-	code, out, errOut := call(t.Context(), "", append([]string{"--quiet"}, args...)...)
+	if !slices.Contains(args, "list") || slices.Contains(args, "--json") { // of lists it prints names alone
+		args = append([]string{"--quiet"}, args...)
+	}
+	code, out, errOut := call(t.Context(), "", args...)
 	if code != 0 || errOut != "" {
 		t.Fatalf("sandbox %s: code %d, stderr %q, want 0 and none", strings.Join(args, " "), code, errOut)
 	}
@@ -211,11 +215,11 @@ func TestExitCodes(t *testing.T) {
 		"signal":             {nil, []string{"run", "--", "sh", "-c", "kill -9 $$"}, 137, ""},
 		"missing program":    {nil, []string{"run", "--", "no-such-program"}, 127, "no-such-program"},
 		"not executable":     {nil, []string{"run", "--", "/etc/passwd"}, 126, "permission denied"},
-		"bad option":         {nil, []string{"run", "--vcpus", "-1", "--", "true"}, 125, "WithVCPUs"},
-		"stray revision":     {nil, []string{"run", "--revision", "v1", "--", "true"}, 125, "--git"},
-		"stray strip":        {nil, []string{"run", "--strip", "1", "--", "true"}, 125, "--tarball"},
-		"two sources":        {nil, []string{"run", "--git", "/a", "--from", "/b", "--", "true"}, 125, "git"},
-		"bad source":         {nil, []string{"run", "--git", "ftp://u:s3cr3t@h/a", "--", "true"}, 125, `scheme "ftp"`},
+		"bad option":         {nil, []string{"run", "--vcpus", "-1", "--", "true"}, 2, "--vcpus"},
+		"stray revision":     {nil, []string{"run", "--revision", "v1", "--", "true"}, 2, "--git"},
+		"stray strip":        {nil, []string{"run", "--strip", "1", "--", "true"}, 2, "--tarball"},
+		"two sources":        {nil, []string{"run", "--git", "/a", "--from", "/b", "--", "true"}, 2, "git"},
+		"bad source":         {nil, []string{"run", "--git", "ftp://u:s3cr3t@h/a", "--", "true"}, 2, `scheme "ftp"`},
 		"exec in nothing":    {nil, []string{"exec", "no-such-sandbox", "--", "true"}, 125, "Sandbox not found"},
 		"inspect of none":    {nil, []string{"inspect", "no-such-sandbox"}, 1, "Sandbox not found"},
 		"remove of none":     {nil, []string{"rm", "no-such-sandbox"}, 1, "Sandbox not found"},
@@ -223,30 +227,30 @@ func TestExitCodes(t *testing.T) {
 		"logs of none":       {nil, []string{"logs", "no-such-sandbox"}, 1, "sandbox list"},
 		"show of none":       {nil, []string{"snapshot", "show", "nosuchsnapsh"}, 1, "sandbox snapshot list"},
 		"volume of none":     {nil, []string{"volume", "delete", "agent-sandbox-nosuchvolume"}, 1, "sandbox volume list"},
-		"unused persistence": {nil, []string{"create", "--persistent=false"}, 1, "sandbox run"},
-		"forked to be gone":  {nil, []string{"fork", "a", "--persistent=false"}, 1, "sandbox run"},
-		"copy to nowhere":    {nil, []string{"cp", "a", "b"}, 1, "NAME:PATH"},
-		"copy between two":   {nil, []string{"cp", "a:b", "c:d"}, 1, "of this machine"},
-		"update of nothing":  {nil, []string{"update", "a"}, 1, "no change"},
-		"bad mount":          {nil, []string{"create", "--mount", "/a", "-y"}, 1, "source:target"},
-		"bad mode":           {nil, []string{"create", "--mount", "/a:/b:RW", "-y"}, 1, "rwcopy"},
-		"bad volume mode":    {nil, []string{"create", "--volume", "a:/b:rwcopy", "-y"}, 1, "rwcopy"},
+		"unused persistence": {nil, []string{"create", "--persistent=false"}, 2, "sandbox run"},
+		"forked to be gone":  {nil, []string{"fork", "a", "--persistent=false"}, 2, "sandbox run"},
+		"copy to nowhere":    {nil, []string{"cp", "a", "b"}, 2, "NAME:PATH"},
+		"copy between two":   {nil, []string{"cp", "a:b", "c:d"}, 2, "of this machine"},
+		"update of nothing":  {nil, []string{"update", "a"}, 2, "no change"},
+		"bad mount":          {nil, []string{"create", "--mount", "/a", "-y"}, 2, "source:target"},
+		"bad mode":           {nil, []string{"create", "--mount", "/a:/b:RW", "-y"}, 2, "rwcopy"},
+		"bad volume mode":    {nil, []string{"create", "--volume", "a:/b:rwcopy", "-y"}, 2, "rwcopy"},
 		"bad memory":         {nil, []string{"create", "--memory", "2x"}, 2, "2x"},
 		"bad days":           {nil, []string{"create", "--timeout", "-1d"}, 2, "-1"},
-		"bad time":           {nil, []string{"logs", "--since", "noon", "a"}, 1, "noon"},
-		"two processes":      {nil, []string{"fork", "a", "b", "--", "c"}, 1, "one NAME"},
+		"bad time":           {nil, []string{"logs", "--since", "noon", "a"}, 2, "noon"},
+		"two processes":      {nil, []string{"fork", "a", "b", "--", "c"}, 2, "one NAME"},
 		"no such snapshot":   {nil, []string{"snapshot", "rm", "nosuchsnapsh"}, 1, "nosuchsnapsh"},
 		"run of no snapshot": {nil, []string{"run", "--snapshot", "nosuchsnapsh", "--", "true"}, 125, "nosuchsnapsh"},
 		"fork of none":       {nil, []string{"fork", "no-such-sandbox"}, 1, "Sandbox not found"},
-		"no forks":           {nil, []string{"fork", "--count", "0", "a"}, 1, "0 forks"},
-		"run of no image":    {nil, []string{"run", "--image", "Not An Image", "--", "true"}, 125, "Not An Image"},
-		"no image":           {nil, []string{"create", "--image", "Not An Image"}, 1, "Not An Image"},
-		"image and runtime":  {nil, []string{"create", "--image", "a", "--runtime", "node20"}, 1, "cannot be used together"},
-		"fork of no runtime": {nil, []string{"fork", "--runtime", "cobol85", "a"}, 1, "cobol85"},
-		"storage":            {nil, []string{"create", "--storage", "1k"}, 1, "WithStorageSize"},
-		"storage of run":     {nil, []string{"run", "--storage", "1k", "--", "true"}, 125, "WithStorageSize"},
-		"storage of fork":    {nil, []string{"fork", "--storage", "1k", "a"}, 1, "WithStorageSize"},
-		"bad list":           {nil, []string{"snapshot", "list", "--sandbox", "../x"}, 1, "../x"},
+		"no forks":           {nil, []string{"fork", "--count", "0", "a"}, 2, "0 forks"},
+		"run of no image":    {nil, []string{"run", "--image", "Not An Image", "--", "true"}, 2, "Not An Image"},
+		"no image":           {nil, []string{"create", "--image", "Not An Image"}, 2, "Not An Image"},
+		"image and runtime":  {nil, []string{"create", "--image", "a", "--runtime", "node20"}, 2, "cannot be used together"},
+		"fork of no runtime": {nil, []string{"fork", "--runtime", "cobol85", "a"}, 2, "cobol85"},
+		"storage":            {nil, []string{"create", "--storage", "1k"}, 2, "--storage"},
+		"storage of run":     {nil, []string{"run", "--storage", "1k", "--", "true"}, 2, "--storage"},
+		"storage of fork":    {nil, []string{"fork", "--storage", "1k", "a"}, 2, "--storage"},
+		"bad list":           {nil, []string{"snapshot", "list", "--sandbox", "../x"}, 2, "../x"},
 		"no engine":          {nil, []string{"-H", "unix:///nowhere.sock", "list"}, 1, "/nowhere.sock"},
 		"health of no host":  {nil, []string{"-H", "unix:///nowhere.sock", "health"}, 1, "can't be used"},
 		"unconfirmed update": {nil, []string{"update", "a", "--mount", t.TempDir() + ":/a"}, 1, "--yes"},

@@ -44,8 +44,11 @@ func (a *app) listCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if asJSON {
+			switch {
+			case asJSON:
 				return printJSONList(a.stdout, infos)
+			case a.progress.quiet:
+				return printNames(a.stdout, infos, func(i sandbox.Info) string { return i.Name })
 			}
 			return printTable(a.stdout, "NAME\tID\tSTATUS\tIMAGE\tCREATED\tLOCATION\tPORTS\tTAGS", infos, func(i sandbox.Info) []any {
 				return []any{i.Name, i.ID, status(i.State), i.Image, ago(i.CreatedAt), i.Location, portList(i.Ports), tagList(i.Tags)}
@@ -95,31 +98,54 @@ func portList(ports map[uint16]netip.AddrPort) string {
 
 func (a *app) inspectCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use:               "inspect NAME",
-		Aliases:           []string{"describe"},
-		Short:             "Print the details of a sandbox, as JSON, without resuming it",
-		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.oneSandbox,
-		RunE: func(c *cobra.Command, args []string) error {
-			st, err := a.client.Inspect(c.Context(), args[0])
-			if err != nil {
-				return err
+		Use:   "inspect NAME...",
+		Short: "Print the details of sandboxes, as JSON, without resuming them",
+		Long: `Print the details of sandboxes, as JSON, without resuming them: those of one as an object, those of
+several in an array. "sandbox describe" prints them for people.`,
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: a.sandboxes,
+		RunE: func(c *cobra.Command, names []string) error {
+			all, err := a.inspectAll(c.Context(), names)
+			switch {
+			case len(names) > 1:
+				err = errors.Join(err, printJSONList(a.stdout, all))
+			case len(all) == 1:
+				err = errors.Join(err, printJSON(a.stdout, all[0]))
 			}
-			return a.printStatus(st)
+			return err
 		},
 	}
 	alwaysJSON(c)
 	return c
 }
 
+// inspectAll returns the details of those sandboxes that there are, and prints their warnings.
+func (a *app) inspectAll(ctx context.Context, names []string) (all []sandbox.Status, err error) {
+	for _, name := range names {
+		st, e := a.client.Inspect(ctx, name)
+		if e != nil {
+			err = errors.Join(err, e)
+			continue
+		}
+		a.warn(st)
+		all = append(all, st)
+	}
+	return all, err
+}
+
 // alwaysJSON gives a subcommand that prints JSON anyway the flag that others have.
 func alwaysJSON(c *cobra.Command) { c.Flags().Bool("json", true, "print JSON") }
 
-// printStatus prints the details of a sandbox, and a warning if there is one.
-func (a *app) printStatus(st sandbox.Status) error {
+// warn prints the warning of a sandbox's workspace, if there is one.
+func (a *app) warn(st sandbox.Status) {
 	if st.Workspace.Warning != "" {
 		fmt.Fprintf(a.stderr, "sandbox: volume %s: %s\n", graphic(st.Workspace.Name), graphic(st.Workspace.Warning))
 	}
+}
+
+// printStatus prints the details of a sandbox, and a warning if there is one.
+func (a *app) printStatus(st sandbox.Status) error {
+	a.warn(st)
 	return printJSON(a.stdout, st)
 }
 
@@ -133,10 +159,6 @@ func (a *app) stopCommand() *cobra.Command {
 
 // sessionCommand starts or stops sandboxes.
 func (a *app) sessionCommand(verb, short string, do func(*sandbox.Sandbox, context.Context) (sandbox.State, error)) *cobra.Command {
-	type outcome struct {
-		Name   string        `json:"name"`
-		Status sandbox.State `json:"status"`
-	}
 	var asJSON bool
 	c := &cobra.Command{
 		Use:               verb + " NAME...",
@@ -147,7 +169,7 @@ func (a *app) sessionCommand(verb, short string, do func(*sandbox.Sandbox, conte
 			return each(a, asJSON, names, func(name string) (done []outcome, err error) {
 				err = a.withSandbox(c, name, func(sb *sandbox.Sandbox) error {
 					state, err := do(sb, c.Context())
-					if err == nil {
+					if err == nil && (asJSON || !a.progress.quiet) {
 						done = append(done, outcome{sb.Name(), state})
 					}
 					return err
@@ -159,6 +181,14 @@ func (a *app) sessionCommand(verb, short string, do func(*sandbox.Sandbox, conte
 	jsonFlag(c, &asJSON)
 	return c
 }
+
+// An outcome is what a command has made of a session.
+type outcome struct {
+	Name   string        `json:"name"`
+	Status sandbox.State `json:"status"`
+}
+
+func (s outcome) String() string { return "sandbox " + s.Name + ": " + string(s.Status) }
 
 func (a *app) updateCommand() *cobra.Command {
 	var (
@@ -203,12 +233,21 @@ running sandbox that is made not persistent is removed when its session ends.`,
 				opts = append(opts, sandbox.WithPersistent(persistent))
 			}
 			if len(opts) == 0 {
-				return fmt.Errorf("sandbox: update %q: no change is given", args[0])
+				return usageError{fmt.Errorf("sandbox: update %q: no change is given", args[0])}
 			}
 			if err := f.confirm(a, c, "Update the sandbox with these mounts?"); err != nil {
 				return err
 			}
-			return a.change(c, asJSON, args[0], func(sb *sandbox.Sandbox) error { return sb.Update(c.Context(), opts...) })
+			return a.change(c, asJSON, args[0], func(sb *sandbox.Sandbox) (string, error) {
+				if err := sb.Update(c.Context(), opts...); err != nil || asJSON {
+					return "", err
+				}
+				st, err := sb.Summary(c.Context())
+				if len(st.Settings.Pending) == 0 {
+					return "updated", err
+				}
+				return "updated; from the next session: " + strings.Join(st.Settings.Pending, ", "), err
+			})
 		},
 	}
 	values.flag(c, "set an environment variable of the sandbox's commands")
@@ -219,12 +258,16 @@ running sandbox that is made not persistent is removed when its session ends.`,
 	return c
 }
 
-// change calls fn with an existing sandbox, which is not resumed, and with JSON prints its details
-// then.
-func (a *app) change(c *cobra.Command, asJSON bool, name string, fn func(*sandbox.Sandbox) error) error {
+// change calls fn with an existing sandbox, which is not resumed, and prints what fn has done, or with
+// JSON the sandbox's details then.
+func (a *app) change(c *cobra.Command, asJSON bool, name string, fn func(*sandbox.Sandbox) (done string, err error)) error {
 	return a.withSandbox(c, name, func(sb *sandbox.Sandbox) error {
-		if err := fn(sb); err != nil || !asJSON {
+		done, err := fn(sb)
+		if err != nil {
 			return err
+		}
+		if !asJSON {
+			return a.say("sandbox %s: %s", sb.Name(), done)
 		}
 		st, err := sb.Status(c.Context())
 		if err != nil {
@@ -242,6 +285,9 @@ func (a *app) pruneCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			report, err := a.client.Prune(c.Context())
+			if err == nil && !asJSON && report.String() == "" {
+				return a.say("nothing to remove")
+			}
 			return errors.Join(a.printReport(asJSON, report), err)
 		},
 	}
@@ -324,26 +370,42 @@ func healthRows(h sandbox.Health, s sandbox.Support) []healthRow {
 
 func (a *app) deleteCommand() *cobra.Command {
 	var (
-		o      sandbox.DeleteOptions
-		asJSON bool
+		o           sandbox.DeleteOptions
+		yes, asJSON bool
 	)
 	c := &cobra.Command{
 		Use:     "delete [--delete-volumes] [--snapshots] NAME...",
 		Aliases: []string{"rm"},
 		Short:   "Delete a sandbox, and report on its volumes",
 		Long: `Delete a sandbox, and report on its volumes, a line for each. They are preserved unless
---delete-volumes is given. Its snapshots stay unless --snapshots is given.`,
+--delete-volumes is given. Its snapshots stay unless --snapshots is given. With either, a terminal is
+asked for a confirmation.`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.sandboxes,
 		RunE: func(c *cobra.Command, names []string) error {
+			what := "sandbox"
+			if o.Volumes {
+				what += ", its volumes"
+			}
+			if o.Snapshots {
+				what += ", its snapshots"
+			}
+			if err := a.confirmLoss(c.Context(), yes || !o.Volumes && !o.Snapshots, what, names); err != nil {
+				return err
+			}
 			return each(a, asJSON, names, func(name string) ([]deletion, error) {
 				report, err := a.client.Delete(c.Context(), name, o)
-				return deleted(name, report, err), err
+				done := deleted(name, report, err)
+				if err == nil && !a.progress.quiet {
+					done[0].gone = name
+				}
+				return done, err
 			})
 		},
 	}
 	c.Flags().BoolVar(&o.Volumes, "delete-volumes", false, "delete its volumes too")
 	c.Flags().BoolVar(&o.Snapshots, "snapshots", false, "delete its snapshots too, except those whose files volumes share")
+	yesFlag(c, &yes)
 	jsonFlag(c, &asJSON)
 	return c
 }
@@ -352,11 +414,15 @@ func (a *app) deleteCommand() *cobra.Command {
 type deletion struct {
 	Name string `json:"name"`
 	sandbox.DeleteReport
+	gone string // the sandbox that was to be deleted, and is
 }
 
 // String returns a line for each sandbox, volume and snapshot.
 func (d deletion) String() string {
 	var lines []string
+	if d.gone != "" {
+		lines = append(lines, "sandbox "+d.gone+": deleted")
+	}
 	for _, name := range d.Sandboxes {
 		lines = append(lines, "sandbox "+name+": deleted")
 	}
@@ -372,7 +438,7 @@ func deleted(name string, report sandbox.DeleteReport, err error) []deletion {
 		return nil
 	}
 	report.Volumes = slices.Concat([]sandbox.VolumeOutcome{}, report.Volumes)
-	return []deletion{{name, report}}
+	return []deletion{{Name: name, DeleteReport: report}}
 }
 
 // printReport prints a report that is not empty, or any with JSON.

@@ -74,6 +74,26 @@ func graphicLines(s string) string {
 	return strings.Join(lines, "\n")
 }
 
+// say prints a line that says what was done, unless --quiet is given.
+func (a *app) say(format string, args ...any) error {
+	if a.progress.quiet {
+		return nil
+	}
+	a.progress.clear()
+	_, err := fmt.Fprintln(a.stdout, graphic(fmt.Sprintf(format, args...)))
+	return err
+}
+
+// printNames prints a line for each item.
+func printNames[T any](w io.Writer, items []T, name func(T) string) error {
+	var lines strings.Builder
+	for _, i := range items {
+		fmt.Fprintln(&lines, graphic(name(i)))
+	}
+	_, err := io.WriteString(w, lines.String())
+	return err
+}
+
 // A status is a cell that decides the colour of its row.
 type status string
 

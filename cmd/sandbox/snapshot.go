@@ -74,8 +74,11 @@ func (a *app) listSnapshotsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if asJSON {
+			switch {
+			case asJSON:
 				return printJSONList(a.stdout, all)
+			case a.progress.quiet:
+				return printNames(a.stdout, all, func(s sandbox.Snapshot) string { return s.ID })
 			}
 			return printTable(a.stdout, "ID\tNAME\tSANDBOX\tCREATED\tSIZE\tSHARED\tPARENT", all, func(s sandbox.Snapshot) []any {
 				return []any{s.ID, s.Name, s.Sandbox, ago(s.CreatedAt), bytesText(s.SizeBytes), len(s.Volumes), s.Parent}
@@ -90,29 +93,39 @@ func (a *app) listSnapshotsCommand() *cobra.Command {
 }
 
 func (a *app) deleteSnapshotCommand() *cobra.Command {
-	type outcome struct {
-		ID     string `json:"id"`
-		Status string `json:"status"`
-	}
-	var asJSON bool
+	var yes, asJSON bool
 	c := &cobra.Command{
 		Use:               "delete ID...",
 		Aliases:           []string{"rm"},
-		Short:             "Delete a snapshot whose files no volume shares",
+		Short:             "Delete a snapshot whose files no volume shares, after a confirmation on a terminal",
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.snapshots,
 		RunE: func(c *cobra.Command, ids []string) error {
-			return each(a, asJSON, ids, func(id string) ([]outcome, error) {
+			if err := a.confirmLoss(c.Context(), yes, "snapshot", ids); err != nil {
+				return err
+			}
+			return each(a, asJSON, ids, func(id string) ([]deletedSnapshot, error) {
 				if err := a.client.DeleteSnapshot(c.Context(), id); err != nil {
 					return nil, err
 				}
-				return []outcome{{id, sandbox.VolumeDeleted}}, nil
+				if a.progress.quiet && !asJSON {
+					return nil, nil
+				}
+				return []deletedSnapshot{{id, sandbox.VolumeDeleted}}, nil
 			})
 		},
 	}
+	yesFlag(c, &yes)
 	jsonFlag(c, &asJSON)
 	return c
 }
+
+type deletedSnapshot struct {
+	ID     string `json:"id"`
+	Status string `json:"status"`
+}
+
+func (d deletedSnapshot) String() string { return "snapshot " + d.ID + ": " + d.Status }
 
 func (a *app) showCommand() *cobra.Command {
 	c := &cobra.Command{
@@ -168,19 +181,25 @@ func (a *app) printNode(n *sandbox.SnapshotNode, depth int) {
 }
 
 func (a *app) rollbackCommand() *cobra.Command {
-	var asJSON bool
+	var yes, asJSON bool
 	c := &cobra.Command{
 		Use:   "rollback NAME SNAPSHOT",
-		Short: "Make a sandbox's files those of a snapshot",
+		Short: "Make a sandbox's files those of a snapshot, after a confirmation on a terminal",
 		Long: `Make a sandbox's files those of a snapshot, which is named by its ID. Attached volumes and
 mounted directories do not change. A running session ends with its commands, and another one is
-started.`,
+started. The present files are lost: a terminal is asked for a confirmation.`,
 		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: inTurn(a.sandboxes, a.snapshots),
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.change(c, asJSON, args[0], func(sb *sandbox.Sandbox) error { return sb.Rollback(c.Context(), args[1]) })
+			if err := a.confirmLoss(c.Context(), yes, "present files of sandbox", args[:1]); err != nil {
+				return err
+			}
+			return a.change(c, asJSON, args[0], func(sb *sandbox.Sandbox) (string, error) {
+				return "its files are those of snapshot " + args[1], sb.Rollback(c.Context(), args[1])
+			})
 		},
 	}
+	yesFlag(c, &yes)
 	jsonFlag(c, &asJSON)
 	return c
 }

@@ -246,7 +246,7 @@ func TestUnknownCommandsAreErrors(t *testing.T) {
 		{[]string{"create", "web"}, 1, `to name the sandbox write --name web`},
 		{[]string{"run", "--rm", "--name", "a", "true"}, 2, "--rm"},
 		{[]string{"exec", "-d", "-i", "a", "true"}, 2, "detach"},
-		{[]string{"cp", "a:f", "-"}, 1, "./-"},
+		{[]string{"cp", "a:f", "-"}, 2, "./-"},
 	} {
 		enginetest.Need(t)
 		code, out, errOut := call(t.Context(), "", tt.args...)

@@ -13,6 +13,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/spf13/cobra"
 	"golang.org/x/term"
 	"golang.org/x/text/width"
 
@@ -46,10 +47,34 @@ func (a *app) confirm(ctx context.Context, yes bool, what, question string) erro
 		case "y", "yes":
 			return nil
 		case "n", "no":
-			return errors.New("not confirmed")
+			return errCancelled
 		}
 		fmt.Fprintln(a.stderr, "Answer y, yes, n or no.")
 	}
+}
+
+// errCancelled is the error of who was asked, and said no.
+var errCancelled = errors.New("cancelled")
+
+// confirmLoss is confirm before something is lost for good. A script, which nobody watches, is not
+// asked.
+func (a *app) confirmLoss(ctx context.Context, yes bool, what string, names []string) error {
+	if yes || !a.interactive(a.stdin) {
+		return nil
+	}
+	lines := make([]string, len(names))
+	for i, name := range names {
+		kind, more, both := strings.Cut(what, ",")
+		if lines[i] = kind + " " + name; both {
+			lines[i] += "," + more
+		}
+	}
+	return a.confirm(ctx, false, strings.Join(lines, "\n"), "Delete for good?")
+}
+
+// yesFlag is the flag of subcommands that ask for a confirmation.
+func yesFlag(c *cobra.Command, yes *bool) {
+	c.Flags().BoolVarP(yes, "yes", "y", false, "don't ask for a confirmation")
 }
 
 // readLine reads a line, or returns when ctx ends; then the reading continues in vain.

@@ -124,7 +124,7 @@ func TestConfirmationInATerminal(t *testing.T) {
 		made bool
 	}{
 		"yes":    {"y\r", 0, "[y/n]", true},
-		"no":     {"no\r", codeFailed, "not confirmed", false},
+		"no":     {"no\r", codeFailed, "cancelled", false},
 		"end":    {"\x04", codeFailed, "the input ended", false},
 		"ctrl-c": {"\x03", codeInterrupted, "interrupted", false},
 	} {
@@ -177,18 +177,18 @@ func TestProgressInATerminal(t *testing.T) {
 	}
 	// A pull, which fails at once.
 	const image = "127.0.0.1:1/none:latest"
-	if code, out := inTerminal(t, nil, "create", "--image", image).end(); code != codeFailed || !strings.Contains(out, "\r\x1b[Kimage: pulling "+image+"\r\x1b[K") || !strings.Contains(out, "\r\x1b[Ksandbox: create ") {
+	if code, out := inTerminal(t, nil, "create", "--image", image).end(); code != codeFailed || !strings.Contains(out, "\r\x1b[Kimage: pulling "+image+"\r\x1b[K") || !strings.Contains(out, "\r\x1b[Ksandbox: create: ") {
 		t.Errorf("create --image %s: code %d, %q", image, code, out)
 	}
-	if code, _, errOut := call(t.Context(), "", "create", "--image", image); code != codeFailed || !strings.Contains(errOut, "sandbox: image: pulling "+image+"\n") || !strings.Contains(errOut, "\nsandbox: create ") {
+	if code, _, errOut := call(t.Context(), "", "create", "--image", image); code != codeFailed || !strings.Contains(errOut, "sandbox: image: pulling "+image+"\n") || !strings.Contains(errOut, "\nsandbox: create: ") {
 		t.Errorf("create --image %s in a pipe: code %d, %q", image, code, errOut)
 	}
 	name := harness.Shared(t).Name()
-	if code, out, errOut := call(t.Context(), "", "cp", dir, name+":/tmp/"+record.NewID()); code != 0 || out != "" || errOut != "sandbox: copy\n" {
+	if code, out, errOut := call(t.Context(), "", "cp", dir, name+":/tmp/"+record.NewID()); code != 0 || out != "copied 1 file and 1 directory, 9 B\n" || errOut != "sandbox: copy\n" {
 		t.Errorf("cp in a pipe: code %d, %q, %q", code, out, errOut)
 	}
-	if code, out := inTerminal(t, nil, "cp", dir, name+":/tmp/"+record.NewID()).end(); code != 0 || !strings.Contains(out, "\r\x1b[Kcopy") || !strings.HasSuffix(out, "\r\x1b[K") {
-		t.Errorf("cp: code %d, %q, want the progress and nothing after it", code, out)
+	if code, out := inTerminal(t, nil, "cp", dir, name+":/tmp/"+record.NewID()).end(); code != 0 || !strings.Contains(out, "\r\x1b[Kcopy") || !strings.HasSuffix(out, "\r\x1b[Kcopied 1 file and 1 directory, 9 B\r\n") {
+		t.Errorf("cp: code %d, %q, want the progress, and then what was copied", code, out)
 	}
 }
 

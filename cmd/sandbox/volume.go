@@ -45,8 +45,11 @@ func (a *app) volumesCommand(use, short string, list func(*cobra.Command) ([]san
 			if err != nil {
 				return err
 			}
-			if asJSON {
+			switch {
+			case asJSON:
 				return printJSONList(a.stdout, volumes)
+			case a.progress.quiet:
+				return printNames(a.stdout, volumes, func(v sandbox.Volume) string { return v.Name })
 			}
 			return a.printVolumes(volumes)
 		},
@@ -82,14 +85,21 @@ func sharedText(v sandbox.Volume) string {
 }
 
 func (a *app) deleteVolumeCommand() *cobra.Command {
-	var force, asJSON bool
+	var force, yes, asJSON bool
 	c := &cobra.Command{
 		Use:               "delete [--force] NAME...",
 		Aliases:           []string{"rm"},
-		Short:             "Delete a volume that no sandbox uses",
+		Short:             "Delete a volume that no sandbox uses, after a confirmation on a terminal",
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.orphanedVolumes,
 		RunE: func(c *cobra.Command, names []string) error {
+			what := "volume"
+			if force {
+				what = "volume, and the sandboxes that use it"
+			}
+			if err := a.confirmLoss(c.Context(), yes, what, names); err != nil {
+				return err
+			}
 			return each(a, asJSON, names, func(name string) ([]deletion, error) {
 				report, err := a.client.DeleteVolume(c.Context(), name, sandbox.DeleteVolumeOptions{Force: force})
 				return deleted(name, report, err), err
@@ -97,6 +107,7 @@ func (a *app) deleteVolumeCommand() *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&force, "force", false, "first delete the sandboxes that use it")
+	yesFlag(c, &yes)
 	jsonFlag(c, &asJSON)
 	return c
 }
@@ -141,7 +152,7 @@ preserved when their sandbox was deleted.`,
 	c.Flags().StringSliceVar(&roles, "role", nil, "only volumes of this role: workspace, rwcopy, fork, image")
 	c.Flags().Var(&minAge, "min-age", "only volumes that were created at least this long ago, such as 7d")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "only list what would be deleted")
-	c.Flags().BoolVarP(&yes, "yes", "y", false, "don't ask for a confirmation")
+	yesFlag(c, &yes)
 	_ = c.RegisterFlagCompletionFunc("name", a.orphanedVolumes)
 	_ = c.RegisterFlagCompletionFunc("role", fixed("workspace", "rwcopy", "fork", "image"))
 	jsonFlag(c, &asJSON)

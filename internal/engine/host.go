@@ -402,12 +402,25 @@ func advice(ep endpoint, err error) []string {
 		a = append(a, "Nothing listens there: start the engine ("+startCommand()+")")
 	case errors.Is(err, errNotAnEngine):
 		a = append(a, "Check the address: another service answers at it")
+	case errors.Is(err, ErrInvalid): // the error says what is wrong with the address
 	case ep.scheme == "ssh":
-		a = append(a, fmt.Sprintf("Check that \"ssh %s docker version\" works without a prompt", ep.addr))
+		a = append(a, fmt.Sprintf("Check that \"%s docker version\" works without a prompt", ep.sshCommand()))
 	default:
 		a = append(a, "Is the engine running? ("+startCommand()+")")
 	}
 	return append(a, "To use another engine set DOCKER_HOST, select a Docker context, or give the host explicitly")
+}
+
+// sshCommand is how ssh is called by hand.
+func (ep endpoint) sshCommand() string {
+	command := "ssh "
+	if port := ep.url.Port(); port != "" {
+		command += "-p " + port + " "
+	}
+	if user := ep.url.User.Username(); user != "" {
+		command += user + "@"
+	}
+	return command + ep.url.Hostname()
 }
 
 func startCommand() string {

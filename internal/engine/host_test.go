@@ -164,6 +164,8 @@ func TestUnreachableEngineSaysWhatWasTriedAndWhatToDo(t *testing.T) {
 		}, "", []string{"DOCKER_HOST: not set", `Docker context "dead" (DOCKER_CONTEXT)`, "/nonexistent/other.sock"}},
 		{"given host", func(*testing.T, string) {}, "unix:///nonexistent/given.sock", []string{"given host", "/nonexistent/given.sock"}},
 		{"nonsense", func(t *testing.T, _ string) { t.Setenv("DOCKER_HOST", "nonsense") }, "", []string{"DOCKER_HOST", "nonsense", "unix://"}},
+		{"ssh", func(t *testing.T, _ string) { t.Setenv("DOCKER_HOST", "ssh://nobody@127.0.0.1:1") }, "",
+			[]string{`"ssh -p 1 nobody@127.0.0.1 docker version"`}},
 		{"password", func(t *testing.T, _ string) { t.Setenv("DOCKER_HOST", "tcp://me:hunter2@127.0.0.1:1") }, "", []string{"127.0.0.1:1"}},
 		{"no TLS files", func(t *testing.T, dir string) {
 			t.Setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
@@ -183,6 +185,9 @@ func TestUnreachableEngineSaysWhatWasTriedAndWhatToDo(t *testing.T) {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("Open = %q, want it to mention %q", err, want)
 				}
+			}
+			if c.name == "nonsense" && strings.Contains(err.Error(), "systemctl") {
+				t.Errorf("Open = %q, as if the engine did not run", err)
 			}
 			if strings.Contains(err.Error(), "hunter2") {
 				t.Errorf("Open tells the password: %q", err)

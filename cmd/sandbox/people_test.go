@@ -1,0 +1,142 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+func TestDetailsAreForPeople(t *testing.T) {
+	t.Parallel()
+	st := sandbox.Status{Reason: "timeout", Source: "directory /src", Workspace: sandbox.Volume{Name: "w", Size: "1.0 KB", SharedBytes: 2048}}
+	st.Name, st.ID, st.State, st.Image, st.Location = "n\x1b[2J", "id", sandbox.StateStopped, "node:20", "local"
+	st.CreatedAt = time.Now().Add(-time.Hour)
+	st.Ports = map[uint16]netip.AddrPort{80: netip.MustParseAddrPort("127.0.0.1:8080")}
+	st.Settings = sandbox.Settings{Workdir: "/workspace", VCPUs: 1.5, MemoryBytes: 2 << 30, PidsLimit: 1, Persistent: true, StopTimeout: time.Minute,
+		Mounts:  []sandbox.Mount{{Source: "/a", Target: "/x", Mode: sandbox.RO}, {Volume: "v", Target: "/y", Mode: sandbox.RW}},
+		Pending: []string{"env", "ports"}}
+	var out bytes.Buffer
+	if err := printDetails(&out, st); err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for line := range strings.Lines(out.String()) {
+		lines = append(lines, strings.Join(strings.Fields(line), " "))
+	}
+	want := []string{`Name "n\x1b[2J"`, "ID id", "Status stopped (timeout)", "Created " + at(st.CreatedAt) + " (60m ago)", "Engine local", "Image node:20",
+		"Source directory /src", "User root", "Directory /workspace", "Limits 1.5 CPUs, 2.0 GB of memory, 1 process", "Timeouts 1m0s to stop", "Kept until it is deleted",
+		"Network deny-all", "Ports 127.0.0.1:8080->80", "Workspace volume w, 1.0 KB and 2.0 KB shared with a snapshot",
+		"Mounts /x: bind of /a (ro)", "/y: existing volume v (rw)", "Next session env, ports"}
+	if diff := cmp.Diff(want, lines); diff != "" {
+		t.Errorf("details (-want +got):\n%s", diff)
+	}
+}
+
+// Errors name flags, where the library names options, and every line says who speaks.
+func TestErrorsAreInTheCommandLinesWords(t *testing.T) {
+	t.Parallel()
+	err := errors.Join(errors.New("WithPorts: 99999 is not a port\nWithVCPUs and WithOther"), errors.New("sandbox: create: WithStopTimeout: 0"))
+	const want = "sandbox: --port: 99999 is not a port\nsandbox: --vcpus and WithOther\nsandbox: create: --stop-timeout: 0"
+	if got := errorText(err); got != want {
+		t.Errorf("errorText = %q, want %q", got, want)
+	}
+}
+
+// A wrong value is a matter of usage, wherever it is found, and no error names what the caller has not
+// written.
+func TestWrongValuesAreUsage(t *testing.T) {
+	t.Parallel()
+	for what, args := range map[string][]string{
+		"a port": {"create", "--port", "99999"}, "memory": {"create", "--memory", "1k"}, "a policy": {"create", "--network", "deny"},
+		"two sources": {"run", "--git", "x", "--from", ".", "--", "true"}, "a user": {"run", "--user", "a:b:c", "--", "true"},
+		"no change": {"update", "x"}, "a name": {"inspect", "../x"}, "two paths": {"cp", "a", "b"}, "depth alone": {"create", "--depth", "1"},
+		"a mount": {"create", "--mount", "x"}, "a role": {"volume", "cleanup", "--role", "x", "--yes"},
+	} {
+		code, _, errOut := call(t.Context(), "", args...)
+		if code != codeUsage || strings.Contains(errOut, "With") || strings.Contains(errOut, `create "`) {
+			t.Errorf("%s: code %d, %q", what, code, errOut)
+		}
+		for line := range strings.Lines(errOut) {
+			if !strings.HasPrefix(line, "sandbox: ") {
+				t.Errorf("%s: the line %q does not say who speaks", what, line)
+			}
+		}
+	}
+}
+
+// Who is at a terminal is asked before something is lost, and a script is not.
+func TestLossIsConfirmedOnATerminal(t *testing.T) {
+	t.Parallel()
+	for what, test := range map[string]struct {
+		yes, interactive bool
+		answer           string
+		want             error
+		asks             string
+	}{
+		"yes":      {interactive: true, answer: "y\n", asks: "sandbox a, its volumes\nsandbox b, its volumes\nDelete for good? [y/n] "},
+		"no":       {interactive: true, answer: "n\n", want: errCancelled, asks: "sandbox a, its volumes\nsandbox b, its volumes\nDelete for good? [y/n] "},
+		"--yes":    {interactive: true, yes: true},
+		"a script": {answer: "n\n"},
+	} {
+		var out bytes.Buffer
+		a := &app{stdin: strings.NewReader(test.answer), stderr: &out, interactive: func(any) bool { return test.interactive }}
+		if err := a.confirmLoss(t.Context(), test.yes, "sandbox, its volumes", []string{"a", "b"}); !errors.Is(err, test.want) || out.String() != test.asks {
+			t.Errorf("%s: %v, asked %q, want %v, %q", what, err, out.String(), test.want, test.asks)
+		}
+	}
+}
+
+// Every verb that changes something says so in a line, which --quiet leaves out.
+func TestVerbsSayWhatTheyDid(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	name := harness.UniqueName(t)
+	removeAtEnd(t, name)
+	mustCall(t, "create", "--name", name)
+	file := harness.HostDir(t, map[string]string{"f": "12345"}) + "/f"
+	id := strings.TrimSpace(mustCall(t, "snapshot", "create", name))
+	for _, test := range []struct {
+		want string
+		args []string
+	}{
+		{"copied 1 file and 0 directories, 5 B", []string{"cp", file, name + ":f"}},
+		{"sandbox " + name + ": updated; from the next session: ports", []string{"update", "--port", "8080", name}},
+		{"sandbox " + name + ": network policy deny-all", []string{"network", name, "deny-all"}},
+		{"sandbox " + name + ": stopped", []string{"stop", name}},
+		{"sandbox " + name + ": running", []string{"start", name}},
+		{"sandbox " + name + ": updated", []string{"update", "--tag", "a=b", name}},
+		{"sandbox " + name + ": its files are those of snapshot " + id, []string{"rollback", name, id}},
+		{name, []string{"list", "--quiet", "--prefix", name}},
+		{id, []string{"snapshot", "list", "--quiet", "--sandbox", name}},
+		{"snapshot " + id + ": deleted", []string{"snapshot", "delete", id}},
+	} {
+		if code, out, errOut := call(t.Context(), "", test.args...); code != 0 || out != test.want+"\n" {
+			t.Errorf("%q: code %d, %q, want %q; stderr %q", test.args, code, out, test.want, errOut)
+		}
+	}
+	for _, verb := range []string{"stop", "start"} {
+		if out := mustCall(t, verb, name); out != "" {
+			t.Errorf("%s --quiet says %q", verb, out)
+		}
+	}
+	code, out, _ := call(t.Context(), "", "describe", name)
+	if code != 0 || !strings.Contains(out, "Network") || !strings.Contains(out, name) {
+		t.Errorf("describe: code %d, %q", code, out)
+	}
+	if code, out, errOut := call(t.Context(), "", "inspect", name, name+"-none", name); code != codeFailed || strings.Count(out, `"logsEndpoint"`) != 2 || !strings.Contains(errOut, name+"-none") {
+		t.Errorf("inspect of three: code %d, %q, %q", code, out, errOut)
+	}
+	if code, out, _ := call(t.Context(), "", "delete", name); code != 0 || !strings.HasPrefix(out, fmt.Sprintf("sandbox %s: deleted\nvolume ", name)) {
+		t.Errorf("delete: code %d, %q", code, out)
+	}
+}
