@@ -115,10 +115,10 @@ func TestVerbsSayWhatTheyDid(t *testing.T) {
 		{"sandbox " + name + ": stopped", []string{"stop", name}},
 		{"sandbox " + name + ": running", []string{"start", name}},
 		{"sandbox " + name + ": updated", []string{"update", "--tag", "a=b", name}},
-		{"sandbox " + name + ": its files are those of snapshot " + id, []string{"rollback", name, id}},
+		{"sandbox " + name + ": its files are those of snapshot " + id, []string{"rollback", "--yes", name, id}},
 		{name, []string{"list", "--quiet", "--prefix", name}},
 		{id, []string{"snapshot", "list", "--quiet", "--sandbox", name}},
-		{"snapshot " + id + ": deleted", []string{"snapshot", "delete", id}},
+		{"snapshot " + id + ": deleted", []string{"snapshot", "delete", "--yes", id}},
 	} {
 		if code, out, errOut := call(t.Context(), "", test.args...); code != 0 || out != test.want+"\n" {
 			t.Errorf("%q: code %d, %q, want %q; stderr %q", test.args, code, out, test.want, errOut)
@@ -136,7 +136,14 @@ func TestVerbsSayWhatTheyDid(t *testing.T) {
 	if code, out, errOut := call(t.Context(), "", "inspect", name, name+"-none", name); code != codeFailed || strings.Count(out, `"logsEndpoint"`) != 2 || !strings.Contains(errOut, name+"-none") {
 		t.Errorf("inspect of three: code %d, %q, %q", code, out, errOut)
 	}
-	if code, out, _ := call(t.Context(), "", "delete", name); code != 0 || !strings.HasPrefix(out, fmt.Sprintf("sandbox %s: deleted\nvolume ", name)) {
+	if out := mustCall(t, "describe", "--json", name); !strings.HasPrefix(out, "[") {
+		t.Errorf("describe --json: %q", out)
+	}
+	workspace := details(t, name).Workspace.Name
+	if code, out, _ := call(t.Context(), "", "delete", "--yes", name); code != 0 || !strings.HasPrefix(out, fmt.Sprintf("sandbox %s: deleted\nvolume ", name)) {
 		t.Errorf("delete: code %d, %q", code, out)
+	}
+	if out := mustCall(t, "volume", "delete", "--yes", workspace); out != "volume "+workspace+": deleted\n" {
+		t.Errorf("volume delete: %q", out)
 	}
 }

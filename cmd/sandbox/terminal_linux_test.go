@@ -151,6 +151,22 @@ func TestConfirmationInATerminal(t *testing.T) {
 	}
 }
 
+// What would be lost is named, and nothing is asked of the engine before the answer.
+func TestLossIsConfirmedInATerminal(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{
+		{"volume", "delete", "a"}, {"snapshot", "delete", "a"}, {"rollback", "a", "b"}, {"delete", "--delete-volumes", "a"}, {"delete", "--snapshots", "a"},
+	} {
+		s := inTerminal(t, []string{"DOCKER_HOST=unix:///nowhere.sock"}, args...)
+		s.await("Delete for good? [y/n]")
+		s.types("n\r")
+		code, out := s.end()
+		if code != codeFailed || !strings.Contains(out, "sandbox: cancelled\r\n") || strings.Contains(out, "nowhere") {
+			t.Errorf("%q: code %d, %q", args, code, out)
+		}
+	}
+}
+
 // The line with the progress is gone before the command or the name is printed, and does not come
 // back to erase what they wrote.
 func TestProgressInATerminal(t *testing.T) {
