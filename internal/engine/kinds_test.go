@@ -1,9 +1,12 @@
 package engine_test
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -90,6 +93,38 @@ func TestPodmanGetsWhatItTakes(t *testing.T) {
 		}
 		if c, err := e.InspectContainer(t.Context(), "c"); err != nil || (c.Runtime == "") != podman {
 			t.Errorf("%s: InspectContainer: runtime %q, %v", server, c.Runtime, err)
+		}
+	}
+}
+
+// A symbolic link that leads nowhere is described by every engine: Podman's reply has the status of a
+// path that does not exist.
+func TestALinkThatLeadsNowhereIsDescribed(t *testing.T) {
+	link := base64.StdEncoding.EncodeToString([]byte(fmt.Sprintf(`{"name":"to","size":3,"mode":%d,"linkTarget":"/to"}`, fs.ModeSymlink|0o777)))
+	for server, found := range map[string]bool{"Libpod/5.8.6 (linux)": true, "Docker/28.5.2 (linux)": false} {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Api-Version", "1.41")
+			w.Header().Set("Server", server)
+			if strings.HasSuffix(r.URL.Path, "/_ping") {
+				return
+			}
+			if r.Method == http.MethodHead && r.URL.Query().Get("path") == "/link" {
+				w.Header().Set("X-Docker-Container-Path-Stat", link)
+			}
+			w.WriteHeader(http.StatusNotFound)
+		}))
+		t.Cleanup(s.Close)
+		e, err := engine.Open(t.Context(), engine.Options{Host: strings.Replace(s.URL, "http:", "tcp:", 1)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { e.Close() })
+		got, err := e.StatPath(t.Context(), "c", "/link")
+		if is := err == nil && got.Mode&fs.ModeSymlink != 0 && got.LinkTarget == "/to"; is != found {
+			t.Errorf("%s: StatPath = %+v, %v", server, got, err)
+		}
+		if got, err := e.StatPath(t.Context(), "c", "/other"); !errors.Is(err, engine.ErrNotFound) {
+			t.Errorf("%s: StatPath of nothing = %+v, %v", server, got, err)
 		}
 	}
 }

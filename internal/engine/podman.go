@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"net/http"
 	"slices"
 	"strings"
 
@@ -14,6 +15,14 @@ const podmanRuntime = "oci"
 // Podman reports whether the engine is Podman's Docker-compatible service. It is known from the
 // first reply on.
 func (e *Engine) Podman() bool { return e.podman.Load() }
+
+// describeDangling turns the reply about a symbolic link that leads nowhere into the one that Docker
+// gives. Podman describes such a link, too, but with the status of a path that does not exist.
+func describeDangling(req *http.Request, resp *http.Response) {
+	if req.Method == http.MethodHead && resp.StatusCode == http.StatusNotFound && resp.Header.Get("X-Docker-Container-Path-Stat") != "" {
+		resp.StatusCode = http.StatusOK
+	}
+}
 
 // podmanClass classifies an error by Podman's words, for which it answers 500 where Docker has a
 // status of its own.

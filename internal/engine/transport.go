@@ -57,6 +57,7 @@ func (t *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	t.clock.learn(resp.Header.Get("Date"), time.Now())
 	if strings.HasPrefix(resp.Header.Get("Server"), "Libpod/") {
 		t.podman.Store(true)
+		describeDangling(req, resp)
 	}
 	return resp, nil
 }

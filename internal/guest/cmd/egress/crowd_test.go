@@ -120,6 +120,25 @@ func TestAddressesAreInTheOrderOfRFC8305(t *testing.T) {
 	}
 }
 
+// An address counts that comes later than those of the other family, if nothing listens at these.
+func TestALateAddressIsTried(t *testing.T) {
+	l := newLab(t)
+	l.mu.Lock()
+	l.names["late.example.com"] = []string{alphaAddr, alpha6}
+	l.mu.Unlock()
+	l.listen(alphaAddr+":7001", greetAll)
+	l.begin(1, parse(t, "allow=late.example.com"))
+	for range 3 {
+		if got := l.http(alphaAddr+":7001", "GET / HTTP/1.1\r\nHost: late.example.com\r\n\r\n"); got != "late.example.com" {
+			t.Errorf("got %q", got)
+		}
+	}
+	want := []string{"late.example.com 203.0.113.1 7001 tcp late.example.com true "}
+	if diff := cmp.Diff(want, l.decisions()); diff != "" {
+		t.Errorf("the log (-want +got):\n%s", diff)
+	}
+}
+
 // Whatever the addresses of a name are, and whichever of them the client chose, it reaches the
 // server if any of them does, and the address it chose if that does.
 func TestANameIsReachedIfAnyOfItsAddressesIs(t *testing.T) {

@@ -70,6 +70,37 @@ func (e *Enforcer) dialAny(ctx context.Context, addrs []netip.Addr, port uint16)
 	return nil, addrs[i], cmp.Or(errs[i], context.DeadlineExceeded)
 }
 
+// dialName connects to a host by its name, for a client that chose the address to. The decision d gets
+// the address, and what became of the connection.
+func (e *Enforcer) dialName(ctx context.Context, s *activePolicy, to netip.Addr, d *decision) (net.Conn, error) {
+	found := e.resolver.addrs(ctx, s, d.name)
+	defer found.cancel()
+	var failed error
+	for addrs := found.next(); len(addrs) > 0; addrs = found.next() {
+		conn, addr, err := e.dialAny(ctx, inOrder(addrs, to), d.port)
+		if err == nil {
+			d.addr, d.failure = addr, ""
+			return conn, nil
+		}
+		if failed == nil || says(err) > says(failed) {
+			d.addr, d.failure, failed = addr, failureOf(err), err
+		}
+	}
+	switch {
+	case failed != nil:
+	case found.refused.IsValid():
+		d.addr, d.rule, d.allowed = found.refused, string(s.rules.Addr(found.refused)), false
+		failed = errNoAddress
+	default:
+		d.failure = failedLookup
+		failed = errors.Join(append(found.errs, errNoAddress)...)
+	}
+	return nil, failed
+}
+
+// errNoAddress is the error of a name that has no address that the policy allows.
+var errNoAddress = errors.New("no allowed address")
+
 // What became of an allowed connection, in the log.
 const (
 	failedLookup      = "lookup"      // the name has no address, or no DNS server answered
@@ -101,15 +132,4 @@ func failureOf(err error) string {
 		return failedTimeout
 	}
 	return failedOther
-}
-
-// unresolved returns the decision on a connection whose name has no address that is allowed.
-// refused is one that is not, if the name has any.
-func (d decision) unresolved(s *activePolicy, refused netip.Addr) decision {
-	if refused.IsValid() {
-		d.addr, d.rule, d.allowed = refused, string(s.rules.Addr(refused)), false
-	} else {
-		d.failure = failedLookup
-	}
-	return d
 }

@@ -194,19 +194,15 @@ func (i *injector) dial(ctx context.Context, name string, to netip.AddrPort) (ne
 	s := i.enforcer.active.Load()
 	rule, _ := s.rules.Name(name)
 	d := decision{name: name, port: to.Port(), protocol: "tcp", rule: rule.Pattern, allowed: true}
-	addrs, refused, err := i.enforcer.resolver.addrs(ctx, s, name)
-	addrs = inOrder(addrs, to.Addr())
-	if len(addrs) == 0 {
-		i.enforcer.log.add(d.unresolved(s, refused))
-		return nil, errors.Join(err, errors.New("no allowed address"))
+	conn, err := i.enforcer.dialName(ctx, s, to.Addr(), &d)
+	if err == nil {
+		return conn, nil
 	}
-	conn, addr, err := i.enforcer.dialAny(ctx, addrs, to.Port())
-	if err != nil {
-		d.addr, d.failure = addr, failureOf(err)
-		i.enforcer.log.add(d)
-		return nil, fmt.Errorf("the server does not answer: %s", d.failure)
+	i.enforcer.log.add(d)
+	if errors.Is(err, errNoAddress) {
+		return nil, err
 	}
-	return conn, nil
+	return nil, fmt.Errorf("the server does not answer: %s", d.failure)
 }
 
 // replay is a client's connection that is read from its beginning again.

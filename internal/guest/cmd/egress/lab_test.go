@@ -22,6 +22,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -451,7 +452,8 @@ func (l *lab) answerUDP(conn net.PacketConn) {
 		if err != nil {
 			return
 		}
-		conn.WriteTo(l.resolve(buf[:n], false), from)
+		message := slices.Clone(buf[:n])
+		go func() { conn.WriteTo(l.resolve(message, false), from) }()
 	}
 }
 
@@ -487,6 +489,9 @@ func (l *lab) resolve(message []byte, tcp bool) []byte {
 	name := strings.TrimSuffix(q.Name.String(), ".")
 	l.hit("dns %s", name)
 	h.Response, h.RecursionAvailable = true, true
+	if name == "late.example.com" && q.Type == dnsmessage.TypeA {
+		time.Sleep(3 * attemptDelay)
+	}
 	l.mu.Lock()
 	addrs, known := l.names[name]
 	l.mu.Unlock()

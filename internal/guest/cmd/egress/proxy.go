@@ -278,23 +278,19 @@ func (p *proxy) connect(ctx context.Context, s *activePolicy, f *flow, h hello, 
 		p.enforcer.log.add(d)
 		return p.establish(f, h.name, netip.Addr{}, nil, true)
 	}
-	addrs := []netip.Addr{f.to.Addr()}
-	if !plan.direct {
-		var refused netip.Addr
-		addrs, refused, _ = p.enforcer.resolver.addrs(ctx, s, h.name)
-		addrs = inOrder(addrs, f.to.Addr())
-		if len(addrs) == 0 {
-			p.enforcer.log.add(d.unresolved(s, refused))
-			return false
-		}
+	var server net.Conn
+	var err error
+	if plan.direct {
+		server, d.addr, err = p.enforcer.dialAny(ctx, []netip.Addr{f.to.Addr()}, f.to.Port())
+		d.failure = failureOf(err)
+	} else {
+		server, err = p.enforcer.dialName(ctx, s, f.to.Addr(), &d)
 	}
-	server, addr, err := p.enforcer.dialAny(ctx, addrs, f.to.Port())
-	d.addr, d.failure = addr, failureOf(err)
 	p.enforcer.log.add(d)
 	if err != nil {
 		return false
 	}
-	if !p.establish(f, h.name, addr, server, false) {
+	if !p.establish(f, h.name, d.addr, server, false) {
 		server.Close()
 		return false
 	}

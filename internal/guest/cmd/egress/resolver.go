@@ -391,43 +391,58 @@ func addrOf(r dnsmessage.Resource) netip.Addr {
 	return netip.Addr{}
 }
 
-// addrs returns the addresses of a name that a policy lets it resolve to. refused is an address
-// that it does not.
-func (r *resolver) addrs(ctx context.Context, s *activePolicy, name string) (good []netip.Addr, refused netip.Addr, err error) {
+// lookups are those of a name's addresses, one for each family.
+type lookups struct {
+	policy  *activePolicy
+	cancel  context.CancelFunc
+	results chan addrResult
+	pending int
+
+	refused netip.Addr // an address that the policy does not let the name resolve to
+	errs    []error
+}
+
+type addrResult struct {
+	records []dnsmessage.Resource
+	err     error
+}
+
+// addrs begins to look up the addresses of a name. The caller calls cancel.
+func (r *resolver) addrs(ctx context.Context, s *activePolicy, name string) *lookups {
 	kinds := []dnsmessage.Type{dnsmessage.TypeA}
 	if s.six {
 		kinds = append(kinds, dnsmessage.TypeAAAA)
 	}
-	type result struct {
-		records []dnsmessage.Resource
-		err     error
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	results := make(chan result)
+	l := &lookups{policy: s, results: make(chan addrResult, len(kinds)), pending: len(kinds)}
+	ctx, l.cancel = context.WithCancel(ctx)
 	for _, kind := range kinds {
 		go func() {
 			a, err := r.lookup(ctx, s, name, kind)
-			results <- result{a.records, err}
+			l.results <- addrResult{a.records, err}
 		}()
 	}
-	var errs []error
+	return l
+}
+
+// next returns the addresses that the policy lets the name resolve to. Some servers answer for one
+// family late or never: its addresses come from the next call. No address is left once there is
+// none in a result.
+func (l *lookups) next() (good []netip.Addr) {
 	var late <-chan time.Time
-	for pending := len(kinds); pending > 0; {
+	for l.pending > 0 {
 		select {
-		case <-late: // some servers answer for one family alone
-			cancel()
-			late = nil
-			continue
-		case got := <-results:
-			pending--
-			errs = append(errs, got.err)
+		case <-late:
+			return good
+		case got := <-l.results:
+			l.pending--
+			l.errs = append(l.errs, got.err)
 			for _, record := range got.records {
 				switch addr := addrOf(record); {
 				case !addr.IsValid():
-				case s.resolvesTo(addr):
+				case l.policy.resolvesTo(addr):
 					good = append(good, addr)
 				default:
-					refused = addr
+					l.refused = addr
 				}
 			}
 		}
@@ -435,9 +450,5 @@ func (r *resolver) addrs(ctx context.Context, s *activePolicy, name string) (goo
 			late = time.After(attemptDelay)
 		}
 	}
-	cancel()
-	if len(good) == 0 && !refused.IsValid() {
-		err = errors.Join(errs...)
-	}
-	return good, refused, err
+	return good
 }
