@@ -376,38 +376,6 @@ func (b *Build) Container(ctx context.Context) (engine.Container, error) {
 	return got, nil
 }
 
-// The last lines of a container's log, and the bytes of these, that an error repeats.
-const (
-	shownLines = 10
-	shownBytes = 1 << 10
-)
-
-// WithLog returns err with the end of the container's log, if the container has ended: the undo
-// removes it.
-func (b *Build) WithLog(ctx context.Context, err error) error {
-	got, e := b.Engine.InspectContainer(ctx, record.ContainerName(b.Record.Name))
-	if e != nil || got.Labels[record.Nonce] != b.Record.Nonce || got.State != engine.StateExited {
-		return err
-	}
-	log, e := b.Engine.ReadLog(ctx, got.ID, engine.LogSpec{Tail: shownLines})
-	if e != nil {
-		return err
-	}
-	defer log.Close()
-	var text []byte
-	for piece, e := log.Next(); e == nil; piece, e = log.Next() {
-		text = append(text, piece.Text...)
-		if piece.End {
-			text = append(text, '\n')
-		}
-		text = text[max(0, len(text)-shownBytes):]
-	}
-	if len(text) == 0 {
-		return err
-	}
-	return fmt.Errorf("%w: its log ends with %q", err, text)
-}
-
 // filler returns a helper that fills volumes of the sandbox.
 func (b *Build) filler() *transfer.Filler {
 	return &transfer.Filler{Helper: b.Machine.NewHelper(b.op, b.report), For: b.Record, From: b.Plan.From}

@@ -165,7 +165,7 @@ func (c *Client) finishCreate(caller context.Context, o *CreateOptions, b *build
 			h.release()
 		}
 		if (errors.Is(err, fault.NotRunning) || errors.Is(err, ErrNoSession)) && caller.Err() == nil {
-			err = b.WithLog(caller, err)
+			err = c.withLog(caller, b.Record, err) // before the undo removes the container
 		}
 		err = errors.Join(err, b.Undo(caller))
 		h = nil
@@ -293,4 +293,35 @@ func (h *Handle) open(ctx context.Context, got engine.Container, o GetOptions) e
 	}
 	// Another process may have died while starting it.
 	return h.connectIfNeeded(ctx, h.rec, got, wasRunning)
+}
+
+// The last lines of a container's log, and the bytes of these, that an error repeats.
+const (
+	shownLines = 10
+	shownBytes = 1 << 10
+)
+
+// withLog returns err with the end of the container's log, if the container has ended.
+func (c *Client) withLog(ctx context.Context, rec record.Sandbox, err error) error {
+	got, e := c.Engine.InspectContainer(ctx, record.ContainerName(rec.Name))
+	if e != nil || got.Labels[record.Nonce] != rec.Nonce || got.State != engine.StateExited {
+		return err
+	}
+	log, e := c.Engine.ReadLog(ctx, got.ID, engine.LogSpec{Tail: shownLines})
+	if e != nil {
+		return err
+	}
+	defer log.Close()
+	var text []byte
+	for piece, e := log.Next(); e == nil; piece, e = log.Next() {
+		text = append(text, piece.Text...)
+		if piece.End {
+			text = append(text, '\n')
+		}
+		text = text[max(0, len(text)-shownBytes):]
+	}
+	if len(text) == 0 {
+		return err
+	}
+	return fmt.Errorf("%w: its log ends with %q", err, text)
 }

@@ -115,7 +115,7 @@ func (h *Handle) connectResumed(ctx context.Context, how sessionOrigin) (*resump
 		return nil, err
 	}
 	if got.State != engine.StateRunning {
-		return nil, fmt.Errorf("%w: the container exited during its start: %s", fault.NotRunning, store.ReasonOf(got))
+		return nil, h.c.withLog(ctx, rec, fmt.Errorf("%w: the container exited during its start: %s", fault.NotRunning, store.ReasonOf(got)))
 	}
 	h.keepLease()
 	if err := h.connectIfNeeded(ctx, rec, got, how); err != nil {
