@@ -157,7 +157,7 @@ func (o *Live) fill(ctx context.Context, b *Build) error {
 	if err != nil {
 		return err
 	}
-	to, err := b.Machine.LayerOf(ctx, made)
+	to, err := b.Machine.FreshLayer(ctx, made)
 	if err != nil {
 		return err
 	}
@@ -313,7 +313,7 @@ func (o *Stored) jobs(ctx context.Context, b *Build, made engine.Container) (job
 		to, labels, has := o.volumeOf(b, t)
 		switch {
 		case t.Target == "":
-			layer, err := b.Machine.LayerOf(ctx, made)
+			layer, err := b.Machine.FreshLayer(ctx, made)
 			if err != nil {
 				return nil, nil, err
 			}

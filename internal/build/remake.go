@@ -230,7 +230,7 @@ func (b *Build) copyLayer(ctx context.Context, got engine.Container, layer machi
 	if err != nil {
 		return err
 	}
-	to, err := b.Machine.LayerOf(ctx, made)
+	to, err := b.Machine.FreshLayer(ctx, made)
 	if err != nil {
 		return err
 	}

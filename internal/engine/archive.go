@@ -108,12 +108,20 @@ func (e *Engine) explainMissing(ctx context.Context, containerID, path string, e
 // makes the mounts of a container that does not run by Go's os.Root, whose errors these are, before
 // it looks at any of its files.
 func linkedMount(err error) error {
-	if err == nil || hasClass(err) || !strings.Contains(err.Error(), "mkdirat ") ||
-		!strings.Contains(err.Error(), "path escapes from parent") && !strings.Contains(err.Error(), "file exists") {
+	if err == nil || hasClass(err) {
 		return err
 	}
-	return &classed{class: ErrInvalid, err: err, text: "a mount's target is a symbolic link, or below one, that this engine does not follow (" +
-		err.Error() + "): mount at the path that it leads to"}
+	text := err.Error()
+	has := func(words string) bool { return strings.Contains(text, words) }
+	switch {
+	case has("mkdirat ") && (has("path escapes from parent") || has("file exists")):
+		text = "a mount's target is a symbolic link, or below one, that this engine does not follow (" + text + "): mount at the path that it leads to"
+	case has("openat ") && (has("path escapes from parent") || has("not a directory")):
+		text = "a mount's target is below a symbolic link that this engine does not follow, or below a file (" + text + "): mount elsewhere"
+	default:
+		return err
+	}
+	return &classed{class: ErrInvalid, err: err, text: text}
 }
 
 // pathError returns the error of a path in a container as the kernel's. The engine's text has the

@@ -89,7 +89,9 @@ func TestMountAtALinkThatTheEngineDoesNotFollowIsInvalid(t *testing.T) {
 	for message, want := range map[string]error{
 		"mkdirat data: statat data: path escapes from parent": engine.ErrInvalid,
 		"mkdirat dangling: file exists":                       engine.ErrInvalid,
+		"openat run/lock: not a directory":                    engine.ErrInvalid,
 		"mkdirat data: no space left on device":               nil,
+		"openat data: permission denied":                      nil,
 	} {
 		host := fakeEngine(t, func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(http.StatusInternalServerError)

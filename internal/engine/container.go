@@ -425,7 +425,7 @@ func summarised(s *container.Summary) Container {
 // of the engine's machine, and an overlay volume can't be mounted again until the last copy
 // of its previous mount is gone.
 func (e *Engine) StartContainer(ctx context.Context, id string) error {
-	return misplacedMount(busyVolume(e.onContainer(ctx, id, func() error { return e.cli.ContainerStart(ctx, id, container.StartOptions{}) })))
+	return misplacedMount(linkedMount(busyVolume(e.onContainer(ctx, id, func() error { return e.cli.ContainerStart(ctx, id, container.StartOptions{}) }))))
 }
 
 // misplacedMount returns err as an [ErrInvalid] if it says that a mount and what the image has at its

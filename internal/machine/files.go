@@ -206,6 +206,10 @@ func (m *Machine) checkFiles(ctx context.Context, got engine.Container, own OwnL
 		return err
 	}
 	looked, err := m.look(ctx, trees)
+	if errors.Is(err, errNoLayer) && got.StartedAt.IsZero() { // the layer is empty
+		trees = slices.DeleteFunc(trees, func(t tree) bool { return t.at == "" })
+		looked, err = m.look(ctx, trees)
+	}
 	if err != nil {
 		return fmt.Errorf("look at the files of container %s: %w", got.Name, err)
 	}
@@ -365,8 +369,14 @@ func (t tree) refuse(w wire.WrongPath) error {
 // lookDir is where a helper has the trees that it looks at.
 const lookDir = "/look"
 
+// errNoLayer is the error of a look at a container's own layer that is not found.
+var errNoLayer = errors.New("the container's own layer is not found")
+
 // look runs a helper that looks at the trees.
 func (m *Machine) look(ctx context.Context, trees []tree) (looked wire.Looked, err error) {
+	if len(trees) == 0 {
+		return looked, nil
+	}
 	var order wire.Look
 	var mounts []engine.Mount
 	layers := engine.Mount{Type: "bind", Target: LayersDir}
@@ -403,7 +413,7 @@ func (m *Machine) look(ctx context.Context, trees []tree) (looked wire.Looked, e
 		spec.Entrypoint = append(spec.Entrypoint, wire.VerbLook, string(arg))
 	}, &looked)
 	if err == nil && looked.NoLayer != "" {
-		err = fmt.Errorf("the container's own layer is not found: %s", looked.NoLayer)
+		err = fmt.Errorf("%w: %s", errNoLayer, looked.NoLayer)
 	}
 	return looked, err
 }
@@ -439,7 +449,7 @@ func (m *Machine) CheckUser(ctx context.Context, container, image, user string, 
 		}
 		if layer != (Layer{}) {
 			looked, err := m.look(ctx, []tree{{layer: layer, wire: wire.LookTree{Read: []string{passwdFile, groupFile}}}})
-			if err != nil {
+			if err != nil && !(errors.Is(err, errNoLayer) && got.StartedAt.IsZero()) {
 				return err
 			}
 			have = looked.Files

@@ -40,8 +40,8 @@ func Layers(driver string) error {
 
 // LayerOf returns the layer of a sandbox's container, or the zero Layer if the storage driver keeps
 // layers in another way. A layer that the engine does not report is a sibling of any helper's, and
-// its mark is the mount point of the guest, whose name is random. A container that was never
-// started may get all of its mount points.
+// its mark is the mount point of the guest, whose name is random. A container that was never started
+// has a mark once [Machine.FreshLayer] was called for it; without one its layer is empty.
 func (m *Machine) LayerOf(ctx context.Context, got engine.Container) (Layer, error) {
 	if got.Upper != "" {
 		return Layer{Dir: got.Upper, Merged: got.Merged}, nil
@@ -60,14 +60,25 @@ func (m *Machine) LayerOf(ctx context.Context, got engine.Container) (Layer, err
 	if err != nil || !path.IsAbs(own.Upper) {
 		return Layer{}, err
 	}
-	if got.StartedAt.IsZero() {
-		// The engine makes the mount points to look at one.
-		if _, err := m.Engine.StatPath(ctx, got.ID, mark); err != nil && !errors.Is(err, engine.ErrNotFound) {
-			return Layer{}, err
-		}
-	}
 	// …/snapshots/12/fs
 	return Layer{Root: path.Dir(path.Dir(own.Upper)), Name: path.Base(own.Upper), Mark: path.Base(mark)}, nil
+}
+
+// FreshLayer is LayerOf for a container that was just created. Its layer is still empty, so the
+// engine may make the mount points, which gives it a mark.
+func (m *Machine) FreshLayer(ctx context.Context, made engine.Container) (Layer, error) {
+	layer, err := m.LayerOf(ctx, made)
+	if err != nil || layer.Mark == "" {
+		return layer, err
+	}
+	// To look at a mount point the engine makes all of them, those in other volumes, too.
+	if err := m.checkFiles(ctx, made, OwnLayer{Pristine: true}); err != nil {
+		return Layer{}, err
+	}
+	if _, err := m.Engine.StatPath(ctx, made.ID, path.Join("/", layer.Mark)); err != nil && !errors.Is(err, engine.ErrNotFound) {
+		return Layer{}, err
+	}
+	return layer, nil
 }
 
 // emptyDir is where a helper has mounted what it is to empty.

@@ -176,7 +176,7 @@ func answers(t *testing.T, name string) {
 }
 
 // machineMounts returns the mounts of the engine's machine but those that the engine makes for containers, and those that other
-// tests make below their own directories.
+// tests make below their own directories. containerd mounts a layer in the directory for temporary files while it looks into it.
 func machineMounts(t *testing.T, own string) string {
 	t.Helper()
 	var info struct{ DockerRootDir string }
@@ -187,7 +187,7 @@ func machineMounts(t *testing.T, own string) string {
 	}
 	var lines []string
 	for line := range strings.Lines(string(all)) {
-		if f := strings.Fields(line); strings.HasPrefix(f[4], os.TempDir()+"/Test") && f[4] != own {
+		if f := strings.Fields(line); (strings.HasPrefix(f[4], os.TempDir()+"/Test") || strings.HasPrefix(f[4], os.TempDir()+"/containerd-mount")) && f[4] != own {
 			continue
 		} else if !strings.HasPrefix(f[4], info.DockerRootDir+"/") && !strings.Contains(f[4], "/netns/") && !strings.Contains(f[4], "/storage/") && f[4] != info.DockerRootDir {
 			lines = append(lines, strings.Join(f[3:], " "))
