@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "f45b21ec001e6fb78fb01893efe78ffebb9ec58fe2f9cbee38214d27c14e72d9", size: 10211454},
-	"arm64": {sha256: "00daee8d2f2bed77af3c49401f58a7a99257b6056917c0ffbdab94a5fb6e0d44", size: 9502846},
+	"amd64": {sha256: "ec225175f680a582829a703a40a96350b3c6c936eb5c077075bc287701ca2008", size: 10223742},
+	"arm64": {sha256: "6ea85840258028e9ad9ef2e9c0307ac7a70a48c5ade6067907cbe412d5621cd0", size: 9502846},
 }
