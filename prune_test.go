@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
@@ -19,7 +20,7 @@ func TestPruneRemovesAHelperThatWasNeverStarted(t *testing.T) {
 	nonce, began := record.NewNonce(), time.Now().Add(-time.Minute)
 	marker := record.Base(record.RolePending, nonce, began)
 	marker[record.Name] = "dead"
-	marker[record.Until] = began.Add(record.Lease).Format(time.RFC3339Nano)
+	marker[record.Until] = began.Add(claim.Lease).Format(time.RFC3339Nano)
 	fake.AddVolume("agent-sandbox-pending.dead", marker)
 	helper := record.Base(record.RoleHelper, nonce, began)
 	helper[record.Until] = began.Add(5 * time.Minute).Format(time.RFC3339Nano)

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -143,15 +144,15 @@ func TestListReportsASandboxThatIsBeingDeletedAsItIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer eng.Close()
-	claims := map[string]func(record.Sandbox) (*record.Claim, error){
-		"made": func(r record.Sandbox) (*record.Claim, error) {
-			return record.TryClaim(t.Context(), eng, r.Name, r.Nonce, "test")
+	claims := map[string]func(record.Sandbox) (*claim.Claim, error){
+		"made": func(r record.Sandbox) (*claim.Claim, error) {
+			return claim.Try(t.Context(), eng, r.Name, r.Nonce, "test")
 		},
-		"deleted": func(r record.Sandbox) (*record.Claim, error) {
-			return record.TryDelete(t.Context(), eng, r, "by", "test")
+		"deleted": func(r record.Sandbox) (*claim.Claim, error) {
+			return claim.TryDelete(t.Context(), eng, r, "by", "test")
 		},
 	}
-	for name, claim := range claims {
+	for name, take := range claims {
 		rec := record.Sandbox{ID: "id-" + name, Name: name, Nonce: record.NewNonce(), CreatedAt: time.Now(), ControlKey: make([]byte, 32),
 			Settings: record.SandboxSettings{Image: "image", Network: "allow-all"}}
 		labels, err := rec.Labels()
@@ -159,7 +160,7 @@ func TestListReportsASandboxThatIsBeingDeletedAsItIs(t *testing.T) {
 			t.Fatal(err)
 		}
 		fake.AddContainer(record.ContainerName(name), enginetest.FakeContainer{ID: rec.ID, State: "running", Labels: labels})
-		held, err := claim(rec)
+		held, err := take(rec)
 		if err != nil {
 			t.Fatal(err)
 		}

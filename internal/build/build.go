@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
@@ -38,7 +39,7 @@ type Build struct {
 	Record record.Sandbox
 
 	origin       Origin // of its files, or nil
-	claim        *record.Claim
+	claim        *claim.Claim
 	image        engine.Image
 	base         string // the image to create the container from
 	guest        machine.Guest
@@ -91,7 +92,7 @@ func New(m *machine.Machine, p plan.Sandbox, from Origin, visibleEarly bool, rep
 }
 
 // Prepare creates everything except the session: the volumes, which directories are being
-// copied into when it returns, and the container. A *record.HeldError says that another
+// copied into when it returns, and the container. A *claim.HeldError says that another
 // process is creating a sandbox of that name.
 func (b *Build) Prepare(ctx context.Context, slot *machine.Slot) error {
 	b.slot = slot
@@ -165,17 +166,17 @@ func (b *Build) claimAndShare(ctx context.Context) error {
 // claimName claims the name among the processes that create sandboxes.
 func (b *Build) claimName(ctx context.Context) error {
 	b.undo.Add(fmt.Sprintf("pending marker of %q", b.Record.Name), func(ctx context.Context) error {
-		return record.Drop(ctx, b.Engine, b.Record.Name, b.Record.Nonce)
+		return claim.Drop(ctx, b.Engine, b.Record.Name, b.Record.Nonce)
 	})
 	b.undo.Add(fmt.Sprintf("revisions of %q", b.Record.Name), func(ctx context.Context) error {
 		if !b.visibleEarly {
 			return nil // nobody else could have made one
 		}
-		return record.DropRevisions(ctx, b.Engine, b.Record)
+		return claim.DropRevisions(ctx, b.Engine, b.Record)
 	})
 	var err error
-	b.claim, err = store.FinishCall(ctx, func(ctx context.Context) (*record.Claim, error) {
-		return record.TryClaim(ctx, b.Engine, b.Record.Name, b.Record.Nonce, store.Holder())
+	b.claim, err = store.FinishCall(ctx, func(ctx context.Context) (*claim.Claim, error) {
+		return claim.Try(ctx, b.Engine, b.Record.Name, b.Record.Nonce, store.Holder())
 	})
 	return err
 }

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
@@ -49,7 +50,7 @@ func Outdated(ctx context.Context, m *machine.Machine, rec record.Sandbox, got e
 
 // Remake replaces the container of a sandbox that does not run by one with its latest changes
 // and the same files. A container without changes is replaced if it has the ID anew. A
-// *record.HeldError says that another process is changing the sandbox.
+// *claim.HeldError says that another process is changing the sandbox.
 //
 // The new container is complete before the old one is removed, and then takes its name. So
 // there is always a complete one, and [store.Store.FinishReplacement] finds it.
@@ -94,14 +95,14 @@ func Remake(ctx context.Context, m *machine.Machine, rec record.Sandbox, anew st
 // else changes or deletes the sandbox. op is the nonce of the change.
 func change(ctx context.Context, m *machine.Machine, rec record.Sandbox, report *machine.Reporter,
 	do func(ctx context.Context, rec record.Sandbox, got engine.Container, op string) error) (err error) {
-	claim, op, err := m.Store.Hold(ctx, rec)
+	mine, op, err := m.Store.Hold(ctx, rec)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, m.Store.Release(ctx, rec, claim, op, err)) }()
-	if claim != nil {
+	defer func() { err = errors.Join(err, m.Store.Release(ctx, rec, mine, op, err)) }()
+	if mine != nil {
 		var release func()
-		ctx, release = claim.Bind(ctx)
+		ctx, release = mine.Bind(ctx)
 		defer release()
 	}
 	refill := func(ctx context.Context, rec record.Sandbox) error { return transfer.Refill(ctx, m, rec, op, report) }
@@ -119,7 +120,7 @@ func change(ctx context.Context, m *machine.Machine, rec record.Sandbox, report 
 	if !ok || made.Nonce != rec.Nonce || store.BeingRemoved(got) {
 		return fault.NotFound
 	}
-	if rec, err = record.Latest(ctx, m.Engine, made); err != nil {
+	if rec, err = claim.Latest(ctx, m.Engine, made); err != nil {
 		return err
 	}
 	return do(ctx, rec, got, op)

@@ -15,7 +15,7 @@ import (
 )
 
 // Rollback replaces the files of a sandbox by those of a snapshot, and ends its session. A
-// *record.HeldError says that another process is changing the sandbox.
+// *claim.HeldError says that another process is changing the sandbox.
 //
 // It makes a new container, as [Remake] does, with the snapshot's files. The removal of the old
 // container commits the rollback. Until then nothing is overwritten, and a takeover from

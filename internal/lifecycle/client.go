@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/build"
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
@@ -104,11 +105,11 @@ func (c *Client) prepare(ctx context.Context, o *CreateOptions, from build.Origi
 		if err == nil {
 			return b, nil
 		}
-		var held *record.HeldError
+		var held *claim.HeldError
 		if !errors.As(err, &held) {
 			return nil, err
 		}
-		switch m, found, err := record.FindMarker(ctx, c.Engine, o.Plan.Name); {
+		switch m, found, err := claim.FindMarker(ctx, c.Engine, o.Plan.Name); {
 		case err != nil:
 			return nil, err
 		case found && !m.Expired(c.Engine.Now()):

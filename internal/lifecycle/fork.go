@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/build"
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
@@ -216,7 +217,7 @@ func (h *Handle) Rollback(ctx context.Context, id string) error {
 			return err
 		}
 		err = build.Rollback(ctx, h.c.Machine, h.known(), id, h.report)
-		var held *record.HeldError
+		var held *claim.HeldError
 		if errors.As(err, &held) {
 			if err := h.c.Store.AwaitChange(ctx, h.rec.Name); err != nil {
 				return err

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
@@ -136,7 +137,7 @@ func (h *Handle) setRevision(was, now record.Revision) {
 // Refresh returns the sandbox's record with all changes.
 func (h *Handle) Refresh(ctx context.Context) (record.Sandbox, error) {
 	was := h.known()
-	rec, err := record.Latest(ctx, h.c.Engine, was)
+	rec, err := claim.Latest(ctx, h.c.Engine, was)
 	if err != nil {
 		return rec, err
 	}
@@ -148,7 +149,7 @@ func (h *Handle) Refresh(ctx context.Context) (record.Sandbox, error) {
 func (h *Handle) revise(ctx context.Context, rec record.Sandbox, change func(*record.Changes) bool) error {
 	// Finished, so that after the end of ctx it is known whether the record was changed.
 	now, err := store.FinishCall(ctx, func(ctx context.Context) (record.Sandbox, error) {
-		return record.Revise(ctx, h.c.Engine, rec, change)
+		return claim.Revise(ctx, h.c.Engine, rec, change)
 	})
 	if err != nil {
 		return fmt.Errorf("change the record: %w", err)

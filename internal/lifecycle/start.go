@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/build"
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
@@ -60,7 +61,7 @@ func (h *Handle) remakeOutdated(ctx context.Context) (engine.Container, error) {
 			return got, err
 		}
 		err = build.Remake(ctx, h.c.Machine, rec, "", h.report)
-		var held *record.HeldError
+		var held *claim.HeldError
 		if errors.As(err, &held) {
 			err = h.c.Store.AwaitChange(ctx, rec.Name)
 		}

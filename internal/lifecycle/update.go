@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
@@ -52,7 +53,7 @@ func (h *Handle) Update(ctx context.Context, set *plan.Sandbox) error {
 	}
 	// The sandbox may have been deleted meanwhile: then the new revision is an orphan.
 	if _, err := h.Current(ctx); errors.Is(err, fault.NotFound) {
-		return errors.Join(err, record.DropRevisions(context.WithoutCancel(ctx), h.c.Engine, h.rec))
+		return errors.Join(err, claim.DropRevisions(context.WithoutCancel(ctx), h.c.Engine, h.rec))
 	}
 	return err
 }

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
@@ -75,17 +76,17 @@ func (h *Helper) claimIfLong(ctx context.Context) (release func()) {
 			return
 		}
 		name := record.HelperMarker(h.Nonce)
-		claim, err := store.RetryCall(ctx, func() (*record.Claim, error) {
-			return record.TryClaim(ctx, h.Machine.Engine, name, h.Nonce, store.Holder())
+		mine, err := store.RetryCall(ctx, func() (*claim.Claim, error) {
+			return claim.Try(ctx, h.Machine.Engine, name, h.Nonce, store.Holder())
 		})
 		if err == nil {
 			<-ctx.Done()
-			claim.Stop()
+			mine.Stop()
 		}
 		// A claim that failed may have made the marker.
 		own, end := context.WithTimeout(context.WithoutCancel(ctx), store.CloseMargin)
 		defer end()
-		if err := engine.Retry(own, func() error { return record.Drop(own, h.Machine.Engine, name, h.Nonce) }); err != nil {
+		if err := engine.Retry(own, func() error { return claim.Drop(own, h.Machine.Engine, name, h.Nonce) }); err != nil {
 			h.Machine.Log.Warn("a helper's marker is left for the next sweep", "marker", name, "error", err)
 		}
 	})

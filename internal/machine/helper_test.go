@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
@@ -39,7 +40,7 @@ func TestLongHelperIsClaimed(t *testing.T) {
 	other := &store.Store{Engine: harness.NewEngine(t), Log: slog.New(slog.DiscardHandler)}
 	marker := record.HelperMarker(nonce)
 	claimed := func() bool {
-		_, found, err := record.FindMarker(t.Context(), other.Engine, marker)
+		_, found, err := claim.FindMarker(t.Context(), other.Engine, marker)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
@@ -173,7 +174,7 @@ func (s *Sandbox) completeImage() (problems []error) {
 			problems = append(problems, fmt.Errorf("WithSource: snapshot %s brings its own image; leave WithImage and WithRuntime out", s.Snapshot))
 		}
 	}
-	if record.IsOwnImage(s.Image) {
+	if record.IsOwnImage(engine.Repository(s.Image)) {
 		problems = append(problems, fmt.Errorf("WithImage: %q is an image of this library's own; for a snapshot's files use WithSource(FromSnapshot(id))", s.Image))
 	}
 	s.Image = cmp.Or(s.Image, DefaultImage)

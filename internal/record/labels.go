@@ -1,10 +1,6 @@
-// Package record defines what is stored in the engine: the labels that describe a sandbox
-// and its volumes, the names of the objects that carry them, and the pending marker, the
-// lease that lets one of several creators proceed.
-//
-// Labels can't be changed once an object exists. Every change is therefore a new object,
-// and the engine orders concurrent changes: creating a volume whose name exists returns
-// the existing one with its labels.
+// Package record defines what is stored in the engine, as data: the labels that describe a sandbox
+// and its volumes, the names of the objects that carry them, and the settings, markers and revisions
+// in the labels. It calls no engine. Package claim has the protocols that create and remove them.
 package record
 
 import (
@@ -20,7 +16,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
 )
 
@@ -67,7 +62,7 @@ const (
 	RoleLayer     = "layer"
 	roleSnapshot  = "snapshot" // a snapshot's record
 	RoleFrozen    = "frozen"   // a snapshot's files, which never change
-	roleSweep     = "sweep"    // a sweep, see SweepName
+	RoleSweep     = "sweep"    // a sweep, see SweepName
 	RoleOverlay   = "overlay"  // upper or work directory of a volume over a snapshot's files
 )
 
@@ -390,10 +385,10 @@ func GuestImage(hash string) string { return guestImages + hash }
 
 const guestImages = "agent-sandbox-guest:"
 
-// IsOwnImage reports whether a reference, in whatever form the engine takes, is one to images
-// that this library makes for itself.
-func IsOwnImage(ref string) bool {
-	return slices.Contains([]string{guestImages, layerImages, snapshotImages}, engine.Repository(ref)+":")
+// IsOwnImage reports whether a repository, as engine.Repository returns it, has images that this
+// library makes for itself.
+func IsOwnImage(repository string) bool {
+	return slices.Contains([]string{guestImages, layerImages, snapshotImages}, repository+":")
 }
 
 // LayerImage is the image that carries a container's files to its replacement.

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -52,16 +53,16 @@ func (s *Store) Delete(ctx context.Context, rec record.Sandbox, reclaim Reclaim)
 
 // DeleteFound is Delete for a sandbox whose container was found a moment ago.
 func (s *Store) DeleteFound(ctx context.Context, rec record.Sandbox, got engine.Container, reclaim Reclaim) (outcomes []Outcome, err error) {
-	claim, err := s.claimDeletion(ctx, rec, reclaim)
+	mine, err := s.claimDeletion(ctx, rec, reclaim)
 	if err != nil {
 		return []Outcome{}, err
 	}
 	removing := false // something may be removed already
-	if claim != nil {
-		defer func() { err = errors.Join(err, claim.end(ctx, err, removing)) }()
+	if mine != nil {
+		defer func() { err = errors.Join(err, mine.end(ctx, err, removing)) }()
 	}
 	d := &deletion{store: s, rec: rec, got: got}
-	err = d.look(ctx, claim != nil)
+	err = d.look(ctx, mine != nil)
 	outcomes = make([]Outcome, len(d.volumes))
 	for i, v := range d.volumes {
 		outcomes[i] = Outcome{Name: v.Name, Status: Preserved}
@@ -197,7 +198,7 @@ func (s *Store) deleteContainers(ctx context.Context, rec record.Sandbox, got en
 
 // dropRevisions removes the revisions of a sandbox whose container is gone.
 func (s *Store) dropRevisions(ctx context.Context, rec record.Sandbox) {
-	if err := engine.Retry(ctx, func() error { return record.DropRevisions(ctx, s.Engine, rec) }); err != nil {
+	if err := engine.Retry(ctx, func() error { return claim.DropRevisions(ctx, s.Engine, rec) }); err != nil {
 		s.Log.Warn("revisions are left for the next sweep", "sandbox", rec.Name, "error", err)
 	}
 }
@@ -206,7 +207,7 @@ func (s *Store) dropRevisions(ctx context.Context, rec record.Sandbox) {
 // volumes are deleted, too, its marker is a creator's: when this process dies in between,
 // the process that finds the marker removes the rest.
 type deletionClaim struct {
-	claim   *record.Claim
+	claim   *claim.Claim
 	rec     record.Sandbox
 	reclaim Reclaim
 	drop    func(context.Context) error // on a context of its own
@@ -231,13 +232,13 @@ func (s *Store) claimDeletion(ctx context.Context, rec record.Sandbox, reclaim R
 		return nil, nil
 	}
 	nonce, by := rec.Nonce, record.NewNonce()
-	try := func(ctx context.Context) (*record.Claim, error) {
-		return record.TryDelete(ctx, s.Engine, rec, by, Holder())
+	try := func(ctx context.Context) (*claim.Claim, error) {
+		return claim.TryDelete(ctx, s.Engine, rec, by, Holder())
 	}
 	if reclaim == KeepVolumes {
 		nonce, by = by, ""
-		try = func(ctx context.Context) (*record.Claim, error) {
-			return record.TryHold(ctx, s.Engine, rec, nonce, Holder())
+		try = func(ctx context.Context) (*claim.Claim, error) {
+			return claim.TryHold(ctx, s.Engine, rec, nonce, Holder())
 		}
 	}
 	d := &deletionClaim{rec: rec, reclaim: reclaim}
@@ -247,17 +248,17 @@ func (s *Store) claimDeletion(ctx context.Context, rec record.Sandbox, reclaim R
 				if d.claim != nil {
 					return d.claim.Drop(ctx)
 				}
-				if m, found, err := record.FindMarker(ctx, s.Engine, rec.Name); err != nil || !found || m.By != by {
+				if m, found, err := claim.FindMarker(ctx, s.Engine, rec.Name); err != nil || !found || m.By != by {
 					return err
 				}
-				return record.Drop(ctx, s.Engine, rec.Name, nonce)
+				return claim.Drop(ctx, s.Engine, rec.Name, nonce)
 			})
 		})
 	}
 	for {
-		var held *record.HeldError
+		var held *claim.HeldError
 		var err error
-		d.claim, err = RetryCall(ctx, func() (*record.Claim, error) { return FinishCall(ctx, try) })
+		d.claim, err = RetryCall(ctx, func() (*claim.Claim, error) { return FinishCall(ctx, try) })
 		switch {
 		case err == nil:
 			return d, nil

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -88,7 +89,7 @@ func (s *Store) Find(ctx context.Context, nameOrID string) (record.Sandbox, engi
 	if err != nil {
 		return rec, got, err
 	}
-	rec, err = record.Latest(ctx, s.Engine, rec)
+	rec, err = claim.Latest(ctx, s.Engine, rec)
 	return rec, got, err
 }
 
@@ -180,9 +181,9 @@ func (s *Store) AwaitCreated(ctx context.Context, nameOrID string) (_ record.San
 		var found bool
 		var lookErr error
 		var look sync.WaitGroup
-		look.Go(func() { m, found, lookErr = record.FindMarker(ctx, s.Engine, name) })
+		look.Go(func() { m, found, lookErr = claim.FindMarker(ctx, s.Engine, name) })
 		if err == nil {
-			rec, err = record.Latest(ctx, s.Engine, rec)
+			rec, err = claim.Latest(ctx, s.Engine, rec)
 		}
 		look.Wait()
 		if err != nil && !errors.Is(err, fault.NotFound) {
@@ -231,7 +232,7 @@ func (s *Store) Available(ctx context.Context, name, id string) error {
 			return nameErr
 		}
 		// A dead creator's container is no sandbox: the claim will find its marker.
-		if m, found, e := record.FindMarker(ctx, s.Engine, name); e != nil || !found || !m.Expired(s.Engine.Now()) {
+		if m, found, e := claim.FindMarker(ctx, s.Engine, name); e != nil || !found || !m.Expired(s.Engine.Now()) {
 			return errors.Join(ErrNameTaken, e)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -91,7 +92,7 @@ func (s *Store) snapshotGone(ctx context.Context, ref string) (bool, error) {
 		return false, nil
 	}
 	// The record is created before the marker is removed.
-	if _, marked, err := record.FindMarker(ctx, s.Engine, record.SnapshotMarker(id)); err != nil || marked {
+	if _, marked, err := claim.FindMarker(ctx, s.Engine, record.SnapshotMarker(id)); err != nil || marked {
 		return false, err
 	}
 	_, err := s.FindSnapshot(ctx, id)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -71,7 +72,7 @@ func TestStalledDeletionOfASnapshotIsNotTheCallersDeadline(t *testing.T) {
 
 // Neither has the caller that takes over from a dead process.
 func TestStalledTakeoverIsNotTheCallersDeadline(t *testing.T) {
-	shorten(t, &record.TakeOverTime)
+	shorten(t, &claim.TakeOverTime)
 	m := record.Marker{Name: "a", Nonce: "n", Holder: "the dead", Until: time.Now().Add(-time.Hour)}
 	marker := record.Base(record.RolePending, m.Nonce, m.Until)
 	marker[record.Name], marker[record.Until] = m.Name, m.Until.UTC().Format(time.RFC3339Nano)

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
@@ -14,7 +15,7 @@ type Inventory struct {
 	Containers []Listed // one of each sandbox, by the rules of Store.Locate
 	Volumes    []engine.Volume
 	Markers    map[string]record.Marker // by name
-	Revisions  record.Revisions
+	Revisions  claim.Revisions
 
 	live         map[string]bool  // nonces of markers whose holder may live
 	replacements []record.Sandbox // sandboxes whose container is being replaced
@@ -36,7 +37,7 @@ func (s *Store) List(ctx context.Context) (all Inventory, err error) {
 		return all, err
 	}
 	var revisions sync.WaitGroup // they are read while the engine makes its other list
-	revisions.Go(func() { all.Revisions = record.ReadRevisions(all.Volumes) })
+	revisions.Go(func() { all.Revisions = claim.ReadRevisions(all.Volumes) })
 	containers, err := s.Engine.ListContainers(ctx, engine.Filter{Labels: []string{managed}})
 	revisions.Wait()
 	if err != nil {
@@ -44,7 +45,7 @@ func (s *Store) List(ctx context.Context) (all Inventory, err error) {
 	}
 	all.onePerSandbox(containers)
 	all.Markers, all.live = map[string]record.Marker{}, map[string]bool{}
-	for _, m := range record.Markers(all.Volumes) {
+	for _, m := range claim.Markers(all.Volumes) {
 		all.Markers[m.Name] = m
 		if !s.isDead(m) {
 			all.live[m.Nonce] = true

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -14,7 +15,7 @@ import (
 
 // TakeOver finishes or reverts what the dead holder of a marker began, and removes the marker.
 func (s *Store) TakeOver(ctx context.Context, m record.Marker) error {
-	err := record.TakeOver(ctx, s.Engine, m, record.NewNonce(), Holder(), func(ctx context.Context) error {
+	err := claim.TakeOver(ctx, s.Engine, m, record.NewNonce(), Holder(), func(ctx context.Context) error {
 		if m.Of != "" {
 			// There is no time to copy files: the next user of the sandbox does that.
 			return s.finishChange(ctx, record.Sandbox{Name: m.Name, Nonce: m.Of}, m.Nonce, nil)
@@ -30,7 +31,7 @@ func (s *Store) TakeOver(ctx context.Context, m record.Marker) error {
 		}
 		return s.removeAllOf(ctx, m.Nonce)
 	})
-	if errors.Is(err, record.ErrLimit) {
+	if errors.Is(err, claim.ErrLimit) {
 		err = fault.Classify(fault.EngineUnavailable, err)
 	}
 	if err != nil {
@@ -75,20 +76,20 @@ func (s *Store) removeAllOf(ctx context.Context, nonce string) error {
 		}
 	}
 	errs = append(errs, s.dropLayers(ctx, record.Filter(record.Nonce, nonce)))
-	return errors.Join(append(errs, record.DropRevisionsOf(ctx, s.Engine, nonce))...)
+	return errors.Join(append(errs, claim.DropRevisionsOf(ctx, s.Engine, nonce))...)
 }
 
 // Hold claims the sandbox for a change: until Release nobody else changes or deletes it. It
 // returns the nonce of the change. The claim is nil during the sandbox's own creation.
-func (s *Store) Hold(ctx context.Context, rec record.Sandbox) (*record.Claim, string, error) {
+func (s *Store) Hold(ctx context.Context, rec record.Sandbox) (*claim.Claim, string, error) {
 	op := record.NewNonce()
-	claim, err := FinishCall(ctx, func(ctx context.Context) (*record.Claim, error) {
-		return record.TryHold(ctx, s.Engine, rec, op, Holder())
+	mine, err := FinishCall(ctx, func(ctx context.Context) (*claim.Claim, error) {
+		return claim.TryHold(ctx, s.Engine, rec, op, Holder())
 	})
-	var held *record.HeldError
+	var held *claim.HeldError
 	switch {
 	case err == nil:
-		return claim, op, nil
+		return mine, op, nil
 	case errors.As(err, &held) && held.Marker.Nonce == rec.Nonce && isCreating(ctx, rec.Name):
 		return nil, op, nil // called by a hook of its creation
 	case !errors.As(err, &held):
@@ -99,18 +100,18 @@ func (s *Store) Hold(ctx context.Context, rec record.Sandbox) (*record.Claim, st
 
 // Release ends a Hold. After a failure, its cause, it finishes or reverts the change; when
 // that fails, too, the marker stays and the next caller does so.
-func (s *Store) Release(ctx context.Context, rec record.Sandbox, claim *record.Claim, op string, cause error) error {
+func (s *Store) Release(ctx context.Context, rec record.Sandbox, mine *claim.Claim, op string, cause error) error {
 	err := afterwards(ctx, UndoTimeout, "the change was not ended", func(ctx context.Context) (err error) {
-		if cause != nil && claim != nil {
+		if cause != nil && mine != nil {
 			err = engine.Retry(ctx, func() error { return s.finishChange(ctx, rec, op, nil) })
 		}
-		if claim != nil {
-			claim.Stop()
+		if mine != nil {
+			mine.Stop()
 		}
 		if err != nil {
 			return err // with the marker in place
 		}
-		return engine.Retry(ctx, func() error { return record.Drop(ctx, s.Engine, rec.Name, op) })
+		return engine.Retry(ctx, func() error { return claim.Drop(ctx, s.Engine, rec.Name, op) })
 	})
 	if err != nil && cause == nil {
 		s.Log.Warn("a marker is left for the next sweep", "sandbox", rec.Name, "error", err)
@@ -125,7 +126,7 @@ func (s *Store) AwaitChange(ctx context.Context, name string) (err error) {
 	wait := newPace(name, 10*time.Millisecond)
 	defer wait.end(&err)
 	for {
-		m, found, err := record.FindMarker(ctx, s.Engine, name)
+		m, found, err := claim.FindMarker(ctx, s.Engine, name)
 		if err != nil || !found {
 			return err
 		}
@@ -146,7 +147,7 @@ func (s *Store) AwaitTakeOver(ctx context.Context, name string) (err error) {
 	wait := newPace(name, PollEvery)
 	defer wait.end(&err)
 	for {
-		m, found, err := record.FindMarker(ctx, s.Engine, name)
+		m, found, err := claim.FindMarker(ctx, s.Engine, name)
 		if err != nil || !found || !m.Expired(s.Engine.Now()) {
 			return err
 		}
@@ -188,8 +189,8 @@ func (s *Store) finishChange(ctx context.Context, rec record.Sandbox, op string,
 // finishOrphan completes or reverts the replacement of a container that nobody works on. One of
 // a rollback that has to go on it leaves as it is, unless refill is set.
 func (s *Store) finishOrphan(ctx context.Context, rec record.Sandbox, refill bool) error {
-	claim, op, err := s.Hold(ctx, rec)
-	var held *record.HeldError
+	mine, op, err := s.Hold(ctx, rec)
+	var held *claim.HeldError
 	if errors.As(err, &held) {
 		return nil
 	}
@@ -197,9 +198,9 @@ func (s *Store) finishOrphan(ctx context.Context, rec record.Sandbox, refill boo
 		return err
 	}
 	own := ctx
-	if claim != nil {
+	if mine != nil {
 		var release func()
-		own, release = claim.Bind(ctx)
+		own, release = mine.Bind(ctx)
 		defer release()
 	}
 	var fill Refill
@@ -210,7 +211,7 @@ func (s *Store) finishOrphan(ctx context.Context, rec record.Sandbox, refill boo
 	if err == nil {
 		err = s.finishChange(own, rec, rec.By, fill)
 	}
-	return errors.Join(err, s.Release(ctx, rec, claim, op, err))
+	return errors.Join(err, s.Release(ctx, rec, mine, op, err))
 }
 
 // A Refill makes the files of a sandbox's volumes those of a snapshot, as its rollback says. The
@@ -352,7 +353,7 @@ var ErrCopied = errors.New("the sandbox is being copied")
 
 // CheckCopied returns ErrCopied if a process has paused the sandbox to copy it, or is about to.
 func (s *Store) CheckCopied(ctx context.Context, name string) error {
-	_, found, err := record.FindPause(ctx, s.Engine, name)
+	_, found, err := claim.FindPause(ctx, s.Engine, name)
 	var foreign *record.ForeignError
 	if errors.As(err, &foreign) {
 		return nil
@@ -369,7 +370,7 @@ func (s *Store) AwaitUnpause(ctx context.Context, name string) (err error) {
 	wait := newPace(name, PollEvery)
 	defer wait.end(&err)
 	for {
-		m, found, err := record.FindPause(ctx, s.Engine, name)
+		m, found, err := claim.FindPause(ctx, s.Engine, name)
 		var foreign *record.ForeignError
 		switch {
 		case errors.As(err, &foreign):

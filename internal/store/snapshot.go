@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -32,25 +33,25 @@ func (s *Store) DropSnapshot(ctx context.Context, rec record.SnapshotRecord) err
 		return err
 	}
 	marker := record.SnapshotMarker(rec.ID)
-	claim, err := RetryCall(ctx, func() (*record.Claim, error) {
-		return FinishCall(ctx, func(ctx context.Context) (*record.Claim, error) {
-			return record.TryClaim(ctx, s.Engine, marker, rec.Nonce, Holder())
+	mine, err := RetryCall(ctx, func() (*claim.Claim, error) {
+		return FinishCall(ctx, func(ctx context.Context) (*claim.Claim, error) {
+			return claim.Try(ctx, s.Engine, marker, rec.Nonce, Holder())
 		})
 	})
-	var held *record.HeldError
+	var held *claim.HeldError
 	if errors.As(err, &held) {
 		return fmt.Errorf("%w: it is being deleted", fault.SnapshotNotFound)
 	}
-	drop := func(ctx context.Context) error { return record.Drop(ctx, s.Engine, marker, rec.Nonce) }
+	drop := func(ctx context.Context) error { return claim.Drop(ctx, s.Engine, marker, rec.Nonce) }
 	switch {
 	case engine.IsInternal(err):
 		// On a full disk there is no room for the marker. The sweep that takes over also removes files
 		// whose record is gone.
-		claim = nil
+		mine = nil
 	case err != nil:
 		return errors.Join(err, afterwards(ctx, UndoTimeout, "the marker of its deletion was not removed", drop))
 	default:
-		defer claim.Stop()
+		defer mine.Stop()
 	}
 	return afterwards(ctx, UndoTimeout, "the snapshot was not removed", func(ctx context.Context) error {
 		if err := engine.Retry(ctx, func() error { return s.RemoveVolume(ctx, record.SnapshotName(rec.ID), rec.Nonce) }); err != nil {
@@ -59,8 +60,8 @@ func (s *Store) DropSnapshot(ctx context.Context, rec record.SnapshotRecord) err
 		if err := engine.Retry(ctx, func() error { return s.dropSnapshotFiles(ctx, rec.ID, rec.Nonce) }); err != nil {
 			return err
 		}
-		if claim != nil {
-			claim.Stop()
+		if mine != nil {
+			mine.Stop()
 		}
 		return engine.Retry(ctx, func() error { return drop(ctx) })
 	})

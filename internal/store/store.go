@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -27,7 +28,7 @@ type Store struct {
 	// Empty removes the files of a mount, see [Store.removeVolume]. Its Target is left open.
 	Empty func(ctx context.Context, m engine.Mount) error
 
-	watch  record.Watch
+	watch  claim.Watch
 	silent sync.Map // objects that the engine did not answer for in a sweep, with the time
 
 	mu       sync.Mutex
@@ -48,7 +49,7 @@ func (s *Store) Close() {
 	s.sweeps.Wait()
 }
 
-// isDead reports whether the holder of a marker has died, see [record.Watch].
+// isDead reports whether the holder of a marker has died, see [claim.Watch].
 func (s *Store) isDead(m record.Marker) bool { return s.watch.Dead(m, s.Engine.Now()) }
 
 // A pace is the pauses between looks at what another process does with a sandbox, which get
@@ -73,7 +74,7 @@ func (p *pace) sleep(ctx context.Context) error {
 	}
 	wait := p.next
 	p.next = min(2*wait, 250*time.Millisecond)
-	if time.Since(p.began) > record.Lease {
+	if time.Since(p.began) > claim.Lease {
 		wait = time.Second
 	}
 	return fault.Sleep(ctx, wait)
@@ -105,13 +106,13 @@ func Classify(err error) error {
 		return err
 	}
 	var foreign *record.ForeignError
-	var held *record.HeldError
+	var held *claim.HeldError
 	switch {
 	case errors.As(err, &foreign):
 		return fault.Classify(fault.Foreign, err)
 	case errors.As(err, &held):
 		return fault.Classify(fault.Exists, err)
-	case errors.Is(err, engine.ErrUnavailable), errors.Is(err, record.ErrLost):
+	case errors.Is(err, engine.ErrUnavailable), errors.Is(err, claim.ErrLost):
 		return fault.Classify(fault.EngineUnavailable, err)
 	case errors.Is(err, engine.ErrInvalid):
 		return fault.Classify(fault.InvalidArgument, err)

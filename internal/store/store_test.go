@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 )
 
 // Who waits for another process looks often at first, four times a second for as long as a lease
@@ -31,7 +31,7 @@ func TestPausesBetweenLooksGetLonger(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("pauses (-want +got):\n%s", diff)
 		}
-		time.Sleep(record.Lease) // of the bubble's clock
+		time.Sleep(claim.Lease) // of the bubble's clock
 		if got := pause(); got != time.Second {
 			t.Errorf("the pause after a lease: %v, want 1s", got)
 		}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
@@ -66,7 +67,7 @@ func (s *Store) SweepInTurn() {
 // program that lives shortly, another one has the turn.
 func (s *Store) sweepInTurn(ctx context.Context) {
 	nonce := record.NewNonce()
-	turn, err := record.TrySweep(ctx, s.Engine, nonce, Holder())
+	turn, err := claim.TrySweep(ctx, s.Engine, nonce, Holder())
 	if err == nil && turn {
 		var all Inventory
 		if all, err = s.List(ctx); err == nil {
@@ -76,7 +77,7 @@ func (s *Store) sweepInTurn(ctx context.Context) {
 	if errors.Is(ctx.Err(), context.Canceled) && (turn || err != nil) {
 		own, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
-		err = record.GiveUpSweep(own, s.Engine, nonce)
+		err = claim.GiveUpSweep(own, s.Engine, nonce)
 	}
 	if err != nil {
 		s.Log.Warn("sweep", "error", err)
@@ -170,7 +171,7 @@ func (w *sweep) markers(ctx context.Context) {
 			w.beside(ctx, m.Name, func(ctx context.Context) error { return w.takeOver(ctx, m) })
 		}
 	}
-	for _, name := range record.ExpiredLeftovers(w.all.Volumes, w.now) {
+	for _, name := range claim.ExpiredLeftovers(w.all.Volumes, w.now) {
 		w.log("marker "+name, w.store.DropVolume(ctx, engine.Volume{Name: name}))
 	}
 	w.steps.Wait()
@@ -185,12 +186,12 @@ func (w *sweep) suspects(ctx context.Context) {
 			expired = append(expired, m)
 		}
 	}
-	if len(expired) == 0 || fault.Sleep(ctx, record.ConfirmAfter) != nil {
+	if len(expired) == 0 || fault.Sleep(ctx, claim.ConfirmAfter) != nil {
 		return
 	}
 	for _, m := range expired {
 		w.beside(ctx, m.Name, func(ctx context.Context) error {
-			now, found, err := record.FindMarker(ctx, w.store.Engine, m.Name)
+			now, found, err := claim.FindMarker(ctx, w.store.Engine, m.Name)
 			if err != nil || !found || now.Nonce != m.Nonce || !w.store.isDead(now) {
 				return err
 			}
@@ -202,18 +203,18 @@ func (w *sweep) suspects(ctx context.Context) {
 
 // revisions removes revisions of sandboxes that are gone, and those that no search needs.
 func (w *sweep) revisions(ctx context.Context) {
-	for _, name := range record.OrphanedRevisions(w.all.Volumes, w.alive, w.now, minOrphanAge) {
+	for _, name := range claim.OrphanedRevisions(w.all.Volumes, w.alive, w.now, minOrphanAge) {
 		w.log("revision "+name, w.store.DropVolume(ctx, engine.Volume{Name: name}))
 	}
 	// What follows is no leftover of anybody, so it is in no report.
-	for _, line := range record.SupersededRevisions(w.all.Volumes, w.now, minOrphanAge) {
+	for _, line := range claim.SupersededRevisions(w.all.Volumes, w.now, minOrphanAge) {
 		for _, name := range line {
 			if w.store.DropVolume(ctx, engine.Volume{Name: name}) != nil {
 				break
 			}
 		}
 	}
-	for _, name := range record.PastSweeps(w.all.Volumes, w.now) {
+	for _, name := range claim.PastSweeps(w.all.Volumes, w.now) {
 		_ = w.store.DropVolume(ctx, engine.Volume{Name: name})
 	}
 }
@@ -269,7 +270,7 @@ func (s *Store) dropIdleHelper(ctx context.Context, got engine.Container) error 
 		return nil
 	}
 	nonce := got.Labels[record.Nonce]
-	claims, err := record.FindClaims(ctx, s.Engine, nonce)
+	claims, err := claim.FindClaims(ctx, s.Engine, nonce)
 	if err != nil || slices.ContainsFunc(claims, func(m record.Marker) bool { return !s.isDead(m) }) {
 		return err
 	}
@@ -303,7 +304,7 @@ func (w *sweep) abandon(ctx context.Context, rec record.Sandbox, got engine.Cont
 	abandoned, err := w.store.abandoned(ctx, got.ID, w.now)
 	if err == nil && abandoned {
 		// It may have become persistent since it was listed.
-		rec, err = record.Latest(ctx, w.store.Engine, w.all.Revisions.Of(rec))
+		rec, err = claim.Latest(ctx, w.store.Engine, w.all.Revisions.Of(rec))
 		abandoned = err == nil && !rec.Persists()
 	}
 	if err == nil && abandoned {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -96,7 +97,7 @@ func (s *Store) checkPending(ctx context.Context, v engine.Volume) error {
 	if !record.ValidName(name) {
 		return nil
 	}
-	m, found, err := record.FindMarker(ctx, s.Engine, name)
+	m, found, err := claim.FindMarker(ctx, s.Engine, name)
 	var foreign *record.ForeignError
 	if errors.As(err, &foreign) {
 		return nil
@@ -225,7 +226,7 @@ func (s *Store) dropOverlay(ctx context.Context, snapshot string, parts []string
 
 // transientTimeout bounds the wait for containers that should soon be gone. A helper of a program
 // that was killed goes when that program's lease is over.
-const transientTimeout = record.Lease + 20*time.Second
+const transientTimeout = claim.Lease + 20*time.Second
 
 // releaseTimeout bounds the wait for an engine that releases the volumes of a container after it has
 // removed that from its list. A busy one takes longer than a second, as for a helper, which it removes

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -20,7 +21,7 @@ type pause struct {
 	rec       record.Sandbox
 	id        string
 	nonce     string
-	claim     *record.Claim
+	claim     *claim.Claim
 	requested bool // we may have paused it
 	confirmed bool // and have
 }
@@ -38,10 +39,10 @@ func (p *pause) start(ctx context.Context, got engine.Container) (err error) {
 	p.nonce = record.PauseNonce(p.rec)
 	for {
 		var err error
-		p.claim, err = store.FinishCall(ctx, func(ctx context.Context) (*record.Claim, error) {
-			return record.TryPause(ctx, p.s.Engine, p.rec, p.nonce, store.Holder())
+		p.claim, err = store.FinishCall(ctx, func(ctx context.Context) (*claim.Claim, error) {
+			return claim.TryPause(ctx, p.s.Engine, p.rec, p.nonce, store.Holder())
 		})
-		var held *record.HeldError
+		var held *claim.HeldError
 		if err == nil {
 			break
 		}
@@ -111,7 +112,7 @@ func (p *pause) end(ctx context.Context) (stayed bool, err error) {
 			p.claim = nil
 		}
 		if err == nil {
-			err = engine.Retry(ctx, func() error { return record.DropPause(ctx, p.s.Engine, p.rec, p.nonce) })
+			err = engine.Retry(ctx, func() error { return claim.DropPause(ctx, p.s.Engine, p.rec, p.nonce) })
 		}
 		return err
 	})

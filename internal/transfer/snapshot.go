@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
@@ -26,7 +27,7 @@ type SnapshotFiles struct {
 	got    engine.Container
 	image  engine.Image   // that the container was made from
 	mounts []record.Mount // of the sandbox
-	claim  *record.Claim
+	claim  *claim.Claim
 	undo   store.Undo
 	report *machine.Reporter
 
@@ -99,10 +100,10 @@ func (f *SnapshotFiles) Commit(ctx context.Context) error {
 func (f *SnapshotFiles) claimID(ctx context.Context) (err error) {
 	marker := record.SnapshotMarker(f.Record.ID)
 	f.undo.Add("marker of snapshot "+f.Record.ID, func(ctx context.Context) error {
-		return record.Drop(ctx, f.m.Engine, marker, f.Record.Nonce)
+		return claim.Drop(ctx, f.m.Engine, marker, f.Record.Nonce)
 	})
-	f.claim, err = store.FinishCall(ctx, func(ctx context.Context) (*record.Claim, error) {
-		return record.TryClaim(ctx, f.m.Engine, marker, f.Record.Nonce, store.Holder())
+	f.claim, err = store.FinishCall(ctx, func(ctx context.Context) (*claim.Claim, error) {
+		return claim.Try(ctx, f.m.Engine, marker, f.Record.Nonce, store.Holder())
 	})
 	return err
 }
@@ -240,7 +241,7 @@ func (f *SnapshotFiles) Release(ctx context.Context, shared bool) error {
 		return errors.Join(
 			engine.Retry(ctx, func() error { return f.m.Store.DropLayer(ctx, ref) }),
 			engine.Retry(ctx, func() error {
-				return record.Drop(ctx, f.m.Engine, record.SnapshotMarker(f.Record.ID), f.Record.Nonce)
+				return claim.Drop(ctx, f.m.Engine, record.SnapshotMarker(f.Record.ID), f.Record.Nonce)
 			}))
 	})
 }

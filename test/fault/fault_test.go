@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -218,7 +219,7 @@ func testPlan(t *testing.T, op operation, plan func(k int, call string) []engine
 // the operation needs.
 func sweepIfDue(t *testing.T, eng *engine.Engine) {
 	t.Helper()
-	due, err := record.TrySweep(t.Context(), eng, record.NewNonce(), t.Name())
+	due, err := claim.TrySweep(t.Context(), eng, record.NewNonce(), t.Name())
 	if err != nil {
 		t.Fatalf("ask for the sweep: %v", err)
 	}
@@ -386,11 +387,11 @@ func noMarkers(t *testing.T, eng *engine.Engine, since time.Time) {
 		if err != nil {
 			t.Fatalf("list markers: %v", err)
 		}
-		return record.Markers(volumes)
+		return claim.Markers(volumes)
 	}
 	mine := fmt.Sprintf("process %d on ", os.Getpid())
 	left := slices.DeleteFunc(held(), func(m record.Marker) bool {
-		return !strings.HasPrefix(m.Holder, mine) || m.Until.Before(since.Add(record.Lease-2*time.Second))
+		return !strings.HasPrefix(m.Holder, mine) || m.Until.Before(since.Add(claim.Lease-2*time.Second))
 	})
 	for ; len(left) > 0; time.Sleep(50 * time.Millisecond) {
 		now := held()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
@@ -47,7 +48,7 @@ func (x *trial) untouched(want sandbox.State) {
 	if info, err := x.listed(x.kept); err != nil || info.State != want {
 		x.Errorf("%s: the source is %q, %v, want it %q", x.where(), info.State, err, want)
 	}
-	if m, found, err := record.FindPause(ctx, x.eng, x.kept); err != nil || found {
+	if m, found, err := claim.FindPause(ctx, x.eng, x.kept); err != nil || found {
 		x.Errorf("%s: there is a pause of %v, %v", x.where(), m, err)
 	}
 }
@@ -356,8 +357,8 @@ func TestSourceOfAProgramThatIsKilledGoesOn(t *testing.T) {
 			err := nexts[trial.next](ctx, c, sb)
 			took := time.Since(died)
 			t.Logf("%s after %v", trial.next, took.Round(time.Millisecond))
-			if err != nil || took > record.Lease+30*time.Second {
-				t.Errorf("%s after %v: %v, want the source to go on within %v", trial.next, took, err, record.Lease)
+			if err != nil || took > claim.Lease+30*time.Second {
+				t.Errorf("%s after %v: %v, want the source to go on within %v", trial.next, took, err, claim.Lease)
 			}
 			if st, err := c.Inspect(t.Context(), sb.Name()); err != nil || st.State != sandbox.StateRunning {
 				t.Errorf("the source is %q, %v", st.State, err)

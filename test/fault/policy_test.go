@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
@@ -37,7 +38,7 @@ func TestPolicyUpdateSurvivesAFaultInAnyCall(t *testing.T) {
 				x.Fatal(err)
 			}
 			rec, _ := record.Decode(got.Labels)
-			if rec, err = record.Latest(ctx, x.eng, rec); err != nil {
+			if rec, err = claim.Latest(ctx, x.eng, rec); err != nil {
 				x.Fatal(err)
 			}
 			reply, err := harness.AskPID1(ctx, x.eng, x.name, wire.Control{Op: wire.OpNetwork})

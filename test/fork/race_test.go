@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
@@ -113,7 +114,7 @@ func raceOverForks(t *testing.T, processes int, length time.Duration) {
 	}
 	for i := range forkRaceNames {
 		name := forkRaceName(prefix, i)
-		if m, found, err := record.FindPause(t.Context(), eng, name); err != nil || found {
+		if m, found, err := claim.FindPause(t.Context(), eng, name); err != nil || found {
 			t.Errorf("there is a pause of %v, %v", m, err)
 		}
 		harness.RemoveNow(t, c, name)
@@ -221,7 +222,7 @@ func killForkers(t *testing.T, length time.Duration, host string) {
 	}
 	harness.Race(t, harness.Racers{Processes: 5, Mortal: 2, MaxLife: 3 * time.Second, Length: length, Host: host}, "hold-race", prefix)
 	for _, source := range sources {
-		if m, found, err := record.FindPause(t.Context(), eng, source.Name()); err != nil || found {
+		if m, found, err := claim.FindPause(t.Context(), eng, source.Name()); err != nil || found {
 			t.Errorf("there is a pause of %v, %v", m, err)
 		}
 		if st := harness.Inspect(t, source.Name()); st.State != sandbox.StateRunning {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -326,11 +327,11 @@ func TestPruneLeavesAnImageThatASnapshotHolds(t *testing.T) {
 	// As a change commits them, an hour ago. Like that it has a marker, so that nobody else
 	// prunes them meanwhile.
 	marker, nonce := harness.UniqueName(t), record.NewNonce()
-	claim, err := record.TryClaim(t.Context(), eng, marker, nonce, "a test")
+	mine, err := claim.Try(t.Context(), eng, marker, nonce, "a test")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(claim.Stop)
+	t.Cleanup(mine.Stop)
 	ref := record.LayerImage(nonce)
 	image, err := eng.CommitContainer(t.Context(), got.ID, ref, record.Base(record.RoleLayer, nonce, eng.Now().Add(-time.Hour)))
 	if err != nil {
@@ -341,8 +342,8 @@ func TestPruneLeavesAnImageThatASnapshotHolds(t *testing.T) {
 	if held, err := eng.InspectImage(t.Context(), record.SnapshotImage(snap.ID)); err != nil || held.ID != image.ID {
 		t.Fatalf("the snapshot's image is %s, %v, want %s, which its sandbox was made from", held.ID, err, image.ID)
 	}
-	claim.Stop()
-	if err := record.Drop(t.Context(), eng, marker, nonce); err != nil {
+	mine.Stop()
+	if err := claim.Drop(t.Context(), eng, marker, nonce); err != nil {
 		t.Fatal(err)
 	}
 	prune := func() {

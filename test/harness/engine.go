@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
@@ -264,7 +265,7 @@ func (l *Late) Add(name string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.names = append(l.names, name)
-	l.until = time.Now().Add(record.Lease + time.Second)
+	l.until = time.Now().Add(claim.Lease + time.Second)
 }
 
 // Check waits until the leases are over and sees everything go in one sweep.

@@ -17,8 +17,8 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
-	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
 // Soaking reports whether all is tested that can be, however long it takes.
@@ -132,7 +132,7 @@ func withEngine(m *testing.M) (code int) {
 }
 
 // shortenDeath makes tests of dead processes take seconds less: no test sets the engine's clock.
-func shortenDeath() { record.ConfirmAfter = time.Second }
+func shortenDeath() { claim.ConfirmAfter = time.Second }
 
 // shared reports whether others use the engine at the same time. With -short nearly everybody runs
 // all packages, which go test runs at once.
@@ -161,7 +161,7 @@ func leaks(before []string) int {
 		if err == nil && len(now) == 0 {
 			return 0
 		}
-		if time.Since(began) > 2*record.Lease {
+		if time.Since(began) > 2*claim.Lease {
 			fmt.Fprintf(os.Stderr, "left on the engine (%v):\n\t%s\n", err, strings.Join(now, "\n\t"))
 			return 1
 		}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
@@ -42,7 +43,7 @@ func recorded(t *testing.T, name string) record.Network {
 		t.Fatal(err)
 	}
 	rec, _ := record.Decode(got.Labels)
-	if rec, err = record.Latest(t.Context(), eng, rec); err != nil {
+	if rec, err = claim.Latest(t.Context(), eng, rec); err != nil {
 		t.Fatal(err)
 	}
 	return rec.Network()

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -93,20 +94,20 @@ func TestCreateAfterARestartOfTheEngine(t *testing.T) {
 			create() // and all that is left is the guest's volume
 			eng := engineAt(t, d.Host())
 			name, nonce := harness.UniqueName(t), record.NewNonce()
-			claim, err := record.TryClaim(ctx, eng, name, nonce, "the test")
+			mine, err := claim.Try(ctx, eng, name, nonce, "the test")
 			if err != nil {
 				t.Fatal(err)
 			}
-			claim.Stop()
+			mine.Stop()
 
 			outage.down(d)
 			d.Start()
 			create()
-			var held *record.HeldError
-			if _, err := record.TryClaim(ctx, eng, name, record.NewNonce(), "another"); !errors.As(err, &held) {
+			var held *claim.HeldError
+			if _, err := claim.Try(ctx, eng, name, record.NewNonce(), "another"); !errors.As(err, &held) {
 				t.Errorf("a claim of a name that is claimed: %v, want a HeldError", err)
 			}
-			if err := record.Drop(ctx, eng, name, nonce); err != nil {
+			if err := claim.Drop(ctx, eng, name, nonce); err != nil {
 				t.Error(err)
 			}
 		})

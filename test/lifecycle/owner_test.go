@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -187,7 +188,7 @@ func testKilledCreator(t *testing.T) {
 	harness.Remove(t, c, name)
 	creator := harness.StartProcess(t, "stuck-creator", name, file)
 	harness.Eventually(t, "OnCreate was called", func() bool { return len(notes(t, file)) == 1 })
-	m, found, err := record.FindMarker(t.Context(), eng, name)
+	m, found, err := claim.FindMarker(t.Context(), eng, name)
 	if err != nil || !found {
 		t.Fatalf("the creator's marker: %v, %v", found, err)
 	}

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -174,18 +175,18 @@ func TestOneOfFiftyClaims(t *testing.T) {
 			nonce := record.NewNonce()
 			g.Go(func() {
 				<-begin
-				claim, err := record.TryClaim(t.Context(), eng, name, nonce, "a test")
-				var other *record.HeldError
+				mine, err := claim.Try(t.Context(), eng, name, nonce, "a test")
+				var other *claim.HeldError
 				mu.Lock()
 				defer mu.Unlock()
 				switch {
 				case err == nil:
-					claim.Stop()
+					mine.Stop()
 					won = append(won, nonce)
 				case errors.As(err, &other):
 					held[other.Marker.Nonce]++
 				default:
-					t.Errorf("round %d: TryClaim: %v", round, err)
+					t.Errorf("round %d: Try: %v", round, err)
 				}
 			})
 		}
@@ -195,7 +196,7 @@ func TestOneOfFiftyClaims(t *testing.T) {
 			t.Errorf("round %d: %d won, the others saw %v", round, len(won), held)
 		}
 		for _, nonce := range won {
-			if err := record.Drop(t.Context(), eng, name, nonce); err != nil {
+			if err := claim.Drop(t.Context(), eng, name, nonce); err != nil {
 				t.Errorf("round %d: Drop: %v", round, err)
 			}
 		}
@@ -211,7 +212,7 @@ func dead(t *testing.T, eng *engine.Engine, name string) record.Marker {
 	rec := record.Sandbox{ID: record.NewID(), Name: name, Nonce: record.NewNonce(), CreatedAt: long, Persistent: true}
 	marker := record.Base(record.RolePending, rec.Nonce, long)
 	marker[record.Name], marker[record.Holder] = name, "process 1 on a machine that is gone"
-	marker[record.Until] = long.Add(record.Lease).UTC().Format(time.RFC3339Nano)
+	marker[record.Until] = long.Add(claim.Lease).UTC().Format(time.RFC3339Nano)
 	labels, err := rec.Labels()
 	if err != nil {
 		t.Fatal(err)
@@ -227,7 +228,7 @@ func dead(t *testing.T, eng *engine.Engine, name string) record.Marker {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := record.Markers([]engine.Volume{made})
+	found := claim.Markers([]engine.Volume{made})
 	if len(found) != 1 || found[0].Nonce != rec.Nonce || !found[0].Expired(time.Now()) {
 		t.Fatalf("the dead creator's marker is %+v", found)
 	}
@@ -298,7 +299,7 @@ func TestContainerOfACommittedImageStays(t *testing.T) {
 	long := time.Now().Add(-time.Hour)
 	marker := record.Base(record.RolePending, nonce, long)
 	marker[record.Name], marker[record.Holder] = name, "process 1 on a machine that is gone"
-	marker[record.Until] = long.Add(record.Lease).UTC().Format(time.RFC3339Nano)
+	marker[record.Until] = long.Add(claim.Lease).UTC().Format(time.RFC3339Nano)
 	if _, err := eng.CreateVolume(t.Context(), "agent-sandbox-pending."+name, marker); err != nil {
 		t.Fatal(err)
 	}
@@ -344,7 +345,7 @@ func TestSlowTakeOverLeavesTheNextCreatorAlone(t *testing.T) {
 	name := harness.UniqueName(t)
 	m := dead(t, eng, name)
 	harness.Remove(t, harness.NewClient(t), name)
-	if err := record.TakeOver(t.Context(), eng, m, record.NewNonce(), "the quick", func(ctx context.Context) error {
+	if err := claim.TakeOver(t.Context(), eng, m, record.NewNonce(), "the quick", func(ctx context.Context) error {
 		got, err := eng.InspectContainer(ctx, record.ContainerName(name))
 		if errors.Is(err, engine.ErrNotFound) {
 			return nil // another test's sweep was quicker than the quick
@@ -356,17 +357,17 @@ func TestSlowTakeOverLeavesTheNextCreatorAlone(t *testing.T) {
 	}); err != nil {
 		t.Fatalf("TakeOver: %v", err)
 	}
-	claim, err := record.TryClaim(t.Context(), eng, name, record.NewNonce(), "the next")
+	mine, err := claim.Try(t.Context(), eng, name, record.NewNonce(), "the next")
 	if err != nil {
-		t.Fatalf("TryClaim: %v", err)
+		t.Fatalf("Try: %v", err)
 	}
-	err = record.TakeOver(t.Context(), eng, m, record.NewNonce(), "the slow", func(context.Context) error {
+	err = claim.TakeOver(t.Context(), eng, m, record.NewNonce(), "the slow", func(context.Context) error {
 		return errors.New("it cleared")
 	})
 	if err != nil {
 		t.Errorf("TakeOver of what was taken over: %v, want nil and nothing done", err)
 	}
-	if err := claim.Commit(t.Context()); err != nil {
+	if err := mine.Commit(t.Context()); err != nil {
 		t.Errorf("Commit of the next creator: %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package record_test
+package claim_test
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
@@ -84,14 +85,14 @@ func TestOneOfManyClaims(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 50 {
 		wg.Go(func() {
-			c, err := record.TryClaim(t.Context(), m, "x", record.NewNonce(), fmt.Sprint(i))
-			var held *record.HeldError
+			c, err := claim.Try(t.Context(), m, "x", record.NewNonce(), fmt.Sprint(i))
+			var held *claim.HeldError
 			switch {
 			case err == nil:
 				won.Add(1)
 				c.Stop()
 			case !errors.As(err, &held) || held.Marker.Nonce == "":
-				t.Errorf("TryClaim = %v, want a HeldError with the winner's nonce", err)
+				t.Errorf("Try = %v, want a HeldError with the winner's nonce", err)
 			}
 		})
 	}
@@ -104,12 +105,12 @@ func TestOneOfManyClaims(t *testing.T) {
 func TestLivingCreatorKeepsItsClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMemory()
-		c, err := record.TryClaim(t.Context(), m, "x", "mine", "me")
+		c, err := claim.Try(t.Context(), m, "x", "mine", "me")
 		if err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(20 * record.Lease) // in the bubble's own time
-		got, found, err := record.FindMarker(t.Context(), m, "x")
+		time.Sleep(20 * claim.Lease) // in the bubble's own time
+		got, found, err := claim.FindMarker(t.Context(), m, "x")
 		if err != nil || !found || got.Expired(m.Now()) {
 			t.Errorf("after 20 leases Look = %+v, %v, %v; want one that has not expired", got, found, err)
 		}
@@ -128,14 +129,14 @@ func TestLivingCreatorKeepsItsClaim(t *testing.T) {
 func TestDeadCreatorIsTakenOverOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMemory()
-		c, err := record.TryClaim(t.Context(), m, "x", "dead", "me")
+		c, err := claim.Try(t.Context(), m, "x", "dead", "me")
 		if err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(3 * record.Lease) // it was renewed before it died
+		time.Sleep(3 * claim.Lease) // it was renewed before it died
 		c.Stop()
-		time.Sleep(record.Lease + time.Second)
-		dead, found, err := record.FindMarker(t.Context(), m, "x")
+		time.Sleep(claim.Lease + time.Second)
+		dead, found, err := claim.FindMarker(t.Context(), m, "x")
 		if err != nil || !found || !dead.Expired(m.Now()) {
 			t.Fatalf("Look = %+v, %v, %v; want an expired one", dead, found, err)
 		}
@@ -143,7 +144,7 @@ func TestDeadCreatorIsTakenOverOnce(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 20 {
 			wg.Go(func() {
-				err := record.TakeOver(t.Context(), m, dead, fmt.Sprint("n", i), "", func(context.Context) error {
+				err := claim.TakeOver(t.Context(), m, dead, fmt.Sprint("n", i), "", func(context.Context) error {
 					cleared.Add(1)
 					time.Sleep(time.Second)
 					return nil
@@ -168,19 +169,19 @@ func TestStaleTakeoverLeavesTheNextCreator(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMemory()
 		old := record.Marker{Name: "x", Nonce: "old"}
-		c, err := record.TryClaim(t.Context(), m, "x", "new", "me")
+		c, err := claim.Try(t.Context(), m, "x", "new", "me")
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer c.Stop()
-		err = record.TakeOver(t.Context(), m, old, "late", "", func(context.Context) error {
+		err = claim.TakeOver(t.Context(), m, old, "late", "", func(context.Context) error {
 			t.Error("it cleared")
 			return nil
 		})
 		if err != nil {
 			t.Errorf("TakeOver = %v", err)
 		}
-		if got, found, _ := record.FindMarker(t.Context(), m, "x"); !found || got.Nonce != "new" {
+		if got, found, _ := claim.FindMarker(t.Context(), m, "x"); !found || got.Nonce != "new" {
 			t.Errorf("Look = %+v, %v; want the new creator's", got, found)
 		}
 	})
@@ -190,9 +191,9 @@ func TestFailedClearKeepsTheMarker(t *testing.T) {
 	m := newMemory()
 	m.CreateVolume(t.Context(), "agent-sandbox-pending.x", map[string]string{record.Managed: "true",
 		record.Role: record.RolePending, record.Name: "x", record.Nonce: "dead"})
-	dead, _, _ := record.FindMarker(t.Context(), m, "x")
+	dead, _, _ := claim.FindMarker(t.Context(), m, "x")
 	want := errors.New("stuck")
-	if err := record.TakeOver(t.Context(), m, dead, "n", "", func(context.Context) error { return want }); !errors.Is(err, want) {
+	if err := claim.TakeOver(t.Context(), m, dead, "n", "", func(context.Context) error { return want }); !errors.Is(err, want) {
 		t.Errorf("TakeOver = %v, want %v", err, want)
 	}
 	if got := m.names(); !slices.Equal(got, []string{"agent-sandbox-pending.x"}) {
@@ -204,10 +205,10 @@ func TestForeignVolumeIsNotAMarker(t *testing.T) {
 	m := newMemory()
 	m.CreateVolume(t.Context(), "agent-sandbox-pending.x", nil)
 	var foreign *record.ForeignError
-	if _, err := record.TryClaim(t.Context(), m, "x", "n", ""); !errors.As(err, &foreign) {
-		t.Errorf("TryClaim = %v, want a ForeignError", err)
+	if _, err := claim.Try(t.Context(), m, "x", "n", ""); !errors.As(err, &foreign) {
+		t.Errorf("Try = %v, want a ForeignError", err)
 	}
-	if err := record.Drop(t.Context(), m, "x", ""); err != nil || len(m.names()) != 1 {
+	if err := claim.Drop(t.Context(), m, "x", ""); err != nil || len(m.names()) != 1 {
 		t.Errorf("Drop = %v, left %v; want the foreign volume untouched", err, m.names())
 	}
 }
@@ -215,21 +216,21 @@ func TestForeignVolumeIsNotAMarker(t *testing.T) {
 func TestStrayRenewalsAreFound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMemory()
-		c, err := record.TryClaim(t.Context(), m, "x", "n", "")
+		c, err := claim.Try(t.Context(), m, "x", "n", "")
 		if err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(record.Lease)
+		time.Sleep(claim.Lease)
 		c.Stop()
 		if err := c.Commit(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		vols, _ := m.ListVolumes(t.Context())
-		if stray := record.ExpiredLeftovers(vols, m.Now()); len(stray) != 0 {
+		if stray := claim.ExpiredLeftovers(vols, m.Now()); len(stray) != 0 {
 			t.Errorf("Stray = %v while the lease may still be somebody's", stray)
 		}
-		time.Sleep(2 * record.Lease)
-		if stray := record.ExpiredLeftovers(vols, m.Now()); !slices.Equal(stray, m.names()) || len(stray) == 0 {
+		time.Sleep(2 * claim.Lease)
+		if stray := claim.ExpiredLeftovers(vols, m.Now()); !slices.Equal(stray, m.names()) || len(stray) == 0 {
 			t.Errorf("Stray = %v, want %v", stray, m.names())
 		}
 	})
@@ -241,13 +242,13 @@ func TestMarkersNeedNoList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := &counted{memory: newMemory()}
 		for round := range 2 {
-			c, err := record.TryClaim(t.Context(), v, "x", "mine", "me")
+			c, err := claim.Try(t.Context(), v, "x", "mine", "me")
 			if err != nil {
 				t.Fatal(err)
 			}
 			for range 40 {
-				time.Sleep(record.Lease / 4)
-				if got, found, err := record.FindMarker(t.Context(), v, "x"); err != nil || !found || got.Expired(v.Now()) {
+				time.Sleep(claim.Lease / 4)
+				if got, found, err := claim.FindMarker(t.Context(), v, "x"); err != nil || !found || got.Expired(v.Now()) {
 					t.Errorf("FindMarker = %+v, %v, %v; want one that has not expired", got, found, err)
 				}
 			}
@@ -255,7 +256,7 @@ func TestMarkersNeedNoList(t *testing.T) {
 				err = errors.Join(c.Commit(t.Context()), c.DropRenewals(t.Context()))
 			} else {
 				c.Stop()
-				err = record.Drop(t.Context(), v, "x", "mine")
+				err = claim.Drop(t.Context(), v, "x", "mine")
 			}
 			if err != nil || len(v.names()) > 0 || v.lists > 0 {
 				t.Errorf("round %d: %v, left %v, after %d lists", round, err, v.names(), v.lists)
@@ -269,28 +270,28 @@ func TestLostClaimIsNotCommitted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMemory()
 		silent := &silentVolumes{memory: m}
-		c, err := record.TryClaim(t.Context(), silent, "x", "mine", "me")
+		c, err := claim.Try(t.Context(), silent, "x", "mine", "me")
 		if err != nil {
 			t.Fatal(err)
 		}
 		bound, release := c.Bind(t.Context())
 		defer release()
-		time.Sleep(2 * record.Lease)
+		time.Sleep(2 * claim.Lease)
 		if bound.Err() != nil {
 			t.Fatalf("while the claim is renewed its context has ended: %v", context.Cause(bound))
 		}
 		silent.now.Store(true)
-		time.Sleep(record.Lease + time.Second)
-		if cause := context.Cause(bound); !errors.Is(cause, record.ErrLost) {
+		time.Sleep(claim.Lease + time.Second)
+		if cause := context.Cause(bound); !errors.Is(cause, claim.ErrLost) {
 			t.Errorf("a lease after the last renewal the cause is %v, want ErrLost", cause)
 		}
-		dead, _, err := record.FindMarker(t.Context(), m, "x")
+		dead, _, err := claim.FindMarker(t.Context(), m, "x")
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = record.TakeOver(t.Context(), m, dead, "next", "", func(context.Context) error {
+		err = claim.TakeOver(t.Context(), m, dead, "next", "", func(context.Context) error {
 			silent.now.Store(false)
-			if err := c.Commit(t.Context()); !errors.Is(err, record.ErrLost) {
+			if err := c.Commit(t.Context()); !errors.Is(err, claim.ErrLost) {
 				t.Errorf("Commit while another process clears = %v, want ErrLost", err)
 			}
 			return nil
@@ -319,14 +320,14 @@ func (s *silentVolumes) CreateVolume(ctx context.Context, name string, labels ma
 func TestStepOfTheClockExpiresNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMemory()
-		c, err := record.TryClaim(t.Context(), m, "x", "mine", "me")
+		c, err := claim.Try(t.Context(), m, "x", "mine", "me")
 		if err != nil {
 			t.Fatal(err)
 		}
-		var w record.Watch
+		var w claim.Watch
 		dead := func() bool {
 			t.Helper()
-			got, found, err := record.FindMarker(t.Context(), m, "x")
+			got, found, err := claim.FindMarker(t.Context(), m, "x")
 			if err != nil || !found {
 				t.Fatalf("FindMarker = %v, %v", found, err)
 			}
@@ -342,13 +343,13 @@ func TestStepOfTheClockExpiresNobody(t *testing.T) {
 			}
 		}
 		c.Stop()
-		time.Sleep(record.Lease + time.Second)
+		time.Sleep(claim.Lease + time.Second)
 		if dead() {
 			t.Error("the holder counts as dead at the first look")
 		}
-		time.Sleep(record.ConfirmAfter)
+		time.Sleep(claim.ConfirmAfter)
 		if !dead() {
-			t.Errorf("the holder of a marker that nobody has renewed for %v does not count as dead", record.ConfirmAfter)
+			t.Errorf("the holder of a marker that nobody has renewed for %v does not count as dead", claim.ConfirmAfter)
 		}
 	})
 }
@@ -360,7 +361,7 @@ func TestOneOfManySweeps(t *testing.T) {
 			won := ""
 			for i := range 20 {
 				nonce := fmt.Sprint(i)
-				if ok, err := record.TrySweep(t.Context(), m, nonce, ""); err != nil {
+				if ok, err := claim.TrySweep(t.Context(), m, nonce, ""); err != nil {
 					t.Fatal(err)
 				} else if ok && won != "" {
 					t.Errorf("both %s and %s are to sweep", won, nonce)
@@ -373,17 +374,17 @@ func TestOneOfManySweeps(t *testing.T) {
 			}
 			time.Sleep(record.SweepEvery)
 		}
-		if ok, err := record.TrySweep(t.Context(), m, "early", ""); !ok || err != nil {
+		if ok, err := claim.TrySweep(t.Context(), m, "early", ""); !ok || err != nil {
 			t.Errorf("TrySweep = %v, %v", ok, err)
 		}
-		if err := record.GiveUpSweep(t.Context(), m, "early"); err != nil {
+		if err := claim.GiveUpSweep(t.Context(), m, "early"); err != nil {
 			t.Error(err)
 		}
-		if ok, err := record.TrySweep(t.Context(), m, "next", ""); !ok || err != nil {
+		if ok, err := claim.TrySweep(t.Context(), m, "next", ""); !ok || err != nil {
 			t.Errorf("TrySweep after another client gave up = %v, %v, want true", ok, err)
 		}
 		vols, _ := m.ListVolumes(t.Context())
-		if past := record.PastSweeps(vols, m.Now()); len(past) != len(vols)-1 || len(vols) != 4 {
+		if past := claim.PastSweeps(vols, m.Now()); len(past) != len(vols)-1 || len(vols) != 4 {
 			t.Errorf("of %d sweeps %v are past", len(vols), past)
 		}
 	})
@@ -406,14 +407,14 @@ func (l *losing) RemoveVolume(ctx context.Context, name string, force bool) erro
 
 func TestRepeatedDropKeepsAnothersClaim(t *testing.T) {
 	m := &losing{memory: newMemory()}
-	c, err := record.TryClaim(t.Context(), m, "x", "mine", "me")
+	c, err := claim.Try(t.Context(), m, "x", "mine", "me")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := c.Drop(t.Context()); !errors.Is(err, engine.ErrUnavailable) {
 		t.Fatalf("Drop with a lost reply = %v, want ErrUnavailable", err)
 	}
-	other, err := record.TryClaim(t.Context(), m, "x", "theirs", "other")
+	other, err := claim.Try(t.Context(), m, "x", "theirs", "other")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -421,7 +422,7 @@ func TestRepeatedDropKeepsAnothersClaim(t *testing.T) {
 	if err := c.Drop(t.Context()); err != nil {
 		t.Errorf("Drop again = %v", err)
 	}
-	if got, found, err := record.FindMarker(t.Context(), m, "x"); err != nil || !found || got.Nonce != "theirs" {
+	if got, found, err := claim.FindMarker(t.Context(), m, "x"); err != nil || !found || got.Nonce != "theirs" {
 		t.Errorf("FindMarker = %+v, %v, %v; want the other's", got, found, err)
 	}
 }
@@ -429,35 +430,35 @@ func TestRepeatedDropKeepsAnothersClaim(t *testing.T) {
 // A deletion has the nonce of its sandbox, so it may find the marker that an earlier one left,
 // which has expired: others may take that over at any time.
 func TestClaimOfAnOldMarkerKeepsAnothersClaim(t *testing.T) {
-	for name, end := range map[string]func(*record.Claim, context.Context) error{"Commit": (*record.Claim).Commit, "Drop": (*record.Claim).Drop} {
+	for name, end := range map[string]func(*claim.Claim, context.Context) error{"Commit": (*claim.Claim).Commit, "Drop": (*claim.Claim).Drop} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := newMemory()
-				dead, err := record.TryClaim(t.Context(), m, "x", "mine", "me")
+				dead, err := claim.Try(t.Context(), m, "x", "mine", "me")
 				if err != nil {
 					t.Fatal(err)
 				}
 				dead.Stop()
-				time.Sleep(2 * record.Lease)
-				c, err := record.TryClaim(t.Context(), m, "x", "mine", "me")
+				time.Sleep(2 * claim.Lease)
+				c, err := claim.Try(t.Context(), m, "x", "mine", "me")
 				if err != nil {
 					t.Fatal(err)
 				}
-				old, _, err := record.FindMarker(t.Context(), m, "x")
+				old, _, err := claim.FindMarker(t.Context(), m, "x")
 				if err != nil {
 					t.Fatal(err)
 				}
 				nothing := func(context.Context) error { return nil }
-				if err := record.TakeOver(t.Context(), m, old, "theirs", "other", nothing); err != nil {
+				if err := claim.TakeOver(t.Context(), m, old, "theirs", "other", nothing); err != nil {
 					t.Fatal(err)
 				}
-				other, err := record.TryClaim(t.Context(), m, "x", "theirs", "other")
+				other, err := claim.Try(t.Context(), m, "x", "theirs", "other")
 				if err != nil {
 					t.Fatal(err)
 				}
 				defer other.Stop()
 				err = end(c, t.Context())
-				if got, found, _ := record.FindMarker(t.Context(), m, "x"); !found || got.Nonce != "theirs" {
+				if got, found, _ := claim.FindMarker(t.Context(), m, "x"); !found || got.Nonce != "theirs" {
 					t.Errorf("after %s (%v) the marker is %+v, %v; want the other's", name, err, got, found)
 				}
 			})
@@ -477,14 +478,14 @@ func (s strict) CreateVolume(ctx context.Context, name string, labels map[string
 
 func TestRefusedClaimIsHeld(t *testing.T) {
 	m := strict{newMemory()}
-	c, err := record.TryClaim(t.Context(), m, "x", "theirs", "other")
+	c, err := claim.Try(t.Context(), m, "x", "theirs", "other")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Stop()
-	var held *record.HeldError
-	if _, err := record.TryClaim(t.Context(), m, "x", "mine", "me"); !errors.As(err, &held) || held.Marker.Nonce != "theirs" {
-		t.Errorf("TryClaim = %v, want a HeldError with the other's nonce", err)
+	var held *claim.HeldError
+	if _, err := claim.Try(t.Context(), m, "x", "mine", "me"); !errors.As(err, &held) || held.Marker.Nonce != "theirs" {
+		t.Errorf("Try = %v, want a HeldError with the other's nonce", err)
 	}
 }
 
@@ -493,12 +494,12 @@ func TestOneDeletionHasTheClaim(t *testing.T) {
 	t.Parallel()
 	m := newMemory()
 	rec := record.Sandbox{Name: "x", Nonce: "n"}
-	creator, err := record.TryClaim(t.Context(), m, "x", "n", "the creator")
+	creator, err := claim.Try(t.Context(), m, "x", "n", "the creator")
 	if err != nil {
 		t.Fatal(err)
 	}
 	creator.Stop()
-	over, err := record.TryDelete(t.Context(), m, rec, "1", "first")
+	over, err := claim.TryDelete(t.Context(), m, rec, "1", "first")
 	if err != nil {
 		t.Fatalf("TryDelete of what is being created: %v", err)
 	}
@@ -506,14 +507,14 @@ func TestOneDeletionHasTheClaim(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // the second time as after a lost reply
-		first, err := record.TryDelete(t.Context(), m, rec, "1", "first")
+		first, err := claim.TryDelete(t.Context(), m, rec, "1", "first")
 		if err != nil {
 			t.Fatalf("TryDelete: %v", err)
 		}
 		defer first.Stop()
 	}
-	var held *record.HeldError
-	if _, err := record.TryDelete(t.Context(), m, rec, "2", "second"); !errors.As(err, &held) || !held.Marker.Deletes {
+	var held *claim.HeldError
+	if _, err := claim.TryDelete(t.Context(), m, rec, "2", "second"); !errors.As(err, &held) || !held.Marker.Deletes {
 		t.Errorf("TryDelete of what is being deleted: %v, want a HeldError", err)
 	}
 }

@@ -1,4 +1,4 @@
-package record_test
+package claim_test
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
@@ -34,18 +35,18 @@ func tag(key, value string) func(*record.Changes) bool {
 	}
 }
 
-func revise(t *testing.T, v record.Volumes, r record.Sandbox, change func(*record.Changes) bool) record.Sandbox {
+func revise(t *testing.T, v claim.Volumes, r record.Sandbox, change func(*record.Changes) bool) record.Sandbox {
 	t.Helper()
-	r, err := record.Revise(t.Context(), v, r, change)
+	r, err := claim.Revise(t.Context(), v, r, change)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return r
 }
 
-func latest(t *testing.T, v record.Volumes, r record.Sandbox) record.Sandbox {
+func latest(t *testing.T, v claim.Volumes, r record.Sandbox) record.Sandbox {
 	t.Helper()
-	r, err := record.Latest(t.Context(), v, r)
+	r, err := claim.Latest(t.Context(), v, r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +73,7 @@ func TestRevisionsOfManyWritersAddUp(t *testing.T) {
 	if len(r.Tags) != 8*20 || n < 8*20 {
 		t.Errorf("160 changes by 8 writers: revision %d with %d of them", n, len(r.Tags))
 	}
-	if err := record.DropRevisions(t.Context(), m, r); err != nil || len(m.vols) > 0 {
+	if err := claim.DropRevisions(t.Context(), m, r); err != nil || len(m.vols) > 0 {
 		t.Errorf("DropRevisions: %v, left %v", err, m.vols)
 	}
 }
@@ -139,7 +140,7 @@ func TestRevisionsOfAnEarlierSandboxDoNotCount(t *testing.T) {
 	if got.Tags["new"] != "yes" || got.Tags["old"] != "" {
 		t.Errorf("after its own revision: %v", got.Tags)
 	}
-	if all := record.ReadRevisions(slices.Collect(maps.Values(m.vols))).Of(someSandbox()); !maps.Equal(all.Tags, got.Tags) {
+	if all := claim.ReadRevisions(slices.Collect(maps.Values(m.vols))).Of(someSandbox()); !maps.Equal(all.Tags, got.Tags) {
 		t.Errorf("in a list of all: %v, want %v", all.Tags, got.Tags)
 	}
 }
@@ -148,12 +149,12 @@ func TestRevisionNeverTakesAForeignVolume(t *testing.T) {
 	t.Parallel()
 	m := newMemory()
 	m.CreateVolume(t.Context(), "agent-sandbox-abc.rev-1", map[string]string{"mine": "yes"})
-	_, err := record.Revise(t.Context(), m, someSandbox(), tag("a", "b"))
+	_, err := claim.Revise(t.Context(), m, someSandbox(), tag("a", "b"))
 	var foreign *record.ForeignError
 	if !errors.As(err, &foreign) {
 		t.Errorf("Revise: %v, want a ForeignError", err)
 	}
-	if err := record.DropRevisions(t.Context(), m, someSandbox()); err != nil || len(m.vols) != 1 {
+	if err := claim.DropRevisions(t.Context(), m, someSandbox()); err != nil || len(m.vols) != 1 {
 		t.Errorf("DropRevisions: %v, left %v", err, m.vols)
 	}
 	if got := latest(t, m, someSandbox()); got.Revision.N != 0 {
@@ -178,7 +179,7 @@ func TestDamagedRevisionIsReadAsNoChange(t *testing.T) {
 func TestRevisionIsBounded(t *testing.T) {
 	t.Parallel()
 	m := newMemory()
-	_, err := record.Revise(t.Context(), m, someSandbox(), tag("a", strings.Repeat("x", record.MaxLabels)))
+	_, err := claim.Revise(t.Context(), m, someSandbox(), tag("a", strings.Repeat("x", record.MaxLabels)))
 	if err == nil || !strings.Contains(err.Error(), "tags") || len(m.vols) > 0 {
 		t.Errorf("Revise with endless tags: %v, made %d volumes", err, len(m.vols))
 	}
@@ -194,7 +195,7 @@ func TestStrayRevisionsAreOldAndOfNobody(t *testing.T) {
 		after time.Duration
 		want  int
 	}{{nil, 2 * time.Minute, 1}, {nil, 0, 0}, {map[string]bool{"made": true}, 2 * time.Minute, 0}} {
-		if got := record.OrphanedRevisions(vols, test.alive, m.Now().Add(test.after), time.Minute); len(got) != test.want {
+		if got := claim.OrphanedRevisions(vols, test.alive, m.Now().Add(test.after), time.Minute); len(got) != test.want {
 			t.Errorf("alive %v, %v later: %v", test.alive, test.after, got)
 		}
 	}
@@ -237,7 +238,7 @@ func TestRevisionsAreFoundWithoutAList(t *testing.T) {
 		r = revise(t, v, r, tag("n", fmt.Sprint(n)))
 		if n%50 == 49 {
 			vols, _ := v.memory.ListVolumes(t.Context())
-			for _, line := range record.SupersededRevisions(vols, v.Now().Add(time.Hour), time.Minute) {
+			for _, line := range claim.SupersededRevisions(vols, v.Now().Add(time.Hour), time.Minute) {
 				for _, name := range line {
 					v.RemoveVolume(t.Context(), name, false)
 				}
@@ -256,7 +257,7 @@ func TestRevisionsAreFoundWithoutAList(t *testing.T) {
 			}
 		}
 	}
-	if err := record.DropRevisions(t.Context(), v, r); err != nil || len(v.vols) > 0 {
+	if err := claim.DropRevisions(t.Context(), v, r); err != nil || len(v.vols) > 0 {
 		t.Errorf("DropRevisions = %v, left %d volumes", err, len(v.vols))
 	}
 	if v.lists > 0 {
