@@ -218,7 +218,7 @@ func WithRuntimes(images map[string]string) ClientOption {
 	return func(c *Client) error {
 		for id, image := range images {
 			if !record.ValidName(id) {
-				return fault.Invalid("WithRuntimes: identifier %q: it takes %s", id, record.NameRule)
+				return fault.Invalid("WithRuntimes: identifier %q: use %s", id, record.NameRule)
 			}
 			if image == "" {
 				return fault.Invalid("WithRuntimes: %q has no image", id)
@@ -235,7 +235,7 @@ func WithRuntimes(images map[string]string) ClientOption {
 func WithDNS(servers ...netip.Addr) ClientOption {
 	return func(c *Client) error {
 		if len(servers) == 0 || len(servers) > wire.MaxUpstream {
-			return fault.Invalid("WithDNS: %d servers: it takes 1 to %d", len(servers), wire.MaxUpstream)
+			return fault.Invalid("WithDNS: %d servers: use 1 to %d", len(servers), wire.MaxUpstream)
 		}
 		for _, a := range servers {
 			if !a.IsValid() || a.Zone() != "" || a.IsUnspecified() || a.IsMulticast() || a.Is4In6() {

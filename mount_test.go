@@ -42,9 +42,9 @@ func TestParseMountRefusesWhatIsNoMount(t *testing.T) {
 		":/dst":                "source:target[:ro|rw|rwcopy]",
 		"/src:/dst:ro:extra":   "source:target[:ro|rw|rwcopy]",
 		"/a:b:/dst:rw":         "source:target[:ro|rw|rwcopy]",
-		"/src:/dst:":           "ro, rw, rwcopy",
-		"/src:/dst:xx":         "ro, rw, rwcopy",
-		"/src:/dst:RW":         "ro, rw, rwcopy",
+		"/src:/dst:":           "ro, rw or rwcopy",
+		"/src:/dst:xx":         "ro, rw or rwcopy",
+		"/src:/dst:RW":         "ro, rw or rwcopy",
 		"/src:dst":             "not an absolute path",
 		"/src:/":               "root",
 		"/src:/a/..":           "root",
@@ -86,8 +86,8 @@ func TestParseVolumeMountRefusesWhatIsNoVolume(t *testing.T) {
 		"vol":                              "name:target[:rw|ro]",
 		"vol:":                             "name:target[:rw|ro]",
 		"vol:/dst:rw:x":                    "name:target[:rw|ro]",
-		"vol:/dst:rwcopy":                  "rw, ro",
-		"vol:/dst:":                        "rw, ro",
+		"vol:/dst:rwcopy":                  "rw or ro",
+		"vol:/dst:":                        "rw or ro",
 		"vol:dst":                          "not an absolute path",
 		"vol/sub:/dst":                     "can't be mounted alone",
 		"../containers/x:/dst":             "not a volume's name",
@@ -153,7 +153,7 @@ func TestMountsAreCheckedBeforeAnyEngineCall(t *testing.T) {
 		`target "" is not an absolute path`, `target "rel" is not an absolute path`, "root of the sandbox", "reserved for the sandbox volume")
 	refused(t, []sandbox.Mount{{Source: dir, Target: "/data"}, {Volume: "v", Target: "/data/"}, {Source: dir, Target: "/x/../data"}}, `duplicate mount target "/data"`)
 	refused(t, []sandbox.Mount{{Target: "/a"}, {Source: dir, Volume: "v", Target: "/b"}}, "neither a source nor a volume", "both a source")
-	refused(t, []sandbox.Mount{{Source: dir, Target: "/a", Mode: "RW"}, {Volume: "v", Target: "/b", Mode: sandbox.RWCopy}}, "there is ro, rw, rwcopy", "not for a volume")
+	refused(t, []sandbox.Mount{{Source: dir, Target: "/a", Mode: "RW"}, {Volume: "v", Target: "/b", Mode: sandbox.RWCopy}}, "use ro, rw or rwcopy", "not for a volume")
 	refused(t, []sandbox.Mount{{Source: dir, Target: "/proc"}, {Source: dir, Target: "/dev/x"}, {Source: dir, Target: "/.agent-sandbox/x"}},
 		"/proc is not", "/dev is not", "/.agent-sandbox is not")
 	refused(t, []sandbox.Mount{{Volume: "../containers/x", Target: "/a"}, {Volume: "Aa", Target: "/b"}, {Volume: "v/sub", Target: "/c"}},

@@ -356,7 +356,7 @@ func secretsOf(transforms map[string]Transform) ([]plan.Secret, error) {
 		seen[pattern] = name
 		headers := transforms[name].SetHeaders
 		if len(headers) > wire.MaxSecretHeaders {
-			problems = append(problems, fmt.Errorf("transform of %q: %d headers; there may be %d", name, len(headers), wire.MaxSecretHeaders))
+			problems = append(problems, fmt.Errorf("transform of %q: %d headers: use at most %d", name, len(headers), wire.MaxSecretHeaders))
 		}
 		for _, key := range slices.Sorted(maps.Keys(headers)) {
 			size += len(key) + len(headers[key])
@@ -368,7 +368,7 @@ func secretsOf(transforms map[string]Transform) ([]plan.Secret, error) {
 		secrets = append(secrets, plan.Secret{Secret: wire.Secret{Pattern: pattern, Headers: maps.Clone(headers), Hook: do != nil}, Do: do})
 	}
 	if size > wire.MaxSecretBytes {
-		problems = append(problems, fmt.Errorf("transform: headers of %d bytes; there may be %d", size, wire.MaxSecretBytes))
+		problems = append(problems, fmt.Errorf("transform: headers of %d bytes: use at most %d", size, wire.MaxSecretBytes))
 	}
 	return secrets, errors.Join(problems...)
 }

@@ -210,7 +210,7 @@ func WithVCPUs[N int | float64](n N) ChangeOption {
 	return option{plan.CPUs, func(s *settings) {
 		s.VCPUs = float64(n)
 		if !(s.VCPUs >= 0.01 && s.VCPUs <= maxVCPUs) { // also NaN
-			s.problem("WithVCPUs: %v CPUs; it takes 0.01 to %d", n, maxVCPUs)
+			s.problem("WithVCPUs: %v CPUs: use 0.01 to %d", n, maxVCPUs)
 			s.VCPUs = 1
 		}
 	}}
@@ -222,7 +222,7 @@ func WithMemory(bytes int64) ChangeOption {
 	return option{plan.Memory, func(s *settings) {
 		s.Memory = bytes
 		if bytes < minMemory {
-			s.problem("WithMemory: %d bytes; the engine takes at least %d", bytes, minMemory)
+			s.problem("WithMemory: %d bytes: use at least %d", bytes, minMemory)
 		}
 	}}
 }
@@ -232,7 +232,7 @@ func WithMemory(bytes int64) ChangeOption {
 func WithPidsLimit(n int) MakeOption {
 	return option{apply: func(s *settings) {
 		if n < minPids {
-			s.problem("WithPidsLimit: %d; it takes at least %d", n, minPids)
+			s.problem("WithPidsLimit: %d: use at least %d", n, minPids)
 		}
 		s.PidsLimit = int64(n)
 	}}
@@ -264,7 +264,7 @@ func WithOCIRuntime(name string) MakeOption {
 func WithStorageSize(bytes int64) MakeOption {
 	return option{apply: func(s *settings) {
 		if bytes < minStorage {
-			s.problem("WithStorageSize: %d bytes; it takes at least %d", bytes, minStorage)
+			s.problem("WithStorageSize: %d bytes: use at least %d", bytes, minStorage)
 		}
 		s.StorageBytes = bytes
 	}}
@@ -530,7 +530,7 @@ func apply[O any](opts []O, fn func(O)) {
 // so "../containers/x" would address an object of another kind.
 func checkName(nameOrID string) error {
 	if !record.ValidName(nameOrID) {
-		return fault.Invalid("%q is not a sandbox's name or ID: it takes %s", nameOrID, record.NameRule)
+		return fault.Invalid("%q is not a sandbox's name or ID: use %s", nameOrID, record.NameRule)
 	}
 	return nil
 }

@@ -106,7 +106,7 @@ func (c *Client) GetOrCreate(ctx context.Context, name string, opts ...CreateOpt
 	s := c.settings()
 	apply(opts, func(o CreateOption) { o.applyCreate(s) })
 	if s.Name != "" && s.Name != name {
-		s.problem("WithName: %q is not the name that is asked for, %q", s.Name, name)
+		s.problem("WithName: %q is not %q, the name of this call", s.Name, name)
 	}
 	WithName(name).applyCreate(s)
 	if err := s.Complete(); err != nil {

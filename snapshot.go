@@ -70,7 +70,7 @@ func (o SnapshotOptions) check() error {
 // checkSnapshotName fails if no snapshot can have the name.
 func checkSnapshotName(name string) error {
 	if !record.ValidName(name) {
-		return fault.Invalid("%q is not a snapshot's name: it takes %s", name, record.NameRule)
+		return fault.Invalid("%q is not a snapshot's name: use %s", name, record.NameRule)
 	}
 	return nil
 }
@@ -187,7 +187,7 @@ func (c *Client) GetSnapshot(ctx context.Context, id string) (_ Snapshot, err er
 // checkSnapshotID fails if no snapshot can have the ID.
 func checkSnapshotID(id string) error {
 	if !record.ValidName(id) {
-		return fault.Invalid("%q is not a snapshot's ID: it takes %s", id, record.NameRule)
+		return fault.Invalid("%q is not a snapshot's ID: use %s", id, record.NameRule)
 	}
 	return nil
 }

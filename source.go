@@ -46,7 +46,7 @@ func WithSource(from Source) CreateOption {
 		s.from, s.Source, s.Snapshot = from, from.source(), ""
 		if id, is := from.(fromSnapshot); is {
 			if s.Snapshot = string(id); !record.ValidName(s.Snapshot) {
-				s.problem("FromSnapshot: %q is not a snapshot's ID: it takes %s", s.Snapshot, record.NameRule)
+				s.problem("FromSnapshot: %q is not a snapshot's ID: use %s", s.Snapshot, record.NameRule)
 			}
 		}
 	}}

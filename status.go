@@ -200,7 +200,7 @@ func (o ListOptions) check() error {
 		switch s {
 		case StateCreating, StateRunning, StatePaused, StateStopped, StateError:
 		default:
-			return fault.Invalid("state %q; there is creating, running, paused, stopped, error", s)
+			return fault.Invalid("state %q: use creating, running, paused, stopped or error", s)
 		}
 	}
 	return nil

@@ -94,7 +94,7 @@ type receiver struct {
 }
 
 // errAbandoned is the error of output that the caller's writer no longer gets.
-var errAbandoned = errors.New("the output is no longer waited for")
+var errAbandoned = errors.New("nobody waits for the output any more")
 
 func (r *receiver) Write(p []byte) (int, error) {
 	r.writing.Lock()

@@ -153,7 +153,7 @@ func ParseMount(spec string) (Mount, error) {
 	var mode error
 	if len(parts) == 3 {
 		if m.Mode = MountMode(parts[2]); m.Mode == "" {
-			mode = errors.New(`mode ""; there is ro, rw, rwcopy`)
+			mode = errors.New(`mode "": use ro, rw or rwcopy`)
 		}
 	}
 	if err := errors.Join(mode, plan.CheckMode(m.record()), plan.CheckTarget(m.Target)); err != nil {
@@ -175,7 +175,7 @@ func ParseVolumeMount(spec string) (Mount, error) {
 	var mode error
 	if len(parts) == 3 {
 		if m.Mode = MountMode(parts[2]); m.Mode == "" {
-			mode = errors.New(`mode ""; there is rw, ro`)
+			mode = errors.New(`mode "": use rw or ro`)
 		}
 	}
 	if err := errors.Join(mode, plan.CheckMode(m.record()), plan.CheckVolume(m.Volume), plan.CheckTarget(m.Target)); err != nil {
@@ -569,7 +569,7 @@ func (o CleanupOptions) check() error {
 	var errs []error
 	for _, r := range o.Roles {
 		if r != "workspace" && r != "rwcopy" && r != "fork" && r != "image" {
-			errs = append(errs, fault.Invalid("role %q; there is workspace, rwcopy, fork, image", r))
+			errs = append(errs, fault.Invalid("role %q: use workspace, rwcopy, fork or image", r))
 		}
 	}
 	if o.MinAge < 0 {

@@ -252,7 +252,7 @@ func modeOf(r *http.Request) (fs.FileMode, error) {
 	}
 	n, err := strconv.ParseUint(text, 8, 32)
 	if err != nil || n == 0 || n > 0o777 {
-		return 0, invalid("mode=%q is no octal number from 001 to 777", text)
+		return 0, invalid("mode=%q is not an octal number from 001 to 777", text)
 	}
 	return fs.FileMode(n), nil
 }

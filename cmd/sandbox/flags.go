@@ -93,7 +93,7 @@ func (d *duration) Set(s string) error {
 	if days, ok := strings.CutSuffix(s, "d"); ok {
 		n, err := strconv.ParseUint(days, 10, 16)
 		if err != nil {
-			return fmt.Errorf("%q is no number of days", days)
+			return fmt.Errorf("%q is not a number of days", days)
 		}
 		*d = duration(time.Duration(n) * 24 * time.Hour)
 		return nil
@@ -124,7 +124,7 @@ func (n *size) Set(s string) error {
 	shift, ok := map[string]uint{"": 20, "m": 20, "mb": 20, "mib": 20, "b": 0, "k": 10, "kb": 10, "kib": 10, "g": 30, "gb": 30, "gib": 30}[strings.ToLower(s[len(digits):])]
 	count, err := strconv.ParseInt(digits, 10, 64)
 	if !ok || err != nil || count < 0 || count > 1<<62>>shift {
-		return fmt.Errorf("%q is no size such as 512m or 2g", s)
+		return fmt.Errorf("%q is not a size, such as 512m or 2g", s)
 	}
 	*n = size(count << shift)
 	return nil

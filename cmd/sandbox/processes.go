@@ -116,7 +116,7 @@ func signalOf(name string) (syscall.Signal, error) {
 			return sig, nil
 		}
 	}
-	return 0, usageError{fmt.Errorf("sandbox: kill: --signal: %q is none of %s", name, strings.Join(slices.Sorted(maps.Keys(signals)), ", "))}
+	return 0, usageError{fmt.Errorf("sandbox: kill: --signal: %q: use one of %s", name, strings.Join(slices.Sorted(maps.Keys(signals)), ", "))}
 }
 
 // processStatus says whether a command runs, or how it ended.

@@ -115,7 +115,7 @@ func (f *serveFlags) listener(ctx context.Context) (net.Listener, error) {
 		return nil, err
 	}
 	if !address.IP.IsLoopback() && !f.public {
-		return nil, fmt.Errorf("--listen %s is not of the loopback interface: other machines could reach it, see --public", f.listen)
+		return nil, fmt.Errorf("--listen %s is not a loopback address: other machines could reach it, see --public", f.listen)
 	}
 	return config.Listen(ctx, "tcp", address.String())
 }

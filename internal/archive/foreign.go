@@ -314,7 +314,7 @@ func (f *foreign) entry(tr *tar.Reader, hdr *tar.Header) error {
 			return nil // it is itself
 		}
 		if !ok || kind == tar.TypeDir {
-			return &EntryError{hdr.Name, fmt.Sprintf("it is a hard link to %q, which is no file of the archive before it", hdr.Linkname)}
+			return &EntryError{hdr.Name, fmt.Sprintf("it is a hard link to %q, which is not a file that comes before it in the archive", hdr.Linkname)}
 		}
 	}
 	if err := f.remember(e); err != nil {
@@ -381,7 +381,7 @@ func (f *foreign) parents(e ForeignEntry) error {
 		return nil
 	}
 	if there {
-		return &EntryError{e.Header.Name, fmt.Sprintf("%q is no directory in the archive: nothing is written through a link", dir)}
+		return &EntryError{e.Header.Name, fmt.Sprintf("%q is not a directory in the archive: nothing is written through a link", dir)}
 	}
 	// Implied directories count too: one long name can imply a thousand.
 	if err := f.tally.entry(e.Header.Name); err != nil {

@@ -541,7 +541,7 @@ func (u *unpacker) mkdir(name string, hdr *tar.Header) (err error) {
 			return named(e, name)
 		}
 		if !info.IsDir() {
-			return &fs.PathError{Op: "copy", Path: printable(name, maxPath), Err: errors.New("it is no directory at the destination, and one would replace it")}
+			return &fs.PathError{Op: "copy", Path: printable(name, maxPath), Err: errors.New("it is not a directory at the destination, and a directory would replace it")}
 		}
 		err, hdr = nil, nil
 	} else if err == nil && hdr == nil {

@@ -117,7 +117,7 @@ func (o *Stored) checkTargets(mounts []record.Mount) error {
 		differences = append(differences, fault.Invalid("snapshot %s has no files for the sandbox's copies at %s", o.rec.ID, strings.Join(missing, ", ")))
 	}
 	if len(more) > 0 {
-		differences = append(differences, fault.Invalid("the sandbox has no copies at %s, of which snapshot %s has files", strings.Join(more, ", "), o.rec.ID))
+		differences = append(differences, fault.Invalid("the sandbox has no copies at %s, where snapshot %s has files", strings.Join(more, ", "), o.rec.ID))
 	}
 	return errors.Join(differences...)
 }

@@ -41,7 +41,7 @@ func (b *Build) adopt(ctx context.Context, what, volume string, hasSource bool) 
 		return err
 	}
 	if len(users) > 0 {
-		return fmt.Errorf("%w: ID %q is that of container %s", fault.Exists, b.Record.ID, users[0].Name)
+		return fmt.Errorf("%w: ID %q belongs to container %s", fault.Exists, b.Record.ID, users[0].Name)
 	}
 	if hasSource || b.origin != nil {
 		return fmt.Errorf("%w: %s %s exists and has files: it is adopted without a source, or deleted first", fault.Exists, what, volume)

@@ -88,7 +88,7 @@ func (h *Handle) WaitPort(ctx context.Context, port int) error {
 		return err
 	}
 	if port < 1 || port > 65535 {
-		return fault.Invalid("%d is not a port: it takes 1 to 65535", port)
+		return fault.Invalid("%d is not a port: use 1 to 65535", port)
 	}
 	// All requests go to one session: after its end nothing would start the server.
 	conn, err := h.Connect(ctx)

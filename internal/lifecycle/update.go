@@ -77,7 +77,7 @@ func (h *Handle) prepareUpdate(ctx context.Context, set *plan.Sandbox) (engine.C
 		return got, err
 	}
 	if set.Has(plan.Persistence) && got.State == engine.StatePaused {
-		return got, fmt.Errorf("%w: it is %s, and whether it is persistent can't be changed meanwhile", fault.NotRunning, store.StateOf(got.State))
+		return got, fmt.Errorf("%w: it is %s: it can't become persistent, or stop being so, now", fault.NotRunning, store.StateOf(got.State))
 	}
 	if got.NetworkMode == "none" && (set.Has(plan.Network) && set.Network.Mode != policy.DenyAll || len(set.Ports) > 0) {
 		return got, errNoNetwork
@@ -222,7 +222,7 @@ func (h *Handle) checkReachable(ctx context.Context, got engine.Container, set *
 	case h.rec.Settings.Network == "":
 		return fmt.Errorf("%w: the record has no network policy, so nothing inside enforces one", fault.Unsupported)
 	case got.State == engine.StatePaused && !endsUnreached(set):
-		return fmt.Errorf("%w: it is %s, and its network can't be changed meanwhile", fault.NotRunning, store.StateOf(got.State))
+		return fmt.Errorf("%w: it is %s: its network can't be changed now", fault.NotRunning, store.StateOf(got.State))
 	case got.State != engine.StateRunning:
 		return nil
 	}
@@ -412,7 +412,7 @@ func (h *Handle) Extend(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	if d <= 0 {
-		return fault.Invalid("%v is not an extension: it takes more than 0", d)
+		return fault.Invalid("%v is not an extension: use more than 0", d)
 	}
 	got, err := h.awaitRunning(ctx)
 	if err != nil {

@@ -231,4 +231,4 @@ func (w *way) checkAccounts() error {
 }
 
 // errNotAccounts is the error of an account file that the engine must not open.
-var errNotAccounts = errors.New("the engine reads this file at each start, so it has to be a regular one of at most 4 MiB")
+var errNotAccounts = errors.New("the engine reads this file at each start, so it must be a regular file of at most 4 MiB")

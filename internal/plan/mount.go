@@ -35,12 +35,12 @@ func CheckMode(m record.Mount) error {
 		if m.Volume == "" || m.Source != "" {
 			return nil
 		}
-		return fmt.Errorf("mode %q is not for a volume; there is rw, ro", m.Mode)
+		return fmt.Errorf("mode %q is not for a volume: use rw or ro", m.Mode)
 	}
 	if m.Volume != "" {
-		return fmt.Errorf("mode %q; there is rw, ro", m.Mode)
+		return fmt.Errorf("mode %q: use rw or ro", m.Mode)
 	}
-	return fmt.Errorf("mode %q; there is ro, rw, rwcopy", m.Mode)
+	return fmt.Errorf("mode %q: use ro, rw or rwcopy", m.Mode)
 }
 
 // checkRemote returns why a mount can't be of the engine's machine.
@@ -121,7 +121,7 @@ func CheckVolume(name string) error {
 		return fmt.Errorf("volume %q: a directory of a volume (%q) can't be mounted alone", name, sub)
 	}
 	if !record.ValidVolume(name) {
-		return fmt.Errorf("%q is not a volume's name: it takes %s", name, record.VolumeRule)
+		return fmt.Errorf("%q is not a volume's name: use %s", name, record.VolumeRule)
 	}
 	return nil
 }

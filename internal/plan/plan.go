@@ -144,14 +144,14 @@ func (s *Sandbox) completeNames() (problems []error) {
 	case s.ID == "":
 		s.ID = record.NewID()
 	case !record.ValidName(s.ID):
-		problems = append(problems, fmt.Errorf("ID %q: it takes %s", s.ID, record.NameRule))
+		problems = append(problems, fmt.Errorf("ID %q: use %s", s.ID, record.NameRule))
 	case record.ReservedID(s.ID):
 		problems = append(problems, fmt.Errorf("ID %q: it begins or ends like the name of another kind of object", s.ID))
 	}
 	if s.Name == "" {
 		s.Name = s.ID
 	} else if !record.ValidName(s.Name) {
-		problems = append(problems, fmt.Errorf("name %q: it takes %s", s.Name, record.NameRule))
+		problems = append(problems, fmt.Errorf("name %q: use %s", s.Name, record.NameRule))
 	}
 	return problems
 }
@@ -165,7 +165,7 @@ func (s *Sandbox) completeImage() (problems []error) {
 		maps.Copy(all, s.Runtimes)
 		image, known := all[s.Runtime]
 		if !known {
-			problems = append(problems, fmt.Errorf("runtime %q is not known; there is %s", s.Runtime, strings.Join(slices.Sorted(maps.Keys(all)), ", ")))
+			problems = append(problems, fmt.Errorf("runtime %q is not known: use one of %s", s.Runtime, strings.Join(slices.Sorted(maps.Keys(all)), ", ")))
 		}
 		s.Image = image
 	}
@@ -194,11 +194,11 @@ func (s *Sandbox) checkChanges() (problems []error) {
 		problems = append(problems, errors.New("IgnoreDetached: it needs WithIdleTimeout"))
 	}
 	if limit := cmp.Or(s.MaxPorts, maxPorts); len(s.Ports) > limit {
-		problems = append(problems, fmt.Errorf("WithPorts: %d ports; there may be %d", len(s.Ports), limit))
+		problems = append(problems, fmt.Errorf("WithPorts: %d ports: use at most %d", len(s.Ports), limit))
 	}
 	for i, p := range s.Ports {
 		if p < 1 || p > 65535 {
-			problems = append(problems, fmt.Errorf("WithPorts: %d is not a port: it takes 1 to 65535", p))
+			problems = append(problems, fmt.Errorf("WithPorts: %d is not a port: use 1 to 65535", p))
 		} else if slices.Contains(s.Ports[:i], p) {
 			problems = append(problems, fmt.Errorf("WithPorts: duplicate port %d", p))
 		}
@@ -210,7 +210,7 @@ func (s *Sandbox) checkChanges() (problems []error) {
 
 func (s *Sandbox) checkTags() (problems []error) {
 	if len(s.Tags) > maxTags {
-		problems = append(problems, fmt.Errorf("%d tags; there may be %d", len(s.Tags), maxTags))
+		problems = append(problems, fmt.Errorf("%d tags: use at most %d", len(s.Tags), maxTags))
 	}
 	for k, v := range s.Tags {
 		if k == "" || !utf8.ValidString(k) || !utf8.ValidString(v) {

@@ -88,7 +88,7 @@ func TestCompleteReturnsAllProblemsAtOnce(t *testing.T) {
 		t.Fatalf("Complete: %v, want an InvalidArgument", err)
 	}
 	for _, want := range []string{
-		`"An ID"`, `"A Name"`, "cannot be used together", `"perl4" is not known; there is debian, go1.26, node20, node22, node24, ours, python3.12, python3.13`, "its own image", `variable ""`, `variable "LONG"`, `tag ""`,
+		`"An ID"`, `"A Name"`, "cannot be used together", `"perl4" is not known: use one of debian, go1.26, node20, node22, node24, ours, python3.12, python3.13`, "its own image", `variable ""`, `variable "LONG"`, `tag ""`,
 		"5 ports", "0 is not a port", "duplicate port 8080", "neither a source nor a volume", `duplicate mount target "/x"`, "/proc is not for mounts", "an option's own",
 	} {
 		if !strings.Contains(err.Error(), want) {

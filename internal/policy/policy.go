@@ -78,7 +78,7 @@ func (p Policy) Canon() (Policy, error) {
 	bad := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
 	size := func(list string, n int) {
 		if n > MaxEntries {
-			bad("%s: %d entries; there may be %d", list, n, MaxEntries)
+			bad("%s: %d entries: use at most %d", list, n, MaxEntries)
 		}
 	}
 	size("allow", len(p.Allow))
@@ -118,7 +118,7 @@ func (p Policy) Canon() (Policy, error) {
 		bad("%q is not a mode: use %s, %s, %s or %s", p.Mode, AllowAll, PublicOnly, DenyAll, Custom)
 	}
 	if n := len(out.String()); n > MaxText && len(problems) == 0 {
-		bad("the policy takes %d bytes; there may be %d", n, MaxText)
+		bad("the policy has %d bytes: use at most %d", n, MaxText)
 	}
 	if len(problems) > 0 {
 		return Policy{}, errors.Join(problems...)

@@ -74,13 +74,13 @@ const MaxLabels = policy.MaxText + 64<<10
 var valid = regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]{0,62}$`)
 
 // NameRule describes valid names and IDs in messages.
-const NameRule = "1 to 63 of a-z 0-9 _ . - and first a letter or digit"
+const NameRule = "1 to 63 characters of a-z 0-9 _ . - that begin with a letter or digit"
 
 // ValidName reports whether s can be the name or the ID of a sandbox.
 func ValidName(s string) bool { return valid.MatchString(s) }
 
 // VolumeRule describes valid volume names in messages.
-const VolumeRule = "1 to 128 of a-z 0-9 _ . - and first a letter or digit"
+const VolumeRule = "1 to 128 characters of a-z 0-9 _ . - that begin with a letter or digit"
 
 var validVolume = regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]{0,127}$`)
 

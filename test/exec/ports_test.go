@@ -27,8 +27,8 @@ func TestWrongPortsAreRefusedBeforeAnyEngineCall(t *testing.T) {
 		limit int
 		says  []string
 	}{
-		"a fifth":          {[]int{1, 2, 3, 4, 5}, 0, []string{"5 ports; there may be 4"}},
-		"one over a limit": {[]int{1, 2, 3}, 2, []string{"3 ports; there may be 2"}},
+		"a fifth":          {[]int{1, 2, 3, 4, 5}, 0, []string{"5 ports: use at most 4"}},
+		"one over a limit": {[]int{1, 2, 3}, 2, []string{"3 ports: use at most 2"}},
 		"nought":           {[]int{0}, 0, []string{"0 is not a port"}},
 		"below nought":     {[]int{-80}, 0, []string{"-80 is not a port"}},
 		"too high":         {[]int{70000}, 0, []string{"70000 is not a port"}},
