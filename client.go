@@ -182,14 +182,15 @@ func WithLogger(log *slog.Logger) ClientOption {
 	}
 }
 
-// WithAudit logs each command of the client's handles when [Cmd.Wait] returns, or when it could
-// not be started, as a record "command" of level Info: the sandbox's name and ID, the command's ID
-// and user, its program and the number of its arguments, whether it is detached, its exit code, or
-// the class of the error ("canceled", "sandbox_is_not_running" …), its duration from Start, and the
-// bytes of its input and output that were copied. The arguments, which can contain secrets, are
-// not logged, and neither are the environment, the input and the output. A detached command that
-// was not waited for, and one whose program ended first, are not in the log. Calls on files,
-// connections and SSH sessions are no commands. Default: nothing is logged.
+// WithAudit logs each command of the client's handles when [Cmd.Wait] returns, or when the command
+// could not be started. The record "command" of level Info has the sandbox's name and ID, the
+// command's ID and user, its program and the number of its arguments, whether it is detached, its
+// exit code or the class of the error ("canceled", "sandbox_is_not_running" …), its duration from
+// Start, and the bytes of its input and output that were copied. It has no arguments, which can
+// contain secrets, and neither the environment nor the input and the output.
+//
+// A command is not in the log if nobody waited for it, or if this program ended first. Calls on
+// files, connections and SSH sessions are not commands. Default: nothing is logged.
 func WithAudit(log *slog.Logger) ClientOption {
 	return func(c *Client) error {
 		if log == nil {
@@ -212,7 +213,7 @@ func WithLimits(l Limits) ClientOption {
 }
 
 // WithRuntimes adds identifiers for [WithRuntime], each with its image. They take precedence
-// over those of the package. Identifiers follow the rules for names of sandboxes.
+// over the identifiers of the package. An identifier follows the rules for names of sandboxes.
 func WithRuntimes(images map[string]string) ClientOption {
 	images = maps.Clone(images)
 	return func(c *Client) error {
@@ -248,7 +249,7 @@ func WithDNS(servers ...netip.Addr) ClientOption {
 }
 
 // WithAuthorities adds certificate authorities, in PEM and at most 512 KiB, for servers
-// whose requests a [Transform] changes: there PID 1 of the sandbox is the TLS client and
+// that get requests changed by a [Transform]: PID 1 of the sandbox is the TLS client then, and
 // verifies the server. Default: the public authorities, which are always trusted.
 func WithAuthorities(pem []byte) ClientOption {
 	return func(c *Client) error {
@@ -275,10 +276,12 @@ func (a RegistryAuth) LogValue() slog.Value { return slog.StringValue(a.String()
 
 // WithRegistryAuth sets the credentials for pulls of images. The client calls fn before each
 // pull with the registry's host, such as "ghcr.io", with its port if it has one; Docker Hub is
-// "docker.io". The call fails if fn does. For the zero RegistryAuth, as by default, those of the
-// docker command on this machine are used: what docker login stored in its configuration, or in
-// the credential helpers that the configuration names, which are run (docker-credential-…, up to
-// 10 s each). fn may be called concurrently. The credentials are sent to the engine only.
+// "docker.io". The call fails if fn does. fn may be called concurrently. The credentials are sent to
+// the engine only.
+//
+// Default, and for the zero RegistryAuth: the credentials of the docker command on this machine.
+// These are what docker login stored in its configuration, or in the credential helpers that the
+// configuration names (docker-credential-…). The helpers are run, for up to 10 s each.
 func WithRegistryAuth(fn func(ctx context.Context, host string) (RegistryAuth, error)) ClientOption {
 	return func(c *Client) error {
 		if fn == nil {
@@ -315,14 +318,14 @@ type Health struct {
 	Runtimes      []string `json:"runtimes,omitempty"`
 	Rootless      bool     `json:"rootless,omitempty"`
 	// Warnings are about versions and settings of the engine's machine that may be a way out of
-	// sandboxes. The list is that of SECURITY.md, as of this package's release.
+	// sandboxes. SECURITY.md has the list, as of this package's release.
 	Warnings []Warning `json:"warnings,omitempty"`
 	// Guidance says, for an engine that is not healthy, what was tried and what to do.
 	Guidance string `json:"guidance,omitempty"`
 }
 
 // A Warning is about something on the engine's machine that may be a way out of sandboxes. It
-// refuses nothing: distributions fix old versions, whose numbers do not tell.
+// refuses nothing: distributions fix old versions without changing their numbers.
 type Warning struct {
 	// Subject is the component that the warning is about: "engine", "Docker Desktop",
 	// "containerd", "runc" or "kernel"; or "seccomp", for the engine's settings.
@@ -334,7 +337,7 @@ type Warning struct {
 }
 
 // CheckHealth checks whether the engine can be used, for at most 5 s. If it can't, the
-// result has Guidance and the error is nil: the error is only ever that of ctx.
+// result has Guidance and the error is nil. The only error is the error of ctx.
 func CheckHealth(ctx context.Context) (Health, error) { return defaultClient().CheckHealth(ctx) }
 
 // CheckHealth is [CheckHealth] on the client's engine.
@@ -419,7 +422,7 @@ func guidance(h Health, err error) string {
 // any other is an [ErrUnsupported] with the reason.
 type Support struct {
 	// NetworkPolicy is for network policies in the engine's default OCI runtime. Without it
-	// no sandbox can be created but those of [WithOCIRuntime] with a runtime that can.
+	// sandboxes can be created only with an [WithOCIRuntime] that enforces them.
 	NetworkPolicy error
 	// Reflink is for copies that share blocks with their source on the disk that holds
 	// the engine's volumes. Without it, forks and copies of large files take the time and
@@ -496,11 +499,11 @@ func (c *Client) support(ctx context.Context) (Support, error) {
 	}, nil
 }
 
-// Prune removes leftovers from the engine: those of crashed programs, at once and not in the
-// background as clients do it, images of failed updates and deleted snapshots, and the guest programs of other
-// versions of this package that no sandbox uses. It keeps every sandbox that is
-// persistent or whose handle may still exist, its volumes, and this version's guest. The
-// error joins the failures.
+// Prune removes leftovers from the engine: what crashed programs left, images of failed updates and
+// deleted snapshots, and the guest programs of other versions of this package that no sandbox uses.
+// It does so at once, while clients remove what crashed programs left in the background. It keeps
+// every sandbox that is persistent or may still have a handle, its volumes, and this version's
+// guest. The error joins the failures.
 func Prune(ctx context.Context) (PruneReport, error) { return defaultClient().Prune(ctx) }
 
 // Prune is [Prune] on the client's engine.

@@ -312,10 +312,10 @@ func reportOf(r archive.Report) CopyReport {
 // followed except hostPath itself. The copy belongs to the sandbox's user.
 //
 // A new copy appears atomically, and so does each file of a tree that is merged into an
-// existing directory. Directories that exist keep their permissions, owner and attributes;
-// their times are those of the change. Of a file without a size, such as those in /proc, up to
-// 64 MiB are read. Sockets, devices and pipes are left out; the report lists what was
-// not preserved. Data is streamed; memory is used only for each directory and hard link.
+// existing directory. Directories that exist keep their permissions, owner and attributes,
+// and get the time of the change. A file without a size, as in /proc, is read up to 64 MiB.
+// Sockets, devices and pipes are left out. The report lists what was not preserved. Data is
+// streamed; memory is used only for each directory and hard link.
 func (c fileCalls) CopyIn(ctx context.Context, hostPath, inside string, o CopyOptions) (_ CopyReport, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.copy_in", trace.Name(c.name))
 	defer span.End(&err)
@@ -329,10 +329,10 @@ func (c fileCalls) CopyIn(ctx context.Context, hostPath, inside string, o CopyOp
 }
 
 // CopyInFS is [Sandbox.CopyIn] from a file system of package [io/fs]: an embed.FS, a zip
-// file, another sandbox's [Sandbox.FS]. "/" is the sandbox's root directory. Files without a
-// time get that of the call. File systems that have no owners, such as embed.FS, have no
-// permissions to keep either: as by [os.CopyFS], their owner may write all files, and enter
-// all directories.
+// file, another sandbox's [Sandbox.FS]. "/" is the sandbox's root directory. A file without a time
+// gets the time of the call. File systems that have no owners, such as embed.FS, have no
+// permissions to keep either: as with [os.CopyFS], the owner may write all files, and enter all
+// directories.
 func (c fileCalls) CopyInFS(ctx context.Context, fsys fs.FS, inside string, o CopyOptions) (_ CopyReport, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.copy_in", trace.Name(c.name))
 	defer span.End(&err)

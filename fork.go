@@ -19,8 +19,8 @@ import (
 // variables, [WithMounts] all mounts. [WithoutTag], [WithoutEnv] and [WithoutMount] take single
 // ones away. [WithImage] and [WithRuntime] give the fork another image, with the source's
 // volumes, if nothing else of the source's files differs from its own image; otherwise the error
-// is [ErrInvalidArgument] and names the first paths. Then the user is that of the other image,
-// unless [WithUser] set it. The name and the ID are new, by the rules of
+// is [ErrInvalidArgument] and names the first paths. The other image then sets the user,
+// unless [WithUser] does. The name and the ID are new, by the rules of
 // [Create]: with [WithName] it is persistent, without a name it is not, whatever the source is, unless
 // [WithPersistent] says otherwise. Values that a policy's transforms set are not stored
 // and so not inherited: [WithNetworkPolicy] sets them again.
@@ -32,9 +32,9 @@ import (
 // earlier ones wait. A source that was already paused stays paused. Sockets, files on a tmpfs
 // and processes are not copied.
 //
-// Engines whose storage driver is no overlay commit a container's own files, if there
-// are any, before the processes go on. That takes about 5 s for a gigabyte, and keeps times to the second and, of the
-// extended attributes, only capabilities.
+// An engine with another storage driver than an overlay commits the container's own files, if there
+// are any, before the processes go on. That takes about 5 s for a gigabyte. Times are kept to the
+// second, and of the extended attributes only capabilities.
 func Fork(ctx context.Context, source string, opts ...ForkOption) (*Sandbox, error) {
 	return defaultClient().Fork(ctx, source, opts...)
 }
@@ -112,7 +112,7 @@ type ForkResult struct {
 // error.
 //
 // If one fork fails the others are still created. There are n results, or none if the
-// source's files could not be copied; the error joins those of the results.
+// source's files could not be copied. The error joins the errors of the results.
 func ForkN(ctx context.Context, source string, n int, opts ...ForkOption) ([]ForkResult, error) {
 	return defaultClient().ForkN(ctx, source, n, opts...)
 }

@@ -49,7 +49,7 @@ type NetworkPolicy struct {
 	// Subnets are allowed or denied by address.
 	Subnets Subnets
 	// ResolveInto lists protected subnets that the names in Allow may resolve to, such as
-	// that of a registry in a private network. It does not allow these subnets by itself.
+	// the subnet of a registry in a private network. It does not allow these subnets by itself.
 	ResolveInto []string
 	// Transform sets headers in requests to names, and allows these names: for secrets
 	// that the sandbox can use but not read, unless the server sends them back. Keys are
@@ -97,7 +97,7 @@ type Transform struct {
 	// Do is called concurrently, for up to 16 requests of a session at a time. The request's
 	// context ends after 10 s, also when this program closes the handle; a Do that goes on
 	// then is not waited for. PID 1 reads the body, or the first 512 KiB of it, before Do is
-	// called, so Do is not for requests whose body depends on the answer.
+	// called, so Do does not work for a request that sends more of its body after an answer.
 	//
 	// It fails closed. If Do refuses, the sandbox gets the status 502; if no program with a
 	// handle that has a Do for the name runs, or Do takes longer than 10 s, 503. [Sandbox.Egress]
@@ -473,8 +473,8 @@ func (s *Sandbox) WaitPort(ctx context.Context, port int) (err error) {
 // SSH returns a connection to an SSH server in the sandbox, for any SSH client: OpenSSH,
 // with the command "sandbox proxy" as its ProxyCommand, or golang.org/x/crypto/ssh. SSH
 // sessions run in the sandbox's directory and with its environment, as the user that the
-// client names, see [Cmd.User]. Without a name, and for the name of the user that runs this
-// program, which clients send if they are given none, that is the sandbox's user. The
+// client names, see [Cmd.User]. They run as the sandbox's user if the client names nobody, or the
+// user that runs this program, which is what clients send by default. The
 // server requires no key or password from the owner of the connection. The host key is
 // constant as long as the sandbox exists.
 //

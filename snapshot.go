@@ -192,8 +192,8 @@ func checkSnapshotID(id string) error {
 	return nil
 }
 
-// Rollback makes the files of the sandbox those of a snapshot: the container's own files, the
-// workspace and every copy of a directory. Files that are not in the snapshot are removed. The
+// Rollback replaces the files of the sandbox by the files of a snapshot: the container's own files,
+// the workspace and every copy of a directory. Files that are not in the snapshot are removed. The
 // name, the ID, the settings and the names of the volumes stay, the image becomes the snapshot's.
 // Attached volumes and mounted directories, which others may use, do not change, nor do volumes
 // that an image declares.
@@ -337,7 +337,7 @@ func forest(nodes []*SnapshotNode) []*SnapshotNode {
 	roots := []*SnapshotNode{}
 	for _, n := range nodes {
 		parent := from(n)
-		// What labels say may be a circle, of which all are roots then.
+		// Labels may describe a circle: then all of it are roots.
 		for up, steps := parent, 0; up != nil && steps < len(nodes); up, steps = from(up), steps+1 {
 			if up == n {
 				parent = nil

@@ -53,9 +53,9 @@ func WithSource(from Source) CreateOption {
 }
 
 // WithSourceAddresses bounds the servers that a [Git], a [Tarball] with a URL and an image to pull
-// come from: to those with public addresses, as in [PublicOnly], and those in also. Others are
-// [ErrInvalidArgument], and no error says what address a name has. Default: any server that this
-// machine, and the engine's, can reach. It is for programs whose users choose the sources.
+// come from: to public addresses, as in [PublicOnly], and to the prefixes in also. Other servers are
+// [ErrInvalidArgument], and no error says what address a name has. It is for programs that let their
+// users choose the sources. Default: any server that this machine, and the engine's, can reach.
 //
 // This program's own connections are checked as they are made, whatever name, redirect or later
 // answer of a DNS server leads there. Git gets the addresses that were checked and follows no
@@ -79,8 +79,8 @@ func WithSourceAddresses(also ...netip.Prefix) MakeOption {
 // created. The rules of [RWCopy] apply, but all files belong to the sandbox's user and
 // lose setuid and setgid bits. A relative path is made absolute when Dir is called.
 //
-// Git does not work in a copy of a worktree or a submodule, whose repository is elsewhere:
-// [Progress] says so, and [Git] with the directory as its URL has what is committed.
+// Git does not work in a copy of a worktree or a submodule, since the repository is elsewhere.
+// [Progress] says so. [Git] with the directory as its URL clones what is committed.
 func Dir(path string) Source { return directory{source.Dir(path)} }
 
 type directory struct{ source.Source }
@@ -107,10 +107,9 @@ func (f fromSnapshot) source() source.Source { return nil }
 // origin, owned by the sandbox's user. The git program of this machine clones it into a
 // temporary directory, from which it is copied into the workspace; the image and the
 // engine's machine need no git. The clone ignores the git configuration of this machine
-// and its user, and runs none of their hooks, filters and credential helpers; safe.directory
-// alone counts, for repositories of other users, and under sudo those of its caller. Files have
-// the permissions of a umask of 022. Proxies are
-// those of the environment. The directory, agent-sandbox-git-… in [os.TempDir], is
+// and its user, and runs none of their hooks, filters and credential helpers. It obeys
+// safe.directory, for repositories of other users, and under sudo for those of sudo's caller. Files
+// have the permissions of a umask of 022. Proxies are taken from the environment. The directory, agent-sandbox-git-… in [os.TempDir], is
 // removed when the call ends, but not if this program dies during it.
 //
 // Submodules are not fetched: their directories are empty. Files in Git LFS stay
