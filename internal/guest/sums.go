@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "ec225175f680a582829a703a40a96350b3c6c936eb5c077075bc287701ca2008", size: 10223742},
-	"arm64": {sha256: "6ea85840258028e9ad9ef2e9c0307ac7a70a48c5ade6067907cbe412d5621cd0", size: 9502846},
+	"amd64": {sha256: "59dd027e8ea950694b6e07d96788c58f7ab4fd1bef09dceae49cf72ddeaeeb2f", size: 10223742},
+	"arm64": {sha256: "6fed085f8665eb6d423f93d7b60c02b0380c7e769bbc8efd7bd4415b7a3cefd1", size: 9502846},
 }

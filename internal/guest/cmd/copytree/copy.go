@@ -92,7 +92,7 @@ func Run(args []string) error {
 // clear does what can come before a job, and before the processes that write to its tree are held.
 func (c *copier) clear(job wire.CopyJob) error {
 	if job.Again || job.Layer {
-		if err := empty(job.To); err != nil {
+		if err := empty(job.To, job.ToMark); err != nil {
 			return err
 		}
 	}
@@ -266,9 +266,9 @@ func (c *copier) begin(i int, job wire.CopyJob) error {
 	return c.list(b)
 }
 
-// empty removes what an earlier copy left in a directory, and from the directory itself what new
-// files in it would inherit: its group and its ACLs.
-func empty(target string) error {
+// empty removes what an earlier copy left in a directory, except the file called keep, and from the
+// directory itself what new files in it would inherit: its group and its ACLs.
+func empty(target, keep string) error {
 	root, err := os.OpenRoot(target)
 	if err != nil {
 		return err
@@ -281,7 +281,9 @@ func empty(target string) error {
 	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
 	for _, name := range names {
-		err = errors.Join(err, root.RemoveAll(name))
+		if name != keep {
+			err = errors.Join(err, root.RemoveAll(name))
+		}
 	}
 	fd := int(dir.Fd())
 	return errors.Join(err, unix.Fchown(fd, 0, 0), unix.Fchmod(fd, 0o700), dropXattrs(fd))
