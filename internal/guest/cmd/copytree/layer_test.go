@@ -259,3 +259,20 @@ func FuzzReceive(f *testing.F) {
 		}
 	})
 }
+
+// A layer that is filled loses what an earlier copy left, and keeps the mark by which it is found again.
+func TestALayerKeepsItsMark(t *testing.T) {
+	to := t.TempDir()
+	for _, name := range []string{".agent-sandbox-mark", ".agent-sandbox-other", "etc"} {
+		if err := os.Mkdir(filepath.Join(to, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := newCopier().clear(wire.CopyJob{To: to, Layer: true, ToMark: ".agent-sandbox-mark"}); err != nil {
+		t.Fatal(err)
+	}
+	left, err := os.ReadDir(to)
+	if err != nil || len(left) != 1 || left[0].Name() != ".agent-sandbox-mark" {
+		t.Errorf("left are %v, %v", left, err)
+	}
+}
