@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "59dd027e8ea950694b6e07d96788c58f7ab4fd1bef09dceae49cf72ddeaeeb2f", size: 10223742},
-	"arm64": {sha256: "6fed085f8665eb6d423f93d7b60c02b0380c7e769bbc8efd7bd4415b7a3cefd1", size: 9502846},
+	"amd64": {sha256: "94ecb2db0c452f99b245ac09f6073808f33016bc62d1feabeaac85a5efa71ba9", size: 10223742},
+	"arm64": {sha256: "82771fe266af4cbfbea400646a3bd0d091db026bab91441411fc87d904995684", size: 9502846},
 }
