@@ -187,8 +187,8 @@ var layers = map[string][]string{
 	"store":     {"claim", "engine", "fault", "guest/wire", "record", "trace"},
 	"machine":   {"archive", "claim", "engine", "fault", "guest", "guest/accounts", "guest/trees", "guest/wire", "plan", "policy", "record", "source", "store", "trace"},
 	"transfer":  {"archive", "claim", "engine", "fault", "guest", "guest/trees", "guest/wire", "machine", "record", "source", "store", "trace"},
-	"build":     {"claim", "engine", "fault", "guest/wire", "machine", "plan", "policy", "record", "store", "transfer"},
-	"lifecycle": {"archive", "build", "claim", "engine", "fault", "guest", "guest/wire", "machine", "plan", "policy", "record", "store", "trace", "transfer"},
+	"provision": {"claim", "engine", "fault", "guest/wire", "machine", "plan", "policy", "record", "store", "transfer"},
+	"lifecycle": {"archive", "claim", "engine", "fault", "guest", "guest/wire", "machine", "plan", "policy", "provision", "record", "store", "trace", "transfer"},
 	"files":     {"archive", "engine", "fault", "guest", "guest/wire", "lifecycle", "store"},
 	"sandbox":   {"archive", "engine", "fault", "files", "guest", "guest/wire", "lifecycle", "machine", "plan", "policy", "record", "source", "store", "trace"},
 }

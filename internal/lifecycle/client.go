@@ -10,12 +10,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/build"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
+	"github.com/seed-1a2d6d8f/sandbox/internal/provision"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
@@ -62,10 +62,10 @@ type CreateOptions struct {
 }
 
 // Create creates a sandbox. Its files come from an origin if that is not nil.
-func (c *Client) Create(ctx context.Context, o *CreateOptions, from build.Origin) (*Handle, error) {
+func (c *Client) Create(ctx context.Context, o *CreateOptions, from provision.Origin) (*Handle, error) {
 	c.Store.SweepInTurn()
 	if id := o.Plan.Snapshot; id != "" {
-		from = build.FromSnapshot(id)
+		from = provision.FromSnapshot(id)
 	}
 	for {
 		b, err := c.prepare(ctx, o, from)
@@ -83,7 +83,7 @@ func (c *Client) Create(ctx context.Context, o *CreateOptions, from build.Origin
 // the call fails.
 func tryAgain(ctx context.Context, err error) (bool, error) {
 	switch {
-	case !errors.Is(err, build.ErrTryAgain):
+	case !errors.Is(err, provision.ErrTryAgain):
 		return false, err
 	case ctx.Err() != nil:
 		return false, fmt.Errorf("%w: %w", fault.Cancelled(ctx), err)
@@ -91,9 +91,9 @@ func tryAgain(ctx context.Context, err error) (bool, error) {
 	return true, nil
 }
 
-// prepare returns a build after [build.Build.Prepare]. It takes over from a dead creator of
+// prepare returns a build after [provision.Build.Prepare]. It takes over from a dead creator of
 // the same name.
-func (c *Client) prepare(ctx context.Context, o *CreateOptions, from build.Origin) (*build.Build, error) {
+func (c *Client) prepare(ctx context.Context, o *CreateOptions, from provision.Origin) (*provision.Build, error) {
 	for {
 		if err := c.Store.Available(ctx, o.Plan.Name, o.Plan.ID); err != nil {
 			return nil, err
@@ -126,13 +126,13 @@ func (c *Client) prepare(ctx context.Context, o *CreateOptions, from build.Origi
 }
 
 // tryPrepare is one try of prepare.
-func (c *Client) tryPrepare(ctx context.Context, o *CreateOptions, from build.Origin) (*build.Build, error) {
+func (c *Client) tryPrepare(ctx context.Context, o *CreateOptions, from provision.Origin) (*provision.Build, error) {
 	slot, err := c.Machine.Slot(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer slot.Release()
-	b := build.New(c.Machine, o.Plan, from, len(o.OnCreate) > 0, o.Report)
+	b := provision.New(c.Machine, o.Plan, from, len(o.OnCreate) > 0, o.Report)
 	if err := b.Prepare(ctx, slot); err != nil {
 		return nil, errors.Join(err, b.Undo(ctx))
 	}
@@ -140,7 +140,7 @@ func (c *Client) tryPrepare(ctx context.Context, o *CreateOptions, from build.Or
 }
 
 // start starts the first session of a build, after fill.
-func (c *Client) start(ctx context.Context, b *build.Build, fill func(context.Context) error) error {
+func (c *Client) start(ctx context.Context, b *provision.Build, fill func(context.Context) error) error {
 	slot, err := c.Machine.Slot(ctx)
 	if err != nil {
 		return err
@@ -154,7 +154,7 @@ func (c *Client) start(ctx context.Context, b *build.Build, fill func(context.Co
 
 // finishCreate starts the first session, calls the hooks and commits the build. After a
 // failure or a panic it undoes the build.
-func (c *Client) finishCreate(caller context.Context, o *CreateOptions, b *build.Build, start func(context.Context) error) (h *Handle, err error) {
+func (c *Client) finishCreate(caller context.Context, o *CreateOptions, b *provision.Build, start func(context.Context) error) (h *Handle, err error) {
 	ctx, release := b.Bind(caller)
 	defer release()
 	done := false

@@ -8,12 +8,12 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/build"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
+	"github.com/seed-1a2d6d8f/sandbox/internal/provision"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/transfer"
 )
@@ -21,7 +21,7 @@ import (
 // Fork creates a sandbox with the files and settings of another one. The options override the
 // settings.
 func (c *Client) Fork(ctx context.Context, source string, o *CreateOptions) (*Handle, error) {
-	from, err := build.NewLive(ctx, c.Machine, source)
+	from, err := provision.NewLive(ctx, c.Machine, source)
 	if err != nil {
 		return nil, err
 	}
@@ -39,15 +39,15 @@ func (h *Handle) Fork(ctx context.Context, o *CreateOptions) (*Handle, error) {
 
 // live returns the handle's sandbox as a source of files. There is none if another sandbox has its
 // name by now.
-func (h *Handle) live(ctx context.Context) (*build.Live, error) {
-	from, err := build.NewLive(ctx, h.c.Machine, h.rec.Name)
+func (h *Handle) live(ctx context.Context) (*provision.Live, error) {
+	from, err := provision.NewLive(ctx, h.c.Machine, h.rec.Name)
 	if err == nil && from.Record.ID != h.rec.ID {
 		return nil, fault.NotFound
 	}
 	return from, err
 }
 
-func (c *Client) fork(ctx context.Context, from *build.Live, o *CreateOptions) (*Handle, error) {
+func (c *Client) fork(ctx context.Context, from *provision.Live, o *CreateOptions) (*Handle, error) {
 	if o.Plan.Has(plan.Image) {
 		from.WithoutUser()
 	}
@@ -67,7 +67,7 @@ type Result struct {
 // ForkN creates n sandboxes with the files that another one has at one moment. It returns n
 // results, or none if the files could not be copied.
 func (c *Client) ForkN(ctx context.Context, source string, n int, o *CreateOptions) ([]Result, error) {
-	from, err := build.NewLive(ctx, c.Machine, source)
+	from, err := provision.NewLive(ctx, c.Machine, source)
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +83,7 @@ func (h *Handle) ForkN(ctx context.Context, n int, o *CreateOptions) ([]Result, 
 	return h.c.forkN(ctx, from, n, o)
 }
 
-func (c *Client) forkN(ctx context.Context, from *build.Live, n int, o *CreateOptions) (results []Result, err error) {
+func (c *Client) forkN(ctx context.Context, from *provision.Live, n int, o *CreateOptions) (results []Result, err error) {
 	files := transfer.NewSnapshotFiles(c.Machine, from.Record, from.Container, from.Image, from.Plan.Mounts, o.Report)
 	if o.Plan.Has(plan.Image) {
 		from.WithoutUser()
@@ -106,7 +106,7 @@ func (c *Client) forkN(ctx context.Context, from *build.Live, n int, o *CreateOp
 		forks[i].order.Plan = *o.Plan.Numbered(i + 1)
 		forks[i].err = forks[i].order.Plan.Inherit(&inherited)
 	}
-	forEach(forks, func(f *fork) { f.build, f.err = c.prepare(ctx, &f.order, build.FromFiles(files.Record)) })
+	forEach(forks, func(f *fork) { f.build, f.err = c.prepare(ctx, &f.order, provision.FromFiles(files.Record)) })
 	c.fillMany(ctx, forks)
 	forEach(forks, func(f *fork) { f.started = c.start(ctx, f.build, f.fill) })
 	// Each takes a connection, which costs the engine a fifth of a start.
@@ -114,7 +114,7 @@ func (c *Client) forkN(ctx context.Context, from *build.Live, n int, o *CreateOp
 		f.handle, f.err = c.finishCreate(ctx, &f.order, f.build, func(context.Context) error { return f.started })
 		again := false
 		if again, f.err = tryAgain(ctx, f.err); again {
-			f.handle, f.err = c.Create(ctx, &f.order, build.FromFiles(files.Record))
+			f.handle, f.err = c.Create(ctx, &f.order, provision.FromFiles(files.Record))
 		}
 	})
 	for _, f := range forks {
@@ -126,7 +126,7 @@ func (c *Client) forkN(ctx context.Context, from *build.Live, n int, o *CreateOp
 // fork is one of several.
 type fork struct {
 	order   CreateOptions
-	build   *build.Build
+	build   *provision.Build
 	filled  bool
 	started error
 	handle  *Handle
@@ -163,11 +163,11 @@ func (c *Client) fillMany(ctx context.Context, forks []fork) {
 		}
 	}
 	for some := range slices.Chunk(prepared, fillBatch) {
-		var builds []*build.Build
+		var builds []*provision.Build
 		for _, f := range some {
 			builds = append(builds, f.build)
 		}
-		err := build.FillMany(ctx, builds)
+		err := provision.FillMany(ctx, builds)
 		if err != nil && ctx.Err() == nil {
 			c.Log.Warn("forks are filled one by one", "sandbox", builds[0].Record.Name, "error", err)
 		}
@@ -216,7 +216,7 @@ func (h *Handle) Rollback(ctx context.Context, id string) error {
 		if err != nil {
 			return err
 		}
-		err = build.Rollback(ctx, h.c.Machine, h.known(), id, h.report)
+		err = provision.Rollback(ctx, h.c.Machine, h.known(), id, h.report)
 		var held *claim.HeldError
 		if errors.As(err, &held) {
 			if err := h.c.Store.AwaitChange(ctx, h.rec.Name); err != nil {

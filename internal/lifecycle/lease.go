@@ -7,17 +7,17 @@ import (
 	"sync"
 	"time"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/build"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/provision"
 )
 
 // leaseRenewal is how often a handle renews its lease.
 const leaseRenewal = 10 * time.Second
 
 // A living owner may miss one renewal.
-const _ = uint64(build.LeaseTime - 2*leaseRenewal)
+const _ = uint64(provision.LeaseTime - 2*leaseRenewal)
 
 // keepLease starts the renewal of the lease if the handle owns the sandbox. It is called when
 // a session is known to run.
@@ -87,7 +87,7 @@ func (h *Handle) renewLease(ctx context.Context) {
 	ctx = h.withoutResume(ctx)
 	for wait := time.Duration(0); fault.Sleep(ctx, wait) == nil; {
 		try, cancel := context.WithTimeout(ctx, leaseRenewal)
-		err := h.control(try, wire.Control{Op: wire.OpLease, Lease: build.LeaseTime})
+		err := h.control(try, wire.Control{Op: wire.OpLease, Lease: provision.LeaseTime})
 		rec, e := h.Refresh(try)
 		cancel()
 		if err == nil && e == nil && rec.Persists() {

@@ -8,11 +8,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/build"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/provision"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 )
@@ -56,11 +56,11 @@ func (h *Handle) remakeOutdated(ctx context.Context) (engine.Container, error) {
 		if err != nil || got.HasSession() {
 			return got, err
 		}
-		outdated, err := build.Outdated(ctx, h.c.Machine, rec, got)
+		outdated, err := provision.Outdated(ctx, h.c.Machine, rec, got)
 		if err != nil || !outdated && !store.IsNext(got, rec) {
 			return got, err
 		}
-		err = build.Remake(ctx, h.c.Machine, rec, "", h.report)
+		err = provision.Remake(ctx, h.c.Machine, rec, "", h.report)
 		var held *claim.HeldError
 		if errors.As(err, &held) {
 			err = h.c.Store.AwaitChange(ctx, rec.Name)
@@ -97,7 +97,7 @@ func (h *Handle) resumeOnce(ctx context.Context, was engine.Container) (*resumpt
 	wait := h.prefetch(ctx)
 	err := h.c.Machine.Start(ctx, h.rec.Name, machine.OwnLayer{})
 	if h.c.Engine.IsPortTaken(err) {
-		if err = build.Remake(ctx, h.c.Machine, h.known(), was.ID, h.report); err == nil {
+		if err = provision.Remake(ctx, h.c.Machine, h.known(), was.ID, h.report); err == nil {
 			err = h.c.Machine.Start(ctx, h.rec.Name, machine.OwnLayer{})
 		}
 	}

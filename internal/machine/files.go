@@ -31,7 +31,7 @@ import (
 //     looks at these, each by itself, since the engine's own view depends on the mounts.
 //
 // Then each target leads to itself whatever is mounted already. What others can change between the
-// look and the start is mounted in a new container only (build.Outdated), in which nobody knows the
+// look and the start is mounted in a new container only (provision.Outdated), in which nobody knows the
 // guest's path, and PID 1 compares its mounts with those of its configuration before it does
 // anything else.
 
@@ -199,7 +199,7 @@ func Paths(targets, links, linked []string) (paths []wire.PathCheck) {
 }
 
 // checkFiles fails if files of a container that does not run would mislead its start. Nobody can
-// change them until the start, but see build.Outdated.
+// change them until the start, but see provision.Outdated.
 func (m *Machine) checkFiles(ctx context.Context, got engine.Container, own OwnLayer) error {
 	trees, err := m.treesOf(ctx, got, own)
 	if err != nil || len(trees) == 0 {

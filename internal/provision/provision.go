@@ -1,6 +1,6 @@
-// Package build creates a sandbox's container and volumes, or replaces them, in one
+// Package provision creates a sandbox's container and volumes, or replaces them, in one
 // transaction: each step registers its undo before it runs, and a failure leaves nothing.
-package build
+package provision
 
 import (
 	"context"
