@@ -182,7 +182,7 @@ func (c *Client) finishCreate(caller context.Context, o *CreateOptions, b *provi
 	h.owner, h.first = !b.Record.Persistent, true
 	h.setSecrets(1, o.Plan.Secrets)
 	h.keepLease() // the copies may take longer than a lease lasts
-	if err := b.Filled(); err != nil {
+	if err := b.WaitFilled(); err != nil {
 		return h, err
 	}
 	if err := h.connectIfNeeded(ctx, b.Record, got, firstStart); err != nil {

@@ -131,7 +131,7 @@ func (o *Live) beforeContainer(ctx context.Context, b *Build) error {
 	if !o.commits {
 		return nil
 	}
-	return o.copy(ctx, b, o.jobs(b), &transfer.Then{
+	return o.copy(ctx, b, o.jobs(b), &transfer.AfterCopy{
 		Do: func(ctx context.Context, got engine.Container) (err error) {
 			if b.base, err = b.layer(ctx, got, false); err != nil {
 				return err
@@ -148,7 +148,7 @@ func (o *Live) fill(ctx context.Context, b *Build) error {
 		return nil
 	}
 	if b.Plan.Has(plan.Image) {
-		return o.copy(ctx, b, o.jobs(b), &transfer.Then{
+		return o.copy(ctx, b, o.jobs(b), &transfer.AfterCopy{
 			Do:   func(ctx context.Context, got engine.Container) error { return o.CheckNoFiles(ctx, b.Machine, got) },
 			Undo: func(context.Context) error { return nil },
 		})
@@ -171,7 +171,7 @@ func (o *Live) fill(ctx context.Context, b *Build) error {
 	return err
 }
 
-func (o *Live) copy(ctx context.Context, b *Build, jobs []transfer.Job, then *transfer.Then) error {
+func (o *Live) copy(ctx context.Context, b *Build, jobs []transfer.Job, then *transfer.AfterCopy) error {
 	k := transfer.NewCopier(b.Machine, b.Record.Name, b.Record.Nonce, b.report)
 	b.undo.Add("helper", k.Helper.Undo.Run)
 	for i := range jobs {

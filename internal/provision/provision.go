@@ -27,7 +27,7 @@ import (
 )
 
 // A Build creates one sandbox. Its steps are [Build.Prepare], [Build.Fill], [Build.Start],
-// [Build.Filled] and [Build.Commit], in this order; after a failure [Build.Undo] reverts all
+// [Build.WaitFilled] and [Build.Commit], in this order; after a failure [Build.Undo] reverts all
 // of them.
 type Build struct {
 	Machine *machine.Machine
@@ -319,7 +319,7 @@ func (b *Build) Fill(ctx context.Context) error {
 // After Start the session may have ended already, see [Build.Container].
 func (b *Build) Start(ctx context.Context, slot *machine.Slot) error {
 	if len(b.Plan.Command) > 0 || plan.Nested(b.placed[0], b.mounted, b.Plan.Source != nil || b.origin != nil) {
-		if err := slot.Without(ctx, b.Filled); err != nil {
+		if err := slot.Without(ctx, b.WaitFilled); err != nil {
 			return err
 		}
 	}
@@ -349,8 +349,8 @@ func (b *Build) checkUser(ctx context.Context) error {
 	return fmt.Errorf("user %q: %w", user, err)
 }
 
-// Filled waits for the copies into the volumes.
-func (b *Build) Filled() error {
+// WaitFilled waits for the copies into the volumes.
+func (b *Build) WaitFilled() error {
 	defer b.stopFilling()
 	return b.filled()
 }

@@ -30,8 +30,8 @@ const (
 	changeAttempts = 3
 )
 
-// Then is what comes after a copy, and how to revert it before it is done again.
-type Then struct {
+// AfterCopy is what comes after a copy, and how to revert it before it is done again.
+type AfterCopy struct {
 	Do   func(context.Context, engine.Container) error
 	Undo func(context.Context) error
 }
@@ -41,7 +41,7 @@ type Then struct {
 // not run, or that somebody else has paused, stays as it is. If something has run, or the
 // sandbox's state has changed, all of it runs again, a few times. It returns the container that
 // was copied.
-func CopyConsistent(ctx context.Context, k *Copier, rec record.Sandbox, jobs []Job, then *Then) (engine.Container, error) {
+func CopyConsistent(ctx context.Context, k *Copier, rec record.Sandbox, jobs []Job, then *AfterCopy) (engine.Container, error) {
 	var tries attempts
 	for again := false; ; again = true {
 		got, err := k.Helper.Machine.Store.Recheck(ctx, rec)

@@ -138,9 +138,9 @@ func (f *SnapshotFiles) copy(ctx context.Context, jobs []Job) (image string, roo
 	k := NewCopier(f.m, f.from.Name, f.Record.Nonce, f.report)
 	f.undo.Add("helper", k.Helper.Undo.Run)
 	committed := ""
-	var commit *Then
+	var commit *AfterCopy
 	if f.commits || f.Check != nil {
-		commit = &Then{
+		commit = &AfterCopy{
 			Do: func(ctx context.Context, got engine.Container) (err error) {
 				if f.Check != nil {
 					if err := f.Check(ctx, got); err != nil {
