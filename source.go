@@ -158,7 +158,7 @@ const (
 )
 
 // Tarball is a [Source]: a tar archive, plain or compressed with gzip, bzip2 or zstd, detected
-// by its first bytes. Exactly one of URL, Path and Reader is set.
+// by its first bytes. Other compressions, xz among them, are an [ErrInvalidArgument] that names them. Exactly one of URL, Path and Reader is set.
 //
 // Each entry is validated while it is read, before it reaches the sandbox. The call fails
 // with [ErrInvalidArgument], naming the cause, for an entry with .. in its name, an entry

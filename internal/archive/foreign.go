@@ -471,6 +471,8 @@ func Sniff(first []byte) string {
 	for _, m := range []struct{ magic, what string }{
 		{"PK\x03\x04", "a zip archive"}, {"BZh", "compressed with bzip2"}, {"\xfd7zXZ\x00", "compressed with xz"},
 		{"7z\xbc\xaf\x27\x1c", "a 7z archive"}, {"LZIP", "compressed with lzip"}, {"\x1f\x9d", "compressed with compress"},
+		{"\x5d\x00\x00", "compressed with lzma"}, {"\x89LZO\x00\r\n\x1a\n", "compressed with lzop"}, {"\x04\x22\x4d\x18", "compressed with lz4"},
+		{"Rar!\x1a\x07", "a rar archive"},
 	} {
 		if bytes.HasPrefix(first, []byte(m.magic)) {
 			return m.what

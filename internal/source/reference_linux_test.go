@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
@@ -374,5 +375,42 @@ func TestOddTarballsAreAsTarExtractsThem(t *testing.T) {
 				t.Errorf("tar: %v; Tarball: %v, %v; differs %q (-tar +Tarball):\n%s", theirErr, err, w.report.Skipped, x.differs, cmp.Diff(want, got))
 			}
 		})
+	}
+}
+
+// What GNU tar's --auto-compress makes of every suffix is read, or refused by the compression's name.
+func TestCompressionsOfTarAreReadOrNamed(t *testing.T) {
+	t.Parallel()
+	dir := harness.HostDir(t, map[string]string{"f": "x"})
+	plain, err := exec.CommandContext(t.Context(), "tar", "-C", dir, "-cf", "-", ".").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := extract(t, plain, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for suffix, compression := range map[string]string{"gz": "", "tgz": "", "bz2": "", "zst": "", "xz": "xz"} {
+		file := filepath.Join(t.TempDir(), "a.tar."+suffix)
+		harness.Shell(t, `tar -C "$0" -caf `+file+` .`, dir)
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, _, err := fill(t, b, 0)
+		switch {
+		case compression == "":
+			if err != nil || got != want {
+				t.Errorf("%s: %v, %q, want %q", suffix, err, got, want)
+			}
+		case !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), "it is compressed with "+compression+": gzip, bzip2 and zstd are read"):
+			t.Errorf("%s: %v", suffix, err)
+		}
+	}
+	// As lzma, lzip, lzop, lz4 and compress begin, which may not be here.
+	for compression, magic := range map[string]string{"lzma": "\x5d\x00\x00\x80\x00", "lzip": "LZIP\x01", "lzop": "\x89LZO\x00\r\n\x1a\n", "lz4": "\x04\x22\x4d\x18", "compress": "\x1f\x9d\x90"} {
+		if _, _, err := fill(t, append([]byte(magic), plain...), 0); !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), "it is compressed with "+compression) {
+			t.Errorf("%s: %v", compression, err)
+		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strings"
 	"sync/atomic"
 
 	"github.com/klauspost/compress/zstd"
@@ -156,7 +157,11 @@ func (t Tarball) refused(err error, first []byte) error {
 	case errors.As(err, &entry), errors.As(err, &truncated):
 		err = fault.Classify(fault.InvalidArgument, err)
 	case errors.Is(err, archive.ErrFormat):
-		if what := archive.Sniff(first); what != "" {
+		what := archive.Sniff(first)
+		switch {
+		case strings.HasPrefix(what, "compressed with "):
+			err = fmt.Errorf("it is %s: gzip, bzip2 and zstd are read, others have to be decompressed before: %w", what, err)
+		case what != "":
 			err = fmt.Errorf("it is %s: %w", what, err)
 		}
 		err = fault.Classify(fault.InvalidArgument, err)
