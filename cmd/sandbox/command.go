@@ -105,11 +105,11 @@ func (a *app) execute(ctx context.Context, sb *sandbox.Sandbox, p *process, x ex
 	if x.detach {
 		return a.detach(cmd)
 	}
-	cmd.Stdout, cmd.Stderr = a.stdout, a.stderr
+	cmd.Stdout, cmd.Stderr = patient{a.stdout}, patient{a.stderr}
 	in, ok := a.stdin.(*os.File)
 	tty := x.tty && ok && term.IsTerminal(int(in.Fd()))
 	if x.interactive || tty {
-		cmd.Stdin = a.stdin
+		cmd.Stdin = patient{a.stdin}
 	}
 	var err error
 	if tty {

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +13,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
@@ -60,6 +64,8 @@ func TestExecInScriptsIsAsDockerExec(t *testing.T) {
 		`EXEC -i BOX cat </dev/null`,
 		`EXEC -i BOX cat <&-; echo $?`,
 		`EXEC BOX cat <&-`,
+		`{ sleep 1; echo one; sleep 1; echo two; } | perl -MFcntl -e 'fcntl(STDIN, F_SETFL, O_NONBLOCK); exec @ARGV' EXEC -i BOX cat`,
+		`perl -MFcntl -e 'fcntl(STDOUT, F_SETFL, O_WRONLY | O_NONBLOCK); exec @ARGV' EXEC BOX head -c 3000000 /dev/zero | { sleep 1; wc -c; }`,
 		`head -c 3000000 /dev/zero | EXEC -i BOX sh -c 'wc -c'`,
 		`head -c 3000000 /dev/zero | EXEC -i BOX head -c 5 | wc -c`,
 		`EXEC BOX seq 200000 | tail -1`,
@@ -96,6 +102,53 @@ E`,
 		if got, want := run("sandbox exec", sb.Name()), run("docker exec", container); got != want {
 			t.Errorf("%s\nsandbox exec: %q\ndocker exec:  %q", script, got, want)
 		}
+	}
+}
+
+// Streams that another program makes non-blocking, as it shares them, lose nothing: docker exec ends.
+func TestStreamsThatBecomeNonBlocking(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	sb := harness.Shared(t)
+	pipe := func() (r, w *os.File) {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { r.Close(); w.Close() })
+		return r, w
+	}
+	stdin, in := pipe()
+	out, stdout := pipe()
+	cmd := exec.CommandContext(t.Context(), filepath.Join(program(t), "sandbox"), "exec", "-i", sb.Name(), "--", "sh", "-c", "echo ready; cat; head -c 3000000 /dev/zero")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, stdout, os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewReader(out)
+	for i, want := range []string{"ready", "one", "two"} {
+		if line, err := lines.ReadString('\n'); err != nil || line != want+"\n" {
+			t.Fatalf("line %d is %q, %v, want %s", i, line, err, want)
+		}
+		if i == 0 {
+			for _, f := range []*os.File{stdin, stdout} {
+				if err := unix.SetNonblock(int(f.Fd()), true); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if next := []string{"one\n", "two\n", ""}[i]; next != "" {
+			if _, err := in.WriteString(next); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	in.Close()
+	stdout.Close()
+	time.Sleep(300 * time.Millisecond) // until the pipe is full
+	n, err := io.Copy(io.Discard, lines)
+	if e := cmd.Wait(); e != nil || err != nil || n != 3000000 {
+		t.Errorf("after its lines %d bytes, %v, and exec ends with %v", n, err, e)
 	}
 }
 
