@@ -136,6 +136,7 @@ func TestStreamsThatBecomeNonBlocking(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			stdout.Close()
 		}
 		if next := []string{"one\n", "two\n", ""}[i]; next != "" {
 			if _, err := in.WriteString(next); err != nil {
@@ -144,7 +145,6 @@ func TestStreamsThatBecomeNonBlocking(t *testing.T) {
 		}
 	}
 	in.Close()
-	stdout.Close()
 	time.Sleep(300 * time.Millisecond) // until the pipe is full
 	n, err := io.Copy(io.Discard, lines)
 	if e := cmd.Wait(); e != nil || err != nil || n != 3000000 {

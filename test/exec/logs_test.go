@@ -579,3 +579,61 @@ func TestLogsOfAMillionLinesSoak(t *testing.T) {
 	harness.Run(t, sb, "touch", "/workspace/go")
 	all.Wait()
 }
+
+// The engine rotates the log and forgets the oldest. What it keeps is read in order and without a
+// gap, whole lines of the main process and of detached commands, however they lie across its files.
+func TestLogsOfARotatedLog(t *testing.T) {
+	t.Parallel()
+	const long = 40_000 // more than two pieces of the engine's
+	sb := newLogged(t, fmt.Sprintf(`node -e 'for (let i = 0; i < 1100; i++) require("fs").writeSync(1, i + ":" + "x".repeat(%d) + "\n")'; exec sleep 1000`, long))
+	harness.Eventually(t, "the last line of the main process", func() bool {
+		return lastNumber(readLog(t, sb, sandbox.LogOptions{Tail: 4}, 0)) == 1099
+	})
+	cmd := sb.Command(t.Context(), "seq", "1", "2000")
+	cmd.Detached = true
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	var main, command []int
+	harness.Eventually(t, "the last line of the command", func() bool {
+		main, command = nil, nil
+		for i, l := range readLog(t, sb, sandbox.LogOptions{}, 0) {
+			number, rest, whole := strings.Cut(l.Text, ":")
+			n, err := strconv.Atoi(number)
+			switch {
+			case l.Command != "" && err == nil:
+				command = append(command, n)
+			case whole && err == nil && len(rest) == long:
+				main = append(main, n)
+			case i == 0 && strings.Trim(l.Text, "x") == "": // of the oldest line the engine may have forgotten the beginning
+			default:
+				t.Fatalf("line %d is %.60q, %d bytes", i, l.Text, len(l.Text))
+			}
+		}
+		return len(command) == 2000
+	})
+	if len(main) < 450 || len(main) == 1100 || main[len(main)-1] != 1099 || !consecutive(main) || !consecutive(command) {
+		t.Errorf("of the main process there are %d lines, of the command %d, not all in order to the last", len(main), len(command))
+	}
+}
+
+// lastNumber is that of the last line that has one, -1 for none.
+func lastNumber(lines []sandbox.LogLine) int {
+	for _, l := range slices.Backward(lines) {
+		if number, _, whole := strings.Cut(l.Text, ":"); whole {
+			if n, err := strconv.Atoi(number); err == nil {
+				return n
+			}
+		}
+	}
+	return -1
+}
+
+func consecutive(list []int) bool {
+	for i, n := range list {
+		if n != list[0]+i {
+			return false
+		}
+	}
+	return true
+}
