@@ -50,6 +50,8 @@ func FuzzSessionRequests(f *testing.F) {
 	}{"xterm", 1 << 31, 24, 0, 0, "\x01\x00\x00\x00\x03\x00"}))
 	f.Add("env", ssh.Marshal(struct{ Name, Value string }{"A", "b"}))
 	f.Add("env", ssh.Marshal(struct{ Name, Value string }{"A=B\x00", "b"}))
+	f.Add("env", ssh.Marshal(struct{ Name, Value string }{"A\nB", "b"}))
+	f.Add("env", ssh.Marshal(struct{ Name, Value string }{"A=B", "c"}))
 	f.Add("window-change", make([]byte, 16))
 	f.Add("signal", ssh.Marshal(struct{ Text string }{"TERM"}))
 	f.Add("subsystem", ssh.Marshal(struct{ Text string }{"netconf"}))
@@ -63,7 +65,7 @@ func FuzzSessionRequests(f *testing.F) {
 			t.Errorf("%s started something", kind)
 		}
 		for _, kv := range v.env {
-			if name, _, ok := strings.Cut(kv, "="); !ok || name == "" || strings.IndexByte(kv, 0) >= 0 {
+			if name, _, ok := strings.Cut(kv, "="); !ok || name == "" || strings.ContainsAny(name, "\r\n") || strings.IndexByte(kv, 0) >= 0 {
 				t.Errorf("environment %q", kv)
 			}
 		}

@@ -326,7 +326,7 @@ func decodeEnv(payload []byte) (string, error) {
 	if err := ssh.Unmarshal(payload, &msg); err != nil {
 		return "", err
 	}
-	if msg.Name == "" || strings.ContainsAny(msg.Name, "=\x00") || strings.IndexByte(msg.Value, 0) >= 0 {
+	if msg.Name == "" || strings.ContainsAny(msg.Name, "=\x00\r\n") || strings.IndexByte(msg.Value, 0) >= 0 {
 		return "", fmt.Errorf("environment variable %q", msg.Name)
 	}
 	return msg.Name + "=" + msg.Value, nil
