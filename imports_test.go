@@ -661,6 +661,85 @@ func receiverName(f *ast.FuncDecl) string {
 	return types.ExprString(typ)
 }
 
+// widths bound how many names each package below internal exports: types, functions, methods of
+// exported types, variables and constants, without fields. The commit that raises a bound says why.
+var widths = map[string]int{
+	"fault":          40,
+	"policy":         40,
+	"archive":        45,
+	"guest/trees":    10,
+	"guest/wire":     270,
+	"git":            20,
+	"engine":         135,
+	"guest":          85,
+	"guest/accounts": 10,
+	"record":         140,
+	"claim":          45,
+	"trace":          25,
+	"source":         25,
+	"plan":           50,
+	"store":          95,
+	"machine":        70,
+	"transfer":       35,
+	"provision":      30,
+	"lifecycle":      55,
+	"files":          50,
+}
+
+func TestPackagesStayNarrow(t *testing.T) {
+	t.Parallel()
+	names := map[string]int{}
+	for _, s := range sourcesOf(t, func(s source) bool { return s.within("internal") && !isTool(s) }) {
+		names[s.name()] += exportedNames(s.ast)
+	}
+	for pkg, n := range names {
+		switch bound, is := widths[pkg]; {
+		case !is:
+			t.Errorf("%s exports %d names and has no bound", pkg, n)
+		case n > bound:
+			t.Errorf("%s exports %d names, its bound is %d", pkg, n, bound)
+		}
+	}
+	for pkg := range widths {
+		if names[pkg] == 0 {
+			t.Errorf("there is no package %s, which has a bound", pkg)
+		}
+	}
+}
+
+// isTool reports whether a file is for tests or generates other files.
+func isTool(s source) bool {
+	return s.ast.Name.Name == "main" || strings.HasSuffix(s.name(), "test") || strings.Contains(s.name(), "guest/cmd")
+}
+
+// exportedNames counts the exported names that a file declares.
+func exportedNames(file *ast.File) (n int) {
+	for _, d := range file.Decls {
+		switch d := d.(type) {
+		case *ast.FuncDecl:
+			if d.Name.IsExported() && (d.Recv == nil || ast.IsExported(receiverName(d))) {
+				n++
+			}
+		case *ast.GenDecl:
+			for _, spec := range d.Specs {
+				switch spec := spec.(type) {
+				case *ast.TypeSpec:
+					if spec.Name.IsExported() {
+						n++
+					}
+				case *ast.ValueSpec:
+					for _, name := range spec.Names {
+						if name.IsExported() {
+							n++
+						}
+					}
+				}
+			}
+		}
+	}
+	return n
+}
+
 // customary are methods that implement what everybody knows.
 var customary = []string{"Error", "Unwrap", "Is", "As", "String", "Write", "Read", "MarshalJSON", "UnmarshalJSON", "LogValue"}
 
