@@ -330,10 +330,21 @@ type (
 		ID string `json:"id,omitempty"`
 		// Idle is for OpIdle.
 		Idle *Idle `json:"idle,omitempty"`
+		// Timeouts is for OpTimeouts.
+		Timeouts *Timeouts `json:"timeouts,omitempty"`
 		// Hook is for OpHook.
 		Hook *Hook `json:"hook,omitempty"`
 		// Begin is for OpBegin.
 		Begin *Begin `json:"begin,omitempty"`
+	}
+	// Timeouts are those of a session that count from the request on, and not from its start.
+	Timeouts struct {
+		// Suspended says that no timeout ends the session until the next OpTimeouts.
+		Suspended bool `json:"suspended,omitempty"`
+		// Timeout is from the request to the session's end, 0 is never; Grace is the time between
+		// SIGTERM and SIGKILL.
+		Timeout time.Duration `json:"timeout,omitempty"`
+		Grace   time.Duration `json:"grace,omitempty"`
 	}
 	// Reply is PID 1's answer to one request.
 	Reply struct {
@@ -389,4 +400,6 @@ const (
 	OpRelease = "release" // no lease any more
 	OpExtend  = "extend"  // the timeout comes Timeout later; without one there is nothing to do
 	OpIdle    = "idle"    // replace Init.Idle by Control.Idle, if that is newer
+	// OpTimeouts replaces the timeout by Control.Timeouts, and the idle timeout counts anew. The lease stays.
+	OpTimeouts = "timeouts"
 )

@@ -210,6 +210,14 @@ func (s *session) answer(req wire.Control) (reply wire.Reply) {
 		if err := s.deadline.setIdle(*req.Idle); err != nil {
 			reply.Error = err.Error()
 		}
+	case wire.OpTimeouts:
+		if t := req.Timeouts; t == nil || t.Timeout < 0 || t.Grace < 0 {
+			reply.Error = "timeouts must not be negative"
+			break
+		}
+		if err := s.deadline.restart(*req.Timeouts); err != nil {
+			reply.Error = err.Error()
+		}
 	case wire.OpHook:
 		if h := req.Hook; h == nil || h.Version < 1 || len(h.Patterns) > wire.MaxHookPatterns {
 			reply.Error = "a hook has a version, and not too many names"

@@ -28,7 +28,7 @@ type deadlines struct {
 	lastChance bool          // the lease has expired once, and was extended by a third
 	timeout    time.Duration
 	grace      time.Duration // between SIGTERM and SIGKILL when a deadline has passed
-	corrected  bool          // setTimeout has been called
+	corrected  bool          // setTimeout or restart has been called
 
 	extended   time.Duration // sum of the extensions
 	extensions []string      // IDs of the latest ones, oldest first
@@ -221,6 +221,26 @@ func (d *deadlines) setTimeout(timeout, grace time.Duration) {
 		d.timeout = d.began + min(min(timeout, maxWait)+d.extended, maxWait)
 	}
 	d.arm()
+}
+
+// restart makes the timeouts count from now, or suspends them until the next call. An extension from
+// before does not count any more.
+func (d *deadlines) restart(t wire.Timeouts) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.over {
+		return errEnding
+	}
+	d.corrected, d.extended, d.timeout, d.look = true, 0, 0, 0
+	if !t.Suspended {
+		d.grace = t.Grace
+		if t.Timeout > 0 {
+			d.timeout = min(after(t.Timeout), d.began+maxWait)
+		}
+		d.startIdle(d.idle)
+	}
+	d.arm()
+	return nil
 }
 
 // extend adds to the timeout, if there is one, unless an extension of that ID did before.

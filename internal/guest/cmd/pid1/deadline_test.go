@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -58,6 +59,36 @@ func TestOnlyTheFirstTimeoutOfASessionCounts(t *testing.T) {
 		t.Errorf("after a timeout of 0 and one of 9 hours: timeout %v, grace %v, want none and 1s", d.timeout, d.grace)
 	}
 }
+
+func TestRestartedTimeoutsCountFromNow(t *testing.T) {
+	t.Parallel()
+	now := proc.BootTime()
+	d := &deadlines{fd: -1, began: now - time.Hour, timeout: 1, idle: wire.Idle{Timeout: time.Minute}, look: 1, uses: used{}}
+	if err := d.restart(wire.Timeouts{Suspended: true}); err != nil || d.check() != 0 {
+		t.Errorf("suspended: %v; check: %d, want 0", err, d.check())
+	}
+	if err := d.restart(wire.Timeouts{Timeout: time.Hour, Grace: time.Second}); err != nil {
+		t.Fatal(err)
+	}
+	d.setTimeout(time.Second, time.Minute) // of a client that begins the session once more
+	var reply wire.Reply
+	d.report(&reply)
+	if reply.TimeLeft < 59*time.Minute || reply.TimeLeft > time.Hour || reply.Timeout < 119*time.Minute || d.grace != time.Second {
+		t.Errorf("an hour after the start, with a timeout of an hour: left %v, %v after the start, grace %v", reply.TimeLeft, reply.Timeout, d.grace)
+	}
+	if reply.Idle.Left < 59*time.Second || d.check() != 0 {
+		t.Errorf("the idle timeout of a minute has %v left; check: %d", reply.Idle.Left, d.check())
+	}
+	d.over = true
+	if err := d.restart(wire.Timeouts{}); err == nil {
+		t.Error("a session that is ending got timeouts")
+	}
+}
+
+// used are the uses of a session that nobody has used.
+type used struct{}
+
+func (used) latest(bool, bool) (time.Duration, bool) { return 0, false }
 
 // The timer counts by a clock that nobody can set, and that goes on while the machine sleeps.
 func TestDeadlinesFollowNoClockThatIsSet(t *testing.T) {
