@@ -28,6 +28,9 @@ func TrySweep(ctx context.Context, v Volumes, nonce, holder string) (bool, error
 func GiveUpSweep(ctx context.Context, v Volumes, nonce string) error {
 	for _, at := range []time.Time{v.Now(), v.Now().Add(-record.SweepEvery)} {
 		got, err := v.InspectVolume(ctx, record.SweepName(at))
+		if err != nil && !errors.Is(err, engine.ErrNotFound) {
+			return err
+		}
 		if err == nil && record.Is(got.Labels, record.RoleSweep) && got.Labels[record.Nonce] == nonce {
 			return remove(ctx, v, got.Name)
 		}
