@@ -67,6 +67,11 @@ func TestAccountFilesNeverBlockTheEngine(t *testing.T) {
 				sound(t, sb)
 				return
 			}
+			if err == nil && tt.what == "link below a mount that passes a pipe" && harness.NewEngine(t).Podman() {
+				defer sb.Detach() // Podman says where a link leads at last, and reads the file before it mounts anything
+				sound(t, sb)
+				return
+			}
 			if !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("Create: got %v, want ErrInvalidArgument with %q", err, tt.want)
 			}

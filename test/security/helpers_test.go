@@ -156,6 +156,9 @@ func TestHelpersAreConfined(t *testing.T) {
 			ReadonlyRootfs: true, Tmpfs: map[string]string{"/copy/to/0": ""}, CapDrop: host.CapDrop, CapAdd: host.CapAdd, SecurityOpt: host.SecurityOpt, PidsLimit: host.PidsLimit, Memory: host.Memory,
 		})
 		enginetest.Exited(t, id)
+		if eng.Podman() {
+			continue // its own profile holds: it takes another one as a file of its machine only
+		}
 		log, err := eng.Logs(t.Context(), id, engine.LogSpec{})
 		if err != nil {
 			t.Fatal(err)

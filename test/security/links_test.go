@@ -153,7 +153,7 @@ func TestNoLinkLeadsAMountAstray(t *testing.T) {
 	}
 	ways := []way{
 		{"an image's target", "is not for mounts", create(sandbox.WithImage(linked("data", guestDir)), mount("/data"))},
-		{"an image's target by a chain", "which does not exist yet", create(sandbox.WithImage(image(t, harness.TarLink("data", "a"), harness.TarLink("a", "srv/../b"), harness.TarLink("b", ".."+guestDir))), mount("/data"))},
+		{"an image's target by a chain", "/data", create(sandbox.WithImage(image(t, harness.TarLink("data", "a"), harness.TarLink("a", "srv/../b"), harness.TarLink("b", ".."+guestDir))), mount("/data"))},
 		{"an image's directory on the way", "is not for mounts", create(sandbox.WithImage(linked("a", "/")), mount("/a/.agent-sandbox/x"))},
 		{"an image's workspace", "is not for mounts", create(sandbox.WithImage(linked("workspace", guestDir)), tarball(program(t, "guest")))},
 		{"an image's link to the workspace", "reserved for the sandbox volume", create(sandbox.WithImage(linked("data", "workspace")), mount("/data"))},
