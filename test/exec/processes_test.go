@@ -175,6 +175,11 @@ func TestRecordOfProcessesIsHostile(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), harness.Quick)
 	known := detached(t, sb, nil, "true")
+	// The keeper writes the record once more when the command ends.
+	harness.Eventually(t, "the command has ended", func() bool {
+		_, all := processesOf(t, sb.Name())
+		return all[known].ExitCode != nil
+	})
 	many := `{"id":"a","sandbox":"` + sb.ID() + `","path":"\u001b[2J","args":["` + strings.Repeat("x", 1000) + `"],"live":true},`
 	for name, script := range map[string]string{
 		"a FIFO":           "mkfifo RECORD",
