@@ -234,7 +234,7 @@ func (o *output) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// rest sends what no character has become of.
+// rest sends the trailing bytes that do not complete a character in UTF-8.
 func (o *output) rest() {
 	if len(o.part) > 0 {
 		o.s.send(outputEvent(o.name, o.part))

@@ -47,8 +47,8 @@ type ContainerSpec struct {
 	StopSignal  string
 	StopTimeout time.Duration // to the second, rounded up
 
-	// MachineUsers has an engine that remaps containers' users not remap this one's: for
-	// attributes that only the machine's root sees. NetworkMode "host" implies it.
+	// MachineUsers turns off the remapping of users for this container, because only the
+	// machine's root can see some attributes. NetworkMode "host" implies it.
 	MachineUsers bool
 
 	// Warn, which may be nil, is called with each warning of the engine's, such as that it

@@ -23,8 +23,8 @@ const slowAnswer = time.Second
 // KeepAlive requests a sign of life of the guest whenever it has sent nothing for
 // Keepalive.Idle, or a call waits for an answer. While none comes, check is called every
 // Keepalive.Answer with the time since the request, and says why the connection is useless.
-// Its error ends the connection; nil waits on. The first call may come before Keepalive.Answer
-// has passed: then the error is ignored. check's context ends with the connection. KeepAlive
+// Its error ends the connection; nil waits on. If the first call comes before Keepalive.Answer
+// has passed its error is ignored. check's context ends with the connection. KeepAlive
 // is called once, before the connection is used.
 func (c *Conn) KeepAlive(check func(ctx context.Context, silent time.Duration) error) {
 	c.slow = make(chan struct{}, 1)

@@ -284,8 +284,8 @@ func (h *Handle) attempt(ctx context.Context) (*guest.Conn, error) {
 	return conn, nil
 }
 
-// lostAfter is how long a guest may be silent whose container runs and that nobody can connect
-// to: it may have too little CPU time to answer.
+// lostAfter is how long a guest may be silent if its container runs and no new connection to it can
+// be made: it may have too little CPU time to answer.
 const lostAfter = time.Minute
 
 // checkSilence is called while the guest does not answer. It returns why the connection is
@@ -334,7 +334,7 @@ func (h *Handle) checkSilence(ctx context.Context, silent time.Duration) error {
 // errNoAnswer is the error of an engine that has not answered in time.
 var errNoAnswer = errors.New("the engine does not answer")
 
-// answerBefore asks an engine that may not answer, until ctx, that of ask, ends.
+// answerBefore repeats ask while the engine does not answer, until ctx ends. ask uses the same ctx.
 func (h *Handle) answerBefore(ctx context.Context, ask func() error) error {
 	for {
 		err := ask()

@@ -14,8 +14,8 @@ import (
 )
 
 // A Layer is the directory on the engine's machine that a container's own layer is in. Either the
-// engine reports it, or a copier finds it among all layers: in Root it is the directory Name of the
-// only entry in which that has a directory Mark.
+// engine reports it as Dir, or a copier finds it among all layers: it is Root/*/Name, for the one
+// entry of Root that has the directory Name/Mark.
 type Layer struct {
 	Dir, Merged      string // see [engine.Container]
 	Root, Name, Mark string

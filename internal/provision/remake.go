@@ -19,10 +19,10 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/transfer"
 )
 
-// Outdated reports whether the next session needs another container than got: for a change since
-// it was made, or for a path of the guest that its last session did not know. That one takes a
-// mount below one that others may change: their symbolic link could, while the container starts,
-// lead the mount to a path that is known.
+// Outdated reports whether the next session needs another container than got. It does if the settings
+// have changed since got was created. It also does if got has run and has a mount below another one
+// that others may change: their symbolic link could lead that mount to the guest's path while the
+// container starts, and a new container has a path that nobody knows.
 func Outdated(ctx context.Context, m *machine.Machine, rec record.Sandbox, got engine.Container) (bool, error) {
 	if rec.Outdated() || got.StartedAt.IsZero() {
 		return rec.Outdated(), nil

@@ -228,9 +228,9 @@ func (s *Store) dropOverlay(ctx context.Context, snapshot string, parts []string
 // that was killed goes when that program's lease is over.
 const transientTimeout = claim.Lease + 20*time.Second
 
-// releaseTimeout bounds the wait for an engine that releases the volumes of a container after it has
-// removed that from its list. A busy one takes longer than a second, as for a helper, which it removes
-// by itself.
+// releaseTimeout bounds the wait for volumes of a removed container: the engine releases them after
+// it has taken the container off its list. A busy engine takes longer than a second, also for a
+// helper that it removes by itself.
 const releaseTimeout = 10 * time.Second
 
 // RemoveUnusedVolume removes a volume unless it is in use, and waits for containers that

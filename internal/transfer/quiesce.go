@@ -78,7 +78,7 @@ func CopyConsistent(ctx context.Context, k *Copier, rec record.Sandbox, jobs []J
 	}
 }
 
-// setLayers has the jobs for a container's own layer read that of got.
+// setLayers makes the jobs for a container's own layer read the layer of got.
 func (k *Copier) setLayers(ctx context.Context, jobs []Job, got engine.Container, again bool) error {
 	for i := range jobs {
 		jobs[i].Again = jobs[i].Again || again
