@@ -72,6 +72,11 @@ func (h *history) write(p *process, r record.Sandbox, rounds int) {
 			}
 			continue
 		}
+		if p.chance(6) {
+			if now, err := claim.Revise(p.life, p, r, func(*record.Changes) bool { return false }); err != nil || now.Revision.N != r.Revision.N {
+				h.problem("%s changes nothing: revision %d of %d, %v", p.name, now.Revision.N, r.Revision.N, err)
+			}
+		}
 		now, err := claim.Revise(p.life, p, r, tag(key, "set"))
 		if err != nil {
 			continue // nobody knows

@@ -100,6 +100,7 @@ func claim(ctx context.Context, v Volumes, m record.Marker) (*Claim, error) {
 	if got.Labels[record.Nonce] != nonce || got.Labels[record.Deletes] == "true" && got.Labels[record.By] != m.By {
 		return nil, &HeldError{record.DecodeMarker(got.Labels)}
 	}
+	m.By = got.Labels[record.By] // none, if a deletion takes over from a creator
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	c := &Claim{v: v, m: m, made: made, stop: cancel, lost: make(chan struct{}), valid: began}
 	c.done.Go(func() { c.renew(ctx) })
@@ -224,7 +225,7 @@ func (c *Claim) Drop(ctx context.Context) error {
 	c.Stop()
 	// After a lost reply the name may be another's already.
 	if c.dropping || !c.fresh() {
-		return Drop(ctx, c.v, c.m.Name, c.m.Nonce)
+		return Drop(ctx, c.v, c.m.Name, c.m.Nonce, c.m.By)
 	}
 	c.dropping = true
 	return remove(ctx, c.v, record.MarkerName(c.m.Name))
@@ -254,12 +255,15 @@ func (c *Claim) DropRenewals(ctx context.Context) error {
 	return dropRenewals(ctx, c.v, c.m)
 }
 
-// Drop removes the marker of name if it carries nonce.
-func Drop(ctx context.Context, v Volumes, name, nonce string) error {
+// Drop removes the marker of name if it carries nonce, and that of a deletion if it is the deletion by,
+// which is empty for others: a deletion has the nonce of whoever created what it deletes.
+func Drop(ctx context.Context, v Volumes, name, nonce, by string) error {
 	m := record.Marker{Name: name, Nonce: nonce}
 	got, err := v.InspectVolume(ctx, record.MarkerName(name))
 	if err == nil && record.Is(got.Labels, record.RolePending) && got.Labels[record.Nonce] == nonce {
-		m = record.DecodeMarker(got.Labels)
+		if m = record.DecodeMarker(got.Labels); m.By != by {
+			return nil // and its renewals have the same names
+		}
 		err = v.RemoveVolume(ctx, got.Name, false)
 	}
 	if err != nil && !errors.Is(err, engine.ErrNotFound) {

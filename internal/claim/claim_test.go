@@ -208,7 +208,7 @@ func TestForeignVolumeIsNotAMarker(t *testing.T) {
 	if _, err := claim.Try(t.Context(), m, "x", "n", ""); !errors.As(err, &foreign) {
 		t.Errorf("Try = %v, want a ForeignError", err)
 	}
-	if err := claim.Drop(t.Context(), m, "x", ""); err != nil || len(m.names()) != 1 {
+	if err := claim.Drop(t.Context(), m, "x", "", ""); err != nil || len(m.names()) != 1 {
 		t.Errorf("Drop = %v, left %v; want the foreign volume untouched", err, m.names())
 	}
 }
@@ -256,7 +256,7 @@ func TestMarkersNeedNoList(t *testing.T) {
 				err = errors.Join(c.Commit(t.Context()), c.DropRenewals(t.Context()))
 			} else {
 				c.Stop()
-				err = claim.Drop(t.Context(), v, "x", "mine")
+				err = claim.Drop(t.Context(), v, "x", "mine", "")
 			}
 			if err != nil || len(v.names()) > 0 || v.lists > 0 {
 				t.Errorf("round %d: %v, left %v, after %d lists", round, err, v.names(), v.lists)

@@ -20,5 +20,5 @@ func FindPause(ctx context.Context, v Volumes, name string) (m record.Marker, fo
 // DropPause removes a marker of TryPause, after use or when TryPause failed: the marker may
 // exist all the same.
 func DropPause(ctx context.Context, v Volumes, r record.Sandbox, nonce string) error {
-	return Drop(ctx, v, record.PauseMarker(r.Name), nonce)
+	return Drop(ctx, v, record.PauseMarker(r.Name), nonce, "")
 }

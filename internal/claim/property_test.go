@@ -157,7 +157,7 @@ func (w *model) create(p *process, watch *claim.Watch) {
 		w.locked(func() error { w.problem("%s is not told who has the name: %v", p.name, err); return nil })
 	}
 	if err != nil {
-		p.persist(func() error { return claim.Drop(p.life, p, "x", nonce) })
+		p.persist(func() error { return claim.Drop(p.life, p, "x", nonce, "") })
 		return
 	}
 	bound, release := c.Bind(p.life)
@@ -192,6 +192,9 @@ func (w *model) create(p *process, watch *claim.Watch) {
 			return
 		}
 	}
+	if p.chance(2) {
+		pause(p.life, p.random(claim.Lease)) // a program need not notice the loss at once
+	}
 	c.Stop()
 	p.persist(func() error { return w.remove(p.life, p, nonce) })
 	p.persist(func() error { return c.Drop(p.life) })
@@ -214,13 +217,7 @@ func (w *model) delete(p *process, watch *claim.Watch, nonce string) {
 		return
 	}
 	if err != nil {
-		p.persist(func() error {
-			m, found, err := claim.FindMarker(p.life, p, "x")
-			if err != nil || !found || m.By != by {
-				return err
-			}
-			return claim.Drop(p.life, p, "x", nonce)
-		})
+		p.persist(func() error { return claim.Drop(p.life, p, "x", nonce, by) })
 		return
 	}
 	bound, release := c.Bind(p.life)

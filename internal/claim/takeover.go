@@ -94,13 +94,13 @@ func TakeOver(ctx context.Context, v Volumes, dead record.Marker, nonce, holder 
 		return nil
 	}
 	m, found, err := FindMarker(ctx, v, dead.Name)
-	if err != nil || !found || m.Nonce != dead.Nonce || !m.Expired(v.Now()) || m.Until.After(dead.Until) {
+	if err != nil || !found || m.Nonce != dead.Nonce || m.By != dead.By || !m.Expired(v.Now()) || m.Until.After(dead.Until) {
 		return err
 	}
 	return within(ctx, TakeOverTime, func(ctx context.Context) error {
 		if err := cleanUp(ctx); err != nil {
 			return err
 		}
-		return Drop(ctx, v, dead.Name, dead.Nonce)
+		return Drop(ctx, v, dead.Name, dead.Nonce, dead.By)
 	})
 }

@@ -86,7 +86,7 @@ func (h *Helper) claimIfLong(ctx context.Context) (release func()) {
 		// A claim that failed may have made the marker.
 		own, end := context.WithTimeout(context.WithoutCancel(ctx), store.CloseMargin)
 		defer end()
-		if err := engine.Retry(own, func() error { return claim.Drop(own, h.Machine.Engine, name, h.Nonce) }); err != nil {
+		if err := engine.Retry(own, func() error { return claim.Drop(own, h.Machine.Engine, name, h.Nonce, "") }); err != nil {
 			h.Machine.Log.Warn("a helper's marker is left for the next sweep", "marker", name, "error", err)
 		}
 	})

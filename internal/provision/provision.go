@@ -166,7 +166,7 @@ func (b *Build) claimAndShare(ctx context.Context) error {
 // claimName claims the name among the processes that create sandboxes.
 func (b *Build) claimName(ctx context.Context) error {
 	b.undo.Add(fmt.Sprintf("pending marker of %q", b.Record.Name), func(ctx context.Context) error {
-		return claim.Drop(ctx, b.Engine, b.Record.Name, b.Record.Nonce)
+		return claim.Drop(ctx, b.Engine, b.Record.Name, b.Record.Nonce, "")
 	})
 	b.undo.Add(fmt.Sprintf("revisions of %q", b.Record.Name), func(ctx context.Context) error {
 		if !b.visibleEarly {

@@ -248,10 +248,7 @@ func (s *Store) claimDeletion(ctx context.Context, rec record.Sandbox, reclaim R
 				if d.claim != nil {
 					return d.claim.Drop(ctx)
 				}
-				if m, found, err := claim.FindMarker(ctx, s.Engine, rec.Name); err != nil || !found || m.By != by {
-					return err
-				}
-				return claim.Drop(ctx, s.Engine, rec.Name, nonce)
+				return claim.Drop(ctx, s.Engine, rec.Name, nonce, by)
 			})
 		})
 	}

@@ -111,7 +111,7 @@ func (s *Store) Release(ctx context.Context, rec record.Sandbox, mine *claim.Cla
 		if err != nil {
 			return err // with the marker in place
 		}
-		return engine.Retry(ctx, func() error { return claim.Drop(ctx, s.Engine, rec.Name, op) })
+		return engine.Retry(ctx, func() error { return claim.Drop(ctx, s.Engine, rec.Name, op, "") })
 	})
 	if err != nil && cause == nil {
 		s.Log.Warn("a marker is left for the next sweep", "sandbox", rec.Name, "error", err)

@@ -42,7 +42,7 @@ func (s *Store) DropSnapshot(ctx context.Context, rec record.SnapshotRecord) err
 	if errors.As(err, &held) {
 		return fmt.Errorf("%w: it is being deleted", fault.SnapshotNotFound)
 	}
-	drop := func(ctx context.Context) error { return claim.Drop(ctx, s.Engine, marker, rec.Nonce) }
+	drop := func(ctx context.Context) error { return claim.Drop(ctx, s.Engine, marker, rec.Nonce, "") }
 	switch {
 	case engine.IsInternal(err):
 		// On a full disk there is no room for the marker. The sweep that takes over also removes files

@@ -100,7 +100,7 @@ func (f *SnapshotFiles) Commit(ctx context.Context) error {
 func (f *SnapshotFiles) claimID(ctx context.Context) (err error) {
 	marker := record.SnapshotMarker(f.Record.ID)
 	f.undo.Add("marker of snapshot "+f.Record.ID, func(ctx context.Context) error {
-		return claim.Drop(ctx, f.m.Engine, marker, f.Record.Nonce)
+		return claim.Drop(ctx, f.m.Engine, marker, f.Record.Nonce, "")
 	})
 	f.claim, err = store.FinishCall(ctx, func(ctx context.Context) (*claim.Claim, error) {
 		return claim.Try(ctx, f.m.Engine, marker, f.Record.Nonce, store.Holder())
@@ -241,7 +241,7 @@ func (f *SnapshotFiles) Release(ctx context.Context, shared bool) error {
 		return errors.Join(
 			engine.Retry(ctx, func() error { return f.m.Store.DropLayer(ctx, ref) }),
 			engine.Retry(ctx, func() error {
-				return claim.Drop(ctx, f.m.Engine, record.SnapshotMarker(f.Record.ID), f.Record.Nonce)
+				return claim.Drop(ctx, f.m.Engine, record.SnapshotMarker(f.Record.ID), f.Record.Nonce, "")
 			}))
 	})
 }

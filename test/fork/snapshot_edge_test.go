@@ -343,7 +343,7 @@ func TestPruneLeavesAnImageThatASnapshotHolds(t *testing.T) {
 		t.Fatalf("the snapshot's image is %s, %v, want %s, which its sandbox was made from", held.ID, err, image.ID)
 	}
 	mine.Stop()
-	if err := claim.Drop(t.Context(), eng, marker, nonce); err != nil {
+	if err := claim.Drop(t.Context(), eng, marker, nonce, ""); err != nil {
 		t.Fatal(err)
 	}
 	prune := func() {

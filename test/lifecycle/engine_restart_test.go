@@ -107,7 +107,7 @@ func TestCreateAfterARestartOfTheEngine(t *testing.T) {
 			if _, err := claim.Try(ctx, eng, name, record.NewNonce(), "another"); !errors.As(err, &held) {
 				t.Errorf("a claim of a name that is claimed: %v, want a HeldError", err)
 			}
-			if err := claim.Drop(ctx, eng, name, nonce); err != nil {
+			if err := claim.Drop(ctx, eng, name, nonce, ""); err != nil {
 				t.Error(err)
 			}
 		})

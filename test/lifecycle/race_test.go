@@ -196,7 +196,7 @@ func TestOneOfFiftyClaims(t *testing.T) {
 			t.Errorf("round %d: %d won, the others saw %v", round, len(won), held)
 		}
 		for _, nonce := range won {
-			if err := claim.Drop(t.Context(), eng, name, nonce); err != nil {
+			if err := claim.Drop(t.Context(), eng, name, nonce, ""); err != nil {
 				t.Errorf("round %d: Drop: %v", round, err)
 			}
 		}
