@@ -61,7 +61,7 @@ func ExampleWithRuntimes() {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(st.Settings.Runtime, "is", st.Image)
+	fmt.Println(*st.Settings.Runtime, "is", st.Image)
 	// Output: web is node:20-bookworm
 }
 

@@ -2,6 +2,7 @@ package sandbox_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -52,8 +53,32 @@ func ExampleSettings() {
 		return
 	}
 	set := st.Settings
-	fmt.Println(set.VCPUs, set.MemoryBytes>>20, set.Workdir, set.Env, set.Timeout, set.Pending)
+	fmt.Println(*set.VCPUs, *set.MemoryBytes>>20, *set.Workdir, st.Env, *set.Timeout, st.Pending)
 	// Output: 1 2048 /workspace [TOKEN] 1m0s [timeout]
+}
+
+// A program takes the settings of its sandboxes from a file.
+func ExampleWithSettings() {
+	ctx := context.Background()
+	file := `{"command": ["sleep", "infinity"], "env": {"LANG": "C"}, "network": "deny-all", "timeoutMs": 60000}`
+	var set sandbox.Settings
+	if err := json.Unmarshal([]byte(file), &set); err != nil {
+		fmt.Println(err)
+		return
+	}
+	sb, err := sandbox.Create(ctx, sandbox.WithSettings(set))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Close()
+	st, err := sb.Summary(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(st.Settings.Command, st.Env, st.Network, *st.Settings.Timeout)
+	// Output: [sleep infinity] [LANG] deny-all 1m0s
 }
 
 // A platform gives a sandbox more room, another label and more time, while it runs.
@@ -104,7 +129,7 @@ func ExampleWithoutEnv() {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(st.Settings.Persistent, st.Settings.Env, st.Tags)
+	fmt.Println(*st.Settings.Persistent, st.Env, st.Tags)
 	// Output: true [LANG] map[]
 }
 
@@ -206,7 +231,7 @@ func ExampleWithIdleTimeout() {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(st.Settings.IdleTimeout, time.Until(st.IdleExpiresAt).Round(time.Minute))
+	fmt.Println(*st.Settings.IdleTimeout, time.Until(st.IdleExpiresAt).Round(time.Minute))
 
 	// A server that a command has left inside need not keep it.
 	if err := sb.Update(ctx, sandbox.WithIdleTimeout(time.Minute), sandbox.IgnoreDetached()); err != nil {

@@ -6,6 +6,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 )
 
 // CloseDefaultClient closes the package's own client, so that a test can look for
@@ -25,6 +26,30 @@ func LimitsOf(opts ...CreateOption) (vcpus float64, memory int64, err error) {
 	err = s.Complete()
 	return s.VCPUs, s.Memory, err
 }
+
+// PlanOf returns what options of Create set.
+func PlanOf(opts ...CreateOption) plan.Sandbox {
+	s := &settings{}
+	apply(opts, func(o CreateOption) { o.applyCreate(s) })
+	return s.Sandbox
+}
+
+// ForkOf returns what options of Fork set.
+func ForkOf(opts ...ForkOption) plan.Sandbox {
+	s := &settings{}
+	apply(opts, func(o ForkOption) { o.applyFork(s) })
+	return s.Sandbox
+}
+
+// UpdateOf returns what options of Update set.
+func UpdateOf(opts ...UpdateOption) plan.Sandbox {
+	s := &settings{}
+	apply(opts, func(o UpdateOption) { o.applyUpdate(s) })
+	return s.Sandbox
+}
+
+// SettingsOf are the settings of a sandbox.
+func SettingsOf(p *plan.Sandbox) Settings { return settingsOf(p) }
 
 // VolumeOfSize is a volume of so many bytes, as it is listed.
 func VolumeOfSize(n int64) (v Volume) {

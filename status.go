@@ -48,9 +48,16 @@ type Info struct {
 	// Ports are the published ports ([WithPorts]) and their addresses in this session.
 	// Nil without a session or ports.
 	Ports map[uint16]netip.AddrPort `json:"ports,omitempty"`
-	// Settings are those of the next session. In [List] they lack what only an inspection
-	// of each sandbox shows, see [Settings].
+	// Settings are those of the next session, as last changed by [Sandbox.Update], without those
+	// that [Info] and [Status] have themselves: name, ID, image, tags, network policy and
+	// environment. In [List] the limits and the OCI runtime are nil, too: only the container has
+	// them, which it does not inspect, so that a record never differs from what the engine enforces.
+	// A limit that is nil elsewhere is none, as on an engine that can't limit.
 	Settings Settings `json:"settings"`
+	// Pending names the settings that Update changed and that wait for the next session, sorted:
+	// "command", "env" (commands have it), "mounts", "ports", "stopTimeout" (Stop and Close have it)
+	// or "timeout". [List] does not know of the timeouts.
+	Pending []string `json:"pending,omitempty"`
 }
 
 // Status describes one sandbox in detail.
@@ -93,6 +100,8 @@ type Status struct {
 	// Network is the recorded network policy, without the values of its transforms: see
 	// WithNetworkPolicy.
 	Network NetworkPolicy `json:"network"`
+	// Env are the names of the variables of [WithEnv], sorted. Their values are not shown.
+	Env []string `json:"env,omitempty"`
 	// Egress counts the decisions of the session's PID 1; [Sandbox.Egress] lists them. It
 	// is nil without a session, from [Inspect], and from a handle that is not connected,
 	// for example because it has run no command.
@@ -282,7 +291,7 @@ func (s *Sandbox) status(ctx context.Context, measure bool) (_ Status, err error
 				st.Egress = &EgressCount{Allowed: r.Network.Allowed, Blocked: r.Network.Blocked}
 			}
 			if r.Idle != nil && r.Idle.Left > 0 {
-				st.IdleExpiresAt = s.h.Client().Engine.Now().Add(min(r.Idle.Left, st.Settings.IdleTimeout))
+				st.IdleExpiresAt = s.h.Client().Engine.Now().Add(min(r.Idle.Left, *st.Settings.IdleTimeout))
 			}
 		}
 	}
@@ -297,7 +306,7 @@ func statusOf(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got 
 	was := got
 	counting.Go(func() { volume = workspace(ctx, l, rec, was, measure) })
 	counting.Go(func() { declared = declaredVolumes(ctx, l, rec, measure) })
-	var set Settings
+	var set *plan.Sandbox
 	counting.Go(func() { set = inspectSettings(ctx, l, rec, was) })
 	defer counting.Wait()
 	var using *Usage
@@ -323,7 +332,7 @@ func statusOf(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got 
 		Info: infoOf(l.Engine, rec, got), Source: rec.Settings.Source, StartedAt: got.StartedAt, Usage: using, Workspace: volume, Volumes: declared,
 		LogsEndpoint: "/sandboxes/" + rec.ID + "/logs",
 	}
-	st.Settings = set
+	st.Settings, st.Env = settingsOf(set), slices.Sorted(maps.Keys(set.Env))
 	if !got.HasSession() && !got.StartedAt.IsZero() {
 		st.EndedAt = got.FinishedAt
 	}
@@ -345,7 +354,7 @@ func statusOf(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got 
 func infoOf(eng *engine.Engine, rec record.Sandbox, got engine.Container) Info {
 	i := Info{
 		ID: rec.ID, Name: rec.Name, State: stateOf(got.State), Image: cmp.Or(rec.Settings.Image, got.Image),
-		CreatedAt: rec.CreatedAt, Location: eng.Location(), Tags: rec.Tags, Settings: settingsOf(plan.Recorded(rec), rec, got),
+		CreatedAt: rec.CreatedAt, Location: eng.Location(), Tags: rec.Tags, Settings: settingsOf(plan.Recorded(rec)), Pending: rec.PendingChanges(got.StartedAt),
 	}
 	if i.CreatedAt.IsZero() {
 		i.CreatedAt = got.CreatedAt
@@ -406,88 +415,9 @@ func declaredVolumes(ctx context.Context, l *lifecycle.Client, rec record.Sandbo
 	return volumes
 }
 
-// Settings are what the options of [Create] or [Fork] have set, as last changed by
-// [Sandbox.Update]: those of the next session. Pending names the ones that the present
-// session does not have yet. The image, tags and network policy are in [Info] and [Status].
-type Settings struct {
-	// Runtime is that of [WithRuntime], empty with [WithImage].
-	Runtime string `json:"runtime,omitempty"`
-	// User is the user of commands; empty is root.
-	User    string `json:"user,omitempty"`
-	Workdir string `json:"workdir"`
-	// Command is the main process, with its arguments. Nil without one.
-	Command []string `json:"command,omitempty"`
-	// VCPUs, MemoryBytes, PidsLimit, OCIRuntime and Env are empty in [List], which does not
-	// inspect each sandbox: only the container has them, so that a record of this package never
-	// differs from what the engine enforces, and changed variables are recorded encrypted. Of
-	// limits, 0 is none, which an engine has that can't limit.
-	VCPUs       float64 `json:"vcpus,omitempty"`
-	MemoryBytes int64   `json:"memoryBytes,omitempty"`
-	PidsLimit   int64   `json:"pidsLimit,omitempty"`
-	// OCIRuntime is the one that the container has, also if [WithOCIRuntime] was not given.
-	OCIRuntime string `json:"ociRuntime,omitempty"`
-	// Env are the names of the variables of [WithEnv], sorted. Their values are not shown.
-	Env []string `json:"env,omitempty"`
-	// StorageBytes is the limit of [WithStorageSize]; 0 is none.
-	StorageBytes  int64 `json:"storageBytes,omitempty"`
-	NewPrivileges bool  `json:"newPrivileges,omitempty"`
-	Persistent    bool  `json:"persistent"`
-	// IdleTimeout is that of [WithIdleTimeout], and IgnoreDetached its option. Timeout,
-	// IdleTimeout and StopTimeout are timeoutMs, idleTimeoutMs and stopTimeoutMs in JSON, in
-	// milliseconds. A Timeout or IdleTimeout of 0 is none.
-	Timeout        time.Duration `json:"-"`
-	IdleTimeout    time.Duration `json:"-"`
-	IgnoreDetached bool          `json:"ignoreDetached,omitempty"`
-	StopTimeout    time.Duration `json:"-"`
-	// Ports are the ports to publish; [Info.Ports] are those that are published.
-	Ports []int `json:"ports,omitempty"`
-	// Mounts are without the workspace. Those of the present session are [Sandbox.Mounts].
-	Mounts []Mount `json:"mounts,omitempty"`
-	// Pending names the settings that Update changed and that wait for the next session,
-	// sorted: "command", "env" (commands have it), "mounts", "ports", "stopTimeout" (Stop and
-	// Close have it) or "timeout". [List] does not know of the timeouts.
-	Pending []string `json:"pending,omitempty"`
-}
-
-// settingsJSON are Settings as they are in JSON.
-type settingsJSON struct {
-	plainSettings
-	TimeoutMS     int64 `json:"timeoutMs"`
-	IdleTimeoutMS int64 `json:"idleTimeoutMs"`
-	StopTimeoutMS int64 `json:"stopTimeoutMs"`
-}
-
-type plainSettings Settings
-
-// MarshalJSON encodes the settings with names in lower camel case.
-func (s Settings) MarshalJSON() ([]byte, error) {
-	return json.Marshal(settingsJSON{plainSettings(s), s.Timeout.Milliseconds(), s.IdleTimeout.Milliseconds(), s.StopTimeout.Milliseconds()})
-}
-
-// UnmarshalJSON decodes what MarshalJSON has encoded.
-func (s *Settings) UnmarshalJSON(b []byte) error {
-	var got settingsJSON
-	err := json.Unmarshal(b, &got)
-	*s = Settings(got.plainSettings)
-	s.Timeout, s.StopTimeout = time.Duration(got.TimeoutMS)*time.Millisecond, time.Duration(got.StopTimeoutMS)*time.Millisecond
-	s.IdleTimeout = time.Duration(got.IdleTimeoutMS) * time.Millisecond
-	return err
-}
-
-// settingsOf converts the settings of a sandbox's next session.
-func settingsOf(p *plan.Sandbox, rec record.Sandbox, got engine.Container) Settings {
-	return Settings{
-		Runtime: p.Runtime, User: p.User, Workdir: p.Workdir, Command: p.Command, VCPUs: p.VCPUs, MemoryBytes: p.Memory,
-		PidsLimit: p.PidsLimit, OCIRuntime: p.OCIRuntime, Env: slices.Sorted(maps.Keys(p.Env)), StorageBytes: p.StorageBytes,
-		NewPrivileges: p.NewPrivileges, Persistent: *p.Persistent, Timeout: p.Timeout, StopTimeout: p.StopTimeout,
-		IdleTimeout: p.Idle.Timeout(), IgnoreDetached: p.Idle.IgnoreDetached,
-		Ports: p.Ports, Mounts: mountsOf(p.Mounts), Pending: rec.PendingChanges(got.StartedAt),
-	}
-}
-
-// inspectSettings returns the settings of a sandbox whose container was inspected. What can't be
+// inspectSettings returns the settings of the next session of a sandbox whose container was inspected. What can't be
 // read is left out.
-func inspectSettings(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got engine.Container) Settings {
+func inspectSettings(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got engine.Container) *plan.Sandbox {
 	// The variables of the image are not of WithEnv.
 	image, err := l.Engine.InspectImage(ctx, got.ImageID)
 	p, e := plan.FromRecord(rec, got, image)
@@ -499,5 +429,5 @@ func inspectSettings(ctx context.Context, l *lifecycle.Client, rec record.Sandbo
 	if err = errors.Join(err, e); err != nil && ctx.Err() == nil {
 		l.Log.Warn("not all settings could be read", "sandbox", rec.Name, "error", err)
 	}
-	return settingsOf(p, rec, got)
+	return p
 }

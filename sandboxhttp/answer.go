@@ -259,7 +259,7 @@ func unmarshal(body []byte, v any) error {
 		if t, is := errors.AsType[*json.UnmarshalTypeError](err); is {
 			field := "it"
 			if t.Field != "" { // with the names of embedded types
-				field = strconv.Quote(strings.TrimPrefix(strings.TrimPrefix(t.Field, "makes."), "changes."))
+				field = strconv.Quote(strings.TrimPrefix(strings.TrimPrefix(t.Field, "settings."), "plainSettings."))
 			}
 			return invalid("the body: %s takes %s, not %s", field, jsonType(t.Type), t.Value)
 		}

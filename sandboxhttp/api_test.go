@@ -146,13 +146,13 @@ func TestSandboxesOverHTTP(t *testing.T) {
 		Settings                                struct {
 			Persistent bool
 			TimeoutMS  int64
-			Env        []string
 			Command    []string
 		}
+		Env []string
 	}
 	resp := a.call("POST", "/sandboxes", `{"stopTimeoutMs": 1000, "timeoutMs": 3600000, "network": "deny-all", "env": {"A": "s3cret"}, "tags": {"k": "v"}, "command": ["sh", "-c", "echo hello; exec sleep 1000"]}`, 201, &sb)
 	a.remove(sb.ID)
-	if sb.Status != "running" || sb.Settings.TimeoutMS != 3600000 || sb.Network != "deny-all" || !sb.Settings.Persistent || sb.Tags["k"] != "v" || !slices.Equal(sb.Settings.Env, []string{"A"}) {
+	if sb.Status != "running" || sb.Settings.TimeoutMS != 3600000 || sb.Network != "deny-all" || !sb.Settings.Persistent || sb.Tags["k"] != "v" || !slices.Equal(sb.Env, []string{"A"}) {
 		t.Errorf("created: %+v", sb)
 	}
 	if got := resp.Header.Get("Location"); got != "/v1/sandboxes/"+sb.ID || sb.LogsEndpoint != got+"/logs" {

@@ -37,8 +37,12 @@ func Routes() (all []Route) {
 func Requests() map[string][]string {
 	// A terminal refuses two fields of a command.
 	terminal := slices.DeleteFunc(fields[terminalRequest](), func(name string) bool { return name == "stdin" || name == "detached" })
+	// An update refuses what can't be changed.
+	update := slices.DeleteFunc(fields[updateRequest](), func(name string) bool {
+		return slices.Contains([]string{"name", "id", "image", "runtime", "ociRuntime", "user", "workdir", "pidsLimit", "storageBytes", "newPrivileges"}, name)
+	})
 	return map[string][]string{
-		"CreateRequest": fields[createRequest](), "ForkRequest": fields[forkRequest](), "UpdateRequest": fields[updateRequest](),
+		"CreateRequest": fields[createRequest](), "ForkRequest": fields[forkRequest](), "UpdateRequest": update,
 		"SnapshotRequest": fields[snapshotRequest](), "RollbackRequest": fields[rollbackRequest](), "CleanupRequest": fields[cleanupRequest](),
 		"ExecRequest": fields[execRequest](), "TerminalRequest": terminal, "ExecEvent": fields[execEvent](), "Source": fields[sourceRequest](),
 		"File": fields[fileEntry](), "Written": fields[written](), "Failure": fields[failure](), "Error": fields[failed](), "StateAnswer": fields[state](),
@@ -47,7 +51,7 @@ func Requests() map[string][]string {
 
 func fields[T any]() (names []string) {
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[T]()) {
-		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" {
+		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" && name != "-" {
 			names = append(names, name)
 		}
 	}

@@ -63,7 +63,7 @@ func TestHandlerServesTheLifeOfASandbox(t *testing.T) {
 		one.ExpiresAt.Sub(one.StartedAt) != time.Hour || one.LogsEndpoint != "/v1/sandboxes/"+sb.ID()+"/logs" || one.Workspace.Name != "agent-sandbox-"+sb.ID() {
 		t.Errorf("GET: %+v", one)
 	}
-	if got, want := fmt.Sprint(one.Settings), "map[env:[A] idleTimeoutMs:0 memoryBytes:2.147483648e+09 ociRuntime:runc persistent:true pidsLimit:4096 stopTimeoutMs:2000 timeoutMs:3.6e+06 vcpus:1 workdir:/workspace]"; got != want {
+	if got, want := fmt.Sprint(one.Settings), "map[idleTimeoutMs:0 memoryBytes:2.147483648e+09 ociRuntime:runc persistent:true pidsLimit:4096 stopTimeoutMs:2000 timeoutMs:3.6e+06 vcpus:1 workdir:/workspace]"; got != want {
 		t.Errorf("GET: the settings are %s, want %s", got, want)
 	}
 	var all []sandboxJSON

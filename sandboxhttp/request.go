@@ -1,10 +1,10 @@
 package sandboxhttp
 
 import (
-	"errors"
 	"math"
 	"net/http"
 	"net/netip"
+	"reflect"
 	"strings"
 	"time"
 
@@ -32,23 +32,17 @@ var errHostFiles = &statusError{
 	"the server does not permit mounts and sources that are files of its machine: see sandboxhttp.WithHostFiles",
 }
 
-// changes are the settings that create, fork and update can set. Those that are absent, or
-// null, are not set.
-type changes struct {
-	Command        []string               `json:"command"`
-	Env            map[string]string      `json:"env"`
-	Tags           map[string]string      `json:"tags"`
-	Ports          []int                  `json:"ports"`
-	VCPUs          *float64               `json:"vcpus"`
-	MemoryBytes    *int64                 `json:"memoryBytes"`
-	TimeoutMS      *int64                 `json:"timeoutMs"`
-	IdleTimeoutMS  *int64                 `json:"idleTimeoutMs"`
-	IgnoreDetached bool                   `json:"ignoreDetached"`
-	StopTimeoutMS  *int64                 `json:"stopTimeoutMs"`
-	Network        *sandbox.NetworkPolicy `json:"network"`
-	Persistent     *bool                  `json:"persistent"`
-	Mounts         []sandbox.Mount        `json:"mounts"`
+// settings are the settings of a request. Those that are absent, or null, are not set.
+type settings struct {
+	plainSettings
+	TimeoutMS     *int64 `json:"timeoutMs"`
+	IdleTimeoutMS *int64 `json:"idleTimeoutMs"`
+	StopTimeoutMS *int64 `json:"stopTimeoutMs"`
 }
+
+// plainSettings lack the method by which [sandbox.Settings] are decoded: it would be that of every
+// request that has them, and takes unknown fields.
+type plainSettings sandbox.Settings
 
 // duration is a number of milliseconds as a duration.
 func duration(field string, ms int64) (time.Duration, error) {
@@ -59,103 +53,38 @@ func duration(field string, ms int64) (time.Duration, error) {
 	return time.Duration(ms) * time.Millisecond, nil
 }
 
-func (c *changes) options(hostFiles bool) (opts []sandbox.ChangeOption, err error) {
-	var errs []error
-	add := func(o sandbox.ChangeOption) { opts = append(opts, o) }
-	addTime := func(field string, ms *int64, option func(time.Duration) sandbox.ChangeOption) {
-		if ms != nil {
-			d, err := duration(field, *ms)
-			errs = append(errs, err)
-			add(option(d))
+// checked returns the settings, unless they need files that requests may not name.
+func (s *settings) checked(hostFiles bool) (sandbox.Settings, error) {
+	set := sandbox.Settings(s.plainSettings)
+	for _, m := range set.Mounts {
+		if m.Source != "" && !hostFiles {
+			return set, errHostFiles
 		}
 	}
-	if c.Command != nil {
-		add(sandbox.WithCommand(c.Command...))
-	}
-	if c.Env != nil {
-		add(sandbox.WithEnv(c.Env))
-	}
-	if c.Tags != nil {
-		add(sandbox.WithTags(c.Tags))
-	}
-	if c.Ports != nil {
-		add(sandbox.WithPorts(c.Ports...))
-	}
-	if c.VCPUs != nil {
-		add(sandbox.WithVCPUs(*c.VCPUs))
-	}
-	if c.MemoryBytes != nil {
-		add(sandbox.WithMemory(*c.MemoryBytes))
-	}
-	addTime("timeoutMs", c.TimeoutMS, sandbox.WithTimeout)
-	addTime("stopTimeoutMs", c.StopTimeoutMS, sandbox.WithStopTimeout)
-	addTime("idleTimeoutMs", c.IdleTimeoutMS, sandbox.WithIdleTimeout)
-	if c.IgnoreDetached {
-		add(sandbox.IgnoreDetached())
-	}
-	if c.Network != nil {
-		add(sandbox.WithNetworkPolicy(*c.Network))
-	}
-	if c.Persistent != nil {
-		add(sandbox.WithPersistent(*c.Persistent))
-	}
-	if c.Mounts != nil {
-		for _, m := range c.Mounts {
-			if m.Source != "" && !hostFiles {
-				return nil, errHostFiles
-			}
+	for _, t := range []struct {
+		field string
+		ms    *int64
+		to    **time.Duration
+	}{{"timeoutMs", s.TimeoutMS, &set.Timeout}, {"idleTimeoutMs", s.IdleTimeoutMS, &set.IdleTimeout}, {"stopTimeoutMs", s.StopTimeoutMS, &set.StopTimeout}} {
+		if t.ms == nil {
+			continue
 		}
-		add(sandbox.WithMounts(c.Mounts...))
+		d, err := duration(t.field, *t.ms)
+		if err != nil {
+			return set, err
+		}
+		*t.to = &d
 	}
-	return opts, errors.Join(errs...)
+	return set, nil
 }
 
-// makes are the settings that create and fork can set.
-type makes struct {
-	changes
-	Name          *string `json:"name"`
-	ID            *string `json:"id"`
-	Image         *string `json:"image"`
-	Runtime       *string `json:"runtime"`
-	OCIRuntime    *string `json:"ociRuntime"`
-	User          *string `json:"user"`
-	Workdir       *string `json:"workdir"`
-	PidsLimit     *int    `json:"pidsLimit"`
-	StorageBytes  *int64  `json:"storageBytes"`
-	NewPrivileges bool    `json:"newPrivileges"`
-}
-
-func (m *makes) options(hostFiles bool) ([]sandbox.MakeOption, error) {
-	shared, err := m.changes.options(hostFiles)
-	if err != nil {
-		return nil, err
+// made returns the option for the settings of a new sandbox.
+func (s *settings) made(hostFiles bool) (sandbox.ChangeOption, error) {
+	set, err := s.checked(hostFiles)
+	if set.Persistent == nil {
+		set.Persistent = new(true) // no request has a handle that the sandbox could live with
 	}
-	// No request has a handle that the sandbox could live with.
-	opts := []sandbox.MakeOption{sandbox.WithPersistent(true)}
-	for _, o := range shared {
-		opts = append(opts, o)
-	}
-	for _, text := range []struct {
-		value  *string
-		option func(string) sandbox.MakeOption
-	}{
-		{m.Name, sandbox.WithName}, {m.ID, sandbox.WithID}, {m.Image, sandbox.WithImage}, {m.Runtime, sandbox.WithRuntime},
-		{m.OCIRuntime, sandbox.WithOCIRuntime}, {m.User, sandbox.WithUser}, {m.Workdir, sandbox.WithWorkdir},
-	} {
-		if text.value != nil {
-			opts = append(opts, text.option(*text.value))
-		}
-	}
-	if m.PidsLimit != nil {
-		opts = append(opts, sandbox.WithPidsLimit(*m.PidsLimit))
-	}
-	if m.StorageBytes != nil {
-		opts = append(opts, sandbox.WithStorageSize(*m.StorageBytes))
-	}
-	if m.NewPrivileges {
-		opts = append(opts, sandbox.WithNewPrivileges())
-	}
-	return opts, nil
+	return sandbox.WithSettings(set), err
 }
 
 // removals are the settings that fork and update can take away.
@@ -178,36 +107,29 @@ func (m *removals) options() (opts []sandbox.RemoveOption) {
 }
 
 type createRequest struct {
-	makes
+	settings
 	Source *sourceRequest `json:"source"`
 }
 
-func (c *createRequest) options(hostFiles bool) (opts []sandbox.CreateOption, err error) {
-	shared, err := c.makes.options(hostFiles)
-	if err != nil {
-		return nil, err
-	}
-	for _, o := range shared {
-		opts = append(opts, o)
-	}
-	if c.Source == nil {
-		return opts, nil
+func (c *createRequest) options(hostFiles bool) ([]sandbox.CreateOption, error) {
+	set, err := c.made(hostFiles)
+	opts := []sandbox.CreateOption{set}
+	if err != nil || c.Source == nil {
+		return opts, err
 	}
 	source, err := c.Source.source(hostFiles)
 	return append(opts, sandbox.WithSource(source)), err
 }
 
 type forkRequest struct {
-	makes
+	settings
 	removals
 	Count *int `json:"count"`
 }
 
-func (f *forkRequest) options(hostFiles bool) (opts []sandbox.ForkOption, err error) {
-	shared, err := f.makes.options(hostFiles)
-	for _, o := range shared {
-		opts = append(opts, o)
-	}
+func (f *forkRequest) options(hostFiles bool) ([]sandbox.ForkOption, error) {
+	set, err := f.made(hostFiles)
+	opts := []sandbox.ForkOption{set}
 	for _, o := range f.removals.options() {
 		opts = append(opts, o)
 	}
@@ -215,22 +137,22 @@ func (f *forkRequest) options(hostFiles bool) (opts []sandbox.ForkOption, err er
 }
 
 type updateRequest struct {
-	changes
+	settings
 	removals
 }
 
 func (u *updateRequest) options(hostFiles bool) (opts []sandbox.UpdateOption, err error) {
-	shared, err := u.changes.options(hostFiles)
-	for _, o := range shared {
-		opts = append(opts, o)
+	set, err := u.checked(hostFiles)
+	if err != nil {
+		return nil, err
 	}
 	for _, o := range u.removals.options() {
 		opts = append(opts, o)
 	}
-	if err == nil && len(opts) == 0 {
-		err = invalid("the body has no change")
+	if len(opts) == 0 && reflect.ValueOf(set).IsZero() {
+		return nil, invalid("the body has no change")
 	}
-	return opts, err
+	return append(opts, sandbox.WithSettings(set)), set.CheckUpdate()
 }
 
 // sourceRequest is the first content of a workspace. It has exactly one field.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
-	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -28,24 +27,24 @@ func (a *app) createCommand() *cobra.Command {
 and whose output "sandbox logs" prints. The session runs until "sandbox stop"; the sandbox is
 kept until "sandbox delete".`,
 		RunE: func(c *cobra.Command, argv []string) error {
-			if !f.persistent {
+			if f.transient() {
 				return errLasting
 			}
 			catchBrokenPipes()
-			opts, err := f.options(a, c)
+			set, err := f.settings(c, argv)
 			if err != nil {
 				return err
 			}
-			for _, o := range p.options(c) {
-				opts = append(opts, o)
-			}
-			if len(argv) > 0 {
-				opts = append(opts, sandbox.WithCommand(argv...))
+			p.settings(c, &set)
+			set.Persistent = new(true)
+			opts, err := f.options(a, c, set)
+			if err != nil {
+				return err
 			}
 			if err := f.confirm(a, c, confirmCreate); err != nil {
 				return err
 			}
-			sb, err := a.client.Create(c.Context(), append(opts, sandbox.WithPersistent(true))...)
+			sb, err := a.client.Create(c.Context(), opts...)
 			if len(argv) == 1 && c.ArgsLenAtDash() < 0 && !c.Flags().Changed("name") && errors.Is(err, exec.ErrNotFound) {
 				err = fmt.Errorf("%w; to name the sandbox write --name %s", err, argv[0])
 			}
@@ -120,11 +119,15 @@ force is an error, and others that differ are named.`,
 			if rm && c.Flags().Changed("name") {
 				return usageError{errors.New("run: --rm: a sandbox with a --name is kept; see \"sandbox delete\"")}
 			}
-			opts, err := f.options(a, c)
+			set, err := f.settings(c, nil)
 			if err != nil {
 				return err
 			}
-			if c.Flags().Changed("name") {
+			opts, err := f.options(a, c, set)
+			if err != nil {
+				return err
+			}
+			if set.Name != nil {
 				sb, err := a.getOrCreate(c, &f, opts)
 				if err != nil {
 					return err
@@ -155,7 +158,7 @@ force is an error, and others that differ are named.`,
 // only then. If another program deletes the sandbox after it was found here, the question comes
 // before anything runs in the new one, which a no removes.
 func (a *app) getOrCreate(c *cobra.Command, f *createFlags, opts []sandbox.CreateOption) (*sandbox.Sandbox, error) {
-	sb, err := a.client.Get(c.Context(), f.name, sandbox.WithoutResume())
+	sb, err := a.client.Get(c.Context(), *f.set.Name, sandbox.WithoutResume())
 	switch {
 	case errors.Is(err, sandbox.ErrNotFound):
 		if err := f.confirm(a, c, confirmCreate); err != nil {
@@ -169,15 +172,14 @@ func (a *app) getOrCreate(c *cobra.Command, f *createFlags, opts []sandbox.Creat
 		}
 		opts = append(opts, sandbox.OnCreate(func(context.Context, *sandbox.Sandbox) error { return f.confirm(a, c, confirmCreate) }))
 	}
-	return a.client.GetOrCreate(c.Context(), f.name, opts...)
+	return a.client.GetOrCreate(c.Context(), *f.set.Name, opts...)
 }
 
 func (a *app) forkCommand() *cobra.Command {
 	var (
-		f      makeFlags
+		f      settingsFlags
 		p      process
 		rm     removalFlags
-		image  imageFlags
 		count  int
 		asJSON bool
 	)
@@ -190,27 +192,23 @@ until "sandbox delete".`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.oneSandbox,
 		RunE: func(c *cobra.Command, args []string) error {
-			if !f.persistent {
+			if f.transient() {
 				return errLasting
 			}
 			catchBrokenPipes()
-			shared, err := f.options(a, c)
-			if err != nil {
-				return err
-			}
-			opts := []sandbox.ForkOption{sandbox.WithPersistent(true)}
-			for _, o := range slices.Concat(shared, p.options(c), image.options(c)) {
-				opts = append(opts, o)
-			}
-			for _, o := range rm.options() {
-				opts = append(opts, o)
-			}
 			argv, err := mainProcess(c, args)
 			if err != nil {
 				return err
 			}
-			if len(argv) > 0 {
-				opts = append(opts, sandbox.WithCommand(argv...))
+			set, err := f.settings(c, argv)
+			if err != nil {
+				return err
+			}
+			p.settings(c, &set)
+			set.Persistent = new(true)
+			opts := []sandbox.ForkOption{sandbox.WithProgress(a.progress.show), sandbox.WithSettings(set)}
+			for _, o := range rm.options() {
+				opts = append(opts, o)
 			}
 			if err := f.confirm(a, c, confirmCreate); err != nil {
 				return err
@@ -233,9 +231,8 @@ until "sandbox delete".`,
 		},
 	}
 	p.flags(c, "the sandbox's commands")
-	f.flags(a, c)
+	f.makes(a, c, "", "another image, for a sandbox without files of its own outside of volumes")
 	rm.flags(c)
-	image.flags(c, "", "another image, for a sandbox without files of its own outside of volumes")
 	c.Flags().IntVar(&count, "count", 0, "create this many with the same files; -1, -2 … is appended to the name")
 	jsonFlag(c, &asJSON)
 	return c

@@ -66,20 +66,20 @@ func printDetails(w io.Writer, st sandbox.Status) error {
 	d.add("Expires", at(st.ExpiresAt))
 	d.add("Idle until", at(st.IdleExpiresAt))
 	d.add("Engine", st.Location)
-	d.add("Image", strings.TrimSuffix(fmt.Sprintf("%s (%s)", st.Image, s.Runtime), " ()"))
+	d.add("Image", strings.TrimSuffix(fmt.Sprintf("%s (%s)", st.Image, value(s.Runtime)), " ()"))
 	d.add("Source", st.Source)
-	d.add("User", cmp.Or(s.User, "root"))
-	d.add("Directory", s.Workdir)
+	d.add("User", cmp.Or(value(s.User), "root"))
+	d.add("Directory", value(s.Workdir))
 	d.add("Command", strings.Join(s.Command, " "))
 	d.add("Limits", limits(s))
 	d.add("Timeouts", timeouts(s))
-	d.add("Kept", map[bool]string{true: "until it is deleted", false: "until its session ends"}[s.Persistent])
+	d.add("Kept", map[bool]string{true: "until it is deleted", false: "until its session ends"}[value(s.Persistent)])
 	d.add("Network", st.Network.String())
 	if e := st.Egress; e != nil {
 		d.add("Egress", fmt.Sprintf("%d allowed, %d blocked", e.Allowed, e.Blocked))
 	}
 	d.add("Ports", portList(st.Ports))
-	d.add("Environment", strings.Join(s.Env, ", "))
+	d.add("Environment", strings.Join(st.Env, ", "))
 	d.add("Tags", tagList(st.Tags))
 	d.add("Workspace", volumeText(st.Workspace))
 	for i, v := range st.Volumes {
@@ -93,7 +93,7 @@ func printDetails(w io.Writer, st sandbox.Status) error {
 	if u := st.Usage; u != nil {
 		d.add("Usage", fmt.Sprintf("%.0f%% CPU, %s of memory, %s", u.CPUPercent, bytesText(u.MemoryBytes), count(int64(u.Processes), "process")))
 	}
-	d.add("Next session", strings.Join(s.Pending, ", "))
+	d.add("Next session", strings.Join(st.Pending, ", "))
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, line := range d {
 		fmt.Fprintf(t, "%s\t%s\n", line[0], graphic(line[1]))
@@ -118,30 +118,38 @@ func at(t time.Time) string {
 
 func limits(s sandbox.Settings) string {
 	var parts []string
-	if s.VCPUs > 0 {
-		parts = append(parts, strconv.FormatFloat(s.VCPUs, 'f', -1, 64)+" CPUs")
+	if s.VCPUs != nil {
+		parts = append(parts, strconv.FormatFloat(*s.VCPUs, 'f', -1, 64)+" CPUs")
 	}
-	if s.MemoryBytes > 0 {
-		parts = append(parts, bytesText(s.MemoryBytes)+" of memory")
+	if s.MemoryBytes != nil {
+		parts = append(parts, bytesText(*s.MemoryBytes)+" of memory")
 	}
-	if s.PidsLimit > 0 {
-		parts = append(parts, count(s.PidsLimit, "process"))
+	if s.PidsLimit != nil {
+		parts = append(parts, count(int64(*s.PidsLimit), "process"))
 	}
-	if s.StorageBytes > 0 {
-		parts = append(parts, bytesText(s.StorageBytes)+" outside of volumes")
+	if s.StorageBytes != nil {
+		parts = append(parts, bytesText(*s.StorageBytes)+" outside of volumes")
 	}
 	return strings.Join(parts, ", ")
 }
 
 func timeouts(s sandbox.Settings) string {
 	var parts []string
-	if s.Timeout > 0 {
-		parts = append(parts, fmt.Sprintf("%v for a session", s.Timeout))
+	if d := value(s.Timeout); d > 0 {
+		parts = append(parts, fmt.Sprintf("%v for a session", d))
 	}
-	if s.IdleTimeout > 0 {
-		parts = append(parts, fmt.Sprintf("%v idle", s.IdleTimeout))
+	if d := value(s.IdleTimeout); d > 0 {
+		parts = append(parts, fmt.Sprintf("%v idle", d))
 	}
-	return strings.Join(append(parts, fmt.Sprintf("%v to stop", s.StopTimeout)), ", ")
+	return strings.Join(append(parts, fmt.Sprintf("%v to stop", value(s.StopTimeout))), ", ")
+}
+
+// value is what a setting points to, or the zero value if it is not set.
+func value[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
 }
 
 func volumeText(v sandbox.Volume) string {

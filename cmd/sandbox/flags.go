@@ -62,20 +62,17 @@ func (p *process) flags(c *cobra.Command, of string) {
 	c.Flags().StringVarP(&p.user, "user", "u", "", "the user of "+of+": USER or USER:GROUP (default the image's)")
 }
 
-// options returns the options for a sandbox whose commands run like this.
-func (p *process) options(c *cobra.Command) []sandbox.MakeOption {
-	var opts []sandbox.MakeOption
-	given := c.Flags().Changed
-	if given("env") {
-		opts = append(opts, sandbox.WithEnv(p.env.variables()))
+// settings adds those flags that were given to the settings of a sandbox whose commands run so.
+func (p *process) settings(c *cobra.Command, set *sandbox.Settings) {
+	if c.Flags().Changed("env") {
+		set.Env = p.env.variables()
 	}
-	if given("workdir") {
-		opts = append(opts, sandbox.WithWorkdir(p.dir))
+	if c.Flags().Changed("workdir") {
+		set.Workdir = &p.dir
 	}
-	if given("user") {
-		opts = append(opts, sandbox.WithUser(p.user))
+	if c.Flags().Changed("user") {
+		set.User = &p.user
 	}
-	return opts
 }
 
 // duration is a time.Duration that may be given in days.
@@ -130,30 +127,64 @@ func (n *size) Set(s string) error {
 	return nil
 }
 
-// changeFlags are the flags that create, run, fork and update share.
-type changeFlags struct {
+// A setting is the value of a flag that sets a field of the settings when it is given.
+type setting[T any] struct {
+	field **T
+	kind  string // of its values, for the help
+	parse func(string) (T, error)
+	given string
+}
+
+func (s *setting[T]) Type() string   { return s.kind }
+func (s *setting[T]) String() string { return s.given }
+
+func (s *setting[T]) Set(text string) error {
+	v, err := s.parse(text)
+	if err == nil {
+		*s.field, s.given = &v, text
+	}
+	return err
+}
+
+// sets adds a flag that sets a field of the settings. The help shows the default, if there is one.
+func sets[T any](c *cobra.Command, field **T, name, kind, shown, usage string, parse func(string) (T, error)) {
+	flag := c.Flags().VarPF(&setting[T]{field: field, kind: kind, parse: parse}, name, "", usage)
+	flag.DefValue = shown
+	if kind == "bool" {
+		flag.NoOptDefVal = "true"
+	}
+}
+
+func parseText(s string) (string, error)   { return s, nil }
+func parseFloat(s string) (float64, error) { return strconv.ParseFloat(s, 64) }
+func parseBytes(s string) (int64, error)   { var n size; err := n.Set(s); return int64(n), err }
+func parseTime(s string) (time.Duration, error) {
+	var d duration
+	err := d.Set(s)
+	return time.Duration(d), err
+}
+
+// settingsFlags are the flags for the settings of a sandbox, and what is read from them.
+type settingsFlags struct {
+	set             sandbox.Settings
 	mounts, volumes []string
-	ports           []int
-	tags            map[string]string
-	vcpus           float64
-	memory          size
-	timeout, stop   duration
-	idle            duration
 	network         string
 	remote, yes     bool
 }
 
-func (f *changeFlags) flags(a *app, c *cobra.Command) {
+// changes adds the flags that create, run, fork and update share.
+func (f *settingsFlags) changes(a *app, c *cobra.Command) {
 	c.Flags().StringArrayVar(&f.mounts, "mount", nil, "mount a directory: source:target[:mode]; mode is rwcopy (the default, a copy), rw or ro")
 	c.Flags().BoolVar(&f.remote, "remote-mounts", false, "sources of mounts in mode ro and rw are directories of the engine's machine, not of this one")
 	c.Flags().StringArrayVar(&f.volumes, "volume", nil, "attach a volume of \"sandbox volume list\": name:target[:mode]; mode is rw (the default) or ro")
-	c.Flags().IntSliceVar(&f.ports, "port", nil, "publish a TCP port on 127.0.0.1 of the engine's machine")
-	c.Flags().StringToStringVar(&f.tags, "tag", nil, "set a tag: KEY=VALUE")
-	c.Flags().Float64Var(&f.vcpus, "vcpus", sandbox.DefaultVCPUs, "the number of CPUs")
-	c.Flags().Var(&f.memory, "memory", "the memory limit, such as 512m or 2g; MiB without a unit (default 2048 for each CPU)")
-	c.Flags().Var(&f.timeout, "timeout", "end each session after this time, such as 10m or 7d (default never)")
-	c.Flags().Var(&f.idle, "idle-timeout", "end a session that nobody has used for this time (default never)")
-	c.Flags().Var(&f.stop, "stop-timeout", "the time between SIGTERM and SIGKILL at the end of a session (default 30s)")
+	c.Flags().IntSliceVar(&f.set.Ports, "port", nil, "publish a TCP port on 127.0.0.1 of the engine's machine")
+	c.Flags().StringToStringVar(&f.set.Tags, "tag", nil, "set a tag: KEY=VALUE")
+	sets(c, &f.set.VCPUs, "vcpus", "float64", "1", "the number of CPUs", parseFloat)
+	sets(c, &f.set.MemoryBytes, "memory", "size", "", "the memory limit, such as 512m or 2g; MiB without a unit (default 2048 for each CPU)", parseBytes)
+	sets(c, &f.set.Timeout, "timeout", "duration", "", "end each session after this time, such as 10m or 7d (default never)", parseTime)
+	sets(c, &f.set.IdleTimeout, "idle-timeout", "duration", "", "end a session that nobody has used for this time (default never)", parseTime)
+	sets(c, &f.set.StopTimeout, "stop-timeout", "duration", "", "the time between SIGTERM and SIGKILL at the end of a session (default 30s)", parseTime)
+	sets(c, &f.set.Persistent, "persistent", "bool", "true", "keep the sandbox when its session ends", strconv.ParseBool)
 	c.Flags().StringVar(&f.network, "network", "", networkHelp)
 	c.Flags().BoolVarP(&f.yes, "yes", "y", false, "don't ask for a confirmation of mounts")
 	_ = c.RegisterFlagCompletionFunc("volume", a.orphanedVolumes)
@@ -162,49 +193,41 @@ func (f *changeFlags) flags(a *app, c *cobra.Command) {
 
 var policies = fixed("allow-all", "public-only", "deny-all")
 
-// options returns an option for each flag that was given.
-func (f *changeFlags) options(c *cobra.Command) ([]sandbox.ChangeOption, error) {
-	var opts []sandbox.ChangeOption
-	given := c.Flags().Changed
-	mounts, err := f.mounted()
-	if err != nil {
-		return nil, err
-	}
-	if len(mounts) > 0 {
-		opts = append(opts, sandbox.WithMounts(mounts...))
-	}
-	if given("port") {
-		opts = append(opts, sandbox.WithPorts(f.ports...))
-	}
-	if given("tag") {
-		opts = append(opts, sandbox.WithTags(f.tags))
-	}
-	if given("vcpus") {
-		opts = append(opts, sandbox.WithVCPUs(f.vcpus))
-	}
-	if given("memory") {
-		opts = append(opts, sandbox.WithMemory(int64(f.memory)))
-	}
-	if given("timeout") {
-		opts = append(opts, sandbox.WithTimeout(time.Duration(f.timeout)))
-	}
-	if given("idle-timeout") {
-		opts = append(opts, sandbox.WithIdleTimeout(time.Duration(f.idle)))
-	}
-	if given("stop-timeout") {
-		opts = append(opts, sandbox.WithStopTimeout(time.Duration(f.stop)))
-	}
-	if given("network") {
-		policy, err := sandbox.ParseNetworkPolicy(f.network)
-		if err != nil {
-			return nil, err
-		}
-		opts = append(opts, sandbox.WithNetworkPolicy(policy))
-	}
-	return opts, nil
+// makes adds the flags that create, run and fork share. image is the image by default.
+func (f *settingsFlags) makes(a *app, c *cobra.Command, image, usage string) {
+	f.changes(a, c)
+	sets(c, &f.set.Name, "name", "string", "", "the sandbox's name (default its ID)", parseText)
+	sets(c, &f.set.Image, "image", "string", image, usage, parseText)
+	sets(c, &f.set.Runtime, "runtime", "string", "", "a runtime instead of an image, such as node22", parseText)
+	sets(c, &f.set.OCIRuntime, "oci-runtime", "string", "", "the engine's OCI runtime to use, such as runsc (default the engine's)", parseText)
+	sets(c, &f.set.PidsLimit, "pids-limit", "int", strconv.Itoa(sandbox.DefaultPidsLimit), "the number of processes and threads", strconv.Atoi)
+	sets(c, &f.set.StorageBytes, "storage", "size", "", "the size of the container's own layer, where the engine can limit it (default unlimited)", parseBytes)
 }
 
-func (f *changeFlags) mounted() ([]sandbox.Mount, error) {
+// settings returns the settings of the flags that were given, which are those of a sandbox whose main
+// process is argv, if there is one.
+func (f *settingsFlags) settings(c *cobra.Command, argv []string) (sandbox.Settings, error) {
+	var err error
+	if f.set.Mounts, err = f.mounted(); err != nil {
+		return f.set, err
+	}
+	if c.Flags().Changed("network") {
+		policy, err := sandbox.ParseNetworkPolicy(f.network)
+		if err != nil {
+			return f.set, err
+		}
+		f.set.Network = &policy
+	}
+	if len(argv) > 0 {
+		f.set.Command = argv
+	}
+	return f.set, nil
+}
+
+// transient reports whether the sandbox is not to be kept.
+func (f *settingsFlags) transient() bool { return f.set.Persistent != nil && !*f.set.Persistent }
+
+func (f *settingsFlags) mounted() ([]sandbox.Mount, error) {
 	var (
 		mounts []sandbox.Mount
 		errs   []error
@@ -227,13 +250,12 @@ func (f *changeFlags) mounted() ([]sandbox.Mount, error) {
 }
 
 // confirm asks whether the sandbox is to have the mounts, if there are any.
-func (f *changeFlags) confirm(a *app, c *cobra.Command, question string) error {
-	mounts, err := f.mounted()
-	if err != nil || len(mounts) == 0 {
-		return err
+func (f *settingsFlags) confirm(a *app, c *cobra.Command, question string) error {
+	if len(f.set.Mounts) == 0 {
+		return nil
 	}
-	lines := make([]string, len(mounts))
-	for i, m := range mounts {
+	lines := make([]string, len(f.set.Mounts))
+	for i, m := range f.set.Mounts {
 		lines[i] = m.String()
 	}
 	if err := a.confirm(c.Context(), f.yes, strings.Join(lines, "\n"), question); err != nil {
@@ -265,93 +287,20 @@ func (f *removalFlags) options() (opts []sandbox.RemoveOption) {
 	return opts
 }
 
-// imageFlags are the flags that create, run and fork share, with another default for a fork.
-type imageFlags struct{ image, runtime string }
-
-func (f *imageFlags) flags(c *cobra.Command, image, usage string) {
-	c.Flags().StringVar(&f.image, "image", image, usage)
-	c.Flags().StringVar(&f.runtime, "runtime", "", "a runtime instead of an image, such as node22")
-}
-
-func (f *imageFlags) options(c *cobra.Command) (opts []sandbox.MakeOption) {
-	if c.Flags().Changed("image") {
-		opts = append(opts, sandbox.WithImage(f.image))
-	}
-	if c.Flags().Changed("runtime") {
-		opts = append(opts, sandbox.WithRuntime(f.runtime))
-	}
-	return opts
-}
-
-// makeFlags are the flags that create, run and fork share.
-type makeFlags struct {
-	changeFlags
-	name, ociRuntime string
-	persistent       bool
-	pids             int
-	storage          size
-}
-
-func (f *makeFlags) flags(a *app, c *cobra.Command) {
-	f.changeFlags.flags(a, c)
-	c.Flags().StringVar(&f.name, "name", "", "the sandbox's name (default its ID)")
-	c.Flags().BoolVar(&f.persistent, "persistent", true, "keep the sandbox when its session ends")
-	c.Flags().StringVar(&f.ociRuntime, "oci-runtime", "", "the engine's OCI runtime to use, such as runsc (default the engine's)")
-	c.Flags().IntVar(&f.pids, "pids-limit", sandbox.DefaultPidsLimit, "the number of processes and threads")
-	c.Flags().Var(&f.storage, "storage", "the size of the container's own layer, where the engine can limit it (default unlimited)")
-}
-
-// options returns the options for a fork or a new sandbox.
-func (f *makeFlags) options(a *app, c *cobra.Command) ([]sandbox.MakeOption, error) {
-	opts := []sandbox.MakeOption{sandbox.WithProgress(a.progress.show)}
-	changes, err := f.changeFlags.options(c)
-	if err != nil {
-		return nil, err
-	}
-	for _, o := range changes {
-		opts = append(opts, o)
-	}
-	given := c.Flags().Changed
-	if given("name") {
-		opts = append(opts, sandbox.WithName(f.name))
-	}
-	if given("persistent") {
-		opts = append(opts, sandbox.WithPersistent(f.persistent))
-	}
-	if given("oci-runtime") {
-		opts = append(opts, sandbox.WithOCIRuntime(f.ociRuntime))
-	}
-	if given("pids-limit") {
-		opts = append(opts, sandbox.WithPidsLimit(f.pids))
-	}
-	if given("storage") {
-		opts = append(opts, sandbox.WithStorageSize(int64(f.storage)))
-	}
-	return opts, nil
-}
-
 // createFlags are the flags of create and run.
 type createFlags struct {
-	makeFlags
-	image  imageFlags
+	settingsFlags
 	source source
 }
 
 func (f *createFlags) flags(a *app, c *cobra.Command) {
-	f.makeFlags.flags(a, c)
-	f.image.flags(c, sandbox.DefaultImage, "the image, pulled if the engine does not have it")
+	f.makes(a, c, sandbox.DefaultImage, "the image, pulled if the engine does not have it")
 	f.source.flags(a, c)
 }
 
-func (f *createFlags) options(a *app, c *cobra.Command) ([]sandbox.CreateOption, error) {
-	shared, err := f.makeFlags.options(a, c)
-	if err != nil {
-		return nil, err
-	}
-	var opts []sandbox.CreateOption
-	for _, o := range append(shared, f.image.options(c)...) {
-		opts = append(opts, o)
-	}
+// options returns the options for a new sandbox with these settings.
+func (f *createFlags) options(a *app, c *cobra.Command, set sandbox.Settings) ([]sandbox.CreateOption, error) {
+	opts := []sandbox.CreateOption{sandbox.WithProgress(a.progress.show), sandbox.WithSettings(set)}
 	source, err := f.source.source(c.InOrStdin())
 	if source != nil {
 		opts = append(opts, sandbox.WithSource(source))

@@ -210,13 +210,13 @@ func checkFlags(t *testing.T, verb, source, dir string) {
 		modes = append(modes, fmt.Sprintf("%s %s %s %t", m.Kind(), m.Target, m.Mode, m.Remote))
 	}
 	got := map[string]any{
-		"runtime": set.Runtime, "ports": set.Ports, "env": set.Env, "tags": st.Tags, "vcpus": set.VCPUs, "memory": set.MemoryBytes, "timeout": set.Timeout,
-		"idle": set.IdleTimeout, "stop": set.StopTimeout, "network": st.Network.String(), "oci": set.OCIRuntime, "pids": set.PidsLimit, "persistent": set.Persistent,
-		"user": set.User, "workdir": set.Workdir, "command": set.Command, "mounts": modes, "published": slices.Sorted(maps.Keys(st.Ports)),
+		"runtime": value(set.Runtime), "ports": set.Ports, "env": st.Env, "tags": st.Tags, "vcpus": *set.VCPUs, "memory": *set.MemoryBytes, "timeout": *set.Timeout,
+		"idle": *set.IdleTimeout, "stop": *set.StopTimeout, "network": st.Network.String(), "oci": *set.OCIRuntime, "pids": *set.PidsLimit, "persistent": *set.Persistent,
+		"user": value(set.User), "workdir": *set.Workdir, "command": set.Command, "mounts": modes, "published": slices.Sorted(maps.Keys(st.Ports)),
 	}
 	want := map[string]any{
 		"runtime": "node20", "ports": []int{3000, 8080}, "env": []string{"A", "HOME"}, "tags": map[string]string{"k": "v"}, "vcpus": 0.5, "memory": int64(300 << 20),
-		"timeout": 7 * 24 * time.Hour, "idle": 48 * time.Hour, "stop": 3 * time.Second, "network": "deny-all", "oci": "runc", "pids": int64(200), "persistent": true,
+		"timeout": 7 * 24 * time.Hour, "idle": 48 * time.Hour, "stop": 3 * time.Second, "network": "deny-all", "oci": "runc", "pids": 200, "persistent": true,
 		"user": "1000:1000", "workdir": "/tmp", "command": []string{"sleep", "1000"}, "mounts": []string{"copy /copy rwcopy false", "bind /read ro true", "bind /write rw true"},
 		"published": []uint16{3000, 8080},
 	}

@@ -58,7 +58,7 @@ func TestJSONIsTheLibrarysOwn(t *testing.T) {
 		t.Errorf("network = %q", got)
 	}
 	changes := []string{"--vcpus", "0.5", "--memory", "600m", "--timeout", "1d", "--idle-timeout", "1h", "--stop-timeout", "5s", "--network", "public-only", "--tag", "a=b", "-e", "A=1", "--port", "4000"}
-	if st := decoded[sandbox.Status](t, append([]string{"update", "--json", name}, changes...)...); st.Settings.MemoryBytes != 600<<20 || st.Tags["a"] != "b" || st.Network.String() != "public-only" {
+	if st := decoded[sandbox.Status](t, append([]string{"update", "--json", name}, changes...)...); *st.Settings.MemoryBytes != 600<<20 || st.Tags["a"] != "b" || st.Network.String() != "public-only" {
 		t.Errorf("update: %+v", st)
 	}
 	for _, args := range [][]string{

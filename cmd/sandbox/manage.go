@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -192,11 +193,10 @@ func (s outcome) String() string { return "sandbox " + s.Name + ": " + string(s.
 
 func (a *app) updateCommand() *cobra.Command {
 	var (
-		f          changeFlags
-		rm         removalFlags
-		values     env
-		persistent bool
-		asJSON     bool
+		f      settingsFlags
+		rm     removalFlags
+		values env
+		asJSON bool
 	)
 	c := &cobra.Command{
 		Use:   "update [flags] NAME [-- COMMAND [ARG...]]",
@@ -208,33 +208,25 @@ running sandbox that is made not persistent is removed when its session ends.`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.oneSandbox,
 		RunE: func(c *cobra.Command, args []string) error {
-			changes, err := f.options(c)
-			if err != nil {
-				return err
-			}
 			argv, err := mainProcess(c, args)
 			if err != nil {
 				return err
 			}
-			var opts []sandbox.UpdateOption
-			for _, o := range changes {
-				opts = append(opts, o)
+			set, err := f.settings(c, argv)
+			if err != nil {
+				return err
 			}
 			if c.Flags().Changed("env") {
-				opts = append(opts, sandbox.WithEnv(values.variables()))
+				set.Env = values.variables()
 			}
-			if len(argv) > 0 {
-				opts = append(opts, sandbox.WithCommand(argv...))
-			}
+			var opts []sandbox.UpdateOption
 			for _, o := range rm.options() {
 				opts = append(opts, o)
 			}
-			if c.Flags().Changed("persistent") {
-				opts = append(opts, sandbox.WithPersistent(persistent))
-			}
-			if len(opts) == 0 {
+			if len(opts) == 0 && reflect.ValueOf(set).IsZero() {
 				return usageError{fmt.Errorf("sandbox: update %q: no change is given", args[0])}
 			}
+			opts = append(opts, sandbox.WithSettings(set))
 			if err := f.confirm(a, c, "Update the sandbox with these mounts?"); err != nil {
 				return err
 			}
@@ -243,17 +235,16 @@ running sandbox that is made not persistent is removed when its session ends.`,
 					return "", err
 				}
 				st, err := sb.Summary(c.Context())
-				if len(st.Settings.Pending) == 0 {
+				if len(st.Pending) == 0 {
 					return "updated", err
 				}
-				return "updated; from the next session: " + strings.Join(st.Settings.Pending, ", "), err
+				return "updated; from the next session: " + strings.Join(st.Pending, ", "), err
 			})
 		},
 	}
 	values.flag(c, "set an environment variable of the sandbox's commands")
-	f.flags(a, c)
+	f.changes(a, c)
 	rm.flags(c)
-	c.Flags().BoolVar(&persistent, "persistent", true, "keep the sandbox when its session ends")
 	jsonFlag(c, &asJSON)
 	return c
 }

@@ -244,7 +244,7 @@ func TestAgentIsHeldToEachLimit(t *testing.T) {
 	a := newAgent(t, "--count", "2", "--snapshots", "1", "--vcpus", "0.5", "--memory", "256m", "--command-timeout", "30s", "--output", "4k")
 	name := a.sandbox("create", nil)
 	st, err := harness.NewClient(t).Inspect(t.Context(), name)
-	if err != nil || st.Settings.VCPUs != 0.5 || st.Settings.MemoryBytes != 256<<20 || st.Network.String() != sandbox.DenyAll().String() || st.Settings.Persistent || st.Settings.Timeout != time.Hour {
+	if err != nil || *st.Settings.VCPUs != 0.5 || *st.Settings.MemoryBytes != 256<<20 || st.Network.String() != sandbox.DenyAll().String() || *st.Settings.Persistent || *st.Settings.Timeout != time.Hour {
 		t.Errorf("the sandbox: %+v, %v", st, err)
 	}
 	a.must("snapshot", object{"sandbox": name})
@@ -427,7 +427,7 @@ func TestAgentsSandboxesAreKeptIfAsked(t *testing.T) {
 	snap := a.must("snapshot", object{"sandbox": name})["id"].(string)
 	a.end()
 	st, err := c.Inspect(t.Context(), name)
-	if err != nil || st.State != sandbox.StateRunning || !st.Settings.Persistent || st.Settings.Timeout != 10*time.Minute || st.Network.String() != "public-only" {
+	if err != nil || st.State != sandbox.StateRunning || !*st.Settings.Persistent || *st.Settings.Timeout != 10*time.Minute || st.Network.String() != "public-only" {
 		t.Errorf("the sandbox after the end: %+v, %v", st, err)
 	}
 	if got, err := c.GetSnapshot(t.Context(), snap); err != nil || !got.ExpiresAt.IsZero() {

@@ -22,9 +22,9 @@ func TestDetailsAreForPeople(t *testing.T) {
 	st.Name, st.ID, st.State, st.Image, st.Location = "n\x1b[2J", "id", sandbox.StateStopped, "node:20", "local"
 	st.CreatedAt = time.Now().Add(-time.Hour)
 	st.Ports = map[uint16]netip.AddrPort{80: netip.MustParseAddrPort("127.0.0.1:8080")}
-	st.Settings = sandbox.Settings{Workdir: "/workspace", VCPUs: 1.5, MemoryBytes: 2 << 30, PidsLimit: 1, Persistent: true, StopTimeout: time.Minute,
-		Mounts:  []sandbox.Mount{{Source: "/a", Target: "/x", Mode: sandbox.RO}, {Volume: "v", Target: "/y", Mode: sandbox.RW}},
-		Pending: []string{"env", "ports"}}
+	st.Settings = sandbox.Settings{Workdir: new("/workspace"), VCPUs: new(1.5), MemoryBytes: new(int64(2 << 30)), PidsLimit: new(1), Persistent: new(true),
+		StopTimeout: new(time.Minute), Mounts: []sandbox.Mount{{Source: "/a", Target: "/x", Mode: sandbox.RO}, {Volume: "v", Target: "/y", Mode: sandbox.RW}}}
+	st.Pending = []string{"env", "ports"}
 	var out bytes.Buffer
 	if err := printDetails(&out, st); err != nil {
 		t.Fatal(err)

@@ -142,7 +142,7 @@ func TestFlagValues(t *testing.T) {
 
 func TestRemoteMountsAreBinds(t *testing.T) {
 	t.Parallel()
-	f := changeFlags{mounts: []string{"/a:/a:ro", "/b:/b:rw", "/c:/c"}, volumes: []string{"v:/d"}, remote: true}
+	f := settingsFlags{mounts: []string{"/a:/a:ro", "/b:/b:rw", "/c:/c"}, volumes: []string{"v:/d"}, remote: true}
 	mounts, err := f.mounted()
 	var remote []bool
 	for _, m := range mounts {
@@ -349,8 +349,8 @@ func TestVerbs(t *testing.T) {
 		settings["idleTimeoutMs"] != float64((time.Hour).Milliseconds()) {
 		t.Errorf("inspect = %v", st)
 	}
-	if fmt.Sprint(settings["command"], settings["env"], settings["pending"]) != "[sh -c echo other $GREETING] [GREETING] <nil>" {
-		t.Errorf("inspect: the settings are %v", settings)
+	if fmt.Sprint(settings["command"], st["env"], st["pending"]) != "[sh -c echo other $GREETING] [GREETING] <nil>" {
+		t.Errorf("inspect: the settings are %v", st)
 	}
 	sb, err := harness.NewClient(t).Get(t.Context(), name)
 	if err != nil {

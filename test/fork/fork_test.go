@@ -238,12 +238,12 @@ func TestForkWithoutANameIsNotPersistent(t *testing.T) {
 		{[]sandbox.ForkOption{sandbox.WithName(harness.UniqueName(t))}, true},
 		{[]sandbox.ForkOption{sandbox.WithName(harness.UniqueName(t)), sandbox.WithPersistent(false)}, false},
 	} {
-		if got := harness.Status(t, forked(t, c, source.Name(), tt.opts...)).Settings.Persistent; got != tt.want {
+		if got := *harness.Status(t, forked(t, c, source.Name(), tt.opts...)).Settings.Persistent; got != tt.want {
 			t.Errorf("a fork with %d options: persistent %t, want %t", len(tt.opts), got, tt.want)
 		}
 	}
 	for _, fork := range forkedN(t, c, source.Name(), 2) {
-		if harness.Status(t, fork).Settings.Persistent {
+		if *harness.Status(t, fork).Settings.Persistent {
 			t.Error("a fork of two is persistent")
 		}
 	}

@@ -221,8 +221,8 @@ func TestRuntimeOfTheClientIsItsImage(t *testing.T) {
 	if got := harness.Raw(t, sb).Config.Image; got != image {
 		t.Errorf("the container has the image %q, want %q", got, image)
 	}
-	if st := harness.Inspect(t, sb.Name()); st.Settings.Runtime != "ours" || st.Image != image {
-		t.Errorf("Inspect by another client: runtime %q, image %q; want ours and %q", st.Settings.Runtime, st.Image, image)
+	if st := harness.Inspect(t, sb.Name()); *st.Settings.Runtime != "ours" || st.Image != image {
+		t.Errorf("Inspect by another client: runtime %q, image %q; want ours and %q", *st.Settings.Runtime, st.Image, image)
 	}
 }
 

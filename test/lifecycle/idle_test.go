@@ -102,8 +102,8 @@ func TestIdleTimeoutHoldsWhenUsersAreKilled(t *testing.T) {
 	last := harness.NewEngine(t).Now()
 	kills[3]()
 	st, end := ended(t, name)
-	if st.Reason != "idle timeout" || st.State != sandbox.StateStopped || st.Settings.IdleTimeout != idleOfUsers {
-		t.Errorf("Inspect: %s, %q, idle timeout %v", st.State, st.Reason, st.Settings.IdleTimeout)
+	if st.Reason != "idle timeout" || st.State != sandbox.StateStopped || *st.Settings.IdleTimeout != idleOfUsers {
+		t.Errorf("Inspect: %s, %q, idle timeout %v", st.State, st.Reason, *st.Settings.IdleTimeout)
 	}
 	if !st.EndedAt.Equal(end) {
 		t.Errorf("Inspect says that it ended at %v, want %v, as the engine says", st.EndedAt, end)
@@ -195,7 +195,7 @@ func TestIdleTimeoutIsUpdatedAtOnce(t *testing.T) {
 	if err == nil {
 		err = json.Unmarshal(text, &fields)
 	}
-	if err != nil || st.Settings.IdleTimeout != 3*time.Hour || fields.Settings.IdleTimeoutMs != (3*time.Hour).Milliseconds() || !st.IdleExpiresAt.IsZero() {
+	if err != nil || *st.Settings.IdleTimeout != 3*time.Hour || fields.Settings.IdleTimeoutMs != (3*time.Hour).Milliseconds() || !st.IdleExpiresAt.IsZero() {
 		t.Errorf("Inspect: %s, %v", text, err)
 	}
 
@@ -205,8 +205,8 @@ func TestIdleTimeoutIsUpdatedAtOnce(t *testing.T) {
 	}
 	harness.Remove(t, c, fork.Name())
 	defer fork.Close()
-	if st := harness.Inspect(t, fork.Name()); st.Settings.IdleTimeout != 3*time.Hour {
-		t.Errorf("the fork's idle timeout is %v", st.Settings.IdleTimeout)
+	if st := harness.Inspect(t, fork.Name()); *st.Settings.IdleTimeout != 3*time.Hour {
+		t.Errorf("the fork's idle timeout is %v", *st.Settings.IdleTimeout)
 	}
 
 	// Of a stopped sandbox it applies to the next session, which nobody needs to use for that.

@@ -14,14 +14,14 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// settingsIn returns the settings of a sandbox that List shows.
-func settingsIn(t *testing.T, name string) sandbox.Settings {
+// listed returns what List shows of a sandbox.
+func listed(t *testing.T, name string) sandbox.Info {
 	t.Helper()
 	list, err := harness.NewClient(t).List(t.Context(), sandbox.ListOptions{Prefix: name})
 	if err != nil || len(list) != 1 {
 		t.Fatalf("List: %+v, %v; want one sandbox", list, err)
 	}
-	return list[0].Settings
+	return list[0]
 }
 
 // What options set can be read back by any client, the environment without its values.
@@ -34,44 +34,44 @@ func TestSettingsAreReadBack(t *testing.T) {
 		sandbox.WithTimeout(time.Hour), sandbox.WithStopTimeout(2*time.Second), sandbox.WithEnv(map[string]string{"TOKEN": "s3cret", "A": "1"}),
 		sandbox.WithMounts(sandbox.Mount{Source: dir, Target: "/data", Mode: sandbox.RO}), sandbox.WithPorts(8080), sandbox.WithNewPrivileges())
 	want := sandbox.Settings{
-		Runtime: "node20", IdleTimeout: time.Hour, IgnoreDetached: true, User: "1000:1000", Workdir: "/work", Command: []string{"sleep", "infinity"}, VCPUs: 0.5, MemoryBytes: 256 << 20, PidsLimit: 300,
-		OCIRuntime: "runc", Env: []string{"A", "TOKEN"}, NewPrivileges: true, Persistent: true, Timeout: time.Hour, StopTimeout: 2 * time.Second,
-		Ports: []int{8080}, Mounts: []sandbox.Mount{{Source: dir, Target: "/data", Mode: sandbox.RO}},
+		Runtime: new("node20"), IdleTimeout: new(time.Hour), IgnoreDetached: true, User: new("1000:1000"), Workdir: new("/work"), Command: []string{"sleep", "infinity"},
+		VCPUs: new(0.5), MemoryBytes: new(int64(256 << 20)), PidsLimit: new(300), OCIRuntime: new("runc"), NewPrivileges: true, Persistent: new(true),
+		Timeout: new(time.Hour), StopTimeout: new(2 * time.Second), Ports: []int{8080}, Mounts: []sandbox.Mount{{Source: dir, Target: "/data", Mode: sandbox.RO}},
 	}
-	listed := func(s sandbox.Settings) sandbox.Settings {
-		s.VCPUs, s.MemoryBytes, s.PidsLimit, s.OCIRuntime, s.Env = 0, 0, 0, "", nil
-		s.Pending = s.Pending[:min(len(s.Pending), 4)] // without the timeouts, which are last
-		return s
-	}
+	env, pending := []string{"A", "TOKEN"}, []string(nil)
 	check := func(when string) {
 		t.Helper()
 		for call, st := range map[string]sandbox.Status{"Status": harness.Status(t, sb), "Inspect": harness.Inspect(t, name)} {
-			if diff := cmp.Diff(want, st.Settings); diff != "" {
+			if diff := cmp.Diff(want, st.Settings) + cmp.Diff(env, st.Env) + cmp.Diff(pending, st.Pending); diff != "" {
 				t.Errorf("%s %s (-want +got):\n%s", call, when, diff)
 			}
 			if text, err := json.Marshal(st); err != nil || strings.Contains(string(text), "s3cret") {
 				t.Errorf("%s %s shows the value of a variable, or %v: %s", call, when, err, text)
 			}
 		}
-		if diff := cmp.Diff(listed(want), settingsIn(t, name)); diff != "" {
+		want := want
+		want.VCPUs, want.MemoryBytes, want.PidsLimit, want.OCIRuntime = nil, nil, nil, nil
+		pending := pending[:min(len(pending), 4)] // without the timeouts, which are last
+		i := listed(t, name)
+		if diff := cmp.Diff(want, i.Settings) + cmp.Diff(pending, i.Pending); diff != "" {
 			t.Errorf("List %s (-want +got):\n%s", when, diff)
 		}
 	}
 	check("of a new sandbox")
 
 	harness.Update(t, sb, sandbox.WithVCPUs(0.25), sandbox.WithMemory(128<<20))
-	want.VCPUs, want.MemoryBytes = 0.25, 128<<20
+	want.VCPUs, want.MemoryBytes = new(0.25), new(int64(128<<20))
 	check("after an update of the limits")
 
 	harness.Update(t, sb, sandbox.WithIdleTimeout(2*time.Hour))
-	want.IdleTimeout, want.IgnoreDetached = 2*time.Hour, false
+	want.IdleTimeout, want.IgnoreDetached = new(2*time.Hour), false
 	check("after an update of the idle timeout")
 
 	harness.Update(t, sb, sandbox.WithTimeout(time.Minute), sandbox.WithStopTimeout(time.Second), sandbox.WithEnv(map[string]string{"B": "2"}),
 		sandbox.WithCommand("sleep", "1000"), sandbox.WithPorts(), sandbox.WithMounts())
-	want.Timeout, want.StopTimeout, want.Env, want.Command = time.Minute, time.Second, []string{"A", "B", "TOKEN"}, []string{"sleep", "1000"}
+	want.Timeout, want.StopTimeout, env, want.Command = new(time.Minute), new(time.Second), []string{"A", "B", "TOKEN"}, []string{"sleep", "1000"}
 	want.Ports, want.Mounts = nil, nil
-	want.Pending = []string{"command", "env", "mounts", "ports", "stopTimeout", "timeout"}
+	pending = []string{"command", "env", "mounts", "ports", "stopTimeout", "timeout"}
 	check("after an update for the next session")
 
 	if err := sb.ExtendTimeout(t.Context(), time.Minute); err != nil {
@@ -80,7 +80,7 @@ func TestSettingsAreReadBack(t *testing.T) {
 	check("after the running session was extended")
 
 	harness.Update(t, sb, sandbox.WithTimeout(time.Hour), sandbox.WithStopTimeout(2*time.Second))
-	want.Timeout, want.StopTimeout, want.Pending = time.Hour, 2*time.Second, []string{"command", "env", "mounts", "ports"}
+	want.Timeout, want.StopTimeout, pending = new(time.Hour), new(2*time.Second), []string{"command", "env", "mounts", "ports"}
 	check("with the timeouts that the session has")
 
 	if _, err := sb.Stop(t.Context()); err != nil {
@@ -90,7 +90,7 @@ func TestSettingsAreReadBack(t *testing.T) {
 	if _, err := sb.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	want.Pending = nil
+	pending = nil
 	check("in the next session")
 }
 
@@ -120,7 +120,7 @@ func TestUpdateTakesAway(t *testing.T) {
 			t.Errorf("%s the image's NODE_VERSION is %q", when, got)
 		}
 		st := harness.Inspect(t, sb.Name())
-		if diff := cmp.Diff([]string{"B", "C"}, st.Settings.Env); diff != "" {
+		if diff := cmp.Diff([]string{"B", "C"}, st.Env); diff != "" {
 			t.Errorf("%s the variables are (-want +got):\n%s", when, diff)
 		}
 		if diff := cmp.Diff(map[string]string{"b": "2"}, st.Tags); diff != "" {
@@ -182,7 +182,7 @@ func TestSandboxBecomesPersistent(t *testing.T) {
 	harness.Eventually(t, "the session has no lease", func() bool { return lease() == 0 })
 	time.Sleep(11 * time.Second) // in which the handle that created it renewed the lease before
 	harness.Eventually(t, "the session has no lease", func() bool { return lease() == 0 })
-	if st := harness.Inspect(t, sb.Name()); !st.Settings.Persistent || st.Settings.Pending != nil {
+	if st := harness.Inspect(t, sb.Name()); !*st.Settings.Persistent || st.Pending != nil {
 		t.Errorf("the settings are %+v", st.Settings)
 	}
 	if err := sb.Close(); err != nil {
@@ -206,7 +206,7 @@ func TestSandboxBecomesTransient(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), harness.Quick)
 	harness.Update(t, sb, sandbox.WithPersistent(false))
-	if st := harness.Inspect(t, sb.Name()); st.Settings.Persistent || st.State != sandbox.StateRunning {
+	if st := harness.Inspect(t, sb.Name()); *st.Settings.Persistent || st.State != sandbox.StateRunning {
 		t.Errorf("it is %s, and its settings are %+v", st.State, st.Settings)
 	}
 	reply, err := harness.AskPID1(t.Context(), harness.NewEngine(t), sb.Name(), wire.Control{Op: wire.OpStatus})
@@ -228,7 +228,7 @@ func TestSweepKeepsWhatBecamePersistent(t *testing.T) {
 	harness.Update(t, sb, sandbox.WithPersistent(true))
 	harness.Eventually(t, "its session has ended", func() bool { return harness.Inspect(t, sb.ID()).State == sandbox.StateStopped })
 	harness.Sweep(t)
-	if st := harness.Inspect(t, sb.ID()); st.Reason != "timeout" || !st.Settings.Persistent {
-		t.Errorf("after a sweep it is %s because of %q, persistent: %v", st.State, st.Reason, st.Settings.Persistent)
+	if st := harness.Inspect(t, sb.ID()); st.Reason != "timeout" || !*st.Settings.Persistent {
+		t.Errorf("after a sweep it is %s because of %q, persistent: %v", st.State, st.Reason, *st.Settings.Persistent)
 	}
 }

@@ -58,8 +58,8 @@ func TestMountsGoRound(t *testing.T) {
 	}
 
 	harness.Update(t, sb, sandbox.WithMounts(mounts...))
-	if st := harness.Inspect(t, sb.Name()); st.Settings.Pending != nil {
-		t.Errorf("Update with the mounts that it has: %q wait for the next session", st.Settings.Pending)
+	if st := harness.Inspect(t, sb.Name()); st.Pending != nil {
+		t.Errorf("Update with the mounts that it has: %q wait for the next session", st.Pending)
 	}
 	harness.Update(t, sb, sandbox.WithMounts(append(mounts, sandbox.Mount{Source: bound, Target: "/again", Mode: sandbox.RO})...))
 	if _, err := sb.Stop(t.Context()); err != nil {

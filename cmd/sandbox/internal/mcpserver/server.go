@@ -256,7 +256,7 @@ func (s *Server) get(name string) (*sandbox.Sandbox, error) {
 	return sb, nil
 }
 
-// options are those of each sandbox, made or forked.
-func (s *Server) options() []sandbox.ChangeOption {
-	return []sandbox.ChangeOption{sandbox.WithPersistent(s.limits.Keep), sandbox.WithTimeout(s.limits.Lifetime)}
+// bounds are the settings of each sandbox, made or forked, that no agent chooses.
+func (s *Server) bounds() sandbox.Settings {
+	return sandbox.Settings{Persistent: &s.limits.Keep, Timeout: &s.limits.Lifetime}
 }

@@ -90,16 +90,17 @@ type Create struct {
 }
 
 func (s *Server) create(ctx context.Context, _ *mcp.CallToolRequest, in Create) (Named, error) {
-	opts, err := s.createOptions(in)
+	set, err := s.settings(in)
 	if err != nil {
 		return Named{}, err
 	}
-	return s.make(ctx, func() (*sandbox.Sandbox, error) { return s.client.Create(ctx, opts...) })
+	return s.make(ctx, func() (*sandbox.Sandbox, error) { return s.client.Create(ctx, sandbox.WithSettings(set)) })
 }
 
-// createOptions returns the options for what was asked for, which is within the limits or an error.
-func (s *Server) createOptions(in Create) ([]sandbox.CreateOption, error) {
+// settings returns the settings that were asked for, which are within the limits or an error.
+func (s *Server) settings(in Create) (sandbox.Settings, error) {
 	l := s.limits
+	set := s.bounds()
 	var errs []error
 	if in.Image == "" {
 		in.Image = l.Images[0]
@@ -107,17 +108,16 @@ func (s *Server) createOptions(in Create) ([]sandbox.CreateOption, error) {
 	if !slices.Contains(l.Images, in.Image) {
 		errs = append(errs, fmt.Errorf("the image %q is not allowed: choose from %s", in.Image, strings.Join(l.Images, ", ")))
 	}
-	policy := l.Networks[0]
+	set.Image, set.Network = &in.Image, &l.Networks[0]
 	if in.Network != "" {
 		asked, err := sandbox.ParseNetworkPolicy(in.Network)
 		i := slices.IndexFunc(l.Networks, func(n sandbox.NetworkPolicy) bool { return n.String() == asked.String() })
 		if err != nil || i < 0 {
 			errs = append(errs, fmt.Errorf("the network policy %q is not allowed: choose from those of the tool's description", in.Network))
 		} else {
-			policy = l.Networks[i]
+			set.Network = &l.Networks[i]
 		}
 	}
-	var mounts []sandbox.Mount
 	for _, spec := range in.Mounts {
 		if !slices.Contains(l.Mounts, spec) {
 			errs = append(errs, fmt.Errorf("the mount %q is not allowed: choose from those of the tool's description", spec))
@@ -125,7 +125,7 @@ func (s *Server) createOptions(in Create) ([]sandbox.CreateOption, error) {
 		}
 		m, err := sandbox.ParseMount(spec)
 		m.Remote = s.limits.Remote && m.Mode != sandbox.RWCopy
-		mounts, errs = append(mounts, m), append(errs, err)
+		set.Mounts, errs = append(set.Mounts, m), append(errs, err)
 	}
 	if in.VCPUs == 0 {
 		in.VCPUs = min(sandbox.DefaultVCPUs, l.VCPUs)
@@ -133,24 +133,14 @@ func (s *Server) createOptions(in Create) ([]sandbox.CreateOption, error) {
 	if in.VCPUs < 0 || in.VCPUs > l.VCPUs {
 		errs = append(errs, fmt.Errorf("%g CPUs are not allowed: %g is the limit", in.VCPUs, l.VCPUs))
 	}
-	memory := l.Memory
-	if in.MemoryBytes != 0 {
-		if in.MemoryBytes < 0 || in.MemoryBytes > l.Memory {
-			errs = append(errs, fmt.Errorf("%d bytes of memory are not allowed: %d is the limit", in.MemoryBytes, l.Memory))
-		}
-		memory = in.MemoryBytes
+	if in.MemoryBytes == 0 {
+		in.MemoryBytes = l.Memory
 	}
-	opts := []sandbox.CreateOption{sandbox.WithImage(in.Image), sandbox.WithNetworkPolicy(policy), sandbox.WithVCPUs(in.VCPUs), sandbox.WithMemory(memory)}
-	if len(in.Env) > 0 {
-		opts = append(opts, sandbox.WithEnv(in.Env))
+	if in.MemoryBytes < 0 || in.MemoryBytes > l.Memory {
+		errs = append(errs, fmt.Errorf("%d bytes of memory are not allowed: %d is the limit", in.MemoryBytes, l.Memory))
 	}
-	if len(mounts) > 0 {
-		opts = append(opts, sandbox.WithMounts(mounts...))
-	}
-	for _, o := range s.options() {
-		opts = append(opts, o)
-	}
-	return opts, errors.Join(errs...)
+	set.VCPUs, set.MemoryBytes, set.Env = &in.VCPUs, &in.MemoryBytes, in.Env
+	return set, errors.Join(errs...)
 }
 
 // make makes one more sandbox.
@@ -171,11 +161,7 @@ func (s *Server) fork(ctx context.Context, _ *mcp.CallToolRequest, in In) (Named
 	if err != nil {
 		return Named{}, err
 	}
-	var opts []sandbox.ForkOption
-	for _, o := range s.options() {
-		opts = append(opts, o)
-	}
-	return s.make(ctx, func() (*sandbox.Sandbox, error) { return sb.Fork(ctx, opts...) })
+	return s.make(ctx, func() (*sandbox.Sandbox, error) { return sb.Fork(ctx, sandbox.WithSettings(s.bounds())) })
 }
 
 // None is the input of a tool that needs none.
