@@ -87,7 +87,7 @@ func RepositoryElsewhere(dir string) string {
 	if err != nil || !is || filepath.IsLocal(to) {
 		return ""
 	}
-	return fmt.Sprintf("git will not work in the copy: .git names %q, which is not copied; the source Git clones a worktree, without what is not committed", to)
+	return fmt.Sprintf("git will not work in the copy: %s names %q, which is not copied; the source Git clones a worktree, without what is not committed", name, to)
 }
 
 // CheckDir returns why a directory of this machine can't be copied.

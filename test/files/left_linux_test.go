@@ -40,7 +40,7 @@ func TestHandleReportsWhatWasLeftOut(t *testing.T) {
 		harness.TarMember{Header: tar.Header{Typeflag: tar.TypeChar, Name: "top/null", Devmajor: 1, Devminor: 3}},
 		harness.TarMember{Header: tar.Header{Typeflag: tar.TypeReg, Name: "top/su", Mode: 0o6755, PAXRecords: map[string]string{"SCHILY.xattr.security.capability": "x"}}},
 		harness.TarMember{Header: tar.Header{Typeflag: tar.TypeReg, Name: "top/s\x1bu", Mode: 0o4755}})
-	const elsewhere = `git will not work in the copy: .git names "/elsewhere/.git/worktrees/w", which is not copied; the source Git clones a worktree, without what is not committed`
+	elsewhere := "git will not work in the copy: " + dir + `/.git names "/elsewhere/.git/worktrees/w", which is not copied; the source Git clones a worktree, without what is not committed`
 	harness.BothWays(t, func(t *testing.T, c *sandbox.Client) {
 		for what, made := range map[string]struct {
 			sb   *sandbox.Sandbox
