@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -466,5 +467,24 @@ func TestAgentsSandboxesEndWithAServerThatIsKilled(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatalf("left: %v; the snapshot: %v", held, err)
 		}
+	}
+}
+
+// An agent learns which files a sandbox lacks.
+func TestAgentIsToldWhatWasLeftOut(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	dir := harness.HostDir(t, map[string]string{"f": "x"})
+	l, err := net.Listen("unix", filepath.Join(dir, "sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	a := newAgent(t, "--mount", dir+":/src")
+	if got := a.must("create", object{"mounts": []string{dir + ":/src"}}); fmt.Sprint(got["leftOut"]) != "[/src/sock: a socket]" {
+		t.Errorf("create: %v", got)
+	}
+	if got := a.must("create", object{}); got["leftOut"] != nil {
+		t.Errorf("create without a mount: %v", got)
 	}
 }
