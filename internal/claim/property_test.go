@@ -127,6 +127,7 @@ func (w *model) cleanUp(ctx context.Context, p *process, nonce string) error {
 		return nil
 	})
 	defer w.locked(func() error { w.cleaning--; return nil })
+	pause(ctx, p.random(8*time.Second))
 	return w.remove(ctx, p, nonce)
 }
 
@@ -188,7 +189,15 @@ func (w *model) create(p *process, watch *claim.Watch) {
 				}
 				return nil
 			})
-			c.DropRenewals(p.life)
+			if err := c.DropRenewals(p.life); err == nil {
+				vols, _ := w.memory.ListVolumes(p.life, record.Filter(record.Nonce, nonce), record.Filter(record.Role, record.RolePending))
+				w.locked(func() error {
+					if len(vols) > 0 && !w.deletions[nonce] {
+						w.problem("%s committed %s, and leaves %s", p.name, nonce, vols[0].Name)
+					}
+					return nil
+				})
+			}
 			return
 		}
 	}
@@ -328,11 +337,14 @@ func (tr trial) run(t *testing.T) (calls int) {
 			deletions: map[string]bool{}, sweepers: map[string]int{}}
 		var all sync.WaitGroup
 		var first *process
-		for _, name := range []string{"a", "b", "c"} {
+		for _, name := range []string{"a", "b", "c", "d"} {
 			p := newProcess(ctx, w.memory, name, tr.seed, tr.slow)
-			if first == nil {
+			switch name {
+			case "a":
 				first = p
 				p.fault, p.at = tr.fault, tr.at
+			case "d": // for others to take over from
+				p.fault, p.at = diesAfter, 4+int(tr.seed*7%23)
 			}
 			all.Go(func() { w.churn(p, 12) })
 		}
@@ -356,9 +368,8 @@ func (tr trial) run(t *testing.T) (calls int) {
 	return calls
 }
 
-// Three processes create and delete in turn. Each call of one of them fails once, loses its reply or
-// is the last one of the process, or the clock is set: never do two hold the name, nothing is lost,
-// and it ends.
+// Four processes create and delete in turn, and one of them dies early. Each call of another has a fault
+// once, or the clock is set: never do two hold the name, nothing is lost, and it ends.
 func TestNeverTwoHolders(t *testing.T) {
 	t.Parallel()
 	trials := 0
