@@ -42,8 +42,8 @@
 // needs a session resumes a stopped persistent sandbox. Close takes no context, so that it can be
 // deferred, and is bounded. [Sandbox.Detach] releases a handle and leaves the session running.
 //
-// A handle, a [Client] and a [Cmd] that has been started can be used by any number of goroutines.
-// A context bounds the call that it is given to, and nothing after that.
+// A handle and a [Client] can be used by any number of goroutines at a time. A context bounds the
+// call that it is given to, and nothing after that; the context of a [Cmd] bounds the command.
 //
 // # Timeouts and updates
 //
