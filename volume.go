@@ -64,31 +64,22 @@ type Mount struct {
 	Mode MountMode `json:"mode,omitempty"`
 }
 
-// A MountKind is the kind of a mount.
-type MountKind string
-
-// The kinds of mounts.
-const (
-	BindMount   MountKind = "bind"   // a directory, which the engine mounts
-	CopyMount   MountKind = "copy"   // a copy of a directory, in a volume of the sandbox
-	VolumeMount MountKind = "volume" // an attached volume
-)
-
-// Kind returns the kind of the mount.
-func (m Mount) Kind() MountKind {
+// Kind returns "bind" for a directory or file that the engine mounts, "copy" for a copy of a
+// directory, in a volume of the sandbox, and "volume" for an attached volume.
+func (m Mount) Kind() string {
 	switch {
 	case plan.ModeOf(m.record()) == record.RWCopy:
-		return CopyMount
+		return "copy"
 	case m.Volume != "":
-		return VolumeMount
+		return "volume"
 	}
-	return BindMount
+	return "bind"
 }
 
 // String describes the mount, for people.
 func (m Mount) String() string {
 	switch {
-	case m.Kind() == CopyMount && m.Source != "":
+	case m.Kind() == "copy" && m.Source != "":
 		return fmt.Sprintf("%s: rwcopy snapshot of %s", m.Target, m.Source)
 	case m.Volume != "":
 		return fmt.Sprintf("%s: existing volume %s (%s)", m.Target, m.Volume, MountMode(plan.ModeOf(m.record())))
