@@ -147,7 +147,7 @@ func DenyAll() NetworkPolicy { return NetworkPolicy{mode: policy.DenyAll} }
 // The sandbox's PID 1 enforces the policy in the kernel. If the engine's kernel or
 // runtime does not support that, creating or starting the sandbox fails with
 // [ErrUnsupported].
-func WithNetworkPolicy(p NetworkPolicy) ChangeOption {
+func WithNetworkPolicy(p NetworkPolicy) LiveOption {
 	compiled, secrets, err := p.compile()
 	return option{plan.Network, func(s *settings) {
 		if err != nil {

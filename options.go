@@ -76,6 +76,22 @@ type ChangeOption interface {
 	UpdateOption
 }
 
+// A PoolOption configures [Pool.Create].
+type PoolOption interface{ applyPool(*settings) }
+
+// A LiveOption is a [ChangeOption] that applies to a running sandbox at once, so that [Pool.Create]
+// accepts it, too.
+type LiveOption interface {
+	ChangeOption
+	PoolOption
+}
+
+// A NameOption is a [MakeOption] that [Pool.Create] accepts, too.
+type NameOption interface {
+	MakeOption
+	PoolOption
+}
+
 // A RemoveOption takes something away from the settings that a sandbox has: in
 // [Sandbox.Update], or in those that a fork gets from its source. There is nothing to take
 // away from a new sandbox, so [Create] does not accept it.
@@ -88,7 +104,7 @@ type RemoveOption interface {
 // [WithPersistent] says otherwise. A name has 1 to 63 characters of a-z, 0-9, _, . and -,
 // and starts with a letter or a digit. It is unique on an engine. Default: the sandbox's
 // ID.
-func WithName(name string) MakeOption {
+func WithName(name string) NameOption {
 	return option{apply: func(s *settings) {
 		if name == "" {
 			s.problem("WithName: the name is empty; omit the option to generate one")
@@ -148,7 +164,7 @@ func WithRuntime(id string) MakeOption {
 // WithEnv adds environment variables for the main process and every command. They
 // override the image's; [Cmd.Env] overrides them. Anyone who may inspect the container on
 // the engine can read them.
-func WithEnv(env map[string]string) ChangeOption {
+func WithEnv(env map[string]string) LiveOption {
 	env = maps.Clone(env)
 	return option{plan.Env, func(s *settings) {
 		if s.Env == nil {
@@ -181,7 +197,7 @@ func WithoutMount(targets ...string) RemoveOption {
 
 // WithTags adds up to 5 key-value pairs, by which [List] finds the sandbox. Keys are
 // not empty; keys and values are any UTF-8.
-func WithTags(tags map[string]string) ChangeOption {
+func WithTags(tags map[string]string) LiveOption {
 	tags = maps.Clone(tags)
 	return option{plan.Tags, func(s *settings) {
 		if s.Tags == nil {
@@ -206,7 +222,7 @@ func WithPorts(ports ...int) ChangeOption {
 // engine's machine has are [ErrInvalidArgument]. On an engine that can't limit CPUs, see
 // [Support.Limits], a sandbox without this option has no limit, and with it the error is
 // [ErrUnsupported].
-func WithVCPUs[N int | float64](n N) ChangeOption {
+func WithVCPUs[N int | float64](n N) LiveOption {
 	return option{plan.CPUs, func(s *settings) {
 		s.VCPUs = float64(n)
 		if !(s.VCPUs >= 0.01 && s.VCPUs <= maxVCPUs) { // also NaN
@@ -218,7 +234,7 @@ func WithVCPUs[N int | float64](n N) ChangeOption {
 
 // WithMemory limits the sandbox's memory, in bytes, at least 6 MiB. There is no swap in
 // addition. Default 2048 MiB for each virtual CPU.
-func WithMemory(bytes int64) ChangeOption {
+func WithMemory(bytes int64) LiveOption {
 	return option{plan.Memory, func(s *settings) {
 		s.Memory = bytes
 		if bytes < minMemory {
@@ -331,7 +347,7 @@ func WithCommand(argv ...string) ChangeOption {
 //
 // [Sandbox.Update] changes it: a sandbox that is no longer persistent then exists as long as
 // the handle of that call.
-func WithPersistent(persistent bool) ChangeOption {
+func WithPersistent(persistent bool) LiveOption {
 	return option{plan.Persistence, func(s *settings) { s.Persistent = &persistent }}
 }
 
@@ -339,7 +355,7 @@ func WithPersistent(persistent bool) ChangeOption {
 // started it has ended. The sandbox is stopped; it is deleted only if it is not
 // persistent. 0, the default, is no timeout. d is in whole milliseconds; a fraction is an
 // error.
-func WithTimeout(d time.Duration) ChangeOption {
+func WithTimeout(d time.Duration) LiveOption {
 	return option{plan.Timeout, func(s *settings) {
 		if d < 0 || d%time.Millisecond != 0 {
 			s.problem("WithTimeout: %v is not a whole number of milliseconds from 0 up", d)
@@ -364,7 +380,7 @@ func WithTimeout(d time.Duration) ChangeOption {
 // A use that begins at the moment at which the session ends can fail with [ErrNotRunning], as with
 // any end of a session. Root inside can pretend to use the session: what bounds hostile code is
 // WithTimeout.
-func WithIdleTimeout(d time.Duration) ChangeOption {
+func WithIdleTimeout(d time.Duration) LiveOption {
 	return option{plan.Idle, func(s *settings) {
 		if d < 0 || d%time.Millisecond != 0 {
 			s.problem("WithIdleTimeout: %v is not a whole number of milliseconds from 0 up", d)
@@ -376,13 +392,13 @@ func WithIdleTimeout(d time.Duration) ChangeOption {
 // IgnoreDetached lets the idle timeout end a session while detached commands run. What a client
 // sends to one, and its reading of the output, are uses all the same. It needs [WithIdleTimeout] in
 // the same call, which otherwise lets detached commands keep the session.
-func IgnoreDetached() ChangeOption {
+func IgnoreDetached() LiveOption {
 	return option{apply: func(s *settings) { s.Idle.IgnoreDetached = true }}
 }
 
 // WithStopTimeout sets the time between SIGTERM and SIGKILL at the end of a session, in
 // whole seconds. Default 30 s.
-func WithStopTimeout(d time.Duration) ChangeOption {
+func WithStopTimeout(d time.Duration) LiveOption {
 	return option{plan.StopTimeout, func(s *settings) {
 		if d < time.Second || d%time.Second != 0 {
 			s.problem("WithStopTimeout: %v is not a whole number of seconds from 1 up", d)
@@ -516,6 +532,7 @@ func (o option) applyCreate(s *settings) { o.set(s) }
 func (o option) applyGet(s *settings)    { o.set(s) }
 func (o option) applyFork(s *settings)   { o.set(s) }
 func (o option) applyUpdate(s *settings) { o.set(s) }
+func (o option) applyPool(s *settings)   { o.set(s) }
 
 // apply calls fn with each option that is not nil.
 func apply[O any](opts []O, fn func(O)) {

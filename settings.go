@@ -96,13 +96,13 @@ type settingsOption struct {
 	changes []ChangeOption
 }
 
-func fix[V any](o *settingsOption, field string, v *V, option func(V) MakeOption) {
+func fix[V any, O MakeOption](o *settingsOption, field string, v *V, option func(V) O) {
 	if v != nil {
 		o.makes, o.fixed = append(o.makes, option(*v)), append(o.fixed, field)
 	}
 }
 
-func change[V any](o *settingsOption, v *V, option func(V) ChangeOption) {
+func change[V any, O ChangeOption](o *settingsOption, v *V, option func(V) O) {
 	if v != nil {
 		o.changes = append(o.changes, option(*v))
 	}
@@ -114,7 +114,7 @@ func changeList[V any](o *settingsOption, v []V, option func(...V) ChangeOption)
 	}
 }
 
-func changeMap(o *settingsOption, v map[string]string, option func(map[string]string) ChangeOption) {
+func changeMap[O ChangeOption](o *settingsOption, v map[string]string, option func(map[string]string) O) {
 	if v != nil {
 		o.changes = append(o.changes, option(v))
 	}

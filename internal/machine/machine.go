@@ -126,7 +126,8 @@ func (m *Machine) DisableOverlays() { m.noOverlays.Store(true) }
 
 // slots bounds what concurrent creates make the engine do at once.
 type slots struct {
-	limit int
+	limit   int
+	waiting atomic.Int64 // callers that wait for one
 
 	mu  sync.Mutex
 	sem fault.Semaphore
@@ -138,6 +139,7 @@ type slots struct {
 //
 // Its holder never waits for another slot. It is not safe for concurrent use.
 type Slot struct {
+	slots   *slots
 	sem     fault.Semaphore
 	release func() // nil while it is not held
 }
@@ -148,12 +150,23 @@ func (m *Machine) Slot(ctx context.Context) (*Slot, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Slot{sem: sem}
+	s := &Slot{slots: m.slots, sem: sem}
 	return s, s.acquire(ctx)
 }
 
+// Slots returns how many slots there are.
+func (m *Machine) Slots(ctx context.Context) (int, error) {
+	sem, err := m.slots.semaphore(ctx, m.Engine)
+	return cap(sem), err
+}
+
+// SlotsWaited reports whether calls wait for a slot.
+func (m *Machine) SlotsWaited() bool { return m.slots.waiting.Load() > 0 }
+
 func (s *Slot) acquire(ctx context.Context) error {
 	return trace.Do(ctx, trace.Slot, func(ctx context.Context) (err error) {
+		s.slots.waiting.Add(1)
+		defer s.slots.waiting.Add(-1)
 		s.release, err = s.sem.Acquire(ctx)
 		return err
 	})

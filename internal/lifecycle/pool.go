@@ -1,0 +1,388 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+// A Pool has sandboxes of the same settings that run and that nobody uses yet, and hands them over.
+// They are ordinary sandboxes that live as long as their handles: if this program dies, their
+// leases expire, and a sweep removes them.
+type Pool struct {
+	c     *Client
+	size  int
+	fills int // at once
+	order func() (*CreateOptions, error)
+	wrap  func(error) error // for errors of Close
+
+	life context.Context // of fills
+	end  context.CancelFunc
+	wake chan struct{}
+	work sync.WaitGroup // the loop, fills, hand-overs and removals
+
+	mu      sync.Mutex
+	ready   []*member // the oldest first
+	stats   PoolStats
+	direct  int // ordinary creates that run: fills wait for them
+	backoff time.Duration
+	retryAt time.Time
+	closed  bool
+	done    chan struct{} // closed when Close has finished; nil before Close
+	err     error         // of Close
+}
+
+// A member is a sandbox that waits in a pool.
+type member struct {
+	h     *Handle
+	taken chan struct{} // closed when it leaves the pool
+}
+
+// PoolStats are a pool's counters. The root package documents them under the same names.
+type PoolStats struct {
+	Ready, Filling                    int
+	HandedOver, Created, Lost, Failed int
+	LastError                         error
+}
+
+const (
+	// A fill that failed is tried again after firstBackoff, and twice that each time, up to lastBackoff.
+	firstBackoff, lastBackoff = time.Second, time.Minute
+	// yieldEvery is how often a fill looks whether calls still wait for the engine.
+	yieldEvery = 20 * time.Millisecond
+	// answerTimeout bounds a request to PID 1 of a sandbox that is to be handed over. One that does
+	// not answer, such as one that somebody paused, is none to hand over.
+	answerTimeout = 5 * time.Second
+)
+
+// NewPool returns a pool of that size, which is being filled. order returns what to create; wrap is
+// for errors of handles' Close.
+func NewPool(ctx context.Context, c *Client, size int, order func() (*CreateOptions, error), wrap func(error) error) (*Pool, error) {
+	slots, err := c.Machine.Slots(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// Creating is bound by the engine's CPUs, of which there are a third as many as slots.
+	p := &Pool{c: c, size: size, fills: max(slots/3, 1), order: order, wrap: wrap, wake: make(chan struct{}, 1)}
+	p.life, p.end = context.WithCancel(context.Background())
+	p.work.Go(p.run)
+	return p, nil
+}
+
+// Size returns how many sandboxes the pool has when it is full.
+func (p *Pool) Size() int { return p.size }
+
+// Stats returns the counters.
+func (p *Pool) Stats() PoolStats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.stats
+	s.Ready = len(p.ready)
+	return s
+}
+
+// run fills the pool until Close.
+func (p *Pool) run() {
+	for {
+		wait := p.startFills()
+		select {
+		case <-p.life.Done():
+			return
+		case <-p.wake:
+		case <-time.After(wait):
+		}
+	}
+}
+
+// startFills starts what fills are due, and returns when to look again unless p.wake says so before.
+func (p *Pool) startFills() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.ready)+p.stats.Filling < p.size && p.stats.Filling < p.fills && p.direct == 0 && !p.closed {
+		if wait := time.Until(p.retryAt); wait > 0 {
+			return wait
+		}
+		if p.c.Machine.SlotsWaited() {
+			return yieldEvery
+		}
+		p.stats.Filling++
+		p.work.Go(p.fill)
+	}
+	return time.Hour
+}
+
+func (p *Pool) wakeUp() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// fill makes one sandbox, and puts it into the pool.
+func (p *Pool) fill() {
+	h, conn, err := p.make(p.life)
+	p.mu.Lock()
+	p.stats.Filling--
+	keep := err == nil && !p.closed
+	switch {
+	case keep:
+		m := &member{h, make(chan struct{})}
+		p.ready = append(p.ready, m)
+		p.backoff, p.retryAt = 0, time.Time{}
+		p.work.Go(func() { p.watch(m, conn) })
+	case err != nil && !p.closed:
+		p.stats.Failed++
+		p.stats.LastError = err
+		p.backoff = min(max(2*p.backoff, firstBackoff), lastBackoff)
+		p.retryAt = time.Now().Add(p.backoff)
+		p.c.Log.Warn("pool not filled", "error", err, "again", p.backoff)
+	}
+	p.mu.Unlock()
+	if err == nil && !keep {
+		p.noteClose(h.Close(p.wrap))
+	}
+	p.wakeUp()
+}
+
+// make returns a sandbox that is connected and whose timeouts do not run.
+func (p *Pool) make(ctx context.Context) (*Handle, *guest.Conn, error) {
+	o, err := p.order()
+	if err != nil {
+		return nil, nil, err
+	}
+	h, err := p.c.Create(ctx, o, nil)
+	o.Report.Silence()
+	if err != nil {
+		return nil, nil, err
+	}
+	conn, err := h.ConnectRunning(ctx)
+	if err == nil {
+		_, err = h.requestOn(ctx, conn, wire.Control{Op: wire.OpTimeouts, Timeouts: &wire.Timeouts{Suspended: true}})
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, h.Close(p.wrap))
+	}
+	return h, conn, nil
+}
+
+// watch removes a sandbox whose connection ends while it waits.
+func (p *Pool) watch(m *member, conn *guest.Conn) {
+	select {
+	case <-m.taken:
+		return
+	case <-conn.Done():
+	}
+	p.mu.Lock()
+	i := slices.Index(p.ready, m)
+	if i >= 0 {
+		p.ready = slices.Delete(p.ready, i, i+1)
+		p.stats.Lost++
+	}
+	p.mu.Unlock()
+	if i >= 0 {
+		p.wakeUp()
+		m.h.Close(p.wrap)
+	}
+}
+
+// take returns the sandbox that waits for longest, or nil. The caller calls p.work.Done for one.
+func (p *Pool) take() (*Handle, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, fault.Closed
+	}
+	if len(p.ready) == 0 {
+		return nil, nil
+	}
+	m := p.ready[0]
+	p.ready = slices.Delete(p.ready, 0, 1)
+	close(m.taken)
+	p.work.Add(1)
+	return m.h, nil
+}
+
+// Create hands a sandbox over with the changes of set, or creates the one of o if none waits.
+func (p *Pool) Create(ctx context.Context, set *plan.Sandbox, o *CreateOptions) (*Handle, error) {
+	for ctx.Err() == nil {
+		h, err := p.take()
+		if err != nil {
+			return nil, err
+		}
+		if h == nil {
+			return p.CreateDirectly(ctx, o)
+		}
+		ok, err := p.handOver(ctx, h, set)
+		switch {
+		case err != nil:
+			return nil, err
+		case ok:
+			return h, nil
+		}
+	}
+	return nil, fault.Cancelled(ctx)
+}
+
+// handOver gives a sandbox that was taken the changes of set. If ok is false it has been removed, or
+// is being removed, and without an error the caller takes another one.
+func (p *Pool) handOver(ctx context.Context, h *Handle, set *plan.Sandbox) (ok bool, err error) {
+	defer p.wakeUp()
+	defer p.work.Done()
+	err = h.handOver(ctx, set)
+	lost := ctx.Err() == nil && isLost(err)
+	p.mu.Lock()
+	switch {
+	case err == nil:
+		p.stats.HandedOver++
+	case lost:
+		p.stats.Lost++
+	}
+	p.mu.Unlock()
+	switch {
+	case err == nil:
+		return true, nil
+	case lost:
+		p.work.Go(func() { h.Close(p.wrap) }) // the caller does not wait for it
+		return false, nil
+	}
+	return false, errors.Join(err, h.Close(p.wrap))
+}
+
+// CreateDirectly creates a sandbox the ordinary way. Fills wait meanwhile.
+func (p *Pool) CreateDirectly(ctx context.Context, o *CreateOptions) (*Handle, error) {
+	p.mu.Lock()
+	closed := p.closed
+	if !closed {
+		p.direct++
+	}
+	p.mu.Unlock()
+	if closed {
+		return nil, fault.Closed
+	}
+	defer p.wakeUp()
+	h, err := p.c.Create(ctx, o, nil)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.direct--
+	if err == nil {
+		p.stats.Created++
+	}
+	return h, err
+}
+
+// Close ends the fills, waits for hand-overs, and removes the sandboxes that wait.
+func (p *Pool) Close() error {
+	p.mu.Lock()
+	if p.closed {
+		done := p.done
+		p.mu.Unlock()
+		<-done
+		return p.err
+	}
+	p.closed, p.done = true, make(chan struct{})
+	waiting := p.ready
+	p.ready = nil
+	for _, m := range waiting {
+		close(m.taken)
+		p.work.Add(1)
+	}
+	p.mu.Unlock()
+	defer close(p.done)
+	p.end()
+	places := fault.NewSemaphore(4 * p.fills)
+	for _, m := range waiting {
+		go func() {
+			defer p.work.Done()
+			leave, _ := places.Acquire(context.Background())
+			defer leave()
+			p.noteClose(m.h.Close(p.wrap))
+		}()
+	}
+	p.work.Wait()
+	return p.err
+}
+
+// noteClose adds an error of a handle's Close to the one of the pool's.
+func (p *Pool) noteClose(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.err = errors.Join(p.err, err)
+}
+
+// errLost is the error of a sandbox that can't be handed over, for a reason of its own.
+var errLost = errors.New("the sandbox that waited is lost")
+
+func isLost(err error) bool {
+	for _, lost := range []error{errLost, ErrNoSession, guest.ErrConnectionLost, fault.SessionLost, fault.NotRunning, fault.NotFound} {
+		if errors.Is(err, lost) {
+			return true
+		}
+	}
+	return false
+}
+
+// handOver applies the changes of set, and makes the timeouts count from now. It calls the engine only
+// for changes, and for a timeout. It fails with errLost if the session has ended or does not answer.
+func (h *Handle) handOver(ctx context.Context, set *plan.Sandbox) error {
+	h.mu.Lock()
+	conn := h.conn
+	h.mu.Unlock()
+	if conn == nil || conn.Useless() {
+		return errLost
+	}
+	const times = plan.Timeout | plan.StopTimeout
+	update := *set
+	if update.Given &^= times; update.Given != 0 {
+		if err := h.Update(ctx, &update); err != nil {
+			return err
+		}
+	}
+	timeouts := wire.Timeouts{Timeout: h.known().Timeout(), Grace: h.known().Grace()}
+	if set.Has(plan.Timeout) {
+		timeouts.Timeout = set.Timeout
+	}
+	if set.Has(plan.StopTimeout) {
+		timeouts.Grace = set.StopTimeout
+	}
+	var reply wire.Reply
+	err := fault.Within(ctx, answerTimeout, "the sandbox that waited did not answer", func(ctx context.Context) (err error) {
+		reply, err = h.requestOn(ctx, conn, wire.Control{Op: wire.OpTimeouts, Timeouts: &timeouts})
+		return err
+	})
+	switch {
+	case ctx.Err() != nil:
+		return fault.Cancelled(ctx)
+	case err != nil:
+		return fmt.Errorf("%w: %w", errLost, err)
+	case reply.Ending != 0:
+		return errLost
+	case timeouts.Timeout == 0 && !set.Has(times):
+		return nil
+	}
+	got, err := h.Current(ctx)
+	if err != nil {
+		return err
+	}
+	return h.revise(ctx, h.known(), func(c *record.Changes) bool {
+		if set.Has(plan.Timeout) {
+			c.TimeoutMS = new(set.Timeout.Milliseconds())
+		}
+		if set.Has(plan.StopTimeout) {
+			c.StopTimeoutMS = new(set.StopTimeout.Milliseconds())
+		}
+		c.Session = &record.Session{StartedAt: got.StartedAt}
+		if reply.Timeout > 0 {
+			c.Session.ExpiresAt = got.StartedAt.Add(reply.Timeout)
+		}
+		return true
+	})
+}
