@@ -61,6 +61,8 @@ var figures = []figure{
 	{"exec_true_vs_engine_exec", "ratio", execTrue},
 	{"exec_64_concurrent_vs_engine", "ratio", exec64},
 	{"create_vs_floor", "ratio", createVsFloor},
+	{"pool_create_exec_vs_create_exec", "ratio", poolVsCreate},
+	{"pool_create_exec_ms", "ms", poolExec},
 	{"stdout_1GiB_vs_engine_exec", "ratio", stdout1GiB},
 	{"read_4KiB_vs_engine_archive", "ratio", read4K},
 	{"write_4KiB_vs_engine_archive", "ratio", write4K},

@@ -77,15 +77,17 @@ type trial struct {
 	fault enginetest.Fault
 	retry bool // what could not be made is made: in a plain run by one trial of retryEvery
 
-	name   string
-	volume string          // what the operation is about, if it is
-	c      *sandbox.Client // through the proxy
-	sb     *sandbox.Sandbox
-	snap   sandbox.Snapshot     // that it makes or deletes
-	forks  []sandbox.ForkResult // that it makes
-	files  string               // of the stand's sandbox, if they matter
-	err    error                // what the operation returned
-	late   *harness.Late
+	name     string
+	volume   string          // what the operation is about, if it is
+	c        *sandbox.Client // through the proxy
+	sb       *sandbox.Sandbox
+	pool     *sandbox.Pool        // which is closed after the operation
+	snap     sandbox.Snapshot     // that it makes or deletes
+	forks    []sandbox.ForkResult // that it makes
+	files    string               // of the stand's sandbox, if they matter
+	err      error                // what the operation returned
+	closeErr error                // what Close of the pool returned
+	late     *harness.Late
 
 	labels context.Context // carries the label of the trial's goroutines
 }
@@ -306,6 +308,9 @@ func (x *trial) run() (calls []string) {
 			if err := x.sb.Detach(); err != nil {
 				x.Errorf("Detach: %v", err)
 			}
+		}
+		if x.pool != nil {
+			x.closeErr = x.pool.Close()
 		}
 		if err := x.c.Close(); err != nil {
 			x.Errorf("Client.Close: %v", err)

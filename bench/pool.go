@@ -1,0 +1,100 @@
+package main
+
+import (
+	"context"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+)
+
+// newPool returns a pool of the sandboxes that r.create makes.
+func (r *rig) newPool(ctx context.Context, size int) (*sandbox.Pool, error) {
+	opts := []sandbox.CreateOption{r.tags(), quick}
+	if r.runtime != "" {
+		opts = append(opts, sandbox.WithOCIRuntime(r.runtime), sandbox.WithNetworkPolicy(sandbox.DenyAll()))
+	}
+	return r.client.NewPool(ctx, size, opts...)
+}
+
+// full waits until so many sandboxes wait in the pool, and no fill runs.
+func full(ctx context.Context, p *sandbox.Pool, n int) error {
+	for {
+		s := p.Stats()
+		switch {
+		case s.Ready == n && s.Filling == 0:
+			return nil
+		case s.LastError != nil:
+			return s.LastError
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// handedOver measures the creation of a sandbox from a full pool until the exit of its first command.
+func handedOver(ctx context.Context, p *sandbox.Pool, opts ...sandbox.PoolOption) func() (float64, error) {
+	return func() (float64, error) {
+		if err := full(ctx, p, p.Stats().Size); err != nil {
+			return 0, err
+		}
+		return used(ctx, func() (*sandbox.Sandbox, error) { return p.Create(ctx, opts...) })()
+	}
+}
+
+// poolVsCreate compares the creation of a sandbox from a pool with the ordinary one, each until the
+// first command's exit.
+func poolVsCreate(ctx context.Context, r *rig) (_ float64, err error) {
+	if _, err := r.warm(ctx); err != nil {
+		return 0, err
+	}
+	p, err := r.newPool(ctx, 1)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = closed(p, err) }()
+	ours, theirs, ratios, err := pairs(ctx, 2, 20, handedOver(ctx, p), func() (float64, error) {
+		if err := full(ctx, p, 1); err != nil { // a fill would take its time
+			return 0, err
+		}
+		return used(ctx, func() (*sandbox.Sandbox, error) { return r.create(ctx) })()
+	})
+	if err != nil {
+		return 0, err
+	}
+	note("pool: %v ms to the first command's exit, created %v ms", ours, theirs)
+	return ratios.median(), nil
+}
+
+// poolExec measures the creation of a sandbox from a full pool until the first command's exit.
+func poolExec(ctx context.Context, r *rig) (_ float64, err error) {
+	const rounds = 50
+	p, err := r.newPool(ctx, 1)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = closed(p, err) }()
+	var all samples
+	for range rounds {
+		took, err := handedOver(ctx, p)()
+		if err != nil {
+			return 0, err
+		}
+		all = append(all, took)
+	}
+	sorted := slices.Sorted(slices.Values(all))
+	note("pool: %v ms to the first command's exit, p99 %.3g ms", all, sorted[int(math.Ceil(0.99*rounds))-1])
+	return all.median(), nil
+}
+
+// closed closes a pool, and returns err or else why that failed.
+func closed(p *sandbox.Pool, err error) error {
+	if e := p.Close(); err == nil {
+		err = e
+	}
+	return err
+}
