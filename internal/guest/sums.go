@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "94ecb2db0c452f99b245ac09f6073808f33016bc62d1feabeaac85a5efa71ba9", size: 10223742},
-	"arm64": {sha256: "82771fe266af4cbfbea400646a3bd0d091db026bab91441411fc87d904995684", size: 9502846},
+	"amd64": {sha256: "272bd89c2a296f9db2d6d6347449488176eb6b792139501f0afbd545b44743e0", size: 10227838},
+	"arm64": {sha256: "0f1eef33ffc80e0184b7a9e662dc0ca3b8682ea7c83ae7488170098676e35efd", size: 9502846},
 }
