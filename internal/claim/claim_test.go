@@ -518,3 +518,24 @@ func TestOneDeletionHasTheClaim(t *testing.T) {
 		t.Errorf("TryDelete of what is being deleted: %v, want a HeldError", err)
 	}
 }
+
+// A creator that gives up, and repeats that after a lost reply, keeps the marker of whoever deletes what
+// it had made, and the marker's renewals.
+func TestDropKeepsTheMarkerOfADeletion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory()
+		deletion, err := claim.TryDelete(t.Context(), m, record.Sandbox{Name: "x", Nonce: "n"}, "by", "a deletion")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer deletion.Stop()
+		time.Sleep(claim.Lease)
+		before := m.names()
+		if err := claim.Drop(t.Context(), m, "x", "n", ""); err != nil || !slices.Equal(m.names(), before) || len(before) < 2 {
+			t.Errorf("Drop by the creator: %v, it leaves %q of %q", err, m.names(), before)
+		}
+		if err := deletion.Drop(t.Context()); err != nil || len(m.names()) > 0 {
+			t.Errorf("Drop by the deletion: %v, it leaves %q", err, m.names())
+		}
+	})
+}

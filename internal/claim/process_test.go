@@ -49,6 +49,7 @@ type process struct {
 	rand  *rand.Rand
 	calls int
 	ids   int
+	dying bool      // it dies soon after it has a claim
 	until time.Time // when the engine can be reached again
 }
 
