@@ -339,7 +339,7 @@ func TestReadmeSnippets(t *testing.T) {
 	t.Parallel()
 	squeeze := func(text []byte) string { return space.ReplaceAllString(string(text), " ") }
 	var compiled string
-	for _, file := range []string{"example_test.go", "example_exec_test.go", "example_ports_test.go", "example_files_test.go", "example_session_test.go", "example_source_test.go", "example_network_test.go", "example_fork_test.go", "examples/hello/main.go", "examples/volumes/main.go", "sandboxtest/example_test.go"} {
+	for _, file := range []string{"example_test.go", "example_exec_test.go", "example_ports_test.go", "example_files_test.go", "example_session_test.go", "example_source_test.go", "example_network_test.go", "example_fork_test.go", "example_pool_test.go", "examples/hello/main.go", "examples/volumes/main.go", "sandboxtest/example_test.go"} {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

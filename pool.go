@@ -30,7 +30,7 @@ const maxPool = 10_000
 // fails is repeated after 1 s, and twice that each time, up to a minute: see [Pool.Stats].
 //
 // The options prepare the sandboxes beforehand: a [Source], mounts, and [OnCreate], which is called for
-// each fill. [WithName], [WithID], [WithPersistent], [WithProgress] and a [Tarball] with a Reader are
+// each fill. [WithName], [WithID], [WithPersistent] of true, [WithProgress] and a [Tarball] with a Reader are
 // [ErrInvalidArgument]. ctx bounds this call only.
 func NewPool(ctx context.Context, size int, opts ...CreateOption) (*Pool, error) {
 	return defaultClient().NewPool(ctx, size, opts...)
@@ -49,7 +49,7 @@ func (c *Client) NewPool(ctx context.Context, size int, opts ...CreateOption) (_
 	for _, o := range []struct {
 		name  string
 		given bool
-	}{{"WithName", s.Name != ""}, {"WithID", s.ID != ""}, {"WithPersistent", s.Persistent != nil}, {"WithProgress", s.progress != nil}} {
+	}{{"WithName", s.Name != ""}, {"WithID", s.ID != ""}, {"WithPersistent", s.Persistent != nil && *s.Persistent}, {"WithProgress", s.progress != nil}} {
 		if o.given {
 			s.problem("%s: it is for one sandbox, and these are the options of all sandboxes of a pool", o.name)
 		}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -47,8 +48,9 @@ type Settings struct {
 }
 
 // WithSettings sets everything that is set in s, as the options of its fields do. In
-// [Sandbox.Update] what can't be changed is an [ErrInvalidArgument] that names it.
-func WithSettings(s Settings) ChangeOption {
+// [Sandbox.Update] what can't be changed is an [ErrInvalidArgument] that names it, and so is in
+// [Pool.Create] what a running sandbox can't get at once.
+func WithSettings(s Settings) LiveOption {
 	var o settingsOption
 	fix(&o, "name", s.Name, WithName)
 	fix(&o, "id", s.ID, WithID)
@@ -64,11 +66,11 @@ func WithSettings(s Settings) ChangeOption {
 	}
 	change(&o, s.VCPUs, WithVCPUs[float64])
 	change(&o, s.MemoryBytes, WithMemory)
-	changeList(&o, s.Command, WithCommand)
+	changeList(&o, "command", s.Command, WithCommand)
 	changeMap(&o, s.Env, WithEnv)
 	changeMap(&o, s.Tags, WithTags)
-	changeList(&o, s.Ports, WithPorts)
-	changeList(&o, s.Mounts, WithMounts)
+	changeList(&o, "ports", s.Ports, WithPorts)
+	changeList(&o, "mounts", s.Mounts, WithMounts)
 	change(&o, s.Persistent, WithPersistent)
 	change(&o, s.Timeout, WithTimeout)
 	change(&o, s.IdleTimeout, WithIdleTimeout)
@@ -89,11 +91,20 @@ func (s Settings) CheckUpdate() error {
 	return fail("settings", "", set.CheckUpdate())
 }
 
+// CheckPool is [Settings.CheckUpdate] for [Pool.Create].
+func (s Settings) CheckPool() error {
+	set := &settings{}
+	set.MaxPorts = math.MaxInt
+	WithSettings(s).applyPool(set)
+	return fail("settings", "", set.CheckUpdate())
+}
+
 // A settingsOption is several options.
 type settingsOption struct {
 	makes   []MakeOption
 	fixed   []string // the fields that makes set, as they are in JSON
 	changes []ChangeOption
+	later   []string // the fields of changes that need another session
 }
 
 func fix[V any, O MakeOption](o *settingsOption, field string, v *V, option func(V) O) {
@@ -108,9 +119,9 @@ func change[V any, O ChangeOption](o *settingsOption, v *V, option func(V) O) {
 	}
 }
 
-func changeList[V any](o *settingsOption, v []V, option func(...V) ChangeOption) {
+func changeList[V any](o *settingsOption, field string, v []V, option func(...V) ChangeOption) {
 	if v != nil {
-		o.changes = append(o.changes, option(v...))
+		o.changes, o.later = append(o.changes, option(v...)), append(o.later, field)
 	}
 }
 
@@ -135,6 +146,14 @@ func (o settingsOption) applyUpdate(s *settings) {
 		s.problem("Update can't change %s", strings.Join(o.fixed, ", "))
 	}
 	apply(o.changes, func(o ChangeOption) { o.applyUpdate(s) })
+}
+
+func (o settingsOption) applyPool(s *settings) {
+	fields := slices.DeleteFunc(slices.Concat(o.fixed, o.later), func(field string) bool { return field == "name" })
+	if len(fields) > 0 {
+		s.problem("a sandbox of a pool can't get %s any more", strings.Join(fields, ", "))
+	}
+	o.applyCreate(s)
 }
 
 // settingsOf converts the settings of a sandbox that exists.

@@ -25,6 +25,7 @@ type config struct {
 	token     *token                              // one of them, if it is that of WithToken
 	unchecked bool
 	hostFiles bool
+	pools     map[string]*sandbox.Pool // by image
 	maxUpload int64
 	domain    string // of Preview
 	resume    bool   // of Preview

@@ -1,6 +1,7 @@
 package sandboxhttp
 
 import (
+	"maps"
 	"math"
 	"net/http"
 	"net/netip"
@@ -17,6 +18,15 @@ import (
 // get status 403.
 func WithHostFiles() Option {
 	return func(c *config) { c.hostFiles = true }
+}
+
+// WithPools serves requests to create a sandbox from these pools, by the image that the request names,
+// or [sandbox.DefaultImage] if it names none. The image is also the pool's, and the pool stays the
+// caller's. A request that sets what [sandbox.Pool.Create] does not take, or a name, gets a sandbox that
+// is created for it. Default: all requests do.
+func WithPools(pools map[string]*sandbox.Pool) Option {
+	pools = maps.Clone(pools)
+	return func(c *config) { c.pools = pools }
 }
 
 // WithSourceAddresses bounds the servers that the sources and images of requests come from, as
@@ -119,6 +129,23 @@ func (c *createRequest) options(hostFiles bool) ([]sandbox.CreateOption, error) 
 	}
 	source, err := c.Source.source(hostFiles)
 	return append(opts, sandbox.WithSource(source)), err
+}
+
+// pooled returns the pool whose sandboxes the request can get, with its settings, or nil.
+func (c *createRequest) pooled(pools map[string]*sandbox.Pool, hostFiles bool) (*sandbox.Pool, sandbox.Settings) {
+	set, err := c.checked(hostFiles)
+	if set.Persistent == nil {
+		set.Persistent = new(true) // as in made
+	}
+	image := sandbox.DefaultImage
+	if set.Image != nil {
+		image = *set.Image
+	}
+	set.Image = nil
+	if err != nil || c.Source != nil || set.CheckPool() != nil {
+		return nil, set
+	}
+	return pools[image], set
 }
 
 type forkRequest struct {

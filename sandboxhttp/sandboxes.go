@@ -82,7 +82,11 @@ func (h *handler) create(w http.ResponseWriter, r *http.Request) error {
 	if h.bound != nil {
 		opts = append(opts, h.bound)
 	}
-	sb, err := h.client.Create(r.Context(), opts...)
+	create := func() (*sandbox.Sandbox, error) { return h.client.Create(r.Context(), opts...) }
+	if pool, set := req.pooled(h.pools, h.hostFiles); pool != nil {
+		create = func() (*sandbox.Sandbox, error) { return pool.Create(r.Context(), sandbox.WithSettings(set)) }
+	}
+	sb, err := create()
 	if err != nil {
 		return err
 	}

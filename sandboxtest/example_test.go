@@ -25,6 +25,19 @@ func ExampleNew() {
 	}
 }
 
+// Subtests get sandboxes that run already.
+func ExampleNewPool() {
+	pool := sandboxtest.NewPool(t, 2)
+	for _, expr := range []string{"6*7", "42"} {
+		t.Run(expr, func(t *testing.T) {
+			sb := pool.New(t, sandbox.WithEnv(map[string]string{"EXPR": expr}))
+			if got := sandboxtest.Run(t, sb, "sh", "-c", `node -p "$EXPR"`); got != "42\n" {
+				t.Errorf("node printed %q, want 42", got)
+			}
+		})
+	}
+}
+
 // A command that fails fails the test, with what it wrote to stderr.
 func ExampleRun() {
 	sb := sandboxtest.New(t, sandbox.WithSource(sandbox.Dir("testdata/project")))

@@ -42,17 +42,79 @@ const (
 // killed, an unnamed sandbox ends by itself, as described at [sandbox.WithPersistent].
 func New(t testing.TB, opts ...sandbox.CreateOption) *sandbox.Sandbox {
 	t.Helper()
-	on := engine{sandbox.Create, sandbox.Get, sandbox.Delete, sandbox.Inspect}
-	for _, o := range opts {
-		if c, is := o.(client); is {
-			on = engine{c.Create, c.Get, c.Delete, c.Inspect}
-		}
-	}
-	opts = append([]sandbox.CreateOption{sandbox.WithStopTimeout(stopTimeout)}, opts...)
-	sb, err := on.create(t.Context(), opts...)
+	on := engineOf(opts)
+	sb, err := on.create(t.Context(), quick(opts)...)
 	if err != nil {
 		t.Fatalf("create a sandbox: %v", err)
 	}
+	on.removeAfter(t, sb)
+	return sb
+}
+
+// A Pool has sandboxes for tests that run already, see [sandbox.Pool]. It is safe for concurrent use.
+type Pool struct {
+	p  *sandbox.Pool
+	on engine
+}
+
+// NewPool returns a pool of size sandboxes for t and its subtests, and closes it when they have ended.
+// The options are those of [New], without a name. If there can't be a pool NewPool fails t at once, and
+// if it can't be closed, at the end.
+func NewPool(t testing.TB, size int, opts ...sandbox.CreateOption) *Pool {
+	t.Helper()
+	on := engineOf(opts)
+	p, err := on.newPool(t.Context(), size, quick(opts)...)
+	if err != nil {
+		t.Fatalf("create a pool: %v", err)
+	}
+	t.Cleanup(func() {
+		t.Helper()
+		if err := p.Close(); err != nil {
+			t.Errorf("close the pool: %v", err)
+		}
+	})
+	return &Pool{p, on}
+}
+
+// New is [New] with a sandbox of the pool: it takes milliseconds if one waits there.
+func (p *Pool) New(t testing.TB, opts ...sandbox.PoolOption) *sandbox.Sandbox {
+	t.Helper()
+	sb, err := p.p.Create(t.Context(), opts...)
+	if err != nil {
+		t.Fatalf("create a sandbox: %v", err)
+	}
+	p.on.removeAfter(t, sb)
+	return sb
+}
+
+// quick returns the options of a sandbox that is stopped fast unless opts say otherwise.
+func quick(opts []sandbox.CreateOption) []sandbox.CreateOption {
+	return append([]sandbox.CreateOption{sandbox.WithStopTimeout(stopTimeout)}, opts...)
+}
+
+// engineOf is that of WithClient, or of the environment.
+func engineOf(opts []sandbox.CreateOption) engine {
+	on := engine{sandbox.Create, sandbox.NewPool, sandbox.Get, sandbox.Delete, sandbox.Inspect}
+	for _, o := range opts {
+		if c, is := o.(client); is {
+			on = engine{c.Create, c.NewPool, c.Get, c.Delete, c.Inspect}
+		}
+	}
+	return on
+}
+
+// engine is what New uses of a client.
+type engine struct {
+	create  func(context.Context, ...sandbox.CreateOption) (*sandbox.Sandbox, error)
+	newPool func(context.Context, int, ...sandbox.CreateOption) (*sandbox.Pool, error)
+	get     func(context.Context, string, ...sandbox.GetOption) (*sandbox.Sandbox, error)
+	delete  func(context.Context, string, sandbox.DeleteOptions) (sandbox.DeleteReport, error)
+	inspect func(context.Context, string) (sandbox.Status, error)
+}
+
+// removeAfter removes the sandbox when the test has ended.
+func (on engine) removeAfter(t testing.TB, sb *sandbox.Sandbox) {
+	t.Helper()
 	t.Cleanup(func() {
 		t.Helper()
 		if t.Failed() {
@@ -60,15 +122,6 @@ func New(t testing.TB, opts ...sandbox.CreateOption) *sandbox.Sandbox {
 		}
 		on.remove(t, sb)
 	})
-	return sb
-}
-
-// engine is what New uses of a client.
-type engine struct {
-	create  func(context.Context, ...sandbox.CreateOption) (*sandbox.Sandbox, error)
-	get     func(context.Context, string, ...sandbox.GetOption) (*sandbox.Sandbox, error)
-	delete  func(context.Context, string, sandbox.DeleteOptions) (sandbox.DeleteReport, error)
-	inspect func(context.Context, string) (sandbox.Status, error)
 }
 
 func (on engine) remove(t testing.TB, sb *sandbox.Sandbox) {
@@ -86,13 +139,13 @@ func (on engine) remove(t testing.TB, sb *sandbox.Sandbox) {
 	}
 }
 
-// client is an option for New alone.
+// client is an option for New and NewPool alone.
 type client struct {
 	sandbox.CreateOption // it configures nothing of the sandbox
 	*sandbox.Client
 }
 
-// WithClient makes [New] create the sandbox with c, which the caller closes after the test. Of
+// WithClient makes [New] and [NewPool] create sandboxes with c, which the caller closes after the test. Of
 // other calls it is no option. Default: the engine of the environment, as for
 // [sandbox.Create].
 func WithClient(c *sandbox.Client) sandbox.CreateOption {

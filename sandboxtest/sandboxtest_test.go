@@ -35,6 +35,29 @@ func left(t *testing.T, id string) []string {
 	return lines
 }
 
+func TestSandboxOfAPoolEndsWithItsTest(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	var ids []string
+	t.Run("tests", func(t *testing.T) {
+		pool := sandboxtest.NewPool(t, 1)
+		for range 2 {
+			t.Run("one", func(t *testing.T) {
+				sb := pool.New(t, sandbox.WithEnv(map[string]string{"A": "1"}))
+				ids = append(ids, sb.ID())
+				if got := sandboxtest.Run(t, sb, "printenv", "A"); got != "1\n" {
+					t.Errorf("printenv A = %q", got)
+				}
+			})
+		}
+	})
+	for _, id := range ids {
+		if lines := left(t, id); len(lines) > 0 {
+			t.Errorf("left of %s: %q", id, lines)
+		}
+	}
+}
+
 func TestSandboxEndsWithItsTest(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()

@@ -54,6 +54,7 @@ this program is killed, they are deleted, unless --keep is given.`,
 	c.Flags().Float64Var(&o.VCPUs, "vcpus", sandbox.DefaultVCPUs, "the number of CPUs of a sandbox, at most")
 	c.Flags().Var(&memory, "memory", "the memory limit of a sandbox, at most")
 	c.Flags().IntVar(&o.Sandboxes, "count", 4, "the number of sandboxes at one time, at most")
+	c.Flags().IntVar(&o.Pool, "pool", 0, "keep this many sandboxes with the defaults running, beside those at one time, for the next that are made")
 	c.Flags().IntVar(&o.Snapshots, "snapshots", 16, "the number of snapshots at one time, at most")
 	c.Flags().Var(&lifetime, "lifetime", "end each sandbox after this time")
 	c.Flags().Var(&command, "command-timeout", "kill each command after this time, unless it runs in the background")
@@ -78,7 +79,7 @@ func checkMCP(o *mcpserver.Options, networks []string) error {
 		ok   bool
 	}{
 		{"image", len(o.Images) > 0}, {"network", len(networks) > 0}, {"vcpus", o.VCPUs > 0}, {"memory", o.Memory > 0}, {"count", o.Sandboxes > 0},
-		{"snapshots", o.Snapshots >= 0}, {"lifetime", o.Lifetime > 0}, {"command-timeout", o.CommandTime > 0}, {"output", o.Output >= 1<<10},
+		{"pool", o.Pool >= 0}, {"snapshots", o.Snapshots >= 0}, {"lifetime", o.Lifetime > 0}, {"command-timeout", o.CommandTime > 0}, {"output", o.Output >= 1<<10},
 	} {
 		if !limit.ok {
 			errs = append(errs, fmt.Errorf("--%s: the value is too small", limit.flag))

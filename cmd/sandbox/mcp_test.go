@@ -413,6 +413,37 @@ func TestAgentGetsTheEndsOfMuchOutput(t *testing.T) {
 	}
 }
 
+func TestAgentGetsASandboxOfThePool(t *testing.T) {
+	enginetest.Story(t)
+	t.Parallel()
+	image := harness.SmallImage(t) // which no other test has
+	a := newAgent(t, "--pool", "1", "--image", image)
+	c := harness.NewClient(t)
+	var waiting []sandbox.Info
+	harness.Eventually(t, "a sandbox waits", func() bool {
+		list, err := c.List(t.Context(), sandbox.ListOptions{States: []sandbox.State{sandbox.StateRunning}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		waiting = slices.DeleteFunc(list, func(i sandbox.Info) bool { return i.Image != image })
+		return len(waiting) > 0
+	})
+	time.Sleep(time.Second) // it is connected, too
+	name := a.sandbox("create", object{"env": object{"A": "1"}})
+	if name != waiting[0].Name {
+		t.Errorf("the agent got %s, and not %s, which waited", name, waiting[0].Name)
+	}
+	st := harness.Inspect(t, name)
+	if st.Network.String() != "deny-all" || st.ExpiresAt.IsZero() || !slices.Contains(st.Env, "A") {
+		t.Errorf("it is %+v", st)
+	}
+	a.end()
+	list, err := c.List(t.Context(), sandbox.ListOptions{})
+	if err != nil || slices.ContainsFunc(list, func(i sandbox.Info) bool { return i.Image == image }) {
+		t.Errorf("left of the pool after the end: %v, %v", list, err)
+	}
+}
+
 func TestAgentsSandboxesAreKeptIfAsked(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()

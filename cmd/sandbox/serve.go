@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/sandboxhttp"
 )
 
@@ -29,6 +30,7 @@ type serveFlags struct {
 	domain         string
 	resume, asJSON bool
 	sources        []string
+	pools          map[string]int
 }
 
 func (a *app) serveCommand() *cobra.Command {
@@ -47,7 +49,7 @@ first request of a browser has the token in the parameter access_token.
 Who has the token can do everything with the sandboxes. Connections are not encrypted: for other
 machines put a TLS proxy in front of it, and list its names with --allow-host.`,
 		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
+		RunE: func(c *cobra.Command, _ []string) (err error) {
 			from, err := f.from()
 			if err != nil {
 				return err
@@ -56,11 +58,16 @@ machines put a TLS proxy in front of it, and list its names with --allow-host.`,
 			if err != nil {
 				return err
 			}
+			pools, closePools, err := f.newPools(c.Context(), a)
+			if err != nil {
+				return errors.Join(err, l.Close())
+			}
+			defer func() { err = errors.Join(err, closePools()) }()
 			token := rand.Text()
 			if err := f.announce(a.stdout, l.Addr(), token); err != nil {
 				return errors.Join(err, l.Close())
 			}
-			return serveUntil(c.Context(), l, f.handler(a, token, from))
+			return serveUntil(c.Context(), l, f.handler(a, token, from, pools))
 		},
 	}
 	c.Flags().StringVar(&f.listen, "listen", "127.0.0.1:8274", "the address, of the loopback interface; port 0 is any free one")
@@ -71,6 +78,7 @@ machines put a TLS proxy in front of it, and list its names with --allow-host.`,
 	c.Flags().StringSliceVar(&f.sources, "source-address", nil, "a prefix of addresses, beside public ones, from which requests may get repositories, archives and images")
 	c.Flags().StringVar(&f.domain, "preview-domain", "localhost", "the domain below which web servers in sandboxes are served")
 	c.Flags().BoolVar(&f.resume, "preview-resume", false, "let a request to a web server start the session of its sandbox")
+	c.Flags().StringToIntVar(&f.pools, "pool", nil, "keep this many sandboxes of an image running, for requests to create one: IMAGE=N")
 	c.MarkFlagsMutuallyExclusive("listen", "socket")
 	jsonFlag(c, &f.asJSON)
 	return c
@@ -91,6 +99,24 @@ func (f *serveFlags) from() (prefixes []netip.Prefix, err error) {
 		prefixes, err = append(prefixes, p), errors.Join(err, e)
 	}
 	return prefixes, err
+}
+
+// newPools returns the pools, by their image, and what closes them.
+func (f *serveFlags) newPools(ctx context.Context, a *app) (pools map[string]*sandbox.Pool, closeAll func() error, err error) {
+	pools = map[string]*sandbox.Pool{}
+	closeAll = func() (err error) {
+		for _, p := range pools {
+			err = errors.Join(err, p.Close())
+		}
+		return err
+	}
+	for image, size := range f.pools {
+		if pools[image], err = a.client.NewPool(ctx, size, sandbox.WithImage(image)); err != nil {
+			delete(pools, image)
+			return nil, nil, errors.Join(fmt.Errorf("--pool %s=%d: %w", image, size, err), closeAll())
+		}
+	}
+	return pools, closeAll, nil
 }
 
 // listener opens the socket. Nothing but --public opens it to other machines.
@@ -158,8 +184,10 @@ func (f *serveFlags) announce(w io.Writer, at net.Addr, token string) error {
 }
 
 // handler serves the API, and below the domain the web servers in sandboxes.
-func (f *serveFlags) handler(a *app, token string, from []netip.Prefix) http.Handler {
-	opts := []sandboxhttp.Option{sandboxhttp.WithToken(token), sandboxhttp.WithHosts(f.hosts...), sandboxhttp.WithSourceAddresses(from...)}
+func (f *serveFlags) handler(a *app, token string, from []netip.Prefix, pools map[string]*sandbox.Pool) http.Handler {
+	opts := []sandboxhttp.Option{
+		sandboxhttp.WithToken(token), sandboxhttp.WithHosts(f.hosts...), sandboxhttp.WithSourceAddresses(from...), sandboxhttp.WithPools(pools),
+	}
 	if f.hostFiles {
 		opts = append(opts, sandboxhttp.WithHostFiles())
 	}

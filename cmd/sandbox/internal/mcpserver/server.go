@@ -26,6 +26,7 @@ type Options struct {
 	VCPUs       float64       // of one sandbox
 	Memory      int64         // of one sandbox, in bytes
 	Sandboxes   int           // at one time
+	Pool        int           // sandboxes with the defaults that run already, beside Sandboxes
 	Snapshots   int           // at one time
 	Lifetime    time.Duration // of one sandbox
 	CommandTime time.Duration // of one command
@@ -43,6 +44,7 @@ const cleanupTimeout = time.Minute
 type Server struct {
 	client *sandbox.Client
 	limits Options
+	pool   *sandbox.Pool // set by Run; nil without Options.Pool
 
 	mu        sync.Mutex
 	sandboxes map[string]*sandbox.Sandbox
@@ -68,6 +70,12 @@ func (s *Server) Run(ctx context.Context, in io.Reader, out io.WriteCloser) (lef
 			`Commands start in /workspace. There are at most %d at a time, and each one ends after %v.`, s.limits.Sandboxes, s.limits.Lifetime),
 		Capabilities: &mcp.ServerCapabilities{},
 	})
+	if s.limits.Pool > 0 {
+		if err := s.openPool(ctx); err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, s.pool.Close()) }()
+	}
 	s.addSandboxTools(server)
 	s.addFileTools(server)
 	connected, disconnect := context.WithCancel(ctx)

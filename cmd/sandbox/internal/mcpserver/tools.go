@@ -94,7 +94,41 @@ func (s *Server) create(ctx context.Context, _ *mcp.CallToolRequest, in Create) 
 	if err != nil {
 		return Named{}, err
 	}
-	return s.make(ctx, func() (*sandbox.Sandbox, error) { return s.client.Create(ctx, sandbox.WithSettings(set)) })
+	return s.make(ctx, func() (*sandbox.Sandbox, error) {
+		if s.pool != nil && *set.Image == s.limits.Images[0] && len(set.Mounts) == 0 {
+			return s.pool.Create(ctx, sandbox.WithSettings(s.changes(in, set)))
+		}
+		return s.client.Create(ctx, sandbox.WithSettings(set))
+	})
+}
+
+// openPool sets the pool, of sandboxes with the defaults.
+func (s *Server) openPool(ctx context.Context) error {
+	set, err := s.settings(Create{})
+	if err != nil {
+		return err
+	}
+	set.Persistent = nil // until it is handed over
+	s.pool, err = s.client.NewPool(ctx, s.limits.Pool, sandbox.WithSettings(set))
+	return err
+}
+
+// changes returns those of the settings that a sandbox of the pool does not have.
+func (s *Server) changes(in Create, set sandbox.Settings) sandbox.Settings {
+	live := sandbox.Settings{Env: set.Env}
+	if in.Network != "" {
+		live.Network = set.Network
+	}
+	if in.VCPUs != 0 {
+		live.VCPUs = set.VCPUs
+	}
+	if in.MemoryBytes != 0 {
+		live.MemoryBytes = set.MemoryBytes
+	}
+	if s.limits.Keep {
+		live.Persistent = set.Persistent
+	}
+	return live
 }
 
 // settings returns the settings that were asked for, which are within the limits or an error.
