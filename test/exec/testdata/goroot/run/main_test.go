@@ -39,7 +39,7 @@ func run(m *testing.M) (int, error) {
 	}
 	defer sb.Close()
 	exec.Sandbox = sb
-	if _, err := sb.CopyIn(ctx, os.Args[0], os.Args[0]); err != nil {
+	if _, err := sb.CopyIn(ctx, os.Args[0], os.Args[0], sandbox.CopyOptions{}); err != nil {
 		return 0, err
 	}
 	text, err := os.ReadFile(os.Getenv("SANDBOX_TEST_GOROOT_FILE"))
