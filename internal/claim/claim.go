@@ -198,7 +198,7 @@ func (c *Claim) Commit(ctx context.Context) error {
 			return ErrLost
 		case err != nil:
 			return err
-		case got.Labels[record.Nonce] != c.m.Nonce:
+		case got.Labels[record.Nonce] != c.m.Nonce || got.Labels[record.By] != c.m.By:
 			return &HeldError{record.DecodeMarker(got.Labels)}
 		}
 	}

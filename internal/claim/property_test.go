@@ -400,6 +400,16 @@ func TestNeverTwoHolders(t *testing.T) {
 			}
 		}
 	}
+	for seed := range uint64(40) {
+		tr := trial{seed: 100 + seed, slow: 8 * time.Second}
+		calls := tr.run(t)
+		for tr.at = 1 + int(seed%3); tr.at <= calls && !t.Failed(); tr.at += 3 {
+			for _, tr.fault = range []fault{loses, cut, late} {
+				tr.run(t)
+				trials++
+			}
+		}
+	}
 	for seed := range uint64(200) {
 		for _, set := range []time.Duration{-10 * time.Minute, -20 * time.Second, 20 * time.Second, time.Hour} {
 			if t.Failed() {
