@@ -105,26 +105,26 @@ func TestMountsAreCheckedFirst(t *testing.T) {
 		args []string
 		says string
 	}{
-		"A13 no target":             {[]string{"--mount", dir}, "source:target[:ro|rw|rwcopy]"},
-		"A13 four parts":            {[]string{"--mount", dir + ":/a:ro:x"}, "source:target[:ro|rw|rwcopy]"},
-		"A14 unknown mode":          {[]string{"--mount", dir + ":/a:xx"}, "ro, rw, rwcopy"},
-		"A14 upper case":            {[]string{"--mount", dir + ":/a:RW"}, "ro, rw, rwcopy"},
-		"A14 empty mode":            {[]string{"--mount", dir + ":/a:"}, "ro, rw, rwcopy"},
-		"A16 no target":             {[]string{"--volume", "v"}, "name:target[:rw|ro]"},
-		"A17 copy of a volume":      {[]string{"--volume", "agent-sandbox-x:/a:rwcopy"}, "rw"},
-		"A18 relative":              {[]string{"--mount", dir + ":a"}, `"a"`},
-		"A18 of a volume":           {[]string{"--volume", "agent-sandbox-x:a"}, `"a"`},
-		"A18 root":                  {[]string{"--mount", dir + ":/"}, `"/"`},
-		"A19 twice":                 {[]string{"--mount", dir + ":/a", "--mount", dir + ":/a/"}, "/a"},
-		"A19 AT4 of both kinds":     {[]string{"--mount", dir + ":/a", "--volume", "agent-sandbox-x:/b/../a"}, "/a"},
-		"A19 X8 the workspace":      {[]string{"--mount", dir + ":/workspace"}, "reserved"},
-		"A20 missing":               {[]string{"--mount", dir + "/none:/a"}, "no such file or directory"},
-		"A20 a file":                {[]string{"--mount", file + ":/a"}, "must be a directory"},
+		"no target":                 {[]string{"--mount", dir}, "source:target[:ro|rw|rwcopy]"},
+		"four parts":                {[]string{"--mount", dir + ":/a:ro:x"}, "source:target[:ro|rw|rwcopy]"},
+		"unknown mode":              {[]string{"--mount", dir + ":/a:xx"}, "ro, rw or rwcopy"},
+		"upper case":                {[]string{"--mount", dir + ":/a:RW"}, "ro, rw or rwcopy"},
+		"empty mode":                {[]string{"--mount", dir + ":/a:"}, "ro, rw or rwcopy"},
+		"no target of a volume":     {[]string{"--volume", "v"}, "name:target[:rw|ro]"},
+		"copy of a volume":          {[]string{"--volume", "agent-sandbox-x:/a:rwcopy"}, "rw"},
+		"relative":                  {[]string{"--mount", dir + ":a"}, `"a"`},
+		"of a volume":               {[]string{"--volume", "agent-sandbox-x:a"}, `"a"`},
+		"root":                      {[]string{"--mount", dir + ":/"}, `"/"`},
+		"twice":                     {[]string{"--mount", dir + ":/a", "--mount", dir + ":/a/"}, "/a"},
+		"of both kinds":             {[]string{"--mount", dir + ":/a", "--volume", "agent-sandbox-x:/b/../a"}, "/a"},
+		"the workspace":             {[]string{"--mount", dir + ":/workspace"}, "reserved"},
+		"missing":                   {[]string{"--mount", dir + "/none:/a"}, "no such file or directory"},
+		"a file":                    {[]string{"--mount", file + ":/a"}, "must be a directory"},
 		"all complaints at once":    {[]string{"--mount", dir + ":/a:xx", "--volume", "v"}, "name:target[:rw|ro]"},
 		"the name is checked, too":  {[]string{"--mount", dir + ":/a", "--name", "../x"}, "../x"},
 		"the port is checked, too":  {[]string{"--mount", dir + ":/a", "--port", "70000"}, "70000"},
 		"the tag is checked, too":   {[]string{"--mount", dir + ":/a", "--tag", "=x"}, "tag"},
-		"the limit is checked, too": {[]string{"--mount", dir + ":/a", "--vcpus", "0"}, "WithVCPUs"},
+		"the limit is checked, too": {[]string{"--mount", dir + ":/a", "--vcpus", "0"}, "--vcpus"},
 	} {
 		for _, verb := range [][]string{{"create"}, {"run"}, {"fork", "a"}} {
 			args := append(append([]string{"-H", "unix:///nowhere.sock"}, verb[0]), test.args...)
@@ -134,7 +134,7 @@ func TestMountsAreCheckedFirst(t *testing.T) {
 			code, _, errOut := call(t.Context(), "", args...)
 			// A fork completes its settings with those of its source, and so asks for that first.
 			later := verb[0] == "fork" && strings.Contains(errOut, "/nowhere.sock")
-			if want := map[string]int{"run": codeSandboxFailed}[verb[0]]; code != max(want, codeFailed) || !strings.Contains(errOut, test.says) && !later {
+			if want := map[string]int{"run": codeSandboxFailed}[verb[0]]; code != max(want, codeUsage) || !strings.Contains(errOut, test.says) && !later {
 				t.Errorf("%s: %s: code %d, %q, want %q", what, verb[0], code, errOut, test.says)
 			}
 			if strings.Contains(errOut, "/nowhere.sock") && !later {

@@ -21,8 +21,8 @@
 //
 //	0        success
 //	1        failure
-//	2        usage: an unknown command or flag, a missing argument, a wrong value
-//	125      run, exec: the sandbox or the engine failed, not the command
+//	2        usage: an unknown command or flag, a missing argument; not for run, exec: a wrong value
+//	125      run, exec: a wrong value, or the sandbox or the engine failed, not the command
 //	126      run, exec: the command can't be executed
 //	127      run, exec: there is no such command
 //	130      interrupted
@@ -197,7 +197,7 @@ func (a *app) code(ctx context.Context, err error) int {
 		return codeBrokenPipe
 	case ctx.Err() != nil:
 		return codeInterrupted
-	case errors.Is(err, sandbox.ErrInvalidArgument):
+	case errors.Is(err, sandbox.ErrInvalidArgument) && !a.runs:
 		return codeUsage
 	case errors.Is(err, errCancelled), !a.runs:
 		return codeFailed

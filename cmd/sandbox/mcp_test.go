@@ -337,8 +337,8 @@ func TestToolsHaveTheNamesOfTheHTTPAPI(t *testing.T) {
 		t.Fatal(err)
 	}
 	known := fieldsIn(document)
-	// Files are edited and searched, and output is cut, by the tools alone.
-	own := strings.Fields("all attempts content entries executable files line lines matches more new old omittedBytes output pattern replaced")
+	// Files are edited and searched, output and reports are cut, and a lost session is a result, by the tools alone.
+	own := strings.Fields("all attempts content entries executable leftOut line lines matches new old omittedBytes output pattern replaced sessionLost")
 	got, err := newAgent(t).session.ListTools(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)

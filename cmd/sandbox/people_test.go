@@ -58,8 +58,8 @@ func TestWrongValuesAreUsage(t *testing.T) {
 	t.Parallel()
 	for what, args := range map[string][]string{
 		"a port": {"create", "--port", "99999"}, "memory": {"create", "--memory", "1k"}, "a policy": {"create", "--network", "deny"},
-		"two sources": {"run", "--git", "x", "--from", ".", "--", "true"}, "a user": {"run", "--user", "a:b:c", "--", "true"},
-		"no change": {"update", "x"}, "a name": {"inspect", "../x"}, "two paths": {"cp", "a", "b"}, "depth alone": {"create", "--depth", "1"},
+		"two sources": {"run", "--git", "x", "--from", ".", "--", "true"},
+		"no change":   {"update", "x"}, "a name": {"inspect", "../x"}, "two paths": {"cp", "a", "b"}, "depth alone": {"create", "--depth", "1"},
 		"a mount": {"create", "--mount", "x"}, "a role": {"volume", "cleanup", "--role", "x", "--yes"},
 	} {
 		code, _, errOut := call(t.Context(), "", args...)
