@@ -682,7 +682,7 @@ var widths = map[string]int{
 	"machine":        70,
 	"transfer":       35,
 	"provision":      30,
-	"lifecycle":      55,
+	"lifecycle":      65,
 	"files":          50,
 }
 
