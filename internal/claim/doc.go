@@ -52,5 +52,10 @@
 //   - It ends: when all others are dead, who comes gets the name after Lease and ConfirmAfter. When all
 //     are done, no volume of this package is left but those that a list shows as leftovers.
 //
+// One thing is assumed: a call takes effect before its caller has given up the claim, and not a minute
+// later. The engine may carry out a call late whose connection is lost; if the creation of a marker or a
+// renewal takes effect after a takeover, two processes may hold the name for a while. What one of them has
+// committed is not removed then.
+//
 // TestNeverTwoHolders and TestNoChangeIsLost try this without an engine, with a failure at each call.
 package claim
