@@ -519,6 +519,15 @@ func TestTerminal(t *testing.T) {
 		t.Errorf("cat: %+v, %q", got.exit, got.stdout)
 	}
 
+	// Programs close their output before they exit, to see whether it was written.
+	p, err = conn.Exec(t.Context(), wire.Exec{Args: sh("echo said; exec <&- >&- 2>&-; sleep 0.3; exit 7"), TTY: true, Stdin: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := finish(t, p); got.exit.Code != 7 || !strings.Contains(got.stdout, "said") {
+		t.Errorf("a shell that has closed its terminal: %+v, %q", got.exit, got.stdout)
+	}
+
 	// Ctrl-C is a signal.
 	p, err = conn.Exec(t.Context(), wire.Exec{Args: sh("echo ready; exec sleep 1000"), TTY: true, Stdin: true})
 	if err != nil {

@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "272bd89c2a296f9db2d6d6347449488176eb6b792139501f0afbd545b44743e0", size: 10227838},
-	"arm64": {sha256: "0f1eef33ffc80e0184b7a9e662dc0ca3b8682ea7c83ae7488170098676e35efd", size: 9502846},
+	"amd64": {sha256: "acf77595d6282d34cba67a8c070031e1a81e75919362eb9ee809aada676787ac", size: 10227838},
+	"arm64": {sha256: "c8f3a05eaa38c6175a94f1c996add4a3ebb42e6bef83551233df8188cefaa279", size: 9502846},
 }

@@ -405,7 +405,8 @@ var buffers = sync.Pool{New: func() any { return new([copySize]byte) }}
 
 // pump copies f to w until f ends or cut sets its read deadline, and closes it. What is in f at the
 // cut is still copied. If f is open then, cut is set, and what comes later is discarded: background
-// processes may write on. A terminal is closed, and so is f when w fails: its writers notice.
+// processes may write on. A terminal is closed, and so is f when w fails: its writers notice. But a
+// command that has closed the terminal itself is not yet at its end, and would get a SIGHUP.
 func (c *Command) pump(f *os.File, w io.Writer, cut *atomic.Bool) {
 	buf := buffers.Get().(*[copySize]byte)
 	defer buffers.Put(buf)
@@ -426,7 +427,10 @@ func (c *Command) pump(f *os.File, w io.Writer, cut *atomic.Bool) {
 				return
 			}
 		}
-		break // the end, or EIO: a terminal that nobody holds any more
+		if errors.Is(err, unix.EIO) && c.req.TTY { // nobody holds the terminal any more
+			<-c.child.Done
+		}
+		break
 	}
 	f.Close()
 }
