@@ -217,6 +217,33 @@ func TestServeWithCurl(t *testing.T) {
 	s.end(syscall.SIGTERM)
 }
 
+// What a request creates of an image with a pool was running before the request.
+func TestServeHandsOverFromItsPool(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	s := serving(t, "--listen", "127.0.0.1:0", "--pool", sandbox.DefaultImage+"=1")
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		asked := time.Now()
+		var made struct {
+			Name      string
+			CreatedAt time.Time
+			Tags      map[string]string
+		}
+		reply := s.curl("-X", "POST", "-H", "Content-Type: application/json", "-d", `{"image":"`+sandbox.DefaultImage+`","tags":{"of":"a pool"}}`, s.Address+"/sandboxes")
+		if err := json.Unmarshal([]byte(reply), &made); err != nil || made.Tags["of"] != "a pool" {
+			t.Fatalf("POST /sandboxes: %s, %v", reply, err)
+		}
+		s.curl("-X", "DELETE", s.Address+"/sandboxes/"+made.Name+"?preserveVolume=false")
+		if made.CreatedAt.Before(asked) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("every sandbox was made after it was asked for")
+		}
+	}
+	s.end(syscall.SIGTERM)
+}
+
 func TestServeWithoutAnEngineSaysWhatToDo(t *testing.T) {
 	t.Parallel()
 	s := serving(t, "--listen", "127.0.0.1:0", "--host", "unix:///nowhere.sock")
