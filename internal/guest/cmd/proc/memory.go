@@ -51,10 +51,11 @@ func findOOMKills(root string, own []byte) oomKills {
 			if err != nil {
 				continue
 			}
-			if kills := (oomKills{os.NewFile(uintptr(fd), name)}); kills.known() {
+			kills := oomKills{os.NewFile(uintptr(fd), name)}
+			if kills.known() {
 				return kills
 			}
-			unix.Close(fd)
+			kills.file.Close()
 		}
 	}
 	return oomKills{}
