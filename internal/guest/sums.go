@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "acf77595d6282d34cba67a8c070031e1a81e75919362eb9ee809aada676787ac", size: 10227838},
-	"arm64": {sha256: "c8f3a05eaa38c6175a94f1c996add4a3ebb42e6bef83551233df8188cefaa279", size: 9502846},
+	"amd64": {sha256: "a847847a9a88a243fd54ee3d0aeebfaba37728023956003590ad99ffdfc1b200", size: 10227838},
+	"arm64": {sha256: "e0579aeb60b4918402a5da7ec520d7dd03438646f15efbcfe4d4866bfafe0339", size: 9502846},
 }
