@@ -268,13 +268,17 @@ func (p *Pool) CreateDirectly(ctx context.Context, o *CreateOptions) (*Handle, e
 	if closed {
 		return nil, fault.Closed
 	}
-	defer p.wakeUp()
+	created := 0
+	defer func() { // also when a hook panics
+		p.mu.Lock()
+		p.direct--
+		p.stats.Created += created
+		p.mu.Unlock()
+		p.wakeUp()
+	}()
 	h, err := p.c.Create(ctx, o, nil)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.direct--
 	if err == nil {
-		p.stats.Created++
+		created = 1
 	}
 	return h, err
 }
