@@ -186,6 +186,13 @@ func TestPoolHandsOverNothingThatIsDead(t *testing.T) {
 				if err := end(record.ContainerName(one)); err != nil {
 					t.Fatal(err)
 				}
+				if name == "removed" { // whoever removes a container leaves its volumes
+					t.Cleanup(func() {
+						if err := eng.RemoveVolume(context.Background(), record.WorkspaceName(one), false); err != nil {
+							t.Error(err)
+						}
+					})
+				}
 			}
 			sb := handedOver(t, p)
 			if slices.Contains(was, sb.Name()) {
