@@ -20,6 +20,19 @@ func openRoot(root *os.Root, name string) (*os.Root, error) { return root.OpenRo
 // example, the error is ErrChanged.
 func OpenDir(root *os.Root, name string, was fs.FileInfo) (*os.Root, error) {
 	sub, err := openRoot(root, name)
+	for range 3 { // a link may have been there for a moment, and its error be any
+		if err == nil {
+			break
+		}
+		now, e := root.Lstat(name)
+		if e != nil {
+			return nil, e
+		}
+		if !os.SameFile(was, now) {
+			return nil, errors.Join(ErrChanged, err)
+		}
+		sub, err = openRoot(root, name)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -78,3 +78,26 @@ func TestPiecesOfAFileWithHolesAreItsData(t *testing.T) {
 		t.Errorf("ParseSparse = %d, %v, %v, want %d, %v", got, read, err, size, pieces)
 	}
 }
+
+// A directory that a link replaces has changed, wherever the link leads.
+func TestADirectoryThatALinkReplacesHasChanged(t *testing.T) {
+	t.Parallel()
+	for _, to := range []string{"../outside", "/", "none", "file", "dir"} {
+		dir := t.TempDir()
+		root, err := os.OpenRoot(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer root.Close()
+		if err := errors.Join(root.Mkdir("dir", 0o755), root.WriteFile("file", nil, 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		was, err := root.Lstat("dir")
+		if err := errors.Join(err, root.Rename("dir", "away"), root.Symlink(to, "dir")); err != nil {
+			t.Fatal(err)
+		}
+		if sub, err := OpenDir(root, "dir", was); !errors.Is(err, ErrChanged) {
+			t.Errorf("a link to %s: %v, %v", to, sub, err)
+		}
+	}
+}

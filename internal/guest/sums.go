@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "a847847a9a88a243fd54ee3d0aeebfaba37728023956003590ad99ffdfc1b200", size: 10227838},
-	"arm64": {sha256: "e0579aeb60b4918402a5da7ec520d7dd03438646f15efbcfe4d4866bfafe0339", size: 9502846},
+	"amd64": {sha256: "0404e28dc232c06b845fce365f34996cd44756f01e21927550d4d0de7ab6274a", size: 10231934},
+	"arm64": {sha256: "22fbb1001dafbdfb7c98db1bdf1728a85304092afdbcb42fdd2b3750a58385a2", size: 9502846},
 }
