@@ -175,7 +175,8 @@ func (r *rig) twinOf(ctx context.Context, name string) (twin, error) {
 		delete(t.host, "CpuPeriod")
 		delete(t.host, "CpuQuota")
 	}
-	// Nobody renews its lease: without it the session would end.
+	// Nobody renews its lease, without which the session would end, and its workspace is another volume
+	// than the one that PID 1 would look for.
 	argv, _ := t.config["Entrypoint"].([]any)
 	if len(argv) != 3 || t.workspace == "" {
 		return twin{}, fmt.Errorf("container %s does not have the entrypoint or mounts that this program expects", name)
@@ -190,6 +191,7 @@ func (r *rig) twinOf(ctx context.Context, name string) (twin, error) {
 		return twin{}, err
 	}
 	delete(boot, "lease")
+	delete(boot, "mounts")
 	text, err := json.Marshal(boot)
 	if err != nil {
 		return twin{}, err
