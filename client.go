@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
@@ -39,7 +40,7 @@ type Client struct {
 
 	registryAuth func(context.Context, string) (engine.RegistryAuth, error) // may be nil
 
-	connecting fault.Semaphore // held while connecting
+	connecting bound.Semaphore // held while connecting
 
 	mu     sync.Mutex
 	life   *lifecycle.Client // nil until connected
@@ -85,7 +86,7 @@ const (
 // does, and fails with [ErrEngineUnavailable] if there is none. The caller closes the
 // client.
 func NewClient(opts ...ClientOption) (*Client, error) {
-	c := &Client{log: slog.New(slog.DiscardHandler), connecting: fault.NewSemaphore(1)}
+	c := &Client{log: slog.New(slog.DiscardHandler), connecting: bound.NewSemaphore(1)}
 	for _, o := range opts {
 		if err := o(c); err != nil {
 			return nil, fail("client", "", err)

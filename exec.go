@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
@@ -495,7 +496,7 @@ func (c *Cmd) watch() {
 	case <-c.ctx.Done():
 	}
 	if !c.Detached {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), killGrace)
+		ctx, cancel := bound.Outlive(c.ctx, killGrace)
 		defer cancel()
 		go c.proc.Signal(ctx, int(syscall.SIGKILL), true)
 		select {
@@ -689,7 +690,7 @@ func (c *Cmd) request(do func(context.Context) error) error {
 	if ctx.Err() != nil {
 		ctx, limit = context.WithoutCancel(ctx), lateRequest
 	}
-	err := fault.Within(ctx, limit, "the guest did not answer", do)
+	err := bound.Within(ctx, limit, "the guest did not answer", do)
 	if errors.Is(err, guest.ErrConnectionLost) {
 		return c.h.ExplainLost(ctx, err)
 	}

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
@@ -53,7 +54,7 @@ func (c *Cmd) closeOutput(p *guest.Process, stream int) {
 	if c.Detached {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), closeOutputTimeout)
+	ctx, cancel := bound.Outlive(c.ctx, closeOutputTimeout)
 	defer cancel()
 	p.CloseOutput(ctx, stream) // an error means that the command is gone or frozen
 }
@@ -112,16 +113,15 @@ const stuckAfter = 100 * time.Millisecond
 // stuck reports whether one Write has not returned for stuckAfter.
 func (r *receiver) stuck() bool {
 	before := r.writes.Load()
-	for deadline := time.Now().Add(stuckAfter); time.Now().Before(deadline); time.Sleep(stuckAfter / 10) {
+	ctx, cancel := context.WithTimeout(context.Background(), stuckAfter)
+	defer cancel()
+	return bound.Poll(ctx, stuckAfter/10, func() (returned bool, _ error) {
 		if r.writing.TryLock() {
 			r.writing.Unlock()
-			return false
+			return true, nil
 		}
-		if r.writes.Load() != before {
-			return false
-		}
-	}
-	return true
+		return r.writes.Load() != before, nil
+	}) != nil
 }
 
 func (c *Cmd) copyStreams() {
@@ -273,9 +273,9 @@ func (c *Cmd) awaitOutput() (complete bool) {
 		close(copied)
 	}()
 	var limit, unread <-chan time.Time
-	bound := func() { limit = cmp.Or(limit, time.After(cmp.Or(c.waitDelay(), DefaultWaitDelay)+transit)) }
+	setLimit := func() { limit = cmp.Or(limit, time.After(cmp.Or(c.waitDelay(), DefaultWaitDelay)+transit)) }
 	if status := c.proc.Status(); c.WaitDelay > 0 || status.TimedOut || status.Signal == int(syscall.SIGKILL) {
-		bound()
+		setLimit()
 	}
 	if len(c.outs) > 0 && c.waitDelay() > 0 {
 		unread = time.After(c.waitDelay())
@@ -297,10 +297,10 @@ func (c *Cmd) awaitOutput() (complete bool) {
 			}
 		case <-killed:
 			killed = nil
-			bound()
+			setLimit()
 		case <-cancelled:
 			cancelled = nil
-			bound()
+			setLimit()
 		}
 	}
 }

@@ -17,8 +17,8 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 )
 
 const labName = "bench.test"
@@ -253,7 +253,7 @@ func rssPID1(ctx context.Context, r *rig) (float64, error) {
 			return 0, err
 		}
 		var kib, before float64
-		if err := fault.Poll(ctx, time.Second, func() (bool, error) {
+		if err := bound.Poll(ctx, time.Second, func() (bool, error) {
 			out, err := sb.Command(ctx, "sed", "-n", `s/^VmRSS:\s*\([0-9]*\) kB$/\1/p`, "/proc/1/status").Output()
 			if err != nil {
 				return false, err

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
@@ -208,7 +209,7 @@ func (c *Claim) Commit(ctx context.Context) error {
 		return ErrLost // somebody removed it by hand
 	case err != nil && !errors.Is(err, engine.ErrNotFound):
 		// The engine may have removed it and the reply been lost.
-		check, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		check, cancel := bound.Outlive(ctx, 10*time.Second)
 		defer cancel()
 		if _, e := c.v.InspectVolume(check, marker); !errors.Is(e, engine.ErrNotFound) {
 			return err

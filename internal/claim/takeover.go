@@ -3,11 +3,11 @@ package claim
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"sync"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
@@ -52,19 +52,8 @@ func (w *Watch) Dead(m record.Marker, now time.Time) bool {
 // process may do the same at the same time. Only tests change it.
 var TakeOverTime = Lease * 2 / 3
 
-// ErrLimit is the error of what the engine does not do within a limit of this package's.
-var ErrLimit = errors.New("the engine did not finish that")
-
-// within calls fn with a context that ends after limit, and reports that end as ErrLimit.
-func within(ctx context.Context, limit time.Duration, fn func(context.Context) error) error {
-	own, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	err := fn(own)
-	if errors.Is(err, context.DeadlineExceeded) && own.Err() != nil && ctx.Err() == nil {
-		return fmt.Errorf("%w within %v", ErrLimit, limit)
-	}
-	return err
-}
+// unfinished is what an error says of what the engine does not do within a limit of this package's.
+const unfinished = "the engine did not finish that"
 
 // TakeOver removes what a dead creator left: it calls cleanUp, which removes the objects
 // with the marker's nonce, and then removes the marker. One caller at a time does so for a
@@ -76,7 +65,7 @@ func TakeOver(ctx context.Context, v Volumes, dead record.Marker, nonce, holder 
 	lock := record.TakeoverName(dead.Name)
 	defer func() {
 		// The lock may exist even if the reply was lost; don't leave it until its lease ends.
-		err = errors.Join(err, within(context.WithoutCancel(ctx), 10*time.Second, func(ctx context.Context) error {
+		err = errors.Join(err, bound.Detached(ctx, 10*time.Second, unfinished, func(ctx context.Context) error {
 			if got, err := v.InspectVolume(ctx, lock); err != nil || got.Labels[record.Nonce] != nonce {
 				return nil
 			}
@@ -97,7 +86,7 @@ func TakeOver(ctx context.Context, v Volumes, dead record.Marker, nonce, holder 
 	if err != nil || !found || m.Nonce != dead.Nonce || m.By != dead.By || !m.Expired(v.Now()) || m.Until.After(dead.Until) {
 		return err
 	}
-	return within(ctx, TakeOverTime, func(ctx context.Context) error {
+	return bound.Within(ctx, TakeOverTime, unfinished, func(ctx context.Context) error {
 		if err := cleanUp(ctx); err != nil {
 			return err
 		}

@@ -304,7 +304,7 @@ func inspected(r *container.InspectResponse) Container {
 		c.User, c.WorkingDir, c.Hostname = k.User, k.WorkingDir, k.Hostname
 	}
 	if n := r.NetworkSettings; n != nil {
-		c.Ports = bound(n.Ports)
+		c.Ports = publishedPorts(n.Ports)
 		for _, network := range n.Networks {
 			if ip, err := netip.ParseAddr(network.IPAddress); err == nil {
 				c.IP = ip
@@ -333,8 +333,8 @@ func layerOf(r *container.InspectResponse) (upper, merged string) {
 	return upper, merged
 }
 
-// bound returns the addresses of published TCP ports.
-func bound(ports nat.PortMap) map[uint16]netip.AddrPort {
+// publishedPorts returns the addresses of published TCP ports.
+func publishedPorts(ports nat.PortMap) map[uint16]netip.AddrPort {
 	out := map[uint16]netip.AddrPort{}
 	for port, bindings := range ports {
 		if port.Proto() != "tcp" {

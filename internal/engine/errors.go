@@ -14,6 +14,8 @@ import (
 
 	cerrdefs "github.com/containerd/errdefs"
 	"github.com/docker/docker/client"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 )
 
 // The error classes. Every error of this package matches at most one of them with
@@ -100,12 +102,19 @@ func Retry(ctx context.Context, fn func() error) error {
 		if !errors.Is(err, ErrUnavailable) || wait > 400*time.Millisecond {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if bound.Sleep(ctx, wait) != nil {
 			return err
-		case <-time.After(wait):
 		}
 	}
+}
+
+// RetryCall is [Retry] for a call that returns a value.
+func RetryCall[T any](ctx context.Context, call func() (T, error)) (got T, err error) {
+	err = Retry(ctx, func() (err error) {
+		got, err = call()
+		return err
+	})
+	return got, err
 }
 
 // classed is an error with its class.

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/docker/docker/api/types"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 )
 
 // In containerd before 1.6.22, and 1.7.0 to 1.7.2, a pause that meets the start of an exec in the
@@ -70,9 +72,7 @@ func (e *Engine) awaitStarts(ctx context.Context, container string) error {
 			if exec.Pid != 0 || exec.ExitCode != nil || time.Now().After(deadline) {
 				break
 			}
-			select {
-			case <-time.After(10 * time.Millisecond):
-			case <-ctx.Done():
+			if bound.Sleep(ctx, 10*time.Millisecond) != nil {
 				return e.fail(ctx, ctx.Err())
 			}
 		}

@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"github.com/docker/docker/client"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 )
 
 // sshTarget is an engine reached by running "docker system dial-stdio" on its
@@ -158,9 +160,7 @@ func (d *sshDialer) dial(ctx context.Context) (net.Conn, error) {
 			return nil, err
 		}
 		wait *= 2
-		select {
-		case <-time.After(wait - rand.N(wait/2)):
-		case <-ctx.Done():
+		if bound.Sleep(ctx, wait-rand.N(wait/2)) != nil {
 			return nil, err
 		}
 	}

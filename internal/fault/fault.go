@@ -1,4 +1,4 @@
-// Package fault defines the errors that callers branch on, and waits that a context ends.
+// Package fault defines the errors that callers branch on.
 package fault
 
 import (

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
@@ -199,7 +200,7 @@ func isStream(mode uint32) bool {
 
 // closeLater closes a file that was only read, and waits at most 5 s for that.
 func closeLater(ctx context.Context, srv *guest.Files, h guest.Handle) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	ctx, cancel := bound.Outlive(ctx, 5*time.Second)
 	defer cancel()
 	srv.CloseHandle(ctx, h)
 }

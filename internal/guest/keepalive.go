@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -49,10 +50,8 @@ func (c *Conn) keepAlive(every Intervals, check func(context.Context, time.Durat
 		heard, asked := c.st.heard.Load(), time.Now()
 		c.ping()
 		for wait := patience; ; {
-			select {
-			case <-ctx.Done():
+			if bound.Sleep(ctx, wait) != nil {
 				return
-			case <-time.After(wait):
 			}
 			if c.st.heard.Load() != heard {
 				break

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -119,7 +120,7 @@ func (c *Client) prepare(ctx context.Context, o *CreateOptions, from provision.O
 				return nil, err
 			}
 		}
-		if err := fault.Sleep(ctx, 20*time.Millisecond); err != nil {
+		if err := bound.Sleep(ctx, 20*time.Millisecond); err != nil {
 			return nil, err
 		}
 	}
@@ -226,7 +227,7 @@ func (c *Client) GetOrCreate(ctx context.Context, o *CreateOptions) (*Handle, er
 			return h, err
 		}
 		// Another caller creates it, which Get waits for.
-		if err := fault.Sleep(ctx, 20*time.Millisecond); err != nil {
+		if err := bound.Sleep(ctx, 20*time.Millisecond); err != nil {
 			return nil, err
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
@@ -106,7 +107,7 @@ func (h *Handle) join(ctx context.Context, key string, d time.Duration, fn func(
 		ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		defer cancel()
 		defer context.AfterFunc(h.life, cancel)()
-		err = fault.Within(ctx, d, "the guest did not answer", func(ctx context.Context) error {
+		err = bound.Within(ctx, d, "the guest did not answer", func(ctx context.Context) error {
 			got, err = fn(ctx)
 			return err
 		})
@@ -150,7 +151,7 @@ func (h *Handle) dial(ctx context.Context) (*guest.Conn, error) {
 			return nil, fault.Classify(fault.EngineUnavailable, err)
 		default:
 			// The engine reports a session that has just ended as running for a moment.
-			if err := fault.Sleep(ctx, store.PollEvery); err != nil {
+			if err := bound.Sleep(ctx, store.PollEvery); err != nil {
 				return nil, err
 			}
 		}
@@ -342,7 +343,7 @@ func (h *Handle) answerBefore(ctx context.Context, ask func() error) error {
 			return err
 		}
 		// This machine may have slept, and its network takes a moment.
-		if fault.Sleep(ctx, time.Second) != nil {
+		if bound.Sleep(ctx, time.Second) != nil {
 			h.c.Engine.DropIdle()
 			return errNoAnswer
 		}
@@ -423,7 +424,7 @@ func (h *Handle) ExplainLost(ctx context.Context, err error) error {
 		return lostEngineOf(err) // the engine was asked
 	}
 	var why error
-	late := fault.Within(context.WithoutCancel(ctx), exitReportTimeout, "the connection to it was lost, and the engine did not answer", func(ctx context.Context) error {
+	late := bound.Detached(ctx, exitReportTimeout, "the connection to it was lost, and the engine did not answer", func(ctx context.Context) error {
 		why = h.explainLost(ctx, err)
 		return ctx.Err()
 	})
@@ -472,7 +473,7 @@ func (h *Handle) explainLost(ctx context.Context, err error) error {
 		case e == nil, errors.Is(e, fault.Unsupported):
 			return fault.Classify(fault.EngineUnavailable, fmt.Errorf("the connection to it was lost: %w", err))
 		}
-		if e := fault.Sleep(ctx, store.PollEvery); e != nil {
+		if e := bound.Sleep(ctx, store.PollEvery); e != nil {
 			return e
 		}
 	}
@@ -518,7 +519,7 @@ func (h *Handle) ExplainExit(ctx context.Context, exit wire.Exit) error {
 	var ending error
 	err := guest.ErrConnectionLost
 	if conn != nil {
-		err = fault.Within(context.WithoutCancel(ctx), askTimeout, "PID 1 did not answer", func(ctx context.Context) (err error) {
+		err = bound.Detached(ctx, askTimeout, "PID 1 did not answer", func(ctx context.Context) (err error) {
 			ending, err = h.askEnding(ctx, conn)
 			return err
 		})

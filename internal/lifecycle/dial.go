@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
@@ -116,7 +117,7 @@ func (h *Handle) WaitPort(ctx context.Context, port int) error {
 		if failure != nil {
 			continue // it may have left a child that listens: check once more
 		}
-		if fault.Sleep(ctx, wait) != nil {
+		if bound.Sleep(ctx, wait) != nil {
 			return fmt.Errorf("nothing listens on port %d: %w", port, fault.Cancelled(ctx))
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -148,7 +149,7 @@ func (h *Handle) Refresh(ctx context.Context) (record.Sandbox, error) {
 // revise changes the sandbox's record.
 func (h *Handle) revise(ctx context.Context, rec record.Sandbox, change func(*record.Changes) bool) error {
 	// Finished, so that after the end of ctx it is known whether the record was changed.
-	now, err := store.FinishCall(ctx, func(ctx context.Context) (record.Sandbox, error) {
+	now, err := bound.FinishCall(ctx, func(ctx context.Context) (record.Sandbox, error) {
 		return claim.Revise(ctx, h.c.Engine, rec, change)
 	})
 	if err != nil {

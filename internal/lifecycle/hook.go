@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
@@ -87,7 +88,7 @@ func (h *Handle) keepDeciding(d *deciding) {
 		case <-h.life.Done():
 			return
 		}
-		for wait := time.Second; h.isDeciding(d) && fault.Sleep(h.life, wait) == nil; wait = min(2*wait, 30*time.Second) {
+		for wait := time.Second; h.isDeciding(d) && bound.Sleep(h.life, wait) == nil; wait = min(2*wait, 30*time.Second) {
 			conn, err := h.ConnectRunning(h.life)
 			if errors.Is(err, ErrNoSession) || errors.Is(err, fault.NotFound) || errors.Is(err, fault.Closed) {
 				return // whoever starts the next session connects to it

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
@@ -85,7 +86,7 @@ func (l *lease) stop() {
 
 func (h *Handle) renewLease(ctx context.Context) {
 	ctx = h.withoutResume(ctx)
-	for wait := time.Duration(0); fault.Sleep(ctx, wait) == nil; {
+	for wait := time.Duration(0); bound.Sleep(ctx, wait) == nil; {
 		try, cancel := context.WithTimeout(ctx, leaseRenewal)
 		err := h.control(try, wire.Control{Op: wire.OpLease, Lease: provision.LeaseTime})
 		rec, e := h.Refresh(try)

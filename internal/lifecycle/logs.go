@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
@@ -223,7 +224,7 @@ func lostEngine(ctx, reading context.Context) error {
 // watchEngine calls lost when the engine does not answer while a log is followed: what is between
 // may keep a connection open that is dead behind it.
 func (h *Handle) watchEngine(ctx context.Context, lost func(error)) {
-	for fault.Sleep(ctx, guest.Keepalive.Idle) == nil {
+	for bound.Sleep(ctx, guest.Keepalive.Idle) == nil {
 		own, cancel := context.WithTimeout(ctx, guest.Keepalive.Answer)
 		err := h.answerBefore(own, func() error { return h.c.Engine.Ping(own) })
 		cancel()

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
@@ -302,7 +303,7 @@ func (p *Pool) Close() error {
 	p.mu.Unlock()
 	defer close(p.done)
 	p.end()
-	places := fault.NewSemaphore(4 * p.fills)
+	places := bound.NewSemaphore(4 * p.fills)
 	for _, m := range waiting {
 		go func() {
 			defer p.work.Done()
@@ -358,7 +359,7 @@ func (h *Handle) handOver(ctx context.Context, set *plan.Sandbox) error {
 		timeouts.Grace = set.StopTimeout
 	}
 	var reply wire.Reply
-	err := fault.Within(ctx, answerTimeout, "the sandbox that waited did not answer", func(ctx context.Context) (err error) {
+	err := bound.Within(ctx, answerTimeout, "the sandbox that waited did not answer", func(ctx context.Context) (err error) {
 		reply, err = h.requestOn(ctx, conn, wire.Control{Op: wire.OpTimeouts, Timeouts: &timeouts})
 		return err
 	})

@@ -6,8 +6,8 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -29,7 +29,7 @@ func (h *Handle) Processes(ctx context.Context) ([]wire.Process, error) {
 	if got.State == engine.StateRunning {
 		var conn *guest.Conn
 		if conn, err = h.ConnectRunning(ctx); err == nil {
-			err = fault.Within(ctx, connectTimeout, "the guest did not answer", func(ctx context.Context) (err error) {
+			err = bound.Within(ctx, connectTimeout, "the guest did not answer", func(ctx context.Context) (err error) {
 				all, err = conn.Processes(ctx)
 				return err
 			})

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -33,7 +34,7 @@ func (h *Handle) resume(ctx context.Context) error {
 			return nil, err
 		}
 		var r *resumption
-		err = fault.Within(ctx, startTimeout, "the session did not start", func(ctx context.Context) error {
+		err = bound.Within(ctx, startTimeout, "the session did not start", func(ctx context.Context) error {
 			r, err = h.resumeOnce(ctx, got)
 			return err
 		})

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
@@ -76,10 +77,10 @@ func (h *Handle) Close(wrap func(error) error) error {
 		return nil
 	}
 	limit := h.known().Grace() + store.CloseMargin
-	err := fault.Within(context.Background(), limit, "the session was not ended, or the sandbox not removed,", func(ctx context.Context) error {
+	err := bound.Within(context.Background(), limit, "the session was not ended, or the sandbox not removed,", func(ctx context.Context) error {
 		h.releaseFor(store.CloseMargin / 2)
 		// What is left then is removed by a sweep.
-		return h.end(store.FinalDeadline(ctx))
+		return h.end(bound.FinalDeadline(ctx))
 	})
 	if err != nil && !errors.Is(err, fault.NotFound) {
 		h.closeErr = wrap(err)
@@ -135,7 +136,7 @@ func (h *Handle) Detach() error {
 
 // endLease makes PID 1 of the running session go on without a handle.
 func (h *Handle) endLease(ctx context.Context) error {
-	return fault.Within(ctx, store.CloseMargin, "the session's lease was not ended", func(ctx context.Context) error {
+	return bound.Within(ctx, store.CloseMargin, "the session's lease was not ended", func(ctx context.Context) error {
 		ctx = h.withoutResume(ctx)
 		return engine.Retry(ctx, func() error { return h.control(ctx, wire.Control{Op: wire.OpRelease}) })
 	})
@@ -164,7 +165,7 @@ const endReportTimeout = 10 * time.Second
 // it ends with the engine, too.
 func (h *Handle) confirmEnded(ctx context.Context, was engine.Container) error {
 	deadline := time.Now().Add(endReportTimeout)
-	return fault.Poll(ctx, store.PollEvery, func() (done bool, err error) {
+	return bound.Poll(ctx, store.PollEvery, func() (done bool, err error) {
 		got, err := h.c.Store.Locate(ctx, h.rec.Name)
 		switch {
 		case errors.Is(err, engine.ErrNotFound):

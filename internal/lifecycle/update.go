@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -131,7 +132,7 @@ func (h *Handle) enforceIdle(ctx context.Context, was engine.Container) error {
 	if was.State != engine.StateRunning {
 		return nil
 	}
-	own, cancel := store.WithGrace(ctx)
+	own, cancel := bound.WithGrace(ctx)
 	defer cancel()
 	conn, err := h.ConnectRunning(own)
 	var reply wire.Reply
@@ -185,7 +186,7 @@ func (h *Handle) limit(ctx context.Context, got engine.Container, set *plan.Sand
 	limits.MemorySwap = limits.Memory
 	undo = func() error {
 		was := engine.Resources{NanoCPUs: got.NanoCPUs, Memory: got.Memory, MemorySwap: got.Memory}
-		err := fault.Within(context.WithoutCancel(ctx), store.CloseMargin, "the engine did not change them back", func(ctx context.Context) error {
+		err := bound.Detached(ctx, store.CloseMargin, "the engine did not change them back", func(ctx context.Context) error {
 			return engine.Retry(ctx, func() error { return h.c.Engine.UpdateContainer(ctx, got.ID, was) })
 		})
 		if err != nil && !errors.Is(err, engine.ErrNotFound) {
@@ -194,7 +195,7 @@ func (h *Handle) limit(ctx context.Context, got engine.Container, set *plan.Sand
 		return nil
 	}
 	err = engine.Retry(ctx, func() error {
-		return store.Finish(ctx, func(ctx context.Context) error { return h.c.Engine.UpdateContainer(ctx, got.ID, limits) })
+		return bound.Finish(ctx, func(ctx context.Context) error { return h.c.Engine.UpdateContainer(ctx, got.ID, limits) })
 	})
 	switch {
 	case errors.Is(err, engine.ErrNotFound):
@@ -291,7 +292,7 @@ func (h *Handle) setNetwork(ctx context.Context, set *plan.Sandbox) error {
 // recorded. It goes on for CancelGrace after the end of ctx, since a recorded policy should be
 // in force. If bounded, it takes at most reachTimeout.
 func (h *Handle) enforce(ctx context.Context, version int64, bounded bool) error {
-	own, cancel := store.WithGrace(ctx)
+	own, cancel := bound.WithGrace(ctx)
 	defer cancel()
 	try := func(ctx context.Context) error {
 		return engine.Retry(ctx, func() error {
@@ -304,7 +305,7 @@ func (h *Handle) enforce(ctx context.Context, version int64, bounded bool) error
 	}
 	var err error
 	if bounded {
-		err = fault.Within(own, reachTimeout, "the session did not answer", try)
+		err = bound.Within(own, reachTimeout, "the session did not answer", try)
 	} else {
 		err = try(own)
 	}
@@ -332,7 +333,7 @@ func (h *Handle) enforceNow(ctx context.Context, version int64) error {
 		}
 		conn, err := h.ConnectRunning(ctx)
 		if errors.Is(err, ErrNoSession) {
-			if err := fault.Sleep(ctx, store.PollEvery); err != nil {
+			if err := bound.Sleep(ctx, store.PollEvery); err != nil {
 				return err
 			}
 			continue
@@ -376,7 +377,7 @@ const (
 // endUnreached ends a session that could not be made to enforce the recorded policy, which the
 // next session gets. That takes the engine alone, and nothing inside of the sandbox.
 func (h *Handle) endUnreached(ctx context.Context, why error) error {
-	err := fault.Within(context.WithoutCancel(ctx), unreachedGrace+store.CloseMargin, "the engine did not stop it", func(ctx context.Context) error {
+	err := bound.Detached(ctx, unreachedGrace+store.CloseMargin, "the engine did not stop it", func(ctx context.Context) error {
 		got, err := h.Current(ctx)
 		if errors.Is(err, fault.NotFound) || err == nil && !got.HasSession() {
 			return nil

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
@@ -196,7 +197,7 @@ func (m *Machine) fillGuest(ctx context.Context, arch string, volume engine.Volu
 // be copying. If that process has died it writes the binary.
 func (m *Machine) completeGuest(ctx context.Context, id, arch string, size int64) error {
 	try := 0
-	return fault.Poll(ctx, store.PollEvery, func() (done bool, err error) {
+	return bound.Poll(ctx, store.PollEvery, func() (done bool, err error) {
 		stat, err := m.Engine.StatPath(ctx, id, wire.Path)
 		switch {
 		case err == nil && stat.Size == size:

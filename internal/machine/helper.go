@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -72,11 +73,11 @@ func (h *Helper) claimIfLong(ctx context.Context) (release func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var held sync.WaitGroup
 	held.Go(func() {
-		if fault.Sleep(ctx, claimAfter) != nil {
+		if bound.Sleep(ctx, claimAfter) != nil {
 			return
 		}
 		name := record.HelperMarker(h.Nonce)
-		mine, err := store.RetryCall(ctx, func() (*claim.Claim, error) {
+		mine, err := engine.RetryCall(ctx, func() (*claim.Claim, error) {
 			return claim.Try(ctx, h.Machine.Engine, name, h.Nonce, store.Holder())
 		})
 		if err == nil {
@@ -84,7 +85,7 @@ func (h *Helper) claimIfLong(ctx context.Context) (release func()) {
 			mine.Stop()
 		}
 		// A claim that failed may have made the marker.
-		own, end := context.WithTimeout(context.WithoutCancel(ctx), store.CloseMargin)
+		own, end := bound.Outlive(ctx, store.CloseMargin)
 		defer end()
 		if err := engine.Retry(own, func() error { return claim.Drop(own, h.Machine.Engine, name, h.Nonce, "") }); err != nil {
 			h.Machine.Log.Warn("a helper's marker is left for the next sweep", "marker", name, "error", err)
@@ -156,7 +157,7 @@ func (h *Helper) RunInteractive(ctx context.Context, spec engine.ContainerSpec, 
 		}
 		// The container was not started, and the engine may have removed it.
 		e := engine.Retry(ctx, func() error { return h.Machine.Store.RemoveContainer(ctx, spec.Name, h.Nonce) })
-		if e = errors.Join(e, fault.Sleep(ctx, store.PollEvery)); e != nil {
+		if e = errors.Join(e, bound.Sleep(ctx, store.PollEvery)); e != nil {
 			return errors.Join(e, err)
 		}
 		spec.Name = record.HelperName(record.NewNonce())

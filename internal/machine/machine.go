@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
@@ -30,9 +31,9 @@ type Machine struct {
 	authorities string
 	slots       *slots
 
-	placing   fault.Semaphore    // held while the guest is placed
-	measuring fault.Semaphore    // bounds the helpers that measure volumes
-	counting  fault.Semaphore    // bounds the sessions that count their files
+	placing   bound.Semaphore    // held while the guest is placed
+	measuring bound.Semaphore    // bounds the helpers that measure volumes
+	counting  bound.Semaphore    // bounds the sessions that count their files
 	sizes     sharedSizes        // what both found
 	host      cached[wire.Probe] // of the machine's own network
 	bridge    cached[wire.Probe] // of the network that containers have
@@ -61,7 +62,7 @@ type Options struct {
 func New(s *store.Store, o Options) *Machine {
 	m := &Machine{
 		Store: s, Engine: s.Engine, Log: s.Log, dns: o.DNS, authorities: o.Authorities, slots: &slots{limit: o.Creates},
-		placing: fault.NewSemaphore(1), measuring: fault.NewSemaphore(measureConcurrency), counting: fault.NewSemaphore(countConcurrency),
+		placing: bound.NewSemaphore(1), measuring: bound.NewSemaphore(measureConcurrency), counting: bound.NewSemaphore(countConcurrency),
 		host: newCached[wire.Probe](), bridge: newCached[wire.Probe](), layers: newCached[wire.Layer](),
 	}
 	s.Empty = m.empty
@@ -130,7 +131,7 @@ type slots struct {
 	waiting atomic.Int64 // callers that wait for one
 
 	mu  sync.Mutex
-	sem fault.Semaphore
+	sem bound.Semaphore
 }
 
 // A Slot is a create's share of the engine: it is held while the engine creates, fills and starts
@@ -140,7 +141,7 @@ type slots struct {
 // Its holder never waits for another slot. It is not safe for concurrent use.
 type Slot struct {
 	slots   *slots
-	sem     fault.Semaphore
+	sem     bound.Semaphore
 	release func() // nil while it is not held
 }
 
@@ -189,7 +190,7 @@ func (s *Slot) Without(ctx context.Context, fn func() error) error {
 	return s.acquire(ctx)
 }
 
-func (s *slots) semaphore(ctx context.Context, eng *engine.Engine) (fault.Semaphore, error) {
+func (s *slots) semaphore(ctx context.Context, eng *engine.Engine) (bound.Semaphore, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sem != nil {
@@ -202,7 +203,7 @@ func (s *slots) semaphore(ctx context.Context, eng *engine.Engine) (fault.Semaph
 		}
 		s.limit = min(max(3*info.NCPU, 2), 16)
 	}
-	s.sem = fault.NewSemaphore(s.limit)
+	s.sem = bound.NewSemaphore(s.limit)
 	return s.sem, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
@@ -106,12 +107,12 @@ func (m *Machine) Abilities(ctx context.Context, runtime string) (a Abilities, e
 
 // cached is the result of a helper, for cacheTime.
 type cached[T any] struct {
-	lock fault.Semaphore // of the other fields
+	lock bound.Semaphore // of the other fields
 	at   time.Time
 	got  T
 }
 
-func newCached[T any]() cached[T] { return cached[T]{lock: fault.NewSemaphore(1)} }
+func newCached[T any]() cached[T] { return cached[T]{lock: bound.NewSemaphore(1)} }
 
 // get returns the cached result, or that of a new helper.
 func (c *cached[T]) get(ctx context.Context, m *Machine, adjust func(*engine.ContainerSpec)) (got T, err error) {

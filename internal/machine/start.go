@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -45,7 +46,7 @@ func (m *Machine) Start(ctx context.Context, name string, layer OwnLayer) error 
 		if !errors.Is(err, engine.ErrBusy) || time.Since(began) > busyTimeout {
 			break
 		}
-		if e := fault.Sleep(ctx, store.PollEvery); e != nil {
+		if e := bound.Sleep(ctx, store.PollEvery); e != nil {
 			return errors.Join(e, err)
 		}
 	}

@@ -13,8 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
@@ -209,7 +209,7 @@ func (m *Machine) UsageOf(ctx context.Context, id string) (*Usage, error) {
 	if err != nil || !ok {
 		return nil, err
 	}
-	if err := fault.Sleep(ctx, cpuSample); err != nil {
+	if err := bound.Sleep(ctx, cpuSample); err != nil {
 		return nil, err
 	}
 	last, ok, err := sample()

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
@@ -53,7 +54,7 @@ func (b *Build) makeContainer(ctx context.Context) error {
 			return err
 		}
 		// The container of that name is being removed, or gone since.
-		if err := fault.Sleep(ctx, store.PollEvery); err != nil {
+		if err := bound.Sleep(ctx, store.PollEvery); err != nil {
 			return err
 		}
 	}

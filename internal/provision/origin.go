@@ -11,12 +11,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
-	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 	"github.com/seed-1a2d6d8f/sandbox/internal/transfer"
 )
 
@@ -280,7 +280,7 @@ func (o *Stored) restoreImage(ctx context.Context, b *Build) (engine.Image, erro
 		return image, fmt.Errorf("%w: the image of the snapshot %s, and %s is another one by now: it takes the image with ID %s",
 			fault.ImageNotFound, pruned, o.rec.Image, o.rec.ImageID)
 	}
-	return image, store.Finish(ctx, func(ctx context.Context) error { return b.Engine.TagImage(ctx, image.ID, b.base) })
+	return image, bound.Finish(ctx, func(ctx context.Context) error { return b.Engine.TagImage(ctx, image.ID, b.base) })
 }
 
 // adopt takes over the snapshot's settings that the caller did not set.

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -175,7 +176,7 @@ func (b *Build) claimName(ctx context.Context) error {
 		return claim.DropRevisions(ctx, b.Engine, b.Record)
 	})
 	var err error
-	b.claim, err = store.FinishCall(ctx, func(ctx context.Context) (*claim.Claim, error) {
+	b.claim, err = bound.FinishCall(ctx, func(ctx context.Context) (*claim.Claim, error) {
 		return claim.Try(ctx, b.Engine, b.Record.Name, b.Record.Nonce, store.Holder())
 	})
 	return err

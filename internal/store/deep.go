@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 )
 
 // The engine removes a tree by recursion, and holds a file for each level of it: a tree that is
@@ -26,7 +26,7 @@ func (s *Store) removeVolume(ctx context.Context, name string) error {
 	}
 	// The helper has finished, but may not be gone.
 	began := time.Now()
-	return fault.Poll(ctx, PollEvery, func() (bool, error) {
+	return bound.Poll(ctx, PollEvery, func() (bool, error) {
 		err := s.Engine.RemoveVolume(ctx, name, false)
 		if errors.Is(err, engine.ErrConflict) && time.Since(began) < releaseTimeout {
 			return false, nil

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -101,7 +102,7 @@ type deletion struct {
 func (d *deletion) look(ctx context.Context, claimed bool) error {
 	var volumesErr error
 	list := func() {
-		d.volumes, volumesErr = RetryCall(ctx, func() ([]engine.Volume, error) { return d.store.mountedVolumes(ctx, d.got) })
+		d.volumes, volumesErr = engine.RetryCall(ctx, func() ([]engine.Volume, error) { return d.store.mountedVolumes(ctx, d.got) })
 	}
 	if !claimed {
 		list()
@@ -127,7 +128,7 @@ func (d *deletion) look(ctx context.Context, claimed bool) error {
 // deleteVolumes deletes those volumes that reclaim selects, with their outcomes. The sandbox is
 // gone: the end of ctx does not stop the deletion halfway.
 func (d *deletion) deleteVolumes(ctx context.Context, reclaim Reclaim, outcomes []Outcome) error {
-	return afterwards(ctx, UndoTimeout, "the volumes were not removed", func(ctx context.Context) error {
+	return bound.Detached(ctx, UndoTimeout, "the volumes were not removed", func(ctx context.Context) error {
 		var errs []error
 		for i, v := range d.volumes {
 			if reclaim == DropOwn && v.Labels[record.ID] != d.rec.ID {
@@ -143,7 +144,7 @@ func (d *deletion) deleteVolumes(ctx context.Context, reclaim Reclaim, outcomes 
 
 // findToDelete returns the sandbox's present container, or fault.NotFound.
 func (s *Store) findToDelete(ctx context.Context, rec record.Sandbox) (engine.Container, error) {
-	got, err := RetryCall(ctx, func() (engine.Container, error) { return s.locate(ctx, rec.Name) })
+	got, err := engine.RetryCall(ctx, func() (engine.Container, error) { return s.locate(ctx, rec.Name) })
 	if r, ok := SandboxOf(got); errors.Is(err, engine.ErrNotFound) || err == nil && (!ok || r.ID != rec.ID) {
 		return got, fault.NotFound
 	}
@@ -170,7 +171,7 @@ func (s *Store) replacementsOf(ctx context.Context, rec record.Sandbox) ([]strin
 	var g errgroup.Group
 	for i, name := range []string{record.UnfinishedName(rec.Name), record.NextName(rec.Name)} {
 		g.Go(func() error {
-			got, err := RetryCall(ctx, func() (engine.Container, error) { return s.Engine.InspectContainer(ctx, name) })
+			got, err := engine.RetryCall(ctx, func() (engine.Container, error) { return s.Engine.InspectContainer(ctx, name) })
 			if errors.Is(err, engine.ErrNotFound) {
 				return nil
 			}
@@ -243,7 +244,7 @@ func (s *Store) claimDeletion(ctx context.Context, rec record.Sandbox, reclaim R
 	}
 	d := &deletionClaim{rec: rec, reclaim: reclaim}
 	d.drop = func(ctx context.Context) error {
-		return afterwards(ctx, CloseMargin, "the marker of the deletion was not removed", func(ctx context.Context) error {
+		return bound.Detached(ctx, CloseMargin, "the marker of the deletion was not removed", func(ctx context.Context) error {
 			return engine.Retry(ctx, func() error {
 				if d.claim != nil {
 					return d.claim.Drop(ctx)
@@ -255,7 +256,7 @@ func (s *Store) claimDeletion(ctx context.Context, rec record.Sandbox, reclaim R
 	for {
 		var held *claim.HeldError
 		var err error
-		d.claim, err = RetryCall(ctx, func() (*claim.Claim, error) { return FinishCall(ctx, try) })
+		d.claim, err = engine.RetryCall(ctx, func() (*claim.Claim, error) { return bound.FinishCall(ctx, try) })
 		switch {
 		case err == nil:
 			return d, nil
@@ -275,7 +276,7 @@ func (s *Store) claimDeletion(ctx context.Context, rec record.Sandbox, reclaim R
 // get fault.NotFound.
 func (s *Store) removeSandbox(ctx context.Context, id string) error {
 	remove := func() error {
-		return Finish(ctx, func(ctx context.Context) error { return s.removeContainer(ctx, id, true) })
+		return bound.Finish(ctx, func(ctx context.Context) error { return s.removeContainer(ctx, id, true) })
 	}
 	err := remove()
 	switch {
@@ -294,7 +295,7 @@ func (s *Store) removeSandbox(ctx context.Context, id string) error {
 	// Another call removes it, and this one goes on if that fails. Or another call was starting it,
 	// so that the engine could not remove its files.
 	began := time.Now()
-	return fault.Poll(ctx, PollEvery, func() (bool, error) {
+	return bound.Poll(ctx, PollEvery, func() (bool, error) {
 		got, e := s.Engine.InspectContainer(ctx, id)
 		switch {
 		case errors.Is(e, engine.ErrNotFound):
@@ -380,7 +381,7 @@ func (s *Store) stop(ctx context.Context, got engine.Container, rec record.Sandb
 	var resignal sync.WaitGroup
 	if s.Engine.Now().Sub(got.StartedAt) < startingTime {
 		resignal.Go(func() {
-			if fault.Sleep(stopped, resignalAfter) != nil {
+			if bound.Sleep(stopped, resignalAfter) != nil {
 				return
 			}
 			own, cancel := context.WithTimeout(ctx, CloseMargin)

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -17,7 +18,7 @@ import (
 func (s *Store) Commit(ctx context.Context, got engine.Container, image engine.Image, ref string, labels map[string]string) (engine.Image, error) {
 	labels = maps.Clone(labels)
 	record.Mask(labels, image.Labels)
-	committed, err := FinishCall(ctx, func(ctx context.Context) (engine.Image, error) {
+	committed, err := bound.FinishCall(ctx, func(ctx context.Context) (engine.Image, error) {
 		if image.Layers >= maxLayers {
 			return s.Engine.FlattenContainer(ctx, got.ID, ref, labels, func(setting string) {
 				s.Log.Warn("a setting of the image is lost: it has a line break", "image", got.Image, "setting", setting)
@@ -68,7 +69,7 @@ func (s *Store) DropLayer(ctx context.Context, ref string) error {
 // DropImageOf is dropImage for a container that was removed or replaced. An image that it
 // can't remove is left for Prune, and logged.
 func (s *Store) DropImageOf(ctx context.Context, got engine.Container) {
-	ctx, cancel := outlive(ctx, UndoTimeout)
+	ctx, cancel := bound.Outlive(ctx, UndoTimeout)
 	defer cancel()
 	err := engine.Retry(ctx, func() error { return s.dropImage(ctx, got.Image) })
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -31,9 +32,6 @@ func (s *Store) TakeOver(ctx context.Context, m record.Marker) error {
 		}
 		return s.removeAllOf(ctx, m.Nonce)
 	})
-	if errors.Is(err, claim.ErrLimit) {
-		err = fault.Classify(fault.EngineUnavailable, err)
-	}
 	if err != nil {
 		return fmt.Errorf("clear what %s left of %q: %w", m.Holder, m.Name, err)
 	}
@@ -83,7 +81,7 @@ func (s *Store) removeAllOf(ctx context.Context, nonce string) error {
 // returns the nonce of the change. The claim is nil during the sandbox's own creation.
 func (s *Store) Hold(ctx context.Context, rec record.Sandbox) (*claim.Claim, string, error) {
 	op := record.NewNonce()
-	mine, err := FinishCall(ctx, func(ctx context.Context) (*claim.Claim, error) {
+	mine, err := bound.FinishCall(ctx, func(ctx context.Context) (*claim.Claim, error) {
 		return claim.TryHold(ctx, s.Engine, rec, op, Holder())
 	})
 	var held *claim.HeldError
@@ -101,7 +99,7 @@ func (s *Store) Hold(ctx context.Context, rec record.Sandbox) (*claim.Claim, str
 // Release ends a Hold. After a failure, its cause, it finishes or reverts the change; when
 // that fails, too, the marker stays and the next caller does so.
 func (s *Store) Release(ctx context.Context, rec record.Sandbox, mine *claim.Claim, op string, cause error) error {
-	err := afterwards(ctx, UndoTimeout, "the change was not ended", func(ctx context.Context) (err error) {
+	err := bound.Detached(ctx, UndoTimeout, "the change was not ended", func(ctx context.Context) (err error) {
 		if cause != nil && mine != nil {
 			err = engine.Retry(ctx, func() error { return s.finishChange(ctx, rec, op, nil) })
 		}
@@ -229,14 +227,14 @@ func (s *Store) FinishReplacement(ctx context.Context, rec record.Sandbox, refil
 	if err := s.RemoveContainer(ctx, record.UnfinishedName(rec.Name), rec.Nonce); err != nil {
 		return err
 	}
-	return fault.Poll(ctx, PollEvery, func() (done bool, err error) { return s.replaceStep(ctx, rec, refill, false) })
+	return bound.Poll(ctx, PollEvery, func() (done bool, err error) { return s.replaceStep(ctx, rec, refill, false) })
 }
 
 // CommitRollback ends the session of a sandbox and lets the replacement of its container, with
 // the files of a snapshot, take its place. From the removal of the old container on the rollback
 // can't be reverted. The caller has a Hold.
 func (s *Store) CommitRollback(ctx context.Context, rec record.Sandbox, refill Refill) error {
-	return fault.Poll(ctx, PollEvery, func() (done bool, err error) { return s.replaceStep(ctx, rec, refill, true) })
+	return bound.Poll(ctx, PollEvery, func() (done bool, err error) { return s.replaceStep(ctx, rec, refill, true) })
 }
 
 // replaceStep renames the replacement, or removes the container that is in the way. Another
@@ -291,7 +289,7 @@ func (s *Store) replaceStep(ctx context.Context, rec record.Sandbox, refill Refi
 			remove = old
 		}
 		// Without force the engine does not remove a container that has just been started.
-		err = Finish(ctx, func(ctx context.Context) error {
+		err = bound.Finish(ctx, func(ctx context.Context) error {
 			return s.removeContainer(ctx, remove.ID, remove.State == engine.StateDead)
 		})
 	}
@@ -327,7 +325,7 @@ func (s *Store) UnpauseNow(ctx context.Context, id string) (was bool, err error)
 		if e != nil || time.Since(began) > staleStateTimeout {
 			return false, errors.Join(err, e)
 		}
-		if e := fault.Sleep(ctx, PollEvery); e != nil {
+		if e := bound.Sleep(ctx, PollEvery); e != nil {
 			return false, errors.Join(err, e)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -33,8 +34,8 @@ func (s *Store) DropSnapshot(ctx context.Context, rec record.SnapshotRecord) err
 		return err
 	}
 	marker := record.SnapshotMarker(rec.ID)
-	mine, err := RetryCall(ctx, func() (*claim.Claim, error) {
-		return FinishCall(ctx, func(ctx context.Context) (*claim.Claim, error) {
+	mine, err := engine.RetryCall(ctx, func() (*claim.Claim, error) {
+		return bound.FinishCall(ctx, func(ctx context.Context) (*claim.Claim, error) {
 			return claim.Try(ctx, s.Engine, marker, rec.Nonce, Holder())
 		})
 	})
@@ -49,11 +50,11 @@ func (s *Store) DropSnapshot(ctx context.Context, rec record.SnapshotRecord) err
 		// whose record is gone.
 		mine = nil
 	case err != nil:
-		return errors.Join(err, afterwards(ctx, UndoTimeout, "the marker of its deletion was not removed", drop))
+		return errors.Join(err, bound.Detached(ctx, UndoTimeout, "the marker of its deletion was not removed", drop))
 	default:
 		defer mine.Stop()
 	}
-	return afterwards(ctx, UndoTimeout, "the snapshot was not removed", func(ctx context.Context) error {
+	return bound.Detached(ctx, UndoTimeout, "the snapshot was not removed", func(ctx context.Context) error {
 		if err := engine.Retry(ctx, func() error { return s.RemoveVolume(ctx, record.SnapshotName(rec.ID), rec.Nonce) }); err != nil {
 			return errors.Join(err, drop(ctx))
 		}

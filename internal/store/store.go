@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -77,7 +78,7 @@ func (p *pace) sleep(ctx context.Context) error {
 	if time.Since(p.began) > claim.Lease {
 		wait = time.Second
 	}
-	return fault.Sleep(ctx, wait)
+	return bound.Sleep(ctx, wait)
 }
 
 // Holder describes this process for people who read a marker.

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -75,7 +76,7 @@ func (s *Store) sweepInTurn(ctx context.Context) {
 		}
 	}
 	if errors.Is(ctx.Err(), context.Canceled) && (turn || err != nil) {
-		own, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		own, cancel := bound.Outlive(ctx, time.Second)
 		defer cancel()
 		err = claim.GiveUpSweep(own, s.Engine, nonce)
 	}
@@ -186,7 +187,7 @@ func (w *sweep) suspects(ctx context.Context) {
 			expired = append(expired, m)
 		}
 	}
-	if len(expired) == 0 || fault.Sleep(ctx, claim.ConfirmAfter) != nil {
+	if len(expired) == 0 || bound.Sleep(ctx, claim.ConfirmAfter) != nil {
 		return
 	}
 	for _, m := range expired {

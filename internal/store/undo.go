@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -15,9 +16,6 @@ import (
 // UndoTimeout bounds a whole undo, which runs on a context that outlives the caller's. Only tests
 // change it.
 var UndoTimeout = 60 * time.Second
-
-// CancelGrace is how long a call that changes something may go on after its context has ended.
-const CancelGrace = 500 * time.Millisecond
 
 // Undo is a stack of steps that revert what was done. A step registers its undo before it
 // runs: when a reply is lost nobody knows whether it took effect.
@@ -38,7 +36,7 @@ func (u *Undo) Add(what string, run func(context.Context) error) {
 // Run reverts all steps, newest first, and joins the failures. A step that fails because
 // ctx has ended runs once more, on a context of UndoTimeout.
 func (u *Undo) Run(ctx context.Context) error {
-	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), UndoTimeout)
+	own, cancel := bound.Outlive(ctx, UndoTimeout)
 	defer cancel()
 	var errs []error
 	for _, s := range slices.Backward(u.steps) {
@@ -60,89 +58,13 @@ func (u *Undo) Run(ctx context.Context) error {
 // Forget drops all steps without running them.
 func (u *Undo) Forget() { u.steps = nil }
 
-type finalKey struct{}
-
-// FinalDeadline returns ctx with its deadline as one that also ends what a deletion otherwise
-// does after the end of its context.
-func FinalDeadline(ctx context.Context) context.Context {
-	d, ok := ctx.Deadline()
-	if !ok {
-		return ctx
-	}
-	return context.WithValue(ctx, finalKey{}, d)
-}
-
-// outlive returns a context that ends d from now, or at the final deadline of ctx.
-func outlive(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
-	at := time.Now().Add(d)
-	if final, ok := ctx.Value(finalKey{}).(time.Time); ok && final.Before(at) {
-		at = final
-	}
-	return context.WithDeadline(context.WithoutCancel(ctx), at)
-}
-
-// afterwards calls fn with a context of outlive. It reports the end of that as fault.Within does.
-func afterwards(ctx context.Context, limit time.Duration, what string, fn func(context.Context) error) error {
-	own, cancel := outlive(ctx, limit)
-	defer cancel()
-	err := fn(own)
-	if errors.Is(err, context.DeadlineExceeded) && own.Err() != nil {
-		return fault.Classify(fault.EngineUnavailable, fmt.Errorf("%s within %v", what, limit))
-	}
-	return err
-}
-
-// WithGrace returns a context that ends CancelGrace after ctx does.
-func WithGrace(ctx context.Context) (context.Context, context.CancelFunc) {
-	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	stop := context.AfterFunc(ctx, func() {
-		_ = fault.Sleep(own, CancelGrace)
-		cancel()
-	})
-	return own, func() { stop(); cancel() }
-}
-
-// Finish makes a call that changes something on the engine, with CancelGrace after the end
-// of ctx. The engine carries a call out whether or not anybody waits for the reply: one
-// abandoned at once could take effect after the undo has looked for its results.
-func Finish(ctx context.Context, call func(context.Context) error) error {
-	if ctx.Err() != nil {
-		return fault.Cancelled(ctx)
-	}
-	own, cancel := WithGrace(ctx)
-	defer cancel()
-	err := call(own)
-	if err != nil && own.Err() != nil {
-		err = fault.Cancelled(ctx)
-	}
-	return err
-}
-
-// FinishCall is [Finish] for a call that returns a value.
-func FinishCall[T any](ctx context.Context, call func(context.Context) (T, error)) (got T, err error) {
-	err = Finish(ctx, func(ctx context.Context) (err error) {
-		got, err = call(ctx)
-		return err
-	})
-	return got, err
-}
-
-// RetryCall is [engine.Retry] for a call that returns a value.
-func RetryCall[T any](ctx context.Context, call func() (T, error)) (got T, err error) {
-	err = engine.Retry(ctx, func() (err error) {
-		got, err = call()
-		return err
-	})
-	return got, err
-}
-
 // MakeVolume creates a volume, as an overlay over other files if overlay is not nil. Its undo
 // removes the volume with this name and the nonce in labels. If the name is taken by another
 // volume the error is a *record.ForeignError.
 func (s *Store) MakeVolume(ctx context.Context, u *Undo, name string, labels map[string]string, overlay *engine.Overlay) (engine.Volume, error) {
 	nonce := labels[record.Nonce]
 	u.Add("volume "+name, func(ctx context.Context) error { return s.RemoveVolume(ctx, name, nonce) })
-	v, err := FinishCall(ctx, func(ctx context.Context) (engine.Volume, error) {
+	v, err := bound.FinishCall(ctx, func(ctx context.Context) (engine.Volume, error) {
 		if overlay != nil {
 			return s.Engine.CreateOverlay(ctx, name, labels, *overlay)
 		}
@@ -168,7 +90,7 @@ func (s *Store) CreateContainer(ctx context.Context, u *Undo, spec engine.Contai
 		}
 		return s.RemoveContainer(ctx, spec.Name, nonce)
 	})
-	id, err := FinishCall(ctx, func(ctx context.Context) (string, error) { return s.Engine.CreateContainer(ctx, spec) })
+	id, err := bound.FinishCall(ctx, func(ctx context.Context) (string, error) { return s.Engine.CreateContainer(ctx, spec) })
 	replyLost = err != nil && (ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable))
 	if errors.Is(err, engine.ErrConflict) {
 		u.steps = u.steps[:len(u.steps)-1] // the name is taken: nothing was created
@@ -182,7 +104,7 @@ func (s *Store) CreateContainer(ctx context.Context, u *Undo, spec engine.Contai
 func (s *Store) awaitLateCreate(ctx context.Context, spec engine.ContainerSpec, nonce string) error {
 	probe := engine.ContainerSpec{Name: spec.Name, Image: spec.Image, Entrypoint: spec.Entrypoint, NetworkMode: "none"}
 	probe.Labels = s.HelperLabels(nonce)
-	return fault.Poll(ctx, PollEvery, func() (bool, error) {
+	return bound.Poll(ctx, PollEvery, func() (bool, error) {
 		_, err := s.Engine.InspectContainer(ctx, spec.Name)
 		if !errors.Is(err, engine.ErrNotFound) {
 			return true, err
@@ -197,7 +119,7 @@ func (s *Store) awaitLateCreate(ctx context.Context, spec engine.ContainerSpec, 
 // RemoveContainer removes the container if it carries the nonce, and waits until it is gone.
 // It inspects by ref and removes by the ID found, so it never removes another container.
 func (s *Store) RemoveContainer(ctx context.Context, ref, nonce string) error {
-	return fault.Poll(ctx, PollEvery, func() (bool, error) {
+	return bound.Poll(ctx, PollEvery, func() (bool, error) {
 		got, err := s.Engine.InspectContainer(ctx, ref)
 		if errors.Is(err, engine.ErrNotFound) {
 			return true, nil

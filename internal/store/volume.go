@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -264,9 +265,9 @@ func (s *Store) removeUnused(ctx context.Context, v engine.Volume) error {
 	var look sync.WaitGroup
 	look.Go(func() { parts = s.overlayParts(ctx, v) })
 	defer look.Wait()
-	return fault.Poll(ctx, PollEvery, func() (done bool, err error) {
+	return bound.Poll(ctx, PollEvery, func() (done bool, err error) {
 		try++
-		err = Finish(ctx, func(ctx context.Context) error { return s.removeVolume(ctx, name) })
+		err = bound.Finish(ctx, func(ctx context.Context) error { return s.removeVolume(ctx, name) })
 		switch {
 		case err == nil, errors.Is(err, engine.ErrNotFound) && lostReplies > 0:
 			look.Wait()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
@@ -39,7 +40,7 @@ func (p *pause) start(ctx context.Context, got engine.Container) (err error) {
 	p.nonce = record.PauseNonce(p.rec)
 	for {
 		var err error
-		p.claim, err = store.FinishCall(ctx, func(ctx context.Context) (*claim.Claim, error) {
+		p.claim, err = bound.FinishCall(ctx, func(ctx context.Context) (*claim.Claim, error) {
 			return claim.TryPause(ctx, p.s.Engine, p.rec, p.nonce, store.Holder())
 		})
 		var held *claim.HeldError
@@ -55,7 +56,7 @@ func (p *pause) start(ctx context.Context, got engine.Container) (err error) {
 	}
 	// An abandoned call could still pause the container after end has looked.
 	p.requested = true
-	err = fault.Within(context.WithoutCancel(ctx), pauseTimeout, "the engine did not pause it", p.pauseContainer)
+	err = bound.Detached(ctx, pauseTimeout, "the engine did not pause it", p.pauseContainer)
 	switch {
 	case errors.Is(err, engine.ErrConflict), errors.Is(err, engine.ErrNotFound):
 		p.requested = false // it was stopped, or paused by somebody else
@@ -81,7 +82,7 @@ func (p *pause) pauseContainer(ctx context.Context) error {
 			p.requested = false
 			return fmt.Errorf("%w: the engine can't pause it, so stop it first: %w", fault.Unsupported, err)
 		}
-		if e := fault.Sleep(ctx, store.PollEvery<<(try/2)); e != nil {
+		if e := bound.Sleep(ctx, store.PollEvery<<(try/2)); e != nil {
 			return errors.Join(err, e)
 		}
 		if now, e := p.s.Recheck(ctx, p.rec); e != nil || now.State == engine.StatePaused {
@@ -100,7 +101,7 @@ func (p *pause) end(ctx context.Context) (stayed bool, err error) {
 		return true, nil
 	}
 	stayed = true
-	err = fault.Within(context.WithoutCancel(ctx), store.UndoTimeout, p.rec.Name+" may still be paused: the engine did not unpause it", func(ctx context.Context) (err error) {
+	err = bound.Detached(ctx, store.UndoTimeout, p.rec.Name+" may still be paused: the engine did not unpause it", func(ctx context.Context) (err error) {
 		if p.requested {
 			if stayed, err = p.unpause(ctx); err != nil {
 				err = fmt.Errorf("%s may still be paused: %w", p.rec.Name, err)
@@ -125,7 +126,7 @@ func (p *pause) end(ctx context.Context) (stayed bool, err error) {
 func (p *pause) unpause(ctx context.Context) (stayed bool, err error) {
 	if !p.confirmed {
 		// The engine may still carry out the pause whose reply was lost.
-		if err := fault.Sleep(ctx, store.CancelGrace); err != nil {
+		if err := bound.Sleep(ctx, bound.CancelGrace); err != nil {
 			return false, err
 		}
 	}

@@ -6,9 +6,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -80,7 +80,7 @@ func (f *SnapshotFiles) Create(ctx context.Context) error {
 	if last := len(jobs) - 1; jobs[last].Layer && roots[last].Bare {
 		f.Record.Trees = f.Record.Trees[:last] // a sweep removes its volume, which the helper still mounts
 	}
-	return store.Finish(ctx, func(ctx context.Context) error {
+	return bound.Finish(ctx, func(ctx context.Context) error {
 		return f.m.Engine.TagImage(ctx, image, record.SnapshotImage(f.Record.ID))
 	})
 }
@@ -102,7 +102,7 @@ func (f *SnapshotFiles) claimID(ctx context.Context) (err error) {
 	f.undo.Add("marker of snapshot "+f.Record.ID, func(ctx context.Context) error {
 		return claim.Drop(ctx, f.m.Engine, marker, f.Record.Nonce, "")
 	})
-	f.claim, err = store.FinishCall(ctx, func(ctx context.Context) (*claim.Claim, error) {
+	f.claim, err = bound.FinishCall(ctx, func(ctx context.Context) (*claim.Claim, error) {
 		return claim.Try(ctx, f.m.Engine, marker, f.Record.Nonce, store.Holder())
 	})
 	return err
@@ -237,7 +237,7 @@ func (f *SnapshotFiles) Release(ctx context.Context, shared bool) error {
 		return f.undo.Run(ctx)
 	}
 	ref := record.SnapshotImage(f.Record.ID)
-	return fault.Within(context.WithoutCancel(ctx), store.UndoTimeout, "the image of the copied files was not removed", func(ctx context.Context) error {
+	return bound.Detached(ctx, store.UndoTimeout, "the image of the copied files was not removed", func(ctx context.Context) error {
 		return errors.Join(
 			engine.Retry(ctx, func() error { return f.m.Store.DropLayer(ctx, ref) }),
 			engine.Retry(ctx, func() error {

@@ -16,11 +16,11 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
-	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
@@ -135,7 +135,7 @@ func TestCancelledSnapshotLeavesNoTag(t *testing.T) {
 		cancel()
 		select {
 		case <-returned:
-		case <-time.After(store.CancelGrace / 2):
+		case <-time.After(bound.CancelGrace / 2):
 		}
 	})
 	snap, err := source.Snapshot(ctx, sandbox.SnapshotOptions{})

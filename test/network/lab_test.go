@@ -20,9 +20,9 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
@@ -204,7 +204,7 @@ func (l *lab) route(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		err = fault.Poll(ctx, 20*time.Millisecond, func() (bool, error) {
+		err = bound.Poll(ctx, 20*time.Millisecond, func() (bool, error) {
 			c, err := l.eng.InspectContainer(ctx, id)
 			if err == nil && c.ExitCode != 0 {
 				err = fmt.Errorf("route %s: exit code %d", verb, c.ExitCode)
