@@ -64,24 +64,25 @@ func TestDetachedEndsAtTheFinalDeadline(t *testing.T) {
 func TestFinishGoesOnForTheGrace(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
-		time.AfterFunc(time.Second, cancel)
+		why := errors.New("enough")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(time.Second, func() { cancel(why) })
 		for what, test := range map[string]struct {
 			takes, ends time.Duration
 			want        error
 		}{
 			"in time":         {time.Second / 2, time.Second / 2, nil},
 			"in the grace":    {time.Second + bound.CancelGrace/2, time.Second + bound.CancelGrace/2, nil},
-			"after the grace": {time.Hour, time.Second + bound.CancelGrace, context.Canceled},
+			"after the grace": {time.Hour, time.Second + bound.CancelGrace, why},
 		} {
-			ctx, cancel := context.WithCancel(t.Context())
-			time.AfterFunc(time.Second, cancel)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			time.AfterFunc(time.Second, func() { cancel(why) })
 			began := time.Now()
 			got, err := bound.FinishCall(ctx, func(ctx context.Context) (string, error) { return "made", bound.Sleep(ctx, test.takes) })
 			if took := time.Since(began); !errors.Is(err, test.want) || took != test.ends || got != "made" {
 				t.Errorf("%s: %q, %v after %v; want %v after %v", what, got, err, took, test.want, test.ends)
 			}
-			cancel()
+			cancel(nil)
 		}
 		<-ctx.Done()
 		if err := bound.Finish(ctx, func(context.Context) error { t.Error("it began"); return nil }); !errors.Is(err, context.Canceled) {
