@@ -21,67 +21,55 @@ import (
 )
 
 var checks = []check{
-	{"create", create},
-	{"create: a name that is taken", takenName},
-	{"get or create, concurrently", getOrCreate},
-	{"list and status", listAndStatus},
-	{"list: by tags and state, after a stop", listFilters},
-	{"commands: input, output, exit code", commands},
-	{"commands: environment, directory, user", commandSettings},
-	{"commands: home directory of another user", homeOfUser},
-	{"commands: signals and time limits", signals},
-	{"commands: terminal", terminal},
-	{"commands: detached, with a log", detached},
-	{"main process", mainProcess},
-	{"files: write, read, rename, remove", files},
-	{"files: copy in and out", copies},
-	{"files of a stopped sandbox", stoppedFiles},
-	{"volumes: copy of a directory", copiedDirectory},
-	{"volumes: copy of a private directory", privateDirectory},
-	{"volumes: copy of an empty directory over one of the image", emptyDirectory},
-	{"volumes: directory of this machine", boundDirectory},
-	{"volumes: attached to another sandbox", attachedVolume},
-	{"stop and resume", stopAndResume},
-	{"timeout", timeout},
-	{"timeout: extended", extendedTimeout},
-	{"timeout: idle", idleTimeout},
-	{"fork of a running sandbox", forkRunning},
-	{"fork of a stopped sandbox", forkStopped},
-	{"three forks of one moment", forkN},
-	{"fork: attributes of the volumes' own directories", forkRoots},
-	{"snapshot and create from it", snapshot},
-	{"rollback", rollback},
-	{"prune leaves what is in use or foreign", prune},
-	{"update: limits and environment", updateLimits},
-	{"update: mounts and ports", updateContainer},
-	{"limits: memory", memoryLimit},
-	{"limits: processes", pidsLimit},
-	{"ports: dial", dial},
-	{"ports: published", publishedPort},
-	{"ports: another one if it is taken at a resume", takenPort},
-	{"network: deny all", denyAll},
-	{"network: allowed subnets", allowedSubnets},
-	{"network: names", names},
-	{"network: policy changed while it runs", changedPolicy},
-	{"kernel surface", kernelSurface},
-	{"connection lost", connectionLost},
-	{"delete with volumes", deleteWithVolumes},
-	{"delete, concurrently", deletes},
+	{"create", shared, prints("echo it runs", "it runs\n")},
+	{"create: a name that is taken", shared, takenName},
+	{"get or create, concurrently", nil, getOrCreate},
+	{"list and status", shared, listAndStatus},
+	{"list: by tags and state, after a stop", nil, listFilters},
+	{"commands: input, output, exit code", shared, commands},
+	{"commands: environment, directory, user", shared, commandSettings},
+	{"commands: home directory of another user", shared, homeOfUser},
+	{"commands: signals and time limits", shared, signals},
+	{"commands: terminal", shared, terminal},
+	{"commands: detached, with a log", shared, detached},
+	{"main process", with(sandbox.WithCommand("sh", "-c", "echo first; echo second >&2; exec sleep 600")), mainProcess},
+	{"files: write, read, rename, remove", shared, files},
+	{"files: copy in and out", shared, copies},
+	{"files of a stopped sandbox", shared, stoppedFiles},
+	{"volumes: copy of a directory", nil, copiedDirectory},
+	{"volumes: copy of a private directory", nil, privateDirectory},
+	{"volumes: copy of an empty directory over one of the image", shared, emptyDirectory},
+	{"volumes: directory of this machine", nil, boundDirectory},
+	{"volumes: attached to another sandbox", shared, attachedVolume},
+	{"stop and resume", with(), stopAndResume},
+	{"timeout", with(sandbox.WithTimeout(2*time.Second)), timeout},
+	{"timeout: extended", nil, extendedTimeout},
+	{"timeout: idle", with(sandbox.WithIdleTimeout(2*time.Second)), idleTimeout},
+	{"fork of a running sandbox", marked, forkRunning},
+	{"fork of a stopped sandbox", marked, forkStopped},
+	{"three forks of one moment", marked, forkN},
+	{"fork: attributes of the volumes' own directories", nil, forkRoots},
+	{"snapshot and create from it", saved, snapshot},
+	{"rollback", saved, rollback},
+	{"prune leaves what is in use or foreign", saved, prune},
+	{"update: limits and environment", with(), updateLimits},
+	{"update: mounts and ports", marked, updateContainer},
+	{"limits: memory", with(sandbox.WithMemory(128<<20)), memoryLimit},
+	{"limits: processes", with(sandbox.WithPidsLimit(64)), pidsLimit},
+	{"ports: dial", serving(sandbox.WithNetworkPolicy(sandbox.DenyAll())), dial},
+	{"ports: published", serving(sandbox.WithPorts(8080)), publishedPort},
+	{"ports: another one if it is taken at a resume", with(sandbox.WithPorts(8080)), takenPort},
+	{"network: deny all", nil, denyAll},
+	{"network: allowed subnets", with(sandbox.WithNetworkPolicy(sandbox.NetworkPolicy{Subnets: sandbox.Subnets{Allow: []string{outside + "/32"}}})), allowedSubnets},
+	{"network: names", with(sandbox.WithNetworkPolicy(sandbox.NetworkPolicy{Allow: []string{"allowed.invalid"}})), names},
+	{"network: policy changed while it runs", with(), changedPolicy},
+	{"kernel surface", shared, kernelSurface},
+	{"connection lost", shared, connectionLost},
+	{"delete with volumes", with(), deleteWithVolumes},
+	{"delete, concurrently", with(), deletes},
 }
 
-func create(ctx context.Context, r *run) error {
-	sb, err := r.use(ctx)
-	if err != nil {
-		return err
-	}
-	return expect(ctx, sb, "echo it runs", "it runs\n")
-}
-
-func takenName(ctx context.Context, r *run) error {
-	sb, err := r.use(ctx)
-	if err != nil {
-		return err
-	}
+func takenName(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	second, err := r.client.Create(ctx, slices.Concat(r.opts, []sandbox.CreateOption{sandbox.WithName(sb.Name())})...)
 	if err == nil {
 		r.closers = append(r.closers, second.Detach)
@@ -92,7 +80,7 @@ func takenName(ctx context.Context, r *run) error {
 	return expect(ctx, sb, "echo here", "here\n")
 }
 
-func getOrCreate(ctx context.Context, r *run) error {
+func getOrCreate(ctx context.Context, r *run, _ *sandbox.Sandbox) error {
 	name := r.name()
 	var wg sync.WaitGroup
 	ids, errs := make([]string, 4), make([]error, 4)
@@ -115,11 +103,7 @@ func getOrCreate(ctx context.Context, r *run) error {
 	return nil
 }
 
-func listAndStatus(ctx context.Context, r *run) error {
-	sb, err := r.use(ctx)
-	if err != nil {
-		return err
-	}
+func listAndStatus(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	infos, err := r.client.List(ctx, sandbox.ListOptions{Prefix: r.prefix})
 	if err != nil {
 		return err
@@ -146,7 +130,7 @@ func listAndStatus(ctx context.Context, r *run) error {
 	return nil
 }
 
-func listFilters(ctx context.Context, r *run) error {
+func listFilters(ctx context.Context, r *run, _ *sandbox.Sandbox) error {
 	value := r.name()
 	sb, err := r.create(ctx, sandbox.WithTags(map[string]string{"conform": value, "empty": ""}))
 	if err != nil {
@@ -176,16 +160,12 @@ func listFilters(ctx context.Context, r *run) error {
 	return err
 }
 
-func commands(ctx context.Context, r *run) error {
-	sb, err := r.use(ctx)
-	if err != nil {
-		return err
-	}
+func commands(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	cmd := sb.Command(ctx, "sh", "-c", "cat; echo problem >&2; exit 7")
 	var stdout, stderr bytes.Buffer
 	big := strings.Repeat("sixteen bytes ok", 1<<16)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(big), &stdout, &stderr
-	err = cmd.Run()
+	err := cmd.Run()
 	var exit *sandbox.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() != 7 {
 		return fmt.Errorf("a command that exits with 7 returned: %w", orNil(err))
@@ -204,11 +184,7 @@ func orNil(err error) error {
 	return err
 }
 
-func commandSettings(ctx context.Context, r *run) error {
-	sb, err := r.use(ctx)
-	if err != nil {
-		return err
-	}
+func commandSettings(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	cmd := sb.Command(ctx, "sh", "-c", `echo "$KEY $(pwd) $(id -u)"`)
 	cmd.Env, cmd.Dir, cmd.User = []string{"KEY=value"}, "/tmp", "65534:65534"
 	out, err := cmd.Output()
@@ -219,11 +195,7 @@ func commandSettings(ctx context.Context, r *run) error {
 }
 
 // homeOfUser compares HOME with the account of a user that is not root.
-func homeOfUser(ctx context.Context, r *run) error {
-	sb, err := r.use(ctx)
-	if err != nil {
-		return err
-	}
+func homeOfUser(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	account, err := shell(ctx, sb, `while IFS=: read -r name _ id _ _ home _; do [ "$id" = 0 ] || [ "$home" = /root ] || { echo "$name:$home"; break; }; done </etc/passwd`)
 	if err != nil {
 		return err
@@ -241,11 +213,7 @@ func homeOfUser(ctx context.Context, r *run) error {
 	return err
 }
 
-func signals(ctx context.Context, r *run) error {
-	sb, err := r.use(ctx)
-	if err != nil {
-		return err
-	}
+func signals(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	cmd := sb.Command(ctx, "sh", "-c", "trap 'exit 3' HUP; echo ready; while :; do sleep 0.1; done")
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -273,11 +241,7 @@ func signals(ctx context.Context, r *run) error {
 	return nil
 }
 
-func terminal(ctx context.Context, r *run) error {
-	sb, err := r.use(ctx)
-	if err != nil {
-		return err
-	}
+func terminal(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	cmd := sb.Command(ctx, "stty", "size")
 	var out bytes.Buffer
 	cmd.TTY, cmd.Stdout = true, &out
@@ -293,11 +257,7 @@ func terminal(ctx context.Context, r *run) error {
 	return nil
 }
 
-func detached(ctx context.Context, r *run) error {
-	sb, err := r.use(ctx)
-	if err != nil {
-		return err
-	}
+func detached(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	cmd := sb.Command(ctx, "sh", "-c", "echo one; echo two >&2; exit 4")
 	cmd.Detached = true
 	if err := cmd.Start(); err != nil {
@@ -315,11 +275,7 @@ func detached(ctx context.Context, r *run) error {
 	return nil
 }
 
-func mainProcess(ctx context.Context, r *run) error {
-	sb, err := r.create(ctx, sandbox.WithCommand("sh", "-c", "echo first; echo second >&2; exec sleep 600"))
-	if err != nil {
-		return err
-	}
+func mainProcess(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	var lines []string
@@ -337,11 +293,7 @@ func mainProcess(ctx context.Context, r *run) error {
 	return nil
 }
 
-func files(ctx context.Context, r *run) error {
-	sb, err := r.use(ctx)
-	if err != nil {
-		return err
-	}
+func files(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	dir, err := sb.MkdirTemp(ctx, "/workspace", "files-*")
 	if err != nil {
 		return err
@@ -374,9 +326,16 @@ func files(ctx context.Context, r *run) error {
 	return nil
 }
 
-// tempTree is a directory of this machine with a file, a link and a program, which everybody may read.
-func tempTree() (dir string, err error) {
+// tempDir makes a directory of this machine, which the run removes at its end.
+func (r *run) tempDir() (dir string, err error) {
 	dir, err = os.MkdirTemp("", "conform-*")
+	r.closers = append(r.closers, func() error { return os.RemoveAll(dir) })
+	return dir, err
+}
+
+// tree is tempDir with a file, a link and a program, which everybody may read.
+func (r *run) tree() (dir string, err error) {
+	dir, err = r.tempDir()
 	if err == nil {
 		err = errors.Join(os.Chmod(dir, 0o755), os.Mkdir(filepath.Join(dir, "sub"), 0o755),
 			os.WriteFile(filepath.Join(dir, "sub", "file"), []byte("from outside\n"), 0o644),
@@ -386,13 +345,8 @@ func tempTree() (dir string, err error) {
 	return dir, err
 }
 
-func copies(ctx context.Context, r *run) (err error) {
-	sb, err := r.use(ctx)
-	if err != nil {
-		return err
-	}
-	dir, err := tempTree()
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+func copies(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
+	dir, err := r.tree()
 	if err != nil {
 		return err
 	}
@@ -413,11 +367,7 @@ func copies(ctx context.Context, r *run) (err error) {
 	return errors.Join(err, sb.RemoveAll(ctx, "/workspace/in"))
 }
 
-func stoppedFiles(ctx context.Context, r *run) error {
-	sb, err := r.use(ctx)
-	if err != nil {
-		return err
-	}
+func stoppedFiles(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	if err := sb.WriteFile(ctx, "/workspace/kept", []byte("kept"), 0o600); err != nil {
 		return err
 	}
@@ -435,9 +385,8 @@ func stoppedFiles(ctx context.Context, r *run) error {
 	return errors.Join(err, still.Detach(), sb.Remove(ctx, "/workspace/kept"))
 }
 
-func copiedDirectory(ctx context.Context, r *run) (err error) {
-	dir, err := tempTree()
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+func copiedDirectory(ctx context.Context, r *run, _ *sandbox.Sandbox) error {
+	dir, err := r.tree()
 	if err != nil {
 		return err
 	}
@@ -456,12 +405,11 @@ func copiedDirectory(ctx context.Context, r *run) (err error) {
 }
 
 // privateDirectory copies what only its owner may read, as [os.MkdirTemp] makes it.
-func privateDirectory(ctx context.Context, r *run) (err error) {
-	dir, err := os.MkdirTemp("", "conform-*")
+func privateDirectory(ctx context.Context, r *run, _ *sandbox.Sandbox) error {
+	dir, err := r.tempDir()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	if err := os.WriteFile(filepath.Join(dir, "file"), []byte("private\n"), 0o600); err != nil {
 		return err
 	}
@@ -472,11 +420,7 @@ func privateDirectory(ctx context.Context, r *run) (err error) {
 	return expect(ctx, sb, "cat /srv/data/file; stat -c %a /srv/data /srv/data/file", "private\n700\n600\n")
 }
 
-func emptyDirectory(ctx context.Context, r *run) (err error) {
-	sb, err := r.use(ctx)
-	if err != nil {
-		return err
-	}
+func emptyDirectory(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	target, err := shell(ctx, sb, `for d in /usr/share/*/; do [ -z "$(ls -A "$d")" ] || { echo "${d%/}"; break; }; done`)
 	if err != nil {
 		return err
@@ -484,11 +428,10 @@ func emptyDirectory(ctx context.Context, r *run) (err error) {
 	if target = strings.TrimSpace(target); target == "" {
 		return missing("the image has no directory in /usr/share")
 	}
-	dir, err := os.MkdirTemp("", "conform-*")
+	dir, err := r.tempDir()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	over, err := r.create(ctx, sandbox.WithMounts(sandbox.Mount{Source: dir, Target: target}))
 	if err != nil {
 		return err
@@ -496,9 +439,8 @@ func emptyDirectory(ctx context.Context, r *run) (err error) {
 	return expect(ctx, over, "ls -A "+target, "")
 }
 
-func boundDirectory(ctx context.Context, r *run) (err error) {
-	dir, err := tempTree()
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+func boundDirectory(ctx context.Context, r *run, _ *sandbox.Sandbox) error {
+	dir, err := r.tree()
 	if err != nil {
 		return err
 	}
@@ -512,11 +454,7 @@ func boundDirectory(ctx context.Context, r *run) (err error) {
 	return expect(ctx, sb, "cat /srv/data/link; touch /srv/data/new 2>/dev/null || echo read-only", "from outside\nread-only\n")
 }
 
-func attachedVolume(ctx context.Context, r *run) error {
-	one, err := r.use(ctx)
-	if err != nil {
-		return err
-	}
+func attachedVolume(ctx context.Context, r *run, one *sandbox.Sandbox) error {
 	if err := one.WriteFile(ctx, "/workspace/shared", []byte("by one"), 0o644); err != nil {
 		return err
 	}
@@ -531,11 +469,7 @@ func attachedVolume(ctx context.Context, r *run) error {
 	return expect(ctx, two, "cat /srv/one/shared && rm /srv/one/shared", "by one")
 }
 
-func stopAndResume(ctx context.Context, r *run) error {
-	sb, err := r.create(ctx)
-	if err != nil {
-		return err
-	}
+func stopAndResume(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	if _, err := shell(ctx, sb, "echo workspace >/workspace/a; mkdir -p /srv/b; echo layer >/srv/b/c"); err != nil {
 		return err
 	}
@@ -554,11 +488,7 @@ func stopAndResume(ctx context.Context, r *run) error {
 	return expect(ctx, sb, "cat /workspace/a /srv/b/c", "workspace\nlayer\n")
 }
 
-func timeout(ctx context.Context, r *run) error {
-	sb, err := r.create(ctx, sandbox.WithTimeout(2*time.Second))
-	if err != nil {
-		return err
-	}
+func timeout(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	return r.ends(ctx, sb, "timeout")
 }
 
@@ -583,7 +513,7 @@ func (r *run) ends(ctx context.Context, sb *sandbox.Sandbox, reason string) erro
 	}
 }
 
-func extendedTimeout(ctx context.Context, r *run) error {
+func extendedTimeout(ctx context.Context, r *run, _ *sandbox.Sandbox) error {
 	const first, more = 5 * time.Second, 3 * time.Second
 	sb, err := r.create(ctx, sandbox.WithTimeout(first))
 	if err != nil {
@@ -607,11 +537,7 @@ func extendedTimeout(ctx context.Context, r *run) error {
 	return r.ends(ctx, sb, "timeout")
 }
 
-func idleTimeout(ctx context.Context, r *run) error {
-	sb, err := r.create(ctx, sandbox.WithIdleTimeout(2*time.Second))
-	if err != nil {
-		return err
-	}
+func idleTimeout(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	if err := expect(ctx, sb, "sleep 4; echo used", "used\n"); err != nil {
 		return err
 	}
@@ -662,28 +588,28 @@ type original struct {
 	snap *sandbox.Snapshot
 }
 
-// marked returns the original, and what look prints there.
-func (r *run) marked(ctx context.Context) (*sandbox.Sandbox, string, error) {
+// marked returns the original.
+func marked(ctx context.Context, r *run) (*sandbox.Sandbox, error) {
 	if r.original == nil {
 		sb, err := r.create(ctx)
 		if err != nil {
-			return nil, "", err
+			return nil, err
 		}
 		if _, err := shell(ctx, sb, mark); err != nil {
-			return nil, "", err
+			return nil, err
 		}
 		want, err := shell(ctx, sb, look)
 		if err != nil {
-			return nil, "", err
+			return nil, err
 		}
 		r.original = &original{sb: sb, want: want}
 	}
-	return r.original.sb, r.original.want, nil
+	return r.original.sb, nil
 }
 
-// saved returns the original with a snapshot.
-func (r *run) saved(ctx context.Context) (*original, error) {
-	if _, _, err := r.marked(ctx); err != nil {
+// saved returns the original, of which there is a snapshot.
+func saved(ctx context.Context, r *run) (*sandbox.Sandbox, error) {
+	if _, err := marked(ctx, r); err != nil {
 		return nil, err
 	}
 	if r.original.snap == nil {
@@ -694,7 +620,7 @@ func (r *run) saved(ctx context.Context) (*original, error) {
 		r.snapshots = append(r.snapshots, snap.ID)
 		r.original.snap = &snap
 	}
-	return r.original, nil
+	return r.original.sb, nil
 }
 
 // createFrom creates a sandbox with the files and settings of a snapshot.
@@ -714,11 +640,8 @@ func (r *run) fork(ctx context.Context, source string) (*sandbox.Sandbox, error)
 	return fork, err
 }
 
-func forkRunning(ctx context.Context, r *run) error {
-	sb, want, err := r.marked(ctx)
-	if err != nil {
-		return err
-	}
+func forkRunning(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
+	want := r.original.want
 	fork, err := r.fork(ctx, sb.Name())
 	if err != nil {
 		return err
@@ -732,11 +655,8 @@ func forkRunning(ctx context.Context, r *run) error {
 	return expect(ctx, sb, look, want)
 }
 
-func forkStopped(ctx context.Context, r *run) error {
-	sb, want, err := r.marked(ctx)
-	if err != nil {
-		return err
-	}
+func forkStopped(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
+	want := r.original.want
 	if _, err := sb.Stop(ctx); err != nil {
 		return err
 	}
@@ -754,11 +674,8 @@ func forkStopped(ctx context.Context, r *run) error {
 	return err
 }
 
-func forkN(ctx context.Context, r *run) error {
-	sb, want, err := r.marked(ctx)
-	if err != nil {
-		return err
-	}
+func forkN(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
+	want := r.original.want
 	forks, err := r.client.ForkN(ctx, sb.Name(), 3)
 	for _, fork := range forks {
 		if fork.Sandbox == nil {
@@ -773,9 +690,8 @@ func forkN(ctx context.Context, r *run) error {
 }
 
 // forkRoots compares the directories that the volumes of a fork are with those of its source.
-func forkRoots(ctx context.Context, r *run) (err error) {
-	dir, err := tempTree()
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+func forkRoots(ctx context.Context, r *run, _ *sandbox.Sandbox) error {
+	dir, err := r.tree()
 	if err != nil {
 		return err
 	}
@@ -795,11 +711,8 @@ func forkRoots(ctx context.Context, r *run) (err error) {
 	return expect(ctx, fork, attributes, want)
 }
 
-func rollback(ctx context.Context, r *run) error {
-	o, err := r.saved(ctx)
-	if err != nil {
-		return err
-	}
+func rollback(ctx context.Context, r *run, _ *sandbox.Sandbox) error {
+	o := r.original
 	r.original = nil
 	if _, err := shell(ctx, o.sb, "rm -r /workspace/* /srv/deep; echo later >/workspace/later; echo later >/srv/later"); err != nil {
 		return err
@@ -818,11 +731,8 @@ func rollback(ctx context.Context, r *run) error {
 }
 
 // prune removes leftovers, of others as well, and looks for what has to stay.
-func prune(ctx context.Context, r *run) error {
-	o, err := r.saved(ctx)
-	if err != nil {
-		return err
-	}
+func prune(ctx context.Context, r *run, _ *sandbox.Sandbox) error {
+	o := r.original
 	if _, err := o.sb.Stop(ctx); err != nil {
 		return err
 	}
@@ -854,11 +764,8 @@ func prune(ctx context.Context, r *run) error {
 	return r.seenIn(ctx, again, o.want)
 }
 
-func snapshot(ctx context.Context, r *run) error {
-	o, err := r.saved(ctx)
-	if err != nil {
-		return err
-	}
+func snapshot(ctx context.Context, r *run, _ *sandbox.Sandbox) error {
+	o := r.original
 	r.original = nil
 	if _, err := shell(ctx, o.sb, "echo later >/workspace/file"); err != nil {
 		return err
@@ -883,11 +790,7 @@ func snapshot(ctx context.Context, r *run) error {
 	return err
 }
 
-func updateLimits(ctx context.Context, r *run) error {
-	sb, err := r.create(ctx)
-	if err != nil {
-		return err
-	}
+func updateLimits(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	const memory = 768 << 20
 	if err := sb.Update(ctx, sandbox.WithMemory(memory), sandbox.WithEnv(map[string]string{"KEY": "new"})); err != nil {
 		return err
@@ -902,16 +805,12 @@ func updateLimits(ctx context.Context, r *run) error {
 	return err
 }
 
-func updateContainer(ctx context.Context, r *run) (err error) {
-	dir, err := tempTree()
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+func updateContainer(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
+	dir, err := r.tree()
 	if err != nil {
 		return err
 	}
-	sb, want, err := r.marked(ctx)
-	if err != nil {
-		return err
-	}
+	want := r.original.want
 	r.original = nil
 	if err := sb.Update(ctx, sandbox.WithPorts(8080), sandbox.WithMounts(sandbox.Mount{Source: dir, Target: "/srv/late"})); err != nil {
 		return err
@@ -928,13 +827,9 @@ func updateContainer(ctx context.Context, r *run) (err error) {
 	return expect(ctx, sb, "cat /srv/late/link", "from outside\n")
 }
 
-func memoryLimit(ctx context.Context, r *run) error {
-	sb, err := r.create(ctx, sandbox.WithMemory(128<<20))
-	if err != nil {
-		return err
-	}
+func memoryLimit(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	// tail keeps the whole of its input, which has no line end.
-	_, err = shell(ctx, sb, "head -c 400000000 /dev/zero | tail >/dev/null")
+	_, err := shell(ctx, sb, "head -c 400000000 /dev/zero | tail >/dev/null")
 	if err == nil {
 		return errors.New("a process has 400 MB under a limit of 128 MiB")
 	}
@@ -953,11 +848,7 @@ func (r *run) limited(err error) error {
 	return err
 }
 
-func pidsLimit(ctx context.Context, r *run) error {
-	sb, err := r.create(ctx, sandbox.WithPidsLimit(64))
-	if err != nil {
-		return err
-	}
+func pidsLimit(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	out, err := sb.Command(ctx, "sh", "-c", "for i in $(seq 100); do sleep 20 & done; ls -d /proc/[0-9]* | wc -l").CombinedOutput()
 	if err == nil && !bytes.Contains(bytes.ToLower(out), []byte("fork")) {
 		return fmt.Errorf("a hundred processes started under a limit of 64: %s", out)
@@ -1010,19 +901,11 @@ func hello(conn net.Conn, err error) error {
 	return err
 }
 
-func dial(ctx context.Context, r *run) error {
-	sb, err := r.serve(ctx, sandbox.WithNetworkPolicy(sandbox.DenyAll()))
-	if err != nil {
-		return err
-	}
+func dial(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	return hello(sb.DialContext(ctx, "tcp", "127.0.0.1:8080"))
 }
 
-func publishedPort(ctx context.Context, r *run) error {
-	sb, err := r.serve(ctx, sandbox.WithPorts(8080))
-	if err != nil {
-		return err
-	}
+func publishedPort(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	address, err := sb.Port(ctx, 8080)
 	if err != nil {
 		return err
@@ -1037,11 +920,7 @@ func publishedPort(ctx context.Context, r *run) error {
 }
 
 // takenPort stops a sandbox, takes its published port, and resumes it.
-func takenPort(ctx context.Context, r *run) error {
-	sb, err := r.create(ctx, sandbox.WithPorts(8080))
-	if err != nil {
-		return err
-	}
+func takenPort(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	address, err := sb.Port(ctx, 8080)
 	if err != nil {
 		return err
@@ -1124,7 +1003,7 @@ func told(ctx context.Context, sb *sandbox.Sandbox, what string, is func([]sandb
 	}
 }
 
-func denyAll(ctx context.Context, r *run) error {
+func denyAll(ctx context.Context, r *run, _ *sandbox.Sandbox) error {
 	if _, err := r.use(ctx); err != nil { // now it is known whether sandboxes have a network
 		return err
 	}
@@ -1138,22 +1017,14 @@ func denyAll(ctx context.Context, r *run) error {
 	return r.blocked(ctx, sb, outside)
 }
 
-func allowedSubnets(ctx context.Context, r *run) error {
-	sb, err := r.create(ctx, sandbox.WithNetworkPolicy(sandbox.NetworkPolicy{Subnets: sandbox.Subnets{Allow: []string{outside + "/32"}}}))
-	if err != nil {
-		return err
-	}
+func allowedSubnets(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	if err := errors.Join(attempt(ctx, sb, outside), attempt(ctx, sb, otherOutside)); err != nil {
 		return err
 	}
 	return r.blocked(ctx, sb, otherOutside)
 }
 
-func names(ctx context.Context, r *run) error {
-	sb, err := r.create(ctx, sandbox.WithNetworkPolicy(sandbox.NetworkPolicy{Allow: []string{"allowed.invalid"}}))
-	if err != nil {
-		return err
-	}
+func names(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	if err := needs(ctx, sb, "getent", "timeout"); err != nil {
 		return err
 	}
@@ -1165,11 +1036,7 @@ func names(ctx context.Context, r *run) error {
 	})
 }
 
-func changedPolicy(ctx context.Context, r *run) error {
-	sb, err := r.create(ctx)
-	if err != nil {
-		return err
-	}
+func changedPolicy(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	policies := []sandbox.NetworkPolicy{sandbox.DenyAll()}
 	if r.offline {
 		policies = []sandbox.NetworkPolicy{sandbox.AllowAll(), sandbox.DenyAll()}
@@ -1186,11 +1053,7 @@ func changedPolicy(ctx context.Context, r *run) error {
 }
 
 // connectionLost cuts every connection to the engine while a command runs.
-func connectionLost(ctx context.Context, r *run) (err error) {
-	sb, err := r.use(ctx)
-	if err != nil {
-		return err
-	}
+func connectionLost(ctx context.Context, r *run, sb *sandbox.Sandbox) (err error) {
 	p, err := newProxy(r.host)
 	if err != nil {
 		return err
@@ -1217,11 +1080,7 @@ func connectionLost(ctx context.Context, r *run) (err error) {
 	return expect(ctx, through, "echo again", "again\n")
 }
 
-func deleteWithVolumes(ctx context.Context, r *run) error {
-	sb, err := r.create(ctx)
-	if err != nil {
-		return err
-	}
+func deleteWithVolumes(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	st, err := sb.Status(ctx)
 	if err != nil {
 		return err
@@ -1239,11 +1098,7 @@ func deleteWithVolumes(ctx context.Context, r *run) error {
 	return err
 }
 
-func deletes(ctx context.Context, r *run) error {
-	sb, err := r.create(ctx)
-	if err != nil {
-		return err
-	}
+func deletes(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	errs := make([]error, 4)
 	var wg sync.WaitGroup
 	for i := range errs {

@@ -170,11 +170,30 @@ func Run(ctx context.Context, c *sandbox.Client, o Options) (report Report, err 
 	return report, nil
 }
 
-// A check uses one capability. Its error is what was wrong, and an [sandbox.ErrUnsupported] a
-// refusal.
+// A check uses one capability, in the sandbox that in returns; nil is none. Its error is what was wrong,
+// and an [sandbox.ErrUnsupported] a refusal.
 type check struct {
 	name string
-	do   func(ctx context.Context, r *run) error
+	in   func(ctx context.Context, r *run) (*sandbox.Sandbox, error)
+	do   func(ctx context.Context, r *run, sb *sandbox.Sandbox) error
+}
+
+// shared returns the sandbox that checks share, which they leave as it was.
+func shared(ctx context.Context, r *run) (*sandbox.Sandbox, error) { return r.use(ctx) }
+
+// with returns a new sandbox with the options.
+func with(opts ...sandbox.CreateOption) func(context.Context, *run) (*sandbox.Sandbox, error) {
+	return func(ctx context.Context, r *run) (*sandbox.Sandbox, error) { return r.create(ctx, opts...) }
+}
+
+// serving returns a new sandbox with the options and a server on port 8080.
+func serving(opts ...sandbox.CreateOption) func(context.Context, *run) (*sandbox.Sandbox, error) {
+	return func(ctx context.Context, r *run) (*sandbox.Sandbox, error) { return r.serve(ctx, opts...) }
+}
+
+// prints is a check that runs a script, and compares what it prints.
+func prints(script, want string) func(context.Context, *run, *sandbox.Sandbox) error {
+	return func(ctx context.Context, _ *run, sb *sandbox.Sandbox) error { return expect(ctx, sb, script, want) }
 }
 
 // A run is one call of [Run].
@@ -206,7 +225,14 @@ func (r *run) one(ctx context.Context, c check) (result Result) {
 	ctx, cancel := context.WithTimeoutCause(ctx, checkTimeout, fmt.Errorf("it took longer than %v", checkTimeout))
 	defer cancel()
 	r.note = ""
-	err := c.do(ctx, r)
+	var sb *sandbox.Sandbox
+	var err error
+	if c.in != nil {
+		sb, err = c.in(ctx, r)
+	}
+	if err == nil {
+		err = c.do(ctx, r, sb)
+	}
 	var no missing
 	switch {
 	case err == nil:

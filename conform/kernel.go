@@ -75,11 +75,7 @@ print "keyctl ", try("keyctl", 0, -3, 0), "\n";
 var allowed = []string{"socket AF_UNIX", "socket AF_INET", "socket AF_INET6", "socket AF_NETLINK"}
 
 // kernelSurface tries calls of the kernel from inside, as root and as a user.
-func kernelSurface(ctx context.Context, r *run) error {
-	sb, err := r.use(ctx)
-	if err != nil {
-		return err
-	}
+func kernelSurface(ctx context.Context, r *run, sb *sandbox.Sandbox) error {
 	if err := sb.Command(ctx, "perl", "-e", "1").Run(); err != nil {
 		return missing("the image has no perl")
 	}
