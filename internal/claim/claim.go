@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
@@ -49,13 +50,14 @@ type Claim struct {
 	made time.Time // by this process's clock
 	stop context.CancelFunc
 	done sync.WaitGroup
-	lost chan struct{} // closed when the lease was not renewed in time
+	held context.Context // ends when the lease was not renewed in time
+	lose context.CancelFunc
 
-	mu      sync.Mutex
-	valid   time.Time // when the lease was last known to be ours
-	renewed bool      // there may be renewals
+	mu    sync.Mutex
+	valid time.Time // when the lease was last known to be ours
 
-	dropping bool // Drop has been called
+	renewed  atomic.Bool // there may be renewals
+	dropping bool        // Drop has been called
 }
 
 // Try makes the marker for name, or fails with a *HeldError when another process has it
@@ -102,8 +104,9 @@ func claim(ctx context.Context, v Volumes, m record.Marker) (*Claim, error) {
 		return nil, &HeldError{record.DecodeMarker(got.Labels)}
 	}
 	m.By = got.Labels[record.By] // none, if a deletion takes over from a creator
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	c := &Claim{v: v, m: m, made: made, stop: cancel, lost: make(chan struct{}), valid: began}
+	c := &Claim{v: v, m: m, made: made, valid: began}
+	c.held, c.lose = context.WithCancel(context.WithoutCancel(ctx))
+	ctx, c.stop = context.WithCancel(context.WithoutCancel(ctx))
 	c.done.Go(func() { c.renew(ctx) })
 	return c, nil
 }
@@ -111,7 +114,6 @@ func claim(ctx context.Context, v Volumes, m record.Marker) (*Claim, error) {
 // renew renews the lease, three times as often as it ends, until ctx ends or the lease is lost.
 func (c *Claim) renew(ctx context.Context) {
 	tick := time.NewTicker(Lease / 3)
-	defer tick.Stop()
 	for n := 0; ; n++ {
 		select {
 		case <-ctx.Done():
@@ -119,7 +121,7 @@ func (c *Claim) renew(ctx context.Context) {
 		case <-tick.C:
 		}
 		if c.lapsed() {
-			close(c.lost)
+			c.lose()
 			return
 		}
 		// A failed renewal is retried at the next tick, well before the lease ends.
@@ -134,12 +136,8 @@ func (c *Claim) renewOnce(ctx context.Context, name string) {
 	now, began := c.v.Now(), time.Now()
 	m := c.m
 	m.Until = now.Add(Lease)
-	c.mu.Lock()
-	c.renewed = true
-	c.mu.Unlock()
-	if remove(ctx, c.v, name) != nil {
-		return
-	}
+	c.renewed.Store(true)
+	_ = remove(ctx, c.v, name) // what is still there is returned by the creation
 	labels := m.Labels(record.RolePending, now)
 	got, err := c.v.CreateVolume(ctx, name, labels)
 	if err != nil || got.Labels[record.Until] != labels[record.Until] {
@@ -168,17 +166,10 @@ var ErrLost = errors.New("lost the claim on the name: it was not renewed in time
 // caller calls release.
 func (c *Claim) Bind(ctx context.Context) (_ context.Context, release func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	var done sync.WaitGroup
-	done.Go(func() {
-		select {
-		case <-c.lost:
-			cancel(ErrLost)
-		case <-ctx.Done():
-		}
-	})
+	stop := context.AfterFunc(c.held, func() { cancel(ErrLost) })
 	return ctx, func() {
+		stop()
 		cancel(nil)
-		done.Wait()
 	}
 }
 
@@ -247,10 +238,7 @@ func (c *Claim) Stop() {
 // DropRenewals removes the renewals that Commit leaves. Without their marker they mean
 // nothing, so this may fail: the sweep removes them later.
 func (c *Claim) DropRenewals(ctx context.Context) error {
-	c.mu.Lock()
-	renewed := c.renewed
-	c.mu.Unlock()
-	if !renewed {
+	if !c.renewed.Load() {
 		return nil // none was due yet
 	}
 	return dropRenewals(ctx, c.v, c.m)

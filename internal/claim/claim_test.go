@@ -208,6 +208,9 @@ func TestForeignVolumeIsNotAMarker(t *testing.T) {
 	if _, err := claim.Try(t.Context(), m, "x", "n", ""); !errors.As(err, &foreign) {
 		t.Errorf("Try = %v, want a ForeignError", err)
 	}
+	if _, found, err := claim.FindMarker(t.Context(), m, "x"); !errors.As(err, &foreign) || found {
+		t.Errorf("FindMarker = %v, %v, want a ForeignError", found, err)
+	}
 	if err := claim.Drop(t.Context(), m, "x", "", ""); err != nil || len(m.names()) != 1 {
 		t.Errorf("Drop = %v, left %v; want the foreign volume untouched", err, m.names())
 	}
@@ -538,4 +541,161 @@ func TestDropKeepsTheMarkerOfADeletion(t *testing.T) {
 			t.Errorf("Drop by the deletion: %v, it leaves %q", err, m.names())
 		}
 	})
+}
+
+// What an error says of who has the name.
+func TestHeldErrorSaysWhatIsDone(t *testing.T) {
+	for want, m := range map[string]record.Marker{
+		`"x" is being made by me`:                 {Name: "x", Holder: "me"},
+		`"x" is being changed by me`:              {Name: "x", Holder: "me", Of: "n"},
+		`"x" is being deleted by another process`: {Name: "x", Deletes: true},
+	} {
+		if got := (&claim.HeldError{Marker: m}).Error(); got != want {
+			t.Errorf("%+v: %s, want %s", m, got, want)
+		}
+	}
+}
+
+// A marker that somebody removed by hand is no claim any more, whether it was renewed or not.
+func TestCommitNeedsTheMarker(t *testing.T) {
+	for _, age := range []time.Duration{0, claim.Lease} {
+		synctest.Test(t, func(t *testing.T) {
+			m := newMemory()
+			c, err := claim.Try(t.Context(), m, "x", "mine", "me")
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(age)
+			if err := m.RemoveVolume(t.Context(), record.MarkerName("x"), false); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Commit(t.Context()); !errors.Is(err, claim.ErrLost) {
+				t.Errorf("Commit without the marker, after %v: %v, want ErrLost", age, err)
+			}
+		})
+	}
+}
+
+// A claim that lapsed while nobody took over leaves its marker when it is committed: if its holder dies now,
+// the marker says what it made.
+func TestCommitOfALapsedClaimLeavesTheMarker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		silent := &silentVolumes{memory: newMemory()}
+		c, err := claim.Try(t.Context(), silent, "x", "mine", "me")
+		if err != nil {
+			t.Fatal(err)
+		}
+		silent.now.Store(true)
+		time.Sleep(claim.Lease)
+		if err := c.Commit(t.Context()); !errors.Is(err, claim.ErrLost) || !slices.Contains(silent.names(), record.MarkerName("x")) {
+			t.Errorf("Commit = %v, left %v; want ErrLost and the marker", err, silent.names())
+		}
+	})
+}
+
+// slowVolumes is the engine that answers a second after a call, whether or not its context has ended.
+type slowVolumes struct {
+	*memory
+	busy atomic.Int32
+}
+
+func (s *slowVolumes) CreateVolume(ctx context.Context, name string, labels map[string]string) (engine.Volume, error) {
+	s.busy.Add(1)
+	defer s.busy.Add(-1)
+	time.Sleep(time.Second)
+	return s.memory.CreateVolume(ctx, name, labels)
+}
+
+// No renewal is made after Stop has returned.
+func TestStopWaitsForARenewal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := &slowVolumes{memory: newMemory()}
+		c, err := claim.Try(t.Context(), v, "x", "mine", "me")
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(claim.Lease/3 + time.Second/2)
+		before := v.busy.Load()
+		c.Stop()
+		if after := v.busy.Load(); before != 1 || after != 0 {
+			t.Errorf("%d calls before Stop and %d after it, want 1 and 0", before, after)
+		}
+	})
+}
+
+// broken fails all calls of one kind.
+type broken struct {
+	*memory
+	inspections, removals bool
+}
+
+var errBroken = fmt.Errorf("%w: it is broken", engine.ErrUnavailable)
+
+func (b *broken) InspectVolume(ctx context.Context, name string) (engine.Volume, error) {
+	if b.inspections {
+		return engine.Volume{}, errBroken
+	}
+	return b.memory.InspectVolume(ctx, name)
+}
+
+func (b *broken) RemoveVolume(ctx context.Context, name string, force bool) error {
+	if b.removals {
+		return errBroken
+	}
+	return b.memory.RemoveVolume(ctx, name, force)
+}
+
+// What the engine does not answer, or does not do, is an error, and nothing counts as absent or removed.
+func TestErrorsOfTheEngineAreReturned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &broken{memory: newMemory()}
+		c, err := claim.Try(t.Context(), b, "x", "mine", "me")
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(claim.Lease)
+		c.Stop()
+		b.inspections = true
+		if _, found, err := claim.FindMarker(t.Context(), b, "x"); !errors.Is(err, errBroken) || found {
+			t.Errorf("FindMarker = %v, %v, want the engine's error", found, err)
+		}
+		if err := c.Commit(t.Context()); !errors.Is(err, errBroken) {
+			t.Errorf("Commit = %v, want the engine's error", err)
+		}
+		if err := claim.Drop(t.Context(), b, "x", "mine", ""); !errors.Is(err, errBroken) {
+			t.Errorf("Drop = %v, want the engine's error", err)
+		}
+		b.inspections, b.removals = false, true
+		before := b.names()
+		if err := claim.Drop(t.Context(), b, "x", "mine", ""); !errors.Is(err, errBroken) || !slices.Equal(b.names(), before) {
+			t.Errorf("Drop = %v, left %v of %v; want the engine's error and all", err, b.names(), before)
+		}
+	})
+}
+
+// A claim of short life takes no call for renewals: an empty sandbox is made in a few calls.
+func TestShortClaimTakesFewCalls(t *testing.T) {
+	for what, end := range map[string]func(*claim.Claim, context.Context, claim.Volumes) error{
+		"Commit": func(c *claim.Claim, ctx context.Context, _ claim.Volumes) error {
+			return errors.Join(c.Commit(ctx), c.DropRenewals(ctx))
+		},
+		"Claim.Drop": func(c *claim.Claim, ctx context.Context, _ claim.Volumes) error { return c.Drop(ctx) },
+		"Drop": func(c *claim.Claim, ctx context.Context, v claim.Volumes) error {
+			c.Stop()
+			return claim.Drop(ctx, v, "x", "mine", "")
+		},
+	} {
+		v := &counted{memory: newMemory()}
+		c, err := claim.Try(t.Context(), v, "x", "mine", "me")
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := 2 // creation and removal
+		if what == "Drop" {
+			want = 3 // which does not know whose the marker is
+		}
+		if err := end(c, t.Context(), v); err != nil || len(v.names()) > 0 || v.calls != want {
+			t.Errorf("%s: %v, left %v after %d calls, want %d", what, err, v.names(), v.calls, want)
+		}
+	}
 }

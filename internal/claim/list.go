@@ -36,9 +36,6 @@ func ExpiredLeftovers(vols []engine.Volume, now time.Time) []string {
 	}
 	var names []string
 	for _, vol := range vols {
-		if !record.Is(vol.Labels, record.RolePending, record.RoleTakeover) {
-			continue
-		}
 		m := record.DecodeMarker(vol.Labels)
 		if !m.Expired(now) {
 			continue
@@ -108,9 +105,6 @@ func SupersededRevisions(vols []engine.Volume, now time.Time, age time.Duration)
 	lines := map[string]map[int]string{}
 	settled := map[string]int{} // the latest revision of that age
 	for _, v := range vols {
-		if !record.Is(v.Labels, record.RoleRevision) {
-			continue
-		}
 		rev, ok := (record.Sandbox{ID: v.Labels[record.ID], Nonce: v.Labels[record.Of]}).RevisionOf(v.Name, v.Labels)
 		if !ok {
 			continue

@@ -112,6 +112,16 @@ type counted struct {
 	calls, lists int
 }
 
+func (c *counted) CreateVolume(ctx context.Context, name string, labels map[string]string) (engine.Volume, error) {
+	c.calls++
+	return c.memory.CreateVolume(ctx, name, labels)
+}
+
+func (c *counted) RemoveVolume(ctx context.Context, name string, force bool) error {
+	c.calls++
+	return c.memory.RemoveVolume(ctx, name, force)
+}
+
 func (c *counted) InspectVolume(ctx context.Context, name string) (engine.Volume, error) {
 	c.calls++
 	return c.memory.InspectVolume(ctx, name)
@@ -159,6 +169,21 @@ func TestRevisionNeverTakesAForeignVolume(t *testing.T) {
 	}
 	if got := latest(t, m, someSandbox()); got.Revision.N != 0 {
 		t.Errorf("Latest read a foreign volume as revision %d", got.Revision.N)
+	}
+	other := newMemory()
+	r := revise(t, other, someSandbox(), tag("a", "b"))
+	labels := maps.Clone(other.vols["agent-sandbox-abc.rev-1"].Labels)
+	labels[record.Role] = "workspace"
+	other.CreateVolume(t.Context(), "agent-sandbox-abc.rev-9", labels)
+	all := slices.Collect(maps.Values(other.vols))
+	if got := claim.ReadRevisions(all).Of(someSandbox()); got.Revision.N != 1 || !maps.Equal(got.Tags, r.Tags) {
+		t.Errorf("a list has revision %d with %v, want 1 with %v", got.Revision.N, got.Tags, r.Tags)
+	}
+	if got := claim.OrphanedRevisions(all, nil, other.Now().Add(time.Hour), time.Minute); !slices.Equal(got, []string{"agent-sandbox-abc.rev-1"}) {
+		t.Errorf("OrphanedRevisions = %v, want the revision alone", got)
+	}
+	if got := claim.SupersededRevisions(all, other.Now().Add(time.Hour), time.Minute); len(got) > 0 {
+		t.Errorf("SupersededRevisions = %v, want none", got)
 	}
 }
 
