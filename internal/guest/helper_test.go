@@ -268,7 +268,8 @@ func (b *box) code() int {
 	b.t.Helper()
 	select {
 	case <-b.end:
-		return b.cmd.ProcessState.ExitCode()
+		code, _ := wire.EndCode(b.cmd.ProcessState.ExitCode())
+		return code
 	case <-time.After(20 * time.Second):
 		b.t.Fatal("the session did not end")
 		return 0

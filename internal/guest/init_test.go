@@ -7,6 +7,7 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -614,18 +615,53 @@ func TestControlRefusesAnImpostor(t *testing.T) {
 	}
 }
 
-// impostor listens in PID 1's place while it becomes serve.
+// impostor listens in PID 1's place once serve has begun: a serve that finds one before ends.
 func impostor(args []string) error {
-	listener, err := net.Listen("unix", wire.ControlSocket)
+	serve := exec.Command(args[0], args[1:]...)
+	serve.Stdin, serve.Stdout, serve.Stderr = os.Stdin, os.Stdout, os.Stderr
+	if err := serve.Start(); err != nil {
+		return err
+	}
+	for begun := ""; begun != os.DevNull; {
+		time.Sleep(time.Millisecond)
+		begun, _ = os.Readlink(fmt.Sprintf("/proc/%d/fd/0", serve.Process.Pid))
+	}
+	if _, err := net.Listen("unix", wire.ControlSocket); err != nil {
+		return err
+	}
+	return serve.Wait()
+}
+
+// What begins after the end of the session has begun serves nobody, so PID 1 can tell what the session has left.
+func TestNoServerBeginsAtTheEnd(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, wire.Init{})
+	p, err := b.serve().Exec(t.Context(), wire.Exec{Args: sh("trap 'echo bye' TERM; echo ready; read -r line; while :; do sleep 0.01; done"), Stdin: true})
 	if err != nil {
-		return err
+		t.Fatal(err)
 	}
-	fd, err := listener.(*net.UnixListener).File()
+	out := newTail(p.Stdout())
+	out.until(t, "ready")
+	b.cmd.Process.Signal(unix.SIGTERM)
+	if _, err := io.WriteString(p.Stdin(), "\n"); err != nil {
+		t.Fatal(err)
+	}
+	out.until(t, "bye")
+	argv := b.in(binary, wire.VerbServe)
+	late := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
+	in, err := late.StdinPipe() // open, as a client's is
 	if err != nil {
-		return err
+		t.Fatal(err)
 	}
-	if _, err := unix.FcntlInt(fd.Fd(), unix.F_SETFD, 0); err != nil {
-		return err
+	defer in.Close()
+	if said, err := late.CombinedOutput(); err != nil || len(said) != 0 {
+		t.Errorf("a server that began at the end: %v, %q", err, said)
 	}
-	return unix.Exec(args[0], args, os.Environ())
+	p.Signal(t.Context(), int(unix.SIGKILL), false)
+	if _, err := p.Wait(); err != nil {
+		t.Error(err)
+	}
+	if code := b.code(); code != wire.CodeStopped {
+		t.Errorf("exit code %d, want %d", code, wire.CodeStopped)
+	}
 }

@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "0404e28dc232c06b845fce365f34996cd44756f01e21927550d4d0de7ab6274a", size: 10231934},
-	"arm64": {sha256: "22fbb1001dafbdfb7c98db1bdf1728a85304092afdbcb42fdd2b3750a58385a2", size: 9502846},
+	"amd64": {sha256: "15947360ddbc5462eb962ca7291ca4da5947003d22f472b8cbdffbcedde90637", size: 10236030},
+	"arm64": {sha256: "439090c6b1129c695e144aaaed0ab975376cdbb922fb8a55941125352717b715", size: 9502846},
 }

@@ -35,17 +35,8 @@ import (
 // guest's path, and PID 1 compares its mounts with those of its configuration before it does
 // anything else.
 
-// The files that the engine opens, as its own user, at each start and exec of a container.
-const (
-	passwdFile = "/etc/passwd"
-	groupFile  = "/etc/group"
-)
-
 // accountFiles are what a file that the engine must not open is replaced by, after a session.
-var accountFiles = map[string]string{passwdFile: "root:x:0:0:root:/root:/bin/sh\n", groupFile: "root:x:0:\n"}
-
-// pointFiles are files of the engine's that it mounts in each container.
-var pointFiles = []string{"/etc/hostname", "/etc/hosts", "/etc/resolv.conf"}
+var accountFiles = map[string]string{wire.PasswdFile: "root:x:0:0:root:/root:/bin/sh\n", wire.GroupFile: "root:x:0:\n"}
 
 // OwnLayer is what is known of the files that a container has of its own, which spares a start the
 // look at them.
@@ -160,7 +151,7 @@ func checkPlaces(targets []Target, ways []way) error {
 // placeFiles finds the engine's own files, none of which may be in a mount: the engine opens what is
 // below it.
 func (v *view) placeFiles(ctx context.Context, p *Places) error {
-	for _, name := range slices.Concat([]string{passwdFile, groupFile}, pointFiles) {
+	for _, name := range slices.Concat([]string{wire.PasswdFile, wire.GroupFile}, wire.PointFiles()) {
 		w, err := v.way(ctx, name, nil)
 		if err != nil {
 			return err
@@ -184,10 +175,8 @@ func (v *view) placeFiles(ctx context.Context, p *Places) error {
 // Paths returns what a start has to find in the own layer of a container with these targets, where
 // links and linked are those of Places.
 func Paths(targets, links, linked []string) (paths []wire.PathCheck) {
-	for _, name := range []string{passwdFile, groupFile} {
-		paths = append(paths, wire.PathCheck{Name: name, Kind: wire.KindAccount})
-	}
-	for _, name := range slices.Concat(pointFiles, linked, targets) {
+	paths = wire.EnginePaths()
+	for _, name := range slices.Concat(linked, targets) {
 		if !strings.HasPrefix(name, wire.Dir) { // in the root and random: checked by PID 1
 			paths = append(paths, wire.PathCheck{Name: name})
 		}
@@ -230,10 +219,22 @@ func targetsOf(got engine.Container) (targets []string) {
 	return targets
 }
 
+// LeftPlain reports whether PID 1 has found, at the end of a container's last session, that its own
+// layer has nothing but what may be there (see wire.PlainCode). PID 1 sees that as long as no symbolic
+// link of the image is to be kept: it can't tell one from another.
+func LeftPlain(got engine.Container) bool {
+	rec, ok := record.Decode(got.Labels)
+	if !ok || len(rec.Settings.Links)+len(rec.Settings.LinkedFiles) > 0 || got.State != engine.StateExited {
+		return false
+	}
+	_, plain := wire.EndCode(got.ExitCode)
+	return plain
+}
+
 // treesOf returns the trees that a start has to look at.
 func (m *Machine) treesOf(ctx context.Context, got engine.Container, own OwnLayer) (trees []tree, err error) {
 	targets := targetsOf(got)
-	if !own.Pristine && !own.Plain {
+	if !own.Pristine && !own.Plain && !LeftPlain(got) {
 		layer, err := m.LayerOf(ctx, got)
 		if err != nil {
 			return nil, err
@@ -300,7 +301,7 @@ func (m *Machine) checkUnlayered(ctx context.Context, got engine.Container) erro
 			return err
 		}
 	}
-	for _, name := range pointFiles {
+	for _, name := range wire.PointFiles() {
 		if w, err := v.way(ctx, name, nil); err != nil {
 			return err
 		} else if err := w.outside(targetsOf(got)); err != nil {
@@ -350,7 +351,7 @@ func (t tree) refuse(w wire.WrongPath) error {
 		if name != at && !strings.HasPrefix(name, at+"/") {
 			continue
 		}
-		if slices.Contains(pointFiles, name) || accountFiles[name] != "" || p.Kind == wire.KindLink {
+		if slices.Contains(wire.PointFiles(), name) || accountFiles[name] != "" || p.Kind == wire.KindLink {
 			return fault.Invalid("%s is %s, and the engine needs directories as in the image on the way to %s", at, w.Is, name)
 		}
 		if w.Is == "missing" {
@@ -448,7 +449,7 @@ func (m *Machine) CheckUser(ctx context.Context, container, image, user string, 
 			return err
 		}
 		if layer != (Layer{}) {
-			looked, err := m.look(ctx, []tree{{layer: layer, wire: wire.LookTree{Read: []string{passwdFile, groupFile}}}})
+			looked, err := m.look(ctx, []tree{{layer: layer, wire: wire.LookTree{Read: []string{wire.PasswdFile, wire.GroupFile}}}})
 			if err != nil && !(errors.Is(err, errNoLayer) && got.StartedAt.IsZero()) {
 				return err
 			}

@@ -14,6 +14,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/accounts"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
@@ -189,7 +190,7 @@ func (v *view) accounts(ctx context.Context, have map[string][]byte, err *error)
 			return io.NopCloser(strings.NewReader(string(text)))
 		}
 	}
-	return open(passwdFile), open(groupFile)
+	return open(wire.PasswdFile), open(wire.GroupFile)
 }
 
 // readAccounts reads an account file.

@@ -27,7 +27,7 @@ func Outdated(ctx context.Context, m *machine.Machine, rec record.Sandbox, got e
 	if rec.Outdated() || got.StartedAt.IsZero() {
 		return rec.Outdated(), nil
 	}
-	if machine.NeedsLayer(got) {
+	if machine.NeedsLayer(got) && !machine.LeftPlain(got) {
 		// Where the layer can't be looked at, the new container's image can.
 		if layer, err := m.LayerOf(ctx, got); err != nil || layer == (machine.Layer{}) {
 			return true, err

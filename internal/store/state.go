@@ -37,18 +37,19 @@ const codeRuntime = 2
 
 // ReasonOf says why a session ended, by the exit code of PID 1.
 func ReasonOf(got engine.Container) string {
+	code, _ := wire.EndCode(got.ExitCode)
 	switch {
 	case got.OOMKilled && got.ExitCode == 137:
 		return "out of memory"
-	case got.ExitCode == wire.CodeTimeout:
+	case code == wire.CodeTimeout:
 		return "timeout"
-	case got.ExitCode == wire.CodeIdle:
+	case code == wire.CodeIdle:
 		return "idle timeout"
-	case got.ExitCode == wire.CodeLease:
+	case code == wire.CodeLease:
 		return "abandoned"
-	case got.ExitCode == wire.CodeChanged:
+	case code == wire.CodeChanged:
 		return "network changed"
-	case got.ExitCode == wire.CodeStopped, got.ExitCode == 137 && got.Error == "",
+	case code == wire.CodeStopped, got.ExitCode == 137 && got.Error == "",
 		got.ExitCode == codeRuntime && got.Error == "" && !got.StartedAt.IsZero() && got.FinishedAt.Sub(got.StartedAt) < startingTime:
 		return "stopped"
 	}

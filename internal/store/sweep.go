@@ -334,7 +334,8 @@ func (s *Store) abandoned(ctx context.Context, id string, now time.Time) (bool, 
 	if got.State != engine.StateExited {
 		return false, nil
 	}
-	byItself := got.ExitCode == wire.CodeLease || got.ExitCode == wire.CodeTimeout || got.ExitCode == wire.CodeIdle
+	code, _ := wire.EndCode(got.ExitCode)
+	byItself := code == wire.CodeLease || code == wire.CodeTimeout || code == wire.CodeIdle
 	return byItself || now.Sub(got.FinishedAt) > stoppedRetention, nil
 }
 

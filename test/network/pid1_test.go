@@ -105,7 +105,7 @@ func TestRootInsideDoesNotGetAtPID1(t *testing.T) {
 	if _, err := sb.Stop(ctx); err != nil {
 		t.Errorf("Stop: %v", err)
 	}
-	if code := harness.Raw(t, sb).State.ExitCode; code != wire.CodeStopped {
+	if code, _ := wire.EndCode(harness.Raw(t, sb).State.ExitCode); code != wire.CodeStopped {
 		t.Errorf("exit code of PID 1: %d, want %d", code, wire.CodeStopped)
 	}
 }

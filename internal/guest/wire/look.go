@@ -39,6 +39,24 @@ const (
 	KindLink    PathKind = "link"    // nothing: the image has a symbolic link there
 )
 
+// The files that the engine opens, as its own user, at each start and exec of a container.
+const (
+	PasswdFile = "/etc/passwd"
+	GroupFile  = "/etc/group"
+)
+
+// PointFiles returns the files of the engine's that it mounts in each container.
+func PointFiles() []string { return []string{"/etc/hostname", "/etc/hosts", "/etc/resolv.conf"} }
+
+// EnginePaths returns what may be at the files that the engine opens or mounts.
+func EnginePaths() []PathCheck {
+	paths := []PathCheck{{Name: PasswdFile, Kind: KindAccount}, {Name: GroupFile, Kind: KindAccount}}
+	for _, name := range PointFiles() {
+		paths = append(paths, PathCheck{Name: name})
+	}
+	return paths
+}
+
 // Looked is what the verb look has seen.
 type Looked struct {
 	Wrong    []WrongPath       `json:"wrong,omitempty"`

@@ -22,3 +22,12 @@ type Serve struct {
 
 // HostKeySize is the length of the seed of an Ed25519 key.
 const HostKeySize = 32
+
+// EnterRequest on the control socket asks PID 1, by a serve that has just begun, whether it may
+// serve. The answer is EnterYes until the session ends, and then EnterNo: what begins after that
+// changes nothing in the sandbox.
+const (
+	EnterRequest = "enter\n"
+	EnterYes     = "yes\n"
+	EnterNo      = "no\n"
+)

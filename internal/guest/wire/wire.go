@@ -97,6 +97,23 @@ const (
 	CodeIdle    = 120 // nobody used the session for Idle.Timeout
 )
 
+// plainCode is how much lower the exit code of PID 1 is if it found that the session has left the
+// container's own files as a start needs them. No signal gives such a code, which are above 128.
+const plainCode = 64
+
+// PlainCode returns the exit code for a session that ended with code and left the files as a start
+// needs them: at each path of EnginePaths, and on the way to each mount, is what may be there.
+func PlainCode(code int) int { return code - plainCode }
+
+// EndCode returns the code that an exit code of PID 1 stands for, and whether it is a PlainCode.
+func EndCode(exit int) (code int, plain bool) {
+	switch code := exit + plainCode; code {
+	case CodeStopped, CodeTimeout, CodeLease, CodeIdle:
+		return code, true
+	}
+	return exit, false
+}
+
 // Init has PID 1's settings. They are an argument of the container's command, which anyone
 // inside can read: nothing in it is secret.
 type Init struct {

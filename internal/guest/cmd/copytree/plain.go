@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/accounts"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -38,7 +39,7 @@ func look(order wire.Look) (looked wire.Looked, err error) {
 	}
 	for i, t := range order.Trees {
 		for _, p := range t.Paths {
-			name, is := wrong(t.Dir, p)
+			name, is := proc.WrongPath(t.Dir, p)
 			if is == "" {
 				continue
 			}
@@ -54,7 +55,7 @@ func look(order wire.Look) (looked wire.Looked, err error) {
 			looked.Replaced = append(looked.Replaced, at)
 		}
 		for _, name := range t.Read {
-			if _, is := wrong(t.Dir, wire.PathCheck{Name: name, Kind: wire.KindAccount}); is != "" {
+			if _, is := proc.WrongPath(t.Dir, wire.PathCheck{Name: name, Kind: wire.KindAccount}); is != "" {
 				continue
 			}
 			if err := read(t.Dir, name, &looked); err != nil {
@@ -83,91 +84,11 @@ func openTrees(order *wire.Look) error {
 // plain reports whether a tree has nothing wrong at any of the paths.
 func plain(tree string, paths []wire.PathCheck) bool {
 	for _, p := range paths {
-		if _, is := wrong(tree, p); is != "" {
+		if _, is := proc.WrongPath(tree, p); is != "" {
 			return false
 		}
 	}
 	return true
-}
-
-// wrong returns the first element of a path at which a tree has what must not be there, and what
-// that is; nothing if there is none. Nobody changes the tree meanwhile.
-func wrong(tree string, p wire.PathCheck) (name, is string) {
-	for end := 1; end <= len(p.Name); end++ {
-		if end < len(p.Name) && p.Name[end] != '/' {
-			continue
-		}
-		var st unix.Stat_t
-		err := unix.Lstat(tree+p.Name[:end], &st)
-		if err == unix.ENOENT || err == nil && whiteout(&st) {
-			if p.Needed {
-				return p.Name[:end], "missing"
-			}
-			return "", ""
-		}
-		if err != nil {
-			return p.Name[:end], err.Error()
-		}
-		if is = misplaced(tree+p.Name[:end], &st, p.Kind, end == len(p.Name)); is != "" {
-			return p.Name[:end], is
-		}
-	}
-	return "", ""
-}
-
-// misplaced says what is wrong with a file on the way to a path of that kind, or at its end.
-func misplaced(at string, st *unix.Stat_t, kind wire.PathKind, last bool) string {
-	mode := st.Mode & unix.S_IFMT
-	switch {
-	case last && kind == wire.KindLink:
-		return typeName(mode) + " in place of the image's symbolic link"
-	case last && kind == wire.KindAccount:
-		if mode == unix.S_IFREG && st.Size > accounts.MaxSize {
-			return fmt.Sprintf("a file of %d bytes", st.Size)
-		}
-		if mode == unix.S_IFREG {
-			return ""
-		}
-	case last && mode == unix.S_IFREG:
-		return ""
-	case mode == unix.S_IFDIR && redirected(at):
-		return "a directory with the contents of another one"
-	case mode == unix.S_IFDIR:
-		return ""
-	}
-	return typeName(mode)
-}
-
-// typeName names a file's type for people.
-func typeName(mode uint32) string {
-	switch mode {
-	case unix.S_IFLNK:
-		return "a symbolic link"
-	case unix.S_IFDIR:
-		return "a directory"
-	case unix.S_IFREG:
-		return "a file"
-	case unix.S_IFIFO:
-		return "a named pipe"
-	case unix.S_IFSOCK:
-		return "a socket"
-	}
-	return "a device"
-}
-
-// whiteout reports whether a file says that there is none, in a layer of overlayfs.
-func whiteout(st *unix.Stat_t) bool {
-	return st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0
-}
-
-// redirected reports whether a directory of a layer has the contents of one of another name.
-func redirected(dir string) bool {
-	for _, name := range []string{"trusted.overlay.redirect", "user.overlay.redirect"} {
-		if _, err := unix.Lgetxattr(dir, name, nil); err == nil {
-			return true
-		}
-	}
-	return false
 }
 
 // replace renames a file of a tree, on the way to which there are only directories, and puts a
@@ -206,7 +127,7 @@ func replace(tree, name, content string) error {
 	return errors.New("too many replaced files are kept beside it")
 }
 
-// read returns in looked a regular file that a tree has, which wrong has found nothing wrong with.
+// read returns in looked a regular file that a tree has, which proc.WrongPath has found nothing wrong with.
 func read(tree, name string, looked *wire.Looked) error {
 	f, err := os.Open(tree + name)
 	if errors.Is(err, os.ErrNotExist) {

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -76,7 +77,7 @@ func TestANeededPathIsMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]string{"/a/b": "", "/a/c": "/a/c", "/b/c": "/b"} {
-		if name, is := wrong(dir, wire.PathCheck{Name: path, Needed: true}); name != want || (is != "") != (want != "") {
+		if name, is := proc.WrongPath(dir, wire.PathCheck{Name: path, Needed: true}); name != want || (is != "") != (want != "") {
 			t.Errorf("%s: %s is %q, want %q", path, name, is, want)
 		}
 	}

@@ -118,6 +118,13 @@ func (s *session) control(conn controlConn, from proc.ID, authenticated, keep fu
 				giveStdio(conn, s.keep)
 			}
 			return nil
+		case wire.EnterRequest:
+			answer := wire.EnterYes
+			if s.code.Load() != 0 {
+				answer = wire.EnterNo
+			}
+			io.WriteString(conn, answer)
+			return nil
 		case wire.UseRequest, wire.UseDetachedRequest:
 			return func(conn *os.File) { s.uses.follow(conn, said == wire.UseDetachedRequest) }
 		}

@@ -26,16 +26,21 @@ func (t mountTable) readOnly(at string) (is bool) {
 	return is
 }
 
-// check fails unless each mount of a wire.Init is where it has to be, with its own volume, and is
-// covered by no other one, and unless the sandbox's volumes are mounted nowhere else.
-func (t mountTable) check(config string) error {
+// checkConfig is check for the mounts of a wire.Init in JSON.
+func (t mountTable) checkConfig(config string) error {
 	var conf wire.Init
 	if err := json.Unmarshal([]byte(config), &conf); err != nil {
 		return err
 	}
+	return t.check(conf.Mounts)
+}
+
+// check fails unless each mount is where it has to be, with its own volume, and is covered by no
+// other one, and unless the sandbox's volumes are mounted nowhere else.
+func (t mountTable) check(mounts []wire.Mount) error {
 	where := map[string][]string{} // the targets of each volume
 	var dirs []string              // the targets of directories, below which their machine's mounts are, too
-	for _, m := range conf.Mounts {
+	for _, m := range mounts {
 		if m.Volume != "" {
 			where[m.Volume] = append(where[m.Volume], m.Target)
 		} else {

@@ -45,7 +45,7 @@ func TestMountsAreWhereTheyBelong(t *testing.T) {
 		{"covered by its parent", root + bind + workspace + data + overlaid, "/workspace/src is covered by another one at /workspace"},
 		{"covered by a mount of nobody's", root + workspace + data + overlaid + bind + strings.Replace(device, "/opt/driver", "/data", 1), "covered by another one at /data"},
 	} {
-		err := mountTable(proc.ParseMounts(tt.table)).check(string(config))
+		err := mountTable(proc.ParseMounts(tt.table)).checkConfig(string(config))
 		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
 			t.Errorf("%s: %v, want %q", tt.what, err, tt.want)
 		}

@@ -89,7 +89,7 @@ func Run(args []string) error {
 		if err := checkSelf(os.Args[0], mounts); err != nil {
 			return fmt.Errorf("init: not started from the mount of the guest: %w", err)
 		}
-		if err := mounts.check(args[0]); err != nil {
+		if err := mounts.checkConfig(args[0]); err != nil {
 			return fmt.Errorf("init: the session would not have its own mounts: %w", err)
 		}
 		// Go's runtime obeys its environment, and this one is the image's. So execute
@@ -222,8 +222,39 @@ func (s *session) end(code int, grace time.Duration) {
 			wait = min(2*wait, 5*time.Millisecond)
 			s.reaper.Reap()
 		}
+		if code != wire.CodeChanged && s.last() && s.plain() {
+			code = wire.PlainCode(code)
+		}
 		os.Exit(code)
 	})
+}
+
+// reapTime bounds the wait for others to reap what they started in the sandbox.
+const reapTime = time.Second
+
+// last reports whether no process can change the sandbox's files any more: PID 1 starts none, none
+// lives, and a server that the owner starts now is refused (see wire.EnterRequest).
+func (s *session) last() bool {
+	return s.gates.starts.TryLock() && poll(reapTime, func() bool {
+		s.reaper.Reap()
+		return terminate(0) == unix.ESRCH // exact, while a list of processes is not of one moment
+	})
+}
+
+// plain reports whether the sandbox's files lead a start to where this one led: each mount is still
+// where it was made, so that only directories are on the way to it, and the files that the engine
+// opens or mounts are what they may be.
+func (s *session) plain() bool {
+	all, err := proc.Mounts()
+	if err != nil || mountTable(all).check(s.conf.Mounts) != nil {
+		return false
+	}
+	for _, p := range wire.EnginePaths() {
+		if _, is := proc.WrongPath("", p); is != "" {
+			return false
+		}
+	}
+	return true
 }
 
 // alone reports whether no other process lives in the sandbox. Zombies whose parents are

@@ -52,6 +52,12 @@ func (p Process) Age() time.Duration {
 // Dead reports whether the process has ended, and at most its parent has not waited for it.
 func (p Process) Dead() bool { return p.state == 'Z' || p.state == 'X' }
 
+// Exits reports whether the process has begun to exit, or has ended.
+func (p Process) Exits() bool {
+	const exiting = 0x4 // PF_EXITING
+	return p.flags&exiting != 0 || p.Dead()
+}
+
 // Blocks reports whether the process blocks the signal, as those do that read it with signalfd or
 // sigwaitinfo.
 func (p Process) Blocks(n syscall.Signal) bool { return p.blocked&(1<<(n-1)) != 0 }

@@ -3,6 +3,7 @@
 package sshserver
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -49,6 +50,43 @@ func dialControl() (conn *net.UnixConn, err error) {
 			return conn, err
 		}
 	}
+}
+
+// mayServe asks PID 1 whether the session takes a new server. A PID 1 that does not listen yet sees
+// this process if the session ends.
+func mayServe() bool {
+	for begin := time.Now(); time.Since(begin) < controlPatience; time.Sleep(5 * time.Millisecond) {
+		answer, err := askEnter()
+		switch {
+		case err == nil:
+			return answer == wire.EnterYes
+		case errors.Is(err, unix.ECONNREFUSED):
+			init, ok := proc.Find(1)
+			return ok && !init.Exits()
+		}
+		// PID 1 has closed the connection, as it does while others inside open many.
+	}
+	return false
+}
+
+func askEnter() (answer string, err error) {
+	conn, err := proc.ConnectControl()
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	if peer, err := peerOf(conn); err != nil || peer.Pid != 1 {
+		return "", errors.Join(err, errors.New("the control socket is not PID 1's"))
+	}
+	conn.SetDeadline(time.Now().Add(controlPatience))
+	if _, err := io.WriteString(conn, wire.EnterRequest); err != nil {
+		return "", err
+	}
+	r := bufio.NewReaderSize(conn, 1024)
+	if _, err := wire.ReadLine(r, wire.MaxControlLine); err != nil { // the challenge
+		return "", err
+	}
+	return r.ReadString('\n')
 }
 
 const forwardSize = 64 << 10

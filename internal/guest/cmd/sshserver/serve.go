@@ -34,6 +34,9 @@ func Serve(args []string) error {
 	if err := becomeParent(); err != nil {
 		return err
 	}
+	if !mayServe() {
+		return nil // the session has ended: the client begins anew
+	}
 	stdio, err := takeStdio()
 	if err != nil {
 		return err
