@@ -10,15 +10,18 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/crypto/ssh"
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/guesttest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -137,6 +140,58 @@ func TestCloseEndsACommandOfAFrozenGuest(t *testing.T) {
 		})
 	}
 	thaw(t, cmd.Process.Pid)
+}
+
+// Output that comes once Close has given up on the guest is nobody's, though a read still waits for it.
+// It is not parallel: no other test's goroutines come meanwhile.
+func TestOutputOfAReadThatWasGivenUpIsNobodys(t *testing.T) {
+	say := make(chan struct{})
+	conn, err := guest.Dial(t.Context(), guesttest.Serve(t, guesttest.Frozen(func(nc ssh.NewChannel) {
+		ch, ok := guesttest.Start(nc)
+		if !ok {
+			return
+		}
+		<-say
+		ch.Write([]byte("out"))
+		ch.Stderr().Write([]byte("err"))
+	})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	p, err := conn.Exec(t.Context(), wire.Exec{Args: []string{"true"}})
+	if err != nil {
+		close(say)
+		t.Fatal(err)
+	}
+	before := goleak.IgnoreCurrent()
+	streams := map[string]io.Reader{"stdout": p.Stdout(), "stderr": p.Stderr()}
+	read := func(when string) {
+		var reads sync.WaitGroup
+		for name, r := range streams {
+			reads.Go(func() {
+				b := make([]byte, 10)
+				if n, err := r.Read(b); n > 0 || !errors.Is(err, guest.ErrConnectionLost) {
+					t.Errorf("reading %s %s: %q, %v, want ErrConnectionLost", name, when, b[:n], err)
+				}
+			})
+		}
+		reads.Wait()
+	}
+	given := make(chan struct{})
+	go func() {
+		defer close(given)
+		read("before Close")
+	}()
+	eventually(t, "both reads wait for the guest", func() bool {
+		stacks := make([]byte, 1<<20)
+		return strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "guest.(*Process).with.func1(") >= len(streams)
+	})
+	p.Close()
+	soon(t, "Read", func() { <-given })
+	close(say)
+	eventually(t, "the reads that were given up have ended", func() bool { return goleak.Find(before) == nil })
+	read("once there is output")
 }
 
 // It is not parallel: no other test's goroutines come meanwhile.

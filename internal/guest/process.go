@@ -226,12 +226,12 @@ func (s *stdin) Write(b []byte) (n int, err error) {
 	for n < len(b) && err == nil {
 		part := b[n:min(len(b), n+inputPart)]
 		// Send a copy: the write may outlast this call, and the caller owns b after it.
+		p.input = append(p.input[:0], part...)
+		input := p.input
 		var written int
 		var failed error
-		if !p.with(func() {
-			p.input = append(p.input[:0], part...)
-			written, failed = p.ch.Write(p.input)
-		}) {
+		if !p.with(func() { written, failed = p.ch.Write(input) }) {
+			p.input = nil // it may still be sent
 			return n, io.ErrClosedPipe
 		}
 		n, err = n+written, failed
@@ -270,12 +270,7 @@ type output struct {
 
 func (o *output) Read(b []byte) (int, error) {
 	if len(o.rest) == 0 && o.err == nil {
-		if o.buf == nil {
-			o.buf = make([]byte, outputPart)
-		}
-		if !o.p.with(o.fill) {
-			return 0, ErrConnectionLost
-		}
+		o.fill()
 	}
 	n := copy(b, o.rest)
 	o.rest = o.rest[n:]
@@ -293,9 +288,20 @@ func (o *output) Read(b []byte) (int, error) {
 // outputPart is the size of the largest packet.
 const outputPart = 32 << 10
 
+// fill reads a packet. One that was given up may still read into its buffer, and what it reads
+// belongs to nobody.
 func (o *output) fill() {
-	n, err := o.r.Read(o.buf)
-	o.rest, o.err = o.buf[:n], err
+	if o.buf == nil {
+		o.buf = make([]byte, outputPart)
+	}
+	buf := o.buf
+	var n int
+	var err error
+	if !o.p.with(func() { n, err = o.r.Read(buf) }) {
+		o.buf, o.err = nil, ErrConnectionLost
+		return
+	}
+	o.rest, o.err = buf[:n], err
 }
 
 // Signal sends signal n, in Linux numbering, to the command's process group or, with tree,

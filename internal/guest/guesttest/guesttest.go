@@ -102,8 +102,8 @@ type opened struct {
 // freeze lets the guest read nothing more from the client, on any channel.
 func freeze(nc ssh.NewChannel) { nc.(opened).side.frozen.Store(true) }
 
-// frozen is a lie after which the guest reads nothing more.
-func frozen(lie func(ssh.NewChannel)) func(ssh.NewChannel) {
+// Frozen returns what reads nothing more from the client, on any channel, and then does as lie.
+func Frozen(lie func(ssh.NewChannel)) func(ssh.NewChannel) {
 	return func(nc ssh.NewChannel) {
 		freeze(nc)
 		lie(nc)
@@ -298,12 +298,12 @@ func Lies() []Lie {
 		{"floods requests that want an answer", flood("unknown", true, nil)},
 		{"floods parts", flood(wire.RequestPart, false, make([]byte, wire.MaxPart))},
 		{"floods starts", flood(wire.RequestStarted, false, []byte(`{"pid":5}`))},
-		{"reads nothing once a channel is opened", frozen(func(ssh.NewChannel) {})},
-		{"reads nothing once it has accepted", frozen(says())},
-		{"reads nothing once it has started", frozen(says(started))},
-		{"reads nothing once it has ended", frozen(says(started, exit))},
-		{"reads nothing and floods", frozen(Stream(nil, zeros))},
-		{"reads nothing and wants answers", frozen(flood("unknown", true, nil))},
+		{"reads nothing once a channel is opened", Frozen(func(ssh.NewChannel) {})},
+		{"reads nothing once it has accepted", Frozen(says())},
+		{"reads nothing once it has started", Frozen(says(started))},
+		{"reads nothing once it has ended", Frozen(says(started, exit))},
+		{"reads nothing and floods", Frozen(Stream(nil, zeros))},
+		{"reads nothing and wants answers", Frozen(flood("unknown", true, nil))},
 		{"dials back", func(nc ssh.NewChannel) { nc.Reject(ssh.ConnectionFailed, "") }},
 	}
 	return append(lies, fileLies()...)
