@@ -1,0 +1,295 @@
+package sandboxtools
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+)
+
+const (
+	maxCommand = 100 << 10 // bytes: the kernel takes 128 KiB in one argument
+	maxState   = 100 << 10
+)
+
+// shell is a shell that outlives its commands: each one is a shell process of its own that begins in
+// the state in which the last one ended. So no command can get stuck in it, answer for another one,
+// or take it along when it is killed.
+type shell struct {
+	*set
+	turn chan struct{} // has an element while a command runs
+
+	mu    sync.Mutex
+	state string                  // a script that restores it
+	end   context.CancelCauseFunc // of the command that runs
+}
+
+// start runs $3, in bash if the image has it. $2 restores the state. The new state goes to stderr,
+// the output of both streams of the command to stdout. A command in the background has no $1 and
+// leaves no state. Bash's variables BASH_ARGV and _ would have the whole last one.
+const start = `if command -v bash >/dev/null 2>&1; then exec bash -c "$0" bash "$@"; fi; exec sh -c "$0" sh "$@"`
+
+const session = `eval "$2" 2>/dev/null
+cd -- "$PWD" || cd
+if [ -z "$1" ]; then eval "$3"; exit; fi
+exec 3>&2 2>&1
+if [ -n "$BASH_VERSION" ]; then
+	trap '( for BASH_name in $(compgen -v); do case $BASH_name in BASH*|_) ;; *) declare -p "$BASH_name";; esac; done; declare -f; shopt -p ) 2>/dev/null >&3' EXIT
+else
+	trap '( export -p ) 2>/dev/null >&3' EXIT
+fi
+eval "$3" 3>&-`
+
+// bashInput is the input of the tool "bash".
+type bashInput struct {
+	Command    string `json:"command"`
+	Background bool   `json:"background"`
+	ID         string `json:"id"`
+	TimeoutMS  int64  `json:"timeoutMs"`
+	Restart    bool   `json:"restart"`
+}
+
+func (s *shell) tool() Tool {
+	return define(s.set, Tool{
+		Name: "bash",
+		Description: fmt.Sprintf("Run a command in a shell (bash, or sh if there is no bash) and wait for it, %v at most. The working directory, variables and functions "+
+			"stay for the next call; one command runs at a time. There is no input. The result has stdout and stderr, without the middle if they are longer than %d bytes, and "+
+			"the exit code. A command in the background goes on after the call, and the result has its id: call the tool with the id alone for its output so far and whether it runs.",
+			s.limits.CommandTime, s.limits.Output),
+		Schema: schema(
+			property{"command", "string", true, "the command; null with restart or id"},
+			property{"background", "boolean", true, "do not wait for the command; default false"},
+			property{"id", "string", true, "read the output of this command in the background instead"},
+			property{"timeoutMs", "integer", true, fmt.Sprintf("kill the command after this many milliseconds; with id, wait so long for its end; at most %d", s.limits.CommandTime.Milliseconds())},
+			property{"restart", "boolean", true, "end the command that runs and begin with a new shell, before the command if there is one; default false"},
+		),
+	}, s.call)
+}
+
+func (s *shell) call(ctx context.Context, in bashInput) (Result, error) {
+	limit := s.limits.CommandTime
+	if in.TimeoutMS < 0 || in.TimeoutMS > limit.Milliseconds() {
+		return Result{}, fmt.Errorf("timeoutMs %d is not allowed: %d is the limit", in.TimeoutMS, limit.Milliseconds())
+	}
+	if in.TimeoutMS > 0 {
+		limit = time.Duration(in.TimeoutMS) * time.Millisecond
+	}
+	switch {
+	case in.ID != "" && (in.Command != "" || in.Restart || in.Background):
+		return Result{}, errors.New("id has to be the only argument beside timeoutMs")
+	case in.ID != "":
+		return s.look(ctx, in.ID, time.Duration(in.TimeoutMS)*time.Millisecond)
+	case in.Command == "" && !in.Restart:
+		return Result{}, errors.New("there is no command")
+	case len(in.Command) > maxCommand:
+		return Result{}, fmt.Errorf("the command has more than %d bytes: write it to a file and run that", maxCommand)
+	}
+	if in.Restart {
+		s.restart()
+	}
+	switch {
+	case in.Command == "":
+		return Result{Text: "The shell is a new one."}, nil
+	case in.Background:
+		return s.leave(ctx, in.Command)
+	}
+	return s.run(ctx, in.Command, limit)
+}
+
+var errRestarted = errors.New("the shell was restarted")
+
+// restart ends the command that runs, and forgets the state.
+func (s *shell) restart() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state = ""
+	if s.end != nil {
+		s.end(errRestarted)
+		s.end = nil // it leaves no state
+	}
+}
+
+// begin waits until no other command runs. The caller calls done with the new state; "" keeps the last.
+func (s *shell) begin(ctx context.Context) (_ context.Context, state string, done func(state string), err error) {
+	select {
+	case s.turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, "", nil, context.Cause(ctx)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.end = cancel
+	return ctx, s.state, func(state string) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.end != nil && state != "" {
+			s.state = state
+		}
+		s.end = nil
+		cancel(nil)
+		<-s.turn
+	}, nil
+}
+
+func (s *shell) run(ctx context.Context, command string, limit time.Duration) (Result, error) {
+	ctx, state, done, err := s.begin(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	var after bounded
+	defer func() { done(after.text()) }()
+	out := &output{max: s.limits.Output}
+	if s.limits.Report != nil {
+		out.report = func(p []byte) { s.limits.Report(ctx, p) }
+	}
+	cmd := s.sb.Command(ctx, "sh", "-c", start, session, "wait", state, command)
+	cmd.Stdout, cmd.Stderr, cmd.Timeout = out, &after, limit
+	err = cmd.Run()
+	if ctx.Err() != nil {
+		return Result{}, context.Cause(ctx)
+	}
+	var exit *sandbox.ExitError
+	if err != nil && !errors.As(err, &exit) && !errors.Is(err, exec.ErrWaitDelay) {
+		return Result{}, err
+	}
+	code := 0
+	c := &Command{Status: Exited, ExitCode: &code}
+	if exit != nil {
+		code, c.OutOfMemory = exit.ExitCode(), exit.OutOfMemory
+		switch {
+		case errors.Is(exit, sandbox.ErrSessionLost):
+			c.Status, c.ExitCode, c.Reason = SessionLost, nil, exit.Unwrap().Error()
+			after.kept.Reset() // it may be a part
+		case errors.Is(err, sandbox.ErrTimeout):
+			c.Status = TimedOut
+			after.kept.Reset()
+		}
+	}
+	c.Output, c.OmittedBytes = out.text()
+	r := Result{Text: c.text(), Command: c}
+	if after.over {
+		r.Text += fmt.Sprintf("\n[the shell's variables have more than %d bytes: they stay as they were before the command]", maxState)
+	}
+	return r, nil
+}
+
+// text is the output, and below it what a model has to know.
+func (c *Command) text() string {
+	note := ""
+	switch {
+	case c.Status == Running:
+		note = fmt.Sprintf("[running in the background, id %s]", c.ID)
+	case c.Status == SessionLost:
+		note = "[session lost: " + c.Reason + "]"
+	case c.Status == TimedOut:
+		note = "[timed out: the command was killed; the shell is as before it]"
+	case c.ExitCode == nil:
+		note = "[ended; the exit code is not known]"
+	default:
+		note = fmt.Sprintf("[exit code %d]", *c.ExitCode)
+	}
+	if c.OutOfMemory {
+		note += " [the kernel killed it, or a process of it, for memory]"
+	}
+	if c.OmittedBytes > 0 {
+		note += fmt.Sprintf(" [%d bytes in the middle are left out]", c.OmittedBytes)
+	}
+	if c.Output == "" {
+		return note
+	}
+	return strings.TrimSuffix(c.Output, "\n") + "\n" + note
+}
+
+// leave starts a command in the background. It begins in the state of the last command that has ended.
+func (s *shell) leave(ctx context.Context, command string) (Result, error) {
+	s.mu.Lock()
+	state := s.state
+	s.mu.Unlock()
+	cmd := s.sb.Command(ctx, "sh", "-c", start, session, "", state, command)
+	cmd.Detached = true
+	if err := cmd.Start(); err != nil {
+		return Result{}, err
+	}
+	c := &Command{ID: cmd.ID(), Status: Running}
+	return Result{Text: c.text(), Command: c}, nil
+}
+
+// look returns the output of a command in the background, after its end if that comes in time.
+func (s *shell) look(ctx context.Context, id string, wait time.Duration) (Result, error) {
+	out := &output{max: s.limits.Output}
+	if wait > 0 {
+		if err := s.await(ctx, id, wait); err != nil {
+			return Result{}, err
+		}
+	}
+	all, err := s.sb.Processes(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	c := &Command{ID: id}
+	for _, p := range all {
+		if p.ID != id {
+			continue
+		}
+		c.Status, c.ExitCode, c.OutOfMemory = Exited, p.ExitCode, p.OutOfMemory
+		if p.Running {
+			c.Status = Running
+		}
+	}
+	if c.Status == "" {
+		return Result{}, fmt.Errorf("there is no command in the background with the id %q", id)
+	}
+	for line, err := range s.sb.Logs(ctx, sandbox.LogOptions{}) {
+		if err != nil {
+			return Result{}, err
+		}
+		if line.Command == id {
+			fmt.Fprintln(out, line.Text)
+		}
+	}
+	c.Output, c.OmittedBytes = out.text()
+	return Result{Text: c.text(), Command: c}, nil
+}
+
+// await waits for the end of a command in the background.
+func (s *shell) await(ctx context.Context, id string, limit time.Duration) error {
+	short, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	cmd, err := s.sb.Process(short, id)
+	if err == nil {
+		err = cmd.Run()
+	}
+	var exit *sandbox.ExitError
+	if errors.As(err, &exit) || errors.Is(err, sandbox.ErrProcessNotFound) || short.Err() != nil && ctx.Err() == nil {
+		return nil
+	}
+	return err
+}
+
+// bounded keeps a state, unless it is too long.
+type bounded struct {
+	kept bytes.Buffer
+	over bool
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	if b.over = b.over || b.kept.Len()+len(p) > maxState; !b.over {
+		b.kept.Write(p)
+	}
+	return len(p), nil
+}
+
+// text is "" if the state is too long, or can't be an argument.
+func (b *bounded) text() string {
+	if b.over || bytes.IndexByte(b.kept.Bytes(), 0) >= 0 {
+		return ""
+	}
+	return b.kept.String()
+}

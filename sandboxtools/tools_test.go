@@ -1,0 +1,372 @@
+package sandboxtools_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/sandboxtools"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+func TestMain(m *testing.M) { harness.Main(m) }
+
+type object = map[string]any
+
+// kit calls tools by their names.
+type kit struct {
+	t     *testing.T
+	tools []sandboxtools.Tool
+}
+
+func (k kit) call(ctx context.Context, name string, args object) (sandboxtools.Result, error) {
+	k.t.Helper()
+	body, err := json.Marshal(args)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	i := slices.IndexFunc(k.tools, func(t sandboxtools.Tool) bool { return t.Name == name })
+	if i < 0 {
+		k.t.Fatalf("there is no tool %q", name)
+	}
+	return k.tools[i].Call(ctx, body)
+}
+
+func (k kit) must(name string, args object) sandboxtools.Result {
+	k.t.Helper()
+	r, err := k.call(k.t.Context(), name, args)
+	if err != nil {
+		k.t.Fatalf("%s %v: %v", name, args, err)
+	}
+	return r
+}
+
+// bash checks the text of a command's result.
+func (k kit) bash(command, want string) {
+	k.t.Helper()
+	if got := k.must("bash", object{"command": command}).Text; got != want {
+		k.t.Errorf("bash %q: %q, want %q", command, got, want)
+	}
+}
+
+func (k kit) refused(name string, args object, want string) {
+	k.t.Helper()
+	if r, err := k.call(k.t.Context(), name, args); err == nil || !strings.Contains(err.Error(), want) {
+		k.t.Errorf("%s %v: %q, %v, want an error with %q", name, args, r.Text, err, want)
+	}
+}
+
+func TestSchemasAreWithinBothStrictSubsets(t *testing.T) {
+	t.Parallel()
+	union := 0
+	for _, tool := range sandboxtools.New(nil, sandboxtools.Options{}) {
+		n, err := harness.CheckStrict(tool.Schema)
+		if err != nil {
+			t.Errorf("%s: %v\n%s", tool.Name, err, tool.Schema)
+		}
+		union += n
+		if _, err := tool.Call(t.Context(), nil); err == nil {
+			t.Errorf("%s without a sandbox: no error", tool.Name)
+		}
+	}
+	if union == 0 || union > 16 {
+		t.Errorf("%d properties may be null, want 1 to 16, which Anthropic takes", union)
+	}
+}
+
+func TestCheckStrictRefuses(t *testing.T) {
+	t.Parallel()
+	for schema, want := range map[string]string{
+		`{"type":"object","properties":{},"required":[]}`:                                                                                        "additionalProperties",
+		`{"type":"object","properties":{"a":{"type":"string"}},"required":[],"additionalProperties":false}`:                                      "those required",
+		`{"type":"object","properties":{"a":{"type":"date"}},"required":["a"],"additionalProperties":false}`:                                     `the type "date"`,
+		`{"type":"object","properties":{"a":{"type":"string","minLength":1}},"required":["a"],"additionalProperties":false}`:                     `"minLength"`,
+		`{"type":"object","properties":{"a":{"type":["array","null"],"items":{"type":"string"}}},"required":["a"],"additionalProperties":false}`: "no plain array",
+		`{"type":"array","items":{"type":"string"}}`:                                                                                             "the root",
+	} {
+		if _, err := harness.CheckStrict(json.RawMessage(schema)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", schema, err, want)
+		}
+	}
+}
+
+// One sandbox has all of it, so that the test is cheap.
+func TestToolsInASandbox(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	k := kit{t, sandboxtools.New(sb, sandboxtools.Options{Output: 4096, CommandTime: harness.CallBound})}
+	shellKeepsItsState(t, k)
+	shellIsBounded(t, k)
+	commandsInTheBackground(t, k)
+	filesAreRegular(t, k)
+	filesAreFound(t, k)
+	serversAreFetched(t, k)
+	argumentsAreChecked(k)
+	sandboxThatDies(t, k, sb)
+}
+
+func shellKeepsItsState(t *testing.T, k kit) {
+	k.bash("pwd; exit 3", "/workspace\n[exit code 3]")
+	k.bash(`mkdir -p "a b"; cd "a b"; export A="1
+'2"; B=3; f() { echo "f $B"; }`, "[exit code 0]")
+	k.bash(`pwd; echo "$A"; f; sh -c 'echo "<$B>"'`, "/workspace/a b\n1\n'2\nf 3\n<>\n[exit code 0]")
+	k.bash("echo out; echo err >&2; false", "out\nerr\n[exit code 1]")
+	k.bash("if", k.must("bash", object{"command": "if"}).Text) // a syntax error leaves the shell as it is
+	k.bash("f; rm -r ../'a b'", "f 3\n[exit code 0]")
+	if got := k.must("bash", object{"command": "echo here"}); !strings.Contains(got.Text, "here\n[exit code 0]") {
+		t.Errorf("in a directory that is gone: %q", got.Text)
+	}
+	if got := k.must("bash", object{"command": "pwd; echo $A$B", "restart": true}); got.Text != "/workspace\n\n[exit code 0]" {
+		t.Errorf("after a restart: %q", got.Text)
+	}
+	if got := k.must("bash", object{"restart": true, "command": nil}); got.Text != "The shell is a new one." {
+		t.Errorf("a restart alone: %q", got.Text)
+	}
+	k.bash("X=$(head -c 200000 /dev/zero | tr '\\0' x)", "[exit code 0]\n[the shell's variables have more than 102400 bytes: they stay as they were before the command]")
+	k.bash("echo ${#X}", "0\n[exit code 0]")
+	k.bash("export Y=5", "[exit code 0]")
+	if got := k.must("bash", object{"command": "Y=6; sleep 1000", "timeoutMs": 500}).Command; got.Status != sandboxtools.TimedOut || *got.ExitCode != 137 {
+		t.Errorf("a command that takes too long: %+v", got)
+	}
+	k.bash("echo $Y; cd /", "5\n[exit code 0]")
+
+	// Another call ends the command that runs.
+	ended := make(chan error, 1)
+	go func() {
+		_, err := k.call(context.Background(), "bash", object{"command": "echo >/tmp/runs; sleep 1000"})
+		ended <- err
+	}()
+	harness.Eventually(t, "the command runs", func() bool {
+		r, err := k.call(t.Context(), "glob", object{"pattern": "runs", "path": "/tmp"})
+		return err == nil && len(r.Paths) == 1
+	})
+	k.must("bash", object{"restart": true})
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "restarted") {
+		t.Errorf("the command that a restart ended: %v", err)
+	}
+	k.bash("pwd", "/workspace\n[exit code 0]")
+}
+
+func shellIsBounded(t *testing.T, k kit) {
+	got := k.must("bash", object{"command": "echo first; head -c 33554432 /dev/zero | tr '\\0' x; echo; echo last"}).Command
+	if !strings.HasPrefix(got.Output, "first\nxxx") || !strings.HasSuffix(got.Output, "xxx\nlast\n") || len(got.Output) > 5000 || got.OmittedBytes != 1<<25+12-4096 {
+		t.Errorf("a flood: %d bytes without %d", len(got.Output), got.OmittedBytes)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("nobody waits any more")
+	go func() {
+		harness.Eventually(t, "the command runs", func() bool {
+			r, err := k.call(context.Background(), "glob", object{"pattern": "cancelled", "path": "/tmp"})
+			return err == nil && len(r.Paths) == 1
+		})
+		cancel(why)
+	}()
+	if _, err := k.call(ctx, "bash", object{"command": "echo >/tmp/cancelled; exec sleep 7777"}); !errors.Is(err, why) {
+		t.Errorf("a call that is cancelled: %v", err)
+	}
+	harness.Eventually(t, "the cancelled command is gone", func() bool {
+		return !strings.Contains(k.must("bash", object{"command": `for f in /proc/[0-9]*/cmdline; do tr '\0' ' ' <$f 2>/dev/null; done`}).Text, "sleep 7777 ")
+	})
+	k.refused("bash", object{"command": "true", "timeoutMs": int64(harness.CallBound/time.Millisecond) + 1}, "the limit")
+	k.refused("bash", object{"command": strings.Repeat("x", 200<<10)}, "write it to a file")
+	k.refused("bash", object{"command": ""}, "no command")
+	k.refused("bash", object{"command": "true", "id": "a"}, "only argument")
+}
+
+func commandsInTheBackground(t *testing.T, k kit) {
+	k.bash("mkdir -p bg; cd bg; export G=hello", "[exit code 0]")
+	got := k.must("bash", object{"command": "pwd; echo $G; until test -e ../go; do sleep 0.1; done; echo over; exit 5", "background": true})
+	if got.Command.Status != sandboxtools.Running || got.Command.ExitCode != nil || got.Text != "[running in the background, id "+got.Command.ID+"]" {
+		t.Errorf("a command in the background: %q, %+v", got.Text, got.Command)
+	}
+	id := got.Command.ID
+	harness.Eventually(t, "its output", func() bool {
+		r := k.must("bash", object{"id": id})
+		return r.Command.Status == sandboxtools.Running && r.Command.Output == "/workspace/bg\nhello\n"
+	})
+	k.bash("touch ../go; cd ..", "[exit code 0]")
+	r := k.must("bash", object{"id": id, "timeoutMs": harness.CallBound / time.Millisecond})
+	if r.Command.Status != sandboxtools.Exited || r.Command.ExitCode == nil || *r.Command.ExitCode != 5 {
+		t.Errorf("after its end: %q, %+v", r.Text, r.Command)
+	}
+	harness.Eventually(t, "all of its output", func() bool {
+		return strings.HasSuffix(k.must("bash", object{"id": id}).Text, "over\n[exit code 5]")
+	})
+	k.refused("bash", object{"id": "nonesuch"}, "no command")
+}
+
+func filesAreRegular(t *testing.T, k kit) {
+	k.must("write", object{"path": "new/run.sh", "content": "echo one two two\n", "executable": true})
+	k.bash("new/run.sh", "one two two\n[exit code 0]")
+	if got := k.must("edit", object{"path": "new/run.sh", "old": "one", "new": "1"}); got.Text != "Replaced 1 in new/run.sh." {
+		t.Errorf("edit: %q", got.Text)
+	}
+	k.refused("edit", object{"path": "new/run.sh", "old": "two", "new": "2"}, "2 times")
+	k.refused("edit", object{"path": "new/run.sh", "old": "three", "new": "2"}, "does not occur")
+	k.refused("edit", object{"path": "new/run.sh", "old": "", "new": "2"}, "empty")
+	k.must("edit", object{"path": "new/run.sh", "old": "two", "new": "2", "all": true})
+	k.bash("new/run.sh", "1 2 2\n[exit code 0]")
+	k.must("write", object{"path": "long", "content": strings.Repeat("0123456789\n", 1000)})
+	if got := k.must("read", object{"path": "long"}); len(got.Text) != 4096+len("\n[the file goes on]") || !got.More {
+		t.Errorf("read: %d bytes, more %t", len(got.Text), got.More)
+	}
+	if got := k.must("read", object{"path": "long", "line": 1000, "lines": 5}); got.Text != "0123456789\n" || got.More {
+		t.Errorf("read of the last line: %q, %t", got.Text, got.More)
+	}
+	k.refused("read", object{"path": "long", "line": 2000}, "1000 lines")
+	k.bash("mkfifo pipe; ln -s /dev/zero zero; mkdir dir; head -c 8388609 /dev/zero | tr '\\0' x >big; truncate -s 4G holes; printf '\\377' >binary", "[exit code 0]")
+	for _, file := range []string{"zero", "pipe", "dir", "/dev/null"} {
+		for tool, args := range map[string]object{"read": {"line": 2}, "edit": {"old": "a", "new": "b"}, "write": {"content": "text"}} {
+			args["path"] = file
+			if _, err := k.call(t.Context(), tool, args); err == nil || !strings.Contains(err.Error(), "is not a regular file") && !strings.Contains(err.Error(), "is a directory") {
+				t.Errorf("%s of %s: %v, want a refusal", tool, file, err)
+			}
+		}
+	}
+	k.refused("edit", object{"path": "big", "old": "x", "new": "y", "all": true}, "too large to edit")
+	k.refused("read", object{"path": "holes", "line": 2}, "more than 268435456 bytes")
+	k.refused("read", object{"path": "binary"}, "not a text file")
+	k.bash("rm -r pipe zero dir big holes binary long new bg go", "[exit code 0]")
+}
+
+func filesAreFound(t *testing.T, k kit) {
+	k.bash("mkdir -p s/t/u s/.git s/many; cd s; echo 'a needle' >t/u/a.go; echo needle | tee b.go c.txt .git/d.go >/dev/null; mkfifo t/pipe.go; cd many; seq 1001 | xargs touch; cd ../..", "[exit code 0]")
+	for pattern, want := range map[string][]string{
+		"*.go":      {"s/b.go"},
+		"**/*.go":   {"s/b.go", "s/t/pipe.go", "s/t/u/a.go"},
+		"t/**":      {"s/t", "s/t/pipe.go", "s/t/u", "s/t/u/a.go"},
+		"**/u/*":    {"s/t/u/a.go"},
+		"[bc].*":    {"s/b.go", "s/c.txt"},
+		"nothing/*": nil,
+	} {
+		if got := k.must("glob", object{"pattern": pattern, "path": "s"}); !cmp.Equal(got.Paths, want) || got.More {
+			t.Errorf("glob %s: %q, want %q", pattern, got.Paths, want)
+		}
+	}
+	if got := k.must("glob", object{"pattern": "s/many/*"}); !got.More || len(got.Paths) < 100 || len(got.Paths) > 1000 || len(got.Text) > 4200 {
+		t.Errorf("glob of 1001 files: %d, more %t, %d bytes", len(got.Paths), got.More, len(got.Text))
+	}
+	k.refused("glob", object{"pattern": "../*"}, "leaves the directory")
+	k.refused("glob", object{"pattern": "["}, "syntax error")
+	got := k.must("grep", object{"pattern": `\bneedle$`, "path": "s", "files": "*.go"})
+	want := []sandboxtools.Match{{Path: "s/b.go", Line: 1, Text: "needle"}, {Path: "s/t/u/a.go", Line: 1, Text: "a needle"}}
+	if !cmp.Equal(got.Matches, want) || got.Text != "s/b.go:1:needle\ns/t/u/a.go:1:a needle" || got.More {
+		t.Errorf("grep: %q, %v", got.Text, got.Matches)
+	}
+	if got := k.must("grep", object{"pattern": "needle", "path": "s/c.txt"}); len(got.Matches) != 1 || got.Matches[0].Path != "s/c.txt" {
+		t.Errorf("grep of a file: %v", got.Matches)
+	}
+	k.bash("yes n | head -n 201 >s/f", "[exit code 0]")
+	if got := k.must("grep", object{"pattern": "^n$", "path": "s"}); len(got.Matches) != 200 || !got.More {
+		t.Errorf("grep of 201 lines: %d, more %t", len(got.Matches), got.More)
+	}
+	if got := k.must("grep", object{"pattern": "nowhere", "path": "s"}); got.Text != "[no lines found]" {
+		t.Errorf("grep of nothing: %q", got.Text)
+	}
+	k.refused("grep", object{"pattern": "("}, "missing closing")
+	k.bash("rm -r s", "[exit code 0]")
+}
+
+func serversAreFetched(t *testing.T, k kit) {
+	k.must("write", object{"path": "server.js", "content": `require("http").createServer((q, r) => {
+	if (q.url === "/flood") { r.end("y".repeat(100000)); return }
+	if (q.url === "/away") { r.writeHead(302, {Location: "http://192.0.2.1/"}); r.end(); return }
+	let body = ""; q.on("data", d => body += d); q.on("end", () => r.end([q.method, q.url, q.headers["x-a"], q.headers.host, body].join(" ")))
+}).listen(8080, "127.0.0.1")`})
+	k.must("bash", object{"command": "exec node server.js", "background": true})
+	harness.Eventually(t, "the server answers", func() bool {
+		_, err := k.call(t.Context(), "fetch", object{"port": 8080})
+		return err == nil
+	})
+	got := k.must("fetch", object{"port": 8080, "path": "/x?y=1", "method": "POST", "headers": []string{"X-A: b"}, "body": "data"})
+	if !strings.HasPrefix(got.Text, "HTTP/1.1 200 OK\n") || !strings.HasSuffix(got.Text, "\n\nPOST /x?y=1 b localhost:8080 data") {
+		t.Errorf("fetch: %q", got.Text)
+	}
+	if got := k.must("fetch", object{"port": 8080, "path": "/flood"}); !got.More || len(got.Text) > 6000 {
+		t.Errorf("fetch of much: %d bytes, more %t", len(got.Text), got.More)
+	}
+	if got := k.must("fetch", object{"port": 8080, "path": "/away"}); !strings.HasPrefix(got.Text, "HTTP/1.1 302") {
+		t.Errorf("fetch of a redirect: %q", got.Text)
+	}
+	k.refused("fetch", object{"port": 9, "headers": []string{}}, "nothing listens")
+	k.refused("fetch", object{"port": 0}, "1 to 65535")
+	k.refused("fetch", object{"port": 80, "path": "@192.0.2.1/"}, "slash")
+}
+
+func argumentsAreChecked(k kit) {
+	k.refused("read", object{"path": "a", "file": "b"}, `unknown field "file"`)
+	k.refused("read", object{"path": 5}, "cannot unmarshal")
+	for _, tool := range k.tools {
+		if _, err := tool.Call(k.t.Context(), json.RawMessage(`{} {}`)); err == nil || !strings.Contains(err.Error(), "more than one") {
+			k.t.Errorf("%s of two values: %v", tool.Name, err)
+		}
+	}
+}
+
+func sandboxThatDies(t *testing.T, k kit, sb *sandbox.Sandbox) {
+	stopped := make(chan error, 1)
+	go func() {
+		harness.WaitForFile(t, sb, "/tmp/dies")
+		stopped <- harness.Second(sb.Stop(context.Background()))
+	}()
+	got := k.must("bash", object{"command": "echo before; touch /tmp/dies; sleep 1000"}).Command
+	if got.Status != sandboxtools.SessionLost || !strings.Contains(got.Reason, "stopped") || got.Output != "before\n" {
+		t.Errorf("a command whose session ended: %+v", got)
+	}
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+	if _, err := k.call(t.Context(), "bash", object{"command": "true"}); !errors.Is(err, sandbox.ErrSessionLost) {
+		t.Errorf("the next command: %v, want ErrSessionLost", err)
+	}
+}
+
+// A sandbox that does not answer holds no tool for longer than a command, and output is reported.
+func TestToolsEndInTime(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	var reported atomic.Int64
+	k := kit{t, sandboxtools.New(sb, sandboxtools.Options{CommandTime: 3 * time.Second, Report: func(_ context.Context, p []byte) { reported.Add(int64(len(p))) }})}
+	k.must("write", object{"path": "file", "content": "text"})
+	eng := harness.NewEngine(t)
+	id := record.ContainerName(sb.Name())
+	if err := eng.PauseContainer(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	results := make(chan string)
+	calls := map[string]object{
+		"bash": {"command": "true"}, "read": {"path": "file"}, "edit": {"path": "file", "old": "a", "new": "b"},
+		"write": {"path": "file", "content": "x"}, "glob": {"pattern": "*"}, "fetch": {"port": 80},
+	}
+	for tool, args := range calls {
+		go func() {
+			_, err := k.call(context.Background(), tool, args)
+			results <- fmt.Sprintf("%s: %v", tool, err)
+		}()
+	}
+	for range calls {
+		if got := <-results; !strings.Contains(got, "took longer than 3s") {
+			t.Errorf("in a sandbox that is paused %s, want the limit", got)
+		}
+	}
+	if err := eng.UnpauseContainer(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	harness.Eventually(t, "a command runs again, and its output is reported", func() bool {
+		_, err := k.call(t.Context(), "bash", object{"command": "echo 12345"})
+		return err == nil && reported.Load() >= 6
+	})
+}
