@@ -77,7 +77,7 @@ func single(d ast.Decl) []ast.Decl {
 // The exported API changes on purpose only: "make api" renews the files.
 func TestExportedAPI(t *testing.T) {
 	t.Parallel()
-	for pkg, dir := range map[string]string{"sandbox": ".", "sandboxhttp": "sandboxhttp", "sandboxtest": "sandboxtest"} {
+	for pkg, dir := range map[string]string{"sandbox": ".", "sandboxhttp": "sandboxhttp", "sandboxtest": "sandboxtest", "sandboxtools": "sandboxtools"} {
 		got, err := exported(dir)
 		if err != nil {
 			t.Fatal(err)

@@ -64,10 +64,10 @@ func (s *shell) tool() Tool {
 			s.limits.CommandTime, s.limits.Output),
 		Schema: schema(
 			property{"command", "string", true, "the command; null with restart or id"},
-			property{"background", "boolean", true, "do not wait for the command; default false"},
+			property{"background", "boolean", false, "whether to go on without waiting for the command"},
 			property{"id", "string", true, "read the output of this command in the background instead"},
 			property{"timeoutMs", "integer", true, fmt.Sprintf("kill the command after this many milliseconds; with id, wait so long for its end; at most %d", s.limits.CommandTime.Milliseconds())},
-			property{"restart", "boolean", true, "end the command that runs and begin with a new shell, before the command if there is one; default false"},
+			property{"restart", "boolean", false, "whether to end the command that runs and begin with a new shell, before the command if there is one"},
 		),
 	}, s.call)
 }

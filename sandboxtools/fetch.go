@@ -30,10 +30,10 @@ func (s *set) fetchTool() Tool {
 			"No port needs to be published. Nothing outside of the sandbox can be reached.", s.limits.Output),
 		Schema: schema(
 			property{"port", "integer", false, "the port of the server, 1 to 65535"},
-			property{"path", "string", true, "the path, with a query if there is one; default /"},
+			property{"path", "string", false, "the path, with a query if there is one, such as /"},
 			property{"method", "string", true, "default GET"},
 			property{"headers", "array", false, "such as Content-Type: application/json; may be empty"},
-			property{"body", "string", true, "the body of the request"},
+			property{"body", "string", false, "the body of the request, may be empty"},
 		),
 	}, s.fetch)
 }

@@ -137,7 +137,7 @@ func (s *set) writeTool() Tool {
 		Schema: schema(
 			property{"path", "string", false, pathText},
 			property{"content", "string", false, "the whole new content"},
-			property{"executable", "boolean", true, "default false"},
+			property{"executable", "boolean", false, "whether the file is a program"},
 		),
 	}, s.write)
 }
@@ -179,7 +179,7 @@ func (s *set) editTool() Tool {
 			property{"path", "string", false, pathText},
 			property{"old", "string", false, "the text to replace, with its white space"},
 			property{"new", "string", false, "the text instead"},
-			property{"all", "boolean", true, "replace it wherever it occurs; default false"},
+			property{"all", "boolean", false, "whether to replace it wherever it occurs"},
 		),
 	}, s.edit)
 }

@@ -61,8 +61,8 @@ type Tool struct {
 	// Description tells a model what the tool does, and its limits.
 	Description string
 	// Schema is the JSON Schema of the arguments, an object. It is within the strict subsets of
-	// OpenAI and Anthropic: all properties are required, and those that may be left out may be null.
-	// Call takes arguments that lack them, too.
+	// OpenAI and Anthropic: all properties are required, and those with a default may be null. Call
+	// takes arguments that lack them, too, and those that may be false or empty.
 	Schema json.RawMessage
 	// ReadOnly means that the tool changes nothing in the sandbox.
 	ReadOnly bool

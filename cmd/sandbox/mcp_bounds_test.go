@@ -7,74 +7,12 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
-	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
-
-// Devices and pipes have no end, or wait for somebody.
-func TestAgentsFileToolsTakeRegularFilesOnly(t *testing.T) {
-	enginetest.Need(t)
-	t.Parallel()
-	a := newAgent(t)
-	name := a.sandbox("create", nil)
-	a.must("exec", object{"sandbox": name, "detached": true, "command": "mkfifo pipe; mkdir dir; exec 3<>pipe; touch made; sleep 1000"})
-	a.exec(name, "ln -s /dev/zero zero; ln -s pipe link; until test -e made; do sleep 0.1; done")
-	for _, file := range []string{"zero", "pipe", "link", "dir", "/dev/zero", "/dev/null"} {
-		for tool, args := range map[string]object{"read": {"line": 2}, "edit": {"old": "a", "new": "b"}, "write": {"content": "text"}} {
-			args["sandbox"], args["path"] = name, file
-			if _, failed := a.call(tool, args); !strings.Contains(failed, "is not a regular file") && !strings.Contains(failed, "is a directory") {
-				t.Errorf("%s of %s: %q, want a refusal", tool, file, failed)
-			}
-		}
-	}
-	a.exec(name, "echo needle >dir/file; mkfifo dir/pipe; ln -s /dev/zero dir/zero")
-	if got := a.must("search", object{"sandbox": name, "pattern": "needle"}); len(got["matches"].([]any)) != 1 || got["more"] != nil {
-		t.Errorf("search beside pipes: %v, want one match and no more", got)
-	}
-}
-
-// Files may be larger than everything that there is time to read.
-func TestAgentsFileToolsReadABoundedPart(t *testing.T) {
-	enginetest.Need(t)
-	t.Parallel()
-	a := newAgent(t)
-	name := a.sandbox("create", nil)
-	a.exec(name, "truncate -s 4G holes; echo first >lines; truncate -s 4G lines")
-	if _, failed := a.call("read", object{"sandbox": name, "path": "holes", "line": 2}); !strings.Contains(failed, "more than 268435456 bytes") {
-		t.Errorf("read of the line after 4 TiB: %q", failed)
-	}
-	if got := a.must("read", object{"sandbox": name, "path": "lines", "lines": 1}); got["text"] != "first\n" {
-		t.Errorf("read of a line before 4 TiB: %v", got)
-	}
-}
-
-// A sandbox that does not answer holds no tool for longer than a command.
-func TestAgentsFileToolsEndInTime(t *testing.T) {
-	enginetest.Need(t)
-	t.Parallel()
-	a := newAgent(t, "--command-timeout", "3s")
-	name := a.sandbox("create", nil)
-	a.must("write", object{"sandbox": name, "path": "file", "content": "text"})
-	eng := harness.NewEngine(t)
-	id := record.ContainerName(name)
-	if err := eng.PauseContainer(t.Context(), id); err != nil {
-		t.Fatal(err)
-	}
-	for tool, args := range map[string]object{"read": {}, "edit": {"old": "a", "new": "b"}, "write": {"content": "text"}, "list": {}} {
-		args["sandbox"], args["path"] = name, "file"
-		if _, failed := a.call(tool, args); !strings.Contains(failed, "it took longer than 3s") {
-			t.Errorf("%s in a sandbox that is paused: %q, want the limit", tool, failed)
-		}
-	}
-	if err := eng.UnpauseContainer(t.Context(), id); err != nil {
-		t.Fatal(err)
-	}
-}
 
 // rawAgent is an agent that need not read what it is sent.
 type rawAgent struct {
@@ -157,23 +95,23 @@ func TestAgentThatLeavesInTheMiddleLeavesNothing(t *testing.T) {
 		first bool // wait for a message of the call
 		leave func(a *rawAgent) error
 	}{
-		{"a command runs", "exec", object{"command": "sleep 1000"}, false, func(a *rawAgent) error { return a.stdin.Close() }},
-		{"nobody reads the answers", "exec", flood, true, func(a *rawAgent) error { return a.stdin.Close() }},
-		{"the answers have nowhere to go", "exec", flood, true, func(a *rawAgent) error { return a.pipe.Close() }},
-		{"a signal comes", "exec", flood, true, func(a *rawAgent) error { return a.cmd.Process.Signal(os.Interrupt) }},
-		{"a sandbox is being made", "create", object{}, false, func(a *rawAgent) error { return a.stdin.Close() }},
-		{"a fork is being made", "fork", object{}, false, func(a *rawAgent) error { return a.stdin.Close() }},
-		{"a snapshot is being taken", "snapshot", object{}, false, func(a *rawAgent) error { return a.stdin.Close() }},
+		{"a command runs", "bash", object{"command": "sleep 1000"}, false, func(a *rawAgent) error { return a.stdin.Close() }},
+		{"nobody reads the answers", "bash", flood, true, func(a *rawAgent) error { return a.stdin.Close() }},
+		{"the answers have nowhere to go", "bash", flood, true, func(a *rawAgent) error { return a.pipe.Close() }},
+		{"a signal comes", "bash", flood, true, func(a *rawAgent) error { return a.cmd.Process.Signal(os.Interrupt) }},
+		{"a sandbox is being made", "sandbox_create", object{}, false, func(a *rawAgent) error { return a.stdin.Close() }},
+		{"a fork is being made", "sandbox_fork", object{}, false, func(a *rawAgent) error { return a.stdin.Close() }},
+		{"a snapshot is being taken", "sandbox_snapshot", object{}, false, func(a *rawAgent) error { return a.stdin.Close() }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			a := newRawAgent(t, "--output", "16m")
-			a.call("create", object{})
+			a.call("sandbox_create", object{})
 			name := a.answer().Result.StructuredContent.Name
 			info, err := harness.NewClient(t).Inspect(t.Context(), name)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if tt.tool != "create" {
+			if tt.tool != "sandbox_create" {
 				tt.args["sandbox"] = name
 			}
 			a.call(tt.tool, tt.args)

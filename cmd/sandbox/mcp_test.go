@@ -6,9 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,7 +23,6 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
-	"github.com/seed-1a2d6d8f/sandbox/sandboxhttp"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
@@ -121,8 +118,14 @@ func (a *agent) sandbox(tool string, args object) string {
 
 func (a *agent) exec(name, command string) (code int, output string) {
 	a.t.Helper()
-	got := a.must("exec", object{"sandbox": name, "command": command})
+	got := a.bash(object{"sandbox": name, "command": command})
 	return int(got["exitCode"].(float64)), got["output"].(string)
+}
+
+// bash returns how a command went.
+func (a *agent) bash(args object) object {
+	a.t.Helper()
+	return a.must("bash", args)["command"].(object)
 }
 
 // An agent finds a defect in a small repository, mends it and tries it out.
@@ -143,21 +146,21 @@ func TestAgentMendsARepository(t *testing.T) {
 	}
 	mount := dir + ":/src"
 	a := newAgent(t, "--mount", mount)
-	name := a.sandbox("create", object{"mounts": []string{mount}, "env": object{"GREETING": "hello"}})
+	name := a.sandbox("sandbox_create", object{"mounts": []string{mount}, "env": []string{"GREETING=hello"}})
 	if code, out := a.exec(name, "cd /src && node test.js"); code != 1 || out != "add(2, 2) is 0\n" {
 		t.Fatalf("the test before: %d, %q", code, out)
 	}
-	found := a.must("search", object{"sandbox": name, "path": "/src", "pattern": `exports\.add\b`, "files": "*.js"})["matches"].([]any)
+	found := a.must("grep", object{"sandbox": name, "path": "/src", "pattern": `exports\.add\b`, "files": "*.js"})["matches"].([]any)
 	if len(found) != 1 || found[0].(object)["path"] != "/src/lib/add.js" || found[0].(object)["line"] != 2.0 {
 		t.Fatalf("search: %v", found)
 	}
-	if got := a.must("read", object{"sandbox": name, "path": "/src/lib/add.js", "line": 2, "lines": 1}); got["text"] != "exports.add = (a, b) => a - b\n" {
+	if got := a.must("read", object{"sandbox": name, "path": "/src/lib/add.js", "line": 2, "lines": 1}); got["text"] != "exports.add = (a, b) => a - b\n" || got["more"] != nil {
 		t.Errorf("read: %v", got)
 	}
 	if _, failed := a.call("edit", object{"sandbox": name, "path": "/src/lib/add.js", "old": "add", "new": "sum"}); !strings.Contains(failed, "2 times") {
 		t.Errorf("edit of a text that occurs twice: %q", failed)
 	}
-	if got := a.must("edit", object{"sandbox": name, "path": "/src/lib/add.js", "old": "a - b", "new": "a + b"}); got["replaced"] != 1.0 {
+	if got := a.must("edit", object{"sandbox": name, "path": "/src/lib/add.js", "old": "a - b", "new": "a + b"}); got["text"] != "Replaced 1 in /src/lib/add.js." {
 		t.Errorf("edit: %v", got)
 	}
 	if code, out := a.exec(name, "cd /src && node test.js"); code != 0 || out != "passed\n" {
@@ -167,37 +170,40 @@ func TestAgentMendsARepository(t *testing.T) {
 		t.Errorf("the directory here, of which the sandbox has a copy: %q, %v", content, err)
 	}
 
-	id := a.must("snapshot", object{"sandbox": name})["id"].(string)
-	fork := a.sandbox("fork", object{"sandbox": name})
+	id := a.must("sandbox_snapshot", object{"sandbox": name})["id"].(string)
+	fork := a.sandbox("sandbox_fork", object{"sandbox": name})
 	a.must("write", object{"sandbox": name, "path": "new/run.sh", "content": "echo $GREETING\n", "executable": true})
-	if code, out := a.exec(name, "new/run.sh; rm /src/test.js"); code != 0 || out != "hello\n" {
+	if code, out := a.exec(name, "/workspace/new/run.sh; rm /src/test.js"); code != 0 || out != "hello\n" {
 		t.Errorf("a file that was written: %d, %q", code, out)
 	}
 	if code, out := a.exec(fork, "cd /src && node test.js; ls /workspace"); code != 0 || out != "passed\n" {
 		t.Errorf("the fork: %d, %q", code, out)
 	}
-	a.must("rollback", object{"sandbox": name, "snapshot": id})
-	entries := a.must("list", object{"sandbox": name, "path": "/src"})["entries"].([]any)
-	if len(entries) != 2 || entries[0].(object)["type"] != "directory" || entries[1].(object)["name"] != "test.js" {
-		t.Errorf("list after the rollback: %v", entries)
+	a.must("sandbox_rollback", object{"sandbox": name, "snapshot": id})
+	if got := a.must("glob", object{"sandbox": name, "pattern": "**", "path": "/src"})["paths"]; !cmp.Equal(got, []any{"/src/lib", "/src/lib/add.js", "/src/test.js"}) {
+		t.Errorf("glob after the rollback: %v", got)
 	}
 
-	command := a.must("exec", object{"sandbox": name, "command": "echo in the background", "detached": true})["id"].(string)
+	background := a.bash(object{"sandbox": name, "command": "echo in the background; sleep 1000", "background": true})
+	if background["status"] != "running" || background["exitCode"] != nil {
+		t.Errorf("a command in the background: %v, want running", background)
+	}
 	harness.Eventually(t, "the output of a command in the background", func() bool {
-		return a.must("logs", object{"sandbox": name, "command": command})["text"] == "in the background\n"
+		got := a.bash(object{"sandbox": name, "id": background["id"]})
+		return got["output"] == "in the background\n" && got["status"] == "running"
 	})
 	if code, _ := a.exec(name, `node -e 'require("net").connect(80, "192.0.2.1").on("error", e => process.exit(9))'`); code != 9 {
 		t.Errorf("a connection with the policy deny-all: exit code %d", code)
 	}
-	attempts := a.must("egress", object{"sandbox": name})["attempts"].([]any)
+	attempts := a.must("sandbox_egress", object{"sandbox": name})["attempts"].([]any)
 	if len(attempts) != 1 || attempts[0].(object)["address"] != "192.0.2.1" || attempts[0].(object)["allowed"] != false {
 		t.Errorf("egress: %v", attempts)
 	}
-	if got := a.must("exec", object{"sandbox": name, "command": "sleep 100", "timeoutMs": 500}); got["timedOut"] != true || got["exitCode"] != 137.0 {
+	if got := a.bash(object{"sandbox": name, "command": "sleep 100", "timeoutMs": 500}); got["status"] != "timed out" || got["exitCode"] != 137.0 {
 		t.Errorf("a command that takes too long: %v", got)
 	}
-	a.must("delete", object{"sandbox": fork})
-	listed := a.must("sandboxes", nil)
+	a.must("sandbox_delete", object{"sandbox": fork})
+	listed := a.must("sandbox_list", nil)
 	if all := listed["sandboxes"].([]any); len(all) != 1 || all[0].(object)["name"] != name || len(listed["snapshots"].(object)) != 1 {
 		t.Errorf("sandboxes: %v", listed)
 	}
@@ -212,8 +218,8 @@ func TestAgentIsToldWhatEndedItsCommand(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()
 	a := newAgent(t, "--memory", "64m")
-	name := a.sandbox("create", nil)
-	if got := a.must("exec", object{"sandbox": name, "command": "dd if=/dev/zero of=/dev/null bs=256M count=1"}); got["outOfMemory"] != true || got["exitCode"] != 137.0 || got["sessionLost"] != nil {
+	name := a.sandbox("sandbox_create", nil)
+	if got := a.bash(object{"sandbox": name, "command": "dd if=/dev/zero of=/dev/null bs=256M count=1"}); got["outOfMemory"] != true || got["exitCode"] != 137.0 || got["status"] != "exited" {
 		t.Errorf("a command that fills the memory: %v", got)
 	}
 	sb, err := harness.NewClient(t).Get(t.Context(), name)
@@ -226,14 +232,14 @@ func TestAgentIsToldWhatEndedItsCommand(t *testing.T) {
 		harness.WaitForFile(t, sb, "/tmp/runs")
 		stopped <- harness.Second(sb.Stop(context.Background()))
 	}()
-	got := a.must("exec", object{"sandbox": name, "command": "echo before; touch /tmp/runs; sleep 1000"})
-	if why, _ := got["sessionLost"].(string); !strings.Contains(why, "stopped") || got["output"] != "before\n" {
+	got := a.bash(object{"sandbox": name, "command": "echo before; touch /tmp/runs; sleep 1000"})
+	if why, _ := got["reason"].(string); got["status"] != "session lost" || !strings.Contains(why, "stopped") || !strings.HasPrefix(got["output"].(string), "before\n") {
 		t.Errorf("a command whose session another program stopped: %v", got)
 	}
 	if err := <-stopped; err != nil {
 		t.Errorf("Stop: %v", err)
 	}
-	if _, failed := a.call("exec", object{"sandbox": name, "command": "true"}); !strings.Contains(failed, "Session lost") || !strings.Contains(failed, "stopped") {
+	if _, failed := a.call("bash", object{"sandbox": name, "command": "true"}); !strings.Contains(failed, "Session lost") || !strings.Contains(failed, "stopped") {
 		t.Errorf("the next command: %q, want why the session ended", failed)
 	}
 }
@@ -243,117 +249,52 @@ func TestAgentIsHeldToEachLimit(t *testing.T) {
 	t.Parallel()
 	other := harness.Shared(t)
 	a := newAgent(t, "--count", "2", "--snapshots", "1", "--vcpus", "0.5", "--memory", "256m", "--command-timeout", "30s", "--output", "4k")
-	name := a.sandbox("create", nil)
+	name := a.sandbox("sandbox_create", nil)
 	st, err := harness.NewClient(t).Inspect(t.Context(), name)
 	if err != nil || *st.Settings.VCPUs != 0.5 || *st.Settings.MemoryBytes != 256<<20 || st.Network.String() != sandbox.DenyAll().String() || *st.Settings.Persistent || *st.Settings.Timeout != time.Hour {
 		t.Errorf("the sandbox: %+v, %v", st, err)
 	}
-	a.must("snapshot", object{"sandbox": name})
+	a.must("sandbox_snapshot", object{"sandbox": name})
 	for _, tt := range []struct {
 		tool, want string
 		args       object
 	}{
-		{"create", "image", object{"image": "debian"}},
-		{"create", "network policy", object{"network": "allow-all"}},
-		{"create", "mount", object{"mounts": []string{"/etc:/mnt:ro"}}},
-		{"create", "CPUs", object{"vcpus": 1}},
-		{"create", "memory", object{"memoryBytes": 256<<20 + 1}},
-		{"create", "memory", object{"memoryBytes": -1}},
-		{"exec", "timeout", object{"sandbox": name, "command": "true", "timeoutMs": 30001}},
-		{"exec", "there is no sandbox", object{"sandbox": other.Name(), "command": "true"}},
+		{"sandbox_create", "image", object{"image": "debian"}},
+		{"sandbox_create", "network policy", object{"network": "allow-all"}},
+		{"sandbox_create", "mount", object{"mounts": []string{"/etc:/mnt:ro"}}},
+		{"sandbox_create", "CPUs", object{"vcpus": 1}},
+		{"sandbox_create", "memory", object{"memoryBytes": 256<<20 + 1}},
+		{"sandbox_create", "memory", object{"memoryBytes": -1}},
+		{"bash", "timeout", object{"sandbox": name, "command": "true", "timeoutMs": 30001}},
+		{"bash", "there is no sandbox", object{"sandbox": other.Name(), "command": "true"}},
 		{"read", "there is no sandbox", object{"sandbox": other.ID(), "path": "/etc/passwd"}},
-		{"fork", "there is no sandbox", object{"sandbox": other.Name()}},
-		{"delete", "there is no sandbox", object{"sandbox": other.Name()}},
-		{"snapshot", "limit", object{"sandbox": name}},
-		{"rollback", "there is no snapshot", object{"sandbox": name, "snapshot": "abc"}},
+		{"sandbox_fork", "there is no sandbox", object{"sandbox": other.Name()}},
+		{"sandbox_delete", "there is no sandbox", object{"sandbox": other.Name()}},
+		{"sandbox_snapshot", "limit", object{"sandbox": name}},
+		{"sandbox_rollback", "there is no snapshot", object{"sandbox": name, "snapshot": "abc"}},
 	} {
 		if _, failed := a.call(tt.tool, tt.args); !strings.Contains(failed, tt.want) {
 			t.Errorf("%s %v: %q, want %q", tt.tool, tt.args, failed, tt.want)
 		}
 	}
-	fork := a.sandbox("fork", object{"sandbox": name})
-	for _, tool := range []string{"create", "fork"} {
+	fork := a.sandbox("sandbox_fork", object{"sandbox": name})
+	for _, tool := range []string{"sandbox_create", "sandbox_fork"} {
 		args := object{}
-		if tool == "fork" {
+		if tool == "sandbox_fork" {
 			args["sandbox"] = name
 		}
 		if _, failed := a.call(tool, args); !strings.Contains(failed, "there are 2 sandboxes") {
 			t.Errorf("%s of a third sandbox: %q", tool, failed)
 		}
 	}
-	a.must("delete", object{"sandbox": fork})
-	a.sandbox("fork", object{"sandbox": name})
+	a.must("sandbox_delete", object{"sandbox": fork})
+	a.sandbox("sandbox_fork", object{"sandbox": name})
 	a.must("write", object{"sandbox": name, "path": "long", "content": strings.Repeat("0123456789\n", 1000)})
-	if got := a.must("read", object{"sandbox": name, "path": "long"}); len(got["text"].(string)) != 4096 || got["more"] != true {
+	if got := a.must("read", object{"sandbox": name, "path": "long"}); len(got["text"].(string)) != 4096+len("\n[the file goes on]") || got["more"] != true {
 		t.Errorf("read: %d bytes, more %v", len(got["text"].(string)), got["more"])
 	}
 	if _, failed := a.call("read", object{"sandbox": name, "path": "long", "line": 2000}); !strings.Contains(failed, "1000 lines") {
 		t.Errorf("read behind the end: %q", failed)
-	}
-	a.exec(name, "head -c 8388609 /dev/zero | tr '\\0' x >big; mkdir many s; cd many; seq 1001 | xargs touch; yes n | head -n 201 >../s/f; ln -s f ../s/link")
-	if _, failed := a.call("edit", object{"sandbox": name, "path": "big", "old": "x", "new": "y", "all": true}); !strings.Contains(failed, "too large to edit") {
-		t.Errorf("edit of 8 MiB and a byte: %q", failed)
-	}
-	if got := a.must("list", object{"sandbox": name, "path": "many"}); len(got["entries"].([]any)) != 1000 || got["more"] != 1.0 {
-		t.Errorf("list of 1001 entries: %d, more %v, want 1000 and 1", len(got["entries"].([]any)), got["more"])
-	}
-	file, link := object{"name": "f", "type": "file", "sizeBytes": 402.0}, object{"name": "link", "type": "symlink"}
-	if diff := cmp.Diff([]any{file, link}, a.must("list", object{"sandbox": name, "path": "s"})["entries"]); diff != "" {
-		t.Errorf("list of a file and a link (-want +got):\n%s", diff)
-	}
-	if got := a.must("search", object{"sandbox": name, "path": "s", "pattern": "n"}); len(got["matches"].([]any)) != 200 || got["more"] != true {
-		t.Errorf("search of 201 lines: %d, more %v, want 200 and true", len(got["matches"].([]any)), got["more"])
-	}
-}
-
-// fieldsIn returns the names of the properties and parameters in a schema or an OpenAPI document.
-func fieldsIn(schema any) (names []string) {
-	switch s := schema.(type) {
-	case object:
-		if fields, ok := s["properties"].(object); ok {
-			names = slices.Collect(maps.Keys(fields))
-		}
-		if s["in"] == "query" {
-			names = append(names, s["name"].(string))
-		}
-		for _, below := range s {
-			names = append(names, fieldsIn(below)...)
-		}
-	case []any:
-		for _, below := range s {
-			names = append(names, fieldsIn(below)...)
-		}
-	}
-	return names
-}
-
-// What the tools have in common with the HTTP API has the same names.
-func TestToolsHaveTheNamesOfTheHTTPAPI(t *testing.T) {
-	t.Parallel()
-	w := httptest.NewRecorder()
-	sandboxhttp.Handler(nil).ServeHTTP(w, httptest.NewRequest("GET", "/openapi.json", nil))
-	var document object
-	if err := json.Unmarshal(w.Body.Bytes(), &document); err != nil {
-		t.Fatal(err)
-	}
-	known := fieldsIn(document)
-	// Files are edited and searched, output and reports are cut, and a lost session is a result, by the tools alone.
-	own := strings.Fields("all attempts content entries executable leftOut line lines matches new old omittedBytes output pattern replaced sessionLost")
-	got, err := newAgent(t).session.ListTools(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, tool := range got.Tools {
-		names = append(names, slices.Concat(fieldsIn(tool.InputSchema), fieldsIn(tool.OutputSchema))...)
-	}
-	for _, name := range names {
-		if slices.Contains(known, name) == slices.Contains(own, name) {
-			t.Errorf("the tools' field %q: in the HTTP API %t, of the tools alone %t", name, slices.Contains(known, name), slices.Contains(own, name))
-		}
-	}
-	if len(names) < 50 {
-		t.Errorf("the tools have the fields %q, which can't be all", names)
 	}
 }
 
@@ -370,11 +311,11 @@ func TestAgentsSandboxEndsWithItsLifetime(t *testing.T) {
 			t.Fatalf("no sandbox was made within its lifetime: %s", failed)
 		}
 		a = newAgent(t, "--count", "1", "--lifetime", lifetime.String())
-		first, failed = a.call("create", nil)
+		first, failed = a.call("sandbox_create", nil)
 	}
 	name, _ := first["name"].(string)
 	for deadline := time.Now().Add(4 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
-		if _, failed = a.call("create", nil); failed == "" {
+		if _, failed = a.call("sandbox_create", nil); failed == "" {
 			break
 		}
 		if time.Now().After(deadline) {
@@ -391,8 +332,8 @@ func TestAgentGetsTheEndsOfMuchOutput(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()
 	a := newAgent(t, "--output", "64k")
-	name := a.sandbox("create", nil)
-	got := a.must("exec", object{"sandbox": name, "command": "echo first; head -c 268435456 /dev/zero | tr '\\0' x; echo; echo last"})
+	name := a.sandbox("sandbox_create", nil)
+	got := a.bash(object{"sandbox": name, "command": "echo first; head -c 268435456 /dev/zero | tr '\\0' x; echo; echo last"})
 	out := got["output"].(string)
 	if !strings.HasPrefix(out, "first\nxxx") || !strings.HasSuffix(out, "xxx\nlast\n") || len(out) > 66<<10 || got["omittedBytes"] != float64(1<<28+12-64<<10) {
 		t.Errorf("output of %d bytes, without %v: %.20q", len(out), got["omittedBytes"], out)
@@ -429,7 +370,7 @@ func TestAgentGetsASandboxOfThePool(t *testing.T) {
 		return len(waiting) > 0
 	})
 	time.Sleep(time.Second) // it is connected, too
-	name := a.sandbox("create", object{"env": object{"A": "1"}})
+	name := a.sandbox("sandbox_create", object{"env": []string{"A=1"}})
 	if name != waiting[0].Name {
 		t.Errorf("the agent got %s, and not %s, which waited", name, waiting[0].Name)
 	}
@@ -449,14 +390,14 @@ func TestAgentsSandboxesAreKeptIfAsked(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
 	a := newAgent(t, "--keep", "--remote-mounts", "--image", sandbox.DefaultImage, "--network", "deny-all", "--network", "public-only", "--lifetime", "10m")
-	name := a.must("create", object{"network": "public-only", "image": sandbox.DefaultImage})["name"].(string)
+	name := a.must("sandbox_create", object{"network": "public-only", "image": sandbox.DefaultImage})["name"].(string)
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		if _, err := c.Delete(ctx, name, sandbox.DeleteOptions{Volumes: true, Snapshots: true}); err != nil {
 			t.Error(err)
 		}
 	})
-	snap := a.must("snapshot", object{"sandbox": name})["id"].(string)
+	snap := a.must("sandbox_snapshot", object{"sandbox": name})["id"].(string)
 	a.end()
 	st, err := c.Inspect(t.Context(), name)
 	if err != nil || st.State != sandbox.StateRunning || !*st.Settings.Persistent || *st.Settings.Timeout != 10*time.Minute || st.Network.String() != "public-only" {
@@ -475,12 +416,12 @@ func TestAgentsSandboxesEndWithAServerThatIsKilled(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
 	a := newAgent(t, "--lifetime", "20s")
-	name := a.must("create", nil)["name"].(string)
+	name := a.must("sandbox_create", nil)["name"].(string)
 	st, err := c.Inspect(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	snap := a.must("snapshot", object{"sandbox": name})["id"].(string)
+	snap := a.must("sandbox_snapshot", object{"sandbox": name})["id"].(string)
 	if err := a.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -512,10 +453,10 @@ func TestAgentIsToldWhatWasLeftOut(t *testing.T) {
 	}
 	defer l.Close()
 	a := newAgent(t, "--mount", dir+":/src")
-	if got := a.must("create", object{"mounts": []string{dir + ":/src"}}); fmt.Sprint(got["leftOut"]) != "[/src/sock: a socket]" {
+	if got := a.must("sandbox_create", object{"mounts": []string{dir + ":/src"}}); fmt.Sprint(got["leftOut"]) != "[/src/sock: a socket]" {
 		t.Errorf("create: %v", got)
 	}
-	if got := a.must("create", object{}); got["leftOut"] != nil {
+	if got := a.must("sandbox_create", object{}); got["leftOut"] != nil {
 		t.Errorf("create without a mount: %v", got)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/sandboxtools"
 )
 
 // Options limit what an agent may ask for. Requests beyond a limit are errors that name it.
@@ -47,7 +48,7 @@ type Server struct {
 	pool   *sandbox.Pool // set by Run; nil without Options.Pool
 
 	mu        sync.Mutex
-	sandboxes map[string]*sandbox.Sandbox
+	sandboxes map[string]*member
 	snapshots map[string]string // names of their sandboxes, by ID
 	making    int               // sandboxes that are being made
 	taking    int               // and snapshots
@@ -55,9 +56,15 @@ type Server struct {
 	settled   chan struct{}     // closed when the agent is gone and nothing is being made
 }
 
+// member is a sandbox with its tools, which mu guards.
+type member struct {
+	*sandbox.Sandbox
+	tools []sandboxtools.Tool
+}
+
 // New returns a server that makes sandboxes with the client, which stays the caller's.
 func New(client *sandbox.Client, limits Options) *Server {
-	return &Server{client: client, limits: limits, sandboxes: map[string]*sandbox.Sandbox{}, snapshots: map[string]string{}, settled: make(chan struct{})}
+	return &Server{client: client, limits: limits, sandboxes: map[string]*member{}, snapshots: map[string]string{}, settled: make(chan struct{})}
 }
 
 // Run serves one agent, whose messages it reads from in and answers to out, until in ends or ctx does.
@@ -66,8 +73,8 @@ func New(client *sandbox.Client, limits Options) *Server {
 // cancelled, such as one whose answer the agent does not read: those end with the program.
 func (s *Server) Run(ctx context.Context, in io.Reader, out io.WriteCloser) (left []string, err error) {
 	server := mcp.NewServer(&mcp.Implementation{Name: "sandbox", Title: "Linux sandboxes", Version: "v0.1.0"}, &mcp.ServerOptions{
-		Instructions: fmt.Sprintf(`Isolated Linux environments. Make one with "create", run commands in it with "exec", delete it when it is not needed any more. `+
-			`Commands start in /workspace. There are at most %d at a time, and each one ends after %v.`, s.limits.Sandboxes, s.limits.Lifetime),
+		Instructions: fmt.Sprintf(`Isolated Linux environments. Make one with "sandbox_create", run commands in it with "bash", delete it with "sandbox_delete" when it is not needed any more. `+
+			`Its working directory is /workspace. There are at most %d at a time, and each one ends after %v.`, s.limits.Sandboxes, s.limits.Lifetime),
 		Capabilities: &mcp.ServerCapabilities{},
 	})
 	if s.limits.Pool > 0 {
@@ -77,10 +84,12 @@ func (s *Server) Run(ctx context.Context, in io.Reader, out io.WriteCloser) (lef
 		defer func() { err = errors.Join(err, s.pool.Close()) }()
 	}
 	s.addSandboxTools(server)
-	s.addFileTools(server)
+	if err := s.addToolsOfSandboxes(server); err != nil {
+		return nil, err
+	}
 	connected, disconnect := context.WithCancel(ctx)
 	defer disconnect()
-	server.AddReceivingMiddleware(during(connected))
+	server.AddReceivingMiddleware(during(connected), s.progress)
 	served := make(chan error, 1)
 	go func() {
 		defer disconnect()
@@ -159,7 +168,7 @@ func (s *Server) settle() {
 func (s *Server) clear(ctx context.Context) (left []string, err error) {
 	s.mu.Lock()
 	sandboxes, snapshots := s.sandboxes, s.snapshots
-	s.sandboxes, s.snapshots = map[string]*sandbox.Sandbox{}, map[string]string{}
+	s.sandboxes, s.snapshots = map[string]*member{}, map[string]string{}
 	s.mu.Unlock()
 	var (
 		ends sync.WaitGroup
@@ -225,7 +234,7 @@ func (s *Server) admit(sb *sandbox.Sandbox) {
 	defer s.mu.Unlock()
 	s.making--
 	if sb != nil {
-		s.sandboxes[sb.Name()] = sb
+		s.sandboxes[sb.Name()] = &member{sb, sandboxtools.New(sb, s.toolOptions())}
 	}
 	s.settle()
 }
@@ -254,12 +263,12 @@ func (s *Server) forgetEnded(ctx context.Context) ([]sandbox.Info, error) {
 }
 
 // get returns a sandbox that this server made.
-func (s *Server) get(name string) (*sandbox.Sandbox, error) {
+func (s *Server) get(name string) (*member, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sb, ok := s.sandboxes[name]
 	if !ok {
-		return nil, fmt.Errorf("there is no sandbox %q: see the tool \"sandboxes\"", name)
+		return nil, fmt.Errorf("there is no sandbox %q: see the tool \"sandbox_list\"", name)
 	}
 	return sb, nil
 }

@@ -2,6 +2,7 @@ package mcpserver
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,16 +13,8 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/sandboxtools"
 )
-
-// add makes a tool of fn. An error of fn is the result of the call, for the agent to read.
-func add[In, Out any](server *mcp.Server, name, description string, hints mcp.ToolAnnotations, fn func(context.Context, *mcp.CallToolRequest, In) (Out, error)) {
-	mcp.AddTool(server, &mcp.Tool{Name: name, Description: description, Annotations: &hints},
-		func(ctx context.Context, req *mcp.CallToolRequest, in In) (*mcp.CallToolResult, Out, error) {
-			out, err := fn(ctx, req, in)
-			return nil, out, err
-		})
-}
 
 var (
 	no       = false
@@ -29,6 +22,117 @@ var (
 	adds     = mcp.ToolAnnotations{DestructiveHint: &no, OpenWorldHint: &no}
 	changes  = mcp.ToolAnnotations{OpenWorldHint: &no}
 )
+
+// Schemas of the tools' arguments, within the strict subsets of the vendors as in package sandboxtools:
+// what may be left out may be null, and lists may be empty.
+const (
+	noSchema       = `{"type":"object","properties":{},"required":[],"additionalProperties":false}`
+	sandboxSchema  = `{"type":"object","properties":{"sandbox":{"type":"string","description":"the name"}},"required":["sandbox"],"additionalProperties":false}`
+	rollbackSchema = `{"type":"object","properties":{"sandbox":{"type":"string","description":"the name"},
+		"snapshot":{"type":"string","description":"the ID of a snapshot"}},"required":["sandbox","snapshot"],"additionalProperties":false}`
+	createSchema = `{"type":"object","properties":{
+		"image":{"type":["string","null"],"description":"one of the images of the description"},
+		"network":{"type":["string","null"],"description":"one of the network policies of the description"},
+		"mounts":{"type":"array","items":{"type":"string"},"description":"directories to mount, in the form that the description lists"},
+		"vcpus":{"type":["number","null"],"description":"the number of CPUs"},
+		"memoryBytes":{"type":["integer","null"],"description":"the memory limit"},
+		"env":{"type":"array","items":{"type":"string"},"description":"environment variables of all commands, as NAME=value"}},
+		"required":["image","network","mounts","vcpus","memoryBytes","env"],"additionalProperties":false}`
+)
+
+// add makes a tool of fn. An error of fn is the result of the call, for the agent to read.
+func add[In, Out any](server *mcp.Server, name, description string, hints mcp.ToolAnnotations, schema string, fn func(context.Context, In) (Out, error)) {
+	server.AddTool(&mcp.Tool{Name: name, Description: description, Annotations: &hints, InputSchema: json.RawMessage(schema)},
+		func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+			var in In
+			if err := decode(req.Params.Arguments, &in); err != nil {
+				return failed(fmt.Errorf("the arguments of the tool %s: %w", name, err)), nil
+			}
+			out, err := fn(ctx, in)
+			if err != nil {
+				return failed(err), nil
+			}
+			text, err := json.Marshal(out)
+			if err != nil {
+				return nil, err
+			}
+			return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: string(text)}}, StructuredContent: out}, nil
+		})
+}
+
+func decode(args json.RawMessage, in any) error {
+	if len(args) == 0 {
+		return nil
+	}
+	d := json.NewDecoder(strings.NewReader(string(args)))
+	d.DisallowUnknownFields()
+	return d.Decode(in)
+}
+
+func failed(err error) *mcp.CallToolResult {
+	return &mcp.CallToolResult{IsError: true, Content: []mcp.Content{&mcp.TextContent{Text: err.Error()}}}
+}
+
+// addToolsOfSandboxes adds the tools of package sandboxtools, with the sandbox as one more argument.
+func (s *Server) addToolsOfSandboxes(server *mcp.Server) error {
+	for _, tool := range sandboxtools.New(nil, s.toolOptions()) {
+		var schema struct {
+			Type       string                     `json:"type"`
+			Properties map[string]json.RawMessage `json:"properties"`
+			Required   []string                   `json:"required"`
+			Additional bool                       `json:"additionalProperties"`
+		}
+		if err := json.Unmarshal(tool.Schema, &schema); err != nil {
+			return err
+		}
+		schema.Properties["sandbox"] = json.RawMessage(`{"type":"string","description":"the name"}`)
+		schema.Required = append([]string{"sandbox"}, schema.Required...)
+		hints := changes
+		if tool.ReadOnly {
+			hints = readOnly
+		}
+		server.AddTool(&mcp.Tool{Name: tool.Name, Description: tool.Description, Annotations: &hints, InputSchema: schema},
+			func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+				out, err := s.callTool(ctx, tool.Name, req.Params.Arguments)
+				if err != nil {
+					return failed(err), nil
+				}
+				return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: out.Text}}, StructuredContent: out}, nil
+			})
+	}
+	return nil
+}
+
+// callTool calls a tool of one sandbox.
+func (s *Server) callTool(ctx context.Context, tool string, args json.RawMessage) (sandboxtools.Result, error) {
+	var all map[string]json.RawMessage
+	var name string
+	err := json.Unmarshal(args, &all)
+	if err == nil {
+		err = json.Unmarshal(all["sandbox"], &name)
+	}
+	if err != nil {
+		return sandboxtools.Result{}, fmt.Errorf("the argument sandbox of the tool %s: %w", tool, err)
+	}
+	sb, err := s.get(name)
+	if err != nil {
+		return sandboxtools.Result{}, err
+	}
+	delete(all, "sandbox")
+	rest, err := json.Marshal(all)
+	if err != nil {
+		return sandboxtools.Result{}, err
+	}
+	s.mu.Lock()
+	i := slices.IndexFunc(sb.tools, func(t sandboxtools.Tool) bool { return t.Name == tool })
+	one := sb.tools[i]
+	s.mu.Unlock()
+	return one.Call(ctx, rest)
+}
+
+func (s *Server) toolOptions() sandboxtools.Options {
+	return sandboxtools.Options{CommandTime: s.limits.CommandTime, Output: s.limits.Output, Report: report}
+}
 
 func (s *Server) addSandboxTools(server *mcp.Server) {
 	l := s.limits
@@ -40,29 +144,26 @@ func (s *Server) addSandboxTools(server *mcp.Server) {
 	if len(l.Mounts) > 0 {
 		mounts = strings.Join(l.Mounts, ", ")
 	}
-	add(server, "create", fmt.Sprintf("Create a sandbox. Images: %s. Network policies: %s. Mounts: %s. At most %g CPUs and %d bytes of memory. The first of each list is the default, except for mounts.",
-		strings.Join(l.Images, ", "), strings.Join(networks, "; "), mounts, l.VCPUs, l.Memory), adds, s.create)
-	add(server, "sandboxes", "List the sandboxes.", readOnly, s.list)
-	add(server, "exec", fmt.Sprintf("Run a shell command in a sandbox and wait for it, %v at most. The result has its exit code and output, of which the middle is left out if it is longer than %d bytes. "+
-		`A detached one goes on after the call: see the tool "logs".`, l.CommandTime, l.Output), changes, s.exec)
-	add(server, "logs", "Read the output of detached commands.", readOnly, s.logs)
-	add(server, "egress", "List the connections and lookups that a sandbox attempted, allowed or blocked by its network policy.", readOnly, s.egress)
-	add(server, "fork", "Create a sandbox with the current files of another one. Processes are not copied.", adds, s.fork)
-	add(server, "snapshot", "Keep the current files of a sandbox, for the tool \"rollback\".", adds, s.snapshot)
-	add(server, "rollback", "Make the files of a sandbox those of a snapshot. Its processes end.", changes, s.rollback)
-	add(server, "delete", "Delete a sandbox with its files.", changes, s.remove)
+	add(server, "sandbox_create", fmt.Sprintf("Create a sandbox. Images: %s. Network policies: %s. Mounts: %s. At most %g CPUs and %d bytes of memory. The first of each list is the default, except for mounts.",
+		strings.Join(l.Images, ", "), strings.Join(networks, "; "), mounts, l.VCPUs, l.Memory), adds, createSchema, s.create)
+	add(server, "sandbox_list", "List the sandboxes and the snapshots.", readOnly, noSchema, s.list)
+	add(server, "sandbox_egress", "List the connections and lookups that a sandbox attempted, allowed or blocked by its network policy.", readOnly, sandboxSchema, s.egress)
+	add(server, "sandbox_fork", "Create a sandbox with the current files of another one. Processes are not copied.", adds, sandboxSchema, s.fork)
+	add(server, "sandbox_snapshot", "Keep the current files of a sandbox, for the tool \"sandbox_rollback\".", adds, sandboxSchema, s.snapshot)
+	add(server, "sandbox_rollback", "Make the files of a sandbox those of a snapshot. Its processes end, and its shell begins anew.", changes, rollbackSchema, s.rollback)
+	add(server, "sandbox_delete", "Delete a sandbox with its files.", changes, sandboxSchema, s.remove)
 }
 
 // In is the input of a tool for one sandbox.
 type In struct {
-	Sandbox string `json:"sandbox" jsonschema:"the name"`
+	Sandbox string `json:"sandbox"`
 }
 
 // Named is a sandbox that was made or changed.
 type Named struct {
 	Name string `json:"name"`
 	// LeftOut has a line for each file that was not copied as it was.
-	LeftOut []string `json:"leftOut,omitempty" jsonschema:"files of the mounts or of the other sandbox that were left out or changed, and why"`
+	LeftOut []string `json:"leftOut,omitempty"`
 }
 
 // leftOut returns a line for each of the first files that were not copied as they were.
@@ -79,17 +180,17 @@ func leftOut(report sandbox.CopyReport) (lines []string) {
 // maxLeftOut bounds what a model has to read.
 const maxLeftOut = 20
 
-// Create is the input of the tool "create".
+// Create is the input of the tool "sandbox_create".
 type Create struct {
-	Image       string            `json:"image,omitempty"`
-	Network     string            `json:"network,omitempty" jsonschema:"the network policy"`
-	Mounts      []string          `json:"mounts,omitempty" jsonschema:"directories to mount, in the form that the description lists"`
-	VCPUs       float64           `json:"vcpus,omitempty" jsonschema:"the number of CPUs"`
-	MemoryBytes int64             `json:"memoryBytes,omitempty"`
-	Env         map[string]string `json:"env,omitempty" jsonschema:"environment variables of all commands"`
+	Image       string   `json:"image,omitempty"`
+	Network     string   `json:"network,omitempty"`
+	Mounts      []string `json:"mounts,omitempty"`
+	VCPUs       float64  `json:"vcpus,omitempty"`
+	MemoryBytes int64    `json:"memoryBytes,omitempty"`
+	Env         []string `json:"env,omitempty"`
 }
 
-func (s *Server) create(ctx context.Context, _ *mcp.CallToolRequest, in Create) (Named, error) {
+func (s *Server) create(ctx context.Context, in Create) (Named, error) {
 	set, err := s.settings(in)
 	if err != nil {
 		return Named{}, err
@@ -135,6 +236,7 @@ func (s *Server) changes(in Create, set sandbox.Settings) sandbox.Settings {
 func (s *Server) settings(in Create) (sandbox.Settings, error) {
 	l := s.limits
 	set := s.bounds()
+	set.Env = map[string]string{}
 	var errs []error
 	if in.Image == "" {
 		in.Image = l.Images[0]
@@ -173,7 +275,14 @@ func (s *Server) settings(in Create) (sandbox.Settings, error) {
 	if in.MemoryBytes < 0 || in.MemoryBytes > l.Memory {
 		errs = append(errs, fmt.Errorf("%d bytes of memory are not allowed: %d is the limit", in.MemoryBytes, l.Memory))
 	}
-	set.VCPUs, set.MemoryBytes, set.Env = &in.VCPUs, &in.MemoryBytes, in.Env
+	for i, entry := range in.Env {
+		name, value, ok := strings.Cut(entry, "=")
+		if !ok { // perhaps a secret that lost its name
+			errs = append(errs, fmt.Errorf("entry %d of env is not NAME=value", i))
+		}
+		set.Env[name] = value
+	}
+	set.VCPUs, set.MemoryBytes = &in.VCPUs, &in.MemoryBytes
 	return set, errors.Join(errs...)
 }
 
@@ -190,7 +299,7 @@ func (s *Server) make(ctx context.Context, fn func() (*sandbox.Sandbox, error)) 
 	return Named{sb.Name(), leftOut(sb.Copied())}, nil
 }
 
-func (s *Server) fork(ctx context.Context, _ *mcp.CallToolRequest, in In) (Named, error) {
+func (s *Server) fork(ctx context.Context, in In) (Named, error) {
 	sb, err := s.get(in.Sandbox)
 	if err != nil {
 		return Named{}, err
@@ -201,10 +310,10 @@ func (s *Server) fork(ctx context.Context, _ *mcp.CallToolRequest, in In) (Named
 // None is the input of a tool that needs none.
 type None struct{}
 
-// List is the result of the tool "sandboxes".
+// List is the result of the tool "sandbox_list".
 type List struct {
 	Sandboxes []Listed          `json:"sandboxes"`
-	Snapshots map[string]string `json:"snapshots" jsonschema:"the sandbox of each snapshot, by the snapshot's ID"`
+	Snapshots map[string]string `json:"snapshots"`
 }
 
 // Listed describes a sandbox.
@@ -215,7 +324,9 @@ type Listed struct {
 	CreatedAt time.Time `json:"createdAt"`
 }
 
-func (s *Server) list(ctx context.Context, _ *mcp.CallToolRequest, _ None) (List, error) {
+func (s *Server) list(ctx context.Context, _ None) (List, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.limits.CommandTime)
+	defer cancel()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all, err := s.forgetEnded(ctx)
@@ -226,119 +337,7 @@ func (s *Server) list(ctx context.Context, _ *mcp.CallToolRequest, _ None) (List
 	return list, err
 }
 
-// Exec is the input of the tool "exec".
-type Exec struct {
-	Sandbox   string `json:"sandbox"`
-	Command   string `json:"command" jsonschema:"for sh -c"`
-	Workdir   string `json:"workdir,omitempty" jsonschema:"default /workspace"`
-	Stdin     string `json:"stdin,omitempty"`
-	TimeoutMS int64  `json:"timeoutMs,omitempty" jsonschema:"kill the command after this many milliseconds"`
-	Detached  bool   `json:"detached,omitempty" jsonschema:"do not wait for the command"`
-}
-
-// Executed is the result of the tool "exec".
-type Executed struct {
-	ExitCode int    `json:"exitCode"`
-	Output   string `json:"output" jsonschema:"stdout and stderr, in the order written"`
-	Omitted  int64  `json:"omittedBytes,omitempty" jsonschema:"bytes that are missing in the middle of the output"`
-	TimedOut bool   `json:"timedOut,omitempty"`
-	// OutOfMemory is that of sandbox.ExitError.
-	OutOfMemory bool   `json:"outOfMemory,omitempty" jsonschema:"the kernel killed the command, or a process of it, for memory"`
-	SessionLost string `json:"sessionLost,omitempty" jsonschema:"why the session ended during the command, with all its processes"`
-	ID          string `json:"id,omitempty" jsonschema:"the ID of a detached command"`
-}
-
-func (s *Server) exec(ctx context.Context, req *mcp.CallToolRequest, in Exec) (Executed, error) {
-	sb, err := s.get(in.Sandbox)
-	if err != nil {
-		return Executed{}, err
-	}
-	limit := s.limits.CommandTime
-	if in.TimeoutMS < 0 || in.TimeoutMS > limit.Milliseconds() {
-		return Executed{}, fmt.Errorf("a timeout of %d ms is not allowed: %d is the limit", in.TimeoutMS, limit.Milliseconds())
-	}
-	if in.TimeoutMS > 0 {
-		limit = time.Duration(in.TimeoutMS) * time.Millisecond
-	}
-	cmd := sb.Command(ctx, "sh", "-c", in.Command)
-	cmd.Dir = in.Workdir
-	if in.Stdin != "" {
-		cmd.Stdin = strings.NewReader(in.Stdin)
-	}
-	if in.Detached {
-		cmd.Detached = true
-		if err := cmd.Start(); err != nil {
-			return Executed{}, err
-		}
-		return Executed{ID: cmd.ID()}, nil
-	}
-	out := &output{max: s.limits.Output, report: s.reporter(ctx, req)}
-	cmd.Stdout, cmd.Stderr, cmd.Timeout = out, out, limit
-	err = cmd.Run()
-	var exit *sandbox.ExitError
-	if err != nil && !errors.As(err, &exit) {
-		return Executed{}, err
-	}
-	result := Executed{TimedOut: errors.Is(err, sandbox.ErrTimeout)}
-	if exit != nil {
-		result.ExitCode, result.OutOfMemory = exit.ExitCode(), exit.OutOfMemory
-		if errors.Is(exit, sandbox.ErrSessionLost) {
-			result.SessionLost = exit.Unwrap().Error()
-		}
-	}
-	result.Output, result.Omitted = out.text()
-	return result, nil
-}
-
-// Logs is the input of the tool "logs".
-type Logs struct {
-	Sandbox string `json:"sandbox"`
-	Command string `json:"command,omitempty" jsonschema:"the ID of one command; default all"`
-	Tail    int    `json:"tail,omitempty" jsonschema:"the number of lines at the end, default 100"`
-}
-
-// Text is a result that is text.
-type Text struct {
-	Text    string `json:"text"`
-	Omitted int64  `json:"omittedBytes,omitempty" jsonschema:"bytes that are missing in the middle of the text"`
-}
-
-func (s *Server) logs(ctx context.Context, _ *mcp.CallToolRequest, in Logs) (Text, error) {
-	sb, err := s.get(in.Sandbox)
-	if err != nil {
-		return Text{}, err
-	}
-	if in.Tail <= 0 {
-		in.Tail = 100
-	}
-	o := sandbox.LogOptions{Tail: in.Tail}
-	if in.Command != "" {
-		o.Tail = 0 // the lines of one command are selected here
-	}
-	out := &output{max: s.limits.Output}
-	var last []string
-	for line, err := range sb.Logs(ctx, o) {
-		if err != nil {
-			return Text{}, err
-		}
-		switch {
-		case in.Command == "":
-			fmt.Fprintln(out, line.Text)
-		case line.Command == in.Command:
-			if last = append(last, line.Text); len(last) > in.Tail {
-				last = last[1:]
-			}
-		}
-	}
-	for _, line := range last {
-		fmt.Fprintln(out, line)
-	}
-	var text Text
-	text.Text, text.Omitted = out.text()
-	return text, nil
-}
-
-// Attempts is the result of the tool "egress".
+// Attempts is the result of the tool "sandbox_egress".
 type Attempts struct {
 	Attempts []Attempt `json:"attempts"`
 }
@@ -349,19 +348,21 @@ type Attempt struct {
 	Address  string    `json:"address,omitempty"`
 	Port     uint16    `json:"port,omitempty"`
 	Protocol string    `json:"protocol"`
-	Rule     string    `json:"rule" jsonschema:"what decided"`
+	Rule     string    `json:"rule"`
 	Allowed  bool      `json:"allowed"`
-	Failure  string    `json:"failure,omitempty" jsonschema:"why an allowed connection did not come about"`
+	Failure  string    `json:"failure,omitempty"`
 	Count    int64     `json:"count"`
 	Last     time.Time `json:"last"`
 }
 
-func (s *Server) egress(ctx context.Context, _ *mcp.CallToolRequest, in In) (Attempts, error) {
+func (s *Server) egress(ctx context.Context, in In) (Attempts, error) {
 	out := Attempts{Attempts: []Attempt{}}
 	sb, err := s.get(in.Sandbox)
 	if err != nil {
 		return out, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, s.limits.CommandTime)
+	defer cancel()
 	all, err := sb.Egress(ctx)
 	for _, e := range all {
 		a := Attempt{Name: e.Name, Port: e.Port, Protocol: e.Protocol, Rule: e.Rule, Allowed: e.Allowed, Failure: e.Failure, Count: e.Count, Last: e.Last}
@@ -373,13 +374,13 @@ func (s *Server) egress(ctx context.Context, _ *mcp.CallToolRequest, in In) (Att
 	return out, err
 }
 
-// Snapshot is the result of the tool "snapshot".
+// Snapshot is the result of the tool "sandbox_snapshot".
 type Snapshot struct {
 	ID      string   `json:"id"`
-	LeftOut []string `json:"leftOut,omitempty" jsonschema:"files that are not in the snapshot, or are changed, and why"`
+	LeftOut []string `json:"leftOut,omitempty"`
 }
 
-func (s *Server) snapshot(ctx context.Context, _ *mcp.CallToolRequest, in In) (Snapshot, error) {
+func (s *Server) snapshot(ctx context.Context, in In) (Snapshot, error) {
 	sb, err := s.get(in.Sandbox)
 	if err != nil {
 		return Snapshot{}, err
@@ -417,13 +418,13 @@ func (s *Server) reserveSnapshot() error {
 	return nil
 }
 
-// Rollback is the input of the tool "rollback".
+// Rollback is the input of the tool "sandbox_rollback".
 type Rollback struct {
 	Sandbox  string `json:"sandbox"`
-	Snapshot string `json:"snapshot" jsonschema:"the ID of a snapshot"`
+	Snapshot string `json:"snapshot"`
 }
 
-func (s *Server) rollback(ctx context.Context, _ *mcp.CallToolRequest, in Rollback) (Named, error) {
+func (s *Server) rollback(ctx context.Context, in Rollback) (Named, error) {
 	sb, err := s.get(in.Sandbox)
 	if err != nil {
 		return Named{}, err
@@ -432,15 +433,18 @@ func (s *Server) rollback(ctx context.Context, _ *mcp.CallToolRequest, in Rollba
 	_, ok := s.snapshots[in.Snapshot]
 	s.mu.Unlock()
 	if !ok {
-		return Named{}, fmt.Errorf("there is no snapshot %q: see the tool \"sandboxes\"", in.Snapshot)
+		return Named{}, fmt.Errorf("there is no snapshot %q: see the tool \"sandbox_list\"", in.Snapshot)
 	}
 	if err := sb.Rollback(ctx, in.Snapshot); err != nil {
 		return Named{}, err
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sb.tools = sandboxtools.New(sb.Sandbox, s.toolOptions())
 	return Named{Name: sb.Name()}, nil
 }
 
-func (s *Server) remove(ctx context.Context, _ *mcp.CallToolRequest, in In) (None, error) {
+func (s *Server) remove(ctx context.Context, in In) (None, error) {
 	sb, err := s.get(in.Sandbox)
 	if err != nil {
 		return None{}, err

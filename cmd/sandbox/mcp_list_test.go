@@ -1,0 +1,56 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+var updateMCP = flag.Bool("update-mcp", false, "write what \"sandbox mcp\" lists to testdata/mcp.json")
+
+// The tools that an agent gets are in testdata/mcp.json, and within the strict subsets of both vendors.
+func TestToolsOfAgents(t *testing.T) {
+	t.Parallel()
+	list, err := newAgent(t).session.ListTools(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nullable := 0
+	for _, tool := range list.Tools {
+		schema, err := json.Marshal(tool.InputSchema)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := harness.CheckStrict(schema)
+		if nullable += n; err != nil {
+			t.Errorf("%s: %v\n%s", tool.Name, err, schema)
+		}
+	}
+	if len(list.Tools) > 20 || nullable > 16 {
+		t.Errorf("%d tools with %d properties that may be null: Anthropic takes 20 and 16", len(list.Tools), nullable)
+	}
+	got, err := json.MarshalIndent(list.Tools, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got = append(got, '\n')
+	const golden = "testdata/mcp.json"
+	if *updateMCP {
+		if err := os.WriteFile(golden, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("the tools (-want +got; see -update-mcp):\n%s", cmp.Diff(string(want), string(got)))
+	}
+}
