@@ -187,8 +187,8 @@ func WithLogger(log *slog.Logger) ClientOption {
 // could not be started. The record "command" of level Info has the sandbox's name and ID, the
 // command's ID and user, its program and the number of its arguments, whether it is detached, its
 // exit code or the class of the error ("canceled", "sandbox_is_not_running" …), its duration from
-// Start, and the bytes of its input and output that were copied. It has no arguments, which can
-// contain secrets, and neither the environment nor the input and the output.
+// Start, and the bytes of its input and output that were copied. Arguments can contain secrets, so the
+// record has none, and neither the environment nor the input and the output.
 //
 // A command is not in the log if nobody waited for it, or if this program ended first. Calls on
 // files, connections and SSH sessions are not commands. Default: nothing is logged.
@@ -333,7 +333,7 @@ type Warning struct {
 	Subject string `json:"subject"`
 	// Advisories have numbers such as "CVE-2024-21626". Nil for a setting.
 	Advisories []string `json:"advisories,omitempty"`
-	// Text says which version has it, which one is fixed, and what of it reaches a sandbox.
+	// Text says which version has the problem, which one is fixed, and what of it reaches a sandbox.
 	Text string `json:"text"`
 }
 
@@ -432,9 +432,9 @@ type Support struct {
 	// Limits is for limits of CPUs, memory and processes. Without it, or without CPUs alone, as
 	// its text says, a sandbox has none, and options that set one fail.
 	Limits error
-	// Layers is for copies of files outside of volumes on the engine's disk. Without it they are
-	// committed to an image for a fork, a snapshot or an update, which takes 5 s for a gigabyte
-	// and cuts times to seconds.
+	// Layers is for copies of files outside of volumes on the engine's disk. Without it a fork, a
+	// snapshot or an update commits these files to an image. A commit takes 5 s for a gigabyte and
+	// cuts times to seconds.
 	Layers error
 	// SharedFiles is for volumes that share the files of their snapshot, as overlays. Without it
 	// these are copied. An engine is taken to support it until one could not be mounted.

@@ -75,17 +75,17 @@
 // the program dies, the command and all processes that it started are killed.
 //
 // A [Cmd.Detached] command continues. [Sandbox.Process] finds it again, in any process, and
-// [Sandbox.Processes] lists those of this session and earlier ones. [Sandbox.Logs] reads their output
-// and that of the main process ([WithCommand]), also of a stopped sandbox.
+// [Sandbox.Processes] lists the detached commands of this session and earlier ones. [Sandbox.Logs] reads
+// their output and the output of the main process ([WithCommand]), also of a stopped sandbox.
 //
 // Any Linux image works, even one without a shell: a small static program, the guest, is mounted
 // read-only into every sandbox and serves its handles.
 //
 // # Files
 //
-// [Sandbox.ReadFile], [Sandbox.WriteFile], [Sandbox.Open] and similar methods are those of package
-// os with a context. [Sandbox.FS] is the file system for package io/fs. Names are relative to the
-// working directory. The kernel inside checks permissions, for the sandbox's user or for that of
+// [Sandbox.ReadFile], [Sandbox.WriteFile], [Sandbox.Open] and similar methods are package os with a
+// context. [Sandbox.FS] is the file system for package io/fs. Names are relative to the working
+// directory. The kernel inside checks permissions, for the sandbox's user or for the user of
 // [Sandbox.FilesAs]. [Sandbox.CopyIn] and [Sandbox.CopyOut] copy files and trees in constant
 // memory, and list in a [CopyReport] what they could not preserve. CopyOut never writes outside of
 // its destination, whatever the sandbox sends. The files of a stopped sandbox can be read without
@@ -112,18 +112,17 @@
 //
 // # Volumes
 //
-// Every sandbox has a volume of its own at /workspace. [WithMounts] adds others: a copy of a
-// directory, which is the default and never changes the directory, the directory itself, or a volume
-// that an earlier sandbox has left. [Delete] preserves volumes by default. [ListVolumes] reports
-// which sandboxes use each volume, and [CleanupOrphanedVolumes] removes those that none uses. See
-// [volumes].
+// Every sandbox has a volume of its own at /workspace. [WithMounts] adds others: a copy of a directory
+// (the default, which never changes the directory), the directory itself, or a volume that an earlier
+// sandbox has left. [Delete] preserves volumes by default. [ListVolumes] reports which sandboxes use
+// each volume, and [CleanupOrphanedVolumes] removes the volumes that no sandbox uses. See [volumes].
 //
 // # Forks and snapshots
 //
 // [Sandbox.Fork] creates a sandbox with the current files of another one, [Sandbox.ForkN] several with
 // the files of one moment, and [Sandbox.Snapshot] stores the files for [FromSnapshot]. The processes of a running
-// source stand still while its files are copied. [Sandbox.Rollback] makes the files of a sandbox
-// those of a snapshot: all of them, or none. See [volumes].
+// source stand still while its files are copied. [Sandbox.Rollback] replaces the files of a sandbox by
+// the files of a snapshot: all of them, or none. See [volumes].
 //
 // # Defaults
 //

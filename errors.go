@@ -37,16 +37,16 @@ var (
 	// ErrImageNotFound means that the engine neither has the image nor can pull it. 404.
 	ErrImageNotFound error = fault.ImageNotFound
 	// ErrEngineUnavailable means that the Docker Engine can't be reached, that the connection
-	// to it was lost during the call, or that it or the sandbox did not answer within a limit
-	// of this package's, which the text names. 503.
+	// to it was lost during the call, or that the engine or the sandbox did not answer within a
+	// limit of this package. The text names the limit. 503.
 	ErrEngineUnavailable error = fault.EngineUnavailable
 	// ErrUnsupported means that this engine lacks a feature that the call needs. 501.
 	ErrUnsupported error = fault.Unsupported
 	// ErrNotRunning means that the sandbox has no session and the call does not start
 	// one. 409.
 	ErrNotRunning error = fault.NotRunning
-	// ErrSessionLost means that the session that a call used, or would have used, has ended, or that its
-	// engine can't be reached any more. The text says why: "stopped" (by whoever), "timeout",
+	// ErrSessionLost means that the session of a call has ended, or that its engine can't be reached any
+	// more. The text says why: "stopped" (by whoever), "timeout",
 	// "idle timeout", "out of memory" and the other values of [Status].Reason, that the sandbox
 	// was removed, or what is wrong with the engine. It is [ErrNotRunning], [ErrNotFound] or
 	// [ErrEngineUnavailable] as well. A call on a handle that this program has closed is
@@ -54,7 +54,7 @@ var (
 	ErrSessionLost error = fault.SessionLost
 	// ErrClosed means that the handle was closed or detached, or the client closed. 409.
 	ErrClosed error = fault.Closed
-	// ErrTimeout means that a timeout of an option or a field passed, not the context's.
+	// ErrTimeout means that a timeout of an option or a field has passed, and not the context's.
 	// 504.
 	ErrTimeout error = fault.Timeout
 	// ErrTooLarge means that a sandbox has more than this program accepts from it: a file, a

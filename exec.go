@@ -50,8 +50,8 @@ type Cmd struct {
 	// Env adds "key=value" entries to the sandbox's environment; the last entry for a key
 	// wins. PWD is the working directory unless there is an entry for it.
 	Env []string
-	// Dir is the working directory, relative to that of the sandbox ([WithWorkdir]),
-	// which is the default.
+	// Dir is the working directory. Default: the sandbox's ([WithWorkdir]), to which a relative
+	// path is relative.
 	Dir string
 	// User runs the command, in the form of [WithUser]. Default: the sandbox's user.
 	User string
@@ -719,11 +719,11 @@ type ExitError struct {
 	// Signal is the signal that ended the command, nil if it exited.
 	Signal os.Signal
 	// OutOfMemory means that the kernel killed a process of the sandbox for memory while the command
-	// ran, and that SIGKILL ended the command, or its exit code is 137, as that of a shell whose
-	// command SIGKILL ended. The kernel does not say which process it killed: of several commands that
-	// die by SIGKILL at such a time all have it. Programs that handle the death of a process of theirs
-	// exit with other codes, and do not have it. It is known with cgroup 1 and 2; always false with
-	// gVisor, and with engines that limit no memory.
+	// ran, and that SIGKILL ended the command, or that its exit code is 137, as a shell exits whose
+	// command SIGKILL ended. The kernel does not say which process it killed: several commands that die
+	// by SIGKILL at such a time all have it. Programs that handle the death of a process of theirs exit
+	// with other codes, and do not have it. It is known with cgroup 1 and 2; always false with gVisor,
+	// and with engines that limit no memory.
 	OutOfMemory bool
 	// Stderr is the beginning and the end of the command's stderr, 32 KiB each, if it was
 	// run by [Cmd.Output] and Stderr was nil.
@@ -821,7 +821,7 @@ type ProcessInfo struct {
 	Signal int `json:"signal,omitempty"`
 	// TimedOut means that [Cmd.Timeout] ended the command.
 	TimedOut bool `json:"timedOut,omitempty"`
-	// OutOfMemory is that of [ExitError].
+	// OutOfMemory is [ExitError.OutOfMemory].
 	OutOfMemory bool `json:"outOfMemory,omitempty"`
 }
 

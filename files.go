@@ -360,7 +360,7 @@ func (c fileCalls) CopyInFS(ctx context.Context, fsys fs.FS, inside string, o Co
 // characters are quoted as Go strings.
 //
 // A stopped sandbox is read as root, without starting it. Times then have whole seconds, and there
-// are no extended attributes and no sockets, which the report says of the tree itself.
+// are no extended attributes and no sockets: the report has an entry for that about the tree itself.
 func (c fileCalls) CopyOut(ctx context.Context, inside, hostPath string, o CopyOptions) (_ CopyReport, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.copy_out", trace.Name(c.name))
 	defer span.End(&err)

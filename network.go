@@ -199,11 +199,12 @@ func (p NetworkPolicy) Check() error {
 	return nil
 }
 
-// Allows reports whether the policy allows a connection to a host, a domain name or an address, on a
+// Allows reports whether the policy allows a connection to a host (a domain name or an address) on a
 // TCP port, and the rule that decides, as [Egress.Rule] names it. Nothing is looked up and nothing
 // runs. A name that is allowed can be reached if it resolves to addresses that are neither denied nor
-// protected, and by the protocols that [NetworkPolicy.Allow] lists unless the rule is "open". The engine's machine is protected, too, which only
-// a sandbox knows. A policy, host or port that is not valid is an [ErrInvalidArgument].
+// protected, and by the protocols that [NetworkPolicy.Allow] lists unless the rule is "open". Each sandbox
+// protects the engine's machine, too: Allows does not know its addresses. A policy, host or port that is
+// not valid is an [ErrInvalidArgument].
 func (p NetworkPolicy) Allows(host string, port int) (allowed bool, rule string, err error) {
 	compiled, _, err := p.compile()
 	if err == nil {

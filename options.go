@@ -114,8 +114,8 @@ func WithName(name string) NameOption {
 }
 
 // WithID sets the sandbox's ID, which names its workspace volume, agent-sandbox-<id>. The
-// rule for names applies. With the ID of a deleted sandbox whose workspace was preserved,
-// the new sandbox adopts that workspace, and the volumes of that sandbox that both images declare.
+// rule for names applies. With the ID of a deleted sandbox the new sandbox adopts the preserved
+// workspace, and the preserved volumes that both images declare.
 // Default: 12 random base32 characters.
 func WithID(id string) MakeOption {
 	return option{apply: func(s *settings) {
@@ -126,11 +126,11 @@ func WithID(id string) MakeOption {
 	}}
 }
 
-// WithImage sets the image, which is pulled if the engine does not have it, or has it for another
-// platform (see [WithEmulation]). Any Linux image works; it needs no shell. Default [DefaultImage]. It can't be combined with
-// [WithRuntime]. Files that the image has at /workspace are copied into the new workspace, with their
-// owners and permissions, unless it has a [Source] or [WithID] adopts it. Images that this package makes for itself, such as those of snapshots, are
-// refused: see [FromSnapshot].
+// WithImage sets the image. The engine pulls it if it does not have it, or has it for another platform
+// (see [WithEmulation]). Any Linux image works; it needs no shell. Default [DefaultImage]. It can't be
+// combined with [WithRuntime]. Files that the image has at /workspace are copied into the new workspace,
+// with their owners and permissions, unless the workspace has a [Source] or [WithID] adopts it. Images
+// that this package makes for itself, such as the images of snapshots, are refused: see [FromSnapshot].
 //
 // [Fork] accepts it if the source has no files of its own outside of volumes.
 func WithImage(ref string) MakeOption {
@@ -143,7 +143,7 @@ func WithImage(ref string) MakeOption {
 }
 
 // WithEmulation accepts an image for another platform than the engine's, for a machine that
-// emulates it, such as that of Docker Desktop. Default: such an image is pulled for the engine's
+// emulates it, such as Docker Desktop's. Default: such an image is pulled for the engine's
 // platform, and if that is not possible the call is [ErrUnsupported].
 func WithEmulation() CreateOption {
 	return option{apply: func(s *settings) { s.Emulated = true }}
@@ -174,7 +174,7 @@ func WithEnv(env map[string]string) LiveOption {
 	}}
 }
 
-// WithoutEnv takes variables of [WithEnv] away. One that the image has too gets the image's
+// WithoutEnv takes variables of [WithEnv] away. A variable that the image has too gets the image's
 // value again. A variable that is not set is no error. The value can be read in the container
 // until the next session.
 func WithoutEnv(keys ...string) RemoveOption {
@@ -182,7 +182,7 @@ func WithoutEnv(keys ...string) RemoveOption {
 	return option{plan.Removed, func(s *settings) { s.Without.Env = append(s.Without.Env, keys...) }}
 }
 
-// WithoutTag takes tags away. One that the sandbox does not have is no error.
+// WithoutTag takes tags away. A tag that the sandbox does not have is no error.
 func WithoutTag(keys ...string) RemoveOption {
 	keys = slices.Clone(keys)
 	return option{plan.Removed, func(s *settings) { s.Without.Tags = append(s.Without.Tags, keys...) }}
@@ -218,10 +218,9 @@ func WithPorts(ports ...int) ChangeOption {
 }
 
 // WithVCPUs limits the sandbox to n CPUs, which may be a fraction, and its memory to 2048
-// MiB for each unless [WithMemory] says otherwise. Default 1. More than the
-// engine's machine has are [ErrInvalidArgument]. On an engine that can't limit CPUs, see
-// [Support.Limits], a sandbox without this option has no limit, and with it the error is
-// [ErrUnsupported].
+// MiB for each unless [WithMemory] says otherwise. Default 1. More CPUs than the
+// engine's machine has are [ErrInvalidArgument]. Some engines can't limit CPUs, see [Support.Limits]:
+// there the option is [ErrUnsupported], and a sandbox without it has no limit.
 func WithVCPUs[N int | float64](n N) LiveOption {
 	return option{plan.CPUs, func(s *settings) {
 		s.VCPUs = float64(n)
@@ -259,7 +258,7 @@ func WithPidsLimit(n int) MakeOption {
 // [ErrUnsupported]. Default: the engine's default.
 //
 // A runtime other than runc is tried in a container of some tenths of a second, and the result
-// used for 10 minutes. One without nftables, as gVisor's, takes [DenyAll] and no [WithPorts]:
+// used for 10 minutes. A runtime without nftables, such as gVisor's, takes [DenyAll] and no [WithPorts]:
 // the sandbox then has no network at all, and [Sandbox.DialContext] still reaches its servers. Other
 // policies are [ErrUnsupported], and so is a runtime that loses files outside of volumes at the
 // end of a session, as gVisor's does without its flag --overlay2=none.
@@ -275,8 +274,8 @@ func WithOCIRuntime(name string) MakeOption {
 // WithStorageSize limits what the sandbox writes outside of its volumes, in bytes: its
 // container's own layer, at least 1 MiB. The workspace and other volumes are not limited.
 // The engine's storage driver must have quotas: overlay2, on XFS mounted with pquota, btrfs
-// or zfs. With another driver the error is [ErrUnsupported], and without pquota that of the
-// engine. Default: no limit but the engine's disk.
+// or zfs. With another driver the error is [ErrUnsupported], and without pquota it is the engine's
+// own. Default: no limit but the engine's disk.
 func WithStorageSize(bytes int64) MakeOption {
 	return option{apply: func(s *settings) {
 		if bytes < minStorage {
@@ -340,7 +339,7 @@ func WithCommand(argv ...string) ChangeOption {
 }
 
 // WithPersistent decides how long the sandbox's files are kept. A persistent sandbox
-// keeps them until [Delete]; that is the default with [WithName]. One that is not
+// keeps them until [Delete]; that is the default with [WithName]. A sandbox that is not
 // persistent exists as long as the handle that created it: on [Sandbox.Close], or 30 s
 // after the handle's process died, the session ends and everything that the sandbox owns
 // is removed.
@@ -372,8 +371,8 @@ func WithTimeout(d time.Duration) LiveOption {
 //
 // Uses are commands, SSH sessions and connections of [Sandbox.DialContext] for as long as they
 // last, calls that read or write files, and connections from outside to published ports. A
-// detached command is one, too, unless [IgnoreDetached] is given. An open handle is none, nor are
-// its lease and [Sandbox.Status], nor is the main process ([WithCommand]). After connections to
+// detached command is a use, too, unless [IgnoreDetached] is given. An open handle is no use, and neither
+// are its lease, [Sandbox.Status] and the main process ([WithCommand]). After connections to
 // published ports the session may end an eighth of d later. Time in which the session is paused
 // or the engine's machine sleeps does not count, but for up to an eighth of d each time.
 //
@@ -389,8 +388,8 @@ func WithIdleTimeout(d time.Duration) LiveOption {
 	}}
 }
 
-// IgnoreDetached lets the idle timeout end a session while detached commands run. What a client
-// sends to one, and its reading of the output, are uses all the same. It needs [WithIdleTimeout] in
+// IgnoreDetached lets the idle timeout end a session while detached commands run. A client that sends
+// input to such a command, or reads its output, uses the session all the same. It needs [WithIdleTimeout] in
 // the same call, which otherwise lets detached commands keep the session.
 func IgnoreDetached() LiveOption {
 	return option{apply: func(s *settings) { s.Idle.IgnoreDetached = true }}
@@ -487,7 +486,7 @@ func (c *Client) settings() *settings {
 	return s
 }
 
-// settingsOn are the settings of a handle's client.
+// settingsOn returns the empty settings of a call on a handle.
 func settingsOn(l *lifecycle.Client) *settings {
 	s := &settings{}
 	s.MaxPorts, s.Runtimes = l.MaxPorts, l.Runtimes

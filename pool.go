@@ -71,7 +71,7 @@ func (c *Client) NewPool(ctx context.Context, size int, opts ...CreateOption) (_
 	return p, nil
 }
 
-// settings are those of the pool's options.
+// settings returns the settings of the pool's options.
 func (p *Pool) settings() *settings {
 	s := p.c.settings()
 	apply(p.opts, func(o CreateOption) { o.applyCreate(s) })

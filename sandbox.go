@@ -259,7 +259,7 @@ func (s *Sandbox) ExtendTimeout(ctx context.Context, d time.Duration) (err error
 //
 // Concurrent updates are merged: of a setting that several change, the last one wins; all
 // other changes apply. If Update fails nothing has changed, unless the error is
-// [ErrEngineUnavailable] or that of ctx: then check [Sandbox.Status]. Update does not
+// [ErrEngineUnavailable] or the context's: then check [Sandbox.Status]. Update does not
 // start a stopped sandbox.
 func (s *Sandbox) Update(ctx context.Context, opts ...UpdateOption) (err error) {
 	ctx, span := trace.Start(ctx, "sandbox.update", s.h.Trace()...)

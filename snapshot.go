@@ -26,7 +26,7 @@ type Snapshot struct {
 	CreatedAt time.Time `json:"createdAt"`
 	// ExpiresAt is when the snapshot may be removed, unless it is in use; zero is never.
 	ExpiresAt time.Time `json:"expiresAt,omitzero"`
-	// SizeBytes is the size of its files, without those of the image.
+	// SizeBytes is the size of its files, without the image's.
 	SizeBytes int64  `json:"sizeBytes"`
 	Image     string `json:"image"`
 	// Volumes are the volumes that share its files. While there are any it can't be
@@ -198,7 +198,7 @@ func checkSnapshotID(id string) error {
 // Attached volumes and mounted directories, which others may use, do not change, nor do volumes
 // that an image declares.
 //
-// The snapshot may be one of any sandbox that has copies of directories at the same targets. If
+// The snapshot may be of any sandbox that has copies of directories at the same targets. If
 // the targets differ the error is [ErrInvalidArgument] and names the difference; for an unknown
 // snapshot it is [ErrSnapshotNotFound]. While another sandbox mounts the workspace or a copy of
 // this one the error is [ErrVolumeInUse].

@@ -92,8 +92,8 @@ func (d directory) source() source.Source { return d.Source }
 // combined with it; its user is the default of [WithUser]. Its copies of directories are
 // mounted where they were, unless [WithMounts] uses the target.
 //
-// If the engine can mount overlays the new volumes share the snapshot's files, which
-// takes milliseconds whatever the size; otherwise the files are copied. If there is no
+// If the engine can mount overlays the new volumes share the snapshot's files: that takes
+// milliseconds whatever the size. Otherwise the files are copied. If there is no
 // such snapshot the error is [ErrSnapshotNotFound].
 func FromSnapshot(id string) Source { return fromSnapshot(id) }
 
@@ -105,12 +105,13 @@ func (f fromSnapshot) source() source.Source { return nil }
 
 // Git is a [Source]: a clone of a repository, with its history and a remote called
 // origin, owned by the sandbox's user. The git program of this machine clones it into a
-// temporary directory, from which it is copied into the workspace; the image and the
+// temporary directory, and this package copies that into the workspace; the image and the
 // engine's machine need no git. The clone ignores the git configuration of this machine
 // and its user, and runs none of their hooks, filters and credential helpers. It obeys
-// safe.directory, for repositories of other users, and under sudo for those of sudo's caller. Files
-// have the permissions of a umask of 022. Proxies are taken from the environment. The directory, agent-sandbox-git-… in [os.TempDir], is
-// removed when the call ends, but not if this program dies during it.
+// safe.directory, for repositories of other users, and under sudo for repositories of sudo's caller.
+// Files have the permissions of a umask of 022. Proxies are taken from the environment. The temporary
+// directory, agent-sandbox-git-… in [os.TempDir], is removed when the call ends, but not if this program
+// dies during it.
 //
 // Submodules are not fetched: their directories are empty. Files in Git LFS stay
 // pointers. The sandbox can fetch both itself, with a network and credentials of its own.
@@ -192,7 +193,7 @@ type Tarball struct {
 	MaxEntries int
 }
 
-// String describes the archive. Of a URL it omits user, query and fragment, which may be
+// String describes the archive. It omits the user, the query and the fragment of a URL: they may be
 // secret.
 func (t Tarball) String() string { return source.Tarball(t).String() }
 

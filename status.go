@@ -48,11 +48,11 @@ type Info struct {
 	// Ports are the published ports ([WithPorts]) and their addresses in this session.
 	// Nil without a session or ports.
 	Ports map[uint16]netip.AddrPort `json:"ports,omitempty"`
-	// Settings are those of the next session, as last changed by [Sandbox.Update], without those
-	// that [Info] and [Status] have themselves: name, ID, image, tags, network policy and
-	// environment. In [List] the limits and the OCI runtime are nil, too: only the container has
-	// them, which it does not inspect, so that a record never differs from what the engine enforces.
-	// A limit that is nil elsewhere is none, as on an engine that can't limit.
+	// Settings are the settings of the next session, as last changed by [Sandbox.Update]. Name, ID,
+	// image, tags, network policy and environment are nil in it, because [Info] and [Status] have
+	// them. In [List] the limits and the OCI runtime are nil, too: only the container has them, so
+	// that a record never differs from what the engine enforces, and List inspects no container.
+	// Elsewhere a limit that is nil is none, as on an engine that can't limit.
 	Settings Settings `json:"settings"`
 	// Pending names the settings that Update changed and that wait for the next session, sorted:
 	// "command", "env" (commands have it), "mounts", "ports", "stopTimeout" (Stop and Close have it)
@@ -91,8 +91,8 @@ type Status struct {
 	// Workspace is the volume at /workspace. Its files are counted for the size. Its
 	// Sandboxes are this one alone: [ListVolumes] knows of others that mount it.
 	Workspace Volume `json:"workspace"`
-	// Volumes are those at the directories that the image declares as volumes, which are their
-	// Source. As in Workspace, their Sandboxes are this one alone.
+	// Volumes are the volumes at the directories that the image declares. The Source of each is its
+	// directory. As in Workspace, their Sandboxes are this one alone.
 	Volumes []Volume `json:"volumes,omitempty"`
 	// Usage is the session's current resource usage. Nil without a session, and on an engine
 	// without cgroups.

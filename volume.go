@@ -95,15 +95,15 @@ func (m Mount) String() string {
 // addition to the workspace. Several calls add up. The default mode of a directory is
 // [RWCopy]: it is copied before anything runs in the sandbox. Permissions, numeric
 // owners, times, links, extended attributes and holes are kept. No file is filtered, but
-// sockets and devices are left out, which [Sandbox.Copied] reports. If a file can't be read, or
+// sockets and devices are left out: [Sandbox.Copied] lists them. If a file can't be read, or
 // changes during the copy, the call fails.
 //
 // An attached volume must be one of [ListVolumes]. The workspace of another sandbox can
 // be attached too; the two then share it.
 //
-// It takes what [Sandbox.Mounts] returns. A copy, which then has both a Source and a Volume, is
-// not copied again: its volume is attached, except in an [Sandbox.Update] of the sandbox that
-// the copy is of, which keeps it.
+// It takes what [Sandbox.Mounts] returns. Such a mount of a copy has both a Source and a Volume, and
+// is not copied again: its volume is attached, except in an [Sandbox.Update] of the copy's own sandbox,
+// which keeps it.
 func WithMounts(mounts ...Mount) ChangeOption {
 	var all []record.Mount
 	for _, m := range mounts {
@@ -377,7 +377,7 @@ type DeleteReport struct {
 	// Sandboxes are the names of the sandboxes that [DeleteVolume] deleted by
 	// force.
 	Sandboxes []string `json:"sandboxes,omitempty"`
-	// Snapshots are those of the sandbox, the newest first, if [DeleteOptions.Snapshots] is set.
+	// Snapshots are the sandbox's snapshots, the newest first, if [DeleteOptions.Snapshots] is set.
 	Snapshots []SnapshotOutcome `json:"snapshots,omitempty"`
 }
 
@@ -417,8 +417,8 @@ const (
 
 func (o VolumeOutcome) String() string { return outcomeText("volume "+o.Name, o.Status, o.Reason) }
 
-// SnapshotOutcome says what a deletion did with one snapshot. Status is one of those of a
-// [VolumeOutcome].
+// SnapshotOutcome says what a deletion did with one snapshot. Status has one of the values that it has
+// in a [VolumeOutcome].
 type SnapshotOutcome struct {
 	ID     string `json:"id"`
 	Status string `json:"status"`
@@ -542,7 +542,7 @@ func cleanUp(ctx context.Context, l *lifecycle.Client, o CleanupOptions, report 
 
 // CleanupOptions restrict [CleanupOrphanedVolumes]. The zero value removes every orphaned volume.
 type CleanupOptions struct {
-	// Roles are those of the volumes to remove, see [Volume.Role]; empty is all.
+	// Roles are the roles of the volumes to remove, see [Volume.Role]; empty is all.
 	Roles []string
 	// Select, if not nil, decides about each orphaned volume, whose size is unknown then. It is
 	// a function and no list of names, because an empty list would be taken for all.

@@ -277,6 +277,10 @@ func TestRevisionsAreFoundWithoutAList(t *testing.T) {
 			if got := latest(t, v, from); got.Revision.N != r.Revision.N || got.Tags["n"] != fmt.Sprint(n) {
 				t.Fatalf("Latest after %d changes, from %d: revision %d of %v, want %d", n+1, from.Revision.N, got.Revision.N, got.Tags, r.Revision.N)
 			}
+			// Whoever knows the latest asks for the next, and whether the known one is still there.
+			if most := 2; n > 0 && n%2 == 0 && from.Revision.N == r.Revision.N && v.calls > most {
+				t.Errorf("Latest of revision %d, which is known, took %d calls, want %d", r.Revision.N, v.calls, most)
+			}
 			if v.calls > 20 {
 				t.Errorf("Latest of revision %d took %d calls", r.Revision.N, v.calls)
 			}
