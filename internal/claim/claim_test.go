@@ -626,7 +626,14 @@ func TestStopWaitsForARenewal(t *testing.T) {
 // broken fails all calls of one kind.
 type broken struct {
 	*memory
-	inspections, removals bool
+	creations, inspections, removals bool
+}
+
+func (b *broken) CreateVolume(ctx context.Context, name string, labels map[string]string) (engine.Volume, error) {
+	if b.creations {
+		return engine.Volume{}, errBroken
+	}
+	return b.memory.CreateVolume(ctx, name, labels)
 }
 
 var errBroken = fmt.Errorf("%w: it is broken", engine.ErrUnavailable)
@@ -670,6 +677,16 @@ func TestErrorsOfTheEngineAreReturned(t *testing.T) {
 		if err := claim.Drop(t.Context(), b, "x", "mine", ""); !errors.Is(err, errBroken) || !slices.Equal(b.names(), before) {
 			t.Errorf("Drop = %v, left %v of %v; want the engine's error and all", err, b.names(), before)
 		}
+		time.Sleep(claim.Lease)
+		dead, _, err := claim.FindMarker(t.Context(), b, "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.creations, b.removals = true, false
+		err = claim.TakeOver(t.Context(), b, dead, "theirs", "other", func(context.Context) error { t.Error("it cleans up"); return nil })
+		if !errors.Is(err, errBroken) {
+			t.Errorf("TakeOver = %v, want the engine's error", err)
+		}
 	})
 }
 
@@ -698,4 +715,37 @@ func TestShortClaimTakesFewCalls(t *testing.T) {
 			t.Errorf("%s: %v, left %v after %d calls, want %d", what, err, v.names(), v.calls, want)
 		}
 	}
+}
+
+// A marker that is not expired any more, since the clock was set back, has to be watched anew.
+func TestWatchBeginsAnewAfterAStepOfTheClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var w claim.Watch
+		m := record.Marker{Name: "x", Nonce: "n", Until: time.Now()}
+		early, late := m.Until.Add(-time.Minute), m.Until.Add(time.Minute)
+		for i, step := range []struct {
+			now  time.Time
+			dead bool
+		}{{late, false}, {late, true}, {early, false}, {late, false}, {late, true}} {
+			if got := w.Dead(m, step.now); got != step.dead {
+				t.Errorf("look %d, at %v: dead %v, want %v", i, step.now, got, step.dead)
+			}
+			time.Sleep(claim.ConfirmAfter)
+		}
+	})
+}
+
+// The volume of a sweep says for people who makes it, and until when.
+func TestSweepSaysWhoMakesIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory()
+		if mine, err := claim.TrySweep(t.Context(), m, "n", "me"); err != nil || !mine {
+			t.Fatalf("TrySweep = %v, %v", mine, err)
+		}
+		vols, _ := m.ListVolumes(t.Context())
+		until, err := time.Parse(time.RFC3339Nano, vols[0].Labels[record.Until])
+		if left := until.Sub(m.Now()); err != nil || left <= 0 || left > record.SweepEvery || vols[0].Labels[record.Holder] != "me" {
+			t.Errorf("the labels are %v, %v", vols[0].Labels, err)
+		}
+	})
 }
