@@ -1,5 +1,5 @@
 # Two of these need no preparation at all: make quickstart, make test. Each target is a script in ci/ that runs by hand, too.
-.PHONY: help quickstart test soak bench engine test-engines lint fmt generate figures api
+.PHONY: help quickstart test test-cluster soak bench engine test-engines lint fmt generate figures api
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -12,6 +12,11 @@ quickstart: ## set up what is missing, then run examples/quickstart
 
 test: ## set up what is missing, then run every test but the soaks
 	@ci/test
+
+test-cluster: ## the tests of test/cluster on three nodes
+	@ci/engine
+	@ci/image
+	@ci/cluster go test -count=1 -timeout 30m ./test/cluster
 
 soak: ## the long-running tests; RACE=1 and SHARD=1/4 are for those who have more machines
 	@ci/engine

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
+	"github.com/seed-1a2d6d8f/sandbox/internal/cluster"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
@@ -26,9 +27,9 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
-// A Client creates and finds sandboxes on one Docker Engine. It is safe for concurrent
-// use. The package's functions use a default client, for the engine that DOCKER_HOST or
-// the current Docker context selects.
+// A Client creates and finds sandboxes on one Docker Engine, or, with [WithSwarm], on those of a
+// swarm. It is safe for concurrent use. The package's functions use a default client, for the
+// engine that DOCKER_HOST or the current Docker context selects.
 type Client struct {
 	host   string
 	log    *slog.Logger
@@ -40,11 +41,13 @@ type Client struct {
 
 	registryAuth func(context.Context, string) (engine.RegistryAuth, error) // may be nil
 
+	swarm *cluster.Options // of WithSwarm; nil without
+
 	connecting bound.Semaphore // held while connecting
 
-	mu     sync.Mutex
-	life   *lifecycle.Client // nil until connected
-	closed bool
+	mu      sync.Mutex
+	engines *cluster.Engines // nil until connected
+	closed  bool
 }
 
 // Limits bound what one client creates, and what a sandbox can make this program hold in
@@ -99,54 +102,119 @@ func NewClient(opts ...ClientOption) (*Client, error) {
 // Sandboxes continue to run. Close the client's handles first; they can't be used afterwards.
 func (c *Client) Close() error {
 	c.mu.Lock()
-	life := c.life
-	c.life, c.closed = nil, true
+	engines := c.engines
+	c.engines, c.closed = nil, true
 	c.mu.Unlock()
-	if life == nil {
+	if engines == nil {
 		return nil
 	}
-	life.Machine.Store.Close()
-	return life.Engine.Close()
+	return engines.Close()
 }
 
-// connect returns the connection to the engine. The first caller opens it. Errors are not
-// cached: the engine may become available.
-func (c *Client) connect(ctx context.Context) (*lifecycle.Client, error) {
-	if life, err := c.connected(); life != nil || err != nil {
-		return life, err
+// connect returns the connection to the engine, or to those of the swarm. The first caller opens
+// it. Errors are not cached: the engine may become available.
+func (c *Client) connect(ctx context.Context) (*cluster.Engines, error) {
+	if engines, err := c.connected(); engines != nil || err != nil {
+		return engines, err
 	}
 	leave, err := c.connecting.Acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
-	if life, err := c.connected(); life != nil || err != nil {
-		return life, err
+	if engines, err := c.connected(); engines != nil || err != nil {
+		return engines, err
 	}
 	eng, err := engine.Open(ctx, engine.Options{Host: c.host, RegistryAuth: c.registryAuth})
 	if err != nil {
 		return nil, err
 	}
+	engines, err := c.enginesOf(ctx, eng)
+	if err != nil {
+		return nil, errors.Join(err, eng.Close())
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return nil, errors.Join(ErrClosed, eng.Close())
+		return nil, errors.Join(ErrClosed, engines.Close())
 	}
-	c.life = lifecycle.New(machine.New(&store.Store{Engine: eng, Log: c.log}, c.own), c.limits.Ports, lifecycle.Limits{
+	c.engines = engines
+	return engines, nil
+}
+
+// enginesOf returns the engine at the client's address, or those of its swarm.
+func (c *Client) enginesOf(ctx context.Context, eng *engine.Engine) (*cluster.Engines, error) {
+	if c.swarm == nil {
+		return cluster.One(c.on(eng, nil)), nil
+	}
+	o := *c.swarm
+	o.On, o.Engine = c.on, engine.Options{RegistryAuth: c.registryAuth}
+	return cluster.Swarm(ctx, eng, o)
+}
+
+// on returns the client of one engine.
+func (c *Client) on(eng *engine.Engine, shared store.Cluster) *lifecycle.Client {
+	l := lifecycle.New(machine.New(&store.Store{Engine: eng, Log: c.log, Cluster: shared}, c.own), c.limits.Ports, lifecycle.Limits{
 		ReadFile: cmp.Or(c.limits.ReadFile, DefaultReadFile), Output: cmp.Or(c.limits.Output, DefaultOutput),
 		ReadDir: cmp.Or(c.limits.ReadDir, DefaultReadDir),
 	})
-	c.life.Runtimes, c.life.Audit = c.runtimes, c.audit
-	return c.life, nil
+	l.Runtimes, l.Audit = c.runtimes, c.audit
+	return l
 }
 
-func (c *Client) connected() (*lifecycle.Client, error) {
+// ownEngine returns the client of the engine at the client's address.
+func (c *Client) ownEngine(ctx context.Context) (*lifecycle.Client, error) {
+	e, err := c.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return e.Own(), nil
+}
+
+// withSandbox calls fn with the client of the engine that has the sandbox, see [cluster.Engines.On].
+func (c *Client) withSandbox(ctx context.Context, nameOrID string, fn func(*lifecycle.Client) error) error {
+	e, err := c.connect(ctx)
+	if err != nil {
+		return err
+	}
+	return e.On(ctx, nameOrID, fn)
+}
+
+// withVolume calls fn with the client of the engine that has the volume, see [cluster.Engines.Holding].
+func (c *Client) withVolume(ctx context.Context, name string, fn func(*lifecycle.Client) error) error {
+	e, err := c.connect(ctx)
+	if err != nil {
+		return err
+	}
+	return e.Holding(ctx, name, fn)
+}
+
+// eachEngine calls fn with the client of each engine, at the same time, and adds what it returns to
+// all. If there is an error, all has what the other engines returned.
+func eachEngine[T any](ctx context.Context, c *Client, fn func(context.Context, *lifecycle.Client) ([]T, error)) (all []T, missing []cluster.Missing, err error) {
+	e, err := c.connect(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	all = []T{}
+	var mu sync.Mutex
+	missing, err = e.Each(ctx, func(ctx context.Context, l *lifecycle.Client) error {
+		some, err := fn(ctx, l)
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, some...)
+		return err
+	})
+	return all, missing, err
+}
+
+func (c *Client) connected() (*cluster.Engines, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return nil, ErrClosed
 	}
-	return c.life, nil
+	return c.engines, nil
 }
 
 var defaultClient = sync.OnceValue(func() *Client {
@@ -364,7 +432,7 @@ const healthTimeout = 5 * time.Second
 
 func (c *Client) health(ctx context.Context) (Health, error) {
 	h := Health{Host: c.host}
-	l, err := c.connect(ctx)
+	l, err := c.ownEngine(ctx)
 	if err != nil {
 		return h, err
 	}
@@ -475,7 +543,7 @@ func (c *Client) CheckSupport(ctx context.Context) (_ Support, err error) {
 }
 
 func (c *Client) support(ctx context.Context) (Support, error) {
-	l, err := c.connect(ctx)
+	l, err := c.ownEngine(ctx)
 	if err != nil {
 		return Support{}, err
 	}
@@ -513,8 +581,11 @@ func (c *Client) Prune(ctx context.Context) (report PruneReport, err error) {
 	defer span.End(&err)
 	defer wrap(&err, "prune", "")
 	report = PruneReport{Removed: []string{}, Failed: []string{}}
+	var mu sync.Mutex
 	var errs []error
 	note := func(object string, err error) {
+		mu.Lock()
+		defer mu.Unlock()
 		if err != nil {
 			report.Failed = append(report.Failed, fmt.Sprintf("%s: %v", object, err))
 			errs = append(errs, fmt.Errorf("%s: %w", object, err))
@@ -522,19 +593,24 @@ func (c *Client) Prune(ctx context.Context) (report PruneReport, err error) {
 		}
 		report.Removed = append(report.Removed, object)
 	}
-	l, err := c.connect(ctx)
+	e, err := c.connect(ctx)
 	if err != nil {
 		return report, err
 	}
-	all, err := l.Store.List(ctx)
-	if err != nil {
-		return report, err
+	missing, err := e.Each(ctx, func(ctx context.Context, l *lifecycle.Client) error {
+		all, err := l.Store.List(ctx)
+		if err != nil {
+			return err
+		}
+		l.Store.Sweep(ctx, all, note)
+		return errors.Join(l.Machine.PruneGuests(ctx, all.Volumes, note), l.Store.PruneLayers(ctx, all, note))
+	})
+	if err == nil {
+		err = e.Prune(ctx, note)
 	}
-	l.Store.Sweep(ctx, all, note)
-	errs = append(errs, l.Machine.PruneGuests(ctx, all.Volumes, note), l.Store.PruneLayers(ctx, all, note))
 	slices.Sort(report.Removed)
 	slices.Sort(report.Failed)
-	return report, errors.Join(errs...)
+	return report, errors.Join(append(errs, err, cluster.Unanswered(missing))...)
 }
 
 // PruneReport lists what [Prune] removed and what it could not remove.

@@ -61,6 +61,9 @@ var (
 	// directory, the output of a command or a tree. The text names the limit: a field of
 	// [Limits] or [CopyOptions]. 413.
 	ErrTooLarge error = fault.TooLarge
+	// ErrNoCapacity means that no node of a swarm that may have the sandbox has room for it, see
+	// [WithSwarm]. The text says what each lacks. 503.
+	ErrNoCapacity error = fault.NoCapacity
 )
 
 // Error is the type of the errors of this package: the operation, its subject and the

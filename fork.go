@@ -44,12 +44,16 @@ func (c *Client) Fork(ctx context.Context, source string, opts ...ForkOption) (_
 	ctx, span := trace.Start(ctx, "sandbox.fork", trace.Source(source))
 	defer span.End(&err)
 	defer wrap(&err, "fork", source)
-	l, o, err := c.forkOrder(ctx, source, opts, 0)
+	o, err := c.forkOrder(source, opts, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer o.Report.Silence()
-	h, err := l.Fork(ctx, source, o)
+	var h *lifecycle.Handle
+	err = c.withSandbox(ctx, source, func(l *lifecycle.Client) (err error) {
+		h, err = l.Fork(ctx, source, o)
+		return err
+	})
 	return traced(span, h), err
 }
 
@@ -68,18 +72,13 @@ func (s *Sandbox) Fork(ctx context.Context, opts ...ForkOption) (_ *Sandbox, err
 	return traced(span, h), err
 }
 
-// forkOrder validates the options before it connects. n is the number of forks of
+// forkOrder validates the options. n is the number of forks of
 // [Client.ForkN], or 0.
-func (c *Client) forkOrder(ctx context.Context, source string, opts []ForkOption, n int) (*lifecycle.Client, *lifecycle.CreateOptions, error) {
+func (c *Client) forkOrder(source string, opts []ForkOption, n int) (*lifecycle.CreateOptions, error) {
 	if err := checkName(source); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	o, err := c.settings().fork(opts, n)
-	if err != nil {
-		return nil, nil, err
-	}
-	l, err := c.connect(ctx)
-	return l, o, err
+	return c.settings().fork(opts, n)
 }
 
 func (s *Sandbox) forkOrder(opts []ForkOption, n int) (*lifecycle.CreateOptions, error) {
@@ -125,12 +124,17 @@ func (c *Client) ForkN(ctx context.Context, source string, n int, opts ...ForkOp
 	if err := checkForks(n); err != nil {
 		return nil, err
 	}
-	l, o, err := c.forkOrder(ctx, source, opts, n)
+	o, err := c.forkOrder(source, opts, n)
 	if err != nil {
 		return nil, err
 	}
 	defer o.Report.Silence()
-	return forkResults(l.ForkN(ctx, source, n, o))
+	var made []lifecycle.Result
+	err = c.withSandbox(ctx, source, func(l *lifecycle.Client) (err error) {
+		made, err = l.ForkN(ctx, source, n, o)
+		return err
+	})
+	return forkResults(made, err)
 }
 
 // ForkN is the package's [ForkN] of this sandbox. The handle is not changed, and the caller closes

@@ -191,7 +191,8 @@ var layers = map[string][]string{
 	"provision": {"bound", "claim", "engine", "fault", "guest/wire", "machine", "plan", "policy", "record", "store", "transfer"},
 	"lifecycle": {"archive", "bound", "claim", "engine", "fault", "guest", "guest/wire", "machine", "plan", "policy", "provision", "record", "store", "trace", "transfer"},
 	"files":     {"archive", "bound", "engine", "fault", "guest", "guest/wire", "lifecycle", "store"},
-	"sandbox":   {"archive", "bound", "engine", "fault", "files", "guest", "guest/wire", "lifecycle", "machine", "plan", "policy", "record", "source", "store", "trace"},
+	"cluster":   {"bound", "claim", "engine", "fault", "lifecycle", "plan", "record", "store"},
+	"sandbox":   {"archive", "bound", "cluster", "engine", "fault", "files", "guest", "guest/wire", "lifecycle", "machine", "plan", "policy", "record", "source", "store", "trace"},
 }
 
 // imports are what the packages of layers import of ours, without tests.
@@ -725,17 +726,17 @@ func receiverName(f *ast.FuncDecl) string {
 // widths bound how many names each package below internal exports: types, functions, methods of
 // exported types, variables and constants, without fields. The commit that raises a bound says why.
 var widths = map[string]int{
-	"fault":          30,
+	"fault":          31,
 	"bound":          15,
 	"policy":         40,
 	"archive":        45,
 	"guest/trees":    10,
 	"guest/wire":     270,
 	"git":            20,
-	"engine":         135,
+	"engine":         150,
 	"guest":          85,
 	"guest/accounts": 10,
-	"record":         140,
+	"record":         145,
 	"claim":          45,
 	"trace":          25,
 	"source":         25,
@@ -746,6 +747,7 @@ var widths = map[string]int{
 	"provision":      30,
 	"lifecycle":      65,
 	"files":          50,
+	"cluster":        20,
 }
 
 func TestPackagesStayNarrow(t *testing.T) {

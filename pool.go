@@ -60,11 +60,11 @@ func (c *Client) NewPool(ctx context.Context, size int, opts ...CreateOption) (_
 	if err := s.Complete(); err != nil {
 		return nil, err
 	}
-	l, err := c.connect(ctx)
+	e, err := c.connect(ctx)
 	if err != nil {
 		return nil, err
 	}
-	p.p, err = lifecycle.NewPool(ctx, l, size, p.order, func(err error) error { return fail("close", "", err) })
+	p.p, err = lifecycle.NewPool(ctx, e.Own(), size, p.order, e.Create, func(err error) error { return fail("close", "", err) })
 	if err != nil {
 		return nil, err
 	}

@@ -76,13 +76,13 @@ func (c *Client) Create(ctx context.Context, opts ...CreateOption) (_ *Sandbox, 
 	if err := s.Complete(); err != nil {
 		return nil, err
 	}
-	l, err := c.connect(ctx)
+	e, err := c.connect(ctx)
 	if err != nil {
 		return nil, err
 	}
 	o := s.order()
 	defer o.Report.Silence()
-	h, err := l.Create(ctx, o, nil)
+	h, err := e.Create(ctx, o)
 	return traced(span, h), err
 }
 
@@ -112,13 +112,13 @@ func (c *Client) GetOrCreate(ctx context.Context, name string, opts ...CreateOpt
 	if err := s.Complete(); err != nil {
 		return nil, err
 	}
-	l, err := c.connect(ctx)
+	e, err := c.connect(ctx)
 	if err != nil {
 		return nil, err
 	}
 	o := s.order()
 	defer o.Report.Silence()
-	h, err := l.GetOrCreate(ctx, o)
+	h, err := e.GetOrCreate(ctx, o)
 	return traced(span, h), err
 }
 
@@ -142,13 +142,13 @@ func (c *Client) Get(ctx context.Context, nameOrID string, opts ...GetOption) (_
 	if len(s.Problems) > 0 {
 		return nil, fault.Classify(ErrInvalidArgument, errors.Join(s.Problems...))
 	}
-	l, err := c.connect(ctx)
-	if err != nil {
-		return nil, err
-	}
 	o := s.order()
 	defer o.Report.Silence()
-	h, err := l.Get(ctx, nameOrID, lifecycle.GetOptions{OnResume: o.OnResume, WithoutResume: s.withoutResume, NeverResume: s.neverResume, Report: o.Report, Secrets: s.Secrets, Strict: true})
+	var h *lifecycle.Handle
+	err = c.withSandbox(ctx, nameOrID, func(l *lifecycle.Client) (err error) {
+		h, err = l.Get(ctx, nameOrID, lifecycle.GetOptions{OnResume: o.OnResume, WithoutResume: s.withoutResume, NeverResume: s.neverResume, Report: o.Report, Secrets: s.Secrets, Strict: true})
+		return err
+	})
 	return traced(span, h), err
 }
 
@@ -285,23 +285,23 @@ func Delete(ctx context.Context, nameOrID string, o DeleteOptions) (DeleteReport
 }
 
 // Delete is [Delete] on the client's engine.
-func (c *Client) Delete(ctx context.Context, nameOrID string, o DeleteOptions) (_ DeleteReport, err error) {
+func (c *Client) Delete(ctx context.Context, nameOrID string, o DeleteOptions) (report DeleteReport, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.delete", trace.Name(nameOrID))
 	defer span.End(&err)
 	defer wrap(&err, "delete", nameOrID)
 	if err := checkName(nameOrID); err != nil {
 		return DeleteReport{}, err
 	}
-	l, err := c.connect(ctx)
-	if err != nil {
-		return DeleteReport{}, err
-	}
-	rec, got, err := l.Store.AwaitCreated(ctx, nameOrID)
-	if err != nil {
-		return DeleteReport{}, err
-	}
-	outcomes, err := l.Store.DeleteFound(ctx, rec, got, o.reclaim())
-	return o.finish(ctx, l, rec.ID, outcomes, err)
+	err = c.withSandbox(ctx, nameOrID, func(l *lifecycle.Client) error {
+		rec, got, err := l.Store.AwaitCreated(ctx, nameOrID)
+		if err != nil {
+			return err
+		}
+		outcomes, err := l.Store.DeleteFound(ctx, rec, got, o.reclaim())
+		report, err = o.finish(ctx, l, rec.ID, outcomes, err)
+		return err
+	})
+	return report, err
 }
 
 // Delete removes the sandbox permanently, see [Delete]. Later calls on the handle return

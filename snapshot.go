@@ -7,8 +7,11 @@ import (
 	"slices"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/cluster"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
@@ -141,21 +144,22 @@ func (c *Client) ListSnapshots(ctx context.Context, o ListSnapshotsOptions) (_ [
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	l, err := c.connect(ctx)
-	if err != nil {
-		return nil, err
-	}
-	recs, sharers, err := l.Store.ListSnapshots(ctx)
-	if err != nil {
-		return nil, err
-	}
-	all := []Snapshot{}
-	for _, rec := range recs {
-		if s := snapshotOf(rec, sharers[rec.ID]); o.match(s) {
-			all = append(all, s)
+	all, missing, err := eachEngine(ctx, c, func(ctx context.Context, l *lifecycle.Client) (some []Snapshot, _ error) {
+		recs, sharers, err := l.Store.ListSnapshots(ctx)
+		for _, rec := range recs {
+			if s := snapshotOf(rec, sharers[rec.ID]); o.match(s) {
+				some = append(some, s)
+			}
 		}
+		return some, err
+	})
+	if err != nil {
+		return nil, err
 	}
-	return all, nil
+	if c.swarm != nil {
+		slices.SortStableFunc(all, func(a, b Snapshot) int { return b.CreatedAt.Compare(a.CreatedAt) })
+	}
+	return all, cluster.Unanswered(missing)
 }
 
 // GetSnapshot returns the snapshot with that ID. If there is none the error is
@@ -165,23 +169,23 @@ func GetSnapshot(ctx context.Context, id string) (Snapshot, error) {
 }
 
 // GetSnapshot is the package's [GetSnapshot] on the client's engine.
-func (c *Client) GetSnapshot(ctx context.Context, id string) (_ Snapshot, err error) {
+func (c *Client) GetSnapshot(ctx context.Context, id string) (got Snapshot, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.get_snapshot")
 	defer span.End(&err)
 	defer wrap(&err, "get snapshot", id)
 	if err := checkSnapshotID(id); err != nil {
 		return Snapshot{}, err
 	}
-	l, err := c.connect(ctx)
-	if err != nil {
-		return Snapshot{}, err
-	}
-	rec, err := l.Store.FindSnapshot(ctx, id)
-	if err != nil {
-		return Snapshot{}, err
-	}
-	volumes, err := l.Store.SharersOf(ctx, id)
-	return snapshotOf(rec, volumes), err
+	err = c.withVolume(ctx, record.SnapshotName(id), func(l *lifecycle.Client) error {
+		rec, err := l.Store.FindSnapshot(ctx, id)
+		if err != nil {
+			return err
+		}
+		volumes, err := l.Store.SharersOf(ctx, id)
+		got = snapshotOf(rec, volumes)
+		return err
+	})
+	return got, err
 }
 
 // checkSnapshotID fails if no snapshot can have the ID.
@@ -239,15 +243,13 @@ func (c *Client) DeleteSnapshot(ctx context.Context, id string) (err error) {
 	if err := checkSnapshotID(id); err != nil {
 		return err
 	}
-	l, err := c.connect(ctx)
-	if err != nil {
-		return err
-	}
-	rec, err := l.Store.FindSnapshot(ctx, id)
-	if err != nil {
-		return err
-	}
-	return l.Store.DropSnapshot(ctx, rec)
+	return c.withVolume(ctx, record.SnapshotName(id), func(l *lifecycle.Client) error {
+		rec, err := l.Store.FindSnapshot(ctx, id)
+		if err != nil {
+			return err
+		}
+		return l.Store.DropSnapshot(ctx, rec)
+	})
 }
 
 // A SnapshotNode is a snapshot or a sandbox in [SnapshotTree].
@@ -284,15 +286,18 @@ func (c *Client) SnapshotTree(ctx context.Context) (_ []*SnapshotNode, err error
 	ctx, span := trace.Start(ctx, "sandbox.snapshot_tree")
 	defer span.End(&err)
 	defer wrap(&err, "list snapshots", "")
-	l, err := c.connect(ctx)
+	nodes, missing, err := eachEngine(ctx, c, func(ctx context.Context, l *lifecycle.Client) ([]*SnapshotNode, error) {
+		all, err := l.Store.List(ctx)
+		return treeNodes(all), err
+	})
 	if err != nil {
 		return nil, err
 	}
-	all, err := l.Store.List(ctx)
-	if err != nil {
-		return nil, err
-	}
-	nodes := []*SnapshotNode{}
+	return forest(nodes), cluster.Unanswered(missing)
+}
+
+// treeNodes returns the snapshots and sandboxes of an engine, without their children.
+func treeNodes(all store.Inventory) (nodes []*SnapshotNode) {
 	snapshots, sharers := all.Snapshots()
 	for _, rec := range snapshots {
 		nodes = append(nodes, &SnapshotNode{Kind: SnapshotKind, Snapshot: snapshotOf(rec, sharers[rec.ID])})
@@ -307,7 +312,7 @@ func (c *Client) SnapshotTree(ctx context.Context) (_ []*SnapshotNode, err error
 			CreatedAt: rec.CreatedAt, Image: cmp.Or(rec.Settings.Image, got.Container.Image),
 		}})
 	}
-	return forest(nodes), nil
+	return nodes
 }
 
 // forest puts each node below the one it came from, and returns the others.

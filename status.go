@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/cluster"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
@@ -33,6 +34,10 @@ const (
 	StatePaused   State = store.Paused   // its session is paused
 	StateStopped  State = store.Stopped  // it has files and no session
 	StateError    State = store.Failed   // the engine reports a failure
+
+	// StateUnreachable is that of a sandbox on a node of a swarm that does not answer, in [List].
+	// Its name, ID, location and time of creation are known, and nothing else.
+	StateUnreachable State = "unreachable"
 )
 
 // Info describes a sandbox in [List].
@@ -42,7 +47,7 @@ type Info struct {
 	State     State     `json:"status"`
 	Image     string    `json:"image"`
 	CreatedAt time.Time `json:"createdAt"`
-	// Location is where the engine runs: "local", or its host.
+	// Location is where the engine runs: "local", or its host. In a swarm it is the name of the node.
 	Location string            `json:"location"`
 	Tags     map[string]string `json:"tags,omitempty"`
 	// Ports are the published ports ([WithPorts]) and their addresses in this session.
@@ -166,21 +171,30 @@ func (c *Client) List(ctx context.Context, o ListOptions) (_ []Info, err error) 
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	l, err := c.connect(ctx)
+	infos, missing, err := eachEngine(ctx, c, o.list)
 	if err != nil {
 		return nil, err
 	}
+	unreachable, err := c.unreachable(ctx, o, missing)
+	infos = append(infos, unreachable...)
+	slices.SortFunc(infos, func(a, b Info) int {
+		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID))
+	})
+	return infos, err
+}
+
+// list lists the sandboxes of one engine.
+func (o ListOptions) list(ctx context.Context, l *lifecycle.Client) (infos []Info, _ error) {
 	all, err := l.Store.List(ctx)
 	if err != nil {
 		return nil, err
 	}
 	l.Store.SweepInTurn()
-	infos := []Info{}
 	for _, got := range all.Containers {
 		if !got.HasRecord || all.Abandoned(got.Record) {
 			continue
 		}
-		i := infoOf(l.Engine, all.Revisions.Of(got.Record), got.Container)
+		i := infoOf(l, all.Revisions.Of(got.Record), got.Container)
 		if all.Pending(got.Record) {
 			i.State = StateCreating
 		}
@@ -188,10 +202,30 @@ func (c *Client) List(ctx context.Context, o ListOptions) (_ []Info, err error) 
 			infos = append(infos, i)
 		}
 	}
-	slices.SortFunc(infos, func(a, b Info) int {
-		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID))
-	})
 	return infos, nil
+}
+
+// unreachable lists what is known of the sandboxes on nodes that did not answer. With a filter for tags,
+// which nobody knows then, there is an error instead.
+func (c *Client) unreachable(ctx context.Context, o ListOptions, missing []cluster.Missing) (infos []Info, err error) {
+	if len(missing) == 0 {
+		return nil, nil
+	}
+	if len(o.Tags) > 0 {
+		return nil, cluster.Unanswered(missing)
+	}
+	e, err := c.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := e.Entries(ctx, missing)
+	for _, en := range entries {
+		i := Info{ID: en.ID, Name: en.Name, State: StateUnreachable, CreatedAt: en.CreatedAt, Location: en.Host}
+		if o.match(i) {
+			infos = append(infos, i)
+		}
+	}
+	return infos, err
 }
 
 // ListOptions select what [List] lists. The zero value selects every sandbox.
@@ -207,9 +241,9 @@ type ListOptions struct {
 func (o ListOptions) check() error {
 	for _, s := range o.States {
 		switch s {
-		case StateCreating, StateRunning, StatePaused, StateStopped, StateError:
+		case StateCreating, StateRunning, StatePaused, StateStopped, StateError, StateUnreachable:
 		default:
-			return fault.Invalid("state %q: use creating, running, paused, stopped or error", s)
+			return fault.Invalid("state %q: use creating, running, paused, stopped, error or unreachable", s)
 		}
 	}
 	return nil
@@ -233,22 +267,22 @@ func Inspect(ctx context.Context, nameOrID string) (Status, error) {
 }
 
 // Inspect is [Inspect] on the client's engine.
-func (c *Client) Inspect(ctx context.Context, nameOrID string) (_ Status, err error) {
+func (c *Client) Inspect(ctx context.Context, nameOrID string) (st Status, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.inspect", trace.Name(nameOrID))
 	defer span.End(&err)
 	defer wrap(&err, "inspect", nameOrID)
 	if err := checkName(nameOrID); err != nil {
 		return Status{}, err
 	}
-	l, err := c.connect(ctx)
-	if err != nil {
-		return Status{}, err
-	}
-	rec, got, err := l.Store.Find(ctx, nameOrID)
-	if err != nil {
-		return Status{}, err
-	}
-	return statusOf(ctx, l, rec, got, true)
+	err = c.withSandbox(ctx, nameOrID, func(l *lifecycle.Client) error {
+		rec, got, err := l.Store.Find(ctx, nameOrID)
+		if err != nil {
+			return err
+		}
+		st, err = statusOf(ctx, l, rec, got, true)
+		return err
+	})
+	return st, err
 }
 
 // Status returns the current status of the sandbox. It does not resume it. It takes a
@@ -329,7 +363,7 @@ func statusOf(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got 
 		return Status{}, fault.Cancelled(ctx)
 	}
 	st := Status{
-		Info: infoOf(l.Engine, rec, got), Source: rec.Settings.Source, StartedAt: got.StartedAt, Usage: using, Workspace: volume, Volumes: declared,
+		Info: infoOf(l, rec, got), Source: rec.Settings.Source, StartedAt: got.StartedAt, Usage: using, Workspace: volume, Volumes: declared,
 		LogsEndpoint: "/sandboxes/" + rec.ID + "/logs",
 	}
 	st.Settings, st.Env = settingsOf(set), slices.Sorted(maps.Keys(set.Env))
@@ -351,10 +385,10 @@ func statusOf(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got 
 	return st, nil
 }
 
-func infoOf(eng *engine.Engine, rec record.Sandbox, got engine.Container) Info {
+func infoOf(l *lifecycle.Client, rec record.Sandbox, got engine.Container) Info {
 	i := Info{
 		ID: rec.ID, Name: rec.Name, State: stateOf(got.State), Image: cmp.Or(rec.Settings.Image, got.Image),
-		CreatedAt: rec.CreatedAt, Location: eng.Location(), Tags: rec.Tags, Settings: settingsOf(plan.Recorded(rec)), Pending: rec.PendingChanges(got.StartedAt),
+		CreatedAt: rec.CreatedAt, Location: l.Location, Tags: rec.Tags, Settings: settingsOf(plan.Recorded(rec)), Pending: rec.PendingChanges(got.StartedAt),
 	}
 	if i.CreatedAt.IsZero() {
 		i.CreatedAt = got.CreatedAt

@@ -8,8 +8,10 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/cluster"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
@@ -245,19 +247,29 @@ func (c *Client) ListVolumes(ctx context.Context) (_ []Volume, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.list_volumes")
 	defer span.End(&err)
 	defer wrap(&err, "list volumes", "")
-	l, err := c.connect(ctx)
+	volumes, missing, err := eachEngine(ctx, c, func(ctx context.Context, l *lifecycle.Client) ([]Volume, error) {
+		all, err := l.Store.List(ctx)
+		if err != nil {
+			return nil, err
+		}
+		sizes := l.Machine.Sizes(ctx, all.Volumes)
+		if ctx.Err() != nil {
+			return nil, fault.Cancelled(ctx)
+		}
+		return volumesOf(all, sizes), nil
+	})
+	return c.byName(volumes, missing, err)
+}
+
+// byName returns volumes of several engines by name, and the errors of nodes that did not answer.
+func (c *Client) byName(volumes []Volume, missing []cluster.Missing, err error) ([]Volume, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := l.Store.List(ctx)
-	if err != nil {
-		return nil, err
+	if c.swarm != nil {
+		slices.SortStableFunc(volumes, func(a, b Volume) int { return strings.Compare(a.Name, b.Name) })
 	}
-	sizes := l.Machine.Sizes(ctx, all.Volumes)
-	if ctx.Err() != nil {
-		return nil, fault.Cancelled(ctx)
-	}
-	return volumesOf(all, sizes), nil
+	return volumes, cluster.Unanswered(missing)
 }
 
 // volumesOf returns the volumes that contain users' files, by name.
@@ -349,19 +361,19 @@ func DeleteVolume(ctx context.Context, name string, o DeleteVolumeOptions) (Dele
 }
 
 // DeleteVolume is [DeleteVolume] on the client's engine.
-func (c *Client) DeleteVolume(ctx context.Context, name string, o DeleteVolumeOptions) (_ DeleteReport, err error) {
+func (c *Client) DeleteVolume(ctx context.Context, name string, o DeleteVolumeOptions) (report DeleteReport, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.delete_volume")
 	defer span.End(&err)
 	defer wrap(&err, "delete volume", name)
 	if err := plan.CheckVolume(name); err != nil {
 		return DeleteReport{}, fault.Classify(ErrInvalidArgument, err)
 	}
-	l, err := c.connect(ctx)
-	if err != nil {
-		return DeleteReport{}, err
-	}
-	outcomes, sandboxes, err := l.Store.DeleteVolume(ctx, name, o.Force)
-	return deleteReport(outcomes, sandboxes), err
+	err = c.withVolume(ctx, name, func(l *lifecycle.Client) error {
+		outcomes, sandboxes, err := l.Store.DeleteVolume(ctx, name, o.Force)
+		report = deleteReport(outcomes, sandboxes)
+		return err
+	})
+	return report, err
 }
 
 // DeleteVolumeOptions configure [DeleteVolume].
@@ -450,11 +462,10 @@ func (c *Client) OrphanedVolumes(ctx context.Context) (_ []Volume, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.orphaned_volumes")
 	defer span.End(&err)
 	defer wrap(&err, "list orphaned volumes", "")
-	l, err := c.connect(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return orphanedVolumes(ctx, l, CleanupOptions{})
+	volumes, missing, err := eachEngine(ctx, c, func(ctx context.Context, l *lifecycle.Client) ([]Volume, error) {
+		return orphanedVolumes(ctx, l, CleanupOptions{})
+	})
+	return c.byName(volumes, missing, err)
 }
 
 // orphanedVolumes returns the orphaned volumes that o selects, with their sizes.
@@ -500,20 +511,43 @@ func (c *Client) CleanupOrphanedVolumes(ctx context.Context, o CleanupOptions) (
 	if err := o.check(); err != nil {
 		return report, err
 	}
-	l, err := c.connect(ctx)
+	if choose := o.Select; choose != nil {
+		var turn sync.Mutex
+		o.Select = func(v Volume) bool {
+			turn.Lock()
+			defer turn.Unlock()
+			return choose(v)
+		}
+	}
+	orphans, missing, err := eachEngine(ctx, c, func(ctx context.Context, l *lifecycle.Client) (some []orphan, _ error) {
+		volumes, err := orphanedVolumes(ctx, l, o)
+		for _, v := range volumes {
+			some = append(some, orphan{v, l})
+		}
+		return some, err
+	})
 	if err != nil {
 		return report, err
 	}
-	return report, cleanUp(ctx, l, o, &report)
+	if c.swarm != nil {
+		slices.SortStableFunc(orphans, func(a, b orphan) int { return strings.Compare(a.Name, b.Name) })
+	}
+	return report, errors.Join(cleanUp(ctx, orphans, o, &report), cluster.Unanswered(missing))
 }
 
-func cleanUp(ctx context.Context, l *lifecycle.Client, o CleanupOptions, report *CleanupReport) error {
-	orphans, err := orphanedVolumes(ctx, l, o)
-	if err != nil {
-		return err
-	}
+// An orphan is an orphaned volume with the client of its engine.
+type orphan struct {
+	Volume
+	l *lifecycle.Client
+}
+
+func cleanUp(ctx context.Context, orphans []orphan, o CleanupOptions, report *CleanupReport) error {
 	if o.Confirm != nil {
-		if err := o.Confirm(slices.Clone(orphans)); err != nil {
+		volumes := make([]Volume, 0, len(orphans))
+		for _, v := range orphans {
+			volumes = append(volumes, v.Volume)
+		}
+		if err := o.Confirm(volumes); err != nil {
 			return fmt.Errorf("not confirmed: %w", err)
 		}
 	}
@@ -521,7 +555,7 @@ func cleanUp(ctx context.Context, l *lifecycle.Client, o CleanupOptions, report 
 	for _, v := range orphans {
 		var err error
 		if !o.DryRun {
-			err = l.Store.RemoveUnusedVolume(ctx, v.Name)
+			err = v.l.Store.RemoveUnusedVolume(ctx, v.Name)
 		}
 		switch {
 		case errors.Is(err, ErrVolumeNotFound):

@@ -1065,6 +1065,9 @@ func connectionLost(ctx context.Context, r *run, sb *sandbox.Sandbox) (err error
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
 	through, err := c.Get(ctx, sb.Name())
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return missing("the sandbox is on another node than the client's own engine")
+	}
 	if err != nil {
 		return err
 	}

@@ -74,6 +74,7 @@ var codes = []struct {
 	{sandbox.ErrClosed, "closed", 0},
 	{sandbox.ErrTimeout, "timeout", 0},
 	{sandbox.ErrTooLarge, "too_large", 0},
+	{sandbox.ErrNoCapacity, "no_capacity", 0},
 	{exec.ErrNotFound, "command_not_found", http.StatusBadRequest},
 	{fs.ErrNotExist, "file_not_found", 0},
 	{fs.ErrPermission, "permission_denied", 0},

@@ -63,12 +63,17 @@ type Engine struct {
 // answers, the error is an [*UnreachableError], which matches [ErrUnavailable], names every
 // address tried and says what to do. ctx bounds Open only.
 func Open(ctx context.Context, o Options) (*Engine, error) {
-	if o.DialTimeout <= 0 {
-		o.DialTimeout = defaultOpenTimeout
-	}
 	places, err := places(o.Host)
 	if err != nil {
 		return nil, err
+	}
+	return open(ctx, places, o)
+}
+
+// open connects to the last one of places.
+func open(ctx context.Context, places []place, o Options) (*Engine, error) {
+	if o.DialTimeout <= 0 {
+		o.DialTimeout = defaultOpenTimeout
 	}
 	last := places[len(places)-1]
 	if last.err != nil {

@@ -29,6 +29,7 @@ var (
 	Closed            error = &class{"Sandbox handle is closed", 409}
 	Timeout           error = &class{"Timed out", 504}
 	TooLarge          error = &class{"Too large", 413}
+	NoCapacity        error = &class{"No capacity", 503}
 )
 
 type class struct {

@@ -30,6 +30,7 @@ type Client struct {
 	Engine  *engine.Engine
 	Log     *slog.Logger
 
+	Location string            // of the engine, for people
 	MaxPorts int               // that a sandbox may publish; 0 is the default
 	Runtimes map[string]string // images by runtime, beside those that every client knows
 	Limits   Limits
@@ -41,7 +42,7 @@ func New(m *machine.Machine, maxPorts int, limits Limits) *Client {
 	m.Store.Refill = func(ctx context.Context, rec record.Sandbox, nonce string) error {
 		return transfer.Refill(ctx, m, rec, nonce, &machine.Reporter{})
 	}
-	return &Client{Machine: m, Store: m.Store, Engine: m.Engine, Log: m.Log, MaxPorts: maxPorts, Limits: limits}
+	return &Client{Machine: m, Store: m.Store, Engine: m.Engine, Log: m.Log, Location: m.Engine.Location(), MaxPorts: maxPorts, Limits: limits}
 }
 
 // Limits bound what a sandbox can make this program hold. All are set. The root package

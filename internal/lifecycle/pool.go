@@ -20,11 +20,12 @@ import (
 // They are ordinary sandboxes that live as long as their handles: if this program dies, their
 // leases expire, and a sweep removes them.
 type Pool struct {
-	c     *Client
-	size  int
-	fills int // at once
-	order func() (*CreateOptions, error)
-	wrap  func(error) error // for errors of Close
+	c      *Client
+	size   int
+	fills  int // at once
+	order  func() (*CreateOptions, error)
+	create func(context.Context, *CreateOptions) (*Handle, error)
+	wrap   func(error) error // for errors of Close
 
 	life context.Context // of fills
 	end  context.CancelFunc
@@ -65,15 +66,16 @@ const (
 	answerTimeout = 5 * time.Second
 )
 
-// NewPool returns a pool of that size, which is being filled. order returns what to create; wrap is
-// for errors of handles' Close.
-func NewPool(ctx context.Context, c *Client, size int, order func() (*CreateOptions, error), wrap func(error) error) (*Pool, error) {
+// NewPool returns a pool of that size, which is being filled. order returns what to create, and create
+// creates it; wrap is for errors of handles' Close.
+func NewPool(ctx context.Context, c *Client, size int, order func() (*CreateOptions, error),
+	create func(context.Context, *CreateOptions) (*Handle, error), wrap func(error) error) (*Pool, error) {
 	slots, err := c.Machine.Slots(ctx)
 	if err != nil {
 		return nil, err
 	}
 	// Creating is bound by the engine's CPUs, of which there are a third as many as slots.
-	p := &Pool{c: c, size: size, fills: max(slots/3, 1), order: order, wrap: wrap, wake: make(chan struct{}, 1)}
+	p := &Pool{c: c, size: size, fills: max(slots/3, 1), order: order, create: create, wrap: wrap, wake: make(chan struct{}, 1)}
 	p.life, p.end = context.WithCancel(context.Background())
 	p.work.Go(p.run)
 	return p, nil
@@ -160,7 +162,7 @@ func (p *Pool) make(ctx context.Context) (*Handle, *guest.Conn, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	h, err := p.c.Create(ctx, o, nil)
+	h, err := p.create(ctx, o)
 	o.Report.Silence()
 	if err != nil {
 		return nil, nil, err
@@ -277,7 +279,7 @@ func (p *Pool) CreateDirectly(ctx context.Context, o *CreateOptions) (*Handle, e
 		p.mu.Unlock()
 		p.wakeUp()
 	}()
-	h, err := p.c.Create(ctx, o, nil)
+	h, err := p.create(ctx, o)
 	if err == nil {
 		created = 1
 	}

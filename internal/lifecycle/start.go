@@ -95,6 +95,11 @@ func (h *Handle) resumeOnce(ctx context.Context, was engine.Container) (*resumpt
 		return h.connectResumed(ctx, wasRunning)
 	}
 	h.dropConn()
+	if cluster := h.c.Store.Cluster; cluster != nil {
+		if err := cluster.Room(ctx, h.known(), was.NanoCPUs, was.Memory); err != nil {
+			return nil, err
+		}
+	}
 	wait := h.prefetch(ctx)
 	err := h.c.Machine.Start(ctx, h.rec.Name, machine.OwnLayer{})
 	if h.c.Engine.IsPortTaken(err) {

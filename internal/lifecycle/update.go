@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -184,6 +185,11 @@ func (h *Handle) limit(ctx context.Context, got engine.Container, set *plan.Sand
 		limits.Memory = set.Memory
 	}
 	limits.MemorySwap = limits.Memory
+	if cluster := h.c.Store.Cluster; cluster != nil && got.HasSession() {
+		if err := cluster.Room(ctx, h.known(), cmp.Or(limits.NanoCPUs, got.NanoCPUs), cmp.Or(limits.Memory, got.Memory)); err != nil {
+			return undo, err
+		}
+	}
 	undo = func() error {
 		was := engine.Resources{NanoCPUs: got.NanoCPUs, Memory: got.Memory, MemorySwap: got.Memory}
 		err := bound.Detached(ctx, store.CloseMargin, "the engine did not change them back", func(ctx context.Context) error {

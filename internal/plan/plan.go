@@ -76,7 +76,9 @@ type Sandbox struct {
 	Mounts         []record.Mount
 	Source         source.Source // of the workspace's first files, or nil
 	From           *source.Bounds
-	Snapshot       string // ID of the snapshot it is made from, or empty
+	Snapshot       string   // ID of the snapshot it is made from, or empty
+	Placement      []string // constraints on the node of a swarm, see [Matches]
+	GivenID        bool     // the ID is the caller's choice
 
 	Without     Removals
 	KeepSession bool // an update never ends a session, not even to apply a network policy
@@ -110,7 +112,7 @@ func (s *Sandbox) Published() []uint16 {
 
 // Complete fills in the defaults and returns all problems at once.
 func (s *Sandbox) Complete() error {
-	problems := slices.Concat(s.Problems, s.completeNames(), s.completeImage(), s.checkChanges())
+	problems := slices.Concat(s.Problems, s.completeNames(), s.completeImage(), s.checkChanges(), checkPlacement(s.Placement))
 	if s.Source != nil {
 		problems = append(problems, s.Source.Check()...)
 	}
@@ -140,6 +142,7 @@ func (s *Sandbox) completeNames() (problems []error) {
 	if s.Persistent == nil {
 		s.Persistent = new(s.Name != "")
 	}
+	s.GivenID = s.ID != ""
 	switch {
 	case s.ID == "":
 		s.ID = record.NewID()

@@ -74,6 +74,11 @@ func (b *Build) makeContainer(ctx context.Context) error {
 			return fmt.Errorf("%w: ID %q is being adopted twice", fault.Exists, b.Record.ID)
 		}
 	}
+	if cluster := b.Store.Cluster; cluster != nil {
+		if err := cluster.Room(ctx, b.Record, spec.NanoCPUs, spec.Memory); err != nil {
+			return err
+		}
+	}
 	return b.recheckAttached(ctx)
 }
 

@@ -179,7 +179,13 @@ func (b *Build) claimName(ctx context.Context) error {
 	b.claim, err = bound.FinishCall(ctx, func(ctx context.Context) (*claim.Claim, error) {
 		return claim.Try(ctx, b.Engine, b.Record.Name, b.Record.Nonce, store.Holder())
 	})
-	return err
+	cluster := b.Store.Cluster
+	if err != nil || cluster == nil {
+		return err
+	}
+	// After the marker: whoever finds the name taken finds the marker or the container on this engine.
+	b.undo.Add(fmt.Sprintf("entry of %q", b.Record.Name), func(ctx context.Context) error { return cluster.Free(ctx, b.Record) })
+	return cluster.Claim(ctx, b.Record)
 }
 
 // prepareShared prepares what sandboxes share and what may be slow, before any object of this

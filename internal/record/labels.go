@@ -41,6 +41,8 @@ const (
 	By         = prefix + "by"       // of an object that a change made: the nonce of the marker held meanwhile; of a marker: the deletion
 	Snapshot   = prefix + "snapshot" // of a volume: the snapshot whose files are its lower layer; of a container: see Rollback
 	Deletes    = prefix + "deletes"  // of a marker: its sandbox is being deleted
+	node       = prefix + "node"     // of an entry: the ID of a node of the swarm
+	host       = prefix + "host"     // and its name
 	tag        = prefix + "tag."
 )
 
@@ -64,6 +66,7 @@ const (
 	RoleFrozen    = "frozen"   // a snapshot's files, which never change
 	RoleSweep     = "sweep"    // a sweep, see SweepName
 	RoleOverlay   = "overlay"  // upper or work directory of a volume over a snapshot's files
+	RoleEntry     = "entry"    // which node of a swarm has a sandbox
 )
 
 // MaxLabels bounds one object's labels, keys and values together: the largest network

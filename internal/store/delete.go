@@ -80,12 +80,24 @@ func (s *Store) DeleteFound(ctx context.Context, rec record.Sandbox, got engine.
 	}
 	var rest sync.WaitGroup
 	rest.Go(func() { s.dropRevisions(ctx, rec) })
+	rest.Go(func() { s.freeName(ctx, rec) })
 	defer rest.Wait() // before the claim ends
 	s.DropImageOf(ctx, d.got)
 	if reclaim == KeepVolumes {
 		return outcomes, nil
 	}
 	return outcomes, d.deleteVolumes(ctx, reclaim, outcomes)
+}
+
+// freeName gives the name of a deleted sandbox back to the cluster. A name that stays taken is freed by
+// who looks for it next, since its node has nothing of that name.
+func (s *Store) freeName(ctx context.Context, rec record.Sandbox) {
+	if s.Cluster == nil {
+		return
+	}
+	if err := engine.Retry(ctx, func() error { return s.Cluster.Free(ctx, rec) }); err != nil {
+		s.Log.Warn("the name of a deleted sandbox is not freed yet", "sandbox", rec.Name, "error", err)
+	}
 }
 
 // A deletion is what DeleteFound removes.

@@ -28,6 +28,8 @@ type Store struct {
 	Refill func(ctx context.Context, rec record.Sandbox, nonce string) error
 	// Empty removes the files of a mount, see [Store.removeVolume]. Its Target is left open.
 	Empty func(ctx context.Context, m engine.Mount) error
+	// Cluster is what the engine has in common with others, or nil.
+	Cluster Cluster
 
 	watch  claim.Watch
 	silent sync.Map // objects that the engine did not answer for in a sweep, with the time
@@ -37,6 +39,20 @@ type Store struct {
 	endSweep context.CancelFunc // of the sweep in the background; nil if there is none
 	sweeps   sync.WaitGroup
 	closed   bool
+}
+
+// A Cluster is several engines on which a name is one sandbox's, and each of which has a limit for what
+// runs on it.
+type Cluster interface {
+	// Claim takes the name of a sandbox whose marker is on this engine. If another engine has a
+	// sandbox of that name, or may have one, the error is [ErrNameTaken].
+	Claim(ctx context.Context, rec record.Sandbox) error
+	// Free gives the name back if it is this sandbox's.
+	Free(ctx context.Context, rec record.Sandbox) error
+	// Room fails with [fault.NoCapacity] unless the sandbox, with such limits, fits beside the
+	// others that run on this engine or are being created there. Of several that are being created,
+	// whose containers exist, those that were begun first have precedence.
+	Room(ctx context.Context, rec record.Sandbox, nanoCPUs, memory int64) error
 }
 
 // Close ends the sweep that runs in the background, if there is one, and waits for that.

@@ -1,0 +1,197 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
+	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+)
+
+// A load is the limits of one or several sandboxes.
+type load struct{ nanoCPUs, memory int64 }
+
+func loadOf(p *plan.Sandbox) load { return load{int64(p.VCPUs * 1e9), p.Memory} }
+
+func (l load) plus(more load) load { return load{l.nanoCPUs + more.nanoCPUs, l.memory + more.memory} }
+
+func (l load) fits(limit load) bool { return l.nanoCPUs <= limit.nanoCPUs && l.memory <= limit.memory }
+
+// share is how much of a limit is taken: that of CPUs or of memory, whichever is larger.
+func (l load) share(limit load) float64 {
+	return max(float64(l.nanoCPUs)/float64(max(limit.nanoCPUs, 1)), float64(l.memory)/float64(max(limit.memory, 1)))
+}
+
+func (l load) String() string {
+	return fmt.Sprintf("%.4g CPUs and %d MiB", float64(l.nanoCPUs)/1e9, l.memory>>20)
+}
+
+// lackOf says what a node lacks.
+func lackOf(n engine.Node, taken, limit load) error {
+	return fmt.Errorf("node %s: of %v, %v are taken", n.Name, limit, taken)
+}
+
+// limit is what sandboxes may have on the node.
+func (m *member) limit() load {
+	n := m.last()
+	return load{int64(float64(n.NanoCPUs) * m.e.o.CPUs), int64(float64(n.Memory) * m.e.o.Memory)}
+}
+
+// countedFor is how long a count of a node's sandboxes is good enough to choose a node.
+const countedFor = time.Second
+
+// count counts the node's sandboxes, unless that was done a moment ago. now says that they are counted
+// in any case.
+func (m *member) count(ctx context.Context, now bool) error {
+	leave, err := m.counting.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	m.mu.Lock()
+	fresh := time.Since(m.counted) < countedFor
+	m.mu.Unlock()
+	if fresh && !now {
+		return nil
+	}
+	began := time.Now()
+	var all []session
+	if err := m.with(ctx, func(l *lifecycle.Client) (err error) {
+		all, err = sessions(ctx, l)
+		return err
+	}); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.load, m.counted = load{}, began
+	for _, s := range all {
+		if _, begun := m.begun[s.rec.Name]; !begun {
+			m.load = m.load.plus(s.load)
+		}
+	}
+	return nil
+}
+
+// taken is the load of the sandboxes that were counted, and of those that this client creates.
+func (m *member) taken() load {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	sum := m.load
+	for _, l := range m.begun {
+		sum = sum.plus(l)
+	}
+	return sum
+}
+
+// begin notes that this client creates a sandbox.
+func (m *member) begin(name string, l load) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.begun[name] = l
+}
+
+// end notes that it has done so, or has failed to.
+func (m *member) end(name string, created bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if created {
+		m.load = m.load.plus(m.begun[name])
+	}
+	delete(m.begun, name)
+}
+
+// A session is a sandbox that runs, or that is being created.
+type session struct {
+	rec      record.Sandbox
+	creating bool // it does not run yet
+	load     load
+}
+
+// before reports whether the creation of s began before that of another sandbox.
+func (s session) before(rec record.Sandbox) bool {
+	if at := s.rec.CreatedAt.Compare(rec.CreatedAt); at != 0 {
+		return at < 0
+	}
+	return strings.Compare(s.rec.Nonce, rec.Nonce) < 0
+}
+
+// sessions returns what takes room on an engine. The limits are those that the engine enforces.
+func sessions(ctx context.Context, l *lifecycle.Client) (all []session, err error) {
+	inventory, err := l.Store.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var mu sync.Mutex
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(8)
+	for _, c := range inventory.Containers {
+		creating := !c.Container.HasSession() && inventory.Pending(c.Record)
+		if !c.IsSandbox || !creating && !c.Container.HasSession() {
+			continue
+		}
+		g.Go(func() error {
+			got, err := l.Engine.InspectContainer(ctx, c.Container.ID) // lists have no limits
+			if errors.Is(err, engine.ErrNotFound) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, session{c.Record, creating, load{got.NanoCPUs, got.Memory}})
+			return nil
+		})
+	}
+	return all, g.Wait()
+}
+
+// precedenceTime bounds how long a sandbox waits for others that were begun later and may have taken its
+// room already.
+const precedenceTime = 10 * time.Second
+
+// Room implements [store.Cluster]. Two sandboxes that are created at the same moment see each other, or one
+// sees the other. The one that was begun later gives way; the other one waits until it has, or runs.
+func (m *member) Room(ctx context.Context, rec record.Sandbox, nanoCPUs, memory int64) error {
+	l, err := m.connect(ctx)
+	if err != nil {
+		return err
+	}
+	own, limit, until := load{nanoCPUs, memory}, m.limit(), time.Now().Add(precedenceTime)
+	for {
+		all, err := sessions(ctx, l)
+		if err != nil {
+			return err
+		}
+		var taken, ahead load
+		for _, s := range all {
+			if s.rec.Name == rec.Name {
+				continue
+			}
+			taken = taken.plus(s.load)
+			if !s.creating || s.before(rec) {
+				ahead = ahead.plus(s.load)
+			}
+		}
+		switch {
+		case taken.plus(own).fits(limit):
+			return nil
+		case !ahead.plus(own).fits(limit), time.Now().After(until):
+			return fmt.Errorf("%w: it takes %v: %w", fault.NoCapacity, own, lackOf(m.last(), taken, limit))
+		}
+		if err := bound.Sleep(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,46 @@
+package record
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+	"time"
+)
+
+// An Entry says which node of a swarm has the sandbox of a name. There is one of each name in the
+// swarm's store.
+type Entry struct {
+	Name, ID, Nonce string // of the sandbox
+	Node, Host      string // the node's ID and name
+	CreatedAt       time.Time
+}
+
+// maxEntry is the length of the names that the store takes.
+const maxEntry = 64
+
+// EntryName is the name of the entry for a sandbox of that name. The store takes names of up to 64
+// characters that end with a letter or digit. Names of sandboxes are lower-case, so a name with an
+// upper-case letter is no other sandbox's.
+func EntryName(name string) string {
+	entry := ContainerName(name)
+	if len(entry) <= maxEntry && !strings.ContainsAny(entry[len(entry)-1:], "-_.") {
+		return entry
+	}
+	sum := sha256.Sum256([]byte(name))
+	const digits = 18
+	return entry[:min(maxEntry-len(".X")-digits, len(entry))] + ".X" + hex.EncodeToString(sum[:])[:digits]
+}
+
+// Labels encodes e.
+func (e Entry) Labels() map[string]string {
+	l := Base(RoleEntry, e.Nonce, e.CreatedAt)
+	l[Name], l[ID], l[node], l[host] = e.Name, e.ID, e.Node, e.Host
+	return l
+}
+
+// DecodeEntry is the inverse of Entry.Labels. It reports whether the labels are an entry's.
+func DecodeEntry(labels map[string]string) (Entry, bool) {
+	at, _ := time.Parse(time.RFC3339Nano, labels[CreatedAt])
+	e := Entry{Name: labels[Name], ID: labels[ID], Nonce: labels[Nonce], Node: labels[node], Host: labels[host], CreatedAt: at}
+	return e, Is(labels, RoleEntry) && ValidName(e.Name) && ValidName(e.ID)
+}
