@@ -30,21 +30,25 @@ type shell struct {
 	end   context.CancelCauseFunc // of the command that runs
 }
 
-// start runs $3, in bash if the image has it. $2 restores the state. The new state goes to stderr,
-// the output of both streams of the command to stdout. A command in the background has no $1 and
-// leaves no state. Bash's variables BASH_ARGV and _ would have the whole last one.
+// start runs $2, in bash if the image has it. The state to restore is in the environment, since any
+// user inside can read arguments. The new state goes to stderr, the output of both streams of the
+// command to stdout. A command in the background has no $1 and leaves no state. Bash's variables
+// BASH_ARGV and _ would have the whole last one.
 const start = `if command -v bash >/dev/null 2>&1; then exec bash -c "$0" bash "$@"; fi; exec sh -c "$0" sh "$@"`
 
-const session = `eval "$2" 2>/dev/null
+const stateEnv = "SANDBOX_SHELL_STATE"
+
+const session = `eval "$` + stateEnv + `" 2>/dev/null
+unset ` + stateEnv + `
 cd -- "$PWD" || cd
-if [ -z "$1" ]; then eval "$3"; exit; fi
+if [ -z "$1" ]; then eval "$2"; exit; fi
 exec 3>&2 2>&1
 if [ -n "$BASH_VERSION" ]; then
 	trap '( for BASH_name in $(compgen -v); do case $BASH_name in BASH*|_) ;; *) declare -p "$BASH_name";; esac; done; declare -f; shopt -p ) 2>/dev/null >&3' EXIT
 else
 	trap '( export -p ) 2>/dev/null >&3' EXIT
 fi
-eval "$3" 3>&-`
+eval "$2" 3>&-`
 
 // bashInput is the input of the tool "bash".
 type bashInput struct {
@@ -149,7 +153,8 @@ func (s *shell) run(ctx context.Context, command string, limit time.Duration) (R
 	if s.limits.Report != nil {
 		out.report = func(p []byte) { s.limits.Report(ctx, p) }
 	}
-	cmd := s.sb.Command(ctx, "sh", "-c", start, session, "wait", state, command)
+	cmd := s.sb.Command(ctx, "sh", "-c", start, session, "wait", command)
+	cmd.Env = []string{stateEnv + "=" + state}
 	cmd.Stdout, cmd.Stderr, cmd.Timeout = out, &after, limit
 	err = cmd.Run()
 	if ctx.Err() != nil {
@@ -212,7 +217,8 @@ func (s *shell) leave(ctx context.Context, command string) (Result, error) {
 	s.mu.Lock()
 	state := s.state
 	s.mu.Unlock()
-	cmd := s.sb.Command(ctx, "sh", "-c", start, session, "", state, command)
+	cmd := s.sb.Command(ctx, "sh", "-c", start, session, "", command)
+	cmd.Env = []string{stateEnv + "=" + state}
 	cmd.Detached = true
 	if err := cmd.Start(); err != nil {
 		return Result{}, err

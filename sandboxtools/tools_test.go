@@ -122,6 +122,7 @@ func shellKeepsItsState(t *testing.T, k kit) {
 	k.bash(`mkdir -p "a b"; cd "a b"; export A="1
 '2"; B=3; f() { echo "f $B"; }`, "[exit code 0]")
 	k.bash(`pwd; echo "$A"; f; sh -c 'echo "<$B>"'`, "/workspace/a b\n1\n'2\nf 3\n<>\n[exit code 0]")
+	k.bash(`tr '\0' '\n' < /proc/$$/cmdline | grep -c '^declare'`, "0\n[exit code 1]") // what others inside can read
 	k.bash("echo out; echo err >&2; false", "out\nerr\n[exit code 1]")
 	k.bash("if", k.must("bash", object{"command": "if"}).Text) // a syntax error leaves the shell as it is
 	k.bash("f; rm -r ../'a b'", "f 3\n[exit code 0]")
