@@ -654,8 +654,9 @@ func TestNoServerBeginsAtTheEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer in.Close()
-	if said, err := late.CombinedOutput(); err != nil || len(said) != 0 {
-		t.Errorf("a server that began at the end: %v, %q", err, said)
+	said, err := late.CombinedOutput()
+	if code := wire.Refused(late.ProcessState.ExitCode()); code != wire.CodeStopped || len(said) != 0 {
+		t.Errorf("a server that began at the end: %v, %q, want the exit code for %d", err, said, wire.CodeStopped)
 	}
 	p.Signal(t.Context(), int(unix.SIGKILL), false)
 	if _, err := p.Wait(); err != nil {

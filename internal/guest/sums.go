@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "1207ff3b5a192f17387bcf7304d105e5824bb03219b43747480ede5f1112556e", size: 10236030},
-	"arm64": {sha256: "7f6df441e6776af5d8af7d060676f226c52fed6082f6092444eb5e5be64e8c38", size: 9502846},
+	"amd64": {sha256: "7dee1b9feb38e1b974741d723fda0da6be6513a10e2c159b984a17d85eaea2d5", size: 10240126},
+	"arm64": {sha256: "825e650aed5face42ccb05aa9a25bfbb748fda39f56294e3b3344f8ab1341ddf", size: 9502846},
 }

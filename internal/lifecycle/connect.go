@@ -270,6 +270,9 @@ func (h *Handle) attempt(ctx context.Context) (*guest.Conn, error) {
 		conn.Close()
 		return nil, recErr
 	}
+	if errors.Is(err, fault.SessionLost) { // it is ending
+		return nil, err
+	}
 	if err != nil {
 		return nil, &unreachableError{err}
 	}
@@ -381,6 +384,9 @@ func notConnected(ctx context.Context, stream *engine.Stream, err error) error {
 		if code, _ = stream.ExitCode(ctx); code != 0 {
 			err = fmt.Errorf("%w (exit code %d)", err, code)
 		}
+	}
+	if ending := wire.Refused(code); ending != 0 {
+		return endingError(wire.Reply{Ending: ending})
 	}
 	// A guest that can't start, such as one without a process to spare, prints all its stacks.
 	if stderr, _, _ := strings.Cut(strings.TrimSpace(stream.Stderr()), "\n"); stderr != "" {

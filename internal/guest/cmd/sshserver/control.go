@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -52,21 +54,28 @@ func dialControl() (conn *net.UnixConn, err error) {
 	}
 }
 
-// mayServe asks PID 1 whether the session takes a new server. A PID 1 that does not listen yet sees
-// this process if the session ends.
-func mayServe() bool {
+// errRefused is the error of a server that PID 1 does not answer.
+var errRefused = errors.New("serve: PID 1 does not answer")
+
+// enter asks PID 1 whether the session takes a new server. If the session is ending it returns with
+// which code. A PID 1 that does not listen yet sees this process if the session ends.
+func enter() (ending int, err error) {
 	for begin := time.Now(); time.Since(begin) < controlPatience; time.Sleep(5 * time.Millisecond) {
 		answer, err := askEnter()
 		switch {
+		case err == nil && answer == wire.EnterYes:
+			return 0, nil
 		case err == nil:
-			return answer == wire.EnterYes
+			return strconv.Atoi(strings.TrimSuffix(answer, "\n"))
 		case errors.Is(err, unix.ECONNREFUSED):
-			init, ok := proc.Find(1)
-			return ok && !init.Exits()
+			if init, ok := proc.Find(1); !ok || init.Exits() {
+				return 0, errRefused
+			}
+			return 0, nil
 		}
 		// PID 1 has closed the connection, as it does while others inside open many.
 	}
-	return false
+	return 0, errRefused
 }
 
 func askEnter() (answer string, err error) {

@@ -34,8 +34,10 @@ func Serve(args []string) error {
 	if err := becomeParent(); err != nil {
 		return err
 	}
-	if !mayServe() {
-		return nil // the session has ended: the client begins anew
+	if ending, err := enter(); err != nil {
+		return err
+	} else if ending != 0 {
+		os.Exit(wire.RefusedCode(ending))
 	}
 	stdio, err := takeStdio()
 	if err != nil {
