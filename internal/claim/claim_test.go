@@ -261,8 +261,8 @@ func TestMarkersNeedNoList(t *testing.T) {
 				c.Stop()
 				err = claim.Drop(t.Context(), v, "x", "mine", "")
 			}
-			if err != nil || len(v.names()) > 0 || v.lists > 0 {
-				t.Errorf("round %d: %v, left %v, after %d lists", round, err, v.names(), v.lists)
+			if err != nil || len(v.names()) > 0 || v.lists.Load() > 0 {
+				t.Errorf("round %d: %v, left %v, after %d lists", round, err, v.names(), v.lists.Load())
 			}
 		}
 	})
@@ -711,8 +711,8 @@ func TestShortClaimTakesFewCalls(t *testing.T) {
 		if what == "Drop" {
 			want = 3 // which does not know whose the marker is
 		}
-		if err := end(c, t.Context(), v); err != nil || len(v.names()) > 0 || v.calls != want {
-			t.Errorf("%s: %v, left %v after %d calls, want %d", what, err, v.names(), v.calls, want)
+		if err := end(c, t.Context(), v); err != nil || len(v.names()) > 0 || int(v.calls.Load()) != want {
+			t.Errorf("%s: %v, left %v after %d calls, want %d", what, err, v.names(), v.calls.Load(), want)
 		}
 	}
 }

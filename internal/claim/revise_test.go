@@ -101,35 +101,35 @@ func TestLatestWithoutRevisionsIsOneCall(t *testing.T) {
 	t.Parallel()
 	v := &counted{memory: newMemory()}
 	r := latest(t, v, someSandbox())
-	if r.Revision.N != 0 || r.Tags["as"] != "made" || r.Timeout() != time.Second || r.StopTimeout() != 2*time.Second || v.calls != 1 {
-		t.Errorf("Latest without a revision: %+v in %d calls", r, v.calls)
+	if r.Revision.N != 0 || r.Tags["as"] != "made" || r.Timeout() != time.Second || r.StopTimeout() != 2*time.Second || v.calls.Load() != 1 {
+		t.Errorf("Latest without a revision: %+v in %d calls", r, v.calls.Load())
 	}
 }
 
 // counted counts calls, and lists among them.
 type counted struct {
 	*memory
-	calls, lists int
+	calls, lists atomic.Int64
 }
 
 func (c *counted) CreateVolume(ctx context.Context, name string, labels map[string]string) (engine.Volume, error) {
-	c.calls++
+	c.calls.Add(1)
 	return c.memory.CreateVolume(ctx, name, labels)
 }
 
 func (c *counted) RemoveVolume(ctx context.Context, name string, force bool) error {
-	c.calls++
+	c.calls.Add(1)
 	return c.memory.RemoveVolume(ctx, name, force)
 }
 
 func (c *counted) InspectVolume(ctx context.Context, name string) (engine.Volume, error) {
-	c.calls++
+	c.calls.Add(1)
 	return c.memory.InspectVolume(ctx, name)
 }
 
 func (c *counted) ListVolumes(ctx context.Context, labels ...string) ([]engine.Volume, error) {
-	c.calls++
-	c.lists++
+	c.calls.Add(1)
+	c.lists.Add(1)
 	return c.memory.ListVolumes(ctx, labels...)
 }
 
@@ -273,24 +273,24 @@ func TestRevisionsAreFoundWithoutAList(t *testing.T) {
 			}
 		}
 		for _, from := range []record.Sandbox{someSandbox(), r} {
-			v.calls = 0
+			v.calls.Store(0)
 			if got := latest(t, v, from); got.Revision.N != r.Revision.N || got.Tags["n"] != fmt.Sprint(n) {
 				t.Fatalf("Latest after %d changes, from %d: revision %d of %v, want %d", n+1, from.Revision.N, got.Revision.N, got.Tags, r.Revision.N)
 			}
 			// Whoever knows the latest asks for the next, and whether the known one is still there.
-			if most := 2; n > 0 && n%2 == 0 && from.Revision.N == r.Revision.N && v.calls > most {
-				t.Errorf("Latest of revision %d, which is known, took %d calls, want %d", r.Revision.N, v.calls, most)
+			if most := 2; n > 0 && n%2 == 0 && from.Revision.N == r.Revision.N && int(v.calls.Load()) > most {
+				t.Errorf("Latest of revision %d, which is known, took %d calls, want %d", r.Revision.N, v.calls.Load(), most)
 			}
-			if v.calls > 20 {
-				t.Errorf("Latest of revision %d took %d calls", r.Revision.N, v.calls)
+			if v.calls.Load() > 20 {
+				t.Errorf("Latest of revision %d took %d calls", r.Revision.N, v.calls.Load())
 			}
 		}
 	}
 	if err := claim.DropRevisions(t.Context(), v, r); err != nil || len(v.vols) > 0 {
 		t.Errorf("DropRevisions = %v, left %d volumes", err, len(v.vols))
 	}
-	if v.lists > 0 {
-		t.Errorf("%d lists, want none", v.lists)
+	if v.lists.Load() > 0 {
+		t.Errorf("%d lists, want none", v.lists.Load())
 	}
 }
 

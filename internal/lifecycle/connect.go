@@ -476,6 +476,8 @@ func (h *Handle) explainLost(ctx context.Context, err error) error {
 		switch {
 		case errors.Is(e, engine.ErrUnavailable):
 			return lostEngineOf(e)
+		case errors.Is(e, fault.SessionLost) && !errors.Is(e, ErrNoSession):
+			return e // it is ending
 		case e == nil, errors.Is(e, fault.Unsupported):
 			return fault.Classify(fault.EngineUnavailable, fmt.Errorf("the connection to it was lost: %w", err))
 		}
