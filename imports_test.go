@@ -731,7 +731,7 @@ var widths = map[string]int{
 	"policy":         40,
 	"archive":        45,
 	"guest/trees":    10,
-	"guest/wire": 278,
+	"guest/wire":     278,
 	"git":            20,
 	"engine":         150,
 	"guest":          85,
