@@ -344,9 +344,7 @@ func TestToolsEndInTime(t *testing.T) {
 	k.must("write", object{"path": "file", "content": "text"})
 	eng := harness.NewEngine(t)
 	id := record.ContainerName(sb.Name())
-	if err := eng.PauseContainer(t.Context(), id); err != nil {
-		t.Fatal(err)
-	}
+	harness.Pause(t, eng, id)
 	results := make(chan string)
 	calls := map[string]object{
 		"bash": {"command": "true"}, "read": {"path": "file"}, "edit": {"path": "file", "old": "a", "new": "b"},

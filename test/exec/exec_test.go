@@ -1144,9 +1144,7 @@ func TestContextEndsACommandOfAPausedSandbox(t *testing.T) {
 		t.Fatal(err)
 	}
 	container := record.ContainerName(sb.Name())
-	if err := eng.PauseContainer(t.Context(), container); err != nil {
-		t.Fatal(err)
-	}
+	harness.Pause(t, eng, container)
 	t.Cleanup(func() { eng.UnpauseContainer(context.Background(), container) })
 	cancel()
 	ended := make(chan error, 1)

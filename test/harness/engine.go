@@ -141,6 +141,12 @@ func WithoutMounts(t *testing.T, entrypoint []string) []string {
 	return append(slices.Clone(entrypoint[:2]), string(config))
 }
 
+// Pause pauses a container. A busy runtime may fail to freeze its processes, and does it when asked again.
+func Pause(t *testing.T, eng *engine.Engine, container string) {
+	t.Helper()
+	Eventually(t, container+" is paused", func() bool { return eng.PauseContainer(t.Context(), container) == nil })
+}
+
 // NewEngine is a connection to the engine beside the library.
 func NewEngine(t *testing.T) *engine.Engine {
 	t.Helper()

@@ -287,9 +287,7 @@ func TestPolicyEndsASessionThatCantBeReached(t *testing.T) {
 	}
 	pause := func(t *testing.T, sb *sandbox.Sandbox) {
 		t.Helper()
-		if err := eng.PauseContainer(t.Context(), record.ContainerName(sb.Name())); err != nil {
-			t.Fatal(err)
-		}
+		harness.Pause(t, eng, record.ContainerName(sb.Name()))
 		t.Cleanup(func() { eng.UnpauseContainer(context.Background(), record.ContainerName(sb.Name())) })
 	}
 	exhaust := func(t *testing.T, sb *sandbox.Sandbox) {

@@ -633,8 +633,7 @@ func TestStopOfWhatDoesNotRunIsNil(t *testing.T) {
 	t.Parallel()
 	c, eng := harness.NewClient(t), harness.NewEngine(t)
 	made := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
-	// A busy runtime may fail to freeze processes.
-	harness.Eventually(t, "it is paused", func() bool { return eng.PauseContainer(t.Context(), record.ContainerName(made.Name())) == nil })
+	harness.Pause(t, eng, record.ContainerName(made.Name()))
 	unstarted := harness.UniqueName(t)
 	handMade(t, eng, record.ContainerName(unstarted), unstarted, record.NewID())
 	for _, tt := range []struct{ what, name string }{{"paused", made.Name()}, {"stopped", made.Name()}, {"created", unstarted}} {

@@ -225,9 +225,7 @@ func TestStartOfAPausedSandboxKeepsItsCommands(t *testing.T) {
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
-			if err := harness.NewEngine(t).PauseContainer(t.Context(), record.ContainerName(sb.Name())); err != nil {
-				t.Fatal(err)
-			}
+			harness.Pause(t, harness.NewEngine(t), record.ContainerName(sb.Name()))
 			if st := harness.Status(t, sb); st.State != sandbox.StatePaused {
 				t.Errorf("it is %s, want paused", st.State)
 			}

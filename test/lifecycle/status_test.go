@@ -125,9 +125,7 @@ func TestListTellsOfEverySandbox(t *testing.T) {
 	if _, err := stopped.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := harness.NewEngine(t).PauseContainer(t.Context(), record.ContainerName(paused.Name())); err != nil {
-		t.Fatal(err)
-	}
+	harness.Pause(t, harness.NewEngine(t), record.ContainerName(paused.Name()))
 	list, err := c.List(t.Context(), sandbox.ListOptions{Prefix: prefix})
 	if err != nil || len(list) != 3 {
 		t.Fatalf("List = %+v, %v; want three", list, err)

@@ -271,9 +271,7 @@ func TestFrozenSessionKeepsItsLeaseSoak(t *testing.T) {
 	harness.Run(t, sb, "true")
 	eng := harness.NewEngine(t)
 	container := "agent-sandbox-" + sb.Name()
-	if err := eng.PauseContainer(t.Context(), container); err != nil {
-		t.Fatal(err)
-	}
+	harness.Pause(t, eng, container)
 	time.Sleep(40 * time.Second)
 	if err := eng.UnpauseContainer(t.Context(), container); err != nil {
 		t.Fatal(err)
@@ -311,9 +309,7 @@ func TestPausedSandboxKeepsNobodySoak(t *testing.T) {
 			sb := harness.NewSandbox(t)
 			harness.Run(t, sb, "true")
 			container := "agent-sandbox-" + sb.Name()
-			if err := eng.PauseContainer(t.Context(), container); err != nil {
-				t.Fatal(err)
-			}
+			harness.Pause(t, eng, container)
 			t.Cleanup(func() { eng.UnpauseContainer(context.Background(), container) })
 			time.Sleep(11 * time.Second) // a renewal is under way, and gets no answer
 			done := make(chan error, 1)
