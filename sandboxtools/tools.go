@@ -76,6 +76,23 @@ func (t Tool) Call(ctx context.Context, args json.RawMessage) (Result, error) {
 	return t.call(ctx, args)
 }
 
+// Answer is Call for an adapter to a model's client or to a framework. text is what the model gets;
+// failed means that the call went wrong, and that text says why. An err is for the program and not for
+// the model: see the errors of the package's documentation. It is [sandbox.ErrSessionLost], too, if the
+// session ended during a command.
+func (t Tool) Answer(ctx context.Context, args json.RawMessage) (text string, failed bool, err error) {
+	r, err := t.Call(ctx, args)
+	switch {
+	case err == nil && r.Command != nil && r.Command.Status == SessionLost:
+		return "", false, fmt.Errorf("the tool %s: %w: %s", t.Name, sandbox.ErrSessionLost, r.Command.Reason)
+	case err == nil:
+		return r.Text, false, nil
+	case ctx.Err() != nil, errors.Is(err, sandbox.ErrSessionLost), errors.Is(err, sandbox.ErrEngineUnavailable), errors.Is(err, sandbox.ErrClosed):
+		return "", false, fmt.Errorf("the tool %s: %w", t.Name, err)
+	}
+	return err.Error(), true, nil
+}
+
 // Result is what a call returned. Text is all of it, for a model; the other fields are the same as
 // values, for programs.
 type Result struct {

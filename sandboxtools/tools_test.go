@@ -36,11 +36,16 @@ func (k kit) call(ctx context.Context, name string, args object) (sandboxtools.R
 	if err != nil {
 		k.t.Fatal(err)
 	}
+	return k.tool(name).Call(ctx, body)
+}
+
+func (k kit) tool(name string) sandboxtools.Tool {
+	k.t.Helper()
 	i := slices.IndexFunc(k.tools, func(t sandboxtools.Tool) bool { return t.Name == name })
 	if i < 0 {
 		k.t.Fatalf("there is no tool %q", name)
 	}
-	return k.tools[i].Call(ctx, body)
+	return k.tools[i]
 }
 
 func (k kit) must(name string, args object) sandboxtools.Result {
@@ -332,6 +337,39 @@ func sandboxThatDies(t *testing.T, k kit, sb *sandbox.Sandbox) {
 	if _, err := k.call(t.Context(), "bash", object{"command": "true"}); !errors.Is(err, sandbox.ErrSessionLost) {
 		t.Errorf("the next command: %v, want ErrSessionLost", err)
 	}
+}
+
+func TestAConversation(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	k := kit{t, sandboxtools.New(sb, sandboxtools.Options{Output: harness.ToolOutput, CommandTime: harness.CallBound})}
+	steps := harness.Conversation()
+	called := map[string]int{}
+	for _, s := range steps {
+		called[s.Tool]++
+	}
+	if len(steps) != 20 || len(called) != len(k.tools) {
+		t.Errorf("a conversation of %d calls: %v, want 20, of all %d tools", len(steps), called, len(k.tools))
+	}
+	agent := func(ctx context.Context, m *harness.Model) error {
+		var last *harness.ToolAnswer
+		for {
+			call, more := m.Next(ctx, last)
+			if !more {
+				return ctx.Err()
+			}
+			text, failed, err := k.tool(call.Tool).Answer(ctx, call.Args)
+			if err != nil {
+				return err
+			}
+			last = &harness.ToolAnswer{Text: text, Error: failed}
+		}
+	}
+	var m *harness.Model
+	m = harness.NewModel(func(ctx context.Context) error { return agent(ctx, m) })
+	harness.Converse(t, sb, steps, m.Call)
+	m.End(t)
 }
 
 // A sandbox that does not answer holds no tool for longer than a command, and output is reported.
