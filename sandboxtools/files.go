@@ -94,7 +94,7 @@ func skip(r *bufio.Reader, name string, lines int) error {
 			if len(part) > 0 {
 				skipped++
 			}
-			return fmt.Errorf("%s has %d lines", name, skipped)
+			return fmt.Errorf("%s has %d lines: %w", name, skipped, io.EOF)
 		case !errors.Is(err, bufio.ErrBufferFull):
 			return err
 		}

@@ -17,13 +17,16 @@ import (
 )
 
 const (
-	maxLine    = 1 << 20 // bytes of a line of a file that is searched
-	maxFiles   = 50_000  // files and directories that one search looks into
-	maxSearch  = 1 << 30 // bytes that one search reads
-	maxMatches = 200     // lines in the result of a search
-	maxPaths   = 1000    // in the result of glob
-	maxDepth   = 500     // of directories
+	maxLine   = 1 << 20 // bytes of a line of a file that is searched
+	maxFiles  = 50_000  // files and directories that one search looks into
+	maxSearch = 1 << 30 // bytes that one search reads
+	maxDepth  = 500     // of directories
 )
+
+// matches is how many lines a result of grep has at most, and paths how many paths one of glob: more if
+// it may be longer than by default.
+func (o Options) matches() int { return max(200, o.Output/164) }
+func (o Options) paths() int   { return max(1000, o.Output/33) }
 
 // unsearched are directories that are left out.
 var unsearched = []string{".git", "node_modules"}
@@ -39,7 +42,7 @@ func (s *set) globTool() Tool {
 	return define(s, Tool{
 		Name: "glob",
 		Description: fmt.Sprintf("Find files and directories by their names, %d at most. Directories named %s are left out.",
-			maxPaths, strings.Join(unsearched, " and ")),
+			s.limits.paths(), strings.Join(unsearched, " and ")),
 		ReadOnly: true,
 		Schema: schema(
 			property{"pattern", "string", false, "such as *.go, or src/**/*_test.go, where ** is any number of directories"},
@@ -65,7 +68,7 @@ func (s *set) glob(ctx context.Context, in globInput) (Result, error) {
 			return nil
 		}
 		name = valid([]byte(name))
-		if free -= len(name) + 1; free < 0 || len(out.Paths) == maxPaths {
+		if free -= len(name) + 1; free < 0 || len(out.Paths) == s.limits.paths() {
 			return errEnough
 		}
 		out.Paths = append(out.Paths, name)
@@ -122,12 +125,12 @@ func (s *set) grepTool() Tool {
 	return define(s, Tool{
 		Name: "grep",
 		Description: fmt.Sprintf("Find the lines of text files that match a regular expression, %d lines at most. Directories named %s are left out.",
-			maxMatches, strings.Join(unsearched, " and ")),
+			s.limits.matches(), strings.Join(unsearched, " and ")),
 		ReadOnly: true,
 		Schema: schema(
 			property{"pattern", "string", false, "a regular expression in Go's syntax"},
 			property{"path", "string", true, "the directory or file, default the working directory of the sandbox"},
-			property{"files", "string", true, "look only into files whose names match this, such as *.go"},
+			property{"files", "string", true, "look only into files whose names match this, such as *.go, or with a slash their paths below path, such as src/**/*.go"},
 		),
 	}, s.grep)
 }
@@ -144,8 +147,11 @@ func (s *set) grep(ctx context.Context, in grepInput) (Result, error) {
 	defer cancel()
 	names := cmp.Or(in.Files, "*")
 	f := &finder{set: s, pattern: pattern, bytes: s.limits.Output, unread: io.LimitedReader{N: maxSearch}}
-	w := walker{set: s, visit: func(ctx context.Context, name, _ string, e fs.DirEntry) error {
-		if ok, _ := path.Match(names, e.Name()); !ok || !e.Type().IsRegular() {
+	w := walker{set: s, visit: func(ctx context.Context, name, below string, e fs.DirEntry) error {
+		if !strings.Contains(names, "/") {
+			below = e.Name()
+		}
+		if !e.Type().IsRegular() || !match(strings.Split(names, "/"), strings.Split(below, "/")) {
 			return nil
 		}
 		return f.file(ctx, name)
@@ -235,7 +241,7 @@ func (f *finder) file(ctx context.Context, name string) error {
 			continue
 		}
 		text := string(line[:min(len(line), 500)])
-		if f.bytes -= len(text) + len(name); f.bytes < 0 || len(f.matches) == maxMatches {
+		if f.bytes -= len(text) + len(name); f.bytes < 0 || len(f.matches) == f.limits.matches() {
 			return errEnough
 		}
 		f.matches = append(f.matches, Match{Path: valid([]byte(name)), Line: n, Text: valid([]byte(text))})

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -116,7 +117,7 @@ func TestToolsInASandbox(t *testing.T) {
 	shellIsBounded(t, k)
 	commandsInTheBackground(t, k)
 	filesAreRegular(t, k)
-	filesAreFound(t, k)
+	filesAreFound(t, k, sb)
 	serversAreFetched(t, k)
 	argumentsAreChecked(k)
 	sandboxThatDies(t, k, sb)
@@ -232,6 +233,12 @@ func filesAreRegular(t *testing.T, k kit) {
 		t.Errorf("read of the last line: %q, %t", got.Text, got.More)
 	}
 	k.refused("read", object{"path": "long", "line": 2000}, "1000 lines")
+	if _, err := k.call(t.Context(), "read", object{"path": "long", "line": 1001}); err != nil {
+		t.Errorf("read at the end: %v", err)
+	}
+	if _, err := k.call(t.Context(), "read", object{"path": "long", "line": 1002}); !errors.Is(err, io.EOF) {
+		t.Errorf("read beyond the end: %v, want EOF", err)
+	}
 	k.bash("mkfifo pipe; ln -s /dev/zero zero; mkdir dir; head -c 8388609 /dev/zero | tr '\\0' x >big; truncate -s 4G holes; printf '\\377' >binary", "[exit code 0]")
 	for _, file := range []string{"zero", "pipe", "dir", "/dev/null"} {
 		for tool, args := range map[string]object{"read": {"line": 2}, "edit": {"old": "a", "new": "b"}, "write": {"content": "text"}} {
@@ -247,7 +254,7 @@ func filesAreRegular(t *testing.T, k kit) {
 	k.bash("rm -r pipe zero dir big holes binary long new bg go", "[exit code 0]")
 }
 
-func filesAreFound(t *testing.T, k kit) {
+func filesAreFound(t *testing.T, k kit, sb *sandbox.Sandbox) {
 	k.bash("mkdir -p s/t/u s/.git s/many; cd s; echo 'a needle' >t/u/a.go; echo needle | tee b.go c.txt .git/d.go >/dev/null; mkfifo t/pipe.go; cd many; seq 1001 | xargs touch; cd ../..", "[exit code 0]")
 	for pattern, want := range map[string][]string{
 		"*.go":      {"s/b.go"},
@@ -274,12 +281,24 @@ func filesAreFound(t *testing.T, k kit) {
 	if got := k.must("grep", object{"pattern": "needle", "path": "s/c.txt"}); len(got.Matches) != 1 || got.Matches[0].Path != "s/c.txt" {
 		t.Errorf("grep of a file: %v", got.Matches)
 	}
+	for files, want := range map[string]string{"t/**/*.go": "s/t/u/a.go:1:a needle", "**/[bc].*": "s/b.go:1:needle\ns/c.txt:1:needle", "t/*": "[no lines found]"} {
+		if got := k.must("grep", object{"pattern": "needle", "path": "s", "files": files}); got.Text != want {
+			t.Errorf("grep in %s: %q, want %q", files, got.Text, want)
+		}
+	}
 	k.bash("yes n | head -n 201 >s/f", "[exit code 0]")
 	if got := k.must("grep", object{"pattern": "^n$", "path": "s"}); len(got.Matches) != 200 || !got.More {
 		t.Errorf("grep of 201 lines: %d, more %t", len(got.Matches), got.More)
 	}
 	if got := k.must("grep", object{"pattern": "nowhere", "path": "s"}); got.Text != "[no lines found]" {
 		t.Errorf("grep of nothing: %q", got.Text)
+	}
+	wide := kit{t, sandboxtools.New(sb, sandboxtools.Options{Output: 1 << 20})}
+	if got := wide.must("grep", object{"pattern": "^n$", "path": "s"}); len(got.Matches) != 201 || got.More {
+		t.Errorf("grep of 201 lines with room for them: %d, more %t", len(got.Matches), got.More)
+	}
+	if got := wide.must("glob", object{"pattern": "s/many/*"}); len(got.Paths) != 1001 || got.More {
+		t.Errorf("glob of 1001 files with room for them: %d, more %t", len(got.Paths), got.More)
 	}
 	k.refused("grep", object{"pattern": "("}, "missing closing")
 	k.bash("rm -r s", "[exit code 0]")
