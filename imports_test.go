@@ -365,6 +365,36 @@ func TestHandlersLinkALibraryForWebSockets(t *testing.T) {
 	}
 }
 
+// Each adapter is a module of its own, so that nobody who does not use it gets its framework.
+func TestAdaptersAreModulesOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	dirs, err := filepath.Glob("adapters/*")
+	if err != nil || len(dirs) == 0 {
+		t.Fatalf("no adapters: %q, %v", dirs, err)
+	}
+	for _, dir := range dirs {
+		dir = filepath.ToSlash(dir)
+		text, err := os.ReadFile(path.Join(dir, "go.mod"))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		lines := strings.Split(string(text), "\n")
+		for _, want := range []string{"module " + module + "/" + dir, "replace " + module + " => ../.."} {
+			if !slices.Contains(lines, want) {
+				t.Errorf("%s/go.mod has no line %q", dir, want)
+			}
+		}
+	}
+	out, err := exec.Command("go", "list", "./...").Output()
+	if err != nil || !strings.Contains(string(out), module+"/sandboxtools\n") {
+		t.Fatalf("go list: %v\n%s", err, out)
+	}
+	if strings.Contains(string(out), module+"/adapters") {
+		t.Errorf("this module has packages of adapters:\n%s", out)
+	}
+}
+
 // rootAPI is the root package as its callers' compiler sees it.
 func rootAPI(t *testing.T) *types.Package {
 	t.Helper()
