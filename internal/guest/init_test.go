@@ -655,7 +655,7 @@ func TestNoServerBeginsAtTheEnd(t *testing.T) {
 	}
 	defer in.Close()
 	said, err := late.CombinedOutput()
-	if code := wire.Refused(late.ProcessState.ExitCode()); code != wire.CodeStopped || len(said) != 0 {
+	if code, refused := wire.EndCode(late.ProcessState.ExitCode()); !refused || code != wire.CodeStopped || len(said) != 0 {
 		t.Errorf("a server that began at the end: %v, %q, want the exit code for %d", err, said, wire.CodeStopped)
 	}
 	p.Signal(t.Context(), int(unix.SIGKILL), false)

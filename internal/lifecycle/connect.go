@@ -385,7 +385,7 @@ func notConnected(ctx context.Context, stream *engine.Stream, err error) error {
 			err = fmt.Errorf("%w (exit code %d)", err, code)
 		}
 	}
-	if ending := wire.Refused(code); ending != 0 {
+	if ending, refused := wire.EndCode(code); refused {
 		return endingError(wire.Reply{Ending: ending})
 	}
 	// A guest that can't start, such as one without a process to spare, prints all its stacks.

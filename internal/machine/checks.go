@@ -220,7 +220,7 @@ func targetsOf(got engine.Container) (targets []string) {
 }
 
 // LeftPlain reports whether PID 1 has found, at the end of a container's last session, that its own
-// layer has nothing but what may be there (see wire.PlainCode). PID 1 sees that as long as no symbolic
+// layer has nothing but what may be there (see wire.MarkedCode). PID 1 sees that as long as no symbolic
 // link of the image is to be kept: it can't tell one from another.
 func LeftPlain(got engine.Container) bool {
 	rec, ok := record.Decode(got.Labels)

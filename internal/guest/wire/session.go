@@ -25,23 +25,8 @@ const HostKeySize = 32
 
 // EnterRequest on the control socket asks PID 1, by a serve that has just begun, whether it may
 // serve. The answer is EnterYes until the session ends, and then the exit code of PID 1 in decimal:
-// what begins after that changes nothing in the sandbox, and ends with the RefusedCode.
+// what begins after that changes nothing in the sandbox, and ends with the MarkedCode.
 const (
 	EnterRequest = "enter\n"
 	EnterYes     = "yes\n"
 )
-
-// refusedCode is how much lower the exit code of a serve that PID 1 refuses is than that of PID 1.
-const refusedCode = 64
-
-// RefusedCode returns the exit code of a serve that is refused because the session ends with code.
-func RefusedCode(code int) int { return code - refusedCode }
-
-// Refused returns why PID 1 has refused a serve with that exit code, or 0.
-func Refused(exit int) (code int) {
-	switch code := exit + refusedCode; code {
-	case CodeStopped, CodeTimeout, CodeLease, CodeChanged, CodeIdle:
-		return code
-	}
-	return 0
-}

@@ -97,18 +97,19 @@ const (
 	CodeIdle    = 120 // nobody used the session for Idle.Timeout
 )
 
-// plainCode is how much lower the exit code of PID 1 is if it found that the session has left the
-// container's own files as a start needs them. No signal gives such a code, which are above 128.
-const plainCode = 64
+// mark is how much lower a marked exit code is. No signal gives such a code: theirs are above 128.
+const mark = 64
 
-// PlainCode returns the exit code for a session that ended with code and left the files as a start
-// needs them: at each path of EnginePaths, and on the way to each mount, is what may be there.
-func PlainCode(code int) int { return code - plainCode }
+// MarkedCode returns the exit code that says that the session ends with code, and one thing more. As
+// the code of PID 1 it says that the session has left the container's files as a start needs them: at
+// each path of EnginePaths, and on the way to each mount, is what may be there. As the code of a serve
+// it says that PID 1 has refused it.
+func MarkedCode(code int) int { return code - mark }
 
-// EndCode returns the code that an exit code of PID 1 stands for, and whether it is a PlainCode.
-func EndCode(exit int) (code int, plain bool) {
-	switch code := exit + plainCode; code {
-	case CodeStopped, CodeTimeout, CodeLease, CodeIdle:
+// EndCode returns the code that an exit code stands for, and whether that is a MarkedCode.
+func EndCode(exit int) (code int, marked bool) {
+	switch code := exit + mark; code {
+	case CodeStopped, CodeTimeout, CodeLease, CodeChanged, CodeIdle:
 		return code, true
 	}
 	return exit, false

@@ -223,7 +223,7 @@ func (s *session) end(code int, grace time.Duration) {
 			s.reaper.Reap()
 		}
 		if code != wire.CodeChanged && s.last() && s.plain() {
-			code = wire.PlainCode(code)
+			code = wire.MarkedCode(code)
 		}
 		os.Exit(code)
 	})

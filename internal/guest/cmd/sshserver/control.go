@@ -24,16 +24,6 @@ import (
 // controlChannel connects the client to PID 1.
 func controlChannel(nc ssh.NewChannel) {
 	conn, err := dialControl()
-	if err == nil {
-		// Any process can bind the name should PID 1 lose it, but none can have its PID.
-		var peer *unix.Ucred
-		if peer, err = peerOf(conn); err == nil && peer.Pid != 1 {
-			err = fmt.Errorf("process %d has taken the control socket", peer.Pid)
-		}
-		if err != nil {
-			conn.Close()
-		}
-	}
 	if err != nil {
 		reject(nc, proc.StartErrorf(wire.KindOther, "PID 1: %v", err))
 		return
@@ -45,13 +35,32 @@ func controlChannel(nc ssh.NewChannel) {
 // started on a busy machine.
 const controlPatience = 5 * time.Second
 
+// dialControl is connectControl for a PID 1 that may not listen yet.
 func dialControl() (conn *net.UnixConn, err error) {
 	for begin := time.Now(); ; time.Sleep(5 * time.Millisecond) {
-		conn, err = proc.ConnectControl()
+		conn, err = connectControl()
 		if !errors.Is(err, unix.ECONNREFUSED) || time.Since(begin) > controlPatience {
 			return conn, err
 		}
 	}
+}
+
+// connectControl connects to PID 1. Any process can bind the name of its socket should PID 1 lose it,
+// but none can have its PID.
+func connectControl() (*net.UnixConn, error) {
+	conn, err := proc.ConnectControl()
+	if err != nil {
+		return nil, err
+	}
+	peer, err := peerOf(conn)
+	if err == nil && peer.Pid != 1 {
+		err = fmt.Errorf("process %d has taken the control socket", peer.Pid)
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
 }
 
 // errRefused is the error of a server that PID 1 does not answer.
@@ -79,14 +88,11 @@ func enter() (ending int, err error) {
 }
 
 func askEnter() (answer string, err error) {
-	conn, err := proc.ConnectControl()
+	conn, err := connectControl()
 	if err != nil {
 		return "", err
 	}
 	defer conn.Close()
-	if peer, err := peerOf(conn); err != nil || peer.Pid != 1 {
-		return "", errors.Join(err, errors.New("the control socket is not PID 1's"))
-	}
 	conn.SetDeadline(time.Now().Add(controlPatience))
 	if _, err := io.WriteString(conn, wire.EnterRequest); err != nil {
 		return "", err

@@ -37,7 +37,7 @@ func Serve(args []string) error {
 	if ending, err := enter(); err != nil {
 		return err
 	} else if ending != 0 {
-		os.Exit(wire.RefusedCode(ending))
+		os.Exit(wire.MarkedCode(ending))
 	}
 	stdio, err := takeStdio()
 	if err != nil {

@@ -41,9 +41,6 @@ func askStdio() (*fromPID1, error) {
 // descriptors that PID 1 sends.
 func askPID1(conn *net.UnixConn, request string, n int) ([]int, error) {
 	conn.SetDeadline(time.Now().Add(stdioTimeout))
-	if peer, err := peerOf(conn); err != nil || peer.Pid != 1 {
-		return nil, errors.New("the control socket is not PID 1's")
-	}
 	if _, err := io.WriteString(conn, request); err != nil {
 		return nil, err
 	}

@@ -62,7 +62,7 @@ func (u *use) register() {
 }
 
 func (u *use) tryRegister() error {
-	conn, err := proc.ConnectControl()
+	conn, err := connectControl()
 	if err != nil {
 		return err
 	}
