@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "7dee1b9feb38e1b974741d723fda0da6be6513a10e2c159b984a17d85eaea2d5", size: 10240126},
-	"arm64": {sha256: "825e650aed5face42ccb05aa9a25bfbb748fda39f56294e3b3344f8ab1341ddf", size: 9502846},
+	"amd64": {sha256: "36169df51efaea8f0db3d1f049236ba64919098c7dcf15da9da7e43aba7462d0", size: 10231934},
+	"arm64": {sha256: "ddee896d9c0672f5212f111381b57983a52a03870ae34bf6e607ead6f84ce0b8", size: 9502846},
 }
