@@ -36,7 +36,7 @@ const (
 var Advisories = []Advisory{
 	{
 		IDs: []string{"CVE-2026-42306", "CVE-2026-41568"}, Component: componentEngine, Fixed: []string{"2.0.0-beta.14", "29.5.1"},
-		What:    "a process that exchanges links while files are copied from or to its container has the engine mount or make files anywhere on the machine",
+		What:    "a process that exchanges links while files are copied from or to its container makes the engine mount or make files anywhere on the machine",
 		Reaches: "a stopped sandbox with a mount below a directory that something other than a sandbox changes while its files are read",
 	},
 	{
@@ -56,7 +56,7 @@ var Advisories = []Advisory{
 	},
 	{
 		IDs: []string{"CVE-2025-31133", "CVE-2025-52565", "CVE-2025-52881"}, Component: componentRunc, Fixed: []string{"1.2.8", "1.3.3", "1.4.0-rc.3"},
-		What:    "a process that exchanges files while a container starts has runc mount or write elsewhere in /proc",
+		What:    "a process that exchanges files while a container starts makes runc mount or write elsewhere in /proc",
 		Reaches: "a running sandbox that has a writable directory or volume together with one that starts; the second not, since no sandbox has a console",
 	},
 	{
@@ -98,7 +98,7 @@ var Advisories = []Advisory{
 	},
 	{
 		IDs: []string{"CVE-2022-0492"}, Component: componentKernel, Fixed: []string{"5.17-rc3"},
-		What:    "a user namespace that mounts a cgroup of version 1 has the kernel run a program on the machine",
+		What:    "a user namespace that mounts a cgroup of version 1 makes the kernel run a program on the machine",
 		Reaches: "no sandbox: its profile denies user namespaces and mounts", Denied: true,
 	},
 }
