@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/sandboxtools"
 )
 
 // ToolOutput is the Output that the tools of a [Conversation] are made with; their CommandTime is [CallBound].
@@ -47,28 +48,61 @@ type Step struct {
 // Conversation is 20 calls of the tools of package sandboxtools: each one at least once, errors, a
 // command that takes too long, too much output, a call that is cancelled, and a session that is killed.
 func Conversation() []Step {
-	return []Step{
-		{Tool: "bash", Args: `{"command": "pwd; mkdir src; cd src; export A=kept", "background": false, "id": null, "timeoutMs": null, "restart": false}`, Want: []string{"/workspace\n[exit code 0]"}},
-		{Tool: "write", Args: `{"path": "src/a.txt", "content": "one\ntwo\ntwo\n", "executable": false}`, Want: []string{"Wrote 12 bytes to src/a.txt."}},
+	steps := []Step{
+		{Tool: "bash", Args: `{"command": "pwd; mkdir src; cd src; export A=kept"}`, Want: []string{"/workspace\n[exit code 0]"}},
+		{Tool: "write", Args: `{"path": "src/a.txt", "content": "one\ntwo\ntwo\n"}`, Want: []string{"Wrote 12 bytes to src/a.txt."}},
 		{Tool: "read", Args: `{"path": "src/a.txt", "line": 2, "lines": 1}`, Want: []string{"two\n\n[the file goes on]"}},
-		{Tool: "edit", Args: `{"path": "src/a.txt", "old": "one", "new": "\u003c1 \u0026 \"ä\"\u003e", "all": false}`, Want: []string{"Replaced 1 in src/a.txt."}},
-		{Tool: "glob", Args: `{"pattern": "**/*.txt", "path": null}`, Want: []string{"src/a.txt"}},
-		{Tool: "grep", Args: `{"pattern": "^<1", "path": "src", "files": null}`, Want: []string{`src/a.txt:1:<1 & "ä">`}},
+		{Tool: "edit", Args: `{"path": "src/a.txt", "old": "one", "new": "\u003c1 \u0026 \"ä\"\u003e"}`, Want: []string{"Replaced 1 in src/a.txt."}},
+		{Tool: "glob", Args: `{"pattern": "**/*.txt"}`, Want: []string{"src/a.txt"}},
+		{Tool: "grep", Args: `{"pattern": "^<1", "path": "src"}`, Want: []string{`src/a.txt:1:<1 & "ä">`}},
 		{Tool: "bash", Args: `{"command": "pwd; echo $A; wc -l <a.txt; exit 3"}`, Want: []string{"/workspace/src\nkept\n3\n[exit code 3]"}},
-		{Tool: "read", Args: `{"path": "none", "line": null, "lines": null}`, Want: []string{"none", "no such file"}, Error: true},
-		{Tool: "edit", Args: `{"path": "src/a.txt", "old": "two", "new": "2", "all": false}`, Want: []string{"occurs 2 times"}, Error: true},
+		{Tool: "read", Args: `{"path": "none"}`, Want: []string{"none", "no such file"}, Error: true},
+		{Tool: "edit", Args: `{"path": "src/a.txt", "old": "two", "new": "2"}`, Want: []string{"occurs 2 times"}, Error: true},
 		{Tool: "glob", Args: `{"pattern": "*", "where": "src"}`, Want: []string{`unknown field "where"`}, Error: true},
 		{Tool: "bash", Args: `{"command": "A=lost; sleep 1000", "timeoutMs": 300}`, Want: []string{"[timed out"}},
-		{Tool: "bash", Args: `{"command": "echo $A; yes | head -c 3000000; echo last", "timeoutMs": null}`, Want: []string{"kept\ny\n", "last\n[exit code 0]", "bytes in the middle are left out"}},
-		{Tool: "bash", Args: `{"command": "yes 0123456789 | head -n 1000 >long; cd; cd /workspace", "timeoutMs": null}`, Want: []string{"[exit code 0]"}},
+		{Tool: "bash", Args: `{"command": "echo $A; yes | head -c 3000000; echo last"}`, Want: []string{"kept\ny\n", "last\n[exit code 0]", "bytes in the middle are left out"}},
+		{Tool: "bash", Args: `{"command": "yes 0123456789 | head -n 1000 >long; cd; cd /workspace"}`, Want: []string{"[exit code 0]"}},
 		{Tool: "read", Args: `{"path": "src/long"}`, Want: []string{"0123456789\n", "[the file goes on]"}},
 		{Tool: "bash", Args: `{"command": "exec node -e 'require(\"http\").createServer((q, r) => r.end(\"served \" + q.url)).listen(8080, \"127.0.0.1\", () => require(\"fs\").writeFileSync(\"/tmp/serves\", \"\"))'", "background": true}`, Want: []string{"[running in the background, id "}},
-		{Tool: "bash", Args: `{"command": "until test -e /tmp/serves; do sleep 0.05; done", "background": false}`, Want: []string{"[exit code 0]"}},
-		{Tool: "fetch", Args: `{"port": 8080, "path": "/page?a=1", "method": null, "headers": [], "body": ""}`, Want: []string{"HTTP/1.1 200 OK\n", "served /page?a=1"}},
+		{Tool: "bash", Args: `{"command": "until test -e /tmp/serves; do sleep 0.05; done"}`, Want: []string{"[exit code 0]"}},
+		{Tool: "fetch", Args: `{"port": 8080, "path": "/page?a=1", "headers": [], "body": ""}`, Want: []string{"HTTP/1.1 200 OK\n", "served /page?a=1"}},
 		{Tool: "bash", Args: `{"command": "touch /tmp/reached; exec sleep 7777"}`, Cancelled: true},
 		{Tool: "bash", Args: `{"command": "echo $A; touch /tmp/reached; sleep 8888"}`, Killed: true, Lost: true},
 		{Tool: "bash", Args: `{"command": "echo $A"}`, Lost: true},
 	}
+	for i := range steps {
+		steps[i].Args = complete(steps[i].Tool, steps[i].Args)
+	}
+	return steps
+}
+
+// complete returns arguments with all that the tool's schema requires, as a strict tool gets them.
+func complete(tool, args string) string {
+	var all map[string]any
+	if err := json.Unmarshal([]byte(args), &all); err != nil {
+		panic(fmt.Sprintf("%s: %v", args, err))
+	}
+	for _, t := range sandboxtools.New(nil, sandboxtools.Options{}) {
+		var schema struct {
+			Properties map[string]struct{ Type any }
+		}
+		if err := json.Unmarshal(t.Schema, &schema); err != nil {
+			panic(fmt.Sprintf("%s: %v", t.Schema, err))
+		}
+		for name, p := range schema.Properties {
+			if _, given := all[name]; t.Name == tool && !given {
+				all[name] = nil
+				if p.Type == "boolean" {
+					all[name] = false
+				}
+			}
+		}
+	}
+	whole, err := json.Marshal(all)
+	if err != nil {
+		panic(err)
+	}
+	return string(whole)
 }
 
 var errCancelled = errors.New("the conversation cancels the call")
