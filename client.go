@@ -18,7 +18,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/cluster"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
@@ -232,7 +232,7 @@ type ClientOption func(*Client) error
 func WithHost(host string) ClientOption {
 	return func(c *Client) error {
 		if host == "" {
-			return fault.Invalid("WithHost: the host is empty")
+			return errdefs.Invalid("WithHost: the host is empty")
 		}
 		c.host = host
 		return nil
@@ -244,7 +244,7 @@ func WithHost(host string) ClientOption {
 func WithLogger(log *slog.Logger) ClientOption {
 	return func(c *Client) error {
 		if log == nil {
-			return fault.Invalid("WithLogger: the logger is nil")
+			return errdefs.Invalid("WithLogger: the logger is nil")
 		}
 		c.log = log
 		return nil
@@ -263,7 +263,7 @@ func WithLogger(log *slog.Logger) ClientOption {
 func WithAudit(log *slog.Logger) ClientOption {
 	return func(c *Client) error {
 		if log == nil {
-			return fault.Invalid("WithAudit: the logger is nil")
+			return errdefs.Invalid("WithAudit: the logger is nil")
 		}
 		c.audit = log
 		return nil
@@ -274,7 +274,7 @@ func WithAudit(log *slog.Logger) ClientOption {
 func WithLimits(l Limits) ClientOption {
 	return func(c *Client) error {
 		if min(l.Creates, l.Ports, l.ReadDir) < 0 || min(l.ReadFile, l.Output) < 0 {
-			return fault.Invalid("WithLimits: %+v: a limit is negative", l)
+			return errdefs.Invalid("WithLimits: %+v: a limit is negative", l)
 		}
 		c.limits, c.own.Creates = l, l.Creates
 		return nil
@@ -288,10 +288,10 @@ func WithRuntimes(images map[string]string) ClientOption {
 	return func(c *Client) error {
 		for id, image := range images {
 			if !record.ValidName(id) {
-				return fault.Invalid("WithRuntimes: identifier %q: use %s", id, record.NameRule)
+				return errdefs.Invalid("WithRuntimes: identifier %q: use %s", id, record.NameRule)
 			}
 			if image == "" {
-				return fault.Invalid("WithRuntimes: %q has no image", id)
+				return errdefs.Invalid("WithRuntimes: %q has no image", id)
 			}
 		}
 		c.runtimes = images
@@ -305,11 +305,11 @@ func WithRuntimes(images map[string]string) ClientOption {
 func WithDNS(servers ...netip.Addr) ClientOption {
 	return func(c *Client) error {
 		if len(servers) == 0 || len(servers) > wire.MaxUpstream {
-			return fault.Invalid("WithDNS: %d servers: use 1 to %d", len(servers), wire.MaxUpstream)
+			return errdefs.Invalid("WithDNS: %d servers: use 1 to %d", len(servers), wire.MaxUpstream)
 		}
 		for _, a := range servers {
 			if !a.IsValid() || a.Zone() != "" || a.IsUnspecified() || a.IsMulticast() || a.Is4In6() {
-				return fault.Invalid("WithDNS: %q can't be a DNS server", a)
+				return errdefs.Invalid("WithDNS: %q can't be a DNS server", a)
 			}
 		}
 		c.own.DNS = slices.Clone(servers)
@@ -323,7 +323,7 @@ func WithDNS(servers ...netip.Addr) ClientOption {
 func WithAuthorities(pem []byte) ClientOption {
 	return func(c *Client) error {
 		if len(pem) > maxAuthorities || !x509.NewCertPool().AppendCertsFromPEM(pem) {
-			return fault.Invalid("WithAuthorities: %d bytes are not certificates in PEM, or more than %d bytes", len(pem), maxAuthorities)
+			return errdefs.Invalid("WithAuthorities: %d bytes are not certificates in PEM, or more than %d bytes", len(pem), maxAuthorities)
 		}
 		c.own.Authorities = string(pem)
 		return nil
@@ -354,7 +354,7 @@ func (a RegistryAuth) LogValue() slog.Value { return slog.StringValue(a.String()
 func WithRegistryAuth(fn func(ctx context.Context, host string) (RegistryAuth, error)) ClientOption {
 	return func(c *Client) error {
 		if fn == nil {
-			return fault.Invalid("WithRegistryAuth: the function is nil")
+			return errdefs.Invalid("WithRegistryAuth: the function is nil")
 		}
 		c.registryAuth = func(ctx context.Context, host string) (engine.RegistryAuth, error) {
 			a, err := fn(ctx, host)
@@ -418,7 +418,7 @@ func (c *Client) CheckHealth(ctx context.Context) (_ Health, err error) {
 	h, err := c.health(ask)
 	switch {
 	case ctx.Err() != nil:
-		return Health{}, fail("check health", "", fault.Cancelled(ctx))
+		return Health{}, fail("check health", "", errdefs.Cancelled(ctx))
 	case err == nil:
 		h.Healthy = true
 		return h, nil

@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
@@ -142,7 +142,7 @@ func (s *Sandbox) Process(ctx context.Context, id string) (_ *Cmd, err error) {
 		return nil, c.fail(err)
 	}
 	if !record.ValidName(id) {
-		return nil, c.fail(fault.Invalid("%q is not the ID of a command", id))
+		return nil, c.fail(errdefs.Invalid("%q is not the ID of a command", id))
 	}
 	conn, err := s.h.Connect(ctx)
 	if err != nil {
@@ -239,7 +239,7 @@ func (c *Cmd) CombinedOutput() ([]byte, error) {
 }
 
 // boundedOutput keeps what is written to it. A write beyond the limit fails with
-// fault.TooLarge, which ends the command.
+// errdefs.TooLarge, which ends the command.
 type boundedOutput struct {
 	buf   bytes.Buffer
 	limit int64
@@ -249,7 +249,7 @@ func (b *boundedOutput) Write(p []byte) (int, error) {
 	n := int(min(int64(len(p)), b.limit-int64(b.buf.Len())))
 	b.buf.Write(p[:n])
 	if n < len(p) {
-		return n, fmt.Errorf("%w: the output has more than %d bytes: see Limits.Output", fault.TooLarge, b.limit)
+		return n, fmt.Errorf("%w: the output has more than %d bytes: see Limits.Output", errdefs.TooLarge, b.limit)
 	}
 	return n, nil
 }
@@ -292,8 +292,8 @@ func (c *Cmd) outPipe(field *io.Writer, name string, stream int) (io.ReadCloser,
 }
 
 var (
-	errNotMade = fault.Invalid("the Cmd is not one of Sandbox.Command or Sandbox.Process")
-	errNoInput = fault.Invalid("field Stdin: only the Cmd that started a detached command can give it input")
+	errNotMade = errdefs.Invalid("the Cmd is not one of Sandbox.Command or Sandbox.Process")
+	errNoInput = errdefs.Invalid("field Stdin: only the Cmd that started a detached command can give it input")
 )
 
 // Start starts the command and returns when it runs. If there is no such program the
@@ -313,7 +313,7 @@ func (c *Cmd) Start() error {
 		return c.abort(errNoInput)
 	}
 	if c.ctx.Err() != nil {
-		return c.abort(fault.Cancelled(c.ctx))
+		return c.abort(errdefs.Cancelled(c.ctx))
 	}
 	if c.past != nil {
 		c.abort(io.EOF) // pipes have no output
@@ -438,7 +438,7 @@ func (c *Cmd) check() error {
 		problems = append(problems, fmt.Errorf("field Timeout: %v is negative", c.Timeout))
 	}
 	if len(problems) > 0 {
-		return fault.Classify(ErrInvalidArgument, errors.Join(problems...))
+		return errdefs.Classify(ErrInvalidArgument, errors.Join(problems...))
 	}
 	return nil
 }
@@ -477,7 +477,7 @@ func (c *Cmd) notStarted(err error) error {
 	case errors.As(err, &start):
 		return lifecycle.StartError(c.Path, c.Dir, start)
 	case c.ctx.Err() != nil:
-		return fault.Cancelled(c.ctx)
+		return errdefs.Cancelled(c.ctx)
 	case errors.Is(err, guest.ErrConnectionLost):
 		return c.h.ExplainLost(c.ctx, err)
 	}
@@ -552,17 +552,17 @@ func (c *Cmd) wait() error {
 	outErr := c.copyErr
 	c.copyMu.Unlock()
 
-	if errors.Is(outErr, fault.TooLarge) {
+	if errors.Is(outErr, errdefs.TooLarge) {
 		return c.fail(outErr)
 	}
 	if err != nil {
 		if c.ctx.Err() != nil {
-			return c.fail(fault.Cancelled(c.ctx))
+			return c.fail(errdefs.Cancelled(c.ctx))
 		}
 		return c.fail(c.h.ExplainLost(c.ctx, err))
 	}
 	if c.ctx.Err() != nil && (c.cut.Load() || !complete || exit.Signal != 0 && !c.Detached) {
-		return c.fail(fault.Cancelled(c.ctx))
+		return c.fail(errdefs.Cancelled(c.ctx))
 	}
 	if err := c.failure(exit, outErr); err != nil {
 		return err
@@ -602,7 +602,7 @@ func (c *Cmd) lostSession(exit wire.Exit) error {
 	case exit.TimedOut, exit.OutOfMemory && !exit.Ending:
 		return nil
 	case c.past != nil && exit.Ending:
-		return fault.Lost("it was ending", fault.SessionLost, fault.NotRunning)
+		return errdefs.Lost("it was ending", errdefs.SessionLost, errdefs.NotRunning)
 	case c.past != nil:
 		return nil
 	}
@@ -704,7 +704,7 @@ func (c *Cmd) fail(err error) error {
 	if c.Path != "" {
 		var notFound *exec.Error
 		if !errors.As(err, &notFound) { // its text names the program
-			err = fmt.Errorf("%s: %w", fault.Printable(c.Path), store.Classify(err))
+			err = fmt.Errorf("%s: %w", errdefs.Printable(c.Path), store.Classify(err))
 		}
 	}
 	name := ""
@@ -756,7 +756,7 @@ func (e *ExitError) Error() string {
 	if e.err != nil {
 		how = e.err.Error() + " (" + how + ")"
 	}
-	return fmt.Sprintf("sandbox: exec %q: %s: %s", e.sandbox, fault.Printable(e.cmd), how)
+	return fmt.Sprintf("sandbox: exec %q: %s: %s", e.sandbox, errdefs.Printable(e.cmd), how)
 }
 
 // Unwrap returns [ErrTimeout] if [Cmd.Timeout] ended the command, an [ErrSessionLost] if the end of

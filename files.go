@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/files"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/source"
@@ -286,7 +286,7 @@ const (
 // zero.
 func (o CopyOptions) options() (archive.Options, error) {
 	if o.MaxBytes < 0 || o.MaxEntries < 0 {
-		return archive.Options{}, fault.Invalid("CopyOptions: MaxBytes %d, MaxEntries %d: neither is negative", o.MaxBytes, o.MaxEntries)
+		return archive.Options{}, errdefs.Invalid("CopyOptions: MaxBytes %d, MaxEntries %d: neither is negative", o.MaxBytes, o.MaxEntries)
 	}
 	out := archive.Options{Limits: archive.Limits{Bytes: o.MaxBytes, Entries: int64(o.MaxEntries)}}
 	if o.Progress != nil {

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
@@ -93,9 +93,9 @@ func (s *Sandbox) forkOrder(opts []ForkOption, n int) (*lifecycle.CreateOptions,
 func (s *settings) fork(opts []ForkOption, n int) (*lifecycle.CreateOptions, error) {
 	apply(opts, func(o ForkOption) { o.applyFork(s) })
 	if s.ID != "" && n > 0 {
-		return nil, fault.Invalid("WithID: %d sandboxes can't have one ID", n)
+		return nil, errdefs.Invalid("WithID: %d sandboxes can't have one ID", n)
 	}
-	return s.order(), s.Numbered(n).Complete()
+	return s.request(), s.Numbered(n).Complete()
 }
 
 // A ForkResult is the result for one of the sandboxes of [ForkN]: the sandbox, which the
@@ -129,7 +129,7 @@ func (c *Client) ForkN(ctx context.Context, source string, n int, opts ...ForkOp
 		return nil, err
 	}
 	defer o.Report.Silence()
-	var made []lifecycle.Result
+	var made []lifecycle.Fork
 	err = c.withSandbox(ctx, source, func(l *lifecycle.Client) (err error) {
 		made, err = l.ForkN(ctx, source, n, o)
 		return err
@@ -154,7 +154,7 @@ func (s *Sandbox) ForkN(ctx context.Context, n int, opts ...ForkOption) (_ []For
 	return forkResults(s.h.ForkN(ctx, n, o))
 }
 
-func forkResults(made []lifecycle.Result, err error) (results []ForkResult, _ error) {
+func forkResults(made []lifecycle.Fork, err error) (results []ForkResult, _ error) {
 	for _, r := range made {
 		results = append(results, ForkResult{newSandbox(r.Handle), fail("fork", r.Name, r.Err)})
 		err = errors.Join(err, results[len(results)-1].Err)
@@ -167,7 +167,7 @@ const maxForks = 256
 
 func checkForks(n int) error {
 	if n < 1 || n > maxForks {
-		return fault.Invalid("%d forks; one call makes 1 to %d", n, maxForks)
+		return errdefs.Invalid("%d forks; one call makes 1 to %d", n, maxForks)
 	}
 	return nil
 }

@@ -23,7 +23,7 @@ import (
 	"testing"
 )
 
-// The layers of this repository, as tests: which package may do what.
+// The ranks of this repository's packages, as tests: which package may do what.
 
 const module = "github.com/seed-1a2d6d8f/sandbox"
 
@@ -166,40 +166,40 @@ func goList(t *testing.T, goos, format string, flags ...string) []string {
 	return strings.Fields(string(out))
 }
 
-// layers says which packages of ours each package may import. TestImportsRunOneWay also
+// ranks says which packages of ours each package may import. TestImportsRunOneWay also
 // fails for an entry that no import needs any more.
-var layers = map[string][]string{
-	"fault":          {},
-	"bound":          {"fault"},
+var ranks = map[string][]string{
+	"errdefs":        {},
+	"bound":          {"errdefs"},
 	"policy":         {},
-	"archive":        {"fault"},
+	"archive":        {"errdefs"},
 	"guest/trees":    {"archive", "guest/wire"},
 	"guest/wire":     {"policy"},
 	"git":            {},
 	"engine":         {"bound"},
-	"guest":          {"bound", "fault", "guest/wire"},
+	"guest":          {"bound", "errdefs", "guest/wire"},
 	"guest/accounts": {},
 	"record":         {"policy"},
 	"claim":          {"bound", "engine", "record"},
 
-	"trace":     {"fault"},
-	"source":    {"archive", "fault", "git", "guest/trees", "policy"},
-	"plan":      {"engine", "fault", "guest/wire", "policy", "record", "source"},
-	"store":     {"bound", "claim", "engine", "fault", "guest/wire", "record", "trace"},
-	"machine":   {"archive", "bound", "claim", "engine", "fault", "guest", "guest/accounts", "guest/trees", "guest/wire", "plan", "policy", "record", "source", "store", "trace"},
-	"transfer":  {"archive", "bound", "claim", "engine", "fault", "guest", "guest/trees", "guest/wire", "machine", "record", "source", "store", "trace"},
-	"provision": {"bound", "claim", "engine", "fault", "guest/wire", "machine", "plan", "policy", "record", "store", "transfer"},
-	"lifecycle": {"archive", "bound", "claim", "engine", "fault", "guest", "guest/wire", "machine", "plan", "policy", "provision", "record", "store", "trace", "transfer"},
-	"files":     {"archive", "bound", "engine", "fault", "guest", "guest/wire", "lifecycle", "store"},
-	"cluster":   {"bound", "claim", "engine", "fault", "lifecycle", "plan", "record", "store"},
-	"sandbox":   {"archive", "bound", "cluster", "engine", "fault", "files", "guest", "guest/wire", "lifecycle", "machine", "plan", "policy", "record", "source", "store", "trace"},
+	"trace":     {"errdefs"},
+	"source":    {"archive", "errdefs", "git", "guest/trees", "policy"},
+	"plan":      {"engine", "errdefs", "guest/wire", "policy", "record", "source"},
+	"store":     {"bound", "claim", "engine", "errdefs", "guest/wire", "record", "trace"},
+	"machine":   {"archive", "bound", "claim", "engine", "errdefs", "guest", "guest/accounts", "guest/trees", "guest/wire", "plan", "policy", "record", "source", "store", "trace"},
+	"transfer":  {"archive", "bound", "claim", "engine", "errdefs", "guest", "guest/trees", "guest/wire", "machine", "record", "source", "store", "trace"},
+	"provision": {"bound", "claim", "engine", "errdefs", "guest/wire", "machine", "plan", "policy", "record", "store", "transfer"},
+	"lifecycle": {"archive", "bound", "claim", "engine", "errdefs", "guest", "guest/wire", "machine", "plan", "policy", "provision", "record", "store", "trace", "transfer"},
+	"files":     {"archive", "bound", "engine", "errdefs", "guest", "guest/wire", "lifecycle", "store"},
+	"cluster":   {"bound", "claim", "engine", "errdefs", "lifecycle", "plan", "record", "store"},
+	"sandbox":   {"archive", "bound", "cluster", "engine", "errdefs", "files", "guest", "guest/wire", "lifecycle", "machine", "plan", "policy", "record", "source", "store", "trace"},
 }
 
-// imports are what the packages of layers import of ours, without tests.
+// imports are what the packages of ranks import of ours, without tests.
 func layerImports(t *testing.T) map[string][]string {
 	t.Helper()
 	got := map[string][]string{}
-	for _, s := range sourcesOf(t, func(s source) bool { _, is := layers[s.name()]; return is }) {
+	for _, s := range sourcesOf(t, func(s source) bool { _, is := ranks[s.name()]; return is }) {
 		got[s.name()] = append(got[s.name()], nil...)
 		for _, i := range s.imports() {
 			if strings.HasPrefix(i, module) && !slices.Contains(got[s.name()], short(i)) {
@@ -216,13 +216,13 @@ func layerImports(t *testing.T) map[string][]string {
 func TestImportsRunOneWay(t *testing.T) {
 	t.Parallel()
 	got := layerImports(t)
-	for name, may := range layers {
+	for name, may := range ranks {
 		list, there := got[name]
 		if !there {
 			t.Errorf("there is no package %s any more: take it off the table", name)
 		}
 		for _, i := range list {
-			if _, below := layers[i]; !below {
+			if _, below := ranks[i]; !below {
 				t.Errorf("%s imports %s, which is no layer", name, i)
 			} else if !slices.Contains(may, i) {
 				t.Errorf("%s imports %s: the table does not allow it", name, i)
@@ -240,8 +240,8 @@ func TestEveryInternalPackageIsALayer(t *testing.T) {
 	t.Parallel()
 	beside := regexp.MustCompile(`^(enginetest|gittest|guest/guesttest|guest/gen|guest/cmd(/.*)?)$`) // of tests, and of the guest's program
 	for _, s := range sourcesOf(t, func(s source) bool { return s.within("internal") }) {
-		if _, is := layers[s.name()]; !is && !beside.MatchString(s.name()) {
-			t.Errorf("%s: package %s is not in the table of layers", s.file, s.name())
+		if _, is := ranks[s.name()]; !is && !beside.MatchString(s.name()) {
+			t.Errorf("%s: package %s is not in the table of ranks", s.file, s.name())
 		}
 	}
 }
@@ -565,10 +565,10 @@ func TestNobodyElseImplementsAnInterface(t *testing.T) {
 	}
 }
 
-// keepsState is for the layers: all but those that write what a caller asks for, copies and
+// keepsState is for the ranks: all but those that write what a caller asks for, copies and
 // clones.
 func keepsState(s source) bool {
-	_, is := layers[s.name()]
+	_, is := ranks[s.name()]
 	return is && !slices.Contains([]string{"archive", "git", "guest/trees"}, s.name()) // trees reads below a root
 }
 
@@ -618,7 +618,7 @@ func TestNoFileIsWritten(t *testing.T) {
 func TestNothingIsReadOrPrinted(t *testing.T) {
 	t.Parallel()
 	says := regexp.MustCompile(`^(os\.(Stdin|Stdout|Stderr|Exit)|fmt\.(Print|Printf|Println|Scan|Scanf|Scanln)|log\.(Print|Printf|Println|Fatal|Fatalf|Panic))$`)
-	for _, s := range sourcesOf(t, func(s source) bool { _, is := layers[s.name()]; return is }) {
+	for _, s := range sourcesOf(t, func(s source) bool { _, is := ranks[s.name()]; return is }) {
 		ast.Inspect(s.ast, func(n ast.Node) bool {
 			sel, ok := n.(*ast.SelectorExpr)
 			if !ok {
@@ -686,7 +686,7 @@ func TestNoMethodsAreInheritedFromOtherPackages(t *testing.T) {
 func TestWaitsAreInOnePackage(t *testing.T) {
 	t.Parallel()
 	found := 0
-	for _, s := range sourcesOf(t, func(s source) bool { _, is := layers[s.name()]; return is }) {
+	for _, s := range sourcesOf(t, func(s source) bool { _, is := ranks[s.name()]; return is }) {
 		ast.Inspect(s.ast, func(n ast.Node) bool {
 			use := misplacedWait(n)
 			switch {
@@ -756,7 +756,7 @@ func receiverName(f *ast.FuncDecl) string {
 // widths bound how many names each package below internal exports: types, functions, methods of
 // exported types, variables and constants, without fields. The commit that raises a bound says why.
 var widths = map[string]int{
-	"fault":          31,
+	"errdefs":        31,
 	"bound":          15,
 	"policy":         40,
 	"archive":        45,

@@ -15,7 +15,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
@@ -185,7 +185,7 @@ func WithTransform(transforms map[string]Transform) GetOption {
 func ParseNetworkPolicy(text string) (NetworkPolicy, error) {
 	p, err := policy.Parse(text)
 	if err != nil {
-		return NetworkPolicy{}, fail("parse network policy", "", fault.Classify(ErrInvalidArgument, err))
+		return NetworkPolicy{}, fail("parse network policy", "", errdefs.Classify(ErrInvalidArgument, err))
 	}
 	return networkPolicyOf(p), nil
 }
@@ -194,7 +194,7 @@ func ParseNetworkPolicy(text string) (NetworkPolicy, error) {
 // and Update do the same before anything else.
 func (p NetworkPolicy) Check() error {
 	if _, _, err := p.compile(); err != nil {
-		return fail("network policy", "", fault.Classify(ErrInvalidArgument, err))
+		return fail("network policy", "", errdefs.Classify(ErrInvalidArgument, err))
 	}
 	return nil
 }
@@ -211,7 +211,7 @@ func (p NetworkPolicy) Allows(host string, port int) (allowed bool, rule string,
 		allowed, rule, err = compiled.Allows(host, port)
 	}
 	if err != nil {
-		return false, "", fail("network policy", "", fault.Classify(ErrInvalidArgument, err))
+		return false, "", fail("network policy", "", errdefs.Classify(ErrInvalidArgument, err))
 	}
 	return allowed, rule, nil
 }
@@ -234,7 +234,7 @@ func (p NetworkPolicy) LogValue() slog.Value { return slog.StringValue(p.String(
 func (p NetworkPolicy) MarshalText() ([]byte, error) {
 	c, _, err := p.compile()
 	if err != nil {
-		return nil, fail("network policy", "", fault.Classify(ErrInvalidArgument, err))
+		return nil, fail("network policy", "", errdefs.Classify(ErrInvalidArgument, err))
 	}
 	return []byte(c.String()), nil
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
@@ -498,8 +498,8 @@ func (s *settings) problem(format string, args ...any) {
 	s.Problems = append(s.Problems, fmt.Errorf(format, args...))
 }
 
-// order returns the settings in the form that package lifecycle takes.
-func (s *settings) order() *lifecycle.CreateOptions {
+// request returns the settings in the form that package lifecycle takes.
+func (s *settings) request() *lifecycle.CreateOptions {
 	return &lifecycle.CreateOptions{Plan: s.Sandbox, OnCreate: s.onCreate, OnResume: s.onResume, Report: newReporter(s.progress)}
 }
 
@@ -546,7 +546,7 @@ func apply[O any](opts []O, fn func(O)) {
 // so "../containers/x" would address an object of another kind.
 func checkName(nameOrID string) error {
 	if !record.ValidName(nameOrID) {
-		return fault.Invalid("%q is not a sandbox's name or ID: use %s", nameOrID, record.NameRule)
+		return errdefs.Invalid("%q is not a sandbox's name or ID: use %s", nameOrID, record.NameRule)
 	}
 	return nil
 }

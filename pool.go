@@ -3,7 +3,7 @@ package sandbox
 import (
 	"context"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
@@ -42,7 +42,7 @@ func (c *Client) NewPool(ctx context.Context, size int, opts ...CreateOption) (_
 	defer span.End(&err)
 	defer wrap(&err, "new pool", "")
 	if size < 1 || size > maxPool {
-		return nil, fault.Invalid("a pool of %d sandboxes: use 1 to %d", size, maxPool)
+		return nil, errdefs.Invalid("a pool of %d sandboxes: use 1 to %d", size, maxPool)
 	}
 	p := &Pool{c: c, opts: append([]CreateOption{}, opts...)}
 	s := p.settings()
@@ -64,7 +64,7 @@ func (c *Client) NewPool(ctx context.Context, size int, opts ...CreateOption) (_
 	if err != nil {
 		return nil, err
 	}
-	p.p, err = lifecycle.NewPool(ctx, e.Own(), size, p.order, e.Create, func(err error) error { return fail("close", "", err) })
+	p.p, err = lifecycle.NewPool(ctx, e.Own(), size, p.request, e.Create, func(err error) error { return fail("close", "", err) })
 	if err != nil {
 		return nil, err
 	}
@@ -78,13 +78,13 @@ func (p *Pool) settings() *settings {
 	return s
 }
 
-// order returns what a fill creates.
-func (p *Pool) order() (*lifecycle.CreateOptions, error) {
+// request returns what a fill creates.
+func (p *Pool) request() (*lifecycle.CreateOptions, error) {
 	s := p.settings()
 	if err := s.Complete(); err != nil {
 		return nil, err
 	}
-	return s.order(), nil
+	return s.request(), nil
 }
 
 // Create returns a sandbox of the pool, with the given options in addition to the pool's. It is as if
@@ -122,7 +122,7 @@ func (p *Pool) Create(ctx context.Context, opts ...PoolOption) (_ *Sandbox, err 
 	if err := all.Complete(); err != nil {
 		return nil, err
 	}
-	o := all.order()
+	o := all.request()
 	if named {
 		h, err := p.p.CreateDirectly(ctx, o)
 		return traced(span, h), err

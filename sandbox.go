@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
@@ -80,7 +80,7 @@ func (c *Client) Create(ctx context.Context, opts ...CreateOption) (_ *Sandbox, 
 	if err != nil {
 		return nil, err
 	}
-	o := s.order()
+	o := s.request()
 	defer o.Report.Silence()
 	h, err := e.Create(ctx, o)
 	return traced(span, h), err
@@ -116,7 +116,7 @@ func (c *Client) GetOrCreate(ctx context.Context, name string, opts ...CreateOpt
 	if err != nil {
 		return nil, err
 	}
-	o := s.order()
+	o := s.request()
 	defer o.Report.Silence()
 	h, err := e.GetOrCreate(ctx, o)
 	return traced(span, h), err
@@ -140,9 +140,9 @@ func (c *Client) Get(ctx context.Context, nameOrID string, opts ...GetOption) (_
 	s := c.settings()
 	apply(opts, func(o GetOption) { o.applyGet(s) })
 	if len(s.Problems) > 0 {
-		return nil, fault.Classify(ErrInvalidArgument, errors.Join(s.Problems...))
+		return nil, errdefs.Classify(ErrInvalidArgument, errors.Join(s.Problems...))
 	}
-	o := s.order()
+	o := s.request()
 	defer o.Report.Silence()
 	var h *lifecycle.Handle
 	err = c.withSandbox(ctx, nameOrID, func(l *lifecycle.Client) (err error) {

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/cluster"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
@@ -62,10 +62,10 @@ func (o SnapshotOptions) check() error {
 		errs = append(errs, checkSnapshotName(o.Name))
 	}
 	if o.Expiry < 0 {
-		errs = append(errs, fault.Invalid("SnapshotOptions.Expiry: %v is negative", o.Expiry))
+		errs = append(errs, errdefs.Invalid("SnapshotOptions.Expiry: %v is negative", o.Expiry))
 	}
 	if o.KeepLast < 0 {
-		errs = append(errs, fault.Invalid("SnapshotOptions.KeepLast: %d is negative", o.KeepLast))
+		errs = append(errs, errdefs.Invalid("SnapshotOptions.KeepLast: %d is negative", o.KeepLast))
 	}
 	return errors.Join(errs...)
 }
@@ -73,7 +73,7 @@ func (o SnapshotOptions) check() error {
 // checkSnapshotName fails if no snapshot can have the name.
 func checkSnapshotName(name string) error {
 	if !record.ValidName(name) {
-		return fault.Invalid("%q is not a snapshot's name: use %s", name, record.NameRule)
+		return errdefs.Invalid("%q is not a snapshot's name: use %s", name, record.NameRule)
 	}
 	return nil
 }
@@ -191,7 +191,7 @@ func (c *Client) GetSnapshot(ctx context.Context, id string) (got Snapshot, err 
 // checkSnapshotID fails if no snapshot can have the ID.
 func checkSnapshotID(id string) error {
 	if !record.ValidName(id) {
-		return fault.Invalid("%q is not a snapshot's ID: use %s", id, record.NameRule)
+		return errdefs.Invalid("%q is not a snapshot's ID: use %s", id, record.NameRule)
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/cluster"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
@@ -243,7 +243,7 @@ func (o ListOptions) check() error {
 		switch s {
 		case StateCreating, StateRunning, StatePaused, StateStopped, StateError, StateUnreachable:
 		default:
-			return fault.Invalid("state %q: use creating, running, paused, stopped, error or unreachable", s)
+			return errdefs.Invalid("state %q: use creating, running, paused, stopped, error or unreachable", s)
 		}
 	}
 	return nil
@@ -360,7 +360,7 @@ func statusOf(ctx context.Context, l *lifecycle.Client, rec record.Sandbox, got 
 	}
 	counting.Wait()
 	if ctx.Err() != nil {
-		return Status{}, fault.Cancelled(ctx)
+		return Status{}, errdefs.Cancelled(ctx)
 	}
 	st := Status{
 		Info: infoOf(l, rec, got), Source: rec.Settings.Source, StartedAt: got.StartedAt, Usage: using, Workspace: volume, Volumes: declared,

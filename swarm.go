@@ -7,7 +7,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/cluster"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 )
 
 // A Node is a machine of a swarm, as its managers know it.
@@ -89,7 +89,7 @@ func WithSwarm(opts ...SwarmOption) ClientOption {
 func WithNodeHost(fn func(Node) string) SwarmOption {
 	return func(s *swarmSettings) error {
 		if fn == nil {
-			return fault.Invalid("WithNodeHost: the function is nil")
+			return errdefs.Invalid("WithNodeHost: the function is nil")
 		}
 		s.o.Host = func(n engine.Node) string { return fn(nodeOf(n)) }
 		return nil
@@ -104,7 +104,7 @@ func WithOvercommit(cpu, memory float64) SwarmOption {
 	return func(s *swarmSettings) error {
 		for _, f := range []float64{cpu, memory} {
 			if !(f > 0) || math.IsInf(f, 0) || f > 1000 {
-				return fault.Invalid("WithOvercommit: %v: use a number above 0 and up to 1000", f)
+				return errdefs.Invalid("WithOvercommit: %v: use a number above 0 and up to 1000", f)
 			}
 		}
 		s.o.CPUs, s.o.Memory = cpu, memory

@@ -13,7 +13,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/cluster"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
@@ -135,12 +135,12 @@ func ParseMount(spec string) (Mount, error) {
 		if runtime.GOOS == "windows" {
 			drive, rest = spec[:2], spec[2:]
 		} else if strings.Contains(spec[2:], ":/") {
-			return Mount{}, fail("parse mount", spec, fault.Invalid("a Windows path on %s: the source is a directory of this machine", runtime.GOOS))
+			return Mount{}, fail("parse mount", spec, errdefs.Invalid("a Windows path on %s: the source is a directory of this machine", runtime.GOOS))
 		}
 	}
 	parts := strings.Split(rest, ":")
 	if len(parts) < 2 || len(parts) > 3 || parts[0] == "" || parts[1] == "" {
-		return Mount{}, fail("parse mount", spec, fault.Invalid("the format of a mount is %s", mountFormat))
+		return Mount{}, fail("parse mount", spec, errdefs.Invalid("the format of a mount is %s", mountFormat))
 	}
 	m.Source, m.Target = drive+parts[0], parts[1]
 	var mode error
@@ -150,7 +150,7 @@ func ParseMount(spec string) (Mount, error) {
 		}
 	}
 	if err := errors.Join(mode, plan.CheckMode(m.record()), plan.CheckTarget(m.Target)); err != nil {
-		return Mount{}, fail("parse mount", spec, fault.Classify(ErrInvalidArgument, err))
+		return Mount{}, fail("parse mount", spec, errdefs.Classify(ErrInvalidArgument, err))
 	}
 	return m, nil
 }
@@ -162,7 +162,7 @@ func ParseVolumeMount(spec string) (Mount, error) {
 	m := Mount{Mode: RW}
 	parts := strings.Split(spec, ":")
 	if len(parts) < 2 || len(parts) > 3 || parts[0] == "" || parts[1] == "" {
-		return Mount{}, fail("parse volume mount", spec, fault.Invalid("the format of a volume mount is %s", volumeFormat))
+		return Mount{}, fail("parse volume mount", spec, errdefs.Invalid("the format of a volume mount is %s", volumeFormat))
 	}
 	m.Volume, m.Target = parts[0], parts[1]
 	var mode error
@@ -172,7 +172,7 @@ func ParseVolumeMount(spec string) (Mount, error) {
 		}
 	}
 	if err := errors.Join(mode, plan.CheckMode(m.record()), plan.CheckVolume(m.Volume), plan.CheckTarget(m.Target)); err != nil {
-		return Mount{}, fail("parse volume mount", spec, fault.Classify(ErrInvalidArgument, err))
+		return Mount{}, fail("parse volume mount", spec, errdefs.Classify(ErrInvalidArgument, err))
 	}
 	return m, nil
 }
@@ -254,7 +254,7 @@ func (c *Client) ListVolumes(ctx context.Context) (_ []Volume, err error) {
 		}
 		sizes := l.Machine.Sizes(ctx, all.Volumes)
 		if ctx.Err() != nil {
-			return nil, fault.Cancelled(ctx)
+			return nil, errdefs.Cancelled(ctx)
 		}
 		return volumesOf(all, sizes), nil
 	})
@@ -366,7 +366,7 @@ func (c *Client) DeleteVolume(ctx context.Context, name string, o DeleteVolumeOp
 	defer span.End(&err)
 	defer wrap(&err, "delete volume", name)
 	if err := plan.CheckVolume(name); err != nil {
-		return DeleteReport{}, fault.Classify(ErrInvalidArgument, err)
+		return DeleteReport{}, errdefs.Classify(ErrInvalidArgument, err)
 	}
 	err = c.withVolume(ctx, name, func(l *lifecycle.Client) error {
 		outcomes, sandboxes, err := l.Store.DeleteVolume(ctx, name, o.Force)
@@ -485,7 +485,7 @@ func orphanedVolumes(ctx context.Context, l *lifecycle.Client, o CleanupOptions)
 	}
 	sizes := l.Machine.Sizes(ctx, slices.DeleteFunc(all.Volumes, func(v engine.Volume) bool { return !orphaned[v.Name] }))
 	if ctx.Err() != nil {
-		return nil, fault.Cancelled(ctx)
+		return nil, errdefs.Cancelled(ctx)
 	}
 	for i, v := range orphans {
 		if n, known := sizes[v.Name]; known {
@@ -594,11 +594,11 @@ func (o CleanupOptions) check() error {
 	var errs []error
 	for _, r := range o.Roles {
 		if r != "workspace" && r != "rwcopy" && r != "fork" && r != "image" {
-			errs = append(errs, fault.Invalid("role %q: use workspace, rwcopy, fork or image", r))
+			errs = append(errs, errdefs.Invalid("role %q: use workspace, rwcopy, fork or image", r))
 		}
 	}
 	if o.MinAge < 0 {
-		errs = append(errs, fault.Invalid("CleanupOptions.MinAge: %v is negative", o.MinAge))
+		errs = append(errs, errdefs.Invalid("CleanupOptions.MinAge: %v is negative", o.MinAge))
 	}
 	return errors.Join(errs...)
 }

@@ -17,7 +17,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 )
 
 // Our own records. Notes are in global headers, which other readers ignore.
@@ -39,7 +39,7 @@ const (
 )
 
 // A Skip is a file that was skipped, or part of it, such as an attribute, and the reason. Both
-// texts are [fault.Printable] and bounded.
+// texts are [errdefs.Printable] and bounded.
 type Skip struct{ Path, Reason string }
 
 // A Report counts what was copied.
@@ -93,7 +93,7 @@ func PrivilegedBits(mode int64) string {
 }
 
 // printable returns the beginning of a text of the stream, for reports and errors.
-func printable(text string, n int) string { return fault.Printable(fault.Cut(text, n)) }
+func printable(text string, n int) string { return errdefs.Printable(errdefs.Cut(text, n)) }
 
 // Options are common to packing and unpacking.
 type Options struct {

@@ -6,8 +6,8 @@
 //   - [Finish] makes a call that changes something: it goes on for a moment when the context ends.
 //   - A [Semaphore] bounds how many calls there are at a time.
 //
-// All of them report the end of the caller's context as [fault.Cancelled] does, and a limit of ours as
-// [fault.EngineUnavailable]. To try again after a lost reply is engine.Retry.
+// All of them report the end of the caller's context as [errdefs.Cancelled] does, and a limit of ours as
+// [errdefs.EngineUnavailable]. To try again after a lost reply is engine.Retry.
 package bound
 
 import (
@@ -16,7 +16,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 )
 
 // Sleep waits for d, or fails when ctx ends first.
@@ -25,7 +25,7 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	defer t.Stop()
 	select {
 	case <-ctx.Done():
-		return fault.Cancelled(ctx)
+		return errdefs.Cancelled(ctx)
 	case <-t.C:
 		return nil
 	}
@@ -44,14 +44,14 @@ func Poll(ctx context.Context, every time.Duration, fn func() (done bool, err er
 }
 
 // Within calls fn with a context that ends after limit. An error of fn because of that is a
-// [fault.EngineUnavailable] that says what did not happen in time. It is not
+// [errdefs.EngineUnavailable] that says what did not happen in time. It is not
 // context.DeadlineExceeded, which is the error of a caller's context.
 func Within(ctx context.Context, limit time.Duration, what string, fn func(context.Context) error) error {
 	own, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	err := fn(own)
 	if errors.Is(err, context.DeadlineExceeded) && own.Err() != nil && ctx.Err() == nil {
-		return fault.Classify(fault.EngineUnavailable, fmt.Errorf("%s within %v", what, limit))
+		return errdefs.Classify(errdefs.EngineUnavailable, fmt.Errorf("%s within %v", what, limit))
 	}
 	return err
 }
@@ -83,7 +83,7 @@ func Detached(ctx context.Context, limit time.Duration, what string, fn func(con
 	defer cancel()
 	err := fn(own)
 	if errors.Is(err, context.DeadlineExceeded) && own.Err() != nil {
-		return fault.Classify(fault.EngineUnavailable, fmt.Errorf("%s within %v", what, limit))
+		return errdefs.Classify(errdefs.EngineUnavailable, fmt.Errorf("%s within %v", what, limit))
 	}
 	return err
 }
@@ -106,13 +106,13 @@ func WithGrace(ctx context.Context) (context.Context, context.CancelFunc) {
 // abandoned at once could take effect after the undo has looked for its results.
 func Finish(ctx context.Context, call func(context.Context) error) error {
 	if ctx.Err() != nil {
-		return fault.Cancelled(ctx)
+		return errdefs.Cancelled(ctx)
 	}
 	own, cancel := WithGrace(ctx)
 	defer cancel()
 	err := call(own)
 	if err != nil && own.Err() != nil {
-		err = fault.Cancelled(ctx)
+		err = errdefs.Cancelled(ctx)
 	}
 	return err
 }
@@ -139,6 +139,6 @@ func (s Semaphore) Acquire(ctx context.Context) (release func(), err error) {
 	case s <- struct{}{}:
 		return func() { <-s }, nil
 	case <-ctx.Done():
-		return nil, fault.Cancelled(ctx)
+		return nil, errdefs.Cancelled(ctx)
 	}
 }

@@ -9,22 +9,22 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 )
 
 func TestOwnLimitIsNoErrorOfTheCallersContext(t *testing.T) {
 	t.Parallel()
 	wait := func(ctx context.Context) error {
 		<-ctx.Done()
-		return fault.Cancelled(ctx)
+		return errdefs.Cancelled(ctx)
 	}
 	err := bound.Within(t.Context(), time.Millisecond, "the guest did not answer", wait)
-	if !errors.Is(err, fault.EngineUnavailable) || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "the guest did not answer within 1ms") {
+	if !errors.Is(err, errdefs.EngineUnavailable) || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "the guest did not answer within 1ms") {
 		t.Errorf("a limit of ours: %v, want EngineUnavailable", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	if err := bound.Within(ctx, time.Hour, "", wait); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, fault.EngineUnavailable) {
+	if err := bound.Within(ctx, time.Hour, "", wait); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errdefs.EngineUnavailable) {
 		t.Errorf("the caller's limit: %v, want DeadlineExceeded", err)
 	}
 	broken := errors.New("broken")
@@ -39,7 +39,7 @@ func TestDetachedEndsAtTheFinalDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		wait := func(ctx context.Context) error {
 			<-ctx.Done()
-			return fault.Cancelled(ctx)
+			return errdefs.Cancelled(ctx)
 		}
 		for _, final := range []bool{false, true} {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -51,7 +51,7 @@ func TestDetachedEndsAtTheFinalDeadline(t *testing.T) {
 			end()
 			began := time.Now()
 			err := bound.Detached(gone, time.Hour, "it did not end", wait)
-			if took := time.Since(began); took != want || !errors.Is(err, fault.EngineUnavailable) || errors.Is(err, context.DeadlineExceeded) {
+			if took := time.Since(began); took != want || !errors.Is(err, errdefs.EngineUnavailable) || errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("with a final deadline: %v: %v after %v, want EngineUnavailable after %v", final, err, took, want)
 			}
 			cancel()

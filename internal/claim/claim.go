@@ -29,10 +29,10 @@ type Volumes interface {
 	Now() time.Time
 }
 
-// HeldError reports that another process holds the marker.
-type HeldError struct{ Marker record.Marker }
+// TakenError reports that another process has the marker.
+type TakenError struct{ Marker record.Marker }
 
-func (e *HeldError) Error() string {
+func (e *TakenError) Error() string {
 	verb := "made"
 	switch {
 	case e.Marker.Of != "":
@@ -60,7 +60,7 @@ type Claim struct {
 	dropping bool        // Drop has been called
 }
 
-// Try makes the marker for name, or fails with a *HeldError when another process has it
+// Try makes the marker for name, or fails with a *TakenError when another process has it
 // or a *ForeignError when a foreign object has its name. holder is for people to read.
 // After any other error the marker may exist: Drop it by its nonce.
 func Try(ctx context.Context, v Volumes, name, nonce, holder string) (*Claim, error) {
@@ -73,8 +73,8 @@ func TryDelete(ctx context.Context, v Volumes, r record.Sandbox, by, holder stri
 	return claim(ctx, v, record.Marker{Name: r.Name, Nonce: r.Nonce, Holder: holder, Deletes: true, By: by})
 }
 
-// TryHold is Try for a change of the sandbox r, which is kept when the holder dies.
-func TryHold(ctx context.Context, v Volumes, r record.Sandbox, nonce, holder string) (*Claim, error) {
+// TryChange is Try for a change of the sandbox r, which is kept when the holder dies.
+func TryChange(ctx context.Context, v Volumes, r record.Sandbox, nonce, holder string) (*Claim, error) {
 	return claim(ctx, v, record.Marker{Name: r.Name, Nonce: nonce, Holder: holder, Of: r.Nonce})
 }
 
@@ -101,7 +101,7 @@ func claim(ctx context.Context, v Volumes, m record.Marker) (*Claim, error) {
 		return nil, &record.ForeignError{Kind: "volume", Object: got.Name}
 	}
 	if got.Labels[record.Nonce] != nonce || got.Labels[record.Deletes] == "true" && got.Labels[record.By] != m.By {
-		return nil, &HeldError{record.DecodeMarker(got.Labels)}
+		return nil, &TakenError{record.DecodeMarker(got.Labels)}
 	}
 	m.By = got.Labels[record.By] // none, if a deletion takes over from a creator
 	c := &Claim{v: v, m: m, made: made, valid: began}
@@ -191,7 +191,7 @@ func (c *Claim) Commit(ctx context.Context) error {
 		case err != nil:
 			return err
 		case got.Labels[record.Nonce] != c.m.Nonce || got.Labels[record.By] != c.m.By:
-			return &HeldError{record.DecodeMarker(got.Labels)}
+			return &TakenError{record.DecodeMarker(got.Labels)}
 		}
 	}
 	err := c.v.RemoveVolume(ctx, marker, false)

@@ -86,13 +86,13 @@ func TestOneOfManyClaims(t *testing.T) {
 	for i := range 50 {
 		wg.Go(func() {
 			c, err := claim.Try(t.Context(), m, "x", record.NewNonce(), fmt.Sprint(i))
-			var held *claim.HeldError
+			var held *claim.TakenError
 			switch {
 			case err == nil:
 				won.Add(1)
 				c.Stop()
 			case !errors.As(err, &held) || held.Marker.Nonce == "":
-				t.Errorf("Try = %v, want a HeldError with the winner's nonce", err)
+				t.Errorf("Try = %v, want a TakenError with the winner's nonce", err)
 			}
 		})
 	}
@@ -486,9 +486,9 @@ func TestRefusedClaimIsHeld(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Stop()
-	var held *claim.HeldError
+	var held *claim.TakenError
 	if _, err := claim.Try(t.Context(), m, "x", "mine", "me"); !errors.As(err, &held) || held.Marker.Nonce != "theirs" {
-		t.Errorf("Try = %v, want a HeldError with the other's nonce", err)
+		t.Errorf("Try = %v, want a TakenError with the other's nonce", err)
 	}
 }
 
@@ -516,9 +516,9 @@ func TestOneDeletionHasTheClaim(t *testing.T) {
 		}
 		defer first.Stop()
 	}
-	var held *claim.HeldError
+	var held *claim.TakenError
 	if _, err := claim.TryDelete(t.Context(), m, rec, "2", "second"); !errors.As(err, &held) || !held.Marker.Deletes {
-		t.Errorf("TryDelete of what is being deleted: %v, want a HeldError", err)
+		t.Errorf("TryDelete of what is being deleted: %v, want a TakenError", err)
 	}
 }
 
@@ -550,7 +550,7 @@ func TestHeldErrorSaysWhatIsDone(t *testing.T) {
 		`"x" is being changed by me`:              {Name: "x", Holder: "me", Of: "n"},
 		`"x" is being deleted by another process`: {Name: "x", Deletes: true},
 	} {
-		if got := (&claim.HeldError{Marker: m}).Error(); got != want {
+		if got := (&claim.TakenError{Marker: m}).Error(); got != want {
 			t.Errorf("%+v: %s, want %s", m, got, want)
 		}
 	}

@@ -13,7 +13,7 @@
 // # Claim and takeover
 //
 // [Try] creates a marker, a volume named after the sandbox. Who finds the own nonce holds the name,
-// and everybody else gets a [HeldError]. The marker's label says until when: [Lease] from now. A label
+// and everybody else gets a [TakenError]. The marker's label says until when: [Lease] from now. A label
 // can't be prolonged, so the holder creates renewals, two volumes that it replaces in turn, every third
 // of the lease. [Claim.Commit] removes the marker: what was made under it is now there for everybody.
 // [Claim.Drop] removes it as well, after the holder has removed what it made. All objects carry the

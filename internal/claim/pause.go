@@ -7,7 +7,7 @@ import (
 )
 
 // TryPause claims the marker that lets one process at a time pause the sandbox r, or fails
-// with a *HeldError. When its holder dies, whoever finds the marker unpauses the sandbox.
+// with a *TakenError. When its holder dies, whoever finds the marker unpauses the sandbox.
 func TryPause(ctx context.Context, v Volumes, r record.Sandbox, nonce, holder string) (*Claim, error) {
 	return Try(ctx, v, record.PauseMarker(r.Name), nonce, holder)
 }

@@ -220,7 +220,7 @@ func (w *model) create(p *process, watch *claim.Watch) {
 
 // refused waits if err says that another process has the name.
 func (w *model) refused(p *process, watch *claim.Watch, err error) bool {
-	held, is := errors.AsType[*claim.HeldError](err)
+	held, is := errors.AsType[*claim.TakenError](err)
 	if is {
 		w.wait(p, watch, held.Marker)
 	}

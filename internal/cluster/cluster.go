@@ -16,7 +16,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
@@ -61,9 +61,9 @@ func Swarm(ctx context.Context, own *engine.Engine, o Options) (*Engines, error)
 	case err != nil:
 		return nil, err
 	case id == "":
-		return nil, fmt.Errorf("%w: the engine at %s is in no swarm: run docker swarm init there", fault.Unsupported, own.Host())
+		return nil, fmt.Errorf("%w: the engine at %s is in no swarm: run docker swarm init there", errdefs.Unsupported, own.Host())
 	case !manager:
-		return nil, fmt.Errorf("%w: the engine at %s is no manager of its swarm: use one that is, or run docker node promote", fault.Unsupported, own.Host())
+		return nil, fmt.Errorf("%w: the engine at %s is no manager of its swarm: use one that is, or run docker node promote", errdefs.Unsupported, own.Host())
 	}
 	e := &Engines{o: &o, listing: bound.NewSemaphore(1), members: map[string]*member{}}
 	e.self = newMember(e, engine.Node{ID: id})
@@ -240,7 +240,7 @@ func (e *Engines) each(ctx context.Context, fn func(context.Context, *member, *l
 }
 
 func isUnavailable(err error) bool {
-	return errors.Is(store.Classify(err), fault.EngineUnavailable)
+	return errors.Is(store.Classify(err), errdefs.EngineUnavailable)
 }
 
 // On calls fn with the client of the engine that has the sandbox of that name or ID. That is the
@@ -252,12 +252,12 @@ func (e *Engines) On(ctx context.Context, nameOrID string, fn func(*lifecycle.Cl
 	}
 	for {
 		en, m, err := e.find(ctx, nameOrID)
-		if errors.Is(err, fault.NotFound) {
+		if errors.Is(err, errdefs.NotFound) {
 			return e.self.with(ctx, fn)
 		}
 		if err == nil && m != nil {
 			err = m.with(ctx, fn)
-			if !errors.Is(err, fault.NotFound) {
+			if !errors.Is(err, errdefs.NotFound) {
 				return err
 			}
 		}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 )
 
@@ -115,7 +115,7 @@ func (m *member) connect(ctx context.Context) (*lifecycle.Client, error) {
 	m.e.mu.Lock()
 	defer m.e.mu.Unlock()
 	if m.e.closed {
-		return nil, errors.Join(fault.Closed, eng.Close())
+		return nil, errors.Join(errdefs.Closed, eng.Close())
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -145,7 +145,7 @@ func unreached(n engine.Node, err error) error {
 	var tried *engine.UnreachableError
 	if errors.As(err, &tried) {
 		last := tried.Tried[len(tried.Tried)-1]
-		err = fault.Classify(fault.EngineUnavailable, fmt.Errorf("%s: %w", last.Host, last.Err))
+		err = errdefs.Classify(errdefs.EngineUnavailable, fmt.Errorf("%s: %w", last.Host, last.Err))
 	}
 	if n.Down {
 		return fmt.Errorf("node %s, which the swarm does not hear from (%s): %w", n.Name, n.Message, err)

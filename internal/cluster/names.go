@@ -10,7 +10,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -37,11 +37,11 @@ func entryOf(got engine.Entry) (entry, error) {
 	return entry{en, got.ID}, nil
 }
 
-// named returns the entry of a name. The error is fault.NotFound if there is none.
+// named returns the entry of a name. The error is errdefs.NotFound if there is none.
 func (e *Engines) named(ctx context.Context, name string) (entry, error) {
 	got, err := ask(ctx, e, func(m *engine.Engine) (engine.Entry, error) { return m.FindEntry(ctx, record.EntryName(name)) })
 	if errors.Is(err, engine.ErrNotFound) {
-		return entry{}, fault.NotFound
+		return entry{}, errdefs.NotFound
 	}
 	if err != nil {
 		return entry{}, err
@@ -67,10 +67,10 @@ func (e *Engines) entries(ctx context.Context, labels ...string) ([]entry, error
 // has left the swarm.
 func (e *Engines) find(ctx context.Context, nameOrID string) (entry, *member, error) {
 	en, err := e.named(ctx, nameOrID)
-	if errors.Is(err, fault.NotFound) {
+	if errors.Is(err, errdefs.NotFound) {
 		var list []entry
 		if list, err = e.entries(ctx, record.Filter(record.ID, nameOrID)); err == nil && len(list) == 0 {
-			err = fault.NotFound
+			err = errdefs.NotFound
 		} else if err == nil {
 			en = list[0]
 		}
@@ -157,7 +157,7 @@ func (e *Engines) checkFree(ctx context.Context, p *plan.Sandbox) error {
 	if p.Name != p.ID {
 		if err := e.checkTaken(ctx, p.Name, func(en entry) error {
 			if en.of.Name != p.Name {
-				return fmt.Errorf("%w: %q is the ID of sandbox %q", fault.Exists, p.Name, en.of.Name)
+				return fmt.Errorf("%w: %q is the ID of sandbox %q", errdefs.Exists, p.Name, en.of.Name)
 			}
 			return fmt.Errorf("%w: on node %s", store.ErrNameTaken, en.of.Host)
 		}); err != nil {
@@ -168,14 +168,14 @@ func (e *Engines) checkFree(ctx context.Context, p *plan.Sandbox) error {
 		return nil
 	}
 	return e.checkTaken(ctx, p.ID, func(en entry) error {
-		return fmt.Errorf("%w: ID %q is that of sandbox %q on node %s, or its name", fault.Exists, p.ID, en.of.Name, en.of.Host)
+		return fmt.Errorf("%w: ID %q is that of sandbox %q on node %s, or its name", errdefs.Exists, p.ID, en.of.Name, en.of.Host)
 	})
 }
 
 // checkTaken calls taken with the entry of a name or ID, if there is one that is not stale.
 func (e *Engines) checkTaken(ctx context.Context, nameOrID string, taken func(entry) error) error {
 	en, m, err := e.find(ctx, nameOrID)
-	if errors.Is(err, fault.NotFound) {
+	if errors.Is(err, errdefs.NotFound) {
 		return nil
 	}
 	if err != nil {
@@ -211,7 +211,7 @@ func (m *member) Claim(ctx context.Context, rec record.Sandbox) error {
 		}
 		en, err := m.e.named(ctx, rec.Name)
 		switch {
-		case errors.Is(err, fault.NotFound):
+		case errors.Is(err, errdefs.NotFound):
 			continue // it is gone since
 		case err != nil:
 			return err
@@ -232,7 +232,7 @@ func (m *member) Claim(ctx context.Context, rec record.Sandbox) error {
 // Free implements [store.Cluster].
 func (m *member) Free(ctx context.Context, rec record.Sandbox) error {
 	en, err := m.e.named(ctx, rec.Name)
-	if errors.Is(err, fault.NotFound) {
+	if errors.Is(err, errdefs.NotFound) {
 		return nil
 	}
 	var foreign *record.ForeignError

@@ -13,7 +13,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -24,7 +24,7 @@ import (
 func (e *Engines) Create(ctx context.Context, o *lifecycle.CreateOptions) (*lifecycle.Handle, error) {
 	if e.o == nil {
 		if len(o.Plan.Placement) > 0 {
-			return nil, fault.Invalid("WithPlacement: the client is not for a swarm, see WithSwarm")
+			return nil, errdefs.Invalid("WithPlacement: the client is not for a swarm, see WithSwarm")
 		}
 		return e.own.Create(ctx, o, nil)
 	}
@@ -41,7 +41,7 @@ func (e *Engines) Create(ctx context.Context, o *lifecycle.CreateOptions) (*life
 	}
 	for try := 1; err == nil; try++ {
 		var h *lifecycle.Handle
-		if h, err = createOn(ctx, some, o); !errors.Is(err, fault.NoCapacity) || try == placeTries {
+		if h, err = createOn(ctx, some, o); !errors.Is(err, errdefs.NoCapacity) || try == placeTries {
 			return h, err
 		}
 		// Others took the room at the same moment.
@@ -56,7 +56,7 @@ func (e *Engines) Create(ctx context.Context, o *lifecycle.CreateOptions) (*life
 // placeTries is how often a create looks for a node.
 const placeTries = 4
 
-// createOn creates a sandbox on the first of the nodes that has room. The error is fault.NoCapacity
+// createOn creates a sandbox on the first of the nodes that has room. The error is errdefs.NoCapacity
 // if none has, or if some have not and the others did not answer.
 func createOn(ctx context.Context, some []*member, o *lifecycle.CreateOptions) (*lifecycle.Handle, error) {
 	var full []error
@@ -72,7 +72,7 @@ func createOn(ctx context.Context, some []*member, o *lifecycle.CreateOptions) (
 		switch {
 		case err == nil:
 			return h, nil
-		case !errors.Is(err, fault.NoCapacity):
+		case !errors.Is(err, errdefs.NoCapacity):
 			return nil, m.explainCreate(err)
 		}
 		full = append(full, err)
@@ -88,7 +88,7 @@ func createNoted(ctx context.Context, m *member, l *lifecycle.Client, o *lifecyc
 
 // explainCreate adds the node's name to an error that another node might not have.
 func (m *member) explainCreate(err error) error {
-	if errors.Is(err, fault.Exists) || errors.Is(err, fault.InvalidArgument) {
+	if errors.Is(err, errdefs.Exists) || errors.Is(err, errdefs.InvalidArgument) {
 		return err
 	}
 	return fmt.Errorf("node %s: %w", m.last().Name, err)
@@ -104,7 +104,7 @@ func (e *Engines) GetOrCreate(ctx context.Context, o *lifecycle.CreateOptions) (
 			h, err = l.Get(ctx, o.Plan.Name, lifecycle.GetOptions{OnResume: o.OnResume, Report: o.Report, Secrets: o.Plan.Secrets, Wanted: &o.Plan})
 			return err
 		})
-		if !errors.Is(err, fault.NotFound) {
+		if !errors.Is(err, errdefs.NotFound) {
 			return h, err
 		}
 		h, err = e.Create(ctx, o)
@@ -152,11 +152,11 @@ func (e *Engines) candidates(ctx context.Context, p *plan.Sandbox, now bool) ([]
 	case len(fit) > 0:
 		return fit, nil
 	case ctx.Err() != nil:
-		return nil, fault.Cancelled(ctx)
+		return nil, errdefs.Cancelled(ctx)
 	case !now: // a session may have ended since
 		return e.candidates(ctx, p, true)
 	}
-	return nil, fmt.Errorf("%w: it takes %v: %s", fault.NoCapacity, loadOf(p), strings.Join(full, "; "))
+	return nil, fmt.Errorf("%w: it takes %v: %s", errdefs.NoCapacity, loadOf(p), strings.Join(full, "; "))
 }
 
 // choose orders the candidates by their load, and begins to count the sandbox on the first one. Of the
@@ -221,9 +221,9 @@ func (e *Engines) matching(ctx context.Context, p *plan.Sandbox) ([]candidate, e
 	case len(some) > 0:
 		return some, nil
 	case small == len(all):
-		return nil, fault.Invalid("WithVCPUs: %v is more than any node has: %s", p.VCPUs, strings.Join(not, "; "))
+		return nil, errdefs.Invalid("WithVCPUs: %v is more than any node has: %s", p.VCPUs, strings.Join(not, "; "))
 	}
-	return nil, fmt.Errorf("%w: %s", fault.NoCapacity, strings.Join(not, "; "))
+	return nil, fmt.Errorf("%w: %s", errdefs.NoCapacity, strings.Join(not, "; "))
 }
 
 // near returns the nodes that have what the sandbox needs and what is on some nodes only: a snapshot,
@@ -275,5 +275,5 @@ func (e *Engines) noneNear(ctx context.Context, p *plan.Sandbox, volumes []strin
 			return []*member{e.self}, nil
 		}
 	}
-	return nil, fault.Invalid("no node has all of what it needs: %s", strings.Join(volumes, ", "))
+	return nil, errdefs.Invalid("no node has all of what it needs: %s", strings.Join(volumes, ", "))
 }

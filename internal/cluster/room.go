@@ -12,7 +12,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -188,7 +188,7 @@ func (m *member) Room(ctx context.Context, rec record.Sandbox, nanoCPUs, memory 
 		case taken.plus(own).fits(limit):
 			return nil
 		case !ahead.plus(own).fits(limit), time.Now().After(until):
-			return fmt.Errorf("%w: it takes %v: %w", fault.NoCapacity, own, lackOf(m.last(), taken, limit))
+			return fmt.Errorf("%w: it takes %v: %w", errdefs.NoCapacity, own, lackOf(m.last(), taken, limit))
 		}
 		if err := bound.Sleep(ctx, 50*time.Millisecond); err != nil {
 			return err

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
@@ -89,7 +89,7 @@ func (f *View) runVerb(ctx context.Context, conn *guest.Conn, verb, path string,
 func (r *verbResult) failure(ctx context.Context, conn *guest.Conn) error {
 	switch {
 	case ctx.Err() != nil:
-		return fault.Cancelled(ctx)
+		return errdefs.Cancelled(ctx)
 	case r.waitErr != nil:
 		return r.waitErr
 	case r.exit.Signal != 0:
@@ -162,7 +162,7 @@ func killed(ctx context.Context, conn *guest.Conn, exit wire.Exit) error {
 	case <-conn.Done():
 		return conn.Err()
 	case <-ctx.Done():
-		return fault.Cancelled(ctx)
+		return errdefs.Cancelled(ctx)
 	case <-time.After(copyGrace):
 		return fmt.Errorf("the copy in the sandbox was killed: %v", guest.HostSignal(exit.Signal))
 	}
@@ -182,17 +182,17 @@ func drain(r io.Reader) <-chan string {
 
 // remoteError returns the error of a copy in the sandbox as package os would.
 func remoteError(r *archive.RemoteError) error {
-	err := errors.New(fault.Printable(fault.Cut(r.Text, maxShown)))
+	err := errors.New(errdefs.Printable(errdefs.Cut(r.Text, maxShown)))
 	if r.Errno != 0 {
 		err = guest.Errno(r.Errno)
 	}
 	if r.Special {
-		err = fault.Classify(fault.InvalidArgument, err)
+		err = errdefs.Classify(errdefs.InvalidArgument, err)
 	}
 	if r.Path == "" {
 		return err
 	}
-	return &fs.PathError{Op: "copy", Path: fault.Printable(fault.Cut(r.Path, maxRemotePath)), Err: err}
+	return &fs.PathError{Op: "copy", Path: errdefs.Printable(errdefs.Cut(r.Path, maxRemotePath)), Err: err}
 }
 
 // tooLarge returns the error of a tree beyond the limits of a copy, or nil.
@@ -201,7 +201,7 @@ func tooLarge(err error) error {
 	var entry *archive.EntryError // of its name
 	switch {
 	case errors.As(err, &entry):
-		return fmt.Errorf("%w: %w", fault.TooLarge, entry)
+		return fmt.Errorf("%w: %w", errdefs.TooLarge, entry)
 	case !errors.As(err, &limit):
 		return nil
 	}
@@ -209,7 +209,7 @@ func tooLarge(err error) error {
 	if limit.What == "bytes" {
 		option = "CopyOptions.MaxBytes"
 	}
-	return fmt.Errorf("%w: at %s there are more than %d %s: see %s", fault.TooLarge, fault.Printable(fault.Cut(limit.Entry, maxShown)), limit.Limit, limit.What, option)
+	return fmt.Errorf("%w: at %s there are more than %d %s: see %s", errdefs.TooLarge, errdefs.Printable(errdefs.Cut(limit.Entry, maxShown)), limit.Limit, limit.What, option)
 }
 
 // maxShown bounds a name in a message, in bytes.
@@ -232,7 +232,7 @@ func (f *View) copyOut(ctx context.Context, inside, hostPath string, opts archiv
 	if os.IsPathSeparator(hostPath[len(hostPath)-1]) {
 		base := path.Base(from)
 		if base == "/" || base == "." || base == ".." {
-			return report, fault.Invalid("%q has no name to have in a directory", inside)
+			return report, errdefs.Invalid("%q has no name to have in a directory", inside)
 		}
 		hostPath = filepath.Join(hostPath, base)
 	}
@@ -267,7 +267,7 @@ func (f *View) copyFrom(ctx context.Context, conn *guest.Conn, from, hostPath st
 	case r == nil:
 		return report, err
 	case ctx.Err() != nil:
-		return archive.Report{}, fault.Cancelled(ctx)
+		return archive.Report{}, errdefs.Cancelled(ctx)
 	case errors.As(err, &remote):
 		return archive.Report{}, remoteError(remote)
 	case tooLarge(err) != nil:

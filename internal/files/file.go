@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
@@ -122,7 +122,7 @@ func (f *File) ReadAt(b []byte, off int64) (int, error) {
 		return 0, err
 	}
 	if off < 0 {
-		return 0, f.fail("read", fault.Invalid("negative offset %d", off))
+		return 0, f.fail("read", errdefs.Invalid("negative offset %d", off))
 	}
 	if len(b) == 0 {
 		return 0, nil
@@ -197,9 +197,9 @@ func (f *File) WriteAt(b []byte, off int64) (int, error) {
 	}
 	switch {
 	case off < 0:
-		return 0, f.fail("write", fault.Invalid("negative offset %d", off))
+		return 0, f.fail("write", errdefs.Invalid("negative offset %d", off))
 	case f.appends:
-		return 0, f.fail("write", fault.Invalid("WriteAt on a file opened to append"))
+		return 0, f.fail("write", errdefs.Invalid("WriteAt on a file opened to append"))
 	case f.stopped != nil:
 		return 0, f.fail("write", fs.ErrPermission)
 	}
@@ -252,13 +252,13 @@ func (f *File) Seek(offset int64, whence int) (int64, error) {
 		}
 		offset += info.size
 	default:
-		return 0, f.fail("seek", fault.Invalid("whence is %d", whence))
+		return 0, f.fail("seek", errdefs.Invalid("whence is %d", whence))
 	}
 	switch {
 	case f.stream():
 		return 0, f.fail("seek", errors.ErrUnsupported)
 	case offset < 0:
-		return 0, f.fail("seek", fault.Invalid("the offset would be %d", offset))
+		return 0, f.fail("seek", errdefs.Invalid("the offset would be %d", offset))
 	}
 	if f.info.mode.IsDir() {
 		if offset != 0 {

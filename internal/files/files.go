@@ -18,7 +18,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
@@ -98,7 +98,7 @@ func (f *View) read(ctx context.Context, op, name string, fn func(srv *guest.Fil
 func (f *View) abs(name string) (string, error) {
 	switch {
 	case strings.IndexByte(name, 0) >= 0:
-		return "", fault.Invalid("the path contains a NUL byte")
+		return "", errdefs.Invalid("the path contains a NUL byte")
 	case name == "":
 		return "", syscall.ENOENT
 	case strings.HasPrefix(name, "/"):
@@ -114,13 +114,13 @@ func (f *View) cause(ctx context.Context, err error) error {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))):
-		return fault.Cancelled(ctx)
+		return errdefs.Cancelled(ctx)
 	case errors.As(err, &start):
 		return lifecycle.StartError(wire.Program, "/", start)
 	case errors.Is(err, guest.ErrConnectionLost):
 		return f.h.ExplainLost(ctx, err)
-	case errors.Is(err, archive.ErrSpecial) && !errors.Is(err, fault.InvalidArgument):
-		return fault.Classify(fault.InvalidArgument, err)
+	case errors.Is(err, archive.ErrSpecial) && !errors.Is(err, errdefs.InvalidArgument):
+		return errdefs.Classify(errdefs.InvalidArgument, err)
 	}
 	return err
 }
@@ -153,11 +153,11 @@ func (f *View) ReadFile(ctx context.Context, name string) ([]byte, error) {
 }
 
 func tooLargeToRead(size, limit int64) error {
-	return fmt.Errorf("%w: it has at least %d bytes, more than the %d of Limits.ReadFile", fault.TooLarge, size, limit)
+	return fmt.Errorf("%w: it has at least %d bytes, more than the %d of Limits.ReadFile", errdefs.TooLarge, size, limit)
 }
 
 func tooManyEntries(limit int) error {
-	return fmt.Errorf("%w: it has more than the %d entries of Limits.ReadDir", fault.TooLarge, limit)
+	return fmt.Errorf("%w: it has more than the %d entries of Limits.ReadDir", errdefs.TooLarge, limit)
 }
 
 // readAll reads a file of at most limit bytes.
@@ -237,7 +237,7 @@ func (f *View) MkdirTemp(ctx context.Context, dir, pattern string) (string, erro
 		dir = "/tmp"
 	}
 	if strings.ContainsAny(pattern, "/\x00") {
-		return "", f.fail(ctx, "mkdirtemp", pattern, fault.Invalid("the pattern contains a slash or a NUL byte"))
+		return "", f.fail(ctx, "mkdirtemp", pattern, errdefs.Invalid("the pattern contains a slash or a NUL byte"))
 	}
 	var name string
 	err := f.change(ctx, "mkdirtemp", dir, func(srv *guest.Files, path string) (err error) {
@@ -271,7 +271,7 @@ func (f *View) Rename(ctx context.Context, oldname, newname string) error {
 func (f *View) Symlink(ctx context.Context, target, name string) error {
 	path, err := f.abs(name)
 	if err == nil && strings.IndexByte(target, 0) >= 0 {
-		err = fault.Invalid("the target contains a NUL byte")
+		err = errdefs.Invalid("the target contains a NUL byte")
 	}
 	if err == nil {
 		err = f.serve(ctx, func(srv *guest.Files) error { return srv.Symlink(ctx, target, path) })

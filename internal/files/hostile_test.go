@@ -19,7 +19,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/guesttest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
@@ -280,7 +280,7 @@ func TestFilesEndAtTheirLimits(t *testing.T) {
 					err = eachEntry(t.Context(), srv, "/x", f.limits.ReadDir, func(wire.FileInfo) {})
 				}
 			}
-			if !errors.Is(err, fault.TooLarge) || !strings.Contains(err.Error(), want) {
+			if !errors.Is(err, errdefs.TooLarge) || !strings.Contains(err.Error(), want) {
 				t.Errorf("the error is %v, want TooLarge with %s", err, want)
 			}
 		})

@@ -15,7 +15,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 )
 
 // stopped reads the files of a sandbox without a session, through the engine and as root. The
@@ -85,16 +85,16 @@ func (st *stopped) readlink(ctx context.Context, path string) (string, error) {
 	}
 	defer rc.Close()
 	if hdr.Typeflag != tar.TypeSymlink {
-		return "", fault.Invalid("not a symbolic link")
+		return "", errdefs.Invalid("not a symbolic link")
 	}
 	return hdr.Linkname, nil
 }
 
 func notRegular(m fs.FileMode) error {
 	if m.IsDir() {
-		return fault.Classify(fault.InvalidArgument, syscall.EISDIR)
+		return errdefs.Classify(errdefs.InvalidArgument, syscall.EISDIR)
 	}
-	return fault.Classify(fault.NotRunning, fmt.Errorf("%v is not a regular file", m))
+	return errdefs.Classify(errdefs.NotRunning, fmt.Errorf("%v is not a regular file", m))
 }
 
 func (st *stopped) readFile(ctx context.Context, path string) ([]byte, error) {
@@ -127,7 +127,7 @@ func (st *stopped) readDir(ctx context.Context, dir string) ([]fs.DirEntry, erro
 		return nil, err
 	}
 	if !got.Mode.IsDir() {
-		return nil, fault.Classify(fault.InvalidArgument, syscall.ENOTDIR)
+		return nil, errdefs.Classify(errdefs.InvalidArgument, syscall.ENOTDIR)
 	}
 	rc, tr, hdr, err := st.stream(ctx, real)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -282,7 +282,7 @@ func decodeStartError(message string) *wire.StartError {
 const maxSaid = 1024
 
 // said returns a text of the guest, which root inside can write, for an error.
-func said(text string) string { return fault.Printable(fault.Cut(text, maxSaid)) }
+func said(text string) string { return errdefs.Printable(errdefs.Cut(text, maxSaid)) }
 
 func (c *Conn) sendParts(extra []byte) ([]byte, error) {
 	if len(extra) <= wire.MaxPart {
@@ -413,10 +413,10 @@ func ReadProcesses(r io.Reader) ([]wire.Process, error) {
 		p := &all[i]
 		p.Args = p.Args[:min(len(p.Args), wire.MaxProcessArgs)]
 		for j := range p.Args {
-			p.Args[j] = fault.Cut(p.Args[j], wire.MaxProcessText)
+			p.Args[j] = errdefs.Cut(p.Args[j], wire.MaxProcessText)
 		}
 		for _, text := range []*string{&p.ID, &p.Sandbox, &p.Path, &p.Dir, &p.User} {
-			*text = fault.Cut(*text, wire.MaxProcessText)
+			*text = errdefs.Cut(*text, wire.MaxProcessText)
 		}
 	}
 	return all, nil

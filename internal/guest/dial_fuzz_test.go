@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -24,7 +24,7 @@ func FuzzDecodeDialError(f *testing.F) {
 		if err == nil {
 			t.Fatalf("%q is no error", message)
 		}
-		if text := err.Error(); fault.Printable(text) != text {
+		if text := err.Error(); errdefs.Printable(text) != text {
 			t.Errorf("%q: the error is %q", message, text)
 		}
 	})
@@ -49,7 +49,7 @@ func FuzzDialedRequests(f *testing.F) {
 		<-d.over
 		if d.first != nil {
 			for _, at := range []string{d.first.Local, d.first.Remote} {
-				if text := endpoint("tcp", at).String() + endpoint("unix", at).String(); fault.Printable(text) != text {
+				if text := endpoint("tcp", at).String() + endpoint("unix", at).String(); errdefs.Printable(text) != text {
 					t.Errorf("the address is %q", text)
 				}
 			}

@@ -7,7 +7,7 @@ import (
 	"io"
 	"testing"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -22,7 +22,7 @@ func FuzzDecodeStartError(f *testing.F) {
 		if e == nil || e.Kind == "" {
 			t.Fatalf("%q: %+v", message, e)
 		}
-		if text := e.Error(); fault.Printable(text) != text || len(text) > maxQuoted {
+		if text := e.Error(); errdefs.Printable(text) != text || len(text) > maxQuoted {
 			t.Errorf("%q: the error is %q", message, text)
 		}
 	})

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -20,7 +20,7 @@ type NotGuestError struct {
 }
 
 func (e *NotGuestError) Error() string {
-	return "something else than the guest answers: " + fault.Printable(strings.TrimSpace(e.Output))
+	return "something else than the guest answers: " + errdefs.Printable(strings.TrimSpace(e.Output))
 }
 
 func (e *NotGuestError) Unwrap() error { return e.err }

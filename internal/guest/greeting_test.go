@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -32,7 +32,7 @@ func TestDialReportsWhatAnswersInPlaceOfTheGuest(t *testing.T) {
 		if !errors.As(err, &other) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: Dial: %v, want a NotGuestError with %q", name, err, test.want)
 		}
-		if text := err.Error(); fault.Printable(text) != text || len(text) > 4<<10 {
+		if text := err.Error(); errdefs.Printable(text) != text || len(text) > 4<<10 {
 			t.Errorf("%s: the error has %d bytes: %q", name, len(text), text)
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"os"
 	"syscall"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 )
 
 // LinuxSignal takes the numbers as they are: package syscall invents the signals of
@@ -14,7 +14,7 @@ import (
 func LinuxSignal(sig os.Signal) (int, error) {
 	s, ok := sig.(syscall.Signal)
 	if !ok || s <= 0 || s > 31 {
-		return 0, fault.Invalid("signal %v is not one of package syscall", sig)
+		return 0, errdefs.Invalid("signal %v is not one of package syscall", sig)
 	}
 	return int(s), nil
 }

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 )
 
 // LinuxSignal translates a signal of this system into Linux' number, which is what
@@ -16,12 +16,12 @@ import (
 func LinuxSignal(sig os.Signal) (int, error) {
 	s, ok := sig.(syscall.Signal)
 	if !ok {
-		return 0, fault.Invalid("signal %v is not one of package syscall", sig)
+		return 0, errdefs.Invalid("signal %v is not one of package syscall", sig)
 	}
 	if n, ok := linuxSignals[unix.SignalName(s)]; ok {
 		return n, nil
 	}
-	return 0, fault.Invalid("signal %d is not known in the sandbox", int(s))
+	return 0, errdefs.Invalid("signal %d is not known in the sandbox", int(s))
 }
 
 // HostSignal is LinuxSignal's inverse.

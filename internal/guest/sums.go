@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "36169df51efaea8f0db3d1f049236ba64919098c7dcf15da9da7e43aba7462d0", size: 10231934},
-	"arm64": {sha256: "ddee896d9c0672f5212f111381b57983a52a03870ae34bf6e607ead6f84ce0b8", size: 9502846},
+	"amd64": {sha256: "328b550d755c3bcefffcffd4cbba2b30ea0be504e33cce3a37724088ad6a6406", size: 10231934},
+	"arm64": {sha256: "d01e291271978289221cc1b15a4c80bf3720e7391d737fe9c1b1c95e83a6e87f", size: 9502846},
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/provision"
@@ -88,7 +88,7 @@ func tryAgain(ctx context.Context, err error) (bool, error) {
 	case !errors.Is(err, provision.ErrTryAgain):
 		return false, err
 	case ctx.Err() != nil:
-		return false, fmt.Errorf("%w: %w", fault.Cancelled(ctx), err)
+		return false, fmt.Errorf("%w: %w", errdefs.Cancelled(ctx), err)
 	}
 	return true, nil
 }
@@ -107,7 +107,7 @@ func (c *Client) prepare(ctx context.Context, o *CreateOptions, from provision.O
 		if err == nil {
 			return b, nil
 		}
-		var held *claim.HeldError
+		var held *claim.TakenError
 		if !errors.As(err, &held) {
 			return nil, err
 		}
@@ -167,7 +167,7 @@ func (c *Client) finishCreate(caller context.Context, o *CreateOptions, b *provi
 		if h != nil {
 			h.release()
 		}
-		if (errors.Is(err, fault.NotRunning) || errors.Is(err, ErrNoSession)) && caller.Err() == nil {
+		if (errors.Is(err, errdefs.NotRunning) || errors.Is(err, ErrNoSession)) && caller.Err() == nil {
 			err = c.withLog(caller, b.Record, err) // before the undo removes the container
 		}
 		err = errors.Join(err, b.Undo(caller))
@@ -200,14 +200,14 @@ func (c *Client) finishCreate(caller context.Context, o *CreateOptions, b *provi
 		}
 	}
 	if len(o.OnCreate) > 0 && ctx.Err() == nil {
-		if _, err := h.Current(store.WithCreating(ctx, b.Record.Name)); errors.Is(err, fault.NotFound) {
-			return h, fmt.Errorf("OnCreate has deleted the sandbox: %w", fault.NotFound)
+		if _, err := h.Current(store.WithCreating(ctx, b.Record.Name)); errors.Is(err, errdefs.NotFound) {
+			return h, fmt.Errorf("OnCreate has deleted the sandbox: %w", errdefs.NotFound)
 		} else if err != nil {
 			return h, err
 		}
 	}
 	if ctx.Err() != nil {
-		return h, fault.Cancelled(ctx)
+		return h, errdefs.Cancelled(ctx)
 	}
 	if err := b.Commit(ctx); err != nil {
 		return h, err
@@ -220,7 +220,7 @@ func (c *Client) finishCreate(caller context.Context, o *CreateOptions, b *provi
 func (c *Client) GetOrCreate(ctx context.Context, o *CreateOptions) (*Handle, error) {
 	for {
 		h, err := c.Get(ctx, o.Plan.Name, GetOptions{OnResume: o.OnResume, Report: o.Report, Secrets: o.Plan.Secrets, Wanted: &o.Plan})
-		if !errors.Is(err, fault.NotFound) {
+		if !errors.Is(err, errdefs.NotFound) {
 			return h, err
 		}
 		h, err = c.Create(ctx, o, nil)
@@ -276,7 +276,7 @@ func (c *Client) Get(ctx context.Context, nameOrID string, o GetOptions) (*Handl
 func (h *Handle) compare(got engine.Container, wanted *plan.Sandbox, report *machine.Reporter) error {
 	rec := h.known()
 	if now := rec.Network().Policy; wanted.Has(plan.Network) && now != wanted.Network.String() {
-		return fault.Classify(fault.Exists, fmt.Errorf("the sandbox exists with the network policy %q, not %q: change it with Update, or leave the policy out", now, wanted.Network))
+		return errdefs.Classify(errdefs.Exists, fmt.Errorf("the sandbox exists with the network policy %q, not %q: change it with Update, or leave the policy out", now, wanted.Network))
 	}
 	if names := wanted.Differences(rec, got); len(names) > 0 {
 		text := "the sandbox exists with other settings than those given, which are not applied: " + strings.Join(names, ", ")

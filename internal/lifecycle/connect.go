@@ -15,7 +15,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
@@ -42,7 +42,7 @@ func (h *Handle) Connect(ctx context.Context) (*guest.Conn, error) {
 			return conn, err
 		}
 		if !h.known().Persists() || try == 2 {
-			return nil, fmt.Errorf("%w: %w", fault.NotRunning, err)
+			return nil, fmt.Errorf("%w: %w", errdefs.NotRunning, err)
 		}
 		if err := h.resume(ctx); err != nil {
 			return nil, err
@@ -97,7 +97,7 @@ func (h *Handle) join(ctx context.Context, key string, d time.Duration, fn func(
 	// A handle in the middle of its own Detach or resume still needs its connection.
 	if h.released {
 		h.mu.Unlock()
-		return nil, false, fault.Closed
+		return nil, false, errdefs.Closed
 	}
 	h.work.Add(1)
 	h.mu.Unlock()
@@ -123,7 +123,7 @@ func (h *Handle) join(ctx context.Context, key string, d time.Duration, fn func(
 			<-result
 			h.work.Done()
 		}()
-		return nil, false, fault.Cancelled(ctx)
+		return nil, false, errdefs.Cancelled(ctx)
 	}
 }
 
@@ -148,7 +148,7 @@ func (h *Handle) dial(ctx context.Context) (*guest.Conn, error) {
 		case !lost && !errors.Is(err, engine.ErrConflict) && !errors.Is(err, engine.ErrNotFound):
 			return nil, err
 		case time.Since(began) > exitReportTimeout:
-			return nil, fault.Classify(fault.EngineUnavailable, err)
+			return nil, errdefs.Classify(errdefs.EngineUnavailable, err)
 		default:
 			// The engine reports a session that has just ended as running for a moment.
 			if err := bound.Sleep(ctx, store.PollEvery); err != nil {
@@ -170,7 +170,7 @@ func (h *Handle) checkRunning(ctx context.Context) error {
 	if err == nil && got.State != engine.StateRunning {
 		err = fmt.Errorf("%w: it is %s", ErrNoSession, store.StateOf(got.State))
 		if got.State == engine.StateExited {
-			err = fault.Lost(h.endOf(ctx, got), ErrNoSession, fault.SessionLost)
+			err = errdefs.Lost(h.endOf(ctx, got), ErrNoSession, errdefs.SessionLost)
 		}
 	}
 	return err
@@ -182,7 +182,7 @@ func (h *Handle) setConn(conn *guest.Conn) (*guest.Conn, error) {
 	if h.released {
 		h.mu.Unlock()
 		conn.Close()
-		return nil, fault.Closed
+		return nil, errdefs.Closed
 	}
 	old := h.conn
 	h.conn = conn
@@ -270,7 +270,7 @@ func (h *Handle) attempt(ctx context.Context) (*guest.Conn, error) {
 		conn.Close()
 		return nil, recErr
 	}
-	if errors.Is(err, fault.SessionLost) { // it is ending
+	if errors.Is(err, errdefs.SessionLost) { // it is ending
 		return nil, err
 	}
 	if err != nil {
@@ -307,8 +307,8 @@ func (h *Handle) checkSilence(ctx context.Context, silent time.Duration) error {
 	err := h.answerBefore(own, func() (err error) { got, err = h.Current(own); return err })
 	switch {
 	case errors.Is(err, errNoAnswer):
-		return fault.Classify(fault.EngineUnavailable, fmt.Errorf("neither the guest nor the engine has answered for %v", silent.Round(time.Second)))
-	case errors.Is(err, fault.NotFound):
+		return errdefs.Classify(errdefs.EngineUnavailable, fmt.Errorf("neither the guest nor the engine has answered for %v", silent.Round(time.Second)))
+	case errors.Is(err, errdefs.NotFound):
 		return err
 	case err != nil:
 		return nil
@@ -319,7 +319,7 @@ func (h *Handle) checkSilence(ctx context.Context, silent time.Duration) error {
 		return nil
 	case engine.StateRunning:
 	default:
-		return fmt.Errorf("%w: it is %s", fault.NotRunning, store.StateOf(got.State))
+		return fmt.Errorf("%w: it is %s", errdefs.NotRunning, store.StateOf(got.State))
 	}
 	// Either the guest is slow or the connection is dead. A new connection tells them apart.
 	h.mu.Lock()
@@ -342,7 +342,7 @@ var errNoAnswer = errors.New("the engine does not answer")
 func (h *Handle) answerBefore(ctx context.Context, ask func() error) error {
 	for {
 		err := ask()
-		if err == nil || errors.Is(err, fault.NotFound) || ctx.Err() == nil && !errors.Is(err, engine.ErrUnavailable) {
+		if err == nil || errors.Is(err, errdefs.NotFound) || ctx.Err() == nil && !errors.Is(err, engine.ErrUnavailable) {
 			return err
 		}
 		// This machine may have slept, and its network takes a moment.
@@ -423,10 +423,10 @@ func (h *Handle) dropLost(conn *guest.Conn) {
 // busy one takes seconds.
 const exitReportTimeout = 20 * time.Second
 
-// ExplainLost returns why a connection ended during a call: [fault.SessionLost] if the session has
+// ExplainLost returns why a connection ended during a call: [errdefs.SessionLost] if the session has
 // ended, or the engine can't be asked.
 func (h *Handle) ExplainLost(ctx context.Context, err error) error {
-	if errors.Is(err, fault.EngineUnavailable) && h.CheckUsable() == nil {
+	if errors.Is(err, errdefs.EngineUnavailable) && h.CheckUsable() == nil {
 		return lostEngineOf(err) // the engine was asked
 	}
 	var why error
@@ -442,7 +442,7 @@ func (h *Handle) ExplainLost(ctx context.Context, err error) error {
 
 // lostEngineOf returns the error of a session whose engine can't be asked.
 func lostEngineOf(err error) error {
-	return fault.Lost(err.Error(), fault.EngineUnavailable, fault.SessionLost, err)
+	return errdefs.Lost(err.Error(), errdefs.EngineUnavailable, errdefs.SessionLost, err)
 }
 
 func (h *Handle) explainLost(ctx context.Context, err error) error {
@@ -452,16 +452,16 @@ func (h *Handle) explainLost(ctx context.Context, err error) error {
 		}
 		got, e := h.Current(ctx)
 		switch {
-		case errors.Is(e, fault.NotFound):
-			return fault.Lost("the sandbox was removed", fault.SessionLost, e, err)
+		case errors.Is(e, errdefs.NotFound):
+			return errdefs.Lost("the sandbox was removed", errdefs.SessionLost, e, err)
 		case errors.Is(e, engine.ErrUnavailable):
 			return lostEngineOf(e)
 		case e != nil:
 			return fmt.Errorf("%w: %w", e, err)
 		case got.State == engine.StatePaused:
-			return fmt.Errorf("%w: it is %s: %w", fault.NotRunning, store.StateOf(got.State), err)
+			return fmt.Errorf("%w: it is %s: %w", errdefs.NotRunning, store.StateOf(got.State), err)
 		case got.State != engine.StateRunning:
-			return fault.Lost(h.endOf(ctx, got), fault.SessionLost, fault.NotRunning, err)
+			return errdefs.Lost(h.endOf(ctx, got), errdefs.SessionLost, errdefs.NotRunning, err)
 		}
 		// The engine reports a session that has just ended as running for a moment, and PID 1 of one
 		// that is ending still answers.
@@ -476,10 +476,10 @@ func (h *Handle) explainLost(ctx context.Context, err error) error {
 		switch {
 		case errors.Is(e, engine.ErrUnavailable):
 			return lostEngineOf(e)
-		case errors.Is(e, fault.SessionLost) && !errors.Is(e, ErrNoSession):
+		case errors.Is(e, errdefs.SessionLost) && !errors.Is(e, ErrNoSession):
 			return e // it is ending
-		case e == nil, errors.Is(e, fault.Unsupported):
-			return fault.Classify(fault.EngineUnavailable, fmt.Errorf("the connection to it was lost: %w", err))
+		case e == nil, errors.Is(e, errdefs.Unsupported):
+			return errdefs.Classify(errdefs.EngineUnavailable, fmt.Errorf("the connection to it was lost: %w", err))
 		}
 		if e := bound.Sleep(ctx, store.PollEvery); e != nil {
 			return e
@@ -496,7 +496,7 @@ func (h *Handle) endOf(ctx context.Context, got engine.Container) string {
 	return fmt.Sprintf("it ended (%s)", reason)
 }
 
-// askEnding asks PID 1 whether the session is ending, and returns why as a [fault.SessionLost], or nil.
+// askEnding asks PID 1 whether the session is ending, and returns why as a [errdefs.SessionLost], or nil.
 func (h *Handle) askEnding(ctx context.Context, conn *guest.Conn) (ending, err error) {
 	reply, err := h.requestOn(ctx, conn, wire.Control{Op: wire.OpNetwork})
 	if err != nil || reply.Ending == 0 {
@@ -508,13 +508,13 @@ func (h *Handle) askEnding(ctx context.Context, conn *guest.Conn) (ending, err e
 // endingError is the error of a call to a session that PID 1 is ending.
 func endingError(reply wire.Reply) error {
 	reason := store.ReasonOf(engine.Container{ExitCode: reply.Ending})
-	return fault.Lost(fmt.Sprintf("it is ending (%s)", reason), fault.SessionLost, fault.NotRunning)
+	return errdefs.Lost(fmt.Sprintf("it is ending (%s)", reason), errdefs.SessionLost, errdefs.NotRunning)
 }
 
 // askTimeout bounds a question to PID 1 about a command that has ended.
 const askTimeout = 5 * time.Second
 
-// ExplainExit returns why the session has ended, or is ending, as a [fault.SessionLost], if that may be
+// ExplainExit returns why the session has ended, or is ending, as a [errdefs.SessionLost], if that may be
 // why a command has failed so, and otherwise nil. The command may have ended before the session: then its
 // own end was a signal that PID 1 or the engine sends.
 func (h *Handle) ExplainExit(ctx context.Context, exit wire.Exit) error {
@@ -533,7 +533,7 @@ func (h *Handle) ExplainExit(ctx context.Context, exit wire.Exit) error {
 		})
 	}
 	if ending == nil && (exit.Ending || errors.Is(err, guest.ErrConnectionLost)) {
-		if lost := h.ExplainLost(ctx, err); errors.Is(lost, fault.SessionLost) {
+		if lost := h.ExplainLost(ctx, err); errors.Is(lost, errdefs.SessionLost) {
 			ending = lost
 		}
 	}
@@ -563,11 +563,11 @@ func StartError(path, dir string, e *wire.StartError) error {
 		}
 		return &os.PathError{Op: "chdir", Path: dir, Err: guest.Errno(e.Errno)}
 	case wire.KindUser, wire.KindArguments:
-		return fault.Classify(fault.InvalidArgument, e)
+		return errdefs.Classify(errdefs.InvalidArgument, e)
 	case wire.KindUnknownProcess:
-		return fault.ProcessNotFound
+		return errdefs.ProcessNotFound
 	case wire.KindStopping:
-		return fault.Lost(e.Message, fault.SessionLost, fault.NotRunning, e)
+		return errdefs.Lost(e.Message, errdefs.SessionLost, errdefs.NotRunning, e)
 	}
 	return &exec.Error{Name: path, Err: why}
 }

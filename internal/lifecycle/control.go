@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
@@ -47,7 +47,7 @@ var errIncomplete = errors.New("PID 1's reply is incomplete")
 
 func (h *Handle) requestOn(ctx context.Context, conn *guest.Conn, req wire.Control) (wire.Reply, error) {
 	if len(h.rec.ControlKey) != ed25519.SeedSize {
-		return wire.Reply{}, fmt.Errorf("%w: the record has no control key", fault.Unsupported)
+		return wire.Reply{}, fmt.Errorf("%w: the record has no control key", errdefs.Unsupported)
 	}
 	reply, err := conn.Control(ctx, ed25519.NewKeyFromSeed(h.rec.ControlKey), req)
 	if err == nil && reply.Error != "" {
@@ -60,7 +60,7 @@ func (h *Handle) requestOn(ctx context.Context, conn *guest.Conn, req wire.Contr
 func (h *Handle) connectSession(ctx context.Context) (*guest.Conn, error) {
 	conn, err := h.ConnectRunning(ctx)
 	if errors.Is(err, ErrNoSession) {
-		err = fmt.Errorf("%w: %w", fault.NotRunning, err)
+		err = fmt.Errorf("%w: %w", errdefs.NotRunning, err)
 	}
 	return conn, err
 }

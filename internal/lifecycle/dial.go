@@ -17,7 +17,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
@@ -30,7 +30,7 @@ func (h *Handle) Dial(ctx context.Context, network, address string) (net.Conn, e
 		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, fault.Cancelled(ctx)
+		return nil, errdefs.Cancelled(ctx)
 	}
 	link, err := h.Connect(ctx)
 	if err != nil {
@@ -47,7 +47,7 @@ func (h *Handle) Dial(ctx context.Context, network, address string) (net.Conn, e
 	case errors.Is(err, guest.ErrConnectionLost):
 		return nil, h.ExplainLost(ctx, err)
 	case errors.As(err, &unknown), errors.As(err, &malformed):
-		return nil, fault.Classify(fault.InvalidArgument, err)
+		return nil, errdefs.Classify(errdefs.InvalidArgument, err)
 	}
 	return nil, err
 }
@@ -58,21 +58,21 @@ func (h *Handle) Port(ctx context.Context, port int) (netip.AddrPort, error) {
 		return netip.AddrPort{}, err
 	}
 	if port < 1 || port > 65535 {
-		return netip.AddrPort{}, fault.Invalid("%d is not a port", port)
+		return netip.AddrPort{}, errdefs.Invalid("%d is not a port", port)
 	}
 	got, err := h.Current(ctx)
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
 	if published := h.settings().Ports; !slices.Contains(published, uint16(port)) {
-		return netip.AddrPort{}, fault.Invalid("port %d is not published; of this sandbox %v are: see WithPorts, or use DialContext", port, published)
+		return netip.AddrPort{}, errdefs.Invalid("port %d is not published; of this sandbox %v are: see WithPorts, or use DialContext", port, published)
 	}
 	if got.State != engine.StateRunning && got.State != engine.StatePaused {
-		return netip.AddrPort{}, fmt.Errorf("%w: it is %s, and port %d has no address", fault.NotRunning, store.StateOf(got.State), port)
+		return netip.AddrPort{}, fmt.Errorf("%w: it is %s, and port %d has no address", errdefs.NotRunning, store.StateOf(got.State), port)
 	}
 	at, ok := got.Ports[uint16(port)]
 	if !ok {
-		return netip.AddrPort{}, fmt.Errorf("%w: the engine publishes nothing for port %d", fault.Unsupported, port)
+		return netip.AddrPort{}, fmt.Errorf("%w: the engine publishes nothing for port %d", errdefs.Unsupported, port)
 	}
 	return at, nil
 }
@@ -89,7 +89,7 @@ func (h *Handle) WaitPort(ctx context.Context, port int) error {
 		return err
 	}
 	if port < 1 || port > 65535 {
-		return fault.Invalid("%d is not a port: use 1 to 65535", port)
+		return errdefs.Invalid("%d is not a port: use 1 to 65535", port)
 	}
 	// All requests go to one session: after its end nothing would start the server.
 	conn, err := h.Connect(ctx)
@@ -101,7 +101,7 @@ func (h *Handle) WaitPort(ctx context.Context, port int) error {
 		open, err := conn.PortListens(ctx, uint16(port))
 		switch {
 		case ctx.Err() != nil:
-			return fmt.Errorf("nothing listens on port %d: %w", port, fault.Cancelled(ctx))
+			return fmt.Errorf("nothing listens on port %d: %w", port, errdefs.Cancelled(ctx))
 		case errors.Is(err, guest.ErrConnectionLost):
 			return h.ExplainLost(ctx, err)
 		case err != nil:
@@ -118,7 +118,7 @@ func (h *Handle) WaitPort(ctx context.Context, port int) error {
 			continue // it may have left a child that listens: check once more
 		}
 		if bound.Sleep(ctx, wait) != nil {
-			return fmt.Errorf("nothing listens on port %d: %w", port, fault.Cancelled(ctx))
+			return fmt.Errorf("nothing listens on port %d: %w", port, errdefs.Cancelled(ctx))
 		}
 	}
 }
@@ -148,7 +148,7 @@ func (h *Handle) SSH(ctx context.Context) (net.Conn, error) {
 	defer h.mu.Unlock()
 	if h.released {
 		stream.Close()
-		return nil, fault.Closed
+		return nil, errdefs.Closed
 	}
 	h.work.Add(1)
 	at := sshAddr(h.rec.Name)
@@ -187,7 +187,7 @@ func (h *Handle) serveSSH(ctx context.Context) (*engine.Stream, error) {
 	stop := context.AfterFunc(ctx, func() { stream.Close() })
 	_, err = stream.Write(seed)
 	if !stop() && err == nil {
-		err = fault.Cancelled(ctx)
+		err = errdefs.Cancelled(ctx)
 	}
 	if err != nil {
 		stream.Close()

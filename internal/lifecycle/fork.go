@@ -10,7 +10,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/provision"
@@ -42,7 +42,7 @@ func (h *Handle) Fork(ctx context.Context, o *CreateOptions) (*Handle, error) {
 func (h *Handle) live(ctx context.Context) (*provision.Live, error) {
 	from, err := provision.NewLive(ctx, h.c.Machine, h.rec.Name)
 	if err == nil && from.Record.ID != h.rec.ID {
-		return nil, fault.NotFound
+		return nil, errdefs.NotFound
 	}
 	return from, err
 }
@@ -57,8 +57,8 @@ func (c *Client) fork(ctx context.Context, from *provision.Live, o *CreateOption
 	return c.Create(ctx, o, from)
 }
 
-// A Result is one of several forks, or its error, and its name.
-type Result struct {
+// A Fork is one of several forks, or its error, and its name.
+type Fork struct {
 	Handle *Handle
 	Name   string
 	Err    error
@@ -66,7 +66,7 @@ type Result struct {
 
 // ForkN creates n sandboxes with the files that another one has at one moment. It returns n
 // results, or none if the files could not be copied.
-func (c *Client) ForkN(ctx context.Context, source string, n int, o *CreateOptions) ([]Result, error) {
+func (c *Client) ForkN(ctx context.Context, source string, n int, o *CreateOptions) ([]Fork, error) {
 	from, err := provision.NewLive(ctx, c.Machine, source)
 	if err != nil {
 		return nil, err
@@ -75,7 +75,7 @@ func (c *Client) ForkN(ctx context.Context, source string, n int, o *CreateOptio
 }
 
 // ForkN is [Client.ForkN] of the handle's sandbox.
-func (h *Handle) ForkN(ctx context.Context, n int, o *CreateOptions) ([]Result, error) {
+func (h *Handle) ForkN(ctx context.Context, n int, o *CreateOptions) ([]Fork, error) {
 	from, err := h.live(ctx)
 	if err != nil {
 		return nil, err
@@ -83,7 +83,7 @@ func (h *Handle) ForkN(ctx context.Context, n int, o *CreateOptions) ([]Result, 
 	return h.c.forkN(ctx, from, n, o)
 }
 
-func (c *Client) forkN(ctx context.Context, from *provision.Live, n int, o *CreateOptions) (results []Result, err error) {
+func (c *Client) forkN(ctx context.Context, from *provision.Live, n int, o *CreateOptions) (results []Fork, err error) {
 	files := transfer.NewSnapshotFiles(c.Machine, from.Record, from.Container, from.Image, from.Plan.Mounts, o.Report)
 	if o.Plan.Has(plan.Image) {
 		from.WithoutUser()
@@ -101,31 +101,31 @@ func (c *Client) forkN(ctx context.Context, from *provision.Live, n int, o *Crea
 	inherited.Mounts = files.Mounts()
 	forks = make([]fork, n)
 	for i := range forks {
-		forks[i].order = *o
-		forks[i].order.Report = o.Report.Branch()
-		forks[i].order.Plan = *o.Plan.Numbered(i + 1)
-		forks[i].err = forks[i].order.Plan.Inherit(&inherited)
+		forks[i].request = *o
+		forks[i].request.Report = o.Report.Branch()
+		forks[i].request.Plan = *o.Plan.Numbered(i + 1)
+		forks[i].err = forks[i].request.Plan.Inherit(&inherited)
 	}
-	forEach(forks, func(f *fork) { f.build, f.err = c.prepare(ctx, &f.order, provision.FromFiles(files.Record)) })
+	forEach(forks, func(f *fork) { f.build, f.err = c.prepare(ctx, &f.request, provision.FromFiles(files.Record)) })
 	c.fillMany(ctx, forks)
 	forEach(forks, func(f *fork) { f.started = c.start(ctx, f.build, f.fill) })
 	// Each takes a connection, which costs the engine a fifth of a start.
 	forEach(forks, func(f *fork) {
-		f.handle, f.err = c.finishCreate(ctx, &f.order, f.build, func(context.Context) error { return f.started })
+		f.handle, f.err = c.finishCreate(ctx, &f.request, f.build, func(context.Context) error { return f.started })
 		again := false
 		if again, f.err = tryAgain(ctx, f.err); again {
-			f.handle, f.err = c.Create(ctx, &f.order, provision.FromFiles(files.Record))
+			f.handle, f.err = c.Create(ctx, &f.request, provision.FromFiles(files.Record))
 		}
 	})
 	for _, f := range forks {
-		results = append(results, Result{f.handle, f.order.Plan.Name, f.err})
+		results = append(results, Fork{f.handle, f.request.Plan.Name, f.err})
 	}
 	return results, nil
 }
 
 // fork is one of several.
 type fork struct {
-	order   CreateOptions
+	request CreateOptions
 	build   *provision.Build
 	filled  bool
 	started error
@@ -217,7 +217,7 @@ func (h *Handle) Rollback(ctx context.Context, id string) error {
 			return err
 		}
 		err = provision.Rollback(ctx, h.c.Machine, h.known(), id, h.report)
-		var held *claim.HeldError
+		var held *claim.TakenError
 		if errors.As(err, &held) {
 			if err := h.c.Store.AwaitChange(ctx, h.rec.Name); err != nil {
 				return err
@@ -244,7 +244,7 @@ func (h *Handle) resumeEnded(ctx context.Context, was engine.Container) error {
 		h.stopLease()
 		h.dropConn()
 		err = h.resume(ctx)
-		if !errors.Is(err, fault.NotRunning) || try == resumeAttempts {
+		if !errors.Is(err, errdefs.NotRunning) || try == resumeAttempts {
 			return err
 		}
 		// Another rollback has ended the session that was just started.

@@ -16,7 +16,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
@@ -161,7 +161,7 @@ func (h *Handle) revise(ctx context.Context, rec record.Sandbox, change func(*re
 }
 
 // Current returns the sandbox's present container, which another process may have replaced. A
-// sandbox with another ID is another one: the error is fault.NotFound.
+// sandbox with another ID is another one: the error is errdefs.NotFound.
 func (h *Handle) Current(ctx context.Context) (engine.Container, error) {
 	got, err := h.c.Store.Locate(ctx, h.rec.Name)
 	if errors.Is(err, engine.ErrNotFound) {
@@ -172,7 +172,7 @@ func (h *Handle) Current(ctx context.Context) (engine.Container, error) {
 	}
 	rec, ok := store.SandboxOf(got)
 	if !ok || rec.ID != h.rec.ID || got.State == engine.StateRemoving {
-		return got, fault.NotFound
+		return got, errdefs.NotFound
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -200,7 +200,7 @@ func (h *Handle) awaitUnpaused(ctx context.Context) (engine.Container, error) {
 func (h *Handle) awaitRunning(ctx context.Context) (engine.Container, error) {
 	got, err := h.awaitUnpaused(ctx)
 	if err == nil && got.State != engine.StateRunning {
-		err = fmt.Errorf("%w: it is %s", fault.NotRunning, store.StateOf(got.State))
+		err = fmt.Errorf("%w: it is %s", errdefs.NotRunning, store.StateOf(got.State))
 	}
 	return got, err
 }
@@ -211,9 +211,9 @@ func (h *Handle) CheckUsable() error {
 	defer h.mu.Unlock()
 	switch {
 	case h.deleted:
-		return fault.NotFound
+		return errdefs.NotFound
 	case h.closed:
-		return fault.Closed
+		return errdefs.Closed
 	}
 	return nil
 }

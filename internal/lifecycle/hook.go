@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
@@ -46,7 +46,7 @@ func (h *Handle) decideOn(ctx context.Context, conn *guest.Conn, version int64, 
 	done, stop, err := conn.Hook(ctx, ed25519.NewKeyFromSeed(h.rec.ControlKey), hook, func(ctx context.Context, req wire.HookRequest) wire.HookReply {
 		changes, how := h.decide(ctx, does[req.Pattern], req)
 		if how != "" {
-			h.c.Log.Warn("a request of the sandbox is not sent: its Transform.Do refused it", "sandbox", h.rec.Name, "names", fault.Printable(req.Pattern), "how", how)
+			h.c.Log.Warn("a request of the sandbox is not sent: its Transform.Do refused it", "sandbox", h.rec.Name, "names", errdefs.Printable(req.Pattern), "how", how)
 		}
 		return wire.HookReply{Header: changes, Failed: how != "", Late: how == noAnswer || how == tooMany}
 	})
@@ -90,7 +90,7 @@ func (h *Handle) keepDeciding(d *deciding) {
 		}
 		for wait := time.Second; h.isDeciding(d) && bound.Sleep(h.life, wait) == nil; wait = min(2*wait, 30*time.Second) {
 			conn, err := h.ConnectRunning(h.life)
-			if errors.Is(err, ErrNoSession) || errors.Is(err, fault.NotFound) || errors.Is(err, fault.Closed) {
+			if errors.Is(err, ErrNoSession) || errors.Is(err, errdefs.NotFound) || errors.Is(err, errdefs.Closed) {
 				return // whoever starts the next session connects to it
 			}
 			if err == nil && conn == d.conn { // only the way to PID 1 was lost
@@ -203,5 +203,5 @@ func requestOf(ctx context.Context, req wire.HookRequest) (*http.Request, error)
 type longBody struct{}
 
 func (longBody) Read([]byte) (int, error) {
-	return 0, fault.Invalid("the request's body is longer than the %d bytes that a Transform.Do can read", wire.MaxHookBody)
+	return 0, errdefs.Invalid("the request's body is longer than the %d bytes that a Transform.Do can read", wire.MaxHookBody)
 }

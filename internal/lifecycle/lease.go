@@ -9,7 +9,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/provision"
 )
@@ -49,7 +49,7 @@ func (h *Handle) applyPersistence(ctx context.Context, got engine.Container, per
 	}
 	h.stopLease()
 	err := h.endLease(ctx)
-	if errors.Is(err, fault.NotRunning) {
+	if errors.Is(err, errdefs.NotRunning) {
 		return nil // it ended just now, and the next one has no lease
 	}
 	if err != nil {
@@ -101,9 +101,9 @@ func (h *Handle) renewLease(ctx context.Context) {
 		switch {
 		case err == nil:
 			wait = leaseRenewal
-		case errors.Is(err, fault.NotRunning) && !h.hasEnded(ctx):
+		case errors.Is(err, errdefs.NotRunning) && !h.hasEnded(ctx):
 			wait = time.Second // PID 1 gives us a moment once it is unpaused
-		case errors.Is(err, fault.NotFound), errors.Is(err, fault.NotRunning), errors.Is(err, fault.Unsupported):
+		case errors.Is(err, errdefs.NotFound), errors.Is(err, errdefs.NotRunning), errors.Is(err, errdefs.Unsupported):
 			return
 		default:
 			// Until the lease runs out there is time to try again.
@@ -119,5 +119,5 @@ func (h *Handle) renewLease(ctx context.Context) {
 // renewal met it and runs again by now.
 func (h *Handle) hasEnded(ctx context.Context) bool {
 	got, err := h.Current(ctx)
-	return errors.Is(err, fault.NotFound) || err == nil && !got.HasSession()
+	return errors.Is(err, errdefs.NotFound) || err == nil && !got.HasSession()
 }

@@ -13,7 +13,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
@@ -181,7 +181,7 @@ func (h *Handle) Logs(ctx context.Context, o LogOptions, yield func(LogLine) boo
 	}
 	log, err := h.c.Engine.ReadLog(reading, got.ID, engine.LogSpec{Tail: o.Tail, Follow: o.Follow, Since: o.Since})
 	if errors.Is(err, engine.ErrNotFound) {
-		return fault.NotFound
+		return errdefs.NotFound
 	}
 	if err != nil {
 		return cmp.Or(lostEngine(ctx, reading), err)
@@ -196,7 +196,7 @@ func (h *Handle) Logs(ctx context.Context, o LogOptions, yield func(LogLine) boo
 			}
 			switch {
 			case ctx.Err() != nil:
-				return fault.Cancelled(ctx)
+				return errdefs.Cancelled(ctx)
 			case !errors.Is(err, io.EOF):
 				return fmt.Errorf("read the log: %w", cmp.Or(lostEngine(ctx, reading), err))
 			case o.Follow && got.HasSession():
@@ -229,7 +229,7 @@ func (h *Handle) watchEngine(ctx context.Context, lost func(error)) {
 		err := h.answerBefore(own, func() error { return h.c.Engine.Ping(own) })
 		cancel()
 		if errors.Is(err, errNoAnswer) {
-			lost(fault.Classify(fault.EngineUnavailable, fmt.Errorf("%w: %v have passed", err, guest.Keepalive.Answer)))
+			lost(errdefs.Classify(errdefs.EngineUnavailable, fmt.Errorf("%w: %v have passed", err, guest.Keepalive.Answer)))
 			return
 		}
 	}

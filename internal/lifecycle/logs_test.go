@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 )
 
 // Frames of commands are read from a log that the main process may write anything to.
@@ -23,7 +23,7 @@ func FuzzLogLines(f *testing.F) {
 		size := 0
 		for _, l := range lines {
 			size += len(l.Text)
-			if l.Stream != "stdout" && l.Stream != "stderr" || len(l.Command) > 64 || fault.Printable(l.Command) != l.Command {
+			if l.Stream != "stdout" && l.Stream != "stderr" || len(l.Command) > 64 || errdefs.Printable(l.Command) != l.Command {
 				t.Errorf("%q: line %+v", log, l)
 			}
 		}

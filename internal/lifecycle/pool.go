@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
@@ -20,12 +20,12 @@ import (
 // They are ordinary sandboxes that live as long as their handles: if this program dies, their
 // leases expire, and a sweep removes them.
 type Pool struct {
-	c      *Client
-	size   int
-	fills  int // at once
-	order  func() (*CreateOptions, error)
-	create func(context.Context, *CreateOptions) (*Handle, error)
-	wrap   func(error) error // for errors of Close
+	c       *Client
+	size    int
+	fills   int // at once
+	request func() (*CreateOptions, error)
+	create  func(context.Context, *CreateOptions) (*Handle, error)
+	wrap    func(error) error // for errors of Close
 
 	life context.Context // of fills
 	end  context.CancelFunc
@@ -66,16 +66,16 @@ const (
 	answerTimeout = 5 * time.Second
 )
 
-// NewPool returns a pool of that size, which is being filled. order returns what to create, and create
+// NewPool returns a pool of that size, which is being filled. request returns what to create, and create
 // creates it; wrap is for errors of handles' Close.
-func NewPool(ctx context.Context, c *Client, size int, order func() (*CreateOptions, error),
+func NewPool(ctx context.Context, c *Client, size int, request func() (*CreateOptions, error),
 	create func(context.Context, *CreateOptions) (*Handle, error), wrap func(error) error) (*Pool, error) {
 	slots, err := c.Machine.Slots(ctx)
 	if err != nil {
 		return nil, err
 	}
 	// Creating is bound by the engine's CPUs, of which there are a third as many as slots.
-	p := &Pool{c: c, size: size, fills: max(slots/3, 1), order: order, create: create, wrap: wrap, wake: make(chan struct{}, 1)}
+	p := &Pool{c: c, size: size, fills: max(slots/3, 1), request: request, create: create, wrap: wrap, wake: make(chan struct{}, 1)}
 	p.life, p.end = context.WithCancel(context.Background())
 	p.work.Go(p.run)
 	return p, nil
@@ -158,7 +158,7 @@ func (p *Pool) fill() {
 
 // make returns a sandbox that is connected and whose timeouts do not run.
 func (p *Pool) make(ctx context.Context) (*Handle, *guest.Conn, error) {
-	o, err := p.order()
+	o, err := p.request()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -202,7 +202,7 @@ func (p *Pool) take() (*Handle, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
-		return nil, fault.Closed
+		return nil, errdefs.Closed
 	}
 	if len(p.ready) == 0 {
 		return nil, nil
@@ -232,7 +232,7 @@ func (p *Pool) Create(ctx context.Context, set *plan.Sandbox, o *CreateOptions) 
 			return h, nil
 		}
 	}
-	return nil, fault.Cancelled(ctx)
+	return nil, errdefs.Cancelled(ctx)
 }
 
 // handOver gives a sandbox that was taken the changes of set. If ok is false it has been removed, or
@@ -269,7 +269,7 @@ func (p *Pool) CreateDirectly(ctx context.Context, o *CreateOptions) (*Handle, e
 	}
 	p.mu.Unlock()
 	if closed {
-		return nil, fault.Closed
+		return nil, errdefs.Closed
 	}
 	created := 0
 	defer func() { // also when a hook panics
@@ -329,7 +329,7 @@ func (p *Pool) noteClose(err error) {
 var errLost = errors.New("the sandbox that waited is lost")
 
 func isLost(err error) bool {
-	for _, lost := range []error{errLost, ErrNoSession, guest.ErrConnectionLost, fault.SessionLost, fault.NotRunning, fault.NotFound} {
+	for _, lost := range []error{errLost, ErrNoSession, guest.ErrConnectionLost, errdefs.SessionLost, errdefs.NotRunning, errdefs.NotFound} {
 		if errors.Is(err, lost) {
 			return true
 		}
@@ -367,7 +367,7 @@ func (h *Handle) handOver(ctx context.Context, set *plan.Sandbox) error {
 	})
 	switch {
 	case ctx.Err() != nil:
-		return fault.Cancelled(ctx)
+		return errdefs.Cancelled(ctx)
 	case err != nil:
 		return fmt.Errorf("%w: %w", errLost, err)
 	case reply.Ending != 0:

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
@@ -32,9 +32,9 @@ func (r *resumption) finish(ctx, life context.Context, call func(context.Context
 	select {
 	case r.turn <- struct{}{}:
 	case <-ctx.Done():
-		return fault.Cancelled(ctx)
+		return errdefs.Cancelled(ctx)
 	case <-life.Done():
-		return fault.Closed
+		return errdefs.Closed
 	}
 	defer func() { <-r.turn }()
 	if r.done {

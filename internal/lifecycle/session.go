@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
@@ -52,8 +52,8 @@ func (h *Handle) connectIfNeeded(ctx context.Context, rec record.Sandbox, got en
 	if how == resumed && machine.IsRefusal(err) {
 		err = errors.Join(err, h.c.Store.StopContainer(ctx, got, rec)) // nothing runs in it
 	}
-	if errors.Is(err, ErrNoSession) && !errors.Is(err, fault.NotRunning) {
-		err = fmt.Errorf("%w: %w", fault.NotRunning, err)
+	if errors.Is(err, ErrNoSession) && !errors.Is(err, errdefs.NotRunning) {
+		err = fmt.Errorf("%w: %w", errdefs.NotRunning, err)
 	}
 	return err
 }
@@ -189,7 +189,7 @@ func (h *Handle) acceptSecrets(secrets []plan.Secret, strict bool) error {
 				some = append(some, x)
 			}
 		} else if strict {
-			return fault.Invalid("WithTransform: the sandbox's policy does not transform %q", x.Pattern)
+			return errdefs.Invalid("WithTransform: the sandbox's policy does not transform %q", x.Pattern)
 		}
 	}
 	h.setSecrets(n.Version, some)

@@ -11,7 +11,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/provision"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -25,7 +25,7 @@ func (h *Handle) resume(ctx context.Context) error {
 		return nil // OnResume uses the sandbox: it runs already
 	}
 	if h.neverResume {
-		return fmt.Errorf("%w: %w", fault.NotRunning, ErrNoSession)
+		return fmt.Errorf("%w: %w", errdefs.NotRunning, ErrNoSession)
 	}
 	got, err := h.share(ctx, "resume", remakeTimeout, func(ctx context.Context) (any, error) {
 		ctx = h.withoutResume(ctx)
@@ -62,7 +62,7 @@ func (h *Handle) remakeOutdated(ctx context.Context) (engine.Container, error) {
 			return got, err
 		}
 		err = provision.Remake(ctx, h.c.Machine, rec, "", h.report)
-		var held *claim.HeldError
+		var held *claim.TakenError
 		if errors.As(err, &held) {
 			err = h.c.Store.AwaitChange(ctx, rec.Name)
 		}
@@ -122,7 +122,7 @@ func (h *Handle) connectResumed(ctx context.Context, how sessionOrigin) (*resump
 		return nil, err
 	}
 	if got.State != engine.StateRunning {
-		return nil, h.c.withLog(ctx, rec, fmt.Errorf("%w: the container exited during its start: %s", fault.NotRunning, store.ReasonOf(got)))
+		return nil, h.c.withLog(ctx, rec, fmt.Errorf("%w: the container exited during its start: %s", errdefs.NotRunning, store.ReasonOf(got)))
 	}
 	h.keepLease()
 	if err := h.connectIfNeeded(ctx, rec, got, how); err != nil {

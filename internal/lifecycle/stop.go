@@ -9,7 +9,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
@@ -82,7 +82,7 @@ func (h *Handle) Close(wrap func(error) error) error {
 		// What is left then is removed by a sweep.
 		return h.end(bound.FinalDeadline(ctx))
 	})
-	if err != nil && !errors.Is(err, fault.NotFound) {
+	if err != nil && !errors.Is(err, errdefs.NotFound) {
 		h.closeErr = wrap(err)
 		h.c.Log.LogAttrs(context.Background(), slog.LevelError, "sandbox not closed", slog.String("sandbox", h.rec.Name), slog.Any("error", h.closeErr))
 	}
@@ -126,7 +126,7 @@ func (h *Handle) Detach() error {
 	if owner {
 		h.stopLease()
 		err = h.endLease(context.Background())
-		if errors.Is(err, fault.NotRunning) || errors.Is(err, fault.NotFound) {
+		if errors.Is(err, errdefs.NotRunning) || errors.Is(err, errdefs.NotFound) {
 			err = nil // there is no session to leave running
 		}
 	}
@@ -148,7 +148,7 @@ func (h *Handle) Delete(ctx context.Context, reclaim store.Reclaim) ([]store.Out
 		return nil, err
 	}
 	outcomes, err := h.c.Store.Delete(ctx, h.known(), reclaim)
-	if err == nil || errors.Is(err, fault.NotFound) {
+	if err == nil || errors.Is(err, errdefs.NotFound) {
 		h.mu.Lock()
 		h.deleted = true
 		h.mu.Unlock()
@@ -175,7 +175,7 @@ func (h *Handle) confirmEnded(ctx context.Context, was engine.Container) error {
 		case got.ID != was.ID || !got.StartedAt.Equal(was.StartedAt) || !got.HasSession():
 			return true, nil
 		case time.Now().After(deadline):
-			return true, fault.Classify(fault.EngineUnavailable, errors.New("the engine ended the log, and the session goes on"))
+			return true, errdefs.Classify(errdefs.EngineUnavailable, errors.New("the engine ended the log, and the session goes on"))
 		}
 		return false, nil
 	})

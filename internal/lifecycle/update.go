@@ -10,7 +10,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
@@ -54,7 +54,7 @@ func (h *Handle) Update(ctx context.Context, set *plan.Sandbox) error {
 		err = h.applyPersistence(ctx, got, *set.Persistent)
 	}
 	// The sandbox may have been deleted meanwhile: then the new revision is an orphan.
-	if _, err := h.Current(ctx); errors.Is(err, fault.NotFound) {
+	if _, err := h.Current(ctx); errors.Is(err, errdefs.NotFound) {
 		return errors.Join(err, claim.DropRevisions(context.WithoutCancel(ctx), h.c.Engine, h.rec))
 	}
 	return err
@@ -62,7 +62,7 @@ func (h *Handle) Update(ctx context.Context, set *plan.Sandbox) error {
 
 // errNoNetwork is the error of an update of a sandbox whose OCI runtime can't filter.
 var errNoNetwork = fmt.Errorf("%w: it has no network, since its OCI runtime enforces no network policy: it can't get another policy than DenyAll, or published ports",
-	fault.Unsupported)
+	errdefs.Unsupported)
 
 // prepareUpdate returns the present container, ready for the update of set.
 func (h *Handle) prepareUpdate(ctx context.Context, set *plan.Sandbox) (engine.Container, error) {
@@ -79,7 +79,7 @@ func (h *Handle) prepareUpdate(ctx context.Context, set *plan.Sandbox) (engine.C
 		return got, err
 	}
 	if set.Has(plan.Persistence) && got.State == engine.StatePaused {
-		return got, fmt.Errorf("%w: it is %s: it can't become persistent, or stop being so, now", fault.NotRunning, store.StateOf(got.State))
+		return got, fmt.Errorf("%w: it is %s: it can't become persistent, or stop being so, now", errdefs.NotRunning, store.StateOf(got.State))
 	}
 	if got.NetworkMode == "none" && (set.Has(plan.Network) && set.Network.Mode != policy.DenyAll || len(set.Ports) > 0) {
 		return got, errNoNetwork
@@ -146,7 +146,7 @@ func (h *Handle) enforceIdle(ctx context.Context, was engine.Container) error {
 	if err == nil || errors.Is(err, ErrNoSession) {
 		return nil
 	}
-	if e := h.checkRunning(own); errors.Is(e, ErrNoSession) || errors.Is(e, fault.NotFound) {
+	if e := h.checkRunning(own); errors.Is(e, ErrNoSession) || errors.Is(e, errdefs.NotFound) {
 		return nil // the next session gets it; Update finds a sandbox that is gone itself
 	}
 	return fmt.Errorf("the new idle timeout is recorded, but the running session may keep the one before until something connects to it: %w", err)
@@ -205,7 +205,7 @@ func (h *Handle) limit(ctx context.Context, got engine.Container, set *plan.Sand
 	})
 	switch {
 	case errors.Is(err, engine.ErrNotFound):
-		return undo, fault.NotFound
+		return undo, errdefs.NotFound
 	case err != nil && (ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable)):
 		return undo, errors.Join(fmt.Errorf("change limits: %w", err), undo())
 	case err != nil:
@@ -227,9 +227,9 @@ func endsUnreached(set *plan.Sandbox) bool {
 func (h *Handle) checkReachable(ctx context.Context, got engine.Container, set *plan.Sandbox) error {
 	switch {
 	case h.rec.Settings.Network == "":
-		return fmt.Errorf("%w: the record has no network policy, so nothing inside enforces one", fault.Unsupported)
+		return fmt.Errorf("%w: the record has no network policy, so nothing inside enforces one", errdefs.Unsupported)
 	case got.State == engine.StatePaused && !endsUnreached(set):
-		return fmt.Errorf("%w: it is %s: its network can't be changed now", fault.NotRunning, store.StateOf(got.State))
+		return fmt.Errorf("%w: it is %s: its network can't be changed now", errdefs.NotRunning, store.StateOf(got.State))
 	case got.State != engine.StateRunning:
 		return nil
 	}
@@ -265,11 +265,11 @@ func (h *Handle) setNetwork(ctx context.Context, set *plan.Sandbox) error {
 	h.setSecrets(now.Version, set.Secrets)
 	err = h.enforce(ctx, now.Version, endsUnreached(set))
 	switch {
-	case err == nil, errors.Is(err, fault.NotFound): // Update finds that itself
+	case err == nil, errors.Is(err, errdefs.NotFound): // Update finds that itself
 		return nil
 	case machine.IsRefusal(err):
-	case !endsUnreached(set), errors.Is(ctx.Err(), context.Canceled), errors.Is(err, fault.Closed), // the caller gave up
-		errors.Is(err, fault.Unsupported),                                                 // the next session would not enforce it either
+	case !endsUnreached(set), errors.Is(ctx.Err(), context.Canceled), errors.Is(err, errdefs.Closed), // the caller gave up
+		errors.Is(err, errdefs.Unsupported),                                               // the next session would not enforce it either
 		errors.Is(err, engine.ErrUnavailable) && !errors.Is(err, guest.ErrConnectionLost): // the session is not at fault
 		return err
 	default:
@@ -304,7 +304,7 @@ func (h *Handle) enforce(ctx context.Context, version int64, bounded bool) error
 		return engine.Retry(ctx, func() error {
 			err := h.enforceNow(ctx, version)
 			if errors.Is(err, guest.ErrConnectionLost) && !errors.Is(err, engine.ErrUnavailable) {
-				err = fault.Classify(engine.ErrUnavailable, err) // to be tried again
+				err = errdefs.Classify(engine.ErrUnavailable, err) // to be tried again
 			}
 			return err
 		})
@@ -316,10 +316,10 @@ func (h *Handle) enforce(ctx context.Context, version int64, bounded bool) error
 		err = try(own)
 	}
 	switch {
-	case err == nil, machine.IsRefusal(err), errors.Is(err, fault.NotFound):
+	case err == nil, machine.IsRefusal(err), errors.Is(err, errdefs.NotFound):
 		return err
 	case ctx.Err() != nil:
-		err = fault.Cancelled(ctx)
+		err = errdefs.Cancelled(ctx)
 	}
 	return fmt.Errorf("the new network policy is recorded, but the running session may keep the one before until something connects to it: %w", err)
 }
@@ -333,7 +333,7 @@ func (h *Handle) enforceNow(ctx context.Context, version int64) error {
 		switch got.State {
 		case engine.StateRunning:
 		case engine.StatePaused:
-			return fmt.Errorf("%w: it was paused during the call", fault.NotRunning)
+			return fmt.Errorf("%w: it was paused during the call", errdefs.NotRunning)
 		default:
 			return nil // the next session gets the recorded policy
 		}
@@ -385,7 +385,7 @@ const (
 func (h *Handle) endUnreached(ctx context.Context, why error) error {
 	err := bound.Detached(ctx, unreachedGrace+store.CloseMargin, "the engine did not stop it", func(ctx context.Context) error {
 		got, err := h.Current(ctx)
-		if errors.Is(err, fault.NotFound) || err == nil && !got.HasSession() {
+		if errors.Is(err, errdefs.NotFound) || err == nil && !got.HasSession() {
 			return nil
 		}
 		if err == nil {
@@ -402,7 +402,7 @@ func (h *Handle) endUnreached(ctx context.Context, why error) error {
 			c.Session = &record.Session{StartedAt: got.StartedAt, ExpiresAt: rec.ExpiresAt(got.StartedAt), Reason: record.ReasonPolicy}
 			return true
 		})
-		if err != nil && !errors.Is(err, fault.NotFound) {
+		if err != nil && !errors.Is(err, errdefs.NotFound) {
 			h.c.Log.Warn("why the session ended is not recorded", "sandbox", h.rec.Name, "error", err)
 		}
 		return nil
@@ -419,7 +419,7 @@ func (h *Handle) Extend(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	if d <= 0 {
-		return fault.Invalid("%v is not an extension: use more than 0", d)
+		return errdefs.Invalid("%v is not an extension: use more than 0", d)
 	}
 	got, err := h.awaitRunning(ctx)
 	if err != nil {

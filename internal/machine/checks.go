@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/accounts"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
@@ -91,7 +91,7 @@ func (m *Machine) Place(ctx context.Context, image string, targets []Target) (p 
 			break
 		}
 		if round > len(targets) {
-			return p, fault.Invalid("the mount targets %s lead below each other by symbolic links of the image", strings.Join(p.Targets, ", "))
+			return p, errdefs.Invalid("the mount targets %s lead below each other by symbolic links of the image", strings.Join(p.Targets, ", "))
 		}
 	}
 	err = v.placeFiles(ctx, &p)
@@ -131,17 +131,17 @@ func checkPlaces(targets []Target, ways []way) error {
 	for i, w := range ways {
 		if w.to != w.name {
 			if err := plan.CheckTarget(w.to); err != nil {
-				return fault.Invalid("mount target %s is a symbolic link to %s: %w", w.name, w.to, err)
+				return errdefs.Invalid("mount target %s is a symbolic link to %s: %w", w.name, w.to, err)
 			}
 		}
 		if other, is := used[w.to]; is {
-			return fault.Invalid("mount targets %s and %s are, by a symbolic link, the same directory", w.name, other)
+			return errdefs.Invalid("mount targets %s and %s are, by a symbolic link, the same directory", w.name, other)
 		}
 		used[w.to] = w.name
 		linked := targets[i].Kept && len(w.links) > 0
 		for _, other := range ways {
 			if linked && (strings.HasPrefix(w.to, other.to+"/") || strings.HasPrefix(other.to, w.to+"/")) {
-				return fault.Invalid("the image declares a volume at %s, which leads to %s by a symbolic link: no other mount can be above or below that, as %s is", w.name, w.to, other.to)
+				return errdefs.Invalid("the image declares a volume at %s, which leads to %s by a symbolic link: no other mount can be above or below that, as %s is", w.name, w.to, other.to)
 			}
 		}
 	}
@@ -279,7 +279,7 @@ func NeedsLayer(got engine.Container) bool {
 // engine's view of the files outside of them is that of a start.
 func (m *Machine) checkUnlayered(ctx context.Context, got engine.Container) error {
 	if NeedsLayer(got) {
-		return fault.Classify(fault.Unsupported, errors.New("the engine's storage driver does not show whether a mount's target is a symbolic link: the session takes a new container"))
+		return errdefs.Classify(errdefs.Unsupported, errors.New("the engine's storage driver does not show whether a mount's target is a symbolic link: the session takes a new container"))
 	}
 	v := &view{m: m, id: got.ID}
 	for name, rootOnly := range accountFiles {
@@ -318,7 +318,7 @@ func (v *view) checkFile(ctx context.Context, name string, targets []string) err
 		return err
 	}
 	if err := w.outside(targets); err != nil {
-		return fault.Invalid("%w: %w", err, errNotAccounts)
+		return errdefs.Invalid("%w: %w", err, errNotAccounts)
 	}
 	return w.checkAccounts()
 }
@@ -328,7 +328,7 @@ func (w *way) outside(targets []string) error {
 	for _, at := range append(slices.Clone(w.links), w.to) {
 		for _, target := range targets {
 			if at == target || strings.HasPrefix(at, target+"/") {
-				return fault.Invalid("%s is in the mount at %s: the engine needs this file before it mounts anything there", w.name, target)
+				return errdefs.Invalid("%s is in the mount at %s: the engine needs this file before it mounts anything there", w.name, target)
 			}
 		}
 	}
@@ -352,19 +352,19 @@ func (t tree) refuse(w wire.WrongPath) error {
 			continue
 		}
 		if slices.Contains(wire.PointFiles(), name) || accountFiles[name] != "" || p.Kind == wire.KindLink {
-			return fault.Invalid("%s is %s, and the engine needs directories as in the image on the way to %s", at, w.Is, name)
+			return errdefs.Invalid("%s is %s, and the engine needs directories as in the image on the way to %s", at, w.Is, name)
 		}
 		if w.Is == "missing" {
-			return fault.Invalid("mount target %s: the mount at %s is read-only and has no %s to mount at", name, t.at, at)
+			return errdefs.Invalid("mount target %s: the mount at %s is read-only and has no %s to mount at", name, t.at, at)
 		}
 		in := "the files of the sandbox"
 		if t.at != "" {
 			in = "the mount at " + t.at
 		}
-		return fault.Invalid("mount target %s: %s is %s in %s, and no mount follows it: "+
+		return errdefs.Invalid("mount target %s: %s is %s in %s, and no mount follows it: "+
 			"mount elsewhere, or take the mount away (WithoutMount), which keeps all files", name, at, w.Is, in)
 	}
-	return fault.Invalid("%s is %s", at, w.Is)
+	return errdefs.Invalid("%s is %s", at, w.Is)
 }
 
 // lookDir is where a helper has the trees that it looks at.
@@ -473,7 +473,7 @@ func (m *Machine) lookup(ctx context.Context, image, user string, have map[strin
 		return wire.Owner{}, err
 	}
 	if unknown != nil {
-		return wire.Owner{}, fault.Invalid("%w; use one that it has, or a numeric ID", unknown)
+		return wire.Owner{}, errdefs.Invalid("%w; use one that it has, or a numeric ID", unknown)
 	}
 	return wire.Owner{UID: found.UID, GID: found.GID}, nil
 }
@@ -492,7 +492,7 @@ func (m *Machine) CheckStopped(ctx context.Context, got engine.Container) error 
 	if by, err := m.changedBy(ctx, got); err != nil {
 		return err
 	} else if by != "" {
-		return fault.Classify(fault.NotRunning, fmt.Errorf("container %s runs and can change where the sandbox's mounts are: stop that one, or start the sandbox", by))
+		return errdefs.Classify(errdefs.NotRunning, fmt.Errorf("container %s runs and can change where the sandbox's mounts are: stop that one, or start the sandbox", by))
 	}
 	if got.StartedAt.IsZero() {
 		return nil

@@ -18,7 +18,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -112,7 +112,7 @@ func (m *Machine) guestHash(ctx context.Context) (arch, hash string, err error) 
 		return "", "", err
 	}
 	if hash, err = guest.Hash(arch); err != nil {
-		return "", "", fault.Classify(fault.Unsupported, err)
+		return "", "", errdefs.Classify(errdefs.Unsupported, err)
 	}
 	return arch, hash, nil
 }

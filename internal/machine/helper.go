@@ -15,7 +15,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -261,7 +261,7 @@ func (h *Helper) readLines(ctx context.Context, id string, out *engine.Output, l
 				return err
 			}
 		case ctx.Err() != nil:
-			return fault.Cancelled(ctx)
+			return errdefs.Cancelled(ctx)
 		case !errors.Is(err, io.EOF):
 			return err
 		default:
@@ -279,7 +279,7 @@ func (h *Helper) exitError(ctx context.Context, id, stderr string) error {
 	case stderr != "":
 		return fmt.Errorf("the helper ended early: %s", stderr)
 	case err == nil || errors.Is(err, engine.ErrNotFound):
-		return fault.Classify(fault.EngineUnavailable, errors.New("the connection to a helper was lost"))
+		return errdefs.Classify(errdefs.EngineUnavailable, errors.New("the connection to a helper was lost"))
 	}
 	return err
 }

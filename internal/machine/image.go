@@ -12,7 +12,7 @@ import (
 	"strings"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/accounts"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -151,7 +151,7 @@ func (v *view) way(ctx context.Context, name string, points []string) (way, erro
 			return w, w.end(at, rest)
 		case got.link != "":
 			if w.links = append(w.links, at); len(w.links) > maxLinks {
-				return w, fault.Invalid("%s leads through more than %d symbolic links", name, maxLinks)
+				return w, errdefs.Invalid("%s leads through more than %d symbolic links", name, maxLinks)
 			}
 			if path.IsAbs(got.link) {
 				w.to = "/"
@@ -159,7 +159,7 @@ func (v *view) way(ctx context.Context, name string, points []string) (way, erro
 			rest = append(strings.Split(got.link, "/"), rest...)
 			continue
 		case !got.stat.Mode.IsDir() && strings.Join(rest, "") != "":
-			return w, fault.Invalid("%s: %s is not a directory", name, at)
+			return w, errdefs.Invalid("%s: %s is not a directory", name, at)
 		}
 		w.to, w.stat = at, got.stat
 	}
@@ -169,7 +169,7 @@ func (v *view) way(ctx context.Context, name string, points []string) (way, erro
 // end appends to a way what is not looked at.
 func (w *way) end(at string, rest []string) error {
 	if slices.Contains(rest, "..") {
-		return fault.Invalid("%s leads by a symbolic link above %s, which does not exist yet", w.name, at)
+		return errdefs.Invalid("%s leads by a symbolic link above %s, which does not exist yet", w.name, at)
 	}
 	w.to = path.Join(at, path.Join(rest...))
 	return nil
@@ -222,11 +222,11 @@ func (w *way) checkAccounts() error {
 	// The runtime mounts its own file systems there, in which a read may block for good.
 	for _, dir := range []string{"/dev/", "/proc/", "/sys/"} {
 		if strings.HasPrefix(w.to, dir) {
-			return fault.Invalid("%s is a symbolic link to %s: %w", w.name, w.to, errNotAccounts)
+			return errdefs.Invalid("%s is a symbolic link to %s: %w", w.name, w.to, errNotAccounts)
 		}
 	}
 	if w.found && (!w.stat.Mode.IsRegular() || w.stat.Size > accounts.MaxSize) {
-		return fault.Invalid("%s (%v, %d bytes, at %s): %w", w.name, w.stat.Mode, w.stat.Size, w.to, errNotAccounts)
+		return errdefs.Invalid("%s (%v, %d bytes, at %s): %w", w.name, w.stat.Mode, w.stat.Size, w.to, errNotAccounts)
 	}
 	return nil
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -28,14 +28,14 @@ const LayersDir = "/copy/layers"
 // them: those with containerd's image store.
 const snapshotter = "overlayfs"
 
-// Layers returns a [fault.Unsupported] if an engine with that storage driver has no layers to copy.
+// Layers returns a [errdefs.Unsupported] if an engine with that storage driver has no layers to copy.
 func Layers(driver string) error {
 	drivers := []string{"overlay2", "fuse-overlayfs", "overlay", snapshotter}
 	if slices.Contains(drivers, driver) {
 		return nil
 	}
 	return fmt.Errorf("%w: files outside of volumes are committed, since the storage driver %s keeps them in no overlay: it takes %s",
-		fault.Unsupported, driver, strings.Join(drivers, ", "))
+		errdefs.Unsupported, driver, strings.Join(drivers, ", "))
 }
 
 // LayerOf returns the layer of a sandbox's container, or the zero Layer if the storage driver keeps

@@ -15,7 +15,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
@@ -90,12 +90,12 @@ func (m *Machine) PolicyEnforced(runtime string) bool {
 	return enforced
 }
 
-// Limits returns a [fault.Unsupported] if the engine does not enforce limits, with cpus above 0 of
+// Limits returns a [errdefs.Unsupported] if the engine does not enforce limits, with cpus above 0 of
 // that many CPUs, too.
 func Limits(ctx context.Context, e *engine.Engine, cpus float64) error {
 	err := e.CheckLimits(ctx, cpus)
 	if errors.Is(err, engine.ErrUnsupported) {
-		err = fault.Classify(fault.Unsupported, err)
+		err = errdefs.Classify(errdefs.Unsupported, err)
 	}
 	return err
 }
@@ -111,13 +111,13 @@ func (m *Machine) SetOtherKernel() { m.otherKernel.Store(true) }
 // one container at a time.
 func (m *Machine) Overlays() bool { return !m.noOverlays.Load() && !m.Engine.Podman() }
 
-// SharedFiles returns a [fault.Unsupported] if volumes can't be overlays, as far as is known.
+// SharedFiles returns a [errdefs.Unsupported] if volumes can't be overlays, as far as is known.
 func (m *Machine) SharedFiles() error {
 	switch {
 	case m.Engine.Podman():
-		return fmt.Errorf("%w: Podman mounts an overlay for one container at a time", fault.Unsupported)
+		return fmt.Errorf("%w: Podman mounts an overlay for one container at a time", errdefs.Unsupported)
 	case !m.Overlays():
-		return fmt.Errorf("%w: the engine could not mount an overlay as a volume", fault.Unsupported)
+		return fmt.Errorf("%w: the engine could not mount an overlay as a volume", errdefs.Unsupported)
 	}
 	return nil
 }

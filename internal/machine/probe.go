@@ -10,7 +10,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
 )
@@ -96,11 +96,11 @@ func (m *Machine) Abilities(ctx context.Context, runtime string) (a Abilities, e
 		a.Policy = NewRefusal(wire.RefusedUnsupported, got.Policy)
 	}
 	if got.Reflink != "" {
-		a.Reflink = fmt.Errorf("%w: files in the engine's volumes can't share blocks: %s: put them on a disk with XFS or Btrfs", fault.Unsupported, got.Reflink)
+		a.Reflink = fmt.Errorf("%w: files in the engine's volumes can't share blocks: %s: put them on a disk with XFS or Btrfs", errdefs.Unsupported, got.Reflink)
 	}
 	if got.Volatile {
 		a.Layer = fmt.Errorf("%w: with this OCI runtime all files outside of volumes are lost when a sandbox stops or is forked: "+
-			`configure gVisor's in the engine's daemon.json with "runtimeArgs": ["--overlay2=none"]`, fault.Unsupported)
+			`configure gVisor's in the engine's daemon.json with "runtimeArgs": ["--overlay2=none"]`, errdefs.Unsupported)
 	}
 	return a, nil
 }
@@ -158,7 +158,7 @@ func (e *refusal) Error() string {
 		"a sandbox of another OCI runtime can have the policy DenyAll without published ports, which gives it no network"
 }
 
-func (e *refusal) Unwrap() error { return fault.Unsupported }
+func (e *refusal) Unwrap() error { return errdefs.Unsupported }
 
 // IsRefusal reports whether err is from NewRefusal.
 func IsRefusal(err error) bool {

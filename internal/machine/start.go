@@ -8,7 +8,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/source"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
@@ -25,7 +25,7 @@ const busyTimeout = 30 * time.Second
 func (m *Machine) Start(ctx context.Context, name string, layer OwnLayer) error {
 	got, err := m.Store.Locate(ctx, name)
 	if errors.Is(err, engine.ErrNotFound) {
-		return fault.NotFound
+		return errdefs.NotFound
 	}
 	if err != nil {
 		return err
@@ -58,9 +58,9 @@ func (m *Machine) Start(ctx context.Context, name string, layer OwnLayer) error 
 		if next, e := m.Store.Locate(ctx, name); e == nil && next.ID != got.ID && next.Labels[record.Nonce] == got.Labels[record.Nonce] {
 			return m.Start(ctx, name, OwnLayer{})
 		}
-		return fault.NotFound
+		return errdefs.NotFound
 	}
-	if fault.Known(err) {
+	if errdefs.Known(err) {
 		return err // of the check
 	}
 	m.setGuest(Guest{})
@@ -82,7 +82,7 @@ func (m *Machine) EnsureImage(ctx context.Context, ref string, emulated bool, fr
 		found = m.CheckPlatform(ctx, ref, img)
 	}
 	missing := errors.Is(found, engine.ErrNotFound)
-	if !missing && !errors.Is(found, fault.Unsupported) {
+	if !missing && !errors.Is(found, errdefs.Unsupported) {
 		return img, found
 	}
 	if host := engine.Registry(ref); host != "" {
@@ -109,12 +109,12 @@ func (m *Machine) EnsureImage(ctx context.Context, ref string, emulated bool, fr
 	case err == nil, ctx.Err() != nil, errors.Is(err, engine.ErrUnavailable):
 		return img, err
 	case missing:
-		return img, fmt.Errorf("%w: %s is not on the engine and pulling it failed: %w", fault.ImageNotFound, ref, err)
+		return img, fmt.Errorf("%w: %s is not on the engine and pulling it failed: %w", errdefs.ImageNotFound, ref, err)
 	}
 	return img, fmt.Errorf("%w; pulling it failed: %w", found, err)
 }
 
-// CheckPlatform returns fault.Unsupported for an image whose programs the engine's machine does
+// CheckPlatform returns errdefs.Unsupported for an image whose programs the engine's machine does
 // not run without emulation. Engines with containerd's image store describe an image that they
 // have for other platforms only, or of which they lack a part, as one without a platform and layers.
 func (m *Machine) CheckPlatform(ctx context.Context, ref string, img engine.Image) error {
@@ -132,7 +132,7 @@ func (m *Machine) CheckPlatform(ctx context.Context, ref string, img engine.Imag
 	case img.Arch == arch, arch == "amd64" && img.Arch == "386", arch == "arm64" && img.Arch == "arm":
 		return nil
 	}
-	return fmt.Errorf("%w: image %s is for %s, and the engine for linux/%s: see WithEmulation", fault.Unsupported, ref, of, arch)
+	return fmt.Errorf("%w: image %s is for %s, and the engine for linux/%s: see WithEmulation", errdefs.Unsupported, ref, of, arch)
 }
 
 // pullProgress adds up the layers of a pull.

@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
@@ -337,7 +337,7 @@ func (s *Sandbox) reviseEnv(c *record.Changes, rec record.Sandbox) error {
 	maps.Copy(env, s.Env)
 	removed = slices.DeleteFunc(removed, func(k string) bool { _, set := env[k]; return set })
 	if c.Env, err = rec.SealEnv(env, removed); err != nil {
-		return fault.Classify(fault.Unsupported, err)
+		return errdefs.Classify(errdefs.Unsupported, err)
 	}
 	return nil
 }

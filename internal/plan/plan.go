@@ -17,7 +17,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -135,7 +135,7 @@ func invalid(problems []error) error {
 	if len(problems) == 0 {
 		return nil
 	}
-	return fault.Classify(fault.InvalidArgument, errors.Join(problems...))
+	return errdefs.Classify(errdefs.InvalidArgument, errors.Join(problems...))
 }
 
 func (s *Sandbox) completeNames() (problems []error) {

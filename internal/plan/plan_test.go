@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -84,7 +84,7 @@ func TestCompleteReturnsAllProblemsAtOnce(t *testing.T) {
 		Problems: []error{errors.New("an option's own")},
 	}
 	err := s.Complete()
-	if !errors.Is(err, fault.InvalidArgument) {
+	if !errors.Is(err, errdefs.InvalidArgument) {
 		t.Fatalf("Complete: %v, want an InvalidArgument", err)
 	}
 	for _, want := range []string{
@@ -188,7 +188,7 @@ func TestWhatIsTakenAwayIsChecked(t *testing.T) {
 		Without: plan.Removals{Env: []string{"A", "B=", ""}, Tags: []string{"t", ""}, Mounts: []string{"/m/", "relative", "/workspace"}},
 	}
 	err := s.CheckUpdate()
-	if !errors.Is(err, fault.InvalidArgument) {
+	if !errors.Is(err, errdefs.InvalidArgument) {
 		t.Fatalf("CheckUpdate: %v, want an InvalidArgument", err)
 	}
 	for _, want := range []string{

@@ -13,7 +13,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
@@ -71,7 +71,7 @@ func (b *Build) makeContainer(ctx context.Context) error {
 			return err
 		}
 		if len(users) > 1 {
-			return fmt.Errorf("%w: ID %q is being adopted twice", fault.Exists, b.Record.ID)
+			return fmt.Errorf("%w: ID %q is being adopted twice", errdefs.Exists, b.Record.ID)
 		}
 	}
 	if cluster := b.Store.Cluster; cluster != nil {
@@ -87,7 +87,7 @@ func (b *Build) spec() (engine.ContainerSpec, error) {
 	b.Record.Settings.User, b.Record.Settings.Guest = b.user(), machine.NewGuestDir()
 	labels, err := b.Record.Labels()
 	if err != nil {
-		return engine.ContainerSpec{}, fault.Invalid("%w", err)
+		return engine.ContainerSpec{}, errdefs.Invalid("%w", err)
 	}
 	record.Mask(labels, b.image.Labels)
 	key := ed25519.NewKeyFromSeed(b.Record.ControlKey)
@@ -205,7 +205,7 @@ func (b *Build) recheckAttached(ctx context.Context) error {
 			return err
 		}
 		if v.Labels[record.Nonce] == b.op {
-			return fmt.Errorf("%w: %s was removed during the call", fault.VolumeNotFound, m.Volume)
+			return fmt.Errorf("%w: %s was removed during the call", errdefs.VolumeNotFound, m.Volume)
 		}
 	}
 	return nil
@@ -222,7 +222,7 @@ func (b *Build) imageMissing(ctx context.Context, ref string, err error) error {
 				return e
 			}
 		}
-		return fmt.Errorf("%w: %s was removed during the call: %w", fault.ImageNotFound, ref, err)
+		return fmt.Errorf("%w: %s was removed during the call: %w", errdefs.ImageNotFound, ref, err)
 	case e != nil:
 		return errors.Join(err, e)
 	default:

@@ -13,7 +13,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -55,7 +55,7 @@ func NewLive(ctx context.Context, m *machine.Machine, nameOrID string) (*Live, e
 		return nil, err
 	}
 	if got.State == engine.StateRemoving {
-		return nil, fault.NotFound
+		return nil, errdefs.NotFound
 	}
 	image, err := m.Engine.InspectImage(ctx, got.ImageID)
 	if err != nil {
@@ -100,7 +100,7 @@ func (o *Live) CheckNoFiles(ctx context.Context, m *machine.Machine, got engine.
 	if len(changed) > shownPaths {
 		text += " …"
 	}
-	return fault.Invalid("it can't have another image: %d paths of %q outside of volumes differ from its own image: %s", len(changed), o.Record.Name, fault.Printable(text))
+	return errdefs.Invalid("it can't have another image: %d paths of %q outside of volumes differ from its own image: %s", len(changed), o.Record.Name, errdefs.Printable(text))
 }
 
 // shownPaths bounds the paths in an error, beside their number.
@@ -252,7 +252,7 @@ func (o *Stored) checkTrees(ctx context.Context, b *Build, found func(record.Tre
 	for _, t := range o.rec.Trees {
 		v, err := b.Engine.InspectVolume(ctx, t.Volume)
 		if errors.Is(err, engine.ErrNotFound) {
-			return fmt.Errorf("%w: its volume %s was removed", fault.SnapshotNotFound, t.Volume)
+			return fmt.Errorf("%w: its volume %s was removed", errdefs.SnapshotNotFound, t.Volume)
 		}
 		if err != nil {
 			return err
@@ -267,7 +267,7 @@ func (o *Stored) checkTrees(ctx context.Context, b *Build, found func(record.Tre
 func (o *Stored) restoreImage(ctx context.Context, b *Build) (engine.Image, error) {
 	const pruned = "was removed, as \"docker image prune -a\" does"
 	if o.rec.ImageID == "" {
-		return engine.Image{}, fmt.Errorf("%w: the image %s, which had files of the snapshot, %s: it can't be restored", fault.ImageNotFound, b.base, pruned)
+		return engine.Image{}, fmt.Errorf("%w: the image %s, which had files of the snapshot, %s: it can't be restored", errdefs.ImageNotFound, b.base, pruned)
 	}
 	image, err := b.Engine.InspectImage(ctx, o.rec.ImageID)
 	if errors.Is(err, engine.ErrNotFound) {
@@ -278,7 +278,7 @@ func (o *Stored) restoreImage(ctx context.Context, b *Build) (engine.Image, erro
 	}
 	if image.ID != o.rec.ImageID {
 		return image, fmt.Errorf("%w: the image of the snapshot %s, and %s is another one by now: it takes the image with ID %s",
-			fault.ImageNotFound, pruned, o.rec.Image, o.rec.ImageID)
+			errdefs.ImageNotFound, pruned, o.rec.Image, o.rec.ImageID)
 	}
 	return image, bound.Finish(ctx, func(ctx context.Context) error { return b.Engine.TagImage(ctx, image.ID, b.base) })
 }
@@ -318,7 +318,7 @@ func (o *Stored) jobs(ctx context.Context, b *Build, made engine.Container) (job
 				return nil, nil, err
 			}
 			if layer == (machine.Layer{}) {
-				return nil, nil, fault.Classify(fault.Unsupported, errors.New("the snapshot was made with another storage driver than the engine has now"))
+				return nil, nil, errdefs.Classify(errdefs.Unsupported, errors.New("the snapshot was made with another storage driver than the engine has now"))
 			}
 			jobs = append(jobs, transfer.Job{What: "files of the container", From: transfer.Tree{Volume: t.Volume}, To: transfer.Tree{Layer: layer}, Layer: true,
 				Check: b.paths()})
@@ -390,7 +390,7 @@ func (o *Stored) fill(ctx context.Context, b *Build) error {
 func (o *Stored) recheck(ctx context.Context, b *Build) error {
 	now, err := b.Store.FindSnapshot(ctx, o.rec.ID)
 	if err == nil && now.Nonce != o.rec.Nonce {
-		err = fault.SnapshotNotFound
+		err = errdefs.SnapshotNotFound
 	}
 	return err
 }

@@ -3,7 +3,7 @@ package provision
 import (
 	"context"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
@@ -51,7 +51,7 @@ func (b *Build) placeAgain(ctx context.Context, image string) error {
 	}
 	for i, now := range b.placed {
 		if now != was[i] {
-			return fault.Invalid("mount target %s leads to %s by a symbolic link that was made in the sandbox: take the mount away (WithoutMount), which keeps all files", was[i], now)
+			return errdefs.Invalid("mount target %s leads to %s by a symbolic link that was made in the sandbox: take the mount away (WithoutMount), which keeps all files", was[i], now)
 		}
 	}
 	return nil

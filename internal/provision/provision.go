@@ -18,7 +18,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
@@ -93,7 +93,7 @@ func New(m *machine.Machine, p plan.Sandbox, from Origin, visibleEarly bool, rep
 }
 
 // Prepare creates everything except the session: the volumes, which directories are being
-// copied into when it returns, and the container. A *claim.HeldError says that another
+// copied into when it returns, and the container. A *claim.TakenError says that another
 // process is creating a sandbox of that name.
 func (b *Build) Prepare(ctx context.Context, slot *machine.Slot) error {
 	b.slot = slot
@@ -106,7 +106,7 @@ func (b *Build) Prepare(ctx context.Context, slot *machine.Slot) error {
 			return err
 		}
 		if ctx.Err() != nil {
-			return fault.Cancelled(ctx)
+			return errdefs.Cancelled(ctx)
 		}
 	}
 	return nil
@@ -235,7 +235,7 @@ func (b *Build) checkRuntime(ctx context.Context) error {
 		return err
 	}
 	if !slices.Contains(info.Runtimes, runtime) {
-		return fmt.Errorf("%w: it has no OCI runtime %q, only %s", fault.Unsupported, runtime, strings.Join(info.Runtimes, ", "))
+		return fmt.Errorf("%w: it has no OCI runtime %q, only %s", errdefs.Unsupported, runtime, strings.Join(info.Runtimes, ", "))
 	}
 	if runtime == "runc" {
 		return nil
@@ -261,7 +261,7 @@ func (b *Build) checkStorage(ctx context.Context) error {
 		return err
 	}
 	if !slices.Contains([]string{"overlay2", "btrfs", "zfs", "devicemapper"}, info.StorageDriver) {
-		return fmt.Errorf("%w: WithStorageSize: its storage driver %s limits no container", fault.Unsupported, info.StorageDriver)
+		return fmt.Errorf("%w: WithStorageSize: its storage driver %s limits no container", errdefs.Unsupported, info.StorageDriver)
 	}
 	return nil
 }
@@ -376,10 +376,10 @@ func (b *Build) Container(ctx context.Context) (engine.Container, error) {
 		return got, err
 	}
 	if got.Labels[record.Nonce] != b.Record.Nonce {
-		return got, fmt.Errorf("%w: the container was replaced while it was being made", fault.Exists)
+		return got, fmt.Errorf("%w: the container was replaced while it was being made", errdefs.Exists)
 	}
 	if got.State != engine.StateRunning {
-		return got, fmt.Errorf("%w: the container exited during its start: %s", fault.NotRunning, store.ReasonOf(got))
+		return got, fmt.Errorf("%w: the container exited during its start: %s", errdefs.NotRunning, store.ReasonOf(got))
 	}
 	return got, nil
 }

@@ -11,7 +11,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -50,7 +50,7 @@ func Outdated(ctx context.Context, m *machine.Machine, rec record.Sandbox, got e
 
 // Remake replaces the container of a sandbox that does not run by one with its latest changes
 // and the same files. A container without changes is replaced if it has the ID anew. A
-// *claim.HeldError says that another process is changing the sandbox.
+// *claim.TakenError says that another process is changing the sandbox.
 //
 // The new container is complete before the old one is removed, and then takes its name. So
 // there is always a complete one, and [store.Store.FinishReplacement] finds it.
@@ -111,14 +111,14 @@ func change(ctx context.Context, m *machine.Machine, rec record.Sandbox, report 
 	}
 	got, err := m.Store.Locate(ctx, rec.Name)
 	if errors.Is(err, engine.ErrNotFound) {
-		return fault.NotFound
+		return errdefs.NotFound
 	}
 	if err != nil {
 		return err
 	}
 	made, ok := record.Decode(got.Labels)
 	if !ok || made.Nonce != rec.Nonce || store.BeingRemoved(got) {
-		return fault.NotFound
+		return errdefs.NotFound
 	}
 	if rec, err = claim.Latest(ctx, m.Engine, made); err != nil {
 		return err

@@ -8,14 +8,14 @@ import (
 	"strings"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/transfer"
 )
 
 // Rollback replaces the files of a sandbox by those of a snapshot, and ends its session. A
-// *claim.HeldError says that another process is changing the sandbox.
+// *claim.TakenError says that another process is changing the sandbox.
 //
 // It makes a new container, as [Remake] does, with the snapshot's files. The removal of the old
 // container commits the rollback. Until then nothing is overwritten, and a takeover from
@@ -114,10 +114,10 @@ func (o *Stored) checkTargets(mounts []record.Mount) error {
 	}
 	var differences []error
 	if len(missing) > 0 {
-		differences = append(differences, fault.Invalid("snapshot %s has no files for the sandbox's copies at %s", o.rec.ID, strings.Join(missing, ", ")))
+		differences = append(differences, errdefs.Invalid("snapshot %s has no files for the sandbox's copies at %s", o.rec.ID, strings.Join(missing, ", ")))
 	}
 	if len(more) > 0 {
-		differences = append(differences, fault.Invalid("the sandbox has no copies at %s, where snapshot %s has files", strings.Join(more, ", "), o.rec.ID))
+		differences = append(differences, errdefs.Invalid("the sandbox has no copies at %s, where snapshot %s has files", strings.Join(more, ", "), o.rec.ID))
 	}
 	return errors.Join(differences...)
 }

@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/transfer"
 )
@@ -41,10 +41,10 @@ func (b *Build) adopt(ctx context.Context, what, volume string, hasSource bool) 
 		return err
 	}
 	if len(users) > 0 {
-		return fmt.Errorf("%w: ID %q belongs to container %s", fault.Exists, b.Record.ID, users[0].Name)
+		return fmt.Errorf("%w: ID %q belongs to container %s", errdefs.Exists, b.Record.ID, users[0].Name)
 	}
 	if hasSource || b.origin != nil {
-		return fmt.Errorf("%w: %s %s exists and has files: it is adopted without a source, or deleted first", fault.Exists, what, volume)
+		return fmt.Errorf("%w: %s %s exists and has files: it is adopted without a source, or deleted first", errdefs.Exists, what, volume)
 	}
 	b.adopted = true
 	return nil

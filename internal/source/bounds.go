@@ -13,7 +13,7 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
 )
 
@@ -33,7 +33,7 @@ func (b *Bounds) permits(host string, a netip.Addr) error {
 	}
 	rules, err := nonPublic()
 	if err == nil && rules.Addr(a) == policy.Protected {
-		err = fault.Invalid("%s has an address that is not public, from which no source or image is permitted (see WithSourceAddresses)", host)
+		err = errdefs.Invalid("%s has an address that is not public, from which no source or image is permitted (see WithSourceAddresses)", host)
 	}
 	return err
 }
@@ -47,7 +47,7 @@ func (b *Bounds) Resolve(ctx context.Context, host string) ([]netip.Addr, error)
 	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	if err != nil {
 		if ctx.Err() != nil {
-			return nil, fault.Cancelled(ctx)
+			return nil, errdefs.Cancelled(ctx)
 		}
 		return nil, fmt.Errorf("the host %s was not found", host) // the error names the DNS server
 	}

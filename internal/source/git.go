@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/git"
 )
 
@@ -89,7 +89,7 @@ func (g Git) Fill(ctx context.Context, to Target) (err error) {
 	if err != nil {
 		var missing *git.MissingError
 		if errors.As(err, &missing) {
-			err = fault.Classify(fault.InvalidArgument, err)
+			err = errdefs.Classify(errdefs.InvalidArgument, err)
 		}
 		return fmt.Errorf("clone %v: %w", g, err)
 	}

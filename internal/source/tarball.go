@@ -19,7 +19,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
 )
 
@@ -153,9 +153,9 @@ func (t Tarball) refused(err error, first []byte) error {
 		if limit.What == "bytes" {
 			field = "MaxBytes"
 		}
-		err = fault.Classify(fault.InvalidArgument, fmt.Errorf("%w: %s of Tarball raises that", err, field))
+		err = errdefs.Classify(errdefs.InvalidArgument, fmt.Errorf("%w: %s of Tarball raises that", err, field))
 	case errors.As(err, &entry), errors.As(err, &truncated):
-		err = fault.Classify(fault.InvalidArgument, err)
+		err = errdefs.Classify(errdefs.InvalidArgument, err)
 	case errors.Is(err, archive.ErrFormat):
 		what := archive.Sniff(first)
 		switch {
@@ -164,7 +164,7 @@ func (t Tarball) refused(err error, first []byte) error {
 		case what != "":
 			err = fmt.Errorf("it is %s: %w", what, err)
 		}
-		err = fault.Classify(fault.InvalidArgument, err)
+		err = errdefs.Classify(errdefs.InvalidArgument, err)
 	}
 	return fmt.Errorf("%v: %w", t, err)
 }
@@ -178,7 +178,7 @@ func (t Tarball) open(ctx context.Context, from *Bounds) (io.ReadCloser, error) 
 	}
 	// A pipe can be closed while a read blocks; the caller's reader can't.
 	pr, pw := io.Pipe()
-	context.AfterFunc(ctx, func() { pr.CloseWithError(fault.Cancelled(ctx)) })
+	context.AfterFunc(ctx, func() { pr.CloseWithError(errdefs.Cancelled(ctx)) })
 	go func() {
 		_, err := io.Copy(pw, t.Reader)
 		pw.CloseWithError(err)
@@ -190,7 +190,7 @@ func (t Tarball) open(ctx context.Context, from *Bounds) (io.ReadCloser, error) 
 func (t Tarball) fetch(ctx context.Context, from *Bounds) (io.ReadCloser, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, t.URL, nil)
 	if err != nil {
-		return nil, fault.Invalid("the URL can't be read")
+		return nil, errdefs.Invalid("the URL can't be read")
 	}
 	if user := req.URL.User; user != nil {
 		password, _ := user.Password()
@@ -225,9 +225,9 @@ func (t Tarball) fetch(ctx context.Context, from *Bounds) (io.ReadCloser, error)
 		}
 		switch {
 		case ctx.Err() != nil:
-			err = fault.Cancelled(ctx)
-		case !errors.Is(err, fault.InvalidArgument): // not permitted
-			err = &fault.Remote{Err: err, Text: "the server can't be reached, or its answer is not HTTP"}
+			err = errdefs.Cancelled(ctx)
+		case !errors.Is(err, errdefs.InvalidArgument): // not permitted
+			err = &errdefs.Remote{Err: err, Text: "the server can't be reached, or its answer is not HTTP"}
 		}
 		return nil, fmt.Errorf("get %v: %w", t, err)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
@@ -154,11 +154,11 @@ func (d *deletion) deleteVolumes(ctx context.Context, reclaim Reclaim, outcomes 
 	})
 }
 
-// findToDelete returns the sandbox's present container, or fault.NotFound.
+// findToDelete returns the sandbox's present container, or errdefs.NotFound.
 func (s *Store) findToDelete(ctx context.Context, rec record.Sandbox) (engine.Container, error) {
 	got, err := engine.RetryCall(ctx, func() (engine.Container, error) { return s.locate(ctx, rec.Name) })
 	if r, ok := SandboxOf(got); errors.Is(err, engine.ErrNotFound) || err == nil && (!ok || r.ID != rec.ID) {
-		return got, fault.NotFound
+		return got, errdefs.NotFound
 	}
 	return got, err
 }
@@ -167,7 +167,7 @@ func (s *Store) findToDelete(ctx context.Context, rec record.Sandbox) (engine.Co
 // reachable: otherwise the removal of the container ends the session, too.
 func (s *Store) stopToDelete(ctx context.Context, got engine.Container, rec record.Sandbox) error {
 	err := engine.Retry(ctx, func() error { return s.stop(ctx, got, rec, s.Engine.StopToRemove) })
-	if err == nil || errors.Is(err, fault.NotFound) {
+	if err == nil || errors.Is(err, errdefs.NotFound) {
 		return nil
 	}
 	if ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable) {
@@ -230,7 +230,7 @@ type deletionClaim struct {
 // sandbox removed in part, or with one that nobody would delete again.
 func (d *deletionClaim) end(ctx context.Context, err error, removing bool) error {
 	d.claim.Stop()
-	unknown := ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable) || errors.Is(err, fault.EngineUnavailable)
+	unknown := ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable) || errors.Is(err, errdefs.EngineUnavailable)
 	if err == nil || !unknown || d.rec.Persists() && !removing || d.reclaim == KeepVolumes {
 		return d.drop(ctx)
 	}
@@ -251,7 +251,7 @@ func (s *Store) claimDeletion(ctx context.Context, rec record.Sandbox, reclaim R
 	if reclaim == KeepVolumes {
 		nonce, by = by, ""
 		try = func(ctx context.Context) (*claim.Claim, error) {
-			return claim.TryHold(ctx, s.Engine, rec, nonce, Holder())
+			return claim.TryChange(ctx, s.Engine, rec, nonce, Holder())
 		}
 	}
 	d := &deletionClaim{rec: rec, reclaim: reclaim}
@@ -266,7 +266,7 @@ func (s *Store) claimDeletion(ctx context.Context, rec record.Sandbox, reclaim R
 		})
 	}
 	for {
-		var held *claim.HeldError
+		var held *claim.TakenError
 		var err error
 		d.claim, err = engine.RetryCall(ctx, func() (*claim.Claim, error) { return bound.FinishCall(ctx, try) })
 		switch {
@@ -285,7 +285,7 @@ func (s *Store) claimDeletion(ctx context.Context, rec record.Sandbox, reclaim R
 }
 
 // removeSandbox removes the container. Among concurrent callers one succeeds; the others
-// get fault.NotFound.
+// get errdefs.NotFound.
 func (s *Store) removeSandbox(ctx context.Context, id string) error {
 	remove := func() error {
 		return bound.Finish(ctx, func(ctx context.Context) error { return s.removeContainer(ctx, id, true) })
@@ -295,7 +295,7 @@ func (s *Store) removeSandbox(ctx context.Context, id string) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, engine.ErrNotFound):
-		return fault.NotFound
+		return errdefs.NotFound
 	case errors.Is(err, engine.ErrUnavailable):
 		// Only the reply may have been lost: not found now means that it was removed.
 		lost := engine.Retry(ctx, func() error { return s.removeContainer(ctx, id, true) })
@@ -311,7 +311,7 @@ func (s *Store) removeSandbox(ctx context.Context, id string) error {
 		got, e := s.Engine.InspectContainer(ctx, id)
 		switch {
 		case errors.Is(e, engine.ErrNotFound):
-			return true, fault.NotFound
+			return true, errdefs.NotFound
 		case e != nil:
 			return true, e
 		case got.State == engine.StateRemoving:
@@ -322,7 +322,7 @@ func (s *Store) removeSandbox(ctx context.Context, id string) error {
 		// A removal that is asked for just when another one ends may succeed, too: so it has looked first.
 		switch err = remove(); {
 		case errors.Is(err, engine.ErrNotFound):
-			return true, fault.NotFound
+			return true, errdefs.NotFound
 		case errors.Is(err, engine.ErrUnavailable):
 			return true, err
 		}
@@ -405,7 +405,7 @@ func (s *Store) stop(ctx context.Context, got engine.Container, rec record.Sandb
 	cancel()
 	resignal.Wait()
 	if errors.Is(err, engine.ErrNotFound) {
-		return fault.NotFound
+		return errdefs.NotFound
 	}
 	return err
 }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
@@ -125,7 +125,7 @@ func (s *Store) findContainer(ctx context.Context, nameOrID string) (record.Sand
 	}
 	// The engine keeps a workspace while its sandbox exists.
 	if volErr != nil {
-		return record.Sandbox{}, engine.Container{}, fault.NotFound
+		return record.Sandbox{}, engine.Container{}, errdefs.NotFound
 	}
 	// A workspace that was preserved, or that another sandbox adopted since: it has the name of
 	// the earlier one. Only the engine's list tells.
@@ -145,11 +145,11 @@ func (s *Store) findContainer(ctx context.Context, nameOrID string) (record.Sand
 	return record.Sandbox{}, engine.Container{}, goneError(vol, vol.Labels[record.Name], nameOrID)
 }
 
-// Gone returns the fault.NotFound of a sandbox that has no container any more.
+// Gone returns the errdefs.NotFound of a sandbox that has no container any more.
 func (s *Store) Gone(ctx context.Context, rec record.Sandbox) error {
 	vol, err := s.Engine.InspectVolume(ctx, record.WorkspaceName(rec.ID))
 	if err != nil {
-		return fault.NotFound
+		return errdefs.NotFound
 	}
 	return goneError(vol, rec.Name, rec.ID)
 }
@@ -157,10 +157,10 @@ func (s *Store) Gone(ctx context.Context, rec record.Sandbox) error {
 // goneError says how to use the workspace that a deletion, or another tool, has left.
 func goneError(workspace engine.Volume, name, id string) error {
 	if !record.Is(workspace.Labels, record.RoleWorkspace) || !record.ValidName(name) {
-		return fault.NotFound
+		return errdefs.NotFound
 	}
 	return fmt.Errorf("%w: its workspace, volume %s, is still there: Create with WithName(%q) and WithID(%q) makes a sandbox with it",
-		fault.NotFound, workspace.Name, name, id)
+		errdefs.NotFound, workspace.Name, name, id)
 }
 
 // AwaitCreated is Find after the creation of the sandbox has finished.
@@ -170,7 +170,7 @@ func (s *Store) AwaitCreated(ctx context.Context, nameOrID string) (_ record.San
 	for {
 		rec, got, err := s.findContainer(ctx, nameOrID)
 		name := rec.Name
-		if errors.Is(err, fault.NotFound) {
+		if errors.Is(err, errdefs.NotFound) {
 			name = nameOrID // its container may not exist yet
 		} else if err != nil {
 			return rec, got, err
@@ -186,7 +186,7 @@ func (s *Store) AwaitCreated(ctx context.Context, nameOrID string) (_ record.San
 			rec, err = claim.Latest(ctx, s.Engine, rec)
 		}
 		look.Wait()
-		if err != nil && !errors.Is(err, fault.NotFound) {
+		if err != nil && !errors.Is(err, errdefs.NotFound) {
 			return rec, got, err
 		}
 		var foreign *record.ForeignError
@@ -204,7 +204,7 @@ func (s *Store) AwaitCreated(ctx context.Context, nameOrID string) (_ record.San
 				return rec, got, err
 			}
 		default:
-			return rec, got, fmt.Errorf("%w: its creation was abandoned by %s", fault.NotFound, m.Holder)
+			return rec, got, fmt.Errorf("%w: its creation was abandoned by %s", errdefs.NotFound, m.Holder)
 		}
 		if err := wait.sleep(ctx); err != nil {
 			return rec, got, err
@@ -212,8 +212,8 @@ func (s *Store) AwaitCreated(ctx context.Context, nameOrID string) (_ record.San
 	}
 }
 
-// ErrNameTaken is the fault.Exists after which GetOrCreate tries Get again.
-var ErrNameTaken = fmt.Errorf("%w", fault.Exists)
+// ErrNameTaken is the errdefs.Exists after which GetOrCreate tries Get again.
+var ErrNameTaken = fmt.Errorf("%w", errdefs.Exists)
 
 // Available reports why the name or the ID can't be used for a new sandbox.
 func (s *Store) Available(ctx context.Context, name, id string) error {
@@ -228,7 +228,7 @@ func (s *Store) Available(ctx context.Context, name, id string) error {
 	}
 	looks.Wait()
 	if nameErr != nil {
-		if !errors.Is(nameErr, fault.Exists) {
+		if !errors.Is(nameErr, errdefs.Exists) {
 			return nameErr
 		}
 		// A dead creator's container is no sandbox: the claim will find its marker.
@@ -239,8 +239,8 @@ func (s *Store) Available(ctx context.Context, name, id string) error {
 	if hiddenErr != nil {
 		return hiddenErr
 	}
-	if errors.Is(idErr, fault.Exists) {
-		return fmt.Errorf("%w: ID %q is another sandbox's name", fault.Exists, id)
+	if errors.Is(idErr, errdefs.Exists) {
+		return fmt.Errorf("%w: ID %q is another sandbox's name", errdefs.Exists, id)
 	}
 	return idErr
 }
@@ -257,16 +257,16 @@ func (s *Store) checkNotID(ctx context.Context, name string) error {
 		return nil
 	}
 	rec, _, err := s.findContainer(ctx, name)
-	if errors.Is(err, fault.NotFound) || err == nil && (rec.ID != name || rec.Name == name) {
+	if errors.Is(err, errdefs.NotFound) || err == nil && (rec.ID != name || rec.Name == name) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return fmt.Errorf("%w: %q is the ID of sandbox %q", fault.Exists, name, rec.Name)
+	return fmt.Errorf("%w: %q is the ID of sandbox %q", errdefs.Exists, name, rec.Name)
 }
 
-// NameTaken returns fault.Exists, or a *record.ForeignError, if the container name of a
+// NameTaken returns errdefs.Exists, or a *record.ForeignError, if the container name of a
 // sandbox is in use. It may miss a replacement that takes the name at this moment: then
 // another process holds the marker of the name, and creating the container fails.
 func (s *Store) NameTaken(ctx context.Context, name string) error {
@@ -289,20 +289,20 @@ func (s *Store) NameTaken(ctx context.Context, name string) error {
 	case got.State == engine.StateRemoving:
 		return nil
 	}
-	return fault.Exists
+	return errdefs.Exists
 }
 
 // Recheck returns the present container of a sandbox that is being copied.
 func (s *Store) Recheck(ctx context.Context, rec record.Sandbox) (engine.Container, error) {
 	got, err := s.Locate(ctx, rec.Name)
 	if errors.Is(err, engine.ErrNotFound) {
-		return got, fmt.Errorf("%w: %s was deleted during the call", fault.NotFound, rec.Name)
+		return got, fmt.Errorf("%w: %s was deleted during the call", errdefs.NotFound, rec.Name)
 	}
 	if err != nil {
 		return got, err
 	}
 	if r, ok := record.Decode(got.Labels); !ok || r.ID != rec.ID || got.State == engine.StateRemoving {
-		return got, fmt.Errorf("%w: %s was deleted during the call", fault.NotFound, rec.Name)
+		return got, fmt.Errorf("%w: %s was deleted during the call", errdefs.NotFound, rec.Name)
 	}
 	return got, nil
 }

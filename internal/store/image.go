@@ -9,7 +9,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
@@ -97,7 +97,7 @@ func (s *Store) snapshotGone(ctx context.Context, ref string) (bool, error) {
 		return false, err
 	}
 	_, err := s.FindSnapshot(ctx, id)
-	if errors.Is(err, fault.SnapshotNotFound) {
+	if errors.Is(err, errdefs.SnapshotNotFound) {
 		return true, nil
 	}
 	return false, err

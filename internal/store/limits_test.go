@@ -11,7 +11,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 )
@@ -51,7 +51,7 @@ func shorten(t *testing.T, limit *time.Duration) {
 // wantOurs checks that an error is one of a limit of the library's own.
 func wantOurs(t *testing.T, what string, err error, met *atomic.Bool) {
 	t.Helper()
-	if !met.Load() || !errors.Is(err, fault.EngineUnavailable) || errors.Is(err, context.DeadlineExceeded) {
+	if !met.Load() || !errors.Is(err, errdefs.EngineUnavailable) || errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%s, with the stalled call made: %t = %v, want EngineUnavailable and no deadline", what, met.Load(), err)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
@@ -69,7 +69,7 @@ func (s *Store) removeAllOf(ctx context.Context, nonce string) error {
 			continue
 		}
 		// A volume that another sandbox uses by now stays.
-		if err := s.RemoveVolume(ctx, v.Name, nonce); !errors.Is(err, fault.VolumeInUse) {
+		if err := s.RemoveVolume(ctx, v.Name, nonce); !errors.Is(err, errdefs.VolumeInUse) {
 			errs = append(errs, err)
 		}
 	}
@@ -82,9 +82,9 @@ func (s *Store) removeAllOf(ctx context.Context, nonce string) error {
 func (s *Store) Hold(ctx context.Context, rec record.Sandbox) (*claim.Claim, string, error) {
 	op := record.NewNonce()
 	mine, err := bound.FinishCall(ctx, func(ctx context.Context) (*claim.Claim, error) {
-		return claim.TryHold(ctx, s.Engine, rec, op, Holder())
+		return claim.TryChange(ctx, s.Engine, rec, op, Holder())
 	})
-	var held *claim.HeldError
+	var held *claim.TakenError
 	switch {
 	case err == nil:
 		return mine, op, nil
@@ -176,7 +176,7 @@ func (s *Store) finishChange(ctx context.Context, rec record.Sandbox, op string,
 	var errs []error
 	for _, v := range volumes {
 		if record.IsData(v.Name, v.Labels) {
-			if err := s.DropVolume(ctx, v); !errors.Is(err, fault.VolumeInUse) {
+			if err := s.DropVolume(ctx, v); !errors.Is(err, errdefs.VolumeInUse) {
 				errs = append(errs, err)
 			}
 		}
@@ -188,7 +188,7 @@ func (s *Store) finishChange(ctx context.Context, rec record.Sandbox, op string,
 // a rollback that has to go on it leaves as it is, unless refill is set.
 func (s *Store) finishOrphan(ctx context.Context, rec record.Sandbox, refill bool) error {
 	mine, op, err := s.Hold(ctx, rec)
-	var held *claim.HeldError
+	var held *claim.TakenError
 	if errors.As(err, &held) {
 		return nil
 	}

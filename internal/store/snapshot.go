@@ -10,7 +10,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
@@ -22,7 +22,7 @@ func (s *Store) FindSnapshot(ctx context.Context, id string) (record.SnapshotRec
 	}
 	rec, ok := record.DecodeSnapshot(v.Name, v.Labels)
 	if err != nil || !ok {
-		return rec, fmt.Errorf("%w: there is none of ID %q", fault.SnapshotNotFound, id)
+		return rec, fmt.Errorf("%w: there is none of ID %q", errdefs.SnapshotNotFound, id)
 	}
 	return rec, nil
 }
@@ -39,9 +39,9 @@ func (s *Store) DropSnapshot(ctx context.Context, rec record.SnapshotRecord) err
 			return claim.Try(ctx, s.Engine, marker, rec.Nonce, Holder())
 		})
 	})
-	var held *claim.HeldError
+	var held *claim.TakenError
 	if errors.As(err, &held) {
-		return fmt.Errorf("%w: it is being deleted", fault.SnapshotNotFound)
+		return fmt.Errorf("%w: it is being deleted", errdefs.SnapshotNotFound)
 	}
 	drop := func(ctx context.Context) error { return claim.Drop(ctx, s.Engine, marker, rec.Nonce, "") }
 	switch {
@@ -85,7 +85,7 @@ func (s *Store) checkUnshared(ctx context.Context, id string) error {
 		return err
 	}
 	if len(names) > 0 {
-		return fmt.Errorf("%w: its files are shared by %s", fault.SnapshotInUse, strings.Join(names, ", "))
+		return fmt.Errorf("%w: its files are shared by %s", errdefs.SnapshotInUse, strings.Join(names, ", "))
 	}
 	containers, err := s.Engine.ListContainers(ctx, engine.Filter{Labels: []string{record.Filter(record.Managed, "true"), record.Filter(record.Snapshot, id)}})
 	if err != nil {
@@ -93,7 +93,7 @@ func (s *Store) checkUnshared(ctx context.Context, id string) error {
 	}
 	for _, got := range containers {
 		if rec, ok := record.Decode(got.Labels); ok && (IsNext(got, rec) || isUnfinished(got, rec)) {
-			return fmt.Errorf("%w: sandbox %s is being rolled back to it", fault.SnapshotInUse, rec.Name)
+			return fmt.Errorf("%w: sandbox %s is being rolled back to it", errdefs.SnapshotInUse, rec.Name)
 		}
 	}
 	return nil
@@ -102,7 +102,7 @@ func (s *Store) checkUnshared(ctx context.Context, id string) error {
 // dropSnapshotFiles removes a snapshot's files and image, unless volumes share the files.
 func (s *Store) dropSnapshotFiles(ctx context.Context, id, nonce string) error {
 	if err := s.checkUnshared(ctx, id); err != nil {
-		if errors.Is(err, fault.SnapshotInUse) {
+		if errors.Is(err, errdefs.SnapshotInUse) {
 			return nil // for the sweep after the last sharer is gone
 		}
 		return err
@@ -168,8 +168,8 @@ func (s *Store) dropSnapshotsOf(ctx context.Context, sandboxID string, keep int)
 		o := Outcome{Name: rec.ID, Status: Deleted}
 		err := s.DropSnapshot(ctx, rec)
 		switch {
-		case err == nil, errors.Is(err, fault.SnapshotNotFound):
-		case errors.Is(err, fault.SnapshotInUse):
+		case err == nil, errors.Is(err, errdefs.SnapshotNotFound):
+		case errors.Is(err, errdefs.SnapshotInUse):
 			o.Status, o.Reason = Preserved, err.Error()
 		default:
 			o.Status, o.Reason = DeleteFailed, err.Error()

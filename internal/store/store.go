@@ -14,7 +14,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
@@ -49,7 +49,7 @@ type Cluster interface {
 	Claim(ctx context.Context, rec record.Sandbox) error
 	// Free gives the name back if it is this sandbox's.
 	Free(ctx context.Context, rec record.Sandbox) error
-	// Room fails with [fault.NoCapacity] unless the sandbox, with such limits, fits beside the
+	// Room fails with [errdefs.NoCapacity] unless the sandbox, with such limits, fits beside the
 	// others that run on this engine or are being created there. Of several that are being created,
 	// whose containers exist, those that were begun first have precedence.
 	Room(ctx context.Context, rec record.Sandbox, nanoCPUs, memory int64) error
@@ -119,22 +119,22 @@ func isCreating(ctx context.Context, sandbox string) bool { return ctx.Value(cre
 // Classify returns err with the class of package fault that follows from an error of the
 // engine or a record. An error that has a class keeps it.
 func Classify(err error) error {
-	if err == nil || fault.Known(err) {
+	if err == nil || errdefs.Known(err) {
 		return err
 	}
 	var foreign *record.ForeignError
-	var held *claim.HeldError
+	var held *claim.TakenError
 	switch {
 	case errors.As(err, &foreign):
-		return fault.Classify(fault.Foreign, err)
+		return errdefs.Classify(errdefs.Foreign, err)
 	case errors.As(err, &held):
-		return fault.Classify(fault.Exists, err)
+		return errdefs.Classify(errdefs.Exists, err)
 	case errors.Is(err, engine.ErrUnavailable), errors.Is(err, claim.ErrLost):
-		return fault.Classify(fault.EngineUnavailable, err)
+		return errdefs.Classify(errdefs.EngineUnavailable, err)
 	case errors.Is(err, engine.ErrInvalid):
-		return fault.Classify(fault.InvalidArgument, err)
+		return errdefs.Classify(errdefs.InvalidArgument, err)
 	case errors.Is(err, engine.ErrUnsupported):
-		return fault.Classify(fault.Unsupported, err)
+		return errdefs.Classify(errdefs.Unsupported, err)
 	}
 	return err
 }

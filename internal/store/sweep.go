@@ -12,7 +12,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
@@ -309,13 +309,13 @@ func (w *sweep) abandon(ctx context.Context, rec record.Sandbox, got engine.Cont
 		abandoned = err == nil && !rec.Persists()
 	}
 	if err == nil && abandoned {
-		if _, err = w.store.Delete(ctx, rec, DropOwn); !errors.Is(err, fault.NotFound) {
+		if _, err = w.store.Delete(ctx, rec, DropOwn); !errors.Is(err, errdefs.NotFound) {
 			w.log("sandbox "+rec.Name, err)
 		}
 		abandoned = err == nil
 	}
 	// Another sweep may have removed it.
-	if abandoned || errors.Is(err, engine.ErrNotFound) || errors.Is(err, fault.NotFound) {
+	if abandoned || errors.Is(err, engine.ErrNotFound) || errors.Is(err, errdefs.NotFound) {
 		w.removed(got.ID)
 	}
 	return err

@@ -9,7 +9,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
@@ -163,7 +163,7 @@ func (s *Store) RemoveVolume(ctx context.Context, name, nonce string) error {
 // may be an overlay.
 func (s *Store) DropVolume(ctx context.Context, v engine.Volume) error {
 	err := s.removeUnused(ctx, v)
-	if errors.Is(err, fault.VolumeNotFound) {
+	if errors.Is(err, errdefs.VolumeNotFound) {
 		return nil
 	}
 	return err

@@ -12,7 +12,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
@@ -21,13 +21,13 @@ func (s *Store) FindVolume(ctx context.Context, name string) (engine.Volume, err
 	v, err := s.Engine.InspectVolume(ctx, name)
 	switch {
 	case errors.Is(err, engine.ErrNotFound):
-		return v, fmt.Errorf("%w: there is no volume %s", fault.VolumeNotFound, name)
+		return v, fmt.Errorf("%w: there is no volume %s", errdefs.VolumeNotFound, name)
 	case err != nil:
 		return v, err
 	case !record.IsData(v.Name, v.Labels):
-		return v, fmt.Errorf("%w: volume %s is not tracked: it is not a sandbox volume", fault.VolumeNotFound, name)
+		return v, fmt.Errorf("%w: volume %s is not tracked: it is not a sandbox volume", errdefs.VolumeNotFound, name)
 	case v.Driver != "" && v.Driver != "local":
-		return v, fault.Classify(fault.Unsupported, fmt.Errorf("volume %s has driver %q, and only local ones can be used", name, v.Driver))
+		return v, errdefs.Classify(errdefs.Unsupported, fmt.Errorf("volume %s has driver %q, and only local ones can be used", name, v.Driver))
 	}
 	return v, nil
 }
@@ -65,7 +65,7 @@ func (st *Store) users(ctx context.Context, volume string) (u volumeUsers, err e
 	return u, nil
 }
 
-// CheckSoleUser fails with a fault.VolumeInUse if others than the sandbox mount its volume.
+// CheckSoleUser fails with a errdefs.VolumeInUse if others than the sandbox mount its volume.
 func (s *Store) CheckSoleUser(ctx context.Context, volume string, rec record.Sandbox) error {
 	users, err := s.users(ctx, volume)
 	if err != nil {
@@ -118,7 +118,7 @@ func (u *volumeUsers) names() []string {
 	return names
 }
 
-// inUse is a fault.VolumeInUse that says who the users are.
+// inUse is a errdefs.VolumeInUse that says who the users are.
 type inUse struct {
 	text  string
 	users volumeUsers
@@ -126,7 +126,7 @@ type inUse struct {
 
 func (e *inUse) Error() string { return e.text }
 
-func (e *inUse) Unwrap() error { return fault.VolumeInUse }
+func (e *inUse) Unwrap() error { return errdefs.VolumeInUse }
 
 // checkUnused returns the error for deleting the volume while it has users.
 func (u *volumeUsers) checkUnused(volume string) error {
@@ -135,7 +135,7 @@ func (u *volumeUsers) checkUnused(volume string) error {
 	case len(u.foreign) > 0:
 		return &inUse{fmt.Sprintf("volume %s is used by container %s, which is not a sandbox", volume, strings.Join(u.foreign, ", ")), *u}
 	case u.running:
-		return &inUse{fmt.Sprintf("%v: volume %s is referenced by sandboxes %s", fault.VolumeInUse, volume, names), *u}
+		return &inUse{fmt.Sprintf("%v: volume %s is referenced by sandboxes %s", errdefs.VolumeInUse, volume, names), *u}
 	case names != "":
 		return &inUse{fmt.Sprintf("volume %s is referenced by sandboxes %s", volume, names), *u}
 	}
@@ -167,7 +167,7 @@ func (s *Store) DeleteVolume(ctx context.Context, name string, force bool) (outc
 	}
 	for _, rec := range used.users.sandboxes {
 		others, err := s.Delete(ctx, rec, KeepVolumes)
-		if err != nil && !errors.Is(err, fault.NotFound) {
+		if err != nil && !errors.Is(err, errdefs.NotFound) {
 			err = fmt.Errorf("delete sandbox %s: %w", rec.Name, err)
 			if len(sandboxes) > 0 {
 				err = fmt.Errorf("%w; already deleted: %s", err, strings.Join(sandboxes, ", "))
@@ -215,7 +215,7 @@ func (s *Store) dropOverlay(ctx context.Context, snapshot string, parts []string
 	for _, part := range parts {
 		s.removeVolume(ctx, part)
 	}
-	if _, err := s.FindSnapshot(ctx, snapshot); !errors.Is(err, fault.SnapshotNotFound) {
+	if _, err := s.FindSnapshot(ctx, snapshot); !errors.Is(err, errdefs.SnapshotNotFound) {
 		return
 	}
 	if all, err := s.List(ctx); err == nil {
@@ -253,7 +253,7 @@ func (s *Store) RemoveUnusedVolume(ctx context.Context, name string) error {
 }
 
 func removedByAnother(volume string) error {
-	return fmt.Errorf("%w: another process removed %s", fault.VolumeNotFound, volume)
+	return fmt.Errorf("%w: another process removed %s", errdefs.VolumeNotFound, volume)
 }
 
 // removeUnused is RemoveUnusedVolume for a volume whose labels are known.
@@ -315,7 +315,7 @@ func (s *Store) CheckAttached(ctx context.Context, mounts []record.Mount) error 
 			continue
 		}
 		if _, err := s.FindVolume(ctx, m.Volume); err != nil {
-			if !errors.Is(err, fault.VolumeNotFound) && !errors.Is(err, fault.Unsupported) {
+			if !errors.Is(err, errdefs.VolumeNotFound) && !errors.Is(err, errdefs.Unsupported) {
 				return err
 			}
 			errs = append(errs, fmt.Errorf("mount at %q: %w", m.Target, err))

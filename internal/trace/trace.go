@@ -17,7 +17,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 )
 
 const scope = "github.com/seed-1a2d6d8f/sandbox"
@@ -123,7 +123,7 @@ func ErrorType(err error) string {
 	case errors.Is(err, context.DeadlineExceeded):
 		return "deadline_exceeded"
 	}
-	kind := fault.Type(err)
+	kind := errdefs.Type(err)
 	switch {
 	case kind != "":
 		return kind

@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
@@ -240,7 +240,7 @@ func tell(ctx context.Context, helper io.Writer, line []byte, err error) error {
 		return err
 	}
 	if _, err = helper.Write(line); err != nil && ctx.Err() != nil {
-		err = fault.Cancelled(ctx)
+		err = errdefs.Cancelled(ctx)
 	}
 	return err
 }
@@ -267,7 +267,7 @@ func (k *Copier) checkSources(ctx context.Context) error {
 	for _, name := range k.from {
 		v, err := k.Helper.Machine.Engine.InspectVolume(ctx, name)
 		if errors.Is(err, engine.ErrNotFound) || err == nil && v.Labels[record.Nonce] == k.Helper.Nonce {
-			return fmt.Errorf("%w: %s was removed while it was copied", fault.VolumeNotFound, name)
+			return fmt.Errorf("%w: %s was removed while it was copied", errdefs.VolumeNotFound, name)
 		}
 		if err != nil {
 			return err

@@ -15,7 +15,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/trees"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
@@ -132,7 +132,7 @@ func (f *Filler) CheckBinds(ctx context.Context, binds []record.Mount) error {
 
 // notLocal returns the error of a bind mount whose source is not this machine's.
 func notLocal(m record.Mount) error {
-	return fault.Invalid("mount at %q: what the engine sees at %s is not what this program sees there: use rwcopy to copy this machine's, or set Mount.Remote to mount the engine's", m.Target, m.Source)
+	return errdefs.Invalid("mount at %q: what the engine sees at %s is not what this program sees there: use rwcopy to copy this machine's, or set Mount.Remote to mount the engine's", m.Target, m.Source)
 }
 
 // spec returns a helper that mounts the volumes to fill.
@@ -243,7 +243,7 @@ func (f *Filler) copy(ctx context.Context, spec engine.ContainerSpec, order wire
 		return last.Done, nil
 	})
 	if err == nil && last.Error != nil && ctx.Err() != nil {
-		err = fault.Cancelled(ctx) // the reason for the end of its input
+		err = errdefs.Cancelled(ctx) // the reason for the end of its input
 	}
 	return last, err
 }

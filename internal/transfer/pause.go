@@ -9,7 +9,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
@@ -43,7 +43,7 @@ func (p *pause) start(ctx context.Context, got engine.Container) (err error) {
 		p.claim, err = bound.FinishCall(ctx, func(ctx context.Context) (*claim.Claim, error) {
 			return claim.TryPause(ctx, p.s.Engine, p.rec, p.nonce, store.Holder())
 		})
-		var held *claim.HeldError
+		var held *claim.TakenError
 		if err == nil {
 			break
 		}
@@ -80,7 +80,7 @@ func (p *pause) pauseContainer(ctx context.Context) error {
 			return err
 		case try == pauseTries: // as an engine without cgroups
 			p.requested = false
-			return fmt.Errorf("%w: the engine can't pause it, so stop it first: %w", fault.Unsupported, err)
+			return fmt.Errorf("%w: the engine can't pause it, so stop it first: %w", errdefs.Unsupported, err)
 		}
 		if e := bound.Sleep(ctx, store.PollEvery<<(try/2)); e != nil {
 			return errors.Join(err, e)

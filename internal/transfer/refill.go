@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
-	"github.com/seed-1a2d6d8f/sandbox/internal/fault"
+	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
@@ -26,7 +26,7 @@ func Refill(ctx context.Context, m *machine.Machine, rec record.Sandbox, nonce s
 			return err
 		}
 		if err != nil || !record.OurName(from.Name) || !record.Is(from.Labels, record.RoleFrozen) {
-			return fmt.Errorf("%w: its volume %s was removed", fault.SnapshotNotFound, r.From)
+			return fmt.Errorf("%w: its volume %s was removed", errdefs.SnapshotNotFound, r.From)
 		}
 		to, err := m.Store.FindVolume(ctx, r.To)
 		if err != nil {

@@ -40,12 +40,6 @@ func Rounds(plain, soak int) int {
 	return plain
 }
 
-// Story has a test use the engine with -short, too.
-func Story(t *testing.T) {
-	t.Helper()
-	enginetest.Story(t)
-}
-
 var (
 	atEnd      []func()
 	atEndMutex sync.Mutex

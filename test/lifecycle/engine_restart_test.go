@@ -103,9 +103,9 @@ func TestCreateAfterARestartOfTheEngine(t *testing.T) {
 			outage.down(d)
 			d.Start()
 			create()
-			var held *claim.HeldError
+			var held *claim.TakenError
 			if _, err := claim.Try(ctx, eng, name, record.NewNonce(), "another"); !errors.As(err, &held) {
-				t.Errorf("a claim of a name that is claimed: %v, want a HeldError", err)
+				t.Errorf("a claim of a name that is claimed: %v, want a TakenError", err)
 			}
 			if err := claim.Drop(ctx, eng, name, nonce, ""); err != nil {
 				t.Error(err)

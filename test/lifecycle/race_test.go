@@ -176,7 +176,7 @@ func TestOneOfFiftyClaims(t *testing.T) {
 			g.Go(func() {
 				<-begin
 				mine, err := claim.Try(t.Context(), eng, name, nonce, "a test")
-				var other *claim.HeldError
+				var other *claim.TakenError
 				mu.Lock()
 				defer mu.Unlock()
 				switch {

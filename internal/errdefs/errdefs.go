@@ -1,5 +1,5 @@
-// Package fault defines the errors that callers branch on.
-package fault
+// Package errdefs defines the errors that callers branch on.
+package errdefs
 
 import (
 	"context"

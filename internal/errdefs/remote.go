@@ -1,4 +1,4 @@
-package fault
+package errdefs
 
 // Remote is an error whose text has parts that another server chose, or that describe this
 // machine. Public says as much of it as may be told to whoever asked from outside.
