@@ -45,9 +45,11 @@ const (
 	Cancel
 	// Stall holds the call, and never answers.
 	Stall
+	// CutStream lets the reply pass, and closes the stream that follows it at the engine's first byte.
+	CutStream
 )
 
-var faultNames = [...]string{"none", "refuse before", "lose reply", "cut reply", "cancel", "stall"}
+var faultNames = [...]string{"none", "refuse before", "lose reply", "cut reply", "cancel", "stall", "cut stream"}
 
 // String names the fault.
 func (f Fault) String() string {
@@ -487,6 +489,11 @@ func (l *link) exchange(req *http.Request, fault Fault) (more bool) {
 	}
 	if hijacked {
 		<-sent
+		if fault == CutStream {
+			_, _ = l.upR.Peek(1)
+			l.close()
+			return false
+		}
 		l.pipe()
 		return false
 	}

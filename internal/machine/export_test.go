@@ -101,6 +101,58 @@ func (m *Machine) RepairScratchGuest(t *testing.T) bool {
 	return same()
 }
 
+// GuestDir returns the directory of the guest's volume on the engine's machine.
+func (m *Machine) GuestDir(t *testing.T, g Guest) string {
+	got, err := m.Engine.InspectVolume(t.Context(), g.volume)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got.Mountpoint
+}
+
+// Measure returns the size of a directory on the engine's machine.
+func (m *Machine) Measure(ctx context.Context, dir string) (int64, error) {
+	sizes := map[string]int64{}
+	err := m.measure(ctx, []string{dir}, sizes)
+	return sizes[dir], err
+}
+
+// WriteScratchFile writes a file beside the guest n times at once, in a volume of the test's own.
+func (m *Machine) WriteScratchFile(t *testing.T, n int) {
+	ctx := t.Context()
+	arch, err := m.Engine.Arch(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hash := "test-" + record.NewID()
+	volume, image := record.GuestName(hash), record.GuestImage(hash)
+	defer m.removeScratchGuest(t, volume, image)
+	if _, err := m.placeGuest(ctx, arch, volume, image, entry{}); err != nil {
+		t.Fatal(err)
+	}
+	nonce := record.NewNonce()
+	var u store.Undo
+	defer func() {
+		if err := u.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	}()
+	id, err := m.Store.CreateContainer(ctx, &u, engine.ContainerSpec{
+		Name: record.HelperName(nonce), Image: image, Labels: m.Store.HelperLabels(nonce), NetworkMode: "none", Entrypoint: []string{wire.Path},
+		Mounts: []engine.Mount{{Type: "volume", Source: volume, Target: wire.Dir}},
+	}, nonce)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var g errgroup.Group
+	for range n {
+		g.Go(func() error { return m.writeGuest(ctx, id, arch) })
+	}
+	if err := g.Wait(); err != nil {
+		t.Errorf("writeGuest: %v", err)
+	}
+}
+
 // ClaimAfter sets how long a helper runs before it is claimed.
 func ClaimAfter(d time.Duration) { claimAfter = d }
 

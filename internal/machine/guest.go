@@ -184,7 +184,7 @@ func (m *Machine) fillGuest(ctx context.Context, arch string, volume engine.Volu
 	}
 	if file.name != "" {
 		sum := fmt.Sprintf("%x", sha256.Sum256(file.content))
-		write := func() error { return m.Engine.CopyTo(ctx, id, wire.Dir, bytes.NewReader(guestTar(file))) }
+		write := func() error { return m.writeFile(ctx, id, file) }
 		if err := m.verifyFile(ctx, id, path.Join(wire.Dir, file.name), sum, write); err != nil {
 			return err
 		}
@@ -217,7 +217,18 @@ func (m *Machine) writeGuest(ctx context.Context, id, arch string) error {
 	if err != nil {
 		return err
 	}
-	return m.Engine.CopyTo(ctx, id, wire.Dir, bytes.NewReader(guestTar(entry{path.Base(wire.Path), 0o755, binary})))
+	return m.writeFile(ctx, id, entry{path.Base(wire.Path), 0o755, binary})
+}
+
+// writeFile writes a file of the guest's volume. Podman fails ("file exists") if another program writes
+// the same one at that moment: one of them succeeds with each try.
+func (m *Machine) writeFile(ctx context.Context, id string, file entry) error {
+	for try := 1; ; try++ {
+		err := m.Engine.CopyTo(ctx, id, wire.Dir, bytes.NewReader(guestTar(file)))
+		if err == nil || try == 5 || errors.Is(err, engine.ErrUnavailable) || bound.Sleep(ctx, store.PollEvery) != nil {
+			return err
+		}
+	}
 }
 
 // verified are the guests' volumes that this process has read and found to hold the guest, by

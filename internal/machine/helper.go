@@ -55,12 +55,23 @@ func (m *Machine) ask(ctx context.Context, adjust func(*engine.ContainerSpec), a
 	spec.Image = image // which create places if it is missing
 	adjust(&spec)
 	defer h.claimIfLong(ctx)()
-	err = h.Run(ctx, spec, nil, func(line []byte) (bool, error) { return true, json.Unmarshal(line, answer) })
+	for try := 1; ; try++ {
+		err = h.Run(ctx, spec, nil, func(line []byte) (bool, error) { return true, json.Unmarshal(line, answer) })
+		if try == maxAsks || !errors.Is(err, errLost) || ctx.Err() != nil {
+			break
+		}
+		spec.Name = record.HelperName(record.NewNonce())
+	}
 	if err != nil {
 		err = errors.Join(err, h.Undo.Run(ctx))
 	}
 	return err
 }
+
+// maxAsks is how often ask starts a helper whose answer is lost: the engine gives up what a container has
+// written if it can't read it within 2 s after the container's end (handleContainerExit in moby's
+// daemon/monitor.go), as on a machine that does much else.
+const maxAsks = 3
 
 // claimAfter is when a helper without another marker gets one of its own: well before sweeps
 // remove it (see store.HelperLabels). To size terabytes of files takes longer.
@@ -270,6 +281,9 @@ func (h *Helper) readLines(ctx context.Context, id string, out *engine.Output, l
 	}
 }
 
+// errLost is the error of a helper whose output ended, and nobody knows why.
+var errLost = errors.New("the connection to a helper was lost")
+
 // exitError returns why a helper's output ended before it had finished.
 func (h *Helper) exitError(ctx context.Context, id, stderr string) error {
 	got, err := h.Machine.Engine.InspectContainer(ctx, id)
@@ -279,7 +293,7 @@ func (h *Helper) exitError(ctx context.Context, id, stderr string) error {
 	case stderr != "":
 		return fmt.Errorf("the helper ended early: %s", stderr)
 	case err == nil || errors.Is(err, engine.ErrNotFound):
-		return errdefs.Classify(errdefs.EngineUnavailable, errors.New("the connection to a helper was lost"))
+		return errdefs.Classify(errdefs.EngineUnavailable, errLost)
 	}
 	return err
 }

@@ -64,3 +64,22 @@ func TestLongHelperIsClaimed(t *testing.T) {
 		t.Error("the marker of a helper that has ended is left")
 	}
 }
+
+// A helper whose output is lost is asked again: an engine on a busy machine may drop what a container wrote at its end.
+func TestALostAnswerIsAskedForAgain(t *testing.T) {
+	enginetest.Need(t)
+	p := enginetest.NewProxy(t)
+	m := machine.New(harness.NewStore(t, p.Host()), machine.Options{})
+	g, err := m.EnsureGuest(t.Context(), &machine.Reporter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := m.GuestDir(t, g)
+	p.ArmAt("/attach", enginetest.CutStream, nil)
+	if size, err := m.Measure(t.Context(), dir); err != nil || size < 1<<20 {
+		t.Errorf("the size is %d, %v", size, err)
+	}
+	if !p.Fired() {
+		t.Error("no answer was lost")
+	}
+}
