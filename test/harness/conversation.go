@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -198,6 +199,7 @@ type Model struct {
 	calls   chan ToolCall
 	answers chan ToolAnswer
 	done    chan struct{}
+	asked   atomic.Bool             // for a call, whose answer is to come
 	stop    context.CancelCauseFunc // of the run that is on, or nil
 	ended   chan error              // of it
 }
@@ -210,6 +212,9 @@ func NewModel(run func(ctx context.Context) error) *Model {
 // Next returns the next call, or false if the conversation is over: then the model says something that
 // ends the run. answer is that of the last call; nil in the first request of a run. ctx is the request's.
 func (m *Model) Next(ctx context.Context, answer *ToolAnswer) (ToolCall, bool) {
+	if asked := m.asked.Swap(false); asked && answer == nil {
+		answer = &ToolAnswer{Text: "[the agent asks again, without an answer]", Error: true}
+	}
 	if answer != nil {
 		select {
 		case m.answers <- *answer:
@@ -219,6 +224,7 @@ func (m *Model) Next(ctx context.Context, answer *ToolAnswer) (ToolCall, bool) {
 	}
 	select {
 	case call := <-m.calls:
+		m.asked.Store(true)
 		return call, true
 	case <-m.done:
 	case <-ctx.Done():
@@ -230,6 +236,7 @@ func (m *Model) Next(ctx context.Context, answer *ToolAnswer) (ToolCall, bool) {
 // error of Run, which is that of the call.
 func (m *Model) Call(ctx context.Context, call ToolCall) (ToolAnswer, error) {
 	if m.stop == nil {
+		m.asked.Store(false)
 		run, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 		m.stop, m.ended = stop, make(chan error, 1)
 		go func() { m.ended <- m.Run(run) }()
