@@ -74,6 +74,7 @@ func Main(m *testing.M, last ...func() error) {
 		os.Exit(m.Run()) // it runs nothing
 	}
 	shortenDeath()
+	others := goleak.IgnoreCurrent() // which imported packages start
 	if p := flag.Lookup("test.parallel"); p.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
 		// Tests wait for the engine, mostly, and not for a CPU; with other packages' beside
 		// them the engine is what there is too little of.
@@ -97,8 +98,8 @@ func Main(m *testing.M, last ...func() error) {
 		}
 	}
 	if code == 0 {
-		err := goleak.Find()
-		for deadline := time.Now().Add(30 * time.Second); err != nil && time.Now().Before(deadline); err = goleak.Find() {
+		err := goleak.Find(others)
+		for deadline := time.Now().Add(30 * time.Second); err != nil && time.Now().Before(deadline); err = goleak.Find(others) {
 		}
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
