@@ -122,15 +122,16 @@ func (t *sessionTool) InputSchema() anthropic.BetaToolInputSchemaParam { return 
 // Execute returns an error for the model, without what is for the program.
 func (t *sessionTool) Execute(ctx context.Context, input json.RawMessage) ([]anthropic.BetaToolResultBlockParamContentUnion, error) {
 	tools, err := t.open(ctx)
-	if err == nil {
-		var text string
-		var failed bool
-		if text, failed, err = tools[t.index].Answer(ctx, arguments(input)); err == nil {
-			return result(text, failed, nil)
-		}
+	if err != nil {
+		t.failed(err)
+		return nil, errNoSandbox
 	}
-	if ctx.Err() != nil {
-		return nil, err // the worker ended the call, and knows
+	text, failed, err := tools[t.index].Answer(ctx, arguments(input))
+	switch {
+	case err == nil:
+		return result(text, failed, nil)
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx) // by the worker
 	}
 	t.failed(err)
 	return nil, errNoSandbox
