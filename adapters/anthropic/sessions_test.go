@@ -91,6 +91,9 @@ func vendorInput(t *testing.T, call harness.ToolCall) any {
 	if err := json.Unmarshal(call.Args, &args); err != nil {
 		t.Fatal(err)
 	}
+	if args["file_path"] != nil {
+		return args // it is one already
+	}
 	var in any
 	text := func(name string) string { s, _ := args[name].(string); return s }
 	switch call.Tool {
@@ -164,6 +167,11 @@ func TestAWorkerHasAConversation(t *testing.T) {
 	})
 	// The end of a session removes the sandbox: a call that is cancelled has a test of its own.
 	steps := slices.DeleteFunc(harness.Conversation(), func(s harness.Step) bool { return s.Cancelled })
+	read := func(lines, want string, failed bool) harness.Step {
+		return harness.Step{Tool: "read", Args: `{"file_path": "src/a.txt", "view_range": ` + lines + `}`, Want: []string{want}, Error: failed}
+	}
+	steps = slices.Insert(steps, 4, read("[2, -1]", "two\ntwo\n", false), read("[0, 2]", "\">\ntwo\n\n[the file goes on]", false),
+		read("null", "two\ntwo\n", false), read("[1]", `unknown field "view_range"`, true))
 	harness.Converse(t, sb, steps, func(ctx context.Context, call harness.ToolCall) (harness.ToolAnswer, error) {
 		a, err := model.Call(ctx, call)
 		select {
