@@ -11,20 +11,28 @@ import (
 
 // said is what each program in examples prints, among other things.
 var said = map[string][]string{
-	"agent-loop": {"exit code 0, 2 tests fail: taken back\n", "$ sed -i 's/a - b/a + b/' add.js\nexit code 0, 0 tests fail\n"},
 	"allowlist": {
 		"nice-sum: https://evil.test/ can't be reached: ENOTFOUND\n", "nice-sum: http://192.0.2.66/ can't be reached: ", "the package works: 42\n",
 		"allowed: tcp registry.test ", "blocked: dns evil.test (name), ", "blocked: tcp  192.0.2.66:80 (name), ",
+	},
+	"coding-agent": {"3 tests fail\n", "  4 tests fail: the turn is taken back\n", "  0 tests fail\nsum.js is now:\n", "Number(n)"},
+	"evaluator": {
+		`"verdict":"out of memory","exitCode":137`, `"verdict":"timeout","exitCode":137`,
+		`{"correct":2,"failed":1,"out of memory":1,"timeout":1,"too much output":1,"wrong":1}` + "\n",
 	},
 	"fork-fanout": {"prepared once: snapshot ", " is the best of 8: ", "kept as fork-fanout-best:\n", "pack.js\n"},
 	"hello":       {"Node says 42\n"},
 	"offline":     {"it says: 6*7 is 42; could tell nobody: ECONNREFUSED\n", "blocked: tcp to 192.0.2.99 port 80, "},
 	"quickstart":  {"read Bergen, january\n", "says: Bergen is the wettest, 402 mm in the two months\n", "\nsandboxes on the engine: "},
+	"rl-rollouts": {"6 rollouts, 2 repeated, mean reward 0."},
 	"secret":      {"the API says: hello, ada\n", "the token is in what can be read inside: false\n", "another name: sandbox: exec "},
 	"volumes": {
 		"the file on the host still says: on the host\n", "orphaned: a copy of ", "the file in the volume says: changed inside\n", ": preserved\n", ": deleted\n",
 	},
 }
+
+// arguments are of programs that do less in a plain run.
+var arguments = map[string][]string{"evaluator": {"-n", "7"}, "rl-rollouts": {"-n", "6"}}
 
 // Every program in examples runs as it is, without the internet, and prints what it says it does.
 func TestExamplesRun(t *testing.T) {
@@ -49,7 +57,7 @@ func TestExamplesRun(t *testing.T) {
 			if len(said[name]) == 0 {
 				t.Fatalf("what does examples/%s print?", name)
 			}
-			cmd := exec.CommandContext(t.Context(), filepath.Join(bin, name))
+			cmd := exec.CommandContext(t.Context(), filepath.Join(bin, name), arguments[name]...)
 			out, err := cmd.CombinedOutput()
 			if err != nil {
 				t.Fatalf("examples/%s: %v\n%s", name, err, out)
