@@ -59,7 +59,11 @@ func main() {
 	defer stop()
 	// The first signal cancels, and the program cleans up; a second one kills it.
 	context.AfterFunc(ctx, stop)
-	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	call := run
+	if isPlugin(os.Args[0]) {
+		call = asPlugin
+	}
+	os.Exit(call(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
 const (
