@@ -44,6 +44,9 @@ func op(r *rand.Rand, host string) (what string, do func(context.Context, codeex
 	case 3:
 		o := codeexecutor.StageOptions{ReadOnly: r.IntN(4) == 0}
 		src, to := pick(r, []string{host, host, host + "/none", ""}), pick(r, []string{"skills/s", "work/staged", "", "out"})
+		if src != host {
+			to = "work/nothing" // the framework makes the directory, which then is there for other calls
+		}
 		if to == "" {
 			o.ReadOnly = false // the framework fails for a link that leads nowhere
 		}
@@ -59,7 +62,9 @@ func op(r *rand.Rand, host string) (what string, do func(context.Context, codeex
 			in.To = "work/copied" // the framework's copy of a directory into itself does not end
 		}
 		if in.Mode == " Link " {
-			in.To = "work/inputs/link" // where no wildcard goes through it
+			// Where no wildcard goes through it. The framework leaves directories of copies that failed, which
+			// a link could lead to.
+			in.To, in.From = "work/inputs/link", pick(r, []string{"workspace://a.txt", "workspace://out"})
 		}
 		return fmt.Sprintf("StageInputs %+v", in), func(ctx context.Context, e codeexecutor.Engine, ws codeexecutor.Workspace) (any, error) {
 			return nil, e.FS().StageInputs(ctx, ws, []codeexecutor.InputSpec{in})
