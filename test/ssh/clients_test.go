@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
@@ -26,12 +27,16 @@ var scripts embed.FS
 // volatile is what no two runs have in common: times of day, rates and key files.
 var volatile = regexp.MustCompile(`\d\d:\d\d(:\d\d)?|\d+(\.\d+)? ?[KM]?B/s|\d+%`)
 
+// missing is what a shell, timeout or Python writes for a client that is not installed.
+var missing = regexp.MustCompile(`.*(: not found\n|failed to run command|ModuleNotFoundError).*`)
+
 // filesThere describes a directory in the sandbox.
 const filesThere = `cd "$1" && find . -printf '%p %y %m %U:%G %n %l\n' | sort; find . -type f -exec md5sum {} + | sort; find . -newermt 2001-01-01 ! -newermt 2020-01-01 -printf '%p %TY\n' | sort`
 
 func TestClientsFindWhatTheyFindAtSSHD(t *testing.T) {
 	t.Parallel()
-	ours, sshd := servers(t)
+	_, modules := python(t) // what Ansible has run inside
+	ours, sshd := servers(t, sandbox.WithMounts(sandbox.Mount{Source: modules, Target: modules, Mode: sandbox.RO}))
 	files, err := scripts.ReadDir("testdata")
 	if err != nil {
 		t.Fatal(err)
@@ -44,6 +49,9 @@ func TestClientsFindWhatTheyFindAtSSHD(t *testing.T) {
 				t.Fatal(err)
 			}
 			want, got := runClient(t, sshd, file.Name(), script), runClient(t, ours, file.Name(), script)
+			if m := missing.FindString(want); m != "" {
+				t.Errorf("%q: ci/clients installs what is missing", m)
+			}
 			if diff := cmp.Diff(strings.Split(want, "\n"), strings.Split(got, "\n")); diff != "" {
 				t.Errorf("(-sshd +ours)\n%s", diff)
 			}
@@ -54,8 +62,8 @@ func TestClientsFindWhatTheyFindAtSSHD(t *testing.T) {
 // runClient returns what a script wrote and left on both sides.
 func runClient(t *testing.T, s *server, name string, script []byte) string {
 	t.Helper()
-	dir, there := t.TempDir(), "/tmp/of-"+name
-	harness.Run(t, s.sb, "sh", "-c", `rm -rf "$1"; mkdir "$1"`, "sh", there)
+	dir, there := t.TempDir(), "/tmp/of-"+name+"/there" // nobody else changes the directory above
+	harness.Run(t, s.sb, "sh", "-c", `rm -rf "$1"; mkdir -p "$1"`, "sh", there)
 	for file, text := range map[string]string{
 		"config": fmt.Sprintf("Host box\n\tHostName 127.0.0.1\n\tPort %d\n\tUser root\n\tIdentityFile %s/mine\n\tIdentitiesOnly yes\n\tBatchMode yes\n"+
 			"\tStrictHostKeyChecking no\n\tUserKnownHostsFile /dev/null\n\tLogLevel ERROR\n", s.port, s.dir),

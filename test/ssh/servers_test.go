@@ -86,10 +86,21 @@ func servers(t *testing.T, opts ...sandbox.CreateOption) (ours, reference *serve
 	return ours, reference
 }
 
-// giveSSHD puts this machine's sshd with all it needs into the sandbox, whose image has none.
+// python is this machine's Python, and the directory of its modules.
+func python(t *testing.T) (program, modules string) {
+	t.Helper()
+	program, err := filepath.EvalSymlinks("/usr/bin/python3")
+	if err != nil {
+		t.Fatalf("%v (ci/clients installs it)", err)
+	}
+	return program, filepath.Join("/usr/lib", filepath.Base(program))
+}
+
+// giveSSHD puts this machine's sshd with all it needs into the sandbox, whose image has none, and its Python, without modules.
 func giveSSHD(t *testing.T, sb *sandbox.Sandbox, keys string) {
 	t.Helper()
-	programs := []string{"/usr/sbin/sshd", "/usr/lib/openssh/sftp-server"}
+	python, _ := python(t)
+	programs := []string{"/usr/sbin/sshd", "/usr/lib/openssh/sftp-server", python}
 	libs, err := exec.Command("ldd", programs...).Output()
 	if err != nil {
 		t.Fatalf("ldd: %v (ci/clients installs openssh-server)", err)
@@ -109,10 +120,11 @@ func giveSSHD(t *testing.T, sb *sandbox.Sandbox, keys string) {
 	}
 	cmd := sb.Command(t.Context(), "sh", "-c", `set -e
 mkdir -p /opt/sshd/lib /run/sshd; cd /opt/sshd; tar -x -C lib --transform 's,.*/,,'
-for program in sshd sftp-server; do
+mv lib/python* lib/python3
+for program in sshd sftp-server python3; do
 	printf '#!/bin/sh\nexec /opt/sshd/lib/%s --library-path /opt/sshd/lib /opt/sshd/lib/%s "$@"\n' "$1" $program >$program
 done
-mv lib/host host; chown 0:0 host; mv lib/mine.pub authorized; chmod 755 sshd sftp-server; chmod -R a+rX /opt/sshd
+mv lib/host host; chown 0:0 host; mv lib/mine.pub authorized; chmod 755 sshd sftp-server python3; chmod -R a+rX /opt/sshd
 chmod 600 host; printf %s "$2" >config
 grep -q ^sshd: /etc/passwd || echo 'sshd:x:109:65534::/run/sshd:/usr/sbin/nologin' >>/etc/passwd
 sed -i 's/^node:!/node:*/' /etc/shadow; sed -i '/^node:/s,:/home/node:,:/root:,' /etc/passwd; chmod 755 /root
