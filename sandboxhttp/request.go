@@ -118,12 +118,16 @@ func (m *removals) options() (opts []sandbox.RemoveOption) {
 
 type createRequest struct {
 	settings
-	Source *sourceRequest `json:"source"`
+	Source    *sourceRequest `json:"source"`
+	Placement []string       `json:"placement"`
 }
 
 func (c *createRequest) options(hostFiles bool) ([]sandbox.CreateOption, error) {
 	set, err := c.made(hostFiles)
 	opts := []sandbox.CreateOption{set}
+	if len(c.Placement) > 0 {
+		opts = append(opts, sandbox.WithPlacement(c.Placement...))
+	}
 	if err != nil || c.Source == nil {
 		return opts, err
 	}
@@ -142,7 +146,7 @@ func (c *createRequest) pooled(pools map[string]*sandbox.Pool, hostFiles bool) (
 		image = *set.Image
 	}
 	set.Image = nil
-	if err != nil || c.Source != nil || set.CheckPool() != nil {
+	if err != nil || c.Source != nil || len(c.Placement) > 0 || set.CheckPool() != nil {
 		return nil, set
 	}
 	return pools[image], set

@@ -290,17 +290,22 @@ func (f *removalFlags) options() (opts []sandbox.RemoveOption) {
 // createFlags are the flags of create and run.
 type createFlags struct {
 	settingsFlags
-	source source
+	source    source
+	placement []string
 }
 
 func (f *createFlags) flags(a *app, c *cobra.Command) {
 	f.makes(a, c, sandbox.DefaultImage, "the image, pulled if the engine does not have it")
 	f.source.flags(a, c)
+	c.Flags().StringArrayVar(&f.placement, "placement", nil, "with --swarm, a constraint for the node, such as node.labels.gpu==true")
 }
 
 // options returns the options for a new sandbox with these settings.
 func (f *createFlags) options(a *app, c *cobra.Command, set sandbox.Settings) ([]sandbox.CreateOption, error) {
 	opts := []sandbox.CreateOption{sandbox.WithProgress(a.progress.show), sandbox.WithSettings(set)}
+	if len(f.placement) > 0 {
+		opts = append(opts, sandbox.WithPlacement(f.placement...))
+	}
 	source, err := f.source.source(c.InOrStdin())
 	if source != nil {
 		opts = append(opts, sandbox.WithSource(source))

@@ -261,6 +261,7 @@ type app struct {
 	interactive func(stream any) bool // whether stdin can answer a question
 	progress    *progress
 
+	swarm  bool
 	host   string
 	client *sandbox.Client
 	began  bool // a subcommand has started: an error from now on is not about usage
@@ -284,6 +285,7 @@ func (a *app) root() *cobra.Command {
 	}
 	group(root)
 	root.PersistentFlags().StringVarP(&a.host, "host", "H", "", "the engine's address: unix://, tcp:// or ssh:// (default DOCKER_HOST, then the current Docker context)")
+	root.PersistentFlags().BoolVar(&a.swarm, "swarm", false, "use all nodes of the Docker Swarm whose manager the engine is")
 	root.PersistentFlags().BoolVarP(&a.progress.quiet, "quiet", "q", false, "don't print progress, nor what was done; of lists, print names alone")
 	root.AddCommand(
 		a.createCommand(), a.runCommand(), a.forkCommand(),
@@ -302,6 +304,9 @@ func (a *app) connect() (err error) {
 	var opts []sandbox.ClientOption
 	if a.host != "" {
 		opts = append(opts, sandbox.WithHost(a.host))
+	}
+	if a.swarm {
+		opts = append(opts, sandbox.WithSwarm())
 	}
 	a.client, err = sandbox.NewClient(opts...)
 	return err

@@ -72,6 +72,9 @@ NAME.sandbox; see "sandbox proxy --help".`,
 			if a.host != "" {
 				command += " --host " + sshQuote(a.host)
 			}
+			if a.swarm {
+				command += " --swarm"
+			}
 			_, err = fmt.Fprintf(a.stdout, "Host *%s\n\tProxyCommand %s proxy %%n\n\tStrictHostKeyChecking accept-new\n", hostSuffix, command)
 			return err
 		},
