@@ -80,7 +80,6 @@ func TestDockerEndsSandbox(t *testing.T) {
 	name := harness.UniqueName(t)
 	client := harness.NewClient(t)
 	c := docker(t, "sandbox", "run", "--quiet", "--tag", "test="+name, "--", "sh", "-c", "echo runs; exec sleep 1000")
-	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // docker alone gets the signal
 	out, err := c.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
