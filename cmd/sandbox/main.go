@@ -138,7 +138,7 @@ var option = regexp.MustCompile(`\bWith(out)?[A-Z][A-Za-z]+\b`)
 // flagOf has the flag for each of the library's options that may be wrong.
 var flagOf = map[string]string{
 	"WithCommand": "COMMAND", "WithEnv": "--env", "WithHost": "--host", "WithIdleTimeout": "--idle-timeout", "WithImage": "--image",
-	"WithMemory": "--memory", "WithMounts": "--mount", "WithName": "--name", "WithNetworkPolicy": "--network", "WithOCIRuntime": "--oci-runtime",
+	"WithMemory": "--memory", "WithMounts": "--mount", "WithName": "--name", "WithNetworkPolicy": "--network", "WithOCIRuntime": "--oci-runtime", "WithPlacement": "--placement", "WithSwarm": "--swarm",
 	"WithPersistent": "--persistent", "WithPidsLimit": "--pids-limit", "WithPorts": "--port", "WithRuntime": "--runtime",
 	"WithSource": "--git, --tarball, --from or --snapshot", "WithStopTimeout": "--stop-timeout", "WithStorageSize": "--storage",
 	"WithTags": "--tag", "WithTimeout": "--timeout", "WithUser": "--user", "WithVCPUs": "--vcpus", "WithWorkdir": "--workdir",

@@ -11,7 +11,7 @@ func TestPlacementTakesASwarm(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()
 	for _, args := range [][]string{{"create", "--placement", "node.role==manager"}, {"run", "--placement", "node.role==manager", "--", "true"}} {
-		if code, _, errOut := call(t.Context(), "", args...); code == 0 || !strings.Contains(errOut, "swarm") {
+		if code, _, errOut := call(t.Context(), "", args...); code == 0 || !strings.Contains(errOut, "--placement: the client is not for a swarm, see --swarm") {
 			t.Errorf("%q: code %d, %q, want an error that names --swarm", args, code, errOut)
 		}
 	}
