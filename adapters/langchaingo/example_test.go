@@ -16,7 +16,12 @@ import (
 
 func ExampleNew() {
 	ctx := context.Background()
-	sb, err := sandbox.Create(ctx, sandbox.WithNetworkPolicy(sandbox.DenyAll()))
+	client, err := sandbox.NewClient()
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+	sb, err := client.Create(ctx, sandbox.WithNetworkPolicy(sandbox.DenyAll()))
 	if err != nil {
 		log.Fatal(err)
 	}
