@@ -446,7 +446,8 @@ func (f *File) ReadFrom(r io.Reader) (_ int64, err error) {
 	return f.f.ReadFrom(r)
 }
 
-// Seek sets the offset for Read and Write.
+// Seek sets the offset for Read and Write. To list a directory again, open it again: of a
+// directory in a running sandbox the error is [errors.ErrUnsupported].
 func (f *File) Seek(offset int64, whence int) (_ int64, err error) {
 	defer f.fail(&err)
 	return f.f.Seek(offset, whence)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"io/fs"
-	"slices"
 	"sync"
 	"time"
 
@@ -330,7 +329,7 @@ func (f *File) ReadDir(n int) ([]fs.DirEntry, error) {
 		}
 		n = len(d.entries)
 	}
-	list := slices.Clone(d.entries[:n])
+	list := append(make([]fs.DirEntry, 0, n), d.entries[:n]...) // not nil
 	d.entries = d.entries[n:]
 	return list, nil
 }

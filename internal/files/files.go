@@ -346,7 +346,7 @@ func (f *View) stat(ctx context.Context, op, name string, follow bool) (fs.FileI
 
 // ReadDir is [Sandbox.ReadDir] as the user.
 func (f *View) ReadDir(ctx context.Context, name string) ([]fs.DirEntry, error) {
-	var list []fs.DirEntry
+	list := []fs.DirEntry{} // not nil if there are none, as of package os
 	err := f.read(ctx, "readdir", name, func(srv *guest.Files, path string) error {
 		return eachEntry(ctx, srv, path, f.limits.ReadDir, func(i wire.FileInfo) { list = append(list, f.liveInfo(i.Name, i)) })
 	}, func(st *stopped, path string) (err error) {

@@ -381,3 +381,35 @@ func TestWritingResumesAStoppedSandbox(t *testing.T) {
 		t.Errorf("f holds %q", got)
 	}
 }
+
+func TestListOfAnEmptyDirectoryIsNotNil(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithPersistent(true))
+	if err := sb.Mkdir(t.Context(), "empty", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	check := func(state string) {
+		t.Helper()
+		f, err := sb.Open(t.Context(), "empty")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		ofFile, fileErr := f.ReadDir(-1)
+		ofSandbox, sandboxErr := sb.ReadDir(t.Context(), "empty")
+		ofFS, fsErr := fs.ReadDir(sb.FS(), "workspace/empty")
+		if err := errors.Join(fileErr, sandboxErr, fsErr); err != nil {
+			t.Fatal(err)
+		}
+		for call, list := range map[string][]fs.DirEntry{"File.ReadDir": ofFile, "Sandbox.ReadDir": ofSandbox, "FS.ReadDir": ofFS} {
+			if list == nil || len(list) != 0 {
+				t.Errorf("%s of an empty directory of a %s sandbox: %#v, want an empty list that is not nil", call, state, list)
+			}
+		}
+	}
+	check("running")
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check("stopped")
+}
