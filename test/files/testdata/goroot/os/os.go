@@ -17,8 +17,8 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
-// Sandbox is where the files are. Its working directory is its workspace.
-var Sandbox *sandbox.Sandbox
+// Files are those of a sandbox whose working directory is its workspace, as the user node.
+var Files *sandbox.Files
 
 type (
 	FileInfo     = fs.FileInfo
@@ -76,10 +76,9 @@ type Root struct {
 
 func OpenRoot(string) (*Root, error) { return nil, errors.ErrUnsupported }
 
-// The sandbox's user is node, of the image.
 func Getuid() int               { return 1000 }
 func Getgid() int               { return 1000 }
-func Getgroups() ([]int, error) { return []int{1000}, nil }
+func Getgroups() ([]int, error) { return []int{1000, 4}, nil }
 func TempDir() string           { return "/tmp" }
 
 // workdir is where Chdir went, "" for the sandbox's own working directory. It is without a lock:
@@ -165,10 +164,10 @@ func entries(list []fs.DirEntry, err error) ([]DirEntry, error) {
 
 var ctx = context.Background()
 
-func Open(name string) (*File, error)   { return opened(name)(Sandbox.Open(ctx, in(name))) }
-func Create(name string) (*File, error) { return opened(name)(Sandbox.Create(ctx, in(name))) }
+func Open(name string) (*File, error)   { return opened(name)(Files.Open(ctx, in(name))) }
+func Create(name string) (*File, error) { return opened(name)(Files.Create(ctx, in(name))) }
 func OpenFile(name string, flag int, perm FileMode) (*File, error) {
-	return opened(name)(Sandbox.OpenFile(ctx, in(name), flag, perm))
+	return opened(name)(Files.OpenFile(ctx, in(name), flag, perm))
 }
 
 func opened(name string) func(*sandbox.File, error) (*File, error) {
@@ -190,33 +189,33 @@ func CreateTemp(dir, pattern string) (*File, error) {
 }
 
 func MkdirTemp(dir, pattern string) (string, error) {
-	name, err := Sandbox.MkdirTemp(ctx, in(dir), pattern)
+	name, err := Files.MkdirTemp(ctx, in(dir), pattern)
 	return name, plain(err)
 }
 
 func ReadFile(name string) ([]byte, error) {
-	b, err := Sandbox.ReadFile(ctx, in(name))
+	b, err := Files.ReadFile(ctx, in(name))
 	return b, plain(err)
 }
 
 func WriteFile(name string, data []byte, perm FileMode) error {
-	return plain(Sandbox.WriteFile(ctx, in(name), data, perm))
+	return plain(Files.WriteFile(ctx, in(name), data, perm))
 }
 
-func ReadDir(name string) ([]DirEntry, error)   { return entries(Sandbox.ReadDir(ctx, in(name))) }
-func Stat(name string) (FileInfo, error)        { return described(Sandbox.Stat(ctx, in(name))) }
-func Lstat(name string) (FileInfo, error)       { return described(Sandbox.Lstat(ctx, in(name))) }
-func Mkdir(name string, perm FileMode) error    { return plain(Sandbox.Mkdir(ctx, in(name), perm)) }
-func MkdirAll(name string, perm FileMode) error { return plain(Sandbox.MkdirAll(ctx, in(name), perm)) }
-func Remove(name string) error                  { return plain(Sandbox.Remove(ctx, in(name))) }
-func Rename(from, to string) error              { return plain(Sandbox.Rename(ctx, in(from), in(to))) }
-func Symlink(target, name string) error         { return plain(Sandbox.Symlink(ctx, target, in(name))) }
-func Chmod(name string, mode FileMode) error    { return plain(Sandbox.Chmod(ctx, in(name), mode)) }
-func Lchown(name string, uid, gid int) error    { return plain(Sandbox.Lchown(ctx, in(name), uid, gid)) }
-func Chown(name string, uid, gid int) error     { return plain(Sandbox.Chown(ctx, in(name), uid, gid)) }
-func Truncate(name string, size int64) error    { return plain(Sandbox.Truncate(ctx, in(name), size)) }
+func ReadDir(name string) ([]DirEntry, error)   { return entries(Files.ReadDir(ctx, in(name))) }
+func Stat(name string) (FileInfo, error)        { return described(Files.Stat(ctx, in(name))) }
+func Lstat(name string) (FileInfo, error)       { return described(Files.Lstat(ctx, in(name))) }
+func Mkdir(name string, perm FileMode) error    { return plain(Files.Mkdir(ctx, in(name), perm)) }
+func MkdirAll(name string, perm FileMode) error { return plain(Files.MkdirAll(ctx, in(name), perm)) }
+func Remove(name string) error                  { return plain(Files.Remove(ctx, in(name))) }
+func Rename(from, to string) error              { return plain(Files.Rename(ctx, in(from), in(to))) }
+func Symlink(target, name string) error         { return plain(Files.Symlink(ctx, target, in(name))) }
+func Chmod(name string, mode FileMode) error    { return plain(Files.Chmod(ctx, in(name), mode)) }
+func Lchown(name string, uid, gid int) error    { return plain(Files.Lchown(ctx, in(name), uid, gid)) }
+func Chown(name string, uid, gid int) error     { return plain(Files.Chown(ctx, in(name), uid, gid)) }
+func Truncate(name string, size int64) error    { return plain(Files.Truncate(ctx, in(name), size)) }
 func Chtimes(name string, at, mt time.Time) error {
-	return plain(Sandbox.Chtimes(ctx, in(name), at, mt))
+	return plain(Files.Chtimes(ctx, in(name), at, mt))
 }
 
 // RemoveAll does nothing without a name: a sandbox's fails, see docs/differences.md.
@@ -224,7 +223,7 @@ func RemoveAll(name string) error {
 	if name == "" {
 		return nil
 	}
-	return plain(Sandbox.RemoveAll(ctx, in(name)))
+	return plain(Files.RemoveAll(ctx, in(name)))
 }
 
 // Link fails: a sandbox's files have no Link.
@@ -233,7 +232,7 @@ func Link(from, to string) error {
 }
 
 func Readlink(name string) (string, error) {
-	target, err := Sandbox.Readlink(ctx, in(name))
+	target, err := Files.Readlink(ctx, in(name))
 	return target, plain(err)
 }
 
@@ -245,9 +244,9 @@ func DirFS(dir string) fs.FS {
 	}
 	sub := strings.TrimPrefix(path.Clean(dir), "/")
 	if sub == "" {
-		return Sandbox.FS()
+		return Files.FS()
 	}
-	fsys, err := fs.Sub(Sandbox.FS(), sub)
+	fsys, err := fs.Sub(Files.FS(), sub)
 	if err != nil {
 		panic(err)
 	}

@@ -22,11 +22,11 @@ func TestMain(m *testing.M) {
 	hostos.Exit(code)
 }
 
-// run runs the tests in a sandbox whose user is not root, as many of them need, and whose
-// workspace is the directory of package os.
+// run runs the tests in a sandbox whose workspace is the directory of package os, as a user with a
+// second group: many of them skip root, and those of Chown need a group to change to.
 func run(m *testing.M) (code int, err error) {
 	ctx := context.Background()
-	sb, err := sandbox.Create(ctx, sandbox.WithUser(fmt.Sprintf("%d:%d", os.Getuid(), os.Getgid())), sandbox.WithSource(sandbox.Dir(hostos.Getenv("SANDBOX_TEST_GOROOT_OS"))))
+	sb, err := sandbox.Create(ctx, sandbox.WithSource(sandbox.Dir(hostos.Getenv("SANDBOX_TEST_GOROOT_OS"))))
 	if err != nil {
 		return 0, err
 	}
@@ -35,7 +35,10 @@ func run(m *testing.M) (code int, err error) {
 			err = closeErr
 		}
 	}()
-	os.Sandbox = sb
+	if err := sb.Command(ctx, "sh", "-ec", "usermod -aG adm node; test \"$(id -G node)\" = '1000 4'").Run(); err != nil {
+		return 0, err
+	}
+	os.Files = sb.FilesAs("node")
 	return m.Run(), nil
 }
 
