@@ -16,16 +16,24 @@ import (
 
 func TestMain(m *testing.M) { harness.Main(m) }
 
-// The base class is a stub: inspect_ai itself is not here.
-func TestInspect(t *testing.T) {
+// The base classes are stubs: inspect_ai and Harbor themselves are not here.
+func TestInspect(t *testing.T) { runCases(t, "inspect_cases.py", 2) }
+
+func TestHarbor(t *testing.T) { runCases(t, "harbor_cases.py", 1) }
+
+// Crabbox itself is not here either: the requests are those of its documentation.
+func TestCrabbox(t *testing.T) { runCases(t, "crabbox_cases.py", 1) }
+
+// runCases runs a script that prints the names of its sandboxes, of which none may be left.
+func runCases(t *testing.T, script string, sandboxes int) {
 	enginetest.Need(t)
 	t.Parallel()
 	program := filepath.Join(t.TempDir(), "sandbox")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-C", "../..", "-o", program, "./cmd/sandbox").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	c := exec.CommandContext(t.Context(), "/usr/bin/python3", "-B", "-W", "error", "testdata/inspect_cases.py")
-	c.Env = append(os.Environ(), "SANDBOX_PROGRAM="+program, "PYTHONPATH=.:testdata/stub")
+	c := exec.CommandContext(t.Context(), "/usr/bin/python3", "-B", "-W", "error", "testdata/"+script)
+	c.Env = append(os.Environ(), "SANDBOX_PROGRAM="+program, "PYTHONPATH=.:testdata/stub", "DOCKER_BUILDKIT=0")
 	var errOut strings.Builder
 	c.Stderr = &errOut
 	out, err := c.Output()
@@ -33,7 +41,7 @@ func TestInspect(t *testing.T) {
 		t.Errorf("%v\n%s", err, errOut.String())
 	}
 	names := strings.Fields(string(out))
-	if len(names) != 2 {
+	if len(names) != sandboxes {
 		t.Errorf("sandboxes: %q", names)
 	}
 	client := harness.NewClient(t)

@@ -12,15 +12,13 @@ what is left of runs that were killed. Standard library only. The program is SAN
 "sandbox".
 """
 
-import asyncio
-import json
 import os
 import time
 
 from inspect_ai.util import ExecResult, OutputLimitExceededError, SandboxEnvironment, sandboxenv
 
-MIB = 1 << 20
-OUTPUT_LIMIT = 10 * MIB  # of stdout and stderr, each
+from sandbox_cli import MIB, OUTPUT_LIMIT, SandboxError, TooLong, call, delete, environment, manage
+
 FILE_LIMIT = 100 * MIB
 TAG = "inspect"
 
@@ -36,79 +34,6 @@ if [ ! -f "$1" ] || [ ! -r "$1" ]; then exit {NO_PERMISSION}; fi
 cat "$1" """
 
 
-class SandboxError(RuntimeError):
-    """The sandbox or the engine failed, not the command."""
-
-
-class _TooLong(Exception):
-    """A stream is longer than its limit; the argument is its beginning."""
-
-
-async def _read(stream, limit):
-    data = bytearray()
-    while piece := await stream.read(1 << 16):
-        data += piece
-        if len(data) > limit:
-            raise _TooLong(bytes(data[:limit]))
-    return bytes(data)
-
-
-async def _feed(stream, data):
-    try:
-        stream.write(data)
-        await stream.drain()
-    except (BrokenPipeError, ConnectionResetError):
-        pass  # the command has read enough
-    finally:
-        stream.close()
-
-
-async def _call(args, data=None, env=None, limit=OUTPUT_LIMIT):
-    """Runs the program. What it has begun ends with it, also if this call is cancelled."""
-    process = await asyncio.create_subprocess_exec(
-        os.environ.get("SANDBOX_PROGRAM", "sandbox"),
-        *args,
-        stdin=asyncio.subprocess.PIPE if data is not None else asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **(env or {})},
-    )
-    tasks = [asyncio.ensure_future(_read(s, limit)) for s in (process.stdout, process.stderr)]
-    if data is not None:
-        tasks.append(asyncio.ensure_future(_feed(process.stdin, data)))
-    try:
-        out, err, *_ = await asyncio.gather(*tasks)
-        return await process.wait(), out, err
-    finally:
-        if not all(task.done() for task in tasks) or process.returncode is None:
-            await asyncio.shield(_end(process, tasks))
-
-
-async def _end(process, tasks):
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    if process.returncode is None:
-        process.terminate()
-    for stream in (process.stdout, process.stderr):  # until they end, wait does not return
-        while await stream.read(1 << 16):
-            pass
-    await process.wait()
-
-
-async def _manage(*args):
-    """Runs a verb of the program that has to succeed, and returns its JSON."""
-    code, out, err = await _call(args)
-    if code != 0:
-        raise SandboxError(err.decode(errors="replace").strip())
-    return json.loads(out)
-
-
-async def _delete(*names):
-    if names:
-        await _manage("delete", "--json", "--yes", "--delete-volumes", "--", *names)
-
-
 @sandboxenv(name="sandbox")
 class Sandbox(SandboxEnvironment):
     """One sandbox. A relative path is relative to /workspace."""
@@ -121,27 +46,20 @@ class Sandbox(SandboxEnvironment):
         args = ["create", "--json", "--quiet", "--tag", f"{TAG}=yes", "--network", os.environ.get("SANDBOX_INSPECT_NETWORK", "deny-all")]
         if config is not None:
             args += ["--image", str(config)]
-        return {"default": cls((await _manage(*args))["name"])}
+        return {"default": cls((await manage(*args))["name"])}
 
     @classmethod
     async def sample_cleanup(cls, task_name, config, environments, interrupted):
-        await _delete(*(e.name for e in environments.values()))
+        await delete(*(e.name for e in environments.values()))
 
     @classmethod
     async def cli_cleanup(cls, id):
-        all = await _manage("list", "--json")
-        await _delete(*(s["name"] for s in all if s.get("tags", {}).get(TAG) and id in (None, s["name"])))
+        all = await manage("list", "--json")
+        await delete(*(s["name"] for s in all if s.get("tags", {}).get(TAG) and id in (None, s["name"])))
 
     async def exec(self, cmd, input=None, cwd=None, env={}, user=None, timeout=None, timeout_retry=True, concurrency=True):
-        args, values = ["exec", "--quiet"], {}
-        for key, value in env.items():
-            # What is in the arguments other users of this machine can read; what this program needs for
-            # itself can't be in its environment.
-            if key in os.environ or key.startswith(("DOCKER_", "SANDBOX_", "LD_", "GO")):
-                args += ["--env", f"{key}={value}"]
-            else:
-                args += ["--env", key]
-                values[key] = value
+        flags, values = environment(env)
+        args = ["exec", "--quiet", *flags]
         if cwd is not None:
             args += ["--workdir", cwd]
         if user is not None:
@@ -154,8 +72,8 @@ class Sandbox(SandboxEnvironment):
             input = input.encode()
         began = time.monotonic()
         try:
-            code, out, err = await _call([*args, self.name, "--", *cmd], input, values)
-        except _TooLong as e:
+            code, out, err = await call([*args, self.name, "--", *cmd], input, values)
+        except TooLong as e:
             raise OutputLimitExceededError(f"{OUTPUT_LIMIT // MIB} MiB", e.args[0].decode(errors="replace")) from None
         if timeout is not None and code == 137 and time.monotonic() - began >= timeout:
             raise TimeoutError(f"the command took longer than {timeout} s")
@@ -177,8 +95,8 @@ class Sandbox(SandboxEnvironment):
     async def _file(self, script, file, data):
         args = ["exec", "--quiet"] + (["--interactive"] if data is not None else [])
         try:
-            code, out, err = await _call([*args, self.name, "--", "sh", "-c", script, "sh", file], data, limit=FILE_LIMIT)
-        except _TooLong:
+            code, out, err = await call([*args, self.name, "--", "sh", "-c", script, "sh", file], data, limit=FILE_LIMIT)
+        except TooLong:
             raise OutputLimitExceededError(f"{FILE_LIMIT // MIB} MiB", None) from None
         message = err.decode(errors="replace").strip()
         known = {IS_DIRECTORY: IsADirectoryError, NO_PERMISSION: PermissionError, NOT_FOUND: FileNotFoundError}

@@ -1,0 +1,5 @@
+from enum import Enum
+
+
+class EnvironmentType(str, Enum):
+    DOCKER = "docker"
