@@ -210,6 +210,37 @@ func TestRevisionIsBounded(t *testing.T) {
 	}
 }
 
+// A change that is not recorded is an error, whichever call fails.
+func TestErrorsOfARevisionAreReturned(t *testing.T) {
+	t.Parallel()
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	earlier := someSandbox()
+	earlier.Nonce = "earlier"
+	for what, test := range map[string]struct {
+		ctx    context.Context
+		broken broken
+		first  record.Sandbox // whose revision is there
+		want   error
+	}{
+		"the creation": {t.Context(), broken{creations: true}, record.Sandbox{}, errBroken},
+		"the look at the revision that came first":          {t.Context(), broken{inspections: true}, someSandbox(), errBroken},
+		"the context, after another revision":               {ended, broken{}, someSandbox(), context.Canceled},
+		"the removal of the revision of an earlier sandbox": {t.Context(), broken{removals: true}, earlier, errBroken},
+	} {
+		b := test.broken
+		b.memory = newMemory()
+		if test.first.ID != "" {
+			revise(t, b.memory, test.first, tag("a", "b"))
+		}
+		before, r := b.names(), someSandbox()
+		got, err := claim.Revise(test.ctx, &b, r, tag("c", "d"))
+		if !errors.Is(err, test.want) || got.Tags["c"] != "" || !slices.Equal(b.names(), before) {
+			t.Errorf("%s: %v with tags %v, volumes %v of %v; want %v and no change", what, err, got.Tags, b.names(), before, test.want)
+		}
+	}
+}
+
 func TestStrayRevisionsAreOldAndOfNobody(t *testing.T) {
 	t.Parallel()
 	m := newMemory()

@@ -34,8 +34,9 @@ export function ask({title, verb, fields = [], plan, run, late, danger = false})
       if (!open) return;
       open = false;
       dialog.close();
-      // The browser gives the focus back, but not to what the action has removed.
-      if (document.activeElement === document.body) byId("list-title").focus();
+      // The browser gives the focus back, but not to what the action has removed: then it is nowhere, or
+      // still in the dialog until the browser lays the page out again.
+      if (document.activeElement === document.body || dialog.contains(document.activeElement)) byId("list-title").focus();
       done(ran === true);
     };
     dialog.onclose = () => { if (!dialog.open) close(); }; // by the key Escape
