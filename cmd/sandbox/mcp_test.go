@@ -192,6 +192,11 @@ func TestAgentMendsARepository(t *testing.T) {
 		got := a.bash(object{"sandbox": name, "id": background["id"]})
 		return got["output"] == "in the background\n" && got["status"] == "running"
 	})
+	a.bash(object{"sandbox": name, "command": `node -e 'require("http").createServer((q, r) => r.end("at " + q.url)).listen(8080)'`, "background": true})
+	harness.Eventually(t, "an answer of the server inside", func() bool {
+		got, failed := a.call("fetch", object{"sandbox": name, "port": 8080, "path": "/here"})
+		return failed == "" && strings.HasSuffix(got["text"].(string), "at /here")
+	})
 	if code, _ := a.exec(name, `node -e 'require("net").connect(80, "192.0.2.1").on("error", e => process.exit(9))'`); code != 9 {
 		t.Errorf("a connection with the policy deny-all: exit code %d", code)
 	}
