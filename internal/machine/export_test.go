@@ -53,20 +53,8 @@ func (m *Machine) RepairScratchGuest(t *testing.T) bool {
 	if _, err := m.placeGuest(ctx, arch, volume, image, profile); err != nil {
 		t.Fatal(err)
 	}
-	nonce := record.NewNonce()
-	var u store.Undo
-	defer func() {
-		if err := u.Run(ctx); err != nil {
-			t.Error(err)
-		}
-	}()
-	id, err := m.Store.CreateContainer(ctx, &u, engine.ContainerSpec{
-		Name: record.HelperName(nonce), Image: image, Labels: m.Store.HelperLabels(nonce), NetworkMode: "none", Entrypoint: []string{wire.Path},
-		Mounts: []engine.Mount{{Type: "volume", Source: volume, Target: wire.Dir}},
-	}, nonce)
-	if err != nil {
-		t.Fatal(err)
-	}
+	id, remove := m.withVolume(t, image, volume)
+	defer remove()
 	binary, err := guest.Binary(arch)
 	if err != nil {
 		t.Fatal(err)
@@ -130,20 +118,8 @@ func (m *Machine) WriteScratchFile(t *testing.T, n int) {
 	if _, err := m.placeGuest(ctx, arch, volume, image, entry{}); err != nil {
 		t.Fatal(err)
 	}
-	nonce := record.NewNonce()
-	var u store.Undo
-	defer func() {
-		if err := u.Run(ctx); err != nil {
-			t.Error(err)
-		}
-	}()
-	id, err := m.Store.CreateContainer(ctx, &u, engine.ContainerSpec{
-		Name: record.HelperName(nonce), Image: image, Labels: m.Store.HelperLabels(nonce), NetworkMode: "none", Entrypoint: []string{wire.Path},
-		Mounts: []engine.Mount{{Type: "volume", Source: volume, Target: wire.Dir}},
-	}, nonce)
-	if err != nil {
-		t.Fatal(err)
-	}
+	id, remove := m.withVolume(t, image, volume)
+	defer remove()
 	var g errgroup.Group
 	for range n {
 		g.Go(func() error { return m.writeGuest(ctx, id, arch) })
@@ -164,6 +140,26 @@ func (m *Machine) QueryExpired(ctx context.Context, started func(nonce string)) 
 		spec.Entrypoint = append(spec.Entrypoint, wire.VerbDu)
 		started(spec.Labels[record.Nonce])
 	}, new(any))
+}
+
+// withVolume creates a container of an image with a volume where the guest is. The caller calls remove.
+func (m *Machine) withVolume(t *testing.T, image, volume string) (id string, remove func()) {
+	nonce := record.NewNonce()
+	var u store.Undo
+	remove = func() {
+		if err := u.Run(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	id, err := m.Store.CreateContainer(t.Context(), &u, engine.ContainerSpec{
+		Name: record.HelperName(nonce), Image: image, Labels: m.Store.HelperLabels(nonce), NetworkMode: "none", Entrypoint: []string{wire.Path},
+		Mounts: []engine.Mount{{Type: "volume", Source: volume, Target: wire.Dir}},
+	}, nonce)
+	if err != nil {
+		remove()
+		t.Fatal(err)
+	}
+	return id, remove
 }
 
 func (m *Machine) removeScratchGuest(t *testing.T, volume, image string) {

@@ -2,15 +2,12 @@ package exec_test
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"go/ast"
 	"go/format"
 	"go/parser"
 	"go/token"
 	"maps"
-	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
@@ -19,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
 // gorootLeftOut are tests of os/exec that Cmd does not pass, and why; "" are not tests. All others run.
@@ -44,42 +42,12 @@ var gorootLeftOut = map[string]string{
 func TestGorootsTestsOfOSExec(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()
-	root, err := exec.Command("go", "env", "GOROOT").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	from, to := filepath.Join(strings.TrimSpace(string(root)), "src/os/exec"), t.TempDir()
-	here, err := filepath.Abs("testdata/goroot/run")
-	if err != nil {
-		t.Fatal(err)
-	}
-	replace, ran := map[string]string{}, map[string]bool{}
+	from := harness.GoRoot(t, "src/os/exec")
+	texts, ran := map[string][]byte{}, map[string]bool{}
 	for _, name := range []string{"exec_test.go", "exec_posix_test.go"} {
-		text := rewriteForCmd(t, filepath.Join(from, name), ran)
-		file := filepath.Join(to, name)
-		if err := os.WriteFile(file, text, 0o644); err != nil {
-			t.Fatal(err)
-		}
-		replace[filepath.Join(here, name)] = file
+		texts[name] = rewriteForCmd(t, filepath.Join(from, name), ran)
 	}
-	overlay, err := json.Marshal(map[string]any{"Replace": replace})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(to, "overlay"), overlay, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-v", "-overlay="+filepath.Join(to, "overlay"), "./testdata/goroot/run")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "SANDBOX_TEST_GOROOT_FILE="+filepath.Join(from, "exec_test.go"))
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
-	for name := range ran {
-		if !bytes.Contains(out, []byte("--- PASS: "+name+" ")) {
-			t.Errorf("%s did not pass", name)
-		}
-	}
+	harness.PassesWith(t, "testdata/goroot/run", texts, slices.Collect(maps.Keys(ran)), "SANDBOX_TEST_GOROOT_FILE="+filepath.Join(from, "exec_test.go"))
 	if len(ran) < 15 {
 		t.Errorf("%d tests ran: %v", len(ran), slices.Sorted(maps.Keys(ran)))
 	}

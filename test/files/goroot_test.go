@@ -2,14 +2,11 @@ package files_test
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"go/ast"
 	"go/format"
 	"go/parser"
 	"go/token"
-	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
@@ -18,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
 // gorootFiles are the files of package os's tests whose tests run. Of root_test.go, whose tests
@@ -98,42 +96,9 @@ var gorootLeftOut = map[string]string{
 func TestGorootsTestsOfOS(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()
-	root, err := exec.CommandContext(t.Context(), "go", "env", "GOROOT").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	from, to := filepath.Join(strings.TrimSpace(string(root)), "src/os"), t.TempDir()
-	here, err := filepath.Abs("testdata/goroot/run")
-	if err != nil {
-		t.Fatal(err)
-	}
+	from := harness.GoRoot(t, "src/os")
 	texts, ran := rewriteForSandbox(t, from)
-	replace := map[string]string{}
-	for name, text := range texts {
-		file := filepath.Join(to, name)
-		if err := os.WriteFile(file, text, 0o644); err != nil {
-			t.Fatal(err)
-		}
-		replace[filepath.Join(here, name)] = file
-	}
-	overlay, err := json.Marshal(map[string]any{"Replace": replace})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(to, "overlay"), overlay, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-v", "-overlay="+filepath.Join(to, "overlay"), "./testdata/goroot/run")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "SANDBOX_TEST_GOROOT_OS="+from)
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	for _, name := range ran {
-		if !bytes.Contains(out, []byte("--- PASS: "+name+" ")) {
-			t.Errorf("%s did not pass", name)
-		}
-	}
+	harness.PassesWith(t, "testdata/goroot/run", texts, ran, "SANDBOX_TEST_GOROOT_OS="+from)
 	t.Logf("%d tests ran", len(ran))
 	if len(ran) < 80 {
 		t.Errorf("%d tests ran: %v", len(ran), ran)
