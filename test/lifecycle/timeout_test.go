@@ -83,7 +83,7 @@ func TestTimeoutHoldsWhenTheMakerIsKilled(t *testing.T) {
 	if st.Reason != "timeout" || st.State != sandbox.StateStopped {
 		t.Errorf("Inspect: state %q, reason %q; want stopped by timeout", st.State, st.Reason)
 	}
-	if took := seen.Sub(st.StartedAt); took < 4900*time.Millisecond || took > 15*time.Second {
+	if took := seen.Sub(st.StartedAt); took < 4*time.Second || took > 15*time.Second {
 		t.Errorf("the session ended %v after its start, want 5 s", took)
 	}
 	sb, err := c.Get(t.Context(), name)
@@ -132,7 +132,7 @@ func TestRootInsideCannotOutliveTheTimeout(t *testing.T) {
 				t.Errorf("reason %q, want timeout", st.Reason)
 			}
 			// The stop timeout, and what a busy machine takes to clear up full memory.
-			if took := seen.Sub(st.StartedAt); took < timeout-100*time.Millisecond || took > timeout+15*time.Second {
+			if took := seen.Sub(st.StartedAt); took < timeout-time.Second || took > timeout+15*time.Second {
 				t.Errorf("it ended %v after its start, want %v and a grace of 1s", took, timeout)
 			}
 		})
