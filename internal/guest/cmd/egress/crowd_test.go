@@ -387,7 +387,10 @@ func TestACrowdWaitsForPlaces(t *testing.T) {
 		t.Errorf("beside silent ones: %q", got)
 	}
 	want := []string{" 203.0.113.1 7001 tcp busy false ", "a.example.com 203.0.113.1 7001 tcp a.example.com true "}
-	l.eventually("it is in the log", func() bool { return slices.Equal(l.decisions(), want) })
+	late := " 203.0.113.1 7001 tcp name false " // of those that are silent for helloTime, where all this took so long
+	l.eventually("it is in the log", func() bool {
+		return slices.Equal(slices.DeleteFunc(l.decisions(), func(d string) bool { return d == late }), want)
+	})
 }
 
 // What is not allowed, does not listen, does not answer, and what there was no room for differ in
