@@ -8,7 +8,8 @@
 //
 // An error of Call is for the model to read, unless errors.Is finds [sandbox.ErrSessionLost],
 // [sandbox.ErrEngineUnavailable], [sandbox.ErrClosed] or the end of the caller's context: then the
-// sandbox failed, not the model. It is [io.EOF] if a file ends before the first line to read. A command that exits with another code than 0 is a result, not an error.
+// sandbox failed, not the model. It is [io.EOF] if a file ends before the first line to read. A command
+// that exits with another code than 0 is a result, not an error.
 //
 // Each call is bounded in time and in the bytes that it returns, and ends with its context. Files
 // are regular files alone: devices and pipes have no end, or wait for somebody.

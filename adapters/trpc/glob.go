@@ -134,7 +134,7 @@ func (t *tree) lstat(full string) (info fs.FileInfo, err error) {
 	return t.infos[full], nil
 }
 
-// real is the path that links lead to, and what is there.
+// real returns the path of a file with all symbolic links resolved, and the FileInfo of that path.
 func (t *tree) real(name string) (string, fs.FileInfo, error) {
 	done, rest := "/", strings.Split(strings.TrimPrefix(name, "/"), "/")
 	var info fs.FileInfo

@@ -22,12 +22,7 @@ import (
 // and removes what that leaves under the name.
 func (m *Machine) PlaceScratchGuests(t *testing.T, n int) {
 	ctx := t.Context()
-	arch, err := m.Engine.Arch(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	hash := "test-" + record.NewID()
-	volume, image := record.GuestName(hash), record.GuestImage(hash)
+	arch, volume, image := m.scratch(t)
 	var g errgroup.Group
 	for range n {
 		g.Go(func() error { _, err := m.placeGuest(ctx, arch, volume, image, profileFile("{}")); return err })
@@ -42,12 +37,7 @@ func (m *Machine) PlaceScratchGuests(t *testing.T, n int) {
 // the same size and another seccomp profile, and reports whether the volume contains the right ones afterwards.
 func (m *Machine) RepairScratchGuest(t *testing.T) bool {
 	ctx := t.Context()
-	arch, err := m.Engine.Arch(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	hash := "test-" + record.NewID()
-	volume, image := record.GuestName(hash), record.GuestImage(hash)
+	arch, volume, image := m.scratch(t)
 	defer m.removeScratchGuest(t, volume, image)
 	profile := profileFile("{}")
 	if _, err := m.placeGuest(ctx, arch, volume, image, profile); err != nil {
@@ -105,15 +95,10 @@ func (m *Machine) Measure(ctx context.Context, dir string) (int64, error) {
 	return sizes[dir], err
 }
 
-// WriteScratchFile writes a file beside the guest n times at once, in a volume of the test's own.
-func (m *Machine) WriteScratchFile(t *testing.T, n int) {
+// WriteScratchGuest writes the guest n times at once, in a volume of the test's own.
+func (m *Machine) WriteScratchGuest(t *testing.T, n int) {
 	ctx := t.Context()
-	arch, err := m.Engine.Arch(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	hash := "test-" + record.NewID()
-	volume, image := record.GuestName(hash), record.GuestImage(hash)
+	arch, volume, image := m.scratch(t)
 	defer m.removeScratchGuest(t, volume, image)
 	if _, err := m.placeGuest(ctx, arch, volume, image, entry{}); err != nil {
 		t.Fatal(err)
@@ -140,6 +125,16 @@ func (m *Machine) QueryExpired(ctx context.Context, started func(nonce string)) 
 		spec.Entrypoint = append(spec.Entrypoint, wire.VerbDu)
 		started(spec.Labels[record.Nonce])
 	}, new(any))
+}
+
+// scratch returns the platform of the engine, and names of the test's own for the guest's volume and image.
+func (m *Machine) scratch(t *testing.T) (arch, volume, image string) {
+	arch, err := m.Engine.Arch(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	hash := "test-" + record.NewID()
+	return arch, record.GuestName(hash), record.GuestImage(hash)
 }
 
 // withVolume creates a container of an image with a volume where the guest is. The caller calls remove.

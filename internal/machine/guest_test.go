@@ -71,5 +71,5 @@ func TestGuestIsReadOncePerProcess(t *testing.T) {
 // Programs that write the guest at the same moment do not fail for each other.
 func TestGuestIsWrittenByMany(t *testing.T) {
 	m := machine.New(&store.Store{Engine: harness.NewEngine(t), Log: slog.New(slog.DiscardHandler)}, machine.Options{})
-	m.WriteScratchFile(t, 6)
+	m.WriteScratchGuest(t, 6)
 }

@@ -19,17 +19,19 @@ import (
 // regress is where Debian's package openssh-tests has OpenSSH's own tests, scripts that run ssh, scp and sftp against a server.
 const regress = "/usr/lib/openssh/regress"
 
-// regressScripts are OpenSSH's tests that a server in a sandbox passes, those of a plain run and the others. Left out are tests of
-// what has no server (keys, agents, configurations, moduli), of sshd's own configuration (banner, envpass, forcecommand, principals,
-// chroot, limits on users and keys, login times, rekeying and algorithms that it is told to have), of a server that is in the network
-// of the tests (forwarding, multiplex, keyscan), and proxy-connect: "user:style" is a user and a group here.
+// regressScripts are the names of OpenSSH's tests that run, in a plain run and only in a soak. The others are left out:
+//   - tests without a server: of keys, agents, client configurations and moduli;
+//   - tests that write a configuration of sshd: banner, envpass, forcecommand, principals, chroot, limits on users and keys, login
+//     times, rekeying, choices of algorithms;
+//   - tests that expect the server in the network of the client: forwarding, multiplex, keyscan;
+//   - proxy-connect, because "user:style" is a user and a group here.
 var regressScripts = struct{ plain, others []string }{
 	[]string{"broken-pipe", "connect-uri", "exit-status-signal", "sftp-badcmds", "sftp-batch", "sftp-cmds", "sftp-glob", "sftp-perm"},
 	[]string{"connect", "exit-status", "scp", "scp-uri", "sftp", "sftp-uri", "stderr-after-eof", "stderr-data", "transfer", "yes-head"},
 }
 
-// sshdStand stands for sshd in OpenSSH's tests: it checks configurations as sshd does, connects where sshd would serve its standard
-// input, and otherwise has the port that the tests ask for served already.
+// sshdStand is the program that OpenSSH's tests run as sshd. With -t it accepts every configuration, and with -i it connects standard
+// input and output to the server under test. As a daemon it only writes its PID file: the server under test listens on the port already.
 const sshdStand = `#!/bin/bash
 for a; do case $a in -t) exit;; -T|-V) exec /usr/sbin/sshd "$@";; esac; done
 for a; do if [ "$a" = -i ]; then exec "$SPLICE"; fi; done
