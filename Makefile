@@ -1,5 +1,5 @@
 # Two of these need no preparation at all: make quickstart, make test. Each target is a script in ci/ that runs by hand, too.
-.PHONY: help quickstart test test-cluster soak bench engine test-engines lint fmt generate figures api
+.PHONY: help quickstart test test-cluster soak bench bench-tti engine test-engines lint fmt generate figures api
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,11 @@ bench: ## the benchmarks
 	@ci/image
 	@ci/bench
 
+bench-tti: ## time from a request to the first command, as vendors compare it; SVG=file draws it, SCALE=0.1 tries it
+	@ci/engine
+	@ci/image
+	@ci/bench tti
+
 engine: ## run tests on another engine: NAME=docker-28-containerd TEST=./test/fork
 	@ci/other-engine $(NAME) go test -count=1 -timeout 60m $(TEST)
 
@@ -47,5 +52,5 @@ fmt: ## format the Go files in place
 figures: ## sizes of packages, and lengths of functions
 	@ci/figures
 
-generate: ## rebuild the guest, the binary inside every sandbox
+generate: ## rebuild the guest, the binary inside every sandbox, and the schemas of the HTTP API
 	@ci/generate

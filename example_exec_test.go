@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"sync"
 	"syscall"
 	"time"
@@ -66,8 +67,12 @@ func ExampleExitError() {
 	switch {
 	case errors.Is(err, sandbox.ErrTimeout):
 		fmt.Println("it took too long")
+	case errors.As(err, &exit) && exit.OutOfMemory:
+		fmt.Println("it used too much memory")
 	case errors.As(err, &exit):
 		fmt.Println("it failed with exit code", exit.ExitCode())
+	case errors.Is(err, exec.ErrWaitDelay):
+		fmt.Println("it succeeded, and left a process in the background")
 	case err != nil:
 		fmt.Println("it may be none of its fault:", err)
 	}
@@ -200,4 +205,15 @@ func ExampleCmd_Output() {
 	// Output:
 	// result
 	// 3 trouble
+}
+
+// Text of a user becomes a signal, by its name or number of Linux.
+func ExampleParseSignal() {
+	sig, err := sandbox.ParseSignal("term")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(sig)
+	// Output: terminated
 }

@@ -1,6 +1,8 @@
 package sandbox_test
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -322,4 +324,65 @@ func ExampleSandbox_CopyIn() {
 	// 1 file, nothing skipped: true
 	// main.go
 	// <nil>
+}
+
+// A tree comes and goes as a stream, here in memory.
+func ExampleSandbox_CopyInTar() {
+	ctx := context.Background()
+	sb, err := sandbox.Get(ctx, existing())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Detach()
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	if err := w.AddFS(fstest.MapFS{"site/index.html": {Data: []byte("<p>hello")}}); err != nil {
+		fmt.Println(err)
+		return
+	}
+	if err := w.Close(); err != nil {
+		fmt.Println(err)
+		return
+	}
+	report, err := sb.CopyInTar(ctx, &archive, "/tmp/unpacked", sandbox.CopyOptions{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(report.Files)
+	// Output: 1
+}
+
+func ExampleSandbox_CopyOutTar() {
+	ctx := context.Background()
+	sb, err := sandbox.Get(ctx, existing())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer sb.Detach()
+	if err := sb.MkdirAll(ctx, "/tmp/packed/sub", 0o755); err != nil {
+		fmt.Println(err)
+		return
+	}
+	var archive bytes.Buffer
+	if _, err := sb.CopyOutTar(ctx, "/tmp/packed", &archive, sandbox.CopyOptions{}); err != nil {
+		fmt.Println(err)
+		return
+	}
+	for r := tar.NewReader(&archive); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(h.Name)
+	}
+	// Output:
+	// .
+	// ./sub
 }

@@ -440,3 +440,18 @@ func ExampleSandbox_Delete() {
 	// true preserved
 	// true
 }
+
+// A dashboard lists the sandboxes after an EventSync, and then follows the events.
+func ExampleWatch() {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	for event, err := range sandbox.Watch(ctx, sandbox.WatchOptions{}) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(event.Kind)
+		break
+	}
+	// Output: sync
+}

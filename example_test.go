@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"regexp"
 	"strings"
 	"sync"
-	"testing"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
@@ -329,34 +327,4 @@ func ExampleList() {
 	// Output:
 	// running node:20-bookworm
 	// running node:20-bookworm
-}
-
-var space = regexp.MustCompile(`\s+`)
-
-// TestReadmeSnippets holds what the README shows to what is compiled: each of its
-// blocks of Go is in the examples, but for white space.
-func TestReadmeSnippets(t *testing.T) {
-	t.Parallel()
-	squeeze := func(text []byte) string { return space.ReplaceAllString(string(text), " ") }
-	var compiled string
-	for _, file := range []string{"example_test.go", "example_exec_test.go", "example_ports_test.go", "example_files_test.go", "example_session_test.go", "example_source_test.go", "example_network_test.go", "example_fork_test.go", "example_pool_test.go", "examples/hello/main.go", "examples/volumes/main.go", "sandboxtest/example_test.go"} {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		compiled += squeeze(text)
-	}
-	readme, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	blocks := regexp.MustCompile("(?ms)^```go\n(.*?)^```$").FindAllSubmatch(readme, -1)
-	if len(blocks) < 3 {
-		t.Errorf("README.md has %d blocks of Go: does the test still see them?", len(blocks))
-	}
-	for _, b := range blocks {
-		if !strings.Contains(compiled, strings.TrimSpace(squeeze(b[1]))) {
-			t.Errorf("README.md shows what no example has:\n%s", b[1])
-		}
-	}
 }

@@ -56,8 +56,8 @@ type Cmd struct {
 	// User runs the command, in the form of [WithUser]. Default: the sandbox's user.
 	User string
 	// Stdin is the command's input; nil is empty. Copying ends with the command, but a
-	// Read that blocks keeps its goroutine until it returns. Of a detached command only the
-	// Cmd that started it can give input.
+	// Read that blocks keeps its goroutine until it returns. Only the Cmd that started a
+	// detached command can give it input.
 	Stdin io.Reader
 	// Stdout and Stderr receive the output; nil is /dev/null inside. If a Write fails, the
 	// stream is closed inside, too: the command's next write ends it by SIGPIPE, or fails. That
@@ -95,6 +95,7 @@ type Cmd struct {
 	attached *guest.Process // by Process, not by Start
 	past     *wire.Exit     // of a command of an earlier session, by Process
 	proc     *guest.Process
+	conn     *guest.Conn // by which it was started or found
 	size     wire.Size
 
 	copies     sync.WaitGroup
@@ -148,6 +149,7 @@ func (s *Sandbox) Process(ctx context.Context, id string) (_ *Cmd, err error) {
 	if err != nil {
 		return nil, c.fail(err)
 	}
+	c.conn = conn
 	p, err := conn.Attach(ctx, id)
 	if start := (*wire.StartError)(nil); errors.As(err, &start) && start.Kind == wire.KindUnknownProcess && c.findPast() {
 		return c, nil
@@ -382,6 +384,7 @@ func (c *Cmd) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	c.conn = conn
 	settings := c.h.Record().Settings
 	req := wire.Exec{
 		ID: c.id, Path: c.Path, Args: c.Args, Dir: c.Dir, User: c.User,
@@ -479,7 +482,7 @@ func (c *Cmd) notStarted(err error) error {
 	case c.ctx.Err() != nil:
 		return errdefs.Cancelled(c.ctx)
 	case errors.Is(err, guest.ErrConnectionLost):
-		return c.h.ExplainLost(c.ctx, err)
+		return c.explainLost(err)
 	}
 	return err
 }
@@ -559,7 +562,7 @@ func (c *Cmd) wait() error {
 		if c.ctx.Err() != nil {
 			return c.fail(errdefs.Cancelled(c.ctx))
 		}
-		return c.fail(c.h.ExplainLost(c.ctx, err))
+		return c.fail(c.explainLost(err))
 	}
 	if c.ctx.Err() != nil && (c.cut.Load() || !complete || exit.Signal != 0 && !c.Detached) {
 		return c.fail(errdefs.Cancelled(c.ctx))
@@ -576,6 +579,19 @@ func (c *Cmd) wait() error {
 		return c.fail(exec.ErrWaitDelay)
 	}
 	return nil
+}
+
+// explainLost returns the error of a command whose connection was lost. Whoever kills the guest's server kills the command,
+// too, as with kill -9 -1: then it is the command that failed, and not the engine.
+func (c *Cmd) explainLost(err error) error {
+	why := c.h.ExplainLost(c.ctx, err)
+	if !errors.Is(why, errdefs.EngineUnavailable) || errors.Is(why, errdefs.SessionLost) {
+		return why
+	}
+	if killed := c.h.CheckServer(c.ctx, c.conn); errors.Is(killed, lifecycle.ErrServerKilled) {
+		return c.failure(wire.Exit{Code: 128 + int(syscall.SIGKILL), Signal: int(syscall.SIGKILL)}, killed)
+	}
+	return why
 }
 
 // failure returns the error of a command that ended so, or nil. A writer that failed may be why.
@@ -630,6 +646,14 @@ func (c *Cmd) Pid() int {
 		return c.attached.Started().Pid
 	}
 	return 0
+}
+
+// ParseSignal returns the signal of a name of Linux, with or without SIG in front and in any case, or
+// of its number there: "TERM", "sigusr1", "9". Other text is an [ErrInvalidArgument]. [Cmd.Signal]
+// takes the signal on all systems.
+func ParseSignal(text string) (os.Signal, error) {
+	sig, err := guest.ParseSignal(text)
+	return sig, fail("parse signal", "", err)
 }
 
 // Signal sends a signal of package syscall to the command's process group. On all systems
@@ -698,8 +722,8 @@ func (c *Cmd) request(do func(context.Context) error) error {
 }
 
 func (c *Cmd) fail(err error) error {
-	if err == nil {
-		return nil
+	if _, ok := err.(*ExitError); ok || err == nil { // an ExitError names the command itself
+		return err
 	}
 	if c.Path != "" {
 		var notFound *exec.Error

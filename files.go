@@ -297,12 +297,30 @@ func (o CopyOptions) options() (archive.Options, error) {
 	return out, nil
 }
 
+// bounded is options with the default limits.
+func (o CopyOptions) bounded() (archive.Options, error) {
+	set, err := o.options()
+	set.Limits.Bytes = cmp.Or(set.Limits.Bytes, DefaultCopyBytes)
+	set.Limits.Entries = cmp.Or(set.Limits.Entries, DefaultCopyEntries)
+	return set, err
+}
+
 func reportOf(r archive.Report) CopyReport {
 	out := CopyReport{Files: r.Files, Directories: r.Dirs, Bytes: r.Bytes, More: r.More}
 	for _, s := range r.Skipped {
 		out.Skipped = append(out.Skipped, Skipped(s))
 	}
 	return out
+}
+
+// copied makes a copy with the options that options returns.
+func (c fileCalls) copied(op string, options func() (archive.Options, error), do func(archive.Options) (archive.Report, error)) (CopyReport, error) {
+	set, err := options()
+	if err != nil {
+		return CopyReport{}, fail(op, c.name, err)
+	}
+	report, err := do(set)
+	return reportOf(report), failed(c.name, err)
 }
 
 // CopyIn copies a file or tree of this machine into the sandbox. inside is the path of
@@ -319,13 +337,7 @@ func reportOf(r archive.Report) CopyReport {
 func (c fileCalls) CopyIn(ctx context.Context, hostPath, inside string, o CopyOptions) (_ CopyReport, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.copy_in", trace.Name(c.name))
 	defer span.End(&err)
-	defer c.fail(&err)
-	set, err := o.options()
-	if err != nil {
-		return CopyReport{}, fail("copy in", c.name, err)
-	}
-	report, err := c.view.CopyIn(ctx, hostPath, inside, set)
-	return reportOf(report), err
+	return c.copied("copy in", o.options, func(set archive.Options) (archive.Report, error) { return c.view.CopyIn(ctx, hostPath, inside, set) })
 }
 
 // CopyInFS is [Sandbox.CopyIn] from a file system of package [io/fs]: an embed.FS, a zip
@@ -336,13 +348,7 @@ func (c fileCalls) CopyIn(ctx context.Context, hostPath, inside string, o CopyOp
 func (c fileCalls) CopyInFS(ctx context.Context, fsys fs.FS, inside string, o CopyOptions) (_ CopyReport, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.copy_in", trace.Name(c.name))
 	defer span.End(&err)
-	defer c.fail(&err)
-	set, err := o.options()
-	if err != nil {
-		return CopyReport{}, fail("copy in", c.name, err)
-	}
-	report, err := c.view.CopyInFS(ctx, fsys, inside, set)
-	return reportOf(report), err
+	return c.copied("copy in", o.options, func(set archive.Options) (archive.Report, error) { return c.view.CopyInFS(ctx, fsys, inside, set) })
 }
 
 // CopyOut copies a file or tree of the sandbox to this machine, by the rules of
@@ -364,15 +370,29 @@ func (c fileCalls) CopyInFS(ctx context.Context, fsys fs.FS, inside string, o Co
 func (c fileCalls) CopyOut(ctx context.Context, inside, hostPath string, o CopyOptions) (_ CopyReport, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.copy_out", trace.Name(c.name))
 	defer span.End(&err)
-	defer c.fail(&err)
-	set, err := o.options()
-	if err != nil {
-		return CopyReport{}, fail("copy out", c.name, err)
-	}
-	set.Limits.Bytes = cmp.Or(set.Limits.Bytes, DefaultCopyBytes)
-	set.Limits.Entries = cmp.Or(set.Limits.Entries, DefaultCopyEntries)
-	report, err := c.view.CopyOut(ctx, inside, hostPath, set)
-	return reportOf(report), err
+	return c.copied("copy out", o.bounded, func(set archive.Options) (archive.Report, error) { return c.view.CopyOut(ctx, inside, hostPath, set) })
+}
+
+// CopyInTar is [Sandbox.CopyIn] of what a tar archive has: inside becomes its top directory, or is
+// merged with it. r is read to the end marker. The archive is not compressed, and its
+// owners, setuid and setgid bits, extended attributes and devices are left out. One with ".." in a
+// name, or with a name below a link, is an [ErrInvalidArgument]. The limits are those of [Sandbox.CopyOut].
+// After an error, files of a tree that was merged may have been written.
+func (c fileCalls) CopyInTar(ctx context.Context, r io.Reader, inside string, o CopyOptions) (_ CopyReport, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.copy_in", trace.Name(c.name))
+	defer span.End(&err)
+	return c.copied("copy in", o.bounded, func(set archive.Options) (archive.Report, error) { return c.view.CopyInTar(ctx, r, inside, set) })
+}
+
+// CopyOutTar writes a directory of the sandbox as a tar archive. Its names begin with "./", and none
+// has a "..". Permissions, times and symbolic links are kept; a file with several names is written
+// under each, and holes are written out. Devices, pipes and sockets are left out and reported. The limits are those of [Sandbox.CopyOut]. An archive
+// without its end marker is not complete: the error says why. Nothing is written if there is no such
+// directory. A sandbox that is stopped is read without starting it, file by file, which is slow.
+func (c fileCalls) CopyOutTar(ctx context.Context, inside string, w io.Writer, o CopyOptions) (_ CopyReport, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.copy_out", trace.Name(c.name))
+	defer span.End(&err)
+	return c.copied("copy out", o.bounded, func(set archive.Options) (archive.Report, error) { return c.view.CopyOutTar(ctx, inside, w, set) })
 }
 
 // FileStat is what the Sys method of a file's [fs.FileInfo] returns, as a pointer.

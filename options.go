@@ -285,6 +285,19 @@ func WithStorageSize(bytes int64) MakeOption {
 	}}
 }
 
+// WithGPUs gives the sandbox GPUs of the engine's machine: "all" alone, the indexes or UUIDs of NVIDIA's,
+// or names of the Container Device Interface such as "nvidia.com/gpu=0", which take Docker 25. Whoever
+// is in the sandbox then talks to the GPU's driver, which is part of the machine's kernel. An engine
+// without them, or without the vendor's container toolkit, is an [ErrUnsupported]. Default: none.
+func WithGPUs(devices ...string) MakeOption {
+	return option{apply: func(s *settings) {
+		if err := plan.CheckGPUs(devices); err != nil {
+			s.problem("WithGPUs: %v", err)
+		}
+		s.GPUs = slices.Clone(devices)
+	}}
+}
+
 // WithNewPrivileges lets programs give commands of users other than root more privileges:
 // sudo, su and other setuid programs, and those with file capabilities. Default: they can't
 // (no_new_privs of the Linux kernel), so that a user of [WithUser] or [Cmd.User] is not
@@ -458,7 +471,8 @@ func WithProgress(fn func(Progress)) LifecycleOption {
 // Progress is one step of a long call.
 type Progress struct {
 	// Step is the current step: "image", "guest", "container", "copy", "source", "commit"
-	// or "start"; "settings" names options that [GetOrCreate] does not apply.
+	// or "start"; "wait" while as many sandboxes are being created as [Limits].Creates
+	// permits. "settings" names options that [GetOrCreate] does not apply.
 	Step string `json:"step"`
 	// Text is a detail for people; it may be empty.
 	Text string `json:"text,omitempty"`

@@ -88,7 +88,7 @@ func (p *Pool) request() (*lifecycle.CreateOptions, error) {
 }
 
 // Create returns a sandbox of the pool, with the given options in addition to the pool's. It is as if
-// [Create] had made it with all of them, unnamed and not persistent: the caller closes the handle, and
+// [Create] had made it with all of them: the caller closes the handle, and
 // no other caller gets the sandbox. If none waits, Create creates it in the ordinary way.
 //
 // Without options the engine is not called. The options are applied as by [Sandbox.Update], in some
@@ -101,18 +101,21 @@ func (p *Pool) request() (*lifecycle.CreateOptions, error) {
 //   - [Info].CreatedAt, [Status].StartedAt and Uptime tell of the time in the pool, too.
 //   - [OnCreate] of the pool's options ran before. Its files, detached commands and [Sandbox.Egress] are the
 //     only ones from before.
+//   - Its hostname is its ID, also if it gets a name, until a later session has a new container.
 //   - The main process of [WithCommand] runs since before. It and SSH sessions do not have the
 //     variables of a [WithEnv] given here; all commands do.
 //
-// With [WithName] the sandbox is created in the ordinary way, with the pool's options, in the time that
-// takes: a container's name is the lock on the sandbox's name. [WithPersistent] makes an unnamed sandbox
-// persistent, as Update does.
+// With [WithName] the sandbox gets the name, and is persistent unless [WithPersistent] says otherwise. If
+// another sandbox has the name the error is [ErrExists], and the one of the pool goes on to wait. Until
+// Create returns other callers see a sandbox of that name that is being created; if the program dies
+// meanwhile, the next sweep removes it. In a swarm, see [WithSwarm], a sandbox with a name is created in
+// the ordinary way.
 func (p *Pool) Create(ctx context.Context, opts ...PoolOption) (_ *Sandbox, err error) {
 	given, all := p.c.settings(), p.settings()
 	for _, s := range []*settings{given, all} {
 		apply(opts, func(o PoolOption) { o.applyPool(s) })
 	}
-	named := all.Name != ""
+	name := all.Name
 	ctx, span := trace.Start(ctx, "sandbox.pool.create")
 	defer span.End(&err)
 	defer wrap(&err, "create", all.Name)
@@ -122,12 +125,7 @@ func (p *Pool) Create(ctx context.Context, opts ...PoolOption) (_ *Sandbox, err 
 	if err := all.Complete(); err != nil {
 		return nil, err
 	}
-	o := all.request()
-	if named {
-		h, err := p.p.CreateDirectly(ctx, o)
-		return traced(span, h), err
-	}
-	h, err := p.p.Create(ctx, changes(given, all), o)
+	h, err := p.p.Create(ctx, name, changes(given, all), all.request())
 	return traced(span, h), err
 }
 
@@ -142,8 +140,9 @@ func changes(given, all *settings) *plan.Sandbox {
 	if set.Has(plan.CPUs | plan.Memory) {
 		set.Given |= all.Given & (plan.CPUs | plan.Memory) // CPUs alone would also change the memory
 	}
-	if !*set.Persistent {
-		set.Given &^= plan.Persistence // it is not yet
+	set.Given &^= plan.Persistence
+	if *set.Persistent { // one that waits is not
+		set.Given |= plan.Persistence
 	}
 	return set
 }

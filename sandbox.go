@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
@@ -180,7 +181,7 @@ func (s *Sandbox) Stop(ctx context.Context) (_ State, err error) {
 }
 
 // Close ends the session, and removes the sandbox if it is not persistent. It takes no
-// context, so that it can be deferred: it takes at most the stop timeout and 15 s, and what
+// context, so that it can be deferred: it takes at most the stop timeout and 30 s, and what
 // is left then is removed by a later [Create] or [List]. It is idempotent and safe for
 // concurrent use; after [Sandbox.Delete], or if the sandbox is gone, it returns nil. A failure
 // is returned and also logged, since defer drops it.
@@ -279,7 +280,8 @@ func (s *Sandbox) Update(ctx context.Context, opts ...UpdateOption) (err error) 
 // Delete removes a sandbox permanently: it stops the session gracefully, removes the
 // container and frees the name. Volumes and snapshots are preserved unless the
 // options say otherwise. The report lists each volume, also if there is an error. Of several concurrent
-// calls one succeeds; the others wait for it and return [ErrNotFound].
+// calls one succeeds; the others wait for it and return [ErrNotFound]. In a swarm a deletion that
+// can't reach the sandbox's node is [ErrEngineUnavailable] and is carried out later, as the error says.
 func Delete(ctx context.Context, nameOrID string, o DeleteOptions) (DeleteReport, error) {
 	return defaultClient().Delete(ctx, nameOrID, o)
 }
@@ -292,7 +294,11 @@ func (c *Client) Delete(ctx context.Context, nameOrID string, o DeleteOptions) (
 	if err := checkName(nameOrID); err != nil {
 		return DeleteReport{}, err
 	}
-	err = c.withSandbox(ctx, nameOrID, func(l *lifecycle.Client) error {
+	e, err := c.connect(ctx)
+	if err != nil {
+		return DeleteReport{}, err
+	}
+	err = e.Delete(ctx, nameOrID, record.Deletion(o), func(l *lifecycle.Client) error {
 		rec, got, err := l.Store.AwaitCreated(ctx, nameOrID)
 		if err != nil {
 			return err
@@ -311,6 +317,9 @@ func (s *Sandbox) Delete(ctx context.Context, o DeleteOptions) (_ DeleteReport, 
 	defer span.End(&err)
 	defer wrap(&err, "delete", s.Name())
 	outcomes, err := s.h.Delete(ctx, o.reclaim())
+	if in := s.h.Client().Store.Cluster; in != nil && ctx.Err() == nil && errors.Is(store.Classify(err), ErrEngineUnavailable) {
+		err = in.DeleteLater(ctx, s.h.Record(), record.Deletion(o), err)
+	}
 	return o.finish(ctx, s.h.Client(), s.ID(), outcomes, err)
 }
 

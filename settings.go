@@ -17,7 +17,7 @@ import (
 //
 // In JSON, durations are in milliseconds, with the names timeoutMs, idleTimeoutMs and stopTimeoutMs.
 type Settings struct {
-	// Those up to NewPrivileges are fixed once the sandbox exists: [Sandbox.Update] refuses them.
+	// Those up to GPUs are fixed once the sandbox exists: [Sandbox.Update] refuses them.
 	Name       *string `json:"name,omitempty"`       // [WithName]
 	ID         *string `json:"id,omitempty"`         // [WithID]
 	Image      *string `json:"image,omitempty"`      // [WithImage]
@@ -29,6 +29,8 @@ type Settings struct {
 	PidsLimit     *int   `json:"pidsLimit,omitempty"`     // [WithPidsLimit]
 	StorageBytes  *int64 `json:"storageBytes,omitempty"`  // [WithStorageSize]
 	NewPrivileges bool   `json:"newPrivileges,omitempty"` // [WithNewPrivileges]
+
+	GPUs []string `json:"gpus,omitempty"` // [WithGPUs]
 
 	VCPUs       *float64 `json:"vcpus,omitempty"`       // [WithVCPUs]
 	MemoryBytes *int64   `json:"memoryBytes,omitempty"` // [WithMemory]
@@ -63,6 +65,9 @@ func WithSettings(s Settings) LiveOption {
 	fix(&o, "storageBytes", s.StorageBytes, WithStorageSize)
 	if s.NewPrivileges {
 		fix(&o, "newPrivileges", &s.NewPrivileges, func(bool) MakeOption { return WithNewPrivileges() })
+	}
+	if s.GPUs != nil {
+		fix(&o, "gpus", &s.GPUs, func(devices []string) MakeOption { return WithGPUs(devices...) })
 	}
 	change(&o, s.VCPUs, WithVCPUs[float64])
 	change(&o, s.MemoryBytes, WithMemory)
@@ -160,7 +165,7 @@ func (o settingsOption) applyPool(s *settings) {
 func settingsOf(p *plan.Sandbox) Settings {
 	return Settings{
 		Runtime: known(p.Runtime), OCIRuntime: known(p.OCIRuntime), User: known(p.User), Workdir: known(p.Workdir),
-		PidsLimit: known(int(p.PidsLimit)), StorageBytes: known(p.StorageBytes), NewPrivileges: p.NewPrivileges,
+		PidsLimit: known(int(p.PidsLimit)), StorageBytes: known(p.StorageBytes), NewPrivileges: p.NewPrivileges, GPUs: p.GPUs,
 		VCPUs: known(p.VCPUs), MemoryBytes: known(p.Memory), Command: p.Command, Ports: p.Ports, Mounts: mountsOf(p.Mounts),
 		Persistent: p.Persistent, Timeout: &p.Timeout, IdleTimeout: new(p.Idle.Timeout()), IgnoreDetached: p.Idle.IgnoreDetached, StopTimeout: &p.StopTimeout,
 	}

@@ -30,6 +30,7 @@ var fieldsOfSettings = map[string]struct {
 	"PidsLimit":      {sandbox.Settings{PidsLimit: new(99)}, sandbox.WithPidsLimit(99)},
 	"StorageBytes":   {sandbox.Settings{StorageBytes: new(int64(1 << 30))}, sandbox.WithStorageSize(1 << 30)},
 	"NewPrivileges":  {sandbox.Settings{NewPrivileges: true}, sandbox.WithNewPrivileges()},
+	"GPUs":           {sandbox.Settings{GPUs: []string{"all"}}, sandbox.WithGPUs("all")},
 	"VCPUs":          {sandbox.Settings{VCPUs: new(0.5)}, sandbox.WithVCPUs(0.5)},
 	"MemoryBytes":    {sandbox.Settings{MemoryBytes: new(int64(1 << 30))}, sandbox.WithMemory(1 << 30)},
 	"Command":        {sandbox.Settings{Command: []string{"c", "d"}}, sandbox.WithCommand("c", "d")},
@@ -91,7 +92,7 @@ func TestUpdateRefusesSettingsThatAreFixed(t *testing.T) {
 			t.Errorf("CheckUpdate with %s = %v", field, err)
 		}
 	}
-	want := []string{"Name", "ID", "Image", "Runtime", "OCIRuntime", "User", "Workdir", "PidsLimit", "StorageBytes", "NewPrivileges"}
+	want := []string{"Name", "ID", "Image", "Runtime", "OCIRuntime", "User", "Workdir", "PidsLimit", "StorageBytes", "NewPrivileges", "GPUs"}
 	if diff := cmp.Diff(want, refused); diff != "" {
 		t.Errorf("settings that Update refuses (-want +got):\n%s", diff)
 	}
@@ -114,7 +115,7 @@ func TestSettingsAreChecked(t *testing.T) {
 func TestSettingsOfASandboxMakeAnother(t *testing.T) {
 	t.Parallel()
 	was := plan.Sandbox{
-		Runtime: "node20", OCIRuntime: "runsc", User: "u", Workdir: "/w", PidsLimit: 99, StorageBytes: 1 << 30, NewPrivileges: true, VCPUs: 0.5, Memory: 1 << 30,
+		Runtime: "node20", OCIRuntime: "runsc", User: "u", Workdir: "/w", PidsLimit: 99, StorageBytes: 1 << 30, NewPrivileges: true, GPUs: []string{"0"}, VCPUs: 0.5, Memory: 1 << 30,
 		Command: []string{"c"}, Ports: []int{80}, Persistent: new(true), Timeout: time.Hour, StopTimeout: 2 * time.Second,
 	}
 	was.Idle.TimeoutMS, was.Idle.IgnoreDetached = 60_000, true

@@ -142,8 +142,8 @@ func (s *Status) UnmarshalJSON(b []byte) error {
 
 // Usage is the resource usage of a session at one moment.
 type Usage struct {
-	// CPUPercent is measured over the last tenth of a second: 100 is one busy CPU, 200 is
-	// two.
+	// CPUPercent is the mean since the client measured the session before, if that is at most 30 s
+	// ago, and otherwise over a tenth of a second: 100 is one busy CPU, 200 is two.
 	CPUPercent float64 `json:"cpuPercent"`
 	// MemoryBytes is the memory of processes and tmpfs, without the kernel's file cache,
 	// and MemoryLimit its limit.
@@ -185,11 +185,17 @@ func (c *Client) List(ctx context.Context, o ListOptions) (_ []Info, err error) 
 
 // list lists the sandboxes of one engine.
 func (o ListOptions) list(ctx context.Context, l *lifecycle.Client) (infos []Info, _ error) {
+	err := o.each(ctx, l, func(i Info, _ engine.Container) { infos = append(infos, i) })
+	l.Store.SweepInTurn()
+	return infos, err
+}
+
+// each calls fn for each sandbox of one engine that o selects.
+func (o ListOptions) each(ctx context.Context, l *lifecycle.Client, fn func(Info, engine.Container)) error {
 	all, err := l.Store.List(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	l.Store.SweepInTurn()
 	for _, got := range all.Containers {
 		if !got.HasRecord || all.Abandoned(got.Record) {
 			continue
@@ -199,10 +205,10 @@ func (o ListOptions) list(ctx context.Context, l *lifecycle.Client) (infos []Inf
 			i.State = StateCreating
 		}
 		if o.match(i) {
-			infos = append(infos, i)
+			fn(i, got.Container)
 		}
 	}
-	return infos, nil
+	return nil
 }
 
 // unreachable lists what is known of the sandboxes on nodes that did not answer. With a filter for tags,

@@ -30,9 +30,9 @@ func TestResultsHaveStableNamesInJSON(t *testing.T) {
 	all := map[string]any{}
 	for _, v := range []any{
 		&sandbox.Info{}, &sandbox.Status{}, &sandbox.Settings{}, &sandbox.Volume{}, &sandbox.Mount{}, &sandbox.Usage{}, &sandbox.Snapshot{}, &sandbox.SnapshotNode{},
-		&sandbox.VolumeOutcome{}, &sandbox.DeleteReport{}, &sandbox.CleanupReport{}, &sandbox.PruneReport{}, &sandbox.CopyReport{},
+		&sandbox.VolumeOutcome{}, &sandbox.DeleteReport{}, &sandbox.CleanupReport{}, &sandbox.MoveReport{}, &sandbox.PruneReport{}, &sandbox.CopyReport{},
 		&sandbox.LogLine{}, &sandbox.ProcessInfo{}, &sandbox.Egress{}, &sandbox.Health{},
-		&sandbox.Progress{}, &sandbox.CopyStatus{}, &sandbox.FileStat{},
+		&sandbox.NodeStatus{}, &sandbox.Progress{}, &sandbox.CopyStatus{}, &sandbox.FileStat{}, &sandbox.Defaults{},
 	} {
 		setFields(t, reflect.ValueOf(v).Elem())
 		all[strings.TrimPrefix(fmt.Sprintf("%T", v), "*sandbox.")] = v

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"context"
 	"maps"
 	"math"
 	"slices"
@@ -8,6 +9,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/cluster"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
+	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
 // A Node is a machine of a swarm, as its managers know it.
@@ -25,6 +27,56 @@ type Node struct {
 
 func nodeOf(n engine.Node) Node {
 	return Node{ID: n.ID, Name: n.Hostname, Addr: n.Addr, Manager: n.Manager, Labels: maps.Clone(n.Labels)}
+}
+
+// NodeStatus is a node with its state, and with the room that it has for sandboxes.
+type NodeStatus struct {
+	Node
+	// State is that of the node as the managers hear from it: "ready", "down", "unknown" for moments after
+	// the election of a leader, or "disconnected".
+	State string `json:"state"`
+	// Availability is what docker node update has set: "active", "pause" or "drain". Only an active node
+	// gets new sandboxes; those that it has go on in any case.
+	Availability string `json:"availability"`
+	// CPUs and Memory, in bytes, are what the limits of its sandboxes may be together, see
+	// [WithOvercommit]. The others are the sums of the limits of those that run or are being created, and
+	// what is free: below zero if another client allows more. They are zero if Error is not empty.
+	CPUs       float64 `json:"cpus"`
+	UsedCPUs   float64 `json:"usedCpus"`
+	FreeCPUs   float64 `json:"freeCpus"`
+	Memory     int64   `json:"memoryBytes"`
+	UsedMemory int64   `json:"usedMemoryBytes"`
+	FreeMemory int64   `json:"freeMemoryBytes"`
+	// Error says why the node's engine did not answer. It is empty if it did.
+	Error string `json:"error,omitempty"`
+}
+
+// Nodes lists the nodes of the client's swarm, by name, and asks each for what runs there. A node that
+// does not answer is in the list, with an Error. Without [WithSwarm] the error is [ErrUnsupported].
+func (c *Client) Nodes(ctx context.Context) (nodes []NodeStatus, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.nodes")
+	defer span.End(&err)
+	defer wrap(&err, "nodes", "")
+	e, err := c.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all, err := e.Nodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	nodes = make([]NodeStatus, 0, len(all))
+	for _, s := range all {
+		n := NodeStatus{Node: nodeOf(s.Node), State: s.Node.State, Availability: s.Node.Availability}
+		if s.Err != nil {
+			n.Error = s.Err.Error()
+		} else {
+			n.CPUs, n.UsedCPUs, n.FreeCPUs = float64(s.NanoCPUs)/1e9, float64(s.UsedNanoCPUs)/1e9, float64(s.NanoCPUs-s.UsedNanoCPUs)/1e9
+			n.Memory, n.UsedMemory, n.FreeMemory = s.Memory, s.UsedMemory, s.Memory-s.UsedMemory
+		}
+		nodes = append(nodes, n)
+	}
+	return nodes, nil
 }
 
 // A SwarmOption configures [WithSwarm].
@@ -46,8 +98,9 @@ const (
 // are up, active, match [WithPlacement], and have the snapshot, the attached volumes or the preserved
 // workspace that it needs. A directory of this machine is mounted on the node of the client's own
 // engine, copies of one anywhere. A fork is on the node of its source. A sandbox stays on its node: what
-// is on a node is not available while the node is down, and is not started elsewhere. Nodes share no
-// images: each pulls those that it lacks.
+// is on a node is not available while the node is down, and is not started elsewhere. A node
+// that lacks an image pulls it; one that can't be pulled is streamed from a node that has it through this
+// program.
 //
 // A node takes sandboxes while the sum of the limits of those that run or are being created there is at
 // most four times its CPUs and once its memory, see [WithOvercommit]. Other sandboxes take no room. If
@@ -55,9 +108,9 @@ const (
 // start a session, and of a [Sandbox.Update] to higher limits: these look at the sandbox's node alone.
 // Two sessions that start at the same moment may exceed the limit by one; two creates don't.
 //
-// A name is unique in the swarm, whose managers store it. While more than half of them don't run,
-// calls that need a name or the list of nodes fail with [ErrEngineUnavailable], after 10 s in which they
-// may elect a leader; handles go on. A call about a sandbox on a node that does not answer fails with
+// A name is unique in the swarm, whose managers store it. While half of them don't run, calls that need
+// the list of nodes, or the node of a sandbox that this client has not found before, fail with
+// [ErrEngineUnavailable], after 10 s in which the managers may elect a leader; handles go on. A call about a sandbox on a node that does not answer fails with
 // [ErrEngineUnavailable] and the node's name. [List] lists such sandboxes as [StateUnreachable]; other
 // lists, [Prune] and [CleanupOrphanedVolumes] do what they can on the other nodes and return an error as
 // well. Calls about a volume or a snapshot ask all nodes; if several have a volume of that name one of

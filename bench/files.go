@@ -140,9 +140,10 @@ type copying struct {
 }
 
 var (
-	in10k  = copying{"10,000 files in", files10k, 4, false}
-	out10k = copying{"10,000 files out", files10k, 3, true}
-	in1GiB = copying{"1 GiB in", file1GiB, 3, false}
+	in10k   = copying{"10,000 files in", files10k, 4, false}
+	out10k  = copying{"10,000 files out", files10k, 3, true}
+	in1GiB  = copying{"1 GiB in", file1GiB, 3, false}
+	out1GiB = copying{"1 GiB out", file1GiB, 3, true}
 )
 
 func dockerCP(ctx context.Context, from, to string) error {

@@ -27,47 +27,49 @@ func (r *rig) source(ctx context.Context, script string, opts ...sandbox.CreateO
 // outsideToo gives a sandbox files outside of its workspace.
 const outsideToo = "mkdir /opt/tool; cp -r . /opt/tool; echo 1 >/etc/tool.conf"
 
-// forkSmall compares a fork of a running sandbox with a hundred files, until the first
-// command's exit, with an empty sandbox: forks of one source, and the first fork of each of
-// several others.
+// forkSmall compares forks of one running sandbox with a hundred files, until the first command's
+// exit, with an empty sandbox.
 func forkSmall(ctx context.Context, r *rig) (float64, error) {
+	return r.forkVsCreate(ctx, "fork", func(script string) (func() (*sandbox.Sandbox, error), error) {
+		source, err := r.source(ctx, script)
+		return func() (*sandbox.Sandbox, error) { return source, nil }, err
+	})
+}
+
+// forkFirst is forkSmall for the first fork of each of several sandboxes.
+func forkFirst(ctx context.Context, r *rig) (float64, error) {
+	return r.forkVsCreate(ctx, "first fork", func(script string) (func() (*sandbox.Sandbox, error), error) {
+		return func() (*sandbox.Sandbox, error) { return r.source(ctx, script) }, nil
+	})
+}
+
+// forkVsCreate compares forks with an empty sandbox. sources returns what returns the source of each. The
+// result is the greater median, of sources with files in the workspace alone and outside, too.
+func (r *rig) forkVsCreate(ctx context.Context, what string, sources func(script string) (func() (*sandbox.Sandbox, error), error)) (ratio float64, err error) {
 	if _, err := r.warm(ctx); err != nil {
 		return 0, err
-	}
-	var ratio float64
-	compare := func(what string, warmup, n int, fork func() (float64, error)) error {
-		ours, theirs, ratios, err := pairs(ctx, warmup, n, fork, used(ctx, func() (*sandbox.Sandbox, error) { return r.create(ctx) }))
-		if err != nil {
-			return err
-		}
-		note("%s: %v ms to the first command's exit, an empty sandbox %v ms, ratios %v", what, ours, theirs, ratios)
-		ratio = max(ratio, ratios.median())
-		return nil
-	}
-	fork := func(source *sandbox.Sandbox) (float64, error) {
-		return used(ctx, func() (*sandbox.Sandbox, error) { return r.client.Fork(ctx, source.Name(), r.tags()) })()
 	}
 	for _, script := range []string{outsideToo, "true"} {
 		where := "100 files in the workspace"
 		if script == outsideToo {
 			where += " and as many outside"
 		}
-		source, err := r.source(ctx, script)
+		source, err := sources(script)
 		if err != nil {
 			return 0, err
 		}
-		if err := compare("fork of "+where, 1, 7, func() (float64, error) { return fork(source) }); err != nil {
-			return 0, err
-		}
-		if err := compare("first fork of "+where, 1, 7, func() (float64, error) {
-			fresh, err := r.source(ctx, script)
+		ours, theirs, ratios, err := pairs(ctx, 1, 10, func() (float64, error) {
+			from, err := source()
 			if err != nil {
 				return 0, err
 			}
-			return fork(fresh)
-		}); err != nil {
+			return used(ctx, func() (*sandbox.Sandbox, error) { return r.client.Fork(ctx, from.Name(), r.tags()) })()
+		}, used(ctx, func() (*sandbox.Sandbox, error) { return r.create(ctx) }))
+		if err != nil {
 			return 0, err
 		}
+		note("%s of %s: %v ms to the first command's exit, an empty sandbox %v ms, ratios %v", what, where, ours, theirs, ratios)
+		ratio = max(ratio, ratios.median())
 	}
 	return ratio, nil
 }

@@ -2,9 +2,15 @@
 //
 //	go run ./bench                         all figures, some minutes
 //	ONLY=create_vs_floor go run ./bench    one figure, or several with commas between
+//	go run ./bench tti                     times to interactivity, see tti.go
+//
+// The figures that take longest, of many sandboxes at once, are measured only if ONLY names them.
+// SCALE=0.1 makes them, and tti, ten times smaller, to try them.
 //
 // With RUNTIME=runsc the sandboxes of most figures have that OCI runtime, and no network, which
 // is what it can enforce.
+//
+// "ci/cluster go run ./bench" measures the figures of a swarm instead.
 //
 // Each figure is a line "BENCH name value unit" on stdout: the median over rounds. Each round
 // measures all ways, one right after the other, in alternating order; the first rounds of most
@@ -21,10 +27,12 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/signal"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -33,6 +41,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 )
 
@@ -40,8 +49,11 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	run := bench
-	if len(os.Args) == 3 && os.Args[1] == childArg {
+	switch {
+	case len(os.Args) == 3 && os.Args[1] == childArg:
 		run = func(ctx context.Context) error { return child(ctx, os.Args[2]) }
+	case len(os.Args) == 2 && os.Args[1] == "tti":
+		run = func(ctx context.Context) error { return measured(ctx, tti) }
 	}
 	if err := run(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -55,6 +67,13 @@ type figure struct {
 	measure    func(context.Context, *rig) (float64, error)
 }
 
+// longFigures are measured only if they are named.
+var longFigures = []figure{
+	{"create_200_at_once_vs_serial", "ratio", create200},
+	{"idle_sandbox_MiB_over_docker_run", "MiB", idleMemory},
+	{"idle_500_cpu_percent", "percent", idleCPU},
+}
+
 var figures = []figure{
 	// First: its baseline, the engine's disk usage, looks at every file of every container and volume.
 	{"list_volumes_500_vs_engine", "ratio", listVolumes500},
@@ -62,7 +81,9 @@ var figures = []figure{
 	{"exec_64_concurrent_vs_engine", "ratio", exec64},
 	{"create_vs_floor", "ratio", createVsFloor},
 	{"pool_create_exec_vs_create_exec", "ratio", poolVsCreate},
-	{"pool_create_exec_ms", "ms", poolExec},
+	{"pool_create_named_vs_create_exec", "ratio", poolNamedVsCreate},
+	{"pool_create_exec_ms", "ms", poolExecMedian},
+	{"pool_create_exec_p99_ms", "ms", poolExecP99},
 	{"stdout_1GiB_vs_engine_exec", "ratio", stdout1GiB},
 	{"read_4KiB_vs_engine_archive", "ratio", read4K},
 	{"write_4KiB_vs_engine_archive", "ratio", write4K},
@@ -72,6 +93,8 @@ var figures = []figure{
 	{"copyout_10k_files_vs_docker_cp", "ratio", out10k.vsDockerCopy},
 	{"copyin_1GiB_vs_host_cp", "ratio", in1GiB.vsHostCopy},
 	{"copyin_1GiB_vs_docker_cp", "ratio", in1GiB.vsDockerCopy},
+	{"copyout_1GiB_vs_host_cp", "ratio", out1GiB.vsHostCopy},
+	{"copyout_1GiB_vs_docker_cp", "ratio", out1GiB.vsDockerCopy},
 	{"http_rps_via_dial_vs_published_port", "ratio", httpDial},
 	{"dial_256MiB_vs_published_port", "ratio", bulkDial},
 	{"rwcopy_10k_small_vs_host_cp", "ratio", rwcopy(small, false)},
@@ -81,6 +104,7 @@ var figures = []figure{
 	{"rwcopy_gosrc_streamed_vs_host_cp", "ratio", rwcopy(goSrc, true)},
 	{"rwcopy_1GiB_streamed_vs_host_cp", "ratio", rwcopy(gibibyte, true)},
 	{"fork_small_vs_create", "ratio", forkSmall},
+	{"fork_first_vs_create", "ratio", forkFirst},
 	{"fork_gosrc_vs_host_cp", "ratio", forkGoSrc},
 	{"create_from_snapshot_1GiB_vs_create_empty", "ratio", createFromSnapshot},
 	{"fork_8_vs_fork_1", "ratio", fork8},
@@ -98,6 +122,15 @@ var figures = []figure{
 	{"rss_client_100_sandboxes", "MiB", rss100}, // last, since its sandboxes go on running
 }
 
+// clusterFigures are those of a swarm, which ci/cluster starts: "ci/cluster go run ./bench" measures these and
+// no others.
+var clusterFigures = []figure{
+	{"cluster_create_vs_create", "ratio", clusterCreate},
+	{"cluster_exec_vs_exec", "ratio", clusterExec},
+	{"cluster_get_vs_get", "ratio", clusterGet},
+	{"cluster_list_300_vs_engines", "ratio", clusterList300},
+}
+
 // rig is the state shared by the measurements.
 type rig struct {
 	id     string // of this run; a label of everything it creates
@@ -113,22 +146,48 @@ type rig struct {
 	snapshots []string // to delete after the sandboxes that share their files
 
 	copied map[string]copyTimes // by what a copying is
+	pooled samples              // of poolExec
 
 	shared *sandbox.Sandbox // warm, for figures that need no new one
 }
 
-func bench(ctx context.Context) (err error) {
-	chosen := figures
+func bench(ctx context.Context) error {
+	chosen, some := figures, slices.Concat(figures, longFigures)
+	all := slices.Concat(some, clusterFigures)
+	if os.Getenv("SANDBOX_CLUSTER") != "" {
+		chosen, some = clusterFigures, clusterFigures
+	}
 	if only := os.Getenv("ONLY"); only != "" {
-		chosen = slices.DeleteFunc(slices.Clone(figures), func(f figure) bool { return !slices.Contains(strings.Split(only, ","), f.name) })
-		if len(chosen) == 0 {
+		named := func(f figure) bool { return slices.Contains(strings.Split(only, ","), f.name) }
+		chosen = slices.DeleteFunc(slices.Clone(some), func(f figure) bool { return !named(f) })
+		if !slices.ContainsFunc(all, named) {
 			var names []string
-			for _, f := range figures {
+			for _, f := range all {
 				names = append(names, f.name)
 			}
 			return fmt.Errorf("ONLY=%s: no such figure among %s", only, strings.Join(names, ", "))
 		}
 	}
+	return measured(ctx, func(ctx context.Context, r *rig) error {
+		for _, f := range chosen {
+			note("")
+			began := time.Now()
+			value, err := f.measure(ctx, r)
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			if err != nil {
+				return fmt.Errorf("%s: %w", f.name, err)
+			}
+			fmt.Printf("BENCH %s %.4g %s\n", f.name, value, f.unit)
+			note("took %v", time.Since(began).Round(time.Second))
+		}
+		return nil
+	})
+}
+
+// measured calls measure with a new rig, and removes what that has created.
+func measured(ctx context.Context, measure func(context.Context, *rig) error) (err error) {
 	began := time.Now()
 	r, err := newRig(ctx)
 	if err != nil {
@@ -140,20 +199,16 @@ func bench(ctx context.Context) (err error) {
 		err = errors.Join(err, r.remove(), r.client.Close())
 		note("took %v in total", time.Since(began).Round(time.Second))
 	}()
-	for _, f := range chosen {
-		note("")
-		began := time.Now()
-		value, err := f.measure(ctx, r)
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", f.name, err)
-		}
-		fmt.Printf("BENCH %s %.4g %s\n", f.name, value, f.unit)
-		note("took %v", time.Since(began).Round(time.Second))
+	return measure(ctx, r)
+}
+
+// scaled returns n times SCALE, at least 1.
+func scaled(n int) int {
+	scale, err := strconv.ParseFloat(os.Getenv("SCALE"), 64)
+	if err != nil {
+		scale = 1
 	}
-	return nil
+	return max(int(math.Round(float64(n)*scale)), 1)
 }
 
 // note prints a detail of a figure.
@@ -268,6 +323,14 @@ func (s samples) median() float64 {
 	return (sorted[n/2-1] + sorted[n/2]) / 2
 }
 
+// percentile returns the least sample that p percent are not above.
+func (s samples) percentile(p float64) float64 {
+	if len(s) == 0 {
+		return 0
+	}
+	return slices.Sorted(slices.Values(s))[max(int(math.Ceil(p/100*float64(len(s))))-1, 0)]
+}
+
 // String returns the median and the range.
 func (s samples) String() string {
 	return fmt.Sprintf("%.3g (%.3g to %.3g, n=%d)", s.median(), slices.Min(s), slices.Max(s), len(s))
@@ -329,12 +392,10 @@ func milliseconds(fn func() error) (float64, error) {
 // for some 200 ms, which would count for the next measurement.
 func rested(ctx context.Context, fn func() error) func() (float64, error) {
 	return func() (float64, error) {
-		select {
-		case <-time.After(500 * time.Millisecond):
-			return milliseconds(fn)
-		case <-ctx.Done():
-			return 0, context.Cause(ctx)
+		if err := bound.Sleep(ctx, 500*time.Millisecond); err != nil {
+			return 0, err
 		}
+		return milliseconds(fn)
 	}
 }
 

@@ -2,11 +2,11 @@ package main
 
 import (
 	"context"
-	"math"
-	"slices"
+	"fmt"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 )
 
 // newPool returns a pool of the sandboxes that r.create makes.
@@ -28,10 +28,8 @@ func full(ctx context.Context, p *sandbox.Pool, n int) error {
 		case s.LastError != nil:
 			return s.LastError
 		}
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		if err := bound.Sleep(ctx, 20*time.Millisecond); err != nil {
+			return err
 		}
 	}
 }
@@ -48,7 +46,20 @@ func handedOver(ctx context.Context, p *sandbox.Pool, opts ...sandbox.PoolOption
 
 // poolVsCreate compares the creation of a sandbox from a pool with the ordinary one, each until the
 // first command's exit.
-func poolVsCreate(ctx context.Context, r *rig) (_ float64, err error) {
+func poolVsCreate(ctx context.Context, r *rig) (float64, error) {
+	return r.pooledVsCreate(ctx, func() []sandbox.PoolOption { return nil })
+}
+
+// poolNamedVsCreate is poolVsCreate for a sandbox that gets a name from the pool, and so is persistent.
+func poolNamedVsCreate(ctx context.Context, r *rig) (float64, error) {
+	n := 0
+	return r.pooledVsCreate(ctx, func() []sandbox.PoolOption {
+		n++
+		return []sandbox.PoolOption{sandbox.WithName(fmt.Sprintf("bench-%s-pool-%d", r.id, n))}
+	})
+}
+
+func (r *rig) pooledVsCreate(ctx context.Context, opts func() []sandbox.PoolOption) (_ float64, err error) {
 	if _, err := r.warm(ctx); err != nil {
 		return 0, err
 	}
@@ -57,12 +68,14 @@ func poolVsCreate(ctx context.Context, r *rig) (_ float64, err error) {
 		return 0, err
 	}
 	defer func() { err = closed(p, err) }()
-	ours, theirs, ratios, err := pairs(ctx, 2, 20, handedOver(ctx, p), func() (float64, error) {
-		if err := full(ctx, p, 1); err != nil { // a fill would take its time
-			return 0, err
-		}
-		return used(ctx, func() (*sandbox.Sandbox, error) { return r.create(ctx) })()
-	})
+	ours, theirs, ratios, err := pairs(ctx, 2, 20,
+		func() (float64, error) { return handedOver(ctx, p, opts()...)() },
+		func() (float64, error) {
+			if err := full(ctx, p, 1); err != nil { // a fill would take its time
+				return 0, err
+			}
+			return used(ctx, func() (*sandbox.Sandbox, error) { return r.create(ctx) })()
+		})
 	if err != nil {
 		return 0, err
 	}
@@ -70,25 +83,39 @@ func poolVsCreate(ctx context.Context, r *rig) (_ float64, err error) {
 	return ratios.median(), nil
 }
 
-// poolExec measures the creation of a sandbox from a full pool until the first command's exit.
-func poolExec(ctx context.Context, r *rig) (_ float64, err error) {
-	const rounds = 50
+// poolExec measures the creation of a sandbox from a full pool until the first command's exit, once in
+// a run.
+func (r *rig) poolExec(ctx context.Context) (_ samples, err error) {
+	if r.pooled != nil {
+		return r.pooled, nil
+	}
+	const rounds = 100
 	p, err := r.newPool(ctx, 1)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer func() { err = closed(p, err) }()
 	var all samples
 	for range rounds {
 		took, err := handedOver(ctx, p)()
 		if err != nil {
-			return 0, err
+			return nil, err
 		}
 		all = append(all, took)
 	}
-	sorted := slices.Sorted(slices.Values(all))
-	note("pool: %v ms to the first command's exit, p99 %.3g ms", all, sorted[int(math.Ceil(0.99*rounds))-1])
-	return all.median(), nil
+	note("pool: %v ms to the first command's exit", all)
+	r.pooled = all
+	return all, nil
+}
+
+func poolExecMedian(ctx context.Context, r *rig) (float64, error) {
+	all, err := r.poolExec(ctx)
+	return all.median(), err
+}
+
+func poolExecP99(ctx context.Context, r *rig) (float64, error) {
+	all, err := r.poolExec(ctx)
+	return all.percentile(99), err
 }
 
 // closed closes a pool, and returns err or else why that failed.

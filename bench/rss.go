@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 )
 
 const (
@@ -101,25 +103,28 @@ func child(ctx context.Context, id string) error {
 			return err
 		}
 		fmt.Println(mib)
-		select {
-		case <-time.After(time.Second):
-		case <-ctx.Done():
+		if bound.Sleep(ctx, time.Second) != nil {
+			break
 		}
 	}
 	return nil
 }
 
 // resident returns this process's resident memory in MiB.
-func resident() (float64, error) {
-	text, err := os.ReadFile("/proc/self/status")
+func resident() (float64, error) { return procMiB(os.Getpid(), "status", "VmRSS:") }
+
+// procMiB returns the value of a line of a file in /proc, in MiB.
+func procMiB(pid int, file, key string) (float64, error) {
+	name := fmt.Sprintf("/proc/%d/%s", pid, file)
+	text, err := os.ReadFile(name)
 	if err != nil {
 		return 0, err
 	}
 	for line := range strings.Lines(string(text)) {
-		if kb, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+		if kb, ok := strings.CutPrefix(line, key); ok {
 			n, err := strconv.ParseFloat(strings.Fields(kb)[0], 64)
 			return n / 1024, err
 		}
 	}
-	return 0, fmt.Errorf("/proc/self/status has no VmRSS")
+	return 0, fmt.Errorf("%s has no %s", name, key)
 }

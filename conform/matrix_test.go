@@ -18,13 +18,12 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/conform"
 )
 
-var update = flag.Bool("update", false, "write docs/engines.md and the table of the README")
+var update = flag.Bool("update", false, "write docs/engines.md")
 
 const (
 	reports  = "../docs/engines/*.json" // ci/engines writes them
 	volatile = "../docs/engines/docker-28-gvisor.default"
 	table    = "../docs/engines.md"
-	readme   = "../README.md"
 
 	notMeasured = "not measured"
 	notTried    = "not tried"
@@ -33,7 +32,7 @@ const (
 // figures are the benchmarks that ci/engines runs on each engine.
 var figures = []string{"create_vs_floor", "exec_true_vs_engine_exec", "fork_small_vs_create", "fork_pause_vs_engine_pause", "fork_pause_ms"}
 
-// areas are the rows of the README's table, each with what its checks' names begin with.
+// areas are the rows of the short table, each with what its checks' names begin with.
 var areas = []struct {
 	name   string
 	checks []string
@@ -91,7 +90,7 @@ func TestMatrix(t *testing.T) {
 		for _, result := range r.Results {
 			area := areaOf(result.Check)
 			if area < 0 {
-				t.Fatalf("%q is in no row of the README's table", result.Check)
+				t.Fatalf("%q is in no row of the short table", result.Check)
 			}
 			if all[area]++; result.Outcome == conform.Works {
 				works[area]++
@@ -135,6 +134,12 @@ func TestMatrix(t *testing.T) {
 	var b bytes.Buffer
 	b.WriteString("# Engines\n\nWhat `sandbox conform` found on each engine. `ci/engines` makes the reports in docs/engines, and\n" +
 		"`go test ./conform -run TestMatrix -update` this page from them.\n\n")
+	b.WriteString("In number of checks:\n\n")
+	fmt.Fprintf(&b, "| | %s |\n|---|%s\n", strings.Join(names, " | "), strings.Repeat("---|", len(names)))
+	for i, area := range areas {
+		fmt.Fprintf(&b, "| %s | %s |\n", area.name, strings.Join(compact[i], " | "))
+	}
+	b.WriteString("\nEvery check, with the reasons of refusals below:\n\n")
 	fmt.Fprintf(&b, "| | %s |\n|---|%s\n", strings.Join(names, " | "), strings.Repeat("---|", len(names)))
 	for _, check := range conform.Checks() {
 		row := cells[check]
@@ -161,24 +166,6 @@ func TestMatrix(t *testing.T) {
 	fmt.Fprintf(&b, "\nWith gVisor's runtime as it is configured by default, without `--overlay2=none`: %s\n", refusalOf(t))
 	fmt.Fprintf(&b, "\n| engine | version | API | storage driver | kernel |\n|---|---|---|---|---|\n%s", engines.String())
 	same(t, table, b.Bytes())
-
-	text, err := os.ReadFile(readme)
-	if err != nil {
-		t.Fatal(err)
-	}
-	const start, end = "<!-- engines -->\n", "<!-- end of engines -->\n"
-	before, rest, ok := bytes.Cut(text, []byte(start))
-	_, after, closed := bytes.Cut(rest, []byte(end))
-	if !ok || !closed {
-		t.Fatalf("%s lacks the lines %s%s", readme, start, end)
-	}
-	b.Reset()
-	fmt.Fprintf(&b, "%s%s| | %s |\n|---|%s\n", before, start, strings.Join(names, " | "), strings.Repeat("---|", len(names)))
-	for i, area := range areas {
-		fmt.Fprintf(&b, "| %s | %s |\n", area.name, strings.Join(compact[i], " | "))
-	}
-	fmt.Fprintf(&b, "%s%s", end, after)
-	same(t, readme, b.Bytes())
 }
 
 // kernelTable is the table of what calls of the kernel came to inside, a row for all calls with the same

@@ -138,6 +138,15 @@ func public(err error) string {
 	return text
 }
 
+// explained returns the status of a response that has a report, and its error, if there is one.
+func explained(err error) (status int, f *failed) {
+	if err == nil {
+		return http.StatusOK, nil
+	}
+	status, text := explain(err)
+	return status, &failed{text}
+}
+
 // explain returns the status of an error and its JSON.
 func explain(err error) (status int, f failure) {
 	status, f = http.StatusInternalServerError, failure{"internal", inFields(public(err))}
@@ -297,7 +306,7 @@ var option = regexp.MustCompile(`\bWith[A-Z][A-Za-z]+\b`)
 // fieldOf has the field of requests for each of the library's options that may be wrong.
 var fieldOf = map[string]string{
 	"WithCommand": "command", "WithEnv": "env", "WithID": "id", "WithIdleTimeout": "idleTimeoutMs", "WithImage": "image", "WithMemory": "memoryBytes",
-	"WithMounts": "mounts", "WithName": "name", "WithNetworkPolicy": "network", "WithOCIRuntime": "ociRuntime", "WithPersistent": "persistent",
+	"WithGPUs": "gpus", "WithMounts": "mounts", "WithName": "name", "WithNetworkPolicy": "network", "WithOCIRuntime": "ociRuntime", "WithPersistent": "persistent",
 	"WithPidsLimit": "pidsLimit", "WithPorts": "ports", "WithRuntime": "runtime", "WithSource": "source", "WithStopTimeout": "stopTimeoutMs",
 	"WithStorageSize": "storageBytes", "WithTags": "tags", "WithTimeout": "timeoutMs", "WithUser": "user", "WithVCPUs": "vcpus", "WithWorkdir": "workdir",
 }

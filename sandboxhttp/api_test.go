@@ -289,7 +289,7 @@ func TestUnknownSandboxesAreNotFound(t *testing.T) {
 		if !strings.HasPrefix(r.Path, "/sandboxes/{name}") || r.Name == "openTerminal" {
 			continue
 		}
-		body := map[string]string{"updateSandbox": `{"tags": {}}`, "exec": `{"command": ["true"]}`, "rollbackSandbox": `{"snapshot": "abcdefghij23"}`}[r.Name]
+		body := map[string]string{"updateSandbox": `{"tags": {}}`, "exec": `{"command": ["true"]}`, "rollbackSandbox": `{"snapshot": "abcdefghij23"}`, "moveSandbox": `{"node": "node2"}`}[r.Name]
 		path := strings.ReplaceAll(r.Path, "{name}", "no-such-sandbox")
 		if strings.Contains(path, "/files") {
 			path += "?path=x"
@@ -314,6 +314,10 @@ func TestOneSandboxOverHTTP(t *testing.T) {
 	t.Run("Exec", func(t *testing.T) { a := a; a.t = t; a.testExec(sb) })
 	t.Run("Disconnect", func(t *testing.T) { a := a; a.t = t; a.testDisconnect(sb) })
 	t.Run("Files", func(t *testing.T) { a := a; a.t = t; a.testFiles(sb) })
+	t.Run("FileChanges", func(t *testing.T) { a := a; a.t = t; a.testFileChanges(sb) })
+	t.Run("Archive", func(t *testing.T) { a := a; a.t = t; a.testArchive(sb) })
+	t.Run("Wait", func(t *testing.T) { a := a; a.t = t; a.testWait(sb) })
+	t.Run("Control", func(t *testing.T) { a := a; a.t = t; a.testControl(sb) })
 	t.Run("Terminal", func(t *testing.T) { a := a; a.t = t; a.testTerminal(sb) })
 	t.Run("Heartbeat", func(t *testing.T) {
 		// A log that is silent shows that it lives, or somebody on the way would hang up.

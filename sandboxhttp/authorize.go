@@ -53,8 +53,8 @@ func WithoutAuthorization() Option {
 // EventSource and WebSocket in browsers, which can't set headers. With [Preview], where the
 // address is that of a page, such a GET is redirected to the same address without the
 // parameter, and gets a cookie that is valid for this one host. The sandbox sees neither the
-// token nor the cookie. An empty token refuses everything, except the files of the page at /ui,
-// which never need the token.
+// token nor the cookie. An empty token refuses everything, except the files of the page at
+// /ui and /healthz, which never need the token.
 func WithToken(secret string) Option {
 	t := &token{sum: sha256.Sum256([]byte(secret)), empty: secret == ""}
 	return func(c *config) {
@@ -80,7 +80,7 @@ func (t *token) is(secret string) bool {
 func (t *token) authorize(r *http.Request, a Action) error {
 	scheme, secret, given := strings.Cut(r.Header.Get("Authorization"), " ")
 	switch {
-	case a.Name == pageAction:
+	case a.Name == pageAction, a.Name == aliveAction:
 		return nil
 	case given && strings.EqualFold(scheme, "Bearer") && t.is(secret):
 		return nil

@@ -29,6 +29,7 @@ type execRequest struct {
 	TimeoutMS int64             `json:"timeoutMs"`
 	Stdin     string            `json:"stdin"`
 	Detached  bool              `json:"detached"`
+	Wait      bool              `json:"wait"`
 }
 
 // checkEnv checks the names of variables: cmd makes one text of a name and its value.
@@ -112,12 +113,18 @@ func (h *handler) exec(w http.ResponseWriter, r *http.Request) error {
 	if req.Detached && req.Stdin != "" {
 		return invalid("a detached command has no stdin")
 	}
+	if req.Detached && req.Wait {
+		return invalid("wait: nobody waits for a detached command")
+	}
 	if err := req.checkEnv(); err != nil {
 		return err
 	}
 	return h.use(r, func(sb *handle) error {
 		if req.Detached {
 			return startDetached(w, r, sb, &req)
+		}
+		if req.Wait {
+			return runToEnd(w, r, sb, &req)
 		}
 		return run(w, r, sb, &req)
 	})
@@ -134,6 +141,72 @@ func startDetached(w http.ResponseWriter, r *http.Request, sb *handle, req *exec
 	}
 	answer(w, http.StatusAccepted, execEvent{Event: "started", ID: cmd.ID()})
 	return nil
+}
+
+// execResult is a command that has ended. The fields of execEvent mean the same here.
+type execResult struct {
+	ExitCode     int      `json:"exitCode"`
+	Stdout       string   `json:"stdout"`
+	Stderr       string   `json:"stderr"`
+	StdoutBase64 []byte   `json:"stdoutBase64,omitempty"` // instead of Stdout that is not UTF-8
+	StderrBase64 []byte   `json:"stderrBase64,omitempty"`
+	DroppedBytes int64    `json:"droppedBytes,omitempty"` // of output beyond sandbox.KeptOutput of each stream
+	Signal       int      `json:"signal,omitempty"`
+	TimedOut     bool     `json:"timedOut,omitempty"`
+	OutOfMemory  bool     `json:"outOfMemory,omitempty"`
+	Error        *failure `json:"error,omitempty"`
+}
+
+// runToEnd answers when a command has ended, with its output.
+func runToEnd(w http.ResponseWriter, r *http.Request, sb *handle, req *execRequest) error {
+	cmd, err := req.cmd(r.Context(), sb)
+	if err != nil {
+		return err
+	}
+	var stdout, stderr latest
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(req.Stdin), &stdout, &stderr
+	err = cmd.Run()
+	e := exited(err)
+	if e.ExitCode == nil {
+		return err
+	}
+	result := execResult{ExitCode: *e.ExitCode, Signal: e.Signal, TimedOut: e.TimedOut, OutOfMemory: e.OutOfMemory, Error: e.Error}
+	result.Stdout, result.StdoutBase64 = stdout.text()
+	result.Stderr, result.StderrBase64 = stderr.text()
+	result.DroppedBytes = stdout.dropped + stderr.dropped
+	answer(w, http.StatusOK, result)
+	return nil
+}
+
+// latest keeps the latest sandbox.KeptOutput bytes that are written to it.
+type latest struct {
+	kept    []byte // up to twice as many
+	dropped int64
+}
+
+func (l *latest) Write(p []byte) (int, error) {
+	l.kept = append(l.kept, p...)
+	if len(l.kept) > 2*sandbox.KeptOutput {
+		l.cut()
+	}
+	return len(p), nil
+}
+
+// cut drops what is too old.
+func (l *latest) cut() {
+	if old := len(l.kept) - sandbox.KeptOutput; old > 0 {
+		l.kept = l.kept[:copy(l.kept, l.kept[old:])]
+		l.dropped += int64(old)
+	}
+}
+
+// text returns what is kept, as text or as bytes that are none.
+func (l *latest) text() (string, []byte) {
+	l.cut()
+	if utf8.Valid(l.kept) {
+		return string(l.kept), nil
+	}
+	return "", l.kept
 }
 
 // run sends the events of a command.

@@ -1,9 +1,7 @@
 package sandboxhttp
 
 import (
-	"reflect"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -30,33 +28,6 @@ func Routes() (all []Route) {
 		all = append(all, Route{r.method, r.path, r.name, slices.Clone(r.query)})
 	}
 	return all
-}
-
-// Requests are the fields of the JSON of requests, and of answers that are not of package sandbox,
-// by the name of their schema.
-func Requests() map[string][]string {
-	// A terminal refuses two fields of a command.
-	terminal := slices.DeleteFunc(fields[terminalRequest](), func(name string) bool { return name == "stdin" || name == "detached" })
-	// An update refuses what can't be changed.
-	update := slices.DeleteFunc(fields[updateRequest](), func(name string) bool {
-		return slices.Contains([]string{"name", "id", "image", "runtime", "ociRuntime", "user", "workdir", "pidsLimit", "storageBytes", "newPrivileges"}, name)
-	})
-	return map[string][]string{
-		"CreateRequest": fields[createRequest](), "ForkRequest": fields[forkRequest](), "UpdateRequest": update,
-		"SnapshotRequest": fields[snapshotRequest](), "RollbackRequest": fields[rollbackRequest](), "CleanupRequest": fields[cleanupRequest](),
-		"ExecRequest": fields[execRequest](), "TerminalRequest": terminal, "ExecEvent": fields[execEvent](), "Source": fields[sourceRequest](),
-		"File": fields[fileEntry](), "Written": fields[written](), "Failure": fields[failure](), "Error": fields[failed](), "StateAnswer": fields[state](),
-	}
-}
-
-func fields[T any]() (names []string) {
-	for _, f := range reflect.VisibleFields(reflect.TypeFor[T]()) {
-		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" && name != "-" {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
 }
 
 // HostCookie, WithoutPreviewCookie and WithoutToken are how Preview changes cookies and queries.

@@ -19,11 +19,11 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
-// DefaultMaxUpload, 8 GiB, bounds a file that is written without [WithMaxUpload].
+// DefaultMaxUpload, 8 GiB, bounds a file or an archive that is written without [WithMaxUpload].
 const DefaultMaxUpload = sandbox.DefaultCopyBytes
 
-// WithMaxUpload bounds the file that a request writes, in bytes. Longer ones get status 413, and
-// the sandbox keeps the file that it had. Default [DefaultMaxUpload].
+// WithMaxUpload bounds the file or the archive that a request writes, in bytes. Longer ones get status
+// 413; the sandbox keeps the file that it had, and of an archive what was written so far. Default [DefaultMaxUpload].
 func WithMaxUpload(bytes int64) Option {
 	return func(c *config) { c.maxUpload = bytes }
 }
@@ -37,6 +37,11 @@ type fileSystem interface {
 	Readlink(ctx context.Context, name string) (string, error)
 	MkdirAll(ctx context.Context, name string, perm fs.FileMode) error
 	Chmod(ctx context.Context, name string, mode fs.FileMode) error
+	Remove(ctx context.Context, name string) error
+	RemoveAll(ctx context.Context, name string) error
+	Rename(ctx context.Context, from, to string) error
+	CopyInTar(ctx context.Context, r io.Reader, inside string, o sandbox.CopyOptions) (sandbox.CopyReport, error)
+	CopyOutTar(ctx context.Context, inside string, w io.Writer, o sandbox.CopyOptions) (sandbox.CopyReport, error)
 }
 
 // filesOf returns the files of a sandbox as the user of a request, and the path it names.
@@ -62,7 +67,7 @@ func filesOf(r *http.Request, sb *handle) (files fileSystem, name string, err er
 // useFiles calls fn with the files of the sandbox of a request.
 func (h *handler) useFiles(r *http.Request, fn func(files fileSystem, name string) error) error {
 	sb, err := h.handles.get(r.Context(), r.PathValue("name"))
-	if r.Method != http.MethodPut {
+	if r.Method == http.MethodGet || r.Method == http.MethodHead {
 		err = readable(err)
 	}
 	if err != nil {
@@ -73,7 +78,7 @@ func (h *handler) useFiles(r *http.Request, fn func(files fileSystem, name strin
 	if err != nil {
 		return err
 	}
-	return fn(files, name)
+	return sb.checked(fn(files, name))
 }
 
 func (h *handler) readFile(w http.ResponseWriter, r *http.Request) error {
@@ -207,10 +212,7 @@ func (h *handler) writeFile(w http.ResponseWriter, r *http.Request) error {
 	if r.Header.Get("Content-Range") != "" {
 		return invalid("Content-Range: a file is written as a whole")
 	}
-	limit := h.maxUpload
-	if limit == 0 {
-		limit = DefaultMaxUpload
-	}
+	limit := cmp.Or(h.maxUpload, DefaultMaxUpload)
 	return h.useFiles(r, func(files fileSystem, name string) error {
 		ctx := r.Context()
 		target, old, err := destination(ctx, files, name)
@@ -233,11 +235,8 @@ func (h *handler) writeFile(w http.ResponseWriter, r *http.Request) error {
 		if err == nil && mode != 0 { // whatever the umask, and the file that there was
 			err = files.Chmod(ctx, target, mode)
 		}
-		if large, ok := errors.AsType[*http.MaxBytesError](err); ok {
-			return &statusError{http.StatusRequestEntityTooLarge, "too_large", fmt.Sprintf("the file is larger than %d bytes", large.Limit)}
-		}
 		if err != nil {
-			return err
+			return uploadError(err, "file")
 		}
 		answer(w, status, written{name, n})
 		return nil

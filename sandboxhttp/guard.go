@@ -29,6 +29,8 @@ type config struct {
 	maxUpload int64
 	domain    string // of Preview
 	resume    bool   // of Preview
+
+	previewDomain string // of the Preview that the page links to
 }
 
 func newConfig() *config { return &config{origins: http.NewCrossOriginProtection()} }

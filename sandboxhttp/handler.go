@@ -14,28 +14,45 @@ import (
 //
 //	GET    /openapi.json                    this API as an OpenAPI 3.1 document, with all fields
 //	GET    /health                          whether the engine answers; 503 if not
+//	GET    /healthz                         200 while the server runs, without a token and without facts
+//	GET    /events                          what happens to sandboxes, as Server-Sent Events; ?tag=key=value&prefix=a&denied=true
+//	GET    /network/check                   whether ?policy= allows ?host= and &port=
+//	POST   /prune                           remove leftovers of crashed programs
+//	GET    /defaults                        what is created without settings, and images and runtimes to choose from
+//	GET    /usage                           CPU, memory and network of all sandboxes with a session, by ID; selected as in the list
 //	GET    /sandboxes                       list; ?status=running&prefix=a&tag=key=value, status and tag may be repeated
-//	POST   /sandboxes                       create
+//	POST   /sandboxes                       create; with "Accept: application/x-ndjson" its steps, as lines of JSON
 //	GET    /sandboxes/{name}                details and settings, as Inspect returns them
 //	PATCH  /sandboxes/{name}                update the settings
 //	DELETE /sandboxes/{name}                delete; ?preserveVolume=false deletes its volumes too, ?snapshots=true its snapshots
 //	POST   /sandboxes/{name}/start          start the session
 //	POST   /sandboxes/{name}/stop           stop the session
+//	POST   /sandboxes/{name}/extend         prolong the session by {"durationMs": n}
 //	POST   /sandboxes/{name}/fork           fork; {"count": n} makes n
 //	POST   /sandboxes/{name}/snapshots      take a snapshot
 //	POST   /sandboxes/{name}/rollback       make the files those of a snapshot
-//	POST   /sandboxes/{name}/exec           run a command; its output in NDJSON or as Server-Sent Events
+//	POST   /sandboxes/{name}/move           take a stopped one to another node of the swarm
+//	POST   /sandboxes/{name}/exec           run a command; its output in NDJSON or as Server-Sent Events, or with {"wait": true} in one object
 //	GET    /sandboxes/{name}/terminal       run a command on a terminal, over a WebSocket
 //	GET    /sandboxes/{name}/processes      detached commands
+//	POST   /sandboxes/{name}/processes/{process}/signal
+//	                                        send {"signal": "TERM"}; without one kill all that it started
+//	GET    /sandboxes/{name}/network/check  whether the sandbox's policy allows ?host= and &port=
 //	GET    /sandboxes/{name}/egress         what the session tried to reach
 //	GET    /sandboxes/{name}/logs           log, see LogsHandler
 //	GET    /sandboxes/{name}/files          content of the file ?path=
 //	PUT    /sandboxes/{name}/files          write the file ?path=, from the body
+//	DELETE /sandboxes/{name}/files          remove the file or empty directory ?path=; &recursive=true a tree
 //	GET    /sandboxes/{name}/files/list     entries of the directory ?path=
+//	POST   /sandboxes/{name}/files/mkdir    make the directory ?path=, and missing ones above it
+//	POST   /sandboxes/{name}/files/rename   rename ?path= to &to=
+//	GET    /sandboxes/{name}/archive        the directory ?path= as a tar archive
+//	PUT    /sandboxes/{name}/archive        write a tar archive into the directory ?path=
 //	GET    /snapshots                       list; ?sandbox=a&name=b
 //	GET    /snapshots/tree                  snapshots and sandboxes, each below the one it came from
 //	GET    /snapshots/{id}                  one snapshot
 //	DELETE /snapshots/{id}                  delete it
+//	GET    /nodes                           the nodes of the client's swarm, see sandbox.WithSwarm
 //	GET    /volumes                         the volumes of sandboxes, with their sizes
 //	GET    /volumes/orphans                 those that no sandbox uses
 //	POST   /volumes/cleanup                 delete these
@@ -46,7 +63,7 @@ import (
 // error is {"error": {"code": "not_found", "message": "Sandbox not found"}}, with the status
 // of [sandbox.Error].StatusCode: 404 if there is no such sandbox, 400 for an invalid argument
 // and for unknown parameters and fields, 503 if the engine is unavailable. Bodies of requests
-// are JSON of at most 1 MiB, except files; one that does not come within 30 s, or a file of which
+// are JSON of at most 1 MiB, except files and archives; one that does not come within 30 s, or a file of which
 // nothing comes for five minutes, gets 408.
 //
 // A sandbox that is created is persistent unless the request says otherwise; one that is not
@@ -54,7 +71,7 @@ import (
 // nothing for five minutes; a detached one continues. Handles are kept open for ten seconds
 // after a request: close the client later than that, or its last connections end with it.
 //
-// GET /ui/ is a page for a browser, which uses this API. With [WithToken] it takes the token from
+// GET / redirects browsers to /ui/. That is a page for a browser, which uses this API. With [WithToken] it takes the token from
 // the fragment of its address, /ui/#token=TOKEN, or asks for it.
 //
 // Mount the handler below a prefix with [http.StripPrefix]: links in answers have the prefix.
@@ -90,6 +107,12 @@ func (h *handler) routes() []route {
 	return []route{
 		{"GET", "/openapi.json", "openapi", false, nil, serveOpenAPI},
 		{"GET", "/health", "health", false, nil, h.health},
+		{"GET", "/healthz", aliveAction, false, nil, serveAlive},
+		{"GET", "/events", "watchSandboxes", false, []string{"tag", "prefix", "denied"}, h.events},
+		{"GET", "/network/check", "checkNetwork", false, []string{"policy", "host", "port"}, h.checkNetwork},
+		{"POST", "/prune", "prune", true, nil, h.prune},
+		{"GET", "/defaults", "getDefaults", false, nil, h.defaults},
+		{"GET", "/usage", "listUsage", false, []string{"status", "tag", "prefix"}, h.usage},
 		{"GET", "/sandboxes", "listSandboxes", false, []string{"status", "tag", "prefix"}, h.list},
 		{"POST", "/sandboxes", "createSandbox", true, nil, h.create},
 		{"GET", "/sandboxes/{name}", "inspectSandbox", false, nil, h.inspect},
@@ -97,21 +120,31 @@ func (h *handler) routes() []route {
 		{"DELETE", "/sandboxes/{name}", "deleteSandbox", true, []string{"preserveVolume", "snapshots"}, h.delete},
 		{"POST", "/sandboxes/{name}/start", "startSandbox", true, nil, h.start},
 		{"POST", "/sandboxes/{name}/stop", "stopSandbox", true, nil, h.stop},
+		{"POST", "/sandboxes/{name}/extend", "extendTimeout", true, nil, h.extend},
 		{"POST", "/sandboxes/{name}/fork", "forkSandbox", true, nil, h.fork},
 		{"POST", "/sandboxes/{name}/snapshots", "takeSnapshot", true, nil, h.takeSnapshot},
 		{"POST", "/sandboxes/{name}/rollback", "rollbackSandbox", true, nil, h.rollback},
+		{"POST", "/sandboxes/{name}/move", "moveSandbox", true, nil, h.move},
 		{"POST", "/sandboxes/{name}/exec", "exec", true, nil, h.exec},
 		{"GET", "/sandboxes/{name}/terminal", "openTerminal", true, nil, h.terminal},
 		{"GET", "/sandboxes/{name}/processes", "listProcesses", false, nil, h.processes},
+		{"POST", "/sandboxes/{name}/processes/{process}/signal", "signalProcess", true, nil, h.signal},
+		{"GET", "/sandboxes/{name}/network/check", "checkSandboxNetwork", false, []string{"host", "port"}, h.checkSandboxNetwork},
 		{"GET", "/sandboxes/{name}/egress", "listEgress", false, nil, h.egress},
 		{"GET", "/sandboxes/{name}/logs", "readLogs", false, logsQuery, serveLogs(h.client)},
 		{"GET", "/sandboxes/{name}/files", "readFile", true, []string{"path", "user"}, h.readFile},
 		{"PUT", "/sandboxes/{name}/files", "writeFile", true, []string{"path", "user", "mode"}, h.writeFile},
 		{"GET", "/sandboxes/{name}/files/list", "listFiles", true, []string{"path", "user"}, h.listFiles},
+		{"DELETE", "/sandboxes/{name}/files", "removeFile", true, []string{"path", "user", "recursive"}, h.removeFile},
+		{"POST", "/sandboxes/{name}/files/mkdir", "makeDirectory", true, []string{"path", "user", "mode"}, h.makeDirectory},
+		{"POST", "/sandboxes/{name}/files/rename", "renameFile", true, []string{"path", "user", "to"}, h.renameFile},
+		{"GET", "/sandboxes/{name}/archive", "readArchive", true, []string{"path", "user"}, h.readArchive},
+		{"PUT", "/sandboxes/{name}/archive", "writeArchive", true, []string{"path", "user"}, h.writeArchive},
 		{"GET", "/snapshots", "listSnapshots", false, []string{"sandbox", "name"}, h.listSnapshots},
 		{"GET", "/snapshots/tree", "snapshotTree", false, nil, h.snapshotTree},
 		{"GET", "/snapshots/{id}", "inspectSnapshot", false, nil, h.inspectSnapshot},
 		{"DELETE", "/snapshots/{id}", "deleteSnapshot", true, nil, h.deleteSnapshot},
+		{"GET", "/nodes", "listNodes", false, nil, list(h.client.Nodes)},
 		{"GET", "/volumes", "listVolumes", false, nil, h.volumes(h.client.ListVolumes)},
 		{"GET", "/volumes/orphans", "listOrphans", false, nil, h.volumes(h.client.OrphanedVolumes)},
 		{"POST", "/volumes/cleanup", "cleanupVolumes", true, nil, h.cleanup},

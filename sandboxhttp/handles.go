@@ -2,6 +2,7 @@ package sandboxhttp
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"sync"
 	"time"
@@ -32,6 +33,7 @@ type handle struct {
 	*sandbox.Sandbox
 	of     *handles
 	users  int
+	ended  bool
 	idle   *time.Timer
 	inside *http.Transport // of Preview
 	single *http.Transport // with a new connection for each request
@@ -60,6 +62,24 @@ func (h *handles) get(ctx context.Context, name string) (*handle, error) {
 	return have, nil
 }
 
+// checked returns the error of a use of the handle. If the sandbox is not where it was the next user
+// gets another handle: it may have been moved to another node.
+func (s *handle) checked(err error) error {
+	if errors.Is(err, sandbox.ErrNotFound) {
+		s.forget()
+	}
+	return err
+}
+
+// forget makes the next user get another handle.
+func (s *handle) forget() {
+	s.of.mu.Lock()
+	defer s.of.mu.Unlock()
+	if s.of.open[s.ID()] == s {
+		delete(s.of.open, s.ID())
+	}
+}
+
 // done releases the handle. After the last user it is kept for a while.
 func (s *handle) done() {
 	s.of.mu.Lock()
@@ -72,11 +92,14 @@ func (s *handle) done() {
 // end detaches the handle, unless it is used again.
 func (s *handle) end() {
 	s.of.mu.Lock()
-	if s.users > 0 || s.of.open[s.ID()] != s {
+	if s.users > 0 || s.ended {
 		s.of.mu.Unlock()
 		return
 	}
-	delete(s.of.open, s.ID())
+	s.ended = true
+	if s.of.open[s.ID()] == s { // it may be forgotten, and another one have its place
+		delete(s.of.open, s.ID())
+	}
 	s.of.mu.Unlock()
 	if s.inside != nil {
 		s.inside.CloseIdleConnections()

@@ -222,31 +222,16 @@ func TestTheDocumentHasTheRoutesOfTheHandler(t *testing.T) {
 	}
 }
 
-func TestTheDocumentHasTheFieldsOfRequests(t *testing.T) {
+func TestTheSchemasCompile(t *testing.T) {
 	t.Parallel()
 	d := openAPI(t)
 	var doc struct {
-		Components struct {
-			Schemas map[string]struct{ Properties map[string]json.RawMessage }
-		}
+		Components struct{ Schemas map[string]json.RawMessage }
 	}
 	if err := json.Unmarshal(d.raw, &doc); err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range sandboxhttp.Requests() {
-		var got []string
-		for field := range doc.Components.Schemas[name].Properties {
-			got = append(got, field)
-		}
-		slices.Sort(got)
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("fields of %s in Go (-) and in the document (+):\n%s", name, diff)
-		}
-	}
 	for name := range doc.Components.Schemas {
-		if _, compared := sandboxhttp.Requests()[name]; !compared && strings.HasSuffix(name, "Request") {
-			t.Errorf("%s in the document is not compared", name)
-		}
-		d.schema(t, "components", "schemas", name) // compiles
+		d.schema(t, "components", "schemas", name)
 	}
 }

@@ -22,7 +22,7 @@ func WithHostFiles() Option {
 
 // WithPools serves requests to create a sandbox from these pools, by the image that the request names,
 // or [sandbox.DefaultImage] if it names none. The image is also the pool's, and the pool stays the
-// caller's. A request that sets what [sandbox.Pool.Create] does not take, or a name, gets a sandbox that
+// caller's. A request that sets what [sandbox.Pool.Create] does not take gets a sandbox that
 // is created for it. Default: all requests do.
 func WithPools(pools map[string]*sandbox.Pool) Option {
 	pools = maps.Clone(pools)

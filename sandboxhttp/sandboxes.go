@@ -11,26 +11,31 @@ import (
 )
 
 func (h *handler) list(w http.ResponseWriter, r *http.Request) error {
-	q := r.URL.Query()
-	o := sandbox.ListOptions{Tags: map[string]string{}}
+	o, err := listOptions(r.URL.Query())
+	if err != nil {
+		return err
+	}
+	return list(func(ctx context.Context) ([]sandbox.Info, error) { return h.client.List(ctx, o) })(w, r)
+}
+
+// listOptions returns what the parameters of a list select.
+func listOptions(q url.Values) (o sandbox.ListOptions, err error) {
+	o = sandbox.ListOptions{Tags: map[string]string{}}
 	for _, s := range q["status"] {
 		o.States = append(o.States, sandbox.State(s))
 	}
 	for _, s := range q["tag"] {
 		key, value, ok := strings.Cut(s, "=")
 		if !ok {
-			return invalid("tag=%q is not key=value", s)
+			return o, invalid("tag=%q is not key=value", s)
 		}
 		if was, given := o.Tags[key]; given && was != value {
-			return invalid("tag %q: conflicting values %q and %q", key, was, value)
+			return o, invalid("tag %q: conflicting values %q and %q", key, was, value)
 		}
 		o.Tags[key] = value
 	}
-	var err error
-	if o.Prefix, err = one(q, "prefix"); err != nil {
-		return err
-	}
-	return list(func(ctx context.Context) ([]sandbox.Info, error) { return h.client.List(ctx, o) })(w, r)
+	o.Prefix, err = one(q, "prefix")
+	return o, err
 }
 
 // readable returns the error of a call that only reads a sandbox by its name: there is none with
@@ -82,11 +87,18 @@ func (h *handler) create(w http.ResponseWriter, r *http.Request) error {
 	if h.bound != nil {
 		opts = append(opts, h.bound)
 	}
-	create := func() (*sandbox.Sandbox, error) { return h.client.Create(r.Context(), opts...) }
-	if pool, set := req.pooled(h.pools, h.hostFiles); pool != nil {
-		create = func() (*sandbox.Sandbox, error) { return pool.Create(r.Context(), sandbox.WithSettings(set)) }
+	create := func(ctx context.Context, progress func(sandbox.Progress)) (*sandbox.Sandbox, error) {
+		return h.client.Create(ctx, append(opts, sandbox.WithProgress(progress))...)
 	}
-	sb, err := create()
+	if pool, set := req.pooled(h.pools, h.hostFiles); pool != nil {
+		create = func(ctx context.Context, _ func(sandbox.Progress)) (*sandbox.Sandbox, error) {
+			return pool.Create(ctx, sandbox.WithSettings(set))
+		}
+	}
+	if strings.Contains(r.Header.Get("Accept"), jsonLines) {
+		return sendCreation(w, r, create)
+	}
+	sb, err := create(r.Context(), func(sandbox.Progress) {})
 	if err != nil {
 		return err
 	}
@@ -164,7 +176,7 @@ func (h *handler) use(r *http.Request, fn func(*handle) error) error {
 		return err
 	}
 	defer sb.done()
-	return fn(sb)
+	return sb.checked(fn(sb))
 }
 
 // state is the JSON of an answer to a start or stop.
@@ -216,10 +228,13 @@ func answerReport(w http.ResponseWriter, report sandbox.DeleteReport, err error)
 		return
 	}
 	code, f := explain(err)
-	answer(w, code, struct {
-		failed
-		sandbox.DeleteReport
-	}{failed{f}, report})
+	answer(w, code, deleteFailure{failed{f}, report})
+}
+
+// deleteFailure is the error of a deletion, with the report of what it did.
+type deleteFailure struct {
+	failed
+	sandbox.DeleteReport
 }
 
 func (h *handler) processes(w http.ResponseWriter, r *http.Request) error {

@@ -66,8 +66,8 @@ func runTerminal(ctx context.Context, cancel context.CancelCauseFunc, helpers *s
 	if err := readFirst(ctx, conn, &req); err != nil {
 		return exited(err)
 	}
-	if req.Stdin != "" || req.Detached {
-		return exited(invalid("a terminal's command has neither stdin nor detached: input is sent in binary messages"))
+	if req.Stdin != "" || req.Detached || req.Wait {
+		return exited(invalid("a terminal's command takes no stdin, detached or wait: input is sent in binary messages"))
 	}
 	if err := req.checkEnv(); err != nil {
 		return exited(err)

@@ -45,14 +45,13 @@ func (h *handler) cleanup(w http.ResponseWriter, r *http.Request) error {
 			return (req.Names == nil || slices.Contains(req.Names, v.Name)) && (req.Roles == nil || slices.Contains(req.Roles, v.Role))
 		},
 	})
-	if err == nil {
-		answer(w, http.StatusOK, report)
-		return nil
-	}
-	code, f := explain(err)
-	answer(w, code, struct {
-		failed
-		sandbox.CleanupReport
-	}{failed{f}, report})
+	code, f := explained(err)
+	answer(w, code, cleanupAnswer{f, report})
 	return nil
+}
+
+// cleanupAnswer is the report of a cleanup, with the error if there is one.
+type cleanupAnswer struct {
+	*failed
+	sandbox.CleanupReport
 }

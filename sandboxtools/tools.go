@@ -116,8 +116,9 @@ type Command struct {
 	Status string `json:"status"`
 	// ExitCode is nil while the command runs, and if it is not known how it ended.
 	ExitCode *int `json:"exitCode,omitempty"`
-	// Output is stdout and stderr, in the order written, without what is left out in the middle.
-	Output string `json:"output"`
+	// Output is stdout and stderr, in the order written, without what is left out in the middle. In JSON
+	// it is left out if it is empty, as of a command that has just begun in the background.
+	Output string `json:"output,omitempty"`
 	// OmittedBytes is how much that is.
 	OmittedBytes int64 `json:"omittedBytes,omitempty"`
 	// OutOfMemory is that of [sandbox.ExitError].

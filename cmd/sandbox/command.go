@@ -31,10 +31,6 @@ reads stdin only with --interactive, or on a terminal with --tty.
 Processes that it leaves in the background end when this program does. With --detach the command
 itself runs until it exits or the session ends: its ID is printed, "sandbox processes" lists it,
 "sandbox logs" has its output, and "sandbox kill" ends it.`,
-		Example: `  sandbox exec build -- npm test
-  tar c src | sandbox exec -i build -- tar x
-  sandbox exec -t build -- vim notes.md
-  sandbox exec --detach build -- node server.js`,
 		Args:              cobra.MinimumNArgs(2),
 		ValidArgsFunction: a.oneSandbox,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -100,6 +96,7 @@ func (a *app) after(err, closing error) error {
 // execute runs a command with our stdout and stderr.
 func (a *app) execute(ctx context.Context, sb *sandbox.Sandbox, p *process, x execution, argv []string) error {
 	a.progress.clear() // what follows is the command's output
+	a.executes = true
 	cmd := sb.Command(ctx, argv[0], argv[1:]...)
 	cmd.Env, cmd.Dir, cmd.User, cmd.Timeout = p.env.list(), p.dir, p.user, time.Duration(x.timeout)
 	if x.detach {

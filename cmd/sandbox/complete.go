@@ -2,6 +2,10 @@ package main
 
 import (
 	"context"
+	_ "embed"
+	"fmt"
+	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -11,10 +15,32 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 )
 
+//go:embed completion.bash
+var bashCompletion string
+
+// ownBashCompletion has the command for completion print a script for bash that, unlike the library's,
+// takes no package of the shell's.
+func ownBashCompletion(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	bash, _, err := root.Find([]string{"completion", "bash"})
+	if err != nil {
+		panic(err)
+	}
+	bash.Long = "Print a script for bash 4.1 and later that completes what is typed after sandbox."
+	bash.RunE = func(c *cobra.Command, _ []string) error {
+		script := bashCompletion
+		if plain, err := c.Flags().GetBool("no-descriptions"); err != nil || plain {
+			script = strings.ReplaceAll(script, cobra.ShellCompRequestCmd+" ", cobra.ShellCompNoDescRequestCmd+" ")
+		}
+		_, err := io.WriteString(c.OutOrStdout(), script)
+		return err
+	}
+}
+
 // completionTime bounds a completion: a shell waits for it. Tests wait longer.
 var completionTime = 2 * time.Second
 
-// names returns what list lists and the arguments do not have yet.
+// names returns what list lists and the arguments do not have yet. A tab and a description may follow a name.
 func (a *app) names(c *cobra.Command, args []string, prefix string, list func(context.Context) ([]string, error)) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(c.Context(), completionTime)
 	defer cancel()
@@ -25,21 +51,39 @@ func (a *app) names(c *cobra.Command, args []string, prefix string, list func(co
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	return slices.DeleteFunc(all, func(name string) bool {
+	return slices.DeleteFunc(all, func(word string) bool {
+		name, description, _ := strings.Cut(word, "\t")
 		// A label may contain anything, and the shell prints it.
-		return !strings.HasPrefix(name, prefix) || slices.Contains(args, name) || graphic(name) != name
+		return !strings.HasPrefix(name, prefix) || slices.Contains(args, name) || graphic(name+description) != name+description
 	}), cobra.ShellCompDirectiveNoFileComp
 }
 
 // sandboxes completes the names of sandboxes.
 func (a *app) sandboxes(c *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
-	return a.names(c, args, prefix, func(ctx context.Context) (names []string, err error) {
-		infos, err := a.client.List(ctx, sandbox.ListOptions{Prefix: prefix})
-		for _, i := range infos {
-			names = append(names, i.Name)
-		}
-		return names, err
-	})
+	return a.sandboxesIn()(c, args, prefix)
+}
+
+// sandboxesIn completes the names of sandboxes in one of these states, or in any.
+func (a *app) sandboxesIn(states ...sandbox.State) cobra.CompletionFunc {
+	return func(c *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+		return a.names(c, args, prefix, func(ctx context.Context) (names []string, err error) {
+			infos, err := a.client.List(ctx, sandbox.ListOptions{Prefix: prefix, States: states})
+			for _, i := range infos {
+				names = append(names, i.Name)
+			}
+			return names, err
+		})
+	}
+}
+
+// defaults completes what choose takes of what sandboxes can be created from.
+func (a *app) defaults(choose func(sandbox.Defaults) []string) cobra.CompletionFunc {
+	return func(c *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
+		return a.names(c, nil, prefix, func(ctx context.Context) ([]string, error) {
+			d, err := a.client.GetDefaults(ctx)
+			return choose(d), err
+		})
+	}
 }
 
 // oneSandbox completes the first argument only.
@@ -47,12 +91,20 @@ func (a *app) oneSandbox(c *cobra.Command, args []string, prefix string) ([]stri
 	return inTurn(a.sandboxes)(c, args, prefix)
 }
 
-// snapshots completes the IDs of snapshots.
+// runtimes are the words for --runtime, with their images.
+func runtimes(d sandbox.Defaults) (words []string) {
+	for _, name := range slices.Sorted(maps.Keys(d.Runtimes)) {
+		words = append(words, name+"\t"+d.Runtimes[name])
+	}
+	return words
+}
+
+// snapshots completes the IDs of snapshots, which a shell shows with their names, sandboxes and ages.
 func (a *app) snapshots(c *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	return a.names(c, args, prefix, func(ctx context.Context) (ids []string, err error) {
 		all, err := a.client.ListSnapshots(ctx, sandbox.ListSnapshotsOptions{})
 		for _, s := range all {
-			ids = append(ids, s.ID)
+			ids = append(ids, s.ID+"\t"+strings.TrimSpace(fmt.Sprintf("%s of %s, %s", s.Name, s.Sandbox, ago(s.CreatedAt))))
 		}
 		return ids, err
 	})

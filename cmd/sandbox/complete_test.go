@@ -20,6 +20,10 @@ func TestCompletionKnowsTheEngine(t *testing.T) {
 	mustCall(t, "create", "--name", name)
 	id := strings.TrimSpace(mustCall(t, "snapshot", "create", name))
 	removeSnapshotAtEnd(t, id)
+	stopped := "s-" + name
+	removeAtEnd(t, stopped)
+	mustCall(t, "create", "--name", stopped)
+	mustCall(t, "stop", stopped)
 	volume := preservedVolume(t)
 	prefix := name[:len(name)-2]
 	for _, test := range []struct {
@@ -32,7 +36,8 @@ func TestCompletionKnowsTheEngine(t *testing.T) {
 		{"rollback " + name + " " + id[:6], id}, {"snapshot show " + id[:6], id}, {"snapshot delete " + id[:6], id}, {"run --snapshot " + id[:6], id},
 		{"snapshot list --sandbox " + prefix, name}, {"snapshot create " + prefix, name}, {"volume delete " + volume[:20], volume}, {"create --volume " + volume[:20], volume},
 		{"volume cleanup --name " + volume[:20], volume}, {"volume cleanup --role ", "rwcopy"}, {"list --status ", "paused"}, {"create --network ", "public-only"},
-		{"create --im", "--image"}, {"volume o", "orphans"},
+		{"create --im", "--image"}, {"volume o", "orphans"}, {"create --runtime py", "python3.13"}, {"run --runtime node2", "node22"}, {"run --image node:20", "node:20-bookworm"},
+		{"create --oci-runtime r", "runc"}, {"start " + prefix, ""}, {"start " + stopped[:len(stopped)-1], stopped}, {"stop " + stopped[:len(stopped)-1], ""}, {"list --format ", "json"},
 	} {
 		args := strings.Split(test.args, " ")
 		code, out, _ := call(t.Context(), "", append([]string{"__complete"}, args...)...)
@@ -48,6 +53,20 @@ func TestCompletionKnowsTheEngine(t *testing.T) {
 		if code != 0 || found != (test.want != "") {
 			t.Errorf("completions of %q: code %d, %q, want %q", test.args, code, words, test.want)
 		}
+	}
+}
+
+// A snapshot's ID says nothing, so its name and its sandbox are beside it.
+func TestCompletionDescribesSnapshots(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	name := harness.UniqueName(t)
+	removeAtEnd(t, name)
+	mustCall(t, "create", "--name", name)
+	id := strings.TrimSpace(mustCall(t, "snapshot", "create", "--name", "tested", name))
+	removeSnapshotAtEnd(t, id)
+	if _, out, _ := call(t.Context(), "", "__complete", "rollback", name, ""); !strings.Contains(out, id+"\ttested of "+name+", ") {
+		t.Errorf("completions of a snapshot: %q, want %s with its name and its sandbox", out, id)
 	}
 }
 
@@ -72,12 +91,11 @@ func TestCompletionScripts(t *testing.T) {
 		t.Fatal(err)
 	}
 	for shell, program := range map[string][]string{
-		// The function is of the package bash-completion.
 		"bash": {"bash", "-ec", `
-			_get_comp_words_by_ref() { cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} words=("${COMP_WORDS[@]}") cword=$COMP_CWORD; }
 			source /dev/stdin
 			COMP_WORDS=(sandbox volume o) COMP_CWORD=2 COMP_LINE="sandbox volume o" COMP_POINT=16 COMP_TYPE=9
-			__start_sandbox || true
+			compopt() { :; } # there is no line to edit
+			_sandbox
 			echo "${COMPREPLY[@]}"`},
 		// The function that shows completions prints them, since there is no line to edit.
 		"zsh": {"zsh", "-fec", `
@@ -99,6 +117,13 @@ func TestCompletionScripts(t *testing.T) {
 		cmd := exec.Command(program[0], program[1:]...)
 		cmd.Env = append(os.Environ(), asProgram+"=1", "PATH="+dir+":"+os.Getenv("PATH"), "HOME="+dir)
 		cmd.Stdin = strings.NewReader(mustCall(t, "completion", shell))
+		if shell != "fish" { // whose check of syntax takes files alone
+			check := exec.Command(shell, "-n", "/dev/stdin")
+			check.Stdin = strings.NewReader(mustCall(t, "completion", shell))
+			if out, err := check.CombinedOutput(); err != nil || len(out) > 0 {
+				t.Errorf("%s -n: %v, %s", shell, err, out)
+			}
+		}
 		if out, err := cmd.Output(); err != nil || strings.TrimSpace(string(out)) != "orphans" {
 			t.Errorf("%s completes \"sandbox volume o\" to %q, %v, want orphans", shell, out, err)
 		}

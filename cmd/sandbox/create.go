@@ -57,6 +57,7 @@ kept until "sandbox delete".`,
 	p.flags(c, "the sandbox's commands")
 	f.flags(a, c)
 	jsonFlag(c, &asJSON)
+	bySubject(c)
 	c.Flags().SetInterspersed(false) // flags after the command belong to the command
 	return c
 }
@@ -110,9 +111,6 @@ With --name use the sandbox of that name, or create it. It is kept, and its sess
 until "sandbox stop". --env, --workdir, --user, --interactive and --tty are those of the command.
 The other flags only apply when the sandbox is created: if it exists, a --network that is not in
 force is an error, and others that differ are named.`,
-		Example: `  sandbox run -- node -p '6*7'
-  sandbox run -it --image python:3.13 -- python
-  sandbox run --from . --network deny-all -- npm test`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, argv []string) error {
 			a.runsCommand()
@@ -151,6 +149,7 @@ force is an error, and others that differ are named.`,
 	c.Flags().BoolVar(&rm, "rm", false, "")
 	c.Flags().MarkHidden("rm") // what run does anyway, for fingers that know docker run
 	f.flags(a, c)
+	bySubject(c)
 	return c
 }
 
@@ -235,6 +234,7 @@ until "sandbox delete".`,
 	rm.flags(c)
 	c.Flags().IntVar(&count, "count", 0, "create this many with the same files; -1, -2 … is appended to the name")
 	jsonFlag(c, &asJSON)
+	bySubject(c)
 	return c
 }
 

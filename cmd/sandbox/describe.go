@@ -18,6 +18,7 @@ import (
 func (a *app) describeCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:               "describe NAME...",
+		Aliases:           []string{"show"},
 		Short:             "Print the details of sandboxes, for people, without resuming them",
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.sandboxes,
@@ -129,6 +130,9 @@ func limits(s sandbox.Settings) string {
 	}
 	if s.StorageBytes != nil {
 		parts = append(parts, bytesText(*s.StorageBytes)+" outside of volumes")
+	}
+	if len(s.GPUs) > 0 {
+		parts = append(parts, "GPUs "+strings.Join(s.GPUs, " "))
 	}
 	return strings.Join(parts, ", ")
 }

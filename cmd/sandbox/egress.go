@@ -133,7 +133,7 @@ func check(p sandbox.NetworkPolicy, text string) (v verdict, err error) {
 }
 
 func (a *app) egressCommand() *cobra.Command {
-	var asJSON bool
+	var l listing
 	c := &cobra.Command{
 		Use:               "egress NAME",
 		Short:             "List the connections that a sandbox attempted in its session, allowed or blocked",
@@ -145,15 +145,16 @@ func (a *app) egressCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if asJSON {
-					return printJSONList(a.stdout, list)
-				}
-				return printTable(a.stdout, "LAST\tOUTCOME\tNAME\tADDRESS\tPROTOCOL\tRULE\tCOUNT", list, egressRow)
+				return printList(a, l, list, nil, a.printEgress)
 			})
 		},
 	}
-	jsonFlag(c, &asJSON)
+	l.flags(c)
 	return c
+}
+
+func (a *app) printEgress(list []sandbox.Egress) error {
+	return printTable(a.stdout, "LAST\tOUTCOME\tNAME\tADDRESS\tPROTOCOL\tRULE\tCOUNT", list, egressRow)
 }
 
 func egressRow(e sandbox.Egress) []any {

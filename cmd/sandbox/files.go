@@ -27,11 +27,6 @@ func (a *app) cpCommand() *cobra.Command {
 DESTINATION that is a directory, or ends with a slash, gets the copy under its own name. Of a
 SOURCE that is "." or ends with "/.", the contents are copied into DESTINATION, as by "docker cp".
 
-	sandbox cp src build:src
-	sandbox cp src/. build:                    the contents of src
-	sandbox cp build:dist/app.js .
-	sandbox cp build: dir                      the contents of /workspace
-
 To copy into a sandbox resumes it; a stopped one is read without resuming it.`,
 		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: a.paths,
@@ -129,7 +124,7 @@ func count(n int64, what string) string {
 	case n == 1:
 	case strings.HasSuffix(what, "y"):
 		what = strings.TrimSuffix(what, "y") + "ies"
-	case strings.HasSuffix(what, "s"):
+	case strings.HasSuffix(what, "s"), strings.HasSuffix(what, "x"):
 		what += "es"
 	default:
 		what += "s"

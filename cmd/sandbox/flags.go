@@ -20,7 +20,7 @@ import (
 type env []string
 
 func (e *env) flag(c *cobra.Command, usage string) {
-	c.Flags().StringArrayVarP((*[]string)(e), "env", "e", nil, usage+": KEY=VALUE, or KEY for the value it has here")
+	c.Flags().StringArrayVarP((*[]string)(e), "env", "e", nil, usage+"; KEY alone has the value that it has here")
 }
 
 // list returns the variables as KEY=VALUE. As in Docker's command line, a KEY that is not set
@@ -59,7 +59,7 @@ type process struct {
 func (p *process) flags(c *cobra.Command, of string) {
 	p.env.flag(c, "set an environment variable of "+of)
 	c.Flags().StringVarP(&p.dir, "workdir", "w", "", "the directory of "+of+" (default /workspace)")
-	c.Flags().StringVarP(&p.user, "user", "u", "", "the user of "+of+": USER or USER:GROUP (default the image's)")
+	c.Flags().StringVarP(&p.user, "user", "u", "", "the user of "+of+" (default the image's)")
 }
 
 // settings adds those flags that were given to the settings of a sandbox whose commands run so.
@@ -174,11 +174,11 @@ type settingsFlags struct {
 
 // changes adds the flags that create, run, fork and update share.
 func (f *settingsFlags) changes(a *app, c *cobra.Command) {
-	c.Flags().StringArrayVar(&f.mounts, "mount", nil, "mount a directory: source:target[:mode]; mode is rwcopy (the default, a copy), rw or ro")
+	c.Flags().StringArrayVar(&f.mounts, "mount", nil, "mount a directory; the mode is rwcopy (the default, a copy), rw or ro")
 	c.Flags().BoolVar(&f.remote, "remote-mounts", false, "sources of mounts in mode ro and rw are directories of the engine's machine, not of this one")
-	c.Flags().StringArrayVar(&f.volumes, "volume", nil, "attach a volume of \"sandbox volume list\": name:target[:mode]; mode is rw (the default) or ro")
+	c.Flags().StringArrayVar(&f.volumes, "volume", nil, "attach a volume of \"sandbox volume list\"; the mode is rw (the default) or ro")
 	c.Flags().IntSliceVar(&f.set.Ports, "port", nil, "publish a TCP port on 127.0.0.1 of the engine's machine")
-	c.Flags().StringToStringVar(&f.set.Tags, "tag", nil, "set a tag: KEY=VALUE")
+	c.Flags().StringToStringVar(&f.set.Tags, "tag", nil, "set a tag")
 	sets(c, &f.set.VCPUs, "vcpus", "float64", "1", "the number of CPUs", parseFloat)
 	sets(c, &f.set.MemoryBytes, "memory", "size", "", "the memory limit, such as 512m or 2g; MiB without a unit (default 2048 for each CPU)", parseBytes)
 	sets(c, &f.set.Timeout, "timeout", "duration", "", "end each session after this time, such as 10m or 7d (default never)", parseTime)
@@ -200,6 +200,10 @@ func (f *settingsFlags) makes(a *app, c *cobra.Command, image, usage string) {
 	sets(c, &f.set.Image, "image", "string", image, usage, parseText)
 	sets(c, &f.set.Runtime, "runtime", "string", "", "a runtime instead of an image, such as node22", parseText)
 	sets(c, &f.set.OCIRuntime, "oci-runtime", "string", "", "the engine's OCI runtime to use, such as runsc (default the engine's)", parseText)
+	_ = c.RegisterFlagCompletionFunc("image", a.defaults(func(d sandbox.Defaults) []string { return d.Images }))
+	_ = c.RegisterFlagCompletionFunc("runtime", a.defaults(runtimes))
+	_ = c.RegisterFlagCompletionFunc("oci-runtime", a.defaults(func(d sandbox.Defaults) []string { return d.OCIRuntimes }))
+	c.Flags().StringSliceVar(&f.set.GPUs, "gpus", nil, "GPUs of the engine's machine: all, indexes, UUIDs, or names such as nvidia.com/gpu=0")
 	sets(c, &f.set.PidsLimit, "pids-limit", "int", strconv.Itoa(sandbox.DefaultPidsLimit), "the number of processes and threads", strconv.Atoi)
 	sets(c, &f.set.StorageBytes, "storage", "size", "", "the size of the container's own layer, where the engine can limit it (default unlimited)", parseBytes)
 }

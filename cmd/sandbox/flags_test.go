@@ -124,6 +124,7 @@ func TestMountsAreCheckedFirst(t *testing.T) {
 		"the name is checked, too":  {[]string{"--mount", dir + ":/a", "--name", "../x"}, "../x"},
 		"the port is checked, too":  {[]string{"--mount", dir + ":/a", "--port", "70000"}, "70000"},
 		"the tag is checked, too":   {[]string{"--mount", dir + ":/a", "--tag", "=x"}, "tag"},
+		"the GPUs are checked, too": {[]string{"--mount", dir + ":/a", "--gpus", "all,0"}, "--gpus: all stands alone"},
 		"the limit is checked, too": {[]string{"--mount", dir + ":/a", "--vcpus", "0"}, "--vcpus"},
 	} {
 		for _, verb := range [][]string{{"create"}, {"run"}, {"fork", "a"}} {
@@ -134,7 +135,7 @@ func TestMountsAreCheckedFirst(t *testing.T) {
 			code, _, errOut := call(t.Context(), "", args...)
 			// A fork completes its settings with those of its source, and so asks for that first.
 			later := verb[0] == "fork" && strings.Contains(errOut, "/nowhere.sock")
-			if want := map[string]int{"run": codeSandboxFailed}[verb[0]]; code != max(want, codeUsage) || !strings.Contains(errOut, test.says) && !later {
+			if code != codeUsage || !strings.Contains(errOut, test.says) && !later {
 				t.Errorf("%s: %s: code %d, %q, want %q", what, verb[0], code, errOut, test.says)
 			}
 			if strings.Contains(errOut, "/nowhere.sock") && !later {

@@ -21,8 +21,8 @@
 //
 //	0        success
 //	1        failure
-//	2        usage: an unknown command or flag, a missing argument; not for run, exec: a wrong value
-//	125      run, exec: a wrong value, or the sandbox or the engine failed, not the command
+//	2        usage: an unknown command or flag, a missing argument, a wrong value
+//	125      run, exec: the sandbox or the engine failed, not the command
 //	126      run, exec: the command can't be executed
 //	127      run, exec: there is no such command
 //	130      interrupted
@@ -86,12 +86,10 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *app {
 }
 
 func (a *app) run(ctx context.Context, args []string) int {
-	stdin, stdout, stderr := a.stdin, a.stdout, a.stderr
+	stderr := a.stderr
 	root := a.root()
+	ownBashCompletion(root)
 	root.SetArgs(args)
-	root.SetIn(stdin)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
 	called, err := root.ExecuteContextC(ctx)
 	a.progress.clear()
 	if a.client != nil {
@@ -138,7 +136,7 @@ var option = regexp.MustCompile(`\bWith(out)?[A-Z][A-Za-z]+\b`)
 // flagOf has the flag for each of the library's options that may be wrong.
 var flagOf = map[string]string{
 	"WithCommand": "COMMAND", "WithEnv": "--env", "WithHost": "--host", "WithIdleTimeout": "--idle-timeout", "WithImage": "--image",
-	"WithMemory": "--memory", "WithMounts": "--mount", "WithName": "--name", "WithNetworkPolicy": "--network", "WithOCIRuntime": "--oci-runtime", "WithPlacement": "--placement", "WithSwarm": "--swarm",
+	"WithGPUs": "--gpus", "WithMemory": "--memory", "WithMounts": "--mount", "WithName": "--name", "WithNetworkPolicy": "--network", "WithOCIRuntime": "--oci-runtime", "WithPlacement": "--placement", "WithSwarm": "--swarm",
 	"WithPersistent": "--persistent", "WithPidsLimit": "--pids-limit", "WithPorts": "--port", "WithRuntime": "--runtime",
 	"WithSource": "--git, --tarball, --from or --snapshot", "WithStopTimeout": "--stop-timeout", "WithStorageSize": "--storage",
 	"WithTags": "--tag", "WithTimeout": "--timeout", "WithUser": "--user", "WithVCPUs": "--vcpus", "WithWorkdir": "--workdir",
@@ -201,7 +199,7 @@ func (a *app) code(ctx context.Context, err error) int {
 		return codeBrokenPipe
 	case ctx.Err() != nil:
 		return codeInterrupted
-	case errors.Is(err, sandbox.ErrInvalidArgument) && !a.runs:
+	case errors.Is(err, sandbox.ErrInvalidArgument) && !a.executes:
 		return codeUsage
 	case errors.Is(err, errCancelled), !a.runs:
 		return codeFailed
@@ -242,17 +240,6 @@ const annotationGroup = "group"
 
 func isGroup(c *cobra.Command) bool { return c.Annotations[annotationGroup] != "" }
 
-// suggestion names the subcommand that was probably meant, after a semicolon.
-func suggestion(c *cobra.Command, arg string) string {
-	if c.SuggestionsMinimumDistance == 0 {
-		c.SuggestionsMinimumDistance = 2
-	}
-	if meant := c.SuggestionsFor(arg); len(meant) > 0 {
-		return fmt.Sprintf("; did you mean %q?", meant[0])
-	}
-	return ""
-}
-
 // app is the state that the subcommands share.
 type app struct {
 	stdin          io.Reader
@@ -261,11 +248,12 @@ type app struct {
 	interactive func(stream any) bool // whether stdin can answer a question
 	progress    *progress
 
-	swarm  bool
-	host   string
-	client *sandbox.Client
-	began  bool // a subcommand has started: an error from now on is not about usage
-	runs   bool // that subcommand runs a command in a sandbox
+	swarm    bool
+	host     string
+	client   *sandbox.Client
+	began    bool // a subcommand has started: an error from now on is not about usage
+	runs     bool // that subcommand runs a command in a sandbox
+	executes bool // and has the sandbox to run it in
 }
 
 func (a *app) root() *cobra.Command {
@@ -276,6 +264,9 @@ func (a *app) root() *cobra.Command {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
+			if err := c.ValidateFlagGroups(); err != nil { // which cobra does later
+				return err
+			}
 			a.began = true
 			if c.Name() == cobra.ShellCompRequestCmd || c.Name() == cobra.ShellCompNoDescRequestCmd || isGroup(c) {
 				return nil // it has not parsed --host yet, or prints its help
@@ -284,15 +275,14 @@ func (a *app) root() *cobra.Command {
 		},
 	}
 	group(root)
+	root.SetFlagErrorFunc(flagError)
 	root.PersistentFlags().StringVarP(&a.host, "host", "H", "", "the engine's address: unix://, tcp:// or ssh:// (default DOCKER_HOST, then the current Docker context)")
 	root.PersistentFlags().BoolVar(&a.swarm, "swarm", false, "use all nodes of the Docker Swarm whose manager the engine is")
 	root.PersistentFlags().BoolVarP(&a.progress.quiet, "quiet", "q", false, "don't print progress, nor what was done; of lists, print names alone")
-	root.AddCommand(
-		a.createCommand(), a.runCommand(), a.forkCommand(),
-		a.listCommand(), a.inspectCommand(), a.describeCommand(), a.logsCommand(), a.egressCommand(),
-		a.execCommand(), a.processesCommand(), a.killCommand(), a.shellCommand(), a.cpCommand(), a.proxyCommand(), a.sshConfigCommand(),
-		a.startCommand(), a.stopCommand(), a.updateCommand(), a.networkCommand(), a.deleteCommand(),
-		a.snapshotCommand(), a.rollbackCommand(), a.volumeCommand(), a.pruneCommand(), a.healthCommand(), a.versionCommand(), a.conformCommand(), a.serveCommand(), a.mcpCommand())
+	root.SetIn(a.stdin)
+	root.SetOut(a.stdout)
+	root.SetErr(a.stderr)
+	a.addGroups(root)
 	return root
 }
 

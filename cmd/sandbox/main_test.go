@@ -45,7 +45,7 @@ func call(ctx context.Context, stdin string, args ...string) (code int, stdout, 
 // mustCall is call for what has to succeed without a message.
 func mustCall(t *testing.T, args ...string) string {
 	t.Helper()
-	if !slices.Contains(args, "list") || slices.Contains(args, "--json") { // of lists it prints names alone
+	if lists := slices.Contains(args, "list") || args[0] == "processes"; !lists || slices.Contains(args, "--json") { // of lists it prints names alone
 		args = append([]string{"--quiet"}, args...)
 	}
 	code, out, errOut := call(t.Context(), "", args...)
@@ -215,11 +215,11 @@ func TestExitCodes(t *testing.T) {
 		"signal":             {nil, []string{"run", "--", "sh", "-c", "kill -9 $$"}, 137, ""},
 		"missing program":    {nil, []string{"run", "--", "no-such-program"}, 127, "no-such-program"},
 		"not executable":     {nil, []string{"run", "--", "/etc/passwd"}, 126, "permission denied"},
-		"bad option":         {nil, []string{"run", "--vcpus", "-1", "--", "true"}, 125, "--vcpus"},
+		"bad option":         {nil, []string{"run", "--vcpus", "-1", "--", "true"}, 2, "--vcpus"},
 		"stray revision":     {nil, []string{"run", "--revision", "v1", "--", "true"}, 2, "--git"},
 		"stray strip":        {nil, []string{"run", "--strip", "1", "--", "true"}, 2, "--tarball"},
 		"two sources":        {nil, []string{"run", "--git", "/a", "--from", "/b", "--", "true"}, 2, "git"},
-		"bad source":         {nil, []string{"run", "--git", "ftp://u:s3cr3t@h/a", "--", "true"}, 125, `scheme "ftp"`},
+		"bad source":         {nil, []string{"run", "--git", "ftp://u:s3cr3t@h/a", "--", "true"}, 2, `scheme "ftp"`},
 		"exec in nothing":    {nil, []string{"exec", "no-such-sandbox", "--", "true"}, 125, "Sandbox not found"},
 		"inspect of none":    {nil, []string{"inspect", "no-such-sandbox"}, 1, "Sandbox not found"},
 		"remove of none":     {nil, []string{"rm", "no-such-sandbox"}, 1, "Sandbox not found"},
@@ -243,12 +243,12 @@ func TestExitCodes(t *testing.T) {
 		"run of no snapshot": {nil, []string{"run", "--snapshot", "nosuchsnapsh", "--", "true"}, 125, "nosuchsnapsh"},
 		"fork of none":       {nil, []string{"fork", "no-such-sandbox"}, 1, "Sandbox not found"},
 		"no forks":           {nil, []string{"fork", "--count", "0", "a"}, 2, "0 forks"},
-		"run of no image":    {nil, []string{"run", "--image", "Not An Image", "--", "true"}, 125, "Not An Image"},
+		"run of no image":    {nil, []string{"run", "--image", "Not An Image", "--", "true"}, 2, "Not An Image"},
 		"no image":           {nil, []string{"create", "--image", "Not An Image"}, 2, "Not An Image"},
 		"image and runtime":  {nil, []string{"create", "--image", "a", "--runtime", "node20"}, 2, "cannot be used together"},
 		"fork of no runtime": {nil, []string{"fork", "--runtime", "cobol85", "a"}, 2, "cobol85"},
 		"storage":            {nil, []string{"create", "--storage", "1k"}, 2, "--storage"},
-		"storage of run":     {nil, []string{"run", "--storage", "1k", "--", "true"}, 125, "--storage"},
+		"storage of run":     {nil, []string{"run", "--storage", "1k", "--", "true"}, 2, "--storage"},
 		"storage of fork":    {nil, []string{"fork", "--storage", "1k", "a"}, 2, "--storage"},
 		"bad list":           {nil, []string{"snapshot", "list", "--sandbox", "../x"}, 2, "../x"},
 		"no engine":          {nil, []string{"-H", "unix:///nowhere.sock", "list"}, 1, "/nowhere.sock"},

@@ -29,7 +29,7 @@ func (a *app) withSandbox(c *cobra.Command, name string, fn func(*sandbox.Sandbo
 func (a *app) listCommand() *cobra.Command {
 	var (
 		o      sandbox.ListOptions
-		asJSON bool
+		l      listing
 		states []string
 	)
 	c := &cobra.Command{
@@ -45,23 +45,21 @@ func (a *app) listCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			switch {
-			case asJSON:
-				return printJSONList(a.stdout, infos)
-			case a.progress.quiet:
-				return printNames(a.stdout, infos, func(i sandbox.Info) string { return i.Name })
-			}
-			return printTable(a.stdout, "NAME\tID\tSTATUS\tIMAGE\tCREATED\tLOCATION\tPORTS\tTAGS", infos, func(i sandbox.Info) []any {
-				return []any{i.Name, i.ID, status(i.State), i.Image, ago(i.CreatedAt), i.Location, portList(i.Ports), tagList(i.Tags)}
-			})
+			return printList(a, l, infos, func(i sandbox.Info) string { return i.Name }, a.printInfos)
 		},
 	}
-	jsonFlag(c, &asJSON)
+	l.flags(c)
 	c.Flags().StringSliceVar(&states, "status", nil, "only sandboxes with this status: running, stopped, paused, creating, error")
-	c.Flags().StringToStringVar(&o.Tags, "tag", nil, "only sandboxes with this tag: KEY=VALUE")
+	c.Flags().StringToStringVar(&o.Tags, "tag", nil, "only sandboxes with this tag")
 	c.Flags().StringVar(&o.Prefix, "prefix", "", "only sandboxes whose name has this prefix")
 	_ = c.RegisterFlagCompletionFunc("status", fixed("running", "stopped", "paused", "creating", "error"))
 	return c
+}
+
+func (a *app) printInfos(infos []sandbox.Info) error {
+	return printTable(a.stdout, "NAME\tID\tSTATUS\tIMAGE\tCREATED\tLOCATION\tPORTS\tTAGS", infos, func(i sandbox.Info) []any {
+		return []any{i.Name, i.ID, status(i.State), i.Image, ago(i.CreatedAt), i.Location, portList(i.Ports), tagList(i.Tags)}
+	})
 }
 
 // ago says how long ago t was.
@@ -98,6 +96,7 @@ func portList(ports map[uint16]netip.AddrPort) string {
 }
 
 func (a *app) inspectCommand() *cobra.Command {
+	var f format
 	c := &cobra.Command{
 		Use:   "inspect NAME...",
 		Short: "Print the details of sandboxes, as JSON, without resuming them",
@@ -108,6 +107,8 @@ several in an array. "sandbox describe" prints them for people.`,
 		RunE: func(c *cobra.Command, names []string) error {
 			all, err := a.inspectAll(c.Context(), names)
 			switch {
+			case f.parts != nil:
+				err = errors.Join(err, printFormatted(a.stdout, f, all))
 			case len(names) > 1:
 				err = errors.Join(err, printJSONList(a.stdout, all))
 			case len(all) == 1:
@@ -117,6 +118,7 @@ several in an array. "sandbox describe" prints them for people.`,
 		},
 	}
 	alwaysJSON(c)
+	f.flag(c)
 	return c
 }
 
@@ -151,21 +153,21 @@ func (a *app) printStatus(st sandbox.Status) error {
 }
 
 func (a *app) startCommand() *cobra.Command {
-	return a.sessionCommand("start", "Start the session of a sandbox, if it has none", (*sandbox.Sandbox).Start)
+	return a.sessionCommand("start", "Start the sessions of sandboxes that have none", a.sandboxesIn(sandbox.StateStopped), (*sandbox.Sandbox).Start)
 }
 
 func (a *app) stopCommand() *cobra.Command {
-	return a.sessionCommand("stop", "End the session of a sandbox; its files are kept", (*sandbox.Sandbox).Stop)
+	return a.sessionCommand("stop", "End the sessions of sandboxes; their files are kept", a.sandboxesIn(sandbox.StateRunning, sandbox.StatePaused), (*sandbox.Sandbox).Stop)
 }
 
 // sessionCommand starts or stops sandboxes.
-func (a *app) sessionCommand(verb, short string, do func(*sandbox.Sandbox, context.Context) (sandbox.State, error)) *cobra.Command {
+func (a *app) sessionCommand(verb, short string, complete cobra.CompletionFunc, do func(*sandbox.Sandbox, context.Context) (sandbox.State, error)) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:               verb + " NAME...",
 		Short:             short,
 		Args:              cobra.MinimumNArgs(1),
-		ValidArgsFunction: a.sandboxes,
+		ValidArgsFunction: complete,
 		RunE: func(c *cobra.Command, names []string) error {
 			return each(a, asJSON, names, func(name string) (done []outcome, err error) {
 				err = a.withSandbox(c, name, func(sb *sandbox.Sandbox) error {
@@ -246,6 +248,7 @@ running sandbox that is made not persistent is removed when its session ends.`,
 	f.changes(a, c)
 	rm.flags(c)
 	jsonFlag(c, &asJSON)
+	bySubject(c)
 	return c
 }
 
@@ -314,7 +317,7 @@ func (a *app) healthCommand() *cobra.Command {
 				t := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 				for _, r := range rows {
 					if r.key != "warnings" {
-						fmt.Fprintf(t, "%s\t%s\n", r.label, graphic(fmt.Sprint(r.value)))
+						fmt.Fprintf(t, "%s\t%s\n", r.label, graphic(r.text()))
 					}
 				}
 				for _, w := range h.Warnings {
@@ -335,6 +338,19 @@ func (a *app) healthCommand() *cobra.Command {
 type healthRow struct {
 	key, label string
 	value      any
+}
+
+// text is the value for people.
+func (r healthRow) text() string {
+	switch v := r.value.(type) {
+	case bool:
+		return map[bool]string{true: "yes", false: "no"}[v]
+	case int64:
+		return bytesText(v)
+	case []string:
+		return strings.Join(v, ", ")
+	}
+	return fmt.Sprint(r.value)
 }
 
 func healthRows(h sandbox.Health, s sandbox.Support) []healthRow {

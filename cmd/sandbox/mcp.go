@@ -32,9 +32,8 @@ this program is killed, they are deleted, unless --keep is given.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o.Lifetime, o.CommandTime = time.Duration(lifetime), time.Duration(command)
 			o.Memory, o.Output = int64(memory), int(output)
-			err := checkMCP(&o, networks)
-			if err != nil {
-				return err
+			if err := checkMCP(&o, networks); err != nil {
+				return usageError{err}
 			}
 			// An agent that is gone is an error of a write, not the end of this program, which has to clean up.
 			broken := make(chan os.Signal, 1)
@@ -49,7 +48,7 @@ this program is killed, they are deleted, unless --keep is given.`,
 	}
 	c.Flags().StringArrayVar(&o.Images, "image", []string{sandbox.DefaultImage}, "an image that may be used; the first is the default")
 	c.Flags().StringArrayVar(&networks, "network", []string{"deny-all"}, "a network policy that may be used, as for \"sandbox create\"; the first is the default")
-	c.Flags().StringArrayVar(&o.Mounts, "mount", nil, "a mount that may be used: source:target[:mode]")
+	c.Flags().StringArrayVar(&o.Mounts, "mount", nil, "a mount that may be used")
 	c.Flags().BoolVar(&o.Remote, "remote-mounts", false, "sources of mounts in mode ro and rw are directories of the engine's machine, not of this one")
 	c.Flags().Float64Var(&o.VCPUs, "vcpus", sandbox.DefaultVCPUs, "the number of CPUs of a sandbox, at most")
 	c.Flags().Var(&memory, "memory", "the memory limit of a sandbox, at most")

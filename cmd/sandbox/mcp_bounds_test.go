@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -106,7 +107,11 @@ func TestAgentThatLeavesInTheMiddleLeavesNothing(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			a := newRawAgent(t, "--output", "16m")
 			a.call("sandbox_create", object{})
-			name := a.answer().Result.StructuredContent.Name
+			got := a.answer()
+			for got.Method != "" { // progress of a creation that takes its time
+				got = a.answer()
+			}
+			name := got.Result.StructuredContent.Name
 			info, err := harness.NewClient(t).Inspect(t.Context(), name)
 			if err != nil {
 				t.Fatal(err)
@@ -132,5 +137,30 @@ func TestAgentThatLeavesInTheMiddleLeavesNothing(t *testing.T) {
 				t.Errorf("left: %v", held)
 			}
 		})
+	}
+}
+
+// An agent that closes its side right after its requests gets the answers.
+func TestAgentThatClosesItsSideIsAnswered(t *testing.T) {
+	t.Parallel()
+	const initialize = `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}` + "\n"
+	for what, test := range map[string]struct {
+		input string
+		want  []string
+	}{
+		"initialize": {initialize, []string{`"serverInfo"`, `"tools":{}`}},
+		"a list, too": {initialize + `{"jsonrpc":"2.0","method":"notifications/initialized"}` + "\n" + `{"jsonrpc":"2.0","id":"a","method":"tools/list"}` + "\n",
+			[]string{`"serverInfo"`, `"sandbox_create"`}},
+	} {
+		for range 10 { // an end that comes too early is seen in some of them
+			cmd := exec.Command(os.Args[0], "-H", "unix:///nowhere.sock", "mcp")
+			cmd.Env, cmd.Stdin = append(os.Environ(), asProgram+"=1"), strings.NewReader(test.input)
+			out, err := cmd.Output()
+			for _, want := range test.want {
+				if err != nil || !strings.Contains(string(out), want) {
+					t.Fatalf("%s: %v, %q, want %q", what, err, out, want)
+				}
+			}
+		}
 	}
 }

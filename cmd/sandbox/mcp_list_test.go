@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"flag"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -26,6 +27,12 @@ func TestToolsOfAgents(t *testing.T) {
 		schema, err := json.Marshal(tool.InputSchema)
 		if err != nil {
 			t.Fatal(err)
+		}
+		if tool.Title == "" {
+			t.Errorf("%s has no title", tool.Name)
+		}
+		if text := string(schema); strings.Contains(text, `"array","null"`) || strings.Contains(text, `"null","array"`) || strings.Contains(text, `"object","null"`) || strings.Contains(text, `"null","object"`) {
+			t.Errorf("%s: lists or objects may be null, which some models' servers refuse: %s", tool.Name, text)
 		}
 		n, err := harness.CheckStrict(schema)
 		if nullable += n; err != nil {

@@ -119,7 +119,8 @@ func (a *agent) sandbox(tool string, args object) string {
 func (a *agent) exec(name, command string) (code int, output string) {
 	a.t.Helper()
 	got := a.bash(object{"sandbox": name, "command": command})
-	return int(got["exitCode"].(float64)), got["output"].(string)
+	output, _ = got["output"].(string) // none if it is empty
+	return int(got["exitCode"].(float64)), output
 }
 
 // bash returns how a command went.
@@ -185,13 +186,20 @@ func TestAgentMendsARepository(t *testing.T) {
 	}
 
 	background := a.bash(object{"sandbox": name, "command": "echo in the background; sleep 1000", "background": true})
-	if background["status"] != "running" || background["exitCode"] != nil {
-		t.Errorf("a command in the background: %v, want running", background)
+	if diff := cmp.Diff(object{"id": background["id"], "status": "running"}, background); diff != "" || background["id"] == "" {
+		t.Errorf("a command in the background, which has neither an exit code nor output (-want +got):\n%s", diff)
 	}
 	harness.Eventually(t, "the output of a command in the background", func() bool {
 		got := a.bash(object{"sandbox": name, "id": background["id"]})
 		return got["output"] == "in the background\n" && got["status"] == "running"
 	})
+	a.must("sandbox_kill", object{"sandbox": name, "id": background["id"]})
+	harness.Eventually(t, "the end of a command in the background", func() bool {
+		return a.bash(object{"sandbox": name, "id": background["id"]})["status"] == "exited"
+	})
+	if _, failed := a.call("sandbox_kill", object{"sandbox": name, "id": "nosuchcommand"}); !strings.Contains(failed, `"nosuchcommand"`) {
+		t.Errorf("kill of none: %q", failed)
+	}
 	a.bash(object{"sandbox": name, "command": `node -e 'require("http").createServer((q, r) => r.end("at " + q.url)).listen(8080)'`, "background": true})
 	harness.Eventually(t, "an answer of the server inside", func() bool {
 		got, failed := a.call("fetch", object{"sandbox": name, "port": 8080, "path": "/here"})

@@ -5,11 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
@@ -52,8 +56,33 @@ func TestErrorsAreInTheCommandLinesWords(t *testing.T) {
 	}
 }
 
-// A wrong value is a matter of usage, wherever it is found, and no error names what the caller has not
-// written.
+// Every option of the library that a flag sets has the flag's name in errors.
+func TestOptionsHaveTheNamesOfFlags(t *testing.T) {
+	t.Parallel()
+	api, err := os.ReadFile("../../testdata/api/sandbox.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What no flag sets, and what this program gives rightly.
+	const others = " WithAudit WithAuthorities WithDNS WithEmulation WithID WithLimits WithLogger WithNewPrivileges WithNodeHost WithOvercommit WithProgress" +
+		" WithRegistryAuth WithRuntimes WithSettings WithSourceAddresses WithTransform WithoutResume WithoutStop "
+	names := map[string]bool{}
+	verbs(func(c *cobra.Command) {
+		for _, set := range []*pflag.FlagSet{c.LocalFlags(), c.PersistentFlags()} {
+			set.VisitAll(func(f *pflag.Flag) { names["--"+f.Name] = true })
+		}
+	})
+	for _, m := range regexp.MustCompile(`(?m)^func (With\w+)\(`).FindAllSubmatch(api, -1) {
+		option := string(m[1])
+		flag, _, _ := strings.Cut(flagOf[option], ",")
+		if known := names[flag] || flag == "COMMAND"; known == strings.Contains(others, " "+option+" ") {
+			t.Errorf("errors call %s %q, which is a flag: %v", option, flagOf[option], known)
+		}
+	}
+}
+
+// A wrong value is a matter of usage in each verb, found before the engine is asked, and no error names what
+// the caller has not written.
 func TestWrongValuesAreUsage(t *testing.T) {
 	t.Parallel()
 	for what, args := range map[string][]string{
@@ -61,9 +90,13 @@ func TestWrongValuesAreUsage(t *testing.T) {
 		"two sources": {"run", "--git", "x", "--from", ".", "--", "true"},
 		"no change":   {"update", "x"}, "a name": {"inspect", "../x"}, "two paths": {"cp", "a", "b"}, "depth alone": {"create", "--depth", "1"},
 		"a mount": {"create", "--mount", "x"}, "a role": {"volume", "cleanup", "--role", "x", "--yes"},
+		"a port of run": {"run", "--port", "99999", "--", "true"}, "CPUs of run": {"run", "--vcpus", "-1", "--", "true"}, "a name of exec": {"exec", "../x", "true"},
+		"a name of shell": {"shell", "../x"}, "a signal": {"kill", "-s", "NONE", "x", "y"}, "a policy of a sandbox": {"network", "x", "deny"}, "a template": {"list", "--format", "{{"},
+		"no interval": {"top", "--interval", "0s"}, "a time": {"logs", "--since", "noon", "x"}, "limits of an agent": {"mcp", "--count", "0"}, "an address": {"serve", "--listen", "x"},
+		"a policy and a sandbox": {"network", "check", "--policy", "deny-all", "--sandbox", "a", "x"},
 	} {
-		code, _, errOut := call(t.Context(), "", args...)
-		if code != codeUsage || strings.Contains(errOut, "With") || strings.Contains(errOut, `create "`) {
+		code, _, errOut := call(t.Context(), "", append([]string{"-H", "unix:///nowhere.sock"}, args...)...)
+		if code != codeUsage || strings.Contains(errOut, "With") || strings.Contains(errOut, `create "`) || strings.Contains(errOut, "nowhere") {
 			t.Errorf("%s: code %d, %q", what, code, errOut)
 		}
 		for line := range strings.Lines(errOut) {

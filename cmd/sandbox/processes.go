@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
+	"os"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -15,7 +13,7 @@ import (
 )
 
 func (a *app) processesCommand() *cobra.Command {
-	var asJSON bool
+	var l listing
 	c := &cobra.Command{
 		Use:   "processes NAME",
 		Short: "List the detached commands of a sandbox, of this session and earlier ones",
@@ -29,17 +27,18 @@ The arguments are known of this session's alone.`,
 				if err != nil {
 					return err
 				}
-				if asJSON {
-					return printJSONList(a.stdout, list)
-				}
-				return printTable(a.stdout, "ID\tSTARTED\tSTATUS\tUSER\tCOMMAND", list, func(p sandbox.ProcessInfo) []any {
-					return []any{p.ID, ago(p.StartedAt), status(processStatus(p)), p.User, strings.Join(append([]string{p.Path}, p.Args[min(1, len(p.Args)):]...), " ")}
-				})
+				return printList(a, l, list, func(p sandbox.ProcessInfo) string { return p.ID }, a.printProcesses)
 			})
 		},
 	}
-	jsonFlag(c, &asJSON)
+	l.flags(c)
 	return c
+}
+
+func (a *app) printProcesses(list []sandbox.ProcessInfo) error {
+	return printTable(a.stdout, "ID\tSTARTED\tSTATUS\tUSER\tCOMMAND", list, func(p sandbox.ProcessInfo) []any {
+		return []any{p.ID, ago(p.StartedAt), status(processStatus(p)), p.User, strings.Join(append([]string{p.Path}, p.Args[min(1, len(p.Args)):]...), " ")}
+	})
 }
 
 func (a *app) killCommand() *cobra.Command {
@@ -56,9 +55,12 @@ command's process group instead.`,
 		Args:              cobra.MinimumNArgs(2),
 		ValidArgsFunction: a.oneSandbox,
 		RunE: func(c *cobra.Command, args []string) error {
-			sig, err := signalOf(signal)
-			if err != nil {
-				return err
+			var sig os.Signal // nil kills
+			if signal != "" {
+				var err error
+				if sig, err = sandbox.ParseSignal(signal); err != nil {
+					return err
+				}
 			}
 			return a.withSandbox(c, args[0], func(sb *sandbox.Sandbox) error {
 				done := []killed{}
@@ -88,35 +90,16 @@ type killed struct {
 	ID string `json:"id"`
 }
 
-// end kills a detached command, or sends it a signal other than 0.
-func end(ctx context.Context, sb *sandbox.Sandbox, id string, sig syscall.Signal) error {
+// end kills a detached command, or sends it a signal if there is one.
+func end(ctx context.Context, sb *sandbox.Sandbox, id string, sig os.Signal) error {
 	cmd, err := sb.Process(ctx, id)
 	switch {
 	case err != nil:
 		return err
-	case sig == 0:
+	case sig == nil:
 		return cmd.Kill()
 	}
 	return cmd.Signal(sig)
-}
-
-// signals are those of all systems that this program is built for.
-var signals = map[string]syscall.Signal{
-	"HUP": syscall.SIGHUP, "INT": syscall.SIGINT, "QUIT": syscall.SIGQUIT, "ABRT": syscall.SIGABRT, "KILL": syscall.SIGKILL,
-	"ALRM": syscall.SIGALRM, "TERM": syscall.SIGTERM, "PIPE": syscall.SIGPIPE,
-}
-
-// signalOf returns the signal of a name or number, 0 for none.
-func signalOf(name string) (syscall.Signal, error) {
-	if name == "" {
-		return 0, nil
-	}
-	for known, sig := range signals {
-		if strings.TrimPrefix(strings.ToUpper(name), "SIG") == known || name == fmt.Sprint(int(sig)) {
-			return sig, nil
-		}
-	}
-	return 0, usageError{fmt.Errorf("sandbox: kill: --signal: %q: use one of %s", name, strings.Join(slices.Sorted(maps.Keys(signals)), ", "))}
 }
 
 // processStatus says whether a command runs, or how it ended.

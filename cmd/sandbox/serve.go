@@ -24,6 +24,7 @@ import (
 // serveFlags are the flags of serve.
 type serveFlags struct {
 	listen, socket string
+	tokenFile      string
 	public         bool
 	hosts          []string
 	hostFiles      bool
@@ -38,10 +39,10 @@ func (a *app) serveCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve the sandboxes over HTTP, to clients with a token",
-		Long: `Serve the sandboxes over HTTP, until it is interrupted. Each request needs the token, which is
-printed once and kept nowhere else, as the header "Authorization: Bearer TOKEN"; a GET may have it
+		Long: `Serve the sandboxes over HTTP, until it is interrupted. Each request needs the token, as the header "Authorization: Bearer TOKEN"; a GET may have it
 in the parameter access_token. /openapi.json describes the API. /ui is a page for a browser; its
-address, as it is printed, has the token.
+address, as it is printed, has the token. Without --token-file and the variable SANDBOX_TOKEN the token is
+a new one, which is printed once and kept nowhere else; one that was given is not printed.
 
 Web servers in sandboxes are served at http://PORT-NAME.localhost, with the port of this server. The
 first request of a browser has the token in the parameter access_token.
@@ -51,6 +52,10 @@ machines put a TLS proxy in front of it, and list its names with --allow-host.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			from, err := f.from()
+			if err != nil {
+				return usageError{err}
+			}
+			token, given, err := f.token()
 			if err != nil {
 				return err
 			}
@@ -63,8 +68,7 @@ machines put a TLS proxy in front of it, and list its names with --allow-host.`,
 				return errors.Join(err, l.Close())
 			}
 			defer func() { err = errors.Join(err, closePools()) }()
-			token := rand.Text()
-			if err := f.announce(a.stdout, l.Addr(), token); err != nil {
+			if err := f.announce(a.stdout, l.Addr(), token, given); err != nil {
 				return errors.Join(err, l.Close())
 			}
 			return serveUntil(c.Context(), l, f.handler(a, token, from, pools))
@@ -72,16 +76,40 @@ machines put a TLS proxy in front of it, and list its names with --allow-host.`,
 	}
 	c.Flags().StringVar(&f.listen, "listen", "127.0.0.1:8274", "the address, of the loopback interface; port 0 is any free one")
 	c.Flags().StringVar(&f.socket, "socket", "", "a Unix socket instead, which only its owner can open")
+	c.Flags().StringVar(&f.tokenFile, "token-file", "", "read the token from this file, rather than from SANDBOX_TOKEN, or a new one")
 	c.Flags().BoolVar(&f.public, "public", false, "permit a --listen address that other machines can reach")
 	c.Flags().StringSliceVar(&f.hosts, "allow-host", nil, "a host name under which clients reach the server, beside those of the loopback interface")
 	c.Flags().BoolVar(&f.hostFiles, "host-files", false, "permit requests to mount and copy files of this machine and the engine's")
 	c.Flags().StringSliceVar(&f.sources, "source-address", nil, "a prefix of addresses, beside public ones, from which requests may get repositories, archives and images")
 	c.Flags().StringVar(&f.domain, "preview-domain", "localhost", "the domain below which web servers in sandboxes are served")
 	c.Flags().BoolVar(&f.resume, "preview-resume", false, "let a request to a web server start the session of its sandbox")
-	c.Flags().StringToIntVar(&f.pools, "pool", nil, "keep this many sandboxes of an image running, for requests to create one: IMAGE=N")
+	c.Flags().StringToIntVar(&f.pools, "pool", nil, "keep this many sandboxes of an image running, for requests to create one")
 	c.MarkFlagsMutuallyExclusive("listen", "socket")
 	jsonFlag(c, &f.asJSON)
 	return c
+}
+
+// minToken is the shortest token that is accepted, in bytes.
+const minToken = 16
+
+// token returns the token of --token-file or SANDBOX_TOKEN, or a new one.
+func (f *serveFlags) token() (token string, given bool, err error) {
+	from := "SANDBOX_TOKEN"
+	token = os.Getenv(from)
+	if f.tokenFile != "" {
+		from = "--token-file " + f.tokenFile
+		text, err := os.ReadFile(f.tokenFile)
+		if err != nil {
+			return "", false, err
+		}
+		token = strings.TrimSpace(string(text))
+	} else if token == "" {
+		return rand.Text(), false, nil
+	}
+	if len(token) < minToken || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return "", false, usagef("%s: a token has at least %d characters of ASCII, and no space", from, minToken)
+	}
+	return token, true, nil
 }
 
 // from returns the addresses that sources may have.
@@ -138,10 +166,10 @@ func (f *serveFlags) listener(ctx context.Context) (net.Listener, error) {
 	}
 	address, err := net.ResolveTCPAddr("tcp", f.listen)
 	if err != nil {
-		return nil, err
+		return nil, usagef("--listen %s: %w", f.listen, err)
 	}
 	if !address.IP.IsLoopback() && !f.public {
-		return nil, fmt.Errorf("--listen %s is not a loopback address: other machines could reach it, see --public", f.listen)
+		return nil, usagef("--listen %s is not a loopback address: other machines could reach it, see --public", f.listen)
 	}
 	return config.Listen(ctx, "tcp", address.String())
 }
@@ -161,21 +189,30 @@ func removeStale(path string) error {
 }
 
 // announce prints the address, the token and the address of the page. The token is in the fragment
-// of that, which browsers don't send.
-func (f *serveFlags) announce(w io.Writer, at net.Addr, token string) error {
+// of that, which browsers don't send. A token that was given is not printed.
+func (f *serveFlags) announce(w io.Writer, at net.Addr, token string, given bool) error {
 	address := "http://" + at.String()
 	page := address + "/ui/#token=" + token
+	if given {
+		page = address + "/ui/"
+	}
 	if f.socket != "" { // browsers open none
 		address, page = "unix://"+f.socket, ""
 	}
 	if f.asJSON {
-		v := map[string]string{"address": address, "token": token}
+		v := map[string]string{"address": address}
+		if !given {
+			v["token"] = token
+		}
 		if page != "" {
 			v["page"] = page
 		}
 		return printJSON(w, v)
 	}
-	text := fmt.Sprintf("address  %s\ntoken    %s\n", graphic(address), token)
+	text := fmt.Sprintf("address  %s\n", graphic(address))
+	if !given {
+		text += "token    " + token + "\n"
+	}
 	if page != "" {
 		text += "page     " + page + "\n"
 	}
@@ -186,7 +223,7 @@ func (f *serveFlags) announce(w io.Writer, at net.Addr, token string) error {
 // handler serves the API, and below the domain the web servers in sandboxes.
 func (f *serveFlags) handler(a *app, token string, from []netip.Prefix, pools map[string]*sandbox.Pool) http.Handler {
 	opts := []sandboxhttp.Option{
-		sandboxhttp.WithToken(token), sandboxhttp.WithHosts(f.hosts...), sandboxhttp.WithSourceAddresses(from...), sandboxhttp.WithPools(pools),
+		sandboxhttp.WithToken(token), sandboxhttp.WithHosts(f.hosts...), sandboxhttp.WithSourceAddresses(from...), sandboxhttp.WithPools(pools), sandboxhttp.WithPreviewDomain(f.domain),
 	}
 	if f.hostFiles {
 		opts = append(opts, sandboxhttp.WithHostFiles())

@@ -61,8 +61,8 @@ func (a *app) takeCommand() *cobra.Command {
 
 func (a *app) listSnapshotsCommand() *cobra.Command {
 	var (
-		o      sandbox.ListSnapshotsOptions
-		asJSON bool
+		o sandbox.ListSnapshotsOptions
+		l listing
 	)
 	c := &cobra.Command{
 		Use:     "list",
@@ -74,22 +74,20 @@ func (a *app) listSnapshotsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			switch {
-			case asJSON:
-				return printJSONList(a.stdout, all)
-			case a.progress.quiet:
-				return printNames(a.stdout, all, func(s sandbox.Snapshot) string { return s.ID })
-			}
-			return printTable(a.stdout, "ID\tNAME\tSANDBOX\tCREATED\tSIZE\tSHARED\tPARENT", all, func(s sandbox.Snapshot) []any {
-				return []any{s.ID, s.Name, s.Sandbox, ago(s.CreatedAt), bytesText(s.SizeBytes), len(s.Volumes), s.Parent}
-			})
+			return printList(a, l, all, func(s sandbox.Snapshot) string { return s.ID }, a.printSnapshots)
 		},
 	}
-	jsonFlag(c, &asJSON)
+	l.flags(c)
 	c.Flags().StringVar(&o.Sandbox, "sandbox", "", "only snapshots of the sandbox with this name or ID, which may be deleted")
 	c.Flags().StringVar(&o.Name, "name", "", "only snapshots with this name")
 	_ = c.RegisterFlagCompletionFunc("sandbox", a.sandboxes)
 	return c
+}
+
+func (a *app) printSnapshots(all []sandbox.Snapshot) error {
+	return printTable(a.stdout, "ID\tNAME\tSANDBOX\tCREATED\tSIZE\tSHARED\tPARENT", all, func(s sandbox.Snapshot) []any {
+		return []any{s.ID, s.Name, s.Sandbox, ago(s.CreatedAt), bytesText(s.SizeBytes), len(s.Volumes), s.Parent}
+	})
 }
 
 func (a *app) deleteSnapshotCommand() *cobra.Command {

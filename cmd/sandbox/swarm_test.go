@@ -15,6 +15,11 @@ func TestPlacementTakesASwarm(t *testing.T) {
 			t.Errorf("%q: code %d, %q, want an error that names --swarm", args, code, errOut)
 		}
 	}
+	for _, args := range [][]string{{"node", "list"}, {"node", "ls", "--json"}, {"move", "a", "node2"}, {"move", "--json", "a", "node2"}, {"node", "list", "--format", "{{.Name}}"}} {
+		if code, _, errOut := call(t.Context(), "", args...); code == 0 || !strings.Contains(errOut, "--swarm") {
+			t.Errorf("%q: code %d, %q, want an error that names --swarm", args, code, errOut)
+		}
+	}
 	if out := mustCall(t, "--swarm", "ssh-config"); !strings.Contains(out, " --swarm proxy %n") {
 		t.Errorf("ssh-config: %q", out)
 	}

@@ -23,7 +23,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-var update = flag.Bool("update", false, "rewrite testdata/help.txt")
+var update = flag.Bool("update", false, "rewrite testdata/help.txt, and the session in docs/cli.md")
 
 // TestHelp compares the help of every subcommand with a file, so that a change of a flag or a
 // text is seen for what it is.

@@ -35,7 +35,7 @@ func (a *app) orphans(c *cobra.Command) ([]sandbox.Volume, error) {
 }
 
 func (a *app) volumesCommand(use, short string, list func(*cobra.Command) ([]sandbox.Volume, error)) *cobra.Command {
-	var asJSON bool
+	var l listing
 	c := &cobra.Command{
 		Use:   use,
 		Short: short,
@@ -45,19 +45,13 @@ func (a *app) volumesCommand(use, short string, list func(*cobra.Command) ([]san
 			if err != nil {
 				return err
 			}
-			switch {
-			case asJSON:
-				return printJSONList(a.stdout, volumes)
-			case a.progress.quiet:
-				return printNames(a.stdout, volumes, func(v sandbox.Volume) string { return v.Name })
-			}
-			return a.printVolumes(volumes)
+			return printList(a, l, volumes, func(v sandbox.Volume) string { return v.Name }, a.printVolumes)
 		},
 	}
 	if use == "list" {
 		c.Aliases = []string{"ls"}
 	}
-	jsonFlag(c, &asJSON)
+	l.flags(c)
 	return c
 }
 

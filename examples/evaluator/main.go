@@ -37,15 +37,15 @@ type result struct {
 
 const (
 	atOnce    = 2
-	timeLimit = 5 * time.Second
 	maxOutput = 1 << 10
 )
 
 func main() {
 	log.SetFlags(0)
 	n := flag.Int("n", 200, "how many snippets to run")
+	limit := flag.Duration("limit", 5*time.Second, "how long a snippet may run")
 	flag.Parse()
-	if err := run(context.Background(), snippets(*n)); err != nil {
+	if err := run(context.Background(), snippets(*n), *limit); err != nil {
 		log.Fatal(err)
 	}
 }
@@ -72,7 +72,7 @@ func snippets(n int) []snippet {
 	return all
 }
 
-func run(ctx context.Context, all []snippet) (err error) {
+func run(ctx context.Context, all []snippet, limit time.Duration) (err error) {
 	pool, err := sandbox.NewPool(ctx, atOnce,
 		sandbox.WithNetworkPolicy(sandbox.DenyAll()),
 		sandbox.WithVCPUs(0.5),
@@ -89,7 +89,7 @@ func run(ctx context.Context, all []snippet) (err error) {
 	g.SetLimit(atOnce)
 	for _, s := range all {
 		g.Go(func() error {
-			r, err := evaluate(ctx, pool, s)
+			r, err := evaluate(ctx, pool, s, limit)
 			if err != nil {
 				return fmt.Errorf("snippet %s: %w", s.ID, err)
 			}
@@ -106,7 +106,7 @@ func run(ctx context.Context, all []snippet) (err error) {
 }
 
 // evaluate runs a snippet. An error is not the snippet's fault.
-func evaluate(ctx context.Context, pool *sandbox.Pool, s snippet) (r result, err error) {
+func evaluate(ctx context.Context, pool *sandbox.Pool, s snippet, limit time.Duration) (r result, err error) {
 	sb, err := pool.Create(ctx)
 	if err != nil {
 		return r, err
@@ -119,7 +119,7 @@ func evaluate(ctx context.Context, pool *sandbox.Pool, s snippet) (r result, err
 	defer stop(nil)
 	text := limited{full: func() { stop(errOutput) }}
 	cmd := sb.Command(ctx, "node", "main.js")
-	cmd.Stdout, cmd.Stderr, cmd.Timeout = &text, &text, timeLimit
+	cmd.Stdout, cmd.Stderr, cmd.Timeout = &text, &text, limit
 	begin := time.Now()
 	runErr := cmd.Run()
 	r = result{ID: s.ID, Output: text.String(), DurationMS: time.Since(begin).Milliseconds()}

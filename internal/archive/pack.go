@@ -54,6 +54,7 @@ type packer struct {
 	tally  tally
 	links  map[FileID]string // the first name of each file with hard links
 	began  time.Time         // of an fs.FS: when the call began
+	plain  bool              // for programs of others, which know no notes
 }
 
 func newPacker(ctx context.Context, w io.Writer, opts Options) *packer {
@@ -99,6 +100,9 @@ func stream(err error) error {
 }
 
 func (p *packer) note(kind, path, text string, errno int) error {
+	if p.plain {
+		return nil
+	}
 	records := map[string]string{recordNote: kind}
 	for key, v := range map[string]string{recordPath: path, recordText: text} {
 		if v != "" {
@@ -570,6 +574,9 @@ func (p *packer) fsys(fsys fs.FS) error {
 		if cause := context.Cause(p.ctx); cause != nil {
 			return cause
 		}
+		if !fs.ValidPath(name) { // a sandbox chooses the names of its files
+			return &fs.PathError{Op: "read", Path: printable(name, maxPath), Err: fs.ErrInvalid}
+		}
 		stream := "./" + name
 		if name == "." {
 			stream = name
@@ -607,6 +614,9 @@ func (p *packer) fsEntry(fsys fs.FS, name, streamName string, d fs.DirEntry) err
 			return err
 		}
 		defer f.Close()
+		if p.plain { // a file of a sandbox may have no end
+			defer context.AfterFunc(p.ctx, func() { f.Close() })()
+		}
 		return p.fsFile(e, f)
 	}
 	return p.write(e)

@@ -35,6 +35,8 @@ type TakenError struct{ Marker record.Marker }
 func (e *TakenError) Error() string {
 	verb := "made"
 	switch {
+	case e.Marker.Moves():
+		verb = "moved"
 	case e.Marker.Of != "":
 		verb = "changed"
 	case e.Marker.Deletes:
@@ -76,6 +78,16 @@ func TryDelete(ctx context.Context, v Volumes, r record.Sandbox, by, holder stri
 // TryChange is Try for a change of the sandbox r, which is kept when the holder dies.
 func TryChange(ctx context.Context, v Volumes, r record.Sandbox, nonce, holder string) (*Claim, error) {
 	return claim(ctx, v, record.Marker{Name: r.Name, Nonce: nonce, Holder: holder, Of: r.Nonce})
+}
+
+// TryMoveAway is TryChange for a move of the sandbox r from node, the engine's own, to another one.
+func TryMoveAway(ctx context.Context, v Volumes, r record.Sandbox, nonce, node, holder string) (*Claim, error) {
+	return claim(ctx, v, record.Marker{Name: r.Name, Nonce: nonce, Holder: holder, Of: r.Nonce, From: r.Nonce, Node: node})
+}
+
+// TryMoveHere is Try for a sandbox that has another nonce, from, on the node that it is moved from.
+func TryMoveHere(ctx context.Context, v Volumes, name, nonce, from, node, holder string) (*Claim, error) {
+	return claim(ctx, v, record.Marker{Name: name, Nonce: nonce, Holder: holder, From: from, Node: node})
 }
 
 func claim(ctx context.Context, v Volumes, m record.Marker) (*Claim, error) {

@@ -43,36 +43,50 @@ type Engines struct {
 
 	listing bound.Semaphore // held while nodes are listed
 	placing sync.Mutex      // held while a node is chosen
+	leader  leaderless
 
 	mu      sync.Mutex
 	nodes   []engine.Node // as last listed
 	listed  time.Time
 	members map[string]*member // by node ID
+	places  map[string]*member // of sandboxes by name or ID, as last seen
 	closed  bool
 }
 
 // One returns the engine of a client without a swarm.
 func One(own *lifecycle.Client) *Engines { return &Engines{own: own} }
 
-// Swarm returns the engines of the swarm that own is a manager of.
+// Swarm returns the engines of the swarm that own is a manager of. If it fails, own may be closed.
 func Swarm(ctx context.Context, own *engine.Engine, o Options) (*Engines, error) {
-	id, manager, err := own.SwarmNode(ctx)
+	node, managers, err := own.SwarmNode(ctx)
 	switch {
 	case err != nil:
 		return nil, err
-	case id == "":
+	case node.ID == "":
 		return nil, fmt.Errorf("%w: the engine at %s is in no swarm: run docker swarm init there", errdefs.Unsupported, own.Host())
-	case !manager:
+	case !node.Manager:
 		return nil, fmt.Errorf("%w: the engine at %s is no manager of its swarm: use one that is, or run docker node promote", errdefs.Unsupported, own.Host())
 	}
-	e := &Engines{o: &o, listing: bound.NewSemaphore(1), members: map[string]*member{}}
-	e.self = newMember(e, engine.Node{ID: id})
+	e := &Engines{o: &o, listing: bound.NewSemaphore(1), members: map[string]*member{}, places: map[string]*member{}}
+	e.self = newMember(e, node)
 	e.own = o.On(own, e.self)
 	e.self.client = e.own
-	e.members[id] = e.self
-	_, err = e.list(ctx)
-	e.own.Location = e.self.last().Name
-	return e, err
+	if o.Host == nil { // which may need the names of nodes
+		for _, n := range managers {
+			e.members[n.ID] = newMember(e, n)
+		}
+		e.nodes = managers // which answer, or don't, if there is no leader
+	}
+	e.members[node.ID] = e.self
+	if _, err = e.list(ctx); err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	for _, m := range e.members {
+		for _, l := range m.opened() {
+			l.Location = m.last().Name
+		}
+	}
+	return e, nil
 }
 
 // Own returns the client of the engine at the client's own address.
@@ -144,48 +158,6 @@ func (e *Engines) all(ctx context.Context) ([]*member, error) {
 	return all, nil
 }
 
-// electionTime bounds how long a call waits for the managers to elect a leader.
-const electionTime = 10 * time.Second
-
-// ask calls fn with the engine of a manager: the client's own, and if that does not answer, or has no
-// leader, another one.
-func ask[T any](ctx context.Context, e *Engines, fn func(*engine.Engine) (T, error)) (T, error) {
-	began := time.Now()
-	for {
-		got, err := fn(e.self.client.Engine)
-		if !errors.Is(err, engine.ErrUnavailable) || ctx.Err() != nil {
-			return got, err
-		}
-		for _, m := range e.otherManagers() {
-			l, unreached := m.connect(ctx)
-			if unreached != nil {
-				continue
-			}
-			if other, otherErr := fn(l.Engine); !errors.Is(otherErr, engine.ErrUnavailable) {
-				return other, otherErr
-			}
-		}
-		if !errors.Is(err, engine.ErrNoLeader) || time.Since(began) > electionTime {
-			return got, fmt.Errorf("ask a manager of the swarm: %w", err)
-		}
-		if waitErr := bound.Sleep(ctx, 200*time.Millisecond); waitErr != nil {
-			return got, errors.Join(waitErr, err)
-		}
-	}
-}
-
-// otherManagers returns the managers beside the client's own, as they were when nodes were last listed.
-func (e *Engines) otherManagers() (some []*member) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, n := range e.nodes {
-		if m := e.members[n.ID]; n.Manager && m != e.self {
-			some = append(some, m)
-		}
-	}
-	return some
-}
-
 // Missing is a node that did not answer.
 type Missing struct {
 	Node engine.Node
@@ -247,28 +219,79 @@ func isUnavailable(err error) bool {
 // client's own if the swarm knows of none: it may have been created before the engine joined, or by a
 // client without a swarm. fn may be called again if it returns that there is no such sandbox.
 func (e *Engines) On(ctx context.Context, nameOrID string, fn func(*lifecycle.Client) error) error {
+	_, err := e.on(ctx, nameOrID, fn, false)
+	return err
+}
+
+// on is On. It returns the node that answered, or did not. A noted deletion is carried out first, unless fn is
+// a deletion.
+func (e *Engines) on(ctx context.Context, nameOrID string, fn func(*lifecycle.Client) error, deletes bool) (*member, error) {
 	if e.o == nil {
-		return fn(e.own)
+		return nil, fn(e.own)
+	}
+	if m := e.recall(nameOrID); m != nil {
+		err := m.with(ctx, fn)
+		if err != nil {
+			e.forget(nameOrID)
+		}
+		if !errors.Is(err, errdefs.NotFound) {
+			return m, err
+		}
 	}
 	for {
 		en, m, err := e.find(ctx, nameOrID)
 		if errors.Is(err, errdefs.NotFound) {
-			return e.self.with(ctx, fn)
+			return e.self, e.self.with(ctx, fn)
+		}
+		if err == nil && m != nil && en.of.Deletes != nil && !deletes {
+			if err := e.carryOut(ctx, en, m); err != nil {
+				return m, err
+			}
+			continue
 		}
 		if err == nil && m != nil {
 			err = m.with(ctx, fn)
+			if err == nil {
+				e.remember(nameOrID, m)
+			}
 			if !errors.Is(err, errdefs.NotFound) {
-				return err
+				return m, err
 			}
 		}
 		if err != nil && m == nil {
-			return err
+			return nil, err
 		}
 		// The sandbox was deleted, and perhaps created elsewhere since.
 		if removed, e := e.removeStale(ctx, en, m); e != nil || !removed {
-			return errors.Join(err, e)
+			return m, errors.Join(err, e)
 		}
 	}
+}
+
+// maxRemembered bounds the sandboxes whose nodes are remembered.
+const maxRemembered = 4096
+
+// remember notes that a node has a sandbox. While the node has one of that name or ID nobody else has
+// to be asked: one that was moved is not there any more.
+func (e *Engines) remember(nameOrID string, m *member) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.places) >= maxRemembered {
+		clear(e.places)
+	}
+	e.places[nameOrID] = m
+}
+
+func (e *Engines) recall(nameOrID string) *member {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.places[nameOrID]
+}
+
+func (e *Engines) forget(nameOrID string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.places, nameOrID)
 }
 
 // Holding calls fn with the client of the node that has the volume, and with the client's own if none

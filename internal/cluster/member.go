@@ -19,6 +19,7 @@ type member struct {
 
 	connecting bound.Semaphore // held while connecting
 	counting   bound.Semaphore // held while counting sandboxes
+	copying    bound.Semaphore // held while an image is copied to the node
 
 	mu      sync.Mutex
 	node    engine.Node // as last listed
@@ -32,7 +33,7 @@ type member struct {
 }
 
 func newMember(e *Engines, n engine.Node) *member {
-	return &member{e: e, node: n, connecting: bound.NewSemaphore(1), counting: bound.NewSemaphore(1), begun: map[string]load{}}
+	return &member{e: e, node: n, connecting: bound.NewSemaphore(1), counting: bound.NewSemaphore(1), copying: bound.NewSemaphore(1), begun: map[string]load{}}
 }
 
 // set notes what the managers say about the node.
@@ -130,7 +131,7 @@ func (m *member) connect(ctx context.Context) (*lifecycle.Client, error) {
 func (m *member) open(ctx context.Context, n engine.Node, host string) (*engine.Engine, error) {
 	o := m.e.o.Engine
 	o.DialTimeout = openTime
-	if n.Down {
+	if n.Down() {
 		o.DialTimeout = openTimeDown
 	}
 	if host == "" {
@@ -147,7 +148,7 @@ func unreached(n engine.Node, err error) error {
 		last := tried.Tried[len(tried.Tried)-1]
 		err = errdefs.Classify(errdefs.EngineUnavailable, fmt.Errorf("%s: %w", last.Host, last.Err))
 	}
-	if n.Down {
+	if n.Down() {
 		return fmt.Errorf("node %s, which the swarm does not hear from (%s): %w", n.Name, n.Message, err)
 	}
 	return fmt.Errorf("node %s: %w", n.Name, err)

@@ -24,8 +24,8 @@ import (
 
 // entry is an entry with its ID in the swarm's store.
 type entry struct {
-	of     record.Entry
-	object string
+	of    record.Entry
+	found engine.Entry
 }
 
 // entryOf decodes what is in the store.
@@ -34,7 +34,7 @@ func entryOf(got engine.Entry) (entry, error) {
 	if !ok || got.Name != record.EntryName(en.Name) {
 		return entry{}, &record.ForeignError{Kind: "config", Object: got.Name}
 	}
-	return entry{en, got.ID}, nil
+	return entry{en, got}, nil
 }
 
 // named returns the entry of a name. The error is errdefs.NotFound if there is none.
@@ -101,8 +101,13 @@ func (e *Engines) memberOf(ctx context.Context, en record.Entry) (*member, error
 }
 
 // removeStale removes an entry if its node, m, has nothing of the sandbox, or has left the swarm. An entry
-// whose node does not answer stays.
+// whose node does not answer stays. A noted deletion is carried out before, whether it removed the entry or not.
 func (e *Engines) removeStale(ctx context.Context, en entry, m *member) (removed bool, err error) {
+	if m != nil && en.of.Deletes != nil {
+		if err := e.carryOut(ctx, en, m); err != nil {
+			return false, err
+		}
+	}
 	if m != nil {
 		stale := false
 		err := m.with(ctx, func(l *lifecycle.Client) (err error) {
@@ -118,7 +123,7 @@ func (e *Engines) removeStale(ctx context.Context, en entry, m *member) (removed
 
 // remove removes an entry. A later one of its name stays.
 func (e *Engines) remove(ctx context.Context, en entry) error {
-	_, err := ask(ctx, e, func(m *engine.Engine) (struct{}, error) { return struct{}{}, m.RemoveEntry(ctx, en.object) })
+	_, err := ask(ctx, e, func(m *engine.Engine) (struct{}, error) { return struct{}{}, m.RemoveEntry(ctx, en.found.ID) })
 	if errors.Is(err, engine.ErrNotFound) {
 		return nil
 	}
@@ -157,7 +162,7 @@ func (e *Engines) checkFree(ctx context.Context, p *plan.Sandbox) error {
 	if p.Name != p.ID {
 		if err := e.checkTaken(ctx, p.Name, func(en entry) error {
 			if en.of.Name != p.Name {
-				return fmt.Errorf("%w: %q is the ID of sandbox %q", errdefs.Exists, p.Name, en.of.Name)
+				return fmt.Errorf("%w: the name %q is the ID of sandbox %q", errdefs.Exists, p.Name, en.of.Name)
 			}
 			return fmt.Errorf("%w: on node %s", store.ErrNameTaken, en.of.Host)
 		}); err != nil {
@@ -168,7 +173,7 @@ func (e *Engines) checkFree(ctx context.Context, p *plan.Sandbox) error {
 		return nil
 	}
 	return e.checkTaken(ctx, p.ID, func(en entry) error {
-		return fmt.Errorf("%w: ID %q is that of sandbox %q on node %s, or its name", errdefs.Exists, p.ID, en.of.Name, en.of.Host)
+		return fmt.Errorf("%w: the ID %q is the ID or the name of sandbox %q on node %s", errdefs.Exists, p.ID, en.of.Name, en.of.Host)
 	})
 }
 
@@ -231,6 +236,7 @@ func (m *member) Claim(ctx context.Context, rec record.Sandbox) error {
 
 // Free implements [store.Cluster].
 func (m *member) Free(ctx context.Context, rec record.Sandbox) error {
+	m.e.forget(rec.Name)
 	en, err := m.e.named(ctx, rec.Name)
 	if errors.Is(err, errdefs.NotFound) {
 		return nil
@@ -245,7 +251,7 @@ func (m *member) Free(ctx context.Context, rec record.Sandbox) error {
 	return m.e.remove(ctx, en)
 }
 
-// Prune removes the entries of which their node has nothing, and calls note for each.
+// Prune frees the names of sandboxes of which their node has nothing, and calls note for each.
 func (e *Engines) Prune(ctx context.Context, note func(object string, err error)) error {
 	if e.o == nil {
 		return nil
@@ -263,28 +269,66 @@ func (e *Engines) Prune(ctx context.Context, note func(object string, err error)
 		}
 		at[m] = append(at[m], en)
 	}
-	prune := func(ctx context.Context, m *member, l *lifecycle.Client) error {
-		if len(at[m]) == 0 {
-			return nil
-		}
-		var all store.Inventory
-		if l != nil {
-			var err error
-			if all, err = l.Store.List(ctx); err != nil { // after the entries
-				return err
-			}
-		}
-		for _, en := range at[m] {
-			if _, marked := all.Markers[en.of.Name]; marked || slices.ContainsFunc(all.Containers, func(c store.Listed) bool { return c.Record.Name == en.of.Name }) {
-				continue
-			}
-			err := e.remove(ctx, en)
+	for _, en := range at[nil] { // their nodes have left the swarm
+		note("name "+en.of.Name, e.remove(ctx, en))
+	}
+	missing, err := e.each(ctx, func(ctx context.Context, m *member, l *lifecycle.Client) error {
+		return e.free(ctx, m, l, at[m], func(object string, err error) {
 			mu.Lock()
-			note("name "+en.of.Name, err)
-			mu.Unlock()
+			defer mu.Unlock()
+			note(object, err)
+		})
+	})
+	return errors.Join(err, Unanswered(missing))
+}
+
+// Sweep implements [store.Cluster]. An entry that is younger than a marker's lease is left to who looks
+// for the name.
+func (m *member) Sweep(ctx context.Context) error {
+	l, err := m.connect(ctx)
+	if err != nil {
+		return err
+	}
+	list, err := m.e.entries(ctx, record.Filter(record.Role, record.RoleEntry), record.Filter(record.Node, m.last().ID))
+	if err != nil {
+		return err
+	}
+	now := l.Engine.Now()
+	list = slices.DeleteFunc(list, func(en entry) bool { return now.Sub(en.of.CreatedAt) < claim.Lease })
+	return m.e.free(ctx, m, l, list, func(object string, err error) {
+		if err != nil {
+			l.Log.Warn("sweep", "object", object, "error", err)
+		} else {
+			l.Log.Info("swept", "object", object)
 		}
+	})
+}
+
+// free carries out the noted deletions of a node, removes those of its entries of which it has nothing, and
+// calls note for each.
+func (e *Engines) free(ctx context.Context, m *member, l *lifecycle.Client, list []entry, note func(name string, err error)) error {
+	if len(list) == 0 {
 		return nil
 	}
-	missing, err := e.each(ctx, prune)
-	return errors.Join(err, prune(ctx, nil, nil), Unanswered(missing))
+	all, err := l.Store.List(ctx) // after the entries
+	if err != nil {
+		return err
+	}
+	there := map[string]bool{}
+	for _, c := range all.Containers {
+		there[c.Record.Name] = true
+	}
+	for _, en := range list {
+		object := "name " + en.of.Name
+		if en.of.Deletes != nil {
+			object = "sandbox " + en.of.Name
+		} else if _, marked := all.Markers[en.of.Name]; marked || there[en.of.Name] {
+			continue
+		}
+		// The engine may have listed the containers before, and the markers after the end of a create.
+		if removed, err := e.removeStale(ctx, en, m); removed || err != nil {
+			note(object, err)
+		}
+	}
+	return nil
 }

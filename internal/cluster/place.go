@@ -71,6 +71,7 @@ func createOn(ctx context.Context, some []*member, o *lifecycle.CreateOptions) (
 		h, err := createNoted(ctx, m, l, o)
 		switch {
 		case err == nil:
+			m.e.remember(o.Plan.Name, m)
 			return h, nil
 		case !errors.Is(err, errdefs.NoCapacity):
 			return nil, m.explainCreate(err)
@@ -156,7 +157,7 @@ func (e *Engines) candidates(ctx context.Context, p *plan.Sandbox, now bool) ([]
 	case !now: // a session may have ended since
 		return e.candidates(ctx, p, true)
 	}
-	return nil, fmt.Errorf("%w: it takes %v: %s", errdefs.NoCapacity, loadOf(p), strings.Join(full, "; "))
+	return nil, noRoom(loadOf(p), full...)
 }
 
 // choose orders the candidates by their load, and begins to count the sandbox on the first one. Of the
@@ -168,7 +169,7 @@ func (e *Engines) choose(some []candidate, p *plan.Sandbox) (fit []*member, full
 		with, limit := c.m.taken().plus(loadOf(p)), c.m.limit()
 		some[i].share = with.share(limit) + alike*rand.Float64()
 		if c.lack == nil && !with.fits(limit) {
-			some[i].lack = lackOf(c.n, c.m.taken(), limit)
+			some[i].lack = useOf(c.n, c.m.taken(), limit)
 		}
 	}
 	slices.SortStableFunc(some, func(a, b candidate) int { return cmp.Compare(a.share, b.share) })
@@ -203,12 +204,12 @@ func (e *Engines) matching(ctx context.Context, p *plan.Sandbox) ([]candidate, e
 		n := m.last()
 		switch {
 		case near != nil && !slices.Contains(near, m):
-			not = append(not, n.Name+" lacks a volume, snapshot or directory that it needs")
+			not = append(not, n.Name+" lacks a volume, a snapshot or a directory of the sandbox")
 		case !plan.Matches(n, p.Placement):
 			not = append(not, n.Name+" does not match "+strings.Join(p.Placement, ", "))
-		case n.Down:
+		case n.Down():
 			not = append(not, n.Name+" is down")
-		case !n.Active:
+		case !n.Active():
 			not = append(not, n.Name+" is paused or drained")
 		case int64(p.VCPUs*1e9) > n.NanoCPUs:
 			small++
@@ -275,5 +276,5 @@ func (e *Engines) noneNear(ctx context.Context, p *plan.Sandbox, volumes []strin
 			return []*member{e.self}, nil
 		}
 	}
-	return nil, errdefs.Invalid("no node has all of what it needs: %s", strings.Join(volumes, ", "))
+	return nil, errdefs.Invalid("no node has all volumes and snapshots of the sandbox: %s", strings.Join(volumes, ", "))
 }

@@ -36,9 +36,15 @@ func (l load) String() string {
 	return fmt.Sprintf("%.4g CPUs and %d MiB", float64(l.nanoCPUs)/1e9, l.memory>>20)
 }
 
-// lackOf says what a node lacks.
-func lackOf(n engine.Node, taken, limit load) error {
-	return fmt.Errorf("node %s: of %v, %v are taken", n.Name, limit, taken)
+// useOf says what the sandboxes of a node use.
+func useOf(n engine.Node, used, limit load) error {
+	return fmt.Errorf("node %s uses %.4g of %.4g CPUs and %d of %d MiB", n.Name,
+		float64(used.nanoCPUs)/1e9, float64(limit.nanoCPUs)/1e9, used.memory>>20, limit.memory>>20)
+}
+
+// noRoom is the error that no node has room for a sandbox.
+func noRoom(needed load, nodes ...string) error {
+	return fmt.Errorf("%w: the sandbox needs %v: %s: stop a sandbox or add a node", errdefs.NoCapacity, needed, strings.Join(nodes, "; "))
 }
 
 // limit is what sandboxes may have on the node.
@@ -109,6 +115,40 @@ func (m *member) end(name string, created bool) {
 		m.load = m.load.plus(m.begun[name])
 	}
 	delete(m.begun, name)
+}
+
+// A NodeState is a node with what its sandboxes take.
+type NodeState struct {
+	Node                   engine.Node
+	NanoCPUs, UsedNanoCPUs int64 // that sandboxes may have, and of those that run or are being created
+	Memory, UsedMemory     int64
+	Err                    error // of a node that did not answer
+}
+
+// Nodes lists the nodes of the swarm, and counts what their sandboxes take.
+func (e *Engines) Nodes(ctx context.Context) ([]NodeState, error) {
+	if e.o == nil {
+		return nil, fmt.Errorf("%w: the client is not for a swarm, see WithSwarm", errdefs.Unsupported)
+	}
+	all, err := e.all(ctx)
+	if err != nil {
+		return nil, err
+	}
+	states := make([]NodeState, len(all))
+	var counts errgroup.Group
+	counts.SetLimit(atOnce)
+	for i, m := range all {
+		counts.Go(func() error {
+			err := m.count(ctx, true)
+			limit, used := m.limit(), load{}
+			if err == nil {
+				used = m.taken()
+			}
+			states[i] = NodeState{m.last(), limit.nanoCPUs, used.nanoCPUs, limit.memory, used.memory, err}
+			return ctx.Err()
+		})
+	}
+	return states, counts.Wait()
 }
 
 // A session is a sandbox that runs, or that is being created.
@@ -188,7 +228,7 @@ func (m *member) Room(ctx context.Context, rec record.Sandbox, nanoCPUs, memory 
 		case taken.plus(own).fits(limit):
 			return nil
 		case !ahead.plus(own).fits(limit), time.Now().After(until):
-			return fmt.Errorf("%w: it takes %v: %w", errdefs.NoCapacity, own, lackOf(m.last(), taken, limit))
+			return noRoom(own, useOf(m.last(), taken, limit).Error())
 		}
 		if err := bound.Sleep(ctx, 50*time.Millisecond); err != nil {
 			return err

@@ -80,7 +80,7 @@ func TestCommitHasTheFilesAndTheImagesSettings(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := base
-			want.ID, want.Tags, want.Size, want.Layers = got.ID, []string{ref}, got.Size, base.Layers+1
+			want.ID, want.Ref, want.Tags, want.Size, want.Layers = got.ID, ref, []string{ref}, got.Size, base.Layers+1
 			want.Labels = captureLabels(ref)
 			driver, err := e.StorageDriver(t.Context())
 			if err != nil {

@@ -37,6 +37,8 @@ type ContainerSpec struct {
 	PidsLimit  int64
 	Storage    int64 // bytes, of the container's own layer; few storage drivers support it
 
+	GPUs []string // "all", indexes or UUIDs, or names of the Container Device Interface
+
 	Mounts         []Mount
 	Tmpfs          map[string]string // path to mount options
 	ReadonlyRootfs bool
@@ -216,6 +218,7 @@ func (s *ContainerSpec) config() (*container.Config, *container.HostConfig) {
 	if s.Storage != 0 {
 		host.StorageOpt = map[string]string{"size": strconv.FormatInt(s.Storage, 10)}
 	}
+	host.DeviceRequests = gpuRequests(s.GPUs)
 	if s.MachineUsers || s.NetworkMode == "host" {
 		host.UsernsMode = "host"
 	}
@@ -237,6 +240,42 @@ func (s *ContainerSpec) config() (*container.Config, *container.HostConfig) {
 		}
 	}
 	return config, host
+}
+
+// gpuRequests returns what "docker run" sends for --gpus and, for names of the Container Device
+// Interface, for --device.
+func gpuRequests(names []string) (requests []container.DeviceRequest) {
+	var plain, cdi []string
+	for _, name := range names {
+		if strings.Contains(name, "=") {
+			cdi = append(cdi, name)
+		} else {
+			plain = append(plain, name)
+		}
+	}
+	gpu := [][]string{{"gpu"}}
+	switch {
+	case slices.Equal(plain, []string{"all"}):
+		requests = append(requests, container.DeviceRequest{Count: -1, Capabilities: gpu})
+	case len(plain) > 0:
+		requests = append(requests, container.DeviceRequest{DeviceIDs: plain, Capabilities: gpu})
+	}
+	if len(cdi) > 0 {
+		requests = append(requests, container.DeviceRequest{Driver: "cdi", DeviceIDs: cdi})
+	}
+	return requests
+}
+
+// missingGPUs returns err as an [ErrUnsupported] if the engine can't give a container its GPUs.
+func missingGPUs(err error) error {
+	if err == nil || hasClass(err) {
+		return err
+	}
+	text := err.Error()
+	if !strings.Contains(text, "could not select device driver") && !strings.Contains(text, "CDI device injection failed") {
+		return err
+	}
+	return &classed{class: ErrUnsupported, err: err, text: "the engine has no such GPU for containers: install the vendor's container toolkit on its machine"}
 }
 
 func (s *ContainerSpec) resources() Resources {
@@ -425,7 +464,7 @@ func summarised(s *container.Summary) Container {
 // of the engine's machine, and an overlay volume can't be mounted again until the last copy
 // of its previous mount is gone.
 func (e *Engine) StartContainer(ctx context.Context, id string) error {
-	return misplacedMount(linkedMount(busyVolume(e.onContainer(ctx, id, func() error { return e.cli.ContainerStart(ctx, id, container.StartOptions{}) }))))
+	return missingGPUs(misplacedMount(linkedMount(busyVolume(e.onContainer(ctx, id, func() error { return e.cli.ContainerStart(ctx, id, container.StartOptions{}) })))))
 }
 
 // misplacedMount returns err as an [ErrInvalid] if it says that a mount and what the image has at its

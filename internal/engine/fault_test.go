@@ -315,7 +315,7 @@ func TestHangingCallEndsWithItsContext(t *testing.T) {
 			defer cancel()
 			begun := time.Now()
 			wantClass(t, v.name, call(ctx), context.DeadlineExceeded)
-			if took := time.Since(begun); took > 10*time.Second {
+			if took := time.Since(begun); took > time.Minute {
 				t.Errorf("%s took %v to notice", v.name, took)
 			}
 		})

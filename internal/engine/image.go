@@ -27,6 +27,7 @@ type Image struct {
 	Arch, OS        string
 	Layers          int
 	Size            int64
+	Ref             string // that it was inspected by
 }
 
 // PullEvent reports the progress of a pull.
@@ -45,7 +46,7 @@ func (e *Engine) InspectImage(ctx context.Context, ref string) (Image, error) {
 	if err != nil {
 		return Image{}, e.fail(ctx, err)
 	}
-	i := Image{ID: r.ID, Tags: e.tags(r.RepoTags), Arch: r.Architecture, OS: r.Os, Layers: len(r.RootFS.Layers), Size: r.Size}
+	i := Image{ID: r.ID, Tags: e.tags(r.RepoTags), Arch: r.Architecture, OS: r.Os, Layers: len(r.RootFS.Layers), Size: r.Size, Ref: ref}
 	if c := r.Config; c != nil {
 		i.Labels, i.Env, i.Cmd, i.Entrypoint, i.User, i.WorkingDir = c.Labels, c.Env, c.Cmd, c.Entrypoint, c.User, c.WorkingDir
 		i.Volumes = slices.Sorted(maps.Keys(c.Volumes))
@@ -186,6 +187,16 @@ func (e *Engine) LoadImage(ctx context.Context, tar io.Reader) error {
 		err = readProgress(resp.Body, nil)
 	}
 	return e.fail(ctx, src.blame(err))
+}
+
+// SaveImage returns an image as an archive that [Engine.LoadImage] takes. By its tag it has that one when
+// it is loaded; otherwise it is without a name, also if it was pulled by a digest. The caller closes it.
+func (e *Engine) SaveImage(ctx context.Context, ref string) (io.ReadCloser, error) {
+	if err := checkImage(ref); err != nil {
+		return nil, err
+	}
+	tar, err := e.cli.ImageSave(ctx, []string{ref})
+	return tar, e.fail(ctx, err)
 }
 
 // RemoveImage removes a tag of an image, and the image if ref is its last tag or its ID. An

@@ -31,6 +31,17 @@ func checkImage(ref string) error {
 	return nil
 }
 
+// IsTag reports whether an image reference is a tag, "latest" if it has none, and not a digest or an ID.
+// The beginning of an ID is taken for a tag: it may be one.
+func IsTag(ref string) bool {
+	named, err := reference.ParseNormalizedNamed(ref)
+	if err != nil {
+		return false
+	}
+	_, digested := named.(reference.Digested)
+	return !digested
+}
+
 // Repository returns the repository of an image reference in its short form, such as "node"
 // for "docker.io/library/node:20", and nothing for an image ID.
 func Repository(ref string) string {

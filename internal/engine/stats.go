@@ -21,8 +21,8 @@ type Stats struct {
 }
 
 // Stats takes one sample. ok is false if the container does not run: the engine then answers
-// with zeros, or with an empty reply if the container ends meanwhile. Engines older than
-// 20.10 take a second or two.
+// with zeros, or with an empty reply if the container ends meanwhile. Docker 20.10 answers once a second
+// for each container, older engines after a second or two.
 func (e *Engine) Stats(ctx context.Context, id string) (s Stats, ok bool, err error) {
 	if err := checkName("container", id); err != nil {
 		return s, false, err

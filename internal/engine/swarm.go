@@ -24,24 +24,38 @@ type Node struct {
 	Hostname string
 	Addr     string // as the managers see it
 	Manager  bool
-	Down     bool   // the managers don't hear from it
-	Active   bool   // it takes new work: it is neither paused nor drained
-	Message  string // why it is down
+	State    string // ready, down, unknown or disconnected
+	Message  string // why it is in that state
 	OS, Arch string
 	NanoCPUs int64
 	Memory   int64
+
+	Availability string // active, pause or drain
 
 	Labels       map[string]string
 	EngineLabels map[string]string
 }
 
-// SwarmNode returns the ID of this engine's own node, "" without a swarm, and whether it is a manager.
-func (e *Engine) SwarmNode(ctx context.Context) (id string, manager bool, err error) {
+// Down reports whether the managers don't hear from the node. After an election all nodes are "unknown" for
+// seconds.
+func (n Node) Down() bool { return n.State == string(swarm.NodeStateDown) }
+
+// Active reports whether the node takes new work: it is neither paused nor drained.
+func (n Node) Active() bool { return n.Availability == string(swarm.NodeAvailabilityActive) }
+
+// SwarmNode returns this engine's own node, with an ID if it is in a swarm, and the other managers that it
+// knows of. Of those there are the addresses only, and they count as down.
+func (e *Engine) SwarmNode(ctx context.Context) (own Node, managers []Node, err error) {
 	var info struct{ Swarm swarm.Info }
 	if err := e.get(ctx, "/info", &info); err != nil {
-		return "", false, e.fail(ctx, err)
+		return own, nil, e.fail(ctx, err)
 	}
-	return info.Swarm.NodeID, info.Swarm.ControlAvailable, nil
+	for _, p := range info.Swarm.RemoteManagers {
+		if addr, _, err := net.SplitHostPort(p.Addr); err == nil && p.NodeID != info.Swarm.NodeID {
+			managers = append(managers, Node{ID: p.NodeID, Addr: addr, Manager: true, State: string(swarm.NodeStateDown)})
+		}
+	}
+	return Node{ID: info.Swarm.NodeID, Manager: info.Swarm.ControlAvailable}, managers, nil
 }
 
 // Nodes lists the nodes of the swarm that this engine is a manager of, by name and ID.
@@ -55,9 +69,7 @@ func (e *Engine) Nodes(ctx context.Context) ([]Node, error) {
 		d := n.Description
 		nodes = append(nodes, Node{
 			ID: n.ID, Name: d.Hostname, Hostname: d.Hostname, Addr: n.Status.Addr, Manager: n.Spec.Role == swarm.NodeRoleManager,
-			// After an election all nodes are "unknown" for seconds.
-			Down: n.Status.State == swarm.NodeStateDown, Message: n.Status.Message,
-			Active: n.Spec.Availability == swarm.NodeAvailabilityActive, OS: d.Platform.OS, Arch: d.Platform.Architecture,
+			State: string(n.Status.State), Message: n.Status.Message, Availability: string(n.Spec.Availability), OS: d.Platform.OS, Arch: d.Platform.Architecture,
 			NanoCPUs: d.Resources.NanoCPUs, Memory: d.Resources.MemoryBytes, Labels: n.Spec.Labels, EngineLabels: d.Engine.Labels,
 		})
 	}
@@ -73,6 +85,7 @@ func (e *Engine) Nodes(ctx context.Context) ([]Node, error) {
 // An Entry is an object in the swarm's store, of which there is one of each name: a config.
 type Entry struct {
 	ID, Name string
+	Version  uint64 // which every change of the labels raises
 	Labels   map[string]string
 }
 
@@ -92,7 +105,18 @@ func (e *Engine) FindEntry(ctx context.Context, name string) (Entry, error) {
 	if c.Spec.Name != name { // the beginning of an ID is a reference, too
 		return Entry{}, &classed{class: ErrNotFound, text: "config " + name + " not found", err: ErrNotFound}
 	}
-	return Entry{ID: c.ID, Name: c.Spec.Name, Labels: c.Spec.Labels}, nil
+	return entryOf(c), nil
+}
+
+func entryOf(c swarm.Config) Entry {
+	return Entry{ID: c.ID, Name: c.Spec.Name, Version: c.Version.Index, Labels: c.Spec.Labels}
+}
+
+// UpdateEntry replaces the labels of an entry that was found, unless they were replaced since. A
+// config's name and data never change.
+func (e *Engine) UpdateEntry(ctx context.Context, was Entry, labels map[string]string) error {
+	spec := swarm.ConfigSpec{Annotations: swarm.Annotations{Name: was.Name, Labels: labels}}
+	return e.failSwarm(ctx, e.cli.ConfigUpdate(ctx, was.ID, swarm.Version{Index: was.Version}, spec))
 }
 
 // ListEntries lists the entries with these labels.
@@ -108,7 +132,7 @@ func (e *Engine) ListEntries(ctx context.Context, labels ...string) ([]Entry, er
 	entries := make([]Entry, 0, len(list))
 	for _, c := range list {
 		if hasLabels(c.Spec.Labels, labels) {
-			entries = append(entries, Entry{ID: c.ID, Name: c.Spec.Name, Labels: c.Spec.Labels})
+			entries = append(entries, entryOf(c))
 		}
 	}
 	return entries, nil

@@ -36,6 +36,14 @@ func (p *Proxy) CountTrips(delay time.Duration) *Trips {
 	return p.trips
 }
 
+// CountIn makes the proxy delay every reply, and count round trips together with other proxies: one chain
+// can lead through several engines.
+func (p *Proxy) CountIn(t *Trips) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.trips = t
+}
+
 // Reset starts to count from 0.
 func (t *Trips) Reset() {
 	t.mu.Lock()

@@ -48,6 +48,64 @@ func (f *View) CopyInFS(ctx context.Context, fsys fs.FS, inside string, opts arc
 	return report, f.failLink(ctx, "copy in", ".", inside, err)
 }
 
+// CopyInTar is [Sandbox.CopyInTar] as the user.
+func (f *View) CopyInTar(ctx context.Context, r io.Reader, inside string, opts archive.Options) (archive.Report, error) {
+	to := strings.TrimRight(inside, "/")
+	if to == "" && inside != "" {
+		to = "/"
+	}
+	var lost archive.Report
+	report, err := f.copyIn(ctx, to, func(w io.Writer) (packed archive.Report, err error) {
+		packed, err = archive.PackForeign(ctx, w, r, opts)
+		lost.Skipped, lost.More = packed.Skipped, packed.More
+		return packed, malformed(err)
+	})
+	lost.Append(report)
+	report.Skipped, report.More = lost.Skipped, lost.More
+	if _, refused := errors.AsType[*refusal](err); refused {
+		err = errdefs.Classify(errdefs.InvalidArgument, err)
+	}
+	return report, f.failLink(ctx, "copy in", "tar", inside, err)
+}
+
+// malformed returns the error of an archive of others: one of its form is the caller's.
+func malformed(err error) error {
+	_, entry := errors.AsType[*archive.EntryError](err)
+	_, truncated := errors.AsType[*archive.TruncatedError](err)
+	if entry || truncated || errors.Is(err, archive.ErrFormat) {
+		return errdefs.Invalid("%v", err)
+	}
+	return err
+}
+
+// CopyOutTar is [Sandbox.CopyOutTar] as the user.
+func (f *View) CopyOutTar(ctx context.Context, inside string, w io.Writer, opts archive.Options) (archive.Report, error) {
+	report, err := f.copyOutTar(ctx, inside, w, opts)
+	return report, f.failLink(ctx, "copy out", inside, "tar", err)
+}
+
+func (f *View) copyOutTar(ctx context.Context, inside string, w io.Writer, opts archive.Options) (report archive.Report, err error) {
+	from, err := f.abs(inside)
+	if err != nil {
+		return report, err
+	}
+	info, err := f.Stat(ctx, from)
+	if err != nil {
+		return report, err
+	}
+	if !info.IsDir() {
+		return report, &fs.PathError{Op: "open", Path: inside, Err: guest.Errno(enotdir)}
+	}
+	report, err = archive.TarFS(ctx, w, &sandboxFS{ctx: ctx, f: f, root: strings.TrimRight(from, "/")}, opts)
+	if large := tooLarge(err); large != nil {
+		err = large
+	}
+	return report, err
+}
+
+// enotdir is ENOTDIR of Linux.
+const enotdir = 20
+
 // copyGrace is how long the guest may clean up after a copy that failed. Tests shorten it.
 var copyGrace = 5 * time.Second
 
@@ -182,7 +240,7 @@ func drain(r io.Reader) <-chan string {
 
 // remoteError returns the error of a copy in the sandbox as package os would.
 func remoteError(r *archive.RemoteError) error {
-	err := errors.New(errdefs.Printable(errdefs.Cut(r.Text, maxShown)))
+	var err error = &refusal{errdefs.Printable(errdefs.Cut(r.Text, maxShown))}
 	if r.Errno != 0 {
 		err = guest.Errno(r.Errno)
 	}
@@ -194,6 +252,12 @@ func remoteError(r *archive.RemoteError) error {
 	}
 	return &fs.PathError{Op: "copy", Path: errdefs.Printable(errdefs.Cut(r.Path, maxRemotePath)), Err: err}
 }
+
+// A refusal is an error of the guest that is not the kernel's: an entry of an archive that would
+// leave its directory, by its name or through a link that is there.
+type refusal struct{ text string }
+
+func (e *refusal) Error() string { return e.text }
 
 // tooLarge returns the error of a tree beyond the limits of a copy, or nil.
 func tooLarge(err error) error {

@@ -11,12 +11,13 @@ import (
 
 // sandboxFS is a directory of the sandbox as an fs.FS.
 type sandboxFS struct {
+	ctx  context.Context // of the calls, which take none
 	f    *View
 	root string // absolute, without a slash at its end; "" is the root itself
 }
 
 // FS is [Sandbox.FS] as the user.
-func (f *View) FS() fs.FS { return &sandboxFS{f: f} }
+func (f *View) FS() fs.FS { return &sandboxFS{ctx: context.Background(), f: f} }
 
 func (x *sandboxFS) path(op, name string) (string, error) {
 	if !fs.ValidPath(name) {
@@ -45,7 +46,7 @@ func (x *sandboxFS) Open(name string) (fs.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := x.f.Open(context.Background(), path)
+	f, err := x.f.Open(x.ctx, path)
 	if err != nil {
 		return nil, fsError("open", name, err)
 	}
@@ -153,7 +154,7 @@ func (x *sandboxFS) ReadFile(name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	data, err := x.f.ReadFile(context.Background(), path)
+	data, err := x.f.ReadFile(x.ctx, path)
 	return data, fsError("open", name, err)
 }
 
@@ -162,7 +163,7 @@ func (x *sandboxFS) Stat(name string) (fs.FileInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	info, err := x.f.Stat(context.Background(), path)
+	info, err := x.f.Stat(x.ctx, path)
 	return named(info, "stat", name, err)
 }
 
@@ -171,7 +172,7 @@ func (x *sandboxFS) Lstat(name string) (fs.FileInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	info, err := x.f.Lstat(context.Background(), path)
+	info, err := x.f.Lstat(x.ctx, path)
 	return named(info, "lstat", name, err)
 }
 
@@ -189,7 +190,7 @@ func (x *sandboxFS) ReadLink(name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	target, err := x.f.Readlink(context.Background(), path)
+	target, err := x.f.Readlink(x.ctx, path)
 	return target, fsError("readlink", name, err)
 }
 
@@ -198,7 +199,7 @@ func (x *sandboxFS) ReadDir(name string) ([]fs.DirEntry, error) {
 	if err != nil {
 		return nil, err
 	}
-	list, err := x.f.ReadDir(context.Background(), path)
+	list, err := x.f.ReadDir(x.ctx, path)
 	return list, fsError("open", name, err)
 }
 
@@ -207,5 +208,5 @@ func (x *sandboxFS) Sub(dir string) (fs.FS, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &sandboxFS{f: x.f, root: strings.TrimSuffix(path, "/")}, nil
+	return &sandboxFS{ctx: x.ctx, f: x.f, root: strings.TrimSuffix(path, "/")}, nil
 }

@@ -208,13 +208,18 @@ func TestCloneIsPlain(t *testing.T) {
 	if got := read(t, dir, ".git/config"); got != want {
 		t.Errorf(".git/config is\n%s\nwant\n%s", got, want)
 	}
-	host, _ := os.Hostname()
-	err := filepath.WalkDir(dir, func(name string, d os.DirEntry, err error) error {
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A name as short as "vm" is in compressed data by chance. An identity that git makes up has it after an @.
+	secrets := []string{"s3cr3t-w0rd", "someone", filepath.Dir(dir), "@" + host}
+	err = filepath.WalkDir(dir, func(name string, d os.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
 			return err
 		}
 		b, err := os.ReadFile(name)
-		for _, secret := range []string{"s3cr3t-w0rd", "someone", filepath.Dir(dir), host} {
+		for _, secret := range secrets {
 			if strings.Contains(string(b), secret) {
 				t.Errorf("%s has %q in it", name, secret)
 			}
@@ -402,7 +407,7 @@ func TestCancelledClone(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("New: %v", err)
 	}
-	if d := time.Since(began); d > 20*time.Second {
+	if d := time.Since(began); d > time.Minute {
 		t.Errorf("it took %v", d)
 	}
 	if left, _ := filepath.Glob(filepath.Join(temp, "agent-sandbox-*")); len(left) > 0 {

@@ -139,6 +139,9 @@ func (c *Conn) Close() error {
 	return nil
 }
 
+// Transport returns what was given to [Dial].
+func (c *Conn) Transport() io.Closer { return c.rw }
+
 // Done is closed when the connection has ended, for whatever reason.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 

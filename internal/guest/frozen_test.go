@@ -35,7 +35,7 @@ func soon(t *testing.T, what string, f func()) {
 	}()
 	select {
 	case <-done:
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatalf("%s does not return", what)
 	}
 }
@@ -74,11 +74,11 @@ func TestContextEndsARequestToAFrozenGuest(t *testing.T) {
 	public, private, _ := ed25519.GenerateKey(nil)
 	b := newBox(t, wire.Init{ControlKey: public})
 	conn, cmd := serve(t, b.in(binary, wire.VerbServe)...)
-	// What entered the namespaces waits for the guest, and stops when that is stopped.
+	// What entered the namespaces waits for the guest, which may stay stopped.
 	t.Cleanup(func() { cmd.Process.Kill() })
 	entered := children(t, cmd.Process.Pid)
 	if len(entered) != 1 {
-		t.Fatalf("nsenter's children: %v", entered)
+		t.Fatalf("what entered: %v", entered)
 	}
 	pid := entered[0]
 	// Whether a connection to PID 1 is there already, or is still to come.

@@ -78,7 +78,7 @@ func (b *box) dialControl() *holding {
 		b.t.Fatalf("connect to PID 1: %v", err)
 	}
 	b.t.Cleanup(func() { conn.Close() })
-	conn.SetDeadline(time.Now().Add(30 * time.Second))
+	conn.SetDeadline(time.Now().Add(2 * time.Minute))
 	return &holding{conn, bufio.NewReader(conn)}
 }
 
@@ -168,7 +168,7 @@ func heldBox(t *testing.T) (b *box, conn *guest.Conn, server int, key ed25519.Pr
 	}
 	entered := children(t, cmd.Process.Pid)
 	if len(entered) != 1 {
-		t.Fatalf("nsenter's children: %v", entered)
+		t.Fatalf("what entered: %v", entered)
 	}
 	t.Cleanup(func() { unix.Kill(entered[0], unix.SIGCONT) })
 	return b, conn, entered[0], private
@@ -332,7 +332,8 @@ func (b *box) copyHeld(key ed25519.PrivateKey) (in io.WriteCloser, out *bufio.Re
 		b.t.Fatal(err)
 	}
 	for deadline := time.Now().Add(time.Minute); ; {
-		cmd := exec.Command("nsenter", "--target", strconv.Itoa(b.cmd.Process.Pid), "--net", binary, wire.VerbCopy, string(spec))
+		argv := b.enter("net", binary, wire.VerbCopy, string(spec))
+		cmd := exec.Command(argv[0], argv[1:]...)
 		in, err := cmd.StdinPipe()
 		if err != nil {
 			b.t.Fatal(err)

@@ -162,9 +162,11 @@ func TestFrozenTimeIsNoIdleTime(t *testing.T) {
 	t.Parallel()
 	public, private := newKey(t)
 	const idle = 10 * time.Second
-	b := newBox(t, wire.Init{ControlKey: public, Idle: wire.Idle{Timeout: idle}})
+	b := newBox(t, wire.Init{ControlKey: public, Idle: wire.Idle{Timeout: time.Hour}})
 	conn := b.serve()
-	run(t, conn, wire.Exec{Args: []string{"true"}})
+	if _, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpIdle, Idle: &wire.Idle{Timeout: idle, Version: 1}}); err != nil {
+		t.Fatal(err)
+	}
 	b.cmd.Process.Signal(unix.SIGSTOP) // from outside it counts
 	time.Sleep(idle + time.Second)
 	b.cmd.Process.Signal(unix.SIGCONT)

@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -94,7 +93,8 @@ func TestSessionEndsAtOnceWhenItsNetworkIsChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	newTail(p.Stdout()).until(t, "ready")
-	if out, err := exec.Command("nsenter", "--target", strconv.Itoa(b.cmd.Process.Pid), "--net", "ip", "addr", "add", "10.1.1.1/24", "dev", "lo").CombinedOutput(); err != nil {
+	argv := b.enter("net", "ip", "addr", "add", "10.1.1.1/24", "dev", "lo")
+	if out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	if code := b.code(); code != wire.CodeChanged {
@@ -182,7 +182,7 @@ func TestExhaustedDescriptorsDoNotKillPID1(t *testing.T) {
 	for _, p := range attack {
 		p.Close()
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if _, err := conn.Control(ctx, private, wire.Control{Op: wire.OpStatus}); err != nil {
 		t.Errorf("Control afterwards: %v", err)
@@ -206,11 +206,23 @@ func TestOrphansAreReaped(t *testing.T) {
 	eventually(t, "PID 1 has no children", func() bool { return len(children(t, pid)) == 0 })
 }
 
+// shortLease makes the session's lease shorter than the one that it began with, which may have been long
+// enough for a start that takes its time. A renewal alone shortens none.
+func shortLease(t *testing.T, conn *guest.Conn, private ed25519.PrivateKey, lease time.Duration) {
+	t.Helper()
+	for _, c := range []wire.Control{{Op: wire.OpRelease}, {Op: wire.OpLease, Lease: lease}} {
+		reply, err := conn.Control(t.Context(), private, c)
+		if err != nil || reply.LeaseLeft > lease {
+			t.Fatalf("Control(%s): %+v, %v", c.Op, reply, err)
+		}
+	}
+}
+
 func TestLeaseEndsTheSession(t *testing.T) {
 	t.Parallel()
 	public, private := newKey(t)
-	lease := 4 * time.Second
-	b := newBox(t, wire.Init{ControlKey: public, Lease: lease, Grace: 50 * time.Millisecond})
+	lease := 8 * time.Second
+	b := newBox(t, wire.Init{ControlKey: public, Lease: time.Hour, Grace: 50 * time.Millisecond})
 	conn := b.serve()
 	// One that doesn't care is killed when the grace is over.
 	stubborn, err := conn.Exec(t.Context(), wire.Exec{Args: sh("trap '' TERM; echo ready; while :; do sleep 0.01; done")})
@@ -218,6 +230,7 @@ func TestLeaseEndsTheSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	newTail(stubborn.Stdout()).until(t, "ready")
+	shortLease(t, conn, private, lease)
 	begin := time.Now()
 	for range 8 {
 		reply, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpLease, Lease: lease})
@@ -240,9 +253,10 @@ func TestLeaseEndsTheSession(t *testing.T) {
 func TestReleasedLeaseNeverEnds(t *testing.T) {
 	t.Parallel()
 	public, private := newKey(t)
-	lease := 4 * time.Second
-	b := newBox(t, wire.Init{ControlKey: public, Lease: lease})
+	lease := 6 * time.Second
+	b := newBox(t, wire.Init{ControlKey: public, Lease: time.Hour})
 	conn := b.serve()
+	shortLease(t, conn, private, lease)
 	reply, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpRelease})
 	if err != nil || reply.LeaseLeft != 0 {
 		t.Fatalf("Control: %+v, %v", reply, err)
@@ -264,10 +278,11 @@ func TestReleasedLeaseNeverEnds(t *testing.T) {
 func TestTimeoutEndsTheSession(t *testing.T) {
 	t.Parallel()
 	public, private := newKey(t)
-	b := newBox(t, wire.Init{ControlKey: public, Timeout: 4 * time.Second, Lease: time.Hour})
+	const timeout = 15 * time.Second
+	b := newBox(t, wire.Init{ControlKey: public, Timeout: timeout, Lease: time.Hour})
 	conn := b.serve()
 	reply, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpStatus})
-	if err != nil || reply.TimeLeft <= 0 || reply.TimeLeft > 4*time.Second || reply.LeaseLeft < time.Minute {
+	if err != nil || reply.TimeLeft <= 0 || reply.TimeLeft > timeout || reply.LeaseLeft < time.Minute {
 		t.Errorf("Control: %+v, %v", reply, err)
 	}
 	if code := b.code(); code != wire.CodeTimeout {
@@ -281,9 +296,7 @@ func TestLeaseHasALastChanceAfterAFreeze(t *testing.T) {
 	lease := 6 * time.Second
 	b := newBox(t, wire.Init{ControlKey: public, Lease: time.Hour})
 	conn := b.serve()
-	if _, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpLease, Lease: lease}); err != nil {
-		t.Fatal(err)
-	}
+	shortLease(t, conn, private, lease)
 	b.cmd.Process.Signal(unix.SIGSTOP) // from outside it counts
 	time.Sleep(lease + lease/3 + 200*time.Millisecond)
 	b.cmd.Process.Signal(unix.SIGCONT)
@@ -414,8 +427,8 @@ func TestPID1IsSmall(t *testing.T) {
 	}
 	text := memoryOf(b.cmd.Process.Pid)
 	t.Logf("PID 1 has %s", text)
-	if kb := atoi(t, strings.TrimSuffix(text, " kB")); kb > 12<<10 {
-		t.Errorf("PID 1 has %s, want at most 12 MiB", text)
+	if kb := atoi(t, strings.TrimSuffix(text, " kB")); kb > 14<<10 { // 11 MiB at rest, and a thread more for each call that the kernel is slow to answer
+		t.Errorf("PID 1 has %s, want at most 14 MiB", text)
 	}
 }
 

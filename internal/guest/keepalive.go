@@ -14,8 +14,12 @@ type Intervals struct {
 	Answer time.Duration // that it gets for that, and how often the silence is checked after it
 }
 
+// KeepaliveIdle is Keepalive.Idle outside of tests. It is longer than the time between two renewals of a
+// lease, whose replies are signs of life.
+const KeepaliveIdle = 12 * time.Second
+
 // Keepalive are the intervals of all connections. Only tests change them, before they connect.
-var Keepalive = Intervals{Idle: 10 * time.Second, Answer: 10 * time.Second}
+var Keepalive = Intervals{Idle: KeepaliveIdle, Answer: 10 * time.Second}
 
 // slowAnswer is how long a call waits for an answer before the guest is asked for a sign of
 // life, and how long that may take before the silence is checked for the first time.

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
 // duplex is a stream whose directions end independently, such as an SSH channel or an
@@ -86,7 +88,7 @@ func (c *conn) emptyOut() {
 		if b == nil {
 			break
 		}
-		n, err := c.rw.Write(b)
+		n, err := c.rw.Write(b[:min(len(b), wire.PacketData)])
 		c.out.emptied(n)
 		if err != nil {
 			c.out.abandon(syscall.EPIPE)

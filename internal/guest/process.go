@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,7 +19,7 @@ import (
 // Process is a running command, or a follower of a detached one. Its methods may be called
 // from any number of goroutines; each stream has one reader or writer.
 //
-// Output is buffered only in a window that stdout and stderr share (2 MiB): a stream that
+// Output is buffered only in a window that stdout and stderr share (about 2 MiB): a stream that
 // nobody reads blocks the other one and, in the end, the command. Read both, or Close.
 type Process struct {
 	conn    *Conn
@@ -230,7 +231,15 @@ func (s *stdin) Write(b []byte) (n int, err error) {
 		input := p.input
 		var written int
 		var failed error
-		if !p.with(func() { written, failed = p.ch.Write(input) }) {
+		if !p.with(func() {
+			for packet := range slices.Chunk(input, wire.PacketData) {
+				var n int
+				n, failed = p.ch.Write(packet)
+				if written += n; failed != nil {
+					return
+				}
+			}
+		}) {
 			p.input = nil // it may still be sent
 			return n, io.ErrClosedPipe
 		}
@@ -264,7 +273,8 @@ func (p *Process) Stderr() io.Reader { return &p.stderr }
 type output struct {
 	p         *Process
 	r         io.Reader
-	buf, rest []byte // the last packet, and the part of it not returned yet
+	buf, rest []byte // what was read last, and the part of it not returned yet
+	full      bool   // it filled buf
 	err       error  // to return after rest
 }
 
@@ -285,14 +295,44 @@ func (o *output) Read(b []byte) (int, error) {
 	return 0, o.err
 }
 
-// outputPart is the size of the largest packet.
-const outputPart = 32 << 10
+// WriteTo is for io.Copy, which then needs no buffer of its own.
+func (o *output) WriteTo(w io.Writer) (sum int64, err error) {
+	for {
+		for len(o.rest) == 0 && o.err == nil {
+			o.fill()
+		}
+		if len(o.rest) == 0 {
+			if _, err = o.Read(nil); err == io.EOF {
+				err = nil
+			}
+			return sum, err
+		}
+		part := o.rest[:min(len(o.rest), outputPart)]
+		n, err := w.Write(part)
+		o.rest = o.rest[n:]
+		if sum += int64(n); err == nil && n < len(part) {
+			err = io.ErrShortWrite
+		}
+		if err != nil {
+			return sum, err
+		}
+	}
+}
 
-// fill reads a packet. One that was given up may still read into its buffer, and what it reads
-// belongs to nobody.
+// Output is read by packets, or by up to four of them if it comes faster than it is read.
+const (
+	outputPart = 32 << 10
+	outputMost = 4 * outputPart
+)
+
+// fill reads one packet or several. One that was given up may still read into its buffer, and what it
+// reads belongs to nobody.
 func (o *output) fill() {
-	if o.buf == nil {
+	switch {
+	case o.buf == nil:
 		o.buf = make([]byte, outputPart)
+	case o.full && len(o.buf) < outputMost:
+		o.buf = make([]byte, outputMost)
 	}
 	buf := o.buf
 	var n int
@@ -301,7 +341,7 @@ func (o *output) fill() {
 		o.buf, o.err = nil, ErrConnectionLost
 		return
 	}
-	o.rest, o.err = buf[:n], err
+	o.rest, o.err, o.full = buf[:n], err, n == len(buf)
 }
 
 // Signal sends signal n, in Linux numbering, to the command's process group or, with tree,

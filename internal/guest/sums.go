@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "328b550d755c3bcefffcffd4cbba2b30ea0be504e33cce3a37724088ad6a6406", size: 10231934},
-	"arm64": {sha256: "d01e291271978289221cc1b15a4c80bf3720e7391d737fe9c1b1c95e83a6e87f", size: 9502846},
+	"amd64": {sha256: "ff4b76ea0d97b0272388953fda7f6fc9c6e7b321baac7debe38fa45132542af9", size: 10268798},
+	"arm64": {sha256: "f687ecae6f56754f79cd05a72c39e27e3903aee1536e8e16e691876c4da37c88", size: 9568382},
 }

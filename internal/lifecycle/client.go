@@ -74,7 +74,7 @@ func (c *Client) Create(ctx context.Context, o *CreateOptions, from provision.Or
 		if err != nil {
 			return nil, err
 		}
-		h, err := c.finishCreate(ctx, o, b, func(ctx context.Context) error { return c.start(ctx, b, b.Fill) })
+		h, err := c.finishCreate(ctx, o, b, func(ctx context.Context) error { return c.start(ctx, b, o.Report, b.Fill) })
 		if again, err := tryAgain(ctx, err); !again {
 			return h, err
 		}
@@ -93,43 +93,49 @@ func tryAgain(ctx context.Context, err error) (bool, error) {
 	return true, nil
 }
 
-// prepare returns a build after [provision.Build.Prepare]. It takes over from a dead creator of
-// the same name.
-func (c *Client) prepare(ctx context.Context, o *CreateOptions, from provision.Origin) (*provision.Build, error) {
-	for {
-		if err := c.Store.Available(ctx, o.Plan.Name, o.Plan.ID); err != nil {
-			return nil, err
-		}
+// prepare returns a build after [provision.Build.Prepare].
+func (c *Client) prepare(ctx context.Context, o *CreateOptions, from provision.Origin) (b *provision.Build, err error) {
+	err = c.claimName(ctx, o.Plan.Name, o.Plan.ID, func() (err error) {
 		if err := c.Store.CheckAttached(ctx, o.Plan.Mounts); err != nil {
-			return nil, err
+			return err
 		}
-		b, err := c.tryPrepare(ctx, o, from)
-		if err == nil {
-			return b, nil
+		b, err = c.tryPrepare(ctx, o, from)
+		return err
+	})
+	return b, err
+}
+
+// claimName calls try, which claims the name for a sandbox with that ID, if both are available: see
+// [store.Store.Available]. It takes over from a creator of the name that died, and calls try again.
+func (c *Client) claimName(ctx context.Context, name, id string, try func() error) error {
+	for {
+		if err := c.Store.Available(ctx, name, id); err != nil {
+			return err
 		}
+		err := try()
 		var held *claim.TakenError
 		if !errors.As(err, &held) {
-			return nil, err
+			return err
 		}
-		switch m, found, err := claim.FindMarker(ctx, c.Engine, o.Plan.Name); {
+		switch m, found, err := claim.FindMarker(ctx, c.Engine, name); {
 		case err != nil:
-			return nil, err
+			return err
 		case found && !m.Expired(c.Engine.Now()):
-			return nil, fmt.Errorf("%w: %w", store.ErrNameTaken, held)
+			return fmt.Errorf("%w: %w", store.ErrNameTaken, held)
 		case found:
-			if err := c.Store.AwaitTakeOver(ctx, o.Plan.Name); err != nil {
-				return nil, err
+			if err := c.Store.AwaitTakeOver(ctx, name); err != nil {
+				return err
 			}
 		}
 		if err := bound.Sleep(ctx, 20*time.Millisecond); err != nil {
-			return nil, err
+			return err
 		}
 	}
 }
 
 // tryPrepare is one try of prepare.
 func (c *Client) tryPrepare(ctx context.Context, o *CreateOptions, from provision.Origin) (*provision.Build, error) {
-	slot, err := c.Machine.Slot(ctx)
+	slot, err := c.Machine.Slot(ctx, o.Report)
 	if err != nil {
 		return nil, err
 	}
@@ -142,8 +148,8 @@ func (c *Client) tryPrepare(ctx context.Context, o *CreateOptions, from provisio
 }
 
 // start starts the first session of a build, after fill.
-func (c *Client) start(ctx context.Context, b *provision.Build, fill func(context.Context) error) error {
-	slot, err := c.Machine.Slot(ctx)
+func (c *Client) start(ctx context.Context, b *provision.Build, report *machine.Reporter, fill func(context.Context) error) error {
+	slot, err := c.Machine.Slot(ctx, report)
 	if err != nil {
 		return err
 	}
@@ -295,7 +301,7 @@ func (h *Handle) open(ctx context.Context, got engine.Container, o GetOptions) e
 		return h.resume(ctx)
 	}
 	// Another process may have died while starting it.
-	return h.connectIfNeeded(ctx, h.rec, got, wasRunning)
+	return h.connectIfNeeded(ctx, h.Record(), got, wasRunning)
 }
 
 // The last lines of a container's log, and the bytes of these, that an error repeats.

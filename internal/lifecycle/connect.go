@@ -73,7 +73,7 @@ func (h *Handle) ConnectRunning(ctx context.Context) (*guest.Conn, error) {
 		if !errors.Is(err, store.ErrCopied) {
 			return nil, err
 		}
-		if err := h.c.Store.AwaitUnpause(ctx, h.rec.Name); err != nil {
+		if err := h.c.Store.AwaitUnpause(ctx, h.Record().Name); err != nil {
 			return nil, err
 		}
 	}
@@ -162,7 +162,7 @@ func (h *Handle) dial(ctx context.Context) (*guest.Conn, error) {
 func (h *Handle) checkRunning(ctx context.Context) error {
 	got, err := h.Current(ctx)
 	if err == nil && got.State == engine.StatePaused {
-		if err := h.c.Store.CheckCopied(ctx, h.rec.Name); errors.Is(err, store.ErrCopied) {
+		if err := h.c.Store.CheckCopied(ctx, h.Record().Name); errors.Is(err, store.ErrCopied) {
 			return err
 		}
 		got, err = h.Current(ctx)
@@ -300,7 +300,7 @@ func (h *Handle) checkSilence(ctx context.Context, silent time.Duration) error {
 	defer cancel()
 	if silent < limit {
 		// A copier that died may have left it paused.
-		h.c.Store.AwaitUnpause(own, h.rec.Name)
+		h.c.Store.AwaitUnpause(own, h.Record().Name)
 		return nil
 	}
 	var got engine.Container
@@ -315,7 +315,7 @@ func (h *Handle) checkSilence(ctx context.Context, silent time.Duration) error {
 	}
 	switch got.State {
 	case engine.StatePaused:
-		h.c.Store.AwaitUnpause(own, h.rec.Name)
+		h.c.Store.AwaitUnpause(own, h.Record().Name)
 		return nil
 	case engine.StateRunning:
 	default:
@@ -370,7 +370,7 @@ func (h *Handle) dialGuest(ctx context.Context, container, path string, started 
 }
 
 func (h *Handle) checkCopied(ctx context.Context) error {
-	return h.c.Store.CheckCopied(ctx, h.rec.Name)
+	return h.c.Store.CheckCopied(ctx, h.Record().Name)
 }
 
 // exitNotFound is the exit code of an exec whose program does not exist.
@@ -538,6 +538,31 @@ func (h *Handle) ExplainExit(ctx context.Context, exit wire.Exit) error {
 		}
 	}
 	return ending
+}
+
+// ErrServerKilled says that the guest's server was killed, as root in the sandbox can do with kill -9 -1.
+var ErrServerKilled = errors.New("the guest's server was killed by SIGKILL")
+
+// CheckServer returns ErrServerKilled if that is why a connection was lost.
+func (h *Handle) CheckServer(ctx context.Context, lost *guest.Conn) error {
+	stream, ok := lost.Transport().(*engine.Stream)
+	if !ok {
+		return nil
+	}
+	return bound.Detached(ctx, askTimeout, "the engine did not say how the guest's server ended", func(ctx context.Context) error {
+		for {
+			code, err := stream.ExitCode(ctx)
+			switch {
+			case err == nil && code == 128+int(syscall.SIGKILL):
+				return ErrServerKilled
+			case !errors.Is(err, engine.ErrConflict): // it does not run any more
+				return err
+			}
+			if err := bound.Sleep(ctx, store.PollEvery); err != nil {
+				return err
+			}
+		}
+	})
 }
 
 // StartError returns the error of package os or os/exec for a command that did not start.

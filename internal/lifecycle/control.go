@@ -46,10 +46,10 @@ func (h *Handle) request(ctx context.Context, req wire.Control) (wire.Reply, err
 var errIncomplete = errors.New("PID 1's reply is incomplete")
 
 func (h *Handle) requestOn(ctx context.Context, conn *guest.Conn, req wire.Control) (wire.Reply, error) {
-	if len(h.rec.ControlKey) != ed25519.SeedSize {
+	if len(h.Record().ControlKey) != ed25519.SeedSize {
 		return wire.Reply{}, fmt.Errorf("%w: the record has no control key", errdefs.Unsupported)
 	}
-	reply, err := conn.Control(ctx, ed25519.NewKeyFromSeed(h.rec.ControlKey), req)
+	reply, err := conn.Control(ctx, ed25519.NewKeyFromSeed(h.Record().ControlKey), req)
 	if err == nil && reply.Error != "" {
 		err = fmt.Errorf("PID 1 refused %s: %s", req.Op, reply.Error)
 	}
@@ -68,7 +68,7 @@ func (h *Handle) connectSession(ctx context.Context) (*guest.Conn, error) {
 // checkMainStarted waits until PID 1 knows whether the main process could be started, and
 // fails if it could not.
 func (h *Handle) checkMainStarted(ctx context.Context) error {
-	if len(h.rec.Settings.Command) == 0 {
+	if len(h.Record().Settings.Command) == 0 {
 		return nil
 	}
 	reply, err := h.request(ctx, wire.Control{Op: wire.OpStatus})
@@ -76,8 +76,8 @@ func (h *Handle) checkMainStarted(ctx context.Context) error {
 		return err
 	}
 	if reply.Main != nil && reply.Main.Start != nil {
-		cmd := h.rec.Settings.Command
-		return fmt.Errorf("main process: %w", StartError(cmd[0], h.rec.Settings.Workdir, reply.Main.Start))
+		cmd := h.Record().Settings.Command
+		return fmt.Errorf("main process: %w", StartError(cmd[0], h.Record().Settings.Workdir, reply.Main.Start))
 	}
 	return nil
 }
@@ -108,7 +108,7 @@ func (h *Handle) mainFailure(ctx context.Context, conn *guest.Conn) (failure, er
 	case err != nil || reply.Main == nil:
 		return nil, err
 	case reply.Main.Start != nil:
-		return fmt.Errorf("main process: %w", StartError(argv[0], h.rec.Settings.Workdir, reply.Main.Start)), nil
+		return fmt.Errorf("main process: %w", StartError(argv[0], h.Record().Settings.Workdir, reply.Main.Start)), nil
 	case reply.Main.Exit == nil || reply.Main.Exit.Code == 0 && reply.Main.Exit.Signal == 0:
 		return nil, nil
 	}

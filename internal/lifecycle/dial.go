@@ -151,7 +151,7 @@ func (h *Handle) SSH(ctx context.Context) (net.Conn, error) {
 		return nil, errdefs.Closed
 	}
 	h.work.Add(1)
-	at := sshAddr(h.rec.Name)
+	at := sshAddr(h.Record().Name)
 	conn := &sshConn{Conn: guest.NetConn(stream, at, at)}
 	conn.done = sync.OnceFunc(h.work.Done)
 	// The end of the handle is the end of the connection.
@@ -166,7 +166,7 @@ func (h *Handle) serveSSH(ctx context.Context) (*engine.Stream, error) {
 	container, env, path := h.container, h.env, machine.GuestPath(h.made.Settings)
 	h.mu.Unlock()
 	conf := wire.Serve{
-		User: h.rec.Settings.User, Dir: h.rec.Settings.Workdir, HostKey: true, NewPrivileges: h.rec.Settings.NewPrivileges,
+		User: h.Record().Settings.User, Dir: h.Record().Settings.Workdir, HostKey: true, NewPrivileges: h.Record().Settings.NewPrivileges,
 		Caller: caller(),
 		Home:   slices.ContainsFunc(env, func(kv string) bool { return strings.HasPrefix(kv, "HOME=") }),
 	}
@@ -174,7 +174,7 @@ func (h *Handle) serveSSH(ctx context.Context) (*engine.Stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	seed, err := hkdf.Key(sha256.New, h.rec.ControlKey, nil, "agent-sandbox ssh host key", wire.HostKeySize)
+	seed, err := hkdf.Key(sha256.New, h.Record().ControlKey, nil, "agent-sandbox ssh host key", wire.HostKeySize)
 	if err != nil {
 		return nil, err
 	}

@@ -40,8 +40,8 @@ func (h *Handle) Fork(ctx context.Context, o *CreateOptions) (*Handle, error) {
 // live returns the handle's sandbox as a source of files. There is none if another sandbox has its
 // name by now.
 func (h *Handle) live(ctx context.Context) (*provision.Live, error) {
-	from, err := provision.NewLive(ctx, h.c.Machine, h.rec.Name)
-	if err == nil && from.Record.ID != h.rec.ID {
+	from, err := provision.NewLive(ctx, h.c.Machine, h.Record().Name)
+	if err == nil && from.Record.ID != h.Record().ID {
 		return nil, errdefs.NotFound
 	}
 	return from, err
@@ -108,7 +108,7 @@ func (c *Client) forkN(ctx context.Context, from *provision.Live, n int, o *Crea
 	}
 	forEach(forks, func(f *fork) { f.build, f.err = c.prepare(ctx, &f.request, provision.FromFiles(files.Record)) })
 	c.fillMany(ctx, forks)
-	forEach(forks, func(f *fork) { f.started = c.start(ctx, f.build, f.fill) })
+	forEach(forks, func(f *fork) { f.started = c.start(ctx, f.build, f.request.Report, f.fill) })
 	// Each takes a connection, which costs the engine a fifth of a start.
 	forEach(forks, func(f *fork) {
 		f.handle, f.err = c.finishCreate(ctx, &f.request, f.build, func(context.Context) error { return f.started })
@@ -197,8 +197,8 @@ func (h *Handle) Snapshot(ctx context.Context, name string, expiry time.Duration
 		return files.Record, errors.Join(err, files.Undo(ctx))
 	}
 	if keep > 0 {
-		if err := h.c.Store.KeepLast(ctx, h.rec.ID, keep); err != nil {
-			h.c.Log.Warn("older snapshots stay", "sandbox", h.rec.Name, "error", err)
+		if err := h.c.Store.KeepLast(ctx, h.Record().ID, keep); err != nil {
+			h.c.Log.Warn("older snapshots stay", "sandbox", h.Record().Name, "error", err)
 		}
 	}
 	return files.Record, nil
@@ -219,7 +219,7 @@ func (h *Handle) Rollback(ctx context.Context, id string) error {
 		err = provision.Rollback(ctx, h.c.Machine, h.known(), id, h.report)
 		var held *claim.TakenError
 		if errors.As(err, &held) {
-			if err := h.c.Store.AwaitChange(ctx, h.rec.Name); err != nil {
+			if err := h.c.Store.AwaitChange(ctx, h.Record().Name); err != nil {
 				return err
 			}
 			continue
@@ -248,7 +248,7 @@ func (h *Handle) resumeEnded(ctx context.Context, was engine.Container) error {
 			return err
 		}
 		// Another rollback has ended the session that was just started.
-		if err := h.c.Store.AwaitChange(ctx, h.rec.Name); err != nil {
+		if err := h.c.Store.AwaitChange(ctx, h.Record().Name); err != nil {
 			return err
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/singleflight"
@@ -30,6 +31,7 @@ import (
 type Handle struct {
 	c        *Client
 	rec      record.Sandbox
+	name     atomic.Pointer[string] // that the sandbox has got from a pool, in place of rec's
 	onResume []Hook
 	report   *machine.Reporter
 	runtime  string // the container's OCI runtime
@@ -39,7 +41,7 @@ type Handle struct {
 
 	mu        sync.Mutex
 	owner     bool            // the sandbox lives as long as this handle
-	made      record.Sandbox  // rec, with the settings of the present container
+	made      record.Sandbox  // rec, but with the settings of the present container
 	rev       record.Revision // what has changed since, as far as this handle knows
 	container string          // the engine's ID of it
 	env       []string        // the container's whole environment
@@ -71,17 +73,46 @@ func (c *Client) handle(rec record.Sandbox, got engine.Container, onResume []Hoo
 	return h
 }
 
+// connection returns the connection to the guest that the handle has, or nil.
+func (h *Handle) connection() *guest.Conn {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.conn
+}
+
+// containerID returns the engine's ID of the sandbox's container.
+func (h *Handle) containerID() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.container
+}
+
 // Client returns the handle's client.
 func (h *Handle) Client() *Client { return h.c }
 
-// Record returns the sandbox's record as it was when the handle was opened.
-func (h *Handle) Record() record.Sandbox { return h.rec }
+// Record returns the sandbox's record as it was when the handle was opened, with the name that it
+// has got from a pool since. It may be called while h.mu is held.
+func (h *Handle) Record() record.Sandbox {
+	rec := h.rec
+	if name := h.name.Load(); name != nil {
+		rec.Name = *name
+	}
+	return rec
+}
+
+// setName changes the name in the record. The container has it already.
+func (h *Handle) setName(name string) {
+	h.name.Store(&name)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.made.Name = name
+}
 
 // Trace returns the attributes of the sandbox for spans.
 func (h *Handle) Trace() []trace.Attr {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return []trace.Attr{trace.Name(h.rec.Name), trace.ID(h.rec.ID), trace.Container(h.container), trace.Image(h.made.Settings.Image)}
+	return []trace.Attr{trace.Name(h.Record().Name), trace.ID(h.Record().ID), trace.Container(h.container), trace.Image(h.made.Settings.Image)}
 }
 
 // Copied returns what was copied into the sandbox by the call that opened the handle, and by calls
@@ -92,7 +123,7 @@ func (h *Handle) Copied() archive.Report { return h.report.Copied() }
 func (h *Handle) Mounts() []record.Mount { return slices.Clone(h.settings().Mounts) }
 
 // Workdir returns the directory of commands that set none.
-func (h *Handle) Workdir() string { return cmp.Or(h.rec.Settings.Workdir, record.Workspace) }
+func (h *Handle) Workdir() string { return cmp.Or(h.Record().Settings.Workdir, record.Workspace) }
 
 // Environ returns the container's environment without what updates removed of it since, and what
 // they added.
@@ -163,15 +194,15 @@ func (h *Handle) revise(ctx context.Context, rec record.Sandbox, change func(*re
 // Current returns the sandbox's present container, which another process may have replaced. A
 // sandbox with another ID is another one: the error is errdefs.NotFound.
 func (h *Handle) Current(ctx context.Context) (engine.Container, error) {
-	got, err := h.c.Store.Locate(ctx, h.rec.Name)
+	got, err := h.c.Store.Locate(ctx, h.Record().Name)
 	if errors.Is(err, engine.ErrNotFound) {
-		return got, h.c.Store.Gone(ctx, h.rec)
+		return got, h.c.Store.Gone(ctx, h.Record())
 	}
 	if err != nil {
 		return got, err
 	}
 	rec, ok := store.SandboxOf(got)
-	if !ok || rec.ID != h.rec.ID || got.State == engine.StateRemoving {
+	if !ok || rec.ID != h.Record().ID || got.State == engine.StateRemoving {
 		return got, errdefs.NotFound
 	}
 	h.mu.Lock()
@@ -190,7 +221,7 @@ func (h *Handle) awaitUnpaused(ctx context.Context) (engine.Container, error) {
 	if err != nil || got.State != engine.StatePaused {
 		return got, err
 	}
-	if err := h.c.Store.AwaitUnpause(ctx, h.rec.Name); err != nil {
+	if err := h.c.Store.AwaitUnpause(ctx, h.Record().Name); err != nil {
 		return got, err
 	}
 	return h.Current(ctx)

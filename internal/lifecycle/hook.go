@@ -43,10 +43,10 @@ func (h *Handle) decideOn(ctx context.Context, conn *guest.Conn, version int64, 
 		return nil
 	}
 	hook := wire.Hook{Version: version, Patterns: slices.Sorted(maps.Keys(does))}
-	done, stop, err := conn.Hook(ctx, ed25519.NewKeyFromSeed(h.rec.ControlKey), hook, func(ctx context.Context, req wire.HookRequest) wire.HookReply {
+	done, stop, err := conn.Hook(ctx, ed25519.NewKeyFromSeed(h.Record().ControlKey), hook, func(ctx context.Context, req wire.HookRequest) wire.HookReply {
 		changes, how := h.decide(ctx, does[req.Pattern], req)
 		if how != "" {
-			h.c.Log.Warn("a request of the sandbox is not sent: its Transform.Do refused it", "sandbox", h.rec.Name, "names", errdefs.Printable(req.Pattern), "how", how)
+			h.c.Log.Warn("a request of the sandbox is not sent: its Transform.Do refused it", "sandbox", h.Record().Name, "names", errdefs.Printable(req.Pattern), "how", how)
 		}
 		return wire.HookReply{Header: changes, Failed: how != "", Late: how == noAnswer || how == tooMany}
 	})

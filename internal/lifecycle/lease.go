@@ -10,6 +10,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/provision"
 )
@@ -17,8 +18,11 @@ import (
 // leaseRenewal is how often a handle renews its lease.
 const leaseRenewal = 10 * time.Second
 
-// A living owner may miss one renewal.
-const _ = uint64(provision.LeaseTime - 2*leaseRenewal)
+// A living owner may miss one renewal, and a connection with renewals needs no keepalives.
+const (
+	_ = uint64(provision.LeaseTime - 2*leaseRenewal)
+	_ = uint64(guest.KeepaliveIdle - leaseRenewal - time.Second)
+)
 
 // keepLease starts the renewal of the lease if the handle owns the sandbox. It is called when
 // a session is known to run.
@@ -109,7 +113,7 @@ func (h *Handle) renewLease(ctx context.Context) {
 			// Until the lease runs out there is time to try again.
 			wait = 2 * time.Second
 			if ctx.Err() == nil {
-				h.c.Log.Warn("lease not renewed", "sandbox", h.rec.Name, "error", err)
+				h.c.Log.Warn("lease not renewed", "sandbox", h.Record().Name, "error", err)
 			}
 		}
 	}

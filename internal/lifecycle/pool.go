@@ -3,7 +3,6 @@ package lifecycle
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -13,7 +12,6 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/plan"
-	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
 // A Pool has sandboxes of the same settings that run and that nobody uses yet, and hands them over.
@@ -61,9 +59,6 @@ const (
 	firstBackoff, lastBackoff = time.Second, time.Minute
 	// yieldEvery is how often a fill looks whether calls still wait for the engine.
 	yieldEvery = 20 * time.Millisecond
-	// answerTimeout bounds a request to PID 1 of a sandbox that is to be handed over. One that does
-	// not answer, such as one that somebody paused, is none to hand over.
-	answerTimeout = 5 * time.Second
 )
 
 // NewPool returns a pool of that size, which is being filled. request returns what to create, and create
@@ -135,13 +130,10 @@ func (p *Pool) fill() {
 	h, conn, err := p.make(p.life)
 	p.mu.Lock()
 	p.stats.Filling--
-	keep := err == nil && !p.closed
+	keep := err == nil && p.add(h, conn)
 	switch {
 	case keep:
-		m := &member{h, make(chan struct{})}
-		p.ready = append(p.ready, m)
 		p.backoff, p.retryAt = 0, time.Time{}
-		p.work.Go(func() { p.watch(m, conn) })
 	case err != nil && !p.closed:
 		p.stats.Failed++
 		p.stats.LastError = err
@@ -156,12 +148,24 @@ func (p *Pool) fill() {
 	p.wakeUp()
 }
 
+// add lets a sandbox wait in the pool, unless that is closed. The caller holds p.mu.
+func (p *Pool) add(h *Handle, conn *guest.Conn) bool {
+	if p.closed {
+		return false
+	}
+	m := &member{h, make(chan struct{})}
+	p.ready = append(p.ready, m)
+	p.work.Go(func() { p.watch(m, conn) })
+	return true
+}
+
 // make returns a sandbox that is connected and whose timeouts do not run.
 func (p *Pool) make(ctx context.Context) (*Handle, *guest.Conn, error) {
 	o, err := p.request()
 	if err != nil {
 		return nil, nil, err
 	}
+	o.Plan.Pooled = true
 	h, err := p.create(ctx, o)
 	o.Report.Silence()
 	if err != nil {
@@ -214,17 +218,22 @@ func (p *Pool) take() (*Handle, error) {
 	return m.h, nil
 }
 
-// Create hands a sandbox over with the changes of set, or creates the one of o if none waits.
-func (p *Pool) Create(ctx context.Context, set *plan.Sandbox, o *CreateOptions) (*Handle, error) {
+// Create hands a sandbox over with the name, unless that is empty, and the changes of set. It creates
+// the one of o if none waits, and in a swarm if it has a name: there the entry of the name the sandbox
+// waits under can't be given another one.
+func (p *Pool) Create(ctx context.Context, name string, set *plan.Sandbox, o *CreateOptions) (*Handle, error) {
+	if name != "" && p.c.Store.Cluster != nil {
+		return p.createDirectly(ctx, o)
+	}
 	for ctx.Err() == nil {
 		h, err := p.take()
 		if err != nil {
 			return nil, err
 		}
 		if h == nil {
-			return p.CreateDirectly(ctx, o)
+			return p.createDirectly(ctx, o)
 		}
-		ok, err := p.handOver(ctx, h, set)
+		ok, err := p.handOver(ctx, h, name, set)
 		switch {
 		case err != nil:
 			return nil, err
@@ -235,17 +244,21 @@ func (p *Pool) Create(ctx context.Context, set *plan.Sandbox, o *CreateOptions) 
 	return nil, errdefs.Cancelled(ctx)
 }
 
-// handOver gives a sandbox that was taken the changes of set. If ok is false it has been removed, or
-// is being removed, and without an error the caller takes another one.
-func (p *Pool) handOver(ctx context.Context, h *Handle, set *plan.Sandbox) (ok bool, err error) {
+// handOver gives a sandbox that was taken the name and the changes of set. If ok is false it has been
+// removed, or is being removed, or waits again since another one has the name. Without an error the
+// caller takes another one.
+func (p *Pool) handOver(ctx context.Context, h *Handle, name string, set *plan.Sandbox) (ok bool, err error) {
 	defer p.wakeUp()
 	defer p.work.Done()
-	err = h.handOver(ctx, set)
+	err = h.handOver(ctx, name, set)
 	lost := ctx.Err() == nil && isLost(err)
+	waits := false
 	p.mu.Lock()
 	switch {
 	case err == nil:
 		p.stats.HandedOver++
+	case errors.Is(err, errdefs.Exists):
+		waits = p.add(h, h.connection())
 	case lost:
 		p.stats.Lost++
 	}
@@ -253,6 +266,8 @@ func (p *Pool) handOver(ctx context.Context, h *Handle, set *plan.Sandbox) (ok b
 	switch {
 	case err == nil:
 		return true, nil
+	case waits:
+		return false, err
 	case lost:
 		p.work.Go(func() { h.Close(p.wrap) }) // the caller does not wait for it
 		return false, nil
@@ -260,8 +275,8 @@ func (p *Pool) handOver(ctx context.Context, h *Handle, set *plan.Sandbox) (ok b
 	return false, errors.Join(err, h.Close(p.wrap))
 }
 
-// CreateDirectly creates a sandbox the ordinary way. Fills wait meanwhile.
-func (p *Pool) CreateDirectly(ctx context.Context, o *CreateOptions) (*Handle, error) {
+// createDirectly creates a sandbox the ordinary way. Fills wait meanwhile.
+func (p *Pool) createDirectly(ctx context.Context, o *CreateOptions) (*Handle, error) {
 	p.mu.Lock()
 	closed := p.closed
 	if !closed {
@@ -323,73 +338,4 @@ func (p *Pool) noteClose(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.err = errors.Join(p.err, err)
-}
-
-// errLost is the error of a sandbox that can't be handed over, for a reason of its own.
-var errLost = errors.New("the sandbox that waited is lost")
-
-func isLost(err error) bool {
-	for _, lost := range []error{errLost, ErrNoSession, guest.ErrConnectionLost, errdefs.SessionLost, errdefs.NotRunning, errdefs.NotFound} {
-		if errors.Is(err, lost) {
-			return true
-		}
-	}
-	return false
-}
-
-// handOver applies the changes of set, and makes the timeouts count from now. It calls the engine only
-// for changes, and for a timeout. It fails with errLost if the session has ended or does not answer.
-func (h *Handle) handOver(ctx context.Context, set *plan.Sandbox) error {
-	h.mu.Lock()
-	conn := h.conn
-	h.mu.Unlock()
-	if conn == nil || conn.Useless() {
-		return errLost
-	}
-	const times = plan.Timeout | plan.StopTimeout
-	update := *set
-	if update.Given &^= times; update.Given != 0 {
-		if err := h.Update(ctx, &update); err != nil {
-			return err
-		}
-	}
-	timeouts := wire.Timeouts{Timeout: h.known().Timeout(), Grace: h.known().Grace()}
-	if set.Has(plan.Timeout) {
-		timeouts.Timeout = set.Timeout
-	}
-	if set.Has(plan.StopTimeout) {
-		timeouts.Grace = set.StopTimeout
-	}
-	var reply wire.Reply
-	err := bound.Within(ctx, answerTimeout, "the sandbox that waited did not answer", func(ctx context.Context) (err error) {
-		reply, err = h.requestOn(ctx, conn, wire.Control{Op: wire.OpTimeouts, Timeouts: &timeouts})
-		return err
-	})
-	switch {
-	case ctx.Err() != nil:
-		return errdefs.Cancelled(ctx)
-	case err != nil:
-		return fmt.Errorf("%w: %w", errLost, err)
-	case reply.Ending != 0:
-		return errLost
-	case timeouts.Timeout == 0 && !set.Has(times):
-		return nil
-	}
-	got, err := h.Current(ctx)
-	if err != nil {
-		return err
-	}
-	return h.revise(ctx, h.known(), func(c *record.Changes) bool {
-		if set.Has(plan.Timeout) {
-			c.TimeoutMS = new(set.Timeout.Milliseconds())
-		}
-		if set.Has(plan.StopTimeout) {
-			c.StopTimeoutMS = new(set.StopTimeout.Milliseconds())
-		}
-		c.Session = &record.Session{StartedAt: got.StartedAt}
-		if reply.Timeout > 0 {
-			c.Session.ExpiresAt = got.StartedAt.Add(reply.Timeout)
-		}
-		return true
-	})
 }

@@ -43,7 +43,7 @@ func (h *Handle) Processes(ctx context.Context) ([]wire.Process, error) {
 	}
 	seen := map[string]bool{}
 	return slices.DeleteFunc(all, func(p wire.Process) bool {
-		drop := p.Sandbox != h.rec.ID || !record.ValidName(p.ID) || seen[p.ID]
+		drop := p.Sandbox != h.Record().ID || !record.ValidName(p.ID) || seen[p.ID]
 		seen[p.ID] = true
 		return drop
 	}), err

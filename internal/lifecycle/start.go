@@ -101,10 +101,10 @@ func (h *Handle) resumeOnce(ctx context.Context, was engine.Container) (*resumpt
 		}
 	}
 	wait := h.prefetch(ctx)
-	err := h.c.Machine.Start(ctx, h.rec.Name, machine.OwnLayer{})
+	err := h.c.Machine.Start(ctx, h.Record().Name, machine.OwnLayer{})
 	if h.c.Engine.IsPortTaken(err) {
 		if err = provision.Remake(ctx, h.c.Machine, h.known(), was.ID, h.report); err == nil {
-			err = h.c.Machine.Start(ctx, h.rec.Name, machine.OwnLayer{})
+			err = h.c.Machine.Start(ctx, h.Record().Name, machine.OwnLayer{})
 		}
 	}
 	wait()
@@ -129,7 +129,7 @@ func (h *Handle) connectResumed(ctx context.Context, how sessionOrigin) (*resump
 		return nil, err
 	}
 	if how == resumed {
-		h.c.Log.Info("session resumed", "sandbox", h.rec.Name)
+		h.c.Log.Info("session resumed", "sandbox", h.Record().Name)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()

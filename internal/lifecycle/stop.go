@@ -84,7 +84,7 @@ func (h *Handle) Close(wrap func(error) error) error {
 	})
 	if err != nil && !errors.Is(err, errdefs.NotFound) {
 		h.closeErr = wrap(err)
-		h.c.Log.LogAttrs(context.Background(), slog.LevelError, "sandbox not closed", slog.String("sandbox", h.rec.Name), slog.Any("error", h.closeErr))
+		h.c.Log.LogAttrs(context.Background(), slog.LevelError, "sandbox not closed", slog.String("sandbox", h.Record().Name), slog.Any("error", h.closeErr))
 	}
 	return h.closeErr
 }
@@ -166,7 +166,7 @@ const endReportTimeout = 10 * time.Second
 func (h *Handle) confirmEnded(ctx context.Context, was engine.Container) error {
 	deadline := time.Now().Add(endReportTimeout)
 	return bound.Poll(ctx, store.PollEvery, func() (done bool, err error) {
-		got, err := h.c.Store.Locate(ctx, h.rec.Name)
+		got, err := h.c.Store.Locate(ctx, h.Record().Name)
 		switch {
 		case errors.Is(err, engine.ErrNotFound):
 			return true, nil // removed

@@ -55,7 +55,7 @@ func (h *Handle) Update(ctx context.Context, set *plan.Sandbox) error {
 	}
 	// The sandbox may have been deleted meanwhile: then the new revision is an orphan.
 	if _, err := h.Current(ctx); errors.Is(err, errdefs.NotFound) {
-		return errors.Join(err, claim.DropRevisions(context.WithoutCancel(ctx), h.c.Engine, h.rec))
+		return errors.Join(err, claim.DropRevisions(context.WithoutCancel(ctx), h.c.Engine, h.Record()))
 	}
 	return err
 }
@@ -226,7 +226,7 @@ func endsUnreached(set *plan.Sandbox) bool {
 // update ends one that can't be reached.
 func (h *Handle) checkReachable(ctx context.Context, got engine.Container, set *plan.Sandbox) error {
 	switch {
-	case h.rec.Settings.Network == "":
+	case h.Record().Settings.Network == "":
 		return fmt.Errorf("%w: the record has no network policy, so nothing inside enforces one", errdefs.Unsupported)
 	case got.State == engine.StatePaused && !endsUnreached(set):
 		return fmt.Errorf("%w: it is %s: its network can't be changed now", errdefs.NotRunning, store.StateOf(got.State))
@@ -254,7 +254,7 @@ func (h *Handle) setNetwork(ctx context.Context, set *plan.Sandbox) error {
 	var was, now record.Network
 	secrets := h.secretsFor(h.known().Network().Version)
 	err := h.revise(ctx, h.known(), func(c *record.Changes) bool {
-		was = h.rec.With(record.Revision{Changes: *c}).Network()
+		was = h.Record().With(record.Revision{Changes: *c}).Network()
 		now = record.Network{Policy: set.Network.String(), Version: was.Version + 1}
 		c.Network = &now
 		return true
@@ -395,7 +395,7 @@ func (h *Handle) endUnreached(ctx context.Context, why error) error {
 			return err
 		}
 		h.dropConn()
-		h.c.Log.Warn("session ended: it could not be given its new network policy", "sandbox", h.rec.Name, "error", why)
+		h.c.Log.Warn("session ended: it could not be given its new network policy", "sandbox", h.Record().Name, "error", why)
 		rec := h.known()
 		err = h.revise(ctx, rec, func(c *record.Changes) bool {
 			rec.Revision.Changes = *c
@@ -403,7 +403,7 @@ func (h *Handle) endUnreached(ctx context.Context, why error) error {
 			return true
 		})
 		if err != nil && !errors.Is(err, errdefs.NotFound) {
-			h.c.Log.Warn("why the session ended is not recorded", "sandbox", h.rec.Name, "error", err)
+			h.c.Log.Warn("why the session ended is not recorded", "sandbox", h.Record().Name, "error", err)
 		}
 		return nil
 	})

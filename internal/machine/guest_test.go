@@ -22,7 +22,7 @@ func TestGuestImportedByManyLeavesOneImage(t *testing.T) {
 	m := machine.New(&store.Store{Engine: eng, Log: slog.New(slog.DiscardHandler)}, machine.Options{})
 	m.PlaceScratchGuests(t, 6)
 	harness.Eventually(t, "no image of the guest is without a tag", func() bool {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		images, err := eng.ListImages(ctx, "agent-sandbox.managed=true", "agent-sandbox.role=guest")
 		if err != nil {

@@ -156,9 +156,35 @@ func (h *Helper) Run(ctx context.Context, spec engine.ContainerSpec, feed func(i
 
 // RunInteractive is Run where line may also write to the helper, if that has an input.
 func (h *Helper) RunInteractive(ctx context.Context, spec engine.ContainerSpec, input bool, feed func(io.Writer) error, line func([]byte, io.Writer) (bool, error)) error {
+	return h.again(ctx, spec, func(spec engine.ContainerSpec) error { return h.runOnce(ctx, spec, input, feed, line) })
+}
+
+// Read runs a helper and calls read with what it prints, which need not be lines.
+func (h *Helper) Read(ctx context.Context, spec engine.ContainerSpec, read func(io.Reader) error) error {
+	return h.again(ctx, spec, func(spec engine.ContainerSpec) error {
+		id, out, err := h.attach(ctx, spec, false)
+		if err != nil {
+			return notStarted(ctx, err)
+		}
+		defer out.Close()
+		defer context.AfterFunc(ctx, func() { out.Close() })()
+		if err := ifRemoved(h.Machine.Engine.StartContainer(ctx, id)); err != nil {
+			return notStarted(ctx, err)
+		}
+		err = read(out)
+		if said := strings.TrimSpace(out.Stderr()); err != nil && said != "" && ctx.Err() == nil {
+			err = fmt.Errorf("%w: the helper said: %s", err, said)
+		}
+		return err
+	})
+}
+
+// again runs a helper, again as long as it could not be started because its container was removed or
+// the engine was busy.
+func (h *Helper) again(ctx context.Context, spec engine.ContainerSpec, run func(engine.ContainerSpec) error) error {
 	began, removals := time.Now(), 0
 	for {
-		err := h.runOnce(ctx, spec, input, feed, line)
+		err := run(spec)
 		switch {
 		case errors.Is(err, errRemoved) && removals < 3 && ctx.Err() == nil:
 			removals++

@@ -35,6 +35,7 @@ type Machine struct {
 	measuring bound.Semaphore    // bounds the helpers that measure volumes
 	counting  bound.Semaphore    // bounds the sessions that count their files
 	sizes     sharedSizes        // what both found
+	samples   samples            // of what containers use
 	host      cached[wire.Probe] // of the machine's own network
 	bridge    cached[wire.Probe] // of the network that containers have
 	abilities sync.Map           // *cached[wire.Abilities] by OCI runtime
@@ -142,16 +143,17 @@ type slots struct {
 type Slot struct {
 	slots   *slots
 	sem     bound.Semaphore
+	report  *Reporter
 	release func() // nil while it is not held
 }
 
-// Slot waits for a slot. The caller releases it.
-func (m *Machine) Slot(ctx context.Context) (*Slot, error) {
+// Slot waits for a slot, and reports that if there is none now. The caller releases it.
+func (m *Machine) Slot(ctx context.Context, report *Reporter) (*Slot, error) {
 	sem, err := m.slots.semaphore(ctx, m.Engine)
 	if err != nil {
 		return nil, err
 	}
-	s := &Slot{slots: m.slots, sem: sem}
+	s := &Slot{slots: m.slots, sem: sem, report: report}
 	return s, s.acquire(ctx)
 }
 
@@ -168,6 +170,9 @@ func (s *Slot) acquire(ctx context.Context) error {
 	return trace.Do(ctx, trace.Slot, func(ctx context.Context) (err error) {
 		s.slots.waiting.Add(1)
 		defer s.slots.waiting.Add(-1)
+		if len(s.sem) == cap(s.sem) {
+			s.report.Report(Progress{Step: "wait", Text: fmt.Sprintf("%d others are being created", cap(s.sem))})
+		}
 		s.release, err = s.sem.Acquire(ctx)
 		return err
 	})

@@ -74,7 +74,8 @@ func (m *Machine) Start(ctx context.Context, name string, layer OwnLayer) error 
 }
 
 // EnsureImage returns the image, and pulls it, without the slot, if it is missing or, unless
-// emulated is set, is there for another platform than the engine's. The registry is within from as far as this
+// emulated is set, is there for another platform than the engine's. One that can't be pulled is copied from
+// another engine of the cluster. The registry is within from as far as this
 // machine can tell: it is the engine that connects to it, by its own DNS, and follows its redirects.
 func (m *Machine) EnsureImage(ctx context.Context, ref string, emulated bool, from *source.Bounds, slot *Slot, report *Reporter) (engine.Image, error) {
 	img, found := m.Engine.InspectImage(ctx, ref)
@@ -90,18 +91,15 @@ func (m *Machine) EnsureImage(ctx context.Context, ref string, emulated bool, fr
 			return img, fmt.Errorf("pull %s: %w", ref, err)
 		}
 	}
-	report.Report(Progress{Step: "image", Text: "pulling " + ref})
-	var layers pullProgress
-	err := slot.Without(ctx, func() error {
-		return trace.Do(ctx, trace.Pull, func(ctx context.Context) error {
-			return m.Engine.PullImage(ctx, ref, func(e engine.PullEvent) {
-				current, total := layers.add(e)
-				report.Report(Progress{Step: "image", Text: e.Status, Current: current, Total: total})
-			})
-		}, trace.Image(ref))
-	})
+	err := m.pullImage(ctx, ref, slot, report)
 	if err == nil {
 		img, err = m.Engine.InspectImage(ctx, ref)
+	} else if missing && m.Store.Cluster != nil && ctx.Err() == nil {
+		copied, copyErr := m.copyImage(ctx, ref, emulated, slot, report)
+		if copyErr == nil {
+			return copied, nil
+		}
+		err = fmt.Errorf("%w; %w", err, copyErr)
 	}
 	switch {
 	case err == nil && !emulated:
@@ -112,6 +110,32 @@ func (m *Machine) EnsureImage(ctx context.Context, ref string, emulated bool, fr
 		return img, fmt.Errorf("%w: %s is not on the engine and pulling it failed: %w", errdefs.ImageNotFound, ref, err)
 	}
 	return img, fmt.Errorf("%w; pulling it failed: %w", found, err)
+}
+
+func (m *Machine) pullImage(ctx context.Context, ref string, slot *Slot, report *Reporter) error {
+	report.Report(Progress{Step: "image", Text: "pulling " + ref})
+	var layers pullProgress
+	return slot.Without(ctx, func() error {
+		return trace.Do(ctx, trace.Pull, func(ctx context.Context) error {
+			return m.Engine.PullImage(ctx, ref, func(e engine.PullEvent) {
+				current, total := layers.add(e)
+				report.Report(Progress{Step: "image", Text: e.Status, Current: current, Total: total})
+			})
+		}, trace.Image(ref))
+	})
+}
+
+// copyImage copies the image from another engine of the cluster.
+func (m *Machine) copyImage(ctx context.Context, ref string, emulated bool, slot *Slot, report *Reporter) (img engine.Image, err error) {
+	err = slot.Without(ctx, func() (err error) {
+		img, err = m.Store.Cluster.CopyImage(ctx, ref, func(img engine.Image) bool {
+			return emulated || m.CheckPlatform(ctx, ref, img) == nil
+		}, func(node string) {
+			report.Report(Progress{Step: "image", Text: "copying " + ref + " from node " + node})
+		})
+		return err
+	})
+	return img, err
 }
 
 // CheckPlatform returns errdefs.Unsupported for an image whose programs the engine's machine does

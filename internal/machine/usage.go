@@ -185,37 +185,66 @@ type Usage struct {
 	NetworkReceived, NetworkSent int64
 }
 
-// cpuSample is the time between the two samples that CPU use is computed from.
-const cpuSample = 100 * time.Millisecond
+// CPU use is computed from two samples that are at least cpuSample apart. The first may be that of
+// the call before, if it is not older than sampleAge.
+const (
+	cpuSample = 100 * time.Millisecond
+	sampleAge = 30 * time.Second
+)
+
+// samples are the last samples of containers, by their IDs.
+type samples struct {
+	mu   sync.Mutex
+	last map[string]sample
+	kept int // how many there were when the old ones were last forgotten
+}
+
+type sample struct {
+	at time.Time
+	engine.Stats
+}
+
+// before returns a container's last sample if there is one to compute from now.
+func (s *samples) before(id string) (engine.Stats, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last, ok := s.last[id]
+	age := time.Since(last.at)
+	return last.Stats, ok && age >= cpuSample && age <= sampleAge
+}
+
+// put keeps a container's sample, and forgets those that are too old.
+func (s *samples) put(id string, stats engine.Stats) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.last == nil {
+		s.last = map[string]sample{}
+	}
+	s.last[id] = sample{time.Now(), stats}
+	if len(s.last) > 2*s.kept {
+		maps.DeleteFunc(s.last, func(_ string, old sample) bool { return time.Since(old.at) > sampleAge })
+		s.kept = max(64, len(s.last))
+	}
+}
 
 // UsageOf returns a container's use of resources, or nil when it does not run or the
 // engine can't measure it.
 func (m *Machine) UsageOf(ctx context.Context, id string) (*Usage, error) {
-	sample := func() (engine.Stats, bool, error) {
-		got, ok, err := m.Engine.Stats(ctx, id)
-		// Engines answer with these while the container changes its state.
-		if errors.Is(err, engine.ErrNotFound) || errors.Is(err, engine.ErrConflict) {
-			return got, false, nil
+	first, ok := m.samples.before(id)
+	if !ok {
+		var err error
+		if first, ok, err = m.sample(ctx, id); err != nil || !ok {
+			return nil, err
 		}
-		if err != nil && !errors.Is(err, engine.ErrUnavailable) {
-			// Podman has no class of error for it.
-			if now, lookErr := m.Engine.InspectContainer(ctx, id); lookErr == nil && now.State != engine.StateRunning && now.State != engine.StatePaused {
-				return got, false, nil
-			}
+		if err := bound.Sleep(ctx, cpuSample); err != nil {
+			return nil, err
 		}
-		return got, ok, err
 	}
-	first, ok, err := sample()
+	last, ok, err := m.sample(ctx, id)
 	if err != nil || !ok {
 		return nil, err
 	}
-	if err := bound.Sleep(ctx, cpuSample); err != nil {
-		return nil, err
-	}
-	last, ok, err := sample()
-	if err != nil || !ok {
-		return nil, err
-	}
+	m.samples.put(id, last)
 	if last.Tasks == 0 {
 		return nil, nil // without cgroups the engine measures its machine
 	}
@@ -227,6 +256,55 @@ func (m *Machine) UsageOf(ctx context.Context, id string) (*Usage, error) {
 		u.CPUPercent = max(0, 100*float64(last.CPU-first.CPU)/float64(passed))
 	}
 	return u, nil
+}
+
+// sample takes one sample. ok is false if the container does not run.
+func (m *Machine) sample(ctx context.Context, id string) (got engine.Stats, ok bool, err error) {
+	got, ok, err = m.Engine.Stats(ctx, id)
+	// Engines answer with these while the container changes its state.
+	if errors.Is(err, engine.ErrNotFound) || errors.Is(err, engine.ErrConflict) {
+		return got, false, nil
+	}
+	if err != nil && !errors.Is(err, engine.ErrUnavailable) {
+		// Podman has no class of error for it.
+		if now, lookErr := m.Engine.InspectContainer(ctx, id); lookErr == nil && now.State != engine.StateRunning && now.State != engine.StatePaused {
+			return got, false, nil
+		}
+	}
+	return got, ok, err
+}
+
+// usageConcurrency is how many containers are measured at once. Most of the time they wait: Docker 20.10
+// answers once a second for each container.
+const usageConcurrency = 256
+
+// UsageOfEach is UsageOf for several containers, by their IDs. It leaves out those without usage.
+func (m *Machine) UsageOfEach(ctx context.Context, ids []string) (map[string]Usage, error) {
+	all, places := map[string]Usage{}, bound.NewSemaphore(usageConcurrency)
+	var mu sync.Mutex
+	var failed error
+	var measuring sync.WaitGroup
+	for _, id := range ids {
+		release, err := places.Acquire(ctx)
+		if err != nil {
+			mu.Lock()
+			failed = errors.Join(failed, err)
+			mu.Unlock()
+			break
+		}
+		measuring.Go(func() {
+			defer release()
+			u, err := m.UsageOf(ctx, id)
+			mu.Lock()
+			defer mu.Unlock()
+			if u != nil {
+				all[id] = *u
+			}
+			failed = errors.Join(failed, err)
+		})
+	}
+	measuring.Wait()
+	return all, failed
 }
 
 // WorkspaceSize measures the workspace from within the session, which is cheaper than a

@@ -101,6 +101,9 @@ func (s *Sandbox) Inherit(from *Sandbox) error {
 	s.PidsLimit = cmp.Or(s.PidsLimit, from.PidsLimit)
 	s.NewPrivileges = s.NewPrivileges || from.NewPrivileges
 	s.StorageBytes = cmp.Or(s.StorageBytes, from.StorageBytes)
+	if s.GPUs == nil {
+		s.GPUs = from.GPUs
+	}
 	if !s.Has(Command) {
 		s.Command = from.Command
 	}
@@ -179,7 +182,7 @@ func Recorded(rec record.Sandbox) *Sandbox {
 	s := &Sandbox{
 		Name: rec.Name, ID: rec.ID, Image: folded.Image, Runtime: folded.Runtime,
 		User: folded.User, Workdir: folded.Workdir, Command: folded.Command, Tags: rec.Tags,
-		Persistent: new(rec.Persists()), NewPrivileges: folded.NewPrivileges, StorageBytes: folded.StorageBytes,
+		Persistent: new(rec.Persists()), NewPrivileges: folded.NewPrivileges, StorageBytes: folded.StorageBytes, GPUs: folded.GPUs,
 		Timeout: rec.Timeout(), StopTimeout: rec.Grace(), Idle: rec.Idle(),
 	}
 	for _, p := range folded.Ports {
@@ -235,6 +238,7 @@ func (s *Sandbox) Differences(rec record.Sandbox, got engine.Container) (names [
 		{"idle timeout", s.Has(Idle), s.Idle.TimeoutMS == now.Idle.TimeoutMS && s.Idle.IgnoreDetached == now.Idle.IgnoreDetached},
 		{"persistence", s.Has(Persistence), *s.Persistent == *now.Persistent},
 		{"mounts", s.Has(Mounts), slices.EqualFunc(s.Mounts, now.Mounts, func(a, b record.Mount) bool { return a.Target == b.Target && a.Same(b) })},
+		{"GPUs", s.GPUs != nil, slices.Equal(s.GPUs, now.GPUs)},
 		{"OCI runtime", s.OCIRuntime != "", s.OCIRuntime == got.Runtime},
 	} {
 		if setting.given && !setting.equal {

@@ -65,9 +65,11 @@ type Sandbox struct {
 	Persistent     *bool
 	PidsLimit      int64
 	OCIRuntime     string
-	Emulated       bool  // the image may be for another platform than the engine's
-	NewPrivileges  bool  // for commands of users other than root
-	StorageBytes   int64 // limit of the container's own layer; 0 is none
+	Emulated       bool     // the image may be for another platform than the engine's
+	NewPrivileges  bool     // for commands of users other than root
+	StorageBytes   int64    // limit of the container's own layer; 0 is none
+	GPUs           []string // see CheckGPUs
+	Pooled         bool     // it is to wait in a pool
 	Timeout        time.Duration
 	StopTimeout    time.Duration
 	Idle           record.Idle
@@ -108,6 +110,16 @@ func (s *Sandbox) Published() []uint16 {
 		ports = append(ports, uint16(p))
 	}
 	return ports
+}
+
+// PortLimit is how many ports may be published.
+func (s *Sandbox) PortLimit() int { return cmp.Or(s.MaxPorts, maxPorts) }
+
+// AllRuntimes returns the images of the runtimes that the client knows.
+func (s *Sandbox) AllRuntimes() map[string]string {
+	all := maps.Clone(runtimes)
+	maps.Copy(all, s.Runtimes)
+	return all
 }
 
 // Complete fills in the defaults and returns all problems at once.
@@ -164,8 +176,7 @@ func (s *Sandbox) completeImage() (problems []error) {
 		problems = append(problems, fmt.Errorf("image %q and runtime %q cannot be used together", s.Image, s.Runtime))
 	}
 	if s.Runtime != "" {
-		all := maps.Clone(runtimes)
-		maps.Copy(all, s.Runtimes)
+		all := s.AllRuntimes()
 		image, known := all[s.Runtime]
 		if !known {
 			problems = append(problems, fmt.Errorf("runtime %q is not known: use one of %s", s.Runtime, strings.Join(slices.Sorted(maps.Keys(all)), ", ")))
@@ -196,7 +207,7 @@ func (s *Sandbox) checkChanges() (problems []error) {
 	if s.Idle.IgnoreDetached && !s.Has(Idle) {
 		problems = append(problems, errors.New("IgnoreDetached: it needs WithIdleTimeout"))
 	}
-	if limit := cmp.Or(s.MaxPorts, maxPorts); len(s.Ports) > limit {
+	if limit := s.PortLimit(); len(s.Ports) > limit {
 		problems = append(problems, fmt.Errorf("WithPorts: %d ports: use at most %d", len(s.Ports), limit))
 	}
 	for i, p := range s.Ports {
@@ -255,3 +266,31 @@ func CheckHeader(key, value string) error {
 
 // framing lists the headers that delimit a message or select its server.
 var framing = []string{"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "keep-alive", "proxy-connection"}
+
+// maxGPUs bounds the names of GPUs, and maxGPUName the bytes of each: CDI has no bounds of its own.
+const (
+	maxGPUs    = 64
+	maxGPUName = 256
+)
+
+// CheckGPUs returns the problem of names of GPUs: "all" alone, indexes or UUIDs, and names of the
+// Container Device Interface, which have a "=".
+func CheckGPUs(names []string) error {
+	if len(names) == 0 || len(names) > maxGPUs {
+		return fmt.Errorf("%d names: use 1 to %d", len(names), maxGPUs)
+	}
+	for i, name := range names {
+		outside := func(r rune) bool {
+			return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("._:/=-", r))
+		}
+		switch {
+		case name == "" || len(name) > maxGPUName || strings.ContainsFunc(name, outside):
+			return fmt.Errorf("%q is no name of a GPU: use all, an index, a UUID, or a name such as nvidia.com/gpu=0", errdefs.Cut(name, maxGPUName))
+		case name == "all" && len(names) > 1:
+			return errors.New("all stands alone")
+		case slices.Contains(names[:i], name):
+			return fmt.Errorf("%s is there twice", name)
+		}
+	}
+	return nil
+}

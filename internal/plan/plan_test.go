@@ -135,7 +135,7 @@ func TestForkInheritsWhatIsNotGiven(t *testing.T) {
 		return &plan.Sandbox{
 			Name: "source", ID: "id", Image: "i", Runtime: "node20", User: "u", Workdir: "/w", Command: []string{"c"},
 			Env: map[string]string{"A": "1"}, Tags: map[string]string{"k": "v"}, Ports: []int{1, 2, 3, 4, 5}, VCPUs: 2, Memory: 5 << 30,
-			Persistent: new(true), PidsLimit: 9, OCIRuntime: "runsc", NewPrivileges: true, StorageBytes: 1 << 30, Timeout: time.Hour, StopTimeout: time.Minute,
+			Persistent: new(true), PidsLimit: 9, OCIRuntime: "runsc", NewPrivileges: true, StorageBytes: 1 << 30, GPUs: []string{"all"}, Timeout: time.Hour, StopTimeout: time.Minute,
 			Idle:    record.Idle{TimeoutMS: 60_000, IgnoreDetached: true},
 			Network: policy.Policy{Mode: policy.DenyAll}, Mounts: []record.Mount{{Source: "/no/such/directory", Volume: "copy", Target: "/m", Mode: record.RWCopy}},
 		}
@@ -261,5 +261,20 @@ func TestRemoteIsForBindMounts(t *testing.T) {
 		if (err == nil) != (test.say == "") || err != nil && !strings.Contains(err.Error(), test.say) {
 			t.Errorf("%+v: %v, want an error with %q", test.mount, err, test.say)
 		}
+	}
+}
+
+func TestNamesOfGPUs(t *testing.T) {
+	t.Parallel()
+	for names, ok := range map[string]bool{
+		"all": true, "0": true, "0,1": true, "GPU-3a23c669-1f69-c64e-cf85-44e9b07e7a2a": true, "nvidia.com/gpu=0": true, "amd.com/gpu=all,0": true,
+		"": false, "all,0": false, "0,0": false, "a b": false, "-\n": false, "\"": false, strings.Repeat("x", 257): false,
+	} {
+		if err := plan.CheckGPUs(strings.Split(names, ",")); (err == nil) != ok {
+			t.Errorf("CheckGPUs(%q) = %v", names, err)
+		}
+	}
+	if err := plan.CheckGPUs(nil); err == nil {
+		t.Error("CheckGPUs takes no names at all")
 	}
 }

@@ -132,6 +132,7 @@ func (b *Build) spec() (engine.ContainerSpec, error) {
 		PidsLimit:   b.Plan.PidsLimit,
 		Storage:     b.Plan.StorageBytes,
 		Runtime:     b.Plan.OCIRuntime,
+		GPUs:        b.Plan.GPUs,
 		Ports:       b.Record.Settings.Ports,
 		DNS:         b.Machine.DNS(),
 		NetworkMode: b.networkMode,

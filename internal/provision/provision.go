@@ -78,7 +78,7 @@ func New(m *machine.Machine, p plan.Sandbox, from Origin, visibleEarly bool, rep
 		Settings: record.SandboxSettings{
 			Image: p.Image, Runtime: p.Runtime, User: p.User, Workdir: p.Workdir, Command: p.Command,
 			TimeoutMS: p.Timeout.Milliseconds(), StopTimeoutMS: p.StopTimeout.Milliseconds(),
-			NewPrivileges: p.NewPrivileges, StorageBytes: p.StorageBytes,
+			NewPrivileges: p.NewPrivileges, StorageBytes: p.StorageBytes, GPUs: p.GPUs, Pooled: p.Pooled,
 			Ports: p.Published(), Network: p.Network.String(),
 		},
 	}
@@ -166,7 +166,7 @@ func (b *Build) claimAndShare(ctx context.Context) error {
 
 // claimName claims the name among the processes that create sandboxes.
 func (b *Build) claimName(ctx context.Context) error {
-	b.undo.Add(fmt.Sprintf("pending marker of %q", b.Record.Name), func(ctx context.Context) error {
+	b.undo.AddGuard(fmt.Sprintf("pending marker of %q", b.Record.Name), func(ctx context.Context) error {
 		return claim.Drop(ctx, b.Engine, b.Record.Name, b.Record.Nonce, "")
 	})
 	b.undo.Add(fmt.Sprintf("revisions of %q", b.Record.Name), func(ctx context.Context) error {
@@ -184,7 +184,7 @@ func (b *Build) claimName(ctx context.Context) error {
 		return err
 	}
 	// After the marker: whoever finds the name taken finds the marker or the container on this engine.
-	b.undo.Add(fmt.Sprintf("entry of %q", b.Record.Name), func(ctx context.Context) error { return cluster.Free(ctx, b.Record) })
+	b.undo.AddGuard(fmt.Sprintf("entry of %q", b.Record.Name), func(ctx context.Context) error { return cluster.Free(ctx, b.Record) })
 	return cluster.Claim(ctx, b.Record)
 }
 
@@ -206,11 +206,11 @@ func (b *Build) prepareShared(ctx context.Context) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	if b.base == "" {
-		b.base = b.Plan.Image
 		g.Go(func() (err error) {
 			if b.image, err = b.Machine.EnsureImage(ctx, b.Plan.Image, b.Plan.Emulated, b.Plan.From, b.slot, b.report); err != nil {
 				return err
 			}
+			b.base = b.image.Ref
 			return b.placeFirst(ctx)
 		})
 	} else {

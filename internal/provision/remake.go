@@ -94,8 +94,14 @@ func Remake(ctx context.Context, m *machine.Machine, rec record.Sandbox, anew st
 // change calls do with the latest record of a sandbox and its present container, while nobody
 // else changes or deletes the sandbox. op is the nonce of the change.
 func change(ctx context.Context, m *machine.Machine, rec record.Sandbox, report *machine.Reporter,
-	do func(ctx context.Context, rec record.Sandbox, got engine.Container, op string) error) (err error) {
-	mine, op, err := m.Store.Hold(ctx, rec)
+	do func(ctx context.Context, rec record.Sandbox, got engine.Container, op string) error) error {
+	return changeUnder(ctx, m, rec, m.Store.Hold, report, do)
+}
+
+// changeUnder is change with another kind of [store.Store.Hold].
+func changeUnder(ctx context.Context, m *machine.Machine, rec record.Sandbox, hold func(context.Context, record.Sandbox) (*claim.Claim, string, error),
+	report *machine.Reporter, do func(ctx context.Context, rec record.Sandbox, got engine.Container, op string) error) (err error) {
+	mine, op, err := hold(ctx, rec)
 	if err != nil {
 		return err
 	}
@@ -116,7 +122,7 @@ func change(ctx context.Context, m *machine.Machine, rec record.Sandbox, report 
 	if err != nil {
 		return err
 	}
-	made, ok := record.Decode(got.Labels)
+	made, ok := store.SandboxOf(got)
 	if !ok || made.Nonce != rec.Nonce || store.BeingRemoved(got) {
 		return errdefs.NotFound
 	}

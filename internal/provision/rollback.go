@@ -24,7 +24,7 @@ import (
 // takes the sandbox's name last; until then no call gets the files, see [store.Store.Locate].
 func Rollback(ctx context.Context, m *machine.Machine, rec record.Sandbox, id string, report *machine.Reporter) error {
 	return change(ctx, m, rec, report, func(ctx context.Context, rec record.Sandbox, got engine.Container, op string) error {
-		slot, err := m.Slot(ctx)
+		slot, err := m.Slot(ctx, report)
 		if err != nil {
 			return err
 		}

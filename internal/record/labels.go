@@ -40,9 +40,10 @@ const (
 	After      = prefix + "after"    // of a revision: the nonce of the one before; of a container: see Previous
 	By         = prefix + "by"       // of an object that a change made: the nonce of the marker held meanwhile; of a marker: the deletion
 	Snapshot   = prefix + "snapshot" // of a volume: the snapshot whose files are its lower layer; of a container: see Rollback
-	Deletes    = prefix + "deletes"  // of a marker: its sandbox is being deleted
-	node       = prefix + "node"     // of an entry: the ID of a node of the swarm
+	Deletes    = prefix + "deletes"  // of a marker: its sandbox is being deleted; of an entry: see Entry.Deletes
+	Node       = prefix + "node"     // of an entry: the ID of a node of the swarm
 	host       = prefix + "host"     // and its name
+	From       = prefix + "from"     // of an entry or a marker: the nonce that a sandbox had before it was moved to another node
 	tag        = prefix + "tag."
 )
 
@@ -117,6 +118,12 @@ const objects = "agent-sandbox-"
 
 // ContainerName is the name of a sandbox's container: the lock on the sandbox's name.
 func ContainerName(name string) string { return objects + name }
+
+// NameOf is the inverse of ContainerName.
+func NameOf(container string) (name string, ok bool) {
+	name, ok = strings.CutPrefix(container, objects)
+	return name, ok && ValidName(name)
+}
 
 // NextName is the name of the container that is about to replace a sandbox's. It can't be
 // another sandbox's name: those are lower-case.
@@ -197,10 +204,14 @@ type SandboxSettings struct {
 	// ForkOf is the ID of the sandbox that it was forked from, empty after a rollback.
 	ForkOf string `json:"fork_of,omitempty"`
 	// Source describes where the first files came from, for display.
-	Source        string `json:"source,omitempty"`
-	Env           string `json:"env,omitempty"` // the ID of the revisions' Env that the container has
-	NewPrivileges bool   `json:"new_privileges,omitempty"`
-	StorageBytes  int64  `json:"storage_bytes,omitempty"` // limit of the container's own layer
+	Source        string   `json:"source,omitempty"`
+	Env           string   `json:"env,omitempty"` // the ID of the revisions' Env that the container has
+	NewPrivileges bool     `json:"new_privileges,omitempty"`
+	StorageBytes  int64    `json:"storage_bytes,omitempty"` // limit of the container's own layer
+	GPUs          []string `json:"gpus,omitempty"`
+	// Pooled says that the sandbox was created for a pool. Its name is that of its container, which the
+	// pool renames when it hands the sandbox over with a name. The labels have the name from before.
+	Pooled bool `json:"pooled,omitempty"`
 	// Guest is the directory of the guest in the container.
 	Guest string `json:"guest,omitempty"`
 	// Links are symbolic links of the image on the way to the files that the engine reads or mounts

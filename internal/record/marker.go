@@ -40,7 +40,13 @@ type Marker struct {
 	Deletes             bool   // the sandbox exists and is being deleted
 	By                  string // the deletion, of several that have the sandbox's nonce
 	Until               time.Time
+	// From is set if a sandbox is being moved between nodes of a swarm, on both of them: the nonce
+	// that it has on Node. The marker there has it as Of, too.
+	From, Node string
 }
+
+// Moves reports whether a sandbox is being moved between nodes.
+func (m Marker) Moves() bool { return m.From != "" }
 
 // Labels encodes m for a volume of that role.
 func (m Marker) Labels(role string, now time.Time) map[string]string {
@@ -53,6 +59,9 @@ func (m Marker) Labels(role string, now time.Time) map[string]string {
 	if m.Deletes {
 		l[Deletes], l[By] = "true", m.By
 	}
+	if m.Moves() {
+		l[From], l[Node] = m.From, m.Node
+	}
 	return l
 }
 
@@ -61,7 +70,7 @@ func DecodeMarker(labels map[string]string) Marker {
 	// A time that can't be read counts as expired.
 	until, _ := time.Parse(time.RFC3339Nano, labels[Until])
 	return Marker{Name: labels[Name], Nonce: labels[Nonce], Holder: labels[Holder], Of: labels[Of], By: labels[By], Until: until,
-		Deletes: labels[Deletes] == "true"}
+		Deletes: labels[Deletes] == "true", From: labels[From], Node: labels[Node]}
 }
 
 // Renew takes the time from a volume of that name if it is a renewal of the marker.

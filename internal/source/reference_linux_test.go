@@ -141,7 +141,7 @@ func listing(t *testing.T, dir string) string {
 		name, _ := filepath.Rel(dir, file)
 		mtime := time.Unix(st.Mtim.Unix()).UTC()
 		at := mtime.Format(time.RFC3339Nano)
-		if age := time.Since(mtime); age > -time.Minute && age < time.Minute {
+		if age := time.Since(mtime); age > -time.Hour && age < time.Hour {
 			at = "now"
 		}
 		line := fmt.Sprintf("%q %v %04o %s", name, d.Type(), st.Mode&0o1777, at)

@@ -86,7 +86,7 @@ func (t Tarball) Check() (problems []error) {
 		if info, err := os.Stat(t.Path); err != nil {
 			bad("%w", err)
 		} else if !info.Mode().IsRegular() {
-			bad("%s is no file", t.Path)
+			bad("%s is not a file", t.Path)
 		}
 	}
 	if t.Strip < 0 || t.MaxBytes < 0 || t.MaxEntries < 0 {

@@ -417,5 +417,6 @@ const (
 	resignalAfter = 500 * time.Millisecond
 )
 
-// CloseMargin is how long Close may take beyond the stop timeout.
-const CloseMargin = 15 * time.Second
+// CloseMargin is how long Close may take beyond the stop timeout. An engine with 2 CPUs and a load of 30
+// was seen to take more than 15 s for the end of a session and the removal of its container.
+const CloseMargin = 30 * time.Second

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -80,7 +81,15 @@ func isUnfinished(got engine.Container, rec record.Sandbox) bool {
 // from an image of a sandbox inherits the labels, but not the name.
 func SandboxOf(got engine.Container) (record.Sandbox, bool) {
 	rec, ok := record.Decode(got.Labels)
+	if name, is := record.NameOf(got.Name); ok && is && rec.Settings.Pooled && mounts(got, record.WorkspaceName(rec.ID)) {
+		rec.Name = name
+	}
 	return rec, ok && (got.Name == record.ContainerName(rec.Name) || IsNext(got, rec))
+}
+
+// mounts reports whether a container mounts the volume.
+func mounts(got engine.Container, volume string) bool {
+	return slices.ContainsFunc(got.Mounts, func(m engine.MountPoint) bool { return m.Type == "volume" && m.Name == volume })
 }
 
 // Find returns the sandbox of that name, else of that ID, with its latest revision.
@@ -128,14 +137,14 @@ func (s *Store) findContainer(ctx context.Context, nameOrID string) (record.Sand
 		return record.Sandbox{}, engine.Container{}, errdefs.NotFound
 	}
 	// A workspace that was preserved, or that another sandbox adopted since: it has the name of
-	// the earlier one. Only the engine's list tells.
+	// the earlier one. Or one of a sandbox that got its name from a pool. Only the engine's list tells.
 	list, err := s.Engine.ListContainers(ctx, engine.Filter{Labels: []string{
 		record.Filter(record.Managed, "true"), record.Filter(record.ID, nameOrID)}})
 	if err != nil {
 		return rec, got, err
 	}
 	for _, l := range list {
-		if r, ok := record.Decode(l.Labels); ok && isID(r) && record.ValidName(r.Name) {
+		if r, ok := SandboxOf(l); ok && isID(r) && record.ValidName(r.Name) {
 			rec, got, err = inspect(r.Name, isID)
 			if !errors.Is(err, engine.ErrNotFound) {
 				return rec, got, err
@@ -199,7 +208,7 @@ func (s *Store) AwaitCreated(ctx context.Context, nameOrID string) (_ record.San
 		case !found, isCreating(ctx, name):
 			return rec, got, err
 		case !s.isDead(m):
-		case m.Of != "":
+		case m.Of != "", m.Moves():
 			if err := s.TakeOver(ctx, m); err != nil {
 				return rec, got, err
 			}
@@ -215,7 +224,8 @@ func (s *Store) AwaitCreated(ctx context.Context, nameOrID string) (_ record.San
 // ErrNameTaken is the errdefs.Exists after which GetOrCreate tries Get again.
 var ErrNameTaken = fmt.Errorf("%w", errdefs.Exists)
 
-// Available reports why the name or the ID can't be used for a new sandbox.
+// Available reports why the name or the ID can't be used for a new sandbox. The ID is empty if the
+// sandbox has it already.
 func (s *Store) Available(ctx context.Context, name, id string) error {
 	// All at once: most names are free. A name that is another sandbox's ID, or an ID that is
 	// another's name, would hide it.
@@ -224,6 +234,8 @@ func (s *Store) Available(ctx context.Context, name, id string) error {
 	looks.Go(func() { nameErr = s.NameTaken(ctx, name) })
 	if name != id {
 		looks.Go(func() { hiddenErr = s.checkNotID(ctx, name) })
+	}
+	if name != id && id != "" {
 		looks.Go(func() { idErr = s.NameTaken(ctx, id) })
 	}
 	looks.Wait()

@@ -17,6 +17,11 @@ import (
 // TakeOver finishes or reverts what the dead holder of a marker began, and removes the marker.
 func (s *Store) TakeOver(ctx context.Context, m record.Marker) error {
 	err := claim.TakeOver(ctx, s.Engine, m, record.NewNonce(), Holder(), func(ctx context.Context) error {
+		if m.Moves() {
+			if moved, err := s.settle(ctx, m); err != nil || moved {
+				return err // of a sandbox that was moved here the marker is all that is to be removed
+			}
+		}
 		if m.Of != "" {
 			// There is no time to copy files: the next user of the sandbox does that.
 			return s.finishChange(ctx, record.Sandbox{Name: m.Name, Nonce: m.Of}, m.Nonce, nil)
@@ -77,13 +82,27 @@ func (s *Store) removeAllOf(ctx context.Context, nonce string) error {
 	return errors.Join(append(errs, claim.DropRevisionsOf(ctx, s.Engine, nonce))...)
 }
 
+// Discard removes everything of a sandbox that the caller has claimed for its creation, but for the
+// marker, and without a graceful stop.
+func (s *Store) Discard(ctx context.Context, rec record.Sandbox) error {
+	if err := s.removeAllOf(ctx, rec.Nonce); err != nil {
+		return err
+	}
+	s.freeName(ctx, rec)
+	return nil
+}
+
 // Hold claims the sandbox for a change: until Release nobody else changes or deletes it. It
 // returns the nonce of the change. The claim is nil during the sandbox's own creation.
 func (s *Store) Hold(ctx context.Context, rec record.Sandbox) (*claim.Claim, string, error) {
-	op := record.NewNonce()
-	mine, err := bound.FinishCall(ctx, func(ctx context.Context) (*claim.Claim, error) {
+	return s.hold(ctx, rec, func(ctx context.Context, op string) (*claim.Claim, error) {
 		return claim.TryChange(ctx, s.Engine, rec, op, Holder())
 	})
+}
+
+func (s *Store) hold(ctx context.Context, rec record.Sandbox, try func(ctx context.Context, op string) (*claim.Claim, error)) (*claim.Claim, string, error) {
+	op := record.NewNonce()
+	mine, err := bound.FinishCall(ctx, func(ctx context.Context) (*claim.Claim, error) { return try(ctx, op) })
 	var held *claim.TakenError
 	switch {
 	case err == nil:
@@ -99,6 +118,10 @@ func (s *Store) Hold(ctx context.Context, rec record.Sandbox) (*claim.Claim, str
 // Release ends a Hold. After a failure, its cause, it finishes or reverts the change; when
 // that fails, too, the marker stays and the next caller does so.
 func (s *Store) Release(ctx context.Context, rec record.Sandbox, mine *claim.Claim, op string, cause error) error {
+	if errors.Is(cause, ErrUnsettled) {
+		mine.Stop()
+		return nil
+	}
 	err := bound.Detached(ctx, UndoTimeout, "the change was not ended", func(ctx context.Context) (err error) {
 		if cause != nil && mine != nil {
 			err = engine.Retry(ctx, func() error { return s.finishChange(ctx, rec, op, nil) })
@@ -313,16 +336,18 @@ func (s *Store) UnpauseNow(ctx context.Context, id string) (was bool, err error)
 			return true, nil
 		case errors.Is(err, engine.ErrUnavailable):
 			return false, err
-		case errors.Is(err, engine.ErrConflict), errors.Is(err, engine.ErrNotFound):
+		case errors.Is(err, engine.ErrNotFound):
 			return false, nil
 		}
-		// Old engines have no error class for a container that is not paused, and report
-		// one that has just exited as paused for a moment.
+		// Not every engine has a class of error for a container that is not paused. One that is
+		// behind says so of a container that has just been paused again, and reports one that has
+		// just exited as paused.
 		got, e := s.Engine.InspectContainer(ctx, id)
-		if errors.Is(e, engine.ErrNotFound) || e == nil && got.State != engine.StatePaused {
+		running := got.State == engine.StateRunning
+		switch {
+		case errors.Is(e, engine.ErrNotFound), e == nil && !running && got.State != engine.StatePaused, e == nil && running && time.Since(began) > lateStateTimeout:
 			return false, nil
-		}
-		if e != nil || time.Since(began) > staleStateTimeout {
+		case e != nil, time.Since(began) > staleStateTimeout:
 			return false, errors.Join(err, e)
 		}
 		if e := bound.Sleep(ctx, PollEvery); e != nil {
@@ -333,7 +358,7 @@ func (s *Store) UnpauseNow(ctx context.Context, id string) (was bool, err error)
 
 // Unpause unpauses a session. A sandbox that is being copied is unpaused by its copier.
 func (s *Store) Unpause(ctx context.Context, got engine.Container) error {
-	if rec, ok := record.Decode(got.Labels); ok && record.ValidName(rec.Name) {
+	if rec, ok := SandboxOf(got); ok && record.ValidName(rec.Name) {
 		if err := s.AwaitUnpause(ctx, rec.Name); err != nil {
 			return err
 		}
@@ -410,3 +435,9 @@ func (s *Store) unpauseFor(ctx context.Context, m record.Marker) error {
 // staleStateTimeout bounds the wait for an engine that reports a container as paused which
 // has just exited: a busy one takes seconds to notice.
 const staleStateTimeout = 20 * time.Second
+
+// lateStateTimeout bounds the wait for an engine that reports a container as running which has
+// just been paused: it learns of a pause and of its end once more, from the runtime, and takes the
+// end of the pause before for the end of this one until it learns of this one, too. On a busy
+// machine that took milliseconds.
+const lateStateTimeout = time.Second

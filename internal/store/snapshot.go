@@ -22,7 +22,7 @@ func (s *Store) FindSnapshot(ctx context.Context, id string) (record.SnapshotRec
 	}
 	rec, ok := record.DecodeSnapshot(v.Name, v.Labels)
 	if err != nil || !ok {
-		return rec, fmt.Errorf("%w: there is none of ID %q", errdefs.SnapshotNotFound, id)
+		return rec, fmt.Errorf("%w: no snapshot has the ID %q", errdefs.SnapshotNotFound, id)
 	}
 	return rec, nil
 }

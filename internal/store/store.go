@@ -49,10 +49,22 @@ type Cluster interface {
 	Claim(ctx context.Context, rec record.Sandbox) error
 	// Free gives the name back if it is this sandbox's.
 	Free(ctx context.Context, rec record.Sandbox) error
+	// DeleteLater notes the deletion of a sandbox on this engine, which does not answer, and returns the
+	// cause of that with what becomes of the deletion.
+	DeleteLater(ctx context.Context, rec record.Sandbox, what record.Deletion, cause error) error
 	// Room fails with [errdefs.NoCapacity] unless the sandbox, with such limits, fits beside the
 	// others that run on this engine or are being created there. Of several that are being created,
 	// whose containers exist, those that were begun first have precedence.
 	Room(ctx context.Context, rec record.Sandbox, nanoCPUs, memory int64) error
+	// Settle says for the marker of a move whether the sandbox counts on the node that it was moved to. If
+	// it does, Settle has removed it from the other one. Otherwise the move can't take place any more.
+	Settle(ctx context.Context, m record.Marker) (moved bool, err error)
+	// Sweep frees the names that were taken for this engine, and of whose sandboxes it has nothing.
+	Sweep(ctx context.Context) error
+	// CopyImage copies an image to this engine from another one that has it and for which fits returns
+	// true, once for all that ask at the same time, and calls from with the other one's name. If there
+	// is none the error is [errdefs.ImageNotFound].
+	CopyImage(ctx context.Context, ref string, fits func(engine.Image) bool, from func(node string)) (engine.Image, error)
 }
 
 // Close ends the sweep that runs in the background, if there is one, and waits for that.

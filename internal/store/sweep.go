@@ -74,6 +74,9 @@ func (s *Store) sweepInTurn(ctx context.Context) {
 		if all, err = s.List(ctx); err == nil {
 			s.Sweep(ctx, all, nil)
 		}
+		if s.Cluster != nil {
+			err = errors.Join(err, s.Cluster.Sweep(ctx))
+		}
 	}
 	if errors.Is(ctx.Err(), context.Canceled) && (turn || err != nil) {
 		own, cancel := bound.Outlive(ctx, time.Second)

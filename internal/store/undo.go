@@ -24,22 +24,34 @@ type Undo struct {
 }
 
 type undoStep struct {
-	what string
-	run  func(context.Context) error
+	what  string
+	run   func(context.Context) error
+	guard bool // of what newer steps made
 }
 
 // Add registers how to revert a step that is about to run.
 func (u *Undo) Add(what string, run func(context.Context) error) {
-	u.steps = append(u.steps, undoStep{what, run})
+	u.steps = append(u.steps, undoStep{what: what, run: run})
 }
 
-// Run reverts all steps, newest first, and joins the failures. A step that fails because
-// ctx has ended runs once more, on a context of UndoTimeout.
+// AddGuard registers how to remove what tells others that something is unfinished. It stays if anything that was made
+// after it can't be removed, so that the next sweep finds that.
+func (u *Undo) AddGuard(what string, run func(context.Context) error) {
+	u.steps = append(u.steps, undoStep{what: what, run: run, guard: true})
+}
+
+// Run reverts all steps, newest first, and joins the failures, of which [engine.ErrUnavailable] is the only class. After a
+// failure no guard is removed. A step that fails because ctx has ended runs once more, on a context of UndoTimeout.
 func (u *Undo) Run(ctx context.Context) error {
 	own, cancel := bound.Outlive(ctx, UndoTimeout)
 	defer cancel()
 	var errs []error
+	guarded := false
 	for _, s := range slices.Backward(u.steps) {
+		if s.guard && len(errs) > 0 {
+			guarded = true
+			continue
+		}
 		err := ctx.Err()
 		if err == nil {
 			err = engine.Retry(ctx, func() error { return s.run(ctx) })
@@ -48,10 +60,16 @@ func (u *Undo) Run(ctx context.Context) error {
 			err = engine.Retry(own, func() error { return s.run(own) })
 		}
 		if err != nil {
+			if !errors.Is(err, engine.ErrUnavailable) {
+				err = errors.New(err.Error()) // the class of what is undone is that of its own error
+			}
 			errs = append(errs, fmt.Errorf("left behind: %s: %w", s.what, err))
 		}
 	}
 	u.steps = nil
+	if guarded {
+		errs = append(errs, errors.New("the next sweep removes it"))
+	}
 	return errors.Join(errs...)
 }
 

@@ -95,56 +95,93 @@ func NewCopier(m *machine.Machine, name, nonce string, report *machine.Reporter)
 	return &Copier{Helper: m.NewHelper(nonce, report), name: name}
 }
 
-// spec returns a helper with the mounts of the jobs.
-func (k *Copier) spec(jobs []Job, q *quiesce) (engine.ContainerSpec, error) {
+// newSpec returns a helper without mounts.
+func (k *Copier) newSpec() engine.ContainerSpec {
 	spec := k.Helper.Spec()
 	spec.Labels[record.Name] = k.name
+	return spec
+}
+
+// spec returns a helper with the mounts of the jobs.
+func (k *Copier) spec(jobs []Job, q *quiesce) (engine.ContainerSpec, error) {
+	spec := k.newSpec()
 	var order wire.Copy
 	if q != nil {
 		q.join(&spec, &order)
 	}
-	all := engine.Mount{Type: "bind", Target: machine.LayersDir, ReadOnly: true}
+	m := newJobMounts(k.Helper, &spec, &order)
 	for i, t := range jobs {
 		if t.From == (Tree{}) || t.To == (Tree{}) {
 			return spec, ErrNoLayer
 		}
 		job := wire.CopyJob{From: fillFrom(i), To: fillTo(i), Layer: t.Layer, Root: t.Root, Mounts: t.Mounts, Omit: t.omit, Check: t.Check, Again: t.Again}
-		switch from := t.From; {
-		case from.Volume != "":
-			spec.Mounts = append(spec.Mounts, engine.Mount{Type: "volume", Source: from.Volume, Target: job.From, ReadOnly: true, NoCopy: true,
-				// If it was just removed the engine creates one with these labels.
-				VolumeLabels: record.Base(record.RoleHelper, k.Helper.Nonce, k.Helper.Machine.Engine.Now())})
-		case from.Layer.Dir != "":
-			spec.Mounts = append(spec.Mounts, engine.Mount{Type: "bind", Source: from.Layer.Dir, Target: job.From, ReadOnly: true})
-		default:
-			all.Source, order.LayerName, job.FromMark = from.Layer.Root, from.Layer.Name, from.Layer.Mark
-		}
-		switch to := t.To; {
-		case to.Volume != "":
-			spec.Mounts = append(spec.Mounts, engine.Mount{Type: "volume", Source: to.Volume, Target: job.To, NoCopy: true, VolumeLabels: t.Labels})
-		case to.Layer.Dir != "":
-			spec.Mounts = append(spec.Mounts, engine.Mount{Type: "bind", Source: to.Layer.Dir, Target: job.To})
-		default:
-			all.Source, order.LayerName, job.ToMark = to.Layer.Root, to.Layer.Name, to.Layer.Mark
-			all.ReadOnly = false
-		}
-		if merged := t.From.Layer.Merged; merged != "" {
-			job.Sync = "/copy/sync/" + strconv.Itoa(i)
-			spec.Mounts = append(spec.Mounts, engine.Mount{Type: "bind", Source: merged, Target: job.Sync, ReadOnly: true})
-		}
-		if t.Layer {
-			spec.CapAdd = append(spec.CapAdd, "SYS_ADMIN", "MKNOD") // for overlayfs' own attributes and whiteouts
-			spec.MachineUsers = true
-		}
-		order.Jobs = append(order.Jobs, job)
+		m.from(i, t, &job)
+		m.to(t, &job)
+		m.add(t, job)
 	}
-	if all.Source != "" {
-		order.Layers = all.Target
-		spec.Mounts = append(spec.Mounts, all)
+	return spec, m.finish()
+}
+
+// jobMounts mounts the trees of jobs in a helper.
+type jobMounts struct {
+	helper *machine.Helper
+	spec   *engine.ContainerSpec
+	order  *wire.Copy
+	all    engine.Mount // the layers of all containers, if a job's has to be found
+}
+
+func newJobMounts(h *machine.Helper, spec *engine.ContainerSpec, order *wire.Copy) *jobMounts {
+	return &jobMounts{helper: h, spec: spec, order: order, all: engine.Mount{Type: "bind", Target: machine.LayersDir, ReadOnly: true}}
+}
+
+// from mounts the tree that the i-th job reads.
+func (m *jobMounts) from(i int, t Job, job *wire.CopyJob) {
+	switch from := t.From; {
+	case from.Volume != "":
+		m.spec.Mounts = append(m.spec.Mounts, engine.Mount{Type: "volume", Source: from.Volume, Target: job.From, ReadOnly: true, NoCopy: true,
+			// If it was just removed the engine creates one with these labels.
+			VolumeLabels: record.Base(record.RoleHelper, m.helper.Nonce, m.helper.Machine.Engine.Now())})
+	case from.Layer.Dir != "":
+		m.spec.Mounts = append(m.spec.Mounts, engine.Mount{Type: "bind", Source: from.Layer.Dir, Target: job.From, ReadOnly: true})
+	default:
+		m.all.Source, m.order.LayerName, job.FromMark = from.Layer.Root, from.Layer.Name, from.Layer.Mark
 	}
-	arg, err := json.Marshal(order)
-	spec.Entrypoint = append(spec.Entrypoint, wire.VerbCopy, string(arg))
-	return spec, err
+	if merged := t.From.Layer.Merged; merged != "" {
+		job.Sync = "/copy/sync/" + strconv.Itoa(i)
+		m.spec.Mounts = append(m.spec.Mounts, engine.Mount{Type: "bind", Source: merged, Target: job.Sync, ReadOnly: true})
+	}
+}
+
+// to mounts the tree that a job writes.
+func (m *jobMounts) to(t Job, job *wire.CopyJob) {
+	switch to := t.To; {
+	case to.Volume != "":
+		m.spec.Mounts = append(m.spec.Mounts, engine.Mount{Type: "volume", Source: to.Volume, Target: job.To, NoCopy: true, VolumeLabels: t.Labels})
+	case to.Layer.Dir != "":
+		m.spec.Mounts = append(m.spec.Mounts, engine.Mount{Type: "bind", Source: to.Layer.Dir, Target: job.To})
+	default:
+		m.all.Source, m.order.LayerName, job.ToMark = to.Layer.Root, to.Layer.Name, to.Layer.Mark
+		m.all.ReadOnly = false
+	}
+}
+
+func (m *jobMounts) add(t Job, job wire.CopyJob) {
+	if t.Layer {
+		m.spec.CapAdd = append(m.spec.CapAdd, "SYS_ADMIN", "MKNOD") // for overlayfs' own attributes and whiteouts
+		m.spec.MachineUsers = true
+	}
+	m.order.Jobs = append(m.order.Jobs, job)
+}
+
+// finish makes the order the helper's.
+func (m *jobMounts) finish() error {
+	if m.all.Source != "" {
+		m.order.Layers = m.all.Target
+		m.spec.Mounts = append(m.spec.Mounts, m.all)
+	}
+	arg, err := json.Marshal(m.order)
+	m.spec.Entrypoint = append(m.spec.Entrypoint, wire.VerbCopy, string(arg))
+	return err
 }
 
 // Copy runs the jobs.
@@ -166,12 +203,7 @@ func (k *Copier) run(ctx context.Context, jobs []Job, q *quiesce) (err error) {
 	if err != nil {
 		return err
 	}
-	for _, t := range jobs {
-		if name := t.From.Volume; name != "" && !slices.Contains(k.from, name) {
-			k.from = append(k.from, name)
-			k.Helper.Undo.Add("volume "+name, func(ctx context.Context) error { return k.Helper.Machine.Store.RemoveVolume(ctx, name, k.Helper.Nonce) })
-		}
-	}
+	k.undoSources(jobs)
 	beating, stop := context.WithCancel(ctx)
 	var beats sync.WaitGroup
 	defer func() { stop(); beats.Wait() }()
@@ -211,6 +243,16 @@ func (k *Copier) run(ctx context.Context, jobs []Job, q *quiesce) (err error) {
 	k.last = last
 	reportCopied(k.Helper, k.name, "copy", reportOf(last, func(job int) string { return jobs[job].place() }))
 	return nil
+}
+
+// undoSources registers the removal of volumes that the engine creates in place of missing ones.
+func (k *Copier) undoSources(jobs []Job) {
+	for _, t := range jobs {
+		if name := t.From.Volume; name != "" && !slices.Contains(k.from, name) {
+			k.from = append(k.from, name)
+			k.Helper.Undo.Add("volume "+name, func(ctx context.Context) error { return k.Helper.Machine.Store.RemoveVolume(ctx, name, k.Helper.Nonce) })
+		}
+	}
 }
 
 // beat tells a helper that its caller lives, until ctx ends.

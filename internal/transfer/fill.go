@@ -149,7 +149,7 @@ func (f *Filler) spec(fills []Directory) engine.ContainerSpec {
 // copyOnEngine copies with a helper that mounts the directories, and returns those that
 // have to be streamed.
 func (f *Filler) copyOnEngine(ctx context.Context, fills []Directory, ids []wire.Identity) (rest []Directory, err error) {
-	slot, err := f.Helper.Machine.Slot(ctx)
+	slot, err := f.Helper.Machine.Slot(ctx, f.Helper.Report)
 	if err != nil {
 		return nil, err
 	}

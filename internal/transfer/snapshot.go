@@ -99,7 +99,7 @@ func (f *SnapshotFiles) Commit(ctx context.Context) error {
 
 func (f *SnapshotFiles) claimID(ctx context.Context) (err error) {
 	marker := record.SnapshotMarker(f.Record.ID)
-	f.undo.Add("marker of snapshot "+f.Record.ID, func(ctx context.Context) error {
+	f.undo.AddGuard("marker of snapshot "+f.Record.ID, func(ctx context.Context) error {
 		return claim.Drop(ctx, f.m.Engine, marker, f.Record.Nonce, "")
 	})
 	f.claim, err = bound.FinishCall(ctx, func(ctx context.Context) (*claim.Claim, error) {

@@ -1,4 +1,4 @@
-// Requests to the server that this page came from, and how values are shown.
+// Requests to the server that this page came from.
 
 const base = new URL("../", location.href);
 const key = "sandbox-token:" + base.pathname;
@@ -6,7 +6,7 @@ const key = "sandbox-token:" + base.pathname;
 // takeToken keeps the token of the address for this tab, and removes it from the address.
 function takeToken() {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
-  if (given === null) return false;
+  if (given === null || location.hash.startsWith("#/")) return false;
   setToken(given);
   history.replaceState(null, "", location.pathname);
   return true;
@@ -17,25 +17,64 @@ export function setToken(token) { sessionStorage.setItem(key, token); }
 takeToken();
 addEventListener("hashchange", () => { if (takeToken()) location.reload(); });
 
-// call sends a request, and returns the JSON of its answer. An error has the answer's status, and
-// is stale if there is another token by now.
-export async function call(method, path, body) {
-  const headers = {};
+function authorized(headers = {}) {
   const token = sessionStorage.getItem(key);
   if (token) headers.Authorization = "Bearer " + token;
-  if (body !== undefined) headers["Content-Type"] = "application/json";
-  const send = () => fetch(new URL(path, base), {method, headers, body: body && JSON.stringify(body), cache: "no-store", redirect: "error"});
-  // Browsers give up new connections when the machine's interfaces change, as they do with each container.
-  const answer = await send().catch(error => {
-    if (method === "GET") return send();
-    throw new Error(`No answer came (${error.message}). See whether it was done before you try again.`);
-  });
-  const value = await answer.json().catch(() => null);
-  if (!answer.ok) throw Object.assign(new Error(value?.error?.message ?? answer.statusText), {status: answer.status, stale: token !== sessionStorage.getItem(key)});
-  return value;
+  return headers;
 }
 
-// streamURL is the address of an EventSource or, with the scheme ws, a WebSocket: they send no
+// request sends a request, and returns its answer. An error has the answer's status and code, and is stale
+// if there is another token by now; without an answer it is unanswered.
+export async function request(method, path, {body, headers, signal} = {}) {
+  const token = sessionStorage.getItem(key);
+  const send = () => fetch(new URL(path, base), {method, headers: authorized(headers), body, signal, cache: "no-store", redirect: "error"});
+  // Browsers give up new connections when the machine's interfaces change, as they do with each container.
+  const answer = await send().catch(error => {
+    if (signal?.aborted) throw error;
+    return method === "GET" ? send() : Promise.reject(error);
+  }).catch(error => {
+    if (signal?.aborted) throw error;
+    const text = method === "GET" ? "The server does not answer." : `No answer came (${error.message}). See whether it was done before you try again.`;
+    throw Object.assign(new Error(text), {unanswered: true});
+  });
+  if (answer.ok) return answer;
+  const value = await answer.json().catch(() => null);
+  throw Object.assign(new Error(value?.error?.message ?? answer.statusText), {status: answer.status, code: value?.error?.code, stale: token !== sessionStorage.getItem(key)});
+}
+
+// call sends JSON, and returns the JSON of the answer.
+export async function call(method, path, value) {
+  const body = value && JSON.stringify(value);
+  const answer = await request(method, path, {body, headers: value === undefined ? {} : {"Content-Type": "application/json"}});
+  return answer.json().catch(() => null);
+}
+
+// follow sends JSON, and calls step with each line of the answer but the last, which it returns.
+export async function follow(method, path, value, step) {
+  const answer = await request(method, path, {body: JSON.stringify(value), headers: {"Content-Type": "application/json", Accept: "application/x-ndjson"}});
+  let rest = "", last = null;
+  const take = text => {
+    const lines = (rest + text).split("\n");
+    rest = lines.pop();
+    for (const line of lines.filter(Boolean)) {
+      last = JSON.parse(line);
+      step(last);
+    }
+  };
+  try {
+    for (const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();;) {
+      const {done, value: text} = await reader.read();
+      if (done) break;
+      take(text);
+    }
+  } catch (error) {
+    throw Object.assign(new Error(`The answer ended too early (${error.message}). See whether it was done before you try again.`), {unanswered: true});
+  }
+  take("\n");
+  return last;
+}
+
+// streamURL is the address of an EventSource, a link or, with the scheme ws, a WebSocket: they send no
 // headers, so that it has the token.
 export function streamURL(path, scheme = "http") {
   const url = new URL(path, base);
@@ -45,33 +84,14 @@ export function streamURL(path, scheme = "http") {
   return url;
 }
 
+// previewURL is the address of a web server in a sandbox.
+export function previewURL(port, name, domain) {
+  const url = new URL(location.origin);
+  url.hostname = `${port}-${name}.${domain}`;
+  const token = sessionStorage.getItem(key);
+  if (token) url.searchParams.set("access_token", token);
+  return url;
+}
+
 // path joins the parts of a path, which may have any characters.
 export const path = (...parts) => parts.map(encodeURIComponent).join("/");
-
-// size is a number of bytes for people, as in the size of a volume.
-export function size(bytes) {
-  if (!(bytes >= 0)) return "unknown";
-  if (bytes < 1024) return bytes + " B";
-  let unit = 0;
-  for (bytes /= 1024; bytes >= 1023.95 && unit < 4; unit++) bytes /= 1024; // else it would be 1024.0
-  return bytes.toFixed(1) + " " + ["KB", "MB", "GB", "TB", "PB"][unit];
-}
-
-export const date = text => new Date(text).toLocaleString([], {dateStyle: "short", timeStyle: "short"});
-
-// element makes an element. Children are elements and texts; what a sandbox said is only ever
-// a text. Properties are set as such, those with a hyphen, and role, as attributes.
-export function element(name, properties = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(properties)) {
-    if (key.includes("-") || key === "role" || key === "list") made.setAttribute(key, value);
-    else made[key] = value;
-  }
-  made.append(...children);
-  return made;
-}
-
-// setText changes a text only if it is another one: a screen reader reads a change out.
-export function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text;
-}

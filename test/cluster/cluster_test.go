@@ -8,9 +8,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
@@ -222,7 +225,7 @@ func TestNodesTakeWhatTheyHaveRoomFor(t *testing.T) {
 	err := create()
 	full("Create on full nodes", err)
 	for i := range addresses {
-		if want := fmt.Sprintf("node%d: of 0.25 CPUs", i+1); err != nil && !strings.Contains(err.Error(), want) {
+		if want := fmt.Sprintf("node node%d uses 0.25 of 0.25 CPUs", i+1); err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not say %q: %v", want, err)
 		}
 	}
@@ -423,5 +426,55 @@ func TestSandboxIsWhereItsVolumesAre(t *testing.T) {
 	}
 	if err := harness.Second(c.DeleteVolume(context.WithoutCancel(ctx), volumes[i].Name, sandbox.DeleteVolumeOptions{})); !errors.Is(err, sandbox.ErrVolumeNotFound) {
 		t.Errorf("DeleteVolume of a removed one: %v, want ErrVolumeNotFound", err)
+	}
+}
+
+// A client's sweep of a node frees the names that it has nothing of, and no other.
+func TestSweepFreesNames(t *testing.T) {
+	t.Parallel()
+	c, own, ctx := client(t, 0), manager(t), t.Context()
+	all, err := own.Nodes(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept, dead, young := harness.UniqueName(t), harness.UniqueName(t), harness.UniqueName(t)
+	sb, err := c.Create(ctx, small(kept)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	harness.Remove(t, c, kept)
+	sb.Detach()
+	for name, age := range map[string]time.Duration{dead: claim.Lease + time.Second, young: -time.Hour} {
+		en := record.Entry{Name: name, ID: name, Nonce: record.NewNonce(), Node: all[0].ID, Host: all[0].Hostname, CreatedAt: own.Now().Add(-age)}
+		if err := own.CreateEntry(ctx, record.EntryName(name), en.Labels()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	harness.Eventually(t, "the name of a dead creator is freed", func() bool {
+		// Another client may have had this minute's turn.
+		if err := own.RemoveVolume(ctx, record.SweepName(own.Now()), false); err != nil && !errors.Is(err, engine.ErrNotFound) {
+			t.Fatal(err)
+		}
+		c := client(t, 0)
+		if _, err := c.List(ctx, sandbox.ListOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		for range 20 {
+			if _, err := own.FindEntry(ctx, record.EntryName(dead)); errors.Is(err, engine.ErrNotFound) {
+				return true
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		return false
+	})
+	if got := entriesOf(t, kept, young); len(got) != 2 {
+		t.Errorf("of names with a sandbox and of a moment ago the swarm has %q, want both", got)
+	}
+	// Who asks for a name frees it at once.
+	if _, err := c.Get(ctx, young); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("Get of a name without a sandbox: %v, want ErrNotFound", err)
+	}
+	if got := entriesOf(t, young); len(got) != 0 {
+		t.Errorf("after a Get the swarm has %q", got)
 	}
 }

@@ -2,6 +2,9 @@ package cluster_test
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +13,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/sandboxhttp"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
@@ -49,6 +53,17 @@ func TestProgramsWorkOnASwarm(t *testing.T) {
 	if err != nil || json.Unmarshal([]byte(out), &infos) != nil || len(infos) != 1 || infos[0].Location != "node1" {
 		t.Errorf("list: %v, %s", err, out)
 	}
+	if out, err := run("sandbox", "--swarm", "node", "list"); err != nil || !strings.Contains(out, "10.77.0.1") || !strings.Contains(out, "active") {
+		t.Errorf("node list: %v, %s", err, out)
+	}
+	for _, step := range [][]string{{"stop", name}, {"move", name, "node1"}} {
+		if out, err := run("sandbox", append([]string{"--swarm"}, step...)...); err != nil || step[0] == "move" && !strings.Contains(out, "on node1 already") {
+			t.Errorf("%q: %v, %s", step, err, out)
+		}
+	}
+	if out, err := run("sandbox", "--swarm", "move", "--json", name, "node9"); err == nil || !strings.Contains(out, "node1") {
+		t.Errorf("move to no node: %v, %s", err, out)
+	}
 	if out, err := run("sandbox", "--swarm", "delete", "--delete-volumes", "--yes", name); err != nil {
 		t.Errorf("delete: %v, %s", err, out)
 	}
@@ -57,5 +72,62 @@ func TestProgramsWorkOnASwarm(t *testing.T) {
 	}
 	if out, err := run("cluster"); err != nil || strings.Count(out, " is on node") != 3 || !strings.Contains(out, "made as cluster-b\n") {
 		t.Errorf("examples/cluster: %v, %s", err, out)
+	}
+}
+
+// The list of nodes says what each has and what is taken, also over HTTP. A node that does not answer is in
+// it.
+func TestNodesAreListedWithTheirRoom(t *testing.T) {
+	c, ctx := client(t, 0, sandbox.WithOvercommit(2, 1)), t.Context()
+	free := func(c *sandbox.Client) (cpus float64, memory int64) {
+		t.Helper()
+		list, err := c.Nodes(ctx)
+		if err != nil || len(list) != len(addresses) {
+			t.Fatalf("Nodes: %+v, %v, want %d", list, err, len(addresses))
+		}
+		for i, n := range list {
+			if n.Name != fmt.Sprintf("node%d", i+1) || n.State != "ready" || n.Availability != "active" || !n.Manager || n.Error != "" ||
+				n.CPUs != n.UsedCPUs+n.FreeCPUs || n.Memory != n.UsedMemory+n.FreeMemory || n.Memory == 0 {
+				t.Errorf("Nodes: %+v", n)
+			}
+		}
+		return list[0].FreeCPUs, list[0].FreeMemory
+	}
+	cpus, memory := free(c)
+	name := harness.UniqueName(t)
+	harness.Remove(t, c, name)
+	sb, err := c.Create(ctx, small(name, sandbox.WithPlacement("node.hostname==node1"))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 2 { // of another client, too
+		if nowCPUs, nowMemory := free(client(t, i, sandbox.WithOvercommit(2, 1))); nowCPUs != cpus-0.125 || nowMemory != memory-64<<20 {
+			t.Errorf("with a sandbox of 0.125 CPUs and 64 MiB %v CPUs and %d bytes are free, before it %v and %d", nowCPUs, nowMemory, cpus, memory)
+		}
+	}
+	if _, err := sb.Stop(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if nowCPUs, nowMemory := free(c); nowCPUs != cpus || nowMemory != memory {
+		t.Errorf("with a stopped sandbox %v CPUs and %d bytes are free, before it %v and %d", nowCPUs, nowMemory, cpus, memory)
+	}
+	w := httptest.NewRecorder()
+	sandboxhttp.Handler(c, sandboxhttp.WithoutAuthorization()).ServeHTTP(w, httptest.NewRequest("GET", "http://localhost/nodes", nil))
+	var list []sandbox.NodeStatus
+	if err := json.Unmarshal(w.Body.Bytes(), &list); err != nil || len(list) != len(addresses) || list[0].FreeMemory != memory {
+		t.Errorf("GET /nodes: %v, %s", err, w.Body)
+	}
+	nowhere := client(t, 0, sandbox.WithNodeHost(func(n sandbox.Node) string { return "tcp://10.77.0.254:1" }))
+	list, err = nowhere.Nodes(ctx)
+	if err != nil || len(list) != len(addresses) || list[0].Error != "" {
+		t.Fatalf("Nodes: %+v, %v", list, err)
+	}
+	for _, n := range list[1:] {
+		if !strings.Contains(n.Error, "node "+n.Name) || n.CPUs != 0 || n.State != "ready" {
+			t.Errorf("Nodes with one that can't be reached: %+v", n)
+		}
+	}
+	if _, err := onNode(t, "node1").Nodes(ctx); !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), "WithSwarm") {
+		t.Errorf("Nodes of a client without a swarm: %v, want ErrUnsupported", err)
 	}
 }

@@ -120,6 +120,7 @@ func onNode(t *testing.T, name string) *sandbox.Client {
 // manager is the engine of the first manager, beside the library.
 func manager(t *testing.T) *engine.Engine {
 	t.Helper()
+	enginetest.Need(t)
 	eng, err := engine.Open(t.Context(), engine.Options{Host: addresses[0]})
 	if err != nil {
 		t.Fatal(err)

@@ -299,7 +299,7 @@ func TestCancelKillsEverything(t *testing.T) {
 	began := time.Now()
 	cancel(cause)
 	err := cmd.Wait()
-	if d := time.Since(began); d > 15*time.Second {
+	if d := time.Since(began); d > time.Minute {
 		t.Errorf("Wait took %v after the cancel", d)
 	}
 	var exit *sandbox.ExitError
@@ -307,7 +307,7 @@ func TestCancelKillsEverything(t *testing.T) {
 		t.Errorf("Wait = %v; want the cause and context.Canceled", err)
 	}
 	harness.Eventually(t, "all are dead", func() bool { return !alive(t, sb, "sleep "+group) && !alive(t, sb, "sleep "+session) })
-	if d := time.Since(began); d > 20*time.Second {
+	if d := time.Since(began); d > time.Minute {
 		t.Errorf("they died after %v", d)
 	}
 }
@@ -365,7 +365,7 @@ func TestTimeoutEndsTheCommand(t *testing.T) {
 		if !errors.Is(err, sandbox.ErrTimeout) || !errors.As(err, &exit) || exit.ExitCode() != 137 || exit.Signal != syscall.SIGKILL || string(out) != "begun\n" {
 			t.Errorf("detached %v: Output = %q, %v; want ErrTimeout and 137", detached, out, err)
 		}
-		if errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 20*time.Second {
+		if errors.Is(err, context.DeadlineExceeded) || time.Since(began) > time.Minute {
 			t.Errorf("detached %v: %v after %v", detached, err, time.Since(began))
 		}
 		harness.Eventually(t, "its child is dead", func() bool { return !alive(t, sb, "sleep "+mark) })
@@ -670,7 +670,7 @@ func TestOutputHeldOpenIsCutAfterWaitDelay(t *testing.T) {
 		cut(cmd)
 		began := time.Now()
 		out, err := cmd.Output()
-		if !errors.Is(err, exec.ErrWaitDelay) || string(out) != "before\nafter\n" || time.Since(began) > 20*time.Second {
+		if !errors.Is(err, exec.ErrWaitDelay) || string(out) != "before\nafter\n" || time.Since(began) > time.Minute {
 			t.Errorf("%s: Output = %q, %v after %v; want all of it and exec.ErrWaitDelay", what, out, err, time.Since(began))
 		}
 	}
@@ -963,7 +963,7 @@ func TestKilledSandboxEndsItsCommands(t *testing.T) {
 				t.Errorf("the end: %v", err)
 			}
 			wg.Wait()
-			if d := time.Since(<-began); d > 10*time.Second {
+			if d := time.Since(<-began); d > time.Minute {
 				t.Errorf("it took %v", d)
 			}
 		})
@@ -987,7 +987,7 @@ func TestCutConnectionIsNamedAndMadeAgain(t *testing.T) {
 	}
 	began := time.Now()
 	proxy.CloseAll()
-	if err := cmd.Wait(); !errors.Is(err, sandbox.ErrEngineUnavailable) || time.Since(began) > 10*time.Second {
+	if err := cmd.Wait(); !errors.Is(err, sandbox.ErrEngineUnavailable) || time.Since(began) > time.Minute {
 		t.Errorf("Wait = %v after %v; want ErrEngineUnavailable", err, time.Since(began))
 	}
 	if got := harness.Run(t, sb, "echo", "again"); got != "again" {

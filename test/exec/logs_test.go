@@ -462,7 +462,7 @@ func followers(t *testing.T, length time.Duration) {
 	const n = 10
 	var last [n]map[string]int
 	pprof.Do(t.Context(), pprof.Labels("trial", t.Name()), func(ctx context.Context) {
-		c, err := sandbox.NewClient()
+		c, err := harness.Open()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -65,8 +66,8 @@ func TestCallSaysWhyItsSessionEnded(t *testing.T) {
 		"stopped by the engine": {nil, by(func(ctx context.Context, ref string) error { return eng.StopContainer(ctx, ref, 10*time.Second) }), "stopped", sandbox.ErrNotRunning},
 		"killed":                {nil, by(func(ctx context.Context, ref string) error { return eng.KillContainer(ctx, ref, "KILL") }), "stopped", sandbox.ErrNotRunning},
 		"removed":               {nil, by(func(ctx context.Context, ref string) error { return eng.RemoveContainer(ctx, ref, true) }), "removed", sandbox.ErrNotFound},
-		"timeout":               {[]sandbox.CreateOption{sandbox.WithTimeout(6 * time.Second)}, nil, "timeout", sandbox.ErrNotRunning},
-		"idle timeout":          {[]sandbox.CreateOption{sandbox.WithIdleTimeout(4 * time.Second), sandbox.IgnoreDetached()}, nil, "idle timeout", sandbox.ErrNotRunning},
+		"timeout":               {[]sandbox.CreateOption{sandbox.WithTimeout(15 * time.Second)}, nil, "timeout", sandbox.ErrNotRunning},
+		"idle timeout":          {[]sandbox.CreateOption{sandbox.WithIdleTimeout(10 * time.Second), sandbox.IgnoreDetached()}, nil, "idle timeout", sandbox.ErrNotRunning},
 		"out of memory": {[]sandbox.CreateOption{sandbox.WithMemory(64 << 20)}, func(t *testing.T, sb *sandbox.Sandbox) {
 			// Root inside has PID 1 killed first.
 			sb.Command(t.Context(), "sh", "-c", "echo 1000 >/proc/1/oom_score_adj; echo -n 0 >/proc/self/oom_score_adj; dd if=/dev/zero of=/dev/null bs=256M count=1").Run()
@@ -114,8 +115,8 @@ func TestCallSaysWhyItsSessionEnded(t *testing.T) {
 // Calls that end while others delay the end of the session don't wait for it.
 func TestFileCallAndDialSayWhyTheSessionEnds(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithStopTimeout(20*time.Second))
-	linger := sb.Command(t.Context(), "sh", "-c", "trap 'sleep 6; exit' TERM; echo ready; while :; do sleep 0.1; done")
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithStopTimeout(time.Minute))
+	linger := sb.Command(t.Context(), "sh", "-c", "trap 'sleep 15; exit' TERM; echo ready; while :; do sleep 0.1; done")
 	linger.Detached = true
 	started(t, linger)
 	f, err := sb.Open(t.Context(), "/dev/zero")
@@ -139,7 +140,7 @@ func TestFileCallAndDialSayWhyTheSessionEnds(t *testing.T) {
 		for what, call := range map[string]func() error{
 			"Read": func() error { return harness.Second(io.ReadFull(f, make([]byte, 1<<20))) },
 			"WaitPort": func() error {
-				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), 14*time.Second)
 				defer cancel()
 				return sb.WaitPort(ctx, 3001)
 			},
@@ -148,7 +149,7 @@ func TestFileCallAndDialSayWhyTheSessionEnds(t *testing.T) {
 				t.Errorf("%s while the session ends = %v, want ErrSessionLost that says \"stopped\"", what, err)
 			}
 		}
-		if d := time.Since(began); d > 5*time.Second {
+		if d := time.Since(began); d > 14*time.Second {
 			t.Errorf("the calls took %v: they waited for the session's end", d)
 		}
 	}
@@ -228,10 +229,30 @@ func TestDialSaysThatTheSessionEnded(t *testing.T) {
 
 func TestNextCallSaysWhyTheLastSessionEnded(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithTimeout(3*time.Second))
+	sb := harness.NewSandbox(t, sandbox.WithTimeout(12*time.Second))
 	harness.Eventually(t, "the session has ended", func() bool { return harness.Status(t, sb).State != sandbox.StateRunning })
 	err := sb.Command(t.Context(), "true").Run()
 	if !errors.Is(err, sandbox.ErrSessionLost) || !errors.Is(err, sandbox.ErrNotRunning) || !strings.Contains(err.Error(), "timeout") {
 		t.Errorf("Run after the timeout = %v, want ErrSessionLost and ErrNotRunning", err)
+	}
+}
+
+// Root inside can kill all but PID 1, and the servers of its own commands with them. That is the end of the
+// commands, and neither of the session nor of the engine.
+func TestCommandThatKillsItsServerWasKilled(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	for _, detached := range []bool{false, true} {
+		began := harness.Status(t, sb).StartedAt
+		cmd := sb.Command(t.Context(), "sh", "-c", "kill -9 -1; sleep 1000")
+		cmd.Detached = detached
+		err := cmd.Run()
+		var exit *sandbox.ExitError
+		if !errors.As(err, &exit) || exit.Signal != syscall.SIGKILL || exit.ExitCode() != 137 || errors.Is(err, sandbox.ErrEngineUnavailable) || errors.Is(err, sandbox.ErrSessionLost) {
+			t.Errorf("detached %v: Run = %v, want an ExitError for SIGKILL alone", detached, err)
+		}
+		if got := harness.Run(t, sb, "echo", "on"); got != "on" || !harness.Status(t, sb).StartedAt.Equal(began) {
+			t.Errorf("detached %v: afterwards a command prints %q", detached, got)
+		}
 	}
 }

@@ -124,3 +124,28 @@ func TestStorageSizeNeedsAStorageDriverWithQuotas(t *testing.T) {
 		t.Errorf("Create with a limit of storage: %v, want ErrUnsupported naming %s", err, info.StorageDriver)
 	}
 }
+
+// A GPU that the engine can't give is said so, and leaves nothing.
+func TestGPUsThatTheEngineHasNot(t *testing.T) {
+	t.Parallel()
+	if _, err := harness.Nowhere(t).Create(t.Context(), sandbox.WithGPUs("all", "0")); !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), "WithGPUs: all stands alone") {
+		t.Errorf("Create with all GPUs and another: %v, want ErrInvalidArgument", err)
+	}
+	c := harness.NewClient(t)
+	for _, names := range [][]string{{"all"}, {"GPU-that-nobody-has"}, {"example.com/gpu=none"}} {
+		name := harness.UniqueName(t)
+		sb, err := c.Create(t.Context(), sandbox.WithName(name), sandbox.WithGPUs(names...))
+		if err == nil {
+			sb.Close()
+			if names[0] == "all" {
+				continue // this machine has GPUs
+			}
+		}
+		if !errors.Is(err, sandbox.ErrUnsupported) {
+			t.Errorf("Create with GPUs %q: %v, want ErrUnsupported", names, err)
+		}
+		if _, err := c.Inspect(t.Context(), name); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("after Create with GPUs %q: Inspect = %v", names, err)
+		}
+	}
+}

@@ -27,7 +27,7 @@ const (
 	// patience is the deadline of a caller whose engine stalls, and undoBound how long it
 	// may take to undo what was done until then.
 	patience  = 3 * time.Second
-	undoBound = 20 * time.Second
+	undoBound = time.Minute
 	// stands is how many trials run at once: more only make the engine slower. If they alter their
 	// stand's sandbox there is one for trialsEach, since it takes long to make.
 	stands     = 4
@@ -270,7 +270,7 @@ func (x *trial) run() (calls []string) {
 	pprof.Do(context.Background(), pprof.Labels("trial", mark), func(ctx context.Context) {
 		var err error
 		x.labels = ctx
-		if x.c, err = sandbox.NewClient(sandbox.WithHost(x.proxy.Host())); err != nil {
+		if x.c, err = harness.Open(sandbox.WithHost(x.proxy.Host())); err != nil {
 			x.Fatalf("NewClient: %v", err)
 		}
 		if x.op.open != nil {

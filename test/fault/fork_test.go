@@ -182,7 +182,7 @@ func init() {
 	// capturer copies a sandbox in one of the ways there are.
 	harness.AddRole("capturer", func(args []string) error {
 		ctx := context.Background()
-		c, err := sandbox.NewClient(sandbox.WithHost(args[0]))
+		c, err := harness.Open(sandbox.WithHost(args[0]))
 		if err != nil {
 			return err
 		}

@@ -91,7 +91,7 @@ func TestHelperOfAKilledRemakeGoesWithTheChange(t *testing.T) {
 	harness.Update(t, sb, sandbox.WithPorts(3000))
 	proxy := enginetest.NewProxy(t)
 	cmd := harness.Process(t, "starter", proxy.Host(), sb.Name())
-	goOn := ready(t, cmd)
+	goOn := harness.Ready(t, cmd)
 	proxy.ArmAtNth(firstCopier(t, eng), "/attach", enginetest.RefuseBefore, func() { cmd.Process.Kill() })
 	goOn()
 	if err := cmd.Wait(); err == nil || !proxy.Fired() {

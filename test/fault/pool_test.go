@@ -89,7 +89,23 @@ func TestPoolFillSurvivesAFaultInAnyCall(t *testing.T) {
 // What Create returns is changed as was asked for; else it fails, and what it could not change is gone.
 func TestPoolCreateSurvivesAFaultInAnyCall(t *testing.T) {
 	t.Parallel()
-	testFaultsAtEvery(t, 3, operation{
+	testFaultsAtEvery(t, 3, handingOver(func(*trial) sandbox.PoolOption { return sandbox.WithPersistent(false) }))
+}
+
+// A name or persistence is not half given either.
+func TestPoolCreateWithANameSurvivesAFaultInAnyCall(t *testing.T) {
+	t.Parallel()
+	testFaultsAtEvery(t, 4, handingOver(func(x *trial) sandbox.PoolOption { return sandbox.WithName(x.name) }))
+}
+
+func TestPoolCreatePersistentSurvivesAFaultInAnyCall(t *testing.T) {
+	t.Parallel()
+	testFaultsAtEvery(t, 8, handingOver(func(*trial) sandbox.PoolOption { return sandbox.WithPersistent(true) }))
+}
+
+// handingOver is a Create of a pool, with one more option.
+func handingOver(more func(x *trial) sandbox.PoolOption) operation {
+	return operation{
 		open: func(x *trial) (err error) {
 			if x.pool, err = x.poolOf(context.Background()); err != nil {
 				return err
@@ -98,7 +114,7 @@ func TestPoolCreateSurvivesAFaultInAnyCall(t *testing.T) {
 		},
 		act: func(ctx context.Context, x *trial) (err error) {
 			x.sb, err = x.pool.Create(ctx, sandbox.WithTags(map[string]string{"is": "changed"}), sandbox.WithEnv(map[string]string{"A": "1"}),
-				sandbox.WithNetworkPolicy(sandbox.DenyAll()), sandbox.WithTimeout(time.Hour), sandbox.WithIdleTimeout(time.Hour))
+				sandbox.WithNetworkPolicy(sandbox.DenyAll()), sandbox.WithTimeout(time.Hour), sandbox.WithIdleTimeout(time.Hour), more(x))
 			return err
 		},
 		done: func(x *trial) {
@@ -115,6 +131,9 @@ func TestPoolCreateSurvivesAFaultInAnyCall(t *testing.T) {
 			if err := x.sb.Close(); err != nil {
 				x.Errorf("%s: Close: %v", x.where(), err)
 			}
+			if *st.Settings.Persistent {
+				x.aside(func() { harness.RemoveNow(x.T, x.clean, st.Name) })
+			}
 		},
 		failed: func(x *trial) {
 			if x.sb != nil {
@@ -122,7 +141,7 @@ func TestPoolCreateSurvivesAFaultInAnyCall(t *testing.T) {
 			}
 		},
 		after: func(x *trial) { x.noPool() },
-	})
+	}
 }
 
 func TestPoolCloseSurvivesAFaultInAnyCall(t *testing.T) {

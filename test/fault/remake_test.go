@@ -1,11 +1,9 @@
 package fault_test
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -89,7 +87,7 @@ func init() {
 	// starter starts the session of a sandbox on request.
 	harness.AddRole("starter", func(args []string) error {
 		ctx := context.Background()
-		c, err := sandbox.NewClient(sandbox.WithHost(args[0]))
+		c, err := harness.Open(sandbox.WithHost(args[0]))
 		if err != nil {
 			return err
 		}
@@ -104,25 +102,6 @@ func init() {
 		_, err = sb.Start(ctx)
 		return err
 	})
-}
-
-// ready starts a program, and returns when it has connected and waits; goOn lets it go on.
-func ready(t *testing.T, cmd *exec.Cmd) (goOn func()) {
-	t.Helper()
-	cmd.Stderr = nil
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	bufio.NewReader(out).ReadString('\n')
-	return func() { in.Write([]byte("\n")) }
 }
 
 // A program that is killed at any engine call of the replacement leaves a
@@ -146,7 +125,7 @@ func TestAChangedContainerSurvivesTheDeathOfWhoStartsIt(t *testing.T) {
 		harness.Update(t, sb, sandbox.WithPorts(3000))
 		proxy := enginetest.NewProxy(t)
 		cmd := harness.Process(t, "starter", proxy.Host(), sb.Name())
-		goOn := ready(t, cmd)
+		goOn := harness.Ready(t, cmd)
 		fault := enginetest.Cancel
 		if k == 0 {
 			fault = enginetest.None

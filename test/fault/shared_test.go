@@ -19,7 +19,7 @@ var shared struct {
 
 func init() {
 	harness.AtEnd(func() {
-		c, err := sandbox.NewClient()
+		c, err := harness.Open()
 		if err != nil {
 			return
 		}

@@ -408,7 +408,7 @@ func TestSourcesThatCantBe(t *testing.T) {
 		{sandbox.Git{URL: "https://h/a", Username: "a\nb", Password: "s3cr3t"}, "line break"},
 		{sandbox.Tarball{}, "0 do"}, {sandbox.Tarball{URL: "http://h", Path: plain}, "2 do"}, {sandbox.Tarball{URL: "file:///x"}, `scheme "file"`},
 		{sandbox.Tarball{URL: "http://u:s3cr3t@h/%zz"}, "can't be read"}, {sandbox.Tarball{URL: "http:///x"}, "no host"}, {sandbox.Tarball{Path: none}, "no such file"},
-		{sandbox.Tarball{Path: t.TempDir()}, "is no file"}, {sandbox.Tarball{Path: plain, Strip: -1}, "negative"}, {sandbox.Tarball{Path: plain, MaxBytes: -1}, "negative"},
+		{sandbox.Tarball{Path: t.TempDir()}, "is not a file"}, {sandbox.Tarball{Path: plain, Strip: -1}, "negative"}, {sandbox.Tarball{Path: plain, MaxBytes: -1}, "negative"},
 		{sandbox.Tarball{Path: plain, MaxEntries: -1}, "negative"},
 		{sandbox.Dir(none), "no such file"}, {sandbox.Dir(plain), "must be a directory"}, {sandbox.Dir("/"), "whole file system"}, {sandbox.Dir(""), "not a path"},
 	} {

@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
 	"os"
@@ -67,6 +68,26 @@ func StartProcess(t *testing.T, role string, args ...string) *exec.Cmd {
 	}
 	t.Cleanup(func() { Kill(cmd) })
 	return cmd
+}
+
+// Ready starts a program in a role, and returns when it has printed a line, by which it has connected. goOn is
+// the line that it waits for then.
+func Ready(t *testing.T, cmd *exec.Cmd) (goOn func()) {
+	t.Helper()
+	cmd.Stderr = nil
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	bufio.NewReader(out).ReadString('\n')
+	return func() { in.Write([]byte("\n")) }
 }
 
 // Kill kills a process and waits until it has ended.

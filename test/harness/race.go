@@ -32,7 +32,7 @@ func Racing(step func(a *Account, ctx context.Context, c *sandbox.Client, args [
 		if err != nil {
 			return err
 		}
-		c, err := sandbox.NewClient()
+		c, err := Open()
 		if err != nil {
 			return err
 		}

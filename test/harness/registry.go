@@ -91,6 +91,9 @@ func (r *Registry) Set(version string) {
 	r.manifest.Store(&manifest)
 }
 
+// Digest is that of the image.
+func (r *Registry) Digest() string { return digest(*r.manifest.Load()) }
+
 func digest(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
 
 // ServeHTTP answers as a registry.

@@ -158,7 +158,7 @@ func init() {
 	// killed starter resumes a sandbox through an engine whose proxy never answers an exec: it
 	// starts the session and is killed before the session has begun.
 	harness.AddRole("killed starter", func(args []string) error {
-		c, err := sandbox.NewClient(sandbox.WithHost(args[1]))
+		c, err := harness.Open(sandbox.WithHost(args[1]))
 		if err != nil {
 			return err
 		}

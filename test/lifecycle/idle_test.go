@@ -213,7 +213,7 @@ func TestIdleTimeoutIsUpdatedAtOnce(t *testing.T) {
 	if _, err := sb.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	harness.Update(t, sb, sandbox.WithIdleTimeout(2*time.Second))
+	harness.Update(t, sb, sandbox.WithIdleTimeout(5*time.Second))
 	if _, err := sb.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -154,7 +154,7 @@ func TestHandOverCallsNoEngine(t *testing.T) {
 	p, _ := newPool(t, c, 1)
 	full(t, p, 1)
 	mu.Lock()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	sb, err := p.Create(ctx)
 	var out []byte
@@ -216,22 +216,6 @@ func TestEmptyPoolCreates(t *testing.T) {
 	}
 	if got, want := harness.Status(t, sb).Tags, map[string]string{poolTag: tag, "k": "v"}; !cmp.Equal(got, want) {
 		t.Errorf("it has the tags %v, want %v", got, want)
-	}
-}
-
-func TestPoolCreatesNamedOnes(t *testing.T) {
-	t.Parallel()
-	c := harness.NewClient(t)
-	p, tag := newPool(t, c, 1)
-	full(t, p, 1)
-	name := harness.UniqueName(t)
-	harness.Remove(t, c, name)
-	sb := handedOver(t, p, sandbox.WithName(name))
-	if st := harness.Status(t, sb); st.Name != name || st.Tags[poolTag] != tag || !*st.Settings.Persistent {
-		t.Errorf("got %s with the tags %v, persistent: %v", st.Name, st.Tags, *st.Settings.Persistent)
-	}
-	if _, err := p.Create(t.Context(), sandbox.WithName(name)); !errors.Is(err, sandbox.ErrExists) {
-		t.Errorf("a second one of that name: %v, want ErrExists", err)
 	}
 }
 
@@ -409,10 +393,17 @@ func TestPoolRefusesWhatIsForOne(t *testing.T) {
 func init() { harness.AddRole("pool", poolRole) }
 
 // poolRole has a pool of two with the tag. It says so when it fills, when it is full, and at every
-// hand-over, and goes on with these.
+// hand-over, and goes on with these. If it is given a name and the host of an engine, it hands over one of
+// that name and ends.
 func poolRole(args []string) error {
 	ctx := context.Background()
-	c, err := sandbox.NewClient()
+	opts := []sandbox.PoolOption{sandbox.WithEnv(map[string]string{"A": "1"}), sandbox.WithTimeout(time.Hour), sandbox.WithNetworkPolicy(sandbox.DenyAll())}
+	var engine []sandbox.ClientOption
+	named := len(args) > 1
+	if named {
+		opts, engine = append(opts, sandbox.WithName(args[1])), append(engine, sandbox.WithHost(args[2]))
+	}
+	c, err := harness.Open(engine...)
 	if err != nil {
 		return err
 	}
@@ -427,8 +418,23 @@ func poolRole(args []string) error {
 	fmt.Println("full")
 	for {
 		fmt.Println("hands over")
-		if _, err := p.Create(ctx, sandbox.WithEnv(map[string]string{"A": "1"}), sandbox.WithTimeout(time.Hour), sandbox.WithNetworkPolicy(sandbox.DenyAll())); err != nil {
+		if _, err := p.Create(ctx, opts...); err != nil || named {
 			return err
+		}
+	}
+}
+
+// deadPool waits until nothing of the pool of a process that has died is left.
+func deadPool(t *testing.T, c *sandbox.Client, tag string) {
+	t.Helper()
+	for died := time.Now(); ; time.Sleep(2 * time.Second) {
+		harness.Sweep(t)
+		left := ofPool(t, c, tag)
+		if len(left) == 0 {
+			return
+		}
+		if time.Since(died) > deathBound {
+			t.Fatalf("%v after the end of its program, the pool's %q are left", deathBound, left)
 		}
 	}
 }
@@ -463,17 +469,7 @@ func TestPoolOfAKilledProcessLeavesNothing(t *testing.T) {
 				for range said {
 				}
 				cmd.Wait()
-				died := time.Now()
-				for ; ; time.Sleep(2 * time.Second) {
-					harness.Sweep(t)
-					left := ofPool(t, c, tag)
-					if len(left) == 0 {
-						break
-					}
-					if time.Since(died) > deathBound {
-						t.Fatalf("%v after the end of its program, the pool's %q are left", deathBound, left)
-					}
-				}
+				deadPool(t, c, tag)
 			})
 		})
 	}

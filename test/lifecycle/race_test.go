@@ -56,7 +56,7 @@ func getOrCreateRole(args []string) error {
 	if err != nil {
 		return err
 	}
-	c, err := sandbox.NewClient()
+	c, err := harness.Open()
 	if err != nil {
 		return err
 	}
@@ -377,7 +377,7 @@ func TestGetOrCreateOfAForeignNameFailsAtOnce(t *testing.T) {
 	t.Parallel()
 	f := enginetest.NewForeign(t)
 	c := harness.NewClient(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
 	defer cancel()
 	if sb, err := c.GetOrCreate(ctx, f.Name, harness.Quick); sb != nil || !errors.Is(err, sandbox.ErrForeign) {
 		t.Errorf("GetOrCreate = %v, %v, want ErrForeign", sb, err)
@@ -407,7 +407,7 @@ func TestGetOrCreateWithAForeignMarkerFailsAtOnce(t *testing.T) {
 			t.Errorf("the foreign volume: %v", err)
 		}
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
 	defer cancel()
 	if sb, err := c.GetOrCreate(ctx, name, harness.Quick); sb != nil || !errors.Is(err, sandbox.ErrForeign) {
 		t.Errorf("GetOrCreate = %v, %v, want ErrForeign", sb, err)

@@ -163,9 +163,53 @@ func TestFailedUndoSaysWhatIsLeft(t *testing.T) {
 			return !errors.Is(err, engine.ErrConflict)
 		})
 	}
+	// Nobody takes what was left for a sandbox: the creator's marker is there until a sweep finds its lease over.
+	if !strings.Contains(err.Error(), "the next sweep removes it") {
+		t.Errorf("Create = %v, want that the next sweep removes it", err)
+	}
+	harness.Eventually(t, "a sweep removes the marker", func() bool {
+		harness.Sweep(t)
+		return len(harness.Objects(t, eng, harness.Named(name))) == 0
+	})
 	if !harness.Gone(t, clean, eng, name) {
 		t.Error("more is left than the error says")
 	}
+}
+
+// What a creation could not remove again does not count as a sandbox, and goes with a sweep.
+func TestFailedUndoLeavesNoSandbox(t *testing.T) {
+	t.Parallel()
+	clean, eng, name := harness.NewClient(t), harness.NewEngine(t), harness.UniqueName(t)
+	harness.Remove(t, clean, name)
+	var refused, over atomic.Bool
+	host := harness.InFront(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if over.Load() || r.Method != http.MethodDelete || !strings.Contains(r.URL.Path, "/containers/") {
+			return false
+		}
+		c, err := eng.InspectContainer(context.Background(), r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:])
+		if err != nil || c.Name != record.ContainerName(name) {
+			return false
+		}
+		refused.Store(true)
+		harness.Refuse(w, "driver is busy")
+		return true
+	}, nil)
+	failed := errors.New("not prepared")
+	_, err := harness.NewClient(t, sandbox.WithHost(host)).Create(t.Context(), sandbox.WithName(name), sandbox.OnCreate(func(context.Context, *sandbox.Sandbox) error { return failed }))
+	over.Store(true)
+	if !errors.Is(err, failed) || !strings.Contains(err.Error(), "left behind: container ") || !refused.Load() {
+		t.Errorf("Create = %v, want the cause and the container that is left", err)
+	}
+	if sb, err := clean.Get(t.Context(), name); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("Get of what is left = %v, want ErrNotFound", err)
+		if err == nil {
+			sb.Detach()
+		}
+	}
+	harness.Eventually(t, "a sweep removes all", func() bool {
+		harness.Sweep(t)
+		return len(harness.Objects(t, eng, harness.Named(name))) == 0
+	})
 }
 
 // A step of the engine's clock neither ends a session nor changes what it has left.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -105,5 +106,57 @@ func TestSourceTakesNoSlot(t *testing.T) {
 	w.Close()
 	if err := <-result; err != nil {
 		t.Errorf("Create with the source: %v", err)
+	}
+}
+
+func TestWaitForASlotIsReported(t *testing.T) {
+	t.Parallel()
+	creating, held := make(chan struct{}), make(chan struct{})
+	release := sync.OnceFunc(func() { close(held) })
+	var once sync.Once
+	host := harness.InFront(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if strings.HasSuffix(r.URL.Path, "/containers/create") && strings.Contains(r.URL.RawQuery, "first") {
+			once.Do(func() { close(creating) })
+			<-held
+		}
+		return false
+	}, nil)
+	defer release()
+	c := oneSlot(t, sandbox.WithHost(host))
+	steps := func(onWait func()) (sandbox.CreateOption, func() []string) {
+		var mu sync.Mutex
+		var all []string
+		return sandbox.WithProgress(func(p sandbox.Progress) {
+			mu.Lock()
+			defer mu.Unlock()
+			if all = append(all, p.Step); p.Step == "wait" {
+				onWait()
+			}
+		}), func() []string { mu.Lock(); defer mu.Unlock(); return all }
+	}
+	first, firstSteps := steps(func() {})
+	result := make(chan error, 1)
+	go func() {
+		sb, err := c.Create(t.Context(), sandbox.WithName("first-"+harness.UniqueName(t)), sandbox.WithPersistent(false), first)
+		if err == nil {
+			err = sb.Close()
+		}
+		result <- err
+	}()
+	<-creating
+	second, secondSteps := steps(release)
+	sb, err := c.Create(soon(t), second)
+	if err != nil {
+		t.Fatalf("Create beside another one: %v", err)
+	}
+	sb.Close()
+	if err := <-result; err != nil {
+		t.Errorf("the other Create: %v", err)
+	}
+	if got := firstSteps(); slices.Index(got, "wait") == 0 {
+		t.Errorf("Create that waits for nobody reported %q", got)
+	}
+	if got := secondSteps(); len(got) == 0 || got[0] != "wait" || !slices.Contains(got, "start") {
+		t.Errorf("Create beside another one reported %q, want wait before the rest", got)
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
@@ -237,5 +239,57 @@ func TestSizesAreSharedByThoseWhoAskAtOnce(t *testing.T) {
 				t.Errorf("%d callers started %d measurements, want 1 to %d", callers, n, test.most)
 			}
 		})
+	}
+}
+
+// A sandbox that was measured a moment ago takes one call of the engine, and its use of the CPU is the
+// mean since then, as the engine counts it.
+func TestUsageGoesOnFromTheOneBefore(t *testing.T) {
+	t.Parallel()
+	proxy := enginetest.NewProxy(t)
+	c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
+	sb := harness.NewSandbox(t)
+	busy := sb.Command(t.Context(), "sh", "-c", "while :; do :; done")
+	if err := busy.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Wait()
+	defer busy.Kill()
+	eng := harness.NewEngine(t)
+	sample := func() engine.Stats {
+		s, ok, err := eng.Stats(t.Context(), record.ContainerName(sb.Name()))
+		if err != nil || !ok {
+			t.Fatalf("Stats: %v, %v", ok, err)
+		}
+		return s
+	}
+	measure := func() (u sandbox.Usage, samples int) {
+		proxy.Arm(0, enginetest.None, nil)
+		all, err := c.ListUsage(t.Context(), sandbox.ListOptions{Prefix: sb.Name()})
+		if err != nil || len(all) != 1 {
+			t.Fatalf("ListUsage: %+v, %v, want one", all, err)
+		}
+		for _, call := range proxy.Calls() {
+			if strings.HasSuffix(call, "/stats") {
+				samples++
+			}
+		}
+		return all[sb.ID()], samples
+	}
+	if _, n := measure(); n != 2 {
+		t.Errorf("the first time it takes %d samples, want 2", n)
+	}
+	from := sample()
+	for sample().CPU < from.CPU+time.Second { // much longer than between two samples
+		time.Sleep(10 * time.Millisecond)
+	}
+	u, n := measure()
+	to := sample()
+	if n != 1 {
+		t.Errorf("the second time it takes %d samples, want 1", n)
+	}
+	// What it used between the two, over a time that is a little longer or shorter.
+	if want := 100 * float64(to.CPU-from.CPU) / float64(to.Read.Sub(from.Read)); u.CPUPercent < want/2 || u.CPUPercent > 2*want {
+		t.Errorf("it uses %.0f%% of a CPU, want about %.0f%%", u.CPUPercent, want)
 	}
 }

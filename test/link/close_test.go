@@ -12,7 +12,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// Close takes at most the stop timeout and 15 s, also where the engine does not remove a
+// Close takes at most the stop timeout and 30 s, also where the engine does not remove a
 // volume. What is left is removed by a sweep.
 func TestCloseHasOneDeadline(t *testing.T) {
 	t.Parallel()
@@ -29,8 +29,8 @@ func TestCloseHasOneDeadline(t *testing.T) {
 	if !proxy.Fired() {
 		t.Fatal("Close removed no volume")
 	}
-	if took > 40*time.Second {
-		t.Errorf("Close took %v, want at most 20 s", took)
+	if took > 55*time.Second {
+		t.Errorf("Close took %v, want at most 35 s and what a busy machine adds", took)
 	}
 	if !errors.Is(err, sandbox.ErrEngineUnavailable) || errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Close = %v, want ErrEngineUnavailable", err)

@@ -21,11 +21,11 @@ import (
 )
 
 const (
-	// deadBound is within what a dead connection is noticed, with the intervals in use.
-	deadBound   = 30 * time.Second
+	// deadBound is within what a dead connection is noticed: 22 s with the intervals in use, and what a busy machine adds.
+	deadBound   = 45 * time.Second
 	stopTimeout = 5 * time.Second
 	// closeBound is that of Close, and something for a busy machine.
-	closeBound = stopTimeout + 15*time.Second + 5*time.Second
+	closeBound = stopTimeout + 30*time.Second + 10*time.Second
 )
 
 // A deadCall is a call on a dead connection. Its error may be one of or, too.

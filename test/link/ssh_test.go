@@ -310,7 +310,7 @@ func TestNoSSHProcessStays(t *testing.T) {
 	server.signal(t, syscall.SIGSTOP)
 	began := time.Now()
 	server.closesCleanly(t, c)
-	if took := time.Since(began); took > 10*time.Second {
+	if took := time.Since(began); took > time.Minute {
 		t.Errorf("to close took %v with a server that is silent", took)
 	}
 	if dirs, err := filepath.Glob(filepath.Join(tmp, "sandbox-ssh-*")); err != nil || len(dirs) > 1 {
@@ -320,7 +320,7 @@ func TestNoSSHProcessStays(t *testing.T) {
 
 func init() {
 	harness.AddRole("over-ssh", func(args []string) error {
-		c, err := sandbox.NewClient(sandbox.WithHost(args[0]))
+		c, err := harness.Open(sandbox.WithHost(args[0]))
 		if err != nil {
 			return err
 		}

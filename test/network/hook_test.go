@@ -216,7 +216,7 @@ func TestRequestsAreSignedByTheCaller(t *testing.T) {
 func init() {
 	// signer signs the requests of a sandbox until it is killed.
 	harness.AddRole("signer", func(args []string) error {
-		c, err := sandbox.NewClient(sandbox.WithAuthorities([]byte(os.Getenv("SIGNER_CA"))))
+		c, err := harness.Open(sandbox.WithAuthorities([]byte(os.Getenv("SIGNER_CA"))))
 		if err != nil {
 			return err
 		}

@@ -52,7 +52,7 @@ func theLab(t testing.TB) *lab {
 	t.Helper()
 	enginetest.Need(t)
 	labOnce.Do(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 		defer cancel()
 		labUp = &lab{}
 		labErr = labUp.start(ctx)
@@ -68,7 +68,7 @@ func init() {
 		if labUp == nil {
 			return
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 		defer cancel()
 		for _, f := range slices.Backward(labUp.undo) {
 			if err := f(ctx); err != nil && !errors.Is(err, engine.ErrNotFound) {

@@ -81,7 +81,7 @@ func runClient(t *testing.T, s *server, name string, script []byte) string {
 	if err := os.Chtimes(filepath.Join(dir, "here/a"), at, at); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	interpreter := "sh"
 	if strings.HasSuffix(name, ".py") {

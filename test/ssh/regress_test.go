@@ -80,7 +80,7 @@ func runRegress(t *testing.T, s *server, dir, script string) (string, error) {
 	}
 	ssh := write("ssh-any-key", "#!/bin/sh\nexec /usr/bin/ssh -oStrictHostKeyChecking=no -oUserKnownHostsFile=/dev/null -oGlobalKnownHostsFile=/dev/null -oIdentitiesOnly=yes -oIdentityFile="+filepath.Join(s.dir, "mine")+` "$@"`+"\n")
 	splice := write("splice", fmt.Sprintf("#!/bin/bash\nexec %s/netcat 127.0.0.1 %d\n", regress, s.port))
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "sh", filepath.Join(regress, "test-exec.sh"), dir, filepath.Join(regress, script+".sh"))
 	cmd.Dir = dir

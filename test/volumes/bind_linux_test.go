@@ -24,7 +24,7 @@ func init() {
 		if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
 			return err
 		}
-		c, err := sandbox.NewClient()
+		c, err := harness.Open()
 		if err != nil {
 			return err
 		}
@@ -196,7 +196,7 @@ func TestBindMountOfOddSources(t *testing.T) {
 func init() {
 	// copy makes a sandbox with a copy of a directory, and prints the error.
 	harness.AddRole("copy", func(args []string) error {
-		c, err := sandbox.NewClient(sandbox.WithHost(args[0]))
+		c, err := harness.Open(sandbox.WithHost(args[0]))
 		if err != nil {
 			return err
 		}

@@ -21,7 +21,7 @@ import (
 func init() {
 	// lists prints the volume of the name, and the mounts of the sandboxes named after it.
 	harness.AddRole("volume", func(args []string) error {
-		c, err := sandbox.NewClient()
+		c, err := harness.Open()
 		if err != nil {
 			return err
 		}

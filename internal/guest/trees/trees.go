@@ -26,6 +26,8 @@ type Writer struct {
 	w      *tar.Writer
 	buf    []byte
 	links  map[archive.FileID]string // first names of files with several
+	layer  bool                      // see SendLayer
+	omit   []string                  // names that are not sent, with their job
 	Losses wire.Losses               // sockets and devices of directories
 }
 
@@ -54,6 +56,17 @@ func (t *Writer) Send(job int, dir string) error {
 	}
 	clear(t.links) // no link leads from one tree into another
 	return t.dir(root, info, strconv.Itoa(job), dir)
+}
+
+// SendLayer is Send for a container's own layer, without the names in omit. What marks that a file of the
+// image is gone, or a directory's contents, is sent like files.
+func (t *Writer) SendLayer(job int, dir string, omit []string) error {
+	t.layer = true
+	for _, name := range omit {
+		t.omit = append(t.omit, strconv.Itoa(job)+"/"+name)
+	}
+	defer func() { t.layer, t.omit = false, nil }()
+	return t.Send(job, dir)
 }
 
 // Archive sends what a tar archive of others holds as the tree of a job, checked entry by
@@ -185,9 +198,15 @@ type StreamError struct{ Err error }
 func (e *StreamError) Error() string { return e.Err.Error() }
 func (e *StreamError) Unwrap() error { return e.Err }
 
-// dropTrusted removes those extended attributes that only privileged processes may see.
-func dropTrusted(had map[string]string) map[string]string {
-	maps.DeleteFunc(had, func(key, _ string) bool { return strings.HasPrefix(key, wire.TreeXattr+"trusted.") })
+// dropTrusted removes those extended attributes that only privileged processes may see. Of overlayfs'
+// own in a layer it keeps what hides or finds files of the image. Where a file was copied up from
+// means nothing on another disk.
+func (t *Writer) dropTrusted(had map[string]string) map[string]string {
+	maps.DeleteFunc(had, func(key, _ string) bool {
+		name, trusted := strings.CutPrefix(key, wire.TreeXattr+"trusted.")
+		mark, overlay := strings.CutPrefix(name, "overlay.")
+		return trusted && !(t.layer && overlay && mark != "origin" && mark != "impure")
+	})
 	return had
 }
 
@@ -215,13 +234,16 @@ func (t *Writer) dir(root *os.Root, info fs.FileInfo, name, file string) (err er
 			return t.ctx.Err()
 		}
 		sub := file + string(os.PathSeparator) + e.Name()
+		if slices.Contains(t.omit, name+"/"+e.Name()) {
+			continue
+		}
 		if err := t.entry(root, e.Name(), name+"/"+e.Name(), sub); err != nil {
 			return withPath(sub, err)
 		}
 	}
 	h := attributes(info)
 	h.Typeflag, h.Name = tar.TypeDir, name+"/"
-	h.PAXRecords = dropTrusted(had)
+	h.PAXRecords = t.dropTrusted(had)
 	h.PAXRecords[wire.TreeEnd] = "1"
 	return t.header(h)
 }
@@ -287,6 +309,10 @@ func (t *Writer) entry(dir *os.Root, base, name, file string) error {
 		}
 		return t.regular(dir, base, info, h)
 	}
+	if t.layer && isWhiteout(info) {
+		h.Typeflag = tar.TypeChar
+		return t.header(h)
+	}
 	top, rel, _ := strings.Cut(name, "/")
 	job, err := strconv.Atoi(top)
 	if err != nil {
@@ -305,7 +331,7 @@ func (t *Writer) regular(dir *os.Root, base string, info fs.FileInfo, h *tar.Hea
 	defer f.Close()
 	for try := 1; ; try++ {
 		*h = *attributesOf(now, h)
-		h.Typeflag, h.PAXRecords = tar.TypeReg, dropTrusted(xattrs(f))
+		h.Typeflag, h.PAXRecords = tar.TypeReg, t.dropTrusted(xattrs(f))
 		size := now.Size()
 		if size > smallFile {
 			return t.large(f, now, h)

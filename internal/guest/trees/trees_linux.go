@@ -19,6 +19,12 @@ func owner(info fs.FileInfo, h *tar.Header) {
 	}
 }
 
+// isWhiteout reports whether a file of a layer says that the image's is deleted.
+func isWhiteout(info fs.FileInfo) bool {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && st.Mode&syscall.S_IFMT == syscall.S_IFCHR && st.Rdev == 0
+}
+
 // xattrs returns the extended attributes of an open file as records, ACLs and
 // capabilities among them.
 func xattrs(f *os.File) map[string]string {

@@ -12,3 +12,5 @@ import (
 func owner(fs.FileInfo, *tar.Header) {}
 
 func xattrs(*os.File) map[string]string { return map[string]string{} }
+
+func isWhiteout(fs.FileInfo) bool { return false }

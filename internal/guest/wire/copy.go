@@ -12,6 +12,9 @@ type Copy struct {
 	// Stream says that the trees come on standard input, as a tar archive in which names
 	// begin with the number of their job. From is ignored then.
 	Stream bool `json:"stream,omitempty"`
+	// Send says that the trees go to standard output, as the archive of Stream, and after it SendEnd. There
+	// is no Copied then, and To is ignored. Without SendEnd standard error says what failed.
+	Send bool `json:"send,omitempty"`
 	// Wait says to print Copied with Ready and to begin when a line comes on standard
 	// input. The copy ends, and a hold with it, at the end of standard input, or when nothing has
 	// come for HoldSilence: the caller sends a CopyBeat at least that often.
@@ -26,6 +29,9 @@ type Copy struct {
 	Linger bool `json:"linger,omitempty"`
 }
 
+// SendEnd is the end of what a copy with Send writes.
+const SendEnd = "\nAGENTSANDBOX.sent\n"
+
 // CopyBeat is a line of the caller of a copy with Wait that says no more than that it lives.
 const CopyBeat = "beat\n"
 
@@ -38,6 +44,8 @@ const (
 	TreeSparse = "AGENTSANDBOX.sparse"
 	// TreeReplace marks what takes the place of a file that came before.
 	TreeReplace = "AGENTSANDBOX.replace"
+	// A tar header of a character device with the numbers 0, 0 is a whiteout of a Layer.
+
 	// TreeXattr and a name is an extended attribute, as others write it, too.
 	TreeXattr = "SCHILY.xattr."
 )

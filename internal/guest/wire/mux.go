@@ -55,16 +55,20 @@ func ServerConn(conn net.Conn) (ssh.Conn, <-chan ssh.NewChannel, <-chan *ssh.Req
 }
 
 const (
-	clientBuffer      = 16 << 10 // a program may have hundreds of connections
-	serverBuffer      = 64 << 10 // more than a packet of data: it takes one read
+	clientBuffer      = 512      // for the headers of packets: an exec's stream has a buffer of its own
+	serverBuffer      = 64 << 10 // what a pipe holds: it takes one read
 	maxBeforeGreeting = 64 << 10
 )
+
+// PacketData is the most data of a packet that takes 32 KiB with its headers: eight pages of a pipe, and the
+// buffer with which the engine and its shim read. A write on a channel should have no more.
+const PacketData = 32<<10 - 14
 
 func mux(conn net.Conn, r *bufio.Reader) (ssh.Conn, <-chan ssh.NewChannel, <-chan *ssh.Request, error) {
 	return ssh.NewControlClientConn(&packets{Conn: conn, r: r, answers: bytes.NewReader([]byte{
 		0, 0, 0, 8, 0, 0, 0, 1, 0, 0, 0, 4, // hello, version 4
 		0, 0, 0, 8, 0x80, 0, 0, 0xf, 0, 0, 0, 0, // request 0, for proxy mode, is granted
-	}), requests: 2})
+	}), requests: 2, owed: map[uint32]uint32{}})
 }
 
 // packets is a stream of packets, each of which is written by one call.
@@ -76,6 +80,7 @@ type packets struct {
 
 	mu       sync.Mutex // package ssh writes from any goroutine
 	requests int
+	owed     map[uint32]uint32 // by channel of the other side: window that was read and is not reported yet
 }
 
 // minPacket is the length of what follows a packet's length: at least the length of its padding,
@@ -112,5 +117,38 @@ func (p *packets) Write(b []byte) (int, error) {
 		p.requests--
 		return len(b), nil
 	}
+	if len(b) >= closeSize && !p.due(b) {
+		return len(b), nil
+	}
 	return p.Conn.Write(b)
+}
+
+// Packets of SSH: a type, the channel of the other side, and for windowAdjust bytes to add.
+const (
+	windowAdjust = 93
+	channelClose = 97
+	closeSize    = 4 + 1 + 1 + 4
+	adjustSize   = closeSize + 4
+)
+
+// windowStep is how much of a channel's window, an eighth, is given back at a time. Package ssh does so after
+// each read of a fast stream, and each time costs as much as a small command.
+const windowStep = 256 << 10
+
+// due reports whether a packet is to be sent now. It adds what is owed to one that gives back a part of a window.
+func (p *packets) due(b []byte) bool {
+	channel := binary.BigEndian.Uint32(b[6:])
+	switch {
+	case b[5] == channelClose:
+		delete(p.owed, channel)
+	case b[5] == windowAdjust && len(b) == adjustSize:
+		n := p.owed[channel] + binary.BigEndian.Uint32(b[closeSize:])
+		if n < windowStep {
+			p.owed[channel] = n
+			return false
+		}
+		delete(p.owed, channel)
+		binary.BigEndian.PutUint32(b[closeSize:], n)
+	}
+	return true
 }

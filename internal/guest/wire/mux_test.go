@@ -1,11 +1,13 @@
 package wire
 
 import (
+	"encoding/binary"
 	"io"
 	"net"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/crypto/ssh"
@@ -131,4 +133,74 @@ func TestClientGivesUpWithoutAGreeting(t *testing.T) {
 	if _, _, _, err := ClientConn(near); err == nil {
 		t.Error("ClientConn succeeded")
 	}
+}
+
+// adjusts counts what its writer sends of windows.
+type adjusts struct {
+	net.Conn
+	n atomic.Int64
+}
+
+func (a *adjusts) Write(b []byte) (int, error) {
+	if len(b) == adjustSize && b[5] == windowAdjust {
+		a.n.Add(1)
+	}
+	return a.Conn.Write(b)
+}
+
+// Windows are given back in large steps, and what a channel is owed ends with it: the other side gives its number
+// to the next channel.
+func TestWindowsInSteps(t *testing.T) {
+	t.Parallel()
+	near, far := pipe(t)
+	var served sync.WaitGroup
+	served.Go(func() {
+		_, chans, reqs, err := ServerConn(far)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		go ssh.DiscardRequests(reqs)
+		for nc := range chans {
+			size := binary.BigEndian.Uint32(nc.ExtraData())
+			ch, reqs, err := nc.Accept()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			go ssh.DiscardRequests(reqs)
+			ch.Write(make([]byte, size))
+		}
+	})
+	counted := &adjusts{Conn: near}
+	conn, chans, reqs, err := ClientConn(counted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go ssh.DiscardRequests(reqs)
+	go func() {
+		for range chans {
+		}
+	}()
+	for _, want := range []struct{ size, most int64 }{
+		{windowStep * 3 / 4, 0},
+		{windowStep * 3 / 4, 0}, // none, either, of the channel before
+		{64 * windowStep, 64},
+	} {
+		before := counted.n.Load()
+		ch, reqs, err := conn.OpenChannel("send", binary.BigEndian.AppendUint32(nil, uint32(want.size)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := io.CopyN(io.Discard, ch, want.size); err != nil {
+			t.Fatalf("got %d bytes, %v; want %d", n, err, want.size)
+		}
+		ch.Close()
+		ssh.DiscardRequests(reqs) // until the other side has closed it, too
+		if got := counted.n.Load() - before; got > want.most {
+			t.Errorf("%d bytes: the window was given back %d times, want at most %d", want.size, got, want.most)
+		}
+	}
+	conn.Close()
+	served.Wait()
 }

@@ -26,5 +26,5 @@ cat >play.yml <<'END'
       register: b
     - debug: {msg: "{{ b.stat.checksum }} {{ b.stat.mode }} {{ b.stat.size }}"}
 END
-timeout 100 ansible-playbook -i hosts -e "there=$THERE" play.yml 2>&1 | grep -v '^$'
+timeout 500 ansible-playbook -i hosts -e "there=$THERE" play.yml 2>&1 | grep -v '^$'
 rm -rf cp local

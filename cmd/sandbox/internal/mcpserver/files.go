@@ -11,6 +11,12 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/sandboxtools"
 )
 
+// titles are for people who confirm calls of the tools of package sandboxtools.
+var titles = map[string]string{
+	"bash": "Run a command", "read": "Read a file", "write": "Write a file", "edit": "Edit a file", "glob": "Find files by name", "grep": "Search in files",
+	"fetch": "Request a page of a server inside",
+}
+
 // addToolsOfSandboxes adds the tools of package sandboxtools, with the sandbox as one more argument.
 func (s *Server) addToolsOfSandboxes(server *mcp.Server) error {
 	for _, tool := range sandboxtools.New(nil, s.toolOptions()) {
@@ -29,7 +35,7 @@ func (s *Server) addToolsOfSandboxes(server *mcp.Server) error {
 		if tool.ReadOnly {
 			hints = readOnly
 		}
-		server.AddTool(&mcp.Tool{Name: tool.Name, Description: tool.Description, Annotations: &hints, InputSchema: schema},
+		server.AddTool(&mcp.Tool{Name: tool.Name, Title: titles[tool.Name], Description: tool.Description, Annotations: &hints, InputSchema: schema},
 			func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 				out, err := s.callTool(ctx, tool.Name, req.Params.Arguments)
 				if err != nil {

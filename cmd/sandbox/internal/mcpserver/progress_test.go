@@ -2,6 +2,7 @@ package mcpserver
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,7 +18,7 @@ func TestLongCallsSendProgress(t *testing.T) {
 	progressInterval = time.Millisecond
 	server := mcp.NewServer(&mcp.Implementation{Name: "test", Version: "1"}, nil)
 	enough := make(chan struct{})
-	add(server, "wait", "Wait.", readOnly, noSchema, func(ctx context.Context, _ None) (None, error) {
+	add(server, "wait", "Wait", "Wait.", readOnly, noSchema, func(ctx context.Context, _ None) (None, error) {
 		select {
 		case <-enough:
 			return None{}, nil
@@ -32,9 +33,12 @@ func TestLongCallsSendProgress(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer served.Wait()
+	var mu sync.Mutex // more may come after the call
 	var got []float64
 	client := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, &mcp.ClientOptions{
 		ProgressNotificationHandler: func(_ context.Context, r *mcp.ProgressNotificationClientRequest) {
+			mu.Lock()
+			defer mu.Unlock()
 			if got = append(got, r.Params.Progress); len(got) == 3 {
 				close(enough)
 			}
@@ -52,6 +56,8 @@ func TestLongCallsSendProgress(t *testing.T) {
 	if result, err := session.CallTool(ctx, params); err != nil || result.IsError {
 		t.Fatalf("the call: %v, %v", result, err)
 	}
+	mu.Lock()
+	defer mu.Unlock()
 	for i := 1; i < 3; i++ {
 		if got[i] <= got[i-1] {
 			t.Errorf("progress %v does not increase", got)

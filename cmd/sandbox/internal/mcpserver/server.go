@@ -69,13 +69,13 @@ func New(client *sandbox.Client, limits Options) *Server {
 
 // Run serves one agent, whose messages it reads from in and answers to out, until in ends or ctx does.
 // Then it cancels the calls that run, removes all that it made, and returns the names of what is
-// left: what was to be kept, or could not be removed. It does not wait for calls that can't be
-// cancelled, such as one whose answer the agent does not read: those end with the program.
+// left: what was to be kept, or could not be removed. It does not wait long for answers that the agent
+// does not read: those calls end with the program.
 func (s *Server) Run(ctx context.Context, in io.Reader, out io.WriteCloser) (left []string, err error) {
 	server := mcp.NewServer(&mcp.Implementation{Name: "sandbox", Title: "Linux sandboxes", Version: "v0.1.0"}, &mcp.ServerOptions{
 		Instructions: fmt.Sprintf(`Isolated Linux environments. Make one with "sandbox_create", run commands in it with "bash", delete it with "sandbox_delete" when it is not needed any more. `+
 			`Its working directory is /workspace. There are at most %d at a time, and each one ends after %v.`, s.limits.Sandboxes, s.limits.Lifetime),
-		Capabilities: &mcp.ServerCapabilities{},
+		Capabilities: &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{}}, // the list never changes
 	})
 	if s.limits.Pool > 0 {
 		if err := s.openPool(ctx); err != nil {
@@ -93,8 +93,9 @@ func (s *Server) Run(ctx context.Context, in io.Reader, out io.WriteCloser) (lef
 	served := make(chan error, 1)
 	go func() {
 		defer disconnect()
-		// Its own end waits for the calls that run, so disconnect does not wait for that.
-		served <- server.Run(connected, &mcp.IOTransport{Reader: &input{in, disconnect}, Writer: out})
+		// It ends by itself after the end of its input.
+		e := &ends{in: in, out: out, disconnected: disconnect, asked: map[string]bool{}}
+		served <- server.Run(ctx, &mcp.IOTransport{Reader: unclosed{e}, Writer: e})
 	}()
 	<-connected.Done()
 	left, err = s.close(context.WithoutCancel(ctx))
@@ -103,15 +104,24 @@ func (s *Server) Run(ctx context.Context, in io.Reader, out io.WriteCloser) (lef
 		if !errors.Is(end, context.Canceled) {
 			err = errors.Join(end, err)
 		}
-	default:
+	case <-ctx.Done():
+	case <-time.After(answerTimeout):
 	}
 	return left, err
 }
 
-// during returns middleware that cancels the context of each call when ctx ends.
+// unclosed is the input of an agent, which is the caller's.
+type unclosed struct{ io.Reader }
+
+func (unclosed) Close() error { return nil }
+
+// during returns middleware that cancels the context of each call of a tool when ctx ends.
 func during(ctx context.Context) mcp.Middleware {
 	return func(next mcp.MethodHandler) mcp.MethodHandler {
 		return func(call context.Context, method string, req mcp.Request) (mcp.Result, error) {
+			if _, is := req.(*mcp.CallToolRequest); !is {
+				return next(call, method, req)
+			}
 			call, cancel := context.WithCancel(call)
 			defer cancel()
 			defer context.AfterFunc(ctx, cancel)()
@@ -119,22 +129,6 @@ func during(ctx context.Context) mcp.Middleware {
 		}
 	}
 }
-
-// input is what an agent sends. It calls end when the agent disconnects.
-type input struct {
-	io.Reader
-	end func()
-}
-
-func (i *input) Read(p []byte) (int, error) {
-	n, err := i.Reader.Read(p)
-	if err != nil {
-		i.end()
-	}
-	return n, err
-}
-
-func (*input) Close() error { return nil } // it is the caller's
 
 // close ends the sessions and removes what is not to be kept, and what is being made meanwhile.
 func (s *Server) close(ctx context.Context) (left []string, err error) {

@@ -30,6 +30,8 @@ const (
 	sandboxSchema  = `{"type":"object","properties":{"sandbox":{"type":"string","description":"the name"}},"required":["sandbox"],"additionalProperties":false}`
 	rollbackSchema = `{"type":"object","properties":{"sandbox":{"type":"string","description":"the name"},
 		"snapshot":{"type":"string","description":"the ID of a snapshot"}},"required":["sandbox","snapshot"],"additionalProperties":false}`
+	killSchema = `{"type":"object","properties":{"sandbox":{"type":"string","description":"the name"},
+		"id":{"type":"string","description":"the id that the tool bash returned"}},"required":["sandbox","id"],"additionalProperties":false}`
 	createSchema = `{"type":"object","properties":{
 		"image":{"type":["string","null"],"description":"one of the images of the description"},
 		"network":{"type":["string","null"],"description":"one of the network policies of the description"},
@@ -41,8 +43,8 @@ const (
 )
 
 // add makes a tool of fn. An error of fn is the result of the call, for the agent to read.
-func add[In, Out any](server *mcp.Server, name, description string, hints mcp.ToolAnnotations, schema string, fn func(context.Context, In) (Out, error)) {
-	server.AddTool(&mcp.Tool{Name: name, Description: description, Annotations: &hints, InputSchema: json.RawMessage(schema)},
+func add[In, Out any](server *mcp.Server, name, title, description string, hints mcp.ToolAnnotations, schema string, fn func(context.Context, In) (Out, error)) {
+	server.AddTool(&mcp.Tool{Name: name, Title: title, Description: description, Annotations: &hints, InputSchema: json.RawMessage(schema)},
 		func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 			var in In
 			if err := decode(req.Params.Arguments, &in); err != nil {
@@ -83,14 +85,15 @@ func (s *Server) addSandboxTools(server *mcp.Server) {
 	if len(l.Mounts) > 0 {
 		mounts = strings.Join(l.Mounts, ", ")
 	}
-	add(server, "sandbox_create", fmt.Sprintf("Create a sandbox. Images: %s. Network policies: %s. Mounts: %s. At most %g CPUs and %d bytes of memory. The first of each list is the default, except for mounts.",
+	add(server, "sandbox_create", "Create a sandbox", fmt.Sprintf("Create a sandbox. Images: %s. Network policies: %s. Mounts: %s. At most %g CPUs and %d bytes of memory. The first of each list is the default, except for mounts.",
 		strings.Join(l.Images, ", "), strings.Join(networks, "; "), mounts, l.VCPUs, l.Memory), adds, createSchema, s.create)
-	add(server, "sandbox_list", "List the sandboxes and the snapshots.", readOnly, noSchema, s.list)
-	add(server, "sandbox_egress", "List the connections and lookups that a sandbox attempted, allowed or blocked by its network policy.", readOnly, sandboxSchema, s.egress)
-	add(server, "sandbox_fork", "Create a sandbox with the current files of another one. Processes are not copied.", adds, sandboxSchema, s.fork)
-	add(server, "sandbox_snapshot", "Keep the current files of a sandbox, for the tool \"sandbox_rollback\".", adds, sandboxSchema, s.snapshot)
-	add(server, "sandbox_rollback", "Make the files of a sandbox those of a snapshot. Its processes end, and its shell begins anew.", changes, rollbackSchema, s.rollback)
-	add(server, "sandbox_delete", "Delete a sandbox with its files.", changes, sandboxSchema, s.remove)
+	add(server, "sandbox_list", "List sandboxes and snapshots", "List the sandboxes and the snapshots.", readOnly, noSchema, s.list)
+	add(server, "sandbox_egress", "List attempted connections", "List the connections and lookups that a sandbox attempted, allowed or blocked by its network policy.", readOnly, sandboxSchema, s.egress)
+	add(server, "sandbox_fork", "Fork a sandbox", "Create a sandbox with the current files of another one. Processes are not copied.", adds, sandboxSchema, s.fork)
+	add(server, "sandbox_snapshot", "Take a snapshot", "Keep the current files of a sandbox, for the tool \"sandbox_rollback\".", adds, sandboxSchema, s.snapshot)
+	add(server, "sandbox_rollback", "Roll back to a snapshot", "Make the files of a sandbox those of a snapshot. Its processes end, and its shell begins anew.", changes, rollbackSchema, s.rollback)
+	add(server, "sandbox_kill", "End a command in the background", "End a command that the tool \"bash\" started in the background, with all processes that it started.", changes, killSchema, s.kill)
+	add(server, "sandbox_delete", "Delete a sandbox", "Delete a sandbox with its files.", changes, sandboxSchema, s.remove)
 }
 
 // In is the input of a tool for one sandbox.
@@ -381,6 +384,29 @@ func (s *Server) rollback(ctx context.Context, in Rollback) (Named, error) {
 	defer s.mu.Unlock()
 	sb.tools = sandboxtools.New(sb.Sandbox, s.toolOptions())
 	return Named{Name: sb.Name()}, nil
+}
+
+// Kill is the input of the tool "sandbox_kill".
+type Kill struct {
+	Sandbox string `json:"sandbox"`
+	ID      string `json:"id"`
+}
+
+func (s *Server) kill(ctx context.Context, in Kill) (None, error) {
+	sb, err := s.get(in.Sandbox)
+	if err != nil {
+		return None{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.limits.CommandTime)
+	defer cancel()
+	cmd, err := sb.Process(ctx, in.ID)
+	if errors.Is(err, sandbox.ErrProcessNotFound) {
+		return None{}, fmt.Errorf("no command with the id %q runs in the background", in.ID)
+	}
+	if err != nil {
+		return None{}, err
+	}
+	return None{}, cmd.Kill()
 }
 
 func (s *Server) remove(ctx context.Context, in In) (None, error) {

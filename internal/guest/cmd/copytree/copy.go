@@ -34,6 +34,9 @@ func Run(args []string) error {
 	unix.Umask(0)
 	debug.SetGCPercent(400)
 
+	if spec.Send {
+		return send(&spec, os.Stdout)
+	}
 	out := json.NewEncoder(os.Stdout)
 	c := newCopier()
 	if err := openLayers(&spec); err != nil {

@@ -142,11 +142,19 @@ func TestCopiedLayersAreTheSame(t *testing.T) {
 		t.Fatal(err)
 	}
 	shell(t, `cd "$1"; mkdir -p link-was/mount-point goes/mount-point new/f; touch empties moves`, to)
-	spec := wire.Copy{Jobs: []wire.CopyJob{{From: upper, To: to, Layer: true}}}
+	shell(t, `mkdir "$1/omitted"; touch -d @4 "$1"`, upper)
+	spec := wire.Copy{Jobs: []wire.CopyJob{{From: upper, To: to, Layer: true, Omit: []string{"omitted"}}}}
 	c := newCopier()
 	if err := errors.Join(c.clear(spec.Jobs[0]), c.run(spec)); err != nil {
 		t.Fatal(err)
 	}
+	var stream bytes.Buffer
+	streamed := t.TempDir()
+	spec.Jobs[0].To = streamed
+	if err := errors.Join(send(&spec, &stream), newCopier().receive(&stream, spec.Jobs)); err != nil {
+		t.Fatal(err)
+	}
+	shell(t, `rmdir "$1/omitted"; touch -d @4 "$1"`, upper)
 	look := func(dir string) map[string]string {
 		tree := treeOf(t, dir)
 		for name, line := range tree {
@@ -154,8 +162,11 @@ func TestCopiedLayersAreTheSame(t *testing.T) {
 		}
 		return tree
 	}
-	if diff := cmp.Diff(look(source), look(overlaid(t, lower, to))); diff != "" {
-		t.Errorf("(-source +target):\n%s", diff)
+	want := look(source)
+	for way, to := range map[string]string{"copied": to, "streamed": streamed} {
+		if diff := cmp.Diff(want, look(overlaid(t, lower, to))); diff != "" {
+			t.Errorf("%s (-source +target):\n%s", way, diff)
+		}
 	}
 }
 

@@ -149,6 +149,9 @@ func (r *receiver) entry(in io.Reader, h *tar.Header, job int, rel string) error
 			return err
 		}
 	}
+	if h.Typeflag == tar.TypeChar && h.Devmajor == 0 && h.Devminor == 0 && r.jobs[job].Layer {
+		return unix.Mknodat(parent, base, unix.S_IFCHR|uint32(h.Mode&0o7777), 0) // a whiteout: the image's file is deleted
+	}
 	r.files.Add(1)
 	switch h.Typeflag {
 	case tar.TypeReg:

@@ -235,33 +235,47 @@ func TestTheResolverIsAsPatientAsCLibraries(t *testing.T) {
 	resolved := make([]string, len(rows))
 	var all sync.WaitGroup
 	q := dnsmessage.Question{Name: dnsmessage.MustNewName("a.example.com."), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET}
-	for n, row := range rows {
+	// differs tries a row, and says how it differs.
+	differs := func(n int, row []int) string {
 		var servers []netip.Addr
 		var texts, names []string
 		for _, i := range row {
 			servers, texts, names = append(servers, netip.MustParseAddr(addrs[i])), append(texts, addrs[i]), append(names, kinds[i].name)
 		}
-		all.Go(func() {
-			ctx, cancel := context.WithTimeout(t.Context(), lookupTime)
-			defer cancel()
-			began := time.Now()
-			a, _, err := r.query(ctx, servers, q)
-			took := time.Since(began)
-			var got []string
-			for _, record := range a.records {
-				got = append(got, addrOf(record).String())
-			}
-			ours, glibc := strings.Join(got, " "), byGlibc(t, ns, dir, texts)
-			resolved[n] = fmt.Sprintf("%-70s %-22q glibc %-22q %v", strings.Join(names, ", "), ours, glibc, took.Round(10*time.Millisecond))
-			last := kinds[row[len(row)-1]]
-			// As for musl, that a name does not exist counts from any server.
-			denied := slices.ContainsFunc(row, func(i int) bool { return kinds[i].denies })
-			if ours == "" && (glibc != "" && !denied || len(row) == 1 && last.musl) || len(row) == 1 && glibc != "" && ours != glibc {
-				t.Errorf("a server that %s: %q, %v; glibc: %q, musl: %t", strings.Join(names, ", then one that "), ours, err, glibc, last.musl)
-			}
-		})
+		ctx, cancel := context.WithTimeout(t.Context(), lookupTime)
+		defer cancel()
+		began := time.Now()
+		a, _, err := r.query(ctx, servers, q)
+		took := time.Since(began)
+		var got []string
+		for _, record := range a.records {
+			got = append(got, addrOf(record).String())
+		}
+		ours, glibc := strings.Join(got, " "), byGlibc(t, ns, dir, texts)
+		resolved[n] = fmt.Sprintf("%-70s %-22q glibc %-22q %v", strings.Join(names, ", "), ours, glibc, took.Round(10*time.Millisecond))
+		last := kinds[row[len(row)-1]]
+		// As for musl, that a name does not exist counts from any server.
+		denied := slices.ContainsFunc(row, func(i int) bool { return kinds[i].denies })
+		if ours == "" && (glibc != "" && !denied || len(row) == 1 && last.musl) || len(row) == 1 && glibc != "" && ours != glibc {
+			return fmt.Sprintf("a server that %s: %q, %v; glibc: %q, musl: %t", strings.Join(names, ", then one that "), ours, err, glibc, last.musl)
+		}
+		return ""
+	}
+	differ := make([]string, len(rows))
+	for n, row := range rows {
+		all.Go(func() { differ[n] = differs(n, row) })
 	}
 	all.Wait()
+	for n, row := range rows {
+		// Both have time limits, which a busy machine exceeds for one of them: a difference shows again, alone.
+		for try := 0; differ[n] != "" && try < 3; try++ {
+			t.Log(differ[n])
+			differ[n] = differs(n, row)
+		}
+		if differ[n] != "" {
+			t.Error(differ[n])
+		}
+	}
 	t.Log("\n" + strings.Join(resolved, "\n"))
 }
 

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -261,7 +262,8 @@ func TestFloodsOpenNothing(t *testing.T) {
 	stop := make(chan struct{})
 	var attack sync.WaitGroup
 	enemy := l.inside.again()
-	for _, say := range []string{"", "\x16\x03\x01\xff\xff", "GET / HTTP/1.1\r\nX: " + strings.Repeat("y", 100), strings.Repeat("Z", 1<<20)} {
+	hellos := []string{"", "\x16\x03\x01\xff\xff", "GET / HTTP/1.1\r\nX: " + strings.Repeat("y", 100), strings.Repeat("Z", 1<<20)}
+	for _, say := range slices.Repeat(hellos, 4) { // on a busy machine one dials too slowly for a crowd
 		enemy := l.inside.again() // dials of each wait for no other's
 		attack.Go(func() {
 			var open []net.Conn
@@ -270,13 +272,13 @@ func TestFloodsOpenNothing(t *testing.T) {
 					c.Close()
 				}
 			}()
-			for range 500 {
+			for range 125 {
 				select {
 				case <-stop:
 					return
 				default:
 				}
-				conn, err := enemy.dialFrom("tcp", otherAddr+":443", &net.Dialer{Timeout: 100 * time.Millisecond})
+				conn, err := enemy.dialFrom("tcp", otherAddr+":443", &net.Dialer{Timeout: time.Second})
 				if err != nil {
 					continue
 				}
@@ -309,6 +311,11 @@ func TestFloodsOpenNothing(t *testing.T) {
 			}
 		}
 	})
+	end := sync.OnceFunc(func() {
+		close(stop)
+		attack.Wait()
+	})
+	t.Cleanup(end)
 	crowd := func() int {
 		l.enforcer.proxy.mu.Lock()
 		defer l.enforcer.proxy.mu.Unlock()
@@ -322,24 +329,24 @@ func TestFloodsOpenNothing(t *testing.T) {
 	worst := time.Duration(0)
 	for range 20 {
 		begin := time.Now()
-		if got := l.secure(alphaAddr+":443", "a.example.com"); got != toAlpha {
+		// On a busy machine the name's other address may be quicker.
+		if got := l.secure(alphaAddr+":443", "a.example.com"); got != toAlpha && got != "tls ["+alpha6+"]:443 a.example.com hello\n" {
 			t.Errorf("under the flood: %q", got)
 		}
 		worst = max(worst, time.Since(begin))
 	}
 	l.enforcer.proxy.mu.Lock()
-	flows, hellos := len(l.enforcer.proxy.flows), len(l.enforcer.proxy.hellos)
+	flows, waiting := len(l.enforcer.proxy.flows), len(l.enforcer.proxy.hellos)
 	l.enforcer.proxy.mu.Unlock()
 	var mem runtime.MemStats
 	runtime.ReadMemStats(&mem)
-	t.Logf("slowest allowed connection %v; %d flows, %d hellos, heap %d MiB", worst, flows, hellos, mem.HeapInuse>>20)
-	if flows > maxFlows || hellos > maxFlows {
-		t.Errorf("%d flows, %d hellos", flows, hellos)
+	t.Logf("slowest allowed connection %v; %d flows, %d hellos, heap %d MiB", worst, flows, waiting, mem.HeapInuse>>20)
+	if flows > maxFlows || waiting > maxFlows {
+		t.Errorf("%d flows, %d hellos", flows, waiting)
 	}
-	close(stop)
-	attack.Wait()
+	end()
 	for _, h := range l.took() {
-		if h != "dns a.example.com" && !strings.HasPrefix(h, "tcp "+alphaAddr+":443") {
+		if h != "dns a.example.com" && !strings.HasPrefix(h, "tcp "+alphaAddr+":443") && !strings.HasPrefix(h, "tcp ["+alpha6+"]:443") {
 			t.Errorf("reached: %s", h)
 		}
 	}

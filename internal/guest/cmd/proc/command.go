@@ -411,7 +411,7 @@ func (c *Command) pump(f *os.File, w io.Writer, cut *atomic.Bool) {
 	buf := buffers.Get().(*[copySize]byte)
 	defer buffers.Put(buf)
 	for {
-		n, err := f.Read(buf[:])
+		n, err := f.Read(buf[:wire.PacketData])
 		if n > 0 {
 			if _, err := w.Write(buf[:n]); err != nil {
 				break

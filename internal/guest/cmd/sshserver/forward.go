@@ -222,7 +222,7 @@ func (f *forward) copyOut() {
 	buf := forwardBuffers.Get().(*[forwardSize]byte)
 	defer forwardBuffers.Put(buf)
 	for {
-		n, err := f.conn.Read(buf[:])
+		n, err := f.conn.Read(buf[:wire.PacketData])
 		if n > 0 {
 			if _, err := f.ch.Write(buf[:n]); err != nil {
 				return // the client is gone

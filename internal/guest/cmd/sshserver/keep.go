@@ -122,7 +122,7 @@ func (k *keeper) start(s *server, nc ssh.NewChannel, req wire.Exec) {
 		defer s.leave()
 		defer s.use.end()
 		d.exit = d.command.Run(d.ring.to(streamOut), d.ring.to(streamErr))
-		d.exit.Ending = s.isStopping()
+		d.exit.Ending = s.endsDuring(d.exit)
 		ended(d.exit)
 		d.ring.close()
 		k.end(d)

@@ -145,6 +145,17 @@ func (s *server) isStopping() bool {
 	return s.stopping
 }
 
+// endsDuring reports whether the session was ending when a command ended so. One that fails by
+// itself may do so because of PID 1's SIGTERM before this process has handled its own, so PID 1 is
+// asked.
+func (s *server) endsDuring(exit wire.Exit) bool {
+	if s.isStopping() || exit.Code == 0 || exit.Signal != 0 {
+		return s.isStopping()
+	}
+	answer, err := askEnter()
+	return err == nil && answer != wire.EnterYes
+}
+
 // serve serves conn until it ends.
 func (s *server) serve(conn net.Conn) error {
 	sc, chans, reqs, err := s.accept(conn)
@@ -266,7 +277,7 @@ func (s *server) exec(nc ssh.NewChannel, parts *parts) {
 	go c.Feed(input)
 	go announceExit(c, ch, c.Done())
 	exit := c.Run(ch, ch.Stderr())
-	exit.Ending = s.isStopping()
+	exit.Ending = s.endsDuring(exit)
 	answering.Lock()
 	defer answering.Unlock()
 	sendRequest(ch, wire.RequestExit, exit)

@@ -1,0 +1,182 @@
+// The files of a sandbox: directories, upload, download, and an editor for small texts.
+
+import {act} from "./actions.js";
+import {call, path, request, streamURL} from "./api.js";
+import {button, element, empty, fail, focusOn, keyed, link, part, say, setText, time} from "./dom.js";
+import {printable, size} from "./format.js";
+import {menuButton} from "./menu.js";
+
+const maxText = 256 << 10;
+const icons = {directory: "▸", symlink: "↪", file: "·", other: "○"};
+const join = (dir, name) => (dir === "/" ? "" : dir) + "/" + name;
+
+export function files(node, s, rest) {
+  const dir = rest.length ? "/" + rest.filter(Boolean).join("/") : s.settings.workdir ?? "/workspace";
+  const address = where => "#/sandboxes/" + path(s.name, "files", ...where.split("/").filter(Boolean)) + (where === "/" ? "/" : "");
+  const content = where => path("sandboxes", s.id, "files") + "?path=" + encodeURIComponent(where);
+  const parts = dir.split("/").filter(Boolean);
+  const crumbs = element("nav", {className: "crumbs path", "aria-label": "Directory"}, link("/", address("/")), ...parts.flatMap((name, i) => [
+    link(name, address("/" + parts.slice(0, i + 1).join("/")), i === parts.length - 1 ? {"aria-current": "page"} : {}), ...(i < parts.length - 1 ? ["/"] : [])]));
+  const picker = element("input", {type: "file", multiple: true, hidden: true, tabIndex: -1, id: "picker", "aria-label": "Files to upload"});
+  const bar = element("div", {className: "bar"}, crumbs, button("Upload …", () => picker.click()), button("New file …", () => edit(null)), button("New directory …", makeDirectory), button("Refresh", () => show()), picker);
+  const body = element("tbody", {id: "files"}), table = element("table", {"aria-label": "Files in " + dir, hidden: true}, element("thead", {}, element("tr", {},
+    ...Object.entries({name: "Name", size: "Size", mode: "Permissions", when: "Changed", actions: "Actions"}).map(([className, text]) => element("th", {scope: "col", className}, text)))), body);
+  const nothing = element("p", {className: "hint", role: "status"}, "Loading …"), editor = element("section", {className: "editor", hidden: true, "aria-label": "Editor"});
+  node.append(bar, editor, element("div", {className: "wide drop files", role: "region", "aria-label": "Files", tabIndex: 0}, table), nothing);
+  let ended = false;
+
+  async function show() {
+    try {
+      const all = await call("GET", path("sandboxes", s.id, "files", "list") + "?path=" + encodeURIComponent(dir));
+      if (ended) return;
+      all.sort((a, b) => (b.type === "directory") - (a.type === "directory") || (a.name < b.name ? -1 : 1));
+      keyed(body, all, f => f.name + " " + f.type, make, update);
+      table.hidden = all.length === 0;
+      nothing.replaceChildren(...(all.length ? [] : [empty("This directory is empty", "Upload files, drop them here, or create one.")]));
+    } catch (error) {
+      table.hidden = true;
+      setText(nothing, error.message);
+    }
+  }
+
+  function make(f) {
+    const where = join(dir, f.name), name = printable(f.name);
+    const open = f.type === "directory" ? link(name + "/", address(where)) : f.type === "file" ? button(name, () => edit(f), {className: "link"}) : name;
+    return element("tr", {}, element("th", {scope: "row"}, element("span", {className: "icon", "aria-hidden": "true"}, icons[f.type]), " ", open),
+      element("td", {className: "size"}), element("td", {className: "mode"}), element("td", {className: "when"}),
+      element("td", {className: "actions"}, menuButton(name, () => actions(f))));
+  }
+
+  const actions = f => [
+    ...(f.type === "file" ? [{label: "Edit", act: () => edit(f)}, {label: "Download", act: () => download(f)}] : []),
+    ...(f.type === "directory" ? [{label: "Open", act: () => { location.hash = address(join(dir, f.name)); }}, {label: "Download as tar", act: () => downloadTree(f)}] : []),
+    {label: "Rename …", act: () => rename(f)}, {label: "Delete …", act: () => remove(f), danger: true},
+  ];
+
+  // change makes a change of the directory after a confirmation, and shows what there is then.
+  async function change(options) {
+    await act(options);
+    await show();
+    if (document.activeElement === document.body) focusOn(null);
+  }
+
+  function makeDirectory() {
+    return change({
+      title: "New directory in " + dir, verb: "Create", fields: [{name: "name", label: "Name", required: true}],
+      run: async ({name}) => {
+        await call("POST", path("sandboxes", s.id, "files", "mkdir") + "?path=" + encodeURIComponent(join(dir, name)));
+        return `Created ${name}.`;
+      },
+    });
+  }
+
+  function rename(f) {
+    return change({
+      title: "Rename " + printable(f.name), verb: "Rename", fields: [{name: "to", label: "New name", value: f.name, required: true, hint: "A path that begins with / moves it to another directory."}],
+      plan: ({to}) => [`${printable(join(dir, f.name))} becomes ${printable(to.startsWith("/") ? to : join(dir, to))}`, "A file of that name is replaced"],
+      run: async ({to}) => {
+        const target = to.startsWith("/") ? to : join(dir, to);
+        await call("POST", path("sandboxes", s.id, "files", "rename") + "?" + new URLSearchParams({path: join(dir, f.name), to: target}));
+        return `Renamed ${f.name} to ${to}.`;
+      },
+    });
+  }
+
+  function remove(f) {
+    const all = f.type === "directory";
+    return change({
+      title: "Delete " + printable(f.name), verb: "Delete", danger: true,
+      plan: () => [`${printable(join(dir, f.name))} is deleted${all ? " with all files in it" : `, ${size(f.sizeBytes)}`}`],
+      run: async () => {
+        await call("DELETE", content(join(dir, f.name)) + (all ? "&recursive=true" : ""));
+        return `Deleted ${f.name}.`;
+      },
+    });
+  }
+
+  // downloadTree lets the browser write the archive to its file as it comes: trees can be larger than memory.
+  function downloadTree(f) {
+    element("a", {href: streamURL(path("sandboxes", s.id, "archive") + "?path=" + encodeURIComponent(join(dir, f.name))), download: f.name + ".tar"}).click();
+    say(`Downloading ${f.name} as ${f.name}.tar …`);
+  }
+
+  function update(row, f) {
+    setText(part(row, "size"), f.type === "file" ? size(f.sizeBytes) : "");
+    setText(part(row, "mode"), `${f.mode} ${f.uid}:${f.gid}`);
+    if (part(row, "when").firstChild?.dateTime !== f.modifiedAt) part(row, "when").replaceChildren(time(f.modifiedAt));
+  }
+
+  async function download(f) {
+    try {
+      say(`Downloading ${f.name} …`);
+      const blob = await (await request("GET", content(join(dir, f.name)))).blob(), href = URL.createObjectURL(blob);
+      element("a", {href, download: f.name}).click();
+      setTimeout(() => URL.revokeObjectURL(href), 60000);
+      say(`Downloaded ${f.name}, ${size(blob.size)}.`);
+    } catch (error) {
+      fail(error);
+    }
+  }
+
+  async function upload(all) {
+    try {
+      for (const file of all) {
+        say(`Uploading ${file.name}, ${size(file.size)} …`);
+        await request("PUT", content(join(dir, file.name)), {body: file, headers: {"Content-Type": "application/octet-stream"}});
+      }
+      say(`Uploaded ${[...all].map(f => f.name).join(", ")}.`);
+    } catch (error) {
+      fail(error);
+    }
+    await show();
+  }
+
+  // edit opens a text, or a new one.
+  async function edit(f) {
+    let text = "";
+    try {
+      if (f && f.sizeBytes > maxText) throw new Error(`${f.name} has ${size(f.sizeBytes)}: texts of up to ${size(maxText)} can be edited here. Download it instead.`);
+      if (f) text = new TextDecoder("utf-8", {fatal: true}).decode(await (await request("GET", content(join(dir, f.name)))).arrayBuffer());
+    } catch (error) {
+      return fail(error instanceof TypeError ? new Error(`${f.name} is no text. Download it instead.`) : error);
+    }
+    const name = element("input", {id: "file-name", "aria-label": "Name of the file", value: f?.name ?? "", placeholder: "notes.txt", disabled: Boolean(f), spellcheck: false, autocomplete: "off"});
+    const area = element("textarea", {id: "file-text", "aria-label": "Text of " + (f ? printable(f.name) : "the new file"), value: text, rows: 16, spellcheck: false});
+    const had = document.activeElement;
+    const close = () => {
+      editor.hidden = true;
+      editor.replaceChildren();
+      (had?.isConnected ? had : document.querySelector("main h1")).focus();
+    };
+    const save = async () => {
+      if (!name.value.trim()) return name.focus();
+      try {
+        const mode = f ? "&mode=" + f.mode : "";
+        await request("PUT", content(join(dir, name.value.trim())) + mode, {body: area.value, headers: {"Content-Type": "application/octet-stream"}});
+        say(`Saved ${name.value.trim()}.`);
+        close();
+        await show();
+      } catch (error) {
+        fail(error);
+      }
+    };
+    editor.replaceChildren(element("div", {className: "bar row"}, name, button("Save", save, {className: "primary"}), button("Close", close)), area);
+    editor.hidden = false;
+    (f ? area : name).focus();
+  }
+
+  picker.onchange = () => { upload([...picker.files]).finally(() => { picker.value = ""; }); };
+  node.ondragover = event => event.preventDefault();
+  node.ondrop = event => {
+    event.preventDefault();
+    if (event.dataTransfer.files.length) upload([...event.dataTransfer.files]);
+  };
+  show();
+  return {
+    update() {},
+    end() {
+      ended = true;
+      node.ondragover = node.ondrop = null;
+    },
+  };
+}
