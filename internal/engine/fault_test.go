@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -227,13 +229,17 @@ func verbs() []verb {
 // a call that only asks may also be repeated unseen, and succeed.
 func TestEveryFaultOfEveryCallHasItsClass(t *testing.T) {
 	t.Parallel()
+	first := rand.IntN(2)
 	for _, v := range verbs() {
 		t.Run(v.name, func(t *testing.T) {
 			t.Parallel()
 			sound := open(t)
 			for k := 1; ; k++ {
 				more := false
-				for _, fault := range enginetest.Faults {
+				for i, fault := range enginetest.Faults {
+					if os.Getenv("SANDBOX_SOAK") == "" && (i+k+first)%2 != 0 {
+						continue // a plain run has half of them, another half in every run
+					}
 					more = faulted(t, v, sound, k, fault) || more
 				}
 				if !more {

@@ -5,6 +5,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -15,7 +16,7 @@ import (
 // Every reply is delayed, as on a slow link: so calls that do not wait for each other overlap,
 // and a slow machine makes the count too high at worst.
 type Trips struct {
-	delay time.Duration
+	delay atomic.Int64 // a time.Duration
 
 	mu   sync.Mutex
 	done int // the longest chain whose last reply was sent to the client
@@ -32,9 +33,15 @@ type Trip struct {
 func (p *Proxy) CountTrips(delay time.Duration) *Trips {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.trips = &Trips{delay: delay}
+	p.trips = &Trips{}
+	p.trips.Delay(delay)
 	return p.trips
 }
+
+// Delay makes later replies come after another delay.
+func (t *Trips) Delay(delay time.Duration) { t.delay.Store(int64(delay)) }
+
+func (t *Trips) after() time.Duration { return time.Duration(t.delay.Load()) }
 
 // CountIn makes the proxy delay every reply, and count round trips together with other proxies: one chain
 // can lead through several engines.
@@ -78,7 +85,7 @@ func (p *Proxy) newTrips() *tripsOn {
 	if p.trips == nil {
 		return nil
 	}
-	t := &tripsOn{all: p.trips, ready: time.Now().Add(p.trips.delay)}
+	t := &tripsOn{all: p.trips, ready: time.Now().Add(p.trips.after())}
 	t.all.mu.Lock()
 	defer t.all.mu.Unlock()
 	t.sent = t.all.done + 1
@@ -105,7 +112,7 @@ func (t *tripsOn) reply() {
 	if t == nil {
 		return
 	}
-	time.Sleep(t.all.delay)
+	time.Sleep(t.all.after())
 	t.answer(t.sent)
 }
 
@@ -154,7 +161,7 @@ func (t *tripsOn) fromEngine(r io.Reader, down net.Conn) io.Reader {
 				t.all.mu.Lock()
 				sent := t.sent
 				t.all.mu.Unlock()
-				pieces <- piece{b[:n], time.Now().Add(t.all.delay), sent}
+				pieces <- piece{b[:n], time.Now().Add(t.all.after()), sent}
 			}
 			if err != nil {
 				return

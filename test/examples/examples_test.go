@@ -32,7 +32,7 @@ var said = map[string][]string{
 }
 
 // arguments are of programs that do less in a plain run. A busy machine takes seconds to start Node.
-var arguments = map[string][]string{"evaluator": {"-n", "7", "-limit", "25s"}, "rl-rollouts": {"-n", "6"}}
+var arguments = map[string][]string{"evaluator": {"-n", "7", "-limit", "60s"}, "rl-rollouts": {"-n", "6"}}
 
 // Every program in examples runs as it is, without the internet, and prints what it says it does.
 func TestExamplesRun(t *testing.T) {

@@ -218,15 +218,15 @@ func fixedCases() []cases.Case {
 			}
 		}
 	}
-	// Background processes with each stream held.
+	// Background processes with each stream held: until they end, or far beyond a delay that a busy machine keeps.
 	for _, held := range []string{"", ">/dev/null", "2>/dev/null", ">/dev/null 2>&1"} {
 		for _, streams := range [][2]string{{"", ""}, {"buffer", ""}, {"", "buffer"}, {"buffer", "same"}, {"buffer", "buffer"}, {"file", "file"}} {
-			for _, delay := range []time.Duration{0, 200 * time.Millisecond} {
+			for delay, sleep := range map[time.Duration]string{0: "sleep 2 ", 3 * time.Second: "sleep 300 "} {
 				for _, exit := range []string{"", "; exit 3"} {
 					if exit != "" && (held != "" || delay != 0) {
 						continue
 					}
-					c := with(cases.Shell("background", "sleep 2 "+held+" & echo out; echo err >&2"+exit), func(c *cases.Case) {
+					c := with(cases.Shell("background", sleep+held+" & echo out; echo err >&2"+exit), func(c *cases.Case) {
 						c.Call, c.Stdout, c.Stderr, c.WaitDelay = "run", streams[0], streams[1], delay
 					})
 					holds := streams[0] != "" && !strings.Contains(" "+held, " >") || streams[1] != "" && streams[1] != "same" && !strings.Contains(held, "2>") || streams[1] == "same" && held != ">/dev/null 2>&1"

@@ -27,7 +27,7 @@ const (
 	// patience is the deadline of a caller whose engine stalls, and undoBound how long it
 	// may take to undo what was done until then.
 	patience  = 3 * time.Second
-	undoBound = time.Minute
+	undoBound = harness.CallBound
 	// stands is how many trials run at once: more only make the engine slower. If they alter their
 	// stand's sandbox there is one for trialsEach, since it takes long to make.
 	stands     = 4
@@ -488,7 +488,7 @@ func (x *trial) keptIn(want sandbox.State) {
 	if info, err := x.listed(x.kept); err == nil && info.State == want {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), harness.CallBound)
 	defer cancel()
 	sb, err := x.clean.GetOrCreate(ctx, x.kept, harness.Quick)
 	if err != nil {

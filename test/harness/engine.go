@@ -115,8 +115,8 @@ func Raw(t *testing.T, sb *sandbox.Sandbox) (r inspectRaw) {
 
 // How long a test waits, on the slowest of machines.
 const (
-	CallBound = 2 * time.Minute // for an operation, whatever happens to one of its calls
-	GoneBound = time.Minute     // for what an operation leaves to others
+	CallBound = 5 * time.Minute // for an operation, whatever happens to one of its calls
+	GoneBound = 2 * time.Minute // for what an operation leaves to others
 )
 
 // Late is what may outlive its trial, as long as a lease, and no longer.

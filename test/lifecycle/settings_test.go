@@ -224,8 +224,8 @@ func TestSandboxBecomesTransient(t *testing.T) {
 // A sweep keeps a sandbox that became persistent and whose session then ended by its timeout.
 func TestSweepKeepsWhatBecamePersistent(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t, harness.Quick, sandbox.WithTimeout(12*time.Second))
-	harness.Update(t, sb, sandbox.WithPersistent(true))
+	sb := harness.NewSandbox(t, harness.Quick)
+	harness.Update(t, sb, sandbox.WithPersistent(true), sandbox.WithTimeout(time.Second))
 	harness.Eventually(t, "its session has ended", func() bool { return harness.Inspect(t, sb.ID()).State == sandbox.StateStopped })
 	harness.Sweep(t)
 	if st := harness.Inspect(t, sb.ID()); st.Reason != "timeout" || !*st.Settings.Persistent {

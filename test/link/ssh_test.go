@@ -165,10 +165,10 @@ func (s *sshd) signal(t *testing.T, sig syscall.Signal) (n int) {
 	return n
 }
 
-// Sixteen creations at once take a few connections: each carries as many of them as the server
+// Creations at once take a few connections: each carries as many of them as the server
 // allows, by default ten. If it allows one, ssh connects anew for each.
 func TestCreationsOverSSH(t *testing.T) {
-	const creations = 16
+	creations := harness.Rounds(6, 16)
 	own := []string{"ControlMaster auto", "ControlPersist 5", ""}
 	for name, test := range map[string]struct {
 		server, options []string
