@@ -13,19 +13,16 @@ import (
 type ends struct {
 	in           io.Reader
 	out          io.WriteCloser
-	disconnected func() // is called when the input has ended
+	disconnected func()        // is called when the input has ended
+	answered     chan struct{} // of size 1: says that asked has become less
 
 	mu                sync.Mutex
 	asked             map[string]bool // IDs of requests that are not answered
 	request, response []byte          // the beginnings of the next lines
 }
 
-const (
-	// answerTimeout bounds the wait for answers to an agent that has closed its side, and may not read them.
-	answerTimeout = 5 * time.Second
-	// answerEvery is how often it is looked whether there are some.
-	answerEvery = 5 * time.Millisecond
-)
+// answerTimeout bounds the wait for answers to an agent that has closed its side, and may not read them.
+const answerTimeout = 5 * time.Second
 
 func (e *ends) Read(p []byte) (int, error) {
 	n, err := e.in.Read(p)
@@ -36,8 +33,12 @@ func (e *ends) Read(p []byte) (int, error) {
 	})
 	if err != nil {
 		e.disconnected()
-		for end := time.Now().Add(answerTimeout); e.waits() && time.Now().Before(end); {
-			time.Sleep(answerEvery)
+		for timeout := time.After(answerTimeout); e.waits(); {
+			select {
+			case <-e.answered:
+			case <-timeout:
+				return n, err
+			}
 		}
 	}
 	return n, err
@@ -48,6 +49,10 @@ func (e *ends) Write(p []byte) (int, error) {
 	e.note(&e.response, p[:n], func(id string, isRequest bool) {
 		if !isRequest {
 			delete(e.asked, id)
+			select {
+			case e.answered <- struct{}{}:
+			default: // it has been said
+			}
 		}
 	})
 	return n, err

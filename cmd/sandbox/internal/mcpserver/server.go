@@ -94,7 +94,7 @@ func (s *Server) Run(ctx context.Context, in io.Reader, out io.WriteCloser) (lef
 	go func() {
 		defer disconnect()
 		// It ends by itself after the end of its input.
-		e := &ends{in: in, out: out, disconnected: disconnect, asked: map[string]bool{}}
+		e := &ends{in: in, out: out, disconnected: disconnect, answered: make(chan struct{}, 1), asked: map[string]bool{}}
 		served <- server.Run(ctx, &mcp.IOTransport{Reader: unclosed{e}, Writer: e})
 	}()
 	<-connected.Done()
