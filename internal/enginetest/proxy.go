@@ -84,7 +84,8 @@ type Proxy struct {
 	nth     int
 	fault   Fault
 	onFault func()
-	fired   bool
+	until   context.Context // no fault happens once it has ended; nil for ever
+	fired   int             // which call had the fault, 0 for none
 	closed  bool
 	trips   *Trips // nil unless they are counted
 
@@ -158,7 +159,16 @@ func (p *Proxy) Arm(k int, f Fault, onFault func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.count, p.calls, p.targets = 0, nil, nil
-	p.at, p.ending, p.fault, p.onFault, p.fired = k, "", f, onFault, false
+	p.at, p.ending, p.fault, p.onFault, p.until, p.fired = k, "", f, onFault, nil, 0
+}
+
+// ArmUntil is Arm for a call that arrives before ctx ends: what its caller does afterwards, to undo
+// what it did, has no fault.
+func (p *Proxy) ArmUntil(ctx context.Context, k int, f Fault, onFault func()) {
+	p.Arm(k, f, onFault)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.until = ctx
 }
 
 // ArmAt is Arm for the first call whose name, as in [Proxy.Calls], ends so.
@@ -276,6 +286,13 @@ func (p *Proxy) Made(name string) bool {
 func (p *Proxy) Fired() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.fired > 0
+}
+
+// FiredAt is the number of the call that had the armed fault, or 0.
+func (p *Proxy) FiredAt() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	return p.fired
 }
 
@@ -377,8 +394,8 @@ func (p *Proxy) arrive(req *http.Request) Fault {
 		}
 	}
 	f, onFault := None, func() {}
-	if p.at != 0 && p.count == p.at {
-		f, p.fired = p.fault, true
+	if p.at != 0 && p.count == p.at && (p.until == nil || p.until.Err() == nil) {
+		f, p.fired = p.fault, p.count
 		if p.onFault != nil {
 			onFault = p.onFault
 		}

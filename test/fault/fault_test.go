@@ -20,6 +20,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
@@ -28,8 +29,8 @@ const (
 	// may take to undo what was done until then.
 	patience  = 3 * time.Second
 	undoBound = harness.CallBound
-	// stands is how many trials run at once: more only make the engine slower. If they alter their
-	// stand's sandbox there is one for trialsEach, since it takes long to make.
+	// stands is how many trials run at once, of all tests together: more only make the engine slower. If
+	// they alter their stand's sandbox there is one for trialsEach, since it takes long to make.
 	stands     = 4
 	trialsEach = 6
 	// retryEvery is at which of a plain run's trials what could not be made is made.
@@ -87,9 +88,19 @@ type trial struct {
 	files    string               // of the stand's sandbox, if they matter
 	err      error                // what the operation returned
 	closeErr error                // what Close of the pool returned
+	undone   bool                 // it took less time than an undo may take
 	late     *harness.Late
 
 	labels context.Context // carries the label of the trial's goroutines
+}
+
+// atOnce has a place for each trial that runs, whichever test it is of.
+var atOnce = make(chan struct{}, stands)
+
+// turn waits until fewer than stands trials run. Who waits for a lease gives its place back meanwhile.
+func turn() (over func()) {
+	atOnce <- struct{}{}
+	return func() { <-atOnce }
 }
 
 // testFaults runs the operation once, counting its calls, and then again for each of them
@@ -181,6 +192,7 @@ func testPlan(t *testing.T, op operation, plan func(k int, call string) []engine
 	}
 	var names []string // of the sandboxes of all trials
 	try := func(k int, fault enginetest.Fault, retry bool) (calls []string) {
+		defer turn()()
 		s, name := take(), harness.UniqueName(t)
 		defer give(s)
 		mu.Lock()
@@ -207,11 +219,12 @@ func testPlan(t *testing.T, op operation, plan func(k int, call string) []engine
 	}
 	g.Wait()
 	l.Check(t, clean, eng)
-	harness.NoHelpers(t, eng, began, func(name, of string) bool {
+	mine := func(container, of string) bool {
 		ofOurs := func(prefix string) bool { return strings.HasPrefix(of, prefix) }
-		return slices.ContainsFunc(names, ofOurs) || slices.ContainsFunc(all, func(s *stand) bool { return s.proxy.Made(name) })
-	})
-	noMarkers(t, eng, began)
+		return slices.ContainsFunc(names, ofOurs) || slices.ContainsFunc(all, func(s *stand) bool { return s.proxy.Made(container) })
+	}
+	harness.NoHelpers(t, eng, began, mine)
+	noMarkers(t, eng, began, func(of string) bool { return mine(record.ContainerName(of), of) })
 	harness.NoImages(t, eng, strange)
 	strangers.Check(t)
 	t.Logf("%d calls, %d trials in %v: %s", len(calls), len(faults), time.Since(began).Round(time.Second), strings.Join(calls, ", "))
@@ -285,16 +298,17 @@ func (x *trial) run() (calls []string) {
 			ctx, cancel = context.WithTimeout(ctx, patience)
 			defer cancel()
 			bound = patience + undoBound
-			// On a busy machine it is over before that call, and those of the undo are none
-			// of the operation's.
-			defer context.AfterFunc(ctx, x.proxy.Disarm)()
 		}
-		x.proxy.Arm(x.k, x.fault, func() {
+		// On a busy machine its time may be over before that call, and those of the undo are none of
+		// the operation's.
+		x.proxy.ArmUntil(ctx, x.k, x.fault, func() {
 			if x.fault == enginetest.Cancel {
 				cancel()
 			}
 		})
+		began := time.Now()
 		x.err = x.within(bound, mark, func() error { return x.op.act(ctx, x) })
+		x.undone = time.Since(began) < store.UndoTimeout
 		calls = x.proxy.Calls()
 		x.classify()
 		x.proxy.Disarm()
@@ -375,17 +389,21 @@ func (x *trial) where() string {
 	return "without a fault"
 }
 
-// nothing is gone for a trial.
+// nothing is gone for a trial. An undo that took all of its time leaves the rest to a sweep.
 func (x *trial) nothing() {
 	x.Helper()
+	if x.err != nil && !x.undone {
+		x.late.Add(x.name)
+		return
+	}
 	if !harness.Gone(x, x.clean, x.eng, x.name) {
 		x.Logf("%s; the operation returned %v; its calls: %q", x.where(), x.err, x.proxy.Calls())
 	}
 }
 
-// noMarkers checks that no marker that this process made since then is left to expire.
-// Those of others come and go, or are renewed.
-func noMarkers(t *testing.T, eng *engine.Engine, since time.Time) {
+// noMarkers checks that no marker that this process made since then is left to expire, of those that are
+// mine by the name of their sandbox. Those of others come and go, or are renewed.
+func noMarkers(t *testing.T, eng *engine.Engine, since time.Time, mine func(of string) bool) {
 	t.Helper()
 	held := func() []record.Marker {
 		volumes, err := eng.ListVolumes(t.Context(), record.Filter(record.Role, record.RolePending))
@@ -394,9 +412,9 @@ func noMarkers(t *testing.T, eng *engine.Engine, since time.Time) {
 		}
 		return claim.Markers(volumes)
 	}
-	mine := fmt.Sprintf("process %d on ", os.Getpid())
+	here := fmt.Sprintf("process %d on ", os.Getpid())
 	left := slices.DeleteFunc(held(), func(m record.Marker) bool {
-		return !strings.HasPrefix(m.Holder, mine) || m.Until.Before(since.Add(claim.Lease-2*time.Second))
+		return !strings.HasPrefix(m.Holder, here) || !mine(m.Name) || m.Until.Before(since.Add(claim.Lease-2*time.Second))
 	})
 	for ; len(left) > 0; time.Sleep(50 * time.Millisecond) {
 		now := held()
@@ -466,7 +484,7 @@ func (x *trial) creatable(opts ...sandbox.CreateOption) { x.makeable(opts, creat
 
 func (x *trial) makeable(opts []sandbox.CreateOption, act func(context.Context, *trial, []sandbox.CreateOption) (*sandbox.Sandbox, error)) {
 	x.Helper()
-	if !x.retry {
+	if !x.retry || x.err != nil && !x.undone {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), harness.CallBound)
@@ -555,7 +573,7 @@ func TestCreateSurvivesAFaultInAnyCall(t *testing.T) {
 }
 
 func TestCreateOfAnUnnamedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsAtEvery(t, 6, creation(unnamed, create))
+	testFaultsAtEvery(t, 12, creation(unnamed, create))
 }
 
 // A fault in every call of a Create with a main process and an OnCreate that runs a command.
@@ -565,7 +583,7 @@ func TestCreateWithOnCreateSurvivesAFaultInAnyCallSoak(t *testing.T) {
 }
 
 func TestGetOrCreateOfAnAbsentSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsAtEvery(t, 6, creation(plain, func(ctx context.Context, x *trial, opts []sandbox.CreateOption) (*sandbox.Sandbox, error) {
+	testFaultsAtEvery(t, 12, creation(plain, func(ctx context.Context, x *trial, opts []sandbox.CreateOption) (*sandbox.Sandbox, error) {
 		return x.c.GetOrCreate(ctx, x.name, opts...)
 	}))
 }
@@ -608,7 +626,7 @@ func getOrCreate(ctx context.Context, x *trial) (*sandbox.Sandbox, error) {
 }
 
 func TestGetOfAStoppedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsAtEvery(t, 4, getting(sandbox.StateStopped, get))
+	testFaultsAtEvery(t, 7, getting(sandbox.StateStopped, get))
 }
 
 func TestGetOfARunningSandboxSurvivesAFaultInAnyCall(t *testing.T) {
@@ -616,7 +634,7 @@ func TestGetOfARunningSandboxSurvivesAFaultInAnyCall(t *testing.T) {
 }
 
 func TestGetOrCreateOfAStoppedSandboxSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsAtEvery(t, 6, getting(sandbox.StateStopped, getOrCreate))
+	testFaultsAtEvery(t, 9, getting(sandbox.StateStopped, getOrCreate))
 }
 
 func TestGetOrCreateOfARunningSandboxSurvivesAFaultInAnyCall(t *testing.T) {
@@ -639,7 +657,7 @@ func (x *trial) is(want sandbox.State) {
 }
 
 func TestStartSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsAtEvery(t, 4, again(operation{
+	testFaultsAtEvery(t, 6, again(operation{
 		arrange: func(x *trial) { x.keptIn(sandbox.StateStopped) },
 		open:    handle,
 		act: func(ctx context.Context, x *trial) error {
@@ -768,7 +786,7 @@ func deleteAll(ctx context.Context, x *trial) (sandbox.DeleteReport, error) {
 }
 
 func TestDeleteThatPreservesVolumesSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsAtEvery(t, 5, deletion(true, deletePreserving))
+	testFaultsAtEvery(t, 7, deletion(true, deletePreserving))
 }
 
 func TestDeleteSurvivesAFaultInAnyCall(t *testing.T) {
@@ -801,12 +819,12 @@ func TestListSurvivesAFaultInAnyCall(t *testing.T) {
 // caller's own deadline.
 func TestCreateOnAStalledEngineEndsWithItsDeadline(t *testing.T) {
 	t.Parallel()
-	testStallsAtEvery(t, 4, creation(plain, create))
+	testStallsAtEvery(t, 9, creation(plain, create))
 }
 
 func TestGetOnAStalledEngineEndsWithItsDeadline(t *testing.T) {
 	t.Parallel()
-	testStallsAtEvery(t, 3, getting(sandbox.StateStopped, get))
+	testStallsAtEvery(t, 6, getting(sandbox.StateStopped, get))
 }
 
 func TestStopOnAStalledEngineEndsWithItsDeadline(t *testing.T) {

@@ -6,7 +6,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
@@ -47,7 +46,7 @@ func TestPolicyUpdateSurvivesAFaultInAnyCall(t *testing.T) {
 			}
 		})
 	}
-	testFaultsAtEvery(t, 4, operation{
+	testFaultsAtEvery(t, 6, operation{
 		alters:  true,
 		arrange: func(x *trial) { x.keptIn(sandbox.StateRunning) },
 		open:    handle,
@@ -105,7 +104,7 @@ func TestResumeUnderAPolicySurvivesAFaultInAnyCallSoak(t *testing.T) {
 		alters: true,
 		arrange: func(x *trial) {
 			x.name = x.kept
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			ctx, cancel := context.WithTimeout(context.Background(), harness.CallBound)
 			defer cancel()
 			sb, err := x.clean.GetOrCreate(ctx, x.kept, guarded(x)...)
 			if err != nil {

@@ -2,13 +2,15 @@ package fault_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
@@ -68,7 +70,7 @@ func changed(t *testing.T) operation {
 // Whatever the engine has done and not told while a container is replaced,
 // nothing is lost, and the same start without a fault does it.
 func TestAChangedContainerSurvivesALostReplyOfAnyCall(t *testing.T) {
-	at := everyNth(3)
+	at := everyNth(7)
 	testPlan(t, changed(t), func(k int, call string) []enginetest.Fault {
 		if isRead(call) || !at(k) {
 			return nil
@@ -110,7 +112,9 @@ func TestAChangedContainerSurvivesTheDeathOfWhoStartsIt(t *testing.T) {
 	t.Parallel()
 	eng, image := harness.NewEngine(t), harness.SmallImage(t)
 	// Each has a sandbox of its own: a dead one's claim lasts for as long as its lease.
-	trial := func(t *testing.T, k int, call string) (calls []string) {
+	trial := func(t *testing.T, at *moment) (calls []string) {
+		over := turn()
+		defer func() { over() }()
 		c := harness.NewClient(t)
 		sb, err := c.Create(t.Context(), sandbox.WithName(harness.UniqueName(t)), sandbox.WithImage(image), harness.Quick)
 		if err != nil {
@@ -126,25 +130,13 @@ func TestAChangedContainerSurvivesTheDeathOfWhoStartsIt(t *testing.T) {
 		proxy := enginetest.NewProxy(t)
 		cmd := harness.Process(t, "starter", proxy.Host(), sb.Name())
 		goOn := harness.Ready(t, cmd)
-		fault := enginetest.Cancel
-		if k == 0 {
-			fault = enginetest.None
-		}
-		proxy.Arm(k, fault, func() { cmd.Process.Kill() })
+		at.arm(proxy, harness.Raw(t, sb).ID, cmd)
 		goOn()
-		err = cmd.Wait()
-		calls = proxy.Calls()
-		proxy.Disarm()
-		if (err != nil) != (k > 0) {
-			t.Errorf("killed at call %d, %s: %v", k, call, err)
-		}
-		began := time.Now()
-		again, err := harness.NewClient(t).Get(t.Context(), sb.Name())
-		if err != nil {
-			t.Fatalf("Get after a death at call %d, %s: %v", k, call, err)
-		}
+		calls, k, call := dead(t, proxy, cmd)
+		over()
+		again := next(t, sb.Name(), k, call)
+		over = turn()
 		defer again.Detach()
-		t.Logf("Get after a death at call %d, %s: %v", k, call, time.Since(began).Round(time.Millisecond))
 		if after, err := harness.ReadFiles(t.Context(), again); err != nil || after != before {
 			t.Errorf("the files were\n%s\nand are\n%s\n%v", before, after, err)
 		}
@@ -157,25 +149,121 @@ func TestAChangedContainerSurvivesTheDeathOfWhoStartsIt(t *testing.T) {
 		if images := harness.Layers(t, eng, sb.Name()); len(images) > 1 {
 			t.Errorf("images %+v, want one at most", images)
 		}
-		for _, left := range harness.Objects(t, eng, harness.Named(sb.Name())) {
-			if strings.Contains(left, ".N (") || strings.Contains(left, ".U (") || strings.Contains(left, "pending") {
-				t.Errorf("left: %s", left)
-			}
-		}
+		noHalves(t, c, eng, sb.Name(), k, call)
 		return calls
 	}
-	calls := trial(t, 0, "")
+	calls := trial(t, nil)
 	t.Logf("calls: %q", calls)
-	renamed := false
-	for i, call := range calls {
-		// The others are for the soak test: each waits for a lease.
-		renamed = renamed || strings.Contains(call, "/rename")
-		some := strings.Contains(call, "/rename") || renamed && strings.HasPrefix(call, "DELETE /containers")
-		if some || os.Getenv("SANDBOX_SOAK") != "" {
-			t.Run(fmt.Sprintf("%02d", i+1), func(t *testing.T) {
-				t.Parallel()
-				trial(t, i+1, call)
-			})
+	// Each waits for a lease.
+	moments := []moment{{ending: "/rename", nth: 1}, {removal: true}, {ending: "/rename", nth: 2}}
+	if harness.Soaking() {
+		moments = everyCall(calls)
+	}
+	for _, at := range moments {
+		t.Run(at.String(), func(t *testing.T) {
+			t.Parallel()
+			trial(t, &at)
+		})
+	}
+}
+
+// A moment is when a program is killed: at its call of that number, at the nth that ends so, or when it
+// removes the sandbox's old container.
+type moment struct {
+	k       int
+	ending  string
+	nth     int
+	removal bool
+}
+
+// everyCall has a moment for each call.
+func everyCall(calls []string) (all []moment) {
+	for i := range calls {
+		all = append(all, moment{k: i + 1})
+	}
+	return all
+}
+
+func (m moment) String() string {
+	switch {
+	case m.k > 0:
+		return fmt.Sprintf("%02d", m.k)
+	case m.removal:
+		return "removal"
+	}
+	return fmt.Sprintf("%s %d", m.ending[1:], m.nth)
+}
+
+// arm has the program killed at the moment, or at none if that is nil. old is the sandbox's container.
+func (m *moment) arm(proxy *enginetest.Proxy, old string, cmd *exec.Cmd) {
+	kill := func() { cmd.Process.Kill() }
+	switch {
+	case m == nil:
+		proxy.Arm(0, enginetest.None, nil)
+	case m.k > 0:
+		proxy.Arm(m.k, enginetest.Cancel, kill)
+	case m.removal:
+		proxy.ArmAt("DELETE /containers/"+old, enginetest.Cancel, kill)
+	default:
+		proxy.ArmAtNth(m.nth, m.ending, enginetest.Cancel, kill)
+	}
+}
+
+// dead waits until the program has ended, and returns its calls and the one at which it was killed. Busy
+// helpers make some calls come in another order or number: one that makes fewer is over before.
+func dead(t *testing.T, proxy *enginetest.Proxy, cmd *exec.Cmd) (calls []string, k int, call string) {
+	t.Helper()
+	err := cmd.Wait()
+	calls, k = proxy.Calls(), proxy.FiredAt()
+	proxy.Disarm()
+	if k > 0 {
+		call = calls[k-1]
+	}
+	if (err != nil) != (k > 0) {
+		t.Errorf("killed at call %d of %q: %v", k, calls, err)
+	}
+	return calls, k, call
+}
+
+// next gets a sandbox as the next caller does, who asks again while the engine is too busy to answer in
+// time.
+func next(t *testing.T, name string, k int, call string) *sandbox.Sandbox {
+	t.Helper()
+	c := harness.NewClient(t)
+	began := time.Now()
+	for {
+		sb, err := c.Get(t.Context(), name)
+		if errors.Is(err, sandbox.ErrEngineUnavailable) && time.Since(began) < harness.CallBound {
+			t.Logf("Get after %v: %v", time.Since(began), err)
+			time.Sleep(time.Second)
+			continue
 		}
+		if err != nil {
+			t.Fatalf("Get after a death at call %d, %s: %v", k, call, err)
+		}
+		t.Logf("Get after a death at call %d, %s: %v", k, call, time.Since(began).Round(time.Millisecond))
+		return sb
+	}
+}
+
+// noHalves checks that no second container and no marker of the sandbox is left. Once the marker of the
+// sandbox is gone, those that it had for volumes are left to a sweep.
+func noHalves(t *testing.T, c *sandbox.Client, eng *engine.Engine, name string, k int, call string) {
+	t.Helper()
+	left := func() (left []string) {
+		for _, o := range harness.Objects(t, eng, harness.Named(name)) {
+			if strings.Contains(o, ".N (") || strings.Contains(o, ".U (") || strings.Contains(o, "pending") {
+				left = append(left, o)
+			}
+		}
+		return left
+	}
+	for until := time.Now().Add(harness.CallBound); len(left()) > 0 && strings.Contains(call, "pending") && time.Now().Before(until); time.Sleep(time.Second) {
+		if _, err := c.Prune(t.Context()); err != nil {
+			t.Errorf("Prune: %v", err)
+		}
+	}
+	if left := left(); len(left) > 0 {
+		t.Errorf("left after a death at call %d, %s: %q", k, call, left)
 	}
 }

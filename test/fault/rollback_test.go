@@ -3,11 +3,9 @@ package fault_test
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
@@ -91,7 +89,7 @@ func rollingBack(state sandbox.State) operation {
 // The files are all of the sandbox's or all of the snapshot's, whatever fails, and the same
 // rollback without a fault makes them the snapshot's.
 func TestRollbackSurvivesAFaultInAnyCall(t *testing.T) {
-	testFaultsAtEvery(t, 8, rollingBack(sandbox.StateRunning))
+	testFaultsAtEvery(t, 19, rollingBack(sandbox.StateRunning))
 }
 
 func TestRollbackOfAStoppedSandboxSurvivesAFaultInAnyCallSoak(t *testing.T) {
@@ -125,7 +123,9 @@ func init() {
 func TestRollbackSurvivesTheDeathOfItsProgram(t *testing.T) {
 	t.Parallel()
 	eng, image := harness.NewEngine(t), harness.SmallImage(t)
-	trial := func(t *testing.T, k int) (calls []string) {
+	trial := func(t *testing.T, at *moment) (calls []string) {
+		over := turn()
+		defer func() { over() }()
 		c := harness.NewClient(t)
 		sb, err := c.Create(t.Context(), sandbox.WithName(harness.UniqueName(t)), sandbox.WithImage(image), harness.Quick)
 		if err != nil {
@@ -139,32 +139,17 @@ func TestRollbackSurvivesTheDeathOfItsProgram(t *testing.T) {
 		proxy := enginetest.NewProxy(t)
 		cmd := harness.Process(t, "roller", proxy.Host(), sb.Name(), snap.ID)
 		goOn := harness.Ready(t, cmd)
-		fault := enginetest.Cancel
-		if k == 0 {
-			fault = enginetest.None
-		}
-		proxy.Arm(k, fault, func() { cmd.Process.Kill() })
+		at.arm(proxy, harness.Raw(t, sb).ID, cmd)
 		goOn()
-		err = cmd.Wait()
-		calls = proxy.Calls()
-		proxy.Disarm()
-		// Of this run: busy helpers make some calls come in another order or number. One that makes fewer is over
-		// before it is killed.
-		if (err != nil) != (k > 0 && k <= len(calls)) {
-			t.Errorf("killed at call %d of %q: %v", k, calls, err)
-		}
-		call, removes, committed := "", false, true
-		if k > 0 && k <= len(calls) {
-			call = calls[k-1]
+		calls, k, call := dead(t, proxy, cmd)
+		removes, committed := false, true
+		if k > 0 {
 			removes, committed = commitAt(calls, k-1)
 		}
-		began := time.Now()
-		again, err := harness.NewClient(t).Get(t.Context(), sb.Name())
-		if err != nil {
-			t.Fatalf("Get after a death at call %d, %s: %v", k, call, err)
-		}
+		over()
+		again := next(t, sb.Name(), k, call)
+		over = turn()
 		defer again.Detach()
-		t.Logf("Get after a death at call %d, %s: %v", k, call, time.Since(began).Round(time.Millisecond))
 		after, err := harness.ReadFiles(t.Context(), again)
 		// Nobody knows whether the call at which it died took effect.
 		if want := map[bool]string{true: old, false: now}[committed]; err != nil || after != want && (!removes || after != old) {
@@ -173,39 +158,37 @@ func TestRollbackSurvivesTheDeathOfItsProgram(t *testing.T) {
 		if list, err := c.List(t.Context(), sandbox.ListOptions{Prefix: sb.Name()}); err != nil || len(list) != 1 {
 			t.Errorf("List: %+v, %v, want one", list, err)
 		}
-		left := func() (left []string) {
-			for _, o := range harness.Objects(t, eng, harness.Named(sb.Name())) {
-				if strings.Contains(o, ".N (") || strings.Contains(o, ".U (") || strings.Contains(o, "pending") {
-					left = append(left, o)
-				}
-			}
-			return left
-		}
-		// Once the marker of the sandbox is gone, those that it had for volumes are left to a sweep.
-		for until := time.Now().Add(5 * time.Minute); len(left()) > 0 && strings.Contains(call, "pending") && time.Now().Before(until); time.Sleep(time.Second) {
-			if _, err := c.Prune(t.Context()); err != nil {
-				t.Errorf("Prune: %v", err)
-			}
-		}
-		if left := left(); len(left) > 0 {
-			t.Errorf("left after a death at call %d, %s: %q", k, call, left)
-		}
+		noHalves(t, c, eng, sb.Name(), k, call)
 		return calls
 	}
-	calls := trial(t, 0)
+	calls := trial(t, nil)
 	t.Logf("calls: %q", calls)
-	for i, call := range calls {
-		removes, committed := commitAt(calls, i)
-		// The others are for the soak test: each waits for a lease. Until the session's end nothing has
-		// been changed, and helpers that start fill volumes.
-		some := removes || strings.Contains(call, "/stop") || committed && strings.HasPrefix(call, "POST /containers/") && (strings.HasSuffix(call, "/rename") || strings.HasSuffix(call, "/start"))
-		if some || os.Getenv("SANDBOX_SOAK") != "" {
-			t.Run(fmt.Sprintf("%02d", i+1), func(t *testing.T) {
-				t.Parallel()
-				trial(t, i+1)
-			})
+	// Each waits for a lease. Until the session's end nothing has been changed, and helpers that start fill
+	// volumes; the session's start is the last one.
+	moments := []moment{{ending: "/stop", nth: 1}, {removal: true}, lastOf(calls, "/rename"), lastOf(calls, "/start")}
+	if harness.Soaking() {
+		moments = everyCall(calls)
+	}
+	for _, at := range moments {
+		t.Run(at.String(), func(t *testing.T) {
+			t.Parallel()
+			trial(t, &at)
+		})
+	}
+}
+
+// lastOf is the moment of the last call of a container that ends so. Others end so, too.
+func lastOf(calls []string, ending string) moment {
+	last, n := moment{ending: ending}, 0
+	for _, call := range calls {
+		if strings.HasSuffix(call, ending) {
+			n++
+			if strings.HasPrefix(call, "POST /containers/") {
+				last.nth = n
+			}
 		}
 	}
+	return last
 }
 
 // commitAt reports whether a call of a rollback removes the old container, and whether an earlier one

@@ -107,7 +107,7 @@ func TestCreateWithMountsSurvivesAFaultInAnyCall(t *testing.T) {
 		x.dropOrphansOf(x.name)
 		there("after the next")
 	}
-	testFaultsAtEvery(t, 8, op) // most are those of every create
+	testFaultsAtEvery(t, 14, op) // most are those of every create
 }
 
 // dropOrphansOf removes the volumes that a deleted sandbox of that name left.
@@ -183,7 +183,7 @@ func TestCleanupSurvivesAFaultInAnyCall(t *testing.T) {
 		x.aside(func() { list = x.ofID() })
 		return list
 	}
-	testFaultsAtEvery(t, 4, operation{
+	testFaultsAtEvery(t, 9, operation{
 		arrange: func(x *trial) { x.orphans(10, record.RoleFork) },
 		act: func(ctx context.Context, x *trial) error {
 			before := ours(x)
