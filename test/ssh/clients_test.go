@@ -81,7 +81,7 @@ func runClient(t *testing.T, s *server, name string, script []byte) string {
 	if err := os.Chtimes(filepath.Join(dir, "here/a"), at, at); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 25*time.Minute)
 	defer cancel()
 	interpreter := "sh"
 	if strings.HasSuffix(name, ".py") {
@@ -91,7 +91,7 @@ func runClient(t *testing.T, s *server, name string, script []byte) string {
 	cmd.Dir = dir
 	cmd.Stdin = strings.NewReader(string(script))
 	cmd.Env = append(os.Environ(), fmt.Sprint("PORT=", s.port), "KEY="+filepath.Join(s.dir, "mine"), "THERE="+there, "HOME="+dir, "LC_ALL=C", "LANG=C")
-	cmd.WaitDelay = time.Second
+	cmd.WaitDelay = 5 * time.Minute // what a client leaves in the background ends by itself
 	out, err := cmd.CombinedOutput()
 	seen := volatile.ReplaceAllString(strings.ReplaceAll(string(out), fmt.Sprint(s.port), "PORT"), "…")
 	here, err2 := exec.Command("sh", "-c", filesThere, "sh", filepath.Join(dir, "here")).CombinedOutput()

@@ -80,13 +80,13 @@ func runRegress(t *testing.T, s *server, dir, script string) (string, error) {
 	}
 	ssh := write("ssh-any-key", "#!/bin/sh\nexec /usr/bin/ssh -oStrictHostKeyChecking=no -oUserKnownHostsFile=/dev/null -oGlobalKnownHostsFile=/dev/null -oIdentitiesOnly=yes -oIdentityFile="+filepath.Join(s.dir, "mine")+` "$@"`+"\n")
 	splice := write("splice", fmt.Sprintf("#!/bin/bash\nexec %s/netcat 127.0.0.1 %d\n", regress, s.port))
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 25*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "sh", filepath.Join(regress, "test-exec.sh"), dir, filepath.Join(regress, script+".sh"))
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "TEST_SHELL=sh", "BUILDDIR="+regress, "SPLICE="+splice, fmt.Sprint("TEST_SSH_PORT=", s.port),
 		"TEST_SSH_SSH="+ssh, "TEST_SSH_SSHD="+write("sshd", sshdStand), "TEST_SSH_UNSAFE_PERMISSIONS=1", "TEST_SSH_SFTPSERVER=/usr/lib/openssh/sftp-server", "HOME="+dir, "USER=root", "LOGNAME=root")
-	cmd.WaitDelay = time.Second
+	cmd.WaitDelay = 5 * time.Minute
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()

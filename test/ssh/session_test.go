@@ -18,7 +18,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-const patience = 30 * time.Second
+const patience = 5 * time.Minute
 
 // A session is a channel for one command, whose events are recorded as they come.
 type session struct {
@@ -127,7 +127,7 @@ func (s *session) until(what string) {
 		select {
 		case <-s.changed:
 		case <-deadline:
-			s.t.Fatalf("%s: after a minute there is no %q: events %q, stdout %q", s.name, what, s.events, &s.stdout)
+			s.t.Fatalf("%s: after %v there is no %q: events %q, stdout %q", s.name, patience, what, s.events, &s.stdout)
 		}
 	}
 }

@@ -1,5 +1,5 @@
 # Ansible, over OpenSSH's ssh, sftp and scp.
-export LC_ALL=C.UTF-8 ANSIBLE_LOCAL_TEMP=$PWD/local ANSIBLE_REMOTE_TEMP=/tmp/of-ansible.sh/ansible ANSIBLE_NOCOLOR=1 ANSIBLE_RETRY_FILES_ENABLED=0 ANSIBLE_SSH_CONTROL_PATH_DIR=$PWD/cp
+export LC_ALL=C.UTF-8 ANSIBLE_TIMEOUT=500 ANSIBLE_LOCAL_TEMP=$PWD/local ANSIBLE_REMOTE_TEMP=/tmp/of-ansible.sh/ansible ANSIBLE_NOCOLOR=1 ANSIBLE_RETRY_FILES_ENABLED=0 ANSIBLE_SSH_CONTROL_PATH_DIR=$PWD/cp
 printf 'box ansible_ssh_common_args="-F %s/config"  ansible_python_interpreter=/opt/sshd/python3\n' "$PWD" >hosts
 cat >play.yml <<'END'
 - hosts: box
@@ -26,5 +26,5 @@ cat >play.yml <<'END'
       register: b
     - debug: {msg: "{{ b.stat.checksum }} {{ b.stat.mode }} {{ b.stat.size }}"}
 END
-timeout 500 ansible-playbook -i hosts -e "there=$THERE" play.yml 2>&1 | grep -v '^$'
+timeout 1200 ansible-playbook -i hosts -e "there=$THERE" play.yml 2>&1 | grep -v '^$'
 rm -rf cp local

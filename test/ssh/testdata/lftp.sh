@@ -1,5 +1,5 @@
 # lftp, over OpenSSH's ssh.
-timeout 60 lftp -c "set sftp:connect-program 'ssh -F $PWD/config -a -x'; set sftp:auto-confirm yes; set net:max-retries 1; set cmd:fail-exit no
+timeout 500 lftp -c "set sftp:connect-program 'ssh -F $PWD/config -a -x'; set sftp:auto-confirm yes; set net:max-retries 1; set cmd:fail-exit no
 open -u root, sftp://box
 mirror -R here $THERE/tree
 cd $THERE

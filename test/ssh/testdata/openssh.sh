@@ -1,13 +1,14 @@
 # OpenSSH's ssh, scp and sftp.
 ssh="ssh -F config box"
 $ssh 'echo out; echo err >&2; exit 3' 2>stderr; echo "exit $?"; cat stderr; rm stderr
-(timeout 60 $ssh yes; echo "exit $?" >status) | head -n 3; cat status
-yes | timeout 30 $ssh 'head -n 1; exit 4'; echo "exit $?"
+(timeout 500 $ssh yes; echo "exit $?" >status) | head -n 3; cat status
+yes | timeout 500 $ssh 'head -n 1; exit 4'; echo "exit $?"
 $ssh 'kill -TERM $$'; echo "exit $?"
 $ssh "cat >$THERE/fed" <here/sub/b; $ssh "cat $THERE/fed" | md5sum
-printf 'echo $((6*7))\nexit 5\n' | timeout 30 ssh -F config -T box; echo "exit $?"
-timeout 30 ssh -F config -n box 'sleep 1000 & echo started' | head -n 1
-$ssh 'pkill -f "sleep 1000"'
+printf 'echo $((6*7))\nexit 5\n' | timeout 500 ssh -F config -T box; echo "exit $?"
+timeout 500 ssh -F config -n box 'sleep 1001 & echo started' >started &
+until grep -s started started || ! kill -0 $!; do sleep 0.1; done
+$ssh 'pkill -f "sleep 1001"'; wait $!; echo "exit $?"
 sftp -F config -b - box <<END 2>&1
 cd $THERE
 lcd here

@@ -3,11 +3,17 @@ import os, random, warnings
 warnings.simplefilter("ignore")
 import paramiko
 
+def patient(*args, **options):
+    transport = paramiko.Transport(*args, **options)
+    transport.handshake_timeout = 500
+    return transport
+
 def connect():
     client = paramiko.SSHClient()
     client.set_missing_host_key_policy(paramiko.AutoAddPolicy())
     key = paramiko.Ed25519Key.from_private_key_file(os.environ["KEY"])
-    client.connect("127.0.0.1", int(os.environ["PORT"]), "root", pkey=key, allow_agent=False, look_for_keys=False)
+    client.connect("127.0.0.1", int(os.environ["PORT"]), "root", pkey=key, allow_agent=False, look_for_keys=False,
+                   banner_timeout=500, auth_timeout=500, transport_factory=patient)
     return client
 
 def attempt(what, f):
@@ -20,9 +26,9 @@ client = connect()
 for command in ["echo out; echo err >&2; exit 3", "kill -9 $$", "no-such"]:
     stdin, stdout, stderr = client.exec_command(command)
     print(stdout.read(), stderr.read(), stdout.channel.recv_exit_status())
-stdin, stdout, stderr = client.exec_command("sleep 1000 & exit 6")
+stdin, stdout, stderr = client.exec_command("sleep 1002 & exit 6")
 print("at once", stdout.channel.recv_exit_status())
-client.exec_command("pkill -f 'sleep 1000'")[1].read()
+client.exec_command("pkill -f 'sleep 1002'")[1].read()
 stdin, stdout, stderr = client.exec_command("cat")
 stdin.write("in and out"); stdin.channel.shutdown_write()
 print(stdout.read())

@@ -1,9 +1,9 @@
 # PuTTY's plink, psftp and pscp.
 puttygen "$KEY" -O private -o key.ppk --new-passphrase /dev/null 2>/dev/null || puttygen "$KEY" -O private -o key.ppk
-print=$(ssh-keyscan -p "$PORT" -t ed25519 127.0.0.1 2>/dev/null | ssh-keygen -l -f - | cut -d' ' -f2)
+print=$(ssh-keyscan -T 500 -p "$PORT" -t ed25519 127.0.0.1 2>/dev/null | ssh-keygen -l -f - | cut -d' ' -f2)
 options="-batch -P $PORT -i key.ppk -hostkey $print"
-timeout 30 plink $options root@127.0.0.1 'echo out; echo err >&2; exit 3' 2>stderr; echo "exit $?"; cat stderr; rm stderr
-timeout 30 plink $options root@127.0.0.1 md5sum <here/sub/b; echo "exit $?"
+timeout 500 plink $options root@127.0.0.1 'echo out; echo err >&2; exit 3' 2>stderr; echo "exit $?"; cat stderr; rm stderr
+timeout 500 plink $options root@127.0.0.1 md5sum <here/sub/b; echo "exit $?"
 cat >batch <<END
 cd $THERE
 put here/a
@@ -16,6 +16,6 @@ ls d
 get b here/back
 del nothing
 END
-timeout 60 psftp $options -b batch -be root@127.0.0.1 2>&1; echo "psftp $?"
-timeout 60 pscp -q $options -r here root@127.0.0.1:$THERE/tree; echo "pscp $?"
-timeout 60 pscp -q -scp $options here/a root@127.0.0.1:$THERE/by-scp; echo "pscp $?"
+timeout 500 psftp $options -b batch -be root@127.0.0.1 2>&1; echo "psftp $?"
+timeout 500 pscp -q $options -r here root@127.0.0.1:$THERE/tree; echo "pscp $?"
+timeout 500 pscp -q -scp $options here/a root@127.0.0.1:$THERE/by-scp; echo "pscp $?"

@@ -1,5 +1,5 @@
 # rclone, with golang.org/x/crypto/ssh.
-rclone="timeout 60 rclone -q --config /dev/null --sftp-host 127.0.0.1 --sftp-port $PORT --sftp-user root --sftp-key-file $KEY"
+rclone="timeout 500 rclone -q --contimeout 500s --config /dev/null --sftp-host 127.0.0.1 --sftp-port $PORT --sftp-user root --sftp-key-file $KEY"
 $rclone copy here ":sftp:$THERE/tree" 2>&1; echo "copy $?"
 $rclone check here ":sftp:$THERE/tree" 2>&1; echo "check $?"
 $rclone lsf -R ":sftp:$THERE" 2>&1 | sort

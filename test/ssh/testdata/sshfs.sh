@@ -1,6 +1,6 @@
 # sshfs: a file system of the kernel's, over SFTP.
 mkdir mnt
-timeout 30 sshfs -F "$PWD/config" "box:$THERE" mnt || exit
+timeout 500 sshfs -F "$PWD/config" "box:$THERE" mnt || exit
 cp -a here mnt/tree; echo "cp $?"
 diff -r here mnt/tree; echo "diff $?"
 echo more >>mnt/tree/a; cat mnt/tree/a
