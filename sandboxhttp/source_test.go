@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -84,13 +85,20 @@ func TestAnswersOfOtherServersAreNotRepeated(t *testing.T) {
 		hosts = append(hosts, strings.TrimPrefix(server.URL, "http://"))
 	}
 	hosts = append(hosts, speaking(t, "SSH-2.0-"+secret+"\r\n"), speaking(t, "HTTP/1.1 200 OK\r\n"+secret+"\r\n\r\n"), speaking(t, "HTTP/1.1 404 "+secret+"\r\n\r\n"), "127.0.0.1:1", secret+".invalid")
+	first := rand.IntN(2)
 	for i, host := range hosts {
-		for _, body := range []string{
+		git := []string{ // one of them in a plain run
 			fmt.Sprintf(`{"source": {"git": {"url": "http://%s/e/repo"}}}`, host),
 			fmt.Sprintf(`{"source": {"git": {"url": "http://%s/e/repo", "revision": "main", "depth": 1}}}`, host),
+		}
+		if !harness.Soaking() {
+			n := (first + i) % len(git)
+			git = git[n : n+1]
+		}
+		for _, body := range append(git,
 			fmt.Sprintf(`{"source": {"tarball": {"url": "http://%s/e/a.tar"}}}`, host),
 			fmt.Sprintf(`{"image": "%s/x:1"}`, strings.ToLower(host)),
-		} {
+		) {
 			resp := a.send("POST", "/sandboxes", strings.NewReader(body), "Content-Type", "application/json")
 			got, err := io.ReadAll(resp.Body)
 			resp.Body.Close()
@@ -135,16 +143,20 @@ func TestSourcesAndImagesComeFromPermittedAddresses(t *testing.T) {
 	port := counting("", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write(archive) }))
 
 	public := newAPI(t, sandboxhttp.WithSourceAddresses())
-	for _, host := range []string{
+	first := rand.IntN(3)
+	for i, host := range []string{
 		"127.0.0.1", "localhost", "LOCALHOST.", "0.0.0.0", "[::1]", "[::]", "[::ffff:127.0.0.1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "127.1", "2130706433", "0x7f000001", "0177.0.0.1",
 		"10.0.0.1", "172.17.0.1", "192.168.1.1", "100.64.0.1", "169.254.169.254", "[fe80::1]", "[fd00::1]", "224.0.0.1",
 	} {
-		for _, body := range []string{
-			`{"source": {"git": {"url": "http://%s/e/repo"}}}`, `{"source": {"tarball": {"url": "http://%s/a.tar"}}}`, `{"image": "%s/x:1"}`,
-		} {
-			if strings.Contains(body, "image") && strings.ContainsAny(host, "[LO") {
-				continue // no such reference
-			}
+		bodies := []string{`{"source": {"git": {"url": "http://%s/e/repo"}}}`, `{"source": {"tarball": {"url": "http://%s/a.tar"}}}`}
+		if !strings.ContainsAny(host, "[LO") { // else there is no such reference
+			bodies = append(bodies, `{"image": "%s/x:1"}`)
+		}
+		if !harness.Soaking() { // one of them
+			n := (first + i) % len(bodies)
+			bodies = bodies[n : n+1]
+		}
+		for _, body := range bodies {
 			body = fmt.Sprintf(body, host+":"+port)
 			resp := public.send("POST", "/sandboxes", strings.NewReader(body), "Content-Type", "application/json")
 			text, _ := io.ReadAll(resp.Body)
