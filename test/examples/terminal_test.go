@@ -56,6 +56,9 @@ func TestSessionOfTheCommandLine(t *testing.T) {
 	lines := 0
 	for _, s := range session {
 		out := run(s.command)
+		for try := 1; strings.Contains(out, "Resolving timed out") && try < 5; try++ { // a busy machine takes longer to refuse the name
+			out = run(s.command)
+		}
 		if !regexp.MustCompile(s.prints).MatchString(out) {
 			t.Fatalf("%s prints\n%s, want %s", s.command, out, s.prints)
 		}

@@ -6,6 +6,7 @@ package harness
 import (
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"runtime"
 	"slices"
@@ -38,6 +39,17 @@ func Rounds(plain, soak int) int {
 		return soak
 	}
 	return plain
+}
+
+// EveryNth selects every nth of what is alike, beginning with another one in each run: soak tests have all.
+func EveryNth[T any](n int, all []T) (some []T) {
+	if Soaking() {
+		n = 1
+	}
+	for i := rand.IntN(n); i < len(all); i += n {
+		some = append(some, all[i])
+	}
+	return some
 }
 
 var (

@@ -1,6 +1,7 @@
 package security_test
 
 import (
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"testing"
@@ -33,7 +34,7 @@ func TestTheEndOfASessionSaysWhatItLeaves(t *testing.T) {
 		next  string // the start's error, empty if it succeeds
 	}{
 		{does: "true", plain: true},
-		{does: "mkdir -p /place/tools /etc/more && echo more >> /etc/passwd && mv /etc/shadow /etc/shadow.old", plain: true},
+		{does: "mkdir -p /place/tools /etc/more && echo more >> /etc/passwd && mv /etc/shadow /etc/shadow.old; test -e /etc/shadow.old", plain: true},
 		{late: "mkdir -p /place/late", plain: true},
 		{late: "mv /place /place.late && mkdir -p /place/data"},
 		{does: "true", end: func() {
@@ -48,30 +49,40 @@ func TestTheEndOfASessionSaysWhatItLeaves(t *testing.T) {
 		if tt.end == nil {
 			tt.end = stop
 		}
-		if tt.late == "" {
-			harness.Run(t, sb, "sh", "-c", tt.does)
-		} else {
-			tt.does = tt.late
-			stays(t, sb, "sh", "-c", "trap '"+tt.late+"; exit' TERM; touch /run/ready; while :; do sleep 0.1; done")
+		session := func() (plain bool) {
+			if tt.late == "" {
+				harness.Run(t, sb, "sh", "-c", tt.does)
+			} else {
+				tt.does = tt.late
+				stays(t, sb, "sh", "-c", "trap '"+tt.late+"; exit' TERM; touch /run/ready; while :; do sleep 0.1; done")
+			}
+			tt.end()
+			_, plain = wire.EndCode(harness.Raw(t, sb).State.ExitCode)
+			before := len(proxy.Requests())
+			_, err := sb.Start(t.Context())
+			if tt.next == "" && err != nil || tt.next != "" && (err == nil || !strings.Contains(err.Error(), tt.next)) {
+				t.Fatalf("%s: the next start: %v, want %q", tt.does, err, tt.next)
+			}
+			looked := false
+			for _, call := range proxy.Requests()[before:] {
+				looked = looked || strings.HasPrefix(call, "POST /containers/create")
+			}
+			if looked == plain {
+				t.Errorf("%s: PID 1 said %t, and a helper looked: %t, want %t: %q", tt.does, plain, looked, !plain, proxy.Requests()[before:])
+			}
+			if tt.next == "" {
+				harness.Run(t, sb, "test", "-e", "/place/data/own")
+			}
+			return plain
 		}
-		tt.end()
-		if _, plain := wire.EndCode(harness.Raw(t, sb).State.ExitCode); plain != tt.plain {
-			t.Errorf("%s: PID 1 said %t (%d), want %t", tt.does, plain, harness.Raw(t, sb).State.ExitCode, tt.plain)
+		plain := session()
+		// On a busy machine PID 1 may not live to see the last process end, and says nothing then.
+		for try := 1; tt.plain && !plain && try < 10; try++ {
+			t.Logf("%s: PID 1 did not say that the files are in place", tt.does)
+			plain = session()
 		}
-		before := len(proxy.Requests())
-		_, err := sb.Start(t.Context())
-		if tt.next == "" && err != nil || tt.next != "" && (err == nil || !strings.Contains(err.Error(), tt.next)) {
-			t.Fatalf("%s: the next start: %v, want %q", tt.does, err, tt.next)
-		}
-		looked := false
-		for _, call := range proxy.Requests()[before:] {
-			looked = looked || strings.HasPrefix(call, "POST /containers/create")
-		}
-		if looked == tt.plain {
-			t.Errorf("%s: a helper looked: %t, want %t: %q", tt.does, looked, !tt.plain, proxy.Requests()[before:])
-		}
-		if tt.next == "" {
-			harness.Run(t, sb, "test", "-e", "/place/data/own")
+		if plain != tt.plain {
+			t.Errorf("%s: PID 1 said %t, want %t", tt.does, plain, tt.plain)
 		}
 	}
 }
@@ -106,7 +117,11 @@ func TestFilesThatMoveUntilTheEnd(t *testing.T) {
 			sub { mkdir "/place"; mkdir "/place/data" }, sub { rmdir "/place/data"; rmdir "/place" }, sub { rename "/place.old", "/place" });
 		for (;;) { for (@steps) { $_->() or die "a step failed: $!"; exit if $end && $n++ == $ARGV[0] } }`
 	sb := create()
-	for n := range harness.Rounds(6, 120) {
+	first := rand.IntN(6)
+	for n := range harness.Rounds(3, 120) {
+		if !harness.Soaking() {
+			n = (first + 2*n) % 6 // every other step
+		}
 		n += 6 // the steps after SIGTERM
 		stays(t, sb, "perl", "-e", swap, strconv.Itoa(n))
 		if _, err := sb.Stop(t.Context()); err != nil {
