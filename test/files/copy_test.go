@@ -383,7 +383,7 @@ func nothingBehind(t *testing.T, sb *sandbox.Sandbox, want string) {
 
 func TestCancelledCopyLeavesNothing(t *testing.T) {
 	t.Parallel()
-	cancelCopies(t, 100<<20)
+	cancelCopies(t, 48<<20)
 }
 
 func TestSoakCancelledCopyOfAGiBLeavesNothing(t *testing.T) {
@@ -441,9 +441,9 @@ func TestCopyUnderAStopFailsAndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithStopTimeout(2*time.Second))
-	harness.Run(t, sb, "sh", "-c", "head -c 300000000 /dev/zero > big")
+	harness.Run(t, sb, "sh", "-c", "head -c 100000000 /dev/zero > big")
 	to, tree := t.TempDir(), t.TempDir()
-	harness.Shell(t, `cd "$0"; mkdir sub; echo x > a; head -c 100000000 /dev/zero > sub/large; echo x > z`, tree)
+	harness.Shell(t, `cd "$0"; mkdir sub; echo x > a; head -c 60000000 /dev/zero > sub/large; echo x > z`, tree)
 	for what, copy := range map[string]func(sb *sandbox.Sandbox, progress sandbox.CopyOptions) error{
 		"CopyOut": func(sb *sandbox.Sandbox, p sandbox.CopyOptions) error {
 			return harness.Second(sb.CopyOut(t.Context(), "big", to+"/", p))

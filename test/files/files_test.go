@@ -297,7 +297,7 @@ func TestCloseEndsAReadThatWaits(t *testing.T) {
 		if err == nil {
 			t.Error("Read of an empty pipe returned without an error")
 		}
-	case <-time.After(time.Minute):
+	case <-time.After(harness.CallBound):
 		t.Error("Read still waits after Close")
 	}
 }

@@ -199,7 +199,7 @@ func TestFileCallsAreAsThoseOfPackageOS(t *testing.T) {
 	if _, err := sb.CopyIn(t.Context(), program, "/usr/local/bin/", sandbox.CopyOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	for seed := range uint64(harness.Rounds(3, 60)) {
+	for seed := range uint64(harness.Rounds(2, 60)) {
 		for _, user := range []string{"root", "node"} {
 			t.Run(fmt.Sprintf("%s %d", user, seed), func(t *testing.T) {
 				t.Parallel()

@@ -22,7 +22,7 @@ import (
 func TestChainOfForksOutgrowsTheLayersOfAnImage(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t, harness.Behind(t, harness.WithoutLayers))
-	chainOfForks(t, c, layeredImage(t, 63), 4)
+	chainOfForks(t, c, layeredImage(t, 63), 3)
 }
 
 // A chain of 150 forks, each with one more file.

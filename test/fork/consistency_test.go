@@ -14,7 +14,7 @@ import (
 // equal, or the first is ahead by the number that was being written.
 func TestForksOfABusySandboxHoldOneMoment(t *testing.T) {
 	t.Parallel()
-	forksOfABusySandbox(t, 3)
+	forksOfABusySandbox(t, 2)
 }
 
 func TestForksOfABusySandboxHoldOneMomentSoak(t *testing.T) {

@@ -228,7 +228,7 @@ func TestForkOfNothing(t *testing.T) {
 func TestForkWithoutANameIsNotPersistent(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
-	source := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	source := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithImage(harness.SmallImage(t)))
 	for _, tt := range []struct {
 		opts []sandbox.ForkOption
 		want bool

@@ -135,7 +135,7 @@ func TestHandleDuringAHold(t *testing.T) {
 		select {
 		case what := <-ended:
 			t.Errorf("%s did not wait for the end of the hold", what)
-		case <-time.After(wire.HoldSilence + 2*time.Second): // for them to end, if they could
+		case <-time.After(wire.HoldSilence + time.Second): // for them to end, if they could
 		}
 	})
 	waiting.Wait()

@@ -122,7 +122,7 @@ func step(ctx context.Context, a *harness.Account, c *sandbox.Client, prefix, di
 // Processes that make, attach, list, delete and clean up the same things lose no
 // volume that a sandbox uses, leave no orphan that nobody told of, and see no error that
 // is not ours.
-func TestProcessesRaceOverVolumes(t *testing.T) { raceOverVolumes(t, 4, 5*time.Second) }
+func TestProcessesRaceOverVolumes(t *testing.T) { raceOverVolumes(t, 4, 3*time.Second) }
 
 func TestSoakProcessesRaceOverVolumes(t *testing.T) {
 	harness.Soak(t)
