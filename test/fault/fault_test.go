@@ -97,10 +97,11 @@ type trial struct {
 // atOnce has a place for each trial that runs, whichever test it is of.
 var atOnce = make(chan struct{}, stands)
 
-// turn waits until fewer than stands trials run. Who waits for a lease gives its place back meanwhile.
+// turn waits until fewer than stands trials run. Who waits for a lease gives its place back meanwhile;
+// over may be called more than once.
 func turn() (over func()) {
 	atOnce <- struct{}{}
-	return func() { <-atOnce }
+	return sync.OnceFunc(func() { <-atOnce })
 }
 
 // testFaults runs the operation once, counting its calls, and then again for each of them

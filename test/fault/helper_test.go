@@ -86,6 +86,7 @@ func TestHelperOfAKilledRemakeGoesWithTheChange(t *testing.T) {
 	t.Parallel()
 	c, eng, image := harness.NewClient(t), harness.NewEngine(t), harness.SmallImage(t)
 	over := turn()
+	defer over()
 	sb := harness.CreateWith(t, c, nil, sandbox.WithImage(image))
 	if _, err := sb.Stop(t.Context()); err != nil {
 		t.Fatal(err)
