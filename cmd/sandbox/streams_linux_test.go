@@ -43,7 +43,7 @@ func program(t *testing.T) string {
 func TestExecInScriptsIsAsDockerExec(t *testing.T) {
 	t.Parallel()
 	path := program(t)
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	for _, flag := range []string{"interactive", "tty"} {
 		noteFlags([]string{"exec", "--" + flag})
 	}
@@ -183,7 +183,7 @@ func TestRunCleansUpHoweverItEnds(t *testing.T) {
 func TestTheProxyEndsQuietly(t *testing.T) {
 	t.Parallel()
 	path := program(t)
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	cmd := exec.CommandContext(t.Context(), path+"/sandbox", "proxy", sb.Name())
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -214,16 +214,16 @@ func TestTheProxyEndsQuietly(t *testing.T) {
 func TestNohupIsRespected(t *testing.T) {
 	t.Parallel()
 	path := program(t)
-	sb := harness.NewSandbox(t)
-	cmd := exec.CommandContext(t.Context(), "nohup", path+"/sandbox", "exec", sb.Name(), "--", "sh", "-c", "touch ready; while ! test -e go; do sleep 0.05; done; exit 4")
+	sb := harness.Shared(t)
+	cmd := exec.CommandContext(t.Context(), "nohup", path+"/sandbox", "exec", sb.Name(), "--", "sh", "-c", "touch nohup-ready; while ! test -e nohup-go; do sleep 0.05; done; exit 4")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	harness.WaitForFile(t, sb, "/workspace/ready")
+	harness.WaitForFile(t, sb, "/workspace/nohup-ready")
 	if err := cmd.Process.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	harness.Write(t, sb, "go", "")
+	harness.Write(t, sb, "nohup-go", "")
 	cmd.Wait()
 	if code := cmd.ProcessState.ExitCode(); code != 4 {
 		t.Errorf("code %d, want the command's", code)
@@ -234,7 +234,7 @@ func TestNohupIsRespected(t *testing.T) {
 func TestDetachedCommandsOnTheCommandLine(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()
-	name := harness.NewSandbox(t).Name()
+	name := harness.Shared(t).Name()
 	start := func(script string, flags ...string) string {
 		t.Helper()
 		args := slices.Concat([]string{"exec", "--detach"}, flags, []string{name, "--", "sh", "-c", script})
@@ -337,7 +337,7 @@ func TestVersionIsPrinted(t *testing.T) {
 func TestCopyIsAsDockerCp(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()
-	sb := harness.NewSandbox(t)
+	sb := harness.Shared(t)
 	containers, err := exec.Command("docker", "ps", "-q", "--filter", "label=agent-sandbox.name="+sb.Name()).Output()
 	if err != nil {
 		t.Fatal(err)

@@ -185,11 +185,11 @@ func TestCommandsThatCannotStart(t *testing.T) {
 // Commands: a program needs a directory that its user may enter, and its own bits.
 func TestPermissionIsTheUsers(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
-	harness.Run(t, sb, "sh", "-c", "mkdir -m 700 mine; cp /bin/true mine/; cp /bin/true here; chmod 700 here")
+	sb, dir := ownDir(t)
+	harness.Run(t, sb, "sh", "-c", `cd "$0"; mkdir -m 700 mine; cp /bin/true mine/; cp /bin/true here; chmod 700 here`, dir)
 	for what, set := range map[string]func(*sandbox.Cmd){
-		"a directory": func(c *sandbox.Cmd) { c.Dir = "/workspace/mine" },
-		"a program":   func(c *sandbox.Cmd) { c.Path = "/workspace/here" },
+		"a directory": func(c *sandbox.Cmd) { c.Dir = dir + "/mine" },
+		"a program":   func(c *sandbox.Cmd) { c.Path = dir + "/here" },
 	} {
 		cmd := sb.Command(t.Context(), "true")
 		cmd.User = "node"
@@ -1117,12 +1117,12 @@ func between(s, from, ends string) string {
 // A user has the groups that /etc/group gives them.
 func TestSupplementaryGroups(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
-	harness.Run(t, sb, "sh", "-c", "echo 'extra:x:5005:someone,node' >> /etc/group")
+	sb := harness.Shared(t)
+	harness.Run(t, sb, "sh", "-c", "echo 'extra:x:5005:someone,games' >> /etc/group")
 	cmd := sb.Command(t.Context(), "id", "-G")
-	cmd.User = "node"
-	if out, err := cmd.Output(); err != nil || string(out) != "1000 5005\n" {
-		t.Errorf("groups %q, %v; want 1000 5005", out, err)
+	cmd.User = "games" // as nobody else does
+	if out, err := cmd.Output(); err != nil || string(out) != "60 5005\n" {
+		t.Errorf("groups %q, %v; want 60 5005", out, err)
 	}
 }
 

@@ -30,7 +30,7 @@ func newLogged(t *testing.T, script string) *sandbox.Sandbox {
 // readLog reads until the log ends or, with n, after n lines.
 func readLog(t *testing.T, sb *sandbox.Sandbox, o sandbox.LogOptions, n int) []sandbox.LogLine {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	var lines []sandbox.LogLine
 	for l, err := range sb.Logs(ctx, o) {
@@ -74,7 +74,7 @@ func TestLogsTailThenFollow(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer same.Detach()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	for l, err := range same.Logs(ctx, sandbox.LogOptions{Tail: 100, Follow: true}) {
 		if err != nil {
@@ -494,7 +494,7 @@ func followers(t *testing.T, length time.Duration) {
 		same.Detach()
 		c.Close()
 	})
-	if left := harness.LabelledGoroutines(t.Name(), 5*time.Second); left != "" {
+	if left := harness.LabelledGoroutines(t.Name(), 2*time.Minute); left != "" {
 		t.Errorf("goroutines are left:\n%s", left)
 	}
 	want := map[string]int{}

@@ -54,6 +54,11 @@ type openSSH struct {
 
 func newOpenSSH(t *testing.T, opts ...sandbox.CreateOption) *openSSH {
 	t.Helper()
+	return openSSHTo(t, harness.NewSandbox(t, append(opts, sandbox.WithName(harness.UniqueName(t)), sandbox.WithStopTimeout(time.Second))...))
+}
+
+func openSSHTo(t *testing.T, sb *sandbox.Sandbox) *openSSH {
+	t.Helper()
 	enginetest.Need(t)
 	for _, program := range []string{"ssh", "scp", "sftp", "rsync", "git"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -64,9 +69,7 @@ func newOpenSSH(t *testing.T, opts ...sandbox.CreateOption) *openSSH {
 	if err != nil {
 		t.Fatal(err)
 	}
-	name := harness.UniqueName(t)
-	opts = append(opts, sandbox.WithName(name), sandbox.WithStopTimeout(time.Second))
-	o := &openSSH{t: t, sb: harness.NewSandbox(t, opts...), host: name + ".sandbox", config: filepath.Join(t.TempDir(), "config")}
+	o := &openSSH{t: t, sb: sb, host: sb.Name() + ".sandbox", config: filepath.Join(t.TempDir(), "config")}
 	config := fmt.Sprintf("Host *.sandbox\n\tProxyCommand %s proxy %%n\n\tStrictHostKeyChecking accept-new\n\tUserKnownHostsFile %s\n\tLogLevel ERROR\n",
 		program, filepath.Join(t.TempDir(), "known_hosts"))
 	if err := os.WriteFile(o.config, []byte(config), 0o600); err != nil {
@@ -82,7 +85,7 @@ func (o *openSSH) command(program string, args ...string) *exec.Cmd {
 	for _, a := range args {
 		all = append(all, strings.ReplaceAll(a, "%s", o.host))
 	}
-	ctx, cancel := context.WithTimeout(o.t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(o.t.Context(), 10*time.Minute)
 	o.t.Cleanup(cancel)
 	return exec.CommandContext(ctx, program, all...)
 }
@@ -378,7 +381,7 @@ func TestSSHWithoutAShellSaysSo(t *testing.T) {
 
 func TestSSHOfNoSandboxFailsWithOurWords(t *testing.T) {
 	t.Parallel()
-	o := newOpenSSH(t)
+	o := openSSHTo(t, harness.Shared(t))
 	var stderr bytes.Buffer
 	cmd := o.command("ssh", "no-such-sandbox.sandbox", "true")
 	cmd.Stderr = &stderr
@@ -390,20 +393,20 @@ func TestSSHOfNoSandboxFailsWithOurWords(t *testing.T) {
 
 func TestSSHClientThatVanishesTakesItsCommandAlong(t *testing.T) {
 	t.Parallel()
-	o := newOpenSSH(t)
-	o.ssh("nohup sleep 1001 >/dev/null 2>&1 &") // this one asked to stay
-	cmd := o.command("ssh", "%s", "sleep 1002; true")
+	o := openSSHTo(t, harness.Shared(t))
+	o.ssh("nohup sleep 1101 >/dev/null 2>&1 &") // this one asked to stay
+	cmd := o.command("ssh", "%s", "sleep 1102; true")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	runs := func(what string) func() bool {
 		return func() bool { return o.sb.Command(t.Context(), "pgrep", "-fx", what).Run() == nil }
 	}
-	harness.Eventually(t, "the command runs", runs("sleep 1002"))
+	harness.Eventually(t, "the command runs", runs("sleep 1102"))
 	cmd.Process.Kill()
 	cmd.Wait()
-	harness.Eventually(t, "the command has ended", func() bool { return !runs("sleep 1002")() })
-	if !runs("sleep 1001")() {
+	harness.Eventually(t, "the command has ended", func() bool { return !runs("sleep 1102")() })
+	if !runs("sleep 1101")() {
 		t.Error("what was in the background is gone, want it to live as long as the session")
 	}
 }

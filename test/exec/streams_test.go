@@ -156,11 +156,24 @@ func TestACommandNeedNotReadItsStdinPipe(t *testing.T) {
 	}
 }
 
+// ownDir makes a directory in the shared sandbox for the test alone.
+func ownDir(t *testing.T) (sb *sandbox.Sandbox, dir string) {
+	t.Helper()
+	sb, dir = harness.Shared(t), "/workspace/"+harness.UniqueName(t)
+	harness.Run(t, sb, "mkdir", dir)
+	t.Cleanup(func() {
+		if err := sb.Command(context.WithoutCancel(t.Context()), "rm", "-rf", dir).Run(); err != nil {
+			t.Errorf("remove %s: %v", dir, err)
+		}
+	})
+	return sb, dir
+}
+
 // As by os/exec, nobody waits for a background process whose output nobody wants. One whose output is cut lives on, and
 // writes on.
 func TestBackgroundProcessesLiveOn(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
+	sb, dir := ownDir(t)
 	// It writes more than a pipe holds, so that it notices if nobody reads.
 	const busy = `(while ! test -e go; do sleep 0.05; done; i=0; while [ $i -lt 100 ]; do head -c 2000 /dev/zero || exit; i=$((i+1)); done; echo >&2 end && touch done%d)`
 	var none, buf, both strings.Builder
@@ -179,23 +192,24 @@ func TestBackgroundProcessesLiveOn(t *testing.T) {
 		{"detached", busy + " &", func(c *sandbox.Cmd) { c.Detached = true }, exec.ErrWaitDelay},
 	} {
 		cmd := sh(t, sb, fmt.Sprintf(tt.script, i))
+		cmd.Dir = dir
 		tt.set(cmd)
 		if err := cmd.Run(); !errors.Is(err, tt.want) {
 			t.Errorf("%s: Run = %v, want %v", tt.what, err, tt.want)
 		}
 	}
-	harness.Run(t, sb, "touch", "go")
+	harness.Run(t, sb, "touch", dir+"/go")
 	for i := range 8 {
-		harness.WaitForFile(t, sb, fmt.Sprintf("/workspace/done%d", i))
+		harness.WaitForFile(t, sb, fmt.Sprintf("%s/done%d", dir, i))
 	}
 }
 
 // Who stops reading a detached command's output does not end it.
 func TestADetachedCommandOutlivesItsReaders(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
+	sb, dir := ownDir(t)
 	cmd := sh(t, sb, "while ! test -e go; do echo line; sleep 0.02; done; exit 4")
-	cmd.Detached = true
+	cmd.Detached, cmd.Dir = true, dir
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -212,7 +226,7 @@ func TestADetachedCommandOutlivesItsReaders(t *testing.T) {
 		t.Fatal(err)
 	}
 	again.Stdout = writerFunc(func([]byte) (int, error) {
-		sb.WriteFile(t.Context(), "go", nil, 0o644)
+		sb.WriteFile(t.Context(), dir+"/go", nil, 0o644)
 		return 0, os.ErrInvalid
 	})
 	if err := again.Wait(); harness.ExitCode(err) != 4 || !errors.Is(err, os.ErrInvalid) {
@@ -268,8 +282,8 @@ func TestACmdThatCannotWorkSaysSo(t *testing.T) {
 // A script whose interpreter is not there says which.
 func TestMissingInterpreterIsNamed(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t)
-	harness.Run(t, sb, "mkdir", "bin")
+	sb, dir := ownDir(t)
+	harness.Run(t, sb, "mkdir", dir+"/bin")
 	for i, tt := range []struct{ first, say string }{
 		{"#!/bin/sh\r\n", `its interpreter "/bin/sh\r" does not exist: the line ends with CR LF, not LF`},
 		{"#!/usr/bin/env bash\r\n", ""}, // env says it
@@ -278,11 +292,11 @@ func TestMissingInterpreterIsNamed(t *testing.T) {
 		{"#!/no/such/interpreter \n", `its interpreter "/no/such/interpreter" does not exist`},
 	} {
 		name := fmt.Sprint("script", i)
-		harness.Write(t, sb, "bin/"+name, tt.first+"echo ran\r\n")
-		harness.Run(t, sb, "chmod", "755", "bin/"+name)
-		for _, path := range []string{"/workspace/bin/" + name, "bin/" + name, name} {
+		harness.Write(t, sb, dir+"/bin/"+name, tt.first+"echo ran\r\n")
+		harness.Run(t, sb, "chmod", "755", dir+"/bin/"+name)
+		for _, path := range []string{dir + "/bin/" + name, "bin/" + name, name} {
 			cmd := sb.Command(t.Context(), path)
-			cmd.Env = []string{"PATH=/workspace/bin:/bin:/usr/bin"}
+			cmd.Dir, cmd.Env = dir, []string{"PATH=" + dir + "/bin:/bin:/usr/bin"}
 			err := cmd.Run()
 			if tt.say == "" {
 				if harness.ExitCode(err) != 127 {
