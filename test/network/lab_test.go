@@ -219,7 +219,7 @@ func (l *lab) route(ctx context.Context) error {
 
 // ask reads what the lab has to tell.
 func (l *lab) ask(ctx context.Context, what string) ([]byte, error) {
-	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := http.Client{Timeout: 2 * time.Minute, Transport: &http.Transport{DisableKeepAlives: true}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, l.at+what, nil)
 	if err != nil {
 		return nil, err
