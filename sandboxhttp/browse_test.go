@@ -129,7 +129,7 @@ func (tb *tab) listen(event any) {
 // do runs actions.
 func (tb *tab) do(what string, actions ...chromedp.Action[chromedp.Void]) {
 	tb.t.Helper()
-	ctx, cancel := context.WithTimeout(tb.ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(tb.ctx, 5*time.Minute)
 	defer cancel()
 	if err := chromedp.Do(ctx, actions...); err != nil {
 		tb.t.Fatalf("%s: %v", what, err)
@@ -159,9 +159,9 @@ func call[P, R any](tb *tab, command cdp.Command[P, R], params P) R {
 // await waits until an expression is true.
 func (tb *tab) await(expression string) {
 	tb.t.Helper()
-	for end := time.Now().Add(time.Minute); !eval[bool](tb, "Boolean("+expression+")"); time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(5 * time.Minute); !eval[bool](tb, "Boolean("+expression+")"); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(end) {
-			tb.t.Fatalf("a minute later this is not true: %s; the page is\n%s", expression, eval[string](tb, "document.body.innerText"))
+			tb.t.Fatalf("five minutes later this is not true: %s; the page is\n%s", expression, eval[string](tb, "document.body.innerText"))
 		}
 	}
 }

@@ -24,7 +24,7 @@ func half(t *testing.T, server, method, path string) (status int, f failure) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(30 * time.Second))
+	conn.SetDeadline(time.Now().Add(5 * time.Minute))
 	fmt.Fprintf(conn, "%s %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{", method, path)
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
