@@ -350,7 +350,7 @@ func TestPolicyEndsASessionThatCantBeReached(t *testing.T) {
 				return other
 			}
 			test.prepare(t, sb)
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), harness.CallBound)
 			defer cancel()
 			if test.want != nil {
 				for _, opts := range [][]sandbox.UpdateOption{
@@ -427,7 +427,7 @@ func testConcurrentPolicyUpdates(t *testing.T, sb *sandbox.Sandbox) {
 		}
 		t.Cleanup(func() { other.Detach() })
 		all.Go(func() {
-			for n := range 6 {
+			for n := range harness.Rounds(3, 6) {
 				p := sandbox.NetworkPolicy{Subnets: sandbox.Subnets{Allow: []string{fmt.Sprintf("10.%d.%d.0/24", i, n)}}}
 				if err := other.Update(t.Context(), sandbox.WithNetworkPolicy(p)); err != nil {
 					t.Errorf("Update: %v", err)
@@ -449,7 +449,7 @@ func testConcurrentPolicyUpdates(t *testing.T, sb *sandbox.Sandbox) {
 func TestResumeAndPolicyUpdateAtOnce(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithCommand("sleep", "1234"), harness.Quick)
-	for n := range harness.Rounds(3, 20) {
+	for n := range harness.Rounds(2, 20) {
 		if _, err := sb.Stop(t.Context()); err != nil {
 			t.Fatal(err)
 		}

@@ -24,6 +24,19 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
+const (
+	oddValue  = "spaces, \"quotes\", $HOME, `id`\nand = a line"
+	showsVars = `printf '%s|%s|%s|%s' "$NODE_VERSION" "$A" "$B" "$ODD"`
+)
+
+// ofTags are tags of every kind. No other sandbox has the value of "id".
+var ofTags = map[string]string{"k": "v", "with=equals": "a=b,c", "ünï": "中 \"x\"", "empty": "", "id": "not " + record.NewID()}
+
+// withOptions is a running sandbox that tests of different options share. Its main process writes a file, and ends.
+var withOptions = harness.Sharing(sandbox.WithRuntime("node20"), sandbox.WithMemory(2048<<20), sandbox.WithVCPUs(2), sandbox.WithTags(ofTags),
+	sandbox.WithEnv(map[string]string{"A": "sandbox", "B": "sandbox", "ODD": oddValue, "NODE_VERSION": "mine"}),
+	sandbox.WithCommand("sh", "-c", showsVars+" > main && mv main main.done; exit 3"), harness.Quick)
+
 // One volume of its own, named by the ID, whatever else is mounted.
 func TestEverySandboxHasAWorkspaceVolume(t *testing.T) {
 	t.Parallel()
@@ -93,8 +106,7 @@ func TestNameAloneGivesTheDefaults(t *testing.T) {
 // Swap goes with memory.
 func TestLimitsReachTheEngine(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithMemory(2048<<20), sandbox.WithVCPUs(2))
-	h := harness.Raw(t, sb).HostConfig
+	h := harness.Raw(t, withOptions(t)).HostConfig
 	if h.Memory != 2147483648 || h.NanoCPUs != 2000000000 || h.MemorySwap != h.Memory || h.PidsLimit <= 0 {
 		t.Errorf("limits %+v; want 2147483648 bytes with no swap, 2000000000 nano-CPUs and a limit of processes", h)
 	}
@@ -236,7 +248,7 @@ func TestFailedCreateReturnsNoHandle(t *testing.T) {
 // A sandbox without a name is named by its ID, which is its own.
 func TestUnnamedSandboxIsNamedByItsID(t *testing.T) {
 	t.Parallel()
-	a, b := harness.Shared(t), harness.NewSandbox(t)
+	a, b := harness.Shared(t), withOptions(t)
 	if a.Name() != a.ID() || b.Name() != b.ID() || a.ID() == b.ID() || len(b.ID()) != 12 || !record.ValidName(b.ID()) {
 		t.Errorf("names %q, %q; IDs %q, %q", a.Name(), b.Name(), a.ID(), b.ID())
 	}
@@ -247,7 +259,7 @@ func TestUnnamedSandboxIsNamedByItsID(t *testing.T) {
 
 func TestRuntimeChoosesTheImage(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithRuntime("node20"))
+	sb := withOptions(t)
 	if got := harness.Raw(t, sb).Config.Image; got != "node:20-bookworm" {
 		t.Errorf("image %q, want node:20-bookworm", got)
 	}
@@ -266,17 +278,14 @@ func TestEnvironmentIsImageThenSandboxThenCommand(t *testing.T) {
 	if !slices.ContainsFunc(image.Env, func(kv string) bool { return strings.HasPrefix(kv, "NODE_VERSION=") }) {
 		t.Fatalf("the image's environment has no NODE_VERSION: %q", image.Env)
 	}
-	odd := "spaces, \"quotes\", $HOME, `id`\nand = a line"
-	show := `printf '%s|%s|%s|%s' "$NODE_VERSION" "$A" "$B" "$ODD"`
-	sb := harness.NewSandbox(t, sandbox.WithEnv(map[string]string{"A": "sandbox", "B": "sandbox", "ODD": odd, "NODE_VERSION": "mine"}),
-		sandbox.WithCommand("sh", "-c", show+" > main && mv main main.done"))
-	cmd := sb.Command(t.Context(), "sh", "-c", show)
+	sb := withOptions(t)
+	cmd := sb.Command(t.Context(), "sh", "-c", showsVars)
 	cmd.Env = []string{"B=first", "B=command"}
-	if out, err := cmd.Output(); err != nil || string(out) != "mine|sandbox|command|"+odd {
+	if out, err := cmd.Output(); err != nil || string(out) != "mine|sandbox|command|"+oddValue {
 		t.Errorf("a command sees %q, %v", out, err)
 	}
 	harness.Eventually(t, "the main process has written", func() bool { return sb.Command(t.Context(), "test", "-e", "main.done").Run() == nil })
-	if got := harness.Run(t, sb, "cat", "main.done"); got != "mine|sandbox|sandbox|"+odd {
+	if got := harness.Run(t, sb, "cat", "main.done"); got != "mine|sandbox|sandbox|"+oddValue {
 		t.Errorf("the main process sees %q", got)
 	}
 	if got := harness.Run(t, harness.Shared(t), "sh", "-c", "echo $NODE_VERSION"); !slices.Contains(image.Env, "NODE_VERSION="+got) {
@@ -287,8 +296,7 @@ func TestEnvironmentIsImageThenSandboxThenCommand(t *testing.T) {
 func TestTagsComeBackAndFilter(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
-	tags := map[string]string{"k": "v", "with=equals": "a=b,c", "ünï": "中 \"x\"", "empty": "", "id": "not " + harness.UniqueName(t)}
-	sb := harness.NewSandbox(t, sandbox.WithTags(tags))
+	sb, tags := withOptions(t), ofTags
 	if st, err := sb.Status(t.Context()); err != nil {
 		t.Error(err)
 	} else if diff := cmp.Diff(tags, st.Tags); diff != "" {
@@ -513,8 +521,9 @@ func TestFailedCreateTellsTheEndOfTheLog(t *testing.T) {
 // A session outlives its main process.
 func TestSessionOutlivesItsMainProcess(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithCommand("sh", "-c", "touch ran; exit 3"))
-	harness.Eventually(t, "the main process has run", func() bool { return sb.Command(t.Context(), "test", "-e", "ran").Run() == nil })
+	sb := withOptions(t)
+	harness.Eventually(t, "the main process has run", func() bool { return sb.Command(t.Context(), "test", "-e", "main.done").Run() == nil })
+	harness.Eventually(t, "it has ended", func() bool { return sb.Command(t.Context(), "pgrep", "-x", "sh").Run() != nil })
 	if st, err := sb.Status(t.Context()); err != nil || st.State != sandbox.StateRunning {
 		t.Errorf("Status = %+v, %v; want running", st, err)
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -292,7 +291,7 @@ func TestForeignContainerKeepsItsName(t *testing.T) {
 	t.Parallel()
 	foreign := enginetest.NewForeign(t)
 	c := harness.NewClient(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.CallBound)
 	defer cancel()
 	if _, err := c.Create(ctx, sandbox.WithName(foreign.Name)); !errors.Is(err, sandbox.ErrForeign) || !strings.Contains(err.Error(), "agent-sandbox-"+foreign.Name) {
 		t.Errorf("Create = %v; want ErrForeign that names the container", err)

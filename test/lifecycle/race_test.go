@@ -91,8 +91,7 @@ func stuckCreatorRole(args []string) error {
 
 func TestGetOrCreateOfManyProcessesMakesOneSandbox(t *testing.T) {
 	t.Parallel()
-	const goroutines = 8
-	processes := harness.Rounds(4, 8)
+	goroutines, processes := harness.Rounds(4, 8), harness.Rounds(3, 8)
 	name, file := harness.UniqueName(t), filepath.Join(t.TempDir(), "created")
 	harness.Remove(t, harness.NewClient(t), name)
 	var mu sync.Mutex
@@ -125,7 +124,7 @@ func TestGetOrCreateOfManyProcessesMakesOneSandbox(t *testing.T) {
 func TestOneOfTwoCreatesOfAName(t *testing.T) {
 	t.Parallel()
 	clean, eng := harness.NewClient(t), harness.NewEngine(t)
-	for round := range harness.Rounds(2, 20) {
+	for round := range harness.Rounds(1, 20) {
 		name := harness.UniqueName(t)
 		harness.Remove(t, clean, name)
 		var errs [2]error
@@ -164,7 +163,7 @@ func TestOneOfTwoCreatesOfAName(t *testing.T) {
 func TestOneOfFiftyClaims(t *testing.T) {
 	t.Parallel()
 	eng := harness.NewEngine(t)
-	for round := range harness.Rounds(3, 20) {
+	for round := range harness.Rounds(1, 20) {
 		name := harness.UniqueName(t)
 		var mu sync.Mutex
 		var won []string
@@ -377,7 +376,7 @@ func TestGetOrCreateOfAForeignNameFailsAtOnce(t *testing.T) {
 	t.Parallel()
 	f := enginetest.NewForeign(t)
 	c := harness.NewClient(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.CallBound)
 	defer cancel()
 	if sb, err := c.GetOrCreate(ctx, f.Name, harness.Quick); sb != nil || !errors.Is(err, sandbox.ErrForeign) {
 		t.Errorf("GetOrCreate = %v, %v, want ErrForeign", sb, err)
@@ -407,7 +406,7 @@ func TestGetOrCreateWithAForeignMarkerFailsAtOnce(t *testing.T) {
 			t.Errorf("the foreign volume: %v", err)
 		}
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.CallBound)
 	defer cancel()
 	if sb, err := c.GetOrCreate(ctx, name, harness.Quick); sb != nil || !errors.Is(err, sandbox.ErrForeign) {
 		t.Errorf("GetOrCreate = %v, %v, want ErrForeign", sb, err)
@@ -441,7 +440,7 @@ func TestGetWaitsForACreatorAsLongAsItsContext(t *testing.T) {
 	})
 	select {
 	case <-inside:
-	case <-time.After(time.Minute):
+	case <-time.After(harness.CallBound):
 		t.Fatal("OnCreate was not called")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
@@ -507,7 +506,7 @@ func TestOneOfSeveralDeletesWins(t *testing.T) {
 func TestStartDoesNotSaveASandboxFromDelete(t *testing.T) {
 	t.Parallel()
 	clean, eng := harness.NewClient(t), harness.NewEngine(t)
-	for round := range harness.Rounds(2, 20) {
+	for round := range harness.Rounds(1, 20) {
 		name := harness.UniqueName(t)
 		sb, err := clean.Create(t.Context(), sandbox.WithName(name), harness.Quick)
 		if err != nil {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
@@ -167,10 +168,7 @@ func TestFailedUndoSaysWhatIsLeft(t *testing.T) {
 	if !strings.Contains(err.Error(), "the next sweep removes it") {
 		t.Errorf("Create = %v, want that the next sweep removes it", err)
 	}
-	harness.Eventually(t, "a sweep removes the marker", func() bool {
-		harness.Sweep(t)
-		return len(harness.Objects(t, eng, harness.Named(name))) == 0
-	})
+	sweptOnceItsLeaseIsOver(t, name)
 	if !harness.Gone(t, clean, eng, name) {
 		t.Error("more is left than the error says")
 	}
@@ -206,10 +204,24 @@ func TestFailedUndoLeavesNoSandbox(t *testing.T) {
 			sb.Detach()
 		}
 	}
-	harness.Eventually(t, "a sweep removes all", func() bool {
+	sweptOnceItsLeaseIsOver(t, name)
+}
+
+// sweptOnceItsLeaseIsOver waits until sweeps have removed all that a creator has left. They can't before its lease is over.
+func sweptOnceItsLeaseIsOver(t *testing.T, name string) {
+	t.Helper()
+	eng := harness.NewEngine(t)
+	time.Sleep(claim.Lease)
+	for deadline := time.Now().Add(deathBound); ; time.Sleep(time.Second) {
 		harness.Sweep(t)
-		return len(harness.Objects(t, eng, harness.Named(name))) == 0
-	})
+		left := harness.Objects(t, eng, harness.Named(name))
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%v after its creator's lease %q is left", deathBound, left)
+		}
+	}
 }
 
 // A step of the engine's clock neither ends a session nor changes what it has left.

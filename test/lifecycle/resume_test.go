@@ -94,7 +94,7 @@ func testNeverResumeStartsNoSession(t *testing.T, c *sandbox.Client, name string
 		t.Fatalf("Get: %v", err)
 	}
 	defer sb.Detach()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.CallBound)
 	defer cancel()
 	starts := map[string]func() error{
 		"Start":       func() error { return harness.Second(sb.Start(t.Context())) },

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
@@ -22,7 +21,7 @@ func oneSlot(t *testing.T, opts ...sandbox.ClientOption) *sandbox.Client {
 
 // soon bounds a call that would otherwise wait for the end of the test.
 func soon(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.CallBound)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
@@ -116,16 +117,29 @@ func TestRootInsideCannotOutliveTheTimeout(t *testing.T) {
 		"fills memory and tmpfs": `trap '' TERM; cat /dev/zero >/dev/shm/full; while :; do tail /dev/zero; done`,
 		"forks to the limit":     `trap '' TERM; while :; do (trap '' TERM; exec sleep 1000) & done 2>/dev/null; while :; do sleep 1; done`,
 	}
-	const timeout = 12 * time.Second
+	eng := harness.NewEngine(t)
 	for what, script := range attacks {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTimeout(timeout), sandbox.WithStopTimeout(time.Second),
-				sandbox.WithMemory(96<<20), sandbox.WithVCPUs(0.5), sandbox.WithPidsLimit(200))
-			cmd := sb.Command(context.WithoutCancel(t.Context()), "sh", "-c", script)
-			cmd.Detached = true
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
+			var sb *sandbox.Sandbox
+			timeout := 6 * time.Second
+			for ; ; timeout *= 4 {
+				sb = harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTimeout(timeout), sandbox.WithStopTimeout(time.Second),
+					sandbox.WithMemory(96<<20), sandbox.WithVCPUs(0.5), sandbox.WithPidsLimit(200))
+				cmd := sb.Command(context.WithoutCancel(t.Context()), "sh", "-c", script)
+				cmd.Detached = true
+				err := cmd.Start()
+				got, inspectErr := eng.InspectContainer(t.Context(), record.ContainerName(sb.Name()))
+				if inspectErr != nil {
+					t.Fatal(inspectErr)
+				}
+				if err == nil && eng.Now().Sub(got.StartedAt) < timeout/2 {
+					break
+				}
+				// On a slow machine it may begin too late, and has more time the next time.
+				if timeout > time.Minute || err != nil && !errors.Is(err, sandbox.ErrNotRunning) && !errors.Is(err, sandbox.ErrSessionLost) {
+					t.Fatalf("the attack begins within a timeout of %v: %v", timeout, err)
+				}
 			}
 			st, seen := ended(t, sb.Name())
 			if st.Reason != "timeout" {
@@ -162,7 +176,7 @@ func TestTimeoutOfTheSessionBeforeEndsNothing(t *testing.T) {
 // A timeout that passes while Stop waits for a process changes nothing for it.
 func TestTimeoutWhileStopRuns(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTimeout(12*time.Second), sandbox.WithStopTimeout(15*time.Second), stubborn)
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTimeout(6*time.Second), sandbox.WithStopTimeout(8*time.Second), stubborn)
 	harness.WaitForFile(t, sb, "up")
 	if state, err := sb.Stop(t.Context()); state != sandbox.StateStopped || err != nil {
 		t.Errorf("Stop = %q, %v", state, err)

@@ -401,7 +401,7 @@ func TestConcurrentUpdatesNeverMix(t *testing.T) {
 		}
 		t.Cleanup(func() { other.Detach() })
 		all.Go(func() {
-			for range 5 {
+			for range harness.Rounds(3, 10) {
 				if err := other.Update(t.Context(), o); err != nil {
 					t.Errorf("Update: %v", err)
 				}

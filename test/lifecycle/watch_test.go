@@ -46,7 +46,7 @@ func watch(t *testing.T, c *sandbox.Client, o sandbox.WatchOptions) *watching {
 // until waits until there are n events, and returns their kinds.
 func (w *watching) until(n int) (kinds []sandbox.EventKind) {
 	w.t.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(harness.CallBound); ; time.Sleep(20 * time.Millisecond) {
 		w.mu.Lock()
 		kinds = nil
 		for _, e := range w.events {
@@ -58,7 +58,7 @@ func (w *watching) until(n int) (kinds []sandbox.EventKind) {
 			return kinds
 		}
 		if time.Now().After(end) {
-			w.t.Fatalf("after a minute the events are %q, want %d", kinds, n)
+			w.t.Fatalf("the events are %q, want %d", kinds, n)
 		}
 	}
 }

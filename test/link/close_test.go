@@ -17,7 +17,7 @@ import (
 func TestCloseHasOneDeadline(t *testing.T) {
 	t.Parallel()
 	proxy := enginetest.NewProxy(t)
-	sb, err := harness.NewClient(t, sandbox.WithHost(proxy.Host())).Create(t.Context(), sandbox.WithStopTimeout(5*time.Second))
+	sb, err := harness.NewClient(t, sandbox.WithHost(proxy.Host())).Create(t.Context(), harness.Quick)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +30,7 @@ func TestCloseHasOneDeadline(t *testing.T) {
 		t.Fatal("Close removed no volume")
 	}
 	if took > 55*time.Second {
-		t.Errorf("Close took %v, want at most 35 s and what a busy machine adds", took)
+		t.Errorf("Close took %v, want at most 31 s and what a busy machine adds", took)
 	}
 	if !errors.Is(err, sandbox.ErrEngineUnavailable) || errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Close = %v, want ErrEngineUnavailable", err)

@@ -14,7 +14,7 @@ import (
 // A limit of the library's own is no error of the caller's context, and the other way round.
 func TestOwnLimitsAreNotTheCallers(t *testing.T) {
 	t.Parallel()
-	made := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	made := harness.Shared(t)
 	for what, test := range map[string]struct {
 		limit      time.Duration // of the caller
 		want, deny error
