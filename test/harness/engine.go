@@ -66,7 +66,7 @@ func LeaseOf(t *testing.T, eng *engine.Engine, name string) time.Duration {
 func Renewed(t *testing.T, eng *engine.Engine, names ...string) {
 	t.Helper()
 	left := map[string]time.Duration{}
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Second) {
+	for deadline := time.Now().Add(CallBound); ; time.Sleep(2 * time.Second) {
 		names = slices.DeleteFunc(names, func(name string) bool {
 			was, seen := left[name]
 			left[name] = LeaseOf(t, eng, name)

@@ -142,6 +142,7 @@ func TestFailedUndoSaysWhatIsLeft(t *testing.T) {
 	}, nil)
 	c := harness.NewClient(t, sandbox.WithHost(host))
 	_, err := c.Create(t.Context(), sandbox.WithName(name), sandbox.WithID(id), sandbox.WithMounts(sandbox.Mount{Source: t.TempDir(), Target: "/data"}))
+	failed := time.Now()
 	over.Store(true)
 	if err == nil || !strings.Contains(err.Error(), `create "`+name+`"`) || !strings.Contains(err.Error(), "make container "+record.ContainerName(name)) || !strings.Contains(err.Error(), cause) {
 		t.Errorf("Create = %v, want the step, the container and %q", err, cause)
@@ -168,7 +169,7 @@ func TestFailedUndoSaysWhatIsLeft(t *testing.T) {
 	if !strings.Contains(err.Error(), "the next sweep removes it") {
 		t.Errorf("Create = %v, want that the next sweep removes it", err)
 	}
-	sweptOnceItsLeaseIsOver(t, name)
+	sweptOnceItsLeaseIsOver(t, name, failed)
 	if !harness.Gone(t, clean, eng, name) {
 		t.Error("more is left than the error says")
 	}
@@ -194,6 +195,7 @@ func TestFailedUndoLeavesNoSandbox(t *testing.T) {
 	}, nil)
 	failed := errors.New("not prepared")
 	_, err := harness.NewClient(t, sandbox.WithHost(host)).Create(t.Context(), sandbox.WithName(name), sandbox.OnCreate(func(context.Context, *sandbox.Sandbox) error { return failed }))
+	ended := time.Now()
 	over.Store(true)
 	if !errors.Is(err, failed) || !strings.Contains(err.Error(), "left behind: container ") || !refused.Load() {
 		t.Errorf("Create = %v, want the cause and the container that is left", err)
@@ -204,14 +206,15 @@ func TestFailedUndoLeavesNoSandbox(t *testing.T) {
 			sb.Detach()
 		}
 	}
-	sweptOnceItsLeaseIsOver(t, name)
+	sweptOnceItsLeaseIsOver(t, name, ended)
 }
 
-// sweptOnceItsLeaseIsOver waits until sweeps have removed all that a creator has left. They can't before its lease is over.
-func sweptOnceItsLeaseIsOver(t *testing.T, name string) {
+// sweptOnceItsLeaseIsOver waits until sweeps have removed all that a creator has left that ended then. They can't before its
+// lease is over.
+func sweptOnceItsLeaseIsOver(t *testing.T, name string, ended time.Time) {
 	t.Helper()
 	eng := harness.NewEngine(t)
-	time.Sleep(claim.Lease)
+	time.Sleep(time.Until(ended.Add(claim.Lease)))
 	for deadline := time.Now().Add(deathBound); ; time.Sleep(time.Second) {
 		harness.Sweep(t)
 		left := harness.Objects(t, eng, harness.Named(name))
