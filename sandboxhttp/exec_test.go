@@ -191,7 +191,7 @@ func awaitEnd(t *testing.T, sb *sandbox.Sandbox, pid string) {
 		time.Sleep(20 * time.Millisecond)
 	}
 	if ctx.Err() != nil {
-		t.Errorf("process %s is there five minutes after its client has gone", pid)
+		t.Errorf("process %s is there two minutes after its client has gone", pid)
 	}
 }
 
