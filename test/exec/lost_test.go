@@ -66,7 +66,7 @@ func TestCallSaysWhyItsSessionEnded(t *testing.T) {
 		"stopped by the engine": {nil, by(func(ctx context.Context, ref string) error { return eng.StopContainer(ctx, ref, 10*time.Second) }), "stopped", sandbox.ErrNotRunning},
 		"killed":                {nil, by(func(ctx context.Context, ref string) error { return eng.KillContainer(ctx, ref, "KILL") }), "stopped", sandbox.ErrNotRunning},
 		"removed":               {nil, by(func(ctx context.Context, ref string) error { return eng.RemoveContainer(ctx, ref, true) }), "removed", sandbox.ErrNotFound},
-		"timeout":               {[]sandbox.CreateOption{sandbox.WithTimeout(15 * time.Second)}, nil, "timeout", sandbox.ErrNotRunning},
+		"timeout":               {[]sandbox.CreateOption{sandbox.WithTimeout(40 * time.Second)}, nil, "timeout", sandbox.ErrNotRunning},
 		"idle timeout":          {[]sandbox.CreateOption{sandbox.WithIdleTimeout(10 * time.Second), sandbox.IgnoreDetached()}, nil, "idle timeout", sandbox.ErrNotRunning},
 		"out of memory": {[]sandbox.CreateOption{sandbox.WithMemory(64 << 20)}, func(t *testing.T, sb *sandbox.Sandbox) {
 			// Root inside has PID 1 killed first.
@@ -116,7 +116,7 @@ func TestCallSaysWhyItsSessionEnded(t *testing.T) {
 func TestFileCallAndDialSayWhyTheSessionEnds(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithStopTimeout(time.Minute))
-	linger := sb.Command(t.Context(), "sh", "-c", "trap 'sleep 15; exit' TERM; echo ready; while :; do sleep 0.1; done")
+	linger := sb.Command(t.Context(), "sh", "-c", "trap 'sleep 40; exit' TERM; echo ready; while :; do sleep 0.1; done")
 	linger.Detached = true
 	started(t, linger)
 	f, err := sb.Open(t.Context(), "/dev/zero")
@@ -140,7 +140,7 @@ func TestFileCallAndDialSayWhyTheSessionEnds(t *testing.T) {
 		for what, call := range map[string]func() error{
 			"Read": func() error { return harness.Second(io.ReadFull(f, make([]byte, 1<<20))) },
 			"WaitPort": func() error {
-				ctx, cancel := context.WithTimeout(t.Context(), 14*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), 38*time.Second)
 				defer cancel()
 				return sb.WaitPort(ctx, 3001)
 			},
@@ -149,7 +149,7 @@ func TestFileCallAndDialSayWhyTheSessionEnds(t *testing.T) {
 				t.Errorf("%s while the session ends = %v, want ErrSessionLost that says \"stopped\"", what, err)
 			}
 		}
-		if d := time.Since(began); d > 14*time.Second {
+		if d := time.Since(began); d > 38*time.Second {
 			t.Errorf("the calls took %v: they waited for the session's end", d)
 		}
 	}
@@ -229,7 +229,7 @@ func TestDialSaysThatTheSessionEnded(t *testing.T) {
 
 func TestNextCallSaysWhyTheLastSessionEnded(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithTimeout(12*time.Second))
+	sb := harness.NewSandbox(t, sandbox.WithTimeout(30*time.Second))
 	harness.Eventually(t, "the session has ended", func() bool { return harness.Status(t, sb).State != sandbox.StateRunning })
 	err := sb.Command(t.Context(), "true").Run()
 	if !errors.Is(err, sandbox.ErrSessionLost) || !errors.Is(err, sandbox.ErrNotRunning) || !strings.Contains(err.Error(), "timeout") {
