@@ -77,13 +77,15 @@ func Outlive(ctx context.Context, limit time.Duration) (context.Context, context
 	return context.WithDeadline(context.WithoutCancel(ctx), at)
 }
 
-// Detached is [Within] with a context of [Outlive].
+// Detached is [Within] with a context of [Outlive]. Its error names the time that there was.
 func Detached(ctx context.Context, limit time.Duration, what string, fn func(context.Context) error) error {
+	began := time.Now()
 	own, cancel := Outlive(ctx, limit)
 	defer cancel()
 	err := fn(own)
 	if errors.Is(err, context.DeadlineExceeded) && own.Err() != nil {
-		return errdefs.Classify(errdefs.EngineUnavailable, fmt.Errorf("%s within %v", what, limit))
+		at, _ := own.Deadline()
+		return errdefs.Classify(errdefs.EngineUnavailable, fmt.Errorf("%s within %v", what, at.Sub(began).Round(time.Millisecond)))
 	}
 	return err
 }
