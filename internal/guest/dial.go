@@ -202,10 +202,12 @@ func decodeDialError(message string) error {
 		return decodeStartError(message)
 	}
 	e.Message = said(e.Message)
-	switch e.Kind {
-	case wire.DialUnknownName:
+	switch {
+	case e.Kind == wire.DialTimeout && e.Name != "": // no DNS server answered
+		return &net.DNSError{Err: "i/o timeout", Name: said(e.Name), IsTimeout: true}
+	case e.Kind == wire.DialUnknownName:
 		return &net.DNSError{Err: "no such host", Name: said(e.Name), IsNotFound: true}
-	case wire.DialMalformed:
+	case e.Kind == wire.DialMalformed:
 		return &net.AddrError{Err: e.Message}
 	}
 	if errno, ok := dialErrors[e.Kind]; ok {

@@ -1,14 +1,36 @@
 package guest
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
+	"net"
 	"testing"
+	"time"
 
 	"golang.org/x/crypto/ssh"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
+
+// A name for which no DNS server answered is the error of package net, as a name that nobody has is.
+func TestDialOfANameThatNobodyAnswersForIsADNSError(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}}
+	var want, got *net.DNSError
+	if _, err := (&net.Dialer{Resolver: resolver}).DialContext(ctx, "tcp", "nobody.example:80"); !errors.As(err, &want) {
+		t.Fatalf("package net: %v", err)
+	}
+	text, _ := json.Marshal(wire.DialError{Kind: wire.DialTimeout, Message: want.Error(), Name: want.Name})
+	if err := decodeDialError(string(text)); !errors.As(err, &got) || got.Name != want.Name || got.IsTimeout != want.IsTimeout || got.IsNotFound != want.IsNotFound {
+		t.Errorf("got %v, want as package net: %v", err, want)
+	}
+}
 
 func FuzzDecodeDialError(f *testing.F) {
 	for _, e := range []wire.DialError{
