@@ -308,7 +308,7 @@ func TestOneSandboxOverHTTP(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()
 	sb := sandboxtest.New(t)
-	a := newAPI(t, sandboxhttp.WithMaxUpload(64<<20))
+	a := newAPI(t, sandboxhttp.WithMaxUpload(8<<20))
 	silent := a.send("GET", "/sandboxes/"+sb.Name()+"/logs", nil)
 	defer silent.Body.Close()
 	t.Run("Exec", func(t *testing.T) { a := a; a.t = t; a.testExec(sb) })

@@ -94,7 +94,7 @@ func (a api) testSlowReaders(sb *sandbox.Sandbox) {
 	defer cancel()
 	client := &http.Client{Transport: &http.Transport{}}
 	before := heap()
-	const each = 4
+	const each = 2
 	bodies := a.begin(ctx, client, sb, each, "/logs")
 	// Without back-pressure this is enough for gigabytes. The window of an SSH channel is 2 MiB.
 	limit := int64(len(bodies)) * 4 << 20
@@ -130,7 +130,7 @@ func (a api) testClients(sb *sandbox.Sandbox) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	client := &http.Client{Transport: &http.Transport{}}
-	const each = 17
+	const each = 8
 	bodies := a.begin(ctx, client, sb, each, "/logs?tail=100")
 	if len(bodies) < 3*each {
 		t.Errorf("%d of %d clients were served", len(bodies), 3*each)

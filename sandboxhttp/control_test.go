@@ -105,7 +105,7 @@ func (a api) testArchive(sb *sandbox.Sandbox) {
 	put("tree", tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "parent/out", Mode: 0o644}), 400, nil)
 	put("tree", []byte("no archive"), 400, nil)
 	put("tree", tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "half", Mode: 0o644, Gname: strings.Repeat("x", 5000)})[:2000], 400, nil)
-	put("tree", tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "huge", Mode: 0o644, Gname: strings.Repeat("x", 64<<20+1)}), 413, nil)
+	put("tree", tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "huge", Mode: 0o644, Gname: strings.Repeat("x", 8<<20+1)}), 413, nil)
 	if got := sandboxtest.Run(t, sb, "sh", "-c", "rm tree/parent tree/up 2>/dev/null; find . -name out -o -name half -o -name huge; cat tree/sub/a/run.sh"); got != "new" {
 		t.Errorf("after archives that were refused: %q", got)
 	}

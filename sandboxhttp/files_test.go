@@ -72,7 +72,7 @@ func (a api) testFiles(sb *sandbox.Sandbox) {
 	get("d", 400)
 	get("none", 404)
 	get("../../etc/../etc/hostname", 200)
-	put("zeros", io.LimitReader(zeros{}, 64<<20+1), 413)
+	put("zeros", io.LimitReader(zeros{}, 8<<20+1), 413)
 	get("zeros", 404)
 
 	// What the kernel makes up has the length that can be read, whatever its size.
