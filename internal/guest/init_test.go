@@ -257,9 +257,10 @@ func TestReleasedLeaseNeverEnds(t *testing.T) {
 	b := newBox(t, wire.Init{ControlKey: public, Lease: time.Hour})
 	conn := b.serve()
 	shortLease(t, conn, private, lease)
-	reply, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpRelease})
-	if err != nil || reply.LeaseLeft != 0 {
-		t.Fatalf("Control: %+v, %v", reply, err)
+	for _, late := range []wire.Control{{Op: wire.OpRelease, ID: "its own"}, {Op: wire.OpLease, Lease: lease, ID: "its own"}} {
+		if reply, err := conn.Control(t.Context(), private, late); err != nil || reply.LeaseLeft != 0 {
+			t.Fatalf("Control(%s): %+v, %v", late.Op, reply, err)
+		}
 	}
 	select {
 	case <-b.end:
@@ -267,7 +268,7 @@ func TestReleasedLeaseNeverEnds(t *testing.T) {
 	case <-time.After(lease + lease/2):
 	}
 	// And a new one counts again.
-	if _, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpLease, Lease: lease}); err != nil {
+	if _, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpLease, Lease: lease, ID: "another"}); err != nil {
 		t.Fatal(err)
 	}
 	if code := b.code(); code != wire.CodeLease {

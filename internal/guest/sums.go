@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "ff4b76ea0d97b0272388953fda7f6fc9c6e7b321baac7debe38fa45132542af9", size: 10268798},
-	"arm64": {sha256: "f687ecae6f56754f79cd05a72c39e27e3903aee1536e8e16e691876c4da37c88", size: 9568382},
+	"amd64": {sha256: "19bc1c1b10c44e0ad03c6c7d63ecc256710ba931afc0decf316fcc7b34caeb9d", size: 10268798},
+	"arm64": {sha256: "962a3a7417b81a8baae4d351d70097868b5ee397905a62b01d69f71b54376cfe", size: 9568382},
 }

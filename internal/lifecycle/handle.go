@@ -50,6 +50,7 @@ type Handle struct {
 	secretsOf int64
 	deciding  *deciding     // set while the functions of secrets may be called
 	lease     *lease        // of a sandbox that is not persistent
+	leaseID   string        // of the lease that is kept, or was last
 	resumed   *resumption   // the latest session that this handle started again
 	closed    bool          // for callers
 	deleted   bool          // closed by Delete on this handle

@@ -13,6 +13,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/provision"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
 // leaseRenewal is how often a handle renews its lease.
@@ -30,6 +31,7 @@ func (h *Handle) keepLease() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.owner && h.lease == nil && !h.closed {
+		h.leaseID = record.NewNonce()
 		h.lease = newLease(h)
 	}
 }
@@ -88,11 +90,18 @@ func (l *lease) stop() {
 	l.done.Wait()
 }
 
+// leaseIs returns the ID of the lease that the handle keeps or kept last, "" if it never did.
+func (h *Handle) leaseIs() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.leaseID
+}
+
 func (h *Handle) renewLease(ctx context.Context) {
 	ctx = h.withoutResume(ctx)
 	for wait := time.Duration(0); bound.Sleep(ctx, wait) == nil; {
 		try, cancel := context.WithTimeout(ctx, leaseRenewal)
-		err := h.control(try, wire.Control{Op: wire.OpLease, Lease: provision.LeaseTime})
+		err := h.control(try, wire.Control{Op: wire.OpLease, Lease: provision.LeaseTime, ID: h.leaseIs()})
 		rec, e := h.Refresh(try)
 		cancel()
 		if err == nil && e == nil && rec.Persists() {

@@ -134,11 +134,12 @@ func (h *Handle) Detach() error {
 	return err
 }
 
-// endLease makes PID 1 of the running session go on without a handle.
+// endLease makes PID 1 of the running session go on without a handle, also if a renewal that was cut short arrives
+// after this.
 func (h *Handle) endLease(ctx context.Context) error {
 	return bound.Within(ctx, store.CloseMargin, "the session's lease was not ended", func(ctx context.Context) error {
 		ctx = h.withoutResume(ctx)
-		return engine.Retry(ctx, func() error { return h.control(ctx, wire.Control{Op: wire.OpRelease}) })
+		return engine.Retry(ctx, func() error { return h.control(ctx, wire.Control{Op: wire.OpRelease, ID: h.leaseIs()}) })
 	})
 }
 

@@ -100,9 +100,10 @@ type inspectRaw struct {
 		Privileged                              bool
 	}
 	State struct {
-		Status    string
-		ExitCode  int
-		StartedAt string
+		Status     string
+		ExitCode   int
+		StartedAt  string
+		FinishedAt time.Time
 	}
 }
 

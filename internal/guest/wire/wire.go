@@ -344,7 +344,8 @@ type (
 		Lease time.Duration `json:"lease,omitempty"`
 		// Timeout is what OpExtend adds to the timeout.
 		Timeout time.Duration `json:"timeout,omitempty"`
-		// ID tells an OpExtend from the one before: a repeated one counts once.
+		// ID tells an OpExtend from the one before: a repeated one counts once. Of an OpLease and the OpRelease
+		// of the same lease it is the same: an OpLease that arrives after its OpRelease counts for nothing.
 		ID string `json:"id,omitempty"`
 		// Idle is for OpIdle.
 		Idle *Idle `json:"idle,omitempty"`

@@ -206,9 +206,9 @@ func (s *session) answer(req wire.Control) (reply wire.Reply) {
 			reply.Error = "a lease must be positive"
 			break
 		}
-		s.deadline.renew(req.Lease)
+		s.deadline.renew(req.Lease, req.ID)
 	case wire.OpRelease:
-		s.deadline.release()
+		s.deadline.release(req.ID)
 	case wire.OpIdle:
 		if req.Idle == nil || req.Idle.Timeout < 0 || req.Idle.Version < 1 {
 			reply.Error = "an idle timeout must not be negative, and have a version"

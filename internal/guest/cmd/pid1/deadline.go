@@ -26,6 +26,7 @@ type deadlines struct {
 	lease      time.Duration
 	renewal    time.Duration // of the last renewal
 	lastChance bool          // the lease has expired once, and was extended by a third
+	released   []string      // IDs of the latest leases that were released, oldest first
 	timeout    time.Duration
 	grace      time.Duration // between SIGTERM and SIGKILL when a deadline has passed
 	corrected  bool          // setTimeout or restart has been called
@@ -54,9 +55,14 @@ const (
 	minLook   = time.Second
 )
 
-// keptExtensions is how many extensions are recognized when they are repeated. Clients
-// repeat one at once or never.
-const keptExtensions = 64
+const (
+	// keptExtensions is how many extensions are recognized when they are repeated. Clients
+	// repeat one at once or never.
+	keptExtensions = 64
+	// keptReleases is how many releases are remembered. A renewal that is later than the release
+	// was on its way when that was sent.
+	keptReleases = 64
+)
 
 func newDeadlines(lease, timeout, grace time.Duration, idle wire.Idle, uses usage) (*deadlines, error) {
 	if lease < 0 || timeout < 0 || idle.Timeout < 0 {
@@ -198,10 +204,14 @@ func (d *deadlines) setIdle(idle wire.Idle) error {
 
 var errEnding = errors.New("the session is ending")
 
-// renew has the lease last for at least that long from now.
-func (d *deadlines) renew(lease time.Duration) {
+// renew has the lease last for at least that long from now. If that lease was released, its handle has
+// given up waiting for this renewal, and it changes nothing.
+func (d *deadlines) renew(lease time.Duration, id string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if id != "" && slices.Contains(d.released, id) {
+		return
+	}
 	d.lease, d.renewal, d.lastChance = max(d.lease, after(lease)), lease, false
 	d.arm()
 }
@@ -270,10 +280,15 @@ func (d *deadlines) gracePeriod() time.Duration {
 	return max(d.grace, time.Millisecond)
 }
 
-// release removes the lease.
-func (d *deadlines) release() {
+// release removes the lease, for good if it has an ID.
+func (d *deadlines) release(id string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if id != "" && !slices.Contains(d.released, id) {
+		if d.released = append(d.released, id); len(d.released) > keptReleases {
+			d.released = slices.Delete(d.released, 0, 1)
+		}
+	}
 	d.lease = 0
 	d.arm()
 }

@@ -24,15 +24,16 @@ func TestDeadlinesComeFromTheEarlier(t *testing.T) {
 		d.report(&reply)
 		return reply.LeaseLeft, reply.TimeLeft
 	}
-	d.renew(time.Minute) // never shortens
+	d.renew(time.Minute, "") // never shortens
 	if lease, _ := left(); lease < 59*time.Minute {
 		t.Errorf("a renewal shortened the lease to %v", lease)
 	}
-	d.renew(1<<63 - 1)
+	d.renew(1<<63-1, "a")
 	if lease, timeout := left(); lease < maxWait-time.Hour || timeout < time.Hour {
 		t.Errorf("left %v and %v", lease, timeout)
 	}
-	d.release()
+	d.release("a")
+	d.renew(time.Minute, "a") // which was on its way
 	if lease, timeout := left(); lease != 0 || timeout == 0 || d.check() != 0 {
 		t.Errorf("left %v and %v, check %d", lease, timeout, d.check())
 	}
