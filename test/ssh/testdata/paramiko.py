@@ -28,7 +28,8 @@ for command in ["echo out; echo err >&2; exit 3", "kill -9 $$", "no-such"]:
     print(stdout.read(), stderr.read(), stdout.channel.recv_exit_status())
 stdin, stdout, stderr = client.exec_command("sleep 1002 & exit 6")
 print("at once", stdout.channel.recv_exit_status())
-client.exec_command("pkill -f 'sleep 1002'")[1].read()
+kill = client.exec_command("pkill -f 'sleep 1002'") # all of it is kept: a stdin that Python collects sends an EOF, maybe after the channel's end
+kill[1].read()
 stdin, stdout, stderr = client.exec_command("cat")
 stdin.write("in and out"); stdin.channel.shutdown_write()
 print(stdout.read())
