@@ -62,5 +62,7 @@ for n in range(200):
     elif k == 9: chosen("truncate", name, g.choice([0, 3, 9]))
     elif k == 10: chosen(*g.choice([("chmod", name, 0o640), ("utime", name, (1, 1234567890)), ("chown", name, 1000, 1000)]))
     else: attempt((n, "stat", name), lambda: [(s.st_mode, s.st_uid) for s in (sftp.stat(name), sftp.lstat(name))])
-    if n % 20 == 0: print(sorted((a.filename, a.st_mode) for a in sftp.listdir_attr(".")), sftp.normalize(name.split("/")[0]))
+    if n % 20 == 0:
+        attempt((n, "list"), lambda: sorted((a.filename, a.st_mode) for a in sftp.listdir_attr(".")))
+        chosen("normalize", name.split("/")[0])
 client.close()
