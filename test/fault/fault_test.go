@@ -113,7 +113,7 @@ func testFaults(t *testing.T, op operation) { testFaultsAtEvery(t, 1, op) }
 // testFaultsAtEvery is testFaults at every nth call of a plain run, for operations that take long
 // or whose calls others make, too.
 func testFaultsAtEvery(t *testing.T, n int, op operation) {
-	at := everyNth(n)
+	at := harness.Every(n)
 	testPlan(t, op, func(k int, call string) []enginetest.Fault {
 		if harness.Soaking() {
 			return enginetest.Faults
@@ -134,19 +134,13 @@ func testFaultsAtEvery(t *testing.T, n int, op operation) {
 
 // testStallsAtEvery runs the operation with an engine that does not answer one call: every nth of a plain run.
 func testStallsAtEvery(t *testing.T, n int, op operation) {
-	at := everyNth(n)
+	at := harness.Every(n)
 	testPlan(t, op, func(k int, _ string) []enginetest.Fault {
 		if !at(k) {
 			return nil
 		}
 		return []enginetest.Fault{enginetest.Stall}
 	})
-}
-
-// everyNth selects every nth call, beginning with another one in every run. A soak test has all.
-func everyNth(n int) func(k int) bool {
-	offset := rand.IntN(n)
-	return func(k int) bool { return harness.Soaking() || (k+offset)%n == 0 }
 }
 
 // classes are a fault of each class. A read that is refused, or whose reply is lost, is

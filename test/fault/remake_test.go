@@ -70,7 +70,7 @@ func changed(t *testing.T) operation {
 // Whatever the engine has done and not told while a container is replaced,
 // nothing is lost, and the same start without a fault does it.
 func TestAChangedContainerSurvivesALostReplyOfAnyCall(t *testing.T) {
-	at := everyNth(7)
+	at := harness.Every(7)
 	testPlan(t, changed(t), func(k int, call string) []enginetest.Fault {
 		if isRead(call) || !at(k) {
 			return nil

@@ -41,13 +41,19 @@ func Rounds(plain, soak int) int {
 	return plain
 }
 
-// EveryNth selects every nth of what is alike, beginning with another one in each run: soak tests have all.
+// Every selects every nth of what is numbered, beginning with another one in each run: soak tests have all.
+func Every(n int) func(i int) bool {
+	first := rand.IntN(n)
+	return func(i int) bool { return Soaking() || i%n == first }
+}
+
+// EveryNth returns what [Every] selects of what is alike.
 func EveryNth[T any](n int, all []T) (some []T) {
-	if Soaking() {
-		n = 1
-	}
-	for i := rand.IntN(n); i < len(all); i += n {
-		some = append(some, all[i])
+	at := Every(n)
+	for i, one := range all {
+		if at(i) {
+			some = append(some, one)
+		}
 	}
 	return some
 }

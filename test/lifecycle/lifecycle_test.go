@@ -833,7 +833,7 @@ func TestOnCreateThatDeletesItsSandboxFailsTheCreation(t *testing.T) {
 			return eng.RemoveContainer(ctx, record.ContainerName(sb.Name()), true)
 		},
 	}
-	at, row := everyNth(2), 0 // in a plain run each way in one of both calls
+	at, row := harness.Every(2), 0 // in a plain run each way in one of both calls
 	for what, del := range deletes {
 		for call, create := range map[string]func(name string, hook sandbox.CreateOption) (*sandbox.Sandbox, error){
 			"Create": func(name string, hook sandbox.CreateOption) (*sandbox.Sandbox, error) {

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
@@ -396,12 +395,6 @@ func TestPoolRefusesWhatIsForOne(t *testing.T) {
 	}
 }
 
-// everyNth selects every nth row, beginning with another one in every run. A soak test has all.
-func everyNth(n int) func(i int) bool {
-	offset := rand.IntN(n)
-	return func(i int) bool { return harness.Soaking() || (i+offset)%n == 0 }
-}
-
 func init() { harness.AddRole("pool", poolRole) }
 
 // poolRole has a pool of two with the tag, of one for a hand-over with a name. It says so when it fills, when it is full, and at every
@@ -462,7 +455,7 @@ func TestPoolOfAKilledProcessLeavesNothing(t *testing.T) {
 	c := harness.NewClient(t)
 	var g sync.WaitGroup
 	defer g.Wait()
-	at := everyNth(2)
+	at := harness.Every(2)
 	for i, kill := range []struct {
 		when  string
 		after time.Duration
