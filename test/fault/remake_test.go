@@ -55,10 +55,8 @@ func changed(t *testing.T) operation {
 			}
 		},
 		after: func(x *trial) {
-			for _, left := range harness.Objects(x, x.eng, harness.Named(x.name)) {
-				if strings.Contains(left, ".N (") || strings.Contains(left, ".U (") || strings.Contains(left, "pending") {
-					x.Errorf("%s: left: %s", x.where(), left)
-				}
+			for _, left := range halves(x, x.eng, x.name) {
+				x.Errorf("%s: left: %s", x.where(), left)
 			}
 			if images := harness.Layers(x, x.eng, x.name); len(images) > 1 {
 				x.Errorf("%s: images %+v", x.where(), images)
@@ -246,18 +244,22 @@ func next(t *testing.T, name string, k int, call string) *sandbox.Sandbox {
 	}
 }
 
+// halves are what a replacement of a sandbox's container has while it is under way: a second container, and markers.
+func halves(t testing.TB, eng *engine.Engine, name string) (found []string) {
+	t.Helper()
+	for _, o := range harness.Objects(t, eng, harness.Named(name)) {
+		if strings.Contains(o, ".N (") || strings.Contains(o, ".U (") || strings.Contains(o, "pending") {
+			found = append(found, o)
+		}
+	}
+	return found
+}
+
 // noHalves checks that no second container and no marker of the sandbox is left. Once the marker of the
 // sandbox is gone, those that it had for volumes are left to a sweep.
 func noHalves(t *testing.T, c *sandbox.Client, eng *engine.Engine, name string, k int, call string) {
 	t.Helper()
-	left := func() (left []string) {
-		for _, o := range harness.Objects(t, eng, harness.Named(name)) {
-			if strings.Contains(o, ".N (") || strings.Contains(o, ".U (") || strings.Contains(o, "pending") {
-				left = append(left, o)
-			}
-		}
-		return left
-	}
+	left := func() []string { return halves(t, eng, name) }
 	for until := time.Now().Add(harness.CallBound); len(left()) > 0 && strings.Contains(call, "pending") && time.Now().Before(until); time.Sleep(time.Second) {
 		if _, err := c.Prune(t.Context()); err != nil {
 			t.Errorf("Prune: %v", err)

@@ -71,10 +71,8 @@ func rollingBack(state sandbox.State) operation {
 		},
 		after: func(x *trial) {
 			x.onlyItself()
-			for _, left := range harness.Objects(x, x.eng, harness.Named(x.name)) {
-				if strings.Contains(left, ".N (") || strings.Contains(left, ".U (") || strings.Contains(left, "pending") {
-					x.Errorf("%s: left: %s", x.where(), left)
-				}
+			for _, left := range halves(x, x.eng, x.name) {
+				x.Errorf("%s: left: %s", x.where(), left)
 			}
 		},
 	})
