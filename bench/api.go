@@ -9,9 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
@@ -200,7 +202,7 @@ func (r *rig) twinOf(ctx context.Context, name string) (twin, error) {
 	return t, nil
 }
 
-// make creates the twin with a volume of its own and starts it: three calls.
+// make creates the twin with a volume of its own and starts it: three calls. It may be called concurrently.
 func (t twin) make(ctx context.Context, a *api, label, name string) error {
 	volume := map[string]any{
 		"Name": name, "Labels": map[string]string{byHandLabel: label},
@@ -209,16 +211,17 @@ func (t twin) make(ctx context.Context, a *api, label, name string) error {
 	if err := a.call(ctx, "POST", "/volumes/create", volume, nil); err != nil {
 		return err
 	}
-	spec := map[string]any{"HostConfig": t.host}
-	for k, v := range t.config {
-		spec[k] = v
-	}
-	mounts, _ := t.host["Mounts"].([]any)
-	for _, m := range mounts {
+	host, spec := maps.Clone(t.host), maps.Clone(t.config)
+	mounts, _ := host["Mounts"].([]any)
+	mounts = slices.Clone(mounts)
+	for i, m := range mounts {
 		if m, ok := m.(map[string]any); ok && m["Target"] == "/workspace" {
+			m = maps.Clone(m)
 			m["Source"] = name
+			mounts[i] = m
 		}
 	}
+	host["Mounts"], spec["HostConfig"] = mounts, host
 	var made struct {
 		ID string `json:"Id"`
 	}

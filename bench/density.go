@@ -20,26 +20,43 @@ import (
 )
 
 // create200 compares 200 creations at once with as many one by one, of which it measures 20. The figure
-// is a failure if any creation fails.
+// is a failure if any creation fails. A note has the same of the engine's calls alone.
 func create200(ctx context.Context, r *rig) (float64, error) {
-	if _, err := r.warm(ctx); err != nil {
+	sb, err := r.warm(ctx)
+	if err != nil {
 		return 0, err
 	}
-	n := scaled(200)
-	var single samples
+	same, err := r.twinOf(ctx, container(sb))
+	if err != nil {
+		return 0, err
+	}
+	var made atomic.Int32
+	if _, err := r.atOnce("the engine's calls alone", scaled(200), func() error {
+		return same.make(ctx, r.api, r.id, fmt.Sprintf("bench-%s-%d", r.id, made.Add(1)))
+	}); err != nil {
+		return 0, err
+	}
+	if err := r.removeByHand(ctx); err != nil {
+		return 0, err
+	}
+	return r.atOnce("create", scaled(200), func() error { return second(r.create(ctx)) })
+}
+
+// atOnce compares n calls of fn at once with as many one by one, of which it measures 20.
+func (r *rig) atOnce(what string, n int, fn func() error) (float64, error) {
+	var single, each samples
 	for range 20 {
-		took, err := milliseconds(func() error { return second(r.create(ctx)) })
+		took, err := milliseconds(fn)
 		if err != nil {
 			return 0, err
 		}
 		single = append(single, took)
 	}
-	var each samples
 	var mu sync.Mutex
 	var failed atomic.Int32
-	atOnce, err := milliseconds(func() error {
+	all, err := milliseconds(func() error {
 		return r.many(n, func() error {
-			took, err := milliseconds(func() error { return second(r.create(ctx)) })
+			took, err := milliseconds(fn)
 			if err != nil {
 				failed.Add(1)
 				return err
@@ -51,10 +68,11 @@ func create200(ctx context.Context, r *rig) (float64, error) {
 		})
 	})
 	if err != nil {
-		return 0, fmt.Errorf("%d of %d failed: %w", failed.Load(), n, err)
+		return 0, fmt.Errorf("%s: %d of %d failed: %w", what, failed.Load(), n, err)
 	}
-	note("create: one by one %v ms; %d at once %.0f ms, each of them %v ms, p99 %.0f ms", single, n, atOnce, each, each.percentile(99))
-	return atOnce / (float64(n) * single.median()), nil
+	ratio := all / (float64(n) * single.median())
+	note("%s: one by one %v ms; %d at once %.0f ms, ratio %.3f, each of them %v ms, p99 %.0f ms", what, single, n, all, ratio, each, each.percentile(99))
+	return ratio, nil
 }
 
 // many calls fn n times at once, and joins the errors.

@@ -29,7 +29,8 @@ type member struct {
 
 	load    load // of its sandboxes, but those of begun, when they were last counted
 	counted time.Time
-	begun   map[string]load // by name: what this client is creating there
+	begun   map[string]load   // by name: what this client is creating there
+	limits  map[string]limits // by container: replaced, never changed
 }
 
 func newMember(e *Engines, n engine.Node) *member {

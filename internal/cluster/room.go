@@ -53,8 +53,10 @@ func (m *member) limit() load {
 	return load{int64(float64(n.NanoCPUs) * m.e.o.CPUs), int64(float64(n.Memory) * m.e.o.Memory)}
 }
 
-// countedFor is how long a count of a node's sandboxes is good enough to choose a node.
-const countedFor = time.Second
+// countedFor is how long a count of a node's sandboxes is good enough to choose a node. What this client creates
+// meanwhile is added to it, others change little in that time, and before an error that no node has room they are
+// counted again.
+const countedFor = 5 * time.Second
 
 // count counts the node's sandboxes, unless that was done a moment ago. now says that they are counted
 // in any case.
@@ -73,7 +75,7 @@ func (m *member) count(ctx context.Context, now bool) error {
 	began := time.Now()
 	var all []session
 	if err := m.with(ctx, func(l *lifecycle.Client) (err error) {
-		all, err = sessions(ctx, l)
+		all, err = m.sessions(ctx, l, "")
 		return err
 	}); err != nil {
 		return err
@@ -166,35 +168,63 @@ func (s session) before(rec record.Sandbox) bool {
 	return strings.Compare(s.rec.Nonce, rec.Nonce) < 0
 }
 
-// sessions returns what takes room on an engine. The limits are those that the engine enforces.
-func sessions(ctx context.Context, l *lifecycle.Client) (all []session, err error) {
+// limitsFor is how long limits are used that were read from the engine. Every change by this module is a revision,
+// after which they are read again; those by others, such as docker update, are seen after this time.
+const limitsFor = time.Minute
+
+// limits are the limits of a container, as they were read.
+type limits struct {
+	load
+	revision string // the nonce of the sandbox's latest revision then
+	read     time.Time
+}
+
+// sessions returns what takes room on an engine, but for the sandbox with the name except. The limits are those that
+// the engine enforces.
+func (m *member) sessions(ctx context.Context, l *lifecycle.Client, except string) (all []session, err error) {
 	inventory, err := l.Store.List(ctx)
 	if err != nil {
 		return nil, err
 	}
+	m.mu.Lock()
+	known := m.limits
+	m.mu.Unlock()
 	var mu sync.Mutex
-	g, ctx := errgroup.WithContext(ctx)
+	now := make(map[string]limits, len(known))
+	g, own := errgroup.WithContext(ctx)
 	g.SetLimit(8)
 	for _, c := range inventory.Containers {
 		creating := !c.Container.HasSession() && inventory.Pending(c.Record)
-		if !c.IsSandbox || !creating && !c.Container.HasSession() {
+		if !c.IsSandbox || c.Record.Name == except || !creating && !c.Container.HasSession() {
 			continue
 		}
 		g.Go(func() error {
-			got, err := l.Engine.InspectContainer(ctx, c.Container.ID) // lists have no limits
-			if errors.Is(err, engine.ErrNotFound) {
-				return nil
-			}
-			if err != nil {
-				return err
+			lim, revision := known[c.Container.ID], inventory.Revisions.Of(c.Record).Revision.Nonce
+			if lim.read.IsZero() || lim.revision != revision || time.Since(lim.read) > limitsFor {
+				lim = limits{revision: revision, read: time.Now()}
+				got, err := l.Engine.InspectContainer(own, c.Container.ID) // lists have no limits
+				if errors.Is(err, engine.ErrNotFound) {
+					return nil
+				}
+				if err != nil {
+					return err
+				}
+				lim.load = load{got.NanoCPUs, got.Memory}
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			all = append(all, session{c.Record, creating, load{got.NanoCPUs, got.Memory}})
+			now[c.Container.ID] = lim
+			all = append(all, session{c.Record, creating, lim.load})
 			return nil
 		})
 	}
-	return all, g.Wait()
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.limits = now
+	return all, nil
 }
 
 // precedenceTime bounds how long a sandbox waits for others that were begun later and may have taken its
@@ -210,15 +240,12 @@ func (m *member) Room(ctx context.Context, rec record.Sandbox, nanoCPUs, memory 
 	}
 	own, limit, until := load{nanoCPUs, memory}, m.limit(), time.Now().Add(precedenceTime)
 	for {
-		all, err := sessions(ctx, l)
+		all, err := m.sessions(ctx, l, rec.Name)
 		if err != nil {
 			return err
 		}
 		var taken, ahead load
 		for _, s := range all {
-			if s.rec.Name == rec.Name {
-				continue
-			}
 			taken = taken.plus(s.load)
 			if !s.creating || s.before(rec) {
 				ahead = ahead.plus(s.load)

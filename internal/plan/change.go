@@ -258,9 +258,10 @@ func containsAll(all, some map[string]string) bool {
 	return true
 }
 
-// Revise writes the settings that the record keeps into c, and reports whether there are any.
+// Revise writes the settings that the record keeps into c, and reports whether there has to be a revision. The engine
+// keeps CPUs and memory, but a change of them is a revision, too: clients that remember them read them again.
 func (s *Sandbox) Revise(c *record.Changes, rec record.Sandbox, got engine.Container) (bool, error) {
-	if s.Given&^(CPUs|Memory|Network) == 0 {
+	if s.Given&^Network == 0 {
 		return false, nil
 	}
 	rec.Revision.Changes = *c

@@ -100,9 +100,22 @@ func TestNodesAreListedWithTheirRoom(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range 2 { // of another client, too
-		if nowCPUs, nowMemory := free(client(t, i, sandbox.WithOvercommit(2, 1))); nowCPUs != cpus-0.125 || nowMemory != memory-64<<20 {
+	other := client(t, 1, sandbox.WithOvercommit(2, 1))
+	for _, c := range []*sandbox.Client{c, other} {
+		if nowCPUs, nowMemory := free(c); nowCPUs != cpus-0.125 || nowMemory != memory-64<<20 {
 			t.Errorf("with a sandbox of 0.125 CPUs and 64 MiB %v CPUs and %d bytes are free, before it %v and %d", nowCPUs, nowMemory, cpus, memory)
+		}
+	}
+	changed, err := onNode(t, "node1").Get(ctx, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := changed.Update(ctx, sandbox.WithVCPUs(0.25), sandbox.WithMemory(32<<20)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []*sandbox.Client{c, other} { // which know the limits from before
+		if nowCPUs, nowMemory := free(c); nowCPUs != cpus-0.25 || nowMemory != memory-32<<20 {
+			t.Errorf("after a change to 0.25 CPUs and 32 MiB %v CPUs and %d bytes are free, before it %v and %d", nowCPUs, nowMemory, cpus, memory)
 		}
 	}
 	if _, err := sb.Stop(ctx); err != nil {
