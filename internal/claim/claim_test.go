@@ -254,6 +254,10 @@ func TestMarkersNeedNoList(t *testing.T) {
 				if got, found, err := claim.FindMarker(t.Context(), v, "x"); err != nil || !found || got.Expired(v.Now()) {
 					t.Errorf("FindMarker = %+v, %v, %v; want one that has not expired", got, found, err)
 				}
+				vols, _ := v.memory.ListVolumes(t.Context())
+				if got := claim.Markers(vols); len(got) != 1 || got[0].Expired(v.Now()) {
+					t.Errorf("Markers of a list = %+v, want one that has not expired", got)
+				}
 			}
 			if round == 0 {
 				err = errors.Join(c.Commit(t.Context()), c.DropRenewals(t.Context()))
@@ -627,7 +631,7 @@ func TestStopWaitsForARenewal(t *testing.T) {
 // broken fails all calls of one kind.
 type broken struct {
 	*memory
-	creations, inspections, removals bool
+	creations, inspections, lists, removals bool
 }
 
 func (b *broken) CreateVolume(ctx context.Context, name string, labels map[string]string) (engine.Volume, error) {
@@ -644,6 +648,13 @@ func (b *broken) InspectVolume(ctx context.Context, name string) (engine.Volume,
 		return engine.Volume{}, errBroken
 	}
 	return b.memory.InspectVolume(ctx, name)
+}
+
+func (b *broken) ListVolumes(ctx context.Context, labels ...string) ([]engine.Volume, error) {
+	if b.lists {
+		return nil, errBroken
+	}
+	return b.memory.ListVolumes(ctx, labels...)
 }
 
 func (b *broken) RemoveVolume(ctx context.Context, name string, force bool) error {

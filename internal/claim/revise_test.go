@@ -239,6 +239,10 @@ func TestErrorsOfARevisionAreReturned(t *testing.T) {
 			t.Errorf("%s: %v with tags %v, volumes %v of %v; want %v and no change", what, err, got.Tags, b.names(), before, test.want)
 		}
 	}
+	b := broken{memory: newMemory(), lists: true}
+	if err := claim.DropRevisionsOf(t.Context(), &b, "made"); !errors.Is(err, errBroken) {
+		t.Errorf("DropRevisionsOf without a list: %v, want %v", err, errBroken)
+	}
 }
 
 func TestStrayRevisionsAreOldAndOfNobody(t *testing.T) {
