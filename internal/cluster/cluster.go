@@ -143,6 +143,14 @@ func (e *Engines) list(ctx context.Context) ([]engine.Node, error) {
 	return nodes, nil
 }
 
+// allNow is all, of a list that is read now.
+func (e *Engines) allNow(ctx context.Context) ([]*member, error) {
+	e.mu.Lock()
+	e.listed = time.Time{}
+	e.mu.Unlock()
+	return e.all(ctx)
+}
+
 // all returns the members of the swarm.
 func (e *Engines) all(ctx context.Context) ([]*member, error) {
 	nodes, err := e.list(ctx)

@@ -69,7 +69,7 @@ func (e *Engines) Move(ctx context.Context, nameOrID, node string, report *machi
 
 // target returns the node of that name or ID, if it takes new work.
 func (e *Engines) target(ctx context.Context, node string) (*member, error) {
-	all, err := e.all(ctx)
+	all, err := e.allNow(ctx)
 	if err != nil {
 		return nil, err
 	}

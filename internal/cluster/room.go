@@ -58,8 +58,8 @@ func (m *member) limit() load {
 // counted again.
 const countedFor = 5 * time.Second
 
-// count counts the node's sandboxes, unless that was done a moment ago. now says that they are counted
-// in any case.
+// count counts the node's sandboxes. Unless now is set, a count of a moment ago is good enough, if the engine
+// still answers.
 func (m *member) count(ctx context.Context, now bool) error {
 	leave, err := m.counting.Acquire(ctx)
 	if err != nil {
@@ -70,7 +70,7 @@ func (m *member) count(ctx context.Context, now bool) error {
 	fresh := time.Since(m.counted) < countedFor
 	m.mu.Unlock()
 	if fresh && !now {
-		return nil
+		return m.with(ctx, func(l *lifecycle.Client) error { return l.Engine.Ping(ctx) })
 	}
 	began := time.Now()
 	var all []session
@@ -132,7 +132,7 @@ func (e *Engines) Nodes(ctx context.Context) ([]NodeState, error) {
 	if e.o == nil {
 		return nil, fmt.Errorf("%w: the client is not for a swarm, see WithSwarm", errdefs.Unsupported)
 	}
-	all, err := e.all(ctx)
+	all, err := e.allNow(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -213,7 +213,6 @@ func TestNodeIsLostAndComesBack(t *testing.T) {
 	fresh := client(t, 0) // without a connection to that node
 	for what, c := range map[string]*sandbox.Client{"a client that was connected": c, "a new client": fresh} {
 		saysNode3(what+", Get", harness.Second(c.Get(ctx, lost)))
-		saysNode3(what+", Delete", harness.Second(c.Delete(ctx, lost, sandbox.DeleteOptions{})))
 		if err := harness.Second(c.Create(ctx, small(lost)...)); !errors.Is(err, sandbox.ErrExists) {
 			t.Errorf("%s, Create of its name: %v, want ErrExists", what, err)
 		}
