@@ -554,6 +554,7 @@ func TestHeldErrorSaysWhatIsDone(t *testing.T) {
 		`"x" is being made by me`:                 {Name: "x", Holder: "me"},
 		`"x" is being changed by me`:              {Name: "x", Holder: "me", Of: "n"},
 		`"x" is being deleted by another process`: {Name: "x", Deletes: true},
+		`"x" is being moved by me`:                {Name: "x", Holder: "me", From: "n"},
 	} {
 		if got := (&claim.TakenError{Marker: m}).Error(); got != want {
 			t.Errorf("%+v: %s, want %s", m, got, want)
