@@ -315,7 +315,7 @@ func (f *fleet) loseNetwork(t *testing.T) {
 	}
 	back := cut(t)
 	ended := time.After(partTime)
-	own, cancel := context.WithTimeout(ctx, 20*time.Second)
+	own, cancel := context.WithTimeout(ctx, time.Minute) // an election takes up to 10 s if the leader is cut off, and so does a connection
 	began := time.Now()
 	unavailable(t, "Get of a sandbox behind a partition", "node node3", began, harness.Second(client(t, 0).Get(own, f.on(3, 1))))
 	cancel()
