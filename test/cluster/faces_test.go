@@ -75,6 +75,41 @@ func TestProgramsWorkOnASwarm(t *testing.T) {
 	}
 }
 
+// The README's commands work as they stand there, on another node than the client's if there is one.
+func TestREADMEsCommandsWorkOnASwarm(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	text, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := filepath.Join(t.TempDir(), "sandbox")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", bin, "../../cmd/sandbox").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	name, node := harness.UniqueName(t), fmt.Sprintf("node%d", len(addresses))
+	harness.Remove(t, client(t, 0), name)
+	var outputs []string
+	for line := range strings.Lines(string(text)) {
+		command, is := strings.CutPrefix(line, "    sandbox --swarm ")
+		if !is {
+			continue
+		}
+		command, _, _ = strings.Cut(command, "#")
+		args := strings.Fields(strings.NewReplacer("NODE", node, "build", name).Replace("--swarm " + command))
+		cmd := exec.CommandContext(t.Context(), bin, args...)
+		cmd.Env = append(os.Environ(), "DOCKER_HOST="+addresses[0])
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("sandbox %q: %v\n%s", args, err, out)
+		}
+		outputs = append(outputs, string(out))
+	}
+	if len(outputs) != 5 || !strings.Contains(outputs[0], node) || !strings.Contains(outputs[2], name) || !strings.Contains(outputs[3], node) {
+		t.Errorf("the README's commands printed %q, want the nodes, the name of %s, and that it is on %s", outputs, name, node)
+	}
+}
+
 // The list of nodes says what each has and what is taken, also over HTTP. A node that does not answer is in
 // it.
 func TestNodesAreListedWithTheirRoom(t *testing.T) {
