@@ -78,7 +78,7 @@ func Swarm(ctx context.Context, own *engine.Engine, o Options) (*Engines, error)
 		e.nodes = managers // which answer, or don't, if there is no leader
 	}
 	e.members[node.ID] = e.self
-	if _, err = e.list(ctx); err != nil {
+	if _, err = e.list(ctx, true); err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
 	for _, m := range e.members {
@@ -114,8 +114,8 @@ func (e *Engines) Close() error {
 // listFor is how long a list of nodes is used.
 const listFor = 2 * time.Second
 
-// list returns the nodes of the swarm.
-func (e *Engines) list(ctx context.Context) ([]engine.Node, error) {
+// list returns the nodes of the swarm. Unless now is set, a list of a moment ago is good enough.
+func (e *Engines) list(ctx context.Context, now bool) ([]engine.Node, error) {
 	leave, err := e.listing.Acquire(ctx)
 	if err != nil {
 		return nil, err
@@ -124,7 +124,7 @@ func (e *Engines) list(ctx context.Context) ([]engine.Node, error) {
 	e.mu.Lock()
 	nodes, fresh := e.nodes, time.Since(e.listed) < listFor
 	e.mu.Unlock()
-	if fresh {
+	if fresh && !now {
 		return nodes, nil
 	}
 	nodes, err = ask(ctx, e, func(m *engine.Engine) ([]engine.Node, error) { return m.Nodes(ctx) })
@@ -143,17 +143,15 @@ func (e *Engines) list(ctx context.Context) ([]engine.Node, error) {
 	return nodes, nil
 }
 
-// allNow is all, of a list that is read now.
+// all returns the members of the swarm, by a list of a moment ago if there is one.
+func (e *Engines) all(ctx context.Context) ([]*member, error) { return e.membersOf(e.list(ctx, false)) }
+
+// allNow is all, by a list that is read now.
 func (e *Engines) allNow(ctx context.Context) ([]*member, error) {
-	e.mu.Lock()
-	e.listed = time.Time{}
-	e.mu.Unlock()
-	return e.all(ctx)
+	return e.membersOf(e.list(ctx, true))
 }
 
-// all returns the members of the swarm.
-func (e *Engines) all(ctx context.Context) ([]*member, error) {
-	nodes, err := e.list(ctx)
+func (e *Engines) membersOf(nodes []engine.Node, err error) ([]*member, error) {
 	if err != nil {
 		return nil, err
 	}
