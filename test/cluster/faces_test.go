@@ -17,20 +17,26 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// The command line and the example work on a swarm by its manager.
-func TestProgramsWorkOnASwarm(t *testing.T) {
-	enginetest.Need(t)
-	t.Parallel()
+// programs builds the packages, and returns what runs one of them with the first manager as its engine.
+func programs(t *testing.T, packages ...string) func(program string, args ...string) (output string, err error) {
+	t.Helper()
 	bin := t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", bin, "../../cmd/sandbox", "../../examples/cluster").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "go", append([]string{"build", "-o", bin + "/"}, packages...)...).CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
-	run := func(program string, args ...string) (string, error) {
+	return func(program string, args ...string) (string, error) {
 		cmd := exec.CommandContext(t.Context(), filepath.Join(bin, program), args...)
 		cmd.Env = append(os.Environ(), "DOCKER_HOST="+addresses[0])
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}
+}
+
+// The command line and the example work on a swarm by its manager.
+func TestProgramsWorkOnASwarm(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	run := programs(t, "../../cmd/sandbox", "../../examples/cluster")
 	name := harness.UniqueName(t)
 	harness.Remove(t, client(t, 0), name)
 	for _, step := range []struct {
@@ -83,10 +89,7 @@ func TestREADMEsCommandsWorkOnASwarm(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bin := filepath.Join(t.TempDir(), "sandbox")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", bin, "../../cmd/sandbox").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
+	run := programs(t, "../../cmd/sandbox")
 	name, node := harness.UniqueName(t), fmt.Sprintf("node%d", len(addresses))
 	harness.Remove(t, client(t, 0), name)
 	var outputs []string
@@ -97,13 +100,11 @@ func TestREADMEsCommandsWorkOnASwarm(t *testing.T) {
 		}
 		command, _, _ = strings.Cut(command, "#")
 		args := strings.Fields(strings.NewReplacer("NODE", node, "build", name).Replace("--swarm " + command))
-		cmd := exec.CommandContext(t.Context(), bin, args...)
-		cmd.Env = append(os.Environ(), "DOCKER_HOST="+addresses[0])
-		out, err := cmd.CombinedOutput()
+		out, err := run("sandbox", args...)
 		if err != nil {
 			t.Fatalf("sandbox %q: %v\n%s", args, err, out)
 		}
-		outputs = append(outputs, string(out))
+		outputs = append(outputs, out)
 	}
 	if len(outputs) != 5 || !strings.Contains(outputs[0], node) || !strings.Contains(outputs[2], name) || !strings.Contains(outputs[3], node) {
 		t.Errorf("the README's commands printed %q, want the nodes, the name of %s, and that it is on %s", outputs, name, node)
