@@ -30,6 +30,7 @@ type Conn struct {
 	st  *stream
 
 	slow    chan struct{} // see KeepAlive; nil without
+	usage   *usage
 	pinging atomic.Bool
 
 	done chan struct{} // closed once err is set
@@ -83,7 +84,7 @@ func Dial(ctx context.Context, rw io.ReadWriteCloser) (*Conn, error) {
 }
 
 func newClient(sc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request, rw io.Closer, st *stream) *Conn {
-	c := &Conn{ssh: sc, rw: rw, st: st, done: make(chan struct{}), stopping: make(chan struct{}), keepLock: make(chan struct{}, 1)}
+	c := &Conn{ssh: sc, rw: rw, st: st, usage: newUsage(), done: make(chan struct{}), stopping: make(chan struct{}), keepLock: make(chan struct{}, 1)}
 	c.wg.Add(3)
 	go func() {
 		defer c.wg.Done()
@@ -462,7 +463,7 @@ func (c *Conn) keeper(ctx context.Context) (*Conn, error) {
 		keep.Close()
 		return nil, ErrConnectionLost
 	}
-	keep.slow = c.slow
+	keep.slow, keep.usage = c.slow, c.usage
 	c.keep = keep
 	return keep, nil
 }

@@ -82,6 +82,8 @@ type dialed struct {
 // listen handles the guest's requests until the channel ends. The guest may be hostile:
 // malformed requests are ignored.
 func (d *dialed) listen(reqs <-chan *ssh.Request) {
+	d.c.usage.begin()
+	defer d.c.usage.end()
 	ready, reported := d.ready, d.reported
 	for r := range reqs {
 		if r.WantReply {

@@ -250,6 +250,54 @@ func TestLeaseEndsTheSession(t *testing.T) {
 	}
 }
 
+// A lease that came through a server ends soon after that one has, however it ended, and those of others last on.
+func TestLeaseEndsSoonAfterItsServer(t *testing.T) {
+	t.Parallel()
+	public, private := newKey(t)
+	b := newBox(t, wire.Init{ControlKey: public, Lease: time.Hour})
+	watch, closed, killed := b.serve(), b.serve(), b.serve()
+	if _, err := watch.Control(t.Context(), private, wire.Control{Op: wire.OpRelease}); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		conn         *guest.Conn
+		lease, alone time.Duration
+	}{{killed, 5 * time.Hour, 4 * time.Hour}, {closed, 3 * time.Hour, 2 * time.Hour}, {watch, time.Hour, 30 * time.Minute}} {
+		if _, err := x.conn.Control(t.Context(), private, wire.Control{Op: wire.OpLease, Lease: x.lease, Alone: x.alone}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	between := func(when string, low, high time.Duration) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("%s the lease has between %v and %v left", when, low, high), func() bool {
+			reply, err := watch.Control(t.Context(), private, wire.Control{Op: wire.OpStatus})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return reply.LeaseLeft > low && reply.LeaseLeft <= high
+		})
+	}
+	between("with all servers", 4*time.Hour, 5*time.Hour)
+	closed.Close()
+	between("without one that has not the longest", 4*time.Hour, 5*time.Hour)
+	shell, err := killed.Exec(t.Context(), wire.Exec{Args: sh("read now; kill -9 $PPID"), Stdin: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	shell.Stdin().Close()
+	<-killed.Done()
+	between("once the server has died", 3*time.Hour, 4*time.Hour)
+	if _, err := watch.Control(t.Context(), private, wire.Control{Op: wire.OpRelease}); err != nil {
+		t.Fatal(err)
+	}
+	watch.Control(t.Context(), private, wire.Control{Op: wire.OpLease, Lease: time.Hour, Alone: 100 * time.Millisecond})
+	between("with the last server", 30*time.Minute, time.Hour)
+	watch.Close()
+	if code := b.code(); code != wire.CodeLease {
+		t.Errorf("without a server it ended with %d, want %d", code, wire.CodeLease)
+	}
+}
+
 func TestReleasedLeaseNeverEnds(t *testing.T) {
 	t.Parallel()
 	public, private := newKey(t)

@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
@@ -10,23 +11,52 @@ import (
 
 // Intervals are those of keepalives.
 type Intervals struct {
-	Idle   time.Duration // without a byte of the guest, after which it is asked for one
+	Silent time.Duration // without a byte of the guest while a command or a connection lasts, after which it is asked for one
+	Idle   time.Duration // the same while none does: nobody waits for the guest
 	Answer time.Duration // that it gets for that, and how often the silence is checked after it
 }
 
-// KeepaliveIdle is Keepalive.Idle outside of tests. It is longer than the time between two renewals of a
-// lease, whose replies are signs of life.
-const KeepaliveIdle = 12 * time.Second
-
 // Keepalive are the intervals of all connections. Only tests change them, before they connect.
-var Keepalive = Intervals{Idle: KeepaliveIdle, Answer: 10 * time.Second}
+var Keepalive = Intervals{Silent: 12 * time.Second, Idle: 2 * time.Minute, Answer: 10 * time.Second}
 
 // slowAnswer is how long a call waits for an answer before the guest is asked for a sign of
 // life, and how long that may take before the silence is checked for the first time.
 const slowAnswer = time.Second
 
+// usage is what lasts on a connection and inside its channels: commands and connections.
+type usage struct {
+	mu    sync.Mutex
+	n     int
+	began chan struct{} // has a value when there may be the first
+}
+
+func newUsage() *usage { return &usage{began: make(chan struct{}, 1)} }
+
+func (u *usage) begin() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.n++; u.n == 1 {
+		select {
+		case u.began <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (u *usage) end() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.n--
+}
+
+func (u *usage) lasts() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.n > 0
+}
+
 // KeepAlive requests a sign of life of the guest whenever it has sent nothing for
-// Keepalive.Idle, or a call waits for an answer. While none comes, check is called every
+// as long as Keepalive says, or a call waits for an answer. While none comes, check is called every
 // Keepalive.Answer with the time since the request, and says why the connection is useless.
 // Its error ends the connection; nil waits on. If the first call comes before Keepalive.Answer
 // has passed its error is ignored. check's context ends with the connection. KeepAlive
@@ -40,14 +70,19 @@ func (c *Conn) keepAlive(every Intervals, check func(context.Context, time.Durat
 	ctx, cancel := c.context()
 	defer cancel()
 	for ctx.Err() == nil {
-		patience := every.Answer
+		patience, silent := every.Answer, every.Idle
+		if c.usage.lasts() {
+			silent = every.Silent
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-c.slow:
 			patience = min(slowAnswer, patience)
-		case <-time.After(every.Idle - c.quiet()):
-			if c.quiet() < every.Idle {
+		case <-c.usage.began:
+			continue
+		case <-time.After(silent - c.quiet()):
+			if c.quiet() < silent {
 				continue
 			}
 		}

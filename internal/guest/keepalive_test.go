@@ -83,7 +83,7 @@ func TestDeadLinkEndsEveryWait(t *testing.T) {
 	conn, link := serveOver(t, binary)
 	why := errors.New("the engine is gone, too")
 	var answering, checks atomic.Int32
-	conn.KeepAliveEvery(guest.Intervals{Idle: 50 * time.Millisecond, Answer: 3 * time.Second}, func(context.Context, time.Duration) error {
+	conn.KeepAliveEvery(guest.Intervals{Silent: 50 * time.Millisecond, Idle: 50 * time.Millisecond, Answer: 3 * time.Second}, func(context.Context, time.Duration) error {
 		checks.Add(1)
 		if !link.dead.Load() {
 			answering.Add(1)
@@ -142,7 +142,7 @@ func TestDeadLinkEndsEveryWait(t *testing.T) {
 func TestIdleConnectionIsKept(t *testing.T) {
 	t.Parallel()
 	conn, link := serveOver(t, binary)
-	conn.KeepAliveEvery(guest.Intervals{Idle: 10 * time.Millisecond, Answer: time.Minute}, func(context.Context, time.Duration) error {
+	conn.KeepAliveEvery(guest.Intervals{Silent: time.Hour, Idle: 10 * time.Millisecond, Answer: time.Minute}, func(context.Context, time.Duration) error {
 		t.Error("the guest answers, and its silence is checked")
 		return errors.New("silent")
 	})
@@ -158,7 +158,7 @@ func TestPausedGuestIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	conn, cmd := serve(t)
 	var checks atomic.Int32
-	conn.KeepAliveEvery(guest.Intervals{Idle: 10 * time.Millisecond, Answer: 20 * time.Millisecond}, func(context.Context, time.Duration) error {
+	conn.KeepAliveEvery(guest.Intervals{Silent: 10 * time.Millisecond, Idle: 10 * time.Millisecond, Answer: 20 * time.Millisecond}, func(context.Context, time.Duration) error {
 		checks.Add(1)
 		return nil
 	})

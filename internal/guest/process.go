@@ -112,6 +112,10 @@ func newProcess(ctx context.Context, conn *Conn, ch ssh.Channel, reqs <-chan *ss
 // Wait; the end of the channel follows it.
 func (p *Process) listen(reqs <-chan *ssh.Request) {
 	defer close(p.over)
+	if p.exec == nil || !p.exec.ServesFiles() {
+		p.conn.usage.begin()
+		defer p.conn.usage.end()
+	}
 	var in inbox
 	ready, ended := p.ready, false
 	for r := range reqs {

@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "19bc1c1b10c44e0ad03c6c7d63ecc256710ba931afc0decf316fcc7b34caeb9d", size: 10268798},
-	"arm64": {sha256: "962a3a7417b81a8baae4d351d70097868b5ee397905a62b01d69f71b54376cfe", size: 9568382},
+	"amd64": {sha256: "5f2375fde1d19bdc5280022b6f3a4b75daca35ce930af362163cb56bae883c05", size: 10276990},
+	"arm64": {sha256: "6099293df171af2a422c6e8cac7c8bfe17adb5f1c7dd93eb51b8663341636dea", size: 9568382},
 }

@@ -18,12 +18,18 @@ func (h *Handle) control(ctx context.Context, req wire.Control) error {
 	return err
 }
 
-// request sends a signed request to PID 1 and returns its reply. It connects again if the
-// connection turns out to be lost.
+// request sends a signed request to PID 1 and returns its reply.
 func (h *Handle) request(ctx context.Context, req wire.Control) (wire.Reply, error) {
+	reply, _, err := h.requestVia(ctx, req)
+	return reply, err
+}
+
+// requestVia is request that also returns the connection of the reply. It connects again if the
+// connection turns out to be lost.
+func (h *Handle) requestVia(ctx context.Context, req wire.Control) (wire.Reply, *guest.Conn, error) {
 	conn, err := h.Connect(ctx)
 	if err != nil {
-		return wire.Reply{}, err
+		return wire.Reply{}, nil, err
 	}
 	reply, err := h.requestOn(ctx, conn, req)
 	if errors.Is(err, guest.ErrConnectionLost) && ctx.Err() == nil {
@@ -31,14 +37,15 @@ func (h *Handle) request(ctx context.Context, req wire.Control) (wire.Reply, err
 		h.dropLost(conn)
 		again, e := h.ConnectRunning(ctx)
 		if errors.Is(e, ErrNoSession) {
-			return reply, err
+			return reply, nil, err
 		}
 		if e != nil {
-			return reply, e
+			return reply, nil, e
 		}
-		return h.requestOn(ctx, again, req)
+		conn = again
+		reply, err = h.requestOn(ctx, conn, req)
 	}
-	return reply, err
+	return reply, conn, err
 }
 
 // errIncomplete is the error for a reply without what PID 1 adds to each: something else inside has

@@ -16,14 +16,24 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
 
-// leaseRenewal is how often a handle renews its lease.
-const leaseRenewal = 10 * time.Second
-
-// A living owner may miss one renewal, and a connection with renewals needs no keepalives.
+// A lease is over provision.LeaseTime, and a third of it, after the end of the guest's server that has the handle's
+// connection, which ends with the handle's program. If a machine or a network fails, the engine may not notice, and code
+// inside may keep a server from ending: then it is over leaseTime, and a third of it, after the last renewal.
 const (
-	_ = uint64(provision.LeaseTime - 2*leaseRenewal)
-	_ = uint64(guest.KeepaliveIdle - leaseRenewal - time.Second)
+	leaseTime = 6 * time.Minute
+	renewal   = 110 * time.Second
+	tryTime   = 10 * time.Second
+	retryTime = 2 * time.Second
+
+	// A living owner may miss two renewals, and be late by one if PID 1 did not run for longer than the lease.
+	_ = uint64(leaseTime - 3*renewal)
+	_ = uint64(leaseTime/3 - renewal)
+	// A connection that was lost is replaced in time.
+	_ = uint64(provision.LeaseTime - tryTime - retryTime)
 )
+
+// LeaseRenewal is how often handles renew their leases. Only tests change it, before they create sandboxes.
+var LeaseRenewal = renewal
 
 // keepLease starts the renewal of the lease if the handle owns the sandbox. It is called when
 // a session is known to run.
@@ -100,8 +110,8 @@ func (h *Handle) leaseIs() string {
 func (h *Handle) renewLease(ctx context.Context) {
 	ctx = h.withoutResume(ctx)
 	for wait := time.Duration(0); bound.Sleep(ctx, wait) == nil; {
-		try, cancel := context.WithTimeout(ctx, leaseRenewal)
-		err := h.control(try, wire.Control{Op: wire.OpLease, Lease: provision.LeaseTime, ID: h.leaseIs()})
+		try, cancel := context.WithTimeout(ctx, tryTime)
+		_, conn, err := h.requestVia(try, wire.Control{Op: wire.OpLease, Lease: leaseTime, Alone: provision.LeaseTime, ID: h.leaseIs()})
 		rec, e := h.Refresh(try)
 		cancel()
 		if err == nil && e == nil && rec.Persists() {
@@ -113,18 +123,31 @@ func (h *Handle) renewLease(ctx context.Context) {
 		}
 		switch {
 		case err == nil:
-			wait = leaseRenewal
+			awaitRenewal(ctx, conn)
+			wait = 0
 		case errors.Is(err, errdefs.NotRunning) && !h.hasEnded(ctx):
 			wait = time.Second // PID 1 gives us a moment once it is unpaused
 		case errors.Is(err, errdefs.NotFound), errors.Is(err, errdefs.NotRunning), errors.Is(err, errdefs.Unsupported):
 			return
 		default:
 			// Until the lease runs out there is time to try again.
-			wait = 2 * time.Second
+			wait = retryTime
 			if ctx.Err() == nil {
 				h.c.Log.Warn("lease not renewed", "sandbox", h.Record().Name, "error", err)
 			}
 		}
+	}
+}
+
+// awaitRenewal returns when a lease has to be renewed: after LeaseRenewal, and at once when the connection of its last
+// renewal has ended.
+func awaitRenewal(ctx context.Context, conn *guest.Conn) {
+	due := time.NewTimer(LeaseRenewal)
+	defer due.Stop()
+	select {
+	case <-due.C:
+	case <-conn.Done():
+	case <-ctx.Done():
 	}
 }
 

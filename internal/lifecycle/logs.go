@@ -224,7 +224,7 @@ func lostEngine(ctx, reading context.Context) error {
 // watchEngine calls lost when the engine does not answer while a log is followed: what is between
 // may keep a connection open that is dead behind it.
 func (h *Handle) watchEngine(ctx context.Context, lost func(error)) {
-	for bound.Sleep(ctx, guest.Keepalive.Idle) == nil {
+	for bound.Sleep(ctx, guest.Keepalive.Silent) == nil {
 		own, cancel := context.WithTimeout(ctx, guest.Keepalive.Answer)
 		err := h.answerBefore(own, func() error { return h.c.Engine.Ping(own) })
 		cancel()

@@ -11,7 +11,7 @@ import (
 func TestMain(m *testing.M) {
 	if !harness.Soaking() {
 		// Shorter than in use, and long enough for a busy machine.
-		guest.Keepalive = guest.Intervals{Idle: 2 * time.Second, Answer: 5 * time.Second}
+		guest.Keepalive = guest.Intervals{Silent: 2 * time.Second, Idle: 2 * time.Second, Answer: 5 * time.Second}
 	}
 	harness.Main(m)
 }

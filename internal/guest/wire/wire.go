@@ -213,6 +213,12 @@ type Exec struct {
 	WaitDelay time.Duration `json:"wait_delay,omitempty"`
 }
 
+// ServesFiles reports whether the command is the file server of a client, which runs for as long as
+// that is connected.
+func (e Exec) ServesFiles() bool {
+	return e.Path == Self && len(e.Args) > 1 && e.Args[1] == VerbFiles
+}
+
 // Sink is where an output stream of a command goes. A guest that does not know a sink sends the
 // output to the client.
 type Sink string
@@ -342,6 +348,9 @@ type (
 	Control struct {
 		Op    string        `json:"op"`
 		Lease time.Duration `json:"lease,omitempty"`
+		// Alone is how much longer an OpLease lasts, at most, once the process has ended that it came through,
+		// and a third more as of any lease; 0 is as long as the lease.
+		Alone time.Duration `json:"alone,omitempty"`
 		// Timeout is what OpExtend adds to the timeout.
 		Timeout time.Duration `json:"timeout,omitempty"`
 		// ID tells an OpExtend from the one before: a repeated one counts once. Of an OpLease and the OpRelease

@@ -75,6 +75,7 @@ func (s *session) serveControl(listener int) {
 			// Before the process is sent anything: it may end, and its PID be another's.
 			if p, ok := proc.Find(int(peer.Pid)); ok {
 				one.id = p.ID()
+				defer s.deadline.ended(one.id)
 			}
 			if serve := s.control(one.conn, one.id, func() { all.promote(one) }, func() { all.keep(one) }); serve != nil {
 				all.remove(one) // it has bounds of its own
@@ -147,7 +148,7 @@ func (s *session) control(conn controlConn, from proc.ID, authenticated, keep fu
 			s.serveHold(conn, r)
 			return
 		}
-		reply := s.answer(req)
+		reply := s.answer(req, from)
 		rand.Read(nonce)
 		reply.Nonce = nonce
 		conn.SetWriteDeadline(time.Now().Add(pendingTime))
@@ -188,8 +189,8 @@ func verify(key ed25519.PublicKey, nonce, line []byte) (req wire.Control, err er
 	return req, nil
 }
 
-// answer carries out a request.
-func (s *session) answer(req wire.Control) (reply wire.Reply) {
+// answer carries out a request that came through a process.
+func (s *session) answer(req wire.Control, through proc.ID) (reply wire.Reply) {
 	switch req.Op {
 	case wire.OpStatus:
 		reply.Main = s.mainStatus()
@@ -206,7 +207,7 @@ func (s *session) answer(req wire.Control) (reply wire.Reply) {
 			reply.Error = "a lease must be positive"
 			break
 		}
-		s.deadline.renew(req.Lease, req.ID)
+		s.deadline.renew(req.Lease, req.Alone, req.ID, through)
 	case wire.OpRelease:
 		s.deadline.release(req.ID)
 	case wire.OpIdle:

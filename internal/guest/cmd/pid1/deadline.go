@@ -24,9 +24,10 @@ type deadlines struct {
 	began      time.Duration
 	over       bool
 	lease      time.Duration
-	renewal    time.Duration // of the last renewal
-	lastChance bool          // the lease has expired once, and was extended by a third
-	released   []string      // IDs of the latest leases that were released, oldest first
+	held       map[proc.ID]held // leases that end soon after these processes
+	renewal    time.Duration    // of the last renewal
+	lastChance bool             // the lease has expired once, and was extended by a third
+	released   []string         // IDs of the latest leases that were released, oldest first
 	timeout    time.Duration
 	grace      time.Duration // between SIGTERM and SIGKILL when a deadline has passed
 	corrected  bool          // setTimeout or restart has been called
@@ -38,6 +39,12 @@ type deadlines struct {
 	uses     usage
 	idleFrom time.Duration // the time without uses counts from then
 	look     time.Duration // when to look for uses again, never without an idle timeout
+}
+
+// held is a lease that came through a process.
+type held struct {
+	until time.Duration
+	alone time.Duration // how much longer it lasts, at most, once the process has ended
 }
 
 // usage tells of the uses of a session.
@@ -62,6 +69,8 @@ const (
 	// keptReleases is how many releases are remembered. A renewal that is later than the release
 	// was on its way when that was sent.
 	keptReleases = 64
+	// maxHeld bounds the processes whose end the session knows of. The lease of one more lasts as long as it says.
+	maxHeld = 256
 )
 
 func newDeadlines(lease, timeout, grace time.Duration, idle wire.Idle, uses usage) (*deadlines, error) {
@@ -102,7 +111,7 @@ func after(d time.Duration) time.Duration {
 // arm sets the timer to the earliest deadline. The caller holds mu, or nobody else has d.
 func (d *deadlines) arm() {
 	next := time.Duration(0)
-	for _, at := range [...]time.Duration{d.lease, d.timeout, d.look} {
+	for _, at := range [...]time.Duration{d.leased(), d.timeout, d.look} {
 		if at != 0 && (next == 0 || at < next) {
 			next = at
 		}
@@ -129,15 +138,15 @@ func (d *deadlines) watch() {
 func (d *deadlines) check() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	now := proc.BootTime()
+	now, lease := proc.BootTime(), d.leased()
 	switch {
 	case d.timeout != 0 && now >= d.timeout:
 		d.over = true
 		return wire.CodeTimeout
-	case d.lease != 0 && now >= d.lease && d.lastChance:
+	case lease != 0 && now >= lease && d.lastChance:
 		d.over = true
 		return wire.CodeLease
-	case d.lease != 0 && now >= d.lease:
+	case lease != 0 && now >= lease:
 		// The sandbox may have been paused, and the lease renewal with it.
 		d.lastChance = true
 		d.lease = after(max(d.renewal/3, 1))
@@ -204,15 +213,53 @@ func (d *deadlines) setIdle(idle wire.Idle) error {
 
 var errEnding = errors.New("the session is ending")
 
-// renew has the lease last for at least that long from now. If that lease was released, its handle has
-// given up waiting for this renewal, and it changes nothing.
-func (d *deadlines) renew(lease time.Duration, id string) {
+// leased returns when the last of the leases is over, 0 without one. The caller holds mu, or nobody else
+// has d.
+func (d *deadlines) leased() time.Duration {
+	last := d.lease
+	for _, h := range d.held {
+		last = max(last, h.until)
+	}
+	return last
+}
+
+// renew has the lease that came through a process last for at least that long from now, and no longer than
+// alone once that process has ended, unless alone is 0. If that lease was released, its handle has given up
+// waiting for this renewal, and it changes nothing.
+func (d *deadlines) renew(lease, alone time.Duration, id string, through proc.ID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if id != "" && slices.Contains(d.released, id) {
 		return
 	}
-	d.lease, d.renewal, d.lastChance = max(d.lease, after(lease)), lease, false
+	d.renewal, d.lastChance = lease, false
+	if alone <= 0 || through == (proc.ID{}) || len(d.held) >= maxHeld && d.held[through] == (held{}) {
+		d.lease = max(d.lease, after(lease))
+	} else {
+		if d.held == nil {
+			d.held = make(map[proc.ID]held)
+		}
+		d.held[through] = held{max(d.held[through].until, after(lease)), alone}
+	}
+	d.arm()
+}
+
+// ended is called when a connection of a process has ended, be it because the process has: of a lease that came
+// through it nobody may know any more.
+func (d *deadlines) ended(id proc.ID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	h, ok := d.held[id]
+	if !ok {
+		return
+	}
+	if p, lives := proc.Find(id.PID); lives && p.ID() == id && !p.Exits() {
+		return
+	}
+	delete(d.held, id)
+	if d.lease = max(d.lease, min(h.until, after(h.alone))); d.lease == d.leased() {
+		d.renewal = h.alone
+	}
 	d.arm()
 }
 
@@ -290,6 +337,7 @@ func (d *deadlines) release(id string) {
 		}
 	}
 	d.lease = 0
+	clear(d.held)
 	d.arm()
 }
 
@@ -298,8 +346,8 @@ func (d *deadlines) report(reply *wire.Reply) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := proc.BootTime()
-	if d.lease != 0 {
-		reply.LeaseLeft = max(d.lease-now, 1)
+	if lease := d.leased(); lease != 0 {
+		reply.LeaseLeft = max(lease-now, 1)
 	}
 	if d.timeout != 0 {
 		reply.TimeLeft = max(d.timeout-now, 1)

@@ -5,6 +5,7 @@ package pid1
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -24,16 +25,16 @@ func TestDeadlinesComeFromTheEarlier(t *testing.T) {
 		d.report(&reply)
 		return reply.LeaseLeft, reply.TimeLeft
 	}
-	d.renew(time.Minute, "") // never shortens
+	d.renew(time.Minute, 0, "", proc.ID{}) // never shortens
 	if lease, _ := left(); lease < 59*time.Minute {
 		t.Errorf("a renewal shortened the lease to %v", lease)
 	}
-	d.renew(1<<63-1, "a")
+	d.renew(1<<63-1, 0, "a", proc.ID{})
 	if lease, timeout := left(); lease < maxWait-time.Hour || timeout < time.Hour {
 		t.Errorf("left %v and %v", lease, timeout)
 	}
 	d.release("a")
-	d.renew(time.Minute, "a") // which was on its way
+	d.renew(time.Minute, 0, "a", proc.ID{}) // which was on its way
 	if lease, timeout := left(); lease != 0 || timeout == 0 || d.check() != 0 {
 		t.Errorf("left %v and %v, check %d", lease, timeout, d.check())
 	}
@@ -49,6 +50,63 @@ func TestDeadlinesComeFromTheEarlier(t *testing.T) {
 	if code := d.check(); code != wire.CodeLease {
 		t.Errorf("check: %d", code)
 	}
+}
+
+// A lease that came through a process ends soon after it, whatever other connections of it end before, and others
+// last on.
+func TestLeasesEndSoonAfterTheirProcesses(t *testing.T) {
+	t.Parallel()
+	start := func() (*exec.Cmd, proc.ID) {
+		cmd := exec.Command("sleep", "1000")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		p, ok := proc.Find(cmd.Process.Pid)
+		if !ok {
+			t.Fatal("the process is not found")
+		}
+		return cmd, p.ID()
+	}
+	first, one := start()
+	second, other := start()
+	defer second.Wait()
+	defer second.Process.Kill()
+	d := &deadlines{fd: -1, lease: after(time.Second)}
+	left := func() time.Duration {
+		var reply wire.Reply
+		d.report(&reply)
+		return reply.LeaseLeft
+	}
+	between := func(when string, low, high time.Duration) {
+		t.Helper()
+		if got := left(); got <= low || got > high {
+			t.Errorf("%s: %v left, want more than %v and at most %v", when, got, low, high)
+		}
+	}
+	d.renew(time.Hour, time.Minute, "a", one)
+	d.ended(one)
+	d.ended(other) // which holds none
+	between("while its process lives", 59*time.Minute, time.Hour)
+	d.renew(10*time.Minute, 2*time.Minute, "b", other)
+	first.Process.Kill()
+	first.Wait()
+	d.ended(one)
+	between("after the first process", 9*time.Minute, 10*time.Minute)
+	second.Process.Kill()
+	for p, _ := proc.Find(other.PID); !p.Exits(); p, _ = proc.Find(other.PID) {
+		time.Sleep(time.Millisecond)
+	}
+	d.ended(other) // whose parent has not waited for it
+	between("after both processes", time.Minute, 2*time.Minute)
+	if d.renewal != 2*time.Minute {
+		t.Errorf("the last chance is a third of %v, want of 2 min", d.renewal)
+	}
+	d.release("b")
+	d.renew(time.Hour, time.Minute, "c", one) // of a process that has ended meanwhile
+	d.ended(one)
+	between("of a process that had ended", 0, time.Minute)
+	d.renew(time.Hour, time.Minute, "d", proc.ID{}) // of a process that is not known
+	between("of an unknown process", 59*time.Minute, time.Hour)
 }
 
 func TestOnlyTheFirstTimeoutOfASessionCounts(t *testing.T) {

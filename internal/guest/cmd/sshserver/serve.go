@@ -59,14 +59,14 @@ func Serve(args []string) error {
 	if len(args) == 0 { // through another server PID 1 gets no signed requests
 		go s.gate.follow()
 	}
-	tick, err := time.ParseDuration(silenceTick)
+	length, err := time.ParseDuration(silenceTick)
 	if err != nil {
 		return err
 	}
 	gone, vanished := make(chan error, 1), make(chan error, 1)
 	go func() { gone <- s.serve(conn) }()
 	go func() {
-		if err := conn.awaitSilence(time.Tick(tick), nil, s.client); err != nil {
+		if err := conn.awaitSilence(func() <-chan time.Time { return s.tick(length) }, nil, s.client); err != nil {
 			vanished <- err
 		}
 	}()

@@ -237,7 +237,7 @@ func (s *server) exec(nc ssh.NewChannel, parts *parts) {
 		return
 	}
 	defer s.leave()
-	served := isFileServer(req)
+	served := req.ServesFiles()
 	if !served {
 		s.use.begin()
 		defer s.use.end()

@@ -14,13 +14,22 @@ import (
 // A client that has vanished, with its machine or its network, closes nothing. It is asked for
 // a sign of life after requestAfter without a byte, and again as often, and its connection
 // ends after vanishedAfter. Both are counted in ticks: however long this process is frozen,
-// that is one tick.
+// that is one tick. While nothing runs for the client, a tick is idleTicks times as long.
 var silenceTick = "5s" // a time.Duration, which the linker shortens for tests
 
 const (
 	requestAfter  = 5  // ticks
 	vanishedAfter = 16 // ticks
+	idleTicks     = 6
 )
+
+// tick returns a channel that gets the next tick, of silenceTick while something runs for the client.
+func (s *server) tick(length time.Duration) <-chan time.Time {
+	if s.config == nil && !s.use.goesOn() {
+		length *= idleTicks
+	}
+	return time.After(length)
+}
 
 var errVanished = errors.New("the client sends nothing, and answers nothing")
 
@@ -44,14 +53,14 @@ type requester interface {
 }
 
 // awaitSilence returns errVanished when the client has vanished, and nil when ended is closed.
-// client returns the connection to send requests on, nil until there is one.
-func (c *heardConn) awaitSilence(ticks <-chan time.Time, ended <-chan struct{}, client func() requester) error {
+// tick returns a channel that gets the next tick, and client the connection to send requests on, nil until there is one.
+func (c *heardConn) awaitSilence(tick func() <-chan time.Time, ended <-chan struct{}, client func() requester) error {
 	var asking atomic.Bool
 	for silent := 0; ; {
 		select {
 		case <-ended:
 			return nil
-		case <-ticks:
+		case <-tick():
 		}
 		if c.heard.Swap(false) {
 			silent = 0

@@ -26,7 +26,7 @@ type ticking struct {
 func newTicking(t *testing.T, conn net.Conn, client func() requester) *ticking {
 	w := &ticking{t: t, conn: &heardConn{Conn: conn}, ticks: make(chan time.Time), end: make(chan error, 1)}
 	ended := make(chan struct{})
-	go func() { w.end <- w.conn.awaitSilence(w.ticks, ended, client) }()
+	go func() { w.end <- w.conn.awaitSilence(func() <-chan time.Time { return w.ticks }, ended, client) }()
 	t.Cleanup(func() { close(ended) })
 	return w
 }

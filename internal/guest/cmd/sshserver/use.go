@@ -30,6 +30,13 @@ func (u *use) begin() { u.note(1) }
 
 func (u *use) end() { u.note(^uint64(0)) }
 
+// goesOn reports whether a use has begun that has not ended.
+func (u *use) goesOn() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.active > 0
+}
+
 // touch notes a use that is over already.
 func (u *use) touch() { u.note(0) }
 
@@ -84,10 +91,4 @@ func (u *use) tryRegister() error {
 	u.file = nil
 	u.mu.Unlock()
 	return io.EOF
-}
-
-// isFileServer reports whether a command serves the files of a handle for as long as that is
-// open.
-func isFileServer(req wire.Exec) bool {
-	return req.Path == wire.Self && len(req.Args) > 1 && req.Args[1] == wire.VerbFiles
 }
