@@ -355,7 +355,7 @@ func WithCommand(argv ...string) ChangeOption {
 // keeps them until [Delete]; that is the default with [WithName]. A sandbox that is not
 // persistent exists as long as the handle that created it: on [Sandbox.Close], or 30 s
 // after the handle's process died, the session ends and everything that the sandbox owns
-// is removed.
+// is removed. If its machine or network failed, and the engine does not notice that, it takes up to 8 min.
 //
 // [Sandbox.Update] changes it: a sandbox that is no longer persistent then exists as long as
 // the handle of that call.

@@ -72,8 +72,8 @@ type Status struct {
 	// https://… at v1", "tarball …", "directory …", "snapshot …", "fork of …". It is
 	// empty for an empty workspace.
 	Source string `json:"source,omitempty"`
-	// Reason says why the sandbox is not running: "stopped", "timeout", "idle timeout", "abandoned" (the
-	// handle did not renew its lease for 30 s), "out of memory", "network changed" (by a
+	// Reason says why the sandbox is not running: "stopped", "timeout", "idle timeout", "abandoned" (its
+	// handle's process died, or could not renew its lease), "out of memory", "network changed" (by a
 	// process from outside, such as one of "docker exec"), "network policy" (an
 	// [Sandbox.Update] of the policy could not reach the session), or how PID 1 failed. It
 	// is empty while the sandbox runs. A session that had to be killed at its end is "out of memory" as

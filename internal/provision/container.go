@@ -22,8 +22,8 @@ import (
 )
 
 const (
-	// LeaseTime is how long PID 1 of a sandbox that is not persistent goes on without a
-	// renewal from its handle; it then waits a third more, 30 s in total.
+	// LeaseTime is how long PID 1 of a sandbox that is not persistent goes on before its handle has
+	// connected, and after that connection has ended; it then waits a third more, 30 s in total.
 	LeaseTime = 22500 * time.Millisecond
 
 	logMaxSize  = "10m"
