@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "5f2375fde1d19bdc5280022b6f3a4b75daca35ce930af362163cb56bae883c05", size: 10276990},
-	"arm64": {sha256: "6099293df171af2a422c6e8cac7c8bfe17adb5f1c7dd93eb51b8663341636dea", size: 9568382},
+	"amd64": {sha256: "1c201ea7890d6e275db56858220157f7b63ba2fd429088071e9fb9921c40ba6f", size: 10276990},
+	"arm64": {sha256: "0e8caea5865a28d4790a4847f296f763918ac5e380fb472b755c93a59d5f6731", size: 9568382},
 }

@@ -109,18 +109,24 @@ func (h *Handle) leaseIs() string {
 
 func (h *Handle) renewLease(ctx context.Context) {
 	ctx = h.withoutResume(ctx)
+	read := false // the record, since somebody may have released the lease
 	for wait := time.Duration(0); bound.Sleep(ctx, wait) == nil; {
 		try, cancel := context.WithTimeout(ctx, tryTime)
-		_, conn, err := h.requestVia(try, wire.Control{Op: wire.OpLease, Lease: leaseTime, Alone: provision.LeaseTime, ID: h.leaseIs()})
-		rec, e := h.Refresh(try)
-		cancel()
-		if err == nil && e == nil && rec.Persists() {
-			// Another process made it persistent, perhaps before this renewal.
-			if err = h.endLease(ctx); err == nil {
-				h.setOwner(false)
-				return
+		reply, conn, err := h.requestVia(try, wire.Control{Op: wire.OpLease, Lease: leaseTime, Alone: provision.LeaseTime, ID: h.leaseIs()})
+		if err == nil && !(read && reply.Renewed) {
+			// Another process may have made it persistent before this.
+			var rec record.Sandbox
+			rec, err = h.Refresh(try)
+			if read = err == nil; read && rec.Persists() {
+				if err = h.endLease(ctx); err == nil {
+					cancel()
+					h.setOwner(false)
+					return
+				}
+				read = false
 			}
 		}
+		cancel()
 		switch {
 		case err == nil:
 			awaitRenewal(ctx, conn)

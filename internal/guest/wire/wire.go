@@ -380,6 +380,8 @@ type (
 		Nonce []byte `json:"nonce"`
 		// Main tells of the main process, for OpStatus.
 		Main *MainStatus `json:"main,omitempty"`
+		// Renewed says of an OpLease that one came through the same process before, and nobody has released it.
+		Renewed bool `json:"renewed,omitempty"`
 		// LeaseLeft and TimeLeft are 0 when there is none.
 		LeaseLeft time.Duration `json:"lease_left,omitempty"`
 		TimeLeft  time.Duration `json:"time_left,omitempty"`

@@ -207,7 +207,7 @@ func (s *session) answer(req wire.Control, through proc.ID) (reply wire.Reply) {
 			reply.Error = "a lease must be positive"
 			break
 		}
-		s.deadline.renew(req.Lease, req.Alone, req.ID, through)
+		reply.Renewed = s.deadline.renew(req.Lease, req.Alone, req.ID, through)
 	case wire.OpRelease:
 		s.deadline.release(req.ID)
 	case wire.OpIdle:

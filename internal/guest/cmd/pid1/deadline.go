@@ -225,23 +225,26 @@ func (d *deadlines) leased() time.Duration {
 
 // renew has the lease that came through a process last for at least that long from now, and no longer than
 // alone once that process has ended, unless alone is 0. If that lease was released, its handle has given up
-// waiting for this renewal, and it changes nothing.
-func (d *deadlines) renew(lease, alone time.Duration, id string, through proc.ID) {
+// waiting for this renewal, and it changes nothing. renew reports whether that process had a lease, which nobody
+// has released.
+func (d *deadlines) renew(lease, alone time.Duration, id string, through proc.ID) (renewed bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if id != "" && slices.Contains(d.released, id) {
-		return
+		return false
 	}
 	d.renewal, d.lastChance = lease, false
-	if alone <= 0 || through == (proc.ID{}) || len(d.held) >= maxHeld && d.held[through] == (held{}) {
+	h, renewed := d.held[through]
+	if alone <= 0 || through == (proc.ID{}) || len(d.held) >= maxHeld && !renewed {
 		d.lease = max(d.lease, after(lease))
 	} else {
 		if d.held == nil {
 			d.held = make(map[proc.ID]held)
 		}
-		d.held[through] = held{max(d.held[through].until, after(lease)), alone}
+		d.held[through] = held{max(h.until, after(lease)), alone}
 	}
 	d.arm()
+	return renewed
 }
 
 // ended is called when a connection of a process has ended, be it because the process has: of a lease that came

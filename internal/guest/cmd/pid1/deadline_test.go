@@ -83,7 +83,11 @@ func TestLeasesEndSoonAfterTheirProcesses(t *testing.T) {
 			t.Errorf("%s: %v left, want more than %v and at most %v", when, got, low, high)
 		}
 	}
-	d.renew(time.Hour, time.Minute, "a", one)
+	for _, known := range []bool{false, true} {
+		if d.renew(time.Hour, time.Minute, "a", one) != known {
+			t.Errorf("a renewal says that there was a lease of its process: %t, want %t", !known, known)
+		}
+	}
 	d.ended(one)
 	d.ended(other) // which holds none
 	between("while its process lives", 59*time.Minute, time.Hour)
@@ -102,7 +106,9 @@ func TestLeasesEndSoonAfterTheirProcesses(t *testing.T) {
 		t.Errorf("the last chance is a third of %v, want of 2 min", d.renewal)
 	}
 	d.release("b")
-	d.renew(time.Hour, time.Minute, "c", one) // of a process that has ended meanwhile
+	if d.renew(time.Hour, time.Minute, "b", other) || d.renew(time.Hour, time.Minute, "c", one) {
+		t.Error("a lease was renewed that had been released, or whose process had ended")
+	}
 	d.ended(one)
 	between("of a process that had ended", 0, time.Minute)
 	d.renew(time.Hour, time.Minute, "d", proc.ID{}) // of a process that is not known
