@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "1c201ea7890d6e275db56858220157f7b63ba2fd429088071e9fb9921c40ba6f", size: 10276990},
-	"arm64": {sha256: "0e8caea5865a28d4790a4847f296f763918ac5e380fb472b755c93a59d5f6731", size: 9568382},
+	"amd64": {sha256: "61d2c2c8d5a563d6d400af3f90e6a000d89e9b2930aa5b60dcbd72103c417a70", size: 10281086},
+	"arm64": {sha256: "4c136b9cde9fa5220c4f95de6caad8edb04489a280a61e429c7ec20a3d913f60", size: 9568382},
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"runtime"
 	"sync"
 
 	"golang.org/x/crypto/ssh"
@@ -71,16 +72,27 @@ func mux(conn net.Conn, r *bufio.Reader) (ssh.Conn, <-chan ssh.NewChannel, <-cha
 	}), requests: 2, owed: map[uint32]uint32{}})
 }
 
-// packets is a stream of packets, each of which is written by one call.
+// packets is a stream of packets. Those that are written while others are take one call together.
 type packets struct {
 	net.Conn
 	r       *bufio.Reader
 	answers *bytes.Reader // to requests, which are not sent
 	left    int           // bytes of the packet that is being read
 
-	mu       sync.Mutex // package ssh writes from any goroutine
+	writing sync.Mutex // held while something is written
+
+	mu       sync.Mutex // of what follows: package ssh writes from any goroutine
 	requests int
 	owed     map[uint32]uint32 // by channel of the other side: window that was read and is not reported yet
+	next     *batch            // not written yet, nil without one
+	spare    []byte
+}
+
+// batch is packets that are written together, by whoever wrote the first of them.
+type batch struct {
+	packets []byte
+	written chan struct{} // closed once err is set; nil if there is one packet
+	err     error
 }
 
 // minPacket is the length of what follows a packet's length: at least the length of its padding,
@@ -110,17 +122,71 @@ func (p *packets) Read(b []byte) (int, error) {
 // maxPacket is package ssh's.
 const maxPacket = 256 << 10
 
+// alone is the size from which a packet is not copied for a batch: half of the buffer with which the engine and
+// its shim read.
+const alone = 16 << 10
+
+// Write writes a packet, and returns when the kernel has it. Each write on an exec's stream wakes up a chain of
+// processes, which costs more than the bytes of a small packet.
 func (p *packets) Write(b []byte) (int, error) {
+	if p.skip(b) {
+		return len(b), nil
+	}
+	if len(b) >= alone {
+		p.writing.Lock()
+		defer p.writing.Unlock()
+		return p.Conn.Write(b)
+	}
+	if err := p.write(b); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
+
+// skip reports whether a packet is not to be sent.
+func (p *packets) skip(b []byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.requests > 0 {
 		p.requests--
-		return len(b), nil
+		return true
 	}
-	if len(b) >= closeSize && !p.due(b) {
-		return len(b), nil
+	return len(b) >= closeSize && !p.due(b)
+}
+
+// write writes a packet in the next batch.
+func (p *packets) write(b []byte) error {
+	p.mu.Lock()
+	if one := p.next; one != nil {
+		one.packets = append(one.packets, b...)
+		if one.written == nil {
+			one.written = make(chan struct{})
+		}
+		p.mu.Unlock()
+		<-one.written
+		return one.err
 	}
-	return p.Conn.Write(b)
+	one := &batch{packets: append(p.spare, b...)}
+	p.next, p.spare = one, nil
+	p.mu.Unlock()
+
+	runtime.Gosched() // to those who are about to write, too
+	p.writing.Lock()
+	p.mu.Lock()
+	p.next = nil
+	p.mu.Unlock()
+	_, one.err = p.Conn.Write(one.packets)
+	p.writing.Unlock()
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if cap(one.packets) <= alone {
+		p.spare = one.packets[:0]
+	}
+	if one.written != nil {
+		close(one.written)
+	}
+	return one.err
 }
 
 // Packets of SSH: a type, the channel of the other side, and for windowAdjust bytes to add.

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/crypto/ssh"
 )
@@ -203,4 +205,74 @@ func TestWindowsInSteps(t *testing.T) {
 	}
 	conn.Close()
 	served.Wait()
+}
+
+// gatedConn writes when the test allows it, and then returns err.
+type gatedConn struct {
+	net.Conn
+	begun chan []byte
+	allow chan error
+}
+
+func (c *gatedConn) Write(b []byte) (int, error) {
+	c.begun <- slices.Clone(b)
+	if err := <-c.allow; err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
+
+// Packets that are written while others are take one call, and each writer waits for that call and gets its error.
+func TestPacketsAreWrittenTogether(t *testing.T) {
+	t.Parallel()
+	broken := errors.New("broken")
+	for _, want := range []error{nil, broken} {
+		conn := &gatedConn{begun: make(chan []byte), allow: make(chan error)}
+		p := &packets{Conn: conn}
+		results := make(chan error)
+		write := func(b ...byte) { _, err := p.Write(b); results <- err }
+		go write(1, 1)
+		if first := <-conn.begun; !slices.Equal(first, []byte{1, 1}) {
+			t.Fatalf("the first call has %v", first)
+		}
+		const others = 50
+		for i := range others {
+			go write(byte(i), byte(i))
+		}
+		for queued := 0; queued < 2*others; { // in the batch of the first of them, who waits for the call
+			p.mu.Lock()
+			if p.next != nil {
+				queued = len(p.next.packets)
+			}
+			p.mu.Unlock()
+			select {
+			case err := <-results:
+				t.Fatalf("a write returned %v before its call", err)
+			case <-conn.begun:
+				t.Fatal("two calls at once")
+			case <-time.After(time.Millisecond):
+			}
+		}
+		conn.allow <- nil
+		if err := <-results; err != nil {
+			t.Fatal(err)
+		}
+		batch := <-conn.begun
+		seen := map[byte]int{}
+		for i := 0; i+1 < len(batch); i += 2 {
+			if batch[i] != batch[i+1] {
+				t.Fatalf("torn packets: %v", batch)
+			}
+			seen[batch[i]]++
+		}
+		if len(batch) != 2*others || len(seen) != others {
+			t.Errorf("the second call has %d bytes of %d packets, want all %d", len(batch), len(seen), others)
+		}
+		conn.allow <- want
+		for range others {
+			if err := <-results; err != want {
+				t.Errorf("a write returned %v, want %v", err, want)
+			}
+		}
+	}
 }
