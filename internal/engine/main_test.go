@@ -89,7 +89,7 @@ func makeImage() error {
 	if err != nil {
 		return err
 	}
-	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(dir, "tool"), "./testdata/tool")
+	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", filepath.Join(dir, "tool"), "./testdata/tool")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, out)

@@ -29,7 +29,7 @@ func TestCmdIsAsOSExec(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t)
 	program := filepath.Join(t.TempDir(), "osexec")
-	build := exec.Command("go", "build", "-trimpath", "-o", program, "./testdata/osexec")
+	build := exec.Command("go", "build", "-o", program, "./testdata/osexec")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+runtime.GOARCH, "GOFLAGS=")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

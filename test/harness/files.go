@@ -40,7 +40,7 @@ func BuildPrograms(names ...string) ([]byte, error) {
 		w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: d, Mode: 0o1777})
 	}
 	for _, name := range names {
-		build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(dir, name), "./testdata/"+name)
+		build := exec.Command("go", "build", "-ldflags=-s -w", "-o", filepath.Join(dir, name), "./testdata/"+name)
 		build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+runtime.GOARCH, "GOFLAGS=")
 		if out, err := build.CombinedOutput(); err != nil {
 			return nil, fmt.Errorf("%w\n%s", err, out)

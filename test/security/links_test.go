@@ -37,7 +37,7 @@ func built(name, arch string) ([]byte, error) {
 	}
 	defer os.RemoveAll(dir)
 	out := filepath.Join(dir, name)
-	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", out, "./testdata/"+name)
+	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", out, "./testdata/"+name)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOFLAGS=")
 	if text, err := build.CombinedOutput(); err != nil {
 		return nil, errors.Join(err, errors.New(string(text)))
