@@ -230,7 +230,8 @@ func testSSHGivesATerminalWithSizeAndKeys(t *testing.T, o *openSSH) {
 			n, err := master.Read(buf)
 			seen.Write(buf[:n])
 			if err != nil {
-				t.Fatalf("the terminal shows %q, %v, want %q", &seen, err, text)
+				inside, _ := o.sb.Command(t.Context(), "sh", "-c", "for t in /dev/pts/[0-9]*; do stty -F $t -a; done; ps -ef").CombinedOutput()
+				t.Fatalf("the terminal shows %q, %v, want %q; inside there are\n%s", &seen, err, text, inside)
 			}
 		}
 	}
