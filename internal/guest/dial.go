@@ -47,7 +47,7 @@ func (c *Conn) dial(ctx context.Context, network, address string) (net.Conn, err
 		return nil, err
 	}
 	d := &dialed{c: c, ready: make(chan struct{}), reported: make(chan struct{}), over: make(chan struct{})}
-	if !c.spawn(func() { d.listen(reqs) }) {
+	if !c.spawn(func() { c.usage.while(func() { d.listen(reqs) }) }) {
 		ch.Close()
 		return nil, ErrConnectionLost
 	}
@@ -82,8 +82,6 @@ type dialed struct {
 // listen handles the guest's requests until the channel ends. The guest may be hostile:
 // malformed requests are ignored.
 func (d *dialed) listen(reqs <-chan *ssh.Request) {
-	d.c.usage.begin()
-	defer d.c.usage.end()
 	ready, reported := d.ready, d.reported
 	for r := range reqs {
 		if r.WantReply {

@@ -2,7 +2,7 @@ package guest
 
 import (
 	"context"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/bound"
@@ -25,35 +25,25 @@ const slowAnswer = time.Second
 
 // usage is what lasts on a connection and inside its channels: commands and connections.
 type usage struct {
-	mu    sync.Mutex
-	n     int
+	n     atomic.Int64
 	began chan struct{} // has a value when there may be the first
 }
 
 func newUsage() *usage { return &usage{began: make(chan struct{}, 1)} }
 
-func (u *usage) begin() {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.n++; u.n == 1 {
+// while calls f, which returns when a command or a connection has ended.
+func (u *usage) while(f func()) {
+	if u.n.Add(1) == 1 {
 		select {
 		case u.began <- struct{}{}:
 		default:
 		}
 	}
+	defer u.n.Add(-1)
+	f()
 }
 
-func (u *usage) end() {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.n--
-}
-
-func (u *usage) lasts() bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.n > 0
-}
+func (u *usage) lasts() bool { return u.n.Load() > 0 }
 
 // KeepAlive requests a sign of life of the guest whenever it has sent nothing for
 // as long as Keepalive says, or a call waits for an answer. While none comes, check is called every

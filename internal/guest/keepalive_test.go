@@ -153,6 +153,39 @@ func TestIdleConnectionIsKept(t *testing.T) {
 	}
 }
 
+// A connection gets few keepalives until a command or a connection lasts on it. A file server counts for nothing: each
+// call on it waits for its answer.
+func TestKeepalivesAreForThoseWhoWait(t *testing.T) {
+	t.Parallel()
+	conn, link := serveOver(t, binary)
+	conn.KeepAliveEvery(guest.Intervals{Silent: 10 * time.Millisecond, Idle: time.Hour, Answer: time.Minute}, func(context.Context, time.Duration) error {
+		return nil
+	})
+	files, err := conn.Files(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer files.Close()
+	if _, err := files.Info(t.Context(), "/", true); err != nil {
+		t.Fatal(err)
+	}
+	p, err := conn.Exec(t.Context(), wire.Exec{Args: []string{"cat"}, Stdin: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := link.writes.Load()
+	eventually(t, "keepalives are sent while a command runs", func() bool { return link.writes.Load() >= before+5 })
+	p.Stdin().Close()
+	if _, err := p.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "keepalives end with the command", func() bool {
+		before := link.writes.Load()
+		time.Sleep(200 * time.Millisecond)
+		return link.writes.Load() == before
+	})
+}
+
 // A guest may be silent for as long as its sandbox is paused.
 func TestPausedGuestIsWaitedFor(t *testing.T) {
 	t.Parallel()

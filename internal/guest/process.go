@@ -84,7 +84,11 @@ func (p *Process) with(f func()) bool {
 func newProcess(ctx context.Context, conn *Conn, ch ssh.Channel, reqs <-chan *ssh.Request, exec *wire.Exec) (*Process, error) {
 	p := &Process{conn: conn, ch: ch, exec: exec, ready: make(chan struct{}), exited: make(chan struct{}), ended: make(chan struct{}), over: make(chan struct{}), gone: make(chan struct{})}
 	p.stdout, p.stderr = output{p: p, r: ch}, output{p: p, r: ch.Stderr()}
-	if !conn.spawn(func() { p.listen(reqs) }) {
+	listen := func() { p.listen(reqs) }
+	if exec == nil || !exec.ServesFiles() { // nobody waits for a file server that does nothing
+		listen = func() { conn.usage.while(func() { p.listen(reqs) }) }
+	}
+	if !conn.spawn(listen) {
 		ch.Close()
 		return nil, ErrConnectionLost
 	}
@@ -112,10 +116,6 @@ func newProcess(ctx context.Context, conn *Conn, ch ssh.Channel, reqs <-chan *ss
 // Wait; the end of the channel follows it.
 func (p *Process) listen(reqs <-chan *ssh.Request) {
 	defer close(p.over)
-	if p.exec == nil || !p.exec.ServesFiles() {
-		p.conn.usage.begin()
-		defer p.conn.usage.end()
-	}
 	var in inbox
 	ready, ended := p.ready, false
 	for r := range reqs {
