@@ -158,7 +158,7 @@ func TestIdleConnectionIsKept(t *testing.T) {
 func TestKeepalivesAreForThoseWhoWait(t *testing.T) {
 	t.Parallel()
 	conn, link := serveOver(t, binary)
-	conn.KeepAliveEvery(guest.Intervals{Silent: 10 * time.Millisecond, Idle: time.Hour, Answer: time.Minute}, func(context.Context, time.Duration) error {
+	conn.KeepAliveEvery(guest.Intervals{Silent: 10 * time.Millisecond, Idle: time.Hour, Answer: 10 * time.Millisecond}, func(context.Context, time.Duration) error {
 		return nil
 	})
 	files, err := conn.Files(t.Context(), "")
