@@ -36,6 +36,9 @@ func newPane(t *testing.T, command string) *pane {
 		t.Fatal(err)
 	}
 	p := &pane{t: t, dir: dir, output: filepath.Join(dir, "output"), parts: []part{{Cols: 80, Rows: 24}}}
+	if err := os.WriteFile(p.output, nil, 0o600); err != nil { // pipe-pane does not wait until its command has made it
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		p.tmux("kill-server")
 		if err := os.RemoveAll(dir); err != nil {

@@ -274,7 +274,14 @@ func freezeHelper(t *testing.T, eng *engine.Engine, name string) {
 		t.Errorf("the helpers: %+v, %v", all, err)
 		return
 	}
-	if err := eng.PauseContainer(t.Context(), all[0].ID); err != nil {
+	// The runtime gives up on a cgroup that does not freeze at once, as on a busy machine.
+	for try := 0; ; try++ {
+		if err = eng.PauseContainer(t.Context(), all[0].ID); err == nil || try == 10 {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	if err != nil {
 		t.Error(err)
 	}
 	t.Cleanup(func() { eng.UnpauseContainer(context.Background(), all[0].ID) })
