@@ -274,16 +274,7 @@ func freezeHelper(t *testing.T, eng *engine.Engine, name string) {
 		t.Errorf("the helpers: %+v, %v", all, err)
 		return
 	}
-	// The runtime gives up on a cgroup that does not freeze at once, as on a busy machine.
-	for try := 0; ; try++ {
-		if err = eng.PauseContainer(t.Context(), all[0].ID); err == nil || try == 10 {
-			break
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
-	if err != nil {
-		t.Error(err)
-	}
+	harness.Pause(t, eng, all[0].ID)
 	t.Cleanup(func() { eng.UnpauseContainer(context.Background(), all[0].ID) })
 }
 

@@ -275,9 +275,7 @@ func TestCloseIsNilWhateverHappenedBefore(t *testing.T) {
 			}
 		},
 		"a pause": func(t *testing.T, sb *sandbox.Sandbox, eng *engine.Engine) {
-			if err := eng.PauseContainer(t.Context(), record.ContainerName(sb.Name())); err != nil {
-				t.Error(err)
-			}
+			harness.Pause(t, eng, record.ContainerName(sb.Name()))
 		},
 	} {
 		for _, persistent := range []bool{true, false} {

@@ -177,7 +177,7 @@ func TestPoolHandsOverNothingThatIsDead(t *testing.T) {
 	for name, end := range map[string]func(id string) error{
 		"killed":  func(id string) error { return eng.KillContainer(t.Context(), id, "KILL") },
 		"removed": func(id string) error { return eng.RemoveContainer(t.Context(), id, true) },
-		"paused":  func(id string) error { return eng.PauseContainer(t.Context(), id) },
+		"paused":  func(id string) error { harness.Pause(t, eng, id); return nil },
 	} {
 		t.Run(name, func(t *testing.T) {
 			size := 1
