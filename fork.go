@@ -1,11 +1,17 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
+	"time"
 
+	"github.com/seed-1a2d6d8f/sandbox/internal/cluster"
 	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
+	"github.com/seed-1a2d6d8f/sandbox/internal/record"
+	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 	"github.com/seed-1a2d6d8f/sandbox/internal/trace"
 )
 
@@ -170,4 +176,347 @@ func checkForks(n int) error {
 		return errdefs.Invalid("%d forks; one call makes 1 to %d", n, maxForks)
 	}
 	return nil
+}
+
+// A Snapshot contains the files of a sandbox at one moment: the container's own files,
+// the workspace and every copy of a directory. It never changes and outlives the sandbox.
+type Snapshot struct {
+	ID   string `json:"id"`
+	Name string `json:"name,omitempty"`
+	// Sandbox and SandboxID identify the sandbox, which may no longer exist.
+	Sandbox   string `json:"sandbox"`
+	SandboxID string `json:"sandboxId"`
+	// Parent is the snapshot that the sandbox, or the source it was forked from, was
+	// created from or rolled back to before, if any. It may no longer exist.
+	Parent    string    `json:"parent,omitempty"`
+	CreatedAt time.Time `json:"createdAt"`
+	// ExpiresAt is when the snapshot may be removed, unless it is in use; zero is never.
+	ExpiresAt time.Time `json:"expiresAt,omitzero"`
+	// SizeBytes is the size of its files, without the image's.
+	SizeBytes int64  `json:"sizeBytes"`
+	Image     string `json:"image"`
+	// Volumes are the volumes that share its files. While there are any it can't be
+	// deleted.
+	Volumes []string `json:"volumes,omitempty"`
+	// Copied is what [Sandbox.Snapshot] has copied and left out, as in [Sandbox.Copied]. Only its
+	// result has it.
+	Copied *CopyReport `json:"copied,omitempty"`
+}
+
+// SnapshotOptions configure [Sandbox.Snapshot]. The zero value takes a snapshot without a name that
+// is kept until it is deleted.
+type SnapshotOptions struct {
+	// Name is for people: several snapshots may have the same name. The rule for names of
+	// sandboxes applies.
+	Name string
+	// Expiry is the time after which any program that sweeps may remove the snapshot, unless
+	// volumes share its files. 0 is never.
+	Expiry time.Duration
+	// KeepLast is how many snapshots of the sandbox stay: once this one is created, older ones are
+	// removed, except those whose files volumes share. 0 keeps all.
+	KeepLast int
+	// Progress, if not nil, is called with the steps of the call, by the rules of [WithProgress].
+	Progress func(Progress)
+}
+
+func (o SnapshotOptions) check() error {
+	var errs []error
+	if o.Name != "" {
+		errs = append(errs, checkSnapshotName(o.Name))
+	}
+	if o.Expiry < 0 {
+		errs = append(errs, errdefs.Invalid("SnapshotOptions.Expiry: %v is negative", o.Expiry))
+	}
+	if o.KeepLast < 0 {
+		errs = append(errs, errdefs.Invalid("SnapshotOptions.KeepLast: %d is negative", o.KeepLast))
+	}
+	return errors.Join(errs...)
+}
+
+// checkSnapshotName fails if no snapshot can have the name.
+func checkSnapshotName(name string) error {
+	if !record.ValidName(name) {
+		return errdefs.Invalid("%q is not a snapshot's name: use %s", name, record.NameRule)
+	}
+	return nil
+}
+
+// Snapshot stores the sandbox's current files. The sandbox keeps its state; as in [Fork]
+// the processes of a running one are stopped while its files are copied. [FromSnapshot] creates sandboxes
+// with these files.
+func (s *Sandbox) Snapshot(ctx context.Context, o SnapshotOptions) (_ Snapshot, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.snapshot", s.h.Trace()...)
+	defer span.End(&err)
+	defer wrap(&err, "snapshot", s.Name())
+	if err := o.check(); err != nil {
+		return Snapshot{}, err
+	}
+	if err := s.h.CheckUsable(); err != nil {
+		return Snapshot{}, err
+	}
+	report := newReporter(o.Progress)
+	defer report.Silence()
+	rec, err := s.h.Snapshot(ctx, o.Name, o.Expiry, o.KeepLast, report)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	snap, copied := snapshotOf(rec, nil), reportOf(report.Copied())
+	snap.Copied = &copied
+	return snap, nil
+}
+
+func snapshotOf(rec record.SnapshotRecord, volumes []string) Snapshot {
+	return Snapshot{ID: rec.ID, Name: rec.Name, Sandbox: rec.Sandbox, SandboxID: rec.SandboxID, Parent: rec.Parent,
+		CreatedAt: rec.CreatedAt, ExpiresAt: rec.ExpiresAt, SizeBytes: rec.Size, Image: rec.Image, Volumes: volumes}
+}
+
+// ListSnapshotsOptions select what [ListSnapshots] lists. The zero value selects every snapshot.
+type ListSnapshotsOptions struct {
+	// Sandbox selects the snapshots of the sandbox with this name or ID, which may no longer
+	// exist. Snapshots of an earlier sandbox of the same name match too.
+	Sandbox string
+	// Name selects the snapshots of this name, see [SnapshotOptions].
+	Name string
+}
+
+func (o ListSnapshotsOptions) check() error {
+	var errs []error
+	if o.Sandbox != "" {
+		errs = append(errs, checkName(o.Sandbox))
+	}
+	if o.Name != "" {
+		errs = append(errs, checkSnapshotName(o.Name))
+	}
+	return errors.Join(errs...)
+}
+
+func (o ListSnapshotsOptions) match(s Snapshot) bool {
+	return (o.Sandbox == "" || s.Sandbox == o.Sandbox || s.SandboxID == o.Sandbox) && (o.Name == "" || s.Name == o.Name)
+}
+
+// ListSnapshots lists the snapshots on the engine, newest first, in one call.
+func ListSnapshots(ctx context.Context, o ListSnapshotsOptions) ([]Snapshot, error) {
+	return defaultClient().ListSnapshots(ctx, o)
+}
+
+// ListSnapshots is the package's [ListSnapshots] on the client's engine.
+func (c *Client) ListSnapshots(ctx context.Context, o ListSnapshotsOptions) (_ []Snapshot, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.list_snapshots")
+	defer span.End(&err)
+	defer wrap(&err, "list snapshots", "")
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	all, missing, err := eachEngine(ctx, c, func(ctx context.Context, l *lifecycle.Client) (some []Snapshot, _ error) {
+		recs, sharers, err := l.Store.ListSnapshots(ctx)
+		for _, rec := range recs {
+			if s := snapshotOf(rec, sharers[rec.ID]); o.match(s) {
+				some = append(some, s)
+			}
+		}
+		return some, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if c.swarm != nil {
+		slices.SortStableFunc(all, func(a, b Snapshot) int { return b.CreatedAt.Compare(a.CreatedAt) })
+	}
+	return all, cluster.Unanswered(missing)
+}
+
+// GetSnapshot returns the snapshot with that ID. If there is none the error is
+// [ErrSnapshotNotFound].
+func GetSnapshot(ctx context.Context, id string) (Snapshot, error) {
+	return defaultClient().GetSnapshot(ctx, id)
+}
+
+// GetSnapshot is the package's [GetSnapshot] on the client's engine.
+func (c *Client) GetSnapshot(ctx context.Context, id string) (got Snapshot, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.get_snapshot")
+	defer span.End(&err)
+	defer wrap(&err, "get snapshot", id)
+	if err := checkSnapshotID(id); err != nil {
+		return Snapshot{}, err
+	}
+	err = c.withVolume(ctx, record.SnapshotName(id), func(l *lifecycle.Client) error {
+		rec, err := l.Store.FindSnapshot(ctx, id)
+		if err != nil {
+			return err
+		}
+		volumes, err := l.Store.SharersOf(ctx, id)
+		got = snapshotOf(rec, volumes)
+		return err
+	})
+	return got, err
+}
+
+// checkSnapshotID fails if no snapshot can have the ID.
+func checkSnapshotID(id string) error {
+	if !record.ValidName(id) {
+		return errdefs.Invalid("%q is not a snapshot's ID: use %s", id, record.NameRule)
+	}
+	return nil
+}
+
+// Rollback replaces the files of the sandbox by the files of a snapshot: the container's own files,
+// the workspace and every copy of a directory. Files that are not in the snapshot are removed. The
+// name, the ID, the settings and the names of the volumes stay, the image becomes the snapshot's.
+// Attached volumes and mounted directories, which others may use, do not change, nor do volumes
+// that an image declares.
+//
+// The snapshot may be of any sandbox that has copies of directories at the same targets. If
+// the targets differ the error is [ErrInvalidArgument] and names the difference; for an unknown
+// snapshot it is [ErrSnapshotNotFound]. While another sandbox mounts the workspace or a copy of
+// this one the error is [ErrVolumeInUse].
+//
+// A running session ends as in [Sandbox.Stop], with all its commands, and another one is
+// started, which calls [OnResume]. A stopped sandbox stays stopped. As after an [Sandbox.Update]
+// that needs a new container, the log of earlier sessions is lost. Other calls that need the
+// files wait for the rollback; what they do at the same moment may be lost.
+//
+// The sandbox always has either all of its own files or all of the snapshot's, also if this
+// process dies during the call. What was copied is then removed, or the rest is copied by the
+// next call that uses the sandbox. So after an [ErrEngineUnavailable], or if ctx ended, it can be
+// either; the call can be repeated. The workspace and the copies of directories are emptied and
+// filled while no session runs. If that fails, as on a full disk, calls that need the files try
+// again and fail with the same error until they succeed; the sandbox can still be deleted.
+func (s *Sandbox) Rollback(ctx context.Context, snapshotID string) (err error) {
+	ctx, span := trace.Start(ctx, "sandbox.rollback", s.h.Trace()...)
+	defer span.End(&err)
+	defer wrap(&err, "roll back", s.Name())
+	if err := checkSnapshotID(snapshotID); err != nil {
+		return err
+	}
+	return s.h.Rollback(ctx, snapshotID)
+}
+
+// DeleteSnapshot removes a snapshot permanently. While volumes share its files, also
+// preserved ones, the error is [ErrSnapshotInUse]. Snapshots of sandboxes that were
+// created from it, or rolled back to it, do not depend on it.
+func DeleteSnapshot(ctx context.Context, id string) error {
+	return defaultClient().DeleteSnapshot(ctx, id)
+}
+
+// DeleteSnapshot is the package's [DeleteSnapshot] on the client's engine.
+func (c *Client) DeleteSnapshot(ctx context.Context, id string) (err error) {
+	ctx, span := trace.Start(ctx, "sandbox.delete_snapshot")
+	defer span.End(&err)
+	defer wrap(&err, "delete snapshot", id)
+	if err := checkSnapshotID(id); err != nil {
+		return err
+	}
+	return c.withVolume(ctx, record.SnapshotName(id), func(l *lifecycle.Client) error {
+		rec, err := l.Store.FindSnapshot(ctx, id)
+		if err != nil {
+			return err
+		}
+		return l.Store.DropSnapshot(ctx, rec)
+	})
+}
+
+// A SnapshotNode is a snapshot or a sandbox in [SnapshotTree].
+type SnapshotNode struct {
+	// Kind is [SnapshotKind] or [SandboxKind].
+	Kind string `json:"kind"`
+	// Snapshot describes a snapshot. Of a sandbox it has the ID, the Name, the Image, the time of
+	// its creation, as Sandbox and SandboxID name and ID again, and as Parent the snapshot that
+	// the sandbox, or the source it was forked from, was created from or rolled back to.
+	Snapshot
+	// ForkOf is the ID of the sandbox that this one was forked from, which may no longer exist.
+	ForkOf string `json:"forkOf,omitempty"`
+	// Children came from this one, the oldest first. It is never nil.
+	Children []*SnapshotNode `json:"children"`
+}
+
+// The values of [SnapshotNode.Kind].
+const (
+	SnapshotKind = "snapshot"
+	SandboxKind  = "sandbox"
+)
+
+// SnapshotTree returns all snapshots and sandboxes on the engine, each below the one that its
+// files came from, and those that came from none that still exists. A fork is below its source.
+// Otherwise a sandbox is below the snapshot that it was created from, or rolled back to since. A
+// snapshot is below its sandbox, or, if that was rolled back or deleted since, below the snapshot
+// that the sandbox came from then.
+func SnapshotTree(ctx context.Context) ([]*SnapshotNode, error) {
+	return defaultClient().SnapshotTree(ctx)
+}
+
+// SnapshotTree is the package's [SnapshotTree] on the client's engine.
+func (c *Client) SnapshotTree(ctx context.Context) (_ []*SnapshotNode, err error) {
+	ctx, span := trace.Start(ctx, "sandbox.snapshot_tree")
+	defer span.End(&err)
+	defer wrap(&err, "list snapshots", "")
+	nodes, missing, err := eachEngine(ctx, c, func(ctx context.Context, l *lifecycle.Client) ([]*SnapshotNode, error) {
+		all, err := l.Store.List(ctx)
+		return treeNodes(all), err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return forest(nodes), cluster.Unanswered(missing)
+}
+
+// treeNodes returns the snapshots and sandboxes of an engine, without their children.
+func treeNodes(all store.Inventory) (nodes []*SnapshotNode) {
+	snapshots, sharers := all.Snapshots()
+	for _, rec := range snapshots {
+		nodes = append(nodes, &SnapshotNode{Kind: SnapshotKind, Snapshot: snapshotOf(rec, sharers[rec.ID])})
+	}
+	for _, got := range all.Containers {
+		rec := got.Record
+		if !got.IsSandbox || all.Abandoned(rec) {
+			continue
+		}
+		nodes = append(nodes, &SnapshotNode{Kind: SandboxKind, ForkOf: rec.Settings.ForkOf, Snapshot: Snapshot{
+			ID: rec.ID, Name: rec.Name, Sandbox: rec.Name, SandboxID: rec.ID, Parent: rec.Settings.Snapshot,
+			CreatedAt: rec.CreatedAt, Image: cmp.Or(rec.Settings.Image, got.Container.Image),
+		}})
+	}
+	return nodes
+}
+
+// forest puts each node below the one it came from, and returns the others.
+func forest(nodes []*SnapshotNode) []*SnapshotNode {
+	slices.SortFunc(nodes, func(a, b *SnapshotNode) int {
+		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
+	})
+	snapshots, sandboxes := map[string]*SnapshotNode{}, map[string]*SnapshotNode{}
+	for _, n := range nodes {
+		n.Children = []*SnapshotNode{}
+		if n.Kind == SnapshotKind {
+			snapshots[n.ID] = n
+		} else {
+			sandboxes[n.ID] = n
+		}
+	}
+	from := func(n *SnapshotNode) *SnapshotNode {
+		of := sandboxes[n.ForkOf]
+		if n.Kind == SnapshotKind {
+			of = sandboxes[n.SandboxID]
+		}
+		if of != nil && of.Parent == n.Parent { // else it was rolled back since
+			return of
+		}
+		return snapshots[n.Parent]
+	}
+	roots := []*SnapshotNode{}
+	for _, n := range nodes {
+		parent := from(n)
+		// Labels may describe a circle: then all of it are roots.
+		for up, steps := parent, 0; up != nil && steps < len(nodes); up, steps = from(up), steps+1 {
+			if up == n {
+				parent = nil
+				break
+			}
+		}
+		if parent == nil {
+			roots = append(roots, n)
+		} else {
+			parent.Children = append(parent.Children, n)
+		}
+	}
+	return roots
 }
