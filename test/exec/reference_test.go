@@ -8,8 +8,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -18,7 +16,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/test/exec/cases"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
@@ -28,13 +25,11 @@ import (
 func TestCmdIsAsOSExec(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t)
-	program := filepath.Join(t.TempDir(), "osexec")
-	build := exec.Command("go", "build", "-o", program, "./testdata/osexec")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+runtime.GOARCH, "GOFLAGS=")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	program, err := harness.BuildProgram("osexec", runtime.GOARCH)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if _, err := sb.CopyIn(t.Context(), program, "/usr/local/bin/osexec", sandbox.CopyOptions{}); err != nil {
+	if err := sb.WriteFile(t.Context(), "/usr/local/bin/osexec", program, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	harness.Run(t, sb, "sh", "-c", `mkdir -p dir dir/sub && ln -s dir link && touch plain && printf '#!/bin/sh\necho ran\n' >dir/ok

@@ -9,8 +9,7 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"os"
-	"os/exec"
-	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -190,13 +189,11 @@ func openSandbox(t *testing.T, files *sandbox.Files, c osCall) (string, error) {
 func TestFileCallsAreAsThoseOfPackageOS(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t)
-	program := filepath.Join(t.TempDir(), "oscalls")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./testdata/oscalls")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	program, err := harness.BuildProgram("oscalls", runtime.GOARCH)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if _, err := sb.CopyIn(t.Context(), program, "/usr/local/bin/", sandbox.CopyOptions{}); err != nil {
+	if err := sb.WriteFile(t.Context(), "/usr/local/bin/oscalls", program, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	for seed := range uint64(harness.Rounds(2, 60)) {

@@ -27,32 +27,39 @@ func Shell(t *testing.T, script, dir string) {
 	}
 }
 
-// BuildPrograms builds static programs of testdata, and returns them as an archive.
-func BuildPrograms(names ...string) ([]byte, error) {
-	dir, err := os.MkdirTemp("", "lab")
+// BuildProgram builds a static program of testdata for sandboxes with processors of that kind. All are built alike, and
+// like the guest, so that they share what is compiled.
+func BuildProgram(name, arch string) ([]byte, error) {
+	dir, err := os.MkdirTemp("", name)
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
+	out := filepath.Join(dir, name)
+	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", out, "./testdata/"+name)
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOFLAGS=")
+	if text, err := build.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("%w\n%s", err, text)
+	}
+	return os.ReadFile(out)
+}
+
+// BuildPrograms builds static programs of testdata, and returns them as an archive.
+func BuildPrograms(names ...string) ([]byte, error) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, d := range []string{"tmp/", "etc/"} {
 		w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: d, Mode: 0o1777})
 	}
 	for _, name := range names {
-		build := exec.Command("go", "build", "-ldflags=-s -w", "-o", filepath.Join(dir, name), "./testdata/"+name)
-		build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+runtime.GOARCH, "GOFLAGS=")
-		if out, err := build.CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("%w\n%s", err, out)
-		}
-		content, err := os.ReadFile(filepath.Join(dir, name))
+		content, err := BuildProgram(name, runtime.GOARCH)
 		if err != nil {
 			return nil, err
 		}
 		w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(content))})
 		w.Write(content)
 	}
-	err = w.Close()
+	err := w.Close()
 	return b.Bytes(), err
 }
 

@@ -3,12 +3,8 @@ package network_test
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"io"
 	"maps"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"runtime"
 	"slices"
@@ -26,20 +22,7 @@ import (
 )
 
 // attacker is testdata/attack, built for the sandbox.
-var attacker = sync.OnceValues(func() ([]byte, error) {
-	dir, err := os.MkdirTemp("", "attack")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	bin := filepath.Join(dir, "attack")
-	build := exec.Command("go", "build", "-o", bin, "./testdata/attack")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+runtime.GOARCH, "GOFLAGS=")
-	if out, err := build.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("%w\n%s", err, out)
-	}
-	return os.ReadFile(bin)
-})
+var attacker = sync.OnceValues(func() ([]byte, error) { return harness.BuildProgram("attack", runtime.GOARCH) })
 
 const attackPath = "/usr/local/bin/attack"
 

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"runtime"
@@ -27,23 +26,7 @@ import (
 )
 
 // evil is the program of testdata, as it is and as an image's /bin/evil.
-var evil = sync.OnceValues(func() ([]byte, error) { return built("evil", runtime.GOARCH) })
-
-// built builds a program of testdata.
-func built(name, arch string) ([]byte, error) {
-	dir, err := os.MkdirTemp("", name)
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	out := filepath.Join(dir, name)
-	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", out, "./testdata/"+name)
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOFLAGS=")
-	if text, err := build.CombinedOutput(); err != nil {
-		return nil, errors.Join(err, errors.New(string(text)))
-	}
-	return os.ReadFile(out)
-}
+var evil = sync.OnceValues(func() ([]byte, error) { return harness.BuildProgram("evil", runtime.GOARCH) })
 
 // program is the evil program under a name.
 func program(t *testing.T, name string) harness.TarMember {

@@ -69,7 +69,7 @@ func TestTheSurfaceOfTheKernelIsSmall(t *testing.T) {
 // surface is a program of testdata under a name.
 func surface(t *testing.T, name, arch string) harness.TarMember {
 	t.Helper()
-	b, err := built("surface", arch)
+	b, err := harness.BuildProgram("surface", arch)
 	if err != nil {
 		t.Fatal(err)
 	}
