@@ -6,7 +6,9 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/crypto/ssh"
@@ -171,4 +173,70 @@ func TestManyOpenChannelsAsTheConnectionEnds(t *testing.T) {
 			t.Fatalf("round %d: there is no end", round)
 		}
 	}
+}
+
+// prompt answers each request at once, and counts them.
+type prompt struct {
+	ssh.Conn
+	st    *stream
+	asked atomic.Int64
+	end   chan struct{}
+}
+
+func (p *prompt) SendRequest(string, bool, []byte) (bool, []byte, error) {
+	p.asked.Add(1)
+	p.st.heard.Store(int64(time.Since(p.st.began)))
+	return false, nil, nil
+}
+
+func (p *prompt) Wait() error {
+	<-p.end
+	return io.EOF
+}
+
+func (p *prompt) Close() error {
+	close(p.end)
+	return nil
+}
+
+// Keepalives are rare until something lasts on the connection, frequent from then on, and rare again when it has ended.
+func TestKeepalivesOfAnHour(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &prompt{st: &stream{began: time.Now()}, end: make(chan struct{})}
+		chans, reqs := make(chan ssh.NewChannel), make(chan *ssh.Request)
+		close(chans)
+		close(reqs)
+		r, _ := net.Pipe()
+		conn := newClient(p, chans, reqs, r, p.st)
+		defer conn.Close()
+		conn.KeepAlive(func(context.Context, time.Duration) error {
+			t.Error("the silence of a guest that answers is checked")
+			return nil
+		})
+		during := func(d time.Duration) int {
+			before := p.asked.Load()
+			<-time.After(d) // by the test's own clock
+			synctest.Wait()
+			return int(p.asked.Load() - before)
+		}
+		least := func(silent time.Duration) int { return int(time.Hour/(silent+Keepalive.Answer)) - 1 }
+		rare := func(when string) {
+			t.Helper()
+			if n := during(time.Hour); n < least(Keepalive.Idle) || n > int(time.Hour/Keepalive.Idle) {
+				t.Errorf("%s there are %d keepalives in an hour, want one every %v", when, n, Keepalive.Idle)
+			}
+		}
+		rare("before a command")
+		ended := make(chan struct{})
+		go conn.usage.while(func() { <-ended })
+		if during(Keepalive.Silent+Keepalive.Answer) == 0 {
+			t.Error("no keepalive follows the start of a command")
+		}
+		if n := during(time.Hour); n < least(Keepalive.Silent) {
+			t.Errorf("while a command lasts there are %d keepalives in an hour, want one every %v", n, Keepalive.Silent)
+		}
+		close(ended)
+		synctest.Wait()
+		rare("after it")
+	})
 }

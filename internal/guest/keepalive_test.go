@@ -153,8 +153,8 @@ func TestIdleConnectionIsKept(t *testing.T) {
 	}
 }
 
-// A connection gets few keepalives until a command or a connection lasts on it. A file server counts for nothing: each
-// call on it waits for its answer.
+// A command lasts on its connection until it has ended. A file server counts for nothing: each call on it waits for its
+// answer.
 func TestKeepalivesAreForThoseWhoWait(t *testing.T) {
 	t.Parallel()
 	conn, link := serveOver(t, binary)
@@ -169,6 +169,9 @@ func TestKeepalivesAreForThoseWhoWait(t *testing.T) {
 	if _, err := files.Info(t.Context(), "/", true); err != nil {
 		t.Fatal(err)
 	}
+	if conn.Lasts() {
+		t.Error("a file server counts as a command")
+	}
 	p, err := conn.Exec(t.Context(), wire.Exec{Args: []string{"cat"}, Stdin: true})
 	if err != nil {
 		t.Fatal(err)
@@ -179,11 +182,7 @@ func TestKeepalivesAreForThoseWhoWait(t *testing.T) {
 	if _, err := p.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "keepalives end with the command", func() bool {
-		before := link.writes.Load()
-		time.Sleep(200 * time.Millisecond)
-		return link.writes.Load() == before
-	})
+	eventually(t, "nothing lasts after the command", func() bool { return !conn.Lasts() })
 }
 
 // A guest may be silent for as long as its sandbox is paused.

@@ -115,16 +115,17 @@ func (h *Handle) renewLease(ctx context.Context) {
 		reply, conn, err := h.requestVia(try, wire.Control{Op: wire.OpLease, Lease: leaseTime, Alone: provision.LeaseTime, ID: h.leaseIs()})
 		if err == nil && !(read && reply.Renewed) {
 			// Another process may have made it persistent before this.
-			var rec record.Sandbox
-			rec, err = h.Refresh(try)
-			if read = err == nil; read && rec.Persists() {
-				if err = h.endLease(ctx); err == nil {
-					cancel()
-					h.setOwner(false)
-					return
-				}
-				read = false
+			rec, e := h.Refresh(try)
+			persists := e == nil && rec.Persists()
+			if persists {
+				e = h.endLease(ctx)
 			}
+			if persists && e == nil {
+				cancel()
+				h.setOwner(false)
+				return
+			}
+			read, err = e == nil, e
 		}
 		cancel()
 		switch {
