@@ -434,9 +434,10 @@ func OnCreate(fn func(context.Context, *Sandbox) error) MakeOption {
 
 // OnResume calls fn each time this handle starts a session of a stopped sandbox: in [Get], in
 // [Sandbox.Start] or on a first command. fn runs on the goroutine of that call and with its
-// context, may use the sandbox, and may close or delete it. Concurrent calls that resume the
-// sandbox wait for fn. If fn fails they fail; the session continues. If the context ends
-// before fn has returned, the next call on the handle calls fn.
+// context, may use the sandbox, and may close or delete it. Calls on the handle that began
+// before fn was called and use the new session wait for fn; later ones do not, so fn may use
+// any context. If fn fails they fail; the session continues. If the context ends before fn
+// has returned, the next call on the handle calls fn.
 func OnResume(fn func(context.Context, *Sandbox) error) LifecycleOption {
 	return option{apply: func(s *settings) {
 		if fn != nil {

@@ -33,10 +33,11 @@ var ErrNoSession = errors.New("the sandbox has no session")
 // Connect returns the connection to the guest. It resumes a persistent sandbox that is
 // stopped.
 func (h *Handle) Connect(ctx context.Context) (*guest.Conn, error) {
+	before := h.lastResumption()
 	for try := 0; ; try++ {
 		conn, err := h.ConnectRunning(ctx)
 		if err == nil {
-			err = h.finishPending(ctx)
+			err = h.finishResumption(ctx, before)
 		}
 		if !errors.Is(err, ErrNoSession) {
 			return conn, err

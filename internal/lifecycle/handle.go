@@ -52,6 +52,7 @@ type Handle struct {
 	lease     *lease        // of a sandbox that is not persistent
 	leaseID   string        // of the lease that is kept, or was last
 	resumed   *resumption   // the latest session that this handle started again
+	starting  bool          // it is starting one now
 	closed    bool          // for callers
 	deleted   bool          // closed by Delete on this handle
 	released  bool          // nothing may be started any more

@@ -83,12 +83,28 @@ func (h *Handle) finishResume(ctx context.Context, r *resumption) error {
 	})
 }
 
-// finishPending is finishResume for a session whose starter's context ended before its calls.
-func (h *Handle) finishPending(ctx context.Context) error {
+// lastResumption returns the handle's latest one, nil if there is none. A call asks for it before it looks for a
+// session, which another call may be starting.
+func (h *Handle) lastResumption() *resumption {
 	h.mu.Lock()
-	r := h.resumed
+	defer h.mu.Unlock()
+	return h.resumed
+}
+
+// finishResumption waits for the calls of OnResume for a session that the handle is starting, or has started since before
+// was the latest. Those for before itself are left to who makes them, since they may contain this call; if the context of
+// its starter ended first, it makes them.
+func (h *Handle) finishResumption(ctx context.Context, before *resumption) error {
+	if !h.mayResume(ctx) {
+		return nil
+	}
+	h.mu.Lock()
+	r, starting := h.resumed, h.starting
 	h.mu.Unlock()
-	if r == nil || !h.mayResume(ctx) || !r.isPending() {
+	switch {
+	case starting:
+		return h.resume(ctx)
+	case r == nil, r == before && !r.isPending():
 		return nil
 	}
 	return h.finishResume(ctx, r)

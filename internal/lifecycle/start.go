@@ -29,6 +29,8 @@ func (h *Handle) resume(ctx context.Context) error {
 	}
 	got, err := h.share(ctx, "resume", remakeTimeout, func(ctx context.Context) (any, error) {
 		ctx = h.withoutResume(ctx)
+		h.setStarting(true)
+		defer h.setStarting(false)
 		got, err := h.remakeOutdated(ctx)
 		if err != nil {
 			return nil, err
@@ -47,6 +49,12 @@ func (h *Handle) resume(ctx context.Context) error {
 		return h.finishResume(ctx, r)
 	}
 	return nil
+}
+
+func (h *Handle) setStarting(starting bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.starting = starting
 }
 
 // remakeOutdated replaces a container that lacks changes of the sandbox, and returns the

@@ -20,6 +20,7 @@ func (h *Handle) Start(ctx context.Context) error {
 	if err := h.CheckUsable(); err != nil {
 		return err
 	}
+	before := h.lastResumption()
 	got, err := h.Current(ctx)
 	if err != nil {
 		return err
@@ -30,7 +31,7 @@ func (h *Handle) Start(ctx context.Context) error {
 			return err
 		}
 		h.keepLease()
-		return h.finishPending(ctx)
+		return h.finishResumption(ctx, before)
 	}
 	return h.resume(ctx)
 }

@@ -5,6 +5,10 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,6 +30,7 @@ func TestResume(t *testing.T) {
 		{"OnResume has the context of its caller", testOnResumeHasTheContextOfItsCaller},
 		{"a panic in OnResume reaches its caller", testPanicInOnResumeReachesItsCaller},
 		{"the next call calls OnResume for a caller that gave up", testNextCallCallsOnResume},
+		{"a call that meets a start waits for OnResume", testCallThatMeetsAStartWaitsForOnResume},
 		{"OnResume may end its handle", func(t *testing.T, c *sandbox.Client, name string) {
 			testOnResumeMayEndItsHandle(t, c, made)
 		}},
@@ -197,6 +202,50 @@ func testNextCallCallsOnResume(t *testing.T, _ *sandbox.Client, name string) {
 	if called != 1 {
 		t.Errorf("OnResume was called %d times, want once", called)
 	}
+}
+
+// A call may find the session that another call of the handle is still starting. It waits for OnResume as that one does.
+func testCallThatMeetsAStartWaitsForOnResume(t *testing.T, _ *sandbox.Client, name string) {
+	started, met := make(chan struct{}), make(chan struct{})
+	isStart, isExec := sync.OnceFunc(func() { close(started) }), sync.OnceFunc(func() { close(met) })
+	host := harness.InFront(t, func(_ http.ResponseWriter, r *http.Request) bool {
+		if strings.Contains(r.URL.Path, "/exec/") && strings.HasSuffix(r.URL.Path, "/start") {
+			isExec()
+		}
+		return false
+	}, func(r *http.Response) error {
+		if path := r.Request.URL.Path; strings.Contains(path, "/containers/") && strings.HasSuffix(path, "/start") {
+			isStart()
+			select {
+			case <-met:
+			case <-r.Request.Context().Done():
+			}
+		}
+		return nil
+	})
+	c := harness.NewClient(t, sandbox.WithHost(host))
+	var returned atomic.Bool
+	sb, err := c.Get(t.Context(), name, sandbox.WithoutResume(), sandbox.OnResume(func(ctx context.Context, sb *sandbox.Sandbox) error {
+		err := sb.Command(ctx, "sh", "-c", "sleep 1").Run()
+		returned.Store(err == nil)
+		return err
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Close()
+	var callers sync.WaitGroup
+	callers.Go(func() {
+		defer isStart()
+		if _, err := sb.Start(t.Context()); err != nil {
+			t.Errorf("Start: %v", err)
+		}
+	})
+	<-started
+	if err := sb.Command(t.Context(), "true").Run(); err != nil || !returned.Load() {
+		t.Errorf("a command during the start: %v, after OnResume: %v", err, returned.Load())
+	}
+	callers.Wait()
 }
 
 // Start of a paused sandbox unpauses it: the session and the handle's commands go on.
