@@ -26,21 +26,21 @@ func TestTheSurfaceOfTheKernelIsSmall(t *testing.T) {
 	t.Parallel()
 	members := []harness.TarMember{harness.TarFile("etc/passwd", "root:x:0:0::/:\nann:x:1234:2345::/:\n"), surface(t, "bin/surface", runtime.GOARCH)}
 	programs := []string{"/bin/surface"}
-	var closed string
+	var foreign string // what this kernel does not run
 	if runtime.GOARCH == "amd64" {
 		narrow := surface(t, "bin/surface32", "386")
 		members = append(members, narrow)
 		if runs(t, narrow.Content) {
 			programs = append(programs, "/bin/surface32")
 		} else {
-			closed = "/bin/surface32"
+			foreign = "/bin/surface32"
 		}
 	}
 	ref := image(t, members...)
-	if closed != "" { // some virtual machines' kernels have no 32-bit programs, and so nobody has what is behind their calls
+	if foreign != "" { // some virtual machines' kernels have no 32-bit programs, and so nobody has what is behind their calls
 		sb := harness.NewSandbox(t, harness.Quick, sandbox.WithImage(ref))
-		if err := sb.Command(t.Context(), closed, "nothing").Run(); !errors.Is(err, syscall.ENOEXEC) {
-			t.Errorf("%s in a sandbox, which the machine itself does not run: %v, want %v", closed, err, syscall.ENOEXEC)
+		if err := sb.Command(t.Context(), foreign, "nothing").Run(); !errors.Is(err, syscall.ENOEXEC) {
+			t.Errorf("%s in a sandbox, which the machine itself does not run: %v, want %v", foreign, err, syscall.ENOEXEC)
 		}
 	}
 	for _, program := range programs {
