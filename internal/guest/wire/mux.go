@@ -62,7 +62,7 @@ const (
 )
 
 // PacketData is the most data of a packet that takes 32 KiB with its headers: eight pages of a pipe, and the
-// buffer with which the engine and its shim read. A write on a channel should have no more.
+// buffer with which the engine reads. A write on a channel should have no more.
 const PacketData = 32<<10 - 14
 
 func mux(conn net.Conn, r *bufio.Reader) (ssh.Conn, <-chan ssh.NewChannel, <-chan *ssh.Request, error) {
@@ -122,8 +122,8 @@ func (p *packets) Read(b []byte) (int, error) {
 // maxPacket is package ssh's.
 const maxPacket = 256 << 10
 
-// alone is the size from which a packet is not copied for a batch: half of the buffer with which the engine and
-// its shim read.
+// alone is the size from which a packet is not copied for a batch: half of the buffer with which the engine
+// reads.
 const alone = 16 << 10
 
 // Write writes a packet, and returns when the kernel has it. Each write on an exec's stream wakes up a chain of
