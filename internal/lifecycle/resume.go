@@ -101,10 +101,13 @@ func (h *Handle) finishResumption(ctx context.Context, before *resumption) error
 	h.mu.Lock()
 	r, starting := h.resumed, h.starting
 	h.mu.Unlock()
-	switch {
-	case starting:
-		return h.resume(ctx)
-	case r == nil, r == before && !r.isPending():
+	if starting {
+		var err error
+		if r, err = h.startSession(ctx); err != nil {
+			return err
+		}
+	}
+	if r == nil || r == before && !r.isPending() {
 		return nil
 	}
 	return h.finishResume(ctx, r)

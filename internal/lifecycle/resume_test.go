@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -76,5 +77,41 @@ func TestCallersDoNotWaitForAHookThatIsGone(t *testing.T) {
 			t.Error("a caller on a closed handle waits no more, but has no error")
 		}
 		return nil
+	})
+}
+
+// While a session is being looked at or started again, a call in OnResume, whose context is not OnResume's, goes on. A call
+// that began before OnResume was called waits.
+func TestCallsInOnResumeDoNotWaitForIt(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newResumption(time.Now())
+		h := &Handle{resumed: r, starting: true}
+		h.life, h.endLife = context.WithCancel(t.Context())
+		defer h.endLife()
+		look := h.flights.DoChan("resume", func() (any, error) {
+			time.Sleep(time.Second)
+			return r, nil
+		})
+		returned := false
+		var earlier sync.WaitGroup
+		err := r.finish(t.Context(), h.life, func(context.Context) error {
+			earlier.Go(func() {
+				if err := h.finishResumption(t.Context(), nil); err != nil || !returned {
+					t.Errorf("a call that began before: %v, after OnResume: %v", err, returned)
+				}
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			err := h.finishResumption(ctx, r)
+			synctest.Wait()
+			returned = true
+			return err
+		})
+		if err != nil {
+			t.Errorf("a call in OnResume: %v", err)
+		}
+		earlier.Wait()
+		<-look
 	})
 }

@@ -18,8 +18,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 )
 
-// resume starts a session, once for concurrent callers and on a context of its own, and calls
-// OnResume on the caller's.
+// resume starts a session and calls OnResume on the caller's context.
 func (h *Handle) resume(ctx context.Context) error {
 	if !h.mayResume(ctx) {
 		return nil // OnResume uses the sandbox: it runs already
@@ -27,6 +26,16 @@ func (h *Handle) resume(ctx context.Context) error {
 	if h.neverResume {
 		return fmt.Errorf("%w: %w", errdefs.NotRunning, ErrNoSession)
 	}
+	r, err := h.startSession(ctx)
+	if err != nil || r == nil {
+		return err
+	}
+	return h.finishResume(ctx, r)
+}
+
+// startSession starts a session, once for concurrent callers and on a context of its own. The result is nil if this
+// handle did not start the one that runs.
+func (h *Handle) startSession(ctx context.Context) (*resumption, error) {
 	got, err := h.share(ctx, "resume", remakeTimeout, func(ctx context.Context) (any, error) {
 		ctx = h.withoutResume(ctx)
 		h.setStarting(true)
@@ -43,12 +52,9 @@ func (h *Handle) resume(ctx context.Context) error {
 		return r, err
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if r := got.(*resumption); r != nil {
-		return h.finishResume(ctx, r)
-	}
-	return nil
+	return got.(*resumption), nil
 }
 
 func (h *Handle) setStarting(starting bool) {
