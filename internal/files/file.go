@@ -61,17 +61,27 @@ func (f *File) Name() string { return f.name }
 
 // checkOpen fails if the file is closed.
 func (f *File) checkOpen(op string) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.closed {
+	if f.isClosed() {
 		return f.fail(op, fs.ErrClosed)
 	}
 	return nil
 }
 
+func (f *File) isClosed() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.closed
+}
+
+// ebadf is EBADF of Linux: of a file that is not open for the call, or that Close has closed before the sandbox got the call.
+const ebadf = 9
+
 func (f *File) fail(op string, err error) error {
 	if err == nil || err == io.EOF {
 		return err
+	}
+	if errors.Is(err, guest.Errno(ebadf)) && f.isClosed() {
+		err = fs.ErrClosed
 	}
 	return f.f.fail(context.Background(), op, f.name, err)
 }

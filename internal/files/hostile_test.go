@@ -287,10 +287,29 @@ func TestFilesEndAtTheirLimits(t *testing.T) {
 	}
 }
 
-// Close ends a read that waits, whatever the guest does.
-func TestCloseEndsAReadThatAHostileGuestNeverAnswers(t *testing.T) {
+// Close ends a read that waits, whatever the guest does: with the error of a closed file, also if the guest has closed it before
+// it looks at the read.
+func TestCloseEndsAReadThatWaits(t *testing.T) {
 	t.Parallel()
+	for what, late := range map[string]func(id uint32) []byte{
+		"that is never answered": func(uint32) []byte { return nil },
+		"of a file that the guest has closed": func(id uint32) []byte {
+			p := wire.NewFrame(1)
+			p.Uint(ebadf)
+			return p.End(id, wire.FileFailed)
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			testCloseEndsARead(t, late)
+		})
+	}
+}
+
+// testCloseEndsARead closes a file that is being read. late answers the read, right before Close is answered.
+func testCloseEndsARead(t *testing.T, late func(id uint32) []byte) {
 	reading := make(chan struct{})
+	var read uint32
 	open := func(nc ssh.NewChannel) {
 		guesttest.Frames(func(id uint32, op byte, _ int64) []byte {
 			switch op {
@@ -300,9 +319,10 @@ func TestCloseEndsAReadThatAHostileGuestNeverAnswers(t *testing.T) {
 					p.Info(wire.FileInfo{Mode: 0o010644}) // a pipe
 				})
 			case wire.FileRead:
+				read = id
 				close(reading)
 			case wire.FileClose:
-				return guesttest.Frame(id, func(*wire.Pack) {})
+				return append(late(read), guesttest.Frame(id, func(*wire.Pack) {})...)
 			}
 			return nil
 		})(nc)
@@ -320,17 +340,17 @@ func TestCloseEndsAReadThatAHostileGuestNeverAnswers(t *testing.T) {
 	if err := file.open(t.Context(), srv, "/x", wire.FlagRead, 0); err != nil {
 		t.Fatal(err)
 	}
-	read := make(chan error, 1)
+	result := make(chan error, 1)
 	go func() {
 		_, err := file.Read(make([]byte, 10))
-		read <- err
+		result <- err
 	}()
 	<-reading
 	if err := file.Close(); err != nil {
 		t.Errorf("Close: %v", err)
 	}
 	select {
-	case err := <-read:
+	case err := <-result:
 		if !errors.Is(err, fs.ErrClosed) {
 			t.Errorf("Read: %v, want ErrClosed", err)
 		}
