@@ -89,8 +89,9 @@ func TestCallsInOnResumeDoNotWaitForIt(t *testing.T) {
 		h := &Handle{resumed: r, starting: true}
 		h.life, h.endLife = context.WithCancel(t.Context())
 		defer h.endLife()
+		looked := make(chan struct{})
 		look := h.flights.DoChan("resume", func() (any, error) {
-			time.Sleep(time.Second)
+			<-looked
 			return r, nil
 		})
 		returned := false
@@ -103,7 +104,11 @@ func TestCallsInOnResumeDoNotWaitForIt(t *testing.T) {
 			})
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			err := h.finishResumption(ctx, r)
+			inside := make(chan error, 1)
+			go func() { inside <- h.finishResumption(ctx, r) }()
+			synctest.Wait() // both wait for the look
+			close(looked)
+			err := <-inside
 			synctest.Wait()
 			returned = true
 			return err
