@@ -202,7 +202,7 @@ func (c *Conn) openChannel(ctx context.Context, kind string, extra []byte, expla
 	opened, left := make(chan result), make(chan struct{})
 	defer close(left)
 	// Don't wait for it, it may never return: package ssh can forget a channel that is
-	// opened while the connection ends. See stream.
+	// opened while the connection ends.
 	go func() {
 		var r result
 		extra, r.err = c.sendParts(extra)
@@ -495,10 +495,6 @@ func dialKeeper(ctx context.Context, ch ssh.Channel) (*Conn, error) {
 }
 
 // stream makes a ReadWriteCloser a net.Conn, as package ssh requires.
-//
-// When reading ends, package ssh first wakes all callers that wait for an answer and only
-// then fails to send. A channel opened in between is forgotten: its caller waits for ever.
-// So the stream makes sending fail before it returns the end to package ssh.
 type stream struct {
 	io.ReadWriteCloser
 	greeted atomic.Bool
@@ -514,9 +510,6 @@ func (s *stream) Read(b []byte) (int, error) {
 	}
 	if n > 0 {
 		s.heard.Store(int64(time.Since(s.began)))
-	}
-	if err != nil {
-		s.Close()
 	}
 	return n, err
 }

@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "61d2c2c8d5a563d6d400af3f90e6a000d89e9b2930aa5b60dcbd72103c417a70", size: 10281086},
-	"arm64": {sha256: "4c136b9cde9fa5220c4f95de6caad8edb04489a280a61e429c7ec20a3d913f60", size: 9568382},
+	"amd64": {sha256: "10bab2f21206344f7a3110bec521e4d6b05fc0c8489b7a909a3d464999a4b01b", size: 10281086},
+	"arm64": {sha256: "08893aedc2b8dfbc2cad815e0aa4c4162a9df95096125f7c1ed26f00d65e8925", size: 9568382},
 }

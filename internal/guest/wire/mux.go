@@ -32,11 +32,16 @@ const (
 // ClientConn connects to the guest's server at the other end of conn, once that has sent its
 // greeting. It fails if too much comes before the greeting.
 func ClientConn(conn net.Conn) (ssh.Conn, <-chan ssh.NewChannel, <-chan *ssh.Request, error) {
-	r := bufio.NewReaderSize(conn, clientBuffer)
+	out := newBacklog(conn)
+	r := bufio.NewReaderSize(out, clientBuffer)
 	for before := 0; ; {
 		line, err := r.ReadSlice('\n')
 		if string(line) == Greeting {
-			return mux(conn, r)
+			sc, chans, reqs, err := mux(out, r)
+			if err != nil {
+				return nil, nil, nil, err
+			}
+			return &clientConn{sc, out}, chans, reqs, nil
 		}
 		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
 			return nil, nil, nil, err
