@@ -33,14 +33,15 @@ type Conn struct {
 	usage   *usage
 	pinging atomic.Bool
 
-	done chan struct{} // closed once err is set
-	err  error
-	// stopped orders the start of goroutines before Close waits for them.
-	mu       sync.Mutex
-	why      error // giveUp's
-	stopped  bool
-	stopping chan struct{} // closed with stopped
-	wg       sync.WaitGroup
+	done    chan struct{} // closed once err is set
+	err     error
+	mu      sync.Mutex // orders the start of goroutines before Close waits for them
+	why     error      // giveUp's
+	wg      sync.WaitGroup
+	closing context.Context // ends as Close begins, with mu held
+	close   context.CancelFunc
+	life    context.Context // ends then, or with the connection
+	end     context.CancelFunc
 
 	parts atomic.Uint64 // the last number given to a request sent in parts
 
@@ -84,7 +85,9 @@ func Dial(ctx context.Context, rw io.ReadWriteCloser) (*Conn, error) {
 }
 
 func newClient(sc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request, rw io.Closer, st *stream) *Conn {
-	c := &Conn{ssh: sc, rw: rw, st: st, usage: newUsage(), done: make(chan struct{}), stopping: make(chan struct{}), keepLock: make(chan struct{}, 1)}
+	c := &Conn{ssh: sc, rw: rw, st: st, usage: newUsage(), done: make(chan struct{}), keepLock: make(chan struct{}, 1)}
+	c.closing, c.close = context.WithCancel(context.Background())
+	c.life, c.end = context.WithCancel(c.closing)
 	c.wg.Add(3)
 	go func() {
 		defer c.wg.Done()
@@ -112,6 +115,7 @@ func newClient(sc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Reques
 			c.err = fmt.Errorf("%w: %w", ErrConnectionLost, err)
 		}
 		close(c.done)
+		c.end()
 	}()
 	return c
 }
@@ -120,10 +124,7 @@ func newClient(sc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Reques
 // ones. Close waits for the connection's goroutines, and may be called more than once.
 func (c *Conn) Close() error {
 	c.mu.Lock()
-	if !c.stopped {
-		c.stopped = true
-		close(c.stopping)
-	}
+	c.close()
 	c.mu.Unlock()
 	c.ssh.Close()
 	c.rw.Close()
@@ -165,11 +166,11 @@ func (c *Conn) Err() error {
 	}
 }
 
-// spawn starts f as a goroutine that Close waits for, unless Close has begun.
+// spawn starts f as a goroutine that Close waits for, unless Close has begun. It reports whether it did.
 func (c *Conn) spawn(f func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.stopped {
+	if c.closing.Err() != nil {
 		return false
 	}
 	c.wg.Add(1)
@@ -178,6 +179,14 @@ func (c *Conn) spawn(f func()) bool {
 		f()
 	}()
 	return true
+}
+
+// discard refuses the requests of a channel. The connection can't end while some are waiting, so Close comes after
+// their end even if it has begun.
+func (c *Conn) discard(reqs <-chan *ssh.Request) {
+	if !c.spawn(func() { ssh.DiscardRequests(reqs) }) {
+		go ssh.DiscardRequests(reqs)
+	}
 }
 
 // open opens a channel for a command; a rejection is a *wire.StartError.
@@ -377,9 +386,7 @@ func (c *Conn) Processes(ctx context.Context) ([]wire.Process, error) {
 		return nil, err
 	}
 	defer c.spawn(func() { ch.Close() }) // it blocks while the guest reads nothing
-	if !c.spawn(func() { ssh.DiscardRequests(reqs) }) {
-		return nil, ErrConnectionLost
-	}
+	c.discard(reqs)
 	type result struct {
 		all []wire.Process
 		err error
@@ -447,17 +454,14 @@ func (c *Conn) keeper(ctx context.Context) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !c.spawn(func() { ssh.DiscardRequests(reqs) }) {
-		ch.Close()
-		return nil, ErrConnectionLost
-	}
+	c.discard(reqs)
 	keep, err := dialKeeper(ctx, ch)
 	if err != nil {
 		return nil, fmt.Errorf("keeper: %w", err)
 	}
 	// Close may have checked for a keeper while this one was connecting.
 	c.mu.Lock()
-	stopped := c.stopped
+	stopped := c.closing.Err() != nil
 	c.mu.Unlock()
 	if stopped {
 		keep.Close()

@@ -68,6 +68,27 @@ func TestWhoOpensAChannelLearnsOfTheEnd(t *testing.T) {
 	}
 }
 
+// Keepalives that begin after Close has begun end at once: Close may wait for them.
+func TestKeepalivesDoNotOutliveClose(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := &forgetful{end: make(chan struct{})}
+		chans, reqs := make(chan ssh.NewChannel), make(chan *ssh.Request)
+		close(chans)
+		close(reqs)
+		close(f.end)
+		r, w := net.Pipe()
+		defer w.Close()
+		began := time.Now()
+		conn := newClient(f, chans, reqs, r, &stream{began: began})
+		conn.Close()
+		conn.keepAlive(Keepalive, func(context.Context, time.Duration) error { return errors.New("silent") })
+		if took := time.Since(began); took > 0 {
+			t.Errorf("keepalives went on for %v after Close", took)
+		}
+	})
+}
+
 // connected are the two ends of a connection.
 func connected(t *testing.T) (near, far net.Conn) {
 	t.Helper()

@@ -106,10 +106,7 @@ func (c *Conn) connectControl(ctx context.Context) (*controlConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !c.spawn(func() { ssh.DiscardRequests(reqs) }) {
-		ch.Close()
-		return nil, ErrConnectionLost
-	}
+	c.discard(reqs)
 	return &controlConn{ch: ch, r: bufio.NewReader(ch)}, nil
 }
 

@@ -48,6 +48,7 @@ func (c *Conn) dial(ctx context.Context, network, address string) (net.Conn, err
 	}
 	d := &dialed{c: c, ready: make(chan struct{}), reported: make(chan struct{}), over: make(chan struct{})}
 	if !c.spawn(func() { c.usage.while(func() { d.listen(reqs) }) }) {
+		c.discard(reqs)
 		ch.Close()
 		return nil, ErrConnectionLost
 	}
@@ -120,13 +121,13 @@ func (d *dialed) serve(conn *conn) {
 	copies.Go(func() { conn.fillIn(d.explain) })
 	select {
 	case <-d.over:
-	case <-d.c.stopping:
+	case <-d.c.closing.Done():
 	}
 	conn.out.abandon(syscall.ECONNRESET)
 	// Data that arrived before the end can still be read, unless c is being closed.
 	select {
 	case <-conn.inDone:
-	case <-d.c.stopping:
+	case <-d.c.closing.Done():
 		conn.in.abandon(errCut)
 	}
 	copies.Wait()
@@ -167,7 +168,7 @@ func (c *Conn) PortListens(ctx context.Context, port uint16) (bool, error) {
 		return false, err
 	}
 	go ch.Close() // it blocks while the guest reads nothing
-	c.spawn(func() { ssh.DiscardRequests(reqs) })
+	c.discard(reqs)
 	return true, nil
 }
 

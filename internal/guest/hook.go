@@ -36,9 +36,7 @@ func (c *Conn) Hook(ctx context.Context, key ed25519.PrivateKey, hook wire.Hook,
 	ended := make(chan struct{})
 	if !c.spawn(func() {
 		defer close(ended)
-		ctx, cancel := c.context()
-		defer cancel()
-		conn.decideAll(ctx, decide)
+		conn.decideAll(c.life, decide)
 	}) {
 		conn.ch.Close()
 		return nil, nil, ErrConnectionLost

@@ -57,8 +57,7 @@ func (c *Conn) KeepAlive(check func(ctx context.Context, silent time.Duration) e
 }
 
 func (c *Conn) keepAlive(every Intervals, check func(context.Context, time.Duration) error) {
-	ctx, cancel := c.context()
-	defer cancel()
+	ctx := c.life
 	for ctx.Err() == nil {
 		patience, silent := every.Answer, every.Idle
 		if c.usage.lasts() {
@@ -100,20 +99,6 @@ func (c *Conn) keepAlive(every Intervals, check func(context.Context, time.Durat
 	}
 }
 
-// context returns a context that ends with the connection. The caller cancels it.
-func (c *Conn) context() (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(context.Background())
-	c.spawn(func() {
-		select {
-		case <-c.done:
-		case <-c.stopping:
-		case <-ctx.Done():
-		}
-		cancel()
-	})
-	return ctx, cancel
-}
-
 // quiet returns how long the guest has sent nothing.
 func (c *Conn) quiet() time.Duration {
 	return time.Since(c.st.began) - time.Duration(c.st.heard.Load())
@@ -136,8 +121,8 @@ func (c *Conn) giveUp(why error) {
 	c.mu.Lock()
 	c.why = why
 	c.mu.Unlock()
+	c.rw.Close() // first: nobody reads what is kept
 	c.ssh.Close()
-	c.rw.Close()
 }
 
 // reportSlow makes keepAlive ping the guest now, because a call waits for an answer.

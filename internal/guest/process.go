@@ -89,6 +89,7 @@ func newProcess(ctx context.Context, conn *Conn, ch ssh.Channel, reqs <-chan *ss
 		listen = func() { conn.usage.while(func() { p.listen(reqs) }) }
 	}
 	if !conn.spawn(listen) {
+		conn.discard(reqs)
 		ch.Close()
 		return nil, ErrConnectionLost
 	}
