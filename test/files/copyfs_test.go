@@ -1,0 +1,119 @@
+package files_test
+
+import (
+	"archive/zip"
+	"bytes"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
+)
+
+// namesScript lists names, kinds, where links lead, who may run a file, and contents. Other permissions and times differ on purpose.
+const namesScript = `cd "$0"; find . -mindepth 1 \( -type f -perm -100 -printf 'x|' -o -printf '|' \) -printf '%P|%y|%l|' \( -type f -exec sha256sum --zero {} \; -o -printf '\0' \) |
+	sort -z | tr '\0\n' '\n?'`
+
+// randomFS is a tree of about that many entries: in memory, as a directory and as an archive.
+func randomFS(t *testing.T, r *rand.Rand, entries int) map[string]fs.FS {
+	t.Helper()
+	memory, dirs := fstest.MapFS{}, []string{"."}
+	for i := range entries {
+		name := path.Join(dirs[r.IntN(len(dirs))], fmt.Sprintf("%s%d", []string{"f", "ü ", ".", "-r", "a\tb"}[r.IntN(5)], i))
+		when := time.Unix(r.Int64N(2e9), r.Int64N(1e9))
+		switch r.IntN(5) {
+		case 0:
+			memory[name] = &fstest.MapFile{Mode: fs.ModeDir | 0o755, ModTime: when}
+			dirs = append(dirs, name)
+		case 1:
+			memory[name] = &fstest.MapFile{Mode: fs.ModeSymlink | 0o777, Data: []byte([]string{"../up", "nowhere", "/etc/passwd", "f1"}[r.IntN(4)]), ModTime: when}
+		default:
+			data := make([]byte, r.IntN(3)*r.IntN(70_000))
+			for i := range data {
+				data[i] = byte(r.Uint32())
+			}
+			memory[name] = &fstest.MapFile{Mode: []fs.FileMode{0o644, 0o755, 0o600, 0o444}[r.IntN(4)], Data: data, ModTime: when}
+		}
+	}
+	dir := t.TempDir()
+	var packed bytes.Buffer
+	archive := zip.NewWriter(&packed)
+	for _, name := range slices.Sorted(maps.Keys(memory)) {
+		file, at := memory[name], filepath.Join(dir, name)
+		var err error
+		switch file.Mode.Type() {
+		case fs.ModeDir:
+			err = os.MkdirAll(at, 0o755)
+		case fs.ModeSymlink:
+			err = os.Symlink(string(file.Data), at)
+		default:
+			err = os.WriteFile(at, file.Data, file.Mode)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if file.Mode.Type() == fs.ModeSymlink {
+			continue // zip.Reader does not read them
+		}
+		h := &zip.FileHeader{Name: name, Method: zip.Deflate, Modified: file.ModTime}
+		if file.Mode.IsDir() {
+			h.Name += "/"
+		}
+		h.SetMode(file.Mode)
+		w, err := archive.CreateHeader(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Write(file.Data)
+	}
+	if err := archive.Close(); err != nil {
+		t.Fatal(err)
+	}
+	unpacked, err := zip.NewReader(bytes.NewReader(packed.Bytes()), int64(packed.Len()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return map[string]fs.FS{"a MapFS": memory, "a directory": os.DirFS(dir), "an archive": unpacked}
+}
+
+// CopyInFS copies what os.CopyFS copies.
+func TestCopyInFSIsAsCopyFS(t *testing.T) {
+	t.Parallel()
+	sb := harness.Shared(t)
+	seeds := uint64(2)
+	if harness.Soaking() {
+		seeds = 100
+	}
+	for seed := range seeds {
+		for what, fsys := range randomFS(t, rand.New(rand.NewPCG(seed, 77)), 60) {
+			t.Run(fmt.Sprintf("%d, %s", seed, what), func(t *testing.T) {
+				t.Parallel()
+				dir := filepath.Join(t.TempDir(), "copy")
+				if err := os.CopyFS(dir, fsys); err != nil {
+					t.Fatal(err)
+				}
+				target := fmt.Sprintf("copyfs %d %s", seed, what)
+				report, err := sb.CopyInFS(t.Context(), fsys, target, sandbox.CopyOptions{})
+				if err != nil || len(report.Skipped) > 0 {
+					t.Fatalf("CopyInFS: %v, left out %v", err, report.Skipped)
+				}
+				want := describe(t, exec.Command("sh", "-ec", namesScript, dir))
+				if diff := cmp.Diff(want, harness.Run(t, sb, "sh", "-ec", namesScript, target)); diff != "" {
+					t.Errorf("(-os.CopyFS +CopyInFS)\n%s", diff)
+				}
+			})
+		}
+	}
+}
