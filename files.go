@@ -344,7 +344,7 @@ func (c fileCalls) CopyIn(ctx context.Context, hostPath, inside string, o CopyOp
 // file, another sandbox's [Sandbox.FS]. "/" is the sandbox's root directory. A file without a time
 // gets the time of the call. File systems that have no owners, such as embed.FS, have no
 // permissions to keep either: as with [os.CopyFS], the owner may write all files, and enter all
-// directories.
+// directories. Setuid and setgid bits of a sandbox's files are dropped and reported.
 func (c fileCalls) CopyInFS(ctx context.Context, fsys fs.FS, inside string, o CopyOptions) (_ CopyReport, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.copy_in", trace.Name(c.name))
 	defer span.End(&err)
@@ -386,9 +386,10 @@ func (c fileCalls) CopyInTar(ctx context.Context, r io.Reader, inside string, o 
 
 // CopyOutTar writes a directory of the sandbox as a tar archive. Its names begin with "./", and none
 // has a "..". Permissions, times and symbolic links are kept; a file with several names is written
-// under each, and holes are written out. Devices, pipes and sockets are left out and reported. The limits are those of [Sandbox.CopyOut]. An archive
-// without its end marker is not complete: the error says why. Nothing is written if there is no such
-// directory. A sandbox that is stopped is read without starting it, file by file, which is slow.
+// under each, and holes are written out. Devices, pipes and sockets, and setuid and setgid bits, are
+// left out and reported. The limits are those of [Sandbox.CopyOut]. An archive without its end marker
+// is not complete: the error says why. Nothing is written if there is no such directory. A sandbox
+// that is stopped is read without starting it, file by file, which is slow.
 func (c fileCalls) CopyOutTar(ctx context.Context, inside string, w io.Writer, o CopyOptions) (_ CopyReport, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.copy_out", trace.Name(c.name))
 	defer span.End(&err)

@@ -599,6 +599,9 @@ func (p *packer) fsEntry(fsys fs.FS, name, streamName string, d fs.DirEntry) err
 	if err != nil {
 		return err
 	}
+	if info, err = p.unprivileged(streamName, info); err != nil {
+		return err
+	}
 	e := &entry{name: streamName, info: info}
 	switch mode := info.Mode(); {
 	case mode&fs.ModeSymlink != 0:
@@ -621,6 +624,26 @@ func (p *packer) fsEntry(fsys fs.FS, name, streamName string, d fs.DirEntry) err
 	}
 	return p.write(e)
 }
+
+// Untrusted is implemented by the info of a sandbox's file, whose mode the sandbox chose.
+type Untrusted interface{ Untrusted() }
+
+// unprivileged is info without setuid and setgid bits, which it reports, if a sandbox chose them: the
+// copy has another owner, whose rights they would give away.
+func (p *packer) unprivileged(name string, info fs.FileInfo) (fs.FileInfo, error) {
+	if _, is := info.(Untrusted); !is || !info.IsDir() && !info.Mode().IsRegular() {
+		return info, nil
+	}
+	bits := PrivilegedBits(ModeBits(info.Mode()))
+	if bits == "" {
+		return info, nil
+	}
+	return unprivileged{info}, p.skip(name, bits)
+}
+
+type unprivileged struct{ fs.FileInfo }
+
+func (u unprivileged) Mode() fs.FileMode { return u.FileInfo.Mode() &^ (fs.ModeSetuid | fs.ModeSetgid) }
 
 func (p *packer) fsFile(e *entry, f fs.File) error {
 	if err := p.count(e); err != nil {

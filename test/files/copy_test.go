@@ -665,3 +665,44 @@ type dirInfo struct{ *endless }
 func (dirInfo) Mode() fs.FileMode { return fs.ModeDir | 0o755 }
 
 func (dirInfo) IsDir() bool { return true }
+
+// Everybody inside can give a file of his own the setuid bit. A copy belongs to another user, who may be root: whichever way it
+// leaves the sandbox, such bits are dropped and reported.
+func TestNoCopyOfASandboxesFilesIsPrivileged(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	sb := harness.CreateWith(t, c, nil, sandbox.WithUser("node"), sandbox.WithWorkdir("/tmp"))
+	harness.Run(t, sb, "sh", "-ec", `mkdir -p su/d; cd su; echo x >f; chmod 6755 f; chmod 2775 d; chmod 1777 .`)
+	to := harness.NewSandbox(t)
+	want := []sandbox.Skipped{{Path: "d", Reason: "its setgid bit"}, {Path: "f", Reason: "its setuid and setgid bits"}}
+	check := func(state string) {
+		var b bytes.Buffer
+		report, err := sb.CopyOutTar(t.Context(), "su", &b, sandbox.CopyOptions{})
+		if diff := cmp.Diff(want, report.Skipped); diff != "" || err != nil {
+			t.Errorf("%s, CopyOutTar: %v, skipped (-want +got):\n%s", state, err, diff)
+		}
+		dir := t.TempDir()
+		extract := exec.Command("tar", "-xpC", dir)
+		extract.Stdin = &b
+		describe(t, extract)
+		if got := describe(t, exec.Command("stat", "-c", "%a", dir, dir+"/d", dir+"/f")); got != "1777\n775\n755" {
+			t.Errorf("%s, CopyOutTar: modes %q", state, got)
+		}
+		sub, err := fs.Sub(sb.FS(), "tmp/su")
+		if err != nil {
+			t.Fatal(err)
+		}
+		report, err = to.CopyInFS(t.Context(), sub, state, sandbox.CopyOptions{})
+		if diff := cmp.Diff(want, report.Skipped); diff != "" || err != nil {
+			t.Errorf("%s, CopyInFS: %v, skipped (-want +got):\n%s", state, err, diff)
+		}
+		if got := harness.Run(t, to, "stat", "-c", "%a", state, state+"/d", state+"/f"); got != "1777\n775\n755" {
+			t.Errorf("%s, CopyInFS: modes %q", state, got)
+		}
+	}
+	check("running")
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check("stopped")
+}
