@@ -327,7 +327,7 @@ func (c fileCalls) copied(op string, options func() (archive.Options, error), do
 // the copy; if it ends with a slash, the directory that gets the copy under its own name.
 // Missing parents are created. Permissions, modification times to the nanosecond,
 // symbolic and hard links, holes and user extended attributes are kept. No link is
-// followed except hostPath itself. The copy belongs to the sandbox's user.
+// followed except hostPath and inside themselves. The copy belongs to the sandbox's user.
 //
 // A new copy appears atomically, and so does each file of a tree that is merged into an
 // existing directory. Directories that exist keep their permissions, owner and attributes,

@@ -9,6 +9,7 @@
 package archive
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -160,17 +161,60 @@ func Special(m fs.FileMode) string {
 	return "a special file"
 }
 
-// openParent opens the directory of a file, which may not exist yet, and returns the
-// file's name there. If the file is a link, it is followed.
+// splitTarget splits a path into the directory, up to its separator, and the name there. Nothing but slashes and dots at the end
+// is cleaned: "link/.." is where the kernel goes, the parent of what the link leads to.
+func splitTarget(target string) (dir, base string) {
+	for {
+		dir, base = filepath.Split(target)
+		volume := filepath.VolumeName(dir)
+		above := strings.TrimRightFunc(dir[len(volume):], func(r rune) bool { return r < 128 && os.IsPathSeparator(uint8(r)) })
+		if base != "" && base != "." || above == "" {
+			return dir, base
+		}
+		target = volume + above
+	}
+}
+
+// maxLinks is what the kernel follows.
+const maxLinks = 40
+
+// follow returns where the links at the end of a path lead, and what is there: nil if nothing is. The path of anything but a
+// regular file is not followed.
+func follow(name string) (string, fs.FileInfo, error) {
+	info, err := os.Stat(name)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) || err == nil && !info.Mode().IsRegular() {
+		return name, info, err
+	}
+	at := name
+	for range maxLinks {
+		is, err := os.Lstat(at)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && info == nil:
+			return at, nil, nil
+		case err == nil && is.Mode()&fs.ModeSymlink != 0:
+			link, err := os.Readlink(at)
+			if err != nil {
+				return "", nil, err
+			}
+			if !filepath.IsAbs(link) {
+				dir, _ := filepath.Split(at)
+				link = dir + link
+			}
+			at = link
+			continue
+		case err == nil && info != nil && os.SameFile(info, is):
+			return at, info, nil
+		}
+		break
+	}
+	// The kernel's own links, as in /proc/self/fd, have texts that are no paths.
+	return "", nil, &fs.PathError{Op: "copy", Path: name, Err: errors.New("it is a link to a file that has no name, or changed meanwhile")}
+}
+
+// openParent opens the directory of a file, and returns the file's name there.
 func openParent(file string) (root *os.Root, base string, err error) {
-	if real, err := filepath.EvalSymlinks(file); err == nil {
-		file = real
-	}
 	dir, base := filepath.Split(file)
-	if dir == "" {
-		dir = "."
-	}
-	root, err = os.OpenRoot(dir)
+	root, err = os.OpenRoot(cmp.Or(dir, "."))
 	return root, base, err
 }
 

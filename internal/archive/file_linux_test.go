@@ -2,8 +2,11 @@ package archive
 
 import (
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -99,5 +102,30 @@ func TestADirectoryThatALinkReplacesHasChanged(t *testing.T) {
 		if sub, err := OpenDir(root, "dir", was); !errors.Is(err, ErrChanged) {
 			t.Errorf("a link to %s: %v, %v", to, sub, err)
 		}
+	}
+}
+
+// The kernel's links in /proc/self/fd lead to files that need not have names.
+func TestTheKernelsLinksAreTakenForTheirFiles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	named, err := os.Create(filepath.Join(dir, "named"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer named.Close()
+	removed, err := os.Create(filepath.Join(dir, "removed"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer removed.Close()
+	if err := errors.Join(os.Remove(removed.Name()), os.WriteFile(filepath.Join(dir, "removed (deleted)"), []byte("another"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	if report, err := Pack(t.Context(), io.Discard, fmt.Sprintf("/proc/self/fd/%d", named.Fd()), Options{}); err != nil || report.Files != 1 {
+		t.Errorf("Pack of a file that has a name: %+v, %v", report, err)
+	}
+	if report, err := Pack(t.Context(), io.Discard, fmt.Sprintf("/proc/self/fd/%d", removed.Fd()), Options{}); err == nil || !strings.Contains(err.Error(), "no name") {
+		t.Errorf("Pack of a file that has none: %+v, %v", report, err)
 	}
 }

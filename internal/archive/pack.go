@@ -136,7 +136,11 @@ func (p *packer) source(source string) error {
 	case !info.Mode().IsRegular():
 		return refuseSpecial(source, info.Mode())
 	}
-	root, base, err := openParent(source)
+	file, _, err := follow(source)
+	if err != nil {
+		return err
+	}
+	root, base, err := openParent(file)
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package archive
 import (
 	"archive/tar"
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -13,7 +14,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -144,25 +144,20 @@ func (u *unpacker) run(target string) error {
 	if name != "." {
 		return fmt.Errorf("%w: it begins with %q", ErrFormat, name)
 	}
-	dir, base := filepath.Split(filepath.Clean(target))
-	if base == "" || base == "." || base == ".." {
-		if target, err = filepath.Abs(target); err != nil {
-			return err
-		}
-		dir, base = filepath.Split(target)
-	}
-	if dir == "" {
-		dir = "."
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	u.dest = target
+	dir, base := splitTarget(target)
+	if err := os.MkdirAll(cmp.Or(dir, "."), 0o755); err != nil {
 		return err
 	}
-	u.dest = target
+	full, there, err := follow(dir + base)
+	if err != nil {
+		return err
+	}
 	switch hdr.Typeflag {
 	case tar.TypeDir:
-		return u.tree(dir, base, hdr)
+		return u.tree(full, there, hdr)
 	case tar.TypeReg:
-		return u.single(dir, base, hdr)
+		return u.single(full, there, hdr)
 	}
 	return &fs.PathError{Op: "copy", Path: target, Err: fmt.Errorf("%w: it begins with neither a file nor a directory", ErrFormat)}
 }
@@ -283,18 +278,15 @@ func truncate(root *os.Root, base string, size int64) error {
 }
 
 // single makes target a file.
-func (u *unpacker) single(dir, base string, hdr *tar.Header) error {
-	root, base, err := openParent(filepath.Join(dir, base))
+func (u *unpacker) single(target string, there fs.FileInfo, hdr *tar.Header) error {
+	if there != nil && !there.Mode().IsRegular() {
+		return &fs.PathError{Op: "copy", Path: u.dest, Err: errors.New("it is " + kind(there.Mode()) + ", and a file would replace it")}
+	}
+	root, base, err := openParent(target)
 	if err != nil {
 		return err
 	}
 	defer root.Close()
-	if base == "" {
-		base = "." // the root directory
-	}
-	if info, err := root.Lstat(base); err == nil && !replaceable(info) {
-		return &fs.PathError{Op: "copy", Path: u.dest, Err: errors.New("it is " + kind(info.Mode()) + ", and a file would replace it")}
-	}
 	temp := tempName()
 	f, err := root.OpenFile(temp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -335,10 +327,6 @@ func (u *unpacker) single(dir, base string, hdr *tar.Header) error {
 	return nil
 }
 
-func replaceable(info fs.FileInfo) bool {
-	return info.Mode().IsRegular() || info.Mode()&fs.ModeSymlink != 0
-}
-
 func kind(m fs.FileMode) string {
 	if m.IsDir() {
 		return "a directory"
@@ -347,29 +335,26 @@ func kind(m fs.FileMode) string {
 }
 
 // tree makes target a directory.
-func (u *unpacker) tree(dir, base string, hdr *tar.Header) (err error) {
+func (u *unpacker) tree(target string, there fs.FileInfo, hdr *tar.Header) (err error) {
 	if hdr, err = u.attributes(hdr); err != nil {
 		return err
 	}
-	parent, err := os.OpenRoot(dir)
+	if there != nil && !there.IsDir() {
+		return &fs.PathError{Op: "copy", Path: u.dest, Err: errors.New("it is no directory, and one would replace it")}
+	}
+	parent, base, err := openParent(target)
 	if err != nil {
 		return err
 	}
 	defer parent.Close()
 	temp := ""
-	full := filepath.Join(dir, base)
-	switch info, statErr := os.Stat(full); {
-	case statErr == nil && !info.IsDir():
-		return &fs.PathError{Op: "copy", Path: u.dest, Err: errors.New("it is no directory, and one would replace it")}
-	case statErr == nil:
-		u.top, err = os.OpenRoot(full)
-	case errors.Is(statErr, fs.ErrNotExist):
+	if there != nil {
+		u.top, err = os.OpenRoot(target)
+	} else {
 		u.fresh, temp = true, tempName()
 		if err = parent.Mkdir(temp, 0o700); err == nil {
 			u.top, err = parent.OpenRoot(temp)
 		}
-	default:
-		return statErr
 	}
 	if err != nil {
 		return err

@@ -298,7 +298,7 @@ func (f *View) copyOut(ctx context.Context, inside, hostPath string, opts archiv
 		if base == "/" || base == "." || base == ".." {
 			return report, errdefs.Invalid("%q has no name to have in a directory", inside)
 		}
-		hostPath = filepath.Join(hostPath, base)
+		hostPath += base
 	}
 	if err := f.h.CheckUsable(); err != nil {
 		return report, err

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -124,11 +125,11 @@ func TestCopiesGoWhereDockerCpPutsThem(t *testing.T) {
 	c := harness.NewClient(t)
 	sb := harness.CreateWith(t, c, nil)
 	_, src := randomPair(t, 99)
-	targets := []string{"/.", "/dir", "/link/", "/link/sub", "/dir/../new"}
+	targets := []string{"/.", "/dir", "/link/", "/link/sub", "/dir/../new", "/dangling", "/dangling2"}
 	if harness.Soaking() {
 		targets = append(targets, "/", "/dir/", "/dir/.", "/link", "/dir/../dir", "/new", "/dir/new/", "//dir//sub")
 	}
-	prepare := `mkdir -p "$0/dir/sub"; chmod 1777 "$0"; chmod 711 "$0/dir"; ln -s dir "$0/link"`
+	prepare := `mkdir -p "$0/dir/sub"; chmod 1777 "$0"; chmod 711 "$0/dir"; ln -s dir "$0/link"; ln -s link/gone "$0/dangling"; ln -s dangling "$0/dangling2"`
 	look := strings.Replace(describeScript, `|%T@|`, `||`, 1)
 	for i, to := range targets {
 		ref, ours := fmt.Sprintf("/ref%d", i), fmt.Sprintf("/our%d", i)
@@ -165,6 +166,108 @@ func TestCopiesGoWhereDockerCpPutsThem(t *testing.T) {
 		if diff := cmp.Diff(withoutPrivileges(hereWithoutTimes(t, filepath.Join(here, "theirs"))), withoutPrivileges(hereWithoutTimes(t, filepath.Join(here, "mine")))); diff != "" {
 			t.Errorf("to %q (-docker cp +CopyOut):\n%s", to, diff)
 		}
+	}
+}
+
+// docker cp of a file is the reference of targets that are links, whatever they lead to.
+func TestCopiesOfAFileGoWhereDockerCpPutsThem(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	sb := harness.CreateWith(t, c, nil)
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, []byte("new"), 0o640); err != nil {
+		t.Fatal(err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	prepare := fmt.Sprintf(`mkdir -p "$0/dir"; cd "$0"; echo old >old; mkfifo fifo; ln -s old link; ln -s ../old dir/link; ln -s dir/link link2; ln -s dir/gone dangling
+		ln -s dangling dangling2; ln -s none/gone nowhere; ln -s fifo special; ln -s /proc/self/fd/%d pipe; ln -s loop loop; ln -s dir to-dir`, w.Fd())
+	look := strings.Replace(describeScript, `|%T@|`, `||`, 1)
+	for i, to := range []string{"new", "old", "link", "link2", "dangling", "dangling2", "nowhere", "fifo", "special", "pipe", "loop"} {
+		ref, ours := fmt.Sprintf("/ref%d", i), fmt.Sprintf("/our%d", i)
+		here := t.TempDir()
+		harness.Run(t, sb, "sh", "-c", "printf new >/file; chmod 640 /file")
+		for _, dir := range []string{ref, ours} {
+			harness.Run(t, sb, "sh", "-ec", prepare, dir)
+			harness.Shell(t, prepare, here+dir)
+		}
+		docker := func(from, to string) error { return exec.CommandContext(t.Context(), "docker", "cp", from, to).Run() }
+		if slices.Contains([]string{"fifo", "special", "pipe", "loop"}, to) {
+			docker = func(string, string) error { return errors.New("refused") } // it would replace some of them
+		}
+		box := "agent-sandbox-" + sb.Name() + ":"
+		if to != "pipe" { // of this program
+			refErr := docker(file, box+ref+"/"+to)
+			_, err := sb.CopyIn(t.Context(), file, ours+"/"+to, sandbox.CopyOptions{})
+			if (err == nil) != (refErr == nil) {
+				t.Errorf("CopyIn to %s: %v; docker cp: %v", to, err, refErr)
+			}
+			if diff := cmp.Diff(harness.Run(t, sb, "sh", "-ec", look, ref), harness.Run(t, sb, "sh", "-ec", look, ours)); diff != "" {
+				t.Errorf("CopyIn to %s (-docker cp +CopyIn):\n%s", to, diff)
+			}
+		}
+		refErr := docker(box+"/file", here+ref+"/"+to)
+		_, err := sb.CopyOut(t.Context(), "/file", here+ours+"/"+to, sandbox.CopyOptions{})
+		if (err == nil) != (refErr == nil) {
+			t.Errorf("CopyOut to %s: %v; docker cp: %v", to, err, refErr)
+		}
+		if diff := cmp.Diff(hereWithoutTimes(t, here+ref), hereWithoutTimes(t, here+ours)); diff != "" {
+			t.Errorf("CopyOut to %s (-docker cp +CopyOut):\n%s", to, diff)
+		}
+	}
+}
+
+// cp, in directories that mkdir -p makes, is the reference of ".." behind links: it leads where the kernel goes.
+func TestDotDotBehindALinkIsTheKernels(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	src := filepath.Join(t.TempDir(), "src")
+	prepare := `mkdir -p "$0/at/srv/deep/x" "$0/at/work"; cd "$0"; mkdir tree; printf x >tree/x; printf f >file; ln -s ../srv/deep/x at/work/la; printf old >at/srv/deep/f; mkdir at/srv/deep/t; ln -s la at/work/lb`
+	harness.Shell(t, prepare, src)
+	look := strings.Replace(describeScript, `|%T@|`, `||`, 1)
+	cp := `cd "$0"; case "$2" in */..) cp -a "$1/." "$2" ;; *) mkdir -p "$(dirname "$2")"; cp -aT "$1" "$2" ;; esac`
+	for i, to := range []string{"la/../f", "la/../new", "lb/../new", "la/../t", "la/../../new/deep", "la/..", "la/../", "la/.././.", "la/y/../z", "none/../new", "la/../f/../new"} {
+		for _, what := range []string{"file", "tree"} {
+			if strings.HasPrefix(to, "la/..") && strings.Trim(to, "la/.") == "" && what == "file" || to == "la/../f" && what == "tree" || to == "la/../t" && what == "file" {
+				continue // cp has another error, or puts it in
+			}
+			dir := fmt.Sprintf("/%s%d", what, i)
+			harness.Run(t, sb, "sh", "-ec", prepare, "/ref"+dir)
+			harness.Run(t, sb, "sh", "-ec", prepare, "/our"+dir)
+			ref := sb.Command(t.Context(), "sh", "-ec", cp, "/ref"+dir, what, "at/work/"+to)
+			refErr := ref.Run()
+			_, err := sb.CopyIn(t.Context(), src+"/"+what, strings.TrimSuffix("/our"+dir+"/at/work/"+to, "/"), sandbox.CopyOptions{})
+			if (err == nil) != (refErr == nil) {
+				t.Errorf("CopyIn of a %s to %s: %v; cp: %v", what, to, err, refErr)
+			}
+			if diff := cmp.Diff(harness.Run(t, sb, "sh", "-ec", look, "/ref"+dir), harness.Run(t, sb, "sh", "-ec", look, "/our"+dir)); diff != "" {
+				t.Errorf("CopyIn of a %s to %s (-cp +CopyIn):\n%s", what, to, diff)
+			}
+
+			here := t.TempDir()
+			harness.Shell(t, prepare, here+"/ref")
+			harness.Shell(t, prepare, here+"/our")
+			refErr = exec.Command("sh", "-ec", cp, here+"/ref", what, "at/work/"+to).Run()
+			_, err = sb.CopyOut(t.Context(), "/ref"+dir+"/"+what, strings.TrimSuffix(here+"/our/at/work/"+to, "/"), sandbox.CopyOptions{})
+			if (err == nil) != (refErr == nil) {
+				t.Errorf("CopyOut of a %s to %s: %v; cp: %v", what, to, err, refErr)
+			}
+			if diff := cmp.Diff(hereWithoutTimes(t, here+"/ref"), hereWithoutTimes(t, here+"/our")); diff != "" {
+				t.Errorf("CopyOut of a %s to %s (-cp +CopyOut):\n%s", what, to, diff)
+			}
+		}
+	}
+	to := t.TempDir()
+	harness.Shell(t, prepare, to)
+	if _, err := sb.CopyOut(t.Context(), "/ref/file0/file", to+"/at/work/la/../", sandbox.CopyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(to + "/at/srv/deep/file"); err != nil || string(got) != "f" {
+		t.Errorf("CopyOut into la/../: %q, %v", got, err)
 	}
 }
 
