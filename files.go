@@ -222,7 +222,8 @@ func (c fileCalls) file(f *files.File, err error) (*File, error) {
 
 // FS returns the sandbox's file system, from its root directory, for package [io/fs]:
 // FS().Open("etc/hosts"). It implements the interfaces of package fs for files,
-// directories, links and sub-trees. No context bounds its calls, only the handle's end.
+// directories, links and sub-trees. As package fs has it, names that are not UTF-8 are listed and
+// can't be opened. No context bounds its calls, only the handle's end.
 // They follow links inside the sandbox and fail with an [*fs.PathError].
 func (c fileCalls) FS() fs.FS { return c.view.FS() }
 
@@ -344,7 +345,8 @@ func (c fileCalls) CopyIn(ctx context.Context, hostPath, inside string, o CopyOp
 // file, another sandbox's [Sandbox.FS]. "/" is the sandbox's root directory. A file without a time
 // gets the time of the call. File systems that have no owners, such as embed.FS, have no
 // permissions to keep either: as with [os.CopyFS], the owner may write all files, and enter all
-// directories. Setuid and setgid bits of a sandbox's files are dropped and reported.
+// directories. Setuid and setgid bits of a sandbox's files are dropped and reported. Files whose names
+// are not UTF-8 are copied from a sandbox's FS; others do not open them, and they are reported.
 func (c fileCalls) CopyInFS(ctx context.Context, fsys fs.FS, inside string, o CopyOptions) (_ CopyReport, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.copy_in", trace.Name(c.name))
 	defer span.End(&err)

@@ -37,7 +37,8 @@ func Pack(ctx context.Context, w io.Writer, source string, opts Options) (Report
 }
 
 // PackFS is Pack for an [fs.FS]. Links are kept if it is an [fs.ReadLinkFS]. What has no time gets
-// that of the call, and in file systems without owners, such as embed.FS, the owner may write.
+// that of the call, and in file systems without owners, such as embed.FS, the owner may write. Names
+// that are not UTF-8 are skipped, unless it is [AnyNames].
 func PackFS(ctx context.Context, w io.Writer, fsys fs.FS, opts Options) (Report, error) {
 	p := newPacker(ctx, w, opts)
 	p.began = time.Now()
@@ -578,12 +579,15 @@ func (p *packer) fsys(fsys fs.FS) error {
 		if cause := context.Cause(p.ctx); cause != nil {
 			return cause
 		}
-		if !fs.ValidPath(name) { // a sandbox chooses the names of its files
+		if !ValidPath(name) { // a sandbox chooses the names of its files
 			return &fs.PathError{Op: "read", Path: printable(name, maxPath), Err: fs.ErrInvalid}
 		}
 		stream := "./" + name
 		if name == "." {
 			stream = name
+		}
+		if _, any := fsys.(AnyNames); !any && !fs.ValidPath(name) {
+			return p.unnameable(stream, d)
 		}
 		if err != nil {
 			if errors.Is(err, fs.ErrNotExist) && name != "." {
@@ -593,6 +597,35 @@ func (p *packer) fsys(fsys fs.FS) error {
 		}
 		return p.fsEntry(fsys, name, stream, d)
 	})
+}
+
+// unopened handles an error of a file that the file system listed.
+func (p *packer) unopened(name, streamName string, d fs.DirEntry, err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return p.skip(streamName, "it vanished while it was copied")
+	case errors.Is(err, fs.ErrInvalid) && !fs.ValidPath(name):
+		return p.unnameable(streamName, d)
+	}
+	return err
+}
+
+// AnyNames is implemented by a file system that may open files of each [ValidPath].
+type AnyNames interface{ AnyNames() }
+
+// ValidPath is [fs.ValidPath], which also accepts names that are not UTF-8.
+func ValidPath(name string) bool { return fs.ValidPath(strings.ToValidUTF8(name, "_")) }
+
+// unnameable skips a file, or a directory with all it has, of a name that a file system lists and does not open.
+func (p *packer) unnameable(name string, d fs.DirEntry) error {
+	err := p.tally.entry(name)
+	if err == nil {
+		err = p.skip(name, "its name is not UTF-8")
+	}
+	if err == nil && d.IsDir() {
+		err = fs.SkipDir
+	}
+	return err
 }
 
 func (p *packer) fsEntry(fsys fs.FS, name, streamName string, d fs.DirEntry) error {
@@ -610,15 +643,12 @@ func (p *packer) fsEntry(fsys fs.FS, name, streamName string, d fs.DirEntry) err
 	switch mode := info.Mode(); {
 	case mode&fs.ModeSymlink != 0:
 		if e.link, err = fs.ReadLink(fsys, name); err != nil {
-			return err
+			return p.unopened(name, streamName, d, err)
 		}
 	case mode.IsRegular():
 		f, err := fsys.Open(name)
-		if errors.Is(err, fs.ErrNotExist) {
-			return p.skip(streamName, "it vanished while it was copied")
-		}
 		if err != nil {
-			return err
+			return p.unopened(name, streamName, d, err)
 		}
 		defer f.Close()
 		if p.plain { // a file of a sandbox may have no end

@@ -42,6 +42,9 @@ func (f *View) CopyInFS(ctx context.Context, fsys fs.FS, inside string, opts arc
 	if to == "" && inside != "" {
 		to = "/"
 	}
+	if x, is := fsys.(*sandboxFS); is {
+		fsys = x.anyNames()
+	}
 	report, err := f.copyIn(ctx, to, func(w io.Writer) (archive.Report, error) {
 		return archive.PackFS(ctx, w, fsys, opts)
 	})
@@ -96,7 +99,7 @@ func (f *View) copyOutTar(ctx context.Context, inside string, w io.Writer, opts 
 	if !info.IsDir() {
 		return report, &fs.PathError{Op: "open", Path: inside, Err: guest.Errno(enotdir)}
 	}
-	report, err = archive.TarFS(ctx, w, &sandboxFS{ctx: ctx, f: f, root: strings.TrimRight(from, "/")}, opts)
+	report, err = archive.TarFS(ctx, w, sandboxFS{ctx: ctx, f: f, root: strings.TrimRight(from, "/")}.anyNames(), opts)
 	if large := tooLarge(err); large != nil {
 		err = large
 	}

@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"strings"
 	"sync"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
 )
 
 // sandboxFS is a directory of the sandbox as an fs.FS.
@@ -14,13 +16,25 @@ type sandboxFS struct {
 	ctx  context.Context // of the calls, which take none
 	f    *View
 	root string // absolute, without a slash at its end; "" is the root itself
+	any  bool   // names need not be UTF-8, other than package fs has it
+}
+
+// anyFS is a sandboxFS for copies: it has files whose names are not UTF-8, too.
+type anyFS struct{ *sandboxFS }
+
+// AnyNames implements [archive.AnyNames].
+func (anyFS) AnyNames() {}
+
+func (x sandboxFS) anyNames() fs.FS {
+	x.any = true
+	return anyFS{&x}
 }
 
 // FS is [Sandbox.FS] as the user.
 func (f *View) FS() fs.FS { return &sandboxFS{ctx: context.Background(), f: f} }
 
 func (x *sandboxFS) path(op, name string) (string, error) {
-	if !fs.ValidPath(name) {
+	if !fs.ValidPath(name) && !(x.any && archive.ValidPath(name)) {
 		return "", &fs.PathError{Op: op, Path: name, Err: fs.ErrInvalid}
 	}
 	if name == "." {

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"syscall"
 	"time"
+	"unicode/utf8"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
@@ -75,7 +76,16 @@ func (st *stopped) stat(ctx context.Context, path string, follow bool) (*fileInf
 // stream opens the archive of a path at its first entry. The caller closes it.
 func (st *stopped) stream(ctx context.Context, path string) (io.ReadCloser, *tar.Reader, *tar.Header, error) {
 	rc, tr, hdr, err := st.eng.OpenArchive(ctx, st.id, path)
-	return rc, tr, hdr, notExist(err)
+	return rc, tr, hdr, notExist(nameless(path, err))
+}
+
+// nameless explains the error of an archive that has no entry: to look for a file the engine passes its name on as JSON, which has
+// nothing but UTF-8.
+func nameless(name string, err error) error {
+	if err == io.EOF && !utf8.ValidString(name) {
+		return errdefs.Classify(errdefs.NotRunning, fmt.Errorf("%w: of a stopped sandbox the engine reads no file whose name is not UTF-8: start it", fs.ErrInvalid))
+	}
+	return err
 }
 
 func (st *stopped) readlink(ctx context.Context, path string) (string, error) {
@@ -181,6 +191,7 @@ func (st *stopped) copyOut(ctx context.Context, from, host string, opts archive.
 	opts.Strip = 1
 	// Only the end of the reply shows that it is complete; Unpack reads to it.
 	report, err := archive.Unpack(ctx, rc, host, archive.Hostile, opts)
+	err = nameless(real, err)
 	if large := tooLarge(err); large != nil {
 		err = large
 	}
@@ -216,6 +227,13 @@ func (st *stopped) open(ctx context.Context, name string) (*stoppedFile, error) 
 	}
 	if !got.Mode.IsRegular() && !got.Mode.IsDir() {
 		return nil, notRegular(got.Mode)
+	}
+	if got.Mode.IsRegular() && !utf8.ValidString(real) { // then it may not be found
+		rc, _, _, err := st.stream(ctx, real)
+		if err != nil {
+			return nil, err
+		}
+		rc.Close()
 	}
 	info := st.f.stoppedInfo(got)
 	info.name = path.Base(name)

@@ -1,6 +1,7 @@
 package files_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"testing/fstest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -270,6 +272,75 @@ func TestDotDotBehindALinkIsTheKernels(t *testing.T) {
 		t.Errorf("CopyOut into la/../: %q, %v", got, err)
 	}
 }
+
+// What tar extracts of CopyOutTar's archive is the tree, whatever its files are called. So is a copy of the sandbox's FS; what a stopped
+// sandbox, or another file system, does not open by its name is reported.
+func TestCopyOutTarHasTheTree(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	sb, other := harness.CreateWith(t, c, nil), harness.NewSandbox(t)
+	harness.Run(t, sb, "sh", "-ec", fullTree+`; mkdir "$(printf 'd\351r')"; echo x >"$(printf 'd\351r/caf\351.txt')"; printf s >"$(printf 'd\351r/ok')"; printf s >'a\b'; printf s >-rf; printf s >' '; printf s >...`, "/workspace/full")
+	script := strings.Replace(strings.Replace(describeScript, "|%T@|", "||", 1), "|%n|", "||", 1)
+	inside := func(sb *sandbox.Sandbox, dir string) string {
+		return withoutPrivileges(harness.Run(t, sb, "sh", "-ec", script, dir))
+	}
+	lines := func(list string, keep func(name, kind string) bool) (kept []string) {
+		for line := range strings.Lines(list) {
+			if f := strings.SplitN(line, "|", 3); keep(f[0], f[1]) {
+				kept = append(kept, strings.TrimSuffix(line, "\n"))
+			}
+		}
+		return kept
+	}
+	full := inside(sb, "full")
+	check := func(state string, keep func(name, kind string) bool, left ...sandbox.Skipped) {
+		want := lines(full, keep)
+		left = append([]sandbox.Skipped{{Path: "a/ü", Reason: "its setuid bit"}}, left...)
+		var b bytes.Buffer
+		report, err := sb.CopyOutTar(t.Context(), "full", &b, sandbox.CopyOptions{})
+		if diff := cmp.Diff(left, report.Skipped); diff != "" || err != nil {
+			t.Errorf("%s, CopyOutTar: %v, skipped (-want +got):\n%s", state, err, diff)
+		}
+		dir := t.TempDir()
+		extract := exec.Command("tar", "-xpC", dir)
+		extract.Stdin = &b
+		describe(t, extract)
+		if diff := cmp.Diff(want, lines(withoutPrivileges(describe(t, exec.Command("sh", "-ec", script, dir))), anything)); diff != "" {
+			t.Errorf("%s (-tree +CopyOutTar):\n%s", state, diff)
+		}
+		sub, err := fs.Sub(sb.FS(), "workspace/full")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := other.CopyInFS(t.Context(), sub, state, sandbox.CopyOptions{}); err != nil {
+			t.Errorf("%s, CopyInFS: %v", state, err)
+		}
+		if diff := cmp.Diff(want, lines(inside(other, state), anything)); diff != "" {
+			t.Errorf("%s (-tree +CopyInFS):\n%s", state, diff)
+		}
+	}
+	check("running", anything)
+	here := filepath.Join(t.TempDir(), "here")
+	if _, err := sb.CopyOut(t.Context(), "full", here, sandbox.CopyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	const why = "its name is not UTF-8"
+	check("stopped", func(name, kind string) bool { return kind == "d" || utf8.ValidString(filepath.Base(name)) },
+		sandbox.Skipped{Path: `"a/\xff\xfe"`, Reason: why}, sandbox.Skipped{Path: `"d\xe9r/caf\xe9.txt"`, Reason: why})
+	report, err := other.CopyInFS(t.Context(), os.DirFS(here), "here", sandbox.CopyOptions{})
+	if diff := cmp.Diff([]sandbox.Skipped{{Path: `"a/\xff\xfe"`, Reason: why}, {Path: `"d\xe9r"`, Reason: why}}, report.Skipped); diff != "" || err != nil {
+		t.Errorf("CopyInFS of files of this machine: %v, skipped (-want +got):\n%s", err, diff)
+	}
+	want := lines(full, func(name, _ string) bool { return utf8.ValidString(name) })
+	if diff := cmp.Diff(want, lines(inside(other, "here"), anything)); diff != "" {
+		t.Errorf("CopyInFS of files of this machine (-tree +copy):\n%s", diff)
+	}
+}
+
+func anything(string, string) bool { return true }
 
 func hereWithoutTimes(t *testing.T, dir string) string {
 	t.Helper()
