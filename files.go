@@ -184,8 +184,8 @@ func (c fileCalls) Lstat(ctx context.Context, name string) (_ fs.FileInfo, err e
 }
 
 // ReadDir returns the entries of a directory by name, with their Lstat. In a stopped
-// sandbox it reads the whole tree below. If there are more than [Limits].ReadDir, 262,144 by
-// default, the error is [ErrTooLarge].
+// sandbox it reads the whole tree below, and times have whole seconds. If there are more than
+// [Limits].ReadDir, 262,144 by default, the error is [ErrTooLarge].
 func (c fileCalls) ReadDir(ctx context.Context, name string) (_ []fs.DirEntry, err error) {
 	defer c.fail(&err)
 	return c.view.ReadDir(ctx, name)

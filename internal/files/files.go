@@ -460,6 +460,9 @@ func (f *View) liveInfo(name string, i wire.FileInfo) *fileInfo {
 }
 
 func (f *View) stoppedInfo(st engine.PathStat) *fileInfo {
+	if st.Mode.IsDir() {
+		st.Size = 0 // as in listings, which come from archives
+	}
 	return &fileInfo{sys: f.sys, name: st.Name, size: st.Size, mode: st.Mode, mtime: st.Mtime}
 }
 

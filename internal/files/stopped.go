@@ -146,11 +146,13 @@ func (st *stopped) readDir(ctx context.Context, dir string) ([]fs.DirEntry, erro
 	defer rc.Close()
 	top := strings.TrimSuffix(hdr.Name, "/") + "/"
 	list := []fs.DirEntry{}
-	seen := map[string]bool{}
+	seen := map[string]*fileInfo{}
+	var links []*fileInfo
 	for {
 		hdr, err := tr.Next()
 		if err == io.EOF {
-			return list, nil
+			rc.Close() // the engine does nothing else with the container until then
+			return list, st.measure(ctx, real, links)
 		}
 		if err != nil {
 			return nil, err
@@ -159,20 +161,40 @@ func (st *stopped) readDir(ctx context.Context, dir string) ([]fs.DirEntry, erro
 		if !ok && top == "//" {
 			name, ok = strings.TrimPrefix(strings.TrimSuffix(hdr.Name, "/"), "/"), true
 		}
-		if !ok || name == "" || name == "." || name == ".." || strings.Contains(name, "/") || seen[name] {
+		if !ok || name == "" || name == "." || name == ".." || strings.Contains(name, "/") || seen[name] != nil {
 			continue
 		}
 		name = strings.Clone(name) // it may be part of a longer string
-		seen[name] = true
 		if limit := st.f.limits.ReadDir; len(list) == limit {
 			return nil, tooManyEntries(limit)
 		}
-		info := hdr.FileInfo()
-		list = append(list, &fileInfo{
-			name: name, size: info.Size(), mode: info.Mode(), mtime: info.ModTime(),
+		info := &fileInfo{
+			name: name, size: hdr.Size, mode: hdr.FileInfo().Mode(), mtime: hdr.ModTime,
 			sys: st.f.sys, stat: Stat{UID: uint32(hdr.Uid), GID: uint32(hdr.Gid)},
-		})
+		}
+		switch first := seen[strings.TrimPrefix(hdr.Linkname, top)]; {
+		case hdr.Typeflag == tar.TypeSymlink:
+			info.size = int64(len(hdr.Linkname))
+		case hdr.Typeflag == tar.TypeLink && first != nil:
+			info.size, info.mode = first.size, first.mode
+		case hdr.Typeflag == tar.TypeLink:
+			links = append(links, info)
+		}
+		seen[name] = info
+		list = append(list, info)
 	}
+}
+
+// measure asks for the size of files of a directory. An archive has it at the first of a file's names, which may be anywhere below.
+func (st *stopped) measure(ctx context.Context, dir string, links []*fileInfo) error {
+	for _, info := range links {
+		got, err := st.eng.StatPath(ctx, st.id, strings.TrimSuffix(dir, "/")+"/"+info.name)
+		if err != nil {
+			return notExist(err)
+		}
+		info.size, info.mode = got.Size, got.Mode
+	}
+	return nil
 }
 
 func (st *stopped) copyOut(ctx context.Context, from, host string, opts archive.Options) (archive.Report, error) {

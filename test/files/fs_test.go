@@ -2,11 +2,14 @@ package files_test
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"testing"
 	"testing/fstest"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
@@ -38,6 +41,49 @@ func TestFSPassesTheStandardSuite(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := fstest.TestFS(sub, "hello.txt", "nothing", "a/noise", "a/b/with space", "a/b/ümlaut", "a/link", "a/hard", "empty"); err != nil {
+		t.Error(err)
+	}
+}
+
+// Listings of a stopped sandbox have whole seconds, so all files are of whole seconds here.
+func TestFSOfAStoppedSandboxPassesTheStandardSuite(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	sb := harness.CreateWith(t, c, nil)
+	populate(t, sb, "/workspace/suite")
+	harness.Run(t, sb, "sh", "-ec", `cd suite; ln a/noise a/b/noise; ln a/link a/link2; ln -s nowhere dangling; mkfifo pipe; ln pipe pipe2; truncate -s 65M a/large; ln a/large large
+		find . -exec touch -h -d 2001-02-03 {} +`)
+	list := func() (entries []string) {
+		err := fs.WalkDir(sb.FS(), "workspace/suite", func(name string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			info, err := d.Info()
+			if err == nil && !d.IsDir() {
+				entries = append(entries, fmt.Sprint(name, " ", fs.FormatFileInfo(info)))
+			}
+			return err
+		})
+		if err != nil {
+			t.Errorf("WalkDir: %v", err)
+		}
+		return entries
+	}
+	running := list()
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(running, list()); diff != "" {
+		t.Errorf("entries (-running +stopped):\n%s", diff)
+	}
+	if report, err := sb.CopyOutTar(t.Context(), "suite", io.Discard, sandbox.CopyOptions{}); err != nil || report.Bytes < 130<<20 {
+		t.Errorf("CopyOutTar: %+v, %v", report, err)
+	}
+	sub, err := fs.Sub(sb.FS(), "workspace/suite/a/b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := fstest.TestFS(sub, "noise", "with space", "ümlaut"); err != nil {
 		t.Error(err)
 	}
 }
