@@ -322,6 +322,32 @@ func TestACancelledCallReturnsItsCause(t *testing.T) {
 	}
 }
 
+// The program inside that carries out the calls opens what it is asked for, which can be its own streams.
+func TestStreamsOfTheFileServerCannotBeOpened(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	harness.Run(t, sb, "ln", "-s", "/proc/self/fd/1", "link")
+	for _, name := range []string{"link", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/proc/self/fd/0", "/proc/self/fd/1", "/proc/self/fd/2"} {
+		_, err := sb.ReadFile(ctx, name)
+		if !errors.Is(err, syscall.ENXIO) {
+			t.Errorf("ReadFile(%s): %v, want ENXIO", name, err)
+		}
+		for _, flags := range []int{os.O_RDONLY, os.O_WRONLY, os.O_RDWR} {
+			if _, err := sb.OpenFile(ctx, name, flags, 0); !errors.Is(err, syscall.ENXIO) {
+				t.Errorf("OpenFile(%s, %d): %v, want ENXIO", name, flags, err)
+			}
+		}
+		if err := sb.WriteFile(ctx, name, []byte("x"), 0o644); err == nil {
+			t.Errorf("WriteFile(%s): no error", name)
+		}
+		if _, err := sb.Stat(ctx, "/"); err != nil {
+			t.Fatalf("the next call: %v", err)
+		}
+	}
+}
+
 func TestFileServerThatWasKilledIsStartedAgain(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t)

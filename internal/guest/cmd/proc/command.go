@@ -153,11 +153,16 @@ func (l *launch) sink(s wire.Sink) (theirs int, file *os.File, err error) {
 	return theirs, file, err
 }
 
-// pipe creates a pipe. End number ours (0 reads) is for this process; the other one stays
-// blocking, as programs expect of their stdio, and belongs to the command's user.
+// pipe creates a pipe, or a pair of sockets. End number ours (0 reads) is for this process; the other one
+// stays blocking, as programs expect of their stdio, and belongs to the command's user.
 func (l *launch) pipe(ours int) (theirs int, file *os.File, err error) {
 	var fds [2]int
-	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
+	if l.sockets {
+		fds, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	} else {
+		err = unix.Pipe2(fds[:], unix.O_CLOEXEC)
+	}
+	if err != nil {
 		return -1, nil, err
 	}
 	unix.SetNonblock(fds[ours], true)

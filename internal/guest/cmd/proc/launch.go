@@ -30,6 +30,8 @@ type launch struct {
 	argv []string
 	env  []string
 	dir  string
+	// sockets makes its stdio sockets in place of pipes.
+	sockets bool
 	accounts.User
 }
 
@@ -62,7 +64,7 @@ func prepare(req *wire.Exec) (*launch, *wire.StartError) {
 	if err != nil {
 		return nil, StartErrorf(wire.KindUser, "%v", err)
 	}
-	l := &launch{argv: req.Args, dir: req.Dir, User: id}
+	l := &launch{argv: req.Args, dir: req.Dir, sockets: servesPaths(req), User: id}
 	if l.dir == "" {
 		l.dir = "/"
 	}
@@ -76,6 +78,13 @@ func prepare(req *wire.Exec) (*launch, *wire.StartError) {
 	var refused *wire.StartError
 	l.path, refused = l.find(req.Program())
 	return l, refused
+}
+
+// servesPaths reports whether the command is a file server, of either protocol. It opens what its client
+// names, which can be its own stdio: /dev/stdout, or a link to /proc/self/fd/1. Of a pipe it would
+// read its own replies. A socket can't be opened, as with sshd.
+func servesPaths(req *wire.Exec) bool {
+	return req.ServesFiles() || req.Path == wire.Self && len(req.Args) > 1 && req.Args[1] == wire.VerbSFTP
 }
 
 // environment adds the defaults to env. Of several values for one name the last one counts.
