@@ -70,10 +70,10 @@ func (c fileCalls) ReadFile(ctx context.Context, name string) (_ []byte, err err
 // WriteFile writes a whole file atomically: other processes see either the old content or
 // the new, even if this program or the session dies during the call. perm, before the
 // umask (022), applies to a new file. An existing file keeps its permissions and, if the
-// user may change owners, its owner. It is replaced by a new file: the directory must be
+// user may change them, its owner and its group. It is replaced by a new file: the directory must be
 // writable, other hard links keep the old content, and extended attributes are lost.
-// Symbolic links are followed. Devices, pipes and mount points, such as /etc/hosts, are
-// written in place.
+// Symbolic links are followed. Devices, pipes, mount points, such as /etc/hosts, and files of
+// other users in directories with the sticky bit, such as /tmp, are written in place.
 func (c fileCalls) WriteFile(ctx context.Context, name string, data []byte, perm fs.FileMode) (err error) {
 	defer c.fail(&err)
 	return c.view.WriteFile(ctx, name, data, perm)

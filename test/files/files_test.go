@@ -56,6 +56,25 @@ func TestWriteFileKeepsWhatAFileIs(t *testing.T) {
 	}
 }
 
+// A member of a group writes the files of the others, who keep their access. In a directory with the sticky
+// bit only the owner can replace a file, but whoever has the permission can write it.
+func TestWriteFileInDirectoriesThatUsersShare(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	harness.Run(t, sb, "sh", "-ec", `groupadd dev; usermod -aG dev node; useradd alice
+		mkdir /srv/group; cd /srv/group; chgrp dev .; chmod 770 .; echo old >f; chown alice:dev f; chmod 664 f
+		mkdir -m 1777 /srv/sticky; cd /srv/sticky; echo longer content >f; chmod 666 f`)
+	for name, want := range map[string]string{"/srv/group/f": "664 node:dev new 1", "/srv/sticky/f": "666 root:root new 1"} {
+		if err := sb.FilesAs("node").WriteFile(t.Context(), name, []byte("new"), 0o644); err != nil {
+			t.Errorf("WriteFile(%s): %v", name, err)
+		}
+		got := harness.Run(t, sb, "sh", "-c", `echo "$(stat -c '%a %U:%G' "$0") $(cat "$0") $(ls -A "$(dirname "$0")" | wc -l)"`, name)
+		if got != want {
+			t.Errorf("%s after WriteFile: %q, want %q", name, got, want)
+		}
+	}
+}
+
 func TestWriteFileWritesMountPointsAndDevices(t *testing.T) {
 	t.Parallel()
 	sb := harness.Shared(t)

@@ -129,8 +129,10 @@ func (r *replacement) install() error {
 	fd, dir := int(r.f.Fd()), int(r.dir.Fd())
 	if r.old != nil {
 		// Who may write a file need not be allowed to give one away: then it becomes
-		// the writer's.
-		unix.Fchown(fd, int(r.old.Uid), int(r.old.Gid))
+		// the writer's. It keeps its group if the writer is a member, and others of the group keep their access.
+		if unix.Fchown(fd, int(r.old.Uid), int(r.old.Gid)) != nil {
+			unix.Fchown(fd, -1, int(r.old.Gid))
+		}
 		if err := unix.Fchmod(fd, r.old.Mode&0o7777); err != nil {
 			return err
 		}
@@ -150,8 +152,9 @@ func (r *replacement) install() error {
 		r.temp = temp
 	}
 	err := retry(func() error { return unix.Renameat(dir, r.temp, dir, r.name) })
-	if err == unix.EBUSY {
-		// A mount point, as /etc/hosts is one. It can only be written in place.
+	if err == unix.EBUSY || err == unix.EPERM {
+		// A mount point, as /etc/hosts is one, or a file of another user in a directory with the sticky bit, such as
+		// /tmp. It can only be written in place.
 		if err = r.overwrite(); err == nil {
 			unix.Unlinkat(dir, r.temp, 0)
 		}
