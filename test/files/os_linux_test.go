@@ -133,9 +133,9 @@ func callSandbox(t *testing.T, f *sandbox.Files, c osCall) (string, error) {
 		b, err := f.ReadFile(ctx, c.Name)
 		return string(b), err
 	case "Mkdir":
-		return "", f.Mkdir(ctx, c.Name, fs.FileMode(c.N))
+		return "", f.Mkdir(ctx, c.Name, mode)
 	case "MkdirAll":
-		return "", f.MkdirAll(ctx, c.Name, fs.FileMode(c.N))
+		return "", f.MkdirAll(ctx, c.Name, mode)
 	case "Remove":
 		return "", f.Remove(ctx, c.Name)
 	case "RemoveAll":
@@ -204,7 +204,8 @@ func TestFileCallsAreAsThoseOfPackageOS(t *testing.T) {
 				for _, dir := range []string{ref, ours} {
 					harness.Run(t, sb, "sh", "-ec", kinds, dir)
 				}
-				calls := randomCalls(rand.New(rand.NewPCG(seed, 1)), 300)
+				calls := []osCall{{Op: "MkdirAll", Name: "made/sticky", N: 0o1777}, {Op: "Mkdir", Name: "made/special", N: 0o7777}}
+				calls = append(calls, randomCalls(rand.New(rand.NewPCG(seed, 1)), 300)...)
 				want := callOS(t, sb, user, ref, calls)
 				for i, c := range calls {
 					value, err := callSandbox(t, sb.FilesAs(user), c.in(ours))

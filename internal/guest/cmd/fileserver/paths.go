@@ -28,7 +28,7 @@ var pathOps = map[byte]func(s *server, path string, u *wire.Unpack) (wire.Pack, 
 	wire.FileRename:    changeTwo(os.Rename),
 	wire.FileSymlink:   changeTwo(unix.Symlink),
 	wire.FileMkdir:     changeBy(func(path string, perm int64) error { return unix.Mkdir(path, uint32(perm)&0o7777) }),
-	wire.FileMkdirAll:  changeBy(func(path string, perm int64) error { return os.MkdirAll(path, os.FileMode(perm&0o777)) }),
+	wire.FileMkdirAll:  changeBy(mkdirAll),
 	wire.FileChmod:     changeBy(func(path string, perm int64) error { return unix.Chmod(path, uint32(perm)&0o7777) }),
 	wire.FileTruncate:  changeBy(unix.Truncate),
 	wire.FileChown:     chownBy(os.Chown),
@@ -66,6 +66,14 @@ func changeBy(f func(path string, n int64) error) pathOp {
 		}
 		return wire.NewFrame(0), retry(func() error { return f(path, n) })
 	}
+}
+
+func mkdirAll(path string, perm int64) error {
+	mode := os.FileMode(perm & 0o777)
+	if perm&unix.S_ISVTX != 0 {
+		mode |= os.ModeSticky // the kernel takes no other bit here
+	}
+	return os.MkdirAll(path, mode)
 }
 
 func chownBy(chown func(path string, uid, gid int) error) pathOp {

@@ -72,9 +72,9 @@ func do(c Call) (string, error) {
 	case "WriteFile":
 		return "", os.WriteFile(c.Name, []byte("written"), fs.FileMode(c.N))
 	case "Mkdir":
-		return "", os.Mkdir(c.Name, fs.FileMode(c.N))
+		return "", os.Mkdir(c.Name, fs.FileMode(c.N)&0o777|special(c.N))
 	case "MkdirAll":
-		return "", os.MkdirAll(c.Name, fs.FileMode(c.N))
+		return "", os.MkdirAll(c.Name, fs.FileMode(c.N)&0o777|special(c.N))
 	case "Remove":
 		return "", os.Remove(c.Name)
 	case "RemoveAll":
