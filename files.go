@@ -206,8 +206,9 @@ func (c fileCalls) Create(ctx context.Context, name string) (_ *File, err error)
 }
 
 // OpenFile opens a file with the flags of package os; perm, before the umask (022),
-// applies to a new file. Opening a pipe does not wait for its other end. ctx bounds only
-// the opening. The caller closes the file.
+// applies to a new file. Other flags, such as syscall.O_NOFOLLOW, are an [ErrInvalidArgument].
+// Opening a pipe does not wait for its other end. ctx bounds only the opening. The caller closes
+// the file.
 func (c fileCalls) OpenFile(ctx context.Context, name string, flag int, perm fs.FileMode) (_ *File, err error) {
 	defer c.fail(&err)
 	return c.file(c.view.OpenFile(ctx, name, flag, perm))

@@ -409,25 +409,12 @@ func (f *View) Create(ctx context.Context, name string) (*File, error) {
 
 // OpenFile is [Sandbox.OpenFile] as the user.
 func (f *View) OpenFile(ctx context.Context, name string, flag int, perm fs.FileMode) (*File, error) {
-	if flag == os.O_RDONLY {
+	flags, err := openFlags(flag)
+	if err != nil {
+		return nil, f.fail(ctx, "open", name, err)
+	}
+	if flags == wire.FlagRead {
 		return f.Open(ctx, name)
-	}
-	flags := 0
-	switch flag & (os.O_RDONLY | os.O_WRONLY | os.O_RDWR) {
-	case os.O_RDONLY:
-		flags = wire.FlagRead
-	case os.O_WRONLY:
-		flags = wire.FlagWrite
-	case os.O_RDWR:
-		flags = wire.FlagRead | wire.FlagWrite
-	}
-	for _, m := range [...]struct{ theirs, ours int }{
-		{os.O_APPEND, wire.FlagAppend}, {os.O_CREATE, wire.FlagCreate}, {os.O_EXCL, wire.FlagExclusive},
-		{os.O_TRUNC, wire.FlagTruncate}, {os.O_SYNC, wire.FlagSync},
-	} {
-		if flag&m.theirs == m.theirs {
-			flags |= m.ours
-		}
 	}
 	file := &File{f: f, name: name, appends: flag&os.O_APPEND != 0}
 	if err := f.change(ctx, "open", name, func(srv *guest.Files, path string) error {
@@ -436,6 +423,36 @@ func (f *View) OpenFile(ctx context.Context, name string, flag int, perm fs.File
 		return nil, err
 	}
 	return file, nil
+}
+
+// moot are flags of package syscall that make no difference: an open file belongs to no program that could pass it on, and
+// the file server never waits and never takes a terminal.
+const moot = syscall.O_CLOEXEC | syscall.O_NONBLOCK | syscall.O_NOCTTY
+
+// openFlags converts flags of package os to those of package wire.
+func openFlags(flag int) (flags int, err error) {
+	known := os.O_WRONLY | os.O_RDWR | moot
+	for _, m := range [...]struct{ theirs, ours int }{
+		{os.O_APPEND, wire.FlagAppend}, {os.O_CREATE, wire.FlagCreate}, {os.O_EXCL, wire.FlagExclusive},
+		{os.O_TRUNC, wire.FlagTruncate}, {os.O_SYNC, wire.FlagSync}, // on Linux O_DSYNC is a part of O_SYNC
+	} {
+		known |= m.theirs
+		if flag&m.theirs != 0 {
+			flags |= m.ours
+		}
+	}
+	if other := flag &^ known; other != 0 {
+		return 0, errdefs.Invalid("the flags %#x are none of package os", other)
+	}
+	switch flag & (os.O_WRONLY | os.O_RDWR) {
+	case os.O_RDONLY:
+		return flags | wire.FlagRead, nil
+	case os.O_WRONLY:
+		return flags | wire.FlagWrite, nil
+	case os.O_RDWR:
+		return flags | wire.FlagRead | wire.FlagWrite, nil
+	}
+	return 0, errdefs.Invalid("O_WRONLY and O_RDWR exclude each other")
 }
 
 // baseName is path.Base for callers with a variable of that name.

@@ -143,6 +143,10 @@ func TestFileErrorsSayWhichAndWhy(t *testing.T) {
 		{"Chown", sb.Chown(ctx, "file", 0, 0), fs.ErrPermission},
 		{"Rename", sb.Rename(ctx, "none", "there"), fs.ErrNotExist},
 		{"OpenFile exclusive", harness.Second(sb.OpenFile(ctx, "file", os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)), fs.ErrExist},
+		{"OpenFile O_NOFOLLOW", harness.Second(sb.OpenFile(ctx, "file", os.O_RDONLY|syscall.O_NOFOLLOW, 0)), sandbox.ErrInvalidArgument},
+		{"OpenFile O_DIRECTORY", harness.Second(sb.OpenFile(ctx, "d", os.O_RDONLY|syscall.O_DIRECTORY, 0)), sandbox.ErrInvalidArgument},
+		{"OpenFile O_WRONLY|O_RDWR", harness.Second(sb.OpenFile(ctx, "file", os.O_WRONLY|os.O_RDWR, 0)), sandbox.ErrInvalidArgument},
+		{"OpenFile O_CLOEXEC", harness.Second(sb.OpenFile(ctx, "none", os.O_RDONLY|syscall.O_CLOEXEC|syscall.O_NONBLOCK, 0)), fs.ErrNotExist},
 		{"Stat", harness.Second(sb.Stat(ctx, "none")), fs.ErrNotExist},
 	} {
 		if tt.want == fs.ErrInvalid {
