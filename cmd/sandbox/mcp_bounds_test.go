@@ -7,13 +7,19 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
+
+// initialize is the first line of an agent.
+const initialize = `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}` + "\n"
 
 // rawAgent is an agent that need not read what it is sent.
 type rawAgent struct {
@@ -47,7 +53,7 @@ func newRawAgent(t *testing.T, flags ...string) *rawAgent {
 		_ = a.cmd.Process.Kill() // it has usually ended
 		_ = a.cmd.Wait()
 	})
-	a.send(`{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}`)
+	a.send(strings.TrimSpace(initialize))
 	a.answer()
 	a.send(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
 	return a
@@ -143,7 +149,6 @@ func TestAgentThatLeavesInTheMiddleLeavesNothing(t *testing.T) {
 // An agent that closes its side right after its requests gets the answers.
 func TestAgentThatClosesItsSideIsAnswered(t *testing.T) {
 	t.Parallel()
-	const initialize = `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}` + "\n"
 	for what, test := range map[string]struct {
 		input string
 		want  []string
@@ -162,5 +167,62 @@ func TestAgentThatClosesItsSideIsAnswered(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// An agent that sends what is no message is answered with an error, and served further.
+func TestAgentIsServedAfterWhatIsNoMessage(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", 17<<20)
+	var input strings.Builder
+	var want []string
+	for _, tt := range []struct{ line, id, code string }{
+		{"hello", "null", "-32700"},
+		{`{"jsonrpc":"2.0","id":1,`, "null", "-32700"},
+		{`{"jsonrpc":"2.0","id":2,"method":"ping"}{"jsonrpc":"2.0","id":3,"method":"ping"}`, "null", "-32700"},
+		{"[]", "null", "-32600"},
+		{"[5]", "null", "-32600"},
+		{"5", "null", "-32600"},
+		{"null", "null", "-32600"},
+		{`{"id":4,"method":"ping"}`, "4", "-32600"},
+		{`{"jsonrpc":"2.0","id":"five","method":6}`, `"five"`, "-32600"},
+		{`{"jsonrpc":"2.0","id":{},"method":"ping"}`, "null", "-32600"},
+		{`{"jsonrpc":"2.0","id":7,"method":"ping","params":{"id":8,"content":"` + long + `"}}`, "7", "-32600"},
+		{`{"method":"ping","params":{"id":8,"content":"` + long + `"},"jsonrpc":"2.0","id":"nine"}`, `"nine"`, "-32600"},
+		{`{"params":{"content":"` + long + `","id":10}}`, "null", "-32600"},
+		{long, "null", "-32600"},
+		{"  ", "", ""},
+		{` {"jsonrpc":"2.0","id":11,"method":"ping"} ` + "\r", "11", ""},
+		{`[{"jsonrpc":"2.0","id":12,"method":"ping"}]`, "12", ""},
+		{`{"jsonrpc":"2.0","id":13,"method":"ping"}`, "13", ""},
+	} {
+		input.WriteString(tt.line + "\n")
+		if tt.id != "" {
+			want = append(want, strings.TrimSpace(tt.id+" "+tt.code))
+		}
+	}
+	cmd := exec.Command(os.Args[0], "-H", "unix:///nowhere.sock", "mcp")
+	cmd.Env, cmd.Stdin = append(os.Environ(), asProgram+"=1"), strings.NewReader(initialize+input.String())
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v, after %q", err, out)
+	}
+	var got []string
+	for line := range strings.Lines(string(out)) {
+		var answer struct {
+			ID    json.RawMessage
+			Error struct{ Code json.RawMessage }
+		}
+		if err := json.Unmarshal([]byte(line), &answer); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		if id := string(answer.ID); id != "0" {
+			got = append(got, strings.TrimSpace(id+" "+string(answer.Error.Code)))
+		}
+	}
+	slices.Sort(got) // answers may overtake each other
+	slices.Sort(want)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("answers (-want +got):\n%s", diff)
 	}
 }

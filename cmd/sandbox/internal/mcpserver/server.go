@@ -70,7 +70,8 @@ func New(client *sandbox.Client, limits Options) *Server {
 // Run serves one agent, whose messages it reads from in and answers to out, until in ends or ctx does.
 // Then it cancels the calls that run, removes all that it made, and returns the names of what is
 // left: what was to be kept, or could not be removed. It does not wait long for answers that the agent
-// does not read: those calls end with the program.
+// does not read: those calls end with the program. A line of in that is no message, or is longer than
+// 16 MiB, is answered with an error.
 func (s *Server) Run(ctx context.Context, in io.Reader, out io.WriteCloser) (left []string, err error) {
 	server := mcp.NewServer(&mcp.Implementation{Name: "sandbox", Title: "Linux sandboxes", Version: "v0.1.0"}, &mcp.ServerOptions{
 		Instructions: fmt.Sprintf(`Isolated Linux environments. Make one with "sandbox_create", run commands in it with "bash", delete it with "sandbox_delete" when it is not needed any more. `+
@@ -94,8 +95,8 @@ func (s *Server) Run(ctx context.Context, in io.Reader, out io.WriteCloser) (lef
 	go func() {
 		defer disconnect()
 		// It ends by itself after the end of its input.
-		e := &ends{in: in, out: out, disconnected: disconnect, answered: make(chan struct{}, 1), asked: map[string]bool{}}
-		served <- server.Run(ctx, &mcp.IOTransport{Reader: unclosed{e}, Writer: e})
+		e := newEnds(in, out, disconnect)
+		served <- server.Run(ctx, &mcp.IOTransport{Reader: unclosed{e}, Writer: e, MaxLineLength: -1}) // e bounds them
 	}()
 	<-connected.Done()
 	left, err = s.close(context.WithoutCancel(ctx))
