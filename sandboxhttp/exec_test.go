@@ -137,17 +137,29 @@ func (a api) testDetached(sb *sandbox.Sandbox) {
 	}); i < 0 || list[i].ExitCode == nil || *list[i].ExitCode != 5 {
 		t.Errorf("processes: %+v, want %s with exit code 5", list, got[0].ID)
 	}
-	// The engine may write the line after the command has ended.
-	for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
-		resp := a.send("GET", "/sandboxes/"+sb.Name()+"/logs?follow=0&command="+got[0].ID, nil)
+	log := func(id, query string) (lines []string) {
+		resp := a.send("GET", "/sandboxes/"+sb.Name()+"/logs?command="+id+query, nil)
+		defer resp.Body.Close()
 		all, _ := events(t, resp.Body, 0)
-		resp.Body.Close()
-		if len(all) == 2 && all[0].data == "from afar" {
-			break
+		for _, e := range all {
+			lines = append(lines, e.data)
 		}
-		if time.Now().After(end) {
-			t.Fatalf("its log: %+v", all)
-		}
+		return lines
+	}
+	// The engine may write the line after the command has ended.
+	harness.Eventually(t, "its log", func() bool {
+		return slices.Equal(log(got[0].ID, "&follow=0"), []string{"from afar", "running"})
+	})
+	// What another command has written since does not count.
+	other := a.exec(sb.Name(), `{"command": ["seq", "20"], "detached": true}`, 202)
+	harness.Eventually(t, "the log of another command", func() bool { return len(log(other[0].ID, "&follow=0")) == 21 })
+	if lines := log(got[0].ID, "&follow=0&tail=1"); !slices.Equal(lines, []string{"from afar", "running"}) {
+		t.Errorf("the last line of the first command: %q", lines)
+	}
+	resp := a.send("GET", "/sandboxes/"+sb.Name()+"/logs?tail=2&command="+other[0].ID, nil)
+	defer resp.Body.Close()
+	if all, _ := events(t, resp.Body, 2); len(all) != 2 || all[0].data != "19" || all[1].data != "20" {
+		t.Errorf("the last lines of the other command, which are followed: %+v", all)
 	}
 	var tried []struct{ Protocol string }
 	a.call("GET", "/sandboxes/"+sb.Name()+"/egress", "", 200, &tried)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"net/http"
 	"strconv"
 	"strings"
@@ -40,7 +41,8 @@ const maxQueued = 256 << 10
 // stream gets a comment every 15 s.
 //
 // Query parameters: tail=100 for the last lines only, follow=0 to end at the current end of
-// the log, since=2006-01-02T15:04:05Z, and command=ID for the lines of one detached command.
+// the log, since=2006-01-02T15:04:05Z, and command=ID for the lines of one detached command,
+// of which tail counts these alone.
 // Errors are JSON: 404 "Sandbox not found" if there is no such sandbox, and 400 for a
 // malformed query.
 //
@@ -258,7 +260,11 @@ func (s *stream) serve(ctx context.Context, sb *sandbox.Sandbox, o sandbox.LogOp
 	var reader sync.WaitGroup
 	reader.Go(func() {
 		defer close(lines)
-		for line, err := range sb.Logs(ctx, o) {
+		log := sb.Logs(ctx, o)
+		if s.command != "" && o.Tail > 0 {
+			log = logOf(ctx, sb, o, s.command)
+		}
+		for line, err := range log {
 			if queued.Acquire(ctx, weight(line)) != nil {
 				return
 			}
@@ -303,6 +309,44 @@ func (s *stream) serve(ctx context.Context, sb *sandbox.Sandbox, o sandbox.LogOp
 		}
 		if err != nil {
 			return
+		}
+	}
+}
+
+// logOf is the log of a sandbox, with the last o.Tail lines of one command: the engine would count those of all. It reads the
+// log twice, since only its end says which lines are the last.
+func logOf(ctx context.Context, sb *sandbox.Sandbox, o sandbox.LogOptions, command string) iter.Seq2[sandbox.LogLine, error] {
+	return func(yield func(sandbox.LogLine, error) bool) {
+		var last []int // the places of its last lines in the log
+		total, tail, follow := 0, o.Tail, o.Follow
+		o.Tail, o.Follow = 0, false
+		for line, err := range sb.Logs(ctx, o) {
+			if err != nil {
+				yield(line, err)
+				return
+			}
+			if line.Command == command {
+				last = append(last, total)
+				last = last[max(len(last)-tail, 0):]
+			}
+			total++
+		}
+		first := total
+		if len(last) > 0 {
+			first = last[0]
+		}
+		at := 0
+		o.Follow = follow
+		for line, err := range sb.Logs(ctx, o) {
+			if err == nil && !follow && at >= total {
+				return // it is newer
+			}
+			if at++; err == nil && at <= first {
+				continue
+			}
+			if !yield(line, err) {
+				return
+			}
 		}
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -230,6 +231,20 @@ func TestNohupIsRespected(t *testing.T) {
 	}
 }
 
+// firstWrite keeps what is written first, and calls then.
+type firstWrite struct {
+	text string
+	then func()
+}
+
+func (f *firstWrite) Write(p []byte) (int, error) {
+	if f.text == "" {
+		f.text = string(p)
+		f.then()
+	}
+	return len(p), nil
+}
+
 // A detached command outlives the program that started it, and is found and ended by its ID.
 func TestDetachedCommandsOnTheCommandLine(t *testing.T) {
 	enginetest.Need(t)
@@ -261,6 +276,25 @@ func TestDetachedCommandsOnTheCommandLine(t *testing.T) {
 	harness.Eventually(t, "logs has the line", func() bool {
 		return mustCall(t, "logs", "--command", speaks, name) == "of the first\n"
 	})
+	// What another command has written since does not count.
+	other := start("seq 20")
+	harness.Eventually(t, "logs has all lines of another command", func() bool {
+		return strings.HasSuffix(mustCall(t, "logs", "--command", other, name), "\n20\n")
+	})
+	if got := mustCall(t, "logs", "--tail", "1", "--command", speaks, name); got != "of the first\n" {
+		t.Errorf("the last line of a command before another one: %q", got)
+	}
+	if got := mustCall(t, "logs", "--tail", "2", "--command", other, name); got != "19\n20\n" {
+		t.Errorf("the last lines of the other command: %q", got)
+	}
+	ctx, enough := context.WithTimeout(t.Context(), harness.CallBound)
+	followed := &firstWrite{then: enough}
+	if code := run(ctx, []string{"logs", "--follow", "--tail", "1", "--command", speaks, name}, nil, followed, io.Discard); code != codeInterrupted || followed.text != "of the first\n" {
+		t.Errorf("the same with --follow: code %d, %q first", code, followed.text)
+	}
+	if got := mustCall(t, "logs", "--tail", "2", "--command", "", name); got != "" {
+		t.Errorf("the last lines of a main process that has written none: %q", got)
+	}
 	if got := mustCall(t, "logs", "--command", stays, name); got != "" {
 		t.Errorf("logs of a command that says nothing: %q", got)
 	}
