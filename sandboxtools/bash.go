@@ -38,17 +38,36 @@ const start = `if command -v bash >/dev/null 2>&1; then exec bash -c "$0" bash "
 
 const stateEnv = "SANDBOX_SHELL_STATE"
 
-const session = `eval "$` + stateEnv + `" 2>/dev/null
-unset ` + stateEnv + `
-cd -- "$PWD" || cd
-if [ -z "$1" ]; then eval "$2"; exit; fi
-exec 3>&2 2>&1
-if [ -n "$BASH_VERSION" ]; then
-	trap '( for BASH_name in $(compgen -v); do case $BASH_name in BASH*|_) ;; *) declare -p "$BASH_name";; esac; done; declare -f; shopt -p ) 2>/dev/null >&3' EXIT
-else
-	trap '( export -p ) 2>/dev/null >&3' EXIT
-fi
-eval "$2" 3>&-`
+// A restored function may have the name of a builtin, so that bash is asked for the builtin itself. A state of bash begins with
+// its options, which decide how functions are parsed, and ends with the functions, so that none takes part in restoring it. The
+// state is written after the command, since that may set an EXIT trap of its own, and by a trap if the command exits. Variables
+// whose names begin with BASH are not part of it.
+const session = `case $1 in wait) exec 3>&2 2>&1;; esac
+eval "unset ` + stateEnv + `
+$` + stateEnv + `" 2>/dev/null
+case $BASH_VERSION in "")
+	cd -- "$PWD" 2>/dev/null || cd
+	if [ -z "$1" ]; then eval "$2"; exit; fi
+	BASH_keep='{ case $BASH_kept in "") BASH_kept=1; ( export -p ) >&3;; esac; } 2>/dev/null'
+	trap "$BASH_keep" EXIT
+	eval "$2" 3>&-
+	{ BASH_code=$?; eval "$BASH_keep"; set +x; } 2>/dev/null
+	exit "$BASH_code";;
+esac
+case $1 in "") builtin eval "$2"; builtin exit;; esac
+BASH_keep='{ case $BASH_kept in "") BASH_kept=1
+	( builtin set +e
+	builtin shopt -p
+	builtin printf "cd -- %q || cd\n" "$(builtin pwd)"
+	builtin compgen -v | while IFS= builtin read -r BASH_name; do
+		case $BASH_name in BASH*|PWD|_) ;; *) builtin declare -p "$BASH_name";; esac
+	done
+	builtin declare -f ) >&3;;
+esac; } 2>/dev/null'
+builtin trap "$BASH_keep" EXIT
+builtin eval "$2" 3>&-
+{ BASH_code=$?; builtin eval "$BASH_keep"; builtin set +x; } 2>/dev/null
+builtin exit "$BASH_code"`
 
 // bashInput is the input of the tool "bash".
 type bashInput struct {
@@ -181,6 +200,8 @@ func (s *shell) run(ctx context.Context, command string, limit time.Duration) (R
 	r := Result{Text: c.text(), Command: c}
 	if after.over {
 		r.Text += fmt.Sprintf("\n[the shell's variables have more than %d bytes: they stay as they were before the command]", maxState)
+	} else if after.text() == "" && c.Status == Exited {
+		r.Text += "\n[the command replaced the shell, or its EXIT trap and then exited: directory, variables and functions stay as they were before it]"
 	}
 	return r, nil
 }

@@ -120,6 +120,7 @@ func TestToolsInASandbox(t *testing.T) {
 	filesAreFound(t, k, sb)
 	serversAreFetched(t, k)
 	argumentsAreChecked(k)
+	shellWithoutBash(k)
 	sandboxThatDies(t, k, sb)
 }
 
@@ -149,6 +150,8 @@ func shellKeepsItsState(t *testing.T, k kit) {
 	}
 	k.bash("echo $Y; cd /", "5\n[exit code 0]")
 
+	shellKeepsOddStates(k)
+
 	// Another call ends the command that runs.
 	ended := make(chan error, 1)
 	go func() {
@@ -164,6 +167,52 @@ func shellKeepsItsState(t *testing.T, k kit) {
 		t.Errorf("the command that a restart ended: %v", err)
 	}
 	k.bash("pwd", "/workspace\n[exit code 0]")
+}
+
+const stateLost = "\n[the command replaced the shell, or its EXIT trap and then exited: directory, variables and functions stay as they were before it]"
+
+// Whatever the state is, the next command begins in it.
+func shellKeepsOddStates(k kit) {
+	show := `X=${X:-none}; builtin pwd; builtin echo "$X"; f ok`
+	f := `; f() { builtin echo "$@"; }`
+	for _, tt := range []struct{ command, result string }{
+		{"IFS=,; cd /tmp; X=5" + f, ""},
+		{"IFS=:; cd /tmp; X=5" + f, ""},
+		{"IFS=5; cd /tmp; X=5" + f, ""},
+		{"IFS=; cd /tmp; X=5" + f, ""},
+		{"trap 'echo bye' EXIT; cd /tmp; X=5" + f, "bye\n"},
+		{"set -e; cd /tmp; X=5" + f, ""},
+		{"set -x; cd /tmp; X=5; { set +x; } 2>/dev/null" + f, "++ cd /tmp\n++ X=5\n"},
+		{"cd /tmp; X=5; shopt -s extglob\nf() { case $1 in @(ok|b)) builtin echo ok;; esac; }", ""},
+		{`cd() { builtin cd "$@" && ls -d /; }; cd /tmp; X=5` + f, "/\n"},
+		{"cd /tmp; X=5; declare() { echo declare; }; compgen() { echo compgen; }; printf() { echo printf; }; read() { echo read; }; shopt() { echo shopt; }" + f, ""},
+		{"cd /tmp; X=5; eval() { echo eval; }; unset() { echo unset; }; exec() { echo exec; }; trap() { echo trap; }; exit() { echo exit; }; set() { echo set; }; pwd() { echo pwd; }" + f, ""},
+		{"cd /etc; cd /tmp; X=5; f() ( builtin cd - >/dev/null; case $PWD in /etc) builtin echo ok;; esac )", ""},
+	} {
+		k.must("bash", object{"restart": true})
+		k.bash(tt.command, tt.result+"[exit code 0]")
+		for range 2 {
+			k.bash(show, "/tmp\n5\nok\n[exit code 0]")
+		}
+	}
+	k.must("bash", object{"restart": true})
+	k.bash("cd /tmp; X=5; builtin exit 3", "[exit code 3]")
+	k.bash("pwd; echo $X; (exit 4)", "/tmp\n5\n[exit code 4]")
+	k.bash("cd /etc; exec echo replaced", "replaced\n[exit code 0]"+stateLost)
+	k.bash("cd /etc; trap 'echo bye' EXIT; exit 3", "bye\n[exit code 3]"+stateLost)
+	k.bash("pwd; echo $X", "/tmp\n5\n[exit code 0]")
+	k.must("bash", object{"restart": true})
+}
+
+// sh keeps its directory and the variables that are exported.
+func shellWithoutBash(k kit) {
+	k.bash(`rm "$(command -v bash)"; cd /`, "[exit code 0]")
+	k.must("bash", object{"restart": true})
+	k.bash("echo $BASH_VERSION; cd /tmp; export X=5", "\n[exit code 0]")
+	k.bash("pwd; echo $X; IFS=,; trap 'echo bye' EXIT; export X=6; cd /etc", "/tmp\n5\nbye\n[exit code 0]")
+	k.bash("pwd; echo $X; exit 3", "/etc\n6\n[exit code 3]")
+	k.bash("cd /tmp; exec echo replaced", "replaced\n[exit code 0]"+stateLost)
+	k.bash("pwd", "/etc\n[exit code 0]")
 }
 
 func shellIsBounded(t *testing.T, k kit) {
