@@ -2,6 +2,7 @@ package sandboxhttp_test
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -10,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/coder/websocket"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/sandboxhttp"
@@ -66,6 +69,36 @@ func testStalled(t *testing.T, sb *sandbox.Sandbox) {
 			pid += e.Text
 		}
 		pid, _, _ = strings.Cut(pid, "\n")
+		awaitEnd(t, sb, pid)
+	})
+	t.Run("TerminalWithUnreadInput", func(t *testing.T) {
+		a := a
+		a.t = t
+		s := a.openTerminal(sb, `{"command": ["sh", "-c", "stty raw; echo pid=$$.; exec sleep 1000"]}`)
+		s.event()
+		s.await(".")
+		_, pid, _ := strings.Cut(s.seen.String(), "pid=")
+		pid = strings.TrimSuffix(strings.TrimSpace(pid), ".")
+		// The client waits at some time, since the command does not read, and then gives up, which closes the connection.
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		sent := make(chan int)
+		go func() {
+			n := 0
+			for input := make([]byte, 64<<10); n < 1<<10 && s.conn.Write(ctx, websocket.MessageBinary, input) == nil; n++ {
+			}
+			sent <- n
+		}()
+		for ctx.Err() == nil {
+			if err := sb.Command(t.Context(), "test", "-e", "/proc/"+pid).Run(); err != nil && ctx.Err() == nil {
+				t.Errorf("the command whose client waits has ended: %v", err)
+				break
+			}
+		}
+		if n := <-sent; n == 1<<10 {
+			t.Error("64 MiB of input were taken that nobody reads")
+		}
+		s.conn.CloseNow()
 		awaitEnd(t, sb, pid)
 	})
 	t.Run("QuietCommand", func(t *testing.T) {

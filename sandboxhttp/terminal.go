@@ -105,7 +105,7 @@ func runTerminal(ctx context.Context, cancel context.CancelCauseFunc, helpers *s
 		stdin.CloseWithError(err)
 		cancel(err) // the client has gone
 	})
-	helpers.Go(func() { pingUntil(ctx, conn) })
+	helpers.Go(func() { cancel(pingUntil(ctx, conn)) })
 	return exited(cmd.Wait())
 }
 
@@ -145,19 +145,23 @@ func readMessages(ctx context.Context, conn *websocket.Conn, stdin io.Writer, re
 	}
 }
 
-// pingUntil keeps proxies from closing an idle connection.
-func pingUntil(ctx context.Context, conn *websocket.Conn) {
+// pingUntil keeps proxies from closing an idle connection, and returns when the connection fails or ctx ends. It is what
+// notices that the client has gone while a command reads no input, and nobody reads the connection.
+func pingUntil(ctx context.Context, conn *websocket.Conn) error {
 	tick := time.NewTicker(heartbeat)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return
+			return ctx.Err()
 		case <-tick.C:
-			// The answer is not read while a command reads no input: that it is late means nothing.
 			wait, cancel := context.WithTimeout(ctx, heartbeat)
-			conn.Ping(wait)
+			err := conn.Ping(wait)
 			cancel()
+			// The answer is not read while a command reads no input: that it is late means nothing.
+			if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+				return err
+			}
 		}
 	}
 }
