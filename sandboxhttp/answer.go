@@ -83,7 +83,14 @@ var codes = []struct {
 	{syscall.EISDIR, "invalid_argument", http.StatusBadRequest},
 	{syscall.ELOOP, "invalid_argument", http.StatusBadRequest},
 	{syscall.ENAMETOOLONG, "invalid_argument", http.StatusBadRequest},
+	{syscall.EINVAL, "invalid_argument", http.StatusBadRequest},
+	{syscall.EXDEV, "invalid_argument", http.StatusBadRequest},
+	{syscall.EROFS, "permission_denied", http.StatusForbidden},
+	{syscall.EBUSY, "busy", http.StatusConflict},
+	{syscall.ETXTBSY, "busy", http.StatusConflict},
+	{syscall.EFBIG, "too_large", http.StatusRequestEntityTooLarge},
 	{syscall.ENOSPC, "no_space", http.StatusInsufficientStorage},
+	{syscall.EDQUOT, "no_space", http.StatusInsufficientStorage},
 	{context.DeadlineExceeded, "timeout", 0},
 	{context.Canceled, "canceled", 0},
 }
@@ -93,6 +100,7 @@ var statusCodes = map[int]string{
 	http.StatusBadRequest: "invalid_argument", http.StatusUnauthorized: "unauthorized", http.StatusForbidden: "forbidden",
 	http.StatusNotFound: "not_found", http.StatusMethodNotAllowed: "method_not_allowed",
 	http.StatusRequestEntityTooLarge: "too_large", http.StatusUnsupportedMediaType: "unsupported_media_type",
+	http.StatusRequestedRangeNotSatisfiable: "invalid_range", http.StatusPreconditionFailed: "precondition_failed",
 }
 
 // statusOf returns the status of the first error of the chain that has one.

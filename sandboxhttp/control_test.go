@@ -151,6 +151,26 @@ func (a api) testFileChanges(sb *sandbox.Sandbox) {
 	a.call("POST", at+"/rename?path=made/none&to=x", "", 404, nil)
 	a.call("POST", at+"/rename?path=made", "", 400, nil)
 	a.call("DELETE", at+"?path=made/none", "", 404, nil)
+	// What the kernel refuses is the client's.
+	for _, r := range []struct {
+		method, query string
+		status        int
+		code          string
+	}{
+		{"POST", "/rename?path=made&to=/dev/shm/made", 400, "invalid_argument"}, // another device
+		{"POST", "/rename?path=made&to=made/moved/x", 400, "invalid_argument"},  // into itself
+		{"POST", "/rename?path=/etc/hostname&to=/etc/other", 409, "busy"},       // a mount
+		{"DELETE", "?path=/etc/hostname", 409, "busy"},                          // the same
+		{"DELETE", "?path=/workspace", 409, "busy"},                             // the same
+		{"DELETE", "?path=.", 400, "invalid_argument"},                          // which can't be removed by this name
+		{"POST", "/mkdir?path=/sys/kernel/x", 403, "permission_denied"},         // a read-only file system
+		{"DELETE", "?path=made", 409, "file_exists"},                            // it is not empty
+	} {
+		var f failure
+		if a.call(r.method, at+r.query, "", r.status, &f); f.Error.Code != r.code {
+			t.Errorf("%s %s: %+v, want %s", r.method, r.query, f, r.code)
+		}
+	}
 	a.call("DELETE", at+"?path=made&user=1000&recursive=true", "", 403, nil)
 	a.call("DELETE", at+"?path=made/moved", "", 204, nil)
 	sandboxtest.Run(t, sb, "sh", "-c", "mkdir -p made/full/of; echo x >made/full/of/files")

@@ -136,9 +136,30 @@ func serveFile(w http.ResponseWriter, r *http.Request, f *sandbox.File, info fs.
 type patient struct {
 	http.ResponseWriter
 	control *http.ResponseController
+	failed  bool // it has an error in place of the content
+}
+
+// WriteHeader answers with an error in JSON where package http answers with a text, or with nothing.
+func (p *patient) WriteHeader(status int) {
+	text := ""
+	switch status {
+	case http.StatusRequestedRangeNotSatisfiable:
+		text = "the file has no such range"
+	case http.StatusPreconditionFailed:
+		text = "the file is not as the request requires"
+	default:
+		p.ResponseWriter.WriteHeader(status)
+		return
+	}
+	p.failed = true
+	p.Header().Del("Content-Disposition")
+	refuse(p.ResponseWriter, status, text)
 }
 
 func (p *patient) Write(b []byte) (int, error) {
+	if p.failed {
+		return len(b), nil
+	}
 	// Not every ResponseWriter has deadlines; the server's own remain.
 	_ = p.control.SetWriteDeadline(time.Now().Add(stallTimeout))
 	return p.ResponseWriter.Write(b)

@@ -48,7 +48,11 @@ func (a api) testFiles(sb *sandbox.Sandbox) {
 	if got, _ := get("a/b/large", 206, "Range", "bytes=1000000-1000002"); got != string(large[1000000:1000003]) {
 		t.Errorf("a range is %q", got)
 	}
-	get("a/b/large", 416, "Range", "bytes=9000000-")
+	for status, header := range map[int][]string{416: {"Range", "bytes=9000000-"}, 412: {"If-Unmodified-Since", "Mon, 02 Jan 2006 15:04:05 GMT"}} {
+		if got, header := get("a/b/large", status, header...); !strings.HasPrefix(got, `{"error":{"code":`) || header.Get("Content-Disposition") != "" {
+			t.Errorf("with %v: %s, want an error", header, got)
+		}
+	}
 
 	put("page.html&mode=0600", strings.NewReader("<script>alert(1)</script>"), 201)
 	got, header := get("page.html", 200)
