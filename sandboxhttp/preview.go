@@ -50,7 +50,8 @@ func WithResume() PreviewOption {
 //
 // The server inside sees the host that the browser asked for, and no header that says who
 // the client is, except X-Forwarded-Host, X-Forwarded-Proto and X-Forwarded-For. Queries, cookies and
-// trailers arrive as they were sent. Cookies that it sets are for its own host alone, with the
+// trailers arrive as they were sent, and so do paths, but bytes that URLs can't have, such as a quote, are
+// percent-encoded. Cookies that it sets are for its own host alone, with the
 // attributes Expires, Max-Age, Path, Secure, HttpOnly, SameSite, Partitioned and Priority. A script in
 // a page can set cookies for the whole domain all the same, so for other previews, too, unless the
 // domain is on the public suffix list, as browsers take "localhost" to be.
@@ -122,6 +123,7 @@ func (p *preview) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	proxy := httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) {
+			pr.Out.URL.RawPath = escapeInvalid(pr.In.URL.RawPath)
 			pr.SetURL(&url.URL{Scheme: "http", Host: net.JoinHostPort("localhost", strconv.Itoa(port))})
 			pr.Out.URL.RawQuery = pr.In.URL.RawQuery // without it parameters that Go can't parse are missing
 			pr.Out.Trailer = trailer
@@ -143,6 +145,20 @@ func (p *preview) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// Some servers answer while they still read.
 	_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/2 always has it
 	proxy.ServeHTTP(w, r)
+}
+
+// escapeInvalid percent-encodes those bytes of a path that a URL can't have. With one of them package
+// url would ignore the RawPath and encode the Path, where %2F has become a slash.
+func escapeInvalid(rawPath string) string {
+	var valid strings.Builder
+	for i := range len(rawPath) {
+		c := rawPath[i : i+1]
+		if c != "%" {
+			c = (&url.URL{Path: c, RawPath: c}).EscapedPath()
+		}
+		valid.WriteString(c)
+	}
+	return valid.String()
 }
 
 // transportIdle is how long a connection to a server inside is kept for the next request: less than
@@ -212,7 +228,7 @@ func (p *preview) admit(w http.ResponseWriter, r *http.Request) bool {
 		Name: cookieFor(r), Value: p.token.pass(canonHost(r.Host)), Path: "/",
 		HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: r.TLS != nil,
 	})
-	to := url.URL{Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: p.token.without(r.URL.RawQuery)}
+	to := url.URL{Path: r.URL.Path, RawPath: escapeInvalid(r.URL.RawPath), RawQuery: p.token.without(r.URL.RawQuery)}
 	if strings.HasPrefix(to.Path, "//") {
 		to.Path, to.RawPath = "/", "" // it would be another host
 	}

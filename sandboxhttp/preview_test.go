@@ -95,6 +95,26 @@ func (p previewer) send(method, host, path, body string, header ...string) (*htt
 	return resp, string(got)
 }
 
+// getRaw sends a request whose target package url would encode.
+func (p previewer) getRaw(host, target string) (*http.Response, string) {
+	p.t.Helper()
+	conn, err := net.Dial("tcp", "127.0.0.1:"+p.port)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer conn.Close()
+	io.WriteString(conn, "GET "+target+" HTTP/1.1\r\nHost: "+host+"\r\n\r\n")
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	got, err := io.ReadAll(resp.Body)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return resp, string(got)
+}
+
 type echo struct {
 	Method, URL, Body string
 	Headers           map[string]string
@@ -168,6 +188,20 @@ func TestPreview(t *testing.T) {
 				if _, got := p.send(method, host, "/q"+query, ""); echoOf(t, got).URL != "/q"+query {
 					t.Errorf("%s /q%s arrives as %s", method, query, got)
 				}
+			}
+		}
+	})
+	t.Run("Paths", func(t *testing.T) {
+		p := newPreviewer(t, open...)
+		for path, want := range map[string]string{
+			"/group%2Fproject/x":           "/group%2Fproject/x",
+			"/group%2fproject/x|y":         "/group%2fproject/x%7Cy",
+			"/a%2Bb%26c%3Bd%40/{id}^\"q\"": "/a%2Bb%26c%3Bd%40/%7Bid%7D%5E%22q%22",
+			"//%41%25%3F//c\xc3\xbc[]!'*":  "//%41%25%3F//c%C3%BC[]!'*",
+		} {
+			_, got := p.getRaw(host, path)
+			if url := echoOf(t, got).URL; url != want {
+				t.Errorf("%q arrives as %q, want %q", path, url, want)
 			}
 		}
 	})
@@ -256,6 +290,10 @@ func TestPreview(t *testing.T) {
 		resp, got := p.send("GET", host, "/page?z=1;y&a=100%&access_token=s3cret", "")
 		if to := resp.Header.Get("Location"); resp.StatusCode != 303 || to != "/page?z=1;y&a=100%" || strings.Contains(got+resp.Header.Get("Set-Cookie"), "s3cret") {
 			t.Errorf("with the token in the address: %s to %q, %v", resp.Status, to, resp.Header)
+		}
+		resp, _ = p.getRaw(host, "/a%2Fb|?access_token=s3cret")
+		if to := resp.Header.Get("Location"); resp.StatusCode != 303 || to != "/a%2Fb%7C" {
+			t.Errorf("with the token in the address: %s to %q", resp.Status, to)
 		}
 		resp, got = p.send("GET", host, "/page?a=b", "", "Authorization", "Bearer of-the-app")
 		if e := echoOf(t, got); resp.StatusCode != 200 || e.URL != "/page?a=b" || e.Headers["cookie"] != "" || e.Headers["authorization"] != "Bearer of-the-app" {

@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/netip"
+	"net/url"
 	"strconv"
 	"strings"
 	"sync"
@@ -403,6 +404,7 @@ func (i *injector) rewrite(p *httputil.ProxyRequest) {
 	r := p.In.Context().Value(replayKey{}).(*replay)
 	p.Out.URL.Scheme = "https"
 	p.Out.URL.Host = net.JoinHostPort(r.name, strconv.Itoa(int(r.to.Port())))
+	p.Out.URL.RawPath = escapeInvalid(p.In.URL.RawPath)
 	p.Out.URL.RawQuery = p.In.URL.RawQuery // without it parameters that Go can't parse are missing
 	p.Out.Trailer = p.In.Trailer           // which has its values once the body is read
 	for _, name := range forwarded {
@@ -424,6 +426,20 @@ func (i *injector) rewrite(p *httputil.ProxyRequest) {
 			p.Out.Header.Set(name, value)
 		}
 	}
+}
+
+// escapeInvalid percent-encodes those bytes of a path that a URL can't have. With one of them package
+// url would ignore the RawPath and encode the Path, where %2F has become a slash.
+func escapeInvalid(rawPath string) string {
+	var valid strings.Builder
+	for i := range len(rawPath) {
+		c := rawPath[i : i+1]
+		if c != "%" {
+			c = (&url.URL{Path: c, RawPath: c}).EscapedPath()
+		}
+		valid.WriteString(c)
+	}
+	return valid.String()
 }
 
 func (i *injector) roundTrip(r *http.Request) (*http.Response, error) {

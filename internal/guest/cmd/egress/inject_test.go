@@ -267,16 +267,23 @@ func TestOnlyTheHeadersThatAreSetChange(t *testing.T) {
 			requests <- seen{r.RequestURI, string(body), r.Trailer.Get("Sum"), r.Header}
 		})})
 		l.begin(1, parse(t, "transform=secret.example.com"), withSecret(l, "secret.example.com"))
+		targets := map[string]string{} // as they are sent, and as they arrive
 		for _, query := range queries(rand.New(rand.NewPCG(34, 4)), 60) {
+			targets["/a%2Fb//c;d"+query] = "/a%2Fb//c;d" + query
+		}
+		for path, want := range paths {
+			targets[path] = want
+		}
+		for target, want := range targets {
 			conn := l.tlsTo(port, "secret.example.com")
-			io.WriteString(conn, "POST /a%2Fb//c;d"+query+" HTTP/1.1\r\nHost: secret.example.com\r\nX-Raw: caf\xe9\r\nForwarded: for=me\r\nX-Forwarded-For: 192.0.2.1\r\nX-Forwarded-Host: h\r\n"+
+			io.WriteString(conn, "POST "+target+" HTTP/1.1\r\nHost: secret.example.com\r\nX-Raw: caf\xe9\r\nForwarded: for=me\r\nX-Forwarded-For: 192.0.2.1\r\nX-Forwarded-Host: h\r\n"+
 				"Trailer: Sum\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n4\r\nbody\r\n0\r\nSum: 7\r\n\r\n")
 			if answer, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 200 OK") {
-				t.Fatalf("%s: %s, %v", query, answer, err)
+				t.Fatalf("%s: %s, %v", target, answer, err)
 			}
 			got := <-requests
-			if want := "/a%2Fb//c;d" + query; got.uri != want || got.body != "body" || got.trailer != "7" {
-				t.Errorf("%q arrives as %+v", want, got)
+			if got.uri != want || got.body != "body" || got.trailer != "7" {
+				t.Errorf("%q arrives as %+v, want %q", target, got, want)
 			}
 			for name, want := range map[string]string{"X-Raw": "caf\xe9", "Forwarded": "for=me", "X-Forwarded-For": "192.0.2.1", "X-Forwarded-Host": "h", "X-Forwarded-Proto": "", "Authorization": token} {
 				if got := got.header.Get(name); got != want {
@@ -286,6 +293,19 @@ func TestOnlyTheHeadersThatAreSetChange(t *testing.T) {
 			conn.Close()
 		}
 	}
+}
+
+// paths are paths of URLs, and how they arrive: bytes that a URL can't have are percent-encoded, and
+// nothing else is encoded or decoded.
+var paths = map[string]string{
+	"/group%2Fproject/x":           "/group%2Fproject/x",
+	"/group%2fproject/x|y":         "/group%2fproject/x%7Cy",
+	"/group%2Fproject/{id}^\"q\"":  "/group%2Fproject/%7Bid%7D%5E%22q%22",
+	"/a%2Bb%26c%3Bd%40e%3De%24/x`": "/a%2Bb%26c%3Bd%40e%3De%24/x%60",
+	"/%2e%2e%2Fetc<|>":             "/%2e%2e%2Fetc%3C%7C%3E",
+	"/%41%7e|!$&'()*+,;=:@[]-._~":  "/%41%7e%7C!$&'()*+,;=:@[]-._~",
+	"/a%25b%3Fc%5C\\#d":            "/a%25b%3Fc%5C%5C%23d",
+	"//a%2Fb//../c\xc3\xbc\xff/*":  "//a%2Fb//../c%C3%BC%FF/*",
 }
 
 // queries returns queries of URLs, among them those that are not of the form of HTML's forms.
