@@ -360,10 +360,10 @@ func checkSnapshotID(id string) error {
 }
 
 // Rollback replaces the files of the sandbox by the files of a snapshot: the container's own files,
-// the workspace and every copy of a directory. Files that are not in the snapshot are removed. The
-// name, the ID, the settings and the names of the volumes stay, the image becomes the snapshot's.
-// Attached volumes and mounted directories, which others may use, do not change, nor do volumes
-// that an image declares.
+// the workspace, every copy of a directory and the volumes that its image declares. Files that are not
+// in the snapshot are removed. The name, the ID, the settings and the names of the volumes stay, the
+// image becomes the snapshot's. Attached volumes and mounted directories, which others may use, do not
+// change.
 //
 // The snapshot may be of any sandbox that has copies of directories at the same targets. If
 // the targets differ the error is [ErrInvalidArgument] and names the difference; for an unknown
