@@ -190,8 +190,8 @@ func WithoutTag(keys ...string) RemoveOption {
 	return option{plan.Removed, func(s *settings) { s.Without.Tags = append(s.Without.Tags, keys...) }}
 }
 
-// WithoutMount takes the mounts at these targets away. Their volumes are preserved. A target
-// without a mount is no error.
+// WithoutMount takes the mounts at these targets away. Their volumes are preserved, those that were
+// created for the sandbox until its other volumes are deleted. A target without a mount is no error.
 func WithoutMount(targets ...string) RemoveOption {
 	targets = slices.Clone(targets)
 	return option{plan.Removed, func(s *settings) { s.Without.Mounts = append(s.Without.Mounts, targets...) }}

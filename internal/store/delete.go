@@ -106,7 +106,7 @@ type deletion struct {
 	rec          record.Sandbox
 	got          engine.Container
 	replacements []string        // IDs
-	volumes      []engine.Volume // that got mounts
+	volumes      []engine.Volume // that got mounts, and that it mounted before updates
 }
 
 // look finds the replacements and the volumes. While the deletion holds a claim nobody replaces
@@ -114,7 +114,7 @@ type deletion struct {
 func (d *deletion) look(ctx context.Context, claimed bool) error {
 	var volumesErr error
 	list := func() {
-		d.volumes, volumesErr = engine.RetryCall(ctx, func() ([]engine.Volume, error) { return d.store.mountedVolumes(ctx, d.got) })
+		d.volumes, volumesErr = engine.RetryCall(ctx, func() ([]engine.Volume, error) { return d.store.volumesOf(ctx, d.got) })
 	}
 	if !claimed {
 		list()
@@ -333,6 +333,31 @@ func (s *Store) removeSandbox(ctx context.Context, id string) error {
 // lookConcurrency bounds the looks at objects at once, for one call.
 const lookConcurrency = 8
 
+// volumesOf returns the data volumes that a sandbox's container mounts, and those that were created for
+// the sandbox and lost their mount by an update, by name.
+func (s *Store) volumesOf(ctx context.Context, got engine.Container) ([]engine.Volume, error) {
+	volumes, err := s.mountedVolumes(ctx, got)
+	rec, ok := SandboxOf(got)
+	if err != nil || !ok || rec.By == "" || rec.Nonce == "" { // only another container has other mounts
+		return volumes, err
+	}
+	// By the nonce: volumes preserved from an earlier sandbox of the same ID are nobody's.
+	own, err := s.Engine.ListVolumes(ctx, record.Filter(record.Managed, "true"), record.Filter(record.Nonce, rec.Nonce))
+	if err != nil {
+		return nil, err
+	}
+	for _, v := range own {
+		mounted := slices.ContainsFunc(volumes, func(m engine.Volume) bool { return m.Name == v.Name })
+		if !mounted && record.IsData(v.Name, v.Labels) && v.Labels[record.ID] == rec.ID {
+			volumes = append(volumes, v)
+		}
+	}
+	slices.SortFunc(volumes, byName)
+	return volumes, nil
+}
+
+func byName(a, b engine.Volume) int { return strings.Compare(a.Name, b.Name) }
+
 // mountedVolumes returns the data volumes that a container mounts, by name.
 func (s *Store) mountedVolumes(ctx context.Context, got engine.Container) ([]engine.Volume, error) {
 	var names []string
@@ -358,7 +383,7 @@ func (s *Store) mountedVolumes(ctx context.Context, got engine.Container) ([]eng
 		return nil, err
 	}
 	volumes = slices.DeleteFunc(volumes, func(v engine.Volume) bool { return !record.IsData(v.Name, v.Labels) })
-	slices.SortFunc(volumes, func(a, b engine.Volume) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(volumes, byName)
 	return volumes, nil
 }
 

@@ -160,6 +160,57 @@ func TestVolumesOfAnImageStayAsTheyAre(t *testing.T) {
 	t.Cleanup(func() { removeDeclared(t, c, sb.ID()) })
 }
 
+// A copy, and a volume of the image, whose mount an update took away are deleted with the sandbox: by
+// Close if it is not persistent, and by a Delete with volumes, which names them. Left are one that
+// another sandbox mounts, and those that an earlier sandbox of the ID left.
+func TestVolumesWithoutTheirMountsGoWithTheSandbox(t *testing.T) {
+	t.Parallel()
+	c, image, dir := harness.NewClient(t), declaring(t), harness.HostDir(t, map[string]string{"file": "f"})
+	copies := []sandbox.Mount{{Source: dir, Target: "/copy"}, {Source: dir, Target: "/used"}}
+	earlier := harness.CreateWith(t, c, copies[:1])
+	id, preserved := earlier.ID(), harness.CopiedVolume(t, earlier, "/copy")
+	t.Cleanup(func() { removeDeclared(t, c, id) })
+	if _, err := earlier.Delete(t.Context(), sandbox.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, persistent := range []bool{false, true} {
+		sb := harness.CreateWith(t, c, copies, sandbox.WithImage(image), sandbox.WithID(id), sandbox.WithPersistent(persistent))
+		copied, used, data := harness.CopiedVolume(t, sb, "/copy"), harness.CopiedVolume(t, sb, "/used"), declaredVolumes(t, c, id)["/data"].Name
+		user := harness.CreateWith(t, c, []sandbox.Mount{{Volume: used, Target: "/used"}})
+		harness.Update(t, sb, sandbox.WithMounts(sandbox.Mount{Source: dir, Target: "/data", Mode: sandbox.RO}))
+		if _, err := sb.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := sb.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if persistent {
+			report, err := sb.Delete(t.Context(), sandbox.DeleteOptions{Volumes: true})
+			for _, want := range []string{copied + ": deleted", data + ": deleted", used + ": preserved"} {
+				if !strings.Contains(report.String(), want) {
+					t.Errorf("Delete reports %s, %v, want %q", report, err, want)
+				}
+			}
+		} else if err := sb.Close(); err != nil {
+			t.Errorf("Close = %v", err)
+		}
+		harness.RemoveNow(t, c, user.Name()) // and with it the volume, which it has attached
+		all, err := c.ListVolumes(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var left []string
+		for _, v := range all {
+			if strings.HasPrefix(v.Name, record.WorkspaceName(id)) {
+				left = append(left, v.Name)
+			}
+		}
+		if !slices.Equal(left, []string{preserved}) {
+			t.Errorf("persistent %v: left are %q, want %q", persistent, left, preserved)
+		}
+	}
+}
+
 // removeDeclared removes the volumes of a sandbox that it left behind.
 func removeDeclared(t *testing.T, c *sandbox.Client, id string) {
 	eng := harness.NewStore(t, "").Engine
