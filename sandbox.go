@@ -229,7 +229,8 @@ func (s *Sandbox) ExtendTimeout(ctx context.Context, d time.Duration) (err error
 //	WithMounts, WithoutMount   from the next session; WithMounts replaces all mounts; with
 //	                           no arguments it removes them
 //
-// WithVCPUs also sets the memory unless WithMemory is given, as in [Create]. Commands of
+// WithVCPUs also sets the memory unless WithMemory is given, as in [Create]. If the session uses more
+// than that, its kernel refuses it, which is an [ErrInvalidArgument], or kills processes. Commands of
 // another handle get a new environment after that handle called Status, Start or Update,
 // or if it was opened later. Labels contain the environment only encrypted, but whoever
 // may inspect the container can read it.

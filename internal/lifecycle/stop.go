@@ -159,8 +159,8 @@ func (h *Handle) Delete(ctx context.Context, reclaim store.Reclaim) ([]store.Out
 	return outcomes, err
 }
 
-// endReportTimeout is how long after the end of its log the engine may report a session as
-// running.
+// endReportTimeout is how long after the end of its log, or after it refused to change its limits, the
+// engine may report a session as running.
 const endReportTimeout = 10 * time.Second
 
 // confirmEnded returns nil when the session has ended. The end of its log does not prove that:

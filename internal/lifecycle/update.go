@@ -193,25 +193,72 @@ func (h *Handle) limit(ctx context.Context, got engine.Container, set *plan.Sand
 	undo = func() error {
 		was := engine.Resources{NanoCPUs: got.NanoCPUs, Memory: got.Memory, MemorySwap: got.Memory}
 		err := bound.Detached(ctx, store.CloseMargin, "the engine did not change them back", func(ctx context.Context) error {
-			return engine.Retry(ctx, func() error { return h.c.Engine.UpdateContainer(ctx, got.ID, was) })
+			return h.setLimits(ctx, got, was)
 		})
-		if err != nil && !errors.Is(err, engine.ErrNotFound) {
+		if err != nil && !errors.Is(err, errdefs.NotFound) {
 			return fmt.Errorf("the limits stay changed: %w", err)
 		}
 		return nil
 	}
-	err = engine.Retry(ctx, func() error {
-		return bound.Finish(ctx, func(ctx context.Context) error { return h.c.Engine.UpdateContainer(ctx, got.ID, limits) })
-	})
-	switch {
-	case errors.Is(err, engine.ErrNotFound):
-		return undo, errdefs.NotFound
-	case err != nil && (ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable)):
-		return undo, errors.Join(fmt.Errorf("change limits: %w", err), undo())
-	case err != nil:
-		return undo, fmt.Errorf("change limits: %w", err)
+	switch err = h.setLimits(ctx, got, limits); {
+	case err == nil, errors.Is(err, errdefs.NotFound):
+		return undo, err
+	case ctx.Err() != nil, errors.Is(err, engine.ErrUnavailable), engine.IsInternal(err), errors.Is(err, errdefs.InvalidArgument):
+		err = errors.Join(err, undo())
 	}
-	return undo, nil
+	return undo, fmt.Errorf("change limits: %w", err)
+}
+
+// setLimits sets the limits of the sandbox, whose container was got. The engine fails if the session ends,
+// or the container is replaced, at the same moment: then it sets them again.
+func (h *Handle) setLimits(ctx context.Context, got engine.Container, limits engine.Resources) error {
+	for {
+		err := engine.Retry(ctx, func() error {
+			return bound.Finish(ctx, func(ctx context.Context) error { return h.c.Engine.UpdateContainer(ctx, got.ID, limits) })
+		})
+		if !errors.Is(err, engine.ErrNotFound) && !errors.Is(err, engine.ErrConflict) && !engine.IsInternal(err) {
+			return err
+		}
+		if engine.IsInternal(err) {
+			if err := h.checkMemory(ctx, got, limits.Memory); err != nil {
+				return err
+			}
+		}
+		now, e := h.awaitOtherThan(ctx, got)
+		switch {
+		case errors.Is(e, errdefs.NotFound), e == nil && now.ID == "" && errors.Is(err, engine.ErrNotFound):
+			return errdefs.NotFound
+		case e != nil || now.ID == "":
+			return errors.Join(err, e)
+		}
+		got = now
+	}
+}
+
+// checkMemory fails if the session uses more memory than the limit, which the kernel may refuse then.
+func (h *Handle) checkMemory(ctx context.Context, got engine.Container, limit int64) error {
+	if limit == 0 || !got.HasSession() {
+		return nil
+	}
+	if now, ok, err := h.c.Engine.Stats(ctx, got.ID); err == nil && ok && now.Memory > limit {
+		return errdefs.Invalid("%d bytes of memory: the session uses %d: use more, or end commands and remove files in memory before", limit, now.Memory)
+	}
+	return nil
+}
+
+// awaitOtherThan returns the present container once the session of got has ended, or another container
+// has taken its place. If neither happens soon it returns a container without an ID.
+func (h *Handle) awaitOtherThan(ctx context.Context, got engine.Container) (now engine.Container, err error) {
+	deadline := time.Now().Add(endReportTimeout)
+	err = bound.Poll(ctx, store.PollEvery, func() (done bool, err error) {
+		now, err = h.Current(ctx)
+		if err != nil || now.ID != got.ID || now.HasSession() != got.HasSession() || !now.StartedAt.Equal(got.StartedAt) {
+			return true, err
+		}
+		now = engine.Container{}
+		return !got.HasSession() || time.Now().After(deadline), nil
+	})
+	return now, err
 }
 
 // endsUnreached reports whether an update ends a session that can't be reached. One to

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net/http"
 	"reflect"
 	"strconv"
 	"strings"
@@ -356,6 +357,62 @@ func testUpdatedLimits(t *testing.T, sb *sandbox.Sandbox) {
 	}
 	if cpus, _ := limits(); cpus != 1e9 || len(harness.Inspect(t, sb.Name()).Tags) != 0 {
 		t.Errorf("after a refused update: %d CPUs, tags %v", cpus, harness.Inspect(t, sb.Name()).Tags)
+	}
+}
+
+// Limits that the engine could not change because the session ended at that moment are those of the
+// next session. A memory limit below what the session uses is the caller's mistake, and changes nothing.
+func TestLimitsThatTheEngineDoesNotChange(t *testing.T) {
+	t.Parallel()
+	name, eng := harness.UniqueName(t), harness.NewEngine(t)
+	owner := harness.NewSandbox(t, sandbox.WithName(name), sandbox.WithVCPUs(0.5), sandbox.WithMemory(256<<20), harness.Quick)
+	refuse := make(chan func(), 1)
+	c := harness.NewClient(t, sandbox.WithHost(harness.InFront(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodPost || !strings.HasSuffix(r.URL.Path, "/update") {
+			return false
+		}
+		select {
+		case first := <-refuse:
+			first()
+			harness.Refuse(w, "runc did not terminate successfully")
+			return true
+		default:
+			return false
+		}
+	}, nil)))
+	sb, err := c.Get(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Detach()
+	check := func(when string, cpus, memory int64) {
+		t.Helper()
+		got, err := eng.InspectContainer(t.Context(), "agent-sandbox-"+name)
+		if err != nil || got.NanoCPUs != cpus || got.Memory != memory {
+			t.Errorf("%s the limits are %d and %d, %v, want %d and %d", when, got.NanoCPUs, got.Memory, err, cpus, memory)
+		}
+	}
+
+	harness.Run(t, owner, "sh", "-c", "head -c 20000000 /dev/zero >/dev/shm/file")
+	refuse <- func() {}
+	err = sb.Update(t.Context(), sandbox.WithVCPUs(0.25), sandbox.WithMemory(8<<20))
+	if !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), "uses") || strings.Contains(err.Error(), "runc") {
+		t.Errorf("Update to less memory than is used = %v, want ErrInvalidArgument", err)
+	}
+	check("after that", 5e8, 256<<20)
+
+	stop := func() {
+		if _, err := owner.Stop(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	for i, end := range map[int64]func(){1: stop, 2: func() { stop(); _ = harness.Second(owner.Start(t.Context())) }} {
+		if _, err := owner.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		refuse <- end
+		harness.Update(t, sb, sandbox.WithVCPUs(float64(i)/4), sandbox.WithMemory(i*64<<20))
+		check("after a session that ended", i*250e6, i*64<<20)
 	}
 }
 
