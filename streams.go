@@ -365,6 +365,9 @@ type LogOptions struct {
 	Follow bool
 	// Since skips lines written earlier. Zero skips nothing.
 	Since time.Time
+	// Command selects the lines of one detached command by its ID ([Cmd.ID]), or those of the main
+	// process by "", and Tail counts these alone. Nil selects all.
+	Command *string
 }
 
 // LogLine is one line of a log.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"net/http"
 	"strconv"
 	"strings"
@@ -98,7 +97,6 @@ func serveLogs(client *sandbox.Client) func(http.ResponseWriter, *http.Request) 
 		}
 		live := st.State == sandbox.StateRunning || st.State == sandbox.StatePaused
 		s := newStream(w, options, after)
-		s.command = r.URL.Query().Get("command")
 		if live || after.zero() {
 			s.open()
 		}
@@ -227,6 +225,9 @@ func parse(r *http.Request) (o sandbox.LogOptions, after place, err error) {
 			return o, after, invalid("since=%q is not a time such as 2006-01-02T15:04:05Z", s)
 		}
 	}
+	if id := q.Get("command"); id != "" {
+		o.Command = &id
+	}
 	// An id in another format is from another server behind the same address: ignore it.
 	if p, ok := parsePlace(r.Header.Get("Last-Event-ID")); ok {
 		after = p
@@ -238,10 +239,9 @@ func parse(r *http.Request) (o sandbox.LogOptions, after place, err error) {
 // stream is one response.
 type stream struct {
 	sender
-	after   place  // the client has the lines up to here
-	command string // the detached command to send the lines of; empty means all
-	last    place  // the lines up to here were read
-	tail    bool   // the first line is still to come, and earlier ones are not wanted
+	after place // the client has the lines up to here
+	last  place // the lines up to here were read
+	tail  bool  // the first line is still to come, and earlier ones are not wanted
 }
 
 func newStream(w http.ResponseWriter, o sandbox.LogOptions, after place) *stream {
@@ -260,11 +260,7 @@ func (s *stream) serve(ctx context.Context, sb *sandbox.Sandbox, o sandbox.LogOp
 	var reader sync.WaitGroup
 	reader.Go(func() {
 		defer close(lines)
-		log := sb.Logs(ctx, o)
-		if s.command != "" && o.Tail > 0 {
-			log = logOf(ctx, sb, o, s.command)
-		}
-		for line, err := range log {
+		for line, err := range sb.Logs(ctx, o) {
 			if queued.Acquire(ctx, weight(line)) != nil {
 				return
 			}
@@ -313,44 +309,6 @@ func (s *stream) serve(ctx context.Context, sb *sandbox.Sandbox, o sandbox.LogOp
 	}
 }
 
-// logOf is the log of a sandbox, with the last o.Tail lines of one command: the engine would count those of all. It reads the
-// log twice, since only its end says which lines are the last.
-func logOf(ctx context.Context, sb *sandbox.Sandbox, o sandbox.LogOptions, command string) iter.Seq2[sandbox.LogLine, error] {
-	return func(yield func(sandbox.LogLine, error) bool) {
-		var last []int // the places of its last lines in the log
-		total, tail, follow := 0, o.Tail, o.Follow
-		o.Tail, o.Follow = 0, false
-		for line, err := range sb.Logs(ctx, o) {
-			if err != nil {
-				yield(line, err)
-				return
-			}
-			if line.Command == command {
-				last = append(last, total)
-				last = last[max(len(last)-tail, 0):]
-			}
-			total++
-		}
-		first := total
-		if len(last) > 0 {
-			first = last[0]
-		}
-		at := 0
-		o.Follow = follow
-		for line, err := range sb.Logs(ctx, o) {
-			if err == nil && !follow && at >= total {
-				return // it is newer
-			}
-			if at++; err == nil && at <= first {
-				continue
-			}
-			if !yield(line, err) {
-				return
-			}
-		}
-	}
-}
-
 // weight is what a line counts of maxQueued.
 func weight(l sandbox.LogLine) int64 { return min(int64(len(l.Text))+1, maxQueued) }
 
@@ -360,9 +318,6 @@ func (s *stream) line(l sandbox.LogLine) {
 		s.last, s.tail = placeAt(l.Time), false
 	}
 	if at := s.last.add(l); s.after.of(l.Stream).has(at) {
-		return
-	}
-	if s.command != "" && l.Command != s.command {
 		return
 	}
 	s.open()

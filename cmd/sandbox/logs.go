@@ -1,11 +1,9 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
-	"iter"
 	"strings"
 	"time"
 	"unicode"
@@ -35,19 +33,15 @@ stderr to stderr. On a terminal, control characters are replaced by their Go esc
 					o.Tail = -1
 				}
 			}
+			if c.Flags().Changed("command") {
+				o.Command = &command
+			}
 			var err error
 			if o.Since, err = sinceTime(since, time.Now()); err != nil {
 				return err
 			}
 			return a.withSandbox(c, args[0], func(sb *sandbox.Sandbox) error {
-				log := sb.Logs(c.Context(), o)
-				if c.Flags().Changed("command") && o.Tail > 0 {
-					log = logOf(c.Context(), sb, o, command)
-				}
-				for line, err := range log {
-					if err == nil && c.Flags().Changed("command") && line.Command != command {
-						continue
-					}
+				for line, err := range sb.Logs(c.Context(), o) {
 					if err == nil {
 						err = a.printLine(line, times, asJSON)
 					}
@@ -66,44 +60,6 @@ stderr to stderr. On a terminal, control characters are replaced by their Go esc
 	c.Flags().BoolVar(&times, "timestamps", false, "print the time of each line")
 	jsonFlag(c, &asJSON)
 	return c
-}
-
-// logOf is the log of a sandbox, with the last o.Tail lines of one command: the engine would count those of all. It reads the
-// log twice, since only its end says which lines are the last.
-func logOf(ctx context.Context, sb *sandbox.Sandbox, o sandbox.LogOptions, command string) iter.Seq2[sandbox.LogLine, error] {
-	return func(yield func(sandbox.LogLine, error) bool) {
-		var last []int // the places of its last lines in the log
-		total, tail, follow := 0, o.Tail, o.Follow
-		o.Tail, o.Follow = 0, false
-		for line, err := range sb.Logs(ctx, o) {
-			if err != nil {
-				yield(line, err)
-				return
-			}
-			if line.Command == command {
-				last = append(last, total)
-				last = last[max(len(last)-tail, 0):]
-			}
-			total++
-		}
-		first := total
-		if len(last) > 0 {
-			first = last[0]
-		}
-		at := 0
-		o.Follow = follow
-		for line, err := range sb.Logs(ctx, o) {
-			if err == nil && !follow && at >= total {
-				return // it is newer
-			}
-			if at++; err == nil && at <= first {
-				continue
-			}
-			if !yield(line, err) {
-				return
-			}
-		}
-	}
 }
 
 // sinceTime parses a time, or a duration before now.

@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "10bab2f21206344f7a3110bec521e4d6b05fc0c8489b7a909a3d464999a4b01b", size: 10281086},
-	"arm64": {sha256: "08893aedc2b8dfbc2cad815e0aa4c4162a9df95096125f7c1ed26f00d65e8925", size: 9568382},
+	"amd64": {sha256: "3039ff1ddef198db2c769ca64256f0e3bc876bbd58b35709f77328a342cd47c6", size: 10285182},
+	"arm64": {sha256: "ea66d86af99cafc412c4b723f2e77412af50724ef35a3320f1922ba14a308d4d", size: 9568382},
 }

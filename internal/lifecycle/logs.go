@@ -28,9 +28,10 @@ type LogLine struct {
 
 // LogOptions say which part of a log to read. The root package documents its fields.
 type LogOptions struct {
-	Tail   int
-	Follow bool
-	Since  time.Time
+	Tail    int
+	Follow  bool
+	Since   time.Time
+	Command *string
 }
 
 // logSource is the stream and the command that a line is from.
@@ -165,6 +166,45 @@ func (a *assembly) rest(yield func(LogLine) bool) bool {
 
 // Logs calls yield with the lines of the log until it returns false.
 func (h *Handle) Logs(ctx context.Context, o LogOptions, yield func(LogLine) bool) error {
+	if o.Command == nil {
+		return h.logs(ctx, o, yield)
+	}
+	if o.Tail > 0 { // which the engine would count of all
+		last, newest, err := h.tail(ctx, o)
+		if err != nil {
+			return err
+		}
+		if !o.Follow {
+			for _, line := range last {
+				if !yield(line) {
+					break
+				}
+			}
+			return nil
+		}
+		// Read again, as lines may come meanwhile.
+		o.Tail, o.Since = 0, newest
+		if len(last) > 0 {
+			o.Since = last[0].Time
+		}
+	}
+	return h.logs(ctx, o, func(line LogLine) bool { return line.Command != *o.Command || yield(line) })
+}
+
+// tail returns the last o.Tail lines of a command, and the time of the newest line of all.
+func (h *Handle) tail(ctx context.Context, o LogOptions) (last []LogLine, newest time.Time, err error) {
+	newest = o.Since
+	err = h.logs(ctx, LogOptions{Since: o.Since}, func(line LogLine) bool {
+		newest = line.Time
+		if line.Command == *o.Command {
+			last = append(last[max(0, len(last)-o.Tail+1):], line)
+		}
+		return true
+	})
+	return last, newest, err
+}
+
+func (h *Handle) logs(ctx context.Context, o LogOptions, yield func(LogLine) bool) error {
 	if err := h.CheckUsable(); err != nil {
 		return err
 	}
