@@ -235,6 +235,18 @@ func TestTarballsAreAsTarExtractsThem(t *testing.T) {
 			"gzip":        `tar -C "$0" --format=gnu -czf - .`,
 			"gzip parts":  `tar -C "$0" --format=gnu -cf - . | { head -c 1000 | gzip; gzip; }`,
 			"bzip2":       `tar -C "$0" --format=gnu -cjf - .`,
+			"gzip, byte":  `tar -C "$0" --format=gnu -czf - .; echo`,
+			"gzip, short": `tar -C "$0" --format=gnu -czf - .; printf garbage`,
+			"gzip, long":  `tar -C "$0" --format=gnu -czf - .; head -c 5000 /dev/urandom`,
+			"gzip, zeros": `tar -C "$0" --format=gnu -czf - .; head -c 10240 /dev/zero`,
+			"gzip, magic": `tar -C "$0" --format=gnu -czf - .; printf '\037\213\010'`,
+			"bzip2 parts": `tar -C "$0" --format=gnu -cf - . | { head -c 1000 | bzip2; bzip2; }`,
+			"bzip2, byte": `tar -C "$0" --format=gnu -cjf - .; echo`,
+			"bzip2, long": `tar -C "$0" --format=gnu -cjf - .; head -c 5000 /dev/urandom`,
+			"bzip2, BZ":   `tar -C "$0" --format=gnu -cjf - .; printf BZh0`,
+			"zstd parts":  `tar -C "$0" --format=gnu -cf - . | { head -c 1000 | zstd; zstd; }`,
+			"zstd, byte":  `tar -C "$0" --format=gnu -cf - . | zstd; echo`,
+			"zstd, long":  `tar -C "$0" --format=gnu -cf - . | zstd; printf 'garbage of some length'`,
 			"bsd ustar":   `bsdtar -C "$0" --format=ustar -cf - .`,
 			"bsd pax":     `bsdtar -C "$0" --format=pax -cf - .`,
 			"bsd gnutar":  `bsdtar -C "$0" --format=gnutar -cf - .`,
@@ -246,7 +258,7 @@ func TestTarballsAreAsTarExtractsThem(t *testing.T) {
 					b, _ := exec.CommandContext(t.Context(), "sh", "-c", command, dir).Output() // what a format can't store is left out
 					want, theirErr := extract(t, b, strip)
 					got, _, err := fill(t, b, strip)
-					if theirErr != nil && err != nil {
+					if theirErr != nil && err != nil && !strings.HasPrefix(name, "gzip,") {
 						return // tar extracts the rest, Tarball nothing
 					}
 					if want == "" && err != nil && strings.Contains(err.Error(), "empty without") {

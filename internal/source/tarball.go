@@ -159,6 +159,7 @@ func (t Tarball) refused(err error, first []byte) error {
 	case errors.Is(err, archive.ErrFormat):
 		what := archive.Sniff(first)
 		switch {
+		case what == "compressed with bzip2": // which is read
 		case strings.HasPrefix(what, "compressed with "):
 			err = fmt.Errorf("it is %s: gzip, bzip2 and zstd are read, others have to be decompressed before: %w", what, err)
 		case what != "":
@@ -270,7 +271,8 @@ func decompress(r *bufio.Reader, src *tracked) (io.ReadCloser, error) {
 		if err != nil {
 			return nil, (&decompressor{src: src}).classify(err)
 		}
-		return closing{&decompressor{r: z, src: src}, z.Close}, nil
+		z.Multistream(false)
+		return closing{&decompressor{r: &gzipMembers{r, z}, src: src}, z.Close}, nil
 	case bytes.Equal(head, []byte("\x28\xb5\x2f\xfd")), len(head) == 4 && head[0]&0xf0 == 0x50 && bytes.Equal(head[1:], []byte("\x2a\x4d\x18")):
 		z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxZstdWindow))
 		if err != nil {
@@ -279,22 +281,82 @@ func decompress(r *bufio.Reader, src *tracked) (io.ReadCloser, error) {
 		return closing{&decompressor{r: z, src: src}, func() error { z.Close(); return nil }}, nil
 	}
 	if bytes.HasPrefix(head, []byte("BZh")) {
-		return io.NopCloser(&decompressor{r: bzip2.NewReader(r), src: src}), nil
+		return io.NopCloser(&decompressor{r: bzip2.NewReader(&bzip2Streams{r: r}), src: src}), nil
 	}
 	return io.NopCloser(r), nil
 }
 
+// gzipMembers reads a series of gzip members. As for gzip, anything else behind one is the end.
+type gzipMembers struct {
+	r *bufio.Reader
+	z *gzip.Reader // of one member
+}
+
+func (m *gzipMembers) Read(p []byte) (n int, err error) {
+	for n == 0 && err == nil {
+		if n, err = m.z.Read(p); err != io.EOF {
+			continue
+		}
+		next, failed := m.r.Peek(10)
+		switch {
+		case failed != nil && failed != io.EOF:
+			return n, failed
+		case failed != nil, !bytes.HasPrefix(next, []byte("\x1f\x8b\x08")):
+			return n, io.EOF
+		}
+		err = m.z.Reset(m.r)
+		m.z.Multistream(false)
+	}
+	return n, err
+}
+
+// bzip2Streams is a series of bzip2 streams, which end where something else follows one: package bzip2 would report that.
+type bzip2Streams struct {
+	r      *bufio.Reader
+	hi, lo uint64 // the last 16 bytes
+}
+
+func (s *bzip2Streams) ReadByte() (byte, error) {
+	if s.between() {
+		next, err := s.r.Peek(4)
+		switch {
+		case err != nil && err != io.EOF:
+			return 0, err
+		case err != nil, !bytes.HasPrefix(next, []byte("BZh")), next[3] < '1', next[3] > '9':
+			return 0, io.EOF
+		}
+	}
+	b, err := s.r.ReadByte()
+	if err == nil {
+		s.hi, s.lo = s.hi<<8|s.lo>>56, s.lo<<8|uint64(b)
+	}
+	return b, err
+}
+
+// between reports whether a stream may have ended. It ends with 48 bits that no block begins with, a checksum of 32 bits, and up to
+// 7 bits of padding.
+func (s *bzip2Streams) between() bool {
+	const end, mask = 0x177245385090, 1<<48 - 1
+	for padding := range 8 {
+		if (s.hi<<(32-padding)|s.lo>>(32+padding))&mask == end {
+			return true
+		}
+	}
+	return false
+}
+
+// Read is not used: package bzip2 reads byte by byte.
+func (s *bzip2Streams) Read([]byte) (int, error) { return 0, errors.ErrUnsupported }
+
 // decompressor reads decompressed data, and attributes errors to the stream or its
 // compression.
 type decompressor struct {
-	r     io.Reader
-	src   *tracked
-	began bool
+	r   io.Reader
+	src *tracked
 }
 
 func (s *decompressor) Read(p []byte) (int, error) {
 	n, err := s.r.Read(p)
-	s.began = s.began || n > 0
 	return n, s.classify(err)
 }
 
@@ -308,8 +370,6 @@ func (s *decompressor) classify(err error) error {
 		return &archive.TruncatedError{Where: "before its first entry"}
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return err
-	case s.began && errors.Is(err, gzip.ErrHeader):
-		return io.EOF // what was compressed is whole; others call it trailing garbage
 	}
 	return fmt.Errorf("%w: its compression: %w", archive.ErrFormat, err)
 }

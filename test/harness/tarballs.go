@@ -131,6 +131,7 @@ func HostileTarballs(t *testing.T) map[string]HostileTarball {
 		"no gzip trailer":    {sandbox.Tarball{Reader: bytes.NewReader(Gzip(t, whole)[:len(Gzip(t, whole))-4])}, `breaks off`, false},
 		"broken zstd":        {sandbox.Tarball{Reader: bytes.NewReader(Zstd(t, whole)[:40])}, ``, false},
 		"bad gzip":           {sandbox.Tarball{Reader: strings.NewReader("\x1f\x8bnonsense nonsense")}, `compression`, false},
+		"bad bzip2":          {sandbox.Tarball{Reader: strings.NewReader("BZh9nonsense nonsense")}, `argument: malformed archive: its compression`, false},
 		"empty":              {sandbox.Tarball{Reader: strings.NewReader("")}, `it is empty`, false},
 		"HTML":               {sandbox.Tarball{Reader: strings.NewReader("\n<!DOCTYPE html><html><body>Sign in" + strings.Repeat(" please", 300))}, `an HTML page`, false},
 		"zip":                {sandbox.Tarball{Reader: strings.NewReader("PK\x03\x04" + strings.Repeat("x", 600))}, `a zip archive`, false},
