@@ -102,6 +102,7 @@ type Cmd struct {
 	copyErr    error
 	copyMu     sync.Mutex
 	cut        atomic.Bool                   // the output was lost
+	released   atomic.Bool                   // the connection to the command was closed
 	stdin      chan error                    // the result of copying Stdin
 	pipes      []*io.PipeReader              // of Stdin
 	outs       []*outputPipe                 // of Stdout and Stderr
@@ -299,7 +300,8 @@ var (
 )
 
 // Start starts the command and returns when it runs. If there is no such program the
-// error is [exec.ErrNotFound]; if it may not be executed, [fs.ErrPermission].
+// error is [exec.ErrNotFound]; if it may not be executed, [fs.ErrPermission]. If the context ends
+// meanwhile, a command that has started is killed, also a detached one.
 func (c *Cmd) Start() error {
 	if c.h == nil {
 		return c.abort(errNotMade)
@@ -336,7 +338,7 @@ func (c *Cmd) Start() error {
 	// A guest that says that the command has ended need not end its output.
 	c.keepOutput = context.AfterFunc(c.ctx, func() {
 		<-c.watched
-		c.proc.Close()
+		c.release()
 	})
 	c.copyStreams()
 	c.attach()
@@ -508,6 +510,12 @@ func (c *Cmd) watch() {
 		case <-ctx.Done():
 		}
 	}
+	c.release()
+}
+
+// release closes the connection to the command: a detached one goes on.
+func (c *Cmd) release() {
+	c.released.Store(true)
 	c.proc.Close()
 }
 
@@ -549,7 +557,7 @@ func (c *Cmd) wait() error {
 		case <-time.After(c.stdinGrace()):
 		}
 	}
-	c.proc.Close()
+	c.release()
 	c.dropped = exit.Dropped
 	c.copyMu.Lock()
 	outErr := c.copyErr
@@ -672,32 +680,27 @@ func (c *Cmd) Kill() error {
 }
 
 func (c *Cmd) signal(sig os.Signal, tree bool) error {
-	p := c.proc
-	if p == nil {
-		p = c.attached
-	}
-	if p == nil {
+	if c.process() == nil {
 		return c.fail(errors.New("not started"))
 	}
 	n, err := guest.LinuxSignal(sig)
 	if err != nil {
 		return c.fail(err)
 	}
-	return c.fail(c.request(func(ctx context.Context) error { return p.Signal(ctx, n, tree) }))
+	return c.fail(c.request(func(ctx context.Context, p *guest.Process) error { return p.Signal(ctx, n, tree) }))
 }
+
+// process returns the command inside, nil before Start.
+func (c *Cmd) process() *guest.Process { return cmp.Or(c.proc, c.attached) }
 
 // Resize sets the size of the command's terminal. It may be called before Start. It is
 // bounded like [Cmd.Signal].
 func (c *Cmd) Resize(rows, cols uint16) error {
 	c.size = wire.Size{Rows: rows, Cols: cols}
-	p := c.proc
-	if p == nil {
-		p = c.attached
-	}
-	if p == nil {
+	if c.process() == nil {
 		return nil
 	}
-	return c.fail(c.request(func(ctx context.Context) error { return p.Resize(ctx, c.size) }))
+	return c.fail(c.request(func(ctx context.Context, p *guest.Process) error { return p.Resize(ctx, c.size) }))
 }
 
 const (
@@ -708,17 +711,52 @@ const (
 )
 
 // request makes a request about the running command. A detached command can outlive its
-// context.
-func (c *Cmd) request(do func(context.Context) error) error {
+// context and Wait, which close the connection to it: then it is found again by its ID.
+func (c *Cmd) request(do func(context.Context, *guest.Process) error) error {
 	ctx, limit := c.ctx, requestTimeout
-	if ctx.Err() != nil {
+	late := ctx.Err() != nil
+	if late {
 		ctx, limit = context.WithoutCancel(ctx), lateRequest
 	}
-	err := bound.Within(ctx, limit, "the guest did not answer", do)
+	err := bound.Within(ctx, limit, "the guest did not answer", func(ctx context.Context) error {
+		if !c.Detached || !late && !c.released.Load() || c.ended() {
+			return do(ctx, c.process())
+		}
+		conn, err := c.h.ConnectRunning(ctx)
+		if errors.Is(err, lifecycle.ErrNoSession) {
+			return fmt.Errorf("%w: %w", guest.ErrConnectionLost, err)
+		}
+		if err != nil {
+			return err
+		}
+		p, err := conn.Attach(ctx, c.id)
+		if start, ok := errors.AsType[*wire.StartError](err); ok && start.Kind == wire.KindUnknownProcess {
+			return os.ErrProcessDone
+		}
+		if err != nil {
+			return err
+		}
+		defer p.Close()
+		return do(ctx, p)
+	})
 	if errors.Is(err, guest.ErrConnectionLost) {
+		if ctx.Err() != nil { // its end has closed the connection
+			return errdefs.Cancelled(ctx)
+		}
 		return c.h.ExplainLost(ctx, err)
 	}
 	return err
+}
+
+// ended reports whether it is known how the command ended.
+func (c *Cmd) ended() bool {
+	select {
+	case <-c.process().Done():
+		_, err := c.process().Wait()
+		return err == nil
+	default:
+		return false
+	}
 }
 
 func (c *Cmd) fail(err error) error {

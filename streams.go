@@ -233,7 +233,7 @@ func (c *Cmd) copyOut(to io.Writer, from io.Reader, stream int) {
 			return
 		}
 		if _, bounded := to.(*boundedOutput); bounded {
-			c.proc.Close() // it would go on for ever, perhaps
+			c.release() // it would go on for ever, perhaps
 			if p, ok := from.(*io.PipeReader); ok {
 				p.Close()
 			}
@@ -325,7 +325,7 @@ func (c *Cmd) ending(complete bool) (exit wire.Exit, err error) {
 		exit, err = c.proc.Wait()
 	default:
 		exit = c.proc.Status()
-		c.proc.Close()
+		c.release()
 	}
 	exit.WaitDelay = true
 	return exit, err

@@ -10,6 +10,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/crypto/ssh"
@@ -318,7 +319,7 @@ func (c *Conn) sendParts(extra []byte) ([]byte, error) {
 
 // Exec starts a command and returns once it runs. A *wire.StartError says why it did
 // not start. ctx bounds the start only; when it ends first, a command that did start is
-// killed. Detached commands go through the keeper, on a connection that the first one opens
+// killed, for which Exec waits a moment if it is detached. Detached commands go through the keeper, on a connection that the first one opens
 // and all share.
 func (c *Conn) Exec(ctx context.Context, req wire.Exec) (*Process, error) {
 	if !fits(req) {
@@ -334,12 +335,65 @@ func (c *Conn) Exec(ctx context.Context, req wire.Exec) (*Process, error) {
 			return nil, err
 		}
 	}
-	ch, reqs, err := via.open(ctx, wire.ChannelExec, extra)
-	if err != nil {
-		return nil, err
-	}
 	req.Env = nil
-	return newProcess(ctx, via, ch, reqs, &req)
+	start := func(ctx context.Context) (*Process, error) {
+		ch, reqs, err := via.open(ctx, wire.ChannelExec, extra)
+		if err != nil {
+			return nil, err
+		}
+		return newProcess(ctx, via, ch, reqs, &req)
+	}
+	if req.Detached {
+		return c.startOrKill(ctx, start)
+	}
+	return start(ctx)
+}
+
+const (
+	// revokeTimeout bounds how long a detached command whose start was given up is waited for, to kill it,
+	// and revokeWait how long of that the caller waits, who may be about to close the connection.
+	revokeTimeout = 10 * time.Second
+	revokeWait    = 800 * time.Millisecond
+)
+
+// startOrKill starts a detached command, which the end of its channel does not kill. If ctx ends first, the command
+// is killed as soon as it runs.
+func (c *Conn) startOrKill(ctx context.Context, start func(context.Context) (*Process, error)) (*Process, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	var p *Process
+	var err error
+	started, killed := make(chan struct{}), make(chan struct{})
+	given := make(chan bool, 1)
+	if !c.spawn(func() {
+		defer close(killed)
+		defer cancel()
+		p, err = start(own)
+		close(started)
+		if <-given || err != nil {
+			return
+		}
+		p.Signal(own, int(syscall.SIGKILL), true)
+		p.Close()
+	}) {
+		cancel()
+		return nil, ErrConnectionLost
+	}
+	select {
+	case <-started:
+		given <- true
+		return p, err
+	case <-ctx.Done():
+	}
+	given <- false
+	time.AfterFunc(revokeTimeout, cancel)
+	select {
+	case <-killed:
+	case <-time.After(revokeWait):
+	}
+	return nil, context.Cause(ctx)
 }
 
 // fits reports whether arguments and environment are within Linux's largest limit. The

@@ -861,6 +861,93 @@ func TestDetachedCommandIsLeftAlone(t *testing.T) {
 	}
 }
 
+// The end of a context, and a Wait that returns before the command ends, close the connection to a detached command.
+// Signals find it again.
+func TestSignalsReachADetachedCommandAfterItsContext(t *testing.T) {
+	t.Parallel()
+	sb := harness.Shared(t)
+	for _, attached := range []bool{false, true} {
+		for _, wait := range []bool{false, true} {
+			ctx, cancel := context.WithCancel(t.Context())
+			cmd := sb.Command(ctx, "sleep", "60")
+			if attached {
+				id := detached(t, sb, nil, "sleep", "60")
+				var err error
+				if cmd, err = sb.Process(ctx, id); err != nil {
+					t.Fatal(err)
+				}
+			}
+			cmd.Detached = true
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			cancel()
+			if wait {
+				if err := cmd.Wait(); !errors.Is(err, context.Canceled) {
+					t.Errorf("Wait: %v, want context.Canceled", err)
+				}
+			}
+			if err := cmd.Signal(syscall.SIGTERM); err != nil {
+				t.Errorf("attached %v, waited %v: Signal: %v", attached, wait, err)
+			}
+			again, err := sb.Process(t.Context(), cmd.ID())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := again.Wait(); harness.ExitCode(err) != 143 {
+				t.Errorf("attached %v, waited %v: it ended with %v, want exit code 143", attached, wait, err)
+			}
+			if err := cmd.Kill(); !errors.Is(err, os.ErrProcessDone) {
+				t.Errorf("attached %v, waited %v: Kill after its end: %v, want os.ErrProcessDone", attached, wait, err)
+			}
+		}
+	}
+	loud := sb.Command(t.Context(), "sh", "-c", "head -c 2000000 /dev/zero; sleep 1000")
+	loud.Detached = true
+	loud.Stdout = writerFunc(func([]byte) (int, error) { return 0, os.ErrInvalid })
+	if err := loud.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := loud.Kill(); err != nil {
+		t.Errorf("Kill of a command whose writer failed: %v", err)
+	}
+	if err := loud.Wait(); harness.ExitCode(err) != 137 {
+		t.Errorf("Wait: %v, want exit code 137", err)
+	}
+}
+
+// As with os/exec a Start that fails leaves nothing that runs, whenever its context ends.
+func TestStartOfADetachedCommandThatIsCancelledLeavesNothing(t *testing.T) {
+	t.Parallel()
+	sb := harness.Shared(t)
+	mark, failed := unique(), 0
+	var started []*sandbox.Cmd
+	harness.Run(t, sb, "true")
+	for i := range 40 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*50*time.Microsecond)
+		cmd := sb.Command(ctx, "sleep", mark)
+		cmd.Detached = true
+		switch err := cmd.Start(); {
+		case errors.Is(err, context.DeadlineExceeded):
+			failed++
+		case err != nil:
+			t.Errorf("Start: %v", err)
+		default:
+			started = append(started, cmd)
+		}
+		cancel()
+	}
+	for _, cmd := range started {
+		if err := cmd.Kill(); err != nil {
+			t.Errorf("Kill: %v", err)
+		}
+	}
+	if failed < 2 {
+		t.Errorf("%d of 40 starts failed: it proves nothing", failed)
+	}
+	harness.Eventually(t, "none of them runs", func() bool { return !alive(t, sb, "sleep "+mark) })
+}
+
 // Commands: what is kept of the output is bounded, and what is lost is counted.
 func TestKeptOutputIsBounded(t *testing.T) {
 	t.Parallel()
