@@ -123,7 +123,8 @@ type Git struct {
 	URL string
 	// Revision is a branch, a tag, a full or abbreviated commit ID, or the full name of a
 	// reference (refs/…). Of a branch and a tag of the same name the branch is meant; a
-	// full name means exactly that reference. A branch is checked out as a branch,
+	// full name means exactly that reference, and what can be a full commit ID is that commit if
+	// there is one. A branch is checked out as a branch,
 	// anything else detached. Default: the repository's HEAD; then the repository may be
 	// empty. If the revision does not exist, or HEAD names a branch that does not, the call
 	// fails with [ErrInvalidArgument].

@@ -169,6 +169,7 @@ type runner struct {
 	repo      Repo
 	program   string
 	temp, dir string
+	sha256    bool // the repository's IDs have 64 digits, as far as is known
 }
 
 var (
@@ -186,7 +187,14 @@ func (r *runner) clone() error {
 	case strings.HasPrefix(rev, "refs/"):
 		return r.reference(rev)
 	case fullID.MatchString(rev):
-		return r.commit(strings.ToLower(rev))
+		err := r.commit(strings.ToLower(rev))
+		if !errors.As(err, new(*MissingError)) {
+			return err
+		}
+		if served, e := r.serves("refs/heads/"+rev, "refs/tags/"+rev); e != nil || !served {
+			return cmp.Or(e, err)
+		}
+		return r.fresh(rev) // a branch or tag can have such a name
 	}
 	err := r.fresh(rev)
 	var failed *exec.ExitError
@@ -293,7 +301,8 @@ func (r *runner) references(match ...string) (names []string, err error) {
 		return nil, err
 	}
 	for line := range strings.Lines(list.String()) {
-		_, ref, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
+		id, ref, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
+		r.sha256 = len(id) == sha256Digits
 		names = append(names, ref)
 	}
 	return names, nil
@@ -314,10 +323,14 @@ func (r *runner) fresh(rev string, flags ...string) error {
 	return r.git(append(args, "--", r.repo.URL, r.dir)...)
 }
 
+// sha256Digits is the length of an ID in a repository with SHA-256.
+const sha256Digits = 64
+
 // commit gets one commit by its ID. If the server doesn't serve single commits, it clones
 // the whole history.
 func (r *runner) commit(id string) error {
 	if r.repo.Depth > 0 {
+		r.sha256 = len(id) == sha256Digits
 		if err := r.shallow(id, id); err == nil || r.ctx.Err() != nil {
 			return err
 		}
@@ -336,7 +349,11 @@ func (r *runner) commit(id string) error {
 
 // shallow fetches a commit or a reference with limited history, and checks it out.
 func (r *runner) shallow(refspec, commit string) error {
-	if err := errors.Join(os.RemoveAll(r.dir), r.git("init", "--quiet", "--template=", "--", r.dir)); err != nil {
+	args := []string{"init", "--quiet", "--template="}
+	if r.sha256 {
+		args = append(args, "--object-format=sha256")
+	}
+	if err := errors.Join(os.RemoveAll(r.dir), r.git(append(args, "--", r.dir)...)); err != nil {
 		return err
 	}
 	for _, kv := range [][2]string{{"remote.origin.url", r.repo.URL}, {"remote.origin.fetch", "+refs/heads/*:refs/remotes/origin/*"}} {
@@ -352,6 +369,9 @@ func (r *runner) shallow(refspec, commit string) error {
 
 // fetched gets a reference that is neither a branch nor a tag.
 func (r *runner) fetched(ref string) error {
+	if r.repo.Depth > 0 {
+		return r.shallow(ref, "FETCH_HEAD")
+	}
 	if err := r.fresh("", "--no-checkout"); err != nil {
 		return err
 	}

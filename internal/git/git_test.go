@@ -75,7 +75,7 @@ func TestEveryKindOfRevision(t *testing.T) {
 			{strings.ToUpper(r.Commits[0]), "1", "", 1},
 			{r.Commits[1][:8], "2", "", 2}, // nobody gives away what is abbreviated
 			{r.Hidden, "hidden", "", 1},
-			{"refs/pull/1/head", "hidden", "", 4},
+			{"refs/pull/1/head", "hidden", "", 1},
 		} {
 			for _, depth := range []int{0, 1} {
 				t.Run(fmt.Sprintf("%s %s depth %d", way.name, c.rev, depth), func(t *testing.T) {
@@ -103,10 +103,10 @@ func TestEveryKindOfRevision(t *testing.T) {
 func TestFullNameIsExact(t *testing.T) {
 	t.Parallel()
 	r := gittest.New(t)
-	hex := strings.Repeat("ab", 20)
+	hex, tagged := strings.Repeat("ab", 20), strings.Repeat("CD", 20)
 	for ref, commit := range map[string]string{
 		"refs/heads/topic": r.Commits[0], "refs/tags/topic": r.Commits[1], "refs/tags/v1.0": r.Commits[0],
-		"refs/heads/" + hex: r.Commits[1], "refs/tags/" + hex: r.Commits[0],
+		"refs/heads/" + hex: r.Commits[1], "refs/tags/" + hex: r.Commits[0], "refs/tags/" + tagged: r.Commits[0],
 		"refs/heads/refs/tags/deep": r.Commits[0], "refs/heads/refs/pull/2/head": r.Commits[0], "refs/heads/refs/heads/in": r.Commits[1],
 	} {
 		gittest.Run(t, r.Dir, "update-ref", ref, commit)
@@ -115,7 +115,7 @@ func TestFullNameIsExact(t *testing.T) {
 		"topic": {"1", "topic"}, "refs/heads/topic": {"1", "topic"}, "refs/tags/topic": {"2", ""},
 		"v1.0": {"1", ""}, "refs/tags/v1.0": {"1", ""}, "refs/heads/v1.0": {},
 		"refs/heads/main": {"3", "main"}, "refs/tags/main": {}, "refs/tags/v2": {"2", ""},
-		"refs/heads/" + hex: {"2", hex}, "refs/tags/" + hex: {"1", ""},
+		"refs/heads/" + hex: {"2", hex}, "refs/tags/" + hex: {"1", ""}, hex: {"2", hex}, tagged: {"1", ""},
 		"refs/tags/deep": {}, "refs/pull/2/head": {}, "refs/heads/in": {},
 		"refs/heads/refs/heads/in": {"2", "refs/heads/in"}, "refs/heads/refs/tags/deep": {"1", "refs/tags/deep"},
 	} {
@@ -148,6 +148,35 @@ func TestFullNameIsExact(t *testing.T) {
 					t.Errorf("it is not clean: %s", got)
 				}
 			})
+		}
+	}
+}
+
+// A repository with SHA-256 is cloned like others.
+func TestRepositoryWithSHA256(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	gittest.Run(t, dir, "init", "-q", "-b", "main", "--object-format=sha256", ".")
+	for _, n := range []string{"1", "2", "3"} {
+		gittest.Run(t, dir, "commit", "-q", "--allow-empty", "-m", n)
+	}
+	gittest.Run(t, dir, "tag", "-a", "-m", "two", "v2", "HEAD~1")
+	gittest.Run(t, dir, "update-ref", "refs/pull/1/head", "HEAD~1")
+	gittest.Run(t, dir, "config", "uploadpack.allowAnySHA1InWant", "true")
+	id := gittest.Run(t, dir, "rev-parse", "HEAD~1")
+	for _, rev := range []string{"", "main", "v2", "refs/tags/v2", "refs/heads/main", "refs/pull/1/head", id, strings.ToUpper(id), id[:10]} {
+		want := "2"
+		if rev == "" || strings.HasSuffix(rev, "main") {
+			want = "3"
+		}
+		for _, depth := range []int{0, 1} {
+			got := clone(t, git.Repo{Location: parse(t, "file://"+dir), Revision: rev, Depth: depth})
+			if subject := gittest.Run(t, got, "log", "-1", "--format=%s"); subject != want {
+				t.Errorf("%q with depth %d is commit %q, want %q", rev, depth, subject, want)
+			}
+			if n := gittest.Run(t, got, "rev-list", "--count", "HEAD"); depth == 1 && n != "1" && rev != id[:10] {
+				t.Errorf("%q: %s commits with a depth of 1", rev, n)
+			}
 		}
 	}
 }
