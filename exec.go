@@ -156,7 +156,7 @@ func (s *Sandbox) Process(ctx context.Context, id string) (_ *Cmd, err error) {
 		return c, nil
 	}
 	if err != nil {
-		return nil, c.fail(c.notStarted(err))
+		return nil, c.fail(c.notStarted(err, c.Dir))
 	}
 	c.attached = p
 	was := p.Started().Exec
@@ -416,7 +416,7 @@ func (c *Cmd) start(ctx context.Context) error {
 	c.proc, err = conn.Exec(ctx, req)
 	if err != nil {
 		c.proc = nil
-		return c.notStarted(err)
+		return c.notStarted(err, req.Dir)
 	}
 	return nil
 }
@@ -474,13 +474,13 @@ func (c *Cmd) environ(dir string) []string {
 	return env
 }
 
-func (c *Cmd) notStarted(err error) error {
+func (c *Cmd) notStarted(err error, dir string) error {
 	var start *wire.StartError
 	switch {
 	case errors.As(err, &start) && start.Kind == wire.KindStopping && c.ctx.Err() == nil:
 		return c.h.ExplainLost(c.ctx, err)
 	case errors.As(err, &start):
-		return lifecycle.StartError(c.Path, c.Dir, start)
+		return lifecycle.StartError(c.Path, dir, start)
 	case c.ctx.Err() != nil:
 		return errdefs.Cancelled(c.ctx)
 	case errors.Is(err, guest.ErrConnectionLost):

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/lifecycle"
@@ -163,7 +164,7 @@ func WithRuntime(id string) MakeOption {
 	}}
 }
 
-// WithEnv adds environment variables for the main process and every command. They
+// WithEnv adds environment variables, in UTF-8, for the main process and every command. They
 // override the image's; [Cmd.Env] overrides them. Anyone who may inspect the container on
 // the engine can read them.
 func WithEnv(env map[string]string) LiveOption {
@@ -316,7 +317,7 @@ func WithNewPrivileges() MakeOption {
 // image's user, otherwise root.
 func WithUser(user string) MakeOption {
 	return option{apply: func(s *settings) {
-		if user == "" || strings.ContainsAny(user, "\x00\n") || strings.Count(user, ":") > 1 {
+		if user == "" || strings.ContainsAny(user, "\x00\n") || !utf8.ValidString(user) || strings.Count(user, ":") > 1 {
 			s.problem("WithUser: %q is not user or user:group", user)
 		}
 		s.User = user
@@ -324,11 +325,13 @@ func WithUser(user string) MakeOption {
 }
 
 // WithWorkdir sets the working directory of commands without [Cmd.Dir]. It is an absolute
-// path and is created if it does not exist. Default /workspace.
+// path in UTF-8 and is created if it does not exist. Default /workspace.
 func WithWorkdir(dir string) MakeOption {
 	return option{apply: func(s *settings) {
 		if !path.IsAbs(dir) || strings.ContainsRune(dir, 0) {
 			s.problem("WithWorkdir: %q is not an absolute path", dir)
+		} else if !utf8.ValidString(dir) {
+			s.problem("WithWorkdir: %q is not UTF-8", dir)
 		}
 		s.Workdir = path.Clean(dir)
 	}}

@@ -201,6 +201,8 @@ func (s *Sandbox) checkChanges() (problems []error) {
 	for _, k := range slices.Sorted(maps.Keys(s.Env)) {
 		if err := CheckEnv(k, s.Env[k]); err != nil {
 			problems = append(problems, err)
+		} else if !utf8.ValidString(k) || !utf8.ValidString(s.Env[k]) { // the engine would replace the other bytes
+			problems = append(problems, fmt.Errorf("environment variable %q: key and value must be UTF-8; field Env of a Cmd takes others", k))
 		}
 	}
 	problems = append(problems, s.checkTags()...)

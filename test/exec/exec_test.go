@@ -135,6 +135,22 @@ func TestDirectory(t *testing.T) {
 	}
 }
 
+// The error of a directory that is not there names it, also if it is the sandbox's own.
+func TestMissingDirectoryIsNamed(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithWorkdir("/srv/gone"))
+	harness.Run(t, sb, "rmdir", "/srv/gone")
+	for dir, want := range map[string]string{"": "/srv/gone", "sub": "/srv/gone/sub", "/nowhere": "/nowhere"} {
+		cmd := sb.Command(t.Context(), "true")
+		cmd.Dir = dir
+		err := cmd.Run()
+		var path *fs.PathError
+		if !errors.As(err, &path) || path.Op != "chdir" || path.Path != want || !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("Dir %q: %v, want that there is no %s", dir, err, want)
+		}
+	}
+}
+
 // Commands: what can't start says why, in Go's own terms.
 func TestCommandsThatCannotStart(t *testing.T) {
 	t.Parallel()
