@@ -164,6 +164,8 @@ func hintOf(err error) string {
 		name = e.Name
 	}
 	switch {
+	case errors.Is(err, sandbox.ErrSessionLost), name == "" && (errors.Is(err, sandbox.ErrNotFound) || errors.Is(err, sandbox.ErrNotRunning)):
+		return "" // it was there, and the error says why it is not any more
 	case errors.Is(err, sandbox.ErrNotFound):
 		return fmt.Sprintf("there is no sandbox %q; see sandbox list", name)
 	case errors.Is(err, sandbox.ErrVolumeNotFound):

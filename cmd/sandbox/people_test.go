@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -53,6 +54,27 @@ func TestErrorsAreInTheCommandLinesWords(t *testing.T) {
 	const want = "sandbox: --port: 99999 is not a port\nsandbox: --vcpus and WithOther\nsandbox: create: --stop-timeout: 0"
 	if got := errorText(err); got != want {
 		t.Errorf("errorText = %q, want %q", got, want)
+	}
+}
+
+// A hint names the sandbox, and there is none of a session that ended during a call.
+func TestHintsNameTheSandbox(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	if got := hintsOf(&sandbox.Error{Op: "processes", Name: "box", Err: sandbox.ErrNotRunning}); !slices.Equal(got, []string{"start it with sandbox start box"}) {
+		t.Errorf("of a stopped sandbox: %q", got)
+	}
+	for what, err := range map[string]error{
+		"without a name":         fmt.Errorf("it ends: %w", sandbox.ErrNotRunning),
+		"of none without a name": fmt.Errorf("it ends: %w", sandbox.ErrNotFound),
+	} {
+		if got := hintsOf(err); got != nil {
+			t.Errorf("%s: %q, want none", what, got)
+		}
+	}
+	code, _, errOut := call(t.Context(), "", "--quiet", "run", "--timeout", "1s", "--", "sleep", "1000")
+	if code == 0 || strings.Count(errOut, "\n") != 1 || strings.Contains(errOut, "sandbox start") {
+		t.Errorf("run whose session ends: code %d, %q, want the error alone", code, errOut)
 	}
 }
 
