@@ -42,6 +42,10 @@ itself runs until it exits or the session ends: its ID is printed, "sandbox proc
 			switch {
 			case len(argv) == 0:
 				return usageError{fmt.Errorf("sandbox: exec %q: no command", name)}
+			case argv[0] == "":
+				return usageError{fmt.Errorf("sandbox: exec %q: %w", name, errEmptyCommand)}
+			case x.timeout < 0:
+				return usagef("sandbox: exec %q: --timeout: %v is negative", name, time.Duration(x.timeout))
 			case x.detach && (x.interactive || x.tty):
 				return usageError{errors.New("sandbox: exec: --detach: the command can't read stdin, so that --interactive and --tty are of no use")}
 			}
@@ -58,6 +62,8 @@ itself runs until it exits or the session ends: its ID is printed, "sandbox proc
 	c.Flags().Var(&x.timeout, "timeout", "kill the command after this time (default never)")
 	return c
 }
+
+var errEmptyCommand = errors.New("the name of the command is empty")
 
 // execution is how a command runs.
 type execution struct {

@@ -117,6 +117,9 @@ force is an error, and others that differ are named.`,
 			if rm && c.Flags().Changed("name") {
 				return usageError{errors.New("run: --rm: a sandbox with a --name is kept; see \"sandbox delete\"")}
 			}
+			if argv[0] == "" {
+				return usageError{fmt.Errorf("sandbox: run: %w", errEmptyCommand)}
+			}
 			set, err := f.settings(c, nil)
 			if err != nil {
 				return err

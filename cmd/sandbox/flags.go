@@ -20,7 +20,18 @@ import (
 type env []string
 
 func (e *env) flag(c *cobra.Command, usage string) {
+	c.PreRunE = func(*cobra.Command, []string) error { return e.check() }
 	c.Flags().StringArrayVarP((*[]string)(e), "env", "e", nil, usage+"; KEY alone has the value that it has here")
+}
+
+// check fails if a variable has no name that Linux takes. Its text is not shown: it may be a secret that lost its name.
+func (e env) check() error {
+	for i, v := range e {
+		if key, _, _ := strings.Cut(v, "="); key == "" || strings.ContainsAny(key, "\r\n") {
+			return usagef("--env: number %d of them is neither KEY=VALUE nor KEY", i+1)
+		}
+	}
+	return nil
 }
 
 // list returns the variables as KEY=VALUE. As in Docker's command line, a KEY that is not set

@@ -115,10 +115,15 @@ func TestWrongValuesAreUsage(t *testing.T) {
 		"a port of run": {"run", "--port", "99999", "--", "true"}, "CPUs of run": {"run", "--vcpus", "-1", "--", "true"}, "a name of exec": {"exec", "../x", "true"},
 		"a name of shell": {"shell", "../x"}, "a signal": {"kill", "-s", "NONE", "x", "y"}, "a policy of a sandbox": {"network", "x", "deny"}, "a template": {"list", "--format", "{{"},
 		"no interval": {"top", "--interval", "0s"}, "a time": {"logs", "--since", "noon", "x"}, "limits of an agent": {"mcp", "--count", "0"}, "an address": {"serve", "--listen", "x"},
+		"a variable without a name": {"exec", "-e", "=s3cr3t", "x", "true"}, "an empty variable": {"exec", "-e", "", "x", "true"}, "a line break in a variable's name": {"shell", "-e", "s3cr3t\ns3cr3t", "x"},
+		"a variable of run": {"run", "-e", "=s3cr3t", "--", "true"}, "a variable of create": {"create", "-e", ""}, "a variable of fork": {"fork", "-e", "=s3cr3t", "x"},
+		"a variable of update": {"update", "-e", "", "x"}, "a negative time": {"exec", "--timeout", "-1s", "x", "true"},
+		"a negative expiry": {"snapshot", "create", "--expiry", "-1s", "x"},
+		"an empty command":  {"exec", "x", "--", ""}, "an empty command of run": {"run", "--", ""}, "an empty command of a detached one": {"exec", "-d", "x", ""},
 		"a policy and a sandbox": {"network", "check", "--policy", "deny-all", "--sandbox", "a", "x"},
 	} {
 		code, _, errOut := call(t.Context(), "", append([]string{"-H", "unix:///nowhere.sock"}, args...)...)
-		if code != codeUsage || strings.Contains(errOut, "With") || strings.Contains(errOut, `create "`) || strings.Contains(errOut, "nowhere") {
+		if code != codeUsage || strings.Contains(errOut, "With") || strings.Contains(errOut, `create "`) || strings.Contains(errOut, "nowhere") || strings.Contains(errOut, "s3cr3t") {
 			t.Errorf("%s: code %d, %q", what, code, errOut)
 		}
 		for line := range strings.Lines(errOut) {

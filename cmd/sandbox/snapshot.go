@@ -36,6 +36,9 @@ func (a *app) takeCommand() *cobra.Command {
 		ValidArgsFunction: a.oneSandbox,
 		RunE: func(c *cobra.Command, args []string) error {
 			o.Progress, o.Expiry = a.progress.show, time.Duration(expiry)
+			if o.Expiry < 0 || o.KeepLast < 0 {
+				return usagef("--expiry and --keep-last are not negative")
+			}
 			return a.withSandbox(c, args[0], func(sb *sandbox.Sandbox) error {
 				snap, err := sb.Snapshot(c.Context(), o)
 				if snap.Copied != nil {
