@@ -41,7 +41,8 @@ const (
 	minMemory  = 6 << 20 // the engine's lower bound
 	maxVCPUs   = 1 << 20 // more would overflow the memory limit
 	minStorage = 1 << 20 // less leaves no room for the engine's own directories
-	minPids    = 16      // the threads of PID 1 and a server
+	minPids    = 32      // PID 1 and two servers have about 24 threads
+	maxPids    = 4 << 20 // the kernel's bound of process IDs
 )
 
 // A CreateOption configures [Create] and [GetOrCreate]. Options have no side effects and
@@ -245,12 +246,12 @@ func WithMemory(bytes int64) LiveOption {
 	}}
 }
 
-// WithPidsLimit limits how many processes and threads the sandbox has at once, including
-// PID 1's own; at least 16. Default [DefaultPidsLimit].
+// WithPidsLimit limits how many processes and threads the sandbox has at once, including about
+// 20 of the guest's own; from 32 to 4,194,304. Default [DefaultPidsLimit].
 func WithPidsLimit(n int) MakeOption {
 	return option{apply: func(s *settings) {
-		if n < minPids {
-			s.problem("WithPidsLimit: %d: use at least %d", n, minPids)
+		if n < minPids || n > maxPids {
+			s.problem("WithPidsLimit: %d: use %d to %d", n, minPids, maxPids)
 		}
 		s.PidsLimit = int64(n)
 	}}

@@ -197,6 +197,33 @@ func TestLimitsOfAnEngineThatHasNone(t *testing.T) {
 	}
 }
 
+// The bounds of processes are those that the kernel takes, and with which a sandbox works.
+func TestSandboxWorksAtTheBoundsOfProcesses(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{32, 4 << 20} {
+		sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), harness.Quick, sandbox.WithPidsLimit(n))
+		first := sb.Command(t.Context(), "sh", "-c", "echo ready >ready; cat")
+		in, err := first.StdinPipe()
+		if err == nil {
+			err = first.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		harness.WaitForFile(t, sb, "ready")
+		if got := harness.Run(t, sb, "sh", "-c", "echo second | cat"); got != "second" {
+			t.Errorf("with %d processes a second command wrote %q", n, got)
+		}
+		harness.Write(t, sb, "f", "written")
+		if got := harness.Read(t, sb, "f"); got != "written" {
+			t.Errorf("with %d processes a file has %q", n, got)
+		}
+		if err := errors.Join(in.Close(), first.Wait()); err != nil {
+			t.Errorf("with %d processes the first command: %v", n, err)
+		}
+	}
+}
+
 // What a sandbox's container is beyond that: readable by foreign tools, no restarts, no
 // privileges, and no health check of the image's beside PID 1's rules.
 func TestContainerIsMadeForASession(t *testing.T) {
