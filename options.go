@@ -166,8 +166,8 @@ func WithRuntime(id string) MakeOption {
 }
 
 // WithEnv adds environment variables, in UTF-8, for the main process and every command. They
-// override the image's; [Cmd.Env] overrides them. Anyone who may inspect the container on
-// the engine can read them.
+// override the image's; [Cmd.Env] overrides them, and takes other bytes, too. Anyone who may
+// inspect the container on the engine can read them.
 func WithEnv(env map[string]string) LiveOption {
 	env = maps.Clone(env)
 	return option{plan.Env, func(s *settings) {
@@ -318,8 +318,10 @@ func WithNewPrivileges() MakeOption {
 // image's user, otherwise root.
 func WithUser(user string) MakeOption {
 	return option{apply: func(s *settings) {
-		if user == "" || strings.ContainsAny(user, "\x00\n") || !utf8.ValidString(user) || strings.Count(user, ":") > 1 {
+		if user == "" || strings.ContainsAny(user, "\x00\n") || strings.Count(user, ":") > 1 {
 			s.problem("WithUser: %q is not user or user:group", user)
+		} else if !utf8.ValidString(user) {
+			s.problem("WithUser: %q: the engine takes UTF-8 alone", user)
 		}
 		s.User = user
 	}}

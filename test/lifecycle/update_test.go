@@ -435,10 +435,11 @@ func TestUpdateTakesOnlyWhatCanChange(t *testing.T) {
 	}
 	sb := harness.Shared(t)
 	six := map[string]string{"1": "", "2": "", "3": "", "4": "", "5": "", "6": ""}
-	err := sb.Update(t.Context(), sandbox.WithTags(six), sandbox.WithTimeout(-1), sandbox.WithMemory(1), sandbox.WithStopTimeout(0))
-	for _, complaint := range []string{"6 tags", "WithTimeout", "WithMemory", "WithStopTimeout"} {
+	err := sb.Update(t.Context(), sandbox.WithTags(six), sandbox.WithTimeout(-1), sandbox.WithMemory(1), sandbox.WithStopTimeout(0),
+		sandbox.WithEnv(map[string]string{"A": "\xff"}))
+	for _, complaint := range []string{"6 tags", "WithTimeout", "WithMemory", "WithStopTimeout", `variable "A"`} {
 		if !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), complaint) {
-			t.Errorf("Update with four mistakes: %v, without %q", err, complaint)
+			t.Errorf("Update with five mistakes: %v, without %q", err, complaint)
 		}
 	}
 }
