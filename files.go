@@ -334,8 +334,9 @@ func (c fileCalls) copied(op string, options func() (archive.Options, error), do
 // A new copy appears atomically, and so does each file of a tree that is merged into an
 // existing directory. Directories that exist keep their permissions, owner and attributes,
 // and get the time of the change. A file without a size, as in /proc, is read up to 64 MiB.
-// Sockets, devices and pipes are left out. The report lists what was not preserved. Data is
-// streamed; memory is used only for each directory and hard link.
+// A mount point, such as /etc/hosts, is written in place. Sockets, devices and pipes are left out. The
+// report lists what was not preserved. Data is streamed; memory is used only for each directory and
+// hard link.
 func (c fileCalls) CopyIn(ctx context.Context, hostPath, inside string, o CopyOptions) (_ CopyReport, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.copy_in", trace.Name(c.name))
 	defer span.End(&err)

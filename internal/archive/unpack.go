@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -316,7 +317,7 @@ func (u *unpacker) single(target string, there fs.FileInfo, hdr *tar.Header) err
 		err = e
 	}
 	if err == nil {
-		err = root.Rename(temp, base)
+		err = u.install(root, temp, base, ".", hdr)
 	}
 	if err != nil {
 		root.Remove(temp)
@@ -591,7 +592,7 @@ func (u *unpacker) entry(hdr *tar.Header, name string) error {
 	}()
 	switch {
 	case hdr.Typeflag == tar.TypeSymlink:
-		return named(u.symlink(dir.root, base, hdr), name)
+		return named(u.symlink(dir.root, base, name, hdr), name)
 	case hdr.Typeflag == tar.TypeLink:
 		return u.link(dir.root, base, name, hdr)
 	case hdr.Size > maxSmall || hdr.PAXRecords[recordSparse] != "":
@@ -609,7 +610,7 @@ func (u *unpacker) entry(hdr *tar.Header, name string) error {
 
 // replace creates a file at base. If one may exist, it creates the new one under a
 // temporary name and renames it, so that the old one is replaced atomically.
-func (u *unpacker) replace(root *os.Root, base string, create func(name string) error) error {
+func (u *unpacker) replace(root *os.Root, base, name string, hdr *tar.Header, create func(name string) error) error {
 	if u.fresh {
 		err := create(base)
 		if !errors.Is(err, fs.ErrExist) {
@@ -622,7 +623,7 @@ func (u *unpacker) replace(root *os.Root, base string, create func(name string) 
 	temp := tempName()
 	err := create(temp)
 	if err == nil {
-		err = root.Rename(temp, base)
+		err = u.install(root, temp, base, name, hdr)
 	}
 	if err != nil || !u.fresh {
 		// Renaming a hard link onto another name of the same file leaves both.
@@ -633,13 +634,49 @@ func (u *unpacker) replace(root *os.Root, base string, create func(name string) 
 	return err
 }
 
-func (u *unpacker) symlink(root *os.Root, base string, hdr *tar.Header) error {
+// install gives a file the name that it is to have. A mount point, as /etc/hosts is one in a sandbox, can only be written in place.
+func (u *unpacker) install(root *os.Root, temp, base, name string, hdr *tar.Header) error {
+	err := root.Rename(temp, base)
+	if u.trust == Hostile || !errors.Is(err, syscall.EBUSY) {
+		return err
+	}
+	from, link := openRegular(root, temp, os.O_RDONLY)
+	if link != nil {
+		return err
+	}
+	defer from.Close()
+	to, err := openRegular(root, base, os.O_WRONLY)
+	if err != nil {
+		return err
+	}
+	if err = to.Truncate(0); err == nil {
+		_, err = io.Copy(to, from)
+	}
+	if err == nil {
+		u.setAttrs(to, root, base, name, hdr)
+	}
+	return errors.Join(err, to.Close(), root.Remove(temp))
+}
+
+func openRegular(root *os.Root, name string, flag int) (*os.File, error) {
+	info, err := root.Lstat(name)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, refuseSpecial(name, info.Mode())
+	}
+	f, _, err := OpenFile(root, name, flag, info)
+	return f, err
+}
+
+func (u *unpacker) symlink(root *os.Root, base, name string, hdr *tar.Header) error {
 	u.waitIfExists(root, base)
-	return u.replace(root, base, func(name string) error {
-		if err := root.Symlink(hdr.Linkname, name); err != nil {
+	return u.replace(root, base, name, hdr, func(at string) error {
+		if err := root.Symlink(hdr.Linkname, at); err != nil {
 			return err
 		}
-		return setLinkTimes(root, name, hdr.ModTime)
+		return setLinkTimes(root, at, hdr.ModTime)
 	})
 }
 
@@ -665,14 +702,14 @@ func (u *unpacker) link(root *os.Root, base, name string, hdr *tar.Header) error
 	}
 	// Through the top: the two names may be in different directories.
 	prefix := path.Dir(name)
-	return named(u.replace(root, base, func(temp string) error {
+	return named(u.replace(root, base, name, hdr, func(temp string) error {
 		return u.top.Link(old, path.Join(prefix, temp))
 	}), name)
 }
 
 // file writes a regular file from data or, if that is nil, from the stream.
 func (u *unpacker) file(dir *dirRef, base, name string, hdr *tar.Header, data []byte) error {
-	err := u.replace(dir.root, base, func(at string) error {
+	err := u.replace(dir.root, base, name, hdr, func(at string) error {
 		perm := fs.FileMode(hdr.Mode & 0o777)
 		if hdr.Mode&0o200 == 0 {
 			perm |= 0o200

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -393,6 +394,54 @@ func TestCopiesLeaveDirectoriesThatAreThere(t *testing.T) {
 	cmd.User = "node"
 	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
 		t.Errorf("in what was embedded: %v, %s", err, out)
+	}
+}
+
+// A mount point can't be replaced: as by cp -a and WriteFile, it gets the content, and the attributes.
+func TestCopiesOntoMountPointsAreAsCpMakesThem(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	dir := filepath.Join(t.TempDir(), "etc")
+	harness.Shell(t, `mkdir "$0"; cd "$0"; echo 127.0.0.1 here >hosts; chmod 640 hosts; echo other >resolv.conf; ln hosts hard; touch -d 2001-01-01 hosts resolv.conf`, dir)
+	if _, err := sb.CopyIn(t.Context(), dir, "/ref", sandbox.CopyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	look := `cd /etc; stat -c '%n %a %Y %s %U' hosts resolv.conf; cat hosts resolv.conf; grep -c ' /etc/hosts ' /proc/self/mountinfo; ls -A | grep agent-sandbox || true`
+	want := harness.Run(t, sb, "sh", "-ec", "cp -a /ref/hosts /ref/resolv.conf /etc; "+look)
+	archived := func() io.Reader {
+		out, err := exec.CommandContext(t.Context(), "tar", "-C", dir, "-cf", "-", "hard", "hosts", "resolv.conf").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bytes.NewReader(out)
+	}
+	each := func(copy func(name string) error) error { return errors.Join(copy("hosts"), copy("resolv.conf")) }
+	for how, copy := range map[string]func() error{
+		"CopyIn of files": func() error {
+			return each(func(name string) error {
+				return harness.Second(sb.CopyIn(t.Context(), dir+"/"+name, "/etc/"+name, sandbox.CopyOptions{}))
+			})
+		},
+		"CopyIn into a directory": func() error {
+			return each(func(name string) error {
+				return harness.Second(sb.CopyIn(t.Context(), dir+"/"+name, "/etc/", sandbox.CopyOptions{}))
+			})
+		},
+		"CopyIn of a tree": func() error { return harness.Second(sb.CopyIn(t.Context(), dir, "/etc", sandbox.CopyOptions{})) },
+		"CopyInFS": func() error {
+			return harness.Second(sb.CopyInFS(t.Context(), os.DirFS(dir), "/etc", sandbox.CopyOptions{}))
+		},
+		"CopyInTar": func() error {
+			return harness.Second(sb.CopyInTar(t.Context(), archived(), "/etc", sandbox.CopyOptions{}))
+		},
+	} {
+		harness.Run(t, sb, "sh", "-c", "cd /etc; echo old and longer than the new one >hosts; echo old >resolv.conf; chmod 644 hosts resolv.conf")
+		if err := copy(); err != nil {
+			t.Errorf("%s: %v", how, err)
+		}
+		if diff := cmp.Diff(want, harness.Run(t, sb, "sh", "-ec", look)); diff != "" {
+			t.Errorf("%s (-cp +copy):\n%s", how, diff)
+		}
 	}
 }
 
