@@ -332,7 +332,8 @@ func (c fileCalls) copied(op string, options func() (archive.Options, error), do
 // followed except hostPath and inside themselves. The copy belongs to the sandbox's user.
 //
 // A new copy appears atomically, and so does each file of a tree that is merged into an
-// existing directory. Directories that exist keep their permissions, owner and attributes,
+// existing directory. A new tree fails if something else is put there meanwhile, such as another
+// copy: repeated, it is merged. Directories that exist keep their permissions, owner and attributes,
 // and get the time of the change. A file without a size, as in /proc, is read up to 64 MiB.
 // A mount point, such as /etc/hosts, is written in place. Sockets, devices and pipes are left out. The
 // report lists what was not preserved. Data is streamed; memory is used only for each directory and

@@ -5,11 +5,13 @@ import (
 	"bytes"
 	"context"
 	"embed"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -88,6 +90,44 @@ func TestDirectoriesThatWereThereStayAsTheyWere(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Of two copies to the same new directory the later one says what to do, and leaves that of the other alone.
+func TestACopyThatMeetsAnotherSaysSo(t *testing.T) {
+	t.Parallel()
+	from, parent := t.TempDir(), t.TempDir()
+	to := filepath.Join(parent, "to")
+	if err := os.WriteFile(filepath.Join(from, "mine"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if _, err := archive.Pack(t.Context(), &b, from, archive.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	once := func(string, *archive.Report) {
+		if err := os.MkdirAll(filepath.Join(to, "theirs"), 0o755); err != nil {
+			t.Error(err)
+		}
+	}
+	stream := bytes.NewReader(b.Bytes())
+	_, err := archive.Unpack(t.Context(), stream, to, archive.Hostile, archive.Options{Complete: true, Progress: once})
+	if !errors.Is(err, fs.ErrExist) || !strings.Contains(err.Error(), "repeat it") || !strings.Contains(err.Error(), to) {
+		t.Errorf("Unpack: %v", err)
+	}
+	copyTree(t, from, to)
+	var names []string
+	for _, dir := range []string{parent, to} {
+		list, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range list {
+			names = append(names, d.Name())
+		}
+	}
+	if got := strings.Join(names, " "); got != "to mine theirs" {
+		t.Errorf("afterwards there is %s", got)
 	}
 }
 

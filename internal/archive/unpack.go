@@ -379,13 +379,28 @@ func (u *unpacker) tree(target string, there fs.FileInfo, hdr *tar.Header) (err 
 		return err
 	}
 	if err == nil {
-		err = parent.Rename(temp, base)
+		err = u.appear(parent, temp, base)
 	}
 	if err != nil {
 		return errors.Join(err, removeTree(parent, temp))
 	}
 	return nil
 }
+
+// appear gives a new tree its name.
+func (u *unpacker) appear(parent *os.Root, temp, base string) error {
+	err := parent.Rename(temp, base)
+	if err == nil {
+		return nil
+	}
+	if _, gone := parent.Lstat(base); gone == nil {
+		return &fs.PathError{Op: "copy", Path: u.dest, Err: errMeanwhile}
+	}
+	return err
+}
+
+// errMeanwhile is about a target that did not exist when the copy began.
+var errMeanwhile = fmt.Errorf("%w: something else, such as another copy, was put there during the copy: repeat it to merge them", fs.ErrExist)
 
 // removeTree removes a tree, including directories without write permission.
 func removeTree(parent *os.Root, name string) error {
