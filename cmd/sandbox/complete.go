@@ -26,6 +26,7 @@ func ownBashCompletion(root *cobra.Command) {
 	if err != nil {
 		panic(err)
 	}
+	group(bash.Parent())
 	bash.Long = "Print a script for bash 4.1 and later that completes what is typed after sandbox."
 	bash.RunE = func(c *cobra.Command, _ []string) error {
 		script := bashCompletion

@@ -81,7 +81,8 @@ func (a *app) made(c *cobra.Command, asJSON, several bool, made ...*sandbox.Sand
 				details = append(details, st)
 			}
 		} else {
-			fmt.Fprintln(a.stdout, sb.Name())
+			_, err := fmt.Fprintln(a.stdout, sb.Name())
+			errs = append(errs, err)
 		}
 		errs = append(errs, sb.Detach())
 	}

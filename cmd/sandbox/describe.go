@@ -31,7 +31,8 @@ func (a *app) describeCommand() *cobra.Command {
 		}
 		for i, st := range all {
 			if i > 0 {
-				fmt.Fprintln(a.stdout)
+				_, e := fmt.Fprintln(a.stdout)
+				err = errors.Join(err, e)
 			}
 			err = errors.Join(err, printDetails(a.stdout, st))
 		}

@@ -89,9 +89,13 @@ func (a *app) run(ctx context.Context, args []string) int {
 	stderr := a.stderr
 	root := a.root()
 	ownBashCompletion(root)
+	checkHelp(root)
 	root.SetArgs(args)
 	called, err := root.ExecuteContextC(ctx)
 	a.progress.clear()
+	if a.help.err != nil {
+		err, a.began = a.help.err, true
+	}
 	if a.client != nil {
 		err = errors.Join(err, a.client.Close())
 	}
@@ -232,10 +236,42 @@ func group(c *cobra.Command) {
 		if len(args) == 0 {
 			return nil
 		}
-		return fmt.Errorf("%s: unknown command %q%s", c.CommandPath(), args[0], suggestion(c, args[0]))
+		return unknownCommand(c, args[0])
 	}
 	c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
 	c.Annotations = map[string]string{annotationGroup: "yes"}
+}
+
+func unknownCommand(c *cobra.Command, name string) error {
+	return fmt.Errorf("%s: unknown command %q%s", c.CommandPath(), name, suggestion(c, name))
+}
+
+// checkHelp makes "help" refuse what is no command.
+func checkHelp(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	help, _, err := root.Find([]string{"help"})
+	if err != nil {
+		panic(err)
+	}
+	help.Args = func(_ *cobra.Command, args []string) error {
+		c, rest, err := root.Find(args)
+		if err == nil && len(rest) > 0 {
+			err = unknownCommand(c, rest[0])
+		}
+		return err
+	}
+}
+
+// checked keeps the first error of a writer, which the library for commands ignores when it prints help.
+type checked struct {
+	io.Writer
+	err error
+}
+
+func (w *checked) Write(p []byte) (int, error) {
+	n, err := w.Writer.Write(p)
+	w.err = cmp.Or(w.err, err)
+	return n, err
 }
 
 const annotationGroup = "group"
@@ -246,6 +282,8 @@ func isGroup(c *cobra.Command) bool { return c.Annotations[annotationGroup] != "
 type app struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
+
+	help checked // stdout, as the library for commands uses it
 
 	interactive func(stream any) bool // whether stdin can answer a question
 	progress    *progress
@@ -282,7 +320,8 @@ func (a *app) root() *cobra.Command {
 	root.PersistentFlags().BoolVar(&a.swarm, "swarm", false, "use all nodes of the Docker Swarm whose manager the engine is")
 	root.PersistentFlags().BoolVarP(&a.progress.quiet, "quiet", "q", false, "don't print progress, nor what was done; of lists, print names alone")
 	root.SetIn(a.stdin)
-	root.SetOut(a.stdout)
+	a.help.Writer = a.stdout
+	root.SetOut(&a.help)
 	root.SetErr(a.stderr)
 	a.addGroups(root)
 	return root

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"unicode"
 
@@ -257,6 +258,8 @@ func TestExitCodes(t *testing.T) {
 		"no command":         {nil, []string{"run"}, 2, "arg"},
 		"unknown flag":       {nil, []string{"list", "--colour"}, 2, "--colour"},
 		"unknown verb":       {nil, []string{"destroy"}, 2, "destroy"},
+		"help of unknown":    {nil, []string{"help", "volume", "destroy"}, 2, `volume: unknown command "destroy"`},
+		"unknown shell":      {nil, []string{"completion", "tcsh"}, 2, "tcsh"},
 		"interrupted":        {over, []string{"list"}, 130, "interrupted"},
 		"interrupted run":    {over, []string{"run", "--", "true"}, 130, "interrupted"},
 		"help is no error":   {nil, []string{"--help"}, 0, ""},
@@ -279,6 +282,23 @@ func TestExitCodes(t *testing.T) {
 				t.Errorf("code %d, stderr %q, want %d and %q", code, errOut, test.want, test.says)
 			}
 		})
+	}
+}
+
+// full is an output that has no space left.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+// Output that can't be written is a failure, of help, too.
+func TestOutputThatIsNotWrittenIsAFailure(t *testing.T) {
+	t.Parallel()
+	for _, line := range []string{"version", "version --json", "--version", "--help", "", "help", "help list", "list --help", "volume", "completion bash", "completion", "completion zsh"} {
+		var errOut bytes.Buffer
+		args := append([]string{"-H", "unix:///nowhere.sock"}, strings.Fields(line)...)
+		if code := run(t.Context(), args, nil, full{}, &errOut); code != codeFailed || errOut.String() != "sandbox: no space left on device\n" {
+			t.Errorf("%q: code %d, %q, want %d and the error", line, code, errOut.String(), codeFailed)
+		}
 	}
 }
 

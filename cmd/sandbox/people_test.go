@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"regexp"
@@ -163,6 +164,12 @@ func TestVerbsSayWhatTheyDid(t *testing.T) {
 	name := harness.UniqueName(t)
 	removeAtEnd(t, name)
 	mustCall(t, "create", "--name", name)
+	for _, args := range [][]string{{"describe", name, name}, {"fork", name, "--name", name + "-2"}} {
+		if code := run(t.Context(), args, nil, full{}, io.Discard); code != codeFailed {
+			t.Errorf("%q to a full disk: code %d, want %d", args, code, codeFailed)
+		}
+	}
+	mustCall(t, "delete", "--delete-volumes", name+"-2") // it was made
 	file := harness.HostDir(t, map[string]string{"f": "12345"}) + "/f"
 	id := strings.TrimSpace(mustCall(t, "snapshot", "create", name))
 	for _, test := range []struct {

@@ -71,7 +71,8 @@ command's process group instead.`,
 						continue
 					}
 					if done = append(done, killed{id}); !asJSON {
-						fmt.Fprintln(a.stdout, id)
+						_, err := fmt.Fprintln(a.stdout, id)
+						errs = append(errs, err)
 					}
 				}
 				if asJSON {

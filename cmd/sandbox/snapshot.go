@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"io"
 	"strings"
 	"time"
 
@@ -160,24 +161,26 @@ func (a *app) treeCommand() *cobra.Command {
 			if asJSON {
 				return printJSONList(a.stdout, roots)
 			}
+			var text strings.Builder
 			for _, n := range roots {
-				a.printNode(n, 0)
+				writeNode(&text, n, 0)
 			}
-			return nil
+			_, err = io.WriteString(a.stdout, text.String())
+			return err
 		},
 	}
 	jsonFlag(c, &asJSON)
 	return c
 }
 
-func (a *app) printNode(n *sandbox.SnapshotNode, depth int) {
+func writeNode(out *strings.Builder, n *sandbox.SnapshotNode, depth int) {
 	text := fmt.Sprintf("sandbox  %s  %s", graphic(n.Name), n.ID)
 	if n.Kind == sandbox.SnapshotKind {
 		text = fmt.Sprintf("snapshot  %s  %s  %s", n.ID, graphic(cmp.Or(n.Snapshot.Name, "-")), graphic(n.Sandbox))
 	}
-	fmt.Fprintf(a.stdout, "%s%s  %s\n", strings.Repeat("  ", depth), text, ago(n.CreatedAt))
+	fmt.Fprintf(out, "%s%s  %s\n", strings.Repeat("  ", depth), text, ago(n.CreatedAt))
 	for _, child := range n.Children {
-		a.printNode(child, depth+1)
+		writeNode(out, child, depth+1)
 	}
 }
 

@@ -98,8 +98,10 @@ func (a *app) printUsages(rows []usageRow, asJSON, live bool) error {
 		sum.CPUPercent, sum.MemoryBytes = sum.CPUPercent+r.CPUPercent, sum.MemoryBytes+r.MemoryBytes
 	}
 	if live {
-		fmt.Fprintf(a.stdout, "\x1b[H\x1b[2J%s  %s: %.0f%% of a CPU, %s of memory\n\n", time.Now().Format(time.TimeOnly),
-			count(int64(len(rows)), "running sandbox"), sum.CPUPercent, bytesText(sum.MemoryBytes))
+		if _, err := fmt.Fprintf(a.stdout, "\x1b[H\x1b[2J%s  %s: %.0f%% of a CPU, %s of memory\n\n", time.Now().Format(time.TimeOnly),
+			count(int64(len(rows)), "running sandbox"), sum.CPUPercent, bytesText(sum.MemoryBytes)); err != nil {
+			return err
+		}
 	}
 	return printTable(a.stdout, "NAME\tID\tCPU\tMEMORY\tLIMIT\tPROCESSES\tRECEIVED\tSENT", rows, func(r usageRow) []any {
 		limit := ""

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
@@ -42,21 +43,28 @@ func (a *app) versionCommand() *cobra.Command {
 			if asJSON {
 				return printJSON(a.stdout, v)
 			}
-			fmt.Fprintf(a.stdout, "sandbox %s\n", graphic(v.Version))
-			if v.Commit != "" {
-				fmt.Fprintf(a.stdout, "commit  %s\n", v.Commit)
-			}
-			fmt.Fprintf(a.stdout, "go      %s %s\n", v.Go, v.System)
-			if v.Engine == "" {
-				fmt.Fprintln(a.stdout, "engine  does not answer; see sandbox health")
-				return nil
-			}
-			fmt.Fprintf(a.stdout, "engine  %s (API %s)\n", graphic(v.Engine), graphic(v.EngineAPI))
-			return nil
+			_, err = fmt.Fprint(a.stdout, v)
+			return err
 		},
 	}
 	jsonFlag(c, &asJSON)
 	return c
+}
+
+// String is for people.
+func (v versions) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "sandbox %s\n", graphic(v.Version))
+	if v.Commit != "" {
+		fmt.Fprintf(&b, "commit  %s\n", v.Commit)
+	}
+	fmt.Fprintf(&b, "go      %s %s\n", v.Go, v.System)
+	if v.Engine == "" {
+		b.WriteString("engine  does not answer; see sandbox health\n")
+	} else {
+		fmt.Fprintf(&b, "engine  %s (API %s)\n", graphic(v.Engine), graphic(v.EngineAPI))
+	}
+	return b.String()
 }
 
 // commit is the commit that was built, with a plus sign if the files differed from it.
