@@ -212,7 +212,7 @@ func WithTags(tags map[string]string) LiveOption {
 }
 
 // WithPorts publishes TCP ports of the sandbox on 127.0.0.1 of the engine's machine, at
-// most 4 unless [Limits] says otherwise. Each session publishes them on new free ports,
+// most 4 unless [Limits] says otherwise; 15001 and 15053 are PID 1's own. Each session publishes them on new free ports,
 // which [Sandbox.Port] returns. Servers inside must listen on all addresses or the
 // container's own, not on localhost alone; [Sandbox.DialContext] reaches those too,
 // without published ports.

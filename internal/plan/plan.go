@@ -215,6 +215,8 @@ func (s *Sandbox) checkChanges() (problems []error) {
 	for i, p := range s.Ports {
 		if p < 1 || p > 65535 {
 			problems = append(problems, fmt.Errorf("WithPorts: %d is not a port: use 1 to 65535", p))
+		} else if p == policy.ProxyPort || p == policy.DNSPort {
+			problems = append(problems, fmt.Errorf("WithPorts: port %d is taken in every sandbox, by PID 1: use another one", p))
 		} else if slices.Contains(s.Ports[:i], p) {
 			problems = append(problems, fmt.Errorf("WithPorts: duplicate port %d", p))
 		}

@@ -24,6 +24,13 @@ const MaxEntries = 1000
 // the engine returns in every list.
 const MaxText = 128 << 10
 
+// Ports on which PID 1 itself listens, on the loopback addresses: the kernel redirects connections
+// and DNS queries to them. What is sent there directly is refused.
+const (
+	ProxyPort = 15001 // TCP
+	DNSPort   = 15053 // TCP and UDP
+)
+
 // Mode selects a fixed policy, or one made of lists.
 type Mode string
 

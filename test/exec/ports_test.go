@@ -7,8 +7,10 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -33,6 +35,7 @@ func TestWrongPortsAreRefusedBeforeAnyEngineCall(t *testing.T) {
 		"below nought":     {[]int{-80}, 0, []string{"-80 is not a port"}},
 		"too high":         {[]int{70000}, 0, []string{"70000 is not a port"}},
 		"twice":            {[]int{80, 81, 80}, 0, []string{"duplicate port 80"}},
+		"PID 1's":          {[]int{15001, 80, 15053}, 0, []string{"port 15001 is taken", "port 15053 is taken"}},
 		"all at once":      {[]int{0, 70000, 80, 80, 81}, 0, []string{"0 is not", "70000 is not", "duplicate port 80", "5 ports"}},
 	} {
 		// There is no engine: whoever calls one fails in another way.
@@ -255,10 +258,17 @@ func TestWaitPortOutlivesALauncher(t *testing.T) {
 func TestWaitPortEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	sb := harness.Shared(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	if err := sb.WaitPort(ctx, 3000); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "3000") {
-		t.Errorf("WaitPort = %v, want the deadline and the port", err)
+	for _, p := range []int{3000, 15001, 15053} { // on the latter two listens PID 1 alone
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		if err := sb.WaitPort(ctx, p); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), strconv.Itoa(p)) {
+			t.Errorf("WaitPort = %v, want the deadline and port %d", err, p)
+		}
+		patient, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if conn, err := sb.DialContext(patient, "tcp", "localhost:"+strconv.Itoa(p)); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("DialContext to port %d = %v, %v, want ECONNREFUSED", p, conn, err)
+		}
 	}
 	for _, p := range []int{0, 70000} {
 		if err := sb.WaitPort(t.Context(), p); !errors.Is(err, sandbox.ErrInvalidArgument) {

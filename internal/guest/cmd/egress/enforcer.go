@@ -158,18 +158,18 @@ func (e *Enforcer) listen() error {
 	free.SetMultipathTCP(false)
 	for _, host := range []netip.Addr{loopback4, loopback6} {
 		on := func(port uint16) string { return netip.AddrPortFrom(host, port).String() }
-		proxied, err := free.Listen(context.Background(), "tcp", on(proxyPort))
+		proxied, err := free.Listen(context.Background(), "tcp", on(policy.ProxyPort))
 		if host.Is6() && errors.Is(err, unix.EAFNOSUPPORT) {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		dnsTCP, err := free.Listen(context.Background(), "tcp", on(dnsPort))
+		dnsTCP, err := free.Listen(context.Background(), "tcp", on(policy.DNSPort))
 		if err != nil {
 			return err
 		}
-		dnsUDP, err := free.ListenPacket(context.Background(), "udp", on(dnsPort))
+		dnsUDP, err := free.ListenPacket(context.Background(), "udp", on(policy.DNSPort))
 		if err != nil {
 			return err
 		}

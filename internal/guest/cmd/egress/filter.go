@@ -11,6 +11,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
 )
 
 // ruleset is a network policy as the kernel enforces it. The zero value lets nothing
@@ -47,9 +49,6 @@ const (
 	filterTable = "agent-sandbox" // begins the name of the table
 	inputChain  = "in"
 
-	proxyPort = 15001
-	dnsPort   = 15053
-
 	// Connection marks: of flows that came in through a published port, of those of
 	// this process, and of anyone's with a resolver.
 	markPublished = 1
@@ -66,7 +65,7 @@ var engineResolver = netip.MustParseAddr("127.0.0.11")
 var ownPorts = []struct {
 	proto  uint8
 	number uint16
-}{{unix.IPPROTO_TCP, proxyPort}, {unix.IPPROTO_TCP, dnsPort}, {unix.IPPROTO_UDP, dnsPort}}
+}{{unix.IPPROTO_TCP, policy.ProxyPort}, {unix.IPPROTO_TCP, policy.DNSPort}, {unix.IPPROTO_UDP, policy.DNSPort}}
 
 // ICMPv6 types without which IPv6 finds no neighbour.
 const (
@@ -127,18 +126,18 @@ func (r *ruleset) redirectChain(b *builder, sets addrSets) {
 	b.baseChain("redirect", nftables.ChainTypeNAT, nftables.ChainHookOutput, -150, nftables.ChainPolicyAccept)
 	b.rule(r.own(), accept)
 	if r.dns {
-		b.rule(destination.addr(engineResolver), toPort(unix.IPPROTO_UDP, 53), redirect(dnsPort))
-		b.rule(destination.addr(engineResolver), toPort(unix.IPPROTO_TCP, 53), redirect(dnsPort))
+		b.rule(destination.addr(engineResolver), toPort(unix.IPPROTO_UDP, 53), redirect(policy.DNSPort))
+		b.rule(destination.addr(engineResolver), toPort(unix.IPPROTO_TCP, 53), redirect(policy.DNSPort))
 	}
 	b.rule(outLoopback, accept)
 	if r.dns {
-		b.rule(toPort(unix.IPPROTO_UDP, 53), redirect(dnsPort))
-		b.rule(toPort(unix.IPPROTO_TCP, 53), redirect(dnsPort))
+		b.rule(toPort(unix.IPPROTO_UDP, 53), redirect(policy.DNSPort))
+		b.rule(toPort(unix.IPPROTO_TCP, 53), redirect(policy.DNSPort))
 	}
 	if r.proxy {
 		b.each(nil, destination, sets.deny, accept)
 		b.each(nil, destination, sets.allow, accept)
-		b.rule(proto(unix.IPPROTO_TCP), redirect(proxyPort))
+		b.rule(proto(unix.IPPROTO_TCP), redirect(policy.ProxyPort))
 	}
 }
 
@@ -211,8 +210,13 @@ func (r *ruleset) inChain(b *builder, sets addrSets) {
 		}
 	}
 	for _, p := range ownPorts {
-		b.rule(inLoopback, destination.addr(loopback4), toPort(p.proto, p.number), redirected(false), drop)
-		b.rule(inLoopback, destination.addr(loopback6), toPort(p.proto, p.number), redirected(false), drop)
+		// As where nothing listens.
+		refuse := cond{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH}}
+		if p.proto == unix.IPPROTO_TCP {
+			refuse = cond{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}
+		}
+		b.rule(inLoopback, destination.addr(loopback4), toPort(p.proto, p.number), redirected(false), refuse)
+		b.rule(inLoopback, destination.addr(loopback6), toPort(p.proto, p.number), redirected(false), refuse)
 	}
 	b.rule(inLoopback, accept)
 	b.rule(flowMark(markPublished), accept)

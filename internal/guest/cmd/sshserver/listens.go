@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
+	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
 )
 
 // serveListens answers whether anything listens on a TCP port, by the kernel's tables: some
@@ -45,7 +46,10 @@ func serveListens(nc ssh.NewChannel) {
 	}
 }
 
-// listening looks for the port in the kernel's tables.
+// listening looks for the port in the kernel's tables. PID 1's own listeners do not count.
 func listening(port uint16) (found bool, err error) {
-	return proc.FindTCP(proc.TCPListen, func(local, _ netip.AddrPort) bool { return local.Port() == port })
+	return proc.FindTCP(proc.TCPListen, func(local, _ netip.AddrPort) bool {
+		own := port == policy.ProxyPort || port == policy.DNSPort
+		return local.Port() == port && !(own && (local.Addr() == netip.AddrFrom4([4]byte{127, 0, 0, 1}) || local.Addr() == netip.IPv6Loopback()))
+	})
 }
