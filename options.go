@@ -43,6 +43,8 @@ const (
 	minStorage = 1 << 20 // less leaves no room for the engine's own directories
 	minPids    = 32      // PID 1 and two servers have about 24 threads
 	maxPids    = 4 << 20 // the kernel's bound of process IDs
+
+	maxStopTimeout = 100 * 365 * 24 * time.Hour // what is added to it does not overflow
 )
 
 // A CreateOption configures [Create] and [GetOrCreate]. Options have no side effects and
@@ -417,13 +419,13 @@ func IgnoreDetached() LiveOption {
 }
 
 // WithStopTimeout sets the time between SIGTERM and SIGKILL at the end of a session, in
-// whole seconds. Default 30 s.
+// whole seconds. Default 30 s. A longer time than 100 years is 100 years.
 func WithStopTimeout(d time.Duration) LiveOption {
 	return option{plan.StopTimeout, func(s *settings) {
 		if d < time.Second || d%time.Second != 0 {
 			s.problem("WithStopTimeout: %v is not a whole number of seconds from 1 up", d)
 		}
-		s.StopTimeout = d
+		s.StopTimeout = min(d, maxStopTimeout)
 	}}
 }
 

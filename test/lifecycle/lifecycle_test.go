@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/url"
 	"os"
 	"slices"
@@ -658,6 +659,19 @@ func TestStopOfWhatDoesNotRunIsNil(t *testing.T) {
 			t.Errorf("Stop of what is %s = %q, %v after %v", tt.what, state, err, time.Since(began))
 		}
 		sb.Detach()
+	}
+}
+
+// The longest stop timeout that there can be is waited for: what Close adds to it is no time that has passed.
+func TestCloseWithTheLongestStopTimeout(t *testing.T) {
+	t.Parallel()
+	longest := time.Duration(math.MaxInt64).Truncate(time.Second)
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithPersistent(false), sandbox.WithStopTimeout(longest))
+	if err := sb.Close(); err != nil {
+		t.Fatalf("Close = %v", err)
+	}
+	if _, err := harness.NewClient(t).Inspect(t.Context(), sb.Name()); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("after Close: Inspect = %v, want ErrNotFound", err)
 	}
 }
 
