@@ -206,7 +206,7 @@ func strips(t *testing.T, dir string) int {
 // What tar programs write and extract becomes the same workspace.
 func TestTarballsAreAsTarExtractsThem(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(harness.Rounds(2, 40)) {
+	for _, seed := range harness.Seeds(2, 40) {
 		rnd := rand.New(rand.NewPCG(seed, 34))
 		dir := filepath.Join(t.TempDir(), "top")
 		if err := os.Mkdir(dir, 0o755); err != nil {

@@ -186,10 +186,10 @@ func TestLogsOfAStoppedSandbox(t *testing.T) {
 // any length, characters of one to four bytes, and a last line that has no end.
 func TestLogsAreWhatWasWritten(t *testing.T) {
 	t.Parallel()
-	for seed := range harness.Rounds(3, 100) {
+	for _, seed := range harness.Seeds(3, 100) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			logsAreWhatWasWritten(t, rand.New(rand.NewPCG(uint64(seed), 34)))
+			logsAreWhatWasWritten(t, rand.New(rand.NewPCG(seed, 34)))
 		})
 	}
 }

@@ -69,7 +69,7 @@ func sameMerge(t *testing.T, what, cp, got, before string) {
 // cp -a is the reference of copies of trees, new ones and merges.
 func TestCopiesAreAsCpMakesThem(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(harness.Rounds(2, 100)) {
+	for _, seed := range harness.Seeds(2, 100) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
 			sb := harness.Shared(t)

@@ -92,11 +92,7 @@ func randomFS(t *testing.T, r *rand.Rand, entries int) map[string]fs.FS {
 func TestCopyInFSIsAsCopyFS(t *testing.T) {
 	t.Parallel()
 	sb := harness.Shared(t)
-	seeds := uint64(2)
-	if harness.Soaking() {
-		seeds = 100
-	}
-	for seed := range seeds {
+	for _, seed := range harness.Seeds(2, 100) {
 		for what, fsys := range randomFS(t, rand.New(rand.NewPCG(seed, 77)), 60) {
 			t.Run(fmt.Sprintf("%d, %s", seed, what), func(t *testing.T) {
 				t.Parallel()

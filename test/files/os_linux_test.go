@@ -86,6 +86,8 @@ func unfit(c osCall) bool {
 		return true // an open does not wait for the other end
 	case c.Op == "Symlink" && strings.HasPrefix(c.Other, "/"):
 		return true // later calls would go there
+	case c.Name == "/dev/full" && c.Op == "ReadFile":
+		return true // it has no end
 	case c.Name == "" && (c.Op == "RemoveAll" || c.Op == "Truncate" && c.N < 0):
 		return true
 	}
@@ -196,7 +198,7 @@ func TestFileCallsAreAsThoseOfPackageOS(t *testing.T) {
 	if err := sb.WriteFile(t.Context(), "/usr/local/bin/oscalls", program, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for seed := range uint64(harness.Rounds(2, 60)) {
+	for _, seed := range harness.Seeds(2, 60) {
 		for _, user := range []string{"root", "node"} {
 			t.Run(fmt.Sprintf("%s %d", user, seed), func(t *testing.T) {
 				t.Parallel()

@@ -65,11 +65,7 @@ func wantCensus(t *testing.T, what string, want []string, sb *sandbox.Sandbox) {
 // of these. A new container after an update has them, too.
 func TestCopiesHaveEachFileOfTheirSource(t *testing.T) {
 	t.Parallel()
-	seeds := make([]int, harness.Rounds(2, 100))
-	for i := range seeds {
-		seeds[i] = i
-	}
-	for _, seed := range harness.EveryNth(2, seeds) {
+	for _, seed := range harness.EveryNth(2, harness.Seeds(2, 100)) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			t.Parallel()
 			copiesHaveEachFile(t, fmt.Sprint(seed), seed%2 == 0)

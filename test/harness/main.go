@@ -41,14 +41,34 @@ func Rounds(plain, soak int) int {
 	return plain
 }
 
+// Seeds are those of a test's random cases: the same ones in each plain run, and others in each soak. SANDBOX_SEED is the
+// only one, if it is set, to repeat a case.
+func Seeds(plain, soak int) []uint64 {
+	if only, err := strconv.ParseUint(os.Getenv("SANDBOX_SEED"), 10, 64); err == nil {
+		return []uint64{only}
+	}
+	first := uint64(0)
+	if Soaking() {
+		first = uint64(rand.Uint32())
+	}
+	seeds := make([]uint64, Rounds(plain, soak))
+	for i := range seeds {
+		seeds[i] = first + uint64(i)
+	}
+	return seeds
+}
+
 // Every selects every nth of what is numbered, beginning with another one in each run: soak tests have all.
 func Every(n int) func(i int) bool {
 	first := rand.IntN(n)
 	return func(i int) bool { return Soaking() || i%n == first }
 }
 
-// EveryNth returns what [Every] selects of what is alike.
+// EveryNth returns what [Every] selects of what is alike, and all of less than n.
 func EveryNth[T any](n int, all []T) (some []T) {
+	if len(all) < n {
+		return all
+	}
 	at := Every(n)
 	for i, one := range all {
 		if at(i) {

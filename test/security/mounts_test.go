@@ -442,22 +442,11 @@ func (s *scene) check(sb *sandbox.Sandbox, err error) {
 // its place, or does not begin. SANDBOX_SEED repeats one scene.
 func TestMountsOfRandomScenes(t *testing.T) {
 	t.Parallel()
-	seeds := make([]uint64, harness.Rounds(24, 2000))
-	for i := range seeds {
-		seeds[i] = uint64(i)
-		if harness.Soaking() {
-			seeds[i] += uint64(time.Now().UnixNano())
-		}
-	}
-	seeds = harness.EveryNth(3, seeds)
-	if only, err := strconv.ParseUint(os.Getenv("SANDBOX_SEED"), 10, 64); err == nil {
-		seeds = []uint64{only}
-	}
 	var refs []string
 	for _, members := range images() {
 		refs = append(refs, image(t, members...))
 	}
-	for _, seed := range seeds {
+	for _, seed := range harness.EveryNth(3, harness.Seeds(24, 2000)) {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 			t.Parallel()
 			s := &scene{T: t, Rand: rand.New(rand.NewPCG(seed, 0)), c: harness.NewClient(t), name: harness.UniqueName(t)}
