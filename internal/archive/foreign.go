@@ -182,6 +182,7 @@ func (f *foreign) run() error {
 		if err != nil {
 			return f.broken(err, last)
 		}
+		decodeXattrs(hdr)
 		last, f.first = hdr.Name, cmp.Or(f.first, hdr.Name)
 		if err := f.tally.entry(hdr.Name); err != nil {
 			return err
@@ -194,6 +195,24 @@ func (f *foreign) run() error {
 			return f.broken(err, last)
 		}
 	}
+}
+
+// xattrEscapes are those of GNU tar, in names that PAX records can't have.
+var xattrEscapes = strings.NewReplacer("%3D", "=", "%25", "%")
+
+// decodeXattrs undoes GNU tar's escapes in the names of extended attributes.
+func decodeXattrs(hdr *tar.Header) {
+	if len(hdr.PAXRecords) == 0 {
+		return
+	}
+	decoded := make(map[string]string, len(hdr.PAXRecords))
+	for key, value := range hdr.PAXRecords {
+		if name, is := strings.CutPrefix(key, recordXattr); is {
+			key = recordXattr + xattrEscapes.Replace(name)
+		}
+		decoded[key] = value
+	}
+	hdr.PAXRecords = decoded
 }
 
 // broken turns an error of the tar reader into one that names the cause and the place.

@@ -155,9 +155,15 @@ func listing(t *testing.T, dir string) string {
 				return err
 			}
 			line += fmt.Sprintf(" %d bytes %x", len(b), sum(b))
-			if value := make([]byte, 100); true {
-				if n, err := unix.Lgetxattr(file, "user.test", value); err == nil {
-					line += fmt.Sprintf(" user.test=%q", value[:n])
+			names, value := make([]byte, 1000), make([]byte, 100)
+			n, err := unix.Llistxattr(file, names)
+			if err != nil {
+				return err
+			}
+			for _, attr := range slices.Sorted(strings.SplitSeq(string(names[:n]), "\x00")) {
+				if strings.HasPrefix(attr, "user.") {
+					n, _ := unix.Lgetxattr(file, attr, value)
+					line += fmt.Sprintf(" %q=%q", attr, value[:max(n, 0)])
 				}
 			}
 		}
@@ -357,6 +363,11 @@ func TestOddTarballsAreAsTarExtractsThem(t *testing.T) {
 		"an end and more":        {append(all(f("a")), all(f("b"))...), 0, ""},
 		"a block of zeros":       {slices.Concat(all(f("a"))[:1024], make([]byte, 512), all(f("b"))), 0, "no end marker"},
 		"empty":                  {all(), 0, ""},
+		"attributes": {all(func() harness.TarMember {
+			m := f("a")
+			m.Format, m.PAXRecords = tar.FormatPAX, map[string]string{"SCHILY.xattr.user.100%25": "1", "SCHILY.xattr.user.%2525%41": "2", "SCHILY.xattr.user.plain": "3"}
+			return m
+		}()), 0, ""},
 		"times": {all(func() (m []harness.TarMember) {
 			for i, year := range []int{1, 1600, 1678, 1901, 1969, 1970, 2038, 2106, 2262, 2263, 2445} {
 				h := f(fmt.Sprint(i))
