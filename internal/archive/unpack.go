@@ -3,6 +3,7 @@ package archive
 import (
 	"archive/tar"
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
@@ -750,7 +751,10 @@ func (u *unpacker) file(dir *dirRef, base, name string, hdr *tar.Header, data []
 	return named(err, name)
 }
 
-// fill copies a file's content from the stream.
+// zeros are what holes read as.
+var zeros = make([]byte, bufSize)
+
+// fill copies a file's content from the stream. One that is not from Pack has no holes: what is zero becomes one.
 func (u *unpacker) fill(f *os.File, name string, hdr *tar.Header) error {
 	size, pieces := hdr.Size, []Piece{{0, hdr.Size}}
 	if record := hdr.PAXRecords[recordSparse]; record != "" && u.opts.Complete {
@@ -763,7 +767,7 @@ func (u *unpacker) fill(f *os.File, name string, hdr *tar.Header) error {
 		}
 	}
 	buf := make([]byte, min(bufSize, max(hdr.Size, 1)))
-	next := u.report.Bytes + step
+	next, written := u.report.Bytes+step, int64(0)
 	for _, piece := range pieces {
 		for at, end := piece.Offset, piece.Offset+piece.Length; at < end; {
 			if err := context.Cause(u.ctx); err != nil {
@@ -773,8 +777,11 @@ func (u *unpacker) fill(f *os.File, name string, hdr *tar.Header) error {
 			if _, err := io.ReadFull(u.tr, part); err != nil {
 				return err
 			}
-			if _, err := f.WriteAt(part, at); err != nil {
-				return err
+			if u.opts.Complete || !bytes.Equal(part, zeros[:len(part)]) {
+				if _, err := f.WriteAt(part, at); err != nil {
+					return err
+				}
+				written = at + int64(len(part))
 			}
 			at += int64(len(part))
 			if u.report.Bytes += int64(len(part)); u.report.Bytes > next {
@@ -783,7 +790,7 @@ func (u *unpacker) fill(f *os.File, name string, hdr *tar.Header) error {
 			}
 		}
 	}
-	if len(pieces) == 0 || pieces[len(pieces)-1].Offset+pieces[len(pieces)-1].Length < size {
+	if written < size {
 		return f.Truncate(size)
 	}
 	return nil

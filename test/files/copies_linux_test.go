@@ -343,6 +343,36 @@ func TestCopyOutTarHasTheTree(t *testing.T) {
 
 func anything(string, string) bool { return true }
 
+// The engine's archives have no holes.
+func TestHolesOfAStoppedSandboxStayHoles(t *testing.T) {
+	t.Parallel()
+	c := harness.NewClient(t)
+	sb := harness.CreateWith(t, c, nil)
+	harness.Run(t, sb, "sh", "-ec", `mkdir d; cd d; truncate -s 50M hole middle end; echo x >>end; printf x | dd of=middle bs=1 seek=20000000 conv=notrunc status=none; echo x | dd of=start conv=notrunc status=none; truncate -s 50000001 start
+		ln middle again; : >nothing; head -c 300000 /dev/urandom >full; touch -d 2001-01-01 . *`)
+	look := strings.Replace(describeScript, `|%n|`, `||`, 1)
+	want := harness.Run(t, sb, "sh", "-ec", look, "d")
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	to := t.TempDir()
+	if _, err := sb.CopyOut(t.Context(), "d", to+"/d", sandbox.CopyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, describe(t, exec.Command("sh", "-ec", look, to+"/d"))); diff != "" {
+		t.Errorf("(-sandbox +copy):\n%s", diff)
+	}
+	if _, err := sb.CopyOut(t.Context(), "d/middle", to+"/", sandbox.CopyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"d/hole", "d/middle", "d/end", "d/start", "middle"} {
+		var st unix.Stat_t
+		if err := unix.Stat(filepath.Join(to, name), &st); err != nil || st.Size < 50_000_000 || st.Blocks*512 > 1<<20 {
+			t.Errorf("%s of %d bytes takes %d, %v", name, st.Size, st.Blocks*512, err)
+		}
+	}
+}
+
 func hereWithoutTimes(t *testing.T, dir string) string {
 	t.Helper()
 	return describe(t, exec.Command("sh", "-ec", strings.Replace(describeScript, `|%T@|`, `||`, 1), dir))
