@@ -87,6 +87,9 @@ func (f *View) read(ctx context.Context, op, name string, fn func(srv *guest.Fil
 		case errors.Is(err, lifecycle.ErrNoSession):
 			var st *stopped
 			if st, err = f.stopped(ctx); err == nil {
+				path, err = st.withoutDots(ctx, path)
+			}
+			if err == nil {
 				err = without(st, path)
 			}
 		}
@@ -393,6 +396,7 @@ func (f *View) Open(ctx context.Context, name string) (*File, error) {
 		file.stopped, err = st.open(ctx, path)
 		if err == nil {
 			file.info = file.stopped.info
+			file.info.name = baseName(name)
 		}
 		return err
 	})

@@ -2,6 +2,7 @@ package files
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,6 +64,27 @@ func (st *stopped) resolve(ctx context.Context, path string, follow bool) (strin
 		}
 	}
 	return "", engine.PathStat{}, syscall.ELOOP
+}
+
+// withoutDots returns a path without "..", which the engine would take off together with what is before it: behind a link the kernel
+// goes to the parent of what the link leads to.
+func (st *stopped) withoutDots(ctx context.Context, name string) (string, error) {
+	done := ""
+	for _, part := range strings.Split(name, "/")[1:] {
+		if part != ".." {
+			done += "/" + part
+			continue
+		}
+		real, got, err := st.resolve(ctx, cmp.Or(done, "/"), true)
+		if err != nil {
+			return "", err
+		}
+		if !got.Mode.IsDir() {
+			return "", errdefs.Classify(errdefs.InvalidArgument, syscall.ENOTDIR)
+		}
+		done = strings.TrimSuffix(path.Dir(path.Clean(real)), "/")
+	}
+	return cmp.Or(done, "/"), nil
 }
 
 func (st *stopped) stat(ctx context.Context, path string, follow bool) (*fileInfo, error) {
@@ -198,6 +220,10 @@ func (st *stopped) measure(ctx context.Context, dir string, links []*fileInfo) e
 }
 
 func (st *stopped) copyOut(ctx context.Context, from, host string, opts archive.Options) (archive.Report, error) {
+	from, err := st.withoutDots(ctx, from)
+	if err != nil {
+		return archive.Report{}, err
+	}
 	real, got, err := st.resolve(ctx, from, true)
 	if err != nil {
 		return archive.Report{}, err
@@ -257,9 +283,7 @@ func (st *stopped) open(ctx context.Context, name string) (*stoppedFile, error) 
 		}
 		rc.Close()
 	}
-	info := st.f.stoppedInfo(got)
-	info.name = path.Base(name)
-	return &stoppedFile{st: st, path: real, info: info}, nil
+	return &stoppedFile{st: st, path: real, info: st.f.stoppedInfo(got)}, nil
 }
 
 func (f *stoppedFile) entries() ([]fs.DirEntry, error) {

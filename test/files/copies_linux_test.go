@@ -597,10 +597,12 @@ func TestErrorsOfAStoppedSandboxAreTheKernels(t *testing.T) {
 	t.Parallel()
 	c := harness.NewClient(t)
 	sb := harness.CreateWith(t, c, nil)
-	harness.Run(t, sb, "sh", "-ec", `echo x >f; ln -s nowhere dangling; ln -s loop loop; ln -s loop/x below; mkdir d; ln -s d to-d; ln -s f to-f`)
+	harness.Run(t, sb, "sh", "-ec", `echo x >f; ln -s nowhere dangling; ln -s loop loop; ln -s loop/x below; mkdir d; ln -s d to-d; ln -s f to-f
+		mkdir -p srv/deep/er; ln -s srv/deep/er to-deep; ln -s ../deep srv/up; echo f of srv >srv/deep/f; echo g of srv >srv/f`)
 	calls := func() map[string]string {
 		errs := map[string]string{}
-		for _, name := range []string{"none", "none/x", "d/none", "dangling", "loop", "below", "f/x", "f/", "to-f/x", "d", "to-d", "f"} {
+		for _, name := range []string{"none", "none/x", "d/none", "dangling", "loop", "below", "f/x", "f/", "to-f/x", "d", "to-d", "f",
+			"to-deep/../f", "to-deep/../../f", "to-deep/..", "to-deep/../", "none/../f", "f/../f", "f/..", "loop/../f", "srv/up/../f", "../workspace/../../workspace/f", "...", "d/..x"} {
 			for call, err := range map[string]error{
 				"ReadFile": harness.Second(sb.ReadFile(t.Context(), name)), "Stat": harness.Second(sb.Stat(t.Context(), name)),
 				"Lstat": harness.Second(sb.Lstat(t.Context(), name)), "ReadDir": harness.Second(sb.ReadDir(t.Context(), name)),
@@ -619,6 +621,12 @@ func TestErrorsOfAStoppedSandboxAreTheKernels(t *testing.T) {
 					continue // the engine resolves a link before it tells what it is
 				}
 				errs[call+" "+name] = class
+			}
+			content, _ := sb.ReadFile(t.Context(), name)
+			errs["content of "+name] = string(content)
+			if f, err := sb.Open(t.Context(), name); err == nil {
+				info, err := f.Stat()
+				errs["name of "+name] = fmt.Sprint(info.Name(), err, f.Close())
 			}
 		}
 		return errs
