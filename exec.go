@@ -55,7 +55,7 @@ type Cmd struct {
 	Dir string
 	// User runs the command, in the form of [WithUser]. Default: the sandbox's user.
 	User string
-	// Stdin is the command's input; nil is empty. Copying ends with the command, but a
+	// Stdin is the command's input; nil is empty, on a terminal, too. Copying ends with the command, but a
 	// Read that blocks keeps its goroutine until it returns. Only the Cmd that started a
 	// detached command can give it input.
 	Stdin io.Reader

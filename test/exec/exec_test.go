@@ -638,6 +638,14 @@ func TestTerminal(t *testing.T) {
 	if out, err := cmd.Output(); err != nil || !strings.HasSuffix(string(out), "typed\r\n") {
 		t.Errorf("cat on a terminal: %q, %v", out, err)
 	}
+	// Without Stdin the input is empty, also of a detached command.
+	for _, detached := range []bool{false, true} {
+		cmd = tty("read line; echo got $?")
+		cmd.Detached, cmd.Timeout = detached, 20*time.Second
+		if out, err := cmd.Output(); err != nil || string(out) != "got 1\r\n" {
+			t.Errorf("a terminal without Stdin (detached %v): %q, %v", detached, out, err)
+		}
+	}
 }
 
 // As with os/exec, writes to a command that has ended fail, also before Wait.

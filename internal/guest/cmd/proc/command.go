@@ -379,6 +379,9 @@ func (c *Command) CloseInput() {
 // than the command does. It reports whether all of r arrived: the command may read no more.
 func (c *Command) Feed(r io.Reader) bool {
 	if !c.req.Stdin {
+		if c.req.TTY {
+			terminalEOF(c.stdin, '\n') // the input is empty
+		}
 		return false
 	}
 	buf := buffers.Get().(*[copySize]byte)
