@@ -657,7 +657,7 @@ func (c *Cmd) Pid() int {
 }
 
 // ParseSignal returns the signal of a name of Linux, with or without SIG in front and in any case, or
-// of its number there: "TERM", "sigusr1", "9". Other text is an [ErrInvalidArgument]. [Cmd.Signal]
+// of its number there: "TERM", "sigusr1", "RTMIN+1", "9". Other text is an [ErrInvalidArgument]. [Cmd.Signal]
 // takes the signal on all systems.
 func ParseSignal(text string) (os.Signal, error) {
 	sig, err := guest.ParseSignal(text)
@@ -665,7 +665,8 @@ func ParseSignal(text string) (os.Signal, error) {
 }
 
 // Signal sends a signal of package syscall to the command's process group. On all systems
-// it arrives as the Linux signal of that name. The command's context bounds the call, and 30 s
+// it arrives as the Linux signal of that name; the numbers 32 to 64 are Linux' real-time signals, and
+// 0 sends nothing. If the command has ended the error is [os.ErrProcessDone]. The command's context bounds the call, and 30 s
 // do, or 10 s if that context has ended. Then the error is [ErrEngineUnavailable], and the
 // signal may still arrive.
 func (c *Cmd) Signal(sig os.Signal) error { return c.signal(sig, false) }

@@ -4,6 +4,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 )
@@ -17,15 +18,52 @@ var linuxSignals = map[string]int{
 	"SIGVTALRM": 26, "SIGPROF": 27, "SIGWINCH": 28, "SIGIO": 29, "SIGPWR": 30, "SIGSYS": 31,
 }
 
-// ParseSignal returns the signal of a name of Linux, with or without SIG, or of its number there.
+// The real-time signals of Linux, as programs with glibc count them, and the first one that the kernel has.
+const (
+	firstRealTime = 32
+	realTimeMin   = 34
+	realTimeMax   = 64
+)
+
+// unnamed returns the number of a signal without a name in package syscall, which all systems leave to Linux: a real-time
+// signal, or 0, which sends nothing and tells whether the process lives.
+func unnamed(s syscall.Signal) (int, bool) {
+	return int(s), s == 0 || s >= firstRealTime && s <= realTimeMax
+}
+
+// ParseSignal returns the signal of a name of Linux, with or without SIG, or of its number there. Names of real-time signals
+// are RTMIN, RTMIN+1, RTMAX-1, RTMAX and so on.
 func ParseSignal(text string) (os.Signal, error) {
-	name := strings.ToUpper(text)
-	n, known := linuxSignals["SIG"+strings.TrimPrefix(name, "SIG")]
+	name := strings.TrimPrefix(strings.ToUpper(text), "SIG")
+	n, known := linuxSignals["SIG"+name]
+	if !known {
+		n, known = realTime(name)
+	}
 	if !known {
 		var err error
-		if n, err = strconv.Atoi(text); err != nil || n < 1 || n > 31 {
+		if n, err = strconv.Atoi(text); err != nil || n < 1 || n > realTimeMax {
 			return nil, errdefs.Invalid("%q is no signal of Linux, such as TERM, SIGHUP or 9", errdefs.Printable(errdefs.Cut(text, 32)))
 		}
 	}
 	return HostSignal(n), nil
+}
+
+// realTime returns the number of a real-time signal.
+func realTime(name string) (n int, ok bool) {
+	offset, low := strings.CutPrefix(name, "RTMIN")
+	n = realTimeMin
+	if !low {
+		if offset, ok = strings.CutPrefix(name, "RTMAX"); !ok {
+			return 0, false
+		}
+		n = realTimeMax
+	}
+	if offset != "" {
+		by, err := strconv.Atoi(offset)
+		if err != nil || low != (offset[0] == '+') {
+			return 0, false
+		}
+		n += by
+	}
+	return n, n >= realTimeMin && n <= realTimeMax
 }

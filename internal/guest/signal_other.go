@@ -13,8 +13,14 @@ import (
 // this system, with Linux' numbers.
 func LinuxSignal(sig os.Signal) (int, error) {
 	s, ok := sig.(syscall.Signal)
-	if !ok || s <= 0 || s > 31 {
+	if !ok {
 		return 0, errdefs.Invalid("signal %v is not one of package syscall", sig)
+	}
+	if n, ok := unnamed(s); ok {
+		return n, nil
+	}
+	if s < 0 || s > 31 {
+		return 0, errdefs.Invalid("signal %d is not known in the sandbox", int(s))
 	}
 	return int(s), nil
 }

@@ -21,6 +21,9 @@ func LinuxSignal(sig os.Signal) (int, error) {
 	if n, ok := linuxSignals[unix.SignalName(s)]; ok {
 		return n, nil
 	}
+	if n, ok := unnamed(s); ok {
+		return n, nil
+	}
 	return 0, errdefs.Invalid("signal %d is not known in the sandbox", int(s))
 }
 

@@ -238,14 +238,18 @@ func TestExitCodes(t *testing.T) {
 func TestSignalDeaths(t *testing.T) {
 	t.Parallel()
 	sb := harness.Shared(t)
-	for sig, code := range map[syscall.Signal]int{syscall.SIGINT: 130, syscall.SIGKILL: 137, syscall.SIGTERM: 143, syscall.SIGUSR1: 138, syscall.SIGSEGV: 139} {
+	for sig, code := range map[syscall.Signal]int{syscall.SIGINT: 130, syscall.SIGKILL: 137, syscall.SIGTERM: 143, syscall.SIGUSR1: 138, syscall.SIGSEGV: 139, 34: 162, 64: 192} {
 		own := sh(t, sb, fmt.Sprintf("kill -%d $$", sig)).Run()
 		cmd := sb.Command(t.Context(), "sleep", "1000")
 		if err := cmd.Start(); err != nil {
 			t.Fatalf("Start: %v", err)
 		}
+		if err := cmd.Signal(syscall.Signal(0)); err != nil {
+			t.Errorf("Signal 0: %v", err)
+		}
 		if err := cmd.Signal(sig); err != nil {
 			t.Errorf("Signal: %v", err)
+			cmd.Kill()
 		}
 		for _, err := range []error{own, cmd.Wait()} {
 			var exit *sandbox.ExitError
@@ -255,6 +259,9 @@ func TestSignalDeaths(t *testing.T) {
 		}
 		if err := cmd.Signal(sig); !errors.Is(err, os.ErrProcessDone) {
 			t.Errorf("Signal to a command that ended = %v; want os.ErrProcessDone", err)
+		}
+		if err := cmd.Signal(syscall.Signal(0)); !errors.Is(err, os.ErrProcessDone) {
+			t.Errorf("Signal 0 to a command that ended = %v; want os.ErrProcessDone", err)
 		}
 	}
 }
