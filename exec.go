@@ -55,16 +55,19 @@ type Cmd struct {
 	Dir string
 	// User runs the command, in the form of [WithUser]. Default: the sandbox's user.
 	User string
-	// Stdin is the command's input; nil is empty, on a terminal, too. Copying ends with the command, but a
-	// Read that blocks keeps its goroutine until it returns. Only the Cmd that started a
-	// detached command can give it input.
+	// Stdin is the command's input; nil is empty, on a terminal, too. It is read ahead of the
+	// command. Copying ends with the command, but a Read that blocks keeps its goroutine until
+	// it returns, and what it returns is lost. Only the Cmd that started a detached command can
+	// give it input.
 	Stdin io.Reader
 	// Stdout and Stderr receive the output; nil is /dev/null inside. If a Write fails, the
 	// stream is closed inside, too: the command's next write ends it by SIGPIPE, or fails. That
 	// of a detached command is discarded. If they are the same writer
 	// the command has one stream for both, in the order written, and at most one
 	// goroutine at a time calls Write. A command of [Sandbox.Process] that was started with
-	// two writers keeps two streams: one writer then gets both in the order of arrival.
+	// two writers keeps two streams: one writer then gets both in the order of arrival. The
+	// streams share a connection: if a Write of one does not return, or nobody reads its pipe, the
+	// other one stops, too, once about 2 MiB wait.
 	Stdout, Stderr io.Writer
 	// TTY runs the command on a terminal, of 24 rows and 80 columns unless [Cmd.Resize]
 	// was called before. All output goes to Stdout.
@@ -272,8 +275,9 @@ func (c *Cmd) StdinPipe() (io.WriteCloser, error) {
 	return w, nil
 }
 
-// StdoutPipe returns a pipe from the command's stdout. Read it to its end before Wait, or close it:
-// as with os/exec, the command's next write then ends it by SIGPIPE, or fails. A detached command goes on.
+// StdoutPipe returns a pipe from the command's stdout. Read it to its end before Wait, while another
+// goroutine reads stderr if that has a pipe, too, or close it: as with os/exec, the command's next
+// write then ends it by SIGPIPE, or fails. A detached command goes on.
 func (c *Cmd) StdoutPipe() (io.ReadCloser, error) {
 	return c.outPipe(&c.Stdout, "Stdout", wire.StreamStdout)
 }
