@@ -319,8 +319,8 @@ func (c *Conn) sendParts(extra []byte) ([]byte, error) {
 
 // Exec starts a command and returns once it runs. A *wire.StartError says why it did
 // not start. ctx bounds the start only; when it ends first, a command that did start is
-// killed, for which Exec waits a moment if it is detached. Detached commands go through the keeper, on a connection that the first one opens
-// and all share.
+// killed, for which Exec waits a moment if it is detached. Detached commands go through the
+// keeper, on a connection that the first one opens and all share.
 func (c *Conn) Exec(ctx context.Context, req wire.Exec) (*Process, error) {
 	if !fits(req) {
 		return nil, &wire.StartError{Kind: wire.KindArguments, Message: "argument list too long", TooBig: true}

@@ -224,6 +224,16 @@ func TestSFTPAnswersAsSSHDDoes(t *testing.T) {
 		if diff := cmp.Diff(both[sshd].begin(), both[ours].begin()); diff != "" {
 			t.Errorf("extensions (-sshd +ours):\n%s", diff)
 		}
+		// A difference on purpose: sshd's server opens its own pipes, and could read its replies itself.
+		for _, path := range []string{"/dev/stdin", "/dev/stdout", "/proc/self/fd/0", "/proc/self/fd/1"} {
+			open := func(s *server) string {
+				defer both[s].close("own")
+				return both[s].open("own", fxOpen, new(packet).text(path).u32(1).attrs(attrs{}))
+			}
+			if got, want := open(ours), open(sshd); !strings.HasPrefix(got, "status ") || want != "handle" {
+				t.Errorf("open %s: %s, sshd: %s; want an error, and a handle of sshd", path, got, want)
+			}
+		}
 		for _, seed := range harness.Seeds(8, 500) {
 			compareSFTP(t, sshd, ours, both[sshd], both[ours], user, seed)
 		}

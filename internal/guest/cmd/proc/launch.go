@@ -82,7 +82,7 @@ func prepare(req *wire.Exec) (*launch, *wire.StartError) {
 
 // servesPaths reports whether the command is a file server, of either protocol. It opens what its client
 // names, which can be its own stdio: /dev/stdout, or a link to /proc/self/fd/1. Of a pipe it would
-// read its own replies. A socket can't be opened, as with sshd.
+// read its own replies. A socket can't be opened: the error is ENXIO.
 func servesPaths(req *wire.Exec) bool {
 	return req.ServesFiles() || req.Path == wire.Self && len(req.Args) > 1 && req.Args[1] == wire.VerbSFTP
 }
