@@ -15,6 +15,20 @@ import (
 
 var updateMCP = flag.Bool("update-mcp", false, "write what \"sandbox mcp\" lists to testdata/mcp.json")
 
+// An agent that leaves out what a tool needs is told what that is.
+func TestAgentIsToldWhichArgumentIsMissing(t *testing.T) {
+	t.Parallel()
+	a := newAgent(t)
+	for tool, args := range map[string]object{"bash": {"command": "true"}, "read": {"path": "x", "sandbox": nil}, "glob": nil, "sandbox_fork": nil, "sandbox_delete": {}} {
+		if _, failed := a.call(tool, args); !strings.Contains(failed, "the argument sandbox is missing") {
+			t.Errorf("%s %v: %q", tool, args, failed)
+		}
+	}
+	if _, failed := a.call("bash", object{"sandbox": 5, "command": "true"}); !strings.Contains(failed, "the argument sandbox of the tool bash: ") || !strings.Contains(failed, "number") {
+		t.Errorf("a number as name: %q", failed)
+	}
+}
+
 // The tools that an agent gets are in testdata/mcp.json, and within the strict subsets of both vendors.
 func TestToolsOfAgents(t *testing.T) {
 	t.Parallel()

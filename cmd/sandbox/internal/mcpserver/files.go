@@ -51,12 +51,13 @@ func (s *Server) addToolsOfSandboxes(server *mcp.Server) error {
 func (s *Server) callTool(ctx context.Context, tool string, args json.RawMessage) (sandboxtools.Result, error) {
 	var all map[string]json.RawMessage
 	var name string
-	err := json.Unmarshal(args, &all)
-	if err == nil {
-		err = json.Unmarshal(all["sandbox"], &name)
+	if err := decode(args, &all); err != nil {
+		return sandboxtools.Result{}, fmt.Errorf("the arguments of the tool %s: %w", tool, err)
 	}
-	if err != nil {
-		return sandboxtools.Result{}, fmt.Errorf("the argument sandbox of the tool %s: %w", tool, err)
+	if all["sandbox"] != nil {
+		if err := json.Unmarshal(all["sandbox"], &name); err != nil {
+			return sandboxtools.Result{}, fmt.Errorf("the argument sandbox of the tool %s: %w", tool, err)
+		}
 	}
 	sb, err := s.get(name)
 	if err != nil {

@@ -262,6 +262,9 @@ func (s *Server) get(name string) (*member, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sb, ok := s.sandboxes[name]
+	if name == "" {
+		return nil, errors.New("the argument sandbox is missing: it is the name of a sandbox, see the tool \"sandbox_list\"")
+	}
 	if !ok {
 		return nil, fmt.Errorf("there is no sandbox %q: see the tool \"sandbox_list\"", name)
 	}
