@@ -211,10 +211,16 @@ func (a *app) code(ctx context.Context, err error) int {
 		return codeFailed
 	case errors.Is(err, exec.ErrNotFound):
 		return codeNoSuchCommand
-	case errors.As(err, &start), errors.Is(err, fs.ErrPermission):
+	case errors.As(err, &start), errors.Is(err, fs.ErrPermission), noDirectory(err):
 		return codeCannotExecute
 	}
 	return codeSandboxFailed
+}
+
+// noDirectory reports whether a command has no directory to run in.
+func noDirectory(err error) bool {
+	at, ok := errors.AsType[*fs.PathError](err)
+	return ok && at.Op == "chdir"
 }
 
 // brokenPipe reports whether nobody reads our stdout or stderr any more.
