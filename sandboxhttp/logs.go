@@ -41,7 +41,7 @@ const maxQueued = 256 << 10
 //
 // Query parameters: tail=100 for the last lines only, follow=0 to end at the current end of
 // the log, since=2006-01-02T15:04:05Z, and command=ID for the lines of one detached command,
-// of which tail counts these alone.
+// which are then those that tail counts.
 // Errors are JSON: 404 "Sandbox not found" if there is no such sandbox, and 400 for a
 // malformed query.
 //

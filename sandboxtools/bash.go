@@ -48,14 +48,14 @@ $` + stateEnv + `" 2>/dev/null
 case $BASH_VERSION in "")
 	cd -- "$PWD" 2>/dev/null || cd
 	if [ -z "$1" ]; then eval "$2"; exit; fi
-	BASH_keep='{ case $BASH_kept in "") BASH_kept=1; ( export -p ) >&3;; esac; } 2>/dev/null'
+	BASH_keep='{ case ${BASH_kept-} in "") BASH_kept=1; ( export -p ) >&3;; esac; } 2>/dev/null'
 	trap "$BASH_keep" EXIT
 	eval "$2" 3>&-
 	{ BASH_code=$?; eval "$BASH_keep"; set +x; } 2>/dev/null
 	exit "$BASH_code";;
 esac
 case $1 in "") builtin eval "$2"; builtin exit;; esac
-BASH_keep='{ case $BASH_kept in "") BASH_kept=1
+BASH_keep='{ case ${BASH_kept-} in "") BASH_kept=1
 	( builtin set +e
 	builtin shopt -p
 	builtin printf "cd -- %q || cd\n" "$(builtin pwd)"

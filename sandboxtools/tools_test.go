@@ -181,7 +181,7 @@ func shellKeepsOddStates(k kit) {
 		{"IFS=5; cd /tmp; X=5" + f, ""},
 		{"IFS=; cd /tmp; X=5" + f, ""},
 		{"trap 'echo bye' EXIT; cd /tmp; X=5" + f, "bye\n"},
-		{"set -e; cd /tmp; X=5" + f, ""},
+		{"set -euf; set -o pipefail; cd /tmp; X=5" + f, ""},
 		{"set -x; cd /tmp; X=5; { set +x; } 2>/dev/null" + f, "++ cd /tmp\n++ X=5\n"},
 		{"cd /tmp; X=5; shopt -s extglob\nf() { case $1 in @(ok|b)) builtin echo ok;; esac; }", ""},
 		{`cd() { builtin cd "$@" && ls -d /; }; cd /tmp; X=5` + f, "/\n"},
@@ -209,7 +209,7 @@ func shellWithoutBash(k kit) {
 	k.bash(`rm "$(command -v bash)"; cd /`, "[exit code 0]")
 	k.must("bash", object{"restart": true})
 	k.bash("echo $BASH_VERSION; cd /tmp; export X=5", "\n[exit code 0]")
-	k.bash("pwd; echo $X; IFS=,; trap 'echo bye' EXIT; export X=6; cd /etc", "/tmp\n5\nbye\n[exit code 0]")
+	k.bash("pwd; echo $X; set -euf; IFS=,; trap 'echo bye' EXIT; export X=6; cd /etc", "/tmp\n5\nbye\n[exit code 0]")
 	k.bash("pwd; echo $X; exit 3", "/etc\n6\n[exit code 3]")
 	k.bash("cd /tmp; exec echo replaced", "replaced\n[exit code 0]"+stateLost)
 	k.bash("pwd", "/etc\n[exit code 0]")
