@@ -388,7 +388,8 @@ type Egress struct {
 	// "subnets.deny", "protected", "transform" if a [Transform.Do] did not let a request pass,
 	// "open" if the policy allows every public address,
 	// "name" if only a name could have allowed it, "closed" if nothing could, "busy" if PID 1
-	// had too many connections to serve this one, whatever the policy says of it.
+	// had too many connections to serve this one, whatever the policy says of it, "unclear" if an
+	// HTTP request could be for more than one host, or its headers are larger than 64 KiB.
 	Rule    string `json:"rule"`
 	Allowed bool   `json:"allowed"`
 	// Failure is why an allowed connection through PID 1 did not come about: "refused" if

@@ -3,6 +3,7 @@
 package egress
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -100,6 +101,9 @@ func (s *activePolicy) unnamed() policy.Verdict {
 // plan decides by what a client sent first.
 func (s *activePolicy) plan(h hello, err error) route {
 	no := route{rule: string(s.unnamed())}
+	if errors.Is(err, errUnclear) || errors.Is(err, errTooMuch) {
+		no.rule = ruleUnclear
+	}
 	if err != nil || h.name == "" {
 		return no
 	}

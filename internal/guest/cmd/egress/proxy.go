@@ -41,6 +41,10 @@ const (
 // ruleBusy is the rule of a connection that ended because this process had no room for it.
 const ruleBusy = "busy"
 
+// ruleUnclear is the rule of a connection whose client did not name one host within maxHello, in
+// a protocol that names hosts.
+const ruleUnclear = "unclear"
+
 // proxy forwards the TCP connections that the kernel redirects to it to the hosts that they
 // name, if the policy allows these names. It resolves the name itself, whatever address the
 // client chose.

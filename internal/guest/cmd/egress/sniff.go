@@ -5,6 +5,7 @@ package egress
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
@@ -12,8 +13,11 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"strings"
 	"time"
+
+	"golang.org/x/net/http/httpguts"
 )
 
 // maxHello bounds what a client may send before it has named a host.
@@ -33,6 +37,7 @@ var (
 	errNoName     = errors.New("the client names no host")
 	errProtocol   = errors.New("not a protocol that names hosts")
 	errTooMuch    = errors.New("the client sends too much before it names a host")
+	errUnclear    = errors.New("the client names no host clearly")
 	errIdentified = errors.New("host identified")
 )
 
@@ -41,38 +46,40 @@ var (
 func sniff(conn net.Conn) (h hello, err error) {
 	for range 3 {
 		r := &recorder{from: conn}
-		first, err := r.peek(1)
-		if err != nil {
-			return h, err
-		}
-		switch {
-		case first[0] == 0x16: // a TLS record with a handshake
-			h.tls = true
-			h.name, err = sniffTLS(r)
+		if again, err := h.hear(conn, r); !again || err != nil {
 			h.said = r.heard
 			return h, named(h.name, err)
-		case first[0] == 0 && !h.postgres:
-			yes, err := sniffPostgres(r)
-			if err != nil {
-				return h, err
-			}
-			h.postgres = yes
-			answer := "N" // no encryption of that kind
-			if yes {
-				answer = "S"
-			}
-			if _, err := io.WriteString(conn, answer); err != nil {
-				return h, err
-			}
-		case 'A' <= first[0] && first[0] <= 'Z' && !h.postgres:
-			h.name, err = sniffHTTP(r)
-			h.said = r.heard
-			return h, named(h.name, err)
-		default:
-			return h, errProtocol
 		}
 	}
 	return h, errProtocol
+}
+
+// hear reads what a client sends first, and reports whether it sends that again after an answer.
+func (h *hello) hear(conn net.Conn, r *recorder) (again bool, err error) {
+	first, err := r.peek(1)
+	if err != nil {
+		return false, err
+	}
+	switch c := first[0]; {
+	case c == 0x16: // a TLS record with a handshake
+		h.tls = true
+		h.name, err = sniffTLS(r)
+		return false, err
+	case c == 0 && !h.postgres:
+		if h.postgres, err = sniffPostgres(r); err != nil {
+			return false, err
+		}
+		answer := "N" // no encryption of that kind
+		if h.postgres {
+			answer = "S"
+		}
+		_, err = io.WriteString(conn, answer)
+		return true, err
+	case ('A' <= c && c <= 'Z' || 'a' <= c && c <= 'z' || c == '\r') && !h.postgres:
+		h.name, err = sniffHTTP(r)
+		return false, err
+	}
+	return false, errProtocol
 }
 
 func named(name string, err error) error {
@@ -98,16 +105,32 @@ func sniffTLS(r *recorder) (string, error) {
 }
 
 // sniffHTTP returns the host of a request, in an absolute URL before the Host header, as
-// servers do. A request with two Host headers is refused, and so is CONNECT.
+// servers do. CONNECT is refused. The rest of the request is the server's to judge, unless it
+// could take it for another Host.
 func sniffHTTP(r *recorder) (string, error) {
-	req, err := http.ReadRequest(bufio.NewReader(io.LimitReader(r, maxHello)))
+	lines := bufio.NewReader(r)
+	line, err := readLine(lines)
+	if err == nil && line == "" { // servers ignore one
+		line, err = readLine(lines)
+	}
 	if err != nil {
 		return "", err
 	}
-	if req.Method == http.MethodConnect || req.Method == "PRI" {
+	method, rest, _ := strings.Cut(line, " ")
+	target, version, _ := strings.Cut(rest, " ")
+	if _, _, ok := http.ParseHTTPVersion(version); !ok || !httpguts.ValidHeaderFieldName(method) ||
+		strings.EqualFold(method, http.MethodConnect) || strings.EqualFold(method, "PRI") {
 		return "", errProtocol
 	}
-	host := req.Host
+	host, err := targetHost(target)
+	if err != nil {
+		return "", err
+	}
+	header, err := readHost(lines)
+	if err != nil {
+		return "", err
+	}
+	host = cmp.Or(host, header)
 	if at := strings.LastIndexByte(host, ':'); at >= 0 && strings.Trim(host[at+1:], "0123456789") == "" {
 		host = host[:at]
 	}
@@ -115,6 +138,67 @@ func sniffHTTP(r *recorder) (string, error) {
 		return "", errNoName
 	}
 	return host, nil
+}
+
+// readLine reads a line, without its end. Some servers take a single CR for an end.
+func readLine(lines *bufio.Reader) (string, error) {
+	line, err := lines.ReadString('\n')
+	if err != nil {
+		return "", err
+	}
+	line = strings.TrimSuffix(strings.TrimSuffix(line, "\n"), "\r")
+	if strings.Contains(line, "\r") {
+		return "", errUnclear
+	}
+	return line, nil
+}
+
+// targetHost returns the host of an absolute URL, and none of a path.
+func targetHost(target string) (string, error) {
+	if strings.HasPrefix(target, "/") || target == "*" {
+		return "", nil
+	}
+	scheme, rest, _ := strings.Cut(target, "://")
+	if end := strings.IndexAny(rest, "/?#"); end >= 0 {
+		rest = rest[:end]
+	}
+	u, err := url.ParseRequestURI(scheme + "://" + rest) // what follows may be anything
+	if err != nil || u.Host == "" {
+		return "", errUnclear
+	}
+	return u.Host, nil
+}
+
+// readHost reads headers, and returns the Host. A request with two is refused, and one with a
+// line that some servers could take for another: continued, or with other bytes around the name.
+func readHost(lines *bufio.Reader) (host string, err error) {
+	for n, last := 0, ""; ; {
+		line, err := readLine(lines)
+		if err != nil || line == "" {
+			return host, err
+		}
+		name, value, _ := strings.Cut(line, ":")
+		folded := line[0] == ' ' || line[0] == '\t'
+		if is := strings.EqualFold(name, "Host"); is && n == 0 && strings.Contains(line, ":") {
+			host = strings.Trim(value, " \t")
+			n++
+		} else if is || looksLikeHost(name) || folded && (last == "" || strings.EqualFold(last, "Host")) {
+			return "", errUnclear
+		}
+		if !folded {
+			last = name
+		}
+	}
+}
+
+// looksLikeHost reports whether the letters of a header's name are those of Host.
+func looksLikeHost(name string) bool {
+	return strings.EqualFold("Host", strings.Map(func(c rune) rune {
+		if c < 0x80 && httpguts.IsTokenRune(c) {
+			return c
+		}
+		return -1
+	}, name))
 }
 
 // Postgres's requests for encryption: messages of eight bytes, with these for a version.

@@ -3,12 +3,14 @@
 package egress
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/tls"
 	"encoding/binary"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"runtime"
 	"slices"
@@ -85,6 +87,35 @@ func TestSniff(t *testing.T) {
 		{"http to an IPv6 address", "GET / HTTP/1.1\r\nHost: [2001:db8::1]\r\n\r\n", "", "", false},
 		{"http connect", "CONNECT a.example.com:443 HTTP/1.1\r\nHost: a.example.com\r\n\r\n", "", "", false},
 		{"http/2 without TLS", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "", "", false},
+		{"http, absolute without a host", "GET http:///x HTTP/1.1\r\nHost: a.example.com\r\n\r\n", "", "", false},
+		{"http, absolute with a user", "GET http://evil.test@b.example.com:80?x HTTP/1.0\r\n\r\n", "b.example.com", "", false},
+		{"http, absolute with a backslash", "GET http://evil.test\\@b.example.com/ HTTP/1.1\r\nHost: a.example.com\r\n\r\n", "", "", false},
+		{"http, opaque", "GET a.example.com HTTP/1.1\r\nHost: a.example.com\r\n\r\n", "", "", false},
+		{"http with a space", "GET /a b HTTP/1.1\r\nHost: a.example.com\r\n\r\n", "", "", false},
+		{"http, a path that is no URL's", "GET /100% HTTP/1.1\r\nHost: a.example.com\r\n\r\n", "a.example.com", "", false},
+		{"http, absolute, a path that is no URL's", "GET http://b.example.com/%zz HTTP/1.1\r\nHost: a\r\n\r\n", "b.example.com", "", false},
+		{"http, a path of two slashes", "GET //b.example.com/ HTTP/1.1\r\nHost: a.example.com\r\n\r\n", "a.example.com", "", false},
+		{"http, a method in lower case", "get / HTTP/1.1\r\nhost: a.example.com\r\n\r\n", "a.example.com", "", false},
+		{"http, connect in lower case", "connect a.example.com:443 HTTP/1.1\r\nHost: a.example.com\r\n\r\n", "", "", false},
+		{"http after an empty line", "\r\nGET / HTTP/1.1\r\nHost: a.example.com\r\n\r\n", "a.example.com", "", false},
+		{"http after two empty lines", "\r\n\r\nGET / HTTP/1.1\r\nHost: a.example.com\r\n\r\n", "", "", false},
+		{"http, names that are no headers'", "GET / HTTP/1.1\r\nX@y: 1\r\n(z): 2\r\nX-Sp : 3\r\nnocolon\r\nHost: a.example.com\r\n\r\n", "a.example.com", "", false},
+		{"http, no length", "POST / HTTP/1.1\r\nHost: a.example.com\r\nContent-Length: x\r\nTransfer-Encoding: y\r\n\r\n", "a.example.com", "", false},
+		{"http, a continued line", "GET / HTTP/1.1\r\nX: y\r\n z\r\n\tz\r\nHost:\ta.example.com \r\n\r\n", "a.example.com", "", false},
+		{"http with a continued host", "GET / HTTP/1.1\r\nHost: a.example.com\r\n .evil.test\r\n\r\n", "", "", false},
+		{"http with a host that is empty and continued", "GET / HTTP/1.1\r\nHost:\r\n a.example.com\r\n\r\n", "", "", false},
+		{"http with a host in a continued line", "GET / HTTP/1.1\r\nX: y\r\n Host: a.example.com\r\n\r\n", "", "", false},
+		{"http with another host in a continued line", "GET / HTTP/1.1\r\nHost: a.example.com\r\nX: y\r\n\tHost: evil.test\r\n\r\n", "", "", false},
+		{"http with a continued request line", "GET / HTTP/1.1\r\n X: y\r\nHost: a.example.com\r\n\r\n", "", "", false},
+		{"http with a space after the name", "GET / HTTP/1.1\r\nHost: a.example.com\r\nHost : evil.test\r\n\r\n", "", "", false},
+		{"http with a NUL in the name", "GET / HTTP/1.1\r\nHost: a.example.com\r\nHo\x00st: evil.test\r\n\r\n", "", "", false},
+		{"http with a host without a colon", "GET / HTTP/1.1\r\nHost: a.example.com\r\nhost\r\n\r\n", "", "", false},
+		{"http with a carriage return", "GET / HTTP/1.1\r\nHost: a.example.com\r\nX: y\rHost: evil.test\r\n\r\n", "", "", false},
+		{"http with a line feed", "GET / HTTP/1.1\r\nHost: a.example.com\r\nX: y\nHost: evil.test\r\n\r\n", "", "", false},
+		{"http, absolute with two hosts", "GET http://b.example.com/ HTTP/1.1\r\nHost: a.example.com\r\nHost: a.example.com\r\n\r\n", "", "", false},
+		{"http whose headers do not end", "GET / HTTP/1.1\r\nHost: a.example.com\r\n", "", "", false},
+		{"http, a large header", "GET / HTTP/1.1\r\nHost: a.example.com\r\nX: " + strings.Repeat("y", 60<<10) + "\r\n\r\n", "a.example.com", "", false},
+		{"http, too large a header", "GET / HTTP/1.1\r\nHost: a.example.com\r\nX: " + strings.Repeat("y", 70<<10) + "\r\n\r\n", "", "", false},
 		{"http header bomb", "GET / HTTP/1.1\r\nHost: a.example.com\r\n" + strings.Repeat("X: y\r\n", 100_000), "", "", false},
 		{"a host of 1 MB", "GET / HTTP/1.1\r\nHost: " + strings.Repeat("a", 1<<20), "", "", false},
 		{"ssh", "SSH-2.0-x\r\n", "", "", false},
@@ -115,7 +146,8 @@ func FuzzSniff(f *testing.F) {
 	hello := clientHello(f, &tls.Config{ServerName: "a.example.com"})
 	for _, seed := range [][]byte{
 		hello, records(hello, 9), append(bytes.Clone(postgresSSLRequest), hello...),
-		[]byte("GET / HTTP/1.1\r\nHost: a.example.com\r\n\r\n"), []byte("GET http://b/ HTTP/1.1\r\nHost: a\r\n\r\n"), {0x16, 3, 1, 0xff, 0xff},
+		[]byte("GET / HTTP/1.1\r\nHost: a.example.com\r\n\r\n"), []byte("GET http://b/ HTTP/1.1\r\nHost: a\r\n\r\n"),
+		[]byte("\r\nget /100% HTTP/1.1\r\nX@y : z\r\n z\r\nHost: a.example.com\r\n\r\n"), {0x16, 3, 1, 0xff, 0xff},
 	} {
 		f.Add(seed)
 	}
@@ -128,6 +160,13 @@ func FuzzSniff(f *testing.F) {
 		}
 		if len(h.said) > maxHello || err == nil && !bytes.Contains(in, h.said) {
 			t.Errorf("%d bytes were read, which are not what was said", len(h.said))
+		}
+		// Package http takes the same host, where it takes the request.
+		if !h.tls && !h.postgres && err == nil {
+			req, e := http.ReadRequest(bufio.NewReader(bytes.NewReader(bytes.TrimPrefix(in, []byte("\r\n")))))
+			if e == nil && req.Host != h.name && !strings.HasPrefix(req.Host, h.name+":") {
+				t.Errorf("the host is %q, and for package http %q", h.name, req.Host)
+			}
 		}
 		if _, e := netip.ParseAddr(h.name); e == nil {
 			if _, ok := rules.Name(h.name); ok {
@@ -204,6 +243,46 @@ func FuzzPacket(f *testing.F) {
 			t.Errorf("%+v", d)
 		}
 	})
+}
+
+// Where only the names that are transformed take a connection from its client, all others get to
+// their servers as they are, whatever protocol they speak. What is not clear is logged as that.
+func TestProtocolsWithoutNames(t *testing.T) {
+	l := newLab(t)
+	says := []string{"\x10\x00mqtt", "\x00\x00\x00\x07", "\x00\x01", "get key\r\n", "\r\n\r\n", "USER x\r\n", "*1\r\n", "GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"}
+	echo := func(say string) string {
+		conn, err := l.inside.dial("tcp", otherAddr+":7")
+		if err != nil {
+			return errText(err)
+		}
+		defer conn.Close()
+		conn.SetDeadline(time.Now().Add(time.Minute))
+		io.WriteString(conn, say)
+		got := make([]byte, len(say))
+		n, err := io.ReadFull(conn, got)
+		if err != nil {
+			return errText(err)
+		}
+		return string(got[:n])
+	}
+	l.begin(1, parse(t, "allow=* transform=secret.example.com"), withSecret(l, "secret.example.com"))
+	for _, say := range says {
+		if got := echo(say); got != say {
+			t.Errorf("%q arrives as %q", say, got)
+		}
+	}
+	l.begin(2, parse(t, "allow=*.example.com"))
+	for say, rule := range map[string]string{
+		"get key\r\n": string(policy.ByName), "GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n": ruleUnclear,
+		"GET / HTTP/1.1\r\n\r\n": string(policy.ByName), "GET / HTTP/1.1\r\nX: " + strings.Repeat("y", 70<<10) + "\r\n\r\n": ruleUnclear,
+	} {
+		if got := echo(say); got != refusedText {
+			t.Errorf("%.40q: %q, want a refusal", say, got)
+		}
+		if e := l.enforcer.log.entries().Entries[0]; e.Rule != rule || e.Allowed {
+			t.Errorf("%.40q is logged as %+v, want the rule %q", say, e, rule)
+		}
+	}
 }
 
 func TestDNSFilter(t *testing.T) {
