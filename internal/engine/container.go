@@ -168,13 +168,31 @@ func (e *Engine) CreateContainer(ctx context.Context, s ContainerSpec) (string, 
 		return r.ID, nil
 	}
 	if !errors.Is(err, ErrNotFound) {
-		return "", err
+		return "", misplacedDir(err, s.WorkingDir)
 	}
 	// The missing object may also be a network or a runtime.
 	if _, inspectErr := e.InspectImage(ctx, s.Image); errors.Is(inspectErr, ErrNotFound) {
 		return "", &classed{class: ErrNotFound, text: "no such image " + quote(s.Image), err: errors.Join(&NoImageError{Ref: s.Image}, err)}
 	}
 	return "", err
+}
+
+// misplacedDir returns err as an [ErrInvalid] if it says that the image has a file where a container's
+// working directory is to be, or above it. The engine has its own path of it.
+func misplacedDir(err error, dir string) error {
+	if err == nil || hasClass(err) || !strings.HasSuffix(err.Error(), "not a directory") {
+		return err
+	}
+	_, name, made := strings.Cut(strings.TrimSuffix(err.Error(), " is not a directory"), "Cannot mkdir: ")
+	if !made {
+		_, name, _ = strings.Cut(strings.TrimSuffix(err.Error(), ": not a directory"), " /")
+	}
+	for at := path.Clean(dir); at != "/" && at != "."; at = path.Dir(at) {
+		if strings.HasSuffix("/"+name, at) {
+			return &classed{class: ErrInvalid, err: err, text: "the image has a file at the working directory " + quote(dir) + ", or above it: choose another directory or image"}
+		}
+	}
+	return err
 }
 
 func checkMounts(mounts []Mount) error {

@@ -209,6 +209,16 @@ func IsInternal(err error) bool {
 	return err != nil && !hasClass(err) && (errors.As(err, &status) || errors.As(err, &plain))
 }
 
+// OwnMistake returns the error of a call whose arguments are this program's own: without the class of
+// an [ErrInvalid], which says that the caller's are wrong.
+func OwnMistake(err error) error {
+	var c *classed
+	if !errors.As(err, &c) || c.class != ErrInvalid {
+		return err
+	}
+	return &plainError{text: err.Error(), err: c.err}
+}
+
 // unavailable wraps the error of a broken connection to host.
 func unavailable(host string, err error) error {
 	text := err.Error()

@@ -266,12 +266,13 @@ func ifRemoved(err error) error {
 	return err
 }
 
-// notStarted classifies the error of a helper that did not start.
+// notStarted classifies the error of a helper that did not start. What the engine finds wrong with it, such
+// as a namespace or a layer that has gone meanwhile, is no argument of a caller.
 func notStarted(ctx context.Context, err error) error {
 	if ctx.Err() != nil || errors.Is(err, engine.ErrUnavailable) {
 		return err
 	}
-	return fmt.Errorf("%w: %w", ErrHelperNotStarted, err)
+	return fmt.Errorf("%w: %w", ErrHelperNotStarted, engine.OwnMistake(err))
 }
 
 // closeOnError runs fn in the background and closes out if it fails, which ends readLines.

@@ -114,6 +114,9 @@ func (f *Filler) CheckBinds(ctx context.Context, binds []record.Mount) error {
 		order.Jobs = append(order.Jobs, wire.CopyJob{From: fillFrom(i), Is: &id})
 	}
 	last, err := f.copy(ctx, spec, order, nil)
+	if errors.Is(err, machine.ErrHelperNotStarted) && engine.IsMountError(err) {
+		err = errdefs.Classify(errdefs.InvalidArgument, err) // the engine has no such directory
+	}
 	if err != nil {
 		return fmt.Errorf("compare the mounts with this machine's files: %w", err)
 	}

@@ -197,6 +197,25 @@ func TestLimitsOfAnEngineThatHasNone(t *testing.T) {
 	}
 }
 
+// A working directory has no place at or below a file of the image: that is the caller's mistake.
+func TestWorkingDirectoryAtAFileIsAnInvalidArgument(t *testing.T) {
+	t.Parallel()
+	c, image := harness.NewClient(t), harness.Image(t, harness.Tar(t, harness.TarFile("workspace", "x")))
+	for dir, opt := range map[string]sandbox.CreateOption{
+		"/etc/passwd": sandbox.WithWorkdir("/etc/passwd"), "/etc/passwd/a/b": sandbox.WithWorkdir("/etc/passwd/a/b"), "/workspace": sandbox.WithImage(image),
+	} {
+		name := harness.UniqueName(t)
+		harness.Remove(t, c, name)
+		sb, err := c.Create(t.Context(), sandbox.WithName(name), harness.Quick, opt)
+		if sb != nil {
+			sb.Detach()
+		}
+		if !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), `"`+dir+`"`) || strings.Contains(err.Error(), "merged") {
+			t.Errorf("Create with the working directory %s = %v, want ErrInvalidArgument and its name", dir, err)
+		}
+	}
+}
+
 // The bounds of processes are those that the kernel takes, and with which a sandbox works.
 func TestSandboxWorksAtTheBoundsOfProcesses(t *testing.T) {
 	t.Parallel()

@@ -67,6 +67,36 @@ func TestDeleteThatFailsKeepsTheVolumes(t *testing.T) {
 	}
 }
 
+// What the engine finds wrong with a helper is no argument of the caller's, who may try again: a layer or a
+// namespace has gone meanwhile. The caller's is the directory that a helper is to look at.
+func TestHelpersAreNoArguments(t *testing.T) {
+	t.Parallel()
+	const cause = `invalid mount config for type "bind": bind source path does not exist`
+	var refuse atomic.Bool
+	c := harness.NewClient(t, sandbox.WithHost(harness.InFront(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if !refuse.Load() || !strings.HasPrefix(r.URL.Query().Get("name"), "agent-sandbox-helper.") {
+			return false
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusBadRequest)
+		json.NewEncoder(w).Encode(map[string]string{"message": cause})
+		return true
+	}, nil)))
+	sb := harness.CreateWith(t, c, nil)
+	refuse.Store(true)
+	for call, do := range map[string]func() error{
+		"Fork":     func() error { return harness.Second(c.Fork(t.Context(), sb.Name())) },
+		"Snapshot": func() error { return harness.Second(sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})) },
+		"Create": func() error {
+			return harness.Second(c.Create(t.Context(), sandbox.WithMounts(sandbox.Mount{Source: t.TempDir(), Target: "/data", Mode: sandbox.RO})))
+		},
+	} {
+		if err := do(); err == nil || !strings.Contains(err.Error(), cause) || errors.Is(err, sandbox.ErrInvalidArgument) != (call == "Create") {
+			t.Errorf("%s = %v, want what the engine said, ErrInvalidArgument of Create alone", call, err)
+		}
+	}
+}
+
 // creations notes the names of containers and of data volumes that a client makes.
 func creations(t *testing.T) (opt sandbox.ClientOption, made func() []string) {
 	var mu sync.Mutex
