@@ -356,7 +356,7 @@ func (f *File) moreEntries(d *dirState) error {
 	}
 	d.ended = h == 0
 	for _, i := range infos {
-		d.entries = append(d.entries, f.f.liveInfo(i.Name, i))
+		d.entries = append(d.entries, f.f.entry(i))
 	}
 	return nil
 }

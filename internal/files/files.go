@@ -351,7 +351,7 @@ func (f *View) stat(ctx context.Context, op, name string, follow bool) (fs.FileI
 func (f *View) ReadDir(ctx context.Context, name string) ([]fs.DirEntry, error) {
 	list := []fs.DirEntry{} // not nil if there are none, as of package os
 	err := f.read(ctx, "readdir", name, func(srv *guest.Files, path string) error {
-		return eachEntry(ctx, srv, path, f.limits.ReadDir, func(i wire.FileInfo) { list = append(list, f.liveInfo(i.Name, i)) })
+		return eachEntry(ctx, srv, path, f.limits.ReadDir, func(i wire.FileInfo) { list = append(list, f.entry(i)) })
 	}, func(st *stopped, path string) (err error) {
 		list, err = st.readDir(ctx, path)
 		return err
@@ -478,6 +478,22 @@ func (f *View) liveInfo(name string, i wire.FileInfo) *fileInfo {
 		name: name, size: i.Size, mode: guest.GoMode(i.Mode), mtime: i.Mtime,
 		stat: Stat{UID: i.UID, GID: i.GID, Nlink: i.Nlink, Dev: i.Dev, Inode: i.Ino, Atime: i.Atime},
 	}
+}
+
+// entry is an entry of a directory.
+func (f *View) entry(i wire.FileInfo) fs.DirEntry {
+	info := f.liveInfo(i.Name, i)
+	if i.Ino == 0 && i.Nlink == 0 {
+		return listed{info}
+	}
+	return info
+}
+
+// listed is an entry of a directory that the user may not search.
+type listed struct{ *fileInfo }
+
+func (l listed) Info() (fs.FileInfo, error) {
+	return nil, &fs.PathError{Op: "lstat", Path: l.name, Err: fs.ErrPermission}
 }
 
 func (f *View) stoppedInfo(st engine.PathStat) *fileInfo {

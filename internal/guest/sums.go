@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "3039ff1ddef198db2c769ca64256f0e3bc876bbd58b35709f77328a342cd47c6", size: 10285182},
-	"arm64": {sha256: "ea66d86af99cafc412c4b723f2e77412af50724ef35a3320f1922ba14a308d4d", size: 9568382},
+	"amd64": {sha256: "658b6c832d957b92eeaa704f4b7653db3e2adae5e7a57f48b982e9145d69b9f1", size: 10293374},
+	"arm64": {sha256: "d05d7c13307722b6bdb6c77910cf31013f154b246292b32d62427c4d871cf199", size: 9568382},
 }

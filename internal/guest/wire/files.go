@@ -86,7 +86,8 @@ const (
 	FileHeader = 9
 )
 
-// FileInfo tells of a file as stat(2) does. In a directory Name is the entry's.
+// FileInfo tells of a file as stat(2) does. In a directory Name is the entry's. Of entries of a directory that the user may list and
+// not search only the name and the type are known, and Ino and Nlink are 0.
 type FileInfo struct {
 	Name         string
 	Mode         uint32 // st_mode, type and permissions

@@ -3,7 +3,9 @@
 package fileserver
 
 import (
+	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"sync"
 
@@ -18,8 +20,8 @@ type handle struct {
 	stream  bool // it has no offsets
 	listing bool // opened to be listed, and closed at the end of that
 	pending *replacement
-	turn    sync.Mutex // of readers of a directory
-	left    []string   // names read and not yet sent
+	turn    sync.Mutex    // of readers of a directory
+	left    []fs.DirEntry // read and not yet sent
 }
 
 // handleOps are the operations on a handle, whose number has been read of u already.
@@ -146,6 +148,9 @@ func (h *handle) write(u *wire.Unpack) (wire.Pack, error) {
 		n, err = h.f.Write(data)
 	} else {
 		n, err = h.f.WriteAt(data, off)
+		if errors.Is(err, unix.ESPIPE) { // a file of /proc may take no offsets
+			n, err = h.f.Write(data)
+		}
 	}
 	if err != nil && n == 0 {
 		return nil, err
@@ -193,20 +198,24 @@ func (s *server) list(id uint64, h *handle) (wire.Pack, error) {
 	entries.Uint(id)
 	for len(entries) < wire.MaxFileData {
 		if len(h.left) == 0 {
-			names, err := h.f.Readdirnames(512)
+			next, err := h.f.ReadDir(512)
 			if err != nil && err != io.EOF {
 				return nil, err
 			}
-			if h.left = names; len(names) == 0 {
+			if h.left = next; len(next) == 0 {
 				return s.listEnd(id, h, entries), nil
 			}
 		}
-		name := h.left[0]
+		name, kind := h.left[0].Name(), h.left[0].Type()
 		h.left = h.left[1:]
 		var st unix.Stat_t
 		err := retry(func() error { return unix.Fstatat(int(h.f.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW) })
 		if err == unix.ENOENT {
 			continue // gone since
+		}
+		if err == unix.EACCES { // who may list a directory need not be allowed to search it
+			entries.Info(wire.FileInfo{Name: name, Mode: fileType(kind)})
+			continue
 		}
 		if err != nil {
 			return nil, err
@@ -214,6 +223,25 @@ func (s *server) list(id uint64, h *handle) (wire.Pack, error) {
 		entries.Info(info(name, &st))
 	}
 	return entries, nil
+}
+
+// fileType converts a type to that of stat.
+func fileType(kind fs.FileMode) uint32 {
+	switch kind {
+	case fs.ModeDir:
+		return unix.S_IFDIR
+	case fs.ModeSymlink:
+		return unix.S_IFLNK
+	case fs.ModeNamedPipe:
+		return unix.S_IFIFO
+	case fs.ModeSocket:
+		return unix.S_IFSOCK
+	case fs.ModeDevice:
+		return unix.S_IFBLK
+	case fs.ModeDevice | fs.ModeCharDevice:
+		return unix.S_IFCHR
+	}
+	return unix.S_IFREG
 }
 
 // listEnd is the last reply of a listing: the same entries after a 0 in place of the
