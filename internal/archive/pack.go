@@ -586,7 +586,7 @@ func (p *packer) fsys(fsys fs.FS) error {
 		if name == "." {
 			stream = name
 		}
-		if _, any := fsys.(AnyNames); !any && !fs.ValidPath(name) {
+		if _, opens := fsys.(AnyNames); !opens && !fs.ValidPath(name) {
 			return p.unnameable(stream, d)
 		}
 		if err != nil {

@@ -752,7 +752,7 @@ func (u *unpacker) file(dir *dirRef, base, name string, hdr *tar.Header, data []
 }
 
 // zeros are what holes read as.
-var zeros = make([]byte, bufSize)
+var zeros [bufSize]byte
 
 // fill copies a file's content from the stream. One that is not from Pack has no holes: what is zero becomes one.
 func (u *unpacker) fill(f *os.File, name string, hdr *tar.Header) error {

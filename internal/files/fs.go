@@ -16,17 +16,17 @@ type sandboxFS struct {
 	ctx  context.Context // of the calls, which take none
 	f    *View
 	root string // absolute, without a slash at its end; "" is the root itself
-	any  bool   // names need not be UTF-8, other than package fs has it
+	all  bool   // names that are not UTF-8 are opened, too, other than package fs has it
 }
 
-// anyFS is a sandboxFS for copies: it has files whose names are not UTF-8, too.
+// anyFS is a sandboxFS for copies: it opens files whose names are not UTF-8, too.
 type anyFS struct{ *sandboxFS }
 
 // AnyNames implements [archive.AnyNames].
 func (anyFS) AnyNames() {}
 
 func (x sandboxFS) anyNames() fs.FS {
-	x.any = true
+	x.all = true
 	return anyFS{&x}
 }
 
@@ -34,7 +34,7 @@ func (x sandboxFS) anyNames() fs.FS {
 func (f *View) FS() fs.FS { return &sandboxFS{ctx: context.Background(), f: f} }
 
 func (x *sandboxFS) path(op, name string) (string, error) {
-	if !fs.ValidPath(name) && !(x.any && archive.ValidPath(name)) {
+	if !fs.ValidPath(name) && !(x.all && archive.ValidPath(name)) {
 		return "", &fs.PathError{Op: op, Path: name, Err: fs.ErrInvalid}
 	}
 	if name == "." {
