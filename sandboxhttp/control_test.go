@@ -110,7 +110,7 @@ func (a api) testArchive(sb *sandbox.Sandbox) {
 		t.Errorf("after archives that were refused: %q", got)
 	}
 
-	sandboxtest.Run(t, sb, "sh", "-c", "mkfifo tree/pipe; chmod 700 tree/sub")
+	sandboxtest.Run(t, sb, "sh", "-c", `mkfifo tree/pipe; chmod 700 tree/sub; chmod 6755 tree/sub/again; printf x >"$(printf 'tree/caf\351')"`)
 	resp := a.send("GET", at+"tree", nil)
 	defer resp.Body.Close()
 	var names []string
@@ -126,7 +126,7 @@ func (a api) testArchive(sb *sandbox.Sandbox) {
 		names = append(names, fmt.Sprintf("%s %o %s%s", h.Name, h.Mode, h.Linkname, content))
 	}
 	slices.Sort(names)
-	want := []string{"./ 755 ", "./sub 700 ", "./sub/a 755 ", "./sub/a/run.sh 644 new", "./sub/again 755 echo hello", "./sub/link 777 /etc/passwd"}
+	want := []string{"./ 755 ", "./caf\xe9 644 x", "./sub 700 ", "./sub/a 755 ", "./sub/a/run.sh 644 new", "./sub/again 755 echo hello", "./sub/link 777 /etc/passwd"}
 	if resp.StatusCode != 200 || resp.Header.Get("Content-Type") != "application/x-tar" || !slices.Equal(trimSlashes(names), trimSlashes(want)) {
 		t.Errorf("GET an archive: %s %q\n%q, want\n%q", resp.Status, resp.Header, names, want)
 	}
