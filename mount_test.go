@@ -22,7 +22,8 @@ func TestParseMountTakesASourceATargetAndAMode(t *testing.T) {
 		"/src:/dst:rw":        {Source: "/src", Target: "/dst", Mode: sandbox.RW},
 		"/src:/dst:rwcopy":    {Source: "/src", Target: "/dst", Mode: sandbox.RWCopy},
 		"./a dir:/some where": {Source: "./a dir", Target: "/some where", Mode: sandbox.RWCopy},
-		"/ü:/ö":               {Source: "/ü", Target: "/ö", Mode: sandbox.RWCopy},
+		"/src:" + strings.Repeat("/"+longName, 15): {Source: "/src", Target: strings.Repeat("/"+longName, 15), Mode: sandbox.RWCopy},
+		"/ü:/ö": {Source: "/ü", Target: "/ö", Mode: sandbox.RWCopy},
 	} {
 		got, err := sandbox.ParseMount(spec)
 		if err != nil {
@@ -33,6 +34,9 @@ func TestParseMountTakesASourceATargetAndAMode(t *testing.T) {
 		}
 	}
 }
+
+// longName is as long as a file's name can be.
+var longName = strings.Repeat("n", 255)
 
 func TestParseMountRefusesWhatIsNoMount(t *testing.T) {
 	for spec, want := range map[string]string{
@@ -54,8 +58,11 @@ func TestParseMountRefusesWhatIsNoMount(t *testing.T) {
 		"/src:/sys":            "/sys is not for mounts",
 		"/src:/a/../dev/shm":   "/dev is not for mounts",
 		"/src:/.agent-sandbox": "/.agent-sandbox is not for mounts",
-		`C:\src:/dst`:          "Windows path",
-		"C:/src:/dst":          "Windows path",
+		"/src:/a/" + strings.Repeat("n", 256) + "/b": "too long",
+		"/src:/" + strings.Repeat("ö", 128):          "too long",
+		"/src:" + strings.Repeat("/"+longName, 16):   "too long",
+		`C:\src:/dst`: "Windows path",
+		"C:/src:/dst": "Windows path",
 	} {
 		_, err := sandbox.ParseMount(spec)
 		if !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), want) {

@@ -72,6 +72,12 @@ var reservedTargets = []string{"/proc", "/sys", "/dev"}
 // accountFiles are read by the engine at each start of a container, in its own layer.
 var accountFiles = []string{"/etc", "/etc/passwd", "/etc/group"}
 
+// PATH_MAX, with the NUL at the end, and NAME_MAX of linux/limits.h.
+const (
+	pathMax = 4096
+	nameMax = 255
+)
+
 // CheckTarget returns why nothing can be mounted at a path in the sandbox.
 func CheckTarget(target string) error {
 	if !path.IsAbs(target) {
@@ -81,6 +87,9 @@ func CheckTarget(target string) error {
 		return fmt.Errorf("target %q: a path has no NUL, and the engine takes UTF-8 alone", target)
 	}
 	clean := path.Clean(target)
+	if len(clean) >= pathMax || slices.ContainsFunc(strings.Split(clean, "/"), func(name string) bool { return len(name) > nameMax }) {
+		return fmt.Errorf("target %.64q… is too long: a path has at most %d bytes, and each name in it %d", target, pathMax-1, nameMax)
+	}
 	switch {
 	case clean == "/":
 		return fmt.Errorf("target %q is the root of the sandbox", target)
