@@ -13,6 +13,7 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
+	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
 )
 
 const (
@@ -40,10 +41,23 @@ const (
 	answerBytes = 8 << 10 // larger ones are not cached
 )
 
-// forwardedTypes are the types that are queried. Answers for others are empty: HTTPS and
-// SVCB have keys that hide the name of a TLS connection.
+// forwardedTypes are the types that are queried under every policy that allows the name.
 var forwardedTypes = []dnsmessage.Type{
 	dnsmessage.TypeA, dnsmessage.TypeAAAA, dnsmessage.TypeCNAME, dnsmessage.TypeSRV, dnsmessage.TypeTXT, dnsmessage.TypeMX,
+}
+
+// emptyTypes have no records here: they have keys that hide the name of a TLS connection.
+var emptyTypes = []dnsmessage.Type{dnsmessage.TypeHTTPS, dnsmessage.TypeSVCB}
+
+// compressedTypes are obsolete, and the only ones whose records may have compressed names, which
+// depend on the rest of the message (RFC 3597), beside those that package dnsmessage knows.
+var compressedTypes = []dnsmessage.Type{3, 4, 7, 8, 9, dnsmessage.TypeMINFO} // MD, MF, MB, MG, MR
+
+// forwards reports whether a type is queried: where all names are allowed, every type of records.
+func (s *activePolicy) forwards(t dnsmessage.Type) bool {
+	records := t != 0 && t != dnsmessage.TypeOPT && (t < 128 || t > 255) // the others include zone transfers and ANY
+	return slices.Contains(forwardedTypes, t) ||
+		s.rules.Open() && records && !slices.Contains(emptyTypes, t) && !slices.Contains(compressedTypes, t)
 }
 
 // serveUDP answers queries over UDP.
@@ -185,12 +199,21 @@ func (r *resolver) decide(s *activePolicy, q *query) (a answer, done bool) {
 	}
 	name := q.name()
 	rule, ok := s.rules.Name(name)
+	if !ok && s.rules.Open() { // also what is no host's name, such as the root
+		rule, ok = policy.Name{Pattern: policy.Any}, true
+	}
 	if !ok {
 		r.enforcer.log.add(decision{name: name, protocol: "dns", rule: string(s.unnamed())})
 		return answer{rcode: dnsmessage.RCodeNameError}, true
 	}
 	r.enforcer.log.add(decision{name: name, protocol: "dns", rule: rule.Pattern, allowed: true})
-	return answer{}, !slices.Contains(forwardedTypes, q.question.Type)
+	switch t := q.question.Type; {
+	case s.forwards(t):
+		return answer{}, false
+	case slices.Contains(emptyTypes, t):
+		return answer{}, true
+	}
+	return answer{rcode: dnsmessage.RCodeNotImplemented}, true
 }
 
 func (r *resolver) resolve(s *activePolicy, q *query) answer {
@@ -254,6 +277,14 @@ func addRecord(b *dnsmessage.Builder, r dnsmessage.Resource) error {
 		return b.TXTResource(r.Header, *body)
 	case *dnsmessage.MXResource:
 		return b.MXResource(r.Header, *body)
+	case *dnsmessage.NSResource:
+		return b.NSResource(r.Header, *body)
+	case *dnsmessage.PTRResource:
+		return b.PTRResource(r.Header, *body)
+	case *dnsmessage.SOAResource:
+		return b.SOAResource(r.Header, *body)
+	case *dnsmessage.UnknownResource:
+		return b.UnknownResource(r.Header, *body)
 	}
 	return nil
 }

@@ -495,7 +495,8 @@ func (l *lab) resolve(message []byte, tcp bool) []byte {
 	l.mu.Lock()
 	addrs, known := l.names[name]
 	l.mu.Unlock()
-	if !known {
+	everything := name == "types.example.com" // has records of each type
+	if !known && !everything {
 		h.RCode = dnsmessage.RCodeNameError
 	}
 	h.Truncated = name == "large.example.com" && !tcp
@@ -504,7 +505,18 @@ func (l *lab) resolve(message []byte, tcp bool) []byte {
 	b.Question(q)
 	b.StartAnswers()
 	head := dnsmessage.ResourceHeader{Name: q.Name, Class: q.Class, TTL: 30}
-	if !h.Truncated {
+	if everything {
+		switch q.Type {
+		case dnsmessage.TypeNS:
+			b.NSResource(head, dnsmessage.NSResource{NS: q.Name})
+		case dnsmessage.TypePTR:
+			b.PTRResource(head, dnsmessage.PTRResource{PTR: q.Name})
+		case dnsmessage.TypeSOA:
+			b.SOAResource(head, dnsmessage.SOAResource{NS: q.Name, MBox: q.Name, Serial: 7})
+		default:
+			b.UnknownResource(head, dnsmessage.UnknownResource{Type: q.Type, Data: []byte("\x00\x05issueca")})
+		}
+	} else if !h.Truncated {
 		for _, text := range addrs {
 			addr, err := netip.ParseAddr(text)
 			switch {

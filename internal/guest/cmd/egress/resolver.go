@@ -67,7 +67,7 @@ var (
 
 // lookup returns the records of a name, which the policy must allow.
 func (r *resolver) lookup(ctx context.Context, s *activePolicy, name string, kind dnsmessage.Type) (answer, error) {
-	full, err := dnsmessage.NewName(strings.TrimSuffix(strings.ToLower(name), ".") + ".")
+	full, err := dnsmessage.NewName(strings.TrimSuffix(lower(name), ".") + ".")
 	if err != nil {
 		return answer{}, err
 	}
@@ -317,6 +317,17 @@ var (
 	errRefuses = errors.New("the server does not answer the question")
 )
 
+// lower maps ASCII letters alone: the other bytes of a label may be any.
+func lower(name string) string {
+	b := []byte(name)
+	for i, c := range b {
+		if 'A' <= c && c <= 'Z' {
+			b[i] += 'a' - 'A'
+		}
+	}
+	return string(b)
+}
+
 // readAnswer reads a server's answer; more reports that it is truncated.
 func readAnswer(message []byte, q dnsmessage.Question) (a answer, more bool, err error) {
 	var p dnsmessage.Parser
@@ -349,7 +360,7 @@ func readAnswer(message []byte, q dnsmessage.Question) (a answer, more bool, err
 		if err != nil {
 			return a.orCut(h, err)
 		}
-		if head.Class != dnsmessage.ClassINET || !slices.Contains(forwardedTypes, head.Type) {
+		if head.Class != dnsmessage.ClassINET || head.Type != q.Type && !slices.Contains(forwardedTypes, head.Type) {
 			if err := p.SkipAnswer(); err != nil {
 				return a.orCut(h, err)
 			}

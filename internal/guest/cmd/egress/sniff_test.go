@@ -310,7 +310,13 @@ func TestDNSFilter(t *testing.T) {
 		{"udp", "gate.example.com", dnsmessage.TypeA, ""},
 		{"udp", "none.example.com", dnsmessage.TypeA, "RCodeNameError"},
 		{"udp", "a.example.com", 65, ""},
-		{"udp", "a.example.com", dnsmessage.TypeNS, ""},
+		{"udp", "a.example.com", dnsmessage.TypeSVCB, ""},
+		{"udp", "types.example.com", dnsmessage.TypeNS, "RCodeNotImplemented"},
+		{"udp", "types.example.com", dnsmessage.TypePTR, "RCodeNotImplemented"},
+		{"tcp", "types.example.com", dnsmessage.TypeALL, "RCodeNotImplemented"},
+		{"tcp", "types.example.com", dnsmessage.TypeAXFR, "RCodeNotImplemented"},
+		{"udp", "x-.example.com", dnsmessage.TypeA, "RCodeNameError"},
+		{"udp", "", dnsmessage.TypeA, "RCodeNameError"},
 		{"udp", "example.com", dnsmessage.TypeA, "RCodeNameError"},
 		{"udp", "c2VjcmV0.evil.test", dnsmessage.TypeTXT, "RCodeNameError"},
 		{"tcp", "c2VjcmV0.evil.test", dnsmessage.TypeTXT, "RCodeNameError"},
@@ -320,7 +326,7 @@ func TestDNSFilter(t *testing.T) {
 		}
 	}
 	for _, h := range l.took() {
-		if strings.Contains(h, "evil") || h == "dns example.com" {
+		if strings.Contains(h, "evil") || h == "dns example.com" || h == "dns types.example.com" || h == "dns " {
 			t.Errorf("reached: %s", h)
 		}
 	}
@@ -329,6 +335,48 @@ func TestDNSFilter(t *testing.T) {
 	}
 	if got := l.lookup(otherAddr, "large.example.com", dnsmessage.TypeA); got != "" {
 		t.Errorf("a large answer over UDP: %.60q", got) // and it says that it is cut
+	}
+}
+
+// Where all names are allowed, so are all types of records, and names that are no host's.
+func TestAllRecordsAreResolvedUnderAnOpenPolicy(t *testing.T) {
+	l := newLab(t)
+	odd := []string{"", "x-.example.com", "-x.example.com", "*.example.com", "a/b.example.com", "a b.example.com", "a.123", "\xff\xfe.example.com", "1.2.0.192.in-addr.arpa"}
+	l.mu.Lock()
+	for _, name := range odd {
+		l.names[name] = []string{alphaAddr}
+	}
+	l.mu.Unlock()
+	for version, text := range []string{"", "public-only", "allow=*", "allow=* transform=secret.example.com"} {
+		if text == "" {
+			continue
+		}
+		l.begin(int64(version), parse(t, text), withSecret(l, "secret.example.com"))
+		for _, name := range odd {
+			if got := l.lookup(otherAddr, name, dnsmessage.TypeA); got != alphaAddr {
+				t.Errorf("%s: %q: %q, want %s", text, name, got, alphaAddr)
+			}
+		}
+		for kind, want := range map[dnsmessage.Type]string{
+			dnsmessage.TypeNS: "TypeNS", dnsmessage.TypePTR: "TypePTR", dnsmessage.TypeSOA: "TypeSOA", dnsmessage.TypeHINFO: "TypeHINFO",
+			29: "29", 35: "35", 43: "43", 257: "257", 65280: "65280", // LOC, NAPTR, DS, CAA, one of private use
+		} {
+			if got := l.lookup(otherAddr, "types.example.com", kind); got != want {
+				t.Errorf("%s: %v: %q, want %s", text, kind, got, want)
+			}
+		}
+		l.took()
+		for kind, want := range map[dnsmessage.Type]string{
+			dnsmessage.TypeHTTPS: "", dnsmessage.TypeSVCB: "", 0: "RCodeNotImplemented", 3: "RCodeNotImplemented", dnsmessage.TypeOPT: "RCodeNotImplemented",
+			250: "RCodeNotImplemented", 251: "RCodeNotImplemented", dnsmessage.TypeAXFR: "RCodeNotImplemented", dnsmessage.TypeALL: "RCodeNotImplemented",
+		} {
+			if got := l.lookupBy("tcp", otherAddr, "types.example.com", kind); got != want {
+				t.Errorf("%s: %v: %q, want %q", text, kind, got, want)
+			}
+		}
+		if hits := l.took(); len(hits) > 0 {
+			t.Errorf("%s: reached: %q", text, hits)
+		}
 	}
 }
 
