@@ -144,8 +144,24 @@ func (p *preview) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	// Some servers answer while they still read.
 	_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/2 always has it
-	proxy.ServeHTTP(w, r)
+	proxy.ServeHTTP(plainWriter{w}, r)
 }
+
+// plainWriter writes answers as they are: package http would add a Content-Type, which it takes from
+// the body, and a Date.
+type plainWriter struct{ http.ResponseWriter }
+
+func (w plainWriter) WriteHeader(status int) {
+	for _, name := range []string{"Content-Type", "Date"} {
+		if _, has := w.Header()[name]; !has && status >= 200 {
+			w.Header()[name] = nil
+		}
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap is for [http.ResponseController].
+func (w plainWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // escapeInvalid percent-encodes those bytes of a path that a URL can't have. With one of them package
 // url would ignore the RawPath and encode the Path, where %2F has become a slash.

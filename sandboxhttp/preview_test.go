@@ -35,6 +35,10 @@ http.createServer((req, res) => {
 		fs.watchFile("/workspace/page", {interval: 20}, () => res.write("data: reload\n\n"));
 		return;
 	}
+	if (req.url == "/bare") {
+		res.sendDate = false;
+		return res.end("<html></html>");
+	}
 	if (req.url == "/duplex") return req.pipe(res);
 	if (req.url == "/cookies") res.setHeader("Set-Cookie", ["a=1; Domain=localhost; Path=/", "b=2; HttpOnly", "agent-sandbox-preview=x", "j={\"x\":1}; Domain =localhost"]);
 	let body = "";
@@ -182,6 +186,10 @@ func TestPreview(t *testing.T) {
 		resp, _ = p.send("GET", host, "/cookies", "")
 		if set := resp.Header["Set-Cookie"]; !slices.Equal(set, []string{"a=1; Path=/", "b=2; HttpOnly", `j={"x":1}`}) {
 			t.Errorf("cookies for the browser are %q", set)
+		}
+		resp, _ = p.send("GET", host, "/bare", "")
+		if resp.Header["Content-Type"] != nil || resp.Header["Date"] != nil {
+			t.Errorf("headers that the server did not send: %v", resp.Header)
 		}
 		for _, query := range []string{"", "?a=1;b=2&c=3", "?q=100%", "?z=1&a=2", "?a=%2F&b=%zz", "?;", "?&&", "?a=b=c", "?access_token=of-the-app;x"} {
 			for _, method := range []string{"GET", "POST"} {

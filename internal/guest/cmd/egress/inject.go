@@ -352,7 +352,7 @@ func (i *injector) listen() {
 			if r.Header.Get("Upgrade") == "" && i.crowded() {
 				w.Header().Set("Connection", "close")
 			}
-			forward.ServeHTTP(w, r)
+			forward.ServeHTTP(plainWriter{w}, r)
 		}),
 		ConnState: i.follow,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
@@ -368,6 +368,22 @@ func (i *injector) listen() {
 	}
 	go server.Serve(&connListener{i.conns})
 }
+
+// plainWriter writes answers as they are: package http would add a Content-Type, which it takes from
+// the body, and a Date.
+type plainWriter struct{ http.ResponseWriter }
+
+func (w plainWriter) WriteHeader(status int) {
+	for _, name := range []string{"Content-Type", "Date"} {
+		if _, has := w.Header()[name]; !has && status >= 200 {
+			w.Header()[name] = nil
+		}
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap is for [http.ResponseController].
+func (w plainWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // unforwardable returns why a request must not get headers, "" if it may.
 func unforwardable(r *http.Request) string {

@@ -308,6 +308,53 @@ var paths = map[string]string{
 	"//a%2Fb//../c\xc3\xbc\xff/*":  "//a%2Fb//../c%C3%BC%FF/*",
 }
 
+// raw serves bytes over TLS at an address: what answer returns for the head of a request.
+func (l *lab) raw(addr string, answer func(head string) string) {
+	l.listen(addr, func(conn *net.TCPConn) {
+		server := tls.Server(conn, l.tls)
+		head, err := http.ReadRequest(bufio.NewReader(server))
+		if err == nil {
+			io.WriteString(server, answer(head.URL.Path))
+			server.Close()
+		}
+	})
+}
+
+// An answer gets no header that its server did not send.
+func TestAnswersGetNoHeaders(t *testing.T) {
+	l := newLab(t)
+	answers := map[string]string{
+		"/end":    "HTTP/1.0 200 OK\r\n\r\n<html></html>",
+		"/length": "HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n<html></html>",
+		"/early":  "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n<html></html>",
+		"/typed":  "HTTP/1.1 404 Not Found\r\nContent-Type: a/b\r\nDate: today\r\nContent-Length: 13\r\n\r\n<html></html>",
+	}
+	l.raw(alphaAddr+":7443", func(path string) string { return answers[path] })
+	l.begin(1, parse(t, "transform=secret.example.com"), withSecret(l, "secret.example.com"))
+	for path, answer := range answers {
+		for _, h2 := range []bool{false, true} {
+			resp, err := l.client(h2).Do(get("https://secret.example.com:7443" + path))
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, err := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if string(body) != "<html></html>" || err != nil {
+				t.Errorf("%s: %q, %v", path, body, err)
+			}
+			want := http.Header{}
+			if path == "/typed" {
+				want = http.Header{"Content-Type": {"a/b"}, "Date": {"today"}}
+			}
+			resp.Header.Del("Content-Length")
+			resp.Header.Del("Connection")
+			if diff := cmp.Diff(want, resp.Header); diff != "" {
+				t.Errorf("%q, HTTP/2 %t (-want +got):\n%s", answer, h2, diff)
+			}
+		}
+	}
+}
+
 // queries returns queries of URLs, among them those that are not of the form of HTML's forms.
 func queries(random *rand.Rand, n int) []string {
 	list := []string{
