@@ -73,9 +73,10 @@ type Subnets struct {
 // server. Requests to the name without TLS are refused, and so are the methods CONNECT,
 // TRACE and TRACK, and requests without a path.
 //
-// Answers are not changed, but for the reason in an HTTP/1 status line, which is that of its number. A server that sends back what it was sent, such as an echo
-// service or a page that shows a failed request, gives the values to the sandbox: set
-// headers only for servers that don't.
+// Answers are not changed, but for the reason in an HTTP/1 status line, which is that of
+// its number. A server that sends back what it was sent, such as an echo service or a page
+// that shows a failed request, gives the values to the sandbox: set headers only for
+// servers that don't.
 //
 // The values stay in the memory of the program that set them and of the sandbox's PID 1,
 // and this package never prints them. They are not stored: if a program without them

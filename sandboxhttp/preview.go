@@ -126,6 +126,8 @@ func (p *preview) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			pr.Out.URL.RawPath = escapeInvalid(pr.In.URL.RawPath)
 			pr.SetURL(&url.URL{Scheme: "http", Host: net.JoinHostPort("localhost", strconv.Itoa(port))})
 			pr.Out.URL.RawQuery = pr.In.URL.RawQuery // without it parameters that Go can't parse are missing
+			// On a connection that goes on, a refused body would have to be sent all the same.
+			pr.Out.Close = pr.In.Header.Get("Expect") != ""
 			pr.Out.Trailer = trailer
 			pr.Out.Host = pr.In.Host
 			pr.SetXForwarded()
@@ -204,6 +206,8 @@ func (s *handle) newTransport() *http.Transport {
 		},
 		DisableCompression: true,
 		IdleConnTimeout:    transportIdle,
+		// Of a body whose client expects the server's 100 (Continue).
+		ExpectContinueTimeout: time.Second,
 	}
 }
 

@@ -50,7 +50,7 @@ http.createServer((req, res) => {
 		const n = f[1] & 127, mask = f.subarray(2, 6), text = f.subarray(6, 6 + n).map((b, i) => b ^ mask[i % 4]);
 		socket.write(Buffer.concat([Buffer.from([f[0], n]), text]));
 	}).on("error", () => {});
-}).listen(3000, "127.0.0.1");
+}).on("checkContinue", (req, res) => res.writeHead(417).end()).listen(3000, "127.0.0.1");
 `
 
 // A previewer serves a Preview, to a client that resolves every name to it.
@@ -215,6 +215,15 @@ func TestPreview(t *testing.T) {
 	})
 	t.Run("Bodies", func(t *testing.T) {
 		p := newPreviewer(t, open...)
+		conn, err := net.Dial("tcp", "127.0.0.1:"+p.port)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		io.WriteString(conn, "PUT / HTTP/1.1\r\nHost: "+host+"\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n")
+		if got, err := bufio.NewReader(conn).ReadString('\n'); got != "HTTP/1.1 417 Expectation Failed\r\n" {
+			t.Errorf("a server that refuses a body by its head: %q, %v", got, err)
+		}
 		const size = 5 << 20
 		req, _ := http.NewRequestWithContext(t.Context(), "POST", p.url(host, "/duplex"), io.LimitReader(zeros{}, size))
 		resp, err := p.client.Do(req)

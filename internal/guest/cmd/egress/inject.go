@@ -60,6 +60,8 @@ const (
 	// serverIdle is how long a connection to a server is kept for the next request: less than
 	// the 5 s that Node, Apache and others keep theirs.
 	serverIdle = 4 * time.Second
+	// expectTime is how long a body waits for the server's 100 (Continue) if the client expects one.
+	expectTime = time.Second
 	// maxRepeat bounds the body of a request that is sent again if the server has declined it.
 	maxRepeat = 64 << 10
 )
@@ -141,6 +143,7 @@ func (i *injector) newTransports(r *replay, config *tls.Config) *transports {
 			MaxIdleConnsPerHost:    8,
 			IdleConnTimeout:        serverIdle,
 			MaxResponseHeaderBytes: replyBytes,
+			ExpectContinueTimeout:  expectTime,
 		}
 	}
 	t := &transports{config: config, kept: base(), single: base()}
@@ -174,8 +177,12 @@ func repeatable(r *http.Request) bool {
 }
 
 // makeRewindable lets the transport send a small body again, if a server has said that it did not
-// process the request.
+// process the request. It reads the body, which the client of a request with Expect sends only once
+// the server asks for it.
 func makeRewindable(r *http.Request) error {
+	if r.Header.Get("Expect") != "" {
+		return nil
+	}
 	if r.Body == nil || r.Body == http.NoBody || r.GetBody != nil || r.ContentLength < 0 || r.ContentLength > maxRepeat {
 		return nil
 	}
@@ -422,7 +429,9 @@ func (i *injector) rewrite(p *httputil.ProxyRequest) {
 	p.Out.URL.Host = net.JoinHostPort(r.name, strconv.Itoa(int(r.to.Port())))
 	p.Out.URL.RawPath = escapeInvalid(p.In.URL.RawPath)
 	p.Out.URL.RawQuery = p.In.URL.RawQuery // without it parameters that Go can't parse are missing
-	p.Out.Trailer = p.In.Trailer           // which has its values once the body is read
+	// On a connection that goes on, a refused body would have to be sent all the same.
+	p.Out.Close = p.In.Header.Get("Expect") != ""
+	p.Out.Trailer = p.In.Trailer // which has its values once the body is read
 	for _, name := range forwarded {
 		if values, have := p.In.Header[name]; have {
 			p.Out.Header[name] = values

@@ -355,6 +355,33 @@ func TestAnswersGetNoHeaders(t *testing.T) {
 	}
 }
 
+// Who expects a 100 (Continue) gets it from the server, or the server's refusal.
+func TestServersAnswerExpectations(t *testing.T) {
+	l := newLab(t)
+	l.raw(alphaAddr+":7443", func(string) string {
+		return "HTTP/1.1 417 Expectation Failed\r\nContent-Length: 0\r\n\r\n"
+	})
+	l.serveTLS(alphaAddr+":7444", &http.Server{Protocols: onlyHTTP1(), Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(w, r.Body) // the first Read sends 100
+	})})
+	l.begin(1, parse(t, "transform=secret.example.com"), withSecret(l, "secret.example.com"))
+	for port, status := range map[string]string{"7443": "HTTP/1.1 417 Expectation Failed\r\n", "7444": "HTTP/1.1 100 Continue\r\n"} {
+		conn := l.tlsTo(port, "secret.example.com")
+		io.WriteString(conn, "PUT / HTTP/1.1\r\nHost: secret.example.com\r\nExpect: 100-continue\r\nContent-Length: 4\r\nConnection: close\r\n\r\n")
+		r := bufio.NewReader(conn)
+		if got, err := r.ReadString('\n'); got != status {
+			t.Errorf("%q, %v, want %q", got, err, status)
+		}
+		if port == "7443" {
+			continue
+		}
+		io.WriteString(conn, "body")
+		if got, err := io.ReadAll(r); !strings.Contains(string(got), "HTTP/1.1 200 OK\r\n") || !strings.HasSuffix(string(got), "body") {
+			t.Errorf("after the body: %q, %v", got, err)
+		}
+	}
+}
+
 // queries returns queries of URLs, among them those that are not of the form of HTML's forms.
 func queries(random *rand.Rand, n int) []string {
 	list := []string{
