@@ -132,10 +132,13 @@ func (p *preview) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			pr.Out.Host = pr.In.Host
 			pr.SetXForwarded()
 		},
-		Transport:      sb.transport(r),
-		FlushInterval:  -1, // pages reload by streams of events
-		ModifyResponse: keepCookies,
-		ErrorLog:       log.New(io.Discard, "", 0),
+		Transport:     sb.transport(r),
+		FlushInterval: -1, // pages reload by streams of events
+		ModifyResponse: func(answer *http.Response) error {
+			addNothing(w, answer)
+			return keepCookies(answer)
+		},
+		ErrorLog: log.New(io.Discard, "", 0),
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			if _, own := statusOf(err); own && !errors.As(err, new(*net.OpError)) {
 				fail(w, err)
@@ -146,24 +149,18 @@ func (p *preview) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	// Some servers answer while they still read.
 	_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/2 always has it
-	proxy.ServeHTTP(plainWriter{w}, r)
+	proxy.ServeHTTP(w, r)
 }
 
-// plainWriter writes answers as they are: package http would add a Content-Type, which it takes from
-// the body, and a Date.
-type plainWriter struct{ http.ResponseWriter }
-
-func (w plainWriter) WriteHeader(status int) {
+// addNothing keeps package http from adding headers to an answer that has none of that name: a
+// Content-Type, which it takes from the body, and a Date.
+func addNothing(w http.ResponseWriter, answer *http.Response) {
 	for _, name := range []string{"Content-Type", "Date"} {
-		if _, has := w.Header()[name]; !has && status >= 200 {
+		if _, has := answer.Header[name]; !has {
 			w.Header()[name] = nil
 		}
 	}
-	w.ResponseWriter.WriteHeader(status)
 }
-
-// Unwrap is for [http.ResponseController].
-func (w plainWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // escapeInvalid percent-encodes those bytes of a path that a URL can't have. With one of them package
 // url would ignore the RawPath and encode the Path, where %2F has become a slash.
