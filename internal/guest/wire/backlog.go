@@ -29,6 +29,11 @@ const (
 	closeWait   = time.Second // for what is kept when the connection is closed
 )
 
+// buffers are for large packets: as many as come before their writers wait.
+var buffers = sync.Pool{New: func() any { b := make([]byte, 0, bufferSize); return &b }}
+
+const bufferSize = backlogRoom + 32<<10
+
 func newBacklog(conn net.Conn) *backlog {
 	b := &backlog{Conn: conn}
 	b.changed.L = &b.mu
@@ -52,6 +57,9 @@ func (b *backlog) Write(p []byte) (int, error) {
 	if b.await(backlogMax); b.err != nil {
 		return 0, b.err
 	}
+	if b.kept == nil && len(p) >= alone {
+		b.kept = (*buffers.Get().(*[]byte))[:0]
+	}
 	b.kept = append(b.kept, p...)
 	if !b.sending {
 		b.sending = true
@@ -64,9 +72,9 @@ func (b *backlog) Write(p []byte) (int, error) {
 func (b *backlog) send() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for spare := []byte(nil); len(b.kept) > 0 && b.err == nil; {
+	for len(b.kept) > 0 && b.err == nil {
 		batch := b.kept
-		b.kept = spare
+		b.kept = nil
 		b.changed.Broadcast()
 		b.mu.Unlock()
 		_, err := b.Conn.Write(batch)
@@ -74,7 +82,9 @@ func (b *backlog) send() {
 		if err != nil && b.err == nil {
 			b.err = err
 		}
-		spare = batch[:0]
+		if cap(batch) == bufferSize {
+			buffers.Put(&batch)
+		}
 	}
 	b.kept, b.sending = nil, false
 	b.changed.Broadcast()
