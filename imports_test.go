@@ -759,7 +759,7 @@ var widths = map[string]int{
 	"errdefs":        31,
 	"bound":          15,
 	"policy":         40,
-	"archive":        45,
+	"archive":        48,
 	"guest/trees":    10,
 	"guest/wire":     278,
 	"git":            20,
