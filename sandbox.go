@@ -330,7 +330,8 @@ func (s *Sandbox) Delete(ctx context.Context, o DeleteOptions) (_ DeleteReport, 
 type DeleteOptions struct {
 	// Volumes deletes the workspace, the copies, the volumes that the image declares and the
 	// attached volumes, except volumes that another sandbox mounts. So it does with copies, and
-	// volumes that an image declares, whose mount an update took away. Otherwise they are preserved:
+	// volumes that an image declares, whose mount an update took away: after an update that changed
+	// the container it lists the engine's volumes. Otherwise they are preserved:
 	// [WithID] adopts a preserved workspace and volumes that the image declares, and [WithMounts]
 	// attaches any volume.
 	Volumes bool
