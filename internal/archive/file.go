@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"syscall"
 )
 
 // A FileID identifies a file on this machine.
@@ -32,6 +33,9 @@ func OpenDir(root *os.Root, name string, was fs.FileInfo) (*os.Root, error) {
 			return nil, errors.Join(ErrChanged, err)
 		}
 		sub, err = openRoot(root, name)
+	}
+	if _, kernels := errors.AsType[syscall.Errno](err); err != nil && !kernels { // of package os: a link that leads out of root, each time
+		err = errors.Join(ErrChanged, err)
 	}
 	if err != nil {
 		return nil, err

@@ -102,6 +102,14 @@ func TestADirectoryThatALinkReplacesHasChanged(t *testing.T) {
 		if sub, err := OpenDir(root, "dir", was); !errors.Is(err, ErrChanged) {
 			t.Errorf("a link to %s: %v, %v", to, sub, err)
 		}
+		// The same if each look finds what was there before, and each opening the link, as with a program that swaps them.
+		is, err := root.Lstat("dir")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sub, err := OpenDir(root, "dir", is); to == "../outside" && !errors.Is(err, ErrChanged) {
+			t.Errorf("a link to %s at each opening: %v, %v", to, sub, err)
+		}
 	}
 }
 
