@@ -15,7 +15,7 @@ import (
 
 var updateMCP = flag.Bool("update-mcp", false, "write what \"sandbox mcp\" lists to testdata/mcp.json")
 
-// An agent that leaves out what a tool needs is told what that is.
+// The error of a call without a required argument names the argument.
 func TestAgentIsToldWhichArgumentIsMissing(t *testing.T) {
 	t.Parallel()
 	a := newAgent(t)

@@ -1,9 +1,6 @@
 package main
 
 import (
-	"errors"
-	"os"
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -34,16 +31,7 @@ func TestRunInScriptsIsAsDockerRun(t *testing.T) {
 		t.Run(script, func(t *testing.T) {
 			t.Parallel()
 			run := func(command, options string) string {
-				cmd := exec.CommandContext(t.Context(), "bash", "-c",
-					strings.NewReplacer("RUN_I", command+" -i "+options, "RUN", command+" "+options).Replace(script))
-				cmd.Env = append(os.Environ(), "PATH="+path+":"+os.Getenv("PATH"))
-				cmd.Stdin = strings.NewReader("of the script\n")
-				out, err := cmd.Output()
-				var exit *exec.ExitError
-				if err != nil && !errors.As(err, &exit) {
-					t.Fatal(err)
-				}
-				return strings.TrimSpace(string(out)) + ", " + cmd.ProcessState.String()
+				return runScript(t, path, strings.NewReplacer("RUN_I", command+" -i "+options, "RUN", command+" "+options).Replace(script))
 			}
 			if got, want := run("sandbox run", "-q --"), run("docker run", "--rm --init --network none --entrypoint '' "+sandbox.DefaultImage); got != want {
 				t.Errorf("sandbox run: %q\ndocker run:  %q", got, want)

@@ -39,6 +39,20 @@ func program(t *testing.T) string {
 	return dir
 }
 
+// runScript runs a script, with path before the other directories of programs, and returns its output and how it ended.
+func runScript(t *testing.T, path, script string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "bash", "-c", script)
+	cmd.Env = append(os.Environ(), "PATH="+path+":"+os.Getenv("PATH"))
+	cmd.Stdin = strings.NewReader("of the script\n")
+	out, err := cmd.Output()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(out)) + " code " + cmd.ProcessState.String()
+}
+
 // Scripts that call exec do what they do with docker exec: stdin belongs to the script, unless the
 // command is to read it; exit codes and what a closed stdout does are the same.
 func TestExecInScriptsIsAsDockerExec(t *testing.T) {
@@ -92,16 +106,7 @@ E`,
 		`EXEC -w /root -u 1000 BOX true >/dev/null 2>&1; echo $?`,
 	} {
 		run := func(command, box string) string {
-			script := strings.NewReplacer("EXEC", command, "BOX", box).Replace(script)
-			cmd := exec.CommandContext(t.Context(), "bash", "-c", script)
-			cmd.Env = append(os.Environ(), "PATH="+path+":"+os.Getenv("PATH"))
-			cmd.Stdin = strings.NewReader("of the script\n")
-			out, err := cmd.Output()
-			var exit *exec.ExitError
-			if err != nil && !errors.As(err, &exit) {
-				t.Fatal(err)
-			}
-			return strings.TrimSpace(string(out)) + " code " + cmd.ProcessState.String()
+			return runScript(t, path, strings.NewReplacer("EXEC", command, "BOX", box).Replace(script))
 		}
 		got, want := run("sandbox exec", sb.Name()), run("docker exec", container)
 		if differs := strings.Contains(script, "/root"); (got != want) != differs {

@@ -178,8 +178,8 @@ func splitTarget(target string) (dir, base string) {
 // maxLinks is what the kernel follows.
 const maxLinks = 40
 
-// follow returns where the links at the end of a path lead, and what is there: nil if nothing is. The path of anything but a
-// regular file is not followed.
+// follow resolves symbolic links in the last element of a path. It returns the path of the file, and its info or nil if there is no
+// such file. The path of a directory or a special file is returned unchanged.
 func follow(name string) (string, fs.FileInfo, error) {
 	info, err := os.Stat(name)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) || err == nil && !info.Mode().IsRegular() {

@@ -102,7 +102,7 @@ func TestADirectoryThatALinkReplacesHasChanged(t *testing.T) {
 		if sub, err := OpenDir(root, "dir", was); !errors.Is(err, ErrChanged) {
 			t.Errorf("a link to %s: %v, %v", to, sub, err)
 		}
-		// The same if each look finds what was there before, and each opening the link, as with a program that swaps them.
+		// The same if every Lstat finds the file that was there before, and every attempt to open it finds a link that leads out of root.
 		is, err := root.Lstat("dir")
 		if err != nil {
 			t.Fatal(err)
