@@ -311,6 +311,9 @@ func (f *foreign) entry(tr *tar.Reader, hdr *tar.Header) error {
 		return nil
 	}
 	e := ForeignEntry{Header: hdr, Name: name}
+	if hdr.Typeflag == tar.TypeSymlink && hdr.Linkname == "" {
+		return &EntryError{hdr.Name, "it is a symbolic link to nothing"}
+	}
 	if err := f.parents(e); err != nil {
 		return err
 	}
@@ -372,7 +375,7 @@ func (f *foreign) supported(hdr *tar.Header) bool {
 	case typeMultiVolume:
 		skip("the rest of a file of another volume")
 		return false
-	case typeOldNames, typeSolarisHeader, typeSolarisACL:
+	case typeSolarisHeader, typeSolarisACL:
 		skip(fmt.Sprintf("metadata of type %q", hdr.Typeflag))
 		return false
 	default: // POSIX: a file
@@ -386,7 +389,6 @@ func (f *foreign) supported(hdr *tar.Header) bool {
 const (
 	typeDumpDir       = 'D' // a directory of an incremental archive of GNU tar
 	typeMultiVolume   = 'M' // the continuation of a file, of GNU tar
-	typeOldNames      = 'N' // long names, of an old GNU tar
 	typeVolume        = 'V' // the label of a volume, of GNU tar
 	typeSolarisHeader = 'X' // records for the next entry
 	typeSolarisACL    = 'A'
