@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -66,6 +67,31 @@ func sameMerge(t *testing.T, what, cp, got, before string) {
 	}
 }
 
+// conflicts are what would replace another kind: the name, and what cp and a copy say of it.
+func conflicts(t *testing.T, src, dst string) (found [][3]string) {
+	t.Helper()
+	err := filepath.WalkDir(src, func(file string, d fs.DirEntry, err error) error {
+		if err != nil || file == src {
+			return err
+		}
+		name, _ := filepath.Rel(src, file)
+		there, err := os.Lstat(filepath.Join(dst, name))
+		switch {
+		case err != nil || there.IsDir() == d.IsDir():
+			return nil
+		case d.IsDir():
+			found = append(found, [3]string{name, "cannot overwrite non-directory", "it is not a directory at the destination, and a directory would replace it"})
+			return fs.SkipDir
+		}
+		found = append(found, [3]string{name, "cannot overwrite directory", "it is a directory, and something else would replace it"})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
 // cp -a is the reference of copies of trees, new ones and merges.
 func TestCopiesAreAsCpMakesThem(t *testing.T) {
 	t.Parallel()
@@ -75,9 +101,10 @@ func TestCopiesAreAsCpMakesThem(t *testing.T) {
 			sb := harness.Shared(t)
 			old, src := randomPair(t, seed)
 			ref, inside := filepath.Join(t.TempDir(), "ref"), fmt.Sprintf("cp%d", seed)
-			harness.Shell(t, `cp -a "$0" "$0.ref"`, old)
-			if err := os.Rename(old+".ref", ref); err != nil {
-				t.Fatal(err)
+			for _, dir := range []string{ref, ref + ".old"} {
+				if out, err := exec.Command("cp", "-a", old, dir).CombinedOutput(); err != nil {
+					t.Fatalf("%v, %s", err, out)
+				}
 			}
 			before := tree(t, ref)
 			if _, err := sb.CopyIn(t.Context(), old, inside, sandbox.CopyOptions{}); err != nil {
@@ -86,13 +113,33 @@ func TestCopiesAreAsCpMakesThem(t *testing.T) {
 			if diff := cmp.Diff(before, treeInside(t, sb, inside)); diff != "" {
 				t.Fatalf("a new copy (-cp +CopyIn):\n%s", diff)
 			}
-			out, cpErr := exec.Command("cp", "-aT", "--remove-destination", src, ref).CombinedOutput()
-			_, err := sb.CopyIn(t.Context(), src, inside, sandbox.CopyOptions{})
-			if (err == nil) != (cpErr == nil) {
-				t.Fatalf("cp: %v, %s; CopyIn: %v", cpErr, out, err)
+			// cp goes on behind what it can't replace, CopyIn stops there: without that both copy all.
+			if conflicts := conflicts(t, src, ref); len(conflicts) > 0 {
+				out, _ := exec.Command("cp", "-aT", "--remove-destination", src, ref).CombinedOutput()
+				_, err := sb.CopyIn(t.Context(), src, inside, sandbox.CopyOptions{})
+				found := false
+				for _, c := range conflicts {
+					found = found || err != nil && (strings.HasSuffix(err.Error(), "copy "+c[0]+": "+c[2]) || strings.HasSuffix(err.Error(), "copy "+strconv.Quote(c[0])+": "+c[2]))
+					if !strings.Contains(string(out), c[1]) {
+						t.Errorf("cp: %s, want that it %s %q", out, c[1], c[0])
+					}
+					harness.Shell(t, `rm -r "$0"`, filepath.Join(src, c[0]))
+				}
+				if !found || strings.Count(string(out), "cannot overwrite") != len(conflicts) || strings.Count(string(out), "cp: ") != len(conflicts) {
+					t.Fatalf("CopyIn: %v; cp: %s, want %q", err, out, conflicts)
+				}
+				inside += "again"
+				if _, err := sb.CopyIn(t.Context(), old, inside, sandbox.CopyOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				harness.Shell(t, `rm -r "$0"; mv "$0.old" "$0"`, ref)
 			}
+			if out, err := exec.Command("cp", "-aT", "--remove-destination", src, ref).CombinedOutput(); err != nil {
+				t.Fatalf("%v, %s", err, out)
+			}
+			_, err := sb.CopyIn(t.Context(), src, inside, sandbox.CopyOptions{})
 			if err != nil {
-				return // cp goes on with the next file, CopyIn stops
+				t.Fatalf("CopyIn: %v", err)
 			}
 			sameMerge(t, "CopyIn", tree(t, ref), treeInside(t, sb, inside), before)
 
@@ -159,8 +206,10 @@ func TestCopiesGoWhereDockerCpPutsThem(t *testing.T) {
 		for _, dir := range []string{"theirs", "mine"} {
 			harness.Shell(t, prepare, filepath.Join(here, dir))
 		}
-		if err := exec.CommandContext(t.Context(), "docker", "cp", "agent-sandbox-"+sb.Name()+":"+ours+"/.", filepath.Join(here, "theirs")+to).Run(); err != nil {
-			continue // what docker cp can't
+		if err := exec.CommandContext(t.Context(), "docker", "cp", "agent-sandbox-"+sb.Name()+":"+ours+"/.", filepath.Join(here, "theirs")+to).Run(); (err != nil) != (to == "/link/") {
+			t.Fatalf("docker cp to %q: %v, want an error of a link with a slash alone", to, err)
+		} else if err != nil {
+			continue
 		}
 		if _, err := sb.CopyOut(t.Context(), ours, strings.TrimSuffix(filepath.Join(here, "mine")+to, "/"), sandbox.CopyOptions{}); err != nil {
 			t.Errorf("CopyOut to %q: %v", to, err)
@@ -190,6 +239,10 @@ func TestCopiesOfAFileGoWhereDockerCpPutsThem(t *testing.T) {
 	prepare := fmt.Sprintf(`mkdir -p "$0/dir"; cd "$0"; echo old >old; mkfifo fifo; ln -s old link; ln -s ../old dir/link; ln -s dir/link link2; ln -s dir/gone dangling
 		ln -s dangling dangling2; ln -s none/gone nowhere; ln -s fifo special; ln -s /proc/self/fd/%d pipe; ln -s loop loop; ln -s dir to-dir`, w.Fd())
 	look := strings.Replace(describeScript, `|%T@|`, `||`, 1)
+	errs := map[string]*regexp.Regexp{ // of the others is none
+		"nowhere": regexp.MustCompile(`no such file or directory$`), "loop": regexp.MustCompile(`too many levels of symbolic links$`),
+		"fifo": regexp.MustCompile(`it is a named pipe, and a file would replace it$`), "special": regexp.MustCompile(`it is a named pipe, and a file would replace it$`), "pipe": regexp.MustCompile(`it is a named pipe, and a file would replace it$`),
+	}
 	for i, to := range []string{"new", "old", "link", "link2", "dangling", "dangling2", "nowhere", "fifo", "special", "pipe", "loop"} {
 		ref, ours := fmt.Sprintf("/ref%d", i), fmt.Sprintf("/our%d", i)
 		here := t.TempDir()
@@ -206,7 +259,7 @@ func TestCopiesOfAFileGoWhereDockerCpPutsThem(t *testing.T) {
 		if to != "pipe" { // of this program
 			refErr := docker(file, box+ref+"/"+to)
 			_, err := sb.CopyIn(t.Context(), file, ours+"/"+to, sandbox.CopyOptions{})
-			if (err == nil) != (refErr == nil) {
+			if want := errs[to]; want == nil && (err != nil || refErr != nil) || want != nil && (refErr == nil || !want.MatchString(fmt.Sprint(err))) {
 				t.Errorf("CopyIn to %s: %v; docker cp: %v", to, err, refErr)
 			}
 			if diff := cmp.Diff(harness.Run(t, sb, "sh", "-ec", look, ref), harness.Run(t, sb, "sh", "-ec", look, ours)); diff != "" {
@@ -215,7 +268,7 @@ func TestCopiesOfAFileGoWhereDockerCpPutsThem(t *testing.T) {
 		}
 		refErr := docker(box+"/file", here+ref+"/"+to)
 		_, err := sb.CopyOut(t.Context(), "/file", here+ours+"/"+to, sandbox.CopyOptions{})
-		if (err == nil) != (refErr == nil) {
+		if want := errs[to]; want == nil && (err != nil || refErr != nil) || want != nil && (refErr == nil || !want.MatchString(fmt.Sprint(err))) {
 			t.Errorf("CopyOut to %s: %v; docker cp: %v", to, err, refErr)
 		}
 		if diff := cmp.Diff(hereWithoutTimes(t, here+ref), hereWithoutTimes(t, here+ours)); diff != "" {
@@ -229,7 +282,7 @@ func TestDotDotBehindALinkIsTheKernels(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t)
 	src := filepath.Join(t.TempDir(), "src")
-	prepare := `mkdir -p "$0/at/srv/deep/x" "$0/at/work"; cd "$0"; mkdir tree; printf x >tree/x; printf f >file; ln -s ../srv/deep/x at/work/la; printf old >at/srv/deep/f; mkdir at/srv/deep/t; ln -s la at/work/lb`
+	prepare := `mkdir -p "$0/at/srv/deep/x" "$0/at/work"; cd "$0"; mkdir tree; printf x >tree/in; printf f >file; ln -s ../srv/deep/x at/work/la; printf old >at/srv/deep/f; mkdir at/srv/deep/t; ln -s la at/work/lb`
 	harness.Shell(t, prepare, src)
 	look := strings.Replace(describeScript, `|%T@|`, `||`, 1)
 	cp := `cd "$0"; case "$2" in */..) cp -a "$1/." "$2" ;; *) mkdir -p "$(dirname "$2")"; cp -aT "$1" "$2" ;; esac`
@@ -244,7 +297,7 @@ func TestDotDotBehindALinkIsTheKernels(t *testing.T) {
 			ref := sb.Command(t.Context(), "sh", "-ec", cp, "/ref"+dir, what, "at/work/"+to)
 			refErr := ref.Run()
 			_, err := sb.CopyIn(t.Context(), src+"/"+what, strings.TrimSuffix("/our"+dir+"/at/work/"+to, "/"), sandbox.CopyOptions{})
-			if (err == nil) != (refErr == nil) {
+			if fails := to == "la/../f/../new"; (err != nil) != fails || (refErr != nil) != fails {
 				t.Errorf("CopyIn of a %s to %s: %v; cp: %v", what, to, err, refErr)
 			}
 			if diff := cmp.Diff(harness.Run(t, sb, "sh", "-ec", look, "/ref"+dir), harness.Run(t, sb, "sh", "-ec", look, "/our"+dir)); diff != "" {
@@ -256,7 +309,7 @@ func TestDotDotBehindALinkIsTheKernels(t *testing.T) {
 			harness.Shell(t, prepare, here+"/our")
 			refErr = exec.Command("sh", "-ec", cp, here+"/ref", what, "at/work/"+to).Run()
 			_, err = sb.CopyOut(t.Context(), "/ref"+dir+"/"+what, strings.TrimSuffix(here+"/our/at/work/"+to, "/"), sandbox.CopyOptions{})
-			if (err == nil) != (refErr == nil) {
+			if fails := to == "la/../f/../new"; (err != nil) != fails || (refErr != nil) != fails {
 				t.Errorf("CopyOut of a %s to %s: %v; cp: %v", what, to, err, refErr)
 			}
 			if diff := cmp.Diff(hereWithoutTimes(t, here+"/ref"), hereWithoutTimes(t, here+"/our")); diff != "" {
