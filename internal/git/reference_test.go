@@ -3,20 +3,26 @@
 package git_test
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/git"
 	"github.com/seed-1a2d6d8f/sandbox/internal/gittest"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
 // plainClone clones with git itself, by the user's configuration and environment.
@@ -183,6 +189,165 @@ func TestHeadToNowhereListsTheBranches(t *testing.T) {
 	}
 }
 
+// variety makes repositories of many kinds, one for each directory (or bundle) in its own.
+const variety = `cd "$0"; export GIT_AUTHOR_DATE='1000000000 +0200' GIT_COMMITTER_DATE='1000000000 +0200' GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@x GIT_COMMITTER_NAME=c GIT_COMMITTER_EMAIL=c@x
+git() { command git -c protocol.file.allow=always -c init.defaultBranch=main "$@"; }
+fill() (
+	mkdir -p "$1"; cd "$1"; git init -q $2 .
+	mkdir -p deep/er .dir; echo 1 >deep/er/f; : >empty; printf 'a\r\nb\r\n' >crlf; printf 'a\nb\n' >lf.txt; printf 'a\nb\n' >win.bat; printf 'x\0y' >bin; echo '#!/bin/sh' >program; chmod 755 program
+	printf '*.txt text\n*.bat text eol=crlf\nmixed text=auto\nid ident\nutf16 working-tree-encoding=UTF-16LE\n*.lfs filter=lfs diff=lfs merge=lfs -text\n*.up filter=nope\nsecret export-ignore\n' >.gitattributes
+	printf 'a\r\nb\n' >mixed; echo '$Id$' >id; printf 'a\0\n\0' >utf16; echo s >secret; echo up >x.up
+	printf 'version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n' >big.lfs
+	ln -s deep/er/f link; ln -s /etc/passwd absolute; ln -s loop loop; ln -s nowhere .dir/dangling
+	for n in 'new
+line' "tab	" 'sp ace ' ' lead' 'ü' "$(printf 'caf\351')" -dash 'back\slash' '"quoted"' "it's" '*' A a .hidden "$(printf '%0200d' 1)"; do echo "$n" >"./$n"; done
+	echo ignored >.gitignore; echo yes >ignored; git add -A -f . 2>/dev/null; git commit -qm 1
+	for i in 2 3 4; do echo $i >n; git add n; git commit -qm $i; done
+	git tag light HEAD~1; git tag -a -m x annotated HEAD~2; git tag -a -m y nested annotated 2>/dev/null; git tag -a -m z of-a-tree HEAD^{tree}; git tag -a -m b of-a-blob HEAD:n
+	git checkout -q -b dev HEAD~1; echo dev >n; git commit -qam dev; git branch feat/ü; git branch a.b-c_d; git checkout -q --orphan alone; git rm -qrf .; echo alone >alone; git add alone; git commit -qm alone
+	git checkout -q main; git merge -q -s ours -m merge dev; git notes add -m note
+)
+fill work; git clone -q --bare work bare.git
+git clone -q --mirror work packed.git; git -C packed.git gc -q; git -C packed.git pack-refs --all
+fill sha256 --object-format=sha256
+git clone -q --bare work tags.git; for b in $(git -C tags.git for-each-ref --format='%(refname)' refs/heads); do git -C tags.git update-ref -d $b; done
+git clone -q --bare work nowhere.git; git -C nowhere.git symbolic-ref HEAD refs/heads/gone
+git init -q empty; git init -q --bare -b trunk trunk.git
+git clone -q work detached; git -C detached checkout -q HEAD~2
+git clone -q work lost; git -C lost checkout -q --detach; git -C lost commit -q --allow-empty -m lost
+git clone -q --depth 2 file://$0/work shallow
+git clone -q --shared work borrowed
+git clone -q work dirty; cd dirty; echo changed >n; echo staged >staged; git add staged; echo untracked >untracked; git stash -q 2>/dev/null; echo changed >n; cd ..
+git clone -q work aliases; cd aliases; git symbolic-ref refs/heads/alias refs/heads/main; git update-ref refs/heads/HEAD dev 2>/dev/null || git update-ref refs/heads/HEAD origin/dev; git update-ref refs/heads/refs/heads/main HEAD~1; git update-ref refs/tags/main HEAD~2; git update-ref refs/pull/1/head HEAD; git replace HEAD~1 HEAD~2; cd ..
+git -C work worktree add -q -b other ../worktree
+git init -q --separate-git-dir=apart.git apart; cd apart; echo x >f; git add f; git commit -qm f; cd ..
+git init -q super; cd super; git submodule --quiet add ../work 'sub mod'; git commit -qm sub; cd ..; mkdir modules; ln -s "../super/sub mod" modules/sub
+git init -q nothing; git -C nothing commit -q --allow-empty -m nothing
+mkdir odd; git clone -q --bare work 'odd/sp ace #1%41+ü?.git'; git clone -q --bare work 'odd/sp ace %41+ü@:.git'
+cd work; git bundle create -q ../all.bundle --all; cd ..
+git clone -q work grafted; cd grafted; git config core.sharedRepository group; git config remote.pushDefault x; git config core.autocrlf true; git config receive.denyCurrentBranch ignore; cd ..
+`
+
+// state is all that git tells of a repository, and its files.
+func state(t *testing.T, dir string) (lines []string) {
+	t.Helper()
+	for _, command := range []string{
+		"for-each-ref --format=%(refname)|%(objectname)|%(symref)|%(*objectname)|%(upstream)|%(upstream:track)", "rev-parse --symbolic-full-name HEAD",
+		"status --porcelain=v2 --branch -z", "fsck --full --strict", "config --local --list -z", "rev-parse --is-shallow-repository --show-object-format",
+		"rev-list --all --objects", "log -g --format=%gD|%gs", "ls-files -s -t -z", "submodule status", "stash list", "worktree list --porcelain",
+	} {
+		cmd := exec.CommandContext(t.Context(), "git", append([]string{"-C", dir}, strings.Split(command, " ")...)...)
+		cmd.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL="+os.DevNull, "GIT_CONFIG_NOSYSTEM=1", "LC_ALL=C")
+		out, err := cmd.CombinedOutput()
+		text := strings.ReplaceAll(string(out), dir, "DIR")
+		of := strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == 0 })
+		if strings.HasPrefix(command, "config") || strings.HasPrefix(command, "rev-list") {
+			slices.Sort(of) // what is in both has no order
+		}
+		lines = append(lines, fmt.Sprintf("git %s: %v", command, err))
+		lines = append(lines, of...)
+	}
+	err := filepath.WalkDir(dir, func(file string, d os.DirEntry, err error) error {
+		if err != nil || d.Name() == ".git" {
+			return cmp.Or(err, fs.SkipDir)
+		}
+		info, err := d.Info()
+		content := []byte(nil)
+		if d.Type() == 0 && err == nil {
+			content, err = os.ReadFile(file)
+		}
+		to, _ := os.Readlink(file)
+		name, _ := filepath.Rel(dir, file)
+		lines = append(lines, fmt.Sprintf("%q %v %q %q", name, info.Mode(), to, content))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lines
+}
+
+// git clone is the reference of all that a clone has: references, objects, configuration and files.
+func TestClonesAreAsGitMakesThem(t *testing.T) {
+	home := t.TempDir()
+	t.Setenv("HOME", home)
+	t.Setenv("XDG_CONFIG_HOME", home)
+	t.Setenv("GIT_CONFIG_SYSTEM", os.DevNull)
+	root := t.TempDir()
+	docs, err := os.ReadFile("../../docs/differences.md")
+	if err = cmp.Or(err, os.WriteFile(filepath.Join(home, ".gitconfig"), []byte("[init]\n\tdefaultBranch = main\n"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), "sh", "-ec", variety, root).CombinedOutput(); err != nil {
+		t.Fatalf("%v, %s", err, out)
+	}
+	const row = "a HEAD that names a branch that is not there"
+	if !strings.Contains(string(docs), "\n| "+row+" | an empty directory, and a warning | an error that lists the branches |\n") {
+		t.Errorf("docs/differences.md has no row %q", row)
+	}
+	var dirs []string
+	for _, pattern := range []string{"/*", "/odd/*", "/modules/*"} {
+		found, err := filepath.Glob(root + pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dirs = append(dirs, found...)
+	}
+	dirs = append(dirs, root+"/bare") // without .git
+	revisions := []string{"", "main", "dev", "light", "annotated", "nested", "feat/ü", "alone", "none", "HEAD", "alias", "trunk"}
+	also := harness.Every(3)
+	for _, seed := range harness.Seeds(1, 40) {
+		rnd := rand.New(rand.NewPCG(seed, 5))
+		for i, dir := range dirs {
+			name := filepath.Base(dir)
+			if name == "odd" || name == "modules" || name == "apart.git" {
+				continue // no repositories
+			}
+			for n, rev := range []string{"", revisions[rnd.IntN(len(revisions))]} {
+				depth, url := rnd.IntN(3)*n, []string{"", "file://"}[rnd.IntN(2)]+dir+[]string{"", "/"}[rnd.IntN(2)]
+				switch {
+				case n > 0 && !also(i):
+					continue
+				case strings.HasSuffix(dir, ".bundle"):
+					url, depth = dir, 0
+				case name == "bare", strings.Contains(dir, "?"): // found without .git if there is no slash; the begin of a query in a URL
+					url = dir
+				case strings.Contains(dir, "%"):
+					url = strings.Replace(url, dir, strings.NewReplacer("%", "%25", " ", "%20", "ü", "%C3%BC").Replace(dir), 1)
+					url = "file://" + strings.TrimPrefix(url, "file://")
+				}
+				t.Run(fmt.Sprintf("%d %s at %q, depth %d", seed, strings.Replace(url, root, "", 1), rev, depth), func(t *testing.T) {
+					t.Parallel()
+					flags := []string{"--no-local"}
+					if rev != "" {
+						flags = append(flags, "--branch", rev)
+					}
+					if depth > 0 {
+						flags = append(flags, "--depth", strconv.Itoa(depth))
+					}
+					theirs, theirErr := plainClone(t, url, flags...)
+					c, err := git.New(t.Context(), git.Repo{Location: parse(t, url), Revision: rev, Depth: depth})
+					if err == nil {
+						defer c.Remove()
+					}
+					var missing *git.MissingError
+					switch is := errors.As(err, &missing); {
+					case is && rev == "" && theirErr == nil && (name == "tags.git" || name == "nowhere.git"):
+						return
+					case is && rev != "" && theirErr != nil && strings.Contains(theirErr.Error(), "not found in upstream origin"):
+						return
+					case err != nil || theirErr != nil:
+						t.Fatalf("New: %v; git clone: %v", err, theirErr)
+					}
+					if diff := gocmp.Diff(state(t, theirs), state(t, c.Dir)); diff != "" {
+						t.Errorf("(-git +clone):\n%s", diff)
+					}
+				})
+			}
+		}
+	}
+}
+
 // Whatever this program's umask is, a clone is as with 022.
 func TestUmaskOfTheProgramDoesNotMatter(t *testing.T) {
 	r := gittest.New(t)
@@ -217,7 +382,7 @@ func TestUmaskOfTheProgramDoesNotMatter(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(list(theirs), list(c.Dir)); rev == "" && diff != "" {
+			if diff := gocmp.Diff(list(theirs), list(c.Dir)); rev == "" && diff != "" {
 				t.Errorf("with umask %o (-git +clone):\n%s", umask, diff)
 			}
 			for _, mode := range list(c.Dir) {
