@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/test/exec/cases"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
@@ -58,12 +60,16 @@ func TestCmdIsAsOSExec(t *testing.T) {
 
 	make := func(ctx context.Context, c cases.Case, in io.Reader, out, err io.Writer) cases.Command {
 		cmd := sb.Command(ctx, c.Path)
-		cmd.Args, cmd.Env, cmd.Dir, cmd.WaitDelay = c.Args, c.Env, c.Dir, c.WaitDelay
+		cmd.Args, cmd.Env, cmd.Dir, cmd.WaitDelay, cmd.Timeout = c.Args, c.Env, c.Dir, c.WaitDelay, c.Timeout
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, err
-		return cmd
+		return command{cmd}
 	}
+	sb.Command(t.Context(), "pkill", "-KILL", "sleep").Run() // what os/exec has left
 	got := runAll(all, func(c cases.Case) cases.Result { return cases.Run(c, make) })
 	rows := differences(t, "os/exec")
+	if left, err := sb.Command(t.Context(), "pgrep", "-fax", "sleep 1000").Output(); len(left) > 0 {
+		t.Errorf("commands that were ended have left (%v):\n%s", err, left)
+	}
 	used := map[string]bool{}
 	for i, c := range all {
 		diff := cmp.Diff(want[i], got[i])
@@ -85,6 +91,16 @@ func TestCmdIsAsOSExec(t *testing.T) {
 			t.Errorf("no case differs as the row %q says", row)
 		}
 	}
+}
+
+// command is a Cmd as a [cases.Command].
+type command struct{ *sandbox.Cmd }
+
+func (c command) Kept(err error) []byte {
+	if exit, ok := errors.AsType[*sandbox.ExitError](err); ok {
+		return exit.Stderr
+	}
+	return nil
 }
 
 // runAll runs the cases, several at a time.
@@ -131,6 +147,8 @@ const (
 	rowPath    = "a program, named by its path, or an interpreter that does not exist"
 	rowPATH    = "`PATH`"
 	rowEnv     = "an entry of `Env` without `=`"
+	rowKill    = "`Kill`, `Timeout`"
+	rowFields  = "`Cancel`, `Process`, `ProcessState`, `ExtraFiles`, `SysProcAttr`, `Err`"
 )
 
 // fixedCases are those that no combination of kinds makes.
@@ -187,6 +205,32 @@ func fixedCases() []cases.Case {
 	for _, act := range []string{"wait-first", "twice", "start-again", "pipes-again", "pipes-late"} {
 		all = append(all, with(cases.Shell(act, "cat; echo out"), func(c *cases.Case) { c.Call = "start"; c.Act = act; c.Stdin = "text"; c.Stdout = "buffer" }))
 	}
+	// A context that ends before, during and after the command.
+	all = append(all, with(cases.Shell("cancelled before", "echo ran"), func(c *cases.Case) { c.Call, c.Act, c.Stdout = "start", "cancel-before", "buffer" }),
+		with(cases.Shell("past its deadline", "echo ran"), func(c *cases.Case) { c.Deadline, c.Stdout = -1, "buffer" }),
+		with(cases.Shell("past its deadline", "echo ran"), func(c *cases.Case) { c.Call, c.Deadline = "output", -1 }))
+	for _, script := range []string{"echo out", "exit 3", "kill -9 $$"} {
+		all = append(all, with(cases.Shell("cancelled after", script), func(c *cases.Case) { c.Call, c.Act, c.Stdout = "start", "cancel-after", "buffer" }))
+	}
+	for range 10 {
+		all = append(all, with(cases.Shell("cancelled meanwhile", "exec sleep 1000"), func(c *cases.Case) { c.Call, c.Act = "start", "cancel-during" }))
+	}
+	// Which calls refuse which fields.
+	for _, call := range []string{"run", "start", "output", "combined"} {
+		for _, streams := range [][2]string{{"buffer", ""}, {"", "buffer"}, {"buffer", "same"}, {"pipe-after", ""}, {"", "pipe-after"}, {"", ""}} {
+			for _, act := range []string{"", "twice", "pipes-set"} {
+				all = append(all, with(cases.Shell(fmt.Sprint(call, streams, act), "echo out; echo err >&2; exit 3"), func(c *cases.Case) {
+					c.Call, c.Stdin, c.Stdout, c.Stderr, c.Act = call, "empty", streams[0], streams[1], act
+				}))
+			}
+		}
+	}
+	// What an ExitError keeps of stderr.
+	for _, n := range []int{0, 1, 32<<10 - 1, 32 << 10, 32<<10 + 1, 64<<10 - 1, 64 << 10, 64<<10 + 1, 64<<10 + 9, 96 << 10, 128<<10 + 7, 1 << 20} {
+		for _, end := range []string{"exit 3", "kill -9 $$", "exit 0"} {
+			all = append(all, with(cases.Shell("stderr of an error", fmt.Sprintf("seq 1000000 | head -c %d >&2; echo out; %s", n, end)), func(c *cases.Case) { c.Call = "output" }))
+		}
+	}
 	for _, in := range []string{"pipe", "pipe-closed"} {
 		for _, script := range []string{"cat", "head -c 3", "exec cat >&2"} {
 			all = append(all, with(cases.Shell("StdinPipe", script), func(c *cases.Case) {
@@ -241,7 +285,45 @@ func fixedCases() []cases.Case {
 			}
 		}
 	}
-	all = append(all, with(cases.Shell("a Stdin that blocks", "exit 0"), func(c *cases.Case) { c.Stdin = "blocking"; c.Differs = rowInput }))
+	for _, delay := range []time.Duration{0, 2 * time.Second} {
+		for _, in := range []string{"blocking", "blocking-late"} {
+			all = append(all, with(cases.Shell("a Stdin that blocks", "exit 0"), func(c *cases.Case) { c.Stdin = in; c.WaitDelay = delay; c.Differs = rowInput }))
+		}
+	}
+	return append(all, endings()...)
+}
+
+// endings are the ways to end a command that does not end by itself, which may have left others that hold its output.
+func endings() []cases.Case {
+	var all []cases.Case
+	for _, script := range []string{"exec sleep 1000", "sleep 1000", "trap '' TERM INT HUP; sleep 1000; :", "kill -STOP $$", "setsid sleep 1000; :", "sleep 1000 >/dev/null 2>&1 & wait", "trap 'exit 4' TERM; sleep 1000 & wait"} {
+		alone := script == "exec sleep 1000" || script == "kill -STOP $$" || strings.Contains(script, ">/dev/null")
+		for _, act := range []string{"kill", "kill-beside", "kill-twice", "cancel", "cancel-beside", "cancel-softly", "timeout", "deadline"} {
+			for _, out := range []string{"", "buffer", "pipe"} {
+				for _, delay := range []time.Duration{0, 2 * time.Second} {
+					c := cases.Shell(act+" "+script, script)
+					c.Call, c.Act, c.Stdout, c.WaitDelay = "start", act, out, delay
+					switch act {
+					case "timeout":
+						c.Timeout = time.Second
+					case "deadline":
+						c.Deadline = time.Second
+					}
+					switch held := !alone && out != "" && (out == "pipe" || delay == 0); {
+					case held && (out == "pipe" || act != "kill" && act != "timeout"):
+						continue // os/exec hangs, as it does in those that are left
+					case act == "cancel-softly":
+						c.Differs = rowFields
+					case strings.HasPrefix(act, "cancel"), act == "deadline":
+						c.Differs = rowContext
+					case held:
+						c.Differs = rowKill
+					}
+					all = append(all, c)
+				}
+			}
+		}
+	}
 	return all
 }
 
@@ -256,13 +338,15 @@ func generatedCases(r *rand.Rand, n int) []cases.Case {
 			"head -c 5", "read l; echo $l", "echo out; kill -PIPE $$", "head -c 300000 /dev/zero; printf end >&2", "exec 1>&-; echo x", "head -c 1 <&- 2>/dev/null; echo $?",
 			"readlink /proc/self/fd/0 | cut -d: -f1", "test -p /dev/stdin && cat || echo none", "ulimit -c; echo $-", "printf '%s|' \"$0\" \"$@\"", "sh -c 'echo a; echo b >&2; exit 7'",
 		))
-		c.Stdin = one("", "", "empty", "text", "large", "failing", "failing-eof", "failing-closed")
+		c.Stdin = one("", "", "empty", "text", "large", "bytes", "half", "with-end", "slow", "nothing-first", "failing", "failing-eof", "failing-closed", "failing-late", "failing-with")
 		if strings.HasPrefix(c.Stdin, "failing") && !strings.HasPrefix(c.Args[2], "cat") {
 			c.Stdin = "text" // whether its error comes before the command's end varies
 		}
 		c.Stdout = one("", "buffer", "buffer", "file", "slow", "pipe")
 		c.Stderr = one("", "buffer", "same", "file", "slow", "pipe")
 		c.Call = one("run", "start", "output", "combined")
+		c.Timeout = []time.Duration{0, 0, time.Hour}[r.IntN(3)]
+		c.Deadline = []time.Duration{0, 0, time.Hour}[r.IntN(3)]
 		if c.Call == "output" || c.Call == "combined" {
 			c.Stdout, c.Stderr = "", ""
 		}

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"testing/iotest"
 	"time"
 )
 
@@ -36,6 +37,8 @@ type Case struct {
 	Call      string
 	Act       string
 	WaitDelay time.Duration
+	Timeout   time.Duration // Cmd.Timeout, which is os/exec's context with a deadline
+	Deadline  time.Duration // of the context of both
 }
 
 // Shell returns a case that runs a script.
@@ -55,6 +58,8 @@ type Command interface {
 	StderrPipe() (io.ReadCloser, error)
 	Kill() error
 	Signal(os.Signal) error
+	// Kept returns the Stderr of the package's ExitError.
+	Kept(err error) []byte
 }
 
 // Make returns a command with the fields of a case and these streams.
@@ -98,7 +103,7 @@ func Class(err error) string {
 		{"ErrWaitDelay", exec.ErrWaitDelay}, {"exec.ErrNotFound", exec.ErrNotFound}, {"fs.ErrNotExist", fs.ErrNotExist},
 		{"fs.ErrPermission", fs.ErrPermission}, {"E2BIG", syscall.E2BIG}, {"ENOTDIR", syscall.ENOTDIR}, {"ENOEXEC", syscall.ENOEXEC},
 		{"ELOOP", syscall.ELOOP}, {"ENAMETOOLONG", syscall.ENAMETOOLONG},
-		{"broken stream", ErrBroken}, {"short write", io.ErrShortWrite}, {"context.Canceled", context.Canceled},
+		{"broken stream", ErrBroken}, {"short write", io.ErrShortWrite}, {"context.Canceled", context.Canceled}, {"context.DeadlineExceeded", context.DeadlineExceeded},
 		{"os.ErrClosed", os.ErrClosed}, {"os.ErrProcessDone", os.ErrProcessDone}, {"unexpected EOF", io.ErrUnexpectedEOF}, {"closed pipe", io.ErrClosedPipe},
 	} {
 		if errors.Is(err, k.err) {
@@ -150,9 +155,8 @@ func Run(c Case, make Make) Result {
 	case <-time.After(Bound):
 		close(o.free)
 		if o.cmd != nil {
-			o.cmd.Kill()
+			o.cmd.Kill() // what holds its output may go on
 		}
-		<-ended
 		return Result{Wait: "hangs"}
 	}
 	close(o.free)
@@ -165,23 +169,25 @@ func newSignal() chan struct{} { return make(chan struct{}) }
 func (o *observer) run(make Make) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
+	if o.c.Deadline != 0 {
+		ctx, cancel = context.WithTimeout(ctx, o.c.Deadline)
+		defer cancel()
+	}
 	out, err := o.output("stdout", o.c.Stdout), o.output("stderr", o.c.Stderr)
 	if o.c.Stderr == "same" {
 		err = out
 	}
 	o.cmd = make(ctx, o.c, o.stdin(), writerOf(out), writerOf(err))
-	switch o.c.Call {
-	case "output":
-		b, e := o.cmd.Output()
-		o.res.Out, o.res.Wait = content(b), Class(e)
-		return
-	case "combined":
-		b, e := o.cmd.CombinedOutput()
-		o.res.Out, o.res.Wait = content(b), Class(e)
-		return
-	}
 	o.pipes()
-	o.call(cancel)
+	if o.c.Act == "pipes-set" {
+		o.openSet()
+	}
+	switch o.c.Call {
+	case "output", "combined":
+		o.collect()
+	default:
+		o.call(cancel)
+	}
 	o.wait.Wait()
 	if out != nil {
 		o.res.Out = out.seen()
@@ -191,13 +197,58 @@ func (o *observer) run(make Make) {
 	}
 }
 
+// openSet opens pipes of streams that are set.
+func (o *observer) openSet() {
+	if o.c.Stdin != "" {
+		_, err := o.cmd.StdinPipe()
+		o.note("StdinPipe of a Stdin that is set", Class(err))
+	}
+	if o.c.Stdout != "" {
+		_, err := o.cmd.StdoutPipe()
+		o.note("StdoutPipe of a Stdout that is set", Class(err))
+	}
+	if o.c.Stderr != "" {
+		_, err := o.cmd.StderrPipe()
+		o.note("StderrPipe of a Stderr that is set", Class(err))
+	}
+}
+
+// collect calls Output or CombinedOutput.
+func (o *observer) collect() {
+	call := o.cmd.Output
+	if o.c.Call == "combined" {
+		call = o.cmd.CombinedOutput
+	}
+	b, err := call()
+	o.res.Wait = Class(err)
+	o.note("output", content(b))
+	o.note("stderr of the error", content(o.cmd.Kept(err)))
+	if o.c.Act == "twice" {
+		_, err := call()
+		o.note("the same again", Class(err))
+	}
+}
+
 func (o *observer) call(cancel func()) {
 	if o.c.Call == "run" {
 		o.res.Wait = Class(o.cmd.Run())
 		return
 	}
-	if o.c.Act == "wait-first" {
+	switch o.c.Act {
+	case "wait-first":
 		o.note("Wait before Start", Class(o.cmd.Wait()))
+	case "cancel-before":
+		cancel()
+	case "cancel-during":
+		go cancel()
+		err := o.cmd.Start()
+		if err == nil {
+			err = o.cmd.Wait()
+		}
+		if class := Class(err); class != "context.Canceled" && class != "signal: killed" {
+			o.res.Wait = class
+		}
+		return
 	}
 	started := o.cmd.Start()
 	o.res.Start = Class(started)
@@ -214,6 +265,10 @@ func (o *observer) call(cancel func()) {
 		o.note("Wait after Wait", Class(o.cmd.Wait()))
 		o.note("Kill after Wait", Class(o.cmd.Kill()))
 		o.note("Signal after Wait", Class(o.cmd.Signal(syscall.SIGTERM)))
+	case "cancel-after":
+		cancel()
+		o.note("Wait after the end of the context", Class(o.cmd.Wait()))
+		o.note("Kill after the end of the context", Class(o.cmd.Kill()))
 	case "pipes-late":
 		_, e := o.cmd.StdoutPipe()
 		o.note("StdoutPipe after Wait", Class(e))
@@ -227,8 +282,17 @@ func (o *observer) act(cancel func()) {
 	switch o.c.Act {
 	case "kill":
 		o.note("Kill", Class(o.cmd.Kill()))
-	case "cancel":
+	case "kill-beside":
+		o.wait.Go(func() { o.note("Kill", Class(o.cmd.Kill())) })
+	case "cancel", "cancel-softly":
 		cancel()
+	case "cancel-beside":
+		go cancel()
+	case "kill-twice":
+		o.note("Kill", Class(o.cmd.Kill()))
+		if err := o.cmd.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) { // it may have ended
+			o.note("Kill again", Class(err))
+		}
 	case "term":
 		o.note("Signal", Class(o.cmd.Signal(syscall.SIGTERM)))
 	case "start-again":
@@ -254,6 +318,29 @@ func (o *observer) stdin() io.Reader {
 		return strings.NewReader("some\ninput\n")
 	case "large":
 		return bytes.NewReader(bytes.Repeat([]byte("0123456789abcde\n"), 1<<16))
+	case "bytes":
+		return iotest.OneByteReader(strings.NewReader(strings.Repeat("a byte at a time\n", 300)))
+	case "half":
+		return iotest.HalfReader(bytes.NewReader(bytes.Repeat([]byte("0123456789abcde\n"), 1<<14)))
+	case "with-end": // the end comes with the last bytes
+		return iotest.DataErrReader(strings.NewReader("some\ninput\n"))
+	case "slow":
+		return io.MultiReader(reader(func([]byte) (int, error) { time.Sleep(20 * time.Millisecond); return 0, io.EOF }), strings.NewReader("late\n"),
+			reader(func([]byte) (int, error) { time.Sleep(20 * time.Millisecond); return 0, io.EOF }), strings.NewReader("later\n"))
+	case "nothing-first": // a Read may return nothing
+		n := 0
+		return io.MultiReader(reader(func([]byte) (int, error) {
+			if n++; n < 3 {
+				return 0, nil
+			}
+			return 0, io.EOF
+		}), strings.NewReader("some\n"))
+	case "failing-late":
+		return io.MultiReader(bytes.NewReader(bytes.Repeat([]byte("0123456789abcde\n"), 1<<15)), failing{ErrBroken})
+	case "failing-with":
+		return iotest.DataErrReader(io.MultiReader(strings.NewReader("some\n"), failing{ErrBroken}))
+	case "blocking-late":
+		return io.MultiReader(strings.NewReader("some\n"), reader(func([]byte) (int, error) { <-o.free; return 0, io.EOF }))
 	case "failing":
 		return io.MultiReader(strings.NewReader("some\n"), failing{ErrBroken})
 	case "failing-eof": // an error that is no end
@@ -319,7 +406,7 @@ func writerOf(w *output) io.Writer {
 func (o *observer) output(name, kind string) *output {
 	took := func(b []byte) (int, error) { return len(b), nil }
 	switch kind {
-	case "", "same", "pipe", "pipe-closed", "pipe-ten", "pipe-none":
+	case "", "same", "pipe", "pipe-closed", "pipe-ten", "pipe-after":
 		return nil
 	case "buffer":
 		return &output{write: took}
@@ -380,6 +467,12 @@ func (o *observer) pipes() {
 // read uses a pipe as its kind says.
 func (o *observer) read(name, kind string, r io.ReadCloser) {
 	switch kind {
+	case "pipe-after":
+		o.cmd = readsLast{o.cmd, func() {
+			_, err := r.Read(make([]byte, 1))
+			o.note("read "+name+" after Wait", Class(err))
+			o.note("close "+name+" after Wait", Class(r.Close()))
+		}}
 	case "pipe-closed":
 		o.note("close "+name, Class(r.Close()))
 		_, err := r.Read(make([]byte, 1))
@@ -419,4 +512,16 @@ func (w waitsFirst) Run() error {
 		return err
 	}
 	return w.Wait()
+}
+
+// readsLast reads a pipe after Wait.
+type readsLast struct {
+	Command
+	read func()
+}
+
+func (w readsLast) Wait() error {
+	err := w.Command.Wait()
+	w.read()
+	return err
 }

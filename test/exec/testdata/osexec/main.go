@@ -4,12 +4,14 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"log"
 	"os"
 	"os/exec"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/seed-1a2d6d8f/sandbox/test/exec/cases"
 )
@@ -19,8 +21,23 @@ type command struct{ *exec.Cmd }
 func (c command) Kill() error                { return c.Process.Kill() }
 func (c command) Signal(sig os.Signal) error { return c.Process.Signal(sig) }
 
+func (c command) Kept(err error) []byte {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return exit.Stderr
+	}
+	return nil
+}
+
 func run(ctx context.Context, c cases.Case, in io.Reader, out, err io.Writer) cases.Command {
+	if c.Timeout != 0 {
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, c.Timeout)
+		context.AfterFunc(ctx, cancel)
+	}
 	cmd := exec.CommandContext(ctx, "/bin/true")
+	if c.Act == "cancel-softly" {
+		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	}
 	cmd.Path, cmd.Args, cmd.Dir, cmd.WaitDelay = c.Path, c.Args, c.Dir, c.WaitDelay
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, err
 	if c.Env != nil {
