@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -53,6 +54,16 @@ func runScript(t *testing.T, path, script string) string {
 	return strings.TrimSpace(string(out)) + " code " + cmd.ProcessState.String()
 }
 
+// containerOf returns the ID of a sandbox's container, for the docker client.
+func containerOf(t *testing.T, sb *sandbox.Sandbox) string {
+	t.Helper()
+	containers, err := exec.Command("docker", "ps", "-q", "--no-trunc", "--filter", "label=agent-sandbox.name="+sb.Name()).Output()
+	if err != nil || len(bytes.Fields(containers)) != 1 {
+		t.Fatalf("docker ps: %q, %v", containers, err)
+	}
+	return strings.TrimSpace(string(containers))
+}
+
 // Scripts that call exec do what they do with docker exec: stdin belongs to the script, unless the
 // command is to read it; exit codes and what a closed stdout does are the same.
 func TestExecInScriptsIsAsDockerExec(t *testing.T) {
@@ -62,11 +73,7 @@ func TestExecInScriptsIsAsDockerExec(t *testing.T) {
 	for _, flag := range []string{"interactive", "tty"} {
 		noteFlags([]string{"exec", "--" + flag})
 	}
-	containers, err := exec.Command("docker", "ps", "-q", "--no-trunc", "--filter", "label=agent-sandbox.name="+sb.Name()).Output()
-	if err != nil || len(bytes.Fields(containers)) != 1 {
-		t.Fatalf("docker ps: %q, %v", containers, err)
-	}
-	container := strings.TrimSpace(string(containers))
+	container := containerOf(t, sb)
 	for _, script := range []string{
 		`printf 'a\nb\nc\n' | while read l; do EXEC BOX echo $l; done`,
 		`printf 'a\nb\nc\n' | while read l; do EXEC -i BOX echo $l; done`,
@@ -104,6 +111,18 @@ E`,
 echo from here
 E`,
 		`EXEC -w /root -u 1000 BOX true >/dev/null 2>&1; echo $?`,
+		`EXEC BOX echo hi >&-; echo $?`,
+		`EXEC BOX sh -c 'echo hi; exit 3' >&-; echo $?`,
+		`EXEC BOX sh -c 'head -c 300000 /dev/zero; exit 3' >&-; echo $?`,
+		`EXEC BOX sh -c 'echo out; echo err >&2; exit 3' 2>&-; echo $?`,
+		`EXEC BOX sh -c 'cat; exit 4' <&-; echo $?`,
+		`EXEC -i BOX sh -c 'cat; exit 4' <&- >&-; echo $?`,
+		`EXEC -i BOX sh -c 'cat; exit 4' <&- >&- 2>&-; echo $?`,
+		`EXEC BOX true <&- >&- 2>&-; echo $?`,
+		`EXEC BOX sh -c 'trap "" HUP; exit 5' <&- >&- 2>&-; echo $?`,
+		// A signal that ends neither of the two, nor the command.
+		`coproc EXEC -i BOX sh -c "echo ready; read x; exit 4"; P=$COPROC_PID; read l <&${COPROC[0]}; kill -PIPE $P; echo >&${COPROC[1]}; wait $P; echo $?`,
+		`coproc EXEC -i BOX sh -c "echo ready; read x; exit 4"; P=$COPROC_PID; read l <&${COPROC[0]}; kill -WINCH $P; kill -CONT $P; echo >&${COPROC[1]}; wait $P; echo $?`,
 	} {
 		run := func(command, box string) string {
 			return runScript(t, path, strings.NewReplacer("EXEC", command, "BOX", box).Replace(script))
@@ -113,6 +132,71 @@ E`,
 			t.Errorf("%s\nsandbox exec: %q\ndocker exec:  %q\nthey differ according to docs/differences.md: %t", script, got, want, differs)
 		}
 	}
+}
+
+// Who ends the program ends the command, where docker's lives on, and the code says so.
+func TestSignalsToExecAreAsOfDockerExec(t *testing.T) {
+	t.Parallel()
+	path := program(t)
+	sb := harness.Shared(t)
+	container := containerOf(t, sb)
+	for _, tt := range []struct{ signal, ours, docker string }{
+		{"TERM", "130", "0"}, {"INT", "130", "0"}, {"HUP", "130", "129"}, {"KILL", "137", "137"},
+	} {
+		for _, command := range []struct {
+			call, code string
+			lives      bool
+		}{{"sandbox exec " + sb.Name(), tt.ours, false}, {"docker exec " + container, tt.docker, true}} {
+			// The signal may come before docker's client has begun to catch it, until its command has written.
+			got := runScript(t, path, `coproc `+command.call+` sh -c 'echo $$; exec sleep 1000'; P=$COPROC_PID; read pid <&${COPROC[0]}; kill -`+tt.signal+` $P; wait $P 2>/dev/null; echo $? $pid`)
+			code, pid, _ := strings.Cut(strings.TrimSuffix(got, " code exit status 0"), " ")
+			if code != command.code {
+				t.Errorf("%s after %s: %q, want code %s", command.call, tt.signal, got, command.code)
+			}
+			lives := func() bool { return sb.Command(t.Context(), "kill", "-0", pid).Run() == nil }
+			if command.lives {
+				if !lives() {
+					t.Errorf("%s after %s: the command has ended", command.call, tt.signal)
+				}
+				harness.Run(t, sb, "kill", "-KILL", pid)
+			}
+			harness.Eventually(t, "the command has ended", func() bool { return !lives() })
+		}
+	}
+}
+
+// A command that leaves a process in the background has succeeded, wherever its output goes. The process ends with exec; docker's
+// lives on.
+func TestProcessesThatExecLeavesBehind(t *testing.T) {
+	t.Parallel()
+	path := program(t)
+	sb := harness.Shared(t)
+	lives := func() bool { return sb.Command(t.Context(), "pgrep", "-fx", "sleep 4713").Run() == nil }
+	file := filepath.Join(t.TempDir(), "file")
+	for i, script := range []string{
+		"sleep 4713 &", "nohup sleep 4713 2>/dev/null &", "setsid sleep 4713 &", "(sleep 4713 &); true",
+		"sleep 4713 >/dev/null 2>&1 &", "sleep 4713 2>/dev/null &", "sleep 4713 >/dev/null &",
+	} {
+		check := func(output, got, want string) {
+			if got != want {
+				t.Errorf("exec %q %s: %q, want %q", script, output, got, want)
+			}
+			harness.Eventually(t, "the process has ended", func() bool { return !lives() })
+		}
+		outputs := []string{"| cat", ">/dev/null", ">" + file, "2>/dev/null", ">&-", "2>&-"}
+		if i > 0 {
+			outputs = outputs[i%2:][:1]
+		}
+		for _, output := range outputs {
+			check(output, runScript(t, path, "{ sandbox exec "+sb.Name()+" sh -c '"+script+"' || echo $?; } 2>&1 "+output), " code exit status 0")
+		}
+		code, out := inTerminal(t, nil, "exec", sb.Name(), "sh", "-c", script).end()
+		check("on a terminal", fmt.Sprint(code, out), "0")
+	}
+	if got := runScript(t, path, "docker exec "+containerOf(t, sb)+" sh -c 'sleep 4713 >/dev/null 2>&1 & echo started'"); got != "started code exit status 0" || !lives() {
+		t.Errorf("docker exec: %q, want that its process lives on", got)
+	}
+	harness.Run(t, sb, "pkill", "-fx", "sleep 4713")
 }
 
 // Streams that another program makes non-blocking, as it shares them, lose nothing: docker exec ends.

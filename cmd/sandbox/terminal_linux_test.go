@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -42,9 +43,20 @@ func inTerminal(t *testing.T, variables []string, args ...string) *session {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &session{t: t, cmd: exec.CommandContext(t.Context(), self, args...), done: make(chan struct{})}
-	s.cmd.Env = append(append(os.Environ(), asProgram+"=1", "TERM=xterm", "NO_COLOR="), variables...)
+	return anyInTerminal(t, append(variables, asProgram+"=1"), self, args...)
+}
+
+// anyInTerminal is inTerminal for another program.
+func anyInTerminal(t *testing.T, variables []string, program string, args ...string) *session {
+	t.Helper()
+	s := &session{t: t, cmd: exec.CommandContext(t.Context(), program, args...), done: make(chan struct{})}
+	s.cmd.Env = append(append(os.Environ(), "TERM=xterm", "NO_COLOR="), variables...)
+	var err error
 	if s.tty, err = pty.StartWithSize(s.cmd, &pty.Winsize{Rows: 30, Cols: 100}); err != nil {
+		t.Fatal(err)
+	}
+	// The package has made it blocking: a close would wait for the Read.
+	if err := unix.SetNonblock(int(s.tty.Fd()), true); err != nil {
 		t.Fatal(err)
 	}
 	go func() {
@@ -311,6 +323,88 @@ func TestExecInATerminal(t *testing.T) {
 			t.Errorf("run -t: code %d, %q", code, out)
 		}
 	})
+}
+
+// What a command on a terminal sees of the keys, and the terminal of the command, is as with docker exec.
+func TestExecOnATerminalIsAsDockerExec(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	sb := harness.Shared(t)
+	container := containerOf(t, sb)
+	const detach = "ctrl-P ctrl-Q" // a row of docs/differences.md
+	for _, tt := range []struct {
+		what, script string
+		keys         []string // each is typed once the text before its colon is there
+	}{
+		{"modes", "stty -g; tty | cut -c1-8; test -t 0 && test -t 1 && test -t 2; echo $?", nil},
+		{"the environment", "echo $TERM $COLUMNS $LINES", nil},
+		{"lines", "echo out; echo err >&2; printf 'a\\nb\\r\\n'; seq 3", nil},
+		{"much", "seq 30000 | md5sum; seq 30000", nil},
+		{"the code", "exit 7", nil},
+		{"its death", "kill -9 $$", nil},
+		{"echo", "echo ready; read l; echo got $l", []string{"ready:abc\r"}},
+		{"no echo", "stty -echo; echo ready; read l; echo got $l", []string{"ready:abc\r"}},
+		{"erase and kill", "echo ready; read l; echo got $l", []string{"ready:wrong\x15abx\x7fc\r"}},
+		{"wide characters", "echo ready; read l; echo got $l", []string{"ready:äö日本\r"}},
+		{"ctrl-C", "echo ready; exec sleep 1000", []string{"ready:\x03"}},
+		{"ctrl-C that is caught", "trap 'echo caught; exit 5' INT; echo ready; while :; do sleep 0.05; done", []string{"ready:\x03"}},
+		{"ctrl-\\", "ulimit -c 0; echo ready; exec sleep 1000", []string{"ready:\x1c"}},
+		{"ctrl-D", "echo ready; cat; echo after", []string{"ready:ab\r", "ab\r\nab\r\n:cd", "\r\ncd:\x04", "cdcd:\x04"}},
+		{"ctrl-D at once", "echo ready; exec cat", []string{"ready:\x04"}},
+		{"ctrl-Z that stops nothing", "echo ready; read l; echo got $l", []string{"ready:\x1a", "^Z:x\r"}},
+		{"ctrl-Z of a job", `until [ "$(stty size)" = "30 100" ]; do sleep 0.05; done; PS1='at work> ' exec bash --norc --noprofile -i`, []string{
+			"at work> :sh -c \"printf 'run%s' ning; exec sleep 1000\"\r", "running:\x1a", "Stopped:disown 2>/dev/null; echo d''one\r", "done\r\n:exit 6\r",
+		}},
+		{"ctrl-S and ctrl-Q", "echo ready; read l; echo got $l", []string{"ready:\x13\x11abc\r"}},
+		{"raw", "stty raw -echo; echo ready; head -c 4 | od -c", []string{"ready:\x03\x04\x1a\x1c"}},
+		{"ctrl-P", "stty raw -echo; echo ready; head -c 2 | od -c", []string{"ready:\x10x"}},
+		{detach, "stty raw -echo; echo ready; head -c 2 | od -c", []string{"ready:\x10\x11"}},
+	} {
+		run := func(s *session) (code int, text string) {
+			for _, k := range tt.keys {
+				after, keys, _ := strings.Cut(k, ":")
+				s.await(after)
+				s.types(keys)
+			}
+			return s.end()
+		}
+		code, got := run(inTerminal(t, nil, "exec", "-it", sb.Name(), "sh", "-c", tt.script))
+		wantCode, want := run(anyInTerminal(t, nil, "docker", "exec", "-it", container, "sh", "-c", tt.script))
+		if differs := tt.what == detach; (code != wantCode || got != want) != differs {
+			t.Errorf("%s (%s):\nsandbox exec: %d, %q\ndocker exec:  %d, %q", tt.what, tt.script, code, got, wantCode, want)
+		}
+	}
+}
+
+// The end of a terminal ends the command on it. docker's is not told of it, and lives on.
+func TestHangUpOfTheTerminalIsNotAsOfDockerExec(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	sb := harness.Shared(t)
+	for _, flags := range [][]string{{"exec"}, {"exec", "-i"}, {"exec", "-it"}} {
+		for _, lives := range []bool{false, true} {
+			file := "/tmp/" + record.NewID()
+			script := []string{"sh", "-c", "trap '' HUP; echo $$ >" + file + "; echo ready; exec sleep 1000"}
+			var s *session
+			if lives {
+				s = anyInTerminal(t, nil, "docker", slices.Concat(flags, []string{containerOf(t, sb)}, script)...)
+			} else {
+				s = inTerminal(t, nil, slices.Concat(flags, []string{sb.Name()}, script)...)
+			}
+			s.await("ready")
+			s.tty.Close()
+			<-s.done
+			s.cmd.Wait()
+			alive := func() bool { return sb.Command(t.Context(), "sh", "-c", "kill -0 $(cat "+file+")").Run() == nil }
+			if lives {
+				if !alive() {
+					t.Errorf("docker %v: the command has ended", flags)
+				}
+				harness.Run(t, sb, "sh", "-c", "kill -9 $(cat "+file+")")
+			}
+			harness.Eventually(t, "the command has ended", func() bool { return !alive() })
+		}
+	}
 }
 
 func TestShellInATerminal(t *testing.T) {
