@@ -219,7 +219,8 @@ type SnapshotOptions struct {
 	Progress func(Progress)
 }
 
-func (o SnapshotOptions) check() error {
+// Check returns all that is wrong with the options, as [Sandbox.Snapshot] does, without an engine.
+func (o SnapshotOptions) Check() error {
 	var errs []error
 	if o.Name != "" {
 		errs = append(errs, checkSnapshotName(o.Name))
@@ -248,7 +249,7 @@ func (s *Sandbox) Snapshot(ctx context.Context, o SnapshotOptions) (_ Snapshot, 
 	ctx, span := trace.Start(ctx, "sandbox.snapshot", s.h.Trace()...)
 	defer span.End(&err)
 	defer wrap(&err, "snapshot", s.Name())
-	if err := o.check(); err != nil {
+	if err := o.Check(); err != nil {
 		return Snapshot{}, err
 	}
 	if err := s.h.CheckUsable(); err != nil {

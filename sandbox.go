@@ -272,11 +272,23 @@ func (s *Sandbox) Update(ctx context.Context, opts ...UpdateOption) (err error) 
 		return err
 	}
 	set := settingsOn(s.h.Client())
-	apply(opts, func(o UpdateOption) { o.applyUpdate(set) })
-	if err := set.CheckUpdate(); err != nil {
+	if err := set.update(opts); err != nil {
 		return err
 	}
 	return s.h.Update(ctx, &set.Sandbox)
+}
+
+// CheckUpdate returns all that is wrong with the options for any sandbox, as [Sandbox.Update] does. It does
+// not ask the engine.
+func (c *Client) CheckUpdate(opts ...UpdateOption) (err error) {
+	defer wrap(&err, "update", "")
+	return c.settings().update(opts)
+}
+
+// update applies the options of an update.
+func (s *settings) update(opts []UpdateOption) error {
+	apply(opts, func(o UpdateOption) { o.applyUpdate(s) })
+	return s.CheckUpdate()
 }
 
 // Delete removes a sandbox permanently: it stops the session gracefully, removes the

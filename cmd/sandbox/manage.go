@@ -229,6 +229,9 @@ running sandbox that is made not persistent is removed when its session ends.`,
 				return usageError{fmt.Errorf("sandbox: update %q: no change is given", args[0])}
 			}
 			opts = append(opts, sandbox.WithSettings(set))
+			if err := a.client.CheckUpdate(opts...); err != nil {
+				return err
+			}
 			if err := f.confirm(a, c, "Update the sandbox with these mounts?"); err != nil {
 				return err
 			}

@@ -56,7 +56,7 @@ command's process group instead.`,
 		ValidArgsFunction: a.oneSandbox,
 		RunE: func(c *cobra.Command, args []string) error {
 			var sig os.Signal // nil kills
-			if signal != "" {
+			if c.Flags().Changed("signal") {
 				var err error
 				if sig, err = sandbox.ParseSignal(signal); err != nil {
 					return err

@@ -40,6 +40,9 @@ func (a *app) takeCommand() *cobra.Command {
 			if o.Expiry < 0 || o.KeepLast < 0 {
 				return usagef("--expiry and --keep-last are not negative")
 			}
+			if err := o.Check(); err != nil {
+				return usageError{err}
+			}
 			return a.withSandbox(c, args[0], func(sb *sandbox.Sandbox) error {
 				snap, err := sb.Snapshot(c.Context(), o)
 				if snap.Copied != nil {

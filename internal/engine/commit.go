@@ -66,7 +66,7 @@ func (e *Engine) exportContainer(ctx context.Context, id string) (io.ReadCloser,
 
 // TagImage adds a tag to an image, and removes it from any other.
 func (e *Engine) TagImage(ctx context.Context, source, ref string) error {
-	if err := errors.Join(checkImage(source), checkImage(ref)); err != nil {
+	if err := errors.Join(CheckImage(source), CheckImage(ref)); err != nil {
 		return err
 	}
 	return e.fail(ctx, e.cli.ImageTag(ctx, source, ref))
@@ -85,7 +85,7 @@ func (e *Engine) CommitContainer(ctx context.Context, id, ref string, labels map
 	if err != nil {
 		return Image{}, err
 	}
-	if err := checkImage(ref); err != nil {
+	if err := CheckImage(ref); err != nil {
 		return Image{}, err
 	}
 	r, err := e.cli.ContainerCommit(ctx, id, container.CommitOptions{Reference: ref, Config: b.commitConfig(labels)})

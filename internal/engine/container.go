@@ -148,7 +148,7 @@ func (e *Engine) CreateContainer(ctx context.Context, s ContainerSpec) (string, 
 			return "", err
 		}
 	}
-	if err := checkImage(s.Image); err != nil {
+	if err := CheckImage(s.Image); err != nil {
 		return "", err
 	}
 	if err := checkMounts(s.Mounts); err != nil {

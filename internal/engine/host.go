@@ -402,7 +402,7 @@ func advice(ep endpoint, err error) []string {
 		a = append(a, "Nothing listens there: start the engine ("+startCommand()+")")
 	case errors.Is(err, errNotAnEngine):
 		a = append(a, "Check the address: another service answers at it")
-	case errors.Is(err, ErrInvalid): // the error says what is wrong with the address
+	case errors.Is(err, ErrInvalid), errors.Is(err, errNoPipes): // the error says what is wrong with the address
 	case ep.scheme == "ssh":
 		a = append(a, fmt.Sprintf("Check that \"%s docker version\" works without a prompt", ep.sshCommand()))
 	default:

@@ -164,6 +164,8 @@ func TestUnreachableEngineSaysWhatWasTriedAndWhatToDo(t *testing.T) {
 		}, "", []string{"DOCKER_HOST: not set", `Docker context "dead" (DOCKER_CONTEXT)`, "/nonexistent/other.sock"}},
 		{"given host", func(*testing.T, string) {}, "unix:///nonexistent/given.sock", []string{"given host", "/nonexistent/given.sock"}},
 		{"nonsense", func(t *testing.T, _ string) { t.Setenv("DOCKER_HOST", "nonsense") }, "", []string{"DOCKER_HOST", "nonsense", "unix://"}},
+		{"another scheme", func(t *testing.T, _ string) { t.Setenv("DOCKER_HOST", "foo://x") }, "", []string{"foo://x", "unknown scheme"}},
+		{"a pipe", func(t *testing.T, _ string) { t.Setenv("DOCKER_HOST", "npipe:////./pipe/docker") }, "", []string{"npipe:", "Windows only"}},
 		{"ssh", func(t *testing.T, _ string) { t.Setenv("DOCKER_HOST", "ssh://nobody@127.0.0.1:1") }, "",
 			[]string{`"ssh -p 1 nobody@127.0.0.1 docker version"`}},
 		{"password", func(t *testing.T, _ string) { t.Setenv("DOCKER_HOST", "tcp://me:hunter2@127.0.0.1:1") }, "", []string{"127.0.0.1:1"}},
@@ -186,7 +188,7 @@ func TestUnreachableEngineSaysWhatWasTriedAndWhatToDo(t *testing.T) {
 					t.Errorf("Open = %q, want it to mention %q", err, want)
 				}
 			}
-			if c.name == "nonsense" && strings.Contains(err.Error(), "systemctl") {
+			if slices.Contains([]string{"nonsense", "another scheme", "a pipe"}, c.name) && strings.Contains(err.Error(), "systemctl") {
 				t.Errorf("Open = %q, as if the engine did not run", err)
 			}
 			if strings.Contains(err.Error(), "hunter2") {

@@ -39,7 +39,7 @@ type PullEvent struct {
 
 // InspectImage finds an image by reference or ID.
 func (e *Engine) InspectImage(ctx context.Context, ref string) (Image, error) {
-	if err := checkImage(ref); err != nil {
+	if err := CheckImage(ref); err != nil {
 		return Image{}, err
 	}
 	r, err := e.cli.ImageInspect(ctx, ref)
@@ -97,7 +97,7 @@ func (e *Engine) ListImages(ctx context.Context, labels ...string) ([]Image, err
 // docker command's configuration and credential helpers. An image that its registry does not have is [ErrNotFound]; one without
 // access for this caller is [ErrForbidden] or, with most registries, [ErrNotFound] too.
 func (e *Engine) PullImage(ctx context.Context, ref string, progress func(PullEvent)) error {
-	if err := checkImage(ref); err != nil {
+	if err := CheckImage(ref); err != nil {
 		return err
 	}
 	auth, err := e.findAuth(ctx, ref)
@@ -163,7 +163,7 @@ func (e *Engine) pull(ctx context.Context, ref, auth string, progress func(PullE
 // instructions such as `LABEL a=b`. If tar is an io.Closer it is closed when the engine has
 // read it, or stopped reading.
 func (e *Engine) ImportImage(ctx context.Context, ref string, tar io.Reader, changes []string) error {
-	if err := checkImage(ref); err != nil {
+	if err := CheckImage(ref); err != nil {
 		return err
 	}
 	query := url.Values{"fromSrc": {"-"}, "repo": {ref}, "changes": changes}
@@ -192,7 +192,7 @@ func (e *Engine) LoadImage(ctx context.Context, tar io.Reader) error {
 // SaveImage returns an image as an archive that [Engine.LoadImage] takes. By its tag it has that one when
 // it is loaded; otherwise it is without a name, also if it was pulled by a digest. The caller closes it.
 func (e *Engine) SaveImage(ctx context.Context, ref string) (io.ReadCloser, error) {
-	if err := checkImage(ref); err != nil {
+	if err := CheckImage(ref); err != nil {
 		return nil, err
 	}
 	tar, err := e.cli.ImageSave(ctx, []string{ref})
@@ -202,7 +202,7 @@ func (e *Engine) SaveImage(ctx context.Context, ref string) (io.ReadCloser, erro
 // RemoveImage removes a tag of an image, and the image if ref is its last tag or its ID. An
 // image that a container uses is [ErrConflict]; with force, only if the container runs.
 func (e *Engine) RemoveImage(ctx context.Context, ref string, force bool) error {
-	if err := checkImage(ref); err != nil {
+	if err := CheckImage(ref); err != nil {
 		return err
 	}
 	_, err := e.cli.ImageRemove(ctx, ref, image.RemoveOptions{Force: force, PruneChildren: true})

@@ -20,8 +20,8 @@ func checkName(kind, name string) error {
 	return invalid("%s %q: want letters, digits, '_', '.' and '-', the first a letter or digit", kind, name)
 }
 
-// checkImage accepts an image reference or an image ID.
-func checkImage(ref string) error {
+// CheckImage accepts an image reference or an image ID.
+func CheckImage(ref string) error {
 	if imageIDRE.MatchString(ref) {
 		return nil
 	}

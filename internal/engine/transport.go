@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -69,13 +70,15 @@ const (
 	connectTimeout = 8 * time.Second
 )
 
+var errNoPipes = errors.New("named pipes exist on Windows only")
+
 // dialer returns a function that makes connections to ep, without TLS or ssh.
 func dialer(ep endpoint, timeout time.Duration) (func(context.Context) (net.Conn, error), error) {
 	if ep.scheme == "npipe" {
 		// go-connections implements named pipes, on Windows only.
 		tr := new(http.Transport)
 		if err := sockets.ConfigureTransport(tr, "npipe", ep.addr); err != nil {
-			return nil, fmt.Errorf("named pipes exist on Windows only: %w", err)
+			return nil, fmt.Errorf("%w: %w", errNoPipes, err)
 		}
 		return func(ctx context.Context) (net.Conn, error) {
 			ctx, cancel := context.WithTimeout(ctx, timeout)

@@ -192,6 +192,9 @@ func (s *Sandbox) completeImage() (problems []error) {
 		problems = append(problems, fmt.Errorf("WithImage: %q is an image of this library's own; for a snapshot's files use WithSource(FromSnapshot(id))", s.Image))
 	}
 	s.Image = cmp.Or(s.Image, DefaultImage)
+	if err := engine.CheckImage(s.Image); err != nil {
+		problems = append(problems, err)
+	}
 	return problems
 }
 
