@@ -529,3 +529,52 @@ func TestCopyIsAsDockerCp(t *testing.T) {
 		}
 	}
 }
+
+// A name alone is the workspace, whose contents are copied, as docker cp copies those of /workspace/.; what names nothing is refused by both.
+func TestCopyOfAWorkspaceIsAsDockerCp(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	container := containerOf(t, sb)
+	for _, tt := range []struct{ from, to, dockers string }{ // dockers is the path for BOX's
+		{"BOX:", "DIR/there", "/workspace/."}, {"BOX:.", "DIR/there", "/workspace/."}, {"BOX:./", "DIR/there", "/workspace/."}, {"BOX:", "DIR/new", "/workspace/."}, {"BOX:src", "DIR/there", "/workspace/src"},
+		{"BOX:src/.", "DIR/there/", "/workspace/src/."}, {"BOX:src/../.", "DIR/new", "/workspace/src/../."}, {"BOX:f", "DIR", "/workspace/f"}, {"BOX:/none", "DIR", "/none"},
+		{"DIR/src/.", "BOX:", "/workspace/."}, {"DIR/src/.", "BOX:.", "/workspace/."}, {"DIR/src", "BOX:", "/workspace/."}, {"DIR/src", "BOX:.", "/workspace/."}, {"DIR/src", "BOX:./", "/workspace/./"},
+		{"DIR/f", "BOX:", "/workspace/."}, {"DIR/f", "BOX:g", "/workspace/g"}, {"", "BOX:", "/workspace/."}, {"BOX:f", "", "/workspace/f"}, {"", "", ""}, {":f", "DIR", ":f"}, {"DIR/none", "BOX:", "/workspace/."},
+	} {
+		var results [2]string
+		for i := range results {
+			dir, err := filepath.EvalSymlinks(t.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			harness.Shell(t, `cd "$0" && mkdir -p there src/sub && echo f >f && echo g >src/sub/g && echo old >there/old`, dir)
+			harness.Run(t, sb, "sh", "-c", "cd /workspace && rm -rf ..?* .[!.]* * && mkdir -p src/sub && echo inside >f && echo g >src/sub/h")
+			named := func(arg string) string {
+				arg = strings.ReplaceAll(arg, "DIR", dir)
+				if _, is := strings.CutPrefix(arg, "BOX:"); is && i == 1 {
+					return container + ":" + tt.dockers
+				}
+				return strings.ReplaceAll(arg, "BOX", sb.Name())
+			}
+			var failed bool
+			if i == 0 {
+				code, _, _ := call(t.Context(), "", "-q", "cp", named(tt.from), named(tt.to))
+				failed = code != 0
+			} else {
+				failed = exec.Command("docker", "cp", "-L", named(tt.from), named(tt.to)).Run() != nil
+			}
+			find := "find . -type f -printf '%p %s\\n' -o -printf '%y %p\\n' | sort"
+			outside := exec.Command("sh", "-c", find)
+			outside.Dir = dir
+			files, err := outside.Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			results[i] = fmt.Sprintf("fails %t\n%s\n%s", failed, files, harness.Run(t, sb, "sh", "-c", "cd /workspace && "+find))
+		}
+		if results[0] != results[1] {
+			t.Errorf("cp %q %q\nsandbox: %s\ndocker: %s", tt.from, tt.to, results[0], results[1])
+		}
+	}
+}
