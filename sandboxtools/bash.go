@@ -38,6 +38,10 @@ const start = `if command -v bash >/dev/null 2>&1; then exec bash -c "$0" bash "
 
 const stateEnv = "SANDBOX_SHELL_STATE"
 
+// hide takes a function of the name "builtin" away, which the state has as a text to be defined by the command. In POSIX
+// mode no function hides unset.
+const hide = `case ${BASH_builtin-} in "") BASH_builtin=$(POSIXLY_CORRECT=; unset -f declare; declare -f builtin) && { POSIXLY_CORRECT=; unset -f builtin; unset POSIXLY_CORRECT; };; esac`
+
 // A restored function may have the name of a builtin, so that bash is asked for the builtin itself. A state of bash begins with
 // its options, which decide how functions are parsed, and ends with the functions, so that none takes part in restoring it. The
 // state is written after the command, since that may set an EXIT trap of its own, and by a trap if the command exits. Variables
@@ -54,19 +58,21 @@ case $BASH_VERSION in "")
 	{ BASH_code=$?; eval "$BASH_keep"; set +x; } 2>/dev/null
 	exit "$BASH_code";;
 esac
-case $1 in "") builtin eval "$2"; builtin exit;; esac
-BASH_keep='{ case ${BASH_kept-} in "") BASH_kept=1
+BASH_do=${BASH_builtin:+$BASH_builtin; BASH_builtin=; }$2
+case $1 in "") builtin eval "$BASH_do"; { BASH_code=$?; ` + hide + `; } 2>/dev/null; builtin exit "$BASH_code";; esac
+BASH_keep='{ case ${BASH_kept-} in "") BASH_kept=1; ` + hide + `
 	( builtin set +e
 	builtin shopt -p
 	builtin printf "cd -- %q || cd\n" "$(builtin pwd)"
 	builtin compgen -v | while IFS= builtin read -r BASH_name; do
 		case $BASH_name in BASH*|PWD|_) ;; *) builtin declare -p "$BASH_name";; esac
 	done
-	builtin declare -f ) >&3;;
+	builtin declare -f
+	case $BASH_builtin in "builtin ("*) builtin printf "BASH_builtin=%q\n" "$BASH_builtin";; esac ) >&3;;
 esac; } 2>/dev/null'
 builtin trap "$BASH_keep" EXIT
-builtin eval "$2" 3>&-
-{ BASH_code=$?; builtin eval "$BASH_keep"; builtin set +x; } 2>/dev/null
+builtin eval "$BASH_do" 3>&-
+{ BASH_code=$?; ` + hide + `; builtin eval "$BASH_keep"; builtin set +x; } 2>/dev/null
 builtin exit "$BASH_code"`
 
 // bashInput is the input of the tool "bash".

@@ -196,6 +196,17 @@ func shellKeepsOddStates(k kit) {
 		}
 	}
 	k.must("bash", object{"restart": true})
+	k.bash("cd /tmp; X=5; builtin() { echo mine; }; (exit 3)", "[exit code 3]")
+	for range 2 {
+		k.bash("pwd; echo $X; builtin pwd; (exit 4)", "/tmp\n5\nmine\n[exit code 4]")
+	}
+	k.bash("set -e; declare() { echo declare; }; unset() { echo unset; }; cd /", "[exit code 0]")
+	k.bash("pwd; builtin pwd", "/\nmine\n[exit code 0]")
+	k.must("bash", object{"restart": true})
+	k.bash("cd /tmp; builtin() { echo mine; }; exit 3", "[exit code 3]")
+	k.bash("pwd; builtin pwd; unset -f builtin", "/tmp\nmine\n[exit code 0]")
+	k.bash("builtin echo theirs", "theirs\n[exit code 0]")
+	k.must("bash", object{"restart": true})
 	k.bash("cd /tmp; X=5; builtin exit 3", "[exit code 3]")
 	k.bash("pwd; echo $X; (exit 4)", "/tmp\n5\n[exit code 4]")
 	k.bash("cd /etc; exec echo replaced", "replaced\n[exit code 0]"+stateLost)
