@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -19,11 +20,13 @@ import (
 const (
 	// lookupTime bounds a lookup. The next server, or the same again, is asked when one has not
 	// answered for dnsDelay; its answer counts all the same. dnsRounds is how often each is
-	// asked. tcpTime bounds an answer over TCP.
+	// asked. tcpTime bounds an answer over TCP. Once there is part of one, a whole one has
+	// partTime: musl waits for 5 s in all.
 	lookupTime = 10 * time.Second
 	dnsDelay   = time.Second
 	dnsRounds  = 3
 	tcpTime    = 2 * time.Second
+	partTime   = 3 * time.Second
 	// maxLookups bounds the pending lookups. Those that begin in a second are lookupRate, after
 	// as many as lookupBurst at once; others wait for up to lookupWait.
 	maxLookups  = 64
@@ -230,7 +233,7 @@ func (r *resolver) resolve(s *activePolicy, q *query) answer {
 func (q *query) reply(s *activePolicy, a answer, limit int) []byte {
 	write := func(records []dnsmessage.Resource, truncated bool) []byte {
 		b := dnsmessage.NewBuilder(nil, dnsmessage.Header{
-			ID: q.head.ID, Response: true, RecursionDesired: q.head.RecursionDesired, RecursionAvailable: true,
+			ID: q.head.ID, Response: true, RecursionDesired: q.head.RecursionDesired, RecursionAvailable: !a.poor, // without it glibc takes nothing for no answer, and musl for one
 			RCode: a.rcode, Truncated: truncated,
 		})
 		b.EnableCompression()
@@ -252,13 +255,19 @@ func (q *query) reply(s *activePolicy, a answer, limit int) []byte {
 	}
 	var records []dnsmessage.Resource
 	for _, record := range a.records {
-		if addr := addrOf(record); !addr.IsValid() || s.resolvesTo(addr) {
-			records = append(records, record)
+		if addr := addrOf(record); addr.IsValid() && !s.resolvesTo(addr) {
+			continue
 		}
+		if lower(record.Header.Name.String()) == lower(q.question.Name.String()) {
+			record.Header.Name = q.question.Name // spelled otherwise, it would not be compressed
+		}
+		records = append(records, record)
 	}
 	message := write(records, false)
+	// Clients without TCP, as those of musl before 1.2.4, take what fits.
 	if len(message) > limit {
-		message = write(nil, true)
+		n := sort.Search(len(records), func(n int) bool { return len(write(records[:n+1], true)) > limit })
+		message = write(records[:n], true)
 	}
 	return message
 }

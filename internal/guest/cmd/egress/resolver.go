@@ -25,6 +25,7 @@ type answer struct {
 	rcode   dnsmessage.RCode
 	records []dnsmessage.Resource
 	until   time.Time
+	poor    bool // it is nothing, of a server that does not resolve
 }
 
 // resolver queries DNS servers. It uses neither /etc/hosts nor /etc/resolv.conf of the
@@ -171,11 +172,14 @@ func (r *resolver) query(ctx context.Context, servers []netip.Addr, q dnsmessage
 		answer
 		size int
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	part := sync.OnceFunc(func() { time.AfterFunc(partTime, cancel) })
 	at := race[whole]{
 		n: dnsRounds * len(servers), delay: dnsDelay,
 		try: func(ctx context.Context, i int) (whole, error) {
 			// Old servers, and what is before them, may drop what has EDNS.
-			got, size, err := r.ask(ctx, servers[i%len(servers)], q, i < len(servers))
+			got, size, err := r.ask(ctx, servers[i%len(servers)], q, i < len(servers), part)
 			return whole{got, size}, err
 		},
 	}
@@ -184,11 +188,15 @@ func (r *resolver) query(ctx context.Context, servers []netip.Addr, q dnsmessage
 		return got.answer, got.size, nil
 	}
 	err := error(context.DeadlineExceeded)
+	var best *poorAnswer
 	for _, e := range errs {
-		if poor, ok := errors.AsType[*poorAnswer](e); ok {
-			return poor.answer, 0, nil
+		if poor, ok := errors.AsType[*poorAnswer](e); ok && (best == nil || len(best.records) < len(poor.records)) {
+			best = poor
 		}
 		err = cmp.Or(e, err)
+	}
+	if best != nil {
+		return best.answer, 0, nil
 	}
 	return answer{}, 0, err
 }
@@ -215,9 +223,9 @@ func (r *resolver) remember(q dnsmessage.Question, a answer, size int) {
 	r.cache[q] = a
 }
 
-// ask queries one server, by UDP and, if the answer is truncated, by TCP. A server on this
-// host is queried by TCP alone: any process inside could forge its datagrams.
-func (r *resolver) ask(ctx context.Context, server netip.Addr, q dnsmessage.Question, edns bool) (answer, int, error) {
+// ask queries one server, by UDP and, if the answer is truncated, by TCP; part is called if there is
+// part of one. A server on this host is queried by TCP alone: any process inside could forge its datagrams.
+func (r *resolver) ask(ctx context.Context, server netip.Addr, q dnsmessage.Question, edns bool, part func()) (answer, int, error) {
 	query, err := newQuery(q, edns)
 	if err != nil {
 		return answer{}, 0, err
@@ -226,18 +234,21 @@ func (r *resolver) ask(ctx context.Context, server netip.Addr, q dnsmessage.Ques
 	if !server.IsLoopback() {
 		got, size, more, err := r.exchange(ctx, "udp", server, query, q)
 		if edns && errors.Is(err, errRefuses) { // it may not know EDNS
-			return r.ask(ctx, server, q, false)
+			return r.ask(ctx, server, q, false, part)
 		}
 		if !more || err != nil {
 			return got, size, err
 		}
 		cut = got
+		if len(cut.records) > 0 {
+			part()
+		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, tcpTime)
 	defer cancel()
 	got, size, _, err := r.exchange(ctx, "tcp", server, query, q)
 	if edns && errors.Is(err, errRefuses) {
-		return r.ask(ctx, server, q, false)
+		return r.ask(ctx, server, q, false, part)
 	}
 	if err != nil && len(cut.records) > 0 {
 		cut.until = time.Now().Add(noneTime)
@@ -378,6 +389,7 @@ func readAnswer(message []byte, q dnsmessage.Question) (a answer, more bool, err
 	}
 	a.until = time.Now().Add(keep)
 	if len(a.records) == 0 && h.RCode == dnsmessage.RCodeSuccess && !h.Truncated && !h.Authoritative && !h.RecursionAvailable {
+		a.poor = true
 		return answer{}, false, &poorAnswer{a}
 	}
 	return a, h.Truncated, nil

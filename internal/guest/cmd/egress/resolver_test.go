@@ -5,15 +5,9 @@ package egress
 import (
 	"context"
 	"errors"
-	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/netip"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -29,10 +23,6 @@ type dnsServer struct {
 	name string
 	// udp and tcp return the answer to a query, nil for none. tcp nil: nothing listens.
 	udp, tcp func(q dnsQuery) []byte
-	// musl is whether musl 1.2.5 resolves a name by such a server alone, by its source
-	// (res_msend.c): it sends no EDNS, passes over REFUSED, and takes the truncated answer if
-	// TCP fails.
-	musl bool
 	// denies is whether it says that there is no such name, or no address of it.
 	denies bool
 }
@@ -43,7 +33,7 @@ type dnsQuery struct {
 	message []byte
 }
 
-// answerWith returns an answer with n addresses, from 192.0.2.1.
+// answerWith returns an answer with n addresses, from 192.0.2.1 or 2001:db8::1.
 func (q dnsQuery) answerWith(n int, change func(*dnsmessage.Header)) []byte {
 	h := dnsmessage.Header{ID: q.head.ID, Response: true, RecursionDesired: true, RecursionAvailable: true}
 	if change != nil {
@@ -54,9 +44,13 @@ func (q dnsQuery) answerWith(n int, change func(*dnsmessage.Header)) []byte {
 	b.StartQuestions()
 	b.Question(q.question)
 	b.StartAnswers()
+	head := dnsmessage.ResourceHeader{Name: q.question.Name, Class: q.question.Class, TTL: 30}
 	for i := range n {
-		if q.question.Type == dnsmessage.TypeA {
-			b.AResource(dnsmessage.ResourceHeader{Name: q.question.Name, Class: q.question.Class, TTL: 30}, dnsmessage.AResource{A: [4]byte{192, 0, 2, byte(i + 1)}})
+		switch q.question.Type {
+		case dnsmessage.TypeA:
+			b.AResource(head, dnsmessage.AResource{A: [4]byte{192, 0, 2, byte(i + 1)}})
+		case dnsmessage.TypeAAAA:
+			b.AAAAResource(head, dnsmessage.AAAAResource{AAAA: [16]byte{0x20, 0x01, 0x0d, 0xb8, 15: byte(i + 1)}})
 		}
 	}
 	message, _ := b.Finish()
@@ -82,35 +76,51 @@ func dnsServers() []dnsServer {
 			return answers(q)
 		}
 	}
+	// forAAAA answers these queries otherwise.
+	forAAAA := func(other func(dnsQuery) []byte) func(dnsQuery) []byte {
+		return func(q dnsQuery) []byte {
+			if q.question.Type == dnsmessage.TypeAAAA {
+				return other(q)
+			}
+			return answers(q)
+		}
+	}
 	return []dnsServer{
-		{"answers", answers, answers, true, false},
-		{"has no TCP", answers, nil, true, false},
-		{"is silent", silent, nil, false, false},
-		{"is not there", nil, nil, false, false},
-		{"refuses", rcode(dnsmessage.RCodeRefused), nil, false, false},
-		{"fails", rcode(dnsmessage.RCodeServerFailure), nil, false, false},
-		{"implements nothing", rcode(dnsmessage.RCodeNotImplemented), nil, false, false},
-		{"takes EDNS for an error", withoutEDNS(rcode(dnsmessage.RCodeFormatError)), answers, true, false},
+		{"answers", answers, answers, false},
+		{"has no TCP", answers, nil, false},
+		{"is silent", silent, nil, false},
+		{"is not there", nil, nil, false},
+		{"refuses", rcode(dnsmessage.RCodeRefused), nil, false},
+		{"fails", rcode(dnsmessage.RCodeServerFailure), nil, false},
+		{"implements nothing", rcode(dnsmessage.RCodeNotImplemented), nil, false},
+		{"takes EDNS for an error", withoutEDNS(rcode(dnsmessage.RCodeFormatError)), answers, false},
 		{"says of EDNS the header alone", withoutEDNS(func(q dnsQuery) []byte {
 			return slices.Concat(q.message[:2], []byte{0x80, byte(dnsmessage.RCodeFormatError)}, make([]byte, 8))
-		}), nil, true, false},
-		{"does not implement EDNS", withoutEDNS(rcode(dnsmessage.RCodeNotImplemented)), nil, true, false},
-		{"fails by EDNS", withoutEDNS(rcode(dnsmessage.RCodeServerFailure)), nil, true, false},
-		{"refuses EDNS", withoutEDNS(rcode(dnsmessage.RCodeRefused)), nil, true, false},
-		{"drops EDNS", withoutEDNS(silent), nil, true, false},
-		{"truncates", truncates, answers, true, false},
-		{"truncates and has no TCP", truncates, nil, true, false},
-		{"truncates and is silent by TCP", truncates, silent, true, false},
+		}), nil, false},
+		{"does not implement EDNS", withoutEDNS(rcode(dnsmessage.RCodeNotImplemented)), nil, false},
+		{"fails by EDNS", withoutEDNS(rcode(dnsmessage.RCodeServerFailure)), nil, false},
+		{"refuses EDNS", withoutEDNS(rcode(dnsmessage.RCodeRefused)), nil, false},
+		{"drops EDNS", withoutEDNS(silent), nil, false},
+		{"truncates", truncates, answers, false},
+		{"truncates and has no TCP", truncates, nil, false},
+		{"truncates and is silent by TCP", truncates, silent, false},
 		{"truncates within a record", func(q dnsQuery) []byte {
 			whole := q.answerWith(2, func(h *dnsmessage.Header) { h.Truncated = true })
 			return whole[:len(whole)-3]
-		}, answers, true, false},
-		{"takes three seconds", func(q dnsQuery) []byte { time.Sleep(3 * time.Second); return answers(q) }, nil, true, false},
+		}, answers, false},
+		{"takes three seconds", func(q dnsQuery) []byte { time.Sleep(3 * time.Second); return answers(q) }, nil, false},
 		{"does not resolve", func(q dnsQuery) []byte {
 			return q.answerWith(0, func(h *dnsmessage.Header) { h.RecursionAvailable = false })
-		}, nil, false, false},
-		{"knows no such name", rcode(dnsmessage.RCodeNameError), nil, false, true},
-		{"has no address for it", func(q dnsQuery) []byte { return q.answerWith(0, nil) }, nil, false, true},
+		}, nil, false},
+		{"knows no such name", rcode(dnsmessage.RCodeNameError), nil, true},
+		{"has no address for it", func(q dnsQuery) []byte { return q.answerWith(0, nil) }, nil, true},
+		{"has no AAAA", forAAAA(func(q dnsQuery) []byte { return q.answerWith(0, nil) }), nil, true},
+		{"drops AAAA", forAAAA(silent), nil, false},
+		{"denies the name for AAAA", forAAAA(rcode(dnsmessage.RCodeNameError)), nil, true},
+		{"fails for AAAA", forAAAA(rcode(dnsmessage.RCodeServerFailure)), nil, false},
+		{"refuses AAAA", forAAAA(rcode(dnsmessage.RCodeRefused)), nil, false},
+		{"does not implement AAAA", forAAAA(rcode(dnsmessage.RCodeNotImplemented)), nil, false},
+		{"truncates AAAA and has no TCP", forAAAA(truncates), nil, false},
 	}
 }
 
@@ -180,103 +190,6 @@ func (s dnsServer) serve(t *testing.T, ns *netns, addr string) {
 		}
 	})
 	t.Cleanup(func() { listener.Close(); answering.Wait() })
-}
-
-// byGlibc resolves a name with the C library of this machine.
-func byGlibc(t *testing.T, ns *netns, dir string, servers []string) string {
-	text := "options timeout:4 attempts:2\n"
-	for _, s := range servers {
-		text += "nameserver " + s + "\n"
-	}
-	file := filepath.Join(dir, strings.Join(servers, "-"))
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Error(err)
-	}
-	const run = `mount --bind "$0" "$(readlink -f /etc/resolv.conf)" && exec timeout 12 getent ahostsv4 a.example.com` // it waits for an answer over TCP for ever
-	var out []byte
-	var err error
-	ns.aside(func() { out, err = exec.Command("unshare", "--mount", "sh", "-c", run, file).Output() })
-	if _, none := errors.AsType[*exec.ExitError](err); err != nil && !none {
-		t.Errorf("getent: %v", err)
-	}
-	var addrs []string
-	for line := range strings.Lines(string(out)) {
-		addrs = append(addrs, strings.Fields(line)[0])
-	}
-	slices.Sort(addrs)
-	return strings.Join(slices.Compact(addrs), " ")
-}
-
-// The resolver of PID 1 stands for those of C libraries: where these resolve a name, so does it,
-// whatever servers there are.
-func TestTheResolverIsAsPatientAsCLibraries(t *testing.T) {
-	ns := newNetns(t)
-	r := newResolver(&Enforcer{dialer: func(ctx context.Context, d net.Dialer, network, addr string) (conn net.Conn, err error) {
-		err = net.ErrClosed
-		ns.aside(func() { conn, err = d.DialContext(ctx, network, addr) })
-		return conn, err
-	}})
-	kinds := dnsServers()
-	addrs := make([]string, len(kinds))
-	for i, s := range kinds {
-		addrs[i] = fmt.Sprintf("203.0.113.%d", 100+i)
-		s.serve(t, ns, addrs[i])
-	}
-	var rows [][]int
-	for i := range kinds {
-		rows = append(rows, []int{i})
-	}
-	random := rand.New(rand.NewPCG(53, 1))
-	for range 40 {
-		row := random.Perm(len(kinds))[:2+random.IntN(2)]
-		rows = append(rows, row)
-	}
-	dir := t.TempDir()
-	resolved := make([]string, len(rows))
-	var all sync.WaitGroup
-	q := dnsmessage.Question{Name: dnsmessage.MustNewName("a.example.com."), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET}
-	// differs tries a row, and says how it differs.
-	differs := func(n int, row []int) string {
-		var servers []netip.Addr
-		var texts, names []string
-		for _, i := range row {
-			servers, texts, names = append(servers, netip.MustParseAddr(addrs[i])), append(texts, addrs[i]), append(names, kinds[i].name)
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), lookupTime)
-		defer cancel()
-		began := time.Now()
-		a, _, err := r.query(ctx, servers, q)
-		took := time.Since(began)
-		var got []string
-		for _, record := range a.records {
-			got = append(got, addrOf(record).String())
-		}
-		ours, glibc := strings.Join(got, " "), byGlibc(t, ns, dir, texts)
-		resolved[n] = fmt.Sprintf("%-70s %-22q glibc %-22q %v", strings.Join(names, ", "), ours, glibc, took.Round(10*time.Millisecond))
-		last := kinds[row[len(row)-1]]
-		// As for musl, that a name does not exist counts from any server.
-		denied := slices.ContainsFunc(row, func(i int) bool { return kinds[i].denies })
-		if ours == "" && (glibc != "" && !denied || len(row) == 1 && last.musl) || len(row) == 1 && glibc != "" && ours != glibc {
-			return fmt.Sprintf("a server that %s: %q, %v; glibc: %q, musl: %t", strings.Join(names, ", then one that "), ours, err, glibc, last.musl)
-		}
-		return ""
-	}
-	differ := make([]string, len(rows))
-	for n, row := range rows {
-		all.Go(func() { differ[n] = differs(n, row) })
-	}
-	all.Wait()
-	for n, row := range rows {
-		// Both have time limits, which a busy machine exceeds for one of them: a difference shows again, alone.
-		for try := 0; differ[n] != "" && try < 3; try++ {
-			t.Log(differ[n])
-			differ[n] = differs(n, row)
-		}
-		if differ[n] != "" {
-			t.Error(differ[n])
-		}
-	}
-	t.Log("\n" + strings.Join(resolved, "\n"))
 }
 
 // Many that ask the same at once are one query.
