@@ -10,8 +10,9 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
-// A client that signs a request sees the bytes that the server gets, also those that are not UTF-8.
-func TestRequestsForDecisionsKeepTheirBytes(t *testing.T) {
+// A client that signs a request sees the bytes that the server gets, also those that are not UTF-8, and
+// a server gets the headers that a client sets.
+func TestHeadersKeepTheirBytes(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(9, 3))
 	text := func() string {
@@ -25,9 +26,11 @@ func TestRequestsForDecisionsKeepTheirBytes(t *testing.T) {
 		header := map[string][]string{"X-A": {text(), text()}, "X-B": {text()}}
 		request := wire.HookRequest{ID: random.Uint64(), Pattern: "*.example.com", Method: "POST", URL: "https://a.example.com/?" + text(), Host: "a.example.com", Header: header, Body: []byte(text() + "x"), More: true}
 		reply := wire.HookReply{ID: random.Uint64(), Header: map[string][]string{"X-A": {text()}, "X-Gone": nil}, Failed: true, Late: true}
+		secret := wire.Secret{Pattern: "*.example.com", Headers: map[string]string{"X-A": text(), "X-B": text()}, Hook: true}
+		var gotSecret wire.Secret
 		var gotRequest wire.HookRequest
 		var gotReply wire.HookReply
-		for from, to := range map[any]any{&request: &gotRequest, &reply: &gotReply} {
+		for from, to := range map[any]any{&request: &gotRequest, &reply: &gotReply, &secret: &gotSecret} {
 			line, err := json.Marshal(from)
 			if err == nil {
 				err = json.Unmarshal(line, to)
@@ -36,7 +39,7 @@ func TestRequestsForDecisionsKeepTheirBytes(t *testing.T) {
 				t.Fatalf("%s: %v", line, err)
 			}
 		}
-		if diff := cmp.Diff(request, gotRequest) + cmp.Diff(reply, gotReply); diff != "" {
+		if diff := cmp.Diff(request, gotRequest) + cmp.Diff(reply, gotReply) + cmp.Diff(secret, gotSecret); diff != "" {
 			t.Fatalf("changed: %s", diff)
 		}
 	}

@@ -124,6 +124,34 @@ func strs(in []text) []string {
 	return out
 }
 
+type plainSecret Secret
+
+type rawSecret struct {
+	plainSecret
+	Headers map[string]text `json:"headers"`
+}
+
+// MarshalJSON writes a string that is not UTF-8 as {"bytes": base64}.
+func (s Secret) MarshalJSON() ([]byte, error) {
+	raw := rawSecret{plainSecret(s), make(map[string]text, len(s.Headers))}
+	for name, value := range s.Headers {
+		raw.Headers[name] = text(value)
+	}
+	return json.Marshal(raw)
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote.
+func (s *Secret) UnmarshalJSON(b []byte) error {
+	var raw rawSecret
+	err := json.Unmarshal(b, &raw)
+	*s = Secret(raw.plainSecret)
+	s.Headers = make(map[string]string, len(raw.Headers))
+	for name, value := range raw.Headers {
+		s.Headers[name] = string(value)
+	}
+	return err
+}
+
 type plainHookRequest HookRequest
 
 type rawHookRequest struct {

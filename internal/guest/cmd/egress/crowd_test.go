@@ -157,8 +157,12 @@ func TestANameIsReachedIfAnyOfItsAddressesIs(t *testing.T) {
 	}
 	for _, addr := range kinds["serves"] {
 		l.listen(net.JoinHostPort(addr, fmt.Sprint(port)), greetAll)
+		l.serveTLS(net.JoinHostPort(addr, fmt.Sprint(port+1)), &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, addr) })})
 	}
-	l.begin(1, parse(t, "allow=a.example.com"))
+	l.begin(1, parse(t, "allow=a.example.com transform=secret.example.com"), withSecret(l, "secret.example.com"))
+	transformed := func(addr string) string {
+		return fetch(l.clientTo(addr, false), get(fmt.Sprintf("https://secret.example.com:%d/", port+1)))
+	}
 	random := rand.New(rand.NewPCG(8305, 1))
 	type world struct{ addrs []string }
 	worlds := []world{
@@ -179,7 +183,7 @@ func TestANameIsReachedIfAnyOfItsAddressesIs(t *testing.T) {
 	}
 	for _, w := range worlds {
 		l.mu.Lock()
-		l.names["a.example.com"] = w.addrs
+		l.names["a.example.com"], l.names["secret.example.com"] = w.addrs, w.addrs
 		l.mu.Unlock()
 		l.enforcer.resolver.forget()
 		chosen := w.addrs[random.IntN(len(w.addrs))]
@@ -195,6 +199,9 @@ func TestANameIsReachedIfAnyOfItsAddressesIs(t *testing.T) {
 		if took > l.enforcer.patience {
 			t.Errorf("%v by %s: took %v", w.addrs, chosen, took)
 		}
+		if got := transformed(chosen); !slices.Contains(kinds["serves"], got) || slices.Contains(kinds["serves"], chosen) && got != chosen {
+			t.Errorf("%v by %s, transformed: from %q", w.addrs, chosen, got)
+		}
 	}
 	// Without one that answers the log says why.
 	for _, tt := range []struct {
@@ -204,7 +211,7 @@ func TestANameIsReachedIfAnyOfItsAddressesIs(t *testing.T) {
 		{kinds["refuses"][:3], failedRefused}, {nil, failedLookup}, {[]string{kinds["silent"][0], kinds["refuses"][1]}, failedRefused}, {kinds["silent"][:2], failedTimeout},
 	} {
 		l.mu.Lock()
-		l.names["a.example.com"] = tt.addrs
+		l.names["a.example.com"], l.names["secret.example.com"] = tt.addrs, tt.addrs
 		l.mu.Unlock()
 		l.enforcer.resolver.forget()
 		if got := l.http(net.JoinHostPort(otherAddr, fmt.Sprint(port)), request); got != refusedText {
@@ -212,6 +219,12 @@ func TestANameIsReachedIfAnyOfItsAddressesIs(t *testing.T) {
 		}
 		if last := l.enforcer.log.entries().Entries[0]; !last.Allowed || last.Rule != "a.example.com" || last.Failure != tt.want {
 			t.Errorf("%v: the log says %+v, want failure %q", tt.addrs, last, tt.want)
+		}
+		if got := transformed(otherAddr); !strings.Contains(got, "the server can't be reached") {
+			t.Errorf("%v, transformed: %q", tt.addrs, got)
+		}
+		if last := l.enforcer.log.entries().Entries[0]; !last.Allowed || last.Rule != "secret.example.com" || last.Failure != tt.want {
+			t.Errorf("%v, transformed: the log says %+v, want failure %q", tt.addrs, last, tt.want)
 		}
 	}
 }

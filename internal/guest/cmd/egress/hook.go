@@ -145,7 +145,11 @@ func (h *hooks) decide(r *http.Request, version int64, pattern string) (*http.Re
 	}
 	to := *r.URL
 	to.Host = r.Host // without the port that is usual
-	req := wire.HookRequest{Pattern: pattern, Method: r.Method, URL: to.String(), Host: r.Host, Header: r.Header, Body: body, More: more}
+	header := r.Header.Clone()
+	if header.Get("User-Agent") == "" {
+		delete(header, "User-Agent") // an empty one is there so that package http adds none, and is not sent
+	}
+	req := wire.HookRequest{Pattern: pattern, Method: r.Method, URL: to.String(), Host: r.Host, Header: header, Body: body, More: more}
 	var tried []*decider
 	for {
 		d := h.find(version, pattern, tried)

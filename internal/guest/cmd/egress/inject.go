@@ -240,7 +240,7 @@ func (r *replay) Close() error {
 
 // serve serves a client until it closes the connection. It returns false if there was no room.
 func (i *injector) serve(f *flow, h hello) bool {
-	if !i.enter(busyTime) {
+	if !i.enter(min(busyTime, i.enforcer.patience)) {
 		return false
 	}
 	defer func() { <-i.slots }()

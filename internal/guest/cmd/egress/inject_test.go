@@ -7,6 +7,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log"
@@ -28,7 +29,9 @@ import (
 )
 
 // client is an HTTP client inside, which trusts the session's authority alone.
-func (l *lab) client(h2 bool) *http.Client {
+func (l *lab) client(h2 bool) *http.Client { return l.clientTo(otherAddr, h2) } // wherever
+
+func (l *lab) clientTo(to string, h2 bool) *http.Client {
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM([]byte(l.enforcer.Network().CA))
 	transport := &http.Transport{
@@ -36,7 +39,7 @@ func (l *lab) client(h2 bool) *http.Client {
 		ForceAttemptHTTP2: h2,
 		DialContext: func(_ context.Context, _, addr string) (net.Conn, error) {
 			_, port, _ := net.SplitHostPort(addr)
-			return l.inside.dial("tcp", net.JoinHostPort(otherAddr, port)) // wherever
+			return l.inside.dial("tcp", net.JoinHostPort(to, port))
 		},
 	}
 	l.t.Cleanup(transport.CloseIdleConnections)
@@ -521,6 +524,99 @@ func TestTransformedConnectionsWaitForTheirTurn(t *testing.T) {
 		if e.Rule == ruleBusy {
 			t.Errorf("the log says %+v", e)
 		}
+	}
+}
+
+// One for which there is no room is reset, and the log says that there was none.
+func TestTransformedConnectionsWithoutRoomAreBusy(t *testing.T) {
+	l := newLab(t)
+	l.enforcer.injector.slots = make(chan struct{}, 1)
+	l.enforcer.patience = time.Second
+	arrived, goOn := make(chan struct{}), make(chan struct{})
+	l.serveTLS(alphaAddr+":7443", &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		arrived <- struct{}{}
+		<-goOn
+		io.WriteString(w, "done")
+	})})
+	l.begin(1, parse(t, "transform=secret.example.com"), withSecret(l, "secret.example.com"))
+	const url = "https://secret.example.com:7443/"
+	first := make(chan string)
+	go func() { first <- fetch(l.client(false), get(url)) }()
+	<-arrived
+	if got := fetch(l.client(false), get(url)); got != "error" {
+		t.Errorf("without room: %q", got)
+	}
+	close(goOn)
+	if got := <-first; got != "done" {
+		t.Errorf("the first: %q", got)
+	}
+	want := []string{"secret.example.com 203.0.113.2 7443 tcp busy false ", "secret.example.com invalid IP 7443 tcp secret.example.com true "}
+	if diff := cmp.Diff(want, l.decisions()); diff != "" {
+		t.Errorf("the log (-want +got):\n%s", diff)
+	}
+}
+
+// Who decides on requests sees the target, the headers and the body that the server gets.
+func TestDecisionsAreOnWhatIsSent(t *testing.T) {
+	l := newLab(t)
+	type seen struct {
+		target, body string
+		header       http.Header
+	}
+	atServer, decided := make(chan seen, 1), make(chan seen, 1)
+	l.serveTLS(alphaAddr+":7443", &http.Server{Protocols: onlyHTTP1(), Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		atServer <- seen{r.RequestURI, string(body), r.Header}
+	})})
+	l.begin(1, parse(t, "transform=secret.example.com"), withSecret(l, "secret.example.com"), func(b *wire.Begin) { b.Secrets[0].Hook = true })
+	program, pid1 := net.Pipe()
+	var both sync.WaitGroup
+	both.Go(func() {
+		l.enforcer.Hook(pid1, bufio.NewReader(pid1), &wire.Hook{Version: 1, Patterns: []string{"secret.example.com"}})
+	})
+	both.Go(func() {
+		lines := bufio.NewReader(program)
+		for {
+			line, err := lines.ReadBytes('\n')
+			if err != nil {
+				return
+			}
+			var req wire.HookRequest
+			if err := json.Unmarshal(line, &req); err != nil {
+				t.Error(err)
+			}
+			decided <- seen{strings.TrimPrefix(req.URL, "https://secret.example.com:7443"), string(req.Body), req.Header}
+			reply, _ := json.Marshal(wire.HookReply{ID: req.ID, Header: map[string][]string{"X-Signature": {"s\xe9"}}})
+			program.Write(append(reply, '\n'))
+		}
+	})
+	t.Cleanup(func() { program.Close(); pid1.Close(); both.Wait() })
+	l.eventually("someone decides", func() bool { return l.enforcer.hooks.find(1, "secret.example.com", nil) != nil })
+	var targets []string
+	for _, query := range queries(rand.New(rand.NewPCG(34, 7)), 60) {
+		targets = append(targets, "/a%2Fb//c;d"+query)
+	}
+	for path := range paths {
+		targets = append(targets, path)
+	}
+	for _, target := range targets {
+		conn := l.tlsTo("7443", "secret.example.com")
+		io.WriteString(conn, "POST "+target+" HTTP/1.1\r\nHost: secret.example.com\r\nX-Raw: caf\xe9\r\nX-Raw: 2\r\nContent-Length: 4\r\nConnection: close\r\n\r\nbody")
+		if answer, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 200 OK") {
+			t.Fatalf("%s: %s, %v", target, answer, err)
+		}
+		was, is := <-decided, <-atServer
+		if got := is.header.Get("X-Signature"); got != "s\xe9" {
+			t.Errorf("%q: the signature is %q", target, got)
+		}
+		for _, name := range []string{"X-Signature", "Content-Length", "Connection"} { // what is set, and what is the connection's
+			delete(was.header, name)
+			delete(is.header, name)
+		}
+		if diff := cmp.Diff(was, is, cmp.AllowUnexported(seen{})); diff != "" {
+			t.Errorf("%q (-decided +sent):\n%s", target, diff)
+		}
+		conn.Close()
 	}
 }
 
