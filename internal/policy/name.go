@@ -22,7 +22,7 @@ func canonPattern(in string) (string, error) {
 	if s == "" {
 		return bad("it is empty")
 	}
-	if strings.ContainsFunc(s, func(r rune) bool { return r >= 0x80 }) {
+	if !isASCII(s) {
 		ascii, err := toASCII(s)
 		if err != nil {
 			return bad("not a domain name: %w", err)
@@ -36,11 +36,15 @@ func canonPattern(in string) (string, error) {
 	return s, nil
 }
 
-// toASCII converts each label by the lookup rules of UTS 46.
+func isASCII(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return r >= 0x80 })
+}
+
+// toASCII converts each label that is not ASCII by the lookup rules of UTS 46, which know no _.
 func toASCII(s string) (string, error) {
 	labels := strings.Split(s, ".")
 	for i, l := range labels {
-		if l == Any {
+		if isASCII(l) {
 			continue
 		}
 		ascii, err := idna.Lookup.ToASCII(l)

@@ -173,7 +173,7 @@ type lab struct {
 
 	mu    sync.Mutex
 	hits  []string
-	names map[string][]string // what the DNS server says
+	names map[string][]string // what the DNS server says: addresses and texts, or "-> " and the name that it is an alias of
 }
 
 func newLab(t testing.TB, ports ...uint16) *lab {
@@ -494,6 +494,11 @@ func (l *lab) resolve(message []byte, tcp bool) []byte {
 	}
 	l.mu.Lock()
 	addrs, known := l.names[name]
+	alias := ""
+	if known && len(addrs) == 1 && strings.HasPrefix(addrs[0], "-> ") {
+		alias = addrs[0][3:]
+		addrs, known = l.names[alias]
+	}
 	l.mu.Unlock()
 	everything := name == "types.example.com" // has records of each type
 	if !known && !everything {
@@ -505,6 +510,14 @@ func (l *lab) resolve(message []byte, tcp bool) []byte {
 	b.Question(q)
 	b.StartAnswers()
 	head := dnsmessage.ResourceHeader{Name: q.Name, Class: q.Class, TTL: 30}
+	if strings.HasPrefix(name, "rebind.") {
+		head.TTL = 0
+	}
+	if alias != "" {
+		to := dnsmessage.MustNewName(alias + ".")
+		b.CNAMEResource(head, dnsmessage.CNAMEResource{CNAME: to})
+		head.Name = to
+	}
 	if everything {
 		switch q.Type {
 		case dnsmessage.TypeNS:
@@ -564,6 +577,11 @@ func (l *lab) http(addr, request string) string {
 		return errText(err)
 	}
 	defer conn.Close()
+	return ask(conn, request)
+}
+
+// ask sends a request and returns the body of the answer, or why there is none.
+func ask(conn net.Conn, request string) string {
 	conn.SetDeadline(time.Now().Add(time.Minute))
 	io.WriteString(conn, request)
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
