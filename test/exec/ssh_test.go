@@ -535,31 +535,11 @@ rm box/short
 // may have none.
 func giveRsync(t *testing.T, sb *sandbox.Sandbox) {
 	t.Helper()
-	program, err := exec.LookPath("rsync")
-	if err != nil {
-		t.Fatal(err)
-	}
-	libs, err := exec.Command("ldd", program).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	archive, loader := harness.Installed(t, "/usr/bin/rsync")
 	script := `set -e
 mkdir -p /opt/rsync; tar -x -C /opt/rsync --transform 's,.*/,,'
 printf '#!/bin/sh\nexec /opt/rsync/%s --library-path /opt/rsync /opt/rsync/rsync "$@"\n' "$1" > /usr/local/bin/rsync
 chmod 755 /usr/local/bin/rsync; rsync --version`
-	files, loader := []string{program}, ""
-	for _, word := range strings.Fields(string(libs)) {
-		if strings.HasPrefix(word, "/") {
-			files = append(files, word)
-			if strings.HasPrefix(filepath.Base(word), "ld-") {
-				loader = filepath.Base(word)
-			}
-		}
-	}
-	archive, err := exec.Command("tar", append([]string{"-c", "-h"}, files...)...).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
 	cmd := sb.Command(t.Context(), "sh", "-c", script, "sh", loader)
 	cmd.Stdin = bytes.NewReader(archive)
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -42,6 +43,31 @@ func BuildProgram(name, arch string) ([]byte, error) {
 		return nil, fmt.Errorf("%w\n%s", err, text)
 	}
 	return os.ReadFile(out)
+}
+
+// Installed returns this machine's programs with the libraries that they are linked with, as an archive, and the name of their loader.
+// Other files may be among them.
+func Installed(t *testing.T, files ...string) (archive []byte, loader string) {
+	t.Helper()
+	for _, file := range files {
+		libs, _ := exec.Command("ldd", file).Output() // none of what is no program
+		for word := range strings.FieldsSeq(string(libs)) {
+			if strings.HasPrefix(word, "/") && !strings.HasSuffix(word, ":") && !slices.Contains(files, word) {
+				files = append(files, word)
+			}
+			if strings.HasPrefix(filepath.Base(word), "ld-") {
+				loader = filepath.Base(word)
+			}
+		}
+	}
+	tar := exec.Command("tar", append([]string{"-c", "-h"}, files...)...)
+	var stderr bytes.Buffer
+	tar.Stderr = &stderr
+	archive, err := tar.Output()
+	if err != nil {
+		t.Fatalf("%v (ci/clients installs what is missing)\n%s", err, &stderr)
+	}
+	return archive, loader
 }
 
 // BuildPrograms builds static programs of testdata, and returns them as an archive.

@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -96,35 +95,18 @@ func python(t *testing.T) (program, modules string) {
 	return program, filepath.Join("/usr/lib", filepath.Base(program))
 }
 
-// giveSSHD puts this machine's sshd with all it needs into the sandbox, whose image has none, and its Python, without modules.
+// giveSSHD puts this machine's sshd with all it needs into the sandbox, whose image has none, its rsync, and its Python, without modules.
 func giveSSHD(t *testing.T, sb *sandbox.Sandbox, keys string) {
 	t.Helper()
 	python, _ := python(t)
-	programs := []string{"/usr/sbin/sshd", "/usr/lib/openssh/sftp-server", python}
-	libs, err := exec.Command("ldd", programs...).Output()
-	if err != nil {
-		t.Fatalf("ldd: %v (ci/clients installs openssh-server)", err)
-	}
-	files, loader := append(programs, filepath.Join(keys, "host"), filepath.Join(keys, "mine.pub")), ""
-	for _, word := range strings.Fields(string(libs)) {
-		if strings.HasPrefix(word, "/") && !strings.HasSuffix(word, ":") {
-			files = append(files, word)
-			if strings.HasPrefix(filepath.Base(word), "ld-") {
-				loader = filepath.Base(word)
-			}
-		}
-	}
-	archive, err := exec.Command("tar", append([]string{"-c", "-h"}, files...)...).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	archive, loader := harness.Installed(t, "/usr/sbin/sshd", "/usr/lib/openssh/sftp-server", "/usr/bin/rsync", python, filepath.Join(keys, "host"), filepath.Join(keys, "mine.pub"))
 	cmd := sb.Command(t.Context(), "sh", "-c", `set -e
 mkdir -p /opt/sshd/lib /run/sshd; cd /opt/sshd; tar -x -C lib --transform 's,.*/,,'
 mv lib/python* lib/python3
-for program in sshd sftp-server python3; do
+for program in sshd sftp-server rsync python3; do
 	printf '#!/bin/sh\nexec /opt/sshd/lib/%s --library-path /opt/sshd/lib /opt/sshd/lib/%s "$@"\n' "$1" $program >$program
 done
-mv lib/host host; chown 0:0 host; mv lib/mine.pub authorized; chmod 755 sshd sftp-server python3; chmod -R a+rX /opt/sshd
+mv lib/host host; chown 0:0 host; mv lib/mine.pub authorized; chmod 755 sshd sftp-server rsync python3; ln -s /opt/sshd/rsync /usr/local/bin; chmod -R a+rX /opt/sshd
 chmod 600 host; printf %s "$2" >config
 grep -q ^sshd: /etc/passwd || echo 'sshd:x:109:65534::/run/sshd:/usr/sbin/nologin' >>/etc/passwd
 sed -i 's/^node:!/node:*/' /etc/shadow; sed -i '/^node:/s,:/home/node:,:/root:,' /etc/passwd; chmod 755 /root

@@ -31,6 +31,25 @@ put a grown
 -rmdir sub
 !printf 'first\nsecond\n' >a
 reput a grown
+rename -l grown hard
+-rename -l moved hard
+chmod -h 600 link
+chgrp 1001 copy
+put -f -R sub fresh
+get -f -p sub/b b
+!head -c 10 sub/b >part
+reget sub/b part
+!head -c 10 sub/b >part
+get -a sub/b part
+-reget nothing part
+-ln -s copy link
+ln -s "two  words" odd
+-readlink odd
+lmkdir local
+-rmdir nothing
+rm link odd
+ls -ln
+ls -1t sub
 quit
 END
 echo "sftp $?"
@@ -39,3 +58,11 @@ scp -q -O -F config -r -p here "box:$THERE/by-scp"; echo "scp $?"
 scp -q -F config "box:$THERE/by-sftp/two words" "here/back"; echo "scp $?"
 $ssh 'echo home >~/of-home'; scp -q -F config 'box:~/of-home' 'box:of-home' here/sub; echo "scp $?"
 scp -q -F config "box:$THERE/nothing" here; echo "scp $?"
+scp -q -O -F config "box:$THERE/nothing" here; echo "scp $?"
+scp -q -O -F config -p "box:$THERE/by-scp/*" here/local 2>&1 | sort; echo "scp $?"
+scp -q -3 -F config -r -p "box:$THERE/by-sftp" "box:$THERE/by-three"; echo "scp $?"
+scp -q -3 -O -F config -r -p "box:$THERE/by-sftp" "box:$THERE/by-old-three"; echo "scp $?"
+scp -q -3 -F config "box:$THERE/nothing" "box:$THERE/by-sftp/a" "box:$THERE/by-three"; echo "scp $?"
+scp -q -O -F config here/a here/sub/b "box:$THERE/no-directory"; echo "scp $?"
+scp -q -F config here/a here/sub/b "box:$THERE/no-directory"; echo "scp $?"
+scp -q -O -F config "box:$THERE/by-scp/two words" here/words; echo "scp $?"
