@@ -135,38 +135,3 @@ func started(t *testing.T, cmd *sandbox.Cmd, word string) {
 		t.Fatalf("the command's first word is %q, %v, want %q", first, err, word)
 	}
 }
-
-// A database that writes all the time, with accounts in every kind of place and a journal in another
-// one, is at no moment in a state that it can't repair from the journal. So is each copy of it: the
-// files of a fork, a snapshot and a rollback are of one moment, wherever they are.
-func TestCopiesOfADatabaseAreOfOneMoment(t *testing.T) {
-	t.Parallel()
-	c := harness.NewClient(t)
-	sb := harness.CreateWith(t, c, []sandbox.Mount{{Source: t.TempDir(), Target: "/the copy"}}, sandbox.WithImage(treeImage(t, declared...)))
-	places := []string{"/not/there", "/workspace", "/the copy", "/var/lib/data", "/workspace/in", "/opt"}
-	bank := func(journal string) *sandbox.Cmd {
-		cmd := sb.Command(t.Context(), "/tree", append([]string{"bank", journal}, places...)...)
-		started(t, cmd, "open")
-		return cmd
-	}
-	audit := func(what, journal string, copied *sandbox.Sandbox) {
-		t.Helper()
-		if out, err := copied.Command(t.Context(), "/tree", append([]string{"audit", journal}, places...)...).CombinedOutput(); err != nil {
-			t.Errorf("%s: %v: %s", what, err, out)
-		}
-	}
-	for _, journal := range harness.EveryNth(2, []string{"/var/lib/data/deeper", "/workspace/in"}) {
-		writer := bank(journal)
-		audit("fork", journal, forked(t, c, sb.Name()))
-		for _, fork := range forkedN(t, c, sb.Name(), 2) {
-			audit("one of two forks", journal, fork)
-		}
-		snap := harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{})
-		audit("sandbox of a snapshot", journal, harness.CreateWith(t, c, nil, fromSnap(snap)))
-		if err := sb.Rollback(t.Context(), snap.ID); err != nil { // it ends the writer
-			t.Fatalf("Rollback: %v", err)
-		}
-		writer.Wait()
-		audit("rolled back", journal, sb)
-	}
-}

@@ -12,7 +12,7 @@ import (
 )
 
 func main() {
-	verbs := map[string]func(args []string) error{"grow": grow, "spoil": spoil, "list": list, "hold": hold, "bank": bank, "audit": audit}
+	verbs := map[string]func(args []string) error{"grow": grow, "spoil": spoil, "list": list, "hold": hold}
 	verb, known := verbs[os.Args[1]]
 	if !known {
 		fmt.Fprintln(os.Stderr, "no verb", os.Args[1])
