@@ -26,14 +26,14 @@ func (a *app) networkCommand() *cobra.Command {
 		ValidArgsFunction: inTurn(a.sandboxes, policies),
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) == 1 {
-				st, err := a.client.Inspect(c.Context(), args[0])
+				policy, err := a.policyOf(c, args[0])
 				if err != nil {
 					return err
 				}
 				if asJSON {
-					return printJSON(a.stdout, map[string]any{"network": st.Network})
+					return printJSON(a.stdout, map[string]any{"network": policy})
 				}
-				_, err = fmt.Fprintln(a.stdout, graphic(st.Network.String()))
+				_, err = fmt.Fprintln(a.stdout, graphic(policy.String()))
 				return err
 			}
 			policy, err := sandbox.ParseNetworkPolicy(args[1])
@@ -65,7 +65,10 @@ func (a *app) networkCheckCommand() *cobra.Command {
 default port is 443. The exit code is 1 if one is not allowed.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, hosts []string) error {
-			p, err := a.policyOf(c, policy, name)
+			p, err := sandbox.ParseNetworkPolicy(policy)
+			if c.Flags().Changed("sandbox") {
+				p, err = a.policyOf(c, name)
+			}
 			if err != nil {
 				return err
 			}
@@ -96,13 +99,14 @@ default port is 443. The exit code is 1 if one is not allowed.`,
 	return c
 }
 
-// policyOf returns a policy that is given, or that of a sandbox.
-func (a *app) policyOf(c *cobra.Command, policy, name string) (sandbox.NetworkPolicy, error) {
-	if !c.Flags().Changed("sandbox") {
-		return sandbox.ParseNetworkPolicy(policy)
-	}
-	st, err := a.client.Inspect(c.Context(), name)
-	return st.Network, err
+// policyOf returns the policy of a sandbox.
+func (a *app) policyOf(c *cobra.Command, name string) (policy sandbox.NetworkPolicy, err error) {
+	err = a.withSandbox(c, name, func(sb *sandbox.Sandbox) error {
+		st, err := sb.Summary(c.Context()) // an Inspect would measure usage
+		policy = st.Network
+		return err
+	})
+	return policy, err
 }
 
 // verdict is what a policy says about a connection.
