@@ -210,7 +210,8 @@ func (h *Handle) limit(ctx context.Context, got engine.Container, set *plan.Sand
 }
 
 // setLimits sets the limits of the sandbox, whose container was got. The engine fails if the session ends,
-// or the container is replaced, at the same moment: then it sets them again.
+// or the container is replaced, at the same moment: then it sets them again. Where the session goes on the
+// engine has refused them.
 func (h *Handle) setLimits(ctx context.Context, got engine.Container, limits engine.Resources) error {
 	for {
 		err := engine.Retry(ctx, func() error {
@@ -219,12 +220,17 @@ func (h *Handle) setLimits(ctx context.Context, got engine.Container, limits eng
 		if !errors.Is(err, engine.ErrNotFound) && !errors.Is(err, engine.ErrConflict) && !engine.IsInternal(err) {
 			return err
 		}
-		if engine.IsInternal(err) {
-			if err := h.checkMemory(ctx, got, limits.Memory); err != nil {
-				return err
+		wait := endReportTimeout
+		if engine.IsInternal(err) && got.HasSession() {
+			used, ok, e := h.c.Engine.Stats(ctx, got.ID)
+			if ok && e == nil && limits.Memory > 0 && used.Memory > limits.Memory { // the kernel may refuse it
+				return errdefs.Invalid("%d bytes of memory: the session uses %d: use more, or end commands and remove files in memory before", limits.Memory, used.Memory)
+			}
+			if ok && e == nil && used.Tasks > 0 {
+				wait = 0
 			}
 		}
-		now, e := h.awaitOtherThan(ctx, got)
+		now, e := h.awaitOtherThan(ctx, got, wait)
 		switch {
 		case errors.Is(e, errdefs.NotFound), e == nil && now.ID == "" && errors.Is(err, engine.ErrNotFound):
 			return errdefs.NotFound
@@ -235,28 +241,17 @@ func (h *Handle) setLimits(ctx context.Context, got engine.Container, limits eng
 	}
 }
 
-// checkMemory fails if the session uses more memory than the limit, which the kernel may refuse then.
-func (h *Handle) checkMemory(ctx context.Context, got engine.Container, limit int64) error {
-	if limit == 0 || !got.HasSession() {
-		return nil
-	}
-	if now, ok, err := h.c.Engine.Stats(ctx, got.ID); err == nil && ok && now.Memory > limit {
-		return errdefs.Invalid("%d bytes of memory: the session uses %d: use more, or end commands and remove files in memory before", limit, now.Memory)
-	}
-	return nil
-}
-
 // awaitOtherThan returns the present container once the session of got has ended, or another container
-// has taken its place. If neither happens soon it returns a container without an ID.
-func (h *Handle) awaitOtherThan(ctx context.Context, got engine.Container) (now engine.Container, err error) {
-	deadline := time.Now().Add(endReportTimeout)
+// has taken its place. If neither happens in time it returns a container without an ID.
+func (h *Handle) awaitOtherThan(ctx context.Context, got engine.Container, wait time.Duration) (now engine.Container, err error) {
+	deadline := time.Now().Add(wait)
 	err = bound.Poll(ctx, store.PollEvery, func() (done bool, err error) {
 		now, err = h.Current(ctx)
 		if err != nil || now.ID != got.ID || now.HasSession() != got.HasSession() || !now.StartedAt.Equal(got.StartedAt) {
 			return true, err
 		}
 		now = engine.Container{}
-		return !got.HasSession() || time.Now().After(deadline), nil
+		return !got.HasSession() || !time.Now().Before(deadline), nil
 	})
 	return now, err
 }

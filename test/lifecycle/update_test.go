@@ -416,6 +416,31 @@ func TestLimitsThatTheEngineDoesNotChange(t *testing.T) {
 	}
 }
 
+// Limits that the engine refuses while the session goes on are refused at once: nothing waits for the session's end.
+func TestLimitsThatTheEngineRefuses(t *testing.T) {
+	t.Parallel()
+	var asked atomic.Int32
+	c := harness.NewClient(t, sandbox.WithHost(harness.InFront(t, func(w http.ResponseWriter, r *http.Request) bool {
+		asked.Add(1)
+		if strings.HasSuffix(r.URL.Path, "/update") {
+			harness.Refuse(w, "no such controller")
+			return true
+		}
+		return false
+	}, nil)))
+	sb := harness.CreateWith(t, c, nil)
+	asked.Store(0)
+	if err := sb.Update(t.Context(), sandbox.WithMemory(1<<30), sandbox.WithTags(map[string]string{"k": "v"})); err == nil || !strings.Contains(err.Error(), "no such controller") {
+		t.Errorf("Update = %v, want the engine's error", err)
+	}
+	if n := asked.Load(); n > 30 {
+		t.Errorf("it made %d calls of the engine, want no wait", n)
+	}
+	if st := harness.Inspect(t, sb.Name()); len(st.Tags) != 0 || st.State != sandbox.StateRunning {
+		t.Errorf("afterwards it is %s, with tags %v", st.State, st.Tags)
+	}
+}
+
 // What Update can't change does not compile there; what it can is checked first.
 func TestUpdateTakesOnlyWhatCanChange(t *testing.T) {
 	t.Parallel()
