@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
+	"os/exec"
 	"runtime/pprof"
 	"slices"
 	"strconv"
@@ -287,6 +289,61 @@ func logsAreWhatWasWritten(t *testing.T, g *rand.Rand) {
 	for who := range got {
 		if want[who] == nil {
 			t.Errorf("%s was not written: %q", who, got[who])
+		}
+	}
+}
+
+// What the main process wrote is what "docker logs" has, for each choice of lines.
+func TestLogsAreThoseOfDockerLogs(t *testing.T) {
+	t.Parallel()
+	sb := newLogged(t, `i=0; while [ $i -lt 60 ]; do echo "out $i é"; [ $((i % 3)) != 0 ] || echo "err $i" >&2; [ $((i % 20)) != 0 ] || echo; i=$((i+1)); done; printf 'no end'; touch /workspace/done; exec sleep 1000`)
+	harness.WaitForFile(t, sb, "/workspace/done")
+	for _, session := range []string{"running", "stopped"} {
+		if session == "stopped" {
+			if _, err := sb.Stop(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var all []sandbox.LogLine
+		harness.Eventually(t, "the log is complete", func() bool {
+			all = readLog(t, sb, sandbox.LogOptions{}, 0)
+			return len(all) >= 83 // without the line that has no end yet
+		})
+		times := []time.Time{{}, all[0].Time, all[30].Time, all[30].Time.Add(1), all[len(all)-1].Time, time.Now()}
+		for _, tail := range []int{0, 1, 7, 1000} {
+			for _, since := range times {
+				for _, follow := range []bool{false, session == "stopped"} {
+					args := []string{"logs", "--timestamps"}
+					if tail > 0 {
+						args = append(args, "--tail", strconv.Itoa(tail))
+					}
+					if !since.IsZero() {
+						args = append(args, "--since", since.Format(time.RFC3339Nano))
+					}
+					if follow {
+						args = append(args, "--follow")
+					}
+					docker := exec.CommandContext(t.Context(), "docker", append(args, "agent-sandbox-"+sb.Name())...)
+					docker.Env = append(os.Environ(), "DOCKER_HOST="+enginetest.EngineHost())
+					var want, got [2]strings.Builder
+					docker.Stdout, docker.Stderr = &want[0], &want[1]
+					if err := docker.Run(); err != nil {
+						t.Fatalf("%q: %v", args, err)
+					}
+					for _, l := range readLog(t, sb, sandbox.LogOptions{Tail: tail, Since: since, Follow: follow}, 0) {
+						to := &got[0]
+						if l.Stream == sandbox.Stderr {
+							to = &got[1]
+						}
+						fmt.Fprintf(to, "%s %s\n", l.Time.UTC().Format("2006-01-02T15:04:05.000000000Z"), l.Text)
+					}
+					for i, stream := range []string{"stdout", "stderr"} {
+						if a, b := strings.TrimSuffix(want[i].String(), "\n"), strings.TrimSuffix(got[i].String(), "\n"); a != b {
+							t.Errorf("%s, docker %q: %s is\n%s\nwant\n%s", session, args, stream, b, a)
+						}
+					}
+				}
+			}
 		}
 	}
 }
