@@ -35,8 +35,9 @@ import (
 // of a running source are stopped while its files are copied, and go on 10 s later at most if
 // this process dies meanwhile. Where they can't be stopped the engine pauses the source; if
 // this process dies then, the first [Get], [List] or command 30 s later unpauses it, and
-// earlier ones wait. A source that was already paused stays paused. Sockets, files on a tmpfs
-// and processes are not copied.
+// earlier ones wait. A source that was already paused stays paused. If the source is stopped, started
+// or unpaused meanwhile the copy starts again; if that happens three times the error is [syscall.EBUSY]. Sockets, files
+// on a tmpfs and processes are not copied.
 //
 // An engine with another storage driver than an overlay commits the container's own files, if there
 // are any, before the processes go on. That takes about 5 s for a gigabyte. Times are kept to the

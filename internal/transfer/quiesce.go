@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/ed25519"
 	"errors"
+	"fmt"
 	"strings"
+	"syscall"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
@@ -16,8 +18,8 @@ import (
 
 var (
 	// errChanged is the error of a sandbox that was started, stopped or unpaused while it was
-	// copied.
-	errChanged = errors.New("it was started, stopped or unpaused while it was copied")
+	// copied. It is a conflict.
+	errChanged = fmt.Errorf("it was started, stopped or unpaused while it was copied: %w", syscall.EBUSY)
 	// errMoved is the error of a sandbox of whose processes one ran while they were held.
 	errMoved = errors.New("a process ran while it was copied")
 )

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -300,5 +301,38 @@ func TestProgramsDuringAHold(t *testing.T) {
 			t.Errorf("%s noticed the hold: %q", p.name, p.seen)
 		}
 		t.Logf("%s: %q", p.name, p.seen)
+	}
+}
+
+// A source that is stopped and started during each try of a copy is busy: a conflict, and no fault of the library's.
+func TestForkOfASourceThatNeverStaysIsAConflict(t *testing.T) {
+	t.Parallel()
+	source := harness.CreateWith(t, harness.NewClient(t), nil)
+	proxy := enginetest.NewProxyTo(t, harness.InFront(t, func(_ http.ResponseWriter, r *http.Request) bool {
+		if strings.HasSuffix(r.URL.Path, "/pause") {
+			if err := errors.Join(harness.Second(source.Stop(r.Context())), harness.Second(source.Start(r.Context()))); err != nil {
+				t.Errorf("stop and start the source: %v", err)
+			}
+		}
+		return false
+	}, nil))
+	proxy.PartNetworks() // a hold would notice at once
+	c := harness.NewClient(t, sandbox.WithHost(proxy.Host()))
+	for what, do := range map[string]func() error{
+		"Fork": func() error { return harness.Second(c.Fork(t.Context(), source.Name())) },
+		"Snapshot": func() error {
+			sb, err := c.Get(t.Context(), source.Name())
+			if err != nil {
+				return err
+			}
+			defer sb.Detach()
+			return harness.Second(sb.Snapshot(t.Context(), sandbox.SnapshotOptions{}))
+		},
+	} {
+		err := do()
+		var e *sandbox.Error
+		if !errors.As(err, &e) || e.StatusCode() != http.StatusConflict || !errors.Is(err, syscall.EBUSY) || !strings.Contains(err.Error(), "started, stopped or unpaused while") {
+			t.Errorf("%s = %v, want EBUSY, which is a conflict", what, err)
+		}
 	}
 }
