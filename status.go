@@ -626,7 +626,8 @@ const (
 
 // Watch returns what happens to the sandboxes of the client's engine from now on, beginning with an
 // EventSync. States of [WatchOptions] are not used. It follows the engine's own events and connects again
-// when they break off: then an EventSync says that some may have been missed. A change that is undone
+// when they break off: then an EventSync says that some may have been missed. It lists the sandboxes after
+// each of the engine's events, and every 10 s, for changes of which the engine has reported none. A change that is undone
 // within a moment may have no events. Events of one sandbox are in order.
 //
 // The sequence ends when ctx does or the client is closed, with the error as its last value. Leaving
