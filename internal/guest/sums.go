@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "86976442f05f5e9320d43b4d0b4fb75476eeea4b47f52daee472d8b35ca31923", size: 10309758},
-	"arm64": {sha256: "2c6ecab8ce1b0142006f1d69732133731e24488926b867e23401d3f189d92296", size: 9568382},
+	"amd64": {sha256: "26de6ad9307ccfa34e8e98cedecd3e8407c607c10c18a2ed48346b3e6e5c27ba", size: 10317950},
+	"arm64": {sha256: "7ec92fdc55e43ac6141f5710bb5b5d44ff3c96c6d6cce0f256218a09391f7eaf", size: 9568382},
 }
