@@ -69,8 +69,8 @@ func (c fileCalls) ReadFile(ctx context.Context, name string) (_ []byte, err err
 
 // WriteFile writes a whole file atomically: other processes see either the old content or
 // the new, even if this program or the session dies during the call. perm, before the
-// umask (022), applies to a new file. An existing file keeps its permissions and, if the
-// user may change them, its owner and its group. It is replaced by a new file: the directory must be
+// umask (022), applies to a new file. An existing file keeps its permissions, without setuid and setgid
+// bits unless the user is root, and, if the user may change them, its owner and its group. It is replaced by a new file: the directory must be
 // writable, other hard links keep the old content, and extended attributes are lost.
 // Symbolic links are followed. Devices, pipes, mount points, such as /etc/hosts, and files of
 // other users in directories with the sticky bit, such as /tmp, are written in place.
@@ -349,7 +349,7 @@ func (c fileCalls) CopyIn(ctx context.Context, hostPath, inside string, o CopyOp
 // file, another sandbox's [Sandbox.FS]. "/" is the sandbox's root directory. A file without a time
 // gets the time of the call. File systems that have no owners, such as embed.FS, have no
 // permissions to keep either: as with [os.CopyFS], the owner may write all files, and enter all
-// directories. Setuid and setgid bits of a sandbox's files are dropped and reported. Files whose names
+// directories. Setuid and setgid bits are dropped, as by os.CopyFS, and reported. Files whose names
 // are not UTF-8 are copied from a sandbox's FS; others do not open them, and they are reported.
 func (c fileCalls) CopyInFS(ctx context.Context, fsys fs.FS, inside string, o CopyOptions) (_ CopyReport, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.copy_in", trace.Name(c.name))

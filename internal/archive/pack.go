@@ -659,17 +659,11 @@ func (p *packer) fsEntry(fsys fs.FS, name, streamName string, d fs.DirEntry) err
 	return p.write(e)
 }
 
-// Untrusted is implemented by the info of a sandbox's file, whose mode the sandbox chose.
-type Untrusted interface{ Untrusted() }
-
-// unprivileged is info without setuid and setgid bits, which it reports, if a sandbox chose them: the
-// copy has another owner, whose rights they would give away.
+// unprivileged is info without setuid and setgid bits, which it reports: the copy has another owner, whose
+// rights they would give away, and nothing says where a file system has them from.
 func (p *packer) unprivileged(name string, info fs.FileInfo) (fs.FileInfo, error) {
-	if _, is := info.(Untrusted); !is || !info.IsDir() && !info.Mode().IsRegular() {
-		return info, nil
-	}
 	bits := PrivilegedBits(ModeBits(info.Mode()))
-	if bits == "" {
+	if bits == "" || !info.IsDir() && !info.Mode().IsRegular() {
 		return info, nil
 	}
 	return unprivileged{info}, p.skip(name, bits)

@@ -519,7 +519,4 @@ func (i *fileInfo) Sys() any { return i.sys(&i.stat) }
 
 func (i *fileInfo) Info() (fs.FileInfo, error) { return i, nil }
 
-// Untrusted implements [archive.Untrusted].
-func (i *fileInfo) Untrusted() {}
-
 func (i *fileInfo) String() string { return fs.FormatFileInfo(i) }

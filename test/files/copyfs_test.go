@@ -3,6 +3,7 @@ package files_test
 import (
 	"archive/zip"
 	"bytes"
+	"cmp"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -12,18 +13,20 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"testing/fstest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
 // namesScript lists names, kinds, where links lead, who may run a file, and contents. Other permissions and times differ on purpose.
-const namesScript = `cd "$0"; find . -mindepth 1 \( -type f -perm -100 -printf 'x|' -o -printf '|' \) -printf '%P|%y|%l|' \( -type f -exec sha256sum --zero {} \; -o -printf '\0' \) |
+const namesScript = `cd "$0"; find . -mindepth 1 \( -type f -perm -100 -printf 'x|' -o -printf '|' \) \( -perm /6000 -printf 's|' -o -printf '|' \) -printf '%P|%y|%l|' \( -type f -exec sha256sum --zero {} \; -o -printf '\0' \) |
 	sort -z | tr '\0\n' '\n?'`
 
 // randomFS is a tree of about that many entries: in memory, as a directory and as an archive.
@@ -35,7 +38,7 @@ func randomFS(t *testing.T, r *rand.Rand, entries int) map[string]fs.FS {
 		when := time.Unix(r.Int64N(2e9), r.Int64N(1e9))
 		switch r.IntN(5) {
 		case 0:
-			memory[name] = &fstest.MapFile{Mode: fs.ModeDir | 0o755, ModTime: when}
+			memory[name] = &fstest.MapFile{Mode: fs.ModeDir | []fs.FileMode{0o755, 0o755, fs.ModeSetgid | 0o755}[r.IntN(3)], ModTime: when}
 			dirs = append(dirs, name)
 		case 1:
 			memory[name] = &fstest.MapFile{Mode: fs.ModeSymlink | 0o777, Data: []byte([]string{"../up", "nowhere", "/etc/passwd", "f1"}[r.IntN(4)]), ModTime: when}
@@ -44,7 +47,7 @@ func randomFS(t *testing.T, r *rand.Rand, entries int) map[string]fs.FS {
 			for i := range data {
 				data[i] = byte(r.Uint32())
 			}
-			memory[name] = &fstest.MapFile{Mode: []fs.FileMode{0o644, 0o755, 0o600, 0o444}[r.IntN(4)], Data: data, ModTime: when}
+			memory[name] = &fstest.MapFile{Mode: []fs.FileMode{0o644, 0o755, 0o600, 0o444, fs.ModeSetuid | 0o755, fs.ModeSetuid | fs.ModeSetgid | 0o711}[r.IntN(6)], Data: data, ModTime: when}
 		}
 	}
 	dir := t.TempDir()
@@ -55,11 +58,11 @@ func randomFS(t *testing.T, r *rand.Rand, entries int) map[string]fs.FS {
 		var err error
 		switch file.Mode.Type() {
 		case fs.ModeDir:
-			err = os.MkdirAll(at, 0o755)
+			err = cmp.Or(os.MkdirAll(at, 0o755), os.Chmod(at, file.Mode))
 		case fs.ModeSymlink:
 			err = os.Symlink(string(file.Data), at)
 		default:
-			err = os.WriteFile(at, file.Data, file.Mode)
+			err = cmp.Or(os.WriteFile(at, file.Data, file.Mode), os.Chmod(at, file.Mode))
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -88,6 +91,14 @@ func randomFS(t *testing.T, r *rand.Rand, entries int) map[string]fs.FS {
 	return map[string]fs.FS{"a MapFS": memory, "a directory": os.DirFS(dir), "an archive": unpacked}
 }
 
+// quoted is a path as reports have it.
+func quoted(name string) string {
+	if strings.Contains(name, "\t") {
+		return strconv.Quote(name)
+	}
+	return name
+}
+
 // CopyInFS copies what os.CopyFS copies.
 func TestCopyInFSIsAsCopyFS(t *testing.T) {
 	t.Parallel()
@@ -102,11 +113,28 @@ func TestCopyInFSIsAsCopyFS(t *testing.T) {
 				}
 				target := fmt.Sprintf("copyfs %d %s", seed, what)
 				report, err := sb.CopyInFS(t.Context(), fsys, target, sandbox.CopyOptions{})
-				if err != nil || len(report.Skipped) > 0 {
-					t.Fatalf("CopyInFS: %v, left out %v", err, report.Skipped)
+				var left []sandbox.Skipped
+				if err := fs.WalkDir(fsys, ".", func(name string, d fs.DirEntry, _ error) error {
+					info, err := d.Info()
+					switch {
+					case err != nil:
+						return err
+					case info.Mode()&fs.ModeSetuid != 0 && info.Mode()&fs.ModeSetgid != 0:
+						left = append(left, sandbox.Skipped{Path: quoted(name), Reason: "its setuid and setgid bits"})
+					case info.Mode()&fs.ModeSetuid != 0:
+						left = append(left, sandbox.Skipped{Path: quoted(name), Reason: "its setuid bit"})
+					case info.Mode()&fs.ModeSetgid != 0:
+						left = append(left, sandbox.Skipped{Path: quoted(name), Reason: "its setgid bit"})
+					}
+					return nil
+				}); err != nil {
+					t.Fatal(err)
+				}
+				if diff := gocmp.Diff(left, report.Skipped); err != nil || diff != "" {
+					t.Fatalf("CopyInFS: %v, left out (-want +got):\n%s", err, diff)
 				}
 				want := describe(t, exec.Command("sh", "-ec", namesScript, dir))
-				if diff := cmp.Diff(want, harness.Run(t, sb, "sh", "-ec", namesScript, target)); diff != "" {
+				if diff := gocmp.Diff(want, harness.Run(t, sb, "sh", "-ec", namesScript, target)); diff != "" {
 					t.Errorf("(-os.CopyFS +CopyInFS)\n%s", diff)
 				}
 			})
