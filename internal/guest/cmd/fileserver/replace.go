@@ -3,6 +3,7 @@
 package fileserver
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -30,17 +31,19 @@ const maxLinks = 40
 // stays; a file keeps its owner and its permissions; the directory must be writable.
 func newReplacement(path string, perm uint32) (_ *replacement, err error) {
 	for range maxLinks {
-		i := strings.LastIndexByte(path, '/')
+		i := strings.LastIndexByte(strings.TrimRight(path, "/"), '/')
 		dirName, name := path[:i+1], path[i+1:]
 		if dirName == "" {
 			dirName = "."
 		}
-		if name == "" || name == "." || name == ".." {
-			return nil, unix.EISDIR
-		}
 		dir, _, err := openFile(unix.AT_FDCWD, dirName, unix.O_RDONLY|unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return nil, err
+		}
+		if name == "" || name == "." || name == ".." || strings.HasSuffix(name, "/") {
+			// It is a directory, or has to be one, if it can be reached.
+			err := cmp.Or[error](unix.Faccessat(int(dir.Fd()), ".", unix.F_OK, unix.AT_EACCESS), unix.EISDIR)
+			return nil, errors.Join(err, dir.Close())
 		}
 		r := &replacement{dir: dir, name: name}
 		next, err := r.begin(perm)
@@ -81,11 +84,33 @@ func (r *replacement) begin(perm uint32) (link string, err error) {
 			return "", err // a rename would not ask
 		}
 		r.old = &st
-		return "", r.open(0o600)
+		if err := r.open(0o600); err != nil {
+			return "", err
+		}
+		if err := r.inherit(); err != nil {
+			r.discard()
+			return "", err
+		}
+		return "", nil
 	}
 	r.direct = true
 	r.f, _, err = openFile(dir, r.name, unix.O_WRONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	return "", err
+}
+
+// inherit gives the new file owner and permissions of the old one. What is written comes later: as in
+// place, the kernel then takes setuid and setgid bits off unless the writer is root.
+func (r *replacement) inherit() error {
+	fd := int(r.f.Fd())
+	// Who may write a file need not be allowed to give one away: then it becomes
+	// the writer's. It keeps its group if the writer is a member, and others of the group keep their access.
+	if unix.Fchown(fd, int(r.old.Uid), int(r.old.Gid)) != nil {
+		unix.Fchown(fd, -1, int(r.old.Gid))
+	}
+	if err := unix.Fchmod(fd, r.old.Mode&0o7777); err != nil {
+		return err
+	}
+	return retry(func() error { return unix.Ftruncate(fd, 0) }) // where nothing will be written
 }
 
 // open makes the file without a name, which leaves nothing behind whatever happens,
@@ -127,16 +152,6 @@ func (r *replacement) commit() error {
 
 func (r *replacement) install() error {
 	fd, dir := int(r.f.Fd()), int(r.dir.Fd())
-	if r.old != nil {
-		// Who may write a file need not be allowed to give one away: then it becomes
-		// the writer's. It keeps its group if the writer is a member, and others of the group keep their access.
-		if unix.Fchown(fd, int(r.old.Uid), int(r.old.Gid)) != nil {
-			unix.Fchown(fd, -1, int(r.old.Gid))
-		}
-		if err := unix.Fchmod(fd, r.old.Mode&0o7777); err != nil {
-			return err
-		}
-	}
 	if r.temp == "" {
 		self := fmt.Sprintf("/proc/self/fd/%d", fd)
 		if r.old == nil {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -69,8 +70,11 @@ func do(c Call) (string, error) {
 	case "ReadFile":
 		b, err := os.ReadFile(c.Name)
 		return string(b), err
-	case "WriteFile":
-		return "", os.WriteFile(c.Name, []byte("written"), fs.FileMode(c.N))
+	case "WriteFile", "WriteFrom":
+		if err := renew(c.Name); err != nil {
+			return "", err
+		}
+		return "", os.WriteFile(c.Name, []byte("written"), fs.FileMode(c.N)&0o777|special(c.N))
 	case "Mkdir":
 		return "", os.Mkdir(c.Name, fs.FileMode(c.N)&0o777|special(c.N))
 	case "MkdirAll":
@@ -118,6 +122,39 @@ func do(c Call) (string, error) {
 		return fmt.Sprintf("read %q %s, wrote %d %s", b[:n], class(readErr), m, class(writeErr)), nil
 	}
 	return "", errors.New("no such call")
+}
+
+// renew does to a file, before package os writes to it, what docs/differences.md has in its row WriteFile: a new
+// file is put in its place, for which the directory must be writable, and which becomes the writer's if it
+// can't be given away. Where another user's file can't be replaced, for the sticky bit, nothing is done.
+func renew(name string) error {
+	f, err := os.OpenFile(name, os.O_WRONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return nil
+	}
+	file, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	if err != nil {
+		return err
+	}
+	st, temp := info.Sys().(*syscall.Stat_t), filepath.Join(filepath.Dir(file), ".renewed")
+	if err := os.WriteFile(temp, nil, 0o600); err != nil {
+		return err
+	}
+	if os.Chown(temp, int(st.Uid), int(st.Gid)) != nil {
+		os.Chown(temp, -1, int(st.Gid))
+	}
+	if err := os.Chmod(temp, info.Mode()); err != nil {
+		return err
+	}
+	if os.Rename(temp, file) != nil {
+		return os.Remove(temp)
+	}
+	return nil
 }
 
 // special are the bits beyond permissions, as package os has them.
