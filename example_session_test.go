@@ -82,6 +82,19 @@ func ExampleWithSettings() {
 }
 
 // A platform gives a sandbox more room, another label and more time, while it runs.
+// What is wrong with an update whatever the sandbox is needs no engine to be found.
+func ExampleClient_CheckUpdate() {
+	client, err := sandbox.NewClient()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer client.Close()
+	err = client.CheckUpdate(sandbox.WithPorts(70000))
+	fmt.Println(errors.Is(err, sandbox.ErrInvalidArgument), err)
+	// Output: true sandbox: update: Invalid argument: WithPorts: 70000 is not a port: use 1 to 65535
+}
+
 func ExampleSandbox_Update() {
 	ctx := context.Background()
 	sb, err := sandbox.Create(ctx, sandbox.WithTimeout(time.Minute), sandbox.WithMemory(128<<20))
