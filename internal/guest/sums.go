@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "26de6ad9307ccfa34e8e98cedecd3e8407c607c10c18a2ed48346b3e6e5c27ba", size: 10317950},
-	"arm64": {sha256: "7ec92fdc55e43ac6141f5710bb5b5d44ff3c96c6d6cce0f256218a09391f7eaf", size: 9568382},
+	"amd64": {sha256: "4ab67ded4fd42d1a38936e3c431dfac428a1a235f3ec3751b2fdb2ce9529fe18", size: 10317950},
+	"arm64": {sha256: "0dbe3e46229650dc1011da62bffec3775b3ffabd6ee427a5cce9063b52b8cc3a", size: 9568382},
 }
