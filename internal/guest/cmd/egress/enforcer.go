@@ -355,7 +355,12 @@ func (e *Enforcer) Log() *wire.EgressLog { return e.log.entries() }
 
 // dial connects with the mark that only this process can set.
 func (e *Enforcer) dial(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
-	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+	return e.dialFrom(ctx, nil, network, to)
+}
+
+// dialFrom is dial from an address; nil is any.
+func (e *Enforcer) dialFrom(ctx context.Context, from net.Addr, network string, to netip.AddrPort) (net.Conn, error) {
+	d := net.Dialer{LocalAddr: from, Control: func(_, _ string, c syscall.RawConn) error {
 		var setErr error
 		err := c.Control(func(fd uintptr) {
 			setErr = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(int32(e.mark)))

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
+	"golang.org/x/sys/unix"
 )
 
 // answer holds the records of a server's answer that the filter lets through.
@@ -270,9 +272,31 @@ func newQuery(q dnsmessage.Question, edns bool) ([]byte, error) {
 	return query, errors.Join(err, finish)
 }
 
+// Ports of queries over UDP.
+const (
+	firstPort = 16384
+	endPort   = 32768
+)
+
+// dial connects to a server, over UDP from a port that the kernel gives nobody else by itself. It
+// tracks flows by addresses and ports alone: from the port of a client's query to the same server,
+// which it redirects, that of this process would be redirected to itself, and the other way round a
+// client's query would be refused, for as long as the kernel remembers the other one.
+func (r *resolver) dial(ctx context.Context, network string, to netip.AddrPort) (conn net.Conn, err error) {
+	if network == "udp" {
+		for range 8 { // some may be taken
+			from := &net.UDPAddr{Port: firstPort + rand.IntN(endPort-firstPort)}
+			if conn, err = r.enforcer.dialFrom(ctx, from, network, to); !errors.Is(err, unix.EADDRINUSE) {
+				return conn, err
+			}
+		}
+	}
+	return r.enforcer.dial(ctx, network, to)
+}
+
 // exchange sends a query and returns the answer to it, passing over what is none.
 func (r *resolver) exchange(ctx context.Context, network string, server netip.Addr, query []byte, q dnsmessage.Question) (a answer, size int, more bool, err error) {
-	conn, err := r.enforcer.dial(ctx, network, netip.AddrPortFrom(server, 53))
+	conn, err := r.dial(ctx, network, netip.AddrPortFrom(server, 53))
 	if err != nil {
 		return a, 0, false, err
 	}

@@ -5,8 +5,10 @@ package egress
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -190,6 +192,44 @@ func (s dnsServer) serve(t *testing.T, ns *netns, addr string) {
 		}
 	})
 	t.Cleanup(func() { listener.Close(); answering.Wait() })
+}
+
+// PID 1's queries and those of clients never share a port: the kernel takes them for one flow.
+func TestQueriesHavePortsOfTheirOwn(t *testing.T) {
+	l := newLab(t)
+	l.begin(1, parse(t, "allow=a.example.com"))
+	// A client has asked the same server from every port that the kernel gives.
+	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: 7})
+	b.StartQuestions()
+	b.Question(dnsmessage.Question{Name: dnsmessage.MustNewName("evil.test."), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET})
+	message, err := b.Finish()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.inside.do(func() {
+		text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+		var first, last int
+		if _, e := fmt.Sscan(string(text), &first, &last); err != nil || e != nil {
+			t.Error(err, e)
+			return
+		}
+		for port := first; port <= last; port++ {
+			conn, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(insideAddr), Port: port}, &net.UDPAddr{IP: net.ParseIP(resolverIP), Port: 53})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			conn.Write(message)
+			conn.Close()
+		}
+	})
+	l.took()
+	if got := l.lookup(resolverIP, "a.example.com", dnsmessage.TypeA); got != alphaAddr {
+		t.Errorf("a name: %q", got)
+	}
+	if hits := l.took(); !slices.Equal(hits, []string{"dns a.example.com"}) {
+		t.Errorf("it took the queries %q", hits)
+	}
 }
 
 // Many that ask the same at once are one query.

@@ -333,8 +333,8 @@ func TestDNSFilter(t *testing.T) {
 	if got := strings.Fields(l.lookupBy("tcp", otherAddr, "large.example.com", dnsmessage.TypeA)); len(got) != 200 {
 		t.Errorf("a large answer over TCP has %d addresses", len(got))
 	}
-	if got := l.lookup(otherAddr, "large.example.com", dnsmessage.TypeA); got != "" {
-		t.Errorf("a large answer over UDP: %.60q", got) // and it says that it is cut
+	if got := strings.Fields(l.lookup(otherAddr, "large.example.com", dnsmessage.TypeA)); len(got) != 29 { // what 512 bytes hold
+		t.Errorf("a large answer over UDP has %d addresses", len(got))
 	}
 }
 
