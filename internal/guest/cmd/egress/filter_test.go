@@ -288,7 +288,7 @@ func TestNobodySendsInAnothersName(t *testing.T) {
 	if got := l.udp("[" + alpha6 + "]:9000"); got != "ping" {
 		t.Errorf("in its own name: %q", got)
 	}
-	if hits := l.took(); !slices.Equal(hits, []string{"udp [" + alpha6 + "]:9000 ping"}) {
+	if hits := slices.Compact(l.took()); !slices.Equal(hits, []string{"udp [" + alpha6 + "]:9000 ping"}) { // or more of them
 		t.Errorf("reached: %q", hits)
 	}
 }
