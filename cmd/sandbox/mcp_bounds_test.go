@@ -194,7 +194,18 @@ func TestAgentIsServedAfterWhatIsNoMessage(t *testing.T) {
 		{"  ", "", ""},
 		{` {"jsonrpc":"2.0","id":11,"method":"ping"} ` + "\r", "11", ""},
 		{`[{"jsonrpc":"2.0","id":12,"method":"ping"}]`, "12", ""},
-		{`{"jsonrpc":"2.0","id":13,"method":"ping"}`, "13", ""},
+		{`[{"jsonrpc":"2.0","id":13,"method":"ping"},{"jsonrpc":"2.0","id":13,"method":"ping"}]`, "13", ""},
+		{"", "13", ""}, // each of the two requests has its answer
+		{`{"jsonrpc":"2.0","id":null,"method":"ping"}`, "null", "-32600"},
+		{`{"jsonrpc":"2.0","id":14,"method":"notifications/cancelled","params":{"requestId":1}}`, "14", "-32600"},
+		{`{"jsonrpc":"2.0","id":15,"method":"initialize","params":{}}`, "15", "-32600"}, // the second one
+		{`{"jsonrpc":"2.0","id":1.5,"method":"ping"}`, "1.5", ""},
+		{`{"jsonrpc":"2.0","id":1e400,"method":"ping"}`, "1e400", ""},
+		{`{"jsonrpc":"2.0","id":-9007199254740993,"method":"ping"}`, "-9007199254740993", ""},
+		{`{"jsonrpc":"2.0","id":9223372036854775808,"method":"nope"}`, "9223372036854775808", "-32601"},
+		{`{"jsonrpc":"2.0","id":"","method":"ping"}`, `""`, ""},
+		{`{"jsonrpc":"2.0","id":"1","method":"ping"}`, `"1"`, ""},
+		{"\ufeff" + `{"jsonrpc":"2.0","id":16,"method":"ping"}`, "16", ""},
 	} {
 		input.WriteString(tt.line + "\n")
 		if tt.id != "" {
