@@ -324,7 +324,30 @@ func inFields(text string) string {
 	return option.ReplaceAllStringFunc(text, func(name string) string { return cmp.Or(fieldOf[name], name) })
 }
 
-// checkQuery fails if a request has another parameter than these.
+// checkHeader fails if a request to change something has a header that would be of consequence and isn't
+// followed: a condition, a part of a file, or a coding of the body.
+func checkHeader(r *http.Request) error {
+	if r.Method == http.MethodGet || r.Method == http.MethodHead {
+		return nil
+	}
+	for key, text := range map[string]string{
+		"Content-Range": "a file is written as a whole", "If-Match": "a change has no conditions",
+		"If-None-Match": "a change has no conditions", "If-Unmodified-Since": "a change has no conditions",
+	} {
+		if r.Header.Get(key) != "" {
+			return invalid("%s: %s, leave it out", key, text)
+		}
+	}
+	if coding := r.Header.Get("Content-Encoding"); coding != "" && !strings.EqualFold(coding, "identity") {
+		return &statusError{http.StatusUnsupportedMediaType, "unsupported_media_type", fmt.Sprintf("Content-Encoding %q: send the body as it is", coding)}
+	}
+	return nil
+}
+
+// repeated are the parameters that may be given more than once.
+var repeated = []string{"status", "tag"}
+
+// checkQuery fails if a request has another parameter than these, or one twice.
 func checkQuery(r *http.Request, known ...string) error {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
@@ -332,6 +355,8 @@ func checkQuery(r *http.Request, known ...string) error {
 	}
 	for _, key := range slices.Sorted(maps.Keys(query)) {
 		switch {
+		case slices.Contains(known, key) && len(query[key]) > 1 && !slices.Contains(repeated, key):
+			return invalid("%s is given twice", key)
 		case slices.Contains(known, key):
 		case len(known) == 0:
 			return invalid("unknown parameter %q: there is none", key)
@@ -344,16 +369,14 @@ func checkQuery(r *http.Request, known ...string) error {
 
 // flag reads a parameter that is true or false. absent is its value if it is not given.
 func flag(r *http.Request, key string, absent bool) (bool, error) {
-	switch values := r.URL.Query()[key]; {
-	case len(values) == 0:
+	switch q := r.URL.Query(); {
+	case !q.Has(key):
 		return absent, nil
-	case len(values) > 1:
-		return false, invalid("%s is given twice", key)
-	case values[0] == "true":
+	case q.Get(key) == "true":
 		return true, nil
-	case values[0] == "false":
+	case q.Get(key) == "false":
 		return false, nil
 	default:
-		return false, invalid("%s=%q is neither true nor false", key, values[0])
+		return false, invalid("%s=%q is neither true nor false", key, q.Get(key))
 	}
 }

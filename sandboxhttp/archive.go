@@ -89,12 +89,9 @@ func (h *handler) makeDirectory(w http.ResponseWriter, r *http.Request) error {
 // renameFile gives a file or directory another name.
 func (h *handler) renameFile(w http.ResponseWriter, r *http.Request) error {
 	return h.changeFiles(w, r, func(ctx context.Context, files fileSystem, name string) error {
-		to, err := one(r.URL.Query(), "to")
-		if err == nil && to == "" {
-			err = invalid("to is missing")
-		}
-		if err != nil {
-			return err
+		to := r.URL.Query().Get("to")
+		if to == "" {
+			return invalid("to is missing")
 		}
 		return files.Rename(ctx, name, to)
 	})

@@ -86,11 +86,7 @@ type verdict struct {
 
 // checkNetwork says what a policy that a request has allows.
 func (h *handler) checkNetwork(w http.ResponseWriter, r *http.Request) error {
-	text, err := one(r.URL.Query(), "policy")
-	if err != nil {
-		return err
-	}
-	policy, err := sandbox.ParseNetworkPolicy(text)
+	policy, err := sandbox.ParseNetworkPolicy(r.URL.Query().Get("policy"))
 	if err != nil {
 		return err
 	}
@@ -112,20 +108,18 @@ func (h *handler) checkSandboxNetwork(w http.ResponseWriter, r *http.Request) er
 }
 
 func answerVerdict(w http.ResponseWriter, q url.Values, policy sandbox.NetworkPolicy) error {
-	host, err := one(q, "host")
-	if err != nil {
-		return err
-	}
 	port := 443
-	if text, err := one(q, "port"); err != nil {
-		return err
-	} else if text != "" {
+	if text := q.Get("port"); text != "" {
+		var err error
 		if port, err = strconv.Atoi(text); err != nil {
 			return invalid("port=%q is not a number", text)
 		}
 	}
-	var v verdict
-	if v.Allowed, v.Rule, err = policy.Allows(host, port); err != nil {
+	var (
+		v   verdict
+		err error
+	)
+	if v.Allowed, v.Rule, err = policy.Allows(q.Get("host"), port); err != nil {
 		return err
 	}
 	answer(w, http.StatusOK, v)

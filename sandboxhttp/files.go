@@ -47,17 +47,11 @@ type fileSystem interface {
 // filesOf returns the files of a sandbox as the user of a request, and the path it names.
 func filesOf(r *http.Request, sb *handle) (files fileSystem, name string, err error) {
 	q := r.URL.Query()
-	name, err = one(q, "path")
-	if err != nil {
-		return nil, "", err
-	}
+	name = q.Get("path")
 	if name == "" {
 		return nil, "", invalid("path is missing")
 	}
-	user, err := one(q, "user")
-	if err != nil {
-		return nil, "", err
-	}
+	user := q.Get("user")
 	if user == "" {
 		return sb.Sandbox, name, nil
 	}
@@ -230,9 +224,6 @@ func (h *handler) writeFile(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if r.Header.Get("Content-Range") != "" {
-		return invalid("Content-Range: a file is written as a whole")
-	}
 	limit := cmp.Or(h.maxUpload, DefaultMaxUpload)
 	return h.useFiles(r, func(files fileSystem, name string) error {
 		ctx := r.Context()
@@ -266,9 +257,9 @@ func (h *handler) writeFile(w http.ResponseWriter, r *http.Request) error {
 
 // modeOf returns the permissions that a request asks for, or 0.
 func modeOf(r *http.Request) (fs.FileMode, error) {
-	text, err := one(r.URL.Query(), "mode")
-	if text == "" || err != nil {
-		return 0, err
+	text := r.URL.Query().Get("mode")
+	if text == "" {
+		return 0, nil
 	}
 	n, err := strconv.ParseUint(text, 8, 32)
 	if err != nil || n == 0 || n > 0o777 {
@@ -334,6 +325,8 @@ func (u *upload) Read(b []byte) (int, error) {
 		_ = u.control.SetReadDeadline(time.Time{})
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		err = errStalled
+	case err != nil && !errors.As(err, new(*http.MaxBytesError)): // it broke off, or its chunks are malformed
+		err = invalid("read the body: %v", err)
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
 		u.failed = err

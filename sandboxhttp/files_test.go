@@ -1,11 +1,13 @@
 package sandboxhttp_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/rand"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -71,7 +73,32 @@ func (a api) testFiles(sb *sandbox.Sandbox) {
 	put("pipe", strings.NewReader("x"), 400)
 	put("new/", strings.NewReader("x"), 400)
 	put("", strings.NewReader("x"), 400)
-	put("range", strings.NewReader("x"), 400, "Content-Range", "bytes 0-0/2")
+	// What would change the file otherwise than the client expects is refused.
+	for _, header := range [][]string{{"Content-Range", "bytes 0-0/2"}, {"If-None-Match", "*"}, {"If-Match", "*"}, {"If-Unmodified-Since", "Mon, 02 Jan 2006 15:04:05 GMT"}} {
+		put("page.html", strings.NewReader("x"), 400, header...)
+	}
+	put("page.html", strings.NewReader("x"), 415, "Content-Encoding", "gzip")
+	put("page.html", strings.NewReader("second"), 200, "Content-Encoding", "identity")
+	// So is a body that breaks off, or has malformed chunks.
+	for _, body := range []string{"Content-Length: 100\r\n\r\nx", "Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\nzz\r\n"} {
+		for _, kind := range []string{"files", "archive"} {
+			address, prefix, _ := strings.Cut(strings.TrimPrefix(a.url, "http://"), "/")
+			conn, err := net.Dial("tcp", address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			fmt.Fprintf(conn, "PUT /%s/sandboxes/%s/%s?path=page.html HTTP/1.1\r\nHost: localhost\r\n%s", prefix, sb.Name(), kind, body)
+			conn.(*net.TCPConn).CloseWrite()
+			resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			if err != nil || resp.StatusCode != 400 {
+				t.Errorf("PUT of %s with %q: %v, %v, want 400", kind, body, resp, err)
+			}
+			conn.Close()
+		}
+	}
+	if got, _ := get("page.html", 200); got != "second" {
+		t.Errorf("after what was refused: %q", got)
+	}
 	get("pipe", 400)
 	get("d", 400)
 	get("none", 404)

@@ -76,7 +76,7 @@ func (g guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// A request that no server of package http received is the program's own, as in a test.
 	received := r.Context().Value(http.LocalAddrContextKey) != nil
 	if host := canonHost(r.Host); received && !isLocal(host) && !slices.Contains(g.hosts, host) {
-		refuse(w, http.StatusForbidden, "host "+strconv.Quote(r.Host)+" is not allowed: list it with sandboxhttp.WithHosts")
+		refuse(w, http.StatusForbidden, "host "+strconv.Quote(r.Host)+" is not allowed: list it with --allow-host of \"sandbox serve\", or sandboxhttp.WithHosts")
 		return
 	}
 	if err := g.checkOrigin(r); err != nil {

@@ -168,6 +168,10 @@ func (h *handler) serve(route route) http.Handler {
 			fail(w, err)
 			return
 		}
+		if err := checkHeader(r); err != nil {
+			fail(w, err)
+			return
+		}
 		if err := route.serve(w, r); err != nil {
 			fail(w, err)
 		}
@@ -206,6 +210,10 @@ func (m jsonErrors) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	kept := refusal{header: w.Header()}
 	refused.ServeHTTP(&kept, r)
+	if kept.status < 400 { // to a path without "//" and the like
+		w.WriteHeader(kept.status)
+		return
+	}
 	refuse(w, kept.status, http.StatusText(kept.status))
 }
 

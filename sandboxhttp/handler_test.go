@@ -128,6 +128,11 @@ func TestHandlerServesTheLifeOfASandbox(t *testing.T) {
 		"DELETE /sandboxes/x?preserveVolume=0":                         {400, "neither true nor false"},
 		"DELETE /sandboxes/x?preserveVolumes=true":                     {400, "use preserveVolume"},
 		"DELETE /sandboxes/x?preserveVolume=true&preserveVolume=false": {400, "twice"},
+		"GET /sandboxes?prefix=a&prefix=b":                             {400, "prefix is given twice"},
+		"GET /sandboxes/x/logs?tail=1&tail=2":                          {400, "tail is given twice"},
+		"GET /sandboxes/x/files?path=a&path=b":                         {400, "path is given twice"},
+		"GET /network/check?policy=deny-all&host=a&port=1&port=2":      {400, "port is given twice"},
+		"GET /events?denied=true&denied=true":                          {400, "denied is given twice"},
 		"GET /nothing":                             {404, "Not Found"},
 		"PUT /volumes":                             {405, "Method Not Allowed"},
 		"GET /volumes/":                            {404, "Not Found"},
@@ -143,6 +148,7 @@ func TestHandlerServesTheLifeOfASandbox(t *testing.T) {
 			t.Errorf("%s %s: %q, want %q in it", method, path, f.Error.Message, want.text)
 		}
 	}
+	call("GET", "/sandboxes?tag=a=b&tag=c=d&status=running&status=running", 200, new([]any))
 	var health struct {
 		Healthy bool
 		Version string

@@ -39,7 +39,7 @@ func WithSourceAddresses(also ...netip.Prefix) Option {
 
 var errHostFiles = &statusError{
 	http.StatusForbidden, "forbidden",
-	"the server does not permit mounts and sources that are files of its machine: see sandboxhttp.WithHostFiles",
+	"the server does not permit mounts and sources that are files of its machine: see --host-files of \"sandbox serve\", or sandboxhttp.WithHostFiles",
 }
 
 // settings are the settings of a request. Those that are absent, or null, are not set.

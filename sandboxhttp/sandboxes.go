@@ -34,8 +34,8 @@ func listOptions(q url.Values) (o sandbox.ListOptions, err error) {
 		}
 		o.Tags[key] = value
 	}
-	o.Prefix, err = one(q, "prefix")
-	return o, err
+	o.Prefix = q.Get("prefix")
+	return o, nil
 }
 
 // readable returns the error of a call that only reads a sandbox by its name: there is none with
@@ -253,12 +253,4 @@ func reading[T any](h *handler, w http.ResponseWriter, r *http.Request, call fun
 	}
 	defer sb.done()
 	return list(func(ctx context.Context) ([]T, error) { return call(sb.Sandbox, ctx) })(w, r)
-}
-
-// one returns the value of a parameter that is given at most once.
-func one(q url.Values, key string) (string, error) {
-	if len(q[key]) > 1 {
-		return "", invalid("%s is given twice", key)
-	}
-	return q.Get(key), nil
 }

@@ -9,12 +9,8 @@ import (
 )
 
 func (h *handler) listSnapshots(w http.ResponseWriter, r *http.Request) error {
-	of, err := one(r.URL.Query(), "sandbox")
-	name, also := one(r.URL.Query(), "name")
-	if err := errors.Join(err, also); err != nil {
-		return err
-	}
-	o := sandbox.ListSnapshotsOptions{Sandbox: of, Name: name}
+	q := r.URL.Query()
+	o := sandbox.ListSnapshotsOptions{Sandbox: q.Get("sandbox"), Name: q.Get("name")}
 	return list(func(ctx context.Context) ([]sandbox.Snapshot, error) { return h.client.ListSnapshots(ctx, o) })(w, r)
 }
 
