@@ -45,17 +45,19 @@ const hide = `case ${BASH_builtin-} in "") BASH_builtin=$(POSIXLY_CORRECT=; unse
 // A restored function may have the name of a builtin, so that bash is asked for the builtin itself. A state of bash begins with
 // its options, which decide how functions are parsed, and ends with the functions, so that none takes part in restoring it. The
 // state is written after the command, since that may set an EXIT trap of its own, and by a trap if the command exits. Variables
-// whose names begin with BASH are not part of it.
+// whose names begin with BASH are not part of it. What follows the command has been parsed with it: bash takes what it parses after
+// an unfinished quote for a part of that.
 const session = `case $1 in wait) exec 3>&2 2>&1;; esac
+BASH_dir=$PWD
 eval "unset ` + stateEnv + `
 $` + stateEnv + `" 2>/dev/null
 case $BASH_VERSION in "")
-	cd -- "$PWD" 2>/dev/null || cd
+	cd -- "$PWD" 2>/dev/null || { echo "[the directory $PWD is gone: the command runs in $BASH_dir]"; cd -- "$BASH_dir"; }
 	if [ -z "$1" ]; then eval "$2"; exit; fi
 	BASH_keep='{ case ${BASH_kept-} in "") BASH_kept=1; ( export -p ) >&3;; esac; } 2>/dev/null'
 	trap "$BASH_keep" EXIT
 	eval "$2" 3>&-
-	{ BASH_code=$?; eval "$BASH_keep"; set +x; } 2>/dev/null
+	{ BASH_code=$?; set +xv; eval "$BASH_keep"; } 2>/dev/null
 	exit "$BASH_code";;
 esac
 BASH_do=${BASH_builtin:+$BASH_builtin; BASH_builtin=; }$2
@@ -63,7 +65,8 @@ case $1 in "") builtin eval "$BASH_do"; { BASH_code=$?; ` + hide + `; } 2>/dev/n
 BASH_keep='{ case ${BASH_kept-} in "") BASH_kept=1; ` + hide + `
 	( builtin set +e
 	builtin shopt -p
-	builtin printf "cd -- %q || cd\n" "$(builtin pwd)"
+	BASH_dir=$(builtin pwd)
+	builtin printf "cd -- %q || builtin echo %q\"\$PWD]\"\n" "$BASH_dir" "[the directory $BASH_dir is gone: the command runs in "
 	builtin compgen -v | while IFS= builtin read -r BASH_name; do
 		case $BASH_name in BASH*|PWD|_) ;; *) builtin declare -p "$BASH_name";; esac
 	done
@@ -71,9 +74,11 @@ BASH_keep='{ case ${BASH_kept-} in "") BASH_kept=1; ` + hide + `
 	case $BASH_builtin in "builtin ("*) builtin printf "BASH_builtin=%q\n" "$BASH_builtin";; esac ) >&3;;
 esac; } 2>/dev/null'
 builtin trap "$BASH_keep" EXIT
-builtin eval "$BASH_do" 3>&-
-{ BASH_code=$?; ` + hide + `; builtin eval "$BASH_keep"; builtin set +x; } 2>/dev/null
-builtin exit "$BASH_code"`
+{
+	builtin eval "$BASH_do" 3>&-
+	{ BASH_code=$?; ` + hide + `; builtin set +xv; builtin eval "$BASH_keep"; } 2>/dev/null
+	builtin exit "$BASH_code"
+}`
 
 // bashInput is the input of the tool "bash".
 type bashInput struct {

@@ -42,6 +42,9 @@ func (s *set) readTool() Tool {
 }
 
 func (s *set) read(ctx context.Context, in readInput) (Result, error) {
+	if in.Line < 0 || in.Lines < 0 {
+		return Result{}, errors.New("line and lines count from the first line on: for the end of a file use \"bash\" with tail")
+	}
 	out, err := s.part(ctx, in)
 	if out.More {
 		out.Text += "\n[the file goes on]"
@@ -61,7 +64,7 @@ func (s *set) part(ctx context.Context, in readInput) (Result, error) {
 		return Result{}, err
 	}
 	var text strings.Builder
-	for n := 0; in.Lines <= 0 || n < in.Lines; {
+	for n := 0; in.Lines == 0 || n < in.Lines; {
 		part, err := r.ReadSlice('\n')
 		if free := s.limits.Output - text.Len(); len(part) > free {
 			text.Write(part[:free])
@@ -119,15 +122,15 @@ func lines(name, text string, more bool) (Result, error) {
 		}
 	}
 	if !utf8.ValidString(text) {
-		return Result{}, fmt.Errorf("%s is not a text file in UTF-8", name)
+		return Result{}, fmt.Errorf("%s is not a text file in UTF-8: use \"bash\"", name)
 	}
 	return Result{Text: text, More: more}, nil
 }
 
 type writeInput struct {
-	Path       string `json:"path"`
-	Content    string `json:"content"`
-	Executable bool   `json:"executable"`
+	Path       string  `json:"path"`
+	Content    *string `json:"content"` // one that was forgotten is not an empty one
+	Executable bool    `json:"executable"`
 }
 
 func (s *set) writeTool() Tool {
@@ -143,6 +146,9 @@ func (s *set) writeTool() Tool {
 }
 
 func (s *set) write(ctx context.Context, in writeInput) (Result, error) {
+	if in.Content == nil {
+		return Result{}, missing("content")
+	}
 	mode := os.FileMode(0o644)
 	if in.Executable {
 		mode = 0o755
@@ -153,7 +159,7 @@ func (s *set) write(ctx context.Context, in writeInput) (Result, error) {
 	if err := s.sb.MkdirAll(ctx, path.Dir(in.Path), 0o755); err != nil {
 		return Result{}, err
 	}
-	if err := s.sb.WriteFile(ctx, in.Path, []byte(in.Content), mode); err != nil {
+	if err := s.sb.WriteFile(ctx, in.Path, []byte(*in.Content), mode); err != nil {
 		return Result{}, err
 	}
 	if in.Executable {
@@ -161,14 +167,14 @@ func (s *set) write(ctx context.Context, in writeInput) (Result, error) {
 			return Result{}, err
 		}
 	}
-	return Result{Text: fmt.Sprintf("Wrote %d bytes to %s.", len(in.Content), in.Path)}, nil
+	return Result{Text: fmt.Sprintf("Wrote %d bytes to %s.", len(*in.Content), in.Path)}, nil
 }
 
 type editInput struct {
-	Path string `json:"path"`
-	Old  string `json:"old"`
-	New  string `json:"new"`
-	All  bool   `json:"all"`
+	Path string  `json:"path"`
+	Old  string  `json:"old"`
+	New  *string `json:"new"` // as Content
+	All  bool    `json:"all"`
 }
 
 func (s *set) editTool() Tool {
@@ -188,18 +194,29 @@ func (s *set) edit(ctx context.Context, in editInput) (Result, error) {
 	if in.Old == "" {
 		return Result{}, errors.New("the text to replace is empty: see the tool \"write\"")
 	}
+	if in.New == nil {
+		return Result{}, missing("new")
+	}
+	old, instead := in.Old, *in.New
+	if old == instead {
+		return Result{}, errors.New("the new text is the old one")
+	}
 	content, err := s.readAll(ctx, in.Path)
 	if err != nil {
 		return Result{}, err
 	}
-	n := strings.Count(content, in.Old)
+	// A model does not see that lines end with CR LF, and they all stay so.
+	if n := strings.Count(content, "\n"); n > 0 && n == strings.Count(content, "\r\n") && !strings.Contains(old+instead, "\r") {
+		old, instead = strings.ReplaceAll(old, "\n", "\r\n"), strings.ReplaceAll(instead, "\n", "\r\n")
+	}
+	n := strings.Count(content, old)
 	switch {
 	case n == 0:
 		return Result{}, fmt.Errorf("the text does not occur in %s", in.Path)
 	case n > 1 && !in.All:
 		return Result{}, fmt.Errorf("the text occurs %d times in %s: give more of it, or set all", n, in.Path)
 	}
-	if err := s.sb.WriteFile(ctx, in.Path, []byte(strings.ReplaceAll(content, in.Old, in.New)), 0o644); err != nil {
+	if err := s.sb.WriteFile(ctx, in.Path, []byte(strings.ReplaceAll(content, old, instead)), 0o644); err != nil {
 		return Result{}, err
 	}
 	return Result{Text: fmt.Sprintf("Replaced %d in %s.", n, in.Path)}, nil
@@ -217,15 +234,23 @@ func (s *set) readAll(ctx context.Context, name string) (string, error) {
 	case err != nil:
 		return "", err
 	case len(content) > maxEdit:
-		return "", fmt.Errorf("%s has more than %d bytes: too large to edit", name, maxEdit)
+		return "", fmt.Errorf("%s has more than %d bytes: too large to edit, use \"bash\"", name, maxEdit)
 	case !utf8.Valid(content):
-		return "", fmt.Errorf("%s is not a text file in UTF-8", name)
+		return "", fmt.Errorf("%s is not a text file in UTF-8: use \"bash\"", name)
 	}
 	return string(content), nil
 }
 
+// missing is the error of a call without an argument that has no default.
+func missing(argument string) error {
+	return fmt.Errorf("the argument %s is missing", argument)
+}
+
 // open opens a regular file to read it. Reads end with ctx. The caller calls done afterwards.
 func (s *set) open(ctx context.Context, name string) (f *sandbox.File, done func(), err error) {
+	if name == "" {
+		return nil, nil, missing("path")
+	}
 	f, err = s.sb.Open(ctx, name)
 	if err != nil {
 		return nil, nil, err
@@ -262,6 +287,9 @@ var errNotRegular = errors.New("is not a regular file")
 
 // checkTarget refuses to write to what is there and is not a regular file.
 func (s *set) checkTarget(ctx context.Context, name string) error {
+	if name == "" {
+		return missing("path")
+	}
 	info, err := s.sb.Stat(ctx, name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

@@ -131,11 +131,16 @@ func shellKeepsItsState(t *testing.T, k kit) {
 	k.bash(`pwd; echo "$A"; f; sh -c 'echo "<$B>"'`, "/workspace/a b\n1\n'2\nf 3\n<>\n[exit code 0]")
 	k.bash(`tr '\0' '\n' < /proc/$$/cmdline | grep -c '^declare'`, "0\n[exit code 1]") // what others inside can read
 	k.bash("echo out; echo err >&2; false", "out\nerr\n[exit code 1]")
-	k.bash("if", k.must("bash", object{"command": "if"}).Text) // a syntax error leaves the shell as it is
-	k.bash("f; rm -r ../'a b'", "f 3\n[exit code 0]")
-	if got := k.must("bash", object{"command": "echo here"}); !strings.Contains(got.Text, "here\n[exit code 0]") {
-		t.Errorf("in a directory that is gone: %q", got.Text)
+	// A command that ends too early keeps what it did before, and shows nothing of the shell's own.
+	for command, want := range map[string]string{"if": "syntax error: unexpected end of file", "B=3\necho 'x": "matching `''", "B=3\necho \"x": "matching `\"'", "B=3\n[[ a": "expected", "echo a\\": "a\\"} {
+		if got := k.must("bash", object{"command": command}).Text; !strings.Contains(got, want) || strings.Contains(got, "BASH_") || strings.Count(got, "\n") > 2 {
+			t.Errorf("bash %q: %q, want %q alone", command, got, want)
+		}
 	}
+	k.bash("set -v; true", "[exit code 0]")
+	k.bash("f; rm -r ../'a b'", "f 3\n[exit code 0]")
+	k.bash("pwd", "[the directory /workspace/a b is gone: the command runs in /workspace]\n/workspace\n[exit code 0]")
+	k.bash("pwd; f", "/workspace\nf 3\n[exit code 0]")
 	if got := k.must("bash", object{"command": "pwd; echo $A$B", "restart": true}); got.Text != "/workspace\n\n[exit code 0]" {
 		t.Errorf("after a restart: %q", got.Text)
 	}
@@ -223,7 +228,9 @@ func shellWithoutBash(k kit) {
 	k.bash("pwd; echo $X; set -euf; IFS=,; trap 'echo bye' EXIT; export X=6; cd /etc", "/tmp\n5\nbye\n[exit code 0]")
 	k.bash("pwd; echo $X; exit 3", "/etc\n6\n[exit code 3]")
 	k.bash("cd /tmp; exec echo replaced", "replaced\n[exit code 0]"+stateLost)
-	k.bash("pwd", "/etc\n[exit code 0]")
+	k.bash("pwd; mkdir /tmp/gone; cd /tmp/gone; rmdir /tmp/gone", "/etc\n[exit code 0]")
+	k.bash("pwd", "[the directory /tmp/gone is gone: the command runs in /workspace]\n/workspace\n[exit code 0]")
+	k.bash("pwd", "/workspace\n[exit code 0]")
 }
 
 func shellIsBounded(t *testing.T, k kit) {
@@ -293,6 +300,23 @@ func filesAreRegular(t *testing.T, k kit) {
 		t.Errorf("read of the last line: %q, %t", got.Text, got.More)
 	}
 	k.refused("read", object{"path": "long", "line": 2000}, "1000 lines")
+	k.refused("read", object{"path": "long", "line": -1}, "tail")
+	k.refused("read", object{"path": "long", "lines": -10}, "tail")
+	k.refused("edit", object{"path": "long", "old": "1", "new": "1"}, "the old one")
+	// Lines that end with CR LF stay so, and are found by a text that a model gives; in a file with both they have to be told.
+	for _, tt := range []struct{ content, old, new, want string }{
+		{"a\r\nb\r\nc", "a\nb", "A\nB\nb", "A\r\nB\r\nb\r\nc"},
+		{"a\r\nb\r\nc", "b", "b\nb2", "a\r\nb\r\nb2\r\nc"},
+		{"a\r\nb\r\nc", "\r\nb", "\nB", "a\nB\r\nc"},
+		{"a\r\nb\nc", "b\nc", "B\nC", "a\r\nB\nC"},
+		{"\ufeffa\r\n", "a\n", "b\n", "\ufeffb\r\n"},
+	} {
+		k.must("write", object{"path": "crlf", "content": tt.content})
+		k.must("edit", object{"path": "crlf", "old": tt.old, "new": tt.new})
+		if got := k.must("read", object{"path": "crlf"}).Text; got != tt.want {
+			t.Errorf("%q with %q for %q is %q, want %q", tt.content, tt.new, tt.old, got, tt.want)
+		}
+	}
 	if _, err := k.call(t.Context(), "read", object{"path": "long", "line": 1001}); err != nil {
 		t.Errorf("read at the end: %v", err)
 	}
@@ -393,6 +417,14 @@ func serversAreFetched(t *testing.T, k kit) {
 func argumentsAreChecked(k kit) {
 	k.refused("read", object{"path": "a", "file": "b"}, `unknown field "file"`)
 	k.refused("read", object{"path": 5}, "cannot unmarshal")
+	// What was forgotten is not taken for an empty text.
+	k.must("write", object{"path": "kept", "content": "old"})
+	k.refused("write", object{"path": "kept"}, "the argument content is missing")
+	k.refused("write", object{"path": "kept", "content": nil}, "the argument content is missing")
+	k.refused("edit", object{"path": "kept", "old": "old"}, "the argument new is missing")
+	k.refused("read", object{}, "the argument path is missing")
+	k.refused("write", object{"path": "", "content": ""}, "the argument path is missing")
+	k.bash("cat kept; rm kept", "old\n[exit code 0]")
 	for _, tool := range k.tools {
 		if _, err := tool.Call(k.t.Context(), json.RawMessage(`{} {}`)); err == nil || !strings.Contains(err.Error(), "more than one") {
 			k.t.Errorf("%s of two values: %v", tool.Name, err)
