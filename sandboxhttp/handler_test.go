@@ -133,14 +133,14 @@ func TestHandlerServesTheLifeOfASandbox(t *testing.T) {
 		"GET /sandboxes/x/files?path=a&path=b":                         {400, "path is given twice"},
 		"GET /network/check?policy=deny-all&host=a&port=1&port=2":      {400, "port is given twice"},
 		"GET /events?denied=true&denied=true":                          {400, "denied is given twice"},
-		"GET /nothing":                             {404, "Not Found"},
-		"PUT /volumes":                             {405, "Method Not Allowed"},
-		"GET /volumes/":                            {404, "Not Found"},
-		"GET /sandboxes/Bad":                       {404, "Sandbox not found"},
-		"GET /sandboxes?status=runing":             {400, "runing"},
-		"GET /sandboxes?tag=x":                     {400, "key=value"},
-		"GET /sandboxes?state=running":             {400, "status"},
-		"GET /sandboxes/" + sb.Name() + "/logs?x=": {400, "tail, follow, since, command"},
+		"GET /nothing":                                                 {404, "Not Found"},
+		"PUT /volumes":                                                 {405, "Method Not Allowed"},
+		"GET /volumes/":                                                {404, "Not Found"},
+		"GET /sandboxes/Bad":                                           {404, "Sandbox not found"},
+		"GET /sandboxes?status=runing":                                 {400, "runing"},
+		"GET /sandboxes?tag=x":                                         {400, "key=value"},
+		"GET /sandboxes?state=running":                                 {400, "status"},
+		"GET /sandboxes/" + sb.Name() + "/logs?x=":                     {400, "tail, follow, since, command"},
 	} {
 		method, path, _ := strings.Cut(path, " ")
 		var f failure

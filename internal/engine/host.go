@@ -398,6 +398,8 @@ func advice(ep endpoint, err error) []string {
 		a = append(a, fmt.Sprintf("You may not open %s: join its group (usually \"sudo usermod -aG docker $USER\", then log in again), or run as a user who may", ep.addr))
 	case errors.Is(err, fs.ErrNotExist) && ep.scheme == "unix":
 		a = append(a, fmt.Sprintf("There is no socket at %s: install and start Docker Engine (%s)", ep.addr, startCommand()))
+	case errors.Is(err, fs.ErrNotExist) && ep.scheme == "":
+		a = append(a, "See \"docker context ls\" for the contexts that there are")
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
 		a = append(a, "Nothing listens there: start the engine ("+startCommand()+")")
 	case errors.Is(err, errNotAnEngine):

@@ -154,7 +154,7 @@ func TestUnreachableEngineSaysWhatWasTriedAndWhatToDo(t *testing.T) {
 			[]string{"DOCKER_HOST", "tcp://127.0.0.1:1", "refused", "start"}},
 		{"missing context", func(t *testing.T, dir string) {
 			write(t, filepath.Join(dir, "config.json"), `{"currentContext":"gone"}`)
-		}, "", []string{"DOCKER_HOST: not set", `Docker context "gone"`, "config.json", "no such context"}},
+		}, "", []string{"DOCKER_HOST: not set", `Docker context "gone"`, "config.json", "no such context", "docker context ls"}},
 		{"broken configuration", func(t *testing.T, dir string) {
 			write(t, filepath.Join(dir, "config.json"), `{"currentCon`)
 		}, "", []string{"DOCKER_HOST: not set", "config.json"}},
