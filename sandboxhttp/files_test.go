@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -16,6 +17,32 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/sandboxtest"
 )
+
+// breakOff sends a part of the content that a request announces, and returns the status of the answer.
+func (a api) breakOff(path string) int {
+	a.t.Helper()
+	at, err := url.Parse(a.url + path)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	conn, err := net.Dial("tcp", at.Host)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprintf(conn, "PUT %s HTTP/1.1\r\nHost: %s\r\nContent-Length: 10\r\n\r\npart", at.RequestURI(), at.Host)
+	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+		a.t.Fatal(err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	got, _ := io.ReadAll(resp.Body)
+	openAPI(a.t).check(a.t, "PUT", strings.SplitN(path, "?", 2)[0], resp.StatusCode, resp.Header.Get("Content-Type"), got)
+	return resp.StatusCode
+}
 
 func (a api) testFiles(sb *sandbox.Sandbox) {
 	t := a.t
@@ -105,6 +132,17 @@ func (a api) testFiles(sb *sandbox.Sandbox) {
 	get("../../etc/../etc/hostname", 200)
 	put("zeros", io.LimitReader(zeros{}, 8<<20+1), 413)
 	get("zeros", 404)
+
+	// Of a request that breaks off no part is kept.
+	for _, path := range []string{"page.html", "part"} {
+		if status := a.breakOff(files + "?path=" + path); status != 400 {
+			t.Errorf("PUT %s that breaks off: %d, want 400", path, status)
+		}
+	}
+	get("part", 404)
+	if got, _ := get("page.html", 200); got != "second" {
+		t.Errorf("after a PUT that broke off it is %q, want the old content", got)
+	}
 
 	// What the kernel makes up has the length that can be read, whatever its size.
 	for _, path := range []string{"/proc/version", "/proc/filesystems", "/sys/kernel/mm/transparent_hugepage/enabled", "/proc/self/cmdline", "/proc/kallsyms", "/proc/sys/kernel/ostype"} {

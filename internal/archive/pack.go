@@ -694,9 +694,9 @@ func (p *packer) fsFile(e *entry, f fs.File) error {
 		return err
 	}
 	err := p.content(e.name, hdr.Size, []Piece{{0, hdr.Size}}, func(part []byte, _ int64) (int, error) {
-		n, err := io.ReadFull(from, part)
-		if err == io.ErrUnexpectedEOF {
-			err = io.EOF
+		n, err := 0, error(nil)
+		for more := 0; n < len(part) && err == nil; n += more { // io.ErrUnexpectedEOF is the file's own
+			more, err = from.Read(part[n:])
 		}
 		return n, err
 	})

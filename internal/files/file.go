@@ -229,13 +229,13 @@ func (f *File) ReadFrom(r io.Reader) (total int64, err error) {
 	}
 	buf := make([]byte, size)
 	for {
-		n, rerr := io.ReadFull(r, buf)
+		n, rerr := guest.ReadFull(r, buf)
 		did, err := f.writeNext(buf[:n])
 		total += int64(did)
 		switch {
 		case err != nil:
 			return total, f.fail("write", err)
-		case rerr == io.EOF || rerr == io.ErrUnexpectedEOF:
+		case rerr == io.EOF:
 			return total, nil
 		case rerr != nil:
 			return total, rerr

@@ -18,6 +18,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
+	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 )
 
 // stopped reads the files of a sandbox without a session, through the engine and as root. The
@@ -148,7 +149,16 @@ func (st *stopped) readFile(ctx context.Context, path string) ([]byte, error) {
 	if limit := st.f.limits.ReadFile; hdr.Size > limit {
 		return nil, tooLargeToRead(hdr.Size, limit)
 	}
-	return io.ReadAll(tr)
+	data, err := io.ReadAll(tr)
+	return data, brokenOff(err)
+}
+
+// brokenOff explains the error of an archive that ends within a file. The engine ends it there if the file has become shorter.
+func brokenOff(err error) error {
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return fmt.Errorf("%w: the engine's archive of the stopped sandbox broke off, as a file was changed or the connection was lost: repeat the call", err)
+	}
+	return err
 }
 
 // readDir picks the entries of a directory from the archive of its whole tree: the engine
@@ -177,7 +187,7 @@ func (st *stopped) readDir(ctx context.Context, dir string) ([]fs.DirEntry, erro
 			return list, st.measure(ctx, real, links)
 		}
 		if err != nil {
-			return nil, err
+			return nil, brokenOff(err)
 		}
 		name, ok := strings.CutPrefix(strings.TrimSuffix(hdr.Name, "/"), top)
 		if !ok && top == "//" {
@@ -239,7 +249,7 @@ func (st *stopped) copyOut(ctx context.Context, from, host string, opts archive.
 	opts.Strip = 1
 	// Only the end of the reply shows that it is complete; Unpack reads to it.
 	report, err := archive.Unpack(ctx, rc, host, archive.Hostile, opts)
-	err = nameless(real, err)
+	err = brokenOff(nameless(real, err))
 	if large := tooLarge(err); large != nil {
 		err = large
 	}
@@ -313,16 +323,13 @@ func (f *stoppedFile) readAt(b []byte, off int64) (int, error) {
 	f.at += n
 	if err != nil {
 		f.closeStream()
-		return 0, err
+		return 0, brokenOff(err)
 	}
-	got, err := io.ReadFull(f.body, b)
+	got, err := guest.ReadFull(f.body, b)
 	f.at += int64(got)
-	if err == io.ErrUnexpectedEOF {
-		err = io.EOF
-	}
 	if err != nil {
 		f.closeStream()
-		return got, err
+		return got, brokenOff(err)
 	}
 	f.idle = time.AfterFunc(stoppedIdle, func() {
 		f.mu.Lock()

@@ -437,8 +437,8 @@ func (f *Files) ReplaceFrom(ctx context.Context, path string, r io.Reader, perm 
 		}
 	}()
 	for buf := make([]byte, replaceSize); ; {
-		n, end := io.ReadFull(r, buf)
-		if end != nil && end != io.EOF && end != io.ErrUnexpectedEOF {
+		n, end := ReadFull(r, buf)
+		if end != nil && end != io.EOF {
 			return total, end
 		}
 		did, err := f.WriteAt(ctx, h, buf[:n], total)
@@ -450,6 +450,20 @@ func (f *Files) ReplaceFrom(ctx context.Context, path string, r io.Reader, perm 
 			return total, f.commit(ctx, h)
 		}
 	}
+}
+
+// ReadFull is [io.ReadFull] that returns [io.EOF] if r ends before b is full. An
+// [io.ErrUnexpectedEOF] is r's own: its content broke off.
+func ReadFull(r io.Reader, b []byte) (n int, err error) {
+	for n < len(b) && err == nil {
+		var more int
+		more, err = r.Read(b[n:])
+		n += more
+	}
+	if n == len(b) {
+		err = nil
+	}
+	return n, err
 }
 
 // begin opens an empty file, which commit moves to path.

@@ -8,12 +8,17 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/http"
 	"os"
 	"path"
+	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/fstest"
+	"testing/iotest"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
@@ -295,6 +300,127 @@ func TestOpenFilesReadWriteAndSeek(t *testing.T) {
 	log.WriteString("two")
 	if got := harness.Run(t, sb, "tail", "-c", "6", "f"); got != "onetwo" {
 		t.Errorf("after two writes that append: %q", got)
+	}
+}
+
+// A reader that breaks off, such as a truncated gzip file or the body of a request whose client went away, ends with
+// [io.ErrUnexpectedEOF]. That is an error, as in package os, and not the end of the content.
+func TestContentThatBreaksOffIsAnError(t *testing.T) {
+	t.Parallel()
+	sb := harness.Shared(t)
+	ctx, dir := t.Context(), t.TempDir()
+	for _, size := range []int{0, 10, 2 << 20} {
+		broken := func() io.Reader {
+			return io.MultiReader(bytes.NewReader(make([]byte, size)), iotest.ErrReader(io.ErrUnexpectedEOF))
+		}
+		ref, err := os.Create(filepath.Join(dir, "ref"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ref.Close()
+		f, err := sb.Create(ctx, "breaks")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		wantN, want := io.Copy(ref, broken())
+		if n, err := io.Copy(f, broken()); n != wantN || err != want {
+			t.Errorf("io.Copy of %d bytes and an error: %d, %v; with package os %d, %v", size, n, err, wantN, want)
+		}
+		harness.Write(t, sb, "breaks", "old")
+		for _, name := range []string{"breaks", "breaks-new"} {
+			if _, err := sb.WriteFrom(ctx, name, broken(), 0o644); !errors.Is(err, io.ErrUnexpectedEOF) {
+				t.Errorf("WriteFrom(%q) of %d bytes and an error: %v, want the reader's", name, size, err)
+			}
+		}
+		if got := harness.Run(t, sb, "sh", "-c", "cat breaks; find . -name 'breaks-*'"); got != "old" {
+			t.Errorf("after WriteFrom of %d bytes and an error the files have %.20q, want the old content alone", size, got)
+		}
+		fsys := breaking{fstest.MapFS{"f": {Data: make([]byte, size+1)}}, size}
+		want = os.CopyFS(filepath.Join(dir, fmt.Sprint("fs", size)), fsys)
+		if report, err := sb.CopyInFS(ctx, fsys, "breaks-fs", sandbox.CopyOptions{}); !errors.Is(want, io.ErrUnexpectedEOF) || !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("CopyInFS of a file that breaks off after %d bytes: %+v, %v; with package os %v", size, report, err, want)
+		}
+		if _, err := sb.Lstat(ctx, "breaks-fs"); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("Lstat of what the copy left: %v, want fs.ErrNotExist", err)
+		}
+	}
+}
+
+// breaking is a file system whose files break off after so many bytes, as an archive's that is damaged.
+type breaking struct {
+	fs.FS
+	after int
+}
+
+func (b breaking) Open(name string) (fs.File, error) {
+	f, err := b.FS.Open(name)
+	if err != nil || name == "." {
+		return f, err
+	}
+	return &breakingFile{f, io.MultiReader(io.LimitReader(f, int64(b.after)), iotest.ErrReader(io.ErrUnexpectedEOF))}, nil
+}
+
+type breakingFile struct {
+	fs.File
+	r io.Reader
+}
+
+func (b *breakingFile) Read(p []byte) (int, error) { return b.r.Read(p) }
+
+// A file of a stopped sandbox is read through the engine. If its reply breaks off, whoever reads the file gets an error, and never a
+// part of it.
+func TestStoppedFileThatBreaksOffIsAnError(t *testing.T) {
+	t.Parallel()
+	var cut atomic.Bool
+	c := harness.NewClient(t, sandbox.WithHost(harness.InFront(t, func(http.ResponseWriter, *http.Request) bool { return false }, func(r *http.Response) error {
+		if cut.Load() && r.Request.Method == http.MethodGet && strings.HasSuffix(r.Request.URL.Path, "/archive") {
+			r.Body = struct {
+				io.Reader
+				io.Closer
+			}{io.LimitReader(r.Body, 512+100<<10), r.Body}
+		}
+		return nil
+	})))
+	sb := harness.CreateWith(t, c, nil)
+	if err := sb.WriteFile(t.Context(), "f", make([]byte, 300<<10), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	to := filepath.Join(t.TempDir(), "f")
+	for what, read := range map[string]func() (int, error){
+		"ReadFile": func() (int, error) {
+			b, err := sb.ReadFile(t.Context(), "f")
+			return len(b), err
+		},
+		"Open and io.Copy": func() (int, error) {
+			f, err := sb.Open(t.Context(), "f")
+			if err != nil {
+				return 0, err
+			}
+			defer f.Close()
+			n, err := io.Copy(io.Discard, f)
+			return int(n), err
+		},
+		"fs.ReadFile": func() (int, error) {
+			b, err := fs.ReadFile(sb.FS(), "workspace/f")
+			return len(b), err
+		},
+		"CopyOut": func() (int, error) {
+			report, err := sb.CopyOut(t.Context(), "f", to, sandbox.CopyOptions{})
+			return int(report.Bytes), err
+		},
+	} {
+		cut.Store(true)
+		if n, err := read(); !errors.Is(err, io.ErrUnexpectedEOF) || !strings.Contains(err.Error(), "repeat") {
+			t.Errorf("%s of a file that breaks off: %d bytes, %v; want an error that says so", what, n, err)
+		}
+		cut.Store(false)
+		if n, err := read(); n != 300<<10 || err != nil {
+			t.Errorf("%s: %d bytes, %v", what, n, err)
+		}
 	}
 }
 
