@@ -85,9 +85,9 @@ func (h *Handle) prepareUpdate(ctx context.Context, set *plan.Sandbox) (engine.C
 		return got, errNoNetwork
 	}
 	if len(set.Without.Env) > 0 {
-		image, err := h.c.Engine.InspectImage(ctx, got.ImageID)
+		image, err := h.c.Store.ImageOf(ctx, got)
 		if err != nil {
-			return got, fmt.Errorf("its image: %w", err)
+			return got, err
 		}
 		set.Without.ImageEnv = image.Env
 	}

@@ -57,9 +57,9 @@ func NewLive(ctx context.Context, m *machine.Machine, nameOrID string) (*Live, e
 	if got.State == engine.StateRemoving {
 		return nil, errdefs.NotFound
 	}
-	image, err := m.Engine.InspectImage(ctx, got.ImageID)
+	image, err := m.Store.ImageOf(ctx, got)
 	if err != nil {
-		return nil, fmt.Errorf("its image: %w", err)
+		return nil, err
 	}
 	o := &Live{Record: rec, Container: got, Image: image, base: got.ImageID}
 	if slices.Contains(image.Tags, got.Image) {

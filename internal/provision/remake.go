@@ -134,9 +134,9 @@ func changeUnder(ctx context.Context, m *machine.Machine, rec record.Sandbox, ho
 
 // rebuild returns a build of the container with the latest changes.
 func rebuild(ctx context.Context, m *machine.Machine, rec record.Sandbox, got engine.Container, op string, report *machine.Reporter) (*Build, error) {
-	image, err := m.Engine.InspectImage(ctx, got.ImageID)
+	image, err := m.Store.ImageOf(ctx, got)
 	if err != nil {
-		return nil, fmt.Errorf("the image of the container: %w", err)
+		return nil, err
 	}
 	p, err := plan.FromRecord(rec, got, image)
 	if err != nil {

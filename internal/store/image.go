@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"time"
 
@@ -12,6 +13,19 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 )
+
+// ImageOf returns the image that the container of a sandbox was made from.
+func (s *Store) ImageOf(ctx context.Context, got engine.Container) (engine.Image, error) {
+	image, err := s.Engine.InspectImage(ctx, got.ImageID)
+	if errors.Is(err, engine.ErrNotFound) {
+		return image, fmt.Errorf("%w: the sandbox's image %s was removed, as \"docker rmi -f\" does: pull or load the one with ID %s again",
+			errdefs.ImageNotFound, got.Image, got.ImageID)
+	}
+	if err != nil {
+		return image, fmt.Errorf("the sandbox's image: %w", err)
+	}
+	return image, nil
+}
 
 // Commit commits a container, whose image is given, to the image ref. It flattens an image
 // that has many layers.

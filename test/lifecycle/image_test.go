@@ -185,3 +185,46 @@ func TestImageOfAnotherPlatform(t *testing.T) {
 		})
 	}
 }
+
+// "docker rmi -f" removes the image of a stopped sandbox. Calls that need it say which one to bring back, and work again with it.
+func TestImageOfASandboxThatWasRemoved(t *testing.T) {
+	t.Parallel()
+	c, eng := harness.NewClient(t), harness.NewEngine(t)
+	ctx, ref := t.Context(), harness.SmallImage(t)
+	sb := harness.CreateWith(t, c, nil, sandbox.WithImage(ref), sandbox.WithPersistent(true))
+	harness.Write(t, sb, "f", "kept")
+	harness.Update(t, sb, sandbox.WithEnv(map[string]string{"A": "b"})) // the next session has a new container
+	if _, err := sb.Stop(ctx); err != nil {
+		t.Fatal(err)
+	}
+	r, err := eng.SaveImage(ctx, ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	saved, err := io.ReadAll(r)
+	if err := errors.Join(err, r.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := eng.RemoveImage(ctx, ref, true); err != nil {
+		t.Fatal(err)
+	}
+	for what, err := range map[string]error{
+		"Start":    harness.Second(sb.Start(ctx)),
+		"Fork":     harness.Second(sb.Fork(ctx)),
+		"Snapshot": harness.Second(sb.Snapshot(ctx, sandbox.SnapshotOptions{})),
+		"Update":   sb.Update(ctx, sandbox.WithoutEnv("A")),
+	} {
+		if !errors.Is(err, sandbox.ErrImageNotFound) || !strings.Contains(err.Error(), ref) {
+			t.Errorf("%s without the image: %v, want ErrImageNotFound and its name", what, err)
+		}
+	}
+	if got := harness.Read(t, sb, "f"); got != "kept" {
+		t.Errorf("without the image the file has %q, want kept", got)
+	}
+	if err := eng.LoadImage(ctx, bytes.NewReader(saved)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sb.Start(ctx); err != nil {
+		t.Errorf("Start with the image again: %v", err)
+	}
+}
