@@ -37,6 +37,8 @@ To copy into a sandbox resumes it; a stopped one is read without resuming it.`,
 				from = path.Clean(from) // it has the name of a directory
 			}
 			switch {
+			case fromName == "" && from == "" || toName == "" && to == "":
+				return usagef("cp: a path is empty")
 			case fromName != "" && toName != "":
 				return usagef("cp: one of the two must be a path of this machine")
 			case fromName == "" && toName == "":

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path"
 	"path/filepath"
@@ -321,7 +320,7 @@ func (f *createFlags) options(a *app, c *cobra.Command, set sandbox.Settings) ([
 	if len(f.placement) > 0 {
 		opts = append(opts, sandbox.WithPlacement(f.placement...))
 	}
-	source, err := f.source.source(c.InOrStdin())
+	source, err := f.source.source(c)
 	if source != nil {
 		opts = append(opts, sandbox.WithSource(source))
 	}
@@ -345,8 +344,22 @@ func (s *source) flags(a *app, c *cobra.Command) {
 	_ = c.RegisterFlagCompletionFunc("snapshot", a.snapshots)
 }
 
+// checkEmpty fails if one of the flags was given as an empty text, such as by a script whose variable is not set: it
+// would be as if it had not been given.
+func checkEmpty(c *cobra.Command, flags ...string) error {
+	for _, name := range flags {
+		if f := c.Flags().Lookup(name); f.Changed && (f.Value.String() == "" || f.Value.String() == "[]") {
+			return usagef("--%s: the value is empty", name)
+		}
+	}
+	return nil
+}
+
 // source returns nil if no flag names a source.
-func (s *source) source(stdin io.Reader) (sandbox.Source, error) {
+func (s *source) source(c *cobra.Command) (sandbox.Source, error) {
+	if err := checkEmpty(c, "git", "revision", "tarball", "from", "snapshot"); err != nil {
+		return nil, err
+	}
 	given := 0
 	for _, flag := range []string{s.git, s.tarball, s.dir, s.snapshot} {
 		if flag != "" {
@@ -363,7 +376,7 @@ func (s *source) source(stdin io.Reader) (sandbox.Source, error) {
 	case s.git != "":
 		return sandbox.Git{URL: s.git, Revision: s.revision, Depth: s.depth}, nil
 	case s.tarball == "-":
-		return sandbox.Tarball{Reader: stdin, Strip: s.strip}, nil
+		return sandbox.Tarball{Reader: c.InOrStdin(), Strip: s.strip}, nil
 	case strings.Contains(s.tarball, "://"):
 		return sandbox.Tarball{URL: s.tarball, Strip: s.strip}, nil
 	case s.tarball != "":

@@ -32,7 +32,7 @@ func TestJSONIsTheLibrarysOwn(t *testing.T) {
 	removeAtEnd(t, name, name+"-f", name+"-n-1", name+"-n-2")
 	dir := harness.HostDir(t, map[string]string{"file": "text"})
 
-	if st := decoded[sandbox.Status](t, "create", "--json", "--name", name, "--snapshot=", "--network", "deny-all", "--port", "3000"); st.Name != name || st.State != sandbox.StateRunning || st.LogsEndpoint == "" {
+	if st := decoded[sandbox.Status](t, "create", "--json", "--name", name, "--network", "deny-all", "--port", "3000"); st.Name != name || st.State != sandbox.StateRunning || st.LogsEndpoint == "" {
 		t.Errorf("create: %+v", st)
 	}
 	if list := decoded[[]sandbox.Info](t, "list", "--json", "--status", "running", "--prefix", name); len(list) != 1 || list[0].Ports[3000].Port() == 0 {
@@ -83,6 +83,11 @@ func TestJSONIsTheLibrarysOwn(t *testing.T) {
 	}
 	if st := decoded[sandbox.Status](t, "rollback", "--json", name, snap.ID); st.Name != name || st.State != sandbox.StateRunning {
 		t.Errorf("rollback: %+v", st)
+	}
+	// Another policy than the existing sandbox has is an error, and says how to change it.
+	if code, _, errOut := call(t.Context(), "", "run", "--name", name, "--network", "allow-all", "--", "true"); code != codeSandboxFailed ||
+		!strings.Contains(errOut, `not "allow-all": change it, or leave --network out`+"\n"+"sandbox: see sandbox network "+name+",") || strings.Contains(errOut, "Update") {
+		t.Errorf("run with another policy: code %d, %q", code, errOut)
 	}
 	if st := decoded[sandbox.Status](t, "fork", "--json", "--name", name+"-f", name); st.Source != "fork of "+name {
 		t.Errorf("fork: %+v", st)

@@ -130,6 +130,7 @@ func errorText(err error) string {
 			line = "sandbox: " + line
 		}
 		lines[i] = option.ReplaceAllStringFunc(line, func(name string) string { return cmp.Or(flagOf[name], name) })
+		lines[i] = strings.Replace(lines[i], "change it with Update, or leave the policy out", "change it, or leave --network out", 1)
 	}
 	return strings.Join(lines, "\n")
 }
@@ -163,9 +164,9 @@ func hintsOf(err error) (hints []string) {
 }
 
 func hintOf(err error) string {
-	var name string
+	var name, op string
 	if e := (*sandbox.Error)(nil); errors.As(err, &e) {
-		name = e.Name
+		name, op = e.Name, e.Op
 	}
 	switch {
 	case errors.Is(err, sandbox.ErrSessionLost), name == "" && (errors.Is(err, sandbox.ErrNotFound) || errors.Is(err, sandbox.ErrNotRunning)):
@@ -180,6 +181,8 @@ func hintOf(err error) string {
 		return "see sandbox volume list for the sandboxes that use a volume"
 	case errors.Is(err, sandbox.ErrSnapshotInUse):
 		return "see sandbox snapshot tree for what was made of a snapshot"
+	case errors.Is(err, sandbox.ErrExists) && op == "get or create": // and another policy than the one that is asked for
+		return fmt.Sprintf("see sandbox network %s, which prints the policy or changes it", name)
 	case errors.Is(err, sandbox.ErrExists):
 		return "see sandbox list for the names that are taken"
 	case errors.Is(err, sandbox.ErrNotRunning):

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 
@@ -68,6 +69,9 @@ func checkMCP(o *mcpserver.Options, networks []string) error {
 	for _, text := range networks {
 		policy, err := sandbox.ParseNetworkPolicy(text)
 		o.Networks, errs = append(o.Networks, policy), append(errs, err)
+	}
+	if slices.Contains(o.Images, "") {
+		errs = append(errs, errors.New("--image: the value is empty"))
 	}
 	for _, spec := range o.Mounts {
 		_, err := sandbox.ParseMount(spec)

@@ -121,6 +121,12 @@ func TestWrongValuesAreUsage(t *testing.T) {
 		"a variable of update": {"update", "-e", "", "x"}, "a negative time": {"exec", "--timeout", "-1s", "x", "true"},
 		"a negative expiry": {"snapshot", "create", "--expiry", "-1s", "x"},
 		"an empty command":  {"exec", "x", "--", ""}, "an empty command of run": {"run", "--", ""}, "an empty command of a detached one": {"exec", "-d", "x", ""},
+		"an empty source": {"create", "--from", ""}, "an empty repository": {"run", "--git", "", "--", "true"}, "an empty archive": {"create", "--tarball="}, "an empty snapshot": {"create", "--snapshot", ""},
+		"an empty path": {"cp", "", "x:/y"}, "an empty target": {"cp", "x:/y", ""}, "an empty image of an agent": {"mcp", "--image", ""},
+		"no token file": {"serve", "--token-file", ""}, "no socket": {"serve", "--socket", ""}, "no host": {"serve", "--allow-host", ""}, "no domain": {"serve", "--preview-domain", ""},
+		"a host with a space": {"serve", "--allow-host", "a b"}, "a URL for a host": {"serve", "--allow-host", "http://x"}, "a host of two": {"serve", "--allow-host", "ok.test,x..y"},
+		"a domain with a space": {"serve", "--preview-domain", "a b"}, "a URL for a domain": {"serve", "--preview-domain", "http://x"}, "a domain with a port": {"serve", "--preview-domain", "localhost:80"},
+		"an address for a domain": {"serve", "--preview-domain", "127.0.0.1"}, "a domain like a flag": {"serve", "--preview-domain", "-x"}, "a verb behind --": {"--", "list"},
 		"a policy and a sandbox": {"network", "check", "--policy", "deny-all", "--sandbox", "a", "x"},
 	} {
 		code, _, errOut := call(t.Context(), "", append([]string{"-H", "unix:///nowhere.sock"}, args...)...)

@@ -11,6 +11,8 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -54,6 +56,9 @@ machines put a TLS proxy in front of it, and list its names with --allow-host.`,
 			from, err := f.from()
 			if err != nil {
 				return usageError{err}
+			}
+			if err := f.checkNames(c); err != nil {
+				return err
 			}
 			token, given, err := f.token()
 			if err != nil {
@@ -110,6 +115,31 @@ func (f *serveFlags) token() (token string, given bool, err error) {
 		return "", false, usagef("%s: a token has at least %d characters of ASCII, and no space", from, minToken)
 	}
 	return token, true, nil
+}
+
+// hostName is a name as browsers send it, which is in ASCII.
+var hostName = regexp.MustCompile(`^(?i:[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?\.)*(?i:[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)$`)
+
+// checkNames fails for names that no request can have, which would serve nobody.
+func (f *serveFlags) checkNames(c *cobra.Command) error {
+	if err := checkEmpty(c, "token-file", "socket", "allow-host", "preview-domain"); err != nil {
+		return err
+	}
+	for _, host := range f.hosts {
+		name := host
+		if before, port, err := net.SplitHostPort(host); err == nil {
+			if _, err := strconv.ParseUint(port, 10, 16); err == nil {
+				name = before
+			}
+		}
+		if _, err := netip.ParseAddr(strings.Trim(name, "[]")); err != nil && !hostName.MatchString(strings.TrimSuffix(name, ".")) {
+			return usagef("--allow-host %q is not the name of a host, such as sandboxes.example.com", host)
+		}
+	}
+	if _, err := netip.ParseAddr(f.domain); err == nil || !hostName.MatchString(f.domain) {
+		return usagef("--preview-domain %q is not a domain, such as apps.example.com, without a port", f.domain)
+	}
+	return nil
 }
 
 // from returns the addresses that sources may have.

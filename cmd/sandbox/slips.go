@@ -25,6 +25,9 @@ func suggestion(c *cobra.Command, arg string) string {
 	}
 	best, distance := "", 3
 	for _, sub := range c.Commands() {
+		if sub.Name() == arg || sub.HasAlias(arg) {
+			return "; write it without -- before it"
+		}
 		if !sub.IsAvailableCommand() {
 			continue
 		}

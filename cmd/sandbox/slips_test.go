@@ -30,6 +30,7 @@ func TestSlipsGetASuggestion(t *testing.T) {
 		"volume list --lable x":       "",
 		"volume nothing-like-it":      "",
 		"frobnicate":                  "",
+		"-- list":                     "", // it is "list"
 		"list -n 3":                   "",
 		"exec -it --tmieout 1s a b":   "did you mean --timeout?",
 		"snapshot list --sandbx name": "did you mean --sandbox?",
