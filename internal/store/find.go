@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -159,6 +160,17 @@ func (s *Store) Gone(ctx context.Context, rec record.Sandbox) error {
 	vol, err := s.Engine.InspectVolume(ctx, record.WorkspaceName(rec.ID))
 	if err != nil {
 		return errdefs.NotFound
+	}
+	users, err := s.Engine.ListContainers(ctx, engine.Filter{Volume: vol.Name})
+	if err != nil {
+		return err
+	}
+	for _, got := range users {
+		r, ok := record.Decode(got.Labels)
+		if ours := strings.HasPrefix(got.Name, record.ContainerName("")); ok && !ours && r.Nonce == rec.Nonce && !BeingRemoved(got) {
+			return fmt.Errorf("%w: its container was renamed to %s: \"docker rename %s %s\" makes it the sandbox again",
+				errdefs.NotFound, got.Name, got.Name, record.ContainerName(rec.Name))
+		}
 	}
 	return goneError(vol, rec.Name, rec.ID)
 }

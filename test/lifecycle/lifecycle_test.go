@@ -873,3 +873,25 @@ func TestOnCreateThatDeletesItsSandboxFailsTheCreation(t *testing.T) {
 		}
 	}
 }
+
+// "docker rename" takes the container's name away, which makes it the sandbox. The handle says how to give it back, and not that
+// another sandbox could have the workspace.
+func TestRenamedContainerIsFoundByItsHandle(t *testing.T) {
+	t.Parallel()
+	c, eng := harness.NewClient(t), harness.NewEngine(t)
+	ctx, sb := t.Context(), harness.CreateWith(t, c, nil)
+	mine, other := record.ContainerName(sb.Name()), "renamed-"+sb.Name()
+	if err := eng.RenameContainer(ctx, mine, other); err != nil {
+		t.Fatal(err)
+	}
+	_, err := sb.Status(ctx)
+	if wayBack := "docker rename " + other + " " + mine; !errors.Is(err, sandbox.ErrNotFound) || !strings.Contains(err.Error(), wayBack) {
+		t.Errorf("Status after a renaming: %v, want ErrNotFound and %q", err, wayBack)
+	}
+	if err := eng.RenameContainer(ctx, other, mine); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := sb.Status(ctx); err != nil || st.State != sandbox.StateRunning {
+		t.Errorf("Status with the name again: %v, %v", st.State, err)
+	}
+}
