@@ -59,6 +59,51 @@ const fullTree = `
 	chmod 4755 a/ü; chmod 600 nothing; chmod 1777 empty; chmod 555 a/b
 	touch -d '2001-02-03 04:05:06.123456789Z' hello a/b a/large empty; touch -h -d '2002-02-03 04:05:06.5Z' a/link`
 
+// A file that shrinks while it is copied arrives without what it lost, and the report says so; one that grows has the length that it
+// had. GNU tar fills up the first with zeros and warns, and has the second as here.
+func TestFilesThatChangeWhileTheyAreCopied(t *testing.T) {
+	t.Parallel()
+	sb := harness.Shared(t)
+	const size, step = 64 << 20, 8 << 20 // between two calls of Progress
+	host := filepath.Join(t.TempDir(), "changes")
+	if err := os.WriteFile(host, bytes.Repeat([]byte("x"), size), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, to := range []int64{size - 2*step, size + 2*step} {
+		want, left := min(size, to), []sandbox.Skipped(nil)
+		if to < size {
+			left = []sandbox.Skipped{{Path: ".", Reason: "it shrank while it was copied"}}
+		}
+		change := func(truncate func() error) sandbox.CopyOptions {
+			return sandbox.CopyOptions{Progress: func(s sandbox.CopyStatus) {
+				if s.Bytes < 2*step {
+					if err := truncate(); err != nil {
+						t.Error(err)
+					}
+				}
+			}}
+		}
+		check := func(call string, report sandbox.CopyReport, err error, info fs.FileInfo, statErr error) {
+			t.Helper()
+			if err := errors.Join(err, statErr); err != nil || info.Size() != want || !slices.Equal(report.Skipped, left) {
+				t.Errorf("%s of a file of %d bytes that becomes one of %d: %+v, %v; want %d bytes and the remarks %v", call, size, to, report, err, want, left)
+			}
+		}
+		if err := os.Truncate(host, size); err != nil {
+			t.Fatal(err)
+		}
+		report, err := sb.CopyIn(t.Context(), host, "changes", change(func() error { return os.Truncate(host, to) }))
+		info, statErr := sb.Stat(t.Context(), "changes")
+		check("CopyIn", report, err, info, statErr)
+
+		harness.Run(t, sb, "sh", "-c", fmt.Sprintf("head -c %d /dev/zero >changes", size))
+		out := filepath.Join(t.TempDir(), "out")
+		report, err = sb.CopyOut(t.Context(), "changes", out, change(func() error { return sb.Truncate(t.Context(), "changes", to) }))
+		info, statErr = os.Stat(out)
+		check("CopyOut", report, err, info, statErr)
+	}
+}
+
 // Names with newlines, not in UTF-8 and of 255 bytes, links out of the tree and
 // absolute ones, hard links, holes, setuid.
 func TestCopyKeepsATreeBothWays(t *testing.T) {
