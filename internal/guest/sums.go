@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "4ab67ded4fd42d1a38936e3c431dfac428a1a235f3ec3751b2fdb2ce9529fe18", size: 10317950},
-	"arm64": {sha256: "0dbe3e46229650dc1011da62bffec3775b3ffabd6ee427a5cce9063b52b8cc3a", size: 9568382},
+	"amd64": {sha256: "bba2ac3e9716f83fee9511648dcc377f2b5d6a4db47eb2a2bc1d317fa798915c", size: 10317950},
+	"arm64": {sha256: "f151dc21cd16cce2532fb945d0aa0845373b70347b0891bbfd65fabb6879ce23", size: 9568382},
 }
