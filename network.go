@@ -367,7 +367,7 @@ func secretsOf(transforms map[string]Transform) ([]plan.Secret, error) {
 			}
 		}
 		do := transforms[name].Do
-		secrets = append(secrets, plan.Secret{Secret: wire.Secret{Pattern: pattern, Headers: maps.Clone(headers), Hook: do != nil}, Do: do})
+		secrets = append(secrets, plan.Secret{Sent: wire.Secret{Pattern: pattern, Headers: maps.Clone(headers), Hook: do != nil}, Do: do})
 	}
 	if size > wire.MaxSecretBytes {
 		problems = append(problems, fmt.Errorf("transform: headers of %d bytes: use at most %d", size, wire.MaxSecretBytes))

@@ -33,7 +33,7 @@ func (h *Handle) decideOn(ctx context.Context, conn *guest.Conn, version int64, 
 	does := map[string]func(*http.Request) error{}
 	for _, x := range secrets {
 		if x.Do != nil {
-			does[x.Pattern] = x.Do
+			does[x.Sent.Pattern] = x.Do
 		}
 	}
 	h.mu.Lock()

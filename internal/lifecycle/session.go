@@ -96,7 +96,7 @@ func (h *Handle) beginSessionWith(ctx context.Context, conn *guest.Conn, rec rec
 			if reply.Network.Version > counts.Version && try == 0 {
 				continue // it was changed since we read it
 			}
-			missing := func(x plan.Secret) bool { return slices.Contains(reply.Network.Missing, x.Pattern) }
+			missing := func(x plan.Secret) bool { return slices.Contains(reply.Network.Missing, x.Sent.Pattern) }
 			if v := reply.Network.Version; v > counts.Version || v == counts.Version && !slices.ContainsFunc(secrets, missing) {
 				return reply, nil
 			}
@@ -106,7 +106,7 @@ func (h *Handle) beginSessionWith(ctx context.Context, conn *guest.Conn, rec rec
 			return reply, err
 		}
 		for _, x := range secrets {
-			begin.Secrets = append(begin.Secrets, x.Secret)
+			begin.Secrets = append(begin.Secrets, x.Sent)
 		}
 		reply, err = h.requestOn(ctx, conn, wire.Control{Op: wire.OpBegin, Begin: begin})
 		switch {
@@ -184,12 +184,12 @@ func (h *Handle) acceptSecrets(secrets []plan.Secret, strict bool) error {
 	}
 	var some []plan.Secret
 	for _, x := range secrets {
-		if slices.Contains(p.Allow, policy.Name{Pattern: x.Pattern, Transform: true}) {
-			if len(x.Headers) > 0 || x.Hook {
+		if slices.Contains(p.Allow, policy.Name{Pattern: x.Sent.Pattern, Transform: true}) {
+			if len(x.Sent.Headers) > 0 || x.Sent.Hook {
 				some = append(some, x)
 			}
 		} else if strict {
-			return errdefs.Invalid("WithTransform: the sandbox's policy does not transform %q", x.Pattern)
+			return errdefs.Invalid("WithTransform: the sandbox's policy does not transform %q", x.Sent.Pattern)
 		}
 	}
 	h.setSecrets(n.Version, some)

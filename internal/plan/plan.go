@@ -91,8 +91,8 @@ type Sandbox struct {
 
 // Secret is what a transform does, with the function that decides on each request if Hook is set.
 type Secret struct {
-	wire.Secret
-	Do func(*http.Request) error
+	Sent wire.Secret // to PID 1
+	Do   func(*http.Request) error
 }
 
 // Numbered returns a copy for the nth of several sandboxes, or for the only one if n is 0.
