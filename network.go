@@ -296,7 +296,7 @@ func (p NetworkPolicy) compile() (policy.Policy, []plan.Secret, error) {
 		problems = append(problems, err)
 	}
 	secrets, err = secretsOf(p.Transform)
-	secrets = slices.DeleteFunc(secrets, func(x plan.Secret) bool { return len(x.Headers) == 0 && !x.Hook }) // set later
+	secrets = slices.DeleteFunc(secrets, func(x plan.Secret) bool { return len(x.Sent.Headers) == 0 && !x.Sent.Hook }) // set later
 	if err != nil {
 		problems = append(problems, err)
 	}
