@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "bba2ac3e9716f83fee9511648dcc377f2b5d6a4db47eb2a2bc1d317fa798915c", size: 10317950},
-	"arm64": {sha256: "f151dc21cd16cce2532fb945d0aa0845373b70347b0891bbfd65fabb6879ce23", size: 9568382},
+	"amd64": {sha256: "0ef87346eb5d0865d93a354febbea89c4b3e1fdf3f602e02fcb3e2003325758e", size: 10317950},
+	"arm64": {sha256: "56fdc78403d99fc0e2b479699a530dfdb396e391a08c11d75990795c2a1012b6", size: 9568382},
 }

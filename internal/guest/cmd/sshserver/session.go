@@ -9,6 +9,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -44,6 +45,9 @@ type sshSession struct {
 	envSize int
 	tty     *terminalRequest
 	cmd     *proc.Command // nil before it runs
+	// answering is held from the beginning of a request until its reply: a signal may end the command,
+	// and the reply comes before the end.
+	answering sync.Mutex
 }
 
 func (s *server) serveSession(nc ssh.NewChannel) {
@@ -53,10 +57,12 @@ func (s *server) serveSession(nc ssh.NewChannel) {
 	}
 	session := &sshSession{server: s, client: *s.latest.Load(), ch: ch}
 	for r := range reqs {
+		session.answering.Lock()
 		ok, then := session.request(r.Type, r.Payload)
 		if r.WantReply {
 			r.Reply(ok, nil)
 		}
+		session.answering.Unlock()
 		if then != nil {
 			go then()
 		}
@@ -264,6 +270,8 @@ func (s *sshSession) end(exit wire.Exit) {
 }
 
 func (s *sshSession) sendExit(exit wire.Exit) {
+	s.answering.Lock()
+	defer s.answering.Unlock()
 	if exit.Signal == 0 {
 		s.ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Code uint32 }{uint32(exit.Code)}))
 		return
