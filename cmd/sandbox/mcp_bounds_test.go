@@ -206,6 +206,8 @@ func TestAgentIsServedAfterWhatIsNoMessage(t *testing.T) {
 		{`{"jsonrpc":"2.0","id":"","method":"ping"}`, `""`, ""},
 		{`{"jsonrpc":"2.0","id":"1","method":"ping"}`, `"1"`, ""},
 		{"\ufeff" + `{"jsonrpc":"2.0","id":16,"method":"ping"}`, "16", ""},
+		{`{"id":18,"result":{}}`, "18", "-32600"}, // an answer that is none
+		{`{"jsonrpc":"2.0","id":{},"result":{}}`, "null", "-32600"},
 	} {
 		input.WriteString(tt.line + "\n")
 		if tt.id != "" {

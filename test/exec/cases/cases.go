@@ -325,8 +325,8 @@ func (o *observer) stdin() io.Reader {
 	case "with-end": // the end comes with the last bytes
 		return iotest.DataErrReader(strings.NewReader("some\ninput\n"))
 	case "slow":
-		return io.MultiReader(reader(func([]byte) (int, error) { time.Sleep(20 * time.Millisecond); return 0, io.EOF }), strings.NewReader("late\n"),
-			reader(func([]byte) (int, error) { time.Sleep(20 * time.Millisecond); return 0, io.EOF }), strings.NewReader("later\n"))
+		pause := reader(func([]byte) (int, error) { time.Sleep(20 * time.Millisecond); return 0, io.EOF })
+		return io.MultiReader(pause, strings.NewReader("late\n"), pause, strings.NewReader("later\n"))
 	case "nothing-first": // a Read may return nothing
 		n := 0
 		return io.MultiReader(reader(func([]byte) (int, error) {

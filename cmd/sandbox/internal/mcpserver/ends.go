@@ -110,6 +110,7 @@ func (e *ends) accept(line []byte, long bool) (messages []byte) {
 			var of struct{ ID json.RawMessage }
 			_ = json.Unmarshal(one, &of) // none if it is no object
 			e.refuse(of.ID, jsonrpc.CodeInvalidRequest, err.Error())
+			continue
 		}
 		messages = append(messages, passed...)
 	}

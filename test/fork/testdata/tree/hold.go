@@ -3,8 +3,8 @@ package main
 import (
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
-	"time"
 )
 
 // hold keeps a file open in each directory that has no name any more, until it is killed: hold DIR...
@@ -24,6 +24,8 @@ func hold(dirs []string) error {
 		}
 	}
 	fmt.Println("holds")
-	time.Sleep(time.Hour)
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, os.Interrupt)
+	<-ended
 	return nil
 }
