@@ -198,9 +198,6 @@ func (s *set) edit(ctx context.Context, in editInput) (Result, error) {
 		return Result{}, missing("new")
 	}
 	old, instead := in.Old, *in.New
-	if old == instead {
-		return Result{}, errors.New("the new text is the old one")
-	}
 	content, err := s.readAll(ctx, in.Path)
 	if err != nil {
 		return Result{}, err

@@ -302,7 +302,9 @@ func filesAreRegular(t *testing.T, k kit) {
 	k.refused("read", object{"path": "long", "line": 2000}, "1000 lines")
 	k.refused("read", object{"path": "long", "line": -1}, "tail")
 	k.refused("read", object{"path": "long", "lines": -10}, "tail")
-	k.refused("edit", object{"path": "long", "old": "1", "new": "1"}, "the old one")
+	k.must("edit", object{"path": "new/run.sh", "old": "2 2", "new": "2 2"})
+	k.bash("new/run.sh", "1 2 2\n[exit code 0]")
+	k.refused("edit", object{"path": "new/run.sh", "old": "three", "new": "three"}, "does not occur")
 	// Lines that end with CR LF stay so, and are found by a text that a model gives; in a file with both they have to be told.
 	for _, tt := range []struct{ content, old, new, want string }{
 		{"a\r\nb\r\nc", "a\nb", "A\nB\nb", "A\r\nB\r\nb\r\nc"},
