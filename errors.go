@@ -3,7 +3,6 @@ package sandbox
 import (
 	"errors"
 	"fmt"
-	"syscall"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/errdefs"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
@@ -84,17 +83,13 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// StatusCode returns the HTTP status for the error: 400 for invalid arguments, 403 for
-// files without permission, 404 for missing objects and files, 409 for conflicts and for what is busy
-// ([syscall.EBUSY]), 413 for exceeded limits, 499 if the caller's context was cancelled, 501 for unsupported
-// features, 503 if the engine is unavailable, 504 for timeouts, otherwise 500.
-func (e *Error) StatusCode() int {
-	code := errdefs.StatusCode(e.Err)
-	if code == 500 && errors.Is(e.Err, syscall.EBUSY) {
-		return 409
-	}
-	return code
-}
+// StatusCode returns the HTTP status for the error: 400 for invalid arguments and for paths that are not
+// what the call needs ([syscall.EISDIR], [syscall.ENOTDIR], [syscall.ENAMETOOLONG] and their like), 403 for
+// files without permission and file systems that are read-only, 404 for missing objects and files, 409 for
+// conflicts and for what is busy ([syscall.EBUSY]), 413 for exceeded limits, 499 if the caller's context was
+// cancelled, 501 for unsupported features, 503 if the engine is unavailable, 504 for timeouts, 507 for file
+// systems that are full, otherwise 500.
+func (e *Error) StatusCode() int { return errdefs.StatusCode(e.Err) }
 
 // fail wraps err once, where the exported call returns it.
 func fail(op, name string, err error) error {

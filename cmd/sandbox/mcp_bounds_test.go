@@ -146,6 +146,51 @@ func TestAgentThatLeavesInTheMiddleLeavesNothing(t *testing.T) {
 	}
 }
 
+// A cancellation ends the request that has its ID, whatever the ID looks like, and no other.
+func TestCancellationsEndTheirRequests(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	a := newRawAgent(t, "--command-timeout", "1h")
+	a.call("sandbox_create", object{})
+	got := a.answer()
+	for got.Method != "" { // progress
+		got = a.answer()
+	}
+	name := got.Result.StructuredContent.Name
+	request := func(id, tool, command string) {
+		t.Helper()
+		params, err := json.Marshal(object{"name": tool, "arguments": object{"sandbox": name, "command": command}, "_meta": object{"progressToken": "of " + id}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.send(`{"jsonrpc":"2.0","id":` + id + `,"method":"tools/call","params":` + string(params) + `}`)
+	}
+	next := func() (id, line string) {
+		t.Helper()
+		text, err := a.stdout.ReadString('\n')
+		var answer struct{ ID json.RawMessage }
+		if err == nil {
+			err = json.Unmarshal([]byte(text), &answer)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(answer.ID), text
+	}
+	for _, id := range []string{"1", "1.5", "1e400", "9007199254740993", `"1"`, `""`} {
+		request(id, "bash", "echo runs; exec sleep 1000")
+		if got, line := next(); got != "" || !strings.Contains(line, "runs") { // progress
+			t.Fatalf("%s: %s", id, line)
+		}
+		for _, another := range []string{`"another"`, "2", "null", id} {
+			a.send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + another + `}}`)
+		}
+		if got, line := next(); got != id || !strings.Contains(line, "cancel") {
+			t.Errorf("the request %s: %s", id, line)
+		}
+	}
+}
+
 // An agent that closes its side right after its requests gets the answers.
 func TestAgentThatClosesItsSideIsAnswered(t *testing.T) {
 	t.Parallel()

@@ -84,6 +84,8 @@ func TestDockerEndsSandbox(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	var stderr bytes.Buffer
+	c.Stderr = &stderr
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -95,8 +97,8 @@ func TestDockerEndsSandbox(t *testing.T) {
 		return all
 	}
 	line := make([]byte, 5)
-	if _, err := io.ReadFull(out, line); err != nil || string(line) != "runs\n" {
-		t.Fatalf("%q, %v", line, err)
+	if n, err := io.ReadFull(out, line); err != nil || string(line) != "runs\n" {
+		t.Fatalf("docker sandbox run wrote %q: %v, %v, %q", line[:n], err, c.Wait(), &stderr)
 	}
 	if len(tagged()) != 1 {
 		t.Errorf("the sandbox of docker sandbox run: %v", tagged())

@@ -111,6 +111,7 @@ E`,
 echo from here
 E`,
 		`EXEC -w /root -u 1000 BOX true >/dev/null 2>&1; echo $?`,
+		`EXEC -u nobody-of-that-name BOX true >/dev/null 2>&1; echo $?`,
 		`EXEC BOX echo hi >&-; echo $?`,
 		`EXEC BOX sh -c 'echo hi; exit 3' >&-; echo $?`,
 		`EXEC BOX sh -c 'head -c 300000 /dev/zero; exit 3' >&-; echo $?`,
@@ -128,7 +129,7 @@ E`,
 			return runScript(t, path, strings.NewReplacer("EXEC", command, "BOX", box).Replace(script))
 		}
 		got, want := run("sandbox exec", sb.Name()), run("docker exec", container)
-		if differs := strings.Contains(script, "/root"); (got != want) != differs {
+		if differs := strings.Contains(script, "/root") || strings.Contains(script, "-u nobody-"); (got != want) != differs {
 			t.Errorf("%s\nsandbox exec: %q\ndocker exec:  %q\nthey differ according to docs/differences.md: %t", script, got, want, differs)
 		}
 	}
