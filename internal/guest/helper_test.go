@@ -277,6 +277,21 @@ func (b *box) serve() *guest.Conn {
 	return conn
 }
 
+// controlled returns how many connections PID 1's control socket has.
+func (b *box) controlled() (n int) {
+	b.t.Helper()
+	sockets, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/unix", b.cmd.Process.Pid))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for line := range strings.Lines(string(sockets)) {
+		if f := strings.Fields(line); len(f) == 8 && f[5] == "03" && f[7] == wire.ControlSocket { // SS_CONNECTED
+			n++
+		}
+	}
+	return n
+}
+
 // begin begins a session with a policy without lists.
 func begin(t testing.TB, conn *guest.Conn, key ed25519.PrivateKey, mode policy.Mode) {
 	t.Helper()

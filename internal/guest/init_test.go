@@ -267,6 +267,7 @@ func TestLeaseEndsSoonAfterItsServer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	eventually(t, "all servers are connected, beside the connections of their requests", func() bool { return b.controlled() == 6 })
 	between := func(when string, low, high time.Duration) {
 		t.Helper()
 		eventually(t, fmt.Sprintf("%s the lease has between %v and %v left", when, low, high), func() bool {
@@ -295,6 +296,41 @@ func TestLeaseEndsSoonAfterItsServer(t *testing.T) {
 	watch.Close()
 	if code := b.code(); code != wire.CodeLease {
 		t.Errorf("without a server it ended with %d, want %d", code, wire.CodeLease)
+	}
+}
+
+// PID 1 may close the connection on which it would see a server's end. The server connects again.
+func TestLeaseEndsSoonAfterAServerThatPID1Disconnected(t *testing.T) {
+	t.Parallel()
+	public, private := newKey(t)
+	b := newBox(t, wire.Init{ControlKey: public, Lease: time.Hour})
+	conn := b.serve()
+	attack, attacker := serve(t, b.in(binary, wire.VerbServe)...)
+	eventually(t, "both servers are connected to PID 1", func() bool { return b.controlled() == 2 })
+	var crowd []*guest.Process // each process may have 8 connections without a signature, and all of them 64
+	for range 10 {
+		p, err := attack.Exec(t.Context(), wire.Exec{Args: self("flood")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		newTail(p.Stdout()).until(t, "flooding")
+		crowd = append(crowd, p)
+	}
+	for _, p := range crowd {
+		p.Close()
+	}
+	attack.Close()
+	_ = attacker.Wait() // however it ends
+	if _, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpRelease}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the server is connected, beside the connection of its requests", func() bool { return b.controlled() == 2 })
+	if _, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpLease, Lease: time.Hour, Alone: 100 * time.Millisecond}); err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+	if code := b.code(); code != wire.CodeLease {
+		t.Errorf("it ended with %d, want %d", code, wire.CodeLease)
 	}
 }
 

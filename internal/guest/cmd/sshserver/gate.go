@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"io"
 	"sync"
+	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
@@ -20,9 +21,20 @@ func (g *gate) enter() (leave func()) {
 	return g.starts.RUnlock
 }
 
-// follow closes and opens the gate as PID 1 says, until their connection ends. Without one PID 1
-// stops this process during a hold.
+// gatePause is the time between two connections of the gate.
+const gatePause = time.Second
+
+// follow closes and opens the gate as PID 1 says, for as long as this process lives. PID 1 closes connections of
+// those that it does not know yet when they take long or others inside open many. Without one it
+// stops this process during a hold, and does not notice at once that it has ended.
 func (g *gate) follow() {
+	for ; ; time.Sleep(gatePause) {
+		g.obey()
+	}
+}
+
+// obey is follow until the connection ends.
+func (g *gate) obey() {
 	conn, err := dialControl()
 	if err != nil {
 		return
