@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "0ef87346eb5d0865d93a354febbea89c4b3e1fdf3f602e02fcb3e2003325758e", size: 10317950},
-	"arm64": {sha256: "56fdc78403d99fc0e2b479699a530dfdb396e391a08c11d75990795c2a1012b6", size: 9568382},
+	"amd64": {sha256: "4bd184a9ccaf955fcc95edb7e55ba847710045b363e63df802692bdc4995d05f", size: 10317950},
+	"arm64": {sha256: "46e891c1e032dad6749ce5e9bf552edc7ef4006634cac96f3f999bcf9d1436a5", size: 9568382},
 }
