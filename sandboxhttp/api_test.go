@@ -127,7 +127,7 @@ func outputOf(events []execEvent, stream string) string {
 // remove deletes what a test created over HTTP.
 func (a api) remove(name string) {
 	a.t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(a.t.Context()), time.Minute)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(a.t.Context()), 5*time.Minute)
 		defer cancel()
 		if report, err := a.client.Delete(ctx, name, sandbox.DeleteOptions{Volumes: true, Snapshots: true}); err != nil && !strings.Contains(err.Error(), sandbox.ErrNotFound.Error()) {
 			a.t.Errorf("remove %s: %v\n%s", name, err, report)

@@ -88,7 +88,7 @@ func TestPagesOfABrowser(t *testing.T) {
 	// The token of every request is right: what refuses those of the other page is its origin.
 	own.Handle("/v1/", http.StripPrefix("/v1", withToken(sandboxhttp.Handler(c, sandboxhttp.WithToken("s3cret")))))
 
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	browse(t, ownServer.URL)
 	for _, check := range []func(report){

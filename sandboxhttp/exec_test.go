@@ -58,7 +58,7 @@ func (a api) testExec(sb *sandbox.Sandbox) {
 	}
 
 	// As curl shows it, live: each event comes before the next line is written.
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.CallBound)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "curl", "-sN", "-H", "Accept: text/event-stream", "-H", "Content-Type: application/json", "-d",
 		`{"command": ["sh", "-c", "for i in 1 2 3; do echo $i; until rm go$i 2>/dev/null; do sleep 0.02; done; done"]}`, a.url+"/sandboxes/"+sb.Name()+"/exec")
@@ -197,7 +197,7 @@ func (a api) testDisconnect(sb *sandbox.Sandbox) {
 // awaitEnd waits until there is no such process.
 func awaitEnd(t *testing.T, sb *sandbox.Sandbox, pid string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.CallBound)
 	defer cancel()
 	for sb.Command(ctx, "test", "-e", "/proc/"+pid).Run() == nil {
 		time.Sleep(20 * time.Millisecond)

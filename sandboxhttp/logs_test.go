@@ -76,7 +76,7 @@ func serve(t *testing.T) *httptest.Server {
 
 func get(t *testing.T, url, last string) *http.Response {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	t.Cleanup(cancel)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -301,7 +301,7 @@ func TestLogsInABrowser(t *testing.T) {
 	s := httptest.NewServer(mux)
 	defer s.Close()
 
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	browse(t, s.URL)
 	select {

@@ -247,7 +247,7 @@ func TestPreview(t *testing.T) {
 	})
 	t.Run("LiveReload", func(t *testing.T) {
 		p := newPreviewer(t, open...)
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()
 		req, _ := http.NewRequestWithContext(ctx, "GET", p.url(host, "/reload"), nil)
 		resp, err := p.client.Do(req)
@@ -270,7 +270,7 @@ func TestPreview(t *testing.T) {
 	})
 	t.Run("WebSocket", func(t *testing.T) {
 		p := newPreviewer(t, open...)
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()
 		conn, _, err := websocket.Dial(ctx, p.url(host, "/ws"), &websocket.DialOptions{HTTPClient: p.client, HTTPHeader: http.Header{"Origin": {p.url(host, "")}}})
 		if err != nil {

@@ -22,7 +22,7 @@ type screen struct {
 
 func (a api) openTerminal(sb *sandbox.Sandbox, first string) *screen {
 	a.t.Helper()
-	ctx, cancel := context.WithTimeout(a.t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(a.t.Context(), 5*time.Minute)
 	a.t.Cleanup(cancel)
 	conn, _, err := websocket.Dial(ctx, a.url+"/sandboxes/"+sb.Name()+"/terminal", nil)
 	if err != nil {

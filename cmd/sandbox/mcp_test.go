@@ -327,7 +327,7 @@ func TestAgentsSandboxEndsWithItsLifetime(t *testing.T) {
 		first, failed = a.call("sandbox_create", nil)
 	}
 	name, _ := first["name"].(string)
-	for deadline := time.Now().Add(4 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(harness.CallBound); ; time.Sleep(100 * time.Millisecond) {
 		if _, failed = a.call("sandbox_create", nil); failed == "" {
 			break
 		}
@@ -440,7 +440,7 @@ func TestAgentsSandboxesEndWithAServerThatIsKilled(t *testing.T) {
 	}
 	_ = a.session.Close() // it was killed
 	a.session = nil
-	for deadline := time.Now().Add(3 * time.Minute); ; time.Sleep(2 * time.Second) {
+	for deadline := time.Now().Add(harness.CallBound); ; time.Sleep(2 * time.Second) {
 		if _, err := c.Prune(t.Context()); err != nil {
 			t.Fatal(err)
 		}

@@ -74,7 +74,7 @@ func serving(t *testing.T, args ...string) *server {
 // curl runs curl, with the token, and returns what it prints.
 func (s *server) curl(args ...string) string {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(s.t.Context(), harness.CallBound)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "curl", append([]string{"-sS", "-H", "Authorization: Bearer " + s.Token}, args...)...)
 	cmd.Stderr = os.Stderr
@@ -131,7 +131,7 @@ func TestServeWithCurl(t *testing.T) {
 			read++
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.CallBound)
 	defer cancel()
 	tail := exec.CommandContext(ctx, "curl", "-sSN", s.Address+one.LogsEndpoint+"?tail=100&access_token="+s.Token)
 	out, err := tail.StdoutPipe()
@@ -222,7 +222,7 @@ func TestServeHandsOverFromItsPool(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()
 	s := serving(t, "--listen", "127.0.0.1:0", "--pool", sandbox.DefaultImage+"=1")
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(harness.CallBound); ; time.Sleep(100 * time.Millisecond) {
 		asked := time.Now()
 		var made struct {
 			Name      string
@@ -300,7 +300,7 @@ func TestServeRefuses(t *testing.T) {
 		}
 	}
 	for _, args := range [][]string{{"--listen", "0.0.0.0:0"}, {"--listen", ":0"}, {"--listen", "[::]:0"}, {"--listen", "192.0.2.1:0"}, {"--listen", "nonsense"}, {"--source-address", "nonsense"}, {"--socket", "x", "--listen", "127.0.0.1:0"}} {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), harness.CallBound)
 		code, out, errOut := call(ctx, "", append([]string{"serve"}, args...)...)
 		cancel()
 		if code == 0 || out != "" || errOut == "" {

@@ -608,7 +608,7 @@ func TestCallsOverSSHShareConnections(t *testing.T) {
 	if err := g.Wait(); err != nil {
 		t.Fatalf("InspectVolume: %v", err)
 	}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(5 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		stacks := make([]byte, 4<<20)
 		if stacks = stacks[:runtime.Stack(stacks, true)]; !bytes.Contains(stacks, []byte("dialConnFor")) {
 			break

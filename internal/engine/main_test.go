@@ -208,7 +208,7 @@ func dropVolume(t testing.TB, name string) {
 // test's.
 func cleanly(t testing.TB, remove func(context.Context, *engine.Engine) error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	e, err := engine.Open(ctx, engine.Options{Host: realHost})
 	if err != nil {
@@ -277,7 +277,7 @@ func wantClass(t testing.TB, what string, err, class error) {
 // eventually waits for a state.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(5 * time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("still not: %s", what)
 		}

@@ -34,7 +34,7 @@ func TestDaemonKeepsNoOverlays(t *testing.T) {
 	unmount()
 	// A container that another test starts has a copy of all mounts for a moment.
 	err := mount()
-	for deadline := time.Now().Add(time.Minute); errors.Is(err, unix.EBUSY) && time.Now().Before(deadline); err = mount() {
+	for deadline := time.Now().Add(5 * time.Minute); errors.Is(err, unix.EBUSY) && time.Now().Before(deadline); err = mount() {
 		time.Sleep(100 * time.Millisecond)
 	}
 	if err != nil {

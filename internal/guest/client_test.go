@@ -51,7 +51,7 @@ func TestWhoOpensAChannelLearnsOfTheEnd(t *testing.T) {
 		close(reqs)
 		close(f.end)
 	}()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	if _, _, err := conn.open(ctx, "any", nil); !errors.Is(err, ErrConnectionLost) {
 		t.Errorf("open as the connection ends: %v, want ErrConnectionLost", err)
@@ -127,7 +127,7 @@ func sshServer(t *testing.T, conn net.Conn, channels int) {
 // A call that begins while the connection ends fails, too.
 func TestManyOpenChannelsAsTheConnectionEnds(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	for round := range 60 {
 		near, far := connected(t)

@@ -317,7 +317,7 @@ func (b *box) code() int {
 	case <-b.end:
 		code, _ := wire.EndCode(b.cmd.ProcessState.ExitCode())
 		return code
-	case <-time.After(2 * time.Minute):
+	case <-time.After(5 * time.Minute):
 		b.t.Fatal("the session did not end")
 		return 0
 	}
@@ -325,7 +325,7 @@ func (b *box) code() int {
 
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(2 * time.Minute)
+	deadline := time.Now().Add(5 * time.Minute)
 	for !ok() {
 		if time.Now().After(deadline) {
 			t.Fatalf("did not happen: %s", what)

@@ -78,7 +78,7 @@ func (b *box) dialControl() *holding {
 		b.t.Fatalf("connect to PID 1: %v", err)
 	}
 	b.t.Cleanup(func() { conn.Close() })
-	conn.SetDeadline(time.Now().Add(2 * time.Minute))
+	conn.SetDeadline(time.Now().Add(5 * time.Minute))
 	return &holding{conn, bufio.NewReader(conn)}
 }
 
@@ -106,7 +106,7 @@ func (h *holding) request(key ed25519.PrivateKey) error {
 // hold begins a hold. PID 1 refuses one if a busy machine lets processes stand too late.
 func (b *box) hold(key ed25519.PrivateKey) *holding {
 	b.t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; {
+	for deadline := time.Now().Add(5 * time.Minute); ; {
 		h := b.dialControl()
 		var reply wire.Reply
 		err := errors.Join(h.request(key), h.line(&reply))
@@ -331,7 +331,7 @@ func (b *box) copyHeld(key ed25519.PrivateKey) (in io.WriteCloser, out *bufio.Re
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	for deadline := time.Now().Add(time.Minute); ; {
+	for deadline := time.Now().Add(5 * time.Minute); ; {
 		argv := b.enter("net", binary, wire.VerbCopy, string(spec))
 		cmd := exec.Command(argv[0], argv[1:]...)
 		in, err := cmd.StdinPipe()

@@ -182,7 +182,7 @@ func TestExhaustedDescriptorsDoNotKillPID1(t *testing.T) {
 	for _, p := range attack {
 		p.Close()
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	if _, err := conn.Control(ctx, private, wire.Control{Op: wire.OpStatus}); err != nil {
 		t.Errorf("Control afterwards: %v", err)
@@ -478,7 +478,7 @@ func TestAFloodOfTheControlSocketLocksNobodyOut(t *testing.T) {
 	for range 3 {
 		conn := b.serve()
 		for range 5 {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 			begin := time.Now()
 			if _, err := conn.Control(ctx, private, wire.Control{Op: wire.OpLease, Lease: time.Hour}); err != nil {
 				t.Errorf("Control: %v", err)

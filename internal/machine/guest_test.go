@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
@@ -22,7 +21,7 @@ func TestGuestImportedByManyLeavesOneImage(t *testing.T) {
 	m := machine.New(&store.Store{Engine: eng, Log: slog.New(slog.DiscardHandler)}, machine.Options{})
 	m.PlaceScratchGuests(t, 6)
 	harness.Eventually(t, "no image of the guest is without a tag", func() bool {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), harness.CallBound)
 		defer cancel()
 		images, err := eng.ListImages(ctx, "agent-sandbox.managed=true", "agent-sandbox.role=guest")
 		if err != nil {

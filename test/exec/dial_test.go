@@ -53,7 +53,7 @@ func withServers(t *testing.T) *sandbox.Sandbox {
 // echoed sends a line and checks that it comes back, and then the end of data.
 func echoed(t *testing.T, conn net.Conn, line string) {
 	t.Helper()
-	conn.SetDeadline(time.Now().Add(time.Minute))
+	conn.SetDeadline(time.Now().Add(5 * time.Minute))
 	if _, err := io.WriteString(conn, line); err != nil {
 		t.Errorf("Write: %v", err)
 		return
@@ -69,7 +69,7 @@ func echoed(t *testing.T, conn net.Conn, line string) {
 // websocket greets the server on conn and has a message echoed.
 func websocket(t *testing.T, conn net.Conn, text string) {
 	t.Helper()
-	conn.SetDeadline(time.Now().Add(time.Minute))
+	conn.SetDeadline(time.Now().Add(5 * time.Minute))
 	fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n")
 	r := bufio.NewReader(conn)
 	resp, err := http.ReadResponse(r, nil)

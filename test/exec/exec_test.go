@@ -1272,7 +1272,7 @@ func TestContextEndsACommandOfAPausedSandbox(t *testing.T) {
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("Wait: %v, want Canceled", err)
 		}
-	case <-time.After(time.Minute):
+	case <-time.After(harness.CallBound):
 		t.Error("Wait does not return after the end of its context")
 	}
 	if err := eng.UnpauseContainer(t.Context(), container); err != nil {

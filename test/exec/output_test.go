@@ -6,7 +6,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
@@ -23,7 +22,7 @@ func TestOutputEndsAtItsLimit(t *testing.T) {
 	}
 	harness.Remove(t, c, sb.Name())
 	t.Cleanup(func() { sb.Detach() })
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.CallBound)
 	defer cancel()
 	output, combined := (*sandbox.Cmd).Output, (*sandbox.Cmd).CombinedOutput
 	for _, tt := range []struct {
@@ -88,7 +87,7 @@ func TestBothStreamsOfADetachedCommandGoToOneWriter(t *testing.T) {
 	}
 	harness.Remove(t, c, sb.Name())
 	t.Cleanup(func() { sb.Detach() })
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.CallBound)
 	defer cancel()
 	start := func(script string) *sandbox.Cmd {
 		t.Helper()

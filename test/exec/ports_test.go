@@ -182,7 +182,7 @@ func TestWaitPortWaitsForWhoListens(t *testing.T) {
 			t.Fatal(err)
 		}
 		port := map[string]int{"4001": 4001, "4002": 4002, "4003": 4003}[test.port]
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), harness.CallBound)
 		if err := sb.WaitPort(ctx, port); err != nil {
 			t.Errorf("%s: WaitPort: %v", test.what, err)
 		}
@@ -264,7 +264,7 @@ func TestWaitPortEndsWithItsContext(t *testing.T) {
 		if err := sb.WaitPort(ctx, p); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), strconv.Itoa(p)) {
 			t.Errorf("WaitPort = %v, want the deadline and port %d", err, p)
 		}
-		patient, cancel := context.WithTimeout(t.Context(), time.Minute)
+		patient, cancel := context.WithTimeout(t.Context(), harness.CallBound)
 		defer cancel()
 		if conn, err := sb.DialContext(patient, "tcp", "localhost:"+strconv.Itoa(p)); !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("DialContext to port %d = %v, %v, want ECONNREFUSED", p, conn, err)

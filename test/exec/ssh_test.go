@@ -224,7 +224,7 @@ func testSSHGivesATerminalWithSizeAndKeys(t *testing.T, o *openSSH) {
 	var seen bytes.Buffer
 	until := func(text string) {
 		t.Helper()
-		master.SetReadDeadline(time.Now().Add(time.Minute))
+		master.SetReadDeadline(time.Now().Add(5 * time.Minute))
 		buf := make([]byte, 1024)
 		for !strings.Contains(seen.String(), text) {
 			n, err := master.Read(buf)

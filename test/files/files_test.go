@@ -475,7 +475,7 @@ func TestACancelledCallReturnsItsCause(t *testing.T) {
 func TestStreamsOfTheFileServerCannotBeOpened(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.CallBound)
 	defer cancel()
 	harness.Run(t, sb, "ln", "-s", "/proc/self/fd/1", "link")
 	for _, name := range []string{"link", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/proc/self/fd/0", "/proc/self/fd/1", "/proc/self/fd/2"} {

@@ -334,7 +334,7 @@ func TestPausedSandboxKeepsNobodySoak(t *testing.T) {
 				if err != nil {
 					t.Error(err)
 				}
-			case <-time.After(time.Minute):
+			case <-time.After(harness.CallBound):
 				t.Error("it does not return")
 			}
 		})

@@ -318,7 +318,7 @@ func TestWhatComesIn(t *testing.T) {
 			return err
 		}
 		defer c.Close()
-		c.SetDeadline(time.Now().Add(time.Minute))
+		c.SetDeadline(time.Now().Add(5 * time.Minute))
 		if _, err := io.WriteString(c, "hello\n"); err != nil {
 			return err
 		}

@@ -106,7 +106,7 @@ func TestExhaustingPID1OpensNothing(t *testing.T) {
 				t.Errorf("it is %+v; want the session of %v", st, began)
 			}
 			// Its own exit, and not the engine's when the grace is over.
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), harness.CallBound)
 			defer cancel()
 			if _, err := sb.Stop(ctx); err != nil {
 				t.Errorf("Stop: %v", err)

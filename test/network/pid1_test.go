@@ -83,7 +83,7 @@ func TestRootInsideDoesNotGetAtPID1(t *testing.T) {
 		})
 	}
 	// Its own exit, and not the engine's when the grace is over.
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.CallBound)
 	defer cancel()
 	if _, err := sb.Stop(ctx); err != nil {
 		t.Errorf("Stop: %v", err)

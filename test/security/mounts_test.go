@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -168,7 +167,7 @@ func TestAnAccountFileThatOnlyTheEngineSeesAsAPipe(t *testing.T) {
 // answers fails if the engine does not answer for a sandbox's container.
 func answers(t *testing.T, name string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.CallBound)
 	defer cancel()
 	if _, err := harness.NewEngine(t).InspectContainer(ctx, record.ContainerName(name)); err != nil && !errors.Is(err, engine.ErrNotFound) {
 		t.Errorf("the engine does not answer for the container: %v", err)

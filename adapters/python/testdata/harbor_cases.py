@@ -88,5 +88,5 @@ async def use(box, directory):
     assert r.stdout == "two\n", r
 
 
-asyncio.run(asyncio.wait_for(main(), 120))
+asyncio.run(asyncio.wait_for(main(), 1200))
 sys.exit(0)

@@ -64,5 +64,5 @@ async def use(box):
         pass
 
 
-asyncio.run(asyncio.wait_for(main(), 120))
+asyncio.run(asyncio.wait_for(main(), 1200))
 sys.exit(0)

@@ -91,7 +91,7 @@ func TestChannelsThatBothSidesCloseAtOnce(t *testing.T) {
 				if err != nil {
 					t.Error(err)
 				}
-			case <-time.After(time.Minute):
+			case <-time.After(5 * time.Minute):
 				near.Close()
 				t.Fatal("both sides wait for each other")
 			}

@@ -51,7 +51,7 @@ func TestLongCallsSendProgress(t *testing.T) {
 	defer session.Close()
 	params := &mcp.CallToolParams{Name: "wait"}
 	params.SetProgressToken("token")
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	if result, err := session.CallTool(ctx, params); err != nil || result.IsError {
 		t.Fatalf("the call: %v, %v", result, err)

@@ -75,7 +75,7 @@ func (l *lab) flows() int {
 
 func (l *lab) eventually(what string, is func() bool) {
 	l.t.Helper()
-	for deadline := time.Now().Add(time.Minute); !is(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(5 * time.Minute); !is(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			l.t.Fatalf("%s: not after a minute", what)
 		}
@@ -360,7 +360,7 @@ func TestACrowdWaitsForPlaces(t *testing.T) {
 				l.inside.aside(func() { conn, err = net.Dial("tcp", alphaAddr+":7001") })
 				if err == nil {
 					defer conn.Close()
-					conn.SetDeadline(time.Now().Add(time.Minute))
+					conn.SetDeadline(time.Now().Add(5 * time.Minute))
 					io.WriteString(conn, request)
 					if resp, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil {
 						said = errText(err)

@@ -194,7 +194,7 @@ func TestUpdateClosesWhatNoLongerMatches(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
-		conn.SetDeadline(time.Now().Add(time.Minute))
+		conn.SetDeadline(time.Now().Add(5 * time.Minute))
 		client := tls.Client(conn, &tls.Config{ServerName: name, RootCAs: l.pool})
 		if err := client.Handshake(); err != nil {
 			t.Fatal(err)
@@ -208,7 +208,7 @@ func TestUpdateClosesWhatNoLongerMatches(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
-		conn.SetDeadline(time.Now().Add(time.Minute))
+		conn.SetDeadline(time.Now().Add(5 * time.Minute))
 		if err := echoes(conn); err != nil {
 			t.Fatal(err)
 		}
@@ -500,7 +500,7 @@ func TestDialledDirectlyTheDoorsAreShut(t *testing.T) {
 		if err != nil {
 			continue
 		}
-		conn.SetDeadline(time.Now().Add(time.Minute))
+		conn.SetDeadline(time.Now().Add(5 * time.Minute))
 		b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: 7})
 		b.StartQuestions()
 		b.Question(dnsmessage.Question{Name: dnsmessage.MustNewName("a.example.com."), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET})
@@ -567,7 +567,7 @@ func TestClientsAreNotAnsweredAtAPace(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		conn.SetDeadline(time.Now().Add(time.Minute))
+		conn.SetDeadline(time.Now().Add(5 * time.Minute))
 		if err := tls.Client(conn, &tls.Config{ServerName: "a.example.com", RootCAs: l.pool}).Handshake(); err != nil {
 			t.Fatal(err)
 		}
@@ -611,7 +611,7 @@ func TestTheRecordTellsWhatWasDecided(t *testing.T) {
 		"evil.test invalid IP 0 dns name false 2",
 		" 203.0.113.2 9000 udp name false 2",
 	}
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(5 * time.Minute)
 	for {
 		var got []string
 		for _, e := range l.enforcer.log.entries().Entries {

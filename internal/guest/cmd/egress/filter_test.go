@@ -272,7 +272,7 @@ func TestNothingIsForwarded(t *testing.T) {
 	if err := table.conn.Flush(); err != nil {
 		t.Error(err)
 	}
-	for deadline := time.Now().Add(time.Minute); came() != 4; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(5 * time.Minute); came() != 4; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("without rules nothing is forwarded either: the attempt proves nothing")
 		}
@@ -327,7 +327,7 @@ func TestIPv6FindsItsRouter(t *testing.T) {
 	router := l.outside.packets("ip6:ipv6-icmp", "::")
 	l.inside.ip("link set eth0 down")
 	l.inside.ip("link set eth0 up")
-	router.SetReadDeadline(time.Now().Add(time.Minute))
+	router.SetReadDeadline(time.Now().Add(5 * time.Minute))
 	for buf := make([]byte, 1500); ; {
 		n, _, err := router.ReadFrom(buf)
 		if err != nil {
@@ -338,7 +338,7 @@ func TestIPv6FindsItsRouter(t *testing.T) {
 		}
 	}
 	advert := []byte{ndRouterAdvert, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0} // it is one for 30 minutes
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(5 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		sendAdvert(t, l.outside, router, advert)
 		var routes []byte
 		var err error
@@ -387,7 +387,7 @@ func TestNobodyAnswersInTheResolversName(t *testing.T) {
 	// He can speak in its name: to anyone else.
 	victim := l.inside.packets("udp6", "["+inside6+"]:9100")
 	forger.WriteTo([]byte("forged"), victim.LocalAddr())
-	victim.SetReadDeadline(time.Now().Add(time.Minute))
+	victim.SetReadDeadline(time.Now().Add(5 * time.Minute))
 	if _, _, err := victim.ReadFrom(make([]byte, 16)); err != nil {
 		t.Errorf("the attack itself: %v", err)
 	}
@@ -480,7 +480,7 @@ func TestAnswersAreLookedAtOneByOne(t *testing.T) {
 		}
 		defer p.in.Close()
 		io.WriteString(p.in, "hello")
-		p.out.SetReadDeadline(time.Now().Add(time.Minute))
+		p.out.SetReadDeadline(time.Now().Add(5 * time.Minute))
 		if _, p.to, err = p.out.ReadFrom(make([]byte, 16)); err != nil {
 			t.Fatal(err)
 		}
@@ -536,7 +536,7 @@ func TestErrorsOfTheNetworkComeThrough(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			conn.SetDeadline(time.Now().Add(time.Minute))
+			conn.SetDeadline(time.Now().Add(5 * time.Minute))
 			if _, err := io.WriteString(conn, "word"); err != nil {
 				t.Errorf("%s: %s: %v", text, addr, err)
 			}
@@ -572,7 +572,7 @@ func TestErrorsOfTheNetworkComeThrough(t *testing.T) {
 	l.outside.ip("addr del " + privateAddr + "/32 dev out0")
 	l.outside.ip("route add prohibit " + privateAddr)
 	io.WriteString(conn, "word")
-	conn.SetReadDeadline(time.Now().Add(time.Minute))
+	conn.SetReadDeadline(time.Now().Add(5 * time.Minute))
 	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, unix.EHOSTUNREACH) {
 		t.Errorf("on a published port: %v, want %v", err, unix.EHOSTUNREACH)
 	}
@@ -590,7 +590,7 @@ func TestRefusedDatagramsAreAnswered(t *testing.T) {
 		}
 		defer conn.Close()
 		io.WriteString(conn, "word")
-		conn.SetReadDeadline(time.Now().Add(time.Minute))
+		conn.SetReadDeadline(time.Now().Add(5 * time.Minute))
 		if _, err := conn.Read(make([]byte, 1)); err == nil || isTimeout(err) {
 			t.Errorf("%s: %v, want that it is refused", addr, err)
 		}

@@ -64,7 +64,7 @@ func (l *lab) injected(line string) string {
 		return errText(err)
 	}
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(time.Minute))
+	conn.SetDeadline(time.Now().Add(5 * time.Minute))
 	client := tls.Client(conn, &tls.Config{ServerName: "secret.example.com", RootCAs: transport.TLSClientConfig.RootCAs, NextProtos: []string{"http/1.1"}})
 	io.WriteString(client, line+" HTTP/1.1\r\nHost: secret.example.com\r\n\r\n")
 	status, err := bufio.NewReader(client).ReadString('\n')
@@ -252,7 +252,7 @@ func (l *lab) tlsTo(port, name string) *tls.Conn {
 		l.t.Fatal(err)
 	}
 	l.t.Cleanup(func() { conn.Close() })
-	conn.SetDeadline(time.Now().Add(time.Minute))
+	conn.SetDeadline(time.Now().Add(5 * time.Minute))
 	return tls.Client(conn, &tls.Config{ServerName: name, RootCAs: pool, NextProtos: []string{"http/1.1"}})
 }
 

@@ -209,7 +209,7 @@ func newLab(t testing.TB, ports ...uint16) *lab {
 	l.inside.ip("route add default via " + gatewayAddr)
 	l.inside.ip("-6 route add default via fd99::1")
 	// A device that has just come up may still drop what it is given.
-	for deadline := time.Now().Add(time.Minute); ; {
+	for deadline := time.Now().Add(5 * time.Minute); ; {
 		_, err := l.outside.dialFrom("tcp", insideAddr+":9", &net.Dialer{Timeout: 100 * time.Millisecond})
 		if errors.Is(err, unix.ECONNREFUSED) {
 			break
@@ -558,7 +558,7 @@ func (l *lab) secure(addr, name string) string {
 }
 
 func (l *lab) handshake(conn net.Conn, name string) string {
-	conn.SetDeadline(time.Now().Add(time.Minute))
+	conn.SetDeadline(time.Now().Add(5 * time.Minute))
 	client := tls.Client(conn, &tls.Config{ServerName: name, RootCAs: l.pool, InsecureSkipVerify: name == ""})
 	if err := client.Handshake(); err != nil {
 		return errText(err)
@@ -582,7 +582,7 @@ func (l *lab) http(addr, request string) string {
 
 // ask sends a request and returns the body of the answer, or why there is none.
 func ask(conn net.Conn, request string) string {
-	conn.SetDeadline(time.Now().Add(time.Minute))
+	conn.SetDeadline(time.Now().Add(5 * time.Minute))
 	io.WriteString(conn, request)
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
@@ -625,7 +625,7 @@ func (l *lab) lookupBy(network, server, name string, kind dnsmessage.Type) strin
 		return errText(err)
 	}
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(time.Minute))
+	conn.SetDeadline(time.Now().Add(5 * time.Minute))
 	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: 7, RecursionDesired: true})
 	b.StartQuestions()
 	b.Question(dnsmessage.Question{Name: dnsmessage.MustNewName(name + "."), Type: kind, Class: dnsmessage.ClassINET})

@@ -218,7 +218,7 @@ func TestQueriesHavePortsOfTheirOwn(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			conn.SetDeadline(time.Now().Add(time.Minute))
+			conn.SetDeadline(time.Now().Add(5 * time.Minute))
 			conn.Write(message)
 			_, err = conn.Read(make([]byte, 512))
 			conn.Close()

@@ -256,7 +256,7 @@ func TestProtocolsWithoutNames(t *testing.T) {
 			return errText(err)
 		}
 		defer conn.Close()
-		conn.SetDeadline(time.Now().Add(time.Minute))
+		conn.SetDeadline(time.Now().Add(5 * time.Minute))
 		io.WriteString(conn, say)
 		got := make([]byte, len(say))
 		n, err := io.ReadFull(conn, got)
@@ -448,7 +448,7 @@ func TestFloodsOpenNothing(t *testing.T) {
 		defer l.enforcer.proxy.mu.Unlock()
 		return len(l.enforcer.proxy.hellos)
 	}
-	for deadline := time.Now().Add(time.Minute); crowd() < maxFlows/2; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(5 * time.Minute); crowd() < maxFlows/2; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("the attack itself failed: %d wait", crowd())
 		}
