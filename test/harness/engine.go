@@ -285,10 +285,13 @@ func (l *Late) Add(name string) {
 func (l *Late) Check(t *testing.T, clean *sandbox.Client, eng *engine.Engine) {
 	t.Helper()
 	for deadline := time.Now().Add(claim.Lease + GoneBound); ; time.Sleep(200 * time.Millisecond) {
-		living := slices.DeleteFunc(slices.Clone(l.names), func(name string) bool {
+		var living []string // one whose start failed is left for the sweep
+		for _, name := range l.names {
 			got, err := eng.InspectContainer(context.Background(), record.ContainerName(name))
-			return errors.Is(err, engine.ErrNotFound) || err == nil && got.State == engine.StateExited
-		})
+			if err == nil && (got.HasSession() || got.State == engine.StateRemoving) || err != nil && !errors.Is(err, engine.ErrNotFound) {
+				living = append(living, fmt.Sprintf("%s (%s, %v)", name, got.State, err))
+			}
+		}
 		if len(living) == 0 && time.Now().After(l.until) {
 			break
 		}
