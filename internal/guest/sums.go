@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "4bd184a9ccaf955fcc95edb7e55ba847710045b363e63df802692bdc4995d05f", size: 10317950},
-	"arm64": {sha256: "46e891c1e032dad6749ce5e9bf552edc7ef4006634cac96f3f999bcf9d1436a5", size: 9568382},
+	"amd64": {sha256: "b76ce54006cf89be02a902c65870a69db708cd8331c57f9025666607f52dd54e", size: 10317950},
+	"arm64": {sha256: "1047017f6b273060d25fb41f1971a2fcfb7557664286b5ce3215a2f35afa207d", size: 9568382},
 }

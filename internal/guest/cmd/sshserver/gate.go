@@ -21,15 +21,13 @@ func (g *gate) enter() (leave func()) {
 	return g.starts.RUnlock
 }
 
-// gatePause is the time between two connections of the gate.
-const gatePause = time.Second
-
 // follow closes and opens the gate as PID 1 says, for as long as this process lives. PID 1 closes connections of
 // those that it does not know yet when they take long or others inside open many. Without one it
 // stops this process during a hold, and does not notice at once that it has ended.
 func (g *gate) follow() {
-	for ; ; time.Sleep(gatePause) {
+	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
 		g.obey()
+		time.Sleep(wait)
 	}
 }
 
