@@ -61,8 +61,8 @@ func pair(t testing.TB, c *guest.Conn, l net.Listener) (client, server net.Conn)
 	return client, server
 }
 
+// It has no other test of the package beside it, because nettest gives each of its parts a minute.
 func TestDialledConnectionIsANetConn(t *testing.T) {
-	t.Parallel()
 	c, _ := serve(t)
 	for _, network := range []string{"tcp", "unix"} {
 		l := listener(t, network)
