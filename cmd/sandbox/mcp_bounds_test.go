@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -68,11 +69,28 @@ func (a *rawAgent) send(line string) {
 
 func (a *rawAgent) call(tool string, args object) {
 	a.t.Helper()
-	body, err := json.Marshal(object{"jsonrpc": "2.0", "id": tool, "method": "tools/call", "params": object{"name": tool, "arguments": args, "_meta": object{"progressToken": 1}}})
+	a.request(strconv.Quote(tool), tool, args)
+}
+
+// request calls a tool with that ID, in JSON.
+func (a *rawAgent) request(id, tool string, args object) {
+	a.t.Helper()
+	body, err := json.Marshal(object{"jsonrpc": "2.0", "id": json.RawMessage(id), "method": "tools/call", "params": object{"name": tool, "arguments": args, "_meta": object{"progressToken": 1}}})
 	if err != nil {
 		a.t.Fatal(err)
 	}
 	a.send(string(body))
+}
+
+// create makes a sandbox and returns its name.
+func (a *rawAgent) create() string {
+	a.t.Helper()
+	a.call("sandbox_create", object{})
+	got := a.answer()
+	for got.Method != "" { // progress of a creation that takes its time
+		got = a.answer()
+	}
+	return got.Result.StructuredContent.Name
 }
 
 func (a *rawAgent) answer() (got struct {
@@ -112,12 +130,7 @@ func TestAgentThatLeavesInTheMiddleLeavesNothing(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			a := newRawAgent(t, "--output", "16m")
-			a.call("sandbox_create", object{})
-			got := a.answer()
-			for got.Method != "" { // progress of a creation that takes its time
-				got = a.answer()
-			}
-			name := got.Result.StructuredContent.Name
+			name := a.create()
 			info, err := harness.NewClient(t).Inspect(t.Context(), name)
 			if err != nil {
 				t.Fatal(err)
@@ -151,20 +164,7 @@ func TestCancellationsEndTheirRequests(t *testing.T) {
 	enginetest.Need(t)
 	t.Parallel()
 	a := newRawAgent(t, "--command-timeout", "1h")
-	a.call("sandbox_create", object{})
-	got := a.answer()
-	for got.Method != "" { // progress
-		got = a.answer()
-	}
-	name := got.Result.StructuredContent.Name
-	request := func(id, tool, command string) {
-		t.Helper()
-		params, err := json.Marshal(object{"name": tool, "arguments": object{"sandbox": name, "command": command}, "_meta": object{"progressToken": "of " + id}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		a.send(`{"jsonrpc":"2.0","id":` + id + `,"method":"tools/call","params":` + string(params) + `}`)
-	}
+	name := a.create()
 	next := func() (id, line string) {
 		t.Helper()
 		text, err := a.stdout.ReadString('\n')
@@ -178,7 +178,7 @@ func TestCancellationsEndTheirRequests(t *testing.T) {
 		return string(answer.ID), text
 	}
 	for _, id := range []string{"1", "1.5", "1e400", "9007199254740993", `"1"`, `""`} {
-		request(id, "bash", "echo runs; exec sleep 1000")
+		a.request(id, "bash", object{"sandbox": name, "command": "echo runs; exec sleep 1000"})
 		if got, line := next(); got != "" || !strings.Contains(line, "runs") { // progress
 			t.Fatalf("%s: %s", id, line)
 		}

@@ -288,9 +288,10 @@ func (l *Late) Check(t *testing.T, clean *sandbox.Client, eng *engine.Engine) {
 		var living []string // one whose start failed is left for the sweep
 		for _, name := range l.names {
 			got, err := eng.InspectContainer(context.Background(), record.ContainerName(name))
-			if err == nil && (got.HasSession() || got.State == engine.StateRemoving) || err != nil && !errors.Is(err, engine.ErrNotFound) {
-				living = append(living, fmt.Sprintf("%s (%s, %v)", name, got.State, err))
+			if errors.Is(err, engine.ErrNotFound) || err == nil && !got.HasSession() && got.State != engine.StateRemoving {
+				continue
 			}
+			living = append(living, fmt.Sprintf("%s (%s, %v)", name, got.State, err))
 		}
 		if len(living) == 0 && time.Now().After(l.until) {
 			break
