@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/openai/openai-go/v3"
@@ -122,11 +123,21 @@ func TestTheShellInAConversation(t *testing.T) {
 	}
 	cancelled, killed, dead := shell(`{"commands": ["touch /tmp/reached; exec sleep 7777"]}`), shell(`{"commands": ["true", "touch /tmp/reached; sleep 8888"]}`), shell(`{"commands": ["true"]}`)
 	cancelled.Cancelled, killed.Killed, killed.Lost, dead.Lost = true, true, true, true
+	// One limit is for a command that never ends and for one that does, which takes its time on a slow machine.
+	const limited = `{"outcome":{"type":"timeout"},"stderr":"","stdout":"begun\n"}{"outcome":{"exit_code":0,"type":"exit"},"stderr":"","stdout":"next\n"}`
+	for limit := 300 * time.Millisecond; ; limit *= 4 {
+		args := fmt.Sprintf(`{"commands": ["echo begun; sleep 1000", "echo next"], "timeout_ms": %d}`, limit.Milliseconds())
+		got, err := model.Call(t.Context(), harness.ToolCall{Tool: "shell", Args: json.RawMessage(args)})
+		if err == nil && got.Text == limited {
+			break
+		}
+		if err != nil || limit > time.Minute {
+			t.Fatalf("shell %s: %q, %v, want %q", args, got.Text, err, limited)
+		}
+	}
 	harness.Converse(t, sb, []harness.Step{
 		shell(`{"commands": ["pwd; echo err >&2; exit 3", "echo ${BASH_VERSION:0:1} two; cd /; export A=1", "pwd; echo $A"]}`,
 			`{"outcome":{"exit_code":3,"type":"exit"},"stderr":"err\n","stdout":"/workspace\n"}{"outcome":{"exit_code":0,"type":"exit"},"stderr":"","stdout":"5 two\n"}{"outcome":{"exit_code":0,"type":"exit"},"stderr":"","stdout":"/workspace\n\n"}`),
-		shell(`{"commands": ["echo begun; sleep 1000", "echo next"], "timeout_ms": 300}`,
-			`{"outcome":{"type":"timeout"},"stderr":"","stdout":"begun\n"}{"outcome":{"exit_code":0,"type":"exit"},"stderr":"","stdout":"next\n"}`),
 		shell(`{"commands": ["echo first; yes | head -c 3000000; echo last"], "max_output_length": 500}`, `"stdout":"first\ny\n`, `\n[...]\n`, `last\n"}`),
 		shell(`{"commands": ["echo first; yes | head -c 3000000; yes e | head -c 3000000 >&2; echo over >&2"], "max_output_length": 500}`, `"stdout":"first\ny\n`, `over\n","stdout"`),
 		shell(`{"commands": ["echo first; yes | head -c 3000000; echo last"]}`, `"stdout":"first\ny\n`, `last\n"}`),
