@@ -406,6 +406,59 @@ func TestACrowdWaitsForPlaces(t *testing.T) {
 	})
 }
 
+// Where all places are in use for longer than a connection waits it is reset, and the log says why.
+func TestConnectionsWithoutAPlaceAreBusy(t *testing.T) {
+	l := newLab(t)
+	l.enforcer.patience = 500 * time.Millisecond
+	l.setMaxFlows(2)
+	arrived, goOn := make(chan struct{}), make(chan struct{})
+	l.listen(alphaAddr+":7001", func(conn *net.TCPConn) {
+		http.ReadRequest(bufio.NewReader(conn))
+		arrived <- struct{}{}
+		<-goOn
+		io.WriteString(conn, "HTTP/1.1 204 No Content\r\n\r\n")
+	})
+	l.begin(1, parse(t, "allow=a.example.com"))
+	said := make(chan string, 2)
+	for range 2 {
+		go func() { said <- l.http(alphaAddr+":7001", request) }()
+		<-arrived
+	}
+	if got := l.http(alphaAddr+":7001", request); got != refusedText {
+		t.Errorf("without a place: %q", got)
+	}
+	close(goOn)
+	for range 2 {
+		if got := <-said; got == refusedText {
+			t.Errorf("with a place: %q", got)
+		}
+	}
+	want := []string{" 203.0.113.1 7001 tcp busy false ", "a.example.com 203.0.113.1 7001 tcp a.example.com true "}
+	if diff := cmp.Diff(want, l.decisions()); diff != "" {
+		t.Errorf("the log (-want +got):\n%s", diff)
+	}
+}
+
+// The documentation has the numbers of the code.
+func TestLimitsOfConnectionsAreDocumented(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../../../docs/limits.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := strings.Join(strings.Fields(string(text)), " ")
+	for _, want := range []string{
+		fmt.Sprintf("serves %d,%03d connections by name at a time, %d of them to transformed names, each with %d requests", maxFlows/1000, maxFlows%1000, maxInjected, maxStreams),
+		fmt.Sprintf("More wait for up to %d s", int(busyTime.Seconds())),
+		fmt.Sprintf("when its client has said nothing for %d s", int(speakTime.Seconds())),
+		fmt.Sprintf("a silent server a reset after %d s", int(dialTime.Seconds())),
+	} {
+		if !strings.Contains(all, want) {
+			t.Errorf("docs/limits.md does not say %q", want)
+		}
+	}
+}
+
 // What is not allowed, does not listen, does not answer, and what there was no room for differ in
 // the log, although a client can't tell them apart.
 func TestTheLogTellsFailuresApart(t *testing.T) {

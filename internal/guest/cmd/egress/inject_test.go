@@ -556,6 +556,36 @@ func TestTransformedConnectionsWithoutRoomAreBusy(t *testing.T) {
 	}
 }
 
+// A client that leaves a server that never answers gives its place back.
+func TestTransformedConnectionsEndWithTheirClients(t *testing.T) {
+	l := newLab(t)
+	l.enforcer.injector.slots = make(chan struct{}, 1)
+	arrived := make(chan struct{})
+	l.serveTLS(alphaAddr+":7443", &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/hangs" {
+			arrived <- struct{}{}
+			<-r.Context().Done()
+			return
+		}
+		io.WriteString(w, "done")
+	})})
+	l.begin(1, parse(t, "transform=secret.example.com"), withSecret(l, "secret.example.com"))
+	const url = "https://secret.example.com:7443/"
+	for _, h2 := range []bool{false, true} {
+		ctx, leave := context.WithCancel(t.Context())
+		first := make(chan string)
+		go func() { first <- fetch(l.client(h2), get(url+"hangs").WithContext(ctx)) }()
+		<-arrived
+		leave()
+		if got := <-first; got != "error" {
+			t.Errorf("HTTP/2 %t: the one that left: %q", h2, got)
+		}
+		if got := fetch(l.client(false), get(url)); got != "done" {
+			t.Errorf("HTTP/2 %t: the next: %q", h2, got)
+		}
+	}
+}
+
 // Who decides on requests sees the target, the headers and the body that the server gets.
 func TestDecisionsAreOnWhatIsSent(t *testing.T) {
 	l := newLab(t)

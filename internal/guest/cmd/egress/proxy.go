@@ -94,7 +94,7 @@ func (p *proxy) serve(listener *net.TCPListener) {
 			continue
 		}
 		f := &flow{client: conn, since: time.Now()}
-		if !p.admit(f, busyTime) {
+		if !p.admit(f, min(busyTime, p.enforcer.patience)) {
 			if to, ok := originalDst(conn); ok {
 				p.busy("", to)
 			}
