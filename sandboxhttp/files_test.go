@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -162,6 +163,16 @@ func (a api) testFiles(sb *sandbox.Sandbox) {
 	if got, header := get("empty", 200); got != "" || header.Get("Content-Length") != "0" {
 		t.Errorf("an empty file: %q, %v", got, header)
 	}
+	// A file that shrinks while it is read does not end as if it were whole.
+	sandboxtest.Run(t, sb, "truncate", "-s", "64M", "shrinks")
+	resp := a.send("GET", files+"?path=shrinks", nil)
+	_, err := io.ReadFull(resp.Body, make([]byte, 1000))
+	sandboxtest.Run(t, sb, "truncate", "-s", "1M", "shrinks")
+	if n, readErr := io.Copy(io.Discard, resp.Body); err != nil || !errors.Is(readErr, io.ErrUnexpectedEOF) {
+		t.Errorf("a file that shrinks: %v, then %d bytes, %v, want ErrUnexpectedEOF", err, n, readErr)
+	}
+	resp.Body.Close()
+	sandboxtest.Run(t, sb, "rm", "shrinks")
 	// A file keeps its owner and permissions, and one that is mounted is written in place.
 	sandboxtest.Run(t, sb, "sh", "-c", "echo old >owned; chown 1000:1000 owned; chmod 640 owned; echo old >set; chmod 755 set")
 	put("owned", strings.NewReader("new"), 200)

@@ -214,18 +214,23 @@ func TestCopiesOfWorktreesSayThatGitWillNotWork(t *testing.T) {
 	r := gittest.New(t)
 	work, tree := filepath.Join(r.Root, "work"), filepath.Join(r.Root, "tree")
 	gittest.Run(t, work, "worktree", "add", "-q", "-b", "other", tree)
+	gittest.Run(t, r.Root, "init", "-q", "-b", "main", "super")
+	gittest.Run(t, filepath.Join(r.Root, "super"), "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", r.Dir, "sub")
+	submodule := filepath.Join(r.Root, "super", "sub")
 	c := harness.NewClient(t)
 	said := func(name string, opts ...sandbox.CreateOption) string {
 		var texts []string
 		harness.CreateWith(t, c, nil, append(opts, sandbox.WithProgress(func(p sandbox.Progress) { texts = append(texts, p.Text) }))...)
 		return strings.Join(texts, "\n")
 	}
-	for name, got := range map[string]string{
-		"Dir":     said("Dir", sandbox.WithSource(sandbox.Dir(tree))),
-		"WithDir": said("mount", sandbox.WithMounts(sandbox.Mount{Source: tree, Target: "/tree"})),
-	} {
-		if !strings.Contains(got, "git will not work") || !strings.Contains(got, tree) {
-			t.Errorf("%s of a worktree: %q, want a word about it", name, got)
+	for _, dir := range []string{tree, submodule} {
+		for name, got := range map[string]string{
+			"Dir":     said("Dir", sandbox.WithSource(sandbox.Dir(dir))),
+			"WithDir": said("mount", sandbox.WithMounts(sandbox.Mount{Source: dir, Target: "/tree"})),
+		} {
+			if !strings.Contains(got, "git will not work") || !strings.Contains(got, dir) {
+				t.Errorf("%s of %s: %q, want a word about it", name, dir, got)
+			}
 		}
 	}
 	if got := said("repository", sandbox.WithSource(sandbox.Dir(work))); strings.Contains(got, "git") && strings.Contains(got, "not work") {

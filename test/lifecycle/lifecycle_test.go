@@ -827,6 +827,24 @@ func TestPrunedSandboxLeavesItsWorkspace(t *testing.T) {
 	if got := harness.Run(t, again, "ls"); got != "kept" {
 		t.Errorf("the adopted workspace has %q", got)
 	}
+
+	// So does one without a name: Close can't know that no Delete has preserved it.
+	sb = harness.NewSandbox(t)
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatalf("Stop: %v", err)
+	}
+	workspace := record.WorkspaceName(sb.ID())
+	t.Cleanup(func() { eng.RemoveVolume(context.Background(), workspace, false) })
+	if err := eng.RemoveContainer(t.Context(), record.ContainerName(sb.Name()), false); err != nil {
+		t.Fatal(err)
+	}
+	if err := sb.Close(); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	orphans, err := c.OrphanedVolumes(t.Context())
+	if err != nil || !slices.ContainsFunc(orphans, func(v sandbox.Volume) bool { return v.Name == workspace }) {
+		t.Errorf("the workspace of one without a name is not among the orphans %+v, %v", orphans, err)
+	}
 }
 
 // A sandbox that OnCreate deletes was not created: whoever asked for it gets an error and no handle,
