@@ -52,6 +52,9 @@ type resolution struct {
 	addrs  []string
 }
 
+// again is the error of a library that got no answer, as the programs of this test print it.
+const again = "AGAIN"
+
 func (r resolution) String() string {
 	return strings.TrimSpace(r.failed + r.canon + " " + strings.Join(r.addrs, " "))
 }
@@ -78,7 +81,7 @@ func (r *resolvers) resolve(libc, family, name, conf string) resolution {
 	case fails && exit.ExitCode() == 1:
 		return resolution{failed: strings.TrimSpace(string(out))}
 	case fails && exit.ExitCode() == -1: // of its own SIGALRM
-		return resolution{failed: "AGAIN"}
+		return resolution{failed: again}
 	}
 	r.ns.t.Errorf("%s: %v: %q", libc, err, out)
 	return resolution{}
@@ -188,7 +191,7 @@ func TestTheResolverIsAsPatientAsCLibraries(t *testing.T) {
 		both.Wait()
 	}
 	serves := strings.Fields("192.0.2.1 192.0.2.2 2001:db8::1 2001:db8::2")
-	resolvedBy := map[string]bool{} // by way of PID 1, with one server: by C library, family and its name
+	alone := map[string]resolution{} // by way of PID 1, with one server: by C library, family and its name
 	// good reports whether a row is as it should be. Those of one server come first.
 	good := func(n int) bool {
 		r, direct, via := rows[n], got[n].direct, got[n].via
@@ -196,19 +199,22 @@ func TestTheResolverIsAsPatientAsCLibraries(t *testing.T) {
 		direct.addrs = slices.DeleteFunc(slices.Clone(direct.addrs), func(a string) bool { return !slices.Contains(serves, a) })
 		lacks := slices.ContainsFunc(direct.addrs, func(a string) bool { return !slices.Contains(via.addrs, a) })
 		if is := kinds[r.kinds[0]].name; len(r.kinds) == 1 {
-			resolvedBy[r.libc+r.family+is] = len(via.addrs) > 0
+			alone[r.libc+r.family+is] = via
 			// PID 1 may have the rest, or have the part, and wait for longer.
-			better := strings.HasPrefix(is, "truncates") || len(via.addrs) > 0 && direct.failed == "AGAIN"
+			better := strings.HasPrefix(is, "truncates") || len(via.addrs) > 0 && direct.failed == again
 			return direct.String() == via.String() || better && !lacks
 		}
-		able := len(direct.addrs) > 0
+		resolves, answers, denied := len(direct.addrs) > 0, false, false
 		for _, k := range r.kinds {
-			if kinds[k].denies { // which counts from any server
-				return true
-			}
-			able = able || resolvedBy[r.libc+r.family+kinds[k].name]
+			by := alone[r.libc+r.family+kinds[k].name]
+			resolves = resolves || len(by.addrs) > 0
+			answers = answers || by.failed != again
+			denied = denied || kinds[k].denies
 		}
-		return len(via.addrs) > 0 || !able
+		if denied { // a denial counts from any server
+			return !answers || via.failed != again
+		}
+		return len(via.addrs) > 0 || !resolves
 	}
 	var all sync.WaitGroup
 	for n := range rows {
