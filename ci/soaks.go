@@ -24,7 +24,7 @@ func main() {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && (d.Name() == "testdata" || path == "adapters"):
+		case d.IsDir() && d.Name() == "testdata":
 			return fs.SkipDir
 		case d.IsDir() || !strings.HasSuffix(path, ".go"):
 			return nil

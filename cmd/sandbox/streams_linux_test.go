@@ -112,6 +112,8 @@ echo from here
 E`,
 		`EXEC -w /root -u 1000 BOX true >/dev/null 2>&1; echo $?`,
 		`EXEC -u nobody-of-that-name BOX true >/dev/null 2>&1; echo $?`,
+		`EXEC -t BOX sh -c 'test -t 0; echo $?; test -t 1; echo $?' </dev/null; echo $?`,
+		`EXEC -it BOX echo hi </dev/null; echo $?`,
 		`EXEC BOX echo hi >&-; echo $?`,
 		`EXEC BOX sh -c 'echo hi; exit 3' >&-; echo $?`,
 		`EXEC BOX sh -c 'head -c 300000 /dev/zero; exit 3' >&-; echo $?`,
@@ -129,7 +131,8 @@ E`,
 			return runScript(t, path, strings.NewReplacer("EXEC", command, "BOX", box).Replace(script))
 		}
 		got, want := run("sandbox exec", sb.Name()), run("docker exec", container)
-		if differs := strings.Contains(script, "/root") || strings.Contains(script, "-u nobody-"); (got != want) != differs {
+		differs := slices.ContainsFunc([]string{"/root", "-u nobody-", "EXEC -t ", "EXEC -it "}, func(s string) bool { return strings.Contains(script, s) })
+		if (got != want) != differs {
 			t.Errorf("%s\nsandbox exec: %q\ndocker exec:  %q\nthey differ according to docs/differences.md: %t", script, got, want, differs)
 		}
 	}
@@ -481,7 +484,7 @@ func TestCopyIsAsDockerCp(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			harness.Run(t, sb, "sh", "-c", "rm -rf /t && mkdir -p /t/there /t/src/sub && echo f >/t/src/f && echo g >/t/src/sub/g && echo old >/t/there/old && ln -s src/f /t/link && ln -s src /t/dirlink")
+			harness.Run(t, sb, "sh", "-c", "rm -rf /t && mkdir -p /t/there /t/src/sub && echo f >/t/src/f && chmod 750 /t/src/f && echo g >/t/src/sub/g && chmod 711 /t/src/sub && echo old >/t/there/old && ln -s src/f /t/link && ln -s src /t/dirlink")
 			list := func(cmd string) string {
 				return strings.Join(strings.Fields(cmd), " ")
 			}
@@ -502,14 +505,15 @@ func TestCopyIsAsDockerCp(t *testing.T) {
 				}
 				return ""
 			}
-			setup := exec.Command("sh", "-c", "mkdir -p there src/sub && echo f >src/f && echo g >src/sub/g && echo old >there/old && ln -s src/f link && ln -s src dirlink")
+			setup := exec.Command("sh", "-c", "mkdir -p there src/sub && echo f >src/f && chmod 750 src/f && echo g >src/sub/g && chmod 711 src/sub && echo old >there/old && ln -s src/f link && ln -s src dirlink")
 			setup.Dir = base
 			if out, err := setup.CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
 			slash := func(dir, name string) string { return dir + "/" + name } // filepath.Join would clean it
 			failed := cp(box+":"+slash("/t", tt.from), slash(base, tt.to))
-			find := exec.Command("sh", "-c", "find . -printf '%y %p\\n' | sort")
+			const all = ` 2>/dev/null | sort; find there new -type f 2>/dev/null | sort | xargs -r tail -v -n +1`
+			find := exec.Command("sh", "-c", "find . -printf '%y %m %p %l\\n'"+all)
 			find.Dir = base
 			out, err := find.Output()
 			if err != nil {
@@ -519,11 +523,8 @@ func TestCopyIsAsDockerCp(t *testing.T) {
 			os.RemoveAll(filepath.Join(base, "new"))
 			os.RemoveAll(filepath.Join(base, "there"))
 			failed = cp(slash(base, strings.TrimPrefix(tt.from, "/")), box+":"+slash("/t", tt.to))
-			inward := failed + list(harness.Run(t, sb, "sh", "-c", "cd /t; find there new -printf '%y %p\\n' 2>/dev/null | sort"))
+			inward := failed + list(harness.Run(t, sb, "sh", "-c", "cd /t; find there new -printf '%y %m %p %l\\n'"+all))
 			results[tool] = [2]string{outward, inward}
-		}
-		if tt.from == "." { // it has what the other direction left
-			continue
 		}
 		if results["sandbox"] != results["docker"] {
 			t.Errorf("cp %s %s (out, in):\nsandbox %q\ndocker  %q", tt.from, tt.to, results["sandbox"], results["docker"])
