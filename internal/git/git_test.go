@@ -470,6 +470,8 @@ func TestParse(t *testing.T) {
 		{"git@[::1]:a", "ssh", "git@[::1]:a", "[::1]:a", "", ""},
 		{"file:///a/b", "file", "file:///a/b", "file:///a/b", "", ""},
 		{"/a/b c", "file", "/a/b c", "/a/b c", "", ""},
+		{"/a?b#c%zz", "file", "/a?b#c%zz", "/a?b#c%zz", "", ""},
+		{"file:///a b/\u00fc", "file", "file:///a%20b/%C3%BC", "file:///a%20b/%C3%BC", "", ""},
 	} {
 		l, err := git.Parse(c.raw)
 		if err != nil {
@@ -484,7 +486,7 @@ func TestParse(t *testing.T) {
 		"", "-u", "--upload-pack=touch /tmp/x", "ext::sh -c touch", "fd::7", "::x", "git://s3cr3t.example.com/a", "ftp://u:s3cr3t@h/a", "gopher://h/a", "javascript://h/a",
 		"relative/path", "./a:b", "../a", "a", "https://u:s3cr3t@/a", "https://u:s3cr3t@h", "https://u:s3cr3t@h/a?x=1", "https://u:s3cr3t@h/a#f", "https://u:s3cr3t@h:x/a",
 		"https://u:s3cr3t@h/%zz", "ssh://git:s3cr3t@h/a", "ssh://-oProxyCommand=x/a", "ssh://-oProxyCommand=x@h/a", "-oProxyCommand=x:a", "git@-oProxyCommand=x:a",
-		"git:s3cr3t@h:a", "git@h:", "git@h:-x", "file://h/a", "file://u:s3cr3t@h/a", "file:a", "https://h/a\nb", "https://h/a\x00", "https://h/\xff", "https:///a", "https://h h/a",
+		"git:s3cr3t@h:a", "git@h:", "git@h:-x", "file://h/a", "file://u:s3cr3t@h/a", "file:a", "file:///a?b", "file:///a#b", "https://h/a\nb", "https://h/a\x00", "https://h/\xff", "https:///a", "https://h h/a",
 		"https://u:s3cr3t@h:/a", strings.Repeat("/a", 5000),
 	} {
 		l, err := git.Parse(raw)

@@ -432,6 +432,8 @@ func TestOddTarballsAreAsTarExtractsThem(t *testing.T) {
 		"no end":                   {all(f("a"))[:1024], 0, "no end marker", "no end marker"},
 		"one block of an end":      {all(f("a"))[:1536], 0, "no end marker", "no end marker"},
 		"an end and more":          {append(all(f("a")), all(f("b"))...), 0, "", ""},
+		"little behind the end":    {append(all(f("a")), bytes.Repeat([]byte("x"), 500<<10)...), 0, "", ""},
+		"much behind the end":      {append(all(f("a")), bytes.Repeat([]byte("x"), 2<<20)...), 0, "more than 1 MiB after the end marker", "more than 1 MiB after the end marker"},
 		"a block of zeros":         {slices.Concat(all(f("a"))[:1024], make([]byte, 512), all(f("b"))), 0, "no end marker", "no end marker"},
 		"empty":                    {all(), 0, "", ""},
 		"a hard link with content": {slices.Concat(all(f("a"))[:1024], relabel(all(member(file, "b", "content", "a")), link)), 0, "", "a hard link with content"},
@@ -492,6 +494,9 @@ func TestOddTarballsAreAsTarExtractsThem(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got, w, err := fill(t, x.archive, x.strip)
+			if said := strings.Contains(fmt.Sprint(w.report), "it is a file here"); said != (strings.HasPrefix(name, "an unknown type") || name == "old long names") {
+				t.Errorf("the report is %+v", w.report)
+			}
 			for program, row := range map[string]string{"tar": x.differs, "bsdtar": x.bsd} {
 				if row != "" && !strings.Contains(docs, "\n| "+row+" |") {
 					t.Errorf("docs/differences.md has no row %q", row)
