@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "013ae0a21de2372ca0480882685d47592d533513751ecca9c3e1c936959cc729", size: 10317950},
-	"arm64": {sha256: "799930d0ea160a5a413c9d38924ad45b43d666f39f4a0247491ec921cb74a940", size: 9568382},
+	"amd64": {sha256: "a8b15fb66faec554daff0dec963e7459d433895c6b75f09ea4f8465dbc281926", size: 10317950},
+	"arm64": {sha256: "3ff9d06a31f9cce84d1f4e2cef3ad7037a39b0518c6ba155d2ccdfe107034b87", size: 9568382},
 }

@@ -3,6 +3,7 @@
 package egress
 
 import (
+	"bufio"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -269,6 +270,38 @@ func TestUpdateClosesWhatNoLongerMatches(t *testing.T) {
 	l.begin(6, policy.Policy{Mode: policy.AllowAll})
 	if err := echoes(direct(alphaAddr + ":7")); err != nil {
 		t.Errorf("after deny-all: %v", err)
+	}
+}
+
+// A subnet that is allowed now is reached from every port: also from one whose last connection went to PID 1, when
+// the subnet was not allowed, and which the kernel still redirects.
+func TestPortsThatWereRedirectedReachAnAllowedSubnet(t *testing.T) {
+	l := newLab(t)
+	for i, to := range []string{"80", "22"} {
+		l.begin(int64(2*i+1), parse(t, "allow=one.a.test"))
+		conn, err := l.inside.dial("tcp", otherAddr+":"+to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Reset by PID 1, so that the port is free at once, and the kernel tracks its flow for some seconds.
+		if got := ask(conn, "GET / HTTP/1.1\r\nHost: b.test\r\n\r\n"); got != refusedText {
+			t.Errorf("port %s before: %q", to, got)
+		}
+		conn.Close()
+		l.begin(int64(2*i+2), parse(t, "allow=one.a.test subnets.allow="+otherAddr))
+		conn, err = l.inside.dialFrom("tcp", otherAddr+":"+to, &net.Dialer{LocalAddr: conn.LocalAddr()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if to == "22" { // whose server speaks first
+			said, err := bufio.NewReader(conn).ReadString('\n')
+			if said != "SSH-2.0-lab\r\n" {
+				t.Errorf("port %s: %q, %v", to, said, err)
+			}
+		} else if got, want := ask(conn, "GET / HTTP/1.1\r\nHost: b.test\r\n\r\n"), "http "+otherAddr+":80 b.test"; got != want {
+			t.Errorf("port %s: %q, want %q", to, got, want)
+		}
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
+	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
 )
 
 const (
@@ -94,7 +95,7 @@ func (p *proxy) serve(listener *net.TCPListener) {
 			continue
 		}
 		f := &flow{client: conn, since: time.Now()}
-		if !p.admit(f, min(busyTime, p.enforcer.patience)) {
+		if !p.admit(f) {
 			if to, ok := originalDst(conn); ok {
 				p.busy("", to)
 			}
@@ -117,9 +118,15 @@ func (p *proxy) busy(name string, to netip.AddrPort) {
 }
 
 // admit waits for a place for a connection. Meanwhile the kernel holds those that come after it.
-func (p *proxy) admit(f *flow, limit time.Duration) bool {
-	for deadline := time.Now().Add(limit); !p.tryAdmit(f); {
-		if p.max == 0 || time.Now().After(deadline) {
+func (p *proxy) admit(f *flow) bool {
+	if p.tryAdmit(f) {
+		return true
+	}
+	if p.max == 0 {
+		return false
+	}
+	for deadline := time.Now().Add(min(busyTime, p.enforcer.patience)); !p.tryAdmit(f); {
+		if time.Now().After(deadline) {
 			return false
 		}
 		select {
@@ -216,24 +223,30 @@ func (p *proxy) handle(f *flow) {
 		return
 	}
 	f.to = to
-	// Where every public address is open, the proxy has the connection for the names that
-	// are transformed.
-	open := s.rules.Open() && s.rules.Addr(to.Addr()).Reaches()
-	limit := helloTime
-	if open {
-		limit = openTime
+	verdict := s.rules.Addr(to.Addr())
+	var h hello
+	var err error
+	// A connection to an allowed subnet does not come here, unless its client's port was redirected before,
+	// when the subnet was not allowed yet: NAT decides once for what the kernel still tracks as one flow.
+	if verdict != policy.Subnet {
+		// Where every public address is open, the proxy has the connection for the names that
+		// are transformed.
+		limit := helloTime
+		if verdict == policy.Open {
+			limit = openTime
+		}
+		f.client.SetReadDeadline(time.Now().Add(limit))
+		h, err = sniff(f.client)
+		f.client.SetReadDeadline(time.Time{})
 	}
-	f.client.SetReadDeadline(time.Now().Add(limit))
-	h, err := sniff(f.client)
-	f.client.SetReadDeadline(time.Time{})
 	if !p.identified(f) {
 		p.busy(h.name, to)
 		return
 	}
 
 	plan := s.plan(h, err)
-	if open && !plan.inject && !plan.refused {
-		plan = route{allowed: true, rule: string(s.rules.Addr(to.Addr())), direct: true}
+	if verdict == policy.Subnet || verdict == policy.Open && !plan.inject && !plan.refused {
+		plan = route{allowed: true, rule: string(verdict), direct: true}
 	}
 	if !plan.allowed {
 		p.enforcer.log.add(decision{name: h.name, addr: to.Addr(), port: to.Port(), protocol: "tcp", rule: plan.rule})
