@@ -409,8 +409,6 @@ func TestACrowdWaitsForPlaces(t *testing.T) {
 // Where all places are in use for longer than a connection waits it is reset, and the log says why.
 func TestConnectionsWithoutAPlaceAreBusy(t *testing.T) {
 	l := newLab(t)
-	l.enforcer.patience = 500 * time.Millisecond
-	l.setMaxFlows(2)
 	arrived, goOn := make(chan struct{}), make(chan struct{})
 	l.listen(alphaAddr+":7001", func(conn *net.TCPConn) {
 		http.ReadRequest(bufio.NewReader(conn))
@@ -424,6 +422,9 @@ func TestConnectionsWithoutAPlaceAreBusy(t *testing.T) {
 		go func() { said <- l.http(alphaAddr+":7001", request) }()
 		<-arrived
 	}
+	l.eventually("they have the places", func() bool { return l.flows() == 2 })
+	l.enforcer.patience = 500 * time.Millisecond
+	l.setMaxFlows(2)
 	if got := l.http(alphaAddr+":7001", request); got != refusedText {
 		t.Errorf("without a place: %q", got)
 	}
