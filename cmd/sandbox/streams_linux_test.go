@@ -473,6 +473,7 @@ func TestCopyIsAsDockerCp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	const files = "mkdir -p there src/sub && echo f >src/f && chmod 750 src/f && echo g >src/sub/g && chmod 711 src/sub && echo old >there/old && ln -s src/f link && ln -s src dirlink"
 	for _, tt := range []struct{ from, to string }{
 		{"src", "there"}, {"src", "new"}, {"src/.", "there"}, {"src/.", "new"}, {"src/", "there"}, {"src/", "new"}, {"src/./.", "there"},
 		{"src/f", "there"}, {"src/f", "new"}, {"src/f", "there/g"}, {".", "there"}, {".", "new"}, {"src/.", "there/"}, {"src/sub/..", "there"},
@@ -484,7 +485,7 @@ func TestCopyIsAsDockerCp(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			harness.Run(t, sb, "sh", "-c", "rm -rf /t && mkdir -p /t/there /t/src/sub && echo f >/t/src/f && chmod 750 /t/src/f && echo g >/t/src/sub/g && chmod 711 /t/src/sub && echo old >/t/there/old && ln -s src/f /t/link && ln -s src /t/dirlink")
+			harness.Run(t, sb, "sh", "-c", "rm -rf /t && mkdir /t && cd /t && "+files)
 			list := func(cmd string) string {
 				return strings.Join(strings.Fields(cmd), " ")
 			}
@@ -505,15 +506,15 @@ func TestCopyIsAsDockerCp(t *testing.T) {
 				}
 				return ""
 			}
-			setup := exec.Command("sh", "-c", "mkdir -p there src/sub && echo f >src/f && chmod 750 src/f && echo g >src/sub/g && chmod 711 src/sub && echo old >there/old && ln -s src/f link && ln -s src dirlink")
+			setup := exec.Command("sh", "-c", files)
 			setup.Dir = base
 			if out, err := setup.CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
 			slash := func(dir, name string) string { return dir + "/" + name } // filepath.Join would clean it
 			failed := cp(box+":"+slash("/t", tt.from), slash(base, tt.to))
-			const all = ` 2>/dev/null | sort; find there new -type f 2>/dev/null | sort | xargs -r tail -v -n +1`
-			find := exec.Command("sh", "-c", "find . -printf '%y %m %p %l\\n'"+all)
+			const all = ` -printf '%y %m %p %l\n' 2>/dev/null | sort; find there new -type f 2>/dev/null | sort | xargs -r tail -v -n +1`
+			find := exec.Command("sh", "-c", "find ."+all)
 			find.Dir = base
 			out, err := find.Output()
 			if err != nil {
@@ -523,7 +524,7 @@ func TestCopyIsAsDockerCp(t *testing.T) {
 			os.RemoveAll(filepath.Join(base, "new"))
 			os.RemoveAll(filepath.Join(base, "there"))
 			failed = cp(slash(base, strings.TrimPrefix(tt.from, "/")), box+":"+slash("/t", tt.to))
-			inward := failed + list(harness.Run(t, sb, "sh", "-c", "cd /t; find there new -printf '%y %m %p %l\\n'"+all))
+			inward := failed + list(harness.Run(t, sb, "sh", "-c", "cd /t; find there new"+all))
 			results[tool] = [2]string{outward, inward}
 		}
 		if results["sandbox"] != results["docker"] {

@@ -42,11 +42,8 @@ func plainClone(t *testing.T, url string, flags ...string) (string, error) {
 func repositories(t *testing.T) map[string]string {
 	t.Helper()
 	r := gittest.New(t)
-	work := filepath.Join(r.Root, "work")
-	gittest.Run(t, work, "worktree", "add", "-q", "-b", "other", filepath.Join(r.Root, "tree"))
-	gittest.Run(t, r.Root, "init", "-q", "-b", "main", "super")
-	gittest.Run(t, filepath.Join(r.Root, "super"), "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", r.Dir, "sub")
-	return map[string]string{"bare": r.Dir, "work": work, "worktree": filepath.Join(r.Root, "tree"), "submodule": filepath.Join(r.Root, "super", "sub")}
+	worktree, submodule := r.Elsewhere(t)
+	return map[string]string{"bare": r.Dir, "work": filepath.Join(r.Root, "work"), "worktree": worktree, "submodule": submodule}
 }
 
 // giveAway makes a tree another user's, the directory itself included.

@@ -95,6 +95,17 @@ func New(t testing.TB) *Repo {
 	return r
 }
 
+// Elsewhere makes a worktree, on the branch "other", and a submodule, whose .git name directories elsewhere.
+func (r *Repo) Elsewhere(t testing.TB) (worktree, submodule string) {
+	t.Helper()
+	worktree = filepath.Join(r.Root, "tree")
+	Run(t, filepath.Join(r.Root, "work"), "worktree", "add", "-q", "-b", "other", worktree)
+	Run(t, r.Root, "init", "-q", "-b", "main", "super")
+	super := filepath.Join(r.Root, "super")
+	Run(t, super, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", r.Dir, "sub")
+	return worktree, filepath.Join(super, "sub")
+}
+
 // A Server serves a repository's Root over smart HTTP.
 type Server struct {
 	*httptest.Server

@@ -212,11 +212,7 @@ func TestDirSource(t *testing.T) {
 func TestCopiesOfWorktreesSayThatGitWillNotWork(t *testing.T) {
 	t.Parallel()
 	r := gittest.New(t)
-	work, tree := filepath.Join(r.Root, "work"), filepath.Join(r.Root, "tree")
-	gittest.Run(t, work, "worktree", "add", "-q", "-b", "other", tree)
-	gittest.Run(t, r.Root, "init", "-q", "-b", "main", "super")
-	gittest.Run(t, filepath.Join(r.Root, "super"), "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", r.Dir, "sub")
-	submodule := filepath.Join(r.Root, "super", "sub")
+	tree, submodule := r.Elsewhere(t)
 	c := harness.NewClient(t)
 	said := func(name string, opts ...sandbox.CreateOption) string {
 		var texts []string
@@ -233,7 +229,7 @@ func TestCopiesOfWorktreesSayThatGitWillNotWork(t *testing.T) {
 			}
 		}
 	}
-	if got := said("repository", sandbox.WithSource(sandbox.Dir(work))); strings.Contains(got, "git") && strings.Contains(got, "not work") {
+	if got := said("repository", sandbox.WithSource(sandbox.Dir(filepath.Join(r.Root, "work")))); strings.Contains(got, "git") && strings.Contains(got, "not work") {
 		t.Errorf("Dir of a repository: %q", got)
 	}
 	sb := from(t, c, sandbox.Git{URL: tree})
