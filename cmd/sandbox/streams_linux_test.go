@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -74,7 +75,7 @@ func TestExecInScriptsIsAsDockerExec(t *testing.T) {
 		noteFlags([]string{"exec", "--" + flag})
 	}
 	container := containerOf(t, sb)
-	for _, script := range []string{
+	scripts := []string{
 		`printf 'a\nb\nc\n' | while read l; do EXEC BOX echo $l; done`,
 		`printf 'a\nb\nc\n' | while read l; do EXEC -i BOX echo $l; done`,
 		`printf 'a\nb\nc\n' | while read l; do EXEC -i BOX cat; done`,
@@ -126,7 +127,11 @@ E`,
 		// A signal that ends neither of the two, nor the command.
 		`coproc EXEC -i BOX sh -c "echo ready; read x; exit 4"; P=$COPROC_PID; read l <&${COPROC[0]}; kill -PIPE $P; echo >&${COPROC[1]}; wait $P; echo $?`,
 		`coproc EXEC -i BOX sh -c "echo ready; read x; exit 4"; P=$COPROC_PID; read l <&${COPROC[0]}; kill -WINCH $P; kill -CONT $P; echo >&${COPROC[1]}; wait $P; echo $?`,
-	} {
+	}
+	for _, seed := range harness.Seeds(1, 20) {
+		scripts = append(scripts, randomCalls(seed, 30)...)
+	}
+	for _, script := range scripts {
 		run := func(command, box string) string {
 			return runScript(t, path, strings.NewReplacer("EXEC", command, "BOX", box).Replace(script))
 		}
@@ -136,6 +141,45 @@ E`,
 			t.Errorf("%s\nsandbox exec: %q\ndocker exec:  %q\nthey differ according to docs/differences.md: %t", script, got, want, differs)
 		}
 	}
+}
+
+// randomCalls are scripts for bash that call a program with EXEC BOX, its flags between the two, and see what it does with their streams.
+func randomCalls(seed uint64, n int) (scripts []string) {
+	rnd := rand.New(rand.NewPCG(seed, 34))
+	one := func(list ...string) string { return list[rnd.IntN(len(list))] }
+	quoted := func(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+	for range n {
+		call := "EXEC"
+		for _, flag := range []string{"-i", one("-e VALUE=a", "-e VALUE=", "-e 'VALUE= b  c'", "-e VALUE=ü=2", "-e VALUE", "-e UNSET"), one("-u node", "-u 1000:0", "-u 0", "-u node:node"), one("-w /", "-w /tmp", "-w /usr/../etc")} {
+			if rnd.IntN(3) == 0 || flag == "-i" && rnd.IntN(2) == 0 {
+				call += " " + flag
+			}
+		}
+		call += " BOX sh -c " + quoted(harness.RandomScript(rnd)) + one("", "", " name", " name 'a  b' ''")
+		out := one("", "", "", " >&-", " 2>&-", " >/dev/null", " 2>/dev/null", " | cat", " | wc -c", " | head -c 10", " 3>&1 >&2 2>&3", " 2>&1 | wc -c")
+		call = one("", "", "env -u HOME ", "timeout 600 ", "setsid -w ", "nice ") + call
+		call = one("", "", "", "printf 'a\\nb\\n' | ", "printf 'no end' | ", "head -c 200000 /dev/zero | ", "{ echo one; sleep 0.2; echo two; } | ", "</etc/passwd ", "</dev/null ", "<&- ", "<<<here ") + call
+		if strings.HasPrefix(out, " | ") && !strings.Contains(out, "head") { // before head's end, what comes first varies
+			call = "{ " + call + "; echo $?; }"
+		}
+		call += out
+		switch rnd.IntN(8) {
+		case 0:
+			call = `x=$(` + call + `); echo "$? $x"`
+		case 1:
+			call = "for i in 1 2; do " + call + "; echo $?; done"
+		case 2:
+			call = "printf '1\\n2\\n' | while read l; do " + call + "; echo $? $l; done"
+		case 3:
+			call = "if " + call + "; then echo yes; else echo no $?; fi; cat"
+		case 4:
+			call = "{ " + call + "; } & wait $!; echo $?"
+		default:
+			call += "; echo $?"
+		}
+		scripts = append(scripts, "export VALUE=outside; "+call)
+	}
+	return scripts
 }
 
 // Who ends the program ends the command, where docker's lives on, and the code says so.
@@ -473,12 +517,25 @@ func TestCopyIsAsDockerCp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const files = "mkdir -p there src/sub && echo f >src/f && chmod 750 src/f && echo g >src/sub/g && chmod 711 src/sub && echo old >there/old && ln -s src/f link && ln -s src dirlink"
-	for _, tt := range []struct{ from, to string }{
+	const files = "mkdir -p there src/sub && echo f >src/f && chmod 750 src/f && echo g >src/sub/g && chmod 711 src/sub && echo old >there/old && ln -s src/f link && ln -s src dirlink && ln -s none nowhere && ln -s loop loop"
+	type pair struct{ from, to string }
+	pairs := []pair{
 		{"src", "there"}, {"src", "new"}, {"src/.", "there"}, {"src/.", "new"}, {"src/", "there"}, {"src/", "new"}, {"src/./.", "there"},
 		{"src/f", "there"}, {"src/f", "new"}, {"src/f", "there/g"}, {".", "there"}, {".", "new"}, {"src/.", "there/"}, {"src/sub/..", "there"},
 		{"link", "there"}, {"link", "new"}, {"dirlink/", "there"}, {"dirlink/.", "new"},
-	} {
+	}
+	for _, seed := range harness.Seeds(1, 20) {
+		rnd := rand.New(rand.NewPCG(seed, 34))
+		one := func(list ...string) string { return list[rnd.IntN(len(list))] }
+		name := func() string {
+			return one("", "", "./", "src/../", "there/./") + one("src", "src/f", "src/sub", "src/sub/g", "there", "there/old", "link", "dirlink", "dirlink/sub", "nowhere", "loop", "new", "new/er", "src/f/below", ".") +
+				one("", "", "/", "/.", "//", "/..", "/./")
+		}
+		for range harness.Rounds(6, 20) {
+			pairs = append(pairs, pair{name(), name()})
+		}
+	}
+	for _, tt := range pairs {
 		results := map[string][2]string{}
 		for _, tool := range []string{"sandbox", "docker"} {
 			base, err := filepath.EvalSymlinks(t.TempDir())
@@ -495,25 +552,18 @@ func TestCopyIsAsDockerCp(t *testing.T) {
 			}
 			cp := func(from, to string) string {
 				if tool == "sandbox" {
-					code, _, errOut := call(t.Context(), "", append(prefix[1:], from, to)...)
-					if code != 0 {
-						return "fails " + errOut
+					if code, _, _ := call(t.Context(), "", append(prefix[1:], from, to)...); code != 0 {
+						return "fails "
 					}
-					return ""
-				}
-				if out, err := exec.Command(prefix[0], append(prefix[1:], from, to)...).CombinedOutput(); err != nil {
-					return "fails " + string(out)
+				} else if exec.Command(prefix[0], append(prefix[1:], from, to)...).Run() != nil {
+					return "fails "
 				}
 				return ""
 			}
-			setup := exec.Command("sh", "-c", files)
-			setup.Dir = base
-			if out, err := setup.CombinedOutput(); err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
 			slash := func(dir, name string) string { return dir + "/" + name } // filepath.Join would clean it
-			failed := cp(box+":"+slash("/t", tt.from), slash(base, tt.to))
 			const all = ` -printf '%y %m %p %l\n' 2>/dev/null | sort; find there new -type f 2>/dev/null | sort | xargs -r tail -v -n +1`
+			harness.Shell(t, `cd "$0" && `+files, base)
+			failed := cp(box+":"+slash("/t", tt.from), slash(base, tt.to))
 			find := exec.Command("sh", "-c", "find ."+all)
 			find.Dir = base
 			out, err := find.Output()
@@ -521,10 +571,9 @@ func TestCopyIsAsDockerCp(t *testing.T) {
 				t.Fatal(err)
 			}
 			outward := failed + list(string(out))
-			os.RemoveAll(filepath.Join(base, "new"))
-			os.RemoveAll(filepath.Join(base, "there"))
-			failed = cp(slash(base, strings.TrimPrefix(tt.from, "/")), box+":"+slash("/t", tt.to))
-			inward := failed + list(harness.Run(t, sb, "sh", "-c", "cd /t; find there new"+all))
+			harness.Shell(t, `cd "$0" && rm -rf ./* && `+files, base)
+			failed = cp(slash(base, tt.from), box+":"+slash("/t", tt.to))
+			inward := failed + list(harness.Run(t, sb, "sh", "-c", "cd /t; find ."+all))
 			results[tool] = [2]string{outward, inward}
 		}
 		if results["sandbox"] != results["docker"] {

@@ -370,6 +370,40 @@ func signed(b []byte) []byte {
 	return b
 }
 
+// The attributes of the directory that an archive is of become those of the directory that a program extracts it into, but not those
+// of a workspace.
+func TestWorkspacesKeepTheirAttributes(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	harness.Shell(t, `echo f >"$0"/f`, dir)
+	for _, file := range []string{dir, filepath.Join(dir, "f")} {
+		if err := unix.Setxattr(file, "user.top", []byte("theirs"), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, err := exec.CommandContext(t.Context(), "tar", "-C", dir, "--format=pax", "--xattrs", "-cf", "-", ".").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	attribute := func(file string) string {
+		value := make([]byte, 100)
+		n, _ := unix.Lgetxattr(file, "user.top", value)
+		return string(value[:max(n, 0)])
+	}
+	_, w, err := fill(t, b, 0)
+	if err != nil || attribute(w.dir) != "" || attribute(filepath.Join(w.dir, "f")) != "theirs" {
+		t.Errorf("Tarball: %v; the workspace has %q, a file %q", err, attribute(w.dir), attribute(filepath.Join(w.dir, "f")))
+	}
+	for program, command := range extractors {
+		into := t.TempDir()
+		cmd := exec.CommandContext(t.Context(), command[0], append(slices.Clone(command[1:]), "-C", into, "-f", "-")...)
+		cmd.Stdin = bytes.NewReader(b)
+		if out, err := cmd.CombinedOutput(); err != nil || attribute(into) != "theirs" {
+			t.Errorf("%s: %v, %s; the directory has %q, which docs/differences.md denies", program, err, out, attribute(into))
+		}
+	}
+}
+
 // Archives that no program writes today, and tar extracts. Where a Tarball differs it is for the
 // reason given, which docs/differences.md has in a table.
 func TestOddTarballsAreAsTarExtractsThem(t *testing.T) {

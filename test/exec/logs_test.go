@@ -293,6 +293,50 @@ func logsAreWhatWasWritten(t *testing.T, g *rand.Rand) {
 	}
 }
 
+// Where a log is not what was written: rows of docs/differences.md.
+func TestLogsAreNotWhatWasWritten(t *testing.T) {
+	t.Parallel()
+	sb := newLogged(t, `cd /workspace; printf 'a\377b\n'; head -c 16383 /dev/zero | tr '\0' x; echo é; printf 'no end, session %s' "$(cat session 2>/dev/null)"; touch done; exec sleep 1000`)
+	text := func() (main, commands []string) {
+		for _, l := range readLog(t, sb, sandbox.LogOptions{}, 0) {
+			if l.Command == "" {
+				main = append(main, strings.ReplaceAll(l.Text, strings.Repeat("x", 16383), "16383 x"))
+			} else {
+				commands = append(commands, l.Text)
+			}
+		}
+		return main, commands
+	}
+	for session := range 3 {
+		if session > 0 {
+			if _, err := sb.Stop(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := sb.Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		harness.WaitForFile(t, sb, "/workspace/done")
+		harness.Run(t, sb, "sh", "-c", fmt.Sprintf("rm done; echo %d >session", session+2))
+		cmd := sb.Command(t.Context(), "printf", `command\r\n`)
+		cmd.Detached = true
+		if err := cmd.Run(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := sb.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	main, commands := text()
+	const cut = "16383 x\uFFFD\uFFFD"
+	if want := []string{"a\uFFFDb", cut, "no end, session a\uFFFDb", cut, "no end, session 2", "a\uFFFDb", cut, "no end, session 3"}; !slices.Equal(main, want) {
+		t.Errorf("the main process: %q, want %q", main, want)
+	}
+	if want := []string{"command", "command", "command"}; !slices.Equal(commands, want) {
+		t.Errorf("commands: %q, want %q", commands, want)
+	}
+}
+
 // What the main process wrote is what "docker logs" has, for each choice of lines.
 func TestLogsAreThoseOfDockerLogs(t *testing.T) {
 	t.Parallel()

@@ -142,11 +142,14 @@ func differences(t *testing.T, section string) map[string]bool {
 const (
 	rowDelay   = "`WaitDelay` 0"
 	rowFiles   = "an `*os.File` as Stdout or Stderr"
+	rowUnread  = "a stream that nobody reads, while the other one is read"
+	rowRest    = "an `*os.File` as Stdin"
 	rowInput   = "a `Stdin` whose Read blocks"
 	rowContext = "the end of the context"
 	rowPath    = "a program, named by its path, or an interpreter that does not exist"
 	rowPATH    = "`PATH`"
 	rowEnv     = "an entry of `Env` without `=`"
+	rowPWD     = "`PWD`"
 	rowKill    = "`Kill`, `Timeout`"
 	rowFields  = "`Cancel`, `Process`, `ProcessState`, `ExtraFiles`, `SysProcAttr`, `Err`"
 )
@@ -171,7 +174,7 @@ func fixedCases() []cases.Case {
 		program("/workspace/dir"),
 		with(program("/workspace/plain/x"), func(c *cases.Case) { c.Differs = rowPath }),
 		with(program("/workspace/loop"), func(c *cases.Case) { c.Call = "start" }),
-		program("/" + strings.Repeat("n", 300)),
+		program("/workspace/" + strings.Repeat("n", 300)),
 		program("/workspace/dir/ok"),
 		with(program("./ok"), func(c *cases.Case) { c.Dir = "/workspace/dir"; c.Stdout = "buffer" }),
 		with(program("dir/ok"), func(c *cases.Case) { c.Dir = "/workspace"; c.Stdout = "buffer" }),
@@ -202,6 +205,18 @@ func fixedCases() []cases.Case {
 				c.Call = "start"
 			}))
 	}
+	all = append(all, with(program("/usr/bin/printenv", "PWD"), func(c *cases.Case) { c.Dir, c.Stdout = "/workspace/dir", "buffer" }),
+		with(program("/usr/bin/printenv", "PWD"), func(c *cases.Case) {
+			c.Dir, c.Env, c.Stdout, c.Differs = "/workspace/dir", []string{"A=1"}, "buffer", rowPWD
+		}),
+		with(cases.Shell("a file, all of which is read", "cat"), func(c *cases.Case) { c.Stdin, c.Stdout = "file", "buffer" }),
+		with(cases.Shell("a file, some of which is read", "head -c 3"), func(c *cases.Case) { c.Stdin, c.Stdout, c.Differs = "file", "buffer", rowRest }),
+		with(cases.Shell("stdout is read after stderr", "head -c 1500000 /dev/zero 2>/dev/null & sleep 0.5; exec seq 3000 >&2"), func(c *cases.Case) {
+			c.Call, c.Stdout, c.Stderr = "start", "pipe-last", "pipe"
+		}),
+		with(cases.Shell("stdout is read after stderr", "head -c 8000000 /dev/zero 2>/dev/null & sleep 0.5; exec seq 3000000 >&2"), func(c *cases.Case) {
+			c.Call, c.Stdout, c.Stderr, c.Differs = "start", "pipe-last", "pipe", rowUnread
+		}))
 	for _, act := range []string{"wait-first", "twice", "start-again", "pipes-again", "pipes-late"} {
 		all = append(all, with(cases.Shell(act, "cat; echo out"), func(c *cases.Case) { c.Call = "start"; c.Act = act; c.Stdin = "text"; c.Stdout = "buffer" }))
 	}

@@ -34,6 +34,8 @@ AuthorizedKeysFile /opt/sshd/authorized
 StrictModes no
 UsePAM no
 PermitRootLogin yes
+PermitUserEnvironment yes
+PrintMotd yes
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 PrintLastLog no

@@ -307,6 +307,10 @@ func TestSessionsAreAsSSHDsAre(t *testing.T) {
 		for _, seed := range harness.Seeds(20, 2000) {
 			cases = append(cases, onTerminal("stty -g; stty -a", generatedModes(seed)))
 		}
+		for _, seed := range harness.Seeds(40, 2000) {
+			rnd := rand.New(rand.NewPCG(seed, 35))
+			cases = append(cases, quiet(harness.RandomScript(rnd), []string{"", "a\nb\n", "no end", strings.Repeat("0123456789\n", 30_000)}[rnd.IntN(4)]))
+		}
 		// sshd takes five seconds to end some terminals: they end together.
 		seen := make([][2]string, len(cases))
 		var all errgroup.Group
@@ -324,6 +328,43 @@ func TestSessionsAreAsSSHDsAre(t *testing.T) {
 			if seen[n][0] != seen[n][1] {
 				t.Errorf("user %s, %s\nsshd %s\nours %s", user, c.name, seen[n][0], seen[n][1])
 			}
+		}
+	}
+}
+
+// What sshd does for a login, and how many sessions it has, is no part of a sandbox: rows of docs/differences.md.
+func TestLoginsAreNotAsSSHDs(t *testing.T) {
+	t.Parallel()
+	ours, sshd := servers(t)
+	harness.Run(t, ours.sb, "sh", "-c", `mkdir -p /root/.ssh; echo "touch /root/rc" >/root/.ssh/rc; echo OF_FILE=yes >/root/.ssh/environment; echo "message of the day" >/etc/motd`)
+	for _, s := range []*server{sshd, ours} {
+		differs := s == ours
+		client := s.connect(t, "root")
+		if got := quiet(`echo "<$OF_FILE>"`, "").do(newSession(t, s, client)); strings.Contains(got, "<>") != differs {
+			t.Errorf("%s: ~/.ssh/environment: %s", s.name, got)
+		}
+		shell := newSession(t, s, client)
+		shell.terminal("")
+		shell.start("")
+		io.WriteString(shell, "exit\n")
+		if got := shell.end(); !strings.Contains(got, "message of the day") != differs {
+			t.Errorf("%s: /etc/motd: %s", s.name, got)
+		}
+		if got := s.run(t, "rm /root/rc 2>/dev/null && echo ran || echo no"); (got == "no") != differs {
+			t.Errorf("%s: ~/.ssh/rc: %s", s.name, got)
+		}
+		refused := false
+		for n := range 101 { // sshd's configuration has 100
+			_, requests, err := client.OpenChannel("session", nil)
+			if err == nil {
+				go ssh.DiscardRequests(requests)
+			} else if refused = true; n < 90 {
+				t.Errorf("%s: session %d: %v", s.name, n, err)
+				break
+			}
+		}
+		if refused == differs {
+			t.Errorf("%s: of 101 sessions one is refused: %t", s.name, refused)
 		}
 	}
 }

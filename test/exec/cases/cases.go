@@ -131,6 +131,8 @@ type observer struct {
 	mu   sync.Mutex
 	wait sync.WaitGroup // readers of pipes
 	free chan struct{}  // closed when writers and readers that block may return
+	rest *os.File       // a file that is Stdin
+	errs chan struct{}  // closed when StderrPipe has been read
 }
 
 func (o *observer) note(what, result string) {
@@ -144,7 +146,7 @@ func (o *observer) note(what, result string) {
 
 // Run runs a case. A hang is a result.
 func Run(c Case, make Make) Result {
-	o := &observer{c: c, free: newSignal()}
+	o := &observer{c: c, free: newSignal(), errs: newSignal()}
 	ended := newSignal()
 	go func() {
 		defer close(ended)
@@ -189,6 +191,10 @@ func (o *observer) run(make Make) {
 		o.call(cancel)
 	}
 	o.wait.Wait()
+	if o.rest != nil {
+		b, err := io.ReadAll(o.rest)
+		o.note("rest of Stdin", content(b)+" "+Class(errors.Join(err, o.rest.Close())))
+	}
 	if out != nil {
 		o.res.Out = out.seen()
 	}
@@ -316,6 +322,16 @@ func (o *observer) stdin() io.Reader {
 		return strings.NewReader("")
 	case "text":
 		return strings.NewReader("some\ninput\n")
+	case "file":
+		f, err := os.CreateTemp("", "stdin")
+		if err != nil {
+			panic(err)
+		}
+		defer os.Remove(f.Name())
+		f.WriteString("some\ninput\n")
+		f.Seek(0, io.SeekStart)
+		o.rest = f
+		return f
 	case "large":
 		return bytes.NewReader(bytes.Repeat([]byte("0123456789abcde\n"), 1<<16))
 	case "bytes":
@@ -406,7 +422,7 @@ func writerOf(w *output) io.Writer {
 func (o *observer) output(name, kind string) *output {
 	took := func(b []byte) (int, error) { return len(b), nil }
 	switch kind {
-	case "", "same", "pipe", "pipe-closed", "pipe-ten", "pipe-after":
+	case "", "same", "pipe", "pipe-closed", "pipe-ten", "pipe-after", "pipe-last":
 		return nil
 	case "buffer":
 		return &output{write: took}
@@ -485,10 +501,16 @@ func (o *observer) read(name, kind string, r io.ReadCloser) {
 			o.note("read ten of "+name, content(b)+" "+Class(err))
 			o.note("close "+name, Class(r.Close()))
 		})
-	case "pipe":
+	case "pipe", "pipe-last":
 		got := make(chan struct{})
 		o.wait.Go(func() {
 			defer close(got)
+			if kind == "pipe-last" {
+				<-o.errs
+			}
+			if name == "StderrPipe" {
+				defer close(o.errs)
+			}
 			b, err := io.ReadAll(r)
 			o.note("read "+name, content(b)+" "+Class(err))
 		})
