@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -24,8 +25,9 @@ func (a *app) cpCommand() *cobra.Command {
 		Short: "Copy files into a sandbox or out of it: NAME:PATH is a path in a sandbox",
 		Long: `Copy a file or a tree into a sandbox, or out of it. NAME:PATH is a path in a sandbox, relative to
 /workspace unless it is absolute; write ./a:b for a file here whose name has a colon. A
-DESTINATION that is a directory, or ends with a slash, gets the copy under its own name. Of a
-SOURCE that is "." or ends with "/.", the contents are copied into DESTINATION, as by "docker cp".
+DESTINATION that is a directory gets the copy under its own name, and so does one that ends with a
+slash if SOURCE is a file; a directory becomes a DESTINATION that does not exist. Of a SOURCE that
+is "." or ends with "/.", the contents are copied into DESTINATION, as by "docker cp".
 
 To copy into a sandbox resumes it; a stopped one is read without resuming it.`,
 		Args:              cobra.ExactArgs(2),
@@ -47,18 +49,12 @@ To copy into a sandbox resumes it; a stopped one is read without resuming it.`,
 				return usagef("cp: archives are not read from stdin or written to stdout: write ./- for a file of that name, or see sandbox exec NAME -- tar")
 			case toName != "":
 				return a.copying(c, asJSON, toName, user, func(f copier) (sandbox.CopyReport, error) {
-					to := destination(from, to, func() bool {
-						st, err := f.Stat(c.Context(), to)
-						return err == nil && st.IsDir()
-					})
+					to := destination(from, to, os.Stat, func(name string) (fs.FileInfo, error) { return f.Stat(c.Context(), name) })
 					return f.CopyIn(c.Context(), from, to, sandbox.CopyOptions{Progress: a.progress.copied})
 				})
 			}
-			to = destination(from, to, func() bool {
-				st, err := os.Stat(to)
-				return err == nil && st.IsDir()
-			})
 			return a.copying(c, asJSON, fromName, user, func(f copier) (sandbox.CopyReport, error) {
+				to := destination(from, to, func(name string) (fs.FileInfo, error) { return f.Stat(c.Context(), name) }, os.Stat)
 				return f.CopyOut(c.Context(), from, to, sandbox.CopyOptions{Progress: a.progress.copied})
 			})
 		},
@@ -68,15 +64,19 @@ To copy into a sandbox resumes it; a stopped one is read without resuming it.`,
 	return c
 }
 
-// destination returns where a copy goes: into a directory that exists, or with a slash, under the
-// copy's name; but to itself if the contents of a directory are copied.
-func destination(from, to string, isDirectory func() bool) string {
+// destination returns where a copy goes: into a directory that exists, under the copy's name, but to itself if the contents of a
+// directory are copied. What does not exist becomes the copy of a directory, as by docker cp, with or without a slash.
+func destination(from, to string, statFrom, statTo func(string) (fs.FileInfo, error)) string {
 	from = strings.TrimRight(from, "/")
 	if contents := from == "." || strings.HasSuffix(from, "/."); contents {
 		return cmp.Or(strings.TrimRight(to, "/"), to[:min(len(to), 1)])
 	}
-	if isDirectory() {
-		to += "/"
+	if st, err := statTo(to); err == nil && st.IsDir() {
+		return to + "/"
+	} else if errors.Is(err, fs.ErrNotExist) && strings.HasSuffix(to, "/") {
+		if st, err := statFrom(from); err == nil && st.IsDir() {
+			return strings.TrimRight(to, "/")
+		}
 	}
 	return to
 }
