@@ -531,7 +531,7 @@ func TestTransformedConnectionsWaitForTheirTurn(t *testing.T) {
 func TestTransformedConnectionsWithoutRoomAreBusy(t *testing.T) {
 	l := newLab(t)
 	l.enforcer.injector.slots = make(chan struct{}, 1)
-	l.enforcer.patience = time.Second
+	l.enforcer.patience = 5 * time.Second // also of the first one's dial
 	arrived, goOn := make(chan struct{}), make(chan struct{})
 	l.serveTLS(alphaAddr+":7443", &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		arrived <- struct{}{}
