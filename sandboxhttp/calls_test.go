@@ -113,7 +113,7 @@ func TestRequestsMakeTheCallsThatTheyNeed(t *testing.T) {
 	created, forked := harness.UniqueName(t), harness.UniqueName(t)
 	for _, change := range [][3]string{
 		{"POST", "/sandboxes", `{"stopTimeoutMs": 1000, "name": "` + created + `"}`}, {"POST", "/sandboxes/{name}/fork", `{"name": "` + forked + `"}`},
-		{"DELETE", "/sandboxes/" + created}, {"DELETE", "/sandboxes/" + forked},
+		{"DELETE", "/sandboxes/" + created + "?preserveVolume=false"}, {"DELETE", "/sandboxes/" + forked + "?preserveVolume=false"},
 		{"POST", "/sandboxes/{name}/start"}, {"PATCH", "/sandboxes/{name}", `{"tags": {"k": "v"}}`}, {"POST", "/sandboxes/{name}/stop"}, {"PATCH", "/sandboxes/{name}", `{"tags": {"k": "w"}}`},
 	} {
 		measured := ""

@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "a8b15fb66faec554daff0dec963e7459d433895c6b75f09ea4f8465dbc281926", size: 10317950},
-	"arm64": {sha256: "3ff9d06a31f9cce84d1f4e2cef3ad7037a39b0518c6ba155d2ccdfe107034b87", size: 9568382},
+	"amd64": {sha256: "5c88e39da4246187d99f9e64b2e17745400dd1f5f9c111b42b32379d4bad6191", size: 10338430},
+	"arm64": {sha256: "e1e904c2a0a46aca25036a797a80e12b0b4b2e27ad8381728d227838a01261d4", size: 9633918},
 }

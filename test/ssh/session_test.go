@@ -205,6 +205,19 @@ func sessionCases(user string) []sessionCase {
 		quiet("exec <&-; sleep 0.2; echo done", strings.Repeat("z", 4<<20)), quiet("cat >&2", "to stderr"), quiet("read x; echo $x; exit 4", "no newline"),
 		onTerminal("stty -g; stty -a", ""), onTerminal(winsize, ""), onTerminal("tty >/dev/null && echo yes; exit 9", ""), onTerminal("echo a; echo b >&2", ""),
 		onTerminal("sleep 0.1 & exit 3", ""), onTerminal("kill -9 $$", ""), onTerminal("kill -HUP 0; sleep 5", ""),
+		quiet(`test "$(cut -d' ' -f6 /proc/$$/stat)" = $$ && echo own session || echo another`, ""), quiet(`sleep 1000 & pkill -x sleep -s 0; wait $!; echo $?`, ""),
+		{"an empty command", func(s *session) string {
+			return fmt.Sprint(s.ask("exec", struct{ Command string }{""}))
+		}},
+		{"a terminal without a type", func(s *session) string {
+			ok := s.ask("pty-req", struct {
+				Term                      string
+				Cols, Rows, Width, Height uint32
+				Modes                     string
+			}{})
+			s.start("echo $TERM")
+			return fmt.Sprint(ok, s.end())
+		}},
 		{"a shell that reads its commands", func(s *session) string {
 			s.start("")
 			io.WriteString(s, "echo $-; echo $((6*7))\nexit 5\n")
@@ -329,6 +342,23 @@ func TestSessionsAreAsSSHDsAre(t *testing.T) {
 				t.Errorf("user %s, %s\nsshd %s\nours %s", user, c.name, seen[n][0], seen[n][1])
 			}
 		}
+	}
+}
+
+// A command whose client leaves without a goodbye runs its trap, whatever its shell writes before.
+func TestTrapsRunWhenTheClientLeaves(t *testing.T) {
+	t.Parallel()
+	ours, _ := servers(t)
+	for i, script := range []string{
+		`trap 'touch hup%d; exit' HUP; echo ready; while :; do sleep .1; done`, `trap 'touch hup%d' EXIT; trap 'exit 1' HUP; echo ready; while :; do sleep .1; done`,
+		`trap 'touch hup%d; exit' HUP; echo ready; sleep 1000 & wait`, `trap 'touch hup%d; exit' HUP; echo ready; while :; do echo more; sleep .1; done`,
+	} {
+		client := ours.connect(t, "root")
+		s := newSession(t, ours, client)
+		s.start(fmt.Sprintf(script, i))
+		s.until("ready\n")
+		client.Close()
+		harness.WaitForFile(t, ours.sb, fmt.Sprintf("/root/hup%d", i))
 	}
 }
 

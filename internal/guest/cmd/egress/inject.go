@@ -3,6 +3,7 @@
 package egress
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
@@ -64,6 +65,9 @@ const (
 	expectTime = time.Second
 	// maxRepeat bounds the body of a request that is sent again if the server has declined it.
 	maxRepeat = 64 << 10
+	// maxDials bounds the new connections for one request. Package http takes another one each time that an HTTP/2 server ends the
+	// last one, or the request by a PROTOCOL_ERROR, which need not mean that it has not processed the request.
+	maxDials = 2
 )
 
 // configure prepares for a policy that transforms names, with additional roots for their
@@ -135,6 +139,9 @@ func (i *injector) newTransports(r *replay, config *tls.Config) *transports {
 	base := func() *http.Transport {
 		return &http.Transport{
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				if dials, ok := ctx.Value(dialsKey{}).(*atomic.Int32); ok && dials.Add(1) > maxDials {
+					return nil, errTooManyDials
+				}
 				return i.dial(ctx, r.name, r.to)
 			},
 			TLSClientConfig:        config.Clone(),
@@ -154,9 +161,15 @@ func (i *injector) newTransports(r *replay, config *tls.Config) *transports {
 	return t
 }
 
+// dialsKey is the key of the number of connections that were begun for a request.
+type dialsKey struct{}
+
+var errTooManyDials = fmt.Errorf("it has declined the request on %d connections", maxDials)
+
 // roundTrip sends a request. One that can't be repeated never takes a connection that an HTTP/1.1
 // server may be closing, and an upgrade is possible by HTTP/1.1 alone.
 func (t *transports) roundTrip(r *http.Request) (*http.Response, error) {
+	r = r.WithContext(context.WithValue(r.Context(), dialsKey{}, new(atomic.Int32)))
 	if r.Header.Get("Upgrade") != "" || t.old.Load() && !repeatable(r) {
 		return t.single.RoundTrip(r)
 	}
@@ -331,6 +344,7 @@ type replayKey struct{}
 // listen starts the HTTP server for the clients.
 func (i *injector) listen() {
 	quiet := log.New(io.Discard, "", 0)
+	log.SetOutput(io.Discard) // where package http writes what servers send: it is the container's log
 	forward := &httputil.ReverseProxy{
 		Rewrite:       i.rewrite,
 		Transport:     roundTripper(i.roundTrip),
@@ -359,6 +373,14 @@ func (i *injector) listen() {
 			if r.Header.Get("Upgrade") == "" && i.crowded() {
 				w.Header().Set("Connection", "close")
 			}
+			defer func() { // the head of an answer that breaks off reaches the client, too
+				if failed := recover(); failed != nil {
+					if failed == http.ErrAbortHandler {
+						_ = http.NewResponseController(w).Flush()
+					}
+					panic(failed)
+				}
+			}()
 			forward.ServeHTTP(plainWriter{w}, r)
 		}),
 		ConnState: i.follow,
@@ -387,7 +409,32 @@ func (w plainWriter) WriteHeader(status int) {
 		}
 	}
 	w.ResponseWriter.WriteHeader(status)
+	if status >= 200 { // else a trailer would have the values of a header with its name, too
+		for _, announced := range w.Header()["Trailer"] {
+			for name := range strings.SplitSeq(announced, ",") {
+				delete(w.Header(), http.CanonicalHeaderKey(strings.TrimSpace(name)))
+			}
+		}
+	}
 }
+
+// Hijack is for ReverseProxy, which would lose what the server has read already of a client that asks for an upgrade.
+func (w plainWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, buffered, err := http.NewResponseController(w.ResponseWriter).Hijack()
+	if err != nil {
+		return nil, nil, err
+	}
+	said, err := buffered.Peek(buffered.Reader.Buffered())
+	return &upgraded{conn.(*tls.Conn), io.MultiReader(bytes.NewReader(said), conn)}, buffered, err
+}
+
+// upgraded is a client's connection that is read from what came first.
+type upgraded struct {
+	*tls.Conn
+	from io.Reader
+}
+
+func (u *upgraded) Read(b []byte) (int, error) { return u.from.Read(b) }
 
 // Unwrap is for [http.ResponseController].
 func (w plainWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
@@ -431,7 +478,13 @@ func (i *injector) rewrite(p *httputil.ProxyRequest) {
 	p.Out.URL.RawQuery = p.In.URL.RawQuery // without it parameters that Go can't parse are missing
 	// On a connection that goes on, a refused body would have to be sent all the same.
 	p.Out.Close = p.In.Header.Get("Expect") != ""
+	if p.In.ContentLength < 0 && p.In.Trailer == nil {
+		p.In.Trailer = make(http.Header) // for those that are not announced
+	}
 	p.Out.Trailer = p.In.Trailer // which has its values once the body is read
+	if offers := p.In.Header["Upgrade"]; len(offers) > 1 && p.Out.Header["Upgrade"] != nil {
+		p.Out.Header["Upgrade"] = offers
+	}
 	for _, name := range forwarded {
 		if values, have := p.In.Header[name]; have {
 			p.Out.Header[name] = values
@@ -468,6 +521,7 @@ func escapeInvalid(rawPath string) string {
 }
 
 func (i *injector) roundTrip(r *http.Request) (*http.Response, error) {
+	asked := r
 	s, secret := i.secret(r.Context())
 	if secret == nil {
 		return nil, &hookError{http.StatusForbidden, "the network policy does not allow this name"}
@@ -483,7 +537,22 @@ func (i *injector) roundTrip(r *http.Request) (*http.Response, error) {
 	if err := makeRewindable(r); err != nil {
 		return nil, err
 	}
-	return i.out(to).roundTrip(r)
+	answer, err := i.out(to).roundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	switch answer.StatusCode {
+	case http.StatusSwitchingProtocols:
+		// ReverseProxy takes the only one that was offered.
+		if chosen := answer.Header.Get("Upgrade"); httpguts.HeaderValuesContainsToken(asked.Header["Upgrade"], chosen) {
+			asked.Header.Set("Upgrade", chosen)
+		}
+	case 999: // a length is that of another answer
+		answer.Body.Close()
+		answer.Body, answer.ContentLength = http.NoBody, 0
+		answer.Header.Del("Content-Length")
+	}
+	return answer, nil
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)

@@ -4,6 +4,7 @@ package egress
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -19,10 +20,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
@@ -263,6 +267,7 @@ func TestOnlyTheHeadersThatAreSetChange(t *testing.T) {
 		uri, body, trailer string
 		header             http.Header
 	}
+	announced := map[string]string{"7443": "Trailer: Sum\r\n"} // HTTP/2 has no others
 	for port, protocols := range map[string]*http.Protocols{"7443": nil, "7444": onlyHTTP1()} {
 		requests := make(chan seen, 1)
 		l.serveTLS(alphaAddr+":"+port, &http.Server{Protocols: protocols, Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -280,7 +285,7 @@ func TestOnlyTheHeadersThatAreSetChange(t *testing.T) {
 		for target, want := range targets {
 			conn := l.tlsTo(port, "secret.example.com")
 			io.WriteString(conn, "POST "+target+" HTTP/1.1\r\nHost: secret.example.com\r\nX-Raw: caf\xe9\r\nForwarded: for=me\r\nX-Forwarded-For: 192.0.2.1\r\nX-Forwarded-Host: h\r\n"+
-				"Trailer: Sum\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n4\r\nbody\r\n0\r\nSum: 7\r\n\r\n")
+				announced[port]+"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n4\r\nbody\r\n0\r\nSum: 7\r\n\r\n")
 			if answer, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 200 OK") {
 				t.Fatalf("%s: %s, %v", target, answer, err)
 			}
@@ -449,11 +454,17 @@ func TestAPostTakesNoConnectionThatMayBeClosed(t *testing.T) {
 // clear text, whose requests would pass unseen, is not offered.
 func TestUpgradesReachServersThatHaveHTTP2(t *testing.T) {
 	l := newLab(t)
+	waiting, goOn := make(chan struct{}), make(chan struct{})
 	l.serveTLS(alphaAddr+":7443", &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		kind := r.Header.Get("Upgrade")
 		if kind == "" {
 			io.WriteString(w, "none")
 			return
+		}
+		if r.URL.Path == "/chooses" {
+			kind = "websocket"
+			waiting <- struct{}{}
+			<-goOn
 		}
 		conn, rw, err := http.NewResponseController(w).Hijack()
 		if err != nil {
@@ -481,10 +492,194 @@ func TestUpgradesReachServersThatHaveHTTP2(t *testing.T) {
 			t.Errorf("%s: %q, %v", kind, got, err)
 		}
 	}
+	// Several offers, of which the server chooses one, and what the client sends before the answer.
+	for offers, early := range map[string]string{"Upgrade: foo, websocket": "", "Upgrade: websocket, foo": "early", "Upgrade: foo\r\nUpgrade: websocket": "early and late"} {
+		conn := l.tlsTo("7443", "secret.example.com")
+		fmt.Fprintf(conn, "GET /chooses HTTP/1.1\r\nHost: secret.example.com\r\nConnection: Upgrade\r\n%s\r\n\r\n%s", offers, strings.TrimSuffix(early, " and late"))
+		<-waiting
+		if strings.HasSuffix(early, "late") {
+			io.WriteString(conn, " and late")
+		}
+		goOn <- struct{}{}
+		r := bufio.NewReader(conn)
+		resp, err := http.ReadResponse(r, nil)
+		if err != nil || resp.StatusCode != 101 || resp.Header.Get("Upgrade") != "websocket" {
+			t.Errorf("%s: %v, %v", offers, resp, err)
+			continue
+		}
+		conn.CloseWrite()
+		if got, err := io.ReadAll(r); err != nil || string(got) != token+early {
+			t.Errorf("%s: %q, %v, want %q", offers, got, err, token+early)
+		}
+	}
 	conn := l.tlsTo("7443", "secret.example.com")
 	io.WriteString(conn, "GET / HTTP/1.1\r\nHost: secret.example.com\r\nConnection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n")
 	if got, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(got), "HTTP/1.1 200 OK") || !strings.HasSuffix(string(got), "none") {
 		t.Errorf("h2c: %q, %v", got, err)
+	}
+}
+
+// rawH2 serves HTTP/2 at an address: end ends each stream whose request is complete.
+func (l *lab) rawH2(addr string, end func(f *http2.Framer, id uint32, path string)) {
+	config := l.tls.Clone()
+	config.NextProtos = []string{"h2"}
+	l.listen(addr, func(conn *net.TCPConn) {
+		server := tls.Server(conn, config)
+		if _, err := io.ReadFull(server, make([]byte, len(http2.ClientPreface))); err != nil {
+			return
+		}
+		f := http2.NewFramer(server, server)
+		f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+		f.WriteSettings()
+		paths := map[uint32]string{}
+		for {
+			frame, err := f.ReadFrame()
+			if err != nil {
+				return
+			}
+			switch frame := frame.(type) {
+			case *http2.SettingsFrame:
+				if !frame.IsAck() {
+					f.WriteSettingsAck()
+				}
+			case *http2.MetaHeadersFrame:
+				if paths[frame.StreamID] = frame.PseudoValue("path"); frame.StreamEnded() {
+					end(f, frame.StreamID, paths[frame.StreamID])
+				}
+			case *http2.DataFrame:
+				if frame.StreamEnded() {
+					end(f, frame.StreamID, paths[frame.StreamID])
+				}
+			}
+		}
+	})
+}
+
+// A request that an HTTP/2 server ends without an answer is sent once more at most, whatever package http would do.
+func TestRequestsThatAServerDeclinesEnd(t *testing.T) {
+	l := newLab(t)
+	var sent atomic.Int32
+	l.rawH2(alphaAddr+":7443", func(f *http2.Framer, id uint32, path string) {
+		sent.Add(1)
+		if path == "/goaway" {
+			f.WriteGoAway(0, http2.ErrCodeNo, nil)
+		} else {
+			f.WriteRSTStream(id, http2.ErrCodeProtocol)
+		}
+	})
+	l.begin(1, parse(t, "transform=secret.example.com"), withSecret(l, "secret.example.com"))
+	for _, path := range []string{"/goaway", "/reset"} {
+		for _, body := range []string{"", "body"} {
+			sent.Store(0)
+			req, err := http.NewRequest(http.MethodPost, "https://secret.example.com:7443"+path, strings.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := fetch(l.client(false), req)
+			if n := sent.Load(); n < 1 || n > maxDials || !strings.Contains(got, "declined") {
+				t.Errorf("%s with %q is sent %d times, then %q", path, body, n, got)
+			}
+		}
+	}
+}
+
+// Answers that have no body may have the length of one, by HTTP/1.1 and HTTP/2.
+func TestAnswersWithoutABodyMayHaveALength(t *testing.T) {
+	l := newLab(t)
+	l.rawH2(alphaAddr+":7443", func(f *http2.Framer, id uint32, path string) {
+		var block bytes.Buffer
+		headers := hpack.NewEncoder(&block)
+		headers.WriteField(hpack.HeaderField{Name: ":status", Value: strings.Trim(path, "/")})
+		headers.WriteField(hpack.HeaderField{Name: "content-length", Value: "1234"})
+		headers.WriteField(hpack.HeaderField{Name: "etag", Value: "e"})
+		f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true, EndStream: true})
+	})
+	l.raw(alphaAddr+":7444", func(path string) string {
+		return "HTTP/1.1 " + strings.Trim(path, "/") + " x\r\nContent-Length: 1234\r\nETag: e\r\n\r\n"
+	})
+	l.begin(1, parse(t, "transform=secret.example.com"), withSecret(l, "secret.example.com"))
+	for _, port := range []string{"7443", "7444"} {
+		for _, h2 := range []bool{false, true} {
+			for _, status := range []int{http.StatusNoContent, http.StatusNotModified} {
+				resp, err := l.client(h2).Do(get(fmt.Sprintf("https://secret.example.com:%s/%d", port, status)))
+				if err != nil {
+					t.Errorf("%d at port %s, HTTP/2 %t: %v", status, port, h2, err)
+					continue
+				}
+				body, err := io.ReadAll(resp.Body)
+				resp.Body.Close()
+				if resp.StatusCode != status || resp.Header.Get("ETag") != "e" || len(body) > 0 || err != nil {
+					t.Errorf("%d at port %s, HTTP/2 %t: %s %v, %q, %v", status, port, h2, resp.Status, resp.Header, body, err)
+				}
+			}
+		}
+	}
+	resp, err := l.client(false).Head("https://secret.example.com:7444/200")
+	if err != nil || resp.ContentLength != 1234 {
+		t.Errorf("HEAD: %v, %v", resp, err)
+	}
+}
+
+// The head of an answer that breaks off arrives, trailers have their own values, and what servers send in between is not logged.
+func TestOddAnswersArriveAsTheyAre(t *testing.T) {
+	l := newLab(t)
+	var logged bytes.Buffer
+	log.SetOutput(&logged)
+	t.Cleanup(func() { log.SetOutput(os.Stderr) })
+	l.listen(alphaAddr+":7443", func(conn *net.TCPConn) {
+		server := tls.Server(conn, l.tls)
+		defer server.Close()
+		requests := bufio.NewReader(server)
+		for {
+			r, err := http.ReadRequest(requests)
+			if err != nil {
+				return
+			}
+			switch r.URL.Path {
+			case "/breaks":
+				io.WriteString(server, "HTTP/1.1 201 Created\r\nX-A: b\r\nContent-Length: 20\r\n\r\n")
+				return
+			case "/trailer":
+				io.WriteString(server, "HTTP/1.1 200 OK\r\nState: header\r\nTrailer: State\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nState: trailer\r\n\r\n")
+			default:
+				io.WriteString(server, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokmore than was announced")
+			}
+		}
+	})
+	l.begin(1, parse(t, "transform=secret.example.com"), withSecret(l, "secret.example.com"))
+	url := "https://secret.example.com:7443"
+	for range 20 {
+		for _, h2 := range []bool{false, true} {
+			resp, err := l.client(h2).Do(get(url + "/breaks"))
+			if err != nil {
+				t.Fatalf("HTTP/2 %t: %v", h2, err)
+			}
+			_, err = io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusCreated || resp.Header.Get("X-A") != "b" || err == nil {
+				t.Errorf("HTTP/2 %t: %s %v, %v", h2, resp.Status, resp.Header, err)
+			}
+		}
+	}
+	for _, h2 := range []bool{false, true} {
+		resp, err := l.client(h2).Do(get(url + "/trailer"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if got := resp.Trailer["State"]; string(body) != "ok" || err != nil || resp.Header.Get("State") != "header" || !slices.Equal(got, []string{"trailer"}) {
+			t.Errorf("HTTP/2 %t: %v, %q, %v, trailer %q", h2, resp.Header, body, err, got)
+		}
+	}
+	client := l.client(false)
+	for range 3 {
+		if got := fetch(client, get(url+"/more")); got != "ok" {
+			t.Errorf("an answer with more behind it: %q", got)
+		}
+	}
+	if logged.Len() > 0 {
+		t.Errorf("logged: %s", &logged)
 	}
 }
 

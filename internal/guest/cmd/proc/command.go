@@ -67,7 +67,8 @@ func Start(r *Reaper, req wire.Exec) (*Command, *wire.StartError) {
 	attr := &syscall.ProcAttr{
 		Dir: l.dir, Env: l.env,
 		Files: []uintptr{uintptr(theirs[0]), uintptr(theirs[1]), uintptr(theirs[2])},
-		Sys:   &syscall.SysProcAttr{Credential: l.credential(), Setpgid: !req.TTY, Setsid: req.TTY, Setctty: req.TTY},
+		// A session of its own, as by sshd and docker exec: "pkill -s 0" is for this command alone.
+		Sys: &syscall.SysProcAttr{Credential: l.credential(), Setsid: true, Setctty: req.TTY},
 	}
 	if !req.Detached {
 		// The command dies with the thread that started it. Go ends no thread, unless a
@@ -421,7 +422,7 @@ func (c *Command) pump(f *os.File, w io.Writer, cut *atomic.Bool) {
 	for {
 		n, err := f.Read(buf[:wire.PacketData])
 		if n > 0 {
-			if _, err := w.Write(buf[:n]); err != nil {
+			if _, err := w.Write(buf[:n]); err != nil && !c.hungUp.Load() {
 				break
 			}
 		}
@@ -494,19 +495,22 @@ func (c *Command) HangUp() {
 	if err != nil {
 		return
 	}
-	// Without a terminal its processes are in the server's session.
-	ours, err := unix.Getsid(0)
-	if err != nil {
-		return
-	}
 	pid := c.child.PID
-	for _, p := range Tree(table, func(p Process) bool { return p.PID == pid || p.Group == pid || p.Session == pid }) {
-		if p.Session == pid || !c.req.TTY && p.Session == ours {
+	for _, p := range Tree(table, func(p Process) bool { return p.PID == pid || p.Session == pid }) {
+		if p.Session == pid {
 			p.Signal(unix.SIGHUP)
 			p.Signal(unix.SIGCONT)
 		}
 	}
-	// Nobody reads its output any more, and as with sshd a write fails.
+	// Nobody reads its output any more, and as with sshd a write fails, soon: a shell says which child has got the SIGHUP before it
+	// runs its trap.
 	c.hungUp.Store(true)
-	c.cut()
+	if c.req.TTY {
+		c.cut()
+		return
+	}
+	time.AfterFunc(hangUpDelay, c.cut)
 }
+
+// hangUpDelay is how long what a command writes after HangUp is dropped.
+const hangUpDelay = 500 * time.Millisecond

@@ -3,6 +3,7 @@
 package sshserver
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -91,13 +92,13 @@ func (s *sshSession) request(kind string, payload []byte) (ok bool, then func())
 		s.env = append(s.env, kv)
 		return true, nil
 	case "shell":
-		return s.start("")
+		return s.start()
 	case "exec":
 		command, err := decodeString(payload)
-		if err != nil || command == "" {
+		if err != nil {
 			return false, nil
 		}
-		return s.start(command)
+		return s.start("-c", command)
 	case "subsystem":
 		if name, err := decodeString(payload); err != nil || name != wire.VerbSFTP {
 			return false, nil
@@ -124,16 +125,11 @@ func (s *sshSession) request(kind string, payload []byte) (ok bool, then func())
 	return false, nil
 }
 
-// start runs a command by the user's shell, or the shell itself. It is no login shell:
-// those replace the image's PATH.
-func (s *sshSession) start(command string) (bool, func()) {
+// start runs the user's shell with arguments. It is no login shell: those replace the image's PATH.
+func (s *sshSession) start(args ...string) (bool, func()) {
 	return s.launch(func(id accounts.User) wire.Exec {
 		shell := shellOf(id)
-		req := wire.Exec{Path: shell, Args: []string{path.Base(shell)}}
-		if command != "" {
-			req.Args = append(req.Args, "-c", command)
-		}
-		return req
+		return wire.Exec{Path: shell, Args: append([]string{path.Base(shell)}, args...)}
 	})
 }
 
@@ -206,7 +202,7 @@ func (s *sshSession) environment(name string, id accounts.User) []string {
 	env = append(env, s.env...)
 	env = append(env, "SHELL="+shellOf(id), "SSH_CLIENT=UNKNOWN 65535 65535", "SSH_CONNECTION=UNKNOWN 65535 UNKNOWN 65535")
 	if s.tty != nil {
-		env = append(env, "TERM="+s.tty.term)
+		env = append(env, "TERM="+cmp.Or(s.tty.term, "dumb")) // as bash has it if there is none
 	}
 	return env
 }
