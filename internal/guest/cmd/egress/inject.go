@@ -547,7 +547,7 @@ func (i *injector) roundTrip(r *http.Request) (*http.Response, error) {
 		if chosen := answer.Header.Get("Upgrade"); httpguts.HeaderValuesContainsToken(asked.Header["Upgrade"], chosen) {
 			asked.Header.Set("Upgrade", chosen)
 		}
-	case 999: // a length is that of another answer
+	case http.StatusNoContent, http.StatusNotModified: // a length is that of another answer
 		answer.Body.Close()
 		answer.Body, answer.ContentLength = http.NoBody, 0
 		answer.Header.Del("Content-Length")
