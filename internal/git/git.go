@@ -126,7 +126,11 @@ func New(ctx context.Context, repo Repo) (c *Clone, err error) {
 	if err != nil {
 		return nil, err
 	}
-	temp, err := os.MkdirTemp("", "agent-sandbox-git-")
+	parent, err := filepath.Abs(os.TempDir()) // git runs in another directory
+	if err != nil {
+		return nil, err
+	}
+	temp, err := os.MkdirTemp(parent, "agent-sandbox-git-")
 	if err != nil {
 		return nil, err
 	}
@@ -158,7 +162,7 @@ func New(ctx context.Context, repo Repo) (c *Clone, err error) {
 		return c, err
 	}
 	// It serves no purpose in the sandbox.
-	if err := os.Remove(filepath.Join(c.Dir, ".git", "FETCH_HEAD")); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(filepath.Join(r.gitDir(), "FETCH_HEAD")); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return c, err
 	}
 	return c, nil
@@ -171,6 +175,10 @@ type runner struct {
 	temp, dir string
 	sha256    bool // the repository's IDs have 64 digits, as far as is known
 }
+
+// gitDir is the clone's repository. Git gets it even before it exists: otherwise it would look for one
+// in the directories above.
+func (r *runner) gitDir() string { return filepath.Join(r.dir, ".git") }
 
 var (
 	fullID  = regexp.MustCompile(`^([0-9a-fA-F]{40}|[0-9a-fA-F]{64})$`)
@@ -466,7 +474,7 @@ func (r *runner) environ() []string {
 	// The clone's reflog names the committer. Don't put this machine's user there.
 	env := []string{
 		"HOME=" + filepath.Join(r.temp, "home"), "GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=" + r.trusted(), "GIT_ATTR_NOSYSTEM=1",
-		"GIT_TERMINAL_PROMPT=0", "SSH_ASKPASS_REQUIRE=never", "GIT_LFS_SKIP_SMUDGE=1", "GIT_ALLOW_PROTOCOL=" + allowed, "LC_ALL=C",
+		"GIT_DIR=" + r.gitDir(), "GIT_TERMINAL_PROMPT=0", "SSH_ASKPASS_REQUIRE=never", "GIT_LFS_SKIP_SMUDGE=1", "GIT_ALLOW_PROTOCOL=" + allowed, "LC_ALL=C",
 		"GIT_COMMITTER_NAME=sandbox", "GIT_COMMITTER_EMAIL=sandbox@localhost", "GIT_AUTHOR_NAME=sandbox", "GIT_AUTHOR_EMAIL=sandbox@localhost",
 	}
 	for _, key := range inherited {

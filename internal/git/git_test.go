@@ -306,6 +306,52 @@ func TestNothingOfTheHostsConfigurationTakesPart(t *testing.T) {
 	}
 }
 
+// The clone is below TMPDIR, in whatever repository that is: its configuration
+// takes no part, as the user's does not.
+func TestTMPDIRMayBeAnywhere(t *testing.T) {
+	r := gittest.New(t)
+	top := t.TempDir()
+	for _, dir := range []string{"relative", "configured", "configured:1", "broken"} {
+		if err := os.Mkdir(filepath.Join(top, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if name := filepath.Join(top, dir); strings.HasPrefix(dir, "configured") {
+			gittest.Run(t, name, "init", "-q")
+			gittest.Run(t, name, "config", "url.file:///nowhere/.insteadOf", "file:///")
+		}
+	}
+	if err := errors.Join(os.WriteFile(filepath.Join(top, "broken", ".git"), []byte("gitdir: nowhere\n"), 0o644), os.Symlink("configured", filepath.Join(top, "link"))); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(top)
+	for _, dir := range []string{"relative", filepath.Join(top, "configured"), filepath.Join(top, "configured:1"), filepath.Join(top, "broken"), filepath.Join(top, "link")} {
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			t.Setenv("TMPDIR", dir)
+			for rev, want := range map[string]string{"": "3", "v2": "2", "refs/tags/v2": "2", "refs/heads/dev": "dev", r.Commits[0]: "1", r.Commits[0][:8]: "1", "refs/pull/1/head": "hidden"} {
+				for _, depth := range []int{0, 1} {
+					c, err := git.New(t.Context(), git.Repo{Location: parse(t, "file://"+r.Dir), Revision: rev, Depth: depth})
+					if err != nil {
+						t.Errorf("New of %q with depth %d: %v", rev, depth, err)
+						continue
+					}
+					if got := read(t, c.Dir, "n"); got != want {
+						t.Errorf("%q with depth %d is commit %q, want %q", rev, depth, got, want)
+					}
+					if err := c.Remove(); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			if _, err := git.New(t.Context(), git.Repo{Location: parse(t, "file://"+r.Dir), Revision: "nosuch"}); !errors.As(err, new(*git.MissingError)) {
+				t.Errorf("New of a revision that is missing: %v", err)
+			}
+			if left := must(filepath.Glob(filepath.Join(dir, "agent-sandbox-*"))); len(left) > 0 {
+				t.Errorf("left: %q", left)
+			}
+		})
+	}
+}
+
 // The credentials are in no process' arguments or environment while git runs, and in no
 // error. A server that sends us to another one does not get the other one told.
 func TestCredentialsAreNowhere(t *testing.T) {

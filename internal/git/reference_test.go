@@ -140,6 +140,25 @@ func TestRepositoriesOfOthersAreClonedAsByGit(t *testing.T) {
 	}
 }
 
+// A repository that TMPDIR is in says nothing of whom to trust.
+func TestSafeDirectoryOfTheRepositoryAbove(t *testing.T) {
+	r := gittest.New(t)
+	giveAway(t, r.Root, 4711)
+	above := filepath.Join(t.TempDir(), "a:b")
+	gittest.Run(t, filepath.Dir(above), "init", "-q", above)
+	gittest.Run(t, above, "config", "safe.directory", "*")
+	t.Setenv("TMPDIR", above)
+	t.Setenv("GIT_CONFIG_GLOBAL", os.DevNull)
+	t.Setenv("GIT_CONFIG_SYSTEM", os.DevNull)
+	c, err := git.New(t.Context(), git.Repo{Location: parse(t, r.Dir)})
+	if err == nil {
+		c.Remove()
+	}
+	if err == nil || !strings.Contains(err.Error(), "safe.directory") {
+		t.Errorf("New: %v, want that the repository is another user's", err)
+	}
+}
+
 // A repository whose HEAD leads nowhere has an error that says what to take; git clone leaves an
 // empty directory and a warning.
 func TestHeadToNowhereListsTheBranches(t *testing.T) {
