@@ -250,7 +250,7 @@ func (r *runner) hasHead() error {
 	for _, kind := range []string{"refs/tags/", "refs/heads/"} {
 		var names []string
 		for _, ref := range all {
-			if name, is := strings.CutPrefix(ref, kind); is && !strings.HasSuffix(name, "^{}") {
+			if name, is := strings.CutPrefix(ref, kind); is {
 				names = append(names, name)
 			}
 		}
@@ -311,7 +311,9 @@ func (r *runner) references(match ...string) (names []string, err error) {
 	for line := range strings.Lines(list.String()) {
 		id, ref, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
 		r.sha256 = len(id) == sha256Digits
-		names = append(names, ref)
+		if !strings.HasSuffix(ref, "^{}") { // else it is what an annotated tag points to
+			names = append(names, ref)
+		}
 	}
 	return names, nil
 }

@@ -114,7 +114,7 @@ func TestFullNameIsExact(t *testing.T) {
 	for rev, want := range map[string]struct{ n, branch string }{ // no n: it is missing
 		"topic": {"1", "topic"}, "refs/heads/topic": {"1", "topic"}, "refs/tags/topic": {"2", ""},
 		"v1.0": {"1", ""}, "refs/tags/v1.0": {"1", ""}, "refs/heads/v1.0": {},
-		"refs/heads/main": {"3", "main"}, "refs/tags/main": {}, "refs/tags/v2": {"2", ""},
+		"refs/heads/main": {"3", "main"}, "refs/tags/main": {}, "refs/tags/v2": {"2", ""}, "refs/tags/v2^{}": {},
 		"refs/heads/" + hex: {"2", hex}, "refs/tags/" + hex: {"1", ""}, hex: {"2", hex}, tagged: {"1", ""},
 		"refs/tags/deep": {}, "refs/pull/2/head": {}, "refs/heads/in": {},
 		"refs/heads/refs/heads/in": {"2", "refs/heads/in"}, "refs/heads/refs/tags/deep": {"1", "refs/tags/deep"},
