@@ -109,7 +109,7 @@ const separator = "; "
 type Clone struct {
 	Dir        string   // the working tree
 	Submodules []string // the directories of those that were not fetched
-	Pointers   []string // files whose content is in Git LFS
+	Pointers   []string // files that are pointers to their content in Git LFS
 	temp       string
 }
 
@@ -229,11 +229,26 @@ func (r *runner) missing() (submodules, pointers []string, err error) {
 		}
 	}
 	for name := range strings.SplitSeq(strings.TrimSuffix(lfs.String(), "\x00"), "\x00") {
-		if name != "" {
+		if name != "" && isPointer(filepath.Join(r.dir, filepath.FromSlash(name))) {
 			pointers = append(pointers, name)
 		}
 	}
 	return submodules, pointers, err
+}
+
+// pointerSize is what a pointer of Git LFS is smaller than, as git-lfs says.
+const pointerSize = 1024
+
+var pointer = regexp.MustCompile(`^version https://(git-lfs|hawser)\.github\.com/spec/`)
+
+// isPointer reports whether a file is a pointer, and not content that was committed in spite of the
+// attribute. No filter has changed it.
+func isPointer(file string) bool {
+	if info, err := os.Lstat(file); err != nil || !info.Mode().IsRegular() || info.Size() >= pointerSize {
+		return false
+	}
+	text, err := os.ReadFile(file)
+	return err == nil && pointer.Match(text)
 }
 
 // hasHead returns an error if the clone has nothing to check out although the repository has

@@ -352,6 +352,37 @@ func TestTMPDIRMayBeAnywhere(t *testing.T) {
 	}
 }
 
+// Files that match .gitattributes alone are no pointers.
+func TestPointersAreFilesThatAreOne(t *testing.T) {
+	t.Parallel()
+	r := gittest.New(t)
+	work := filepath.Join(r.Root, "work")
+	old := strings.Replace(gittest.Pointer, "git-lfs", "hawser", 1)
+	for name, text := range map[string]string{
+		"old.bin": old, "sub 1/new\nline.bin": gittest.Pointer, "longest.bin": gittest.Pointer + strings.Repeat("x", 1023-len(gittest.Pointer)),
+		"content.bin": "content", "empty.bin": "", "long.bin": gittest.Pointer + strings.Repeat("x", 1024-len(gittest.Pointer)), "later.bin": "\n" + gittest.Pointer,
+		"similar.bin": strings.Replace(gittest.Pointer, "git-lfs", "other", 1), "without an attribute": gittest.Pointer,
+	} {
+		name = filepath.Join(work, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("large.bin", filepath.Join(work, "link.bin")); err != nil {
+		t.Fatal(err)
+	}
+	gittest.Run(t, work, "add", "-A")
+	gittest.Run(t, work, "commit", "-q", "-m", "files")
+	c, err := git.New(t.Context(), git.Repo{Location: parse(t, work)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Remove()
+	if want := []string{"large.bin", "longest.bin", "old.bin", "sub 1/new\nline.bin"}; !slices.Equal(c.Pointers, want) {
+		t.Errorf("Pointers are %q, want %q", c.Pointers, want)
+	}
+}
+
 // The credentials are in no process' arguments or environment while git runs, and in no
 // error. A server that sends us to another one does not get the other one told.
 func TestCredentialsAreNowhere(t *testing.T) {
