@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/seed-1a2d6d8f/sandbox/internal/git"
 	"github.com/seed-1a2d6d8f/sandbox/internal/gittest"
@@ -548,6 +549,8 @@ func TestParse(t *testing.T) {
 		{"file:///a/b", "file", "file:///a/b", "file:///a/b", "", ""},
 		{"/a/b c", "file", "/a/b c", "/a/b c", "", ""},
 		{"/a?b#c%zz", "file", "/a?b#c%zz", "/a?b#c%zz", "", ""},
+		{"/a\x1b\nb\xe9", "file", "/a\x1b\nb\xe9", `"/a\x1b\nb\xe9"`, "", ""},
+		{"file://localhost/a", "file", "file://localhost/a", "file://localhost/a", "", ""},
 		{"file:///a b/\u00fc", "file", "file:///a%20b/%C3%BC", "file:///a%20b/%C3%BC", "", ""},
 	} {
 		l, err := git.Parse(c.raw)
@@ -563,7 +566,7 @@ func TestParse(t *testing.T) {
 		"", "-u", "--upload-pack=touch /tmp/x", "ext::sh -c touch", "fd::7", "::x", "git://s3cr3t.example.com/a", "ftp://u:s3cr3t@h/a", "gopher://h/a", "javascript://h/a",
 		"relative/path", "./a:b", "../a", "a", "https://u:s3cr3t@/a", "https://u:s3cr3t@h", "https://u:s3cr3t@h/a?x=1", "https://u:s3cr3t@h/a#f", "https://u:s3cr3t@h:x/a",
 		"https://u:s3cr3t@h/%zz", "ssh://git:s3cr3t@h/a", "ssh://-oProxyCommand=x/a", "ssh://-oProxyCommand=x@h/a", "-oProxyCommand=x:a", "git@-oProxyCommand=x:a",
-		"git:s3cr3t@h:a", "git@h:", "git@h:-x", "file://h/a", "file://u:s3cr3t@h/a", "file:a", "file:///a?b", "file:///a#b", "https://h/a\nb", "https://h/a\x00", "https://h/\xff", "https:///a", "https://h h/a",
+		"git:s3cr3t@h:a", "git@h:", "git@h:-x", "file://h/a", "file://localhost", "file://localhost:1/a", "file:///a\nb", "file:///\xff", "h:a\nb", "/a\x00b", "file://u:s3cr3t@h/a", "file://u:s3cr3t@localhost/a", "file:a", "file:///a?b", "file:///a#b", "https://h/a\nb", "https://h/a\x00", "https://h/\xff", "https:///a", "https://h h/a",
 		"https://u:s3cr3t@h:/a", strings.Repeat("/a", 5000),
 	} {
 		l, err := git.Parse(raw)
@@ -591,7 +594,7 @@ func TestCheckRevision(t *testing.T) {
 
 // Whatever is taken for a URL is nothing that git takes for something else.
 func FuzzParse(f *testing.F) {
-	for _, s := range []string{"https://u:p@h/a", "git@h:a", "ssh://g@h:1/a", "file:///a", "/a", "ext::x", "-x", "[::1]:a", "a@b@c:d"} {
+	for _, s := range []string{"https://u:p@h/a", "git@h:a", "ssh://g@h:1/a", "file:///a", "/a", "ext::x", "-x", "[::1]:a", "a@b@c:d", "/a\n\xff", "file://localhost/a"} {
 		f.Add(s)
 	}
 	schemes := []string{"https", "http", "ssh", "file"}
@@ -600,7 +603,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if !slices.Contains(schemes, l.Scheme) || l.URL == "" || l.URL[0] == '-' || strings.ContainsAny(l.URL, "\x00\n\r") {
+		if !slices.Contains(schemes, l.Scheme) || l.URL == "" || l.URL[0] == '-' || strings.ContainsRune(l.URL, 0) || !filepath.IsAbs(l.URL) && strings.ContainsAny(l.URL, "\n\r") || strings.ContainsFunc(l.String(), unicode.IsControl) {
 			t.Fatalf("Parse(%q) is %+v", raw, l)
 		}
 		again, err := git.Parse(l.URL)
@@ -650,7 +653,7 @@ func TestHostOfALocation(t *testing.T) {
 	t.Parallel()
 	for raw, want := range map[string]string{
 		"https://a.test/r": "a.test", "http://u:p@a.test:8080/r": "a.test", "https://[::1]:80/r": "::1", "ssh://u@a.test:22/r": "a.test",
-		"u@a.test:r": "a.test", "a.test:r/s:t": "a.test", "u@[::1]:r": "::1", "/srv/r": "", "file:///srv/r": "",
+		"u@a.test:r": "a.test", "a.test:r/s:t": "a.test", "u@[::1]:r": "::1", "/srv/r": "", "file:///srv/r": "", "file://localhost/srv/r": "",
 	} {
 		l, err := git.Parse(raw)
 		if err != nil || l.Host() != want {

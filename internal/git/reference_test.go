@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -239,7 +240,7 @@ git -C work worktree add -q -b other ../worktree
 git init -q --separate-git-dir=apart.git apart; cd apart; echo x >f; git add f; git commit -qm f; cd ..
 git init -q super; cd super; git submodule --quiet add ../work 'sub mod'; git commit -qm sub; cd ..; mkdir modules; ln -s "../super/sub mod" modules/sub
 git init -q nothing; git -C nothing commit -q --allow-empty -m nothing
-mkdir odd; git clone -q --bare work 'odd/sp ace #1%41+ü?.git'; git clone -q --bare work 'odd/sp ace %41+ü@:.git'
+mkdir odd; git clone -q --bare work 'odd/sp ace #1%41+ü?.git'; git clone -q --bare work 'odd/sp ace %41+ü@:.git'; git clone -q --bare work "$(printf 'odd/new\nline\r\033\001caf\351.git')"
 cd work; git bundle create -q ../all.bundle --all; cd ..
 git clone -q work grafted; cd grafted; git config core.sharedRepository group; git config remote.pushDefault x; git config core.autocrlf true; git config receive.denyCurrentBranch ignore; cd ..
 `
@@ -320,13 +321,13 @@ func TestClonesAreAsGitMakesThem(t *testing.T) {
 				continue // no repositories
 			}
 			for n, rev := range []string{"", revisions[rnd.IntN(len(revisions))]} {
-				depth, url := rnd.IntN(3)*n, []string{"", "file://"}[rnd.IntN(2)]+dir+[]string{"", "/"}[rnd.IntN(2)]
+				depth, url := rnd.IntN(3)*n, []string{"", "file://", "file://localhost"}[rnd.IntN(3)]+dir+[]string{"", "/"}[rnd.IntN(2)]
 				switch {
 				case n > 0 && !also(i):
 					continue
 				case strings.HasSuffix(dir, ".bundle"):
 					url, depth = dir, 0
-				case name == "bare", strings.Contains(dir, "?"): // found without .git if there is no slash; the begin of a query in a URL
+				case name == "bare", strings.Contains(dir, "?"), strings.Contains(dir, "\n"): // found without .git if there is no slash; the begin of a query in a URL, and what none has
 					url = dir
 				case strings.Contains(dir, "%"):
 					url = strings.Replace(url, dir, strings.NewReplacer("%", "%25", " ", "%20", "ü", "%C3%BC").Replace(dir), 1)
@@ -360,6 +361,37 @@ func TestClonesAreAsGitMakesThem(t *testing.T) {
 					}
 				})
 			}
+		}
+	}
+}
+
+// Git clones what Parse refuses, as docs/differences.md says.
+func TestURLsThatAreRefused(t *testing.T) {
+	t.Parallel()
+	r := gittest.New(t)
+	docs, err := os.ReadFile("../../docs/differences.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, row := range map[string]string{"elsewhere": "another host than `localhost` in a `file:` URL", "/new\nline": "control characters, and bytes that are not UTF-8, in URLs and ssh addresses", "/\xff": "control characters, and bytes that are not UTF-8, in URLs and ssh addresses"} {
+		dir := r.Dir
+		if name[0] == '/' {
+			dir = filepath.Join(r.Root, name)
+			gittest.Run(t, r.Root, "clone", "-q", "--bare", r.Dir, dir)
+			name = ""
+		}
+		if _, err := plainClone(t, "file://"+name+dir); err != nil {
+			t.Error(err)
+		}
+		if l, err := git.Parse("file://" + name + dir); err == nil {
+			t.Errorf("Parse of %q is %+v", "file://"+name+dir, l)
+		}
+		if name == "" {
+			clone(t, git.Repo{Location: parse(t, dir)})
+			clone(t, git.Repo{Location: parse(t, "file://"+(&url.URL{Path: dir}).EscapedPath())})
+		}
+		if !strings.Contains(string(docs), "\n| "+row+" |") {
+			t.Errorf("docs/differences.md has no row %q", row)
 		}
 	}
 }

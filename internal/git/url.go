@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -64,19 +65,26 @@ func Parse(raw string) (Location, error) {
 		return Location{}, errors.New("the URL is empty")
 	case len(raw) > maxURL:
 		return Location{}, fmt.Errorf("the URL is longer than %d bytes", maxURL)
-	case !utf8.ValidString(raw) || strings.ContainsFunc(raw, unicode.IsControl):
+	case filepath.IsAbs(raw) && !strings.ContainsRune(raw, 0):
+		l := Location{Scheme: "file", URL: raw, text: raw}
+		if odd(raw) {
+			l.text = strconv.Quote(raw)
+		}
+		return l, nil
+	case odd(raw):
 		return Location{}, errors.New("the URL has control characters or is not UTF-8")
 	case raw[0] == '-':
 		return Location{}, errors.New("the URL begins with '-'")
 	case helper.MatchString(raw):
 		return Location{}, errors.New("the URL names a program to get it with (x::…): use https, http, ssh or file")
-	case filepath.IsAbs(raw):
-		return Location{Scheme: "file", URL: raw, text: raw}, nil
 	case strings.Contains(raw, "://"):
 		return parseURL(raw)
 	}
 	return parseSCP(raw)
 }
+
+// odd reports what no URL has, and no terminal should get.
+func odd(s string) bool { return !utf8.ValidString(s) || strings.ContainsFunc(s, unicode.IsControl) }
 
 func parseURL(raw string) (Location, error) {
 	u, err := url.Parse(raw)
@@ -92,8 +100,8 @@ func parseURL(raw string) (Location, error) {
 	l.text = u.String()
 	switch l.Scheme {
 	case "file":
-		if u.Host != "" || user != nil || !strings.HasPrefix(u.Path, "/") {
-			return Location{}, errors.New("a file URL is file:///path, without a host")
+		if u.Host != "" && u.Host != "localhost" || user != nil || !strings.HasPrefix(u.Path, "/") {
+			return Location{}, errors.New("a file URL is file:///path, without a host other than localhost")
 		}
 		l.URL = u.String()
 		return l, nil
@@ -165,7 +173,7 @@ func parseSCP(raw string) (Location, error) {
 func CheckRevision(rev string) error {
 	const forbidden = " ~^:?*[\\"
 	switch {
-	case len(rev) > 1024 || !utf8.ValidString(rev) || strings.ContainsFunc(rev, unicode.IsControl) || strings.ContainsAny(rev, forbidden):
+	case len(rev) > 1024 || odd(rev) || strings.ContainsAny(rev, forbidden):
 	case strings.HasPrefix(rev, "-"), strings.HasPrefix(rev, "/"), strings.HasSuffix(rev, "/"), strings.HasSuffix(rev, "."), rev == "@":
 	case strings.Contains(rev, ".."), strings.Contains(rev, "//"), strings.Contains(rev, "@{"):
 	default:
