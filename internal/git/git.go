@@ -483,6 +483,9 @@ var inherited = []string{
 	"SYSTEMROOT", "TEMP", "TMP", "USERPROFILE", "PATHEXT", "COMSPEC", // Windows
 }
 
+// paths are those of them that name files: git runs in another directory.
+var paths = []string{"TMPDIR", "SSH_AUTH_SOCK", "GIT_SSL_CAINFO", "GIT_SSL_CAPATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "TEMP", "TMP"}
+
 func (r *runner) environ() []string {
 	allowed := r.repo.Scheme
 	if allowed == "http" {
@@ -496,6 +499,9 @@ func (r *runner) environ() []string {
 	}
 	for _, key := range inherited {
 		if v, ok := os.LookupEnv(key); ok {
+			if abs, err := filepath.Abs(v); v != "" && err == nil && slices.Contains(paths, key) {
+				v = abs
+			}
 			env = append(env, key+"="+v)
 		}
 	}

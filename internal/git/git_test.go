@@ -2,11 +2,13 @@ package git_test
 
 import (
 	"context"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
 	"net/netip"
 	"net/url"
 	"os"
@@ -350,6 +352,25 @@ func TestTMPDIRMayBeAnywhere(t *testing.T) {
 				t.Errorf("left: %q", left)
 			}
 		})
+	}
+}
+
+// Relative paths in the environment are those of this program's directory, as with git clone.
+func TestCertificatesByARelativePath(t *testing.T) {
+	r := gittest.New(t)
+	behind, err := url.Parse(r.HTTP(t, "", "", nil).URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewTLSServer(httputil.NewSingleHostReverseProxy(behind))
+	defer server.Close()
+	t.Chdir(t.TempDir())
+	if err := os.WriteFile("ca.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("GIT_SSL_CAINFO", "ca.pem")
+	for _, rev := range []string{"", "refs/pull/1/head"} {
+		clone(t, git.Repo{Location: parse(t, server.URL+"/repo.git"), Revision: rev})
 	}
 }
 
