@@ -156,7 +156,11 @@ func (d *sshDialer) makeSocketDir() string {
 	if d.alone.Load() || !d.shares() {
 		return ""
 	}
-	dir, err := os.MkdirTemp("", socketDirs)
+	parent, err := filepath.Abs(os.TempDir())
+	if err != nil {
+		return ""
+	}
+	dir, err := os.MkdirTemp(parent, socketDirs)
 	if err != nil {
 		return ""
 	}
