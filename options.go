@@ -315,7 +315,7 @@ func WithNewPrivileges() MakeOption {
 // WithUser sets the user of commands and the main process: a name or number, optionally
 // with a group after a colon, looked up inside the sandbox. The user owns a new
 // workspace, unless the image has files there. A name that the sandbox does not have fails the call, unless [OnCreate] is
-// given, which may create the user; a number need not be listed. Programs such as sudo
+// given, which may create the user; a number, at most 2147483647, is an ID and need not be listed. Programs such as sudo
 // don't work for a user other than root, unless [WithNewPrivileges] is given. Default: the
 // image's user, otherwise root.
 func WithUser(user string) MakeOption {

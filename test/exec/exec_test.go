@@ -1224,6 +1224,52 @@ func TestUser(t *testing.T) {
 	}
 }
 
+// Users and groups whose names are numbers, numbers with zeros and signs, several names for one number.
+// A row of docs/differences.md has whose HOME a name gets.
+func TestUsersAreThoseOfDockerExec(t *testing.T) {
+	t.Parallel()
+	sb := harness.NewSandbox(t)
+	names := []string{"ann", "bob", "2001", "2002", "2003", "02001", "+2002", "-1", "2147483648"}
+	ids := []string{"2001", "2002", "2003", "02001", "+2002", "2004"}
+	for _, seed := range harness.Seeds(2, 40) {
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		one := func(list ...string) string { return list[rnd.IntN(len(list))] }
+		groups := []string{"ann", "bob", "staff"}
+		script := `echo "$(id -u) $(id -g) $(id -G | tr ' ' '\n' | sort -un | tr '\n' ' ')$HOME"`
+		if seed%2 == 1 { // the runtime takes the number of a further group for a name
+			groups, script = names, `echo "$(id -u) $(id -g) $HOME"`
+		}
+		passwd, group := "root:x:0:0::/root:/bin/sh\n2001:x:0:0::/:/bin/sh\n", "root:x:0:\n"
+		for i := range 6 {
+			passwd += fmt.Sprintf("%s:x:%s:%s::/home/%d:/bin/sh\n", one(names...), one(ids...), one(ids...), i)
+			group += fmt.Sprintf("%s:x:%s:%s,%s\n", one(groups...), one(ids...), one(names...), one(names...))
+		}
+		for name, content := range map[string]string{"/etc/passwd": passwd, "/etc/group": group} {
+			if err := sb.WriteFile(t.Context(), name, []byte(content), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		specs := append([]string{"", ":", ":2002", "2001:", "2147483647", "4294967294", "2004"}, names...)
+		for range 5 {
+			specs = append(specs, one(names...)+":"+one(append(groups, ids...)...))
+		}
+		for _, spec := range specs {
+			docker := exec.CommandContext(t.Context(), "docker", "exec", "-u", spec, record.ContainerName(sb.Name()), "sh", "-c", script)
+			docker.Env = append(os.Environ(), "DOCKER_HOST="+enginetest.EngineHost())
+			want, dockerErr := docker.Output()
+			cmd := sb.Command(t.Context(), "sh", "-c", script)
+			cmd.User = spec
+			got, err := cmd.Output()
+			if user, _, _ := strings.Cut(spec, ":"); user == "ann" || user == "bob" {
+				got, want = got[:max(0, bytes.IndexByte(got, '/'))], want[:max(0, bytes.IndexByte(want, '/'))]
+			}
+			if (err == nil) != (dockerErr == nil) || err == nil && string(got) != string(want) {
+				t.Errorf("seed %d, user %q: %q (%v), docker exec: %q (%v)\n%s\n%s", seed, spec, got, err, want, dockerErr, passwd, group)
+			}
+		}
+	}
+}
+
 func between(s, from, ends string) string {
 	_, s, _ = strings.Cut(s, from)
 	if i := strings.IndexAny(s, ends); i >= 0 {

@@ -5,8 +5,10 @@ package accounts
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
+	"math"
 	"strconv"
 	"strings"
 )
@@ -26,17 +28,22 @@ const (
 	maxGroups = 65536 // NGROUPS_MAX
 )
 
-// Resolve resolves name|uid[:group|gid], as Docker does: a number need not be listed, an
-// explicit group replaces all others. Empty is root. passwd and group open the account files.
+// Resolve resolves name|uid[:group|gid], as Docker does: a number is an ID, whatever has it as its
+// name, and need not be listed; an explicit group replaces all others. Empty is root. passwd and
+// group open the account files.
 func Resolve(spec string, passwd, group func() io.ReadCloser) (User, error) {
 	user, grp, explicit := strings.Cut(spec, ":")
 	if user == "" {
 		user = "0"
 	}
 	id := User{Home: "/"}
-	if found := findPasswd(passwd, user); found != nil {
+	uid, numeric, err := number(user)
+	if err != nil {
+		return id, err
+	}
+	if found := findPasswd(passwd, func(name string, n uint32) bool { return numeric && n == uid || !numeric && name == user }); found != nil {
 		id = *found
-	} else if uid, ok := number(user); ok {
+	} else if numeric {
 		id.UID = uid
 	} else {
 		return id, fmt.Errorf("no user %q in the sandbox's /etc/passwd", user)
@@ -44,22 +51,38 @@ func Resolve(spec string, passwd, group func() io.ReadCloser) (User, error) {
 
 	switch {
 	case explicit && grp != "":
-		if gid, ok := findGroup(group, grp); ok {
-			id.GID = gid
-		} else if gid, ok := number(grp); ok {
-			id.GID = gid
-		} else {
-			return id, fmt.Errorf("no group %q in the sandbox's /etc/group", grp)
+		gid, numeric, err := number(grp)
+		if err != nil {
+			return id, err
 		}
+		if !numeric {
+			if gid, numeric = findGroup(group, grp); !numeric {
+				return id, fmt.Errorf("no group %q in the sandbox's /etc/group", grp)
+			}
+		}
+		id.GID = gid
 	case id.Name != "":
 		id.Groups = memberships(group, id.Name)
 	}
 	return id, nil
 }
 
-func number(s string) (uint32, bool) {
-	n, err := strconv.ParseUint(s, 10, 32)
-	return uint32(n), err == nil && n < 1<<32-1 // the last one means "no change" to the kernel
+// number parses an ID of a spec, if it is one. It fails for those that Docker refuses.
+func number(s string) (id uint32, numeric bool, err error) {
+	n, err := strconv.ParseInt(s, 10, 64)
+	switch {
+	case errors.Is(err, strconv.ErrSyntax):
+		return 0, false, nil
+	case err != nil || n < 0 || n > math.MaxInt32:
+		return 0, true, fmt.Errorf("ID %s is not from 0 to %d", s, math.MaxInt32)
+	}
+	return uint32(n), true, nil
+}
+
+// listed returns the ID in a field of an account file.
+func listed(field []byte) (uint32, bool) {
+	n, err := strconv.ParseInt(string(field), 10, 64)
+	return uint32(n), err == nil && n >= 0 && n < 1<<32-1 // the last one means "no change" to the kernel
 }
 
 // lines calls f with the fields of each line until it returns false.
@@ -79,15 +102,15 @@ func lines(open func() io.ReadCloser, f func(fields [][]byte) bool) {
 	}
 }
 
-// findPasswd finds the first entry of that name or number.
-func findPasswd(open func() io.ReadCloser, user string) (id *User) {
+// findPasswd finds the first entry that is wanted.
+func findPasswd(open func() io.ReadCloser, wanted func(name string, uid uint32) bool) (id *User) {
 	lines(open, func(f [][]byte) bool {
-		if len(f) < 6 || string(f[0]) != user && string(f[2]) != user || len(f[0]) == 0 {
+		if len(f) < 6 {
 			return true
 		}
-		uid, ok1 := number(string(f[2]))
-		gid, ok2 := number(string(f[3]))
-		if !ok1 || !ok2 {
+		uid, ok1 := listed(f[2])
+		gid, ok2 := listed(f[3])
+		if !ok1 || !ok2 || !wanted(string(f[0]), uid) {
 			return true
 		}
 		id = &User{UID: uid, GID: gid, Name: string(f[0]), Home: string(f[5])}
@@ -102,10 +125,10 @@ func findPasswd(open func() io.ReadCloser, user string) (id *User) {
 	return id
 }
 
-func findGroup(open func() io.ReadCloser, group string) (gid uint32, found bool) {
+func findGroup(open func() io.ReadCloser, name string) (gid uint32, found bool) {
 	lines(open, func(f [][]byte) bool {
-		if len(f) >= 3 && (string(f[0]) == group || string(f[2]) == group) {
-			gid, found = number(string(f[2]))
+		if len(f) >= 3 && string(f[0]) == name {
+			gid, found = listed(f[2])
 		}
 		return !found
 	})
@@ -120,7 +143,7 @@ func memberships(open func() io.ReadCloser, name string) (gids []uint32) {
 		}
 		for member := range bytes.SplitSeq(f[3], []byte(",")) {
 			if string(member) == name {
-				if gid, ok := number(string(f[2])); ok {
+				if gid, ok := listed(f[2]); ok {
 					gids = append(gids, gid)
 				}
 				break
@@ -138,7 +161,7 @@ func Names(open func() io.ReadCloser) map[uint32]string {
 		if len(f) < 3 {
 			return true
 		}
-		if id, ok := number(string(f[2])); ok && names[id] == "" {
+		if id, ok := listed(f[2]); ok && names[id] == "" {
 			names[id] = string(f[0])
 		}
 		return true

@@ -15,7 +15,7 @@ func text(s string) func() io.ReadCloser {
 func TestResolve(t *testing.T) {
 	t.Parallel()
 	passwd := "\n# comment\nbroken\nroot:x:0:0:root:/root:/bin/sh\nann:x:1000:1000::/home/ann:/bin/sh\n" +
-		"42:x:7:7::/home/number:\nbad:x:-1:0::/:\nhuge:x:99999999999:0::/:\nnohome:x:9:9:::\n:x:11:11::/:\nann:x:2:2::/second:\n"
+		"1001:x:0:0::/root:\n42:x:7:7::/home/number:\n7777:x:42:43::/home/other:\nlead:x:0060:+61::/lead:\nbad:x:-1:0::/:\nhuge:x:99999999999:0::/:\nnohome:x:9:9:::\n:x:11:11::/:\nann:x:2:2::/second:\n"
 	group := "root:x:0:\nstaff:x:50:ann,bob\nwheel:x:10:bob,ann\nann:x:1000:\nbad:x:x:ann\n77:x:78:\n"
 	for _, tt := range []struct {
 		spec string
@@ -29,8 +29,15 @@ func TestResolve(t *testing.T) {
 		{spec: "ann:", want: User{UID: 1000, GID: 1000, Groups: []uint32{50, 10}, Name: "ann", Home: "/home/ann", Shell: "/bin/sh"}},
 		{spec: "ann:staff", want: User{UID: 1000, GID: 50, Name: "ann", Home: "/home/ann", Shell: "/bin/sh"}},
 		{spec: "ann:51", want: User{UID: 1000, GID: 51, Name: "ann", Home: "/home/ann", Shell: "/bin/sh"}},
-		{spec: "ann:77", want: User{UID: 1000, GID: 78, Name: "ann", Home: "/home/ann", Shell: "/bin/sh"}},
-		{spec: "42", want: User{UID: 7, GID: 7, Name: "42", Home: "/home/number"}},
+		{spec: "ann:77", want: User{UID: 1000, GID: 77, Name: "ann", Home: "/home/ann", Shell: "/bin/sh"}},
+		{spec: "42", want: User{UID: 42, GID: 43, Name: "7777", Home: "/home/other"}},
+		{spec: "7777", want: User{UID: 7777, Home: "/"}},
+		{spec: "1001", want: User{UID: 1001, Home: "/"}},
+		{spec: "1001:", want: User{UID: 1001, Home: "/"}},
+		{spec: "1001:77", want: User{UID: 1001, GID: 77, Home: "/"}},
+		{spec: "60", want: User{UID: 60, GID: 61, Name: "lead", Home: "/lead"}},
+		{spec: "+042:+077", want: User{UID: 42, GID: 77, Name: "7777", Home: "/home/other"}},
+		{spec: "2147483647:2147483647", want: User{UID: 1<<31 - 1, GID: 1<<31 - 1, Home: "/"}},
 		{spec: "nohome", want: User{UID: 9, GID: 9, Name: "nohome", Home: "/"}},
 		{spec: "5555", want: User{UID: 5555, Home: "/"}},
 		{spec: "5555:6", want: User{UID: 5555, GID: 6, Home: "/"}},
@@ -40,6 +47,11 @@ func TestResolve(t *testing.T) {
 		{spec: "nobody", fail: true},
 		{spec: "ann:nogroup", fail: true},
 		{spec: "-1", fail: true},
+		{spec: "2147483648", fail: true},
+		{spec: "0:2147483648", fail: true},
+		{spec: "0:-1", fail: true},
+		{spec: "99999999999999999999", fail: true},
+		{spec: "1_0", fail: true},
 		{spec: "4294967295", fail: true},
 		{spec: "4294967296", fail: true},
 		{spec: "0:4294967295", fail: true},
