@@ -189,7 +189,11 @@ func (f *File) writeNext(b []byte) (int, error) {
 	case f.stopped != nil:
 		return 0, fs.ErrPermission // it was opened to read
 	case f.appends || f.stream():
-		return f.srv.WriteAt(f.life, f.h, b, guest.Stream)
+		n, end, err := f.srv.Append(f.life, f.h, b)
+		if end != guest.Stream {
+			f.off = end
+		}
+		return n, err
 	}
 	n, err := f.srv.WriteAt(f.life, f.h, b, f.off)
 	f.off += int64(n)

@@ -322,37 +322,51 @@ func (f *Files) readChunk(ctx context.Context, h Handle, b []byte, off int64) (i
 
 // WriteAt writes b at off.
 func (f *Files) WriteAt(ctx context.Context, h Handle, b []byte, off int64) (int, error) {
+	write := func(part []byte, at int) (int, error) {
+		n, _, err := f.writeChunk(ctx, h, part, off+int64(at))
+		return n, err
+	}
 	if len(b) <= wire.MaxFileData {
-		return f.writeChunk(ctx, h, b, off)
+		return write(b, 0)
 	}
-	if off == Stream { // not concurrently: order matters
-		for n := 0; ; {
-			did, err := f.writeChunk(ctx, h, b[n:min(len(b), n+wire.MaxFileData)], off)
-			if n += did; err != nil || n == len(b) {
-				return n, err
-			}
-		}
-	}
-	return chunks(b, func(part []byte, at int) (int, error) { return f.writeChunk(ctx, h, part, off+int64(at)) })
+	return chunks(b, write)
 }
 
-func (f *Files) writeChunk(ctx context.Context, h Handle, b []byte, off int64) (int, error) {
+// Append writes b to a file that is open to append, or to one without offsets. It returns the offset after
+// what was written, and Stream if there is none.
+func (f *Files) Append(ctx context.Context, h Handle, b []byte) (n int, end int64, err error) {
+	for end = Stream; ; { // not concurrently: order matters
+		did, at, err := f.writeChunk(ctx, h, b[n:min(len(b), n+wire.MaxFileData)], Stream)
+		if did > 0 {
+			n, end = n+did, at
+		}
+		if err != nil || n == len(b) {
+			return n, end, err
+		}
+	}
+}
+
+// writeChunk also returns the offset that a file opened to append has then, or Stream.
+func (f *Files) writeChunk(ctx context.Context, h Handle, b []byte, off int64) (n int, end int64, err error) {
 	p := wire.NewFrame(len(b) + 32)
 	p.Uint(uint64(h))
 	p.Int(off)
 	p.Bytes(b)
 	u, err := f.call(ctx, wire.FileWrite, p)
 	if err != nil {
-		return 0, err
+		return 0, Stream, err
 	}
-	n := u.Uint()
-	if err := malformed(u); err != nil || n > uint64(len(b)) {
-		return 0, errors.Join(ErrConnectionLost, err)
+	did := u.Uint()
+	if end = Stream; u.More() {
+		end = u.Int()
 	}
-	if int(n) < len(b) {
-		return int(n), io.ErrShortWrite
+	if err := malformed(u); err != nil || did > uint64(len(b)) || end < Stream {
+		return 0, Stream, errors.Join(ErrConnectionLost, err)
 	}
-	return int(n), nil
+	if int(did) < len(b) {
+		return int(did), end, io.ErrShortWrite
+	}
+	return int(did), end, nil
 }
 
 // chunks calls do for parts of b, ahead at a time. It returns the length of the part of b

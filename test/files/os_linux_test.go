@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -43,9 +44,10 @@ var osNames = []string{
 
 // randomCalls are calls whose outcome depends on nothing but those before.
 func randomCalls(rnd *rand.Rand, n int) (calls []osCall) {
-	ops := []string{"ReadFile", "WriteFile", "WriteFrom", "Mkdir", "MkdirAll", "Remove", "RemoveAll", "Rename", "Symlink", "Readlink", "Chmod", "Chown", "Lchown", "Chtimes", "Truncate", "Stat", "Lstat", "ReadDir", "OpenFile", "OpenFile"}
+	ops := []string{"ReadFile", "WriteFile", "WriteFrom", "Mkdir", "MkdirAll", "Remove", "RemoveAll", "Rename", "Symlink", "Readlink", "Chmod", "Chown", "Lchown", "Chtimes", "Truncate", "Stat", "Lstat", "ReadDir", "OpenFile", "OpenFile", "Use", "Use"}
 	flags := []int{os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_RDWR | os.O_CREATE, os.O_WRONLY | os.O_CREATE | os.O_EXCL, os.O_RDWR | os.O_TRUNC, os.O_RDWR | os.O_APPEND, os.O_RDWR | os.O_CREATE | os.O_APPEND, os.O_WRONLY | os.O_CREATE | os.O_TRUNC}
 	modes := []int64{0o644, 0o600, 0o777, 0o755, 0, 0o4755, 0o2700, 0o1777, 0o111}
+	regular := []string{"file", "readonly", "hard", "link", "dir/x", "new", "dir/new", "sticky/s"}
 	for len(calls) < n {
 		c := osCall{Op: ops[rnd.IntN(len(ops))], Name: osNames[rnd.IntN(len(osNames))], Other: osNames[rnd.IntN(len(osNames))], N: modes[rnd.IntN(len(modes))]}
 		if rnd.IntN(12) == 0 {
@@ -58,6 +60,10 @@ func randomCalls(rnd *rand.Rand, n int) (calls []osCall) {
 			c.N, c.M = rnd.Int64N(1<<33)-1<<31, rnd.Int64N(1<<33)-1<<31
 		case "Truncate":
 			c.N = []int64{0, 3, 10000, -1}[rnd.IntN(4)]
+		case "Use":
+			c.Name = regular[rnd.IntN(len(regular))]
+			c.Other = randomSteps(rnd)
+			fallthrough
 		case "OpenFile":
 			c.N, c.M = int64(flags[rnd.IntN(len(flags))]), modes[rnd.IntN(len(modes))]
 		}
@@ -66,6 +72,20 @@ func randomCalls(rnd *rand.Rand, n int) (calls []osCall) {
 		}
 	}
 	return calls
+}
+
+// randomSteps are calls of an open file, see use.
+func randomSteps(rnd *rand.Rand) string {
+	var steps []string
+	for range 1 + rnd.IntN(12) {
+		kind := "rrcwwwft0112"[rnd.IntN(12)]
+		n := rnd.IntN(12)
+		if (kind == '1' || kind == '2') && rnd.IntN(2) == 0 {
+			n = -n
+		}
+		steps = append(steps, fmt.Sprintf("%c%d", kind, n))
+	}
+	return strings.Join(steps, " ")
 }
 
 // unfit reports whether a call would change what all tests share, or differs on purpose: see the
@@ -112,6 +132,9 @@ func osClass(err error) string {
 		if errors.Is(err, known) {
 			return known.Error()
 		}
+	}
+	if errors.Is(err, sandbox.ErrInvalidArgument) {
+		return syscall.EINVAL.Error()
 	}
 	return "another error"
 }
@@ -182,8 +205,58 @@ func callSandbox(t *testing.T, f *sandbox.Files, c osCall) (string, error) {
 		return strings.Join(names, ","), err
 	case "OpenFile":
 		return openSandbox(t, f, c)
+	case "Use":
+		open, err := f.OpenFile(ctx, c.Name, int(c.N), fs.FileMode(c.M))
+		if err != nil {
+			return "", err
+		}
+		defer open.Close()
+		return use(open, c.Other), nil
 	}
 	return "", errors.New("no such call")
+}
+
+// use carries out steps on an open file, such as "w7" to write 7 bytes, and says what each did and where the offset is then.
+func use(f file, steps string) string {
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return "no regular file"
+	}
+	var did strings.Builder
+	for i, step := range strings.Fields(steps) {
+		var text []byte
+		var n int
+		var err error
+		value, _ := strconv.ParseInt(step[1:], 10, 64)
+		switch step[0] {
+		case 'r':
+			text = make([]byte, value)
+			n, err = f.Read(text)
+			text = text[:n]
+		case 'c':
+			var all bytes.Buffer
+			_, err = io.Copy(&all, f)
+			text = all.Bytes()
+		case 'w':
+			n, err = f.Write(bytes.Repeat([]byte{'a' + byte(i)}, int(value)))
+		case 'f':
+			var done int64
+			done, err = io.Copy(f, io.LimitReader(strings.NewReader(strings.Repeat("f", 99)), value))
+			n = int(done)
+		case 't':
+			err = f.Truncate(value)
+		case '0', '1', '2':
+			_, err = f.Seek(value, int(step[0]-'0'))
+		}
+		at, seekErr := f.Seek(0, io.SeekCurrent)
+		fmt.Fprintf(&did, "%s: %d %q %s, at %d %s\n", step, n, text, osClass(err), at, osClass(seekErr))
+	}
+	return did.String()
+}
+
+type file interface {
+	io.ReadWriteSeeker
+	Truncate(size int64) error
+	Stat() (fs.FileInfo, error)
 }
 
 func openSandbox(t *testing.T, files *sandbox.Files, c osCall) (string, error) {
@@ -220,7 +293,8 @@ func TestFileCallsAreAsThoseOfPackageOS(t *testing.T) {
 				calls := []osCall{{Op: "MkdirAll", Name: "made/sticky", N: 0o1777}, {Op: "Mkdir", Name: "made/special", N: 0o7777},
 					{Op: "MkdirAll", Name: "listed/dir", N: 0o755}, {Op: "Symlink", Name: "listed/link", Other: "x"}, {Op: "Chmod", Name: "listed", N: 0o444}, {Op: "ReadDir", Name: "listed"},
 					{Op: "WriteFile", Name: "made/program", N: 0o755}, {Op: "Chmod", Name: "made/program", N: 0o6755}, {Op: "WriteFile", Name: "made/program", N: 0o755}, {Op: "Stat", Name: "made/program"},
-					{Op: "WriteFile", Name: "loop/."}, {Op: "WriteFile", Name: "none/"}, {Op: "WriteFile", Name: "none/x/"}, {Op: "WriteFile", Name: "file/x/"}, {Op: "WriteFile", Name: "none/."}, {Op: "WriteFile", Name: "secret/."}}
+					{Op: "WriteFile", Name: "loop/."}, {Op: "WriteFile", Name: "none/"}, {Op: "WriteFile", Name: "none/x/"}, {Op: "WriteFile", Name: "file/x/"}, {Op: "WriteFile", Name: "none/."}, {Op: "WriteFile", Name: "secret/."},
+					{Op: "Use", Name: "file", N: int64(os.O_RDWR | os.O_APPEND), Other: "w300000 r3 0299999 r9 01 w0 r2 c0 w300000 1-2 r3 f50 t5 w2"}}
 				calls = append(calls, randomCalls(rand.New(rand.NewPCG(seed, 1)), 300)...)
 				want := callOS(t, sb, user, ref, calls)
 				for i, c := range calls {

@@ -33,7 +33,7 @@ const (
 	FileStat                 // path: info
 	FileOpen                 // path, flags, permissions: handle, info
 	FileRead                 // handle, offset or -1, length: bytes; fewer is the end
-	FileWrite                // handle, offset or -1, bytes: count
+	FileWrite                // handle, offset or -1, bytes: count, and after -1 the offset if the file has one
 	FileClose                // handle
 	FileFstat                // handle: info
 	FileFtruncate            // handle, size

@@ -155,8 +155,13 @@ func (h *handle) write(u *wire.Unpack) (wire.Pack, error) {
 	if err != nil && n == 0 {
 		return nil, err
 	}
-	out := wire.NewFrame(8)
+	out := wire.NewFrame(16)
 	out.Uint(uint64(n))
+	if off < 0 && !h.stream {
+		if at, err := h.f.Seek(0, io.SeekCurrent); err == nil {
+			out.Int(at)
+		}
+	}
 	return out, nil
 }
 

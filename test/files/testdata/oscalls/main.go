@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -120,8 +122,58 @@ func do(c Call) (string, error) {
 		n, readErr := f.Read(b)
 		m, writeErr := f.Write([]byte("new"))
 		return fmt.Sprintf("read %q %s, wrote %d %s", b[:n], class(readErr), m, class(writeErr)), nil
+	case "Use":
+		f, err := os.OpenFile(c.Name, int(c.N), fs.FileMode(c.M))
+		if err != nil {
+			return "", err
+		}
+		defer f.Close()
+		return use(f, c.Other), nil
 	}
 	return "", errors.New("no such call")
+}
+
+// use carries out steps on an open file, such as "w7" to write 7 bytes, and says what each did and where the offset is then.
+func use(f file, steps string) string {
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return "no regular file"
+	}
+	var did strings.Builder
+	for i, step := range strings.Fields(steps) {
+		var text []byte
+		var n int
+		var err error
+		value, _ := strconv.ParseInt(step[1:], 10, 64)
+		switch step[0] {
+		case 'r':
+			text = make([]byte, value)
+			n, err = f.Read(text)
+			text = text[:n]
+		case 'c':
+			var all bytes.Buffer
+			_, err = io.Copy(&all, f)
+			text = all.Bytes()
+		case 'w':
+			n, err = f.Write(bytes.Repeat([]byte{'a' + byte(i)}, int(value)))
+		case 'f':
+			var done int64
+			done, err = io.Copy(f, io.LimitReader(strings.NewReader(strings.Repeat("f", 99)), value))
+			n = int(done)
+		case 't':
+			err = f.Truncate(value)
+		case '0', '1', '2':
+			_, err = f.Seek(value, int(step[0]-'0'))
+		}
+		at, seekErr := f.Seek(0, io.SeekCurrent)
+		fmt.Fprintf(&did, "%s: %d %q %s, at %d %s\n", step, n, text, class(err), at, class(seekErr))
+	}
+	return did.String()
+}
+
+type file interface {
+	io.ReadWriteSeeker
+	Truncate(size int64) error
+	Stat() (fs.FileInfo, error)
 }
 
 // renew does to a file, before package os writes to it, what docs/differences.md has in its row WriteFile: a new
