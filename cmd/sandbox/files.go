@@ -72,7 +72,7 @@ func destination(from, to string, statFrom, statTo func(string) (fs.FileInfo, er
 		return cmp.Or(strings.TrimRight(to, "/"), to[:min(len(to), 1)])
 	}
 	if st, err := statTo(to); err == nil && st.IsDir() {
-		return to + "/"
+		return strings.TrimRight(to, "/") + "/"
 	} else if errors.Is(err, fs.ErrNotExist) && strings.HasSuffix(to, "/") {
 		if st, err := statFrom(from); err == nil && st.IsDir() {
 			return strings.TrimRight(to, "/")

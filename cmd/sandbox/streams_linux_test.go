@@ -215,6 +215,31 @@ func TestSignalsToExecAreAsOfDockerExec(t *testing.T) {
 	}
 }
 
+// A copy that fails names its target, as it was given, and no file of its own.
+func TestErrorsOfCpNameTheTarget(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)))
+	dir := t.TempDir()
+	harness.Shell(t, `cd "$0"; mkdir tree; echo f >tree/f; head -c 1000000 /dev/urandom >large`, dir)
+	harness.Run(t, sb, "sh", "-c", "mkdir tree; echo f >tree/f; head -c 67000000 /dev/zero >/dev/shm/full")
+	box := sb.Name() + ":"
+	for i, tt := range []struct{ from, to, names string }{
+		{dir + "/large", box + "/proc/nope", "/proc/nope"}, {dir + "/tree", box + "/proc/nope", "/proc/nope"},
+		{dir + "/large", box + "/dev/shm/", "/dev/shm/large"}, {dir + "/large", box + "/dev/shm/new", "/dev/shm/new"},
+		{box + "tree/f", "/proc/nope", "/proc/nope"}, {box + "tree", "/proc/nope", "/proc/nope"}, {box + "tree/f", "/proc/", "/proc/f"},
+		{box + "tree/f", "/proc/nope", "/proc/nope"}, // stopped
+	} {
+		if i == 7 {
+			mustCall(t, "stop", sb.Name())
+		}
+		code, _, errOut := call(t.Context(), "", "cp", tt.from, tt.to)
+		if code != 1 || !strings.Contains(errOut, tt.names+": no ") || strings.Contains(errOut, ".agent-sandbox-") || strings.Contains(errOut, "//") {
+			t.Errorf("cp %s %s: code %d, %q, want an error of %s", tt.from, tt.to, code, errOut, tt.names)
+		}
+	}
+}
+
 // A command that leaves a process in the background has succeeded, wherever its output goes. The process ends with exec; docker's
 // lives on.
 func TestProcessesThatExecLeavesBehind(t *testing.T) {

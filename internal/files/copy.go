@@ -202,7 +202,7 @@ func (f *View) copyTo(ctx context.Context, conn *guest.Conn, to string, pack fun
 	case packErr != nil && !errors.Is(packErr, io.ErrClosedPipe):
 		return report, packErr
 	case err == nil && got.Failed:
-		return report, remoteError(&archive.RemoteError{Path: got.Path, Errno: int(got.Errno), Text: got.Text})
+		return report, ofTarget(remoteError(&archive.RemoteError{Path: got.Path, Errno: int(got.Errno), Text: got.Text}), to)
 	case err != nil || r.exit.Code != 0 || packErr != nil:
 		return report, fmt.Errorf("the copy in the sandbox exited with code %d: %q", r.exit.Code, r.stderr)
 	}
@@ -254,6 +254,25 @@ func remoteError(r *archive.RemoteError) error {
 		return err
 	}
 	return &fs.PathError{Op: "copy", Path: errdefs.Printable(errdefs.Cut(r.Path, maxRemotePath)), Err: err}
+}
+
+// unfinished begins the names of files that a copy has not finished, as package archive makes them.
+const unfinished = ".agent-sandbox-"
+
+// ofTarget returns an error about an unfinished file as one about the target that it was to become.
+func ofTarget(err error, target string) error {
+	var name string
+	var cause error
+	switch e := err.(type) {
+	case *fs.PathError:
+		name, cause = e.Path, e.Err
+	case *os.LinkError:
+		name, cause = e.Old, e.Err
+	}
+	if !strings.HasPrefix(filepath.Base(name), unfinished) {
+		return err
+	}
+	return &fs.PathError{Op: "copy", Path: target, Err: cause}
 }
 
 // A refusal is an error of the guest that is not the kernel's: an entry of an archive that would
@@ -327,7 +346,7 @@ func (f *View) copyFrom(ctx context.Context, conn *guest.Conn, from, hostPath st
 		if report, err = archive.Unpack(ctx, p.Stdout(), hostPath, archive.Hostile, opts); err != nil {
 			p.Close()
 		}
-		return err
+		return ofTarget(err, hostPath)
 	})
 	var remote *archive.RemoteError
 	switch {

@@ -249,7 +249,7 @@ func (st *stopped) copyOut(ctx context.Context, from, host string, opts archive.
 	opts.Strip = 1
 	// Only the end of the reply shows that it is complete; Unpack reads to it.
 	report, err := archive.Unpack(ctx, rc, host, archive.Hostile, opts)
-	err = brokenOff(nameless(real, err))
+	err = ofTarget(brokenOff(nameless(real, err)), host)
 	if large := tooLarge(err); large != nil {
 		err = large
 	}
