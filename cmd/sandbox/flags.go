@@ -85,7 +85,7 @@ func (p *process) settings(c *cobra.Command, set *sandbox.Settings) {
 	}
 }
 
-// duration is a time.Duration that may be given in days.
+// duration is a time.Duration that may begin with days.
 type duration time.Duration
 
 func (d *duration) Type() string { return "duration" }
@@ -97,17 +97,27 @@ func (d *duration) String() string {
 }
 
 func (d *duration) Set(s string) error {
-	if days, ok := strings.CutSuffix(s, "d"); ok {
-		n, err := strconv.ParseUint(days, 10, 16)
-		if err != nil {
-			return fmt.Errorf("%q is not a number of days", days)
-		}
-		*d = duration(time.Duration(n) * 24 * time.Hour)
-		return nil
+	days, rest, ok := strings.Cut(s, "d")
+	if !ok {
+		parsed, err := time.ParseDuration(s)
+		*d = duration(parsed)
+		return err
 	}
-	parsed, err := time.ParseDuration(s)
-	*d = duration(parsed)
-	return err
+	n, err := strconv.ParseUint(days, 10, 16)
+	if err != nil {
+		return fmt.Errorf("%q is not a number of days", days)
+	}
+	whole, more := time.Duration(n)*24*time.Hour, time.Duration(0)
+	if rest != "" {
+		if more, err = time.ParseDuration(rest); err != nil {
+			return err
+		}
+	}
+	if strings.ContainsAny(rest, "+-") || whole+more < whole {
+		return fmt.Errorf("%q is no time that can follow days", rest)
+	}
+	*d = duration(whole + more)
+	return nil
 }
 
 // size is a number of bytes. Without a unit it counts MiB.

@@ -111,13 +111,13 @@ func TestConfirmationEndsWithItsContext(t *testing.T) {
 
 func TestFlagValues(t *testing.T) {
 	t.Setenv("FROM_HERE", "here")
-	for text, want := range map[string]time.Duration{"7d": 7 * 24 * time.Hour, "0d": 0, "90s": 90 * time.Second, "1h30m": 90 * time.Minute} {
+	for text, want := range map[string]time.Duration{"7d": 7 * 24 * time.Hour, "0d": 0, "90s": 90 * time.Second, "1h30m": 90 * time.Minute, "7d12h": 180 * time.Hour, "1d1h1.5s": 25*time.Hour + 1500*time.Millisecond} {
 		var d duration
 		if err := d.Set(text); err != nil || time.Duration(d) != want {
 			t.Errorf("duration %q = %v, %v, want %v", text, time.Duration(d), err, want)
 		}
 	}
-	for _, text := range []string{"", "d", "1.5d", "-1d", "99999999d", "7", "7 d", "1d2h"} {
+	for _, text := range []string{"", "d", "1.5d", "-1d", "99999999d", "7", "7 d", "1d2", "1d-2h", "1d+2h", "2h1d", "1d1d", "1d 2h", "65535d2562047h"} {
 		if err := new(duration).Set(text); err == nil {
 			t.Errorf("duration %q: no error", text)
 		}

@@ -12,7 +12,7 @@ import (
 
 // wrongValues are values that no flag of a kind takes, or none of a name.
 var wrongValues = map[string][]string{
-	"bool": {"maybe", ""}, "int": {"x", "1.5", "99999999999999999999", ""}, "float64": {"x", ""}, "duration": {"x", "5", "1e9", "-d", "99999d", ""},
+	"bool": {"maybe", ""}, "int": {"x", "1.5", "99999999999999999999", ""}, "float64": {"x", ""}, "duration": {"x", "5", "1e9", "-d", "99999d", "1d-2h", "1d2", ""},
 	"size": {"x", "-1", "1.5g", "5t", ""}, "intSlice": {"x", "1,x", "0", "70000", "80,80"}, "stringToString": {"x"}, "stringToInt": {"x", "x=y"}, "template": {"{{", "{{.X", "{{nosuch}}"},
 
 	"--allow-host": nil, "--command": nil, "--count": {"-1"}, "--depth": {"-1", "x"}, "--env": {"", "=x", "a\nb=x"}, "--from": {"/no/such/directory", "/etc/passwd"},
