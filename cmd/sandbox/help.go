@@ -178,7 +178,7 @@ var values = map[string]string{
 }
 
 // kinds has the names of values by their types.
-var kinds = map[string]string{"bool": "bool", "duration": "DURATION", "float64": "N", "int": "N", "size": "SIZE", "template": "TEMPLATE"}
+var kinds = map[string]string{"bool": "bool", "duration": "DURATION", "float64": "N", "int": "N", "lines": "N", "size": "SIZE", "template": "TEMPLATE"}
 
 // forPeople is a flag as the help shows it.
 func forPeople(f *pflag.Flag) *pflag.Flag {

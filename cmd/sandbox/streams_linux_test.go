@@ -215,6 +215,45 @@ func TestSignalsToExecAreAsOfDockerExec(t *testing.T) {
 	}
 }
 
+// Which lines logs prints, and when they were written, is as with docker logs.
+func TestLogsInScriptsAreAsOfDockerLogs(t *testing.T) {
+	t.Parallel()
+	path := program(t)
+	noteFlags([]string{"logs", "--tail", "1", "--timestamps"})
+	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithCommand("sh", "-c", "i=0; while [ $i -lt 60 ]; do echo out $i; i=$((i+1)); done; echo err >&2; exec sleep 1000"))
+	container := containerOf(t, sb)
+	var times []time.Time
+	harness.Eventually(t, "the log is complete", func() bool {
+		times = nil
+		for l, err := range sb.Logs(t.Context(), sandbox.LogOptions{}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			times = append(times, l.Time)
+		}
+		return len(times) == 61
+	})
+	middle := times[30]
+	tokyo := middle.In(time.FixedZone("", 9*60*60))
+	flags := []string{"", "-t", "--timestamps --tail 3", "--tail all", "--tail -1", "--tail=-7", "--tail 0", "--tail 7", "-n 2", "-n all -t", "--tail 1000", "--since ''"}
+	for _, since := range []string{
+		"0", "0.5", "1", fmt.Sprint(middle.Unix()), fmt.Sprintf("%d.%09d", middle.Unix(), middle.Nanosecond()), fmt.Sprint(middle.Unix() + 1000),
+		"1h", "-1h", "1h30m", middle.Format(time.RFC3339Nano), tokyo.Format(time.RFC3339Nano), tokyo.Format("2006-01-02T15:04:05.999999999"), tokyo.Format("2006-01-02T15:04:05"),
+		tokyo.Format("2006-01-02T15:04"), tokyo.Add(time.Hour).Format("2006-01-02T15:04"), tokyo.Format("2006-01-02T15"), tokyo.Format("2006-01-02"), tokyo.AddDate(0, 0, 1).Format("2006-01-02"),
+		tokyo.Add(time.Hour).Format("2006-01-02T15:04Z07:00"), tokyo.Format("2006-01-02Z07:00"), "1960-01-01", "2026-13-01", "noon", "-5",
+	} {
+		flags = append(flags, "--since "+since)
+	}
+	differ := []string{"--tail some", "--since 7d", "--since 1767323045000", "--until 1h", "--details"} // rows of docs/differences.md
+	for _, flag := range slices.Concat(flags, []string{"-n 2 -t --since 0"}, differ) {
+		got, want := runScript(t, path, "TZ=Asia/Tokyo sandbox logs "+flag+" "+sb.Name()+" 2>&1 || echo"), runScript(t, path, "TZ=Asia/Tokyo docker logs "+flag+" "+container+" 2>&1 || echo")
+		refused := func(s string) bool { return strings.Contains(s, "since") }
+		if same := got == want || refused(got) && refused(want); same == slices.Contains(differ, flag) {
+			t.Errorf("logs %s = %.200q, with docker %.200q", flag, got, want)
+		}
+	}
+}
+
 // A copy that fails names its target, as it was given, and no file of its own.
 func TestErrorsOfCpNameTheTarget(t *testing.T) {
 	enginetest.Need(t)

@@ -167,8 +167,16 @@ func TestPathsInSandboxes(t *testing.T) {
 
 func TestSinceIsATimeOrADuration(t *testing.T) {
 	t.Parallel()
-	now := time.Date(2026, 1, 8, 12, 0, 0, 0, time.UTC)
-	for text, want := range map[string]time.Time{"": {}, "10m": now.Add(-10 * time.Minute), "7d": now.AddDate(0, 0, -7), "2026-01-02T03:04:05Z": time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)} {
+	zone := time.FixedZone("", 2*60*60)
+	now := time.Date(2026, 1, 8, 12, 0, 0, 0, zone)
+	for text, want := range map[string]time.Time{
+		"": {}, "10m": now.Add(-10 * time.Minute), "7d": now.AddDate(0, 0, -7), "7d12h": now.Add(-180 * time.Hour), "-5m": now.Add(5 * time.Minute), "0s": now,
+		"0": time.Unix(0, 0), "1767323045": time.Unix(1767323045, 0), "1767323045.25": time.Unix(1767323045, 250_000_000), "1767323045.0000000019": time.Unix(1767323045, 1),
+		"2026-01-02T03:04:05Z": time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), "2026-01-02T03:04:05.5-01:00": time.Date(2026, 1, 2, 4, 4, 5, 500_000_000, time.UTC),
+		"2026-01-02": time.Date(2026, 1, 2, 0, 0, 0, 0, zone), "2026-01-02Z": time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC), "2026-01-02T03": time.Date(2026, 1, 2, 3, 0, 0, 0, zone),
+		"2026-01-02T03:04": time.Date(2026, 1, 2, 3, 4, 0, 0, zone), "2026-01-02T03:04+01:00": time.Date(2026, 1, 2, 2, 4, 0, 0, time.UTC),
+		"2026-01-02T03:04:05": time.Date(2026, 1, 2, 3, 4, 5, 0, zone), "2026-01-02T03:04:05.000000001": time.Date(2026, 1, 2, 3, 4, 5, 1, zone),
+	} {
 		if got, err := sinceTime(text, now); err != nil || !got.Equal(want) {
 			t.Errorf("since %q = %v, %v, want %v", text, got, err, want)
 		}

@@ -12,14 +12,14 @@ import (
 
 // wrongValues are values that no flag of a kind takes, or none of a name.
 var wrongValues = map[string][]string{
-	"bool": {"maybe", ""}, "int": {"x", "1.5", "99999999999999999999", ""}, "float64": {"x", ""}, "duration": {"x", "5", "1e9", "-d", "99999d", "1d-2h", "1d2", ""},
+	"bool": {"maybe", ""}, "int": {"x", "1.5", "99999999999999999999", ""}, "float64": {"x", ""}, "lines": {"x", "1.5", "99999999999999999999", ""}, "duration": {"x", "5", "1e9", "-d", "99999d", "1d-2h", "1d2", ""},
 	"size": {"x", "-1", "1.5g", "5t", ""}, "intSlice": {"x", "1,x", "0", "70000", "80,80"}, "stringToString": {"x"}, "stringToInt": {"x", "x=y"}, "template": {"{{", "{{.X", "{{nosuch}}"},
 
 	"--allow-host": nil, "--command": nil, "--count": {"-1"}, "--depth": {"-1", "x"}, "--env": {"", "=x", "a\nb=x"}, "--from": {"/no/such/directory", "/etc/passwd"},
 	"--git": {"-x", "relative/path"}, "--gpus": {"all,0", "a b"}, "--id": {"../x"}, "--idle-timeout": {"-5s"}, "--image": {"Not An Image", "a:b:c"}, "--listen": {"x", "0.0.0.0:0"}, "--memory": {"1k"},
 	"--mount": {"x", "/tmp:/a:xx", "/tmp:a"}, "--name": {"../x", "A B", strings.Repeat("n", 100)}, "--network": {"nonsense", "allow="}, "--oci-runtime": nil, "--only": nil,
 	"--pids-limit": {"1", "-1"}, "--placement": {"x"}, "--policy": {"nonsense"}, "--prefix": nil, "--preview-domain": nil, "--revision": {"x"}, "--role": {"nonsense"}, "--runtime": {"none"},
-	"--sandbox": {"../x"}, "--signal": {"nonsense", "0", "99", ""}, "--since": {"x"}, "--snapshot": {"../x"}, "--socket": nil, "--source-address": {"x"}, "--status": {"nonsense"}, "--stop-timeout": {"-5s"},
+	"--sandbox": {"../x"}, "--signal": {"nonsense", "0", "99", ""}, "--since": {"x", "2026-13-01", "2026-01-02T15:04:05 ", "-5", "1.x", "1767323045000"}, "--snapshot": {"../x"}, "--socket": nil, "--source-address": {"x"}, "--status": {"nonsense"}, "--stop-timeout": {"-5s"},
 	"--storage": {"-1"}, "--strip": {"-1"}, "--tag": {"=x", "x"}, "--tarball": {"/no/such/file", "ftp://x/y"}, "--timeout": {"-5s"}, "--token-file": nil, "--user": nil, "--vcpus": {"-1", "NaN", "Inf", "0", "x"},
 	"--volume": {"x", "x:a", "v:/a:xx"}, "--without-env": {"", "a=b"}, "--without-mount": {"a"}, "--without-tag": {""}, "--workdir": {"relative"},
 }
