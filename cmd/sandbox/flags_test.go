@@ -289,6 +289,22 @@ func TestFlagsOfSources(t *testing.T) {
 	}
 }
 
+// The least memory that is accepted is enough for a session.
+func TestTheLeastMemoryIsEnough(t *testing.T) {
+	enginetest.Need(t)
+	t.Parallel()
+	for size := 1; ; size++ {
+		code, out, errOut := call(t.Context(), "", "run", "-q", "--memory", fmt.Sprintf("%dm", size), "--", "sh", "-c", "echo runs")
+		if code == codeUsage && size < 64 {
+			continue
+		}
+		if code != 0 || out != "runs\n" {
+			t.Errorf("--memory %dm: code %d, %q, %q", size, code, out, errOut)
+		}
+		return
+	}
+}
+
 // Flags whose effect no other test sees.
 func TestFlagsOfOneSandbox(t *testing.T) {
 	enginetest.Need(t)
