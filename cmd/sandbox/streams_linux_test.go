@@ -125,6 +125,11 @@ E`,
 		`EXEC -i BOX sh -c 'cat; exit 4' <&- >&-; echo $?`,
 		`EXEC -i BOX sh -c 'cat; exit 4' <&- >&- 2>&-; echo $?`,
 		`EXEC BOX true <&- >&- 2>&-; echo $?`,
+		`EXEC BOX env | grep -E '^(USER|PWD)='`,
+		`EXEC BOX printf %s $'a\xffb' | od -c`,
+		`EXEC -e A=$'a\xffb' BOX printenv A | od -c`,
+		`EXEC -w ../tmp BOX pwd 2>&1`,
+		`EXEC BOX '' >/dev/null 2>&1; echo $?`,
 		`EXEC BOX sh -c 'trap "" HUP; exit 5' <&- >&- 2>&-; echo $?`,
 		// A signal that ends neither of the two, nor the command.
 		`coproc EXEC -i BOX sh -c "echo ready; read x; exit 4"; P=$COPROC_PID; read l <&${COPROC[0]}; kill -PIPE $P; echo >&${COPROC[1]}; wait $P; echo $?`,
@@ -138,7 +143,7 @@ E`,
 			return runScript(t, path, strings.NewReplacer("EXEC", command, "BOX", box).Replace(script))
 		}
 		got, want := run("sandbox exec", sb.Name()), run("docker exec", container)
-		differs := slices.ContainsFunc([]string{"/root", "-u nobody-", "EXEC -t ", "EXEC -it "}, func(s string) bool { return strings.Contains(script, s) })
+		differs := slices.ContainsFunc([]string{"/root", "-u nobody-", "EXEC -t ", "EXEC -it ", "USER|PWD", `\xff`, "-w ../", "BOX ''"}, func(s string) bool { return strings.Contains(script, s) })
 		if (got != want) != differs {
 			t.Errorf("%s\nsandbox exec: %q\ndocker exec:  %q\nthey differ according to docs/differences.md: %t", script, got, want, differs)
 		}
