@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "cb3d884291d4c6175c622cd5d8e4583bc6a4aae6344f01c27e89535bd0110de8", size: 10338430},
-	"arm64": {sha256: "b7c208de0f03103a193f585e5945e1a63878b0ee384ed9fccde56da7fcb66266", size: 9633918},
+	"amd64": {sha256: "0de96168dfeb95d71f0e36160748eda9da3c7a3999135bc0b41b053ef8c6fd5d", size: 10338430},
+	"arm64": {sha256: "0fb583a8775c2328d96f7f58baef064bea34418ccb9d3a40b0e0764db0202298", size: 9633918},
 }
