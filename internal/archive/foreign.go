@@ -362,7 +362,11 @@ func (f *foreign) supported(hdr *tar.Header) bool {
 		f.report.Skip(name, reason)
 	}
 	switch hdr.Typeflag {
-	case tar.TypeReg, tar.TypeDir, tar.TypeSymlink, tar.TypeLink, tar.TypeFifo:
+	case tar.TypeReg:
+		if hdr.Size == 0 && strings.HasSuffix(hdr.Name, "/") {
+			hdr.Typeflag = tar.TypeDir // as before POSIX, whatever its type
+		}
+	case tar.TypeDir, tar.TypeSymlink, tar.TypeLink, tar.TypeFifo:
 	case tar.TypeGNUSparse, tar.TypeCont:
 		hdr.Typeflag = tar.TypeReg
 	case typeDumpDir:

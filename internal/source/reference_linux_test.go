@@ -424,6 +424,9 @@ func TestOddTarballsAreAsTarExtractsThem(t *testing.T) {
 	}{
 		"contiguous":               {all(member(tar.TypeCont, "c", "cont", ""), f("d")), 0, "", ""},
 		"type NUL":                 {relabel(all(f("v7"), f("d")), 0), 0, "", ""},
+		"a file with a slash":      {relabel(all(member(dir, "d/", "", ""), f("d/f")), tar.TypeReg), 0, "", ""},
+		"an empty file":            {nil, 0, "", "nothing at all"},
+		"an empty file, gzip":      {[]byte("\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\x03\x00\x00\x00\x00\x00\x00\x00\x00\x00"), 0, "nothing at all", "nothing at all"},
 		"type NUL, a slash":        {relabel(all(member(dir, "v7/", "", ""), f("v7/d")), 0), 0, "", ""},
 		"an unknown type":          {relabel(all(f("z"), f("d")), 'Z'), 0, "", ""},
 		"an unknown type, small":   {relabel(all(f("z"), f("d")), 'q'), 0, "", ""},
