@@ -337,6 +337,8 @@ func WithWorkdir(dir string) MakeOption {
 			s.problem("WithWorkdir: %q is not an absolute path", dir)
 		} else if !utf8.ValidString(dir) {
 			s.problem("WithWorkdir: %q is not UTF-8", dir)
+		} else if err := plan.CheckLength(path.Clean(dir)); err != nil {
+			s.problem("WithWorkdir: %v", err)
 		}
 		s.Workdir = path.Clean(dir)
 	}}

@@ -55,6 +55,8 @@ func TestOptionsThatCannotBeRightAreRefused(t *testing.T) {
 		{sandbox.WithWorkdir("rel"), `WithWorkdir: "rel"`},
 		{sandbox.WithWorkdir("/a\x00"), `WithWorkdir: "/a\x00"`},
 		{sandbox.WithWorkdir("/a\xff"), `WithWorkdir: "/a\xff" is not UTF-8`},
+		{sandbox.WithWorkdir("/" + strings.Repeat("n", 256)), `too long: a path has at most 4095 bytes, and each name in it 255`},
+		{sandbox.WithWorkdir(strings.Repeat("/n", 2048)), `too long: a path has at most 4095 bytes`},
 		{sandbox.WithEnv(map[string]string{"a": "b\xff"}), `environment variable "a": key and value must be UTF-8`},
 		{sandbox.WithEnv(map[string]string{"a\xff": "b"}), `environment variable "a\xff": key and value must be UTF-8`},
 		{sandbox.WithCommand(), "WithCommand: there is no program"},

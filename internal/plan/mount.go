@@ -78,6 +78,14 @@ const (
 	nameMax = 255
 )
 
+// CheckLength returns an error for a path that is too long for Linux.
+func CheckLength(name string) error {
+	if len(name) >= pathMax || slices.ContainsFunc(strings.Split(name, "/"), func(name string) bool { return len(name) > nameMax }) {
+		return fmt.Errorf("%.64q… is too long: a path has at most %d bytes, and each name in it %d", name, pathMax-1, nameMax)
+	}
+	return nil
+}
+
 // CheckTarget returns why nothing can be mounted at a path in the sandbox.
 func CheckTarget(target string) error {
 	if !path.IsAbs(target) {
@@ -87,8 +95,8 @@ func CheckTarget(target string) error {
 		return fmt.Errorf("target %q: a path has no NUL, and the engine takes UTF-8 alone", target)
 	}
 	clean := path.Clean(target)
-	if len(clean) >= pathMax || slices.ContainsFunc(strings.Split(clean, "/"), func(name string) bool { return len(name) > nameMax }) {
-		return fmt.Errorf("target %.64q… is too long: a path has at most %d bytes, and each name in it %d", target, pathMax-1, nameMax)
+	if err := CheckLength(clean); err != nil {
+		return fmt.Errorf("target %w", err)
 	}
 	switch {
 	case clean == "/":
