@@ -314,8 +314,9 @@ var errLost = errors.New("the connection to a helper was lost")
 // exitError returns why a helper's output ended before it had finished.
 func (h *Helper) exitError(ctx context.Context, id, stderr string) error {
 	got, err := h.Machine.Engine.InspectContainer(ctx, id)
+	failed := got.ExitCode != 0 || got.Error != "" || stderr != "" // else it has printed all
 	switch {
-	case err == nil && got.State == engine.StateExited:
+	case err == nil && got.State == engine.StateExited && failed:
 		return fmt.Errorf("the helper ended early: %s %s", got.Ended(), stderr)
 	case stderr != "":
 		return fmt.Errorf("the helper ended early: %s", stderr)
