@@ -67,9 +67,7 @@ func TestBashCompletesWords(t *testing.T) {
 					PS1='ready '`,
 				"script": mustCall(t, "completion", "bash"),
 			} {
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o700); err != nil {
-					t.Fatal(err)
-				}
+				writeProgram(t, filepath.Join(dir, name), text)
 			}
 			bash := exec.CommandContext(t.Context(), "bash", "--noprofile", "--rcfile", "rc", "-i")
 			bash.Dir, bash.Env = dir, []string{"PATH=" + dir + ":" + os.Getenv("PATH"), "HOME=" + dir, "TERM=dumb"}

@@ -37,10 +37,18 @@ func program(t *testing.T) string {
 	}
 	dir := t.TempDir()
 	script := "#!/bin/sh\n" + asProgram + "=1 exec " + self + ` "$@"` + "\n"
-	if err := os.WriteFile(filepath.Join(dir, "sandbox"), []byte(script), 0o755); err != nil {
+	writeProgram(t, filepath.Join(dir, "sandbox"), script)
+	return dir
+}
+
+// writeProgram writes a file that is run next. No child that starts meanwhile has it open: the kernel would not run it (ETXTBSY).
+func writeProgram(t *testing.T, file, text string) {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	if err := os.WriteFile(file, []byte(text), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	return dir
 }
 
 // runScript runs a script, with path before the other directories of programs, and returns its output and how it ended.
