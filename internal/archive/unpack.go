@@ -898,8 +898,8 @@ func (u *unpacker) finishDirs() error {
 func tempName() string {
 	var b [8]byte
 	rand.Read(b[:])
-	return tempPrefix + hex.EncodeToString(b[:])
+	return Unfinished + hex.EncodeToString(b[:])
 }
 
-// tempPrefix begins the names of unfinished files.
-const tempPrefix = ".agent-sandbox-"
+// Unfinished begins the names of unfinished files.
+const Unfinished = ".agent-sandbox-"

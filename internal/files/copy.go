@@ -256,9 +256,6 @@ func remoteError(r *archive.RemoteError) error {
 	return &fs.PathError{Op: "copy", Path: errdefs.Printable(errdefs.Cut(r.Path, maxRemotePath)), Err: err}
 }
 
-// unfinished begins the names of files that a copy has not finished, as package archive makes them.
-const unfinished = ".agent-sandbox-"
-
 // ofTarget returns an error about an unfinished file as one about the target that it was to become.
 func ofTarget(err error, target string) error {
 	var name string
@@ -269,7 +266,7 @@ func ofTarget(err error, target string) error {
 	case *os.LinkError:
 		name, cause = e.Old, e.Err
 	}
-	if !strings.HasPrefix(filepath.Base(name), unfinished) {
+	if !strings.HasPrefix(filepath.Base(name), archive.Unfinished) {
 		return err
 	}
 	return &fs.PathError{Op: "copy", Path: target, Err: cause}
