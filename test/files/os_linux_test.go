@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/seed-1a2d6d8f/sandbox"
+	"github.com/seed-1a2d6d8f/sandbox/test/files/steps"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
@@ -74,7 +74,7 @@ func randomCalls(rnd *rand.Rand, n int) (calls []osCall) {
 	return calls
 }
 
-// randomSteps are calls of an open file, see use.
+// randomSteps are steps on an open file, see [steps.Use].
 func randomSteps(rnd *rand.Rand) string {
 	var steps []string
 	for range 1 + rnd.IntN(12) {
@@ -211,52 +211,9 @@ func callSandbox(t *testing.T, f *sandbox.Files, c osCall) (string, error) {
 			return "", err
 		}
 		defer open.Close()
-		return use(open, c.Other), nil
+		return steps.Use(open, c.Other, osClass), nil
 	}
 	return "", errors.New("no such call")
-}
-
-// use carries out steps on an open file, such as "w7" to write 7 bytes, and says what each did and where the offset is then.
-func use(f file, steps string) string {
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return "no regular file"
-	}
-	var did strings.Builder
-	for i, step := range strings.Fields(steps) {
-		var text []byte
-		var n int
-		var err error
-		value, _ := strconv.ParseInt(step[1:], 10, 64)
-		switch step[0] {
-		case 'r':
-			text = make([]byte, value)
-			n, err = f.Read(text)
-			text = text[:n]
-		case 'c':
-			var all bytes.Buffer
-			_, err = io.Copy(&all, f)
-			text = all.Bytes()
-		case 'w':
-			n, err = f.Write(bytes.Repeat([]byte{'a' + byte(i)}, int(value)))
-		case 'f':
-			var done int64
-			done, err = io.Copy(f, io.LimitReader(strings.NewReader(strings.Repeat("f", 99)), value))
-			n = int(done)
-		case 't':
-			err = f.Truncate(value)
-		case '0', '1', '2':
-			_, err = f.Seek(value, int(step[0]-'0'))
-		}
-		at, seekErr := f.Seek(0, io.SeekCurrent)
-		fmt.Fprintf(&did, "%s: %d %q %s, at %d %s\n", step, n, text, osClass(err), at, osClass(seekErr))
-	}
-	return did.String()
-}
-
-type file interface {
-	io.ReadWriteSeeker
-	Truncate(size int64) error
-	Stat() (fs.FileInfo, error)
 }
 
 func openSandbox(t *testing.T, files *sandbox.Files, c osCall) (string, error) {

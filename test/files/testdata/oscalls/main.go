@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,10 +10,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/seed-1a2d6d8f/sandbox/test/files/steps"
 )
 
 // A Call is one call. Name and Other are paths.
@@ -128,52 +128,9 @@ func do(c Call) (string, error) {
 			return "", err
 		}
 		defer f.Close()
-		return use(f, c.Other), nil
+		return steps.Use(f, c.Other, class), nil
 	}
 	return "", errors.New("no such call")
-}
-
-// use carries out steps on an open file, such as "w7" to write 7 bytes, and says what each did and where the offset is then.
-func use(f file, steps string) string {
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return "no regular file"
-	}
-	var did strings.Builder
-	for i, step := range strings.Fields(steps) {
-		var text []byte
-		var n int
-		var err error
-		value, _ := strconv.ParseInt(step[1:], 10, 64)
-		switch step[0] {
-		case 'r':
-			text = make([]byte, value)
-			n, err = f.Read(text)
-			text = text[:n]
-		case 'c':
-			var all bytes.Buffer
-			_, err = io.Copy(&all, f)
-			text = all.Bytes()
-		case 'w':
-			n, err = f.Write(bytes.Repeat([]byte{'a' + byte(i)}, int(value)))
-		case 'f':
-			var done int64
-			done, err = io.Copy(f, io.LimitReader(strings.NewReader(strings.Repeat("f", 99)), value))
-			n = int(done)
-		case 't':
-			err = f.Truncate(value)
-		case '0', '1', '2':
-			_, err = f.Seek(value, int(step[0]-'0'))
-		}
-		at, seekErr := f.Seek(0, io.SeekCurrent)
-		fmt.Fprintf(&did, "%s: %d %q %s, at %d %s\n", step, n, text, class(err), at, class(seekErr))
-	}
-	return did.String()
-}
-
-type file interface {
-	io.ReadWriteSeeker
-	Truncate(size int64) error
-	Stat() (fs.FileInfo, error)
 }
 
 // renew does to a file, before package os writes to it, what docs/differences.md has in its row WriteFile: a new
