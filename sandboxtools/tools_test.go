@@ -492,7 +492,9 @@ func TestToolsEndInTime(t *testing.T) {
 	sb := harness.NewSandbox(t)
 	var reported atomic.Int64
 	k := kit{t, sandboxtools.New(sb, sandboxtools.Options{CommandTime: 3 * time.Second, Report: func(_ context.Context, p []byte) { reported.Add(int64(len(p))) }})}
-	k.must("write", object{"path": "file", "content": "text"})
+	if err := sb.WriteFile(t.Context(), "file", []byte("text"), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	eng := harness.NewEngine(t)
 	id := record.ContainerName(sb.Name())
 	harness.Pause(t, eng, id)

@@ -32,7 +32,8 @@ type operator interface {
 func TestOperator(t *testing.T) {
 	t.Parallel()
 	sb := harness.NewSandbox(t)
-	var op operator = eino.NewOperator[commandOutput](sb, eino.Options{Output: 2000, CommandTime: 2 * time.Second})
+	var op operator = eino.NewOperator[commandOutput](sb, eino.Options{Output: 2000, CommandTime: harness.CallBound})
+	hasty := eino.NewOperator[commandOutput](sb, eino.Options{Output: 2000, CommandTime: 2 * time.Second})
 	ctx := t.Context()
 	if err := op.WriteFile(ctx, "d/a", "text"); err != nil {
 		t.Fatal(err)
@@ -53,7 +54,6 @@ func TestOperator(t *testing.T) {
 	}{
 		{[]string{"sh", "-c", "cat d/a; echo err >&2; exit 3"}, commandOutput{"text", "err\n", 3}},
 		{[]string{"sh", "-c", "yes | head -c 100000; yes n | head -c 100000 >&2"}, commandOutput{strings.Repeat("y\n", 1000), strings.Repeat("n\n", 1000), 0}},
-		{[]string{"sleep", "1000"}, commandOutput{"", "", 137}},
 		{[]string{"sh", "-c", "sleep 1000 & echo left"}, commandOutput{"left\n", "", 0}},
 	} {
 		got, err := op.RunCommand(ctx, c.argv)
@@ -61,8 +61,11 @@ func TestOperator(t *testing.T) {
 			t.Errorf("%q: %+v, %v, want %+v", c.argv, got, err, c.want)
 		}
 	}
-	if _, err := op.RunCommand(ctx, []string{"yes", "", ""}); err != nil {
-		t.Errorf("a command that takes too long: %v", err)
+	if got, err := hasty.RunCommand(ctx, []string{"sleep", "1000"}); err != nil || *got != (commandOutput{"", "", 137}) {
+		t.Errorf("a command that takes too long: %+v, %v", got, err)
+	}
+	if _, err := hasty.RunCommand(ctx, []string{"yes", "", ""}); err != nil {
+		t.Errorf("a command that takes too long, and writes: %v", err)
 	}
 	if _, err := op.RunCommand(ctx, nil); err == nil {
 		t.Error("no command is no error")
@@ -86,14 +89,20 @@ func TestOperator(t *testing.T) {
 
 func TestShellIsBounded(t *testing.T) {
 	t.Parallel()
-	shell := eino.NewShell(harness.NewSandbox(t), eino.Options{Output: 4000, CommandTime: 2 * time.Second})
+	sb := harness.NewSandbox(t)
+	shell := eino.NewShell(sb, eino.Options{Output: 4000, CommandTime: harness.CallBound})
 	got, err := shell.Execute(t.Context(), &filesystem.ExecuteRequest{Command: "yes | head -c 3000000; echo last"})
 	if err != nil || !got.Truncated || len(got.Output) > 5000 || !strings.HasSuffix(got.Output, "last\n") || *got.ExitCode != 0 {
 		t.Errorf("a flood: %+v, %v", got, err)
 	}
-	got, err = shell.Execute(t.Context(), &filesystem.ExecuteRequest{Command: "echo first; sleep 1000"})
-	if err != nil || got.Truncated || *got.ExitCode != 137 || !strings.HasPrefix(got.Output, "first\n\n[timed out") {
-		t.Errorf("a command that takes too long: %+v, %v", got, err)
+	for limit := time.Second; ; limit *= 2 { // on a slow machine its shell may take longer to begin
+		got, err := eino.NewShell(sb, eino.Options{Output: 4000, CommandTime: limit}).Execute(t.Context(), &filesystem.ExecuteRequest{Command: "echo first; sleep 1000"})
+		if err == nil && !got.Truncated && *got.ExitCode == 137 && strings.HasPrefix(got.Output, "first\n\n[timed out") {
+			break
+		}
+		if limit > time.Minute {
+			t.Fatalf("a command that takes too long: %+v, %v", got, err)
+		}
 	}
 	if err := shell.Write(t.Context(), &filesystem.WriteRequest{FilePath: "long", Content: strings.Repeat("x", 5000)}); err != nil {
 		t.Fatal(err)

@@ -5,6 +5,7 @@ package guest_test
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/ed25519"
 	"encoding/json"
 	"errors"
@@ -55,7 +56,9 @@ func (b *box) inNamespace(kind string, flag int, f func() error) error {
 // holding is a connection to PID 1 from outside, as a copier has one.
 type holding struct {
 	net.Conn
-	r *bufio.Reader
+	r    *bufio.Reader
+	live context.Context // the holder says that it lives until hush is called
+	hush context.CancelFunc
 }
 
 func (b *box) dialControl() *holding {
@@ -79,7 +82,10 @@ func (b *box) dialControl() *holding {
 	}
 	b.t.Cleanup(func() { conn.Close() })
 	conn.SetDeadline(time.Now().Add(5 * time.Minute))
-	return &holding{conn, bufio.NewReader(conn)}
+	h := &holding{Conn: conn, r: bufio.NewReader(conn)}
+	h.live, h.hush = context.WithCancel(b.t.Context())
+	b.t.Cleanup(h.hush)
+	return h
 }
 
 func (h *holding) line(v any) error {
@@ -90,7 +96,7 @@ func (h *holding) line(v any) error {
 	return json.Unmarshal(line, v)
 }
 
-// request asks for a hold without waiting for the answer.
+// request asks for a hold without waiting for the answer, and says from then on that the holder lives.
 func (h *holding) request(key ed25519.PrivateKey) error {
 	var hello wire.Challenge
 	if err := h.line(&hello); err != nil {
@@ -100,6 +106,15 @@ func (h *holding) request(key ed25519.PrivateKey) error {
 	if err == nil {
 		_, err = h.Write(request)
 	}
+	go func() {
+		for err := error(nil); err == nil; _, err = io.WriteString(h, wire.HoldBeat) {
+			select {
+			case <-h.live.Done():
+				return
+			case <-time.After(wire.HoldSilence / 5):
+			}
+		}
+	}()
 	return err
 }
 
@@ -299,7 +314,7 @@ func TestHoldEndsWithItsHolder(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(h *holding){
 		"gone":     func(h *holding) { h.Close() },
-		"silent":   func(*holding) {},
+		"silent":   func(h *holding) { h.hush() },
 		"babbling": func(h *holding) { h.Write(make([]byte, 1<<20)) },
 	} {
 		t.Run(name, func(t *testing.T) {

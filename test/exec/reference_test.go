@@ -154,6 +154,9 @@ const (
 	rowFields  = "`Cancel`, `Process`, `ProcessState`, `ExtraFiles`, `SysProcAttr`, `Err`"
 )
 
+// untilBlocked waits, in a shell, until its last background process has ended or is blocked: it has written nothing for half a second.
+const untilBlocked = `p=$!; a=-; until b=$(cat /proc/$p/io 2>/dev/null); [ "$a" = "$b" ] && grep -q "^State:.[SZ]" /proc/$p/status; do a=$b; sleep 0.5; done; `
+
 // fixedCases are those that no combination of kinds makes.
 func fixedCases() []cases.Case {
 	big := strings.Repeat("x", 128<<10)
@@ -211,10 +214,10 @@ func fixedCases() []cases.Case {
 		}),
 		with(cases.Shell("a file, all of which is read", "cat"), func(c *cases.Case) { c.Stdin, c.Stdout = "file", "buffer" }),
 		with(cases.Shell("a file, some of which is read", "head -c 3"), func(c *cases.Case) { c.Stdin, c.Stdout, c.Differs = "file", "buffer", rowRest }),
-		with(cases.Shell("stdout is read after stderr", "head -c 1500000 /dev/zero 2>/dev/null & sleep 0.5; exec seq 3000 >&2"), func(c *cases.Case) {
+		with(cases.Shell("stdout is read after stderr", "head -c 1500000 /dev/zero 2>/dev/null & "+untilBlocked+"exec seq 3000 >&2"), func(c *cases.Case) {
 			c.Call, c.Stdout, c.Stderr = "start", "pipe-last", "pipe"
 		}),
-		with(cases.Shell("stdout is read after stderr", "head -c 8000000 /dev/zero 2>/dev/null & sleep 0.5; exec seq 3000000 >&2"), func(c *cases.Case) {
+		with(cases.Shell("stdout is read after stderr", "head -c 8000000 /dev/zero 2>/dev/null & "+untilBlocked+"exec seq 3000000 >&2"), func(c *cases.Case) {
 			c.Call, c.Stdout, c.Stderr, c.Differs = "start", "pipe-last", "pipe", rowUnread
 		}))
 	for _, act := range []string{"wait-first", "twice", "start-again", "pipes-again", "pipes-late"} {
