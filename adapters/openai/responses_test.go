@@ -125,16 +125,14 @@ func TestTheShellInAConversation(t *testing.T) {
 	cancelled.Cancelled, killed.Killed, killed.Lost, dead.Lost = true, true, true, true
 	// One limit is for a command that never ends and for one that does, which takes its time on a slow machine.
 	const limited = `{"outcome":{"type":"timeout"},"stderr":"","stdout":"begun\n"}{"outcome":{"exit_code":0,"type":"exit"},"stderr":"","stdout":"next\n"}`
-	for limit := 300 * time.Millisecond; ; limit *= 4 {
+	harness.Patiently(t, 500*time.Millisecond, func(limit time.Duration) error {
 		args := fmt.Sprintf(`{"commands": ["echo begun; sleep 1000", "echo next"], "timeout_ms": %d}`, limit.Milliseconds())
 		got, err := model.Call(t.Context(), harness.ToolCall{Tool: "shell", Args: json.RawMessage(args)})
-		if err == nil && got.Text == limited {
-			break
+		if err != nil || got.Text != limited {
+			return fmt.Errorf("shell %s: %q, %v, want %q", args, got.Text, err, limited)
 		}
-		if err != nil || limit > time.Minute {
-			t.Fatalf("shell %s: %q, %v, want %q", args, got.Text, err, limited)
-		}
-	}
+		return nil
+	})
 	harness.Converse(t, sb, []harness.Step{
 		shell(`{"commands": ["pwd; echo err >&2; exit 3", "echo ${BASH_VERSION:0:1} two; cd /; export A=1", "pwd; echo $A"]}`,
 			`{"outcome":{"exit_code":3,"type":"exit"},"stderr":"err\n","stdout":"/workspace\n"}{"outcome":{"exit_code":0,"type":"exit"},"stderr":"","stdout":"5 two\n"}{"outcome":{"exit_code":0,"type":"exit"},"stderr":"","stdout":"/workspace\n\n"}`),

@@ -22,6 +22,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
+	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
 
 func newKey(t testing.TB) (ed25519.PublicKey, ed25519.PrivateKey) {
@@ -218,32 +219,9 @@ func shortLease(t *testing.T, conn *guest.Conn, private ed25519.PrivateKey, leas
 	return nil
 }
 
-// patiently calls try with a time of seconds, and then with ever longer ones, until it has no error or the
-// machine is not the cause: none of its steps, after each of which it calls done, took as long as that time,
-// or that is a minute.
-func patiently(t *testing.T, seconds int, try func(d time.Duration, done func()) error) {
-	t.Helper()
-	for d := time.Duration(seconds) * time.Second; ; d *= 2 {
-		last, longest := time.Now(), time.Duration(0)
-		done := func() {
-			now := time.Now()
-			last, longest = now, max(longest, now.Sub(last))
-		}
-		err := try(d, done)
-		done()
-		switch {
-		case err == nil:
-			return
-		case longest < d, d > time.Minute:
-			t.Fatalf("with %v, of which no step took more than %v: %v", d, longest, err)
-		}
-		t.Logf("again with more than %v, since a step took %v: %v", d, longest, err)
-	}
-}
-
 func TestLeaseEndsTheSession(t *testing.T) {
 	t.Parallel()
-	patiently(t, 3, func(lease time.Duration, done func()) error {
+	harness.Patiently(t, 3*time.Second, func(lease time.Duration) error {
 		public, private := newKey(t)
 		b := newBox(t, wire.Init{ControlKey: public, Lease: time.Hour, Grace: 50 * time.Millisecond})
 		conn := b.serve()
@@ -253,7 +231,6 @@ func TestLeaseEndsTheSession(t *testing.T) {
 			t.Fatal(err)
 		}
 		newTail(stubborn.Stdout()).until(t, "ready")
-		done()
 		if err := shortLease(t, conn, private, lease); err != nil {
 			return err
 		}
@@ -266,10 +243,8 @@ func TestLeaseEndsTheSession(t *testing.T) {
 			if reply.LeaseLeft <= 0 || reply.LeaseLeft > lease {
 				return fmt.Errorf("LeaseLeft %v", reply.LeaseLeft)
 			}
-			done()
 			time.Sleep(lease / 4)
 		}
-		done()
 		if code := b.code(); code != wire.CodeLease { // in time, which code bounds
 			t.Errorf("exit code %d, want %d", code, wire.CodeLease)
 		}
@@ -366,11 +341,10 @@ func TestLeaseEndsSoonAfterAServerThatPID1Disconnected(t *testing.T) {
 
 func TestReleasedLeaseNeverEnds(t *testing.T) {
 	t.Parallel()
-	patiently(t, 3, func(lease time.Duration, done func()) error {
+	harness.Patiently(t, 3*time.Second, func(lease time.Duration) error {
 		public, private := newKey(t)
 		b := newBox(t, wire.Init{ControlKey: public, Lease: time.Hour})
 		conn := b.serve()
-		done()
 		if err := shortLease(t, conn, private, lease); err != nil {
 			return err
 		}
@@ -379,7 +353,6 @@ func TestReleasedLeaseNeverEnds(t *testing.T) {
 				return fmt.Errorf("Control(%s): %+v, %v", late.Op, reply, err)
 			}
 		}
-		done()
 		select {
 		case <-b.end:
 			t.Errorf("ended with %d", b.code())
@@ -413,16 +386,14 @@ func TestTimeoutEndsTheSession(t *testing.T) {
 
 func TestLeaseHasALastChanceAfterAFreeze(t *testing.T) {
 	t.Parallel()
-	patiently(t, 3, func(lease time.Duration, done func()) error {
+	harness.Patiently(t, 3*time.Second, func(lease time.Duration) error {
 		public, private := newKey(t)
 		b := newBox(t, wire.Init{ControlKey: public, Lease: time.Hour})
 		conn := b.serve()
-		done()
 		if err := shortLease(t, conn, private, lease); err != nil {
 			return err
 		}
 		b.cmd.Process.Signal(unix.SIGSTOP) // from outside it counts
-		done()
 		time.Sleep(lease + lease/3 + 200*time.Millisecond)
 		begin := time.Now()
 		b.cmd.Process.Signal(unix.SIGCONT)

@@ -3,6 +3,7 @@ package harness
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"slices"
@@ -101,6 +102,24 @@ func Eventually(t *testing.T, what string, cond func() bool) {
 	}
 }
 
+// Patiently calls try with a time that something is to happen within, and with ever longer ones if it has an error only after that
+// time: what a slow machine has not done by then is no fault.
+func Patiently(t *testing.T, within time.Duration, try func(within time.Duration) error) {
+	t.Helper()
+	for ; ; within *= 2 {
+		began := time.Now()
+		err := try(within)
+		took := time.Since(began)
+		switch {
+		case err == nil:
+			return
+		case took < within, within > 2*time.Minute:
+			t.Fatalf("within %v: %v", within, err)
+		}
+		t.Logf("again with more than %v, since it took %v: %v", within, took, err)
+	}
+}
+
 // Write writes a file in the sandbox, and [Read] reads one: neither needs a program in it.
 func Write(t *testing.T, sb *sandbox.Sandbox, name, text string) {
 	t.Helper()
@@ -180,14 +199,24 @@ var namePrefix = "t-" + record.NewID()[:6] + "-"
 // NewSandbox makes a sandbox that is removed with all it has when the test ends.
 func NewSandbox(t *testing.T, opts ...sandbox.CreateOption) *sandbox.Sandbox {
 	t.Helper()
+	sb, err := TrySandbox(t, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sb
+}
+
+// TrySandbox is [NewSandbox] for a sandbox whose time may be over before it is there.
+func TrySandbox(t *testing.T, opts ...sandbox.CreateOption) (*sandbox.Sandbox, error) {
+	t.Helper()
 	c := NewClient(t)
 	sb, err := c.Create(t.Context(), opts...)
 	if err != nil {
-		t.Fatalf("Create: %v", err)
+		return nil, fmt.Errorf("Create: %w", err)
 	}
 	Remove(t, c, sb.Name())
 	t.Cleanup(func() { sb.Detach() })
-	return sb
+	return sb, nil
 }
 
 // Remove has a sandbox of that name, if there is one, and its volumes removed when the

@@ -455,7 +455,7 @@ func TestRootInsideCannotOutliveTheTimeoutOnAFullDisk(t *testing.T) {
 	t.Parallel()
 	d, image := ownEngine(t)
 	c := harness.NewClient(t, sandbox.WithHost(d.Host()))
-	const timeout = 12 * time.Second
+	const timeout = 30 * time.Second
 	sb, err := c.Create(t.Context(), sandbox.WithName(harness.UniqueName(t)), sandbox.WithTimeout(timeout), image, harness.Quick)
 	if err != nil {
 		t.Fatal(err)

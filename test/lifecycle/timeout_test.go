@@ -16,15 +16,19 @@ import (
 )
 
 func init() {
-	// timeout-maker makes a sandbox with a timeout of 12 s, leaves work in it that
-	// writes a file when it is asked to end, and waits to be killed.
+	// timeout-maker makes a sandbox with a timeout, leaves work in it that writes a
+	// file when it is asked to end, and waits to be killed.
 	harness.AddRole("timeout-maker", func(args []string) error {
 		ctx := context.Background()
 		c, err := harness.Open()
 		if err != nil {
 			return err
 		}
-		sb, err := c.Create(ctx, sandbox.WithName(args[0]), sandbox.WithTimeout(12*time.Second))
+		timeout, err := time.ParseDuration(args[1])
+		if err != nil {
+			return err
+		}
+		sb, err := c.Create(ctx, sandbox.WithName(args[0]), sandbox.WithTimeout(timeout))
 		if err != nil {
 			return err
 		}
@@ -33,7 +37,10 @@ func init() {
 		if err := work.Start(); err != nil {
 			return err
 		}
-		for sb.Command(ctx, "test", "-s", "/workspace/first").Run() != nil {
+		for err := errors.New("not yet"); err != nil; {
+			if err = sb.Command(ctx, "test", "-s", "/workspace/first").Run(); errors.Is(err, sandbox.ErrSessionLost) || errors.Is(err, sandbox.ErrNotRunning) {
+				return err
+			}
 		}
 		fmt.Println("ready")
 		select {}
@@ -54,28 +61,47 @@ func ended(t *testing.T, name string) (sandbox.Status, time.Time) {
 	return harness.Inspect(t, name), got.FinishedAt
 }
 
+// started starts a session, unless there is one, and returns what the status says during it.
+func started(t *testing.T, sb *sandbox.Sandbox) (st sandbox.Status) {
+	t.Helper()
+	harness.Eventually(t, "a session is started", func() bool {
+		if _, err := sb.Start(t.Context()); err != nil {
+			t.Logf("Start: %v", err)
+			return false
+		}
+		st = harness.Inspect(t, sb.Name())
+		return st.State == sandbox.StateRunning
+	})
+	return st
+}
+
 // The session ends on time, gracefully, when the program that made it is
 // long gone; others see why, and get the files.
 func TestTimeoutHoldsWhenTheMakerIsKilled(t *testing.T) {
 	t.Parallel()
-	name := harness.UniqueName(t)
-	maker := harness.Process(t, "timeout-maker", name)
-	out, err := maker.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := maker.Start(); err != nil {
-		t.Fatal(err)
-	}
 	c := harness.NewClient(t)
-	harness.Remove(t, c, name)
-	ready := make([]byte, 5)
-	_, err = out.Read(ready)
-	maker.Process.Kill()
-	maker.Wait()
-	if err != nil {
-		t.Fatalf("the maker said %q, %v", ready, err)
-	}
+	var name string
+	var timeout time.Duration
+	harness.Patiently(t, 6*time.Second, func(within time.Duration) error {
+		name, timeout = harness.UniqueName(t), within
+		maker := harness.Process(t, "timeout-maker", name, timeout.String())
+		out, err := maker.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := maker.Start(); err != nil {
+			t.Fatal(err)
+		}
+		harness.Remove(t, c, name)
+		ready := make([]byte, 5)
+		_, err = out.Read(ready)
+		maker.Process.Kill()
+		maker.Wait()
+		if err != nil {
+			return fmt.Errorf("the maker said %q, %v", ready, err)
+		}
+		return nil
+	})
 	if list, err := c.List(t.Context(), sandbox.ListOptions{Prefix: name}); err != nil || len(list) != 1 {
 		t.Errorf("List without the maker: %+v, %v", list, err)
 	}
@@ -84,8 +110,8 @@ func TestTimeoutHoldsWhenTheMakerIsKilled(t *testing.T) {
 	if st.Reason != "timeout" || st.State != sandbox.StateStopped {
 		t.Errorf("Inspect: state %q, reason %q; want stopped by timeout", st.State, st.Reason)
 	}
-	if took := seen.Sub(st.StartedAt); took < 11*time.Second {
-		t.Errorf("the session ended %v after its start, want 12 s", took)
+	if took := seen.Sub(st.StartedAt); took < timeout-time.Second {
+		t.Errorf("the session ended %v after its start, want %v", took, timeout)
 	}
 	sb, err := c.Get(t.Context(), name)
 	if err != nil {
@@ -96,12 +122,9 @@ func TestTimeoutHoldsWhenTheMakerIsKilled(t *testing.T) {
 		t.Errorf("files after the timeout: %q; the trap wrote its file if the end was graceful", got)
 	}
 	// The next session has its own full timeout.
-	next, err := sb.Status(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := next.ExpiresAt.Sub(next.StartedAt); got != 12*time.Second || !next.StartedAt.After(st.EndedAt) {
-		t.Errorf("the next session, started %v after the end of the first, expires %v after its start, want 12s", next.StartedAt.Sub(st.EndedAt), got)
+	next := started(t, sb)
+	if got := next.ExpiresAt.Sub(next.StartedAt); got != timeout || !next.StartedAt.After(st.EndedAt) {
+		t.Errorf("the next session, started %v after the end of the first, expires %v after its start, want %v", next.StartedAt.Sub(st.EndedAt), got, timeout)
 	}
 }
 
@@ -122,25 +145,28 @@ func TestRootInsideCannotOutliveTheTimeout(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			var sb *sandbox.Sandbox
-			timeout := 6 * time.Second
-			for ; ; timeout *= 4 {
-				sb = harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTimeout(timeout), sandbox.WithStopTimeout(time.Second),
+			var timeout time.Duration
+			harness.Patiently(t, 3*time.Second, func(within time.Duration) (err error) {
+				timeout = 2 * within
+				sb, err = harness.TrySandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTimeout(timeout), sandbox.WithStopTimeout(time.Second),
 					sandbox.WithMemory(96<<20), sandbox.WithVCPUs(0.5), sandbox.WithPidsLimit(200))
+				if err != nil {
+					return err
+				}
 				cmd := sb.Command(context.WithoutCancel(t.Context()), "sh", "-c", script)
 				cmd.Detached = true
-				err := cmd.Start()
-				got, inspectErr := eng.InspectContainer(t.Context(), record.ContainerName(sb.Name()))
-				if inspectErr != nil {
-					t.Fatal(inspectErr)
+				if err := cmd.Start(); err != nil {
+					return err
 				}
-				if err == nil && eng.Now().Sub(got.StartedAt) < timeout/2 {
-					break
+				got, err := eng.InspectContainer(t.Context(), record.ContainerName(sb.Name()))
+				if err != nil {
+					t.Fatal(err)
 				}
-				// On a slow machine it may begin too late, and has more time the next time.
-				if timeout > time.Minute || err != nil && !errors.Is(err, sandbox.ErrNotRunning) && !errors.Is(err, sandbox.ErrSessionLost) {
-					t.Fatalf("the attack begins within a timeout of %v: %v", timeout, err)
+				if age := eng.Now().Sub(got.StartedAt); age > within {
+					return fmt.Errorf("the attack begins %v after the session", age)
 				}
-			}
+				return nil
+			})
 			st, seen := ended(t, sb.Name())
 			if st.Reason != "timeout" {
 				t.Errorf("reason %q, want timeout", st.Reason)
@@ -157,16 +183,22 @@ func TestRootInsideCannotOutliveTheTimeout(t *testing.T) {
 // left of the one before.
 func TestTimeoutOfTheSessionBeforeEndsNothing(t *testing.T) {
 	t.Parallel()
-	const timeout = 12 * time.Second
-	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTimeout(timeout), harness.Quick)
-	first := harness.Status(t, sb).StartedAt
-	if _, err := sb.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	began := time.Now() // before PID 1, whose start the engine may record late
-	if _, err := sb.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	var sb *sandbox.Sandbox
+	var timeout time.Duration
+	var first, began time.Time
+	harness.Patiently(t, 6*time.Second, func(within time.Duration) (err error) {
+		timeout = within
+		if sb, err = harness.TrySandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTimeout(timeout), harness.Quick); err != nil {
+			return err
+		}
+		first = harness.Status(t, sb).StartedAt
+		if _, err := sb.Stop(t.Context()); err != nil {
+			return err
+		}
+		began = time.Now() // before PID 1, whose start the engine may record late
+		_, err = sb.Start(t.Context())
+		return err
+	})
 	st, at := ended(t, sb.Name())
 	if !st.StartedAt.After(first) || st.Reason != "timeout" || at.Sub(began) < timeout-100*time.Millisecond {
 		t.Errorf("sessions began at %v and after %v, and the second ended at %v (%s), want %v after it began", first, began, at, st.Reason, timeout)
@@ -176,11 +208,20 @@ func TestTimeoutOfTheSessionBeforeEndsNothing(t *testing.T) {
 // A timeout that passes while Stop waits for a process changes nothing for it.
 func TestTimeoutWhileStopRuns(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTimeout(6*time.Second), sandbox.WithStopTimeout(8*time.Second), stubborn)
-	harness.WaitForFile(t, sb, "up")
-	if state, err := sb.Stop(t.Context()); state != sandbox.StateStopped || err != nil {
-		t.Errorf("Stop = %q, %v", state, err)
-	}
+	var sb *sandbox.Sandbox
+	harness.Patiently(t, 6*time.Second, func(timeout time.Duration) (err error) {
+		sb, err = harness.TrySandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTimeout(timeout), sandbox.WithStopTimeout(timeout+2*time.Second), stubborn)
+		if err != nil {
+			return err
+		}
+		if err := sb.Command(t.Context(), "sh", "-c", "until [ -e up ]; do sleep 0.1; done").Run(); err != nil {
+			return err
+		}
+		if state, err := sb.Stop(t.Context()); state != sandbox.StateStopped || err != nil {
+			t.Errorf("Stop = %q, %v", state, err)
+		}
+		return nil
+	})
 	if st := harness.Inspect(t, sb.Name()); st.State != sandbox.StateStopped || st.Reason != "stopped" && st.Reason != "timeout" {
 		t.Errorf("afterwards it is %s (%s)", st.State, st.Reason)
 	}
@@ -192,15 +233,20 @@ func TestTimeoutWhileStopRuns(t *testing.T) {
 // ExtendTimeout acts on the running session, and everyone sees it.
 func TestExtendedSessionLivesOn(t *testing.T) {
 	t.Parallel()
-	sb := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTimeout(12*time.Second))
-	if err := sb.ExtendTimeout(t.Context(), time.Hour); err != nil {
-		t.Fatal(err)
-	}
+	var sb *sandbox.Sandbox
+	var timeout time.Duration
+	harness.Patiently(t, 6*time.Second, func(within time.Duration) (err error) {
+		timeout = within
+		if sb, err = harness.TrySandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithTimeout(timeout)); err != nil {
+			return err
+		}
+		return sb.ExtendTimeout(t.Context(), time.Hour)
+	})
 	st := harness.Inspect(t, sb.Name())
-	if got, want := st.ExpiresAt.Sub(st.StartedAt), time.Hour+12*time.Second; got != want {
+	if got, want := st.ExpiresAt.Sub(st.StartedAt), time.Hour+timeout; got != want {
 		t.Errorf("another client sees it expire %v after its start, want %v", got, want)
 	}
-	harness.Eventually(t, "the first timeout has passed", func() bool { return time.Since(st.StartedAt) > 12500*time.Millisecond })
+	harness.Eventually(t, "the first timeout has passed", func() bool { return time.Since(st.StartedAt) > timeout+time.Second/2 })
 	if st := harness.Inspect(t, sb.Name()); st.State != sandbox.StateRunning {
 		t.Errorf("after the timeout it had first it is %s (%s)", st.State, st.Reason)
 	}
@@ -208,11 +254,8 @@ func TestExtendedSessionLivesOn(t *testing.T) {
 	if _, err := sb.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := sb.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if st := harness.Inspect(t, sb.Name()); st.ExpiresAt.Sub(st.StartedAt) != 12*time.Second {
-		t.Errorf("the next session expires %v after its start, want 12s", st.ExpiresAt.Sub(st.StartedAt))
+	if st := started(t, sb); st.ExpiresAt.Sub(st.StartedAt) != timeout {
+		t.Errorf("the next session expires %v after its start, want %v", st.ExpiresAt.Sub(st.StartedAt), timeout)
 	}
 }
 
