@@ -483,8 +483,27 @@ var inherited = []string{
 	"SYSTEMROOT", "TEMP", "TMP", "USERPROFILE", "PATHEXT", "COMSPEC", // Windows
 }
 
-// paths are those of them that name files: git runs in another directory.
-var paths = []string{"TMPDIR", "SSH_AUTH_SOCK", "GIT_SSL_CAINFO", "GIT_SSL_CAPATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "TEMP", "TMP"}
+// paths are the variables that name files: git runs in another directory.
+var paths = []string{
+	"TMPDIR", "SSH_AUTH_SOCK", "GIT_SSH", "GIT_SSL_CAINFO", "GIT_SSL_CAPATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "TEMP", "TMP",
+	"HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM",
+}
+
+// variables returns those of our own environment that are set, with absolute paths.
+func variables(keys ...string) (env []string) {
+	for _, key := range keys {
+		v, ok := os.LookupEnv(key)
+		if !ok {
+			continue
+		}
+		program := key == "GIT_SSH" && v == filepath.Base(v) // which is looked for in PATH
+		if abs, err := filepath.Abs(v); v != "" && err == nil && slices.Contains(paths, key) && !program {
+			v = abs
+		}
+		env = append(env, key+"="+v)
+	}
+	return env
+}
 
 func (r *runner) environ() []string {
 	allowed := r.repo.Scheme
@@ -497,14 +516,7 @@ func (r *runner) environ() []string {
 		"GIT_DIR=" + r.gitDir(), "GIT_TERMINAL_PROMPT=0", "SSH_ASKPASS_REQUIRE=never", "GIT_LFS_SKIP_SMUDGE=1", "GIT_ALLOW_PROTOCOL=" + allowed, "LC_ALL=C",
 		"GIT_COMMITTER_NAME=sandbox", "GIT_COMMITTER_EMAIL=sandbox@localhost", "GIT_AUTHOR_NAME=sandbox", "GIT_AUTHOR_EMAIL=sandbox@localhost",
 	}
-	for _, key := range inherited {
-		if v, ok := os.LookupEnv(key); ok {
-			if abs, err := filepath.Abs(v); v != "" && err == nil && slices.Contains(paths, key) {
-				v = abs
-			}
-			env = append(env, key+"="+v)
-		}
-	}
+	env = append(env, variables(inherited...)...)
 	if os.Getenv("GIT_SSH_COMMAND") == "" && os.Getenv("GIT_SSH") == "" {
 		env = append(env, "GIT_SSH_VARIANT=ssh",
 			"GIT_SSH_COMMAND=ssh -o BatchMode=yes -o ControlMaster=no -o ControlPath=none -o PermitLocalCommand=no -o ForwardAgent=no -o ForwardX11=no -o ClearAllForwardings=yes")

@@ -31,12 +31,8 @@ var configEscapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`, "\t", 
 func (r *runner) safeDirectories() []string {
 	cmd := exec.CommandContext(r.ctx, r.program, "config", "--null", "--type=path", "--get-all", "safe.directory")
 	cmd.Dir = r.temp
-	cmd.Env = []string{"GIT_DIR=" + r.gitDir(), "LC_ALL=C"}
-	for _, key := range append([]string{"HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM"}, inherited...) {
-		if v, ok := os.LookupEnv(key); ok {
-			cmd.Env = append(cmd.Env, key+"="+v)
-		}
-	}
+	cmd.Env = append(variables(inherited...), variables("HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")...)
+	cmd.Env = append(cmd.Env, "GIT_DIR="+r.gitDir(), "LC_ALL=C")
 	cmd.WaitDelay = waitDelay
 	var list []string
 	out, _ := cmd.Output() // it fails if there are none

@@ -160,6 +160,60 @@ func TestSafeDirectoryOfTheRepositoryAbove(t *testing.T) {
 	}
 }
 
+// Relative paths in the environment are those of this program's directory, as with git clone.
+func TestRelativePathsOfTheEnvironment(t *testing.T) {
+	r := gittest.New(t)
+	giveAway(t, r.Root, 4711)
+	open := gittest.New(t)
+	port, ssh := gittest.SSH(t)
+	program, err := exec.LookPath("ssh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	t.Chdir(dir)
+	for name, text := range map[string]string{
+		"bin/ssh": "#!/bin/sh\nexec " + strings.Replace(ssh, "ssh", program, 1) + ` "$@"` + "\n", "config": "[safe]\n\tdirectory = *\n", "home/.gitconfig": "[safe]\n\tdirectory = *\n", "none": "",
+	} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("GIT_CONFIG_NOSYSTEM", "1")
+	os.Unsetenv("GIT_SSH_COMMAND") // which is none for these tests
+	remote := fmt.Sprintf("ssh://git@127.0.0.1:%d%s", port, open.Dir)
+	for _, x := range []struct {
+		env  map[string]string
+		url  string
+		want bool
+	}{
+		{map[string]string{"GIT_SSH": "bin/ssh", "GIT_CONFIG_GLOBAL": "none"}, remote, true},
+		{map[string]string{"GIT_SSH": "./bin/ssh", "GIT_CONFIG_GLOBAL": "none"}, remote, true},
+		{map[string]string{"GIT_SSH": "ssh", "PATH": dir + "/bin:" + os.Getenv("PATH"), "GIT_CONFIG_GLOBAL": "none"}, remote, true},
+		{map[string]string{"GIT_CONFIG_GLOBAL": "config"}, r.Dir, true},
+		{map[string]string{"GIT_CONFIG_GLOBAL": "none"}, r.Dir, false},
+		{map[string]string{"HOME": "home"}, r.Dir, true},
+		{map[string]string{"HOME": "."}, r.Dir, false},
+	} {
+		t.Run(fmt.Sprint(x.env), func(t *testing.T) {
+			for k, v := range x.env {
+				t.Setenv(k, v)
+			}
+			by := exec.Command("git", "clone", "--quiet", x.url, t.TempDir()+"/clone")
+			if out, err := by.CombinedOutput(); (err == nil) != x.want {
+				t.Fatalf("git clone: %v, %s", err, out)
+			}
+			c, err := git.New(t.Context(), git.Repo{Location: parse(t, x.url)})
+			if err == nil {
+				err = c.Remove()
+			}
+			if (err == nil) != x.want {
+				t.Errorf("New: %v, and git clone has an error: %t", err, !x.want)
+			}
+		})
+	}
+}
+
 // A repository whose HEAD leads nowhere has an error that says what to take; git clone leaves an
 // empty directory and a warning.
 func TestHeadToNowhereListsTheBranches(t *testing.T) {
