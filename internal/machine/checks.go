@@ -435,7 +435,7 @@ func (m *Machine) CheckUser(ctx context.Context, container, image, user string, 
 		return nil
 	}
 	key := image + " " + user // what an image has does not change
-	if _, known := m.users.Load(key); known && own.Pristine {
+	if _, known := m.facts.users.Load(key); known && own.Pristine {
 		return nil
 	}
 	var have map[string][]byte
@@ -458,7 +458,7 @@ func (m *Machine) CheckUser(ctx context.Context, container, image, user string, 
 	}
 	_, err := m.lookup(ctx, image, user, have)
 	if err == nil && own.Pristine {
-		m.users.Store(key, true)
+		m.facts.users.Store(key, true)
 	}
 	return err
 }

@@ -76,7 +76,7 @@ type viewed struct {
 // at looks at a path without symbolic links on the way.
 func (v *view) at(ctx context.Context, name string) (got viewed, err error) {
 	key := [2]string{v.image, name}
-	if known, ok := v.m.imagePaths.Load(key); ok && v.image != "" {
+	if known, ok := v.m.facts.imagePaths.Load(key); ok && v.image != "" {
 		return known.(viewed), nil
 	}
 	id, err := v.container(ctx)
@@ -98,7 +98,7 @@ func (v *view) at(ctx context.Context, name string) (got viewed, err error) {
 		}
 	}
 	if v.image != "" {
-		v.m.imagePaths.Store(key, got)
+		v.m.facts.imagePaths.Store(key, got)
 	}
 	return got, nil
 }

@@ -56,7 +56,7 @@ func (m *Machine) LayerOf(ctx context.Context, got engine.Container) (Layer, err
 	if err != nil || driver != snapshotter || mark == "" {
 		return Layer{}, err
 	}
-	own, err := m.layers.get(ctx, m, func(spec *engine.ContainerSpec) { spec.Entrypoint = append(spec.Entrypoint, wire.VerbLayer) })
+	own, err := m.facts.layers.get(ctx, m, func(spec *engine.ContainerSpec) { spec.Entrypoint = append(spec.Entrypoint, wire.VerbLayer) })
 	if err != nil || !path.IsAbs(own.Upper) {
 		return Layer{}, err
 	}

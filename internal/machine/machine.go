@@ -31,18 +31,13 @@ type Machine struct {
 	authorities string
 	slots       *slots
 
-	placing   bound.Semaphore    // held while the guest is placed
-	measuring bound.Semaphore    // bounds the helpers that measure volumes
-	counting  bound.Semaphore    // bounds the sessions that count their files
-	sizes     sharedSizes        // what both found
-	samples   samples            // of what containers use
-	host      cached[wire.Probe] // of the machine's own network
-	bridge    cached[wire.Probe] // of the network that containers have
-	abilities sync.Map           // *cached[wire.Abilities] by OCI runtime
-	layers    cached[wire.Layer]
+	placing   bound.Semaphore // held while the guest is placed
+	measuring bound.Semaphore // bounds the helpers that measure volumes
+	counting  bound.Semaphore // bounds the sessions that count their files
+	sizes     sharedSizes     // what both found
+	samples   samples         // of what containers use
+	facts     *facts
 
-	users          sync.Map    // that images have, by the image's ID and the user
-	imagePaths     sync.Map    // what is at paths of images, see view
 	stopped        sync.Map    // stoppedKey: see CheckStopped
 	policyEnforced sync.Map    // OCI runtimes that have enforced a network policy
 	otherKernel    atomic.Bool // the engine is known to run under another kernel
@@ -51,6 +46,20 @@ type Machine struct {
 	mu    sync.Mutex
 	guest Guest // known to be on the engine
 }
+
+// facts are what helpers have found out about an engine and its images. It takes a container each, so
+// the clients of a program share them.
+type facts struct {
+	host       cached[wire.Probe] // of the machine's own network
+	bridge     cached[wire.Probe] // of the network that containers have
+	abilities  sync.Map           // *cached[wire.Abilities] by OCI runtime
+	layers     cached[wire.Layer]
+	users      sync.Map // that images have, by the image's ID and the user
+	imagePaths sync.Map // what is at paths of images, see view
+}
+
+// factsOf has the facts about each engine, by its address.
+var factsOf sync.Map
 
 // Options are a client's settings.
 type Options struct {
@@ -61,10 +70,10 @@ type Options struct {
 
 // New returns the machine of an engine.
 func New(s *store.Store, o Options) *Machine {
+	known, _ := factsOf.LoadOrStore(s.Engine.Host(), &facts{host: newCached[wire.Probe](), bridge: newCached[wire.Probe](), layers: newCached[wire.Layer]()})
 	m := &Machine{
-		Store: s, Engine: s.Engine, Log: s.Log, dns: o.DNS, authorities: o.Authorities, slots: &slots{limit: o.Creates},
+		Store: s, Engine: s.Engine, Log: s.Log, dns: o.DNS, authorities: o.Authorities, slots: &slots{limit: o.Creates}, facts: known.(*facts),
 		placing: bound.NewSemaphore(1), measuring: bound.NewSemaphore(measureConcurrency), counting: bound.NewSemaphore(countConcurrency),
-		host: newCached[wire.Probe](), bridge: newCached[wire.Probe](), layers: newCached[wire.Layer](),
 	}
 	s.Empty = m.empty
 	return m

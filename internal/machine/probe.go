@@ -34,9 +34,9 @@ func (m *Machine) Network(ctx context.Context) (NetworkFacts, error) {
 	var wg sync.WaitGroup
 	ask := len(m.dns) == 0
 	if ask {
-		wg.Go(func() { dns, dnsErr = m.probe(ctx, &m.bridge, "bridge") })
+		wg.Go(func() { dns, dnsErr = m.probe(ctx, &m.facts.bridge, "bridge") })
 	}
-	machine, err := m.probe(ctx, &m.host, "host")
+	machine, err := m.probe(ctx, &m.facts.host, "host")
 	wg.Wait()
 	if err := errors.Join(err, dnsErr); err != nil {
 		return NetworkFacts{}, err
@@ -80,7 +80,7 @@ type Abilities struct {
 // Abilities tries what the engine supports with an OCI runtime; "" is the engine's default.
 func (m *Machine) Abilities(ctx context.Context, runtime string) (a Abilities, err error) {
 	fresh := newCached[wire.Abilities]()
-	cache, _ := m.abilities.LoadOrStore(runtime, &fresh)
+	cache, _ := m.facts.abilities.LoadOrStore(runtime, &fresh)
 	got, err := cache.(*cached[wire.Abilities]).get(ctx, m, func(spec *engine.ContainerSpec) {
 		own := m.knownGuest().Mount(wire.Dir) // any volume will do
 		own.ReadOnly = false

@@ -35,6 +35,31 @@ func swept(t *testing.T) (*sandbox.Client, *enginetest.Proxy) {
 	return c, p
 }
 
+// What a program has found out about an engine and an image it does not ask again, whichever client asks.
+func TestClientsShareWhatIsKnownOfTheEngine(t *testing.T) {
+	t.Parallel()
+	p := enginetest.NewProxy(t)
+	for i := range 2 {
+		before := len(p.Calls())
+		sb, err := harness.NewClient(t, sandbox.WithHost(p.Host())).Create(t.Context(), sandbox.WithNetworkPolicy(sandbox.PublicOnly()), sandbox.WithUser("node"), harness.Quick)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := sb.Close(); err != nil {
+			t.Fatal(err)
+		}
+		made := 0
+		for _, call := range p.Calls()[before:] {
+			if strings.HasPrefix(call, "POST /containers/create") {
+				made++
+			}
+		}
+		if alone := made == 1; alone != (i == 1) {
+			t.Errorf("Create of client %d made %d containers", i, made)
+		}
+	}
+}
+
 // What is about one sandbox, volume or snapshot costs as much with ten thousand others as with
 // none: it makes no call that lists. The exceptions are those of the package's documentation: they
 // need users that only a list has, or volumes that no container mounts. What the engine has refused to remove is also followed by a
