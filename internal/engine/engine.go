@@ -183,6 +183,10 @@ func (e *Engine) DropIdle() {
 // Host is the engine's address, without credentials.
 func (e *Engine) Host() string { return e.ep.display() }
 
+// Key tells engines apart within a program, those of two users of one machine, too. It may contain a password: no message
+// has it.
+func (e *Engine) Key() string { return e.ep.url.String() }
+
 // Location is "local" for an engine behind a socket of this machine, else its host and port.
 func (e *Engine) Location() string { return e.ep.location() }
 

@@ -21,6 +21,12 @@ func ContainerdLocks(version string) bool {
 	return containerdLocks(types.Version{Components: []types.ComponentVersion{{Name: "Engine", Version: "20.10.24"}, {Name: "containerd", Version: version}}})
 }
 
+// KeyOf is the Key of the engine at a host.
+func KeyOf(host string) (string, error) {
+	ep, err := parseHost(host)
+	return (&Engine{ep: ep}).Key(), err
+}
+
 // Instructions are those of an import.
 var Instructions = instructions
 

@@ -198,6 +198,22 @@ func TestUnreachableEngineSaysWhatWasTriedAndWhatToDo(t *testing.T) {
 	}
 }
 
+// Rootless engines of two users of a machine are two, and so are those that a proxy has under two paths.
+func TestKeysTellEnginesApart(t *testing.T) {
+	t.Parallel()
+	seen := map[string]string{}
+	for _, host := range []string{
+		"unix:///run/a.sock", "unix:///run/b.sock", "ssh://alice@host", "ssh://bob@host", "ssh://host", "ssh://host:2222", "ssh://alice@host/run/b.sock",
+		"tcp://host:1", "tcp://host:2", "tcp://host:1/a", "tcp://host:1/b", "https://host:1",
+	} {
+		key, err := engine.KeyOf(host)
+		if other, is := seen[key]; is || err != nil {
+			t.Errorf("%s has the key of %s, %v", host, other, err)
+		}
+		seen[key] = host
+	}
+}
+
 func TestMalformedHostIsInvalid(t *testing.T) {
 	for _, host := range []string{
 		"nonsense", "ftp://x", "unix://", "tcp://", "ssh://-oProxyCommand=x", "ssh://-l@x", "ssh://me:pass@x", "ssh://x/a;b",

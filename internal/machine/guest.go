@@ -237,7 +237,7 @@ var verified sync.Map
 
 // place is one volume of one engine.
 func (m *Machine) place(volume engine.Volume) [3]string {
-	return [...]string{m.Engine.Host(), volume.Name, volume.Labels[record.CreatedAt]}
+	return [...]string{m.Engine.Key(), volume.Name, volume.Labels[record.CreatedAt]}
 }
 
 // verifyFile compares a whole file of the guest's volume, in a container, with what it has to be, and

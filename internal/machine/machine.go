@@ -58,7 +58,7 @@ type facts struct {
 	imagePaths sync.Map // what is at paths of images, see view
 }
 
-// factsOf has the facts about each engine, by its address.
+// factsOf has the facts about each engine, by its Key.
 var factsOf sync.Map
 
 // Options are a client's settings.
@@ -70,7 +70,7 @@ type Options struct {
 
 // New returns the machine of an engine.
 func New(s *store.Store, o Options) *Machine {
-	known, _ := factsOf.LoadOrStore(s.Engine.Host(), &facts{host: newCached[wire.Probe](), bridge: newCached[wire.Probe](), layers: newCached[wire.Layer]()})
+	known, _ := factsOf.LoadOrStore(s.Engine.Key(), &facts{host: newCached[wire.Probe](), bridge: newCached[wire.Probe](), layers: newCached[wire.Layer]()})
 	m := &Machine{
 		Store: s, Engine: s.Engine, Log: s.Log, dns: o.DNS, authorities: o.Authorities, slots: &slots{limit: o.Creates}, facts: known.(*facts),
 		placing: bound.NewSemaphore(1), measuring: bound.NewSemaphore(measureConcurrency), counting: bound.NewSemaphore(countConcurrency),
