@@ -320,7 +320,7 @@ func TestHoldEndsWithItsHolder(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b, conn, server, key := heldBox(t)
-			start(t, conn, sh("echo on; while :; do sleep 0.001; done")...)
+			start(t, conn, sh("echo on; while :; do sleep 0.02; done")...)
 			h := b.hold(key)
 			began := time.Now()
 			end(h)
@@ -394,7 +394,7 @@ func TestHoldOfACopyEndsWithItsCaller(t *testing.T) {
 		t.Run(fmt.Sprintf("silent %t", silent), func(t *testing.T) {
 			t.Parallel()
 			b, conn, server, key := heldBox(t)
-			start(t, conn, sh("echo on; while :; do sleep 0.001; done")...)
+			start(t, conn, sh("echo on; while :; do sleep 0.02; done")...)
 			goesOn := func() bool { return !slices.ContainsFunc(descendants(t, server), stopped) }
 			in, out := b.copyHeld(key)
 			began := time.Now()
@@ -429,7 +429,7 @@ func TestHoldOfACopyEndsWithItsCaller(t *testing.T) {
 func TestHoldsComeOneByOne(t *testing.T) {
 	t.Parallel()
 	b, conn, server, key := heldBox(t)
-	start(t, conn, sh("echo on; while :; do sleep 0.001; done")...)
+	start(t, conn, sh("echo on; while :; do sleep 0.02; done")...)
 	first, gone, second := b.hold(key), b.dialControl(), b.dialControl()
 	if err := errors.Join(gone.request(key), second.request(key)); err != nil {
 		t.Fatal(err)
@@ -459,7 +459,7 @@ func TestHoldsComeOneByOne(t *testing.T) {
 func TestHoldNoticesWhatRuns(t *testing.T) {
 	t.Parallel()
 	b, conn, server, key := heldBox(t)
-	_, p := start(t, conn, sh("echo on; while :; do sleep 0.001; done")...)
+	_, p := start(t, conn, sh("echo on; while :; do sleep 0.02; done")...)
 	loop := childrenOf(server)[0]
 	for name, do := range map[string]func(){
 		"continued": func() { unix.Kill(loop, unix.SIGCONT) },
@@ -507,7 +507,7 @@ func TestOwnerConnectsDuringAHold(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir() // removed after the processes that write in it
 	b, conn, _, key := heldBox(t)
-	start(t, conn, sh("echo on; while :; do sleep 0.001; done")...)
+	start(t, conn, sh("echo on; while :; do sleep 0.02; done")...)
 	h := b.hold(key)
 	another := b.serve()
 	if _, err := another.Control(t.Context(), key, wire.Control{Op: wire.OpStatus}); err != nil {
@@ -836,7 +836,7 @@ func TestHoldsAmongDeaths(t *testing.T) {
 		<-ended
 	})
 	part(20, func(*rand.Rand) { // processes, some of which never get to their first line
-		if _, err := conn.Exec(t.Context(), wire.Exec{Args: sh("while :; do echo x >>" + dir + "/loop; sleep 0.001; done")}); err != nil {
+		if _, err := conn.Exec(t.Context(), wire.Exec{Args: sh("while :; do echo x >>" + dir + "/loop; sleep 0.05; done")}); err != nil {
 			t.Errorf("Exec: %v", err)
 		}
 	})
