@@ -61,6 +61,9 @@ type facts struct {
 // factsOf has the facts about each engine, by its Key.
 var factsOf sync.Map
 
+// Forget drops the facts about an engine, given by its Key: the next client has to find them out. Tests of that need it.
+func Forget(engine string) { factsOf.Delete(engine) }
+
 // Options are a client's settings.
 type Options struct {
 	DNS         []netip.Addr // servers for the sandboxes; none for those of the engine

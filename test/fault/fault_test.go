@@ -19,6 +19,7 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/claim"
 	"github.com/seed-1a2d6d8f/sandbox/internal/engine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/internal/store"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
@@ -278,6 +279,7 @@ func (x *trial) run() (calls []string) {
 	pprof.Do(context.Background(), pprof.Labels("trial", mark), func(ctx context.Context) {
 		var err error
 		x.labels = ctx
+		machine.Forget(x.proxy.Host()) // each trial makes all calls
 		if x.c, err = harness.Open(sandbox.WithHost(x.proxy.Host())); err != nil {
 			x.Fatalf("NewClient: %v", err)
 		}

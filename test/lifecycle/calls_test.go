@@ -11,6 +11,7 @@ import (
 
 	"github.com/seed-1a2d6d8f/sandbox"
 	"github.com/seed-1a2d6d8f/sandbox/internal/enginetest"
+	"github.com/seed-1a2d6d8f/sandbox/internal/machine"
 	"github.com/seed-1a2d6d8f/sandbox/internal/record"
 	"github.com/seed-1a2d6d8f/sandbox/test/harness"
 )
@@ -39,7 +40,10 @@ func swept(t *testing.T) (*sandbox.Client, *enginetest.Proxy) {
 func TestClientsShareWhatIsKnownOfTheEngine(t *testing.T) {
 	t.Parallel()
 	p := enginetest.NewProxy(t)
-	for i := range 2 {
+	for i := range 3 {
+		if i == 2 {
+			machine.Forget(p.Host())
+		}
 		before := len(p.Calls())
 		sb, err := harness.NewClient(t, sandbox.WithHost(p.Host())).Create(t.Context(), sandbox.WithNetworkPolicy(sandbox.PublicOnly()), sandbox.WithUser("node"), harness.Quick)
 		if err != nil {
