@@ -155,7 +155,7 @@ const (
 )
 
 // untilBlocked waits, in a shell, until its last background process has ended or is blocked: it has written nothing for half a second.
-const untilBlocked = `p=$!; a=-; until b=$(cat /proc/$p/io 2>/dev/null); [ "$a" = "$b" ] && grep -q "^State:.[SZ]" /proc/$p/status; do a=$b; sleep 0.5; done; `
+const untilBlocked = `p=$!; a=-; until b=$(cat /proc/$p/io 2>/dev/null); [ ! -e /proc/$p ] || { [ "$a" = "$b" ] && grep -q "^State:.[SZ]" /proc/$p/status 2>/dev/null; }; do a=$b; sleep 0.5; done; `
 
 // fixedCases are those that no combination of kinds makes.
 func fixedCases() []cases.Case {
