@@ -3,7 +3,6 @@ package harness
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"slices"
@@ -201,7 +200,7 @@ func NewSandbox(t *testing.T, opts ...sandbox.CreateOption) *sandbox.Sandbox {
 	t.Helper()
 	sb, err := TrySandbox(t, opts...)
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("Create: %v", err)
 	}
 	return sb
 }
@@ -212,7 +211,7 @@ func TrySandbox(t *testing.T, opts ...sandbox.CreateOption) (*sandbox.Sandbox, e
 	c := NewClient(t)
 	sb, err := c.Create(t.Context(), opts...)
 	if err != nil {
-		return nil, fmt.Errorf("Create: %w", err)
+		return nil, err
 	}
 	Remove(t, c, sb.Name())
 	t.Cleanup(func() { sb.Detach() })
