@@ -128,8 +128,11 @@ func TestTheShellInAConversation(t *testing.T) {
 	harness.Patiently(t, 500*time.Millisecond, func(limit time.Duration) error {
 		args := fmt.Sprintf(`{"commands": ["echo begun; sleep 1000", "echo next"], "timeout_ms": %d}`, limit.Milliseconds())
 		got, err := model.Call(t.Context(), harness.ToolCall{Tool: "shell", Args: json.RawMessage(args)})
-		if err != nil || got.Text != limited {
-			return fmt.Errorf("shell %s: %q, %v, want %q", args, got.Text, err, limited)
+		if err != nil {
+			t.Fatalf("shell %s: %v", args, err)
+		}
+		if got.Text != limited {
+			return fmt.Errorf("shell %s: %q, want %q", args, got.Text, limited)
 		}
 		return nil
 	})

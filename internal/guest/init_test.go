@@ -210,13 +210,26 @@ func TestOrphansAreReaped(t *testing.T) {
 // shortLease makes the session's lease shorter than the one that it began with, which may have been long
 // enough for a start that takes its time. A renewal alone shortens none.
 func shortLease(t *testing.T, conn *guest.Conn, private ed25519.PrivateKey, lease time.Duration) error {
+	t.Helper()
 	for _, c := range []wire.Control{{Op: wire.OpRelease}, {Op: wire.OpLease, Lease: lease}} {
 		reply, err := conn.Control(t.Context(), private, c)
-		if err != nil || reply.LeaseLeft > lease {
-			return fmt.Errorf("Control(%s): %+v, %v", c.Op, reply, err)
+		if err != nil {
+			return err
+		}
+		if reply.LeaseLeft > lease {
+			t.Fatalf("Control(%s): %+v", c.Op, reply)
 		}
 	}
 	return nil
+}
+
+// leasedBox is a box whose lease is short once it runs.
+func leasedBox(t *testing.T, lease time.Duration) (b *box, conn *guest.Conn, private ed25519.PrivateKey, err error) {
+	t.Helper()
+	public, private := newKey(t)
+	b = newBox(t, wire.Init{ControlKey: public, Lease: time.Hour})
+	conn = b.serve()
+	return b, conn, private, shortLease(t, conn, private, lease)
 }
 
 func TestLeaseEndsTheSession(t *testing.T) {
@@ -241,7 +254,7 @@ func TestLeaseEndsTheSession(t *testing.T) {
 				return err
 			}
 			if reply.LeaseLeft <= 0 || reply.LeaseLeft > lease {
-				return fmt.Errorf("LeaseLeft %v", reply.LeaseLeft)
+				t.Fatalf("LeaseLeft %v", reply.LeaseLeft)
 			}
 			time.Sleep(lease / 4)
 		}
@@ -342,15 +355,17 @@ func TestLeaseEndsSoonAfterAServerThatPID1Disconnected(t *testing.T) {
 func TestReleasedLeaseNeverEnds(t *testing.T) {
 	t.Parallel()
 	harness.Patiently(t, 3*time.Second, func(lease time.Duration) error {
-		public, private := newKey(t)
-		b := newBox(t, wire.Init{ControlKey: public, Lease: time.Hour})
-		conn := b.serve()
-		if err := shortLease(t, conn, private, lease); err != nil {
+		b, conn, private, err := leasedBox(t, lease)
+		if err != nil {
 			return err
 		}
 		for _, late := range []wire.Control{{Op: wire.OpRelease, ID: "its own"}, {Op: wire.OpLease, Lease: lease, ID: "its own"}} {
-			if reply, err := conn.Control(t.Context(), private, late); err != nil || reply.LeaseLeft != 0 {
-				return fmt.Errorf("Control(%s): %+v, %v", late.Op, reply, err)
+			reply, err := conn.Control(t.Context(), private, late)
+			if err != nil {
+				return err
+			}
+			if reply.LeaseLeft != 0 {
+				t.Fatalf("Control(%s): %+v", late.Op, reply)
 			}
 		}
 		select {
@@ -387,10 +402,8 @@ func TestTimeoutEndsTheSession(t *testing.T) {
 func TestLeaseHasALastChanceAfterAFreeze(t *testing.T) {
 	t.Parallel()
 	harness.Patiently(t, 3*time.Second, func(lease time.Duration) error {
-		public, private := newKey(t)
-		b := newBox(t, wire.Init{ControlKey: public, Lease: time.Hour})
-		conn := b.serve()
-		if err := shortLease(t, conn, private, lease); err != nil {
+		b, conn, private, err := leasedBox(t, lease)
+		if err != nil {
 			return err
 		}
 		b.cmd.Process.Signal(unix.SIGSTOP) // from outside it counts
@@ -398,8 +411,11 @@ func TestLeaseHasALastChanceAfterAFreeze(t *testing.T) {
 		begin := time.Now()
 		b.cmd.Process.Signal(unix.SIGCONT)
 		reply, err := conn.Control(t.Context(), private, wire.Control{Op: wire.OpLease, Lease: time.Hour})
-		if err != nil || reply.LeaseLeft < time.Minute {
-			return fmt.Errorf("renewal %v after the freeze: %+v, %v", time.Since(begin), reply, err)
+		if err != nil {
+			return fmt.Errorf("renewal %v after the freeze: %w", time.Since(begin), err)
+		}
+		if reply.LeaseLeft < time.Minute {
+			t.Fatalf("renewal after the freeze: %+v", reply)
 		}
 		select {
 		case <-b.end:

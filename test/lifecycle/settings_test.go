@@ -3,6 +3,7 @@ package lifecycle_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -226,10 +227,15 @@ func TestSweepKeepsWhatBecamePersistent(t *testing.T) {
 	t.Parallel()
 	var sb *sandbox.Sandbox
 	harness.Patiently(t, 4*time.Second, func(timeout time.Duration) (err error) {
+		began := time.Now()
 		if sb, err = harness.TrySandbox(t, harness.Quick, sandbox.WithTimeout(timeout)); err != nil {
 			return err
 		}
-		return sb.Update(t.Context(), sandbox.WithPersistent(true))
+		err = sb.Update(t.Context(), sandbox.WithPersistent(true))
+		if took := time.Since(began); err == nil && took >= timeout {
+			return fmt.Errorf("it was updated after %v: its session may have ended before", took)
+		}
+		return err
 	})
 	harness.Eventually(t, "its session has ended", func() bool { return harness.Inspect(t, sb.ID()).State == sandbox.StateStopped })
 	harness.Sweep(t)

@@ -37,8 +37,12 @@ func init() {
 		if err := work.Start(); err != nil {
 			return err
 		}
-		for err := errors.New("not yet"); err != nil; {
-			if err = sb.Command(ctx, "test", "-s", "/workspace/first").Run(); errors.Is(err, sandbox.ErrSessionLost) || errors.Is(err, sandbox.ErrNotRunning) {
+		for {
+			err := sb.Command(ctx, "test", "-s", "/workspace/first").Run()
+			if err == nil {
+				break
+			}
+			if errors.Is(err, sandbox.ErrSessionLost) || errors.Is(err, sandbox.ErrNotRunning) {
 				return err
 			}
 		}
@@ -155,8 +159,10 @@ func TestRootInsideCannotOutliveTheTimeout(t *testing.T) {
 				}
 				cmd := sb.Command(context.WithoutCancel(t.Context()), "sh", "-c", script)
 				cmd.Detached = true
-				if err := cmd.Start(); err != nil {
+				if err := cmd.Start(); errors.Is(err, sandbox.ErrNotRunning) || errors.Is(err, sandbox.ErrSessionLost) {
 					return err
+				} else if err != nil {
+					t.Fatal(err)
 				}
 				got, err := eng.InspectContainer(t.Context(), record.ContainerName(sb.Name()))
 				if err != nil {
