@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "0de96168dfeb95d71f0e36160748eda9da3c7a3999135bc0b41b053ef8c6fd5d", size: 10338430},
-	"arm64": {sha256: "0fb583a8775c2328d96f7f58baef064bea34418ccb9d3a40b0e0764db0202298", size: 9633918},
+	"amd64": {sha256: "4d29d3533302353ef94b2d4409b3cf7fa4c7493b0f666b74fcba06e4c5bf4e1a", size: 10338430},
+	"arm64": {sha256: "7f8fa93045a8b15a470323acbe0fd7c1ff351d3d95f1de85d8aba8a922393130", size: 9633918},
 }

@@ -1235,7 +1235,7 @@ func TestUsersAreThoseOfDockerExec(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		one := func(list ...string) string { return list[rnd.IntN(len(list))] }
 		groups := []string{"ann", "bob", "staff"}
-		script := `echo "$(id -u) $(id -g) $(id -G | tr ' ' '\n' | sort -un | tr '\n' ' ')$HOME"`
+		script := `echo "$(id -u) $(id -g) $(sed -n 's/^Groups:\s*//p' /proc/self/status | tr ' ' '\n' | sort -un | tr '\n' ' ')$HOME"`
 		if seed%2 == 1 { // the runtime takes the number of a further group for a name
 			groups, script = names, `echo "$(id -u) $(id -g) $HOME"`
 		}

@@ -16,7 +16,7 @@ import (
 // User is the user that a command runs as.
 type User struct {
 	UID, GID uint32
-	Groups   []uint32
+	Groups   []uint32 // with GID, which a program that changes its group can't lose then
 	Name     string // "" when /etc/passwd does not know it
 	Home     string
 	Shell    string // "" when it names none
@@ -60,9 +60,11 @@ func Resolve(spec string, passwd, group func() io.ReadCloser) (User, error) {
 				return id, fmt.Errorf("no group %q in the sandbox's /etc/group", grp)
 			}
 		}
-		id.GID = gid
+		id.GID, id.Groups = gid, []uint32{gid}
 	case id.Name != "":
-		id.Groups = memberships(group, id.Name)
+		id.Groups = memberships(group, id.Name, id.GID)
+	default:
+		id.Groups = []uint32{id.GID}
 	}
 	return id, nil
 }
@@ -135,15 +137,16 @@ func findGroup(open func() io.ReadCloser, name string) (gid uint32, found bool) 
 	return gid, found
 }
 
-// memberships returns the groups that list the user.
-func memberships(open func() io.ReadCloser, name string) (gids []uint32) {
+// memberships returns the user's own group and those that list the user.
+func memberships(open func() io.ReadCloser, name string, own uint32) []uint32 {
+	gids := []uint32{own}
 	lines(open, func(f [][]byte) bool {
 		if len(f) < 4 {
 			return true
 		}
 		for member := range bytes.SplitSeq(f[3], []byte(",")) {
 			if string(member) == name {
-				if gid, ok := listed(f[2]); ok {
+				if gid, ok := listed(f[2]); ok && gid != own {
 					gids = append(gids, gid)
 				}
 				break
