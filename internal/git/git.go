@@ -21,6 +21,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -493,16 +494,55 @@ var paths = []string{
 func variables(keys ...string) (env []string) {
 	for _, key := range keys {
 		v, ok := os.LookupEnv(key)
-		if !ok {
+		switch {
+		case !ok:
 			continue
-		}
-		program := key == "GIT_SSH" && v == filepath.Base(v) // which is looked for in PATH
-		if abs, err := filepath.Abs(v); v != "" && err == nil && slices.Contains(paths, key) && !program {
-			v = abs
+		case v == "", key == "GIT_SSH" && v == filepath.Base(v): // a program that is looked for in PATH
+		case slices.Contains(paths, key):
+			v = absolute(v)
+		case key == "PATH":
+			dirs := filepath.SplitList(v)
+			for i, dir := range dirs {
+				if dir != "" || runtime.GOOS != "windows" { // elsewhere an empty one is this directory
+					dirs[i] = absolute(dir)
+				}
+			}
+			v = strings.Join(dirs, string(filepath.ListSeparator))
+		case key == "GIT_SSH_COMMAND":
+			var kind string
+			if v, kind = here(v); kind != "" && os.Getenv("GIT_SSH_VARIANT") == "" {
+				env = append(env, "GIT_SSH_VARIANT="+kind)
+			}
 		}
 		env = append(env, key+"="+v)
 	}
 	return env
+}
+
+func absolute(path string) string {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return path
+	}
+	return abs
+}
+
+// here makes a shell's command run in this directory, for the files that it names, and returns which ssh git would have taken it
+// for by its name; "" if git is to find that out.
+func here(command string) (inDir, variant string) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return command, ""
+	}
+	first, _, _ := strings.Cut(strings.TrimSpace(command), " ")
+	if quote := first[:min(1, len(first))]; quote == "'" || quote == `"` {
+		first = strings.Split(command, quote)[1]
+	}
+	name := strings.TrimSuffix(strings.ToLower(filepath.Base(first)), ".exe")
+	if slices.Contains([]string{"ssh", "plink", "putty", "tortoiseplink"}, name) {
+		variant = name
+	}
+	return "cd '" + strings.ReplaceAll(dir, "'", `'\''`) + "' && " + command, variant
 }
 
 func (r *runner) environ() []string {

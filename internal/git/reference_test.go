@@ -170,10 +170,14 @@ func TestRelativePathsOfTheEnvironment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := t.TempDir()
+	dir := filepath.Join(t.TempDir(), "it's here")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	t.Chdir(dir)
+	plink := "#!/bin/sh\n[ \"$1\" != -batch ] || shift\n[ \"$1\" = -P ] || exit 9\nshift\nexec bin/ssh -p \"$@\"\n" // as PuTTY's, it takes no -p
 	for name, text := range map[string]string{
-		"bin/ssh": "#!/bin/sh\nexec " + strings.Replace(ssh, "ssh", program, 1) + ` "$@"` + "\n", "config": "[safe]\n\tdirectory = *\n", "home/.gitconfig": "[safe]\n\tdirectory = *\n", "none": "",
+		"bin/ssh": "#!/bin/sh\nexec " + strings.Replace(ssh, "ssh", program, 1) + ` "$@"` + "\n", "bin/plink": plink, "of mine/PLINK.exe": plink, "ssh_config": "", "config": "[safe]\n\tdirectory = *\n", "home/.gitconfig": "[safe]\n\tdirectory = *\n", "none": "",
 	} {
 		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o755)); err != nil {
 			t.Fatal(err)
@@ -190,6 +194,15 @@ func TestRelativePathsOfTheEnvironment(t *testing.T) {
 		{map[string]string{"GIT_SSH": "bin/ssh", "GIT_CONFIG_GLOBAL": "none"}, remote, true},
 		{map[string]string{"GIT_SSH": "./bin/ssh", "GIT_CONFIG_GLOBAL": "none"}, remote, true},
 		{map[string]string{"GIT_SSH": "ssh", "PATH": dir + "/bin:" + os.Getenv("PATH"), "GIT_CONFIG_GLOBAL": "none"}, remote, true},
+		{map[string]string{"PATH": "bin:" + os.Getenv("PATH")}, remote, true},
+		{map[string]string{"GIT_SSH_COMMAND": "bin/ssh"}, remote, true},
+		{map[string]string{"GIT_SSH_COMMAND": "bin/ssh -F ssh_config"}, remote, true},
+		{map[string]string{"GIT_SSH_COMMAND": "'of mine/PLINK.exe' -batch"}, remote, true},
+		{map[string]string{"GIT_SSH_COMMAND": `"of mine/PLINK.exe"`}, remote, true},
+		{map[string]string{"GIT_SSH_COMMAND": "A=1 exec bin/plink"}, remote, false},
+		{map[string]string{"GIT_SSH_COMMAND": "bin/plink"}, remote, true},
+		{map[string]string{"GIT_SSH_COMMAND": "bin/plink", "GIT_SSH_VARIANT": "simple"}, remote, false},
+		{map[string]string{"GIT_SSH_COMMAND": "false"}, remote, false},
 		{map[string]string{"GIT_CONFIG_GLOBAL": "config"}, r.Dir, true},
 		{map[string]string{"GIT_CONFIG_GLOBAL": "none"}, r.Dir, false},
 		{map[string]string{"HOME": "home"}, r.Dir, true},
