@@ -58,7 +58,7 @@ func (r *rig) forkVsCreate(ctx context.Context, what string, sources func(script
 		if err != nil {
 			return 0, err
 		}
-		ours, theirs, ratios, err := pairs(ctx, 1, 10, func() (float64, error) {
+		ours, theirs, ratios, err := pairs(ctx, 1, 7, func() (float64, error) {
 			from, err := source()
 			if err != nil {
 				return 0, err

@@ -68,7 +68,7 @@ func (r *rig) pooledVsCreate(ctx context.Context, opts func() []sandbox.PoolOpti
 		return 0, err
 	}
 	defer func() { err = closed(p, err) }()
-	ours, theirs, ratios, err := pairs(ctx, 2, 20,
+	ours, theirs, ratios, err := pairs(ctx, 1, 9,
 		func() (float64, error) { return handedOver(ctx, p, opts()...)() },
 		func() (float64, error) {
 			if err := full(ctx, p, 1); err != nil { // a fill would take its time
