@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "4d29d3533302353ef94b2d4409b3cf7fa4c7493b0f666b74fcba06e4c5bf4e1a", size: 10338430},
-	"arm64": {sha256: "7f8fa93045a8b15a470323acbe0fd7c1ff351d3d95f1de85d8aba8a922393130", size: 9633918},
+	"amd64": {sha256: "5889943946ab98fb26edd6040ce76e4c8974b276f50a97f487b2fbbc1bec57ea", size: 10338430},
+	"arm64": {sha256: "efc7d42a5be951a11846dd8ce2560f9ecdc913667bc006e71d30a544c4364684", size: 9633918},
 }

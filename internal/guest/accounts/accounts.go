@@ -17,7 +17,7 @@ import (
 type User struct {
 	UID, GID uint32
 	Groups   []uint32 // with GID, which a program that changes its group can't lose then
-	Name     string // "" when /etc/passwd does not know it
+	Name     string   // "" when /etc/passwd does not know it
 	Home     string
 	Shell    string // "" when it names none
 }

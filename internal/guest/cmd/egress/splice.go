@@ -69,19 +69,42 @@ func waitGone(conn *net.TCPConn) bool {
 	return err == nil
 }
 
+// The room of a pipe: that of a new one, and that of one through which much goes, of which more at a time would not be faster
+// (measured on loopback). All that the pipes of a user hold on a machine is limited (pipe-user-pages-soft, 64 MiB), and root of
+// most sandboxes is one user. Beyond the limit a new pipe has room for two pages, and is slower than a copy by user space.
+const (
+	usualRoom = 64 << 10
+	mostRoom  = 256 << 10
+	much      = 16 << 10 // at a time, which many small packets are, too
+)
+
+// newPipe makes a pipe with the usual room, if it can be had.
+func newPipe() (pipe [2]int, ok bool) {
+	if unix.Pipe2(pipe[:], unix.O_CLOEXEC|unix.O_NONBLOCK) != nil {
+		return pipe, false
+	}
+	if room, err := unix.FcntlInt(uintptr(pipe[0]), unix.F_GETPIPE_SZ, 0); err != nil || room < usualRoom {
+		closePipe(pipe)
+		return pipe, false
+	}
+	return pipe, true
+}
+
+func closePipe(pipe [2]int) {
+	unix.Close(pipe[0])
+	unix.Close(pipe[1])
+}
+
 // splice moves bytes within the kernel until from has ended. io.Copy does that, too, but by
 // system calls that Go's scheduler expects to block: after 20 µs, which these take, it
 // hands the processor to another thread.
 func splice(to, from *net.TCPConn) error {
-	var pipe [2]int
-	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
-		_, err := io.Copy(to, from)
+	pipe, ok := newPipe()
+	if !ok {
+		_, err := io.Copy(struct{ io.Writer }{to}, struct{ io.Reader }{from}) // which would use a pipe for connections
 		return err
 	}
-	defer unix.Close(pipe[0])
-	defer unix.Close(pipe[1])
-	const size = 1 << 20
-	unix.FcntlInt(uintptr(pipe[0]), unix.F_SETPIPE_SZ, size)
+	defer closePipe(pipe)
 	in, err := from.SyscallConn()
 	if err != nil {
 		return err
@@ -90,10 +113,14 @@ func splice(to, from *net.TCPConn) error {
 	if err != nil {
 		return err
 	}
-	for {
-		n, err := move(in.Read, func(fd uintptr) (uintptr, syscall.Errno) { return spliceOnce(fd, uintptr(pipe[1]), size) })
+	for grown := false; ; {
+		n, err := move(in.Read, func(fd uintptr) (uintptr, syscall.Errno) { return spliceOnce(fd, uintptr(pipe[1]), 1<<20) })
 		if n == 0 || err != nil {
 			return err
+		}
+		if n >= much && !grown {
+			unix.FcntlInt(uintptr(pipe[0]), unix.F_SETPIPE_SZ, mostRoom) // which may be refused
+			grown = true
 		}
 		for n > 0 {
 			m, err := move(out.Write, func(fd uintptr) (uintptr, syscall.Errno) { return spliceOnce(uintptr(pipe[0]), fd, n) })
