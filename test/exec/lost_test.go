@@ -138,7 +138,13 @@ func TestFileCallAndDialSayWhyTheSessionEnds(t *testing.T) {
 		t.Errorf("Wait = %v, want ErrSessionLost and code 143", err)
 	} else {
 		for what, call := range map[string]func() error{
-			"Read": func() error { return harness.Second(io.ReadFull(f, make([]byte, 1<<20))) },
+			"Read": func() error { // until its server has got the signal that ended the command
+				for {
+					if _, err := io.ReadFull(f, make([]byte, 1<<20)); err != nil || time.Since(began) > 38*time.Second {
+						return err
+					}
+				}
+			},
 			"WaitPort": func() error {
 				ctx, cancel := context.WithTimeout(t.Context(), 38*time.Second)
 				defer cancel()
