@@ -1,3 +1,11 @@
 package enginetest
 
-var LockedUp = lockedUp
+import (
+	"context"
+	"time"
+)
+
+// LockedUp asks the engine of DOCKER_HOST.
+func LockedUp(ctx context.Context, every, patience time.Duration) bool {
+	return lockedUp(ctx, httpClient(mainTB{}), every, patience)
+}

@@ -180,10 +180,11 @@ const hung = 5 * time.Minute
 // would every test. It is for TestMain, until stop is called.
 func Watch() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
+	client := httpClient(mainTB{}) // before tests set DOCKER_HOST to what is no engine
 	var asking sync.WaitGroup
 	asking.Go(func() {
 		const patience = 2 * time.Minute
-		if lockedUp(ctx, 20*time.Second, patience) {
+		if lockedUp(ctx, client, 20*time.Second, patience) {
 			fmt.Fprintf(os.Stderr, "the engine has locked up: for %v it has not said what networks it has\n", patience)
 			os.Exit(1)
 		}
@@ -196,7 +197,7 @@ func Watch() (stop func()) {
 
 // lockedUp asks every so often, until ctx ends, and reports whether the engine ever let
 // the patience of the one who asks run out. One that is down does not.
-func lockedUp(ctx context.Context, every, patience time.Duration) bool {
+func lockedUp(ctx context.Context, client *http.Client, every, patience time.Duration) bool {
 	ask := func() error {
 		ctx, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
@@ -204,7 +205,7 @@ func lockedUp(ctx context.Context, every, patience time.Duration) bool {
 		if err != nil {
 			return err
 		}
-		resp, err := httpClient(mainTB{}).Do(req)
+		resp, err := client.Do(req)
 		if err != nil {
 			return err
 		}
