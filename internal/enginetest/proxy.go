@@ -94,6 +94,7 @@ type Proxy struct {
 
 	// What it makes of the engine, see rewrite.go.
 	hideLayers, refuseOverlays bool
+	memoryLate                 int
 	partNetworks               bool
 	filterNothing              bool
 	bootID                     string          // of this machine, if the engine is to be elsewhere

@@ -48,6 +48,14 @@ func (p *Proxy) FilterNothing() {
 	p.filterNothing = true
 }
 
+// TellOfMemoryLate makes the engine one that does not know yet, in the first n descriptions of it, that a container has run out of
+// memory: the runtime reports its end, and why, independently.
+func (p *Proxy) TellOfMemoryLate(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.memoryLate = n
+}
+
 // RunElsewhere makes the engine one of another machine: no directory is the one that a
 // client means, and helpers tell another boot ID. Arguments and output of containers
 // that have this machine's are rewritten.
@@ -133,6 +141,9 @@ func (p *Proxy) reply(req *http.Request, resp *http.Response) error {
 			hide = hideDriver
 		}
 	}
+	if p.memoryLate > 0 && hide == nil && resp.StatusCode == http.StatusOK && inspectRE.MatchString(req.URL.Path) {
+		hide = p.hideMemory
+	}
 	i := slices.Index(p.overlaidRequests, req)
 	if hide == nil && i < 0 {
 		return nil
@@ -170,6 +181,22 @@ func (p *Proxy) reply(req *http.Request, resp *http.Response) error {
 func hideDriver(info map[string]json.RawMessage) error {
 	info["Driver"] = json.RawMessage(`"vfs"`)
 	return nil
+}
+
+// hideMemory changes the description of a container that ran out of memory.
+func (p *Proxy) hideMemory(container map[string]json.RawMessage) error {
+	var state map[string]any
+	if err := json.Unmarshal(container["State"], &state); err != nil {
+		return err
+	}
+	if state["OOMKilled"] != true {
+		return nil
+	}
+	p.memoryLate--
+	state["OOMKilled"] = false
+	var err error
+	container["State"], err = json.Marshal(state)
+	return err
 }
 
 // hideLayer changes the description of a container.

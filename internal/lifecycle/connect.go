@@ -488,8 +488,21 @@ func (h *Handle) explainLost(ctx context.Context, err error) error {
 	}
 }
 
+// outOfMemoryTime bounds the wait for the engine to hear that a container ran out of memory, which on a busy machine can be
+// after it has heard of the end.
+const outOfMemoryTime = time.Second
+
 // endOf says how the session of a container has ended.
 func (h *Handle) endOf(ctx context.Context, got engine.Container) string {
+	if got.Memory > 0 && got.ExitCode == 128+int(syscall.SIGKILL) && !got.OOMKilled {
+		waiting, cancel := context.WithTimeout(ctx, outOfMemoryTime)
+		defer cancel()
+		bound.Poll(waiting, store.PollEvery, func() (bool, error) {
+			now, err := h.Current(waiting)
+			got.OOMKilled = err == nil && now.OOMKilled && now.StartedAt.Equal(got.StartedAt)
+			return got.OOMKilled, err
+		})
+	}
 	reason := store.ReasonOf(got)
 	if rec, err := h.Refresh(ctx); err == nil {
 		reason = cmp.Or(rec.Reason(got.StartedAt), reason)

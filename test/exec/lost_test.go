@@ -68,10 +68,7 @@ func TestCallSaysWhyItsSessionEnded(t *testing.T) {
 		"removed":               {nil, by(func(ctx context.Context, ref string) error { return eng.RemoveContainer(ctx, ref, true) }), "removed", sandbox.ErrNotFound},
 		"timeout":               {[]sandbox.CreateOption{sandbox.WithTimeout(40 * time.Second)}, nil, "timeout", sandbox.ErrNotRunning},
 		"idle timeout":          {[]sandbox.CreateOption{sandbox.WithIdleTimeout(10 * time.Second), sandbox.IgnoreDetached()}, nil, "idle timeout", sandbox.ErrNotRunning},
-		"out of memory": {[]sandbox.CreateOption{sandbox.WithMemory(64 << 20)}, func(t *testing.T, sb *sandbox.Sandbox) {
-			// Root inside has PID 1 killed first.
-			sb.Command(t.Context(), "sh", "-c", "echo 1000 >/proc/1/oom_score_adj; echo -n 0 >/proc/self/oom_score_adj; dd if=/dev/zero of=/dev/null bs=256M count=1").Run()
-		}, "out of memory", sandbox.ErrNotRunning},
+		"out of memory":         {[]sandbox.CreateOption{sandbox.WithMemory(64 << 20)}, outOfMemory, "out of memory", sandbox.ErrNotRunning},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
@@ -104,12 +101,41 @@ func TestCallSaysWhyItsSessionEnded(t *testing.T) {
 						continue // it had time to end well
 					}
 				}
-				if !errors.Is(err, sandbox.ErrSessionLost) || !errors.Is(err, tt.also) || !strings.Contains(err.Error(), tt.want) {
-					t.Errorf("a command that %s: Wait = %v, want ErrSessionLost that says %q, and %v", name, err, tt.want, tt.also)
+				want := tt.want
+				if what == "out of memory" && !harness.Raw(t, sb).State.OOMKilled {
+					want = "stopped" // the engine has not heard of it
+				}
+				if !errors.Is(err, sandbox.ErrSessionLost) || !errors.Is(err, tt.also) || !strings.Contains(err.Error(), want) {
+					t.Errorf("a command that %s: Wait = %v, want ErrSessionLost that says %q, and %v", name, err, want, tt.also)
 				}
 			}
 		})
 	}
+}
+
+// An engine may hear of the end of a session before it hears that memory ran out.
+func TestCallSaysThatMemoryRanOutWhenTheEngineHearsOfItLate(t *testing.T) {
+	t.Parallel()
+	proxy := enginetest.NewProxy(t)
+	made := harness.NewSandbox(t, sandbox.WithName(harness.UniqueName(t)), sandbox.WithMemory(64<<20))
+	sb, err := harness.NewClient(t, sandbox.WithHost(proxy.Host())).Get(t.Context(), made.Name())
+	if err != nil {
+		t.Fatalf("Get: %v", err)
+	}
+	defer sb.Detach()
+	proxy.TellOfMemoryLate(2)
+	cmd := sb.Command(t.Context(), "sh", "-c", "echo ready; exec sleep 1000")
+	started(t, cmd)
+	outOfMemory(t, made)
+	err = cmd.Wait()
+	if told := harness.Raw(t, made).State.OOMKilled; !errors.Is(err, sandbox.ErrSessionLost) || strings.Contains(err.Error(), "out of memory") != told {
+		t.Errorf("Wait = %v, want ErrSessionLost that says \"out of memory\": %t", err, told)
+	}
+}
+
+// outOfMemory lets a sandbox run out of memory so that PID 1 is killed: root inside has it killed first.
+func outOfMemory(t *testing.T, sb *sandbox.Sandbox) {
+	sb.Command(t.Context(), "sh", "-c", "echo 1000 >/proc/1/oom_score_adj; echo -n 0 >/proc/self/oom_score_adj; dd if=/dev/zero of=/dev/null bs=256M count=1").Run()
 }
 
 // Calls that end while others delay the end of the session don't wait for it.

@@ -104,6 +104,7 @@ type inspectRaw struct {
 		ExitCode   int
 		StartedAt  string
 		FinishedAt time.Time
+		OOMKilled  bool
 	}
 }
 
