@@ -82,9 +82,11 @@ func newSSHD(t *testing.T, serverOptions []string, options ...string) (*sshd, *s
 		"UsePAM no", "PasswordAuthentication no", "KbdInteractiveAuthentication no", "PermitRootLogin yes",
 	}
 	server = append(server, serverOptions...)
+	environment := "SetEnv SHLVL=1" // in another shell bash reads no .bashrc, which may take long on the machine of a developer
 	if engine := os.Getenv("DOCKER_HOST"); engine != "" {
-		server = append(server, "SetEnv DOCKER_HOST="+engine)
+		environment += " DOCKER_HOST=" + engine
 	}
+	server = append(server, environment)
 	write("sshd_config", 0o600, server...)
 	known, err := os.ReadFile(at("host.pub"))
 	if err != nil {
