@@ -494,7 +494,11 @@ const outOfMemoryTime = time.Second
 
 // endOf says how the session of a container has ended.
 func (h *Handle) endOf(ctx context.Context, got engine.Container) string {
-	if got.Memory > 0 && got.ExitCode == 128+int(syscall.SIGKILL) && !got.OOMKilled {
+	reason := ""
+	if rec, err := h.Refresh(ctx); err == nil {
+		reason = rec.Reason(got.StartedAt)
+	}
+	if reason == "" && got.Memory > 0 && got.ExitCode == 128+int(syscall.SIGKILL) && !got.OOMKilled {
 		waiting, cancel := context.WithTimeout(ctx, outOfMemoryTime)
 		defer cancel()
 		bound.Poll(waiting, store.PollEvery, func() (bool, error) {
@@ -503,11 +507,7 @@ func (h *Handle) endOf(ctx context.Context, got engine.Container) string {
 			return got.OOMKilled, err
 		})
 	}
-	reason := store.ReasonOf(got)
-	if rec, err := h.Refresh(ctx); err == nil {
-		reason = cmp.Or(rec.Reason(got.StartedAt), reason)
-	}
-	return fmt.Sprintf("it ended (%s)", reason)
+	return fmt.Sprintf("it ended (%s)", cmp.Or(reason, store.ReasonOf(got)))
 }
 
 // askEnding asks PID 1 whether the session is ending, and returns why as a [errdefs.SessionLost], or nil.
