@@ -770,7 +770,7 @@ var widths = map[string]int{
 	"claim":          45,
 	"trace":          25,
 	"source":         25,
-	"plan":           50,
+	"plan":           52,
 	"store":          95,
 	"machine":        75,
 	"transfer":       35,

@@ -38,7 +38,6 @@ const (
 	// directory without [WithWorkdir].
 	Workspace = record.Workspace
 
-	minMemory  = 8 << 20 // the engine allows 6 MiB, in which PID 1 and runc run out of memory
 	maxVCPUs   = 1 << 20 // more would overflow the memory limit
 	minStorage = 1 << 20 // less leaves no room for the engine's own directories
 	minPids    = 32      // PID 1 and two servers have about 24 threads
@@ -237,13 +236,14 @@ func WithVCPUs[N int | float64](n N) LiveOption {
 	}}
 }
 
-// WithMemory limits the sandbox's memory, in bytes, at least 8 MiB: with the 6 MiB that the
-// engine allows no session starts. There is no swap in addition. Default 2048 MiB for each virtual CPU.
+// WithMemory limits the sandbox's memory, in bytes, at least 24 MiB, which a session takes where the
+// kernel gives programs huge pages unasked, as Debian's does. There is no swap in addition. Default
+// 2048 MiB for each virtual CPU.
 func WithMemory(bytes int64) LiveOption {
 	return option{plan.Memory, func(s *settings) {
 		s.Memory = bytes
-		if bytes < minMemory {
-			s.problem("WithMemory: %d bytes: use at least %d", bytes, minMemory)
+		if bytes < plan.MinMemory {
+			s.problem("WithMemory: %d bytes: use at least %d", bytes, plan.MinMemory)
 		}
 	}}
 }

@@ -42,7 +42,7 @@ func TestOptionsThatCannotBeRightAreRefused(t *testing.T) {
 		{sandbox.WithVCPUs(math.Inf(1)), "WithVCPUs: +Inf CPUs"},
 		{sandbox.WithMemory(0), "WithMemory: 0 bytes"},
 		{sandbox.WithMemory(-1), "WithMemory: -1 bytes"},
-		{sandbox.WithMemory(8<<20 - 1), "at least 8388608"},
+		{sandbox.WithMemory(24<<20 - 1), "at least 25165824"},
 		{sandbox.WithPidsLimit(0), "WithPidsLimit: 0: use 32 to 4194304"},
 		{sandbox.WithPidsLimit(31), "WithPidsLimit: 31:"},
 		{sandbox.WithPidsLimit(4<<20 + 1), "WithPidsLimit: 4194305:"},
@@ -92,7 +92,7 @@ func TestOptionsAtTheirLimitsAreTaken(t *testing.T) {
 		sandbox.WithEnv(nil),
 		sandbox.WithTags(map[string]string{"1": "", "2": "", "3": "", "4": "", "5": ""}),
 		sandbox.WithVCPUs(0.01),
-		sandbox.WithMemory(8 << 20),
+		sandbox.WithMemory(24 << 20),
 		sandbox.WithPidsLimit(32), sandbox.WithPidsLimit(4 << 20),
 		sandbox.WithUser("1000:1000"),
 		sandbox.WithWorkdir("/"),
@@ -193,6 +193,7 @@ func TestMemoryComesWithCPUs(t *testing.T) {
 		{[]sandbox.CreateOption{sandbox.WithVCPUs(0.5)}, 0.5, 1073741824},
 		{[]sandbox.CreateOption{sandbox.WithVCPUs(2), sandbox.WithMemory(2048 << 20)}, 2, 2147483648},
 		{[]sandbox.CreateOption{sandbox.WithMemory(64 << 20)}, 1, 64 << 20},
+		{[]sandbox.CreateOption{sandbox.WithVCPUs(0.01)}, 0.01, 24 << 20}, // the least
 	} {
 		if vcpus, memory, err := sandbox.LimitsOf(tt.opts...); vcpus != tt.vcpus || memory != tt.memory || err != nil {
 			t.Errorf("LimitsOf = %v, %v, %v; want %v, %v", vcpus, memory, err, tt.vcpus, tt.memory)

@@ -179,7 +179,7 @@ func (h *Handle) limit(ctx context.Context, got engine.Container, set *plan.Sand
 	var limits engine.Resources
 	if set.Has(plan.CPUs) {
 		limits.NanoCPUs = int64(set.VCPUs * 1e9)
-		limits.Memory = int64(set.VCPUs * float64(plan.MemoryPerVCPU))
+		limits.Memory = plan.MemoryOf(set.VCPUs)
 	}
 	if set.Has(plan.Memory) {
 		limits.Memory = set.Memory

@@ -393,9 +393,9 @@ func TestLimitsThatTheEngineDoesNotChange(t *testing.T) {
 		}
 	}
 
-	harness.Run(t, owner, "sh", "-c", "head -c 20000000 /dev/zero >/dev/shm/file")
+	harness.Run(t, owner, "sh", "-c", "head -c 40000000 /dev/zero >/dev/shm/file")
 	refuse <- func() {}
-	err = sb.Update(t.Context(), sandbox.WithVCPUs(0.25), sandbox.WithMemory(8<<20))
+	err = sb.Update(t.Context(), sandbox.WithVCPUs(0.25), sandbox.WithMemory(24<<20))
 	if !errors.Is(err, sandbox.ErrInvalidArgument) || !strings.Contains(err.Error(), "uses") || strings.Contains(err.Error(), "runc") {
 		t.Errorf("Update to less memory than is used = %v, want ErrInvalidArgument", err)
 	}
