@@ -465,16 +465,24 @@ func TestTimeoutKillsTheTree(t *testing.T) {
 }
 
 func TestAForkBombDies(t *testing.T) {
-	b := newBox(t, wire.Init{})
-	conn := b.serve()
-	bomb := `bomb() { sleep 1000 & bomb & bomb & wait; }; ulimit -u 400 2>/dev/null; bomb`
-	p, err := conn.Exec(t.Context(), wire.Exec{Args: []string{"bash", "-c", bomb}, User: "54321:54321"})
-	if err != nil {
-		t.Fatal(err)
+	for name, bomb := range map[string]string{
+		"sleeps":              `bomb() { sleep 1000 & bomb & bomb & wait; }; bomb`,
+		"uses the CPUs":       `bomb() { while :; do :; done & bomb & bomb & while :; do :; done; }; bomb`,
+		"without its parents": `bomb() { (bomb &); (bomb &); while :; do :; done; }; bomb & bomb`,
+		"in many groups":      `set -m; bomb() { bomb & bomb & while :; do :; done; }; bomb & bomb`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBox(t, wire.Init{})
+			conn := b.serve()
+			p, err := conn.Exec(t.Context(), wire.Exec{Args: []string{"bash", "-c", "ulimit -u 400; " + bomb}, User: "54321:54321"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "many processes", func() bool { return countOf(t, conn, "54321") > 200 })
+			p.Close()
+			eventually(t, "none of them is left", func() bool { return countOf(t, conn, "54321") == 0 })
+		})
 	}
-	eventually(t, "many processes", func() bool { return countOf(t, conn, "54321") > 200 })
-	p.Close()
-	eventually(t, "none of them is left", func() bool { return countOf(t, conn, "54321") == 0 })
 }
 
 // countOf counts a user's processes by asking inside.

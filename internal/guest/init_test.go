@@ -584,7 +584,7 @@ func TestNobodyInsideHasForbiddenCapabilities(t *testing.T) {
 	}
 
 	public, private := newKey(t)
-	b := newBox(t, wire.Init{ControlKey: public, Main: &wire.Exec{Args: sh("grep ^Cap /proc/self/status; echo; grep ^Sig[BI] /proc/self/status; cat /proc/self/oom_score_adj; ps -o pid=,sid= -p $$"), Env: []string{"PATH=/bin:/usr/bin"}}})
+	b := newBox(t, wire.Init{ControlKey: public, Main: &wire.Exec{Args: sh("grep ^Cap /proc/self/status; echo; grep ^Sig[BI] /proc/self/status; cat /proc/self/oom_score_adj; ps -o pid=,sid= -p $$; grep ^THP /proc/self/status"), Env: []string{"PATH=/bin:/usr/bin"}}})
 	conn := b.serve()
 	begin(t, conn, private, policy.AllowAll)
 	for _, tt := range []struct {
@@ -611,13 +611,16 @@ func TestNobodyInsideHasForbiddenCapabilities(t *testing.T) {
 		t.Errorf("a file with NET_ADMIN: %v, want a refusal", err)
 	}
 
-	eventually(t, "the main process has spoken", func() bool { return strings.Count(b.out.String(), "\n") >= 10 })
+	eventually(t, "the main process has spoken", func() bool { return strings.Count(b.out.String(), "\n") >= 11 })
 	caps, rest, _ := strings.Cut(b.out.String(), "\n\n")
 	checkCaps(t, caps)
 	f := strings.Fields(rest)
-	want := []string{"SigBlk:", "0000000000000000", "SigIgn:", "0000000000000000", "500", f[5], f[5]}
+	want := []string{"SigBlk:", "0000000000000000", "SigIgn:", "0000000000000000", "500", f[5], f[5], "THP_enabled:", "1"}
 	if diff := cmp.Diff(want, f); diff != "" {
-		t.Errorf("the main process's signals, OOM score, PID and session (-want +got):\n%s", diff)
+		t.Errorf("the main process's signals, OOM score, PID and session, and whether it may have huge pages (-want +got):\n%s", diff)
+	}
+	if got := run(t, conn, wire.Exec{Args: []string{"grep", "^THP", "/proc/1/status", "/proc/self/status"}}).stdout; got != "/proc/1/status:THP_enabled:\t0\n/proc/self/status:THP_enabled:\t1\n" {
+		t.Errorf("huge pages of PID 1 and of a command: %q", got)
 	}
 }
 

@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "5889943946ab98fb26edd6040ce76e4c8974b276f50a97f487b2fbbc1bec57ea", size: 10338430},
-	"arm64": {sha256: "efc7d42a5be951a11846dd8ce2560f9ecdc913667bc006e71d30a544c4364684", size: 9633918},
+	"amd64": {sha256: "e0cbf996e27d38a57158abd736d3fce112061c24a1e7f4672441d4d26912f837", size: 10338430},
+	"arm64": {sha256: "0b7017df280a82c19089299d5af9cef1cd6058e7b45b73a4a12f21c95a70e9b3", size: 9633918},
 }

@@ -98,6 +98,7 @@ func Run(args []string) error {
 		if err != nil {
 			return fmt.Errorf("init: keep the environment: %w", err)
 		}
+		proc.AllowHugePages(false) // which would double the memory of an idle session
 		err = syscall.Exec(wire.Self, append(os.Args, strconv.Itoa(fd)), []string{"GOTRACEBACK=none"})
 		return fmt.Errorf("init: start again: %w", err)
 	}

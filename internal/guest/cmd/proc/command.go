@@ -246,6 +246,13 @@ func (c *Command) Kill() {
 	}
 	c.noteKill()
 	time.AfterFunc(killedDelay, c.cut)
+	c.killTree()
+}
+
+// killTree kills all processes of the command. Those of its process group are stopped before any is looked for, which takes long
+// while they use the CPUs.
+func (c *Command) killTree() {
+	_ = c.reaper.Signal(c.child, unix.SIGSTOP) // it may be gone
 	Kill(c.processes)
 }
 
@@ -337,7 +344,7 @@ func (c *Command) Signal(n syscall.Signal, tree bool) bool {
 		if len(c.processes()) == 0 {
 			return false
 		}
-		Kill(c.processes)
+		c.killTree()
 		return true
 	}
 	all := c.processes()

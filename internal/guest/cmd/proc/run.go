@@ -83,9 +83,20 @@ func execute(request []byte) *wire.StartError {
 	if err := unix.Chdir(l.dir); err != nil {
 		return StartErrorf(wire.KindDirectory, "directory %q: %v", l.dir, err)
 	}
-	// PID 1 ignores most signals, and its children inherit that.
+	// PID 1 ignores most signals and has no huge pages, and its children inherit that.
 	resetSignals()
+	AllowHugePages(true)
 	return l.explain(syscall.Exec(l.path, l.argv, l.env))
+}
+
+// AllowHugePages says whether the kernel may give this process, and what it starts, huge pages that were not asked for. It has no
+// effect on a kernel that has none.
+func AllowHugePages(allow bool) {
+	var disable uintptr
+	if !allow {
+		disable = 1
+	}
+	_ = unix.Prctl(unix.PR_SET_THP_DISABLE, disable, 0, 0, 0)
 }
 
 func (l *launch) become() error {

@@ -155,23 +155,34 @@ func Tree(table []Process, root func(Process) bool) []Process {
 const killDeadline = 5 * time.Second
 
 // Kill kills every process that find returns, until it returns none. They are stopped
-// first, until none is new, so that none can fork while others die.
+// first, until none is new, so that none can fork while others die. A process group is stopped at
+// once: what forks in it leaves too little of the CPUs to look at one process after the other.
 func Kill(find func() []Process) {
 	deadline := time.Now().Add(killDeadline)
+	own, err := unix.Getsid(0)
+	if err != nil {
+		own = 0
+	}
 	for wait := 200 * time.Microsecond; ; wait = min(2*wait, 20*time.Millisecond) {
-		stopped := make(map[ID]bool)
+		stopped, groups := make(map[ID]bool), make(map[int]bool)
 		var tree []Process
-		for {
+		for pass := 1; ; pass++ {
 			tree = find()
 			fresh := false
 			for _, p := range tree {
-				if !stopped[p.ID()] {
-					stopped[p.ID()] = true
-					fresh = true
-					p.Signal(unix.SIGSTOP)
+				if stopped[p.ID()] {
+					continue
+				}
+				stopped[p.ID()] = true
+				fresh = true
+				p.Signal(unix.SIGSTOP)
+				// All of its session descend from what this program started, unless it is our own.
+				if p.Session > 0 && p.Session != own && !groups[p.Group] {
+					groups[p.Group] = p.stopGroup()
 				}
 			}
-			if !fresh || time.Now().After(deadline) {
+			// The first pass may take longer than the deadline, since all that it finds runs.
+			if !fresh || pass > 2 && time.Now().After(deadline) {
 				break
 			}
 		}
@@ -183,6 +194,15 @@ func Kill(find func() []Process) {
 		}
 		time.Sleep(wait)
 	}
+}
+
+// stopGroup stops the process group of p, which is stopped itself, and so keeps its group. It returns false if p is gone.
+func (p Process) stopGroup() bool {
+	now, ok := lookup(p.PID)
+	if !ok || now.ID() != p.ID() || now.Group != p.Group || p.Group <= 1 {
+		return false
+	}
+	return unix.Kill(-p.Group, unix.SIGSTOP) == nil
 }
 
 // Signal signals p, not another process that reuses its PID.

@@ -3,7 +3,11 @@
 package proc
 
 import (
+	"os/exec"
+	"slices"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -40,5 +44,32 @@ func TestTreeIsRootsAndDescendants(t *testing.T) {
 	}
 	if diff := cmp.Diff([]int{9, 7, 6, 5}, got); diff != "" {
 		t.Errorf("closure (-want +got):\n%s", diff)
+	}
+}
+
+// What forks before each look at it dies all the same: this process may have little of the CPUs.
+func TestKillOfWhatForksBeforeEachLook(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command("bash", "-c", "step() { sleep 0.1; step & sleep 3; }; step")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	session := func() []Process {
+		table, err := List()
+		if err != nil {
+			t.Error(err)
+		}
+		return slices.DeleteFunc(table, func(p Process) bool { return p.Session != cmd.Process.Pid || p.Dead() })
+	}
+	defer unix.Kill(-cmd.Process.Pid, unix.SIGKILL) // whatever is left
+	Kill(func() []Process {
+		seen := session()
+		<-time.After(500 * time.Millisecond)
+		return seen
+	})
+	if left := session(); len(left) > 0 {
+		t.Errorf("%d processes are left", len(left))
 	}
 }
