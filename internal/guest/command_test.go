@@ -474,11 +474,11 @@ func TestAForkBombDies(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBox(t, wire.Init{})
 			conn := b.serve()
-			p, err := conn.Exec(t.Context(), wire.Exec{Args: []string{"bash", "-c", "ulimit -u 400; " + bomb}, User: "54321:54321"})
+			p, err := conn.Exec(t.Context(), wire.Exec{Args: []string{"bash", "-c", "ulimit -u 100; " + bomb}, User: "54321:54321"})
 			if err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "many processes", func() bool { return countOf(t, conn, "54321") > 200 })
+			eventually(t, "many processes", func() bool { return countOf(t, conn, "54321") > 60 })
 			p.Close()
 			eventually(t, "none of them is left", func() bool { return countOf(t, conn, "54321") == 0 })
 		})
