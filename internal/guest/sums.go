@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "e0cbf996e27d38a57158abd736d3fce112061c24a1e7f4672441d4d26912f837", size: 10338430},
-	"arm64": {sha256: "0b7017df280a82c19089299d5af9cef1cd6058e7b45b73a4a12f21c95a70e9b3", size: 9633918},
+	"amd64": {sha256: "e00b55bd681289f421565d3fc6bc6e7368222de3e99de39313cbce9db202fa79", size: 10338430},
+	"arm64": {sha256: "55c07b136a8b0a20d4b027539fed27171f4606336bbabd0cc22c53fa95ab7a8a", size: 9633918},
 }

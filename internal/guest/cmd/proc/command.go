@@ -246,15 +246,12 @@ func (c *Command) Kill() {
 	}
 	c.noteKill()
 	time.AfterFunc(killedDelay, c.cut)
-	c.killTree()
-}
-
-// killTree kills all processes of the command. Those of its process group are stopped before any is looked for, which takes long
-// while they use the CPUs.
-func (c *Command) killTree() {
-	_ = c.reaper.Signal(c.child, unix.SIGSTOP) // it may be gone
+	c.stopGroup()
 	Kill(c.processes)
 }
+
+// stopGroup stops the command's process group before its processes are looked for, which takes long while they use the CPUs.
+func (c *Command) stopGroup() { _ = c.reaper.Signal(c.child, unix.SIGSTOP) } // it may be gone
 
 // noteKill notes that the command is about to be killed by this program.
 func (c *Command) noteKill() {
@@ -341,10 +338,11 @@ func (c *Command) Signal(n syscall.Signal, tree bool) bool {
 		return c.reaper.Signal(c.child, n) == nil
 	}
 	if n == unix.SIGKILL {
+		c.stopGroup()
 		if len(c.processes()) == 0 {
 			return false
 		}
-		c.killTree()
+		Kill(c.processes)
 		return true
 	}
 	all := c.processes()
