@@ -65,13 +65,18 @@ func TestCmdIsAsOSExec(t *testing.T) {
 		return command{cmd}
 	}
 	sb.Command(t.Context(), "pkill", "-KILL", "sleep").Run() // what os/exec has left
-	got := runAll(all, func(c cases.Case) cases.Result { return cases.Run(c, make) })
+	got := runAll(all, func(c cases.Case) cases.Result { return cases.Run(c, "Cmd", make) })
 	rows := differences(t, "os/exec")
 	if left, err := sb.Command(t.Context(), "pgrep", "-fax", "sleep 1000").Output(); len(left) > 0 {
 		t.Errorf("commands that were ended have left (%v):\n%s", err, left)
 	}
 	used := map[string]bool{}
 	for i, c := range all {
+		for by, result := range map[string]cases.Result{"os/exec": want[i], "Cmd": got[i]} {
+			if result.Wait == "hangs" && c.Hangs != by {
+				t.Errorf("%+v hangs by %s", c, by)
+			}
+		}
 		diff := cmp.Diff(want[i], got[i])
 		if c.Differs != "" {
 			used[c.Differs] = used[c.Differs] || diff != ""
@@ -217,8 +222,8 @@ func fixedCases() []cases.Case {
 		with(cases.Shell("stdout is read after stderr", "head -c 1500000 /dev/zero 2>/dev/null & "+untilBlocked+"exec seq 3000 >&2"), func(c *cases.Case) {
 			c.Call, c.Stdout, c.Stderr = "start", "pipe-last", "pipe"
 		}),
-		with(cases.Shell("stdout is read after stderr", "head -c 8000000 /dev/zero 2>/dev/null & "+untilBlocked+"exec seq 3000000 >&2"), func(c *cases.Case) {
-			c.Call, c.Stdout, c.Stderr, c.Differs = "start", "pipe-last", "pipe", rowUnread
+		with(cases.Shell("stdout is read after stderr", "head -c 8000000 /dev/zero 2>/dev/null & "+untilBlocked+"exec seq 300000 >&2"), func(c *cases.Case) {
+			c.Call, c.Stdout, c.Stderr, c.Differs, c.Hangs = "start", "pipe-last", "pipe", rowUnread, "Cmd"
 		}))
 	for _, act := range []string{"wait-first", "twice", "start-again", "pipes-again", "pipes-late"} {
 		all = append(all, with(cases.Shell(act, "cat; echo out"), func(c *cases.Case) { c.Call = "start"; c.Act = act; c.Stdin = "text"; c.Stdout = "buffer" }))
@@ -305,7 +310,7 @@ func fixedCases() []cases.Case {
 	}
 	for _, delay := range []time.Duration{0, 2 * time.Second} {
 		for _, in := range []string{"blocking", "blocking-late"} {
-			all = append(all, with(cases.Shell("a Stdin that blocks", "exit 0"), func(c *cases.Case) { c.Stdin = in; c.WaitDelay = delay; c.Differs = rowInput }))
+			all = append(all, with(cases.Shell("a Stdin that blocks", "exit 0"), func(c *cases.Case) { c.Stdin, c.WaitDelay, c.Differs, c.Hangs = in, delay, rowInput, "os/exec" }))
 		}
 	}
 	return append(all, endings()...)
@@ -335,7 +340,7 @@ func endings() []cases.Case {
 					case strings.HasPrefix(act, "cancel"), act == "deadline":
 						c.Differs = rowContext
 					case held:
-						c.Differs = rowKill
+						c.Differs, c.Hangs = rowKill, "os/exec"
 					}
 					all = append(all, c)
 				}

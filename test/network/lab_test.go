@@ -299,21 +299,25 @@ func (l *lab) sent(t *testing.T, sb *sandbox.Sandbox, counts func(key string, la
 // from are the packets that have come from some addresses, of those that count.
 func (l *lab) from(t *testing.T, sources []string, counts func(key string, last time.Time) bool) (got []string) {
 	t.Helper()
+	late := map[string]bool{}
 	for key, last := range l.look(t) {
 		if key == "lost" && counts(key, last) {
 			t.Error("packets were lost, maybe among them some that count")
 		}
 		source, what, _ := strings.Cut(key, " ")
-		if !slices.Contains(sources, source) || !counts(key, last) || strings.HasSuffix(what, " "+l.dns.String()+":53") {
+		if !slices.Contains(sources, source) {
 			continue
 		}
-		got = append(got, what)
-	}
-	// The kernel says that a port is unreachable if an answer comes when the socket that asked has gone.
-	late := map[string]bool{}
-	for _, what := range got {
+		// The kernel says that a port is unreachable if an answer comes when the socket that asked has gone,
+		// whenever that asked.
 		if asked, err := netip.ParseAddrPort(strings.TrimPrefix(what, "udp ")); err == nil {
 			late["icmp3 "+asked.Addr().String()], late["icmp1 "+asked.Addr().String()] = true, true
+		}
+		if !counts(key, last) {
+			continue
+		}
+		if !strings.HasSuffix(what, " "+l.dns.String()+":53") {
+			got = append(got, what)
 		}
 	}
 	got = slices.DeleteFunc(got, func(what string) bool { return late[what] })

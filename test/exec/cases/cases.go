@@ -25,6 +25,8 @@ type Case struct {
 	Name string
 	// Differs names the row of docs/differences.md if the results differ on purpose.
 	Differs string
+	// Hangs is "os/exec" or "Cmd" if that one may never end, on purpose.
+	Hangs string
 
 	Path   string
 	Args   []string // nil is nil
@@ -75,8 +77,11 @@ type Result struct {
 // ErrBroken is the error of readers and writers that fail.
 var ErrBroken = errors.New("broken stream")
 
-// Bound is how long a case may take before it counts as hanging.
-const Bound = 20 * time.Second
+// Hanging is how long a case that may never end is waited for, and Patience how long any other is, on however busy a machine.
+const (
+	Hanging  = 20 * time.Second
+	Patience = 5 * time.Minute
+)
 
 // Class says of which kind an error is.
 func Class(err error) string {
@@ -144,17 +149,21 @@ func (o *observer) note(what, result string) {
 	o.res.Notes[what] = result
 }
 
-// Run runs a case. A hang is a result.
-func Run(c Case, make Make) Result {
+// Run runs a case by one of the two, "os/exec" or "Cmd". A hang is a result.
+func Run(c Case, by string, make Make) Result {
 	o := &observer{c: c, free: newSignal(), errs: newSignal()}
 	ended := newSignal()
 	go func() {
 		defer close(ended)
 		o.run(make)
 	}()
+	bound := Patience
+	if c.Hangs == by {
+		bound = Hanging
+	}
 	select {
 	case <-ended:
-	case <-time.After(Bound):
+	case <-time.After(bound):
 		close(o.free)
 		if o.cmd != nil {
 			o.cmd.Kill() // what holds its output may go on

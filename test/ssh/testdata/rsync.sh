@@ -45,7 +45,7 @@ sync --inplace --no-whole-file -t --itemize-changes some/sub/b "box:$THERE/some/
 printf YY | dd of=some/sub/b bs=1 seek=9 conv=notrunc 2>/dev/null; touch -d 2012-12-12 some/sub/b
 sync --append-verify --itemize-changes some/sub/b "box:$THERE/some/sub/b"; sync --checksum --no-whole-file --itemize-changes some/sub/b "box:$THERE/some/sub/b"
 $ssh "cd '$THERE/some' && echo kept >only && mkdir -p extra/deep && touch extra/deep/f"
-rm some/empty
+rm some/empty; touch -d 2010-10-10 some some/sub # at other times than there, by more than a second
 sync -a --delete --dry-run --itemize-changes some/ "box:$THERE/some"
 sync -a --delete --exclude /only --backup --suffix .old --itemize-changes some/ "box:$THERE/some"
 $ssh "cd '$THERE/some' && mkdir -p full/of && touch full/of/files"

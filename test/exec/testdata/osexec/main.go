@@ -62,7 +62,7 @@ func main() {
 		running.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			results[i] = cases.Run(c, run)
+			results[i] = cases.Run(c, "os/exec", run)
 		})
 	}
 	running.Wait()
