@@ -277,7 +277,7 @@ func fixedCases() []cases.Case {
 				c := with(cases.Shell(act, script), func(c *cases.Case) { c.Call, c.Act, c.Stdout = "start", act, out })
 				switch {
 				case act == "cancel":
-					c.Differs = rowContext
+					c.Differs, c.Hangs = rowContext, "os/exec" // in a Write that blocks
 				case script == "exec yes" && out != "":
 					continue // what arrives varies
 				}
@@ -336,7 +336,7 @@ func endings() []cases.Case {
 					case held && (out == "pipe" || act != "kill" && act != "timeout"):
 						continue // os/exec hangs, as it does in those that are left
 					case act == "cancel-softly":
-						c.Differs = rowFields
+						c.Differs, c.Hangs = rowFields, "os/exec" // SIGTERM waits while a process is stopped
 					case strings.HasPrefix(act, "cancel"), act == "deadline":
 						c.Differs = rowContext
 					case held:
