@@ -58,7 +58,7 @@ func (r *rig) forkVsCreate(ctx context.Context, what string, sources func(script
 		if err != nil {
 			return 0, err
 		}
-		ours, theirs, ratios, err := pairs(ctx, 1, 7, func() (float64, error) {
+		ours, theirs, ratios, err := pairs(ctx, 1, 5, func() (float64, error) {
 			from, err := source()
 			if err != nil {
 				return 0, err
@@ -108,7 +108,7 @@ func createFromSnapshot(ctx context.Context, r *rig) (float64, error) {
 			return 0, err
 		}
 		r.snapshots = append(r.snapshots, snap.ID)
-		ours, theirs, ratios, err := pairs(ctx, 1, 7,
+		ours, theirs, ratios, err := pairs(ctx, 1, 5,
 			used(ctx, func() (*sandbox.Sandbox, error) {
 				return r.create(ctx, sandbox.WithSource(sandbox.FromSnapshot(snap.ID)))
 			}),

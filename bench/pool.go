@@ -83,19 +83,13 @@ func (r *rig) pooledVsCreate(ctx context.Context, opts func() []sandbox.PoolOpti
 	return ratios.median(), nil
 }
 
-// poolExec measures the creation of a sandbox from a full pool until the first command's exit, once in
-// a run.
-func (r *rig) poolExec(ctx context.Context) (_ samples, err error) {
-	if r.pooled != nil {
-		return r.pooled, nil
-	}
-	const rounds = 100
+// poolExec measures the creation of a sandbox from a full pool until the first command's exit.
+func (r *rig) poolExec(ctx context.Context, rounds int) (all samples, err error) {
 	p, err := r.newPool(ctx, 1)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = closed(p, err) }()
-	var all samples
 	for range rounds {
 		took, err := handedOver(ctx, p)()
 		if err != nil {
@@ -104,17 +98,16 @@ func (r *rig) poolExec(ctx context.Context) (_ samples, err error) {
 		all = append(all, took)
 	}
 	note("pool: %v ms to the first command's exit", all)
-	r.pooled = all
 	return all, nil
 }
 
 func poolExecMedian(ctx context.Context, r *rig) (float64, error) {
-	all, err := r.poolExec(ctx)
+	all, err := r.poolExec(ctx, 25)
 	return all.median(), err
 }
 
 func poolExecP99(ctx context.Context, r *rig) (float64, error) {
-	all, err := r.poolExec(ctx)
+	all, err := r.poolExec(ctx, 100)
 	return all.percentile(99), err
 }
 
