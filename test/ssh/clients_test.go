@@ -24,8 +24,8 @@ import (
 //go:embed testdata
 var scripts embed.FS
 
-// volatile is what no two runs have in common: times of day, rates and key files.
-var volatile = regexp.MustCompile(`\d\d:\d\d(:\d\d)?|\d+(\.\d+)? ?[KM]?B/s|\d+%`)
+// volatile is what no two runs have in common: times of day, with the day, which may end between them, rates and key files.
+var volatile = regexp.MustCompile(`([A-Z][a-z][a-z] [ \d]\d )?\d\d:\d\d(:\d\d)?|\d+(\.\d+)? ?[KM]?B/s|\d+%`)
 
 // missing is what a shell, timeout or Python writes for a client that is not installed.
 var missing = regexp.MustCompile(`.*(: not found\n|failed to run command|ModuleNotFoundError).*`)
