@@ -107,7 +107,7 @@ func poolExecMedian(ctx context.Context, r *rig) (float64, error) {
 }
 
 func poolExecP99(ctx context.Context, r *rig) (float64, error) {
-	all, err := r.poolExec(ctx, 100)
+	all, err := r.poolExec(ctx, scaled(100))
 	return all.percentile(99), err
 }
 
