@@ -109,9 +109,9 @@ func (f fromSnapshot) source() source.Source { return nil }
 // engine's machine need no git. The clone ignores the git configuration of this machine
 // and its user, and runs none of their hooks, filters and credential helpers. It obeys
 // safe.directory, for repositories of other users, and under sudo for repositories of sudo's caller.
-// Files have the permissions of a umask of 022. Proxies are taken from the environment. The temporary
-// directory, agent-sandbox-git-… in [os.TempDir], is removed when the call ends, but not if this program
-// dies during it.
+// Files have the permissions of a umask of 022. Proxies and certificates are taken from the environment, as http_proxy
+// and GIT_SSL_CERT name them. The temporary directory, agent-sandbox-git-… in [os.TempDir], is removed when the
+// call ends, but not if this program dies during it.
 //
 // Submodules are not fetched: their directories are empty. Files in Git LFS stay
 // pointers. The sandbox can fetch both itself, with a network and credentials of its own.

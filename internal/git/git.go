@@ -477,16 +477,19 @@ func (r *runner) secret() bool {
 }
 
 // inherited are the variables that git gets from our own environment: search paths, proxies,
-// ssh's agent, and the user who called sudo, whose repositories git trusts.
+// certificates, and the user who called sudo, whose repositories git trusts.
 var inherited = []string{
-	"PATH", "TMPDIR", "LANG", "SUDO_UID", "SSH_AUTH_SOCK", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSH_VARIANT", "GIT_SSL_CAINFO", "GIT_SSL_CAPATH", "SSL_CERT_FILE", "SSL_CERT_DIR",
+	"PATH", "TMPDIR", "LANG", "SUDO_UID", "SSH_AUTH_SOCK", "SSL_CERT_FILE", "SSL_CERT_DIR", "KRB5CCNAME", "KRB5_CONFIG",
+	"GIT_SSL_CAINFO", "GIT_SSL_CAPATH", "GIT_SSL_CERT", "GIT_SSL_KEY", "GIT_SSL_VERSION", "GIT_SSL_CIPHER_LIST",
+	"GIT_PROXY_SSL_CAINFO", "GIT_PROXY_SSL_CERT", "GIT_PROXY_SSL_KEY",
 	"http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY",
 	"SYSTEMROOT", "TEMP", "TMP", "USERPROFILE", "PATHEXT", "COMSPEC", // Windows
 }
 
 // paths are the variables that name files: git runs in another directory.
 var paths = []string{
-	"TMPDIR", "SSH_AUTH_SOCK", "GIT_SSH", "GIT_SSL_CAINFO", "GIT_SSL_CAPATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "TEMP", "TMP",
+	"TMPDIR", "SSH_AUTH_SOCK", "SSL_CERT_FILE", "SSL_CERT_DIR", "TEMP", "TMP",
+	"GIT_SSL_CAINFO", "GIT_SSL_CAPATH", "GIT_SSL_CERT", "GIT_SSL_KEY", "GIT_PROXY_SSL_CAINFO", "GIT_PROXY_SSL_CERT", "GIT_PROXY_SSL_KEY",
 	"HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM",
 }
 
@@ -497,7 +500,7 @@ func variables(keys ...string) (env []string) {
 		switch {
 		case !ok:
 			continue
-		case v == "", key == "GIT_SSH" && v == filepath.Base(v): // a program that is looked for in PATH
+		case v == "":
 		case slices.Contains(paths, key):
 			v = absolute(v)
 		case key == "PATH":
@@ -508,11 +511,6 @@ func variables(keys ...string) (env []string) {
 				}
 			}
 			v = strings.Join(dirs, string(filepath.ListSeparator))
-		case key == "GIT_SSH_COMMAND":
-			var kind string
-			if v, kind = here(v); kind != "" && os.Getenv("GIT_SSH_VARIANT") == "" {
-				env = append(env, "GIT_SSH_VARIANT="+kind)
-			}
 		}
 		env = append(env, key+"="+v)
 	}
@@ -527,22 +525,52 @@ func absolute(path string) string {
 	return abs
 }
 
-// here makes a shell's command run in this directory, for the files that it names, and returns which ssh git would have taken it
-// for by its name; "" if git is to find that out.
-func here(command string) (inDir, variant string) {
-	dir, err := os.Getwd()
-	if err != nil {
-		return command, ""
+// ssh is the environment with which git runs ssh as it would without us: in our directory, with our home, and with all variables
+// that ssh's configuration or the command may name. Git's own stay out, and what would ask for a password.
+func ssh() (env []string) {
+	for _, v := range os.Environ() {
+		if !strings.HasPrefix(v, "GIT_") && !strings.HasPrefix(v, "SSH_ASKPASS") {
+			env = append(env, v)
+		}
 	}
+	command, variant := os.Getenv("GIT_SSH_COMMAND"), os.Getenv("GIT_SSH_VARIANT")
+	if program := os.Getenv("GIT_SSH"); command == "" && program != "" {
+		command = quote(program)
+	}
+	if command == "" {
+		command, variant = "ssh -o BatchMode=yes -o ControlMaster=no -o ControlPath=none -o PermitLocalCommand=no -o ForwardAgent=no -o ForwardX11=no -o ClearAllForwardings=yes", "ssh"
+	}
+	if variant == "" {
+		variant = variantOf(command)
+	}
+	if variant != "" {
+		env = append(env, "GIT_SSH_VARIANT="+variant)
+	}
+	if home, ok := os.LookupEnv("HOME"); ok {
+		command = "export HOME=" + quote(home) + " && " + command
+	} else {
+		command = "unset HOME && " + command
+	}
+	if dir, err := os.Getwd(); err == nil {
+		command = "cd " + quote(dir) + " && " + command
+	}
+	return append(env, "GIT_SSH_COMMAND="+command)
+}
+
+// quote makes s one word of a shell's command.
+func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// variantOf returns which ssh git takes a shell's command for by its name; "" if git tries that out.
+func variantOf(command string) string {
 	first, _, _ := strings.Cut(strings.TrimSpace(command), " ")
-	if quote := first[:min(1, len(first))]; quote == "'" || quote == `"` {
-		first = strings.Split(command, quote)[1]
+	if mark := first[:min(1, len(first))]; mark == "'" || mark == `"` {
+		first = strings.Split(command, mark)[1]
 	}
 	name := strings.TrimSuffix(strings.ToLower(filepath.Base(first)), ".exe")
 	if slices.Contains([]string{"ssh", "plink", "putty", "tortoiseplink"}, name) {
-		variant = name
+		return name
 	}
-	return "cd '" + strings.ReplaceAll(dir, "'", `'\''`) + "' && " + command, variant
+	return ""
 }
 
 func (r *runner) environ() []string {
@@ -550,18 +578,15 @@ func (r *runner) environ() []string {
 	if allowed == "http" {
 		allowed = "http:https"
 	}
+	env := variables(inherited...)
+	if r.repo.Scheme == "ssh" {
+		env = append(ssh(), env...)
+	}
 	// The clone's reflog names the committer. Don't put this machine's user there.
-	env := []string{
-		"HOME=" + filepath.Join(r.temp, "home"), "GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=" + r.trusted(), "GIT_ATTR_NOSYSTEM=1",
-		"GIT_DIR=" + r.gitDir(), "GIT_TERMINAL_PROMPT=0", "SSH_ASKPASS_REQUIRE=never", "GIT_LFS_SKIP_SMUDGE=1", "GIT_ALLOW_PROTOCOL=" + allowed, "LC_ALL=C",
-		"GIT_COMMITTER_NAME=sandbox", "GIT_COMMITTER_EMAIL=sandbox@localhost", "GIT_AUTHOR_NAME=sandbox", "GIT_AUTHOR_EMAIL=sandbox@localhost",
-	}
-	env = append(env, variables(inherited...)...)
-	if os.Getenv("GIT_SSH_COMMAND") == "" && os.Getenv("GIT_SSH") == "" {
-		env = append(env, "GIT_SSH_VARIANT=ssh",
-			"GIT_SSH_COMMAND=ssh -o BatchMode=yes -o ControlMaster=no -o ControlPath=none -o PermitLocalCommand=no -o ForwardAgent=no -o ForwardX11=no -o ClearAllForwardings=yes")
-	}
-	return env
+	return append(env,
+		"HOME="+filepath.Join(r.temp, "home"), "GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL="+r.trusted(), "GIT_ATTR_NOSYSTEM=1",
+		"GIT_DIR="+r.gitDir(), "GIT_TERMINAL_PROMPT=0", "SSH_ASKPASS_REQUIRE=never", "GIT_LFS_SKIP_SMUDGE=1", "GIT_ALLOW_PROTOCOL="+allowed, "LC_ALL=C",
+		"GIT_COMMITTER_NAME=sandbox", "GIT_COMMITTER_EMAIL=sandbox@localhost", "GIT_AUTHOR_NAME=sandbox", "GIT_AUTHOR_EMAIL=sandbox@localhost")
 }
 
 // waitDelay bounds the wait for git's output after it was killed.

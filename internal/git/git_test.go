@@ -2,6 +2,8 @@ package git_test
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -362,13 +364,25 @@ func TestCertificatesByARelativePath(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := httptest.NewTLSServer(httputil.NewSingleHostReverseProxy(behind))
+	server := httptest.NewUnstartedServer(httputil.NewSingleHostReverseProxy(behind))
+	server.TLS = &tls.Config{ClientAuth: tls.RequireAnyClientCert}
+	server.StartTLS()
 	defer server.Close()
-	t.Chdir(t.TempDir())
-	if err := os.WriteFile("ca.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o644); err != nil {
+	private, err := x509.MarshalPKCS8PrivateKey(server.TLS.Certificates[0].PrivateKey)
+	if err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("GIT_SSL_CAINFO", "ca.pem")
+	t.Chdir(t.TempDir())
+	for name, block := range map[string]*pem.Block{
+		"certificate.pem": {Type: "CERTIFICATE", Bytes: server.Certificate().Raw}, "key.pem": {Type: "PRIVATE KEY", Bytes: private},
+	} {
+		if err := os.WriteFile(name, pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("GIT_SSL_CAINFO", "certificate.pem")
+	t.Setenv("GIT_SSL_CERT", "certificate.pem") // the client's is the server's
+	t.Setenv("GIT_SSL_KEY", "key.pem")
 	for _, rev := range []string{"", "refs/pull/1/head"} {
 		clone(t, git.Repo{Location: parse(t, server.URL+"/repo.git"), Revision: rev})
 	}

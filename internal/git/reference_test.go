@@ -175,9 +175,10 @@ func TestRelativePathsOfTheEnvironment(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Chdir(dir)
+	script := "#!/bin/sh\nexec " + strings.Replace(ssh, "ssh", program, 1) + ` "$@"` + "\n"
 	plink := "#!/bin/sh\n[ \"$1\" != -batch ] || shift\n[ \"$1\" = -P ] || exit 9\nshift\nexec bin/ssh -p \"$@\"\n" // as PuTTY's, it takes no -p
 	for name, text := range map[string]string{
-		"bin/ssh": "#!/bin/sh\nexec " + strings.Replace(ssh, "ssh", program, 1) + ` "$@"` + "\n", "bin/plink": plink, "of mine/PLINK.exe": plink, "ssh_config": "", "config": "[safe]\n\tdirectory = *\n", "home/.gitconfig": "[safe]\n\tdirectory = *\n", "none": "",
+		"bin/ssh": script, "home/bin/ssh": script, "bin/plink": plink, "of mine/PLINK.exe": plink, "ssh_config": "", "config": "[safe]\n\tdirectory = *\n", "home/.gitconfig": "[safe]\n\tdirectory = *\n", "none": "",
 	} {
 		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o755)); err != nil {
 			t.Fatal(err)
@@ -203,6 +204,10 @@ func TestRelativePathsOfTheEnvironment(t *testing.T) {
 		{map[string]string{"GIT_SSH_COMMAND": "bin/plink"}, remote, true},
 		{map[string]string{"GIT_SSH_COMMAND": "bin/plink", "GIT_SSH_VARIANT": "simple"}, remote, false},
 		{map[string]string{"GIT_SSH_COMMAND": "false"}, remote, false},
+		{map[string]string{"GIT_SSH_COMMAND": "~/bin/ssh", "HOME": "home"}, remote, true},
+		{map[string]string{"GIT_SSH_COMMAND": "~/bin/ssh", "HOME": "."}, remote, true},
+		{map[string]string{"GIT_SSH_COMMAND": "~/bin/ssh", "HOME": "none"}, remote, false},
+		{map[string]string{"GIT_SSH_COMMAND": `"$TOOLS_8D1F/ssh"`, "TOOLS_8D1F": "bin"}, remote, true},
 		{map[string]string{"GIT_CONFIG_GLOBAL": "config"}, r.Dir, true},
 		{map[string]string{"GIT_CONFIG_GLOBAL": "none"}, r.Dir, false},
 		{map[string]string{"HOME": "home"}, r.Dir, true},
