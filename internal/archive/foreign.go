@@ -233,7 +233,7 @@ func (f *foreign) broken(err error, last string) error {
 		return err // the source failed, not the archive
 	case errors.Is(err, tar.ErrHeader) && last == "":
 		return fmt.Errorf("%w: it is not a tar archive", ErrFormat)
-	case errors.Is(err, tar.ErrHeader):
+	case strings.HasPrefix(err.Error(), "archive/tar: "): // package tar does not export them all
 		return fmt.Errorf("%w: after entry %q: %w", ErrFormat, shown(last), err)
 	}
 	return err

@@ -359,6 +359,30 @@ func relabel(b []byte, kind byte) []byte {
 	return b
 }
 
+// inPieces is an archive of a file of so many pieces of a block, between holes of one, as old GNU tar writes it.
+func inPieces(t *testing.T, n int) []byte {
+	m := member(tar.TypeReg, "pieces", strings.Repeat("x", n*512), "")
+	m.Format = tar.FormatGNU
+	b := harness.Tar(t, m)
+	var list []byte
+	for i := range n {
+		list = fmt.Appendf(list, "%011o\x00%011o\x00", 2*i*512, 512)
+	}
+	const entry, first, further = 24, 4, 21
+	copy(b[386:], list[:first*entry])
+	b[482] = 1
+	copy(b[483:], fmt.Sprintf("%011o\x00", (2*n-1)*512))
+	var blocks []byte
+	for rest := range slices.Chunk(list[first*entry:], further*entry) {
+		block := make([]byte, 512)
+		copy(block, rest)
+		block[504] = 1
+		blocks = append(blocks, block...)
+	}
+	blocks[len(blocks)-8] = 0
+	return slices.Concat(relabel(b, 'S')[:512], blocks, b[512:])
+}
+
 // signed gives an archive's first entry the checksum that some programs of old calculated, of signed bytes.
 func signed(b []byte) []byte {
 	copy(b[148:], "        ")
@@ -503,6 +527,8 @@ func TestOddTarballsAreAsTarExtractsThem(t *testing.T) {
 			m.Format, m.PAXRecords = tar.FormatPAX, map[string]string{"comment": "x"}
 			return m
 		}())), 512, 514, 'z', 'z'), 0, "", ""},
+		"a file in pieces":       {inPieces(t, 1000), 0, "", ""},
+		"too many pieces":        {slices.Concat(all(f("a"))[:1024], inPieces(t, 44_000)), 0, "more than 43,000 pieces", "more than 43,000 pieces"},
 		"a signed checksum":      {signed(all(func() harness.TarMember { m := f("\xfc\xfc"); m.Format = tar.FormatGNU; return m }())), 0, "", ""},
 		"Solaris records":        {slices.Concat(relabel(all(member(file, "x", "10 path=b\n", "")), 'X')[:1024], all(f("a"))), 0, "records of Solaris (type X)", "records of Solaris (type X)"},
 		"old long names":         {slices.Concat(relabel(all(member(file, "x", "Rename a to b\n", "")), 'N')[:1024], all(f("a"))), 0, "", ""},
@@ -512,7 +538,7 @@ func TestOddTarballsAreAsTarExtractsThem(t *testing.T) {
 		"a directory for a link": {all(member(dir, "d/", "", ""), member(symlink, "l", "", "d"), member(dir, "l/", "", ""), f("ok")), 0, "another kind in its place", "another kind in its place"},
 		"attributes": {all(func() harness.TarMember {
 			m := f("a")
-			m.Format, m.PAXRecords = tar.FormatPAX, map[string]string{"SCHILY.xattr.user.100%25": "1", "SCHILY.xattr.user.%2525%41": "2", "SCHILY.xattr.user.plain": "3"}
+			m.Format, m.PAXRecords = tar.FormatPAX, map[string]string{"SCHILY.xattr.user.100%25": "1", "SCHILY.xattr.user.%2525%41": "2", "SCHILY.xattr.user.plain": "3", "SCHILY.xattr.user.empty": ""}
 			return m
 		}()), 0, "", "a % in the name of an attribute"},
 		"times": {all(func() (m []harness.TarMember) {
@@ -531,6 +557,12 @@ func TestOddTarballsAreAsTarExtractsThem(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got, w, err := fill(t, x.archive, x.strip)
+			if name == "too many pieces" && !errors.Is(err, sandbox.ErrInvalidArgument) {
+				t.Errorf("Tarball: %v, want ErrInvalidArgument", err)
+			}
+			if name == "attributes" && len(w.report.Skipped) > 0 {
+				t.Errorf("the report is %+v", w.report)
+			}
 			if said := strings.Contains(fmt.Sprint(w.report), "it is a file here"); said != (strings.HasPrefix(name, "an unknown type") || name == "old long names") {
 				t.Errorf("the report is %+v", w.report)
 			}

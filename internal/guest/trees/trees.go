@@ -89,8 +89,10 @@ func (t *Writer) Archive(job int, r io.Reader, below string, strip int, limits a
 			lost.Skip(e.Name, bits)
 		}
 		for key := range e.PAXRecords {
-			if name, is := strings.CutPrefix(key, wire.TreeXattr); is && h.PAXRecords[key] == "" {
-				lost.Skip(e.Name, "extended attribute "+name)
+			if name, is := strings.CutPrefix(key, wire.TreeXattr); is {
+				if _, kept := h.PAXRecords[key]; !kept {
+					lost.Skip(e.Name, "extended attribute "+name)
+				}
 			}
 		}
 		if e.Replaces {
