@@ -411,6 +411,9 @@ type FileStat struct {
 	Dev   uint64    `json:"dev"`
 	Inode uint64    `json:"inode"`
 	Atime time.Time `json:"atime"`
+	// Ctime is when the content or the inode last changed, which nothing but a change sets. It is zero in entries of
+	// a directory, if the sandbox was stopped, and in a session that a version without this field has started.
+	Ctime time.Time `json:"ctime"`
 }
 
 // File is an open file in a sandbox, used like [os.File]. The context it was opened with

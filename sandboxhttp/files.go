@@ -113,17 +113,40 @@ func serveFile(w http.ResponseWriter, r *http.Request, f *sandbox.File, info fs.
 	head = head[:n]
 	switch {
 	case err == io.EOF, err == io.ErrUnexpectedEOF:
-		http.ServeContent(w, r, "", info.ModTime(), bytes.NewReader(head))
+		if info.Size() == int64(n) {
+			tag(w.Header(), info)
+		}
+		http.ServeContent(w, withoutTimes(r), "", info.ModTime(), bytes.NewReader(head))
 	case err != nil:
 		return err
 	case info.Size() > int64(n):
-		http.ServeContent(w, r, "", info.ModTime(), f)
+		tag(w.Header(), info)
+		http.ServeContent(w, withoutTimes(r), "", info.ModTime(), f)
 	case r.Method != http.MethodHead:
 		if _, err := io.Copy(w, io.MultiReader(bytes.NewReader(head), f)); err != nil {
 			panic(http.ErrAbortHandler) // so that the client sees that this is not all
 		}
 	}
 	return nil
+}
+
+// tag gives a file's content an ETag. Whatever a program does with the file's name, size and times, its
+// inode or its ctime is another one after a change. Files of a stopped sandbox have neither, and get no ETag.
+func tag(header http.Header, info fs.FileInfo) {
+	if st, ok := info.Sys().(*sandbox.FileStat); ok && !st.Ctime.IsZero() {
+		header.Set("ETag", fmt.Sprintf(`"%x-%x-%x-%x-%x"`, st.Dev, st.Inode, info.Size(), info.ModTime().UnixNano(), st.Ctime.UnixNano()))
+	}
+}
+
+// withoutTimes returns a request without conditions that say "unchanged" by the time of a file alone: it may
+// have changed within the second, and an older file may have taken its place.
+func withoutTimes(r *http.Request) *http.Request {
+	r = r.Clone(r.Context())
+	r.Header.Del("If-Modified-Since")
+	if since := r.Header.Get("If-Range"); since != "" && !strings.Contains(since, `"`) {
+		r.Header.Del("Range")
+	}
+	return r
 }
 
 // patient is a response that waits for a slow client for as long as it reads anything.

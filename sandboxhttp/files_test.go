@@ -71,6 +71,7 @@ func (a api) testFiles(sb *sandbox.Sandbox) {
 	}
 	large := make([]byte, 5<<20+1)
 	rand.Read(large)
+	large[0] = 0
 	put("a/b/large", bytes.NewReader(large), 201)
 	if got, _ := get("/workspace/a/b/large", 200); got != string(large) {
 		t.Errorf("a file of %d bytes came back as one of %d, or another", len(large), len(got))
@@ -83,6 +84,31 @@ func (a api) testFiles(sb *sandbox.Sandbox) {
 			t.Errorf("with %v: %s, want an error", header, got)
 		}
 	}
+
+	// An unchanged file is known by its ETag, one that has changed by no time.
+	put("same", strings.NewReader("content"), 201)
+	for _, path := range []string{"same", "a/b/large"} {
+		for _, change := range []string{
+			"printf x | dd of=$0 conv=notrunc",                            // within the second
+			"cp -p $0 r; printf y | dd of=$0 conv=notrunc; touch -r r $0", // with the old time
+			"cp -p $0 r; printf z | dd of=r conv=notrunc; touch -d 2001-01-01 r; mv r $0",
+		} {
+			was, header := get(path, 200)
+			same, modified := header.Get("ETag"), header.Get("Last-Modified")
+			get(path, 304, "If-None-Match", same, "If-Modified-Since", "Mon, 02 Jan 2006 15:04:05 GMT")
+			get(path, 412, "If-Match", `"another"`)
+			if got, _ := get(path, 206, "If-Range", same, "Range", "bytes=1-2"); got != was[1:3] {
+				t.Errorf("a range of %s is %q, want %q", path, got, was[1:3])
+			}
+			sandboxtest.Run(t, sb, "sh", "-c", "exec 2>/dev/null; "+change+"; rm -f r", path)
+			for _, condition := range [][]string{{"If-None-Match", same}, {"If-Modified-Since", modified}, {"If-Range", same, "Range", "bytes=1-2"}, {"If-Range", modified, "Range", "bytes=1-2"}} {
+				if got, _ := get(path, 200, condition...); len(got) != len(was) || got == was {
+					t.Errorf("%s with %q after %s: %d bytes, want %d other ones", path, condition, change, len(got), len(was))
+				}
+			}
+		}
+	}
+	sandboxtest.Run(t, sb, "rm", "same")
 
 	put("page.html&mode=0600", strings.NewReader("<script>alert(1)</script>"), 201)
 	got, header := get("page.html", 200)
@@ -151,7 +177,10 @@ func (a api) testFiles(sb *sandbox.Sandbox) {
 			continue // of another kernel
 		}
 		want := sandboxtest.Run(t, sb, "sh", "-c", "cat "+path+" | wc -c")
-		got, header := get(path, 200)
+		got, header := get(path, 200, "If-Modified-Since", "Fri, 01 Jan 2100 00:00:00 GMT")
+		if header.Get("ETag") != "" {
+			t.Errorf("%s has the ETag %s: it would be the same after a change", path, header.Get("ETag"))
+		}
 		if n := fmt.Sprintln(len(got)); n != want && path != "/proc/self/cmdline" || got == "" {
 			t.Errorf("%s has %d bytes, want %s", path, len(got), want)
 		}

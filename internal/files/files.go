@@ -55,6 +55,7 @@ type Stat struct {
 	Nlink      uint64
 	Dev, Inode uint64
 	Atime      time.Time
+	Ctime      time.Time
 }
 
 // change runs a call that changes a file.
@@ -476,7 +477,7 @@ func (f *View) liveInfo(name string, i wire.FileInfo) *fileInfo {
 	return &fileInfo{
 		sys:  f.sys,
 		name: name, size: i.Size, mode: guest.GoMode(i.Mode), mtime: i.Mtime,
-		stat: Stat{UID: i.UID, GID: i.GID, Nlink: i.Nlink, Dev: i.Dev, Inode: i.Ino, Atime: i.Atime},
+		stat: Stat{UID: i.UID, GID: i.GID, Nlink: i.Nlink, Dev: i.Dev, Inode: i.Ino, Atime: i.Atime, Ctime: i.Ctime},
 	}
 }
 

@@ -239,7 +239,7 @@ func (f *Files) Info(ctx context.Context, path string, follow bool) (wire.FileIn
 	if err != nil {
 		return wire.FileInfo{}, err
 	}
-	i := u.Info()
+	i := u.Stat()
 	return i, malformed(u)
 }
 
@@ -274,7 +274,7 @@ func (f *Files) Fstat(ctx context.Context, h Handle) (wire.FileInfo, error) {
 	if err != nil {
 		return wire.FileInfo{}, err
 	}
-	i := u.Info()
+	i := u.Stat()
 	return i, malformed(u)
 }
 

@@ -229,6 +229,10 @@ func TestCallsOfPackageOSWork(t *testing.T) {
 	if target != "../b/g" || info.Mode() != 0o600|fs.ModeSetgid || info.Size() != 4 || !info.ModTime().Equal(when) || info.Name() != "link" {
 		t.Errorf("link to %q, %v", target, info)
 	}
+	changed := harness.Run(t, sb, "stat", "-c", "%.9Z", "a/b/g")
+	if at := info.Sys().(*sandbox.FileStat).Ctime; fmt.Sprintf("%d.%09d", at.Unix(), at.Nanosecond()) != changed {
+		t.Errorf("the ctime is %v, want %s", at, changed)
+	}
 	link, err := sb.Lstat(ctx, "a/b/link")
 	must(err)
 	if sys := link.Sys().(*sandbox.FileStat); link.Mode().Type() != fs.ModeSymlink || sys.UID != 8 || sys.GID != 9 {

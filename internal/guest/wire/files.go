@@ -29,13 +29,13 @@ const (
 // of a success does. A reply that begins with a handle begins with 0 when there is
 // none. A failure holds the error number as Linux counts.
 const (
-	FileLstat     = iota + 1 // path: info
-	FileStat                 // path: info
+	FileLstat     = iota + 1 // path: info, ctime
+	FileStat                 // path: info, ctime
 	FileOpen                 // path, flags, permissions: handle, info
 	FileRead                 // handle, offset or -1, length: bytes; fewer is the end
 	FileWrite                // handle, offset or -1, bytes: count, and after -1 the offset if the file has one
 	FileClose                // handle
-	FileFstat                // handle: info
+	FileFstat                // handle: info, ctime
 	FileFtruncate            // handle, size
 	FileSync                 // handle
 	FileReadAll              // path: handle when there is more, info, bytes
@@ -96,6 +96,7 @@ type FileInfo struct {
 	UID, GID     uint32
 	Nlink        uint64
 	Dev, Ino     uint64
+	Ctime        time.Time // of the replies that have it, else zero
 }
 
 // Pack appends the parts of a message: all integers as varints, strings and bytes
@@ -160,6 +161,12 @@ func (p *Pack) Info(i FileInfo) {
 	p.Uint(i.Nlink)
 	p.Uint(i.Dev)
 	p.Uint(i.Ino)
+}
+
+// Stat appends what is known of a file, with its ctime.
+func (p *Pack) Stat(i FileInfo) {
+	p.Info(i)
+	p.Time(i.Ctime)
 }
 
 // ErrFrame says that a message is not what its kind must be.
@@ -255,6 +262,15 @@ func (u *Unpack) Info() FileInfo {
 	}
 	if i.Size < 0 {
 		u.fail()
+	}
+	return i
+}
+
+// Stat takes what is known of a file, with its ctime if the guest's version has that.
+func (u *Unpack) Stat() FileInfo {
+	i := u.Info()
+	if u.More() {
+		i.Ctime = u.Time()
 	}
 	return i
 }

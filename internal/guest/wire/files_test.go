@@ -27,6 +27,27 @@ func TestInfoSurvivesItsFrame(t *testing.T) {
 	}
 }
 
+// A reply has the ctime, that of an earlier version has none, and who does not know it does not meet it.
+func TestTheCtimeIsAnAddition(t *testing.T) {
+	t.Parallel()
+	without := FileInfo{Name: "x", Mode: 0o100644, Mtime: time.Unix(1, 0), Atime: time.Unix(2, 0)}
+	with := without
+	with.Ctime = time.Unix(3, 4)
+	var old, now Pack
+	old.Info(with)
+	now.Stat(with)
+	for _, tt := range []struct {
+		message Pack
+		read    func(*Unpack) FileInfo
+		want    FileInfo
+	}{{now, (*Unpack).Stat, with}, {old, (*Unpack).Stat, without}, {now, (*Unpack).Info, without}} {
+		u := NewUnpack(tt.message)
+		if diff := cmp.Diff(tt.want, tt.read(u)); diff != "" || u.Err() != nil {
+			t.Errorf("%v\n%s", u.Err(), diff)
+		}
+	}
+}
+
 func TestWhatIsMissingIsAnError(t *testing.T) {
 	t.Parallel()
 	for _, b := range []string{"", "\x05abcd", "\xff", "\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"} {

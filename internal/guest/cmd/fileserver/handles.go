@@ -181,7 +181,7 @@ func (h *handle) stat(*wire.Unpack) (wire.Pack, error) {
 		return nil, statErr
 	}
 	out := wire.NewFrame(128)
-	out.Info(info("", &st))
+	out.Stat(info("", &st))
 	return out, nil
 }
 

@@ -45,7 +45,7 @@ func openFile(dir int, path string, flags int, perm uint32) (f *os.File, st unix
 func info(name string, st *unix.Stat_t) wire.FileInfo {
 	return wire.FileInfo{
 		Name: name, Mode: st.Mode, Size: max(st.Size, 0), Mtime: time.Unix(st.Mtim.Unix()), Atime: time.Unix(st.Atim.Unix()),
-		UID: st.Uid, GID: st.Gid, Nlink: uint64(st.Nlink), Dev: st.Dev, Ino: st.Ino,
+		UID: st.Uid, GID: st.Gid, Nlink: uint64(st.Nlink), Dev: st.Dev, Ino: st.Ino, Ctime: time.Unix(st.Ctim.Unix()),
 	}
 }
 

@@ -108,7 +108,7 @@ func statBy(stat func(string, *unix.Stat_t) error) pathOp {
 			return nil, err
 		}
 		out := wire.NewFrame(128)
-		out.Info(info("", &st))
+		out.Stat(info("", &st))
 		return out, nil
 	}
 }
