@@ -3,6 +3,7 @@ package sandboxhttp_test
 import (
 	"context"
 	"crypto/rand"
+	"encoding/base64"
 	"fmt"
 	"net/http"
 	"strings"
@@ -79,6 +80,7 @@ func TestPage(t *testing.T) {
 		t.Errorf("the edited file is %q, %v", got, err)
 	}
 	tb.accessible("files")
+	tb.editExactly(c, name)
 
 	tb.tab("Snapshots")
 	tb.do("take", chromedp.Evaluate[chromedp.Void]("document.querySelector('#tab .primary').focus()"))
@@ -125,6 +127,34 @@ func (tb *tab) useTerminal(name string) {
 	tb.await(within)
 	if got := eval[string](tb, "document.title"); !strings.Contains(got, name) {
 		tb.t.Errorf("the title is %q, want the name in it", got)
+	}
+}
+
+// editExactly edits files of which the editor does not show all.
+func (tb *tab) editExactly(c *sandbox.Client, name string) {
+	t := tb.t
+	t.Helper()
+	sb, err := c.Get(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Detach()
+	harness.Run(t, sb, "sh", "-c", `printf '\357\273\277a\r\nb\r\n' >dos; chmod 4000 dos; printf 'a\r\nb\n' >mixed`)
+	tb.do("refresh", chromedp.Evaluate[chromedp.Void]("[...document.querySelectorAll('#tab .bar button')].find(b => b.textContent === 'Refresh').click()"))
+	tb.awaitText("#files", "mixed")
+	open := func(name string) {
+		t.Helper()
+		tb.do("open "+name, chromedp.Evaluate[chromedp.Void](fmt.Sprintf("[...document.querySelectorAll('#files button.link')].find(b => b.textContent === %q).click()", name)))
+	}
+	open("mixed")
+	tb.awaitText("#trouble", "mixed has line ends of several kinds")
+	open("dos")
+	tb.await(`document.querySelector('#file-text')?.value === "a\nb\n"`)
+	tb.fill("#file-text", "a\nc\n")
+	tb.do("save", chromedp.Evaluate[chromedp.Void]("document.querySelector('.editor .primary').click()"))
+	tb.awaitText("#news", "Saved dos.")
+	if got := harness.Run(t, sb, "sh", "-c", "stat -c %a dos; cat dos mixed | base64"); got != "4000\n"+base64.StdEncoding.EncodeToString([]byte("\xef\xbb\xbfa\r\nc\r\na\r\nb\n")) {
+		t.Errorf("the edited file and the one that can't be edited: %s", got)
 	}
 }
 

@@ -131,17 +131,22 @@ export function files(node, s, rest) {
     await show();
   }
 
-  // edit opens a text, or a new one.
+  // edit opens a text, or a new one. What the area can't show is put back when it is saved: the mark at the
+  // beginning, and CR LF in place of LF. A text of which that does not make the same file is not opened.
   async function edit(f) {
-    let text = "";
+    let text = "", mark = "", end = "\n";
     try {
       if (f && f.sizeBytes > maxText) throw new Error(`${f.name} has ${size(f.sizeBytes)}: texts of up to ${size(maxText)} can be edited here. Download it instead.`);
-      if (f) text = new TextDecoder("utf-8", {fatal: true}).decode(await (await request("GET", content(join(dir, f.name)))).arrayBuffer());
+      if (f) text = new TextDecoder("utf-8", {fatal: true, ignoreBOM: true}).decode(await (await request("GET", content(join(dir, f.name)))).arrayBuffer());
     } catch (error) {
       return fail(error instanceof TypeError ? new Error(`${f.name} is no text. Download it instead.`) : error);
     }
+    if (text.startsWith("\ufeff")) [mark, text] = ["\ufeff", text.slice(1)];
+    if (text.includes("\r\n")) end = "\r\n";
     const name = element("input", {id: "file-name", "aria-label": "Name of the file", value: f?.name ?? "", placeholder: "notes.txt", disabled: Boolean(f), spellcheck: false, autocomplete: "off"});
     const area = element("textarea", {id: "file-text", "aria-label": "Text of " + (f ? printable(f.name) : "the new file"), value: text, rows: 16, spellcheck: false});
+    const edited = () => mark + area.value.replaceAll("\n", end);
+    if (edited() !== mark + text) return fail(new Error(`${f.name} has line ends of several kinds, which this editor would change. Download it instead.`));
     const had = document.activeElement;
     const close = () => {
       editor.hidden = true;
@@ -151,8 +156,7 @@ export function files(node, s, rest) {
     const save = async () => {
       if (!name.value.trim()) return name.focus();
       try {
-        const mode = f ? "&mode=" + f.mode : "";
-        await request("PUT", content(join(dir, name.value.trim())) + mode, {body: area.value, headers: {"Content-Type": "application/octet-stream"}});
+        await request("PUT", content(join(dir, name.value.trim())), {body: edited(), headers: {"Content-Type": "application/octet-stream"}});
         say(`Saved ${name.value.trim()}.`);
         close();
         await show();
