@@ -86,9 +86,9 @@ func (e *Error) Unwrap() error { return e.Err }
 // StatusCode returns the HTTP status for the error: 400 for invalid arguments and for paths that are not
 // what the call needs ([syscall.EISDIR], [syscall.ENOTDIR], [syscall.ENAMETOOLONG] and their like), 403 for
 // files without permission and file systems that are read-only, 404 for missing objects and files, 409 for
-// conflicts and for what is busy ([syscall.EBUSY]), 413 for exceeded limits, 499 if the caller's context was
-// cancelled, 501 for unsupported features, 503 if the engine is unavailable, 504 for timeouts, 507 for file
-// systems that are full, otherwise 500.
+// conflicts, for what is busy ([syscall.EBUSY]) and for commands that have ended ([os.ErrProcessDone]), 413
+// for exceeded limits, 499 if the caller's context was cancelled, 501 for unsupported features, 503 if the
+// engine is unavailable, 504 for timeouts, 507 for file systems that are full, otherwise 500.
 func (e *Error) StatusCode() int { return errdefs.StatusCode(e.Err) }
 
 // fail wraps err once, where the exported call returns it.

@@ -198,6 +198,10 @@ func (a api) testControl(sb *sandbox.Sandbox) {
 		if i := slices.IndexFunc(list, func(p sandbox.ProcessInfo) bool { return p.ID == id }); err != nil || i < 0 || list[i].Signal != signal {
 			t.Errorf("after the request %q: %+v, %v, want signal %d", body, list, err, signal)
 		}
+		var f failure
+		if a.call("POST", at+"/processes/"+id+"/signal", body, 409, &f); f.Error.Code != "process_done" || !strings.Contains(f.Error.Message, "already finished") {
+			t.Errorf("the request %q about a command that has ended: %+v", body, f)
+		}
 	}
 	a.call("POST", at+"/processes/abcdefghij23/signal", "", 404, nil)
 	a.call("POST", at+"/extend", `{"durationMs": 0}`, 400, nil)

@@ -46,9 +46,11 @@ func (a api) testExec(sb *sandbox.Sandbox) {
 			t.Errorf("%s ends with %+v, want %+v", body, last, want)
 		}
 	}
+	sandboxtest.Run(t, sb, "sh", "-c", "echo true >/tmp/neither; chmod +x /tmp/neither")
 	for body, want := range map[string]string{
 		`{"command": ["no-such-program"]}`:             "command_not_found",
 		`{"command": []}`:                              "invalid_argument",
+		`{"command": ["/tmp/neither"]}`:                "invalid_argument", // a binary nor a script
 		`{"command": ["true"], "user": "nobody-here"}`: "invalid_argument",
 	} {
 		var f failure

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"strings"
 	"syscall"
 )
@@ -58,12 +59,13 @@ func Type(err error) string {
 
 // kernel has the HTTP status codes of the kernel's errors.
 var kernel = map[syscall.Errno]int{
-	syscall.EINVAL: 400, syscall.EISDIR: 400, syscall.ENOTDIR: 400, syscall.ELOOP: 400, syscall.ENAMETOOLONG: 400, syscall.EXDEV: 400,
+	syscall.EINVAL: 400, syscall.EISDIR: 400, syscall.ENOTDIR: 400, syscall.ELOOP: 400, syscall.ENAMETOOLONG: 400, syscall.EXDEV: 400, syscall.ENOEXEC: 400,
 	syscall.EROFS: 403, syscall.EBUSY: 409, syscall.ETXTBSY: 409, syscall.EFBIG: 413, syscall.ENOSPC: 507, syscall.EDQUOT: 507,
 }
 
 // StatusCode returns the HTTP status code for err: that of its class, else 504 for a
-// deadline, 499 for a cancelled context, 404, 403 or 409 for an error of package fs, that of the kernel's error, else 500.
+// deadline, 499 for a cancelled context, 404, 403 or 409 for an error of package fs, 409 for a process that has ended, that of the
+// kernel's error, else 500.
 func StatusCode(err error) int {
 	var c *class
 	var e syscall.Errno
@@ -78,7 +80,7 @@ func StatusCode(err error) int {
 		return 404
 	case errors.Is(err, fs.ErrPermission):
 		return 403
-	case errors.Is(err, fs.ErrExist):
+	case errors.Is(err, fs.ErrExist), errors.Is(err, os.ErrProcessDone):
 		return 409
 	case errors.As(err, &e) && kernel[e] != 0:
 		return kernel[e]
