@@ -45,6 +45,10 @@ func (a api) testWait(sb *sandbox.Sandbox) {
 	if r := run(`{"wait": true, "command": ["sh", "-c", "head -c 20000000 /dev/zero | tr '\\0' x; printf end"]}`); len(r.Stdout) != sandbox.KeptOutput || r.DroppedBytes != 20_000_003-sandbox.KeptOutput || !strings.HasSuffix(r.Stdout, "xend") {
 		a.t.Errorf("of much output %d bytes are kept and %d dropped", len(r.Stdout), r.DroppedBytes)
 	}
+	// 8 MiB are no multiple of the three bytes.
+	if r := run(`{"wait": true, "command": ["node", "-e", "process.stdout.write('€'.repeat(3e6))"]}`); r.Stdout != strings.Repeat("€", sandbox.KeptOutput/3) || r.StdoutBase64 != nil || r.DroppedBytes != 9_000_000-sandbox.KeptOutput/3*3 {
+		a.t.Errorf("of much text %d bytes are kept, %d in base64, and %d dropped", len(r.Stdout), len(r.StdoutBase64), r.DroppedBytes)
+	}
 	a.call("POST", "/sandboxes/"+sb.Name()+"/exec", `{"wait": true, "detached": true, "command": ["true"]}`, 400, nil)
 	a.call("POST", "/sandboxes/"+sb.Name()+"/exec", `{"wait": true, "command": ["no-such-program"]}`, 400, nil)
 }

@@ -200,13 +200,18 @@ func (l *latest) cut() {
 	}
 }
 
-// text returns what is kept, as text or as bytes that are none.
+// text returns what is kept, as text or as bytes that are none. The cut splits no character of a text.
 func (l *latest) text() (string, []byte) {
 	l.cut()
-	if utf8.Valid(l.kept) {
-		return string(l.kept), nil
+	whole := l.kept
+	for l.dropped > 0 && len(whole) > 0 && len(l.kept)-len(whole) < utf8.UTFMax-1 && !utf8.RuneStart(whole[0]) {
+		whole = whole[1:]
 	}
-	return "", l.kept
+	if !utf8.Valid(whole) {
+		return "", l.kept
+	}
+	l.dropped += int64(len(l.kept) - len(whole))
+	return string(whole), nil
 }
 
 // run sends the events of a command.
