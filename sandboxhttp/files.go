@@ -191,7 +191,14 @@ func (p *patient) ReadFrom(r io.Reader) (int64, error) {
 type fileEntry struct {
 	Name string `json:"name"`
 	// Type is "file", "directory", "symlink" or "other".
-	Type       string    `json:"type"`
+	Type string `json:"type"`
+	*fileFacts
+	// Error says why the entry has no facts: the user may not search the directory, for example.
+	Error *failure `json:"error,omitempty"`
+}
+
+// fileFacts are what a stat says of a file.
+type fileFacts struct {
 	SizeBytes  int64     `json:"sizeBytes"`
 	Mode       string    `json:"mode"` // of permissions, octal
 	ModifiedAt time.Time `json:"modifiedAt"`
@@ -207,13 +214,15 @@ func (h *handler) listFiles(w http.ResponseWriter, r *http.Request) error {
 		}
 		list := make([]fileEntry, 0, len(entries))
 		for _, e := range entries {
-			info, err := e.Info()
-			if err != nil {
-				return err
-			}
-			entry := fileEntry{Name: e.Name(), Type: typeOf(e.Type()), SizeBytes: info.Size(), Mode: fmt.Sprintf("%04o", info.Mode().Perm()), ModifiedAt: info.ModTime()}
-			if st, ok := info.Sys().(*sandbox.FileStat); ok {
-				entry.UID, entry.GID = st.UID, st.GID
+			entry := fileEntry{Name: e.Name(), Type: typeOf(e.Type())}
+			if info, err := e.Info(); err != nil {
+				_, f := explain(err)
+				entry.Error = &f
+			} else {
+				entry.fileFacts = &fileFacts{SizeBytes: info.Size(), Mode: fmt.Sprintf("%04o", info.Mode().Perm()), ModifiedAt: info.ModTime()}
+				if st, ok := info.Sys().(*sandbox.FileStat); ok {
+					entry.UID, entry.GID = st.UID, st.GID
+				}
 			}
 			list = append(list, entry)
 		}

@@ -267,6 +267,24 @@ func (a api) testFiles(sb *sandbox.Sandbox) {
 		t.Errorf("list of a directory that is not there: %+v", f)
 	}
 	a.call("GET", files+"/list?path=/root&user=1000", "", 403, &f)
+	// Who may list a directory and not search it gets names and types.
+	sandboxtest.Run(t, sb, "sh", "-c", "mkdir -m 444 names; touch names/f; mkdir names/d")
+	var named []struct {
+		Name, Type string
+		SizeBytes  *int64
+		Error      *struct{ Code, Message string }
+	}
+	for user, code := range map[string]string{"1000": "permission_denied", "0": ""} {
+		named = nil
+		if a.call("GET", files+"/list?path=names&user="+user, "", 200, &named); len(named) != 2 {
+			t.Fatalf("entries for user %s: %+v", user, named)
+		}
+		for i, want := range []string{"d directory", "f file"} {
+			if e := named[i]; e.Name+" "+e.Type != want || (e.Error == nil) != (code == "") || e.Error != nil && e.Error.Code != code || (e.SizeBytes == nil) != (code != "") {
+				t.Errorf("the entry of %s for user %s: %+v, %+v", want, user, e, e.Error)
+			}
+		}
+	}
 }
 
 type zeros struct{}

@@ -102,8 +102,9 @@ export function files(node, s, rest) {
 
   function update(row, f) {
     setText(part(row, "size"), f.type === "file" ? size(f.sizeBytes) : "");
-    setText(part(row, "mode"), `${f.mode} ${f.uid}:${f.gid}`);
-    if (part(row, "when").firstChild?.dateTime !== f.modifiedAt) part(row, "when").replaceChildren(time(f.modifiedAt));
+    setText(part(row, "mode"), f.error ? "unknown" : `${f.mode} ${f.uid}:${f.gid}`);
+    if (f.error) setText(part(row, "when"), "unknown");
+    else if (part(row, "when").firstChild?.dateTime !== f.modifiedAt) part(row, "when").replaceChildren(time(f.modifiedAt));
   }
 
   async function download(f) {
