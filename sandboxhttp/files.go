@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/seed-1a2d6d8f/sandbox"
 )
@@ -190,6 +191,8 @@ func (p *patient) ReadFrom(r io.Reader) (int64, error) {
 // fileEntry is the JSON of an entry of a directory.
 type fileEntry struct {
 	Name string `json:"name"`
+	// NameBase64 is the name if that is not UTF-8: Name then has U+FFFD in place of some bytes.
+	NameBase64 []byte `json:"nameBase64,omitempty"`
 	// Type is "file", "directory", "symlink" or "other".
 	Type string `json:"type"`
 	*fileFacts
@@ -215,6 +218,9 @@ func (h *handler) listFiles(w http.ResponseWriter, r *http.Request) error {
 		list := make([]fileEntry, 0, len(entries))
 		for _, e := range entries {
 			entry := fileEntry{Name: e.Name(), Type: typeOf(e.Type())}
+			if !utf8.ValidString(entry.Name) {
+				entry.NameBase64 = []byte(entry.Name)
+			}
 			if info, err := e.Info(); err != nil {
 				_, f := explain(err)
 				entry.Error = &f

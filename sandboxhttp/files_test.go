@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -267,6 +268,24 @@ func (a api) testFiles(sb *sandbox.Sandbox) {
 		t.Errorf("list of a directory that is not there: %+v", f)
 	}
 	a.call("GET", files+"/list?path=/root&user=1000", "", 403, &f)
+	// A name that is not UTF-8 has its bytes, by which the file can be reached.
+	sandboxtest.Run(t, sb, "sh", "-c", `mkdir bytes; cd bytes; printf 1 >"$(printf 'a\376')"; printf 2 >"$(printf 'a\377')"; printf 3 >ä`)
+	var odd []struct {
+		Name       string
+		NameBase64 []byte
+	}
+	a.call("GET", files+"/list?path=bytes", "", 200, &odd)
+	content := map[string]string{}
+	for _, e := range odd {
+		name := e.Name
+		if e.NameBase64 != nil {
+			name = string(e.NameBase64)
+		}
+		content[name], _ = get("bytes/"+url.QueryEscape(name), 200)
+	}
+	if want := map[string]string{"a\xfe": "1", "a\xff": "2", "ä": "3"}; !maps.Equal(content, want) {
+		t.Errorf("by the names of %+v there are %q, want %q", odd, content, want)
+	}
 	// Who may list a directory and not search it gets names and types.
 	sandboxtest.Run(t, sb, "sh", "-c", "mkdir -m 444 names; touch names/f; mkdir names/d")
 	var named []struct {

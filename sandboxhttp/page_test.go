@@ -139,7 +139,7 @@ func (tb *tab) editExactly(c *sandbox.Client, name string) {
 		t.Fatal(err)
 	}
 	defer sb.Detach()
-	harness.Run(t, sb, "sh", "-c", `printf '\357\273\277a\r\nb\r\n' >dos; chmod 4000 dos; printf 'a\r\nb\n' >mixed`)
+	harness.Run(t, sb, "sh", "-c", `printf '\357\273\277a\r\nb\r\n' >dos; chmod 4000 dos; printf 'a\r\nb\n' >mixed; printf 1 >"$(printf 'z\376')"; printf 1 >"$(printf 'z\377')"`)
 	tb.do("refresh", chromedp.Evaluate[chromedp.Void]("[...document.querySelectorAll('#tab .bar button')].find(b => b.textContent === 'Refresh').click()"))
 	tb.awaitText("#files", "mixed")
 	open := func(name string) {
@@ -155,6 +155,15 @@ func (tb *tab) editExactly(c *sandbox.Client, name string) {
 	tb.awaitText("#news", "Saved dos.")
 	if got := harness.Run(t, sb, "sh", "-c", "stat -c %a dos; cat dos mixed | base64"); got != "4000\n"+base64.StdEncoding.EncodeToString([]byte("\xef\xbb\xbfa\r\nc\r\na\r\nb\n")) {
 		t.Errorf("the edited file and the one that can't be edited: %s", got)
+	}
+	// Of two names that look alike the first one is opened.
+	open("z\ufffd")
+	tb.await(`document.querySelector('#file-text')?.value === "1"`)
+	tb.fill("#file-text", "2")
+	tb.do("save", chromedp.Evaluate[chromedp.Void]("document.querySelector('.editor .primary').click()"))
+	tb.awaitText("#news", "Saved z")
+	if got := harness.Run(t, sb, "sh", "-c", "cat z*; ls | grep -c ^z"); got != "212" {
+		t.Errorf("the file whose name is not UTF-8, another one, and their number: %s", got)
 	}
 }
 

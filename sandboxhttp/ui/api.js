@@ -80,7 +80,8 @@ export function streamURL(path, scheme = "http") {
   const url = new URL(path, base);
   url.protocol = url.protocol.replace("http", scheme);
   const token = sessionStorage.getItem(key);
-  if (token) url.searchParams.set("access_token", token);
+  // searchParams would encode all anew, and take bytes that are not UTF-8 for characters.
+  if (token) url.search += (url.search ? "&" : "?") + "access_token=" + encodeURIComponent(token);
   return url;
 }
 

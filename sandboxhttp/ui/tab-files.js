@@ -13,7 +13,10 @@ const join = (dir, name) => (dir === "/" ? "" : dir) + "/" + name;
 export function files(node, s, rest) {
   const dir = rest.length ? "/" + rest.filter(Boolean).join("/") : s.settings.workdir ?? "/workspace";
   const address = where => "#/sandboxes/" + path(s.name, "files", ...where.split("/").filter(Boolean)) + (where === "/" ? "/" : "");
-  const content = where => path("sandboxes", s.id, "files") + "?path=" + encodeURIComponent(where);
+  // encoded is the path of an entry as a parameter. A name that is not UTF-8 is there with its bytes.
+  const encoded = ({name, nameBase64}) => encodeURIComponent(join(dir, "")) +
+    (nameBase64 ? Array.from(atob(nameBase64), c => "%" + c.charCodeAt(0).toString(16).padStart(2, "0")).join("") : encodeURIComponent(name));
+  const content = f => path("sandboxes", s.id, "files") + "?path=" + encoded(f);
   const parts = dir.split("/").filter(Boolean);
   const crumbs = element("nav", {className: "crumbs path", "aria-label": "Directory"}, link("/", address("/")), ...parts.flatMap((name, i) => [
     link(name, address("/" + parts.slice(0, i + 1).join("/")), i === parts.length - 1 ? {"aria-current": "page"} : {}), ...(i < parts.length - 1 ? ["/"] : [])]));
@@ -30,7 +33,7 @@ export function files(node, s, rest) {
       const all = await call("GET", path("sandboxes", s.id, "files", "list") + "?path=" + encodeURIComponent(dir));
       if (ended) return;
       all.sort((a, b) => (b.type === "directory") - (a.type === "directory") || (a.name < b.name ? -1 : 1));
-      keyed(body, all, f => f.name + " " + f.type, make, update);
+      keyed(body, all, f => (f.nameBase64 ?? "") + "/" + f.name + " " + f.type, make, update);
       table.hidden = all.length === 0;
       nothing.replaceChildren(...(all.length ? [] : [empty("This directory is empty", "Upload files, drop them here, or create one.")]));
     } catch (error) {
@@ -40,8 +43,8 @@ export function files(node, s, rest) {
   }
 
   function make(f) {
-    const where = join(dir, f.name), name = printable(f.name);
-    const open = f.type === "directory" ? link(name + "/", address(where)) : f.type === "file" ? button(name, () => edit(f), {className: "link"}) : name;
+    const name = printable(f.name);
+    const open = f.type === "directory" ? f.nameBase64 ? name + "/" : link(name + "/", address(join(dir, f.name))) : f.type === "file" ? button(name, () => edit(f), {className: "link"}) : name;
     return element("tr", {}, element("th", {scope: "row"}, element("span", {className: "icon", "aria-hidden": "true"}, icons[f.type]), " ", open),
       element("td", {className: "size"}), element("td", {className: "mode"}), element("td", {className: "when"}),
       element("td", {className: "actions"}, menuButton(name, () => actions(f))));
@@ -49,7 +52,8 @@ export function files(node, s, rest) {
 
   const actions = f => [
     ...(f.type === "file" ? [{label: "Edit", act: () => edit(f)}, {label: "Download", act: () => download(f)}] : []),
-    ...(f.type === "directory" ? [{label: "Open", act: () => { location.hash = address(join(dir, f.name)); }}, {label: "Download as tar", act: () => downloadTree(f)}] : []),
+    ...(f.type === "directory" && !f.nameBase64 ? [{label: "Open", act: () => { location.hash = address(join(dir, f.name)); }}] : []),
+    ...(f.type === "directory" ? [{label: "Download as tar", act: () => downloadTree(f)}] : []),
     {label: "Rename …", act: () => rename(f)}, {label: "Delete …", act: () => remove(f), danger: true},
   ];
 
@@ -64,7 +68,7 @@ export function files(node, s, rest) {
     return change({
       title: "New directory in " + dir, verb: "Create", fields: [{name: "name", label: "Name", required: true}],
       run: async ({name}) => {
-        await call("POST", path("sandboxes", s.id, "files", "mkdir") + "?path=" + encodeURIComponent(join(dir, name)));
+        await call("POST", path("sandboxes", s.id, "files", "mkdir") + "?path=" + encoded({name}));
         return `Created ${name}.`;
       },
     });
@@ -76,7 +80,7 @@ export function files(node, s, rest) {
       plan: ({to}) => [`${printable(join(dir, f.name))} becomes ${printable(to.startsWith("/") ? to : join(dir, to))}`, "A file of that name is replaced"],
       run: async ({to}) => {
         const target = to.startsWith("/") ? to : join(dir, to);
-        await call("POST", path("sandboxes", s.id, "files", "rename") + "?" + new URLSearchParams({path: join(dir, f.name), to: target}));
+        await call("POST", path("sandboxes", s.id, "files", "rename") + "?path=" + encoded(f) + "&to=" + encodeURIComponent(target));
         return `Renamed ${f.name} to ${to}.`;
       },
     });
@@ -88,7 +92,7 @@ export function files(node, s, rest) {
       title: "Delete " + printable(f.name), verb: "Delete", danger: true,
       plan: () => [`${printable(join(dir, f.name))} is deleted${all ? " with all files in it" : `, ${size(f.sizeBytes)}`}`],
       run: async () => {
-        await call("DELETE", content(join(dir, f.name)) + (all ? "&recursive=true" : ""));
+        await call("DELETE", content(f) + (all ? "&recursive=true" : ""));
         return `Deleted ${f.name}.`;
       },
     });
@@ -96,7 +100,7 @@ export function files(node, s, rest) {
 
   // downloadTree lets the browser write the archive to its file as it comes: trees can be larger than memory.
   function downloadTree(f) {
-    element("a", {href: streamURL(path("sandboxes", s.id, "archive") + "?path=" + encodeURIComponent(join(dir, f.name))), download: f.name + ".tar"}).click();
+    element("a", {href: streamURL(path("sandboxes", s.id, "archive") + "?path=" + encoded(f)), download: f.name + ".tar"}).click();
     say(`Downloading ${f.name} as ${f.name}.tar …`);
   }
 
@@ -110,7 +114,7 @@ export function files(node, s, rest) {
   async function download(f) {
     try {
       say(`Downloading ${f.name} …`);
-      const blob = await (await request("GET", content(join(dir, f.name)))).blob(), href = URL.createObjectURL(blob);
+      const blob = await (await request("GET", content(f))).blob(), href = URL.createObjectURL(blob);
       element("a", {href, download: f.name}).click();
       setTimeout(() => URL.revokeObjectURL(href), 60000);
       say(`Downloaded ${f.name}, ${size(blob.size)}.`);
@@ -123,7 +127,7 @@ export function files(node, s, rest) {
     try {
       for (const file of all) {
         say(`Uploading ${file.name}, ${size(file.size)} …`);
-        await request("PUT", content(join(dir, file.name)), {body: file, headers: {"Content-Type": "application/octet-stream"}});
+        await request("PUT", content(file), {body: file, headers: {"Content-Type": "application/octet-stream"}});
       }
       say(`Uploaded ${[...all].map(f => f.name).join(", ")}.`);
     } catch (error) {
@@ -138,7 +142,7 @@ export function files(node, s, rest) {
     let text = "", mark = "", end = "\n";
     try {
       if (f && f.sizeBytes > maxText) throw new Error(`${f.name} has ${size(f.sizeBytes)}: texts of up to ${size(maxText)} can be edited here. Download it instead.`);
-      if (f) text = new TextDecoder("utf-8", {fatal: true, ignoreBOM: true}).decode(await (await request("GET", content(join(dir, f.name)))).arrayBuffer());
+      if (f) text = new TextDecoder("utf-8", {fatal: true, ignoreBOM: true}).decode(await (await request("GET", content(f))).arrayBuffer());
     } catch (error) {
       return fail(error instanceof TypeError ? new Error(`${f.name} is no text. Download it instead.`) : error);
     }
@@ -155,9 +159,9 @@ export function files(node, s, rest) {
       (had?.isConnected ? had : document.querySelector("main h1")).focus();
     };
     const save = async () => {
-      if (!name.value.trim()) return name.focus();
+      if (!f && !name.value.trim()) return name.focus();
       try {
-        await request("PUT", content(join(dir, name.value.trim())), {body: edited(), headers: {"Content-Type": "application/octet-stream"}});
+        await request("PUT", content(f ?? {name: name.value.trim()}), {body: edited(), headers: {"Content-Type": "application/octet-stream"}});
         say(`Saved ${name.value.trim()}.`);
         close();
         await show();
