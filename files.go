@@ -394,8 +394,9 @@ func (c fileCalls) CopyInTar(ctx context.Context, r io.Reader, inside string, o 
 // has a "..". Permissions, times and symbolic links are kept; a file with several names is written
 // under each, and holes are written out. Devices, pipes and sockets, and setuid and setgid bits, are
 // left out and reported. The limits are those of [Sandbox.CopyOut]. An archive without its end marker
-// is not complete: the error says why. Nothing is written if there is no such directory. A sandbox
-// that is stopped is read without starting it, file by file, which is slow.
+// is not complete: the error says why. A file that shrinks meanwhile, which only padding could make fit
+// its header, is such an error. Nothing is written if there is no such directory. A sandbox that is
+// stopped is read without starting it, file by file, which is slow.
 func (c fileCalls) CopyOutTar(ctx context.Context, inside string, w io.Writer, o CopyOptions) (_ CopyReport, err error) {
 	ctx, span := trace.Start(ctx, "sandbox.copy_out", trace.Name(c.name))
 	defer span.End(&err)

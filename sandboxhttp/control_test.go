@@ -136,6 +136,37 @@ func (a api) testArchive(sb *sandbox.Sandbox) {
 	}
 	a.call("GET", at+"none", "", 404, nil)
 	a.call("GET", at+"tree/sub/a/run.sh", "", 400, nil)
+
+	// The files of this directory are shorter than their sizes.
+	const untrue = "/sys/devices/system/cpu/vulnerabilities"
+	resp = a.send("GET", at+untrue, nil)
+	defer resp.Body.Close()
+	var content strings.Builder
+	for r := tar.NewReader(resp.Body); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		if err == nil && h.Typeflag == tar.TypeReg {
+			_, err = io.Copy(&content, r)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := sandboxtest.Run(t, sb, "sh", "-c", "LC_ALL=C; cat "+untrue+"/*"); content.String() != want || want == "" {
+		t.Errorf("an archive of %s has %q, want %q", untrue, content.String(), want)
+	}
+	// An archive that a file shrinks during does not end as if it were whole.
+	sandboxtest.Run(t, sb, "sh", "-c", "mkdir shrinks; truncate -s 64M shrinks/f")
+	resp = a.send("GET", at+"shrinks", nil)
+	defer resp.Body.Close()
+	_, err := io.ReadFull(resp.Body, make([]byte, 2000))
+	sandboxtest.Run(t, sb, "truncate", "-s", "1M", "shrinks/f")
+	if n, readErr := io.Copy(io.Discard, resp.Body); err != nil || !errors.Is(readErr, io.ErrUnexpectedEOF) {
+		t.Errorf("an archive of a file that shrinks: %v, then %d bytes, %v, want ErrUnexpectedEOF", err, n, readErr)
+	}
+	sandboxtest.Run(t, sb, "rm", "-r", "shrinks")
 }
 
 func trimSlashes(names []string) (trimmed []string) {

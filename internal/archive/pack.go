@@ -535,7 +535,7 @@ func (p *packer) regular(e *entry, hdr *tar.Header) error {
 }
 
 // content writes the pieces of a file, which read returns. Where the file has shrunk it
-// writes padding, and a note that says so.
+// writes padding, and a note that says so. An archive for programs that know no notes ends there.
 func (p *packer) content(name string, size int64, pieces []Piece, read func(part []byte, at int64) (int, error)) error {
 	buf := make([]byte, min(bufSize, size))
 	shrunk, next := int64(-1), p.report.Bytes+step
@@ -550,7 +550,9 @@ func (p *packer) content(name string, size int64, pieces []Piece, read func(part
 				var err error
 				n, err = read(part, at)
 				if err == io.EOF && n < len(part) {
-					shrunk = at + int64(n)
+					if shrunk = at + int64(n); p.plain {
+						return stream(&fs.PathError{Op: "read", Path: name, Err: ErrChanged})
+					}
 				} else if err != nil && err != io.EOF {
 					return stream(&fs.PathError{Op: "read", Path: name, Err: bare(err)})
 				}
@@ -680,11 +682,8 @@ func (p *packer) fsFile(e *entry, f fs.File) error {
 	hdr := p.header(e.name, e.info)
 	hdr.Typeflag, hdr.Size = tar.TypeReg, e.info.Size()
 	var from io.Reader = f
-	if hdr.Size == 0 {
-		data, err := readUpTo(f, unsized)
-		if err == nil {
-			err = p.tally.content(e.name, int64(len(data)))
-		}
+	if hdr.Size == 0 || p.plain && hdr.Size <= smallFile { // it may have more, or less, as in /proc and /sys
+		data, err := p.small(e.name, f, hdr.Size)
 		if err != nil {
 			return &fs.PathError{Op: "read", Path: e.name, Err: bare(err)}
 		}
@@ -694,11 +693,7 @@ func (p *packer) fsFile(e *entry, f fs.File) error {
 		return err
 	}
 	err := p.content(e.name, hdr.Size, []Piece{{0, hdr.Size}}, func(part []byte, _ int64) (int, error) {
-		n, err := 0, error(nil)
-		for more := 0; n < len(part) && err == nil; n += more { // io.ErrUnexpectedEOF is the file's own
-			more, err = from.Read(part[n:])
-		}
-		return n, err
+		return fill(from, part)
 	})
 	if err != nil {
 		return err
@@ -706,4 +701,30 @@ func (p *packer) fsFile(e *entry, f fs.File) error {
 	p.report.Files++
 	p.opts.progress(e.name, &p.report)
 	return nil
+}
+
+// small reads a file of at most smallFile bytes, or of one without a size up to unsized. What it has beyond its
+// size is left.
+func (p *packer) small(name string, f io.Reader, size int64) ([]byte, error) {
+	if size > 0 {
+		data := make([]byte, size)
+		n, err := fill(f, data)
+		if err == io.EOF {
+			err = nil
+		}
+		return data[:n], err
+	}
+	data, err := readUpTo(f, unsized)
+	if err == nil {
+		err = p.tally.content(name, int64(len(data)))
+	}
+	return data, err
+}
+
+// fill reads until b is full or r ends. Other than by [io.ReadFull], io.ErrUnexpectedEOF is an error of r's.
+func fill(r io.Reader, b []byte) (n int, err error) {
+	for more := 0; n < len(b) && err == nil; n += more {
+		more, err = r.Read(b[n:])
+	}
+	return n, err
 }
