@@ -69,7 +69,8 @@ import (
 // A sandbox that is created is persistent unless the request says otherwise; one that is not
 // is removed when its session ends. A command ends when its client disconnects, or reads
 // nothing for five minutes; a detached one continues. Handles are kept open for ten seconds
-// after a request: close the client later than that, or its last connections end with it.
+// after a request: close the client later than that, or its last connections end with it. With a
+// handle end the processes that its commands left in the background; those of a detached one don't.
 //
 // GET / redirects browsers to /ui/. That is a page for a browser, which uses this API. With [WithToken] it takes the token from
 // the fragment of its address, /ui/#token=TOKEN, or asks for it.
