@@ -43,8 +43,8 @@ func run(verb string, args []string) (code int, err error) {
 		return 1, fileserver.Run()
 	case wire.VerbSFTP:
 		return 1, sftpserver.Run()
-	case egress.VerbTrust:
-		return 1, egress.RunTrust()
+	case proc.VerbTrust:
+		return 1, proc.RunTrust()
 	case wire.VerbCopy:
 		return 1, copytree.Run(args)
 	case wire.VerbLayer:

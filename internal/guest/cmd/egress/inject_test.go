@@ -16,7 +16,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -28,7 +27,6 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
 
@@ -173,56 +171,6 @@ func TestSecretsAreSetOnTheWay(t *testing.T) {
 	for _, e := range l.enforcer.log.entries().Entries {
 		if strings.Contains(e.Name+e.Rule, "s3cr3t") {
 			t.Errorf("the record has the secret: %+v", e)
-		}
-	}
-}
-
-func TestTrustComesAndGoes(t *testing.T) {
-	t.Parallel()
-	root := t.TempDir()
-	system := filepath.Join(root, systemBundles[0])
-	if err := os.MkdirAll(filepath.Dir(system), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.MkdirAll(filepath.Join(root, "etc/pki/tls/certs"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	const before = "the system's own\n"
-	victim := filepath.Join(root, "victim")
-	for name, text := range map[string]string{system: before, victim: before} {
-		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, link := range []string{"etc/pki/tls/certs/ca-bundle.crt", proc.TrustBundle} {
-		if err := os.Symlink(victim, filepath.Join(root, link)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	read := func(name string) string {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			return "none"
-		}
-		return string(text)
-	}
-	for _, tt := range []struct{ cert, system, bundle string }{
-		{"one\n", before + trustBegin + "one\n" + trustEnd, before + trustBegin + "one\n" + trustEnd},
-		{"two\n", before + trustBegin + "two\n" + trustEnd, before + trustBegin + "two\n" + trustEnd},
-		{"", before, "none"},
-		{"", before, "none"},
-	} {
-		if err := trustIn(root, []byte(tt.cert)); err != nil {
-			t.Fatal(err)
-		}
-		if got := read(system); got != tt.system {
-			t.Errorf("with %q the system's: %q, want %q", tt.cert, got, tt.system)
-		}
-		if got := read(filepath.Join(root, proc.TrustBundle)); got != tt.bundle {
-			t.Errorf("with %q: %q, want %q", tt.cert, got, tt.bundle)
-		}
-		if got := read(victim); got != before {
-			t.Errorf("with %q what links lead to: %q", tt.cert, got)
 		}
 	}
 }

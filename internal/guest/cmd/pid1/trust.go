@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/egress"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/cmd/proc"
 	"github.com/seed-1a2d6d8f/sandbox/internal/guest/wire"
 )
@@ -25,7 +24,9 @@ const trustTime = 10 * time.Second
 // privileges inside writes the files: they are root's, and may be anything.
 func (s *session) trust(cert string) error {
 	if cert == "" {
-		if _, err := os.Lstat(proc.TrustBundle); errors.Is(err, fs.ErrNotExist) {
+		_, authority := os.Lstat(proc.TrustAuthority)
+		_, bundle := os.Lstat(proc.TrustBundle)
+		if errors.Is(authority, fs.ErrNotExist) && errors.Is(bundle, fs.ErrNotExist) {
 			return nil
 		}
 	}
@@ -46,7 +47,7 @@ func (s *session) trust(cert string) error {
 	}
 	defer null.Close()
 	c, err := s.reaper.Start(func() (int, error) {
-		return syscall.ForkExec(wire.Self, []string{wire.Program, egress.VerbTrust}, &syscall.ProcAttr{
+		return syscall.ForkExec(wire.Self, []string{wire.Program, proc.VerbTrust}, &syscall.ProcAttr{
 			Dir: "/", Env: []string{}, Files: []uintptr{r.Fd(), null.Fd(), null.Fd()},
 			Sys: &syscall.SysProcAttr{Setsid: true},
 		})

@@ -119,10 +119,9 @@ func environment(env []string, id accounts.User, tty bool) []string {
 	if tty {
 		add("TERM", "xterm")
 	}
-	if _, err := os.Stat(TrustBundle); err == nil {
-		for _, name := range trustVariables {
-			add(name, TrustBundle)
-		}
+	for _, kv := range trustVariables("/") {
+		name, file, _ := strings.Cut(kv, "=")
+		add(name, file)
 	}
 	return out
 }
@@ -324,13 +323,4 @@ func (l *launch) own(fds ...int) {
 
 func (l *launch) credential() *syscall.Credential {
 	return &syscall.Credential{Uid: l.UID, Gid: l.GID, Groups: l.Groups}
-}
-
-// TrustBundle is a file with the certificates that the sandbox trusts, the session's own
-// authority among them. It exists while a policy transforms names.
-const TrustBundle = "/etc/agent-sandbox-ca.pem"
-
-// trustVariables name a bundle to programs that don't use the system's.
-var trustVariables = []string{
-	"SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "REQUESTS_CA_BUNDLE", "PIP_CERT",
 }

@@ -1,0 +1,144 @@
+//go:build linux
+
+package proc
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// trustRoot is the root of a system with these files, where a text of "-> x" is a link to x.
+func trustRoot(t *testing.T, files map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	for _, dir := range append(systemBundles, TrustBundle) {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(root, dir)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, text := range files {
+		name = filepath.Join(root, name)
+		var err error
+		if to, isLink := strings.CutPrefix(text, "-> "); isLink {
+			err = os.Symlink(filepath.Join(root, to), name)
+		} else {
+			err = os.WriteFile(name, []byte(text), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// textOf returns what a file has, "none" if there is none.
+func textOf(root, name string) string {
+	text, err := os.ReadFile(filepath.Join(root, name))
+	if err != nil {
+		return "none"
+	}
+	return string(text)
+}
+
+func TestTrustComesAndGoes(t *testing.T) {
+	t.Parallel()
+	const before, cert = "the system's own\n", "the authority\n"
+	const both = before + trustBegin + cert + trustEnd
+	const debian, suse, arch, elsewhere = "/etc/ssl/certs/ca-certificates.crt", "/var/lib/ca-certificates/ca-bundle.pem", "/etc/ca-certificates/extracted/tls-ca-bundle.pem", "/elsewhere"
+	for name, tt := range map[string]struct {
+		files map[string]string
+		want  map[string]string // with an authority
+	}{
+		"a file":              {map[string]string{debian: before}, map[string]string{debian: both, TrustBundle: both}},
+		"links of a system":   {map[string]string{arch: before, debian: "-> " + arch}, map[string]string{arch: both, debian: both, TrustBundle: both}},
+		"of another system":   {map[string]string{suse: before, "/etc/ssl/ca-bundle.pem": "-> " + suse}, map[string]string{suse: both, TrustBundle: both}},
+		"a link elsewhere":    {map[string]string{elsewhere: before, debian: "-> " + elsewhere}, map[string]string{elsewhere: before, TrustBundle: both}},
+		"no bundle":           {nil, map[string]string{TrustBundle: "none", debian: "none"}},
+		"a link to nothing":   {map[string]string{debian: "-> " + elsewhere}, map[string]string{TrustBundle: "none", elsewhere: "none"}},
+		"a link to no file":   {map[string]string{debian: "-> /etc"}, map[string]string{TrustBundle: "none"}},
+		"links in our places": {map[string]string{elsewhere: before, TrustBundle: "-> " + elsewhere, TrustAuthority: "-> " + elsewhere}, map[string]string{elsewhere: before, TrustBundle: "none"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			root := trustRoot(t, tt.files)
+			was := map[string]string{}
+			for file := range tt.want {
+				was[file] = textOf(root, file)
+			}
+			was[TrustBundle], was[TrustAuthority] = "none", "none"
+			for _, step := range []string{"another\n", cert, "", ""} {
+				if err := trustIn(root, []byte(step)); err != nil {
+					t.Fatal(err)
+				}
+				want := was
+				if step != "" {
+					want = map[string]string{TrustAuthority: step}
+					for file, text := range tt.want {
+						want[file] = strings.ReplaceAll(text, cert, step)
+					}
+				}
+				for file, text := range want {
+					if got := textOf(root, file); got != text {
+						t.Errorf("with %q %s: %q, want %q", step, file, got, text)
+					}
+				}
+				env := trustVariables(root)
+				if added := slices.Contains(env, "NODE_EXTRA_CA_CERTS="+TrustAuthority); added != (step != "") {
+					t.Errorf("with %q the variables are %q", step, env)
+				}
+				if replaced := slices.Contains(env, "SSL_CERT_FILE="+TrustBundle); replaced != (want[TrustBundle] != "none") {
+					t.Errorf("with %q the variables are %q", step, env)
+				}
+			}
+		})
+	}
+}
+
+// A package with certificates, or the tool that collects them, may come at any time.
+func TestTrustFollowsTheSystemsBundle(t *testing.T) {
+	t.Parallel()
+	const cert = "the authority\n"
+	root := trustRoot(t, nil)
+	if err := trustIn(root, []byte(cert)); err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"installed later\n", "changed later\n"} {
+		if env := trustVariables(root); slices.Contains(env, "SSL_CERT_FILE="+TrustBundle) != (text == "changed later\n") {
+			t.Errorf("before it is %q the variables are %q", text, env)
+		}
+		bundle := filepath.Join(root, systemBundles[0])
+		for { // until the clock of the file system has gone on
+			if err := os.WriteFile(bundle, []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			authority, err := os.Lstat(filepath.Join(root, TrustAuthority))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if bundlesChanged(root, authority) {
+				break
+			}
+		}
+		if env := trustVariables(root); !slices.Contains(env, "SSL_CERT_FILE="+TrustBundle) {
+			t.Errorf("once it is %q the variables are %q", text, env)
+		}
+		for _, name := range []string{systemBundles[0], TrustBundle} {
+			if got, want := textOf(root, name), text+trustBegin+cert+trustEnd; got != want {
+				t.Errorf("%s: %q, want %q", name, got, want)
+			}
+		}
+		var before, after unix.Stat_t
+		if err := unix.Stat(bundle, &before); err != nil {
+			t.Fatal(err)
+		}
+		trustVariables(root)
+		if err := unix.Stat(bundle, &after); err != nil || before.Ino != after.Ino {
+			t.Errorf("what has not changed was written again, %v", err)
+		}
+	}
+}
