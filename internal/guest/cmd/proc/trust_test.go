@@ -142,3 +142,25 @@ func TestTrustFollowsTheSystemsBundle(t *testing.T) {
 		}
 	}
 }
+
+func TestTrustVariablesOfPrograms(t *testing.T) {
+	t.Parallel()
+	root := trustRoot(t, map[string]string{systemBundles[0]: "the system's own\n"})
+	if err := trustIn(root, []byte("the authority\n")); err != nil {
+		t.Fatal(err)
+	}
+	env := trustVariables(root)
+	for _, name := range []string{"NODE_EXTRA_CA_CERTS", "DENO_CERT"} { // of Node.js and Deno
+		if !slices.Contains(env, name+"="+TrustAuthority) {
+			t.Errorf("the variables lack %s: %q", name, env)
+		}
+	}
+	for _, name := range []string{
+		"SSL_CERT_FILE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "REQUESTS_CA_BUNDLE", "PIP_CERT", // of OpenSSL, curl, Git and Python
+		"AWS_CA_BUNDLE", "CARGO_HTTP_CAINFO", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", // of AWS's programs, Cargo and gRPC
+	} {
+		if !slices.Contains(env, name+"="+TrustBundle) {
+			t.Errorf("the variables lack %s: %q", name, env)
+		}
+	}
+}
