@@ -40,6 +40,18 @@ var systemBundles = []string{
 	"/etc/ssl/cert.pem",
 }
 
+// anchors are the files from which the update tools of systems add to these bundles. They are written
+// where their directories exist.
+var anchors = []string{
+	"/usr/local/share/ca-certificates/agent-sandbox.crt",          // Debian, Alpine
+	"/etc/pki/ca-trust/source/anchors/agent-sandbox.crt",          // Fedora, RHEL
+	"/etc/pki/trust/anchors/agent-sandbox.crt",                    // SUSE
+	"/etc/ca-certificates/trust-source/anchors/agent-sandbox.crt", // Arch
+}
+
+// anchorLinks are made of the first anchor by the tools of Debian and Alpine.
+var anchorLinks = []string{"/etc/ssl/certs/agent-sandbox.pem", "/etc/ssl/certs/ca-cert-agent-sandbox.pem"}
+
 // addedBy and replacedBy are variables that name certificates to programs that don't use the
 // system's: in addition to those that the program has, and in their place.
 var (
@@ -72,13 +84,14 @@ func RunTrust() error {
 func trustIn(root string, cert []byte) error {
 	var problems []error
 	var all []byte
+	before, _ := readBundle(filepath.Join(root, TrustAuthority))
 	for _, name := range systemBundles {
 		name = filepath.Join(root, name)
 		text, err := readBundle(name)
 		if err != nil {
 			continue // no such system
 		}
-		own := withoutOurs(text)
+		own := withoutOurs(text, before)
 		if len(own) > len(all) {
 			all = own
 		}
@@ -105,6 +118,16 @@ func trustIn(root string, cert []byte) error {
 		bundle = joinBundle(all, cert)
 	}
 	put(TrustBundle, bundle)
+	for _, name := range anchors {
+		if _, err := os.Stat(filepath.Join(root, filepath.Dir(name))); err == nil {
+			put(name, cert)
+		}
+	}
+	if len(cert) == 0 {
+		for _, name := range anchorLinks {
+			put(name, nil)
+		}
+	}
 	put(TrustAuthority, cert)
 	return errors.Join(problems...)
 }
@@ -157,13 +180,17 @@ func joinBundle(own, cert []byte) []byte {
 	return append(append(append(out, trustBegin...), cert...), trustEnd...)
 }
 
-func withoutOurs(text []byte) []byte {
-	before, rest, found := bytes.Cut(text, []byte(trustBegin))
-	if !found {
-		return text
+// withoutOurs returns a bundle without what joinBundle added, and without the certificate of the authority
+// before, which an update tool may have added.
+func withoutOurs(text, authority []byte) []byte {
+	if before, rest, found := bytes.Cut(text, []byte(trustBegin)); found {
+		_, after, _ := bytes.Cut(rest, []byte(trustEnd))
+		text = append(bytes.Clone(before), after...)
 	}
-	_, after, _ := bytes.Cut(rest, []byte(trustEnd))
-	return append(bytes.Clone(before), after...)
+	if len(authority) > 0 {
+		text = bytes.ReplaceAll(text, authority, nil)
+	}
+	return text
 }
 
 // readBundle reads a regular file, or one that a link leads to.

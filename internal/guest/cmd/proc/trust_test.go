@@ -143,6 +143,50 @@ func TestTrustFollowsTheSystemsBundle(t *testing.T) {
 	}
 }
 
+// A tool that writes the bundle anew takes the authority's certificate from where it takes those of the
+// system's owner.
+func TestTrustSurvivesUpdateTools(t *testing.T) {
+	t.Parallel()
+	const before = "the system's own\n"
+	bundle, anchor, link := systemBundles[0], anchors[0], anchorLinks[0]
+	root := trustRoot(t, map[string]string{bundle: before})
+	if err := os.MkdirAll(filepath.Dir(filepath.Join(root, anchor)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	update := func() { // as that of Debian
+		text := before
+		if own := textOf(root, anchor); own != "none" {
+			text += own
+			if err := os.Symlink(filepath.Join(root, anchor), filepath.Join(root, link)); err != nil && !os.IsExist(err) {
+				t.Fatal(err)
+			}
+		}
+		if err := os.WriteFile(filepath.Join(root, bundle), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, cert := range []string{"the authority\n", "the next session's\n"} {
+		if err := trustIn(root, []byte(cert)); err != nil {
+			t.Fatal(err)
+		}
+		update()
+		if got := textOf(root, bundle); got != before+cert {
+			t.Errorf("with %q the tool makes %q", cert, got)
+		}
+	}
+	if err := trustIn(root, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got := textOf(root, bundle); got != before {
+		t.Errorf("without an authority: %q", got)
+	}
+	for _, name := range append(anchors, link) {
+		if _, err := os.Lstat(filepath.Join(root, name)); err == nil {
+			t.Errorf("%s is left", name)
+		}
+	}
+}
+
 func TestTrustVariablesOfPrograms(t *testing.T) {
 	t.Parallel()
 	root := trustRoot(t, map[string]string{systemBundles[0]: "the system's own\n"})
