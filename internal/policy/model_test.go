@@ -24,7 +24,7 @@ type model struct {
 // notPublic are the addresses that are not of the public internet.
 var notPublic = func() (all []netip.Prefix) {
 	for _, text := range strings.Fields(`0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 192.168.0.0/16
-		198.18.0.0/15 224.0.0.0/4 240.0.0.0/4 168.63.129.16/32 ::/96 64:ff9b::/96 64:ff9b:1::/48 100::/64 2001::/32 2002::/16 fc00::/7 fe80::/10 fec0::/10 ff00::/8`) {
+		198.18.0.0/15 224.0.0.0/4 240.0.0.0/4 168.63.129.16/32 ::/96 64:ff9b:1::/48 100::/64 2001::/32 2002::/16 fc00::/7 fe80::/10 fec0::/10 ff00::/8`) {
 		all = append(all, netip.MustParsePrefix(text))
 	}
 	return all
@@ -86,12 +86,16 @@ func (m *model) open() bool {
 
 func (m *model) addr(a netip.Addr) policy.Verdict {
 	a = a.Unmap()
+	four := a // what a translator makes of it
+	if netip.MustParsePrefix("64:ff9b::/96").Contains(a) {
+		four = netip.AddrFrom4([4]byte(a.AsSlice()[12:]))
+	}
 	switch {
-	case within(a, m.deny):
+	case within(a, m.deny), within(four, m.deny):
 		return policy.Denied
 	case within(a, m.allow):
 		return policy.Subnet
-	case within(a, notPublic, m.protect):
+	case within(a, notPublic, m.protect), within(four, notPublic, m.protect):
 		return policy.Protected
 	case m.open():
 		return policy.Open
@@ -151,7 +155,10 @@ func (g generator) name() string {
 }
 
 func (g generator) addr() netip.Addr {
-	switch g.IntN(6) {
+	switch g.IntN(7) {
+	case 6:
+		four := g.four().As4()
+		return netip.AddrFrom16([16]byte{0, 0x64, 0xff, 0x9b, 12: four[0], four[1], four[2], four[3]})
 	case 0:
 		p := notPublic[g.IntN(len(notPublic))]
 		return g.near(p)

@@ -208,6 +208,12 @@ func TestAddresses(t *testing.T) {
 		{custom, "169.254.169.254", policy.Protected, false},
 		{custom, "::ffff:169.254.169.254", policy.Protected, false},
 		{custom, "64:ff9b::a9fe:a9fe", policy.Protected, false},
+		{custom, "64:ff9b::5db8:d822", policy.ByName, true},
+		{custom, "64:ff9b::808:808", policy.Denied, false},
+		{custom, "64:ff9b::a01:901", policy.Denied, false},
+		{custom, "64:ff9b::a01:1", policy.Protected, false},     // allowed in IPv4 alone
+		{custom, "64:ff9b::c633:6407", policy.Protected, false}, // the engine's machine
+		{custom, "64:ff9b::1:5db8:d822", policy.ByName, true},   // not of the prefix
 		{custom, "64:ff9b:1::1", policy.Protected, false},
 		{custom, "2002:a9fe:a9fe::1", policy.Protected, false},
 		{custom, "2001:0:1::1", policy.Protected, false},
@@ -225,6 +231,10 @@ func TestAddresses(t *testing.T) {
 		{"public-only", "93.184.216.34", policy.Open, true},
 		{"public-only", "198.51.100.7", policy.Protected, false},
 		{"public-only", "172.17.0.1", policy.Protected, false},
+		{"public-only", "64:ff9b::808:808", policy.Open, true},
+		{"public-only", "64:ff9b::ac11:1", policy.Protected, false},
+		{"public-only", "64:ff9b::", policy.Protected, false},
+		{"public-only", "64:ff9b::ffff:ffff", policy.Protected, false},
 		{"public-only", "fd00::1", policy.Protected, false},
 		{"deny-all", "93.184.216.34", policy.Closed, false},
 		{"deny-all", "10.0.0.1", policy.Protected, false},

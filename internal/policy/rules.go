@@ -9,13 +9,14 @@ import (
 )
 
 // protected are the addresses outside the public internet, and the IPv6 ranges that embed
-// an IPv4 address, which could be one of them.
-var protected = append(prefixes(
+// an IPv4 address, which could be one of them. Those of NAT64's well-known prefix are what the
+// address in them is: networks without IPv4 have no others for most of the internet.
+var protected = translated(append(prefixes(
 	"0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
 	"192.0.0.0/24", "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/3",
-	"::/96", "::ffff:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "100::/64", "2001::/32", "2002::/16",
+	"::/96", "::ffff:0:0/96", "64:ff9b:1::/48", "100::/64", "2001::/32", "2002::/16",
 	"fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8",
-), platform)
+), platform))
 
 // platform is Azure's address for the agent of a machine, public by its number; it hands
 // out certificates and settings of extensions. Azure's DNS server has the same address, and
@@ -25,7 +26,7 @@ var platform = netip.MustParsePrefix("168.63.129.16/32")
 
 // metadata are the addresses of cloud metadata services, which hand out a machine's own
 // credentials, and all link-local addresses.
-var metadata = embedded(append(slices.Concat(
+var metadata = translated(relayed(append(slices.Concat(
 	prefixes(
 		"169.254.0.0/16", "fe80::/10",
 		"192.0.0.0/24",           // for protocols (RFC 6890); Oracle Cloud Classic has 192.0.0.192
@@ -38,7 +39,7 @@ var metadata = embedded(append(slices.Concat(
 	// All of AWS but its resolver, which is for everyone.
 	// https://docs.aws.amazon.com/whitepapers/latest/ipv6-on-aws/supporting-amazon-vpc-services.html
 	without(netip.MustParsePrefix("fd00:ec2::/32"), netip.MustParseAddr("fd00:ec2::253")),
-), platform))
+), platform)))
 
 // without returns the addresses of f other than a.
 func without(f netip.Prefix, a netip.Addr) (rest []netip.Prefix) {
@@ -51,19 +52,32 @@ func without(f netip.Prefix, a netip.Addr) (rest []netip.Prefix) {
 	return rest
 }
 
-// embedded adds to a list the IPv6 addresses that translators and relays turn into its IPv4
-// addresses: NAT64 (RFC 6052) and 6to4 (RFC 3056).
-func embedded(list []netip.Prefix) []netip.Prefix {
-	for _, f := range slices.Clone(list) {
-		if !f.Addr().Is4() {
-			continue
+// translated returns a list and the IPv6 addresses that a translator turns into its IPv4 addresses:
+// those of NAT64's well-known prefix (RFC 6052).
+func translated(list []netip.Prefix) []netip.Prefix {
+	all := slices.Clone(list)
+	for _, f := range list {
+		if f.Addr().Is4() {
+			four := f.Addr().As4()
+			nat64 := [16]byte{0, 0x64, 0xff, 0x9b, 12: four[0], four[1], four[2], four[3]}
+			all = append(all, netip.PrefixFrom(netip.AddrFrom16(nat64), 96+f.Bits()))
 		}
-		four := f.Addr().As4()
-		nat64 := [16]byte{0, 0x64, 0xff, 0x9b, 12: four[0], four[1], four[2], four[3]}
-		sixToFour := [16]byte{0x20, 0x02, four[0], four[1], four[2], four[3]}
-		list = append(list, netip.PrefixFrom(netip.AddrFrom16(nat64), 96+f.Bits()), netip.PrefixFrom(netip.AddrFrom16(sixToFour), 16+f.Bits()))
 	}
-	return list
+	return all
+}
+
+// relayed returns a list and the IPv6 addresses that a relay turns into its IPv4 addresses: 6to4
+// (RFC 3056).
+func relayed(list []netip.Prefix) []netip.Prefix {
+	all := slices.Clone(list)
+	for _, f := range list {
+		if f.Addr().Is4() {
+			four := f.Addr().As4()
+			sixToFour := [16]byte{0x20, 0x02, four[0], four[1], four[2], four[3]}
+			all = append(all, netip.PrefixFrom(netip.AddrFrom16(sixToFour), 16+f.Bits()))
+		}
+	}
+	return all
 }
 
 func prefixes(texts ...string) []netip.Prefix {
@@ -92,6 +106,7 @@ func (v Verdict) Reaches() bool { return v == Subnet || v == Open }
 // Rules is a compiled policy. It is safe for concurrent use.
 type Rules struct {
 	policy    Policy
+	denied    []netip.Prefix
 	protected []netip.Prefix
 	exact     map[string]Name
 	wild      []Name // the most specific first
@@ -109,16 +124,16 @@ func (p Policy) Compile(protect ...netip.Prefix) (*Rules, error) {
 	if len(p.Allow) > MaxEntries || len(p.Subnets.Allow) > MaxEntries || len(p.Subnets.Deny) > MaxEntries || len(p.ResolveInto) > MaxEntries {
 		return nil, fmt.Errorf("a list has more than %d entries", MaxEntries)
 	}
-	r := &Rules{policy: p, exact: map[string]Name{}}
+	r := &Rules{policy: p, denied: merge(translated(p.Subnets.Deny)), exact: map[string]Name{}}
 	switch p.Mode {
 	case AllowAll:
 		r.protected = metadata
 		r.wild = []Name{{Pattern: Any}}
 	case PublicOnly:
-		r.protected = append(slices.Clone(protect), protected...)
+		r.protected = append(translated(protect), protected...)
 		r.wild = []Name{{Pattern: Any}}
 	case DenyAll, Custom:
-		r.protected = append(slices.Clone(protect), protected...)
+		r.protected = append(translated(protect), protected...)
 	default:
 		return nil, fmt.Errorf("%q is not a mode", p.Mode)
 	}
@@ -154,6 +169,10 @@ func mergeWire(in []netip.Prefix) []netip.Prefix {
 
 // Policy returns the policy that the rules were compiled from.
 func (r *Rules) Policy() Policy { return r.policy }
+
+// Denied returns, merged, the addresses that nothing permits: the denied subnets, and what NAT64 turns
+// into them. The caller must not modify the slice.
+func (r *Rules) Denied() []netip.Prefix { return r.denied }
 
 // Protected returns, merged, the addresses that only an allowed subnet permits, including
 // the IPv6 ranges that embed an IPv4 address. The caller must not modify the slice.
@@ -198,7 +217,7 @@ func (r *Rules) Name(name string) (Name, bool) {
 func (r *Rules) Addr(a netip.Addr) Verdict {
 	a = a.Unmap().WithZone("")
 	switch {
-	case contains(r.policy.Subnets.Deny, a):
+	case contains(r.denied, a):
 		return Denied
 	case contains(r.policy.Subnets.Allow, a):
 		return Subnet

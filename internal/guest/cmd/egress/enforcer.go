@@ -304,7 +304,7 @@ func (e *Enforcer) rulesFor(s *activePolicy) *ruleset {
 	p := s.rules.Policy()
 	r := e.locked()
 	r.log = !e.noLog
-	r.deny, r.allow, r.protected = p.Subnets.Deny, p.Subnets.Allow, s.rules.Protected()
+	r.deny, r.allow, r.protected = s.rules.Denied(), p.Subnets.Allow, s.rules.Protected()
 	r.into = p.ResolveInto
 	r.open = s.rules.Open()
 	r.upstream = e.servers(s)

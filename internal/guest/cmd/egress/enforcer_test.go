@@ -680,8 +680,8 @@ func TestTheLargestPolicyIsApplied(t *testing.T) {
 	for i := range policy.MaxEntries {
 		six := netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, byte(i >> 8), byte(i), 1})
 		p.Subnets.Allow = append(p.Subnets.Allow, netip.PrefixFrom(six, 64))
-		six = netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, byte(i >> 8), byte(i), 2})
-		p.Subnets.Deny = append(p.Subnets.Deny, netip.PrefixFrom(six, 64))
+		four := netip.AddrFrom4([4]byte{203, 0, byte(i >> 7), byte(i << 1)}) // and its address of NAT64
+		p.Subnets.Deny = append(p.Subnets.Deny, netip.PrefixFrom(four, 32))
 		six = netip.AddrFrom16([16]byte{0xfd, 1, 0xd, 0xb8, byte(i >> 8), byte(i), 3})
 		p.ResolveInto = append(p.ResolveInto, netip.PrefixFrom(six, 64))
 		p.Allow = append(p.Allow, policy.Name{Pattern: fmt.Sprintf("n%d.example.com", i)})
