@@ -56,7 +56,7 @@ func (m *Machine) Network(ctx context.Context) (NetworkFacts, error) {
 	}
 	s.Upstream = append(dns.Servers, m.dns...)
 	if len(s.Upstream) == 0 {
-		return s, errors.New("containers on the default bridge get no DNS server")
+		return s, errors.New("containers on the default bridge get no DNS server that others could ask: name one with WithDNS")
 	}
 	return s, nil
 }

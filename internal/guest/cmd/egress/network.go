@@ -23,10 +23,7 @@ func bootServers() []netip.Addr {
 	}
 	defer file.Close()
 	text, _ := io.ReadAll(io.LimitReader(file, 64<<10))
-	// An address with a zone is one of a device, which may have another name here.
-	return slices.DeleteFunc(nameservers(string(text)), func(a netip.Addr) bool {
-		return a.Zone() != "" || a.IsUnspecified() || a.IsMulticast()
-	})
+	return nameservers(string(text))
 }
 
 // ownNetworks returns the networks of this host's devices.
@@ -84,8 +81,8 @@ func linksDown() {
 	}
 }
 
-// nameservers returns the DNS servers of a resolv.conf. A link-local one (fe80::1%eth0) keeps
-// its zone.
+// nameservers returns the DNS servers of a resolv.conf, without those that can't be one in every
+// container: an address with a zone (fe80::1%eth0) is one of a device, which may have another name there.
 func nameservers(text string) []netip.Addr {
 	var list []netip.Addr
 	for line := range strings.Lines(text) {
@@ -93,8 +90,9 @@ func nameservers(text string) []netip.Addr {
 		if len(fields) < 2 || fields[0] != "nameserver" {
 			continue
 		}
-		if a, err := netip.ParseAddr(fields[1]); err == nil && len(list) < wire.MaxUpstream {
-			list = append(list, a.Unmap())
+		a, err := netip.ParseAddr(fields[1])
+		if a = a.Unmap(); err == nil && len(list) < wire.MaxUpstream && checkServers([]netip.Addr{a}) == nil {
+			list = append(list, a)
 		}
 	}
 	return list

@@ -237,6 +237,20 @@ func TestQueriesHavePortsOfTheirOwn(t *testing.T) {
 	}
 }
 
+func TestServersThatCantBeAskedAreSkipped(t *testing.T) {
+	t.Parallel()
+	const text = "nameserver fe80::1%eth0\nnameserver ::\nnameserver 0.0.0.0\nnameserver ff02::fb\nnameserver 224.0.0.251\nnameserver none\nnameserver\n" +
+		"search example.com\nnameserver 192.0.2.53\nnameserver ::ffff:192.0.2.54\nnameserver 2001:db8::53\nnameserver fe80::53\n"
+	got := nameservers(text)
+	var want []netip.Addr
+	for _, a := range []string{"192.0.2.53", "192.0.2.54", "2001:db8::53", "fe80::53"} {
+		want = append(want, netip.MustParseAddr(a))
+	}
+	if !slices.Equal(got, want) || checkServers(got) != nil {
+		t.Errorf("the servers are %v, want %v", got, want)
+	}
+}
+
 // Many that ask the same at once are one query.
 func TestTheSameQuestionIsAskedOnce(t *testing.T) {
 	ns := newNetns(t)
