@@ -74,7 +74,7 @@ type Subnets struct {
 // TRACE and TRACK, and requests without a path.
 //
 // Answers are not changed, but for the reason in an HTTP/1 status line, which is that of
-// its number. A server that sends back what it was sent, such as an echo service or a page
+// its number, and for the header Alt-Svc, which is removed. A server that sends back what it was sent, such as an echo service or a page
 // that shows a failed request, gives the values to the sandbox: set headers only for
 // servers that don't.
 //

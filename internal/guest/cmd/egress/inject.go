@@ -399,10 +399,12 @@ func (i *injector) listen() {
 }
 
 // plainWriter writes answers as they are: package http would add a Content-Type, which it takes from
-// the body, and a Date.
+// the body, and a Date. It leaves out other ways to the server, such as by HTTP/3: there nobody would
+// set headers.
 type plainWriter struct{ http.ResponseWriter }
 
 func (w plainWriter) WriteHeader(status int) {
+	w.Header().Del("Alt-Svc")
 	for _, name := range []string{"Content-Type", "Date"} {
 		if _, has := w.Header()[name]; !has && status >= 200 {
 			w.Header()[name] = nil
@@ -543,6 +545,7 @@ func (i *injector) roundTrip(r *http.Request) (*http.Response, error) {
 	}
 	switch answer.StatusCode {
 	case http.StatusSwitchingProtocols:
+		answer.Header.Del("Alt-Svc") // which plainWriter does not see
 		// ReverseProxy takes the only one that was offered.
 		if chosen := answer.Header.Get("Upgrade"); httpguts.HeaderValuesContainsToken(asked.Header["Upgrade"], chosen) {
 			asked.Header.Set("Upgrade", chosen)

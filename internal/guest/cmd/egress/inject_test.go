@@ -15,6 +15,8 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
 	"os"
 	"slices"
 	"strings"
@@ -276,22 +278,32 @@ func (l *lab) raw(addr string, answer func(head string) string) {
 	})
 }
 
-// An answer gets no header that its server did not send.
+// An answer gets no header that its server did not send, and loses that of another way to it.
 func TestAnswersGetNoHeaders(t *testing.T) {
 	l := newLab(t)
 	answers := map[string]string{
 		"/end":    "HTTP/1.0 200 OK\r\n\r\n<html></html>",
 		"/length": "HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n<html></html>",
-		"/early":  "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n<html></html>",
+		"/early":  "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\nAlt-Svc: h3=\":443\"\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n<html></html>",
+		"/other":  "HTTP/1.1 200 OK\r\nAlt-Svc: h3=\":443\"; ma=86400\r\nAlt-Svc: h3=\":8443\"\r\nContent-Length: 13\r\n\r\n<html></html>",
 		"/typed":  "HTTP/1.1 404 Not Found\r\nContent-Type: a/b\r\nDate: today\r\nContent-Length: 13\r\n\r\n<html></html>",
 	}
 	l.raw(alphaAddr+":7443", func(path string) string { return answers[path] })
 	l.begin(1, parse(t, "transform=secret.example.com"), withSecret(l, "secret.example.com"))
 	for path, answer := range answers {
 		for _, h2 := range []bool{false, true} {
-			resp, err := l.client(h2).Do(get("https://secret.example.com:7443" + path))
+			request := get("https://secret.example.com:7443" + path)
+			early := http.Header{}
+			hints := &httptrace.ClientTrace{Got1xxResponse: func(_ int, h textproto.MIMEHeader) error {
+				early = http.Header(h)
+				return nil
+			}}
+			resp, err := l.client(h2).Do(request.WithContext(httptrace.WithClientTrace(request.Context(), hints)))
 			if err != nil {
 				t.Fatal(err)
+			}
+			if path == "/early" != (early.Get("Link") == "</a>") || early.Get("Alt-Svc") != "" {
+				t.Errorf("%s: early hints %v", path, early)
 			}
 			body, err := io.ReadAll(resp.Body)
 			resp.Body.Close()
