@@ -14,8 +14,9 @@ import (
 )
 
 const (
-	maxCommand = 100 << 10 // bytes: the kernel takes 128 KiB in one argument
-	maxState   = 100 << 10
+	maxPart    = 100 << 10 // bytes: the kernel takes 128 KiB in one variable
+	maxCommand = maxPart
+	maxState   = 5 * maxPart
 )
 
 // shell is a shell that outlives its commands: each one is a shell process of its own that begins in
@@ -30,47 +31,79 @@ type shell struct {
 	end   context.CancelCauseFunc // of the command that runs
 }
 
-// start runs $2, in bash if the image has it. The state to restore is in the environment, since any
-// user inside can read arguments. The new state goes to stderr, the output of both streams of the
-// command to stdout. A command in the background has no $1 and leaves no state. Bash's variables
-// BASH_ARGV and _ would have the whole last one.
-const start = `if command -v bash >/dev/null 2>&1; then exec bash -c "$0" bash "$@"; fi; exec sh -c "$0" sh "$@"`
+// start runs a script of the environment, in bash if the image has it. Script, command and the state to restore are no
+// arguments: any user inside can read those, and `pkill -f` would find the shell itself by a word of its command.
+const start = `if command -v bash >/dev/null 2>&1; then exec bash -c "$0"; fi; exec sh -c "$0"`
 
-const stateEnv = "SANDBOX_SHELL_STATE"
+const restore = `eval "$` + scriptEnv + `"`
+
+const (
+	scriptEnv  = "SANDBOX_SHELL"
+	commandEnv = "SANDBOX_SHELL_COMMAND"
+	stateEnv   = "SANDBOX_SHELL_STATE" // and a number, for each part
+)
+
+// stateMark is the line above the state. What shells and the dynamic linker write to stderr when they start is before it.
+const stateMark = "# the state of the shell"
+
+// environment is the variables for start. wait says whether the shell writes its new state to stderr, and the output of both
+// streams of the command to stdout.
+func environment(command, state string, wait bool) []string {
+	script := session
+	if wait {
+		script = "BASH_wait=yes\n" + script
+	}
+	env := []string{scriptEnv + "=" + script, commandEnv + "=" + command}
+	for i := range maxState / maxPart {
+		part := state[:min(len(state), maxPart)]
+		state = state[len(part):]
+		env = append(env, fmt.Sprintf("%s%d=%s", stateEnv, i, part))
+	}
+	return env
+}
 
 // hide takes a function of the name "builtin" away, which the state has as a text to be defined by the command. In POSIX
 // mode no function hides unset.
 const hide = `case ${BASH_builtin-} in "") BASH_builtin=$(POSIXLY_CORRECT=; unset -f declare; declare -f builtin) && { POSIXLY_CORRECT=; unset -f builtin; unset POSIXLY_CORRECT; };; esac`
 
 // A restored function may have the name of a builtin, so that bash is asked for the builtin itself. A state of bash begins with
-// its options, which decide how functions are parsed, and ends with the functions, so that none takes part in restoring it. The
+// its options, which decide how functions are parsed, and ends with the functions, so that none takes part in restoring it. It
+// unsets what its own shell got from the environment, of which the variables that follow are what was left. The
 // state is written after the command, since that may set an EXIT trap of its own, and by a trap if the command exits. Variables
-// whose names begin with BASH are not part of it. What follows the command has been parsed with it: bash takes what it parses after
-// an unfinished quote for a part of that.
-const session = `case $1 in wait) exec 3>&2 2>&1;; esac
+// whose names begin with BASH are not part of it, nor is _, which would have the whole last one. What follows the command has been
+// parsed with it: bash takes what it parses after an unfinished quote for a part of that.
+const session = `case ${BASH_wait-} in yes) exec 3>&2 2>&1;; esac
 BASH_dir=$PWD
-eval "unset ` + stateEnv + `
-$` + stateEnv + `" 2>/dev/null
+BASH_do=$` + commandEnv + `
+BASH_state=${` + stateEnv + `0-}${` + stateEnv + `1-}${` + stateEnv + `2-}${` + stateEnv + `3-}${` + stateEnv + `4-}
+unset ` + scriptEnv + " " + commandEnv + " " + stateEnv + "0 " + stateEnv + "1 " + stateEnv + "2 " + stateEnv + "3 " + stateEnv + `4
+BASH_env=$(compgen -e 2>/dev/null)
+eval "$BASH_state" 2>/dev/null
 case $BASH_VERSION in "")
 	cd -- "$PWD" 2>/dev/null || { echo "[the directory $PWD is gone: the command runs in $BASH_dir]"; cd -- "$BASH_dir"; }
-	if [ -z "$1" ]; then eval "$2"; exit; fi
-	BASH_keep='{ case ${BASH_kept-} in "") BASH_kept=1; ( export -p ) >&3;; esac; } 2>/dev/null'
+	case ${BASH_wait-} in "") eval "$BASH_do"; exit;; esac
+	BASH_keep='{ case ${BASH_kept-} in "") BASH_kept=1; ( echo "` + stateMark + `"; export -p ) >&3;; esac; } 2>/dev/null'
 	trap "$BASH_keep" EXIT
-	eval "$2" 3>&-
+	eval "$BASH_do" 3>&-
 	{ BASH_code=$?; set +xv; eval "$BASH_keep"; } 2>/dev/null
 	exit "$BASH_code";;
 esac
-BASH_do=${BASH_builtin:+$BASH_builtin; BASH_builtin=; }$2
-case $1 in "") builtin eval "$BASH_do"; { BASH_code=$?; ` + hide + `; } 2>/dev/null; builtin exit "$BASH_code";; esac
+BASH_do=${BASH_builtin:+$BASH_builtin; BASH_builtin=; }$BASH_do
+case ${BASH_wait-} in "") builtin eval "$BASH_do"; { BASH_code=$?; ` + hide + `; } 2>/dev/null; builtin exit "$BASH_code";; esac
 BASH_keep='{ case ${BASH_kept-} in "") BASH_kept=1; ` + hide + `
 	( builtin set +e
+	builtin echo "` + stateMark + `"
 	builtin shopt -p
 	BASH_dir=$(builtin pwd)
 	builtin printf "cd -- %q || builtin echo %q\"\$PWD]\"\n" "$BASH_dir" "[the directory $BASH_dir is gone: the command runs in "
+	builtin echo "$BASH_env" | while IFS= builtin read -r BASH_name; do
+		case $BASH_name in BASH*|PWD|_|"") ;; *) builtin echo "unset -v $BASH_name";; esac
+	done
 	builtin compgen -v | while IFS= builtin read -r BASH_name; do
 		case $BASH_name in BASH*|PWD|_) ;; *) builtin declare -p "$BASH_name";; esac
 	done
 	builtin declare -f
+	builtin declare -Fx | while IFS= builtin read -r BASH_name; do builtin echo "builtin $BASH_name"; done
 	case $BASH_builtin in "builtin ("*) builtin printf "BASH_builtin=%q\n" "$BASH_builtin";; esac ) >&3;;
 esac; } 2>/dev/null'
 builtin trap "$BASH_keep" EXIT
@@ -121,6 +154,8 @@ func (s *shell) call(ctx context.Context, in bashInput) (Result, error) {
 		return s.look(ctx, in.ID, time.Duration(in.TimeoutMS)*time.Millisecond)
 	case in.Command == "" && !in.Restart:
 		return Result{}, errors.New("there is no command")
+	case strings.IndexByte(in.Command, 0) >= 0:
+		return Result{}, errors.New("the command has a zero byte: write it to a file and run that")
 	case len(in.Command) > maxCommand:
 		return Result{}, fmt.Errorf("the command has more than %d bytes: write it to a file and run that", maxCommand)
 	}
@@ -178,13 +213,13 @@ func (s *shell) run(ctx context.Context, command string, limit time.Duration) (R
 		return Result{}, err
 	}
 	var after bounded
-	defer func() { done(after.text()) }()
+	defer func() { done(after.state()) }()
 	out := &output{max: s.limits.Output}
 	if s.limits.Report != nil {
 		out.report = func(p []byte) { s.limits.Report(ctx, p) }
 	}
-	cmd := s.sb.Command(ctx, "sh", "-c", start, session, "wait", command)
-	cmd.Env = []string{stateEnv + "=" + state}
+	cmd := s.sb.Command(ctx, "sh", "-c", start, restore)
+	cmd.Env = environment(command, state, true)
 	cmd.Stdout, cmd.Stderr, cmd.Timeout = out, &after, limit
 	err = cmd.Run()
 	if ctx.Err() != nil {
@@ -211,7 +246,7 @@ func (s *shell) run(ctx context.Context, command string, limit time.Duration) (R
 	r := Result{Text: c.text(), Command: c}
 	if after.over {
 		r.Text += fmt.Sprintf("\n[the shell's variables have more than %d bytes: they stay as they were before the command]", maxState)
-	} else if after.text() == "" && c.Status == Exited {
+	} else if after.state() == "" && c.Status == Exited {
 		r.Text += "\n[the command replaced the shell, or its EXIT trap and then exited: directory, variables and functions stay as they were before it]"
 	}
 	return r, nil
@@ -249,8 +284,8 @@ func (s *shell) leave(ctx context.Context, command string) (Result, error) {
 	s.mu.Lock()
 	state := s.state
 	s.mu.Unlock()
-	cmd := s.sb.Command(ctx, "sh", "-c", start, session, "", command)
-	cmd.Env = []string{stateEnv + "=" + state}
+	cmd := s.sb.Command(ctx, "sh", "-c", start, restore)
+	cmd.Env = environment(command, state, false)
 	cmd.Detached = true
 	if err := cmd.Start(); err != nil {
 		return Result{}, err
@@ -311,7 +346,7 @@ func (s *shell) await(ctx context.Context, id string, limit time.Duration) error
 	return err
 }
 
-// bounded keeps a state, unless it is too long.
+// bounded keeps what a shell writes to stderr, unless it is too long.
 type bounded struct {
 	kept bytes.Buffer
 	over bool
@@ -324,10 +359,11 @@ func (b *bounded) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// text is "" if the state is too long, or can't be an argument.
-func (b *bounded) text() string {
-	if b.over || bytes.IndexByte(b.kept.Bytes(), 0) >= 0 {
+// state is "" if there is none, or if it is too long or can't be in the environment.
+func (b *bounded) state() string {
+	_, state, _ := strings.Cut(b.kept.String(), stateMark+"\n")
+	if b.over || strings.IndexByte(state, 0) >= 0 {
 		return ""
 	}
-	return b.kept.String()
+	return state
 }

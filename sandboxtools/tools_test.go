@@ -114,6 +114,7 @@ func TestToolsInASandbox(t *testing.T) {
 	sb := harness.NewSandbox(t)
 	k := kit{t, sandboxtools.New(sb, sandboxtools.Options{Output: 4096, CommandTime: harness.CallBound})}
 	shellKeepsItsState(t, k)
+	shellWithAnEnvironment(t, k, sb)
 	shellIsBounded(t, k)
 	commandsInTheBackground(t, k)
 	filesAreRegular(t, k)
@@ -147,8 +148,11 @@ func shellKeepsItsState(t *testing.T, k kit) {
 	if got := k.must("bash", object{"restart": true, "command": nil}); got.Text != "The shell is a new one." {
 		t.Errorf("a restart alone: %q", got.Text)
 	}
-	k.bash("X=$(head -c 200000 /dev/zero | tr '\\0' x)", "[exit code 0]\n[the shell's variables have more than 102400 bytes: they stay as they were before the command]")
+	k.bash("X=$(head -c 600000 /dev/zero | tr '\\0' x)", "[exit code 0]\n[the shell's variables have more than 512000 bytes: they stay as they were before the command]")
 	k.bash("echo ${#X}", "0\n[exit code 0]")
+	k.bash(`X=$(yes "x'" | head -c 200000); for i in {1..2000}; do eval "f$i() { echo a function of that is as long as many others are; }"; done; cd /tmp`, "[exit code 0]")
+	k.bash("pwd; echo ${#X}; f2000", "/tmp\n200000\na function of that is as long as many others are\n[exit code 0]")
+	k.must("bash", object{"restart": true})
 	k.bash("export Y=5", "[exit code 0]")
 	if got := k.must("bash", object{"command": "Y=6; sleep 1000", "timeoutMs": 500}).Command; got.Status != sandboxtools.TimedOut || *got.ExitCode != 137 {
 		t.Errorf("a command that takes too long: %+v", got)
@@ -156,6 +160,7 @@ func shellKeepsItsState(t *testing.T, k kit) {
 	k.bash("echo $Y; cd /", "5\n[exit code 0]")
 
 	shellKeepsOddStates(k)
+	shellIsFoundByNoCommand(k)
 
 	// Another call ends the command that runs.
 	ended := make(chan error, 1)
@@ -187,7 +192,7 @@ func shellKeepsOddStates(k kit) {
 		{"IFS=; cd /tmp; X=5" + f, ""},
 		{"trap 'echo bye' EXIT; cd /tmp; X=5" + f, "bye\n"},
 		{"set -euf; set -o pipefail; cd /tmp; X=5" + f, ""},
-		{"set -x; cd /tmp; X=5; { set +x; } 2>/dev/null" + f, "++ cd /tmp\n++ X=5\n"},
+		{"set -x; cd /tmp; X=5; { set +x; } 2>/dev/null" + f, "+++ cd /tmp\n+++ X=5\n"},
 		{"cd /tmp; X=5; shopt -s extglob\nf() { case $1 in @(ok|b)) builtin echo ok;; esac; }", ""},
 		{`cd() { builtin cd "$@" && ls -d /; }; cd /tmp; X=5` + f, "/\n"},
 		{"cd /tmp; X=5; declare() { echo declare; }; compgen() { echo compgen; }; printf() { echo printf; }; read() { echo read; }; shopt() { echo shopt; }" + f, ""},
@@ -217,6 +222,35 @@ func shellKeepsOddStates(k kit) {
 	k.bash("cd /etc; exec echo replaced", "replaced\n[exit code 0]"+stateLost)
 	k.bash("cd /etc; trap 'echo bye' EXIT; exit 3", "bye\n[exit code 3]"+stateLost)
 	k.bash("pwd; echo $X", "/tmp\n5\n[exit code 0]")
+	k.must("bash", object{"restart": true})
+}
+
+// A command that looks for processes by their arguments finds neither the shell that runs it nor, by what they do, those of
+// commands in the background.
+func shellIsFoundByNoCommand(k kit) {
+	id := k.must("bash", object{"command": ": one-server; sleep 4711; :", "background": true}).Command.ID
+	k.bash("until pgrep -xf 'sleep 4711' >/dev/null; do sleep 0.1; done; pgrep -f one-server || pkill -f one-server; echo $# after", "0 after\n[exit code 0]")
+	k.bash("pkill -xf 'sleep 4711'", "[exit code 0]")
+	k.must("bash", object{"id": id, "timeoutMs": harness.CallBound / time.Millisecond})
+}
+
+// shellWithAnEnvironment begins with variables of the sandbox, of which one makes bash complain whenever it starts.
+func shellWithAnEnvironment(t *testing.T, k kit, sb *sandbox.Sandbox) {
+	update := func(opts ...sandbox.UpdateOption) {
+		t.Helper()
+		if err := sb.Update(t.Context(), opts...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	update(sandbox.WithEnv(map[string]string{"LC_ALL": "nonesuch", "V": "1", "W": "2", "U": "3"}))
+	k.bash("cd /tmp; X=5; unset V; export -n W; U=4; f() { echo hi $X; }; export -f f", "[exit code 0]")
+	for range 2 {
+		k.bash("pwd; echo $X ${V-unset} $W $U; env | grep -E '^(V|W|U)='; bash -c f 2>/dev/null", "/tmp\n5 unset 2 4\nU=4\nhi\n[exit code 0]")
+	}
+	update(sandbox.WithEnv(map[string]string{"Y": "6"}))
+	k.bash("echo $Y ${V-unset}; V=7", "6 unset\n[exit code 0]")
+	k.bash("echo $V; env | grep -E '^V='", "7\n[exit code 1]")
+	update(sandbox.WithoutEnv("LC_ALL", "V", "W", "U", "Y"))
 	k.must("bash", object{"restart": true})
 }
 
@@ -255,6 +289,7 @@ func shellIsBounded(t *testing.T, k kit) {
 	})
 	k.refused("bash", object{"command": "true", "timeoutMs": int64(harness.CallBound/time.Millisecond) + 1}, "the limit")
 	k.refused("bash", object{"command": strings.Repeat("x", 200<<10)}, "write it to a file")
+	k.refused("bash", object{"command": "echo a\x00b"}, "a zero byte")
 	k.refused("bash", object{"command": ""}, "no command")
 	k.refused("bash", object{"command": "true", "id": "a"}, "only argument")
 }
