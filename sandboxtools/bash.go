@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -296,54 +298,77 @@ func (s *shell) leave(ctx context.Context, command string) (Result, error) {
 
 // look returns the output of a command in the background, after its end if that comes in time.
 func (s *shell) look(ctx context.Context, id string, wait time.Duration) (Result, error) {
-	out := &output{max: s.limits.Output}
-	if wait > 0 {
-		if err := s.await(ctx, id, wait); err != nil {
-			return Result{}, err
-		}
-	}
-	all, err := s.sb.Processes(ctx)
+	p, err := s.process(ctx, id)
 	if err != nil {
 		return Result{}, err
 	}
-	c := &Command{ID: id}
-	for _, p := range all {
-		if p.ID != id {
-			continue
-		}
-		c.Status, c.ExitCode, c.OutOfMemory = Exited, p.ExitCode, p.OutOfMemory
-		if p.Running {
-			c.Status = Running
-		}
+	if !p.Running {
+		wait = s.limits.CommandTime
 	}
-	if c.Status == "" {
-		return Result{}, fmt.Errorf("there is no command in the background with the id %q", id)
-	}
-	for line, err := range s.sb.Logs(ctx, sandbox.LogOptions{}) {
+	out := &output{max: s.limits.Output}
+	ended, dropped := false, int64(0)
+	if wait > 0 {
+		ended, dropped, err = s.await(ctx, id, wait, out)
+		if err == nil && p.Running {
+			p, err = s.process(ctx, id)
+		}
 		if err != nil {
 			return Result{}, err
 		}
-		if line.Command == id {
-			fmt.Fprintln(out, line.Text)
+	}
+	if !ended || out.total == 0 { // it runs, or nothing but its exit is known
+		out = &output{max: s.limits.Output}
+		for line, err := range s.sb.Logs(ctx, sandbox.LogOptions{}) {
+			if err != nil {
+				return Result{}, err
+			}
+			if line.Command == id {
+				fmt.Fprintln(out, line.Text)
+			}
 		}
 	}
+	c := &Command{ID: id, Status: Exited, ExitCode: p.ExitCode, OutOfMemory: p.OutOfMemory}
+	if p.Running {
+		c.Status = Running
+	}
 	c.Output, c.OmittedBytes = out.text()
+	if dropped > 0 {
+		c.Output, c.OmittedBytes = "[...]\n"+c.Output, c.OmittedBytes+dropped
+	}
 	return Result{Text: c.text(), Command: c}, nil
 }
 
-// await waits for the end of a command in the background.
-func (s *shell) await(ctx context.Context, id string, limit time.Duration) error {
+// process describes a command in the background.
+func (s *shell) process(ctx context.Context, id string) (sandbox.ProcessInfo, error) {
+	all, err := s.sb.Processes(ctx)
+	if err != nil {
+		return sandbox.ProcessInfo{}, err
+	}
+	i := slices.IndexFunc(all, func(p sandbox.ProcessInfo) bool { return p.ID == id })
+	if i < 0 {
+		return sandbox.ProcessInfo{}, fmt.Errorf("there is no command in the background with the id %q", id)
+	}
+	return all[i], nil
+}
+
+// await waits for the end of a command in the background, and writes what the sandbox keeps of its output to out. dropped is
+// how many bytes are no longer kept, before those. Both are of use only once the command has ended.
+func (s *shell) await(ctx context.Context, id string, limit time.Duration, out io.Writer) (ended bool, dropped int64, err error) {
 	short, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	cmd, err := s.sb.Process(short, id)
 	if err == nil {
+		cmd.Stdout, cmd.Stderr = out, out
 		err = cmd.Run()
 	}
 	var exit *sandbox.ExitError
-	if errors.As(err, &exit) || errors.Is(err, sandbox.ErrProcessNotFound) || short.Err() != nil && ctx.Err() == nil {
-		return nil
+	switch {
+	case errors.Is(err, sandbox.ErrProcessNotFound), short.Err() != nil && ctx.Err() == nil:
+		return false, 0, nil
+	case err == nil, errors.As(err, &exit), errors.Is(err, exec.ErrWaitDelay):
+		return true, cmd.Dropped(), nil
 	}
-	return err
+	return false, 0, err
 }
 
 // bounded keeps what a shell writes to stderr, unless it is too long.

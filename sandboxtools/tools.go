@@ -116,7 +116,8 @@ type Command struct {
 	Status string `json:"status"`
 	// ExitCode is nil while the command runs, and if it is not known how it ended.
 	ExitCode *int `json:"exitCode,omitempty"`
-	// Output is stdout and stderr, in the order written, without what is left out in the middle. In JSON
+	// Output is stdout and stderr, in the order written, without what is left out in the middle, and before
+	// the last 8 MiB of a command in the background that has ended. In JSON
 	// it is left out if it is empty, as of a command that has just begun in the background.
 	Output string `json:"output,omitempty"`
 	// OmittedBytes is how much that is.

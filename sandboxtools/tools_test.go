@@ -306,13 +306,19 @@ func commandsInTheBackground(t *testing.T, k kit) {
 		return r.Command.Status == sandboxtools.Running && r.Command.Output == "/workspace/bg\nhello\n"
 	})
 	k.bash("touch ../go; cd ..", "[exit code 0]")
-	r := k.must("bash", object{"id": id, "timeoutMs": harness.CallBound / time.Millisecond})
-	if r.Command.Status != sandboxtools.Exited || r.Command.ExitCode == nil || *r.Command.ExitCode != 5 {
-		t.Errorf("after its end: %q, %+v", r.Text, r.Command)
+	for _, wait := range []time.Duration{harness.CallBound, 0} {
+		r := k.must("bash", object{"id": id, "timeoutMs": wait / time.Millisecond})
+		if want := "/workspace/bg\nhello\nover\n[exit code 5]"; r.Text != want || r.Command.Status != sandboxtools.Exited || r.Command.ExitCode == nil || *r.Command.ExitCode != 5 {
+			t.Errorf("after its end: %q, %+v, want %q", r.Text, r.Command, want)
+		}
 	}
-	harness.Eventually(t, "all of its output", func() bool {
-		return strings.HasSuffix(k.must("bash", object{"id": id}).Text, "over\n[exit code 5]")
-	})
+	// After its end all of the output is there: what the sandbox still keeps of it, and not what the log has got so far.
+	id = k.must("bash", object{"command": "sleep 1000 & seq 2000000; echo last", "background": true}).Command.ID
+	r := k.must("bash", object{"id": id, "timeoutMs": harness.CallBound / time.Millisecond})
+	if got := r.Command; !strings.HasPrefix(got.Output, "[...]\n") || !strings.HasSuffix(r.Text, "2000000\nlast\n[exit code 0] [14884805 bytes in the middle are left out]") || got.OmittedBytes != 14888896+5-4096 {
+		t.Errorf("after the end of a flood: %d bytes without %d, %q", len(got.Output), got.OmittedBytes, got.Output[max(0, len(got.Output)-50):])
+	}
+	k.bash("pkill -xf 'sleep 1000'", "[exit code 0]")
 	k.refused("bash", object{"id": "nonesuch"}, "no command")
 }
 
