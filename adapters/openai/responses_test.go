@@ -139,6 +139,7 @@ func TestTheShellInAConversation(t *testing.T) {
 	harness.Converse(t, sb, []harness.Step{
 		shell(`{"commands": ["pwd; echo err >&2; exit 3", "echo ${BASH_VERSION:0:1} two; cd /; export A=1", "pwd; echo $A"]}`,
 			`{"outcome":{"exit_code":3,"type":"exit"},"stderr":"err\n","stdout":"/workspace\n"}{"outcome":{"exit_code":0,"type":"exit"},"stderr":"","stdout":"5 two\n"}{"outcome":{"exit_code":0,"type":"exit"},"stderr":"","stdout":"/workspace\n\n"}`),
+		shell(`{"commands": ["pgrep -f one-server || pkill -f one-server; echo $# after ${SANDBOX_SHELL_COMMAND-}"]}`, `"stdout":"0 after\n"`),
 		shell(`{"commands": ["echo first; yes | head -c 3000000; echo last"], "max_output_length": 500}`, `"stdout":"first\ny\n`, `\n[...]\n`, `last\n"}`),
 		shell(`{"commands": ["echo first; yes | head -c 3000000; yes e | head -c 3000000 >&2; echo over >&2"], "max_output_length": 500}`, `"stdout":"first\ny\n`, `over\n","stdout"`),
 		shell(`{"commands": ["echo first; yes | head -c 3000000; echo last"]}`, `"stdout":"first\ny\n`, `last\n"}`),

@@ -58,8 +58,11 @@ const (
 	maxCommand = 100 << 10       // bytes: the kernel takes 128 KiB in one argument
 	grace      = 3 * time.Second // how much longer than a command an answer of the sandbox may take
 
-	// bash runs a command in bash if the image has it.
-	bash = `if command -v bash >/dev/null 2>&1; then exec bash -c "$1"; fi; exec sh -c "$1"`
+	// bash runs a script in bash if the image has it. The command is in the environment, since `pkill -f` would find the
+	// shell itself by a word of its arguments.
+	bash       = `if command -v bash >/dev/null 2>&1; then exec bash -c "$0"; fi; exec sh -c "$0"`
+	commandEnv = "SANDBOX_SHELL_COMMAND"
+	script     = `eval "unset ` + commandEnv + `; $` + commandEnv + `"`
 )
 
 // command runs one command. An error is for the program.
@@ -73,7 +76,8 @@ func (t *Tools) command(ctx context.Context, command string, limit time.Duration
 	bounded, cancel := context.WithTimeout(ctx, limit+grace)
 	defer cancel()
 	stdout, stderr := &output{half: size/2 + 1}, &output{half: size/2 + 1}
-	cmd := t.sb.Command(bounded, "sh", "-c", bash, "sh", command)
+	cmd := t.sb.Command(bounded, "sh", "-c", bash, script)
+	cmd.Env = []string{commandEnv + "=" + command}
 	cmd.Stdout, cmd.Stderr, cmd.Timeout = stdout, stderr, limit
 	err := cmd.Run()
 	var exit *sandbox.ExitError
