@@ -2,6 +2,7 @@ package sandboxtools
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -13,14 +14,13 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"unicode/utf8"
 )
 
 const (
-	maxLine   = 1 << 20 // bytes of a line of a file that is searched
-	maxFiles  = 50_000  // files and directories that one search looks into
-	maxSearch = 1 << 30 // bytes that one search reads
-	maxDepth  = 500     // of directories
+	maxLine   = 64 << 10 // bytes of a line that is searched as one
+	maxFiles  = 50_000   // files and directories that one search looks into
+	maxSearch = 1 << 30  // bytes that one search reads
+	maxDepth  = 500      // of directories
 )
 
 // matches is how many lines a result of grep has at most, and paths how many paths one of glob: more if
@@ -45,26 +45,24 @@ func (s *set) globTool() Tool {
 			s.limits.paths(), strings.Join(unsearched, " and ")),
 		ReadOnly: true,
 		Schema: schema(
-			property{"pattern", "string", false, "such as *.go, or src/**/*_test.go, where ** is any number of directories"},
+			property{"pattern", "string", false, "such as *.go, src/**/*_test.go, where ** is any number of directories, or *.{js,ts}"},
 			property{"path", "string", true, "the directory, default the working directory of the sandbox"},
 		),
 	}, s.glob)
 }
 
 func (s *set) glob(ctx context.Context, in globInput) (Result, error) {
-	if in.Pattern == "" || path.IsAbs(in.Pattern) {
-		return Result{}, fmt.Errorf("pattern %q: it has to be relative to path", in.Pattern)
+	if in.Pattern == "" {
+		return Result{}, missing("pattern")
 	}
-	pattern := strings.Split(path.Clean(in.Pattern), "/")
-	for _, part := range pattern {
-		if _, err := path.Match(part, ""); err != nil || part == ".." {
-			return Result{}, fmt.Errorf("pattern %q: %w", in.Pattern, cmp.Or(err, errors.New("it leaves the directory")))
-		}
+	patterns, err := parsePatterns(in.Pattern)
+	if err != nil {
+		return Result{}, fmt.Errorf("pattern %q: %w", in.Pattern, err)
 	}
 	var out Result
 	free := s.limits.Output
 	w := walker{set: s, visit: func(_ context.Context, name, below string, _ fs.DirEntry) error {
-		if !match(pattern, strings.Split(below, "/")) {
+		if !slices.ContainsFunc(patterns, func(p []string) bool { return match(p, strings.Split(below, "/")) }) {
 			return nil
 		}
 		name = valid([]byte(name))
@@ -74,13 +72,101 @@ func (s *set) glob(ctx context.Context, in globInput) (Result, error) {
 		out.Paths = append(out.Paths, name)
 		return nil
 	}}
-	err := w.walk(ctx, in.Path, "", 0)
+	err = w.walk(ctx, in.Path, "", 0)
 	out.More = errors.Is(err, errEnough)
 	if err != nil && !out.More {
 		return Result{}, err
 	}
 	out.Text = listed(out.Paths, "files", out.More)
 	return out, nil
+}
+
+const (
+	maxPattern      = 1000 // bytes
+	maxAlternatives = 200
+)
+
+// parsePatterns returns the parts, for match, of each pattern that one with alternatives stands for.
+func parsePatterns(pattern string) (all [][]string, err error) {
+	if len(pattern) > maxPattern {
+		return nil, fmt.Errorf("it has more than %d bytes", maxPattern)
+	}
+	alternatives, ok := alternatives(nil, pattern)
+	if !ok {
+		return nil, fmt.Errorf("it has more than %d alternatives", maxAlternatives)
+	}
+	for _, one := range alternatives {
+		if path.IsAbs(one) {
+			return nil, errors.New("it has to be relative to path")
+		}
+		parts := strings.Split(path.Clean(one), "/")
+		for i, part := range parts {
+			parts[i] = classes.ReplaceAllStringFunc(part, negate)
+			if _, err := path.Match(parts[i], ""); err != nil || part == ".." {
+				return nil, cmp.Or(err, errors.New("it leaves the directory"))
+			}
+		}
+		all = append(all, parts)
+	}
+	return all, nil
+}
+
+// classes finds classes of characters, and characters after a backslash.
+var classes = regexp.MustCompile(`(?s)\\.|\[(\\.|[^\\\]])*`)
+
+// negate makes the [!a-z] of shells the [^a-z] of package path.
+func negate(class string) string {
+	if rest, ok := strings.CutPrefix(class, "[!"); ok {
+		return "[^" + rest
+	}
+	return class
+}
+
+// alternatives appends the patterns that one with braces stands for, as in a shell: {a,b} is a or b, and braces without a
+// comma are themselves. ok is false if there are too many.
+func alternatives(all []string, pattern string) (_ []string, ok bool) {
+	for i := 0; i < len(pattern); i++ {
+		switch pattern[i] {
+		case '\\':
+			i++
+		case '{':
+			choices, length := choices(pattern[i:])
+			for _, c := range choices {
+				if all, ok = alternatives(all, pattern[:i]+c+pattern[i+length:]); !ok {
+					return all, false
+				}
+			}
+			if choices != nil {
+				return all, true
+			}
+		}
+	}
+	return append(all, pattern), len(all) < maxAlternatives
+}
+
+// choices returns what is between the commas of the braces that text begins with, and their length. There are none without a comma,
+// or if the brace is not closed.
+func choices(text string) (all []string, length int) {
+	depth, begin := 0, 1
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case c == '\\':
+			i++
+		case c == '{':
+			depth++
+		case c == ',' && depth == 1:
+			all, begin = append(all, text[begin:i]), i+1
+		case c == '}':
+			if depth--; depth > 0 {
+				continue
+			}
+			if all == nil {
+				return nil, 0
+			}
+			return append(all, text[begin:i]), i + 1
+		}
+	}
+	return nil, 0
 }
 
 // match reports whether the parts of a path match those of a pattern. It takes time in the product of
@@ -130,7 +216,7 @@ func (s *set) grepTool() Tool {
 		Schema: schema(
 			property{"pattern", "string", false, "a regular expression in Go's syntax"},
 			property{"path", "string", true, "the directory or file, default the working directory of the sandbox"},
-			property{"files", "string", true, "look only into files whose names match this, such as *.go, or with a slash their paths below path, such as src/**/*.go"},
+			property{"files", "string", true, "look only into files whose names match this, such as *.go or *.{js,ts}, or with a slash their paths below path, such as src/**/*.go"},
 		),
 	}, s.grep)
 }
@@ -140,18 +226,21 @@ func (s *set) grep(ctx context.Context, in grepInput) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	if _, err := path.Match(in.Files, ""); err != nil {
+	names, err := parsePatterns(cmp.Or(in.Files, "*"))
+	if err != nil {
 		return Result{}, fmt.Errorf("files %q: %w", in.Files, err)
 	}
 	limited, cancel := context.WithTimeoutCause(ctx, s.limits.CommandTime, errEnough)
 	defer cancel()
-	names := cmp.Or(in.Files, "*")
 	f := &finder{set: s, pattern: pattern, bytes: s.limits.Output, unread: io.LimitedReader{N: maxSearch}}
 	w := walker{set: s, visit: func(ctx context.Context, name, below string, e fs.DirEntry) error {
-		if !strings.Contains(names, "/") {
-			below = e.Name()
+		fits := func(p []string) bool {
+			if len(p) == 1 {
+				return match(p, []string{e.Name()})
+			}
+			return match(p, strings.Split(below, "/"))
 		}
-		if !e.Type().IsRegular() || !match(strings.Split(names, "/"), strings.Split(below, "/")) {
+		if !e.Type().IsRegular() || !slices.ContainsFunc(names, fits) {
 			return nil
 		}
 		return f.file(ctx, name)
@@ -222,7 +311,7 @@ type finder struct {
 	unread  io.LimitedReader // of the file that is searched; its bound is for all files
 }
 
-// file searches one file, unless it is not a text file.
+// file searches one file, unless a zero byte near its beginning shows that it is not a text file.
 func (f *finder) file(ctx context.Context, name string) error {
 	file, done, err := f.set.open(ctx, name)
 	if err != nil {
@@ -230,14 +319,20 @@ func (f *finder) file(ctx context.Context, name string) error {
 	}
 	defer done()
 	f.unread.R = file
-	scanner := bufio.NewScanner(&f.unread)
-	scanner.Buffer(make([]byte, 0, 64<<10), maxLine)
-	for n := 1; scanner.Scan(); n++ {
-		line := scanner.Bytes()
-		if !utf8.Valid(line) || slices.Contains(line, 0) {
+	r := bufio.NewReaderSize(&f.unread, maxLine)
+	if head, _ := r.Peek(maxLine); slices.Contains(head, 0) {
+		return nil
+	}
+	for n := 1; ; n++ {
+		line, matches, err := f.line(r)
+		switch {
+		case errors.Is(err, io.EOF) && f.unread.N == 0:
+			return errEnough
+		case errors.Is(err, io.EOF):
 			return nil
-		}
-		if !f.pattern.Match(line) {
+		case err != nil:
+			return err
+		case !matches:
 			continue
 		}
 		text := string(line[:min(len(line), 500)])
@@ -246,11 +341,44 @@ func (f *finder) file(ctx context.Context, name string) error {
 		}
 		f.matches = append(f.matches, Match{Path: valid([]byte(name)), Line: n, Text: valid([]byte(text))})
 	}
-	switch err := scanner.Err(); {
-	case err != nil && !errors.Is(err, bufio.ErrTooLong):
-		return err
-	case f.unread.N == 0:
-		return errEnough
+}
+
+// line returns the next line, of one that is longer than maxLine the beginning, and whether it matches. There is no line if err is not nil.
+func (f *finder) line(r *bufio.Reader) (line []byte, matches bool, err error) {
+	line, err = r.ReadSlice('\n')
+	switch {
+	case errors.Is(err, bufio.ErrBufferFull):
+		line = bytes.Clone(line)
+		rest := &lineReader{r: r}
+		matches = f.pattern.MatchReader(bufio.NewReader(io.MultiReader(bytes.NewReader(line), rest)))
+		_, err = io.Copy(io.Discard, rest)
+		return line, matches && err == nil, err
+	case err == nil, errors.Is(err, io.EOF) && len(line) > 0:
+		line = bytes.TrimSuffix(bytes.TrimSuffix(line, []byte("\n")), []byte("\r"))
+		return line, f.pattern.Match(line), nil
 	}
-	return nil
+	return nil, false, err
+}
+
+// lineReader reads a line to its end.
+type lineReader struct {
+	r    *bufio.Reader
+	part []byte
+	err  error
+}
+
+func (l *lineReader) Read(p []byte) (int, error) {
+	if len(l.part) == 0 && l.err == nil {
+		part, err := l.r.ReadSlice('\n')
+		l.part = bytes.TrimSuffix(part, []byte("\n"))
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			l.err = cmp.Or(err, io.EOF)
+		}
+	}
+	if len(l.part) == 0 {
+		return 0, l.err
+	}
+	n := copy(p, l.part)
+	l.part = l.part[n:]
+	return n, nil
 }

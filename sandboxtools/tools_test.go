@@ -382,7 +382,7 @@ func filesAreRegular(t *testing.T, k kit) {
 }
 
 func filesAreFound(t *testing.T, k kit, sb *sandbox.Sandbox) {
-	k.bash("mkdir -p s/t/u s/.git s/many; cd s; echo 'a needle' >t/u/a.go; echo needle | tee b.go c.txt .git/d.go >/dev/null; mkfifo t/pipe.go; cd many; seq 1001 | xargs touch; cd ../..", "[exit code 0]")
+	k.bash("mkdir -p s/t/u s/.git s/many 's/{b}'; touch 's/{b}/{u{,'; cd s; echo 'a needle' >t/u/a.go; echo needle | tee b.go c.txt .git/d.go >/dev/null; mkfifo t/pipe.go; cd many; seq 1001 | xargs touch; cd ../..", "[exit code 0]")
 	for pattern, want := range map[string][]string{
 		"*.go":      {"s/b.go"},
 		"**/*.go":   {"s/b.go", "s/t/pipe.go", "s/t/u/a.go"},
@@ -390,6 +390,12 @@ func filesAreFound(t *testing.T, k kit, sb *sandbox.Sandbox) {
 		"**/u/*":    {"s/t/u/a.go"},
 		"[bc].*":    {"s/b.go", "s/c.txt"},
 		"nothing/*": nil,
+
+		"{*.{go,txt},t/{pipe,u/[!b]}*}": {"s/b.go", "s/c.txt", "s/t/pipe.go", "s/t/u/a.go"},
+		"{b.go,a.{b,c,}}":               {"s/b.go"},
+		"[!b].*":                        {"s/c.txt"},
+		"{b}/{u{,":                      {"s/{b}/{u{,"},
+		`{b}/\{[u]{\{\,,x}`:             {"s/{b}/{u{,"},
 	} {
 		if got := k.must("glob", object{"pattern": pattern, "path": "s"}); !cmp.Equal(got.Paths, want) || got.More {
 			t.Errorf("glob %s: %q, want %q", pattern, got.Paths, want)
@@ -400,6 +406,10 @@ func filesAreFound(t *testing.T, k kit, sb *sandbox.Sandbox) {
 	}
 	k.refused("glob", object{"pattern": "../*"}, "leaves the directory")
 	k.refused("glob", object{"pattern": "["}, "syntax error")
+	k.refused("glob", object{"pattern": "a/{b,../../c}"}, "leaves the directory")
+	k.refused("glob", object{"pattern": "{a,/etc/*}"}, "relative to path")
+	k.refused("glob", object{"pattern": strings.Repeat("{a,b}", 8)}, "more than 200 alternatives")
+	k.refused("glob", object{"pattern": strings.Repeat("{", 1001)}, "more than 1000 bytes")
 	got := k.must("grep", object{"pattern": `\bneedle$`, "path": "s", "files": "*.go"})
 	want := []sandboxtools.Match{{Path: "s/b.go", Line: 1, Text: "needle"}, {Path: "s/t/u/a.go", Line: 1, Text: "a needle"}}
 	if !cmp.Equal(got.Matches, want) || got.Text != "s/b.go:1:needle\ns/t/u/a.go:1:a needle" || got.More {
@@ -408,10 +418,18 @@ func filesAreFound(t *testing.T, k kit, sb *sandbox.Sandbox) {
 	if got := k.must("grep", object{"pattern": "needle", "path": "s/c.txt"}); len(got.Matches) != 1 || got.Matches[0].Path != "s/c.txt" {
 		t.Errorf("grep of a file: %v", got.Matches)
 	}
-	for files, want := range map[string]string{"t/**/*.go": "s/t/u/a.go:1:a needle", "**/[bc].*": "s/b.go:1:needle\ns/c.txt:1:needle", "t/*": "[no lines found]"} {
+	for files, want := range map[string]string{"t/**/*.go": "s/t/u/a.go:1:a needle", "**/[bc].*": "s/b.go:1:needle\ns/c.txt:1:needle", "t/*": "[no lines found]", "{c.*,t/**/[!b].go}": "s/c.txt:1:needle\ns/t/u/a.go:1:a needle"} {
 		if got := k.must("grep", object{"pattern": "needle", "path": "s", "files": files}); got.Text != want {
 			t.Errorf("grep in %s: %q, want %q", files, got.Text, want)
 		}
+	}
+	// All lines of a text file are searched, however long they are and whatever their encoding; a zero byte says that it is none.
+	k.bash(`cd s; printf 'a needle\n\xe9 needle\r\nneedle\xe9' >latin; { head -c 2000000 /dev/zero | tr '\0' x; printf 'é needle\nneedle\n'; } >long; printf 'needle\n\0' >none; cd ..`, "[exit code 0]")
+	got = k.must("grep", object{"pattern": `(?:^|[a\x{FFFD}é] )needle\x{FFFD}?$`, "path": "s", "files": "{latin,long,none}"})
+	want = []sandboxtools.Match{{Path: "s/latin", Line: 1, Text: "a needle"}, {Path: "s/latin", Line: 2, Text: "\uFFFD needle"}, {Path: "s/latin", Line: 3, Text: "needle\uFFFD"},
+		{Path: "s/long", Line: 1, Text: strings.Repeat("x", 500)}, {Path: "s/long", Line: 2, Text: "needle"}}
+	if !cmp.Equal(got.Matches, want) || got.More {
+		t.Errorf("grep of odd files: %v, want %v, more %t", got.Matches, want, got.More)
 	}
 	k.bash("yes n | head -n 201 >s/f", "[exit code 0]")
 	if got := k.must("grep", object{"pattern": "^n$", "path": "s"}); len(got.Matches) != 200 || !got.More {

@@ -179,7 +179,7 @@ func (b *Backend) GlobInfo(ctx context.Context, req *filesystem.GlobInfoRequest)
 func split(pattern string) (dir, rest string) {
 	parts := strings.Split(strings.TrimLeft(path.Clean(pattern), "/"), "/")
 	n := 0
-	for n < len(parts)-1 && !strings.ContainsAny(parts[n], `*?[\`) {
+	for n < len(parts)-1 && !strings.ContainsAny(parts[n], `*?[{\`) {
 		n++
 	}
 	return absolute(path.Join(parts[:n]...)), path.Join(parts[n:]...)
