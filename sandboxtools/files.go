@@ -243,10 +243,25 @@ func missing(argument string) error {
 	return fmt.Errorf("the argument %s is missing", argument)
 }
 
+// checkPath refuses a path that is missing, or that a shell would expand.
+func checkPath(name string) error {
+	if name == "" {
+		return missing("path")
+	}
+	return checkHome(name)
+}
+
+func checkHome(name string) error {
+	if name == "~" || strings.HasPrefix(name, "~/") {
+		return fmt.Errorf("%q: ~ is not expanded: give the absolute path, which \"bash\" prints with echo ~", name)
+	}
+	return nil
+}
+
 // open opens a regular file to read it. Reads end with ctx. The caller calls done afterwards.
 func (s *set) open(ctx context.Context, name string) (f *sandbox.File, done func(), err error) {
-	if name == "" {
-		return nil, nil, missing("path")
+	if err := checkPath(name); err != nil {
+		return nil, nil, err
 	}
 	f, err = s.sb.Open(ctx, name)
 	if err != nil {
@@ -284,8 +299,8 @@ var errNotRegular = errors.New("is not a regular file")
 
 // checkTarget refuses to write to what is there and is not a regular file.
 func (s *set) checkTarget(ctx context.Context, name string) error {
-	if name == "" {
-		return missing("path")
+	if err := checkPath(name); err != nil {
+		return err
 	}
 	info, err := s.sb.Stat(ctx, name)
 	switch {

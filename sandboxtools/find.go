@@ -55,6 +55,9 @@ func (s *set) glob(ctx context.Context, in globInput) (Result, error) {
 	if in.Pattern == "" {
 		return Result{}, missing("pattern")
 	}
+	if err := cmp.Or(checkHome(in.Path), checkHome(in.Pattern)); err != nil {
+		return Result{}, err
+	}
 	patterns, err := parsePatterns(in.Pattern)
 	if err != nil {
 		return Result{}, fmt.Errorf("pattern %q: %w", in.Pattern, err)
@@ -222,6 +225,9 @@ func (s *set) grepTool() Tool {
 }
 
 func (s *set) grep(ctx context.Context, in grepInput) (Result, error) {
+	if err := checkHome(in.Path); err != nil {
+		return Result{}, err
+	}
 	pattern, err := regexp.Compile(in.Pattern)
 	if err != nil {
 		return Result{}, err

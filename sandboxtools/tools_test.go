@@ -485,6 +485,15 @@ func argumentsAreChecked(k kit) {
 	k.refused("edit", object{"path": "kept", "old": "old"}, "the argument new is missing")
 	k.refused("read", object{}, "the argument path is missing")
 	k.refused("write", object{"path": "", "content": ""}, "the argument path is missing")
+	// A shell would expand it, and the tools do not.
+	for tool, args := range map[string]object{"read": {"path": "~/a"}, "edit": {"path": "~/a", "old": "a", "new": "b"}, "write": {"path": "~/a", "content": ""},
+		"grep": {"path": "~", "pattern": "a"}, "glob": {"path": "~/a", "pattern": "*"}} {
+		k.refused(tool, args, "is not expanded")
+	}
+	k.refused("glob", object{"pattern": "~/*.go"}, "is not expanded")
+	k.bash("ls -d '~'", "ls: cannot access '~': No such file or directory\n[exit code 2]")
+	k.must("write", object{"path": "./~/a", "content": ""})
+	k.bash("rm -r './~'", "[exit code 0]")
 	k.bash("cat kept; rm kept", "old\n[exit code 0]")
 	for _, tool := range k.tools {
 		if _, err := tool.Call(k.t.Context(), json.RawMessage(`{} {}`)); err == nil || !strings.Contains(err.Error(), "more than one") {
