@@ -47,6 +47,8 @@ To copy into a sandbox resumes it; a stopped one is read without resuming it.`,
 				return usagef("cp: neither %q nor %q is a path in a sandbox: write NAME:PATH", args[0], args[1])
 			case fromName == "" && from == "-" || fromName != "" && to == "-":
 				return usagef("cp: archives are not read from stdin or written to stdout: write ./- for a file of that name, or see sandbox exec NAME -- tar")
+			case fromName != "" && isHome(from) || toName != "" && isHome(to):
+				return usagef("cp: ~ is not expanded in a sandbox: write an absolute path, such as %s:/root, or NAME:./~ for a file of that name", cmp.Or(toName, fromName))
 			case toName != "":
 				return a.copying(c, asJSON, toName, user, func(f copier) (sandbox.CopyReport, error) {
 					to := destination(from, to, os.Stat, func(name string) (fs.FileInfo, error) { return f.Stat(c.Context(), name) })
@@ -99,6 +101,9 @@ func splitPath(s string) (name, inside string) {
 	}
 	return name, inside
 }
+
+// isHome reports whether a shell would expand the path to one in the home directory.
+func isHome(path string) bool { return path == "~" || strings.HasPrefix(path, "~/") }
 
 // copying calls fn with the sandbox's files, and says what the copy left out.
 func (a *app) copying(c *cobra.Command, asJSON bool, name, user string, fn func(copier) (sandbox.CopyReport, error)) error {

@@ -231,6 +231,8 @@ func TestExitCodes(t *testing.T) {
 		"unused persistence": {nil, []string{"create", "--persistent=false"}, 2, "sandbox run"},
 		"forked to be gone":  {nil, []string{"fork", "a", "--persistent=false"}, 2, "sandbox run"},
 		"copy to nowhere":    {nil, []string{"cp", "a", "b"}, 2, "NAME:PATH"},
+		"copy to a ~":        {nil, []string{"cp", "/etc/passwd", "a:~/b"}, 2, "an absolute path"},
+		"copy of a ~":        {nil, []string{"cp", "a:~", "b"}, 2, "an absolute path"},
 		"copy between two":   {nil, []string{"cp", "a:b", "c:d"}, 2, "of this machine"},
 		"update of nothing":  {nil, []string{"update", "a"}, 2, "no change"},
 		"bad mount":          {nil, []string{"create", "--mount", "/a", "-y"}, 2, "source:target"},
