@@ -120,7 +120,7 @@ type bashInput struct {
 	Command    string `json:"command"`
 	Background bool   `json:"background"`
 	ID         string `json:"id"`
-	TimeoutMS  int64  `json:"timeoutMs"`
+	TimeoutMS  whole  `json:"timeoutMs"`
 	Restart    bool   `json:"restart"`
 }
 
@@ -143,7 +143,7 @@ func (s *shell) tool() Tool {
 
 func (s *shell) call(ctx context.Context, in bashInput) (Result, error) {
 	limit := s.limits.CommandTime
-	if in.TimeoutMS < 0 || in.TimeoutMS > limit.Milliseconds() {
+	if in.TimeoutMS < 0 || int64(in.TimeoutMS) > limit.Milliseconds() {
 		return Result{}, fmt.Errorf("timeoutMs %d is not allowed: %d is the limit", in.TimeoutMS, limit.Milliseconds())
 	}
 	if in.TimeoutMS > 0 {

@@ -16,7 +16,7 @@ import (
 )
 
 type fetchInput struct {
-	Port    int      `json:"port"`
+	Port    whole    `json:"port"`
 	Path    string   `json:"path"`
 	Method  string   `json:"method"`
 	Headers []string `json:"headers"`
@@ -45,7 +45,7 @@ func (s *set) fetch(ctx context.Context, in fetchInput) (Result, error) {
 	if in.Path = cmp.Or(in.Path, "/"); !strings.HasPrefix(in.Path, "/") {
 		return Result{}, fmt.Errorf("path %q does not begin with a slash", in.Path)
 	}
-	address := net.JoinHostPort("localhost", strconv.Itoa(in.Port))
+	address := net.JoinHostPort("localhost", strconv.Itoa(int(in.Port)))
 	ctx, cancel := context.WithTimeoutCause(ctx, s.limits.CommandTime, fmt.Errorf("the server took longer than %v, which is the limit", s.limits.CommandTime))
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, cmp.Or(in.Method, "GET"), "http://"+address+in.Path, strings.NewReader(in.Body))

@@ -24,8 +24,8 @@ const pathText = "relative to the working directory of the sandbox unless absolu
 
 type readInput struct {
 	Path  string `json:"path"`
-	Line  int    `json:"line"`
-	Lines int    `json:"lines"`
+	Line  whole  `json:"line"`
+	Lines whole  `json:"lines"`
 }
 
 func (s *set) readTool() Tool {
@@ -60,11 +60,11 @@ func (s *set) part(ctx context.Context, in readInput) (Result, error) {
 	}
 	defer done()
 	r := bufio.NewReaderSize(f, 64<<10)
-	if err := skip(r, in.Path, in.Line-1); err != nil {
+	if err := skip(r, in.Path, int(in.Line)-1); err != nil {
 		return Result{}, err
 	}
 	var text strings.Builder
-	for n := 0; in.Lines == 0 || n < in.Lines; {
+	for n := whole(0); in.Lines == 0 || n < in.Lines; {
 		part, err := r.ReadSlice('\n')
 		if free := s.limits.Output - text.Len(); len(part) > free {
 			text.Write(part[:free])

@@ -23,6 +23,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"time"
 
 	"github.com/seed-1a2d6d8f/sandbox"
@@ -213,6 +214,23 @@ func define[In any](s *set, t Tool, fn func(context.Context, In) (Result, error)
 		return out, err
 	}
 	return t
+}
+
+// whole is a whole number, which JSON may write as 60000.0 or 6e4, too: some clients have no other numbers.
+type whole int64
+
+const maxWhole = 1 << 53 // beyond, such numbers are not exact
+
+func (w *whole) UnmarshalJSON(text []byte) error {
+	var n float64
+	if err := json.Unmarshal(text, &n); err != nil {
+		return err
+	}
+	if n != math.Trunc(n) || math.Abs(n) > maxWhole {
+		return fmt.Errorf("%s is not a whole number, or too large", text)
+	}
+	*w = whole(n)
+	return nil
 }
 
 // grace is how much longer than a command a call may take: the sandbox ends the command.

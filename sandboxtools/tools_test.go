@@ -478,6 +478,15 @@ func serversAreFetched(t *testing.T, k kit) {
 func argumentsAreChecked(k kit) {
 	k.refused("read", object{"path": "a", "file": "b"}, `unknown field "file"`)
 	k.refused("read", object{"path": 5}, "cannot unmarshal")
+	// A whole number is one however it is written.
+	k.must("bash", object{"command": "seq 4 >four", "timeoutMs": json.RawMessage(fmt.Sprintf("%d.0", harness.CallBound.Milliseconds()))})
+	if got := k.must("read", object{"path": "four", "line": json.RawMessage("2.0"), "lines": json.RawMessage("20e-1")}); got.Text != "2\n3\n\n[the file goes on]" {
+		k.t.Errorf("read of two lines: %q", got.Text)
+	}
+	k.refused("read", object{"path": "four", "line": 1.5}, "1.5 is not a whole number")
+	k.refused("read", object{"path": "four", "line": 1e300}, "too large")
+	k.refused("read", object{"path": "four", "line": "1"}, "cannot unmarshal string")
+	k.refused("fetch", object{"port": json.RawMessage("9.0")}, "nothing listens on port 9 ")
 	// What was forgotten is not taken for an empty text.
 	k.must("write", object{"path": "kept", "content": "old"})
 	k.refused("write", object{"path": "kept"}, "the argument content is missing")
@@ -494,7 +503,7 @@ func argumentsAreChecked(k kit) {
 	k.bash("ls -d '~'", "ls: cannot access '~': No such file or directory\n[exit code 2]")
 	k.must("write", object{"path": "./~/a", "content": ""})
 	k.bash("rm -r './~'", "[exit code 0]")
-	k.bash("cat kept; rm kept", "old\n[exit code 0]")
+	k.bash("cat kept; rm kept four", "old\n[exit code 0]")
 	for _, tool := range k.tools {
 		if _, err := tool.Call(k.t.Context(), json.RawMessage(`{} {}`)); err == nil || !strings.Contains(err.Error(), "more than one") {
 			k.t.Errorf("%s of two values: %v", tool.Name, err)

@@ -262,7 +262,7 @@ func TestAgentIsHeldToEachLimit(t *testing.T) {
 	t.Parallel()
 	other := harness.Shared(t)
 	a := newAgent(t, "--count", "2", "--snapshots", "1", "--vcpus", "0.5", "--memory", "256m", "--command-timeout", "30s", "--output", "4k")
-	name := a.sandbox("sandbox_create", nil)
+	name := a.sandbox("sandbox_create", object{"memoryBytes": json.RawMessage("2.68435456e8")}) // as of a client whose numbers are all doubles
 	st, err := harness.NewClient(t).Inspect(t.Context(), name)
 	if err != nil || *st.Settings.VCPUs != 0.5 || *st.Settings.MemoryBytes != 256<<20 || st.Network.String() != sandbox.DenyAll().String() || *st.Settings.Persistent || *st.Settings.Timeout != time.Hour {
 		t.Errorf("the sandbox: %+v, %v", st, err)
@@ -273,6 +273,7 @@ func TestAgentIsHeldToEachLimit(t *testing.T) {
 		args       object
 	}{
 		{"sandbox_create", "image", object{"image": "debian"}},
+		{"sandbox_create", "256.5 bytes", object{"memoryBytes": 256.5}},
 		{"sandbox_create", "network policy", object{"network": "allow-all"}},
 		{"sandbox_create", "mount", object{"mounts": []string{"/etc:/mnt:ro"}}},
 		{"sandbox_create", "CPUs", object{"vcpus": 1}},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -128,7 +129,7 @@ type Create struct {
 	Network     string   `json:"network,omitempty"`
 	Mounts      []string `json:"mounts,omitempty"`
 	VCPUs       float64  `json:"vcpus,omitempty"`
-	MemoryBytes int64    `json:"memoryBytes,omitempty"`
+	MemoryBytes float64  `json:"memoryBytes,omitempty"`
 	Env         []string `json:"env,omitempty"`
 }
 
@@ -211,11 +212,12 @@ func (s *Server) settings(in Create) (sandbox.Settings, error) {
 	if in.VCPUs < 0 || in.VCPUs > l.VCPUs {
 		errs = append(errs, fmt.Errorf("%g CPUs are not allowed: %g is the limit", in.VCPUs, l.VCPUs))
 	}
-	if in.MemoryBytes == 0 {
-		in.MemoryBytes = l.Memory
+	memory := l.Memory
+	if in.MemoryBytes != 0 {
+		memory = int64(in.MemoryBytes)
 	}
-	if in.MemoryBytes < 0 || in.MemoryBytes > l.Memory {
-		errs = append(errs, fmt.Errorf("%d bytes of memory are not allowed: %d is the limit", in.MemoryBytes, l.Memory))
+	if in.MemoryBytes < 0 || in.MemoryBytes > float64(l.Memory) || in.MemoryBytes != math.Trunc(in.MemoryBytes) {
+		errs = append(errs, fmt.Errorf("%v bytes of memory are not allowed: %d is the limit", in.MemoryBytes, l.Memory))
 	}
 	for i, entry := range in.Env {
 		name, value, ok := strings.Cut(entry, "=")
@@ -224,7 +226,7 @@ func (s *Server) settings(in Create) (sandbox.Settings, error) {
 		}
 		set.Env[name] = value
 	}
-	set.VCPUs, set.MemoryBytes = &in.VCPUs, &in.MemoryBytes
+	set.VCPUs, set.MemoryBytes = &in.VCPUs, &memory
 	return set, errors.Join(errs...)
 }
 
