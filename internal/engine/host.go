@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/hex"
@@ -11,6 +13,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"os/user"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -244,11 +247,17 @@ func configDir() string {
 		return dir
 	}
 	home, err := os.UserHomeDir()
-	if err != nil {
-		return ""
+	if err != nil { // services often have no HOME
+		if u, err := user.Current(); err == nil {
+			home = u.HomeDir
+		}
 	}
-	return filepath.Join(home, ".docker")
+	// Never below the working directory, whose files may be anybody's.
+	return filepath.Join(cmp.Or(home, "/"), ".docker")
 }
+
+// errConfig is the error of a configuration that may select a context: no other engine takes its place.
+var errConfig = errors.New("it can't be read")
 
 // currentContext returns the name of the selected context, "" for none, and where it was
 // selected.
@@ -260,7 +269,7 @@ func currentContext() (name, source string, err error) {
 	source = "the Docker context in " + file
 	var config struct{ CurrentContext string }
 	if err := readJSON(file, &config); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", source, err
+		return "", source, fmt.Errorf("%w: %w", errConfig, err)
 	}
 	return notDefault(config.CurrentContext), source, nil
 }
@@ -315,9 +324,10 @@ func fromContext(source, name string) place {
 	return p
 }
 
+// readJSON reads a file of the docker command's. As there, one that is empty has no fields.
 func readJSON(file string, v any) error {
 	b, err := os.ReadFile(file)
-	if err != nil {
+	if err != nil || len(bytes.TrimSpace(b)) == 0 {
 		return err
 	}
 	if err := json.Unmarshal(b, v); err != nil {
@@ -394,6 +404,8 @@ func unclassed(err error) error {
 func advice(ep endpoint, err error) []string {
 	var a []string
 	switch {
+	case errors.Is(err, errConfig):
+		a = append(a, "Repair that file, or let this user read it; DOCKER_CONTEXT=default is the default socket, whatever the file says")
 	case errors.Is(err, fs.ErrPermission) && ep.scheme == "unix":
 		a = append(a, fmt.Sprintf("You may not open %s: join its group (usually \"sudo usermod -aG docker $USER\", then log in again), or run as a user who may", ep.addr))
 	case errors.Is(err, fs.ErrNotExist) && ep.scheme == "unix":

@@ -19,6 +19,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/user"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -28,6 +29,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/docker/docker/client"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sync/errgroup"
 
@@ -141,6 +143,47 @@ func TestOpenFindsTheEngine(t *testing.T) {
 	}
 }
 
+// As for the docker command, a configuration without content selects no context. Nor do files of the working
+// directory where there is no HOME.
+func TestNothingSelectedIsTheDefaultSocket(t *testing.T) {
+	for name, arrange := range map[string]func(t *testing.T, config string){
+		"no file":    func(*testing.T, string) {},
+		"empty file": func(t *testing.T, config string) { write(t, config, "") },
+		"blank file": func(t *testing.T, config string) { write(t, config, " \n") },
+		"broken file, and the default context by name": func(t *testing.T, config string) {
+			write(t, config, `{"currentCon`)
+			t.Setenv("DOCKER_CONTEXT", "default")
+		},
+		"no HOME": func(t *testing.T, config string) {
+			write(t, config, `{"currentCon`)
+			t.Chdir(filepath.Dir(config))
+			for _, key := range []string{"HOME", "USERPROFILE", "home", "DOCKER_CONFIG"} {
+				t.Setenv(key, "")
+			}
+			me, err := user.Current()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := os.Stat(filepath.Join(me.HomeDir, ".docker", "config.json")); err == nil {
+				t.Setenv("DOCKER_CONTEXT", "default") // this user's own may select one
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			arrange(t, filepath.Join(clean(t), "config.json"))
+			e, err := engine.Open(t.Context(), engine.Options{})
+			if err == nil {
+				defer e.Close()
+				if e.Host() != client.DefaultDockerHost {
+					t.Errorf("opened %s, want %s", e.Host(), client.DefaultDockerHost)
+				}
+			} else if !strings.Contains(err.Error(), "the default socket ("+client.DefaultDockerHost+")") {
+				t.Errorf("Open: %v, want the default socket", err)
+			}
+		})
+	}
+}
+
 func TestUnreachableEngineSaysWhatWasTriedAndWhatToDo(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -157,7 +200,12 @@ func TestUnreachableEngineSaysWhatWasTriedAndWhatToDo(t *testing.T) {
 		}, "", []string{"DOCKER_HOST: not set", `Docker context "gone"`, "config.json", "no such context", "docker context ls"}},
 		{"broken configuration", func(t *testing.T, dir string) {
 			write(t, filepath.Join(dir, "config.json"), `{"currentCon`)
-		}, "", []string{"DOCKER_HOST: not set", "config.json"}},
+		}, "", []string{"DOCKER_HOST: not set", "config.json", "Repair that file", "DOCKER_CONTEXT=default"}},
+		{"unreadable configuration", func(t *testing.T, dir string) {
+			if err := os.Mkdir(filepath.Join(dir, "config.json"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}, "", []string{"config.json", "let this user read it", "DOCKER_CONTEXT=default"}},
 		{"dead context", func(t *testing.T, dir string) {
 			t.Setenv("DOCKER_CONTEXT", "dead")
 			addContext(t, dir, "dead", "unix:///nonexistent/other.sock")
