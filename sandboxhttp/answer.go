@@ -200,9 +200,6 @@ func refuse(w http.ResponseWriter, status int, text string) {
 	fail(w, &statusError{status, statusCodes[status], text})
 }
 
-// answerTimeout bounds the write of an answer to a slow client.
-const answerTimeout = 30 * time.Second
-
 func answer(w http.ResponseWriter, status int, v any) {
 	body, err := json.Marshal(v)
 	if err != nil {
@@ -219,11 +216,15 @@ func answerBody(w http.ResponseWriter, status int, body []byte) {
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	protect(h)
 	control := http.NewResponseController(w)
-	// Not every ResponseWriter has deadlines; the server's own remain.
-	_ = control.SetWriteDeadline(time.Now().Add(answerTimeout))
 	defer control.SetWriteDeadline(time.Time{})
 	w.WriteHeader(status)
-	w.Write(body) // fails only if the client has disconnected, or reads nothing
+	for piece := range slices.Chunk(body, 64<<10) { // a slow client may take long for all of them
+		// Not every ResponseWriter has deadlines; the server's own remain.
+		_ = control.SetWriteDeadline(time.Now().Add(stallTimeout))
+		if _, err := w.Write(piece); err != nil {
+			return // the client has disconnected, or reads nothing
+		}
+	}
 	control.Flush()
 }
 

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -126,4 +127,35 @@ func testStalled(t *testing.T, sb *sandbox.Sandbox) {
 			t.Errorf("after half a file the workspace has %q", got)
 		}
 	})
+}
+
+// slow is a client that reads 64 KiB within each deadline.
+type slow struct {
+	*httptest.ResponseRecorder
+	left int
+}
+
+func (s *slow) SetWriteDeadline(time.Time) error {
+	s.left = 64 << 10
+	return nil
+}
+
+func (s *slow) Write(b []byte) (int, error) {
+	n := min(len(b), s.left)
+	s.left -= n
+	s.ResponseRecorder.Write(b[:n])
+	if n < len(b) {
+		return n, os.ErrDeadlineExceeded
+	}
+	return n, nil
+}
+
+// A long answer comes to its end, however long that takes, if its client goes on reading.
+func TestSlowReaderGetsAllOfAnAnswer(t *testing.T) {
+	h := sandboxhttp.Handler(nowhere(t), sandboxhttp.WithoutAuthorization())
+	w := &slow{ResponseRecorder: httptest.NewRecorder()}
+	h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/openapi.json", nil))
+	if want := w.Header().Get("Content-Length"); fmt.Sprint(w.Body.Len()) != want || w.Body.Len() <= 64<<10 {
+		t.Errorf("a client that reads slowly got %d of %s bytes, which are more than 64 KiB", w.Body.Len(), want)
+	}
 }
