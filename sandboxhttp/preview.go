@@ -130,12 +130,14 @@ func (p *preview) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			pr.Out.Close = pr.In.Header.Get("Expect") != ""
 			pr.Out.Trailer = trailer
 			pr.Out.Host = pr.In.Host
+			offerUpgrade(pr.Out.Header, pr.In.Header["Upgrade"])
 			pr.SetXForwarded()
 		},
 		Transport:     sb.transport(r),
 		FlushInterval: -1, // pages reload by streams of events
 		ModifyResponse: func(answer *http.Response) error {
 			addNothing(w, answer)
+			chooseUpgrade(answer)
 			return keepCookies(answer)
 		},
 		ErrorLog: log.New(io.Discard, "", 0),
@@ -149,7 +151,7 @@ func (p *preview) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	// Some servers answer while they still read.
 	_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/2 always has it
-	proxy.ServeHTTP(w, r)
+	proxy.ServeHTTP(upgrader{w}, r)
 }
 
 // addNothing keeps package http from adding headers to an answer that has none of that name: a

@@ -43,7 +43,12 @@ http.createServer((req, res) => {
 	if (req.url == "/cookies") res.setHeader("Set-Cookie", ["a=1; Domain=localhost; Path=/", "b=2; HttpOnly", "agent-sandbox-preview=x", "j={\"x\":1}; Domain =localhost"]);
 	let body = "";
 	req.on("data", d => body += d).on("end", () => res.end(JSON.stringify({method: req.method, url: req.url, headers: req.headers, trailers: req.trailers, body})));
-}).on("upgrade", (req, socket) => {
+}).on("upgrade", (req, socket, head) => {
+	if (req.url == "/chooses") {
+		socket.write("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n");
+		socket.write(head);
+		return socket.pipe(socket);
+	}
 	const key = crypto.createHash("sha1").update(req.headers["sec-websocket-key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest("base64");
 	socket.write("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + key + "\r\n\r\n");
 	socket.on("data", f => {
@@ -287,6 +292,40 @@ func TestPreview(t *testing.T) {
 		}
 		if _, resp, err := websocket.Dial(ctx, p.url(host, "/ws"), &websocket.DialOptions{HTTPClient: p.client, HTTPHeader: http.Header{"Origin": {"https://evil.test"}}}); err == nil || resp.StatusCode != 403 {
 			t.Errorf("a WebSocket of another page: %v, %v, want 403", resp, err)
+		}
+	})
+	t.Run("Upgrades", func(t *testing.T) {
+		p := newPreviewer(t, open...)
+		upgrade := func(path, offers, early string) (conn *net.TCPConn, r *bufio.Reader, resp *http.Response) {
+			c, err := net.Dial("tcp", "127.0.0.1:"+p.port)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+			io.WriteString(c, "GET "+path+" HTTP/1.1\r\nHost: "+host+"\r\nConnection: Upgrade\r\nUpgrade: "+offers+"\r\n\r\n"+early)
+			r = bufio.NewReader(c)
+			if resp, err = http.ReadResponse(r, nil); err != nil {
+				t.Fatal(err)
+			}
+			return c.(*net.TCPConn), r, resp
+		}
+		// Several offers, of which the server chooses one, and what the client sends before the answer.
+		for offers, early := range map[string]string{"foo, websocket": "", "foo\r\nUpgrade: websocket": "", "WebSocket, foo": "early"} {
+			conn, r, resp := upgrade("/chooses", offers, early)
+			if resp.StatusCode != 101 || resp.Header.Get("Upgrade") != "websocket" {
+				t.Errorf("%q: %s %v", offers, resp.Status, resp.Header)
+				continue
+			}
+			io.WriteString(conn, " and late")
+			conn.CloseWrite()
+			if got, err := io.ReadAll(r); err != nil || string(got) != early+" and late" {
+				t.Errorf("%q: the echo is %q, %v, want %q", offers, got, err, early+" and late")
+			}
+		}
+		if _, r, resp := upgrade("/plain", "h2c", ""); resp.StatusCode != 200 {
+			t.Errorf("h2c: %s, want an answer by HTTP/1.1", resp.Status)
+		} else if got, err := io.ReadAll(io.LimitReader(r, resp.ContentLength)); err == nil && strings.Contains(string(got), "h2c") {
+			t.Errorf("the server sees %s", got)
 		}
 	})
 	t.Run("Credentials", func(t *testing.T) {
