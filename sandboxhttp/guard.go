@@ -29,6 +29,7 @@ type config struct {
 	maxUpload int64
 	domain    string // of Preview
 	resume    bool   // of Preview
+	proxies   []netip.Prefix
 
 	previewDomain string // of the Preview that the page links to
 }

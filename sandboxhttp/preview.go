@@ -49,7 +49,7 @@ func WithResume() PreviewOption {
 // sandbox, 409 if it is stopped, see [WithResume], and 502 if nothing listens on the port.
 //
 // The server inside sees the host that the browser asked for, and no header that says who
-// the client is, except X-Forwarded-Host, X-Forwarded-Proto and X-Forwarded-For. Queries, cookies and
+// the client is, except X-Forwarded-Host, X-Forwarded-Proto and X-Forwarded-For, see [WithTrustedProxies]. Queries, cookies and
 // trailers arrive as they were sent, and so do paths, but bytes that URLs can't have, such as a quote, are
 // percent-encoded. Cookies that it sets are for its own host alone, with the
 // attributes Expires, Max-Age, Path, Secure, HttpOnly, SameSite, Partitioned and Priority. A script in
@@ -92,6 +92,7 @@ func (p *preview) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusNotFound, "host "+strconv.Quote(r.Host)+" is not PORT-NAME."+p.domain)
 		return
 	}
+	r = p.trust(r)
 	if err := p.checkOrigin(r); err != nil {
 		refuse(w, http.StatusForbidden, err.Error()+": trust its origin with sandboxhttp.WithCrossOriginProtection")
 		return
@@ -131,7 +132,7 @@ func (p *preview) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			pr.Out.Trailer = trailer
 			pr.Out.Host = pr.In.Host
 			offerUpgrade(pr.Out.Header, pr.In.Header["Upgrade"])
-			pr.SetXForwarded()
+			forward(pr)
 		},
 		Transport:     sb.transport(r),
 		FlushInterval: -1, // pages reload by streams of events
@@ -219,7 +220,7 @@ const (
 
 // cookieFor returns the name of the cookie for a request.
 func cookieFor(r *http.Request) string {
-	if r.TLS != nil {
+	if overTLS(r) {
 		return securePreviewCookie
 	}
 	return previewCookie
@@ -245,7 +246,7 @@ func (p *preview) admit(w http.ResponseWriter, r *http.Request) bool {
 	}
 	http.SetCookie(w, &http.Cookie{
 		Name: cookieFor(r), Value: p.token.pass(canonHost(r.Host)), Path: "/",
-		HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: r.TLS != nil,
+		HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: overTLS(r),
 	})
 	to := url.URL{Path: r.URL.Path, RawPath: escapeInvalid(r.URL.RawPath), RawQuery: p.token.without(r.URL.RawQuery)}
 	if strings.HasPrefix(to.Path, "//") {

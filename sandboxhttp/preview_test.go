@@ -10,7 +10,9 @@ import (
 	"net/http"
 	"net/http/cookiejar"
 	"net/http/httptest"
+	"net/netip"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -67,17 +69,32 @@ type previewer struct {
 
 func newPreviewer(t *testing.T, opts ...sandboxhttp.PreviewOption) previewer {
 	t.Helper()
+	return newPreviewerOn(t, "tcp", opts...)
+}
+
+func newPreviewerOn(t *testing.T, network string, opts ...sandboxhttp.PreviewOption) previewer {
+	t.Helper()
 	c, err := sandbox.NewClient()
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := httptest.NewServer(sandboxhttp.Preview(c, opts...))
+	s := httptest.NewUnstartedServer(sandboxhttp.Preview(c, opts...))
+	if network == "unix" {
+		s.Listener.Close()
+		if s.Listener, err = net.Listen(network, filepath.Join(t.TempDir(), "s")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Start()
 	at := s.Listener.Addr().String()
-	transport := &http.Transport{DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, network, at)
 	}}
 	t.Cleanup(func() { transport.CloseIdleConnections(); s.Close(); c.Close() })
-	_, port, _ := net.SplitHostPort(at)
+	port := "80"
+	if network == "tcp" {
+		_, port, _ = net.SplitHostPort(at)
+	}
 	return previewer{t, &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, port}
 }
 
@@ -385,6 +402,47 @@ func TestPreview(t *testing.T) {
 			t.Errorf("the sandbox sees %+v", e.Headers)
 		}
 	})
+	t.Run("BehindAProxy", func(t *testing.T) {
+		const token = "s3cret"
+		for name, test := range map[string]struct {
+			proxies    []netip.Prefix
+			socket     bool
+			proto      string
+			wantProto  string
+			wantFor    string
+			wantCookie string
+		}{
+			"trusted":         {local, false, "https", "https", "203.0.113.9, 198.51.100.1, 127.0.0.1", "__Host-agent-sandbox-preview"},
+			"of a WebSocket":  {local, false, "wss", "wss", "203.0.113.9, 198.51.100.1, 127.0.0.1", "__Host-agent-sandbox-preview"},
+			"without TLS":     {local, false, "http", "http", "203.0.113.9, 198.51.100.1, 127.0.0.1", "agent-sandbox-preview"},
+			"unclear":         {local, false, "https, http", "http", "203.0.113.9, 198.51.100.1, 127.0.0.1", "agent-sandbox-preview"},
+			"silent":          {local, false, "", "http", "203.0.113.9, 198.51.100.1, 127.0.0.1", "agent-sandbox-preview"},
+			"by a socket":     {elsewhere, true, "https", "https", "203.0.113.9, 198.51.100.1", "__Host-agent-sandbox-preview"},
+			"elsewhere":       {elsewhere, false, "https", "http", "127.0.0.1", "agent-sandbox-preview"},
+			"none":            {nil, false, "https", "http", "127.0.0.1", "agent-sandbox-preview"},
+			"none, by socket": {nil, true, "https", "http", "", "agent-sandbox-preview"},
+		} {
+			opts := []sandboxhttp.PreviewOption{sandboxhttp.WithToken(token), sandboxhttp.WithTrustedProxies(test.proxies...)}
+			p := newPreviewer(t, opts...)
+			if test.socket {
+				p = newPreviewerOn(t, "unix", opts...)
+			}
+			header := []string{"X-Forwarded-For", "203.0.113.9, 198.51.100.1", "X-Forwarded-Proto", test.proto}
+			if test.proto == "" {
+				header = header[:2]
+			}
+			resp, _ := p.send("GET", host, "/?access_token="+token, "", header...)
+			cookies := resp.Cookies()
+			if len(cookies) != 1 || cookies[0].Name != test.wantCookie || cookies[0].Secure != strings.HasPrefix(test.wantCookie, "__Host-") {
+				t.Errorf("%s: the cookie is %v, want %s", name, cookies, test.wantCookie)
+				continue
+			}
+			resp, got := p.send("GET", host, "/", "", append(header, "Cookie", cookies[0].Name+"="+cookies[0].Value)...)
+			if e := echoOf(t, got); resp.StatusCode != 200 || e.Headers["x-forwarded-proto"] != test.wantProto || e.Headers["x-forwarded-for"] != test.wantFor || e.Headers["x-forwarded-host"] != host+":"+p.port {
+				t.Errorf("%s: %s, inside it is %+v, want %q and %q", name, resp.Status, e.Headers, test.wantProto, test.wantFor)
+			}
+		}
+	})
 	t.Run("Stopped", func(t *testing.T) {
 		p, resumes := newPreviewer(t, open...), newPreviewer(t, append(open, sandboxhttp.WithResume())...)
 		p.send("GET", host, "/", "") // connects
@@ -405,5 +463,7 @@ func TestPreview(t *testing.T) {
 		}
 	})
 }
+
+var local, elsewhere = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
 
 var open = []sandboxhttp.PreviewOption{sandboxhttp.WithoutAuthorization()}[:1:1]

@@ -173,7 +173,7 @@ var values = map[string]string{
 	"gpus": "GPU,…", "mount": "SOURCE:TARGET[:MODE]", "name": "NAME", "network": "POLICY", "oci-runtime": "NAME", "only": "PART", "placement": "CONSTRAINT", "policy": "POLICY",
 	"pool": "IMAGE=N", "port": "PORT", "prefix": "PREFIX", "preview-domain": "DOMAIN", "revision": "REVISION", "role": "ROLE", "runtime": "RUNTIME",
 	"sandbox": "NAME", "signal": "SIGNAL", "since": "TIME", "snapshot": "ID", "socket": "PATH", "source-address": "PREFIX", "status": "STATUS", "tag": "KEY=VALUE",
-	"tarball": "ARCHIVE", "token-file": "FILE", "user": "USER[:GROUP]", "volume": "NAME:TARGET[:MODE]", "without-env": "KEY", "without-mount": "TARGET",
+	"tarball": "ARCHIVE", "token-file": "FILE", "trusted-proxy": "PREFIX", "user": "USER[:GROUP]", "volume": "NAME:TARGET[:MODE]", "without-env": "KEY", "without-mount": "TARGET",
 	"without-tag": "KEY", "workdir": "DIRECTORY",
 }
 

@@ -33,6 +33,7 @@ type serveFlags struct {
 	domain         string
 	resume, asJSON bool
 	sources        []string
+	proxies        []string
 	pools          map[string]int
 }
 
@@ -50,11 +51,13 @@ Web servers in sandboxes are served at http://PORT-NAME.localhost, with the port
 first request of a browser has the token in the parameter access_token.
 
 Who has the token can do everything with the sandboxes. Connections are not encrypted: for other
-machines put a TLS proxy in front of it, and list its names with --allow-host.`,
+machines put a TLS proxy in front of it, and list its names with --allow-host and its address with
+--trusted-proxy.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
-			from, err := f.from()
-			if err != nil {
+			from, err := prefixes("source-address", f.sources)
+			proxies, err2 := prefixes("trusted-proxy", f.proxies)
+			if err := errors.Join(err, err2); err != nil {
 				return usageError{err}
 			}
 			if err := f.checkNames(c); err != nil {
@@ -76,7 +79,7 @@ machines put a TLS proxy in front of it, and list its names with --allow-host.`,
 			if err := f.announce(a.stdout, l.Addr(), token, given); err != nil {
 				return errors.Join(err, l.Close())
 			}
-			return serveUntil(c.Context(), l, f.handler(a, token, from, pools))
+			return serveUntil(c.Context(), l, f.handler(a, token, from, proxies, pools))
 		},
 	}
 	c.Flags().StringVar(&f.listen, "listen", "127.0.0.1:8274", "the address, of the loopback interface; port 0 is any free one")
@@ -88,6 +91,7 @@ machines put a TLS proxy in front of it, and list its names with --allow-host.`,
 	c.Flags().StringSliceVar(&f.sources, "source-address", nil, "a prefix of addresses, beside public ones, from which requests may get repositories, archives and images")
 	c.Flags().StringVar(&f.domain, "preview-domain", "localhost", "the domain below which web servers in sandboxes are served")
 	c.Flags().BoolVar(&f.resume, "preview-resume", false, "let a request to a web server start the session of its sandbox")
+	c.Flags().StringSliceVar(&f.proxies, "trusted-proxy", nil, "a prefix of addresses of TLS proxies, whose X-Forwarded-Proto and X-Forwarded-For web servers in sandboxes get")
 	c.Flags().StringToIntVar(&f.pools, "pool", nil, "keep this many sandboxes of an image running, for requests to create one")
 	c.MarkFlagsMutuallyExclusive("listen", "socket")
 	jsonFlag(c, &f.asJSON)
@@ -142,9 +146,9 @@ func (f *serveFlags) checkNames(c *cobra.Command) error {
 	return nil
 }
 
-// from returns the addresses that sources may have.
-func (f *serveFlags) from() (prefixes []netip.Prefix, err error) {
-	for _, text := range f.sources {
+// prefixes returns the addresses of a flag.
+func prefixes(flag string, texts []string) (all []netip.Prefix, err error) {
+	for _, text := range texts {
 		p, e := netip.ParsePrefix(text)
 		if e != nil {
 			if a, addrErr := netip.ParseAddr(text); addrErr == nil {
@@ -152,11 +156,11 @@ func (f *serveFlags) from() (prefixes []netip.Prefix, err error) {
 			}
 		}
 		if e != nil {
-			e = fmt.Errorf("--source-address %s is not a prefix, such as 10.0.0.0/8", text)
+			e = fmt.Errorf("--%s %s is not a prefix, such as 10.0.0.0/8", flag, text)
 		}
-		prefixes, err = append(prefixes, p), errors.Join(err, e)
+		all, err = append(all, p), errors.Join(err, e)
 	}
-	return prefixes, err
+	return all, err
 }
 
 // newPools returns the pools, by their image, and what closes them.
@@ -251,7 +255,7 @@ func (f *serveFlags) announce(w io.Writer, at net.Addr, token string, given bool
 }
 
 // handler serves the API, and below the domain the web servers in sandboxes.
-func (f *serveFlags) handler(a *app, token string, from []netip.Prefix, pools map[string]*sandbox.Pool) http.Handler {
+func (f *serveFlags) handler(a *app, token string, from, proxies []netip.Prefix, pools map[string]*sandbox.Pool) http.Handler {
 	opts := []sandboxhttp.Option{
 		sandboxhttp.WithToken(token), sandboxhttp.WithHosts(f.hosts...), sandboxhttp.WithSourceAddresses(from...), sandboxhttp.WithPools(pools), sandboxhttp.WithPreviewDomain(f.domain),
 	}
@@ -259,7 +263,7 @@ func (f *serveFlags) handler(a *app, token string, from []netip.Prefix, pools ma
 		opts = append(opts, sandboxhttp.WithHostFiles())
 	}
 	api := sandboxhttp.Handler(a.client, opts...)
-	previewOpts := []sandboxhttp.PreviewOption{sandboxhttp.WithToken(token), sandboxhttp.WithDomain(f.domain)}
+	previewOpts := []sandboxhttp.PreviewOption{sandboxhttp.WithToken(token), sandboxhttp.WithDomain(f.domain), sandboxhttp.WithTrustedProxies(proxies...)}
 	if f.resume {
 		previewOpts = append(previewOpts, sandboxhttp.WithResume())
 	}

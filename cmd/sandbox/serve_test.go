@@ -399,7 +399,7 @@ func TestServePermitsWhatItsFlagsSay(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := harness.NewClient(t)
-	open := serving(t, "--listen", "0.0.0.0:0", "--public", "--allow-host", "sandboxes.test", "--host-files", "--preview-domain", "apps.test", "--preview-resume")
+	open := serving(t, "--listen", "0.0.0.0:0", "--public", "--allow-host", "sandboxes.test", "--host-files", "--preview-domain", "apps.test", "--preview-resume", "--trusted-proxy", "192.0.2.0/24,127.0.0.1")
 	closed := serving(t, "--listen", "127.0.0.1:0")
 	at := func(s *server) string {
 		_, port, _ := net.SplitHostPort(strings.TrimPrefix(s.Address, "http://"))
@@ -412,7 +412,7 @@ func TestServePermitsWhatItsFlagsSay(t *testing.T) {
 		name := harness.UniqueName(t)
 		harness.Remove(t, c, name)
 		order := fmt.Sprintf(`{"name": %q, "mounts": [{"source": %q, "target": "/srv/files"}], "command": ["node", "-e", %q]}`, name, dir,
-			"require('http').createServer((q, r) => r.end(require('fs').readFileSync('/srv/files/page'))).listen(3000)")
+			"require('http').createServer((q, r) => r.end(require('fs').readFileSync('/srv/files/page') + ' by ' + q.headers['x-forwarded-proto'])).listen(3000)")
 		if got := s.curl("-w", "\n%{http_code}", "--json", order, at(s)+"/sandboxes"); !strings.HasSuffix(got, want[1]) {
 			t.Fatalf("a mount of a directory here: %s, want %s", got, want[1])
 		}
@@ -423,7 +423,7 @@ func TestServePermitsWhatItsFlagsSay(t *testing.T) {
 			t.Fatalf("stop: %s", got)
 		}
 		harness.Eventually(t, "the server in the sandbox answers", func() bool {
-			return s.curl("-H", "Host: 3000-"+name+".apps.test", at(s)+"/") == "of the host"
+			return s.curl("-H", "Host: 3000-"+name+".apps.test", "-H", "X-Forwarded-Proto: https", at(s)+"/") == "of the host by https"
 		})
 	}
 	open.end(syscall.SIGTERM)

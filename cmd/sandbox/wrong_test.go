@@ -20,7 +20,7 @@ var wrongValues = map[string][]string{
 	"--mount": {"x", "/tmp:/a:xx", "/tmp:a"}, "--name": {"../x", "A B", strings.Repeat("n", 100)}, "--network": {"nonsense", "allow="}, "--oci-runtime": nil, "--only": nil,
 	"--pids-limit": {"1", "-1"}, "--placement": {"x"}, "--policy": {"nonsense"}, "--prefix": nil, "--preview-domain": nil, "--revision": {"x"}, "--role": {"nonsense"}, "--runtime": {"none"},
 	"--sandbox": {"../x"}, "--signal": {"nonsense", "0", "99", ""}, "--since": {"x", "2026-13-01", "2026-01-02T15:04:05 ", "-5", "1.x", "1767323045000"}, "--snapshot": {"../x"}, "--socket": nil, "--source-address": {"x"}, "--status": {"nonsense"}, "--stop-timeout": {"-5s"},
-	"--storage": {"-1"}, "--strip": {"-1"}, "--tag": {"=x", "x"}, "--tarball": {"/no/such/file", "ftp://x/y"}, "--timeout": {"-5s"}, "--token-file": nil, "--user": nil, "--vcpus": {"-1", "NaN", "Inf", "0", "x"},
+	"--storage": {"-1"}, "--strip": {"-1"}, "--tag": {"=x", "x"}, "--tarball": {"/no/such/file", "ftp://x/y"}, "--timeout": {"-5s"}, "--token-file": nil, "--trusted-proxy": {"x", "10.0.0.0/33"}, "--user": nil, "--vcpus": {"-1", "NaN", "Inf", "0", "x"},
 	"--volume": {"x", "x:a", "v:/a:xx"}, "--without-env": {"", "a=b"}, "--without-mount": {"a"}, "--without-tag": {""}, "--workdir": {"relative"},
 }
 
