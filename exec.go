@@ -676,7 +676,8 @@ func ParseSignal(text string) (os.Signal, error) {
 func (c *Cmd) Signal(sig os.Signal) error { return c.signal(sig, false) }
 
 // Kill kills the command and all processes it started. It is bounded like [Cmd.Signal].
-// After it Wait returns even if a Write of Stdout or Stderr does not.
+// After it Wait returns even if a Write of Stdout or Stderr does not. Of a detached command that has
+// ended it kills what the command left behind. If nothing is left the error is [os.ErrProcessDone].
 func (c *Cmd) Kill() error {
 	if c.proc != nil || c.attached != nil {
 		c.killing.Do(func() { close(c.killed) })
@@ -692,7 +693,7 @@ func (c *Cmd) signal(sig os.Signal, tree bool) error {
 	if err != nil {
 		return c.fail(err)
 	}
-	return c.fail(c.request(func(ctx context.Context, p *guest.Process) error { return p.Signal(ctx, n, tree) }))
+	return c.fail(c.request(tree, func(ctx context.Context, p *guest.Process) error { return p.Signal(ctx, n, tree) }))
 }
 
 // process returns the command inside, nil before Start.
@@ -705,7 +706,7 @@ func (c *Cmd) Resize(rows, cols uint16) error {
 	if c.process() == nil {
 		return nil
 	}
-	return c.fail(c.request(func(ctx context.Context, p *guest.Process) error { return p.Resize(ctx, c.size) }))
+	return c.fail(c.request(false, func(ctx context.Context, p *guest.Process) error { return p.Resize(ctx, c.size) }))
 }
 
 const (
@@ -716,25 +717,29 @@ const (
 )
 
 // request makes a request about the running command. A detached command can outlive its
-// context and Wait, which close the connection to it: then it is found again by its ID.
-func (c *Cmd) request(do func(context.Context, *guest.Process) error) error {
+// context and Wait, which close the connection to it: then it is found again by its ID, and so it is for a
+// request about what is left of it.
+func (c *Cmd) request(left bool, do func(context.Context, *guest.Process) error) error {
 	ctx, limit := c.ctx, requestTimeout
 	late := ctx.Err() != nil
 	if late {
 		ctx, limit = context.WithoutCancel(ctx), lateRequest
 	}
 	err := bound.Within(ctx, limit, "the guest did not answer", func(ctx context.Context) error {
-		if !c.Detached || !late && !c.released.Load() || c.ended() {
+		if !c.Detached || !left && (!late && !c.released.Load() || c.ended()) {
 			return do(ctx, c.process())
 		}
 		conn, err := c.h.ConnectRunning(ctx)
 		if errors.Is(err, lifecycle.ErrNoSession) {
+			if c.ended() {
+				return os.ErrProcessDone
+			}
 			return fmt.Errorf("%w: %w", guest.ErrConnectionLost, err)
 		}
 		if err != nil {
 			return err
 		}
-		p, err := conn.Attach(ctx, c.id)
+		p, err := conn.AttachQuietly(ctx, c.id)
 		if start, ok := errors.AsType[*wire.StartError](err); ok && start.Kind == wire.KindUnknownProcess {
 			return os.ErrProcessDone
 		}

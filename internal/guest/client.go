@@ -413,7 +413,17 @@ func fits(req wire.Exec) bool {
 // exit. Any number of callers may follow one command. An unknown ID is a *wire.StartError of
 // kind KindUnknownProcess.
 func (c *Conn) Attach(ctx context.Context, id string) (*Process, error) {
-	extra, err := json.Marshal(wire.Attach{ID: id})
+	return c.attach(ctx, wire.Attach{ID: id})
+}
+
+// AttachQuietly is like Attach, but for signals alone, without the output and the exit. They reach
+// what is left of a command that has ended, too. The caller closes the Process.
+func (c *Conn) AttachQuietly(ctx context.Context, id string) (*Process, error) {
+	return c.attach(ctx, wire.Attach{ID: id, Quiet: true})
+}
+
+func (c *Conn) attach(ctx context.Context, req wire.Attach) (*Process, error) {
+	extra, err := json.Marshal(req)
 	if err != nil {
 		return nil, fmt.Errorf("guest: attach: %w", err)
 	}

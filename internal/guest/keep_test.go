@@ -220,6 +220,85 @@ func TestDetachedTimeoutAndSignals(t *testing.T) {
 	}
 }
 
+// What a command that has ended left behind is killed by its ID, whatever has come since.
+func TestKillOfWhatADetachedCommandLeft(t *testing.T) {
+	t.Parallel()
+	conn := newBox(t, wire.Init{}).serve()
+	kill := func(id string) error {
+		p, err := conn.AttachQuietly(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		return p.Signal(t.Context(), int(unix.SIGKILL), true)
+	}
+	alive := func(what string) bool {
+		return run(t, conn, wire.Exec{Args: []string{"pgrep", "-fx", what}}).exit.Code == 0
+	}
+	for n, script := range []string{
+		"%s >/dev/null 2>&1 &", "nohup %s >/dev/null 2>&1 &", "setsid -f %s >/dev/null 2>&1", // a group of the command's, and one of its own
+	} {
+		id, left := fmt.Sprint("left", n), fmt.Sprintf("sleep 100%d", n)
+		run(t, conn, wire.Exec{ID: id, Args: sh(fmt.Sprintf(script, left)), Detached: true})
+		other, err := conn.Exec(t.Context(), wire.Exec{ID: "other" + id, Args: []string{"cat"}, Stdin: true, Detached: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, fmt.Sprintf("%q leaves a process", script), func() bool { return alive(left) })
+		if err := kill(id); err != nil || alive(left) {
+			t.Errorf("%q: kill: %v, it lives: %t", script, err, alive(left))
+		}
+		if err := kill(id); !errors.Is(err, os.ErrProcessDone) {
+			t.Errorf("%q: a second kill: %v, want os.ErrProcessDone", script, err)
+		}
+		other.Stdin().Close()
+		if got := finish(t, other).exit; got.Code != 0 {
+			t.Errorf("%q: another command ended with %+v", script, got)
+		}
+	}
+}
+
+// A process that has the number of a command that has ended is no part of it, nor is its group.
+func TestKillOfACommandWhoseNumberIsAnothers(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, wire.Init{})
+	conn := b.serve()
+	pid := run(t, conn, wire.Exec{ID: "ended", Args: []string{"true"}, Detached: true}).started.Pid
+	argv := b.enter("pid,mnt", "/bin/sh", "-c", fmt.Sprintf(`
+		until echo %d >/proc/sys/kernel/ns_last_pid; setsid sleep 1000 & [ $! = %d ]; do kill $!; wait $!; done # a thread may be faster
+		until [ "$(cut -d' ' -f6 /proc/$!/stat)" = $! ]; do sleep 0.01; done
+		echo ready; read x; kill $!; wait $!; echo $?`, pid-1, pid))
+	other := exec.Command(argv[0], argv[1:]...)
+	stdin, err := other.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := other.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	out := newTail(stdout)
+	out.until(t, "\n")
+	p, err := conn.AttachQuietly(t.Context(), "ended")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if err := p.Signal(t.Context(), int(unix.SIGKILL), true); !errors.Is(err, os.ErrProcessDone) {
+		t.Errorf("kill: %v, want os.ErrProcessDone", err)
+	}
+	stdin.Close()
+	if code := out.until(t, "\n"); code != "143" {
+		t.Errorf("the other process ended with %s, want 143, of its own SIGTERM", code)
+	}
+	if err := other.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestStopLetsDetachedCommandsFinish(t *testing.T) {
 	t.Parallel()
 	b := newBox(t, wire.Init{})

@@ -947,6 +947,34 @@ func TestSignalsReachADetachedCommandAfterItsContext(t *testing.T) {
 	}
 }
 
+// Kill ends what a detached command left behind, also when it is long known how the command ended.
+func TestKillOfADetachedCommandThatHasEnded(t *testing.T) {
+	t.Parallel()
+	sb := harness.Shared(t)
+	for _, wait := range []bool{false, true} {
+		mark := unique()
+		cmd, err := sb.Process(t.Context(), detached(t, sb, nil, "sh", "-c", "sleep "+mark+" >/dev/null 2>&1 &"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if wait {
+			if err := cmd.Wait(); err != nil {
+				t.Errorf("Wait: %v", err)
+			}
+		}
+		harness.Eventually(t, "the command has ended, and left a process", func() bool {
+			_, all := processesOf(t, sb.Name())
+			return all[cmd.ID()].ExitCode != nil && alive(t, sb, "sleep "+mark)
+		})
+		if err := cmd.Kill(); err != nil || alive(t, sb, "sleep "+mark) {
+			t.Errorf("waited %v: Kill: %v, want nil and no process", wait, err)
+		}
+		if err := cmd.Kill(); !errors.Is(err, os.ErrProcessDone) {
+			t.Errorf("waited %v: Kill again: %v, want os.ErrProcessDone", wait, err)
+		}
+	}
+}
+
 // As with os/exec a Start that fails leaves nothing that runs, whenever its context ends.
 func TestStartOfADetachedCommandThatIsCancelledLeavesNothing(t *testing.T) {
 	t.Parallel()

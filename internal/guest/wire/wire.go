@@ -260,6 +260,9 @@ type Size struct {
 // Attach asks for a detached command by its ID: its kept output, then what is live.
 type Attach struct {
 	ID string `json:"id"`
+	// Quiet asks for neither output nor exit: the channel is for requests, also about what a command that
+	// has ended left behind. A guest that does not know it sends both.
+	Quiet bool `json:"quiet,omitempty"`
 }
 
 // Started is the first request of the guest on an accepted channel.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -304,24 +305,26 @@ func (c *Command) CloseOutput(stream int) bool {
 // processes returns the living processes of the command: its descendants, the members of
 // its process group and session, which outlive a parent's death, and orphans with its tag.
 func (c *Command) processes() []Process {
+	ours := true // the PID, the group and the session of that number
+	select {
+	case <-c.child.Done:
+		ours = false
+	default:
+	}
+	tagged := c.reaper.tags.has(c.tag)
 	table, err := List()
 	if err != nil {
 		return nil
 	}
-	self := os.Getpid()
-	alive := false
-	select {
-	case <-c.child.Done:
-	default:
-		alive = true
-	}
-	pid := c.child.PID
+	self, pid := os.Getpid(), c.child.PID
+	// A number is used again once nobody is left in its group and its session, by a process to begin with.
+	ours = ours || !slices.ContainsFunc(table, func(p Process) bool { return p.PID == pid })
 	return Tree(table, func(p Process) bool {
 		if p.PID == self {
 			return false
 		}
-		return p.Group == pid || p.Session == pid || alive && p.PID == pid ||
-			p.Parent == self && p.start >= c.began && c.tag.marks(p.PID)
+		return ours && (p.PID == pid || p.Group == pid || p.Session == pid) ||
+			tagged && p.Parent == self && p.start >= c.began && c.tag.marks(p.PID)
 	})
 }
 

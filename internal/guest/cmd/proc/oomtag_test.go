@@ -12,17 +12,21 @@ func TestOOMTagsAreDistinctAndRest(t *testing.T) {
 	seen := map[oomTag]bool{}
 	for range maxOOMTags {
 		got := b.take()
-		if got <= childOOMScore || got > 1000 || seen[got] {
-			t.Fatalf("tag %d", got)
+		if got.score <= childOOMScore || got.score > 1000 || seen[got] || !b.has(got) {
+			t.Fatalf("tag %+v", got)
 		}
 		seen[got] = true
 	}
-	if b.take() != 0 {
+	if b.take() != (oomTag{}) {
 		t.Error("more tags than there are")
 	}
-	b.release(childOOMScore + 5)
-	if got := b.take(); got != childOOMScore+5 {
-		t.Errorf("got %d", got)
+	first := oomTag{childOOMScore + 5, 1}
+	b.release(first)
+	if !b.has(first) {
+		t.Error("a tag is lost with the release")
 	}
-	b.release(0)
+	if got := b.take(); got != (oomTag{childOOMScore + 5, 2}) || b.has(first) || !b.has(got) {
+		t.Errorf("got %+v; the first one is still there: %t", got, b.has(first))
+	}
+	b.release(oomTag{})
 }

@@ -219,6 +219,13 @@ func (k *keeper) attach(nc ssh.NewChannel) {
 	if err != nil {
 		return
 	}
+	if req.Quiet {
+		defer ch.Close()
+		if sendRequest(ch, wire.RequestStarted, wire.Started{Pid: d.command.PID(), Exec: d.command.Request()}) == nil {
+			obey(d.command, reqs, new(sync.Mutex))
+		}
+		return
+	}
 	d.follow(ch, reqs, d.command.Request())
 }
 
