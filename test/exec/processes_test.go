@@ -65,7 +65,7 @@ func TestDetachedCommandsAreListed(t *testing.T) {
 	failed := detached(t, sb, func(c *sandbox.Cmd) { c.Dir = "/tmp"; c.User = "1000:1000" }, "sh", "-c", "exit 7", "s3cret")
 	timed := detached(t, sb, func(c *sandbox.Cmd) { c.Timeout = 100 * time.Millisecond }, "sleep", "1000")
 	running := detached(t, sb, nil, "sleep", "infinity")
-	long := detached(t, sb, nil, "sh", "-c", "exit 0", strings.Repeat("x", 5000), "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16")
+	long := detached(t, sb, nil, "sh", "-c", "exit 0", "x"+strings.Repeat("é", 5000), "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16")
 	harness.Eventually(t, "the others have ended", func() bool {
 		_, all := processesOf(t, sb.Name())
 		return all[failed].ExitCode != nil && all[timed].ExitCode != nil && all[long].ExitCode != nil
@@ -84,7 +84,7 @@ func TestDetachedCommandsAreListed(t *testing.T) {
 	if p := all[running]; ending(p) != "running true" || !p.EndedAt.IsZero() {
 		t.Errorf("the one that runs is %+v, %s", p, ending(p))
 	}
-	if p := all[long]; len(p.Args) != wire.MaxProcessArgs || len(p.Args[3]) != wire.MaxProcessText {
+	if p := all[long]; len(p.Args) != wire.MaxProcessArgs || p.Args[3] != "x"+strings.Repeat("é", wire.MaxProcessText/2-1) {
 		t.Errorf("the one with many long arguments has %d, %q", len(p.Args), p.Args)
 	}
 

@@ -58,7 +58,14 @@ func (h *history) add(req wire.Exec) (ended func(wire.Exit)) {
 	}
 }
 
-func shortened(text string) string { return text[:min(len(text), wire.MaxProcessText)] }
+// shortened cuts a text to what the list may have of it, before a character.
+func shortened(text string) string {
+	if len(text) <= wire.MaxProcessText {
+		return text
+	}
+	cut := text[:wire.MaxProcessText]
+	return cut[:wholeRunes([]byte(cut))]
+}
 
 // list returns a copy of the list.
 func (h *history) list() []wire.Process {
