@@ -359,7 +359,9 @@ const (
 // LogOptions select the part of a log to read. The zero value selects all that is kept.
 type LogOptions struct {
 	// Tail is how many of the last lines to start with. 0 is all; negative is none, which
-	// is useful with Follow. Each started 16 KiB of a longer line counts as one line.
+	// is useful with Follow. Without Command each started 16 KiB of a longer line counts as one line,
+	// and so do 4 KiB of a detached command's and what it wrote of a line half a second before the rest:
+	// then the first line can be the end of one.
 	Tail int
 	// Follow continues with new lines until the session ends.
 	Follow bool
@@ -379,7 +381,8 @@ type LogLine struct {
 	// Text is the line without its end. The engine may have replaced bytes that are not
 	// UTF-8, and in lines of the main process characters across a multiple of 16 KiB. It
 	// keeps back what the main process has written of a line until the line, 16 KiB of it, or
-	// the session ends.
+	// the session ends. What a detached command has written of a line comes after half a second, but with
+	// Follow when the line or the command ends.
 	Text string `json:"text"`
 	// Command is the ID of the detached command that wrote the line (see [Cmd.ID]); empty
 	// for the main process.

@@ -5,6 +5,7 @@ package sshserver
 import (
 	"bytes"
 	"fmt"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -21,14 +22,19 @@ const (
 	logBurst = 8 << 20
 	// logPatience is how long the keeper waits for the log of a command that has ended.
 	logPatience = 2 * time.Second
+	// logQuiet is how long the beginning of a line waits for more: it may be a question.
+	logQuiet = 500 * time.Millisecond
 )
 
 // containerLog writes the output of a command to the container's log.
 type containerLog struct {
 	out  [2]int // descriptors, by stream
 	head string // of a frame, up to the flag
-	part [2]bytes.Buffer
 	rate budget
+
+	mu   sync.Mutex
+	part [2]bytes.Buffer // of the last line, what is not written
+	open [2]bool         // its beginning is written
 }
 
 // budget is a token bucket of bytes.
@@ -53,9 +59,15 @@ func (b *budget) take(n int) {
 // follow writes the ring to the log until it ends.
 func (l *containerLog) follow(r *ring) {
 	f := r.follow()
+	quiet := time.AfterFunc(logQuiet, l.flush)
+	defer quiet.Stop()
 	var missed int64
 	for {
 		stream, data, ok := f.next()
+		if ok {
+			l.rate.take(len(data))
+		}
+		l.mu.Lock()
 		if missed != f.dropped {
 			text := fmt.Sprintf("[%d bytes of output came too fast for the log]", f.dropped-missed)
 			missed = f.dropped
@@ -64,12 +76,29 @@ func (l *containerLog) follow(r *ring) {
 		if !ok {
 			break
 		}
-		l.rate.take(len(data))
 		l.add(int(stream-streamOut), data)
+		l.mu.Unlock()
+		quiet.Reset(logQuiet)
 	}
+	defer l.mu.Unlock()
 	for i := range l.part {
-		if l.part[i].Len() > 0 {
+		if l.part[i].Len() > 0 || l.open[i] {
 			l.write(i, l.part[i].Bytes(), wire.LogWhole)
+			l.part[i].Reset()
+		}
+	}
+}
+
+// flush writes the beginnings of lines, but for half a character and half an end of line.
+func (l *containerLog) flush() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range l.part {
+		text := l.part[i].Bytes()
+		text = bytes.TrimSuffix(text[:wholeRunes(text)], []byte("\r"))
+		if len(text) > 0 {
+			l.write(i, text, wire.LogPart)
+			l.part[i].Next(len(text))
 		}
 	}
 }
@@ -115,6 +144,7 @@ func wholeRunes(text []byte) int {
 // write writes one frame by one system call. A log that nobody reads blocks this command's
 // log, and no other.
 func (l *containerLog) write(stream int, text []byte, flag byte) {
+	l.open[stream] = flag == wire.LogPart
 	frame := make([]byte, 0, len(l.head)+len(text)+3)
 	frame = append(append(frame, l.head...), flag, ' ')
 	frame = append(append(frame, text...), '\n')

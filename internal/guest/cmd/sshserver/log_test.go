@@ -5,8 +5,10 @@ package sshserver
 import (
 	"bytes"
 	"math/rand/v2"
+	"os"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
@@ -107,6 +109,39 @@ func TestJobLogFramesKeepCharactersWhole(t *testing.T) {
 			t.Errorf("seed %d: of %d bytes the frames have %d, or others", seed, want.Len(), len(got))
 		}
 	}
+}
+
+// The beginning of a line is written though the rest does not come, and the end of the line, or of the output, ends it.
+func TestAQuestionIsInTheLogBeforeItsAnswer(t *testing.T) {
+	t.Parallel()
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_DIRECT|unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fds[1])
+	frames := os.NewFile(uintptr(fds[0]), "frames")
+	defer frames.Close()
+	frames.SetReadDeadline(time.Now().Add(5 * time.Minute))
+	l := &containerLog{out: [2]int{fds[1], fds[1]}, head: wire.LogMark + "id "}
+	ring := newRing()
+	done := make(chan struct{})
+	go func() { l.follow(ring); close(done) }()
+	for _, step := range []struct{ write, want string }{
+		{"no\n\r\xc3", ". no"}, {"\xa9 [y/N] \xe2\x82", "+ \ré [y/N] "}, {"\xac\r", "+ €"}, {"\n", ". "}, {"last", "+ last"}, {"", ". "},
+	} {
+		if ring.write(streamOut, []byte(step.write)); step.write == "" {
+			ring.close()
+		}
+		buf := make([]byte, wire.MaxLogFrame)
+		n, err := frames.Read(buf)
+		if err != nil {
+			t.Fatalf("after %q: %v", step.write, err)
+		}
+		if got := string(bytes.TrimPrefix(buf[:n], []byte(l.head))); got != step.want+"\n" {
+			t.Errorf("after %q: frame %q, want %q", step.write, got, step.want)
+		}
+	}
+	<-done
 }
 
 func TestBytesThatAreNoCharactersAreNotHeldBack(t *testing.T) {
