@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -264,6 +265,12 @@ func sessionCases(user string) []sessionCase {
 			s.ask("window-change", struct{ Cols, Rows, Width, Height uint32 }{77, 22, 0, 0})
 			return fmt.Sprint(ok, s.end())
 		}},
+		{"a window-change before the command", func(s *session) string {
+			s.terminal("")
+			ok := s.ask("window-change", struct{ Cols, Rows, Width, Height uint32 }{77, 22, 5, 6})
+			s.start(winsize)
+			return fmt.Sprint(ok, s.end())
+		}},
 		{"odd requests", func(s *session) string {
 			seen := fmt.Sprint(s.ask("no-such-request", nil), s.ask("subsystem", struct{ Name string }{"netconf"}),
 				s.ask("env", struct{ Name, Value string }{"LC_FRUIT", "plum"}), s.ask("signal", struct{ Name string }{"TERM"}))
@@ -343,12 +350,32 @@ func TestSessionsAreAsSSHDsAre(t *testing.T) {
 			}
 		}
 	}
+	// A session begins elsewhere if the user can't enter its directory.
+	warning := regexp.MustCompile(`(Could not chdir to home directory /root: P|sandbox: directory \\"/root\\": p)ermission denied(; this session begins in \\"/\\")?`)
+	clients := []*ssh.Client{sshd.connect(t, "node"), ours.connect(t, "node")}
+	ours.run(t, "chown root /root; chmod 700 /root")
+	for _, c := range []sessionCase{quiet("pwd", ""), onTerminal("pwd", "")} {
+		var seen [2]string
+		for i, s := range []*server{sshd, ours} {
+			seen[i] = warning.ReplaceAllString(c.do(newSession(t, s, clients[i])), "<warning>")
+		}
+		if seen[0] != seen[1] || !strings.Contains(seen[0], "<warning>") {
+			t.Errorf("in a directory that can't be entered, %s\nsshd %s\nours %s", c.name, seen[0], seen[1])
+		}
+	}
+	for i, s := range []*server{sshd, ours} {
+		r := newRawSFTP(t, s.name, clients[i])
+		r.begin()
+		if got := r.request(fxRealpath, new(packet).text(".")); !strings.Contains(got, `"/"`) {
+			t.Errorf("%s: SFTP in a directory that can't be entered begins in %s, want /", s.name, got)
+		}
+	}
 }
 
-// A command whose client leaves without a goodbye runs its trap, whatever its shell writes before.
-func TestTrapsRunWhenTheClientLeaves(t *testing.T) {
+// A command whose client leaves without a goodbye runs its trap, whatever its shell writes before, and lives on if it ignores SIGHUP.
+func TestCommandsHearThatTheClientLeaves(t *testing.T) {
 	t.Parallel()
-	ours, _ := servers(t)
+	ours, sshd := servers(t)
 	for i, script := range []string{
 		`trap 'touch hup%d; exit' HUP; echo ready; while :; do sleep .1; done`, `trap 'touch hup%d' EXIT; trap 'exit 1' HUP; echo ready; while :; do sleep .1; done`,
 		`trap 'touch hup%d; exit' HUP; echo ready; sleep 1000 & wait`, `trap 'touch hup%d; exit' HUP; echo ready; while :; do echo more; sleep .1; done`,
@@ -359,6 +386,23 @@ func TestTrapsRunWhenTheClientLeaves(t *testing.T) {
 		s.until("ready\n")
 		client.Close()
 		harness.WaitForFile(t, ours.sb, fmt.Sprintf("/root/hup%d", i))
+	}
+	const outlive = `while [ $parent = "$(cut -d" " -f4 /proc/$$/stat)" ]; do sleep .1; done; touch $0`
+	for _, s := range []*server{sshd, ours} {
+		for i, script := range []string{`export parent=$PPID; trap "" HUP; echo ready; exec sh -c '%s' %s`, `export parent=$PPID; echo ready; exec nohup sh -c '%s' %s >/dev/null 2>&1`} {
+			for _, terminal := range []bool{false, true} {
+				file := fmt.Sprintf("/root/lived-%s-%d-%t", s.name, i, terminal)
+				client := s.connect(t, "root")
+				session := newSession(t, s, client)
+				if terminal {
+					session.terminal("")
+				}
+				session.start(fmt.Sprintf(script, outlive, file))
+				session.until("ready")
+				client.Close()
+				harness.WaitForFile(t, s.sb, file)
+			}
+		}
 	}
 }
 

@@ -501,7 +501,7 @@ func (c *Command) HangUp() {
 	}
 	table, err := List()
 	if err != nil {
-		return
+		_ = c.reaper.Signal(c.child, unix.SIGHUP) // its group, at least
 	}
 	pid := c.child.PID
 	for _, p := range Tree(table, func(p Process) bool { return p.PID == pid || p.Session == pid }) {

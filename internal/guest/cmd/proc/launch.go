@@ -272,6 +272,14 @@ func (l *launch) noInterpreter() string {
 // maxShebang is the most of a first line that the kernel reads.
 const maxShebang = 256
 
+// CanEnter returns an error if the user can't change into the directory.
+func CanEnter(dir string, id accounts.User) error {
+	if err := (&launch{dir: dir, User: id}).enter(); err != nil {
+		return cause(err)
+	}
+	return nil
+}
+
 // enter returns an error if the command's user can't change into its directory. It sets
 // the user for file access of this thread alone.
 func (l *launch) enter() error {

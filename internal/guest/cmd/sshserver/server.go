@@ -36,7 +36,8 @@ type server struct {
 	mu       sync.Mutex
 	running  int
 	stopping bool
-	drained  chan struct{} // closed when stopping and nothing runs
+	drained  chan struct{}  // closed when stopping and nothing runs
+	sessions sync.WaitGroup // of standard SSH, until their commands have heard that the client is gone
 }
 
 func newServer() *server {

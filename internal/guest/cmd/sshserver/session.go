@@ -46,6 +46,7 @@ type sshSession struct {
 	envSize int
 	tty     *terminalRequest
 	cmd     *proc.Command // nil before it runs
+	warning string        // about where it runs
 	// answering is held from the beginning of a request until its reply: a signal may end the command,
 	// and the reply comes before the end.
 	answering sync.Mutex
@@ -56,6 +57,8 @@ func (s *server) serveSession(nc ssh.NewChannel) {
 	if err != nil {
 		return
 	}
+	s.sessions.Add(1)
+	defer s.sessions.Done()
 	session := &sshSession{server: s, client: *s.latest.Load(), ch: ch}
 	for r := range reqs {
 		session.answering.Lock()
@@ -109,10 +112,15 @@ func (s *sshSession) request(kind string, payload []byte) (ok bool, then func())
 		})
 	case "window-change":
 		size, err := decodeWindow(payload)
-		if err == nil && s.cmd != nil {
+		switch {
+		case err != nil:
+			return false, nil
+		case s.cmd != nil:
 			s.cmd.Resize(size)
+		case s.tty != nil:
+			s.tty.size = size
 		}
-		return err == nil, nil
+		return true, nil
 	case "eow@openssh.com": // the client's output is closed
 		return s.cmd != nil && s.tty == nil && s.cmd.CloseOutput(wire.StreamStdout), nil
 	case "break":
@@ -161,7 +169,7 @@ func (s *sshSession) launch(request func(accounts.User) wire.Exec) (bool, func()
 		return s.fail(proc.StartErrorf(wire.KindUser, "%v", err))
 	}
 	req := request(id)
-	req.User, req.Dir, req.Stdin = name, s.server.conf.Dir, true
+	req.User, req.Dir, req.Stdin, req.Detached = name, s.directory(id), true, true // it may outlive this process
 	req.NewPrivileges = s.server.conf.NewPrivileges
 	req.Env = s.environment(name, id)
 	if s.tty != nil {
@@ -179,6 +187,16 @@ func (s *sshSession) launch(request func(accounts.User) wire.Exec) (bool, func()
 	}
 	s.cmd = cmd
 	return true, s.run
+}
+
+// directory returns where a session of the user begins: as with sshd in the root directory, with a warning, if it can't enter its own.
+func (s *sshSession) directory(id accounts.User) string {
+	dir := cmp.Or(s.server.conf.Dir, "/")
+	if err := proc.CanEnter(dir, id); err != nil && dir != "/" {
+		s.warning = fmt.Sprintf("sandbox: directory %q: %v; this session begins in \"/\"", dir, err)
+		return "/"
+	}
+	return dir
 }
 
 // environment returns the container's variables, the client's, and those that sshd sets, with its words for a client without an
@@ -226,6 +244,13 @@ func (s *sshSession) fail(why *wire.StartError) (bool, func()) {
 func (s *sshSession) run() {
 	defer s.server.leave()
 	defer s.server.use.end()
+	switch {
+	case s.warning == "":
+	case s.tty != nil:
+		fmt.Fprintf(s.ch, "%s\r\n", s.warning)
+	default:
+		fmt.Fprintf(s.ch.Stderr(), "%s\n", s.warning)
+	}
 	go s.feed()
 	told := make(chan struct{})
 	go func() {
@@ -284,9 +309,14 @@ func (s *sshSession) sendExit(exit wire.Exit) {
 	}{Signal: name}))
 }
 
-// hangUp waits a moment for commands whose client has gone. Children that still run then
-// die with this process.
+// hangUp waits a moment for commands whose client has gone. Those that ignore SIGHUP outlive this process, as with sshd.
 func (s *server) hangUp() {
+	select {
+	case <-s.drained: // the client may still be there
+		return
+	default:
+	}
+	s.sessions.Wait()
 	select {
 	case <-s.drained:
 	case <-time.After(hangUpTime):
