@@ -212,9 +212,9 @@ func follow(name string) (string, fs.FileInfo, error) {
 }
 
 // openParent opens the directory of a file, and returns the file's name there.
-func openParent(file string) (root *os.Root, base string, err error) {
+func openParent(file string) (root *into, base string, err error) {
 	dir, base := filepath.Split(file)
-	root, err = os.OpenRoot(cmp.Or(dir, "."))
+	root, err = openInto(cmp.Or(dir, "."))
 	return root, base, err
 }
 

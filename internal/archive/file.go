@@ -47,10 +47,10 @@ func OpenDir(root *os.Root, name string, was fs.FileInfo) (*os.Root, error) {
 	return sub, nil
 }
 
-// OpenFile opens the regular file or directory that was is of, and returns what it is now. If
+// OpenFile opens the regular file or directory that was is of, by [os.OpenFile] or that of a directory, and returns what it is now. If
 // something has replaced it, the error is ErrChanged. A named pipe in its place does not block.
-func OpenFile(root *os.Root, name string, flag int, was fs.FileInfo) (*os.File, fs.FileInfo, error) {
-	f, err := root.OpenFile(name, flag|openNonblock, 0)
+func OpenFile(open func(string, int, fs.FileMode) (*os.File, error), name string, flag int, was fs.FileInfo) (*os.File, fs.FileInfo, error) {
+	f, err := open(name, flag|openNonblock, 0)
 	if err != nil {
 		return nil, nil, err
 	}

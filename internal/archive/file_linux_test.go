@@ -47,7 +47,7 @@ func TestWhatWasReplacedIsNotOpened(t *testing.T) {
 				sub.Close()
 				t.Error("OpenDir opened it, want an error")
 			}
-			if f, _, err := OpenFile(root, "d", os.O_RDONLY, was); err == nil {
+			if f, _, err := OpenFile(root.OpenFile, "d", os.O_RDONLY, was); err == nil {
 				f.Close()
 				t.Error("OpenFile opened it, want an error")
 			}

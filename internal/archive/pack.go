@@ -137,24 +137,19 @@ func (p *packer) source(source string) error {
 	case !info.Mode().IsRegular():
 		return refuseSpecial(source, info.Mode())
 	}
-	file, _, err := follow(source)
+	file, was, err := follow(source)
 	if err != nil {
 		return err
 	}
-	root, base, err := openParent(file)
-	if err != nil {
-		return err
-	}
-	d := newDirRef(root)
-	defer d.release()
-	e := &entry{dir: d, base: base, name: "."}
-	e.load()
+	e := &entry{name: ".", info: was}
+	e.open(os.OpenFile, file)
+	defer e.close()
 	return p.write(e)
 }
 
 // An entry is a file of the tree. load fills in the fields after loaded.
 type entry struct {
-	dir  *dirRef
+	dir  *dirRef[*os.Root] // nil: of a single file
 	base string
 	name string // in the stream
 
@@ -169,22 +164,22 @@ type entry struct {
 }
 
 // dirRef is an open directory, closed when the last of its entries releases it.
-type dirRef struct {
-	root *os.Root
+type dirRef[R io.Closer] struct {
+	root R
 	mu   sync.Mutex
 	refs int
 }
 
-func newDirRef(root *os.Root) *dirRef { return &dirRef{root: root, refs: 1} }
+func newDirRef[R io.Closer](root R) *dirRef[R] { return &dirRef[R]{root: root, refs: 1} }
 
-func (d *dirRef) hold() *dirRef {
+func (d *dirRef[R]) hold() *dirRef[R] {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.refs++
 	return d
 }
 
-func (d *dirRef) release() {
+func (d *dirRef[R]) release() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.refs--; d.refs == 0 {
@@ -244,7 +239,7 @@ type walker struct {
 	order, todo chan<- *entry
 }
 
-func (w *walker) emit(dir *dirRef, base, name string) error {
+func (w *walker) emit(dir *dirRef[*os.Root], base, name string) error {
 	e := &entry{dir: dir.hold(), base: base, name: name, loaded: make(chan struct{})}
 	select {
 	case w.order <- e:
@@ -256,7 +251,7 @@ func (w *walker) emit(dir *dirRef, base, name string) error {
 	}
 }
 
-func (w *walker) walk(dir *dirRef, prefix string) error {
+func (w *walker) walk(dir *dirRef[*os.Root], prefix string) error {
 	f, err := dir.root.Open(".")
 	if err != nil {
 		return &fs.PathError{Op: "open", Path: "./" + prefix, Err: bare(err)}
@@ -279,7 +274,7 @@ func (w *walker) walk(dir *dirRef, prefix string) error {
 	}
 }
 
-func (w *walker) entry(dir *dirRef, prefix string, d fs.DirEntry) error {
+func (w *walker) entry(dir *dirRef[*os.Root], prefix string, d fs.DirEntry) error {
 	name := prefix + d.Name()
 	if err := w.emit(dir, d.Name(), "./"+name); err != nil || !d.IsDir() {
 		return err
@@ -308,7 +303,7 @@ func bare(err error) error {
 	return err
 }
 
-// load stats the entry and opens it, or reads it if it is small.
+// load stats the entry and opens it.
 func (e *entry) load() {
 	if e.info, e.err = e.dir.root.Lstat(e.base); e.err != nil {
 		return
@@ -321,14 +316,19 @@ func (e *entry) load() {
 	case !mode.IsRegular() && !mode.IsDir():
 		return
 	}
-	f, now, err := OpenFile(e.dir.root, e.base, os.O_RDONLY, e.info)
+	e.open(e.dir.root.OpenFile, e.base)
+}
+
+// open opens the file that info is of, or reads it if it is small. Of a directory it reads the attributes.
+func (e *entry) open(open func(string, int, fs.FileMode) (*os.File, error), name string) {
+	f, now, err := OpenFile(open, name, os.O_RDONLY, e.info)
 	if err != nil {
 		e.err = err
 		return
 	}
 	e.info = now
 	e.xattrs, e.odd = getXattrs(f)
-	if mode.IsDir() {
+	if now.IsDir() {
 		f.Close()
 		return
 	}
@@ -367,7 +367,9 @@ func (e *entry) close() {
 	if e.file != nil {
 		e.file.Close()
 	}
-	e.dir.release()
+	if e.dir != nil {
+		e.dir.release()
+	}
 	putBuffer(e.data)
 	e.data = nil
 }

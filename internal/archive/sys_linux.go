@@ -83,7 +83,7 @@ func setXattr(f *os.File, name, value string) error {
 	return control(f, func(fd int) error { return unix.Fsetxattr(fd, name, []byte(value), 0) })
 }
 
-func setTimes(f *os.File, _ *os.Root, _ string, t time.Time) error {
+func setTimes(f *os.File, _ *into, _ string, t time.Time) error {
 	ts, err := times(t)
 	if err != nil {
 		return err
@@ -97,17 +97,12 @@ func setTimes(f *os.File, _ *os.Root, _ string, t time.Time) error {
 	})
 }
 
-func setLinkTimes(root *os.Root, name string, t time.Time) error {
+func setLinkTimes(root *into, name string, t time.Time) error {
 	ts, err := times(t)
 	if err != nil {
 		return err
 	}
-	dir, err := root.Open(".")
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return control(dir, func(fd int) error { return unix.UtimesNanoAt(fd, name, ts[:], unix.AT_SYMLINK_NOFOLLOW) })
+	return root.at("chtimes", name, func(dir int, base string) error { return unix.UtimesNanoAt(dir, base, ts[:], unix.AT_SYMLINK_NOFOLLOW) })
 }
 
 // times is for utimensat: it sets the modification time and leaves the access time.

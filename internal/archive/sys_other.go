@@ -11,6 +11,13 @@ import (
 
 const openNonblock = 0
 
+// into is a directory to write to.
+type into = os.Root
+
+func openInto(name string) (*into, error) { return os.OpenRoot(name) }
+
+func openBelow(t *into, name string) (*into, error) { return openRoot(t, name) }
+
 // Identify knows no identities here: each name is copied as a file.
 func Identify(fs.FileInfo) (FileID, bool) { return FileID{}, false }
 
@@ -18,11 +25,11 @@ func getXattrs(*os.File) (map[string]string, []string) { return nil, nil }
 
 func setXattr(*os.File, string, string) error { return errors.ErrUnsupported }
 
-func setTimes(_ *os.File, root *os.Root, name string, t time.Time) error {
+func setTimes(_ *os.File, root *into, name string, t time.Time) error {
 	return root.Chtimes(name, time.Time{}, t)
 }
 
-func setLinkTimes(*os.Root, string, time.Time) error { return nil }
+func setLinkTimes(*into, string, time.Time) error { return nil }
 
 func readUnsized(f *os.File, most int) ([]byte, error) { return readUpTo(f, most) }
 

@@ -85,10 +85,10 @@ type unpacker struct {
 	at      string  // the name of the last entry
 	shrunk  *string // the name of the last entry, while a note about its size may follow
 
-	dest  string   // the target
-	top   *os.Root // the tree's top directory
-	fresh bool     // the target did not exist
-	cut   *int64   // the size of a single file that shrank
+	dest  string // the target
+	top   *into  // the tree's top directory
+	fresh bool   // the target did not exist
+	cut   *int64 // the size of a single file that shrank
 
 	// carried are the files of this stream, to which hard links may lead: hashes of their
 	// names with a seed that the other side can't know, so that many take little memory.
@@ -97,7 +97,7 @@ type unpacker struct {
 
 	dirs  map[string]*dirState // directories that exist below top, and are no links
 	order []string             // their names, as they were added
-	cur   *dirRef              // the directory of the last entry
+	cur   *dirRef[*into]       // the directory of the last entry
 	curAt string
 
 	mu      sync.Mutex
@@ -131,7 +131,7 @@ func (u *unpacker) attributes(hdr *tar.Header) (*tar.Header, error) {
 }
 
 type job struct {
-	dir  *dirRef
+	dir  *dirRef[*into]
 	base string
 	name string
 	hdr  *tar.Header
@@ -260,7 +260,7 @@ func (u *unpacker) shrink(name, text string) error {
 }
 
 // truncate cuts a file that was just created, unless something else has taken its place.
-func truncate(root *os.Root, base string, size int64) error {
+func truncate(root *into, base string, size int64) error {
 	info, err := root.Lstat(base)
 	if err != nil {
 		return err
@@ -268,7 +268,7 @@ func truncate(root *os.Root, base string, size int64) error {
 	if !info.Mode().IsRegular() || info.Size() < size {
 		return fmt.Errorf("%w: it can't have shrunk", ErrFormat)
 	}
-	f, _, err := OpenFile(root, base, os.O_WRONLY, info)
+	f, _, err := OpenFile(root.OpenFile, base, os.O_WRONLY, info)
 	if errors.Is(err, ErrChanged) {
 		err = fmt.Errorf("%w: it can't have shrunk", ErrFormat)
 	}
@@ -351,11 +351,11 @@ func (u *unpacker) tree(target string, there fs.FileInfo, hdr *tar.Header) (err 
 	defer parent.Close()
 	temp := ""
 	if there != nil {
-		u.top, err = os.OpenRoot(target)
+		u.top, err = openInto(target)
 	} else {
 		u.fresh, temp = true, tempName()
 		if err = parent.Mkdir(temp, 0o700); err == nil {
-			u.top, err = parent.OpenRoot(temp)
+			u.top, err = openBelow(parent, temp)
 		}
 	}
 	if err != nil {
@@ -389,7 +389,7 @@ func (u *unpacker) tree(target string, there fs.FileInfo, hdr *tar.Header) (err 
 }
 
 // appear gives a new tree its name.
-func (u *unpacker) appear(parent *os.Root, temp, base string) error {
+func (u *unpacker) appear(parent *into, temp, base string) error {
 	err := parent.Rename(temp, base)
 	if err == nil {
 		return nil
@@ -404,20 +404,27 @@ func (u *unpacker) appear(parent *os.Root, temp, base string) error {
 var errMeanwhile = fmt.Errorf("%w: something else, such as another copy, was put there during the copy: repeat it to merge them", fs.ErrExist)
 
 // removeTree removes a tree, including directories without write permission.
-func removeTree(parent *os.Root, name string) error {
-	if parent.RemoveAll(name) == nil {
+func removeTree(parent *into, name string) error {
+	err := parent.Remove(name)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if root, err := parent.OpenRoot(name); err == nil {
-		fs.WalkDir(root.FS(), ".", func(p string, d fs.DirEntry, err error) error {
-			if d != nil && d.IsDir() {
-				root.Chmod(p, 0o700)
-			}
-			return nil
-		})
-		root.Close()
+	dir, e := openBelow(parent, name)
+	if e != nil {
+		return err
 	}
-	return parent.RemoveAll(name)
+	defer dir.Close()
+	dir.Chmod(".", 0o700)
+	list, err := dir.OpenFile(".", os.O_RDONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer list.Close()
+	names, err := list.Readdirnames(-1)
+	for _, below := range names {
+		err = errors.Join(err, removeTree(dir, below))
+	}
+	return cmp.Or(err, parent.Remove(name))
 }
 
 func (u *unpacker) start() {
@@ -480,7 +487,7 @@ func (u *unpacker) entries() error {
 }
 
 // parent returns the directory of an entry, and makes it if the stream left it out.
-func (u *unpacker) parent(name string) (*dirRef, string, error) {
+func (u *unpacker) parent(name string) (*dirRef[*into], string, error) {
 	if err := context.Cause(u.ctx); err != nil {
 		return nil, "", err // one name may have many directories
 	}
@@ -499,7 +506,7 @@ func (u *unpacker) parent(name string) (*dirRef, string, error) {
 			return u.cur, base, nil
 		}
 	}
-	root, err := openRoot(u.top, dir)
+	root, err := openBelow(u.top, dir)
 	if err != nil {
 		return nil, "", named(err, dir)
 	}
@@ -626,7 +633,7 @@ func (u *unpacker) entry(hdr *tar.Header, name string) error {
 
 // replace creates a file at base. If one may exist, it creates the new one under a
 // temporary name and renames it, so that the old one is replaced atomically.
-func (u *unpacker) replace(root *os.Root, base, name string, hdr *tar.Header, create func(name string) error) error {
+func (u *unpacker) replace(root *into, base, name string, hdr *tar.Header, create func(name string) error) error {
 	if u.fresh {
 		err := create(base)
 		if !errors.Is(err, fs.ErrExist) {
@@ -651,7 +658,7 @@ func (u *unpacker) replace(root *os.Root, base, name string, hdr *tar.Header, cr
 }
 
 // install gives a file the name that it is to have. A mount point, as /etc/hosts is one in a sandbox, can only be written in place.
-func (u *unpacker) install(root *os.Root, temp, base, name string, hdr *tar.Header) error {
+func (u *unpacker) install(root *into, temp, base, name string, hdr *tar.Header) error {
 	err := root.Rename(temp, base)
 	if u.trust == Hostile || !errors.Is(err, syscall.EBUSY) {
 		return err
@@ -674,7 +681,7 @@ func (u *unpacker) install(root *os.Root, temp, base, name string, hdr *tar.Head
 	return errors.Join(err, to.Close(), root.Remove(temp))
 }
 
-func openRegular(root *os.Root, name string, flag int) (*os.File, error) {
+func openRegular(root *into, name string, flag int) (*os.File, error) {
 	info, err := root.Lstat(name)
 	if err != nil {
 		return nil, err
@@ -682,11 +689,11 @@ func openRegular(root *os.Root, name string, flag int) (*os.File, error) {
 	if !info.Mode().IsRegular() {
 		return nil, refuseSpecial(name, info.Mode())
 	}
-	f, _, err := OpenFile(root, name, flag, info)
+	f, _, err := OpenFile(root.OpenFile, name, flag, info)
 	return f, err
 }
 
-func (u *unpacker) symlink(root *os.Root, base, name string, hdr *tar.Header) error {
+func (u *unpacker) symlink(root *into, base, name string, hdr *tar.Header) error {
 	u.waitIfExists(root, base)
 	return u.replace(root, base, name, hdr, func(at string) error {
 		if err := root.Symlink(hdr.Linkname, at); err != nil {
@@ -698,13 +705,13 @@ func (u *unpacker) symlink(root *os.Root, base, name string, hdr *tar.Header) er
 
 // waitIfExists waits for the writers if base exists: a stream may name a file twice, and
 // one of them may still be writing it.
-func (u *unpacker) waitIfExists(root *os.Root, base string) {
+func (u *unpacker) waitIfExists(root *into, base string) {
 	if _, err := root.Lstat(base); err == nil {
 		u.busy.Wait()
 	}
 }
 
-func (u *unpacker) link(root *os.Root, base, name string, hdr *tar.Header) error {
+func (u *unpacker) link(root *into, base, name string, hdr *tar.Header) error {
 	old, err := clean(hdr.Linkname, u.opts.Strip, u.longest)
 	if err != nil {
 		return err
@@ -724,7 +731,7 @@ func (u *unpacker) link(root *os.Root, base, name string, hdr *tar.Header) error
 }
 
 // file writes a regular file from data or, if that is nil, from the stream.
-func (u *unpacker) file(dir *dirRef, base, name string, hdr *tar.Header, data []byte) error {
+func (u *unpacker) file(dir *dirRef[*into], base, name string, hdr *tar.Header, data []byte) error {
 	err := u.replace(dir.root, base, name, hdr, func(at string) error {
 		perm := fs.FileMode(hdr.Mode & 0o777)
 		if hdr.Mode&0o200 == 0 {
@@ -798,7 +805,7 @@ func (u *unpacker) fill(f *os.File, name string, hdr *tar.Header) error {
 
 // setAttrs sets the permissions, extended attributes and time of a file or directory.
 // Attributes come first: setting one takes write permission, even for the owner.
-func (u *unpacker) setAttrs(f *os.File, root *os.Root, at, name string, hdr *tar.Header) {
+func (u *unpacker) setAttrs(f *os.File, root *into, at, name string, hdr *tar.Header) {
 	u.setXattrs(f, name, hdr)
 	u.setMode(f, name, hdr)
 	err := setTimes(f, root, at, hdr.ModTime)
@@ -882,7 +889,7 @@ func (u *unpacker) finishDirs() error {
 		if hdr == nil {
 			continue
 		}
-		f, err := u.top.Open(name)
+		f, err := u.top.OpenFile(name, os.O_RDONLY|openNonblock, 0)
 		if err != nil {
 			return named(err, name)
 		}

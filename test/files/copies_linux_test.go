@@ -480,6 +480,53 @@ func TestCopiesLeaveDirectoriesThatAreThere(t *testing.T) {
 	}
 }
 
+// Who may search a directory, or write to it, need not be allowed to list it. cp is the reference of copies from and to such
+// directories, of their files and of the trees in them.
+func TestCopiesInDirectoriesThatCanNotBeListedAreAsCpMakesThem(t *testing.T) {
+	t.Parallel()
+	sb := harness.Shared(t)
+	node := sb.FilesAs("node")
+	src := filepath.Join(t.TempDir(), "src")
+	harness.Shell(t, `mkdir -p "$0/sub/deep" "$0/new"; cd "$0"; echo f >f; echo g >sub/g; echo h >sub/deep/h; ln -s f link; ln f hard; ln f sub/hard; echo n >new/n; touch -hd 2001-01-01 f link new/n new sub/g sub/deep/h sub/deep sub .`, src)
+	harness.Run(t, sb, "sh", "-ec", `for i in cp copy; do
+		mkdir -pm 777 /unlisted/out; mkdir -p /unlisted/$i/theirs/sub /unlisted/$i/drop/sub /unlisted/$i/given; cd /unlisted/$i
+		chown node given; echo old >drop/f; chown node drop/f; chmod 733 drop drop/sub . ; chmod 711 theirs; done`)
+	if _, err := sb.CopyIn(t.Context(), src, "/unlisted/copy/theirs", sandbox.CopyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	harness.Run(t, sb, "sh", "-ec", "cd /unlisted; cp -a copy/theirs/. cp/theirs; cp -a copy/theirs src; chmod 755 src; touch -d 2001-01-01 src/sub src")
+	before := treeInside(t, sb, "/unlisted/cp")
+	for _, to := range []string{"drop", "given", "new", "file"} {
+		from := src
+		if to == "file" {
+			from = filepath.Join(src, "f")
+		}
+		if _, err := node.CopyIn(t.Context(), from, "/unlisted/copy/"+to, sandbox.CopyOptions{}); err != nil {
+			t.Errorf("CopyIn to %s: %v", to, err)
+		}
+	}
+	// cp fails to give the directories of others the attributes of the source's, and copies what is in them.
+	cp := sb.Command(t.Context(), "sh", "-c", `cd /unlisted/cp; for to in drop given new; do cp -aT --remove-destination /unlisted/src $to; done; cp -a /unlisted/src/f file
+		cd ../copy; for from in new theirs/sub theirs/f; do cp -a $from /unlisted/out; done`)
+	cp.User = "node"
+	said, err := cp.CombinedOutput()
+	if err != nil {
+		t.Fatalf("cp: %v, %s", err, said)
+	}
+	sameMerge(t, fmt.Sprintf("CopyIn, where cp said %q", said), treeInside(t, sb, "/unlisted/cp"), treeInside(t, sb, "/unlisted/copy"), before)
+
+	out := filepath.Join(t.TempDir(), "out")
+	if err := os.Mkdir(out, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	for _, from := range []string{"new", "theirs/sub", "theirs/f"} {
+		if _, err := node.CopyOut(t.Context(), "/unlisted/copy/"+from, out+"/", sandbox.CopyOptions{}); err != nil {
+			t.Errorf("CopyOut of %s: %v", from, err)
+		}
+	}
+	sameMerge(t, "CopyOut", treeInside(t, sb, "/unlisted/out"), tree(t, out), "|d|755|")
+}
+
 // A mount point can't be replaced: as by cp -a and WriteFile, it gets the content, and the attributes.
 func TestCopiesOntoMountPointsAreAsCpMakesThem(t *testing.T) {
 	t.Parallel()

@@ -326,7 +326,7 @@ func (t *Writer) entry(dir *os.Root, base, name, file string) error {
 
 // regular sends a file as it is at one moment.
 func (t *Writer) regular(dir *os.Root, base string, info fs.FileInfo, h *tar.Header) error {
-	f, now, err := archive.OpenFile(dir, base, os.O_RDONLY, info)
+	f, now, err := archive.OpenFile(dir.OpenFile, base, os.O_RDONLY, info)
 	if err != nil {
 		return err
 	}
