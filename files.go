@@ -183,8 +183,8 @@ func (c fileCalls) Lstat(ctx context.Context, name string) (_ fs.FileInfo, err e
 	return c.view.Lstat(ctx, name)
 }
 
-// ReadDir returns the entries of a directory by name, with their Lstat. Of a directory that the user may
-// list and not search they have names and types alone, and their Info is an error. In a stopped
+// ReadDir returns the entries of a directory by name, with their Lstat. Where that fails, as in a directory that the user may
+// list and not search, or for a mount whose server is gone, they have names and types alone, and their Info is the error. In a stopped
 // sandbox it reads the whole tree below, and times have whole seconds. If there are more than
 // [Limits].ReadDir, 262,144 by default, the error is [ErrTooLarge].
 func (c fileCalls) ReadDir(ctx context.Context, name string) (_ []fs.DirEntry, err error) {

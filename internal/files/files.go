@@ -485,16 +485,24 @@ func (f *View) liveInfo(name string, i wire.FileInfo) *fileInfo {
 func (f *View) entry(i wire.FileInfo) fs.DirEntry {
 	info := f.liveInfo(i.Name, i)
 	if i.Ino == 0 && i.Nlink == 0 {
-		return listed{info}
+		why := error(fs.ErrPermission)
+		if i.Size > 0 && i.Size < 4096 {
+			why = guest.Errno(int(i.Size))
+		}
+		info.size = 0
+		return listed{info, why}
 	}
 	return info
 }
 
-// listed is an entry of a directory that the user may not search.
-type listed struct{ *fileInfo }
+// listed is an entry of a directory that stat failed for, and why.
+type listed struct {
+	*fileInfo
+	why error
+}
 
 func (l listed) Info() (fs.FileInfo, error) {
-	return nil, &fs.PathError{Op: "lstat", Path: l.name, Err: fs.ErrPermission}
+	return nil, &fs.PathError{Op: "lstat", Path: l.name, Err: l.why}
 }
 
 func (f *View) stoppedInfo(st engine.PathStat) *fileInfo {

@@ -193,6 +193,46 @@ func TestBindMountOfOddSources(t *testing.T) {
 	}
 }
 
+// A file system below a mount whose server is gone fails by itself: what is beside it is listed, as by package os.
+func TestDeadFileSystemHidesNothingElse(t *testing.T) {
+	t.Parallel()
+	dir := harness.HostDir(t, map[string]string{"before": "b", "dead/hidden": "h", "living": "l"})
+	server, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead := filepath.Join(dir, "dead")
+	if err := syscall.Mount("dead", dead, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server.Fd())); err != nil {
+		t.Fatal(errors.Join(err, server.Close()))
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dead, syscall.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := server.Close(); err != nil {
+		t.Fatal(err)
+	}
+	describe := func(list []fs.DirEntry, err error) string {
+		if err != nil {
+			t.Errorf("ReadDir: %v", err)
+		}
+		text := ""
+		for _, d := range list {
+			_, err := d.Info()
+			var errno syscall.Errno
+			errors.As(err, &errno)
+			text += fmt.Sprintf("%s %v %d\n", d.Name(), d.IsDir(), errno)
+		}
+		return text
+	}
+	sb := harness.CreateWith(t, harness.NewClient(t), []sandbox.Mount{{Source: dir, Target: "/data", Mode: sandbox.RO}})
+	want := describe(os.ReadDir(dir))
+	if got := describe(sb.ReadDir(t.Context(), "/data")); got != want || !strings.Contains(want, fmt.Sprintf("dead true %d", syscall.ENOTCONN)) {
+		t.Errorf("ReadDir:\n%s\npackage os:\n%s", got, want)
+	}
+}
+
 func init() {
 	// copy makes a sandbox with a copy of a directory, and prints the error.
 	harness.AddRole("copy", func(args []string) error {

@@ -86,8 +86,9 @@ const (
 	FileHeader = 9
 )
 
-// FileInfo tells of a file as stat(2) does. In a directory Name is the entry's. Of entries of a directory that the user may list and
-// not search only the name and the type are known, and Ino and Nlink are 0.
+// FileInfo tells of a file as stat(2) does. In a directory Name is the entry's. Of entries that stat failed for, such as those of a
+// directory that the user may list and not search, only the name and the type are known: Ino and Nlink are 0, and Size is the errno,
+// where a guest of before knew only EACCES and has 0.
 type FileInfo struct {
 	Name         string
 	Mode         uint32 // st_mode, type and permissions

@@ -218,12 +218,9 @@ func (s *server) list(id uint64, h *handle) (wire.Pack, error) {
 		if err == unix.ENOENT {
 			continue // gone since
 		}
-		if err == unix.EACCES { // who may list a directory need not be allowed to search it
-			entries.Info(wire.FileInfo{Name: name, Mode: fileType(kind)})
+		if errno, is := err.(unix.Errno); is { // as EACCES, if the directory may be listed and not searched, or ENOTCONN
+			entries.Info(wire.FileInfo{Name: name, Mode: fileType(kind), Size: int64(errno)})
 			continue
-		}
-		if err != nil {
-			return nil, err
 		}
 		entries.Info(info(name, &st))
 	}
