@@ -24,7 +24,8 @@ func (c *copier) attributes(b *branch, name string, src, dst int, st *unix.Stat_
 	owned, dir := st.Uid != 0 || st.Gid != 0, name == ""
 	// A new file is root's already. A directory may be the volume's root, of another owner.
 	if owned || dir {
-		if err := unix.Fchown(dst, int(st.Uid), int(st.Gid)); err != nil {
+		file := func() string { return path.Join(b.path(), name) }
+		if err := c.owned(b.job, file, st.Uid, st.Gid, &st.Mode, unix.Fchown(dst, int(st.Uid), int(st.Gid))); err != nil {
 			return err
 		}
 	}
@@ -46,7 +47,9 @@ func (c *copier) attributes(b *branch, name string, src, dst int, st *unix.Stat_
 // attributesAt is attributes for links and named pipes, which are not opened.
 func (c *copier) attributesAt(b *branch, name string, st *unix.Stat_t) error {
 	if st.Uid != 0 || st.Gid != 0 {
-		if err := unix.Fchownat(b.dst, name, int(st.Uid), int(st.Gid), unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		file := func() string { return path.Join(b.path(), name) }
+		err := unix.Fchownat(b.dst, name, int(st.Uid), int(st.Gid), unix.AT_SYMLINK_NOFOLLOW)
+		if err := c.owned(b.job, file, st.Uid, st.Gid, &st.Mode, err); err != nil {
 			return err
 		}
 	}
@@ -65,6 +68,17 @@ func (c *copier) attributesAt(b *branch, name string, st *unix.Stat_t) error {
 	}
 	times := []unix.Timespec{st.Atim, st.Mtim}
 	return unix.UtimesNanoAt(b.dst, name, times, unix.AT_SYMLINK_NOFOLLOW)
+}
+
+// owned takes the error of a change of owner. EINVAL is about a number that the user namespace of the target has no ID
+// for: the file stays root's, without the owner's rights by set-user-ID, and is reported.
+func (c *copier) owned(job int, file func() string, uid, gid uint32, mode *uint32, err error) error {
+	if err != unix.EINVAL {
+		return err
+	}
+	*mode &^= unix.S_ISUID | unix.S_ISGID
+	c.lose(job, file(), fmt.Sprintf("its owner %d:%d", uid, gid))
+	return nil
 }
 
 // fdPath is a path to a name in an open directory.
@@ -164,13 +178,13 @@ func (r *receiver) setAttributes(fd int, h *tar.Header, job int, rel string) err
 	if err := unix.Fstat(fd, &is); err != nil {
 		return err
 	}
-	owned := int(is.Uid) != h.Uid || int(is.Gid) != h.Gid
+	owned, mode := int(is.Uid) != h.Uid || int(is.Gid) != h.Gid, uint32(h.Mode&0o7777)
 	if owned {
-		if err := unix.Fchown(fd, h.Uid, h.Gid); err != nil {
+		if err := r.owned(job, func() string { return rel }, uint32(h.Uid), uint32(h.Gid), &mode, unix.Fchown(fd, h.Uid, h.Gid)); err != nil {
 			return err
 		}
 	}
-	if mode := uint32(h.Mode & 0o7777); owned || is.Mode&0o7777 != mode {
+	if owned || is.Mode&0o7777 != mode {
 		if err := unix.Fchmod(fd, mode); err != nil {
 			return err
 		}

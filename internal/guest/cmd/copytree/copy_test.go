@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -331,18 +332,9 @@ func lines(losses wire.Losses) (list []string) {
 	return list
 }
 
-// The files of a new owner have no rights of the old one, and the copy says so of each, whichever way
-// the tree comes.
-func TestCopierReportsTheBitsThatItTakesAway(t *testing.T) {
-	src := t.TempDir()
-	for name, mode := range map[string]uint32{"plain": 0o755, "setuid": 0o4755, "setgid": 0o2755, "both": 0o6711} {
-		file := filepath.Join(src, name)
-		if err := errors.Join(os.WriteFile(file, []byte("x"), 0o755), unix.Chmod(file, mode)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want := []string{"both: its setuid and setgid bits", "setgid: its setgid bit", "setuid: its setuid bit"}
-	for way, copyTo := range map[string]func(to wire.CopyJob) (wire.Losses, error){
+// ways are the two ways of a tree to a target.
+func ways(t *testing.T, src string) map[string]func(to wire.CopyJob) (wire.Losses, error) {
+	return map[string]func(to wire.CopyJob) (wire.Losses, error){
 		"beside": func(to wire.CopyJob) (wire.Losses, error) {
 			c := newCopier()
 			to.From = src
@@ -359,7 +351,73 @@ func TestCopierReportsTheBitsThatItTakesAway(t *testing.T) {
 			err := c.receive(&stream, []wire.CopyJob{to})
 			return c.losses, err
 		},
-	} {
+	}
+}
+
+// An owner that the user namespace of the target has no ID for, as an engine without root has few, becomes root, and is reported.
+func TestOwnersBeyondTheUserNamespaceBecomeRoot(t *testing.T) {
+	if to := os.Getenv("COPY_TO"); to != "" { // in the namespace
+		unix.Umask(0)
+		c := newCopier()
+		err := c.receive(os.Stdin, []wire.CopyJob{{To: to}})
+		for _, line := range lines(c.losses) {
+			fmt.Println(line)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	src, to := t.TempDir(), t.TempDir()
+	for _, name := range []string{"f", "setuid", "known"} {
+		if err := os.WriteFile(filepath.Join(src, name), []byte(name), 0o640); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := errors.Join(os.Mkdir(filepath.Join(src, "d"), 0o750), os.Symlink("f", filepath.Join(src, "l")), unix.Mkfifo(filepath.Join(src, "p"), 0o640))
+	for name, owner := range map[string][2]int{"f": {200_000, 1}, "setuid": {200_000, 200_000}, "d": {1, 200_000}, "l": {200_000, 1}, "p": {200_000, 1}, "known": {65_535, 1}} {
+		err = errors.Join(err, os.Lchown(filepath.Join(src, name), owner[0], owner[1]))
+	}
+	if err := errors.Join(err, unix.Chmod(filepath.Join(src, "setuid"), 0o6755)); err != nil {
+		t.Fatal(err)
+	}
+	var stream bytes.Buffer
+	out := trees.New(t.Context(), &stream)
+	if err := errors.Join(out.Send(0, src), out.Close()); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe", "-test.run=^TestOwnersBeyondTheUserNamespaceBecomeRoot$")
+	cmd.Env, cmd.Stdin = append(os.Environ(), "COPY_TO="+to), &stream
+	ids := []syscall.SysProcIDMap{{Size: 65_536}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids}
+	said, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, said)
+	}
+	for name, want := range map[string]string{"f": "100640 0:0", "setuid": "100755 0:0", "d": "40750 0:0", "l": "120777 0:0", "p": "10640 0:0", "known": "100640 65535:1"} {
+		var st unix.Stat_t
+		err := unix.Lstat(filepath.Join(to, name), &st)
+		if got := fmt.Sprintf("%o %d:%d", st.Mode, st.Uid, st.Gid); err != nil || got != want {
+			t.Errorf("%s is %s, %v, want %s", name, got, err, want)
+		}
+		if reported := strings.Contains(string(said), name+": its owner "); reported != (name != "known") {
+			t.Errorf("the report has %s: %v\n%s", name, reported, said)
+		}
+	}
+}
+
+// The files of a new owner have no rights of the old one, and the copy says so of each, whichever way
+// the tree comes.
+func TestCopierReportsTheBitsThatItTakesAway(t *testing.T) {
+	src := t.TempDir()
+	for name, mode := range map[string]uint32{"plain": 0o755, "setuid": 0o4755, "setgid": 0o2755, "both": 0o6711} {
+		file := filepath.Join(src, name)
+		if err := errors.Join(os.WriteFile(file, []byte("x"), 0o755), unix.Chmod(file, mode)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []string{"both: its setuid and setgid bits", "setgid: its setgid bit", "setuid: its setuid bit"}
+	for way, copyTo := range ways(t, src) {
 		got, err := copyTo(wire.CopyJob{To: t.TempDir(), Owner: &wire.Owner{UID: 1000, GID: 1000}})
 		list := lines(got)
 		if slices.Sort(list); err != nil || !slices.Equal(list, want) || got.Count != 3 {

@@ -157,7 +157,7 @@ func (r *receiver) entry(in io.Reader, h *tar.Header, job int, rel string) error
 	case tar.TypeReg:
 		return r.regular(in, h, parent, job, rel)
 	case tar.TypeSymlink, tar.TypeFifo:
-		return r.special(h, parent, base)
+		return r.special(h, parent, job, rel)
 	case tar.TypeLink:
 		return r.hardLink(h, parent, base)
 	}
@@ -165,7 +165,8 @@ func (r *receiver) entry(in io.Reader, h *tar.Header, job int, rel string) error
 }
 
 // special creates a symbolic link or a named pipe.
-func (r *receiver) special(h *tar.Header, parent int, base string) (err error) {
+func (r *receiver) special(h *tar.Header, parent, job int, rel string) (err error) {
+	base, mode := path.Base(rel), uint32(h.Mode&0o7777)
 	if h.Typeflag == tar.TypeFifo {
 		err = unix.Mknodat(parent, base, unix.S_IFIFO|uint32(h.Mode), 0)
 	} else {
@@ -174,11 +175,12 @@ func (r *receiver) special(h *tar.Header, parent int, base string) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := unix.Fchownat(parent, base, h.Uid, h.Gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	err = unix.Fchownat(parent, base, h.Uid, h.Gid, unix.AT_SYMLINK_NOFOLLOW)
+	if err := r.owned(job, func() string { return rel }, uint32(h.Uid), uint32(h.Gid), &mode, err); err != nil {
 		return err
 	}
 	if h.Typeflag == tar.TypeFifo {
-		if err := unix.Fchmodat(parent, base, uint32(h.Mode&0o7777), 0); err != nil {
+		if err := unix.Fchmodat(parent, base, mode, 0); err != nil {
 			return err
 		}
 	}
