@@ -30,6 +30,7 @@ type Directory struct {
 	Target      string      // where the volume is in the sandbox
 	role        string      // of the volume; empty for RoleRWCopy
 	owner       *wire.Owner // of all files; nil keeps the owners
+	again       bool        // the volume may have a part of them
 }
 
 // fillFrom and fillTo are the mount points of the i-th copy in a helper.
@@ -172,6 +173,15 @@ func (f *Filler) copyOnEngine(ctx context.Context, fills []Directory, ids []wire
 	if err != nil {
 		return nil, err
 	}
+	if last.Error != nil && last.Error.Denied {
+		// Root in the engine's user namespace, or of another client of a network file system, may not read what the caller may.
+		f.Helper.Machine.Log.Debug("directories are streamed: the engine may not read a file", "sandbox", f.For.Name, "error", copyFailed(fills, last.Error))
+		for _, fill := range fills {
+			fill.again = true
+			rest = append(rest, fill)
+		}
+		return rest, nil
+	}
 	if last.Error != nil {
 		return nil, copyFailed(fills, last.Error)
 	}
@@ -201,7 +211,7 @@ func (f *Filler) sendDirectories(ctx context.Context, fills []Directory) error {
 func (f *Filler) send(ctx context.Context, fills []Directory, write func(*trees.Writer) error) error {
 	order := wire.Copy{Stream: true}
 	for i, fill := range fills {
-		order.Jobs = append(order.Jobs, wire.CopyJob{To: fillTo(i), Owner: fill.owner})
+		order.Jobs = append(order.Jobs, wire.CopyJob{To: fillTo(i), Owner: fill.owner, Again: fill.again})
 	}
 	var to *trees.Writer
 	last, err := f.copy(ctx, f.spec(fills), order, func(w io.Writer) error {

@@ -1,8 +1,10 @@
 package volumes_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -111,6 +113,34 @@ func TestCopyKeepsEverything(t *testing.T) {
 	})
 	if diff := cmp.Diff(before, onHost(t, dir, state)); diff != "" {
 		t.Errorf("the host's directory (-before +after):\n%s", diff)
+	}
+}
+
+// What the engine's root may not read below a directory, and the caller may, comes through the caller, as the directory itself does.
+func TestCopyOfWhatTheEngineMayNotRead(t *testing.T) {
+	t.Parallel()
+	for _, unread := range []string{".", "sub/dir", "sub/f"} {
+		dir := harness.HostDir(t, map[string]string{"a": "a", "sub/dir/f": "d", "sub/f": "f", "sub/z/f": "z", "z": "z"})
+		if err := errors.Join(os.Chmod(filepath.Join(dir, unread), 0o700), os.Chown(filepath.Join(dir, unread), 1000, 1000)); err != nil {
+			t.Fatal(err)
+		}
+		want := onHost(t, dir, harness.Manifest)
+		// Root without this capability is as it is on a network file system, or in a namespace of users that has no ID for the owner.
+		c := harness.NewClient(t, sandbox.WithHost(harness.InFront(t, func(_ http.ResponseWriter, r *http.Request) bool {
+			if is(r, "POST", "/containers/create") && strings.HasPrefix(r.URL.Query().Get("name"), "agent-sandbox-helper.") {
+				body, err := io.ReadAll(r.Body)
+				if err != nil {
+					t.Error(err)
+				}
+				body = bytes.Replace(body, []byte("DAC_OVERRIDE"), []byte("CHOWN"), 1) // which helpers have
+				r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+			}
+			return false
+		}, nil)))
+		sb := harness.CreateWith(t, c, []sandbox.Mount{{Source: dir, Target: "/data"}})
+		if diff := cmp.Diff(strings.Split(want, "\n"), strings.Split(harness.Run(t, sb, "sh", "-c", "cd /data && "+harness.Manifest), "\n")); diff != "" {
+			t.Errorf("a copy with an unreadable %s (-source +copy):\n%s", unread, diff)
+		}
 	}
 }
 

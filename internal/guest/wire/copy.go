@@ -183,6 +183,8 @@ type CopyError struct {
 	Message string `json:"message"`
 	// Changed says that the source was being changed.
 	Changed bool `json:"changed,omitempty"`
+	// Denied says that the copy may not read the source.
+	Denied bool `json:"denied,omitempty"`
 	// NoLayer says that a layer was not found, or several. Nothing was copied.
 	NoLayer bool `json:"noLayer,omitempty"`
 }

@@ -44,6 +44,7 @@ type pathError struct {
 	path    string
 	err     error
 	changed bool
+	denied  bool
 }
 
 func (e *pathError) Error() string { return e.err.Error() }
@@ -53,7 +54,7 @@ func toCopyError(err error) *wire.CopyError {
 	e := &wire.CopyError{Message: err.Error()}
 	var p *pathError
 	if errors.As(err, &p) {
-		e.Job, e.Path, e.Message, e.Changed = p.job, []byte(p.path), p.err.Error(), p.changed
+		e.Job, e.Path, e.Message, e.Changed, e.Denied = p.job, []byte(p.path), p.err.Error(), p.changed, p.denied
 	}
 	return e
 }
@@ -62,5 +63,5 @@ var errChanged = errors.New("changed while it was copied")
 
 func (b *branch) fail(name string, err error) error {
 	changed := errors.Is(err, errChanged) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESTALE)
-	return &pathError{job: b.job, path: path.Join(b.path(), name), err: err, changed: changed}
+	return &pathError{job: b.job, path: path.Join(b.path(), name), err: err, changed: changed, denied: errors.Is(err, unix.EACCES)}
 }
