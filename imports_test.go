@@ -759,7 +759,7 @@ var widths = map[string]int{
 	"errdefs":        31,
 	"bound":          15,
 	"policy":         40,
-	"archive":        48,
+	"archive":        52,
 	"guest/trees":    10,
 	"guest/wire":     280,
 	"git":            20,

@@ -17,9 +17,11 @@ import (
 	"time"
 )
 
+// Unsized is how many bytes a file may have that has no size and yet content, as those in /proc.
+const Unsized = 64 << 20
+
 const (
 	smallFile = 128 << 10 // bytes; files up to this size are read ahead of the stream
-	unsized   = 64 << 20  // bytes of a file that has no size and yet content, as those in /proc
 	readers   = 4         // goroutines that read ahead
 	ahead     = 64        // entries read ahead
 	bufSize   = 256 << 10
@@ -338,7 +340,7 @@ func (e *entry) open(open func(string, int, fs.FileMode) (*os.File, error), name
 		return
 	}
 	if size == 0 {
-		e.data, e.err = readUnsized(f, unsized)
+		e.data, e.err = ReadUnsized(f)
 		f.Close()
 		return
 	}
@@ -351,14 +353,14 @@ func (e *entry) open(open func(string, int, fs.FileMode) (*os.File, error), name
 	e.data, e.err = e.data[:n], err
 }
 
-// errEndless is about a file without a size whose content does not end.
-var errEndless = fmt.Errorf("it has no size, and more than %d bytes", unsized)
+// ErrEndless is about a file without a size that has more than [Unsized] bytes.
+var ErrEndless = fmt.Errorf("it has no size, and more than %d bytes", Unsized)
 
-// readUpTo reads r to its end, which must come before most bytes.
-func readUpTo(r io.Reader, most int) ([]byte, error) {
-	data, err := io.ReadAll(io.LimitReader(r, int64(most)+1))
-	if err == nil && len(data) > most {
-		err = errEndless
+// readToEnd reads a file without a size to its end.
+func readToEnd(r io.Reader) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(r, Unsized+1))
+	if err == nil && len(data) > Unsized {
+		err = ErrEndless
 	}
 	return data, err
 }
@@ -705,7 +707,7 @@ func (p *packer) fsFile(e *entry, f fs.File) error {
 	return nil
 }
 
-// small reads a file of at most smallFile bytes, or of one without a size up to unsized. What it has beyond its
+// small reads a file of at most smallFile bytes, or of one without a size up to [Unsized]. What it has beyond its
 // size is left.
 func (p *packer) small(name string, f io.Reader, size int64) ([]byte, error) {
 	if size > 0 {
@@ -716,7 +718,7 @@ func (p *packer) small(name string, f io.Reader, size int64) ([]byte, error) {
 		}
 		return data[:n], err
 	}
-	data, err := readUpTo(f, unsized)
+	data, err := readToEnd(f)
 	if err == nil {
 		err = p.tally.content(name, int64(len(data)))
 	}

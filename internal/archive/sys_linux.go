@@ -111,11 +111,11 @@ func times(t time.Time) ([2]unix.Timespec, error) {
 	return [2]unix.Timespec{{Nsec: unix.UTIME_OMIT}, mtime}, err
 }
 
-// readUnsized reads a file whose size the kernel does not know, up to its end or most bytes. One
-// with nothing to read now, such as /proc/kmsg, ends there.
-func readUnsized(f *os.File, most int) (data []byte, err error) {
+// ReadUnsized reads a file whose size the kernel does not know, from where it is open at to its end. One with
+// nothing to read now, such as /proc/kmsg, ends there. Beyond [Unsized] the error is [ErrEndless].
+func ReadUnsized(f *os.File) (data []byte, err error) {
 	buf := make([]byte, 64<<10)
-	for len(data) <= most {
+	for len(data) <= Unsized {
 		n := 0
 		err := control(f, func(fd int) (err error) {
 			n, err = unix.Read(fd, buf)
@@ -129,7 +129,7 @@ func readUnsized(f *os.File, most int) (data []byte, err error) {
 		}
 		data = append(data, buf[:n]...)
 	}
-	return nil, errEndless
+	return nil, ErrEndless
 }
 
 // Pieces returns where a file has data: a file without holes is one piece, and so is one whose

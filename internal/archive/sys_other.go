@@ -31,7 +31,8 @@ func setTimes(_ *os.File, root *into, name string, t time.Time) error {
 
 func setLinkTimes(*into, string, time.Time) error { return nil }
 
-func readUnsized(f *os.File, most int) ([]byte, error) { return readUpTo(f, most) }
+// ReadUnsized reads a file whose size the kernel does not know.
+func ReadUnsized(f *os.File) ([]byte, error) { return readToEnd(f) }
 
 // Pieces finds no holes here.
 func Pieces(_ *os.File, info fs.FileInfo) []Piece { return []Piece{{0, info.Size()}} }

@@ -338,26 +338,44 @@ func (t *Writer) regular(dir *os.Root, base string, info fs.FileInfo, h *tar.Hea
 		if size > smallFile {
 			return t.large(f, now, h)
 		}
-		n, err := io.ReadFull(io.NewSectionReader(f, 0, size), t.buf[:size])
-		if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF) {
+		data, err := t.content(f, size)
+		if err != nil {
 			return err
 		}
 		after, err := f.Stat()
 		if err != nil {
 			return err
 		}
-		same := int64(n) == size && after.Size() == size && after.ModTime().Equal(now.ModTime())
-		if grew := int64(n) == size && after.Size() > size; !same && !(grew && try == attempts) {
+		n := int64(len(data))
+		same := after.Size() == size && after.ModTime().Equal(now.ModTime())
+		if grew := n >= size && after.Size() > size; !same && !(grew && try == attempts) {
 			if try == attempts {
 				return archive.ErrChanged
 			}
 			now = after
 			continue
 		}
-		return t.pieces(h, size, archive.Pieces(f, now), func(p archive.Piece) error {
-			return t.data(t.buf[p.Offset : p.Offset+p.Length])
-		})
+		pieces := []archive.Piece{{Length: n}}
+		if n == size {
+			pieces = archive.Pieces(f, now)
+		}
+		return t.pieces(h, n, pieces, func(p archive.Piece) error { return t.data(data[p.Offset : p.Offset+p.Length]) })
 	}
+}
+
+// content reads a small file. Those that the kernel makes up have no size, as in /proc, or another, as in /sys.
+func (t *Writer) content(f *os.File, size int64) ([]byte, error) {
+	if size == 0 {
+		if _, err := f.Seek(0, io.SeekStart); err != nil {
+			return nil, err
+		}
+		return archive.ReadUnsized(f)
+	}
+	n, err := io.ReadFull(io.NewSectionReader(f, 0, size), t.buf[:size])
+	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return t.buf[:n], err
 }
 
 func attributesOf(info fs.FileInfo, h *tar.Header) *tar.Header {

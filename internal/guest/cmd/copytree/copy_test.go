@@ -354,6 +354,24 @@ func ways(t *testing.T, src string) map[string]func(to wire.CopyJob) (wire.Losse
 	}
 }
 
+// The kernel tells no size of files in /proc, and another one of those in /sys. cp -r is the reference.
+func TestCopierCopiesWhatTheKernelMakesUp(t *testing.T) {
+	for _, src := range []string{"/proc/sys/kernel/keys", "/sys/kernel/cgroup"} {
+		ref := filepath.Join(t.TempDir(), "ref")
+		if out, err := exec.Command("cp", "-r", src, ref).CombinedOutput(); err != nil {
+			t.Fatalf("cp: %v, %s", err, out)
+		}
+		for way, copyTo := range ways(t, src) {
+			to := t.TempDir()
+			losses, err := copyTo(wire.CopyJob{To: to})
+			diff, _ := exec.Command("diff", "-r", ref, to).CombinedOutput()
+			if err != nil || losses.Count > 0 || len(diff) > 0 {
+				t.Errorf("%s, %s: %v, losses %q; cp's differs:\n%s", src, way, err, lines(losses), diff)
+			}
+		}
+	}
+}
+
 // An owner that the user namespace of the target has no ID for, as an engine without root has few, becomes root, and is reported.
 func TestOwnersBeyondTheUserNamespaceBecomeRoot(t *testing.T) {
 	if to := os.Getenv("COPY_TO"); to != "" { // in the namespace

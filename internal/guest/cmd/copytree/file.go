@@ -9,6 +9,8 @@ import (
 	"path"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-1a2d6d8f/sandbox/internal/archive"
 )
 
 const (
@@ -72,6 +74,15 @@ func (w *worker) contents(src, dst int, st *unix.Stat_t) error {
 			return e
 		}
 		same := now.Size == st.Size && now.Mtim == st.Mtim
+		if err == errChanged && same {
+			// It ends before its size, as files in /sys do.
+			if n, err = unix.Seek(dst, 0, io.SeekCurrent); err == nil {
+				err = unix.Ftruncate(dst, n)
+			}
+			if err != nil {
+				return err
+			}
+		}
 		if err == nil && (same || try == attempts && now.Size > st.Size) {
 			w.bytes.Add(n)
 			return nil
@@ -96,7 +107,7 @@ func (w *worker) contents(src, dst int, st *unix.Stat_t) error {
 func (w *worker) fill(src, dst int, st *unix.Stat_t) (int64, error) {
 	switch {
 	case st.Size == 0:
-		return 0, nil
+		return w.unsized(src, dst)
 	case st.Size < smallFile && st.Blocks > 0:
 		return st.Size, w.through(src, dst, st.Size)
 	}
@@ -113,6 +124,26 @@ func (w *worker) fill(src, dst int, st *unix.Stat_t) (int64, error) {
 		return st.Size, w.kernel(src, dst, st.Size)
 	}
 	return w.sparse(src, dst, st.Size)
+}
+
+// unsized copies a file without a size, as those in /proc are, to its end, or to where there is nothing to read now.
+func (w *worker) unsized(src, dst int) (copied int64, err error) {
+	for copied <= archive.Unsized {
+		n, err := unix.Read(src, w.buf)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err == unix.EAGAIN, err == nil && n == 0:
+			return copied, nil
+		case err != nil:
+			return copied, err
+		}
+		if _, err := fdWriter(dst).Write(w.buf[:n]); err != nil {
+			return copied, err
+		}
+		copied += int64(n)
+	}
+	return copied, archive.ErrEndless
 }
 
 // sparse copies a file's data and leaves its holes.
@@ -183,15 +214,8 @@ func (w *worker) through(src, dst int, n int64) error {
 		if got == 0 {
 			return errChanged // it shrank
 		}
-		for p := w.buf[:got]; len(p) > 0; {
-			put, err := unix.Write(dst, p)
-			if err == unix.EINTR {
-				continue
-			}
-			if err != nil {
-				return err
-			}
-			p = p[put:]
+		if _, err := fdWriter(dst).Write(w.buf[:got]); err != nil {
+			return err
 		}
 		n -= int64(got)
 	}
