@@ -72,7 +72,7 @@ func (c fileCalls) ReadFile(ctx context.Context, name string) (_ []byte, err err
 // umask (022), applies to a new file. An existing file keeps its permissions, without setuid and setgid
 // bits unless the user is root, and, if the user may change them, its owner and its group. It is replaced by a new file: the directory must be
 // writable, other hard links keep the old content, and extended attributes are lost.
-// Symbolic links are followed. Devices, pipes, mount points, such as /etc/hosts, and files of
+// Symbolic links are followed. Devices, pipes, mount points, such as /etc/hosts, files in /proc and /sys, and files of
 // other users in directories with the sticky bit, such as /tmp, are written in place.
 func (c fileCalls) WriteFile(ctx context.Context, name string, data []byte, perm fs.FileMode) (err error) {
 	defer c.fail(&err)

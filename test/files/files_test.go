@@ -92,6 +92,21 @@ func TestWriteFileWritesMountPointsAndDevices(t *testing.T) {
 	if err := sb.WriteFile(t.Context(), "/dev/null", []byte("x"), 0o644); err != nil {
 		t.Errorf("WriteFile(/dev/null): %v", err)
 	}
+	sleep := sb.Command(t.Context(), "sleep", "1000") // until the test ends
+	if err := sleep.Start(); err != nil {
+		t.Fatal(err)
+	}
+	adj := fmt.Sprintf("/proc/%d/oom_score_adj", sleep.Pid())
+	if err := sb.WriteFile(t.Context(), adj, []byte("900"), 0o644); err != nil {
+		t.Errorf("WriteFile(%s): %v", adj, err)
+	}
+	if got := harness.Read(t, sb, adj); got != "900\n" {
+		t.Errorf("%s holds %q", adj, got)
+	}
+	if err := sleep.Kill(); err != nil {
+		t.Error(err)
+	}
+	sleep.Wait()
 }
 
 func TestReadersSeeTheOldFileOrTheNew(t *testing.T) {

@@ -20,7 +20,7 @@ type replacement struct {
 	name string       // what it will be called there
 	temp string       // what it is called until then; "" while it has no name
 	old  *unix.Stat_t // what it replaces; nil when that does not exist
-	// direct says that f is the target itself: a device, a pipe.
+	// direct says that f is the target itself: a device, a pipe, a file of the kernel's.
 	direct bool
 }
 
@@ -80,6 +80,9 @@ func (r *replacement) begin(perm uint32) (link string, err error) {
 	case unix.S_IFDIR:
 		return "", unix.EISDIR
 	case unix.S_IFREG:
+		if r.made() {
+			break
+		}
 		if err := unix.Faccessat(dir, r.name, unix.W_OK, unix.AT_EACCESS); err != nil {
 			return "", err // a rename would not ask
 		}
@@ -96,6 +99,19 @@ func (r *replacement) begin(perm uint32) (link string, err error) {
 	r.direct = true
 	r.f, _, err = openFile(dir, r.name, unix.O_WRONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	return "", err
+}
+
+// made reports whether the kernel makes up the directory: nothing can be created there.
+func (r *replacement) made() bool {
+	var st unix.Statfs_t
+	if retry(func() error { return unix.Fstatfs(int(r.dir.Fd()), &st) }) != nil {
+		return false
+	}
+	switch int64(st.Type) {
+	case unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC:
+		return true
+	}
+	return false
 }
 
 // inherit gives the new file owner and permissions of the old one. What is written comes later: as in
