@@ -44,7 +44,8 @@ type Mount struct {
 	// the sandbox is created. With RO and RW the engine mounts it, so the engine must run on
 	// this machine: if the path does not exist, or the engine sees something else there, the
 	// call fails, see Remote. Git does not work below a worktree or a submodule, whose
-	// repository is elsewhere, unless that is mounted at its own path.
+	// repository is elsewhere, unless that is mounted at its own path. Files keep their owners' numbers: git refuses
+	// a repository of another user than its own ("dubious ownership") if safe.directory in the sandbox's git configuration lacks it.
 	Source string `json:"source,omitempty"`
 	// Remote says that Source is an absolute path on the engine's machine, which need not
 	// exist on this one. It is for RO and RW with an engine that is elsewhere, in a virtual
