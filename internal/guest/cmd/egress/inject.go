@@ -346,10 +346,9 @@ func (i *injector) listen() {
 	quiet := log.New(io.Discard, "", 0)
 	log.SetOutput(io.Discard) // where package http writes what servers send: it is the container's log
 	forward := &httputil.ReverseProxy{
-		Rewrite:       i.rewrite,
-		Transport:     roundTripper(i.roundTrip),
-		FlushInterval: -1,
-		ErrorLog:      quiet,
+		Rewrite:   i.rewrite,
+		Transport: roundTripper(i.roundTrip),
+		ErrorLog:  quiet,
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
 			if refused, ok := errors.AsType[*hookError](err); ok {
 				http.Error(w, "sandbox: "+refused.Error(), refused.status)
@@ -554,6 +553,11 @@ func (i *injector) roundTrip(r *http.Request) (*http.Response, error) {
 		answer.Body.Close()
 		answer.Body, answer.ContentLength = http.NoBody, 0
 		answer.Header.Del("Content-Length")
+	}
+	if answer.ContentLength > 0 {
+		// So that ReverseProxy passes it on as it comes. An empty one it must not flush: by HTTP/2
+		// the end would come after the headers, and for gRPC these would not be the trailers.
+		answer.ContentLength = -1
 	}
 	return answer, nil
 }

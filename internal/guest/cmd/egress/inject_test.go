@@ -581,6 +581,30 @@ func TestAnswersWithoutABodyMayHaveALength(t *testing.T) {
 }
 
 // The head of an answer that breaks off arrives, trailers have their own values, and what servers send in between is not logged.
+// An answer that ends with its headers does so for the client: gRPC takes them for trailers then.
+func TestEmptyAnswersEndWithTheirHeaders(t *testing.T) {
+	l := newLab(t)
+	l.rawH2(alphaAddr+":7443", func(f *http2.Framer, id uint32, _ string) {
+		var block bytes.Buffer
+		headers := hpack.NewEncoder(&block)
+		headers.WriteField(hpack.HeaderField{Name: ":status", Value: "200"})
+		headers.WriteField(hpack.HeaderField{Name: "grpc-status", Value: "5"})
+		f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true, EndStream: true})
+	})
+	l.begin(1, parse(t, "transform=secret.example.com"), withSecret(l, "secret.example.com"))
+	client := l.client(true)
+	for i := range 300 {
+		resp, err := client.Do(get("https://secret.example.com:7443/"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.ContentLength != 0 || resp.Header.Get("Grpc-Status") != "5" { // -1 if there was no end
+			t.Fatalf("answer %d: length %d, %v", i, resp.ContentLength, resp.Header)
+		}
+	}
+}
+
 func TestOddAnswersArriveAsTheyAre(t *testing.T) {
 	l := newLab(t)
 	var logged bytes.Buffer
