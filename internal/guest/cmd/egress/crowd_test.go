@@ -452,6 +452,7 @@ func TestLimitsOfConnectionsAreDocumented(t *testing.T) {
 		fmt.Sprintf("serves %d,%03d connections by name at a time, %d of them to transformed names, each with %d requests", maxFlows/1000, maxFlows%1000, maxInjected, maxStreams),
 		fmt.Sprintf("More wait for up to %d s", int(busyTime.Seconds())),
 		fmt.Sprintf("when its client has said nothing for %d s", int(speakTime.Seconds())),
+		fmt.Sprintf("A connection by name whose client says nothing for %d s is reset", int(helloTime.Seconds())),
 		fmt.Sprintf("a silent server a reset after %d s", int(dialTime.Seconds())),
 	} {
 		if !strings.Contains(all, want) {
