@@ -7,6 +7,7 @@ Name the class as the environment of a job:
 Each trial gets a sandbox of its own with the CPUs, the memory and the network policy of its task. The image
 is the task's docker_image; without one it is built from the task's Dockerfile with the command "docker",
 and removed with the sandbox. Tasks of several containers (docker-compose.yaml) and GPUs are refused.
+What a command leaves in the background ends with it: no server and no tmux session lasts until the next.
 Standard library only. The program is SANDBOX_PROGRAM, by default "sandbox".
 """
 

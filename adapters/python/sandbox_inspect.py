@@ -8,8 +8,8 @@ the default one:
 
 Each sample gets a sandbox of its own, which connects to nothing outside (SANDBOX_INSPECT_NETWORK has another
 network policy) and is deleted with its volumes afterwards. "inspect sandbox cleanup sandbox" deletes
-what is left of runs that were killed. Standard library only. The program is SANDBOX_PROGRAM, by default
-"sandbox".
+what is left of runs that were killed. What a command leaves in the background ends with it, so that the
+tool bash_session can't be used. Standard library only. The program is SANDBOX_PROGRAM, by default "sandbox".
 """
 
 import os
