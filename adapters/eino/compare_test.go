@@ -70,7 +70,7 @@ func op(r *rand.Rand) (what string, do func(context.Context, filesystem.Backend)
 			return m, err
 		}
 	default:
-		pattern := pick(r, []string{"*", "*.go", "[!c]*", "x y.*", "["})
+		pattern := pick(r, []string{"*", "*.go", "[^c]*", "x y.*", "["})
 		return "GlobInfo " + pattern + " " + dir, func(ctx context.Context, b filesystem.Backend) (any, error) {
 			req := &filesystem.GlobInfoRequest{Pattern: pattern, Path: dir}
 			if _, ours := b.(*eino.Backend); ours { // see docs/agents.md
