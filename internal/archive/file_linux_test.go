@@ -163,3 +163,32 @@ func TestAFileOfTooManyNamesIsCopied(t *testing.T) {
 		t.Errorf("the copy holds %q, %v, attribute %q, %v", content, is, value[:max(n, 0)], err)
 	}
 }
+
+// No method leaves the directory, whatever the name.
+func TestNoNameLeadsOutOfADirectoryToWriteTo(t *testing.T) {
+	t.Parallel()
+	outside := t.TempDir()
+	if err := errors.Join(os.MkdirAll(filepath.Join(outside, "in/sub"), 0o755), os.WriteFile(filepath.Join(outside, "f"), nil, 0o644), os.WriteFile(filepath.Join(outside, "in/file"), nil, 0o644), os.Symlink("..", filepath.Join(outside, "in/up"))); err != nil {
+		t.Fatal(err)
+	}
+	d, err := openInto(filepath.Join(outside, "in"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	for _, name := range []string{"../f", "sub/../../f", "..", "sub/..", "up/f"} {
+		_, open := d.OpenFile(name, os.O_RDONLY, 0)
+		_, stat := d.Lstat(name)
+		for op, err := range map[string]error{
+			"OpenFile": open, "Lstat": stat, "Mkdir": d.Mkdir(name+"/new", 0o755), "Symlink": d.Symlink("x", name), "Link": d.Link(name, "linked"), "Link to": d.Link("file", name),
+			"Rename": d.Rename(name, "renamed"), "Rename to": d.Rename("file", name), "Chmod": d.Chmod(name, 0o700), "Remove": d.Remove(name),
+		} {
+			if err == nil {
+				t.Errorf("%s of %q succeeded", op, name)
+			}
+		}
+	}
+	if names, err := filepath.Glob(filepath.Join(outside, "*")); err != nil || len(names) != 2 {
+		t.Errorf("outside are %q, %v", names, err)
+	}
+}

@@ -9,7 +9,7 @@ import (
 )
 
 // into is a directory to write to, as an [os.Root] is one, except that it need not be readable: to search it is
-// enough, as for cp. Its methods follow no link at all.
+// enough, as for cp. Its methods follow no link at all, and take no name with a ".." in it.
 type into struct{ dir *os.File }
 
 const searched = unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC
@@ -39,6 +39,9 @@ func (t *into) at(op, name string, f func(dir int, base string) error) error {
 		dir, base := top, name
 		for {
 			part, rest, more := strings.Cut(base, "/")
+			if part == ".." {
+				return unix.EXDEV
+			}
 			if !more {
 				err := f(dir, base)
 				if dir != top {
@@ -101,9 +104,10 @@ func (t *into) Link(old, name string) error {
 	})
 }
 
-// Rename is within this directory.
 func (t *into) Rename(old, name string) error {
-	return t.at("rename", name, func(dir int, base string) error { return unix.Renameat(dir, old, dir, base) })
+	return t.at("rename", old, func(from int, was string) error {
+		return t.at("rename", name, func(dir int, base string) error { return unix.Renameat(from, was, dir, base) })
+	})
 }
 
 func (t *into) Remove(name string) error {
