@@ -93,7 +93,9 @@ func TestSecretIsUsedAndNotSeen(t *testing.T) {
 	// replaced.
 	for name, argv := range map[string][]string{
 		"curl": {"curl", "-sSf", "-H", "Authorization: mine", "https://api.good.lab.test/"},
-		"node": {"node", "-e", `fetch("https://api.good.lab.test/", {headers: {authorization: "mine"}}).then(r => r.text()).then(console.log)`},
+		// With the bundle alone, after the system's tool has written it anew.
+		"curl after update-ca-certificates": {"sh", "-c", `update-ca-certificates >/dev/null 2>&1 && env -u SSL_CERT_FILE -u CURL_CA_BUNDLE curl -sSf -H "Authorization: mine" https://api.good.lab.test/`},
+		"node":                              {"node", "-e", `fetch("https://api.good.lab.test/", {headers: {authorization: "mine"}}).then(r => r.text()).then(console.log)`},
 	} {
 		if out := harness.Run(t, sb, argv...); !strings.Contains(out, token) || strings.Contains(out, "mine") {
 			t.Errorf("%s got %q; the server is to see the token", name, out)
