@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "e00b55bd681289f421565d3fc6bc6e7368222de3e99de39313cbce9db202fa79", size: 10338430},
-	"arm64": {sha256: "55c07b136a8b0a20d4b027539fed27171f4606336bbabd0cc22c53fa95ab7a8a", size: 9633918},
+	"amd64": {sha256: "0f0a91a42e93081076d8680a6abf5d76f9691f62582221f50ce1ee69d9271c98", size: 10350718},
+	"arm64": {sha256: "c4e15b2a0c930c6d6ea7405f5b909f228f509a3a050d44fcd8374ebbad86e7f2", size: 9633918},
 }
