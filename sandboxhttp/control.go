@@ -131,7 +131,10 @@ type alive struct {
 	OK bool `json:"ok"`
 }
 
-const aliveAction = "healthz"
+const (
+	aliveAction = "healthz"
+	alivePath   = "/" + aliveAction
+)
 
 func serveAlive(w http.ResponseWriter, _ *http.Request) error {
 	answer(w, http.StatusOK, alive{true})

@@ -3,10 +3,12 @@ package sandboxhttp_test
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -271,7 +273,11 @@ func TestNobodyNeedsTheTokenToSeeThatItRuns(t *testing.T) {
 	defer c.Close()
 	h := sandboxhttp.Handler(c, sandboxhttp.WithToken("secret"))
 	get := func(path, accept string) *httptest.ResponseRecorder {
-		r := httptest.NewRequest("GET", path, nil)
+		// As by a server, to an HTTP/1.0 request without a Host.
+		r := httptest.NewRequestWithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, &net.TCPAddr{}), "GET", path, nil)
+		if r.Host = "localhost"; path == "/healthz" {
+			r.Host = ""
+		}
 		r.Header.Set("Accept", accept)
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, r)

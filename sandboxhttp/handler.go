@@ -108,7 +108,7 @@ func (h *handler) routes() []route {
 	return []route{
 		{"GET", "/openapi.json", "openapi", false, nil, serveOpenAPI},
 		{"GET", "/health", "health", false, nil, h.health},
-		{"GET", "/healthz", aliveAction, false, nil, serveAlive},
+		{"GET", alivePath, aliveAction, false, nil, serveAlive},
 		{"GET", "/events", "watchSandboxes", false, []string{"tag", "prefix", "denied"}, h.events},
 		{"GET", "/network/check", "checkNetwork", false, []string{"policy", "host", "port"}, h.checkNetwork},
 		{"POST", "/prune", "prune", true, nil, h.prune},
