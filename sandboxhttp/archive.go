@@ -18,7 +18,7 @@ const tarType = "application/x-tar"
 func (h *handler) readArchive(w http.ResponseWriter, r *http.Request) error {
 	return h.useFiles(r, func(files fileSystem, name string) error {
 		header := w.Header()
-		out := &begun{patient: &patient{ResponseWriter: w, control: http.NewResponseController(w)}}
+		out := &begun{patient: &patient{ResponseWriter: w, control: http.NewResponseController(w)}, head: r.Method == http.MethodHead}
 		defer out.control.SetWriteDeadline(time.Time{})
 		header.Set("Content-Type", tarType)
 		header.Set("Content-Disposition", "attachment")
@@ -26,7 +26,7 @@ func (h *handler) readArchive(w http.ResponseWriter, r *http.Request) error {
 		protect(header)
 		_, err := files.CopyOutTar(r.Context(), name, out, sandbox.CopyOptions{})
 		switch {
-		case err == nil:
+		case err == nil, out.written && out.head:
 			return nil
 		case out.written:
 			panic(http.ErrAbortHandler)
@@ -36,14 +36,17 @@ func (h *handler) readArchive(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// begun is a response that knows whether anything was written.
+// begun is a response that knows whether anything was written. That to a HEAD ends there.
 type begun struct {
 	*patient
-	written bool
+	head, written bool
 }
 
 func (b *begun) Write(p []byte) (int, error) {
 	b.written = true
+	if b.head {
+		return 0, http.ErrBodyNotAllowed
+	}
 	return b.patient.Write(p)
 }
 

@@ -19,6 +19,11 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) error {
 	if o.Denied, err = flag(r, "denied", false); err != nil {
 		return err
 	}
+	s := newSender(w, eventStream, writeTimeout)
+	if r.Method == http.MethodHead { // its answer would have no end either
+		s.open()
+		return nil
+	}
 	ctx, cancel := context.WithCancel(r.Context())
 	type item struct {
 		event sandbox.Event
@@ -40,7 +45,6 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) error {
 	defer cancel()
 	beat := time.NewTicker(heartbeat)
 	defer beat.Stop()
-	s := newSender(w, eventStream, writeTimeout)
 	defer s.close()
 	for {
 		select {
