@@ -1,7 +1,6 @@
 package archive
 
 import (
-	"archive/tar"
 	"errors"
 	"fmt"
 	"io"
@@ -136,31 +135,6 @@ func TestTheKernelsLinksAreTakenForTheirFiles(t *testing.T) {
 	}
 	if report, err := Pack(t.Context(), io.Discard, fmt.Sprintf("/proc/self/fd/%d", removed.Fd()), Options{}); err == nil || !strings.Contains(err.Error(), "no name") {
 		t.Errorf("Pack of a file that has none: %+v, %v", report, err)
-	}
-}
-
-// ext4 allows 65,000 names of a file: from there on a name is a file of its own, with the same content and attributes.
-func TestAFileOfTooManyNamesIsCopied(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	first, copied := filepath.Join(dir, "a"), filepath.Join(dir, "b")
-	err := errors.Join(os.WriteFile(first, []byte("content"), 0o640), unix.Setxattr(first, "user.x", []byte("y"), 0))
-	info, statErr := os.Stat(first)
-	top, openErr := openInto(dir)
-	if err := errors.Join(err, statErr, openErr); err != nil {
-		t.Fatal(err)
-	}
-	defer top.Close()
-	u := &unpacker{ctx: t.Context(), top: top}
-	if err := u.duplicate("a", top, "b", "b", &tar.Header{Mode: 0o640, ModTime: info.ModTime()}); err != nil {
-		t.Fatal(err)
-	}
-	content, err := os.ReadFile(copied)
-	is, statErr := os.Stat(copied)
-	value := make([]byte, 9)
-	n, xattrErr := unix.Getxattr(copied, "user.x", value)
-	if err := errors.Join(err, statErr, xattrErr); err != nil || string(content) != "content" || is.Mode() != 0o640 || !is.ModTime().Equal(info.ModTime()) || string(value[:n]) != "y" {
-		t.Errorf("the copy holds %q, %v, attribute %q, %v", content, is, value[:max(n, 0)], err)
 	}
 }
 

@@ -726,34 +726,8 @@ func (u *unpacker) link(root *into, base, name string, hdr *tar.Header) error {
 	// Through the top: the two names may be in different directories.
 	prefix := path.Dir(name)
 	return named(u.replace(root, base, name, hdr, func(temp string) error {
-		err := u.top.Link(old, path.Join(prefix, temp))
-		if errors.Is(err, syscall.EMLINK) {
-			err = u.duplicate(old, root, temp, name, hdr)
-		}
-		return err
+		return u.top.Link(old, path.Join(prefix, temp))
 	}), name)
-}
-
-// duplicate copies a file that has as many names as its file system allows.
-func (u *unpacker) duplicate(old string, root *into, at, name string, hdr *tar.Header) error {
-	from, err := openRegular(u.top, old, os.O_RDONLY)
-	if err != nil {
-		return err
-	}
-	defer from.Close()
-	to, err := root.OpenFile(at, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	if _, err = io.Copy(to, from); err == nil {
-		hdr.PAXRecords = map[string]string{}
-		kept, _ := getXattrs(from)
-		for key, value := range kept {
-			hdr.PAXRecords[recordXattr+key] = value
-		}
-		u.setAttrs(to, root, at, name, hdr)
-	}
-	return errors.Join(err, to.Close())
 }
 
 // file writes a regular file from data or, if that is nil, from the stream.

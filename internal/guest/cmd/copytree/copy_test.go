@@ -354,31 +354,6 @@ func ways(t *testing.T, src string) map[string]func(to wire.CopyJob) (wire.Losse
 	}
 }
 
-// ext4 allows 65,000 names of a file: from there on a name is a file of its own, with the same content and attributes.
-func TestReceiverCopiesAFileOfTooManyNames(t *testing.T) {
-	to := t.TempDir()
-	first := filepath.Join(to, "a")
-	err := errors.Join(os.WriteFile(first, []byte("content"), 0o640), os.Chown(first, 12, 34), unix.Setxattr(first, "user.x", []byte("y"), 0))
-	r := &receiver{copier: newCopier(), dir: -1}
-	r.w = worker{copier: r.copier, buf: make([]byte, bufferSize)}
-	defer r.close()
-	if err := errors.Join(err, r.prepare([]wire.CopyJob{{To: to}})); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.duplicate(r.roots[0], "a", r.roots[0], 0, "b"); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"a", "b"} {
-		value := make([]byte, 9)
-		var st unix.Stat_t
-		n, err := unix.Getxattr(filepath.Join(to, name), "user.x", value)
-		content, readErr := os.ReadFile(filepath.Join(to, name))
-		if err := errors.Join(err, readErr, unix.Stat(filepath.Join(to, name), &st)); err != nil || string(content) != "content" || st.Mode != 0o100640 || st.Uid != 12 || st.Gid != 34 || string(value[:n]) != "y" {
-			t.Errorf("%s holds %q, %o of %d:%d, attribute %q, %v", name, content, st.Mode, st.Uid, st.Gid, value[:max(n, 0)], err)
-		}
-	}
-}
-
 // The kernel tells no size of files in /proc, and another one of those in /sys. cp -r is the reference.
 func TestCopierCopiesWhatTheKernelMakesUp(t *testing.T) {
 	for _, src := range []string{"/proc/sys/kernel/keys", "/sys/kernel/cgroup"} {

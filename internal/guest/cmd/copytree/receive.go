@@ -5,7 +5,6 @@ package copytree
 import (
 	"archive/tar"
 	"bufio"
-	"cmp"
 	"fmt"
 	"io"
 	"path"
@@ -160,7 +159,7 @@ func (r *receiver) entry(in io.Reader, h *tar.Header, job int, rel string) error
 	case tar.TypeSymlink, tar.TypeFifo:
 		return r.special(h, parent, job, rel)
 	case tar.TypeLink:
-		return r.hardLink(h, parent, job, rel)
+		return r.hardLink(h, parent, base)
 	}
 	return fmt.Errorf("the stream: kind %q", h.Typeflag)
 }
@@ -190,45 +189,17 @@ func (r *receiver) special(h *tar.Header, parent, job int, rel string) (err erro
 }
 
 // hardLink gives a file of the stream another name.
-func (r *receiver) hardLink(h *tar.Header, parent, job int, rel string) error {
-	of, first, err := r.splitName(h.Linkname)
+func (r *receiver) hardLink(h *tar.Header, parent int, base string) error {
+	job, first, err := r.splitName(h.Linkname)
 	if err != nil {
 		return err
 	}
-	dir, err := r.walk(of, path.Dir(first))
+	dir, err := r.walk(job, path.Dir(first))
 	if err != nil {
 		return err
 	}
 	defer unix.Close(dir)
-	err = unix.Linkat(dir, path.Base(first), parent, path.Base(rel), 0)
-	if err == unix.EMLINK {
-		err = r.duplicate(dir, path.Base(first), parent, job, rel)
-	}
-	return err
-}
-
-// duplicate copies a file that has as many names as its file system allows.
-func (r *receiver) duplicate(dir int, first string, parent, job int, rel string) error {
-	src, err := unix.Openat(dir, first, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(src)
-	var st unix.Stat_t
-	if err := unix.Fstat(src, &st); err != nil {
-		return err
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return unix.EMLINK
-	}
-	dst, err := unix.Openat(parent, path.Base(rel), unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, st.Mode&0o777)
-	if err != nil {
-		return err
-	}
-	if err = r.w.contents(src, dst, &st); err == nil {
-		err = r.attributes(&branch{job: job}, rel, src, dst, &st)
-	}
-	return cmp.Or(err, unix.Close(dst))
+	return unix.Linkat(dir, path.Base(first), parent, base, 0)
 }
 
 // directory creates a directory at its first header, and sets its attributes at its
