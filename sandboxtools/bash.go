@@ -48,8 +48,8 @@ const (
 // stateMark is the line above the state. What shells and the dynamic linker write to stderr when they start is before it.
 const stateMark = "# the state of the shell"
 
-// environment is the variables for start. wait says whether the shell writes its new state to stderr, and the output of both
-// streams of the command to stdout.
+// environment is the variables for start. The output of both streams of the command is on stdout. wait says whether the shell
+// writes its new state to stderr.
 func environment(command, state string, wait bool) []string {
 	script := session
 	if wait {
@@ -74,13 +74,14 @@ const hide = `case ${BASH_builtin-} in "") BASH_builtin=$(POSIXLY_CORRECT=; unse
 // state is written after the command, since that may set an EXIT trap of its own, and by a trap if the command exits. Variables
 // whose names begin with BASH are not part of it, nor is _, which would have the whole last one. What follows the command has been
 // parsed with it: bash takes what it parses after an unfinished quote for a part of that.
-const session = `case ${BASH_wait-} in yes) exec 3>&2 2>&1;; esac
+const session = `case ${BASH_wait-} in yes) exec 3>&2 2>&1;; *) exec 2>&1;; esac
 BASH_dir=$PWD
 BASH_do=$` + commandEnv + `
 BASH_state=${` + stateEnv + `0-}${` + stateEnv + `1-}${` + stateEnv + `2-}${` + stateEnv + `3-}${` + stateEnv + `4-}
 unset ` + scriptEnv + " " + commandEnv + " " + stateEnv + "0 " + stateEnv + "1 " + stateEnv + "2 " + stateEnv + "3 " + stateEnv + `4
 BASH_env=$(compgen -e 2>/dev/null)
 eval "$BASH_state" 2>/dev/null
+BASH_state=
 case $BASH_VERSION in "")
 	cd -- "$PWD" 2>/dev/null || { echo "[the directory $PWD is gone: the command runs in $BASH_dir]"; cd -- "$BASH_dir"; }
 	case ${BASH_wait-} in "") eval "$BASH_do"; exit;; esac
@@ -309,6 +310,10 @@ func (s *shell) look(ctx context.Context, id string, wait time.Duration) (Result
 	ended, dropped := false, int64(0)
 	if wait > 0 {
 		ended, dropped, err = s.await(ctx, id, wait, out)
+		if err == nil && dropped > 0 && p.Running { // anywhere in it: what is kept is read once more
+			out = &output{max: s.limits.Output}
+			ended, dropped, err = s.await(ctx, id, s.limits.CommandTime, out)
+		}
 		if err == nil && p.Running {
 			p, err = s.process(ctx, id)
 		}

@@ -102,7 +102,7 @@ func parsePatterns(pattern string) (all [][]string, err error) {
 		if path.IsAbs(one) {
 			return nil, errors.New("it has to be relative to path")
 		}
-		parts := strings.Split(path.Clean(one), "/")
+		parts := slices.CompactFunc(strings.Split(path.Clean(one), "/"), func(a, b string) bool { return a == "**" && b == "**" })
 		for i, part := range parts {
 			parts[i] = classes.ReplaceAllStringFunc(part, negate)
 			if _, err := path.Match(parts[i], ""); err != nil || part == ".." {
@@ -291,6 +291,9 @@ func (w *walker) walk(ctx context.Context, root, below string, depth int) error 
 		if w.seen++; w.seen > maxFiles {
 			return errEnough
 		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		name := path.Join(below, e.Name())
 		if e.IsDir() && slices.Contains(unsearched, e.Name()) {
 			continue
@@ -376,8 +379,9 @@ type lineReader struct {
 func (l *lineReader) Read(p []byte) (int, error) {
 	if len(l.part) == 0 && l.err == nil {
 		part, err := l.r.ReadSlice('\n')
-		l.part = bytes.TrimSuffix(part, []byte("\n"))
+		l.part = part
 		if !errors.Is(err, bufio.ErrBufferFull) {
+			l.part = bytes.TrimSuffix(bytes.TrimSuffix(part, []byte("\n")), []byte("\r"))
 			l.err = cmp.Or(err, io.EOF)
 		}
 	}

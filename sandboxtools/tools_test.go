@@ -314,11 +314,21 @@ func commandsInTheBackground(t *testing.T, k kit) {
 	}
 	// After its end all of the output is there: what the sandbox still keeps of it, and not what the log has got so far.
 	id = k.must("bash", object{"command": "sleep 1000 & seq 2000000; echo last", "background": true}).Command.ID
-	r := k.must("bash", object{"id": id, "timeoutMs": harness.CallBound / time.Millisecond})
+	harness.Eventually(t, "the end of a flood", func() bool { return k.must("bash", object{"id": id}).Command.Status == sandboxtools.Exited })
+	r := k.must("bash", object{"id": id})
 	if got := r.Command; !strings.HasPrefix(got.Output, "[...]\n") || !strings.HasSuffix(r.Text, "2000000\nlast\n[exit code 0] [14884805 bytes in the middle are left out]") || got.OmittedBytes != 14888896+5-4096 {
 		t.Errorf("after the end of a flood: %d bytes without %d, %q", len(got.Output), got.OmittedBytes, got.Output[max(0, len(got.Output)-50):])
 	}
 	k.bash("pkill -xf 'sleep 1000'", "[exit code 0]")
+	// Both streams are in the order written.
+	id = k.must("bash", object{"command": "for i in $(seq 300); do echo o$i; echo e$i >&2; done", "background": true}).Command.ID
+	var both strings.Builder
+	for i := range 300 {
+		fmt.Fprintf(&both, "o%d\ne%[1]d\n", i+1)
+	}
+	if r := k.must("bash", object{"id": id, "timeoutMs": harness.CallBound / time.Millisecond}); r.Command.Output != both.String() {
+		t.Errorf("two streams: %q", r.Command.Output)
+	}
 	k.refused("bash", object{"id": "nonesuch"}, "no command")
 }
 

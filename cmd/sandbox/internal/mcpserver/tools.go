@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -217,7 +218,7 @@ func (s *Server) settings(in Create) (sandbox.Settings, error) {
 		memory = int64(in.MemoryBytes)
 	}
 	if in.MemoryBytes < 0 || in.MemoryBytes > float64(l.Memory) || in.MemoryBytes != math.Trunc(in.MemoryBytes) {
-		errs = append(errs, fmt.Errorf("%v bytes of memory are not allowed: %d is the limit", in.MemoryBytes, l.Memory))
+		errs = append(errs, fmt.Errorf("%s bytes of memory are not allowed: %d is the limit", strconv.FormatFloat(in.MemoryBytes, 'f', -1, 64), l.Memory))
 	}
 	for i, entry := range in.Env {
 		name, value, ok := strings.Cut(entry, "=")
