@@ -132,7 +132,7 @@ func serveFile(w http.ResponseWriter, r *http.Request, f *sandbox.File, info fs.
 }
 
 // tag gives a file's content an ETag. Whatever a program does with the file's name, size and times, its
-// inode or its ctime is another one after a change. Files of a stopped sandbox have neither, and get no ETag.
+// inode or its ctime is another one after a change, but for two within a tick of the kernel's clock (1 to 10 ms). Files of a stopped sandbox have neither, and get no ETag.
 func tag(header http.Header, info fs.FileInfo) {
 	if st, ok := info.Sys().(*sandbox.FileStat); ok && !st.Ctime.IsZero() {
 		header.Set("ETag", fmt.Sprintf(`"%x-%x-%x-%x-%x"`, st.Dev, st.Inode, info.Size(), info.ModTime().UnixNano(), st.Ctime.UnixNano()))
@@ -144,6 +144,9 @@ func tag(header http.Header, info fs.FileInfo) {
 func withoutTimes(r *http.Request) *http.Request {
 	r = r.Clone(r.Context())
 	r.Header.Del("If-Modified-Since")
+	if r.Header.Get("If-Unmodified-Since") != "" { // it may have changed all the same
+		r.Header.Del("Range")
+	}
 	if since := r.Header.Get("If-Range"); since != "" && !strings.Contains(since, `"`) {
 		r.Header.Del("Range")
 	}

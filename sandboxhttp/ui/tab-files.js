@@ -76,7 +76,7 @@ export function files(node, s, rest) {
 
   function rename(f) {
     return change({
-      title: "Rename " + printable(f.name), verb: "Rename", fields: [{name: "to", label: "New name", value: f.name, required: true, hint: "A path that begins with / moves it to another directory."}],
+      title: "Rename " + printable(f.name), verb: "Rename", fields: [{name: "to", label: "New name", value: f.nameBase64 ? "" : f.name, required: true, hint: "A path that begins with / moves it to another directory."}],
       plan: ({to}) => [`${printable(join(dir, f.name))} becomes ${printable(to.startsWith("/") ? to : join(dir, to))}`, "A file of that name is replaced"],
       run: async ({to}) => {
         const target = to.startsWith("/") ? to : join(dir, to);
