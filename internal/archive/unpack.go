@@ -413,17 +413,17 @@ func removeTree(parent *into, name string) error {
 	if e != nil {
 		return err
 	}
-	defer dir.Close()
 	dir.Chmod(".", 0o700)
+	var names []string
 	list, err := dir.OpenFile(".", os.O_RDONLY, 0)
-	if err != nil {
-		return err
+	if err == nil {
+		names, err = list.Readdirnames(-1)
+		list.Close() // a deep tree has many
 	}
-	defer list.Close()
-	names, err := list.Readdirnames(-1)
 	for _, below := range names {
 		err = errors.Join(err, removeTree(dir, below))
 	}
+	dir.Close()
 	return cmp.Or(err, parent.Remove(name))
 }
 

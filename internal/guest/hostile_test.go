@@ -55,6 +55,14 @@ func TestCallsOfAHostileGuestEnd(t *testing.T) {
 			return second(c.Exec(ctx, wire.Exec{Args: []string{"true"}, Detached: true}))
 		}),
 		guesttest.On("Attach", func(ctx context.Context, c *guest.Conn) error { return second(c.Attach(ctx, "id")) }),
+		guesttest.On("Kill of a detached command", func(ctx context.Context, c *guest.Conn) error {
+			p, err := c.AttachQuietly(ctx, "id")
+			if err != nil {
+				return err
+			}
+			defer p.Close()
+			return p.Signal(ctx, 9, true)
+		}),
 		guesttest.On("Processes", func(ctx context.Context, c *guest.Conn) error {
 			all, err := c.Processes(ctx)
 			if len(all) > wire.MaxProcesses {

@@ -3,6 +3,6 @@
 package guest
 
 var builds = map[string]build{
-	"amd64": {sha256: "0f0a91a42e93081076d8680a6abf5d76f9691f62582221f50ce1ee69d9271c98", size: 10350718},
-	"arm64": {sha256: "c4e15b2a0c930c6d6ea7405f5b909f228f509a3a050d44fcd8374ebbad86e7f2", size: 9633918},
+	"amd64": {sha256: "ce6b131a68c78d3f614b446f69f5a5c9d3f283f1f68c621e25aa0f64e46849d0", size: 10346622},
+	"arm64": {sha256: "cb4ea9e54276765639840bd5eebc9cf40461522bd8d9086f43320abdd66e2f34", size: 9633918},
 }

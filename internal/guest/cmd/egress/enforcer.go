@@ -25,6 +25,9 @@ import (
 	"github.com/seed-1a2d6d8f/sandbox/internal/policy"
 )
 
+// untold is no certificate: which one the sandbox trusts is not known.
+const untold = "?"
+
 // Enforcer enforces the network policy of a session. The kernel's rules hold without anything
 // else; the DNS filter and the proxy let through what names decide. Its methods may be called
 // concurrently.
@@ -47,7 +50,7 @@ type Enforcer struct {
 	injector *injector
 	hooks    hooks
 	trust    func(cert string) error // makes the sandbox trust a certificate, or none
-	ca       string                  // that it trusts; guarded by mu
+	ca       string                  // that it trusts, or untold; guarded by mu
 
 	open []io.Closer // its listeners
 
@@ -290,8 +293,8 @@ func (e *Enforcer) change(old, next *activePolicy) *Refusal {
 	}
 	if e.trust != nil && (e.ca != next.ca || old.version == 0) {
 		// Where it fails, TLS clients will fail, too.
-		if e.trust(next.ca) == nil {
-			e.ca = next.ca
+		if e.ca = next.ca; e.trust(next.ca) != nil {
+			e.ca = untold
 		}
 	}
 	e.first.Do(func() { close(e.begun) })

@@ -580,7 +580,6 @@ func TestAnswersWithoutABodyMayHaveALength(t *testing.T) {
 	}
 }
 
-// The head of an answer that breaks off arrives, trailers have their own values, and what servers send in between is not logged.
 // An answer that ends with its headers does so for the client: gRPC takes them for trailers then.
 func TestEmptyAnswersEndWithTheirHeaders(t *testing.T) {
 	l := newLab(t)
@@ -605,6 +604,7 @@ func TestEmptyAnswersEndWithTheirHeaders(t *testing.T) {
 	}
 }
 
+// The head of an answer that breaks off arrives, trailers have their own values, and what servers send in between is not logged.
 func TestOddAnswersArriveAsTheyAre(t *testing.T) {
 	l := newLab(t)
 	var logged bytes.Buffer

@@ -311,7 +311,6 @@ func (c *Command) processes() []Process {
 		ours = false
 	default:
 	}
-	tagged := c.reaper.tags.has(c.tag)
 	table, err := List()
 	if err != nil {
 		return nil
@@ -323,8 +322,9 @@ func (c *Command) processes() []Process {
 		if p.PID == self {
 			return false
 		}
+		// Whose the tag is counts after it was seen: another command may have taken it in between.
 		return ours && (p.PID == pid || p.Group == pid || p.Session == pid) ||
-			tagged && p.Parent == self && p.start >= c.began && c.tag.marks(p.PID)
+			p.Parent == self && p.start >= c.began && c.tag.marks(p.PID) && c.reaper.tags.has(c.tag)
 	})
 }
 

@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -119,7 +118,7 @@ func trustIn(root string, cert []byte) error {
 	}
 	put(TrustBundle, bundle)
 	for _, name := range anchors {
-		if _, err := os.Stat(filepath.Join(root, filepath.Dir(name))); err == nil {
+		if ownDirectory(root, filepath.Dir(name)) {
 			put(name, cert)
 		}
 	}
@@ -132,16 +131,16 @@ func trustIn(root string, cert []byte) error {
 	return errors.Join(problems...)
 }
 
+// ownDirectory reports whether a directory is there and of the image's file system. A mount there is somebody else's, too.
+func ownDirectory(root, name string) bool {
+	var st, etc unix.Stat_t
+	return unix.Stat(filepath.Join(root, name), &st) == nil && unix.Stat(filepath.Join(root, "/etc"), &etc) == nil && st.Dev == etc.Dev
+}
+
 // trustVariables returns the variables of commands below root, none if there is no authority to trust.
 func trustVariables(root string) (env []string) {
-	authority, err := os.Lstat(filepath.Join(root, TrustAuthority))
-	if err != nil {
+	if _, err := os.Lstat(filepath.Join(root, TrustAuthority)); err != nil {
 		return nil
-	}
-	if bundlesChanged(root, authority) {
-		if cert, err := readBundle(filepath.Join(root, TrustAuthority)); err == nil {
-			_ = trustIn(root, cert) // where it fails, TLS clients will
-		}
 	}
 	for _, name := range addedBy {
 		env = append(env, name+"="+TrustAuthority)
@@ -152,24 +151,6 @@ func trustVariables(root string) (env []string) {
 		}
 	}
 	return env
-}
-
-// bundlesChanged reports whether one of the system's bundles is newer than the file of the authority:
-// a package was installed, or its update tool has run.
-func bundlesChanged(root string, authority fs.FileInfo) bool {
-	made := changeTime(authority)
-	for _, name := range systemBundles {
-		if st, err := os.Stat(filepath.Join(root, name)); err == nil && changeTime(st) > made {
-			return true
-		}
-	}
-	return false
-}
-
-// changeTime returns when a file's inode changed, in nanoseconds.
-func changeTime(st fs.FileInfo) int64 {
-	at := st.Sys().(*syscall.Stat_t).Ctim
-	return at.Nano()
 }
 
 func joinBundle(own, cert []byte) []byte {

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
 // trustRoot is the root of a system with these files, where a text of "-> x" is a link to x.
@@ -96,50 +94,6 @@ func TestTrustComesAndGoes(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// A package with certificates, or the tool that collects them, may come at any time.
-func TestTrustFollowsTheSystemsBundle(t *testing.T) {
-	t.Parallel()
-	const cert = "the authority\n"
-	root := trustRoot(t, nil)
-	if err := trustIn(root, []byte(cert)); err != nil {
-		t.Fatal(err)
-	}
-	for _, text := range []string{"installed later\n", "changed later\n"} {
-		if env := trustVariables(root); slices.Contains(env, "SSL_CERT_FILE="+TrustBundle) != (text == "changed later\n") {
-			t.Errorf("before it is %q the variables are %q", text, env)
-		}
-		bundle := filepath.Join(root, systemBundles[0])
-		for { // until the clock of the file system has gone on
-			if err := os.WriteFile(bundle, []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
-			authority, err := os.Lstat(filepath.Join(root, TrustAuthority))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if bundlesChanged(root, authority) {
-				break
-			}
-		}
-		if env := trustVariables(root); !slices.Contains(env, "SSL_CERT_FILE="+TrustBundle) {
-			t.Errorf("once it is %q the variables are %q", text, env)
-		}
-		for _, name := range []string{systemBundles[0], TrustBundle} {
-			if got, want := textOf(root, name), text+trustBegin+cert+trustEnd; got != want {
-				t.Errorf("%s: %q, want %q", name, got, want)
-			}
-		}
-		var before, after unix.Stat_t
-		if err := unix.Stat(bundle, &before); err != nil {
-			t.Fatal(err)
-		}
-		trustVariables(root)
-		if err := unix.Stat(bundle, &after); err != nil || before.Ino != after.Ino {
-			t.Errorf("what has not changed was written again, %v", err)
-		}
 	}
 }
 

@@ -316,10 +316,16 @@ func (s *server) hangUp() {
 		return
 	default:
 	}
-	s.sessions.Wait()
+	enough := time.After(hangUpTime)
+	heard := make(chan struct{})
+	go func() { s.sessions.Wait(); close(heard) }()
+	select {
+	case <-heard:
+	case <-enough: // one may hang in a file system that does
+	}
 	select {
 	case <-s.drained:
-	case <-time.After(hangUpTime):
+	case <-enough:
 	}
 }
 
