@@ -761,7 +761,7 @@ var widths = map[string]int{
 	"policy":         40,
 	"archive":        52,
 	"guest/trees":    10,
-	"guest/wire":     280,
+	"guest/wire":     282,
 	"git":            20,
 	"engine":         155,
 	"guest":          85,
