@@ -389,7 +389,7 @@ func TestCommandsHearThatTheClientLeaves(t *testing.T) {
 	}
 	const outlive = `while [ $parent = "$(cut -d" " -f4 /proc/$$/stat)" ]; do sleep .1; done; touch $0`
 	for _, s := range []*server{sshd, ours} {
-		for i, script := range []string{`export parent=$PPID; trap "" HUP; echo ready; exec sh -c '%s' %s`, `export parent=$PPID; echo ready; exec nohup sh -c '%s' %s >/dev/null 2>&1`} {
+		for i, script := range []string{`export parent=$PPID; trap "" HUP; echo ready; exec sh -c '%s' %s`, `export parent=$PPID; exec 3>&1; exec nohup sh -c 'echo ready >&3; %s' %s >/dev/null 2>&1`} {
 			for _, terminal := range []bool{false, true} {
 				file := fmt.Sprintf("/root/lived-%s-%d-%t", s.name, i, terminal)
 				client := s.connect(t, "root")
