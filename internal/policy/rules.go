@@ -54,27 +54,22 @@ func without(f netip.Prefix, a netip.Addr) (rest []netip.Prefix) {
 
 // translated returns a list and the IPv6 addresses that a translator turns into its IPv4 addresses:
 // those of NAT64's well-known prefix (RFC 6052).
-func translated(list []netip.Prefix) []netip.Prefix {
-	all := slices.Clone(list)
-	for _, f := range list {
-		if f.Addr().Is4() {
-			four := f.Addr().As4()
-			nat64 := [16]byte{0, 0x64, 0xff, 0x9b, 12: four[0], four[1], four[2], four[3]}
-			all = append(all, netip.PrefixFrom(netip.AddrFrom16(nat64), 96+f.Bits()))
-		}
-	}
-	return all
-}
+func translated(list []netip.Prefix) []netip.Prefix { return embedded(list, 12, 0, 0x64, 0xff, 0x9b) }
 
 // relayed returns a list and the IPv6 addresses that a relay turns into its IPv4 addresses: 6to4
 // (RFC 3056).
-func relayed(list []netip.Prefix) []netip.Prefix {
+func relayed(list []netip.Prefix) []netip.Prefix { return embedded(list, 2, 0x20, 0x02) }
+
+// embedded returns a list and the IPv6 addresses that begin with these bytes and have one of its IPv4
+// addresses at byte at.
+func embedded(list []netip.Prefix, at int, begin ...byte) []netip.Prefix {
 	all := slices.Clone(list)
 	for _, f := range list {
 		if f.Addr().Is4() {
-			four := f.Addr().As4()
-			sixToFour := [16]byte{0x20, 0x02, four[0], four[1], four[2], four[3]}
-			all = append(all, netip.PrefixFrom(netip.AddrFrom16(sixToFour), 16+f.Bits()))
+			var six [16]byte
+			copy(six[:], begin)
+			copy(six[at:], f.Addr().AsSlice())
+			all = append(all, netip.PrefixFrom(netip.AddrFrom16(six), 8*at+f.Bits()))
 		}
 	}
 	return all
