@@ -7,9 +7,9 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/textproto"
 	"slices"
-	"strings"
+
+	"golang.org/x/net/http/httpguts"
 )
 
 // offerUpgrade lets a request to a server inside have all protocols that its client offers, of which
@@ -17,7 +17,7 @@ import (
 func offerUpgrade(out http.Header, offers []string) {
 	switch {
 	case out["Upgrade"] == nil: // none is asked for
-	case offersProtocol(offers, "h2c"):
+	case httpguts.HeaderValuesContainsToken(offers, "h2c"):
 		out.Del("Upgrade")
 		out.Del("Connection")
 	default:
@@ -29,19 +29,9 @@ func offerUpgrade(out http.Header, offers []string) {
 // ReverseProxy wants it to be.
 func chooseUpgrade(answer *http.Response) {
 	asked, chosen := answer.Request.Header, answer.Header.Get("Upgrade")
-	if answer.StatusCode == http.StatusSwitchingProtocols && offersProtocol(asked["Upgrade"], chosen) {
+	if answer.StatusCode == http.StatusSwitchingProtocols && httpguts.HeaderValuesContainsToken(asked["Upgrade"], chosen) {
 		asked.Set("Upgrade", chosen)
 	}
-}
-
-// offersProtocol reports whether the lines of an Upgrade header have a protocol.
-func offersProtocol(lines []string, protocol string) bool {
-	for offer := range strings.SplitSeq(strings.Join(lines, ","), ",") {
-		if strings.EqualFold(textproto.TrimString(offer), protocol) {
-			return true
-		}
-	}
-	return false
 }
 
 // An upgrader is for ReverseProxy, which would lose what the server has read already of a client that
