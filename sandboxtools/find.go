@@ -65,7 +65,8 @@ func (s *set) glob(ctx context.Context, in globInput) (Result, error) {
 	var out Result
 	free := s.limits.Output
 	w := walker{set: s, visit: func(_ context.Context, name, below string, _ fs.DirEntry) error {
-		if !slices.ContainsFunc(patterns, func(p []string) bool { return match(p, strings.Split(below, "/")) }) {
+		parts := strings.Split(below, "/")
+		if !slices.ContainsFunc(patterns, func(p []string) bool { return match(p, parts) }) {
 			return nil
 		}
 		name = valid([]byte(name))
@@ -240,11 +241,12 @@ func (s *set) grep(ctx context.Context, in grepInput) (Result, error) {
 	defer cancel()
 	f := &finder{set: s, pattern: pattern, bytes: s.limits.Output, unread: io.LimitedReader{N: maxSearch}}
 	w := walker{set: s, visit: func(ctx context.Context, name, below string, e fs.DirEntry) error {
+		parts, last := strings.Split(below, "/"), []string{e.Name()}
 		fits := func(p []string) bool {
 			if len(p) == 1 {
-				return match(p, []string{e.Name()})
+				return match(p, last)
 			}
-			return match(p, strings.Split(below, "/"))
+			return match(p, parts)
 		}
 		if !e.Type().IsRegular() || !slices.ContainsFunc(names, fits) {
 			return nil
